@@ -13,6 +13,7 @@
  *   memory.c, pointers.c  memory, and questions about it
  *   copies.c, planes.c, sets.c  copies of rows, of planes, and memory that is set
  *   modules.c, links.c  modules and libraries of kernels
+ *   compiler.c      what the compiler of PTX says
  *   functions.c, launches.c  kernels
  *   streams.c, arrays.c, textures.c, graphs.c, pools.c  the other things of a context
  *   per_thread.c    names of calls in programs with a default stream for each thread
@@ -179,6 +180,29 @@ struct ibx_driver_memcpy3d {
 int ibx_driver_memcpy3d(struct ibx_cuda_memcpy3d *copy, const struct ibx_driver_memcpy3d *planes);
 /* The other way round. */
 void ibx_driver_planes_of(struct ibx_driver_memcpy3d *planes, const struct ibx_cuda_memcpy3d *copy);
+
+/* ------------------------------------------------------------------------- compiler.c */
+
+/* What options of the compiler (CUjit_option) ask for. The values are the program's. */
+struct ibx_driver_log {
+    char *to;
+    size_t room;
+    void **filled; /* NULL: it does not ask */
+};
+struct ibx_driver_compiler {
+    struct ibx_driver_log info, error;
+    void **time; /* NULL likewise */
+    bool is_verbose;
+};
+struct ibx_driver_compiler ibx_driver_compiler_of(unsigned count, const int *options,
+                                                  void **values);
+/* Says that there was nothing to tell. */
+void ibx_driver_compiler_is_silent(const struct ibx_driver_compiler *c);
+/* Whether there is a log to write. */
+bool ibx_driver_compiler_is_asked(const struct ibx_driver_compiler *c);
+/* Writes what the back end's driver says of PTX; what it returns, or 0 where nobody can tell, as of
+ * any other image. To be called in a call of the driver's. */
+int ibx_driver_compile(const struct ibx_driver_compiler *c, const void *code);
 
 /* ------------------------------------------------------------------------- graphs.c */
 

@@ -15,6 +15,7 @@
 
 struct link {
     unsigned mark, images;
+    struct ibx_driver_compiler compiler; /* whose values stay the program's until the end */
     void *image;
     size_t n;
 };
@@ -27,17 +28,26 @@ static struct link *link_of(void *state)
 
 EXPORTED int cuLinkCreate_v2(unsigned count, const int *options, void **values, void **state)
 {
-    (void)count, (void)options, (void)values;
     struct link *l = state ? calloc(1, sizeof(*l)) : NULL;
     if (!l)
         return IN_CONTEXT(state ? CUDA_MEMORY_ALLOCATION : CUDA_INVALID_VALUE);
     l->mark = MARK;
+    l->compiler = ibx_driver_compiler_of(count, options, values);
+    ibx_driver_compiler_is_silent(&l->compiler);
     const int rc = IN_CONTEXT(CUDA_SUCCESS);
     if (rc)
         free(l);
     else
         *state = l;
     return rc;
+}
+
+/* The driver compiles PTX as it is added, and says then what is wrong. Nobody else asks, since a
+ * module of it is compiled again. */
+static int compiled(const struct link *l, const void *image)
+{
+    return ibx_driver_compiler_is_asked(&l->compiler) ? ibx_driver_compile(&l->compiler, image)
+                                                      : CUDA_SUCCESS;
 }
 
 /* With a NUL behind it, which PTX needs. */
@@ -59,9 +69,11 @@ static int add(struct link *l, const void *image, size_t n)
     memcpy(copy, image, n);
     copy[n] = 0;
     const void *code = copy;
-    if (ibx_image_measure(&code, n + 1, &length) == IBX_IMAGE_NONE) {
+    const bool is_image = ibx_image_measure(&code, n + 1, &length) != IBX_IMAGE_NONE;
+    const int rc = is_image ? compiled(l, copy) : CUDA_INVALID_IMAGE;
+    if (rc) {
         free(copy);
-        return CUDA_INVALID_IMAGE;
+        return rc;
     }
     l->image = copy;
     l->n = n;

@@ -1,40 +1,15 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Modules and libraries of kernels: both are what cudaLibraryLoadData() makes. A module goes with
- * its context. Options of the compiler are taken, and do nothing: what they are to tell is empty.
+ * its context. Options of the compiler are taken, and do nothing but to tell (compiler.c).
  */
 #include "frontend-glue/preload/runtime/runtime.h"
 #include "frontend-glue/preload/streams/streams.h"
 #include "frontend-glue/driver_api/driver.h"
 
-/* CUjit_option */
-#define JIT_WALL_TIME      2
-#define JIT_INFO_BUFFER    3 /* then its bytes, the buffer for errors, and its bytes */
 #define LOADS_AT_ONCE      1 /* CU_MODULE_EAGER_LOADING */
 #define FUNCTION_IS_LOADED 1 /* CU_FUNCTION_LOADING_STATE_LOADED */
 #define ATTRIBUTES_MAX     512u
-
-/* A place for a number that the value itself is. */
-static void answer(const int *options, void **values, unsigned count)
-{
-    char *buffers[2] = {NULL};
-    size_t room[2] = {0};
-    const float none = 0;
-    for (unsigned i = 0; i < count && options && values; i++) {
-        const unsigned kind = (unsigned)(options[i] - JIT_INFO_BUFFER);
-        if (options[i] == JIT_WALL_TIME)
-            memcpy(&values[i], &none, sizeof(none));
-        else if (kind < 4 && kind % 2 == 0)
-            buffers[kind / 2] = values[i];
-        else if (kind < 4) {
-            room[kind / 2] = (uint32_t)(uintptr_t)values[i];
-            values[i] = NULL;
-        }
-    }
-    for (int i = 0; i < 2; i++)
-        if (buffers[i] && room[i])
-            buffers[i][0] = 0;
-}
 
 /* The back end compiles an image when it is used first; the driver does as it loads it, and says
  * what is wrong. */
@@ -85,6 +60,27 @@ static int load_file(void **library, const char *path, bool module)
                   module);
 }
 
+/* Images in which no kernel is known may be such as cannot be compiled. */
+static bool is_tried(void *library)
+{
+    unsigned count = 0;
+    return !cudaLibraryGetKernelCount(&count, library) && count;
+}
+
+/* Behind the attempt to load it, which `rc` is of: with the log that the program wants. */
+static int told(int rc, const struct ibx_driver_compiler *c, void **library, const void *code)
+{
+    if (!code || !library || !ibx_driver_compiler_is_asked(c) ||
+        (!rc && !c->is_verbose && is_tried(*library)))
+        return rc;
+    const int said = ibx_driver_compile(c, code);
+    if (!rc && said) {
+        cudaLibraryUnload(*library);
+        *library = NULL;
+    }
+    return said ? said : rc;
+}
+
 /* ------------------------------------------------------------------------------- modules */
 
 EXPORTED int cuModuleLoadData(void **module, const void *code)
@@ -95,9 +91,9 @@ EXPORTED int cuModuleLoadData(void **module, const void *code)
 EXPORTED int cuModuleLoadDataEx(void **module, const void *code, unsigned count, const int *options,
                                 void **values)
 {
-    const int rc = IN_CONTEXT(load_data(module, code, true));
-    answer(options, values, count);
-    return rc;
+    const struct ibx_driver_compiler c = ibx_driver_compiler_of(count, options, values);
+    ibx_driver_compiler_is_silent(&c);
+    return IN_CONTEXT(told(load_data(module, code, true), &c, module, code));
 }
 
 EXPORTED int cuModuleLoadFatBinary(void **module, const void *code)
@@ -160,9 +156,9 @@ EXPORTED int cuLibraryLoadData(void **library, const void *code, const int *opti
                                void *const *library_values, unsigned library_count)
 {
     (void)library_options, (void)library_values, (void)library_count;
-    const int rc = ANYWHERE(load_data(library, code, false));
-    answer(options, values, count);
-    return rc;
+    const struct ibx_driver_compiler c = ibx_driver_compiler_of(count, options, values);
+    ibx_driver_compiler_is_silent(&c);
+    return ANYWHERE(told(load_data(library, code, false), &c, library, code));
 }
 
 EXPORTED int cuLibraryLoadFromFile(void **library, const char *path, const int *options,
@@ -170,9 +166,9 @@ EXPORTED int cuLibraryLoadFromFile(void **library, const char *path, const int *
                                    void *const *library_values, unsigned library_count)
 {
     (void)library_options, (void)library_values, (void)library_count;
-    const int rc = ANYWHERE(load_file(library, path, false));
-    answer(options, values, count);
-    return rc;
+    const struct ibx_driver_compiler c = ibx_driver_compiler_of(count, options, values);
+    ibx_driver_compiler_is_silent(&c);
+    return ANYWHERE(load_file(library, path, false));
 }
 
 EXPORTED int cuLibraryUnload(void *library)

@@ -14,6 +14,7 @@
  *   pools.c, variables.c, queries.c, virtual_memory.c  pools, variables, questions, memory that is
  *                    mapped
  *   tensors.c        descriptors of tensors, for kernels
+ *   compile.c        what the driver's compiler says of PTX
  *
  * graphs.c, nodes.c, node_parameters.c and copies.c call each other: a copy in a graph is a node
  * with a graph in it, and whoever asks for nodes, or changes one, may meet such a one.
@@ -61,7 +62,7 @@ extern const struct own_request_call ibx_array_own_requests[IBX_OWN_REQUESTS],
     ibx_pool_own_requests[IBX_OWN_REQUESTS], ibx_query_own_requests[IBX_OWN_REQUESTS],
     ibx_copy_own_requests[IBX_OWN_REQUESTS], ibx_host_map_own_requests[IBX_OWN_REQUESTS],
     ibx_node_parameter_own_requests[IBX_OWN_REQUESTS], ibx_virtual_own_requests[IBX_OWN_REQUESTS],
-    ibx_tensor_own_requests[IBX_OWN_REQUESTS];
+    ibx_tensor_own_requests[IBX_OWN_REQUESTS], ibx_compile_own_requests[IBX_OWN_REQUESTS];
 
 /* Sets a pointer to a function of the runtime's. */
 #define FUNCTION(e, pointer) memcpy(&(pointer), &(e)->function, sizeof(pointer))

@@ -162,6 +162,7 @@ enum ibx_own_request {
     IBX_OWN_VIRTUAL_GET_ACCESS,  /* cuMemGetAccess */
     IBX_OWN_TENSOR_MAP,          /* cuTensorMapEncode*: enum ibx_own_request_tensor_map */
     IBX_OWN_TENSOR_ADDRESS,      /* cuTensorMapReplaceAddress */
+    IBX_OWN_COMPILE,             /* what the driver's compiler says of PTX */
     IBX_OWN_REQUESTS             /* one more than the last */
 };
 
@@ -187,6 +188,8 @@ enum ibx_own_request_tensor_map {
 #define IBX_OWN_HANDLE        64u        /* bytes of a handle for other processes */
 #define IBX_OWN_NODE_BYTES    216u  /* of a kernel's arguments in a reply to GET_KERNEL, at most */
 #define IBX_OWN_VARIABLE_NAME 1024u /* bytes of a variable's name, at most */
+#define IBX_OWN_PTX_MOST      (8u << 20)  /* bytes of PTX in a COMPILE */
+#define IBX_OWN_LOG_MOST      (64u << 10) /* ... and of each log */
 
 /* Layouts. */
 #define IBX_LAYOUT_CHANNEL  "iiiii"

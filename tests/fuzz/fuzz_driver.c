@@ -9,6 +9,7 @@
  * - u8 n, and n steps of two bytes: which call, and its arguments: see run_step();
  * - what fake_frontend.h says.
  */
+#include "frontend-glue/preload/kernels/images.h"
 #include "frontend-glue/preload/kernels/kernels.h"
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/runtime/runtime.h"
@@ -96,6 +97,12 @@ unsigned ibx_frontend_modules_gone(void)
 {
     static unsigned gone; /* nothing is known from the input before */
     return named_count ? gone : ++gone;
+}
+enum ibx_image_kind ibx_image_measure(const void **code, size_t most, size_t *n)
+{
+    (void)most;
+    *n = strlen(*code);
+    return IBX_IMAGE_PTX;
 }
 void *ibx_frontend_library_of(const void *kernel)
 {
@@ -236,6 +243,8 @@ int cuMipmappedArrayGetLevel(void **array, void *mipmap, unsigned level);
 int cuTexObjectGetResourceDesc(void *resource, unsigned long long texture);
 int cuTexObjectGetTextureDesc(void *how, unsigned long long texture);
 int cuModuleLoadData(void **module, const void *code);
+int cuModuleLoadDataEx(void **module, const void *code, unsigned count, const int *options,
+                       void **values);
 int cuModuleEnumerateFunctions(void **functions, unsigned count, void *module);
 int cuModuleGetGlobal_v2(uint64_t *address, size_t *n, void *module, const char *name);
 int cuPointerGetAttribute(void *data, int attribute, uint64_t address);
@@ -359,13 +368,28 @@ static int call_array(unsigned which, unsigned argument)
     }
 }
 
+/* Logs of few bytes or none, which end within their room. */
+static int load_with_logs(unsigned argument)
+{
+    const size_t info = argument >> 3 & 3, error = argument >> 5 & 7;
+    static const int options[] = {3, 4, 5, 6, 2, 12};
+    char *logs[] = {out(info), out(error)};
+    void *values[] = {logs[0], (void *)info, logs[1], (void *)error, NULL, (void *)1};
+    const int rc = cuModuleLoadDataEx(out(sizeof(void *)), "code", 6, options, values);
+    require((size_t)values[1] <= info && (size_t)values[3] <= error);
+    require(!info || !logs[0][(size_t)values[1]]);
+    require(!error || !logs[1][(size_t)values[3]]);
+    return rc;
+}
+
 static int call_module(unsigned which, unsigned argument)
 {
     uint64_t *made = out(sizeof(*made));
     void *module = (void *)(uintptr_t)handle(argument);
     switch (which & 3) {
     case 0:
-        return keep(cuModuleLoadData((void **)made, "code"), made, argument);
+        return argument & 4 ? load_with_logs(argument)
+                            : keep(cuModuleLoadData((void **)made, "code"), made, argument);
     case 1:
         return cuModuleEnumerateFunctions(out((argument >> 2) * sizeof(void *)), argument >> 2,
                                           module);

@@ -438,6 +438,7 @@ int main(int argc, char **argv)
         {"driver-lone-variables", driver_lone_variables},
         {"driver-without-context", driver_without_context},
         {"driver-packed-nodes", driver_packed_nodes},
+        {"driver-compiler-says", driver_compiler_says},
         {"driver-maps-memory", driver_maps_memory},
         {"driver-maps-tensors", driver_maps_tensors},
         {"driver-maps-nothing", driver_maps_nothing},

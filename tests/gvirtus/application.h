@@ -201,6 +201,7 @@ bool driver_sets_elements();
 bool driver_lone_variables();
 bool driver_without_context();
 bool driver_packed_nodes();
+bool driver_compiler_says();
 
 // application_driver_virtual.cpp
 bool driver_maps_memory();

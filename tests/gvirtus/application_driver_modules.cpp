@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
 // Modules of variables alone, calls of threads that have no context, arguments of kernels that lie
-// one behind the other.
+// one behind the other, what the compiler says.
 #include "tests/gvirtus/application_driver.h"
 #include "tests/gvirtus/cubin.h"
 
 #include <atomic>
+#include <cstring>
 #include <string>
 #include <thread>
 #include <vector>
@@ -226,5 +227,116 @@ bool driver_packed_nodes()
     size = sizeof(packed), kernel.arguments = arguments;
     REQUIRE(add(&nodes[1], nullptr) == 1);
     REQUIRE(cu("cuGraphExecDestroy", exec) == 0 && cu("cuGraphDestroy", graph) == 0);
+    return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
+}
+
+namespace
+{
+
+// The compiler's options: logs with so much room, its time, and whether all is to be told.
+struct Told {
+    std::vector<char> info, error;
+    int options[6] = {3, 4, 5, 6, 2, 12};
+    void *values[6];
+
+    Told(std::size_t info_room, std::size_t error_room, bool verbose)
+        : info(info_room + 1, 'x'),
+          error(error_room + 1, 'x'), values{info.data(),
+                                             reinterpret_cast<void *>(info_room),
+                                             error.data(),
+                                             reinterpret_cast<void *>(error_room),
+                                             this,
+                                             reinterpret_cast<void *>(std::uintptr_t{verbose})}
+    {
+    }
+    // What is in a log, whose bytes are told; behind its room nothing is written.
+    static bool log_is(const std::vector<char> &log, const void *filled, const std::string &wanted)
+    {
+        REQUIRE(log.back() == 'x' && log[wanted.size()] == 0 && log.data() == wanted);
+        return HOLDS(reinterpret_cast<std::uintptr_t>(filled) == wanted.size());
+    }
+    bool is(const std::string &in_info, const std::string &in_error, float ms) const
+    {
+        float time;
+        std::memcpy(&time, &values[4], sizeof(time));
+        REQUIRE(log_is(info, values[1], in_info) && log_is(error, values[3], in_error));
+        return HOLDS(time == ms);
+    }
+};
+
+std::string ptx_with(const std::string &kernels)
+{
+    return ".version 9.0\n.target sm_90a\n.address_size 64\n" + kernels;
+}
+
+const std::string good_ptx = ptx_with(".visible .entry " STUB_LIBRARY_KERNEL
+                                      "(.param .u64 a, .param .u64 b, .param .u64 c)\n{\n ret;\n}"),
+                  bad_ptx = ptx_with(".visible .entry " STUB_STRANGE_KERNEL "()\n{\n nonsense;\n}");
+
+int load_module(void **module, const std::string &ptx, Told *told)
+{
+    return cu("cuModuleLoadDataEx", module, static_cast<const void *>(ptx.c_str()), 6u,
+              static_cast<int *>(told->options), static_cast<void **>(told->values));
+}
+
+int load_library(void **library, const std::string &ptx, Told *told)
+{
+    return cu("cuLibraryLoadData", library, static_cast<const void *>(ptx.c_str()),
+              static_cast<int *>(told->options), static_cast<void **>(told->values), 6u,
+              static_cast<int *>(nullptr), static_cast<void **>(nullptr), 0u);
+}
+
+// By the linker, into a module.
+int load_linked(void **module, const std::string &ptx, Told *told)
+{
+    void *state = nullptr, *image = nullptr;
+    std::size_t n = 0;
+    int rc = cu("cuLinkCreate_v2", 6u, static_cast<int *>(told->options),
+                static_cast<void **>(told->values), &state);
+    if (!rc)
+        rc = cu("cuLinkAddData_v2", state, 1, static_cast<const void *>(ptx.data()), ptx.size(),
+                "name", 0u, static_cast<int *>(nullptr), static_cast<void **>(nullptr));
+    if (!rc)
+        rc = cu("cuLinkComplete", state, &image, &n);
+    if (!rc)
+        rc = cu("cuModuleLoadData", module, static_cast<const void *>(image));
+    return cu("cuLinkDestroy", state) ? -1 : rc;
+}
+
+} // namespace
+
+// Why PTX cannot be compiled, by each call that takes it; of a back end that does not tell, the
+// same error and empty logs.
+bool driver_compiler_says()
+{
+    const std::string why = "ptxas fatal : the client's PTX, line 6: nonsense",
+                      info = "ptxas info : 24 registers";
+    void *context = nullptr, *loaded = nullptr;
+    REQUIRE(driver_has_context(&context));
+    for (auto *load : {load_module, load_library, load_linked}) {
+        const bool linked = load == load_linked;
+        Told wrong(100, 100, false), verbose(100, 100, true), quiet(100, 100, false);
+        const int rc = load(&loaded, bad_ptx, &wrong);
+        REQUIRE(taken ? rc == 218 && wrong.is("", why, 12.5f) : rc && wrong.is("", "", 0));
+        REQUIRE(!loaded && load(&loaded, good_ptx, &verbose) == 0 && loaded);
+        REQUIRE(verbose.is(taken ? info : "", "", taken ? 12.5f : 0));
+        loaded = nullptr;
+        REQUIRE(load(&loaded, good_ptx, &quiet) == 0 && loaded);
+        REQUIRE(quiet.is("", "", linked && taken ? 12.5f : 0));
+        loaded = nullptr;
+        if (!taken)
+            continue;
+        // Less room than there is to tell, no room at all, and more than is ever told.
+        Told few(1, 10, true), none(0, 0, false), much(100, 1u << 20, false);
+        REQUIRE(load(&loaded, bad_ptx, &few) == 218 && few.is("", why.substr(0, 9), 12.5f));
+        REQUIRE(load(&loaded, bad_ptx, &none) != 0 && !loaded);
+        REQUIRE(none.info[0] == 'x' && none.error[0] == 'x' && !none.values[1] && !none.values[3]);
+        REQUIRE(load(&loaded, bad_ptx, &much) == 218 && much.is("", why, 12.5f));
+        // Nothing that is known as a kernel.
+        Told strange(100, 100, false);
+        REQUIRE(load(&loaded, ptx_with("nonsense"), &strange) == 218);
+        REQUIRE(strange.is("", "ptxas fatal : the client's PTX, line 4: nonsense", 12.5f));
+        REQUIRE(!loaded);
+    }
     return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
 }

@@ -306,6 +306,46 @@ bool launches_with_too_little()
     return HOLDS(remote.peek(to, there, 2) && there[1] == static_cast<char>('b' + 0x62));
 }
 
+// What the driver's compiler says of PTX in memory of the device, behind which its logs come.
+bool compiler_says()
+{
+    Gpu gpu;
+    Remote &remote = gpu.remote;
+    const std::string ptx = ".version 9.0\nnonsense";
+    const auto n = static_cast<std::uint32_t>(ptx.size());
+    const std::uint64_t memory = remote.malloc(4096);
+    const auto compile = [&](std::uint64_t at, std::uint64_t bytes, std::uint32_t info,
+                             std::uint32_t error, char verbose) {
+        return remote.call("ibxRuntime", number(IBX_OWN_COMPILE)
+                                             .u64(at)
+                                             .u64(bytes)
+                                             .i32(static_cast<std::int32_t>(info))
+                                             .i32(static_cast<std::int32_t>(error))
+                                             .put<char>(verbose));
+    };
+    const auto word = [&](std::size_t i) {
+        std::uint32_t value = 0;
+        std::memcpy(&value, remote.out.data() + 4 * i, 4);
+        return value;
+    };
+    REQUIRE(memory && remote.to_device(memory, ptx.data(), n) == 0);
+    std::vector<char> logs(64, 'x');
+    REQUIRE(compile(memory, n, 30, 20, 1) == 0 && remote.out.size() == 16);
+    REQUIRE(word(0) == 218 && word(2) == 25 && word(3) == 19);
+    REQUIRE(remote.peek(memory + n, logs.data(), 50));
+    REQUIRE(!std::strcmp(logs.data(), "ptxas info : 24 registers"));
+    REQUIRE(!std::strcmp(logs.data() + 30, "ptxas fatal : the c"));
+    REQUIRE(compile(memory, n - 8, 0, 0, 0) == 0 && !word(0) && !word(2) && !word(3));
+    // More than there may be, or than is the client's; no PTX at all; a body that is too short.
+    REQUIRE(compile(memory, 0, 30, 20, 0) == 1 && compile(memory, n, 4096 - n, 1, 0) == 1);
+    REQUIRE(compile(memory, n, 65537, 0, 0) == 1 && compile(memory, n, 0, 65537, 0) == 1);
+    REQUIRE(compile(memory, (8u << 20) + 1, 0, 0, 0) == 1);
+    REQUIRE(compile(memory, ~std::uint64_t{0}, 30, 20, 0) == 1);
+    REQUIRE(compile(memory + (1u << 30), n, 30, 20, 0) == 1 && compile(0, n, 30, 20, 0) == 1);
+    REQUIRE(remote.call("ibxRuntime", number(IBX_OWN_COMPILE).u64(memory).u64(n)) == 1);
+    return HOLDS(remote.get_last_error() == 0 && remote.free(memory) == 0);
+}
+
 // A kernel that is looked up while another client takes some away is looked up once more.
 bool kernels_meanwhile()
 {
@@ -398,6 +438,7 @@ void check_calls_kernels()
     check("kernels of a parent that has ended", kernels_of_ended_parent);
     check("kernels of a killed client beside endless work", kernels_beside_endless_work);
     check("kernels while some are taken away", kernels_meanwhile);
+    check("what the compiler of PTX says", compiler_says);
     check("registrations of several clients", registered_at_once);
     check("... beside one that does not return", registered_beside_one_that_stays);
 }

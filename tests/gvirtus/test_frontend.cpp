@@ -518,6 +518,8 @@ void check_what_it_does_not()
           "driver-maps-until-reset", "driver-lone-variables", "driver-without-context",
           "driver-packed-nodes"})
         check(test, [=] { return run(test, true); });
+    for (bool taken : {true, false})
+        check("driver-compiler-says", [=] { return run("driver-compiler-says", taken); });
     check("the driver's calls by their names", driver_entry_points);
     check("a back end without these calls", without_extra);
     check("... and a kernel that GVirtuS takes for another", taken_for_another);

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <unistd.h>
@@ -147,6 +148,7 @@ extern "C" void __cudaRegisterFunction(void **, const char *, char *, const char
 // Of libraries: each is the one kernel that there is. Whether its arguments are known.
 static std::mutex launchable_lock;
 static std::map<const void *, bool> launchable;
+static std::set<const void *> strange; // CUDA cannot compile them
 
 static std::atomic<bool> takes_for_another;
 
@@ -163,6 +165,7 @@ extern "C" EXPORTED void __cudaRegisterFunction(void **module, const char *funct
     if (!std::strcmp(name, STUB_STRANGE_KERNEL)) {
         std::lock_guard<std::mutex> guard(launchable_lock);
         launchable[function] = false; // nor does CUDA know it, which cannot compile it
+        strange.insert(function);
         mine()->call("cudaTestRegisterFunction", Body().u64(0));
     }
     if (!std::strcmp(name, STUB_LIBRARY_KERNEL)) {
@@ -233,6 +236,13 @@ EXPORTED int cudaLaunchKernel(const void *function, StubDim3 grid, StubDim3 bloc
     }
     body.u64(shared).u64(number(stream)).host(in.bytes.data(), in.bytes.size());
     return mine()->call("cudaLaunchKernel", body);
+}
+
+extern "C" int cudaFuncGetAttributes(void *, const void *);
+extern "C" EXPORTED int cudaFuncGetAttributes(void *, const void *function)
+{
+    std::lock_guard<std::mutex> guard(launchable_lock);
+    return strange.count(function) ? 98 : 0; // cudaErrorInvalidDeviceFunction
 }
 
 // As in G5, which has no __cudaRegisterManagedVar.

@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * What the compiler of PTX says (CUjit_option): logs, and the time it took. The back end compiles a
+ * module when one of its kernels is used, by the runtime, which tells nothing. So it compiles the
+ * PTX once more, by its driver, where that has failed, or where the program asks for all that there
+ * is to tell. PTX and logs go through memory of the device: neither fits into a request. Of a back
+ * end that does not know that, logs stay empty.
+ */
+#include "frontend-glue/driver_api/driver.h"
+#include "frontend-glue/preload/kernels/images.h"
+#include "frontend-glue/preload/streams/streams.h"
+
+/* CUjit_option */
+enum { WALL_TIME = 2, INFO_LOG, INFO_BYTES, ERROR_LOG, ERROR_BYTES, VERBOSE = 12 };
+
+struct ibx_driver_compiler ibx_driver_compiler_of(unsigned count, const int *options, void **values)
+{
+    struct ibx_driver_compiler c = {.time = NULL};
+    for (unsigned i = 0; i < count && options && values; i++) {
+        struct ibx_driver_log *log =
+            options[i] == INFO_LOG || options[i] == INFO_BYTES ? &c.info : &c.error;
+        switch (options[i]) {
+        case WALL_TIME:
+            c.time = &values[i];
+            break;
+        case INFO_LOG:
+        case ERROR_LOG:
+            log->to = values[i];
+            break;
+        case INFO_BYTES:
+        case ERROR_BYTES: /* a number that the value itself is; so is the answer */
+            log->room = (uint32_t)(uintptr_t)values[i];
+            log->filled = &values[i];
+            break;
+        case VERBOSE:
+            c.is_verbose = values[i];
+            break;
+        default:
+            break;
+        }
+    }
+    return c;
+}
+
+static bool is_log(const struct ibx_driver_log *log)
+{
+    return log->to && log->room;
+}
+
+/* Bytes of it without the NUL, which there is room for. */
+static void fill(const struct ibx_driver_log *log, size_t n)
+{
+    if (is_log(log))
+        log->to[n] = 0;
+    if (log->filled)
+        *log->filled = (void *)(uintptr_t)n;
+}
+
+static void say(const struct ibx_driver_compiler *c, float ms)
+{
+    if (c->time)
+        memcpy(c->time, &ms, sizeof(ms));
+}
+
+void ibx_driver_compiler_is_silent(const struct ibx_driver_compiler *c)
+{
+    fill(&c->info, 0);
+    fill(&c->error, 0);
+    say(c, 0);
+}
+
+bool ibx_driver_compiler_is_asked(const struct ibx_driver_compiler *c)
+{
+    return is_log(&c->info) || is_log(&c->error);
+}
+
+static size_t room_of(const struct ibx_driver_log *log)
+{
+    const size_t room = log->room < IBX_OWN_LOG_MOST ? log->room : IBX_OWN_LOG_MOST;
+    return log->to ? room : 0;
+}
+
+/* From memory of the device, as many bytes as the back end says, as far as there is room. */
+static void take(const struct ibx_driver_log *log, const char *from, size_t n)
+{
+    const size_t room = room_of(log);
+    const size_t most = room && n >= room ? room - 1 : n;
+    const bool good = room && most && !cudaMemcpy(log->to, from, most, CUDA_MEMCPY_FROM_DEVICE);
+    fill(log, good ? most : 0);
+}
+
+/* What the driver returned; 0, too, where nobody can tell. */
+static int ask(const struct ibx_driver_compiler *c, char *memory, size_t n)
+{
+    struct own_request e;
+    uint8_t bytes[16] = {0};
+    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+    const size_t info = room_of(&c->info), error = room_of(&c->error);
+    int rc = CUDA_SUCCESS;
+    ibx_frontend_request_begin(&e, IBX_OWN_COMPILE, "cuModuleLoadDataEx");
+    ibx_put_u64(&e.body, (uintptr_t)memory);
+    ibx_put_u64(&e.body, n);
+    ibx_put_u32(&e.body, (uint32_t)info);
+    ibx_put_u32(&e.body, (uint32_t)error);
+    ibx_put_u8(&e.body, c->is_verbose);
+    if (!ibx_frontend_request_known(&e, bytes, sizeof(bytes), &rc) || rc)
+        return CUDA_SUCCESS;
+    const int said = (int)ibx_get_u32(&r);
+    const uint32_t time = ibx_get_u32(&r), info_n = ibx_get_u32(&r), error_n = ibx_get_u32(&r);
+    float ms;
+    memcpy(&ms, &time, sizeof(ms));
+    say(c, ms);
+    take(&c->info, memory + n, info_n);
+    take(&c->error, memory + n + info, error_n);
+    return said;
+}
+
+int ibx_driver_compile(const struct ibx_driver_compiler *c, const void *code)
+{
+    void *memory = NULL;
+    size_t n = 0;
+    if (!code || ibx_image_measure(&code, SIZE_MAX, &n) != IBX_IMAGE_PTX || !n ||
+        n > IBX_OWN_PTX_MOST || ibx_frontend_capturing() ||
+        cudaMalloc(&memory, n + room_of(&c->info) + room_of(&c->error)))
+        return CUDA_SUCCESS;
+    const int rc =
+        cudaMemcpy(memory, code, n, CUDA_MEMCPY_TO_DEVICE) ? CUDA_SUCCESS : ask(c, memory, n);
+    cudaFree(memory);
+    return rc;
+}

@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * What the driver's compiler says of PTX. The client has put that into memory of the device, with
+ * room for the logs behind it, since a request holds too little. It is compiled by the driver's
+ * linker, which loads nothing; the client's module is GVirtuS's matter.
+ */
+#include "frontend-glue/own_requests/own_requests.h"
+
+#include "gpudirect/cuda.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+#define IS_PTX 1 /* CU_JIT_INPUT_PTX */
+
+/* CUjit_option */
+enum { WALL_TIME = 2, INFO_LOG, INFO_BYTES, ERROR_LOG, ERROR_BYTES, VERBOSE = 12 };
+
+/* The driver's, which may be older. */
+static struct driver {
+    int (*create)(unsigned count, int *options, void **values, void **state);
+    int (*add)(void *state, int kind, void *data, size_t n, const char *name, unsigned count,
+               int *options, void **values);
+    int (*complete)(void *state, void **image, size_t *n);
+    int (*destroy)(void *state);
+} driver;
+
+static void look_up(void)
+{
+    *(void **)&driver.create = ibx_cuda_symbol("cuLinkCreate_v2");
+    *(void **)&driver.add = ibx_cuda_symbol("cuLinkAddData_v2");
+    *(void **)&driver.complete = ibx_cuda_symbol("cuLinkComplete");
+    *(void **)&driver.destroy = ibx_cuda_symbol("cuLinkDestroy");
+}
+
+static bool has_driver(const struct own_request *e)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    if (!ready(e))
+        return false;
+    pthread_once(&once, look_up);
+    return driver.create && driver.add && driver.complete && driver.destroy;
+}
+
+/* A copy of what is in the device's memory, one behind the other: PTX, with a NUL, and the logs. */
+struct text {
+    uint64_t at; /* in memory of the device, without the NUL */
+    size_t n, info, error;
+    bool verbose;
+    char *ptx, *logs;
+    float time; /* milliseconds */
+};
+
+struct options {
+    int kinds[6];
+    void *values[6];
+    unsigned count;
+};
+
+static void add_option(struct options *o, int kind, void *value)
+{
+    o->kinds[o->count] = kind;
+    o->values[o->count++] = value;
+}
+
+static void add_log(struct options *o, int kind, char *log, size_t room)
+{
+    if (!room)
+        return;
+    add_option(o, kind, log);
+    add_option(o, kind + 1, pointer_to(room));
+}
+
+/* What the driver returns; the logs are as they are then, also where it fails. */
+static int link_text(struct text *t)
+{
+    struct options o = {.count = 0};
+    void *state = NULL, *image;
+    size_t n;
+    add_option(&o, WALL_TIME, NULL);
+    add_log(&o, INFO_LOG, t->logs, t->info);
+    add_log(&o, ERROR_LOG, t->logs + t->info, t->error);
+    if (t->verbose)
+        add_option(&o, VERBOSE, pointer_to(1));
+    int rc = driver.create(o.count, o.kinds, o.values, &state);
+    if (rc)
+        return rc;
+    rc = driver.add(state, IS_PTX, t->ptx, t->n + 1, "the client's PTX", 0, NULL, NULL);
+    if (!rc)
+        rc = driver.complete(state, &image, &n);
+    memcpy(&t->time, &o.values[0], sizeof(t->time));
+    driver.destroy(state);
+    return rc;
+}
+
+/* Between two copies. 0, or CUDA's error of one of these; *said: the driver's of the PTX. */
+static int compile_text(const struct own_request *e, struct text *t, int *said)
+{
+    const struct ibx_cuda *cuda = e->x->cuda;
+    const int mode = ibx_cuda_capture_relax(cuda);
+    int rc = cuda->memcpy_from_device(t->ptx, t->at, t->n);
+    if (!rc) {
+        *said = link_text(t);
+        rc = t->info + t->error ? cuda->memcpy_to_device(t->at + t->n, t->logs, t->info + t->error)
+                                : 0;
+    }
+    ibx_cuda_capture_restore(cuda, mode);
+    return rc;
+}
+
+static int compile(struct own_request *e)
+{
+    struct text t = {.at = ibx_get_u64(&e->in)};
+    const uint64_t n = ibx_get_u64(&e->in);
+    t.info = ibx_get_u32(&e->in);
+    t.error = ibx_get_u32(&e->in);
+    t.verbose = ibx_get_u8(&e->in);
+    if (!whole(e) || !n || n > IBX_OWN_PTX_MOST || t.info > IBX_OWN_LOG_MOST ||
+        t.error > IBX_OWN_LOG_MOST || !mine(e, pointer_to(t.at), n + t.info + t.error))
+        return CUDA_INVALID_VALUE;
+    if (!has_driver(e))
+        return CUDA_NOT_SUPPORTED;
+    t.n = n;
+    t.ptx = calloc(1, t.n + 1 + t.info + t.error);
+    if (!t.ptx)
+        return CUDA_MEMORY_ALLOCATION;
+    t.logs = t.ptx + t.n + 1;
+    int said = 0;
+    uint32_t time;
+    const int rc = compile_text(e, &t, &said);
+    memcpy(&time, &t.time, sizeof(time));
+    ibx_put_u32(&e->out, (uint32_t)said);
+    ibx_put_u32(&e->out, time);
+    ibx_put_u32(&e->out, (uint32_t)strnlen(t.logs, t.info));
+    ibx_put_u32(&e->out, (uint32_t)strnlen(t.logs + t.info, t.error));
+    free(t.ptx);
+    return rc;
+}
+
+const struct own_request_call ibx_compile_own_requests[IBX_OWN_REQUESTS] = {
+    [IBX_OWN_COMPILE] = {NULL, compile},
+};

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The driver's linker. It compiles any PTX that has no "nonsense" in it; of that it says in which
+ * line it is, as far as there is room in the log, and of others a word where it is to be verbose.
+ */
+#include "tests/doubles/cuda/internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define INVALID_PTX 218
+
+enum { WALL_TIME = 2, INFO_LOG, INFO_BYTES, ERROR_LOG, ERROR_BYTES, VERBOSE = 12, OPTIONS };
+
+struct link {
+    void **values[OPTIONS]; /* NULL: not an option */
+    unsigned added;
+};
+
+EXPORT int cuLinkCreate_v2(unsigned count, int *options, void **values, void **state)
+{
+    const int code = enter("cuLinkCreate");
+    if (code)
+        return code;
+    struct link *l = calloc(1, sizeof(*l));
+    for (unsigned i = 0; l && i < count; i++)
+        if (options[i] >= 0 && options[i] < OPTIONS)
+            l->values[options[i]] = &values[i];
+    *state = l;
+    return leave(l ? SUCCESS : OUT_OF_MEMORY);
+}
+
+/* As much of it as there is room for, and a NUL. */
+static void say(struct link *l, int log, const char *text)
+{
+    void **to = l->values[log], **room = l->values[log + 1];
+    const uint32_t n = room ? (uint32_t)(uintptr_t)*room : 0;
+    if (to && *to && n)
+        snprintf(*to, n, "%s", text);
+    if (room)
+        *room = (void *)(uintptr_t)(strlen(text) < n ? strlen(text) : n - !!n);
+}
+
+static unsigned line_of(const char *text, const char *at)
+{
+    unsigned line = 1;
+    for (; text < at; text++)
+        line += *text == '\n';
+    return line;
+}
+
+EXPORT int cuLinkAddData_v2(void *state, int kind, void *data, size_t n, const char *name,
+                            unsigned count, int *options, void **values)
+{
+    struct link *l = state;
+    char text[200];
+    const int code = enter("cuLinkAddData");
+    if (code)
+        return code;
+    if (kind != 1 || !n || ((const char *)data)[n - 1] || count || options || values)
+        return leave(INVALID_VALUE);
+    const char *wrong = strstr(data, "nonsense");
+    snprintf(text, sizeof(text), "ptxas fatal : %s, line %u: nonsense", name,
+             wrong ? line_of(data, wrong) : 0);
+    const bool verbose = l->values[VERBOSE] && *l->values[VERBOSE];
+    const float ms = 12.5f;
+    say(l, ERROR_LOG, wrong ? text : "");
+    say(l, INFO_LOG, verbose ? "ptxas info : 24 registers" : "");
+    if (l->values[WALL_TIME])
+        memcpy(l->values[WALL_TIME], &ms, sizeof(ms));
+    l->added++;
+    return leave(wrong ? INVALID_PTX : SUCCESS);
+}
+
+EXPORT int cuLinkComplete(void *state, void **image, size_t *n)
+{
+    const struct link *l = state;
+    const int code = enter("cuLinkComplete");
+    if (code)
+        return code;
+    *image = state;
+    *n = l->added;
+    return leave(l->added ? SUCCESS : INVALID_VALUE);
+}
+
+EXPORT int cuLinkDestroy(void *state)
+{
+    const int code = enter("cuLinkDestroy");
+    if (code)
+        return code;
+    free(state);
+    return leave(SUCCESS);
+}
