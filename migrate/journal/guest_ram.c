@@ -115,6 +115,24 @@ int ibx_journal_open_base(const struct ibx_record *record, struct ibx_guest_ram 
                : open_base_files(record, ram, err);
 }
 
+int ibx_journal_reopen_ram(const struct ibx_record *record, struct ibx_guest_ram *ram,
+                           struct ibx_error *err)
+{
+    char suffix[SUFFIX_BYTES];
+    struct ibx_error first = {0};
+    suffix_of(record, suffix);
+    struct ibx_guest_file *files = files_of(record);
+    if (!files)
+        return ibx_error_set(err, -ENOMEM, "no memory for the files of guest RAM");
+    int rc = ibx_guest_ram_reopen_left(ram, files, suffix, true, &first);
+    if (rc == -EACCES || rc == -EROFS)
+        rc = ibx_guest_ram_reopen_left(ram, files, suffix, false, err);
+    else if (rc)
+        ibx_error_set(err, rc, "%s", first.message);
+    free(files);
+    return rc;
+}
+
 /* Whether the user of QEMU's memory could replace what has this name by itself: a QEMU that its
  * guest has taken over may tell the name of any file. Its folder, opened, and its name there. */
 static int open_replaced(const char *path, uid_t owner, const char **name, struct ibx_error *err)

@@ -244,9 +244,13 @@ bool ibx_journal_qemu_gone(const struct ibx_record *record);
 
 /* Notes guest RAM, which has been found in a QEMU that lives, and the machine type. */
 void ibx_journal_note_ram(struct ibx_record *record, const struct ibx_guest_ram *ram);
-/* The reverse: a description whose files are not open, for ibx_guest_ram_reopen() or
+/* The reverse: a description whose files are not open, for ibx_journal_reopen_ram() or
  * ibx_journal_open_files(). -ENOMEM. */
 int ibx_journal_recall_ram(const struct ibx_record *record, struct ibx_guest_ram *ram,
+                           struct ibx_error *err);
+/* ibx_guest_ram_reopen_left() with the files of the record; for reading only if the source may do
+ * no more. */
+int ibx_journal_reopen_ram(const struct ibx_record *record, struct ibx_guest_ram *ram,
                            struct ibx_error *err);
 /* Opens the memory of a borrowed VM at home, whether its QEMU there lives or has ended. Unlike the
  * next call it does not mind the tool that serves it. */

@@ -412,7 +412,33 @@ int ibx_guest_ram_find(struct ibx_qmp *qmp, bool writable, struct ibx_guest_ram 
     return 0;
 }
 
-int ibx_guest_ram_reopen(struct ibx_guest_ram *ram, bool writable, struct ibx_error *err)
+static bool is_mapped(const struct guest_mappings *mappings, const struct ibx_guest_block *block)
+{
+    bool mapped = false;
+    for (size_t i = 0; !mapped && i < mappings->count; i++)
+        mapped = mappings->items[i].dev == block->dev && mappings->items[i].ino == block->ino;
+    return mapped;
+}
+
+static int reopen_block(pid_t pid, const struct guest_mappings *mappings, bool writable,
+                        struct ibx_guest_block *block, struct ibx_error *err)
+{
+    const struct guest_mapping *where;
+    const uint64_t page_size = block->page_size;
+    int rc = ibx_guest_block_relocate(pid, mappings, block, &where, err);
+    if (!rc)
+        rc = ibx_guest_block_open(pid, where, writable, block, err);
+    block->shared = !rc;
+    if (!rc && block->page_size != page_size)
+        rc = ibx_error_set(err, -ESTALE,
+                           "guest RAM %s of process %d has pages of %" PRIu64
+                           " bytes, not of %" PRIu64 " as when the migration began",
+                           block->id, (int)pid, block->page_size, page_size);
+    return rc;
+}
+
+int ibx_guest_ram_reopen_left(struct ibx_guest_ram *ram, const struct ibx_guest_file *files,
+                              const char *suffix, bool writable, struct ibx_error *err)
 {
     struct guest_mappings mappings;
     int rc = ibx_guest_mappings_read(ram->pid, &mappings, err);
@@ -420,20 +446,20 @@ int ibx_guest_ram_reopen(struct ibx_guest_ram *ram, bool writable, struct ibx_er
         return rc;
     for (size_t i = 0; !rc && i < ram->count; i++) {
         struct ibx_guest_block *block = &ram->blocks[i];
-        const struct guest_mapping *where;
-        const uint64_t page_size = block->page_size;
-        rc = ibx_guest_block_relocate(ram->pid, &mappings, block, &where, err);
-        if (!rc)
-            rc = ibx_guest_block_open(ram->pid, where, writable, block, err);
-        block->shared = !rc;
-        if (!rc && block->page_size != page_size)
-            rc = ibx_error_set(err, -ESTALE,
-                               "guest RAM %s of process %d has pages of %" PRIu64
-                               " bytes, not of %" PRIu64 " as when the migration began",
-                               block->id, (int)ram->pid, block->page_size, page_size);
+        block->left = files && !is_mapped(&mappings, block);
+        rc = block->left ? ibx_guest_file_open(block, &files[i], suffix, writable, err)
+                         : reopen_block(ram->pid, &mappings, writable, block, err);
+        if (rc && block->left)
+            ibx_error_prefix(err, rc, "QEMU (process %d) has no guest RAM %s any more",
+                             (int)ram->pid, block->id);
     }
     ibx_guest_mappings_fini(&mappings);
     return rc;
+}
+
+int ibx_guest_ram_reopen(struct ibx_guest_ram *ram, bool writable, struct ibx_error *err)
+{
+    return ibx_guest_ram_reopen_left(ram, NULL, NULL, writable, err);
 }
 
 void ibx_guest_ram_fini(struct ibx_guest_ram *ram)

@@ -145,6 +145,7 @@ struct ibx_guest_block {
     uint64_t address;    /* in QEMU's address space */
     uint64_t dev, ino;   /* of the file */
     uint64_t file;       /* differs for each file of every host; 0: not known */
+    bool left;           /* QEMU has it mapped no more: ibx_guest_ram_reopen_left() */
     int fd;              /* the file, opened for us; -1 when not shared */
 };
 
@@ -176,6 +177,12 @@ int ibx_guest_ram_find(struct ibx_qmp *qmp, bool writable, struct ibx_guest_ram 
  * address, dev, ino and fd -1. Opens the files; ibx_guest_ram_fini() closes them, also after a
  * failure. -ESTALE: the process has something else there. */
 int ibx_guest_ram_reopen(struct ibx_guest_ram *ram, bool writable, struct ibx_error *err);
+/* The same where another client of QEMU may have removed a backend since (object-del): if nothing
+ * of its file is mapped any more, the block is `left`, and its file is opened as by
+ * ibx_guest_file_open(). `files`: of each block. */
+struct ibx_guest_file;
+int ibx_guest_ram_reopen_left(struct ibx_guest_ram *ram, const struct ibx_guest_file *files,
+                              const char *suffix, bool writable, struct ibx_error *err);
 /* Closes the files. */
 void ibx_guest_ram_fini(struct ibx_guest_ram *ram);
 

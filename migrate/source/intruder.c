@@ -187,10 +187,8 @@ static int find_ram(struct source *s, struct ibx_error *err)
 {
     ibx_guest_ram_fini(&s->vm.ram);
     int rc = ibx_journal_recall_ram(&s->status.record, &s->vm.ram, err);
-    if (!rc) /* even after a failure ibx_source_vm_fini() closes it */
-        rc = ibx_guest_ram_reopen(&s->vm.ram, true, err);
-    if (rc == -EACCES || rc == -EROFS)
-        rc = ibx_guest_ram_reopen(&s->vm.ram, false, err);
+    if (!rc) /* also after a failure it is closed with the source */
+        rc = ibx_journal_reopen_ram(&s->status.record, &s->vm.ram, err);
     return rc;
 }
 

@@ -86,7 +86,7 @@ int ibx_source_vm_of_record(struct source_vm *vm, const char *qmp, const struct 
         return rc;
     vm->ram.pid = ibx_qmp_pid(vm->qmp);
     rc = ibx_vm_status(vm->qmp, vm->ram.status, sizeof(vm->ram.status), deadline, err);
-    return rc || vm->ram.pid != record->pid ? rc : ibx_guest_ram_reopen(&vm->ram, true, err);
+    return rc || vm->ram.pid != record->pid ? rc : ibx_journal_reopen_ram(record, &vm->ram, err);
 }
 
 int ibx_source_vm_find_map(struct source_vm *vm, struct ibx_error *err)

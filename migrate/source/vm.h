@@ -71,8 +71,8 @@ int ibx_source_vm_find(struct source_vm *vm, const char *qmp, bool ahead, struct
 void ibx_source_vm_ask_ahead(struct source_vm *vm);
 /* To be called before the description: drops answers that are too old. */
 void ibx_source_vm_check_ahead(const struct source_vm *vm);
-/* As ibx_source_vm_find(), but finds guest RAM by this record, because its files have other names
- * by now. */
+/* As ibx_source_vm_find(), but finds guest RAM by this record: its files may have other names by
+ * now, or QEMU may not use them any more, or have more memory than these. */
 int ibx_source_vm_of_record(struct source_vm *vm, const char *qmp, const struct ibx_record *record,
                             struct ibx_error *err);
 /* Finds guest RAM in the files of this record, whose QEMU has ended, and sets them aside. -ESRCH

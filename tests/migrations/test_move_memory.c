@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Memory backends that another client of a QEMU adds or removes while pages are missing, as for
+ * memory that is plugged in or out. */
+#include "tests/fixtures/mover.h"
+
+#include "common/clock.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#define MORE_BYTES (16u << 20)
+#define SLOTS      "-m", "64,slots=2,maxmem=1G"
+
+static char files[2][96], backends[2][200];
+
+/* A backend with data that the VM does not use, with a file of its own on each side. */
+static void start_with_more(void)
+{
+    static const char data[] = "data of nobody";
+    mover_begin();
+    for (unsigned i = 0; i < 2; i++) {
+        snprintf(files[i], sizeof(files[i]), "/dev/shm/ibx-vm-%d-more-%u", (int)getpid(), i);
+        snprintf(backends[i], sizeof(backends[i]),
+                 "memory-backend-file,id=more,size=16M,share=on,mem-path=%s", files[i]);
+        unlink(files[i]);
+        const int fd = open(files[i], O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+        assert_true(fd >= 0 && !ftruncate(fd, MORE_BYTES));
+        for (off_t at = 0; !i && at < MORE_BYTES; at += 1 << 16)
+            assert_int_equal(pwrite(fd, data, sizeof(data), at), sizeof(data));
+        close(fd);
+        vm_start(&vms[i], &(struct vm_options){.append = "",
+                                               .incoming = i,
+                                               .extra = {SLOTS, "-object", backends[i]}});
+    }
+    vm_wait_beats(&vms[0], pair_beats);
+    pair_run((const char *[]){"--max-bandwidth", "64K", NULL});
+    mover_await(&receiver, "filling", 0);
+}
+
+static void remove_more(struct vm *vm)
+{
+    vm_do(vm, "object-del", json_pack("{s:s}", "id", "more"));
+    /* QEMU unmaps it a little later. */
+    const char *const file = files[vm == &vms[1]];
+    const uint64_t until = vm_soon();
+    while (vm_memory_has(vm, file, " rd"))
+        assert_true(ibx_now_ns() < until);
+}
+
+/* All of its pages have come, used or not. */
+static void more_is_the_same(void)
+{
+    char command[260];
+    snprintf(command, sizeof(command), "cmp %s %s && rm %s %s", files[0], files[1], files[0],
+             files[1]);
+    assert_int_equal(system(command), 0);
+}
+
+static void test_removed_at_the_source_and_its_tool_killed(void)
+{
+    start_with_more();
+    mover_kill(&sender, SIGKILL);
+    remove_more(&vms[0]);
+    pair_recover(&sender);
+    pair_filled();
+    more_is_the_same();
+}
+
+static void test_added_at_the_source_and_its_tool_killed(void)
+{
+    pair_filling(&(struct vm_options){.append = "", .extra = {SLOTS}}, NULL);
+    vm_do(&vms[0], "object-add",
+          json_pack("{s:s, s:s, s:i, s:b, s:s}", "qom-type", "memory-backend-file", "id", "a",
+                    "size", MORE_BYTES, "share", 1, "mem-path", "/dev/shm"));
+    mover_kill(&sender, SIGKILL);
+    pair_recover(&sender);
+    pair_filled();
+}
+
+int main(void)
+{
+    static const struct vm_test tests[] = {
+        VM_TEST(test_added_at_the_source_and_its_tool_killed),
+        VM_TEST(test_removed_at_the_source_and_its_tool_killed),
+        {0},
+    };
+    return vm_tests(tests, mover_end_all);
+}
