@@ -188,7 +188,9 @@ struct ibx_fault {
     int (*check)(void *context, unsigned worker, uint64_t page, uint32_t pages, const void *bytes,
                  struct ibx_error *err); /* or NULL */
     void *check_context;
-    void (*removed)(void *context, uint64_t page, uint64_t pages); /* or NULL */
+    void (*removed)(void *context, uint64_t page, uint64_t pages);
+    int (*unmapped)(void *context, uint64_t page, uint64_t pages, const void *bytes);
+    void *unmapped_context; /* or NULL */
     uint64_t total;
     pthread_rwlock_t placing;
     pthread_mutex_t lock;

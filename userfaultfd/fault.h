@@ -179,6 +179,11 @@ struct ibx_fault_config {
      * of it (fallocate), and `check` may have seen what was left. NULL: not. By any worker, with
      * check_context. */
     void (*removed)(void *context, uint64_t page, uint64_t pages);
+    /* Called by any worker where the owner of the memory has unmapped pages before they came, so
+     * that nobody waits for them: 0, or an error of the engine. `bytes`: not in minor mode. NULL:
+     * it is an error (-ENOENT). */
+    int (*unmapped)(void *context, uint64_t page, uint64_t pages, const void *bytes);
+    void *unmapped_context;
     /* Called by any worker with the page of each fault, in the order in which they are read, a page
      * perhaps several times; NULL: not. */
     void (*touched)(void *context, uint64_t page);

@@ -141,7 +141,12 @@ static int step(struct ibx_fault *e, struct slot *slot, uint32_t limit)
         return 0;
     }
     ibx_fault_note_arrived(e, page, n);
-    int64_t bytes = fill(e, r, page, n * size, slot->bytes + slot->placed * size);
+    const uint8_t *from = slot->bytes + slot->placed * size;
+    int64_t bytes = fill(e, r, page, n * size, from);
+    if (bytes == -ENOENT && e->unmapped) {
+        const int kept = e->unmapped(e->unmapped_context, page, n, from);
+        bytes = kept ? kept : (int64_t)(n * size);
+    }
     if (bytes > 0 || bytes == -EEXIST)
         ibx_fault_note_placed(e, page, bytes > 0 ? (uint64_t)bytes / size : 1);
     if (bytes > 0) {

@@ -290,6 +290,8 @@ static int engine_make(struct ibx_fault *e, const struct ibx_fault_config *confi
     e->check = config->check;
     e->check_context = config->check_context;
     e->removed = config->removed;
+    e->unmapped = config->unmapped;
+    e->unmapped_context = config->unmapped_context;
     e->touched = config->touched;
     e->touched_context = config->touched_context;
     e->background = !config->no_background;

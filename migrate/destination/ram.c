@@ -256,7 +256,10 @@ int ibx_destination_ram_recover(struct destination_ram *ram, const struct ibx_re
                                 struct ibx_error *err)
 {
     int rc = ibx_destination_ram_take_uffd(ram, record, err);
-    uint64_t address = ram->guest.blocks[0].address;
+    const struct ibx_guest_block *block = ram->guest.blocks;
+    while (block->left && block < ram->guest.blocks + ram->guest.count - 1)
+        block++;
+    uint64_t address = block->address;
     const int minor = rc ? 0 : ibx_proc_find_flags(record->pid, is_minor, &address);
     if (minor < 0)
         rc = ibx_error_set(
@@ -396,6 +399,8 @@ static int make_engine(struct destination_ram *ram, struct ibx_page_reader **rea
         .check = ram->page_tags ? ibx_page_tags_note : NULL,
         .check_context = ram->page_tags,
         .removed = ram->page_tags ? forget_removed : NULL,
+        .unmapped = ibx_destination_ram_keep_left,
+        .unmapped_context = ram,
     };
     int rc = 0;
     fetch_early(ram, &config);
@@ -622,7 +627,8 @@ static int unregister(struct destination_ram *ram, struct ibx_error *err)
         struct ibx_fault_range range;
         range_of(ram, i, &range);
         int rc = ibx_fault_unregister(ram->uffd.fd, &range, first ? NULL : err);
-        first = first ? first : rc;
+        if (rc && !first && !ibx_destination_ram_left(ram, i))
+            first = rc;
     }
     return first ? first : ibx_state_move(&ram->state, RAM_OPENED);
 }

@@ -412,7 +412,8 @@ int ibx_guest_ram_find(struct ibx_qmp *qmp, bool writable, struct ibx_guest_ram 
     return 0;
 }
 
-static bool is_mapped(const struct guest_mappings *mappings, const struct ibx_guest_block *block)
+bool ibx_guest_block_is_mapped(const struct guest_mappings *mappings,
+                               const struct ibx_guest_block *block)
 {
     bool mapped = false;
     for (size_t i = 0; !mapped && i < mappings->count; i++)
@@ -446,7 +447,7 @@ int ibx_guest_ram_reopen_left(struct ibx_guest_ram *ram, const struct ibx_guest_
         return rc;
     for (size_t i = 0; !rc && i < ram->count; i++) {
         struct ibx_guest_block *block = &ram->blocks[i];
-        block->left = files && !is_mapped(&mappings, block);
+        block->left = files && !ibx_guest_block_is_mapped(&mappings, block);
         rc = block->left ? ibx_guest_file_open(block, &files[i], suffix, writable, err)
                          : reopen_block(ram->pid, &mappings, writable, block, err);
         if (rc && block->left)

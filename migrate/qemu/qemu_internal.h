@@ -25,6 +25,9 @@ struct guest_mappings {
 /* All shared writable file mappings of the process. */
 int ibx_guest_mappings_read(pid_t pid, struct guest_mappings *mappings, struct ibx_error *err);
 void ibx_guest_mappings_fini(struct guest_mappings *mappings);
+/* Whether the process has anything of this block's file mapped. */
+bool ibx_guest_block_is_mapped(const struct guest_mappings *mappings,
+                               const struct ibx_guest_block *block);
 
 /* Finds the mapping of a shared block and sets the block's address and file. -ENOTUNIQ: several
  * could be it; then `address` (else 0) decides. */

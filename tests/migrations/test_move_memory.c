@@ -14,7 +14,7 @@
 static char files[2][96], backends[2][200];
 
 /* A backend with data that the VM does not use, with a file of its own on each side. */
-static void start_with_more(void)
+static void start_with_more(const char *option)
 {
     static const char data[] = "data of nobody";
     mover_begin();
@@ -33,7 +33,7 @@ static void start_with_more(void)
                                                .extra = {SLOTS, "-object", backends[i]}});
     }
     vm_wait_beats(&vms[0], pair_beats);
-    pair_run((const char *[]){"--max-bandwidth", "64K", NULL});
+    pair_run((const char *[]){"--max-bandwidth", "64K", option, NULL});
     mover_await(&receiver, "filling", 0);
 }
 
@@ -58,7 +58,7 @@ static void more_is_the_same(void)
 
 static void test_removed_at_the_source_and_its_tool_killed(void)
 {
-    start_with_more();
+    start_with_more(NULL);
     mover_kill(&sender, SIGKILL);
     remove_more(&vms[0]);
     pair_recover(&sender);
@@ -77,11 +77,49 @@ static void test_added_at_the_source_and_its_tool_killed(void)
     pair_filled();
 }
 
+/* Nobody waits for its pages any more, and who plugs it in again finds them in its file. */
+static void removed_at_the_destination(bool killed, const char *option)
+{
+    start_with_more(option);
+    remove_more(&vms[1]);
+    if (killed) {
+        mover_kill(&receiver, SIGKILL);
+        pair_recover(&receiver);
+        mover_await(&receiver, "filling", 0);
+    }
+    pair_filled();
+    more_is_the_same();
+}
+
+static void test_removed_at_the_destination(void)
+{
+    removed_at_the_destination(false, NULL);
+}
+
+static void test_removed_at_the_destination_in_minor_mode(void)
+{
+    removed_at_the_destination(false, "--minor");
+}
+
+static void test_removed_at_the_destination_and_its_tool_killed(void)
+{
+    removed_at_the_destination(true, NULL);
+}
+
+static void test_removed_at_the_destination_in_minor_mode_and_its_tool_killed(void)
+{
+    removed_at_the_destination(true, "--minor");
+}
+
 int main(void)
 {
     static const struct vm_test tests[] = {
         VM_TEST(test_added_at_the_source_and_its_tool_killed),
         VM_TEST(test_removed_at_the_source_and_its_tool_killed),
+        VM_TEST(test_removed_at_the_destination),
+        VM_TEST(test_removed_at_the_destination_in_minor_mode),
+        VM_TEST(test_removed_at_the_destination_and_its_tool_killed),
+        VM_TEST(test_removed_at_the_destination_in_minor_mode_and_its_tool_killed),
         {0},
     };
     return vm_tests(tests, mover_end_all);
