@@ -27,7 +27,6 @@
 #include <unistd.h>
 
 #define INJECTIONS 400
-#define CALL_MS    300
 
 /* ------------------------------------------------------------ a child that notices */
 
@@ -371,12 +370,14 @@ static void test_killed_tracer(void)
     unstoppable_goes_on_unharmed(&u);
 }
 
-/* Whether the main thread of `pid` is inside of poll() with nothing to wait for but this time. */
-static bool polls(pid_t pid, unsigned ms)
+static char byte; /* that the child is to read */
+
+/* Whether the main thread of `pid` is inside of read() of that descriptor. */
+static bool reads(pid_t pid, int fd)
 {
     char path[64], text[128] = "", call[64];
     snprintf(path, sizeof(path), "/proc/%d/syscall", (int)pid);
-    snprintf(call, sizeof(call), "%d 0x0 0x0 0x%x ", SYS_poll, ms);
+    snprintf(call, sizeof(call), "%d 0x%x %p 0x1 ", SYS_read, (unsigned)fd, (void *)&byte);
     FILE *file = fopen(path, "re");
     const bool read = file && fgets(text, sizeof(text), file);
     if (file)
@@ -384,27 +385,32 @@ static bool polls(pid_t pid, unsigned ms)
     return read && !strncmp(text, call, strlen(call));
 }
 
-/* A tool that is killed while QEMU executes its call, which takes a while here: no register of
- * QEMU's is lost. */
+/* A tool that is killed while QEMU executes its call, which lasts until then: no register of QEMU's
+ * is lost. */
 static void test_tool_is_killed(void)
 {
-    const uint64_t arguments[6] = {0, 0, CALL_MS};
+    int ends[2];
+    assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
+    const uint64_t arguments[6] = {(uint64_t)ends[0], (uintptr_t)&byte, 1};
     pid_t child = child_start(false);
     pid_t tool = fork();
     assert_true(tool >= 0);
     if (!tool) {
         int64_t result;
         setpgid(0, 0);
-        ibx_inject_syscall(child, SYS_poll, arguments, &result, vm_soon(), &vm_error);
+        ibx_inject_syscall(child, SYS_read, arguments, &result, vm_soon(), &vm_error);
         _exit(1);
     }
     const uint64_t deadline = vm_soon();
-    while (!polls(child, CALL_MS)) {
+    while (!reads(child, ends[0])) {
         assert_true(ibx_now_ns() < deadline);
         poll(NULL, 0, 1);
     }
     kill(-tool, SIGKILL);
     assert_int_equal(waitpid(tool, NULL, 0), tool);
+    assert_int_equal(write(ends[1], "x", 1), 1);
+    close(ends[0]);
+    close(ends[1]);
     const unsigned loops = atomic_load(&shared->loops);
     while (atomic_load(&shared->loops) < loops + 2)
         assert_int_equal(waitpid(child, NULL, WNOHANG), 0);
