@@ -2,6 +2,8 @@
 /* The end of the server's process, which each thread of a client notices by its own session. */
 #include "frontend-glue/client_calls/internal.h"
 
+#include "tests/fixtures/patience.h"
+
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -90,6 +92,7 @@ static void test_children(void **state)
 {
     struct ibx_pipeline any = {.process = 0};
     pthread_t thread;
+    const unsigned seconds = CHILD_S * patience_times(); /* asked here: it allocates */
     unsigned good = 0, bad = 0;
     (void)state;
     ibx_process_add(&any);
@@ -98,7 +101,7 @@ static void test_children(void **state)
         int status = -1;
         const pid_t child = fork();
         if (!child) {
-            alarm(CHILD_S);
+            alarm(seconds);
             ibx_process_ends();
             _exit(0);
         }
