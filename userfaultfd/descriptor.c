@@ -37,8 +37,8 @@ bool ibx_fault_uffd_absent(void)
     return fd < 0 && code == ENOSYS && access(SYSCTL, F_OK);
 }
 
-/* By the system call, or where that is not permitted, by the device (Linux 6.1), for which the
- * permissions of its file count. */
+/* Opens a userfaultfd by userfaultfd(2), or where that is not permitted, by /dev/userfaultfd
+ * (Linux 6.1), which needs only the permissions of that file. */
 static int raw_open(struct ibx_error *err)
 {
     int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
@@ -66,7 +66,6 @@ static int raw_open(struct ibx_error *err)
                          strerror(code));
 }
 
-/* The features of this kernel. */
 static int features_have(uint64_t *features, struct ibx_error *err)
 {
     int fd = raw_open(err);
@@ -103,7 +102,7 @@ static int features_lack(uint64_t wanted, struct ibx_error *err)
 
 int ibx_fault_uffd_enable(int uffd, uint64_t features, struct ibx_error *err)
 {
-    /* Where in a huge page a fault was, since Linux 5.18. */
+    /* Linux 5.18 can report at which address in a huge page a fault occurred. */
     struct uffdio_api api = {.api = UFFD_API, .features = features | EXACT_ADDRESS};
     if (!ioctl(uffd, UFFDIO_API, &api))
         return 0;

@@ -18,24 +18,25 @@
 
 /* UFFDIO_API on a new descriptor. -EOPNOTSUPP: the kernel is older. */
 int ibx_dirty_enable(int uffd, struct ibx_error *err);
-/* From here on all of its pages count as written, holes too, until they have been scanned. */
+/* From here on all pages of the range count as written, holes too, until a scan protects them. */
 int ibx_dirty_register(int uffd, uint64_t start, uint64_t length, struct ibx_error *err);
-/* Forgets the range, in parts: each keeps the page faults of the process waiting, for 1 ms. */
+/* Unregisters the range in parts: the page faults of the process wait for each part, 1 ms. */
 void ibx_dirty_unregister(int uffd, uint64_t start, uint64_t length);
-/* `pagemap`: /proc/PID/pagemap of the process. Sets the bit of every page (of `page_size` bytes,
- * lowest first) that was written since it was protected, or never was, and counts them; the others
- * stay as they are. Pages that are not mapped count as written, since the kernel may have unmapped
- * them. Both may be NULL. With `protect` they are protected at the same time, so that no write is
- * missed. -EOPNOTSUPP: the kernel is older. */
+/* `pagemap`: a descriptor of /proc/PID/pagemap of the process. Sets the bit of every page (of
+ * `page_size` bytes; bit 0 is the page at `start`) that was written since it was protected, or was
+ * never protected; other bits stay as they are. Pages that are not mapped count as written, since
+ * the kernel may have unmapped them. `count`: how many bits were newly set, or without `bits` how
+ * many pages were written. `bits` and `count` may be NULL. With `protect` the same scan protects
+ * these pages, so that no write is missed. -EOPNOTSUPP: the kernel is older. */
 int ibx_dirty_scan(int pagemap, uint64_t start, uint64_t length, uint64_t page_size, bool protect,
                    uint64_t *bits, uint64_t *count, struct ibx_error *err);
-/* The same for those pages of which the bit in `which` is set, and for all others in the same 2 MiB
- * (at a multiple of that), so that no entry of a page table that maps as much is protected in part:
- * the kernel would drop it, and its mark is that of all these pages. */
+/* Scans and protects the pages whose bit in `which` is set, and all others in the same aligned
+ * 2 MiB. Protecting a part of a 2 MiB mapping would make the kernel drop that mapping, whose one
+ * mark stands for all of its pages. */
 int ibx_dirty_protect(int pagemap, uint64_t start, uint64_t length, uint64_t page_size,
                       const uint64_t *which, uint64_t *bits, struct ibx_error *err);
-/* Which pages are mapped, in the same way; with `perhaps` also those of which the page table has
- * anything at all. */
+/* Sets the bits of pages that are mapped, and counts them as ibx_dirty_scan() does; with `perhaps`
+ * also those that the page table has as swapped out. */
 int ibx_dirty_mapped(int pagemap, uint64_t start, uint64_t length, uint64_t page_size, bool perhaps,
                      uint64_t *bits, uint64_t *count, struct ibx_error *err);
 

@@ -53,8 +53,8 @@ void ibx_fault_changed(struct ibx_fault *e)
         signal_fd(e->workers[i].wake_fd);
 }
 
-/* The only place that changes the state, under the lock; it is read without. False: the table does
- * not allow the move. */
+/* The only place that changes the state. The caller holds the lock; readers of the state need none.
+ * False: the table does not allow the move. */
 static bool move(struct ibx_fault *e, enum ibx_fault_state to)
 {
     if (!ibx_state_allows(&table, ibx_fault_state(e), to))
@@ -109,7 +109,7 @@ void ibx_fault_check_complete(struct ibx_fault *e)
     if (ibx_fault_state(e) != IBX_FAULT_SERVING || !everything_present(e))
         return;
     pthread_mutex_lock(&e->lock);
-    if (ibx_fault_state(e) == IBX_FAULT_SERVING) /* from HELD and STOPPED others move */
+    if (ibx_fault_state(e) == IBX_FAULT_SERVING) /* serve and resume complete HELD and STOPPED */
         move(e, IBX_FAULT_COMPLETE);
     pthread_mutex_unlock(&e->lock);
 }
@@ -195,7 +195,7 @@ static int mark(struct ibx_fault *engine, uint64_t first, uint64_t pages,
     marked(engine, n, cause);
     if (n) {
         count(&engine->changes, 1);
-        if (ibx_fault_state(engine) != IBX_FAULT_HELD) /* a fault may wait for one of them */
+        if (ibx_fault_state(engine) != IBX_FAULT_HELD) /* faults may wait for these pages */
             ibx_fault_wake_workers(engine);
         ibx_fault_check_complete(engine);
     }
@@ -248,7 +248,7 @@ int ibx_fault_rebuild(struct ibx_fault *engine, const uint8_t *present, uint64_t
         if (present[i / 8] >> i % 8 & 1)
             n += pagemap_move(&engine->map, i, PAGE_MISSING, PAGE_PRESENT);
     marked(engine, n, IBX_FAULT_BY_REBUILD);
-    if (may) /* a thread that is woken faults again, or its page is present */
+    if (may) /* all threads are woken below: those whose page is still missing fault again */
         atomic_store_explicit(&engine->waiting, 0, memory_order_release);
     pthread_mutex_unlock(&engine->lock);
     return may ? ibx_fault_wake_all(engine, err)

@@ -19,7 +19,7 @@
  *   takeover.c    what outlives a killed engine   give.c     pages that come another way
  *   huge_strides.c  strides through huge pages
  *
- * Beside it, for others: dirty.c tells which pages are written, protect.c stops who writes.
+ * Independent of the engine: dirty.c tells which pages are written, protect.c stops writes.
  *
  * engine.c, events.c, place.c and fetch.c call each other: all of them can fail the engine, and
  * placing has to read events when the kernel answers EAGAIN.
@@ -52,14 +52,14 @@
 #define WINDOWS        64u /* fault-around windows to be requested */
 #define EVENTS_AT_ONCE 32u
 #define DEPTH_LOW      4u  /* background requests in flight while faults occur */
-#define SCATTERED_MAX  64u /* pages of one request that do not follow each other */
+#define SCATTERED_MAX  64u /* pages of one request whose pages are not contiguous */
 
 struct waiter {
     uint64_t page;
-    uint64_t number; /* for the stride detector: of the page, or ibx_fault_place_number() */
+    uint64_t number; /* for the stride detector: `page`, or ibx_fault_place_number() */
     uint64_t since_ns;
-    bool seen;      /* by the stride detector, */
-    bool strides;   /* and it is part of a stride */
+    bool seen;      /* the stride detector has seen this fault */
+    bool strides;   /* the fault is part of a stride */
     bool duplicate; /* requested a second time, while another worker has the claim */
 };
 
@@ -83,10 +83,10 @@ struct slot {
     uint32_t good;       /* of them, arrived */
     uint32_t placed;     /* of them, placed, or left to another worker */
     uint32_t generation; /* in the cookie, so that a stale cookie is detected */
-    unsigned worker;     /* whose it is */
+    unsigned worker;     /* the worker that owns this slot */
     bool zero;
     bool checked;    /* config.check has seen it */
-    bool duplicate;  /* another worker has the claims; places what that one has not placed yet */
+    bool duplicate;  /* another worker has the claims; this slot places what is not placed yet */
     uint64_t faults; /* engine->faults at the request */
     uint64_t asked_ns;
     uint8_t *memory; /* in the worker's buffer; NULL when all ranges are in minor mode */
@@ -98,7 +98,7 @@ static inline uint64_t slot_page(const struct slot *slot, uint32_t index)
     return slot->scattered ? slot->list[index] : slot->page + index;
 }
 
-/* Which of its pages this is; UINT32_MAX: none. */
+/* The index of `page` in the slot; UINT32_MAX: the slot does not have it. */
 static inline uint32_t slot_index(const struct slot *slot, uint64_t page)
 {
     if (!slot->scattered)
@@ -115,18 +115,18 @@ struct fault_range {
     unsigned index;
 };
 
-/* flight.c. Of the wire, by all workers. */
+/* flight.c: what all workers together have learned of the wire. */
 struct flight {
-    _Atomic uint64_t round_trip_ns; /* of requests of a few pages, about the least; 0: none yet */
-    _Atomic uint64_t forgot_ns;     /* when it was last let grow */
-    _Atomic uint64_t window_ns, window_bytes; /* what has arrived since */
-    _Atomic uint64_t latest;                  /* bytes a second of the window before */
-    _Atomic uint64_t rate;                    /* of the wire, bytes a second, so far */
-    _Atomic unsigned steady;                  /* windows since it grew */
-    _Atomic unsigned factor;                  /* in 64ths; 0: the least */
-    _Atomic uint64_t bytes;                   /* in flight, but for single pages */
-    _Atomic bool held;                        /* somebody was, since the window began */
-    _Atomic uint64_t fault_ns;                /* the latest fault */
+    _Atomic uint64_t round_trip_ns; /* about the least of small requests; 0: not measured yet */
+    _Atomic uint64_t forgot_ns;     /* when round_trip_ns was last allowed to grow */
+    _Atomic uint64_t window_ns, window_bytes; /* start of the window; bytes arrived in it */
+    _Atomic uint64_t latest;                  /* bytes per second of the window before */
+    _Atomic uint64_t rate;                    /* of the wire so far, bytes per second */
+    _Atomic unsigned steady;                  /* full windows since `rate` grew */
+    _Atomic unsigned factor;                  /* in 64ths; 0: FACTOR_LEAST */
+    _Atomic uint64_t bytes;                   /* in flight, without single pages */
+    _Atomic bool held;                        /* a request had to wait in this window */
+    _Atomic uint64_t fault_ns;                /* when the latest fault was read */
 };
 
 struct fault_worker {
@@ -138,9 +138,9 @@ struct fault_worker {
     void *own_buffer;
     int wake_fd;
     struct slot *slots; /* URGENT_SLOTS, STRIDE_SLOTS, then the others */
-    uint64_t *lists;    /* of the others */
+    uint64_t *lists;    /* memory of slot.list in the others */
     unsigned slot_count, in_flight, bulk, arrived;
-    uint64_t flying;           /* bytes in flight, of the others */
+    uint64_t flying;           /* bytes in flight in the others */
     uint64_t windows[WINDOWS]; /* a ring of faulted pages */
     unsigned window_head, window_count;
     struct stride_prefetch strides[STRIDE_QUEUE]; /* a ring, too */
@@ -165,7 +165,7 @@ struct ibx_fault {
     _Atomic bool background;
     uint64_t early, early_end; /* pages that are fetched before the background is on */
     bool wire;
-    uint64_t round_trip_ns; /* of it, until the first page tells */
+    uint64_t round_trip_ns; /* the caller's estimate, used until a page has been measured */
     unsigned fault_workers;
     bool no_faults, prompt;
     unsigned spin_us, depth;
@@ -176,8 +176,8 @@ struct ibx_fault {
     struct fault_worker *workers;
     unsigned worker_count;
     struct pagemap map;
-    struct map_memory *lasting; /* config.map_memory, where the map then is */
-    bool adopted;               /* it was another engine's */
+    struct map_memory *lasting; /* config.map_memory, or NULL; the page map lies in it */
+    bool adopted;               /* `lasting` was made by another engine, which died */
     struct ibx_fault_run *plan;
     size_t plan_count;
     _Atomic size_t plan_at;
@@ -209,7 +209,7 @@ struct ibx_fault {
     _Atomic uint64_t missing, present, cursor, cap;
     uint64_t next_ns; /* the bandwidth clock */
     struct flight flight;
-    _Atomic unsigned aside; /* background requests that go before those of a loop */
+    _Atomic unsigned aside; /* background requests to be made before the next loop request */
     void *zeros;            /* a page of zeros, of the largest size */
     int *children;          /* descriptors of forked processes */
     unsigned child_count;
@@ -233,20 +233,20 @@ static inline void count(_Atomic uint64_t *counter, uint64_t n)
 }
 
 /* engine.c */
-/* -> DRAINING; the first reason counts. */
+/* Moves the engine to DRAINING. The reason of the first call is kept. */
 void ibx_fault_fail(struct ibx_fault *e, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 void ibx_fault_check_complete(struct ibx_fault *e);
 /* This worker has no request in flight any more. */
 void ibx_fault_drained(struct fault_worker *w);
-/* Out of STOPPED; under the lock. */
+/* Leaves STOPPED. The caller holds the lock. */
 void ibx_fault_serve_again(struct ibx_fault *e);
 void ibx_fault_wake_workers(struct ibx_fault *e);
-/* The list has changed, or a page in it: wakes the fault workers. */
+/* Wakes the fault workers: the list of waiting faults or the state of their pages has changed. */
 void ibx_fault_changed(struct ibx_fault *e);
 struct fault_range *ibx_fault_range_of_page(struct ibx_fault *e, uint64_t page);
 struct fault_range *ibx_fault_range_of_address(struct ibx_fault *e, uint64_t address);
-/* Faults that were read come again, unless their page is there. */
+/* Wakes all threads that wait for a fault; those whose page is still missing fault again. */
 int ibx_fault_wake_all(struct ibx_fault *e, struct ibx_error *err);
 /* Counts pages that have become present. */
 void ibx_fault_pages_done(struct ibx_fault *e, enum ibx_fault_cause cause, uint64_t pages);
@@ -260,8 +260,8 @@ void ibx_fault_note_removed(struct ibx_fault *e, const struct fault_range *r, ui
 
 /* events.c */
 void ibx_fault_event_handle(struct ibx_fault *e, const struct uffd_msg *message, uint64_t now);
-/* Reads events of the descriptor; false when there are none. `sure`: it is readable, so that
- * poll(2) is not called. */
+/* Reads faults and events; false when there are none. `sure`: the caller knows that the descriptor
+ * is readable, which saves a poll(2). */
 bool ibx_fault_events_read(struct ibx_fault *e, bool sure);
 /* Adds a fault to the list. */
 void ibx_fault_waiter_add(struct ibx_fault *e, uint64_t page, uint64_t number, uint64_t since_ns);
@@ -277,8 +277,8 @@ int ibx_fault_place_one(struct ibx_fault *e, const struct slot *slot, uint64_t p
  */
 int ibx_fault_answer(struct ibx_fault *e, uint64_t page);
 int ibx_fault_wake(struct ibx_fault *e, uint64_t address, uint64_t length);
-/* Minor mode: what has come of pages that were discarded meanwhile is given back, so that their
- * owner sees zeros. Before they count as present: then they may be the owner's again. */
+/* Minor mode: frees pages that arrived although their owner had discarded them, so that the owner
+ * sees zeros. To be called before they count as present: after that the owner may write to them. */
 void ibx_fault_empty(const struct fault_range *r, uint64_t page, uint64_t pages);
 
 /* fetch.c: each returns whether it requested or answered anything */
@@ -288,12 +288,12 @@ bool ibx_fault_fetch_around(struct fault_worker *w);
 bool ibx_fault_fetch_background(struct fault_worker *w);
 
 /* huge_strides.c */
-/* Of a fault in a range of huge pages: which small page it is, in no other range. */
+/* The number of the small page at `address` in a range of huge pages; ranges share no number. */
 uint64_t ibx_fault_place_number(const struct fault_range *r, uint64_t address);
-/* Whether a fault in a huge page is part of a stride, of which the prefetch is queued. Under the
- * lock. */
+/* Whether a fault in a huge page is part of a stride; queues the prefetch of that stride. The
+ * caller holds the lock. */
 bool ibx_fault_ahead_detect(struct ibx_fault *e, uint64_t number);
-/* The next missing page of the strides; false: there is none. */
+/* The next missing page of the queued strides; false: none is missing. Takes the lock. */
 bool ibx_fault_ahead_next(struct ibx_fault *e, uint64_t *page);
 
 /* slot.c */
@@ -306,13 +306,14 @@ struct wanted {
 };
 
 void ibx_fault_slot_init(struct slot *slot);
-/* A free one of [from, to), or NULL. */
+/* A free slot among those with index [from, to), or NULL. */
 struct slot *ibx_fault_slot_take(struct fault_worker *w, unsigned from, unsigned to);
 /* Claims missing pages from `page` on, at most `max` and up to `end`; returns how many. */
 uint32_t ibx_fault_claim(struct ibx_fault *e, uint64_t page, uint64_t end, uint32_t max);
-/* Allocates pages that are filled in place: writing to a full tmpfs would raise SIGBUS. Those that
- * are there a read fault maps 16 at a time, as pages that can be written to, which is what counts
- * where pages that do not follow each other come. A failure ends the engine. */
+/* Allocates the slot's pages, which are filled in place: a write to a full tmpfs would raise
+ * SIGBUS. With config.cached it populates by reading: a read fault on a page in the page cache maps
+ * its neighbours, too, 16 writable pages at a time, which helps requests of scattered pages. A
+ * failure ends the engine. */
 int ibx_fault_alias_populate(struct ibx_fault *e, const struct slot *slot, size_t length);
 /* Requests claimed pages. After a failure they are missing again, unless another worker has the
  * claim. */
@@ -322,13 +323,13 @@ int ibx_fault_slot_request(struct fault_worker *w, struct slot *slot, struct fau
 void ibx_fault_slot_release(struct fault_worker *w, struct slot *slot);
 
 /* flight.c */
-/* More is in flight, or less, beside single pages. */
+/* Adds `bytes` (negative: subtracts) to what is in flight beside single pages. */
 static inline void ibx_fault_flying(struct fault_worker *w, int64_t bytes)
 {
     w->flying += (uint64_t)bytes;
     count(&w->engine->flight.bytes, (uint64_t)bytes);
 }
-/* A request of a few pages took so long. */
+/* A request of a few pages took `ns`. */
 void ibx_fault_note_round_trip(struct ibx_fault *e, uint64_t ns, uint64_t now_ns);
 void ibx_fault_note_arrival(struct ibx_fault *e, uint64_t bytes, uint64_t now_ns);
 /* Bytes that this worker may have in flight beside single pages. */
@@ -340,19 +341,20 @@ static inline uint64_t round_trip_of(const struct ibx_fault *e)
 }
 
 /* takeover.c */
-/* What the kernel has told and nobody has noted yet lies in `events`: read(2) puts it there, and a
- * process that is killed does not die within that call. */
+/* Memory that survives the process. Events are read into `events` and cleared there once they are
+ * in the page map, so none is lost: a process that is killed does not die within read(2). */
 struct map_memory {
     uint64_t made;  /* MAP_MADE: the rest is valid */
     uint64_t pages; /* of all ranges, to the last number */
     struct uffd_msg events[EVENTS_AT_ONCE];
     _Atomic uint64_t words[]; /* struct pagemap */
 };
-/* Uses the memory: as it is when it was made before. -EINVAL: of other ranges. */
+/* Puts the page map into `memory`; a map that is there already is kept (`adopted`). -EINVAL: that
+ * one has other ranges or another layout. */
 int ibx_fault_map_use(struct ibx_fault *e, void *memory, struct ibx_error *err);
-/* Begins it, when the map is as it has to be. */
+/* Marks the memory as valid, after the page map has been initialised. */
 void ibx_fault_map_made(struct ibx_fault *e);
-/* Continues where the other engine was killed, before the first worker starts. */
+/* Continues where the killed engine ended. To be called before the first worker starts. */
 int ibx_fault_map_adopt(struct ibx_fault *e, struct ibx_error *err);
 
 /* worker.c */

@@ -30,7 +30,7 @@ void ibx_fault_waiter_add(struct ibx_fault *e, uint64_t page, uint64_t number, u
         count(&e->changes, 1);
     }
     pthread_mutex_unlock(&e->lock);
-    if (!room) { /* the thread faults again */
+    if (!room) { /* not noted: wake the thread, which faults again */
         struct fault_range *r = ibx_fault_range_of_page(e, page);
         ibx_fault_wake(e, r->is.start + (page - r->is.first_page) * r->is.page_size,
                        r->is.page_size);
@@ -193,7 +193,7 @@ void ibx_fault_note_events(struct ibx_fault *engine)
 bool ibx_fault_events_read(struct ibx_fault *e, bool sure)
 {
     struct uffd_msg own[EVENTS_AT_ONCE];
-    /* With events one worker reads at a time. */
+    /* `lasting->events` needs no lock of its own: with events `placing` lets one worker read. */
     struct uffd_msg *messages = e->lasting && e->events ? e->lasting->events : own;
     if (e->events) {
         struct pollfd look = {.fd = e->uffd, .events = POLLIN};
@@ -206,7 +206,7 @@ bool ibx_fault_events_read(struct ibx_fault *e, bool sure)
     uint64_t now = ibx_now_ns();
     for (ssize_t i = 0; i < n / (ssize_t)sizeof *messages; i++) {
         ibx_fault_event_handle(e, &messages[i], now);
-        messages[i].event = 0; /* a removal is in the map: an engine after this one knows it */
+        messages[i].event = 0; /* handled: an engine that takes over finds it in the page map */
     }
     if (e->events)
         pthread_rwlock_unlock(&e->placing);

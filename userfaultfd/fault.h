@@ -52,8 +52,8 @@ struct ibx_fault_request {
     uint64_t cookie; /* comes back with the arrival */
     unsigned range;  /* index of the range in the config */
     bool urgent;     /* to be served before all that are not urgent */
-    /* NULL, or the numbers of `page_count` pages of the range that do not follow each other, the
-     * first one `page`; they fill the buffer in this order. Lasts until the call returns. */
+    /* NULL, or the numbers of `page_count` scattered pages of the range, of which `page` is the
+     * first; they fill the buffer in this order. Valid until the call returns. */
     const uint64_t *pages;
     uint32_t page_count;
 };
@@ -62,7 +62,7 @@ struct ibx_fault_arrival {
     uint64_t cookie;
     int status;    /* 0; -EAGAIN or -ECANCELED: it is requested again; else the engine stops */
     size_t length; /* bytes filled, from the first on; the rest is requested again */
-    bool zero;     /* all pages are zero, and `buffer` was not written */
+    bool zero;     /* all pages are zero; the reader has not written to `buffer` */
 };
 
 /*
@@ -109,7 +109,7 @@ struct ibx_fault_range {
     bool protect;
 };
 
-/* Pages that follow each other. */
+/* Contiguous pages: `pages` pages from `page` on. */
 struct ibx_fault_run {
     uint64_t page, pages;
 };
@@ -126,22 +126,23 @@ struct ibx_fault_config {
      * page `early` on, which will fault soon. */
     bool no_background;
     uint64_t early, early_count;
-    /* The source is on another host: what is in flight follows the round trip and the rate of the
-     * wire between, and loops of faults are fetched ahead of them (stride.h). */
+    /* The source is on another host: the amount in flight follows the round trip and the rate of
+     * the wire, and the pages of loops are fetched before they fault (stride.h). */
     bool wire;
-    uint64_t round_trip_ns; /* of it, until the first page tells; 0: not known */
-    /* Known to be needed soon: fetched in this order, ahead of faults and before all else that is
-     * fetched in the background, also without one. Copied; numbers outside of all ranges are passed
-     * over. */
+    uint64_t round_trip_ns; /* estimate, used until the first page has been measured; 0: unknown */
+    /* Pages that will be needed soon: fetched in this order, before they fault and before the rest
+     * of the background, even with no_background. Copied; numbers outside of all ranges are
+     * skipped. */
     const struct ibx_fault_run *plan;
     size_t plan_count;
-    /* The first so many workers read faults and fetch what faults need, with priority
+    /* The first `fault_workers` workers read faults and fetch what faults need, with priority
      * (common/thread.h); the others, at least one, do the rest. 0: all do both. */
     unsigned fault_workers;
-    /* A single worker has that priority: there is no background. */
+    /* All workers that serve faults get that priority, without fault_workers too. For a single
+     * worker where there is no background. */
     bool prompt;
-    /* Faults are left to the next engine of this userfaultfd, because pages that count as present
-     * here may be missing; all workers do the rest. */
+    /* This engine answers no fault, because pages that count as present here may be missing: the
+     * next engine of this userfaultfd does. All workers fetch in the background. */
     bool no_faults;
     uint64_t max_bandwidth; /* bytes per second of requests that are not urgent; 0: no limit */
     uint32_t fault_around;  /* bytes, a power of two; 0: 64 KiB; 1: none */
@@ -150,34 +151,34 @@ struct ibx_fault_config {
     unsigned depth; /* background requests in flight per worker, at most; 0: 8, of huge pages 2 */
     /* NULL, or a bit per page up to the last page, in memory of the caller that outlives this
      * process. A bit is set when the page is complete or was discarded, before the faulting process
-     * can see it; of zero pages in missing mode only. In minor mode an engine that takes over
-     * (ibx_fault_rebuild) must not fetch these pages again, and neither the page cache, which has
-     * incomplete pages, nor the page tables tell which they are. */
+     * can see it; for zero pages in missing mode only. In minor mode an engine that takes over
+     * (ibx_fault_rebuild) must not fetch these pages again, and only these bits tell which they
+     * are: the page cache has incomplete pages, too, and page tables lack pages that have come. */
     _Atomic uint64_t *arrived;
-    /* The same, but a bit is set afterwards: the page is in its place, or was discarded. A page
-     * that has arrived and is not placed may be either. */
+    /* The same, but a bit is set after the page was placed or discarded. A page whose bit is set in
+     * `arrived` and not here may be in its place or not. */
     _Atomic uint64_t *placed;
     /* Minor mode: most of the pages are in the page cache already, with other bytes. */
     bool cached;
-    /* Only this engine makes pages in the ranges: one that is there before it was placed is an
-     * error (-EEXIST), and none is fetched twice. */
+    /* Only this engine makes pages in the ranges: a page that exists before it was placed is an
+     * error (-EEXIST), and no page is fetched twice. */
     bool exclusive;
     /* NULL, or ibx_fault_map_bytes() of shared memory, page-aligned and zero at first, that
-     * outlives this process: what an engine has to know that takes over from one that was killed,
-     * at any instruction. Missing mode only. The other engine is created with the same ranges, the
-     * same descriptor and this memory, and needs no ibx_fault_rebuild(): it knows what is present,
-     * what was removed, and which events had been read and not noted. */
+     * outlives this process. It has all that another engine needs to take over when this process
+     * is killed at any instruction. Missing mode only. The other engine is created with the same
+     * ranges, the same descriptor and this memory, and needs no ibx_fault_rebuild(): it knows which
+     * pages are present, which were removed, and which events had been read and not noted. */
     void *map_memory;
-    /* Called with pages that have arrived, before the faulting process can see them, and perhaps
-     * once more; NULL: not. An error stops the engine with that reason. Zero pages are none that it
-     * can be called for, and an error. `worker` counts from 0 and is one thread. */
+    /* NULL, or called with pages that have arrived, before the faulting process can see them; a
+     * page may be checked twice. An error stops the engine with that reason. A page that the reader
+     * reports as zero has no bytes to check and stops the engine, too (-EPROTO). `worker` counts
+     * from 0; calls with the same number come from one thread. */
     int (*check)(void *context, unsigned worker, uint64_t page, uint32_t pages, const void *bytes,
                  struct ibx_error *err);
     void *check_context;
-    /* Called with pages of a range in minor mode that were removed, perhaps after `check` had seen
-     * them: their bytes are in memory that the owner of the memory can empty before an event tells
-     * of it (fallocate), and `check` may have seen what was left. NULL: not. By any worker, with
-     * check_context. */
+    /* NULL, or called by any worker, with check_context, for pages of a range in minor mode that
+     * were removed, perhaps after `check` had seen them. The owner can empty the memory (fallocate)
+     * before the event tells of it, so `check` may have seen zeros in their place. */
     void (*removed)(void *context, uint64_t page, uint64_t pages);
     /* Called by any worker where the owner of the memory has unmapped pages before they came, so
      * that nobody waits for them: 0, or an error of the engine. `bytes`: not in minor mode. NULL:
@@ -243,18 +244,18 @@ int ibx_fault_reason(struct ibx_fault *engine, struct ibx_error *err);
 int ibx_fault_event_fd(const struct ibx_fault *engine);
 
 /* These pages are zero and need not be fetched. Has no effect on pages that are not missing.
- * -ERANGE. */
+ * -ERANGE: numbers beyond the last page. */
 int ibx_fault_mark_zero(struct ibx_fault *engine, uint64_t first, uint64_t count);
 /* These pages are in their place already. As above. */
 int ibx_fault_mark_present(struct ibx_fault *engine, uint64_t first, uint64_t count);
-/* HELD: of these pages, those that were marked as present are missing after all. -ERANGE, -EBUSY.
- */
+/* Undoes ibx_fault_mark_present() for these pages: they are missing. -ERANGE as above; -EBUSY: the
+ * engine is not HELD. */
 int ibx_fault_mark_missing(struct ibx_fault *engine, uint64_t first, uint64_t count);
-/* Bytes of a page that came another way than by a reader, of a range with pages of 4 KiB.
- * config.check, if there is one, is called first, as `worker`, which is one thread and none
- * of the engine's. 1: it was placed; 0: it is not missing, the engine is neither SERVING nor HELD,
- * or HELD and an event has to be read first; -EBADMSG and others: what config.check says, and
- * nothing has happened. */
+/* Places a page that came another way than by a reader. `bytes`: 4096; only for ranges with pages
+ * of that size. config.check, if set, is called first with `worker`, a number that no worker of the
+ * engine and no other thread uses. 1: the page was placed. 0: it was not: the page is not missing,
+ * the engine is neither SERVING nor HELD, or it failed, or is HELD and an event has to be read
+ * first. -EBADMSG and others: what config.check returned; nothing was done. */
 int ibx_fault_give(struct ibx_fault *engine, unsigned worker, uint64_t page, const void *bytes,
                    struct ibx_error *err);
 /* Whether a page is neither present nor being fetched. */
@@ -265,7 +266,8 @@ bool ibx_fault_missing(const struct ibx_fault *engine, uint64_t page);
  * whose faults the other engine has read fault again. -EBUSY unless HELD or STOPPED. */
 int ibx_fault_rebuild(struct ibx_fault *engine, const uint8_t *present, uint64_t pages,
                       struct ibx_error *err);
-/* An event whose reading has let its caller go on is noted when this returns. */
+/* Waits until every event that was read before this call is in the page map: reading an event lets
+ * the thread that caused it continue, before the event is noted. */
 void ibx_fault_note_events(struct ibx_fault *engine);
 /* Whether a page is present (or known to be zero, or discarded). */
 bool ibx_fault_present(const struct ibx_fault *engine, uint64_t page);
@@ -307,8 +309,7 @@ struct ibx_fault_stats {
 };
 /* A snapshot, not atomic as a whole. */
 void ibx_fault_stats(const struct ibx_fault *engine, struct ibx_fault_stats *stats);
-/* When the fault was read that has waited longest of those not answered yet (ibx_now_ns()); 0: none
- * waits. */
+/* When the oldest fault that is not answered yet was read (ibx_now_ns()); 0: no fault waits. */
 uint64_t ibx_fault_waits_since(struct ibx_fault *engine);
 
 /* ------------------------------------------------------------ descriptors */
@@ -328,10 +329,10 @@ uint64_t ibx_fault_waits_since(struct ibx_fault *engine);
 /* For ranges with `protect`: UFFD_FEATURE_WP_ASYNC, Linux 6.7. */
 #define IBX_FAULT_DIRTY (1ull << 15)
 
-/* Whether this kernel is built without userfaultfd(2). A seccomp profile that answers as such a
- * kernel does (ENOSYS) leaves the kernel's sysctl there. */
+/* Whether this kernel is built without userfaultfd(2), rather than that a seccomp profile answers
+ * ENOSYS: then the sysctl vm.unprivileged_userfaultfd still exists. */
 bool ibx_fault_uffd_absent(void);
-/* What helps then. */
+/* The remedy, for error messages. */
 #define IBX_FAULT_UFFD_ABSENT "it takes a kernel that is built with CONFIG_USERFAULTFD"
 /* A new, enabled descriptor for this process's own memory; `features` as below. */
 int ibx_fault_uffd_open(uint64_t features, int *uffd, struct ibx_error *err);

@@ -10,9 +10,9 @@
  * fetches all other pages. Its requests double, first in number, then in size, with each that
  * arrives without a fault in between; after a fault they are few and small again.
  *
- * What is small depends on the round trip: over a long one as much more is on its way, without
- * which the wire would be empty most of the time, and a window is larger, since each fault that it
- * saves takes that long.
+ * Requests and windows grow with the round trip. Over a long one, more has to be in flight, or the
+ * wire would be idle most of the time, and a larger window saves faults that take a round trip
+ * each.
  */
 #include "userfaultfd/engine.h"
 
@@ -25,20 +25,20 @@
 #define BATCH    16u
 #define BURST_NS (5 * IBX_NS_PER_MS) /* how far the bandwidth clock may be ahead */
 
-/* Beyond which windows, and the background's small requests, grow with the round trip. With two to
- * four workers 1 to 2 MiB are on their way up to the second, which fills 10 Gbit/s. */
+/* Round trips beyond which fault-around windows, and the background's small requests, grow. Up to
+ * CHUNK_NS two to four workers have 1 to 2 MiB in flight, which fills 10 Gbit/s. */
 #define AROUND_NS  (IBX_NS_PER_MS / 4)
 #define CHUNK_NS   (IBX_NS_PER_MS * 3 / 4)
 #define AROUND_MAX (512u << 10) /* bytes */
 
-#define FLIGHT_PARTS 4u          /* of what may be in flight, in a request each */
-#define LEAST_PART   (64u << 10) /* bytes */
+#define FLIGHT_PARTS 4u          /* requests by which what may be in flight is divided */
+#define LEAST_PART   (64u << 10) /* bytes of such a request, at least */
 
-/* Loops are followed from this round trip on: nearer, pages one by one cost more than they bring.
- * After a fault elsewhere so many requests go there first. */
+/* Loops are followed from this round trip on: over a shorter one, requests of scattered pages cost
+ * more than they save. After a fault outside the loop, ASIDE background requests go there first. */
 #define LOOP_NS (IBX_NS_PER_MS / 10)
 #define ASIDE   4u
-#define STEPS   1024u /* of a loop, in one look for what is missing */
+#define STEPS   1024u /* pages of a loop that one search for missing ones looks at */
 
 /* -------------------------------------------------------------- the round trip */
 
@@ -63,7 +63,8 @@ static uint32_t low_chunk(const struct ibx_fault *e)
                                   : e->chunk_max;
 }
 
-/* And how many of these are in flight: more than usual if even the largest do not do. */
+/* How many of these are in flight: more than DEPTH_LOW where requests of chunk_max do not fill the
+ * wire. */
 static unsigned low_depth(const struct ibx_fault *e)
 {
     const uint64_t ns = round_trip_of(e);
@@ -92,8 +93,8 @@ static void stride_push(struct fault_worker *w, const struct stride_prefetch *ne
     w->strides[(w->stride_head + w->stride_count++) % STRIDE_QUEUE] = *next;
 }
 
-/* Whether a fault is part of a stride, of which it queues the prefetch when it is new. Under the
- * lock. */
+/* Whether a fault is part of a stride. When it looks at a fault for the first time, it queues the
+ * prefetch. The caller holds the lock. */
 static bool stride_detect(struct fault_worker *w, struct waiter *waiter)
 {
     struct ibx_fault *e = w->engine;
@@ -137,8 +138,8 @@ static bool is_picked(const struct waiter *batch, unsigned picked, uint64_t page
     return false;
 }
 
-/* Moves faults that can be answered from the list to `batch`, and copies those whose page it claims
- * to fetch. */
+/* Moves faults that can be answered from the list to `batch`. Faults whose page it claims, to fetch
+ * it, are copied to `batch` and stay in the list. */
 static unsigned faults_pick(struct fault_worker *w, struct waiter *batch, enum action *action)
 {
     struct ibx_fault *e = w->engine;
@@ -184,15 +185,15 @@ static unsigned faults_pick(struct fault_worker *w, struct waiter *batch, enum a
     return picked;
 }
 
-/* The first page of the fault-around window of so many bytes with this one. */
+/* The first page of the fault-around window of `bytes` that contains `page`. */
 static uint64_t window_of(const struct fault_range *r, uint64_t page, uint32_t bytes)
 {
     uint64_t pages = bytes / r->is.page_size;
     return (page - r->is.first_page) / pages * pages + r->is.first_page;
 }
 
-/* Where the background goes on after a fault: at its window; behind a huge page, which is a window
- * of its own. False: where it is. */
+/* Where the background continues after a fault: at the window around it, or after a huge page,
+ * which is its own window. False: there are no windows, and the background does not move. */
 static bool background_turns(const struct ibx_fault *e, const struct fault_range *r, uint64_t page,
                              uint64_t *next)
 {
@@ -218,7 +219,7 @@ static void fault_fetch(struct fault_worker *w, uint64_t page, enum action actio
                                   .cause = IBX_FAULT_BY_FAULT,
                                   .duplicate = action == ACTION_DUPLICATE};
     if (ibx_fault_slot_request(w, slot, r, &wanted)) {
-        w->rescan = true; /* without its window, in which it would be asked for as a part */
+        w->rescan = true; /* no window is pushed, so that the page is requested alone again */
         return;
     }
     count(&e->twice, wanted.duplicate);
@@ -226,7 +227,8 @@ static void fault_fetch(struct fault_worker *w, uint64_t page, enum action actio
         atomic_store_explicit(&e->cursor, next, memory_order_relaxed);
         atomic_store_explicit(&e->aside, ASIDE, memory_order_relaxed);
     }
-    /* What the background has asked for before is on its way for long where the round trip is. */
+    /* Over a long round trip, fault workers fetch the window themselves: the background's next
+     * request would wait behind those that are in flight. */
     if (action == ACTION_FETCH && e->fault_around > r->is.page_size &&
         (!ahead || around_of(e) > e->fault_around))
         window_push(w, page);
@@ -301,7 +303,7 @@ static bool flight_open(const struct fault_worker *w, uint64_t now, uint32_t *by
     return open;
 }
 
-/* Requests the first missing run of [from, to) and returns its end; 0: none was requested. */
+/* Requests the first run of missing pages in [from, to) and returns its end; 0: no request. */
 static uint64_t run_request(struct fault_worker *w, uint64_t from, uint64_t to, uint32_t bytes,
                             enum ibx_fault_cause cause)
 {
@@ -401,8 +403,9 @@ static void window_adapt(struct fault_worker *w)
     }
 }
 
-/* The next part of the plan. A run counts as done when it has no missing page; one that fails later
- * is left to faults and to the background, or until the engine resumes. */
+/* Requests the next part of the plan. A run is done when none of its pages is missing. Pages whose
+ * request fails after that are left to faults and the background, or to resume, which starts the
+ * plan again. */
 static bool plan_fetch(struct fault_worker *w)
 {
     struct ibx_fault *e = w->engine;
@@ -442,7 +445,6 @@ static uint32_t loop_claim(struct ibx_fault *e, uint64_t *list, uint32_t max,
     return n;
 }
 
-/* The next pages of a loop that the faulting process goes through. */
 static bool loop_fetch(struct fault_worker *w)
 {
     struct ibx_fault *e = w->engine;
@@ -464,7 +466,6 @@ static bool loop_fetch(struct fault_worker *w)
     return true;
 }
 
-/* The next huge page of a stride. */
 static bool ahead_fetch(struct fault_worker *w)
 {
     uint64_t page;
@@ -472,8 +473,8 @@ static bool ahead_fetch(struct fault_worker *w)
            run_request(w, page, page + 1, w->engine->chunk_max, IBX_FAULT_BY_PREFETCH);
 }
 
-/* Pages that will fault soon, while there is no background: all at once, in many pieces, since each
- * connection begins with little in flight. */
+/* Requests the pages of config.early while there is no background: all at once, in many pieces over
+ * all connections, since TCP lets each have little in flight at first. */
 static bool early_fetch(struct fault_worker *w)
 {
     struct ibx_fault *e = w->engine;
@@ -511,7 +512,7 @@ bool ibx_fault_fetch_background(struct fault_worker *w)
     if (end)
         atomic_store_explicit(&e->cursor, end % e->map.pages, memory_order_relaxed);
     unsigned aside = end ? atomic_load_explicit(&e->aside, memory_order_relaxed) : 0;
-    while (aside && !atomic_compare_exchange_weak(&e->aside, &aside, aside - 1)) /* others do too */
+    while (aside && !atomic_compare_exchange_weak(&e->aside, &aside, aside - 1)) /* not below 0 */
         ;
     return end != 0;
 }

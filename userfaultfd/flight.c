@@ -1,37 +1,38 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What is in flight over a wire, beside faulted pages: about as much as fills it. More would stand
- * in a queue, in front of the next fault, whose answer comes behind what was asked for before, even
- * over a connection of its own.
+ * Limits what is in flight over a wire, beside faulted pages, to about what fills the wire. More
+ * would queue there, and the answer to the next fault would come after it, even over a connection
+ * of its own.
  *
- * The round trip is the least that a few pages have taken, which have waited for nothing; until
- * then, what the caller supposes. The rate
- * of the wire is what has arrived in each of two windows in a row (after a pause of this process
- * much arrives at once, which the wire had brought before). It is known once it does not grow any
- * more, though enough is in flight to stand in a queue. Then as much may be in flight as arrives in
- * a round trip, times a factor. That grows while less arrives than did before, for whatever reason,
- * and is small otherwise.
+ * The round trip is the shortest time that a request of a few pages has taken; until one has been
+ * measured, the caller's estimate. Arriving bytes are counted in windows of time. The rate of the
+ * wire is the highest rate that two windows in a row have reached (a single window is not enough:
+ * after a pause of this process all that came meanwhile arrives at once). The rate counts as known
+ * once it has stopped growing although enough was in flight to fill the wire. Then the limit is
+ * what arrives in a round trip, times a factor. The factor grows while requests are held back and
+ * less arrives than the rate, for whatever reason, and shrinks otherwise.
  */
 #include "userfaultfd/engine.h"
 
 #include "common/clock.h"
 
 #define FORGET_NS (20 * IBX_NS_PER_MS) /* between two steps by which the round trip may grow */
-#define WINDOW_NS (2 * IBX_NS_PER_MS)  /* the least in which the rate is measured */
+#define WINDOW_NS (2 * IBX_NS_PER_MS)  /* the shortest window in which the rate is measured */
 
-/* So many windows in which it did not grow, though enough was in flight. Connections begin slowly.
- */
+/* The rate is known after this many windows in which enough was in flight and it did not grow by
+ * more than a quarter: connections begin slowly. */
 #define STEADY 4u
 
-/* Of what arrives in a round trip, beside SLACK_NS, in 64ths. */
+/* The factor, in 64ths. SLACK_NS is added to the round trip times the factor. */
 #define FACTOR_LEAST 80u /* 1.25 */
 #define FACTOR_MOST  512u
 #define SLACK_NS     (IBX_NS_PER_MS / 2)
-/* When no fault has occurred for QUIET_NS. */
+/* Used instead of SLACK_NS when no fault has occurred for QUIET_NS. */
 #define SLACK_QUIET_NS (3 * IBX_NS_PER_MS)
 #define QUIET_NS       (50 * IBX_NS_PER_MS)
 
-/* Follows the least, and forgets it in a second or so when all take longer. */
+/* A shorter time is taken at once. Longer ones raise the round trip by at most 1/64 every
+ * FORGET_NS, so that it doubles in about a second. */
 void ibx_fault_note_round_trip(struct ibx_fault *e, uint64_t ns, uint64_t now_ns)
 {
     struct flight *f = &e->flight;
@@ -48,7 +49,7 @@ void ibx_fault_note_round_trip(struct ibx_fault *e, uint64_t ns, uint64_t now_ns
     atomic_store_explicit(&f->round_trip_ns, now, memory_order_relaxed);
 }
 
-/* A window has ended, in which so much arrived a second. One thread at a time. */
+/* A window has ended, in which `rate` bytes per second arrived. One thread at a time. */
 static void rate_note(struct flight *f, uint64_t rate, uint64_t trip)
 {
     const uint64_t other = atomic_exchange(&f->latest, rate);
@@ -66,7 +67,7 @@ static void rate_note(struct flight *f, uint64_t rate, uint64_t trip)
         atomic_fetch_add(&f->steady, 1);
     if (held && rate < most / 10 * 9) {
         factor += factor / 4;
-        if (factor > FACTOR_MOST) /* it is not that: less arrives now */
+        if (factor > FACTOR_MOST) /* the limit is not the cause: the wire has become slower */
             atomic_store_explicit(&f->rate, most - most / 16, memory_order_relaxed);
     } else if (factor > FACTOR_LEAST) {
         factor -= factor / 32;

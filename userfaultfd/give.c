@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Pages that others bring beside the readers. The page is claimed as by a worker, so that nobody
- * fetches it meanwhile, and a fault on it waits for this; it is compared before that, so that wrong
- * bytes hold up nobody.
+ * Pages that come another way than by the readers. A given page is claimed as a worker claims it,
+ * so that no worker fetches it meanwhile. A fault on it then waits for this thread, so config.check
+ * is called before the claim: wrong bytes delay no fault.
  */
 #include "userfaultfd/engine.h"
 
@@ -14,7 +14,7 @@ bool ibx_fault_missing(const struct ibx_fault *engine, uint64_t page)
     return page < engine->map.pages && pagemap_get(&engine->map, page) == PAGE_MISSING;
 }
 
-/* The engine stops meanwhile, or has failed: it is missing again. */
+/* The page could not be placed, because the engine stops or has failed: it is missing again. */
 static void put_back(struct ibx_fault *e, const struct fault_range *r, uint64_t page)
 {
     if (pagemap_move(&e->map, page, PAGE_CLAIMED, PAGE_MISSING)) {
@@ -27,7 +27,7 @@ static void put_back(struct ibx_fault *e, const struct fault_range *r, uint64_t 
     ibx_fault_changed(e);
 }
 
-/* It comes where a READ would put it. */
+/* Minor mode: copies the bytes to where a reader would fetch them. */
 static int fill_alias(struct ibx_fault *e, struct slot *slot, const void *bytes)
 {
     const struct fault_range *r = slot->range;

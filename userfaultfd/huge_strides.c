@@ -2,13 +2,13 @@
 /*
  * Strides through huge pages. A page of 2 MiB takes as long as 512 small ones, so what carries the
  * background fetches the pages of a stride, several at a time, before all else; the fault worker
- * stays free for the next fault. The strides are those of small pages (stride.h), by the place in
- * the huge page that the kernel reports where it can (ibx_fault_uffd_enable()): one of three and a
- * bit huge pages is constant in small ones.
+ * stays free for the next fault. Strides are detected in units of small pages (stride.h), from the
+ * exact address of the fault, which the kernel reports where it can (ibx_fault_uffd_enable()): a
+ * distance of, say, 3.1 huge pages is constant in small pages only.
  */
 #include "userfaultfd/engine.h"
 
-#define RANGE_SHIFT 40u /* of a range's index, above the small pages of a range */
+#define RANGE_SHIFT 40u /* the index of the range is above the number of the small page in it */
 #define MOST_AHEAD  32u /* pages */
 
 uint64_t ibx_fault_place_number(const struct fault_range *r, uint64_t address)
@@ -16,7 +16,7 @@ uint64_t ibx_fault_place_number(const struct fault_range *r, uint64_t address)
     return (uint64_t)r->index << RANGE_SHIFT | (address - r->is.start) / SMALL_PAGE;
 }
 
-/* UINT64_MAX: there is none with this number. */
+/* The huge page that contains small page `number`; UINT64_MAX: no range has it. */
 static uint64_t page_of(const struct ibx_fault *e, uint64_t number)
 {
     const uint64_t index = number >> RANGE_SHIFT;
@@ -53,7 +53,7 @@ bool ibx_fault_ahead_next(struct ibx_fault *e, uint64_t *page)
         found = *page != UINT64_MAX && pagemap_get(&e->map, *page) == PAGE_MISSING;
         if (found)
             break;
-        if (*page != UINT64_MAX) { /* it is there, or on its way */
+        if (*page != UINT64_MAX) { /* the page is present or in flight */
             next->from += next->distance;
             next->pages--;
             continue;

@@ -32,7 +32,7 @@ static bool after_event(struct ibx_fault *e)
 {
     count(&e->kernel_stalls, 1);
     if (ibx_fault_events_read(e, false))
-        ibx_fault_changed(e); /* the fault workers may sleep, and have not seen it */
+        ibx_fault_changed(e); /* the fault workers may be asleep and have not seen the event */
     else
         sched_yield();
     enum ibx_fault_state state = ibx_fault_state(e);
@@ -90,7 +90,7 @@ static int64_t fill(struct ibx_fault *e, const struct fault_range *r, uint64_t p
     return rc && done <= 0 ? rc : done;
 }
 
-/* A huge page stays: its reservation would go with it. */
+/* Huge pages are kept: freeing one would give up its reservation, too. */
 void ibx_fault_empty(const struct fault_range *r, uint64_t page, uint64_t pages)
 {
     if (r->is.alias && r->is.page_size == SMALL_PAGE)
@@ -110,7 +110,7 @@ static void done(struct ibx_fault *e, struct slot *slot, uint32_t pages, enum pa
         ibx_fault_changed(e);
         return;
     }
-    /* The last page that is counted completes the engine: by then the rest is noted. */
+    /* Counting the last page completes the engine, so all else is noted before. */
     if (slot->cause != IBX_FAULT_BY_GIFT)
         count(&e->bytes, moved * slot->range->is.page_size);
     ibx_fault_waiters_end(e, page, pages);
@@ -127,13 +127,13 @@ static int step(struct ibx_fault *e, struct slot *slot, uint32_t limit)
     limit = slot->scattered ? 1 : limit;
     while (n < limit && pagemap_get(&e->map, page + n) == state)
         n++;
-    /* Placed before its turn, or left to the worker that has the claim. */
+    /* Placed before its turn, or for a duplicate: left to the worker that has the claim. */
     if (state == PAGE_PRESENT || (slot->duplicate && (state != PAGE_CLAIMED || slot->zero))) {
         slot->placed += n;
         return 0;
     }
     if (state == PAGE_DISCARDED || slot->zero) {
-        if (state == PAGE_DISCARDED) { /* perhaps while it was checked */
+        if (state == PAGE_DISCARDED) { /* config.check may have seen these pages */
             ibx_fault_note_removed(e, r, page, n);
             ibx_fault_empty(r, page, n);
         }
@@ -159,15 +159,15 @@ static int step(struct ibx_fault *e, struct slot *slot, uint32_t limit)
         done(e, slot, 1, state);
         return 0;
     }
-    /* The owner has emptied it since it came, and is about to say so, or never does (huge pages).
-     */
+    /* The owner has freed the page since it arrived. The event is about to come, or never comes
+     * (huge pages). */
     if (bytes == -EFAULT && r->is.alias && pagemap_move(&e->map, page, state, PAGE_DISCARDED))
         return 0;
     return bytes ? (int)bytes : -EAGAIN;
 }
 
-/* The caller's check of the next pages, outside of `placing`, because it takes time. Those that are
- * present were placed before their turn, or by another worker. */
+/* Calls config.check for the slot's next pages, without holding `placing`, because it takes time.
+ * Pages that are present were placed before their turn or by another worker, and are skipped. */
 static int check(struct ibx_fault *e, const struct slot *slot, uint32_t end)
 {
     const uint64_t size = slot->range->is.page_size;
@@ -218,14 +218,15 @@ int ibx_fault_place_one(struct ibx_fault *e, const struct slot *slot, uint64_t p
     return ibx_fault_place(e, &one, 1);
 }
 
-/* It has been in its place, so the guest has given it back: that it is zero now is news to who asks
- * which pages were written. */
+/* Whether a page that faults now had been placed before, so that the guest has discarded it since.
+ * Then the zero page counts as a write for ibx_dirty_scan() and is not placed write-protected. */
 static bool was_placed(const struct ibx_fault *e, uint64_t page)
 {
     return e->placed && atomic_load(&e->placed[page / 64]) >> (page % 64) & 1;
 }
 
-/* Pages that are there and that this range's owner has not mapped yet are all faults. */
+/* Maps the present pages after this one, up to the end of its fault-around window: each page that
+ * the owner has not mapped yet would fault. */
 static void map_behind(struct ibx_fault *e, const struct fault_range *r, uint64_t page)
 {
     const uint64_t around = e->fault_around / r->is.page_size, first = page - r->is.first_page;
@@ -235,7 +236,7 @@ static void map_behind(struct ibx_fault *e, const struct fault_range *r, uint64_
         n++;
     struct uffdio_continue work = {.range = {address_of(r, page + 1), (n - 1) * r->is.page_size},
                                    .mode = UFFDIO_CONTINUE_MODE_DONTWAKE};
-    if (n > 1) /* as far as it goes: the first that is mapped, or a hole, ends it */
+    if (n > 1) /* the kernel stops at the first page that is mapped already, or at a hole */
         ioctl(e->uffd, UFFDIO_CONTINUE, &work);
 }
 
@@ -249,10 +250,10 @@ static int answer(struct ibx_fault *e, struct fault_range *r, uint64_t page)
             map_behind(e, r, page);
         if (bytes > 0)
             return -EEXIST;
-        if (bytes != -EFAULT) /* which says that the page cache has none */
+        if (bytes != -EFAULT) /* -EFAULT: the page cache does not have the page */
             return bytes ? (int)bytes : -EAGAIN;
     }
-    if (size > SMALL_PAGE || r->is.protect) { /* UFFDIO_ZEROPAGE places no such pages */
+    if (size > SMALL_PAGE || r->is.protect) { /* UFFDIO_ZEROPAGE cannot place such pages */
         struct uffdio_copy copy = {.dst = address_of(r, page),
                                    .src = (uintptr_t)e->zeros,
                                    .len = size,

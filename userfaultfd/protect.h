@@ -16,14 +16,15 @@
 
 /* UFFDIO_API for this use, on a new descriptor. -EOPNOTSUPP: this kernel cannot do it. */
 int ibx_protect_enable(int uffd, struct ibx_error *err);
-/* Registers the range, which may be written still. Again after ibx_protect_enable(): no change. */
+/* Registers the range; writes are still allowed. Registering it once more changes nothing. */
 int ibx_protect_register(int uffd, uint64_t start, uint64_t length, struct ibx_error *err);
-/* From here on it may not. The kernel takes 20 ms of a processor for a GiB of pages of 4096 bytes:
- * in parts. */
+/* Forbids writes to the range. Costs 20 ms of processor time a GiB of pages of 4096 bytes, so large
+ * ranges should be done in parts. */
 int ibx_protect_forbid(int uffd, uint64_t start, uint64_t length, struct ibx_error *err);
-/* Lets those who wait try once more, so that they are reported anew. */
+/* Wakes threads that wait for a write to the range. They write again, and since writes are still
+ * forbidden, they are reported anew. */
 int ibx_protect_retry(int uffd, uint64_t start, uint64_t length, struct ibx_error *err);
-/* The address of a write that waits. -EAGAIN: there is none that was not reported. */
+/* The address of a write that waits and has not been reported yet. -EAGAIN: there is none. */
 int ibx_protect_next(int uffd, uint64_t *address, struct ibx_error *err);
 
 #endif

@@ -15,7 +15,7 @@
 #define DEFAULT_CHUNK_MAX    (1024u * 1024)
 #define DEFAULT_DEPTH        8u
 #define DEFAULT_DEPTH_HUGE   2u                 /* of 2 MiB each: one arrives while one is placed */
-#define POPULATED_MAX        (8u * 1024 * 1024) /* of what awaits faulted pages */
+#define POPULATED_MAX        (8u * 1024 * 1024) /* bytes of the buffers for faulted pages */
 #define DEPTH_MAX            1024u
 #define CHUNK_LIMIT          (64u * 1024 * 1024)
 #define FIRST_WAITERS        64u
@@ -35,7 +35,7 @@ static uint32_t largest_page(const struct ibx_fault_config *config)
     return largest;
 }
 
-/* What the background has in flight takes the processor and the wire from what faults need. */
+/* Small by default: background requests in flight take processor time and the wire from faults. */
 static unsigned depth_of(const struct ibx_fault_config *config)
 {
     return or_default(config->depth,
@@ -219,9 +219,9 @@ static void buffer_use(struct fault_worker *w, void *buffer)
     }
 }
 
-/* Where the first requests arrive is touched now, not while a fault waits for them: the kernel
- * clears 2 MiB at the first touch of a huge page, and some readers' buffers have these. Linux
- * before 5.14 does not know this advice; the lack of memory is for the first request to find. */
+/* Touches the buffers of the first requests now, not while a fault waits: at the first touch of a
+ * huge page, which some readers' buffers have, the kernel clears 2 MiB. Errors are ignored: Linux
+ * before 5.14 lacks this advice, and a lack of memory shows at the first request. */
 static void buffer_populate(const struct fault_worker *w)
 {
     const struct ibx_fault *e = w->engine;
@@ -236,7 +236,7 @@ static void buffer_populate(const struct fault_worker *w)
         madvise(w->slots[SINGLE_SLOTS].memory, e->slot_bytes, MADV_POPULATE_WRITE);
 }
 
-/* The engine's own buffer, for a reader without one. */
+/* Allocates a buffer for a reader whose caller has given none. */
 static int own_buffer_make(struct fault_worker *w, const struct ibx_fault_reader *reader)
 {
     if (reader->buffer || w->own_buffer || !w->engine->buffer_bytes)
@@ -256,7 +256,7 @@ static int worker_make(struct ibx_fault *e, struct fault_worker *w,
     w->reader = *reader;
     w->depth = e->depth < DEPTH_LOW ? e->depth : DEPTH_LOW;
     w->chunk = e->chunk_min;
-    w->seen_faults = UINT64_MAX; /* what is small follows the round trip from the first on */
+    w->seen_faults = UINT64_MAX; /* differs from any count: the first requests are small ones */
     w->slot_count = SINGLE_SLOTS + AROUND_SLOTS + e->depth;
     w->slots = calloc(w->slot_count, sizeof *w->slots);
     if (!w->slots)
@@ -421,7 +421,7 @@ void ibx_fault_destroy(struct ibx_fault *engine)
     for (unsigned i = 0; i < engine->worker_count; i++)
         if (engine->workers[i].started)
             pthread_join(engine->workers[i].thread, NULL);
-    if (engine->no_faults && engine->waiting) /* read along with an event: they come again */
+    if (engine->no_faults && engine->waiting) /* faults read along with events: to come again */
         ibx_fault_wake_all(engine, NULL);
     engine_free(engine);
 }

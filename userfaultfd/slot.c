@@ -57,7 +57,7 @@ int ibx_fault_alias_populate(struct ibx_fault *e, const struct slot *slot, size_
     const int advice = e->cached ? MADV_POPULATE_READ : MADV_POPULATE_WRITE;
     if (!madvise(slot->bytes, length, advice) || errno == EINVAL) /* before 5.14 */
         return 0;
-    const int code = errno == EFAULT ? ENOSPC : errno; /* EFAULT says nothing more */
+    const int code = errno == EFAULT ? ENOSPC : errno; /* madvise(2) says EFAULT for a full tmpfs */
     const char *full = slot->range->is.page_size > SMALL_PAGE
                            ? "the huge pages that its hugetlbfs may take are used up"
                            : "the tmpfs (/dev/shm) that it lies in is full";

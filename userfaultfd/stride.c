@@ -6,7 +6,7 @@
 #define PRESENT_MAX 32u /* pages of a stride that do not fault because they are present */
 #define AHEAD_MAX   64u /* passes of a loop by which the faulting process may have got ahead */
 #define STRAYS_MAX  8u  /* strides at other distances before a loop is given up */
-#define STEP_MIN    8u  /* pages of a distance; nearer ones the background brings along */
+#define STEP_MIN    8u  /* pages of a loop's distance; the background fetches nearer ones anyhow */
 
 /* How many distances this page lies after the stride's last fault; it was prefetched, or is the
  * first missing page after those that were. 0: it is not part of the stride. */
@@ -38,7 +38,7 @@ static bool was_recent(const struct stride_detector *d, uint64_t page)
     return false;
 }
 
-/* That of the latest three faults at one distance; 0: there are none. */
+/* The distance at which `page` and two recent faults follow each other; 0: there are no such. */
 static uint64_t distance_of(const struct stride_detector *d, uint64_t page)
 {
     for (uint64_t i = 1; i <= STRIDE_RECENT && i <= d->count; i++) {
@@ -62,8 +62,9 @@ static void loop_saw(struct stride_loop *loop, uint64_t page)
     loop->high = page > loop->high ? page : loop->high;
 }
 
-/* How many passes from the one that is being fetched to the one with this page, at a shift;
- * AHEAD_MAX: it is in none of the next, which are few of all. */
+/* How many passes after the one that is being fetched comes the one with this page, if each pass
+ * begins `shift` pages after the one before. AHEAD_MAX: none of the next passes has it; only a
+ * sixteenth of all passes is looked at. */
 static unsigned passes_to(const struct stride_loop *loop, uint64_t shift, uint64_t page)
 {
     const uint64_t phase = page % loop->step;
@@ -76,8 +77,8 @@ static unsigned passes_to(const struct stride_loop *loop, uint64_t shift, uint64
     return AHEAD_MAX;
 }
 
-/* Between which pages a loop goes, within [from, to), where not all of them may be that were seen.
- */
+/* The lowest and the highest page of a loop: those that were seen, extended by a quarter on both
+ * sides, limited to [from, to). */
 static void loop_bounds(const struct stride_loop *loop, uint64_t from, uint64_t to, uint64_t *low,
                         uint64_t *high)
 {
@@ -88,15 +89,16 @@ static void loop_bounds(const struct stride_loop *loop, uint64_t from, uint64_t 
     *high = to - 1 - last > more ? last + more : to - 1;
 }
 
-/* It goes on at this page. */
+/* The loop continues at this page. */
 static void loop_go(struct stride_loop *loop, uint64_t page)
 {
     loop->phase = page % loop->step;
     loop->at = loop->where = page;
 }
 
-/* Whether a fault is in the loop. Then it goes on there: who goes through it has got ahead of what
- * is fetched, or found a page that was missed. What is there already is passed over. */
+/* Whether a fault is in the loop. If so the loop continues there: the faulting process has got
+ * ahead of the prefetch, or has found a page that was left out. The caller skips pages that are
+ * present. */
 static bool loop_follow(struct stride_loop *loop, uint64_t page)
 {
     uint64_t low, high;
@@ -118,7 +120,8 @@ static bool loop_follow(struct stride_loop *loop, uint64_t page)
     return true;
 }
 
-/* Whether a stride that began a pass before this page is among those that are remembered. */
+/* Whether one of the remembered strides began one pass (`shift` pages, modulo the step) before this
+ * page; `which` is its first page. */
 static bool began_before(const struct stride_detector *d, uint64_t page, uint64_t shift,
                          uint64_t *which)
 {
@@ -131,8 +134,7 @@ static bool began_before(const struct stride_detector *d, uint64_t page, uint64_
     return false;
 }
 
-/* The shift at which this start and two of those that are remembered follow each other; 0: they do
- * not. */
+/* The shift at which this start and two remembered ones follow each other; 0: there is no such. */
 static uint64_t shift_of(const struct stride_detector *d, uint64_t page)
 {
     const uint64_t step = d->loop.step, phase = page % step;
@@ -146,7 +148,7 @@ static uint64_t shift_of(const struct stride_detector *d, uint64_t page)
     return 0;
 }
 
-/* A stride of this distance begins here. */
+/* A stride of `distance` begins at `page`. */
 static void loop_start(struct stride_detector *d, uint64_t page, uint64_t distance, bool in_loop)
 {
     struct stride_loop *loop = &d->loop;
@@ -170,7 +172,8 @@ static void loop_start(struct stride_detector *d, uint64_t page, uint64_t distan
     loop->left = step;
 }
 
-/* A stride goes on as foreseen. Once it is long it is a loop of one pass, until more is known. */
+/* A stride continues as predicted. A long one is taken for a loop of one pass until a shift is
+ * known. */
 static void loop_pass(struct stride_detector *d, const struct stride *stride, unsigned most)
 {
     struct stride_loop *loop = &d->loop;
@@ -210,7 +213,8 @@ bool ibx_fault_loop_next(struct stride_loop *loop, uint64_t from, uint64_t to, u
 
 /* ------------------------------------------------------------ strides */
 
-/* Somebody else waits for this page, too, which tells nothing of where they go. */
+/* Whether the page has faulted just before: another thread waits for it, too, which says nothing
+ * about the stride. */
 static bool is_known(const struct stride_detector *d, uint64_t page)
 {
     for (unsigned i = 0; i < STRIDE_LATEST && i < d->faults; i++)

@@ -6,10 +6,10 @@
  * begins elsewhere, as in nested loops, that one is followed from its first page on.
  *
  * When strides of one distance begin at a constant shift of each other, as in a loop within a loop
- * or where a stride goes round in memory again and again, all of their pages are foreseen: each
- * pass has the pages of its start, modulo the distance, between the lowest and the highest page
- * that has been seen, and a quarter more on both sides, because the ends of passes do not fault
- * when they were prefetched.
+ * or where a stride wraps around in memory again and again, all of their pages are predicted: those
+ * of a pass are congruent to its start modulo the distance and lie between the lowest and the
+ * highest page that has been seen, extended by a quarter on both sides, because the ends of passes
+ * do not fault when they were prefetched.
  *
  * Not thread-safe.
  */
@@ -40,7 +40,7 @@ struct stride_loop {
     uint64_t low, high; /* pages that were seen */
     uint64_t phase;     /* of the pass: the start, modulo `step` */
     uint64_t at;        /* the next page of it, or LOOP_BEGINS */
-    uint64_t where;     /* the latest page at which a fault told that it goes on */
+    uint64_t where;     /* the latest page at which a fault showed that the loop continues */
     uint64_t left;      /* passes; 0: there is no loop */
     unsigned strays;    /* strides that began at another distance since a fault was in it */
 };

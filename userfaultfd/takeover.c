@@ -67,7 +67,7 @@ int ibx_fault_map_adopt(struct ibx_fault *e, struct ibx_error *err)
     ibx_fault_pages_done(e, IBX_FAULT_BY_REBUILD, e->total - missing);
     for (unsigned i = 0; i < EVENTS_AT_ONCE; i++) {
         struct uffd_msg *m = &e->lasting->events[i];
-        if (m->event == UFFD_EVENT_FORK) /* the child's descriptor was the killed process's */
+        if (m->event == UFFD_EVENT_FORK) /* the killed process had the child's descriptor */
             ibx_log(IBX_LOG_WARN, "the process whose memory is filled had forked: its child has "
                                   "been left");
         else if (m->event && m->event != UFFD_EVENT_PAGEFAULT) /* faults come again */

@@ -18,7 +18,7 @@
 #define PIECE_BYTES    (64u * 1024) /* placed between two looks at the faults */
 #define ARRIVALS       16
 #define AWAITED        16u
-#define LEAST_BYTES    (4 * SMALL_PAGE) /* of requests that tell the round trip */
+#define LEAST_BYTES    (4 * SMALL_PAGE) /* of requests from which the round trip is measured */
 #define POLL_MS_NO_FD  1
 #define POLL_MS_ALWAYS 1000
 #define DUPLICATES_MS  1000 /* how long destroy waits for duplicates before it cancels them */
@@ -267,7 +267,7 @@ void *ibx_fault_worker_main(void *worker)
     const bool faults = serves_faults(w);
     bool asked = false;
     pthread_setname_np(pthread_self(), "ibx-fault");
-    /* Faults get a processor before other work, and the owner of the memory, who makes them. */
+    /* Faults, and the owner of the memory, which causes them, get a processor before other work. */
     if ((e->fault_workers || e->prompt) && faults)
         ibx_thread_prompt();
     else if (e->fault_workers)
