@@ -34,7 +34,8 @@ static void fence_over(struct ibx_client_pins *pins, unsigned fence)
         pins->pins[i].fences &= ~(1ull << fence);
 }
 
-/* A context that cannot be made current is gone or has failed, and runs nothing any more. */
+/* Waits for the fences whose bits are set. A context that cannot be made current is gone or has
+ * failed: nothing runs in it any more, so there is nothing to wait for. */
 static void fences_wait(struct ibx_client_pins *pins, const struct ibx_cuda *cuda, uint64_t fences)
 {
     for (unsigned i = 0; i < IBX_STREAM_FENCES; i++) {
@@ -49,7 +50,8 @@ static void fences_wait(struct ibx_client_pins *pins, const struct ibx_cuda *cud
     }
 }
 
-/* Relaxed: this thread may be capturing a stream of its own. */
+/* Whether the event has occurred. In relaxed mode, since a stream may be captured meanwhile, and
+ * the query would fail and end the capture. */
 static bool is_over(const struct ibx_cuda *cuda, void *event)
 {
     int mode = ibx_cuda_capture_relax(cuda);
@@ -58,7 +60,7 @@ static bool is_over(const struct ibx_cuda *cuda, void *event)
     return !rc;
 }
 
-/* A context that is gone has destroyed its event. */
+/* Destroys the fence's event, unless its context is gone, which took the event with it. */
 static void fence_drop(struct ibx_stream_fence *fence, const struct ibx_cuda *cuda)
 {
     void *popped = NULL;
@@ -69,8 +71,9 @@ static void fence_drop(struct ibx_stream_fence *fence, const struct ibx_cuda *cu
     *fence = (struct ibx_stream_fence){0};
 }
 
-/* The stream's own fence, or else one that another stream can give up: an idle one, then one that
- * is over, then an idle one of another context. NULL: all are in use. */
+/* The stream's own fence, or else one that another stream does not need any more: one that no pin
+ * refers to, then one whose event has occurred, then an unused one of another context. NULL: all
+ * are in use. */
 static struct ibx_stream_fence *fence_for(struct ibx_client_pins *pins, const struct ibx_cuda *cuda,
                                           const void *context, const void *stream)
 {
@@ -154,7 +157,7 @@ void ibx_client_pins_drop_fences(struct ibx_client_pins *pins, const struct ibx_
 
 /* ---------------------------------------------------------------------------- pins */
 
-/* Takes a pin out of the sums. */
+/* Subtracts a pin from the totals. */
 static void uncount(struct ibx_client_pins *pins, const struct ibx_client_pin *pin)
 {
     pins->bytes -= pin->length;
@@ -171,10 +174,10 @@ static void unregister(const struct ibx_client_pins *pins, const struct ibx_cuda
         pins->waits(pins->owner, false);
 }
 
-/* A context that is gone, or was reset, has unpinned the memory: then only the entry goes. Our own
- * copies are waited for first, since cuMemHostUnregister() waits for all work of the context, other
- * clients' too, and keeps every caller of the driver waiting with it. The mapping must still exist:
- * the driver knows memory by its address. */
+/* Unpins the memory and frees the entry. A context that is gone, or was reset, has unpinned the
+ * memory already. Waits for our own copies first: cuMemHostUnregister() waits for all work of the
+ * context, other clients' too, and blocks every other caller of the driver meanwhile. The mapping
+ * must still exist, since the driver identifies memory by its address. */
 static void unpin(struct ibx_client_pins *pins, const struct ibx_cuda *cuda,
                   struct ibx_client_pin *pin)
 {
@@ -203,8 +206,8 @@ static bool over_quota(size_t length, struct ibx_error *err)
     return false;
 }
 
-/* A free entry, and room for `length` more bytes; what was not used for longest goes first. NULL:
- * `length` is more than all of it, or than the quota leaves to this connection. */
+/* Returns a free entry and makes room for `length` more bytes by unpinning the least recently used
+ * entries. NULL: `length` exceeds bytes_max, or what the quota leaves to this connection. */
 static struct ibx_client_pin *make_room(struct ibx_client_pins *pins, const struct ibx_cuda *cuda,
                                         size_t length, struct ibx_error *err)
 {
@@ -232,9 +235,8 @@ static struct ibx_client_pin *make_room(struct ibx_client_pins *pins, const stru
     }
 }
 
-/* Whether the client has touched all of its allocation: pinning touches it, too, and pages that are
- * not there yet would be this process's to pay for. What mincore(2) does not tell counts as there.
- */
+/* Pinning allocates pages that the client has not touched yet, and they would be charged to this
+ * process. If mincore(2) fails, all pages count as touched. */
 bool ibx_client_pin_is_whole(uint8_t *base, size_t length)
 {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -251,7 +253,7 @@ bool ibx_client_pin_is_whole(uint8_t *base, size_t length)
     return true;
 }
 
-/* The quota has the bytes already, and gets them back unless they are pinned. */
+/* The caller has taken the bytes from the quota; they are given back if CUDA refuses. */
 static bool pin_now(struct ibx_client_pins *pins, const struct ibx_cuda *cuda,
                     struct ibx_client_pin *pin, bool writable, struct ibx_error *err)
 {
@@ -283,7 +285,7 @@ bool ibx_client_pin(struct ibx_client_pins *pins, const struct ibx_cuda *cuda, v
         int rc = is_pinned(pin) ? cuda->mem_host_get_flags(&flags, base) : 0;
         if (!rc)
             return is_pinned(pin);
-        if (rc != CUDA_INVALID_VALUE) { /* of other work: it is pinned, and will be unpinned */
+        if (rc != CUDA_INVALID_VALUE) { /* an error of other work: the memory is still pinned */
             ibx_error_set(err, rc, "CUDA fails (%s)", ibx_cuda_error_name(cuda, rc));
             return false;
         }
@@ -306,7 +308,7 @@ bool ibx_client_pin(struct ibx_client_pins *pins, const struct ibx_cuda *cuda, v
     struct ibx_client_pin *pin = make_room(pins, cuda, length, err);
     if (!pin)
         return false;
-    if (pins->quota && !ibx_quota_take(pins->quota, length)) /* another was quicker */
+    if (pins->quota && !ibx_quota_take(pins->quota, length)) /* another session took the rest */
         return over_quota(length, err);
     *pin = (struct ibx_client_pin){.base = base, .length = length, .id = id, .used = ++pins->clock};
     bool pinned = pin_now(pins, cuda, pin, writable, err);

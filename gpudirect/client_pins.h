@@ -53,22 +53,22 @@ struct ibx_stream_fence {
 struct ibx_client_pins {
     struct ibx_client_pin pins[IBX_CLIENT_PINS];
     size_t bytes, bytes_max; /* pinned now; at most */
-    struct ibx_quota *quota; /* the bytes count there too; NULL: nowhere */
+    struct ibx_quota *quota; /* also limits the bytes; NULL: no quota */
     uint64_t clock;
     struct ibx_stream_fence fences[IBX_STREAM_FENCES];
-    unsigned pin, fence; /* that ibx_client_pin_fence() has chosen */
-    /* Around what waits for all work of the context, and may keep others out of the driver
-     * meanwhile; NULL: nothing is to be done. */
+    unsigned pin, fence; /* chosen by ibx_client_pin_fence() for ibx_client_pin_fence_record() */
+    /* NULL, or called before and after a driver call that waits for all work of the context and
+     * may block other callers of the driver meanwhile. */
     void (*waits)(void *owner, bool begins);
     void *owner;
 };
 
 /* Whether the client has touched all of its memory, as far as mincore(2) tells. */
 bool ibx_client_pin_is_whole(uint8_t *base, size_t length);
-/* Pins [base, base + length), the allocation `id`, in the calling thread's context unless that was
- * done before. True: it is pinned. False: it does not fit, here or in the quota, or
- * has pages that were never touched, or CUDA refuses; `err` is set unless it is too much for these
- * pins, and of CUDA's refusals at the first one under this id. */
+/* Pins [base, base + length), the allocation `id`, in the calling thread's context unless it is
+ * pinned already. True: it is pinned. False: it exceeds bytes_max or the quota, has pages that were
+ * never touched, or CUDA refuses to pin it. `err` is not set if it exceeds bytes_max, nor when CUDA
+ * has refused this id before. */
 bool ibx_client_pin(struct ibx_client_pins *pins, const struct ibx_cuda *cuda, void *base,
                     size_t length, uint64_t id, bool writable, struct ibx_error *err);
 /* Before a copy that may outlive its call, to or from the allocation pinned at `base`: chooses the
@@ -80,7 +80,8 @@ bool ibx_client_pin_fence(struct ibx_client_pins *pins, const struct ibx_cuda *c
 void ibx_client_pin_fence_record(struct ibx_client_pins *pins, const struct ibx_cuda *cuda);
 /* Waits for all fences. */
 void ibx_client_pins_wait(struct ibx_client_pins *pins, const struct ibx_cuda *cuda);
-/* A context was reset or destroyed, with its streams and events; NULL: any may have been. */
+/* To be called after `context` was reset or destroyed with its streams and events; NULL: any
+ * context may have been. */
 void ibx_client_pins_forget(struct ibx_client_pins *pins, const void *context);
 /* Before a reset: waits for all fences and destroys their events. */
 void ibx_client_pins_drop_fences(struct ibx_client_pins *pins, const struct ibx_cuda *cuda);

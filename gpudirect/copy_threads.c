@@ -13,7 +13,7 @@
 
 #define THREADS_LEAST    3u
 #define THREADS_MOST     4u /* unless the user asks for more */
-#define THREADS_WIDE     8u /* of a long copy: as fast as a GPU, see ibx_copy_threads_wide_count() */
+#define THREADS_WIDE     8u /* for a long copy: see ibx_copy_threads_wide_count() */
 #define PROCESSORS_LEAST 8u
 #define SPIN_NS          (100 * IBX_NS_PER_US)
 #define PIECE_LEAST      ((size_t)256 << 10) /* of ibx_copy_threads_run() */
@@ -31,8 +31,8 @@ struct ibx_copy_threads {
     pthread_t threads[IBX_COPY_THREADS_MAX];
     unsigned count;          /* threads created */
     unsigned usual;          /* of these; the others are for long copies */
-    unsigned started;        /* of these, each takes the next number */
-    atomic_uint taking_part; /* in this copy: the first ones */
+    unsigned started;        /* threads that run; each takes the next number */
+    atomic_uint taking_part; /* threads with a lower number take part in the current copy */
     pid_t owner;
     bool ending;
 
@@ -40,13 +40,13 @@ struct ibx_copy_threads {
     void *context;
     unsigned sleeping, sleeping_wide; /* usual threads, and others */
     uint64_t spin_ns;                 /* how long a thread looks for a job before it sleeps */
-    struct job jobs[IBX_COPY_THREADS_SLOTS]; /* a ring of those that no thread has begun */
+    struct job jobs[IBX_COPY_THREADS_SLOTS]; /* a ring of jobs of which not all is begun */
     size_t left[IBX_COPY_THREADS_SLOTS];     /* bytes of a slot's job that are not copied yet */
     size_t slice;                            /* of a job that a thread takes, at most */
     unsigned first, waiting, running;        /* jobs; and slices that are being copied */
     uint32_t done;                           /* slots */
     int status;
-    unsigned ends_seen;      /* by the owner, in whose call that is */
+    unsigned ends_seen;      /* value of `ends` at the last ibx_copy_threads_take() */
     atomic_uint posts, ends; /* jobs waiting, jobs ended ever: to be read without the lock */
 };
 
@@ -56,7 +56,7 @@ static void set_waiting(struct ibx_copy_threads *t, unsigned waiting)
     atomic_store_explicit(&t->posts, waiting, memory_order_relaxed);
 }
 
-/* The next slice of the oldest job; there is one. */
+/* The next slice of the oldest job. The caller has made sure that a job waits. */
 static struct job take_slice(struct ibx_copy_threads *t)
 {
     struct job *job = &t->jobs[t->first], slice = *job;
@@ -71,7 +71,7 @@ static struct job take_slice(struct ibx_copy_threads *t)
     return slice;
 }
 
-/* Copies it. Unlocks meanwhile. */
+/* Copies the next slice of the oldest job. Releases the lock meanwhile. */
 static void run_one(struct ibx_copy_threads *t)
 {
     const struct job job = take_slice(t);
@@ -97,8 +97,8 @@ static bool takes_part(const struct ibx_copy_threads *t, unsigned number)
     return number < atomic_load_explicit(&t->taking_part, memory_order_relaxed);
 }
 
-/* Waking a thread takes longer than many a copy, and copies come in series: so a thread spins
- * before it sleeps. Unlocks meanwhile. False: there is no job for it. */
+/* Spins for a while before the thread sleeps, since copies come in series, and waking a thread
+ * takes longer than many copies do. Releases the lock meanwhile. False: no job has come. */
 static bool spin(struct ibx_copy_threads *t, unsigned number)
 {
     uint64_t until = ibx_now_ns() + t->spin_ns;
@@ -117,7 +117,7 @@ static void *work(void *argument)
     const unsigned number = t->started++;
     const bool usual = number < t->usual;
     unsigned *sleeping = usual ? &t->sleeping : &t->sleeping_wide;
-    bool called = true; /* or there was a job: the next one may come soon */
+    bool called = true; /* woken, or a job has ended: the next job may come soon, so spin first */
     while (!t->ending) {
         if (t->waiting && takes_part(t, number)) {
             run_one(t);
@@ -148,8 +148,8 @@ static int create_threads(struct ibx_copy_threads *t, unsigned count)
     return rc;
 }
 
-/* The client, other sessions and the driver need processors too. Two threads are slower than client
- * and back end, which copy one half each where there are no copy threads. */
+/* Leaves processors to the client, other sessions and the driver. Never two: without copy threads
+ * client and back end copy one half each, which is faster than two threads here. */
 unsigned ibx_copy_threads_count(void)
 {
     unsigned processors = ibx_thread_processors();
@@ -158,8 +158,8 @@ unsigned ibx_copy_threads_count(void)
                                             : 1;
 }
 
-/* Eight fill memory at 40 to 50 GB/s where four do at 25 to 30 and a GPU takes 55
- * (docs/experiments.md). Half of the processors remain for others. */
+/* Eight threads copy 40 to 50 GB/s, four copy 25 to 30; a GPU takes 55 (docs/experiments.md). Half
+ * of the processors remain for others. */
 unsigned ibx_copy_threads_wide_count(void)
 {
     const unsigned half = ibx_thread_processors() / 2, usual = ibx_copy_threads_count();
@@ -179,7 +179,7 @@ int ibx_copy_threads_create(unsigned count, struct ibx_copy_threads **threads,
     pthread_cond_init(&t->over, NULL);
     t->owner = getpid();
     t->spin_ns = ibx_thread_may_spin() ? SPIN_NS : 0;
-    t->usual = IBX_COPY_THREADS_MAX; /* before the first of them looks */
+    t->usual = IBX_COPY_THREADS_MAX; /* set before the first thread reads it */
     t->taking_part = t->usual;
     int rc = create_threads(t, count);
     pthread_mutex_lock(&t->lock);
@@ -228,7 +228,7 @@ void ibx_copy_threads_begin(struct ibx_copy_threads *t, ibx_copy_threads_copy co
     pthread_mutex_unlock(&t->lock);
 }
 
-/* All that sleep are woken at once, rather than one with each piece. */
+/* Wakes all sleeping threads at once, rather than one with each piece. */
 void ibx_copy_threads_widen(struct ibx_copy_threads *t, unsigned count, size_t slice)
 {
     if (count > t->count + 1)
@@ -268,13 +268,13 @@ void ibx_copy_threads_post(struct ibx_copy_threads *t, unsigned slot, void *loca
     if (t->sleeping)
         wake(&t->posted, several);
     if (t->sleeping_wide &&
-        is_wide(t)) /* some of both: those that are woken may not be awake yet */
+        is_wide(t)) /* wakes of both kinds: a thread that was signalled may not be awake yet */
         wake(&t->posted_wide, several);
     pthread_mutex_unlock(&t->lock);
 }
 
-/* Waits until another job has ended; spins first, since other threads are in the middle of theirs.
- * Unlocks meanwhile. */
+/* Waits until another job has ended; spins first, since other threads are in the middle of their
+ * jobs. Releases the lock meanwhile. */
 static void await_end(struct ibx_copy_threads *t)
 {
     unsigned seen = atomic_load_explicit(&t->ends, memory_order_relaxed);
@@ -289,7 +289,7 @@ static void await_end(struct ibx_copy_threads *t)
 
 int ibx_copy_threads_take(struct ibx_copy_threads *t, bool wait, uint32_t *slots)
 {
-    /* Not for nothing: whoever is to end a piece needs the lock. */
+    /* Does not take the lock without need: threads that end a piece need it. */
     if (!wait && atomic_load_explicit(&t->ends, memory_order_relaxed) == t->ends_seen)
         return 0;
     pthread_mutex_lock(&t->lock);

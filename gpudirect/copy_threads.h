@@ -17,7 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define IBX_COPY_THREADS_SLOTS 32u /* pieces under way */
+#define IBX_COPY_THREADS_SLOTS 32u /* pieces under way at a time, at most */
 #define IBX_COPY_THREADS_MAX   16u /* the owner included */
 /* What one page table covers, in bytes. The kernel takes a lock for each page table of a peer's
  * memory, so threads that copy in the same one wait for each other. */
@@ -31,7 +31,7 @@ struct ibx_copy_threads;
 
 /* The default number of threads for the processors of this process; 1: no copy threads. */
 unsigned ibx_copy_threads_count(void);
-/* The same for long copies, which more threads make faster: at least as many. */
+/* The default number of threads for long copies: at least ibx_copy_threads_count(). */
 unsigned ibx_copy_threads_wide_count(void);
 
 /* `count` includes the owner. Fewer are created when the system refuses some; -EAGAIN when it
@@ -41,22 +41,23 @@ int ibx_copy_threads_create(unsigned count, struct ibx_copy_threads **threads,
 /* Accepts NULL. In a child forked since, frees memory only. */
 void ibx_copy_threads_destroy(struct ibx_copy_threads *threads);
 
-/* Before a copy of several pieces. No piece may be under way. */
+/* To be called before a copy of several pieces. No piece may be under way. */
 void ibx_copy_threads_begin(struct ibx_copy_threads *threads, ibx_copy_threads_copy copy,
                             void *context);
-/* Behind it, for a long copy: `count` threads take part in this one, the owner included, which then
- * copies nothing itself. They are created the first time, or as many as the system allows, and copy
- * nothing during other copies. Pieces are copied by several threads at once, each a slice of so
- * many bytes: pieces end one after the other then, and not all together. */
+/* To be called after begin, for a long copy: `count` threads take part in this copy. `count`
+ * includes the owner, which however copies nothing in such a copy. Threads that are missing are
+ * created, as many as the system allows; they take part in long copies only. Each piece is copied
+ * by several threads, a slice of `slice` bytes each, so that pieces end one after the other and not
+ * all together. */
 void ibx_copy_threads_widen(struct ibx_copy_threads *threads, unsigned count, size_t slice);
 /* Posts a piece; `slot` names it until ibx_copy_threads_take() has reported it. */
 void ibx_copy_threads_post(struct ibx_copy_threads *threads, unsigned slot, void *local,
                            uint64_t offset, size_t n);
-/* Sets a bit for each slot whose piece has ended; with `wait` returns when there is one. 0, or the
- * first failure since ibx_copy_threads_begin(). */
+/* Sets a bit in `slots` for each slot whose piece has ended; with `wait` returns once there is one,
+ * or once no piece is under way. 0, or the first failure since ibx_copy_threads_begin(). */
 int ibx_copy_threads_take(struct ibx_copy_threads *threads, bool wait, uint32_t *slots);
-/* A whole copy of `n` bytes, begin included, cut into pieces here: those of a long copy lie between
- * multiples of IBX_COPY_THREADS_APART. 0, or the first failure. */
+/* A whole copy of `n` bytes; calls ibx_copy_threads_begin() itself. It is cut into pieces here, and
+ * no piece of a long copy crosses a multiple of IBX_COPY_THREADS_APART. 0, or the first failure. */
 int ibx_copy_threads_run(struct ibx_copy_threads *threads, ibx_copy_threads_copy copy,
                          void *context, void *local, uint64_t offset, size_t n);
 /* Drops pieces that no thread has begun, and waits for the others. */

@@ -13,7 +13,7 @@
 static struct ibx_cuda table;
 static pthread_once_t loaded = PTHREAD_ONCE_INIT;
 static void *handle;
-static char reason[256]; /* why there is no table, "" when there is */
+static char reason[256]; /* why loading failed; "" if it has not */
 
 static const struct {
     const char *symbol;
@@ -57,7 +57,7 @@ static const struct {
     {"cuDevicePrimaryCtxRelease_v2", offsetof(struct ibx_cuda, device_primary_ctx_release)},
     {"cuStreamWriteValue32_v2", offsetof(struct ibx_cuda, stream_write_value32)},
 };
-#define OPTIONAL 7u /* the last ones */
+#define OPTIONAL 7u /* so many at the end of the table may be missing in the driver */
 
 _Static_assert(sizeof(symbols) / sizeof(symbols[0]) == sizeof(struct ibx_cuda) / sizeof(void *),
                "each function has its symbol");

@@ -20,7 +20,7 @@
 #define IBX_CUDA_HOST_MEMORY_REGISTERED     712
 #define IBX_CUDA_HOST_MEMORY_NOT_REGISTERED 713
 #define IBX_CUDA_NOT_READY                  600
-#define IBX_CUDA_CAPTURE_FIRST              900 /* and those up to the next: of captures */
+#define IBX_CUDA_CAPTURE_FIRST              900 /* codes from FIRST to LAST concern captures */
 #define IBX_CUDA_CAPTURE_LAST               908
 
 /* CUmemorytype */
@@ -59,7 +59,7 @@
 #define IBX_CUDA_DEVICE_DMA_BUF       124
 #define IBX_CUDA_FLUSH_BY_HOST        1
 #define IBX_CUDA_FLUSH_CURRENT_CTX    0   /* CUflushGPUDirectRDMAWritesTarget */
-#define IBX_CUDA_ORDERING_OWNER       100 /* and the scope to flush to */
+#define IBX_CUDA_ORDERING_OWNER       100 /* a value of ORDERING, and the scope to flush to */
 
 /* CUmemRangeHandleType and its flags */
 #define IBX_CUDA_RANGE_DMA_BUF_FD   1
@@ -130,14 +130,15 @@ struct ibx_cuda {
     int (*device_primary_ctx_release)(int device);
     /* CUDA 11.7: a word of pinned memory is set when the stream comes to it. */
     int (*stream_write_value32)(void *stream, uint64_t address, uint32_t value, unsigned flags);
-    /* No cuCtxSynchronize(): it fails, and ends the captures of all threads, in every mode. */
+    /* cuCtxSynchronize() is left out on purpose: during a capture, of any thread and in any mode,
+     * it fails and ends the capture. */
 };
 
-/* The one table of this process, or NULL with -ENOENT: the library, or a function that it must
- * have, is missing. The first call decides. From any thread; creates no context, calls nothing of
- * CUDA. */
+/* The one table of this process. NULL with -ENOENT in `err`: the library, or a required function,
+ * is missing. Later calls return the result of the first one. From any thread; creates no context
+ * and calls no CUDA function. */
 const struct ibx_cuda *ibx_cuda_load(struct ibx_error *err);
-/* A function that the table does not have; NULL: the driver does not have it either. */
+/* Looks up a driver function that is not in the table; NULL: the driver does not have it. */
 void *ibx_cuda_symbol(const char *name);
 /* "CUDA_ERROR_ILLEGAL_ADDRESS", never NULL. */
 const char *ibx_cuda_error_name(const struct ibx_cuda *cuda, int code);
@@ -162,7 +163,7 @@ static inline void ibx_cuda_capture_restore(const struct ibx_cuda *cuda, int bef
         cuda->thread_exchange_stream_capture_mode(&before);
 }
 
-/* Waits for a stream behind which no event can be put. */
+/* Waits for a stream without an event, in relaxed capture mode. 0 or a CUresult. */
 static inline int ibx_cuda_stream_wait(const struct ibx_cuda *cuda, void *stream)
 {
     int mode = ibx_cuda_capture_relax(cuda);

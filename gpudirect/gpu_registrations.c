@@ -63,8 +63,8 @@ static int enter_dmabuf(struct ibx_gpu_registrations *cache, const struct ibx_cu
     return -EIO; /* the registrar has set err */
 }
 
-/* Without SYNC_MEMOPS a synchronous copy of the driver's may return before it has ended, and the
- * fabric would read too early. */
+/* Sets SYNC_MEMOPS: otherwise a synchronous copy by the driver may return before it has ended, and
+ * the fabric would read old data. */
 static int enter(struct ibx_gpu_registrations *cache, const struct ibx_cuda *cuda,
                  struct ibx_gpu_registration *entry, int device, struct ibx_error *err)
 {
@@ -86,7 +86,7 @@ static int enter(struct ibx_gpu_registrations *cache, const struct ibx_cuda *cud
     return rc;
 }
 
-/* A free entry, or else the one that was not used for longest. */
+/* A free entry, or else the least recently used one. */
 static struct ibx_gpu_registration *entry_for_one(struct ibx_gpu_registrations *cache)
 {
     struct ibx_gpu_registration *oldest = &cache->entries[0];

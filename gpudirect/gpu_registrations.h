@@ -5,9 +5,10 @@
  *   first   as a dma-buf: mapped by PCIe, or else as the driver maps it by default
  *   second  by its address, for fabrics that know it (nvidia-peermem)
  *
- * A registration is kept while CUDA reports the same buffer. It goes when the memory is freed or
- * its context is reset, as far as the caller tells, or when an entry is needed. The registrar must
- * give local access only.
+ * A registration is kept while CUDA reports the same buffer id. It ends when the caller reports
+ * that the memory is about to be freed or its context reset (ibx_gpu_registrations_drop()), when
+ * the buffer id at its address has changed, or when its entry is needed for another. The registrar
+ * must grant local access only.
  *
  * A struct ibx_gpu_registrations belongs to one connection, its thread and that thread's current
  * context.
@@ -22,7 +23,7 @@
 
 #define IBX_GPU_REGISTRATIONS 32u
 
-/* Registers memory with the fabric; `by_dmabuf` and `by_pointer` say how it can. */
+/* Registers memory with the fabric; `by_dmabuf` and `by_pointer` say in which ways it can. */
 struct ibx_gpu_registrar {
     bool by_dmabuf, by_pointer;
     int (*enter)(void *context, const struct ibx_span *span, void **handle, struct ibx_error *err);
@@ -44,17 +45,20 @@ struct ibx_gpu_registrations {
     uint64_t clock;
 };
 
-/* The registration of the allocation that holds [device, device + n), made now unless there is one.
- * -ERANGE: no single allocation holds it; -ENOSYS, -EIO or the registrar's error when it is
- * refused; -EOPNOTSUPP without a message when it was refused before. */
+/* Sets `handle` to the registration of the allocation that contains [device, device + n), and
+ * registers it first unless it is registered. -ERANGE: no single allocation contains the range;
+ * -ENOSYS, -EIO or the registrar's error: registering it was refused; -EOPNOTSUPP, without a
+ * message: it was refused before. */
 int ibx_gpu_registration_get(struct ibx_gpu_registrations *cache, const struct ibx_cuda *cuda,
                              uint64_t device, size_t n, void **handle, struct ibx_error *err);
-/* The allocation that holds `device` is about to be freed; 0: all are. */
+/* Ends the registration of the allocation that contains `device`, which is about to be freed; 0: of
+ * all allocations. */
 void ibx_gpu_registrations_drop(struct ibx_gpu_registrations *cache, uint64_t device);
 
-/* Whether what a fabric writes into the current device's memory can be made visible to it. */
+/* Whether writes of a fabric to the current device's memory can be made visible to the device. */
 bool ibx_gpu_writes_ordered(const struct ibx_cuda *cuda, struct ibx_error *err);
-/* After such writes have ended, before any work on the GPU depends on them. 0 or a CUresult. */
+/* Makes them visible: after such writes have ended, before work on the GPU depends on them. 0 or a
+ * CUresult. */
 int ibx_gpu_writes_flush(const struct ibx_cuda *cuda);
 
 #endif

@@ -15,33 +15,33 @@
 #include <time.h>
 #include <unistd.h>
 
-#define PIECE     ((size_t)8 * IBX_PINNED_STRIDE) /* is pinned at a time */
+#define PIECE     ((size_t)8 * IBX_PINNED_STRIDE) /* bytes pinned by one call of the driver */
 #define PAUSE_NS  100000
-#define LEFT_OVER 16u /* chunks that are not lent: of two copies at a time */
+#define LEFT_OVER 16u /* chunks that are not lent (ibx_pinned_borrow()): enough for two copies */
 
 #define CONTEXT_IS_DESTROYED 709 /* CUresult */
 
-/* Held while the pool is created, its first piece is pinned, and all of it is pinned again, which
- * may take the driver long; taking and giving chunks needs the pool's own mutex only. This one is
- * locked first. */
+/* Held while the pool is created and its first piece is pinned, and while all of it is pinned
+ * again; the driver may take long for that. Taking and giving chunks needs pool.mutex only. Order:
+ * `making` is locked before pool.mutex. */
 static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
 
 static struct {
     pthread_mutex_t mutex;
     pthread_cond_t given;
-    atomic_bool made; /* from then on the memory, its owner and its size stay, some of it pinned */
+    atomic_bool made; /* set: some memory is pinned; base, owner and bytes never change again */
     uint8_t *base;
     pid_t owner; /* a child forked since has neither the memory nor a context */
     size_t bytes;
     unsigned count;
-    unsigned pinned;      /* of these, from the first on, that were ever pinned */
-    atomic_uint usable;   /* of those, that are: fewer while all is pinned again behind a reset */
+    unsigned pinned;      /* the first so many chunks were pinned at some time */
+    atomic_uint usable;   /* the first so many are pinned now: fewer after a reset */
     unsigned *free_stack; /* the chunk given last is taken first: it is still cached */
     unsigned free_count;
 } pool = {.mutex = PTHREAD_MUTEX_INITIALIZER, .given = PTHREAD_COND_INITIALIZER};
 
-/* A child has none of the threads that may be here, and no pool of its own: what a thread was
- * making is begun anew. */
+/* After fork(2), in the child, which has no threads in this file and no pool: a pool whose creation
+ * another thread had begun is created anew. */
 static void pool_in_child(void)
 {
     pthread_mutex_init(&making, NULL);
@@ -65,7 +65,8 @@ static size_t piece_at(size_t at)
     return pool.bytes - at < PIECE ? pool.bytes - at : PIECE;
 }
 
-/* The chunks of a piece can be taken once those before it can; they come behind those. */
+/* Makes the chunks of a newly pinned piece available, provided that all pieces before it are. They
+ * are put at the bottom of the free stack, so that chunks that are still cached are taken first. */
 static void lend_piece(size_t at)
 {
     const unsigned first = (unsigned)(at / IBX_PINNED_STRIDE),
@@ -86,26 +87,26 @@ static void lend_piece(size_t at)
 
 static int pin_piece(const struct ibx_cuda *cuda, size_t at)
 {
-    /* So that nobody waits for the driver while the kernel fills pages with zeros. */
+    /* The kernel clears the pages here, not inside the driver while others wait for its lock. */
     madvise(pool.base + at, piece_at(at), MADV_POPULATE_WRITE);
     int rc = cuda->mem_host_register(pool.base + at, piece_at(at), IBX_CUDA_HOST_REGISTER_PORTABLE);
-    if (rc == IBX_CUDA_HOST_MEMORY_REGISTERED) /* by a thread that makes the rest */
+    if (rc == IBX_CUDA_HOST_MEMORY_REGISTERED) /* another thread, in make_rest(), was faster */
         rc = 0;
     if (!rc)
         lend_piece(at);
     return rc;
 }
 
-/* From `*at` on to the end, or as far as CUDA does it. In pieces, since a driver that pins memory
- * lets no other call of the process in: a client's first cudaMalloc would take 11 ms on an H200. No
- * copy crosses two chunks.
+/* Pins from `*at` to the end of the pool, or until CUDA refuses, and moves `*at` along. In pieces,
+ * since while the driver pins memory, it blocks all other calls of the process: a client's first
+ * cudaMalloc would take 11 ms on an H200. Pieces have whole chunks, and no copy crosses a chunk.
  */
 static int pin(const struct ibx_cuda *cuda, size_t *at)
 {
     int rc = 0;
     while (*at < pool.bytes && !(rc = pin_piece(cuda, *at))) {
         *at += PIECE;
-        if (*at < pool.bytes) /* whoever waits for the driver's lock has to wake up first */
+        if (*at < pool.bytes) /* lets threads that wait for the driver's lock wake up and take it */
             nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
     }
     return rc;
@@ -117,8 +118,9 @@ static int refused(const struct ibx_cuda *cuda, int rc, struct ibx_error *err)
                          pool.bytes, ibx_cuda_error_name(cuda, rc));
 }
 
-/* By this process, and no reset has unpinned it. Where pinning it again has failed, no chunk can be
- * used, although CUDA may know the memory: its answer may have been an error of earlier work. */
+/* Whether this process has pinned the pool, and no reset has unpinned it. If pinning it again has
+ * failed, `usable` is 0, although CUDA may know the memory: the failure may have been an error of
+ * earlier work. */
 static bool is_pinned(const struct ibx_cuda *cuda)
 {
     unsigned flags;
@@ -126,7 +128,8 @@ static bool is_pinned(const struct ibx_cuda *cuda)
            !cuda->mem_host_get_flags(&flags, pool.base);
 }
 
-/* Where a reset has unpinned what was done, too, that is no refusal: all is pinned again. */
+/* Warns that CUDA has refused to pin more than `done` bytes. Not if a reset has unpinned those,
+ * too: then CUDA has refused nothing, and all of the pool will be pinned again. */
 static void warn_of_less(const struct ibx_cuda *cuda, size_t done, int rc)
 {
     if (rc == CONTEXT_IS_DESTROYED || !is_pinned(cuda))
@@ -137,7 +140,8 @@ static void warn_of_less(const struct ibx_cuda *cuda, size_t done, int rc)
             done, pool.bytes, ibx_cuda_error_name(cuda, rc));
 }
 
-/* Behind a reset. Others take what is pinned so far; CUDA may refuse the rest, as at first. */
+/* Pins all of the pool again, after a reset. Other threads can take chunks as soon as they are
+ * pinned. If CUDA refuses the rest, the pool works with what is pinned. */
 static int pin_again(const struct ibx_cuda *cuda, struct ibx_error *err)
 {
     size_t done = 0;
@@ -195,7 +199,7 @@ static void unmap_pool(void)
     pthread_mutex_unlock(&pool.mutex);
 }
 
-/* With its first piece. */
+/* Creates the pool and pins its first piece. */
 static int make_pool(const struct ibx_cuda *cuda, size_t bytes, struct ibx_error *err)
 {
     int rc = map_pool(bytes, err);
@@ -211,7 +215,7 @@ static int make_pool(const struct ibx_cuda *cuda, size_t bytes, struct ibx_error
     return 0;
 }
 
-/* Meanwhile others copy through what there is. */
+/* Pins the rest of the pool, while other threads already use the first piece. */
 static void make_rest(const struct ibx_cuda *cuda)
 {
     size_t at = PIECE;
@@ -243,7 +247,8 @@ int ibx_pinned_open(const struct ibx_cuda *cuda, size_t bytes, struct ibx_error 
 /* ------------------------------------------------------------------- in the background */
 
 /*
- * An atomic that several threads move, so no struct ibx_state_machine. A forked child begins anew.
+ * Not a struct ibx_state_machine, since several threads move it atomically. A forked child starts
+ * in NONE.
  *
  *   NONE -> RUNS -> NONE              no device has a context yet, or it was reset meanwhile
  *   RUNS -> MADE
@@ -251,14 +256,15 @@ int ibx_pinned_open(const struct ibx_cuda *cuda, size_t bytes, struct ibx_error 
  *                                     copy finds out, and says why
  */
 enum preparation { PREPARE_NONE, PREPARE_RUNS, PREPARE_MADE, PREPARE_REFUSED };
-#define TRIES 16u /* a context may be none of those */
+#define TRIES 16u /* after so many NONE it is REFUSED: there may be no primary context at all */
 static atomic_uint preparation, tries;
 static pthread_t preparer;
 static size_t preparer_bytes;
 static pid_t preparer_process; /* 0: there is none to be joined */
 static pthread_mutex_t joining = PTHREAD_MUTEX_INITIALIZER;
 
-/* A device's primary context that is there already, pushed; -1: none is. */
+/* Pushes the primary context of the first device whose primary context is active, and returns that
+ * device; -1: there is no such device. */
 static int enter_any(const struct ibx_cuda *cuda)
 {
     void *context = NULL;
@@ -302,7 +308,7 @@ static void *run_preparer(void *argument)
     return NULL;
 }
 
-/* Joining. */
+/* The caller holds `joining`. */
 static void join_preparer(void)
 {
     if (preparer_process == getpid())
@@ -310,7 +316,6 @@ static void join_preparer(void)
     preparer_process = 0;
 }
 
-/* Another thread must not be in the driver while this process ends. */
 void ibx_pinned_settle(void)
 {
     pthread_mutex_lock(&joining);
@@ -338,7 +343,7 @@ static void in_child(void)
 static void watch(void)
 {
     pthread_atfork(before_fork, in_parent, in_child);
-    atexit(ibx_pinned_settle);
+    atexit(ibx_pinned_settle); /* no thread may be in the driver while the process ends */
 }
 
 bool ibx_pinned_wanted(void)
@@ -380,7 +385,7 @@ void *ibx_pinned_payload(unsigned chunk)
     return pool.base + (size_t)chunk * IBX_PINNED_STRIDE;
 }
 
-/* Under the mutex. */
+/* The caller holds pool.mutex. */
 static int take(struct ibx_quota *quota)
 {
     unsigned at = pool.free_count;
@@ -410,7 +415,7 @@ int ibx_pinned_take(struct ibx_quota *quota, unsigned wait_ms)
     return chunk;
 }
 
-/* Wakes all who wait: the quota of some may not allow them this chunk. */
+/* Wakes all waiting threads, since the quota of some may not allow them this chunk. */
 void ibx_pinned_give(struct ibx_quota *quota, unsigned chunk)
 {
     pthread_mutex_lock(&pool.mutex);
@@ -436,7 +441,7 @@ void *ibx_pinned_borrow(size_t bytes)
 
 void ibx_pinned_return(void *payload)
 {
-    if (pool.owner != getpid()) /* a child closes what its parent goes on with */
+    if (pool.owner != getpid()) /* a forked child closes its copy; the parent uses the chunk */
         return;
     ibx_pinned_give(NULL, (unsigned)((size_t)((uint8_t *)payload - pool.base) / IBX_PINNED_STRIDE));
 }

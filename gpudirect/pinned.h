@@ -4,8 +4,8 @@
  * their copies. The first copy that needs it creates it, unless a thread has done so before: a
  * constructor, or a call before a fork(2), must not. From any thread.
  *
- * The memory is mapped here and registered with CUDA, rather than allocated by it: it stays when a
- * context is reset, only slower to copy from, until it is pinned again.
+ * The memory is mapped here and registered with CUDA, rather than allocated by CUDA, so that it
+ * survives the reset of a context: copies are merely slower until it is pinned again.
  */
 #ifndef IBX_GPUDIRECT_PINNED_H
 #define IBX_GPUDIRECT_PINNED_H
@@ -19,20 +19,20 @@
 /* Bytes from one chunk to the next: not a power of two, so that chunks differ in cache sets. */
 #define IBX_PINNED_STRIDE (IBX_PINNED_CHUNK + 4096u)
 
-/* Creates the pool, of at most `bytes` in all, unless there is one (`bytes` is ignored then), and
- * pins it again if its context is gone. A context must be current. While one thread creates it,
- * others have it as soon as its first chunks are pinned, and all go without the last ones where
- * CUDA refuses these. A context may go meanwhile, and the pool is to be pinned again. -EINVAL:
- * `bytes` hold no chunk; -ENOMEM; -EPERM in a child of the process that made it; or the CUresult of
- * pinning. */
+/* Creates the pool, of at most `bytes`, unless it exists (then `bytes` is ignored), and pins it
+ * again if the context in which it was pinned is gone. A context must be current. While one thread
+ * creates the pool, others can use it as soon as its first chunks are pinned. If CUDA refuses to
+ * pin all of it, the pool is smaller. A context may be destroyed during this call; then the pool
+ * has to be pinned again. -EINVAL: `bytes` is less than a chunk; -ENOMEM; -EPERM: this is a child
+ * of the process that created the pool; or the CUresult of pinning. */
 int ibx_pinned_open(const struct ibx_cuda *cuda, size_t bytes, struct ibx_error *err);
-/* Has a thread do that in the background, in the primary context of a device that has one. Without
- * effect once that was done, or where it is under way or not possible. Loads CUDA, in that thread.
- */
+/* Starts a thread that calls ibx_pinned_open() in the primary context of a device that has one, and
+ * loads CUDA for that. Has no effect if the pool was prepared before, is being prepared, or cannot
+ * be. */
 void ibx_pinned_prepare(size_t bytes);
-/* Whether it may have an effect. */
+/* Whether ibx_pinned_prepare() would have an effect now. */
 bool ibx_pinned_wanted(void);
-/* Returns when no thread is at it, for tests. */
+/* Waits until the thread of ibx_pinned_prepare() has ended; called at exit(3), and by tests. */
 void ibx_pinned_settle(void);
 /* Chunks in the pool, pinned already or not. */
 unsigned ibx_pinned_count(void);
@@ -44,9 +44,10 @@ void *ibx_pinned_payload(unsigned chunk);
 int ibx_pinned_take(struct ibx_quota *quota, unsigned wait_ms);
 void ibx_pinned_give(struct ibx_quota *quota, unsigned chunk);
 
-/* A chunk for up to IBX_PINNED_STRIDE bytes of somebody else's use; NULL: there is no pool yet, or
- * it is half empty, since nobody waits for it. And gives it back. */
+/* Takes a chunk for a use other than staged copies; `bytes` is at most IBX_PINNED_STRIDE. Does not
+ * wait. NULL: there is no pool yet, or less than half of it, or 16 chunks, are free. */
 void *ibx_pinned_borrow(size_t bytes);
+/* Gives such a chunk back. */
 void ibx_pinned_return(void *payload);
 /* Whether all of these bytes lie in the pool. */
 bool ibx_pinned_holds(const void *address, size_t length);

@@ -11,7 +11,7 @@
 
 #define STEP_UNIT    (64u << 10) /* short copies are cut into multiples of it */
 #define TAKE_WAIT_MS 50u         /* for a chunk, when all are taken */
-#define BESIDE       2u          /* slots that it has at once, beside other sessions' */
+#define BESIDE       2u          /* slots of a copy that the GPU has, while others copy, too */
 
 static const struct ibx_state slot_states[] = {
     [SLOT_FREE] = {"free", IBX_TO(SLOT_MOVING) | IBX_TO(SLOT_DMA),
@@ -34,8 +34,8 @@ bool ibx_gpu_copy_fits(const struct ibx_gpu_copy *copy)
     return ibx_gpu_copy_is_plain(copy) || copy->host_pitch <= IBX_PINNED_CHUNK;
 }
 
-/* Bytes of one slot: whole rows. A short copy uses an eighth of its length, so that its parts
- * overlap, too. */
+/* Bytes of one slot: whole rows of a 2D copy. A short plain copy uses an eighth of its length, so
+ * that its parts overlap, too. */
 static size_t step_of(const struct ibx_staging *st, const struct ibx_gpu_copy *copy, uint64_t total)
 {
     if (!ibx_gpu_copy_is_plain(copy))
@@ -63,8 +63,9 @@ void ibx_staging_set_copy(struct ibx_staging *st, const struct ibx_gpu_copy *cop
     ibx_staging_restart_at(st, 0);
 }
 
-/* Where the next piece begins. With `spread` the copy is cut into groups of `spread` runs, and the
- * pieces of a group come from its runs in turn. The rest, less than a group, comes in order. */
+/* Where the next piece begins. With `spread` the copy is cut into runs of IBX_COPY_THREADS_APART
+ * bytes and groups of `spread` runs; the pieces of a group are taken from its runs in turn. The
+ * rest, which is less than a group, is taken in order. */
 static uint64_t next_at(const struct ibx_staging *st, unsigned spread)
 {
     uint64_t run = IBX_COPY_THREADS_APART / st->step, group = run * spread,
@@ -96,7 +97,7 @@ int ibx_staging_create(const struct ibx_cuda *cuda, struct ibx_staging **staging
     return 0;
 }
 
-/* There are none any more. */
+/* Notes that the events no longer exist; `begun`: neither do those of copies that were begun. */
 static void forget_events(struct ibx_staging *st, bool begun)
 {
     st->events = st->left = 0;
@@ -110,8 +111,8 @@ static void forget_events(struct ibx_staging *st, bool begun)
     st->context = NULL;
 }
 
-/* Destroys the events of the slots and, if so asked, those of copies that were begun. If a context
- * is gone, it has destroyed its events. */
+/* Destroys the events of the slots and, with `begun`, those of copies that were begun. A context
+ * that is gone has destroyed its events itself. */
 static void drop_events(struct ibx_staging *st, bool begun)
 {
     const struct ibx_cuda *cuda = st->cuda;
@@ -133,7 +134,7 @@ void ibx_staging_drop_events(struct ibx_staging *st)
     drop_events(st, true);
 }
 
-/* All events are those of the current context. */
+/* Drops the events if they belong to another context than the current one. */
 static int enter_context(struct ibx_staging *st)
 {
     void *context = NULL;
@@ -167,7 +168,7 @@ int ibx_staging_begun_events_ready(struct ibx_staging *st)
     return rc;
 }
 
-/* The GPU is done with all slots that it has. */
+/* Frees all slots in SLOT_DMA: the GPU has nothing left to do. */
 static void dma_ended(struct ibx_staging *st)
 {
     for (unsigned i = 0; i < st->count; i++) {
@@ -232,7 +233,7 @@ unsigned ibx_staging_chunk(const struct ibx_staging *st, unsigned slot)
     return st->slots[slot].chunk;
 }
 
-/* In relaxed mode, because the client may have begun to capture a stream since. */
+/* In relaxed capture mode, because the client may have begun to capture a stream meanwhile. */
 void ibx_staging_reset_slots(struct ibx_staging *st)
 {
     for (unsigned i = 0; i < st->count; i++) {
@@ -258,7 +259,7 @@ void ibx_staging_end(struct ibx_staging *st)
 
 /* --------------------------------------------------------------------------- DMA */
 
-/* 2D copies: the rows at `host`, byte `at` of the host's side. */
+/* A 2D copy of the rows at `host`, which is byte `at` of the host's side. */
 static int dma_rows(const struct ibx_staging *st, void *host, uint64_t at, size_t length,
                     bool to_device)
 {
@@ -271,13 +272,13 @@ static int dma_rows(const struct ibx_staging *st, void *host, uint64_t at, size_
     rows.src_device = rows.dst_device = device;
     rows.src_pitch = to_device ? copy->host_pitch : copy->device_pitch;
     rows.dst_pitch = to_device ? copy->device_pitch : copy->host_pitch;
-    /* The bytes between rows are sent, too, and the chunk may contain another client's. */
+    /* The bytes between rows are sent, too, and might be what another client left in the chunk. */
     if (!to_device && copy->host_pitch != copy->width)
         memset(host, 0, length);
     return st->cuda->memcpy_2d_async(&rows, copy->stream);
 }
 
-/* Starts to copy between `host` and the device `length` bytes from byte `at` on. */
+/* Starts to copy `length` bytes, from byte `at` of the copy on, between `host` and the device. */
 static int dma(const struct ibx_staging *st, void *host, uint64_t at, size_t length, bool to_device)
 {
     const struct ibx_gpu_copy *copy = &st->copy;
@@ -330,7 +331,7 @@ static int dma_start(struct ibx_staging *st, struct ibx_staging_slot *slot, bool
     return ibx_state_move(&slot->state, SLOT_DMA);
 }
 
-/* The slot whose DMA began first (or last), NULL: none is under way. */
+/* The slot whose DMA began first, or with `last` last; NULL: no DMA is under way. */
 static struct ibx_staging_slot *dma_pick(struct ibx_staging *st, bool last)
 {
     struct ibx_staging_slot *found = NULL;
@@ -343,7 +344,7 @@ static struct ibx_staging_slot *dma_pick(struct ibx_staging *st, bool last)
     return found;
 }
 
-/* Whether the GPU has as much of this copy as it should have, beside those of other sessions. */
+/* Whether the GPU has as much of this copy as it should have while other sessions copy. */
 static bool has_enough(const struct ibx_staging *st)
 {
     unsigned under_way = 0;
@@ -385,7 +386,7 @@ static int take_arrivals(struct ibx_staging *st, const struct ibx_staging_wire *
     return rc;
 }
 
-/* Waits for moves under way, then for DMA; returns `why` unless the wire fails as well. */
+/* Waits for moves under way, then for DMA. Returns `why`, or the wire's error if it fails, too. */
 static int stop_all(struct ibx_staging *st, const struct ibx_staging_wire *wire, int why)
 {
     while (st->moving) {
@@ -401,7 +402,7 @@ static int stop_all(struct ibx_staging *st, const struct ibx_staging_wire *wire,
 
 /* --------------------------------------------------------------------- to the device */
 
-/* Takes back slots that the GPU is done with; `wait`: at least one. */
+/* Frees slots that the GPU is done with; with `wait` waits for at least one. */
 static int reclaim_slots(struct ibx_staging *st, bool wait)
 {
     struct ibx_staging_slot *oldest;
@@ -487,7 +488,7 @@ int ibx_staging_to_device(struct ibx_staging *st, const struct ibx_staging_wire 
 
 /* ------------------------------------------------------------------- from the device */
 
-/* Gives a free slot the next piece of the copy, of which all bytes are to be moved. */
+/* Gives a free slot the next piece of the copy, none of which is moved yet. */
 static void fetch_begin(struct ibx_staging *st, struct ibx_staging_slot *slot)
 {
     slot_begin(st, slot, 1);
@@ -495,7 +496,7 @@ static void fetch_begin(struct ibx_staging *st, struct ibx_staging_slot *slot)
     slot->left = slot->length;
 }
 
-/* Starts the next piece of the copy into a free slot. */
+/* Starts the DMA of the next piece of the copy into a free slot. */
 static int fetch(struct ibx_staging *st, struct ibx_staging_slot *slot)
 {
     if (st->begun == st->total)
@@ -504,7 +505,7 @@ static int fetch(struct ibx_staging *st, struct ibx_staging_slot *slot)
     return dma_start(st, slot, false);
 }
 
-/* The slots that have had no piece yet, in their order; at most `count` of them. */
+/* Starts DMA into slots that have had no piece yet, in order, up to slot `count` - 1. */
 static int fetch_first(struct ibx_staging *st, unsigned count)
 {
     int rc = 0;
@@ -513,8 +514,8 @@ static int fetch_first(struct ibx_staging *st, unsigned count)
     return rc;
 }
 
-/* A plain copy that fits into one chunk: most are of a few bytes, and the program waits for them.
- * */
+/* Fetches a plain copy that fits into one chunk, and waits for it by a word (word.h): most such
+ * copies have a few bytes, and the program waits for them. */
 static int fetch_whole(struct ibx_staging *st)
 {
     struct ibx_staging_slot *slot = &st->slots[st->fetched++];
@@ -555,8 +556,8 @@ static int current_ready(struct ibx_staging *st, const struct ibx_staging_wire *
     return 0;
 }
 
-/* Slots whose bytes have all been moved take the next pieces in turn, since pieces are moved in
- * order. */
+/* Starts the next pieces into slots whose bytes have all been moved; in the order of the slots,
+ * since pieces are moved in order. */
 static int refetch(struct ibx_staging *st)
 {
     int rc = 0;
@@ -571,7 +572,7 @@ static int refetch(struct ibx_staging *st)
     }
 }
 
-/* Starts to move what the current slot has of the next n bytes. */
+/* Starts to move the next n bytes, or as many of them as the current slot has. */
 static int move_current(struct ibx_staging *st, const struct ibx_staging_wire *wire,
                         uint64_t offset, uint64_t n, uint64_t *moved)
 {

@@ -27,15 +27,16 @@
 
 #define IBX_STAGING_DEPTH 8u /* chunks of one copy */
 
-/* The host has rows of `host_pitch` bytes, the device rows of `device_pitch`, each row directly
- * behind the one before. A plain copy is one row of `width` bytes with pitches of `width` or less.
- */
+/* A 2D copy: rows start every `host_pitch` bytes on the host's side and every `device_pitch` bytes
+ * on the device; `width` bytes of each are copied. A plain copy is one row, with a host_pitch of at
+ * most `width`. */
 struct ibx_gpu_copy {
     uint64_t device; /* address of the first row */
     uint64_t device_pitch, host_pitch;
     uint64_t width, height; /* bytes, rows; neither is 0 */
     void *stream;
-    bool beside_graphs; /* the driver must not keep others out while it waits */
+    bool
+        beside_graphs; /* graphs wait for their client: no driver call may wait inside the driver */
 };
 
 /* Bytes of the host's side: host_pitch * height, or the width of a plain copy. */
@@ -71,66 +72,68 @@ int ibx_staging_create(const struct ibx_cuda *cuda, struct ibx_staging **staging
 void ibx_staging_destroy(struct ibx_staging *staging);
 /* A context was reset or destroyed, with its events; NULL: any may have been. */
 void ibx_staging_forget(struct ibx_staging *staging, const void *context);
-/* Before a reset, between copies: destroys the events. */
+/* Destroys the events. To be called before a reset of their context, not during a copy. */
 void ibx_staging_drop_events(struct ibx_staging *staging);
 
-/* What straight copies need is made before the first of them. */
+/* Creates what straight copies need (events, a word), so that the first one does not have to. */
 void ibx_staging_prepare(struct ibx_staging *staging);
 
-/* Before a copy: its chunks count there; NULL, and at first: nowhere. */
+/* To be called before a copy: its chunks count in this quota. NULL, the default: no quota. */
 void ibx_staging_set_quota(struct ibx_staging *staging, struct ibx_quota *quota);
-/* Its copies wait for that session's turns; NULL, and at first: for nobody's. */
+/* Copies wait for the turns of this session. NULL, the default: they do not wait for turns. */
 void ibx_staging_set_turn(struct ibx_staging *staging, struct ibx_turn *turn);
 /* Before a copy: bytes of a plain copy in one chunk, at most and by default IBX_PINNED_CHUNK. */
 void ibx_staging_set_chunk(struct ibx_staging *staging, size_t bytes);
 
-/* Takes the chunks for a copy of `bytes`. False: the pool was empty, or the quota used up, for a
- * while, and the caller
- * copies in another way. */
+/* Takes chunks for a copy of `bytes`. False: the pool stayed empty, or the quota used up, for 50
+ * ms, and the caller has to copy in another way. */
 bool ibx_staging_begin(struct ibx_staging *staging, uint64_t bytes);
-/* How many there are, and the number of each in the pool. */
+/* How many chunks the copy has, and the number in the pool of the chunk of a slot. */
 unsigned ibx_staging_chunks(const struct ibx_staging *staging);
 unsigned ibx_staging_chunk(const struct ibx_staging *staging, unsigned slot);
-/* Gives them back, after a copy or instead of one; waits for DMA in flight. */
+/* Gives the chunks back, after a copy or instead of one. Waits for DMA in flight. */
 void ibx_staging_end(struct ibx_staging *staging);
 
-/* After begin: a whole copy. With wire->open only the number of bytes of `copy` counts before. */
+/* To be called after begin: a whole copy to the device. With wire->open, only the number of bytes
+ * of `copy` is used before wire->open has set the device's side. */
 int ibx_staging_to_device(struct ibx_staging *staging, const struct ibx_staging_wire *wire,
                           const struct ibx_gpu_copy *copy);
 
-/* After begin: starts DMA and waits for the first chunk; a bad address or an earlier error of the
- * stream is returned then. `ahead`: into all chunks at once, or else only as they are delivered. */
+/* To be called after begin: starts DMA and waits for the first chunk, so that a bad address or an
+ * earlier error of the stream is returned here. With `ahead` DMA starts into all chunks, otherwise
+ * into the first only, and into the others during ibx_staging_deliver(). */
 int ibx_staging_from_device(struct ibx_staging *staging, const struct ibx_gpu_copy *copy,
                             bool ahead);
 /* Moves the next `n` bytes; returns when they have arrived. The wire's offsets count from the first
  * byte of this call. -ERANGE: the copy has fewer. */
 int ibx_staging_deliver(struct ibx_staging *staging, const struct ibx_staging_wire *wire,
                         uint64_t n);
-/* The same straight into pinned memory `to`, of a plain copy; what the chunks hold of these bytes
- * is not used. */
+/* Copies the next `n` bytes of a plain copy straight into pinned memory `to`, without the wire;
+ * what the chunks already have of these bytes is not used. */
 int ibx_staging_deliver_straight(struct ibx_staging *staging, void *to, uint64_t n);
 
-/* Waits for the stream's earlier work, and returns its errors. No chunks are needed. */
+/* Waits for the work that the stream has, and returns its error. Needs no chunks. */
 int ibx_staging_settle(struct ibx_staging *staging, void *stream);
-/* A whole copy straight out of pinned memory `host`, which holds all of the host's bytes, or into
- * it. No chunks are needed. */
+/* A whole copy straight between the device and pinned memory `host`, which has all bytes of the
+ * host's side. Needs no chunks. */
 int ibx_staging_straight(struct ibx_staging *staging, void *host, const struct ibx_gpu_copy *copy,
                          bool to_device);
-/* The same from the device, begun by one call and waited for by another, between which one more may
- * be begun. Only if that may be done: the copy is plain, and no other session copies. Both calls
- * return an error of the copy, by which it has ended, the second one also that its context is gone.
- */
+/* A straight copy from the device that one call begins and another waits for; between the two, one
+ * more copy may be begun. Only if ibx_staging_may_begin(): the copy is plain, and no other session
+ * copies. If either call returns an error, the copy has ended; the second one also fails if the
+ * context is gone. */
 struct ibx_staging_begun {
-    void *event;         /* ended: NULL: it went with its context */
-    unsigned generation; /* of the events */
+    void *event;         /* after the copy; NULL: it was destroyed with its context */
+    unsigned generation; /* ibx_staging.generation when the copy was begun */
 };
 bool ibx_staging_may_begin(struct ibx_staging *staging, const struct ibx_gpu_copy *copy);
 int ibx_staging_begin_straight(struct ibx_staging *staging, void *host,
                                const struct ibx_gpu_copy *copy, struct ibx_staging_begun *begun);
 int ibx_staging_end_straight(struct ibx_staging *staging, struct ibx_staging_begun *begun);
-/* The same for a plain copy, which is not waited for. But beside sessions that copy little the GPU
- * has two pieces of such copies at once, so that theirs come in between, and the call returns when
- * it has the last of them; that does not hold for a copy behind other work of its stream. */
+/* A plain straight copy that is not waited for. While other sessions make short copies, the GPU is
+ * given two pieces of the copy at a time, so that the short ones come in between, and the call
+ * returns once the GPU has the last piece. That limit does not hold for a copy behind other work of
+ * its stream. */
 int ibx_staging_leave(struct ibx_staging *staging, void *host, const struct ibx_gpu_copy *copy,
                       bool to_device);
 

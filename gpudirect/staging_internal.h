@@ -7,10 +7,10 @@
 #include "gpudirect/staging.h"
 #include "gpudirect/word.h"
 
-#define IBX_STAGING_AT_ONCE 2u /* pieces of a straight copy that the GPU has: an event each */
+#define IBX_STAGING_AT_ONCE 2u /* pieces of a straight copy given to the GPU at a time */
 
 /*
- * A slot holds one chunk of the copy in hand.
+ * A slot holds one chunk of the current copy.
  *
  * state machine: staging slot
  *   [*] -> FREE -> MOVING -> FILLED -> DMA -> FREE -> [*]   to the device
@@ -35,69 +35,70 @@ struct ibx_staging {
     void *context; /* of the events */
     unsigned events;
     void *begun_events[IBX_STAGING_AT_ONCE]; /* of copies that were begun, in turn */
-    unsigned begun_ready, begun_next;        /* events there are; the next one's number */
+    unsigned begun_ready, begun_next;        /* how many exist; which one is used next */
     unsigned open;                           /* copies that were begun and not ended */
-    unsigned generation;                     /* counts how often those events went */
+    unsigned generation;                     /* counts how often begun_events were dropped */
     struct ibx_word *word;                   /* of the events' context, or NULL */
-    bool wordless;                           /* there is none for it */
+    bool wordless;                           /* no word could be had in this context */
     unsigned count;                          /* slots with a chunk */
     size_t chunk;                            /* bytes of a plain copy in one of them */
-    struct ibx_quota *quota;                 /* that its chunks count in, or NULL */
-    struct ibx_turn *turn;                   /* whose turn its copies wait for, or NULL */
+    struct ibx_quota *quota;                 /* in which its chunks count, or NULL */
+    struct ibx_turn *turn;                   /* for whose turns its copies wait, or NULL */
     struct ibx_staging_slot slots[IBX_STAGING_DEPTH];
 
     struct ibx_gpu_copy copy;
-    uint64_t total, begun; /* bytes of it, and how many have or had a slot */
+    uint64_t total, begun; /* bytes of the copy; of these, how many have been given a slot */
     size_t step;           /* bytes of one slot */
     enum ibx_turn_company company;
     unsigned moving;    /* slots in that state */
     unsigned current;   /* from the device: the slot whose bytes are moved next */
     unsigned refill;    /* the slot that takes the next piece once it is empty */
-    unsigned fetched;   /* slots that the GPU has been given at all */
-    uint64_t delivered; /* bytes, of which the last call may have been straight */
+    unsigned fetched;   /* from the device: slots that have had a piece */
+    uint64_t delivered; /* bytes delivered, through chunks or straight */
     uint32_t serial;
 
-    unsigned left; /* pieces begun of copies that were not waited for, behind slots' events */
+    unsigned left; /* counts pieces of ibx_staging_leave() that have a slot's event behind them */
     void *left_stream;
 };
 
-/* One row, and nothing behind it. */
+/* Whether the copy is one row without padding. */
 static inline bool ibx_gpu_copy_is_plain(const struct ibx_gpu_copy *copy)
 {
     return copy->height == 1 && copy->host_pitch <= copy->width;
 }
 
-/* The copy in hand is that one, of which nothing was begun; it continues at byte `at` with no slot
- * in use. */
+/* Makes `copy` the current copy, of which nothing is begun. */
 void ibx_staging_set_copy(struct ibx_staging *staging, const struct ibx_gpu_copy *copy);
+/* Lets the current copy continue at byte `at`, with no slot in use. */
 void ibx_staging_restart_at(struct ibx_staging *staging, uint64_t at);
 
-/* One event a slot, at least IBX_STAGING_AT_ONCE, in the current context. 0 or a CUresult. */
+/* Creates the missing events of the slots, at least IBX_STAGING_AT_ONCE, in the current context. 0
+ * or a CUresult. */
 int ibx_staging_events_ready(struct ibx_staging *staging);
-/* The same for begun_events. */
+/* Creates those of begun_events. */
 int ibx_staging_begun_events_ready(struct ibx_staging *staging);
 
-/* Waits until it is this session's turn to have the GPU copy so many bytes of the host's side. */
+/* Waits for this session's turn to have the GPU copy `length` bytes of the host's side. */
 void ibx_staging_take_turn(struct ibx_staging *staging, size_t length);
-/* Puts an event behind what the stream has. No event of this context can be put into a stream of
- * another device, in which CUDA copies, too: then what was begun there ends here. 0 or a CUresult.
- */
+/* Records an event in the stream. CUDA copies also in a stream of another device, where an event of
+ * this context cannot be recorded: then this waits for that stream. 0 or a CUresult. */
 int ibx_staging_record(struct ibx_staging *staging, void *event, void *stream);
-/* Starts to copy between `host` and the device `length` bytes from byte `at` on, with an event (if
- * any) behind it. `*begun` is set once a copy was begun. 0 or a CUresult. */
+/* Starts to copy `length` bytes, from byte `at` of the copy on, between `host` and the device, and
+ * records `event` (unless NULL) after it. Sets `*begun` once the copy is begun. 0 or a CUresult. */
 int ibx_staging_dma(struct ibx_staging *staging, void *host, uint64_t at, size_t length,
                     bool to_device, void *event, bool *begun);
 
-/* unstaged.c. Whether the end of the copy in hand may be seen by a word (word.h); the events are
- * ready. And the first `length` bytes of it from the device into pinned memory, so; waits for them.
- * 0 or a CUresult. */
+/* unstaged.c. Whether a word (word.h) may tell the end of the current copy. The events must be
+ * ready. */
 bool ibx_staging_has_word(struct ibx_staging *staging);
+/* unstaged.c. Copies the first `length` bytes of the current copy from the device to pinned memory
+ * and waits for them by a word. 0 or a CUresult. */
 int ibx_staging_by_word(struct ibx_staging *staging, void *host, size_t length);
 
 /* Waits for the GPU, so that chunks and slots can be used again. */
 void ibx_staging_reset_slots(struct ibx_staging *staging);
-/* After an error, which may be one of the events' context; returns `rc`. What was begun keeps its
- * event. */
+/* After an error, which may be sticky in the events' context: waits for the GPU and drops the
+ * events, except those of copies that were begun. Returns `rc`. */
 int ibx_staging_stop_gpu(struct ibx_staging *staging, int rc);
 
 #endif

@@ -8,51 +8,53 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#define HOLD_MIN_NS ((uint64_t)50000) /* a thread that sleeps comes back no sooner */
+#define HOLD_MIN_NS ((uint64_t)50000) /* waking a sleeping thread takes as long */
 #define HOLD_MAX_NS ((uint64_t)20000000)
-#define ENTER_NS    ((uint64_t)100000) /* of busy waiting for the driver */
+#define ENTER_NS    ((uint64_t)100000) /* longest busy waiting for the driver */
 
-#define GPUS    64u /* beyond that several have their turns together */
-#define LINE    64u /* of a cache */
+#define GPUS    64u /* GPUs beyond that share turns with others */
+#define LINE    64u /* bytes of a cache line */
 #define BITS    64u
-#define PROCESS 48u /* the bit of an id from which on it says whose session that is */
+#define PROCESS 48u /* an id has the process from this bit on, the session below */
 
 typedef _Atomic uint64_t number;
 
-/* What others see of a session that copies. It alone writes that. */
+/* What other sessions see of a session that copies. Only that session writes it. */
 struct seen {
-    _Alignas(LINE) number ns; /* of its last copy: behind IBX_TURN_BUSY_NS the place is free */
+    _Alignas(LINE) number ns; /* time of its last copy: IBX_TURN_BUSY_NS later the place is free */
     number id, owner;
-    number round, spent, left; /* bytes that it has copied in that round, and may copy */
+    number round, spent, left; /* bytes that it has copied in that round, and may still copy */
 };
 
 struct copied {
     number id, ns;
 };
 
-/* Of one GPU. Each number is sound by itself: they are estimates, and may not fit together. */
+/* The state of one GPU. Each number is atomic, but several read together may be of different
+ * moments: they are estimates. */
 struct turns {
-    _Alignas(LINE) atomic_uint event; /* changes when those that wait are to look again */
-    atomic_uint used;                 /* no place behind these is taken */
+    _Alignas(LINE) atomic_uint event; /* futex: changed to make waiting sessions look again */
+    atomic_uint used;                 /* places in use are all below this index */
     number round, began_ns;
     number total;               /* bytes in this round */
-    number until_ns;            /* it ends then; 0: nobody has had his turn yet */
-    number short_ns;            /* when somebody made a short copy */
-    struct copied last, before; /* who has copied last, and who else has before */
+    number until_ns;            /* when the round ends at the latest; 0: no session waits yet */
+    number short_ns;            /* time of the last short copy */
+    struct copied last, before; /* the session that copied last, and the last other one before */
     struct seen seen[IBX_TURN_SEEN];
 };
 
 static struct turns own[GPUS];
 static struct turns *gpus = own; /* or in memory that several processes share */
 
-/* Of several processes: one bit each, in `words` for each GPU: it has sessions there. */
+/* With several processes: `words` words for each GPU, in which a bit says that the process has
+ * sessions there. NULL: there is one process only. */
 static number *present;
 static unsigned words, process;
 
-/* Of this process. */
+/* Of this process, for each GPU. */
 static struct {
-    _Alignas(LINE) atomic_uint joined;
-    atomic_bool inside; /* somebody is in the driver */
+    _Alignas(LINE) atomic_uint joined; /* sessions */
+    atomic_bool inside;                /* a session is between ibx_turn_enter() and _exit() */
 } here[GPUS];
 static pthread_mutex_t joins = PTHREAD_MUTEX_INITIALIZER;
 static number sessions;
@@ -78,7 +80,8 @@ static unsigned used(const struct turns *turns)
     return n < IBX_TURN_SEEN ? n : IBX_TURN_SEEN;
 }
 
-/* Other threads have looked at the clock a little later, or write what they like. */
+/* `ns` may be later than `now`: other threads have read the clock later, or have written nonsense.
+ */
 static bool is_within(uint64_t ns, uint64_t now, uint64_t span)
 {
     return (now > ns ? now - ns : ns - now) < span;
@@ -89,14 +92,14 @@ static bool is_busy(uint64_t seen_ns, uint64_t now)
     return is_within(seen_ns, now, IBX_TURN_BUSY_NS);
 }
 
-/* Those that wait are to look again. */
+/* Makes waiting sessions look again. */
 static void wake(struct turns *turns)
 {
     atomic_fetch_add(&turns->event, 1);
     ibx_forked_wake(&turns->event);
 }
 
-/* They have said so before they looked. */
+/* A waiting session sets until_ns before it looks at the others, so none is overlooked here. */
 static bool anybody_waits(const struct turns *turns)
 {
     atomic_thread_fence(memory_order_seq_cst);
@@ -105,7 +108,7 @@ static bool anybody_waits(const struct turns *turns)
 
 /* ---------------------------------------------------------------------- who is seen */
 
-/* Takes the first place that is free. NULL: there is none. */
+/* Takes the first free place. NULL: all are taken. */
 static struct seen *take_place(struct turns *turns, struct ibx_turn *turn, uint64_t now)
 {
     unsigned i = 0, n = used(turns);
@@ -130,7 +133,7 @@ static struct seen *place_of(struct turns *turns, const struct ibx_turn *turn)
     return get(&seen->id) == turn->id ? seen : NULL;
 }
 
-/* `anew`: it may take a place. */
+/* Publishes what others see of this session. With `anew` it takes a place if it has none. */
 static void show(struct turns *turns, struct ibx_turn *turn, uint64_t left, bool anew)
 {
     struct seen *seen = place_of(turns, turn);
@@ -138,7 +141,7 @@ static void show(struct turns *turns, struct ibx_turn *turn, uint64_t left, bool
         seen = take_place(turns, turn, turn->seen_ns);
     if (!seen)
         return;
-    if (used(turns) <= turn->place) /* somebody who took a place has not seen that of this one */
+    if (used(turns) <= turn->place) /* another session lowered `used` and missed this place */
         atomic_store_explicit(&turns->used, turn->place + 1, memory_order_relaxed);
     set(&seen->owner, (uintptr_t)turn->owner);
     set(&seen->ns, turn->seen_ns);
@@ -159,7 +162,7 @@ static void note(struct copied *copied, uint64_t id, uint64_t ns)
     set(&copied->ns, ns);
 }
 
-/* Who has copied last, of those that are seen. */
+/* Finds again which of the visible sessions have copied last. */
 static void remember(struct turns *turns)
 {
     note(&turns->last, 0, 0);
@@ -175,7 +178,7 @@ static void remember(struct turns *turns)
     }
 }
 
-/* It copies. When somebody else has, the last time; 0: never. */
+/* Notes that this session copies now. Returns when another one has copied last; 0: never. */
 static uint64_t come(struct turns *turns, const struct ibx_turn *turn, uint64_t now)
 {
     const uint64_t last = get(&turns->last.id);
@@ -191,7 +194,7 @@ static uint64_t come(struct turns *turns, const struct ibx_turn *turn, uint64_t 
 
 /* ---------------------------------------------------------------------------- rounds */
 
-/* Unless somebody else has begun the one behind `round`. */
+/* Begins the round after `round`, unless another session has begun it. */
 static void round_begin(struct turns *turns, uint64_t round, uint64_t now)
 {
     if (!atomic_compare_exchange_strong(&turns->round, &round, round + 1))
@@ -202,7 +205,7 @@ static void round_begin(struct turns *turns, uint64_t round, uint64_t now)
         wake(turns);
 }
 
-/* Of an owner's busy sessions each has its part. */
+/* The session's quantum in bytes. Busy sessions of one owner share that owner's quantum. */
 static uint64_t quantum(const struct turns *turns, const struct ibx_turn *turn, uint64_t now)
 {
     uint64_t sharing = 1;
@@ -215,8 +218,8 @@ static uint64_t quantum(const struct turns *turns, const struct ibx_turn *turn, 
     return IBX_TURN_QUANTUM * turn->weight / IBX_TURN_WEIGHT / sharing + 1;
 }
 
-/* It comes into the round of now. What it had left is carried, or what it copied beyond that,
- * unless it was away. */
+/* The session enters the current round. Unless it has been idle, bytes that it had left in its last
+ * round are added to its quantum, and bytes that it copied beyond its quantum count in this one. */
 static void catch_up(struct ibx_turn *turn, uint64_t round, uint64_t most, bool was_busy)
 {
     const uint64_t all = most + turn->carried;
@@ -227,7 +230,8 @@ static void catch_up(struct ibx_turn *turn, uint64_t round, uint64_t most, bool 
     turn->round = round;
 }
 
-/* Bytes that sessions as busy as this one have left. */
+/* Bytes that other sessions have left in this round. Those that have copied less than half as much
+ * as this one do not count. */
 static uint64_t others_left(const struct turns *turns, const struct ibx_turn *turn, uint64_t most,
                             uint64_t now)
 {
@@ -242,7 +246,7 @@ static uint64_t others_left(const struct turns *turns, const struct ibx_turn *tu
     return sum;
 }
 
-/* When the round ends of which the others have that many bytes left. */
+/* When this round, in which the others have `rest` bytes left, ends at the latest. */
 static uint64_t end_of_round(struct turns *turns, uint64_t rest, uint64_t now)
 {
     const uint64_t age = now - get(&turns->began_ns), total = get(&turns->total);
@@ -256,8 +260,8 @@ static uint64_t end_of_round(struct turns *turns, uint64_t rest, uint64_t now)
     return until < now + HOLD_MAX_NS ? until : now + HOLD_MAX_NS;
 }
 
-/* This session has had its turn: waits for the end of the round, which it begins if nobody else
- * has. */
+/* This session has used up its quantum: waits for the end of the round and begins the next one,
+ * unless another session has. */
 static void wait_for_others(struct turns *turns, struct ibx_turn *turn, uint64_t most, uint64_t now)
 {
     const uint64_t began = now, rest = others_left(turns, turn, most, now);
@@ -324,7 +328,8 @@ void ibx_turns_ended(unsigned of)
     }
 }
 
-/* Others than this process. Its own bit may have been overwritten. */
+/* Whether other processes have sessions on this GPU. Sets this process's own bit again if another
+ * process has overwritten it. */
 static bool others_present(unsigned gpu)
 {
     uint64_t others = 0;
@@ -353,7 +358,7 @@ static void enter(const struct ibx_turn *turn)
     pthread_mutex_unlock(&joins);
 }
 
-/* Who waits for this one finds the round over. */
+/* Leaves the GPU's turns. Sessions that waited for this one are woken. */
 static void leave(const struct ibx_turn *turn)
 {
     const unsigned gpu = turn->gpu % GPUS;
@@ -430,10 +435,10 @@ enum ibx_turn_company ibx_turn_take(struct ibx_turn *turn, uint64_t bytes)
     const uint64_t all = most + turn->carried, left = turn->spent < all ? all - turn->spent : 0;
     show(turns, turn, left, comes || !was_busy);
     if (bytes && !left) {
-        if (anybody_waits(turns)) /* for this one perhaps */
+        if (anybody_waits(turns)) /* perhaps for this session, which has nothing left now */
             wake(turns);
         wait_for_others(turns, turn, most, now);
-        turn->seen_ns = ibx_now_ns(); /* others have copied meanwhile */
+        turn->seen_ns = ibx_now_ns();
         come(turns, turn, turn->seen_ns);
         show(turns, turn, left, false);
     }

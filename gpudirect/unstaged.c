@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Copies without chunks, between the device and memory that is pinned already: such that are waited
- * for, and such that are left behind in their stream. Beside other sessions they go in pieces, so
- * that the others' come in between (turns.h).
+ * for, and copies that are left to their stream. While other sessions copy, they are cut into
+ * pieces, so that copies of the others come in between (turns.h).
  */
 #include "gpudirect/staging_internal.h"
 
@@ -13,13 +13,14 @@
 
 #define CONTEXT_IS_DESTROYED 709 /* CUresult */
 
-#define WORD_MOST   (4u << 20) /* bytes: what longer copies gain is nothing */
-#define LEFT_PIECE  (1u << 20) /* of a copy that is not waited for, beside other sessions' */
-#define PATIENCE_NS 1000000u   /* for such a piece: its stream may wait for the client */
+#define WORD_MOST   (4u << 20) /* bytes: a longer copy gains nothing by a word */
+#define LEFT_PIECE  (1u << 20) /* bytes of a piece of a copy that is not waited for */
+#define PATIENCE_NS 1000000u /* longest wait for such a piece: its stream may wait for the client  \
+                              */
 
 /* ------------------------------------------------------------------------ waited for */
 
-/* By an event, not by synchronizing the stream: others may put work into it without end. */
+/* Waits by an event, not by synchronizing the stream, to which others may add work without end. */
 static int wait_for_stream(struct ibx_staging *st, void *stream)
 {
     int rc = ibx_staging_record(st, st->slots[0].event, stream);
@@ -35,7 +36,7 @@ static size_t straight_piece(enum ibx_turn_company company)
                                              : SIZE_MAX;
 }
 
-/* Whether there is a word, with the events. */
+/* Whether there is a word in the context of the events; takes one if needed. */
 static bool word_ready(struct ibx_staging *st)
 {
     if (!st->word && !st->wordless)
@@ -50,16 +51,16 @@ void ibx_staging_prepare(struct ibx_staging *st)
         word_ready(st);
 }
 
-/* Whether a copy's end is seen by it. Not beside other sessions, whose copies would wait for the
- * GPU to write it; and beside graphs that wait for their client nothing more is asked of the driver
- * than there has to be. */
+/* Whether a word may tell the end of the copy. Not while other sessions copy, since their copies
+ * would wait until the GPU has written it; and not beside graphs that wait for their client, when
+ * the driver is called as little as possible. */
 static bool may_have_word(const struct ibx_staging *st, const struct ibx_gpu_copy *copy)
 {
     return st->company < IBX_TURN_BESIDE_LONG && !copy->beside_graphs;
 }
 
-/* What the end of the copy in hand is seen by: the word, or the event where the driver refuses that
- * (as it may any day: `*word` says which). */
+/* Puts a mark behind the current copy: the word if `*word`, else the event. Should the driver
+ * refuse to write the word, clears `*word` and uses the event. */
 static int mark_end(struct ibx_staging *st, void *event, bool *word)
 {
     *word = *word && !ibx_word_set(st->cuda, st->word, st->copy.stream);
@@ -79,7 +80,7 @@ int ibx_staging_settle(struct ibx_staging *st, void *stream)
     return rc ? ibx_staging_stop_gpu(st, rc) : 0;
 }
 
-/* A part of the copy in hand to or from pinned memory; waits for it. */
+/* Copies a part of the current copy to or from pinned memory and waits for it. */
 static int straight(struct ibx_staging *st, void *host, uint64_t at, size_t length, bool to_device)
 {
     const bool plain = ibx_gpu_copy_is_plain(&st->copy);
@@ -121,9 +122,9 @@ int ibx_staging_by_word(struct ibx_staging *st, void *host, size_t length)
     return straight(st, host, 0, length, false);
 }
 
-/* On the legacy stream as the application's own cudaMemcpy, which is two driver calls less, where
- * there is no word to wait for. Not beside others: the driver lets them wait meanwhile, and the
- * kernel wakes them. */
+/* On the legacy stream, without a word, a plain copy uses the driver's synchronous copy, as the
+ * application's own cudaMemcpy would: that saves two driver calls. Not while others copy: they
+ * would wait for the driver's lock meanwhile, and waking them takes time. */
 int ibx_staging_straight(struct ibx_staging *st, void *host, const struct ibx_gpu_copy *copy,
                          bool to_device)
 {
@@ -152,7 +153,8 @@ bool ibx_staging_may_begin(struct ibx_staging *st, const struct ibx_gpu_copy *co
            ibx_turn_company(st->turn) <= IBX_TURN_NEAR;
 }
 
-/* Events of their own are behind such copies: what is waited for between uses those of slots. */
+/* Such copies have events of their own, since copies between begin and end use those of the slots.
+ */
 int ibx_staging_begin_straight(struct ibx_staging *st, void *host, const struct ibx_gpu_copy *copy,
                                struct ibx_staging_begun *begun)
 {
@@ -198,7 +200,8 @@ int ibx_staging_deliver_straight(struct ibx_staging *st, void *to, uint64_t n)
 
 /* ------------------------------------------------------------------------- left behind */
 
-/* Whether the last pieces of copies that were not waited for are over, or the older one of them. */
+/* Whether the older of the last two pieces that were left to the stream is over; with `all` both.
+ */
 static bool left_over(const struct ibx_staging *st, bool all)
 {
     for (unsigned back = all ? 1 : IBX_STAGING_AT_ONCE;
@@ -209,15 +212,15 @@ static bool left_over(const struct ibx_staging *st, bool all)
     return true;
 }
 
-/* Whether the stream has work of which this side knows nothing: what it takes cannot be told, and a
- * copy behind it keeps nobody waiting yet. */
+/* Whether the stream has work other than such pieces. It may take any time, and a copy behind it
+ * does not occupy the copy engine yet. */
 static bool is_behind_others(const struct ibx_staging *st)
 {
     const bool own = st->left_stream == st->copy.stream && !left_over(st, true);
     return !own && st->cuda->stream_query(st->copy.stream);
 }
 
-/* Waits until the GPU has one piece less than it may have. False: that takes too long. */
+/* Waits until the GPU may be given one more piece. False: that takes longer than PATIENCE_NS. */
 static bool left_room(const struct ibx_staging *st)
 {
     const uint64_t until = ibx_now_ns() + PATIENCE_NS;

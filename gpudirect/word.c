@@ -11,8 +11,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define ASK_NS       ((uint64_t)100000)  /* until the driver is asked what became of the stream */
-#define ASK_MOST_NS  ((uint64_t)1000000) /* and from one time to the next, at most */
+#define ASK_NS       ((uint64_t)100000) /* of polling before the driver is asked about the stream */
+#define ASK_MOST_NS  ((uint64_t)1000000) /* longest time between two such questions */
 #define SPIN_NS      ((uint64_t)10000000)
 #define REST_MOST_NS ((uint64_t)1000000)
 
@@ -22,7 +22,7 @@ struct page {
     struct ibx_word words[IBX_WORD_COUNT];
 };
 
-/* The mutex is not held while the driver is called, which may keep a thread for long. */
+/* The mutex is not held while the driver is called, which may take long. */
 static struct {
     pthread_mutex_t mutex;
     pid_t owner; /* a child forked since has neither the pages nor a context */
@@ -37,7 +37,7 @@ static bool usable(const struct ibx_cuda *cuda)
            one_address;
 }
 
-/* Locked. */
+/* The caller holds the mutex. */
 static bool map_page(struct page *page, void *context)
 {
     uint8_t *bytes = mmap(NULL, IBX_WORD_PAGE, PROT_READ | PROT_WRITE,
@@ -51,7 +51,8 @@ static bool map_page(struct page *page, void *context)
     return true;
 }
 
-/* Locked. The context's page, or a new one; NULL: there are no more. */
+/* The context's page, or a new one; NULL: all pages belong to other contexts. The caller holds the
+ * mutex. */
 static struct page *find_page(void *context)
 {
     if (pool.owner != getpid()) {
@@ -64,7 +65,8 @@ static struct page *find_page(void *context)
     return page < end && (page->bytes || map_page(page, context)) ? page : NULL;
 }
 
-/* Locked. What a context was to write that is gone never comes. */
+/* Marks words that nobody has taken as written: the context that was told to write them is gone.
+ * The caller holds the mutex. */
 static void settle(struct page *page)
 {
     for (unsigned i = 0; i < IBX_WORD_COUNT; i++) {
@@ -74,7 +76,7 @@ static void settle(struct page *page)
     }
 }
 
-/* Locked. */
+/* The caller holds the mutex. */
 static struct ibx_word *take(struct page *page)
 {
     for (unsigned i = 0; i < IBX_WORD_COUNT; i++) {
@@ -110,7 +112,7 @@ struct ibx_word *ibx_word_take(const struct ibx_cuda *cuda, void *context)
 
 void ibx_word_give(struct ibx_word *word)
 {
-    if (!word || pool.owner != getpid()) /* in a child nobody may ever unlock the mutex */
+    if (!word || pool.owner != getpid()) /* a forked child may have inherited a locked mutex */
         return;
     pthread_mutex_lock(&pool.mutex);
     word->taken = false;
@@ -125,7 +127,7 @@ int ibx_word_set(const struct ibx_cuda *cuda, struct ibx_word *word, void *strea
     return rc;
 }
 
-/* Sleeps where that adds a hundredth to what was waited for already. */
+/* After SPIN_NS, sleeps for a hundredth of the time waited so far. */
 static void rest(uint64_t waited)
 {
     if (waited < SPIN_NS)
@@ -134,13 +136,13 @@ static void rest(uint64_t waited)
     nanosleep(&(struct timespec){.tv_nsec = (long)ns}, NULL);
 }
 
-/* The driver's answer to what may not be done while a stream is captured. */
+/* Whether the driver has refused the call because a stream is captured. */
 static bool is_of_capture(int rc)
 {
     return rc >= IBX_CUDA_CAPTURE_FIRST && rc <= IBX_CUDA_CAPTURE_LAST;
 }
 
-/* What has become of the stream. */
+/* Asks the driver whether the work of the stream has ended. 0, IBX_CUDA_NOT_READY or an error. */
 static int ask_driver(const struct ibx_cuda *cuda, void *stream, void *event, bool *recorded)
 {
     if (stream && stream != IBX_CUDA_STREAM_LEGACY)
@@ -152,8 +154,9 @@ static int ask_driver(const struct ibx_cuda *cuda, void *stream, void *event, bo
     return cuda->event_query(event);
 }
 
-/* An older value may come behind a newer one, where an earlier copy of another stream had failed:
- * with 0 from the driver all of the stream is over as well. */
+/* The word may keep another value than the newest one, if an older value is written after it (which
+ * happens if waiting for an earlier copy, in another stream, had failed). Then the driver's 0 ends
+ * the wait: all work of the stream is over. */
 int ibx_word_wait(const struct ibx_cuda *cuda, const struct ibx_word *word, void *stream,
                   void *event)
 {

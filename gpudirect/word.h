@@ -3,14 +3,14 @@
  * Words of pinned memory that the GPU sets behind copies. Who polls one sees the end of a copy
  * sooner than cuMemcpyHtoD() or cuEventSynchronize() return.
  *
- * They lie in one page for each context, a cache line apart. A page is registered before the first
- * of its words is used and never unregistered: that waits for all work of the context and keeps
- * others out of the driver. A context that is reset takes the registration with it; the page is
- * registered again with the next one. Pages have contexts of their own, so that no reset takes a
- * page from another device's copies.
+ * Words lie in one page for each context, a cache line apart. A page is registered before the first
+ * of its words is used and never unregistered, because unregistering waits for all work of the
+ * context and blocks other callers of the driver. A reset of the context ends the registration; the
+ * page is then registered again in the next context. Contexts do not share a page, so a reset does
+ * not affect copies of another device.
  *
- * Only where processors abound, as polling takes one. From any thread; a word belongs to the thread
- * that took it.
+ * Used only where there are enough processors, since polling occupies one. From any thread; a word
+ * belongs to the thread that took it.
  */
 #ifndef IBX_GPUDIRECT_WORD_H
 #define IBX_GPUDIRECT_WORD_H
@@ -33,15 +33,16 @@ struct ibx_word {
 /* A word of the calling thread's current context, which is `context`. NULL: all are taken, the
  * driver refuses, or there are too few processors. */
 struct ibx_word *ibx_word_take(const struct ibx_cuda *cuda, void *context);
-/* Accepts NULL; calls nothing of CUDA, so that the context may be gone. Nobody has the word again
- * before the GPU has written it as it was last told, unless the context was reset. */
+/* Accepts NULL. Calls no CUDA function, so the context may be gone. The word is not given to
+ * another caller before the GPU has written its last value, unless the context was reset. */
 void ibx_word_give(struct ibx_word *word);
 
-/* Has the GPU set it behind what the stream has; waits until it has. 0 or a CUresult: of the
- * stream, where the GPU never comes to it. An event of the context that is free meanwhile stands
- * for the legacy stream where that takes long: a question about that one fails while another thread
- * captures a stream that waits for it, and ends the capture. */
+/* Has the GPU write the word after the work that the stream has. 0 or a CUresult. */
 int ibx_word_set(const struct ibx_cuda *cuda, struct ibx_word *word, void *stream);
+/* Waits until the GPU has written the word. 0, or the CUresult of the stream, if it fails before.
+ * If it takes long, the driver is asked about the stream, but about the legacy stream by `event`,
+ * an event of the context that is free meanwhile: querying the legacy stream while another thread
+ * captures a stream that synchronizes with it fails and ends the capture. */
 int ibx_word_wait(const struct ibx_cuda *cuda, const struct ibx_word *word, void *stream,
                   void *event);
 
