@@ -79,7 +79,8 @@ void ibx_page_tagger_destroy(struct ibx_page_tagger *tagger)
     free(tagger);
 }
 
-/* 1 to PRIME. The limbs are less than PRIME, so that different tags stay different numbers. */
+/* Hashes a Poly1305 tag to a number from 1 to PRIME. All limbs are less than PRIME, so different
+ * tags are different inputs. */
 static uint64_t fold(const struct ibx_digest_keys *keys, const uint8_t tag[TAG_LEN])
 {
     struct ibx_reader r = ibx_reader_of(tag, TAG_LEN);
@@ -145,7 +146,8 @@ struct ibx_page_tags {
     struct ibx_page_tagger **taggers;
     unsigned workers;
     pthread_mutex_t lock;
-    struct ibx_error conflict; /* the first; under the lock */
+    struct ibx_error
+        conflict; /* the first page that came twice with different bytes; under the lock */
 };
 
 int ibx_page_tags_create(const struct ibx_page_map *map, _Atomic uint64_t *tags,
@@ -191,7 +193,8 @@ void ibx_page_tags_destroy(struct ibx_page_tags *tags)
     free(tags);
 }
 
-/* The engine goes on, so that QEMU can be told to pause the VM. */
+/* Notes that a page came twice with different bytes. The engine is not stopped, so that QEMU can
+ * still be told to pause the VM. */
 static void note_conflict(struct ibx_page_tags *tags, uint64_t page)
 {
     struct ibx_error why = {0};
@@ -217,7 +220,7 @@ int ibx_page_tags_note(void *context, unsigned worker, uint64_t page, uint32_t p
         uint64_t before = 0;
         if (!tag)
             return ibx_error_set(err, -EIO, "OpenSSL cannot compute POLY1305");
-        /* The first to come stays: which of two the kernel takes is not known. */
+        /* If a page comes twice, the first tag stays: which one the kernel placed is not known. */
         if (atomic_compare_exchange_strong(&tags->tags[page + i], &before, tag))
             atomic_fetch_add(&tags->tagged[(page + i) / IBX_DIGEST_PAGES], 1);
         else if (before != tag)
@@ -243,7 +246,7 @@ int ibx_page_tags_conflict(struct ibx_page_tags *tags, struct ibx_error *err)
     return rc;
 }
 
-/* Of a range; its first page is the first of a word. */
+/* The number of pages with data in [first, end); `first` is a multiple of 64. */
 static unsigned data_pages(const struct ibx_page_map *map, uint64_t first, uint64_t end)
 {
     unsigned count = 0;
@@ -256,7 +259,7 @@ bool ibx_page_tags_whole(const struct ibx_page_tags *tags, uint64_t range)
 {
     const uint64_t first = range * IBX_DIGEST_PAGES,
                    end = first + ibx_digest_pages(tags->map, range);
-    /* It is asked often: this takes two lines of the cache of a range that has not come, not 64. */
+    /* Called often. For a range that has not come, these counts touch two cache lines, not 64. */
     if (atomic_load_explicit(&tags->tagged[range], memory_order_acquire) <
         data_pages(tags->map, first, end))
         return false;

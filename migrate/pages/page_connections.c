@@ -11,9 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define JOIN_BYTES 512 /* and more */
-/* Over each connection: what a window of ten segments of 9000 bytes carries in two round trips, if
- * these are long: then there are not many more before the stop. */
+#define JOIN_BYTES 512 /* more than an encoded JOIN */
+/* Bytes of padding over each connection. Over a long wire only what TCP, beginning with a window of
+ * ten segments of 9000 bytes, carries in two round trips: there are not many more before the stop.
+ */
 #define PAD_BYTES (256u << 10)
 #define PAD_MORE  (700u << 10)
 #define PAD_LONG  (20 * IBX_NS_PER_MS)
@@ -29,12 +30,12 @@ struct connecting {
 
 struct ibx_page_connections {
     struct ibx_options options;
-    struct ibx_domain *domain; /* of all of them; NULL: of one */
-    bool pads;                 /* padding goes ahead over each, if the wire is long */
-    bool joins;                /* each sends this when it is made */
+    struct ibx_domain *domain; /* of all connections; NULL if there is only one */
+    bool pads;                 /* each sends padding at once, if the wire is long */
+    bool joins;                /* each sends `join` once it is made */
     struct ibx_migrate_join join;
     uint64_t began_ns;
-    unsigned count, joined; /* threads, and those that have ended */
+    unsigned count, joined; /* threads started, and joined */
     struct connecting each[IBX_MIGRATE_LINKS_MAX];
     char uri[];
 };
@@ -58,14 +59,15 @@ static void *connect_main(void *argument)
     one->rc = ibx_connect(one->all->uri, &one->all->options, &one->conn, &one->err);
     if (!one->rc && one->all->joins)
         one->rc = send_join(one);
-    /* As early as can be: it takes some round trips, and may be under way no more at the stop. */
+    /* Padding is sent as early as possible: it takes some round trips and must have arrived before
+     * the VM stops. */
     const struct ibx_path *path = one->rc || !one->all->pads ? NULL : ibx_conn_path(one->conn);
     if (path && ibx_path_is_far(path))
         ibx_pad(one->conn, path->round_trip_ns < PAD_LONG ? PAD_MORE : PAD_BYTES);
     return NULL;
 }
 
-/* With `join`, or that is sent later. */
+/* Starts a thread for each connection. `join` NULL: JOIN is sent later. */
 static int begin(const char *uri, const struct ibx_options *options,
                  const struct ibx_migrate_join *join, unsigned count, bool pads,
                  struct ibx_page_connections **out, struct ibx_error *err)
@@ -80,8 +82,8 @@ static int begin(const char *uri, const struct ibx_options *options,
     c->join = join ? *join : (struct ibx_migrate_join){.link = 0};
     snprintf(c->options.purpose, sizeof(c->options.purpose), IBX_MIGRATE_PURPOSE);
     c->began_ns = ibx_now_ns();
-    /* One alone has nobody to share with: without a domain its bulk is encrypted by threads of its
-     * own (transport/tcp/lane_thread.c), and no fault waits for that. */
+    /* A single connection needs no domain. Without one, threads of its own encrypt its bulk data
+     * (transport/tcp/lane_thread.c), so that faults do not wait for that. */
     int rc = count > 1 ? ibx_domain_create(&c->domain, err) : 0;
     c->options.domain = c->domain;
     for (; !rc && c->count < count; c->count += !rc) {
@@ -106,7 +108,7 @@ int ibx_page_connections_begin(const char *uri, const struct ibx_options *option
     return begin(uri, options, NULL, count, true, out, err);
 }
 
-/* All that were begun end, and the first failure counts. */
+/* Waits until all connections are made or have failed. 0 or the first failure. */
 static int await_all(struct ibx_page_connections *c, struct ibx_error *err)
 {
     int rc = 0;
@@ -136,8 +138,8 @@ void ibx_page_connections_drop(struct ibx_page_connections *c)
     free(c);
 }
 
-/* Those that were begun early, if they are of use: the other end does not wait for JOIN for long.
- */
+/* Whether connections that were begun early can be used: there are enough, none has failed, and the
+ * other end will still wait for JOIN. */
 static bool usable(struct ibx_page_connections *c, unsigned count)
 {
     struct ibx_error err = {0};

@@ -95,7 +95,7 @@ unsigned ibx_page_map_block(const struct ibx_page_map *map, uint64_t page)
 
 /* ------------------------------------------------------------ bits */
 
-/* `n` (1 to 64) bits from `at` on. `bits` has a word for each of them and reads no other. */
+/* Returns `n` (1 to 64) bits from bit `at` on; reads no word beyond these bits. */
 static uint64_t bits_get(const uint64_t *bits, uint64_t at, unsigned n)
 {
     unsigned shift = at % 64;
@@ -105,7 +105,7 @@ static uint64_t bits_get(const uint64_t *bits, uint64_t at, unsigned n)
     return value & mask(n);
 }
 
-/* Puts `n` bits into the one word they lie in, and keeps count. */
+/* Sets `n` bits, which lie in one word, to `value`, and updates data_pages. */
 static void bits_put(struct ibx_page_map *map, uint64_t at, unsigned n, uint64_t value)
 {
     uint64_t *word = &map->bits[at / 64], where = mask(n) << at % 64;
@@ -124,7 +124,7 @@ static void bits_fill(struct ibx_page_map *map, uint64_t first, uint64_t count, 
     }
 }
 
-/* The first page from `page` on that differs from it, or `end`. */
+/* The first page after `page` whose bit differs from that of `page`, or `end`. */
 static uint64_t run_end(const struct ibx_page_map *map, uint64_t page, uint64_t end)
 {
     return ibx_guest_bits_next(map->bits, page, end, !ibx_page_map_data(map, page));
@@ -223,7 +223,7 @@ static uint64_t segment_end(const struct ibx_page_map *map, uint64_t first)
     return min_u64(map->pages, first + IBX_PAGE_MAP_SEGMENT);
 }
 
-/* Stops counting above `most`. */
+/* The number of runs of equal pages in [first, end); counts no further than `most` + 1. */
 static unsigned count_runs(const struct ibx_page_map *map, uint64_t first, uint64_t end,
                            unsigned most)
 {
@@ -237,7 +237,7 @@ static void give_segment(const struct ibx_page_map *map, uint64_t first, struct 
 {
     uint64_t end = segment_end(map, first), bytes = (end - first + 7) / 8;
     bool data = ibx_page_map_data(map, first);
-    /* Runs take 2 bytes and 2 more each. */
+    /* The form with runs takes 2 bytes, and 2 more for each run. */
     unsigned most = bytes > 2 ? (unsigned)(bytes - 2) / 2 : 0;
     unsigned runs = count_runs(map, first, end, most ? most : 1);
     if (runs == 1) {

@@ -16,14 +16,15 @@
 
 #define REGIONS_MAX    (1u << 20)
 #define FETCHES_MAX    96u
-#define FETCHES_BULK   32u /* of them, open to requests that are not urgent */
+#define FETCHES_BULK   32u /* of these, how many requests that are not urgent may use */
 #define EVENTS_AT_ONCE 16
 
 /*
  * state machine: page reader
- *   [*] -> COLLECTING -> ARMED -> CLOSED -> [*]      all regions are there; the connection ended
- *   ARMED -> COLLECTING        by rounds: more regions may come
- *   COLLECTING -> CLOSED       a closed one touches no buffer
+ *   [*] -> COLLECTING -> ARMED        all regions have come
+ *   ARMED -> COLLECTING               more regions may come: the next round of --warm
+ *   COLLECTING | ARMED -> CLOSED      the connection has ended; no buffer is touched any more
+ *   CLOSED -> [*]
  *   COLLECTING | ARMED -> [*]
  */
 enum reader_state { READER_COLLECTING, READER_ARMED, READER_CLOSED };
@@ -36,19 +37,19 @@ static const struct ibx_state reader_states[] = {
 static const struct ibx_state_table reader_table = IBX_STATE_TABLE("page reader", reader_states);
 
 struct region {
-    uint64_t start, length; /* bytes, at the source: through all blocks */
+    uint64_t start, length; /* bytes; offsets count through all blocks of the source */
     struct ibx_remote remote;
 };
 
 struct fetch {
     uint64_t cookie;
     size_t length;
-    unsigned parts; /* READs that are not over */
+    unsigned parts; /* READs that have not completed */
     int status;     /* the first failure */
     bool busy;
 };
 
-/* Bytes of a request that follow each other at the source. */
+/* Bytes of a request that are contiguous at the source. */
 struct piece {
     uint64_t offset;
     size_t length;
@@ -73,7 +74,7 @@ struct ibx_page_reader {
     struct fetch fetches[FETCHES_MAX];
     unsigned in_flight;
     int error;                  /* of the closed connection */
-    char reason[IBX_ERROR_MAX]; /* of this side to end it; else the connection's own counts */
+    char reason[IBX_ERROR_MAX]; /* why this side ended it; "": see the connection's own reason */
 };
 
 /* -------------------------------------------------------------------- beginning */
@@ -257,7 +258,7 @@ static int regions_sort(struct ibx_page_reader *reader, struct ibx_error *err)
     return 0;
 }
 
-/* The region with this byte, or the next one: its index, or their number. */
+/* The index of the region that contains this byte, or of the next one; region_count: neither. */
 static size_t region_find(const struct ibx_page_reader *reader, uint64_t byte)
 {
     size_t low = 0, high = reader->region_count;
@@ -310,7 +311,8 @@ static struct fetch *fetch_take(struct ibx_page_reader *reader, bool urgent)
     return NULL;
 }
 
-/* Posts one READ a region. What was posted before a failure has to come back first. */
+/* Posts one READ for each region that the piece touches. READs that were posted before a failure
+ * still complete; fetch->parts counts them. */
 static int read_piece(struct ibx_page_reader *reader, struct fetch *fetch,
                       const struct piece *piece, struct ibx_mr *mr, bool urgent)
 {
@@ -328,7 +330,7 @@ static int read_piece(struct ibx_page_reader *reader, struct fetch *fetch,
     return rc;
 }
 
-/* The pages that follow each other, or one of those that do not. */
+/* Piece `i` of a request: all of it if its pages are contiguous, else its page `i`. */
 static struct piece piece_of(const struct ibx_fault_request *request, uint32_t i)
 {
     const size_t length = request->pages ? request->length / request->page_count : request->length;
@@ -354,7 +356,8 @@ static int fetch_start(struct ibx_page_reader *reader, struct fetch *fetch,
     return fetch->parts ? 0 : rc;
 }
 
-/* Whether the source exposes all of it; else the first byte that it does not. */
+/* Whether the source exposes all of the request; if not, `missing` is the first byte that it does
+ * not expose. */
 static bool exposed(const struct ibx_page_reader *reader, const struct ibx_fault_request *request,
                     uint64_t *missing)
 {
@@ -391,15 +394,15 @@ static int request_read(void *context, const struct ibx_fault_request *request)
     return 0;
 }
 
-/* The engine cancels only when it stops. The connection is of no more use then, and without it
- * requests come back at once, also over a dead network. */
+/* The engine cancels only when it stops, and then the connection is of no more use. Ending it makes
+ * all requests complete at once, even if the network is dead. */
 static void cancel(void *context, uint64_t cookie)
 {
     (void)cookie;
     give_up(context, "%s", "the pages are no longer wanted");
 }
 
-/* 1: all parts of the request have completed. */
+/* Notes that a READ has completed. 1: it was the last one of its request, and `arrival` is set. */
 static int on_read(struct ibx_page_reader *reader, const struct ibx_event *event,
                    struct ibx_fault_arrival *arrival)
 {
@@ -408,7 +411,7 @@ static int on_read(struct ibx_page_reader *reader, const struct ibx_event *event
         fetch->status = event->status;
     if (--fetch->parts)
         return 0;
-    /* All READs fail with the connection; poll reports why when the last is back. */
+    /* The connection has ended, so all READs fail; poll reports why once the last has completed. */
     if (fetch->status && ibx_page_reader_reason(reader)[0])
         fetch->status = -ECANCELED;
     *arrival = (struct ibx_fault_arrival){.cookie = fetch->cookie,
@@ -535,7 +538,6 @@ struct cover {
     struct ibx_error *err;
 };
 
-/* Of one run of pages, which may go through several blocks. */
 static int run_covered(void *context, uint64_t first, uint64_t count, bool data)
 {
     const struct cover *cover = context;

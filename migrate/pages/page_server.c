@@ -24,12 +24,12 @@
 #include <unistd.h>
 
 #define EVENTS_AT_ONCE 16
-#define MESSAGE_BYTES  512 /* of a REGION, and more */
+#define MESSAGE_BYTES  512 /* more than an encoded REGION */
 
-/* Measured on 16 processors: three links bring 0.68 of the bandwidth of plain READs, five all of it
- * while the guest does not wait. For pages of 2 MiB, which are copied and hashed as well before the
- * guest goes on, seven bring more, and more than that take longer to be made than they save. On few
- * processors more links only wait for each other. */
+/* Measured on 16 processors: three links reach 0.68 of the bandwidth of plain READs, five reach all
+ * of it while the guest does not wait. For pages of 2 MiB, which have to be copied and hashed
+ * before the guest can continue, seven are faster; more than seven take longer to connect than they
+ * save. On few processors more links only wait for each other. */
 static const struct {
     unsigned processors, links;
 } links_by_processors[] = {{16, 7}, {8, 5}, {0, 3}};
@@ -50,7 +50,7 @@ static const struct ibx_state_table server_table = IBX_STATE_TABLE("page server"
 struct exposure {
     unsigned block;
     uint64_t offset, length;      /* bytes in the block */
-    struct ibx_mr *_Atomic first; /* of the connection that took it, once registered */
+    struct ibx_mr *_Atomic first; /* the registration by the link that took it; NULL: not yet */
 };
 
 struct link {
@@ -59,11 +59,11 @@ struct link {
     pthread_t thread;
     bool started;
     unsigned index;
-    struct ibx_mr **mrs; /* of the exposures; only the thread uses these and the next two */
-    size_t registered;   /* exposures, from the first on */
+    struct ibx_mr **mrs; /* one an exposure; used by the link's thread only, as the next two */
+    size_t registered;   /* the first so many exposures are registered or shared */
     size_t sent;
     bool pads;
-    size_t announced;        /* `sent` for other threads; under the lock */
+    size_t announced;        /* a copy of `sent` for other threads; under the lock */
     _Atomic uint64_t cpu_ns; /* of the thread when its last REGION was sent */
 };
 
@@ -82,9 +82,9 @@ struct ibx_page_server {
     atomic_bool pads; /* until ibx_page_server_quiet() */
     struct ibx_domain *domain; /* of all connections */
     struct exposure *exposures;
-    _Atomic size_t asked; /* exposures to be made known; those before are constant */
-    _Atomic size_t taken; /* of them, those that a link has begun to register */
-    bool *exposed;        /* a piece; the caller's thread only */
+    _Atomic size_t asked; /* the first so many exposures are to be announced, and never change */
+    _Atomic size_t taken; /* the first so many have been taken by a link, to register them */
+    bool *exposed;        /* one for each piece; used by the caller's thread only */
     int event_fd;
     _Atomic unsigned state; /* enum server_state; moved under the lock */
     pthread_mutex_t lock;
@@ -99,7 +99,8 @@ static void changed(struct ibx_page_server *server)
     (void)ignored; /* full: it is readable */
 }
 
-/* The one place that moves; under the lock. False: the table does not allow it. */
+/* The one place that changes the state. The caller holds the lock. False: the table does not allow
+ * the move. */
 static bool move(struct ibx_page_server *server, enum server_state to)
 {
     const bool allowed = ibx_state_allows(&server_table, server->state, to);
@@ -130,14 +131,14 @@ static int link_register(struct link *link, size_t which, struct ibx_error *err)
     return rc;
 }
 
-/* The next exposure, if another connection has registered it. */
+/* Shares the link's next exposure if another connection has registered it. */
 static int link_share(struct link *link, struct ibx_error *err)
 {
     const struct ibx_mr *first = link->server->exposures[link->registered].first;
     return first ? ibx_mr_share(link->conn, first, &link->mrs[link->registered], err) : 0;
 }
 
-/* Registers or shares one more of `asked` exposures. 1: none is available now. */
+/* Registers or shares one more of the first `asked` exposures. 1: nothing can be done now. */
 static int link_register_next(struct link *link, size_t asked, struct ibx_error *err)
 {
     struct ibx_page_server *server = link->server;
@@ -231,7 +232,7 @@ static int link_step(struct link *link, struct ibx_error *err)
     int rc = link_register_next(link, server->asked, err);
     const bool rests = rc > 0;
     if (rc == -ENOTCONN || rests)
-        rc = 0; /* an event brings the reason */
+        rc = 0; /* of -ENOTCONN, link_events() brings the reason */
     if (!rc)
         rc = link_announce(link, err);
     if (!rc)
@@ -257,7 +258,7 @@ static void *link_main(void *arg)
     struct ibx_page_server *server = link->server;
     struct ibx_error err = {0};
     pthread_setname_np(pthread_self(), "ibx-pages");
-    /* The first of several is for faults only. */
+    /* The first of several connections carries faulted pages only. */
     if (!link->index && server->link_count > 1)
         ibx_thread_prompt();
     else if (link->index)
@@ -320,8 +321,9 @@ static int block_map(struct ibx_page_server *server, const struct ibx_guest_bloc
                              block->id, (unsigned long long)block->size, strerror(errno),
                              errno == ENOMEM ? "; raise RLIMIT_AS (ulimit -v) of ib-migrate" : "");
     madvise(memory, (size_t)block->size, MADV_DONTDUMP);
-    /* Each page is read once. Otherwise the kernel moves pages that the verifier has read, too, to
-     * the list of active ones while it unmaps them, which takes twice as long. */
+    /* With this advice the kernel does not treat the pages as used again: the verifier reads them,
+     * too, and otherwise the unmapping at the end would move them to the list of active pages,
+     * which takes twice as long. */
     madvise(memory, (size_t)block->size, MADV_SEQUENTIAL);
     mapping->memory = memory;
     mapping->size = block->size;
@@ -441,7 +443,7 @@ static void block_expose(struct ibx_page_server *server, const struct ibx_page_m
         server->exposed[mapping->first] = true;
         return;
     }
-    uint64_t begin = 0, end = 0; /* of a run of pieces that are to be one region */
+    uint64_t begin = 0, end = 0; /* the current run of pieces, which becomes one region */
     for (uint64_t at = 0; at < mapping->size; at += mapping->piece) {
         uint64_t left = mapping->size - at;
         uint64_t next = at + (left < mapping->piece ? left : mapping->piece);
@@ -473,7 +475,7 @@ int ibx_page_server_expose(struct ibx_page_server *server, const struct ibx_page
     for (unsigned i = 0; i < server->block_count; i++)
         block_expose(server, map, i, &count);
     if (count == server->asked) {
-        changed(server); /* done already */
+        changed(server); /* nothing to add: done */
         return 0;
     }
     server->asked = count;
@@ -489,7 +491,7 @@ void ibx_page_server_quiet(struct ibx_page_server *server)
         links_wake(server);
 }
 
-/* The fd is made unreadable before the state is looked at, so that no change is missed. */
+/* To be called before the state is read, so that no change is missed. */
 static void event_clear(struct ibx_page_server *server)
 {
     uint64_t count;

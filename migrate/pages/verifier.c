@@ -16,7 +16,7 @@
 
 #define THREADS_MAX           4u
 #define PROCESSORS_PER_THREAD 4u
-#define BUFFER                ((size_t)128 << 10) /* fits into a processor's own cache */
+#define BUFFER                ((size_t)128 << 10) /* bytes; fits into a processor's own cache */
 
 /* Ranges of one message. */
 struct job {
@@ -26,7 +26,8 @@ struct job {
     uint8_t entries[];
 };
 
-/* What a range's digest is if the destination has all of its pages with data. */
+/* A digest that was computed in advance, for a range of which the destination has all pages with
+ * data. */
 struct foreseen {
     bool done;
     uint8_t digest[IBX_DIGEST_BYTES];
@@ -62,13 +63,13 @@ struct ibx_verifier {
     pthread_cond_t more, shared_done;
     struct job *head, **tail;
     bool closing;
-    uint64_t queued; /* ranges, the one at work included */
-    uint64_t ahead;  /* the next range to be foreseen; all: none is */
+    uint64_t queued; /* ranges not compared yet, including those at work */
+    uint64_t ahead;  /* the next range to compute in advance; the number of ranges: none */
     uint64_t foreseen_count;
-    struct foreseen *foreseen; /* a range */
-    bool *agreed;              /* a range */
-    bool into_holes;           /* of ibx_verifier_look_into_holes() */
-    uint64_t left;             /* ranges that are not agreed */
+    struct foreseen *foreseen; /* one for each range */
+    bool *agreed;              /* one for each range: its digests were equal */
+    bool into_holes;           /* set by ibx_verifier_look_into_holes() */
+    uint64_t left;             /* ranges that are not agreed yet */
     uint64_t compared, left_out;
     struct ibx_error failure; /* the first range that differs */
 };
@@ -92,8 +93,9 @@ struct counts {
     uint64_t compared, left_out;
 };
 
-/* Reads up to BUFFER bytes at byte `at` of a block. Guest RAM is read, not mapped: mapped pages
- * cost as much again, most of it when they are unmapped at the end. A hole stays one. */
+/* Reads up to BUFFER bytes at byte `at` of a block. Guest RAM is read by pread(2), not mapped:
+ * mapping would double the cost, mostly by unmapping at the end. Reading a hole does not fill it.
+ */
 static int read_bytes(struct verifier_thread *t, unsigned block, uint64_t at, size_t bytes,
                       struct ibx_error *err)
 {
@@ -117,8 +119,7 @@ static int no_tag(struct ibx_error *err)
     return ibx_error_set(err, -EIO, "OpenSSL cannot compute POLY1305");
 }
 
-/* A page that is longer than the buffer, piece by piece: whole ones would go through memory twice.
- */
+/* Tags a page that is longer than the buffer in pieces that stay in the cache. */
 static int tag_huge(struct verifier_thread *t, unsigned block, uint64_t at, uint64_t size,
                     uint64_t *tag, struct ibx_error *err)
 {
@@ -134,7 +135,7 @@ static int tag_huge(struct verifier_thread *t, unsigned block, uint64_t at, uint
     return *tag ? 0 : no_tag(err);
 }
 
-/* The tags of pages that follow each other in a block and fit into the buffer, or of one. */
+/* Tags contiguous pages of a block that fit into the buffer, or one page of any size. */
 static int tag_pages(struct verifier_thread *t, uint64_t page, unsigned count, uint64_t *tags,
                      struct ibx_error *err)
 {
@@ -229,7 +230,7 @@ static int tag_shared(struct verifier_thread *t, uint64_t first, unsigned count,
     return s->failure.code;
 }
 
-/* The tags of the pages that the destination has received, from this side's RAM. */
+/* Computes, from this side's RAM, the tags of the pages that the destination has received. */
 static int tag_range(struct verifier_thread *t, uint64_t range, const uint8_t *received,
                      uint64_t *tags, struct counts *counts, struct ibx_error *err)
 {
@@ -269,7 +270,8 @@ static int digest_of(struct verifier_thread *t, uint64_t range, const uint8_t *r
     return rc;
 }
 
-/* The pages of a range that hold data, as a DIGEST message names what has been received. */
+/* Sets a bit for each page of the range that holds data, as in an entry of a DIGEST message;
+ * returns how many. */
 static unsigned data_of(const struct ibx_verifier *v, uint64_t range,
                         uint8_t pages[IBX_DIGEST_PAGES / 8])
 {
@@ -342,7 +344,7 @@ static bool note_range(struct ibx_verifier *v, uint64_t range, const struct coun
     return !v->left;
 }
 
-/* With the lock held, which it releases meanwhile. */
+/* Compares the next range that waits. The caller holds the lock, which is released meanwhile. */
 static void compare_next(struct verifier_thread *t)
 {
     struct ibx_verifier *v = t->verifier;
@@ -367,7 +369,8 @@ static void compare_next(struct verifier_thread *t)
         changed(v);
 }
 
-/* With the lock held, which it releases meanwhile. What goes wrong, the comparison says. */
+/* Computes the next digest in advance. The caller holds the lock, which is released meanwhile.
+ * Errors are ignored: the comparison meets and reports them. */
 static void foresee_next(struct verifier_thread *t)
 {
     struct ibx_verifier *v = t->verifier;
@@ -409,7 +412,7 @@ static void *verifier_main(void *argument)
 
 /* ------------------------------------------------------------ its caller */
 
-/* Serving pages comes first. */
+/* Few threads, since serving pages comes first. */
 static unsigned thread_count(void)
 {
     const unsigned count = ibx_thread_processors() / PROCESSORS_PER_THREAD;
@@ -505,7 +508,7 @@ int ibx_verifier_take(struct ibx_verifier *v, uint64_t first, const struct ibx_b
     *job = (struct job){.range = range, .count = count, .left = count};
     memcpy(job->entries, entries->bytes, count * IBX_DIGEST_ENTRY);
     pthread_mutex_lock(&v->lock);
-    /* After a reconnection they may all come once more. */
+    /* After a reconnection all ranges may come once more, but no peer may queue more than that. */
     const bool flood = v->queued + count > 2 * ranges;
     if (!flood) {
         *v->tail = job;
