@@ -39,7 +39,7 @@ static void choose_folder(const char *given, char folder[PATH_MAX])
         folder[n - 1] = '\0';
 }
 
-/* One folder, and durably so. */
+/* Makes one folder and syncs its parent, so that it survives a crash of the host. */
 static int make_one(const char *path)
 {
     char parent[PATH_MAX];
@@ -69,7 +69,7 @@ static int make_all(const char *folder)
     return stat(path, &st) ? make_one(path) : 0;
 }
 
-/* A user who can write here decides where VMs run. */
+/* Whoever can write to the folder decides where VMs run, so only this user and root may. */
 int ibx_journal_folder_check(int fd, const char *folder, struct ibx_error *err)
 {
     struct stat st;
@@ -88,7 +88,8 @@ int ibx_journal_folder_check(int fd, const char *folder, struct ibx_error *err)
     return 0;
 }
 
-/* Where the way leads when it is looked at: nobody else can change that then. */
+/* Checks the folder to which the path leads now, and that no other user can change where it leads.
+ */
 static int check_way(const char *folder, bool missing, struct ibx_error *err)
 {
     int fd = -ENOENT;
@@ -106,7 +107,7 @@ static int check_way(const char *folder, bool missing, struct ibx_error *err)
 int ibx_journal_folder(const char *given, bool make, char *folder, size_t size,
                        struct ibx_error *err)
 {
-    static const struct ibx_record any; /* of a destination: its names are longer */
+    static const struct ibx_record any; /* a destination's: its file names are the longer ones */
     char chosen[PATH_MAX], socket_path[PATH_MAX + NAME_BYTES];
     if (given && !*given)
         return ibx_error_set(err, -EINVAL, "the folder for records of migrations has no name");
@@ -118,7 +119,7 @@ int ibx_journal_folder(const char *given, bool make, char *folder, size_t size,
             "folder %.200s for records of migrations has a name of %zu bytes: a socket "
             "in it has room for %zu; choose a shorter one with --state-dir",
             chosen, strlen(chosen), SOCKET_BYTES - 1 - (strlen(socket_path) - strlen(chosen)));
-    /* Before anything is made there, and again where it was. */
+    /* The path is checked before anything is made there, and the folder again afterwards. */
     int rc = ibx_path_check("folder ", chosen, err);
     if (rc)
         return rc;

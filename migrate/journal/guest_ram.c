@@ -48,7 +48,7 @@ int ibx_journal_recall_ram(const struct ibx_record *record, struct ibx_guest_ram
     for (unsigned i = 0; i < record->block_count; i++) {
         const struct ibx_journal_block *at = &record->blocks[i];
         found.blocks[i] = (struct ibx_guest_block){.size = at->size,
-                                                   .shared = true, /* all that is migrated */
+                                                   .shared = true, /* only these migrate */
                                                    .page_size = at->page_size,
                                                    .offset = at->offset,
                                                    .address = at->address,
@@ -62,7 +62,8 @@ int ibx_journal_recall_ram(const struct ibx_record *record, struct ibx_guest_ram
     return 0;
 }
 
-/* As the calls of qemu.h want them. free(). */
+/* The files of all blocks, in an array as the functions of qemu.h take it. To be freed by free().
+ */
 static struct ibx_guest_file *files_of(const struct ibx_record *record)
 {
     struct ibx_guest_file *files = calloc(record->block_count + 1, sizeof(*files));
@@ -91,7 +92,7 @@ int ibx_journal_open_files(const struct ibx_record *record, struct ibx_guest_ram
     return rc;
 }
 
-/* Of a QEMU that has ended: by the name of each file, which may be in use. */
+/* For a QEMU that has ended: opens each file by its name. Other processes may use the files. */
 static int open_base_files(const struct ibx_record *record, struct ibx_guest_ram *ram,
                            struct ibx_error *err)
 {
@@ -150,12 +151,13 @@ static int open_replaced(const char *path, uid_t owner, const char **name, struc
                   : at;
 }
 
-/* By the folders that were looked at, whatever their paths lead to by now. */
+/* Renames the file of a block to `instead`. Works in the folders that were checked, even if their
+ * paths lead elsewhere by now. */
 static int replace_file(const char *path, const struct ibx_journal_block *block,
                         const char *instead, struct ibx_error *err)
 {
     const char *from, *to;
-    char *led = realpath(instead, NULL); /* a link to the file stays */
+    char *led = realpath(instead, NULL); /* a symbolic link stays, its target is replaced */
     int there = -1, here = ibx_guest_file_folder(path, block->dev, block->ino, &from);
     int rc = here < 0 ? ibx_error_set(err, here, "%s: %s", path, strerror(-here)) : 0;
     if (!rc)
@@ -221,7 +223,7 @@ static bool beside_folder(const char *path, char *out, size_t size)
     return length > 0 && (size_t)length < size;
 }
 
-/* A second name of that very file, whatever the folders of `path` lead to by now. */
+/* Gives the block's file the second name `to`. -ESTALE: `path` leads to another file. */
 static int link_file(const char *path, const struct ibx_journal_block *block, const char *to)
 {
     char name[64];

@@ -47,8 +47,9 @@ void ibx_journal_note_path(const struct ibx_record *record, enum ibx_journal_not
 
 /* ------------------------------------------------------------ reading */
 
-/* Who has been trying for a while goes on as soon as it may open a file. The hard limit is changed
- * only where it is in the way. */
+/* The end of an error's sentence. For -EMFILE it says how to raise the limit of this process: a
+ * tool that tries again continues as soon as it may open files. prlimit(1) raises the hard limit
+ * only if it is too low. */
 static const char *remedy(int code, const char *other, char text[REMEDY_BYTES])
 {
     struct rlimit limit = {0};
@@ -68,7 +69,7 @@ static int open_folder(const char *folder, struct ibx_error *err)
     const int code = fd < 0 ? -errno : ibx_journal_folder_check(fd, folder, err);
     if (!code)
         return fd;
-    if (fd >= 0) { /* there was none when ibx_journal_folder() looked */
+    if (fd >= 0) { /* made since ibx_journal_folder() was called, and not safe */
         close(fd);
         return code;
     }
@@ -95,7 +96,7 @@ static bool check_file(const struct stat *st)
            !(st->st_mode & 022) && st->st_size <= (off_t)JOURNAL_BYTES_MAX;
 }
 
-/* -ENOENT: there is none; `err` is not set. */
+/* Reads a record. -ENOENT, without `err`: there is no such file. */
 static int load(const char *folder, int dir, const char *name, struct ibx_record *record,
                 struct ibx_error *err)
 {
@@ -138,8 +139,8 @@ static int load(const char *folder, int dir, const char *name, struct ibx_record
     return 0;
 }
 
-/* A clock that is set back does not change which one is the newest; those that an earlier version
- * began have no number, and came before all that have. */
+/* Orders by number, not by time, since a clock may be set back. Records of earlier versions have no
+ * number and are older than all that have one. */
 static int newest_first(const void *one, const void *other)
 {
     const struct ibx_record *a = one, *b = other;
@@ -203,7 +204,7 @@ static bool is_record(const char *name)
 
 static int list_folder(const char *folder, struct list *list, struct ibx_error *err)
 {
-    if (access(folder, F_OK) && errno == ENOENT) /* who only looks makes none */
+    if (access(folder, F_OK) && errno == ENOENT) /* no folder: no records */
         return 0;
     int fd = open_folder(folder, err), rc = 0;
     if (fd < 0)
@@ -303,7 +304,7 @@ static int write_whole(int dir, const char *name, const char *text, size_t lengt
     int fd = openat(dir, name, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd < 0)
         return -errno;
-    int rc = fchmod(fd, 0600) ? -errno : 0; /* whatever the umask */
+    int rc = fchmod(fd, 0600) ? -errno : 0; /* independent of the umask */
     for (size_t done = 0; !rc && done < length;) {
         ssize_t n = write(fd, text + done, length - done);
         if (n >= 0)
@@ -318,7 +319,7 @@ static int write_whole(int dir, const char *name, const char *text, size_t lengt
     return rc;
 }
 
-/* Writes it under another name, and rename(2) replaces the old one at once. */
+/* Writes the record to a new file, which then replaces the old one by rename(2). */
 static int put(int dir, const struct ibx_record *record, bool durably, struct ibx_error *err)
 {
     char name[NAME_BYTES], fresh[NAME_BYTES], *text;
@@ -338,8 +339,8 @@ static int put(int dir, const struct ibx_record *record, bool durably, struct ib
     return rc;
 }
 
-/* Whose caller goes on from what was before finds that there: from a state that it has not come to
- * nothing might lead on. */
+/* After a failed write: restores the previous record. The caller continues from the previous state,
+ * and from the one that was written its state machine might have no move onward. */
 static void put_back(int dir, const struct ibx_record *previous, const struct ibx_record *record)
 {
     char name[NAME_BYTES];
@@ -387,8 +388,8 @@ static int check_move(const struct ibx_record *previous, const struct ibx_record
     return 0;
 }
 
-/* Of a new record: one more than the highest. Two tools that begin at once, which are not of one
- * QEMU, may take the same. What cannot be read is for those to tell who read it. */
+/* The number of a new record: the highest plus one. Two tools that start at the same moment, for
+ * different QEMUs, may get the same. Records that cannot be read are skipped here. */
 static int next_number(const char *folder, uint64_t *number, struct ibx_error *err)
 {
     struct ibx_record *one = malloc(sizeof(*one));
@@ -415,8 +416,9 @@ static int next_number(const char *folder, uint64_t *number, struct ibx_error *e
     return 0;
 }
 
-/* Who has removed a record that a tool works on may have removed its lock, too. The tool's own is
- * then of a file that nobody finds, so there is another one until this process ends. */
+/* Somebody has removed the record of this tool while it works on it, and perhaps the lock file,
+ * too. The lock that the tool holds is then on a deleted file, so it takes another one, which is
+ * held until this process ends. */
 static int lock_again(const char *folder, const struct ibx_record *record, struct ibx_error *err)
 {
     struct ibx_error why = {0};
@@ -515,8 +517,8 @@ static void home_path_in(const char *folder, const uint8_t id[IBX_MIGRATE_ID_BYT
     ibx_journal_path(folder, &record, HOME, path, size);
 }
 
-/* In /dev/shm, which is fast: the VM stands still. That is everybody's, and may be full: a note
- * that cannot be made there goes into the folder, to which nobody else can write. */
+/* The note goes into /dev/shm, which is fast, since the VM stands still meanwhile. But every user
+ * can write there, and it may be full: if it fails there, the note goes into the folder. */
 int ibx_journal_note_home(const char *folder, const uint8_t id[IBX_MIGRATE_ID_BYTES],
                           struct ibx_error *err)
 {
@@ -527,7 +529,7 @@ int ibx_journal_note_home(const char *folder, const uint8_t id[IBX_MIGRATE_ID_BY
     int fd = open(path, flags, 0600);
     if (fd < 0 && errno == EEXIST && is_noted(path))
         return 0;
-    if (fd < 0 && errno == EEXIST && !unlink(path)) /* root can */
+    if (fd < 0 && errno == EEXIST && !unlink(path)) /* another user's file, which root can remove */
         fd = open(path, flags, 0600);
     const int code = errno;
     if (fd < 0)

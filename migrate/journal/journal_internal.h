@@ -10,13 +10,13 @@
 
 #define JOURNAL_BYTES_MAX (256u << 10) /* of a file: more than a record can need */
 #define NAME_BYTES        64u          /* of a file: 32 digits, the role and a suffix */
-#define REMEDY_BYTES      128u         /* of a sentence's end */
+#define REMEDY_BYTES      128u         /* of the remedy at the end of a message */
 #define BASE_LOCK         ".base"
 
 /* folder.c: -EPERM: others can write to it; -ENOTDIR. */
 int ibx_journal_folder_check(int fd, const char *folder, struct ibx_error *err);
 
-/* NULL: it is no state of this side. */
+/* The table entry of a state; NULL: this side has no such state. */
 const struct ibx_state *ibx_journal_state_of(bool source, unsigned state);
 /* Whether a record may go from `previous` (0: there is none) to `state` on its side. */
 bool ibx_journal_move_allowed(bool source, enum ibx_journal_state previous,
@@ -25,7 +25,7 @@ bool ibx_journal_move_allowed(bool source, enum ibx_journal_state previous,
 /* The file's content, to be freed with free(). -EINVAL: a text that is not UTF-8. */
 int ibx_journal_text_make(const struct ibx_record *record, char **text, size_t *length,
                           struct ibx_error *err);
-/* The reverse; the error does not name the file. */
+/* Parses such a text; the error does not name the file. */
 int ibx_journal_text_parse(const char *text, size_t length, struct ibx_record *record,
                            struct ibx_error *err);
 

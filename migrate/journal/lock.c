@@ -10,9 +10,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define LOCK_TRIES     100  /* while others remove the lock's file */
-#define NUMBER_TRIES   20   /* while who has just locked it writes its number there */
-#define NUMBER_LOOK_US 1000 /* between two of these */
+#define LOCK_TRIES     100  /* if others remove the lock file meanwhile */
+#define NUMBER_TRIES   20   /* a process that has just locked the file still has to write its pid */
+#define NUMBER_LOOK_US 1000 /* between two tries */
 
 /* ------------------------------------------------------------ processes */
 
@@ -41,7 +41,7 @@ uint64_t ibx_process_started(pid_t pid)
 
 /* ------------------------------------------------------------ a migration */
 
-/* The number in the file of a lock that somebody holds; 0: none. */
+/* The pid in the file of a lock that is held; 0: there is no pid in it. */
 static pid_t holder(int fd)
 {
     long pid = 0;

@@ -19,14 +19,15 @@ static bool is_away(const struct ibx_record *record)
     return record->source && record->borrow && !ibx_journal_over(record);
 }
 
-/* All records, as they were when this began: what is over then stays so. */
+/* All records, as they were at the start. One that was over then is still over. */
 struct listed {
     struct ibx_record *records;
     size_t count;
 };
 
-/* Whether a VM has returned by it, of which the record of its borrowing says that it is away: that
- * one's borrower could have it return once more, into the memory of a VM that runs. */
+/* Whether a borrowed VM has returned here by this migration, while the record of its borrowing
+ * still says that it is away. Without this record the borrower could return the VM once more, into
+ * the memory of a VM that runs. */
 static bool keeps_from_returning(const struct listed *all, const struct ibx_record *record)
 {
     bool keeps = false;
@@ -38,7 +39,7 @@ static bool keeps_from_returning(const struct listed *all, const struct ibx_reco
     return keeps;
 }
 
-/* Why it stays; NULL: it may go. */
+/* Why the record has to stay; NULL: it may be deleted. */
 static const char *needed(const struct listed *all, const struct ibx_record *record,
                           bool unfinished)
 {
@@ -63,13 +64,14 @@ static const char *needed(const struct listed *all, const struct ibx_record *rec
     return NULL;
 }
 
-/* It ended before the VM could run at the destination, and nobody has anything to do about it. */
+/* Whether the migration ended before the VM could run at the destination; nothing is left to do. */
 static bool has_failed(const struct ibx_record *record)
 {
     return record->state == IBX_JOURNAL_KEPT || record->state == IBX_JOURNAL_GIVEN_UP;
 }
 
-/* The file of a destination is the VM's own, unless ib-migrate run has made it. */
+/* Whether a completed migration has left files of guest RAM to be removed: a source's, but a
+ * destination's only if ib-migrate run has made them, since otherwise they are the VM's own. */
 static bool leaves_memory(const struct ibx_record *record)
 {
     char path[PATH_MAX];
@@ -78,7 +80,8 @@ static bool leaves_memory(const struct ibx_record *record)
            (record->source || ibx_journal_in_run_folder(path));
 }
 
-/* Memory of a VM that is lost at both ends, under a name that nobody else knows. */
+/* Whether the memory of a VM that is lost at both ends was set aside, under a name that only the
+ * record has. */
 static bool leaves_aside(const struct ibx_record *record)
 {
     char path[PATH_MAX];
@@ -86,7 +89,7 @@ static bool leaves_aside(const struct ibx_record *record)
            ibx_journal_memory_file(record, path) && ibx_journal_is_aside(record, path);
 }
 
-/* How many are over, and have failed, of those up to this one. */
+/* How many of the records up to the current one, the newest first, are over, and have failed. */
 struct newer {
     size_t over, failed;
 };
@@ -100,7 +103,7 @@ static bool too_young(const struct ibx_journal_prune *which, const struct ibx_re
     return record->written_s >= which->before_s && newer->over <= which->keep;
 }
 
-/* Under its lock, which no tool then has. Reads it again: a tool may have changed it since it was
+/* Deletes one record under its lock. Reads it again, since a tool may have changed it since it was
  * listed. Returns why it stays; NULL: it was deleted. */
 static const char *remove_one(const char *folder, const struct ibx_journal_prune *which,
                               const struct listed *all, struct ibx_record *record,
@@ -114,7 +117,7 @@ static const char *remove_one(const char *folder, const struct ibx_journal_prune
     const char *why = rc ? NULL : needed(all, record, which->unfinished);
     if (!rc && !why && too_young(which, record, newer))
         why = "it has just been written";
-    if (rc == -ENOENT) { /* another process was faster, and the lock's file is new */
+    if (rc == -ENOENT) { /* another process has deleted it, and locking has made a new lock file */
         ibx_journal_path(folder, record, ".lock", lock, sizeof(lock));
         unlink(lock);
         rc = 0;
@@ -140,7 +143,7 @@ int ibx_journal_prune(const char *folder, const struct ibx_journal_prune *which,
         struct ibx_error silent = {0};
         newer.over += ibx_journal_over(record);
         newer.failed += has_failed(record);
-        if (ibx_journal_over(record)) /* of a tool that was killed right after it wrote that */
+        if (ibx_journal_over(record)) /* a tool killed right after it wrote that has left notes */
             ibx_journal_forget_notes(record);
         if ((which->qmp && strcmp(which->qmp, record->qmp)) || too_young(which, record, &newer))
             continue;
@@ -156,7 +159,7 @@ int ibx_journal_prune(const char *folder, const struct ibx_journal_prune *which,
 
 void ibx_journal_prune_old(const char *folder, const char *qmp)
 {
-    const time_t now = time(NULL), age = IBX_JOURNAL_DAYS * 86400; /* a clock may begin in 1970 */
+    const time_t now = time(NULL), age = IBX_JOURNAL_DAYS * 86400; /* the clock may be in 1970 */
     const struct ibx_journal_prune old = {.before_s = now > age ? (uint64_t)(now - age) : 0,
                                           .keep = IBX_JOURNAL_KEEP,
                                           .superseded = qmp};

@@ -4,8 +4,8 @@
 
 #include <string.h>
 
-/* Every state may also be written again, with a higher epoch for instance. A move may skip states:
- * a side that was away learns how far the other has come. */
+/* A state may also be written again, for instance with a higher epoch. Moves may skip states, since
+ * a side that was disconnected learns how far the other has come. */
 static const struct ibx_state source_states[] = {
     [IBX_JOURNAL_HERE] = {"here",
                           IBX_TO(IBX_JOURNAL_MAY_RUN) | IBX_TO(IBX_JOURNAL_KEPT) |
@@ -84,7 +84,7 @@ const char *ibx_journal_state_name(enum ibx_journal_state state)
 
 /* ------------------------------------------------------------ in words */
 
-/* The first %s is the VM, the second the other side; @ is "runs", or what else it does. */
+/* The first %s is the VM, the second the other side; @ is "runs", or what the VM does instead. */
 static const char *const source_texts[] = {
     [IBX_JOURNAL_HERE] = "%s is here: its migration to %s has not come to the point where it could "
                          "run there",
@@ -129,7 +129,7 @@ static const char *const destination_texts[] = {
                           "from %s: nothing is lost and nothing to be done",
 };
 
-/* What the forms leave open, in their order; a compiler could not check them as formats. */
+/* Fills in a form of these tables. Not printf(3), since a compiler could not check such formats. */
 static void fill_in(const char *form, const char *vm, const char *does, const char *peer, char *out,
                     size_t size)
 {
@@ -150,8 +150,7 @@ static void fill_in(const char *form, const char *vm, const char *does, const ch
     "lost there for good, interrupt ib-migrate if it says that the VM has all of its pages; "      \
     "otherwise end this QEMU and start the VM from its disk"
 
-/* One that has come for a while, or back while the other side keeps what it has of it: at home, or
- * borrowed once more. */
+/* The text for a VM that was borrowed, or that has returned. */
 static const char *borrowed_text(const struct ibx_record *record)
 {
     const bool back = ibx_journal_returns(record);

@@ -8,11 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* 1 was without "was-running" and "guest-ram", 2 without "complete", 3 without "key-name", "allow",
- * "encryption" and "verify", 4 without "settings", "hold", "machine", "vm-status", "source-key",
- * "insecure" and the files of guest RAM, 5 without "libvirt", "borrow",
- * "base" and "whole", 6 without "stream", 7 without "guarded", 8 without "number" and
- * "qemu-migration". */
+/* Earlier versions: 1 lacks "was-running" and "guest-ram"; 2 lacks "complete"; 3 lacks "key-name",
+ * "allow", "encryption" and "verify"; 4 lacks "settings", "hold", "machine", "vm-status",
+ * "source-key", "insecure" and the files of guest RAM; 5 lacks "libvirt", "borrow", "base" and
+ * "whole"; 6 lacks "stream"; 7 lacks "guarded"; 8 lacks "number" and "qemu-migration". */
 #define JOURNAL_VERSION 9
 
 /* ------------------------------------------------------------ to JSON */
@@ -71,7 +70,7 @@ static json_t *blocks_json(const struct ibx_record *record)
     return list;
 }
 
-/* The key is of no use any more when the migration is over. */
+/* Leaves the key out once the migration is over. */
 static json_t *verify_json(const struct ibx_record *record)
 {
     char key[2 * IBX_SECRET_BYTES + 1] = "";
@@ -176,7 +175,7 @@ struct fields {
     json_int_t version, uffd, epoch, pid, pid_started, written, hold, borrow, stream, number;
     const char *base; /* NULL: of an earlier version */
     const char *id, *role, *state, *uuid, *name, *qmp, *uri, *peer, *key_file;
-    const char *key_name, *allow, *encryption; /* of earlier versions: as without the option */
+    const char *key_name, *allow, *encryption; /* an earlier version: the options' defaults */
     const char *verify, *machine, *vm_status, *qemu_migration; /* "" of an earlier version */
     json_t *settings, *source_key; /* borrowed; NULL: of an earlier version */
 };
@@ -228,7 +227,7 @@ static int take_file(const char *path, json_int_t file, json_int_t owner, json_i
 
 #define FIRST_BLOCK "{s:s, s:I, s:I, s:I, s:I, s:I, s:I"
 
-/* dev, ino and file are any 64 bits. */
+/* dev, ino and file may have all 64 bits set, so negative numbers are accepted for them. */
 static int take_block(json_t *json, json_int_t version, const struct ibx_journal_block *previous,
                       struct ibx_journal_block *block, struct ibx_error *err)
 {
@@ -309,7 +308,7 @@ static int take_totals(const struct fields *f, struct ibx_record *record, struct
     return take_hex("hash", hash, c->hash, IBX_MIGRATE_HASH_BYTES, err);
 }
 
-/* What is in it is QEMU's, which checks it. */
+/* The contents are not checked here: QEMU checks them when they are restored. */
 static int take_settings(const struct fields *f, struct ibx_record *record, struct ibx_error *err)
 {
     if (!f->settings || json_is_null(f->settings))
@@ -325,7 +324,7 @@ static int take_settings(const struct fields *f, struct ibx_record *record, stru
     return 0;
 }
 
-/* The options check their values. */
+/* Sets the transport's options, which check the values. */
 static int take_options(const struct fields *f, struct ibx_record *record, struct ibx_error *err)
 {
     struct ibx_options options;
@@ -398,7 +397,7 @@ static int take_fields(const struct fields *f, struct ibx_record *record, struct
 
 static int take_json(json_t *json, struct ibx_record *record, struct ibx_error *err)
 {
-    /* Earlier versions did not note it. */
+    /* The values for fields that earlier versions did not write. */
     struct fields f = {.was_running = true,
                        .key_name = "",
                        .allow = "",

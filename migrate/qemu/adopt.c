@@ -16,7 +16,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define NAME    "ibx-base" /* of the descriptor that QEMU gets */
+#define NAME    "ibx-base" /* under which QEMU gets the descriptor */
 #define FDS_MAX 8u         /* of one file in QEMU */
 
 /* QEMU's descriptors of one file. */
@@ -48,7 +48,8 @@ static int inject(pid_t pid, long number, const uint64_t arguments[6], uint64_t 
                                                        : "the kernel answers something else");
 }
 
-/* What QEMU has advised for the memory at an address, which a new mapping does not have. */
+/* The madvise(2) advice that QEMU has given for the memory at an address. A new mapping there has
+ * to be given it again. */
 struct advised {
     uint64_t address;
     int advice[2];

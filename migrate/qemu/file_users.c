@@ -21,7 +21,7 @@ static const struct ibx_guest_block *block_of(const struct ibx_guest_ram *ram, u
     return NULL;
 }
 
-/* One that it has mapped, shared and writable. */
+/* A block whose file the process has mapped, shared and writable; NULL: none. */
 static const struct ibx_guest_block *mapped(const struct ibx_guest_ram *ram, pid_t pid)
 {
     struct guest_mappings mappings;
@@ -65,7 +65,7 @@ static bool writes(void *context, int number, const char *path)
     return user->found;
 }
 
-/* One that it has open for writing, and may be about to map. */
+/* A block whose file the process has open for writing, and may be about to map; NULL: none. */
 static const struct ibx_guest_block *opened(const struct ibx_guest_ram *ram, pid_t pid)
 {
     struct user user = {ram, pid, NULL};

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* What every question to QEMU needs. */
+/* What every query to QEMU needs. */
 struct search {
     struct ibx_qmp *qmp;
     uint64_t deadline_ns;
@@ -52,7 +52,7 @@ static int qom_text(const struct search *s, const char *path, const char *proper
     return rc;
 }
 
-/* A field of what a command without arguments returns. */
+/* Copies a string field of the result of a command without arguments. */
 static int field_text(const struct search *s, const char *command, const char *field, char *to,
                       size_t size)
 {
@@ -65,7 +65,8 @@ static int field_text(const struct search *s, const char *command, const char *f
     return rc;
 }
 
-/* The VM's name, if it has one, is for people: a longer one is cut, behind a character. */
+/* The VM's name, if it has one. It is only shown to people, so one that is too long is cut, between
+ * two UTF-8 characters. */
 static int find_name(const struct search *s, char *to, size_t size)
 {
     json_t *value;
@@ -82,13 +83,13 @@ static int find_name(const struct search *s, char *to, size_t size)
     return 0;
 }
 
-/* Until then a backend begins where its file does. */
+/* QEMU before 8.1 has no property "offset": a backend always begins at the start of its file. */
 static bool offset_is_told(const struct search *s)
 {
     return ibx_qmp_at_least(ibx_qmp_version(s->qmp), 8, 1);
 }
 
-/* All that is asked anyway, so that QEMU answers at once. */
+/* Sends all queries that are needed in any case, so that QEMU answers them together. */
 static void ask_first(const struct search *s)
 {
     static const char *const commands[] = {"query-uuid", "query-name", "query-status",
@@ -166,7 +167,7 @@ static int by_id(const void *a, const void *b)
     return strcmp(((const struct ibx_guest_block *)a)->id, ((const struct ibx_guest_block *)b)->id);
 }
 
-/* One question for all backends, which preflight asks as well. */
+/* Finds the type of a backend by one query for all backends, which preflight makes, too. */
 static int read_type(const struct search *s, const json_t *objects, struct ibx_guest_block *block)
 {
     static const char child[] = "child<";
@@ -291,8 +292,8 @@ bool ibx_guest_physical_find(const char *tree, const char *id, uint64_t *physica
     return false;
 }
 
-/* The host address of a block by QEMU's human monitor: memfds all look alike in /proc. 0: the
- * machine does not show it. */
+/* The host address of a block by QEMU's human monitor, since memfds cannot be told apart in /proc.
+ * 0: the machine does not show it. */
 static int ask_address(const struct search *s, const struct ibx_guest_block *block,
                        uint64_t *address)
 {

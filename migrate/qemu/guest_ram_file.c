@@ -13,7 +13,7 @@
 
 /* ------------------------------------------------------------ while QEMU lives */
 
-/* Whether this name leads to the file; and it fits, and a record can hold it. */
+/* Whether `path` leads to the block's file and can be put into a record. */
 static bool leads_to(const char *path, const struct ibx_guest_block *block)
 {
     struct stat st;
@@ -25,7 +25,7 @@ static bool leads_to(const char *path, const struct ibx_guest_block *block)
            S_ISREG(st.st_mode) && st.st_dev == block->dev && st.st_ino == block->ino;
 }
 
-/* mem-path, in QEMU's current directory if it is a relative one. */
+/* Makes a mem-path absolute; a relative one starts at QEMU's current directory. */
 static void absolute(pid_t pid, const char *path, char *out, size_t size)
 {
     char link[64], folder[PATH_MAX];
@@ -46,7 +46,7 @@ void ibx_guest_file_describe(pid_t pid, const struct ibx_guest_block *block,
     file->owner = st.st_uid;
     file->mode = st.st_mode;
     absolute(pid, block->path, path, sizeof(path));
-    if (!leads_to(path, block)) { /* QEMU sees other file systems: as this tool does */
+    if (!leads_to(path, block)) { /* QEMU has other mounts: use the path that this tool sees */
         snprintf(link, sizeof(link), "/proc/self/fd/%d", block->fd);
         ssize_t length = readlink(link, path, sizeof(path) - 1);
         path[length > 0 ? length : 0] = '\0';
@@ -57,7 +57,7 @@ void ibx_guest_file_describe(pid_t pid, const struct ibx_guest_block *block,
 
 /* ------------------------------------------------------------ afterwards */
 
-/* Why it is not the file; NULL: it is. */
+/* Why this is not the file that was noted; NULL: it is. */
 static const char *differs(const struct stat *st, const struct ibx_guest_block *block,
                            const struct ibx_guest_file *file)
 {
@@ -74,7 +74,8 @@ static const char *differs(const struct stat *st, const struct ibx_guest_block *
     return NULL;
 }
 
-/* A descriptor by O_PATH, which opens nothing, not even a device that lies there now. */
+/* Finds the file at `path` by O_PATH, so that nothing is opened, not even a device that may be
+ * there now. Returns the descriptor. */
 static int find_at(const char *path, const struct ibx_guest_block *block,
                    const struct ibx_guest_file *file, struct ibx_error *err)
 {
@@ -93,7 +94,8 @@ static int find_at(const char *path, const struct ibx_guest_block *block,
                          path, block->id, why);
 }
 
-/* By either name; a descriptor by O_PATH, and its name. */
+/* Finds the file under its name, or its name with `suffix`, and sets `path`. Returns a descriptor
+ * by O_PATH. */
 static int find(const struct ibx_guest_block *block, const struct ibx_guest_file *file,
                 const char *suffix, char path[PATH_MAX], struct ibx_error *err)
 {
@@ -147,7 +149,7 @@ int ibx_guest_file_open(struct ibx_guest_block *block, const struct ibx_guest_fi
     int there = find(block, file, suffix, path, err);
     if (there < 0)
         return there;
-    if (block->fd >= 0) /* of an attempt that failed with another one */
+    if (block->fd >= 0) /* left by an earlier attempt that failed at another block */
         close(block->fd);
     block->fd = ibx_file_reopen(there, writable ? O_RDWR : O_RDONLY);
     int rc = block->fd < 0 ? ibx_error_set(err, block->fd, "the file %s of guest RAM %s: %s", path,

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #define PAGEMAP_PRESENT (1ull << 63)
-#define PAGEMAP_SWAPPED (1ull << 62) /* or on its way between two places */
+#define PAGEMAP_SWAPPED (1ull << 62) /* or being moved by the kernel */
 
 int ibx_process_status(pid_t pid, const char *key, int base, unsigned long long *value,
                        struct ibx_error *err)
@@ -63,7 +63,7 @@ struct reading {
     int rc;
 };
 
-/* True: no more can be added. */
+/* Adds a mapping. True: no more can be added, so the search ends. */
 static bool add_shared(void *context, const struct ibx_proc_mapping *m)
 {
     struct reading *reading = context;
@@ -109,7 +109,8 @@ static void path_in(pid_t pid, const struct ibx_guest_block *block, char *path, 
              block->path);
 }
 
-/* A mem-path that is a directory: QEMU makes DIR/qemu_back_mem.ID.RANDOM there and unlinks it. */
+/* Whether the mapping is of a file that QEMU has made because mem-path is a directory: it makes
+ * DIR/qemu_back_mem.ID.RANDOM and unlinks it. */
 static bool is_temporary(const struct guest_mapping *m, const struct ibx_guest_block *block)
 {
     char name[IBX_GUEST_ID_MAX + 32];
@@ -183,7 +184,7 @@ int ibx_guest_block_relocate(pid_t pid, const struct guest_mappings *mappings,
             m->offset + (block->address - m->start) != block->offset)
             continue;
         snprintf(block->path, sizeof(block->path), "%s", m->path);
-        block->named = m->path[0] == '/'; /* opening checks that it is this file */
+        block->named = m->path[0] == '/'; /* opening it checks that the name leads to this file */
         *where = m;
         return 0;
     }
@@ -211,11 +212,11 @@ static bool open_that(void *context, int number, const char *path)
     (void)number;
     opening->fd = ibx_proc_open(path, opening->flags, is_file, opening->block);
     if (opening->fd < 0)
-        errno = -opening->fd; /* as ibx_proc_look says */
+        errno = -opening->fd; /* what ibx_proc_look demands */
     return opening->fd >= 0;
 }
 
-/* By one of QEMU's descriptors: map_files needs more rights. */
+/* Opens the file through one of QEMU's descriptors: map_files needs more rights. */
 static int open_descriptor(pid_t pid, int flags, const struct ibx_guest_block *block)
 {
     struct opening opening = {block, flags, -ENOENT};
@@ -252,7 +253,7 @@ int ibx_guest_block_open(pid_t pid, const struct guest_mapping *where, bool writ
                              "cannot open the file of guest RAM %s (%.200s): %s; run "
                              "this tool as root",
                              block->id, where->path, strerror(-fd));
-    /* The path leads to another file by now, or this one became shorter. */
+    /* The path leads to another file by now, or the file has become shorter. */
     if (fd < 0 || ibx_guest_file_page_size(fd, &block->page_size) || fstat(fd, &st) ||
         (uint64_t)st.st_size < block->offset + block->size) {
         if (fd >= 0)
@@ -277,8 +278,8 @@ static void set_bits(uint64_t *bits, uint64_t from, uint64_t to, uint64_t *count
     *count += to - from;
 }
 
-/* Sets the bits of the pages from `first` to before `last` that are no hole: the extents of a tmpfs
- * file are its pages in memory or swap. */
+/* Sets the bits of the pages in [first, last) that are no holes, by SEEK_DATA: in a tmpfs file,
+ * data are the pages in memory or swap. */
 static int written_by_seek(const struct ibx_guest_block *block, uint64_t first, uint64_t last,
                            uint64_t *bits, uint64_t *count)
 {
@@ -296,7 +297,7 @@ static int written_by_seek(const struct ibx_guest_block *block, uint64_t first, 
         if (hole < 0)
             return -errno;
         hole = hole < end ? hole : end;
-        /* Whole pages, and none of them twice. */
+        /* Rounded outward to whole pages. */
         uint64_t from = (uint64_t)(data - (off_t)block->offset) / block->page_size;
         uint64_t to =
             ((uint64_t)(hole - (off_t)block->offset) + block->page_size - 1) / block->page_size;
@@ -306,7 +307,7 @@ static int written_by_seek(const struct ibx_guest_block *block, uint64_t first, 
     return 0;
 }
 
-/* Which pages QEMU itself has mapped; `count` of them. */
+/* Sets the bits of the pages that QEMU itself has mapped, and counts them. */
 static int written_by_pagemap(pid_t pid, const struct ibx_guest_block *block, uint64_t *bits,
                               uint64_t *count)
 {
@@ -329,9 +330,9 @@ static int written_by_pagemap(pid_t pid, const struct ibx_guest_block *block, ui
     return rc;
 }
 
-/* A file in hugetlbfs has no holes, only a number of pages. If QEMU maps as many, it has written
- * these; otherwise some are from elsewhere (an earlier run, prealloc), and every page counts. So it
- * does without QEMU. */
+/* SEEK_DATA finds no holes in hugetlbfs; only the number of allocated pages is known. If QEMU maps
+ * as many, the pages that it maps are the written ones. Otherwise some have another origin (an
+ * earlier run, prealloc), and every page counts as written, as it does when QEMU has ended. */
 static int written_huge(const struct ibx_guest_ram *ram, const struct ibx_guest_block *block,
                         uint64_t *bits, uint64_t *count)
 {
@@ -346,8 +347,8 @@ static int written_huge(const struct ibx_guest_ram *ram, const struct ibx_guest_
     return 0;
 }
 
-/* A file of tmpfs that has as many blocks as it has bytes: no hole needs to be looked for, which
- * takes the kernel 10 ms for a GiB that is there. */
+/* Whether all of a tmpfs file is allocated. Then it is not searched for holes, which would take the
+ * kernel 10 ms a GiB. */
 static bool is_whole(const struct ibx_guest_block *block)
 {
     struct statfs fs;

@@ -25,18 +25,18 @@
 #define CODE_64       0x33   /* %cs of 64-bit user code */
 #define VDSO_MAX      65536u /* bytes */
 #define STACK_BYTES   ((size_t)256 << 10)
-#define SPINS         2000u /* looks at a tracee before the looks become sparse */
+#define SPINS         2000u /* polls of a tracee before the thread sleeps between polls */
 #define PAUSE_NS      100000
 
-/* One injection, in a task of its own: a tracee that does not stop is released only when its
- * tracer ends. */
+/* One injection. It runs in a task of its own, because a tracee that does not stop is released only
+ * when its tracer ends. */
 struct injection {
     pid_t pid;
     long number;
     const uint64_t *arguments;
     uint64_t deadline_ns;
     uint64_t vdso; /* address of a system call instruction there; 0: none */
-    bool denied;   /* may not trace QEMU */
+    bool denied;   /* PTRACE_SEIZE failed with EPERM */
     struct ibx_error *err;
     int64_t result;
     int rc;
@@ -106,7 +106,7 @@ struct code {
     uint64_t start, size;
 };
 
-/* A file, which may have any name, has an inode. */
+/* A mapped file may be called [vdso], too, but has an inode. */
 static bool is_vdso(void *context, const struct ibx_proc_mapping *m)
 {
     if (m->ino || strcmp(m->path, "[vdso]") != 0)
@@ -115,7 +115,7 @@ static bool is_vdso(void *context, const struct ibx_proc_mapping *m)
     return true;
 }
 
-/* In the vDSO of QEMU: a jump to any bytes 0f 05 is a system call. */
+/* Finds the bytes 0f 05 in QEMU's vDSO: wherever they are, jumping to them makes a system call. */
 static uint64_t find_in_vdso(pid_t pid)
 {
     char path[64];
@@ -133,7 +133,8 @@ static uint64_t find_in_vdso(pid_t pid)
     return found;
 }
 
-/* A thread that sleeps in the kernel is right behind its own instruction. */
+/* A thread that sleeps in a system call stands right behind its instruction, which can be used.
+ * Otherwise the one in the vDSO is. */
 static uint64_t find_syscall(const struct injection *in, const struct user_regs_struct *regs)
 {
     if (is_syscall(in->pid, regs->rip - SYSCALL_BYTES))
@@ -143,8 +144,8 @@ static uint64_t find_syscall(const struct injection *in, const struct user_regs_
 
 /* ------------------------------------------------------------ the step */
 
-/* Runs the one instruction. The stop after it is a SIGTRAP of the kernel's own: once the registers
- * are restored there, the kernel restarts an interrupted system call as it would have. */
+/* Single-steps the system call instruction. The stop after it is a SIGTRAP by the kernel: if the
+ * registers are restored there, the kernel restarts the system call that was interrupted. */
 static int step(struct injection *in, const struct user_regs_struct *saved, uint64_t at)
 {
     struct user_regs_struct regs = *saved;
@@ -176,7 +177,7 @@ static int step(struct injection *in, const struct user_regs_struct *saved, uint
     return rc;
 }
 
-/* The thread is stopped. Restores its registers and signal mask. */
+/* Makes the system call in the stopped thread, and restores its registers and signal mask. */
 static int run_stopped(struct injection *in)
 {
     struct user_regs_struct saved;
@@ -232,20 +233,21 @@ static void *injection_run(void *argument)
     in->rc = ptrace(PTRACE_INTERRUPT, in->pid, NULL, NULL) ? gone(in) : wait_interrupted(in);
     if (!in->rc)
         in->rc = run_stopped(in);
-    /* Fails when the thread is not stopped; then the end of this thread detaches. */
+    /* Fails if QEMU's thread is not stopped; then it is released when this task ends. */
     ptrace(PTRACE_DETACH, in->pid, NULL, NULL);
     return NULL;
 }
 
-/* A tool that is killed (SIGKILL, also of its process group) between two steps would leave QEMU
- * with wrong registers, which ends it: so a process does them, which goes on. It shares this one's
- * memory, since what an HCA knows must not be copied; this thread waits, as with vfork(). Behind
- * the seizure it takes no lock, which a dead thread could hold. */
+/* If the tool were killed by SIGKILL (or its process group) in the middle of an injection, QEMU
+ * would be left with wrong registers and end. So a helper process injects, in a session of its own,
+ * and finishes even then. It shares this process's memory, as after vfork(2), since memory
+ * registered with an HCA must not be copied, and this thread waits for it. After the seizure the
+ * helper takes no lock, because threads of a killed tool may have died with it. */
 static int helper_main(void *argument)
 {
     setsid();
-    close_range(3, ~0u,
-                0); /* its copies of descriptors: who waits for their end need not wait for it */
+    /* Closes its copies of descriptors, so that peers see the end of those that the tool closes. */
+    close_range(3, ~0u, 0);
     injection_run(argument);
     return 0;
 }
@@ -269,7 +271,8 @@ static int run_helper(struct injection *in)
     return code;
 }
 
-/* Where one may trace only its own children, as under Yama, QEMU is this process's if anybody's. */
+/* Injects from a thread, for systems (Yama) where a process may trace only its descendants: QEMU
+ * may be a child of this process, but not of the helper. */
 static int run_thread(struct injection *in)
 {
     pthread_t thread;

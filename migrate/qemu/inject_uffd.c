@@ -22,7 +22,7 @@
 #endif
 #define UFFD_FLAGS     (O_CLOEXEC | O_NONBLOCK)
 #define DEVICE         "/dev/userfaultfd"
-#define DEVICE_NAME    "ibx-userfaultfd" /* of the descriptor that QEMU keeps for us */
+#define DEVICE_NAME    "ibx-userfaultfd" /* under which QEMU gets the device's descriptor */
 #define SYSCTL         "/proc/sys/vm/unprivileged_userfaultfd"
 #define ANON_NAME      "anon_inode:[userfaultfd]"
 #define CAP_SYS_PTRACE 19
@@ -70,8 +70,8 @@ int ibx_uffd_possible(pid_t pid, enum ibx_uffd_way *way, struct ibx_error *err)
         rc = ibx_process_status(pid, "Seccomp:", 10, &filter, err);
     if (rc)
         return rc;
-    /* A seccomp filter (-sandbox on) may kill QEMU for the system call, but never for an ioctl.
-     * To serve faults of the kernel needs CAP_SYS_PTRACE, or the sysctl. */
+    /* A seccomp filter (-sandbox on) may kill QEMU for userfaultfd(2), but not for an ioctl. A
+     * userfaultfd that also gets faults of the kernel needs CAP_SYS_PTRACE, or the sysctl. */
     const bool direct = !filter && (capabilities >> CAP_SYS_PTRACE & 1 || unprivileged_may());
     if (!direct) {
         int device = open_device(err);
@@ -86,11 +86,11 @@ int ibx_uffd_possible(pid_t pid, enum ibx_uffd_way *way, struct ibx_error *err)
 
 /* ------------------------------------------------------------ QEMU's descriptors */
 
-/* The name of an anonymous inode, or else a device number. */
+/* A descriptor to look for, by the name of its anonymous inode, or else by a device number. */
 struct wanted {
     const char *link;
     dev_t rdev;
-    int number, count; /* the last one that it is, and how many it is */
+    int number, count; /* the last descriptor found, and how many were found */
 };
 
 static bool matches(const char *path, const struct wanted *wanted)
@@ -113,15 +113,16 @@ static bool count_those(void *context, int number, const char *path)
     return false;
 }
 
-/* Finds such a descriptor of `pid`: its number; -ENOENT; -ENOTUNIQ when there are several; another
- * error when there is none among those that may be looked at. */
+/* Finds such a descriptor of `pid` and returns its number. -ENOENT: there is none; -ENOTUNIQ: there
+ * are several; others: there is none among those that may be read. */
 static int find_descriptor(pid_t pid, struct wanted wanted)
 {
     const int rc = ibx_proc_find_descriptor(pid, count_those, &wanted);
     return !wanted.count ? rc : wanted.count > 1 ? -ENOTUNIQ : wanted.number;
 }
 
-/* 0, -ENOENT, or another error when it may not be looked at. */
+/* Whether descriptor `remote` of the process is a userfaultfd: 0; -ENOENT: it is not; others: it
+ * may not be read. */
 static int check_uffd(pid_t pid, int remote)
 {
     char path[64], fds[32];
@@ -132,14 +133,14 @@ static int check_uffd(pid_t pid, int remote)
         return 0;
     if (errno != ENOENT)
         return errno ? -errno : -ENOENT;
-    /* Its process may be what is not there. */
+    /* Perhaps it is the process that does not exist, or that /proc hides. */
     const int rc = access(fds, F_OK) ? ibx_proc_error(pid, errno) : -ENOENT;
     return rc == -ESRCH ? -ENOENT : rc;
 }
 
 /* ------------------------------------------------------------ making */
 
-/* Runs a call that returns a descriptor. */
+/* Runs a system call in QEMU that returns a new descriptor. */
 static int inject_new(pid_t pid, long number, const uint64_t arguments[6], struct ibx_uffd *uffd,
                       uint64_t deadline_ns, struct ibx_error *err)
 {
@@ -202,7 +203,7 @@ int ibx_uffd_make(pid_t pid, struct ibx_qmp *qmp, enum ibx_uffd_way way, struct 
         return rc;
     rc = made.way == IBX_UFFD_SYSCALL ? make_by_syscall(&made, deadline_ns, err)
                                       : make_by_device(qmp, &made, deadline_ns, err);
-    /* A security module may forbid it, for instance: /proc does not show its rules. */
+    /* For instance, a security module forbids the system call; /proc does not show its rules. */
     if (rc == -EPERM && way == IBX_UFFD_ANY && made.way == IBX_UFFD_SYSCALL && qmp) {
         made.way = IBX_UFFD_DEVICE;
         rc = make_by_device(qmp, &made, deadline_ns, err);
@@ -249,7 +250,7 @@ int ibx_uffd_take(pid_t pid, int remote, struct ibx_uffd *uffd, struct ibx_error
     return rc;
 }
 
-/* In missing or in minor mode. */
+/* Whether the mapping is registered for missing ("um") or minor ("ui") faults. */
 static bool awaits_pages(void *context, uint64_t start, uint64_t end, const char *flags)
 {
     (void)context, (void)start, (void)end;
@@ -306,7 +307,7 @@ int ibx_guest_ram_huge_pages(const struct ibx_guest_ram *ram, bool allowed, uint
         int rc = ibx_inject_syscall(ram->pid, SYS_madvise, arguments, &result, deadline_ns, err);
         if (rc)
             return rc;
-        if (result && result != -EINVAL) /* a kernel without them */
+        if (result && result != -EINVAL) /* -EINVAL: a kernel without transparent huge pages */
             return ibx_error_set(err, result < -4095 ? -EIO : (int)result,
                                  "huge pages cannot be kept from guest RAM %s in QEMU (process "
                                  "%d): %s",

@@ -77,8 +77,8 @@ int ibx_proc_open(const char *path, int flags,
     return fd;
 }
 
-/* Looks at the lines of a file of `pid` until one is it. They are of any length: a program chooses
- * the names of its files. */
+/* Calls `is_it` for each line of a file of `pid` until it returns true. Lines may have any length,
+ * since a program chooses the names of its files. */
 static int find_line(pid_t pid, const char *name, bool (*is_it)(void *context, char *line),
                      void *context)
 {
@@ -145,7 +145,7 @@ static bool has_flags(void *context, char *line)
     struct flags_search *search = context;
     uint64_t start, end;
     if (sscanf(line, "%" SCNx64 "-%" SCNx64 " ", &start, &end) == 2) {
-        search->start = start; /* not before: "Anonymous:" begins with a digit, too */
+        search->start = start; /* only now: "Anonymous:" begins with a hex digit, too */
         search->end = end;
     } else if (!strncmp(line, "VmFlags:", 8)) {
         return search->look(search->context, search->start, search->end, line + 8);
@@ -159,7 +159,8 @@ int ibx_proc_find_flags(pid_t pid, ibx_proc_look_flags *look, void *context)
                      &(struct flags_search){.look = look, .context = context});
 }
 
-/* Of "panic=pause,shutdown=pause"; the last one counts. */
+/* What a value of -action, such as "panic=pause,shutdown=pause", says of a shutdown; the last
+ * one counts. `pauses`: the result if it says nothing. */
 static bool shutdown_pauses(const char *actions, bool pauses)
 {
     static const char key[] = "shutdown=";

@@ -4,12 +4,12 @@
  * knows no migration.
  *
  *   qmp.c, qmp_connect.c          a client of its machine protocol (QMP) over a unix socket
- *   qmp_stream.c                  the bytes of that, and its end
+ *   qmp_stream.c                  the bytes of that connection, and how it ends
  *   guest_ram.c, guest_ram_proc.c its guest RAM, by QMP and by /proc
- *   guest_ram_file.c, file_users.c its files when QEMU has ended, and who else can write to them
+ *   guest_ram_file.c, file_users.c files of guest RAM after QEMU's end; who can write to them
  *   inject.c, inject_uffd.c       a userfaultfd of QEMU's, made by ptrace
  *   tracker.c                     which pages of guest RAM are written while the VM runs
- *   adopt.c                       another file in the place of a block's
+ *   adopt.c                       replaces the file of a block by another one
  *   proc.c                        what /proc tells of its descriptors and its memory
  */
 #ifndef IBX_MIGRATE_QEMU_QEMU_H
@@ -34,9 +34,10 @@
  * hangs up or stops reading leaves the client failed: every later call returns the same error. A
  * call that ran into its deadline (-ETIMEDOUT) leaves it usable: the late answer is dropped.
  */
-#define IBX_QMP_EVENTS_MAX 1024u /* kept for later: those that no migration needs go first */
-#define IBX_QMP_AHEAD_MAX  64u   /* questions that are sent before they are asked */
-#define IBX_QMP_NAME_MAX   80u /* bytes of a socket's name in a folder, however long its path is */
+#define IBX_QMP_EVENTS_MAX                                                                         \
+    1024u                     /* events queued; those that no migration needs are dropped first */
+#define IBX_QMP_AHEAD_MAX 64u /* queries of ibx_qmp_ahead() at a time */
+#define IBX_QMP_NAME_MAX  80u /* bytes of a socket's name in its folder; the path may be longer */
 
 struct ibx_qmp;
 
@@ -44,23 +45,23 @@ struct ibx_qmp_version {
     unsigned major, minor, micro;
 };
 
-/* Whether a path can be connected to: it is short enough for a socket's address, or its name in
- * its folder is. */
+/* Whether a path can be connected to: it, or its last component, fits a socket address. */
 bool ibx_qmp_reachable(const char *path);
 /* Connects to the socket at `path`, waits for the greeting and negotiates. -ETIMEDOUT also when
  * another client holds the monitor: QEMU serves one at a time. `*qmp` is set on success only. */
 int ibx_qmp_connect(const char *path, uint64_t deadline_ns, struct ibx_qmp **qmp,
                     struct ibx_error *err);
-/* The same over a connected socket, which the client owns from here, also on failure. */
+/* The same over a connected socket, which the client takes over, also on failure. */
 int ibx_qmp_attach(int fd, uint64_t deadline_ns, struct ibx_qmp **qmp, struct ibx_error *err);
-/* NULL is fine. QEMU still executes the commands that it has received. */
+/* Accepts NULL. QEMU still executes the commands that it has received. */
 void ibx_qmp_close(struct ibx_qmp *qmp);
-/* Why the VM was shut down ("guest-shutdown"), where its QEMU ends with it; NULL: it does not. From
- * then on nothing is sent, which fails with -ETIMEDOUT; what is unanswered fails after a second as
- * if QEMU had closed the socket. NULL is fine. */
+/* If the VM was shut down and QEMU is about to end: the reason ("guest-shutdown"); otherwise NULL.
+ * From then on no command is sent (-ETIMEDOUT), and commands without an answer fail after a second
+ * as if QEMU had closed the socket. Accepts NULL. */
 const char *ibx_qmp_ends(const struct ibx_qmp *qmp);
-/* Before it is closed: a QEMU that hangs in its end over a question of this client's gets SIGTERM.
- * `pid`: of the QEMU, for certain; 0: not known. Waits for a second at most. NULL is fine. */
+/* To be called before close: if QEMU hangs while it ends because of an unanswered command of this
+ * client, it gets SIGTERM. `pid`: certainly of this QEMU; 0: not known. Waits for a second at most.
+ * Accepts NULL. */
 void ibx_qmp_end(struct ibx_qmp *qmp, pid_t pid);
 
 /* For poll(2) with POLLIN; then ibx_qmp_pump. */
@@ -68,13 +69,15 @@ int ibx_qmp_fd(const struct ibx_qmp *qmp);
 /* The process at the other end, by SO_PEERCRED: who created the listening socket. 0 when the kernel
  * does not know it (another PID namespace). */
 pid_t ibx_qmp_pid(const struct ibx_qmp *qmp);
-/* -ECONNRESET: it has ended, and the number may be another process's by now, where somebody else
- * serves its socket. 0, too, where the kernel does not tell (before Linux 6.5). */
+/* Whether that process lives. -ECONNRESET: it has ended, and its pid may be another process's by
+ * now, even though somebody still serves the socket. 0: it lives, or the kernel cannot tell (before
+ * Linux 6.5). */
 int ibx_qmp_lives(const struct ibx_qmp *qmp, struct ibx_error *err);
 struct ibx_qmp_version ibx_qmp_version(const struct ibx_qmp *qmp);
-/* True from `major`.`minor` on. */
+/* Whether version `is` is `major`.`minor` or later. */
 bool ibx_qmp_at_least(struct ibx_qmp_version is, unsigned major, unsigned minor);
-/* Whether this QEMU does not wake a VM that sleeps (S3) when it stops it: it cannot continue it. */
+/* Whether this version of QEMU leaves a sleeping (S3) VM asleep when it stops it, so that it cannot
+ * be continued. */
 bool ibx_qmp_sleeps_on(struct ibx_qmp_version is);
 
 /* Runs a command and waits for its answer. `arguments` (an object or NULL) is consumed, also on
@@ -82,40 +85,41 @@ bool ibx_qmp_sleeps_on(struct ibx_qmp_version is);
  * -EOPNOTSUPP: QEMU does not know the command; -EREMOTEIO: QEMU refused, in its own words. */
 int ibx_qmp_execute(struct ibx_qmp *qmp, const char *command, json_t *arguments, json_t **result,
                     uint64_t deadline_ns, struct ibx_error *err);
-/* query-named-block-nodes, without what is asked for node by node where QEMU has "flat", as it has
- * from 5.0 on. Sent ahead it has "flat", too. */
+/* Runs query-named-block-nodes, with "flat" if QEMU knows that argument (5.0): then the answer does
+ * not repeat the backing chain of every node. ibx_qmp_ahead() has to send it with "flat", too. */
 int ibx_qmp_block_nodes(struct ibx_qmp *qmp, json_t **nodes, uint64_t deadline_ns,
                         struct ibx_error *err);
-/* Sends a question that ibx_qmp_execute() is to ask soon with the same arguments, and takes its
- * answer then: QEMU answers several in the time of one. Of what changes nothing, and of what may
- * be answered a moment early. Consumes `arguments`. What cannot be sent now is sent when it is
- * asked, and what has been sent ahead already is not sent again. */
+/* Sends a query before ibx_qmp_execute() is called for it, soon, with the same arguments, which
+ * then takes the answer: QEMU answers several queries in the time of one. Only for commands that
+ * change nothing, and whose answer may be a moment old. Consumes `arguments`. A query that cannot
+ * be sent now is sent by ibx_qmp_execute(); one that is under way is not sent again. */
 void ibx_qmp_ahead(struct ibx_qmp *qmp, const char *command, json_t *arguments,
                    uint64_t deadline_ns);
-/* For ibx_qmp_ahead_end(): what has been sent until now is another caller's. */
+/* A mark for ibx_qmp_ahead_end(), which leaves queries sent before it alone. */
 uint64_t ibx_qmp_ahead_begin(const struct ibx_qmp *qmp);
-/* Forgets the questions sent ahead since then (0: all) that nobody has asked, so that no later one
- * gets an old answer; returns how many there were. */
+/* Drops the queries sent ahead since the mark (0: all) that ibx_qmp_execute() has not asked for, so
+ * that no later call gets an old answer. Returns how many there were. */
 unsigned ibx_qmp_ahead_end(struct ibx_qmp *qmp, uint64_t since);
-/* QEMU reads its monitor byte by byte, at some microseconds each. So the properties of its machine,
- * which do not change, are asked for once; and from now on what it has told of its memory, devices,
- * jobs and exports is not asked for again, for a second at most; false: it is. What is returned so
- * belongs to all who ask: nobody changes it. */
+/* Caching of answers: QEMU reads its monitor byte by byte, at some microseconds each. Properties of
+ * the machine, which do not change, are always cached. With `on` answers about memory, devices,
+ * jobs and exports are cached from now on, each for a second at most; with false they no longer
+ * are. A cached result is shared by all callers, who must not change it. */
 void ibx_qmp_remember(struct ibx_qmp *qmp, bool on);
-/* Sends a command whose answer is taken by ibx_qmp_reply() after it has come, in place of one that
- * was sent so before; of that one, if it cannot be sent. */
+/* Sends a command without waiting; ibx_qmp_reply() takes the answer. Replaces an earlier posted
+ * command, whose answer is dropped, unless this one cannot be sent. */
 int ibx_qmp_post(struct ibx_qmp *qmp, const char *command, uint64_t deadline_ns,
                  struct ibx_error *err);
-/* That answer, a reference to the whole message, or NULL: ibx_qmp_pump() has not seen it. */
+/* The whole message that answers the posted command, a new reference; NULL: ibx_qmp_pump() has not
+ * received it yet. */
 json_t *ibx_qmp_reply(struct ibx_qmp *qmp);
 /* Passes `fd` (which stays the caller's) to QEMU under `name`, for "fd:NAME" and ioctls. */
 int ibx_qmp_getfd(struct ibx_qmp *qmp, const char *name, int fd, uint64_t deadline_ns,
                   struct ibx_error *err);
 
-/* Waits for answers spin until this time (CLOCK_MONOTONIC, ns). */
+/* Until this time (CLOCK_MONOTONIC, ns) waiting for answers polls instead of sleeping. */
 void ibx_qmp_spin_until(struct ibx_qmp *qmp, uint64_t until_ns);
 
-/* Takes in whatever has arrived; never blocks. */
+/* Receives whatever has arrived; never blocks. */
 int ibx_qmp_pump(struct ibx_qmp *qmp, struct ibx_error *err);
 /* Whether events are queued: poll(2) no longer reports them. */
 bool ibx_qmp_has_events(const struct ibx_qmp *qmp);
@@ -162,12 +166,12 @@ struct ibx_guest_ram {
     size_t count;
 };
 
-/* Sends questions of ibx_guest_ram_find(), which is called soon, by ibx_qmp_ahead(). The second
- * waits for some of their answers, and sends what is asked because of these. */
+/* To be called before ibx_guest_ram_find(): sends its queries by ibx_qmp_ahead(). The second
+ * function waits for some of the answers and sends the queries that depend on them. */
 void ibx_guest_ram_ask(struct ibx_qmp *qmp, uint64_t deadline_ns);
 void ibx_guest_ram_ask_backends(struct ibx_qmp *qmp, uint64_t deadline_ns);
-/* Finds all of it, in the process at the other end of the QMP socket. `writable` opens the files
- * for writing too: the destination needs it, and RDMA registration at the source on some kernels.
+/* Finds guest RAM, in the process at the other end of the QMP socket. `writable` opens the files
+ * for writing, too: the destination needs it, and RDMA registration at the source on some kernels.
  * Private blocks are listed, not opened: ibx_preflight_ram() makes them blockers.
  * -EACCES, -EPERM: missing permission on the process; -ENOENT, -ESRCH: not the process that holds
  * this RAM. `ram` is set on success only; ibx_guest_ram_fini() ends it. */
@@ -191,8 +195,9 @@ void ibx_guest_ram_fini(struct ibx_guest_ram *ram);
 int ibx_guest_block_ask_address(struct ibx_qmp *qmp, const struct ibx_guest_block *block,
                                 uint64_t *address, uint64_t deadline_ns, struct ibx_error *err);
 
-/* Where a backend begins in the guest's addresses, by QEMU's "info mtree -f", or where the first
- * part of it does that the machine shows, `into` bytes of it. False: it shows none. */
+/* Finds in the output of QEMU's "info mtree -f" the guest physical address of the first part of a
+ * backend that the machine shows, and the offset `into` the backend at which that part begins.
+ * False: it shows no part. */
 bool ibx_guest_physical_find(const char *tree, const char *id, uint64_t *physical, uint64_t *into);
 
 const struct ibx_guest_block *ibx_guest_ram_block(const struct ibx_guest_ram *ram, const char *id);
@@ -202,13 +207,13 @@ const struct ibx_guest_block *ibx_guest_ram_block(const struct ibx_guest_ram *ra
  * page, so it allocates none. While the VM runs, the answer is out of date at once. */
 int ibx_guest_block_written(const struct ibx_guest_ram *ram, const struct ibx_guest_block *block,
                             uint64_t *bits, uint64_t *count, struct ibx_error *err);
-/* The same for every page that QEMU itself has mapped, or had when it was swapped out. Pages that
- * other processes put in the file do not count, nor those that QEMU has unmapped. */
+/* The same for every page that QEMU itself has mapped, or had mapped when it was swapped out. Pages
+ * that other processes put in the file do not count, nor those that QEMU has unmapped. */
 int ibx_guest_block_mapped(const struct ibx_guest_ram *ram, const struct ibx_guest_block *block,
                            uint64_t *bits, uint64_t *count, struct ibx_error *err);
-/* ibx_guest_block_written() after an earlier answer in `bits` and `count`: looks only into the
- * holes of that time, because the kernel takes 15 ms a GiB to walk through written memory. A page
- * that was discarded since keeps its bit. */
+/* Updates `bits` and `count` of an earlier ibx_guest_block_written(). Searches only what were holes
+ * then, because the kernel takes 15 ms a GiB to walk through written memory. A page that was
+ * discarded since keeps its bit. */
 int ibx_guest_block_written_since(const struct ibx_guest_ram *ram,
                                   const struct ibx_guest_block *block, uint64_t *bits,
                                   uint64_t *count, struct ibx_error *err);
@@ -218,41 +223,43 @@ uint64_t ibx_guest_bits_next(const uint64_t *bits, uint64_t page, uint64_t end, 
 /* ------------------------------------------------------------ guest RAM without its QEMU */
 
 /*
- * The file of a shared block outlives its QEMU where it has a name (a mem-path in /dev/shm or in
- * hugetlbfs). With what is noted while QEMU lives, the very file is found again: on the same boot
- * of the same host, the same inode with the same owner and mode.
+ * The file of a shared block outlives its QEMU if it has a name (a mem-path in /dev/shm or in
+ * hugetlbfs). struct ibx_guest_file is made while QEMU lives, to find exactly that file again: the
+ * same inode with the same owner and mode, in the same boot of the same host.
  */
 #define IBX_GUEST_FILE_PATH 256u
 
 struct ibx_guest_file {
-    char path[IBX_GUEST_FILE_PATH]; /* as this tool reaches it; "": by no name, or a longer one */
-    uint64_t file;                  /* of struct ibx_guest_block: this file in this boot */
+    char path[IBX_GUEST_FILE_PATH]; /* as this tool reaches it; "": it has no name, or a longer one
+                                     */
+    uint64_t file;                  /* ibx_guest_block.file: identifies the file in this boot */
     uint32_t owner, mode;           /* st_uid; st_mode with the type */
 };
 
-/* `block` has been found, and its QEMU lives. */
+/* Describes the file of a block that has been found in a QEMU that lives. */
 void ibx_guest_file_describe(pid_t pid, const struct ibx_guest_block *block,
                              struct ibx_guest_file *file);
-/* Whether the file of a block, of which dev and ino are set, still has its name, or that name with
- * `suffix` behind it, as ibx_guest_file_set_aside() gives it; `path` gets the name. -ENOENT: there
- * is no such file; -ESTALE: another one, or of another owner or mode. */
+/* Finds the file of a block, whose dev and ino are set, under its name or under that name with
+ * `suffix`, which ibx_guest_file_set_aside() gives it; sets `path`. -ENOENT: there is no such file;
+ * -ESTALE: it is another file, or has another owner or mode. */
 int ibx_guest_file_find(const struct ibx_guest_block *block, const struct ibx_guest_file *file,
                         const char *suffix, char path[PATH_MAX], struct ibx_error *err);
-/* Opens that file, whatever has its name by now, and sets the block's path. -ESTALE also of another
- * page size. */
+/* Opens that file, and no other that has its name by now, and sets the block's path. -ESTALE also
+ * if the page size differs. */
 int ibx_guest_file_open(struct ibx_guest_block *block, const struct ibx_guest_file *file,
                         const char *suffix, bool writable, struct ibx_error *err);
-/* The folder of `path`, by O_PATH, in which `*base` is that file and no link to it: whoever may
- * rename folders of the path cannot have another file removed or renamed. -ESTALE: it is not. */
+/* Opens the folder of `path` by O_PATH and sets `*base` to the file's name in it, after checking
+ * that it is that file and no symbolic link. Removing or renaming the file in that folder is then
+ * safe from somebody who renames folders of the path. -ESTALE: it is another file. */
 int ibx_guest_file_folder(const char *path, uint64_t dev, uint64_t ino, const char **base);
-/* ibx_guest_ram_reopen() for a QEMU that has ended, with a file for each block: opens the files and
- * sets the blocks' paths. ram->pid becomes 0: all pages of hugetlbfs count as written. -EBUSY: a
- * process that has such a file open for writing, or mapped so, is named. */
+/* As ibx_guest_ram_reopen(), for a QEMU that has ended; `files` has one entry a block. Opens the
+ * files and sets the blocks' paths. ram->pid becomes 0, and all pages in hugetlbfs count as
+ * written. -EBUSY names a process that has such a file open or mapped for writing. */
 int ibx_guest_ram_open_files(struct ibx_guest_ram *ram, const struct ibx_guest_file *files,
                              const char *suffix, bool writable, struct ibx_error *err);
-/* Renames the open file of a block: adds `suffix` to the name, so that a QEMU that is started again
- * by its old command line makes a new file instead of writing to this one. Sets the block's path.
- * Nothing is to be done for one that has been set aside. */
+/* Adds `suffix` to the name of a block's open file, so that a QEMU that is started again by its old
+ * command line makes a new file instead of writing to this one. Sets the block's path. Has no
+ * effect on a file that has been set aside before. */
 int ibx_guest_file_set_aside(struct ibx_guest_block *block, const struct ibx_guest_file *file,
                              const char *suffix, struct ibx_error *err);
 /* -EBUSY names a process, other than this one and `qemu` (or 0), that can write to the file of an
@@ -265,13 +272,13 @@ int ibx_guest_ram_check_unused(const struct ibx_guest_ram *ram, pid_t qemu, stru
  * A userfaultfd that belongs to a running QEMU, obtained without QEMU's help.
  *
  * A userfaultfd serves the address space of the process that creates it, so QEMU has to make the
- * call. ptrace seizes its main thread, has it execute one system call in place of what it was about
- * to do, restores all its registers and releases it. The kernel restarts a system call that this
- * has interrupted, as after an ignored signal. pidfd_getfd then copies the descriptor to us.
+ * call. This tool seizes QEMU's main thread by ptrace, has it execute one system call, restores all
+ * its registers and releases it. The kernel restarts a system call that this has interrupted, as
+ * after an ignored signal. pidfd_getfd then copies the descriptor to this tool.
  *
- * Whatever fails here, QEMU is not harmed, nor does SIGKILL to this tool harm it: a process of its
- * own takes the step, some ten microseconds, and lives on to its end. Only SIGKILL to that process,
- * as to all of a control group, within the step ends QEMU.
+ * No failure here harms QEMU, nor does SIGKILL to this tool: a helper process makes the step, which
+ * takes some ten microseconds, and finishes it. Only if SIGKILL hits that process, too, within the
+ * step (a whole control group is killed, for instance), QEMU ends.
  *
  * x86-64 only; elsewhere every call returns -ENOTSUP.
  */
@@ -295,18 +302,20 @@ struct ibx_uffd {
  * `uffd` is set on success only; the caller owns uffd->fd. */
 int ibx_uffd_make(pid_t pid, struct ibx_qmp *qmp, enum ibx_uffd_way way, struct ibx_uffd *uffd,
                   uint64_t deadline_ns, struct ibx_error *err);
-/* Finds the one that an earlier run of this tool made, and takes a copy. `remote`: its number as
- * it was recorded, or -1. -ENOENT: there is none; -ENOTUNIQ: with -1, QEMU has several. */
+/* Finds the userfaultfd that an earlier run of this tool made, and takes a copy. `remote`: its
+ * recorded number in QEMU, or -1. -ENOENT: there is none; -ENOTUNIQ: `remote` is -1 and QEMU has
+ * several. */
 int ibx_uffd_take(pid_t pid, int remote, struct ibx_uffd *uffd, struct ibx_error *err);
-/* 1: this process has any, and memory that waits for pages by one; 0: it does not; < 0: that cannot
- * be seen. If it has any, the kernel walks all of its page tables for the answer. */
+/* Whether the process has a userfaultfd with which memory is registered for missing or minor
+ * faults: 1, 0, or an error if that cannot be seen. If it has a userfaultfd, the kernel walks all
+ * of its page tables for the answer. */
 int ibx_uffd_awaits_pages(pid_t pid, struct ibx_error *err);
-/* Closes it in QEMU and here. Only after a complete migration: pages that are missing then read as
- * zeros. After a failure both are still open. */
+/* Closes the userfaultfd in QEMU and here. Only after a complete migration: pages that are still
+ * missing would read as zeros. After a failure both are still open. */
 int ibx_uffd_close_in_qemu(struct ibx_uffd *uffd, uint64_t deadline_ns, struct ibx_error *err);
-/* Transparent huge pages of guest RAM: QEMU asks the kernel for them. Before Linux 6.4 the kernel
- * makes one of a file's pages where some of them are missing, with zeros in their place, for which
- * no fault comes: so none are allowed as long as pages may be missing, and then again. */
+/* Allows or forbids transparent huge pages for guest RAM, for which QEMU asks. Before Linux 6.4 the
+ * kernel may collapse pages of a file into a huge page while some of them are missing; these read
+ * as zeros, and no fault is reported. So they are forbidden while pages may be missing. */
 int ibx_guest_ram_huge_pages(const struct ibx_guest_ram *ram, bool allowed, uint64_t deadline_ns,
                              struct ibx_error *err);
 
@@ -315,120 +324,122 @@ int ibx_guest_ram_huge_pages(const struct ibx_guest_ram *ram, bool allowed, uint
 int ibx_uffd_possible(pid_t pid, enum ibx_uffd_way *way, struct ibx_error *err);
 
 /*
- * Which pages of its RAM QEMU writes, vCPUs and devices included, by a userfaultfd of QEMU's that
- * nobody waits for (userfaultfd/dirty.h). It is this process's alone, so that whatever becomes of
- * the tool, QEMU is as it was.
+ * Tells which pages of its RAM QEMU writes, vCPUs and devices included, by a userfaultfd of QEMU's
+ * that blocks no writer (userfaultfd/dirty.h). QEMU keeps no copy of it, so when this tool ends, in
+ * whatever way, the kernel removes the protection.
  */
 struct ibx_tracker {
     const struct ibx_guest_ram *ram;
     int uffd, pagemap; /* -1: it is not open */
 };
 void ibx_tracker_init(struct ibx_tracker *tracker);
-/* `ram` is the caller's until close. No page is protected yet. -EOPNOTSUPP: the kernel is too old;
- * others as ibx_uffd_make(). */
+/* `ram` stays the caller's and must not change until close. No page is protected yet. -EOPNOTSUPP:
+ * the kernel is too old; others as ibx_uffd_make(). */
 int ibx_tracker_open(struct ibx_tracker *tracker, const struct ibx_guest_ram *ram,
                      struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err);
-/* For guest RAM whose pages were placed write-protected (userfaultfd/fault.h) by another tool,
- * which serves it: scans find all that was written since, and change nothing. */
+/* Makes a tracker for guest RAM that another tool serves and whose pages that tool places
+ * write-protected (userfaultfd/fault.h). Its scans find all pages written since they were placed,
+ * and protect none. */
 int ibx_tracker_attach(struct ibx_tracker *tracker, const struct ibx_guest_ram *ram,
                        struct ibx_error *err);
-/* Protects the pages of guest RAM that are there, and those that come as they are, for such a
- * tracker: after its userfaultfd was registered, before the VM runs. */
+/* Write-protects the pages of guest RAM that are already present, for such a tracker. To be called
+ * after the userfaultfd was registered and before the VM runs. */
 int ibx_guest_ram_protect(const struct ibx_guest_ram *ram, struct ibx_error *err);
 /* Whether QEMU has mapped any page of guest RAM. -EOPNOTSUPP: the kernel (6.6 or older) does not
  * tell. */
 int ibx_guest_ram_any_mapped(const struct ibx_guest_ram *ram, bool *any, struct ibx_error *err);
-/* Writes to these pages of a block are noted from here on; the first one to each costs a vCPU a
- * page fault (1.5 us). Others in the same 2 MiB are protected with them. Sets the bits of those
- * that were written before, or were never protected: no later scan tells. */
+/* Protects the pages of a block whose bits in `which` are set, so that writes are noted from here
+ * on; the first write to each costs a vCPU a page fault (1.5 us). All other pages in the same 2 MiB
+ * are protected, too. Sets in `bits` those that were written before, or were never protected: no
+ * later scan reports these writes. */
 int ibx_tracker_protect(const struct ibx_tracker *tracker, size_t block, const uint64_t *which,
                         uint64_t *bits, struct ibx_error *err);
-/* Sets the bits of the pages of a block that were written since they were protected, or never were;
- * of small pages those that QEMU has not mapped, too. Protects none, and so costs the VM nothing.
- * `last`: the VM stands still. */
+/* Sets the bits of the pages of a block that were written since they were protected, or were never
+ * protected; small pages that QEMU has not mapped count as written, too. Protects no page, and so
+ * costs the VM nothing. `last`: the VM stands still, so the scan may use several threads. */
 int ibx_tracker_scan(const struct ibx_tracker *tracker, size_t block, bool last, uint64_t *bits,
                      uint64_t *count, struct ibx_error *err);
-/* The same for the last time, or of a tracker that was attached. Of `among` (NULL: all pages) those
- * are sure to be looked at that have their bits set. By several threads where there are
- * processors. */
+/* The same when the VM stands still, or for a tracker that was attached; by several threads if
+ * there are enough processors. With `among` (or NULL) the scan may skip pages whose bit there is
+ * clear. */
 int ibx_tracker_scan_last(const struct ibx_tracker *tracker, size_t block, const uint64_t *among,
                           uint64_t *bits, uint64_t *count, struct ibx_error *err);
-/* Sets the bits of the pages of a block that QEMU has mapped, so that they are in its file. */
+/* Sets the bits of the pages of a block that QEMU has mapped, which therefore are in its file. */
 int ibx_tracker_mapped(const struct ibx_tracker *tracker, size_t block, uint64_t *bits,
                        uint64_t *count, struct ibx_error *err);
-/* The same of `pages` of them from page `first` on, which is the first bit. */
+/* The same for `pages` pages from page `first` on; bit 0 is page `first`. */
 int ibx_tracker_mapped_part(const struct ibx_tracker *tracker, size_t block, uint64_t first,
                             uint64_t pages, uint64_t *bits, struct ibx_error *err);
-/* Waits until what the host's kernel was writing into pages of guest RAM before the last scan is
- * there: reads past the page cache (cache=none) and commands of SCSI devices mark the pages that
- * they fill when they begin, not when the data comes. The guest's disks rest for as long. */
+/* Waits until data that the host's kernel was reading into guest RAM before the last scan has come.
+ * Direct reads (cache=none) and commands of SCSI devices mark the pages that they fill as written
+ * when they begin, not when the data comes. The guest's disks pause for as long. */
 int ibx_tracker_settle(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err);
 void ibx_tracker_close(struct ibx_tracker *tracker);
 
 /*
- * Puts the memory of `base`, whose blocks are as large and in files that are open here, into the
- * place of the guest RAM of a QEMU that has not run yet (-incoming defer): QEMU then has mapped and
- * open what it would have if it had been started with these files, but has not touched them. `ram`
- * describes them afterwards, with the paths of `base`. After a failure QEMU is of no use and must
- * end.
+ * Replaces the guest RAM of a QEMU that has not run yet (-incoming defer) by the memory of `base`,
+ * whose blocks have the same sizes and whose files are open here. Afterwards QEMU has these files
+ * open and mapped as if it had been started with them, but has not touched them, and `ram`
+ * describes them, with the paths of `base`. After a failure QEMU is of no use and must end.
  */
 int ibx_guest_ram_adopt(struct ibx_guest_ram *ram, const struct ibx_guest_ram *base,
                         struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err);
-/* Whether it can be, without touching QEMU. -EINVAL, -EXDEV. */
+/* Whether ibx_guest_ram_adopt() is possible; does not touch QEMU. -EINVAL, -EXDEV: it is not. */
 int ibx_guest_ram_adoptable(const struct ibx_guest_ram *ram, const struct ibx_guest_ram *base,
                             struct ibx_error *err);
 
 /* ------------------------------------------------------------ /proc */
 
-/* Whether the process has crashed, and the kernel still writes its core dump: it has not ended, and
- * has its sockets open, until that is done. False also where the kernel does not tell. */
+/* Whether the process has crashed and the kernel is writing its core dump: until that is done, it
+ * has not ended and its sockets are open. False also if the kernel does not tell. */
 bool ibx_proc_dumps_core(pid_t pid);
-/* Whether this descriptor, the link at `path`, is it. False with errno EACCES or EPERM: it may not
- * be looked at. */
+/* Returns whether descriptor `number`, the link at `path`, is the wanted one. False with errno
+ * EACCES or EPERM: it may not be read. */
 typedef bool ibx_proc_look(void *context, int number, const char *path);
-/* The number of the first descriptor of `pid` that is it. -ENOENT: there is none; -EACCES, -EPERM:
- * none among those that may be looked at, or /proc does not show the process; -ESRCH: there is no
- * such process. */
+/* The number of the first descriptor of `pid` for which `look` is true. -ENOENT: there is none;
+ * -EACCES, -EPERM: none among those that may be read, or /proc does not show the process; -ESRCH:
+ * there is no such process. */
 int ibx_proc_find_descriptor(pid_t pid, ibx_proc_look *look, void *context);
 /* A duplicate of descriptor `number` of the process (pidfd_getfd), close-on-exec, or an error:
- * -EPERM: this process may not trace it; -EBADF: it has none; -ESRCH: it has ended. */
+ * -EPERM: this process may not trace it; -EBADF: it has no such descriptor; -ESRCH: it has ended.
+ */
 int ibx_proc_take(pid_t pid, int number);
-/* Opens that file to which `path` leads at one moment, if `fits` says that it is the right one:
- * whatever a process puts in its place is not opened, which alone may do something (arm a
- * watchdog). A descriptor; -ESTALE: it does not fit; or an error of open(2). */
+/* Opens the file to which `path` leads, after `fits` has said that it is the right one. A file that
+ * another process puts in its place meanwhile is not opened, since opening alone may have an effect
+ * (arm a watchdog). Returns a descriptor; -ESTALE: it does not fit; or an error of open(2). */
 int ibx_proc_open(const char *path, int flags,
                   bool (*fits)(const void *context, const struct stat *st), const void *context);
 /* One line of /proc/PID/maps. */
 struct ibx_proc_mapping {
     uint64_t start, end;
-    uint64_t offset, dev, ino; /* in its file; ino 0: it has none */
+    uint64_t offset, dev, ino; /* of its file; ino 0: it has no file */
     char permissions[5];       /* "rw-p", "r-xs" */
     const char *path;          /* "[vdso]", "" */
 };
-/* Whether this mapping is it. */
+/* Returns whether this mapping is the wanted one; then the search ends. */
 typedef bool ibx_proc_look_mapping(void *context, const struct ibx_proc_mapping *mapping);
-/* 1: one of `pid` is, by rising addresses; 0: none is; < 0: they cannot be seen. */
+/* Calls `look` for the mappings of `pid` by rising addresses. 1: it has returned true; 0: it has
+ * not; < 0: the mappings cannot be read. */
 int ibx_proc_find_mapping(pid_t pid, ibx_proc_look_mapping *look, void *context);
-/* Whether the mapping from `start` to `end` is it; `flags` are the words of VmFlags, each behind a
- * blank. */
+/* The same for the flags of the mapping [start, end): the words of VmFlags, each after a blank. */
 typedef bool ibx_proc_look_flags(void *context, uint64_t start, uint64_t end, const char *flags);
 /* As ibx_proc_find_mapping(), but the kernel walks all page tables of the process for the answer.
  */
 int ibx_proc_find_flags(pid_t pid, ibx_proc_look_flags *look, void *context);
-/* The error for a file of /proc/PID that cannot be opened, with this errno: where /proc hides the
- * processes of others (hidepid) one that is there is not found. */
+/* The error to return if a file of /proc/PID cannot be opened with errno `code`: with hidepid,
+ * /proc hides processes of other users, so ENOENT does not mean that there is no such process. */
 int ibx_proc_error(pid_t pid, int code);
-/* "; run this tool as ...", "" for an error that is not for want of a right. */
+/* "; run this tool as ..." for an error caused by missing permissions, "" for others. */
 const char *ibx_proc_remedy(int rc);
-/* Whether a QEMU stays when its guest has shut the VM down, by its command line (-no-shutdown,
- * -action shutdown=pause). What a monitor has changed since (set-action) is not seen. False where
- * `pid` is not known. */
+/* Whether a QEMU keeps running after its guest has shut down, by its command line (-no-shutdown,
+ * -action shutdown=pause). A change by a monitor (set-action) is not seen. False if `pid` is not
+ * known. */
 bool ibx_proc_stays(pid_t pid);
 
 /* ------------------------------------------------------------ a call in QEMU */
 
-/* One system call in the main thread of `pid`: one that does not wait and ends no thread. `result`
- * gets what the kernel returned, a negative errno too. */
+/* Makes one system call in the main thread of `pid`; it must not wait and end no thread. `result`
+ * gets what the kernel returned, which may be a negative errno. */
 int ibx_inject_syscall(pid_t pid, long number, const uint64_t arguments[6], int64_t *result,
                        uint64_t deadline_ns, struct ibx_error *err);
 

@@ -5,7 +5,7 @@
 
 #include "migrate/qemu/qemu.h"
 
-/* A field of /proc/PID/status, such as "Seccomp:". */
+/* Reads a number in /proc/PID/status, in base `base`; `key` is for instance "Seccomp:". */
 int ibx_process_status(pid_t pid, const char *key, int base, unsigned long long *value,
                        struct ibx_error *err);
 
@@ -22,7 +22,7 @@ struct guest_mappings {
     size_t count;
 };
 
-/* All shared writable file mappings of the process. */
+/* Reads all shared writable file mappings of the process. */
 int ibx_guest_mappings_read(pid_t pid, struct guest_mappings *mappings, struct ibx_error *err);
 void ibx_guest_mappings_fini(struct guest_mappings *mappings);
 /* Whether the process has anything of this block's file mapped. */
@@ -30,7 +30,7 @@ bool ibx_guest_block_is_mapped(const struct guest_mappings *mappings,
                                const struct ibx_guest_block *block);
 
 /* Finds the mapping of a shared block and sets the block's address and file. -ENOTUNIQ: several
- * could be it; then `address` (else 0) decides. */
+ * mappings fit; pass the block's `address` to decide (0: it is not known). */
 int ibx_guest_block_locate(pid_t pid, const struct guest_mappings *mappings, uint64_t address,
                            struct ibx_guest_block *block, const struct guest_mapping **where,
                            struct ibx_error *err);
@@ -39,7 +39,8 @@ uint64_t ibx_guest_file_hash(uint64_t dev, uint64_t ino);
 /* The page size of an open file. */
 int ibx_guest_file_page_size(int fd, uint64_t *bytes);
 
-/* The mapping of a block whose address, offset and file are known; -ESTALE. */
+/* Finds the mapping of a block whose address, offset and file are known. -ESTALE: it is not there.
+ */
 int ibx_guest_block_relocate(pid_t pid, const struct guest_mappings *mappings,
                              struct ibx_guest_block *block, const struct guest_mapping **where,
                              struct ibx_error *err);

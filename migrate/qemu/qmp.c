@@ -14,16 +14,16 @@
 #define DESC_MAX      400 /* bytes of a QEMU message in an error */
 #define CAPABILITIES  "qmp_capabilities"
 #define CHANGES       "suppress-vmdesc" /* a property of the machine that is set */
-#define REMEMBERED_MS 1000              /* an answer, at most */
+#define REMEMBERED_MS 1000              /* for which an answer is cached, at most */
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77
 #endif
-#define FIRST_ID_MAX (1ull << 52) /* QEMU, or the library, may take numbers for real ones */
+#define FIRST_ID_MAX (1ull << 52) /* QEMU, or the JSON library, may make doubles of numbers */
 
 /* ------------------------------------------------------------ questions asked again */
 
-/* Where an answer is kept: a VM that has come or gone is asked for anew, but a machine has the
- * properties with which it was made. NULL: nowhere. */
+/* The cache for the answer to a command: `fixed` for properties of the machine, which do not
+ * change, `answers` for others, which expire. NULL: the answer is not cached. */
 static json_t **kept_in(struct ibx_qmp *qmp, const char *command, const json_t *arguments)
 {
     static const char *const lasting[] = {"query-jobs", "query-block-exports", "query-memdev",
@@ -63,7 +63,7 @@ static int send_command(struct ibx_qmp *qmp, const char *command, json_t *argume
     if (!text)
         return ibx_error_set(err, -ENOMEM, "no memory for the QMP command %s", command);
     size_t length = strlen(text);
-    text[length] = '\n'; /* in place of the NUL: the length is known */
+    text[length] = '\n'; /* replaces the NUL */
     int rc = qmp->failed.code ? qmp->failed.code : ibx_qmp_await_ending(qmp, deadline_ns);
     if (!rc)
         rc = ibx_qmp_write(qmp, text, length + 1, fd, deadline_ns);
@@ -99,7 +99,7 @@ static int command_error(const char *command, json_t *error, struct ibx_error *e
     return ibx_error_set(err, -EREMOTEIO, "QEMU refused %s: %s", command, desc);
 }
 
-/* For a second at most: then it is looked whether anybody is there. */
+/* Waits for bytes, a second at most; after that looks whether QEMU has crashed. */
 static int await_part(struct ibx_qmp *qmp, uint64_t deadline_ns)
 {
     const uint64_t look = ibx_deadline_in_ms(ENDING_MS);
@@ -109,7 +109,7 @@ static int await_part(struct ibx_qmp *qmp, uint64_t deadline_ns)
     return rc == -ETIMEDOUT && ibx_now_ns() < deadline_ns ? 0 : rc;
 }
 
-/* Waits for `*answer`, in which the answer to `command` is kept. */
+/* Waits until `*answer` is set, which is where the answer to `command` arrives. */
 static int await(struct ibx_qmp *qmp, const char *command, json_t *const *answer, json_t **result,
                  uint64_t deadline_ns, struct ibx_error *err)
 {
@@ -158,7 +158,8 @@ static void forget(struct ibx_qmp *qmp, unsigned i)
     memmove(&qmp->ahead[i], &qmp->ahead[i + 1], (qmp->aheads - i) * sizeof(qmp->ahead[0]));
 }
 
-/* The one of that text (or NULL): its number, or how many there are. */
+/* The index of the query that was sent ahead with this text (may be NULL); `aheads`: there is none.
+ */
 static unsigned find_ahead(const struct ibx_qmp *qmp, const char *text)
 {
     unsigned i = 0;
@@ -248,7 +249,8 @@ int ibx_qmp_getfd(struct ibx_qmp *qmp, const char *name, int fd, uint64_t deadli
 
 /* ------------------------------------------------------------ the process */
 
-/* Its sockets are closed before it has ended, unless another process has them, too. */
+/* QEMU has ended. A process that ends closes its sockets first, so if this one is still open,
+ * another process has it. */
 static int ended(const struct ibx_qmp *qmp, struct ibx_error *err)
 {
     struct pollfd end = {.fd = qmp->fd};
@@ -260,8 +262,9 @@ static int ended(const struct ibx_qmp *qmp, struct ibx_error *err)
                          (int)qmp->pid);
 }
 
-/* Who has listened at the socket is told by number, and a process that goes on with that socket may
- * wait until the number is another QEMU's. */
+/* Finds the process that listened at the socket. SO_PEERCRED gives only its pid: if it has ended,
+ * and another process goes on with the socket, the pid may have become that of another QEMU. So its
+ * pidfd is asked for, too. */
 static int find_process(struct ibx_qmp *qmp, struct ibx_error *err)
 {
     struct ucred who;
@@ -282,23 +285,23 @@ int ibx_qmp_lives(const struct ibx_qmp *qmp, struct ibx_error *err)
 
 /* ------------------------------------------------------------ beginning and end */
 
-/* With "oob" QEMU parses up to eight commands while it runs one, in the order in which they came;
- * else it lets go of its monitor at each and takes it up again, which costs half as much as all of
- * the bytes. Commands that overtake others ("exec-oob") are not used. */
+/* With the capability "oob" QEMU parses up to eight commands while it runs one, and runs them in
+ * order. Without it QEMU suspends and resumes its monitor for each command, which costs half as
+ * much as reading all the bytes. Commands that overtake others ("exec-oob") are not used. */
 static int ask_capabilities(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
 {
     struct ibx_error why = {0};
     json_t *enable = qmp->reads_ahead ? json_pack("{s:[s]}", "enable", READS_AHEAD) : NULL;
     int rc = ibx_qmp_execute(qmp, CAPABILITIES, enable, NULL, deadline_ns, &why);
-    if (rc == -EOPNOTSUPP) /* that is how QEMU says that they have been negotiated */
+    if (rc == -EOPNOTSUPP) /* QEMU says so if capabilities have been negotiated before */
         return 0;
     if (rc && err)
         *err = why;
     return rc;
 }
 
-/* To a client that comes while QEMU begins it may send its greeting twice, and then wants to
- * negotiate anew. */
+/* To a client that connects while QEMU starts it may send its greeting twice, and after the second
+ * one capabilities have to be negotiated again. */
 static int negotiate(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
 {
     int rc = ibx_qmp_read(qmp);
@@ -327,8 +330,8 @@ static int negotiate(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error
     return rc;
 }
 
-/* Where the ids of commands begin: those of an earlier client, whose last command QEMU may still
- * be at, are others. */
+/* The first id of commands. It is random, so that it differs from those of an earlier client, whose
+ * last command QEMU may still be running. */
 static uint64_t first_id(void)
 {
     uint64_t random;

@@ -25,8 +25,9 @@ bool ibx_qmp_reachable(const char *path)
            (strlen(path) < ADDRESS_BYTES || (slash && strlen(slash + 1) <= IBX_QMP_NAME_MAX));
 }
 
-/* The name of a socket, or a name for it that fits: QEMU may have been given a short one in a deep
- * folder. The folder is open until it is closed; -1: none is needed. */
+/* The address of the socket at `path`. If the path is too long for one, it goes through the opened
+ * `folder`, which the caller closes after connecting; -1: not needed. (QEMU may have been started
+ * in a deep folder with a short relative path.) */
 static int address_of(const char *path, struct sockaddr_un *to, int *folder, struct ibx_error *err)
 {
     char place[PATH_MAX];
@@ -57,7 +58,7 @@ static int refused(const char *path, int code, struct ibx_error *err)
                              "cannot connect to the QMP socket %s: %s; run this tool as root "
                              "or as QEMU's user",
                              path, strerror(code));
-    /* A QEMU that is started with this path would remove the file. */
+    /* Not advised to start QEMU with this path: it would remove the file. */
     if (code == ECONNREFUSED && !stat(path, &st) && !S_ISSOCK(st.st_mode))
         return ibx_error_set(
             err, -code, "%s is no socket: give the path that QEMU has in -qmp unix:PATH", path);
@@ -73,7 +74,7 @@ static int connect_to(const char *path, const struct sockaddr_un *to, uint64_t d
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return ibx_error_set(err, -errno, "cannot make a socket: %s", strerror(errno));
-    /* EAGAIN: the listener's backlog is full, and poll does not tell when that ends. */
+    /* EAGAIN: the listener's backlog is full; poll(2) cannot wait until it is not. */
     while (connect(fd, (const struct sockaddr *)to, sizeof(*to))) {
         int code = errno;
         if ((code == EAGAIN || code == EINTR) && ibx_now_ns() < deadline_ns) {

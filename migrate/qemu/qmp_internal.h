@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * A QMP client, between its files: qmp.c asks, and knows which answer is whose; qmp_stream.c knows
- * the bytes of the connection, and when it has ended; qmp_kept.c knows how much of all that is
- * kept.
+ * the bytes of the connection, and when it has ended; qmp_kept.c limits how much of QEMU's messages
+ * is kept.
  */
 #ifndef IBX_MIGRATE_QEMU_QMP_INTERNAL_H
 #define IBX_MIGRATE_QEMU_QMP_INTERNAL_H
@@ -10,15 +10,15 @@
 #include "migrate/qemu/qemu.h"
 
 #define READS_AHEAD   "oob"
-#define ENDING_MS     1000 /* for a QEMU whose VM was shut down to end, or to stay */
+#define ENDING_MS     1000 /* in which a QEMU whose VM was shut down ends, or shows that it stays */
 #define ENDING_REASON 32   /* bytes */
 
-/* A question that was sent before it is asked. */
+/* A query that was sent by ibx_qmp_ahead(). */
 struct ahead {
     uint64_t id;
-    char *text;     /* of the question */
+    char *text;     /* command and arguments */
     json_t *answer; /* the message; NULL: it has not come */
-    size_t weight;  /* of that */
+    size_t weight;  /* of `answer` */
 };
 
 struct ibx_qmp {
@@ -26,10 +26,10 @@ struct ibx_qmp {
     pid_t pid;
     int pid_fd; /* of that process; -1: this kernel does not tell (before Linux 6.5) */
     struct ibx_qmp_version version;
-    unsigned greetings; /* that have come: see negotiate() */
+    unsigned greetings; /* received so far: see negotiate() */
     bool negotiated;
-    bool reads_ahead;  /* QEMU can read a command while it is at another one */
-    uint64_t asked;    /* id of the last command: they count from a random number */
+    bool reads_ahead;  /* QEMU can read a command while it runs another one */
+    uint64_t asked;    /* id of the last command; ids count from a random number */
     uint64_t answered; /* id of the last answer: QEMU answers in the order of the commands */
     json_t *answer;    /* to the last command; NULL: it has not come */
     uint64_t posted;   /* id of the command of ibx_qmp_post(); 0: none */
@@ -37,18 +37,18 @@ struct ibx_qmp {
     struct ahead ahead[IBX_QMP_AHEAD_MAX];
     unsigned aheads;
     json_t *events;    /* array, oldest first */
-    size_t needed;     /* so many events at its begin are none that may be left out */
-    json_t *answers;   /* that are remembered: what was returned, by the command; NULL: none is */
-    json_t *fixed;     /* the same of what does not change; NULL: none yet */
+    size_t needed;     /* the first so many events are known to matter, and are dropped last */
+    json_t *answers;   /* cached results by command and arguments; NULL: no caching */
+    json_t *fixed;     /* the same for results that never change; NULL: none yet */
     size_t remembered; /* the weight of both */
-    uint64_t since_ns; /* the oldest of `answers` */
+    uint64_t since_ns; /* when `answers` was last emptied */
     char *line;        /* bytes received and not yet parsed */
     size_t length, capacity, scanned;
     uint64_t busy_until_ns;
-    uint64_t kills;           /* ibx_qmp_oom_kills() at first */
-    uint64_t ends_ns;         /* since when QEMU ends, as SHUTDOWN says; 0: it does not */
-    bool hangs;               /* ... and has not closed this connection */
-    char ends[ENDING_REASON]; /* ... why */
+    uint64_t kills;           /* ibx_qmp_oom_kills() when the client was made */
+    uint64_t ends_ns;         /* when SHUTDOWN said that QEMU is about to end; 0: it is not */
+    bool hangs;               /* it has not answered since, nor closed this connection */
+    char ends[ENDING_REASON]; /* the reason in SHUTDOWN */
     struct ibx_error failed;  /* code 0 while the connection is good */
 };
 
@@ -56,37 +56,40 @@ struct ibx_qmp {
 int ibx_qmp_break(struct ibx_qmp *qmp, int code, const char *message);
 int ibx_qmp_failure(const struct ibx_qmp *qmp, struct ibx_error *err);
 
-/* Takes what has come, without blocking; 0 also when there is nothing. */
+/* Receives what has come, without blocking; 0 also if nothing has. */
 int ibx_qmp_read(struct ibx_qmp *qmp);
-/* Waits for bytes, and takes also what came in the last moment, while this thread did not run.
- * -ETIMEDOUT. */
+/* Waits for bytes and receives them. Bytes that came before the deadline count even if this thread
+ * runs only later. -ETIMEDOUT. */
 int ibx_qmp_await_bytes(struct ibx_qmp *qmp, uint64_t deadline_ns);
 /* Sends all of it, `fd` (or -1) with its first byte. -ETIMEDOUT: nothing of it was sent. */
 int ibx_qmp_write(struct ibx_qmp *qmp, const char *text, size_t length, int fd,
                   uint64_t deadline_ns);
 
-/* Nothing is sent to a QEMU that ends. 0: it does not. -ETIMEDOUT: it may. */
+/* To be called before sending: nothing is sent to a QEMU that is about to end. 0: it is not;
+ * -ETIMEDOUT: it may be. */
 int ibx_qmp_await_ending(struct ibx_qmp *qmp, uint64_t deadline_ns);
-/* Of a QEMU that has not answered for a while: one that has crashed, and whose core dump is being
- * written, breaks the connection here, since it does so only when that is done. */
+/* To be called if QEMU has not answered for a while: breaks the connection if QEMU has crashed and
+ * its core dump is being written, since the kernel closes the connection only after that. */
 void ibx_qmp_look_for_crash(struct ibx_qmp *qmp);
-/* Whether nothing will answer any more. */
+/* Whether QEMU, which is about to end, hangs and will answer no more; then breaks the connection.
+ */
 bool ibx_qmp_leaves_unanswered(struct ibx_qmp *qmp);
 
-/* About how many bytes of memory a value takes: up to a hundred times what its text has. */
+/* About how many bytes of memory a value takes, up to a hundred times the bytes of its text. */
 size_t ibx_qmp_weight(const json_t *value);
 /* Whether a message may be parsed; if not the connection is broken. */
 bool ibx_qmp_may_parse(struct ibx_qmp *qmp, const char *text, size_t length);
-/* Of an event what a migration may need, for ibx_qmp_event_next(). */
+/* Queues an event for ibx_qmp_event_next(), without its data if it is large. */
 void ibx_qmp_keep_event(struct ibx_qmp *qmp, json_t *event);
-/* An answer, until its question is asked; where all of them are too many the connection is broken.
- */
+/* Keeps the answer to a query that was sent ahead. If these answers take too much memory, breaks
+ * the connection. */
 void ibx_qmp_keep_ahead(struct ibx_qmp *qmp, struct ahead *ahead, json_t *answer);
-/* In `*kept`, one of the two in which answers are remembered, unless all of them are too many. */
+/* Caches an answer in `*kept`, which is `answers` or `fixed`, unless the caches take too much
+ * memory. */
 void ibx_qmp_keep_answer(struct ibx_qmp *qmp, json_t **kept, const char *question, json_t *value);
 
-/* Processes that this kernel has ended for want of memory so far, those of control groups too. It
- * counts one before it ends it. */
+/* The number of processes that this kernel has killed so far because memory ran out, also in
+ * control groups. The kernel counts a process before it kills it. */
 uint64_t ibx_qmp_oom_kills(void);
 
 #endif

@@ -9,13 +9,13 @@
 #include <errno.h>
 #include <string.h>
 
-#define VALUES_MAX     393216u            /* of a message: as many as 8 MiB of block nodes have */
-#define EVENT_MAX      65536u             /* bytes, of one that is kept with all that it says */
-#define NAME_MAX_BYTES 64u                /* of an event that is kept without */
-#define AHEAD_MAX      ((size_t)96 << 20) /* such nodes, and the disks that they are of */
+#define VALUES_MAX     393216u            /* in a message: as many as 8 MiB of block nodes have */
+#define EVENT_MAX      65536u             /* weight of an event that is kept with its data */
+#define NAME_MAX_BYTES 64u                /* of an event that is kept without its data */
+#define AHEAD_MAX      ((size_t)96 << 20) /* weight: of such block nodes and of their disks */
 #define REMEMBERED_MAX ((size_t)32 << 20)
 
-/* Of the library, on a system of 64 bits. */
+/* Memory that the JSON library takes, on a 64-bit system. */
 #define OBJECT_BYTES 216u
 #define PAIR_BYTES   72u
 #define ARRAY_BYTES  136u
@@ -46,7 +46,7 @@ size_t ibx_qmp_weight(const json_t *value)
     return value ? bytes : 0;
 }
 
-/* What separates values, or begins some: no more than there are of them. */
+/* Counts the characters that separate values or open a list, which bounds the number of values. */
 static size_t count_values(const char *text, size_t length)
 {
     bool in_text = false;
@@ -72,8 +72,8 @@ bool ibx_qmp_may_parse(struct ibx_qmp *qmp, const char *text, size_t length)
 
 /* ------------------------------------------------------------ events */
 
-/* Whether a migration depends on it: a guest may make its QEMU report others as fast as it likes.
- */
+/* Whether a migration needs this event. Others may be dropped: a guest can make its QEMU report
+ * some of them as fast as it likes. */
 static bool matters(const json_t *event)
 {
     static const char *const names[] = {
@@ -87,7 +87,8 @@ static bool matters(const json_t *event)
     return false;
 }
 
-/* The oldest one that does not matter, or of all. None is looked at twice. */
+/* Drops the oldest event that does not matter, or if all matter, the oldest. `needed` makes sure
+ * that no event is examined twice. */
 static void forget_event(struct ibx_qmp *qmp)
 {
     const size_t all = json_array_size(qmp->events);
@@ -99,7 +100,8 @@ static void forget_event(struct ibx_qmp *qmp)
         qmp->needed--;
 }
 
-/* What it is about is in its data, which is small. */
+/* Keeps the name of a large event only: the data of all events that matter is small. NULL: the name
+ * is too long, too, or no memory. */
 static json_t *without_data(json_t *event)
 {
     json_t *name = json_object_get(event, "event");

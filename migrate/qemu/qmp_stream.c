@@ -19,8 +19,9 @@
 
 #define QMP_LINE_MAX (8u * 1024 * 1024) /* bytes of one answer or event */
 #define READ_CHUNK   16384u
-#define BYTES_A_PUMP (4u * 1024 * 1024) /* a flood must not keep the caller busy without end */
-#define ENDING_MOST  30                 /* times ENDING_MS, until it is asked again: it stays */
+#define BYTES_A_PUMP (4u * 1024 * 1024) /* of one call, so that a flood does not hold the caller   \
+                                         */
+#define ENDING_MOST 30 /* ENDING_MS periods until QEMU counts as staying after all */
 
 /* ------------------------------------------------------------ failing */
 
@@ -70,8 +71,8 @@ int ibx_qmp_failure(const struct ibx_qmp *qmp, struct ibx_error *err)
 
 /* ------------------------------------------------------------ receiving */
 
-/* One that stays (-no-shutdown) says STOP, but not of a VM that stands still already. It ends all
- * the same when its host wants that. */
+/* Whether QEMU stays after a shutdown for this reason (-no-shutdown). It then sends STOP, but not
+ * if the VM was paused already. A shutdown that the host wants ends QEMU in any case. */
 static bool stays_for(const struct ibx_qmp *qmp, const char *reason)
 {
     const bool guests =
@@ -79,9 +80,10 @@ static bool stays_for(const struct ibx_qmp *qmp, const char *reason)
     return guests && ibx_proc_stays(qmp->pid);
 }
 
-/* A QEMU that is at a command when it ends hangs in monitor_cleanup() (7.2, from 7.2.9 on): the
- * rest of the command is scheduled where nobody looks any more. SIGTERM wakes it up, and it ends as
- * it would have. Where its command line does not tell that it stays (set-action), STOP may. */
+/* Notes whether QEMU is about to end. QEMU 7.2 (from 7.2.9 on) hangs in monitor_cleanup() if it is
+ * running a command then, whose rest it has scheduled in an event loop that no longer runs. SIGTERM
+ * wakes it, and it ends as usual (ibx_qmp_end()). If set-action has made QEMU stay, which its
+ * command line does not show, a later STOP tells. */
 static void note_ending(struct ibx_qmp *qmp, const json_t *event)
 {
     static const char *const stays[] = {"STOP", "RESUME", "RESET"};
@@ -118,16 +120,17 @@ static void keep_greeting(struct ibx_qmp *qmp, json_t *hello)
     qmp->greetings++;
 }
 
-/* The number of the command that MESSAGE answers: 0 if that is none that still waits for one. It
- * may come as any real number: only what is in range can become an integer. */
+/* The id of the command that `message` answers; 0: no command that waits for an answer has it. The
+ * id may be any real number, so its range is checked before it is converted. */
 static uint64_t answered_command(const struct ibx_qmp *qmp, const json_t *message)
 {
     const double id = json_number_value(json_object_get(message, "id"));
     return id > (double)qmp->answered && id <= (double)qmp->asked ? (uint64_t)id : 0;
 }
 
-/* An answer to an earlier command than the last one is late: its caller has given up. What QEMU was
- * at when an earlier client went is answered to the next one, before all that this one asks. */
+/* Keeps an answer for whoever waits for it. An answer to an earlier command is dropped, because its
+ * caller has given up, unless the command was posted or sent ahead. Before this client has
+ * negotiated, an answer may come to a command of an earlier client, and is ignored. */
 static void keep_answer(struct ibx_qmp *qmp, json_t *message)
 {
     const uint64_t id = answered_command(qmp, message);
@@ -160,7 +163,8 @@ static void take_line(struct ibx_qmp *qmp, const char *text, size_t length)
         return;
     json_error_t why;
     json_t *message = json_loadb(text, length, JSON_REJECT_DUPLICATES, &why);
-    /* QEMU has unsigned integers of 64 bits, the library signed ones: then all are real numbers. */
+    /* QEMU has unsigned 64-bit integers, the library only signed ones. If one overflows, all
+     * integers of the message are parsed as real numbers. */
     if (!message && json_error_code(&why) == json_error_numeric_overflow)
         message = json_loadb(text, length, JSON_REJECT_DUPLICATES | JSON_DECODE_INT_AS_REAL, &why);
     if (!json_is_object(message)) {
@@ -181,8 +185,8 @@ static void take_line(struct ibx_qmp *qmp, const char *text, size_t length)
     json_decref(message);
 }
 
-/* A monitor of -qmp-pretty writes a message in many lines: from one that is "{" to one that is "}",
- * and those between are indented. */
+/* Whether these lines are a whole message. A -qmp-pretty monitor writes a message in many lines:
+ * the first is "{", the last is "}", and those between are indented. */
 static bool is_whole(const char *text, size_t length)
 {
     if (length && text[length - 1] == '\r')
@@ -229,7 +233,8 @@ int ibx_qmp_read(struct ibx_qmp *qmp)
     for (size_t taken = 0; taken < BYTES_A_PUMP && !qmp->failed.code;) {
         if (make_room(qmp))
             break;
-        /* recv without room for control data: descriptors that a hostile peer sends are closed. */
+        /* recv(2), without room for control data: the kernel drops descriptors that a peer sends.
+         */
         ssize_t n = recv(qmp->fd, qmp->line + qmp->length, READ_CHUNK, MSG_DONTWAIT);
         if (n < 0 && errno == EINTR)
             continue;
@@ -246,7 +251,7 @@ int ibx_qmp_read(struct ibx_qmp *qmp)
     return qmp->failed.code;
 }
 
-/* Waits until the socket is ready. -ETIMEDOUT: also of one that is always ready. */
+/* Waits until the socket is ready. -ETIMEDOUT, after the deadline even if the socket is ready. */
 static int wait_for(struct ibx_qmp *qmp, short events, uint64_t deadline_ns)
 {
     for (;;) {
@@ -324,7 +329,7 @@ int ibx_qmp_await_ending(struct ibx_qmp *qmp, uint64_t deadline_ns)
         return qmp->failed.code;
     if (ibx_now_ns() < qmp->ends_ns + ENDING_MOST * ENDING_MS * IBX_NS_PER_MS)
         return -ETIMEDOUT;
-    qmp->ends_ns = 0; /* of a VM that was paused nothing says STOP */
+    qmp->ends_ns = 0; /* it stays, and has sent no STOP, because its VM was paused already */
     return 0;
 }
 

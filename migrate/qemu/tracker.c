@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define PART_PAGES    4096u /* that a thread looks at: of whole words */
+#define PART_PAGES    4096u /* pages that a thread takes at a time; a multiple of 64 */
 #define SCANNERS_MOST 4u
 
 void ibx_tracker_init(struct ibx_tracker *tracker)
@@ -19,7 +19,8 @@ void ibx_tracker_init(struct ibx_tracker *tracker)
     *tracker = (struct ibx_tracker){.uffd = -1, .pagemap = -1};
 }
 
-/* QEMU keeps no copy: when this tool ends, by SIGKILL too, the kernel takes the protection away. */
+/* Makes the userfaultfd. QEMU keeps no copy, so that when this tool ends, even by SIGKILL, the
+ * kernel removes the protection. */
 static int make(struct ibx_tracker *tracker, struct ibx_qmp *qmp, uint64_t deadline_ns,
                 struct ibx_error *err)
 {
@@ -32,7 +33,7 @@ static int make(struct ibx_tracker *tracker, struct ibx_qmp *qmp, uint64_t deadl
         rc =
             ibx_error_set(err, -errno, "no descriptor for QEMU's userfaultfd: %s", strerror(errno));
     const int closed = ibx_uffd_close_in_qemu(&made, deadline_ns, rc ? NULL : err);
-    if (closed) /* an unused one stays in QEMU */
+    if (closed) /* it stays in QEMU, unused */
         close(made.fd);
     return rc ? rc : closed;
 }
@@ -60,7 +61,7 @@ int ibx_tracker_open(struct ibx_tracker *tracker, const struct ibx_guest_ram *ra
     for (size_t i = 0; !rc && i < ram->count; i++) {
         const struct ibx_guest_block *block = &ram->blocks[i];
         rc = ibx_dirty_register(tracker->uffd, block->address, block->size, err);
-        if (!rc) /* whether it is possible at all */
+        if (!rc) /* fails now if this kernel cannot scan */
             rc = ibx_dirty_scan(tracker->pagemap, block->address, block->page_size,
                                 block->page_size, false, NULL, NULL, err);
     }
@@ -104,14 +105,14 @@ int ibx_guest_ram_any_mapped(const struct ibx_guest_ram *ram, bool *any, struct 
 
 /* ---------------------------------------------------------------- the last scan */
 
-/* The VM stands still: threads share the block. */
+/* A scan that several threads share. */
 struct scan {
     const struct ibx_tracker *tracker;
     const struct ibx_guest_block *of;
     const uint64_t *among;
     uint64_t *bits;
     pthread_mutex_t lock;
-    uint64_t next, most; /* page of the next part; pages of one */
+    uint64_t next, most; /* the first page not taken; pages to take at a time, at most */
 };
 
 struct scanner {
@@ -131,7 +132,7 @@ static bool is_of_use(const struct scan *scan, uint64_t page, uint64_t pages)
     return found;
 }
 
-/* The next pages to look at; 0: there are none. */
+/* Takes the next pages to scan: sets `first` and returns how many; 0: none is left. */
 static uint64_t take_part(struct scan *scan, uint64_t *first)
 {
     const uint64_t pages = scan->of->size / scan->of->page_size;
@@ -232,7 +233,7 @@ int ibx_tracker_mapped_part(const struct ibx_tracker *tracker, size_t block, uin
                             pages * of->page_size, of->page_size, false, bits, NULL, err);
 }
 
-/* Reads of such a block node may write to pages that the kernel has pinned. */
+/* Whether reads of a block node may fill pages that the kernel has pinned. */
 static bool pins(const json_t *node)
 {
     const char *driver = json_string_value(json_object_get(node, "drv"));
@@ -240,8 +241,8 @@ static bool pins(const json_t *node)
            (driver && !strncmp(driver, "host_", 5));
 }
 
-/* A transaction without actions: QEMU waits for all requests to its block devices before the first
- * action of any transaction. */
+/* Runs a transaction without actions: before the first action of any transaction QEMU waits for all
+ * requests to its block devices. */
 int ibx_tracker_settle(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
 {
     json_t *nodes, *node;
