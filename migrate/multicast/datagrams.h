@@ -9,46 +9,47 @@
 
 #include "migrate/multicast/multicast.h"
 
-#define IBX_MULTICAST_AT_ONCE 32u /* datagrams that are sent, or taken, together */
-/* Of a page with the heads of its parts, which follow each other. */
+#define IBX_MULTICAST_AT_ONCE 32u /* datagrams that are sent, or received, by one call */
+/* Bytes of a page as datagrams: its parts, each with a head and a tag, one after the other. */
 #define IBX_MULTICAST_PAGE_ROOM                                                                    \
     (IBX_MULTICAST_PAGE + IBX_MULTICAST_PARTS_MAX * (IBX_MULTICAST_HEAD + IBX_MULTICAST_TAG))
 
-/* Sends to one group; of one thread. */
+/* Sends to one group; used by one thread. */
 struct ibx_multicast_out {
     const struct ibx_multicast_out_ops *ops;
-    size_t room;  /* bytes of a datagram at most */
-    size_t heads; /* bytes that each costs on the wire beside its own */
-    /* Where IBX_MULTICAST_AT_ONCE pages are put to be sent; after that it is elsewhere. */
+    size_t room;  /* bytes of a datagram, at most */
+    size_t heads; /* bytes of headers that each datagram costs on the wire in addition */
+    /* Room for IBX_MULTICAST_AT_ONCE pages to be sent; send() may change this pointer. */
     uint8_t (*pages)[IBX_MULTICAST_PAGE_ROOM];
 };
 
 struct ibx_multicast_out_ops {
-    /* The first pages, each in so many datagrams, IBX_MULTICAST_AT_ONCE in all or one page. Some
-     * may be lost, of which it says nothing. -ETIMEDOUT: nothing takes them. */
+    /* Sends the first `pages` of `pages`, each as `parts` datagrams; one page, or at most
+     * IBX_MULTICAST_AT_ONCE datagrams in all. Datagrams that are lost are not reported. -ETIMEDOUT:
+     * the socket or device accepts none. */
     int (*send)(struct ibx_multicast_out *out, unsigned pages, unsigned parts,
                 struct ibx_error *err);
     void (*close)(struct ibx_multicast_out *out);
 };
 
-/* Of a datagram that has come; its length is 0 where it was longer than any of ours. */
+/* Called for a datagram that has come; length 0: it was longer than any datagram of a group. */
 typedef void ibx_multicast_each(void *context, const uint8_t *datagram, size_t length);
 
-/* A member of one group; of one thread. */
+/* A member of one group; used by one thread. */
 struct ibx_multicast_in {
     const struct ibx_multicast_in_ops *ops;
     int fd; /* readable when something has come since take() found nothing */
 };
 
 struct ibx_multicast_in_ops {
-    /* Hands out what has come, IBX_MULTICAST_AT_ONCE at most, without waiting: how many. Negative:
-     * nothing comes any more, and why. */
+    /* Calls `each` for datagrams that have come, IBX_MULTICAST_AT_ONCE at most, without waiting.
+     * Returns how many; negative: no more will come, and `err` says why. */
     int (*take)(struct ibx_multicast_in *in, ibx_multicast_each *each, void *context,
                 struct ibx_error *err);
     void (*close)(struct ibx_multicast_in *in);
 };
 
-/* How long each of the parts of a page is as a datagram; the last may be shorter. */
+/* The length of part `part` as a datagram, if a page has `parts`; the last one may be shorter. */
 size_t ibx_multicast_datagram(unsigned parts, unsigned part);
 /* "nothing can be sent to the multicast group 239.1.2.3:7000 over eth0: why". */
 int ibx_multicast_failed(const char *what, const struct sockaddr_storage *group, unsigned interface,
@@ -58,7 +59,7 @@ int ibx_multicast_failed(const char *what, const struct sockaddr_storage *group,
 
 int ibx_multicast_udp_out(const struct sockaddr_storage *group, unsigned interface, unsigned hops,
                           struct ibx_multicast_out **out, struct ibx_error *err);
-/* By a socket that is connected, and becomes its own; NULL: no memory. */
+/* Sends by a connected socket, which it takes over; NULL: no memory. */
 struct ibx_multicast_out *ibx_multicast_socket_out(int fd, size_t room);
 int ibx_multicast_udp_in(const struct sockaddr_storage *group, unsigned interface,
                          struct ibx_multicast_in **in, struct ibx_error *err);

@@ -33,7 +33,7 @@ bool ibx_multicast_by_verbs(const struct sockaddr_storage *address)
     return port && !*port;
 }
 
-/* HOST, HOST:PORT and [HOST]:PORT in their parts; verbs://HOST has port 0. */
+/* Splits HOST, HOST:PORT or [HOST]:PORT; verbs://HOST has port 0. */
 static bool cut(const char *text, char host[64], unsigned long *port)
 {
     if (!strncmp(text, BY_VERBS, strlen(BY_VERBS))) {
@@ -132,7 +132,7 @@ void ibx_multicast_group_print(const struct sockaddr_storage *address, char *out
 
 /* ------------------------------------------------------------ interfaces */
 
-/* This host's address when it speaks to another. */
+/* The address that this host has as the sender of packets to `host`. */
 static int own_address(const char *host, struct sockaddr_storage *own, struct ibx_error *err)
 {
     const struct addrinfo hints = {.ai_socktype = SOCK_DGRAM, .ai_flags = AI_NUMERICSERV};

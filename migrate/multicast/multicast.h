@@ -3,22 +3,22 @@
  * Pages by multicast: one sender, any number of receivers, each page once on the wire.
  *
  *   group.c     groups and interfaces as texts and addresses
- *   datagrams.c the way for datagrams to a group, which is one of
+ *   datagrams.c sends datagrams to a group and receives them, by one of
  *   udp.c       sockets
  *   verbs.c     queue pairs for datagrams (UD)
  *   packet.c    one datagram: a page, or a part of one
- *   batch.c     pages as datagrams that are sent at once
- *   rate.c      how fast, by what members say that they have heard
+ *   batch.c     pages as datagrams that are sent by one call
+ *   rate.c      the rate of sending, by what members report as received
  *   sender.c    a thread that sends what members want, at that rate
- *   receiver.c  pages out of datagrams
+ *   receiver.c  makes pages of datagrams
  *
- * Nothing is repeated, and who misses a page gets it another way. Members say how much has come. It
- * knows no snapshot: pages are numbered, have 4 KiB, and are grouped in chunks of 2 MiB. Who joins,
- * and how members get the key, is for the caller (migrate/snapshot/).
+ * Nothing is sent again; a member that misses a page gets it another way. Members report how much
+ * has come. This folder knows no snapshot: pages are numbered, have 4 KiB, and are grouped in
+ * chunks of 2 MiB. The caller (migrate/snapshot/) decides who may join and gives members the key.
  *
- * Each datagram is sealed (AES-128-GCM) with a key of the sender's own that all members have. So
- * others read nothing, and what they send costs a receiver one tag. A member can send what it
- * likes: the receiver's caller has to know what is right.
+ * Each datagram is encrypted and authenticated (AES-128-GCM) with a key of the sender that all
+ * members have. So others can read nothing, and a datagram that they send costs a receiver one
+ * check. But a member can forge datagrams: the receiver's caller has to check the pages.
  */
 #ifndef IBX_MIGRATE_MULTICAST_MULTICAST_H
 #define IBX_MIGRATE_MULTICAST_MULTICAST_H
@@ -32,7 +32,7 @@
 #include <sys/types.h>
 
 #define IBX_MULTICAST_PAGE        4096u
-#define IBX_MULTICAST_CHUNK_PAGES 512u /* of a chunk */
+#define IBX_MULTICAST_CHUNK_PAGES 512u /* pages in a chunk */
 #define IBX_MULTICAST_ID          8u
 #define IBX_MULTICAST_KEY         16u
 #define IBX_MULTICAST_SEALED_KEY  32u
@@ -44,29 +44,28 @@
 /* ------------------------------------------------------------ group.c */
 
 struct ibx_multicast_group {
-    struct sockaddr_storage address; /* and port; 0: by verbs, which know no ports */
+    struct sockaddr_storage address; /* with the port; port 0: over verbs, which has no ports */
     uint8_t id[IBX_MULTICAST_ID];    /* of the sender, random */
     uint8_t key[IBX_MULTICAST_KEY];
     uint64_t rate; /* of the sender, bytes a second */
 };
 
-/* "239.1.2.3", "239.1.2.3:7000", "ff15::1" or "[ff15::1]:7000"; "verbs://239.1.2.3". NULL and
- * "verbs://" are random ones that nobody else is likely to use: of 239.192.0.0/14, and NULL with
- * `six` of ff15::/16. -EINVAL, -EIO. */
+/* Parses "239.1.2.3", "239.1.2.3:7000", "ff15::1", "[ff15::1]:7000" or "verbs://239.1.2.3". NULL
+ * and "verbs://" choose a random group that nobody else is likely to use, in 239.192.0.0/14; NULL
+ * with `six` in ff15::/16. -EINVAL: `text` is no group; -EIO: no random numbers. */
 int ibx_multicast_group_choose(const char *text, bool six, struct sockaddr_storage *address,
                                struct ibx_error *err);
 bool ibx_multicast_is_group(const struct sockaddr_storage *address);
 bool ibx_multicast_by_verbs(const struct sockaddr_storage *address);
 /* "239.1.2.3:7000", "verbs://239.1.2.3". */
 void ibx_multicast_group_print(const struct sockaddr_storage *address, char *out, size_t size);
-/* The number of an interface: of this name, or, with NULL, of the one by which this host reaches
- * another. `host` is a name or an address, perhaps in brackets. -ENODEV, -ENETUNREACH and others.
- */
+/* The index of the interface `name`, or if that is NULL, of the one by which this host reaches
+ * `host`, a name or an address, perhaps in brackets. -ENODEV, -ENETUNREACH and others. */
 int ibx_multicast_interface(const char *name, const char *host, unsigned *index,
                             struct ibx_error *err);
 /* ------------------------------------------------------------ datagrams.c */
 
-/* A way for datagrams to a group (datagrams.h). */
+/* Sends to a group; receives as a member of one (datagrams.h). */
 struct ibx_multicast_out;
 struct ibx_multicast_in;
 
@@ -74,8 +73,8 @@ int ibx_multicast_out_open(const struct sockaddr_storage *group, unsigned interf
                            struct ibx_multicast_out **out, struct ibx_error *err);
 int ibx_multicast_in_open(const struct sockaddr_storage *group, unsigned interface,
                           struct ibx_multicast_in **in, struct ibx_error *err);
-/* Whether this host can send to such a group at all, and by this interface; 0: whichever leads to a
- * member. */
+/* Whether this host can send to such a group by this interface (0: it is not known yet). 0, or an
+ * error. */
 int ibx_multicast_out_check(const struct sockaddr_storage *group, unsigned interface, unsigned hops,
                             struct ibx_error *err);
 /* Both accept NULL. */
@@ -90,41 +89,43 @@ void ibx_multicast_in_close(struct ibx_multicast_in *in);
 #define IBX_MULTICAST_PARTS_MAX 16u
 #define IBX_MULTICAST_PACKET    (IBX_MULTICAST_HEAD + IBX_MULTICAST_PAGE + IBX_MULTICAST_TAG)
 
-/* What a datagram says that it is. */
+/* The head of a datagram. */
 struct ibx_multicast_packet {
-    uint64_t number; /* of all that its sender has sent */
+    uint64_t number; /* counts all datagrams of the sender */
     uint64_t page;
     unsigned part, parts; /* of the page */
 };
 
-/* How many datagrams of so many bytes at most a page needs; 0: they are too small. */
+/* How many datagrams of at most `room` bytes a page needs; 0: they are too small for any part. */
 unsigned ibx_multicast_parts(size_t room);
 /* Where a part begins in its page, and how long it is. */
 size_t ibx_multicast_part_at(unsigned parts, unsigned part, size_t *length);
-/* Reads the head of a datagram. False: it is none of this group, or has not the right length. */
+/* Reads the head of a datagram. False: it is not of this group, or has a wrong length. */
 bool ibx_multicast_peek(const void *datagram, size_t length, const uint8_t id[IBX_MULTICAST_ID],
                         struct ibx_multicast_packet *packet);
 
-/* One thread at a time. */
+/* Encrypts (`seals`) or decrypts datagrams of a group. One thread at a time. NULL: no memory, or
+ * OpenSSL lacks AES-128-GCM. */
 struct ibx_multicast_cipher;
 struct ibx_multicast_cipher *ibx_multicast_cipher_create(const struct ibx_multicast_group *group,
                                                          bool seals);
 /* Accepts NULL. */
 void ibx_multicast_cipher_destroy(struct ibx_multicast_cipher *cipher);
-/* A datagram of that part of the page's bytes. A number is used once for a key. Its length into
- * `out`, which has room for IBX_MULTICAST_PACKET bytes; 0: OpenSSL failed. */
+/* Makes the datagram of a part of `page` in `out`, which has room for IBX_MULTICAST_PACKET bytes.
+ * packet->number must not be used twice with one key. Returns the length; 0: OpenSSL failed. */
 size_t ibx_multicast_seal(struct ibx_multicast_cipher *cipher,
                           const struct ibx_multicast_packet *packet, const uint8_t *page,
                           uint8_t *out);
-/* The part's bytes out of a datagram that was peeked at. False: nobody with the key has made it. */
+/* Decrypts the part of a page in a datagram for which ibx_multicast_peek() was true. False: its
+ * sender does not have the key. */
 bool ibx_multicast_open(struct ibx_multicast_cipher *cipher, const void *datagram, size_t length,
                         uint8_t *part);
 
-/* The group's key for one member, under a secret of 32 bytes that only both ends of one connection
- * know, and that is used for this once. */
+/* Encrypts the group's key for one member, with a secret that only both ends of their connection
+ * know, and that is used for nothing else. */
 bool ibx_multicast_key_seal(const uint8_t secret[32], const struct ibx_multicast_group *group,
                             uint8_t sealed[IBX_MULTICAST_SEALED_KEY]);
-/* Sets group->key; its id is there. False: it was not sealed with this secret. */
+/* Decrypts it: sets group->key; group->id must be set. False: it was sealed with another secret. */
 bool ibx_multicast_key_open(const uint8_t secret[32], struct ibx_multicast_group *group,
                             const uint8_t sealed[IBX_MULTICAST_SEALED_KEY]);
 
@@ -138,14 +139,16 @@ struct ibx_multicast_batch {
     unsigned pages; /* now */
     size_t bytes;   /* of them on the wire, with all heads */
 };
-/* Of pages of so many parts, and as many of them as make so many datagrams; at least one. */
+/* Begins a batch for pages of `parts` parts, and as many of them as make up to `datagrams`
+ * datagrams, but at least one. */
 void ibx_multicast_batch_begin(struct ibx_multicast_batch *batch, struct ibx_multicast_out *out,
                                unsigned parts, unsigned datagrams);
-/* One that is not full. -EIO: OpenSSL failed. */
+/* Adds a page to a batch that is not full; counts `*number` on. -EIO: OpenSSL failed. */
 int ibx_multicast_batch_add(struct ibx_multicast_batch *batch, struct ibx_multicast_cipher *cipher,
                             uint64_t *number, uint64_t page, const uint8_t *bytes);
 bool ibx_multicast_batch_full(const struct ibx_multicast_batch *batch);
-/* Sends what was added, and is empty again; *datagrams were sent, or lost. */
+/* Sends the pages that were added, and empties the batch. Sets `*datagrams` to how many datagrams
+ * these were; some may be lost. */
 int ibx_multicast_batch_send(struct ibx_multicast_batch *batch, unsigned *datagrams,
                              struct ibx_error *err);
 
@@ -153,39 +156,39 @@ int ibx_multicast_batch_send(struct ibx_multicast_batch *batch, unsigned *datagr
 
 struct ibx_multicast_rate {
     uint64_t most, least, now; /* bytes a second */
-    uint64_t settled;          /* the number behind the last datagram of the rate before */
+    uint64_t settled;          /* datagrams from this number on were sent at the present rate */
     uint64_t lowered_ns, raised_ns;
-    uint64_t lowered; /* so often */
+    uint64_t lowered; /* how often */
 };
 
-/* What one member has said. */
+/* What one member has reported. */
 struct ibx_multicast_hearing {
     bool begun;             /* the rest is valid */
     uint64_t through, came; /* in its last report */
-    uint64_t sent;          /* at that time */
+    uint64_t sent;          /* the sender's count at that time */
     unsigned loss;          /* thousandths */
-    unsigned deaf;          /* reports in a row that most was lost at the lowest rate */
+    unsigned deaf;          /* reports in a row of a loss of half or more at the lowest rate */
 };
 
 void ibx_multicast_rate_init(struct ibx_multicast_rate *rate, uint64_t most);
-/* A member says that the datagrams before number `through` can have come, and that `came` different
- * ones have; `sent` is the number behind the last that was sent. Lowers the rate if it loses too
- * many. False: that cannot be. */
+/* A member reports that of the datagrams before number `through`, `came` different ones have come;
+ * `sent` is the number of the next datagram. Lowers the rate if the member loses too many. False:
+ * the report is impossible. */
 bool ibx_multicast_rate_heard(struct ibx_multicast_rate *rate,
                               struct ibx_multicast_hearing *hearing, uint64_t through,
                               uint64_t came, uint64_t sent, uint64_t now_ns);
-/* Whether a member has a say: not if it hears little however slow it is. */
+/* Whether a member counts for the rate: not if it loses most even at the lowest rate. */
 bool ibx_multicast_counts(const struct ibx_multicast_hearing *hearing);
-/* Whether it loses little, or has no say. */
+/* Whether it loses little, or does not count. */
 bool ibx_multicast_hears_well(const struct ibx_multicast_hearing *hearing);
-/* All hear well. */
+/* To be called when all members hear well: raises the rate, in steps. */
 void ibx_multicast_rate_raise(struct ibx_multicast_rate *rate, uint64_t now_ns);
 
 /* ------------------------------------------------------------ sender.c */
 
 /*
- * Goes round through the chunks and sends each that a member wants. A member gets each chunk that
- * it wants once after it has joined. The socket is there while there are members.
+ * A thread that goes round through the chunks and sends each that a member wants. A member gets
+ * each chunk that it wants once after it has joined. The socket is open while there are members.
  */
 struct ibx_multicast_sender;
 struct ibx_multicast_member;
@@ -195,10 +198,12 @@ struct ibx_multicast_sender_config {
     uint64_t rate; /* bytes a second at most, with the heads of UDP and IP */
     unsigned hops;
     uint64_t pages;
-    const uint64_t *data; /* a bit a page, lowest first: it is sent */
-    /* Of a page; from the sender's thread. NULL: it is not there, and left out. */
+    const uint64_t *data; /* a bit for each page that is to be sent, lowest first */
+    /* The bytes of a page; called by the sender's thread. NULL: the page is missing, and skipped.
+     */
     const uint8_t *(*memory)(void *context, uint64_t page);
-    /* Whether it is worth while to send these pages of a chunk now; else it is tried again. */
+    /* Whether enough of these pages, a chunk, are there to send it now; if not, it is asked again.
+     */
     bool (*ready)(void *context, uint64_t first, uint64_t pages);
     void *context;
 };
@@ -212,27 +217,27 @@ struct ibx_multicast_sender_stats {
 
 int ibx_multicast_sender_create(const struct ibx_multicast_sender_config *config,
                                 struct ibx_multicast_sender **sender, struct ibx_error *err);
-/* With its own id and key. */
+/* The group, with the sender's id and key. Valid until destroy. */
 const struct ibx_multicast_group *
 ibx_multicast_sender_group(const struct ibx_multicast_sender *sender);
 uint64_t ibx_multicast_chunks(uint64_t pages);
 void ibx_multicast_sender_stats(struct ibx_multicast_sender *sender,
                                 struct ibx_multicast_sender_stats *stats);
-/* All members have left. Accepts NULL. */
+/* To be called when all members have left. Accepts NULL. */
 void ibx_multicast_sender_destroy(struct ibx_multicast_sender *sender);
 
-/* From any thread. `wanted` has a bit a chunk, and is copied; `wake` is called when the member's
- * state changes, under a lock: it calls nothing here. -EXDEV: other members are reached by another
- * interface; errors of sockets. */
+/* Adds a member; from any thread. `wanted` has a bit for each chunk, and is copied. `wake` is
+ * called when the member's state changes; under a lock, so it must call no function of this header.
+ * -EXDEV: the other members are reached by another interface; others: errors of sockets. */
 int ibx_multicast_join(struct ibx_multicast_sender *sender, unsigned interface,
                        const uint64_t *wanted, void (*wake)(void *context), void *context,
                        struct ibx_multicast_member **member, struct ibx_error *err);
-/* 0: it is being fed; 1: it was sent all that it wants, in *packets datagrams of this group since
- * it joined; negative: it will get no more, and why. */
+/* 0: the member is being sent chunks; 1: it was sent all that it wants, and since it joined,
+ * `*packets` datagrams were sent to the group; negative: it will get no more, and why. */
 int ibx_multicast_member_state(struct ibx_multicast_member *member, uint64_t *packets,
                                struct ibx_error *err);
-/* It has heard so many of the datagrams before this number, each counted once; once in a while.
- * False: that cannot be. */
+/* To be called from time to time: the member has received `came` different datagrams of those
+ * before number `through`. False: that is impossible. */
 bool ibx_multicast_member_heard(struct ibx_multicast_member *member, uint64_t through,
                                 uint64_t came);
 /* Accepts NULL. */
@@ -240,34 +245,35 @@ void ibx_multicast_leave(struct ibx_multicast_member *member);
 
 /* ------------------------------------------------------------ receiver.c */
 
-/* A page whose parts have all come is offered; one of which a part is lost is not. One thread. */
+/* Passes pages whose parts have all come to take(). Used by one thread. */
 struct ibx_multicast_receiver;
 
 struct ibx_multicast_receiver_config {
     struct ibx_multicast_group group;
     unsigned interface;
-    /* Whether it is missing: others are only counted. */
+    /* Whether the page is missing; datagrams of others are only counted. */
     bool (*wanted)(void *context, uint64_t page);
-    /* False: these are not its bytes. */
+    /* Takes a page. False: these are not the page's bytes. */
     bool (*take)(void *context, uint64_t page, const uint8_t *bytes);
     void *context;
-    unsigned drop_every; /* every n-th datagram is lost, for tests; 0: none */
+    unsigned drop_every; /* drop every n-th datagram, for tests; 0: none */
 };
 
 struct ibx_multicast_receiver_stats {
-    uint64_t packets; /* different ones that somebody with the key has made */
-    uint64_t proven;  /* of these, that overtook none: a sign of life */
-    uint64_t through; /* the number behind the highest of them */
+    uint64_t packets; /* different authentic datagrams */
+    uint64_t proven;  /* of these, those with a number higher than all before: not repeated ones */
+    uint64_t through; /* the highest number of them, plus one */
     uint64_t pages;   /* taken */
     uint64_t wrong;   /* pages that take() refused */
-    uint64_t strange; /* datagrams that are not the group's, or nobody with its key has made */
+    uint64_t strange; /* datagrams that are not of the group, or not authentic */
 };
 
 int ibx_multicast_receiver_open(const struct ibx_multicast_receiver_config *config,
                                 struct ibx_multicast_receiver **receiver, struct ibx_error *err);
 int ibx_multicast_receiver_fd(const struct ibx_multicast_receiver *receiver);
-/* Takes some of the datagrams that have come, without waiting: how many. Negative: none will come
- * any more, and why. After 0 the descriptor is readable when there is more. */
+/* Handles some of the datagrams that have come, without waiting, and returns how many; negative: no
+ * more will come, and why. After it has returned 0, the descriptor becomes readable when one comes.
+ */
 int ibx_multicast_receive(struct ibx_multicast_receiver *receiver, struct ibx_error *err);
 void ibx_multicast_receiver_stats(const struct ibx_multicast_receiver *receiver,
                                   struct ibx_multicast_receiver_stats *stats);

@@ -10,7 +10,7 @@
 #define MAGIC     0x6d786269u /* "ibxm" */
 #define VERSION   1u
 #define NONCE     12u
-#define PART_UNIT 16u /* bytes: parts but the last are a multiple of it */
+#define PART_UNIT 16u /* bytes: all parts but the last are multiples of it */
 
 /* ------------------------------------------------------------ parts of a page */
 
@@ -95,7 +95,7 @@ void ibx_multicast_cipher_destroy(struct ibx_multicast_cipher *cipher)
     free(cipher);
 }
 
-/* Its bytes in the head are those of the number, which is not zero-extended in them. */
+/* The nonce is the datagram's number as it is in the head, after four bytes of zeros. */
 static void make_nonce(const uint8_t *head, uint8_t nonce[NONCE])
 {
     memset(nonce, 0, NONCE);

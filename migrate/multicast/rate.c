@@ -1,26 +1,27 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * How fast a sender sends: at most as fast as it was told, and slower while its members lose more
- * than a link does by itself. It begins with a quarter of that, and doubles until the first loss: a
- * whole snapshot may be sent before anybody can say that it does not come. The rate becomes what
- * has come of it, and a little less, once for what was sent at one rate; without a loss it grows by
- * steady steps. It does not fall below a floor: a member that loses most of what is sent at that
- * does not count until it hears again, so that one bad host does not slow down the others.
+ * than a link does by itself. It begins with a quarter of that, since a whole snapshot may be sent
+ * before anybody can report that it does not come, and doubles until the first loss. After a loss
+ * the rate becomes a little less than what has come of it, once for all that was sent at one rate;
+ * without a loss it grows by steady steps. It does not fall below a floor: a member that loses most
+ * of what is sent at that rate does not count until it hears again, so that one bad host does not
+ * slow down the others.
  */
 #include "migrate/multicast/multicast.h"
 
 #include "common/clock.h"
 
-#define FLOOR_SHARE 8u  /* of the highest rate */
-#define FIRST_SHARE 4u  /* likewise, with which it begins */
-#define STEP_SHARE  32u /* likewise, by which it grows once there was a loss */
+#define FLOOR_SHARE 8u  /* the floor is the highest rate divided by this */
+#define FIRST_SHARE 4u  /* likewise the first rate */
+#define STEP_SHARE  32u /* likewise the step by which it grows once there was a loss */
 #define STEP_NS     (100 * IBX_NS_PER_MS)
 #define CALM_NS     (500 * IBX_NS_PER_MS) /* after a loss, before it grows */
-#define LEAST_HEARD 64u                   /* datagrams of which a share is known */
-#define LOSS_MOST   20u                   /* thousandths that no sender's rate is blamed for */
-#define LOSS_DEAF   500u                  /* thousandths at the floor */
-#define DEAF_MOST   5u                    /* such reports in a row */
-#define LEFT_LEAST  250u                  /* thousandths of the rate before */
+#define LEAST_HEARD 64u                   /* fewest datagrams from which a loss is computed */
+#define LOSS_MOST   20u                   /* thousandths; less is not blamed on the rate */
+#define LOSS_DEAF   500u                  /* thousandths; at the floor, the member hears little */
+#define DEAF_MOST   5u                    /* such reports in a row: the member does not count */
+#define LEFT_LEAST  250u /* thousandths of the rate that one step leaves at least */
 
 void ibx_multicast_rate_init(struct ibx_multicast_rate *rate, uint64_t most)
 {
@@ -51,7 +52,7 @@ static void lower(struct ibx_multicast_rate *rate, unsigned loss, uint64_t sent,
     rate->lowered++;
 }
 
-/* Of `all` datagrams that were sent so many have come. */
+/* Notes the loss of a member: `got` of `all` datagrams have come. */
 static void judge(const struct ibx_multicast_rate *rate, struct ibx_multicast_hearing *h,
                   uint64_t all, uint64_t got)
 {
@@ -69,7 +70,7 @@ bool ibx_multicast_rate_heard(struct ibx_multicast_rate *rate,
     struct ibx_multicast_hearing *h = hearing;
     if (came > through || through < h->through || came < h->came)
         return false;
-    if (through > sent) /* another member has forged that */
+    if (through > sent) /* another member has forged a datagram with such a number */
         return true;
     const bool silent = through == h->through; /* nothing of what was sent meanwhile has come */
     const uint64_t from = silent ? h->sent : h->through;
@@ -83,7 +84,7 @@ bool ibx_multicast_rate_heard(struct ibx_multicast_rate *rate,
     h->through = through;
     h->came = came;
     h->sent = sent;
-    /* Not twice for what was sent at one rate. */
+    /* Lowered once only for all that was sent at one rate. */
     if (!ibx_multicast_hears_well(h) && from >= rate->settled && rate->now > rate->least)
         lower(rate, h->loss, sent, now_ns);
     return true;

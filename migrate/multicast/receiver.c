@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PLACES 64u   /* pages whose parts come, by their numbers: few parts overtake others */
-#define LATEST 4096u /* numbers of which it is known which have come */
+#define PLACES 64u   /* pages being assembled, by page number modulo this */
+#define LATEST 4096u /* the latest numbers, for which it is known which have come */
 
 struct place {
     uint64_t page;
@@ -21,8 +21,8 @@ struct ibx_multicast_receiver {
     struct ibx_multicast_cipher *cipher;
     struct ibx_multicast_in *in;
     uint64_t came;                /* for drop_every */
-    uint64_t latest[LATEST / 64]; /* a ring of bits: these have come, and what repeats them is not
-                                     counted, which anybody can */
+    uint64_t latest[LATEST / 64]; /* a ring of bits by number: it has come. Anybody can repeat a
+                                     datagram, so a number is counted once */
     struct ibx_multicast_receiver_stats stats;
     struct place places[PLACES];
 };
@@ -36,7 +36,7 @@ static void offer(struct ibx_multicast_receiver *r, struct place *place)
     place->parts = 0;
 }
 
-/* A datagram of the group with this number. */
+/* Counts an authentic datagram with this number. */
 static void note(struct ibx_multicast_receiver *r, uint64_t number)
 {
     struct ibx_multicast_receiver_stats *s = &r->stats;
@@ -56,7 +56,7 @@ static void note(struct ibx_multicast_receiver *r, uint64_t number)
     *word |= bit;
 }
 
-/* What nobody with the key has made does not touch what has come. */
+/* Handles a datagram. One that is not authentic changes nothing but a counter. */
 static void take(void *context, const uint8_t *datagram, size_t length)
 {
     struct ibx_multicast_receiver *r = context;

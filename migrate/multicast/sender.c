@@ -15,22 +15,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Datagrams that follow each other at once: what the rate allows in STEP_NS, in these bounds. A
- * thread that was late may send what it has missed, of BEHIND_NS at most. */
+/* Datagrams are sent in batches of what the rate allows in STEP_NS, BATCH_MIN to
+ * IBX_MULTICAST_AT_ONCE of them. A thread that was late may make up for BEHIND_NS at most. */
 #define BATCH_MIN 4u
 #define STEP_NS   (100 * IBX_NS_PER_US)
 #define BEHIND_NS (2 * IBX_NS_PER_MS)
-#define AGAIN_MS  5  /* between two looks for chunks that were not there */
-#define LOOKS     64 /* at chunks that are not there, in one of these */
+#define AGAIN_MS  5  /* between two searches, if no wanted chunk was ready */
+#define LOOKS     64 /* chunks that are not ready which one search looks at, at most */
 
 /*
  * state machine: multicast member
  *   [*] -> NEW -> FEEDING -> DONE -> [*]
- *   NEW -> DONE                       it wants nothing
+ *   NEW -> DONE                          it wants no chunk
  *   NEW | FEEDING -> FAILED -> [*]    nothing can be sent to the group
  *   NEW | FEEDING -> [*]              it leaves
  *
- * One that is NEW has missed the beginning of the chunk that is being sent.
+ * A member in NEW has missed the beginning of the chunk that is being sent.
  */
 enum member_state { MEMBER_NEW, MEMBER_FEEDING, MEMBER_DONE, MEMBER_FAILED };
 
@@ -48,9 +48,9 @@ struct ibx_multicast_member {
     struct ibx_multicast_sender *sender;
     struct ibx_multicast_member *next;
     struct ibx_state_machine state; /* this and the rest under the sender's lock */
-    uint64_t *wanted;               /* a bit a chunk */
-    uint64_t left;                  /* bits */
-    uint64_t packets;               /* in NEW and FEEDING: the sender's, when it joined */
+    uint64_t *wanted;               /* a bit for each chunk */
+    uint64_t left;                  /* bits that are set in it */
+    uint64_t packets;               /* in NEW and FEEDING: the sender's count when it joined */
     struct ibx_multicast_hearing hearing;
     struct ibx_error why; /* FAILED */
     void (*wake)(void *context);
@@ -60,7 +60,7 @@ struct ibx_multicast_member {
 struct ibx_multicast_sender {
     struct ibx_multicast_sender_config config;
     struct ibx_multicast_group group;
-    struct ibx_multicast_cipher *cipher; /* of the thread, as is what follows */
+    struct ibx_multicast_cipher *cipher; /* this and the next ones are used by the thread only */
     struct ibx_multicast_batch batch;
     uint64_t number, next_ns;
     uint64_t cursor;               /* the next chunk */
@@ -69,7 +69,7 @@ struct ibx_multicast_sender {
     pthread_t thread;
     bool started;
     _Atomic bool ending;
-    _Atomic uint64_t sent;      /* the number behind the last that can have come */
+    _Atomic uint64_t sent;      /* the number of the next datagram to be sent */
     _Atomic uint64_t rate;      /* bytes a second, now */
     _Atomic unsigned listeners; /* members that are not done */
     pthread_mutex_t lock;       /* of the rest */
@@ -130,7 +130,8 @@ static void fail_all(struct ibx_multicast_sender *s, const struct ibx_error *why
     count_wanted(s);
 }
 
-/* Who was there at its beginning has got the chunk, or has lost parts of it for good. */
+/* Notes that a chunk was sent: members that were there at its beginning will not get it again, even
+ * if they have lost parts. */
 static void chunk_sent(struct ibx_multicast_sender *s, uint64_t chunk)
 {
     bool still = false;
@@ -207,7 +208,8 @@ static bool is_ready(const struct ibx_multicast_sender *s, uint64_t chunk)
                            most < IBX_MULTICAST_CHUNK_PAGES ? most : IBX_MULTICAST_CHUNK_PAGES);
 }
 
-/* The next one from the cursor on, all round. False: there is none; *waiting: not yet. */
+/* Finds the next wanted chunk that is ready, going round from the cursor. False: there is none;
+ * `*waiting`: some are wanted but not ready. */
 static bool next_chunk(struct ibx_multicast_sender *s, uint64_t *chunk, bool *waiting)
 {
     unsigned looks = 0;
@@ -245,7 +247,7 @@ static void wait_for_members(struct ibx_multicast_sender *s, bool waiting)
     pthread_cond_timedwait(&s->changed, &s->lock, &until);
 }
 
-/* Parts of a page, and as many datagrams as may follow each other at once. */
+/* Chooses the number of parts of a page, and of datagrams in a batch. */
 static int choose_batch(struct ibx_multicast_sender *s, struct ibx_error *err)
 {
     const unsigned parts = ibx_multicast_parts(s->out->room);
@@ -278,8 +280,9 @@ static int open_out(struct ibx_multicast_sender *s, unsigned interface, struct i
     return rc;
 }
 
-/* For the members that there are; called with the lock, which it gives up while it opens and closes
- * what it sends by: a subnet manager takes its time. Then the members may be others. */
+/* Opens, changes or closes `out`, as the present members need it. The caller holds the lock, which
+ * is released while that is done, because a subnet manager may take its time; the members may have
+ * changed then, so it looks again. */
 static int use_out(struct ibx_multicast_sender *s, struct ibx_error *err)
 {
     while (
@@ -297,7 +300,7 @@ static int use_out(struct ibx_multicast_sender *s, struct ibx_error *err)
     return 0;
 }
 
-/* Called with the lock, which it gives up meanwhile. */
+/* Sends a chunk. The caller holds the lock, which is released meanwhile. */
 static void feed_chunk(struct ibx_multicast_sender *s, uint64_t chunk)
 {
     struct ibx_error why = {0}, reason = {0};
@@ -344,7 +347,7 @@ static void *sender_main(void *argument)
 
 /* ------------------------------------------------------------ joining */
 
-/* Under the lock. The first member says by which interface. */
+/* The first member decides by which interface is sent. The caller holds the lock. */
 static int choose_interface(struct ibx_multicast_sender *s, unsigned interface,
                             struct ibx_error *err)
 {
@@ -361,7 +364,7 @@ static int choose_interface(struct ibx_multicast_sender *s, unsigned interface,
     return 0;
 }
 
-/* Under the lock. */
+/* Starts the thread. The caller holds the lock. */
 static int start(struct ibx_multicast_sender *s, struct ibx_error *err)
 {
     if (s->started)
@@ -381,7 +384,7 @@ static struct ibx_multicast_member *make_member(const struct ibx_multicast_sende
         return NULL;
     }
     memcpy(m->wanted, wanted, words * sizeof(*wanted));
-    if (s->chunks % 64) /* beyond the last chunk */
+    if (s->chunks % 64) /* clears bits beyond the last chunk */
         m->wanted[words - 1] &= ~(~0ull << s->chunks % 64);
     for (uint64_t i = 0; i < words; i++)
         m->left += (uint64_t)__builtin_popcountll(m->wanted[i]);
@@ -400,7 +403,7 @@ int ibx_multicast_join(struct ibx_multicast_sender *s, unsigned interface, const
     int rc = choose_interface(s, interface, err);
     if (!rc)
         rc = start(s, err);
-    if (!rc && !s->listeners) { /* what others have heard is of another time */
+    if (!rc && !s->listeners) { /* what earlier members have heard no longer matters */
         ibx_multicast_rate_init(&s->control, s->config.rate);
         s->control.settled = s->sent;
         s->rate = s->control.now;

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #define RECEIVE_BYTES (8 << 20)
-#define SEND_MS       1000 /* for a socket to take datagrams */
+#define SEND_MS       1000 /* in which a socket has to accept datagrams */
 #define HEADS         48u  /* of UDP and IPv6 */
 #define AT_ONCE       IBX_MULTICAST_AT_ONCE
 
@@ -25,7 +25,7 @@ static socklen_t length_of(const struct sockaddr_storage *address)
                                           : sizeof(struct sockaddr_in);
 }
 
-/* With the interface, where the address's scope needs it. */
+/* The group's address, with the interface if the address has a scope. */
 static struct sockaddr_storage scoped(const struct sockaddr_storage *group, unsigned interface)
 {
     struct sockaddr_storage at = *group;
@@ -68,8 +68,8 @@ static bool prepare_six(int fd, unsigned interface, unsigned hops)
 struct udp_out {
     struct ibx_multicast_out out;
     int fd;
-    unsigned parts; /* for which the kernel was asked to cut; 0: not asked yet */
-    bool cuts;      /* it does */
+    unsigned parts; /* for which UDP_SEGMENT was set; 0: not yet */
+    bool cuts;      /* the kernel cuts a page into datagrams */
     uint8_t pages[AT_ONCE][IBX_MULTICAST_PAGE_ROOM];
     struct iovec iovs[AT_ONCE];
     struct mmsghdr messages[AT_ONCE];
@@ -81,7 +81,7 @@ static void put(struct udp_out *u, unsigned i, uint8_t *bytes, size_t length)
     u->messages[i] = (struct mmsghdr){.msg_hdr = {.msg_iov = &u->iovs[i], .msg_iovlen = 1}};
 }
 
-/* How many messages these pages are. */
+/* Prepares the messages for these pages; returns how many. */
 static unsigned prepare(struct udp_out *u, unsigned page, unsigned pages, unsigned parts)
 {
     unsigned n = 0;
@@ -107,7 +107,7 @@ static void begin_cutting(struct udp_out *u, unsigned parts)
     u->cuts = parts > 1 && !set(u->fd, SOL_UDP, UDP_SEGMENT, (int)ibx_multicast_datagram(parts, 0));
 }
 
-/* Some devices cannot be given what is to be cut: then this host sends it as it is. */
+/* Some devices cannot send what has to be cut: then this side makes the datagrams itself. */
 static bool stop_cutting(struct udp_out *u)
 {
     if (!u->cuts || (errno != EIO && errno != EINVAL))
@@ -127,9 +127,9 @@ static int udp_send(struct ibx_multicast_out *out, unsigned pages, unsigned part
         const int n = sendmmsg(u->fd, u->messages + sent, all - sent, 0);
         if (n > 0) {
             sent += (unsigned)n;
-        } else if (errno == ENOBUFS) { /* this host has dropped it, as any other may */
+        } else if (errno == ENOBUFS) { /* dropped by this host; a loss like any other */
             sent++;
-        } else if (stop_cutting(u)) { /* so far a message was a page */
+        } else if (stop_cutting(u)) { /* a message was a page: `sent` counts pages */
             all = prepare(u, sent, pages, parts);
             sent = 0;
         } else if (errno != EINTR) {
@@ -194,7 +194,7 @@ static int udp_take(struct ibx_multicast_in *in, ibx_multicast_each *each, void 
                     struct ibx_error *err)
 {
     struct udp_in *u = (struct udp_in *)in;
-    (void)err; /* what a socket says concerns one datagram */
+    (void)err; /* errors of this socket concern single datagrams */
     for (unsigned i = 0; i < AT_ONCE; i++) {
         u->iovs[i] = (struct iovec){u->datagrams[i], sizeof(u->datagrams[i])};
         u->messages[i] = (struct mmsghdr){.msg_hdr = {.msg_iov = &u->iovs[i], .msg_iovlen = 1}};
@@ -225,7 +225,7 @@ static int join(const struct sockaddr_storage *group, unsigned interface, struct
         bind(fd, (const struct sockaddr *)&at, length_of(&at)) ||
         setsockopt(fd, level, MCAST_JOIN_GROUP, &request, sizeof(request)))
         return failed("cannot join", group, interface, errno, fd, err);
-    /* Only what this socket has joined; IPv6 knows it from Linux 4.20 on. */
+    /* Receive only what this socket has joined (for IPv6 since Linux 4.20). */
     set(fd, level, all, 0);
     if (set(fd, SOL_SOCKET, SO_RCVBUFFORCE, RECEIVE_BYTES))
         set(fd, SOL_SOCKET, SO_RCVBUF, RECEIVE_BYTES);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Datagrams by verbs: a queue pair of its own for unreliable datagrams (UD) at each end, and a
- * group that rdma_cm joins. InfiniBand's switches copy them, and those of Ethernet (RoCE v2, where
- * it is UDP to port 4791). A port takes one that is not longer than its MTU, of 4096 bytes at most;
- * before its bytes stand 40 of a routing header. What comes when no receive is posted is lost, as
- * anything may be here.
+ * group that rdma_cm joins. Switches copy the datagrams, those of InfiniBand and those of Ethernet
+ * (RoCE v2: UDP to port 4791). A datagram is at most as long as the port's MTU, 4096 bytes or less;
+ * a receive buffer has 40 bytes of a routing header before it. A datagram that comes when no
+ * receive is posted is lost; multicast has to bear losses anyhow.
  *
- * Any process of the network can send to such a queue pair: its key (qkey) is the same for all.
+ * Any process in the network can send to such a queue pair: its key (qkey) is the same for all.
  */
 #include "migrate/multicast/datagrams.h"
 
@@ -29,17 +29,17 @@
 #include <unistd.h>
 
 #define AT_ONCE       IBX_MULTICAST_AT_ONCE
-#define JOIN_MS       3000  /* for a subnet manager to answer */
-#define SEND_MS       1000  /* for a device to take datagrams */
+#define JOIN_MS       3000  /* in which a subnet manager has to answer */
+#define SEND_MS       1000  /* in which a device has to send datagrams */
 #define HEADS         74u   /* of InfiniBand; those of RoCE v2 are a little less */
 #define HALVES        2u    /* of the memory that is sent from: one is filled meanwhile */
-#define ROUTING       40u   /* bytes before each that comes */
-#define RECEIVES      2048u /* 8 MiB, as a socket's */
+#define ROUTING       40u   /* bytes of the routing header before a received datagram */
+#define RECEIVES      2048u /* 8 MiB, as the buffer of a socket */
 #define RECEIVES_MIN  64u
 #define RECEIVE_BYTES (ROUTING + IBX_MULTICAST_PACKET) /* longer ones than any port has */
-#define NOT_SUPPORTED 524 /* the kernel's ENOTSUPP, which is no errno of its own for programs */
+#define NOT_SUPPORTED 524 /* the kernel's own ENOTSUPP, which user space has no name for */
 
-/* What both ends have. */
+/* A queue pair and what belongs to it, of a sender or a member. */
 struct pair {
     struct rdma_event_channel *events;
     struct rdma_cm_id *id; /* on a device */
@@ -189,7 +189,7 @@ static int make_queues(struct pair *p, unsigned sends, unsigned receives, struct
 
 /* ------------------------------------------------------------ the group */
 
-/* 1: something has happened to the group or the device, whose name is taken. */
+/* 1: an event has come for the group or the device; sets its type and status. 0: none has. */
 static int look_at_events(struct pair *p, enum rdma_cm_event_type *type, int *status)
 {
     struct rdma_cm_event *event;
@@ -226,7 +226,7 @@ static int refused(const struct pair *p, int code, struct ibx_error *err)
                          name_of(p), text);
 }
 
-/* Not every subnet manager knows members that only send. */
+/* Asks to join; `sends` as a send-only member, which not every subnet manager supports. */
 static int request_join(struct pair *p, bool sends)
 {
     struct rdma_cm_join_mc_attr_ex attr = {
@@ -291,7 +291,8 @@ static void close_pair(struct pair *p)
     free(p->memory);
 }
 
-/* On the device of that interface, without a queue pair; what is there is closed by the caller. */
+/* Opens the device of that interface, without a queue pair. After a failure the caller closes what
+ * was opened. */
 static int open_pair(struct pair *p, const struct sockaddr_storage *group, unsigned interface,
                      struct ibx_error *err)
 {
@@ -317,7 +318,8 @@ static int open_pair(struct pair *p, const struct sockaddr_storage *group, unsig
     return p->pd ? 0 : no_resource(p, "protection domain", err);
 }
 
-/* Takes notifications, and asks for the next one: what has come since is found by polling again. */
+/* Consumes notifications of completions and asks for the next one. The caller has to poll once
+ * more, for completions that came between. */
 static void arm(struct pair *p)
 {
     struct ibv_cq *cq;
@@ -333,8 +335,8 @@ struct verbs_out {
     struct ibx_multicast_out out;
     struct pair pair;
     struct ibv_ah *way;
-    unsigned half;     /* that is filled now */
-    bool busy[HALVES]; /* the device has it */
+    unsigned half;     /* the half of the memory that is being filled */
+    bool busy[HALVES]; /* the device is sending from this half */
     struct ibv_sge segments[AT_ONCE];
     struct ibv_send_wr requests[AT_ONCE];
 };
@@ -346,7 +348,7 @@ static page_room *half_at(const struct verbs_out *v, unsigned half)
     return (page_room *)(void *)v->pair.memory + (size_t)half * AT_ONCE;
 }
 
-/* 1: there is no completion. */
+/* Takes a completion of sent datagrams. 1: there is none. */
 static int take_completion(struct verbs_out *v, struct ibx_error *err)
 {
     struct ibv_wc wc;
@@ -382,7 +384,7 @@ static int await_half(struct verbs_out *v, struct ibx_error *err)
     return 0;
 }
 
-/* The last of the requests says when all are done. */
+/* Only the last of the requests is signalled, when all are done. */
 static void prepare(struct verbs_out *v, unsigned pages, unsigned parts)
 {
     const struct pair *p = &v->pair;
@@ -441,7 +443,7 @@ static int open_out(struct verbs_out *v, unsigned hops, struct ibx_error *err)
     p->memory = make_memory(p, sizeof(page_room) * AT_ONCE * HALVES);
     if (!p->memory)
         return no_resource(p, "registered memory", err);
-    int rc = join(p, true, err); /* without a queue pair: nothing comes here */
+    int rc = join(p, true, err); /* without a queue pair, so that nothing is received */
     if (!rc)
         rc = make_queues(p, AT_ONCE * HALVES, 0, err);
     if (rc)
@@ -541,7 +543,7 @@ static void verbs_in_close(struct ibx_multicast_in *in)
     free(v);
 }
 
-/* As many as the device and the limit on locked memory allow. */
+/* Makes as many receives as the device and the limit on locked memory allow. */
 static int make_receives(struct verbs_in *v, struct ibx_error *err)
 {
     struct pair *p = &v->pair;

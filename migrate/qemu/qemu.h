@@ -34,10 +34,9 @@
  * hangs up or stops reading leaves the client failed: every later call returns the same error. A
  * call that ran into its deadline (-ETIMEDOUT) leaves it usable: the late answer is dropped.
  */
-#define IBX_QMP_EVENTS_MAX                                                                         \
-    1024u                     /* events queued; those that no migration needs are dropped first */
-#define IBX_QMP_AHEAD_MAX 64u /* queries of ibx_qmp_ahead() at a time */
-#define IBX_QMP_NAME_MAX  80u /* bytes of a socket's name in its folder; the path may be longer */
+#define IBX_QMP_EVENTS_MAX 1024u /* queued; those that no migration needs are dropped first */
+#define IBX_QMP_AHEAD_MAX  64u   /* queries of ibx_qmp_ahead() at a time */
+#define IBX_QMP_NAME_MAX   80u /* bytes of a socket's name in its folder; the path may be longer */
 
 struct ibx_qmp;
 

@@ -18,9 +18,9 @@
 #define SPIN_US      50
 #define PAUSE_MS     250 /* before the second try; it doubles */
 #define PAUSE_MAX_MS 5000
-#define TRY_MS       3000 /* for a server to answer, when there are others */
+#define TRY_MS       3000 /* in which a server has to answer if there are others */
 #define STATE_PART   (1u << 20)
-#define AROUND       (16u << 10) /* fetched on demand: what nobody needs is not to come */
+#define AROUND       (16u << 10) /* fault-around; small, so that pages nobody needs do not come */
 
 #define BACKGROUND_MOST (4u << 20) /* bytes that are fetched ahead at a time, at most */
 /* If somebody waits for a page, and others come, the server is given up after this many times
@@ -82,8 +82,8 @@ static int connect_one(struct snapshot_cache *cache, bool known, struct ibx_erro
 
 /* ------------------------------------------------------------ the folder */
 
-/* Checks each page before anybody sees it, also pages that no fault engine brings. The last worker
- * is not the engine's: it is the feed's. */
+/* Makes the checker, which checks each page before anybody can see it, whether the fault engine or
+ * multicast brings it. Its last worker is the feed's; the others are the engine's. */
 static int make_checker(struct snapshot_cache *cache, struct ibx_error *err)
 {
     struct ibx_snapshot_index index = ibx_snapshot_reader_take_index(cache->reader);
@@ -176,7 +176,7 @@ static bool is_state(const struct snapshot_cache *cache, unsigned block)
     return block == cache->folder->manifest.ram_count;
 }
 
-/* Of a snapshot with hashes: their pages. */
+/* The pages of the table of hashes, in a snapshot that has one. */
 static struct ibx_fault_run table_of(const struct snapshot_cache *cache)
 {
     const unsigned block = cache->folder->manifest.ram_count + 1;
@@ -241,7 +241,7 @@ static int keep_hashes(void *context, uint64_t first, uint64_t count, bool there
     return 0;
 }
 
-/* What a process before this one has brought. */
+/* Marks the pages that an earlier process has fetched as present. */
 static int mark(struct snapshot_cache *cache, struct ibx_error *err)
 {
     struct ibx_page_map there;
@@ -268,7 +268,7 @@ static int copy_map(struct snapshot_cache *cache, struct ibx_error *err)
 
 /* ------------------------------------------------------------ by multicast */
 
-/* While a group sends pages the background waits; without a group it does not. */
+/* Joins the server's group, if it has one; while the group sends pages, the background waits. */
 static void join(struct snapshot_cache *cache)
 {
     const struct snapshot_feed_config config = {.uri = cache->source,
@@ -295,8 +295,8 @@ static void leave_group(struct snapshot_cache *cache)
     ibx_fault_set_background(cache->engine, cache->background);
 }
 
-/* The group may send pages that nobody wants, without end. So the background no longer waits for
- * it; pages that still come by multicast are accepted. */
+/* Lets the background continue beside the group, which may be sending pages that nobody here wants,
+ * without end. Pages that still come by multicast are accepted. */
 static void do_not_wait_for_group(struct snapshot_cache *cache,
                                   void (*notify)(void *context, const char *line), void *context)
 {
@@ -366,7 +366,7 @@ int ibx_snapshot_cache_fill(struct snapshot_cache *cache, bool background, uint6
         rc = map_block(cache, i, err);
     config.uffd = cache->uffd;
     if (!rc && cache->multicast->on && background && cache->hashes) {
-        table = table_of(cache); /* what comes to all is compared with it from the beginning */
+        table = table_of(cache); /* multicast pages are compared with it from the beginning */
         config.plan = &table;
         config.plan_count = 1;
     }
@@ -404,7 +404,8 @@ static void *check_main(void *argument)
     return NULL;
 }
 
-/* Comparing some GiB takes a second, and children may come meanwhile. */
+/* Starts the thread that computes the digest: some GiB take a second, in which children may come.
+ */
 static int check(struct snapshot_cache *cache, struct ibx_error *err)
 {
     ibx_snapshot_folder_note_times(cache->folder);
@@ -416,7 +417,7 @@ static int check(struct snapshot_cache *cache, struct ibx_error *err)
               : ibx_state_move(&cache->state, CACHE_CHECKING);
 }
 
-/* Once. */
+/* Joins that thread; without effect if it was joined before. */
 static void join_checker(struct snapshot_cache *cache)
 {
     if (cache->checked_fd < 0)
@@ -463,7 +464,7 @@ static int whole(struct snapshot_cache *cache, struct ibx_error *err)
     return ibx_state_move(&cache->state, CACHE_WHOLE);
 }
 
-/* The next one is asked first. */
+/* The next server in the list is tried first, after the present one. */
 static void pass_over(struct snapshot_cache *cache)
 {
     for (unsigned i = 0; i < cache->uri_count; i++)
@@ -471,7 +472,8 @@ static void pass_over(struct snapshot_cache *cache)
             cache->first = (i + 1) % cache->uri_count;
 }
 
-/* After all of them it is no accident of a wire. */
+/* A wrong page has come: tries the next server. -EBADMSG once all servers have sent wrong pages in
+ * a row, which is no accident of a wire. */
 static int note_wrong(struct snapshot_cache *cache, const struct ibx_error *why,
                       struct ibx_error *err)
 {
@@ -498,7 +500,8 @@ static int lost(struct snapshot_cache *cache, void (*notify)(void *context, cons
     notify(context, line);
     ibx_snapshot_reader_close(cache->reader);
     cache->reader = NULL;
-    /* A server that is lost at once, or a tmpfs that is full, is not asked without a pause. */
+    /* After a server that was lost at once, or with a full tmpfs, there is a pause before each try.
+     */
     const bool lived = ibx_now_ns() - cache->filling_ns > PAUSE_MAX_MS * IBX_NS_PER_MS;
     cache->wrong = lived && why.code != -EBADMSG ? 0 : cache->wrong;
     cache->pause_ms = lived || cache->pause_ms < PAUSE_MS ? PAUSE_MS : cache->pause_ms;
@@ -518,7 +521,7 @@ static int try_again(struct snapshot_cache *cache, void (*notify)(void *context,
     int rc = connect_one(cache, true, &why);
     if (!rc)
         rc = ibx_snapshot_reader_serve(cache->reader, cache->hashes, cache->buffer_bytes, as, &why);
-    if (!rc) /* one without hashes may have fewer pages: the others are zero */
+    if (!rc) /* a server without hashes may have fewer pages; those that it lacks are zero */
         rc = ibx_page_map_runs(ibx_snapshot_reader_map(cache->reader), mark_zero, cache);
     if (!rc)
         rc = ibx_fault_resume(cache->engine, as, &why);
@@ -552,8 +555,8 @@ static uint64_t patience_ns(const struct snapshot_cache *cache, const struct ibx
                : ns + (uint64_t)BACKGROUND_MOST * 1000 / cache->max_bandwidth * IBX_NS_PER_MS;
 }
 
-/* Whether somebody has waited too long for a page since this server was asked. Other pages from it
- * are no reason to wait for ever. */
+/* Whether somebody has waited too long for a page since this server was connected, even if the
+ * server sends other pages. */
 static bool is_overdue(const struct snapshot_cache *cache, uint64_t now)
 {
     const uint64_t fault = ibx_fault_waits_since(cache->engine);
@@ -628,7 +631,7 @@ void ibx_snapshot_cache_end(struct snapshot_cache *cache)
     if (cache->feed)
         leave_group(cache);
     if (cache->state.now == CACHE_CHECKING)
-        join_checker(cache); /* it reads what goes here */
+        join_checker(cache); /* its thread reads what is unmapped below */
     ibx_fault_destroy(cache->engine);
     ibx_snapshot_checker_destroy(cache->hashes);
     ibx_snapshot_reader_close(cache->reader);

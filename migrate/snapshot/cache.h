@@ -38,7 +38,7 @@
  *   [*] -> EMPTY -> FILLING -> CHECKING -> WHOLE -> [*]
  *   FILLING -> LOST -> FILLING        no server answers; then one does
  *   EMPTY -> [*]
- *   FILLING | LOST | CHECKING -> [*]     the process has to end, see above
+ *   FILLING | LOST | CHECKING -> [*]     the process has to end: missing pages must not be touched
  *
  * In CHECKING all pages are there, and a thread computes their digest.
  */
@@ -60,22 +60,21 @@ struct snapshot_cache {
     struct ibx_fault *engine;
     struct ibx_fault_range ranges[IBX_SNAPSHOT_RAM_MAX + 1]; /* guest RAM, and the table */
     size_t buffer_bytes;
-    uint64_t again_ns;   /* LOST: the next try */
-    uint64_t filling_ns; /* the last one that brought a server; 0: it was the first */
+    uint64_t again_ns;   /* LOST: when the next try is due */
+    uint64_t filling_ns; /* when a server was last found again; 0: still the first */
     unsigned pause_ms, reconnects;
-    uint64_t max_bandwidth;        /* of what comes ahead; 0: no limit */
-    uint64_t present, progress_ns; /* pages when some were to come last, and since when */
-    bool told_other;               /* LOST: that another snapshot is served where this one was */
+    uint64_t max_bandwidth;        /* of background pages, bytes per second; 0: no limit */
+    uint64_t present, progress_ns; /* to see progress: pages present, and since when so many */
+    bool told_other;               /* LOST: has reported that a server has another snapshot now */
     char source[300];              /* the URI that is read */
-    const struct ibx_snapshot_multicast_options
-        *multicast;                          /* whether it joins its server's group */
-    struct snapshot_feed *feed;              /* while it does */
-    bool feeds;                              /* and the background holds back for it */
-    struct ibx_multicast_receiver_stats fed; /* of those before */
-    bool background;                         /* all pages are wanted */
-    pthread_mutex_t engine_lock;             /* others than the owner look at the engine */
+    const struct ibx_snapshot_multicast_options *multicast; /* whether to join the server's group */
+    struct snapshot_feed *feed;                             /* the membership; NULL: none */
+    bool feeds;                                             /* the background waits for the group */
+    struct ibx_multicast_receiver_stats fed;                /* the sum of earlier feeds */
+    bool background;                                        /* all pages are wanted */
+    pthread_mutex_t engine_lock; /* held to use the engine in other threads */
     pthread_t checker;
-    int checked_fd; /* an eventfd: it is done */
+    int checked_fd; /* an eventfd: the checker is done */
     uint8_t digest[IBX_SNAPSHOT_DIGEST];
     struct ibx_error check_error;
 };
@@ -86,40 +85,42 @@ int ibx_snapshot_cache_begin(struct snapshot_cache *cache, const char *path, str
 /* Maps the files and starts to fill them; with `background` all of them. */
 int ibx_snapshot_cache_fill(struct snapshot_cache *cache, bool background, uint64_t max_bandwidth,
                             struct ibx_error *err);
-/* For poll(2); the second is -1 when nothing comes by multicast. */
+/* For poll(2); the second one is -1 if there is no feed. */
 int ibx_snapshot_cache_fd(const struct snapshot_cache *cache);
 int ibx_snapshot_cache_feed_fd(const struct snapshot_cache *cache);
 /* Whether a page of guest RAM is there. `cache` is a struct snapshot_cache; from any thread. */
 bool ibx_snapshot_cache_has(void *cache, uint64_t page);
 void ibx_snapshot_cache_fed(const struct snapshot_cache *cache, struct ibx_snapshot_fed *fed);
-/* Looks what has become of it: a lost server is sought again, also among the others. -EBADMSG: what
- * comes is not what was frozen, from any of them. */
+/* Makes the cache's next steps: notices that all pages are there or that the server is lost, and
+ * looks for one that answers. -EBADMSG: what all servers send is not what was frozen. */
 int ibx_snapshot_cache_step(struct snapshot_cache *cache,
                             void (*notify)(void *context, const char *line), void *context,
                             struct ibx_error *err);
 /* Pages of guest RAM that are there, while it has an engine. */
 uint64_t ibx_snapshot_cache_present(const struct snapshot_cache *cache,
                                     const struct ibx_fault_stats *engine);
-/* When nobody touches the mapping any more, and the files are not used again: who waits for a page
- * would see zeros. In CHECKING it waits for the digest; a process that is to end at once ends
- * without this. */
+/* Ends the engine and unmaps the files. Only if nobody touches the mapping any more and the files
+ * are not used again: a thread that waits for a page would see zeros. In CHECKING it waits for the
+ * digest; a process that has to end at once must not call it. */
 void ibx_snapshot_cache_end(struct snapshot_cache *cache);
 
 /* ------------------------------------------------------------ multicast_cache.c */
 
 /*
- * The group of a cache's server, in a thread of its own: it asks for it, joins it, and gives the
- * fault engine what comes, page by page, each compared with its hash.
+ * Membership in the multicast group of a cache's server. A thread of its own asks the server for
+ * the group, joins it, and gives the pages that come to the fault engine, each compared with its
+ * hash.
  *
  * state machine: snapshot feed
  *   [*] -> WAITING -> CONNECTING -> JOINING -> MEMBER -> DRAINING -> OVER -> [*]
  *   WAITING | JOINING | MEMBER -> OVER     there is no group, or it is lost
- *   CONNECTING -> LEFT -> [*]              it is closed meanwhile
+ *   CONNECTING -> LEFT -> [*]              the feed was closed meanwhile
  *   WAITING | JOINING | MEMBER | DRAINING -> [*]
  *
- * In WAITING hashes come, in MEMBER datagrams. In DRAINING all have been sent, and some may still
- * be on their way. A server may take seconds to let this host connect, and the cache does not wait
- * for that: in CONNECTING the thread uses nothing of the cache's, and in LEFT it ends alone.
+ * In WAITING the hashes are fetched, in MEMBER datagrams come. In DRAINING all have been sent, and
+ * some may still be on their way. A server may take seconds to accept the connection; so that the
+ * cache need not wait for that, the thread uses nothing of the cache in CONNECTING, and in LEFT it
+ * frees the feed and ends by itself.
  */
 enum feed_state {
     FEED_WAITING,
@@ -139,17 +140,17 @@ struct snapshot_feed_config {
     const struct ibx_options *options; /* copied */
     const struct ibx_snapshot_manifest *manifest;
     const struct ibx_page_map *map;
-    struct ibx_fault *engine; /* until close */
-    /* Of the engine. It gets the whole table, without which nothing that comes can be compared. */
+    struct ibx_fault *engine; /* has to live until close */
+    /* The engine's checker. It needs the whole table, since any page may come. */
     struct ibx_snapshot_checker *checker;
-    unsigned worker; /* as which the thread has pages compared */
+    unsigned worker; /* the thread's number as a worker of the checker */
 };
 
 int ibx_snapshot_feed_open(const struct snapshot_feed_config *config, struct snapshot_feed **feed,
                            struct ibx_error *err);
-/* For poll(2): there is something to say, or it is over. */
+/* For poll(2): readable when there is a line to report, or the feed is over. */
 int ibx_snapshot_feed_fd(const struct snapshot_feed *feed);
-/* What there is to say, one line after the other; false: nothing. */
+/* Takes the next line to report; false: there is none. */
 bool ibx_snapshot_feed_says(struct snapshot_feed *feed, char line[IBX_ERROR_MAX]);
 bool ibx_snapshot_feed_over(struct snapshot_feed *feed);
 /* Adds to *sum what has come so far. */
@@ -159,8 +160,9 @@ void ibx_snapshot_feed_close(struct snapshot_feed *feed, struct ibx_multicast_re
 
 /* ------------------------------------------------------------ intact.c */
 
-/* What is served, and mapped, stays as it was, or nobody gets it any more. One in a process, which
- * gets SIGBUS when somebody cuts a mapped file short. */
+/* Watches that the served files, which are mapped, do not change: if they do, nothing more is
+ * served. At most one in a process, because it handles SIGBUS, which comes when somebody truncates
+ * a mapped file. */
 struct snapshot_intact {
     const struct ibx_snapshot_folder *folder;
     void *const *memory;
@@ -171,8 +173,8 @@ struct snapshot_intact {
 int ibx_snapshot_intact_begin(struct snapshot_intact *intact,
                               const struct ibx_snapshot_folder *folder, void *const *memory,
                               struct ibx_error *err);
-/* -ESTALE: the files are not what they were. A thread may wait for good in their mapping then, so
- * the process has to end. */
+/* -ESTALE: the files have changed. Then threads may be blocked for ever in their mapping, so the
+ * process has to end. */
 int ibx_snapshot_intact_check(struct snapshot_intact *intact, struct ibx_snapshot_folder *folder,
                               struct ibx_error *err);
 void ibx_snapshot_intact_end(struct snapshot_intact *intact);
@@ -181,11 +183,11 @@ void ibx_snapshot_intact_end(struct snapshot_intact *intact);
 
 #define SNAPSHOT_SOCKET "children" /* in the folder: SEQPACKET, one JSON object each way */
 
-/* What a child's tool tells of it. */
+/* A child, as the tool that makes it describes it. */
 struct snapshot_child {
     pid_t pid;
     uint64_t started;                         /* ibx_process_started() */
-    int remote;                               /* its userfaultfd, by QEMU's number */
+    int remote;                               /* the number of its userfaultfd in QEMU */
     unsigned count;                           /* blocks */
     uint64_t addresses[IBX_SNAPSHOT_RAM_MAX]; /* in QEMU's address space */
 };
@@ -199,24 +201,24 @@ struct snapshot_children_config {
 };
 
 struct snapshot_children_stats {
-    unsigned children; /* that may still wait for pages */
-    uint64_t so_far;   /* of them, so far */
+    unsigned children; /* those that may still wait for pages */
+    uint64_t so_far;   /* all children so far */
     uint64_t asked;    /* connections to the socket so far */
     uint64_t faults, zero_faults;
 };
 
-/* Listens, and takes back the children of a process before this one that has ended. */
+/* Listens for children, and takes over those of an earlier process that has ended. */
 int ibx_snapshot_children_open(const struct snapshot_children_config *config,
                                struct snapshot_children **children, struct ibx_error *err);
-/* The folder is whole: children of a process before this one, which was killed as it became so,
- * need nobody any more. */
+/* For a folder that is whole: releases children of an earlier process that was killed just when the
+ * folder became whole. They need no server any more. */
 int ibx_snapshot_children_release(const struct snapshot_children_config *config,
                                   struct ibx_error *err);
 /* For poll(2). */
 int ibx_snapshot_children_fd(const struct snapshot_children *children);
-/* Takes a child that has come. */
+/* Accepts a child that has come. */
 void ibx_snapshot_children_step(struct snapshot_children *children);
-/* All pages are there: children need nobody any more, now or later. */
+/* To be called when all pages are there: releases all children; later ones need no server. */
 void ibx_snapshot_children_whole(struct snapshot_children *children);
 void ibx_snapshot_children_stats(struct snapshot_children *children,
                                  struct snapshot_children_stats *stats);
@@ -236,37 +238,39 @@ struct snapshot_holes {
     } at[SNAPSHOT_HOLES];
 };
 
-/* The longest parts of guest RAM, of a MiB or more, that are zero. The folder is whole. */
+/* Finds the longest parts of guest RAM, of a MiB or more, that are zero, in a whole folder. */
 void ibx_snapshot_holes_find(const struct ibx_snapshot_folder *folder,
                              struct snapshot_holes *holes);
-/* Whether the folder's tmpfs has room for all other pages of zeros. */
+/* Adds a blocker unless the folder's tmpfs has room for all other zero pages. */
 void ibx_snapshot_holes_room(const struct ibx_snapshot_folder *folder,
                              const struct snapshot_holes *holes, struct ibx_blockers *blockers);
-/* The same parts by a map, for a child of a cache that is not whole; NULL: no memory. And back:
- * none, if they are not of this folder. */
+/* Such parts by a page map, as JSON, for a child of a cache that is not whole; NULL: no memory. And
+ * the reverse, which finds no parts if they do not fit this folder. */
 json_t *ibx_snapshot_holes_json(const struct ibx_page_map *map, unsigned blocks);
 void ibx_snapshot_holes_read(const json_t *json, const struct ibx_snapshot_folder *folder,
                              struct snapshot_holes *holes);
 
 /* ------------------------------------------------------------ child.c */
 
-/* Whether somebody listens, before a child is touched. -ECONNREFUSED, -ENOENT:
- * nobody serves this folder. */
+/* To be called before QEMU is changed: checks that a process serves this folder. -ECONNREFUSED,
+ * -ENOENT: none does. */
 int ibx_snapshot_child_expected(const struct ibx_snapshot_folder *folder, struct ibx_error *err);
-/* *whole is set when this child needs nobody; *holes to what is zero in the snapshot. */
+/* Hands a child over to that process. Sets `*whole` if the child needs no server, because all pages
+ * are there, and `*holes` to the parts that are zero in the snapshot. */
 int ibx_snapshot_child_hand_over(const struct ibx_snapshot_folder *folder,
                                  const struct snapshot_child *child, bool *whole,
                                  struct snapshot_holes *holes, struct ibx_error *err);
 
-/* For both ends. */
-#define SNAPSHOT_CHILD_TEXT 8192 /* bytes of what is said, at most */
+/* Used by both ends of the socket. */
+#define SNAPSHOT_CHILD_TEXT 8192 /* bytes of a message, at most */
 json_t *ibx_snapshot_child_json(const struct snapshot_child *child);
-/* The reverse, of a child with `count` blocks. -EPROTO. */
+/* Decodes it, for a child that must have `count` blocks. -EPROTO. */
 int ibx_snapshot_child_read(const char *text, size_t length, unsigned count,
                             struct snapshot_child *child, struct ibx_error *err);
-/* The socket's name in its folder, however long the path is. */
+/* The socket's address through the descriptor of its folder, so that the path may have any length.
+ */
 struct sockaddr_un ibx_snapshot_child_address(int folder);
-/* The other end has ten seconds to say something, or to take it. */
+/* Limits each send and receive to ten seconds. */
 void ibx_snapshot_child_limit(int fd);
 
 /* ------------------------------------------------------------ child_record.c */
@@ -295,7 +299,7 @@ void ibx_snapshot_let_left_go(const struct ibx_snapshot_folder *folder);
 #define SNAPSHOT_CARD_NAME 64u
 #define SNAPSHOT_CARD_MAC  24u
 
-/* Network cards of a child with a MAC that its parent has not there. */
+/* The network cards of a child whose MAC differs from that of the same card of its parent. */
 struct snapshot_network {
     unsigned count;
     struct snapshot_card {
@@ -305,15 +309,15 @@ struct snapshot_network {
     } cards[SNAPSHOT_CARDS];
 };
 
-/* Before the state is loaded. `parent` and `child` are descriptions; cards that QEMU can say
- * nothing of are reasons against it. */
+/* To be called before the state is loaded: finds such cards. `parent` and `child` are descriptions
+ * (ibx_describe()). Cards of which QEMU cannot report the MAC become blockers. */
 int ibx_snapshot_network_find(struct ibx_qmp *qmp, const json_t *parent, const json_t *child,
                               struct snapshot_network *network, struct ibx_blockers *blockers,
                               struct ibx_error *err);
-/* All of them; once before the state is loaded, and once when it is. */
+/* Takes the links of all of them down: once before the state is loaded, and once after. */
 int ibx_snapshot_network_down(struct ibx_qmp *qmp, const struct snapshot_network *network,
                               struct ibx_error *err);
-/* Each when the guest has taken its MAC. -ETIMEDOUT: some stay down. */
+/* Brings each link up once the guest has set the child's MAC. -ETIMEDOUT: some stay down. */
 int ibx_snapshot_network_up(struct ibx_qmp *qmp, struct snapshot_network *network,
                             uint64_t deadline_ns, struct ibx_error *err);
 

@@ -22,8 +22,8 @@ struct ibx_snapshot_checker {
     _Atomic uint8_t *states; /* of each piece of the table */
     pthread_mutex_t keeping;
     _Atomic uint64_t fetched; /* bytes of the table */
-    uint32_t piece;           /* bytes */
-    uint32_t each;            /* pages of the snapshot in one of the caller's */
+    uint32_t piece;           /* bytes of a piece of the table */
+    uint32_t each;            /* the caller's page size in pages of the snapshot */
     unsigned count;
     struct ibx_snapshot_hasher hashers[];
 };
@@ -37,7 +37,7 @@ static int take_index(struct ibx_snapshot_checker *checker, struct ibx_snapshot_
     checker->states = calloc((size_t)index->pieces, sizeof(*checker->states));
     if (!checker->states)
         return ibx_error_set(err, -ENOMEM, "no memory for the hashes of pages");
-    for (uint64_t i = 0; i < index->pieces; i++) /* a piece of zeros is there already */
+    for (uint64_t i = 0; i < index->pieces; i++) /* the table begins with zeros */
         if (!memcmp(index->hashes + i * sizeof(none), none, sizeof(none)))
             atomic_init(&checker->states[i], TABLE_KEPT);
     checker->index = *index;

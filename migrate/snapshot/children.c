@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * A child's QEMU has the cache's files mapped privately, with a userfaultfd for pages that are not
- * in them. One thread a child answers: it touches the page in this process's mapping, which brings
- * it into the file, and lets the child try again. Pages that are zero by the map are put into the
- * child alone, as the kernel's zero page. A page that is in the file is none of this thread's
- * business: the kernel maps it.
+ * in them. For each child a thread answers: it touches the page in this process's mapping, which
+ * brings the page into the file, and wakes the child, which tries again. For pages that are zero by
+ * the map it puts the kernel's zero page into the child alone. Pages that are in the file cause no
+ * such faults: the kernel maps them.
  *
  * A file of the folder (child_record.c) keeps what is known of each, for the next process.
  */
@@ -44,8 +44,8 @@ struct member {
     struct snapshot_child child;
     int uffd, pidfd;
     pthread_t thread;
-    _Atomic bool touching; /* its thread waits for a page */
-    bool started, over;    /* `over`: under the lock */
+    _Atomic bool touching; /* its thread touches a page, for which it may have to wait */
+    bool started, over;    /* `over`: the thread ends; under the lock */
 };
 
 struct snapshot_children {
@@ -93,7 +93,7 @@ static int wake(const struct member *m, uint64_t start, uint64_t length)
     return ioctl(m->uffd, UFFDIO_WAKE, &range) ? -errno : 0;
 }
 
-/* Up to ZERO_RUN zero pages from this one on. */
+/* Places up to ZERO_RUN zero pages from this one on. */
 static int put_zero(const struct member *m, unsigned block, uint64_t offset)
 {
     const struct ibx_page_map *map = m->children->config.map;
@@ -106,12 +106,13 @@ static int put_zero(const struct member *m, unsigned block, uint64_t offset)
     atomic_fetch_add(&m->children->zero_faults, 1);
     if (!ioctl(m->uffd, UFFDIO_ZEROPAGE, &zero))
         return 0;
-    /* The rest faults again when it is needed; what QEMU has taken away meanwhile does not. */
+    /* Pages that were not placed fault again when they are needed; ENOENT: QEMU has unmapped them.
+     */
     return errno == EEXIST || errno == EAGAIN || errno == ENOENT ? wake(m, start, IBX_SNAPSHOT_PAGE)
                                                                  : -errno;
 }
 
-/* Where this thread goes on when the child for which it waits has ended. */
+/* Where this thread continues if the child ends for which it touches a page. */
 static _Thread_local sigjmp_buf *waiting;
 
 static void on_ended(int number)
@@ -121,8 +122,8 @@ static void on_ended(int number)
         siglongjmp(*waiting, 1);
 }
 
-/* Waits until the engine has the page: for long, if no server answers. False: the child has ended
- * before. */
+/* Touches a page, which waits until the engine has placed it: without an end, if no server answers.
+ * False: the child has ended meanwhile. */
 static bool touch(struct member *m, const uint8_t *page)
 {
     sigjmp_buf back;
@@ -138,7 +139,8 @@ static bool touch(struct member *m, const uint8_t *page)
     return true;
 }
 
-/* A thread in a page fault sees nothing but signals. One that comes too early is sent again. */
+/* Interrupts threads that touch a page for a child that has ended. Only a signal reaches a thread
+ * in a page fault; one that comes too early is lost, and sent again by the next call. */
 static void look_after(struct snapshot_children *c)
 {
     pthread_mutex_lock(&c->lock);
@@ -177,9 +179,9 @@ static int answer_all(struct member *m)
     return rc;
 }
 
-/* A run of pages that are zero by the map becomes the kernel's zero page in the child, but for
- * those that it has: what it looked at later would else take room in the files, and perhaps find
- * none (holes.c). It faults meanwhile. */
+/* Places the kernel's zero page in the child for a run of pages that are zero by the map, except
+ * for those that it has. Otherwise, pages that it touched later would take room in the files, and
+ * there might be none (holes.c). Answers the child's faults meanwhile. */
 static int put_zeros(struct member *m, unsigned block, uint64_t offset, uint64_t end)
 {
     int rc = 0;
@@ -191,7 +193,7 @@ static int put_zeros(struct member *m, unsigned block, uint64_t offset, uint64_t
             offset += (uint64_t)zero.zeropage;
         else if (code == EEXIST)
             offset += IBX_SNAPSHOT_PAGE;
-        else if (code == ENOENT) /* memory of its own there, from the beginning */
+        else if (code == ENOENT) /* the child has memory of its own there: a hole (map_holes()) */
             offset += length;
         else if (code && code != EAGAIN)
             return -code;
@@ -216,15 +218,16 @@ static int put_all_zeros(struct member *m)
     return rc;
 }
 
-/* Faults that were read, by this process or one before it, and not answered. */
+/* Wakes all of the child's threads, so that faults that were read but not answered, by this process
+ * or an earlier one, are reported again. */
 static void report_again(const struct member *m)
 {
     for (unsigned i = 0; i < m->child.count; i++)
         wake(m, m->child.addresses[i], m->children->config.folder->sizes[i]);
 }
 
-/* A child that nobody answers waits for ever, and what this host has no memory for it may have
- * later. `others`: what ends the pause. */
+/* Pauses, then has faults that could not be answered reported again: an unanswered child would wait
+ * for ever, and the host may have memory later. `others`: descriptors that end the pause. */
 static void try_again(const struct member *m, int why, bool *told, struct pollfd *others,
                       nfds_t count)
 {
@@ -238,15 +241,16 @@ static void try_again(const struct member *m, int why, bool *told, struct pollfd
     report_again(m);
 }
 
-/* Every page is in the files, or zero: this child is on its own from here on. What it looks at
- * later may find no room in the files: it is not let go on for want of memory here. */
+/* Releases a child: every page is in the files, or zero. First all zero pages are placed, since
+ * pages that it touched later might find no room in the files; if this process lacks memory for
+ * that, it tries again. */
 static void let_go(struct member *m, struct pollfd *ended)
 {
     bool told = false;
     int rc;
     while ((rc = put_all_zeros(m)) == -ENOMEM && !ended->revents) {
         try_again(m, rc, &told, ended, 1);
-        answer_all(m); /* for other pages there may be memory */
+        answer_all(m); /* other faults may be answered all the same */
     }
     if (rc && rc != -ESRCH && !ended->revents)
         ibx_log(IBX_LOG_WARN, "QEMU (process %d) has not all its pages of zeros: %s",
@@ -321,7 +325,7 @@ static int take_descriptors(struct member *m, struct ibx_error *err)
     return ibx_fault_uffd_take(child->pid, child->remote, &m->uffd, err);
 }
 
-/* Without one it is refused, and nobody after this process has to look for it. */
+/* If there is no thread, the child is refused, and its record is removed unless it was `known`. */
 static int start_thread(struct snapshot_children *c, struct member *m, bool known,
                         struct ibx_error *err)
 {
@@ -336,7 +340,8 @@ static int start_thread(struct snapshot_children *c, struct member *m, bool know
     return 0;
 }
 
-/* `known`: it has its record, which is not risked on a full tmpfs. */
+/* Adds a child. `known`: its record exists already, and is not rewritten, since the tmpfs may be
+ * full. */
 static int add(struct snapshot_children *c, const struct snapshot_child *child, bool known,
                struct ibx_error *err)
 {
@@ -469,7 +474,7 @@ static int make(const struct snapshot_children_config *config, struct snapshot_c
 int ibx_snapshot_children_open(const struct snapshot_children_config *config,
                                struct snapshot_children **out, struct ibx_error *err)
 {
-    /* Not blocked while it is handled: the handler does not return. */
+    /* SA_NODEFER: the handler jumps out instead of returning, so the signal must not be blocked. */
     const struct sigaction action = {.sa_handler = on_ended, .sa_flags = SA_NODEFER};
     struct snapshot_children *c = NULL;
     int rc = make(config, &c, err);

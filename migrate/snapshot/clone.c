@@ -5,7 +5,7 @@
  * pages that are not there yet, and then the device state. The files are open for reading only
  * there: nothing that QEMU does reaches them.
  *
- * What QEMU has put into its RAM at its start goes with it, as with any migration.
+ * What QEMU has put into its RAM at its start is lost with that RAM, as with any migration.
  */
 #include "migrate/snapshot/cache.h"
 
@@ -41,18 +41,18 @@ struct cloning {
     struct ibx_guest_ram ram;
     struct ibx_settings settings;
     struct ibx_uffd uffd;
-    int claim; /* its process, locked; or -1 */
+    int claim; /* a descriptor of its /proc folder, locked; or -1 */
     struct snapshot_child child;
     struct snapshot_holes holes; /* of a whole folder */
     struct snapshot_network network;
     json_t *before;
     uint64_t verified;
-    bool changed; /* QEMU's RAM: it is good for nothing else */
+    bool changed; /* QEMU's RAM has been changed, so it can be used for nothing else */
 };
 
 /* ------------------------------------------------------------ whether it is one */
 
-/* Properties that a child has of its own: docs/man/ib-migrate.1, "Identities". */
+/* Removes properties in which a child may differ: docs/man/ib-migrate.1, "Identities". */
 static void drop_identity(json_t *description)
 {
     static const char *const own[] = {"mac", "guid"};
@@ -147,9 +147,9 @@ static pid_t parent_of(pid_t pid)
     return parent;
 }
 
-/* Another QEMU that was started meanwhile with the same path has taken the monitor away. A QEMU
- * that has become a daemon is not this process's child, and the process that started it has ended.
- * */
+/* Checks that the monitor is that of the QEMU that the caller has started: another QEMU that was
+ * started with the same path meanwhile takes it away. A QEMU that has become a daemon is no longer
+ * a descendant; then the process that the caller started has ended. */
 static int check_started(const struct cloning *c, struct ibx_error *err)
 {
     const pid_t started = c->config->started;
@@ -165,7 +165,8 @@ static int check_started(const struct cloning *c, struct ibx_error *err)
     return 0;
 }
 
-/* The messages are those of a migration; the snapshot stands for its source. */
+/* Whether a blocker results from comparing with the snapshot. The messages are those of a
+ * migration, whose source is the snapshot. */
 static bool compares(const struct ibx_blockers *blockers)
 {
     for (size_t i = 0; i < blockers->count && i < IBX_BLOCKERS_MAX; i++)
@@ -193,7 +194,7 @@ static int check(struct cloning *c, struct ibx_error *err)
     if (!rc && !strcmp(c->ram.status, "inmigrate"))
         ibx_preflight_listening(&c->ram, migration, blockers);
     json_decref(migration);
-    if (!rc) /* they would reach other memory than its vCPUs */
+    if (!rc) /* such devices would access other memory than the vCPUs */
         rc = ibx_preflight_devices(c->qmp, blockers, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     if (c->folder.manifest.complete) {
         ibx_snapshot_holes_find(&c->folder, &c->holes);
@@ -215,10 +216,10 @@ static int check(struct cloning *c, struct ibx_error *err)
 /* ------------------------------------------------------------ its RAM */
 
 struct private_span {
-    uint64_t at, end; /* what is before `at` is private */
+    uint64_t at, end; /* all before `at` has been found private */
 };
 
-/* True where the next mapping is not private, or beyond the end. */
+/* Ends the search (true) at a mapping that is not private, at a gap, or beyond the end. */
 static bool ends_private(void *context, const struct ibx_proc_mapping *m)
 {
     struct private_span *span = context;
@@ -254,7 +255,7 @@ static bool is_file(void *context, int number, const char *path)
     return !stat(path, &is) && is.st_dev == wanted->st_dev && is.st_ino == wanted->st_ino;
 }
 
-/* QEMU's number of a file that it was given. */
+/* The number in QEMU of the descriptor that it was given for a file. */
 static int find_file(pid_t pid, int fd)
 {
     struct stat wanted;
@@ -308,7 +309,8 @@ static int map_block(struct cloning *c, unsigned i, struct ibx_error *err)
     return rc;
 }
 
-/* The folder is complete, so nothing watches the child: as in check(). */
+/* For a complete folder, whose children nobody serves: checks again, as check() does, that zero
+ * pages find room. */
 static int check_room(struct cloning *c, struct ibx_error *err)
 {
     struct ibx_blockers *blockers = calloc(1, sizeof(*blockers));
@@ -348,17 +350,18 @@ static int watch(struct cloning *c, struct ibx_error *err)
     if (!rc && whole)
         rc = check_room(c, err);
     if (!rc && !whole) {
-        close(c->uffd.fd); /* QEMU has it, and who fills the cache */
+        close(c->uffd.fd); /* QEMU keeps it, and so does the process that fills the cache */
         c->uffd.fd = -1;
         return 0;
     }
-    /* Nothing runs there yet that could need a page. */
+    /* Nothing that could need a page runs in QEMU yet. */
     const int closed = ibx_uffd_close_in_qemu(&c->uffd, deadline, rc ? NULL : err);
     c->uffd.fd = -1;
     return rc ? rc : closed;
 }
 
-/* Like ibx_guest_ram_huge_pages(), for a file that may not have all its pages yet. */
+/* Forbids transparent huge pages, as ibx_guest_ram_huge_pages() does, for a file of which pages may
+ * be missing. */
 static int keep_huge_pages_out(struct cloning *c, unsigned i, struct ibx_error *err)
 {
     const uint64_t advise[6] = {c->child.addresses[i], c->folder.sizes[i], MADV_NOHUGEPAGE};
@@ -374,7 +377,8 @@ static int unlock_block(struct cloning *c, unsigned i, struct ibx_error *err)
     return inject(c, SYS_mprotect, arguments, 0, "mprotect", err);
 }
 
-/* Replaces the mappings of the snapshot's files there, and their userfaultfd. */
+/* Maps private memory over the holes, which replaces the mapping of the snapshot's file and its
+ * registration with the userfaultfd. */
 static int map_holes(struct cloning *c, struct ibx_error *err)
 {
     int rc = 0;
@@ -448,8 +452,8 @@ static int feed(struct cloning *c, int fd, struct ibx_error *err)
     return 0;
 }
 
-/* What QEMU tells of a migration may be of the next one, which another client of it has begun: a VM
- * that is not loaded has the status inmigrate. */
+/* Whether QEMU has loaded the VM. What it reports of a migration may concern a later one that
+ * another client has begun, but until a VM is loaded its status is inmigrate. */
 static bool has_vm(struct cloning *c)
 {
     char status[32];
@@ -477,8 +481,8 @@ static int await_loaded(struct cloning *c, struct ibx_error *err)
     }
 }
 
-/* Waits until the VM has its status, because QEMU reports a migration as complete a moment before.
- * */
+/* Waits until the VM has its final status: QEMU reports the migration as complete a moment before.
+ */
 static int await_status(struct cloning *c, char *status, size_t size, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(LOAD_MS);
@@ -515,7 +519,7 @@ static int load(struct cloning *c, char *status, size_t size, struct ibx_error *
 
 /* ------------------------------------------------------------ its network */
 
-/* A guest that is paused takes no MAC. */
+/* Waits for the MACs only if the VM runs: a paused guest cannot set one. */
 static int give_network(struct cloning *c, struct ibx_clone_result *result, struct ibx_error *err)
 {
     result->cards = c->network.count;
@@ -536,9 +540,10 @@ static int give_network(struct cloning *c, struct ibx_clone_result *result, stru
 
 /* ------------------------------------------------------------ all of it */
 
-/* Only one clone at a time may give a QEMU its memory, by whatever monitor: a second one would take
- * the memory from a VM that runs by then. A child's memory has no file that could be locked, so its
- * process is: as long as somebody has that open. */
+/* Makes sure that only one clone at a time gives this QEMU its memory, whichever monitor it uses: a
+ * second one would take the memory from a VM that may run by then. The memory has no file that
+ * could be locked, so the lock is on the process's folder in /proc, while the descriptor is open.
+ */
 static int claim(struct cloning *c, struct ibx_error *err)
 {
     char path[32];
@@ -554,7 +559,7 @@ static int claim(struct cloning *c, struct ibx_error *err)
     return ibx_error_set(err, -errno, "%s cannot be locked: %s", path, strerror(errno));
 }
 
-/* The folder, with all pages or somebody who fills it. */
+/* Opens the snapshot's folder, which must have all pages or be filled by another process. */
 static int open_parent(struct cloning *c, struct ibx_error *err)
 {
     int rc = ibx_snapshot_folder_open(c->config->path, false, &c->folder, err);

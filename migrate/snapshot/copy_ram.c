@@ -27,7 +27,7 @@ int ibx_snapshot_put(int fd, const uint8_t *bytes, uint64_t length, uint64_t at,
     return 0;
 }
 
-/* Runs of pages that hold something, of [from, end). */
+/* Copies the runs of pages in [from, end) that are not zero. */
 static int copy_run(const uint8_t *memory, uint64_t from, uint64_t end, int fd,
                     struct ibx_error *err)
 {

@@ -26,7 +26,7 @@ static void block_name(const struct ibx_snapshot_folder *folder, unsigned block,
         snprintf(name, 24, "%s", block == folder->manifest.ram_count ? "state" : "hashes");
 }
 
-/* All that the VM knows is in the folder. */
+/* The folder has all secrets of the VM, so only this user may enter it. */
 static int check_private(const char *path, int fd, struct ibx_error *err)
 {
     struct stat st;
@@ -46,18 +46,19 @@ static int check_private(const char *path, int fd, struct ibx_error *err)
 static int set_path(struct ibx_snapshot_folder *folder, const char *path, struct ibx_error *err)
 {
     const size_t length = strlen(path);
-    if (!length) /* the working directory, as a variable that is not set would have it */
+    if (!length) /* an unset variable, for instance; it must not mean the working directory */
         return ibx_error_set(err, -ENOENT, "the path of a snapshot is empty: name the folder");
     if (length >= sizeof(folder->path))
         return ibx_error_set(err, -ENAMETOOLONG, "the path %.128s... is too long", path);
     memcpy(folder->path, path, length + 1);
     for (size_t n = length; n > 1 && folder->path[n - 1] == '/'; n--)
-        folder->path[n - 1] = '\0'; /* or a link there would be followed */
+        folder->path[n - 1] = '\0'; /* with a slash at the end a symbolic link would be followed */
     return 0;
 }
 
-/* Whoever owns a folder on the way has it lead to what others of this user's have. A descriptor by
- * O_PATH of the folder above, and its name there; or an error, also of a way that ends early. */
+/* Opens the parent folder by O_PATH and sets `name` to the folder's name in it. Refuses a path with
+ * folders that another user owns, who could make it lead elsewhere. Returns the descriptor, or an
+ * error, also if a part of the path does not exist. */
 static int open_above(const char *path, char name[NAME_MAX + 1], struct ibx_error *err)
 {
     char above[PATH_MAX];
@@ -102,8 +103,9 @@ static int cannot_open(const char *path, int above, const char *name, int code,
 
 #define ELSEWHERE "choose another place, or make the folder above it"
 
-/* From here on its files are found by this descriptor: who can write to the folder above may put
- * another one, or a link, in its place. `make`: it may not be there. */
+/* Opens the folder itself, with `make` after creating it if it is missing. From here on its files
+ * are found by this descriptor, since whoever can write to the parent folder may replace this one.
+ */
 static int open_itself(struct ibx_snapshot_folder *folder, bool make, struct ibx_error *err)
 {
     char name[NAME_MAX + 1];
@@ -147,7 +149,8 @@ static bool is_empty(const struct ibx_snapshot_folder *folder)
     return entries == 2;
 }
 
-/* What a tool leaves that is killed before all is there; the manifest comes last. */
+/* Whether this is what a tool leaves that was killed before the snapshot was complete: the manifest
+ * is written last. */
 static bool is_unfinished(const struct ibx_snapshot_folder *folder)
 {
     return !faccessat(folder->at, "ram.0", F_OK, AT_SYMLINK_NOFOLLOW) &&

@@ -23,7 +23,7 @@
 
 #define STREAM_MS   60000 /* for QEMU to write its state */
 #define STREAM_PART 65536
-#define ENDING_MS   1000 /* for a QEMU that has closed its monitor to end */
+#define ENDING_MS   1000 /* in which a QEMU that has closed its monitor ends */
 #define LOOK_MS     5
 
 struct freezing {
@@ -38,11 +38,11 @@ struct freezing {
     size_t state_bytes, state_room;
     uint64_t stop_ns;
     uint64_t started; /* QEMU, as ibx_process_started() */
-    bool runs;        /* by the last event of QEMU */
-    bool sleeps;      /* its guest does (S3), and this QEMU cannot continue it then */
-    bool made;        /* the folder */
+    bool runs;        /* the VM runs, by QEMU's last event */
+    bool sleeps;      /* the guest sleeps (S3), and this QEMU cannot continue a sleeping VM */
+    bool made;        /* the folder was made */
     json_t *before;   /* the VM's devices and disks when it was described */
-    int ours, theirs; /* of the stream; -1: closed */
+    int ours, theirs; /* the ends of the stream; -1: closed */
 };
 
 /* ------------------------------------------------------------ what keeps it from being frozen */
@@ -73,8 +73,8 @@ static int check_disks(struct freezing *f, struct ibx_blockers *blockers, struct
     return 0;
 }
 
-/* Memory that a child's balloon gives back has the snapshot's bytes when the guest takes it again.
- * */
+/* Refuses devices that expect discarded memory to be zero: memory that a child's balloon gives back
+ * has the snapshot's bytes, not zeros, when the guest takes it again. */
 static int check_zeros(struct freezing *f, struct ibx_blockers *blockers, struct ibx_error *err)
 {
     struct ibx_error why = {0};
@@ -125,16 +125,16 @@ static int keep(struct freezing *f, const uint8_t *bytes, size_t n, struct ibx_e
     return 0;
 }
 
-/* What QEMU has reported until now: of the migrations that began before QEMU took this tool's
- * command, the last one is this tool's. The watchdog learns at once that the guest sleeps, because
- * QEMU would end if it continued the VM. */
+/* Handles the events that QEMU has sent until now. With `begins`: of the migrations that began
+ * until QEMU accepted this tool's command, the last one is this tool's. The watchdog is told at
+ * once if the guest sleeps, because QEMU would end if it continued the VM. */
 static int note_events(struct freezing *f, bool begins, struct ibx_error *err)
 {
     const bool slept = f->sleeps;
     for (json_t *event; (event = ibx_qmp_event_next(f->qmp)); json_decref(event)) {
         ibx_freeze_phase_note(&f->phase, event, begins);
         if (!begins && f->phase.now >= FREEZE_RESET)
-            continue; /* what it was at its stop is what counts */
+            continue; /* only the VM's state at the stop counts */
         if (ibx_vm_event_is(event, "MIGRATION", "setup")) {
             f->folder.manifest.ran = f->runs;
             f->stop_ns = 0;
@@ -186,7 +186,7 @@ static int read_stream(struct freezing *f, int fd, struct ibx_error *err)
     }
 }
 
-/* When the VM stopped; now, if QEMU did not say (it was paused before). */
+/* Sets when the VM stopped: now, if QEMU sent no STOP because the VM was paused before. */
 static int note_stop(struct freezing *f, struct ibx_error *err)
 {
     const uint64_t now = ibx_now_ns();
@@ -215,8 +215,8 @@ static int await_end(struct freezing *f, struct ibx_error *err)
     }
 }
 
-/* QEMU has begun: at the end the VM is to be as it was then. Another client may have paused or
- * continued it since it was looked at. */
+/* QEMU has begun the migration: what the VM is now, running or paused, has to be restored at the
+ * end. Another client may have paused or continued it since the checks. */
 static int note_begun(struct freezing *f, struct ibx_error *err)
 {
     const bool ran = f->undo.was_running;
@@ -224,15 +224,16 @@ static int note_begun(struct freezing *f, struct ibx_error *err)
     f->undo.was_running = f->folder.manifest.ran;
     if (!rc)
         rc = ibx_watchdog_runs(&f->watchdog, f->undo.was_running, err);
-    if (!rc && f->undo.was_running && !ran) /* its disks were not looked at */
+    if (!rc && f->undo.was_running && !ran) /* the disks of a paused VM were not checked */
         rc = ibx_error_set(err, -EBUSY,
                            "another client of QEMU has continued the VM, which was paused, while "
                            "it was being frozen: freeze it again");
     return rc;
 }
 
-/* The guest may have gone to sleep since it was looked at. Events are read only once QEMU has
- * begun: what they report of another program's migration must not be undone. */
+/* Checks once more that the guest does not sleep. Asks for the status rather than read events,
+ * which are read only once QEMU has begun: another client's migration that they may report must not
+ * be undone. */
 static int check_awake(struct freezing *f, struct ibx_error *err)
 {
     char status[IBX_MIGRATE_STATUS];
@@ -263,7 +264,7 @@ static int save_state(struct freezing *f, struct ibx_error *err)
     ibx_migration_stop_at("freeze", "starting");
     if (!rc)
         rc = ibx_vm_migrate(f->qmp, false, f->theirs, deadline, err);
-    if (rc == -EREMOTEIO) { /* what would be undone is another client's migration */
+    if (rc == -EREMOTEIO) { /* QEMU refused: there may be another client's migration, not ours */
         f->undo.touched = false;
         ibx_watchdog_untouched(&f->watchdog, NULL);
         ibx_vm_not_begun(rc, err);
@@ -280,7 +281,8 @@ static int save_state(struct freezing *f, struct ibx_error *err)
     ibx_migration_stop_at("freeze", "stopped");
     if (rc)
         return rc;
-    /* What follows takes long enough for another program to begin the next migration. */
+    /* Marks this migration, because the rest takes so long that another client may begin the next.
+     */
     ibx_hold_mark(f->qmp, f->ours, deadline);
     f->undo.marked = true;
     rc = ibx_watchdog_marked(&f->watchdog, err);
@@ -335,7 +337,7 @@ static int seal(struct freezing *f, struct ibx_freeze_result *result, struct ibx
     result->data_bytes = map.data_pages * IBX_SNAPSHOT_PAGE;
     result->state_bytes = f->state_bytes;
     ibx_page_map_fini(&map);
-    if (!rc) /* what a manifest calls whole survives the loss of power, too */
+    if (!rc) /* a snapshot that its manifest calls complete survives a loss of power */
         rc = ibx_snapshot_folder_sync(&f->folder, err);
     if (!rc)
         rc = ibx_snapshot_folder_seal(&f->folder, err);
@@ -368,8 +370,8 @@ static int describe(struct freezing *f, struct ibx_error *err)
     return rc ? rc : ibx_describe(f->qmp, &f->ram, &m->description, deadline, err);
 }
 
-/* The VM is stopped. Now its state belongs to the devices of the description, with which children
- * are compared, and no writable disk has been added since. */
+/* After the stop: checks that the VM's devices and disks are still those of the description, with
+ * which children are compared, and that no writable disk has been added. */
 static int check_described(struct freezing *f, struct ibx_error *err)
 {
     json_t *now;
@@ -385,7 +387,7 @@ static int check_described(struct freezing *f, struct ibx_error *err)
     return rc;
 }
 
-/* A QEMU that does not answer is go_on()'s. */
+/* Checks that the VM still stands still. A QEMU that does not answer is left to go_on(). */
 static int check_still(struct freezing *f, struct ibx_error *err)
 {
     char status[IBX_MIGRATE_STATUS];
@@ -455,8 +457,8 @@ static bool qemu_has_ended(const struct freezing *f)
     return !lives;
 }
 
-/* The VM has been frozen. If its QEMU has ended since, the VM exists only in the snapshot, which is
- * finished all the same. */
+/* After the VM was frozen: continues it if it has to run, and restores QEMU's settings. If its QEMU
+ * has ended, the VM exists only in the snapshot, which is finished all the same. */
 static int go_on(struct freezing *f, enum ibx_freeze_after after, struct ibx_freeze_result *result,
                  struct ibx_error *err)
 {
@@ -465,7 +467,7 @@ static int go_on(struct freezing *f, enum ibx_freeze_after after, struct ibx_fre
     if (f->undo.was_running)
         ibx_state_move(&f->phase, FREEZE_CONTINUED);
     int rc = ibx_vm_stay(f->qmp, &f->undo, deadline, err);
-    if (rc && qemu_has_ended(f)) { /* whatever failed first: /proc hides what a zombie had */
+    if (rc && qemu_has_ended(f)) { /* whatever error came first */
         ibx_log(IBX_LOG_WARN,
                 "QEMU (process %d) has ended while the VM's memory was copied: the VM is only in "
                 "the snapshot now, go on with a clone of that",
@@ -475,13 +477,13 @@ static int go_on(struct freezing *f, enum ibx_freeze_after after, struct ibx_fre
     }
     result->runs = !rc && f->undo.was_running;
     result->stopped_ns = ibx_now_ns() - f->stop_ns;
-    if (result->runs) /* one that stays stopped is given back if there will be no snapshot */
+    if (result->runs) /* a VM that stays stopped keeps its watchdog until the snapshot is whole */
         ibx_watchdog_release(&f->watchdog);
     return rc;
 }
 
-/* There is a snapshot of a VM whose guest went to sleep when QEMU was about to stop it. QEMU would
- * fail an assertion if it continued this VM; a child of the snapshot can be continued. */
+/* Reports that the frozen VM's guest went to sleep when QEMU was about to stop it. QEMU would fail
+ * an assertion if it continued this VM, but a child of the snapshot can be continued. */
 static void say_sleep(const struct freezing *f)
 {
     if (f->sleeps)
@@ -492,7 +494,7 @@ static void say_sleep(const struct freezing *f)
             "go on with a clone of the snapshot");
 }
 
-/* There is none, and it is not continued, either. */
+/* After a failure: adds to the error that the guest sleeps, so that the VM was not continued. */
 static void add_sleep(struct freezing *f, struct ibx_error *err)
 {
     char status[IBX_MIGRATE_STATUS];
@@ -503,12 +505,12 @@ static void add_sleep(struct freezing *f, struct ibx_error *err)
                       ibx_vm_asleep(status));
 }
 
-/* After a failure: restores the VM. What this tool cannot do, its watchdog tries. A VM that another
- * client has taken is left to that client. */
+/* After a failure: restores the VM; if this tool cannot, its watchdog tries. A VM that another
+ * client has taken is left alone. */
 static void undo(struct freezing *f, struct ibx_error *err)
 {
     struct ibx_error why = {0}, first = err ? *err : why;
-    if (f->phase.now == FREEZE_STOPPED) { /* what has failed did not look for it */
+    if (f->phase.now == FREEZE_STOPPED) { /* events may show that the VM was taken meanwhile */
         ibx_qmp_pump(f->qmp, NULL);
         note_events(f, false, NULL);
     }
@@ -546,8 +548,8 @@ static void undo(struct freezing *f, struct ibx_error *err)
         ibx_snapshot_folder_remove(&f->folder);
 }
 
-/* Whether another client has taken the VM since its memory was copied. Events do not tell: some of
- * them were read by what puts the settings back. */
+/* Whether another client has taken the VM since its memory was copied. By its status, since the
+ * code that restores settings has read some of the events. */
 static bool is_taken(struct freezing *f, bool *runs)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
@@ -560,8 +562,8 @@ static bool is_taken(struct freezing *f, bool *runs)
            !ibx_hold_marked(f->qmp, f->ours, deadline);
 }
 
-/* There is a snapshot, and the VM is not to run on. One that another client has taken is not lost.
- */
+/* The snapshot is whole, and the VM has to stay stopped, or its QEMU has to end: not if another
+ * client has taken the VM. */
 static int end(struct freezing *f, enum ibx_freeze_after after, struct ibx_freeze_result *result,
                struct ibx_error *err)
 {
@@ -589,7 +591,7 @@ int ibx_snapshot_freeze(const char *qmp, const char *path, enum ibx_freeze_after
     f->watchdog.fd = f->ours = f->theirs = -1;
     f->undo.completes = true;
     ibx_freeze_phase_begin(&f->phase);
-    /* They wait: a VM that stands still is not left alone. */
+    /* Signals are held back, so that none ends this tool while the VM stands still. */
     int rc = ibx_migration_signals_open(&signals, err);
     if (rc) {
         free(f);

@@ -28,7 +28,7 @@ static bool resets_itself(json_t *event)
            json_is_true(json_object_get(json_object_get(event, "data"), "guest"));
 }
 
-/* The VM's memory is no longer that of the state that QEMU has written. */
+/* Whether after this event the VM's memory may no longer fit the state that QEMU has written. */
 static bool spoils(json_t *event)
 {
     return ibx_vm_event_is(event, "RESUME", NULL) || ibx_vm_event_is(event, "RESET", NULL) ||

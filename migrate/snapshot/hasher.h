@@ -18,7 +18,7 @@ struct ibx_snapshot_hasher {
 bool ibx_snapshot_hasher_init(struct ibx_snapshot_hasher *hasher,
                               const uint8_t id[IBX_SNAPSHOT_ID]);
 void ibx_snapshot_hasher_fini(struct ibx_snapshot_hasher *hasher);
-/* Zeros for zeros. -EIO: OpenSSL cannot. */
+/* The hash of `bytes`; of zeros it is zeros. -EIO: OpenSSL failed. */
 int ibx_snapshot_hasher_bytes(struct ibx_snapshot_hasher *hasher, uint64_t number,
                               const uint8_t *bytes, size_t length, uint8_t hash[IBX_SNAPSHOT_HASH],
                               struct ibx_error *err);

@@ -208,7 +208,7 @@ void ibx_snapshot_index_fini(struct ibx_snapshot_index *index)
     *index = (struct ibx_snapshot_index){.hashes = NULL};
 }
 
-/* What one page of the table says. */
+/* Adds what one page of the table says to the map and the index. */
 static int read_page(struct ibx_snapshot_hasher *hasher, const struct ibx_snapshot_table *table,
                      uint64_t number, struct ibx_page_map *map, struct ibx_snapshot_index *index,
                      struct ibx_error *err)
@@ -275,7 +275,7 @@ static bool digest_number(EVP_MD_CTX *md, uint64_t value)
     return EVP_DigestUpdate(md, number, sizeof(number)) == 1;
 }
 
-/* Which pages have a hash. */
+/* Adds to the digest which pages have a hash. */
 static bool digest_map(EVP_MD_CTX *md, const struct ibx_page_map *map, uint64_t pages)
 {
     bool good = true;

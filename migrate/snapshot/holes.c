@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Parts of guest RAM that a whole snapshot's files do not have, because they are zero. A child that
- * looks at a page of them, or writes to it, through its mapping of the file puts a page of zeros
- * into the file first: on tmpfs that takes memory for good, and where the tmpfs is full the kernel
- * ends the child (SIGBUS). So the longest of them become memory that is the child's own.
+ * reads such a page, or writes to it, through its mapping of the file first puts a page of zeros
+ * into the file. On tmpfs that takes memory for good, and if the tmpfs is full, the kernel ends the
+ * child by SIGBUS. So the longest of these parts become private memory of the child.
  */
 #include "migrate/snapshot/cache.h"
 
@@ -16,9 +16,9 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-#define STEP (1ull << 20) /* bytes: from where to where they are looked for */
+#define STEP (1ull << 20) /* bytes: holes are found in units of this */
 
-/* Keeps the longest. */
+/* Adds a hole, in place of a shorter one if there are too many. */
 static void keep(struct snapshot_holes *holes, unsigned block, uint64_t offset, uint64_t length)
 {
     struct snapshot_hole *least = &holes->at[0];
@@ -33,14 +33,14 @@ static void keep(struct snapshot_holes *holes, unsigned block, uint64_t offset, 
     *least = (struct snapshot_hole){block, offset, length};
 }
 
-/* Where data begins is asked for at each step: to ask where it ends would take a look at every page
- * of a file that has all of them. */
+/* Asks at each step where data begins (SEEK_DATA). SEEK_HOLE would be slow: in a file without holes
+ * the kernel would look at every page. */
 static void find_in(struct snapshot_holes *holes, unsigned block, int fd, uint64_t size)
 {
     for (uint64_t at = 0, data; at < size; at = data) {
         const off_t found = lseek(fd, (off_t)at, SEEK_DATA);
         if (found < 0 && errno != ENXIO)
-            return; /* it may be data */
+            return; /* unknown, so it may be data */
         data = found < 0 || (uint64_t)found > size ? size : (uint64_t)found;
         data -= data < size ? data % STEP : 0;
         if (data > at)

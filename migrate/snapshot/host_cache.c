@@ -26,8 +26,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define READY 'r' /* a folder follows */
-#define WRONG 'w' /* a sentence follows */
+#define READY 'r' /* the folder's path follows */
+#define WRONG 'w' /* an error message follows */
 
 #define PAUSE_MS     100u /* before it is started again; it doubles */
 #define PAUSE_MAX_MS 5000u
@@ -76,7 +76,7 @@ static int open_top(const char *path, struct ibx_error *err)
                          path, (unsigned)st.st_uid, st.st_mode & 07777u);
 }
 
-/* What a process left behind that was killed before its folder was a snapshot. */
+/* Removes what a process left behind that was killed before its folder was a snapshot. */
 static void clear(int top, const char *name)
 {
     const int fd = openat(top, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
@@ -102,7 +102,7 @@ static int lock_of(int top, const char *name, struct ibx_error *err)
     return ibx_error_set(err, -code, "%s cannot be locked: %s", file, strerror(code));
 }
 
-/* 1: a child can be made of it. 0: somebody has to fill it. */
+/* 1: children can be made of the cache; 0: a process has to fill it; negative: an error. */
 static int usable(const struct ibx_host_cache *cache, const struct ibx_snapshot_manifest *theirs,
                   struct ibx_error *err)
 {
@@ -140,8 +140,8 @@ static void tell(struct filler *filler, char what, const char *text)
     filler->lock = -1;
 }
 
-/* In the folder that was found, whatever somebody has put in its place who can write to the one
- * above it. */
+/* Opens the log file in the folder that was found, even if that has been replaced by somebody who
+ * can write to its parent. */
 static int open_log(const struct filler *filler)
 {
     const int folder =
@@ -183,7 +183,8 @@ static void on_notify(void *context, const char *line)
     dprintf(STDERR_FILENO, "%s\n", line);
 }
 
-/* Finds what is served there, and who has it here. 0: this process has to fill it. */
+/* Finds out which snapshot is served, and whether this host has a cache of it. 0: this process has
+ * to fill one. */
 static int find(struct filler *filler, struct ibx_error *err)
 {
     struct ibx_host_cache *cache = filler->cache;
@@ -352,8 +353,8 @@ int ibx_snapshot_host_cache(const struct ibx_serve_options *options, struct ibx_
         const int null = open("/dev/null", O_RDWR);
         for (int fd = 0; fd < 3; fd++)
             dup2(null, fd);
-        /* It outlives this command: who waits for the end of a pipe, or of a lock, is not to wait
-         * for it. */
+        /* This process outlives the command, so it must not keep pipes or locks of the command
+         * open, for whose end others may wait. */
         const unsigned told = (unsigned)pipes[1];
         if (told > 3)
             close_range(3, told - 1, 0);

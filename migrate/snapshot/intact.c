@@ -2,8 +2,8 @@
 /*
  * Whether the files of a snapshot are still what was frozen.
  *
- * A file `verified` in the folder says that they were, at what times of change: all of a snapshot
- * is read once, not for every child. Nobody but the folder's owner and root can write it.
+ * A file `verified` in the folder notes the files' times of change when they were last verified, so
+ * that a snapshot is read once, not for every child. Only the folder's owner and root can write it.
  */
 #include "migrate/snapshot/cache.h"
 
@@ -21,7 +21,7 @@
 
 #define MARK       "verified"
 #define MARK_BYTES 32u
-#define TRIES      3u /* of files that are changed meanwhile */
+#define TRIES      3u /* if the files are changed while they are read */
 
 /* ------------------------------------------------------------ the mark */
 
@@ -65,7 +65,7 @@ static bool is_marked(const struct ibx_snapshot_folder *folder)
     return n == MARK_BYTES && mark_of(folder, wanted) && !memcmp(is, wanted, MARK_BYTES);
 }
 
-/* Where it cannot be written all is read again the next time. */
+/* If the mark cannot be written, the snapshot is simply read again the next time. */
 static void write_mark(const struct ibx_snapshot_folder *folder, const uint8_t mark[MARK_BYTES])
 {
     char name[64];
@@ -119,7 +119,7 @@ int ibx_snapshot_verify(const struct ibx_snapshot_folder *folder, uint64_t *byte
     *bytes = 0;
     if (!folder->manifest.hashed || is_marked(folder))
         return 0;
-    /* A file that is written to meanwhile may have been read before that. */
+    /* If a file was changed while it was read, it may have been changed after that: once more. */
     for (unsigned i = 0; i < TRIES; i++) {
         const bool known = mark_of(folder, before);
         const int rc = compare(folder, bytes, err);
@@ -139,7 +139,7 @@ int ibx_snapshot_verify(const struct ibx_snapshot_folder *folder, uint64_t *byte
 
 /* ------------------------------------------------------------ while it is served */
 
-static struct snapshot_intact *watched; /* the process serves one */
+static struct snapshot_intact *watched; /* one in a process */
 
 static void on_bus_error(int number, siginfo_t *info, void *context)
 {
@@ -150,7 +150,7 @@ static void on_bus_error(int number, siginfo_t *info, void *context)
         const uintptr_t start = (uintptr_t)intact->memory[i];
         if (!start || at < start || at - start >= intact->folder->sizes[i])
             continue;
-        /* This thread has nothing right to send, and the process is about to end. */
+        /* This thread must not continue with wrong bytes, and the process is about to end. */
         eventfd_write(intact->fd, 1);
         for (;;)
             pause();
@@ -191,7 +191,8 @@ static int is_shorter(const struct ibx_snapshot_folder *folder, struct ibx_error
                          folder->path);
 }
 
-/* Registering a mapping for RDMA changes its time on some kernels, and its bytes on none. */
+/* Whether the files' bytes have changed, not only their times: on some kernels, registering a
+ * mapping for RDMA changes the time. */
 static int is_changed(struct snapshot_intact *intact, struct ibx_error *err)
 {
     const struct ibx_snapshot_folder *folder = intact->folder;

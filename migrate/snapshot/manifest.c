@@ -81,7 +81,7 @@ static int wrong(struct ibx_error *err, const char *what)
     return ibx_error_set(err, -EPROTO, "the snapshot's manifest has no valid \"%s\"", what);
 }
 
-/* Printable text without a NUL that fits. */
+/* Copies a string that must be printable, without a NUL, and fit. */
 static bool take_text(const json_t *json, const char *member, char *to, size_t size)
 {
     const json_t *value = json_object_get(json, member);

@@ -50,8 +50,10 @@ static int check_pages(const char *path, const struct stat *st, struct ibx_error
                          path, IBX_SNAPSHOT_PAGE);
 }
 
-/* Whoever owns a folder or a link on the way could have another file of this user's served. What is
- * no file is not opened: a device may do something then. */
+/* Opens the file. Refuses a path with folders or links that another user owns, who could have
+ * another file of this user served. Only a regular file is opened, since opening a device may have
+ * effects.
+ */
 static int file_open(const char *path, struct stat *st, struct ibx_error *err)
 {
     int found, rc = ibx_path_find("", path, &found, err);
@@ -67,7 +69,7 @@ static int file_open(const char *path, struct stat *st, struct ibx_error *err)
     return rc ? rc : fd < 0 ? ibx_error_set(err, fd, "%s: %s", path, strerror(-fd)) : fd;
 }
 
-/* All that the VM knows is in the file, and what it is must not depend on others. */
+/* The file has all secrets of the VM, and others must not be able to change it. */
 static int check_private(const char *path, const struct stat *st, struct ibx_error *err)
 {
     if (st->st_uid != geteuid() && st->st_uid != 0)
@@ -94,7 +96,7 @@ static void manifest_fill(struct ibx_snapshot_manifest *m, uint64_t bytes, bool 
     snprintf(m->machine, sizeof(m->machine), "firecracker");
 }
 
-/* A file of zeros for a block that the snapshot's folder would have. */
+/* Makes a memfd of zeros in place of a file that a snapshot's folder would have. */
 static int block_add(struct ibx_snapshot_folder *folder, uint64_t bytes, struct ibx_error *err)
 {
     const int fd = memfd_create("ibx-snapshot", MFD_CLOEXEC);
@@ -155,7 +157,7 @@ static int open_all(const char *path, bool hashed, struct ibx_snapshot_folder *f
     if (!rc && hashed)
         rc = hash_all(folder, err);
     ibx_snapshot_folder_note_times(folder);
-    folder->times[0] = st.st_mtim; /* before it was read */
+    folder->times[0] = st.st_mtim; /* the time before the file was read */
     return rc;
 }
 

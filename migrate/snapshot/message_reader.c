@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ASKS_BULK      (IBX_SNAPSHOT_ASKS / 2) /* open to requests that are not urgent */
+#define ASKS_BULK      (IBX_SNAPSHOT_ASKS / 2) /* how many requests that are not urgent may use */
 #define EVENTS_AT_ONCE 16
 
 struct ask {
@@ -28,7 +28,7 @@ struct ibx_snapshot_asker {
     struct ask asks[IBX_SNAPSHOT_ASKS];
     unsigned open;
     int error;
-    char reason[IBX_ERROR_MAX]; /* of this side to end it; else the connection's own counts */
+    char reason[IBX_ERROR_MAX]; /* why this side ended it; "": see the connection's own reason */
 };
 
 struct ibx_snapshot_asker *ibx_snapshot_asker_create(struct ibx_conn *conn)
@@ -87,7 +87,7 @@ static int ask(struct ibx_snapshot_asker *asker, uint64_t offset, uint32_t lengt
     return 0;
 }
 
-/* 1: all of an ASK has come. */
+/* Takes a message. 1: all of an ASK has come, and `arrival` is set. */
 static int take(struct ibx_snapshot_asker *asker, const struct ibx_event *event,
                 struct ibx_fault_arrival *arrival)
 {
@@ -190,7 +190,7 @@ int ibx_snapshot_asker_fetch(struct ibx_snapshot_asker *asker, uint64_t offset, 
         ibx_wait(asker->conn, 100);
     while (!rc && !(n = poll_arrivals(asker, &arrival, 1)) && !(late = is_late(deadline_ns, ends)))
         ibx_wait(asker->conn, 100);
-    if (late) { /* what comes yet goes nowhere */
+    if (late) { /* later messages must not write to the caller's buffer */
         n = late;
         give_up(asker, n, late == -EINTR ? "this process was told to end" : SNAPSHOT_SILENT);
     }

@@ -12,13 +12,13 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#define CONNECT_MS 3000 /* for the server to answer */
+#define CONNECT_MS 3000 /* in which the server has to answer */
 #define SILENT_MS  5000 /* without a datagram, or hashes */
-#define HASHES_MS  5    /* between two looks */
-#define LOOK_MS    100  /* likewise, whether it is to stop */
-#define DRAIN_MS   100  /* for what is on its way when all has been sent */
+#define HASHES_MS  5    /* between two looks whether hashes have come */
+#define LOOK_MS    100  /* between two looks whether to stop */
+#define DRAIN_MS   100  /* for datagrams on their way when all have been sent */
 #define LINES      4u
-#define LEFT       2 /* no error, whose codes a server may choose */
+#define LEFT       2 /* result: the feed was closed. Positive, since a server may choose errnos */
 
 static const struct ibx_state feed_states[] = {
     [FEED_WAITING] = {"waiting", IBX_TO(FEED_CONNECTING) | IBX_TO(FEED_OVER),
@@ -39,12 +39,12 @@ struct snapshot_feed {
     pthread_t thread;
     uint64_t pages; /* of guest RAM */
     int stop_fd, said_fd;
-    struct ibx_conn *conn; /* of the thread, as is what follows */
+    struct ibx_conn *conn; /* this and the next ones are used by the thread only */
     struct ibx_multicast_receiver *receiver;
     struct ibx_multicast_group group;
     uint64_t heard_ns, reported_ns;
-    uint64_t sent;         /* datagrams, as the server says when it has sent all */
-    struct ibx_error fail; /* set: it is over, for this reason */
+    uint64_t sent;         /* datagrams in all, which the server tells when it has sent them */
+    struct ibx_error fail; /* why the feed has to end, once set */
     bool told_wrong, told_strange;
     pthread_mutex_t lock; /* of the rest */
     struct ibx_state_machine state;
@@ -79,7 +79,7 @@ bool ibx_snapshot_feed_says(struct snapshot_feed *feed, char line[IBX_ERROR_MAX]
     return any;
 }
 
-/* False: it was closed meanwhile. */
+/* Moves to a state. False: the feed was closed meanwhile (LEFT). */
 static bool move(struct snapshot_feed *feed, enum feed_state to)
 {
     pthread_mutex_lock(&feed->lock);
@@ -188,7 +188,7 @@ static int take_message(struct snapshot_feed *feed, const struct ibx_event *even
     return rc;
 }
 
-/* 1: a message; 0: none. */
+/* Takes a message of the server. 1: there was one; 0: none. */
 static int look_at_server(struct snapshot_feed *feed, struct ibx_snapshot_any *m,
                           struct ibx_error *err)
 {
@@ -204,7 +204,7 @@ static int look_at_server(struct snapshot_feed *feed, struct ibx_snapshot_any *m
     return rc ? rc : 1;
 }
 
-/* Waits for credit, but not when it is to stop. */
+/* Sends a message; waits for credit until the feed has to stop. */
 static int send_soon(const struct snapshot_feed *feed, const struct ibx_snapshot_any *m,
                      struct ibx_error *err)
 {
@@ -216,7 +216,8 @@ static int send_soon(const struct snapshot_feed *feed, const struct ibx_snapshot
     return rc;
 }
 
-/* LEFT: it was closed meanwhile, and nothing of the cache's is there any more. */
+/* Connects and sends JOIN. LEFT: the feed was closed meanwhile, and nothing of the cache may be
+ * used any more. */
 static int connect_server(struct snapshot_feed *feed, struct ibx_error *err)
 {
     struct ibx_snapshot_any join = {.type = IBX_SNAPSHOT_JOIN};
@@ -227,7 +228,7 @@ static int connect_server(struct snapshot_feed *feed, struct ibx_error *err)
         options->timeout_ms = CONNECT_MS;
     memcpy(join.id, feed->config.manifest->id, sizeof(join.id));
     move(feed, FEED_CONNECTING);
-    /* Who closes it in WAITING joins the thread. */
+    /* In WAITING ibx_snapshot_feed_close() asks to stop, and joins the thread. */
     const int rc = is_told_to_stop(feed) ? ibx_error_set(err, -ECANCELED, "it was closed")
                                          : ibx_connect(feed->uri, options, &feed->conn, err);
     if (!move(feed, FEED_JOINING))
@@ -259,7 +260,7 @@ static int await_group(struct snapshot_feed *feed, struct ibx_error *err)
 
 static int join_group(struct snapshot_feed *feed, struct ibx_error *err)
 {
-    const char *drop = secure_getenv("IBX_MULTICAST_DROP"); /* every n-th, in tests */
+    const char *drop = secure_getenv("IBX_MULTICAST_DROP"); /* tests: lose every n-th datagram */
     struct ibx_multicast_receiver_config config = {.group = feed->group,
                                                    .wanted = is_wanted,
                                                    .take = take_page,
@@ -292,7 +293,7 @@ static int send_want(struct snapshot_feed *feed, const uint8_t *want, uint32_t l
 
 /* ------------------------------------------------------------ the thread */
 
-/* The engine READs the hashes meanwhile, before all else. */
+/* Waits until the checker has all hashes, which the engine READs before all else. */
 static int await_hashes(const struct snapshot_feed *feed, struct ibx_error *err)
 {
     const uint64_t end = ibx_snapshot_pieces(feed->config.manifest);
@@ -310,7 +311,7 @@ static int await_hashes(const struct snapshot_feed *feed, struct ibx_error *err)
     }
 }
 
-/* 1: there is nothing to join for. */
+/* Joins the group. 1: no page is missing, so there is nothing to join for. */
 static int begin(struct snapshot_feed *feed, struct ibx_error *err)
 {
     uint32_t length;
@@ -348,7 +349,7 @@ static void tell_strangers(struct snapshot_feed *feed)
     say(feed, line);
 }
 
-/* How many came; negative: none will any more. */
+/* Handles datagrams that have come; returns how many. Negative: no more will come. */
 static int receive(struct snapshot_feed *feed, struct ibx_error *err)
 {
     const int n = ibx_multicast_receive(feed->receiver, err);
@@ -371,7 +372,7 @@ static void doze(struct snapshot_feed *feed, int ms)
     poll(fds, 3, ms);
 }
 
-/* How much comes, by which the server chooses its rate. Without credit it is not said now. */
+/* Reports to the server how much comes, from which it chooses its rate. Skipped without credit. */
 static void report(struct snapshot_feed *feed)
 {
     const struct ibx_snapshot_any m = {
@@ -383,7 +384,7 @@ static void report(struct snapshot_feed *feed)
     ibx_snapshot_send(feed->conn, &m, 0, NULL);
 }
 
-/* Of the feed's life as a member, one look: 1 when all was sent. */
+/* One round of the loop in MEMBER. 1: the server has sent all. */
 static int member_step(struct snapshot_feed *feed, struct ibx_error *err)
 {
     struct ibx_snapshot_any m;
@@ -409,7 +410,7 @@ static int member_step(struct snapshot_feed *feed, struct ibx_error *err)
     return 0;
 }
 
-/* What was sent before the server said so may come after it. */
+/* Receives the last datagrams, which may come after the server has said that all were sent. */
 static void drain(struct snapshot_feed *feed)
 {
     const uint64_t deadline = ibx_deadline_in_ms(DRAIN_MS);
@@ -513,7 +514,7 @@ void ibx_snapshot_feed_close(struct snapshot_feed *feed, struct ibx_multicast_re
     if (connecting)
         ibx_state_move(&feed->state, FEED_LEFT);
     pthread_mutex_unlock(&feed->lock);
-    if (connecting) { /* the thread has the feed now, and nothing has come */
+    if (connecting) { /* the thread owns the feed now, and will free it; no page has come */
         pthread_detach(thread);
         return;
     }

@@ -30,8 +30,8 @@ static const uint8_t *memory_of(void *context, uint64_t page)
     return (const uint8_t *)m->memory[block] + within * IBX_SNAPSHOT_PAGE;
 }
 
-/* A cache that is filled itself, perhaps by multicast, sends on what it has: what it has lost does
- * not hold up the rest. */
+/* Whether most pages of a chunk are there. A server that is a cache, perhaps filled by multicast
+ * itself, sends a chunk on although some of its pages are missing. */
 static bool is_ready(void *context, uint64_t first, uint64_t pages)
 {
     const struct ibx_snapshot_multicast *m = context;
@@ -81,7 +81,7 @@ struct feeding {
     struct ibx_conn *conn;
     unsigned timeout_ms, interface;
     _Atomic bool *closing;
-    uint8_t *wanted; /* a bit a chunk, in whole u64 */
+    uint8_t *wanted; /* a bit for each chunk, in whole u64 */
     uint32_t length, got;
     struct ibx_multicast_member *member;
 };
@@ -125,7 +125,7 @@ static int send_group(const struct feeding *f, struct ibx_error *err)
                   : ibx_error_set(err, -EIO, "OpenSSL cannot seal the key of a group");
 }
 
-/* A part of what it wants. */
+/* Takes a WANT message: a part of the bits for the chunks that the reader wants. */
 static int take_want(struct feeding *f, const struct ibx_event *event, struct ibx_error *err)
 {
     struct ibx_snapshot_any m;
@@ -142,7 +142,7 @@ static int take_want(struct feeding *f, const struct ibx_event *event, struct ib
     return 0;
 }
 
-/* How much it hears. */
+/* Takes a HEARD message: how many datagrams the reader has received. */
 static int take_heard(const struct feeding *f, const struct ibx_event *event, struct ibx_error *err)
 {
     struct ibx_snapshot_any m;
@@ -154,7 +154,7 @@ static int take_heard(const struct feeding *f, const struct ibx_event *event, st
     return ibx_error_set(err, -EPROTO, "message %d is not what a member has heard", (int)m.type);
 }
 
-/* Handles what has come, or waits: 1 when the connection has ended. */
+/* Handles a message, or waits for one. 1: the connection has ended. */
 static int step(struct feeding *f, uint64_t deadline, struct ibx_error *err)
 {
     struct ibx_event event;
@@ -171,7 +171,7 @@ static int step(struct feeding *f, uint64_t deadline, struct ibx_error *err)
     return rc;
 }
 
-/* Until it has said what it wants: 1 when the connection has ended. */
+/* Waits until the reader has said what it wants. 1: the connection has ended. */
 static int await_want(struct feeding *f, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(f->timeout_ms);
@@ -190,7 +190,7 @@ static void wake(void *conn)
     ibx_wake(conn);
 }
 
-/* Words of the host from the bytes of the wire, in place. */
+/* Converts the bits from the wire to words of this host, in place. */
 static const uint64_t *as_words(const struct feeding *f)
 {
     uint64_t *words = (uint64_t *)(void *)f->wanted;
@@ -199,7 +199,8 @@ static const uint64_t *as_words(const struct feeding *f)
     return words;
 }
 
-/* Until it was sent everything; then, or when it can be sent nothing any more, it is told. */
+/* Lets the reader be a member until it was sent everything, or nothing can be sent to it any more,
+ * and tells it so. */
 static int feed(struct feeding *f, struct ibx_error *err)
 {
     struct ibx_snapshot_any fed = {.type = IBX_SNAPSHOT_FED};
@@ -211,13 +212,13 @@ static int feed(struct feeding *f, struct ibx_error *err)
     if (state < 0) {
         ibx_log(IBX_LOG_WARN, "%s", why.message);
         refuse(f, &why);
-    } else if (state) { /* it may have all pages, and be gone */
+    } else if (state) { /* errors are ignored: the reader may have all pages, and be gone */
         ibx_snapshot_send(f->conn, &fed, ibx_deadline_in_ms(f->timeout_ms), NULL);
     }
     return rc;
 }
 
-/* The reader closes. */
+/* Waits until the reader closes the connection. */
 static void linger(struct feeding *f)
 {
     const uint64_t deadline = ibx_deadline_in_ms(f->timeout_ms);

@@ -2,11 +2,11 @@
 /*
  * A child's network cards. With the device state each gets the MAC that the parent's guest used,
  * and only the child's guest can change it: until it has, the child's frames would have the MAC of
- * its parent and of all other children. So a card whose -device names a MAC that the parent has not
- * is cut off before QEMU loads the state: the link of its back end goes down, which the state does
- * not know of, and QEMU drops what the guest sends, what comes, and its own announcements. When the
- * state is loaded the guest loses its carrier, too: a sign that it can act on. When the card has
- * the MAC of the child, the link goes up.
+ * its parent and of all other children. So a card whose -device has another MAC than the parent's
+ * is cut off before QEMU loads the state: the link of its back end is set down, which is no part of
+ * the state, and QEMU drops what the guest sends, what comes, and QEMU's own announcements. Once
+ * the state is loaded, the guest loses its carrier, too, which it can notice and act on. When the
+ * card has the child's MAC, the link is set up.
  */
 #include "migrate/snapshot/cache.h"
 
@@ -23,7 +23,7 @@
 
 /* ------------------------------------------------------------ which */
 
-/* The device with this MAC from *from on; NULL: none. */
+/* The next device with this MAC, from index `*from` on, which is advanced; NULL: none. */
 static const json_t *card_with(const json_t *description, const char *mac, size_t *from)
 {
     const json_t *devices = json_object_get(description, "devices");
@@ -37,7 +37,8 @@ static const json_t *card_with(const json_t *description, const char *mac, size_
     return NULL;
 }
 
-/* In the same place: of two cards each may name the MAC of the other one. */
+/* Whether the parent's card in the same place has this MAC. Two cards may have swapped their MACs,
+ * so the place counts. */
 static bool parent_has(const json_t *parent, const json_t *child, const char *mac)
 {
     size_t next = 0, first = 0;
@@ -59,7 +60,9 @@ static bool name_of(const char *line, char name[SNAPSHOT_CARD_NAME])
     return true;
 }
 
-/* "net0: index=0,type=nic,model=virtio-net-pci,macaddr=52:54:00:12:34:56": the MAC; "": none. */
+/* The MAC in a line such as "net0:
+ * index=0,type=nic,model=virtio-net-pci,macaddr=52:54:00:12:34:56";
+ * "": it has none. */
 static void mac_of(const char *line, size_t length, char mac[SNAPSHOT_CARD_MAC])
 {
     static const char before[] = "macaddr=";
@@ -76,8 +79,9 @@ static bool is_known(const struct snapshot_network *network, const char *card)
     return false;
 }
 
-/* A line with a card, and one with its back end; further queues of one have its name. Behind a hub
- * a card is one of several ports, in a line that begins as that of a back end. */
+/* Takes a card from its line and the next one, which has its back end; further queues of a card
+ * have the same name. A card behind a hub is one of several ports, in a line that begins like that
+ * of a back end. */
 static void take_card(struct snapshot_network *network, const char *line, const char *next,
                       const json_t *parent, const json_t *child, struct ibx_blockers *blockers)
 {
@@ -153,7 +157,7 @@ int ibx_snapshot_network_down(struct ibx_qmp *qmp, const struct snapshot_network
     return rc;
 }
 
-/* Whether the card receives what is sent to the child's MAC; else `now` is the one that it has. */
+/* Sets `*taken` to whether the card has the child's MAC; if not, `now` is the one that it has. */
 static int has_taken(struct ibx_qmp *qmp, const struct snapshot_card *card, bool *taken,
                      char now[SNAPSHOT_CARD_MAC], struct ibx_error *err)
 {
@@ -169,7 +173,8 @@ static int has_taken(struct ibx_qmp *qmp, const struct snapshot_card *card, bool
     return 0;
 }
 
-/* One look at those that are down: how many still are, the last of them in *waits. */
+/* Looks once at the cards that are down, and sets the links up of those that have their MAC.
+ * Returns how many are still down, and sets `*waits` to the last of them. */
 static int look(struct ibx_qmp *qmp, struct snapshot_network *network,
                 const struct snapshot_card **waits, char now[SNAPSHOT_CARD_MAC],
                 struct ibx_error *err)

@@ -14,8 +14,8 @@
 #include <string.h>
 
 #define FETCH_BYTES (256u << 10) /* a READ of ibx_snapshot_reader_fetch() */
-/* How often timeout_ms such a READ may take: a cache in between may have to fetch the bytes itself,
- * and waits without an end while its own server is lost. */
+/* Such a READ may take this many times timeout_ms: the server may be a cache that has to fetch the
+ * bytes itself, and that waits without an end while its own server is lost. */
 #define FETCH_TIMES 10u
 
 struct ibx_snapshot_reader {
@@ -23,18 +23,18 @@ struct ibx_snapshot_reader {
     bool has_manifest;
     struct ibx_page_map map;
     struct ibx_snapshot_index index;
-    size_t index_got;    /* bytes */
+    size_t index_got;    /* bytes of the index that have come */
     uint64_t index_next; /* the piece whose hash comes next */
     struct ibx_migrate_block blocks[IBX_GUEST_BLOCKS_MAX];
     unsigned block_count, links;
     struct link {
-        struct ibx_page_reader *pages; /* one of both */
+        struct ibx_page_reader *pages; /* either this, by READs, or `asker`, by messages */
         struct ibx_snapshot_asker *asker;
         struct ibx_snapshot_table_reader *hashes; /* NULL: without */
     } link[IBX_MIGRATE_LINKS_MAX];
     struct ibx_mr *buffer; /* of the first link, for fetch() */
-    unsigned fetch_ms;     /* for one READ of it */
-    bool (*ends)(void);    /* whether this process is to end; NULL: no */
+    unsigned fetch_ms;     /* for one READ of fetch() */
+    bool (*ends)(void);    /* whether this process has to end; NULL: it never has to */
 };
 
 static int is_to_end(const struct ibx_snapshot_reader *reader, struct ibx_error *err)
@@ -76,7 +76,9 @@ static int take_manifest(struct opening *o, const struct ibx_snapshot_any *m, st
     return ibx_snapshot_map_init(&reader->manifest, &reader->map, err);
 }
 
-/* Nothing of it comes for a snapshot whose pages are all zero. */
+/* Makes an index of zeros, unless it exists. For a snapshot whose pages are all zero no INDEX
+ * comes.
+ */
 static int begin_index(struct ibx_snapshot_reader *reader, struct ibx_error *err)
 {
     if (reader->index.hashes)
@@ -109,7 +111,7 @@ static int take_index(struct opening *o, const struct ibx_snapshot_any *m, struc
     return 0;
 }
 
-/* The pages of the table that are not zero follow from the others. */
+/* Computes which pages of the table are not zero, and adds them to the map. */
 static int finish_map(struct ibx_snapshot_reader *reader, struct ibx_error *err)
 {
     struct ibx_page_map hashed;
@@ -123,7 +125,7 @@ static int finish_map(struct ibx_snapshot_reader *reader, struct ibx_error *err)
     return 0;
 }
 
-/* All of it is there: whether it is what was frozen. */
+/* Checks map and index, which have come, against the manifest's digest. */
 static int check_index(struct ibx_snapshot_reader *reader, struct ibx_error *err)
 {
     uint8_t digest[IBX_SNAPSHOT_DIGEST];
@@ -190,8 +192,9 @@ static int take(struct opening *o, const struct ibx_event *event, struct ibx_err
                          (int)message.type);
 }
 
-/* What comes puts the end off, so that a slow link is none, and messages without end are; but not
- * for long, so that one that stalls is soon known. */
+/* Extends the deadline after a message by the time that its bytes may take: a slow link does not
+ * time out, but endless messages do. The extension is limited, so that a stalled server is noticed
+ * soon. */
 static void put_off(struct opening *o, size_t length)
 {
     const uint64_t more = IBX_SNAPSHOT_SLOW_NS(length), most = ibx_now_ns() + o->timeout_ns + more;
@@ -226,7 +229,8 @@ static int take_messages(struct opening *o, struct ibx_error *err)
     return rc;
 }
 
-/* Each of them puts the end off: the server may have to pin it first. */
+/* Waits for the REGION messages. Each extends the deadline, since the server may have to pin the
+ * next region first. */
 static int take_regions(struct ibx_page_reader *pages, struct opening *o, struct ibx_error *err)
 {
     const uint32_t count = o->regions;
@@ -249,7 +253,7 @@ static int take_regions(struct ibx_page_reader *pages, struct opening *o, struct
     return n < 0 ? n : ibx_page_reader_arm(pages, 0, &unused, err);
 }
 
-/* Page readers of the connection, which has been listed. */
+/* Makes the page reader of a connection on which LIST has come. */
 static int open_pages(struct ibx_snapshot_reader *reader, struct opening *o,
                       struct ibx_page_reader **pages, struct ibx_error *err)
 {
@@ -356,7 +360,7 @@ static int await_read(const struct ibx_snapshot_reader *reader, struct ibx_conn 
     }
 }
 
-/* `length` bytes within pages that have data, and within one region. */
+/* Fetches bytes of pages that have data, within one region. */
 static int fetch_part(struct ibx_snapshot_reader *reader, uint64_t at, uint8_t *to, size_t length,
                       struct ibx_error *err)
 {
@@ -385,7 +389,7 @@ static int fetch_part(struct ibx_snapshot_reader *reader, uint64_t at, uint8_t *
     return rc;
 }
 
-/* How many of `length` bytes are alike: zero, or of one region. */
+/* How many of `length` bytes can be handled at once: all in zero pages, or all in one region. */
 static size_t part_of(const struct ibx_snapshot_reader *reader, uint64_t at, size_t length)
 {
     const uint64_t page = at / IBX_SNAPSHOT_PAGE, within = at % IBX_SNAPSHOT_PAGE;

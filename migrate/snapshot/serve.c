@@ -14,15 +14,15 @@
 #include <unistd.h>
 
 #define LOOK_MS    1000 /* between two reports */
-#define COMPARE_MS 3000 /* for a server to answer who has nothing to send */
+#define COMPARE_MS 3000 /* in which a server has to answer which snapshot it serves */
 #define LOST_MS    50   /* between two looks while no server answers */
 
 struct serving {
     const struct ibx_serve_options *options;
     struct ibx_snapshot_folder folder;
-    struct ibx_page_map map;            /* without a cache */
-    struct ibx_snapshot_index index;    /* likewise, if it is hashed */
-    void *memory[IBX_GUEST_BLOCKS_MAX]; /* likewise */
+    struct ibx_page_map map;            /* unless `cached` */
+    struct ibx_snapshot_index index;    /* unless `cached`, and if the snapshot is hashed */
+    void *memory[IBX_GUEST_BLOCKS_MAX]; /* unless `cached` */
     struct snapshot_cache cache;
     struct snapshot_intact intact;
     bool cached;
@@ -30,7 +30,7 @@ struct serving {
     struct ibx_snapshot_server *server;
     struct ibx_snapshot_multicast multicast;
     struct migration_signals signals;
-    struct ibx_fault_stats engine; /* of the cache's, as it was last */
+    struct ibx_fault_stats engine; /* the last figures of the cache's engine */
     uint64_t told_ns, looked_ns, present;
     uint64_t used_ns, asked; /* until_unused: when a child was seen last */
     bool gone; /* somebody has changed the files: threads may wait in their mapping for good */
@@ -38,7 +38,7 @@ struct serving {
 
 /* ------------------------------------------------------------ beginning */
 
-/* Shared: what readers get are the pages of the page cache. */
+/* Maps the files, shared, so that readers get the pages of the page cache. */
 static int map_blocks(struct serving *s, struct ibx_error *err)
 {
     for (unsigned i = 0; i < s->folder.count; i++) {
@@ -63,7 +63,7 @@ static void notify(void *context, const char *line)
         s->options->notify(s->options->context, line);
 }
 
-/* Whether those who would fill this cache, which is whole, still serve its snapshot. */
+/* For a cache that is whole: checks that the given servers still serve its snapshot. */
 static int compare(struct serving *s, struct ibx_error *err)
 {
     struct ibx_options options = s->options->transport;
@@ -96,7 +96,7 @@ static int compare(struct serving *s, struct ibx_error *err)
     return 0;
 }
 
-/* What a reader is told is what the table says. */
+/* Reads map and index, which readers are sent, from the table. */
 static int read_table(struct serving *s, struct ibx_error *err)
 {
     const struct ibx_snapshot_manifest *m = &s->folder.manifest;
@@ -126,7 +126,7 @@ static int begin_whole(struct serving *s, struct ibx_error *err)
         rc = ibx_snapshot_folder_map(&s->folder, &s->map, err);
     if (!rc)
         rc = map_blocks(s, err);
-    if (!rc && s->folder.opened) /* what the files do not have is zero, whatever the table says */
+    if (!rc && s->folder.opened) /* with the map of the files: pages that they lack are zero */
         rc = ibx_snapshot_children_release(&children, err);
     if (!rc)
         rc = read_table(s, err);
@@ -138,7 +138,7 @@ static int begin_whole(struct serving *s, struct ibx_error *err)
     return rc;
 }
 
-/* What has data and is not there yet, and its hashes. The files may also have pages of zeros. */
+/* How many bytes have still to come: pages with data that are missing, and their hashes. */
 static int left_to_come(const struct serving *s, uint64_t *bytes, struct ibx_error *err)
 {
     struct ibx_page_map there, left;
@@ -156,7 +156,8 @@ static int left_to_come(const struct serving *s, uint64_t *bytes, struct ibx_err
     return rc;
 }
 
-/* Where the kernel would end this process its children would wait, again and again. */
+/* Checks that the tmpfs and the memory suffice: otherwise the kernel would end this process, and
+ * its children would wait, again and again. */
 static int check_room(struct serving *s, struct ibx_error *err)
 {
     struct ibx_blockers blockers = {0};
@@ -180,7 +181,7 @@ static int begin_cache(struct serving *s, struct ibx_error *err)
     s->cache.options = &options->transport;
     s->cache.uris = options->caches;
     s->cache.uri_count = options->cache_count;
-    /* What faults need goes over one of them. */
+    /* One connection carries faulted pages; on demand there is nothing else. */
     s->cache.links = options->links       ? options->links
                      : options->on_demand ? 1
                                           : ibx_page_links_default();
@@ -195,8 +196,8 @@ static int begin_cache(struct serving *s, struct ibx_error *err)
     return rc ? rc : ibx_snapshot_children_open(&config, &s->children, err);
 }
 
-/* For writing, with which every kernel registers it; one that lies where nobody writes for reading,
- * which is enough for a snapshot that has all pages. */
+/* Opens the folder for writing, because some kernels register only writable mappings; on a
+ * read-only filesystem for reading, which suffices for a snapshot that has all pages. */
 static int open_snapshot(struct serving *s, struct ibx_error *err)
 {
     struct ibx_error why = {0};
@@ -213,7 +214,7 @@ static int open_snapshot(struct serving *s, struct ibx_error *err)
     return rc ? ibx_error_set(err, rc, "%s", why.message) : 0;
 }
 
-/* A folder that is there, whole or not; else a cache makes it. */
+/* Opens a folder that exists, whole or not; otherwise the cache makes it. */
 static int open_folder(struct serving *s, struct ibx_error *err)
 {
     struct stat st;
@@ -232,7 +233,7 @@ static int open_folder(struct serving *s, struct ibx_error *err)
     return rc;
 }
 
-/* A group of IPv6 where it listens by that. */
+/* Begins to serve by multicast. A random group is one of IPv6 if the server listens by IPv6. */
 static int begin_multicast(struct serving *s, struct ibx_error *err)
 {
     s->multicast =
@@ -332,7 +333,7 @@ static int step_cache(struct serving *s, struct ibx_error *err)
 {
     const unsigned before = s->cache.state.now;
     tell(s, false);
-    note_figures(s); /* the engine may be gone after it */
+    note_figures(s); /* before the step, which may end the engine */
     int rc = ibx_snapshot_cache_step(&s->cache, notify, s, err);
     ibx_snapshot_children_step(s->children);
     if (rc || before == s->cache.state.now || s->cache.state.now != CACHE_WHOLE)
@@ -344,7 +345,8 @@ static int step_cache(struct serving *s, struct ibx_error *err)
     return 0;
 }
 
-/* A cache's files change until it is whole; a mapping that was cut short is noticed always. */
+/* Checks that the files are intact. The files of a cache change until it is whole; that a file was
+ * truncated (`signalled`) is checked always. */
 static int check_intact(struct serving *s, bool signalled, struct ibx_error *err)
 {
     const bool whole = !s->cached || s->cache.state.now == CACHE_WHOLE;
@@ -356,7 +358,7 @@ static int check_intact(struct serving *s, bool signalled, struct ibx_error *err
     return rc;
 }
 
-/* Whether nobody needs this process any more. */
+/* Whether this process, if it is to end when it is unused, has been unused for long enough. */
 static bool is_unused(struct serving *s)
 {
     struct snapshot_children_stats children;
@@ -375,7 +377,7 @@ static bool is_unused(struct serving *s)
     return true;
 }
 
-/* 1: it was told to end. */
+/* One round of the loop. 1: this process was told to end. */
 static int turn(struct serving *s, struct ibx_error *err)
 {
     struct pollfd fds[5] = {{.fd = s->signals.fd, .events = POLLIN},
@@ -419,7 +421,8 @@ static void end(struct serving *s)
     ibx_snapshot_folder_close(&s->folder);
 }
 
-/* Threads may wait for pages in the mapping, and children do: none of them may go on. */
+/* Ends the process without unmapping: threads, and children, may wait for pages in the mapping, and
+ * must not continue with zeros. */
 static void leave(struct serving *s, int rc, const struct ibx_error *err)
 {
     if (rc < 0)
@@ -455,7 +458,7 @@ int ibx_snapshot_serve(const struct ibx_serve_options *options, struct ibx_error
     if (s->cache.state.now != CACHE_EMPTY && s->cache.state.now != CACHE_WHOLE)
         leave(s, rc, err);
     if (s->gone) {
-        static const struct serving *left; /* the process ends, and its threads use it until then */
+        static const struct serving *left; /* not freed: threads use it until the process ends */
         left = s;
         return left ? rc : 0;
     }

@@ -26,10 +26,10 @@ struct client {
     bool over;           /* under the lock */
     struct ibx_mr **mrs; /* of each part, where registering pins; under server->pinning */
     struct ibx_peer peer;
-    bool asked;                                      /* pages go by messages */
-    struct ibx_snapshot_any asks[IBX_SNAPSHOT_ASKS]; /* a ring: those that are not answered */
+    bool asked;                                      /* pages are sent by messages */
+    struct ibx_snapshot_any asks[IBX_SNAPSHOT_ASKS]; /* a ring of ASKs not answered yet */
     unsigned ask_first, ask_count;
-    uint32_t sent; /* of the first one */
+    uint32_t sent; /* bytes of the first ASK that are sent */
 };
 
 struct ibx_snapshot_server {
@@ -49,7 +49,7 @@ struct ibx_snapshot_server {
 
 /* ------------------------------------------------------------ what a reader is told */
 
-/* OPEN, or JOIN. */
+/* Waits for the first message, OPEN or JOIN. */
 static int take_first(struct client *client, struct ibx_snapshot_any *first, struct ibx_error *err)
 {
     const unsigned first_ms = ibx_migrate_first_ms(&client->server->options);
@@ -80,8 +80,9 @@ static int tell(const struct client *client, const struct ibx_snapshot_any *mess
     return ibx_snapshot_send_unless(client->conn, message, &client->server->closing, deadline, err);
 }
 
-/* A reader of another version learns of both by an OPEN of this one, whose head all versions read
- * alike. What it sends has other fields, perhaps, and is not looked at. */
+/* Tells a reader of another version which one this is, by an OPEN, whose head all versions read
+ * alike; the reader then reports both. What the reader sends may have other fields, and is ignored.
+ */
 static void tell_version(const struct client *client)
 {
     const struct ibx_snapshot_any open = {.type = IBX_SNAPSHOT_OPEN};
@@ -139,7 +140,8 @@ static int send_map(struct client *client, uint64_t deadline, struct ibx_error *
     return rc;
 }
 
-/* Only of what the map has: the reader knows that the others are zeros. */
+/* Sends the index, without pieces that have no page of the map: the reader knows that their hashes
+ * are zeros. */
 static int send_index(struct client *client, uint64_t deadline, struct ibx_error *err)
 {
     const struct ibx_snapshot_server_config *c = &client->server->config;
@@ -165,8 +167,8 @@ static int send_index(struct client *client, uint64_t deadline, struct ibx_error
 
 /* ------------------------------------------------------------ regions */
 
-/* A part of a block that is exposed: the next one from `*at` on; false behind the last. Where
- * registering pins memory, pieces without data are left out. */
+/* Finds the next part of a block to expose, from `*at` on, which is advanced; false: there is none.
+ * If registering pins memory (not `free_of_cost`), pieces without data are left out. */
 static bool next_part(const struct ibx_page_map *map, unsigned block, bool free_of_cost,
                       uint64_t *at, uint64_t *offset, uint64_t *length)
 {
@@ -206,7 +208,8 @@ static uint32_t count_parts(const struct ibx_page_map *map, bool free_of_cost)
     return count;
 }
 
-/* What another connection has registered is shared. That one cannot end meanwhile. */
+/* Registers a part, or shares the registration of another connection, which cannot end meanwhile,
+ * because `pinning` is held. */
 static int part_register(struct client *client, uint32_t part, const struct ibx_span *span,
                          struct ibx_mr **mr, struct ibx_error *err)
 {
@@ -234,7 +237,7 @@ static int part_register(struct client *client, uint32_t part, const struct ibx_
     return rc;
 }
 
-/* Before its connection is closed, and its registrations with it. */
+/* To be called before the connection is closed, which ends its registrations. */
 static void parts_forget(struct client *client)
 {
     pthread_mutex_lock(&client->server->pinning);
@@ -257,7 +260,7 @@ static int send_region(struct client *client, uint32_t part, unsigned block, uin
     message.is.region.block = (uint16_t)block;
     message.is.region.offset = offset;
     message.is.region.length = length;
-    /* To pin those before it may have taken long. */
+    /* Pinning the parts before this one may have taken long. */
     const uint64_t own = ibx_deadline_in_ms(client->server->options.timeout_ms);
     deadline = own > deadline ? own : deadline;
     rc = ibx_mr_remote(mr, 0, (size_t)length, &message.is.region.remote);
@@ -267,7 +270,8 @@ static int send_region(struct client *client, uint32_t part, unsigned block, uin
                                            deadline, err);
 }
 
-/* Kernels before 6.2 register no shared mapping that is for reading only. */
+/* Whether the memory can be registered: kernels before 6.2 cannot register a read-only shared
+ * mapping. */
 static bool can_register(struct client *client)
 {
     const struct ibx_page_map *map = client->server->config.map;
@@ -337,7 +341,7 @@ static int begin(struct client *client, bool whole, struct ibx_error *err)
 
 /* ------------------------------------------------------------ a connection */
 
-/* The bytes of an ASK in this process. NULL: they are not of one block. */
+/* Where the bytes of an ASK are in this process. NULL: no single block has them. */
 static const uint8_t *asked_memory(const struct client *client, const struct ibx_snapshot_any *ask)
 {
     const struct ibx_page_map *map = client->server->config.map;
@@ -350,7 +354,7 @@ static const uint8_t *asked_memory(const struct client *client, const struct ibx
     return NULL;
 }
 
-/* False: it may not come here. */
+/* Queues an ASK. False: the reader must not send it. */
 static bool take_ask(struct client *client, const struct ibx_event *event)
 {
     struct ibx_snapshot_any ask;
@@ -362,8 +366,8 @@ static bool take_ask(struct client *client, const struct ibx_event *event)
     return true;
 }
 
-/* Sends what was asked for, in that order, as there is credit: 0, or the connection is lost. A page
- * that is missing comes while its bytes are copied. */
+/* Answers ASKs in order, as far as there is credit. A page that is missing is fetched when its
+ * bytes are copied. 0, or an error if the connection is lost. */
 static int answer_asks(struct client *client)
 {
     const size_t most = room(client->conn);
@@ -488,8 +492,8 @@ static void reap(struct ibx_snapshot_server *server, bool all)
     }
 }
 
-/* Whoever holds as many connections as are left gets no more: another peer always finds some. Under
- * the lock. */
+/* Whether this peer may have another connection: not if it has as many as are left, so that another
+ * peer always finds some. The caller holds the lock. */
 static bool may_come(const struct ibx_snapshot_server *server, const struct client *client)
 {
     const unsigned most =
@@ -554,8 +558,9 @@ int ibx_snapshot_server_open(const struct ibx_snapshot_server_config *config,
     server->options = *config->options;
     server->options.message = IBX_MIGRATE_MESSAGE;
     server->touched = config->touched;
-    /* Who READs by the kernel waits in this process's memory for what is missing, also when this
-     * process has ended: then nobody watches that memory, and it gets a page of zeros. */
+    /* With `touched`, shm readers must not read by process_vm_readv(2): the kernel would wait in
+     * this process's memory for a missing page, and if this process ended meanwhile, nobody would
+     * fill the page, and the reader would get zeros. */
     server->options.shm_not_direct = &server->touched;
     snprintf(server->options.purpose, sizeof(server->options.purpose), IBX_SNAPSHOT_PURPOSE);
     pthread_mutex_init(&server->lock, NULL);

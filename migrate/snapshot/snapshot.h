@@ -8,21 +8,21 @@
  *   hashes.c    a hash of each page, and the digest of all
  *   checker.c   compares pages that arrive with their hashes
  *   intact.c    whether the files are still what was frozen
- *   memory_file.c  a memory file alone, of a Firecracker snapshot
- *   freeze.c    makes one of a VM
- *   freeze_phase.c  ... whether it stands still meanwhile
- *   copy_ram.c  ... guest RAM into a file
+ *   memory_file.c  the memory file of a Firecracker snapshot, without the rest
+ *   freeze.c    makes a snapshot of a VM
+ *   freeze_phase.c  ... whether the VM stands still meanwhile
+ *   copy_ram.c  ... copies guest RAM into a file
  *   wire.c      the messages of a snapshot's connections
- *   clone.c     makes a QEMU that waits for a VM a child of one
- *   holes.c     what is zero in its memory
- *   network.c   its network cards
- *   cache.h     a host's cache of one that is served elsewhere: cache.c, children.c, child.c
- *   serve.c     ib-migrate serve: a folder, a server, until it is told to end
- *   host_cache.c  this host's cache of one that is served somewhere, made when it is needed
- *   server.c    offers one to any number of readers
+ *   clone.c     makes a QEMU that waits for a VM a child of a snapshot
+ *   holes.c     the parts of a child's memory that are zero
+ *   network.c   a child's network cards
+ *   cache.h     a host's cache of a snapshot that is served elsewhere: cache.c, children.c, child.c
+ *   serve.c     ib-migrate serve: a folder and a server, until it is told to end
+ *   host_cache.c  makes this host's cache of a served snapshot, when it is needed
+ *   server.c    offers a snapshot to any number of readers
  *   reader.c    connections to a server; page readers for the fault engine (userfaultfd/)
- *   table_reader.c  page readers that bring the hashes of a page with it
- *   message_reader.c  pages by messages, where they cannot be READ
+ *   table_reader.c  page readers that fetch the hashes of pages together with the pages
+ *   message_reader.c  fetches pages by messages, where they cannot be READ
  *   multicast_server.c  a server's pages by multicast, for readers that ask for it
  *
  * A snapshot has numbered blocks: those of guest RAM, in the order of their ids, then the device
@@ -50,19 +50,19 @@
 #define IBX_SNAPSHOT_TEXT_MAX    (2u << 20)                 /* of a manifest */
 #define IBX_SNAPSHOT_ID          16u
 #define IBX_SNAPSHOT_DIGEST      32u
-#define IBX_SNAPSHOT_HASH        16u /* bytes of each page's in the table */
+#define IBX_SNAPSHOT_HASH        16u /* bytes of a page's hash in the table */
 #define IBX_SNAPSHOT_PAGE_HASHES (IBX_SNAPSHOT_PAGE / IBX_SNAPSHOT_HASH) /* in a page of it */
-#define IBX_SNAPSHOT_PIECE_MIN   256u   /* bytes of a piece of the table */
+#define IBX_SNAPSHOT_PIECE_MIN   256u   /* bytes of a piece of the table, at least */
 #define IBX_SNAPSHOT_PIECES      65536u /* of the table, unless they would be longer than a page */
-#define IBX_SNAPSHOT_PURPOSE     "ib-migrate snapshot" /* struct ibx_options */
+#define IBX_SNAPSHOT_PURPOSE     "ib-migrate snapshot" /* ibx_options.purpose */
 
 /* ------------------------------------------------------------ manifest.c */
 
 struct ibx_snapshot_manifest {
     uint8_t id[IBX_SNAPSHOT_ID];    /* random */
     bool complete;                  /* all pages are in this folder */
-    bool ran;                       /* the VM ran when it was frozen: children run */
-    bool hashed;                    /* it has a table of its pages' hashes, and a digest */
+    bool ran;                       /* the VM ran when it was frozen, so children run */
+    bool hashed;                    /* the snapshot has a table of hashes, and a digest */
     struct ibx_qmp_version version; /* of its QEMU */
     char machine[64], uuid[40], name[128];
     unsigned ram_count;
@@ -70,23 +70,23 @@ struct ibx_snapshot_manifest {
         char id[IBX_GUEST_ID_MAX]; /* of the memory backend */
         uint64_t size;             /* bytes, whole pages */
     } ram[IBX_SNAPSHOT_RAM_MAX];
-    uint64_t state_bytes;                /* of device state, not filled up */
-    uint8_t digest[IBX_SNAPSHOT_DIGEST]; /* of its table; zeros: it is not hashed */
+    uint64_t state_bytes;                /* of device state, without padding to a page */
+    uint8_t digest[IBX_SNAPSHOT_DIGEST]; /* zeros: the snapshot is not hashed */
     json_t *description;                 /* ibx_describe() of the VM; owned */
 };
 
-/* The text is for free(). -ENOMEM. */
+/* Makes the JSON text, which the caller frees by free(). -ENOMEM. */
 int ibx_snapshot_manifest_write(const struct ibx_snapshot_manifest *manifest, char **text,
                                 size_t *length, struct ibx_error *err);
-/* The reverse; the text may come from anybody. -EPROTO names what is wrong. */
+/* Parses such a text, which is not trusted. -EPROTO names what is wrong. */
 int ibx_snapshot_manifest_read(const char *text, size_t length,
                                struct ibx_snapshot_manifest *manifest, struct ibx_error *err);
-/* By their ids; who uses an id twice, for other memory, is found. */
+/* Whether both have the same id, and the same memory, in case somebody has used an id twice. */
 bool ibx_snapshot_same(const struct ibx_snapshot_manifest *a,
                        const struct ibx_snapshot_manifest *b);
 void ibx_snapshot_manifest_fini(struct ibx_snapshot_manifest *manifest);
-/* All blocks, also those of device state and hashes: their number. `blocks` has room for
- * IBX_GUEST_BLOCKS_MAX. */
+/* Describes all blocks, also those of device state and hashes, in `blocks`, which has room for
+ * IBX_GUEST_BLOCKS_MAX. Returns their number. */
 unsigned ibx_snapshot_blocks(const struct ibx_snapshot_manifest *manifest,
                              struct ibx_migrate_block *blocks);
 /* An empty page map of all blocks. */
@@ -103,40 +103,40 @@ struct ibx_snapshot_folder {
     bool opened;
     struct ibx_snapshot_manifest manifest;
     unsigned count; /* blocks */
-    bool read_only; /* a memory file, which may be others', or one where nobody can write */
+    bool read_only; /* a memory file, or on a read-only filesystem: opened for reading only */
     int fds[IBX_GUEST_BLOCKS_MAX];
     uint64_t sizes[IBX_GUEST_BLOCKS_MAX];
     struct timespec times[IBX_GUEST_BLOCKS_MAX]; /* of their last change, when last noted */
 };
 
-/* Makes the folder, or takes an empty one, and locks it: `path`, `at` and `opened` are set.
+/* Makes the folder, or uses an empty one, and locks it: `path`, `at` and `opened` are set.
  * -EEXIST: it has a snapshot; -EPERM: others can enter it, or decide where the path leads; -EBUSY:
  * another process fills it; -ENOTDIR. */
 int ibx_snapshot_folder_make(const char *path, struct ibx_snapshot_folder *folder,
                              struct ibx_error *err);
-/* Until it is closed no other process gets this lock. -EBUSY. */
+/* Locks the folder until it is closed. -EBUSY: another process has the lock. */
 int ibx_snapshot_folder_lock(const struct ibx_snapshot_folder *folder, struct ibx_error *err);
-/* Opens the files of its blocks, made new and empty with `create`. */
+/* Opens the files of its blocks; with `create` makes them, empty. */
 int ibx_snapshot_folder_files(struct ibx_snapshot_folder *folder, bool create, bool writable,
                               struct ibx_error *err);
-/* Whether a cache's folder has got all pages since it was opened: who has filled it may have ended.
- */
+/* Whether a cache's folder, opened before, has all pages now, so that the process that filled it
+ * may have ended. */
 bool ibx_snapshot_folder_is_whole_now(const struct ibx_snapshot_folder *folder);
 /* Opens a folder that has a manifest. `folder` is set on success only. */
 int ibx_snapshot_folder_open(const char *path, bool writable, struct ibx_snapshot_folder *folder,
                              struct ibx_error *err);
-/* The same of a memory file alone: one block and no device state. Only to be served. With `hashed`
- * all of it is read. -EPERM: others can read or change it; -EINTR: a signal waits that ends this
- * process (ibx_migration_signals_pending()). */
+/* Opens a memory file as if it were a folder with one block and no device state, to be served only.
+ * With `hashed` all of it is read. -EPERM: others can read or change the file; -EINTR: a signal
+ * that ends this process is pending (ibx_migration_signals_pending()). */
 int ibx_snapshot_memory_file(const char *path, bool hashed, struct ibx_snapshot_folder *folder,
                              struct ibx_error *err);
-/* `times`; done when its files are opened. */
+/* Sets `times`. Opening the files does so, too. */
 void ibx_snapshot_folder_note_times(struct ibx_snapshot_folder *folder);
 /* Waits until the disk has all blocks. */
 int ibx_snapshot_folder_sync(const struct ibx_snapshot_folder *folder, struct ibx_error *err);
 /* Writes manifest.json as a whole: from then on the folder is a snapshot. */
 int ibx_snapshot_folder_seal(const struct ibx_snapshot_folder *folder, struct ibx_error *err);
-/* Pages that the files have; `map` is ended by ibx_page_map_fini(). */
+/* Makes a map of the pages that the files have. To be freed by ibx_page_map_fini(). */
 int ibx_snapshot_folder_map(const struct ibx_snapshot_folder *folder, struct ibx_page_map *map,
                             struct ibx_error *err);
 /* Removes the files that freeze made, after a failure. */
@@ -147,16 +147,16 @@ void ibx_snapshot_folder_close(struct ibx_snapshot_folder *folder);
 
 /*
  * The hash of a page is the first 16 bytes of SHA-256 over the snapshot's id, u64 its number and
- * its bytes; that of a page of zeros is zeros. There are two levels: the table has the hashes of
- * guest RAM and device state, and its pieces have hashes by the same rule, numbered behind these
- * pages: the index. A piece has the hashes of 16 pages, or, of a large snapshot, of 32, 64, 128 or
- * 256, so that the index, of which a reader needs all, has a MiB at most up to 64 GiB: pages that
- * are touched here and there cost little more than themselves. The digest of a snapshot is SHA-256
- * over the sizes of guest RAM and device state, which of their pages have a hash, and the index. So
- * who has the manifest can tell whether a map and an index are right, by these each piece of the
- * table, alone and when it is needed, and by that its pages.
+ * its bytes; that of a page of zeros is zeros. There are two levels. The table has the hashes of
+ * the pages of guest RAM and device state. It is cut into pieces, and the index has the hashes of
+ * the pieces, by the same rule, with numbers after those of these pages. A piece has the hashes of
+ * 16 pages, in a large snapshot of 32, 64, 128 or 256: a reader needs the whole index, which so has
+ * at most 1 MiB up to 64 GiB of memory, but of the table only the pieces of the pages that it
+ * touches. The digest of a snapshot is SHA-256 over the sizes of guest RAM and device state, which
+ * of their pages have a hash, and the index. So the manifest is enough to check a map and an index,
+ * these to check each piece of the table when it is needed, and a piece to check its pages.
  *
- * Zero pages are in the files, or not: who looks at one on tmpfs puts it there.
+ * Zero pages may be in the files or be holes: reading a hole through a mapping fills it on tmpfs.
  */
 struct ibx_snapshot_table {
     uint8_t *hashes; /* NULL: none */
@@ -169,39 +169,39 @@ struct ibx_snapshot_index {
     uint64_t pieces; /* of the table: so many hashes */
 };
 
-/* Pages that have a hash; the bytes of the table as a block, those of a piece of it, and its
- * pieces. */
+/* The number of pages that have a hash; bytes of the table as a block; bytes of one of its pieces;
+ * number of its pieces. */
 uint64_t ibx_snapshot_hashed_pages(const struct ibx_snapshot_manifest *manifest);
 uint64_t ibx_snapshot_table_bytes(const struct ibx_snapshot_manifest *manifest);
 uint32_t ibx_snapshot_piece_bytes(const struct ibx_snapshot_manifest *manifest);
 uint64_t ibx_snapshot_pieces(const struct ibx_snapshot_manifest *manifest);
-/* The first piece from this one on with the hash of a page that the map has; behind the last one:
+/* The first piece from `piece` on that has the hash of a page of the map; the number of pieces:
  * there is none. */
 uint64_t ibx_snapshot_piece_next(const struct ibx_snapshot_manifest *manifest,
                                  const struct ibx_page_map *map, uint64_t piece);
-/* All zeros. */
+/* Makes a table of zeros. -ENOMEM. */
 int ibx_snapshot_table_init(const struct ibx_snapshot_manifest *manifest,
                             struct ibx_snapshot_table *table, struct ibx_error *err);
 void ibx_snapshot_table_fini(struct ibx_snapshot_table *table);
-/* From the pages in a folder's files that the map has. `ends` (NULL: never) is asked before each
- * MiB whether this process is to end: -EINTR. */
+/* Computes the hashes of the pages of the map from a folder's files. -EINTR: `ends` (may be NULL),
+ * which is called before each MiB, says that this process has to end. */
 int ibx_snapshot_table_fill(const struct ibx_snapshot_folder *folder,
                             const struct ibx_page_map *map, struct ibx_snapshot_table *table,
                             bool (*ends)(void), struct ibx_error *err);
 int ibx_snapshot_table_digest(const struct ibx_snapshot_manifest *manifest,
                               const struct ibx_snapshot_table *table,
                               uint8_t digest[IBX_SNAPSHOT_DIGEST], struct ibx_error *err);
-/* Into the folder's file, which is empty. */
+/* Writes the table into the folder's file, which is empty. */
 int ibx_snapshot_table_write(const struct ibx_snapshot_folder *folder,
                              const struct ibx_snapshot_table *table, struct ibx_error *err);
-/* What the table says: the map of the pages that are not zero, its own among them, and its index.
- * Both are the caller's on success. `there`: pages of the table that are not zero, and perhaps more
- * (NULL: all); others are not looked at. */
+/* Makes, from the table, the map of pages that are not zero, those of the table included, and its
+ * index. The caller owns both. `there`: a map in which at least all pages of the table that are not
+ * zero are set; the others are not read (NULL: all are). */
 int ibx_snapshot_table_read(const struct ibx_snapshot_manifest *manifest,
                             const struct ibx_snapshot_table *table,
                             const struct ibx_page_map *there, struct ibx_page_map *map,
                             struct ibx_snapshot_index *index, struct ibx_error *err);
-/* All zeros. */
+/* Makes an index of zeros. -ENOMEM. */
 int ibx_snapshot_index_init(const struct ibx_snapshot_manifest *manifest,
                             struct ibx_snapshot_index *index, struct ibx_error *err);
 void ibx_snapshot_index_fini(struct ibx_snapshot_index *index);
@@ -209,10 +209,11 @@ int ibx_snapshot_index_digest(const struct ibx_snapshot_manifest *manifest,
                               const struct ibx_page_map *map,
                               const struct ibx_snapshot_index *index,
                               uint8_t digest[IBX_SNAPSHOT_DIGEST], struct ibx_error *err);
-/* Sets the pages of the table that are not zero, by the pages that have a hash. */
+/* Adds to a map the pages of the table that are not zero, which follow from the pages with a hash.
+ */
 void ibx_snapshot_map_finish(const struct ibx_snapshot_manifest *manifest,
                              struct ibx_page_map *map);
-/* The digest of what is in a folder's files. */
+/* Computes the digest of a folder's files. */
 int ibx_snapshot_digest(const struct ibx_snapshot_folder *folder, const struct ibx_page_map *map,
                         uint8_t digest[IBX_SNAPSHOT_DIGEST], struct ibx_error *err);
 bool ibx_snapshot_page_is_zero(const void *page);
@@ -220,41 +221,44 @@ bool ibx_snapshot_page_is_zero(const void *page);
 /* ------------------------------------------------------------ checker.c */
 
 /*
- * Compares pages that arrive with their hashes: ibx_fault_config.check. It begins with the index,
- * which is right, and keeps the pieces of the table that were checked. Pages are numbered as in the
- * snapshot's map, pieces among themselves.
+ * Compares pages that arrive with their hashes, as ibx_fault_config.check. It starts with the
+ * index, which has been checked, and keeps the pieces of the table that it has checked. Pages are
+ * numbered as in the snapshot's map, pieces of the table from 0.
  *
- * Whoever brings a page makes sure that it has its hash first: ibx_snapshot_checker_lacks() names
- * the piece of the table, which is kept if it is right, and then the page.
- * Any threads, with a `worker` each.
+ * Before a page is checked, the piece of the table with its hash has to be there: the caller asks
+ * ibx_snapshot_checker_lacks() and passes the missing piece to ibx_snapshot_checker_keep().
+ * From any thread; each passes a `worker` number of its own.
  */
 struct ibx_snapshot_checker;
 /* `index` becomes the checker's. */
 int ibx_snapshot_checker_create(const struct ibx_snapshot_manifest *manifest,
                                 struct ibx_snapshot_index *index, unsigned workers,
                                 struct ibx_snapshot_checker **checker, struct ibx_error *err);
-/* The pages of the caller of _check() are larger. */
+/* Sets the page size with which ibx_snapshot_checker_check() is called, if it is not that of the
+ * snapshot. */
 void ibx_snapshot_checker_scale(struct ibx_snapshot_checker *checker, uint32_t page_size);
 const struct ibx_snapshot_index *
 ibx_snapshot_checker_index(const struct ibx_snapshot_checker *checker);
-/* -EBADMSG names the first page that is not what was frozen, or whose hash is not there. */
+/* Compares pages, or takes pages of the table. -EBADMSG names the first page that differs from what
+ * was frozen, or whose hash is not there. */
 int ibx_snapshot_checker_check(void *checker, unsigned worker, uint64_t page, uint32_t pages,
                                const void *bytes, struct ibx_error *err);
-/* Pages of guest RAM or device state that have their hashes in one piece. */
+/* How many pages of guest RAM or device state have their hashes in one piece. */
 uint32_t ibx_snapshot_checker_piece_pages(const struct ibx_snapshot_checker *checker);
 /* The first piece in [first, end) that is not kept yet; `end`: all are. */
 uint64_t ibx_snapshot_checker_lacks(const struct ibx_snapshot_checker *checker, uint64_t first,
                                     uint64_t end);
-/* Keeps this piece, if it is right: as _check() does of all in a page of the table. */
+/* Checks a piece of the table and keeps it. -EBADMSG: it is wrong. */
 int ibx_snapshot_checker_keep(struct ibx_snapshot_checker *checker, unsigned worker, uint64_t piece,
                               const void *bytes, struct ibx_error *err);
-/* Kept ones. */
+/* Copies kept pieces. */
 void ibx_snapshot_checker_copy(const struct ibx_snapshot_checker *checker, uint64_t first,
                                uint64_t count, void *to);
-/* A note that somebody fetches this piece: true for one caller, until it is kept or unclaimed. */
+/* Claims the fetching of a piece: true for one caller only, until the piece is kept or unclaimed.
+ */
 bool ibx_snapshot_checker_claim(struct ibx_snapshot_checker *checker, uint64_t piece);
 void ibx_snapshot_checker_unclaim(struct ibx_snapshot_checker *checker, uint64_t piece);
-/* Bytes of the table that were READ so far, twice or not; and a note of them. */
+/* Bytes of the table READ so far, counting those READ twice; and adding to that count. */
 uint64_t ibx_snapshot_checker_fetched(const struct ibx_snapshot_checker *checker);
 void ibx_snapshot_checker_note(struct ibx_snapshot_checker *checker, uint64_t bytes);
 /* Accepts NULL. */
@@ -262,21 +266,22 @@ void ibx_snapshot_checker_destroy(struct ibx_snapshot_checker *checker);
 
 /* ------------------------------------------------------------ intact.c */
 
-/* Whether a whole folder has what was frozen. Its pages are read if it was changed since it was
- * verified last, `bytes` of them. -EBADMSG: it has not; -EBUSY: it is changed all the time. */
+/* Verifies that a whole folder has what was frozen. Reads its pages only if the files have changed
+ * since they were last verified; `bytes`: how many were read. -EBADMSG: the contents differ;
+ * -EBUSY: the files are changed all the time. */
 int ibx_snapshot_verify(const struct ibx_snapshot_folder *folder, uint64_t *bytes,
                         struct ibx_error *err);
-/* The caller has verified it. */
+/* Notes that the caller has verified the folder; and removes that note. */
 void ibx_snapshot_mark_verified(const struct ibx_snapshot_folder *folder);
 void ibx_snapshot_unmark(const struct ibx_snapshot_folder *folder);
 
 /* ------------------------------------------------------------ copy_ram.c */
 
-/* Writes `length` bytes at offset `at` of a file; `what` they are, for the error's sentence. */
+/* Writes `length` bytes at offset `at` of a file; `what` they are is for the error message. */
 int ibx_snapshot_put(int fd, const uint8_t *bytes, uint64_t length, uint64_t at, const char *what,
                      struct ibx_error *err);
-/* Writes what holds data of a block of guest RAM, as it is now, into the file of that block, which
- * has its size and nothing in it. */
+/* Copies the pages with data of a block of guest RAM, as they are now, into the file of that block,
+ * which already has its size but no data. */
 int ibx_snapshot_copy_block(const struct ibx_guest_ram *ram, const struct ibx_guest_block *block,
                             int fd, struct ibx_error *err);
 
@@ -285,72 +290,73 @@ int ibx_snapshot_copy_block(const struct ibx_guest_ram *ram, const struct ibx_gu
 /*
  * state machine: freeze
  *   [*] -> BEFORE -> BEGUN -> STOPPED     QEMU's migration into the snapshot is complete
- *   STOPPED -> CONTINUED                  by freeze itself: what comes does not matter
- *   STOPPED -> RESET                      the guest has asked for that just when it was stopped
- *   STOPPED | RESET -> TAKEN              another client has continued, reset or migrated the VM
- *   BEGUN | STOPPED | RESET | TAKEN -> BEGUN     what was before is of another client's migration
+ *   STOPPED -> CONTINUED                   by freeze itself: later events do not matter
+ *   STOPPED -> RESET                       the guest has asked for a reset just before the stop
+ *   STOPPED | RESET -> TAKEN               another client has continued, reset or migrated the VM
+ *   BEGUN | STOPPED | RESET | TAKEN -> BEGUN     earlier events were of another client's migration
  *   BEFORE | BEGUN | STOPPED | RESET | TAKEN | CONTINUED -> [*]
  */
 enum ibx_freeze_phase {
     FREEZE_BEFORE,
     FREEZE_BEGUN,
-    FREEZE_STOPPED, /* the VM is to stand still */
-    FREEZE_RESET,   /* its memory is no longer that of its state; it is to be continued */
-    FREEZE_TAKEN,   /* neither; it is another client's */
+    FREEZE_STOPPED, /* the VM has to stand still */
+    FREEZE_RESET,   /* its memory no longer fits its state; freeze has to continue it */
+    FREEZE_TAKEN,   /* its memory no longer fits; the VM is left to the other client */
     FREEZE_CONTINUED,
 };
 
 void ibx_freeze_phase_begin(struct ibx_state_machine *phase);
-/* `begins`: QEMU may not have had this tool's command when it sent the event. */
+/* Handles an event. `begins`: QEMU may have sent it before it received this tool's command. */
 void ibx_freeze_phase_note(struct ibx_state_machine *phase, json_t *event, bool begins);
 
 /* ------------------------------------------------------------ freeze.c */
 
 enum ibx_freeze_after {
     IBX_FREEZE_STOPPED, /* the VM stays as it was frozen */
-    IBX_FREEZE_RESUME,  /* it runs on, if it ran */
+    IBX_FREEZE_RESUME,  /* the VM is continued if it ran */
     IBX_FREEZE_QUIT,    /* its QEMU ends */
 };
 
 struct ibx_freeze_result {
     uint64_t ram_bytes, data_bytes, state_bytes;
-    uint64_t stopped_ns; /* from its STOP until the snapshot had all of it, and with RESUME ran */
-    bool runs;           /* the VM does now */
-    bool tpm;            /* the VM has an emulated one, and so will its children */
+    uint64_t stopped_ns; /* from STOP until all was copied; with RESUME until the VM ran */
+    bool runs;           /* the VM runs now */
+    bool tpm;            /* the VM has an emulated TPM, and so will its children */
 };
 
-/* Freezes the VM at this monitor into a folder. Before the snapshot is whole any failure leaves the
- * VM as it was. -EPERM with all reasons: it cannot be frozen; nothing was touched. */
+/* Freezes the VM at this monitor into a folder. Any failure before the snapshot is whole leaves the
+ * VM as it was. -EPERM, with all reasons: the VM cannot be frozen; nothing was changed. */
 int ibx_snapshot_freeze(const char *qmp, const char *path, enum ibx_freeze_after after,
                         struct ibx_freeze_result *result, struct ibx_error *err);
 
 /* ------------------------------------------------------------ clone.c */
 
 struct ibx_clone_result {
-    bool child;                 /* a VM is in it, which is not to be ended */
+    bool child;                 /* QEMU has a VM now and must not be ended */
     pid_t pid;                  /* of QEMU */
     char status[32];            /* of the VM, as QEMU calls it */
-    bool ran;                   /* its parent, when it was frozen */
-    bool tpm;                   /* it has its parent's */
+    bool ran;                   /* the parent ran when it was frozen */
+    bool tpm;                   /* it has its parent's TPM */
     bool whole;                 /* all pages were there */
     uint64_t verified;          /* bytes that were read to compare the folder with its digest */
-    unsigned cards, cards_down; /* network cards with a MAC of its own; of these, without a link */
+    unsigned cards, cards_down; /* network cards with their own MAC; of these, without link */
     uint64_t check_ns, memory_ns, load_ns, network_ns;
 };
 
 struct ibx_clone_config {
     const char *path; /* the snapshot's folder, or that of a cache that an ib-migrate serve fills */
     const char *qmp;  /* the monitor of a QEMU that waits for a VM */
-    pid_t started;    /* the caller's child that is this QEMU, or has started it; 0: any */
-    bool parent_mac;  /* it may use its network with its parent's MACs */
-    unsigned mac_wait_s; /* for its guest to take those of its own */
+    pid_t started; /* the caller's child process that is, or has started, this QEMU; 0: any QEMU */
+    bool parent_mac;     /* the child may use the network with its parent's MACs */
+    unsigned mac_wait_s; /* how long to wait for the guest to set the child's own MACs */
 };
 
-/* Makes a QEMU a child of a snapshot. -EPERM with all reasons: it cannot be one; -EBUSY: it is
- * another QEMU; nothing was touched. Where only its network cards have failed, -ETIMEDOUT and
- * others, it is a child that runs, with a result that says so; else a failure leaves *result.
- * Settings that QEMU does not take back, as another client migrates the child by then, are logged.
- */
+/* Makes a QEMU a child of a snapshot. -EPERM, with all reasons: it cannot be one; -EBUSY: it is not
+ * the QEMU that was started; in both cases nothing was changed. If only its network cards have
+ * failed
+ * (-ETIMEDOUT and others), it is a child that runs, and `*result` is set and says so; other
+ * failures leave `*result` alone. If QEMU's settings cannot be restored, since another client
+ * migrates the child by then, that is only logged. */
 int ibx_snapshot_clone(const struct ibx_clone_config *config, struct ibx_clone_result *result,
                        struct ibx_error *err);
 
@@ -375,14 +381,14 @@ enum ibx_snapshot_message {
     IBX_SNAPSHOT_HEARD,    /* client: u64 number behind the highest datagram, u64 that have come */
 };
 #define IBX_SNAPSHOT_MAGIC   0x73786269u /* "ibxs" */
-#define IBX_SNAPSHOT_ASKS    32u         /* of a connection that are not answered yet */
-#define IBX_SNAPSHOT_ASK_MAX (1u << 20)  /* bytes of one */
+#define IBX_SNAPSHOT_ASKS    32u         /* unanswered ASKs of a connection, at most */
+#define IBX_SNAPSHOT_ASK_MAX (1u << 20)  /* bytes of an ASK, at most */
 
 struct ibx_snapshot_any {
     enum ibx_snapshot_message type;
     bool whole;              /* OPEN */
     uint32_t length, offset; /* MANIFEST; ASK; PAGES, INDEX; WANT */
-    struct ibx_bytes bytes;  /* MANIFEST, MAP, PAGES, INDEX, WANT, NO_GROUP: in what was decoded */
+    struct ibx_bytes bytes;  /* MANIFEST, MAP, PAGES, INDEX, WANT, NO_GROUP: in the decoded data */
     uint8_t id[IBX_SNAPSHOT_ID];              /* LIST, JOIN */
     uint32_t regions;                         /* LIST */
     bool asked;                               /* LIST */
@@ -400,13 +406,14 @@ int ibx_snapshot_decode(const void *data, size_t length, struct ibx_snapshot_any
                         struct ibx_error *err);
 /* The length, or -EMSGSIZE. */
 ssize_t ibx_snapshot_encode(const struct ibx_snapshot_any *message, void *out, size_t size);
-/* A description of so many bytes may take this much longer than timeout_ms, over a slow link. That
- * is at 64 KiB a second. */
+/* How much longer than timeout_ms a message of so many bytes may take over a slow link, of 64 KiB a
+ * second. */
 #define IBX_SNAPSHOT_SLOW_NS(bytes) ((uint64_t)(bytes) * (1000000000u >> 16))
-/* Waits for credit until the deadline. */
+/* Sends a message; waits for credit until the deadline. */
 int ibx_snapshot_send(struct ibx_conn *conn, const struct ibx_snapshot_any *message,
                       uint64_t deadline_ns, struct ibx_error *err);
-/* The same; who waits is woken (ibx_wake()) when `ends` has become true: -ETIMEDOUT. NULL: not. */
+/* The same, but gives up with -ETIMEDOUT once `*ends` is true (`ends` may be NULL). Whoever sets it
+ * has to call ibx_wake(). */
 int ibx_snapshot_send_unless(struct ibx_conn *conn, const struct ibx_snapshot_any *message,
                              const _Atomic bool *ends, uint64_t deadline_ns, struct ibx_error *err);
 int ibx_snapshot_send_bytes(struct ibx_conn *conn, void *bytes, size_t length,
@@ -420,18 +427,19 @@ struct ibx_snapshot_server;
 struct ibx_snapshot_server_config {
     const char *uri;
     const struct ibx_options *options;
-    const struct ibx_snapshot_manifest *manifest; /* these four are the caller's until close */
+    const struct ibx_snapshot_manifest *manifest; /* the first four have to last until close */
     const struct ibx_page_map *map;
-    const struct ibx_snapshot_index *index; /* of a snapshot that is hashed; the map is its own */
-    void *const *memory;                    /* of each block, mapped */
-    /* Pages are missing in `memory` and come when they are touched. Where the fabric READs without
-     * this processor readers have to ask for them. */
+    const struct ibx_snapshot_index
+        *index;          /* if the snapshot is hashed; the map then is the table's */
+    void *const *memory; /* the mapping of each block */
+    /* Pages are missing in `memory` and come when they are touched. Over a fabric that READs
+     * without this processor, readers then have to ask for pages by messages. */
     bool touched;
     struct ibx_multicast_sender *multicast; /* NULL: none; it outlives the server */
-    const char *interface;                  /* of the group; NULL: the one that leads to a reader */
-    bool read_only;                         /* it is mapped for reading only */
-    unsigned connections_max;               /* of all readers; 0: 1024 */
-    bool share; /* registrations, and ASKs, also where they cost nothing: for tests */
+    const char *interface;    /* for the group; NULL: the one that leads to a reader */
+    bool read_only;           /* `memory` is mapped for reading only */
+    unsigned connections_max; /* of all readers; 0: 1024 */
+    bool share; /* for tests: share registrations, and use ASKs, where there is no need to, too */
 };
 
 struct ibx_snapshot_server_stats {
@@ -444,9 +452,9 @@ struct ibx_snapshot_server_stats {
 
 int ibx_snapshot_server_open(const struct ibx_snapshot_server_config *config,
                              struct ibx_snapshot_server **server, struct ibx_error *err);
-/* With the real port. */
+/* The URI at which it listens, with the real port. */
 const char *ibx_snapshot_server_uri(const struct ibx_snapshot_server *server);
-/* `touched` from now on: false when all pages are there. */
+/* To be called when all pages are there: `touched` is false from now on. */
 void ibx_snapshot_server_whole(struct ibx_snapshot_server *server);
 void ibx_snapshot_server_stats(struct ibx_snapshot_server *server,
                                struct ibx_snapshot_server_stats *stats);
@@ -455,7 +463,7 @@ void ibx_snapshot_server_close(struct ibx_snapshot_server *server);
 
 /* ------------------------------------------------------------ multicast_server.c */
 
-/* NULL or 0: the default. */
+/* Fields that are NULL or 0 have their default. */
 struct ibx_snapshot_multicast_options {
     bool on;
     const char *group;     /* as ibx_multicast_group_choose() */
@@ -469,17 +477,19 @@ struct ibx_snapshot_multicast {
     const struct ibx_snapshot_manifest *manifest;
     const struct ibx_page_map *map;
     void *const *memory;
-    bool (*has)(void *context, uint64_t page); /* it is there; NULL: all are */
+    bool (*has)(void *context, uint64_t page); /* whether a page is there; NULL: all are */
     void *context;
     struct ibx_multicast_sender *sender;
 };
 
-/* Sets `sender`; the rest is there, and stays. `six`: a random group is one of IPv6. -EINVAL: the
- * group, or the snapshot has no hashes. */
+/* Sets `sender`; the caller has set the other fields, which have to last as long as the sender.
+ * `six`: a random group is one of IPv6. -EINVAL: the group is invalid, or the snapshot has no
+ * hashes.
+ */
 int ibx_snapshot_multicast_open(struct ibx_snapshot_multicast *multicast,
                                 const struct ibx_snapshot_multicast_options *options, bool six,
                                 struct ibx_error *err);
-/* A reader's connection whose first message was this JOIN, until it ends. */
+/* Serves a reader's connection whose first message was `join`, until it ends. */
 int ibx_snapshot_multicast_serve(const struct ibx_snapshot_server_config *config,
                                  struct ibx_conn *conn, const struct ibx_snapshot_any *join,
                                  unsigned timeout_ms, _Atomic bool *closing, struct ibx_error *err);
@@ -491,23 +501,23 @@ int ibx_snapshot_multicast_serve(const struct ibx_snapshot_server_config *config
 
 /* What came by multicast. */
 struct ibx_snapshot_fed {
-    bool now; /* a group feeds it, or is about to */
+    bool now; /* the cache is a member of a group, or is about to be */
     struct ibx_multicast_receiver_stats stats;
 };
 
 struct ibx_serve_status {
     const char *uri;    /* for readers; NULL: it does not listen */
-    const char *source; /* a cache: where its pages come from at present; else NULL */
+    const char *source; /* a cache: the URI from which pages come at present; else NULL */
     bool whole;         /* all pages are here */
     struct ibx_snapshot_server_stats readers;
-    unsigned children; /* of this host, that may wait for pages */
+    unsigned children; /* on this host, those that may wait for pages */
     uint64_t children_so_far, child_faults, zero_faults;
     uint64_t pages, present, bytes; /* of guest RAM: all, there, fetched by this process */
-    /* Of the pages that this process has fetched: for a fault, around and ahead of faults, and
-     * requested twice. And what it has READ of the table, twice or not. */
+    /* Pages that this process has fetched for a fault; around and ahead of faults; pages requested
+     * twice; bytes of the table READ, counting those READ twice. */
     uint64_t faulted, ahead, twice, hash_bytes;
     unsigned reconnects;
-    bool multicasts;                          /* it sends to those who join */
+    bool multicasts;                          /* it sends by multicast to readers that join */
     struct ibx_multicast_sender_stats sender; /* what it has sent */
     struct ibx_snapshot_fed fed;              /* a cache: what has come by multicast */
 };
@@ -518,15 +528,16 @@ struct ibx_serve_options {
     const char *caches[IBX_SERVE_CACHES_MAX];
     unsigned cache_count, links;
     bool on_demand; /* only pages that somebody needs are fetched */
-    /* It ends when all pages are there; or, and then it removes the folder, when it had no child
-     * for IBX_SERVE_UNUSED_S. */
+    /* Serving ends when all pages are there. It also ends, and removes the folder, when it has had
+     * no child for IBX_SERVE_UNUSED_S. */
     bool until_unused;
-    bool no_verify; /* a memory file is served at once, without hashes */
+    bool no_verify; /* serve a memory file at once, without hashes */
     uint64_t max_bandwidth;
-    /* A cache joins its server's group, if it has one; who listens sends to a group of its own. */
+    /* A cache joins its server's group, if there is one. If it listens, it sends to its own group.
+     */
     struct ibx_snapshot_multicast_options multicast;
     struct ibx_options transport;
-    /* Once it can be read; at once when it is whole; once a second from then on. */
+    /* Called once the snapshot can be read, when it becomes whole, and once a second. */
     void (*status)(void *context, const struct ibx_serve_status *status);
     void (*notify)(void *context, const char *line);
     void *context;
@@ -538,7 +549,7 @@ int ibx_snapshot_serve(const struct ibx_serve_options *options, struct ibx_error
 
 /* ------------------------------------------------------------ message_reader.c */
 
-/* Pages by messages, for reader.c. The connection becomes the asker's. */
+/* Fetches pages by messages, for reader.c. It takes over the connection. */
 struct ibx_snapshot_asker;
 #define SNAPSHOT_SILENT                                                                            \
     "it sends no pages; if it is a cache that has lost its own server, name that one or another"
@@ -546,8 +557,9 @@ struct ibx_snapshot_asker *ibx_snapshot_asker_create(struct ibx_conn *conn);
 struct ibx_conn *ibx_snapshot_asker_conn(const struct ibx_snapshot_asker *asker);
 const char *ibx_snapshot_asker_reason(const struct ibx_snapshot_asker *asker);
 void ibx_snapshot_asker_serve(struct ibx_snapshot_asker *asker, struct ibx_fault_reader *as);
-/* Bytes of one block, IBX_SNAPSHOT_ASK_MAX at most; while no engine has it. After -ETIMEDOUT, or
- * -EINTR because ends() said so (NULL: nobody does), it is of no more use. */
+/* Fetches bytes of one block, IBX_SNAPSHOT_ASK_MAX at most. Only while no engine uses the asker.
+ * After -ETIMEDOUT, or -EINTR (ends(), which may be NULL, said that the process has to end), the
+ * asker is of no more use. */
 int ibx_snapshot_asker_fetch(struct ibx_snapshot_asker *asker, uint64_t offset, void *to,
                              uint32_t length, uint64_t deadline_ns, bool (*ends)(void),
                              struct ibx_error *err);
@@ -557,16 +569,16 @@ void ibx_snapshot_asker_destroy(struct ibx_snapshot_asker *asker);
 /* ------------------------------------------------------------ table_reader.c */
 
 /*
- * A page reader on top of another one, of the same connection: with the pages that are requested it
- * requests the pieces of the table that they need and that the checker has not, so that both take
- * one round trip, and gives the pages to the engine when their hashes are there. Pages of the table
- * that the checker has take none.
+ * A page reader on top of another one of the same connection. Together with requested pages it
+ * requests the pieces of the table that they need and that the checker does not have, so that both
+ * take one round trip, and passes the pages to the engine when their hashes are there. Pages of the
+ * table that the checker has take no round trip.
  */
 struct ibx_snapshot_table_reader;
-/* Of this many bytes more than the engine's the buffer of `below` is; where that has none, this one
- * allocates them. */
+/* Bytes that the registered buffer of `below` has beyond what the engine needs, for this reader; if
+ * `below` has no buffer, this reader allocates them. */
 #define IBX_SNAPSHOT_TABLE_BUFFER (16u * 8 * IBX_SNAPSHOT_PAGE)
-/* `below` is copied, and `buffer` (or NULL) is of IBX_SNAPSHOT_TABLE_BUFFER bytes. */
+/* `below` is copied; `buffer` has IBX_SNAPSHOT_TABLE_BUFFER bytes, or is NULL. NULL: no memory. */
 struct ibx_snapshot_table_reader *
 ibx_snapshot_table_reader_create(const struct ibx_fault_reader *below, uint8_t *buffer,
                                  struct ibx_snapshot_checker *checker, unsigned worker,
@@ -579,14 +591,14 @@ void ibx_snapshot_table_reader_destroy(struct ibx_snapshot_table_reader *reader)
 /* ------------------------------------------------------------ host_cache.c */
 
 struct ibx_host_cache {
-    char top[64];          /* of this user's caches: /dev/shm/ibx-snapshots-UID */
-    char folder[PATH_MAX]; /* the snapshot's in it, by its id */
+    char top[64];          /* the folder of this user's caches: /dev/shm/ibx-snapshots-UID */
+    char folder[PATH_MAX]; /* the snapshot's folder in it, named by its id */
 };
 
-/* A folder on this host that children can be made of: of the snapshot that is served at one of
- * options->caches. One that there is, whole or being filled, or a new one, which a process fills
- * that outlives this one (`until_unused`, with the other options). The calling process has one
- * thread and no connections. */
+/* Provides a folder on this host from which children can be made, of the snapshot that is served at
+ * one of options->caches: an existing one, whole or being filled, or a new one, which a new process
+ * fills that outlives this one (`until_unused`, with the other options). The calling process must
+ * have one thread and no connections. */
 int ibx_snapshot_host_cache(const struct ibx_serve_options *options, struct ibx_host_cache *cache,
                             struct ibx_error *err);
 
@@ -599,37 +611,42 @@ int ibx_snapshot_host_cache(const struct ibx_serve_options *options, struct ibx_
  *     ibx_snapshot_reader_fetch(...)               any bytes, one after the other: the device state
  *     ibx_snapshot_reader_serve(..., as)           page readers for a fault engine, one a link
  *
- * The engine's ranges have first_page and reader_offset as the blocks are numbered here:
- * ibx_snapshot_reader_map(reader)->blocks[i].first, and that times IBX_SNAPSHOT_PAGE. Pages that
- * the map does not have are zero and must not be requested. Map and index are right by the
- * manifest. What is READ is for the caller to compare; with a checker its hashes come with it. One
- * thread, but for what the engine's workers do.
+ * In the engine's ranges, first_page is ibx_snapshot_reader_map(reader)->blocks[i].first, and
+ * reader_offset is that times IBX_SNAPSHOT_PAGE. Pages that the map does not have are zero and must
+ * not be requested. Map and index have been checked against the manifest. The caller has to check
+ * what is READ; with a checker, the hashes are fetched, too. For one thread, except for what the
+ * engine's workers do.
  */
 struct ibx_snapshot_reader;
 
-/* -EINTR, then and of what is fetched later: options->ends() says so. It is asked ten times a
- * second at least. */
+/* Connects, and waits for manifest, map and index. -EINTR, here and in later fetches:
+ * options->ends(), which is called at least ten times a second, says that this process has to end.
+ */
 int ibx_snapshot_reader_open(const char *uri, const struct ibx_options *options, unsigned links,
                              struct ibx_snapshot_reader **reader, struct ibx_error *err);
 const struct ibx_snapshot_manifest *
 ibx_snapshot_reader_manifest(const struct ibx_snapshot_reader *reader);
 const struct ibx_page_map *ibx_snapshot_reader_map(const struct ibx_snapshot_reader *reader);
-/* The caller's from now on; without hashes: the snapshot has none, or it was taken. */
+/* Passes the index to the caller. hashes NULL: the snapshot has none, or the index was taken
+ * before. */
 struct ibx_snapshot_index ibx_snapshot_reader_take_index(struct ibx_snapshot_reader *reader);
-/* READs bytes of one block, all of them of pages with data or not: others are zeros. Only while no
- * engine has the reader. */
+/* READs bytes of one block; those of pages without data are zeros. Only while no engine uses the
+ * reader. */
 int ibx_snapshot_reader_fetch(struct ibx_snapshot_reader *reader, unsigned block, uint64_t offset,
                               void *to, size_t length, struct ibx_error *err);
-/* The hashes of so many pages, for the checker. */
+/* Fetches the hashes of `pages` pages from `page` on, and passes them to the checker. */
 int ibx_snapshot_reader_fetch_hashes(struct ibx_snapshot_reader *reader,
                                      struct ibx_snapshot_checker *checker, uint64_t page,
                                      uint64_t pages, struct ibx_error *err);
-/* Fills in `as`, one a link; `buffer_bytes` of ibx_fault_buffer_bytes(). The checker, which may be
- * NULL, has as many workers as there are links, and outlives the reader. */
+/* Fills in `as`, one for each link; `buffer_bytes` is that of ibx_fault_buffer_bytes(). The
+ * checker, which may be NULL, must have at least as many workers as there are links, and outlive
+ * the reader.
+ */
 int ibx_snapshot_reader_serve(struct ibx_snapshot_reader *reader,
                               struct ibx_snapshot_checker *checker, size_t buffer_bytes,
                               struct ibx_fault_reader *as, struct ibx_error *err);
-/* Why the first of its connections ended; "": none has. After the engine has stopped. */
+/* Why the first of its connections ended; "": none has. To be called after the engine has stopped.
+ */
 const char *ibx_snapshot_reader_reason(const struct ibx_snapshot_reader *reader);
 /* The engine must have ended. Accepts NULL. */
 void ibx_snapshot_reader_close(struct ibx_snapshot_reader *reader);

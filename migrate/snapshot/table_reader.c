@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Requests of the engine become requests below, under numbers of this file. A request whose hashes
- * are not there yet is held: when it has arrived and all of them are kept it arrives above. What
- * fetches hashes is posted right behind the request that needs them, with the same urgency. One
- * that is not urgent brings as many of the next hashes as are kept of those before, as the
- * background goes on there.
+ * are not there yet is held: it is passed to the engine when its pages have arrived and all of its
+ * hashes are kept. A fetch of hashes is posted right after the request that needs them, with the
+ * same urgency. A fetch that is not urgent also brings following hashes, as many as are kept right
+ * before, because the background continues there.
  *
  * Several workers may need the same piece of the table at once, and then each fetches it: none
  * waits for the connection of another one.
@@ -19,8 +19,8 @@
 
 #define REQUESTS     128u
 #define FETCHES      16u
-#define FETCHES_BULK 8u                      /* of them, for requests that are not urgent */
-#define FETCH_BYTES  (8 * IBX_SNAPSHOT_PAGE) /* of one, at most */
+#define FETCHES_BULK 8u                      /* of these, how many requests not urgent may use */
+#define FETCH_BYTES  (8 * IBX_SNAPSHOT_PAGE) /* of a fetch, at most */
 #define FETCH_COOKIE REQUESTS
 #define ARRIVALS     16
 
@@ -28,8 +28,8 @@ _Static_assert(IBX_SNAPSHOT_TABLE_BUFFER == FETCHES * FETCH_BYTES, "buffer");
 
 /*
  * state machine: request of pages with hashes
- *   [*] -> FREE -> ASKED -> ARRIVED -> FREE -> [*]     the pages came, then it is given above
- *   FREE -> ARRIVED            they are of the table, and kept
+ *   [*] -> FREE -> ASKED -> ARRIVED -> FREE -> [*]   the pages come; the engine gets them
+ *   FREE -> ARRIVED      pages of the table that the checker keeps
  *   ASKED | ARRIVED -> [*]     the connection has ended
  */
 enum held_state { HELD_FREE, HELD_ASKED, HELD_ARRIVED };
@@ -56,7 +56,7 @@ struct held {
 };
 
 struct fetch {
-    uint64_t first, end; /* pieces of the table; none: it is free */
+    uint64_t first, end; /* pieces of the table; first == end: the fetch is free */
     bool urgent;
 };
 
@@ -64,21 +64,22 @@ struct ibx_snapshot_table_reader {
     struct ibx_fault_reader below;
     struct ibx_snapshot_checker *checker;
     unsigned worker;
-    uint64_t table; /* the number of its first page in the snapshot */
-    uint64_t last;  /* its pieces */
-    uint32_t piece; /* bytes */
-    uint32_t each;  /* pages with hashes in a piece */
-    uint32_t most;  /* pieces in a fetch */
+    uint64_t table; /* the number of the table's first page in the snapshot */
+    uint64_t last;  /* the number of its pieces */
+    uint32_t piece; /* bytes of a piece */
+    uint32_t each;  /* pages that have their hashes in one piece */
+    uint32_t most;  /* pieces in a fetch, at most */
     uint8_t *buffer, *own;
     struct held held[REQUESTS];
-    unsigned arrived; /* of these */
+    unsigned arrived; /* how many of `held` are in HELD_ARRIVED */
     struct fetch fetches[FETCHES];
-    unsigned bulk; /* of these that are not urgent */
+    unsigned bulk; /* how many of `fetches` are not urgent */
 };
 
 /* ------------------------------------------------------------ fetching hashes */
 
-/* What brings this piece, and not behind bulk if that is urgent. */
+/* The fetch under way that brings this piece; if `urgent`, only an urgent one. NULL: there is none.
+ */
 static const struct fetch *fetch_of(const struct ibx_snapshot_table_reader *reader, uint64_t piece,
                                     bool urgent)
 {
@@ -111,7 +112,7 @@ static bool is_kept(const struct ibx_snapshot_table_reader *reader, uint64_t pie
     return ibx_snapshot_checker_lacks(reader->checker, piece, piece + 1) != piece;
 }
 
-/* Kept pieces right before this one. */
+/* How many pieces right before this one are kept, `most` at most. */
 static uint64_t kept_before(const struct ibx_snapshot_table_reader *reader, uint64_t piece)
 {
     uint64_t count = 0;
@@ -120,7 +121,8 @@ static uint64_t kept_before(const struct ibx_snapshot_table_reader *reader, uint
     return count;
 }
 
-/* From this piece on: those that are needed up to `end`, and `more` that nobody has asked for. */
+/* Where a fetch from `piece` on ends: after pieces that are needed up to `end`, and `more` that
+ * nobody has claimed. */
 static uint64_t fetch_end(struct ibx_snapshot_table_reader *reader, uint64_t piece, uint64_t end,
                           uint64_t more)
 {
@@ -140,7 +142,7 @@ static void unclaim(struct ibx_snapshot_table_reader *reader, const struct fetch
         ibx_snapshot_checker_unclaim(reader->checker, piece);
 }
 
-/* NULL: not now. */
+/* Starts a fetch for a request. NULL: not possible now. */
 static const struct fetch *fetch_start(struct ibx_snapshot_table_reader *reader,
                                        const struct held *held, uint64_t piece)
 {
@@ -185,7 +187,8 @@ static void fetch_done(struct ibx_snapshot_table_reader *reader, struct fetch *f
     *fetch = (struct fetch){.first = 0};
 }
 
-/* Whether all that a request needs is kept, or will not be; else what is missing is asked for. */
+/* Whether all hashes that a request needs are kept, or some will never be. If not, starts to fetch
+ * the missing ones. */
 static bool settled(struct ibx_snapshot_table_reader *reader, const struct held *held)
 {
     bool all = true;
@@ -217,7 +220,7 @@ static struct held *held_free(struct ibx_snapshot_table_reader *reader)
     return NULL;
 }
 
-/* Pages of the table itself, that are kept. */
+/* Serves a request for pages of the table itself, if the checker keeps all of them. */
 static bool copied(struct ibx_snapshot_table_reader *reader, const struct ibx_fault_request *r,
                    uint64_t page, uint64_t end)
 {
@@ -255,7 +258,7 @@ static int request(void *context, const struct ibx_fault_request *r)
         held->first = held->end = 0;
         return rc;
     }
-    settled(reader, held); /* asks for its hashes */
+    settled(reader, held); /* starts to fetch its hashes */
     return ibx_state_move(&held->state, HELD_ASKED);
 }
 
@@ -298,7 +301,7 @@ static int poll_arrivals(void *context, struct ibx_fault_arrival *arrivals, int 
     return n < 0 ? n : count;
 }
 
-/* A request whose pages are there waits for hashes: any of those that are on their way. */
+/* A request whose pages have arrived waits for hashes, so all fetches of hashes are cancelled. */
 static void cancel(void *context, uint64_t cookie)
 {
     struct ibx_snapshot_table_reader *reader = context;

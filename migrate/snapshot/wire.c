@@ -54,7 +54,7 @@ static void take_rest(struct ibx_reader *r, struct ibx_bytes *bytes)
     r->position = r->length;
 }
 
-/* Without a port it is a group of verbs. */
+/* Takes the group's address; port 0: it is a group over verbs. */
 static int take_group(struct ibx_reader *r, struct ibx_snapshot_any *m)
 {
     const uint8_t length = ibx_get_u8(r);
