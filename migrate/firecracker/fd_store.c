@@ -65,7 +65,7 @@ void ibx_firecracker_store(const struct kept *kept)
 {
     char text[96];
     for (unsigned i = 0; i < KEPT_COUNT; i++) {
-        /* Polled by systemd, the ends of some would be taken for their removal. */
+        /* FDPOLL=0: otherwise systemd removes a descriptor at its end of file. */
         snprintf(text, sizeof(text), "FDSTORE=1\nFDPOLL=0\nFDNAME=%s", names[i]);
         if (kept->fds[i] >= 0)
             notify(text, kept->fds[i]);
@@ -81,7 +81,7 @@ void ibx_firecracker_forget(void)
     }
 }
 
-/* The next of the names between colons; "" at the end. */
+/* Takes the next name of a list separated by colons; "" at the end. */
 static void name_next(const char **list, char *name, size_t size)
 {
     const size_t length = strcspn(*list, ":");

@@ -4,7 +4,7 @@
  * memory backend). Firecracker connects to a unix socket, sends one JSON array of its memory
  * regions with a userfaultfd (SCM_RIGHTS), and nothing more: the socket stays open until it ends.
  *
- *   supervisor.c    the process that keeps the descriptors and starts the handler, and again
+ *   supervisor.c  the process that keeps the descriptors, and starts and restarts the handler
  *   handler.c       the process that serves the faults, with the engine of userfaultfd/
  *   peer.c          the socket, who may connect, and the message
  *   layout.c        the JSON array
@@ -28,7 +28,7 @@
 
 #define IBX_FIRECRACKER_REGIONS_MAX 64u
 #define IBX_FIRECRACKER_MESSAGE_MAX 16384u /* bytes of JSON */
-#define IBX_IMAGE_IDENTITY          5u     /* numbers that tell one memory file from others */
+#define IBX_IMAGE_IDENTITY          5u     /* numbers that identify a memory file */
 
 struct ibx_firecracker_region {
     uint64_t start;  /* address in Firecracker */
@@ -39,12 +39,12 @@ struct ibx_firecracker_region {
 struct ibx_firecracker_layout {
     unsigned count;
     uint32_t page_size; /* of all regions: 4096 or 2 MiB */
-    uint64_t end;       /* of the region that ends last in the file */
+    uint64_t end;       /* bytes of the memory file that the regions need */
     uint64_t pages;
     struct ibx_firecracker_region regions[IBX_FIRECRACKER_REGIONS_MAX];
 };
 
-/* -EAGAIN: the text is the beginning of an array. -EPROTO, -E2BIG. */
+/* Parses the JSON array. -EAGAIN: the text is only the beginning of an array; -EPROTO, -E2BIG. */
 int ibx_firecracker_layout_parse(const char *text, size_t length,
                                  struct ibx_firecracker_layout *layout, struct ibx_error *err);
 
@@ -61,19 +61,19 @@ struct ibx_working_set {
 
 #define IBX_WORKING_SET_RUNS_MAX (1u << 24)
 
-/* The bytes of a file (docs/protocol.md); for free(). NULL: no memory. */
+/* The bytes of such a file (docs/protocol.md); the caller frees them by free(). NULL: no memory. */
 uint8_t *ibx_working_set_encode(const struct ibx_working_set *set, size_t *length);
-/* -EPROTO: none of these, of another version, or damaged. Ended by fini. */
+/* -EPROTO: the bytes are no working set, of another version, or damaged. To be freed by fini. */
 int ibx_working_set_decode(const uint8_t *bytes, size_t length, struct ibx_working_set *set,
                            struct ibx_error *err);
 void ibx_working_set_fini(struct ibx_working_set *set);
-/* Adds a run, or makes the last one longer. -ENOMEM, -E2BIG. */
+/* Adds a run, or extends the last one. -ENOMEM, -E2BIG. */
 int ibx_working_set_add(struct ibx_working_set *set, uint64_t page, uint64_t pages);
 int ibx_working_set_load(const char *path, struct ibx_working_set *set, struct ibx_error *err);
-/* Whether each folder and link on the way to a file that is to be saved is this user's or root's:
- * -EPERM. A way that ends early is none. */
+/* Checks the path of a file that is to be saved. -EPERM: a folder or link on it belongs to another
+ * user than this one or root. An error also if a folder does not exist. */
 int ibx_working_set_check_way(const char *path, struct ibx_error *err);
-/* Replaces the file as a whole, in a folder with such a way to it. */
+/* Replaces the file as a whole; its path has to pass that check. */
 int ibx_working_set_save(const char *path, const struct ibx_working_set *set,
                          struct ibx_error *err);
 
@@ -83,7 +83,7 @@ enum ibx_firecracker_event_kind {
     IBX_FIRECRACKER_LISTENING, /* Firecracker may be told to load the snapshot */
     IBX_FIRECRACKER_SERVING,   /* it has connected: `pid`, `layout`, `again` */
     IBX_FIRECRACKER_RECORDED,  /* the file of --record is written: `pages` */
-    IBX_FIRECRACKER_LOST,      /* the other host is lost, or could not be reached again: `reason` */
+    IBX_FIRECRACKER_LOST,      /* the server is lost, or could not be reached again: `reason` */
     IBX_FIRECRACKER_RESTARTED, /* the handler has died of `signal` or with `status` */
     IBX_FIRECRACKER_ENDED,     /* Firecracker has ended: `stats` */
 };
@@ -93,8 +93,8 @@ struct ibx_firecracker_event {
     const struct ibx_firecracker_layout *layout;
     const char *reason;
     pid_t pid;          /* of Firecracker, 0: not known */
-    pid_t handler;      /* the process that serves */
-    int signal, status; /* of the one that died */
+    pid_t handler;      /* the process that serves the faults */
+    int signal, status; /* of the handler that died */
     unsigned restarts;  /* so far */
     uint64_t pages, ns; /* `ns`: since Firecracker sent its message */
     struct ibx_fault_stats stats;
@@ -105,18 +105,18 @@ struct ibx_firecracker_config {
     const char *from;   /* the snapshot's memory file, or the URI of one that is served */
     uid_t peer;         /* who may connect, beside root and the user of this process */
     const char *record; /* NULL, or the file to write */
-    unsigned record_s;  /* when: after so many seconds; 0: when Firecracker has ended */
+    unsigned record_s;  /* write it after so many seconds; 0: when Firecracker has ended */
     const char *replay; /* NULL, or the file to read */
-    bool background;    /* fetch the rest, too */
+    bool background;    /* fetch pages that are not needed yet, too */
     uint64_t max_bandwidth;
     const struct ibx_options *options;
-    /* Called by both processes, one after the other and by one thread each. */
+    /* Called by both processes (never at the same time), by one thread of each. */
     void (*event)(void *context, const struct ibx_firecracker_event *event);
     void *context;
 };
 
-/* Serves one microVM until it has ended. The calling process has one thread, and becomes the
- * supervisor of another one. SIGTERM and SIGINT end both: -EINTR. */
+/* Serves one microVM until it has ended. The calling process must have one thread; it becomes the
+ * supervisor of the process that serves. SIGTERM and SIGINT end both: -EINTR. */
 int ibx_firecracker_run(const struct ibx_firecracker_config *config, struct ibx_error *err);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * The process that serves the faults. It may be killed at any instruction: what it would need then
- * is in the session's memory file, and the descriptors are the supervisor's, too. So it begins each
- * time as if another one had been there before.
+ * is in the session's memory file, and the supervisor has copies of the descriptors. So a handler
+ * always starts as if another one had served before it.
  */
 #include "migrate/firecracker/image.h"
 #include "migrate/firecracker/internal.h"
@@ -22,15 +22,15 @@
 #include <unistd.h>
 
 #define WORKERS         2u            /* one for faults, one for the plan and the background */
-#define CHUNK_MAX       (256u * 1024) /* of a request that is not urgent */
-#define DEPTH           16u           /* of these in flight */
-#define PAUSE_MIN_MS    100u          /* between two tries to reach the other host again */
+#define CHUNK_MAX       (256u * 1024) /* bytes of a request that is not urgent */
+#define DEPTH           16u           /* such requests in flight */
+#define PAUSE_MIN_MS    100u          /* between two tries to reach the server again */
 #define PAUSE_MAX_MS    5000u
 #define SMALL_PAGE      4096u
 #define RECORD_AGAIN_MS 1000u /* before the file of --record is tried again */
 #define NO_AROUND       1u
-/* What is placed around a touched page takes memory that a microVM perhaps never needs, and the
- * time of the next fault. */
+/* Fault-around, in bytes. Small, since pages around a touched one take memory that the microVM may
+ * never need, and delay the next fault. */
 #define AROUND  (16u * 1024)
 #define SPIN_US 50u
 
@@ -46,9 +46,9 @@ struct handler {
     struct ibx_fault_reader readers[WORKERS];
     struct ibx_fault *engine;
     size_t buffer_bytes;
-    uint64_t retry_ns;  /* 0: the readers live */
-    uint64_t record_ns; /* not before: the file of --record could not be written */
-    uint64_t again_ns;  /* when they were made anew; 0: never */
+    uint64_t retry_ns;  /* when to connect again; 0: the readers work */
+    uint64_t record_ns; /* the file of --record could not be written: not again before this time */
+    uint64_t again_ns;  /* when the readers were last made anew; 0: never */
     unsigned pause_ms;
 };
 
@@ -94,7 +94,7 @@ int ibx_firecracker_hand_over(int handler, const struct kept *kept)
     return sendmsg(handler, &message, MSG_NOSIGNAL) < 0 ? -errno : 0;
 }
 
-/* -ECANCELED: the supervisor has ended, or wants no handler any more. */
+/* Receives the descriptors. -ECANCELED: the supervisor has ended, or needs no handler any more. */
 static int taken_over(struct handler *h)
 {
     union {
@@ -144,7 +144,8 @@ static int image_open(struct handler *h, struct ibx_error *err)
     return rc;
 }
 
-/* A handler that was killed may have placed pages already: the others are of the same snapshot. */
+/* Checks that the memory file is the one that earlier handlers used: they may have placed pages of
+ * it already. */
 static int image_check(const struct handler *h, struct ibx_error *err)
 {
     struct session_header *header = h->session.header;
@@ -179,7 +180,8 @@ static int ranges_make(struct handler *h, struct ibx_error *err)
     return 0;
 }
 
-/* The recorded pages as those of this memory, which may be larger: each at its first place. */
+/* Converts the recorded pages to pages of this memory, which may be larger; each keeps its first
+ * position. */
 static int plan_make(const struct handler *h, struct ibx_fault_run **plan, size_t *count)
 {
     const uint64_t each = h->layout.page_size / SMALL_PAGE;
@@ -202,7 +204,7 @@ struct holes {
     uint64_t next; /* the first byte after the last data */
 };
 
-/* Pages between two parts with data are zero, wherever they are in Firecracker. */
+/* Marks the pages between the last part with data and this one as zero, in all regions. */
 static int data_found(void *context, uint64_t offset, uint64_t length)
 {
     struct holes *holes = context;
@@ -220,7 +222,8 @@ static int data_found(void *context, uint64_t offset, uint64_t length)
     return 0;
 }
 
-/* Again for another server, which may have looked at fewer of them. */
+/* Marks all holes of the image as zero. Done again for another server, which may know more holes.
+ */
 static int holes_mark(struct handler *h, struct ibx_error *err)
 {
     struct holes holes = {.handler = h};
@@ -310,14 +313,14 @@ static int record_write(struct handler *h, struct ibx_error *err)
     return rc;
 }
 
-/* Whether Firecracker has ended: its process if we have that, else its end of the socket. */
+/* Whether Firecracker has ended: by its pidfd if there is one, otherwise by the socket. */
 static bool has_ended(const struct handler *h, short process, short socket)
 {
     return h->kept.fds[KEPT_PEER] >= 0 ? process != 0 : (socket & (POLLHUP | POLLRDHUP)) != 0;
 }
 
-/* Nothing is expected there; what comes is thrown away, so that poll(2) can wait. False: the other
- * end is closed. */
+/* Discards what Firecracker sends, which should be nothing, so that poll(2) can wait. False: the
+ * other end is closed. */
 static bool socket_drain(const struct handler *h)
 {
     char bytes[4096];
@@ -332,8 +335,8 @@ static void pause_grow(struct handler *h)
     h->pause_ms = h->pause_ms * 2 < PAUSE_MAX_MS ? h->pause_ms * 2 : PAUSE_MAX_MS;
 }
 
-/* After the engine has stopped: -ESRCH, Firecracker has ended; 0, it is tried again; or an error
- * for good. */
+/* To be called after the engine has stopped. -ESRCH: Firecracker has ended; 0: it will be tried
+ * again; other errors are final. */
 static int stopped(struct handler *h, struct ibx_error *err)
 {
     int rc = ibx_fault_reason(h->engine, err);
@@ -341,7 +344,8 @@ static int stopped(struct handler *h, struct ibx_error *err)
     if (rc == -ESRCH || (!h->image->remote && rc))
         return rc != -ESRCH && *reason ? ibx_error_set(err, rc, "%s", reason) : rc;
     tell(h, IBX_FIRECRACKER_LOST, *reason ? reason : err->message, 0);
-    /* What ends at once, every time, is not tried without a pause: memory may be full here. */
+    /* If readers fail at once every time (memory may be full here), there is a pause before each
+     * try. */
     const bool lived = !h->again_ns || ibx_now_ns() - h->again_ns > PAUSE_MAX_MS * IBX_NS_PER_MS;
     if (lived)
         h->pause_ms = PAUSE_MIN_MS;
@@ -368,7 +372,7 @@ static void retry(struct handler *h)
     pause_grow(h);
 }
 
-/* When the file of --record is to be written; 0: at the end, or it is. */
+/* When the file of --record has to be written; 0: only at the end, or it is written already. */
 static uint64_t record_due_ns(const struct handler *h)
 {
     const struct session_header *header = h->session.header;
@@ -389,7 +393,7 @@ static int wait_ms(const struct handler *h)
     return ms;
 }
 
-/* What fails now may work later: at the latest at the end. */
+/* Writes the file of --record if it is time. After a failure it is tried again, and at the end. */
 static void record_if_due(struct handler *h)
 {
     const uint64_t due = record_due_ns(h);
@@ -401,8 +405,8 @@ static void record_if_due(struct handler *h)
     h->record_ns = ibx_deadline_in_ms(RECORD_AGAIN_MS);
 }
 
-/* Whether a SIGTERM is to be obeyed: the supervisor has announced it, or has ended. The microVM
- * would wait for ever for a handler that somebody else takes away. */
+/* Whether a signal has to be obeyed: only if the supervisor has announced it, or has ended. If
+ * somebody else ended the handler, the microVM could wait for ever. */
 static bool is_to_end(const struct handler *h)
 {
     struct signalfd_siginfo info;
@@ -417,7 +421,7 @@ static bool is_to_end(const struct handler *h)
     return false;
 }
 
-/* HANDLER_DONE, HANDLER_TERMINATED, or an error for good. */
+/* Serves until the end. HANDLER_DONE, HANDLER_TERMINATED, or a final error. */
 static int serve(struct handler *h, struct ibx_error *err)
 {
     short socket_events = POLLIN | POLLRDHUP;
@@ -434,7 +438,7 @@ static int serve(struct handler *h, struct ibx_error *err)
         if (looks[3].revents && is_to_end(h))
             return HANDLER_TERMINATED;
         if (looks[2].revents && !socket_drain(h)) {
-            /* Closed, but the process lives. */
+            /* The socket is closed, but Firecracker's process lives. */
             looks[2].fd = -1;
             socket_events = 0;
             close(h->kept.fds[KEPT_SOCKET]);
@@ -452,7 +456,7 @@ static int serve(struct handler *h, struct ibx_error *err)
     }
 }
 
-/* HANDLER_DONE and so on. */
+/* Ends the handler after it has served; returns its exit status, HANDLER_DONE and so on. */
 static int end(struct handler *h, int how)
 {
     struct ibx_error err = {0};
@@ -469,7 +473,7 @@ static int end(struct handler *h, int how)
 
 int ibx_firecracker_handler(const struct ibx_firecracker_config *config, int supervisor)
 {
-    static struct handler h; /* of many KiB */
+    static struct handler h; /* too large for the stack */
     struct ibx_error err = {0};
     char failed[1 + IBX_ERROR_MAX] = {TOLD_FAILED};
     const char ready = TOLD_READY;
@@ -489,6 +493,6 @@ int ibx_firecracker_handler(const struct ibx_firecracker_config *config, int sup
         return end(&h, rc);
     memcpy(failed + 1, err.message, sizeof(err.message));
     send(supervisor, failed, 1 + strlen(err.message), MSG_NOSIGNAL);
-    /* What another host serves may be there again; a handler that lives asks again, too. */
+    /* The server may serve the snapshot again later: another handler will try. */
     return is_remote(config) && (!h.image || rc == -ESTALE) ? HANDLER_AGAIN : HANDLER_REFUSED;
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * A memory file on this host: each request is a pread(2), whose pages are there at once. A file
- * that somebody changes meanwhile has pages that do not fit those that were placed, so its times
- * are looked at behind each read: a write sets them before the bytes. What goes on through a
- * mapping after its first write to a page is not seen.
+ * that somebody changes meanwhile has pages that do not fit those that were placed before. So its
+ * times are checked after each read; write(2) sets them before it changes bytes. Of writes through
+ * a mapping only the first one to a page is noticed.
  */
 #include "migrate/firecracker/image.h"
 
@@ -21,13 +21,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define QUEUE 256u /* arrivals that were not taken */
+#define QUEUE 256u /* arrivals that the engine has not taken yet, at most */
 
 struct file_image;
 
 struct file_reader {
     struct file_image *image;
-    int never; /* an eventfd that is never readable: arm() knows of all arrivals */
+    int never; /* an eventfd that is never readable, since arm() knows of all arrivals */
     unsigned count;
     struct ibx_fault_arrival arrivals[QUEUE];
 };
@@ -35,7 +35,7 @@ struct file_reader {
 struct file_image {
     struct ibx_image is;
     int fd;
-    char why[PATH_MAX + 128]; /* no reader goes on, once `changed` */
+    char why[PATH_MAX + 128]; /* set with `changed`; then all readers fail */
     _Atomic bool changed;
     unsigned count;
     struct file_reader *readers;
@@ -53,7 +53,7 @@ static int identify(int fd, uint64_t identity[IBX_IMAGE_IDENTITY])
     return 0;
 }
 
-/* Whether it still is the file that was opened. */
+/* Whether the file is unchanged since it was opened. */
 static int check(struct file_image *image)
 {
     uint64_t now[IBX_IMAGE_IDENTITY];
@@ -151,10 +151,10 @@ static int file_data(struct ibx_image *is,
     int rc = 0;
     for (off_t at = 0; !rc && at < size;) {
         const off_t from = lseek(image->fd, at, SEEK_DATA);
-        if (from < 0 && errno == ENXIO) /* the rest is a hole */
+        if (from < 0 && errno == ENXIO) /* only a hole is left */
             return 0;
         off_t to = from < 0 ? from : lseek(image->fd, from, SEEK_HOLE);
-        if (to < 0) /* this filesystem knows no holes */
+        if (to < 0) /* this filesystem cannot tell holes */
             return each(context, (uint64_t)at, (uint64_t)(size - at));
         to = to < size ? to : size;
         rc = each(context, (uint64_t)from, (uint64_t)(to - from));
@@ -180,8 +180,9 @@ static void file_close(struct ibx_image *is)
 static const struct ibx_image_ops image_ops = {
     .data = file_data, .readers = file_readers, .reason = file_reason, .close = file_close};
 
-/* That user gets its bytes. Where he, or another one, decides which file the path leads to it is to
- * be one of his own: otherwise he would read any file of whole pages that this process may. */
+/* `peer` gets the file's bytes. If folders or links of the path belong to that user, or another
+ * one, the file has to belong to `peer`: otherwise that user could make the path lead to any file
+ * that this process can read. */
 static int check_way(const char *path, const struct stat *st, uid_t peer, struct ibx_error *err)
 {
     struct stat is;
@@ -219,7 +220,8 @@ static int cannot_open(const char *path, int code, struct ibx_error *err)
                          path, strerror(code));
 }
 
-/* What is no file is not opened: a device may do something then. A descriptor. */
+/* Opens the file and returns the descriptor. Only a regular file is opened, since opening a device
+ * may have effects. */
 static int open_looked_at(const char *path, uid_t peer, struct stat *st, struct ibx_error *err)
 {
     const int found = open(path, O_PATH | O_CLOEXEC);

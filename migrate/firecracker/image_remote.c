@@ -15,11 +15,12 @@ struct remote_image {
     struct ibx_options options;
     unsigned links;
     struct ibx_snapshot_reader *reader;
-    struct ibx_snapshot_reader *retired; /* an engine may still know its buffers */
-    bool used;                           /* the reader, by an engine */
+    struct ibx_snapshot_reader *retired; /* kept because the engine may still use its buffers */
+    bool used;                           /* an engine has been given `reader` */
 };
 
-/* Offsets in the image are the reader's, too: its memory is the first block. */
+/* Checks that the snapshot has one block of guest RAM, so that offsets in the image are those of
+ * the reader. */
 static int check(const struct remote_image *image, const struct ibx_snapshot_reader *reader,
                  struct ibx_error *err)
 {

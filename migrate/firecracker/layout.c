@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * The message of Firecracker: a JSON array with one object a memory region. All versions name
- * base_host_virt_addr, size and offset. Versions before 1.7 have no page size (4096 is meant), then
- * there is page_size_kib, which is in bytes in spite of its name, later page_size beside it, and
- * from 2.0 on page_size alone. Other members are passed over, as by Firecracker's own examples.
+ * base_host_virt_addr, size and offset. Versions before 1.7 send no page size (it is 4096). Later
+ * ones send page_size_kib, which is in bytes in spite of its name, then page_size as well, and
+ * from 2.0 on page_size alone. Other members are ignored, as by Firecracker's own examples.
  */
 #include "migrate/firecracker/firecracker.h"
 
@@ -16,7 +16,7 @@
 #define HUGE_PAGE  (2u * 1024 * 1024)
 #define END_MAX    (1ull << 52) /* of addresses and of offsets: 2^40 pages of 4096 bytes */
 
-/* A number that has to be there. */
+/* Reads a member that is required and must be a number. */
 static int number(const json_t *region, unsigned index, const char *name, uint64_t *value,
                   struct ibx_error *err)
 {
@@ -30,7 +30,8 @@ static int number(const json_t *region, unsigned index, const char *name, uint64
     return 0;
 }
 
-/* The name says KiB and so does the manual; what is sent are bytes. No page has 4 or 2048 bytes. */
+/* The value of page_size_kib in bytes. Firecracker sends bytes, although name and manual say KiB; 4
+ * and 2048 can only be KiB, since no page has so few bytes. */
 static uint64_t bytes_of_kib(uint64_t value)
 {
     return value == SMALL_PAGE / 1024 || value == HUGE_PAGE / 1024 ? value * 1024 : value;

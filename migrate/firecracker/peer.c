@@ -30,7 +30,7 @@
 #define SOCKET_NAME_MAX 64u   /* an address has 108 bytes, with the folder's descriptor */
 #define MESSAGE_MS      10000 /* in which Firecracker sends it, after connect(2) */
 #define FDS_MAX         8     /* taken from one message, to be closed */
-#define LOCK_MS         5000  /* for another one that begins there, too */
+#define LOCK_MS         5000  /* to wait for another process that makes a socket there */
 #define LOCK_STEP_MS    2
 
 /* ------------------------------------------------------------ listening */
@@ -40,7 +40,7 @@ static bool trusted(const struct ibx_firecracker_config *config, uid_t user)
     return user == 0 || user == geteuid() || user == config->peer;
 }
 
-/* The folder of the path, and the name in it. */
+/* Opens the folder of the socket's path, and sets the name in it. */
 static int folder_open(const struct ibx_firecracker_config *config, const char **name,
                        struct ibx_error *err)
 {
@@ -113,7 +113,8 @@ static int stale_remove(const struct ibx_firecracker_config *config, int folder,
                          config->socket);
 }
 
-/* The file is the one that bind(2) has made, whatever the owner of the folder does meanwhile. */
+/* Gives the socket's file to the peer, after checking that it is still the one that bind(2) has
+ * made: the owner of the folder could have replaced it. */
 static int give_to_peer(const struct ibx_firecracker_config *config, int folder, const char *name,
                         struct ibx_error *err)
 {
@@ -136,8 +137,9 @@ static int give_to_peer(const struct ibx_firecracker_config *config, int folder,
               : 0;
 }
 
-/* Of two of these that begin at once one must not remove, or replace, what the other has made since
- * it looked. Until it is closed; -1: somebody keeps it, or it cannot be locked. */
+/* Locks the folder until the descriptor is closed, so that of two processes that start at once none
+ * removes the socket of the other. -1: another process keeps the lock, or the folder cannot be
+ * locked. */
 static int lock_folder(int folder)
 {
     const uint64_t deadline = ibx_deadline_in_ms(LOCK_MS);
@@ -152,13 +154,13 @@ static int lock_folder(int folder)
     return fd;
 }
 
-/* A socket that listens, under the name; or an error. */
+/* Makes a listening socket under `name`; returns its descriptor or an error. */
 static int listen_at(const struct ibx_firecracker_config *config, int folder, const char *name,
                      struct ibx_error *err)
 {
     int rc = stale_remove(config, folder, name, err);
     int fd = rc ? -1 : socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    /* In a folder like /tmp others may have made a file of any name that they can guess. */
+    /* A random name: in a folder like /tmp others could occupy one that they can guess. */
     uint64_t random = 0;
     if (!rc && getrandom(&random, sizeof(random), GRND_NONBLOCK) != sizeof(random))
         random = ibx_now_ns();
@@ -192,7 +194,8 @@ int ibx_firecracker_listen(const struct ibx_firecracker_config *config, int *lis
     const int lock = lock_folder(folder);
     int fd = listen_at(config, folder, name, err);
     if (lock >= 0) {
-        flock(lock, LOCK_UN); /* a child that was forked meanwhile has the descriptor, too */
+        flock(lock,
+              LOCK_UN); /* closing does not unlock if a forked child has the descriptor, too */
         close(lock);
     }
     close(folder);
@@ -208,7 +211,7 @@ void ibx_firecracker_unlisten(const struct ibx_firecracker_config *config, int l
     struct ibx_error ignored;
     int folder = folder_open(config, &name, &ignored);
     if (folder >= 0) {
-        unlinkat(folder, name, 0); /* while it listens: another one's is not there yet */
+        unlinkat(folder, name, 0); /* while it listens, the name can only be this socket's */
         close(folder);
     }
     close(listener);
@@ -244,7 +247,7 @@ static bool is_userfaultfd(int fd)
            !strcmp(target, "anon_inode:[userfaultfd]");
 }
 
-/* A part of the message: its bytes, 0 at the end, or an error. */
+/* Receives a part of the message; returns its length, 0 at the end, or an error. */
 static ssize_t part_take(int fd, char *at, size_t room, int *uffd, unsigned *fds)
 {
     union {
@@ -265,7 +268,7 @@ static ssize_t part_take(int fd, char *at, size_t room, int *uffd, unsigned *fds
     return n;
 }
 
-/* The whole message: it is one, but a stream socket may deliver it in parts. */
+/* Receives the whole message, which a stream socket may deliver in parts. */
 static int message_take(int fd, char *message, size_t *length, int *uffd, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MESSAGE_MS);
@@ -305,7 +308,7 @@ static int message_take(int fd, char *message, size_t *length, int *uffd, struct
     }
 }
 
-/* A descriptor that names the process, so that its end is seen and no other one with its number. */
+/* A pidfd of the process, so that its end is noticed, even if its pid is used again; -1: none. */
 static int pidfd_of(int connection, pid_t pid)
 {
     int fd = -1;

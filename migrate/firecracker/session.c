@@ -61,7 +61,7 @@ int ibx_firecracker_session_map(int fd, bool waits, struct session *session, str
 {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     *session = (struct session){0};
-    /* The handler before this one may still be ending. */
+    /* The previous handler may not have ended completely. */
     if (fcntl(fd, waits ? F_SETLKW : F_SETLK, &lock))
         return ibx_error_set(err, errno == EAGAIN || errno == EACCES ? -EBUSY : -errno,
                              "the session's memory file: %s", strerror(errno));
@@ -105,7 +105,7 @@ int ibx_firecracker_session_extend(int fd, struct session *s, const struct ibx_f
     s->seen = (void *)((uint8_t *)s->map_memory + map_bytes);
     s->log = (void *)((uint8_t *)s->map_memory + map_bytes + seen_bytes);
     s->log_room = end;
-    /* Events are read into it by a system call that must not fail on a page that is swapped out. */
+    /* read(2) puts events there; it must not fail because the page is swapped out. */
     mlock(s->map_memory, PAGE);
     return 0;
 }
@@ -126,7 +126,7 @@ void ibx_firecracker_touched(void *context, uint64_t page)
         return;
     /* Each page is logged once, so there is room. */
     const uint64_t at = atomic_fetch_add_explicit(&s->header->touched, 1, memory_order_relaxed);
-    s->log[at] = (uint32_t)(page + 1); /* 0: a handler was killed here */
+    s->log[at] = (uint32_t)(page + 1); /* an entry of 0 means that a handler was killed just here */
 }
 
 int ibx_firecracker_working_set(const struct session *s, uint32_t page_size, uint64_t image_bytes,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * The process that keeps Firecracker's descriptors, and starts a handler whenever there is none. It
- * does nothing else, so that nothing else can end it. A microVM whose handler is gone waits at its
- * next missing page, without an end and without an error.
+ * does nothing else, so that little can go wrong in it. A microVM whose handler is gone waits at
+ * its next missing page, without an end and without an error.
  */
 #include "migrate/firecracker/internal.h"
 
@@ -26,8 +26,8 @@
 
 #define PAUSE_MIN_MS 1u /* before a handler is started again, doubled each time */
 #define PAUSE_MAX_MS 1000u
-#define LIVED_MS     50u    /* after that, there is no pause the next time */
-#define END_MS       30000u /* for a handler that serves to write the file of --record and end */
+#define LIVED_MS     50u    /* a handler that lived longer is started again without a pause */
+#define END_MS       30000u /* in which a handler has to write the file of --record and end */
 
 /*
  * state machine: firecracker supervisor
@@ -61,11 +61,11 @@ struct supervisor {
     pid_t handler; /* 0: none */
     uint64_t started_ns, resume_ns;
     unsigned pause_ms;
-    bool announced;   /* the socket */
-    bool asked;       /* to end, by a signal */
-    bool left_to_it;  /* the file of --record, to the handler, with that */
-    bool lacks;       /* in the end: the file of --record */
-    uint64_t kill_ns; /* with that: when the handler has had its time; 0: it has none */
+    bool announced;   /* LISTENING has been reported */
+    bool asked;       /* a signal has asked this process to end */
+    bool left_to_it;  /* ... and the handler writes the file of --record */
+    bool lacks;       /* at the end: the file of --record is missing */
+    uint64_t kill_ns; /* when a handler that was asked to end is killed; 0: never */
     int rc;
     struct ibx_error *err;
 };
@@ -92,7 +92,7 @@ static void handler_main(struct supervisor *s, int socket)
     sigset_t terminate;
     sigemptyset(&terminate);
     sigaddset(&terminate, SIGTERM);
-    sigaddset(&terminate, SIGINT); /* of a terminal: the supervisor's, who then sends SIGTERM */
+    sigaddset(&terminate, SIGINT); /* from a terminal: the supervisor gets it, and sends SIGTERM */
     sigprocmask(SIG_SETMASK, &s->before, NULL);
     sigprocmask(SIG_BLOCK, &terminate, NULL);
     ibx_firecracker_kept_close(&s->kept);
@@ -109,7 +109,7 @@ static int handler_start(struct supervisor *s)
     int ends[2];
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends))
         return ibx_error_set(s->err, -errno, "a socket for the handler: %s", strerror(errno));
-    fflush(NULL); /* or both would write it */
+    fflush(NULL); /* otherwise both processes would write what is buffered */
     const pid_t child = fork();
     if (!child) {
         close(ends[0]);
@@ -126,11 +126,11 @@ static int handler_start(struct supervisor *s)
     return 0;
 }
 
-/* It can read the snapshot. */
+/* The handler can read the snapshot: gives it the descriptors, or listens for Firecracker. */
 static void handler_is_ready(struct supervisor *s)
 {
     if (kept_any(&s->kept)) {
-        ibx_firecracker_hand_over(s->handler_socket, &s->kept); /* if it dies now, that is seen */
+        ibx_firecracker_hand_over(s->handler_socket, &s->kept); /* if it dies, SIGCHLD comes */
         ibx_state_move(&s->state, SERVING);
         return;
     }
@@ -158,13 +158,13 @@ static void handler_told(struct supervisor *s)
     } else if (n > 0 && *message == TOLD_UNRECORDED) {
         message[n] = '\0';
         s->rc = ibx_error_set(s->err, -ENODATA, "%s", message + 1);
-    } else if (!n || (n < 0 && errno != EAGAIN)) { /* the end of the process is what counts */
+    } else if (!n || (n < 0 && errno != EAGAIN)) { /* SIGCHLD tells when the process has ended */
         close(s->handler_socket);
         s->handler_socket = -1;
     }
 }
 
-/* What the operator has to do about a microVM that nobody can serve. */
+/* Makes the error that says what the operator has to do about a microVM that cannot be served. */
 static void blame(struct supervisor *s)
 {
     const struct ibx_error why = *s->err;
@@ -182,7 +182,7 @@ static bool firecracker_has_ended(const struct supervisor *s)
     return poll(&look, 1, 0) > 0;
 }
 
-/* The other host is asked by the next handler, for as long as there is a microVM. */
+/* After HANDLER_AGAIN: another handler asks the server again, as long as there is a microVM. */
 static void handler_asks_again(struct supervisor *s)
 {
     if (!kept_any(&s->kept)) {
@@ -206,9 +206,9 @@ static void handler_died(struct supervisor *s, int status)
 {
     const bool exited = WIFEXITED(status);
     const int code = exited ? WEXITSTATUS(status) : -1;
-    while (s->handler_socket >= 0) /* what it said last */
+    while (s->handler_socket >= 0) /* its last messages */
         handler_told(s);
-    /* It did not come to that file. */
+    /* If it was killed, or ended with AGAIN, it has not written the file of --record. */
     s->left_to_it = s->left_to_it && exited && code != HANDLER_AGAIN;
     if (s->state.now == ENDED) {
         s->handler = 0;
@@ -269,15 +269,16 @@ static void firecracker_came(struct supervisor *s)
     }
     ibx_firecracker_hand_over(s->handler_socket, &s->kept);
     ibx_state_move(&s->state, SERVING);
-    ibx_firecracker_store(&s->kept); /* after it: Firecracker waits already */
+    ibx_firecracker_store(&s->kept); /* only now: Firecracker is waiting for the handler */
     ibx_firecracker_unlisten(s->config, s->listener);
     s->listener = -1;
 }
 
 /* ------------------------------------------------------------ the loop */
 
-/* One that does not serve may be at a connection for a while; the file of --record for the one
- * before it record_left() writes. A second signal waits for nothing. */
+/* Ends the handler after a signal. One that serves gets time to write the file of --record. One
+ * that does not serve yet may be connecting for a while, so it is killed; record_left() writes the
+ * file for its predecessor. A second signal kills any handler. */
 static void end_handler(struct supervisor *s)
 {
     static const char word = SAID_END;
@@ -305,7 +306,7 @@ static void signal_came(struct supervisor *s)
             handler_died(s, status);
         return;
     }
-    end_handler(s); /* its end is ours */
+    end_handler(s); /* this process ends when the handler has */
 }
 
 static int wait_ms(const struct supervisor *s)
@@ -338,7 +339,7 @@ static void turn(struct supervisor *s)
         int rc = handler_start(s);
         if (rc && !kept_any(&s->kept)) {
             finish(s, rc);
-        } else if (rc) { /* nobody else can serve this microVM */
+        } else if (rc) { /* tried again, since nobody else can serve this microVM */
             ibx_log(IBX_LOG_ERROR, "%s; trying again", s->err->message);
             s->resume_ns = ibx_deadline_in_ms(PAUSE_MAX_MS);
             ibx_state_move(&s->state, PAUSING);
@@ -346,7 +347,7 @@ static void turn(struct supervisor *s)
     }
 }
 
-/* What was touched is known, and there is no handler any more. */
+/* Writes the file of --record if the handlers have not, by the session's log of touched pages. */
 static void record_left(struct supervisor *s)
 {
     struct ibx_firecracker_event event = {.kind = IBX_FIRECRACKER_RECORDED};
@@ -366,7 +367,7 @@ static void record_left(struct supervisor *s)
 static void end(struct supervisor *s)
 {
     int status;
-    if (s->handler) { /* it serves nobody */
+    if (s->handler) { /* it serves no microVM any more */
         kill(s->handler, SIGKILL);
         while (waitpid(s->handler, &status, 0) < 0 && errno == EINTR)
             ;
@@ -380,14 +381,14 @@ static void end(struct supervisor *s)
         close(s->handler_socket);
     if (s->header)
         munmap(s->header, sizeof(*s->header));
-    if (kept_any(&s->kept) && s->rc != -EINTR) /* the next one is to have them */
+    if (kept_any(&s->kept) && s->rc != -EINTR) /* after a signal, systemd keeps the descriptors */
         ibx_firecracker_forget();
     ibx_firecracker_kept_close(&s->kept);
     close(s->signals);
     sigprocmask(SIG_SETMASK, &s->before, NULL);
 }
 
-/* A run is not to be lost because its file has no place in the end. */
+/* Checks at the start that the file of --record can be written, so that no recording is lost. */
 static int check_record(const char *path, struct ibx_error *err)
 {
     const char *slash = path ? strrchr(path, '/') : NULL;

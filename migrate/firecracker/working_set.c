@@ -83,7 +83,8 @@ uint8_t *ibx_working_set_encode(const struct ibx_working_set *set, size_t *lengt
     return bytes;
 }
 
-/* The version first: of another one nothing else can be said. */
+/* Takes the head; checks the version first, since nothing is known of the rest of another version.
+ */
 static int header_take(struct ibx_reader *r, size_t length, struct ibx_working_set *set,
                        uint64_t *runs, struct ibx_error *err)
 {
@@ -159,7 +160,8 @@ static int read_whole(int fd, uint8_t *bytes, size_t length)
     return 0;
 }
 
-/* What is no file is not opened: a device may do something then. A descriptor. */
+/* Opens the file and returns the descriptor. Only a regular file is opened, since opening a device
+ * may have effects. */
 static int open_file(const char *path, size_t *size, struct ibx_error *err)
 {
     const off_t most = HEADER_BYTES + (off_t)IBX_WORKING_SET_RUNS_MAX * RUN_BYTES + HASH_BYTES;
@@ -217,9 +219,9 @@ int ibx_working_set_check_way(const char *path, struct ibx_error *err)
     return ibx_path_check("--record ", path, err);
 }
 
-/* By O_PATH, whatever somebody puts in its place from then on: the folder in which the file is to
- * be, and its name there. A folder of another user's, who would have other files of this one's
- * replaced, is refused. */
+/* Opens the folder of the file by O_PATH, so that it cannot be replaced any more, and sets the
+ * file's name in it. Refuses a path with folders of another user, who could have other files of
+ * this user replaced. */
 static int open_folder(const char *path, const char **name, struct ibx_error *err)
 {
     char folder[PATH_MAX];
@@ -247,7 +249,7 @@ static int open_folder(const char *path, const char **name, struct ibx_error *er
     return rc ? rc : found;
 }
 
-/* A descriptor of a file in the folder that nobody else has. */
+/* Makes a new file in the folder, with a random name `fresh`; returns its descriptor. */
 static int open_fresh(int folder, const char *name, char fresh[NAME_MAX + 1])
 {
     for (unsigned tries = 0; tries < 100; tries++) {

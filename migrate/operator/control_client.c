@@ -18,15 +18,15 @@
 
 #define WAITING    ".waiting"
 #define ANSWER_MAX 65536u /* bytes */
-#define RETRY_MS   5      /* while its queue of connections is full */
-#define LOOK_MS    100    /* between two looks whether who has to answer is stopped */
+#define RETRY_MS   5      /* between tries to connect while the listener's backlog is full */
+#define LOOK_MS    100    /* between looks whether the process that has to answer is stopped */
 
 void ibx_control_socket_waiting_path(const char *folder, pid_t pid, char *path, size_t size)
 {
     snprintf(path, size, "%s/%d" WAITING, folder, (int)pid);
 }
 
-/* The process in such a name; 0: it is none. */
+/* The pid in the name of such a socket; 0: it is no such name. */
 static pid_t waiting_pid(const char *name)
 {
     char *end;
@@ -40,7 +40,7 @@ int ibx_control_socket_waiting(const char *folder,
 {
     DIR *dir = opendir(folder);
     char path[PATH_MAX];
-    if (!dir && errno == ENOENT) /* see ibx_journal_folder() */
+    if (!dir && errno == ENOENT) /* a folder without records, as in ibx_journal_folder() */
         return 0;
     if (!dir)
         return ibx_error_set(
@@ -107,8 +107,8 @@ static int connect_to(const char *path, uint64_t deadline_ns, int *out, struct i
     return 0;
 }
 
-/* Whether the process that listens there is stopped, by a signal or its terminal: it answers when
- * somebody continues it. */
+/* Whether the process that listens there is stopped, by a signal or its terminal. It will answer
+ * only when somebody continues it. */
 static bool is_stopped(int fd)
 {
     struct ucred listener;
@@ -125,7 +125,7 @@ static bool is_stopped(int fd)
     return state && !strncmp(state, ") T", 3);
 }
 
-/* A whole line into `text`, ended by NUL. */
+/* Receives a whole line into `text` and ends it by a NUL. */
 static int receive_line(int fd, const char *path, char *text, uint64_t deadline_ns,
                         struct ibx_error *err)
 {
@@ -193,7 +193,7 @@ int ibx_control_socket_ask(const char *path, json_t *request, json_t **answer, u
     if (rc)
         goto out;
     size_t length = strlen(text);
-    text[length] = '\n'; /* in the place of the NUL; a request fits into any socket buffer */
+    text[length] = '\n'; /* replaces the NUL; a request fits into any socket buffer */
     if (send(fd, text, length + 1, MSG_NOSIGNAL | MSG_DONTWAIT) != (ssize_t)(length + 1))
         rc = ibx_error_set(err, -ECONNRESET, "the ib-migrate at %s has ended", path);
     if (!rc)

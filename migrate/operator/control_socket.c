@@ -25,7 +25,7 @@ struct client {
 
 struct ibx_control_socket {
     int fd;
-    dev_t dev; /* of the socket, so that no other process's is removed */
+    dev_t dev; /* of the socket's file, so that only this one is removed at the end */
     ino_t ino;
     struct sockaddr_un address;
     const struct ibx_control_socket_ops *ops;
@@ -36,7 +36,7 @@ struct ibx_control_socket {
 
 /* ------------------------------------------------------------ opening */
 
-/* Whether a process answers at a socket's address: 1, 0 (a dead process left it), or an error. */
+/* Whether a process listens at a socket's address: 1, 0 (a dead process left it), or an error. */
 static int alive_at(const struct sockaddr_un *address)
 {
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -44,7 +44,7 @@ static int alive_at(const struct sockaddr_un *address)
         return -errno;
     int rc = connect(fd, (const struct sockaddr *)address, sizeof(*address)) ? -errno : 0;
     close(fd);
-    if (!rc || rc == -EAGAIN) /* its queue is full */
+    if (!rc || rc == -EAGAIN) /* EAGAIN: its backlog is full */
         return 1;
     return rc == -ECONNREFUSED || rc == -ENOENT ? 0 : rc;
 }
@@ -205,15 +205,15 @@ static json_t *answer_of(const struct ibx_control_socket *server, const char *li
                       "there is no command \"%.64s\": it is \"status\", \"cancel\", \"lend\", "
                       "\"reconnect\" or \"set\"",
                       command ? command : "");
-        ibx_text_sanitize(err.message); /* may have been cut inside a character */
+        ibx_text_sanitize(err.message); /* it may have been cut inside a UTF-8 character */
         answer = error_json(err.message);
     }
     json_decref(request);
     return answer;
 }
 
-/* False when the client is to be closed: its buffer, which holds many answers, is full, or it has
- * gone. */
+/* Sends an answer. False: the client has to be closed, because it has gone, or does not read its
+ * answers, of which its buffer holds many. */
 static bool send_answer(int fd, json_t *answer)
 {
     char *text = answer ? json_dumps(answer, JSON_COMPACT) : NULL;
@@ -221,7 +221,7 @@ static bool send_answer(int fd, json_t *answer)
     if (!text)
         return false;
     size_t length = strlen(text);
-    text[length] = '\n'; /* in the place of the NUL */
+    text[length] = '\n'; /* replaces the NUL */
     ssize_t n = send(fd, text, length + 1, MSG_NOSIGNAL | MSG_DONTWAIT);
     free(text);
     return n == (ssize_t)(length + 1);
@@ -271,7 +271,7 @@ static bool may_ask(int fd)
            (who.uid == geteuid() || who.uid == 0);
 }
 
-/* A free place, or that of the client which was silent for longest. */
+/* A free entry, or that of the client that has been idle for longest. */
 static struct client *slot_for_one(struct ibx_control_socket *server)
 {
     struct client *oldest = &server->clients[0];

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SETTINGS_MS 2000u /* for QEMU to take settings back that a killed tool has left */
+#define SETTINGS_MS 2000u /* in which settings that a killed tool has left have to be restored */
 
 int ibx_migrate_query(const struct ibx_record *record, const struct ibx_options *transport,
                       struct ibx_migrate_answer *answer, struct ibx_error *err)
@@ -30,7 +30,8 @@ int ibx_migrate_confirm(const struct ibx_record *record, const struct ibx_option
     return ibx_migration_confirm(record, &options, err);
 }
 
-/* Takes the guard of guest RAM that a tool has left behind; NONE where there is none. */
+/* Takes over the guard of guest RAM (common/guard.h) that a tool has left behind, if there is one.
+ */
 static int take_guard(const struct ibx_record *record, struct ibx_guard *guard,
                       struct ibx_error *err)
 {
@@ -47,7 +48,7 @@ static int take_guard(const struct ibx_record *record, struct ibx_guard *guard,
     return rc && rc != -ENOENT ? ibx_error_set(err, rc, "%s", why.message) : 0;
 }
 
-/* The monitor of the QEMU of this record, which lives. */
+/* Connects to the monitor of the record's QEMU, and checks that it is that process. */
 static int reach(const struct ibx_record *record, uint64_t deadline, struct ibx_qmp **qmp,
                  struct ibx_error *err)
 {
@@ -62,7 +63,8 @@ static int reach(const struct ibx_record *record, uint64_t deadline, struct ibx_
                          record->qmp, pid, (int)record->pid);
 }
 
-/* libvirt continues a VM, or has done so; then QEMU gets its settings back. */
+/* Rollback where libvirt drives: libvirt continues the VM, not this tool. If it has, restores
+ * QEMU's settings; -EBUSY if it has not yet. */
 static int leave_to_libvirt(struct ibx_qmp *qmp, const json_t *before, uint64_t deadline_ns,
                             struct ibx_error *err)
 {
@@ -82,7 +84,8 @@ static int leave_to_libvirt(struct ibx_qmp *qmp, const json_t *before, uint64_t 
     return rc;
 }
 
-/* The memory of a VM that is borrowed is what it was at its stop, and stays so. */
+/* Locks the memory that a borrowed VM left, so that no return changes it. -EBUSY: a return has
+ * begun to change it. */
 static int lock_base(const char *folder, const struct ibx_record *record, int *lock,
                      struct ibx_error *err)
 {
@@ -95,8 +98,9 @@ static int lock_base(const char *folder, const struct ibx_record *record, int *l
                          "start it anew from its disk, then ib-migrate prune --unfinished");
 }
 
-/* A VM that is taken back from its return may have run at home meanwhile, and changed the memory of
- * which it misses pages here. Home knows, and is asked by whom it serves when a link is made. */
+/* For rollback of a return: the VM may have run at home meanwhile and changed the memory from which
+ * pages are still missing here. Home knows that, and tells it when a link is made: so the tool that
+ * serves the VM here is asked to make its link anew. */
 static int renew_link(const char *folder, const struct ibx_record *record, struct ibx_error *err)
 {
     struct ibx_record came = {.source = false};
@@ -111,12 +115,14 @@ static int renew_link(const char *folder, const struct ibx_record *record, struc
                                     ibx_deadline_in_ms(MIGRATION_QMP_MS), &why);
     if (!rc)
         json_decref(answer);
-    return rc && rc != -ENOENT && rc != -ECONNREFUSED /* the next tool makes a link anyway */
+    return rc && rc != -ENOENT &&
+                   rc != -ECONNREFUSED /* without a tool, the next one makes a link */
                ? ibx_error_set(err, rc, "the ib-migrate that serves the VM here: %s", why.message)
                : 0;
 }
 
-/* Whether the destination's answer forbids it. Without one the operator has been asked. */
+/* Asks the destination: an error if its answer forbids a rollback. If there is no answer, rollback
+ * goes on, since the operator has confirmed it. */
 static int ask_destination(const struct ibx_record *record, const struct ibx_options *transport,
                            struct ibx_error *err)
 {
@@ -143,7 +149,7 @@ static int ask_destination(const struct ibx_record *record, const struct ibx_opt
                : 0;
 }
 
-/* The watchdog of a tool that was just killed holds the lock until it ends. */
+/* Waits for the lock: the watchdog of a tool that was just killed holds it until it ends. */
 static int lock_when_free(const char *folder, const struct ibx_record *record, int *lock_fd,
                           struct ibx_error *err)
 {
@@ -155,7 +161,7 @@ static int lock_when_free(const char *folder, const struct ibx_record *record, i
     return rc;
 }
 
-/* The migration may have gone on while the operator was asked. */
+/* Reads the record again, since the migration may have continued while the operator was asked. */
 static int check_unchanged(const char *folder, const struct ibx_record *record,
                            struct ibx_record *now, struct ibx_error *err)
 {
@@ -167,8 +173,8 @@ static int check_unchanged(const char *folder, const struct ibx_record *record,
                : rc;
 }
 
-/* The record changes only after QEMU has continued. QEMU refuses if the VM runs there after all and
- * uses the disks; then recover is needed. */
+/* Writes the record, after QEMU has continued the VM. (QEMU refuses to continue it if the VM runs
+ * at the destination after all and uses the disks; then the record is still good for recover.) */
 static int record_back(const char *folder, struct ibx_record *back, struct ibx_error *err)
 {
     back->state = IBX_JOURNAL_ROLLED_BACK;
@@ -194,7 +200,7 @@ static int take_back(const char *folder, struct ibx_record *back, struct ibx_err
     int rc = take_guard(back, &guard, err);
     if (rc)
         return rc;
-    ibx_guard_release(&guard); /* QEMU may be held by it */
+    ibx_guard_release(&guard); /* QEMU's threads may be blocked by it */
     rc = reach(back, deadline, &qmp, err);
     if (rc)
         return rc;
@@ -203,7 +209,7 @@ static int take_back(const char *folder, struct ibx_record *back, struct ibx_err
                        : ibx_vm_stay(qmp, &vm, deadline, err);
     if (!rc)
         rc = record_back(folder, back, err);
-    back->vm_status[0] = '\0'; /* what the record tells is of the destination */
+    back->vm_status[0] = '\0'; /* until now it was the status at the destination */
     if (!rc)
         ibx_vm_status(qmp, back->vm_status, sizeof(back->vm_status), deadline, NULL);
     if (!rc && !strcmp(back->vm_status, IBX_VM_IO_ERROR)) {
@@ -349,7 +355,8 @@ int ibx_migrate_check(const char *qmp_path, bool source, const char *uri,
     return rc;
 }
 
-/* A tool that ended behind its last CONFIRM has ended the hold, and may have left the settings. */
+/* Ends the hold that a dead tool left, and restores QEMU's settings. A tool that died after its
+ * last CONFIRM has ended the hold itself, but may have left the settings. */
 static int end_hold(const struct ibx_record *record, struct ibx_error *err)
 {
     uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
@@ -363,7 +370,7 @@ static int end_hold(const struct ibx_record *record, struct ibx_error *err)
     if (!held)
         deadline = ibx_deadline_in_ms(SETTINGS_MS);
     rc = reach(record, deadline, &qmp, err);
-    if (rc && !held) { /* somebody else has the monitor, and the settings do no harm */
+    if (rc && !held) { /* another client has the monitor; settings that are left do no harm */
         *err = (struct ibx_error){0};
         return 0;
     }

@@ -18,7 +18,7 @@ const char *ibx_migrate_phase_name(enum ibx_migrate_phase phase)
 struct figure {
     const char *name;
     size_t offset;
-    bool later; /* null until it is known */
+    bool later; /* JSON null until it is known */
 };
 
 #define FIGURE(member, name)                                                                       \
@@ -98,7 +98,7 @@ json_t *ibx_migrate_record_json(const struct ibx_record *record)
                      ibx_journal_returns(record) ? json_string(base) : json_null());
 }
 
-/* There is no record before the two tools have met. */
+/* JSON null before the two tools have met, since there is no record yet. */
 static json_t *record_or_null(const struct ibx_record *record)
 {
     return record->state ? ibx_migrate_record_json(record) : json_null();
@@ -136,7 +136,7 @@ static int phase_of(const char *name, enum ibx_migrate_phase *phase)
     return -EPROTO;
 }
 
-/* 0 for null. */
+/* Reads a number that must not be negative; null counts as 0. */
 static int number_of(const json_t *json, const char *name, uint64_t *value)
 {
     const json_t *member = json_object_get(json, name);

@@ -12,10 +12,10 @@
 #include <unistd.h>
 
 /* Bytes of an image that QEMU locks. */
-#define WRITER_LOCK     101 /* it writes it */
-#define NO_WRITERS_LOCK 201 /* ... and nobody else may */
+#define WRITER_LOCK     101 /* it writes to the image */
+#define NO_WRITERS_LOCK 201 /* nobody else may write to it */
 
-/* A job that has ended stays in the list until it is dismissed. */
+/* Whether a job is at work; one that has ended stays in the list until it is dismissed. */
 static bool is_at_work(const char *status)
 {
     return strcmp(status, "concluded") && strcmp(status, "null") && strcmp(status, "undefined");
@@ -59,7 +59,7 @@ static void add_exports(const json_t *exports, struct ibx_blockers *blockers)
     }
 }
 
-/* A QEMU that does not know the command has nothing of that kind. */
+/* Asks for a list and adds blockers. A QEMU without the command has no such things. */
 static int ask(struct ibx_qmp *qmp, const char *command,
                void (*add)(const json_t *list, struct ibx_blockers *blockers),
                struct ibx_blockers *blockers, uint64_t deadline_ns, struct ibx_error *err)
@@ -99,8 +99,8 @@ const char *ibx_preflight_block_job(json_t *event)
     return changes && is_at_work(text_of(data, "status")) ? text_of(data, "id") : NULL;
 }
 
-/* Whether it has a lock on each of these bytes, by /proc/PID/fdinfo/N: "lock: 1: OFDLCK ADVISORY
- * READ -1 fe:00:4711 100 101". */
+/* Whether descriptor `number` has locks on both bytes, by /proc/PID/fdinfo/N, which has lines such
+ * as "lock: 1: OFDLCK ADVISORY READ -1 fe:00:4711 100 101". */
 static bool locks(pid_t pid, int number, unsigned byte, unsigned other)
 {
     char path[64], line[256];

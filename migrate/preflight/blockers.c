@@ -49,8 +49,8 @@ static void check_block(const struct ibx_guest_ram *ram, const struct ibx_guest_
     const bool file = !strcmp(block->type, "memory-backend-file");
     const uint64_t mib = block->size >> 20;
     if (!block->shared) {
-        /* Several are of NUMA nodes or of memory that is plugged in, which name their backends; but
-         * pc.ram and the like is what a machine makes that has been given none. */
+        /* Several blocks belong to NUMA nodes or plugged memory, whose options name the backends. A
+         * single one, or pc.ram and the like, is made by a machine without a memory backend. */
         const char *dot = strrchr(block->id, '.');
         const bool whole = ram->count == 1 || (dot && !strcmp(dot, ".ram"));
         ibx_blockers_add(
@@ -101,7 +101,8 @@ void ibx_preflight_ram(const struct ibx_guest_ram *ram, struct ibx_blockers *blo
             ram->machine_bytes >> 20, ram->bytes >> 20);
 }
 
-/* The VM needs the pages until the migration is complete, even if the source's QEMU ends. */
+/* discard-data=on would lose pages when the source's QEMU ends, and the VM needs them until the
+ * migration is complete. */
 static void check_discarding(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers)
 {
     for (size_t i = 0; i < ram->count; i++) {
@@ -117,7 +118,8 @@ static void check_discarding(const struct ibx_guest_ram *ram, struct ibx_blocker
     }
 }
 
-/* Where pages may be missing: other file systems have no userfaultfd. */
+/* Destination: guest RAM has to be on tmpfs or hugetlbfs, since userfaultfd works on no other file
+ * system. */
 static void check_missing_possible(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers)
 {
     for (size_t i = 0; i < ram->count; i++) {
@@ -154,7 +156,9 @@ static void check_pair_block(const struct ibx_guest_block *from, const struct ib
             from->id, from->page_size >> 10, to->page_size >> 10);
 }
 
-/* Compares with all blocks of the destination: ids may be crossed. */
+/* Checks that no block of the destination has the same file; compares all, since ids may be
+ * swapped.
+ */
 static void check_same_file(const struct ibx_guest_block *from,
                             const struct ibx_guest_ram *destination, struct ibx_blockers *blockers)
 {
@@ -213,7 +217,7 @@ void ibx_preflight_pair(const struct ibx_guest_ram *source, const struct ibx_gue
 
 /* ------------------------------------------------------------ state */
 
-/* A QEMU that never migrated has no status. */
+/* Whether no migration is under way. A QEMU that never migrated has no status. */
 static bool is_over(const char *status)
 {
     return !status || !strcmp(status, "none") || !strcmp(status, "completed") ||
@@ -223,9 +227,10 @@ static bool is_over(const char *status)
 #define MIGRATED "if it migrated before, ib-migrate status tells whether this QEMU is still needed"
 #define BOOTS    "boot it anew (system_reset and cont, or where QEMU has -no-reboot a new QEMU)"
 
-/* From 9.0 on QEMU lets a VM sleep on where it goes, and ends by an assertion when one is continued
- * here that it had stopped in its sleep ("invalid runstate transition: 'postmigrate' ->
- * 'suspended'"). Before, it wakes the VM as it stops it. */
+/* Refuses a sleeping VM (S3) with QEMU 9.0 and later, which keep a VM asleep when they stop it: if
+ * the migration failed and the VM were continued here, QEMU would end by an assertion ("invalid
+ * runstate transition: 'postmigrate' -> 'suspended'"). Earlier QEMUs wake the VM when they stop it.
+ */
 static void check_sleep(struct ibx_qmp_version is, const struct ibx_guest_ram *ram,
                         struct ibx_blockers *blockers)
 {
@@ -289,9 +294,9 @@ static int check_state(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
     if (waits && role == IBX_MIGRATE_DESTINATION)
         ibx_preflight_listening(ram, info, blockers);
     const char *status = json_string_value(json_object_get(info, "status"));
-    /* Later QEMUs call it "setup" that they listen. */
+    /* Later versions of QEMU report "setup" while they listen. */
     if (!is_over(status) && !(waits && !strcmp(status, "setup")))
-        /* Its VM may run at the other end: who cancels it there would have it twice. */
+        /* The VM may already run at the other end: cancelling here might make it run twice. */
         ibx_blockers_add(blockers,
                          "a migration of this QEMU is under way already (%.32s): wait for its "
                          "end, or have whoever began it end it (ib-migrate status, cancel)",
@@ -330,8 +335,9 @@ void ibx_preflight_permissions(const struct ibx_guest_ram *ram, struct ibx_block
         ibx_blockers_add(blockers, "%s", why.message);
 }
 
-/* A page that has not come is a hole in the file of guest RAM, as one that was never written. The
- * guard of a VM that has left awaits no pages, nor does a userfaultfd that QEMU could not close. */
+/* Refuses a VM of which pages are still missing: a missing page is a hole in the file of guest RAM,
+ * like one that was never written. A userfaultfd that registers no memory for missing pages does
+ * not count: the guard of a VM that has left, or one that QEMU could not close. */
 static void check_missing_pages(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers)
 {
     struct ibx_error why;

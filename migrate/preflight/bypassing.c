@@ -13,12 +13,13 @@ static bool begins(const char *text, const char *with)
 
 /* ------------------------------------------------------------ devices, objects */
 
-/* Types of devices that reach guest RAM past QEMU's page tables. */
+/* Types of devices that access guest RAM without QEMU's page tables. */
 static const char *const bypassing[] = {"vfio-",      "vfio-user",  "x-vfio-user",
                                         "vhost-user", "vhost-vdpa", "cryptodev-vhost-user"};
 
-/* The back end of a vhost-user device maps guest RAM when the VM begins to run. A VM that returns,
- * and the children of a snapshot, run before they have all of it. */
+/* The remedy for vhost-user devices, whose back end maps guest RAM when the VM starts to run:
+ * --stand-still. Not for a VM that returns, nor for children of a snapshot, which run before all of
+ * their pages are there. */
 static const char *stand_still(const struct ibx_blockers *blockers)
 {
     return blockers->snapshot || blockers->returns || blockers->takes_over
@@ -26,8 +27,9 @@ static const char *stand_still(const struct ibx_blockers *blockers)
                : ", or migrate by send and receive with --stand-still at both ends";
 }
 
-/* What takes a child of that path away. A device without an id is known to device_del by its path
- * alone. */
+/* How to remove a child of the QOM path `path`. A device without an id has only a path for
+ * device_del.
+ */
 static void name_removal(const char *path, const char *name, char *out, size_t size)
 {
     if (!strcmp(path, "/objects"))
@@ -38,7 +40,7 @@ static void name_removal(const char *path, const char *name, char *out, size_t s
         snprintf(out, size, "unplug it (device_del %.64s)", name);
 }
 
-/* `type`: "child<vfio-pci>", without its first six letters. */
+/* `type`: what follows "child<" in a QOM type such as "child<vfio-pci>". */
 static void check_type(const char *path, const char *name, const char *type,
                        struct ibx_blockers *blockers)
 {
@@ -56,8 +58,8 @@ static void check_type(const char *path, const char *name, const char *type,
                              name, length, type, removal, user ? stand_still(blockers) : "");
         return;
     }
-    /* QEMU takes memory that it leaves out of its stream only where it lies already, and that of a
-     * PCI device lies where the guest has it. */
+    /* RAM that is not in its stream, QEMU accepts only if it already has the same guest address;
+     * that of a PCI device has the address that the guest gave it. */
     if (begins(type, "ivshmem"))
         ibx_blockers_add(
             blockers,
@@ -71,7 +73,7 @@ static void check_type(const char *path, const char *name, const char *type,
                          name, length, type, removal);
 }
 
-/* Children of a QOM path that keep a VM from migrating. */
+/* Adds blockers for the children of a QOM path. */
 static int check_children(struct ibx_qmp *qmp, const char *path, struct ibx_blockers *blockers,
                           uint64_t deadline_ns, struct ibx_error *err)
 {
@@ -137,8 +139,8 @@ static int check_networks(struct ibx_qmp *qmp, struct ibx_blockers *blockers, ui
 
 /* ------------------------------------------------------------ block drivers */
 
-/* Block drivers that hand all of guest RAM, as its pages were when the disk was opened, to a device
- * of this host or to another process: those that come later are other ones. */
+/* Whether a block driver gives all of guest RAM to a device of this host or to another process when
+ * the disk is opened. It keeps those pages, while pages that arrive later are others. */
 static bool hands_over(const char *driver)
 {
     return !strcmp(driver, "nvme") || begins(driver, "virtio-blk-");

@@ -16,7 +16,7 @@ const char *ibx_member(const json_t *object, const char *name)
     return text ? text : "";
 }
 
-/* Some of a list of names, for a sentence. */
+/* The first names of a list, for a message. */
 struct names {
     char text[NAMES_MAX];
     size_t used;
@@ -67,7 +67,7 @@ static void compare_processors(const json_t *source, const json_t *destination,
                          type, other);
 }
 
-/* Features that only the destination has do no harm. */
+/* Reports features that the destination lacks; additional ones do no harm. */
 static void compare_features(const json_t *source, const json_t *destination,
                              struct ibx_blockers *blockers)
 {
@@ -105,7 +105,7 @@ static size_t count_of(const json_t *list, const char *text)
     return count;
 }
 
-/* Those of `list` of which `other` has fewer. */
+/* Collects the texts that `other` has less often than `list`. */
 static void name_missing(const json_t *list, const json_t *other, struct names *missing)
 {
     size_t index;
@@ -145,8 +145,8 @@ static const char *text_of(const json_t *item)
     return json_is_string(item) ? json_string_value(item) : "";
 }
 
-/* Two backends of one size that nodes or DIMMs have exchanged. QEMU refuses its state then, after
- * the stop. What only one side has is another difference. */
+/* Reports two backends of equal size that are swapped between nodes or DIMMs: QEMU would refuse the
+ * device state, after the stop. Backends that only one side has are reported elsewhere. */
 static void compare_order(const json_t *source, const json_t *destination,
                           struct ibx_blockers *blockers)
 {
@@ -183,8 +183,8 @@ static uint64_t bytes_of(const json_t *block, size_t at)
     return (uint64_t)json_integer_value(json_array_get(block, at));
 }
 
-/* QEMU refuses a block that it does not have, or whose size it cannot take. One that may grow takes
- * any size up to its most. */
+/* Compares RAM blocks of devices and firmware: QEMU refuses a block that it does not have, or whose
+ * size does not fit. A block that may grow takes any size up to its maximum. */
 static void compare_ram(const json_t *source, const json_t *destination,
                         struct ibx_blockers *blockers)
 {
@@ -218,7 +218,8 @@ static void compare_ram(const json_t *source, const json_t *destination,
 
 /* ------------------------------------------------------------ properties */
 
-/* QEMU chooses: a later version may say so where an earlier one says what it has chosen. */
+/* Whether the value means that QEMU chooses. A later version may report that, where an earlier one
+ * reports what it has chosen. */
 static bool left_to_qemu(const char *value)
 {
     static const char *const values[] = {"", "-1", "4294967295", "18446744073709551615"};
@@ -233,7 +234,8 @@ static const char *plain_word(const char *value)
     return !strcmp(value, "true") ? "on" : !strcmp(value, "false") ? "off" : value;
 }
 
-/* "auto" may mean either. Between two versions a property may have become of another type. */
+/* Whether two values differ. "auto" may mean any value. Between two versions of QEMU a property may
+ * also have changed its type. */
 static bool differ(const char *here, const char *there, bool same_version)
 {
     if (!strcmp(here, there) || !strcmp(here, "auto") || !strcmp(there, "auto"))
@@ -242,8 +244,8 @@ static bool differ(const char *here, const char *there, bool same_version)
                             strcmp(plain_word(here), plain_word(there)) != 0);
 }
 
-/* What only one side has is of another version of QEMU. `remedy`: the source's values, as the
- * destination has to get them. */
+/* Collects properties that differ; one that only one side has belongs to another version of QEMU.
+ * `remedy` gets the source's values, in the form in which the destination needs them. */
 static unsigned differences(const json_t *source, const json_t *destination, bool same_version,
                             struct names *names, struct names *remedy)
 {
@@ -312,7 +314,8 @@ static bool fits(const json_t *a, const json_t *b)
            !strcmp(ibx_member(a, "at"), ibx_member(b, "at"));
 }
 
-/* One in the same place that no other device has taken; `alike`: with the same properties. */
+/* Finds a device of the same type in the same place that is not taken yet; with `alike` it must
+ * have the same properties. */
 static const json_t *take_partner(const json_t *others, char *taken, const json_t *device,
                                   bool alike)
 {
@@ -335,7 +338,8 @@ static void name_device(struct names *names, const json_t *device)
     name(names, "%.50s @ %.70s", ibx_member(device, "type"), ibx_member(device, "at"));
 }
 
-/* The board's devices differ between versions of QEMU, which know how to translate. */
+/* Whether a device is compared. Between two versions of QEMU only plugged ones are: those of the
+ * board differ, and QEMU can convert their state. */
 static bool counts(const json_t *device, bool same_version)
 {
     return same_version || json_is_true(json_object_get(device, "plugged"));
@@ -348,7 +352,7 @@ static void compare_pair(const json_t *device, const json_t *other, bool same_ve
     char tail[32];
     differences(json_object_get(device, "properties"), json_object_get(other, "properties"),
                 same_version, &names, &remedy);
-    /* Where the board puts memory is -m's, and no user's to set. */
+    /* This property of the board follows from -m, and cannot be set otherwise. */
     const bool memory = strstr(remedy.text, "-4g-mem-size=");
     if (names.count)
         ibx_blockers_add(blockers,
@@ -375,7 +379,8 @@ static void report_missing(const struct names *lacks, const struct names *has,
                          has->text, more(has, tail));
 }
 
-/* Devices of the board have no place of their own: of several, those that are alike are pairs. */
+/* Pairs devices of both lists and compares them. Devices of the board have no distinct places, so
+ * those that are alike are paired first. */
 static void compare_lists_of_devices(const json_t *here, const json_t *there, char *done,
                                      char *taken, bool same_version, struct ibx_blockers *blockers)
 {

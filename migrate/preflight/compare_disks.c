@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Whether both QEMUs have the same disks. A VM whose disk at the destination is another one, or an
- * old copy, destroys its data without any error. So what cannot be shown to be the same is refused,
- * and the operator who knows better says --disks-differ-on-purpose.
+ * old copy, destroys its data without any error. So disks that cannot be shown to be the same are
+ * refused; an operator who knows better can give --disks-differ-on-purpose.
  */
 #include "migrate/preflight/description.h"
 
@@ -88,7 +88,7 @@ static bool unlike(const struct comparison *c, const json_t *here, const json_t 
     return false;
 }
 
-/* A name that another host reads in another way, or that only this host knows. */
+/* Whether a name has a meaning on this host only. */
 static bool means_this_host(const char *file)
 {
     return strstr(file, "socket=") || strstr(file, "\"unix\"") || strstr(file, "//localhost") ||
@@ -96,7 +96,7 @@ static bool means_this_host(const char *file)
            strstr(file, "\"127.");
 }
 
-/* Storage that QEMU itself reaches over the network, or that has no content (null-co). */
+/* Compares storage that QEMU itself reaches over the network, or that has no content (null-co). */
 static bool compare_names(const struct comparison *c, const json_t *here, const json_t *there)
 {
     const char *file = ibx_member(here, "file");
@@ -124,8 +124,8 @@ static bool compare_devices(const struct comparison *c, const json_t *here, cons
     return true;
 }
 
-/* On file systems that several hosts mount. An inode number comes from the server, and the same
- * number on two servers is unlikely to begin with the same bytes too. */
+/* Compares files on file systems that several hosts can mount. Inode numbers come from the server;
+ * files with the same number on two servers are unlikely to begin with the same bytes, too. */
 static bool compare_mounted(const struct comparison *c, const json_t *here, const json_t *there)
 {
     const bool cluster =
@@ -143,7 +143,8 @@ static bool compare_mounted(const struct comparison *c, const json_t *here, cons
     return true;
 }
 
-/* Copies of what nobody writes are as good: an ISO image, firmware. */
+/* Whether both are read-only and have the same content, such as copies of an ISO image or firmware.
+ */
 static bool same_content(const struct comparison *c, const json_t *here, const json_t *there)
 {
     return is_set(c->here, "read-only") && is_set(c->there, "read-only") &&
@@ -211,8 +212,8 @@ static bool compare_chains(const struct comparison *c)
 
 /* ------------------------------------------------------------ a disk */
 
-/* QEMU sends the content of flash memory with the device state, and writes it to the file of the
- * destination: no storage has to be shared. */
+/* Flash memory need not be shared: QEMU sends its content with the device state, and writes it to
+ * the destination's file. */
 static void compare_firmware(const struct comparison *c)
 {
     const json_t *here = json_array_get(json_object_get(c->here, "layers"), 0);
@@ -271,7 +272,7 @@ static void compare_disk(const struct comparison *c)
         compare_chains(c);
 }
 
-/* What the operator may not know, and what this tool does not decide. */
+/* Notes risks that the operator may not know of, and that are no blockers. */
 static void note_risks(const struct comparison *c)
 {
     const char *type = ibx_member(c->here, "type"), *at = ibx_member(c->here, "at");
@@ -298,7 +299,7 @@ static void note_risks(const struct comparison *c)
     }
 }
 
-/* One that is missing there is missing with its device, or is what drive_at() finds. */
+/* The disk in the same place; NULL: the other side has none, or an empty drive (drive_at()). */
 static const json_t *find_at(const json_t *disks, const json_t *disk)
 {
     size_t index;
@@ -312,8 +313,8 @@ static const json_t *find_at(const json_t *disks, const json_t *disk)
     return NULL;
 }
 
-/* A drive that was started empty, as libvirt starts one (-device ide-cd without drive=), has no
- * back end by which its device could be found: there is the device, which has no medium. */
+/* The device of a drive that was started empty, as libvirt starts one (-device ide-cd without
+ * drive=): such a drive has no back end, so it is not in the list of disks. NULL: there is none. */
 static const json_t *drive_at(const json_t *description, const json_t *disk)
 {
     const bool may_be_empty = is_set(disk, "removable") && json_object_get(disk, "layers");

@@ -7,7 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* All that is asked anyway, so that QEMU answers at once; in the order in which it is needed. */
+/* Sends all queries that are needed in any case, so that QEMU answers them together, in the order
+ * in which the answers are needed. */
 void ibx_describe_ask(struct ibx_qmp *qmp, uint64_t deadline_ns)
 {
     static const struct {
@@ -53,7 +54,7 @@ int ibx_describe(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, json_t **
     int rc = ibx_describe_machine(&d);
     if (!rc)
         rc = ibx_describe_devices(&d);
-    if (!rc) /* the disks are named by their devices */
+    if (!rc) /* after the devices, which name the disks */
         rc = ibx_describe_disks(&d);
     if (!rc)
         ibx_describe_virtio(&d);
@@ -92,7 +93,7 @@ int ibx_description_write(const json_t *description, char **text, size_t *length
     return 0;
 }
 
-/* Some lists are compared each with each: no peer decides for how long. */
+/* Whether a peer's description has too long a list: some are compared in quadratic time. */
 static bool has_long_list(json_t *description)
 {
     const char *name;
@@ -105,7 +106,7 @@ static bool has_long_list(json_t *description)
     return false;
 }
 
-/* An earlier release tells the names of disks with the passwords in them. */
+/* Removes passwords from the names of disks, which an earlier release sends. */
 static void drop_passwords(json_t *description)
 {
     size_t i, k;
@@ -142,7 +143,7 @@ void ibx_compare(const json_t *source, const json_t *destination, bool same_vers
 {
     ibx_compare_machines(source, destination, same_version, blockers);
     ibx_compare_devices(source, destination, same_version, blockers);
-    if (same_version) /* the names of features are for people */
+    if (same_version) /* the names of features may differ between versions */
         ibx_compare_virtio(source, destination, blockers);
     ibx_compare_disks(source, destination, disks_differ, blockers);
 }

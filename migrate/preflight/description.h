@@ -7,9 +7,9 @@
 #include "migrate/journal/journal.h"
 #include "migrate/preflight/preflight.h"
 
-/* Whom to ask, and where the answers go. */
-#define IBX_DESCRIBED_MAX 8192u /* vCPUs, devices, disks: more than a VM can have */
+#define IBX_DESCRIBED_MAX 8192u /* vCPUs, devices or disks: more than a VM can have */
 
+/* The QEMU to describe, and the description being made. */
 struct describing {
     struct ibx_qmp *qmp;
     const struct ibx_guest_ram *ram;
@@ -25,28 +25,29 @@ struct describing {
  * plugged: on a bus where devices are plugged in (PCI, USB, SCSI, ...); others are of the board.
  * NULL: no memory, or more than IBX_DESCRIBED_MAX devices. */
 json_t *ibx_devices_of_qtree(const char *qtree);
-/* Whether a property of a device or of the machine is the host's own business. */
+/* Whether a property of a device or of the machine may differ between hosts, so that it is not
+ * compared. */
 bool ibx_property_is_of_host(const char *name, const char *value);
 /* The simple properties of a QOM object: {NAME: VALUE}. */
 int ibx_describe_properties(struct describing *d, const char *path, json_t *properties);
-/* "devices", from the tree and from what is on no bus. */
+/* Adds "devices": those of the tree and those that are on no bus. */
 int ibx_describe_devices(struct describing *d);
 
 /* ------------------------------------------------------------ machine.c */
 
-/* "cpus", "cpu", "cpuid", "machine", "numa", "memory", "order", "ram", "backends". */
+/* Adds "cpus", "cpu", "cpuid", "machine", "numa", "memory", "order", "ram", "backends". */
 int ibx_describe_machine(struct describing *d);
-/* Of these "machine" alone: its properties. */
+/* Adds "machine" alone, the properties of the machine. */
 int ibx_describe_board(struct describing *d);
 /* The blocks of QEMU's "info ramblock": {NAME: [used bytes, most bytes]}. NULL: no memory. */
 json_t *ibx_ram_of_ramblock(const char *text);
-/* "memory", of the answer to query-memory-devices, each with the size that it may have and that of
+/* "memory", from the answer to query-memory-devices: each device with its maximum size and that of
  * its blocks. NULL: no memory. */
 json_t *ibx_memory_of_devices(const json_t *devices);
-/* "order": the ids of guest RAM in the order of their addresses, of QEMU's "info mtree -f". Only of
- * a VM that has several. NULL: no memory. */
+/* "order", from QEMU's "info mtree -f": the ids of guest RAM in the order of their addresses, if
+ * the VM has several. NULL: no memory. */
 json_t *ibx_order_of_mtree(const char *tree, const struct ibx_guest_ram *ram);
-/* "numa": the lines of QEMU's "info numa", such as "node 0 cpus: 0 1"; without what is plugged in.
+/* "numa": the lines of QEMU's "info numa", such as "node 0 cpus: 0 1", without plugged memory.
  * NULL: no memory. */
 json_t *ibx_numa_of_info(const char *text);
 
@@ -54,13 +55,14 @@ json_t *ibx_numa_of_info(const char *text);
 
 /* "disks": an array of
  *   {"at", "type", "removable", "read-only", "bytes", "firmware": bool, "bitmaps", "layers": [...]}
- * bitmaps: dirty bitmaps that are in memory only. Without "bytes" and "layers" when there is no
- * medium in it. A layer of its chain of images:
- *   {"role": "", "file", "backing", "backing/file", ..., "driver", and of what is not made of
- * others: "file": ibx_disk_name(), and the members of disk_identity.c} */
+ * bitmaps: dirty bitmaps that are in memory only. "bytes" and "layers" are missing if there is no
+ * medium in it. A layer is a node of its chain of images:
+ *   {"role": "", "file", "backing", "backing/file", ..., "driver"}
+ * and a node that is not made of others also has "file", by ibx_disk_name(), and the members of
+ * disk_identity.c. */
 int ibx_describe_disks(struct describing *d);
-/* An image as QEMU names it, but for the password that may stand in that: the name is told to the
- * other host, and by both to whoever reads their messages. NULL: no memory. */
+/* The name of an image as QEMU has it, but without a password, since it is sent to the other host
+ * and shown in messages of both. NULL: no memory. */
 json_t *ibx_disk_name(const char *file);
 
 /* ------------------------------------------------------------ disk_identity.c */
@@ -69,22 +71,22 @@ json_t *ibx_disk_name(const char *file);
  * What the file or block device behind a layer is, as QEMU (process `pid`) sees it; members are
  * added to `layer`:
  *   "id"      the same for the same file or device on this host, until it boots; else different
- *   "shown"   the same for a person
+ *   "shown"   names the file or device for a person
  *   "reach"   "local", "cluster" (a file has one inode number on all hosts), "network" (other file
  *             systems that several hosts can mount), "device"
  *   "type"    of its file system
  *   "source", "path"   what is mounted, and where the file is in it
  *   "inode", "bytes"
- *   "locked"  by whichever process
- *   "wwn"     of a block device: what names it on every host
+ *   "locked"  any process has a lock on it
+ *   "wwn"     of a block device: a name that is the same on every host
  *   "digest"  of its first bytes; with `whole`, of all of a small one or of samples of a large one
- * Without the right to look, or when it has gone, none.
+ * None of these if this process may not look at the file, or it is gone.
  */
 void ibx_disk_identify(pid_t pid, const char *file, const json_t *fdsets, bool whole,
                        json_t *layer);
-/* "type", "source" and "path" of `file`, from its line of mountinfo, which is changed. */
+/* Adds "type", "source" and "path" of `file`, by its line of mountinfo, which is modified. */
 void ibx_disk_mount(char *line, const char *file, json_t *layer);
-/* A name of this host that it keeps until it boots. "": not known. */
+/* A name of this host that is the same until it boots (boot_id). "": not known. */
 void ibx_disk_host(char *out, size_t size);
 
 /* ------------------------------------------------------------ virtio.c */

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define DEPTH_MAX     12 /* buses behind buses */
+#define DEPTH_MAX     12 /* levels of the tree of buses */
 #define WORD_MAX      64
 #define VALUE_MAX     160 /* bytes of a value that are compared */
 #define BUSLESS_MAX   64  /* devices on no bus that are asked for their properties */
@@ -21,8 +21,8 @@
 bool ibx_property_is_of_host(const char *name, const char *value)
 {
     static const char *const names[] = {
-        /* What is behind the device, by its name on this host. What it is, is compared elsewhere
-         * (disks) or is a matter of the host (networks, character devices, displays). */
+        /* Names of back ends on this host. What they are is compared elsewhere (disks), or is a
+         * matter of the host (networks, character devices, displays). */
         "drive",
         "netdev",
         "chardev",
@@ -44,14 +44,14 @@ bool ibx_property_is_of_host(const char *name, const char *value)
         "sgx-epc",
         "cxl-fmw",
         "hostmem",
-        /* A path, and the size of flash memory. As RAM the size is compared, and the content is in
+        /* Paths, and the size of flash memory, which is compared as that of RAM; the content is in
          * the device state. */
         "num-blocks",
         "romfile",
         "firmware",
         "dtb",
         "dumpdtb",
-        /* How the host does the work: the guest and the device state do not know. */
+        /* How the host does the work; neither guest nor device state depend on it. */
         "ioeventfd",
         "vhost",
         "vhostforce",
@@ -73,7 +73,7 @@ bool ibx_property_is_of_host(const char *name, const char *value)
         "request-merging",
         "indirect",
         "aio",
-        /* Read by firmware and by a kernel that boots: both have, long ago. */
+        /* Used only while the guest boots, which is over. */
         "bootindex",
         "boot",
         "kernel",
@@ -82,7 +82,8 @@ bool ibx_property_is_of_host(const char *name, const char *value)
         "phandle-start",
         "dt-compatible",
         "acpi-index",
-        /* Guessed from the disk's partition table when QEMU starts: it may be newer. */
+        /* Guessed from the disk's partition table when QEMU starts, which may have changed since.
+         */
         "cyls",
         "heads",
         "secs",
@@ -98,7 +99,7 @@ bool ibx_property_is_of_host(const char *name, const char *value)
         "unit",
         "bus",
         "parent_bus",
-        /* It changes while a VM runs, or differs between two QEMUs that are alike. */
+        /* Values that change while a VM runs, or differ between equal QEMUs. */
         "MCFG",
         "busnr", /* of a PCI device: the guest numbers its buses (QEMU 10) */
         "smb_io_base",
@@ -155,13 +156,15 @@ static bool pluggable(const char *bus)
     return false;
 }
 
-/* The inner half of a virtio device on PCI is one device with the outer. */
+/* Whether this is the inner half of a virtio PCI device, which is one device together with the
+ * outer.
+ */
 static bool inner(const struct level *level)
 {
     return !strcmp(level->bus, "virtio-pci-bus");
 }
 
-/* Up to a blank, comma or the end of the line. */
+/* Copies up to a blank, a separator or the end of the line. */
 static void copy_word(char out[WORD_MAX], const char *from)
 {
     size_t n = strcspn(from, " ,;\"\r\n");
@@ -184,7 +187,8 @@ static void add_place(struct level *level, const char *value)
     snprintf(level->place + used, sizeof(level->place) - used, "%s%s", used ? ":" : "", word);
 }
 
-/* Its place is known when its first child begins: all of its properties come before. */
+/* Sets the device's place, which is known when its first child begins: its properties come before.
+ */
 static void end_device(struct tree *tree)
 {
     char place[DEPTH_MAX * 2 * WORD_MAX]; /* an index and a place of each level */
@@ -204,7 +208,7 @@ static void end_device(struct tree *tree)
         json_object_set_new(tree->levels[depth].device, "at", ibx_json_text(place)) != 0;
 }
 
-/* One of the list, or the half of one that is there already. */
+/* Adds a device to the list, or takes it as the inner half of the last one. */
 static void begin_device(struct tree *tree, int depth, const char *type)
 {
     struct level *level = &tree->levels[depth];
@@ -228,7 +232,7 @@ static void begin_device(struct tree *tree, int depth, const char *type)
                     json_array_size(tree->list) > IBX_DESCRIBED_MAX;
 }
 
-/* A value is "text", a number before the same in other words, or a word. */
+/* Takes a property. A value is "text", a word, or a number followed by the same in other words. */
 static void add_property(struct tree *tree, const struct level *level, const char *line)
 {
     char name[WORD_MAX], value[VALUE_MAX];
@@ -245,15 +249,15 @@ static void add_property(struct tree *tree, const struct level *level, const cha
         n = strcspn(at, " \r\n");
     snprintf(value, sizeof(value), "%.*s", (int)(n < VALUE_MAX ? n : VALUE_MAX - 1), at);
     if (!strcmp(name, "port") && !strcmp(level->bus, "usb-bus"))
-        return; /* as given; its place is the one that it has */
+        return; /* the address as it was given; the place has the actual one */
     if (!strcmp(name, "drive") && value[0])
         json_object_set_new(level->device, "drive", ibx_json_text(value));
     if (!ibx_property_is_of_host(name, value) && !json_object_get(level->properties, name))
         tree->failed |= json_object_set_new(level->properties, name, ibx_json_text(value)) != 0;
 }
 
-/* Where on its bus it is. A USB device has its port in the line that sums it up, also where QEMU
- * has chosen it. */
+/* Takes the device's place on its bus. The port of a USB device is in its summary line, even if
+ * QEMU has chosen it. */
 static void take_property(struct tree *tree, struct level *level, const char *line)
 {
     static const struct {
@@ -278,7 +282,7 @@ static void take_property(struct tree *tree, struct level *level, const char *li
     add_property(tree, level, line);
 }
 
-/* Of several IDE buses of one controller: ide.0, ide.1, ... */
+/* Notes the index of a bus, if a controller has several: ide.0, ide.1, ... */
 static void begin_bus(struct tree *tree, int depth, const char *name)
 {
     struct level *level = &tree->levels[depth];
@@ -328,7 +332,7 @@ json_t *ibx_devices_of_qtree(const char *qtree)
 
 /* ------------------------------------------------------------ devices on no bus */
 
-/* Numbers, words and texts. Others are links, or what changes. */
+/* Whether a property is a number, word or text; others are links, or change. */
 static bool simple(const char *type)
 {
     static const char *const types[] = {"bool",   "str",   "string", "size",
@@ -346,14 +350,14 @@ static json_t *property(const char *path, const char *name)
     return json_pack("{s:s, s:s}", "path", path, "property", name);
 }
 
-/* Of an item of qom-list. */
+/* Whether the property of an item of qom-list is compared. */
 static bool is_compared(const json_t *item)
 {
     return simple(ibx_member(item, "type")) &&
            !ibx_property_is_of_host(ibx_member(item, "name"), NULL);
 }
 
-/* The text of a property, for free(); NULL: it is not compared. */
+/* The text of a property, to be freed by free(); NULL: it is not compared. */
 static char *asked_property(const struct describing *d, const char *path, const char *name)
 {
     json_t *value;
@@ -404,8 +408,8 @@ int ibx_describe_properties(struct describing *d, const char *path, json_t *prop
                                path, IBX_MIGRATE_DESCRIPTION_MAX);
 }
 
-/* DIMMs are compared as memory and vCPUs as such; all types on a bus are in the tree, which has
- * `known` devices. */
+/* Whether devices of this type are on no bus: not those in the tree, whose first `known` entries
+ * came from "info qtree", and not DIMMs and vCPUs, which are compared elsewhere. */
 static bool is_busless(const json_t *tree, size_t known, const char *type)
 {
     if (strstr(type, "dimm") || strstr(type, "-cpu"))

@@ -8,8 +8,8 @@
  *   other file systems      what is mounted, and the path in it
  *   a block device          its WWN, or the UUID that the volume manager gave it
  *
- * QEMU may be in another mount namespace and may have a file open that has been renamed since. So
- * its own descriptor of the file is what counts, and /proc/PID/root where it has none.
+ * QEMU may be in another mount namespace, and may have a file open that has been renamed since. So
+ * its own descriptor of the file counts, or if it has none, the path below /proc/PID/root.
  */
 #include "migrate/preflight/description.h"
 
@@ -58,11 +58,11 @@ void ibx_disk_host(char *out, size_t size)
 
 /* ------------------------------------------------------------ the file that QEMU has */
 
-/* A path to it for this process. */
+/* A path by which this process reaches the file. */
 struct found {
     char path[NAME_BYTES]; /* "/proc/PID/fd/N", or below /proc/PID/root */
-    bool open;             /* the former */
-    int number;            /* its N */
+    bool open;             /* it is "/proc/PID/fd/N" */
+    int number;            /* N */
     struct stat st;
 };
 
@@ -104,14 +104,15 @@ static bool is_that(void *context, int number, const char *path)
     return good;
 }
 
-/* Its descriptor of `wanted`, or of a file with this name that has been replaced since. */
+/* Finds QEMU's descriptor of `wanted`, or of a file that had the name `file` and has been replaced.
+ */
 static bool find_open(pid_t pid, const char *file, const struct stat *wanted, struct found *found)
 {
     struct searched searched = {file, wanted, found};
     return ibx_proc_find_descriptor(pid, is_that, &searched) >= 0;
 }
 
-/* One that was passed to QEMU: /dev/fdset/SET. */
+/* Finds a descriptor that was passed to QEMU (/dev/fdset/SET). */
 static bool find_passed(pid_t pid, const char *file, const json_t *fdsets, struct found *found)
 {
     int set;
@@ -174,9 +175,9 @@ static bool is_as_found(const void *context, const struct stat *st)
     return same_file(st, &found->st) && st->st_mode == found->st.st_mode;
 }
 
-/* Of a descriptor of QEMU's by which that may read itself: by O_PATH a process can have any file in
- * its table. A user who may take no descriptor from it has no rights that it lacks, but for root.
- */
+/* Opens the file for reading, provided that QEMU's own descriptor allows it to read: with O_PATH a
+ * process can have descriptors of any files, and this process may be root. If this user may not
+ * take descriptors from QEMU, and is not root, it opens the path with its own rights. */
 static int open_for_reading(pid_t pid, const struct found *found)
 {
     char own[32];
@@ -246,7 +247,7 @@ static const char *reach_of(uint64_t type)
     }
 }
 
-/* The mount that a descriptor or path is on; 0 not known. */
+/* The id of the mount that the file is on; 0: not known. */
 static uint64_t mount_of(const struct found *found)
 {
     struct statx st;
@@ -255,7 +256,7 @@ static uint64_t mount_of(const struct found *found)
                : 0;
 }
 
-/* mountinfo writes blanks and the like as \040. */
+/* Undoes the escapes of mountinfo, such as \040 for a blank. */
 static void unescape(char *text)
 {
     char *out = text;
@@ -307,8 +308,8 @@ static void put_mount(pid_t pid, const struct found *found, const char *file, js
         fclose(mounts);
 }
 
-/* Whether any process has a lock on it: QEMU has, unless it was told not to (file.locking=off) or
- * the file system has none. */
+/* Whether any process has a lock on the file. QEMU has one unless told otherwise
+ * (file.locking=off), or if the file system has no locks. */
 static bool is_locked(const struct stat *st)
 {
     char wanted[64], *line = NULL;
@@ -342,7 +343,7 @@ static void identify_file(pid_t pid, const struct found *found, const char *file
 
 /* ------------------------------------------------------------ a block device */
 
-/* The first line of a file of sysfs; "" without. */
+/* The first line of a file of sysfs; "": there is none. */
 static void read_sysfs(const char *folder, const char *name, char *out, size_t size)
 {
     char path[NAME_BYTES];
@@ -356,8 +357,8 @@ static void read_sysfs(const char *folder, const char *name, char *out, size_t s
     out[strcspn(out, "\n")] = '\0';
 }
 
-/* What names it on all hosts: what the device manager, the volume manager, the disk or the cluster
- * gave it. A partition has that of its disk and a number. */
+/* Adds a name that is the same on all hosts, given by the device manager, the volume manager, the
+ * disk or the cluster. A partition gets that of its disk and a number. */
 static void put_world_wide_name(const char *folder, json_t *layer)
 {
     static const char *const names[] = {"dm/uuid", "wwid",          "device/wwid", "md/uuid",
@@ -390,7 +391,7 @@ static uint64_t identify_device(const struct found *found, json_t *layer)
 
 /* ------------------------------------------------------------ all of it */
 
-/* A hash of its numbers and of this host's boot. */
+/* Adds "id", a hash of the file's numbers and of this host's boot id. */
 static void put_id(const struct stat *st, json_t *layer)
 {
     char name[160], id[17];
@@ -420,7 +421,8 @@ void ibx_disk_identify(pid_t pid, const char *file, const json_t *fdsets, bool w
         identify_file(pid, &found, file, layer);
     put_id(&found.st, layer);
     json_object_set_new(layer, "bytes", json_integer((json_int_t)bytes));
-    /* Only of what QEMU itself has opened: a QEMU that lies about names learns nothing. */
+    /* Only for files that QEMU itself has open, so that a QEMU that lies about names learns
+     * nothing. */
     if (found.open)
         put_digest(pid, &found, bytes, whole, layer);
 }

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define DEPTH_MAX  64  /* nodes behind nodes */
+#define DEPTH_MAX  64  /* levels of block nodes */
 #define LAYERS_MAX 256 /* of one disk */
 #define ROLE_MAX   256
 #define JSON_MAX   65536 /* bytes of an image's name that is JSON */
@@ -15,7 +15,7 @@
 struct graph {
     struct describing *d;
     json_t *nodes, *debug, *fdsets;
-    bool whole; /* of this disk all bytes may be read: nobody writes to it, or it is firmware */
+    bool whole; /* the digest covers the whole disk: nobody writes to it, or it is firmware */
 };
 
 /* ------------------------------------------------------------ the graph */
@@ -32,7 +32,7 @@ static const json_t *node_of(const struct graph *graph, const char *name)
     return NULL;
 }
 
-/* Its number in the list of edges; -1 not there. */
+/* The node's number in the list of edges; -1: it is not there. */
 static json_int_t number_of(const struct graph *graph, const char *name)
 {
     size_t index;
@@ -58,8 +58,8 @@ static const char *name_of(const struct graph *graph, json_int_t number)
     return "";
 }
 
-/* These add nothing to what is read: one side may have them and the other not. So does raw, where
- * it does not leave out a part. */
+/* Whether a node does not change what is read, so that one side may have it and the other not:
+ * certain filters, and raw unless it shows only a part. */
 static bool passes_through(const json_t *node, const char *driver)
 {
     static const char *const drivers[] = {"throttle", "copy-on-read", "preallocate",
@@ -72,7 +72,7 @@ static bool passes_through(const json_t *node, const char *driver)
 
 /* ------------------------------------------------------------ its name */
 
-/* "scheme://user:password@host/..." False: there is none. */
+/* Removes the password from "scheme://user:password@host/...". False: there is none. */
 static bool cut_password(char *url)
 {
     char *user = strstr(url, "://");
@@ -87,7 +87,7 @@ static bool cut_password(char *url)
     return colon;
 }
 
-/* Without memory `failed` is set: then the name is told to nobody. */
+/* The same for a JSON string. Without memory sets `failed`; then the name must not be passed on. */
 static bool cut_password_in(json_t *string, bool *failed)
 {
     char *text = strdup(json_string_value(string));
@@ -97,7 +97,7 @@ static bool cut_password_in(json_t *string, bool *failed)
     return found;
 }
 
-/* Of a node, and of those that it is made of. False: there was none. */
+/* Removes the passwords in the options of a node and its children. False: there was none. */
 static bool drop_passwords(json_t *options, bool *failed)
 {
     const char *key;
@@ -122,8 +122,8 @@ static bool is_json(const char *file)
     return !strncmp(file, "json:", 5);
 }
 
-/* Those of a name that is "json:{...}"; NULL: it is none, or too long to be read: a hostile QEMU
- * could have it take a hundred times the memory of its text. */
+/* The options in a name of the form "json:{...}"; NULL: it has another form, or is too long:
+ * parsing one from a hostile QEMU could take a hundred times the memory of its text. */
 static json_t *options_of(const char *file)
 {
     return is_json(file) && strlen(file) <= JSON_MAX ? json_loads(file + 5, 0, NULL) : NULL;
@@ -150,7 +150,8 @@ json_t *ibx_disk_name(const char *file)
     return name;
 }
 
-/* A path, or "json:{...}" with one in "filename", where options cannot be told by a name alone. */
+/* Adds the identity of a file. Its name is a path, or "json:{...}" with the path in "filename", if
+ * there are options that a plain name cannot express. */
 static void identify(const struct graph *graph, const char *file, json_t *layer)
 {
     json_t *options = options_of(file);
@@ -181,7 +182,7 @@ static void add_layer(const struct graph *graph, const char *name, const char *r
     add_children(graph, name, role, same, depth + 1, layers);
     if (!layer || json_array_size(layers) > before + 1)
         return;
-    /* It is made of nothing else: it has the bytes. */
+    /* The node is not made of others: it has the bytes. */
     json_object_set_new(layer, "file", ibx_disk_name(file));
     if (json_is_true(json_object_get(json_object_get(node, "cache"), "no-flush")))
         json_object_set_new(layer, "unsafe", json_true());
@@ -209,7 +210,7 @@ static void add_children(const struct graph *graph, const char *name, const char
 
 /* ------------------------------------------------------------ a disk */
 
-/* The device that it belongs to, by the name that the tree of devices has for it. */
+/* The device of a disk: the one in the tree of devices whose "drive" is the disk's name. */
 static const json_t *device_of(const struct describing *d, const json_t *item)
 {
     const char *names[] = {ibx_member(item, "device"),
@@ -261,7 +262,7 @@ static json_t *describe_disk(struct graph *graph, const json_t *item)
     return disk;
 }
 
-/* What this QEMU does not know is null. */
+/* An answer that is JSON null if this QEMU does not know the command. */
 static int known(int rc, json_t **answer)
 {
     if (rc == -EOPNOTSUPP) {

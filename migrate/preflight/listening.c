@@ -15,7 +15,8 @@
 #define NOT_ASKED                                                                                  \
     "start it with -incoming defer; one that libvirt has listen there needs --libvirt %.108s"
 
-/* True: it was one of the reasons, or is what libvirt has made. */
+/* Checks the address at which QEMU listens. True: a blocker was added, or libvirt has made it
+ * listen there as intended. */
 static bool check_sockets(const json_t *addresses, struct ibx_blockers *blockers)
 {
     const json_t *address = json_array_get(addresses, 0);
@@ -46,7 +47,7 @@ int ibx_preflight_listens_at(struct ibx_qmp *qmp, const char *path, uint64_t dea
     int rc = ibx_qmp_execute(qmp, "query-migrate", NULL, &migration, deadline_ns, err);
     const json_t *address = json_array_get(json_object_get(migration, "socket-address"), 0);
     const char *socket = ibx_member(address, "path"), *port = ibx_member(address, "port");
-    /* By now it may be there; and a path may have two names. */
+    /* If `path` exists by now, it may be the same socket under another name. */
     if (!rc && address && strcmp(socket, path) != 0 && access(path, F_OK))
         rc = ibx_error_set(err, -EINVAL,
                            "libvirt has this QEMU listen for the VM at %s %.108s, and --libvirt is "
@@ -57,7 +58,7 @@ int ibx_preflight_listens_at(struct ibx_qmp *qmp, const char *path, uint64_t dea
     return rc;
 }
 
-/* The value of -incoming on QEMU's command line, "" without. */
+/* The value of -incoming on QEMU's command line; "": it has none. */
 static void read_incoming(pid_t pid, char value[108])
 {
     char *argument = NULL;
@@ -82,7 +83,7 @@ void ibx_preflight_listening(const struct ibx_guest_ram *ram, const json_t *migr
     char incoming[108];
     if (check_sockets(json_object_get(migration, "socket-address"), blockers))
         return;
-    /* exec:, fd: and others have no address to be seen there. */
+    /* exec:, fd: and others show no address in query-migrate. */
     read_incoming(ram->pid, incoming);
     if (*incoming && strcmp(incoming, "defer") != 0) {
         ibx_text_sanitize(incoming);

@@ -66,7 +66,7 @@ static json_t *features_of(const json_t *words)
     return features;
 }
 
-/* "socket-id 0 core-id 1 thread-id 0": in one order, whatever QEMU's. */
+/* The place of a vCPU, such as "socket-id 0 core-id 1 thread-id 0", in a fixed order. */
 static json_t *place_of(const json_t *cpu)
 {
     static const char *const ids[] = {"node-id",   "socket-id", "die-id",   "cluster-id",
@@ -128,7 +128,7 @@ json_t *ibx_ram_of_ramblock(const char *text)
     return ram;
 }
 
-/* Guest RAM is compared as such. */
+/* Adds "ram", without guest RAM, which is compared elsewhere. */
 static int put_ram(struct describing *d)
 {
     json_t *text;
@@ -144,10 +144,10 @@ static int put_ram(struct describing *d)
     return 0;
 }
 
-/* What is plugged in is compared by "memory". The guest takes memory of virtio-mem devices and
- * gives it back while it runs, and the device state brings that along: a QEMU that waits for the VM
- * has none of it. QEMU counts it in both lines of a node, and in one answer, so that it is the
- * same. */
+/* Subtracts plugged memory from a node's size; it is compared by "memory". Of virtio-mem devices
+ * the guest takes memory and gives it back while it runs, which is part of the device state, so a
+ * QEMU that waits for the VM has none plugged yet. Both lines of a node come from one answer of
+ * QEMU, so they count the same memory. */
 json_t *ibx_numa_of_info(const char *text)
 {
     json_t *lines = json_array();
@@ -170,7 +170,8 @@ json_t *ibx_numa_of_info(const char *text)
     return lines;
 }
 
-/* Where a DIMM is decides where the guest has its memory; QEMU itself does not compare it. */
+/* Includes the address of each DIMM, which QEMU itself does not compare: it decides where the guest
+ * has that memory. */
 json_t *ibx_memory_of_devices(const json_t *devices)
 {
     const json_t *item;
@@ -186,7 +187,7 @@ json_t *ibx_memory_of_devices(const json_t *devices)
         json_int_t size = json_integer_value(most ? most : json_object_get(data, "size"));
         if (!address)
             address = json_integer_value(json_object_get(data, "memaddr"));
-        if (block) /* which QEMU compares as it loads the device state */
+        if (block) /* QEMU compares the block size when it loads the device state */
             snprintf(blocks, sizeof(blocks), " (block-size=%" JSON_INTEGER_FORMAT "K)",
                      block >> 10);
         snprintf(one, sizeof(one),
@@ -286,7 +287,7 @@ bool ibx_description_has_tpm(const json_t *description)
     return false;
 }
 
-/* QEMU's user-mode network and an emulated TPM save a state of their own. */
+/* Adds back ends that save state of their own: QEMU's user-mode network, and an emulated TPM. */
 static int put_back_ends(struct describing *d)
 {
     json_t *text, *list, *item, *out = json_array();

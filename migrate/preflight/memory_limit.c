@@ -19,14 +19,14 @@
 
 #define ROOT "/sys/fs/cgroup"
 
-/* Bytes that a receiver takes itself, as measured, but for the pages that are on their way to it:
- * these by connection, 8 chunks of which each has its most on a fast one. */
+/* Bytes that a receiving tool takes itself, as measured: WORKS, and for each connection the pages
+ * in flight, 8 chunks, which have their largest size on a fast one. */
 #define WORKS          (8ull << 20)
 #define IN_FLIGHT      (4ull << 20)
 #define IN_FLIGHT_MOST (8ull << 20)
-#define NOTED          9 /* of a page */
+#define NOTED          9 /* bytes noted for each page */
 
-/* Names of the files in a group, of both versions. */
+/* Names of the files in a control group, for both versions of them. */
 struct files {
     const char *limit, *usage, *swap_limit, *swap_usage, *cache[2];
     bool second; /* `swap_limit` is of swap alone, not of both */
@@ -58,7 +58,8 @@ static FILE *open_in(const char *group, const char *name)
     return fopen(path, "re");
 }
 
-/* False: there is no such file, or no limit. */
+/* Reads a number in a file of a group. False: there is no such file, or it has no number ("max").
+ */
 static bool read_bytes(const char *group, const char *name, uint64_t *bytes)
 {
     FILE *file = open_in(group, name);
@@ -68,7 +69,7 @@ static bool read_bytes(const char *group, const char *name, uint64_t *bytes)
     return read;
 }
 
-/* Of files that the kernel can forget. */
+/* Bytes of cached files in the group that the kernel can drop. */
 static uint64_t cached(const char *group, const struct files *files)
 {
     char line[128];
@@ -96,7 +97,7 @@ static uint64_t sum_of(uint64_t a, uint64_t b)
     return a > UINT64_MAX - b ? UINT64_MAX : a + b;
 }
 
-/* UINT64_MAX: no limit. */
+/* Bytes that a group may still take; UINT64_MAX: it has no limit. */
 static uint64_t room_in(const char *group, const struct files *files, uint64_t swap)
 {
     uint64_t limit, usage, both;
@@ -115,7 +116,7 @@ static uint64_t room_in(const char *group, const struct files *files, uint64_t s
 }
 
 struct search {
-    const struct files *first, *second; /* NULL: of this version none is looked at */
+    const struct files *first, *second; /* NULL: groups of this version are ignored */
     uint64_t swap, room;
     char *name;
 };
@@ -148,7 +149,8 @@ uint64_t ibx_preflight_memory_high(const char *root, const char *groups, uint64_
     return search.room;
 }
 
-/* The number behind this word at the beginning of a line and `columns` others; 0: there is none. */
+/* The number after `columns` further columns of the line that begins with `word`; 0: there is none.
+ */
 static uint64_t number_in(FILE *file, const char *word, unsigned columns)
 {
     char line[128];
@@ -169,7 +171,7 @@ static uint64_t number_in(FILE *file, const char *word, unsigned columns)
     return number;
 }
 
-/* What ZFS keeps of files, and gives up: the kernel does not count it as available. */
+/* Bytes of files that ZFS caches and would give up; the kernel does not count them as available. */
 static uint64_t cached_by_zfs(const char *proc)
 {
     FILE *file = open_in(proc, "spl/kstat/zfs/arcstats");
@@ -193,7 +195,7 @@ uint64_t ibx_preflight_host_room(const char *proc)
 
 /* ------------------------------------------------------------ what may be committed */
 
-/* Stacks of two threads, buffers of its migration, and spare. */
+/* What QEMU commits for a migration: the stacks of two threads, buffers, and some spare. */
 #define QEMU_COMMITS (64ull << 20)
 
 uint64_t ibx_preflight_commit_room(const char *proc)
@@ -225,9 +227,11 @@ void ibx_preflight_commit(const char *proc, struct ibx_blockers *blockers)
 
 /* ------------------------------------------------------------ what a VM needs of it */
 
-#define SPARE 16u /* a part in so many of what the VM holds: it goes on writing while it comes */
+#define SPARE 16u /* add 1/16 to what the VM holds, since it goes on writing during the migration  \
+                   */
 
-/* What a block takes of memory now; huge pages are not counted with it. False: none of it. */
+/* Sets `bytes` to the memory that a block takes now. False: it does not count, since it has huge
+ * pages or is private. */
 static bool held_of(const struct ibx_guest_block *block, uint64_t *bytes)
 {
     struct statfs fs;
@@ -248,10 +252,10 @@ uint64_t ibx_preflight_held(const struct ibx_guest_ram *ram)
     return sum;
 }
 
-/* Beyond what is there: at most, and for what the VM holds as it comes. */
+/* Bytes that are needed in addition to what is taken already. */
 struct need {
-    uint64_t most, now;
-    const char *whose, *all; /* for a sentence */
+    uint64_t most, now;      /* for all of the VM's RAM; for what the VM holds at present */
+    const char *whose, *all; /* for messages */
 };
 
 static struct need need_of(const struct ibx_guest_ram *ram, uint64_t holds)
@@ -269,7 +273,7 @@ static struct need need_of(const struct ibx_guest_ram *ram, uint64_t holds)
     return need;
 }
 
-/* Where so much is left. `remedy` makes more; without it, `end` happens. */
+/* Where `bytes` are left, for messages: `remedy` would make more, and without it `end` happens. */
 struct room {
     const char *where, *what, *remedy, *end;
     uint64_t bytes;
@@ -291,8 +295,8 @@ static void judge(const struct room *room, const struct need *need, struct ibx_b
                           room->remedy, room->end);
 }
 
-/* `process`: in /proc. What its groups leave it, by their limits or by what slows it down, and
- * which leaves least. */
+/* Bytes that its control groups leave to a process (`process` is its name in /proc), by their
+ * limits, or with `slow` by memory.high; `name` is set to the group that leaves least. */
 static uint64_t room_of(const char *process, bool slow, char name[PATH_MAX])
 {
     char path[64], groups[2 * PATH_MAX];
@@ -325,7 +329,8 @@ void ibx_preflight_host_memory(const struct ibx_guest_ram *ram, struct ibx_block
     judge_host(&need, "the kernel ends this QEMU or another process", blockers);
 }
 
-/* No process is ended for that. */
+/* Adds a note, not a blocker, about memory.high: beyond it the kernel slows processes down but ends
+ * none. */
 static void judge_slowing(const char *process, const struct need *need,
                           struct ibx_blockers *blockers)
 {
@@ -356,7 +361,7 @@ void ibx_preflight_memory_limit(const struct ibx_guest_ram *ram, struct ibx_bloc
     judge_slowing(process, &need, blockers);
 }
 
-/* Of this process; `which` pages count to it. */
+/* Judges the control group of this process; `which` says which pages are charged to it. */
 static void judge_own(const struct need *need, const char *which, const char *remedy,
                       struct ibx_blockers *blockers)
 {
@@ -395,8 +400,8 @@ void ibx_preflight_memory_limit_own(const struct ibx_guest_ram *ram, unsigned li
 
 /* ------------------------------------------------------------ the file system of its files */
 
-/* Of the blocks that lie where this one does: all that the VM brings may be in them, and where it
- * takes memory over in its holes. */
+/* The need on the file system of a block, by all blocks that are on it: all that the VM brings may
+ * have to go there, and if this QEMU takes memory over, into the holes of that. */
 static struct need need_beside(const struct ibx_guest_ram *ram, const struct ibx_guest_block *block,
                                const struct ibx_blockers *blockers)
 {

@@ -5,17 +5,17 @@
  * monitor and the guest RAM, no migration.
  *
  *   blockers.c       QEMU, its RAM, this host; what both sides have in common
- *   bypassing.c      devices and back ends that reach guest RAM past QEMU
+ *   bypassing.c    devices and back ends that access guest RAM without QEMU
  *   block_users.c    block jobs, exports and locks: who else uses the disks
  *   replay.c         recorded and replayed VMs
- *   recheck.c        whether a VM has the devices and images that the destination has compared
+ *   recheck.c      whether a VM still has the devices and images that were compared
  *   description.c    the VM as both sides must have it: devices.c, machine.c, disks.c,
  *                    disk_identity.c, virtio.c; and the comparison: compare.c, compare_disks.c
  *   settings.c       QEMU's migration capabilities and parameters: what a migration needs
- *   listening.c      a QEMU that takes a migration of its own
+ *   listening.c    a QEMU that listens for a migration itself
  *   ram_file.c       who can reach the file of guest RAM
  *   memory_limit.c   memory that this host, a control group or a file system does not have
- *   warm.c           who writes to guest RAM unseen
+ *   warm.c         devices that write to guest RAM without the tracker noticing
  *
  * Functions that return an int fail only when QEMU could not be asked; what they find goes to
  * `blockers`. A migration may begin when blockers->count is 0.
@@ -31,24 +31,25 @@
 struct ibx_blockers {
     size_t count; /* more than IBX_BLOCKERS_MAX are counted, not kept */
     char reasons[IBX_BLOCKERS_MAX][IBX_ERROR_MAX];
-    /* What the operator should know, and what keeps no VM from migrating. */
+    /* What the operator should know, although it does not prevent a migration. */
     size_t note_count;
     char notes[IBX_NOTES_MAX][IBX_ERROR_MAX];
-    /* Set by who looks for them: no page is missing when the VM runs at the destination. */
+    /* The caller sets the following fields before it looks for blockers. */
+    /* No page is missing when the VM runs at the destination (--stand-still). */
     bool stands_still;
-    /* Likewise: this QEMU gets the memory that the VM left here, and needs no room for its own, but
-     * for what is to come into that. */
+    /* This QEMU gets the memory that the VM left here. So it needs no room for its own, only for
+     * pages that come into that memory. */
     bool takes_over;
-    /* Likewise: a borrowed VM returns, and the other end has the pages that are missing here. */
+    /* A borrowed VM returns; the other end has the pages that are missing here. */
     bool returns;
-    /* Likewise: a snapshot is made of this VM, or this QEMU is to be a child of one. */
+    /* A snapshot is made of this VM, or this QEMU becomes a child of one. */
     bool snapshot;
-    /* Likewise: libvirt may have this QEMU listen at a unix socket, where its tool brings it the
-     * state. */
+    /* libvirt may have this QEMU listen at a unix socket, through which the tool passes the state.
+     */
     bool managed;
-    /* Likewise: what the VM that is to come brings of memory, in bytes, as its source says;
-     * UINT64_MAX: no source says, and it may be all of its RAM; 0: it is not known which VM comes,
-     * or only what it needs comes. */
+    /* Bytes of memory that the VM holds, as its source says. UINT64_MAX: the source does not say,
+     * so it may be all of its RAM. 0: it is not known yet which VM comes, or only pages that it
+     * needs come. */
     uint64_t holds;
 };
 
@@ -58,141 +59,148 @@ enum ibx_migrate_role { IBX_MIGRATE_SOURCE, IBX_MIGRATE_DESTINATION };
 int ibx_preflight_side(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
                        enum ibx_migrate_role role, struct ibx_blockers *blockers,
                        uint64_t deadline_ns, struct ibx_error *err);
-/* The two parts of that: what QEMU is asked, and what is seen without asking it. */
+/* The two parts of that: ibx_preflight_qemu() asks QEMU, ibx_preflight_host() does not. */
 int ibx_preflight_qemu(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
                        enum ibx_migrate_role role, struct ibx_blockers *blockers,
                        uint64_t deadline_ns, struct ibx_error *err);
-/* Sends the questions of the first part, which is called soon, by ibx_qmp_ahead(). */
+/* Sends the queries of ibx_preflight_qemu(), which is called soon, by ibx_qmp_ahead(). */
 void ibx_preflight_ask_ahead(struct ibx_qmp *qmp, uint64_t deadline_ns);
 void ibx_preflight_host(const struct ibx_guest_ram *ram, enum ibx_migrate_role role,
                         struct ibx_blockers *blockers);
-/* listening.c: what a QEMU that waits for a VM takes instead of ours. `migration` is what it
- * answers to query-migrate. */
+/* listening.c: finds out whether a QEMU that waits for a VM listens for another migration than this
+ * one. `migration` is its answer to query-migrate. */
 void ibx_preflight_listening(const struct ibx_guest_ram *ram, const json_t *migration,
                              struct ibx_blockers *blockers);
-/* -EINVAL: libvirt has this QEMU listen for a migration, and not at the socket `path`. */
+/* -EINVAL: libvirt has this QEMU listen for a migration, but not at the socket `path`. */
 int ibx_preflight_listens_at(struct ibx_qmp *qmp, const char *path, uint64_t deadline_ns,
                              struct ibx_error *err);
-/* Asks what the next call for this QEMU needs to know, while it remembers that. */
+/* Makes the queries of a later preflight of this QEMU now, while answers are cached
+ * (ibx_qmp_remember()). */
 void ibx_preflight_ask(struct ibx_qmp *qmp, uint64_t deadline_ns);
 /* What the two sides must have in common: machine type, memory backends, sizes, page sizes, UUID.
  * Looks at machine, uuid, count and the blocks' id, size and page_size only. */
 void ibx_preflight_pair(const struct ibx_guest_ram *source, const struct ibx_guest_ram *destination,
                         struct ibx_blockers *blockers);
 
-/* RAM that is private, of a kind that QEMU would send itself, or not of whole pages. */
+/* Finds RAM that is private, of a kind that QEMU would send itself, or not of whole pages. */
 void ibx_preflight_ram(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
-/* bypassing.c: devices and disks that reach guest RAM past QEMU's page tables: VFIO, vhost-user,
- * vhost-vdpa. */
+/* bypassing.c: finds devices and disks that access guest RAM without QEMU's page tables: VFIO,
+ * vhost-user, vhost-vdpa. */
 int ibx_preflight_devices(struct ibx_qmp *qmp, struct ibx_blockers *blockers, uint64_t deadline_ns,
                           struct ibx_error *err);
-/* Asks ahead what that will ask. */
+/* Sends its queries by ibx_qmp_ahead(). */
 void ibx_preflight_devices_ask(struct ibx_qmp *qmp, uint64_t deadline_ns);
-/* block_users.c: jobs that would use the disks of a source after they were handed over, and the
- * clients of exports. Two commands of 0.1 ms: cheap enough for a look right before the stop. */
+/* block_users.c: finds jobs that would use the disks of a source after they were handed over, and
+ * clients of exports. Takes two commands of 0.1 ms, so it can be called right before the stop. */
 int ibx_preflight_block_users(struct ibx_qmp *qmp, struct ibx_blockers *blockers,
                               uint64_t deadline_ns, struct ibx_error *err);
-/* Sends these by ibx_qmp_ahead(). */
+/* Sends its queries by ibx_qmp_ahead(). */
 void ibx_preflight_block_users_ask(struct ibx_qmp *qmp, uint64_t deadline_ns);
-/* Which job is at work, by this event of QEMU's; NULL: none. The text is the event's. */
+/* The id of a job that is at work by this event of QEMU; NULL: none. The text belongs to the event.
+ */
 const char *ibx_preflight_block_job(json_t *event);
-/* replay.c: a QEMU that records what its VM does, or does so again. */
+/* replay.c: finds out whether QEMU records its VM's execution or replays it. */
 int ibx_preflight_replay(struct ibx_qmp *qmp, struct ibx_blockers *blockers, uint64_t deadline_ns,
                          struct ibx_error *err);
-/* Files, and with `devices` block devices, that this process, a QEMU, writes and nobody else may,
- * as far as it locks them; and whether it does not let go of one though it has handed its disks
- * over, and of which. */
+/* Images (files, and with `devices` block devices) that a QEMU writes and that others must not
+ * write, by its locks on them. The second function tells whether QEMU still has such a lock
+ * although it has handed its disks over, and sets `path` to that image. */
 #define IBX_IMAGES_MAX 16u
 struct ibx_images {
     bool devices;
     unsigned count;
-    int fds[IBX_IMAGES_MAX]; /* of that process */
+    int fds[IBX_IMAGES_MAX]; /* descriptors in that process */
 };
 void ibx_preflight_find_images(pid_t pid, bool devices, struct ibx_images *images);
 bool ibx_preflight_keeps_image(pid_t pid, const struct ibx_images *images, char path[PATH_MAX]);
-/* recheck.c: which devices have been plugged into a VM, and with `disks` by which images each disk
- * is made, an object; and what of these is another one now. Two to five commands of 0.1 ms each;
- * the first function sends them, and does not wait for the answers. `compared`: the last answer,
- * which tells whether all of them are needed again, or NULL. */
+/* recheck.c: ibx_preflight_compared() makes an object with the devices that have been plugged into
+ * a VM, and with `disks` the images of each disk; ibx_preflight_since() adds blockers for what has
+ * changed since. Two to five commands of 0.1 ms each; the _ask functions send them and do not wait.
+ * `compared`: the last such object, which tells whether all commands are needed again, or NULL. */
 void ibx_preflight_compared_ask(struct ibx_qmp *qmp, bool disks, const json_t *compared,
                                 uint64_t deadline_ns);
 int ibx_preflight_compared(struct ibx_qmp *qmp, bool disks, json_t **compared, uint64_t deadline_ns,
                            struct ibx_error *err);
-/* Sends those of ibx_preflight_since() whose answers cannot change any more, after QEMU was told to
- * migrate: until it has stopped the VM, it plugs nothing in, and what there is the guest may eject,
- * or somebody may give another image. Each costs processors, so that the others come later. */
+/* To be called after QEMU was told to migrate: sends the queries of ibx_preflight_since() whose
+ * answers can no longer change. From then on QEMU plugs nothing in, but until the VM has stopped,
+ * the guest may still eject devices, and somebody may change an image; those queries are sent once
+ * `stopped`. */
 void ibx_preflight_since_ask(struct ibx_qmp *qmp, bool disks, const json_t *compared, bool stopped,
                              uint64_t deadline_ns);
 int ibx_preflight_since(struct ibx_qmp *qmp, bool disks, const json_t *compared,
                         struct ibx_blockers *blockers, uint64_t deadline_ns, struct ibx_error *err);
-/* Adds each object that QEMU has made under `path` to `types`: its type by its name. */
+/* Adds each child of the QOM path `path` to `types`, as name and type. */
 int ibx_preflight_children(struct ibx_qmp *qmp, const char *path, json_t *types,
                            uint64_t deadline_ns, struct ibx_error *err);
-/* Destination: rights to trace QEMU and to make a userfaultfd. */
+/* Destination: checks the rights to trace QEMU and to make a userfaultfd. */
 void ibx_preflight_permissions(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
-/* ram_file.c: a file that other users can read or change, or made. */
+/* ram_file.c: finds files of guest RAM that other users can read or change, or have made. */
 void ibx_preflight_ram_files(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
-/* memory_limit.c: what a VM holds of memory without its huge pages, as far as the size of its files
- * tells. */
+/* memory_limit.c. Functions that take `blockers` add a blocker if there is too little memory for
+ * what the VM holds (blockers->holds), and a note if there is too little for the rest of its RAM.
+ */
+/* Bytes of memory that a VM holds, without huge pages, by the allocated size of its files. */
 uint64_t ibx_preflight_held(const struct ibx_guest_ram *ram);
-/* A host without memory for what the VM `holds`, and a note where only the rest of its RAM finds
- * none; how much it has, and can get by forgetting what it keeps of files, by `proc`, where that is
- * mounted (UINT64_MAX: it does not tell). */
+/* The memory of this host. The second function: bytes that the host has available, including cached
+ * files, by the proc file system mounted at `proc`; UINT64_MAX: not known. */
 void ibx_preflight_host_memory(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
 uint64_t ibx_preflight_host_room(const char *proc);
-/* A host without overcommit that has not left what a QEMU takes for a migration, at either end;
- * what it has left by `proc` (UINT64_MAX: no limit). */
+/* At either end, on a host without overcommit: what a QEMU commits for a migration. The second
+ * function: bytes that may still be committed; UINT64_MAX: no limit. */
 void ibx_preflight_commit(const char *proc, struct ibx_blockers *blockers);
 uint64_t ibx_preflight_commit_room(const char *proc);
-/* Likewise, control groups that do not let QEMU have it; what they leave (UINT64_MAX: they
- * have no limit) by `groups`, the content of /proc/PID/cgroup, the place where they are mounted and
- * the host's free swap, and the name of the one that leaves least. */
+/* The limits of QEMU's control groups. */
 void ibx_preflight_memory_limit(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
-/* The same of this process in minor mode. */
+/* Those of this process: in minor mode, when the VM's pages are charged to it; ... */
 void ibx_preflight_memory_limit_minor(const struct ibx_guest_ram *ram,
                                       struct ibx_blockers *blockers);
-/* ... and otherwise, with so many page connections: what it takes itself. */
+/* ... and otherwise, for what it takes itself with `links` page connections. */
 void ibx_preflight_memory_limit_own(const struct ibx_guest_ram *ram, unsigned links,
                                     struct ibx_blockers *blockers);
+/* Bytes that control groups leave to a process; UINT64_MAX: no limit. `root`: where they are
+ * mounted; `groups`: the contents of /proc/PID/cgroup; `swap`: the host's free swap; sets `name` to
+ * the group that leaves least. */
 uint64_t ibx_preflight_memory_room(const char *root, const char *groups, uint64_t swap,
                                    char name[PATH_MAX]);
-/* The same until the kernel slows QEMU down (memory.high), which is noted. */
+/* The same up to memory.high, beyond which the kernel slows processes down. */
 uint64_t ibx_preflight_memory_high(const char *root, const char *groups, uint64_t swap,
                                    char name[PATH_MAX]);
-/* Likewise, file systems of guest RAM without room for it. */
+/* Room on the file systems of guest RAM. */
 void ibx_preflight_space(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
-/* Likewise, for `bytes` that this process may still put into a cache of a snapshot, and with `all`
- * will, in this open folder. */
+/* Room and memory for `bytes` that this process may still put, or with `all` will put, into the
+ * cache of a snapshot in the open folder `folder`. */
 void ibx_preflight_fill(int folder, const char *path, uint64_t bytes, bool all,
                         struct ibx_blockers *blockers);
 
-/* Bytes that the source pins for page connections on a fabric that pins: pieces that hold data. */
+/* Bytes that the source pins for page connections over a fabric that pins: pieces that hold data.
+ */
 int ibx_preflight_locked_bytes(const struct ibx_guest_ram *ram, uint64_t *bytes,
                                struct ibx_error *err);
-/* Whether all that changes guest RAM while the VM runs can be seen. -EOPNOTSUPP: what cannot. With
- * `nests` a guest that can run VMs of its own under KVM and runs none now is right, which
- * ibx_preflight_nested() is to be asked about from then on when `*nests` is true; without it, none.
- */
+/* Whether the tracker sees all changes of guest RAM while the VM runs. -EOPNOTSUPP names what it
+ * does not see, for instance a guest that can run VMs of its own under KVM. With `nests` (may be
+ * NULL) such a guest is accepted if it runs none now, and `*nests` is set: then
+ * ibx_preflight_nested() has to be called again and again. */
 int ibx_preflight_warm(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, bool *nests,
                        uint64_t deadline_ns, struct ibx_error *err);
-/* -EOPNOTSUPP: a vCPU has VMX or SVM switched on at this moment. */
+/* -EOPNOTSUPP: a vCPU has VMX or SVM switched on at present. */
 int ibx_preflight_nested(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err);
-/* Whether the guest may give pages back, and get others in their place, unnoticed: not where its
- * memory is registered. -EOPNOTSUPP: by which device. */
+/* To be called if guest RAM is registered with `fabric`: whether a device lets the guest give pages
+ * back, and get other ones in their place, without this tool noticing. -EOPNOTSUPP names the
+ * device. */
 int ibx_preflight_gives_back(struct ibx_qmp *qmp, const char *fabric, uint64_t deadline_ns,
                              struct ibx_error *err);
-/* Whether the guest takes pages that it gives back for zeros when they come again (init_on_free=1),
- * which they are not in the children of its snapshot. -EOPNOTSUPP: it does, or that is not known.
- */
+/* Whether the guest expects pages that it has given back to be zero when it gets them again
+ * (init_on_free=1); in the children of a snapshot they are not. -EOPNOTSUPP: it does, or that is
+ * not known. */
 int ibx_preflight_wants_zeros(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err);
-/* Minor mode with pages that are verified: QEMU does not tell when it empties a huge page, which
- * may be on its way then. */
+/* Minor mode with verified pages: refuses devices by which QEMU may discard a huge page, since no
+ * event tells that, and the page may be in flight. */
 void ibx_preflight_minor(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
                          struct ibx_blockers *blockers, uint64_t deadline_ns);
-/* `fabric` has to pin `bytes` in all, and this process may not lock that many. */
+/* Checks that this process may lock `bytes`, which `fabric` has to pin in all. */
 void ibx_preflight_locked(const char *fabric, uint64_t bytes, struct ibx_blockers *blockers);
 
-/* Adds one. */
+/* Adds a blocker, or a note. */
 void ibx_blockers_add(struct ibx_blockers *blockers, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 void ibx_blockers_note(struct ibx_blockers *blockers, const char *format, ...)
@@ -206,16 +214,17 @@ void ibx_blockers_note(struct ibx_blockers *blockers, const char *format, ...)
  *
  *   {"capabilities": {"x-ignore-shared": true, ...}, "parameters": {"tls-creds": "", ...}}
  *
- * and, to be put back alone, {"machine": {"suppress-vmdesc": true}} (migrate/common/hold.h).
- * Their order of use: plan; note `before` where it outlives this process; set; and restore as soon
- * as the migration does not need them. A snapshot with x-ignore-shared left on has no RAM.
+ * and, only for restoring, {"machine": {"suppress-vmdesc": true}} (migrate/common/hold.h). Use:
+ * plan; write `before` to where it outlives this process; set; and restore as soon as the migration
+ * does not need them any more. With x-ignore-shared left on, a snapshot of the VM would lack its
+ * RAM.
  */
 #define IBX_SETTINGS_OF_MACHINE "machine"
 #define IBX_SETTINGS_MACHINE    "/machine" /* where QEMU has it */
 
 struct ibx_settings {
-    json_t *change;    /* what the migration needs and QEMU has not; never NULL after a plan */
-    json_t *before;    /* what undoes it: the same names */
+    json_t *change;    /* settings to change for the migration; never NULL after a plan */
+    json_t *before;    /* the present values of the same settings */
     char unknown[256]; /* capabilities among them that this version does not know, or "" */
 };
 
@@ -229,11 +238,11 @@ int ibx_settings_set(struct ibx_qmp *qmp, const struct ibx_settings *settings, u
  * -EREMOTEIO. May be repeated. */
 int ibx_settings_restore(struct ibx_qmp *qmp, const json_t *before, uint64_t deadline_ns,
                          struct ibx_error *err);
-/* What puts x-ignore-shared back to off, for migrate-set-capabilities; NULL: it was on, or memory
- * is out. */
+/* The arguments of migrate-set-capabilities that switch x-ignore-shared off again; NULL: it was on
+ * before, or no memory. */
 json_t *ibx_settings_save_ram(const json_t *before);
-/* Whether this QEMU left shared RAM out of what it saves before anything was changed, as a tool
- * that was killed together with its watchdog leaves it. That stays so, and the operator is told. */
+/* Whether x-ignore-shared was on before anything was changed, as a tool leaves it that is killed
+ * together with its watchdog. It stays on, and the operator is told. */
 bool ibx_settings_left_on(const struct ibx_settings *settings);
 #define IBX_SETTINGS_LEFT_ON                                                                       \
     "x-ignore-shared was on in QEMU already, as a tool leaves it that is killed together with "    \
@@ -251,25 +260,27 @@ void ibx_settings_fini(struct ibx_settings *settings);
  * nodes and back ends.
  */
 
-/* -ENOMEM, or QEMU could not be asked. `*description` is a reference. Costs some milliseconds: the
- * VM runs meanwhile. */
+/* Makes the description; the caller owns the reference. Takes some milliseconds, while the VM runs.
+ * -ENOMEM, or an error of QMP. */
 int ibx_describe(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, json_t **description,
                  uint64_t deadline_ns, struct ibx_error *err);
 /* Whether that VM has a TPM, whose content goes with the device state. */
 bool ibx_description_has_tpm(const json_t *description);
-/* Sends the questions of ibx_describe(), which is called soon, by ibx_qmp_ahead(). */
+/* Sends the queries of ibx_describe(), which is called soon, by ibx_qmp_ahead(). */
 void ibx_describe_ask(struct ibx_qmp *qmp, uint64_t deadline_ns);
-/* Asks for what of it stays as it is, before anybody waits for it. */
+/* Asks for the parts of a description that do not change, at a time when nobody waits, so that they
+ * are cached. */
 void ibx_describe_ahead(struct ibx_qmp *qmp, uint64_t deadline_ns);
-/* As a text, for free(). -EMSGSIZE: longer than IBX_MIGRATE_DESCRIPTION_MAX. */
+/* Makes the text, which the caller frees by free(). -EMSGSIZE: it would be longer than
+ * IBX_MIGRATE_DESCRIPTION_MAX. */
 int ibx_description_write(const json_t *description, char **text, size_t *length,
                           struct ibx_error *err);
-/* The reverse, of a peer's. -EPROTO. */
+/* Parses the text of a peer. -EPROTO. */
 int ibx_description_read(const char *text, size_t length, json_t **description,
                          struct ibx_error *err);
-/* Differences that break QEMU's device state, or the guest, or its data. `same_version`: of both
- * QEMUs. `disks_differ`: the operator knows, so that it is a note. `source` comes from a peer: it
- * may be any object. */
+/* Adds blockers for differences that would break the loading of the device state, the guest, or its
+ * data. `same_version`: both QEMUs have the same version. `disks_differ`: different disks are
+ * intended, so they become notes. `source` comes from a peer, and may be any object. */
 void ibx_compare(const json_t *source, const json_t *destination, bool same_version,
                  bool disks_differ, struct ibx_blockers *blockers);
 

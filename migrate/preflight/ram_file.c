@@ -25,9 +25,10 @@ static bool effective_user(pid_t pid, uid_t *user)
     return found;
 }
 
-/* Whether a folder above the file, of QEMU's user or root, keeps out those who need one of these
- * permissions to search it. False also where that is not all: the file has another name, or the
- * path is not this file, in another mount namespace for instance. */
+/* Whether a folder of the path that belongs to QEMU's user or root lacks the permissions `search`,
+ * so that users who depend on these cannot reach the file. False also if they might reach it
+ * another way: the file has another name, or the path does not lead to this file (another mount
+ * namespace). */
 static bool kept_out(const char *path, const struct stat *file, uid_t user, mode_t search)
 {
     char at[PATH_MAX];
@@ -76,7 +77,7 @@ void ibx_preflight_ram_files(const struct ibx_guest_ram *ram, struct ibx_blocker
 {
     uid_t user;
     if (!effective_user(ram->pid, &user))
-        return; /* it has ended, which others report */
+        return; /* QEMU has ended, which other checks report */
     for (size_t i = 0; i < ram->count; i++)
         if (ram->blocks[i].shared)
             check_file(&ram->blocks[i], user, blockers);

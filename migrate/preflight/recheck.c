@@ -12,17 +12,17 @@
 #define LAYERS_MAX 256 /* of one disk */
 
 static const char *const folders[] = {"/machine/peripheral", "/machine/peripheral-anon"};
-/* What QEMU has made for other options, and for the machine itself. Of that machine pc lets a guest
- * eject cards: there it is looked at, too. vCPUs (-smp), which guests of q35 can eject as well, are
- * left out: a VM that has one too many is better off than one that was stopped for nothing. With
- * TCG no test of that can hold: a QEMU 7.2 writes to freed memory, migrating or not, once a vCPU
- * has been ejected and its memory map changes, as it does where a migration is cancelled. */
+/* Devices that QEMU has made for other options, or for the machine itself. On the machine pc a
+ * guest can eject such cards, so there they are checked, too. vCPUs (-smp), which a guest of q35
+ * can eject, are not: that the destination has a vCPU too many does less harm than a stop for
+ * nothing. (It could not be tested with TCG either: once a vCPU has been ejected, QEMU 7.2 writes
+ * to freed memory when its memory map changes, as it does when a migration is cancelled.) */
 #define MADE_BY_QEMU "/machine/unattached"
 #define EJECTS       "i440FX-pcihost"
 
 /* ------------------------------------------------------------ what there is */
 
-/* The image that is written to, its size and those behind it: what one answer of QEMU's tells. */
+/* The image that is written to, its size, and its backing images, by one answer of QEMU. */
 static json_t *images_of(const json_t *inserted)
 {
     const json_t *image = json_object_get(inserted, "image");
@@ -96,7 +96,7 @@ static bool is_vcpu(const char *type)
     return n > end && !strcmp(type + n - end, "-cpu");
 }
 
-/* The devices of MADE_BY_QEMU, if the guest can eject any. */
+/* Finds the devices of MADE_BY_QEMU, if the guest can eject any. */
 static int find_made(struct ibx_qmp *qmp, json_t *made, uint64_t deadline_ns, struct ibx_error *err)
 {
     const char *name;
@@ -115,7 +115,7 @@ static int find_made(struct ibx_qmp *qmp, json_t *made, uint64_t deadline_ns, st
     return rc;
 }
 
-/* Whether that is to be looked at. NULL: it has not been yet. */
+/* Whether those devices have to be checked; NULL: nothing was compared yet, so they have to. */
 static bool may_eject(const json_t *compared)
 {
     return !compared || json_object_size(json_object_get(compared, "made"));
@@ -152,7 +152,7 @@ void ibx_preflight_since_ask(struct ibx_qmp *qmp, bool disks, const json_t *comp
         ask_devices(qmp, MADE_BY_QEMU, deadline_ns);
 }
 
-/* `last`: what was found the last time, or NULL. */
+/* Makes the object of ibx_preflight_compared(). `last`: the previous one, or NULL. */
 static int find(struct ibx_qmp *qmp, bool disks, const json_t *last, json_t **compared,
                 uint64_t deadline_ns, struct ibx_error *err)
 {
@@ -187,7 +187,7 @@ int ibx_preflight_compared(struct ibx_qmp *qmp, bool disks, json_t **compared, u
 
 /* ------------------------------------------------------------ what is another */
 
-/* For a person. */
+/* Describes a disk for a message. */
 static void show(const json_t *disk, char *text, size_t size)
 {
     if (!*ibx_member(disk, "file"))
@@ -219,7 +219,7 @@ static void compare_disks(const json_t *compared, json_t *disks, struct ibx_bloc
     }
 }
 
-/* Each of `some` that is not in `others`. */
+/* Adds a blocker for each device of `some` that is not in `others`. */
 static void compare_devices(json_t *some, const json_t *others, const char *what,
                             struct ibx_blockers *blockers)
 {

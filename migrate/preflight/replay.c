@@ -9,7 +9,7 @@ int ibx_preflight_replay(struct ibx_qmp *qmp, struct ibx_blockers *blockers, uin
 {
     json_t *info;
     int rc = ibx_qmp_execute(qmp, "query-replay", NULL, &info, deadline_ns, err);
-    if (rc) /* built without it */
+    if (rc) /* -EOPNOTSUPP: QEMU was built without replay */
         return rc == -EOPNOTSUPP ? 0 : rc;
     const char *mode = json_string_value(json_object_get(info, "mode"));
     if (mode && strcmp(mode, "none") != 0)

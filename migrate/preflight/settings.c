@@ -5,20 +5,21 @@
 #include <stdio.h>
 #include <string.h>
 
-#define BANDWIDTH_MIN   (128u << 20) /* bytes a second, QEMU's default: for the small RAM blocks */
+#define BANDWIDTH_MIN   (128u << 20) /* bytes a second, QEMU's default; for the small RAM blocks */
 #define DOWNTIME_MIN_MS 300          /* QEMU's default; with 0 it waits for an idle VM */
 
 enum want { OFF, ON, ANY };
 
 static const struct capability {
     const char *name;
-    enum want want; /* ON: a QEMU without it will not do. ANY: it changes nothing that matters */
+    enum want want; /* ON: required of QEMU. ANY: either value will do */
 } capabilities[] = {
     {"x-ignore-shared", ON},
     {"events", ON},
-    /* Takes a millisecond and a command more; the source stops QEMU's stream without it. */
+    /* Costs a millisecond and a command; the source stops QEMU's stream without it. */
     {"pause-before-switchover", OFF},
-    /* Each of these sends RAM in a way of its own, or expects another stream or an answer. */
+    /* With each of these QEMU would send RAM in another way, or expect another stream or an answer.
+     */
     {"postcopy-ram", OFF},
     {"postcopy-preempt", OFF},
     {"multifd", OFF},
@@ -35,8 +36,7 @@ static const struct capability {
     /* These slow the vCPUs down. */
     {"auto-converge", OFF},
     {"dirty-limit", OFF},
-    /* Of RDMA, of QEMU's post-copy and of copied disks; or checks, and wishes about disks, that
-     * are as good here. */
+    /* They concern QEMU's RDMA, its post-copy or copied disks, or are checks that do no harm. */
     {"rdma-pin-all", ANY},
     {"x-rdma-pin-all", ANY},
     {"postcopy-blocktime", ANY},
@@ -48,10 +48,10 @@ static const struct capability {
 
 static const struct parameter {
     const char *name;
-    const char *text; /* this, or NULL: */
-    json_int_t least; /* a number of at least that; 0 in QEMU: no limit, unless `zero_too` */
-    bool zero_too;
-    bool is_zero; /* exactly 0, or false */
+    const char *text; /* the required text; NULL: a number or boolean, by the next fields */
+    json_int_t least; /* at least this number; QEMU's 0 means no limit and is fine */
+    bool zero_too;    /* ... but 0 has to be raised to `least`, too */
+    bool is_zero;     /* exactly 0, or false */
 } parameters[] = {
     /* ib-migrate carries QEMU's stream and encrypts it itself. A name here makes QEMU wait for a
      * TLS handshake that never comes. */
@@ -85,7 +85,8 @@ static const struct capability *capability_of(const char *name)
     return NULL;
 }
 
-/* A capability that this version does not know may change the stream: off, unless QEMU refuses. */
+/* A capability that this code does not know may change the stream: it is switched off, unless QEMU
+ * refuses that. */
 static int plan_capability(struct ibx_settings *s, const char *name, bool is, struct ibx_error *err)
 {
     const struct capability *known = capability_of(name);
@@ -127,7 +128,7 @@ static int plan_capabilities(struct ibx_settings *s, json_t *list, struct ibx_er
     return 0;
 }
 
-/* What a parameter has to be instead; NULL: `is` will do. A new reference. */
+/* The value that a parameter needs instead of `is`, a new reference; NULL: `is` will do. */
 static json_t *better(const struct parameter *p, const json_t *is)
 {
     if (p->text)
@@ -144,7 +145,7 @@ static json_t *better(const struct parameter *p, const json_t *is)
                : NULL;
 }
 
-/* Those that this QEMU does not have are not missed. */
+/* Parameters that this QEMU does not have are skipped. */
 static int plan_parameters(struct ibx_settings *s, const json_t *all, struct ibx_error *err)
 {
     for (size_t i = 0; i < sizeof(parameters) / sizeof(parameters[0]); i++) {
@@ -238,8 +239,8 @@ static int send_parameters(struct ibx_qmp *qmp, json_t *values, uint64_t deadlin
                            err);
 }
 
-/* Capabilities first, and last when they are put back: some parameters are refused beside some
- * capabilities, and none beside those that are set here. */
+/* Sets capabilities first (and restores them last), since QEMU refuses some parameters while
+ * certain capabilities are on, but none with those that are set here. */
 int ibx_settings_set(struct ibx_qmp *qmp, const struct ibx_settings *settings, uint64_t deadline_ns,
                      struct ibx_error *err)
 {
@@ -252,8 +253,8 @@ int ibx_settings_set(struct ibx_qmp *qmp, const struct ibx_settings *settings, u
     return rc ? rc : send_parameters(qmp, part(settings->change, "parameters"), deadline_ns, err);
 }
 
-/* Those that still have the value that ibx_settings_set() gave them: whatever somebody else has set
- * since stays. A new reference; NULL with `err`. */
+/* The parameters to restore: those that still have the value that ibx_settings_set() gave them,
+ * since another client may have changed others. A new reference; NULL with `err`. */
 static json_t *ours(const json_t *before, const json_t *all, struct ibx_error *err)
 {
     json_t *values = json_object();
@@ -290,7 +291,8 @@ static int restore_machine(struct ibx_qmp *qmp, const json_t *before, uint64_t d
     return rc;
 }
 
-/* Of a capability there is nothing to find out: what is not as it was is as it was set. */
+/* Capabilities need no such check: they have two values, so one that differs from `before` still
+ * has the value that was set here. */
 int ibx_settings_restore(struct ibx_qmp *qmp, const json_t *before, uint64_t deadline_ns,
                          struct ibx_error *err)
 {

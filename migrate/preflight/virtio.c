@@ -9,8 +9,8 @@
 
 #define DEVICES_MAX 256
 
-/* A tap has headers of its own for offloads; virtio-net offers this only with them, and QEMU
- * refuses a state that was saved with them where there are none, whatever the driver uses. */
+/* virtio-net offers this feature only if its tap has headers for offloads. QEMU refuses a state
+ * that was saved with such a tap if there is none, whatever features the driver uses. */
 #define OFFLOADS "VIRTIO_NET_F_CSUM"
 
 static int ask(struct describing *d, const char *command, json_t *arguments, json_t **answer)
@@ -18,7 +18,7 @@ static int ask(struct describing *d, const char *command, json_t *arguments, jso
     return ibx_qmp_execute(d->qmp, command, arguments, answer, d->deadline_ns, NULL);
 }
 
-/* The names of features: QEMU explains each after a colon. */
+/* The names of features, without QEMU's explanation after a colon. */
 static json_t *names_of(const json_t *features)
 {
     static const char *const lists[] = {"dev-features", "transports"};
@@ -35,7 +35,7 @@ static json_t *names_of(const json_t *features)
     return names;
 }
 
-/* Where the device is on its bus: paths of devices without an id count them only. */
+/* The device's address on its bus, since the paths of devices without an id have only a number. */
 static json_int_t address_of(struct describing *d, const char *path)
 {
     char device[256];
@@ -50,7 +50,7 @@ static json_int_t address_of(struct describing *d, const char *path)
     return address;
 }
 
-/* A QEMU before 7.2 does not tell. */
+/* Adds nothing with QEMU before 7.2, which lacks the command. */
 void ibx_describe_virtio(struct describing *d)
 {
     json_t *list, *item, *status, *out = json_object();

@@ -11,8 +11,8 @@
 #define CR4_VMXE  (1u << 13)
 #define EFER_SVME (1u << 12)
 
-/* They hand guest RAM to the host's kernel, or a device of the host, for good; or take memory from
- * the guest and give it back, without a write. */
+/* Devices and block drivers that give guest RAM to the host's kernel, or to a device of the host,
+ * permanently; or that take memory from the guest and give it back without a write. */
 static const char *const devices[] = {"vhost-scsi", "virtio-mem"};
 static const char *const drivers[] = {"nvme", "nvme-io_uring", "io_uring", "virtio-blk-"};
 
@@ -21,7 +21,7 @@ static bool begins(const char *text, const char *with)
     return !strncmp(text, with, strlen(with));
 }
 
-/* The guest reports free pages, which QEMU gives back to the host. */
+/* Whether the guest reports free pages, which QEMU then gives back to the host. */
 static bool reports_pages(struct ibx_qmp *qmp, const char *path, const char *name,
                           uint64_t deadline_ns)
 {
@@ -36,7 +36,7 @@ static bool reports_pages(struct ibx_qmp *qmp, const char *path, const char *nam
     return reports;
 }
 
-/* Calls `check` for each device, until one is not right. */
+/* Calls `check` for each device under a QOM path, until it returns an error. */
 static int each_device_at(struct ibx_qmp *qmp, const char *path, uint64_t deadline_ns,
                           int (*check)(struct ibx_qmp *qmp, const char *path, const char *name,
                                        const char *type, uint64_t deadline_ns,
@@ -80,7 +80,8 @@ static int check_device(struct ibx_qmp *qmp, const char *path, const char *name,
     return 0;
 }
 
-/* A balloon without free-page-reporting tells its size. */
+/* Refuses devices that give pages back unnoticed. A balloon without free-page-reporting does not:
+ * it reports its size. */
 static int check_gives_back(struct ibx_qmp *qmp, const char *path, const char *name,
                             const char *type, uint64_t deadline_ns, struct ibx_error *err)
 {
@@ -105,8 +106,9 @@ int ibx_preflight_gives_back(struct ibx_qmp *qmp, const char *fabric, uint64_t d
                          why.message, fabric);
 }
 
-/* Linux accepts the feature only if it clears or poisons pages as it frees them, and QEMU leaves
- * poisoned ones alone; but the value is not to be seen. */
+/* Refuses a device whose guest may expect reported pages to come back as zeros. Linux negotiates
+ * page poisoning only if it clears or poisons pages when it frees them, and QEMU leaves poisoned
+ * pages alone; but which of the two it does cannot be seen. */
 static int check_zeros(struct ibx_qmp *qmp, const char *path, const char *name, const char *type,
                        uint64_t deadline_ns, struct ibx_error *err)
 {
@@ -196,8 +198,10 @@ static int check_disks(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_err
     return rc;
 }
 
-/* KVM's processor writes a page of a VM in the VM (its virtual APIC) past all page tables. Which
- * feature lets the guest run VMs; NULL: it cannot, or KVM is not there. */
+/* Finds the feature that lets the guest run VMs of its own under KVM; NULL: it cannot, or QEMU does
+ * not use KVM. For such a nested VM the processor writes a page (the virtual APIC) without any page
+ * table.
+ */
 static int find_nesting(struct ibx_qmp *qmp, const char **feature, uint64_t deadline_ns,
                         struct ibx_error *err)
 {

@@ -429,9 +429,8 @@ struct ibx_snapshot_server_config {
     const struct ibx_options *options;
     const struct ibx_snapshot_manifest *manifest; /* the first four have to last until close */
     const struct ibx_page_map *map;
-    const struct ibx_snapshot_index
-        *index;          /* if the snapshot is hashed; the map then is the table's */
-    void *const *memory; /* the mapping of each block */
+    const struct ibx_snapshot_index *index; /* if it is hashed, and then of this map */
+    void *const *memory;                    /* the mapping of each block */
     /* Pages are missing in `memory` and come when they are touched. Over a fabric that READs
      * without this processor, readers then have to ask for pages by messages. */
     bool touched;
