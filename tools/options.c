@@ -21,7 +21,7 @@ struct line {
     const char *uri;
 };
 
-static const char *tool_name = "ibx"; /* of the tool whose line was parsed */
+static const char *tool_name = "ibx"; /* the tool whose command line was parsed */
 
 int ibx_tool_fail(const struct ibx_error *err)
 {
@@ -154,7 +154,7 @@ static int take_value(const struct ibx_tool_option *option, const char *text, vo
 
 /* -------------------------------------------------------- which commands there are */
 
-/* "serve, run or self": the commands of a set of bits; 0: all. */
+/* The names of the commands in a set of bits, such as "serve, run or self"; 0: all. */
 static const char *names_of(const struct ibx_tool *tool, unsigned bits, char *text, size_t size)
 {
     const char *names[IBX_TOOL_COMMANDS_MAX];
@@ -249,8 +249,8 @@ static bool takes_value(const struct ibx_tool *tool, const char *argument)
     return false;
 }
 
-/* The command in a line that asks for help, which argp gives before it comes to the command; NULL:
- * there is none, or nobody asks. */
+/* The command in a line that asks for help: argp would print the help before it comes to the
+ * command. NULL: there is no command, or the line does not ask for help. */
 static const struct ibx_tool_command *asked_about(const struct ibx_tool *tool, int argc,
                                                   char *const *argv)
 {
@@ -267,8 +267,8 @@ static const struct ibx_tool_command *asked_about(const struct ibx_tool *tool, i
     return asks && command && command->name ? command : NULL;
 }
 
-/* "serve URI\nrun URI", of which argp makes one line of usage each, and the list of commands; or
- * the line of `only`. */
+/* Makes the usage text "serve URI\nrun URI", of which argp prints a line each, and the entries of
+ * the list of commands; or the usage of `only`. */
 static char *describe_commands(const struct ibx_tool *tool, const struct ibx_tool_command *only,
                                struct argp_option **next)
 {
@@ -291,7 +291,8 @@ static char *describe_commands(const struct ibx_tool *tool, const struct ibx_too
     return text;
 }
 
-/* Options with the headings that they stand under; of `only` those that it takes, under two. */
+/* Makes the entries of all options, with their headings; or with `only` of those that it takes,
+ * under two headings. */
 static void describe_options(const struct ibx_tool *tool, const struct ibx_tool_command *only,
                              struct argp_option **next)
 {
@@ -324,7 +325,7 @@ static bool sets_transport(const struct ibx_tool *tool, const struct ibx_tool_co
     return takes;
 }
 
-/* The transport's options, a line each, become entries of --help. */
+/* Makes an entry of --help for each option of the transport. */
 static char *describe_transport(struct argp_option **next)
 {
     char *text = NULL, *rest;
@@ -343,8 +344,9 @@ static char *describe_transport(struct argp_option **next)
     return text;
 }
 
-/* What is opened gets the number of a standard descriptor that is closed, a VM's memory for one,
- * and what is printed would go there. To use what takes its place fails as before. */
+/* Opens placeholders for standard descriptors that are closed. Otherwise a file that is opened
+ * later, a VM's memory for instance, would get such a number, and output would go there. Using a
+ * placeholder fails, as using the closed descriptor did. */
 static void hold_standard_descriptors(void)
 {
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
@@ -362,7 +364,7 @@ void ibx_tool_parse(const struct ibx_tool *tool, int argc, char **argv, void *ar
     struct argp_option *next = options + 1;
     struct line line = {.tool = tool, .args = args, .command = -1};
     hold_standard_descriptors();
-    signal(SIGCHLD, SIG_DFL); /* where it is ignored nobody is told of the end of a child */
+    signal(SIGCHLD, SIG_DFL); /* if it is ignored, waitpid(2) reports no child's status */
     tool_name = tool->name;
     snprintf(version, sizeof(version), "%s " IBX_VERSION, tool->name);
     argp_program_version = version;

@@ -2,10 +2,10 @@
 /*
  * The command line of every tool: a table of commands and a table of options, which argp parses.
  *
- * A command is the first argument that is no option. Options may stand before or after it. An
- * option of another command, a missing command and a wrong number of arguments end the process
- * with status 2; a bad value ends it with status 1; --help, --usage and --version end it with 0.
- * --help beside a command is of that command alone.
+ * The command is the first argument that is no option; options may precede or follow it. An option
+ * of another command, a missing command and a wrong number of arguments end the process with status
+ * 2; a bad value ends it with status 1; --help, --usage and --version end it with 0. --help
+ * together with a command shows the help of that command.
  */
 #ifndef IBX_TOOLS_OPTIONS_H
 #define IBX_TOOLS_OPTIONS_H
@@ -46,8 +46,8 @@ struct ibx_tool_option {
     enum ibx_tool_type type;
     size_t at; /* offset in the struct of arguments */
     unsigned long min, max;
-    /* IBX_TOOL_OWN: takes a value into what is at the offset. A negative errno with a sentence in
-     * `err`, which names neither the tool nor the option. */
+    /* IBX_TOOL_OWN: parses a value into the field at the offset. 0, or a negative errno with a
+     * sentence in `err`, which names neither the tool nor the option. */
     int (*take)(void *at, const char *text, struct ibx_error *err);
 };
 
@@ -76,13 +76,13 @@ struct ibx_tool {
     const struct ibx_tool_command *commands; /* ended by a NULL name; NULL: the tool has none */
     const struct ibx_tool_option *options;   /* ended by one without name and help */
     bool lists_transport;                    /* --help lists what --set takes */
-    /* Gets each sentence that ends the process here, before it does; may be NULL. */
+    /* NULL, or called with each message with which this file ends the process, before it does. */
     void (*failed)(const char *sentence);
 };
 
-/* Parses the line into `args`. *command is the index in tool->commands, *uri NULL where none is
- * given; both may be NULL for a tool without commands. Returns only when the line is right, as far
- * as the tables say. */
+/* Parses the line into `args`. Sets *command to the index in tool->commands, and *uri (NULL: none
+ * was given); both pointers may be NULL for a tool without commands. Returns only if the line is
+ * right, as far as the tables tell; otherwise it ends the process. */
 void ibx_tool_parse(const struct ibx_tool *tool, int argc, char **argv, void *args,
                     unsigned *command, const char **uri);
 
@@ -95,8 +95,8 @@ int ibx_tool_fail(const struct ibx_error *err);
 /* After ibx_tool_parse(): the same with a message of its own, and ends the process with status 1.
  */
 void ibx_tool_end(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
-/* A line in which control characters are question marks. UTF-8 stays, but for its control
- * characters: C2 80 to C2 9F. */
+/* Prints a line in which control characters, including those of UTF-8 (C2 80 to C2 9F), are
+ * replaced by question marks. */
 void ibx_tool_print_line(FILE *out, const char *before, const char *format, va_list args)
     __attribute__((format(printf, 3, 0)));
 

@@ -18,7 +18,7 @@
            */
 
 static bool was_root;
-static uid_t acting;                /* 0: root still is */
+static uid_t acting;                /* the user that root has become; 0: still root */
 static char because[PATH_MAX] = ""; /* the folder that this user can change */
 static char remedy[PATH_MAX + 256];
 
@@ -37,13 +37,13 @@ static void cannot(const struct way *way, int code)
                  code == -EACCES ? ": run it as the owner, without sudo" : "");
 }
 
-/* 0: root's, also an outer one's, which nobody here can become. */
+/* The owner; 0: root, or a user outside of this user namespace, whom nobody here can become. */
 static uid_t owner_of(const struct stat *st)
 {
     return ibx_path_is_from_outside(st->st_uid) ? 0 : st->st_uid;
 }
 
-/* Into a folder, or as far as a link leads, and whose link that was; 0: no link. */
+/* Steps into a folder or follows a symbolic link; returns the owner of the link, 0: it was none. */
 static uid_t step(struct way *way, const char *name, bool shared)
 {
     struct stat st;
@@ -69,7 +69,7 @@ static uid_t step(struct way *way, const char *name, bool shared)
 
 /* ----------------------------------------------------------------------- whose place it is */
 
-/* Whose folder it is that the walk has come to, and whether others can write it, too. */
+/* The owner of the folder that the walk has reached, and whether others can write to it, too. */
 static uid_t look(const struct way *way, bool last, bool *shared, char folder[PATH_MAX])
 {
     struct stat st;
@@ -78,7 +78,7 @@ static uid_t look(const struct way *way, bool last, bool *shared, char folder[PA
         cannot(way, -errno);
     snprintf(folder, PATH_MAX, "%s", ibx_path_walk_folder(&way->walk, name));
     *shared = st.st_mode & (S_IWGRP | S_IWOTH);
-    /* In one like /tmp what is root's stays what it is. */
+    /* In a folder like /tmp (sticky) nobody else can replace what belongs to root. */
     const uid_t owner = owner_of(&st);
     if (!owner && *shared && !(st.st_mode & S_ISVTX && (!last || way->place->like_tmp)))
         ibx_tool_end("others than root can write %s: chmod go-w it, or run this as one of them, "
@@ -87,8 +87,10 @@ static uid_t look(const struct way *way, bool last, bool *shared, char folder[PA
     return owner;
 }
 
-/* The first user but root who can change where the path leads, or has made it lead there; 0: nobody
- * can. `theirs`: the folder or link by which they can. Ends the process where several can. */
+/* The first user other than root who can change where the path leads, or has made it lead there; 0:
+ * nobody can. `theirs` is the folder or link by which that user can. Ends the process if several
+ * can.
+ */
 static uid_t master_of(const struct ibx_owner_place *place, const char *path, char theirs[PATH_MAX])
 {
     struct way way = {.place = place, .path = path};

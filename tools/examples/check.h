@@ -7,7 +7,7 @@
 
 static struct ibx_error err;
 
-/* Ends the program with the sentence of an error. */
+/* Ends the program with the message of the error, if rc is one. */
 static void check(int rc)
 {
     if (!rc)

@@ -40,7 +40,7 @@ static int file_request(void *source, const struct ibx_fault_request *request)
     ssize_t n = pread(f->fd, request->buffer, request->length, (off_t)request->offset);
     if (n < 0)
         a.status = -errno;
-    else /* behind the last byte of the file the last page is zero */
+    else /* the last page is zero after the file's last byte */
         memset((char *)request->buffer + n, 0, request->length - (size_t)n);
     f->arrivals[f->count++] = a;
     return 0;
@@ -56,7 +56,7 @@ static int file_poll(void *source, struct ibx_fault_arrival *arrivals, int max)
     return n;
 }
 
-/* More than 0: there is something to poll, so the engine must not sleep. */
+/* More than 0: poll would return an arrival, so the engine must not sleep. */
 static int file_arm(void *source)
 {
     return ((struct file_source *)source)->count > 0;

@@ -25,7 +25,7 @@ static const char *peer_of(const struct bw_stream *s)
     return path ? path->peer : s->session ? "a client" : "a client of stock";
 }
 
-/* Logs what a client sent. False, which ends the connection. */
+/* Logs a client's mistake and returns false, which ends the connection. */
 static bool complain(struct bw_stream *s, const char *what, uint64_t value)
 {
     ibx_log(IBX_LOG_WARN, "%s sent %s (%llu): connection closed", peer_of(s), what,
@@ -76,7 +76,7 @@ static bool reply_code(struct answer *a, enum bw_exit code)
     return ibx_bw_reply(a->stream, code, NULL, 0);
 }
 
-/* Makes room for the payloads of the next calls, and the one to send. */
+/* ibBwPrepare: makes room for the payloads of the next calls, and the payload to send. */
 static bool prepare(struct answer *a, size_t length)
 {
     struct ibx_reader r = ibx_reader_of(a->body.data, length);
@@ -129,7 +129,7 @@ static bool d2h(struct answer *a, size_t length)
     return ibx_bw_reply(a->stream, BW_EXIT_OK, a->reply.data, BW_D2H_HEAD + a->prepared);
 }
 
-/* The kind is the last field, and GVirtuS looks there first as well. */
+/* Handles cudaMemcpy. The kind is its last field, which GVirtuS reads first, too. */
 static bool copy(struct answer *a, size_t length)
 {
     if (length < 4)

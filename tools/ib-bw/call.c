@@ -10,9 +10,9 @@
  *   H2D  dst 8, n 8, payload, count 8, kind 4           the reply is empty
  *   D2H  u64 1, one NUL byte, src 8, count 8, kind 4    the reply is n 8, payload
  *
- * Device addresses mean nothing here, so they carry the token that marks the call's payload. Every
- * call checks the marks; the first and the last call of a slice are followed by a check of the
- * whole payload. No check is timed.
+ * Device addresses have no meaning here, so they carry the token that marks the call's payload.
+ * Every call checks the marks; after the first and the last call of a slice the whole payload is
+ * checked. No check is timed.
  */
 #include "tools/ib-bw/ib-bw.h"
 
@@ -23,7 +23,7 @@
 #include <errno.h>
 #include <string.h>
 
-#define KEEP_BYTES ((size_t)4 << 20) /* a server keeps longer payloads for one slice only */
+#define KEEP_BYTES ((size_t)4 << 20) /* longer payloads a server frees after each slice */
 
 static int ended(struct bw_stream *s, ssize_t rc, struct ibx_error *err)
 {
@@ -55,7 +55,9 @@ static int send_request(struct bw_stream *s, const struct bw_call *call, struct 
     return rc ? ended(s, rc, err) : 0;
 }
 
-/* *code is an enum bw_exit; with another than BW_EXIT_OK there is no reply. */
+/* Receives the reply to a call. *code is an enum bw_exit; unless it is BW_EXIT_OK, the reply is
+ * empty.
+ */
 static int receive_reply(struct bw_stream *s, const struct bw_call *call, uint32_t *code,
                          struct ibx_error *err)
 {

@@ -11,7 +11,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* Signals of a terminal go to both processes; only the parent acts on them. */
+/* Runs the child. It ignores a terminal's signals, which go to both processes: the parent handles
+ * them. */
 static _Noreturn void run_child(void (*child_main)(FILE *to_parent), pid_t parent, int fd)
 {
     FILE *to_parent = fdopen(fd, "w");

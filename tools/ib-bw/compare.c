@@ -20,7 +20,7 @@ static struct bw_bench bench;
 
 /* ------------------------------------------------------------------------- paths */
 
-/* Takes the stream over. */
+/* Adds a path to the comparison; takes over the stream. */
 static void add_path(struct bw_stream *stream, const char *name, bool encrypted)
 {
     struct bw_results *results = &bench.results;
@@ -54,7 +54,7 @@ static int connect_stock(const char *where, struct ibx_error *err)
     return rc;
 }
 
-/* Finds out what rdma:// takes to a server. */
+/* Finds out which path rdma:// chooses to a server. */
 static int find_chosen(const char *uri, struct ibx_error *err)
 {
     struct ibx_conn *conn;
@@ -87,7 +87,7 @@ static int report(struct ibx_error *err)
     return rc;
 }
 
-/* A comparison of encrypted paths in which not all are. */
+/* Warns if some paths of a comparison are encrypted and others are not. */
 static void warn_of_plain(void)
 {
     const struct bw_results *results = &bench.results;
@@ -190,14 +190,15 @@ static int open_listener(const char *scheme, const char *host, struct ibx_error 
     return rc;
 }
 
-/* verbs finds its device by the address, and no device has that of the loopback. */
+/* Listens at the addresses of all interfaces, too, since verbs finds its device by the address, and
+ * no device has that of the loopback. */
 static void open_device_listeners(void)
 {
     struct ifaddrs *list;
     char host[INET_ADDRSTRLEN];
     if (getifaddrs(&list))
         return;
-    /* One stays for ofi. */
+    /* One entry is left for ofi. */
     for (struct ifaddrs *a = list; a && server_at.uri_count < LISTENERS_MAX - 1; a = a->ifa_next) {
         if (!a->ifa_addr || a->ifa_addr->sa_family != AF_INET || !(a->ifa_flags & IFF_UP) ||
             (a->ifa_flags & IFF_LOOPBACK))
@@ -209,7 +210,9 @@ static void open_device_listeners(void)
     freeifaddrs(list);
 }
 
-/* Beyond rdma:// and stock, a failure only leaves a path out. */
+/* Opens all listeners. Only rdma:// and stock are required; without another one its path is left
+ * out.
+ */
 static int open_listeners(struct ibx_error *err)
 {
     char description[192];
@@ -218,7 +221,7 @@ static int open_listeners(struct ibx_error *err)
         return rc;
     if (!ibx_provider_probe("verbs", &bench.args->options, description, sizeof(description), NULL))
         open_device_listeners();
-    /* For libfabric's emulations, which rdma:// never takes. */
+    /* For libfabric's emulations, which rdma:// never chooses. */
     open_listener("ofi", "127.0.0.1", NULL);
     return ibx_bw_server_open_stock("127.0.0.1:0", &server_at.stock_port, err);
 }
@@ -241,7 +244,7 @@ static void server_main(FILE *to_parent)
 
 /* -------------------------------------------------------------- self: the measuring */
 
-/* Whether a listener serves a provider: rdma:// leaves it to the options. */
+/* Whether a listener can be used with a provider; rdma:// can with any, chosen by the options. */
 static bool serves(const char *uri, const char *name)
 {
     size_t n = strcspn(uri, ":");
@@ -264,7 +267,7 @@ static void open_provider(const char *name)
         ibx_bw_results_refuse(&bench.results, name, err.message);
     } else if (ibx_provider_probe(name, &bench.args->options, description, sizeof(description),
                                   &err)) {
-        /* rdma:// leaves libfabric's emulations alone, which their name reaches. */
+        /* libfabric's emulations are reached by ofi://, but never chosen by rdma://. */
         snprintf(note, sizeof(note), "measured, but rdma:// does not take it: %s", err.message);
         ibx_bw_results_refuse(&bench.results, name, note);
     }

@@ -52,7 +52,7 @@ static int add_path(struct bw_args *args, const char *text, struct ibx_error *er
                                text);
 }
 
-/* Adds each part of a list with commas. */
+/* Calls `add` for each element of a list with commas. */
 static int take_list(struct bw_args *args, const char *text,
                      int (*add)(struct bw_args *, const char *, struct ibx_error *),
                      struct ibx_error *err)
@@ -76,7 +76,7 @@ static int take_paths(void *args, const char *text, struct ibx_error *err)
     return take_list(args, text, add_path, err);
 }
 
-/* A file that cannot be made is an error now, and not after the measurement. */
+/* Checks now that the file can be written, rather than fail after the measurement. */
 static int take_json(void *at, const char *text, struct ibx_error *err)
 {
     *(const char **)at = text;
@@ -178,10 +178,10 @@ int main(int argc, char **argv)
         take_sizes(&args, command == BW_TUNE ? TUNE_SIZES : DEFAULT_SIZES, NULL);
     if (!(args.seconds > 0))
         args.seconds = command == BW_TUNE ? 0.1 : 0.3;
-    /* A server takes the place of a back end. */
+    /* A server also accepts GVirtuS's clients by its purpose, as a back end does. */
     snprintf(args.options.purpose, sizeof(args.options.purpose), "%s",
              command == BW_SERVE ? "ib-bw,gvirtus" : "ib-bw");
-    /* The report says what goes wrong with a path. */
+    /* Errors only: what goes wrong with a path is in the report. */
     if (command != BW_SERVE && !secure_getenv("IBX_LOG"))
         ibx_log_set_level(IBX_LOG_ERROR);
     return run[command](&args);

@@ -41,7 +41,7 @@ enum bw_op { BW_H2D, BW_D2H, BW_OPS };
 
 /* ------------------------------------------------------------- command line */
 
-/* Of the provider ibx_provider_name(i); bit 0 is stock. */
+/* The bit of the provider ibx_provider_name(i) in `paths`; bit 0 is stock. */
 #define BW_PATH_BIT(i) (2u << (i))
 
 enum bw_command { BW_SERVE, BW_RUN, BW_SELF, BW_TUNE };
@@ -57,18 +57,18 @@ struct bw_args {
     bool line_a_path;
     bool no_pin;
     const char *json, *plot;
-    const char *stock;    /* where its server listens; NULL: without */
+    const char *stock;    /* where stock's server listens; NULL: stock is not measured */
     unsigned paths;       /* that self measures: BW_PATH_BIT()s; 0: all */
     size_t max_bytes;     /* of one payload that a server takes */
     unsigned max_clients; /* of a server at once */
     const char *output;   /* of tune; NULL: where a back end looks */
-    const char *over;     /* of tune, a fabric to measure direct copies on; NULL: none */
+    const char *over;     /* of tune: a fabric over which direct copies are measured; NULL: none */
 };
 
 /* --------------------------------------------------------------------- streams */
 
 struct ibx_session;
-/* Takes a session over, also when it fails (-ENOMEM). */
+/* Makes a stream of a session, which it takes over, also on failure (-ENOMEM). */
 int ibx_bw_stream_of_session(struct ibx_session *session, struct bw_stream **stream,
                              struct ibx_error *err);
 /* Connects a new session. Fails as ibx_session_connect() does. */
@@ -101,8 +101,8 @@ int ibx_bw_stock_connect(const char *where, struct bw_stream **stream, struct ib
 
 enum bw_exit { BW_EXIT_OK = 0, BW_EXIT_DAMAGED = 1, BW_EXIT_TOO_LONG = 2 };
 
-/* A payload that a seed determines, and its checksum. The mark tells a call's payload from the
- * previous one's: `token` in its first and last eight bytes, or in as many as there are. */
+/* A payload that is determined by a seed, and its checksum. A mark distinguishes a call's payload
+ * from the previous one: `token` in the first and last eight bytes, or in as many as there are. */
 void ibx_bw_payload_fill(uint8_t *payload, size_t n, uint64_t seed);
 uint64_t ibx_bw_payload_sum(const uint8_t *payload, size_t n);
 void ibx_bw_payload_mark(uint8_t *payload, size_t n, uint64_t token);
@@ -113,7 +113,7 @@ struct bw_buffer {
     uint8_t *data;
     size_t room;
 };
-/* Its old contents may be lost. -ENOMEM. */
+/* Makes the buffer at least `bytes` long; its contents may be lost. -ENOMEM. */
 int ibx_bw_buffer_room(struct bw_buffer *buffer, size_t bytes);
 void ibx_bw_buffer_fini(struct bw_buffer *buffer);
 
@@ -127,8 +127,8 @@ struct bw_call {
 /* Makes a call as the front end; *ns: from the first write to the last read. */
 int ibx_bw_call(struct bw_stream *s, const struct bw_call *call, uint64_t *ns,
                 struct ibx_error *err);
-/* The back end's parts: reads a call's name; replies with an exit code. False: the stream has
- * ended, or the name has no end, which is logged. */
+/* The back end's parts: reading a call's name, and replying with an exit code. False: the stream
+ * has ended, or the name is too long, which is logged. */
 bool ibx_bw_read_name(struct bw_stream *s, char name[BW_NAME_MAX]);
 bool ibx_bw_reply(struct bw_stream *s, uint32_t code, const void *data, size_t n);
 /* Answers a client's calls until it leaves, and destroys the stream. Logs malformed calls. */
@@ -148,15 +148,15 @@ struct bw_summary {
     double ratio; /* stock's median over this one; 0: no stock */
 };
 
-/* Processors of the two ends, one or several each; `client` and `server`, the first of them, are
- * -1 where the scheduler chooses. */
+/* The processors of both ends, one or several each. `client` and `server` are the first of them;
+ * -1: the scheduler chooses. */
 struct bw_pins {
     int client, server;
     cpu_set_t client_set, server_set;
 };
 enum bw_end { BW_CLIENT, BW_SERVER };
 void ibx_bw_pins_choose(struct bw_pins *pins);
-/* The calling thread, and those that it starts, run on that end's processors. */
+/* Restricts the calling thread, and those that it starts, to that end's processors. */
 void ibx_bw_pin(const struct bw_pins *pins, enum bw_end end);
 
 struct bw_refusal {
@@ -175,7 +175,7 @@ struct bw_results {
     struct bw_cell *cells; /* ibx_bw_results_cell() */
     struct bw_refusal refused[2 * BW_PATHS_MAX];
     unsigned refused_count;
-    struct ibx_path chosen; /* what rdma:// takes between these ends; "" when not known */
+    struct ibx_path chosen; /* the path that rdma:// chooses between these ends; "": not known */
     struct ibx_caps chosen_caps;
     struct bw_pins pins;
     double memcpy_gbps;   /* of one thread; 0: not measured */
@@ -189,7 +189,7 @@ int ibx_bw_results_init(struct bw_results *results, const struct bw_args *args,
 void ibx_bw_results_fini(struct bw_results *results);
 struct bw_cell *ibx_bw_results_cell(const struct bw_results *results, unsigned path, enum bw_op op,
                                     unsigned size);
-/* Whether any path has a sample of one of `count` sizes, from the size number `from` on. */
+/* Whether any path has a sample for any of `count` sizes, beginning with size number `from`. */
 bool ibx_bw_results_measured(const struct bw_results *results, enum bw_op op, unsigned from,
                              unsigned count);
 void ibx_bw_results_refuse(struct bw_results *results, const char *path, const char *reason);
@@ -224,7 +224,7 @@ struct bw_file {
     char temporary[4096 + 8];
     FILE *out;
 };
-/* Whether it could be made; leaves nothing. */
+/* Checks that the file could be made; leaves nothing behind. */
 int ibx_bw_file_check(const char *name, struct ibx_error *err);
 int ibx_bw_file_open(struct bw_file *file, const char *name, struct ibx_error *err);
 /* Closes it and renames it into place, or removes it if `rc` is an error. Returns rc or its own
@@ -242,7 +242,7 @@ struct bw_slice {
     unsigned warmup; /* calls before the first that counts */
 };
 
-/* Everything that `run` and `self` hold. */
+/* The state of `run` and `self`. */
 struct bw_bench {
     const struct bw_args *args;
     struct bw_results results;
@@ -259,11 +259,11 @@ int ibx_bw_slice_run(struct bw_bench *bench, struct bw_stream *stream, const str
 int ibx_bw_bench_measure(struct bw_bench *bench, struct ibx_error *err);
 /* Shows what is being measured where standard error is a terminal; an empty text clears it. */
 void ibx_bw_progress(const char *format, ...) __attribute__((format(printf, 1, 2)));
-/* GB/s that one thread copies of memory that no cache holds; 0 without memory for it. */
+/* The rate in GB/s at which one thread copies memory that is in no cache; 0: no memory for it. */
 double ibx_bw_memcpy_rate(void);
 
-/* From now on a signal sets *stopped, which ends the measurement. Where the call in hand does not
- * return soon, the process reports by `report` and ends with status 130. */
+/* From now on a signal sets *stopped, which ends the measurement. If the current call does not
+ * return soon, the process calls `report` and ends with status 130. */
 int ibx_bw_watch_start(atomic_bool *stopped, void (*report)(void), struct ibx_error *err);
 void ibx_bw_watch_end(void);
 
@@ -276,21 +276,21 @@ void ibx_bw_server_init(const struct bw_args *args);
 int ibx_bw_server_open(const char *uri, const char **real, struct ibx_error *err);
 int ibx_bw_server_open_stock(const char *where, uint16_t *port, struct ibx_error *err);
 
-/* Forks a process that is killed when this one ends. `child_main` runs in it, calls
- * ibx_bw_child_report() when it is ready or cannot be, and does not return. The `size` bytes of its
- * report come here in `report`. `what` names it in messages. *pid is set as soon as there is a
- * process, also on errors; 0: there is none. */
+/* Forks a process that is killed when this one ends. `child_main` runs in it, must not return, and
+ * calls ibx_bw_child_report() once it is ready or has failed. This function waits for that report,
+ * of `size` bytes, and stores it in `report`. `what` names the process in messages. *pid is set as
+ * soon as there is a process, also on errors; 0: there is none. */
 int ibx_bw_child_start(const char *what, void (*child_main)(FILE *to_parent), void *report,
                        size_t size, pid_t *pid, struct ibx_error *err);
-/* `failure` without a message: it is ready. Closes `to_parent`. */
+/* Sends the report. `failure` without a message: the child is ready. Closes `to_parent`. */
 void ibx_bw_child_report(FILE *to_parent, const struct ibx_error *failure, const void *report,
                          size_t size);
-/* Kills it and waits for its end; 0: there is none. */
+/* Kills the process and waits for its end; *pid may be 0. */
 void ibx_bw_child_stop(pid_t *pid);
 
 /* -------------------------------------------------------------------- commands */
 
-/* Exit status. */
+/* The commands; each returns the exit status. */
 int ibx_bw_serve(const struct bw_args *args);
 int ibx_bw_run(const struct bw_args *args);
 int ibx_bw_self(const struct bw_args *args);

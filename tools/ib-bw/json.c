@@ -15,7 +15,7 @@ static json_t *text(const char *string)
     return value ? value : json_string("?"); /* not UTF-8 */
 }
 
-/* To a tenth of a nanosecond, where microseconds are measured in whole nanoseconds. */
+/* Rounds microseconds to a tenth of a nanosecond; they were measured in whole nanoseconds. */
 static double rounded(double value)
 {
     return round(value * 1e4) / 1e4;

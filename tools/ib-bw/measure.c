@@ -11,7 +11,7 @@
 
 #define SMALL_BYTES ((size_t)64 << 10)
 #define LARGE_BYTES ((size_t)16 << 20)
-#define COPY_BYTES  ((size_t)64 << 20) /* more than a cache */
+#define COPY_BYTES  ((size_t)64 << 20) /* more than a cache holds */
 #define COPY_ROUNDS 5
 
 void ibx_bw_progress(const char *format, ...)
@@ -25,7 +25,8 @@ void ibx_bw_progress(const char *format, ...)
     va_end(args);
 }
 
-/* Short calls need a few to wake both ends up; the first of long ones faults the memory in. */
+/* Calls before the first that counts: short ones wake both ends up, long ones fault the memory in.
+ */
 static unsigned warmup_calls(size_t bytes)
 {
     return bytes <= SMALL_BYTES ? 16 : bytes < LARGE_BYTES ? 3 : 1;
@@ -45,7 +46,7 @@ static void give_up(struct bw_bench *bench, unsigned path, const struct bw_slice
     bench->streams[path] = NULL;
 }
 
-/* One slice on every path. Returns the first error; the other paths have their slices even so. */
+/* Runs one slice on every path. Returns the first error, after all paths have had their slices. */
 static int run_round(struct bw_bench *bench, const struct bw_slice *slice, unsigned size,
                      unsigned round, struct ibx_error *err)
 {
@@ -64,7 +65,7 @@ static int run_round(struct bw_bench *bench, const struct bw_slice *slice, unsig
         if (!rc)
             continue;
         if (atomic_load(&results->stopped))
-            return first; /* the signal stopped the server as well */
+            return first; /* the error is a result of the signal, which stopped the server, too */
         if (!first)
             first = ibx_error_set(err, rc, "%s: %.600s", results->paths[path], why.message);
         give_up(bench, path, slice, why.message);

@@ -17,7 +17,7 @@ static uint64_t mix(uint64_t x)
     return x ^ (x >> 31);
 }
 
-/* Not random, but no two words, pages or seeds are alike; about as fast as memory. */
+/* The bytes are not random, but all words, pages and seeds differ; about as fast as memory. */
 void ibx_bw_payload_fill(uint8_t *payload, size_t n, uint64_t seed)
 {
     uint64_t word = mix(seed + GOLDEN);

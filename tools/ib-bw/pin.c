@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Processors for each end. A busy scheduler puts both ends now on one processor, now on two, which
- * changes a short call by a factor of four whatever the path. Of few processors each end gets one.
- * Of many each end gets half of a package's cores, since a real session may have several threads.
+ * changes the time of a short call by a factor of four on any path. With few processors each end
+ * gets one. With many, each end gets half of the cores of a package, since a real session may have
+ * several threads.
  */
 #include "tools/ib-bw/ib-bw.h"
 
@@ -13,7 +14,7 @@
 
 #define MANY_CORES 8 /* of one package */
 
-/* The first number in /sys/devices/system/cpu/cpuN/topology/WHAT; -1 where there is none. */
+/* The first number in /sys/devices/system/cpu/cpuN/topology/WHAT; -1: there is none. */
 static long topology(int cpu, const char *what)
 {
     char path[128];
@@ -38,8 +39,10 @@ static bool same_core(const struct location *a, const struct location *b)
     return a->core >= 0 && a->core == b->core;
 }
 
-/* Puts one thread of each core in the package of `with`, which is the last processor allowed, into
- * *cores; where that has one core, also a processor of another core, or at least another one. */
+/* Sets *cores to one hardware thread of each core in the package of `with`, the last processor
+ * allowed. If that is only one core, adds a processor of another package, or else another thread of
+ * the core.
+ */
 static void choose_cores(int with, const cpu_set_t *allowed, const struct location *at,
                          cpu_set_t *cores)
 {
@@ -63,7 +66,7 @@ static void choose_cores(int with, const cpu_set_t *allowed, const struct locati
         CPU_SET((size_t)second, cores);
 }
 
-/* From the last processor on: the first have the interrupts. */
+/* Begins with the last processor, since the first ones handle interrupts. */
 void ibx_bw_pins_choose(struct bw_pins *pins)
 {
     struct location at[CPU_SETSIZE];

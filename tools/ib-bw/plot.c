@@ -70,7 +70,7 @@ int ibx_bw_plot_write(const struct bw_results *results, const char *file, struct
     int rc = ibx_bw_file_open(&picture, file, err);
     if (rc)
         return rc;
-    /* The shell sees no file name, which could mean something to it. */
+    /* The file is passed by its descriptor, since its name could have a meaning for the shell. */
     snprintf(command, sizeof(command), "exec gnuplot >/proc/%d/fd/%d", getpid(),
              fileno(picture.out));
     FILE *script = popen(command, "w");

@@ -24,7 +24,7 @@ static void *client_main(void *stream)
     return NULL;
 }
 
-/* Takes the stream over. */
+/* Starts a thread for a client; takes over the stream. */
 static void client_start(struct bw_stream *stream)
 {
     pthread_t thread;
@@ -42,7 +42,7 @@ static void client_start(struct bw_stream *stream)
     stream->ops->destroy(stream);
 }
 
-/* A listener's thread has one. */
+/* What a listener's thread accepts clients from. */
 struct listener {
     struct ibx_session *session; /* NULL: stock's socket */
     int stock_fd;
@@ -71,7 +71,7 @@ static void *listener_main(void *argument)
             client_start(stream);
         } else {
             ibx_log(IBX_LOG_ERROR, "%s", err.message);
-            poll(NULL, 0, 100); /* such as no more descriptors: some may become free */
+            poll(NULL, 0, 100); /* there may be no free descriptors for the moment */
         }
     }
     return NULL;
@@ -151,7 +151,7 @@ int ibx_bw_serve(const struct bw_args *of)
         fflush(stdout);
         sigwait(&set, &number);
     }
-    /* The session stays, since its threads are at work, but a unix socket would outlive them. */
+    /* The session is not closed, since its threads use it, but a unix socket has to be removed. */
     if (!ibx_uri_parse(real, &uri, NULL) && uri.path[0])
         unlink(uri.path);
     _exit(rc ? ibx_tool_fail(&err) : EXIT_SUCCESS); /* exit(3) would race with the threads */

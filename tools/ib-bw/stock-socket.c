@@ -15,15 +15,15 @@
 
 #define CONNECT_SECONDS 10
 
-/* How long connect(2) may take; 0: no limit. */
+/* Limits how long connect(2) may take; 0: no limit. */
 static void limit_connect(int fd, time_t seconds)
 {
     struct timeval limit = {.tv_sec = seconds};
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
 }
 
-/* The first of the addresses that can be connected to, or listened at: a socket or a negative
- * errno. */
+/* Connects to, or listens at, the first address of the list with which that succeeds. Returns the
+ * socket or a negative errno. */
 static int first_socket(const struct addrinfo *list, bool listens)
 {
     int one = 1, rc = -EADDRNOTAVAIL;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
 // Stock: an imitation of GVirtuS's own TCP communicator. strace shows that it behaves like
-// libstdc++'s stream buffers on a blocking socket: 8191 bytes of buffer each way; a short request
-// leaves as one write(2), a long one as one writev(2) of the buffer and the payload; the receiver
-// fills its buffer first and then reads into the destination; a name that is read byte by byte
-// comes out of the buffer. Nagle's algorithm stays on and no end polls. So this is a pair of such
-// stream buffers.
+// libstdc++'s stream buffers on a blocking socket, with 8191 bytes each way: a short request leaves
+// by one write(2), a long one by one writev(2) of the buffer and the payload; the receiver fills
+// its buffer first and then reads into the destination, and a name that is read byte by byte comes
+// out of the buffer. Nagle's algorithm stays on, and no end polls. So this file uses a pair of such
+// buffers.
 #include "tools/ib-bw/stream.h"
 
 #include <cerrno>

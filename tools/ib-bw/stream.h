@@ -16,7 +16,7 @@ extern "C" {
 struct bw_stream;
 
 struct bw_stream_ops {
-    /* Exactly n bytes: n; 0 when the stream ended; a negative errno. */
+    /* Both transfer exactly n bytes and return n; 0: the stream has ended; or a negative errno. */
     ssize_t (*read)(struct bw_stream *stream, void *buffer, size_t n);
     ssize_t (*write)(struct bw_stream *stream, const void *buffer, size_t n);
     int (*sync)(struct bw_stream *stream);
@@ -25,10 +25,10 @@ struct bw_stream_ops {
 
 struct bw_stream {
     const struct bw_stream_ops *ops;
-    struct ibx_session *session; /* which it owns; NULL: stock's */
+    struct ibx_session *session; /* owned by the stream; NULL: a stream of stock's */
 };
 
-/* Takes a connected stream socket over, also when it fails (-ENOMEM, -EMFILE). */
+/* Makes a stream of a connected socket, which it takes over, also on failure (-ENOMEM, -EMFILE). */
 int ibx_bw_stream_of_stock(int fd, struct bw_stream **stream, struct ibx_error *err);
 
 #ifdef __cplusplus

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#define FAST_BYTES ((size_t)64 << 10) /* from here on a rate says more than a time */
+#define FAST_BYTES ((size_t)64 << 10) /* from this size on rates are shown, not times */
 #define MIB        ((size_t)1 << 20)
 #define VALUE      11 /* columns */
 #define RATIO      8
@@ -47,7 +47,7 @@ static void print_ratio(double ratio, char out[16])
 
 /* ---------------------------------------------------------------------- side by side */
 
-/* 0: the column is left out, since a ratio of stock to itself says nothing. */
+/* The width of the ratio's column; 0: there is none, for stock itself or without stock. */
 static int ratio_width(const struct bw_results *results, unsigned path)
 {
     return results->stock >= 0 && results->stock != (int)path ? RATIO : 0;

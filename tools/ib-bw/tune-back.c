@@ -11,9 +11,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#define BODY_MAX    (64u << 10)        /* bytes read at once of what is not a copy */
-#define NOT_RUN     1u                 /* exit code of a copy that reached the handlers */
-#define POOL_BYTES  ((size_t)64 << 20) /* as rdma.gpu_memory without the key */
+#define BODY_MAX    (64u << 10)        /* bytes read at once of a request that is no copy */
+#define NOT_RUN     1u                 /* exit code of a request that the session passes on */
+#define POOL_BYTES  ((size_t)64 << 20) /* the default of rdma.gpu_memory */
 #define URI_ANYPORT "rdma://127.0.0.1:0"
 
 static struct {
@@ -31,7 +31,7 @@ static int gpu_failed(const char *what, int code, struct ibx_error *err)
                          ibx_cuda_error_name(back.cuda, code), code);
 }
 
-/* Memory of `bytes` on GPU 0. */
+/* Opens GPU 0 and allocates `bytes` on it. */
 static int gpu_open(size_t bytes, uint64_t *device, struct ibx_error *err)
 {
     int (*init)(unsigned flags), (*mem_alloc)(uint64_t * device, size_t n);
@@ -75,7 +75,7 @@ static bool read_request(struct bw_stream *stream, char name[BW_NAME_MAX], uint8
     return true;
 }
 
-/* A client's thread, which takes the session over. */
+/* The thread of a client; takes over the session. */
 static void *serve(void *session)
 {
     struct bw_stream *stream;
@@ -99,7 +99,7 @@ static void *serve(void *session)
     return NULL;
 }
 
-/* The next client, whose copies take a way. */
+/* Accepts the next client, whose copies take this way. */
 static int accept_one(struct ibx_session *listener, const struct tune_way *way)
 {
     struct ibx_gpu_options gpu = {

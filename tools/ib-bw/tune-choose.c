@@ -2,10 +2,10 @@
 /*
  * From times to the sizes at which one way replaces another.
  *
- * A crossover is put where the product of all times is the least, with the times of the way of the
- * larger sizes counted longer by TUNE_MARGIN. One slow cell among good ones therefore moves
- * nothing, and of two equal ways the other one is taken. Only for memory that both ends map is the
- * margin the other way round: in place asks less of the processors.
+ * A crossover between two ways is the size at which the product of all times is least, where the
+ * times of the way for larger sizes count TUNE_MARGIN times as long. So one slow cell among good
+ * ones changes nothing, and of two equal ways the one for smaller sizes is kept. Only for memory
+ * that both ends map, the margin favours the other way: in place takes less processor time.
  */
 #include "tools/ib-bw/tune.h"
 
@@ -14,7 +14,7 @@
 
 #define LONG_BYTES ((size_t)1 << 20) /* chunks are chosen by copies of this size and more */
 
-/* The logarithm of what taking `later` from size `from` on gains; more than 0: it is faster. */
+/* The logarithm of the gain if `later` is taken from size `from` on; positive: it is faster. */
 static double gain(const double *first, const double *later, unsigned from, unsigned n,
                    double margin)
 {
@@ -53,8 +53,8 @@ static const struct tune_way *way_of(const struct tune *tune, enum tune_kind kin
     return NULL;
 }
 
-/* The way of a kind that gains most over `base`; NULL: none is faster. Chunks are judged by long
- * copies, other ways from the size on from which they replace `base`. */
+/* The way of a kind that gains most over `base`; NULL: none is faster. Chunk sizes are judged by
+ * long copies, other ways by the sizes for which they replace `base`. */
 static const struct tune_way *best_of(const struct tune *tune, enum tune_kind kind,
                                       const struct tune_way *base)
 {
@@ -98,7 +98,7 @@ static uint64_t size_from(const struct tune *tune, const double *first, const do
     return 0;
 }
 
-/* The longest size that is better inline. */
+/* The largest size for which inline is better. */
 static uint64_t inline_most(const struct tune *tune, unsigned d, const struct tune_way *inlined,
                             const struct tune_way *chunks)
 {

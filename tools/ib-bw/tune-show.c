@@ -52,7 +52,7 @@ static void print_choice(const struct tune *tune, unsigned d, FILE *out)
     fprintf(out, "%s: %s\n", d ? "D2H" : "H2D", text);
 }
 
-/* Neighbours often have the same reason, which is printed once. */
+/* Prints why ways were refused; a reason that several ways in a row have, once. */
 static void print_refused(const struct tune *tune, FILE *out)
 {
     const char *before = "";

@@ -29,7 +29,7 @@ struct bench {
     size_t longest;
     double samples[TUNE_WAYS_MAX][SAMPLES_MAX]; /* of the cell being measured */
     unsigned sample_count[TUNE_WAYS_MAX];
-    bool closed[TUNE_WAYS_MAX]; /* copies of this size do not take the way */
+    bool closed[TUNE_WAYS_MAX]; /* copies of the present size do not take the way */
     uint64_t token;
 };
 
@@ -127,7 +127,7 @@ static int count(struct bench *b, unsigned w, struct ibx_copy_counts *copies, st
     return 0;
 }
 
-/* Copies so far that took ways of a kind. */
+/* The number of copies so far that took ways of a kind. */
 static unsigned long taken(enum tune_kind kind, const struct ibx_copy_counts *copies)
 {
     switch (kind) {
@@ -147,7 +147,7 @@ static unsigned long taken(enum tune_kind kind, const struct ibx_copy_counts *co
 
 /* ----------------------------------------------------------------------- measuring */
 
-/* A payload goes there and back and has to be the same. */
+/* Copies a payload to the device and back, and compares it. */
 static int verify(struct bench *b, unsigned w, size_t n, struct ibx_error *err)
 {
     uint8_t *host = host_memory(b, w);
@@ -202,7 +202,7 @@ static int run_slice(struct bench *b, unsigned w, unsigned d, size_t n, struct i
     return rc;
 }
 
-/* One size in one direction; the ways take turns. */
+/* Measures one size in one direction; the ways take turns. */
 static int measure_cell(struct bench *b, unsigned d, unsigned size, struct ibx_error *err)
 {
     struct tune *tune = &b->tune;
@@ -255,7 +255,8 @@ static void prepare(struct bench *b, const struct bw_args *args)
                  processors);
 }
 
-/* Without --over direct copies keep their setting; this says how to measure them. */
+/* Without --over direct copies are not measured and keep their setting; tells how to measure them.
+ */
 static void explain_direct(struct tune *tune, const struct ibx_options *options)
 {
     char description[192];
@@ -296,7 +297,7 @@ static int connect_way(struct bench *b, unsigned w, struct ibx_error *err)
         return far ? ibx_error_prefix(err, rc, "--over") : rc;
     snprintf(far ? b->tune.far_path : b->tune.path, sizeof(b->tune.path), "%s",
              ibx_session_path(b->streams[w]->session)->description);
-    return count(b, w, &counts, err); /* also teaches the back end what its replies look like */
+    return count(b, w, &counts, err); /* also shows the back end what its replies look like */
 }
 
 static void finish(struct bench *b)
@@ -321,7 +322,7 @@ static const struct ibx_owner_place place = {
     .like_tmp = true,
 };
 
-/* From now on this process can do with the folder of `file` what its owner can. */
+/* From now on this process, if root, acts as the user who can change the folder of `file`. */
 static void become_owner(const char *file)
 {
     char folder[PATH_MAX];
@@ -331,7 +332,7 @@ static void become_owner(const char *file)
     ibx_owner_become(&place, folder);
 }
 
-/* The places where ibx_glue_tuning_file() looks for its properties. */
+/* The same for all places where ibx_glue_tuning_file() looks for properties. */
 static void become_owner_of_properties(void)
 {
     static const char *const names[][2] = {
@@ -390,7 +391,8 @@ static int write_file(const struct tune *tune, const char *name, struct ibx_erro
     return ibx_bw_file_close(&file, 0, err);
 }
 
-/* A way that no copy took and for which no reason came: the path does not have it. */
+/* Sets the reason of ways that no copy took and for which none was reported: the path lacks them.
+ */
 static void explain(struct tune *tune)
 {
     for (unsigned w = 0; w < tune->way_count; w++) {

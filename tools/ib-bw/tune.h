@@ -7,8 +7,8 @@
  *   tune-choose.c   from times to sizes
  *   tune-show.c     the table
  *
- * Each way has a connection of its own, whose back end takes that way whatever the size. Its
- * counters tell which copies could not take it, and those are left out.
+ * Each way has a connection of its own, whose back end uses that way for all sizes. Its counters
+ * tell which copies could not take the way; these are left out.
  */
 #ifndef IBX_TOOLS_IB_BW_TUNE_H
 #define IBX_TOOLS_IB_BW_TUNE_H
@@ -24,7 +24,7 @@ enum tune_kind {
     TUNE_SHARED,  /* chunks, from memory that client and back end map */
     TUNE_IN_PLACE,
     TUNE_FAR,    /* chunks, over the fabric of --over */
-    TUNE_DIRECT, /* the adapter itself, over the same fabric */
+    TUNE_DIRECT, /* GPUDirect by the adapter, over the same fabric */
     TUNE_KINDS,
 };
 
@@ -35,7 +35,7 @@ struct tune_way {
     enum tune_kind kind;
     bool far; /* it is connected by the fabric of --over */
     char name[24];
-    struct ibx_choice choice; /* that makes copies take it */
+    struct ibx_choice choice; /* makes copies take this way */
     /* Microseconds, medians, by enum ibx_choice_direction; 0: such copies cannot take it. */
     double times[2][BW_SIZES_MAX];
     char refused[256]; /* why all or some copies did not take it; "" */
@@ -46,16 +46,15 @@ struct tune {
     unsigned size_count;
     struct tune_way ways[TUNE_WAYS_MAX];
     unsigned way_count;
-    char path[192], far_path[192];       /* between both ends; over --over, or "" */
+    char path[192], far_path[192];       /* the path between both ends; that of --over, or "" */
     char no_threads[64], no_direct[256]; /* why there is no such way; "" */
     struct ibx_tuning result;
 };
 
-/* Fills tune->result.choice; what was not measured is as without a file. */
+/* Fills tune->result.choice. Values that were not measured have their defaults. */
 void ibx_tune_choose(struct tune *tune);
-/* The index of the first size from which on `later` takes the place of `first`, its times counted
- * `margin` times as long; `n`: never; -1: there is no size at which both were measured. A time of 0
- * is none. */
+/* The index of the size from which on `later` replaces `first`, if its times count `margin` times
+ * as long; `n`: never; -1: at no size both were measured. A time of 0 means not measured. */
 int ibx_tune_crossover(const double *first, const double *later, unsigned n, double margin);
 /* Whether copies of some size in a direction took the way number w. */
 bool ibx_tune_measured(const struct tune *tune, unsigned w, unsigned d);
@@ -77,8 +76,8 @@ struct tune_back {
     struct ibx_tuning_machine machine;
 };
 
-/* Forks it: the first client that connects takes the first way, and so on. *pid as
- * ibx_bw_child_start() sets it. -EIO with a sentence, also without a GPU. */
+/* Forks the back end. The first client that connects uses the first way, and so on. *pid as
+ * ibx_bw_child_start() sets it. -EIO with a message, also if there is no GPU. */
 int ibx_tune_back_start(const struct bw_args *args, const struct tune *tune, struct tune_back *back,
                         pid_t *pid, struct ibx_error *err);
 

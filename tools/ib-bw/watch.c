@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static const struct timespec grace = {.tv_sec = 2}; /* for the call in hand */
+static const struct timespec grace = {.tv_sec = 2}; /* for the current call to return */
 
 static struct {
     pthread_t thread;
@@ -25,8 +25,8 @@ static void *watch_main(void *argument)
     if (atomic_load(&watch.over))
         return NULL;
     atomic_store(watch.stopped, true);
-    /* A second signal is impatience, and without an end in time a call hangs. The measuring thread
-     * is inside of its path then, which therefore stays open. */
+    /* After a second signal, or if the call does not return in time, this thread reports and ends
+     * the process. The path stays open, since the measuring thread is inside of it. */
     sigtimedwait(&watch.signals, NULL, &grace);
     if (!atomic_load(&watch.over)) {
         fputs("ib-bw: stopped in the middle of a call that does not return\n", stderr);

@@ -13,7 +13,7 @@
 
 #define MODULE_PEERMEM "/sys/module/nvidia_peermem"
 #define ADAPTERS       "/sys/class/infiniband"
-#define PCI_BARS       6 /* lines of a device's `resource`, before that of its ROM */
+#define PCI_BARS       6 /* lines of a device's file `resource` before that of its ROM */
 #define MEASURE        "measure by \"ib-bw tune\""
 
 /* CUdevice_attribute, beside those that gpudirect.h has. */
@@ -77,8 +77,8 @@ static long long node_of(const char *folder)
     return ibx_doctor_read_number(path, -1);
 }
 
-/* The folders of two devices below one bridge have that bridge's in common, which is one below the
- * root complex's. */
+/* Whether two devices are below one bridge: then the paths of their folders share that bridge's
+ * folder, which is below that of the root complex. */
 static bool one_bridge(const char *one, const char *other)
 {
     char a[PATH_MAX], b[PATH_MAX];
@@ -90,7 +90,7 @@ static bool one_bridge(const char *one, const char *other)
     return end && !strncmp(a, b, (size_t)(end - a) + 1);
 }
 
-/* The nearest RDMA adapter. */
+/* Finds the nearest RDMA adapter, and how near it is. */
 static enum nearness nearest(const struct gpu *gpu, char *name, size_t size)
 {
     enum nearness best = NEAR_NONE;
@@ -129,9 +129,9 @@ static void check_adapter(const struct gpu *gpu, enum nearness near, const char 
 
 /* ------------------------------------------------------------------------ paths */
 
-/* An adapter reaches at once what the card's second region shows, which NVIDIA calls BAR1. An
- * address of 64 bits takes two lines, the second of which has zeros: also that of the first region
- * on some cards. */
+/* Checks the size of the card's second memory region, which NVIDIA calls BAR1: an adapter reaches
+ * only that much at once. A region with a 64-bit address takes two lines, of which the second has
+ * zeros; on some cards the first region is such a one, too. */
 static void check_bar(const struct gpu *gpu)
 {
     char path[PATH_MAX], line[128], value[96];
@@ -154,8 +154,8 @@ static void check_bar(const struct gpu *gpu)
         value);
 }
 
-/* The same choice as the back end's, as far as it is known without a connection. Returns whether
- * copies go straight into the GPU's memory. */
+/* Makes the same choice as the back end, as far as that is possible without a connection. Returns
+ * whether copies go straight into the GPU's memory. */
 static bool check_copies(const struct gpu *gpu, enum nearness near)
 {
     bool peermem = ibx_doctor_exists(MODULE_PEERMEM);
@@ -179,7 +179,7 @@ static bool check_copies(const struct gpu *gpu, enum nearness near)
     return value == ordered;
 }
 
-/* -ENOENT: there is no such file. */
+/* Loads the tuning file. -ENOENT: there is none. */
 static int load_tuning(struct ibx_tuning *tuning, char file[PATH_MAX], struct ibx_error *err)
 {
     int rc = ibx_glue_tuning_file(file, err);

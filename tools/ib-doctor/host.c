@@ -23,7 +23,7 @@
 #endif
 
 #define SMALL_SHM (1ull << 30) /* a container's has 64 MiB by default */
-#define NO_LIMIT  (1ll << 60)  /* so large that it is none, as version 1 of control groups has it */
+#define NO_LIMIT  (1ll << 60)  /* version 1 of control groups reports no limit as a huge number */
 
 /* ---------------------------------------------------------------------- memory */
 
@@ -60,7 +60,7 @@ static void check_huge_pages(const char *label, const char *folder, const char *
                        "%lld, of which %lld free", total, spare);
 }
 
-/* The memory of VMs that migrate lies there, notes of their pages, and what clone URI fetches. */
+/* /dev/shm has the memory of VMs that migrate, notes of their pages, and what clone URI fetches. */
 static void check_shm(void)
 {
     struct statvfs fs;
@@ -107,7 +107,8 @@ static long long host_memory(void)
     return kib << 10;
 }
 
-/* ib-migrate refuses a VM that would not fit, and the kernel ends who goes beyond it. */
+/* Reports control groups that limit memory: ib-migrate refuses a VM that would not fit, and the
+ * kernel ends a process that goes beyond the limit. */
 static void check_groups(void)
 {
     char groups[2 * PATH_MAX];
@@ -173,17 +174,17 @@ static void check_open_files(void)
                    (unsigned long long)limit.rlim_max);
 }
 
-/* 0, or the errno with which this process reads a byte of another one. */
+/* Tries to read a byte of another process; 0, or the errno. */
 static int read_byte_of(pid_t process)
 {
-    static char from = 'x'; /* at the same place in a child */
+    static char from = 'x'; /* has the same address in a child */
     char to = 0;
     struct iovec local = {&to, 1}, remote = {&from, 1};
     return process_vm_readv(process, &local, 1, &remote, 1, 0) == 1 ? 0 : errno;
 }
 
-/* What the shm path between two processes of one user uses. A child tries: it may be forbidden to
- * read its parent where the parent may read it. */
+/* Checks process_vm_readv(2), which the shm path uses between two processes of one user. A child
+ * tries it, since a parent may be allowed to read its child but not the reverse. */
 static void check_direct_copy(void)
 {
     long long scope = ibx_doctor_read_number("/proc/sys/kernel/yama/ptrace_scope", 0);

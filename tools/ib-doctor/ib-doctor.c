@@ -73,7 +73,7 @@ static void print_page(const struct path_answer *answers)
            first_usable(answers, true), first_usable(answers, false));
 }
 
-/* False: a text is not UTF-8, which JSON cannot hold, or it was not written. */
+/* Prints the report as JSON. False: a text is not UTF-8, or writing failed. */
 static bool print_json(const struct path_answer *answers)
 {
     struct utsname host;

@@ -41,11 +41,12 @@ void ibx_doctor_add(const char *area, const char *name, enum doctor_status statu
 extern struct doctor_check ibx_doctor_checks[];
 extern unsigned ibx_doctor_check_count;
 
-/* Paths below are below IBX_DOCTOR_ROOT, the root of a described host; "": this host. */
+/* The value of IBX_DOCTOR_ROOT, a folder that describes another host; "": this host. The functions
+ * below take paths under that root. */
 const char *ibx_doctor_root(void);
-/* A path with that root, until the next call. */
+/* A path with that root; valid until the next call. */
 const char *ibx_doctor_path(const char *path);
-/* The first line of a file, without its newline; false and "" where it cannot be read. */
+/* Reads the first line of a file, without its newline; false and "": it cannot be read. */
 bool ibx_doctor_read(const char *path, char *out, size_t size);
 /* The same as a number, or `fallback`. */
 long long ibx_doctor_read_number(const char *path, long long fallback);

@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #define CONFIG_BYTES      4096
-#define CONFIG_PLAIN      256 /* without the extended capabilities, which begin here */
+#define CONFIG_PLAIN      256 /* where the extended capabilities begin */
 #define CAPABILITY_ACS    0x000d
 #define ACS_CONTROL       6
 #define ACS_REDIRECTS     0x1c /* of requests and of completions; upstream forwarding */
@@ -31,7 +31,7 @@ struct bridges {
     char address[BRIDGES_MAX][ADDRESS_CHARS + 1];
     enum acs acs[BRIDGES_MAX];
     unsigned count;
-    unsigned devices; /* below them, or below none */
+    unsigned devices; /* below these bridges, or below none */
 };
 
 static bool is_address(const char *text, size_t length)
@@ -61,7 +61,7 @@ static enum acs acs_of(const uint8_t *config, size_t length)
     return ACS_NONE;
 }
 
-/* The kernel gives others than root the first 64 bytes. */
+/* Reads the setting from configuration space, of which only root gets more than 64 bytes. */
 static enum acs read_acs(const char *folder)
 {
     char path[PATH_MAX + 8];
@@ -86,7 +86,7 @@ static void add_bridge(struct bridges *bridges, const char *folder, const char *
     bridges->acs[bridges->count++] = read_acs(folder);
 }
 
-/* A device's folder lies in those of the bridges above it. */
+/* Adds the bridges above a device, in whose folders the device's folder is. */
 static void add_bridges_above(struct bridges *bridges, const char *device)
 {
     char path[PATH_MAX], address[ADDRESS_CHARS + 1];

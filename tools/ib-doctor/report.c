@@ -28,7 +28,8 @@ void ibx_doctor_add(const char *area, const char *name, enum doctor_status statu
     va_start(args, value_format);
     vsnprintf(check->value, sizeof(check->value), value_format, args);
     va_end(args);
-    /* Of files and devices, perhaps cut in the middle of a character: JSON holds none of it then.
+    /* Texts of files and devices may have been cut inside a UTF-8 character, which JSON cannot
+     * hold.
      */
     ibx_text_sanitize(check->name);
     ibx_text_sanitize(check->value);

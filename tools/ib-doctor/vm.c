@@ -21,7 +21,7 @@
 
 #define DEVICE "/dev/userfaultfd"
 
-/* Of <linux/userfaultfd.h>, whatever the headers' version. */
+/* From <linux/userfaultfd.h>, which may be too old to have them. */
 #define MAKE_BY_DEVICE  _IO(0xAA, 0x00)
 #define USER_MODE_ONLY  1
 #define MINOR_HUGETLBFS (1ull << 9)
@@ -51,7 +51,8 @@ static void check_kvm(void)
                        "%s", there ? strerror(code) : "there is no /dev/kvm");
 }
 
-/* The answer of the first QEMU that is found: "QEMU emulator version 7.2.22 (Debian ...)". */
+/* Asks the first QEMU that is found for its version: "QEMU emulator version 7.2.22 (Debian ...)".
+ */
 static const char *ask_qemu(char *answer, int size)
 {
     static const char *const programs[] = {"qemu-system-x86_64", "qemu-kvm",
@@ -89,7 +90,6 @@ static void check_qemu(void)
 
 /* ---------------------------------------------------------------- userfaultfd */
 
-/* A descriptor, or -1 and errno. */
 static int open_userfaultfd(int flags)
 {
     return (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | flags);
@@ -112,7 +112,8 @@ static int open_by_device(void)
     "ib-migrate serves page faults of the kernel, too (KVM, reads of a disk): run it as root, "    \
     "give its user access to " DEVICE ", or sysctl vm.unprivileged_userfaultfd=1"
 
-/* The kernel runs into missing pages as well: KVM for a vCPU, or read(2) into guest memory. */
+/* Reports whether userfaultfd also gets faults of the kernel, which are needed: KVM touches missing
+ * pages for a vCPU, and read(2) does into guest memory. */
 static void add_userfaultfd(bool kernel, bool programs, int code)
 {
     if (kernel) {
@@ -120,8 +121,8 @@ static void add_userfaultfd(bool kernel, bool programs, int code)
                        "for page faults of programs and of the kernel");
         return;
     }
-    /* The kernel itself forbids it to nobody who has this right, and says that there is no such
-     * call to nobody. */
+    /* Without a seccomp profile the kernel does not refuse a process with CAP_SYS_PTRACE, and never
+     * answers that there is no such call. */
     const bool by_profile =
         !programs && (code == ENOSYS || (code == EPERM && ibx_capable(CAP_SYS_PTRACE)));
     ibx_doctor_add("vm", "userfaultfd", programs ? DOCTOR_LIMITED : DOCTOR_MISSING,
@@ -144,7 +145,7 @@ static void check_device(bool opens, int code)
                    "%s", opens ? "usable" : strerror(code));
 }
 
-/* What UFFDIO_API says, and 0 where there is no descriptor. */
+/* The features that UFFDIO_API reports; 0: there is no descriptor. */
 static uint64_t features_of(int fd)
 {
     struct uffdio_api api = {.api = UFFD_API};
@@ -191,8 +192,8 @@ static void check_userfaultfd(void)
             close(all[i]);
 }
 
-/* A child that waits is traced, for which every process has the right: 0, or what forbids it to all
- * of them, as a container's seccomp profile. */
+/* Traces a waiting child, which every process may do. 0, or the errno if something forbids it to
+ * all processes, as a container's seccomp profile does. */
 static int trace_child(void)
 {
     int ends[2], code = 0;
@@ -215,8 +216,8 @@ static int trace_child(void)
 
 #define WHAT_FOR "ib-migrate has QEMU make a userfaultfd by ptrace: "
 
-/* By ptrace(2) ib-migrate has a QEMU make a userfaultfd; of /proc it needs the same. Where Yama's
- * scope is 2 even a child is traced only by who has the right. */
+/* Checks ptrace(2), by which ib-migrate has a QEMU make a userfaultfd; reading QEMU's files in
+ * /proc takes the same right. With a Yama scope of 2, even tracing a child needs CAP_SYS_PTRACE. */
 static void check_ptrace(void)
 {
     const int code = trace_child();

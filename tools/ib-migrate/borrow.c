@@ -27,8 +27,8 @@ static int ask_to_lend(const char *path, struct ibx_error *err)
     return rc;
 }
 
-/* The ib-migrate that serves the VM leaves the monitor to this one. Right after a rollback, or a
- * cut of the network, its link is just being made anew. */
+/* Asks the ib-migrate that serves the VM to leave the monitor to this one. Right after a rollback,
+ * or an interruption of the network, its link is being made anew, so this waits for that. */
 static int take_monitor(const struct migrate_args *args, const struct ibx_record *came,
                         struct ibx_error *err)
 {
@@ -50,7 +50,7 @@ static int take_monitor(const struct migrate_args *args, const struct ibx_record
     return rc;
 }
 
-/* One that came here by such a migration, whose other end has kept its memory, goes back there. */
+/* Returns a VM that was borrowed to the host that has kept its memory. */
 static int send_back(const struct migrate_args *args)
 {
     static struct ibx_record came;

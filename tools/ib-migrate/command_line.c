@@ -13,7 +13,7 @@
 #define ARGUMENTS_MAX (4u << 20) /* bytes; the kernel allows 2 MiB */
 #define OWN_MONITOR   "/qmp,server=on,wait=off"
 
-/* Options without a value, of all versions: every other one has one. */
+/* The options without a value, of all versions of QEMU; all others have one. */
 static const char *const flags[] = {"S",
                                     "alt-grab",
                                     "ctrl-grab",
@@ -52,10 +52,11 @@ static const char *const flags[] = {"S",
                                     "xen-domid-restrict",
                                     "one-insn-per-tb",
                                     NULL};
-/* Not for the destination: it waits for a VM, and its far end starts it. */
+/* Options that the destination's QEMU does not get, since it waits for a VM and is started by the
+ * far end. */
 static const char *const dropped[] = {"S",      "daemonize", "preconfig", "incoming",
                                       "loadvm", "pidfile",   NULL};
-/* Their values are texts as they stand. */
+/* Options whose value is a plain text. */
 static const char *const plain[] = {
     "kernel", "initrd",   "append", "bios",  "dtb",  "shim",       "hda",    "hdb", "hdc",
     "hdd",    "cdrom",    "fda",    "fdb",   "sd",   "mtdblock",   "pflash", "L",   "D",
@@ -68,7 +69,7 @@ static bool is_one(const char *const *list, const char *name)
     return *list != NULL;
 }
 
-/* "-name" and "--name"; NULL: a disk image without an option. */
+/* The name of an option, "-name" or "--name"; NULL: the argument is a disk image. */
 static const char *option_of(const char *text)
 {
     if (text[0] != '-' || !text[1])
@@ -121,7 +122,7 @@ char *ibx_run_map_path(const struct run_maps *maps, const char *path)
                : mapped;
 }
 
-/* A value that is a path, or one behind a word: unix:/run/web.qmp. */
+/* Maps a value that is a path, or a path after a prefix, as in unix:/run/web.qmp. */
 static char *map_value(const struct run_maps *maps, const char *value)
 {
     const char *colon = strchr(value, ':');
@@ -147,7 +148,7 @@ char *ibx_run_replace(const char *text, const char *token, const char *by)
 
 /* ------------------------------------------------------------ key=value */
 
-/* The pairs as a list of [key, value], or [value]; doubled commas are single ones. */
+/* Splits pairs into a list of [key, value], or [value]; doubled commas become single ones. */
 static json_t *split(const char *text)
 {
     json_t *pairs = json_array();
@@ -183,7 +184,7 @@ static void put_escaped(FILE *out, const char *text)
     }
 }
 
-/* The reverse of split(); for free(). */
+/* Joins what split() has split; to be freed by free(). */
 static char *join(const json_t *pairs)
 {
     char *text = NULL;
@@ -205,7 +206,7 @@ static char *join(const json_t *pairs)
     return text;
 }
 
-/* The value of a key; of "" the first element without one. NULL: there is none. */
+/* The value of a key, or for "" the first element without a key. NULL: there is none. */
 static const char *value_of(const json_t *pairs, const char *key)
 {
     size_t i;
@@ -228,7 +229,7 @@ struct work {
     const char *option, *value; /* as they were given, for errors */
 };
 
-/* Descriptors that QEMU was given by whoever started it. */
+/* Whether the value is a descriptor that QEMU has inherited, which has no meaning elsewhere. */
 static bool is_descriptor(const char *key, const char *value)
 {
     static const char *const keys[] = {"fd",     "fds",    "vhostfd", "vhostfds",
@@ -245,7 +246,7 @@ static int refuse_descriptor(const struct work *work)
                          work->option, work->value);
 }
 
-/* Every string of a JSON value, in place. */
+/* Maps every string in a JSON value, in place. */
 static int map_json(const struct work *work, const char *key, json_t *value)
 {
     json_t *member;
@@ -321,13 +322,13 @@ static char *change_pairs(const struct work *work, const char *value)
     return text;
 }
 
-/* -serial file:PATH takes all that follows. */
+/* Whether all that follows the prefix is a path, as in -serial file:PATH. */
 static bool is_file(const char *value)
 {
     return !strncmp(value, "file:", 5) || !strncmp(value, "pipe:", 5);
 }
 
-/* The value as it is at the destination; for free(). NULL with an error. */
+/* The option's value at the destination, to be freed by free(). NULL with an error. */
 static char *change(const struct work *work)
 {
     json_t *object = *work->value == '{' ? json_loads(work->value, 0, NULL) : NULL;
@@ -383,7 +384,7 @@ static const char *text_at(const json_t *list, size_t i)
     return text ? text : "";
 }
 
-/* The id of "-object" or "-device", for free(). NULL: it has none. */
+/* The id in the value of -object or -device, to be freed by free(). NULL: it has none. */
 static char *id_of(const char *value, const char *key)
 {
     json_t *object = *value == '{' ? json_loads(value, 0, NULL) : NULL;
@@ -404,7 +405,7 @@ static void add_id(json_t *ids, const char *value, const char *key)
     free(id);
 }
 
-/* Calls for each option with a value; "" for a flag. */
+/* Calls `each` for each option and its value; "" for an option without one. */
 static void each_option(const json_t *given,
                         void (*each)(void *context, const char *option, const char *value),
                         void *context)
@@ -508,7 +509,7 @@ static void add(struct making *m, const char *option, const char *value)
                               option);
 }
 
-/* The monitor that an earlier run gave this QEMU. */
+/* Whether this is the monitor that an earlier run gave this QEMU. */
 static bool is_own_monitor(const char *option, const char *value)
 {
     return !strcmp(option, "qmp") && ibx_run_folder_of(value, NULL, 0);

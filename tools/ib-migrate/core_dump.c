@@ -8,15 +8,15 @@
 #include <unistd.h>
 
 #define FILTER       "/proc/self/coredump_filter"
-#define HEADERS_ONLY "0x10" /* first pages of programs and libraries, which tell what ran */
+#define HEADERS_ONLY "0x10" /* only ELF headers of programs and libraries, which tell what ran */
 
-static char before[32]; /* what this process was started with; "": unknown */
+static char before[32]; /* the filter with which this process was started; "": unknown */
 
 static void write_filter(const char *text)
 {
     const int fd = open(FILTER, O_WRONLY | O_CLOEXEC);
     const ssize_t written = fd < 0 ? -1 : write(fd, text, strlen(text));
-    (void)written; /* if not, it stays as it was, and nothing else depends on it */
+    (void)written; /* after a failure the filter stays as it was; nothing depends on it */
     if (fd >= 0)
         close(fd);
 }

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * The far end of run: it reads what it is to do from standard input, starts QEMU and a receiver,
- * and tells the other end on standard output, each as a JSON object a line. The end of its standard
- * input means that the other end, or the way to it, is gone: a receiver to which no VM has come
- * ends then. One that has begun goes on, since it has its own connection to the source. What
- * becomes of a VM that never ran here is removed: its QEMU, memory, sockets and key.
+ * and reports to the other end on standard output, each as a JSON object a line. The end of its
+ * standard input means that the other end, or the connection to it, is gone. Then a receiver to
+ * which no VM has come ends; one to which a source has come continues, since it has its own
+ * connection to the source. If the VM never ran here, its QEMU, memory, sockets and key are
+ * removed.
  *
  * state machine: far end
  *   [*] -> STARTING -> WAITING -> MOVING -> [*]     QEMU; the receiver; a source has come
@@ -27,7 +28,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define START_MS 60000 /* for QEMU's monitor */
+#define START_MS 60000 /* in which QEMU's monitor has to answer */
 #define LOOK_MS  20
 #define END_MS   500 /* from when QEMU's sockets are closed until it is gone */
 #define TAIL     512 /* bytes of QEMU's last words */
@@ -42,10 +43,10 @@ static const struct ibx_state far_states[] = {
 static const struct ibx_state_table far_table = IBX_STATE_TABLE("far end", far_states);
 
 /*
- * Who started this process, at the other end of standard input.
+ * The process that has started this one, at the other end of standard input.
  *
  * state machine: far asker
- *   [*] -> THERE -> GONE -> OBEYED    OBEYED: the receiver was told to end for that
+ *   [*] -> THERE -> GONE -> OBEYED    OBEYED: the receiver was therefore told to end
  *   THERE | GONE | OBEYED -> [*]
  */
 enum asker_state { ASKER_THERE, ASKER_GONE, ASKER_OBEYED };
@@ -96,7 +97,7 @@ static const char *run_place(const char *wished)
     return own && !access(own, W_OK) ? own : "/tmp";
 }
 
-/* Only what QEMU and this process have put there. */
+/* Removes a folder that was made here. It has only files of QEMU and of this process. */
 static void remove_folder(const char *path)
 {
     char *const arguments[] = {"rm", "-rf", "--", (char *)(uintptr_t)path, NULL};
@@ -143,7 +144,7 @@ static int make_places(struct far *far, struct ibx_error *err)
 
 /* ------------------------------------------------------------ QEMU */
 
-/* For execvp(3): with the folders in the places of their tokens. NULL: no memory. */
+/* QEMU's arguments for execvp(3), with folders in place of their tokens. NULL: no memory. */
 static char **arguments_of(const struct far *far)
 {
     const json_t *list = json_object_get(far->request, "arguments");
@@ -160,7 +161,7 @@ static char **arguments_of(const struct far *far)
     return arguments;
 }
 
-/* In a session of its own, with nothing open but its log. */
+/* Runs a program in a session of its own, with only its log open. */
 static void become(const struct far *far, char *const *arguments, int out)
 {
     const char *folder = wish(far, "folder");
@@ -255,7 +256,7 @@ static bool left(struct far *far, int wait_ms)
     return far->asker.now != ASKER_THERE;
 }
 
-/* Whether a program listens at this socket, also one that takes nobody more for now. */
+/* Whether a program listens at this socket, even if its backlog is full. */
 static bool is_taken(const char *path)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -270,8 +271,8 @@ static bool is_taken(const char *path)
     return taken;
 }
 
-/* QEMU unlinks a socket that is there, and so takes it from whoever listens, such as the VM's own
- * QEMU where both run on one host. */
+/* Checks that nobody listens at QEMU's sockets. QEMU unlinks an existing socket, and would take it
+ * away from its listener, for instance from the source's QEMU if both run on one host. */
 static int check_sockets(char *const *arguments, struct ibx_error *err)
 {
     int rc = 0;
@@ -287,7 +288,7 @@ static int check_sockets(char *const *arguments, struct ibx_error *err)
     return rc;
 }
 
-/* 0 as long as it has not ended; then the reason is what it has printed. */
+/* 0 as long as QEMU has not ended; then the error is what it has printed. */
 static int check_qemu(struct far *far, struct ibx_error *err)
 {
     char words[TAIL + 1];
@@ -299,8 +300,8 @@ static int check_qemu(struct far *far, struct ibx_error *err)
                          *words ? words : "it gave no reason");
 }
 
-/* It opens its monitor before disks and the kernel: when one fails, a receiver may have come to
- * know of a lost monitor. The process is gone within moments of that. */
+/* As check_qemu(), but waits a moment. QEMU opens its monitor before disks and the kernel: if one
+ * of these fails, the receiver may report a lost monitor just before the process has ended. */
 static int check_qemu_soon(struct far *far, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(END_MS);
@@ -404,7 +405,7 @@ static void on_line(struct far *far, json_t *line)
     json_decref(line);
 }
 
-/* Until it has ended; its exit status. */
+/* Follows the receiver until it has ended; returns its exit status. */
 static int follow_receiver(struct far *far)
 {
     int rc = 0, status;
@@ -424,7 +425,7 @@ static int follow_receiver(struct far *far)
                            : NULL;
             }
         }
-        /* One that does not wait yet does not take signals yet, either. */
+        /* Only in FAR_WAITING: before that, the receiver does not handle signals yet. */
         if (far->asker.now == ASKER_GONE && far->state.now == FAR_WAITING) {
             ibx_state_move(&far->asker, ASKER_OBEYED);
             kill(far->receiver, SIGINT);
@@ -437,7 +438,8 @@ static int follow_receiver(struct far *far)
 
 /* ------------------------------------------------------------ the end */
 
-/* By the summary; without one, when the receiver was killed, nothing is known and all is kept. */
+/* Whether the VM certainly never ran here, by the receiver's summary. Without a summary (the
+ * receiver was killed) that is not known, and all is kept. */
 static bool never_ran(const struct far *far)
 {
     const json_t *record = json_object_get(far->summary, "record");
@@ -450,7 +452,7 @@ static bool never_ran(const struct far *far)
 static void clean_up(struct far *far)
 {
     if (far->qemu > 0) {
-        kill(far->qemu, SIGKILL); /* it holds no VM, and may wait for memory that never comes */
+        kill(far->qemu, SIGKILL); /* it has no VM, and may wait for pages that never come */
         waitpid(far->qemu, NULL, 0);
     }
     remove_folder(far->memory);
@@ -486,7 +488,7 @@ int ibx_cli_far_end(const struct migrate_args *args)
     ibx_state_begin(&far.state, &far_table, FAR_STARTING);
     ibx_state_begin(&far.asker, &asker_table, ASKER_THERE);
     signal(SIGHUP, SIG_IGN);
-    signal(SIGINT, SIG_IGN); /* a terminal's are for the other end */
+    signal(SIGINT, SIG_IGN); /* the other end handles a terminal's signals */
     ibx_json_lines_init(&far.in, STDIN_FILENO);
     int rc = read_request(&far, &err);
     if (!rc)

@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #define GIVE_UP_MAX       604800u /* a week, seconds */
-#define WARNINGS_A_SECOND 10u     /* of readers and peers: as a back end's */
+#define WARNINGS_A_SECOND 10u     /* about readers and peers; as in a back end */
 #define LINKS_MAX         40u /* symbolic links one after the other, as many as the kernel follows */
 
 enum {
@@ -43,18 +43,19 @@ enum {
 #define CONNECTING   (MIGRATING | BIT(CHECK) | BIT(ROLLBACK))
 #define READING      (BIT(SERVE) | BIT(CLONE) | BIT(FIRECRACKER))
 #define NEEDS_QMP    (CONNECTING | BIT(RUN) | BIT(FREEZE) | BIT(CLONE))
-/* They find records, and begin none: a user without a home may ask, too. */
+/* Commands that look for records but begin none, so that the folder need not exist. */
 #define LOOKING                                                                                    \
     (BIT(CHECK) | BIT(STATUS) | BIT(CANCEL) | BIT(SET) | BIT(RECOVER) | BIT(ROLLBACK) | BIT(PRUNE))
-/* Whoever may not make the folder of records can still do what needs none. */
+/* Commands that work without a folder of records, for users who cannot make one. */
 #define WITHOUT_RECORDS (BIT(FREEZE) | READING)
 #define TOLD_BY_RESULT  (BIT(CANCEL) | BIT(SET) | BIT(ROLLBACK) | BIT(PRUNE) | BIT(FIRECRACKER))
 #define AT(member)      offsetof(struct migrate_args, member)
 
 /* ------------------------------------------------------------ values */
 
-/* The path of the socket as realpath(3) gives it, also when QEMU has ended and has removed the
- * socket: a link to it still finds the record. NULL: its folder is gone, too. For free(). */
+/* The path of the socket as realpath(3) gives it, even if QEMU has ended and has removed the
+ * socket, so that a symbolic link to it still finds the record. To be freed by free(). NULL: the
+ * folder is gone, too. */
 static char *resolve(const char *path, unsigned links)
 {
     char folder[PATH_MAX], link[PATH_MAX], next[2 * PATH_MAX];
@@ -80,7 +81,7 @@ static char *resolve(const char *path, unsigned links)
     return whole;
 }
 
-/* What QEMU's -qmp takes is most often not a path. */
+/* Refuses a character device, as QEMU's -qmp takes it, where a path is needed. */
 static int refuse_chardev(const char *text, struct ibx_error *err)
 {
     if (!strncmp(text, "unix:", 5) && text[5] && access(text, F_OK))
@@ -96,7 +97,8 @@ static int refuse_chardev(const char *text, struct ibx_error *err)
     return 0;
 }
 
-/* Absolute: the record names the same monitor in whatever folder `recover` is called. */
+/* Makes the path absolute, so that the record names the same monitor in whatever folder `recover`
+ * is called. */
 static int take_qmp(void *context, const char *text, struct ibx_error *err)
 {
     struct migrate_args *args = context;
@@ -165,7 +167,7 @@ static int take_cache(void *context, const char *text, struct ibx_error *err)
     return rc;
 }
 
-/* A cache that cannot join its group would go on without it. */
+/* Checks now that the interface exists: a cache that cannot join its group goes on without it. */
 static int take_interface(void *context, const char *text, struct ibx_error *err)
 {
     struct migrate_args *args = context;
@@ -174,7 +176,7 @@ static int take_interface(void *context, const char *text, struct ibx_error *err
     return ibx_multicast_interface(text, NULL, &index, err);
 }
 
-/* Absolute for the same reason. */
+/* Makes the path absolute, for the same reason. */
 static void resolve_key_file(struct ibx_options *options)
 {
     char *whole = options->key_file[0] ? realpath(options->key_file, NULL) : NULL;
@@ -403,7 +405,7 @@ static const struct ibx_tool tool = {
     .failed = ibx_cli_result_failed,
 };
 
-/* What follows "--" is a command line of its own. */
+/* Cuts off QEMU's command line, which follows "--". */
 static int cut_command(int argc, char **argv, struct migrate_args *args)
 {
     for (int i = 1; i < argc; i++)
@@ -414,8 +416,8 @@ static int cut_command(int argc, char **argv, struct migrate_args *args)
     return argc;
 }
 
-/* The first option of a connection in the line, also one that sets what is set anyway; or NULL. The
- * line has been parsed, so that the beginning of a name is that of one option. */
+/* The first option in the line that concerns a connection, even if it sets a default; or NULL. The
+ * line has been parsed, so an abbreviated name is unambiguous. */
 static const char *connecting_option(int argc, char **argv)
 {
     static const char *const names[] = {"key-file", "encryption", "set"};
@@ -429,7 +431,7 @@ static const char *connecting_option(int argc, char **argv)
     return NULL;
 }
 
-/* What is for a connection goes with no file of this host's. */
+/* Refuses options of a connection together with a file of this host. */
 static void check_connecting(const struct migrate_args *args, unsigned command, const char *option)
 {
     const char *file = command == CLONE ? args->uri : command == FIRECRACKER ? args->from : NULL;
@@ -440,7 +442,7 @@ static void check_connecting(const struct migrate_args *args, unsigned command, 
         option, command == CLONE ? "clone" : "--from", file, command == CLONE ? "folder" : "file");
 }
 
-/* What is for who fetches a snapshot goes with no other serve or clone. */
+/* Refuses options for fetching a snapshot with commands that fetch none. */
 static void check_fetching(const struct migrate_args *args, unsigned command)
 {
     const bool cache = command == SERVE && args->cache_count;
@@ -545,7 +547,7 @@ static void check_line(const struct migrate_args *args, unsigned command)
                            args->uri);
 }
 
-/* Until the migration itself takes signals. */
+/* Sets what signals do until the migration handles them itself. */
 static void begin_signals(unsigned command)
 {
     if (command == RECEIVE)
@@ -579,11 +581,11 @@ int main(int argc, char **argv)
         [CLONE] = ibx_cli_clone,
         [FIRECRACKER] = ibx_cli_firecracker,
     };
-    static struct migrate_args args; /* of many KiB */
+    static struct migrate_args args; /* too large for the stack */
     struct ibx_error err = {0};
     unsigned command;
     signal(SIGPIPE, SIG_IGN);
-    signal(SIGXFSZ, SIG_IGN); /* EFBIG comes, and says of which file */
+    signal(SIGXFSZ, SIG_IGN); /* write(2) then fails with EFBIG, and the message names the file */
     ibx_cli_result_on_bus_error();
     ibx_cli_keep_memory_out_of_cores();
     ibx_log_bound(WARNINGS_A_SECOND);

@@ -39,8 +39,8 @@ enum {
 #define RUN_MAPS_MAX      32u
 #define SERVE_CACHES_MAX  8u
 
-/* Paths at the source that have another name at the destination: the longest OLD counts, for it
- * and all that is below it. */
+/* Paths at the source that have another name at the destination. A mapping holds for OLD and all
+ * that is below it; of several that match, the one with the longest OLD counts. */
 struct run_maps {
     unsigned count;
     struct {
@@ -60,7 +60,7 @@ struct migrate_args {
     struct run_maps maps;
     const char *qemu_args[RUN_QEMU_ARGS_MAX];
     unsigned qemu_arg_count;
-    void (*on_leaving)(void); /* before a signal ends the process at once */
+    void (*on_leaving)(void); /* called before a signal ends the process at once; or NULL */
     bool keep, on_demand;
     bool multicast;                       /* serve, clone */
     const char *group, *interface;        /* likewise; or NULL */
@@ -86,15 +86,15 @@ struct migrate_args {
     unsigned warm_rounds, warm_seconds;
 };
 
-/* The commands: their exit status. */
-/* core_dump.c: a core dump of this process and its children has no memory, neither keys nor what of
- * a guest it holds; programs that are started for others get back what this one was started with.
- */
+/* core_dump.c: keeps the memory of this process and its children, with keys and guest memory, out
+ * of core dumps. The second function, for programs that are started for others, restores the filter
+ * with which this process was started. */
 void ibx_cli_keep_memory_out_of_cores(void);
 void ibx_cli_give_cores_back(void);
 /* stack.c: raises this process's limit on the stack as far as it may, if it is low. -ENOMEM. */
 int ibx_cli_make_room_for_stacks(struct ibx_error *err);
 
+/* The commands; each returns the exit status. */
 int ibx_cli_receive(const struct migrate_args *args);
 int ibx_cli_send(const struct migrate_args *args);
 int ibx_cli_borrow(const struct migrate_args *args);
@@ -115,14 +115,14 @@ int ibx_cli_firecracker(const struct migrate_args *args);
 
 /* ------------------------------------------------------------ borrow.c, rollback.c */
 
-/* Whether the operator agrees to what `--yes` agrees to: `question` names the VM. Else says that
- * nothing was done by `command`. */
+/* Whether the operator agrees, by --yes or when asked about `vm`. If not, prints that `command` has
+ * done nothing. */
 bool ibx_cli_agreed(const struct migrate_args *args, const char *command, const char *vm,
                     const char *purpose);
 
 /* ------------------------------------------------------------ migrate.c */
 
-/* `send` of a VM that returns, by the record of the migration by which it came. */
+/* Sends a borrowed VM back; `came` is the record of the migration by which it came. */
 int ibx_cli_send_home(const struct migrate_args *args, const struct ibx_record *came);
 
 /* The last line of --json. `rc` and `err` are those of the migration, `status` the exit status. */
@@ -131,36 +131,38 @@ void ibx_cli_print_summary(int rc, int status, const struct ibx_migrate_status *
 
 /* ------------------------------------------------------------ records.c */
 
-/* -EBUSY and which: another ib-migrate uses the monitor of --qmp, and QEMU serves one client. */
+/* -EBUSY names another ib-migrate that uses the monitor of --qmp, which serves one client. */
 int ibx_cli_monitor_check(const struct migrate_args *args, struct ibx_error *err);
-/* Asks the ib-migrate that works on a migration for its status: a reference, or NULL with `err`,
- * -ENOENT or -ECONNREFUSED when none works on it. */
+/* Asks the ib-migrate that works on a migration for its status. Returns a new reference, or NULL
+ * with `err`; -ENOENT or -ECONNREFUSED: none works on it. */
 json_t *ibx_cli_ask_status(const struct migrate_args *args, const struct ibx_record *record,
                            struct ibx_error *err);
-/* The key file of the record with the name of the key, whom it takes and its encryption, where the
- * command line says nothing. */
+/* Takes the key file, the key's name, the accepted names and the encryption from the record, unless
+ * the command line gives them. */
 void ibx_cli_use_record(struct ibx_options *options, const struct ibx_record *record);
-/* Removes the key of a migration that is over, when ib-migrate run has made it. The other side may
- * ask a source that is done once more: its key goes when that has been confirmed. */
+/* Removes the key of a migration that is over, if ib-migrate run has made it. A source's key is
+ * kept until the destination knows that the source is done, since it may ask once more. */
 void ibx_cli_forget_key(const char *folder, const struct ibx_record *record);
-/* ... and has done so: the other side knows that this one is done. */
+/* Whether the key was removed, so that the other side knows that this one is done. */
 bool ibx_cli_key_forgotten(const char *folder, const struct ibx_record *record);
 /* Whether it is a key that ib-migrate run has made, here or at the far end. */
 bool ibx_cli_is_run_key(const char *folder, const char *path);
-/* Removes the keys that ib-migrate run has left when it was killed, and that no record names. */
+/* Removes keys that killed processes of ib-migrate run have left, and that no record names. */
 void ibx_cli_prune_keys(const char *folder);
 
 /* A migration, or a receiver that waits for one, as status knows it. */
 struct migrate_view {
-    struct ibx_record record; /* without a state of a receiver */
-    bool live;                /* an ib-migrate works on it and has answered: `status` */
-    bool mute;                /* one works on it and did not answer */
+    struct ibx_record record; /* has no state if this is a waiting receiver */
+    bool live;                /* an ib-migrate works on it and has answered; `status` is set */
+    bool mute;                /* an ib-migrate works on it but did not answer */
     struct ibx_migrate_status status;
 };
 
 /* ------------------------------------------------------------ vm_state.c */
 
-/* Where the VM is: as ibx_journal_describe(), and whether the QEMU that it ran in has ended. */
+/* Describes where the VM is, as ibx_journal_describe(), but also if the QEMU in which it ran has
+ * ended.
+ */
 void ibx_cli_vm_state(const struct ibx_record *record, char *sentence, size_t size);
 
 /* ------------------------------------------------------------ prometheus.c */
@@ -172,28 +174,29 @@ int ibx_cli_prometheus(const struct migrate_args *args, const struct migrate_vie
 
 /* ------------------------------------------------------------ result.c */
 
-/* Before the command line is parsed: whether it has --json. From here on every exit(3) with a
- * status other than 0, and that of commands that print nothing else, prints one object
- * {"result": ...}, unless one or a summary was printed. */
+/* To be called before the command line is parsed: looks for --json. With it, every exit(3) with a
+ * status other than 0 from here on prints one object {"result": ...}, unless a result or a summary
+ * was printed; commands that print no other JSON do so for status 0, too. */
 void ibx_cli_result_begin(int argc, char **argv);
-/* The command's name; `always`: a result also for status 0. */
+/* Sets the command's name; `always`: print a result also for status 0. */
 void ibx_cli_result_command(const char *name, bool always);
-/* The sentence of the result: the last one counts. */
+/* Sets the sentence of the result; the last one counts. */
 void ibx_cli_result_failed(const char *sentence);
-/* Ends the process now, with the result: other threads run on until then. */
+/* Prints the result and ends the process at once, while other threads run. */
 _Noreturn void ibx_cli_result_leave(int status);
-/* A result or a summary has been printed. */
+/* Notes that a result or a summary has been printed. */
 void ibx_cli_result_told(void);
-/* SIGINT, SIGTERM and SIGHUP, but for those that are ignored, end the process with this status and
- * sentence, and with a result, until the migration takes them itself. */
+/* From now on, until the migration handles signals itself, SIGINT, SIGTERM and SIGHUP, unless they
+ * are ignored, end the process with this status, sentence and result. */
 void ibx_cli_result_on_signal(int status, const char *sentence);
-/* What else such a signal does, in its handler; NULL: nothing. */
+/* Sets a function that is called in the handler of such a signal; NULL: none. It must be
+ * async-signal-safe. */
 void ibx_cli_result_on_leaving(void (*leave)(void));
-/* They end the process as ever, because a migration is over. */
+/* Restores the default action of these signals, when a migration is over. */
 void ibx_cli_result_off_signals(void);
-/* SIGBUS ends it as ever, behind a sentence. */
+/* Has SIGBUS print a sentence before it ends the process. */
 void ibx_cli_result_on_bus_error(void);
-/* "done", "failed", "wrong-usage", "unfinished", "ended": of an exit status. */
+/* The name of an exit status: "done", "failed", "wrong-usage", "unfinished", "ended". */
 const char *ibx_cli_outcome(int status);
 
 /* ------------------------------------------------------------ text.c */
@@ -218,7 +221,7 @@ void ibx_cli_duration(uint64_t ns, char *out, size_t size);
 void ibx_cli_vm_name(const struct ibx_record *record, char *out, size_t size);
 /* One line of at most `width` columns, which leaves out the least important figures first. */
 void ibx_cli_bar(const struct ibx_migrate_status *status, unsigned width, char *out, size_t size);
-/* What begins with this phase. */
+/* A line that says what begins with the status's phase. */
 void ibx_cli_phase_line(const struct ibx_migrate_status *status, char *out, size_t size);
 /* The figures of a migration that has ended. */
 void ibx_cli_summary(FILE *out, const struct ibx_migrate_status *status);

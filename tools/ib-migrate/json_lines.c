@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #define STEP     65536u
-#define ROOM_MAX (4u << 20) /* an object: the arguments of any QEMU are shorter */
+#define ROOM_MAX (4u << 20) /* bytes of an object; the arguments of any QEMU are shorter */
 
 void ibx_json_lines_init(struct json_lines *lines, int fd)
 {

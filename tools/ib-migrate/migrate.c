@@ -25,11 +25,11 @@ static void print_failure(const struct ibx_migrate_status *last, const struct ib
     ibx_cli_message(err->message);
     if (!last->record.written_s) /* nothing was begun */
         return;
-    if (last->source && ibx_journal_lost_there(&last->record)) /* the message has it */
+    if (last->source && ibx_journal_lost_there(&last->record)) /* the error message tells it */
         return;
     if (!last->source && last->record.state != IBX_JOURNAL_COMPLETE &&
         last->record.state != IBX_JOURNAL_SHUT_DOWN &&
-        ibx_journal_qemu_gone(&last->record)) { /* the message has where the VM is */
+        ibx_journal_qemu_gone(&last->record)) { /* the error message tells where the VM is */
         snprintf(state, sizeof(state),
                  "the QEMU here (process %d) has ended with this migration: start it anew before "
                  "the next ib-migrate receive",
@@ -76,14 +76,16 @@ void ibx_cli_print_summary(int rc, int status, const struct ibx_migrate_status *
     ibx_cli_result_told();
 }
 
-/* What a receiver that was told to end leaves behind: nothing, and no work for recover. */
+/* Whether this is a receiver that was told to end and leaves nothing behind, nor work for recover.
+ */
 static bool was_stopped(int rc, const struct ibx_migrate_status *last)
 {
     return rc == -ECANCELED && !last->source &&
            (!last->record.written_s || last->record.state == IBX_JOURNAL_GIVEN_UP);
 }
 
-/* A closed standard output does not change the exit status. `again`: of recover. */
+/* Prints how the migration ended, and returns the exit status, which a closed standard output does
+ * not change. `again`: the command is recover. */
 static int finish(const struct migrate_args *args, int rc, bool again,
                   const struct ibx_migrate_status *last, const struct ibx_error *err)
 {
@@ -167,10 +169,10 @@ static int migrate(const struct migrate_args *args, bool source, const struct ib
     struct ibx_migrate_observer observer;
     struct ibx_error err = {0};
     struct ibx_migrate_status last = {.source = source, .phase = IBX_PHASE_FAILED};
-    /* First what needs no QEMU. */
+    /* Checks that need no QEMU come first. */
     int rc =
         ibx_options_check_key(&args->options, source ? args->uri : args->listen, !source, &err);
-    if (!rc && !record && !returns) /* the record has a lock, and who serves it has lent it */
+    if (!rc && !record && !returns) /* otherwise a lock protects it, or the monitor was lent */
         rc = ibx_cli_monitor_check(args, &err);
     if (!rc)
         rc = ibx_cli_progress_start(args, &progress, &observer, &err);
@@ -208,8 +210,9 @@ static bool is_unfinished(const struct ibx_record *record)
     return !ibx_journal_over(record);
 }
 
-/* A QEMU has one in each role when its VM was sent on before all pages had arrived, or returns to
- * where it was borrowed: the later one, unless an ib-migrate works on that. */
+/* Finds the unfinished record of --qmp. A QEMU has two, one as destination and one as source, if
+ * its VM was sent on before all pages had arrived, or returns from a borrowing. Then it is the
+ * newer one on which no ib-migrate works. */
 static int find_unfinished(const struct migrate_args *args, struct ibx_record *record,
                            struct ibx_error *err)
 {
@@ -231,15 +234,15 @@ static int find_unfinished(const struct migrate_args *args, struct ibx_record *r
     return 0;
 }
 
-/* Its destination may not know it yet. */
+/* Whether this is a source that is done; its destination may not know that yet. */
 static bool is_done(const struct ibx_record *record)
 {
     return record->source &&
            (record->state == IBX_JOURNAL_DONE || record->state == IBX_JOURNAL_ENDED);
 }
 
-/* A QEMU whose VM has returned quits at once, whether its destination hears of that or not: its
- * memory is that of the VM at home, which would run twice if somebody continued it here. */
+/* Ends the hold of QEMU's migration. A QEMU whose VM has returned is ended, even if the destination
+ * has not confirmed that: the VM would run twice if somebody continued it here. */
 static void let_go(const struct ibx_record *record, struct ibx_error *err)
 {
     struct ibx_error why = {0};
@@ -266,8 +269,8 @@ static void not_confirmed(const struct ibx_record *record, const struct ibx_erro
                      ended ? "shut-down" : "complete");
 }
 
-/* Confirms a migration that is done here to its destination once more. `none`: that there is no
- * unfinished one. */
+/* Confirms a migration that is done here to its destination once more. `none`: the error that there
+ * is no unfinished migration. */
 static int confirm(const struct migrate_args *args, const struct ibx_record *record,
                    const struct ibx_error *none)
 {
@@ -307,15 +310,15 @@ static int confirm(const struct migrate_args *args, const struct ibx_record *rec
     if (!rc && args->json)
         ibx_cli_print_json(json_pack("{s:o}", "say", ibx_json_text(text)));
     else if (!rc && !args->quiet)
-        printf("%s\n", text); /* it has no figures */
+        printf("%s\n", text); /* not a summary, since there are no figures */
     if (args->json)
         ibx_cli_print_summary(rc, rc ? MIGRATE_FAILED : MIGRATE_DONE, &last, &err);
     fflush(stdout);
     return rc ? MIGRATE_FAILED : MIGRATE_DONE;
 }
 
-/* The VM of this record, which was borrowed, may have returned, and home may not know that this
- * side knows. True: there is no more to do, because an ib-migrate works on this record. */
+/* If the borrowed VM of this record has returned, confirms that to home once more. True: nothing
+ * else is left to do, because an ib-migrate works on this record. */
 static bool confirm_return(const struct migrate_args *args, const struct ibx_record *came)
 {
     static struct migrate_args with;
@@ -383,7 +386,7 @@ static json_t *list_of(const char (*texts)[IBX_ERROR_MAX], size_t count)
     return list;
 }
 
-/* `err`: why not everything could be asked, code 0: it was. */
+/* `err`: why not everything could be checked; code 0: everything was. */
 static void print_check_json(const struct ibx_blockers *blockers, const struct ibx_error *err)
 {
     const size_t kept = blockers->count < IBX_BLOCKERS_MAX ? blockers->count : IBX_BLOCKERS_MAX;
@@ -412,7 +415,7 @@ static void print_check(const struct migrate_args *args, const struct ibx_blocke
         printf("note: %s\n", blockers->notes[i]);
 }
 
-/* What was found counts also where not everything could be asked. */
+/* Prints the blockers that were found, even if not everything could be checked. */
 int ibx_cli_check(const struct migrate_args *args)
 {
     static struct ibx_blockers blockers;

@@ -31,7 +31,7 @@ static int ask(const struct finding *f, const char *command, json_t *arguments, 
     return ibx_qmp_execute(f->qmp, command, arguments, answer, ibx_deadline_in_ms(ASK_MS), f->err);
 }
 
-/* NULL: it cannot be read, as some cannot. */
+/* A property, a new reference; NULL: it cannot be read, which is normal for some. */
 static json_t *property(const struct finding *f, const char *path, const char *name)
 {
     json_t *value = NULL;
@@ -97,7 +97,7 @@ static int add_object(const struct finding *f, const char *id, const char *type)
         if (!strncmp(type, "memory-backend", 14) || !strncmp(type, "secret", 6) ||
             !strncmp(type, "tls-creds", 9))
             return refuse(f, "object", id, "QEMU does not tell what it is");
-        return 0; /* of the machine itself, or of no matter to a device */
+        return 0; /* made by the machine itself, or used by no device */
     }
     json_t *object = json_pack("{s:s, s:s}", "qom-type", type, "id", id);
     snprintf(path, sizeof(path), "/objects/%s", id);
@@ -169,14 +169,14 @@ static int add_disk(const struct finding *f, const char *name)
 
 /* ------------------------------------------------------------ devices */
 
-/* Set by QEMU itself, or the same for every device of a type. */
+/* Whether a property is set by QEMU itself, or the same for every device of a type. */
 static bool is_fixed(const char *type, const char *name)
 {
     return !strcmp(name, "romfile") || !strcmp(name, "romsize") || !strcmp(name, "type") ||
            !strcmp(name, "realized") || (!strcmp(name, "size") && strstr(type, "dimm"));
 }
 
-/* A value for -device, or NULL: it is not to be given. */
+/* A property's value for -device, a new reference; NULL: it need not be given. */
 static json_t *device_value(const json_t *described, const json_t *value)
 {
     const char *type = text_of(described, "type"), *name = text_of(described, "name");
@@ -200,7 +200,7 @@ static json_t *device_value(const json_t *described, const json_t *value)
     return json_incref((json_t *)(uintptr_t)value);
 }
 
-/* Whether this QEMU uses vhost-net, which it does not tell of a single network. */
+/* Whether this QEMU uses vhost-net for any network; it does not tell for which. */
 static bool has_vhost(pid_t pid)
 {
     char path[64], link[64];
@@ -217,7 +217,8 @@ static bool has_vhost(pid_t pid)
     return found;
 }
 
-/* A tap: "ID: index=0,type=tap,ifname=NAME,script=PATH,downscript=PATH", a line for each queue. */
+/* Adds a tap, from "info network", which has a line for each queue:
+ * "ID: index=0,type=tap,ifname=NAME,script=PATH,downscript=PATH". */
 static int add_tap(const struct finding *f, const char *id, const char *name)
 {
     json_t *text = NULL;
@@ -250,14 +251,14 @@ static int add_tap(const struct finding *f, const char *id, const char *name)
                : 0;
 }
 
-/* "drive", "netdev" and "chardev" name what the device works on. */
+/* Adds the backend that the property "drive", "netdev" or "chardev" of a device names. */
 static int add_backend(const struct finding *f, const char *id, const char *name,
                        const json_t *value)
 {
     const char *backend = json_string_value(value);
     if (strcmp(name, "drive") && strcmp(name, "netdev") && strcmp(name, "chardev"))
         return 0;
-    /* Options of QEMU's have commas between them. */
+    /* Commas separate QEMU's options, so a name cannot have one. */
     if (!backend || strchr(backend, ','))
         return refuse(f, "device", id, "QEMU gives no name of its backend");
     if (!strcmp(name, "drive"))
@@ -293,7 +294,7 @@ static int add_properties(const struct finding *f, const char *id, const char *p
     return rc;
 }
 
-/* A processor is where its topology says. */
+/* Adds the properties that give a processor its place in the topology. */
 static int add_cpu(const struct finding *f, const char *path, json_t *device)
 {
     static const char *const names[] = {"socket-id", "die-id",    "cluster-id",
@@ -334,8 +335,8 @@ static int add_device(const struct finding *f, const char *id, const char *type)
 
 /* ------------------------------------------------------------ all */
 
-/* Lists the children of a place that the command line does not name, and the ids that are not there
- * any more. */
+/* Adds the children of a QOM path that are not on the command line, and lists ids of the command
+ * line that no longer exist. */
 static int compare(const struct finding *f, const char *place, json_t *given,
                    int (*add_one)(const struct finding *f, const char *id, const char *type))
 {
@@ -365,7 +366,8 @@ static int compare(const struct finding *f, const char *place, json_t *given,
     return rc;
 }
 
-/* Objects of -machine and -m have no argument of their own, and no id that is given. */
+/* Adds a device if it was plugged in. Objects that -machine and -m make were not: they have no
+ * argument of their own and no given id. */
 static int add_plugged_device(const struct finding *f, const char *id, const char *type)
 {
     char path[PATH_MAX];

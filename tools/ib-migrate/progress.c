@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #define QUEUE   32u
-#define LEAVE_S 1   /* for what is left to be shown */
+#define LEAVE_S 1   /* in which the rest has to be shown at the end */
 #define COLUMNS 80u /* of a terminal that does not report them */
 
 struct entry {
@@ -29,7 +29,7 @@ struct migrate_progress {
     void (*on_leaving)(void);
     bool json, quiet, terminal;
     bool drawn;     /* the bar is in the terminal's last line */
-    int last_phase; /* shown where there is no terminal; -1 none */
+    int last_phase; /* the last phase printed without a terminal; -1 none */
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t more;
@@ -66,8 +66,8 @@ static void clear_bar(struct migrate_progress *p)
     p->drawn = false;
 }
 
-/* Phases that a log needs a line for. The caller prints the end; the migration itself prints where
- * a receiver waits, and mostly why a link is broken. */
+/* Whether a status needs a line in a log. The end is printed by the caller; where a receiver waits,
+ * and mostly why a link is broken, by the migration itself. */
 static bool worth_a_line(const struct migrate_progress *p, const struct ibx_migrate_status *status)
 {
     size_t n = strlen(status->message);
@@ -131,8 +131,8 @@ static void *run(void *arg)
 
 /* ------------------------------------------------------------ the migration's thread */
 
-/* Where the next entry goes: over the last one when that is an older status of the same phase, or
- * when the queue is full. */
+/* Where to put the next status: it replaces the last entry if that is an older status of the same
+ * phase, or if the queue is full. */
 static struct entry *queue_entry(struct migrate_progress *p,
                                  const struct ibx_migrate_status *status)
 {
@@ -148,7 +148,7 @@ static void on_status(void *context, const struct ibx_migrate_status *status)
 {
     struct migrate_progress *p = context;
     if (status->phase >=
-        IBX_PHASE_DONE) /* it takes none any more, and what was said of them is old */
+        IBX_PHASE_DONE) /* the migration handles signals no more, and our sentence is out of date */
         ibx_cli_result_off_signals();
     pthread_mutex_lock(&p->lock);
     struct entry *entry = queue_entry(p, status);
@@ -170,7 +170,8 @@ static void on_notify(void *context, const char *line)
     pthread_mutex_unlock(&p->lock);
 }
 
-/* Another thread ends the process at once. What is shown may hang, as on a stopped terminal. */
+/* Called by another thread, which then ends the process at once. It does not wait for the showing
+ * thread, which may hang on a stopped terminal. */
 static void on_leaving(void *context, const struct ibx_migrate_status *last, const char *why)
 {
     struct migrate_progress *p = context;

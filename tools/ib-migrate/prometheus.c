@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * status --prometheus: the migrations of this host in Prometheus's text format (version 0.0.4), for
- * node_exporter's textfile collector. One record a monitor and role is shown: the one that is not
- * over, else the newest. So what was over long ago does not stay in a dashboard for ever.
+ * node_exporter's textfile collector. Of each monitor and role one record is shown: the one that is
+ * not over, or else the newest, so that old migrations do not stay in a dashboard for ever.
  */
 #include "tools/ib-migrate/ib-migrate.h"
 
@@ -71,8 +71,8 @@ static void put_head(const struct sheet *sheet, const char *name, const char *ty
     fprintf(sheet->out, "# HELP " PREFIX "%s %s\n# TYPE " PREFIX "%s %s\n", name, help, name, type);
 }
 
-/* A label's value may hold anything but a byte that is not UTF-8; three characters are escaped. A
- * terminal may show it: other control characters are question marks. */
+/* Prints a label. Its value has to be UTF-8, and three characters are escaped. Other control
+ * characters become question marks, since a terminal may show it. */
 static void put_label(const struct sheet *sheet, const char *name, const char *value)
 {
     char text[PATH_MAX];
@@ -159,7 +159,8 @@ static uint64_t is_live(const struct migrate_view *view)
     return view->live;
 }
 
-/* A receiver in NOT_YET without a tool is nothing to do: the VM is at the source. */
+/* Whether an operator has to do something. Not for a destination in NOT_YET without a tool: the VM
+ * is at the source. */
 static uint64_t needs_operator(const struct migrate_view *view)
 {
     const enum ibx_journal_state state = view->record.state;
@@ -201,7 +202,7 @@ static void put_record_figures(const struct sheet *sheet)
 
 #define AT(member) offsetof(struct ibx_migrate_status, member)
 
-/* uint64_t each; in nanoseconds those whose names end in _seconds. */
+/* All are uint64_t; those whose names end in _seconds are in nanoseconds. */
 static const struct {
     const char *name, *type, *help;
     size_t at;
@@ -314,7 +315,7 @@ static int write_file(struct sheet *sheet, const char *path, struct ibx_error *e
     int rc = ibx_file_may_replace(path, err);
     if (rc)
         return rc;
-    /* Not *.prom, which the collector would read. */
+    /* The temporary file must not be called *.prom, which the collector would read. */
     if ((size_t)snprintf(fresh, sizeof(fresh), "%s.XXXXXX", path) >= sizeof(fresh))
         return ibx_error_set(err, -ENAMETOOLONG, "--output %.64s...: the name is too long", path);
     int fd = mkstemp(fresh);

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* For an answer: the tool reads its socket all the time, but it also waits for QEMU. */
+/* In which a tool has to answer: it reads its socket all the time, but it also waits for QEMU. */
 #define ASK_MS 10000
 #define LINE   (IBX_ERROR_MAX + 256u) /* longer than any progress line */
 
@@ -38,7 +38,7 @@ void ibx_cli_use_record(struct ibx_options *options, const struct ibx_record *re
 {
     if (!options->key_file[0])
         memcpy(options->key_file, record->key_file, sizeof(options->key_file));
-    /* The name is of a key in that file. */
+    /* The key's name belongs to that file. */
     if (!options->name[0] && !strcmp(options->key_file, record->key_file))
         memcpy(options->name, record->key_name, sizeof(options->name));
     if (!options->allow[0])
@@ -60,7 +60,7 @@ struct receiver {
 struct found {
     const struct migrate_args *args;
     struct ibx_record *records;
-    size_t record_count, all_count; /* behind those of --qmp are the others */
+    size_t record_count, all_count; /* those of --qmp come first, then the others */
     struct receiver *receivers;
     size_t receiver_count;
     bool no_memory;
@@ -73,14 +73,15 @@ static const char *text_of(const json_t *status, const char *member)
     return text ? text : "";
 }
 
-/* A receiver whose source comes meanwhile has a record, and its socket is gone. */
+/* Adds a waiting receiver. If its source has come meanwhile, its socket is gone and it has a
+ * record. */
 static void add_receiver(void *context, const char *path, pid_t pid)
 {
     struct found *found = context;
     const char *qmp = found->args->qmp;
     struct ibx_error err = {0};
     json_t *status = ask_path(path, &err);
-    if (err.code == -ETIMEDOUT) { /* only itself knows its monitor */
+    if (err.code == -ETIMEDOUT) { /* its monitor is unknown, so it may be that of --qmp */
         char text[160];
         snprintf(text, sizeof(text),
                  "an ib-migrate (process %d) that waits for a VM does not answer: if it is "
@@ -146,7 +147,7 @@ int ibx_cli_monitor_check(const struct migrate_args *args, struct ibx_error *err
                            args->qmp, (int)found.receivers[0].pid, args->qmp);
     for (size_t i = 0; !rc && i < found.record_count; i++) {
         struct ibx_error silent = {0};
-        /* A destination that is complete has closed its monitor. */
+        /* A destination that is complete no longer uses its monitor. */
         const bool busy = !ibx_journal_over(&found.records[i]) &&
                           found.records[i].state != IBX_JOURNAL_COMPLETE &&
                           found.records[i].state != IBX_JOURNAL_SHUT_DOWN;
@@ -164,7 +165,7 @@ int ibx_cli_monitor_check(const struct migrate_args *args, struct ibx_error *err
 
 /* ------------------------------------------------------------ status */
 
-/* Why an ib-migrate did not answer; NULL when there is none. */
+/* Why an ib-migrate that works on the migration did not answer; NULL: none works on it. */
 static const char *trouble(const struct ibx_error *err)
 {
     return err->code && err->code != -ENOENT && err->code != -ECONNREFUSED ? err->message : NULL;
@@ -186,7 +187,7 @@ static const struct ibx_record *left_by(const struct found *found, const struct 
     return NULL;
 }
 
-/* As ibx_cli_vm_state(), with what other records know. */
+/* As ibx_cli_vm_state(), but also looks at other records. */
 static void vm_state(const struct found *found, const struct ibx_record *record, char *sentence,
                      size_t size)
 {
@@ -206,8 +207,8 @@ static void vm_state(const struct found *found, const struct ibx_record *record,
     ibx_text_sanitize(sentence);
 }
 
-/* Of a source whose tool has ended, and its watchdog with it: QEMU's savevm takes no notice of RAM
- * that x-ignore-shared leaves out. */
+/* For a source whose tool and watchdog have ended: adds a warning that QEMU may still have
+ * x-ignore-shared set, with which savevm silently leaves out the VM's RAM. */
 static void add_settings(const struct ibx_record *record, char *sentence, size_t size)
 {
     const size_t used = strlen(sentence);
@@ -279,7 +280,7 @@ static void print_record(const struct migrate_args *args, const struct found *fo
     json_decref(live);
 }
 
-/* With the figures of the ib-migrate that works on it. */
+/* Makes the view of a record, with the figures of the ib-migrate that works on it. */
 static void view_record(const struct migrate_args *args, const struct ibx_record *record,
                         struct migrate_view *view)
 {
@@ -372,7 +373,7 @@ static int find_live(const struct migrate_args *args, char path[PATH_MAX], struc
                          args->qmp[0] ? " of the QEMU at " : "", args->qmp, args->folder);
 }
 
-/* Consumes the request. */
+/* Sends a request to that ib-migrate; consumes the request. Returns the exit status. */
 static int command_live(const struct migrate_args *args, json_t *request)
 {
     char path[PATH_MAX];
@@ -406,7 +407,7 @@ struct pruning {
     bool any;
 };
 
-/* One that could be deleted; `path`: memory that it leaves behind, or "". */
+/* Prints a record that was, or could be, deleted; `path`: memory that it leaves behind, or "". */
 static void print_pruned_json(const struct ibx_record *record, const char *state, const char *why,
                               const char *path)
 {

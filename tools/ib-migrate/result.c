@@ -10,7 +10,7 @@
 
 static struct {
     bool json, always, told;
-    const char *command; /* NULL: the command line was wrong before it */
+    const char *command; /* NULL: not known, since the command line is wrong */
     char sentence[IBX_ERROR_MAX];
 } result;
 
@@ -48,7 +48,7 @@ static void on_end(int status, void *context)
 
 /* ------------------------------------------------------------ signals */
 
-/* What a signal prints, made ahead: a handler must not. */
+/* What a signal prints, made beforehand, since a signal handler must not. */
 static struct {
     char message[IBX_ERROR_MAX], json[2 * IBX_ERROR_MAX];
     void (*leave)(void);
@@ -63,11 +63,11 @@ static void on_signal(int number)
     ssize_t n = write(STDERR_FILENO, early.message, strlen(early.message));
     if (result.json && !result.told)
         n = write(STDOUT_FILENO, early.json, strlen(early.json));
-    (void)n; /* nobody reads it */
+    (void)n; /* a failed write changes nothing */
     _exit(early.status);
 }
 
-/* Whoever started this with a signal ignored, as nohup(1) does, wants that. */
+/* Sets the handler, except for signals that were ignored from the start, as nohup(1) does it. */
 static void handle(void (*how)(int))
 {
     static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
@@ -92,9 +92,9 @@ void ibx_cli_result_on_signal(int status, const char *sentence)
     handle(on_signal);
 }
 
-/* A QEMU whose memory this is can cut its file short. Nothing can go on without it: the signal
- * comes again behind this, and ends the process, also where no instruction is tried again that
- * would, as when the kernel tells of broken memory before that is used. */
+/* SIGBUS: a QEMU can truncate the file of its memory, without which this process cannot continue.
+ * The handler raises the signal again, which ends the process. (Returning would not suffice: if the
+ * kernel reports broken memory before it is used, no instruction is repeated.) */
 static void on_bus_error(int number)
 {
     static const char why[] =
@@ -132,7 +132,7 @@ void ibx_cli_result_leave(int status)
     _exit(status);
 }
 
-/* Options may be shortened: --j is enough. */
+/* Whether the line has --json; options may be abbreviated, as --j. */
 static bool has_json(int argc, char **argv)
 {
     for (int i = 1; i < argc && strcmp(argv[i], "--"); i++)

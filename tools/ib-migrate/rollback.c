@@ -34,7 +34,7 @@ static int find(const struct migrate_args *args, struct ibx_record *record, stru
     return rc;
 }
 
-/* An ib-migrate that works on the migration would continue it. */
+/* Checks that no ib-migrate works on the migration: it would continue it. */
 static int check_idle(const struct migrate_args *args, const struct ibx_record *record,
                       struct ibx_error *err)
 {
@@ -43,11 +43,12 @@ static int check_idle(const struct migrate_args *args, const struct ibx_record *
     json_decref(ibx_cli_ask_status(args, record, &silent));
     if (silent.code == -ENOENT || silent.code == -ECONNREFUSED)
         return 0;
-    int rc = ibx_journal_lock(args->folder, record, &lock, &silent); /* names the process */
+    int rc =
+        ibx_journal_lock(args->folder, record, &lock, &silent); /* the error names the process */
     if (rc)
         return ibx_error_set(err, rc, "%s, and may still finish it: end it first, by two SIGTERM",
                              silent.message);
-    close(lock); /* it has just ended */
+    close(lock); /* the ib-migrate has just ended */
     return 0;
 }
 
@@ -158,7 +159,8 @@ bool ibx_cli_agreed(const struct migrate_args *args, const char *command, const 
     return false;
 }
 
-/* By what QEMU says of it now: it may have been paused at its stop, or again since. */
+/* Prints that the VM is here again, with its present status: it may have been paused before the
+ * stop, or since. */
 static void print_done(const char *vm, const struct ibx_record *record)
 {
     const char *status = record->vm_status;
@@ -193,8 +195,9 @@ static void say_that_it_waits(const struct ibx_record *record, const struct ibx_
 
 static const char of_another_version[] = MAY_RUN BY_THAT_VERSION;
 
-/* Asked once: one that is asked again and has ended meanwhile no longer forbids anything, and
- * whether the VM runs there is as unknown as before. The operator learns what it was. */
+/* The destination's tool is asked once only. If it were asked again and had ended meanwhile, it
+ * would no longer forbid the rollback, although whether the VM runs there is as unknown as before.
+ * So the operator is told to decide. */
 static const char without_an_answer[] =
     MAY_RUN "the ib-migrate there may just be ending, so call rollback again in a second; one that "
             "does the same then is of an earlier release: " BY_THAT_VERSION;

@@ -19,10 +19,10 @@
 #include <unistd.h>
 
 #define ASK_MS     20000
-#define END_S      60 /* for the far end to clean up */
+#define END_S      60 /* in which the far end has to clean up */
 #define KEY_BYTES  32u
 #define SSH_WORDS  32u
-#define SSH_FAILED 255 /* exit status of ssh(1): not that of the command there */
+#define SSH_FAILED 255 /* exit status of ssh(1) if it failed itself */
 #define SSH_END_MS 5000
 
 struct run {
@@ -48,7 +48,7 @@ static const char *text_of(const json_t *object, const char *member)
 
 /* ------------------------------------------------------------ the key */
 
-static char key_of_this[PATH_MAX]; /* for a signal, "" none */
+static char key_of_this[PATH_MAX]; /* the key file, for the signal handler; "" none */
 
 static void forget_key_of_this(void)
 {
@@ -75,7 +75,8 @@ static int make_secrets(struct run *run, struct ibx_error *err)
         return ibx_error_set(err, -ENAMETOOLONG, "%s is too long a name for a key file",
                              run->key_path);
     memcpy(key_of_this, run->key_path, sizeof(key_of_this));
-    /* A signal ends this until the migration takes signals. The far end sees its input end. */
+    /* Until the migration handles signals, a signal ends this process; the far end notices the end
+     * of its input. */
     ibx_cli_result_on_leaving(forget_key_of_this);
     ibx_cli_prune_keys(run->args.folder);
     return ibx_run_key_make(run->key_path, run->key, err);
@@ -97,8 +98,8 @@ static void mount_of(const char *path, char *out, size_t size)
     }
 }
 
-/* Where the far end makes its folder for guest memory: huge pages are in a file system of theirs.
- */
+/* Where the far end makes its folder for guest memory: in /dev/shm, or for huge pages in the
+ * hugetlbfs that has them here. */
 static char *memory_place(const struct run *run, const struct ibx_guest_ram *ram)
 {
     char place[PATH_MAX] = "/dev/shm";
@@ -134,8 +135,8 @@ static json_t *receive_options(const struct run *run)
     return list;
 }
 
-/* The name is from QEMU's command line, which its user chose: it may be another VM's. It is this
- * QEMU's if its monitor is there. */
+/* Notes the folder that an earlier run gave this QEMU, by QEMU's command line. Its user chose that,
+ * so the folder may be another VM's: it counts only if this QEMU's monitor is in it. */
 static void note_before(struct run *run, const json_t *given, pid_t qemu)
 {
     size_t i;
@@ -152,7 +153,7 @@ static void note_before(struct run *run, const json_t *given, pid_t qemu)
     }
 }
 
-/* Its QEMU has ended: what far_end.c has put there. */
+/* Removes that folder and what far_end.c has put there; its QEMU has ended. */
 static void forget_before(const struct run *run)
 {
     static const char *const names[] = {"qmp", "log", "key"};
@@ -172,7 +173,7 @@ static json_t *extra_arguments(const struct run *run, json_t *plugged)
     return plugged;
 }
 
-/* Without user@, which is for ssh alone. */
+/* The host to connect to, without user@, which is only for ssh. */
 static const char *far_host(const struct run *run)
 {
     const char *at = strchr(run->args.to, '@');
@@ -193,7 +194,8 @@ static int resolve(const char *host, int family)
     return rc;
 }
 
-/* 0.0.0.0 takes nobody who comes by IPv6, and not every host has [::]. */
+/* The URI at which the far end listens: 0.0.0.0, or [::] if it is reached by IPv6. Not always [::],
+ * which not every host has. */
 static const char *listen_uri(const struct run *run)
 {
     const char *host = far_host(run);
@@ -202,7 +204,9 @@ static const char *listen_uri(const struct run *run)
                                                                 : "rdma://0.0.0.0:0";
 }
 
-/* Everything is known of the far QEMU before anything is started. */
+/* Makes the request for the far end. All that the far QEMU needs is known before anything is
+ * started.
+ */
 static int plan(struct run *run, struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
                 struct ibx_error *err)
 {
@@ -234,7 +238,7 @@ static int plan(struct run *run, struct ibx_qmp *qmp, const struct ibx_guest_ram
     return rc;
 }
 
-/* Before anything is started: what keeps the VM from migrating, and what is not known of it. */
+/* Looks, before anything is started, for blockers and for devices that cannot be described. */
 static int look(struct run *run, struct ibx_error *err)
 {
     static struct ibx_blockers blockers;
@@ -261,7 +265,7 @@ static int look(struct run *run, struct ibx_error *err)
 
 /* ------------------------------------------------------------ ssh */
 
-/* One word for the shell that ssh starts there. */
+/* Writes a word, quoted for the shell that ssh starts at the other host. */
 static void put_quoted(FILE *out, const char *word)
 {
     fputc('\'', out);
@@ -287,7 +291,8 @@ static char *far_command(const struct run *run)
     return text;
 }
 
-/* The words of --ssh, then host and command. A terminal's Ctrl-C is for this process alone. */
+/* Runs the words of --ssh, then host and command. ssh gets a session of its own, so that a
+ * terminal's Ctrl-C reaches only the parent. */
 static void become_ssh(const struct run *run, int in, int out)
 {
     char *words[SSH_WORDS + 4], *rest;
@@ -333,12 +338,12 @@ static int start_far_end(struct run *run, struct ibx_error *err)
     if (run->ssh < 0)
         return ibx_error_set(err, -errno, "no process for ssh: %s", strerror(errno));
     int rc = ibx_json_lines_put(run->to, json_incref(run->request));
-    if (!rc || rc == -EPIPE) /* it has ended: await_ready() says how */
+    if (!rc || rc == -EPIPE) /* EPIPE: it has ended; await_ready() reports how */
         return 0;
     return ibx_error_set(err, rc, "%s took no request: %s", run->args.to, strerror(-rc));
 }
 
-/* What the far end says; true for the last word. */
+/* Handles a line of the far end; true: it was the last one. */
 static bool on_far_line(struct run *run, json_t *line)
 {
     const char *what = text_of(line, "far");
@@ -356,8 +361,9 @@ static bool on_far_line(struct run *run, json_t *line)
     return run->ended != NULL;
 }
 
-/* Its output has ended. ssh(1) that is told to end before it has heard how the command there did
- * ends with SSH_FAILED, as where there is no way in. */
+/* The exit status of ssh(1), whose output has ended. With `may_last` it first gets some time: if it
+ * is ended before it has received the exit status of its command, it ends with SSH_FAILED, as if it
+ * could not connect. */
 static int exit_status_of_ssh(struct run *run, bool may_last)
 {
     int status, ssh = may_last ? (int)syscall(SYS_pidfd_open, run->ssh, 0) : -1;
@@ -373,7 +379,7 @@ static int exit_status_of_ssh(struct run *run, bool may_last)
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1; /* it had not ended */
 }
 
-/* Until it waits for the VM. */
+/* Waits until the far end waits for the VM. */
 static int await_ready(struct run *run, struct ibx_error *err)
 {
     int rc = 0;
@@ -390,7 +396,7 @@ static int await_ready(struct run *run, struct ibx_error *err)
     run->to = -1;
     const char *ssh = run->args.ssh ? run->args.ssh : "ssh";
     const int ended = exit_status_of_ssh(run, rc != -EPROTO);
-    if (rc == -EPROTO) /* first: SSH_FAILED may be how it was told to end */
+    if (rc == -EPROTO) /* checked first, since ssh was ended then, perhaps with SSH_FAILED */
         return ibx_error_set(err, rc,
                              "\"%s\" is what %s says first, and not of a far end: \"%.100s %s "
                              "true\" must print nothing, and both hosts need the same ib-migrate",
@@ -409,7 +415,8 @@ static int await_ready(struct run *run, struct ibx_error *err)
                          run->args.to, ssh, how);
 }
 
-/* ssh may know a host by a name of its own configuration, which is no address. */
+/* Checks that the host's name can be resolved: ssh may know it by a name of its own configuration.
+ */
 static int check_address(const struct run *run, const char *host, struct ibx_error *err)
 {
     const int rc = resolve(host, AF_UNSPEC);
@@ -420,8 +427,8 @@ static int check_address(const struct run *run, const char *host, struct ibx_err
                                host, gai_strerror(rc), run->args.to);
 }
 
-/* Its URI with this host: user@ is for ssh alone. The query is that of --listen, whatever the far
- * end says: it would override options here, --encryption among them. */
+/* Makes the URI to send to: the far end's, with the host as it is reached from here. Its query is
+ * that of --listen, not that of the far end, which could override options such as --encryption. */
 static int make_uri(struct run *run, struct ibx_error *err)
 {
     const char *uri = text_of(run->ready, "uri"), *host = far_host(run);
@@ -454,7 +461,7 @@ static void *read_far_end(void *argument)
     return NULL;
 }
 
-/* The end of its input tells the far end that nothing comes any more. */
+/* Ends the far end by ending its input, and waits for it. */
 static void await_end(struct run *run)
 {
     const struct timespec until = ibx_timespec_of(ibx_deadline_in_ms(END_S * 1000));
@@ -464,7 +471,7 @@ static void await_end(struct run *run)
     if (!run->reading && run->ssh > 0)
         run->reading = !pthread_create(&run->reader, NULL, read_far_end, run);
     if (run->reading && pthread_clockjoin_np(run->reader, NULL, CLOCK_MONOTONIC, &until)) {
-        kill(run->ssh, SIGTERM); /* then its output ends */
+        kill(run->ssh, SIGTERM); /* which ends its output, and so the reader */
         pthread_join(run->reader, NULL);
     }
     while (run->ssh > 0 && waitpid(run->ssh, NULL, 0) < 0 && errno == EINTR)
@@ -523,8 +530,8 @@ static bool uses_key_of_this(const struct ibx_record *record)
            record->state != IBX_JOURNAL_HERE;
 }
 
-/* Whether recover or rollback has to prove itself by it: the migration is not over, or the far end
- * may ask for the last confirmation again. */
+/* Whether the key is still needed: the migration is not over, so that recover or rollback
+ * authenticate by it, or the far end may ask for the last confirmation again. */
 static bool key_is_needed(const struct run *run, int status)
 {
     struct ibx_record record;
@@ -545,15 +552,15 @@ static void forget_key(const struct run *run, int status)
 
 static int send_vm(struct run *run)
 {
-    /* Of the migration, also in the moments before and after it. First: a thread that does not
-     * block them would take them in its place. */
+    /* The migration handles signals, so they are blocked before and after it. They have to be
+     * blocked before the thread is created, which would get them otherwise. */
     block_signals(SIG_BLOCK);
     run->reading = !pthread_create(&run->reader, NULL, read_far_end, run);
     const int status = ibx_cli_send(&run->args);
-    if (status != MIGRATE_DONE) /* then the far end's last word decides */
+    if (status != MIGRATE_DONE) /* after MIGRATE_DONE the far end's last message decides */
         forget_key(run, status);
     block_signals(SIG_UNBLOCK);
-    if (status == MIGRATE_UNFINISHED) { /* the far end goes on without its way to here */
+    if (status == MIGRATE_UNFINISHED) { /* the far end continues without ssh */
         kill(run->ssh, SIGTERM);
         tell_where(run, status);
         return status;
@@ -575,7 +582,7 @@ int ibx_cli_run(const struct migrate_args *args)
     int status = MIGRATE_FAILED;
     run = (struct run){.args = *args, .to = -1};
     run.args.quit = run.args.remove = !args->keep;
-    run.args.on_leaving = forget_key_of_this; /* the source's tool leaves so before it begins */
+    run.args.on_leaving = forget_key_of_this; /* if a signal ends the source before it begins */
     int rc = ibx_cli_monitor_check(args, &err);
     if (!rc)
         rc = make_secrets(&run, &err);
@@ -600,7 +607,7 @@ int ibx_cli_run(const struct migrate_args *args)
     }
     forget_key(&run, status);
     json_decref(run.request);
-    if (status != MIGRATE_UNFINISHED) { /* otherwise the reader still reads */
+    if (status != MIGRATE_UNFINISHED) { /* otherwise the reader thread still runs */
         json_decref(run.ready);
         json_decref(run.ended);
         ibx_json_lines_fini(&run.from);

@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define YOUNG_S 60 /* its maker may not have locked it yet */
+#define YOUNG_S 60 /* younger keys stay: the process that made one may not have locked it yet */
 
 static bool is_name(const char *name)
 {
@@ -65,7 +65,8 @@ int ibx_run_key_make(const char *path, const char *key, struct ibx_error *err)
               : 0; /* it stays open, and locked, until this process ends */
 }
 
-/* By its name alone: records have the folder as it was typed. */
+/* Whether a record names this key; only file names are compared, since records have the folder as
+ * it was typed. */
 static bool is_of_record(const char *folder, const char *name)
 {
     struct ibx_error silent = {0};
@@ -80,7 +81,7 @@ static bool is_of_record(const char *folder, const char *name)
     return found;
 }
 
-/* Of a run that was killed before it had a record: it locks its key first. */
+/* Removes a key that a killed run has left: one that is not locked and that no record names. */
 static void remove_one(const char *folder, const char *name)
 {
     char path[PATH_MAX];

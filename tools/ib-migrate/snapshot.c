@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #define QEMU_ARGUMENTS_MAX 1024u
-#define START_MS           20000 /* for a QEMU to have a monitor */
+#define START_MS           20000 /* in which a QEMU has to open its monitor */
 #define LOOK_US            2000
 #define MAC_WAIT_S         10u
 
@@ -66,8 +66,8 @@ int ibx_cli_freeze(const struct migrate_args *args)
 
 /* ------------------------------------------------------------ clone */
 
-/* QEMU with the arguments of the command line and what makes it a child; it is not to end with this
- * process, nor with its terminal. */
+/* Runs QEMU with the arguments of the command line, and those that a child needs. It gets a session
+ * of its own, so that it does not end with this process or its terminal. */
 static void become_qemu(const struct migrate_args *args)
 {
     char monitor[PATH_MAX + 64];
@@ -99,7 +99,7 @@ static void become_qemu(const struct migrate_args *args)
     _exit(127);
 }
 
-/* Until it takes a client. */
+/* Waits until the monitor accepts a client. */
 static int await_monitor(const char *path, pid_t pid, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(START_MS);
@@ -140,7 +140,8 @@ static int start_qemu(const struct migrate_args *args, pid_t *pid, struct ibx_er
     return await_monitor(args->qmp, *pid, err);
 }
 
-/* Of a snapshot that is served elsewhere; before anything else, because it makes a process. */
+/* Finds or makes this host's cache of a snapshot that is served elsewhere. Called before anything
+ * else, because it forks a process. */
 static int find_folder(const struct migrate_args *args, struct ibx_host_cache *cache,
                        struct ibx_error *err)
 {
@@ -173,10 +174,10 @@ static int make_child(const struct migrate_args *args, const char *folder,
     if (!rc)
         rc = ibx_snapshot_clone(&config, result, err);
     if (rc && pid > 0 && !result->child) {
-        kill(-pid, SIGKILL); /* it has a session of its own, and may be what starts QEMU */
+        kill(-pid, SIGKILL); /* its whole process group: it may be a script that starts QEMU */
         kill(pid, SIGKILL);
         waitpid(pid, NULL, 0);
-        if (rc != -EBUSY) /* it is another one's */
+        if (rc != -EBUSY) /* EBUSY: the socket is another QEMU's */
             unlink(args->qmp);
     }
     return rc;
@@ -318,7 +319,7 @@ int ibx_cli_serve(const struct migrate_args *args)
                                         .context = &told};
     memcpy(options.caches, args->caches, sizeof(options.caches));
     const int rc = ibx_snapshot_serve(&options, &err);
-    if (rc == -ESTALE) /* what it serves was changed under its threads */
+    if (rc == -ESTALE) /* the files were changed, and threads may be blocked in their mapping */
         ibx_cli_result_leave(ibx_cli_fail(err.message));
     if (rc)
         return ibx_cli_fail(err.message);

@@ -15,7 +15,7 @@
 #define BAR_COLUMNS 20
 #define NS_PER_S    1000000000ull
 
-/* What other hosts, a QEMU and files say may be in it. */
+/* The message may contain texts of other hosts, of a QEMU and of files, so it is sanitized. */
 void ibx_cli_message(const char *message)
 {
     char text[PATH_MAX + 2 * IBX_ERROR_MAX];
@@ -42,8 +42,8 @@ void ibx_cli_print(const char *format, ...)
     puts(text);
 }
 
-/* Of control characters JSON's writer escapes only those below a space. DEL and UTF-8's C2 80 to
- * C2 9F are in strings alone. */
+/* Prints JSON, and escapes the control characters DEL and U+0080 to U+009F (C2 80 to C2 9F), which
+ * the JSON library does not. They occur in strings only. */
 static void put_escaped(const char *text)
 {
     for (const unsigned char *c = (const unsigned char *)text; *c; c++) {
@@ -135,15 +135,16 @@ void ibx_cli_vm_name(const struct ibx_record *record, char *out, size_t size)
     ibx_text_sanitize(out);
 }
 
-/* Before the first fetched page has been counted, the zero ones are known. */
+/* Pages that have not come yet. Until the first fetched page is counted, only zero pages are known.
+ */
 static uint64_t pages_left(const struct ibx_migrate_status *s)
 {
     uint64_t there = s->present > s->zero_pages ? s->present : s->zero_pages;
     return s->pages > there ? s->pages - there : 0;
 }
 
-/* The source learns from the destination which pages are there: some came before the stop, or were
- * left there by a VM that returns. */
+/* Whether the number of present pages is known. The source learns it from the destination, which
+ * may have pages from before the stop, or from an earlier stay of a VM that returns. */
 static bool pages_known(const struct ibx_migrate_status *s)
 {
     return s->pages && (!s->source || s->present);
@@ -158,7 +159,7 @@ static uint64_t seconds_gone(const struct ibx_migrate_status *s)
 
 enum piece { PHASE, BAR, LEFT, RATE, FAULTS, LATENCY, TIME, PIECES };
 
-/* Which piece is left out first when the line is too narrow. */
+/* The order in which pieces are left out when the line is too narrow. */
 static const enum piece least_first[] = {LATENCY, FAULTS, BAR, RATE, TIME, LEFT};
 
 static void put_bar(const struct ibx_migrate_status *s, char *out, size_t size)
@@ -183,7 +184,7 @@ static void put_figures(const struct ibx_migrate_status *s, char pieces[PIECES][
     if (s->silent_ns)
         snprintf(pieces[RATE], sizeof(pieces[RATE]), "nothing for %" PRIu64 " s",
                  (uint64_t)(s->silent_ns / NS_PER_S));
-    else if (s->bytes_per_second || seconds_gone(s)) /* before that it is not known */
+    else if (s->bytes_per_second || seconds_gone(s)) /* the rate is not known at once */
         snprintf(pieces[RATE], sizeof(pieces[RATE]), "%s/s", a);
     if (s->faults_per_second || seconds_gone(s))
         snprintf(pieces[FAULTS], sizeof(pieces[FAULTS]), "%" PRIu64 " faults/s",
@@ -193,7 +194,7 @@ static void put_figures(const struct ibx_migrate_status *s, char pieces[PIECES][
         ibx_cli_duration(s->fault_p99_ns, b, sizeof(b));
         snprintf(pieces[LATENCY], sizeof(pieces[LATENCY]), "p50 %s p99 %s", a, b);
     }
-    /* What a borrowed VM does not need does not come. */
+    /* No time left for a borrowed VM: pages that it does not need never come. */
     const double left = (double)s->ram_bytes * (double)pages_left(s) / (double)s->pages;
     if (pages_known(s) && s->record.borrow != IBX_BORROW_LAZY && s->bytes_per_second &&
         left / (double)s->bytes_per_second < 86400.0 * 7) {
@@ -240,7 +241,8 @@ void ibx_cli_bar(const struct ibx_migrate_status *status, unsigned width, char *
 
 /* ------------------------------------------------------------ phases */
 
-/* Whether it runs there is known to its own side, with its memory. */
+/* What the VM does at the source; only the source knows whether it runs, once it knows its memory.
+ */
 static const char *does_at_source(const struct ibx_migrate_status *s)
 {
     return !s->source || !s->ram_bytes ? "is" : s->record.was_running ? "runs" : "is paused";

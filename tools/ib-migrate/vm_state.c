@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-/* Of a source whose QEMU has ended before the migration was complete. */
+/* Describes the memory of a source whose QEMU has ended before the migration was complete. */
 static void describe_memory(const struct ibx_record *record, const char *vm, char *sentence,
                             size_t size)
 {

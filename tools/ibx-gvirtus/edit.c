@@ -34,7 +34,7 @@ static const char *text_of(const json_t *object, const char *key)
     return text ? text : "";
 }
 
-/* What GVirtuS's own pattern accepts as an address; it makes "" of any other. */
+/* Whether GVirtuS's own pattern accepts this address; it turns any other into "". */
 static bool dotted_quad(const char *text)
 {
     struct in_addr address;
@@ -43,7 +43,7 @@ static bool dotted_quad(const char *text)
            inet_ntop(AF_INET, &address, again, sizeof(again)) && !strcmp(text, again);
 }
 
-/* As GVirtuS reads a port: a string of digits without leading zeros, from 1 to 65535; else 0. */
+/* Reads a port as GVirtuS does: digits without leading zeros, from 1 to 65535; 0: it is none. */
 static uint16_t port_of(const char *text)
 {
     if (*text == '0' || strlen(text) > 5 || text[strspn(text, "0123456789")])
@@ -52,7 +52,7 @@ static uint16_t port_of(const char *text)
     return value <= UINT16_MAX ? (uint16_t)value : 0;
 }
 
-/* The first endpoint; borrowed. */
+/* The first endpoint, a borrowed reference. */
 static json_t *endpoint_object(const char *file, const json_t *root)
 {
     json_t *first = json_array_get(json_object_get(root, "communicator"), 0);
@@ -86,7 +86,7 @@ struct gvirtus_endpoint ibx_gvirtus_endpoint_read(const char *file)
     return endpoint;
 }
 
-/* As GVirtuS ships it, with the plugins that a gvirtus.properties names. */
+/* A properties.json as GVirtuS ships it, with the plugins that gvirtus.properties names. */
 static json_t *new_config(const struct ibx_properties *properties)
 {
     const struct ibx_property *entry = ibx_properties_find(properties, "plugins");
@@ -173,7 +173,7 @@ const struct gvirtus_key ibx_gvirtus_own_keys[] = {
 
 #define COMMENT_COLUMNS 98
 
-/* A comment in lines that fit on a screen. */
+/* Prints a comment, broken into lines. */
 static void print_comment(FILE *out, const char *text)
 {
     int column = fprintf(out, "#");
@@ -195,7 +195,7 @@ static void print_key(FILE *out, const char *name, const char *meaning, const ch
     fprintf(out, "#rdma.%s : %s\n", name, example);
 }
 
-/* Every rdma.* key as a comment with its default, from both tables. */
+/* Prints every rdma.* key of both tables as a comment, with its default. */
 static void print_keys(FILE *out)
 {
     fprintf(
@@ -226,7 +226,7 @@ static void print_keys(FILE *out)
     free(text);
 }
 
-/* The text before, in which the URI replaces the entry that counts. */
+/* Prints the old text with the new URI in the entry that is effective. */
 static void print_properties(FILE *out, const struct gvirtus_edit *edit,
                              const struct ibx_properties *properties)
 {

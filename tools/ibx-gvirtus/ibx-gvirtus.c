@@ -46,7 +46,7 @@ void ibx_gvirtus_library_path(const char *home, const char *slot, char *out)
     ibx_gvirtus_path(out, "%s/lib/libgvirtus-communicators-%s.so", home, slot);
 }
 
-/* Of an open file, which is closed. */
+/* Reads an open file, and closes it. */
 static char *read_all(int fd, const char *path, size_t *length, struct ibx_error *err)
 {
     struct stat st;
@@ -123,7 +123,7 @@ static bool any_file(const char *home, const char *pattern)
     return any;
 }
 
-/* Whether the plugin fits in there at all. */
+/* Checks that the plugin can be installed into this home. */
 static void check_home(const char *home)
 {
     char lib[PATH_MAX];
@@ -149,7 +149,7 @@ static void check_home(const char *home)
     ibx_tool_end("%s is not a GVirtuS home: it has no lib/libgvirtus-communicators.so", home);
 }
 
-/* The path a file has from anywhere. Its directory has to exist. */
+/* Makes the path of a file absolute. Its folder has to exist. */
 static void make_absolute(const char *path, char *out)
 {
     char dir[PATH_MAX], real_dir[PATH_MAX];
@@ -182,7 +182,7 @@ void ibx_gvirtus_paths_find(const struct gvirtus_args *args, struct gvirtus_path
 
 void ibx_gvirtus_plugin_find(const struct gvirtus_args *args, char *out)
 {
-    /* Of a build tree, and of an installation that was moved: into a container, say. */
+    /* In a build tree, and in an installation that was moved, for instance into a container. */
     static const char *const beside[] = {"../frontend-glue", "../" IBX_LIBDIR "/ibx"};
     char program[PATH_MAX];
     ssize_t n = readlink("/proc/self/exe", program, sizeof(program));

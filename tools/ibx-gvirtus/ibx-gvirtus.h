@@ -7,8 +7,7 @@
  *   edit.c         the texts of properties.json and gvirtus.properties
  *   show.c         show
  *
- * Functions without a struct ibx_error end the process with a message where they cannot do their
- * work.
+ * Functions without a struct ibx_error end the process with a message if they fail.
  */
 #ifndef IBX_TOOLS_IBX_GVIRTUS_IBX_GVIRTUS_H
 #define IBX_TOOLS_IBX_GVIRTUS_IBX_GVIRTUS_H
@@ -46,7 +45,7 @@ struct gvirtus_paths {
 
 /* Prints a line in which control characters are question marks: much of it was read from a home. */
 void ibx_gvirtus_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
-/* Fills `paths` after a check that the home can take the plugin. */
+/* Fills `paths`, after a check that the plugin can be installed into the home. */
 void ibx_gvirtus_paths_find(const struct gvirtus_args *args, struct gvirtus_paths *paths);
 /* Builds a path of PATH_MAX bytes. */
 void ibx_gvirtus_path(char *out, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -55,13 +54,13 @@ void ibx_gvirtus_library_path(const char *home, const char *slot, char *out);
 /* The plugin to install: --library, else the one of this program's build tree or installation. It
  * need not exist. */
 void ibx_gvirtus_plugin_find(const struct gvirtus_args *args, char *out);
-/* A whole file of up to 64 MiB, with a NUL after it that does not count; for free(). NULL: see
- * `err`. */
+/* Reads a whole file of up to 64 MiB and adds a NUL, which `length` does not count. The caller
+ * frees the result by free(). NULL with `err`: it cannot be read. */
 char *ibx_gvirtus_file_read(const char *path, size_t *length, struct ibx_error *err);
-/* The same, and ends the process where it cannot be read. */
+/* The same, but ends the process if the file cannot be read. */
 char *ibx_gvirtus_file_need(const char *path, size_t *length);
-/* A text that decides what processes do, with the checks of file_check.h; for free(). NULL: there
- * is none. */
+/* Reads a text that decides what processes do, after the checks of file_check.h; to be freed by
+ * free(). NULL: there is no such file. */
 char *ibx_gvirtus_text_read(const char *path);
 
 /* A home as a place where root may be at work. */
@@ -75,14 +74,14 @@ void ibx_gvirtus_show(const struct gvirtus_args *args);
 /* Whether `library` is installed, and unchanged since. */
 bool ibx_gvirtus_installed(const struct gvirtus_paths *paths, const char *library);
 
-/* The first endpoint of properties.json; "" and 0 where it has no usable one. */
+/* The first endpoint of properties.json; fields that are not usable are "" or 0. */
 struct gvirtus_endpoint {
     char suite[64], protocol[64], address[256];
     uint16_t port;
 };
 struct gvirtus_endpoint ibx_gvirtus_endpoint_read(const char *file);
 
-/* The two texts, before and after; all are for free(). */
+/* Both texts, before and after the edit; the caller frees all four by free(). */
 struct gvirtus_edit {
     const char *config_file, *properties_file; /* for messages */
     const char *slot;
@@ -93,11 +92,11 @@ struct gvirtus_edit {
 };
 void ibx_gvirtus_edit(struct gvirtus_edit *edit);
 
-/* The rdma.* keys that are no options of the transport, up to one without a name. */
+/* The rdma.* keys that are no options of the transport; the last entry has no name. */
 struct gvirtus_key {
     const char *name;
-    const char *usual;   /* the default; "" where that is no value of the key */
-    const char *example; /* that has the same effect */
+    const char *usual;   /* the default; "": the default cannot be written as a value */
+    const char *example; /* a value with the same effect as the default */
     const char *meaning;
 };
 extern const struct gvirtus_key ibx_gvirtus_own_keys[];

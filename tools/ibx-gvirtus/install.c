@@ -20,24 +20,24 @@
 #include <unistd.h>
 
 #define BACKUP    ".before-ibx" /* the file as install found it */
-#define EDITED    ".with-ibx"   /* the file as remove found it, where it was changed meanwhile */
+#define EDITED    ".with-ibx"   /* the file as remove found it, if it was changed since install */
 #define TEMPORARY ".ibx-tmp"
-#define INSTALLED "installed" /* the one phase in which nothing is left to do */
+#define INSTALLED "installed" /* the phase of a complete installation */
 #define FILES     GVIRTUS_FILES
 
 /* One of the three files, as the state file describes it. */
 struct file {
     const char *path;
     const char *sha256; /* of what install wrote */
-    int existed;        /* before install */
+    int existed;        /* whether the file existed before install */
 };
 
 struct state {
     json_t *json; /* owns the strings after state_load() */
     const char *phase, *slot;
     struct file files[FILES];
-    bool elsewhere; /* the home was at another path when it was written: moved, or copied */
-    char paths[FILES][PATH_MAX]; /* those files where it is now */
+    bool elsewhere;              /* the home has been moved or copied since the state was written */
+    char paths[FILES][PATH_MAX]; /* the files' paths in the home where it is now */
 };
 
 static void digest(const void *data, size_t length, char out[65])
@@ -48,7 +48,7 @@ static void digest(const void *data, size_t length, char out[65])
         snprintf(out + 2 * i, 3, "%02x", hash[i]);
 }
 
-/* Whether the file is there as install wrote it. */
+/* Whether the file exists and has what install wrote. */
 static bool as_installed(const struct file *file)
 {
     char found[65];
@@ -92,8 +92,9 @@ static int sync_directory_of(const char *path, struct ibx_error *err)
     return rc;
 }
 
-/* The backup is the file itself, so that its inode and times come back, too. Without hard links, or
- * where protected_hardlinks forbids this one, the path is empty until the next rename(2). */
+/* Gives the file itself the name of the backup, by a hard link, so that its inode and times come
+ * back, too. If that is impossible (no hard links, or protected_hardlinks forbids it), the file is
+ * renamed, and the path is empty until the next rename(2). */
 static int back_up(const char *path)
 {
     char backup[PATH_MAX];
@@ -132,8 +133,8 @@ static int put(const char *path, const void *content, size_t length, mode_t mode
 
 /* ------------------------------------------------------------- the state file */
 
-/* A home may be moved, or copied: then its own files are meant, not those at the path that it had,
- * which may be another installation's by now. */
+/* If the home has been moved or copied since the state was written, changes the paths to the files
+ * in the home where it is now: those at the old path may belong to another installation. */
 static void follow_home(struct state *state, const char *home)
 {
     char library[PATH_MAX];
@@ -152,7 +153,8 @@ static void follow_home(struct state *state, const char *home)
     }
 }
 
-/* state->phase is NULL where nothing is installed. json_decref() gives state->json back. */
+/* Loads the state file. state->phase NULL: nothing is installed. The caller releases state->json by
+ * json_decref(). */
 static int state_load(const struct gvirtus_paths *paths, struct state *state, struct ibx_error *err)
 {
     const char *path = paths->state;
@@ -206,8 +208,8 @@ static int state_save(const char *path, const struct state *state, const char *p
 
 /* ------------------------------------------------------------- putting back */
 
-/* Moves a file away that was changed after install, to a free name whose ending `kept` gets; ""
- * where it is as installed. */
+/* If a file was changed after install, moves it to a free name and sets `kept` to the ending of
+ * that name; otherwise `kept` is "". */
 static int keep_edited(const struct file *file, char kept[GVIRTUS_ENDING_MAX],
                        struct ibx_error *err)
 {
@@ -238,7 +240,8 @@ static int put_back(const struct file *file, bool quiet, struct ibx_error *err)
     if (unlink(temporary) && errno != ENOENT)
         return failed("remove", temporary, err);
     if (saved && there && was.st_dev == now.st_dev && was.st_ino == now.st_ino) {
-        if (unlink(backup)) /* not replaced yet; rename(2) ignores two names of one file */
+        if (unlink(backup)) /* both are one file: it was not replaced yet, and rename(2) would do
+                               nothing */
             return failed("remove", backup, err);
     } else if (saved || (there && !file->existed)) {
         int rc = there ? keep_edited(file, kept, err) : 0;
@@ -255,7 +258,7 @@ static int put_back(const struct file *file, bool quiet, struct ibx_error *err)
     return rc;
 }
 
-/* Goes on after a failure; `err` describes the first one. */
+/* Puts back all files. Continues after a failure; `err` describes the first one. */
 static int put_all_back(const char *path, const struct state *state, bool quiet,
                         struct ibx_error *err)
 {
@@ -269,7 +272,7 @@ static int put_all_back(const char *path, const struct state *state, bool quiet,
     return first ? first : sync_directory_of(path, err);
 }
 
-/* Whether root is led anywhere by the folder that `file` is in. */
+/* Ends the process if it is root and another user can change where the folder of `file` is. */
 static void check_place(const char *home, const char *file)
 {
     char folder[PATH_MAX];
@@ -277,9 +280,10 @@ static void check_place(const char *home, const char *file)
     ibx_owner_check(&ibx_gvirtus_home, home, folder);
 }
 
-/* The state file is the home's, and root does not go where it says: it names files of the home, or
- * those that the command line names, too. And root goes only where nobody else can change the way.
- * Nor do others where a home is a copy, whose original may use the same files. */
+/* Checks the paths of all files. The state file belongs to the home, so root does not trust it: it
+ * may name only files in the home, or those that the command line names, too. The same holds for
+ * any user if the home is a copy, whose original may use the same files. And root uses only paths
+ * that nobody else can change. */
 static void check_places(const struct gvirtus_paths *paths, const struct state *state)
 {
     size_t home = strlen(paths->home);
@@ -316,7 +320,7 @@ static void begin(const struct gvirtus_args *args, struct gvirtus_paths *paths, 
                      errno == EWOULDBLOCK ? "another ibx-gvirtus is at work there: try again"
                                           : strerror(errno));
     beside(path, paths->state, TEMPORARY);
-    unlink(path); /* of an ibx-gvirtus that was killed */
+    unlink(path); /* left by an ibx-gvirtus that was killed */
     if (state_load(paths, state, &err))
         ibx_tool_end("%s", err.message);
     check_places(paths, state);
@@ -360,7 +364,9 @@ bool ibx_gvirtus_installed(const struct gvirtus_paths *paths, const char *librar
 
 /* ------------------------------------------------------------- installing */
 
-/* GVirtuS would find out only at its next start. */
+/* Reads the plugin, after checking that it can be loaded: GVirtuS would notice only at its next
+ * start.
+ */
 static char *read_library(const struct gvirtus_args *args, size_t *length)
 {
     char file[PATH_MAX], path[PATH_MAX]; /* path: with a slash, or dlopen(3) would search */
@@ -420,7 +426,7 @@ void ibx_gvirtus_install(const struct gvirtus_args *args)
         ibx_tool_end("it is installed there already, as \"%s\": run ibx-gvirtus "
                      "remove first",
                      state.slot);
-    if (state.phase && put_all_back(paths.state, &state, true, &err)) /* it was cut off */
+    if (state.phase && put_all_back(paths.state, &state, true, &err)) /* it was interrupted */
         ibx_tool_end("%s", err.message);
     json_decref(state.json);
     char *library = read_library(args, &length);

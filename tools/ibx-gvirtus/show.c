@@ -13,7 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define ANSWER_MS 2000u /* that a back end has time to say which sessions it has */
+#define ANSWER_MS 2000u /* in which a back end has to report its sessions */
 
 static void row(const char *name, const char *format, ...) __attribute__((format(printf, 2, 3)));
 static void row(const char *name, const char *format, ...)
@@ -44,7 +44,7 @@ static void imitate(const struct gvirtus_args *args)
         ibx_tool_end("no memory for the environment");
 }
 
-/* What GVirtuS will load. */
+/* Shows what GVirtuS will load. */
 static struct gvirtus_endpoint show_selected(const struct gvirtus_paths *paths)
 {
     char library[PATH_MAX];
@@ -58,7 +58,8 @@ static struct gvirtus_endpoint show_selected(const struct gvirtus_paths *paths)
         ibx_gvirtus_installed(paths, library) ? "as installed by ibx-gvirtus"
         : missing                             ? "missing"
                                               : "not installed by ibx-gvirtus");
-    /* Who has installed GVirtuS over it since, or edited a file: install alone would refuse. */
+    /* If ibx was installed, and GVirtuS was installed over it or a file edited since, install would
+     * refuse without remove. */
     const char *remedy = access(paths->state, F_OK)
                              ? ": run ibx-gvirtus install"
                              : ", though ibx was installed: run ibx-gvirtus remove, then install";
@@ -70,7 +71,7 @@ static struct gvirtus_endpoint show_selected(const struct gvirtus_paths *paths)
     return endpoint;
 }
 
-/* The rows of keys: the first one has the name. */
+/* The rows of keys, of which the first one has the row's name. */
 struct keys {
     bool all; /* also those at their defaults */
     unsigned rows, others;
@@ -102,7 +103,8 @@ static void show_others(struct keys *keys)
         row(keys_name(keys), "all at their defaults, see --all");
 }
 
-/* The keys that are no options of the transport, as the file has them, and a line without effect.
+/* Shows the keys that are no options of the transport, as the file has them, and keys without
+ * effect.
  */
 static void show_own_keys(const struct ibx_glue_config *config, struct keys *keys)
 {
@@ -172,7 +174,7 @@ static void show_changes(const struct ibx_session_report *session)
         session->resumed == 1 ? "time" : "times", text);
 }
 
-/* Sessions of clients with the same key, at the back end, whose connections broke. */
+/* Shows the back end's sessions, of clients with the same key, whose connections broke. */
 static void show_sessions(struct ibx_conn *conn)
 {
     static struct ibx_sessions_report report;
@@ -206,8 +208,8 @@ static int show_connection(const struct ibx_glue_config *config, struct ibx_erro
     return 0;
 }
 
-/* A library for applications lies beside the plugin in a build tree, and one folder up where both
- * are installed. */
+/* Finds a library for applications: in a build tree it is beside the plugin, in an installation one
+ * folder up. */
 static bool find_library(const char *name, const char *plugin, char path[PATH_MAX])
 {
     const char *slash = strrchr(plugin, '/');
@@ -218,7 +220,7 @@ static bool find_library(const char *name, const char *plugin, char path[PATH_MA
     return realpath(near, path) || realpath(above, path);
 }
 
-/* The folder of the driver's library, likewise. */
+/* Finds the folder of the driver library in the same way. */
 static bool find_driver(const char *plugin, char path[PATH_MAX])
 {
     const char *slash = strrchr(plugin, '/');
@@ -243,7 +245,7 @@ static bool same_files(const char *one, const char *other)
     return same;
 }
 
-/* Copies from the application's own memory: they need only the plugin on both sides, and the answer
+/* Shows whether applications can use the preload: it needs the plugin on both sides, and an answer
  * of the back end shows that it has one. */
 static void show_preload(const struct gvirtus_args *args, const char *home, const char *slot,
                          bool answered)

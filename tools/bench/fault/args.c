@@ -14,7 +14,7 @@
 
 #define SIZE_MAX_BYTES (1ull << 42)
 #define SPIN_MAX       1000000ul
-#define SPIN_US        50u /* as ib-migrate, where there are processors enough */
+#define SPIN_US        50u /* as ib-migrate, if there are enough processors */
 #define DEFAULT_URI    "tcp://127.0.0.1:0"
 
 #define SELF  (1u << BENCH_SELF)
@@ -55,7 +55,7 @@ static int take_page(void *at, const char *text, struct ibx_error *err)
     return 0;
 }
 
-/* "0,2-3" */
+/* Parses a list of processors such as "0,2-3". */
 static int take_cpus(void *into, const char *text, struct ibx_error *err)
 {
     struct bench_cpus *cpus = into;

@@ -11,7 +11,7 @@
  *   - a thread touches one missing page after the other, at random, on idle connections;
  *   - READs of 1 MiB are made without the engine, 16 in flight a connection;
  *   - threads touch missing pages at random while the background fills all of the memory;
- *   - both kinds of faults come again with a memcpy in the place of READs (the floor).
+ *   - both kinds of faults are measured again with a memcpy in place of READs (the floor).
  *
  * Every page that arrived is compared with what was served; a wrong byte ends the program.
  *
@@ -50,11 +50,11 @@ struct bench_args {
     enum bench_command command;
     const char *uri;
     struct ibx_options options;
-    /* The serving end's, which its JOIN tells the other. */
+    /* Options of the serving end, which its JOIN tells the other end. */
     uint64_t size; /* bytes, whole huge pages */
     uint32_t page; /* bytes */
     unsigned links;
-    /* The fetching end's. */
+    /* Options of the fetching end. */
     unsigned fault_workers;
     unsigned threads;  /* that fault while memory is filled */
     unsigned pause_us; /* of such a thread between two faults */
@@ -68,7 +68,7 @@ struct bench_args {
     int nice; /* of the process, or BENCH_NICE_NONE */
 };
 
-/* Fills `args`; ends the process where the line is wrong or asks for help. */
+/* Fills `args`; ends the process if the line is wrong or asks for help. */
 void ibx_bench_args_parse(int argc, char **argv, struct bench_args *args);
 
 /* ------------------------------------------------------------------- memory */
@@ -79,14 +79,14 @@ static inline uint64_t bench_word(uint64_t page, uint64_t at)
     return (page + 1) * 0x9e3779b97f4a7c15u ^ at;
 }
 void ibx_bench_pages_fill(void *memory, uint64_t bytes, uint32_t page_size);
-/* Whether a page has the bytes of page `number`. */
+/* Whether `page` has the bytes of page `number`. */
 bool ibx_bench_page_right(const void *page, uint64_t number, uint32_t page_size);
 /* An unnamed file of memory, of huge pages if `page` is one. */
 int ibx_bench_memory_file(uint64_t bytes, uint32_t page, int *fd, struct ibx_error *err);
-/* -ENOMEM when that much memory is not free. */
+/* -ENOMEM: that much memory is not free. */
 int ibx_bench_memory_check(uint64_t bytes, uint32_t page, struct ibx_error *err);
 
-/* This thread, and those that it starts, run there only. -EINVAL. */
+/* Restricts this thread, and those that it starts, to these processors. -EINVAL. */
 int ibx_bench_cpus_use(const struct bench_cpus *cpus, struct ibx_error *err);
 int ibx_bench_nice_use(const struct bench_args *args, struct ibx_error *err);
 
@@ -105,10 +105,10 @@ int ibx_bench_join_read(const struct ibx_migrate_join *join, struct bench_args *
 
 /* ----------------------------------------------------------------- measuring */
 
-/* Everything that a run of the fetching end holds. */
+/* The state of a run of the fetching end. */
 struct bench {
     const struct bench_args *args;
-    unsigned links, bulk_links; /* of them, not for faults alone */
+    unsigned links, bulk_links; /* all; those that do not carry faults only */
     uint64_t pages;
     struct ibx_page_reader *readers[IBX_MIGRATE_LINKS_MAX];
     struct ibx_fault_reader wire[IBX_MIGRATE_LINKS_MAX]; /* armed */
@@ -131,10 +131,10 @@ static inline uint64_t bench_number(const struct bench *b, bool floor, uint64_t 
 enum bench_figure {
     READ_P50, /* of a page, without the engine */
     READ_P99,
-    FAULT_P50, /* one thread on idle connections, from its touch to its having the word */
+    FAULT_P50, /* one thread on idle connections, from touching a page until it has the word */
     FAULT_P99,
-    FAULT_ENGINE_P50, /* the same faults, from the engine's read to the page being there */
-    FAULT_ENGINE_P99, /* the rest is the kernel's: delivering the fault, waking the thread */
+    FAULT_ENGINE_P50, /* the same faults, from reading the fault until the page is placed; the */
+    FAULT_ENGINE_P99, /* rest is the kernel's: delivering the fault and waking the thread */
     BEYOND_P50,       /* FAULT less READ */
     BEYOND_P99,
     BEYOND_ENGINE_P50,
@@ -164,7 +164,7 @@ struct bench_round {
     double is[BENCH_FIGURES];
 };
 
-/* Quantile of unsorted samples, which get sorted; 0 without any. us */
+/* A quantile of the samples in microseconds; sorts them; 0 if there are none. */
 double ibx_bench_quantile_us(uint64_t *ns, size_t count, unsigned permille);
 
 /* READs of single pages, urgent, one after the other; p50 and p99. */

@@ -19,7 +19,7 @@
 
 /* ------------------------------------------------------------------- connections */
 
-/* Whether the child that serves has ended; it has printed its reason. */
+/* An error if the child that serves has ended; it has printed its reason. */
 static int check_server(int server, struct ibx_error *err)
 {
     siginfo_t info = {0};
@@ -69,7 +69,8 @@ static int take_join(struct ibx_conn *conn, struct ibx_migrate_join *join, struc
     return rc;
 }
 
-/* They come in any order: the first tells what is served and by how many links. */
+/* Accepts a connection. They come in any order; the first one tells what is served, and by how many
+ * links. */
 static int take_link(struct bench *b, struct bench_args *args, struct ibx_listener *listener,
                      int server, bool first, struct ibx_error *err)
 {
@@ -160,7 +161,7 @@ static int map_memory(struct bench *b, struct ibx_error *err)
     return 0;
 }
 
-/* Buffers of every link: the engine's as in missing mode, and those of READs without it. */
+/* Registers the buffers of every link: the engine's, and those of READs without the engine. */
 static int arm_readers(struct bench *b, struct ibx_error *err)
 {
     struct ibx_fault_range range = {.page_size = b->args->page};

@@ -15,10 +15,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define SERVER_MS      2000 /* to print its reason and end */
+#define SERVER_MS      2000 /* in which the server prints its reason and ends */
 #define SERVER_POLL_MS 10
 
-/* After a failure of this end. If the cause is at the serving end, that end prints it. */
+/* Ends the server after a failure of this end. If the cause is at the serving end, it is given the
+ * time to print it. */
 static void end_server(pid_t child)
 {
     const uint64_t deadline = ibx_deadline_in_ms(SERVER_MS);
@@ -29,7 +30,7 @@ static void end_server(pid_t child)
     kill(child, SIGKILL);
 }
 
-/* The listener is there before the child that connects to it. */
+/* Runs both ends. The listener is open before the child is forked, which connects to it. */
 static int run_self(struct bench_args *args, struct ibx_listener *listener)
 {
     fflush(NULL);

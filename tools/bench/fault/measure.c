@@ -19,7 +19,7 @@
 #define SEARCH   4096u      /* pages to search for a missing one */
 #define SLACK_NS 1000ul     /* how late a pause may end */
 
-/* The engine with memory of which every page is missing. */
+/* An engine, with memory of which every page is missing at first. */
 struct trial {
     struct bench *bench;
     struct ibx_fault_range range;
@@ -40,7 +40,7 @@ struct fault_thread {
 
 /* ------------------------------------------------------------------- a trial */
 
-/* All pages are missing again, in both mappings. */
+/* Makes all pages missing again, in both mappings. */
 static int empty_memory(const struct bench *b, struct ibx_error *err)
 {
     const int mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
@@ -75,7 +75,7 @@ static int trial_open(struct trial *s, struct bench *b, bool floor, bool filling
     if (!rc)
         rc = ibx_fault_register(s->config.uffd, &s->range, err);
     if (!rc)
-        rc = ibx_bench_cpus_use(&b->args->workers, err); /* which they inherit */
+        rc = ibx_bench_cpus_use(&b->args->workers, err); /* the workers inherit this */
     if (!rc)
         rc = ibx_fault_create(&s->config, &s->engine, err);
     return rc;
@@ -108,8 +108,9 @@ static const uint8_t *page_at(const struct bench *b, uint64_t page)
     return b->memory + page * b->args->page;
 }
 
-/* Faults, and checks the page's first word; verify() checks the rest when no time is measured.
- * Without its page a thread is woken when the engine has stopped, whose reason counts then. */
+/* Touches a page and checks its first word; verify() checks the rest, outside of the measurement.
+ * If the engine stops, the thread is woken without its page, and the engine's reason is the error.
+ */
 static int touch(struct fault_thread *t, uint64_t page)
 {
     const struct trial *s = t->trial;
@@ -126,7 +127,7 @@ static int touch(struct fault_thread *t, uint64_t page)
                          (unsigned long long)page);
 }
 
-/* A missing page after a random one; false: there is none near. */
+/* Finds a missing page at or after a random one; false: there is none near. */
 static bool find_missing(struct fault_thread *t, uint64_t *page)
 {
     const struct bench *b = t->trial->bench;
@@ -181,8 +182,8 @@ static int start_threads(const struct trial *s, struct fault_thread *threads, un
     return 0;
 }
 
-/* When the engine has stopped, threads would never return from their faults. Unregistering the
- * memory wakes them. */
+/* Joins the threads. If the engine has stopped, they would never return from their faults, so the
+ * memory is unregistered, which wakes them. */
 static void join_threads(struct trial *s, struct fault_thread *threads, unsigned count)
 {
     for (unsigned i = 0; i < count; i++) {
@@ -198,7 +199,7 @@ static void join_threads(struct trial *s, struct fault_thread *threads, unsigned
     }
 }
 
-/* The samples of all threads in one array, for free(). */
+/* The samples of all threads in one array, to be freed by free(). */
 static uint64_t *join_samples(const struct fault_thread *threads, unsigned count, size_t *total)
 {
     *total = 0;
@@ -272,7 +273,7 @@ static int trial_run(struct trial *s, struct fault_thread *threads, unsigned cou
         poll(&end, 1, -1);
     uint64_t took = ibx_now_ns() - began;
     cpu = cpu_ns() - cpu;
-    if (rc) /* threads that run must not wait for pages */
+    if (rc) /* so that running threads do not wait for pages */
         ibx_fault_stop(s->engine, rc, "the measurement failed");
     join_threads(s, threads, started);
     for (unsigned i = 0; !rc && i < started; i++)
@@ -322,11 +323,12 @@ static void record(double *is, const struct result idle[2], const struct result 
     is[BUSY_FAULTS] = filling[0].faults;
 }
 
-/* What is compared is measured back to back, in every other round in the reverse order. */
+/* Figures that are compared with each other are measured back to back, in reverse order in every
+ * other round. */
 int ibx_bench_measure(struct bench *b, unsigned number, struct bench_round *round,
                       struct ibx_error *err)
 {
-    struct result idle[2], filling[2]; /* the second: over the floor */
+    struct result idle[2], filling[2]; /* [0]: over the wire; [1]: the floor */
     bool first = number % 2;
     memset(round, 0, sizeof(*round));
     int rc = ibx_bench_wire_latency(b, round, err);

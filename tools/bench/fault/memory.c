@@ -43,7 +43,7 @@ int ibx_bench_memory_file(uint64_t bytes, uint32_t page, int *out, struct ibx_er
                          (unsigned long long)bytes >> 20, huge ? "2 MiB" : "4 KiB", strerror(code));
 }
 
-/* A figure of /proc/meminfo; -1 where there is none. */
+/* A figure of /proc/meminfo; -1: there is none. */
 static long long meminfo(const char *name)
 {
     char line[256];
@@ -58,7 +58,8 @@ static long long meminfo(const char *name)
     return value;
 }
 
-/* Without enough memory the kernel would kill a process, or send SIGBUS. */
+/* Checked beforehand, because without enough memory the kernel would kill a process or send SIGBUS.
+ */
 int ibx_bench_memory_check(uint64_t bytes, uint32_t page, struct ibx_error *err)
 {
     const unsigned long long mib = bytes >> 20, room = (256ull << 20) + bytes / 32;

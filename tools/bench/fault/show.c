@@ -91,7 +91,7 @@ static const struct row {
     {"  from the engine's read on", BUSY_ENGINE_P50, BUSY_ENGINE_P99, ""},
 };
 
-/* "12.3 (11.0 to 14.1)" */
+/* Prints the median and spread of a figure, such as "12.3 (11.0 to 14.1)". */
 static void print_cell(const struct bench_round *rounds, unsigned count, enum bench_figure figure)
 {
     struct spread s = spread_of(rounds, count, figure);

@@ -40,11 +40,11 @@ struct reader {
     unsigned link;
     bool urgent;               /* single pages, one at a time; otherwise pieces, many */
     uint64_t bytes;            /* of one READ */
-    uint64_t *took;            /* ns of each, when they are urgent */
+    uint64_t *took;            /* urgent: ns of each READ */
     uint64_t wanted;           /* READs; 0: as many as fit into the time */
     uint64_t done;             /* READs */
     uint64_t completed;        /* ns: when the last one completed */
-    uint64_t window;           /* ns that they took together */
+    uint64_t window;           /* ns that all READs took together */
     uint64_t at[IN_FLIGHT];    /* offset of each in the served memory */
     uint64_t began[IN_FLIGHT]; /* ns */
     struct ibx_error err;
@@ -99,7 +99,8 @@ static int next_done(struct reader *r, uint64_t *cookie)
     int n = ibx_poll(conn, &event, 1);
     uint64_t now = ibx_now_ns();
     if (!n) {
-        /* Single pages poll all the time, for the least latency; pieces poll as a session does. */
+        /* Single pages poll without a sleep, for the least latency; pieces poll as a session does.
+         */
         if (r->urgent || now - r->completed < SPIN_US * IBX_NS_PER_US)
             sched_yield();
         else
@@ -190,7 +191,7 @@ int ibx_bench_wire_latency(struct bench *b, struct bench_round *round, struct ib
 int ibx_bench_wire_rate(struct bench *b, unsigned links, double *gbps, struct ibx_error *err)
 {
     struct reader readers[IBX_MIGRATE_LINKS_MAX];
-    for (unsigned i = 0; i < links; i++) /* the last ones: the first are for faults */
+    for (unsigned i = 0; i < links; i++) /* the last links, since the first are for faults */
         readers[i] = (struct reader){.bench = b, .link = b->links - 1 - i, .bytes = PIECE};
     int rc = readers_run(readers, links, err);
     *gbps = 0;

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * ib-wire RATE RTT [FILE]: a wire between two network namespaces of this host, RATE Mbit/s in each
- * direction, RTT microseconds there and back. Prints "PID PID ADDRESS ADDRESS" and lasts until its
- * standard input ends; `nsenter --net=/proc/PID/ns/net COMMAND` runs a command at one end. Needs
- * root and /dev/net/tun.
+ * direction, and a round trip time of RTT microseconds. Prints "PID PID ADDRESS ADDRESS" and runs
+ * until its standard input ends; `nsenter --net=/proc/PID/ns/net COMMAND` runs a command at one
+ * end. Needs root and /dev/net/tun.
  *
  * Each end is a TUN device that takes segments of up to 64 KiB, as network cards with TSO do. For
- * each direction one thread reads packets and notes when they arrive: their bits pass one after the
- * other at the rate, then half of the round trip passes. Another thread writes them when they are
- * due. What does not fit into QUEUE_MS of the rate is dropped, as by a switch; where the round trip
- * is longer, into one of these.
+ * each direction one thread reads packets and computes when they arrive: their bits pass one after
+ * the other at the rate, then half of the round trip time passes. Another thread writes them when
+ * they are due. As in a switch, a packet is dropped if the queue is full, which has room for what
+ * passes in QUEUE_MS, or in a round trip time if that is longer.
  *
- * FILE gets a line for each packet of TCP: the microseconds at which it came, counted from the
- * first packet on, > or < (> from the first end), bytes, port and port, and TCP's flags (S, F, R)
- * or -; or "dropped" in their place.
+ * FILE gets a line for each TCP packet: the time when it came, in microseconds since the first
+ * packet; > or < (> from the first end); bytes; both ports; and TCP's flags (S, F, R), or -, or
+ * "dropped" in their place.
  */
 #include "common/clock.h"
 #include "common/thread.h"
@@ -42,7 +42,7 @@
 #define PACKET_BYTES (65536u + 64u) /* with the header of TSO */
 #define PACKETS      4096u          /* on their way in one direction */
 #define QUEUE_MS     20u            /* at the rate */
-#define EARLY_NS     60000u         /* a sleeper wakes that late; the rest is waited for busily */
+#define EARLY_NS     60000u         /* sleep to so long before the time, then wait busily */
 #define MTU          9000
 #define TRACE_MAX    2000000u /* packets */
 #define HEADER       10u      /* of TSO */
@@ -61,7 +61,7 @@ struct traced {
     bool back, dropped;
 };
 
-static struct traced *trace; /* NULL: not wished */
+static struct traced *trace; /* NULL: no FILE was given */
 static _Atomic unsigned traced;
 
 struct direction {
@@ -160,7 +160,7 @@ static void *writes(void *argument)
     for (;;) {
         const uint64_t at = atomic_load(&d->left);
         if (at == atomic_load(&d->arrived)) {
-            /* What arrives now is due later. */
+            /* There is time: a packet that arrives now is due later. */
             if (ibx_now_ns() - idle_ns > IBX_NS_PER_MS)
                 usleep(d->delay_ns > 200000 ? 50 : 5);
             else
@@ -183,7 +183,7 @@ static void direction_start(int from, int to, bool back, uint64_t rate, uint64_t
     pthread_t threads[2];
     if (!d || !memory)
         die("memory for packets");
-    memset(memory, 0, (size_t)PACKETS * PACKET_BYTES); /* touched now, not when a packet comes */
+    memset(memory, 0, (size_t)PACKETS * PACKET_BYTES); /* so that no packet causes page faults */
     for (size_t i = 0; i < PACKETS; i++)
         d->packets[i].bytes = memory + i * PACKET_BYTES;
     d->from = from;
@@ -226,13 +226,13 @@ static void set_address(const char *device, const char *address)
     close(s);
 }
 
-/* A TUN device in a new namespace; the caller's thread stays in it. */
+/* Makes a TUN device in a new network namespace, in which the calling thread stays. */
 static int end_make(const char *address)
 {
     struct ifreq request = {.ifr_flags = IFF_TUN | IFF_NO_PI | IFF_VNET_HDR};
     if (unshare(CLONE_NEWNET))
         die("a network namespace");
-    const int fd = open("/dev/net/tun", O_RDWR | O_CLOEXEC); /* of this namespace from here on */
+    const int fd = open("/dev/net/tun", O_RDWR | O_CLOEXEC); /* belongs to this namespace */
     if (fd < 0)
         die("/dev/net/tun");
     snprintf(request.ifr_name, sizeof(request.ifr_name), "wire0");
@@ -244,7 +244,7 @@ static int end_make(const char *address)
     return fd;
 }
 
-/* A process that keeps the namespace of the caller. */
+/* Starts a process that keeps the caller's namespace in existence. */
 static pid_t keeper(void)
 {
     const pid_t pid = fork();
