@@ -4,7 +4,8 @@ the snapshot, the others a cache each."""
 
 
 def servers(host, fan_out):
-    """Whom a host's cache asks, in the order of its --cache: the host above it, of which fan_out
-    hosts read, and in case that is lost the snapshot's. fan_out 0: all read from the snapshot."""
+    """The hosts that a host's cache asks, in the order of its --cache: first the host above it,
+    from which fan_out hosts read; then, for the case that it is lost, the snapshot's host.
+    fan_out 0: all hosts read from the snapshot's."""
     above = 0 if not fan_out else (host - 1) // fan_out
     return [above] + ([0] if above else [])

@@ -14,7 +14,8 @@ def parse(text):
 
 
 def joined(vms):
-    """The destination's heartbeats; the first may have begun at the source."""
+    """The destination's output. Its first line may have begun at the source: that part is put
+    before it."""
     return vms[0].text().rsplit(b"\n", 1)[-1] + vms[1].text()
 
 
@@ -63,7 +64,7 @@ def speeds(vm, bench, per_ms, happened):
 
 
 def await_written(vm, size, cpus, beat):
-    """Waits until every vCPU has visited every page of its own, and for some heartbeats more."""
+    """Waits until every vCPU has touched all of its pages, and then for some more heartbeats."""
     pages = 1
     while pages * 2 * cpus <= written_mib(size) * 256:
         pages *= 2
@@ -78,7 +79,7 @@ def await_written(vm, size, cpus, beat):
 
     await_value(written, vm.patience,
                 "the guest does not write its working set: is the machine too busy?", 0.1)
-    # How fast the guest's clock runs is told by two heartbeats that were seen to come.
+    # The speed of the guest's clock is computed from two heartbeats whose arrival was seen.
     await_value(lambda: vm.last_beat() and vm.seen[0][0] < vm.seen[-1][0], vm.patience,
                 "the guest has stopped printing heartbeats", 0.1)
 

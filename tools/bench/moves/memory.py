@@ -10,17 +10,18 @@ import tempfile
 from moves.methods import OURS
 from moves.waiting import Failure
 
-ROOM_MIB = 256   # of both QEMUs and tools, beside the VMs' RAM and its page tables
+ROOM_MIB = 256   # what both QEMUs and tools need besides the VMs' RAM and its page tables
 
 
 def written_mib(size):
-    """What the guest writes; the rest stays zero."""
+    """How many MiB of its RAM the guest writes; the rest stays zero."""
     return size // 2
 
 
 def need_mib(size, methods):
-    """Memory of both ends at the same time. QEMU's own methods leave all of the RAM in the files of
-    both: the source looks for zero pages by reading holes, and the destination places them."""
+    """How much memory both ends need at the same time. QEMU's own methods fill the RAM's files at
+    both ends: the source reads holes when it looks for zero pages, and the destination places the
+    zero pages."""
     each = size if set(methods) - OURS else written_mib(size)
     return 2 * each + ROOM_MIB + size // 32
 
@@ -54,7 +55,7 @@ class HugePages:
             count.write(str(pages))
 
     def reserve(self, size):
-        """Pages that others have reserved stay theirs."""
+        """Reserves what two VMs need, in addition to what others have reserved."""
         missing = size - self.added  # two VMs of `size` MiB, in pages of 2 MiB
         if missing > 0:
             before = self.read("nr_hugepages")
@@ -81,8 +82,8 @@ class HugePages:
         return self.folder
 
     def touch(self, mib):
-        """Memory that a virtual machine was never given costs it as much again at the first touch,
-        which would be to the account of the method that comes first."""
+        """Touches memory once. In a virtual machine, the first touch of memory takes about twice as
+        long, because its host then gives it the memory: the first method would look slower."""
         name, block = self.folder + "/touched", b"x" * (2 << 20)
         with open(name, "w+b") as file:
             file.truncate(mib << 20)
@@ -94,7 +95,7 @@ class HugePages:
     def release(self):
         if self.folder:
             subprocess.run(["umount", self.folder], check=True)
-            shutil.rmtree(self.folder, ignore_errors=True)  # a libvirtd may have put a folder there
+            shutil.rmtree(self.folder, ignore_errors=True)  # libvirtd may have made a folder in it
             self.folder = None
         if self.added:
             self.write(max(0, self.read("nr_hugepages") - self.added))

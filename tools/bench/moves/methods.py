@@ -66,7 +66,7 @@ def migrate_by_qemu(bench, method, source, to):
 
 
 class Tool:
-    """ib-migrate and its JSON."""
+    """A process of ib-migrate, and the JSON that it prints."""
 
     def __init__(self, bench, name, arguments, patience):
         self.patience = patience
@@ -99,7 +99,7 @@ class Tool:
         return await_value(waiting, self.patience, "ib-migrate receive does not listen", 0.005)
 
     def wait(self):
-        """CPU seconds."""
+        """Waits for the end; returns the seconds of CPU time that the process used."""
         def ended():
             pid, status, used = os.wait4(self.process.pid, os.WNOHANG)
             if not pid:

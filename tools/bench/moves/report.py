@@ -6,7 +6,7 @@ import subprocess
 
 from moves.methods import METHODS
 
-FIGURES = {  # key: column, smaller is better
+FIGURES = {  # the key in the JSON, and the column's title; smaller is better
     "stop_ms": "STOP to RESUME, ms",
     "pause_ms": "worst pause, ms",
     "lost_ms": "guest time lost, ms",
@@ -25,12 +25,12 @@ MORE_FIGURES = ["written_mib_s", "warm_rounds", "warm_pages", "period_ms", "zero
                 "register_ms", "source_page_cpu_ms", "map_ms", "state_ms", "commit_ms",
                 "fault_max_us"]  # in the JSON only
 TARGETS = {"stop_ms": 1.0, "pause_ms": 0.5, "blocked_ms": 0.3, "total_ms": 0.8}
-WARM_TARGETS = {"faults": 0.05, "blocked_ms": 0.2}  # of --warm, against ib-migrate without it
-MANY_CORES, PAUSE_THERE = 16, 0.25  # wanted where each thread has a core
+WARM_TARGETS = {"faults": 0.05, "blocked_ms": 0.2}  # for --warm, relative to ib-migrate without it
+MANY_CORES, PAUSE_THERE = 16, 0.25  # the target for pause_ms where each thread has a core
 
 
 def guests(rows):
-    """Size and page of each guest, in order."""
+    """The (size, page size) of each guest, sorted."""
     return sorted({(row["size_mib"], row["page_kib"]) for row in rows})
 
 

@@ -14,7 +14,7 @@ from moves.wire import at_end
 
 
 class Qmp:
-    """A monitor; events come with QEMU's own time stamps."""
+    """A connection to a QEMU's monitor. Events are kept, with QEMU's own time stamps."""
 
     def __init__(self, path, patience):
         self.patience = patience
@@ -28,8 +28,9 @@ class Qmp:
         self.negotiate()
 
     def negotiate(self):
-        """A QEMU that begins greets a client twice, if it comes while the monitor is set up; from
-        each greeting on it waits for qmp_capabilities."""
+        """Waits for the greeting and answers with qmp_capabilities. A QEMU that is starting may
+        greet twice, when the client comes while the monitor is set up, and then wants an answer to
+        each."""
         self.wait(lambda: self.greetings or self.ended, "the greeting")
         if not self.greetings:
             raise ConnectionResetError
@@ -74,7 +75,7 @@ class Qmp:
         return answer["return"]
 
     def event(self, name, status=None):
-        """The first such event, or None."""
+        """The first event of this name (and status, if given), or None."""
         for e in list(self.events):
             if e["event"] == name and status in (None, e.get("data", {}).get("status")):
                 return e
@@ -114,7 +115,7 @@ class Vm:
         self.qmp = None
         self.log = open(self.name + ".log", "w+b")
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.log,
-                                        stderr=self.log, umask=0o077)  # of its RAM's file
+                                        stderr=self.log, umask=0o077)  # for its RAM's file
         try:
             self.qmp = await_value(self.connect, self.patience, "QEMU did not start", 0.02)
             cpus = self.qmp.run("query-cpus-fast")
@@ -148,7 +149,7 @@ class Vm:
         return beats[-1] if beats else None
 
     def cpu_s(self):
-        """CPU time so far, of all but the vCPUs."""
+        """The CPU time that QEMU has used so far, without its vCPUs."""
         with open(f"/proc/{self.process.pid}/stat", encoding="ascii") as stat:
             fields = stat.read().rsplit(")", 1)[1].split()
         total = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Waiting for what a migration does, and what is said when it does not come."""
+"""Waits for what a migration does; says what is missing when it does not come."""
 import time
 
 WAIT_S = 90      # and as much again for every 4 GiB of RAM
@@ -11,7 +11,7 @@ class Failure(Exception):
 
 
 def await_value(ready, patience, what, pause):
-    """Polls until there is a value."""
+    """Polls until ready() returns a value, which it returns."""
     until = time.monotonic() + patience
     while time.monotonic() < until:
         value = ready()

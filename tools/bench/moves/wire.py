@@ -26,5 +26,5 @@ class Wire:
 
 
 def at_end(bench, incoming):
-    """What a command at that end begins with."""
+    """The words that a command at this end begins with, to run in its namespace."""
     return bench.wire.at(incoming) if bench.wire else []
