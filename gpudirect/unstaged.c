@@ -15,8 +15,7 @@
 
 #define WORD_MOST   (4u << 20) /* bytes: a longer copy gains nothing by a word */
 #define LEFT_PIECE  (1u << 20) /* bytes of a piece of a copy that is not waited for */
-#define PATIENCE_NS 1000000u /* longest wait for such a piece: its stream may wait for the client  \
-                              */
+#define PATIENCE_NS 1000000u   /* wait for it at most so long: its stream may wait for the client */
 
 /* ------------------------------------------------------------------------ waited for */
 

@@ -227,8 +227,7 @@ void ibx_preflight_commit(const char *proc, struct ibx_blockers *blockers)
 
 /* ------------------------------------------------------------ what a VM needs of it */
 
-#define SPARE 16u /* add 1/16 to what the VM holds, since it goes on writing during the migration  \
-                   */
+#define SPARE 16u /* add 1/16 to what the VM holds: it goes on writing during the migration */
 
 /* Sets `bytes` to the memory that a block takes now. False: it does not count, since it has huge
  * pages or is private. */

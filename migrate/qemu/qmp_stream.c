@@ -19,9 +19,8 @@
 
 #define QMP_LINE_MAX (8u * 1024 * 1024) /* bytes of one answer or event */
 #define READ_CHUNK   16384u
-#define BYTES_A_PUMP (4u * 1024 * 1024) /* of one call, so that a flood does not hold the caller   \
-                                         */
-#define ENDING_MOST 30 /* ENDING_MS periods until QEMU counts as staying after all */
+#define BYTES_A_PUMP (4u * 1024 * 1024) /* of one call: a flood must not hold the caller */
+#define ENDING_MOST  30 /* ENDING_MS periods until QEMU counts as staying after all */
 
 /* ------------------------------------------------------------ failing */
 
