@@ -95,8 +95,9 @@ enum ibx_migrate_phase ibx_source_phase(const struct source *s)
     case SOURCE_ASKING:
         return IBX_PHASE_WAITING;
     case SOURCE_EXPOSING:
-    case SOURCE_STARTING:
         return IBX_PHASE_PREPARING;
+    case SOURCE_STARTING: /* no phase comes twice, and the destination's is still "warming", too */
+        return s->warm.state.now == WARM_OFF ? IBX_PHASE_PREPARING : IBX_PHASE_WARMING;
     case SOURCE_WARMING:
         return IBX_PHASE_WARMING;
     case SOURCE_STOPPED:

@@ -60,6 +60,30 @@ def a_vm_is_migrated_and_both_sides_report(scene):
 
 
 @case
+def a_migration_that_fetches_pages_before_the_stop_has_moved_nothing(scene):
+    """The records say from the first pages on that the VM may run at the destination; the tools at
+    work know better. What a user reads of a migration returns to no earlier phase."""
+    source, destination = Vm(scene, append="mib=16"), Vm(scene, append="mib=16", incoming=True)
+    waiting, uri = receiver(scene, destination)
+    sender = start(scene, "send --json --warm", *source.qmp, uri, env=stops_at("source:dropping"))
+    until(lambda: process_state(sender.pid) == "T", "the sender to stop itself")
+    out = succeeds(scene, "status", *destination.qmp)
+    assert "does not run here yet" in out and "  warming: " in out and "may run" not in out, out
+    (line,) = objects(succeeds(scene, "status --json", *destination.qmp))
+    equal((line["record"]["state"], line["status"]["phase"]), ("may-run", "warming"))
+    assert "does not run here yet" in line["sentence"], line
+    sender.send_signal(signal.SIGCONT)
+    order = ["waiting", "preparing", "warming", "switching", "filling", "done"]
+    for process in (sender, waiting):
+        code, _, err = finish(process)
+        equal(code, 0)
+        phases = [line["status"]["phase"] for line in process.lines if "status" in line]
+        equal(sorted(phases, key=order.index), phases)
+        assert err.count("preparing: ") <= 1 and err.count("warming: ") == 1, err
+    expect(source, destination, append="mib=16")
+
+
+@case
 def a_receiver_that_is_told_to_end_before_the_commit_has_not_failed(scene):
     """So systemd(1), which stops it, has no failed unit, and begins no recover."""
     source = Vm(scene, append="mib=8")

@@ -246,6 +246,22 @@ static void print_receiver(const struct migrate_args *args, const struct receive
     }
 }
 
+/* The record, with what the ib-migrate that works on it knows better. It writes "may-run" before
+ * the VM can run at the destination, and with --warm long before that. Until the VM stops, its
+ * phase tells that the VM is at the source. */
+static struct ibx_record record_now(const struct ibx_record *record, const json_t *live)
+{
+    struct ibx_record now = *record;
+    const char *phase = json_string_value(json_object_get(live, "phase"));
+    if (*text_of(live, "vm_status")) /* the record has that of its last state */
+        snprintf(now.vm_status, sizeof(now.vm_status), "%s", text_of(live, "vm_status"));
+    if (phase && record->state == IBX_JOURNAL_MAY_RUN &&
+        (!strcmp(phase, ibx_migrate_phase_name(IBX_PHASE_PREPARING)) ||
+         !strcmp(phase, ibx_migrate_phase_name(IBX_PHASE_WARMING))))
+        now.state = record->source ? IBX_JOURNAL_HERE : IBX_JOURNAL_NOT_YET;
+    return now;
+}
+
 static void print_record(const struct migrate_args *args, const struct found *found,
                          const struct ibx_record *record)
 {
@@ -253,9 +269,7 @@ static void print_record(const struct migrate_args *args, const struct found *fo
     struct ibx_migrate_status status = {.record = *record};
     struct ibx_error err = {0};
     json_t *live = ibx_journal_over(record) ? NULL : ibx_cli_ask_status(args, record, &err);
-    struct ibx_record now = *record;
-    if (*text_of(live, "vm_status")) /* which the record has from its last state */
-        snprintf(now.vm_status, sizeof(now.vm_status), "%s", text_of(live, "vm_status"));
+    const struct ibx_record now = record_now(record, live);
     vm_state(found, &now, state, sizeof(state));
     if (!live && !trouble(&err))
         add_settings(record, state, sizeof(state));
@@ -267,7 +281,7 @@ static void print_record(const struct migrate_args *args, const struct found *fo
     }
     ibx_cli_time(record->written_s, when, sizeof(when));
     ibx_cli_print("%s  %s  %s  %s  %s", vm, record->source ? "source" : "destination",
-                  ibx_journal_state_name(record->state), record->qmp, when);
+                  ibx_journal_state_name(now.state), record->qmp, when);
     ibx_cli_print("  %s", state);
     if (live && !ibx_migrate_status_take(live, &status, &err)) {
         ibx_cli_bar(&status, LINE, bar, sizeof(bar));
