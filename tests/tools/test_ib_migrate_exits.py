@@ -176,7 +176,7 @@ def whoever_interrupts_a_send_gets_a_summary(scene):
 def a_migration_is_steered_by_objects(scene):
     source, destination, sender, waiting = tool.slow_migration(scene)
     ends(scene, 1, "cancel --json", *source.qmp, words=("cannot be cancelled",))
-    ends(scene, 1, "set --json --max-bandwidth 1G", words=("choose one by --qmp",))
+    ends(scene, 1, "set --json --max-bandwidth 1G", words=("choose one of them",))
     ends(scene, 1, "rollback --json --yes", *source.qmp, words=("two SIGTERM",))
     code, out, _ = scene.run("prune", "--json", "--unfinished", *source.qmp)
     kept, result = objects(out)

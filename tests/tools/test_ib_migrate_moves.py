@@ -312,7 +312,9 @@ def a_running_migration_is_watched_and_changed(scene):
     until(lambda: succeeds(scene, "status").count('was "paused" when QEMU was last asked') == 2,
           "the VM's status in both sentences")
     ask_qmp(destination.own, "cont")
-    for line, qmp, words in (("set --max-bandwidth 1G", (), "choose one by --qmp"),
+    for line, qmp, words in (("set --max-bandwidth 1G", (),
+                              f"for the destination): --qmp {destination.socket} (destin"),
+                             ("cancel", (), "choose one of them"),
                              ("set --max-bandwidth 1G", source.qmp, "set the bandwidth on the destination"),
                              ("cancel", source.qmp, "cannot be cancelled"),
                              ("cancel", destination.qmp, "cannot be cancelled"),

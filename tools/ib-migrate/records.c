@@ -350,9 +350,19 @@ int ibx_cli_status(const struct migrate_args *args)
 
 /* ------------------------------------------------------------ cancel, set */
 
-/* The socket of the one ib-migrate that works on a migration, or waits for one. */
-static int find_live(const struct migrate_args *args, char path[PATH_MAX], struct ibx_error *err)
+/* Adds one that works on a migration, or waits for one, to "--qmp PATH (source), ...". */
+static void list_live(char *list, size_t size, const char *qmp, const char *role)
 {
+    const size_t used = strlen(list);
+    snprintf(list + used, size - used, "%s--qmp %s (%s)", used ? ", " : "", qmp, role);
+}
+
+/* The socket of the one ib-migrate that works on a migration, or waits for one. `hint` helps to
+ * choose between several. */
+static int find_live(const struct migrate_args *args, const char *hint, char path[PATH_MAX],
+                     struct ibx_error *err)
+{
+    char list[IBX_ERROR_MAX / 2] = "";
     struct found found;
     struct ibx_error why = {0};
     int rc = find(args, &found, err);
@@ -361,6 +371,9 @@ static int find_live(const struct migrate_args *args, char path[PATH_MAX], struc
     size_t live = found.receiver_count;
     if (live)
         snprintf(path, PATH_MAX, "%s", found.receivers[0].path);
+    for (size_t i = 0; i < live; i++)
+        list_live(list, sizeof(list), text_of(found.receivers[i].status, "qmp"),
+                  "waiting for a source");
     for (size_t i = 0; i < found.record_count; i++) {
         struct ibx_error silent = {0};
         const struct ibx_record *record = &found.records[i];
@@ -368,6 +381,8 @@ static int find_live(const struct migrate_args *args, char path[PATH_MAX], struc
             ibx_journal_over(record) ? NULL : ibx_cli_ask_status(args, record, &silent);
         if (status && !live++)
             ibx_journal_path(args->folder, record, ".sock", path, PATH_MAX);
+        if (status)
+            list_live(list, sizeof(list), record->qmp, record->source ? "source" : "destination");
         if (trouble(&silent))
             why = silent;
         json_decref(status);
@@ -376,9 +391,9 @@ static int find_live(const struct migrate_args *args, char path[PATH_MAX], struc
     if (live == 1)
         return 0;
     if (live)
-        return ibx_error_set(
-            err, -ENOTUNIQ,
-            "there are %zu migrations and waiting receivers here: choose one by --qmp", live);
+        return ibx_error_set(err, -ENOTUNIQ,
+                             "%zu ib-migrate processes work here, choose one of them%s: %s", live,
+                             hint, list);
     if (why.code)
         return ibx_error_set(err, why.code, "%s", why.message);
     return ibx_error_set(err, -ENOENT,
@@ -387,13 +402,14 @@ static int find_live(const struct migrate_args *args, char path[PATH_MAX], struc
                          args->qmp[0] ? " of the QEMU at " : "", args->qmp, args->folder);
 }
 
-/* Sends a request to that ib-migrate; consumes the request. Returns the exit status. */
-static int command_live(const struct migrate_args *args, json_t *request)
+/* Sends a request to that ib-migrate; consumes the request. `hint` as in find_live(). Returns the
+ * exit status. */
+static int command_live(const struct migrate_args *args, const char *hint, json_t *request)
 {
     char path[PATH_MAX];
     struct ibx_error err = {0};
     json_t *answer = NULL;
-    int rc = find_live(args, path, &err);
+    int rc = find_live(args, hint, path, &err);
     if (rc)
         json_decref(request);
     else
@@ -404,13 +420,14 @@ static int command_live(const struct migrate_args *args, json_t *request)
 
 int ibx_cli_cancel(const struct migrate_args *args)
 {
-    return command_live(args, json_pack("{s:s}", "command", "cancel"));
+    return command_live(args, "", json_pack("{s:s}", "command", "cancel"));
 }
 
 int ibx_cli_set(const struct migrate_args *args)
 {
-    return command_live(args, json_pack("{s:s, s:I}", "command", "set", "max-bandwidth",
-                                        (json_int_t)args->max_bandwidth));
+    return command_live(args, " (set is for the destination)",
+                        json_pack("{s:s, s:I}", "command", "set", "max-bandwidth",
+                                  (json_int_t)args->max_bandwidth));
 }
 
 /* ------------------------------------------------------------ prune */
