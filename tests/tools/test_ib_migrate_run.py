@@ -277,18 +277,18 @@ def a_far_end_that_does_not_come_up_is_cleaned_up(scene):
     for path in (no_ssh, slow_ssh):
         os.chmod(path, 0o700)
     for at, value, words in ((line.index("--far-program") + 1, "/none/ib-migrate",
-                              ("started no far end", "--far-program")),
-                             (line.index("--ssh") + 1, "false", ("started no far end", "false")),
+                              ("did not start at the destination", "--far-program")),
+                             (line.index("--ssh") + 1, "false", ("did not start at the destination", "false")),
                              (line.index("--ssh") + 1, "/none/ssh -p 22", ("/none/ssh",)),
                              # As ssh(1) ends when there is no such host, or no way in.
                              (line.index("--ssh") + 1, no_ssh,
                               ("cannot be reached", "255", f'"{no_ssh} 127.0.0.1 true"')),
                              (line.index("--ssh") + 1, slow_ssh,
-                              ("started no far end", "127", "--far-program")),
+                              ("did not start at the destination", "127", "--far-program")),
                              # A real ssh(1) ends in that way there, too.
                              (line.index("--to") + 1, "other-host",
                               ("cannot be reached", "other-host") if "IBX_TEST_SSHD" in os.environ
-                              else ("started no far end",))):
+                              else ("did not start at the destination",))):
         bad = list(line)
         bad[at] = value
         code, out, err = scene.run(*bad, "--json")

@@ -474,9 +474,10 @@ static int read_request(struct far *far, struct ibx_error *err)
         far->request = ibx_json_lines_next(&far->in, &rc);
     if (json_integer_value(json_object_get(far->request, "ibx-run")) == 1)
         return 0;
-    return ibx_error_set(err, -EPROTO,
-                         "standard input has no request of this version: far-end is started by "
-                         "ib-migrate run over ssh, and both hosts need the same ib-migrate");
+    return ibx_error_set(
+        err, -EPROTO,
+        "standard input has no request of this version: \"far-end\" is for \"ib-migrate "
+        "run\", which starts it over ssh; both hosts need the same ib-migrate");
 }
 
 int ibx_cli_far_end(const struct migrate_args *args)

@@ -219,7 +219,7 @@ static const struct ibx_tool_command commands[] = {
     [CLONE] = {"clone", "FOLDER|URI",
                "Make the QEMU at --qmp, which was started with -incoming defer, a child of the "
                "snapshot in FOLDER, or served at URI"},
-    [FAR_END] = {"far-end", NULL, "The other end of run, which starts it over ssh"},
+    [FAR_END] = {"far-end", NULL, "The destination of run, which starts it over ssh"},
     [FIRECRACKER] = {"firecracker", NULL,
                      "Serve the page faults of a microVM that Firecracker restores, from --from"},
     {0},
@@ -258,7 +258,7 @@ static const struct ibx_tool_option options[] = {
      BIT(RECEIVE) | BIT(SEND), .at = AT(stand_still)},
     {.help = "Options of receive and recover:"},
     {"listen", "URI",
-     "Where to listen for the source: rdma://0.0.0.0:18600; also: run, for the far end "
+     "Where to listen for the source: rdma://0.0.0.0:18600; also: run, for the destination "
      "[rdma://0.0.0.0:0, to IPv6 alone rdma://[::]:0]; serve, for readers",
      BIT(RECEIVE) | BIT(RECOVER) | BIT(RUN) | BIT(SERVE), IBX_TOOL_TEXT, .at = AT(listen)},
     {"max-bandwidth", "SIZE",

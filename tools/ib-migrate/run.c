@@ -230,7 +230,8 @@ static int plan(struct run *run, struct ibx_qmp *qmp, const struct ibx_guest_ram
         free(place);
         free(folder);
         if (!run->request)
-            rc = ibx_error_set(err, -ENOMEM, "no memory for the far end's QEMU");
+            rc = ibx_error_set(err, -ENOMEM,
+                               "no memory for the arguments of the destination's QEMU");
     }
     json_decref(given);
     json_decref(absent);
@@ -398,9 +399,10 @@ static int await_ready(struct run *run, struct ibx_error *err)
     const int ended = exit_status_of_ssh(run, rc != -EPROTO);
     if (rc == -EPROTO) /* checked first, since ssh was ended then, perhaps with SSH_FAILED */
         return ibx_error_set(err, rc,
-                             "\"%s\" is what %s says first, and not of a far end: \"%.100s %s "
-                             "true\" must print nothing, and both hosts need the same ib-migrate",
-                             run->from.strange, run->args.to, ssh, run->args.to);
+                             "the first output of %s is \"%s\", which is not from ib-migrate: "
+                             "\"%.100s %s true\" must print nothing, and both hosts need the same "
+                             "ib-migrate",
+                             run->args.to, run->from.strange, ssh, run->args.to);
     if (ended == SSH_FAILED)
         return ibx_error_set(err, -ECONNABORTED,
                              "%s cannot be reached (\"%.100s\" ended with status %d): make "
@@ -409,10 +411,11 @@ static int await_ready(struct run *run, struct ibx_error *err)
     char how[48] = "closed its output";
     if (ended >= 0)
         snprintf(how, sizeof(how), "ended with status %d", ended);
-    return ibx_error_set(err, -ECONNABORTED,
-                         "%s started no far end (\"%.100s\" %s): is the same ib-migrate "
-                         "installed there, or to be named by --far-program?",
-                         run->args.to, ssh, how);
+    return ibx_error_set(
+        err, -ECONNABORTED,
+        "ib-migrate did not start at the destination %s (\"%.100s\" %s): is the same "
+        "version installed there? --far-program names its path",
+        run->args.to, ssh, how);
 }
 
 /* Checks that the host's name can be resolved: ssh may know it by a name of its own configuration.
@@ -491,11 +494,12 @@ static void tell_where(const struct run *run, int status)
                  run->args.to, (long long)json_integer_value(json_object_get(run->ready, "pid")),
                  qmp);
     else if (status == MIGRATE_UNFINISHED)
-        snprintf(text, sizeof(text),
-                 "the far end at %s goes on waiting for this side: \"ib-migrate recover --qmp %s\" "
-                 "here continues, and should its ib-migrate end, \"ib-migrate recover --qmp %s\" "
-                 "there",
-                 run->args.to, run->args.qmp, qmp);
+        snprintf(
+            text, sizeof(text),
+            "the destination %s waits for the source: \"ib-migrate recover --qmp %s\" here "
+            "continues the migration; if ib-migrate ends there, \"ib-migrate recover --qmp %s\" "
+            "there",
+            run->args.to, run->args.qmp, qmp);
     else
         return;
     ibx_text_sanitize(text);
