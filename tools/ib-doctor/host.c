@@ -161,6 +161,13 @@ static void check_open_files(void)
 {
     struct rlimit limit;
     getrlimit(RLIMIT_NOFILE, &limit);
+    char value[96];
+    const int n = snprintf(value, sizeof(value), "%llu", (unsigned long long)limit.rlim_cur);
+    if (limit.rlim_cur < limit.rlim_max)
+        snprintf(value + n, sizeof(value) - (size_t)n, ", may be raised to %llu",
+                 (unsigned long long)limit.rlim_max);
+    else
+        snprintf(value + n, sizeof(value) - (size_t)n, ", which is also the hard limit");
     /* Only root gets above rlim_max by ulimit. */
     const bool reachable = limit.rlim_max >= SESSIONS * FILES_EACH || !geteuid();
     ibx_doctor_add("system", "open files",
@@ -170,8 +177,7 @@ static void check_open_files(void)
                              : "each connection to a back end takes 4 to 14 descriptors: \"* - "
                                "nofile 65536\" in /etc/security/limits.conf and a new login, or "
                                "LimitNOFILE=65536 in its unit",
-                   "%llu, may be raised to %llu", (unsigned long long)limit.rlim_cur,
-                   (unsigned long long)limit.rlim_max);
+                   "%s", value);
 }
 
 /* Tries to read a byte of another process; 0, or the errno. */
