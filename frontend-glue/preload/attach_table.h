@@ -1,36 +1,34 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * preload/: libibx-frontend.so, preloaded (LD_PRELOAD) into an application of GVirtuS. It takes the
- * calls of CUDA's runtime that move memory before GVirtuS's libcudart sees them, and has the plugin
- * run them between the application's own memory and the device. GVirtuS's own functions get all
- * other calls, and these too while the plugin has no connection: in a thread's first call, by which
- * GVirtuS connects, and always with another communicator.
+ * preload/: libibx-frontend.so, which LD_PRELOAD loads into an application of GVirtuS. It takes the
+ * calls of CUDA's runtime before GVirtuS's libcudart sees them, and has the plugin make them:
+ * copies go directly between the application's memory and the connection. A call goes to GVirtuS's
+ * own function if this library has none, in a thread's first call (by which GVirtuS connects), and
+ * whenever another communicator is configured.
  *
- *   gvirtus.c      the plugin, GVirtuS's functions, calls without these, cudaGetLastError
- *   own_requests.c        calls that GVirtuS lacks, in requests of our own
- *   errors.c       names and meanings of errors
- *   dlsym.c        programs that look for calls in libcudart by dlsym(3)
- *   loaded_libraries.c  the libraries of this process
- *   local_libraries.c   cuRAND and others that would use a GPU of this host
- *   visible_devices.c   CUDA_VISIBLE_DEVICES of the program
- *   ranges.c       lists of memory
+ *   gvirtus.c            the plugin's table, GVirtuS's functions, calls without these,
+ * cudaGetLastError own_requests.c       calls that GVirtuS lacks, as requests of ibx's own errors.c
+ * names and descriptions of errors dlsym.c              programs that find CUDA's functions by
+ * dlsym(3) loaded_libraries.c   the libraries that are loaded in this process local_libraries.c
+ * cuRAND and others that would use a GPU of this host visible_devices.c    CUDA_VISIBLE_DEVICES of
+ * the program ranges.c             sorted lists of memory ranges
  *
- * These are what all folders use. Each folder calls those behind it in this order, and none before:
+ * All folders use these files. A folder calls only the folders below it in this list:
  *
- *   runtime/         the runtime as a whole: its beginning and end in a process, its calls that
- *                    consist of others, or are missing; programs that have it in themselves
+ *   runtime/         the runtime as a whole: start and end of a process, calls that are composed of
+ *                    others or are missing, programs that have the runtime linked into them
  *   math_libraries/  cuBLAS, cuFFT, cuDNN and others
- *   copies/          cudaMemcpy, and arrays, textures and variables, to which bytes are copied
- *   graphs/          graphs, and streams that are captured into them
+ *   copies/          cudaMemcpy; arrays, textures and variables as sources and destinations
+ *   graphs/          graphs, and the capture of streams into them
  *   kernels/         launches; modules with their kernels and variables
- *   memory/          memory of the device, page-locked, managed, pooled, of other processes
- *   streams/         devices, streams, events, and functions of the host that streams call
+ *   memory/          device, page-locked, managed and pooled memory, and that of other processes
+ *   streams/         devices, streams, events, and host functions in streams
  *
  * This header is all that plugin and preload know of each other. GVirtuS loads the plugin with
- * RTLD_LOCAL. Either may be there without the other, and they may come from different builds.
+ * RTLD_LOCAL. Each works without the other, and they may come from different builds.
  *
  * With its first connection the plugin looks for ibx_frontend_attach() in the global scope and
- * passes its table. The table stays valid, since the plugin is never unloaded.
+ * passes its table. The table stays valid because the plugin is never unloaded.
  */
 #ifndef IBX_FRONTEND_GLUE_PRELOAD_ATTACH_TABLE_H
 #define IBX_FRONTEND_GLUE_PRELOAD_ATTACH_TABLE_H
@@ -49,32 +47,32 @@ struct ibx_frontend_copy {
     bool to_device;
     bool async; /* cudaMemcpyAsync, in `stream` */
     uint64_t device;
-    void *host; /* only read when `to_device` */
-    size_t n;   /* bytes, not 0: of one row if there are rows */
+    void *host; /* the host memory; not written if `to_device` */
+    size_t n;   /* bytes, not 0; with rows: of one row */
     uint64_t stream;
-    bool lasting; /* `host` is in memory that allocate() has given */
-    bool pinned;  /* `host` is in that or in other memory that is page-locked to the application */
-    bool settle;  /* asynchronous, but the call returns when it has ended */
-    bool alone;   /* asynchronous, but it comes after no request of this process's, and no request
-                     of others waits for it: they may wait for what waits for this copy */
-    bool whole;   /* in one frame, as without the preload, even where parts would be faster */
-    /* cudaMemcpy2D: rows is not 0, the pitches are n at least, and their products with rows are
-     * PTRDIFF_MAX at most. The bytes between two rows of the host do not change. */
+    bool lasting; /* `host` is in memory from allocate() */
+    bool pinned;  /* `host` is in such memory or in other page-locked memory */
+    bool settle;  /* asynchronous, but copy() returns only when the copy is complete */
+    bool alone;   /* asynchronous, and ordered with no other request of this process: those may wait
+                     for work that waits for this copy */
+    bool whole;   /* in one frame, as without the preload, even if parts would be faster */
+    /* cudaMemcpy2D: rows is not 0, both pitches are at least n, and their products with rows are at
+     * most PTRDIFF_MAX. The bytes between two rows of the host memory are not changed. */
     size_t rows, host_pitch, device_pitch;
 };
 
-/* From the first of the host's bytes to the last one, with those between rows. */
+/* Bytes from the first one of the host memory to the last one, with the gaps between rows. */
 static inline size_t ibx_frontend_copy_extent(const struct ibx_frontend_copy *copy)
 {
     return (copy->rows ? copy->rows - 1 : 0) * copy->host_pitch + copy->n;
 }
 
-/* A call in GVirtuS's own frame. */
+/* A call in a frame as GVirtuS's front end writes it. */
 struct ibx_frontend_request {
-    const char *name; /* on the wire */
+    const char *name; /* the routine name on the wire */
     const void *body;
-    size_t n;  /* bytes of it */
-    void *out; /* what a success returns beside its exit code: just `out_n` bytes, or none */
+    size_t n;  /* bytes of the body */
+    void *out; /* for the result of a successful call: exactly `out_n` bytes; NULL if 0 */
     size_t out_n;
     bool unseen; /* a launch by <<<>>>, as after unseen(true) */
 };
@@ -89,31 +87,31 @@ struct ibx_frontend_launch {
     void *stream;
 };
 
-/* What a thread may know without a request; CUDA's last error is none. */
+/* What the plugin may know without a request; none of these changes CUDA's last error. */
 enum ibx_frontend_fact {
     IBX_FRONTEND_NO_ERROR,     /* cudaGetLastError and cudaPeekAtLastError return cudaSuccess */
     IBX_FRONTEND_DEVICE,       /* *answer is the device that it has selected */
     IBX_FRONTEND_SELECTED,     /* cudaSetDevice(handle) has succeeded, and would again */
     IBX_FRONTEND_STREAM_RESTS, /* the stream `handle` has no work */
-    IBX_FRONTEND_EVENT_OVER,   /* the event `handle` */
-    IBX_FRONTEND_LEAVES, /* an asynchronous copy of `handle` bytes from the device into lasting
-                            memory is under way when copy() returns, as a rule */
-    IBX_FRONTEND_ERRORS, /* *answer is another number when a call of the thread's has failed
-                            since, or may have */
-    IBX_FRONTEND_LOSSES, /* *answer is another number when a process of the server's has ended
-                            since, and with it all that was there */
+    IBX_FRONTEND_EVENT_OVER,   /* the event `handle` has completed */
+    IBX_FRONTEND_LEAVES, /* as a rule, an asynchronous copy of `handle` bytes from the device into
+                            memory of allocate() is still under way when copy() returns */
+    IBX_FRONTEND_ERRORS, /* *answer changes when a call of this thread has failed, or may have */
+    IBX_FRONTEND_LOSSES, /* *answer changes when a process of the server has ended, and with it all
+                            that it had allocated */
 };
 
-/* What the preload does before calls that may have the device work, and behind them. GVirtuS's own
- * requests are told by their names alone; nothing of GVirtuS may be called meanwhile, but copy()
- * may. An error is what the call is to return; GVirtuS's are made all the same. Where *begun is
- * set, an error or not, over() comes when the call is under way, in the same thread.
+/* What the preload has to do before and after each call that may give the device work. request() is
+ * told GVirtuS's own requests by their names alone, with no body. None of these functions may call
+ * GVirtuS; they may call copy(). If one returns an error, that is the result of the CUDA call, but
+ * GVirtuS's own requests are sent all the same. If it sets *begun, with or without an error, over()
+ * follows in the same thread once the call is under way.
  *
- * withheld(), before all that: whether the kernel may not be given the host's bytes of a copy,
- * since another thread may take access to them away. Then GVirtuS's front end, which touches them
- * itself, has to make the copy.
+ * withheld() is called before these. It returns whether the kernel must not be given the host
+ * memory of a copy because another thread may take away access to it. GVirtuS's front end, which
+ * touches the memory itself, then has to make the copy.
  *
- * handlers: those of the program's signals wait while a thread is inside of the plugin
+ * handlers: the program's signal handlers wait while a thread is inside the plugin
  * (common/handlers.h). */
 struct ibx_frontend_watch {
     int (*request)(const char *name, const void *body, size_t n, bool *begun);
@@ -125,70 +123,74 @@ struct ibx_frontend_watch {
 
 struct ibx_frontend_calls {
     unsigned version;
-    /* Runs the copy over the connection that GVirtuS made in the calling thread. 0: *exit_code is
-     * what the CUDA call has to return; an asynchronous copy in lasting or pinned memory may still
-     * be under way. -ENOTCONN: this thread has no working connection; nothing was done, and
-     * GVirtuS has to be called. */
+    /* Makes the copy over the connection that GVirtuS made in the calling thread. 0: *exit_code is
+     * what the CUDA call has to return; an asynchronous copy of lasting or pinned memory may still
+     * be under way. -ENOTCONN: this thread has no working connection. Nothing was done, and GVirtuS
+     * has to be called. */
     int (*copy)(const struct ibx_frontend_copy *copy, int *exit_code);
 
-    /* Makes a call over that connection, without GVirtuS. 0: *exit_code is what it has to return.
-     * -ENOTCONN: nothing was done, and GVirtuS has to be called: there is no connection, copies are
-     * under way in the background, or GVirtuS's front end has not made such a call in this thread
-     * yet, which tells the form of its frames. */
+    /* Makes a call over the same connection, without GVirtuS. 0: *exit_code is what it has to
+     * return. -ENOTCONN: nothing was done, and GVirtuS has to be called. Either there is no
+     * connection, or copies are under way in the background, or GVirtuS's front end has made no
+     * such call in this thread yet, from which the plugin learns the form of its frames. */
     int (*call)(const struct ibx_frontend_request *request, int *exit_code);
-    /* Before GVirtuS makes a launch: whether it is one by <<<>>>. Nobody sees what that returns, so
-     * it need not wait to learn whether it succeeds. */
+    /* To be called before GVirtuS makes a launch: whether it is by <<<>>>. The program does not see
+     * the result of these, so the launch need not wait for it. */
     void (*unseen)(bool unseen);
-    /* From divert() to diverted() a cudaLaunchKernel of this thread's that GVirtuS writes is kept
-     * and not sent, and GVirtuS gets a success. False: no working connection. diverted() returns
-     * its body of n bytes, until the thread's next call; NULL: there was none, or it is too long.
-     */
+    /* Between divert() and diverted() a cudaLaunchKernel that GVirtuS writes in this thread is kept
+     * instead of sent, and GVirtuS gets a success. divert() is false without a working connection.
+     * diverted() returns the kept body, n bytes, valid until the thread's next call; NULL: GVirtuS
+     * wrote none, or it is too long. */
     bool (*divert)(void);
     const void *(*diverted)(size_t *n);
-    /* Makes that call of GVirtuS's. False: it has thrown an exception instead, as G5 does where it
-     * has not found a kernel's arguments: it knows them of cubins, and not of PTX. */
+    /* Makes the launch by GVirtuS's function. False: it threw an exception, as G5 does if it has
+     * not found a kernel's arguments. It reads these from cubins, and not from PTX. */
     bool (*launch)(const struct ibx_frontend_launch *launch, int *rc);
-    /* Whether that is known to be so. */
+    /* Whether the fact is known to be true. */
     bool (*knows)(enum ibx_frontend_fact fact, uint64_t handle, int *answer);
 
-    /* Page-locked memory of n bytes (not 0) for all threads and connections of the process, page
-     * aligned; NULL: none is left. */
+    /* Page-locked memory of n bytes (not 0), page-aligned, for all threads and connections of the
+     * process; NULL: none is left. release() takes the same n. */
     void *(*allocate)(size_t n);
     void (*release)(void *address, size_t n);
-    /* Memory of the application's own that it is about to copy often: registers it for the calling
-     * thread's connection where that pays. Nothing has to be undone. */
+    /* Host memory that the application is about to copy often: it is registered for the calling
+     * thread's connection if that pays. Nothing has to be undone. */
     void (*prepare)(void *address, size_t n);
 
-    /* Has kernels reach n bytes of memory that allocate() has given, at `address`, or no more, as
-     * before release(). 0: *exit_code is CUDA's. -EOPNOTSUPP: they cannot; -ENOTCONN. */
+    /* Lets kernels access n bytes of memory from allocate(), at `address`; with `on` false, ends
+     * that, as must be done before release(). 0: *exit_code is CUDA's. -EOPNOTSUPP: this connection
+     * cannot do it. -ENOTCONN: no working connection. */
     int (*reach)(void *address, size_t n, bool on, int *exit_code);
-    /* Likewise pages of the back end's own, which are there at `address` until they are given back:
-     * copies between host and device take it as an address of the device's. n is of whole pages. */
+    /* The same with pages of the back end's, which it maps at `address` until they are released. A
+     * copy between host and device takes such an address for one of the device. n is a multiple of
+     * the page size. */
     int (*stand_in)(void *address, size_t n, bool on, int *exit_code);
-    /* Another number than before: what they have reached they may reach no more, until it is
-     * asked for again. */
+    /* Changes when the back end has lost what reach() gave: kernels have no access until reach() is
+     * called again. */
     unsigned (*reach_epoch)(void);
 
-    /* About copies of any thread that copy() has left to background threads. Streams 0 to 2 stand
-     * for all streams. */
-    bool (*pending)(uint64_t stream);              /* whether there is one in the stream */
-    int (*failure)(uint64_t stream);               /* the first error not returned yet, or 0 */
-    void (*finish)(const void *address, size_t n); /* waits for those in this memory */
-    void (*drain)(const void *address, size_t n);  /* and for copy() of any thread's, too */
+    /* Copies of all threads that copy() has left to background threads. Streams 0 to 2 (the default
+     * streams) stand for all streams. */
+    bool (*pending)(uint64_t stream); /* whether one is under way in the stream */
+    int (*failure)(uint64_t stream);  /* the first error that was not returned yet, or 0 */
+    void (*finish)(const void *address, size_t n); /* waits for those that use this memory */
+    /* ... and for other threads that are in copy() with it. */
+    void (*drain)(const void *address, size_t n);
 
-    /* From here on all threads' calls are told, for good. */
+    /* From now on `watch` is called for the calls of all threads. It cannot be taken back. */
     void (*watch)(const struct ibx_frontend_watch *watch);
 
-    /* The process is about to end beside threads that may be in calls: what the calling thread has
-     * launched is run, and connections that no thread is using are closed. Who uses one of these
-     * from here on waits for the end. */
+    /* The process is about to end while other threads may be in calls. The calling thread's
+     * launches are completed, and connections that no thread uses are closed. A thread that calls
+     * any of these functions from now on sleeps until the process ends. */
     void (*leave)(void);
 };
 
 #define IBX_FRONTEND_ATTACH "ibx_frontend_attach"
 #define IBX_FRONTEND_BEGINS "ibx_frontend_begins"
-/* Exported by libibx-frontend.so. From any thread, any number of times. The latter in front of the
- * first request over a connection: what GVirtuS does to make one is over. */
+/* Exported by libibx-frontend.so. Both may be called from any thread, any number of times.
+ * _begins() is called before the first request of a connection: GVirtuS has made that connection.
+ */
 #ifdef __cplusplus
 extern "C" void ibx_frontend_attach(const struct ibx_frontend_calls *calls);
 extern "C" void ibx_frontend_begins(void);

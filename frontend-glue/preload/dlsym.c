@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * A program that opens libcudart itself, as packages of Python do, or libcublas and the like, takes
- * CUDA's calls from it by dlsym(3), which does not look for them in what is preloaded. It gets them
- * here all the same: the functions of this library, where that has one of the name, and GVirtuS's
- * otherwise. Likewise the driver's from libcuda.so.1, whoever's that is; of the driver there are no
- * others.
+ * A program that opens libcudart, libcublas and the like itself, as packages of Python do, looks up
+ * CUDA's functions in it by dlsym(3), which does not consult preloaded libraries. This file
+ * replaces dlsym(3): such a program gets this library's function if there is one of that name, else
+ * GVirtuS's. The same holds for libcuda.so.1, whether GVirtuS's, NVIDIA's or this project's: of the
+ * driver only this library's functions are returned.
  *
- * dlsym(3) knows its caller by where it returns to, on which RTLD_NEXT depends. So this one ends by
- * a jump to the C library's, for which its file is compiled apart, optimized, and without
- * sanitizers: their own libraries call it before they have begun.
+ * dlsym(3) identifies its caller by the return address; RTLD_NEXT depends on that. So the function
+ * ends by a jump to the C library's dlsym(). For that this file is compiled separately, with
+ * optimization and without sanitizers, whose own libraries call dlsym() before they are
+ * initialized.
  */
 #include "frontend-glue/preload/dlsym.h"
 
@@ -19,7 +20,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-/* Whose locals are in its way. */
+/* A function with locals that would prevent the jump. */
 #define APART __attribute__((noinline))
 #ifdef __has_attribute
 #if __has_attribute(musttail)
@@ -32,8 +33,8 @@
 
 typedef void *look_up(void *restrict handle, const char *restrict name);
 
-/* Of the first glibc that there was. One that is not found would make memory for an error, and who
- * replaces malloc(3) may be calling. */
+/* The version of dlsym() in the first glibc for this machine. A version that does not exist would
+ * make dlvsym() allocate an error message, and the caller may be a replacement of malloc(3). */
 #ifdef __x86_64__
 #define VERSION "GLIBC_2.2.5"
 #elif defined(__aarch64__)
@@ -42,7 +43,7 @@ typedef void *look_up(void *restrict handle, const char *restrict name);
 #define VERSION "GLIBC_2.34"
 #endif
 
-static look_up *of_libc; /* no atomic: whoever writes it writes the same */
+static look_up *of_libc; /* not atomic: all threads write the same value */
 static void *itself;     /* this library */
 
 APART static look_up *next_one(void)
@@ -53,7 +54,7 @@ APART static look_up *next_one(void)
     return of_libc = next;
 }
 
-/* Ahead of this library's other ones. */
+/* Runs before the other constructors of this library. */
 __attribute__((constructor(101))) void ibx_frontend_dlsym_begin(void)
 {
     Dl_info info;
@@ -72,7 +73,7 @@ static bool is_named(const char *path, const char *begin)
     return path && begins(slash ? slash + 1 : path, begin);
 }
 
-/* Whether this library has functions of that one. */
+/* Whether this library replaces functions of the library at `path`. */
 static bool is_known(const char *path)
 {
     static const char *const names[] = {IBX_REMOTE_LIBRARIES, "libcudnn"};
@@ -82,9 +83,9 @@ static bool is_known(const char *path)
     return known;
 }
 
-/* This library's function of that name, where the program has asked such a library for one, whether
- * that has it or not. */
-/* cuDNN's libraries look for each other's functions so. */
+/* This library's function of this name if `handle` is one of those libraries, even if that one
+ * lacks the function; else NULL. Not for cuDNN's own libraries, which find each other's functions
+ * in this way. */
 APART static void *ours(look_up *next, void *handle, const char *name, const void *caller)
 {
     struct link_map *library = NULL;
@@ -96,7 +97,7 @@ APART static void *ours(look_up *next, void *handle, const char *name, const voi
     const bool is_there = theirs ? dladdr(theirs, &info) && is_known(info.dli_fname)
                                  : function && !dlinfo(handle, RTLD_DI_LINKMAP, &library) &&
                                        is_known(library->l_name);
-    dlerror(); /* of what was not found here */
+    dlerror(); /* clears the error of failed lookups */
     return is_there ? function : NULL;
 }
 
@@ -105,8 +106,9 @@ static bool is_of_driver(const char *name)
     return name[0] == 'c' && name[1] == 'u' && name[2] >= 'A' && name[2] <= 'Z';
 }
 
-/* This library's function of the driver, or NULL: it has none. False: the program has not asked the
- * driver for one. A library of the plugin's looks for GPUs of this host there. */
+/* Sets *function to this library's function of the driver's API, or to NULL if it has none. False:
+ * `handle` is not the driver, or the caller is libfabric, which is loaded by the plugin and looks
+ * for GPUs of this host. */
 APART static bool ours_of_driver(look_up *next, void *handle, const char *name, const void *caller,
                                  void **function)
 {

@@ -2,11 +2,11 @@
 #ifndef IBX_FRONTEND_GLUE_PRELOAD_DLSYM_H
 #define IBX_FRONTEND_GLUE_PRELOAD_DLSYM_H
 
-/* The C library's dlsym(3), in which libcudart has GVirtuS's functions. RTLD_NEXT: behind this
- * library. */
+/* The C library's dlsym(3): a lookup in libcudart finds GVirtuS's functions. RTLD_NEXT means the
+ * libraries after this one. */
 void *ibx_frontend_dlsym(void *handle, const char *name);
-/* From here on dlsym(3) finds this library's functions. Its constructor calls that; and whoever
- * needs them in another library's, which may run before. */
+/* From this call on dlsym(3) finds this library's functions. This library's constructor makes it; a
+ * function that another library's constructor may call earlier has to make it itself. */
 void ibx_frontend_dlsym_begin(void);
 
 #endif

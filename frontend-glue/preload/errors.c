@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What cudaGetErrorName() and cudaGetErrorString() say, as CUDA's documentation has it. GVirtuS
- * asks its back end, and where that fails (G5) the failure hides the error that the application
- * wanted to report.
+ * The names and descriptions of CUDA's errors, as its documentation has them. GVirtuS asks its back
+ * end for them. Where that fails (G5), the failure hides the error that the application wanted to
+ * report.
  */
 #include "frontend-glue/preload/preload.h"
 

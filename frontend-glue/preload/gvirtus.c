@@ -15,33 +15,34 @@
 
 /* --------------------------------------------------------------------- a thread's first call */
 
-/* GVirtuS's front end makes a connection for each thread, and what it does for that is not made for
- * several threads at once (a tree that is searched without its lock, in G5): a program whose
- * threads begin together could end by a signal. The others go on when the thread makes its
- * first request, or after a while where its connection is none of the plugin's. */
+/* GVirtuS's front end makes a connection for each thread, and that code is not thread-safe (G5
+ * searches a tree without its lock): a program whose threads start together could crash. So first
+ * calls are made one at a time. The next one starts when the thread before it sends its first
+ * request or, if its connection is not the plugin's, after this time. */
 #define ALONE_MS 3000u
 
-/* A child that is forked meanwhile would wait for ever: for locks of GVirtuS's log, which nobody
- * gives back there. So a fork waits until no thread connects, for a while. GVirtuS is done with
- * that when it writes the thread's first request. */
+/* A child that is forked while a thread connects could hang on locks of GVirtuS's log, which no
+ * thread of the child would release. So a fork waits, at most this long, until no thread connects.
+ * A thread no longer connects when GVirtuS writes its first request. */
 #define FORK_MS 1000u
 
 static pthread_mutex_t first_calls = PTHREAD_MUTEX_INITIALIZER;
-static pthread_rwlock_t connecting = PTHREAD_RWLOCK_INITIALIZER; /* a fork writes */
+static pthread_rwlock_t connecting = PTHREAD_RWLOCK_INITIALIZER; /* taken for writing by a fork */
 static _Thread_local bool has_called, is_alone, connects, forks;
-/* A thread is not cancelled in its first call, for which nobody would unlock then. */
+/* Cancellation is off during a thread's first call: a cancelled thread would not unlock. */
 static _Thread_local bool holds;
 static _Thread_local int cancels;
 
 static pthread_once_t begun = PTHREAD_ONCE_INIT;
 static pthread_key_t thread_end;
 static bool keyed;
-static atomic_uint callers; /* threads that have called, and have not ended */
-static atomic_bool closed;  /* to those that have not called yet, but the one that has said so */
+static atomic_uint callers; /* living threads that have called GVirtuS */
+/* No further thread may make its first call, except the one that closed. */
+static atomic_bool closed;
 static _Thread_local bool counted, closes;
 
-/* Behind the plugin's destructor of a key, which waits for what the thread has launched and closes
- * its connection: by then it is the second time. */
+/* A destructor of a thread's key. It sets the key once more, so that it runs again after the
+ * plugin's own destructor, which waits for the thread's launches and closes its connection. */
 static void uncount(void *nothing)
 {
     static _Thread_local bool again;
@@ -62,7 +63,8 @@ static void make_key(void)
 
 static void count(void)
 {
-    pthread_once(&begun, make_key); /* GVirtuS may connect before this library begins */
+    /* GVirtuS may connect before the constructor of this library has run. */
+    pthread_once(&begun, make_key);
     if (counted || !keyed || pthread_setspecific(thread_end, &counted))
         return;
     counted = true;
@@ -111,7 +113,8 @@ __attribute__((constructor)) static void begin(void)
     pthread_atfork(NULL, NULL, in_child);
 }
 
-/* Late, so that a fork waits before it has any other lock, which such a thread may want. */
+/* Registered late, so that it runs first at a fork: the fork must not hold other locks while it
+ * waits for a connecting thread that may need them. */
 static void watch_forks(void)
 {
     pthread_atfork(before_fork, in_parent, NULL);
@@ -127,7 +130,7 @@ bool ibx_frontend_first_begins(void)
     ibx_frontend_runtime_used();
     if (has_called)
         return true;
-    count(); /* first: see ibx_frontend_close() */
+    count(); /* before `closed` is read: see ibx_frontend_close() */
     if (atomic_load(&closed) && !closes)
         return false;
     has_called = true;
@@ -136,7 +139,8 @@ bool ibx_frontend_first_begins(void)
     const uint64_t deadline = ibx_deadline_in_ms(ALONE_MS);
     const struct timespec until = ibx_timespec_of(deadline);
     is_alone = !pthread_mutex_clocklock(&first_calls, CLOCK_MONOTONIC, &until);
-    connects = !pthread_rwlock_rdlock(&connecting); /* last: a fork waits for one, not for all */
+    connects = !pthread_rwlock_rdlock(&connecting); /* last, so that a fork waits for one connecting
+                                                       thread, not for the whole queue */
     return true;
 }
 
@@ -163,8 +167,9 @@ void ibx_frontend_first_is_over(void)
     holds = false;
 }
 
-/* The rest of a first call is like any other, and may take long. The plugin, which calls this,
- * holds cancellation meanwhile, too: so it is not given free here. */
+/* The plugin calls this when GVirtuS has connected. The rest of the first call is like any other,
+ * and may take long. Cancellation stays off: the plugin has turned it off, too, and turns it on
+ * later. */
 void ibx_frontend_begins(void)
 {
     is_connected();
@@ -207,11 +212,11 @@ int ibx_frontend_passed(int rc)
 /* ----------------------------------------------------------------- GVirtuS's functions */
 
 struct loaded {
-    const char *name; /* how its file's begins */
+    const char *name; /* the beginning of its file name */
     char path[PATH_MAX];
 };
 
-/* Finds one that dlopen(3) has put outside this library's scopes. */
+/* Finds a library by its file name, also one that this library's symbol lookups do not reach. */
 static bool find_loaded(const char *path, ElfW(Dyn) * dynamic, void *argument)
 {
     struct loaded *library = argument;
@@ -229,7 +234,8 @@ bool ibx_frontend_libcudart(char path[PATH_MAX])
     return true;
 }
 
-/* GVirtuS's may have this function as well. */
+/* Recognized by cudaGetExportTable(), unless the library has a class of GVirtuS: GVirtuS's
+ * libcudart may have that function as well. */
 bool ibx_frontend_is_nvidias(void *libcudart)
 {
     static const char *const marks[] = {"_ZN7gvirtus8frontend8Frontend7PrepareEv",
@@ -240,7 +246,7 @@ bool ibx_frontend_is_nvidias(void *libcudart)
     return ibx_frontend_dlsym(libcudart, "cudaGetExportTable");
 }
 
-/* Whose functions begin so: the longer beginning comes first. */
+/* The library whose functions have this prefix. Of two prefixes the longer comes first. */
 static const char *library_of(const char *symbol)
 {
     static const char *const all[][2] = {
@@ -254,7 +260,7 @@ static const char *library_of(const char *symbol)
     return "libcudart.so";
 }
 
-/* A library may itself be linked with this one. */
+/* Whether the function is this library's: the other library may be linked with it. */
 static bool is_ours(const void *function)
 {
     Dl_info its, ours;
@@ -287,7 +293,7 @@ static void *find(const char *symbol)
     return found ? found : find_in_library(symbol);
 }
 
-/* The program has NVIDIA's instead. */
+/* The program has loaded NVIDIA's libcudart instead of GVirtuS's. */
 static void tell_of_nvidias(const char *path)
 {
     static atomic_flag told = ATOMIC_FLAG_INIT;
@@ -300,14 +306,14 @@ static void tell_of_nvidias(const char *path)
                 path);
 }
 
-/* Those of the C library are asked for by constructors, too, some before libcudart's have run,
- * which opening it once more would run. */
+/* False for functions of the C library. Constructors call these too, some before those of libcudart
+ * have run, and to open libcudart would run them. */
 static bool is_of_cuda(const char *symbol)
 {
     return !strncmp(symbol, "cu", 2) || !strncmp(symbol, "__cuda", 6);
 }
 
-/* Once that is known: `function` is its cudaMalloc. */
+/* Warns if the libcudart that has this cudaMalloc is NVIDIA's. */
 static void look_whose(void *function)
 {
     Dl_info info;
@@ -321,15 +327,15 @@ static void look_whose(void *function)
         dlclose(library);
 }
 
-/* Most calls here are of functions that GVirtuS lacks, and to find that out takes longer than what
- * they then do: it looks through all libraries. Once there is a libcudart it stays so. */
+/* Caches that a function is missing, too, since the search through all libraries takes longer than
+ * the call. That answer is final only after a libcudart was loaded. */
 void *ibx_frontend_next(_Atomic(void *) *known, const char *symbol)
 {
     static char absent;
     static atomic_bool loaded, looked;
     void *found = atomic_load_explicit(known, memory_order_acquire);
     if (!found) {
-        /* First: another thread may load it meanwhile. */
+        /* before find(symbol): another thread may load libcudart in between */
         if (!atomic_load(&loaded) && find("cudaMalloc"))
             atomic_store(&loaded, true);
         if (atomic_load(&loaded) && is_of_cuda(symbol) && !atomic_exchange(&looked, true))
@@ -358,7 +364,7 @@ bool ibx_frontend_in_host_function(void)
     return host_function != IBX_FUNCTION_NONE;
 }
 
-/* One that waits for the function's own stream would never end. */
+/* A call that waits for the stream which runs this host function would never return. */
 bool ibx_frontend_forbidden(int *rc)
 {
     if (host_function == IBX_FUNCTION_THEIRS)
@@ -391,11 +397,11 @@ bool ibx_frontend_knows(enum ibx_frontend_fact fact, uint64_t handle, int *answe
 
 /* ----------------------------------------------------------------------------- errors */
 
-/* Of this thread's calls, where the back end knows of the error in another thread or not at all;
- * and what it was asked for then. */
+/* The last error of this thread that the back end does not know as this thread's, and the count of
+ * the thread's other errors at that time. */
 static _Thread_local int last, told;
 
-/* 0: not known. */
+/* The plugin's count of this thread's errors; 0: unknown. */
 static int errors_so_far(void)
 {
     int number = 0;
@@ -409,8 +415,9 @@ int ibx_frontend_fail(int rc)
     return rc;
 }
 
-/* The newer one of both; theirs where nobody can tell. `now`: as `told`, and only asked for where
- * there are two: most programs ask for the last error behind each launch. */
+/* The newer of two errors: `last` and the back end's. `now` is the current count; if it is unknown,
+ * the back end's error wins. The count is read only if `last` is set, because most programs call
+ * cudaGetLastError() after each launch. */
 static int newer(int theirs, int now)
 {
     return last && (!theirs || (now && now == told)) ? last : theirs;
@@ -434,8 +441,8 @@ int cudaPeekAtLastError(void)
 
 /* ------------------------------------------------------------------- the driver's API */
 
-static _Thread_local unsigned driven;   /* calls that are made for it, one within another */
-static _Thread_local bool runtime_used; /* since it was asked for */
+static _Thread_local unsigned driven;   /* nested calls of the driver's API */
+static _Thread_local bool runtime_used; /* since the last ibx_frontend_drives() */
 static atomic_bool runtime_ever;
 
 void ibx_frontend_runtime_used(void)
@@ -451,8 +458,8 @@ bool ibx_frontend_runtime_ever(void)
     return atomic_load(&runtime_ever);
 }
 
-/* The number of the thread's errors at which it has none to tell. To ask whether it has one sends
- * what waits to be sent, so that is asked once for each number. */
+/* The count of errors at which this thread was known to have none. To ask for that sends what waits
+ * to be sent, so it is asked once for each count. */
 static _Thread_local int clean_at;
 
 static bool has_none(void)
@@ -475,8 +482,8 @@ bool ibx_frontend_drives(struct ibx_frontend_errors *before)
     return used;
 }
 
-/* What the back end has to tell that the thread did not know of before, the program's own calls may
- * have left: it stays. */
+/* Removes the error that a failed call has left in the back end. An error from before _drives()
+ * stays, since the program's own calls may have caused it. */
 void ibx_frontend_drove(const struct ibx_frontend_errors *before, bool failed)
 {
     if (failed && before->none && errors_so_far() != clean_at) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The libraries of this process, also in a forked child. */
+/* The loaded libraries of this process, also in a forked child. */
 #include "frontend-glue/preload/preload.h"
 
 #include "common/log.h"
@@ -42,8 +42,8 @@ static int pass(struct dl_phdr_info *library, size_t size, void *argument)
     return walk->look(library->dlpi_name, dynamic, walk->argument);
 }
 
-/* A child does without dl_iterate_phdr(3), whose lock another thread may have had at the fork:
- * nobody gives it back there. */
+/* A child does not call dl_iterate_phdr(3): another thread of the parent may have held its lock at
+ * the fork, and nobody releases it in the child. */
 bool ibx_frontend_each_library(ibx_frontend_look_library *look, void *argument)
 {
     struct walk walk = {look, argument};

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * NVIDIA's libraries on top of CUDA (cuRAND, cuFFT ...) call the driver of this host, with
- * addresses that are the remote GPU's: on a host with a GPU of its own they can write elsewhere and
- * say nothing. GVirtuS has front ends of its own for some of them. Where one of NVIDIA's is loaded
- * instead, this host's GPUs are hidden from it, so that its calls fail. One that is loaded later is
- * found by the next cudaMalloc, or by the cudaMemcpy that brings its results.
+ * NVIDIA's libraries on top of CUDA (cuRAND, cuFFT ...) call the driver of this host with addresses
+ * of the remote GPU. On a host with a GPU they can write to wrong memory without an error. GVirtuS
+ * has replacements of some of these libraries. If one of NVIDIA's is loaded instead, this file
+ * hides the GPUs of this host from it, so that its calls fail. A library that is loaded later is
+ * detected by the next cudaMalloc, or by the cudaMemcpy that reads its results.
  */
 #include "frontend-glue/preload/dlsym.h"
 #include "frontend-glue/preload/preload.h"
@@ -24,7 +24,7 @@
 struct search {
     const char *const *names; /* the last one is NULL */
     char path[PATH_MAX];      /* of the first one found */
-    char but[PATH_MAX];       /* not in this folder */
+    char but[PATH_MAX];       /* a folder to ignore; "": none */
 };
 
 static size_t folder_of(const char *path)
@@ -47,7 +47,8 @@ static bool look(const char *path, ElfW(Dyn) * dynamic, void *argument)
     return false;
 }
 
-/* Of this host: it does not look at the variable any more. libcuda.so.1 may be this library's. */
+/* Whether the driver of this host is loaded: it has read the variable already. libcuda.so.1 may
+ * also be this project's library. */
 static bool driver_is_loaded(void)
 {
     static const char *const driver[] = {"libcuda.so.1", NULL};
@@ -75,7 +76,7 @@ static bool count_one(const char *path, ElfW(Dyn) * dynamic, void *count)
     return false;
 }
 
-/* So far; in a child, at present. */
+/* How many libraries were ever loaded; in a forked child, how many are loaded now. */
 static unsigned long long libraries_loaded(void)
 {
     unsigned long long count = 0;
@@ -96,7 +97,7 @@ void ibx_frontend_look_for_libraries(void)
     }
 }
 
-/* Of those the loader may be told to look for GVirtuS's first (search.c). */
+/* Only for libraries that LD_AUDIT can redirect to GVirtuS's (search.c). */
 #define AUDIT " (and set LD_AUDIT=libibx-search.so where the program finds this one before it)"
 
 static bool is_searched(const char *path)
@@ -128,7 +129,7 @@ void ibx_frontend_hide_local_gpus(void)
                 local.path);
         return;
     }
-    if (ibx_frontend_is_named(local.path, "libcudnn.so")) /* its calls are requests */
+    if (ibx_frontend_is_named(local.path, "libcudnn.so")) /* the preload takes over its calls */
         return;
     ibx_log(IBX_LOG_WARN,
             "%s is not GVirtuS's and cannot reach the remote GPU: " HIDES

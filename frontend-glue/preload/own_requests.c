@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Calls that GVirtuS lacks, or makes wrongly, in requests of our own (session/own_requests.h):
- * those about streams and limits, and what all of them share. A back end that does not know them
- * makes them fail with cudaErrorNotSupported.
+ * Requests of ibx's own (session/own_requests.h), for calls that GVirtuS lacks or makes wrongly:
+ * what all of them share, and those about streams and limits. With a back end that does not know a
+ * request the call returns cudaErrorNotSupported.
  */
 #include "frontend-glue/preload/preload.h"
 
@@ -10,7 +10,7 @@
 
 #include <stdlib.h>
 
-#define UNKNOWN (-1) /* what a back end of GVirtuS answers to a name that it does not know */
+#define UNKNOWN (-1) /* the exit code of GVirtuS's back end for an unknown routine */
 
 void ibx_frontend_request_begin(struct own_request *e, enum ibx_own_request number,
                                 const char *call)
@@ -54,7 +54,7 @@ void ibx_frontend_request_free(struct own_request *e)
     e->more = NULL;
 }
 
-/* Of all calls GVirtuS answers this one the most cheaply. */
+/* The cheapest call of GVirtuS. */
 void ibx_frontend_connect(void)
 {
     int device;

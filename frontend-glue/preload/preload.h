@@ -13,100 +13,113 @@
 /* --------------------------------------------------------------------------------------
  * own_requests.c */
 
-#define OWN_REQUEST_MAX 1950u /* bytes of a request of our own that go in one piece */
-/* A request of our own: its body, which begins with the number. */
+#define OWN_REQUEST_MAX 1950u /* bytes of a request's body that need no allocation */
+/* A request of ibx's own (session/own_requests.h), which stock GVirtuS does not have. Its body
+ * begins with its number. */
 struct own_request {
-    const char *name; /* of the request */
-    const char *call; /* as the application knows it */
+    const char *name; /* the request's name on the wire */
+    const char *call; /* the CUDA function, for messages */
     struct ibx_writer body;
-    void *more; /* where the body is if it does not fit here; NULL: it does */
+    void *more; /* the allocated body if it is longer than bytes[]; else NULL */
     uint8_t bytes[OWN_REQUEST_MAX];
 };
 void ibx_frontend_request_begin(struct own_request *own, enum ibx_own_request number,
                                 const char *call);
-/* Of that node, in what can be launched or (NULL) in the graph. */
+/* Begins a request about a node of an executable graph or, if `exec` is NULL, of a graph. */
 void ibx_frontend_node_begin(struct own_request *own, enum ibx_own_request number, const char *call,
                              const void *exec, const void *node);
-/* Room for n bytes more; false: there is no memory. Behind that, in the end, _free(). */
+/* Makes room for n more bytes of the body. False: there is no memory. A caller of this ends with
+ * _free(). */
 bool ibx_frontend_request_room(struct own_request *own, size_t n);
 void ibx_frontend_request_free(struct own_request *own);
-/* Makes it: what the call returns, which cudaGetLastError() returns as well if it is an error. A
- * success has put `n` bytes into `out`. */
+/* Sends the request and waits for the answer. Returns what the CUDA call is to return; if that is
+ * an error, cudaGetLastError() will return it, too. On success the answer is in `out`, exactly n
+ * bytes. */
 int ibx_frontend_request_make(const struct own_request *own, void *out, size_t n);
-/* The same; false: the back end does not know it, and GVirtuS may. */
+/* As _make(), with the result in *rc. False: this back end does not know the request, and GVirtuS
+ * may have the function; no error is recorded. */
 bool ibx_frontend_request_known(const struct own_request *own, void *out, size_t n, int *rc);
-/* The same for one that is answered by one number. */
+/* As _make(), for a request whose answer is one number. */
 int ibx_frontend_request_ask(const struct own_request *own, uint64_t *answer);
-/* The same without a word of its own. False: nothing was done. *code: what the back end answered,
- * negative where it does not know the request. */
+/* Sends the request and records and logs nothing. False: it was not sent. *code: the exit code of
+ * the back end; negative if the back end does not know the request. */
 bool ibx_frontend_request_try(const struct own_request *own, void *out, size_t n, int *code);
-/* Makes a connection of the calling thread, which only a call of GVirtuS's can. */
+/* Has GVirtuS connect the calling thread, by a cheap call of its front end: nothing else can. */
 void ibx_frontend_connect(void);
 
 /* ------------------------------------------------------------------------------------ gvirtus.c */
 
-/* NULL: there is none (yet). */
+/* The table of the plugin; NULL before a plugin has attached. */
 const struct ibx_frontend_calls *ibx_frontend_plugin(void);
-/* It is that one, from now on: whether there was none before, and it belongs to this library. */
+/* Takes the table of a plugin that attaches, if it has this library's version. True for the first
+ * one. */
 bool ibx_frontend_plugin_is(const struct ibx_frontend_calls *calls);
-/* Makes the call of that name without GVirtuS, if that is possible: *rc is what it returns. Its
- * body is what was written. */
+/* Has the plugin make GVirtuS's call of this name, with this body. True: it was made, or it is
+ * forbidden here, and *rc is what it returns. False: GVirtuS has to make it. */
 bool ibx_frontend_called(const char *name, const struct ibx_writer *body, int *rc);
-/* The same of a launch. `unseen`: by <<<>>>. */
+/* As ibx_frontend_called(), for cudaLaunchKernel. `unseen`: by <<<>>>, whose result the program
+ * does not see. */
 bool ibx_frontend_launched(const struct ibx_writer *body, bool unseen, int *rc);
-/* Whose function that a stream waits for the calling thread is in: host_functions.c says so. */
+/* The host function (cudaLaunchHostFunc, callbacks, host nodes) that runs in the calling thread,
+ * while a stream waits for it: none, this library's own, or the program's. host_functions.c sets
+ * it. */
 enum ibx_host_function { IBX_FUNCTION_NONE, IBX_FUNCTION_OURS, IBX_FUNCTION_THEIRS };
 void ibx_frontend_host_function_is(enum ibx_host_function is);
 bool ibx_frontend_in_host_function(void);
-/* Whether it is the program's, in which CUDA permits no work, no memory and no waits: *rc is what
- * such a call is to return. */
+/* Whether a host function of the program runs in this thread. CUDA permits no call there that works
+ * on the device, allocates or waits: *rc is the error that such a call returns. */
 bool ibx_frontend_forbidden(int *rc);
-/* Whether the plugin knows that it is so. */
+/* Whether the plugin knows `fact` to be true without a request (attach_table.h). */
 bool ibx_frontend_knows(enum ibx_frontend_fact fact, uint64_t handle, int *answer);
-/* GVirtuS has returned `rc` for a call, by which it connects: warns once if no plugin has attached,
- * and returns that. */
+/* Returns `rc`, the result of a call that GVirtuS made, and by which it connects. Warns once if no
+ * plugin has attached by then. */
 int ibx_frontend_passed(int rc);
-/* GVirtuS's function of that name, which is kept in *found; NULL: it has none. */
+/* GVirtuS's function of this name, NULL if it has none. The answer is cached in *found once it is
+ * final. */
 void *ibx_frontend_next(_Atomic(void *) *found, const char *symbol);
-/* The path of a libcudart that is loaded, whether it is in this library's scopes or not. False:
- * there is none. */
+/* The path of a loaded libcudart, also of one that dlopen(3) loaded with RTLD_LOCAL. False: none is
+ * loaded. */
 bool ibx_frontend_libcudart(char path[PATH_MAX]);
-/* Whether a libcudart that is open is NVIDIA's, and not GVirtuS's. */
+/* Whether this handle of dlopen(3) is NVIDIA's libcudart, and not GVirtuS's. */
 bool ibx_frontend_is_nvidias(void *libcudart);
-/* The major version of libcudart, 0: its name does not say. */
+/* The major version of the loaded libcudart, by the name of its file; 0: unknown. */
 int ibx_frontend_cuda_version(void);
-/* Returns `rc`, an error that is detected here, and has cudaGetLastError() return it as well. */
+/* Returns `rc`, an error that this library has detected, and has cudaGetLastError() return it as
+ * well. */
 int ibx_frontend_fail(int rc);
-/* Around calls that are made for one of the driver's API: what fails meanwhile is not told by
- * cudaGetLastError(), but for errors that stay. The first one: whether the thread has made calls of
- * the runtime's own since it was last asked. */
+/* The functions of the driver's API are made from calls of the runtime's, which stand between
+ * _drives() and _drove(). Errors of these calls do not appear in cudaGetLastError(), except sticky
+ * ones. _drives() returns whether the thread has called the runtime's API itself since the last
+ * _drives(). */
 struct ibx_frontend_errors {
     int last;
-    bool none; /* to be told before */
+    bool none; /* before, cudaGetLastError() had no error to return */
 };
 bool ibx_frontend_drives(struct ibx_frontend_errors *before);
 void ibx_frontend_drove(const struct ibx_frontend_errors *before, bool failed);
-/* The calling thread makes a call of the runtime's. */
+/* Notes that the calling thread calls the runtime's API; _ever(): whether any thread has. */
 void ibx_frontend_runtime_used(void);
 bool ibx_frontend_runtime_ever(void);
-/* Whether GVirtuS's front end is connecting in the calling thread. */
+/* Whether the calling thread is in its first call, in which GVirtuS's front end connects. */
 bool ibx_frontend_connects(void);
-/* GVirtuS's function of the same name and type, or NULL. */
+/* The function of GVirtuS that has this name and type; NULL if it has none. */
 #define NEXT(function)                                                                             \
     __extension__({                                                                                \
         static _Atomic(void *) found;                                                              \
         (__typeof__(&(function)))ibx_frontend_next(&found, #function);                             \
     })
-/* Around calls of GVirtuS's: by a thread's first one it connects, one thread at a time. Quick for
- * all others. The latter may come several times. False: GVirtuS's front end is about to go, and
- * must not be called. */
+/* Before and after calls of GVirtuS's functions. In the first call of a thread GVirtuS connects,
+ * and only one thread at a time may do that; every other call passes at once. _is_over() may be
+ * called more than once. False: the process is about to end, and GVirtuS must not be called. */
 bool ibx_frontend_first_begins(void);
 void ibx_frontend_first_is_over(void);
-/* At the end of the process: whether no other thread calls GVirtuS's, nor begins to. */
+/* At the end of the process. True: no other living thread has called GVirtuS, and from now on none
+ * can begin to. False: others may be in calls. */
 bool ibx_frontend_close(void);
-/* The calling thread, which is one of this library's, need not be asked for that. */
+/* Does not count the calling thread, which is this library's own, for ibx_frontend_close(). */
 void ibx_frontend_is_no_caller(void);
-/* Calls it. */
+/* Calls GVirtuS's function: CUDA_NOT_SUPPORTED if it has none, CUDA_UNLOADING if the process is
+ * about to end. */
 #define CALL_NEXT(function, ...)                                                                   \
     __extension__({                                                                                \
         __typeof__(&(function)) next = NEXT(function);                                             \
@@ -120,32 +133,35 @@ void ibx_frontend_is_no_caller(void);
 
 /* --------------------------------------------------------------------------- loaded_libraries.c */
 
-/* Whether this process is a child that has been forked since this library was loaded. */
+/* Whether this process was forked after this library was loaded. */
 bool ibx_frontend_forked(void);
-/* Whether this loaded library is it; `dynamic` is its dynamic section, NULL: it has none. */
+/* Called for a loaded library; true ends the walk. `dynamic`: its dynamic section, or NULL. */
 typedef bool ibx_frontend_look_library(const char *path, ElfW(Dyn) * dynamic, void *argument);
-/* Of each one until `look` is true; whether it was. In a forked child, too. */
+/* Calls `look` for each loaded library until it returns true; returns whether it did. Also works in
+ * a forked child, where dl_iterate_phdr(3) may hang. */
 bool ibx_frontend_each_library(ibx_frontend_look_library *look, void *argument);
-/* Whether the name of the file of this path begins so. */
+/* Whether the last component of `path` begins with `begin`. */
 bool ibx_frontend_is_named(const char *path, const char *begin);
-/* The file that has this code; NULL: it is not known. */
+/* The path of the loaded file that contains this code; NULL: unknown. */
 const char *ibx_frontend_file_of(const void *code);
 
 /* ---------------------------------------------------------------------------- local_libraries.c */
 
-/* Has libraries of NVIDIA's that call this host's driver find no GPU. */
+/* Sets CUDA_VISIBLE_DEVICES to nothing if a library of NVIDIA's is loaded that calls the driver of
+ * this host: it finds no GPU then. */
 void ibx_frontend_hide_local_gpus(void);
-/* The same when others have been loaded since the last call. */
+/* The same, if libraries have been loaded since the last call. */
 void ibx_frontend_look_for_libraries(void);
 
 /* ---------------------------------------------------------------------------- visible_devices.c */
 
-/* A line where the program's CUDA_VISIBLE_DEVICES names GPUs that it does not choose. */
+/* Warns if the program's CUDA_VISIBLE_DEVICES selects GPUs, because that has no effect on remote
+ * ones. */
 void ibx_frontend_visible_devices(void);
 
 /* ------------------------------------------------------------------------------------- ranges.c */
 
-/* Memory of the current device. */
+/* n bytes of the current device's memory. */
 struct place {
     uint64_t at;
     size_t n;
@@ -153,34 +169,36 @@ struct place {
 struct range {
     uintptr_t begin;
     size_t n;
-    bool allocated;    /* by host_memory.c; false: registered by the application */
-    bool in_use;       /* there was an asynchronous copy */
-    bool pooled;       /* of the device, but not cudaMalloc's: cudaFree waits for nothing */
-    bool reserved;     /* ... but addresses alone, to which memory is mapped */
-    int device;        /* that was the thread's */
-    unsigned flags;    /* of the host's: the application's */
-    unsigned reach;    /* of the host's: since which epoch kernels reach it; 0: never yet */
-    unsigned in_place; /* of the host's: managed memory (managed_in_place.c), since so many forks
-                          and one; 0: it is not */
-    const char *name;  /* of a kernel; NULL: not known */
-    uint64_t number;   /* that no other range of the process ever has */
+    bool allocated; /* by host_memory.c; false: registered by the application */
+    bool in_use;    /* there was an asynchronous copy */
+    bool pooled; /* device memory that is not from cudaMalloc: cudaFree does not wait for the device
+                  */
+    bool reserved;     /* ... reserved addresses, to which memory is mapped */
+    int device;        /* the device that was selected when it was allocated */
+    unsigned flags;    /* host memory: the flags that the application gave */
+    unsigned reach;    /* host memory: the epoch in which kernels were given access; 0: never */
+    unsigned in_place; /* host memory: managed memory that is used in place (managed_in_place.c),
+                          since this number of forks plus 1; 0: it is not */
+    const char *name;  /* the name of a kernel; NULL: unknown */
+    uint64_t number;   /* unique in the process, never reused */
 };
-/* Sorted by address; none overlaps another. The caller holds the lock. */
+/* Sorted by address, without overlaps. Callers of the functions below hold the lock. */
 struct ranges {
     struct range *items;
     size_t count, room;
 };
-/* One lock for all lists; a forked child finds them consistent and unlocked. */
+/* One lock for all lists. It is held across fork(2), so a child finds consistent lists and a free
+ * lock. */
 void ibx_frontend_ranges_lock(void);
 void ibx_frontend_ranges_unlock(void);
 /* The index of the first range that does not end before `begin`, or `count`. */
 size_t ibx_frontend_ranges_find(const struct ranges *ranges, uintptr_t begin);
-/* The range that begins there, or NULL. */
+/* The range that begins at `address`, or NULL. */
 struct range *ibx_frontend_ranges_at(const struct ranges *ranges, const void *address);
 /* The range that holds all n bytes (not 0), or NULL. */
 struct range *ibx_frontend_ranges_holding(const struct ranges *ranges, const void *address,
                                           size_t n);
-/* 0, -EEXIST where it would overlap another one, -ENOMEM. */
+/* 0; -EEXIST: it would overlap another one; -ENOMEM. */
 int ibx_frontend_ranges_add(struct ranges *ranges, const struct range *range);
 void ibx_frontend_ranges_remove(struct ranges *ranges, struct range *range);
 

@@ -7,7 +7,7 @@
 #include <string.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static uint64_t numbers; /* with the lock */
+static uint64_t numbers; /* protected by the lock */
 
 void ibx_frontend_ranges_lock(void)
 {
@@ -19,7 +19,7 @@ void ibx_frontend_ranges_unlock(void)
     pthread_mutex_unlock(&lock);
 }
 
-/* Another thread may hold the lock when this one forks. */
+/* Takes the lock across a fork, since another thread may hold it. */
 __attribute__((constructor)) static void begin(void)
 {
     pthread_atfork(ibx_frontend_ranges_lock, ibx_frontend_ranges_unlock,

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * CUDA_VISIBLE_DEVICES of the program. It chooses among the GPUs of this host, by their numbers or
- * names here; workload managers such as Slurm set it to what they have allocated here, which on a
- * host without a GPU is none. What the program sees is chosen by that variable of the back end. So
- * this one is not applied, and a line says so where it might be meant for remote GPUs.
+ * CUDA_VISIBLE_DEVICES in the program's environment selects GPUs of this host, by numbers or UUIDs.
+ * Workload managers such as Slurm set it to the GPUs that they have allocated, on a host without a
+ * GPU to none. The remote GPUs are selected by the variable in the back end's environment. So this
+ * one is not applied, and a warning says so if it may have been meant for remote GPUs.
  */
 #include "frontend-glue/preload/preload.h"
 
@@ -15,14 +15,14 @@
 
 #define CHOOSES "CUDA_VISIBLE_DEVICES"
 
-/* NULL: it chooses none, and keeps libraries away from this host's GPUs (local_libraries.c). */
+/* The value of the variable; NULL if it selects no GPU, as local_libraries.c sets it. */
 static const char *chosen(void)
 {
     const char *list = secure_getenv(CHOOSES);
     return list && *list && *list != '-' && strncmp(list, "NoDevFiles", 10) != 0 ? list : NULL;
 }
 
-/* How many are listed, all from the first one on; 0: it lists others, or in another order. */
+/* The length of the list if it is 0, 1, 2 ... in this order; else 0. */
 static unsigned first_ones(const char *list)
 {
     unsigned count = 0;

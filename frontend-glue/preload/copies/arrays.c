@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Arrays of the device, in requests of our own: GVirtuS lacks most of these
- * calls, and its handlers of the others do not know arrays of several planes. Bytes of the host get
- * to an array by way of memory of the device, rows without gaps, so that they take the path of all
- * copies. The asynchronous calls come after all that is in their stream, and are over when they
- * return.
+ * Arrays of the device, as requests of ibx's own: GVirtuS lacks most of these calls, and its
+ * handlers of the others cannot handle arrays with several planes. Bytes of the host get to an
+ * array through device memory, in rows without gaps, so that they take the path of all copies. The
+ * asynchronous calls run after all that is in their stream, and are complete when they return.
  */
 #include "frontend-glue/preload/copies/device_things.h"
 #include "frontend-glue/preload/copies/copies.h"
@@ -19,14 +18,14 @@
 
 /* ----------------------------------------------------------------- how large elements are */
 
-/* Of an array that was made here: what is copied of the application's memory depends on it, and is
- * not for the back end to say. */
+/* An array that this process has made. How much of the application's memory is copied depends on
+ * its element size, so that must not come from the back end. */
 struct shape {
     struct thing thing;
     struct ibx_frontend_array is;
 };
 
-/* Bytes; 0: of no channel that CUDA has. */
+/* Bytes of an element; 0: CUDA has no such channel format. */
 static size_t element_of(const struct ibx_cuda_channel *c)
 {
     const int channels[] = {c->x, c->y, c->z, c->w};
@@ -44,11 +43,11 @@ void ibx_frontend_array_gone(const void *array)
     free(ibx_frontend_thing_take(THING_ARRAY, (uintptr_t)array));
 }
 
-/* Without memory the back end is asked later. */
+/* If there is no memory, the back end is asked for the size later. */
 void ibx_frontend_array_made(const struct ibx_frontend_array *array)
 {
     struct shape *made = malloc(sizeof(*made));
-    ibx_frontend_array_gone(array->array); /* one whose end was not seen */
+    ibx_frontend_array_gone(array->array); /* an array of the same address whose end was not seen */
     if (!made)
         return;
     *made = (struct shape){
@@ -118,12 +117,12 @@ int cudaFreeArray(void *array)
     ibx_frontend_request_begin(&e, IBX_OWN_FREE_ARRAY, "cudaFreeArray");
     ibx_put_u64(&e.body, (uintptr_t)array);
     ibx_frontend_array_gone(
-        array); /* first: behind the call another thread may be given the same handle */
+        array); /* before the call: another thread may get the same handle right after it */
     ibx_frontend_before_free();
     return ibx_frontend_freed(ibx_frontend_request_make(&e, NULL, 0));
 }
 
-/* Any of the places may be NULL. */
+/* Each output may be NULL. */
 int cudaArrayGetInfo(struct ibx_cuda_channel *channel, struct ibx_cuda_extent *extent,
                      unsigned *flags, void *array)
 {
@@ -160,7 +159,7 @@ int cudaGetChannelDesc(struct ibx_cuda_channel *channel, const void *array)
  */
 
 struct bounce {
-    void *memory; /* of the device */
+    void *memory; /* device memory */
     size_t n;
 };
 
@@ -170,7 +169,8 @@ static int bounce_begin(struct bounce *b, size_t n)
     return cudaMalloc(&b->memory, n);
 }
 
-/* Returns `rc`, or the first error here. cudaFree waits for the copies from and to it. */
+/* Frees the device memory. Returns `rc` or, if that is 0, the error of cudaFree, which waits for
+ * the copies from and to the memory. */
 static int bounce_end(struct bounce *b, int rc)
 {
     const int freed = b->memory ? cudaFree(b->memory) : CUDA_SUCCESS;
@@ -314,8 +314,8 @@ int cudaMemcpy2DFromArray(void *to, size_t pitch, const void *array, size_t x, s
 
 /* ------------------------------------------------------------------------ copies of planes */
 
-/* Bytes of a row: an array's elements have their own size, and the back end may say another one
- * each time that it is asked. 0: that of the array is not known. *known: as above. */
+/* Bytes of a row. Those of an array's element are not taken from the back end if they are known
+ * here. 0: the size of its elements is unknown. *known: as for ibx_frontend_array_element(). */
 static size_t row_of(const struct ibx_cuda_memcpy3d *p, bool *known)
 {
     const void *array = p->to_array ? p->to_array : p->from_array;
@@ -334,7 +334,7 @@ static char *row_at(const struct ibx_cuda_pitched *memory, const struct ibx_cuda
            (at->height + y) * memory->pitch + at->width;
 }
 
-/* Copies planes between the host and rows without gaps on the device, a plane after the other. */
+/* Copies plane after plane between host memory and `packed`, device memory in rows without gaps. */
 static int move_planes(const struct ibx_cuda_memcpy3d *p, void *packed, size_t row, bool to_device)
 {
     int rc = CUDA_SUCCESS;
@@ -358,7 +358,7 @@ static int planes_on_device(const struct ibx_cuda_memcpy3d *wish)
     return ibx_frontend_request_make(&e, NULL, 0);
 }
 
-/* All bytes from the first row to the last. */
+/* As ibx_frontend_before_host(), for all bytes from the first row to the last. */
 static int before_planes(const struct ibx_cuda_pitched *memory, const struct ibx_cuda_extent *at,
                          const struct ibx_cuda_extent *extent)
 {
@@ -407,8 +407,8 @@ static bool is_copy(const struct ibx_cuda_memcpy3d *p)
     return p && !p->from_array != !p->from.at && !p->to_array != !p->to.at;
 }
 
-/* An error unless rows have these bytes. CUDA needs no pitch for one alone; but without it nothing
- * else here says how long a row is of an array that is not `known`. */
+/* Checks that rows of `row` bytes are within the pitch. For a single row CUDA needs no pitch; but
+ * for an array that is not `known` the pitch is all that limits `row` here. */
 static int within(const struct ibx_cuda_pitched *memory, const struct ibx_cuda_extent *at,
                   const struct ibx_cuda_memcpy3d *p, size_t row, bool known)
 {
@@ -425,7 +425,8 @@ static bool is_empty(const struct ibx_cuda_memcpy3d *p)
     return !p->extent.width || !p->extent.height || !p->extent.depth;
 }
 
-/* The device's memory is on the side that is said to be the host's, and not on the other one. */
+/* Whether the kind of the copy is the wrong way round: device memory is on the side that it calls
+ * the host, and host memory on the other. */
 static bool goes_backwards(const struct ibx_cuda_memcpy3d *p)
 {
     const bool to_device = p->kind == CUDA_MEMCPY_TO_DEVICE;
@@ -459,7 +460,7 @@ int cudaMemcpy3D(const struct ibx_cuda_memcpy3d *p)
                : planes_by_bounce(p, row, is.kind == CUDA_MEMCPY_TO_DEVICE);
 }
 
-/* Widths and columns are bytes here, and elements there. */
+/* The call's columns and width are in bytes, those of cudaMemcpy3D in elements. */
 int cudaMemcpy2DArrayToArray(void *to, size_t to_x, size_t to_y, const void *from, size_t from_x,
                              size_t from_y, size_t width, size_t height, int kind)
 {
@@ -480,8 +481,9 @@ int cudaMemcpy2DArrayToArray(void *to, size_t to_x, size_t to_y, const void *fro
 
 /* ------------------------------------------------------------------- the same behind a stream */
 
-/* The copy was enqueued in the legacy stream. Where it is one within the device nobody has waited
- * for it, and what comes next in a stream that the legacy one does not block would not. */
+/* Ends an asynchronous call that was made in the legacy stream. A copy within the device is not
+ * complete yet, and a stream that the legacy stream does not block would not wait for it. So this
+ * does. */
 static int over(int rc, const void *stream)
 {
     return rc || !stream ? rc : cudaStreamSynchronize(NULL);
@@ -517,7 +519,7 @@ int cudaMemcpy2DFromArrayAsync(void *to, size_t pitch, const void *array, size_t
               : over(cudaMemcpy2DFromArray(to, pitch, array, x, y, width, height, kind), stream);
 }
 
-/* Where one side is the host's it is over when the call returns. */
+/* A copy from or to host memory is complete when the call returns. */
 int cudaMemcpy3DAsync(const struct ibx_cuda_memcpy3d *p, void *stream)
 {
     if (!is_copy(p) || is_empty(p))

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Copies, and what bytes are copied to and from beside memory.
+ * Copies, and what bytes are copied to and from besides memory.
  *
  *   memcpy.c         cudaMemcpy*
- *   symbols.c        copies to and from variables, and the profiler's calls
- *   arrays.c, mipmaps.c, textures.c  arrays, textures and surfaces, in requests of our own
- *   device_things.c  what of these a reset of the device takes
+ *   symbols.c        copies to and from variables; the profiler's calls
+ *   arrays.c, mipmaps.c, textures.c  arrays, textures and surfaces, as requests of ibx's own
+ *   device_things.c  the list of these objects, and their end when a device is reset
  */
 #ifndef IBX_FRONTEND_GLUE_PRELOAD_COPIES_COPIES_H
 #define IBX_FRONTEND_GLUE_PRELOAD_COPIES_COPIES_H
@@ -14,8 +14,9 @@
 
 /* ------------------------------------------------------------------------------------- memcpy.c */
 
-/* Before memory of this process is read or written here, in the order of the legacy stream: copies
- * that are under way there and functions of the application's have ended. */
+/* To be called before memory of this process is read or written here in the order of the legacy
+ * stream: waits for copies that are under way in it, and for host functions of the application.
+ * Returns a CUDA error. */
 int ibx_frontend_before_host(const void *memory, size_t n);
 
 /* ------------------------------------------------------------------------------------- arrays.c */
@@ -27,11 +28,11 @@ struct ibx_frontend_array {
     unsigned flags;
     int device;
 };
-/* One that there is from now on, until it goes, or the device is reset. */
+/* Notes an array that was allocated, until _gone() or a reset of its device. */
 void ibx_frontend_array_made(const struct ibx_frontend_array *array);
 void ibx_frontend_array_gone(const void *array);
-/* Bytes of an element; 0: nobody says. *known: this process has made the array, and need not
- * believe the back end, which may say another size each time that it is asked. */
+/* Bytes of an element; 0: unknown. *known: this process has made the array, so the size does not
+ * come from the back end, which could say another one each time. */
 size_t ibx_frontend_array_element(const void *array, bool *known);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What this process has made on devices: arrays, mipmapped ones, textures and surfaces, each with
- * what is known of it here. A device that is reset takes its own away. */
+/* The arrays, mipmapped arrays, textures and surfaces that this process has made, with what is
+ * known of each. A reset of a device removes those on it. */
 #include "frontend-glue/preload/copies/device_things.h"
 #include "frontend-glue/preload/preload.h"
 
@@ -22,7 +22,8 @@ __attribute__((constructor)) static void begin(void)
     pthread_atfork(NULL, NULL, in_child);
 }
 
-/* Locked. The place of its pointer. */
+/* Called under the lock. The pointer in the list that points to the entry, or to NULL at the end.
+ */
 static struct thing **place_of(enum thing_kind kind, uint64_t handle)
 {
     struct thing **at = &things[(handle >> 5 ^ handle >> 14 ^ handle) % BUCKETS];

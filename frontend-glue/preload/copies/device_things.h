@@ -6,7 +6,7 @@
 
 enum thing_kind { THING_ARRAY, THING_MIPMAP, THING_TEXTURE, THING_SURFACE };
 
-/* The beginning of what is known of one, which was allocated. */
+/* The first member of an entry, which is allocated by malloc() and belongs to the list. */
 struct thing {
     struct thing *next;
     enum thing_kind kind;
@@ -14,14 +14,15 @@ struct thing {
     uint64_t handle;
 };
 
-/* It is there from now on, in place of one with that handle whose end was not seen. */
+/* Adds an entry. It replaces one of the same handle, whose end was not seen, and which is freed. */
 void ibx_frontend_thing_made(struct thing *made);
-/* It is there no more: to be freed. NULL: it was not. */
+/* Removes an entry, which the caller frees; NULL: there is none. */
 struct thing *ibx_frontend_thing_take(enum thing_kind kind, uint64_t handle);
-/* NULL: there is none. In both cases all are as they are until the caller lets go. */
+/* Finds an entry and, also if there is none (NULL), locks the list until
+ * ibx_frontend_things_let_go(). */
 struct thing *ibx_frontend_thing_hold(enum thing_kind kind, uint64_t handle);
 void ibx_frontend_things_let_go(void);
-/* The device was reset, and what is its own went with its context. */
+/* Frees the entries of a device that was reset: CUDA has destroyed these objects. */
 void ibx_frontend_things_reset(int device);
 
 #endif

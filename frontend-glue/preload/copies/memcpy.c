@@ -9,25 +9,26 @@
 #include <unistd.h>
 
 #define NO_TIMING 2u          /* cudaEventDisableTiming */
-#define LONG      (32u << 10) /* bytes; shorter copies are read or written by the caller's thread */
+#define LONG      (32u << 10) /* bytes; shorter copies are made by the calling thread */
 
-#define FUNCTION_MS 100u        /* that a copy waits for a function before it */
-#define TAKEN_MOST  (64u << 10) /* bytes of pageable memory that CUDA takes in the call */
+#define FUNCTION_MS 100u        /* how long a copy waits for a host function before it */
+#define TAKEN_MOST  (64u << 10) /* bytes of pageable memory that CUDA reads in the call */
 
-/* Without a plugin GVirtuS gets the kind that the application has passed. */
+/* The direction of the copy. Without a plugin GVirtuS gets the kind that the application passed. */
 static int kind_of(const void *to, const void *from, int kind)
 {
     return ibx_frontend_plugin() ? ibx_frontend_copy_kind(to, from, kind) : kind;
 }
 
-/* GVirtuS's front end (G5) copies nothing then, and says that it has. */
+/* A value that is no cudaMemcpyKind. G5's front end would copy nothing and return success. */
 static bool is_no_kind(int kind)
 {
     return (unsigned)kind > CUDA_MEMCPY_DEFAULT && ibx_frontend_plugin();
 }
 
-/* All that the legacy stream comes after: an event there. Streams that it does not block may wait
- * for what this thread does next. A wait for the device would end captures. */
+/* Waits for all work that the legacy stream waits for, by an event. cudaDeviceSynchronize() would
+ * not do: streams that the legacy stream does not block may wait for what this thread does next,
+ * and captures would be invalidated. */
 static int wait_for_legacy(void)
 {
     void *event = NULL;
@@ -42,8 +43,9 @@ static int wait_for_legacy(void)
     return rc || !ibx_frontend_host_gone() ? rc : ibx_frontend_fail(CUDA_UNKNOWN);
 }
 
-/* A copy on the host is made at once. Copies of the stream (NULL: of any, as for the legacy stream)
- * may be under way in that memory, and kernels that reach it: they are waited for. */
+/* Before a copy within host memory, which is made at once: waits for copies of `stream` (NULL, the
+ * legacy stream: of all streams) that may be under way in that memory, and for kernels that can
+ * access it. */
 static int wait_on_host(const void *to, const void *from, size_t n, int kind, void *stream)
 {
     bool on_host = kind == CUDA_MEMCPY_ON_HOST || kind == CUDA_MEMCPY_DEFAULT;
@@ -61,7 +63,7 @@ int ibx_frontend_before_host(const void *memory, size_t n)
 
 /* --------------------------------------------------------------------------- through the plugin */
 
-/* A copy as CUDA's calls describe it; a plain one is one row with pitches of `width`. */
+/* A copy as CUDA's calls describe it. One without rows is one row, with pitches of `width`. */
 struct rows {
     void *to;
     const void *from;
@@ -69,14 +71,14 @@ struct rows {
     int kind;
 };
 
-/* Without gaps on either side rows are a plain copy. */
+/* Rows without gaps on both sides are one contiguous copy. */
 static bool is_one_piece(const struct rows *r)
 {
     return r->height == 1 || (r->to_pitch == r->width && r->from_pitch == r->width);
 }
 
-/* Whether the plugin runs it: it is between host and device, and not empty. CUDA's answer to wrong
- * pitches is left to GVirtuS. */
+/* Whether the plugin makes the copy: it is between host and device, and not empty. GVirtuS gets
+ * copies with wrong pitches, for which CUDA has an error. */
 static bool is_ours(const struct rows *r)
 {
     size_t most = r->to_pitch > r->from_pitch ? r->to_pitch : r->from_pitch, bytes;
@@ -87,7 +89,7 @@ static bool is_ours(const struct rows *r)
            (plain || (!__builtin_mul_overflow(most, r->height, &bytes) && bytes <= PTRDIFF_MAX));
 }
 
-/* Whether this process may read it, or write. A kernel before 5.14 does not tell. */
+/* Whether the pages can be read, or written. A kernel before 5.14 cannot tell: then true. */
 static bool is_permitted(void *at, size_t n, bool writes)
 {
     static char own[1];
@@ -96,17 +98,17 @@ static bool is_permitted(void *at, size_t n, bool writes)
     return !madvise(at, n, advice) || madvise((void *)((uintptr_t)own / page * page), page, advice);
 }
 
-/* Whether all of the host's side is mapped. Another thread, or the back end, is not to meet the end
- * of it in the middle of the copy. CUDA refuses lengths that the device's side does not have before
- * it touches the host's, which mostly ends there, too: then it is looked at more closely. The
- * kernel is not asked about page-locked memory that was allocated here: that takes as long as half
- * of such a call. */
+/* Whether all of the host memory is mapped, so that neither another thread nor the back end gets to
+ * an unmapped page in the middle of the copy. CUDA refuses a copy that is longer than the device's
+ * allocation before it accesses host memory, which is then mostly too short as well: such copies
+ * are checked page by page. The kernel is not asked about page-locked memory that was allocated
+ * here, because that takes half as long as such a call. */
 static bool is_there(const struct ibx_frontend_copy *copy)
 {
     const size_t rows = copy->rows ? copy->rows - 1 : 0, n = ibx_frontend_copy_extent(copy);
     if (ibx_frontend_host_ours(copy->host, n))
         return true;
-    if (ibx_frontend_only_device(copy->host)) /* of a wrong kind */
+    if (ibx_frontend_only_device(copy->host)) /* it is device memory */
         return false;
     if (n < LONG)
         return true;
@@ -119,7 +121,8 @@ static bool is_there(const struct ibx_frontend_copy *copy)
            is_permitted(first, before + n, !copy->to_device);
 }
 
-/* False: GVirtuS has to run it. True: *exit_code is what the call returns. */
+/* Makes the copy by the plugin: *exit_code is what the call returns. False: GVirtuS has to make it.
+ */
 static bool copied(const struct rows *r, bool async, void *stream, int *exit_code)
 {
     bool to_device = r->kind == CUDA_MEMCPY_TO_DEVICE, one_piece = is_one_piece(r);
@@ -140,7 +143,7 @@ static bool copied(const struct rows *r, bool async, void *stream, int *exit_cod
                         : to_device ? r->to_pitch
                                     : r->from_pitch,
     };
-    /* A frame could not hold that length, and GVirtuS would use the null pointer. */
+    /* GVirtuS would dereference the NULL pointer, and a frame cannot hold that length. */
     if (copy.n > PTRDIFF_MAX || !copy.host || !is_there(&copy)) {
         *exit_code = ibx_frontend_fail(CUDA_INVALID_VALUE);
         return true;
@@ -160,9 +163,10 @@ static bool copied(const struct rows *r, bool async, void *stream, int *exit_cod
 
 /* --------------------------------------------------------------------------- the calls */
 
-/* Functions of the application's may have to write bytes that are read here. CUDA does not say that
- * a wait for the legacy stream is one for those that it waits for; a copy from there is, for one
- * byte that this copy is about to overwrite. */
+/* Waits for host functions, which may have to write the bytes that are about to be read. CUDA does
+ * not promise that a wait for the legacy stream includes the streams that it waits for. A copy in
+ * the legacy stream does wait for those, so one byte is copied back that this copy overwrites
+ * anyway. */
 static int wait_for_functions(const struct rows *r, void *stream)
 {
     const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
@@ -176,8 +180,8 @@ static int wait_for_functions(const struct rows *r, void *stream)
     return calls && is_ours(r) && !calls->copy(&back, &rc) ? rc : wait_for_legacy();
 }
 
-/* Both sides are the host's. GVirtuS's front end (G5) would return what its request before that has
- * returned, and copy the gaps between rows whose pitches are the same. */
+/* Copies within host memory. G5's front end would return the result of its previous request, and
+ * would also copy the gaps between rows of equal pitch. */
 static int copy_on_host(const struct rows *r)
 {
     if (!r->width || !r->height)
@@ -190,11 +194,11 @@ static int copy_on_host(const struct rows *r)
     return CUDA_SUCCESS;
 }
 
-/* False: GVirtuS has to run it, over `n` bytes of the host if it is there. True: *rc is the answer.
- */
+/* Makes the copy by the plugin or, within host memory, here: *rc is the result. False: GVirtuS has
+ * to make it. `n`: bytes of host memory that it covers. */
 static bool answered(const struct rows *r, size_t n, bool async, void *stream, int *rc)
 {
-    /* What comes from the device does so in the stream's order. */
+    /* a copy from the device is in the order of the stream */
     if (ibx_frontend_host_functions() && r->kind != CUDA_MEMCPY_ON_DEVICE &&
         r->kind != CUDA_MEMCPY_FROM_DEVICE && (*rc = wait_for_functions(r, stream)))
         return true;
@@ -207,8 +211,8 @@ static bool answered(const struct rows *r, size_t n, bool async, void *stream, i
     return true;
 }
 
-/* A copy to or from managed memory is made on the device, which CUDA does not wait for; of one that
- * the application takes for the host's it does. */
+/* A copy to or from managed memory is made as one within the device, for which CUDA does not wait.
+ * If the application called that memory the host's, CUDA does wait. */
 static int wait_for_host_side(int rc, int made, int asked)
 {
     const bool waits = made == CUDA_MEMCPY_ON_DEVICE && asked != CUDA_MEMCPY_ON_DEVICE &&
@@ -222,7 +226,8 @@ int cudaMemcpy(void *to, const void *from, size_t n, int kind)
     int rc;
     if (is_no_kind(kind))
         return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
-    if (all.kind != CUDA_MEMCPY_TO_DEVICE) /* what comes back may be such a library's */
+    /* The results may come from a library that uses this host's GPU. */
+    if (all.kind != CUDA_MEMCPY_TO_DEVICE)
         ibx_frontend_look_for_libraries();
     if (!answered(&all, n, false, NULL, &rc))
         rc = ibx_frontend_passed(CALL_NEXT(cudaMemcpy, to, from, n, all.kind));
@@ -238,7 +243,8 @@ static struct ibx_cuda_memcpy3d planes_of(const struct rows *r)
         .kind = r->kind};
 }
 
-/* One side is the host's, or both, and the stream is being captured. */
+/* Adds the copy to a capture: the stream is being captured, and at least one side is host memory.
+ */
 static bool captured(const struct rows *r, void *stream, int *rc)
 {
     const struct ibx_cuda_memcpy3d copy = planes_of(r);
@@ -250,8 +256,8 @@ static bool captured(const struct rows *r, void *stream, int *rc)
     return true;
 }
 
-/* Whether natively the call returns before it is made, and here otherwise does not; *takes: since
- * it takes the bytes. */
+/* Whether CUDA returns from the call before the copy is made, where this library would otherwise
+ * wait. *takes: CUDA reads the bytes before it returns. */
 static bool would_wait(const struct rows *r, bool *takes)
 {
     const bool to_device = r->kind == CUDA_MEMCPY_TO_DEVICE;
@@ -269,9 +275,9 @@ static bool would_wait(const struct rows *r, bool *takes)
     }
 }
 
-/* A function in that stream may be for what comes behind the call, which does not wait then. The
- * bytes of page-locked memory are those that it has when the stream gets there. Beside captures no
- * graph is made. */
+/* The stream is in a host function that may wait for what the program does after this call, so the
+ * call must not wait. The copy becomes a graph that is launched in the stream. Page-locked memory
+ * is read when the stream gets there. While a stream is being captured no graph is made. */
 static bool copied_behind_function(const struct rows *r, void *stream, int *rc)
 {
     const struct ibx_cuda_memcpy3d copy = planes_of(r);
@@ -287,7 +293,8 @@ int cudaMemcpyAsync(void *to, const void *from, size_t n, int kind, void *stream
     int rc;
     if (is_no_kind(kind))
         return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
-    if (n && (!to || !from) && ibx_frontend_plugin()) /* the back end may be asked later */
+    /* An error that the back end would report too late. */
+    if (n && (!to || !from) && ibx_frontend_plugin())
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_frontend_stream_used(stream);
     if (captured(&all, stream, &rc) || copied_behind_function(&all, stream, &rc))
@@ -309,7 +316,7 @@ static int copy_rows(const struct rows *r)
                                          r->width, r->height, r->kind));
 }
 
-/* What CUDA has against them. A row alone needs no pitches. */
+/* Checks the pitches and the kind as CUDA does. A single row needs no pitches. */
 static int check_rows(struct rows *r, int kind)
 {
     if (r->height == 1 && !r->to_pitch)
@@ -335,8 +342,8 @@ int cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch,
     return rc ? rc : copy_rows(&rows);
 }
 
-/* Rows with gaps within the device, in the order of the stream. False: they are not, or the back
- * end does not know such a request. */
+/* Copies rows within the device in the order of the stream. False: it is no such copy, or the back
+ * end does not know the request. */
 static bool in_stream(const struct rows *r, void *stream, int *rc)
 {
     const struct ibx_cuda_memcpy3d copy = planes_of(r);
@@ -345,8 +352,8 @@ static bool in_stream(const struct rows *r, void *stream, int *rc)
            ibx_frontend_planes_in_stream(&copy, stream, rc);
 }
 
-/* GVirtuS has none. Rows with gaps that one side has on the host come after all that is in the
- * stream, and have been copied when the call returns. */
+/* GVirtuS does not have this call. If one side is host memory with gaps between rows, the copy is
+ * made after all that is in the stream, and is complete when the call returns. */
 int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
                       size_t height, int kind, void *stream)
 {
@@ -370,7 +377,7 @@ int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_p
         CALL_NEXT(cudaMemcpy2DAsync, to, to_pitch, from, from_pitch, width, height, kind, stream));
 }
 
-/* Each device has its own addresses. */
+/* The devices share one address space, so their numbers are only checked. */
 int cudaMemcpyPeer(void *to, int to_device, const void *from, int from_device, size_t n)
 {
     int count = 0;

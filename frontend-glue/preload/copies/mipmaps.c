@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Mipmapped arrays, in requests of our own. Their levels are arrays, which go with them. */
+/* Mipmapped arrays, as requests of ibx's own. Their levels are arrays, which end with them. */
 #include "frontend-glue/preload/copies/device_things.h"
 #include "frontend-glue/preload/copies/copies.h"
 #include "frontend-glue/preload/memory/memory.h"
@@ -8,17 +8,17 @@
 
 #include <stdlib.h>
 
-#define LEVELS  32u   /* no array has more */
-#define LAYERED 0x01u /* cudaArrayLayered, cudaArrayCubemap: their depth is a number of layers */
+#define LEVELS  32u   /* more than any array has */
+#define LAYERED 0x01u /* cudaArrayLayered, cudaArrayCubemap: the depth is a number of layers */
 #define CUBEMAP 0x04u
 
 struct mipmap {
     struct thing thing;
-    struct ibx_frontend_array whole; /* its first level is as large */
-    void *levels[LEVELS];            /* NULL: not asked for yet */
+    struct ibx_frontend_array whole; /* the size of level 0 */
+    void *levels[LEVELS];            /* NULL: not requested yet */
 };
 
-/* What has gone at the back end, or is about to. */
+/* Frees an entry whose array is freed at the back end, or is about to be. */
 static void forget(struct mipmap *gone)
 {
     for (unsigned i = 0; gone && i < LEVELS; i++) {
@@ -33,7 +33,7 @@ static struct mipmap *take(const void *mipmap)
     return (struct mipmap *)ibx_frontend_thing_take(THING_MIPMAP, (uintptr_t)mipmap);
 }
 
-/* Until ibx_frontend_things_let_go(). */
+/* The list is locked until ibx_frontend_things_let_go(). */
 static struct mipmap *hold(const void *mipmap)
 {
     return (struct mipmap *)ibx_frontend_thing_hold(THING_MIPMAP, (uintptr_t)mipmap);
@@ -64,12 +64,12 @@ int cudaMallocMipmappedArray(void **mipmap, const struct ibx_cuda_channel *chann
                                               ibx_frontend_current_device()};
     made->thing =
         (struct thing){.kind = THING_MIPMAP, .device = made->whole.device, .handle = handle};
-    forget(take(*mipmap)); /* one whose end was not seen */
+    forget(take(*mipmap)); /* a former one with this handle, whose end was not seen */
     ibx_frontend_thing_made(&made->thing);
     return CUDA_SUCCESS;
 }
 
-/* First forgotten: behind the call another thread may be given the same handles. */
+/* The entry is removed before the call: another thread may get the same handles right after it. */
 int cudaFreeMipmappedArray(void *mipmap)
 {
     ibx_frontend_owned_gone(OWNED_MIPMAP, mipmap);
@@ -100,7 +100,7 @@ static struct ibx_frontend_array level_like(const struct ibx_frontend_array *who
     return like;
 }
 
-/* NULL: it is to be asked for. */
+/* The array of a level; NULL: the back end has to be asked. */
 static void *known_level(const void *mipmap, unsigned level)
 {
     const struct mipmap *found = hold(mipmap);

@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Calls that no GVirtuS has, made of those that it has: copies from variables of the device, by the
- * address that the back end knows, and the profiler's, which have nothing to do here.
+ * Copies to and from variables of the device, which no GVirtuS has, made as copies to the addresses
+ * that the back end knows; and the profiler's calls, which do nothing here.
  */
 #include "frontend-glue/preload/copies/copies.h"
 #include "frontend-glue/preload/kernels/kernels.h"
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"
 
-/* The front ends that have cudaLaunchKernelExC (G4, G5) cannot read the reply of their own
- * cudaGetSymbolAddress, and end the process; their back ends do not know variables by the
- * application's address of them. */
+/* Whether GVirtuS's own functions may be asked for a variable. The front ends that have
+ * cudaLaunchKernelExC (G4, G5) cannot read the reply to their own cudaGetSymbolAddress, and end the
+ * process; and their back ends do not know variables by their addresses in the application. */
 static bool can_ask_gvirtus(void)
 {
     return !NEXT(cudaLaunchKernelExC);
 }
 
-/* False: GVirtuS has to be asked, which may know the variable by its name. */
+/* Asks the back end. False: it does not know the variable; GVirtuS may know it by its name. */
 static bool asked(enum ibx_own_request number, const char *call, const void *symbol,
                   uint64_t *answer, int *rc)
 {
@@ -35,12 +35,13 @@ static bool asked(enum ibx_own_request number, const char *call, const void *sym
     return true;
 }
 
-/* Where the variable is. A size of 0 is not known. */
+/* The address of the variable, and its size; 0: unknown. */
 static int find_place(const void *symbol, struct place *where)
 {
     void *address = NULL;
     int rc;
-    if (ibx_frontend_is_managed(symbol)) { /* what nvcc makes of a __managed__ variable's name */
+    /* Nvcc turns the name of a __managed__ variable into its address. */
+    if (ibx_frontend_is_managed(symbol)) {
         *where = (struct place){.at = (uintptr_t)symbol, .n = ibx_frontend_managed_size(symbol)};
         return CUDA_SUCCESS;
     }
@@ -87,7 +88,7 @@ int cudaGetSymbolSize(size_t *n, const void *symbol)
     return rc;
 }
 
-/* Where the copy begins. The variable's size, where it is known, tells what is too long. */
+/* The address at which the copy begins. A copy beyond the end is refused if the size is known. */
 static int find_variable(const void *symbol, size_t n, size_t offset, char **at)
 {
     struct place where;
@@ -104,7 +105,7 @@ static int find_variable(const void *symbol, size_t n, size_t offset, char **at)
     return CUDA_SUCCESS;
 }
 
-/* The variable is the device's. */
+/* The direction of a copy from a variable, which is in device memory. */
 static int kind_of(const void *to, int kind)
 {
     if (kind != CUDA_MEMCPY_DEFAULT)
@@ -137,7 +138,7 @@ int cudaMemcpyFromSymbolAsync(void *to, const void *symbol, size_t n, size_t off
     return rc ? rc : cudaMemcpyAsync(to, from, n, kind_of(to, kind), stream);
 }
 
-/* Likewise. */
+/* The direction of a copy to a variable. */
 static int kind_to(const void *from, int kind)
 {
     if (kind != CUDA_MEMCPY_DEFAULT)
@@ -151,7 +152,7 @@ static bool is_to_device(int kind)
            kind == CUDA_MEMCPY_DEFAULT;
 }
 
-/* Of variables that were not registered here GVirtuS may know. */
+/* Whether the variable is registered here. If not, GVirtuS may know it. */
 static bool is_known(const void *symbol)
 {
     struct place where;
@@ -159,7 +160,8 @@ static bool is_known(const void *symbol)
     return ibx_frontend_is_managed(symbol) || ibx_frontend_variable(symbol, &where, &rc);
 }
 
-/* GVirtuS reads the bytes before it asks; G5 returns a success for what is no variable. */
+/* GVirtuS reads the bytes before it knows whether it is a variable, and G5 returns success if it is
+ * none. */
 static int to_unknown(const void *symbol, const void *from, size_t n, size_t offset, int kind)
 {
     if (ibx_frontend_plugin() && ibx_frontend_no_variable(symbol))
@@ -180,7 +182,7 @@ int cudaMemcpyToSymbol(const void *symbol, const void *from, size_t n, size_t of
     return rc ? rc : cudaMemcpy(to, from, n, kind_to(from, kind));
 }
 
-/* GVirtuS has none. */
+/* The asynchronous call, which GVirtuS does not have. */
 static int to_unknown_behind(const void *symbol, const void *from, size_t n, size_t offset,
                              int kind, void *stream)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Textures and surfaces, in requests of our own. What they were made of is known here. */
+/* Textures and surfaces, as requests of ibx's own. Their descriptions are kept here. */
 #include "frontend-glue/preload/copies/device_things.h"
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
@@ -14,8 +14,8 @@ struct object {
     bool has_view;
 };
 
-/* Programs of CUDA before 13 have shorter structures: they end before what is reserved. A program
- * of which it is not known which it is gets no more. */
+/* Before CUDA 13 these structures are shorter: they end before the reserved part. If the program's
+ * version is unknown, the shorter part is copied. */
 static void copy_resource(struct ibx_cuda_resource *to, const struct ibx_cuda_resource *from)
 {
     const size_t before = offsetof(struct ibx_cuda_resource, of) + sizeof(from->of.memory);
@@ -28,7 +28,7 @@ static void copy_view(struct ibx_cuda_view *to, const struct ibx_cuda_view *from
     memcpy(to, from, ibx_frontend_cuda_version() < 13 ? before : sizeof(*to));
 }
 
-/* Seamless cube maps have come with CUDA 12. */
+/* The member for seamless cube maps came with CUDA 12. */
 static void copy_texture(struct ibx_cuda_texture *to, const struct ibx_cuda_texture *from)
 {
     const int version = ibx_frontend_cuda_version();
@@ -42,7 +42,7 @@ static bool is_no_array(const struct ibx_cuda_resource *resource)
            !resource->of.array;
 }
 
-/* NULL: no memory. */
+/* An entry with the description; NULL: there is no memory. */
 static struct object *object_of(enum thing_kind kind, const struct ibx_cuda_resource *resource)
 {
     struct object *made = calloc(1, sizeof(*made));
@@ -104,8 +104,8 @@ int cudaCreateSurfaceObject(unsigned long long *surface, const struct ibx_cuda_r
     return make(&e, object_of(THING_SURFACE, resource), surface);
 }
 
-/* First forgotten: behind the call another thread may be given the same handle. One that is none is
- * no error of CUDA's. */
+/* The entry is removed before the call: another thread may get the same handle right after it. As
+ * in CUDA, an unknown handle is no error. */
 static int destroy(enum ibx_own_request number, const char *call, enum thing_kind kind,
                    unsigned long long object)
 {
@@ -132,7 +132,8 @@ int cudaDestroySurfaceObject(unsigned long long surface)
 
 /* ---------------------------------------------------------------------- what they were made of */
 
-/* Of what `to` gets a part of; what the call returns. */
+/* Copies the entry of a texture or surface into *object. `to`: the caller's output, which must not
+ * be NULL. Returns a CUDA error. */
 static int find(enum thing_kind kind, unsigned long long handle, const void *to,
                 struct object *object)
 {

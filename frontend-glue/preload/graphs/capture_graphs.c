@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Graphs that a program names while a stream is captured into them. GVirtuS's captures each make a
- * graph, which is there when they end. So where a program asks for the graph, or gives one, what
- * was captured so far becomes a graph within it, and the stream is captured again:
+ * Graphs that a program names while a stream is captured into them. Each capture of GVirtuS makes
+ * one graph, which exists only when the capture has ended. So when the program asks for the graph,
+ * or gives one, the capture ends, what was captured becomes a child node of the program's graph,
+ * and a new capture of the stream begins:
  *
  *   begin ... info ... update ... end     the program's calls
- *   [ part  ]     [ part             ]    captures, each a child graph behind the last nodes
+ *   [ part  ]     [ part             ]    captures; each is a child graph after the last nodes
  *
- * Streams that other streams have joined cannot be cut like that.
+ * A capture that other streams have joined cannot be split in this way.
  */
 #include "frontend-glue/preload/graphs/graphs.h"
 #include "frontend-glue/preload/memory/memory.h"
@@ -23,31 +24,31 @@
 
 #define PER_THREAD ((void *)2) /* cudaStreamPerThread */
 
-/* Of a stream that is captured. Only the thread that captures uses it, but for the list. */
+/* The capture of a stream. Only the thread that captures uses it; the list has a lock. */
 struct capture {
     struct capture *next;
     void *stream;
     pthread_t by;
-    bool alone; /* it has begun while there was no other: nothing was left to do before it */
+    bool alone; /* there was no other capture when it began, so no work was left to do before it */
     int mode;
     unsigned long long id;
-    void *graph; /* NULL: the program has not asked for it */
-    bool given;  /* by the program */
-    bool over;   /* it could not be begun again */
+    void *graph; /* the graph that is captured into; NULL: the program has not asked for it */
+    bool given;  /* the program gave the graph */
+    bool over;   /* the capture was split, and could not be begun again */
     size_t count;
-    void *last[IBX_OWN_BEHIND]; /* nodes that the next part comes behind */
+    void *last[IBX_OWN_BEHIND]; /* nodes on which the next part depends */
 };
 
-static struct capture *all; /* under the lock of ranges */
+static struct capture *all; /* protected by the lock of ranges */
 static _Atomic unsigned long long ids;
 
-/* cudaStreamPerThread is another stream in each thread. */
+/* cudaStreamPerThread is a different stream in each thread. */
 static bool is_of(const struct capture *c, const void *stream)
 {
     return c->stream == stream && (stream != PER_THREAD || pthread_equal(c->by, pthread_self()));
 }
 
-/* Locked. */
+/* Called under the lock. Counts captures of a thread's own stream. */
 static void count(const struct capture *c, void (*change)(bool rested))
 {
     if (c->stream == PER_THREAD)
@@ -78,7 +79,7 @@ static void add(struct capture *c)
     ibx_frontend_ranges_unlock();
 }
 
-/* It ended unseen, and what it was counted for ends here. NULL: nothing. */
+/* Frees a capture that ended without a call of this library. NULL is ignored. */
 static void drop(struct capture *c)
 {
     if (c && !c->over)
@@ -86,9 +87,10 @@ static void drop(struct capture *c)
     free(c);
 }
 
-/* With the thread ends its own stream, and the capture of that. */
+/* When a thread ends, its own stream ends, and the capture of that stream. */
 static pthread_key_t of_thread;
-static bool keyed; /* libraries that began before this one may have captured */
+/* False until the constructor: a library that was initialized earlier may capture. */
+static bool keyed;
 
 static void thread_ends(void *nothing)
 {
@@ -96,7 +98,7 @@ static void thread_ends(void *nothing)
     drop(find(PER_THREAD, true));
 }
 
-/* They are the parent's. */
+/* The captures are the parent's. */
 static void in_child(void)
 {
     all = NULL;
@@ -108,7 +110,7 @@ __attribute__((constructor)) static void begin(void)
     keyed = !pthread_key_create(&of_thread, thread_ends);
 }
 
-/* One that it had before was ended by something else. */
+/* Adds a capture. An earlier one of the stream must have ended by other means. */
 static struct capture *note(void *stream, int mode, bool alone)
 {
     drop(find(stream, true));
@@ -127,13 +129,15 @@ static struct capture *note(void *stream, int mode, bool alone)
     return c;
 }
 
-/* A stream that is captured already is answered for here: the back end would ask CUDA about it. */
+/* Begins a capture. An error for a stream that is captured already is detected here: the back end
+ * would have to ask CUDA. */
 static int begin_capture(void *stream, int mode)
 {
     if (ibx_frontend_captures(stream))
         return ibx_frontend_fail(CUDA_ILLEGAL_STATE);
     ibx_frontend_managed_rests();
-    ibx_frontend_capture_begins(); /* before another thread's event can bring a stream into it */
+    ibx_frontend_capture_begins(); /* before the call: from then on an event of another thread can
+                                      join a stream to it */
     const int rc = CALL_NEXT(cudaStreamBeginCapture, stream, mode);
     if (rc)
         ibx_frontend_capture_gone();
@@ -148,7 +152,7 @@ static int end_capture(void *stream, void **graph)
     return rc;
 }
 
-/* The part becomes a node behind the last ones, if there is anything in it. */
+/* Adds the captured part as a child node after the last nodes, unless it is empty. */
 static int add_part(struct capture *c, void *part)
 {
     void *node = NULL;
@@ -164,12 +168,14 @@ static int add_part(struct capture *c, void *part)
     return rc;
 }
 
-/* What is captured so far is in the graph, and it goes on. An error: it does not. */
+/* Splits the capture: the graph has what was captured so far, and the capture goes on. An error: it
+ * does not go on. */
 static int cut(struct capture *c)
 {
     void *part = NULL;
     if (c->mode != CUDA_CAPTURE_RELAXED &&
-        !pthread_equal(c->by, pthread_self())) /* it would be lost by that */
+        !pthread_equal(c->by, pthread_self())) /* another thread may not end it, and the attempt
+                                                  would invalidate it */
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
     int rc = end_capture(c->stream, &part);
     const bool over = ibx_call_ends_capture(rc);
@@ -223,7 +229,7 @@ int cudaStreamEndCapture(void *stream, void **graph)
     struct capture *c = find(stream, false);
     const bool nobodys = !graph && !(c && c->graph);
     int rc = end_capture(stream, &part);
-    /* The thread that has begun it has ended, and so has it. */
+    /* The thread that began the capture has ended, and CUDA has ended the capture. */
     const bool left = rc == CUDA_ILLEGAL_STATE && c;
     const bool over = left || ibx_call_ends_capture(rc);
     if (over)
@@ -236,7 +242,7 @@ int cudaStreamEndCapture(void *stream, void **graph)
         *graph = rc ? NULL : c && c->graph ? c->graph : part;
     if (over && rc && c && c->graph && !c->given)
         cudaGraphDestroy(c->graph);
-    if (over && c && c->alone && stream == PER_THREAD) /* nothing of it has run */
+    if (over && c && c->alone && stream == PER_THREAD) /* captured work has not run */
         ibx_frontend_stream_rests(stream);
     if (left)
         drop(c);
@@ -245,7 +251,7 @@ int cudaStreamEndCapture(void *stream, void **graph)
     return rc;
 }
 
-/* By it ends a capture of that stream. */
+/* Ends the capture of the stream, too. */
 int ibx_frontend_stream_destroy(void *stream)
 {
     struct capture *c = ibx_frontend_capturing() ? find(stream, true) : NULL;
@@ -278,14 +284,14 @@ void ibx_frontend_captures_reset(void)
     }
 }
 
-/* `asks`: for more than whether it is captured, and by which number. */
+/* `asks`: the caller wants more than the status and the number of the capture. */
 static int capture_info(void *stream, int *status, unsigned long long *id, void **graph,
                         void *const **behind, const void **edges, size_t *count, bool asks)
 {
     int now = 0;
     int rc = status ? cudaStreamIsCapturing(stream, &now) : ibx_frontend_fail(CUDA_INVALID_VALUE);
     struct capture *c = rc || now != 1 ? NULL : find(stream, false);
-    if (!rc && now == 1 && !c && asks) /* it has joined another stream's capture */
+    if (!rc && now == 1 && !c && asks) /* the stream has joined the capture of another one */
         rc = ibx_frontend_fail(CUDA_NOT_SUPPORTED);
     if (!rc && c && asks)
         rc = cut(c);
@@ -307,7 +313,7 @@ static int capture_info(void *stream, int *status, unsigned long long *id, void 
     return CUDA_SUCCESS;
 }
 
-/* Before CUDA 13 it has three arguments, and the others came under names of their own. */
+/* Before CUDA 13 this function had three parameters; the others came with _v2 and _v3. */
 int cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long long *id, void **graph,
                              void *const **behind, const void **edges, size_t *count)
 {
@@ -328,7 +334,7 @@ int cudaStreamGetCaptureInfo_v3(void *stream, int *status, unsigned long long *i
     return capture_info(stream, status, id, graph, behind, edges, count, graph || behind || count);
 }
 
-/* Before CUDA 13 there is no array of edges' data, and two numbers come in its place. */
+/* Before CUDA 13 there was no parameter for edge data: the two numbers are one place earlier. */
 int cudaStreamUpdateCaptureDependencies(void *stream, void *const *nodes, const void *edges,
                                         size_t count, unsigned flags)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What a stream that is being captured takes, where GVirtuS's handlers would capture it wrongly: a
- * copy from or to the host, with an address of the back end's, and functions of the program's.
+ * Work that GVirtuS's handlers would capture wrongly: copies from or to host memory, which would be
+ * captured with an address of the back end, and functions of the program.
  */
 #include "frontend-glue/preload/graphs/graphs.h"
 #include "frontend-glue/preload/preload.h"

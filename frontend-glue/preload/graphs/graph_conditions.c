@@ -21,8 +21,8 @@ int cudaGraphConditionalHandleCreate(unsigned long long *handle, void *graph, un
     return rc;
 }
 
-/* The application reads the graphs of nodes for as long as these are there, which is not seen here:
- * so the arrays stay. */
+/* The application may read the array of a node's body graphs as long as the node exists. Its end is
+ * not seen here, so the arrays are never freed. */
 struct bodies {
     struct bodies *older;
     void *graphs[IBX_OWN_LISTED];
@@ -68,7 +68,7 @@ static int add_conditional(void **node, const void *graph, void *const *behind, 
     return made ? CUDA_SUCCESS : ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
 }
 
-/* Before CUDA 13 there is no array of edges' data, and the count comes in its place. */
+/* Before CUDA 13 there was no parameter for edge data: the count is one place earlier. */
 int cudaGraphAddNode(void **node, void *graph, void *const *behind, const void *edges, size_t count,
                      struct node_parameters *p)
 {

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Copies between host and device in graphs. The back end cannot reach this host's memory by an
- * address. So it copies between the device and a slot, page-locked memory of its own, by a node of
- * CUDA's, and calls a function of ours (host_functions.c) before the copy to the device, and behind
- * that from it: this side then copies between the slot and its memory, which needs no call of
- * CUDA's. Few bytes from the device come with the word that the function is to be called.
+ * Copies between host and device in graphs. The back end cannot access this host's memory. So a
+ * node of CUDA copies between the device and a slot, page-locked memory of the back end, and the
+ * graph calls a host function of this library (host_functions.c): before a copy to the device,
+ * after one from it. The function copies between the slot and this process's memory, for which it
+ * needs no call of CUDA. If a copy from the device is short, its bytes come with the message that
+ * the function is to be called.
  *
- * Where the back end has no slot for a copy, its graph calls another function of ours in place of
- * it, which makes the copy. Both functions are host_copies.c's.
+ * If the back end has no slot for a copy, its graph calls another function of this library instead,
+ * which makes the whole copy. Both functions are in host_copies.c.
  *
- * The same copy is the same function. They are not given back here: nobody tells this process when
- * the last graph that calls one has gone.
+ * Equal copies share one function. They are never freed here, because nothing tells this process
+ * when the last graph with such a function is destroyed.
  */
 #include "frontend-glue/preload/streams/host_copies.h"
 #include "frontend-glue/preload/graphs/graphs.h"
@@ -24,21 +25,22 @@
 #include <stdlib.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static void *copies; /* a tree */
+static void *copies; /* a tree (tsearch(3)) of struct ibx_host_copy */
 
-/* Copies behind functions, each in a graph that is launched again. */
+/* Copies that come after a host function in a stream. Each is a graph of one node, which is
+ * launched again for an equal copy. */
 #define BEHIND       64u
-#define BEHIND_BYTES ((size_t)256 << 20) /* of all, in slots of the back end's */
+#define BEHIND_BYTES ((size_t)256 << 20) /* bytes of all of them, in slots of the back end */
 static struct behind {
     struct ibx_host_copy *copy;
-    void *exec, *stream; /* the latter of its last launch */
-    unsigned due;        /* calls of the copy's function by which all its launches are over */
+    void *exec, *stream; /* stream: of its last launch */
+    unsigned due;        /* its launches are complete when copy->called reaches this */
 } behind[BEHIND];
 static unsigned behind_count, behind_resets;
 static size_t behind_bytes;
 static pthread_mutex_t behind_lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* Another thread may be changing the tree, which the child goes on with. */
+/* The lock is held across a fork, because the child uses the tree. */
 static void before_fork(void)
 {
     pthread_mutex_lock(&lock);
@@ -85,7 +87,7 @@ static struct ibx_host_copy *find_or_make(const struct ibx_cuda_memcpy3d *p, int
         found = tsearch(made, &copies, compare);
     }
     struct ibx_host_copy *copy = found ? *found : NULL;
-    pthread_mutex_unlock(&lock); /* who forks waits for it, and for no bytes of a copy */
+    pthread_mutex_unlock(&lock); /* a fork waits for this lock, and must not wait for a copy */
     if (copy)
         ibx_host_copy_wanted(copy);
     else
@@ -97,8 +99,8 @@ static struct ibx_host_copy *copy_of(const struct ibx_cuda_memcpy3d *p, int *rc)
 {
     int device = 0;
     *rc = CUDA_NOT_SUPPORTED;
-    /* Elements of an array have a size of their own; and a copy there is one of the legacy stream.
-     */
+    /* Not for arrays: their element size is not known here, and copies of them run in the legacy
+     * stream. */
     if (p->from_array || p->to_array || !NEXT(cudaStreamCreateWithFlags))
         return NULL;
     if (cudaGetDevice(&device) || device < 0 || device >= IBX_HOST_COPY_DEVICES)
@@ -153,9 +155,9 @@ bool ibx_frontend_slot_parameters(uint64_t number, struct ibx_cuda_memcpy3d *p)
     return true;
 }
 
-/* --------------------------------------------------------------- behind functions of a stream's */
+/* ----------------------------------------------------------------- after a host function */
 
-/* Locked. */
+/* Called under the lock, like the next two. Removes an entry of the array. */
 static struct behind take_behind(unsigned at)
 {
     const struct behind taken = behind[at];
@@ -164,20 +166,18 @@ static struct behind take_behind(unsigned at)
     return taken;
 }
 
-/* Locked. */
 static void put_behind(const struct behind *last)
 {
     behind[behind_count++] = *last;
     behind_bytes += ibx_host_copy_bytes(&last->copy->parameters);
 }
 
-/* Locked. */
 static bool is_over(const struct behind *b)
 {
     return (int)(atomic_load(&b->copy->called) - b->due) >= 0;
 }
 
-/* Locked. Those that went with their context; before one of them is chosen for its bytes. */
+/* Called under the lock, before one is looked up. Drops those whose context was reset. */
 static void forget_reset(void)
 {
     const unsigned now = ibx_host_copies_resets();
@@ -189,7 +189,7 @@ static void forget_reset(void)
     behind_resets = now;
 }
 
-/* Locked. False: it is not there yet. */
+/* Called under the lock. Removes the graph of this copy from the array; false: there is none. */
 static bool find_behind(const struct ibx_host_copy *copy, struct behind *found)
 {
     unsigned i = 0;
@@ -201,15 +201,15 @@ static bool find_behind(const struct ibx_host_copy *copy, struct behind *found)
     return there;
 }
 
-/* Locked. All its launches are over. */
+/* Called under the lock. Destroys one whose launches are complete. */
 static void end_behind(struct behind over)
 {
     cudaGraphExecDestroy(over.exec);
     ibx_host_copy_give_back(over.copy);
 }
 
-/* Locked. Those that are not under way. The driver may wait for what else is in their streams, so
- * not while a function is. */
+/* Called under the lock. Destroys those whose launches are complete, except in a stream that waits
+ * for a host function: the driver may wait there for the rest of the stream. */
 static void drop_behind(void)
 {
     for (unsigned i = 0; ibx_host_copies_resets() == behind_resets && i < behind_count;) {
@@ -228,14 +228,14 @@ void ibx_frontend_graph_behind_trim(void)
     pthread_mutex_unlock(&behind_lock);
 }
 
-/* Locked. */
+/* Called under the lock. */
 static bool has_room(const struct ibx_host_copy *copy)
 {
     return behind_count < BEHIND &&
            ibx_host_copy_bytes(&copy->parameters) <= BEHIND_BYTES - behind_bytes;
 }
 
-/* Locked. False: it is not to be had. */
+/* Called under the lock. Makes the graph; false: it cannot be made. */
 static bool make_behind(struct ibx_host_copy *copy, struct behind *made)
 {
     void *graph = NULL, *node;
@@ -251,7 +251,8 @@ static bool make_behind(struct ibx_host_copy *copy, struct behind *made)
     return good;
 }
 
-/* Locked. Likewise; then no call of the program's has failed. */
+/* Called under the lock. As make_behind(); if it fails, the program's last error stays as it was.
+ */
 static bool try_behind(struct ibx_host_copy *copy, struct behind *made)
 {
     const int before = cudaPeekAtLastError();
@@ -263,7 +264,8 @@ static bool try_behind(struct ibx_host_copy *copy, struct behind *made)
     return false;
 }
 
-/* Locked. One that takes as many bytes to the same place, and is over; NULL: there is none. */
+/* Called under the lock. A completed copy of as many taken bytes to the same place; NULL: there is
+ * none. */
 static struct ibx_host_copy *find_taken(const struct ibx_cuda_memcpy3d *p)
 {
     int device = -1;
@@ -276,7 +278,8 @@ static struct ibx_host_copy *find_taken(const struct ibx_cuda_memcpy3d *p)
     return NULL;
 }
 
-/* Locked. That copy of the bytes that its memory has now; NULL: no memory. */
+/* Called under the lock. The copy, with the bytes that the memory has now; NULL: there is no
+ * memory. */
 static struct ibx_host_copy *take_bytes(const struct ibx_cuda_memcpy3d *p)
 {
     struct ibx_cuda_memcpy3d own = *p;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* cudaGraphDebugDotPrint: a graph as a drawing for Graphviz. CUDA's own would be a file of the back
- * end's host, so this one is made here, of what its nodes say. */
+/* cudaGraphDebugDotPrint: writes a graph as a drawing for Graphviz. CUDA would write the file on
+ * the back end's host, so this file makes it here from queries of the nodes. */
 #include "frontend-glue/preload/kernels/kernels.h"
 #include "frontend-glue/preload/preload.h"
 
@@ -29,7 +29,7 @@ static size_t index_of(void *const *nodes, size_t count, const void *node)
     return i;
 }
 
-/* Before CUDA 13 the call has no array of edges' data. */
+/* Before CUDA 13 cudaGraphGetEdges has no parameter for edge data. */
 static int edges_of(void *graph, void **from, void **to, size_t *count)
 {
     const int version = ibx_frontend_cuda_version();
@@ -37,7 +37,7 @@ static int edges_of(void *graph, void **from, void **to, size_t *count)
                                    : cudaGraphGetEdges(graph, from, to, NULL, count);
 }
 
-/* Graphs are numbered as they are come to. */
+/* *number: the next number of a graph in the drawing. */
 static int draw(FILE *file, void *graph, unsigned *number, unsigned depth);
 
 static int draw_node(FILE *file, void *node, const char *id, unsigned *number, unsigned depth)

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Nodes of graphs, in requests of our own. */
+/* Nodes of graphs, as requests of ibx's own. */
 #include "frontend-glue/preload/graphs/graphs.h"
 #include "frontend-glue/preload/kernels/kernels.h"
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
 
-/* A request for a node of that graph, behind others. False: there are too many, which *rc says. */
+/* Begins a request that adds a node to the graph after `count` others. False: *rc is the error. Too
+ * many dependencies make the request fail later. */
 static bool begin(struct own_request *e, enum ibx_own_request number, const char *call,
                   const void *graph, void *const *behind, size_t count, int *rc)
 {
@@ -94,7 +95,7 @@ static int add_function(void **node, void *graph, void *const *behind, size_t co
     return end(&e, node);
 }
 
-/* A copy by a slot of the back end's. False: it has none for it. */
+/* Adds a copy through a slot of the back end. False: it has no slot for it. */
 static bool add_slot_copy(void **node, void *graph, void *const *behind, size_t count,
                           const struct ibx_cuda_memcpy3d *copy, int *rc)
 {
@@ -153,7 +154,8 @@ int cudaGraphAddMemcpyNode1D(void **node, void *graph, void *const *behind, size
     return cudaGraphAddMemcpyNode(node, graph, behind, count, &copy);
 }
 
-/* With slots on both sides. A node whose copy is made in another way keeps that. */
+/* Changes a node to another copy through a slot. A node whose copy is not made through a slot
+ * cannot be changed. */
 static int set_slot_copy(const char *call, void *exec, void *node,
                          const struct ibx_cuda_memcpy3d *copy)
 {
@@ -184,7 +186,7 @@ static int set_copy(const char *call, void *exec, void *node, const struct ibx_c
     return ibx_frontend_request_make(&e, NULL, 0);
 }
 
-/* As the program has said it, but for a kind that CUDA finds out. */
+/* Returns the copy as the program described it, except that cudaMemcpyDefault may be resolved. */
 int cudaGraphMemcpyNodeGetParams(void *node, struct ibx_cuda_memcpy3d *copy)
 {
     struct own_request e;
@@ -286,7 +288,7 @@ int cudaGraphAddEmptyNode(void **node, void *graph, void *const *behind, size_t 
                : rc;
 }
 
-/* A node that is about one handle or address. */
+/* Adds a node whose parameter is one handle or address. */
 static int add(enum ibx_own_request number, const char *call, void **node, const void *graph,
                void *const *behind, size_t count, const void *about)
 {
@@ -336,7 +338,8 @@ int cudaGraphAddMemAllocNode(void **node, void *graph, void *const *behind, size
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     if (!node || !a)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    if (a->kind != 1 || a->location != 1 || a->shared_as || a->access_count) /* of this device */
+    /* Only plain memory of a device is supported. */
+    if (a->kind != 1 || a->location != 1 || a->shared_as || a->access_count)
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
     if (!begin(&e, IBX_OWN_NODE_ALLOC, "cudaGraphAddMemAllocNode", graph, behind, count, &rc))
         return rc;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What nodes of graphs are made of, as CUDA says it, and what they are to be made of from now on,
- * in requests of our own. What graph_nodes.c adds, this tells and changes.
+ * Queries and changes of the parameters of nodes, as requests of ibx's own: for all nodes that
+ * graph_nodes.c adds.
  *
- * The arguments of a kernel belong to its node: a program may read them for as long as that is
- * there, and is as it was. So they are kept until its graph is destroyed.
+ * The arguments of a kernel belong to its node. A program may read them as long as the node exists
+ * and is not changed, so they are kept until its graph is destroyed.
  */
 #include "frontend-glue/preload/graphs/graphs.h"
 #include "frontend-glue/preload/kernels/kernels.h"
@@ -16,13 +16,13 @@
 
 #define BUCKETS 1024u
 
-/* Of one node. */
+/* The arguments of one node that the program was given. */
 struct kept {
     struct kept *next;
     const void *node;
-    uint64_t graph; /* the outermost one that it is in */
+    uint64_t graph; /* the outermost graph that contains the node */
     size_t room;
-    uint8_t *bytes; /* behind them are the pointers */
+    uint8_t *bytes; /* the arguments, followed by an array of pointers to them */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -39,7 +39,7 @@ __attribute__((constructor)) static void begin(void)
     pthread_atfork(NULL, NULL, in_child);
 }
 
-/* A question about that node which a handle or a number answers. */
+/* A query of a node whose answer is a handle or a number. */
 static int ask(enum ibx_own_request number, const char *call, const void *node, uint64_t *answer)
 {
     struct own_request e;
@@ -81,7 +81,7 @@ void ibx_frontend_graph_gone(const void *graph)
     pthread_mutex_unlock(&lock);
 }
 
-/* Locked. NULL: no memory. */
+/* Called under the lock. The entry of a node; NULL: there is no memory. */
 static struct kept *kept_of(const void *node)
 {
     struct kept **at = &kept[((uintptr_t)node >> 4 ^ (uintptr_t)node >> 14) % BUCKETS], *k = *at;
@@ -96,11 +96,11 @@ static struct kept *kept_of(const void *node)
     return k;
 }
 
-/* What a node has told. */
+/* The back end's answer about a kernel node. */
 struct told {
     uint64_t graph;
     struct kernel_node kernel;
-    size_t n, count; /* bytes of its arguments, and how many these are */
+    size_t n, count; /* bytes of its arguments, and their number */
     uint8_t *bytes;
 };
 
@@ -125,7 +125,7 @@ static int tell_some(const void *node, size_t from, struct told *told)
     told->kernel.shared = ibx_get_u32(&r);
     const size_t n = ibx_get_u32(&r);
     if (from && n != told->n)
-        return ibx_frontend_fail(CUDA_INVALID_VALUE); /* it has changed meanwhile */
+        return ibx_frontend_fail(CUDA_INVALID_VALUE); /* the node has changed meanwhile */
     if (n > IBX_OWN_ARGUMENTS_MAX || (!told->bytes && !(told->bytes = calloc(1, n + 1))))
         return ibx_frontend_fail(n > IBX_OWN_ARGUMENTS_MAX ? CUDA_UNKNOWN : CUDA_MEMORY_ALLOCATION);
     told->n = n;
@@ -135,7 +135,8 @@ static int tell_some(const void *node, size_t from, struct told *told)
     return CUDA_SUCCESS;
 }
 
-/* Locked. The same memory as before, unless more is needed: the program may have its address. */
+/* Called under the lock. Uses the same memory again if it is large enough: the program may have its
+ * address. */
 static void **keep(struct kept *k, const struct told *told)
 {
     const size_t at = (told->n + 7) / 8 * 8, room = at + told->count * sizeof(void *);
@@ -185,7 +186,7 @@ int cudaGraphKernelNodeGetParams(void *node, struct kernel_node *kernel)
     return rc;
 }
 
-/* An attribute's value is as long as that of a stream. */
+/* The value of an attribute has the size of a stream's attribute. */
 int cudaGraphKernelNodeGetAttribute(void *node, int attribute, void *value)
 {
     struct own_request e;
@@ -222,7 +223,7 @@ int cudaGraphKernelNodeCopyAttributes(void *to, void *from)
 
 /* ----------------------------------------------------------------------------------- events */
 
-/* What the call is to return; 0: it is one of that type. */
+/* 0 if the node is of this type, else a CUDA error. */
 static int is_other_than(int wanted, void *node)
 {
     int type;
@@ -272,8 +273,8 @@ int cudaGraphExecEventWaitNodeSetEvent(void *exec, void *node, void *event)
 
 /* -------------------------------------------------------------------------------- functions */
 
-/* The function of a node, and its number; of one that makes a copy, which is none of the program's,
- * an error. */
+/* The host function of a node, and its number. An error for a node whose function makes a copy:
+ * that function is not the program's. */
 static int get_host(const char *call, const void *node, struct host_node *host, uint64_t *number)
 {
     const int rc = ask(IBX_OWN_GET_HOST, call, node, number);
@@ -344,7 +345,7 @@ int cudaGraphExecChildGraphNodeSetParams(void *exec, void *node, void *child)
     return ibx_frontend_request_make(&e, NULL, 0);
 }
 
-#define ALLOCATION 10u /* enum cudaGraphNodeType; one more: that gives it back */
+#define ALLOCATION 10u /* cudaGraphNodeTypeMemAlloc; the next value is cudaGraphNodeTypeMemFree */
 
 static int get_memory(const char *call, const void *node, uint32_t type, struct allocation_node *a)
 {

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Graphs, in requests of our own. CUDA's graphs are the back end's; a node that needs this process,
- * a function of the application's or a copy between host and device, is there a function that this
- * process calls. So it is known here which functions each graph calls that can be launched.
+ * Graphs, as requests of ibx's own. The graphs are CUDA's at the back end. A node that needs this
+ * process (a host function of the application, or a copy between host and device) is there a
+ * function that this process is asked to call. So this file knows which functions each executable
+ * graph calls.
  */
 #include "frontend-glue/preload/graphs/graphs.h"
 #include "frontend-glue/preload/memory/memory.h"
@@ -14,28 +15,28 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#define FLAGS      15ull /* of cudaGraphInstantiate; before CUDA 12 an address comes in their place */
-#define LISTED_MAX ((size_t)1 << 24) /* nodes of a graph, or functions in it */
+#define FLAGS      15ull /* of cudaGraphInstantiate; before CUDA 12 an address is in their place */
+#define LISTED_MAX ((size_t)1 << 24) /* of nodes or functions in a graph, more than any has */
 
 #define UNKNOWN_PLACE SIZE_MAX
 
-/* A node that calls another function in what can be launched than in its graph. */
+/* A node that calls another function in the executable graph than in the graph it was made from. */
 struct exchanged {
     struct exchanged *next;
     const void *node;
-    uint64_t first; /* its function as the executable was made */
-    size_t place;   /* among the executable's numbers */
+    uint64_t first; /* its function when the executable graph was made */
+    size_t place;   /* its index in the numbers of the executable graph */
 };
 
-/* A graph that can be launched, and calls functions of this process. An update leaves the nodes
- * that it was made of, and so each one's place. */
+/* An executable graph (cudaGraphExec_t) that calls functions of this process. An update keeps its
+ * nodes, and so the index of each. */
 struct executable {
     struct executable *next;
     void *handle;
     struct exchanged *exchanged;
     size_t count;
-    uint64_t *first;    /* the numbers as it was made */
-    uint64_t numbers[]; /* that it calls now; `first` is behind them */
+    uint64_t *first;    /* the numbers when it was made */
+    uint64_t numbers[]; /* the functions that it calls now; `first` follows them */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -52,7 +53,7 @@ __attribute__((constructor)) static void begin(void)
     pthread_atfork(NULL, NULL, in_child);
 }
 
-/* False: the back end does not know the call. */
+/* Sends a request to destroy `handle`. False: the back end does not know the request. */
 static bool destroy(enum ibx_own_request number, const char *call, const void *handle, int *rc)
 {
     struct own_request e;
@@ -61,7 +62,7 @@ static bool destroy(enum ibx_own_request number, const char *call, const void *h
     return ibx_frontend_request_known(&e, NULL, 0, rc);
 }
 
-/* A request that answers a handle. False: the back end does not know it. */
+/* Sends a request whose answer is a handle. False: the back end does not know it. */
 static bool made(const struct own_request *e, void **handle, int *rc)
 {
     uint8_t bytes[8] = {0};
@@ -75,12 +76,12 @@ static bool made(const struct own_request *e, void **handle, int *rc)
 
 static int not_known(const struct own_request *e)
 {
-    return ibx_frontend_request_make(e, NULL, 0); /* says so */
+    return ibx_frontend_request_make(e, NULL, 0); /* logs why it is not supported */
 }
 
 /* ----------------------------------------------------------------------- which functions */
 
-/* Locked. */
+/* Called under the lock. */
 static void forget(const void *handle)
 {
     for (struct executable **at = &executables; *at; at = &(*at)->next) {
@@ -98,7 +99,7 @@ static void forget(const void *handle)
     }
 }
 
-/* Room for as many as the back end says that there are; NULL: *rc says why not. */
+/* Memory for a list whose length the back end has stated; NULL: *rc is the error. */
 static uint64_t *room_for(size_t n, const char *call, int *rc)
 {
     uint64_t *all = n <= LISTED_MAX ? calloc(n + 1, sizeof(*all)) : NULL;
@@ -109,7 +110,8 @@ static uint64_t *room_for(size_t n, const char *call, int *rc)
     return all;
 }
 
-/* What is listed of a graph: handles or numbers. NULL: *rc says why not. To be freed. */
+/* A list of a graph from the back end: handles of nodes, or numbers of functions. NULL: *rc is the
+ * error. The caller frees it. */
 static uint64_t *list(enum ibx_own_request number, const char *call, const void *graph, int root,
                       size_t *count, int *rc)
 {
@@ -142,7 +144,7 @@ static uint64_t *list(enum ibx_own_request number, const char *call, const void 
     return all;
 }
 
-/* Locked. */
+/* Called under the lock. */
 static struct executable *find(const void *handle)
 {
     struct executable *found = executables;
@@ -151,7 +153,7 @@ static struct executable *find(const void *handle)
     return found;
 }
 
-/* Locked. `e` is the same after an update. */
+/* Called under the lock. `e` replaces `before` after an update. */
 static void take_over(struct executable *e, struct executable *before)
 {
     if (before->count != e->count)
@@ -161,7 +163,8 @@ static void take_over(struct executable *e, struct executable *before)
     before->exchanged = NULL;
 }
 
-/* What was made of that graph, or was made to be like it. */
+/* Notes the functions of an executable graph that was made from `graph` or updated to be like it.
+ */
 static int note(void *exec, const void *graph, bool update)
 {
     size_t count;
@@ -194,7 +197,7 @@ static int note(void *exec, const void *graph, bool update)
     return rc;
 }
 
-/* A copy of the numbers; NULL: it calls no functions, or there is no memory. */
+/* A copy of the numbers; NULL: it calls no functions (*count is 0), or there is no memory. */
 static uint64_t *numbers_of(const void *exec, size_t *count)
 {
     uint64_t *numbers = NULL;
@@ -207,7 +210,7 @@ static uint64_t *numbers_of(const void *exec, size_t *count)
     return numbers;
 }
 
-/* Locked. NULL: there is no memory. */
+/* Called under the lock. NULL: there is no memory. */
 static struct exchanged *exchanged_of(struct executable *e, const void *node, uint64_t before)
 {
     struct exchanged *x = e->exchanged;
@@ -228,7 +231,8 @@ void ibx_frontend_execs_keep(const void *node, uint64_t number)
     pthread_mutex_unlock(&lock);
 }
 
-/* Locked. A place of that function that is no other node's; the count: there is none. */
+/* Called under the lock. The index of an entry of this function that belongs to no other node;
+ * e->count: there is none. */
 static size_t free_place(const struct executable *e, uint64_t first)
 {
     size_t i = 0;
@@ -340,7 +344,7 @@ int cudaGraphExecUpdate(void *exec, void *graph, struct graph_update *result)
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     struct graph_update told;
     const int version = ibx_frontend_cuda_version();
-    if (version && version < 12) /* it had four arguments */
+    if (version && version < 12) /* it has four parameters */
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
     ibx_frontend_request_begin(&e, IBX_OWN_EXEC_UPDATE, "cudaGraphExecUpdate");
     ibx_put_u64(&e.body, (uintptr_t)exec);
@@ -369,7 +373,7 @@ int cudaGraphUpload(void *exec, void *stream)
     return ibx_frontend_request_make(&e, NULL, 0);
 }
 
-/* In streams.c's way. */
+/* Launches the graph: through the plugin or, if that cannot, by GVirtuS's function. */
 static int launch(void *exec, void *stream)
 {
     uint8_t bytes[16];
@@ -440,9 +444,9 @@ int cudaGraphGetRootNodes(void *graph, void **nodes, size_t *count)
     return get_nodes("cudaGraphGetRootNodes", graph, nodes, count, 1);
 }
 
-#define EDGE_DATA 8u /* bytes; all are plain edges */
+#define EDGE_DATA 8u /* bytes of an edge's data; all edges are plain */
 
-/* Before CUDA 13 there is no array of edges' data, and the count comes in its place. */
+/* Before CUDA 13 there was no parameter for edge data: the count is one place earlier. */
 static bool has_edges(void **edges, size_t **count)
 {
     const int version = ibx_frontend_cuda_version();
@@ -483,7 +487,7 @@ int cudaGraphNodeGetDependentNodes(void *node, void **nodes, void *edges, size_t
     return get_neighbours("cudaGraphNodeGetDependentNodes", node, 1, nodes, edges, count);
 }
 
-/* From each of the nodes to those behind it. */
+/* Lists, for each node, the edges to the nodes that depend on it. */
 int cudaGraphGetEdges(void *graph, void **from, void **to, void *edges, size_t *count)
 {
     static const char call[] = "cudaGraphGetEdges";
@@ -542,8 +546,8 @@ int cudaGraphNodeGetEnabled(void *exec, void *node, unsigned *on)
 #define EDGE_BYTES 8u
 enum { EDGE_FROM_PORT, EDGE_TO_PORT, EDGE_TYPE, EDGE_RESERVED }; /* cudaGraphEdgeData */
 
-/* Programmatic ones let the later kernel begin before the earlier one has ended, if both ask for
- * it: it may as well begin behind that. */
+/* Programmatic edges let the later kernel begin before the earlier one has ended, if both kernels
+ * ask for it. Plain edges are stricter, so they can replace these. */
 bool ibx_frontend_edges_are_known(const void *edges, size_t count)
 {
     static const uint8_t none[EDGE_BYTES - EDGE_RESERVED] = {0};
@@ -555,7 +559,7 @@ bool ibx_frontend_edges_are_known(const void *edges, size_t count)
     return true;
 }
 
-/* Before CUDA 13 there is no array of edges' data, and the count comes in its place. */
+/* Before CUDA 13 there was no parameter for edge data: the count is one place earlier. */
 static int order(const char *call, void *graph, void *const *from, void *const *to,
                  const void *edges, size_t count, bool remove)
 {

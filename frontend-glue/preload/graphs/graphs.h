@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Graphs, and streams that are captured into them.
+ * Graphs, and the capture of streams into them.
  *
- *   graphs.c         graphs, in requests of our own
+ *   graphs.c         graphs, as requests of ibx's own
  *   graph_nodes.c, graph_parameters.c, graph_conditions.c  their nodes
- *   graph_drawing.c  their drawings
- *   user_objects.c   objects of the program's that they have
- *   graph_copies.c   copies between host and device in them, or made by them
- *   host_calls.c     functions of the host that are added to streams
- *   captured_work.c  what goes into a capture in another way than GVirtuS's
- *   capture_graphs.c captures, and graphs that a program names while there is one
+ *   graph_drawing.c  cudaGraphDebugDotPrint
+ *   user_objects.c   objects of the program that graphs keep (cudaUserObjectCreate)
+ *   graph_copies.c   copies between host and device as nodes of graphs
+ *   host_calls.c     cudaLaunchHostFunc and callbacks
+ *   captured_work.c  what is captured in another way than GVirtuS would
+ *   capture_graphs.c captures, and the graphs that a program names during one
  */
 #ifndef IBX_FRONTEND_GLUE_PRELOAD_GRAPHS_GRAPHS_H
 #define IBX_FRONTEND_GLUE_PRELOAD_GRAPHS_GRAPHS_H
@@ -18,71 +18,75 @@
 
 /* ----------------------------------------------------------------------------- capture_graphs.c */
 
-/* A device was reset: no capture of this process's is left. */
+/* Forgets all captures of this process, after a reset of the device. */
 void ibx_frontend_captures_reset(void);
-/* cudaStreamDestroy, with the capture of the stream. */
+/* cudaStreamDestroy, which also ends a capture of the stream. */
 int ibx_frontend_stream_destroy(void *stream);
 
 /* ------------------------------------------------------------------------------ captured_work.c */
 
-/* What a stream that is captured takes: a function; a copy of which one side is the host's. */
+/* Adds to the capture of a stream: a host function; a copy of which at least one side is host
+ * memory. Return a CUDA error. */
 int ibx_frontend_capture_function(void *stream, void (*function)(void *argument), void *argument);
 int ibx_frontend_capture_copy(const struct ibx_cuda_memcpy3d *copy, void *stream);
 
 /* ------------------------------------------------------------------------------------- graphs.c */
 
-/* Whether these dependencies, of which each has data (NULL: none has), are as good as usual ones.
- */
+/* Whether `count` dependencies with this edge data (NULL: none) can be made as plain ones. */
 bool ibx_frontend_edges_are_known(const void *edges, size_t count);
-/* What is launched calls another function from now on, in that node; `before`: that which the node
- * itself calls. What the call returns. */
+/* In an executable graph, has a node call function `number` from now on. `before`: the number that
+ * the node in the graph calls. Returns a CUDA error. */
 int ibx_frontend_exec_exchange(const void *exec, const void *node, uint64_t before,
                                uint64_t number);
-/* The node itself does: what can be launched already still calls that one. */
+/* A node of a graph calls another function from now on. Executable graphs that exist already still
+ * call function `number`. */
 void ibx_frontend_execs_keep(const void *node, uint64_t number);
 
 /* ------------------------------------------------------------------------------- user_objects.c */
 
-/* What was made of a graph, or has another one in it, has the objects of that, too. */
+/* `to` was made from graph `from`, or contains it: it gets the same objects. */
 void ibx_frontend_objects_share(const void *from, const void *to);
-/* What can be launched was, or has become like that graph. */
+/* An executable graph was launched, or was updated to be like a graph. */
 void ibx_frontend_objects_launched(const void *exec, void *stream);
 void ibx_frontend_objects_updated(const void *exec, const void *graph);
-/* It, or a graph, is about to be destroyed: behind that another one may have its handle. NULL: it
- * has none. Whether it is gone. */
+/* Before a graph or an executable graph is destroyed: takes its objects, since another one may have
+ * the handle right after the call. NULL: it has none. _gone() follows after the call: `gone` says
+ * whether it succeeded. */
 struct holding;
 struct holding *ibx_frontend_objects_take(const void *holder);
 void ibx_frontend_objects_gone(struct holding *taken, bool gone);
 
 /* --------------------------------------------------------------------------- graph_parameters.c */
 
-/* A graph was destroyed: what its nodes have told. */
+/* A graph was destroyed: frees what the program was given about its nodes. */
 void ibx_frontend_graph_gone(const void *graph);
 
 /* ------------------------------------------------------------------------------- graph_copies.c */
 
-/* The number of a function that makes the copy, as ibx_frontend_host_repeated(); 0: *rc says why
- * not. */
+/* The number of a host function that makes the copy (ibx_frontend_host_repeated()); 0: *rc is the
+ * error. */
 uint64_t ibx_frontend_copy_function(const struct ibx_cuda_memcpy3d *copy, uint64_t *queue, int *rc);
-/* Puts a copy of which one side is the host's into a request, to be made by a slot of the back
- * end's: the number of its function; 0: it cannot be made so, and nothing was put. The request:
- * false: the back end has no slot for it, or knows none; otherwise *rc says how it went. */
+/* Appends a copy between host and device to a request, to be made through a slot of the back end.
+ * Returns the number of its host function; 0: it cannot be made so, and nothing was appended.
+ * _made() sends the request. False: the back end has no slot for it, or does not know the request;
+ * else *rc is the result. */
 uint64_t ibx_frontend_slot_copy(struct ibx_writer *body, const struct ibx_cuda_memcpy3d *copy);
 bool ibx_frontend_slot_made(struct own_request *own, void *out, size_t n, int *rc);
-/* The copy of that function, as the program has said it; false: it is none. */
+/* The copy that function `number` makes, as the program described it; false: it makes none. */
 bool ibx_frontend_slot_parameters(uint64_t number, struct ibx_cuda_memcpy3d *copy);
-/* A copy of one row between the host's memory and the device in the order of the stream: the call
- * does not wait. Its bytes are read when the stream gets there, or where the call takes them, now;
- * they are few then. False: it cannot be made so, and nothing was done. */
+/* Makes a copy of one row between host and device in the order of the stream, without waiting. The
+ * host memory is read when the stream gets there or, if `takes` is set, before the call returns;
+ * `takes` is for few bytes. False: it cannot be made so, and nothing was done. */
 bool ibx_frontend_graph_copy_behind(const struct ibx_cuda_memcpy3d *copy, bool takes, void *stream,
                                     int *rc);
-/* When there are many such copies, those that are over are given up, but for those in streams that
- * wait for functions, so that there is room for others. */
+/* Ends completed copies of this kind if there are many, to make room for others. Those in a stream
+ * that waits for a host function stay. */
 void ibx_frontend_graph_behind_trim(void);
 
 /* -------------------------------------------------------------------------------- graph_nodes.c */
 
-/* graph_nodes.c: the same as a graph's only node. */
+/* Adds the copy to an empty graph as its only node, through a slot. False: as for
+ * ibx_frontend_slot_made(). */
 bool ibx_frontend_slot_node(void **node, void *graph, const struct ibx_cuda_memcpy3d *copy,
                             int *rc);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* cudaLaunchHostFunc and cudaStreamAddCallback: host_functions.c has what is called. */
+/* cudaLaunchHostFunc and cudaStreamAddCallback; host_functions.c calls the functions. */
 #include "frontend-glue/preload/graphs/graphs.h"
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"

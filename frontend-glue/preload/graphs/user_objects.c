@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Objects of the program's that graphs have: when neither the program nor a graph has one any more,
- * its function is called (cudaUserObjectCreate). The function and all references are this
- * process's, and the back end is not told of them:
+ * Objects of the program that graphs keep (cudaUserObjectCreate). When neither the program nor a
+ * graph has a reference any more, the object's function is called. The function and all references
+ * are in this process, and the back end does not know of them:
  *
- *   a graph has those that it was given, and those of graphs that were put into it
- *   a clone, and what is made of a graph to be launched, has those of the graph
- *   what is updated has those of the new graph
+ *   a graph has the objects that it was given, and those of its child graphs
+ *   a clone, and an executable graph, has the objects of the graph
+ *   an executable graph that is updated has those of the new graph
  *
- * What was launched has its objects until that has ended. Its destruction waits for that; behind an
- * update a function releases the old ones that the stream calls, by the thread that calls such
- * functions, where CUDA permits no calls of its own, as natively.
+ * A launched graph keeps its objects until the launch has completed. Its destruction waits for
+ * that. After an update, a host function in the stream releases the old objects. It runs in the
+ * thread for host functions, where CUDA permits no calls, as natively.
  */
 #include "frontend-glue/preload/graphs/graphs.h"
 #include "frontend-glue/preload/preload.h"
@@ -19,7 +19,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#define NO_SYNC 1u /* cudaUserObjectNoDestructorSync, without which CUDA makes none */
+#define NO_SYNC 1u /* cudaUserObjectNoDestructorSync, which CUDA requires */
 #define MOVE    1u /* cudaGraphUserObjectMove */
 
 struct object {
@@ -27,10 +27,10 @@ struct object {
     void *what;
     void (*destroy)(void *what);
     uint64_t references;
-    uint64_t program; /* of these the program's own */
+    uint64_t program; /* of these, the references of the program */
 };
 
-/* What a graph, or what was made of one, has of an object. */
+/* The references of a graph, or of an executable graph, to an object. */
 struct holding {
     struct holding *next;
     const void *holder;
@@ -38,7 +38,7 @@ struct holding {
     uint64_t count;
 };
 
-/* What was made of a graph that has some, and the stream of its last launch. */
+/* An executable graph with objects, and the stream of its last launch. */
 struct launched {
     struct launched *next;
     const void *exec;
@@ -51,7 +51,7 @@ static struct holding *holdings;
 static struct launched *launches;
 static _Atomic unsigned holding_count;
 
-/* The functions are the parent's to call. */
+/* A child drops all: the functions are the parent's to call. */
 static void in_child(void)
 {
     pthread_mutex_init(&lock, NULL);
@@ -68,7 +68,7 @@ __attribute__((constructor)) static void begin(void)
 
 /* ------------------------------------------------------------------------------ references */
 
-/* Locked. NULL: there is none. */
+/* Called under the lock. NULL: there is none. */
 static struct object *object_of(const void *handle)
 {
     struct object *o = objects;
@@ -77,7 +77,7 @@ static struct object *object_of(const void *handle)
     return o;
 }
 
-/* Locked. Adds it to `over` when that was the last one. */
+/* Called under the lock. Adds the object to *over if that was the last reference. */
 static void release(struct object *o, uint64_t count, struct object **over)
 {
     o->references -= count;
@@ -91,7 +91,7 @@ static void release(struct object *o, uint64_t count, struct object **over)
     *over = o;
 }
 
-/* Without the lock. */
+/* Called without the lock: calls the functions of these objects. */
 static void call(struct object *over)
 {
     for (struct object *o; (o = over);) {
@@ -101,7 +101,8 @@ static void call(struct object *over)
     }
 }
 
-/* Locked. The place of its pointer. */
+/* Called under the lock. The pointer in the list that points to the entry, or to NULL at the end.
+ */
 static struct holding **place_of(const void *holder, const struct object *object)
 {
     struct holding **at = &holdings;
@@ -110,7 +111,7 @@ static struct holding **place_of(const void *holder, const struct object *object
     return at;
 }
 
-/* Locked. False: no memory. */
+/* Called under the lock. False: there is no memory. */
 static bool hold(const void *holder, struct object *object, uint64_t count)
 {
     struct holding *h = *place_of(holder, object);
@@ -125,7 +126,7 @@ static bool hold(const void *holder, struct object *object, uint64_t count)
     return true;
 }
 
-/* Locked. All of one holder's, which nobody finds any more. */
+/* Called under the lock. Removes all entries of one holder from the list. */
 static struct holding *take_all(const void *holder)
 {
     struct holding *taken = NULL;
@@ -166,7 +167,7 @@ void ibx_frontend_objects_share(const void *from, const void *to)
         return;
     pthread_mutex_lock(&lock);
     for (const struct holding *h = holdings; h; h = h->next) {
-        if (h->holder == from && hold(to, h->object, h->count)) /* comes before h */
+        if (h->holder == from && hold(to, h->object, h->count)) /* the new entry is before h */
             h->object->references += h->count;
     }
     pthread_mutex_unlock(&lock);
@@ -194,8 +195,9 @@ static void behind_launch(void *taken)
     give_up(taken);
 }
 
-/* A stream that is no more, or is being captured, takes no function: what it had is over, or nobody
- * can tell when it will be. */
+/* Releases the objects by a host function in the stream. False: the stream was destroyed, so that
+ * its work is complete, or it is being captured, so that it is unknown when the function would run.
+ */
 static bool gives_up_later(struct holding *taken, void *stream)
 {
     const int before = cudaPeekAtLastError();
@@ -207,7 +209,7 @@ static bool gives_up_later(struct holding *taken, void *stream)
     return !rc;
 }
 
-/* Locked. NULL: it was not launched. */
+/* Called under the lock. NULL: it was not launched. */
 static struct launched *take_launched(const void *exec)
 {
     struct launched **at = &launches;
@@ -308,7 +310,8 @@ int cudaUserObjectRelease(void *object, unsigned count)
 int cudaGraphRetainUserObject(void *graph, void *object, unsigned count, unsigned flags)
 {
     size_t nodes = 0;
-    int rc = count && flags <= MOVE ? cudaGraphGetNodes(graph, NULL, &nodes) /* whether it is one */
+    /* Checks that it is a graph. */
+    int rc = count && flags <= MOVE ? cudaGraphGetNodes(graph, NULL, &nodes)
                                     : ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (rc)
         return rc;

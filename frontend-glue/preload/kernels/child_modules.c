@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Modules of a forked child. The back end lets it launch what its parent has registered, by the
- * same addresses; natively it has variables of its own, which begin with their first values. So
- * before a child's first use of a kernel or variable it registers again, as its own, what its
- * parent has registered: modules with variables, since one that has none is the same for all.
+ * Modules of a forked child. A child may launch what its parent has registered, by the same
+ * addresses; but natively it has its own variables, with their initial values. So before a child's
+ * first use of a kernel or variable it registers again, as its own, the modules of its parent that
+ * have variables. A module without variables is the same for both.
  *
- * The back end has a process's modules unloaded when that has ended, however it does, and no child
- * of it uses them: the process says once that its children ask for them. A child whose parent has
- * ended before it asks registers all modules again.
+ * The back end unloads a process's modules when the process has ended in any way and no child of it
+ * uses them: a process announces once that its children ask for them. A child whose parent ended
+ * before the child asked registers all modules again.
  */
 #include "frontend-glue/preload/kernels/images.h"
 #include "frontend-glue/preload/kernels/kernels.h"
@@ -21,8 +21,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LEAST   8u     /* entries of a list */
-#define WAIT_MS 30000u /* for another thread, before that is said */
+#define LEAST   8u     /* initial capacity of a list */
+#define WAIT_MS 30000u /* how long to wait for another thread before a message says so */
 
 struct function {
     const char *function;
@@ -40,27 +40,27 @@ struct variable {
 
 struct list {
     void *items;
-    size_t count, room, size; /* of one */
+    size_t count, room, size; /* capacity; size of an item */
 };
 
 struct module {
     struct module *next;
-    void *wrapper; /* which lies in the program, as all texts do, or is `expanded` */
+    void *wrapper; /* the wrapper, in the program's memory like all texts, or `expanded` */
     struct ibx_image_wrapper *expanded;
-    void **handle, **there; /* as the program knows it, and GVirtuS in this process */
-    unsigned life;          /* in which it was registered */
-    bool managed;           /* it has variables that are declared __managed__ */
-    bool incomplete;        /* there was no memory */
-    unsigned asked;         /* in this life it is known ... */
-    bool lost;              /* ... whether the back end has it no more */
+    void **handle, **there; /* the handle of the program, and GVirtuS's in this process */
+    unsigned life;          /* the life (see below) in which it was registered */
+    bool managed;           /* it has __managed__ variables */
+    bool incomplete;        /* the lists are incomplete, because there was no memory */
+    unsigned asked;         /* the life for which `lost` is valid */
+    bool lost;              /* the back end does not have it any more */
     struct list functions, variables;
 };
 
-/* Under the lock of ranges, the last one first: what is registered is mostly of that one. */
+/* Protected by the lock of ranges. The newest is first, since registrations mostly belong to it. */
 static struct module *modules;
-static unsigned life;         /* of this process, and those that it was forked from */
-static atomic_bool inherited; /* and not looked at yet */
-static atomic_bool told;      /* the back end, that this process's modules end with it */
+static unsigned life;         /* 1 + how many forks led to this process */
+static atomic_bool inherited; /* this is a child that has not registered modules yet */
+static atomic_bool told;      /* the back end was told that this process's modules end with it */
 static pthread_mutex_t registering = PTHREAD_MUTEX_INITIALIZER;
 
 static void in_child(void)
@@ -78,7 +78,7 @@ __attribute__((constructor)) static void begin(void)
 
 /* ------------------------------------------------------------------------ what there is */
 
-/* Locked. NULL: its beginning was not seen. */
+/* Called under the lock. NULL: its registration was not seen. */
 static struct module *find(void **handle)
 {
     struct module *m = modules;
@@ -87,7 +87,7 @@ static struct module *find(void **handle)
     return m;
 }
 
-/* Locked. */
+/* Called under the lock. */
 static void add(struct module *m, struct list *list, const void *item)
 {
     if (list->count == list->room) {
@@ -102,8 +102,9 @@ static void add(struct module *m, struct list *list, const void *item)
     memcpy((char *)list->items + list->count++ * list->size, item, list->size);
 }
 
-/* Whether the back end has the modules of which that kernel is, which this process uses from now
- * on; NULL: of none. True where it cannot be asked: it keeps them then. */
+/* Whether the back end still has the modules to which this kernel belongs; this process uses them
+ * from now on. NULL: asks for no module. True also if the back end cannot be asked: then it keeps
+ * them. */
 static bool share(const void *kernel)
 {
     struct own_request e;
@@ -114,7 +115,7 @@ static bool share(const void *kernel)
     ibx_put_u64(&e.body, (uintptr_t)kernel);
     if (!ibx_frontend_plugin() || !ibx_frontend_request_try(&e, bytes, sizeof(bytes), &code))
         return true;
-    if (code != CUDA_NOT_PERMITTED) /* in a function of the host nothing was asked */
+    if (code != CUDA_NOT_PERMITTED) /* in a host function nothing was asked */
         atomic_store(&told, true);
     return code || ibx_get_u64(&r);
 }
@@ -171,7 +172,7 @@ void ibx_frontend_module_managed(void **handle)
     ibx_frontend_ranges_unlock();
 }
 
-/* Locked. NULL: it has none. */
+/* Called under the lock. NULL: the module has no such function. */
 static const struct function *function_of(const struct module *m, const void *function)
 {
     const struct function *all = m->functions.items;
@@ -239,7 +240,7 @@ static bool copy(struct list *list)
     return items;
 }
 
-/* Locked. Modules that the program has registered in one process: the back end has all or none. */
+/* Called under the lock. The modules of one life are at the back end all or none. */
 static void note_answer(unsigned of, bool there)
 {
     for (struct module *m = modules; m; m = m->next) {
@@ -248,7 +249,8 @@ static void note_answer(unsigned of, bool there)
     }
 }
 
-/* Locked. One that was not asked for yet, and need not be registered again for its variables. */
+/* Called under the lock. A module whose life was not asked for yet, and that need not be registered
+ * again for its variables. */
 static const struct module *next_to_ask(void)
 {
     const struct module *m = modules;
@@ -258,7 +260,7 @@ static const struct module *next_to_ask(void)
     return m;
 }
 
-/* Asks for the modules of all processes that this one was forked from. */
+/* Asks for the modules of all processes from which this one was forked. */
 static void ask(void)
 {
     const struct module *m;
@@ -276,13 +278,13 @@ static void ask(void)
     ibx_frontend_ranges_unlock();
 }
 
-/* Locked. */
+/* Called under the lock. Whether the module has to be registered again. */
 static bool is_to_come(const struct module *m)
 {
     return m->life != life && (m->variables.count || m->managed || (m->lost && m->asked == life));
 }
 
-/* A copy of the oldest one that is to be registered again; NULL: there is none, or no memory. */
+/* Takes the oldest module that has to be registered again; NULL: there is none, or no memory. */
 static struct module *take(void)
 {
     struct module *taken = malloc(sizeof(*taken)), *m = NULL;
@@ -306,8 +308,8 @@ static struct module *take(void)
     return NULL;
 }
 
-/* GVirtuS's functions. The linker looks for them under a lock of its own, under which another
- * thread may be in dlopen(3) and wait for this one: so all are known before that may happen. */
+/* GVirtuS's functions, looked up in advance: dlsym(3) takes a lock that another thread may hold in
+ * dlopen(3) while it waits for this one. */
 struct registrations {
     __typeof__(&__cudaRegisterFatBinary) first;
     __typeof__(&__cudaRegisterFunction) function;
@@ -325,7 +327,7 @@ static struct registrations find_registrations(void)
     return r;
 }
 
-/* GVirtuS's handle of it; NULL: it does not take it. */
+/* Registers a module with GVirtuS again. Returns its handle; NULL: GVirtuS refuses it. */
 static void **register_again(const struct registrations *r, const struct module *m)
 {
     const struct function *f = m->functions.items;
@@ -362,7 +364,7 @@ static void register_all(const struct registrations *r)
     if (!ibx_frontend_plugin())
         return;
     ask();
-    if (!atomic_load(&told)) /* all have variables: this process's own go with it, too */
+    if (!atomic_load(&told)) /* all have variables: this process's own modules end with it, too */
         share(NULL);
     while ((m = take())) {
         registered_again(m->handle, register_again(r, m));
@@ -382,14 +384,14 @@ static void lock(void)
     pthread_mutex_lock(&registering);
 }
 
-/* A thread that goes on before all are registered would use the parent's variables. */
+/* A thread that continued before all modules are registered would use the parent's variables. */
 void ibx_frontend_own_modules(void)
 {
     if (!atomic_load_explicit(&inherited, memory_order_acquire))
         return;
     const int cancel = ibx_thread_hold_cancel();
     const struct registrations r = find_registrations();
-    ibx_frontend_connect(); /* for which GVirtuS may open a library */
+    ibx_frontend_connect(); /* before the lock: GVirtuS may open a library for it */
     lock();
     if (atomic_load(&inherited))
         register_all(&r);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * nvcc compresses the images of a program, by Zstandard since CUDA 12.8 and by LZ4 before. GVirtuS
- * reads at most the latter, and refuses a module of which it cannot read one image. So it gets all
- * of them as they were.
+ * nvcc compresses the images of a program, since CUDA 12.8 by Zstandard, before by LZ4. GVirtuS
+ * reads LZ4 at most, and refuses a module if it cannot read one of its images. So it gets all
+ * images decompressed.
  *
- * The two libraries are loaded when an image needs them: this one is in every process of a program
- * that uses GVirtuS, where its dependencies would stand before the program's own.
+ * The two libraries are loaded only when an image needs them. This library is in every process of a
+ * program that uses GVirtuS, where its dependencies would precede the program's own.
  */
 #include "frontend-glue/preload/kernels/images.h"
 
@@ -18,12 +18,12 @@
 #include <string.h>
 #include <zstd.h>
 
-#define ZSTANDARD  0x8000u /* flags of an image */
+#define ZSTANDARD  0x8000u /* flag of an image in Zstandard */
 #define LZ4        0x2000u
 #define COMPRESSED 0xf000u
-#define LZ4_RATIO  255u /* at most */
+#define LZ4_RATIO  255u /* the highest that LZ4 can have */
 
-/* In the library's own. */
+/* A function of a library that is loaded now; NULL, with a message: it is missing. */
 static void *function_of(const char *library, const char *package, const char *name)
 {
     void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
@@ -38,7 +38,7 @@ static void *function_of(const char *library, const char *package, const char *n
     return function;
 }
 
-/* Whether as many bytes may come of it as the head says: before there is memory for them. */
+/* Whether the uncompressed length in the header is plausible, before memory is allocated for it. */
 static bool is_of_that_length(const struct ibx_image_entry *e, const uint8_t *image)
 {
     __typeof__(&ZSTD_getFrameContentSize) length;
@@ -50,7 +50,7 @@ static bool is_of_that_length(const struct ibx_image_entry *e, const uint8_t *im
     return length && length(image, e->compressed_n) == e->uncompressed_n;
 }
 
-/* Just `to_n` bytes are to come of it. */
+/* Decompresses into exactly `to_n` bytes. */
 static bool read_zstandard(uint8_t *to, size_t to_n, const uint8_t *from, size_t n)
 {
     __typeof__(&ZSTD_decompress) read_image;
@@ -71,7 +71,8 @@ static size_t padded(uint64_t n)
     return (n + 7) & ~(uint64_t)7;
 }
 
-/* Bytes of all, with their heads; 0: none is compressed, or one is not sound. */
+/* The length of all images when decompressed, with headers; 0: none is compressed, or one is
+ * malformed. */
 static size_t measure(const uint8_t *fat, size_t n)
 {
     struct ibx_image_entry e;
@@ -89,7 +90,7 @@ static size_t measure(const uint8_t *fat, size_t n)
     return any ? all : 0;
 }
 
-/* The image with its head. */
+/* Writes one image with its header, decompressed. */
 static bool expand_one(uint8_t *to, const uint8_t *head, const uint8_t *image,
                        struct ibx_image_entry *e)
 {

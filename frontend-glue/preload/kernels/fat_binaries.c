@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Modules that nvcc's code registers: fat binaries of images of kernels. */
+/* Modules that nvcc's code registers: fat binaries of images. */
 #include "frontend-glue/preload/kernels/images.h"
 #include "frontend-glue/preload/kernels/kernels.h"
 #include "frontend-glue/preload/preload.h"
@@ -9,9 +9,9 @@
 
 #define WRAPPER_MAGIC 0x466243b1u
 #define MODULE_MAGIC  0xba55ed50u
-#define FUNCTION      "vprintf" /* by which name a module's code calls it */
+#define FUNCTION      "vprintf" /* the symbol by which the code of a module calls printf */
 
-/* As nvcc's code passes a module, and its beginning. */
+/* The wrapper that nvcc's code passes, and the header of the fat binary. */
 struct wrapper {
     uint32_t magic, version;
     const struct module *module;

@@ -10,17 +10,17 @@
 #define FAT_MAGIC         0xba55ed50u
 #define ENTRY_VERSION     0x0101u
 #define ENTRY_HEAD        64u
-#define OPTIONS           16u /* bytes behind the entry of PTX: where its options are, and none */
+#define OPTIONS           16u /* bytes of an (empty) options entry after the header of PTX */
 #define KIND_PTX          1u
 #define KIND_CUBIN        2u
-#define FLAGS             0x11u /* of 64 bits, for Linux */
-#define CUDA_ENTRY        0x10u /* st_other: a kernel, and no function of one */
-#define INFO_SIZED        4u    /* of an entry of .nv.info: its bytes are behind it */
+#define FLAGS             0x11u /* 64 bits, Linux */
+#define CUDA_ENTRY        0x10u /* st_other: a kernel, not a device function */
+#define INFO_SIZED        4u    /* format of an entry of .nv.info whose data follows it */
 #define INFO_PARAMETER    0x17u
-#define INFO_PARAMETER_V2 0x45u /* of kernels with more than 4 KiB of them */
-#define INFO_BYTES        12u   /* of either */
+#define INFO_PARAMETER_V2 0x45u /* used for kernels with more than 4 KiB of parameters */
+#define INFO_BYTES        12u   /* bytes of a parameter entry of either kind */
 
-/* Whether it holds n bytes from there on. */
+/* Whether n bytes at offset `at` are within `size` bytes. */
 static bool holds(size_t size, uint64_t at, uint64_t n)
 {
     return at <= size && n <= size - at;
@@ -28,7 +28,7 @@ static bool holds(size_t size, uint64_t at, uint64_t n)
 
 /* ------------------------------------------------------------------------------- how long it is */
 
-/* Behind its last part; 0: it is none of `most` bytes. */
+/* The length up to the end of its last part; 0: it is no cubin within `most` bytes. */
 static size_t measure_cubin(const uint8_t *image, size_t most)
 {
     Elf64_Ehdr head;
@@ -70,7 +70,7 @@ static size_t measure_fat(const uint8_t *image, size_t most)
                                                                                                 : 0;
 }
 
-/* With its NUL. */
+/* The length with its NUL. */
 static size_t measure_ptx(const char *text, size_t most)
 {
     const size_t n = strnlen(text, most);
@@ -103,7 +103,7 @@ enum ibx_image_kind ibx_image_measure(const void **code, size_t most, size_t *n)
 
 /* ------------------------------------------------------------------------------- a fat binary */
 
-/* Of "sm_90a" and the like. */
+/* The number in "sm_90a" and the like. */
 static unsigned target_of(const char *text)
 {
     const char *at = strstr(text, ".target");
@@ -111,7 +111,7 @@ static unsigned target_of(const char *text)
     return at ? (unsigned)strtoul(at + 3, NULL, 10) : 0;
 }
 
-/* "9.0": its major and its minor part. */
+/* Parses "9.0" into major and minor. */
 static void version_of(const char *text, uint16_t version[2])
 {
     const char *at = strstr(text, ".version");
@@ -120,13 +120,13 @@ static void version_of(const char *text, uint16_t version[2])
     version[1] = at && *behind == '.' ? (uint16_t)strtoul(behind + 1, NULL, 10) : 0;
 }
 
-/* Since ABI 8 the architecture has another place. */
+/* From ABI 8 on the architecture is in another place. */
 static unsigned architecture_of(const Elf64_Ehdr *head)
 {
     return head->e_ident[EI_ABIVERSION] >= 8 ? head->e_flags >> 8 & 0xffff : head->e_flags & 0xff;
 }
 
-/* The driver looks for the options of PTX where its entry says, whether it has any or not. */
+/* Writes an options entry for PTX in any case, because the driver reads it in any case. */
 size_t ibx_image_head(uint8_t head[IBX_IMAGE_HEADER], enum ibx_image_kind kind, const void *image,
                       size_t n)
 {
@@ -181,12 +181,12 @@ static bool begins(const char *text, const char *with)
     return text && !strncmp(text, with, strlen(with));
 }
 
-/* A cubin, whose sections are all within it. */
+/* A cubin whose sections were checked to be within it. */
 struct cubin {
     const uint8_t *image;
     const Elf64_Shdr *sections;
     unsigned count;
-    const Elf64_Shdr *names; /* of sections */
+    const Elf64_Shdr *names; /* the section with the names of sections */
 };
 
 static void look_at_symbol(const struct cubin *c, const Elf64_Sym *symbol, const char *name,
@@ -254,7 +254,7 @@ static void note_parameter(const uint8_t *info, bool second, struct ibx_image_pa
     *count = *count > index ? *count : index + 1u;
 }
 
-/* ".nv.info.KERNEL" has an entry for each. */
+/* The parameters, from the entries of section ".nv.info.KERNEL". */
 static bool parameters_in_cubin(const uint8_t *image, size_t n, const char *kernel,
                                 struct ibx_image_parameter *all, size_t *count)
 {
@@ -288,7 +288,7 @@ static bool parameters_in_cubin(const uint8_t *image, size_t n, const char *kern
 
 /* --------------------------------------------------------------------------------- text of PTX */
 
-/* A word, a number, text within quotes, or one character of anything else; n = 0: the end. */
+/* A token: a word, a number, a quoted string, or one other character; n = 0: the end. */
 struct token {
     const char *at;
     size_t n;
@@ -334,7 +334,7 @@ static bool is(struct token t, const char *word)
     return t.n == strlen(word) && !memcmp(t.at, word, t.n);
 }
 
-/* Of one element of that type, ".u32" or ".v4": 0 where it is none. */
+/* The bytes of an element of this type, such as ".u32" or ".v4"; 0: it is no type. */
 static size_t bytes_of(struct token type)
 {
     static const struct {
@@ -350,7 +350,8 @@ static size_t bytes_of(struct token type)
     return 0;
 }
 
-/* Behind ".global" or ".const": ".align 4 .attribute(.managed) .v2 .u32 NAME[3][2]". */
+/* Parses what follows ".global" or ".const": ".align 4 .attribute(.managed) .v2 .u32 NAME[3][2]".
+ */
 static void look_at_variable(const char **text, bool constant, ibx_image_found *found,
                              void *argument)
 {
@@ -379,11 +380,11 @@ static void look_at_variable(const char **text, bool constant, ibx_image_found *
         found(name.at, name.n, n, constant, argument);
 }
 
-/* ".entry NAME", and variables of the module that are not another one's. */
+/* Finds kernels (".entry NAME") and the module's own variables in PTX. */
 static void look_at_ptx(const char *text, ibx_image_found *found, void *argument)
 {
     unsigned depth = 0;
-    bool elsewhere = false; /* behind ".extern" */
+    bool elsewhere = false; /* after ".extern": defined in another module */
     for (struct token t = next_token(&text); t.n; t = next_token(&text)) {
         const bool constant = is(t, ".const");
         if (is(t, "{"))
@@ -406,8 +407,8 @@ static void look_at_ptx(const char *text, ibx_image_found *found, void *argument
     }
 }
 
-/* Behind ".param": ".align 8 .b8 NAME[24]", or ".u64 .ptr .global .align 4 NAME". False: it has no
- * type, or is too long. *t: what ends it. */
+/* Parses what follows ".param": ".align 8 .b8 NAME[24]", or ".u64 .ptr .global .align 4 NAME".
+ * False: it has no type, or is too long. *t: the token after it. */
 static bool read_parameter(const char **text, struct token *t, struct ibx_image_parameter *p,
                            size_t before)
 {
@@ -415,7 +416,7 @@ static bool read_parameter(const char **text, struct token *t, struct ibx_image_
     bool pointer = false;
     for (*t = next_token(text); t->n && !is(*t, ",") && !is(*t, ")"); *t = next_token(text)) {
         if (is(*t, ".ptr")) {
-            pointer = true; /* whose .align is that of what it points to */
+            pointer = true; /* its .align is that of the target */
         } else if (is(*t, ".align")) {
             *t = next_token(text);
             aligned = pointer ? aligned : strtoull(t->at, NULL, 0);
@@ -435,7 +436,8 @@ static bool read_parameter(const char **text, struct token *t, struct ibx_image_
     return before <= UINT16_MAX;
 }
 
-/* Behind ".entry NAME"; NULL: it is not there. All tokens of long PTX would take a while. */
+/* The text after ".entry NAME"; NULL: not found. A plain search, since tokenizing long PTX takes a
+ * while. */
 static const char *behind_entry(const char *text, const char *kernel)
 {
     static const char entry[] = ".entry";
@@ -451,7 +453,7 @@ static const char *behind_entry(const char *text, const char *kernel)
     return NULL;
 }
 
-/* "( .param .u64 NAME, ... )", where there are any. */
+/* Parses "( .param .u64 NAME, ... )", which is missing if there are no parameters. */
 static bool parameters_in_ptx(const char *text, const char *kernel, struct ibx_image_parameter *all,
                               size_t *count)
 {
@@ -526,7 +528,8 @@ bool ibx_image_look(const uint8_t *fat, size_t n, ibx_image_found *found, void *
     return true;
 }
 
-/* Whether the driver writes addresses into that section as it loads the cubin. */
+/* Whether the section has relocations: the driver writes addresses into it when it loads the cubin.
+ */
 static bool is_relocated(const struct cubin *c, unsigned section)
 {
     for (unsigned i = 0; i < c->count; i++)

@@ -1,19 +1,21 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Launches without GVirtuS's front end, which takes longer for one than the rest of this process.
- * Where a kernel's arguments lie in a request only that knows. So behind the first launch of a
- * kernel it writes another one, which is kept and not sent (ibx_frontend_launch_body()): each byte
- * of an argument is the argument's number there. What comes out otherwise than expected is
- * launched by GVirtuS as ever.
+ * Launches without GVirtuS's front end, which needs more time for a launch than everything else in
+ * this process. Only GVirtuS knows where a kernel's arguments are in a request. So after the first
+ * launch of a kernel, GVirtuS writes one more launch, which is kept and not sent
+ * (ibx_frontend_launch_body()). In it each byte of an argument is the argument's number, so the
+ * layout can be read. If the result is not as expected, GVirtuS goes on to make the kernel's
+ * launches.
  *
- * Of a kernel with more than 4 KiB of arguments that finds none: their sizes are in a form that it
- * does not read (EIATTR 0x45 of .nv.info). Of one that a program has as PTX alone G5 knows nothing,
- * and throws. Where the arguments lie the back end is asked then, as CUDA there knows it, and the
- * launch goes in a request of our own. What it says is compared with the program's code.
+ * GVirtuS finds no arguments of a kernel with more than 4 KiB of them, because their sizes are in a
+ * form that it does not read (EIATTR 0x45 of .nv.info). G5 knows no arguments of a kernel that
+ * exists only as PTX, and throws an exception. In these cases the back end is asked for the layout,
+ * as its CUDA knows it, and the launch is a request of ibx's own. The back end's answer is compared
+ * with the image in the program.
  *
- * G5 knows arguments by the kernel's name, and of several kernels of one name, as packages of
- * Python compile them while they run, the first one's. Where the program's code has others the back
- * end is asked likewise.
+ * G5 finds arguments by the name of the kernel. If several kernels have one name, as those that
+ * Python packages compile at run time, it uses the first one's. If the images in the program
+ * differ, the back end is asked, too.
  */
 #include "frontend-glue/preload/kernels/images.h"
 #include "frontend-glue/preload/kernels/kernels.h"
@@ -29,35 +31,35 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define HEAD       56u    /* bytes of a launch before its arguments */
-#define BODY_MAX   4480u  /* of one that is made here */
-#define PACKED_MAX 4096u  /* bytes of arguments that go in one of GVirtuS's */
-#define KERNELS    4096u  /* places, a power of two */
-#define TRIES      8u     /* places in which a kernel may be */
-#define MARKS      254u   /* arguments that can be told apart */
-#define MARK_LAST  255u   /* what all others consist of */
-#define MARKED     4480u  /* bytes of each: a longer one is in no body of BODY_MAX */
-#define POINTERS   4096u  /* arguments of a kernel, at most */
+#define HEAD       56u    /* bytes of a launch's body before the arguments */
+#define BODY_MAX   4480u  /* bytes of a body that is written here, at most */
+#define PACKED_MAX 4096u  /* bytes of arguments that fit into GVirtuS's request */
+#define KERNELS    4096u  /* places of a hash table; a power of two */
+#define TRIES      8u     /* places to which a kernel may hash */
+#define MARKS      254u   /* arguments that can be distinguished by their number */
+#define MARK_LAST  255u   /* the bytes of all further arguments */
+#define MARKED     4480u  /* bytes of each marked argument; longer ones fit into no body */
+#define POINTERS   4096u  /* number of arguments of a kernel, at most */
 #define BEHIND_END 32768u /* bytes that are read of an argument, at most */
 
-/* Who makes a kernel's launches. */
+/* How a kernel's launches are made. */
 enum way {
-    BY_GVIRTUS,   /* its front end: where the arguments lie is not known here */
-    LIKE_GVIRTUS, /* its front end the first one; all others are written here as it writes them */
-    IN_ITS_PLACE, /* likewise, all of them: its front end cannot */
-    BY_REQUEST,   /* in requests of our own: they are long, and its front end knows no arguments */
-    REFUSED       /* nobody: its front end would do it with another kernel's arguments */
+    BY_GVIRTUS,   /* by GVirtuS's front end: the layout of arguments is unknown here */
+    LIKE_GVIRTUS, /* the first one by GVirtuS's front end, all others here, in the same form */
+    IN_ITS_PLACE, /* all of them here, in GVirtuS's form: its front end cannot */
+    BY_REQUEST, /* as requests of ibx's own: they are long, and its front end knows no arguments */
+    REFUSED     /* not at all: its front end would use another kernel's arguments */
 };
 
-/* Of one kernel; it stays what it is, also when it is good no more. */
+/* What is known of one kernel. Never changed or freed, also when it is no longer valid. */
 struct kernel {
     const void *function;
-    unsigned since; /* of the process's modules */
+    unsigned since; /* ibx_frontend_modules_gone() at that time */
     struct kernel *older;
-    uint8_t name[8]; /* by which requests name it */
+    uint8_t name[8]; /* its name in requests */
     enum way way;
-    bool asked;   /* the rest is as the back end has said, for requests of our own */
-    size_t bytes; /* of all arguments */
+    bool asked;   /* the rest comes from the back end, for requests of ibx's own */
+    size_t bytes; /* bytes of all arguments */
     size_t count;
     struct argument {
         uint16_t at, bytes;
@@ -65,18 +67,18 @@ struct kernel {
 };
 
 static _Atomic(struct kernel *) kernels[KERNELS];
-static struct kernel *all; /* for who looks for leaks; under the lock */
+static struct kernel *all; /* a list, for leak checkers; protected by the lock */
 static struct ibx_fork_lock lock = IBX_FORK_LOCK;
-static atomic_uint modules; /* that have gone, with their functions */
+static atomic_uint modules; /* number of modules that were unloaded */
 
 unsigned ibx_frontend_modules_gone(void)
 {
     return atomic_load(&modules);
 }
 
-static struct ranges registered; /* of one byte each; what has gone stays */
+static struct ranges registered; /* kernels, one byte each; those of unloaded modules stay */
 
-static atomic_bool unknown; /* GVirtuS does not know the arguments of all kernels */
+static atomic_bool unknown; /* there are kernels whose arguments GVirtuS does not know */
 
 void ibx_frontend_kernels_unknown(void)
 {
@@ -113,7 +115,7 @@ const char *ibx_frontend_name_of_kernel(const void *function)
     return name;
 }
 
-/* Whether another one has the same name. */
+/* Whether another kernel has the same name. */
 static bool name_is_shared(const void *function)
 {
     size_t same = 0;
@@ -145,7 +147,7 @@ static size_t place_of(const void *function, unsigned try)
     return (at >> 4 ^ at >> 14) + try;
 }
 
-/* NULL: it was not launched yet, or there is no place for it. */
+/* NULL: not launched yet, or there was no place for it. */
 static const struct kernel *find(const void *function)
 {
     const unsigned since = atomic_load(&modules);
@@ -158,10 +160,11 @@ static const struct kernel *find(const void *function)
     return NULL;
 }
 
-/* Takes it, or frees it; into a place that is free, or was that of a kernel that has gone. */
+/* Puts it into a free place, or that of a kernel of an unloaded module; else frees it. */
 static void add(struct kernel *k)
 {
-    ibx_frontend_look_for_libraries(); /* of which each kernel's first launch may be the last */
+    ibx_frontend_look_for_libraries(); /* each kernel's first launch may be the last call before a
+                                          library uses a GPU */
     ibx_fork_lock_take(&lock);
     unsigned i = 0;
     const struct kernel *there = NULL;
@@ -181,14 +184,14 @@ static void add(struct kernel *k)
 
 /* ------------------------------------------------------------------------- what is learned */
 
-/* The arguments, one behind the other: each a row of its own mark. False: it is something else. */
+/* Reads the layout: runs of equal marks, one for each argument. False: it is something else. */
 static bool read_marks(struct kernel *k, const uint8_t *bytes, size_t n)
 {
     k->bytes = n;
     for (size_t at = 0, end; at < n; at = end) {
         for (end = at + 1; end < n && bytes[end] == bytes[at];)
             end++;
-        if (!bytes[at]) /* a gap */
+        if (!bytes[at]) /* padding */
             continue;
         if (bytes[at] != k->count + 1 || k->count == MARKS - 1)
             return false;
@@ -197,7 +200,7 @@ static bool read_marks(struct kernel *k, const uint8_t *bytes, size_t n)
     return true;
 }
 
-/* Whether the head of a request says what it was to say. */
+/* Whether the body begins with this configuration. */
 static bool head_is(const uint8_t *body, size_t n, const struct launch_config *c)
 {
     uint8_t expected[HEAD - 8];
@@ -214,10 +217,11 @@ static bool head_is(const uint8_t *body, size_t n, const struct launch_config *c
     return n >= HEAD && n <= BODY_MAX && !memcmp(body + 8, expected, sizeof(expected));
 }
 
-/* Arguments that consist of their numbers, from 1 on; NULL: no memory. */
+/* The marked arguments: number i consists of bytes i, from 1 on; NULL: no memory. */
 static void **marked;
 
-/* Page by page, as they are written, these 1.1 MiB would take the kernel most of the time. */
+/* Prepared in advance and populated at once: to fault in these 1.1 MiB page by page would take most
+ * of the time. */
 static void mark_arguments(void)
 {
     const size_t rows = (size_t)(MARKS + 1) * MARKED;
@@ -246,8 +250,8 @@ void ibx_frontend_kernels_prepare(void)
 
 enum answer { ASKED_NONE, ASKED_SOME, ASKED_IN_VAIN };
 
-/* Some of the arguments of k, which may come to lie elsewhere: one behind the other, as CUDA has
- * it. *count: how many they are. */
+/* Requests the layout of arguments from number `first` on. *k may be reallocated. They are in
+ * ascending order, as CUDA has them. *count: how many there are. */
 static enum answer ask_some(struct kernel **k, size_t first, uint32_t *count)
 {
     struct own_request e;
@@ -276,8 +280,8 @@ static enum answer ask_some(struct kernel **k, size_t first, uint32_t *count)
     return ASKED_SOME;
 }
 
-/* Whether the program's own code has all of these arguments, where it says so: of others the
- * program has no bytes, and of more than there are no pointers. */
+/* Whether the image in the program, if it can be read, has the same arguments: the program has no
+ * bytes for others, and no pointers for more. */
 static bool has_all(const struct kernel *k)
 {
     size_t count = 0, i = 0;
@@ -296,7 +300,7 @@ static bool has_all(const struct kernel *k)
     return has;
 }
 
-/* Whether GVirtuS's front end knows another kernel's arguments as this one's, of the same name. */
+/* Whether GVirtuS's front end takes the arguments of another kernel of this name for this one's. */
 static bool is_another(const struct kernel *k)
 {
     size_t count = 0, i = 0;
@@ -322,7 +326,7 @@ static void tell_refused(const struct kernel *k)
                 name ? name : "a kernel");
 }
 
-/* In vain: it is to be asked again, if that is worth it. */
+/* Asks the back end for the layout of all arguments. ASKED_IN_VAIN: it may be asked again. */
 static enum answer ask(struct kernel **k)
 {
     enum answer answer;
@@ -339,15 +343,15 @@ static enum answer ask(struct kernel **k)
     return answer;
 }
 
-/* What GVirtuS's front end makes of a kernel's launch. */
+/* What GVirtuS's front end wrote for a kernel's launch. */
 enum written {
-    WRITTEN,         /* a launch of it */
-    WRITTEN_ANOTHER, /* of another kernel of its name */
-    WRITTEN_STRANGE, /* something else, or it is too long: then there is no body */
-    WRITTEN_NOT      /* it cannot */
+    WRITTEN,         /* a launch of this kernel */
+    WRITTEN_ANOTHER, /* a launch of another kernel of its name */
+    WRITTEN_STRANGE, /* something else; or it is too long, and there is no body */
+    WRITTEN_NOT      /* nothing: it failed */
 };
 
-/* Once the back end has been asked. */
+/* How the kernel's launches are made, after the back end was asked. */
 static enum way way_of(const struct kernel *k, enum written written, enum answer answer)
 {
     if (written == WRITTEN)
@@ -359,7 +363,8 @@ static enum way way_of(const struct kernel *k, enum written written, enum answer
     return written == WRITTEN_ANOTHER ? REFUSED : BY_GVIRTUS;
 }
 
-/* NULL: it is none, or nothing can be learned of it now. */
+/* Finds out how launches of this kernel are made; NULL: it is no kernel, or nothing can be found
+ * out now. */
 static struct kernel *look_at(const void *function, const struct launch_config *config)
 {
     struct kernel *k = calloc(1, sizeof(*k) + MARKS * sizeof(k->arguments[0]));
@@ -375,7 +380,7 @@ static struct kernel *look_at(const void *function, const struct launch_config *
     k->function = function;
     k->since = atomic_load(&modules);
     const uint8_t *body = ibx_frontend_launch_body(config, function, marked, &n, &rc);
-    if (!body && rc != CUDA_UNKNOWN && rc != CUDA_NOT_SUPPORTED) { /* no kernel */
+    if (!body && rc != CUDA_UNKNOWN && rc != CUDA_NOT_SUPPORTED) { /* it is no kernel */
         free(k);
         return NULL;
     }
@@ -387,7 +392,7 @@ static struct kernel *look_at(const void *function, const struct launch_config *
     if (is_launch)
         memcpy(k->name, body, sizeof(k->name));
     else
-        ibx_put_u64(&w, (uintptr_t)function); /* as GVirtuS's front end does */
+        ibx_put_u64(&w, (uintptr_t)function); /* as GVirtuS's front end names a kernel */
     k->way = written == WRITTEN ? LIKE_GVIRTUS : BY_GVIRTUS;
     if (is_launch ? written == WRITTEN && k->count : body || !ibx_frontend_plugin())
         return k;
@@ -397,14 +402,14 @@ static struct kernel *look_at(const void *function, const struct launch_config *
         return NULL;
     }
     if (answer == ASKED_SOME && (written == WRITTEN_ANOTHER || written == WRITTEN_NOT))
-        k->asked = true; /* it may have none */
+        k->asked = true; /* the kernel may have no arguments */
     k->way = way_of(k, written, answer);
     if (k->way == REFUSED)
         tell_refused(k);
     return k;
 }
 
-/* Whether it is known where they lie. */
+/* Whether the layout of its arguments is known. */
 static bool has_arguments(const struct kernel *k)
 {
     return k->asked || k->way == LIKE_GVIRTUS || k->way == IN_ITS_PLACE;
@@ -458,7 +463,7 @@ bool ibx_frontend_kernel_name(const void *function, uint8_t name[8])
 
 /* ---------------------------------------------------------------------------- the calls */
 
-/* The memory that its arguments name. */
+/* Gives the kernel access to page-locked memory that its arguments point to. */
 static int reach(const uint8_t *body, size_t n)
 {
     if (!ibx_frontend_host_any() || n < HEAD)
@@ -467,7 +472,7 @@ static int reach(const uint8_t *body, size_t n)
     return rc ? ibx_frontend_fail(rc) : CUDA_SUCCESS;
 }
 
-/* A launch as far as its arguments. */
+/* Appends the body of a launch up to its arguments. */
 static void put_head(struct ibx_writer *w, const struct kernel *k, const struct launch_config *c)
 {
     ibx_put_bytes(w, k->name, sizeof(k->name));
@@ -504,7 +509,7 @@ static int put_asked(struct own_request *e, const struct kernel *k, const struct
     return reach(e->body.data + at, HEAD + k->bytes);
 }
 
-/* As GVirtuS writes it. */
+/* Appends the body that GVirtuS writes. */
 static int put_written(struct own_request *e, const struct launch_config *config,
                        const void *function, void **arguments)
 {
@@ -548,8 +553,8 @@ static bool launched(const struct kernel *k, const struct launch_config *c, void
     return ibx_frontend_launched(&w, unseen, rc);
 }
 
-/* By its front end, which connects if this is the thread's first call. What it throws for, although
- * the back end was asked, CUDA there cannot compile. */
+/* Launches by GVirtuS's front end, which connects in a thread's first call. If it throws although
+ * the back end was asked, then CUDA at the back end cannot compile the kernel. */
 static int launch_by_gvirtus(const struct ibx_frontend_calls *plugin, const void *function,
                              const struct launch_config *c, void **arguments)
 {
@@ -587,7 +592,7 @@ static int launch_now(const void *function, const struct launch_config *config, 
     const enum way way = k ? k->way : BY_GVIRTUS;
     if (way == REFUSED)
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
-    /* GVirtuS makes the first one, if it can, unless its arguments are looked at. */
+    /* GVirtuS makes the first launch if it can, unless the arguments have to be inspected */
     const bool here =
         way == IN_ITS_PLACE || (way == LIKE_GVIRTUS && (!first || ibx_frontend_host_any()));
     if (here && (arguments || !k->count) && launched(k, config, arguments, unseen, &rc))
@@ -620,9 +625,9 @@ int cudaLaunchKernel(const void *function, struct dim3 grid, struct dim3 block, 
     return ibx_frontend_launch(function, &config, arguments, ibx_frontend_launch_unseen());
 }
 
-/* Another module may come to lie where this one did. A child that was forked since it was
- * registered has it, too, and asks for its kernels by the same addresses, also when its parent has
- * ended: the back end keeps it as long as one does. */
+/* Unloads a module. Another one may get its address. A child that was forked since the registration
+ * has the module, too, and uses its kernels by the same addresses, also after its parent has ended:
+ * the back end keeps the module as long as one of them uses it. */
 void __cudaUnregisterFatBinary(void **handle)
 {
     __typeof__(&__cudaUnregisterFatBinary) next = NEXT(__cudaUnregisterFatBinary);
@@ -630,7 +635,7 @@ void __cudaUnregisterFatBinary(void **handle)
     ibx_frontend_managed_unload(handle);
     struct ibx_image_wrapper *expanded;
     void **there = ibx_frontend_module_gone(handle, &expanded);
-    if (ibx_frontend_variables_unload(handle)) /* by its address it stays known */
+    if (ibx_frontend_variables_unload(handle)) /* it stays registered by its address */
         return;
     if (next)
         next(there);

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Launches; modules, with their kernels and variables.
+ * Launches, and modules with their kernels and variables.
  *
  *   kernels.c        launches without GVirtuS's front end
- *   launch.c         kernels launched by code of nvcc 13, or with attributes
+ *   launch.c         the launch calls of nvcc 13, and launches with attributes
  *   fat_binaries.c   modules, as nvcc's code registers them
- *   variables.c      variables of the device, as it registers them
- *   managed_variables.c  ... those that are declared __managed__
+ *   variables.c      variables of the device, as nvcc's code registers them
+ *   managed_variables.c  variables that are declared __managed__
  *   child_modules.c  modules of forked children
- *   images.c         what is in the image of a module
- *   compressed_images.c  what nvcc has compressed
+ *   images.c         reads the images of a module
+ *   compressed_images.c  decompresses them
  */
 #ifndef IBX_FRONTEND_GLUE_PRELOAD_KERNELS_KERNELS_H
 #define IBX_FRONTEND_GLUE_PRELOAD_KERNELS_KERNELS_H
@@ -22,18 +22,21 @@ typedef int (*ibx_frontend_launcher)(void *kernel, struct dim3 grid, struct dim3
                                      void **arguments, size_t shared, void *stream);
 /* GVirtuS's cudaLaunchKernel, or NULL. */
 ibx_frontend_launcher ibx_frontend_plain_launch(void);
-/* Whether the thread's launch that begins is one of <<<>>>: nobody sees what it returns. Once. */
+/* Whether the launch that the thread begins is by <<<>>>, whose result the program does not see.
+ * Resets that. */
 bool ibx_frontend_launch_unseen(void);
 struct ibx_frontend_calls;
-/* That, called by the plugin. False: it has thrown an exception, which would end the program. */
+/* Launches through the plugin by GVirtuS's function. False: it threw an exception, which would
+ * otherwise end the program. */
 bool ibx_frontend_launch_caught(const struct ibx_frontend_calls *calls,
                                 const struct launch_config *config, const void *function,
                                 void **arguments, int *rc);
-/* The body of a plain launch, as GVirtuS's front end writes it, until the thread's next call; NULL:
- * *rc is the error, cudaErrorNotSupported where it is too long to be kept. */
+/* The body of a launch without attributes, as GVirtuS's front end writes it, valid until the
+ * thread's next call; NULL: *rc is the error, cudaErrorNotSupported if it is too long to be kept.
+ */
 const void *ibx_frontend_launch_body(const struct launch_config *config, const void *function,
                                      void **arguments, size_t *n, int *rc);
-/* launch.c: a launch in a request of our own, with the attributes that there are. */
+/* A launch as a request of ibx's own, with its attributes. */
 int ibx_frontend_launch_ours(const struct launch_config *config, const void *function,
                              void **arguments);
 
@@ -42,80 +45,83 @@ int ibx_frontend_launch_ours(const struct launch_config *config, const void *fun
 /* A launch without attributes. `unseen`: by <<<>>>. */
 int ibx_frontend_launch(const void *function, const struct launch_config *config, void **arguments,
                         bool unseen);
-/* The function has been registered as a kernel; NULL: its name is not known here. */
+/* The function was registered as a kernel; `name` NULL: its name is unknown. */
 void ibx_frontend_kernel_registered(const void *function, const char *name);
-/* Its name is no more. */
+/* Its name is no longer valid. */
 void ibx_frontend_kernel_gone(const void *function);
-/* NULL: it was not, or its name is not known. */
+/* The name of a kernel; NULL: not registered, or its name is unknown. */
 const char *ibx_frontend_name_of_kernel(const void *function);
-/* What CUDA returns for one of a program's with kernels that never was. Of what is no function of
- * it GVirtuS decides; in its front end (G5) an unknown one ends the program. */
+/* CUDA's error for a function that was never registered as a kernel, in a program with kernels;
+ * else 0. GVirtuS's front end (G5) would end the program. For addresses that are no functions of
+ * the program GVirtuS decides. */
 int ibx_frontend_no_kernel(const void *function);
-/* Another number than before: modules have gone, and other kernels may have their addresses. */
+/* Changes when modules are unloaded: other kernels may get their addresses. */
 unsigned ibx_frontend_modules_gone(void);
-/* What the first launches need; 0.1 ms, which the first one would take otherwise. */
+/* Prepares what the first launches need, which would take the first one 0.1 ms. */
 void ibx_frontend_kernels_prepare(void);
-/* Adds a launch's body to a request, which is to be freed; otherwise what the call is to return. */
+/* Appends the body of a launch to a request, which the caller then frees. Otherwise returns the
+ * error of the call. */
 int ibx_frontend_put_launch(struct own_request *e, const struct launch_config *config,
                             const void *function, void **arguments);
-/* A module is registered of whose kernels GVirtuS may not know the arguments. */
+/* A module was registered whose kernels' arguments GVirtuS may not know. */
 void ibx_frontend_kernels_unknown(void);
-/* Where the arguments of that kernel are in n bytes of them: as many pointers as there is room for,
- * NULL: none. *count: how many there are. False: nobody can tell, or they are more bytes. */
+/* Finds a kernel's arguments in n bytes: `arguments` (may be NULL) gets a pointer to each; *count:
+ * room for pointers, then their number. False: unknown, or they need more bytes. */
 bool ibx_frontend_kernel_arguments(const void *function, uint8_t *bytes, size_t n, void **arguments,
                                    size_t *count);
-/* By which requests name that kernel; false: nobody can tell. And which one has a name: where that
- * is not known, the name is its address. */
+/* The 8-byte name by which requests identify a kernel (false: unknown), and the kernel of a name;
+ * if there is none, the name is its address. */
 const void *ibx_frontend_kernel_of_name(uint64_t name);
 bool ibx_frontend_kernel_name(const void *function, uint8_t name[8]);
 
 /* ------------------------------------------------------------------------------ child_modules.c */
 
 struct ibx_image_wrapper;
-/* What nvcc's code registers: a module, whose handle GVirtuS has returned, and what is in it. The
- * wrapper is `expanded`, if that is not NULL. */
+/* What nvcc's code registers: a module, with the handle that GVirtuS returned, and its functions
+ * and variables. `expanded`: the wrapper is this one, which was decompressed; or NULL. */
 void ibx_frontend_module_registered(void *wrapper, void **handle,
                                     struct ibx_image_wrapper *expanded);
 void ibx_frontend_module_function(void **handle, const char *function, char *device_function,
                                   const char *name, int thread_limit);
 void ibx_frontend_module_variable(void **handle, char *symbol, char *address, const char *name,
                                   int external, size_t n, int constant, int global);
-/* It also has variables that are declared __managed__, which GVirtuS is not told of. */
+/* The module also has __managed__ variables, which GVirtuS does not know. */
 void ibx_frontend_module_managed(void **handle);
-/* It is no more: the handle by which GVirtuS knows it, and `expanded`. */
+/* The module is unloaded. Returns its handle in GVirtuS, and `expanded`. */
 void **ibx_frontend_module_gone(void **handle, struct ibx_image_wrapper **expanded);
-/* The parameters of that kernel, as the program's code has them: images.h. */
+/* The parameters of a kernel, from the image in the program: see images.h. */
 struct ibx_image_parameter;
 struct ibx_image_parameter *ibx_frontend_module_parameters(const void *function, size_t *count);
-/* Before kernels and variables are used: a forked child registers them as its own. Quick, but for
- * the first time in a child. */
+/* To be called before kernels and variables are used: a forked child registers them as its own.
+ * Returns at once, except for the first time in a child. */
 void ibx_frontend_own_modules(void);
 
 /* ---------------------------------------------------------------------------------- variables.c */
 
-/* Where a variable is. False: it was not registered here, or the back end cannot be asked for it.
- */
+/* The place of a variable. False: it was not registered here, or the back end cannot be asked. */
 bool ibx_frontend_variable(const void *symbol, struct place *where, int *rc);
-/* Whether the program has registered variables, and this is none. */
+/* Whether the program has registered variables, and `symbol` is none of them. */
 bool ibx_frontend_no_variable(const void *symbol);
-/* One of that module's is declared __managed__, of n bytes: its address is to be in *variable. */
+/* Notes a __managed__ variable of n bytes in a module: *variable is to get its address. */
 void ibx_frontend_variable_managed(void **handle, void **variable, const char *name, size_t n);
-/* The bytes of the one that begins there; 0: there is none. */
+/* The size of the __managed__ variable at this address; 0: there is none. */
 size_t ibx_frontend_managed_size(const void *address);
-/* All these of a module; NULL: there is none, or no memory. To be freed. */
+/* The pointers of all __managed__ variables of a module; the caller frees the array. NULL: there is
+ * none, or no memory. */
 void ***ibx_frontend_variables_managed(void **handle, size_t *count);
-/* The module is no more. Whether another process may have it: the parent, children, or theirs. */
+/* A module is unloaded. Returns whether another process may still use it: the parent, a child, or
+ * one of theirs. */
 bool ibx_frontend_variables_unload(void **handle);
-/* A child has registered a module of its parent's as its own. */
+/* A forked child has registered a module of its parent's as its own. */
 void ibx_frontend_variables_own(void **handle);
-/* A device was reset. */
+/* A device was reset: variables may have other addresses. */
 void ibx_frontend_variables_reset(void);
 
 /* -------------------------------------------------------------------------- managed_variables.c */
 
-/* Behind that: variables have their bytes, as natively. */
+/* After a reset: __managed__ variables keep their values, as natively. */
 void ibx_frontend_managed_variables_reset(void);
-/* A module of the program's goes. */
+/* A module of the program is unloaded. */
 void ibx_frontend_managed_unload(void **module);
 
 #endif

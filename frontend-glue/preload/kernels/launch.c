@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * nvcc 13 makes two calls of <<<>>> that no generation of GVirtuS has: one for a handle of the
- * kernel, one to launch it. Here the handle is the function itself, as cudaLaunchKernel() takes it,
- * which all generations since G2 have. A libcudart that has the two calls gets them.
+ * nvcc 13 turns <<<>>> into two calls that no generation of GVirtuS has: one returns a handle of
+ * the kernel, the other launches it. Here the handle is the host function, as for
+ * cudaLaunchKernel(), which all generations since G2 have. If a libcudart has the two calls, it
+ * gets them.
  *
- * Launches with attributes, cooperative ones for instance, go in requests of our own, and so do
- * those with more than 4 KiB of arguments. How long a kernel's arguments are GVirtuS's front end
- * knows: it writes a launch of the usual kind, which is kept and not sent; or the back end does.
+ * Launches with attributes, such as cooperative ones, are requests of ibx's own, and so are those
+ * with more than 4 KiB of arguments. GVirtuS's front end knows the sizes of a kernel's arguments:
+ * it writes a plain launch, which is kept and not sent. Otherwise the back end is asked.
  */
 #include "frontend-glue/preload/kernels/kernels.h"
 #include "frontend-glue/preload/preload.h"
@@ -20,25 +21,27 @@ int __cudaGetKernel(void **kernel, const void *function)
     if (next) {
         const int rc = next(kernel, function);
         if (!rc)
-            ibx_frontend_kernel_registered(*kernel, NULL); /* it may be launched by this, too */
+            /* It may be launched by this handle, too. */
+            ibx_frontend_kernel_registered(*kernel, NULL);
         return rc;
     }
     *kernel = (void *)(uintptr_t)function;
     return CUDA_SUCCESS;
 }
 
-/* What <<<>>> pushes before it evaluates the kernel's arguments, which may launch kernels, and pops
- * behind them. A launch has it, too, and so it does not leave this process. */
+/* The launch configurations that <<<>>> pushes before it evaluates the kernel's arguments, which
+ * may launch kernels themselves, and pops afterwards. A launch contains its configuration, so it
+ * need not leave this process. */
 #define CONFIGURATIONS 32u
 static _Thread_local struct {
     struct dim3 grid, block;
     size_t shared;
     void *stream;
 } pushed[CONFIGURATIONS];
-static _Thread_local unsigned depth; /* further ones are GVirtuS's */
-static _Thread_local bool popped;    /* and nothing was launched since */
+static _Thread_local unsigned depth; /* deeper ones go to GVirtuS */
+static _Thread_local bool popped; /* a configuration was popped, and nothing was launched since */
 
-/* What nvcc and clang make of <<<>>> pops, then launches, and drops what that returns. */
+/* The code for <<<>>> pops the configuration, launches, and ignores the result. */
 bool ibx_frontend_launch_unseen(void)
 {
     const bool unseen = popped;
@@ -138,7 +141,7 @@ const void *ibx_frontend_launch_body(const struct launch_config *config, const v
     const void *body = calls->diverted(n);
     if (!made)
         *rc = CUDA_UNKNOWN;
-    else if (!body && !*rc) /* it is too long */
+    else if (!body && !*rc) /* the body is too long */
         *rc = CUDA_NOT_SUPPORTED;
     return *rc ? NULL : body;
 }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Variables that are declared __managed__ (managed.h). The driver allocates them as it loads their
- * module; their bytes there are the device's as far as this process is concerned, which maps pages
- * at the same addresses when nvcc's code asks for them, before the program's first access. Pages
- * may have others' bytes beside them, which are left alone, or variables of several modules: of a
- * program and of a library that it opens. Each is gone with its own.
+ * Variables that are declared __managed__ (managed.h). The driver at the back end allocates them
+ * when it loads their module. When nvcc's code asks for them, before the program's first access,
+ * this process maps pages at the same addresses. The same pages may contain other data, which is
+ * left alone, or variables of several modules, such as the program's and a library's. Each variable
+ * ends with its module.
  */
 #include "frontend-glue/preload/kernels/kernels.h"
 #include "frontend-glue/preload/memory/managed.h"
@@ -19,11 +19,11 @@
 #define PIECES_LEAST 16u
 
 struct variable {
-    void **pointer; /* of the application's, to the variable */
+    void **pointer; /* the application's pointer to the variable */
     struct place where;
 };
 
-/* Parts of variables in pages that are not mapped yet, by their addresses. */
+/* Parts of variables, sorted by address, in pages that are not mapped yet. */
 struct pieces {
     struct managed_variable *all;
     size_t count, room;
@@ -43,7 +43,7 @@ static int compare(const void *a, const void *b)
     return (left->where.at > right->where.at) - (left->where.at < right->where.at);
 }
 
-/* Of a module, by their addresses. False: one has none. */
+/* Finds the variables of a module, sorted by address. False: one was not found. */
 static bool find(struct variable *all, void ***pointers, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -56,7 +56,7 @@ static bool find(struct variable *all, void ***pointers, size_t count)
     return true;
 }
 
-/* Those that share pages with the first, and it: how many they are. */
+/* How many variables, the first one included, are in the same run of pages. */
 static size_t neighbours(const struct managed_variable *all, size_t count, size_t page,
                          uint64_t *end)
 {
@@ -69,7 +69,7 @@ static size_t neighbours(const struct managed_variable *all, size_t count, size_
     return n;
 }
 
-/* Pages for `count` of them, which are the device's until somebody touches them. */
+/* Maps pages for `count` variables. Their bytes are the device's until the host accesses them. */
 static bool map(const struct managed_variable *all, size_t count, uint64_t end)
 {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -79,7 +79,7 @@ static bool map(const struct managed_variable *all, size_t count, uint64_t end)
         return false;
     m->begin = begin;
     if (!ibx_managed_set_variables(m, all, count) || ibx_managed_map(m)) {
-        m->begin = 0; /* it is another's */
+        m->begin = 0; /* the mapping is somebody else's */
         ibx_managed_discard(m);
         return false;
     }
@@ -114,7 +114,7 @@ static bool add(struct pieces *pieces, const struct managed_variable *piece)
     return true;
 }
 
-/* What lies in pages of another module's variables joins those; the rest is left. */
+/* Adds the parts in pages that are mapped for another module to those; *left gets the rest. */
 static bool join(void **module, const struct place *where, struct pieces *left)
 {
     const uint64_t end = where->at + where->n;
@@ -155,9 +155,10 @@ static void give(void **module, struct variable *all, void ***pointers, size_t c
 
 /* ------------------------------------------------------------------------------ nvcc's calls */
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* while a module gets its variables */
+/* Held while a module's variables are mapped. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* It has none of its parent's threads. */
+/* A child has no other threads. */
 static void in_child(void)
 {
     pthread_mutex_init(&lock, NULL);
@@ -178,8 +179,8 @@ void __cudaRegisterManagedVar(void **module, void **variable, char *address, con
         ibx_frontend_variable_managed(module, variable, name, n);
 }
 
-/* Before the first access to such a variable in each source of the module. G5 has this call, which
- * returns nothing, and no way to register such variables. */
+/* Called by nvcc's code before the first access to such a variable in each source file. G5 has this
+ * call, which returns nothing, and has no way to register such variables. */
 char __cudaInitModule(void **module)
 {
     __typeof__(&__cudaInitModule) next = NEXT(__cudaInitModule);
@@ -197,7 +198,8 @@ char __cudaInitModule(void **module)
     return count || !next ? 1 : next(module);
 }
 
-/* The driver has them where they were, as natively. False: it says that they are elsewhere. */
+/* After a reset: the driver has them at the same addresses, as natively. False: it reports other
+ * ones. */
 static bool stays(void **module)
 {
     size_t count = 0;
@@ -221,7 +223,7 @@ void ibx_frontend_managed_variables_reset(void)
         }
         not_given("behind cudaDeviceReset the device has them elsewhere");
         ibx_frontend_managed_unload(v.module);
-        i = (size_t)-1; /* from the beginning */
+        i = (size_t)-1; /* start again */
     }
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Variables of the device, as nvcc's code registers them before main() or as its library is loaded.
- * Not every GVirtuS passes on by which address the application names one (G5 does not). The back
- * end finds it by its name, in the module of a kernel that was registered beside it.
+ * Variables of the device, which nvcc's code registers before main() or when a library is loaded.
+ * Not every GVirtuS passes on the address by which the application names a variable (G5 does not).
+ * So the back end finds it by its name, in the module of a kernel that was registered with it.
  */
 #include "frontend-glue/preload/kernels/kernels.h"
 #include "frontend-glue/preload/preload.h"
@@ -22,30 +22,31 @@
 
 struct variable {
     struct variable *next;
-    const void *symbol; /* by which the application names it */
-    bool managed;       /* that is where its address is to be put */
-    size_t n;           /* bytes that the program has declared of such a one; 0: of others */
-    struct place where; /* of n 0: not asked yet */
-    int device;         /* ... there, since so many resets */
+    const void *symbol; /* the application's address of it */
+    bool managed;       /* __managed__: `symbol` is where its address is written */
+    size_t n;           /* of a __managed__ one: bytes that the program declared; else 0 */
+    struct place where; /* where.n 0: not asked yet */
+    int device;         /* on this device, after `resets` resets */
     unsigned resets;
-    char name[]; /* by which its module does */
+    char name[]; /* its name in the module */
 };
 
 struct module {
     struct module *next;
     void **handle;
-    const void *kernel; /* one of its kernels, or NULL */
-    unsigned forks;     /* before it was registered */
+    const void *kernel; /* one of the module's kernels, or NULL */
+    unsigned forks;     /* number of forks before it was registered */
     struct variable *variables;
 };
 
-/* All lists are under the lock of ranges. */
+/* All lists are protected by the lock of ranges. */
 static struct module *modules;
-static atomic_uint resets; /* of devices: then variables may lie elsewhere */
-static atomic_uint forks;  /* of this process, and of those that it was forked from */
-static unsigned birth;     /* of the former, the last one of the latter */
+/* Number of device resets, after which variables may have other addresses. */
+static atomic_uint resets;
+static atomic_uint forks; /* number of forks by this process and its ancestors */
+static unsigned birth;    /* the value of `forks` when this process was forked */
 
-/* NULL: there is no memory. */
+/* The entry of a module, made if needed; NULL: there is no memory. */
 static struct module *module_of(void **handle)
 {
     struct module *m = modules;
@@ -94,18 +95,20 @@ static void note_variable(void **handle, const void *symbol, const char *name, b
 
 /* ------------------------------------------------------------------------------ other processes */
 
-/* Children of children, of which no call tells when their own parents have ended. All processes
- * that were forked from the one that has loaded this library have the same memory for them. */
+/* Grandchildren: no call tells this process when their parents have ended. So all processes that
+ * descend from the one that loaded this library share this memory. */
 #define GRANDCHILDREN 1000u
 #define ABOUT_TO_BE   (-1)
 struct grandchildren {
-    atomic_bool more;                  /* than there is room for */
-    _Atomic pid_t pids[GRANDCHILDREN]; /* 0: free */
+    atomic_bool more;                  /* there are more than fit */
+    _Atomic pid_t pids[GRANDCHILDREN]; /* process ids; 0: free */
 };
-static struct grandchildren *grandchildren; /* NULL: no memory */
-static _Thread_local _Atomic pid_t *place;  /* of the one that this thread is about to fork */
+static struct grandchildren *grandchildren; /* NULL: there was no memory */
+/* Reserved for the process that this thread is about to fork. */
+static _Thread_local _Atomic pid_t *place;
 
-/* In a container nobody may wait for it: then its number stays, and kill(2) finds it. */
+/* Whether the process has ended. In a container nobody may reap it: then it is a zombie, which
+ * kill(2) finds. */
 static bool has_ended(pid_t pid)
 {
     struct pollfd end = {.fd = (int)syscall(SYS_pidfd_open, pid, 0), .events = POLLIN};
@@ -118,13 +121,13 @@ static bool has_ended(pid_t pid)
     return ended;
 }
 
-/* Or another process has its number by now. */
+/* True also if another process has the number by now. */
 static bool lives(pid_t pid)
 {
     return pid == ABOUT_TO_BE || (pid && !has_ended(pid));
 }
 
-/* Before the fork: behind it this process may end before the other one has begun. */
+/* Before the fork, because this process may end before the child has run. */
 static void reserve_place(void)
 {
     const int before = errno;
@@ -170,7 +173,7 @@ static void note_birth(void)
     birth = atomic_load(&forks);
 }
 
-/* Behind one that has failed, too, the handlers of a fork in a parent run. */
+/* The handlers for the parent run after a failed fork, too. */
 __attribute__((visibility("default"))) pid_t fork(void)
 {
     __typeof__(&fork) next = NEXT(fork);
@@ -181,7 +184,7 @@ __attribute__((visibility("default"))) pid_t fork(void)
     return pid;
 }
 
-/* Also those that nobody has waited for. */
+/* Whether there are children, zombies included. */
 static bool has_children(void)
 {
     siginfo_t unused;
@@ -226,7 +229,7 @@ void ibx_frontend_variables_own(void **handle)
     if (m)
         m->forks = atomic_load(&forks);
     ibx_frontend_ranges_unlock();
-    ibx_frontend_variables_reset(); /* they lie elsewhere */
+    ibx_frontend_variables_reset(); /* they have other addresses now */
 }
 
 void ibx_frontend_variables_reset(void)
@@ -249,7 +252,7 @@ void __cudaRegisterFunction(void **handle, const char *function, char *device_fu
     note_kernel(handle, function);
 }
 
-/* The size is an int in some libcudart, which reads no more of it then. */
+/* In some libcudart the size is an int, and only that much is read. */
 void __cudaRegisterVar(void **handle, char *symbol, char *address, const char *name, int external,
                        size_t n, int constant, int global)
 {
@@ -268,16 +271,16 @@ void ibx_frontend_variable_managed(void **handle, void **variable, const char *n
 
 /* ------------------------------------------------------------------------------- where it is */
 
-/* What is asked for, and for which device. */
+/* A query of the back end: a variable, on a device. */
 struct question {
     const void *kernel;
     char name[IBX_OWN_VARIABLE_NAME + 1];
-    size_t n; /* of one whose bytes lie in this process, too */
+    size_t n; /* of a __managed__ variable: its bytes */
     int device;
     unsigned resets;
 };
 
-/* Locked. */
+/* Called under the lock. */
 static struct variable *find(const void *symbol, const struct module **in)
 {
     for (const struct module *m = modules; m; m = m->next) {
@@ -303,8 +306,8 @@ bool ibx_frontend_no_variable(const void *symbol)
     return any;
 }
 
-/* Whether the variable is known at all. q->kernel is NULL where *found has the answer, which is of
- * size 0 where nobody can be asked. */
+/* Whether the variable is known. q->kernel is NULL if *found has the answer; its size is 0 if the
+ * back end cannot be asked. */
 static bool look_up(const void *symbol, struct question *q, struct place *found)
 {
     const struct module *m = NULL;
@@ -334,8 +337,8 @@ static void keep(const void *symbol, const struct question *q, const struct plac
     ibx_frontend_ranges_unlock();
 }
 
-/* Of a managed variable the program uses what it has declared, at whatever address: no less is to
- * be mapped there, whatever the back end says. */
+/* Checks the size of a __managed__ variable: the program uses as many bytes as it declared, so no
+ * less must be mapped, whatever the back end answers. */
 static bool take_size(size_t declared, struct place *where)
 {
     if (where->n < declared || where->at > UINT64_MAX - declared)
@@ -344,7 +347,7 @@ static bool take_size(size_t declared, struct place *where)
     return true;
 }
 
-/* False: the back end cannot be asked, or does not know how to answer. */
+/* False: the back end cannot be asked, or does not know the request. */
 static bool ask(const struct question *q, struct place *where, int *rc)
 {
     struct own_request e;

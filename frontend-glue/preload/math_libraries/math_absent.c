@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Functions of NVIDIA's libraries on top of CUDA that are not there for a remote GPU. Modules of
- * Python are loaded with all their functions at once (RTLD_NOW), and CuPy's name some of each
- * library: without them none of cuFFT, cuSOLVER or cuSPARSE could be imported. They return the
- * library's own "not supported", and a line names the call. A front end of GVirtuS's that has one
- * gets it: what registers and stack may have of arguments is passed on.
+ * Functions of NVIDIA's libraries on top of CUDA that a remote GPU cannot have. Python modules are
+ * loaded with all their functions resolved (RTLD_NOW), and CuPy's refer to some of these in each
+ * library: without them cuFFT, cuSOLVER and cuSPARSE could not be imported. They return the
+ * library's own "not supported", and log their name once. If a front end of GVirtuS has the
+ * function, it gets the call; all registers and stack words that may hold arguments are passed on.
  */
 #include "frontend-glue/preload/preload.h"
 
 #include "common/log.h"
 
-/* The libraries' headers have their prototypes. */
+/* The prototypes are in the libraries' headers. */
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"
 
 #define BLAS   15  /* CUBLAS_STATUS_NOT_SUPPORTED */
 #define FFT    16  /* CUFFT_NOT_SUPPORTED */
-#define RNG    203 /* CURAND_STATUS_INITIALIZATION_FAILED: it has no better one */
+#define RNG    203 /* it has no "not supported" */
 #define SOLVER 9   /* CUSOLVER_STATUS_NOT_SUPPORTED */
 #define SPARSE 10  /* CUSPARSE_STATUS_NOT_SUPPORTED */
 
@@ -28,8 +28,8 @@ static int absent(const char *call, int status, atomic_flag *told)
     return status;
 }
 
-/* Numbers and addresses, and up to four values of floating point: they are in registers of their
- * own, so it does not matter where they stand among the others. */
+/* Arguments of unknown types: integers and addresses, and up to four floating-point values. The
+ * latter have their own registers, so their position among the others does not matter. */
 #define WORDS                                                                                      \
     uintptr_t a, uintptr_t b, uintptr_t c, uintptr_t d, uintptr_t e, uintptr_t f, uintptr_t g,     \
         uintptr_t h, uintptr_t i, uintptr_t j, uintptr_t k, uintptr_t l, uintptr_t m, uintptr_t n, \
@@ -75,7 +75,7 @@ ABSENT(cufftXtSetCallbackSharedSize)
 ABSENT(cufftXtSetJITCallback)
 ABSENT(cufftXtSetWorkArea)
 
-/* cuRAND: tables that kernels begin with. */
+/* cuRAND: tables for kernels. */
 #undef STATUS
 #define STATUS RNG
 ABSENT(curandGetDirectionVectors32)
@@ -83,7 +83,7 @@ ABSENT(curandGetDirectionVectors64)
 ABSENT(curandGetScrambleConstants32)
 ABSENT(curandGetScrambleConstants64)
 
-/* cuSOLVER: what its library makes on the host, complex numbers by value, distributed. */
+/* cuSOLVER: host algorithms, complex numbers by value, distributed functions. */
 #undef STATUS
 #define STATUS SOLVER
 ABSENT(cusolverDnIRSInfosGetResidualHistory)
@@ -131,7 +131,7 @@ ABSENT(cusolverSpZcsrlsvluHost)
 ABSENT(cusolverSpZcsrlsvqrHost)
 ABSENT(cusolverSpZcsrzfdHost)
 
-/* cuSPARSE: blocks, compression, colours, which its header calls deprecated. */
+/* cuSPARSE: functions that its header calls deprecated (blocks, compression, colouring). */
 #undef STATUS
 #define STATUS SPARSE
 ABSENT(cusparseCbsr2csr)

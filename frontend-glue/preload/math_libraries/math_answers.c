@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Answers of cuBLASLt that stay the same: what a search finds, and what is in an algorithm, depends
- * on the request's bytes alone, which have all of the descriptors. Natively the library keeps what
- * it has found, too; programs search before each product (PyTorch does). Likewise what cuDNN says
- * of descriptors that are never changed (math_contents.c).
+ * Keeps answers of cuBLASLt. The result of a search, or an attribute of an algorithm, depends only
+ * on the bytes of the request, which contain the descriptors. Programs such as PyTorch search
+ * before each product, and the library natively caches the results, too. Also answers of cuDNN
+ * about descriptors that never change (math_contents.c).
  */
 #include "frontend-glue/preload/math_libraries/math_calls.h"
 
@@ -13,19 +13,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ANSWERS  256u  /* the last one of those that share a place */
-#define OUT_MOST 1024u /* bytes; longer ones are asked for again */
+#define ANSWERS  256u  /* places; a newer answer replaces an older one in the same place */
+#define OUT_MOST 1024u /* bytes; longer answers are not kept */
 
 struct answer {
     size_t n, out_n;
-    uint8_t bytes[]; /* of the request, and behind them of the answer */
+    uint8_t bytes[]; /* the request, followed by the answer */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct answer *answers[ANSWERS]; /* locked */
-static uint64_t forgotten;              /* so often; likewise */
+static struct answer *answers[ANSWERS]; /* protected by the lock */
+static uint64_t forgotten;              /* how often all were forgotten; protected by the lock */
 
-/* Another thread may be changing an answer, which the child goes on with. */
+/* The lock is held across a fork, because the child uses the answers. */
 IBX_FORKS_WAIT_FOR(lock);
 
 static struct answer **place_of(const uint8_t *body, size_t n)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Functions of cuBLAS, cuBLASLt, cuRAND, cuFFT, cuSPARSE and cuSOLVER (session/math_calls.h). What
- * only adds
- * work may return before it is run, as a launch does, and with a result in memory of the host it
- * waits for that. Where the back end has none of these requests, or no such library, GVirtuS's
- * functions get the calls; and always with a handle that one of them has made.
+ * Makes functions of cuBLAS, cuBLASLt, cuRAND, cuFFT, cuSPARSE and cuSOLVER as requests
+ * (session/math_calls.h). A function that only adds work to a stream may return before it runs, as
+ * a launch does; one with a result in host memory waits for it. If the back end does not know these
+ * requests, or lacks the library, GVirtuS's function gets the call. So does each call with a handle
+ * that GVirtuS has made.
  */
 #include "frontend-glue/preload/math_libraries/math_calls.h"
 
@@ -16,18 +16,18 @@
 
 #include <stdlib.h>
 
-#define UNKNOWN (-1) /* what a back end of GVirtuS answers to a name that it does not know */
+#define UNKNOWN (-1) /* the exit code of GVirtuS's back end for an unknown routine */
 
 struct call {
     const struct ibx_math_function *f;
     const struct ibx_math_statuses *statuses;
     const union ibx_math_value *values;
-    enum ibx_math_type type; /* of its handle, if it has one */
-    uint64_t handle;         /* 0: it has none */
-    bool on_device;          /* scalars and results */
-    size_t out;              /* bytes of the reply beside the exit code */
-    bool odd;                /* its arguments have a type, a count or a descriptor of none */
-    bool same;               /* it has the same answer each time */
+    enum ibx_math_type type; /* the type of its handle */
+    uint64_t handle;         /* 0: the function has no handle */
+    bool on_device;          /* scalars and results are in device memory */
+    size_t out;              /* bytes of the reply after the exit code */
+    bool odd;                /* an argument has an unknown type, a bad count, or is no descriptor */
+    bool same;               /* the same request has the same answer each time */
 };
 
 /* ------------------------------------------------------------------------ GVirtuS's function */
@@ -44,7 +44,7 @@ static uint64_t made_at(const struct ibx_math_argument *a, const void *at)
     return made;
 }
 
-/* What it has made is its own. */
+/* Marks the handles that GVirtuS's function has made as its own. */
 static void note_foreign(const struct call *c)
 {
     for (unsigned i = 0; i < c->f->count; i++) {
@@ -65,8 +65,9 @@ static void tell(const struct call *c, int status)
                 c->f->name, status, c->statuses->file);
 }
 
-/* NVIDIA's own cuDNN would take for an address here what the back end calls a handle: it gets those
- * that it has made. Graphs, whose attributes have others in them, it gets none of. */
+/* Whether GVirtuS's function, or NVIDIA's cuDNN in this process, may get the call. cuDNN would
+ * dereference a handle of the back end: so it gets only handles that it has made, and no graphs,
+ * whose attributes contain other handles. */
 static bool may_pass(const struct call *c)
 {
     for (unsigned i = 0; i < c->f->count && ibx_math_is_dnn(c->f->number); i++) {
@@ -99,7 +100,7 @@ static int pass(const struct call *c)
 
 /* ------------------------------------------------------------------------------- the request */
 
-/* Of the scalar that is the i-th argument. */
+/* Where the scalar is that is the i-th argument, by its descriptor. *size: its bytes. */
 static enum ibx_scalar_place place_of(const struct call *c, unsigned i, size_t *size)
 {
     const struct ibx_math_argument *a = &c->f->arguments[i];
@@ -128,7 +129,8 @@ static size_t addresses_in(const struct ibx_math_argument *a, const void *descri
     return count;
 }
 
-/* False: they are in page-locked memory that the library's kernels would not reach. */
+/* Gives the library's kernels access to page-locked memory that the arguments point to. False: they
+ * cannot have it. */
 static bool reach(const struct call *c)
 {
     uint64_t addresses[ADDRESSES];
@@ -152,7 +154,7 @@ static void put_plain(struct ibx_writer *w, const struct ibx_math_argument *a,
 {
     switch (a->kind) {
     case IBX_MATH_INT:
-    case IBX_MATH_FLOAT: /* its bits */
+    case IBX_MATH_FLOAT: /* the bits of a float */
         ibx_put_u32(w, (uint32_t)v->i);
         break;
     case IBX_MATH_LONG:
@@ -169,7 +171,7 @@ static void put_plain(struct ibx_writer *w, const struct ibx_math_argument *a,
     }
 }
 
-/* Bytes of the host, or that there are none. */
+/* Appends n bytes of host memory, or a note that `at` is NULL. */
 static void put_host(struct call *c, struct ibx_writer *w, const void *at, size_t n)
 {
     ibx_put_u8(w, at != NULL);
@@ -213,7 +215,8 @@ static void put_scalar(struct call *c, struct ibx_writer *w, unsigned i)
     }
 }
 
-/* A float, or a double, which is aligned to its 8 bytes: so these are all there. */
+/* A float or a double: which one is unknown here. A double is aligned to 8 bytes, so 8 bytes can be
+ * read at such an address. */
 IBX_UNSANITIZED static void put_scaling(struct call *c, struct ibx_writer *w, const void *at)
 {
     const volatile uint32_t *words = at;
@@ -277,7 +280,8 @@ static void put_sized(struct call *c, struct ibx_writer *w, unsigned i)
     }
 }
 
-/* False: it does not fit into one message, or says what nobody knows. */
+/* Encodes the request. False: it does not fit into one message, or an argument cannot be encoded.
+ */
 static bool encode(struct call *c, struct ibx_writer *w)
 {
     ibx_put_u64(w, c->handle);
@@ -326,7 +330,7 @@ static void take_results(const struct call *c, const uint8_t *out)
             ibx_math_handle_set((enum ibx_math_type)a->n, made, IBX_MATH_USUAL);
             if (a->n == IBX_MATH_BLAS)
                 ibx_math_settings_end(made);
-            if (a->n == IBX_MATH_DNVEC) /* handle, size, values, type */
+            if (a->n == IBX_MATH_DNVEC) /* arguments: handle, size, values, type */
                 ibx_math_vector_made(made, c->values[3].i);
             if (a->n == IBX_MATH_BLAS || a->n == IBX_MATH_LT || a->n == IBX_MATH_DNN)
                 ibx_math_answers_forget();
@@ -343,7 +347,7 @@ static void take_results(const struct call *c, const uint8_t *out)
     }
 }
 
-/* What it means to later calls. */
+/* Notes the effects of a successful call on later calls. */
 static void note(const struct call *c)
 {
     if (c->f->number == IBX_MATH_cublasSetPointerMode_v2 ||
@@ -355,8 +359,9 @@ static void note(const struct call *c)
         ibx_math_answers_forget();
 }
 
-/* False: the back end has not taken it. As the first request of a session it takes none, for it
- * does not know yet what GVirtuS's replies look like: then GVirtuS makes a call before that. */
+/* Sends the request. False: the back end has not executed it. A session's first request is refused,
+ * because the back end does not know yet what GVirtuS's replies look like. Then GVirtuS makes a
+ * call first. */
 static bool ask(const struct own_request *e, uint8_t *out, size_t n, int *code)
 {
     bool made = ibx_frontend_request_try(e, out, n, code);
@@ -367,7 +372,7 @@ static bool ask(const struct own_request *e, uint8_t *out, size_t n, int *code)
     return made && *code != UNKNOWN && *code != IBX_MATH_ABSENT;
 }
 
-/* Of so many elements that nobody counts their bytes. */
+/* Whether a number of elements is too large to count their bytes. */
 static bool has_many(const struct call *c)
 {
     for (unsigned i = 0; i < c->f->count; i++) {
@@ -390,7 +395,7 @@ static int tell_long(const struct call *c)
     return c->statuses->invalid_value;
 }
 
-/* Of a request that has more than the usual room has bytes for. A status. */
+/* Encodes a request that needs more room than struct own_request has. Returns a status. */
 static int encode_long(struct call *c, struct own_request *e)
 {
     if (c->odd)
@@ -506,8 +511,8 @@ static int make(struct call *c, bool theirs)
     return theirs ? pass(c) : request(c);
 }
 
-/* What is known of a handle goes before it ends: another thread's may have its number from then
- * on. */
+/* Destroys a handle. What is known of it is dropped before the call: right after it another thread
+ * may get the same handle. */
 static int end(struct call *c, bool theirs, enum ibx_math_handle is)
 {
     const int vector = c->type == IBX_MATH_DNVEC ? ibx_math_vector_type(c->handle) : -1;

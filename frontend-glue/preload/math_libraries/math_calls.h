@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Functions of cuBLAS, cuBLASLt, cuRAND, cuFFT, cuSPARSE and cuSOLVER, in requests of our own. */
+/* Functions of cuBLAS, cuBLASLt, cuRAND, cuFFT, cuSPARSE and cuSOLVER, as requests of ibx's own. */
 #ifndef IBX_FRONTEND_GLUE_PRELOAD_MATH_LIBRARIES_MATH_CALLS_H
 #define IBX_FRONTEND_GLUE_PRELOAD_MATH_LIBRARIES_MATH_CALLS_H
 
@@ -17,69 +17,74 @@
 
 /* math_calls.c */
 
-/* Makes the call: the library's status. */
+/* Makes the call `number` (session/math_calls.h) and returns the library's status. */
 int ibx_frontend_math(unsigned number, const union ibx_math_value *values);
-/* Likewise, by a request, whatever is set in its handle. */
+/* The same, always as a request at once: deferred settings of the handle are left aside. */
 int ibx_frontend_math_now(unsigned number, const union ibx_math_value *values);
 
-/* math_handles.c: what handles there are that are not as most are. */
+/* math_handles.c: handles that are not IBX_MATH_USUAL */
 
 enum ibx_math_handle {
-    IBX_MATH_USUAL,     /* our request has made it; scalars are in memory of the host */
-    IBX_MATH_ON_DEVICE, /* likewise; of the device */
-    IBX_MATH_FOREIGN,   /* GVirtuS's: its functions take it */
-    IBX_MATH_ON_HOST    /* GVirtuS's generator that fills memory of the host, as its functions do */
+    IBX_MATH_USUAL,     /* made by a request; scalar arguments are in host memory */
+    IBX_MATH_ON_DEVICE, /* made by a request; scalar arguments are in device memory */
+    IBX_MATH_FOREIGN,   /* made by GVirtuS's function, to which its calls go */
+    IBX_MATH_ON_HOST /* a random generator of GVirtuS that fills host memory, as GVirtuS's functions
+                        do */
 };
-/* The same value may be a handle of several types. */
+/* The kind of a handle. Handles of different types may have the same value. */
 enum ibx_math_handle ibx_math_handle_is(enum ibx_math_type type, uint64_t handle);
-/* False: no memory. */
+/* Sets it. False: there is no memory. */
 bool ibx_math_handle_set(enum ibx_math_type type, uint64_t handle, enum ibx_math_handle is);
 
-/* math_vectors.c: the cudaDataType of the values of dense vectors, as the program has said it: how
- * long its scalars are is not for the back end to say. */
+/* math_vectors.c: the cudaDataType of dense vectors, as the program stated it: the back end must
+ * not decide how many bytes of the program's scalars are read. */
 
 void ibx_math_vector_made(uint64_t handle, int type);
 void ibx_math_vector_ended(uint64_t handle);
-/* -1: there is no such vector, or there was no memory. */
+/* The type; -1: the vector is unknown, or there was no memory to note it. */
 int ibx_math_vector_type(uint64_t handle);
 
-/* math_settings.c: what is set in handles of cuBLAS, which may not be in force yet */
+/* math_settings.c: settings of cuBLAS handles, some of which are sent later */
 
-/* False: it is nothing that is set, or not known for that handle: the call is made. */
+/* Handles a call that sets something. False: the call sets nothing, or the handle's settings are
+ * not kept: it has to be made. */
 bool ibx_math_settings_set(uint64_t handle, unsigned number, const union ibx_math_value *values,
                            int *status);
-/* Before the handle is used otherwise: what is set in it comes into force. The status of what does
- * not. */
+/* To be called before any other use of the handle: sends the settings that were deferred. Returns
+ * the status of the first that fails. */
 int ibx_math_settings_use(uint64_t handle);
-/* It is no more, or new. */
+/* The handle was destroyed, or is new: nothing is known of it. */
 void ibx_math_settings_end(uint64_t handle);
 
-/* math_answers.c: answers of cuBLASLt and cuDNN that stay the same */
+/* math_answers.c: answers of cuBLASLt and cuDNN that are kept */
 
 bool ibx_math_answers_are_same(const struct ibx_math_function *f);
-/* *since: where it is not known, for ibx_math_answer_keep() when the back end has answered. */
+/* Whether the answer to this request is known; it is in `out` then. If not, *since is for
+ * ibx_math_answer_keep(). */
 bool ibx_math_answer_known(const uint8_t *body, size_t n, uint8_t *out, size_t out_n,
                            uint64_t *since);
-/* Unless all have been forgotten since: what it names may have been what is no more. */
+/* Keeps an answer of the back end, unless all answers were forgotten since: what the request names
+ * may no longer exist. */
 void ibx_math_answer_keep(const uint8_t *body, size_t n, const uint8_t *out, size_t out_n,
                           uint64_t since);
-/* A handle is no more, whose number another one may be given, of another device; or is new: one of
- * its number may have gone with a reset, or been the parent process's. */
+/* Forgets all answers: a handle was destroyed, and one of another device may get the same value; or
+ * a handle is new, and a former one of the same value may have ended with a reset, or have been the
+ * parent process's. */
 void ibx_math_answers_forget(void);
 
 /* math_lt.c */
 
-/* Whether descriptors of cuBLASLt are this library's: the back end has made a handle of it by our
- * requests, or would have. The same for the whole process, as long as it has a back end. */
+/* Whether cuBLASLt's descriptors are this library's, because the back end has cuBLASLt for our
+ * requests. It stays so for the whole process, once the back end was asked. */
 bool ibx_frontend_lt_is_ours(void);
 
 /* math_descriptors.c */
 
-/* What is in a descriptor; NULL: it is none of that type. */
+/* The bytes of a descriptor; NULL: it is none of this type. */
 const uint8_t *ibx_descriptor_bytes(enum ibx_descriptor_type type, const void *descriptor,
                                     size_t *n);
 
-/* What this library exports. */
+/* The exported functions. */
 #pragma GCC visibility push(default)
 #define MATH(name, use, ...) int name(IBX_EACH(IBX_PARAMETER, __VA_ARGS__));
 #include "frontend-glue/session/math_blas.def"

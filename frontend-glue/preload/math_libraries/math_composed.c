@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Functions of cuBLAS and cuRAND that are no request of their own. */
+/* Functions of cuBLAS, cuRAND and cuSPARSE that are no request of their own. */
 #include "frontend-glue/preload/math_libraries/math_calls.h"
 
 #include "frontend-glue/preload/preload.h"
@@ -11,8 +11,8 @@
 #define RNG_INIT_FAILED      203
 #define SPARSE_INVALID_VALUE 3
 
-/* GVirtuS's functions fill the host's memory with what such a generator makes at the back end. What
- * else is done with it is as of others. */
+/* GVirtuS has such a generator, and its functions copy the numbers to host memory. All other calls
+ * of the generator are like those of others. */
 int curandCreateGeneratorHost(void **generator, int type)
 {
     int (*next)(void **generator, int type) = NEXT(curandCreateGeneratorHost);
@@ -34,7 +34,7 @@ struct rows {
     int64_t from_pitch, to_pitch; /* elements */
 };
 
-/* `stream` NULL: it waits. */
+/* `stream` NULL: the call waits for the copy. */
 static int copy(const struct rows *r, int kind, void *const *stream)
 {
     size_t width, from, to, n;
@@ -58,7 +58,7 @@ static int copy(const struct rows *r, int kind, void *const *stream)
     return rc ? BLAS_MAPPING_ERROR : CUDA_SUCCESS;
 }
 
-/* Each function is there with integers of 32 bits, and of 64. */
+/* Each function has one form with 32-bit and one with 64-bit integers. */
 #define VECTOR(name, integer, kind)                                                                \
     int name(integer n, integer element, const void *from, integer from_step, void *to,            \
              integer to_step)                                                                      \
@@ -101,9 +101,9 @@ COPIES(Get, FROM_DEVICE)
 
 /* ------------------------------------------------------------------------------- sparse vectors */
 
-/* Their scalars are of the type in which the library computes. That follows from the type of a
- * dense vector's values, as the program has made it: it is the same, or single precision of half.
- * The request has as many bytes as the longest type. */
+/* The scalars have the type in which the library computes: that of the dense vector's values, as
+ * the program stated it, or single precision if those are of half precision. The request has as
+ * many bytes as the longest type. */
 static int with_scalars(unsigned number, union ibx_math_value *values, unsigned first,
                         unsigned second)
 {
@@ -116,7 +116,7 @@ static int with_scalars(unsigned number, union ibx_math_value *values, unsigned 
     const int type = ibx_math_vector_type((uintptr_t)values[4].p);
     const bool known = type >= 0 && (size_t)type < sizeof(bytes_of) && bytes_of[type];
     if (!known || !values[first].p || !values[second].p)
-        return SPARSE_INVALID_VALUE; /* also of a vector that is none */
+        return SPARSE_INVALID_VALUE; /* also if the vector is unknown */
     memcpy(scalars[0], values[first].p, bytes_of[type]);
     memcpy(scalars[1], values[second].p, bytes_of[type]);
     values[first].p = scalars[0];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What is in descriptors of cuDNN, at the back end: math_contents.h. */
+/* The contents of cuDNN descriptors at the back end: math_contents.h. */
 #include "frontend-glue/preload/math_libraries/math_contents.h"
 
 #include "frontend-glue/preload/math_libraries/math_libraries.h"
@@ -12,17 +12,17 @@
 #define NO_MEMORY 4003
 
 #define BUCKETS     1024u
-#define UNUSED_MOST 512u /* that are kept for a program that sets the same again */
+#define UNUSED_MOST 512u /* unused contents that are kept to be used again */
 
-#define HANDLE_AT 0u /* in the body of a request */
+#define HANDLE_AT 0u /* the offset of the handle in the body of a request */
 
 pthread_mutex_t ibx_contents_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ibx_contents *contents[BUCKETS];
 static TAILQ_HEAD(, ibx_contents) unused = TAILQ_HEAD_INITIALIZER(unused); /* oldest first */
 static unsigned unused_count;
-static atomic_uint losses; /* of all; changed with the lock */
+static atomic_uint losses; /* how often all descriptors were lost; changed under the lock */
 static atomic_int losses_seen;
-static atomic_bool inherited; /* by a forked child: the back end's are its parent's */
+static atomic_bool inherited; /* this process is a forked child: the descriptors are the parent's */
 
 static void before_fork(void)
 {
@@ -104,7 +104,8 @@ static void unlink_contents(struct ibx_contents *c)
         *at = c->next;
 }
 
-/* Nobody uses it any more: it is kept, or comes into `dead`. */
+/* Removes a user. Without users, shared contents are kept as unused, and others are added to *dead.
+ */
 static void let_go(struct ibx_contents *c, struct ibx_contents **dead)
 {
     while (c && !--c->users) {
@@ -142,7 +143,7 @@ static void end_remote(enum ibx_math_type type, uint64_t remote)
     ibx_frontend_math_now(ibx_math_end_of(type), &value);
 }
 
-/* Behind a loss another one may have its number. */
+/* Not after a loss: another descriptor may have the same handle then. */
 void ibx_contents_end(enum ibx_math_type type, const struct ibx_contents_made *of)
 {
     if (of->losses == atomic_load(&losses))
@@ -161,7 +162,7 @@ static void end_all(struct ibx_contents *dead)
     }
 }
 
-/* Sends the requests again, for that one. */
+/* Sends the noted requests for this descriptor. */
 static int set_remote(enum ibx_math_type type, uint64_t remote, const uint8_t *bytes, size_t n)
 {
     struct ibx_reader r = ibx_reader_of(bytes, n);
@@ -193,7 +194,7 @@ int ibx_contents_make(enum ibx_math_type type, const uint8_t *bytes, size_t n,
     return status;
 }
 
-/* Nobody knows all that is in one that is not shared. */
+/* The contents of one descriptor alone cannot be set again: calls may have changed it. */
 static void lose(struct ibx_contents *c)
 {
     if (c->state == IBX_CONTENTS_OWN)
@@ -207,7 +208,7 @@ struct ibx_contents *ibx_contents_add(enum ibx_math_type type, const struct ibx_
 {
     struct ibx_contents *made = malloc(sizeof(*made) + n), *found, *dead = NULL;
     if (!made) {
-        ibx_math_answers_forget(); /* a call may have filled it */
+        ibx_math_answers_forget(); /* a call may have filled the descriptor */
         ibx_contents_end(type, of);
         return NULL;
     }
@@ -224,7 +225,7 @@ struct ibx_contents *ibx_contents_add(enum ibx_math_type type, const struct ibx_
     found = shared ? find_contents(type, bytes, n) : NULL;
     if (lost)
         lose(made);
-    if (found) { /* another thread has been faster */
+    if (found) { /* another thread was faster */
         made->next = NULL;
         dead = made;
     } else if (!lost) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Descriptors of cuBLASLt in the program (session/math_descriptors.h): to make and change one asks
- * nobody. It is in memory of this library's or, by the functions ..Init, of the program's own,
- * which is as long as its cublasLt.h says.
+ * Descriptors of cuBLASLt (session/math_descriptors.h), which are in this process: to make or
+ * change one needs no request. They are in memory of this library or, made by the functions ..Init,
+ * in memory of the program, whose size cublasLt.h defines.
  */
 #include "frontend-glue/preload/math_libraries/math_calls.h"
 
@@ -15,12 +15,12 @@
 #define INVALID_VALUE 7
 #define NOT_SUPPORTED 15
 
-#define MARK 0xb178u /* with the type, of what is one */
+#define MARK 0xb178u /* identifies a descriptor, together with its type */
 
 struct descriptor {
     uint16_t mark;
-    uint8_t length; /* of the bytes behind this */
-    uint8_t room;   /* for them */
+    uint8_t length; /* bytes that follow */
+    uint8_t room;   /* bytes that fit */
     uint8_t bytes[];
 };
 
@@ -49,8 +49,8 @@ static int set(struct descriptor *d, enum ibx_descriptor_type type, unsigned num
     return SUCCESS;
 }
 
-/* What a preference is made of, though it has nothing from the beginning: one that is nothing has
- * no bytes. */
+/* Writes the initial content of a descriptor. A preference gets one attribute, because a descriptor
+ * without bytes stands for NULL in a request. */
 static int begin(void *at, size_t n, enum ibx_descriptor_type type)
 {
     struct descriptor *d = at;
@@ -62,7 +62,7 @@ static int begin(void *at, size_t n, enum ibx_descriptor_type type)
     return type == IBX_DESCRIPTOR_PREFERENCE ? set(d, type, IBX_PREFERENCE_SEARCH, 0) : SUCCESS;
 }
 
-/* Room for whatever is set in it; NULL: no memory. */
+/* A descriptor with room for all attributes; NULL: there is no memory. */
 static void *new_one(void)
 {
     return malloc(sizeof(struct descriptor) + IBX_DESCRIPTOR_MAX);
@@ -70,7 +70,7 @@ static void *new_one(void)
 
 #define WHOLE (sizeof(struct descriptor) + IBX_DESCRIPTOR_MAX)
 
-/* It has been filled with `status`. */
+/* Returns the new descriptor in *to, or frees it if `status` is an error. */
 static int made(void **to, void *new, int status)
 {
     if (status)
@@ -91,7 +91,7 @@ static int destroy(void *descriptor, enum ibx_descriptor_type type)
     return SUCCESS;
 }
 
-/* Of n bytes, as the host has them. */
+/* The number in n bytes, in the byte order of the host. */
 static uint64_t number_at(const void *value, size_t n)
 {
     uint8_t byte;
@@ -145,7 +145,7 @@ static int get_attribute(const void *descriptor, enum ibx_descriptor_type type, 
 
 /* ------------------------------------------------------------------------------- functions */
 
-/* Where descriptors are GVirtuS's, its function gets the call. */
+/* If cuBLASLt's descriptors are GVirtuS's, its function gets the call. */
 #define THEIRS(function, ...)                                                                      \
     do {                                                                                           \
         if (!ibx_frontend_lt_is_ours()) {                                                          \

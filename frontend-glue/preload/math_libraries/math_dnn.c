@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Graphs of cuDNN (cudnnBackend*). What a program says of one execution, a variant pack, stays
- * here: which tensors are where, and the values of those that are passed so. It goes with the
- * execution, which is one request then, and does not wait. Such a descriptor is an address that is
- * odd.
+ * Graphs of cuDNN (cudnnBackend*). The descriptor of one execution, a variant pack, stays in this
+ * process: the addresses of tensors, and the values of those that are passed by value. It is sent
+ * with the execution, which is then one request that does not wait. The address of such a
+ * descriptor is odd, unlike others.
  */
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"
@@ -33,17 +33,18 @@
 struct pack {
     struct pack *next;
     enum { PACK_OPEN, PACK_FINAL } state;
-    int numbers, addresses; /* so many */
-    int64_t *number;        /* NULL: none */
+    int numbers, addresses; /* the lengths of the arrays */
+    int64_t *number;        /* NULL: not set */
     void **address, *workspace;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct pack *packs; /* few at a time */
+static struct pack *packs; /* a list; few exist at a time */
 
 IBX_FORKS_WAIT_FOR(lock);
 
-/* NULL: it is none. What a back end calls its descriptors may be any number. */
+/* The pack, if the descriptor is one, else NULL. A descriptor of the back end may have any value,
+ * so the list is searched. */
 static struct pack *pack_of(const void *descriptor)
 {
     const uintptr_t at = (uintptr_t)descriptor;
@@ -96,7 +97,7 @@ static int tell_many(int64_t count)
     return NOT_SUPPORTED;
 }
 
-/* The array anew, with so many; false: there is no memory. */
+/* Replaces an array by a copy of `array`; false: there is no memory. */
 static bool keep_array(void **to, int *counts, const void *array, int64_t count)
 {
     void *made = malloc((size_t)count * 8);
@@ -136,9 +137,9 @@ static int set_in_pack(struct pack *p, int name, int type, int64_t count, const 
 
 /* ------------------------------------------------------------------------------- execution */
 
-/* Of a tensor that is in memory of the host it may be the value: the back end knows which are. It
- * has 8 bytes at most, and is aligned to as many as it has. An address of the device may be that of
- * something here as well, and one that cannot be read is no value. */
+/* Reads the value of a tensor that may be passed by value. The back end knows which ones are. A
+ * value has at most 8 bytes, and is aligned to its size. A device address may happen to be mapped
+ * here as well; an address that cannot be read has no value. */
 IBX_UNSANITIZED static bool read_value(const void *at, uint8_t value[VALUE_SIZE])
 {
     if (!at || !ibx_frontend_is_readable(at))
@@ -176,7 +177,7 @@ static int execute(void *handle, void *plan, const struct pack *p)
 
 /* ------------------------------------------------------------------------------- functions */
 
-/* Those that cudnn.h declares. */
+/* Declared in cudnn.h. */
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"
 #define EXPORTED __attribute__((visibility("default")))
 
@@ -230,7 +231,7 @@ EXPORTED int cudnnBackendExecute(void *handle, void *plan, void *pack)
     return p ? execute(handle, plan, p) : BAD_PARAM;
 }
 
-/* libraryPropertyType; -1: nobody can tell. */
+/* A libraryPropertyType of the back end's library; -1: unknown. */
 static int property(int type)
 {
     int value = -1;
@@ -238,7 +239,7 @@ static int property(int type)
     return ibx_frontend_math(IBX_MATH_cudnnGetProperty, values) ? -1 : value;
 }
 
-/* That of the back end's; without one, what is in this process says. */
+/* The version of the back end's library; if it has none, that of cuDNN in this process. */
 EXPORTED size_t cudnnGetVersion(void)
 {
     static _Atomic(void *) found;

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Functions of cuDNN that are not there for a remote GPU. NVIDIA's library, which programs bring,
- * has them: it would take a handle or a descriptor of the back end's for an address of this
- * process. They return its "not supported", and a line names the call. What only gives texts and
- * versions is that library's.
+ * Functions of cuDNN that a remote GPU cannot have. NVIDIA's library, which the program brings, has
+ * them, but would dereference the back end's handles and descriptors. They return cuDNN's "not
+ * supported" and log their name once. Functions that only return texts and versions are left to
+ * that library.
  */
 #include "frontend-glue/preload/preload.h"
 
 #include "common/log.h"
 
-/* The library's header has their prototypes. */
+/* The prototypes are in the library's header. */
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"
 
 #define NOT_SUPPORTED 3000 /* CUDNN_STATUS_NOT_SUPPORTED */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Descriptors of cuDNN in the program, and the calls that make, set, name and end them:
+/* The program's descriptors of cuDNN, and the calls that create, set, name and destroy them:
  * math_contents.h. */
 #include "frontend-glue/preload/math_libraries/math_contents.h"
 
@@ -18,17 +18,19 @@
 struct descriptor {
     struct descriptor *next;
     enum ibx_math_type type;
-    uint64_t number; /* no other one has had it */
+    uint64_t number; /* unique in the process, never reused */
     struct ibx_contents *is;
-    /* Of a network: its dropout, which the library looks at. */
+    /* Of a recurrent network: its dropout descriptor, which the library reads again in each call.
+     */
     struct descriptor *dropout;
-    uint64_t dropout_number; /* 0: it has none; UINT64_MAX: nobody knows */
+    uint64_t dropout_number; /* 0: it has none; UINT64_MAX: unknown */
 };
 
-/* Locked by that of contents. */
+/* Protected by ibx_contents_lock. */
 static struct descriptor *descriptors[BUCKETS];
 static uint64_t numbers;
-/* A descriptor gets contents of its own: in one thread. Comes before the other lock. */
+/* Held while a descriptor gets contents of its own, so that only one thread makes them. Taken
+ * before ibx_contents_lock. */
 static struct ibx_fork_lock own_lock = IBX_FORK_LOCK;
 
 static bool has_contents(unsigned type)
@@ -49,7 +51,8 @@ static bool has_contents(unsigned type)
     }
 }
 
-/* Locked. */
+/* Called under the lock. The pointer in the list that points to the entry, or to NULL at the end.
+ */
 static struct descriptor **place_of_descriptor(enum ibx_math_type type, const void *at)
 {
     const uintptr_t value = (uintptr_t)at;
@@ -59,7 +62,7 @@ static struct descriptor **place_of_descriptor(enum ibx_math_type type, const vo
     return place;
 }
 
-/* The descriptor has that in it from now on, which has one user more already. */
+/* Sets the contents of a descriptor. The caller has added the user. */
 static void become(struct descriptor *d, struct ibx_contents *is)
 {
     pthread_mutex_lock(&ibx_contents_lock);
@@ -80,7 +83,7 @@ static int create(enum ibx_math_type type, void **made)
     struct ibx_contents_made of = {0};
     int status = !d ? NO_MEMORY : is ? 0 : ibx_contents_make(type, none, 0, &of);
     if (!status && !is && ibx_math_handle_is(type, of.remote) == IBX_MATH_FOREIGN) {
-        /* As all of its type: nothing here has ever had any. */
+        /* Then all of its type are GVirtuS's, and none has contents here. */
         *made = ibx_contents_pointer(of.remote);
         free(d);
         return 0;
@@ -116,8 +119,8 @@ static void end(struct descriptor *d)
 
 /* ------------------------------------------------------------------------------- what is set */
 
-/* A request that is noted: behind what was set before, in a convolution, which functions set each
- * in part. All others are set as a whole. 0: it cannot be noted. */
+/* Encodes the settings: the new request. In a convolution, several functions set one part each:
+ * there, other parts that were set before come first. 0: it cannot be encoded. */
 static size_t note(const struct ibx_contents *was, unsigned number,
                    const union ibx_math_value *values, uint8_t bytes[IBX_CONTENTS_BYTES])
 {
@@ -138,7 +141,7 @@ static size_t note(const struct ibx_contents *was, unsigned number,
     return !n || w.failed ? 0 : w.length;
 }
 
-/* What only this descriptor has, with what was set in it before, if it is set in parts. */
+/* Gives the descriptor contents of its own; with earlier parts, if it is set in parts. */
 static int make_own(struct descriptor *d, unsigned number, union ibx_math_value *values)
 {
     const bool part = d->type == IBX_MATH_CONVOLUTION;
@@ -165,7 +168,8 @@ static int set_own(struct descriptor *d, unsigned number, union ibx_math_value *
     return own ? ibx_frontend_math_now(number, values) : status;
 }
 
-/* `was` in it; `relies`: on what else the request names; `own`: it cannot be shared. */
+/* Makes a setting call. `was`: the present contents; `relies`: of the descriptor that the request
+ * refers to; `own`: it cannot be shared. */
 static int set(struct descriptor *d, const struct ibx_contents *was, unsigned number,
                union ibx_math_value *values, struct ibx_contents *relies, bool own)
 {
@@ -173,7 +177,7 @@ static int set(struct descriptor *d, const struct ibx_contents *was, unsigned nu
     struct ibx_contents *is = NULL;
     values[0].p = NULL;
     own = own || (d->type == IBX_MATH_CONVOLUTION && was->state == IBX_CONTENTS_OWN);
-    /* What was set in a network is noted also where it is not shared: follow_dropout() sets it
+    /* The settings of a network are noted also if it is not shared: follow_dropout() sends them
      * again. */
     const size_t n = own && d->type != IBX_MATH_RNN ? 0 : note(was, number, values, bytes);
     if (!n)
@@ -189,14 +193,14 @@ static int set(struct descriptor *d, const struct ibx_contents *was, unsigned nu
 /* ------------------------------------------------------------------------------- networks */
 
 #define DROPOUT_AT                                                                                 \
-    (IBX_CONTENTS_FIRST_AT + 12 * 4) /* of a network, in the request that has set it */
+    (IBX_CONTENTS_FIRST_AT + 12 * 4) /* where the request that sets a network has its dropout */
 
-/* What is in a network, and in its dropout: each has one user more. */
+/* The contents of a network and of its dropout. Each has one more user for the time being. */
 struct network {
-    struct ibx_contents *is, *dropout; /* NULL: it has none */
+    struct ibx_contents *is, *dropout; /* dropout NULL: it has none */
 };
 
-/* False: its dropout is no more. */
+/* False: its dropout descriptor was destroyed. */
 static bool look_at(const struct descriptor *d, struct network *network)
 {
     pthread_mutex_lock(&ibx_contents_lock);
@@ -222,7 +226,7 @@ static bool has_followed(const struct network *network)
            network->is->n < 2 + DROPOUT_AT + 8;
 }
 
-/* With the dropout as it is now. */
+/* Sets the network again, with the present contents of its dropout. */
 static int set_again(struct descriptor *d, const struct network *network)
 {
     uint8_t bytes[IBX_CONTENTS_BYTES];
@@ -237,8 +241,9 @@ static int set_again(struct descriptor *d, const struct network *network)
     return status;
 }
 
-/* The library looks into the dropout, in which something else may have been set since. Threads may
- * use one network: the first one sets it again, alone, and what it has then stays the others'. */
+/* The library reads the dropout in each call, and something else may have been set in it since.
+ * Several threads may use one network: the first one sets it again, under the lock, and the others
+ * use the result. */
 static int follow_dropout(struct descriptor *d)
 {
     struct network network;
@@ -258,20 +263,22 @@ static int follow_dropout(struct descriptor *d)
 
 /* ------------------------------------------------------------------------------- parameters */
 
-/* Of cudnnGetRNNWeightParams, which sets the tensors of a matrix and a bias. */
+/* The arguments of cudnnGetRNNWeightParams, which sets two tensor descriptors: of a matrix and of a
+ * bias. */
 #define NETWORK 1
 #define MATRIX  6
 #define BIAS    8
 
 struct filled {
-    struct descriptor *d;          /* NULL: it is not wanted */
-    struct ibx_contents *is;       /* what is in it then */
-    struct ibx_contents_made made; /* if it was not there */
+    struct descriptor *d;          /* NULL: the caller did not pass one */
+    struct ibx_contents *is;       /* the contents that it gets */
+    struct ibx_contents_made made; /* a new descriptor, if there were no such contents */
     size_t n;
     uint8_t bytes[2 + IBX_CONTENTS_BYTES + 1];
 };
 
-/* The request with which it is filled, and which of the two it is. */
+/* The bytes that identify the contents: the request that fills the tensor, and which of the two it
+ * is. Finds such contents, or makes a descriptor to be filled. */
 static int prepare(struct filled *to, unsigned argument, const union ibx_math_value *values,
                    bool shared)
 {
@@ -293,7 +300,7 @@ static int prepare(struct filled *to, unsigned argument, const union ibx_math_va
     return to->is ? 0 : ibx_contents_make(IBX_MATH_TENSOR, NULL, 0, &to->made);
 }
 
-/* The call has returned that. */
+/* After the call: `status` is its result. */
 static int finish(struct filled *to, struct ibx_contents *network, bool shared, int status)
 {
     if (!status && to->made.remote &&
@@ -310,7 +317,7 @@ static int finish(struct filled *to, struct ibx_contents *network, bool shared, 
     return status;
 }
 
-/* PyTorch asks a hundred times in a row. */
+/* Answers are kept: PyTorch makes this call a hundred times in a row. */
 static int get_parameters(struct ibx_contents *network, struct filled both[2],
                           union ibx_math_value *values)
 {
@@ -336,12 +343,12 @@ static int get_parameters(struct ibx_contents *network, struct filled both[2],
 
 /* ------------------------------------------------------------------------------- all calls */
 
-/* What a call names: while that lasts each of the contents has one user more. */
+/* The descriptors that a call names. Their contents have one more user during the call. */
 struct named {
     const struct ibx_math_function *f;
-    struct descriptor *of[IBX_MATH_ARGUMENTS]; /* NULL: it is none of these */
+    struct descriptor *of[IBX_MATH_ARGUMENTS]; /* NULL: the argument is no such descriptor */
     struct ibx_contents *is[IBX_MATH_ARGUMENTS];
-    bool shared; /* all of them */
+    bool shared; /* all contents are shared */
     int status;
 };
 
@@ -356,9 +363,9 @@ static bool is_named(const struct ibx_math_argument *a)
     return (a->kind == IBX_MATH_HANDLE || a->kind == IBX_MATH_OTHER) && has_contents(a->n);
 }
 
-/* What is there is held. *lost: it is to be made again, as natively it is in memory of the host and
- * stays with a reset of the device, which may also be another one than the program uses it on.
- * Whether it is shared. */
+/* Adds a user to the contents of the i-th argument; returns whether they are shared. *lost: they
+ * were lost, but have to be made again, because natively a descriptor is in host memory and
+ * survives a reset, possibly of another device. */
 static bool hold(struct named *n, unsigned i, const void *at, bool *lost)
 {
     const enum ibx_math_type type = (enum ibx_math_type)n->f->arguments[i].n;
@@ -414,7 +421,7 @@ static void name_one(struct named *n, unsigned i, const void *at)
     n->shared = n->shared && shared;
 }
 
-/* `own` becomes what the back end calls these. */
+/* Resolves all arguments: `own` gets the back end's descriptors. */
 static void name_all(struct named *n, const union ibx_math_value *values, union ibx_math_value *own)
 {
     memcpy(own, values, n->f->count * sizeof(own[0]));
@@ -438,7 +445,8 @@ static int set_named(const struct named *n, union ibx_math_value *own)
     const unsigned number = n->f->number;
     struct descriptor *d = n->of[0], *dropout = NULL;
     struct ibx_contents *relies = NULL;
-    bool alone = number == IBX_MATH_cudnnSetDropoutDescriptor && own[3].p; /* it is not shared */
+    /* States are never shared. */
+    bool alone = number == IBX_MATH_cudnnSetDropoutDescriptor && own[3].p;
     for (unsigned i = 1; i < n->f->count; i++) {
         if (!is_named(&n->f->arguments[i]) || !own[i].p)
             continue;

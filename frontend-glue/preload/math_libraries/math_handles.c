@@ -14,14 +14,14 @@ struct known {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct known *list; /* locked */
-static size_t room;        /* of it; locked */
+static struct known *list; /* protected by the lock */
+static size_t room;        /* capacity of the list; protected by the lock */
 static atomic_size_t count;
 
-/* Another thread may be changing the list, which the child goes on with. */
+/* The lock is held across a fork, because the child uses the list. */
 IBX_FORKS_WAIT_FOR(lock);
 
-/* Locked. Its place, or that of the next one. */
+/* Called under the lock. The index of the handle, or of the next one. */
 static size_t find(enum ibx_math_type type, uint64_t handle)
 {
     size_t i = 0;
@@ -41,7 +41,7 @@ enum ibx_math_handle ibx_math_handle_is(enum ibx_math_type type, uint64_t handle
     return is;
 }
 
-/* Locked. Room for one more; false: no memory. */
+/* Called under the lock. Makes room for one more; false: there is no memory. */
 static bool grow(void)
 {
     const size_t more = room ? 2 * room : 16;

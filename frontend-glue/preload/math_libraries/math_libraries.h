@@ -2,16 +2,16 @@
 /*
  * Functions of cuBLAS, cuBLASLt, cuRAND, cuFFT, cuSPARSE, cuSOLVER and cuDNN.
  *
- *   math_calls.c     those in requests of our own
+ *   math_calls.c     makes calls as requests of ibx's own
  *   math_handles.c   which handles are the back end's, and which GVirtuS's
- *   math_settings.c  what is set in handles of cuBLAS
- *   math_vectors.c   of which type the values of dense vectors are
- *   math_composed.c  functions that are no request of their own
- *   math_lt.c, math_descriptors.c  likewise: cuBLASLt, and its descriptors
- *   math_answers.c   what that has answered and would again
- *   math_dnn_descriptors.c, math_contents.c  descriptors of cuDNN, and what is in them
- *   math_dnn.c       graphs of cuDNN
- *   math_absent.c, math_dnn_absent.c  what there is not
+ *   math_settings.c  settings of cuBLAS handles, which are deferred
+ *   math_vectors.c   the value types of dense vectors (cuSPARSE)
+ *   math_composed.c  functions of cuBLAS, cuRAND and cuSPARSE that are no request of their own
+ *   math_lt.c, math_descriptors.c  the same for cuBLASLt, and its descriptors
+ *   math_answers.c   answers that are kept, because the same question has the same answer
+ *   math_dnn_descriptors.c, math_contents.c  descriptors of cuDNN, and what is set in them
+ *   math_dnn.c       graphs of cuDNN (cudnnBackend*)
+ *   math_absent.c, math_dnn_absent.c  functions that a remote GPU cannot have
  */
 #ifndef IBX_FRONTEND_GLUE_PRELOAD_MATH_LIBRARIES_MATH_LIBRARIES_H
 #define IBX_FRONTEND_GLUE_PRELOAD_MATH_LIBRARIES_MATH_LIBRARIES_H
@@ -20,12 +20,12 @@
 
 /* ------------------------------------------------------------------------------ math_settings.c */
 
-/* Before that is destroyed: another one may have its number. */
+/* To be called before a stream is destroyed, because another one may get its handle. */
 void ibx_math_settings_stream_ends(uint64_t stream);
 
 /* ------------------------------------------------------------------------------ math_contents.c */
 
-/* Descriptors of cuDNN at the back end are no more: what is made from now on is new. */
+/* The descriptors of cuDNN at the back end were lost: they are made again when they are used. */
 void ibx_math_contents_lose(void);
 
 #endif

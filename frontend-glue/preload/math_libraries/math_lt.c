@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Functions of cuBLASLt that are no request of their own, or more than that. */
+/* Functions of cuBLASLt that are no request of their own, or need more than one. */
 #include "frontend-glue/preload/math_libraries/math_calls.h"
 
 #include "frontend-glue/preload/preload.h"
@@ -11,14 +11,15 @@
 #define INTERNAL_ERROR 14
 #define NOT_SUPPORTED  15
 #define RESULT         96  /* bytes of a cublasLtMatmulHeuristicResult_t */
-#define RESULTS_MOST   128 /* of a search: more do not fit into one reply */
+#define RESULTS_MOST   128 /* of one search; more do not fit into one reply */
 
 _Static_assert(RESULTS_MOST *RESULT + 4 <= IBX_MATH_OUT_MOST, "as one reply has");
 
 int cudaRuntimeGetVersion(int *version);
 
-/* GVirtuS has some functions of the library, with descriptors at the back end: a program uses
- * either those or these. A back end that is not there is asked again. */
+/* GVirtuS has some functions of the library, with descriptors at the back end; a program uses
+ * either GVirtuS's functions or these. If there was no back end to ask, it is asked again next
+ * time. */
 bool ibx_frontend_lt_is_ours(void)
 {
     enum { UNKNOWN, OURS, THEIRS };
@@ -36,7 +37,8 @@ bool ibx_frontend_lt_is_ours(void)
     return is == OURS;
 }
 
-/* A program goes through as many as are said to be there: not through more than it has room for. */
+/* Limits a count that the back end returned to the number that was requested: the program has room
+ * for no more. */
 static int bounded(int status, int wanted, int *count)
 {
     if (status || !count || (*count >= 0 && *count <= wanted))
@@ -54,8 +56,8 @@ int cublasLtMatmulAlgoGetIds(void *handle, int compute, int scale, int a, int b,
     return bounded(ibx_frontend_math(IBX_MATH_cublasLtMatmulAlgoGetIds, values), wanted, count);
 }
 
-/* A search for a certain algorithm takes that from where the results are written: there is none
- * here. */
+/* A search for a given algorithm reads that algorithm from where the results are written, which the
+ * request does not contain. */
 int cublasLtMatmulAlgoGetHeuristic(void *handle, void *product, void *a, void *b, void *c, void *d,
                                    void *preference, int wanted, void *results, void *count)
 {
@@ -79,7 +81,8 @@ int cublasLtMatmulAlgoGetHeuristic(void *handle, void *product, void *a, void *b
                    count);
 }
 
-/* Likewise of the bytes of an attribute; without room for any it is how many there are. */
+/* The same limit for the bytes of an attribute. With no room, the count is the size that is needed.
+ */
 static int get_attribute(unsigned number, const union ibx_math_value *values)
 {
     const int status = ibx_frontend_math(number, values);
@@ -119,7 +122,7 @@ const char *cublasLtGetStatusString(int status)
     return cublasGetStatusString(status);
 }
 
-/* The back end's; 0: there is none. */
+/* The version of the back end's library; 0: it has none. */
 size_t cublasLtGetVersion(void)
 {
     int parts[3] = {0}; /* major, minor, patch */
@@ -136,21 +139,21 @@ size_t cublasLtGetCudartVersion(void)
     return CALL_NEXT(cudaRuntimeGetVersion, &version) ? 0 : (size_t)version;
 }
 
-/* What the back end keeps of searches is all clients'. */
+/* Ignored: the back end's cache of searches is for all its clients. */
 int cublasLtHeuristicsCacheSetCapacity(size_t capacity)
 {
     (void)capacity;
     return SUCCESS;
 }
 
-/* Of the back end's processor, which other clients use, too. */
+/* Ignored: the back end's processor is for all its clients. */
 unsigned cublasLtDisableCpuInstructionsSetMask(unsigned mask)
 {
     static atomic_uint is;
     return atomic_exchange(&is, mask);
 }
 
-/* There is no log of the library here. */
+/* The library's log is at the back end, so these do nothing. */
 int cublasLtLoggerSetCallback(void (*callback)(int level, const char *function,
                                                const char *message))
 {

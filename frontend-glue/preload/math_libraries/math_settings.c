@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What is set in handles of cuBLAS. Programs set stream, workspace and math mode anew around each
- * product (PyTorch does), mostly to what they were: each such request would wait, and void what is
- * known of other calls. So a setting that the library has taken before for that handle is kept here
- * until the handle is used otherwise, and sent then, if it is not in force.
+ * Settings of cuBLAS handles. Programs such as PyTorch set the stream, workspace and math mode
+ * around each product, mostly to the values that they had. As requests each of these would wait,
+ * and would invalidate answers that are kept of other calls. So if the library has accepted a value
+ * for this handle before, the setting is only noted here. It is sent before the next use of the
+ * handle, unless it is in force already.
  *
- * Selecting a stream, also the same one, takes the workspace away.
+ * To select a stream, even the same one, resets the workspace.
  */
 #include "frontend-glue/preload/math_libraries/math_libraries.h"
 #include "frontend-glue/preload/preload.h"
@@ -15,8 +16,8 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#define HANDLES 32u /* of more the settings are not known */
-#define GOOD    4u  /* values of a setting that the library has taken */
+#define HANDLES 32u /* handles whose settings are kept */
+#define GOOD    4u  /* accepted values that are kept of each setting */
 
 enum which { STREAM, WORKSPACE, POINTER_MODE, MATH_MODE, ATOMICS, PROCESSORS, SETTINGS };
 
@@ -25,25 +26,25 @@ struct value {
 };
 
 static const struct value no_value = {{UINT64_MAX, UINT64_MAX}};
-static const struct value no_workspace = {{0, UINT64_MAX}}; /* but the library's own */
+static const struct value no_workspace = {{0, UINT64_MAX}}; /* the library's own workspace */
 
 struct setting {
     enum {
-        UNKNOWN,  /* what is in force */
-        IN_FORCE, /* what is wanted */
-        DEFERRED  /* what is wanted, which is sent before the handle is used */
+        UNKNOWN,  /* the value in force is unknown */
+        IN_FORCE, /* the wanted value is in force */
+        DEFERRED  /* the wanted value is to be sent before the next use */
     } state;
     struct value is, wanted;
     struct value good[GOOD];
-    unsigned good_count; /* so many so far, the last ones are there */
+    unsigned good_count; /* how many were accepted; good[] has the last ones */
 };
 
 static struct settings {
     pthread_mutex_t lock;
-    _Atomic uint64_t handle; /* 0: none; written under both locks */
+    _Atomic uint64_t handle; /* 0: unused; written under both locks */
     struct setting of[SETTINGS];
 } all[HANDLES];
-static pthread_mutex_t places = PTHREAD_MUTEX_INITIALIZER; /* comes before theirs */
+static pthread_mutex_t places = PTHREAD_MUTEX_INITIALIZER; /* taken before `lock` of the entries */
 
 static void clear(void)
 {
@@ -57,10 +58,10 @@ static void clear(void)
 __attribute__((constructor)) static void begin(void)
 {
     clear();
-    pthread_atfork(NULL, NULL, clear); /* the child makes handles of its own */
+    pthread_atfork(NULL, NULL, clear); /* a child makes its own handles */
 }
 
-/* Locked; NULL: there is none. */
+/* Finds the entry of a handle and locks it; NULL: there is none. */
 static struct settings *find(uint64_t handle)
 {
     for (unsigned i = 0; handle && i < HANDLES; i++) {
@@ -74,7 +75,7 @@ static struct settings *find(uint64_t handle)
     return NULL;
 }
 
-/* Likewise; a place is made for it. */
+/* The same; makes an entry if there is none. */
 static struct settings *find_or_add(uint64_t handle)
 {
     pthread_mutex_lock(&places);
@@ -107,7 +108,7 @@ static const uint16_t functions[SETTINGS] = {
     [PROCESSORS] = IBX_MATH_cublasSetSmCountTarget,
 };
 
-/* SETTINGS: it is none of these. */
+/* Which setting the function sets; SETTINGS: none. */
 static enum which which_of(unsigned number)
 {
     unsigned i = 0;
@@ -116,7 +117,7 @@ static enum which which_of(unsigned number)
     return (enum which)i;
 }
 
-/* Of the arguments behind the handle. */
+/* The value, from the arguments after the handle. */
 static struct value value_of(enum which which, const union ibx_math_value *values)
 {
     struct value v = {{0, 0}};
@@ -172,7 +173,7 @@ static void want(struct setting *s, const struct value *v)
 
 /* ------------------------------------------------------------------------------- requests */
 
-/* The library has answered. */
+/* Notes the library's answer to a setting. */
 static void sent(struct settings *s, enum which which, const struct value *v, int status)
 {
     struct setting *of = &s->of[which], *workspace = &s->of[WORKSPACE];
@@ -202,7 +203,7 @@ static int send(struct settings *s, enum which which)
     return status;
 }
 
-/* By selecting the stream once more the workspace goes. */
+/* Sends the stream if it was deferred, or if the workspace has to be reset, which this does. */
 static int send_stream(struct settings *s)
 {
     const struct setting *workspace = &s->of[WORKSPACE];
@@ -223,7 +224,7 @@ int ibx_math_settings_use(uint64_t handle)
     return status;
 }
 
-/* Whether it need not be sent now. */
+/* Defers a setting whose value was accepted before. False: it has to be sent now. */
 static bool defers(struct settings *s, enum which which, const struct value *v)
 {
     struct setting *of = &s->of[which];

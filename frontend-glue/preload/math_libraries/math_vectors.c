@@ -13,9 +13,9 @@ struct vector {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static void *tree; /* locked */
+static void *tree; /* protected by the lock */
 
-/* Another thread may be changing the tree, which the child goes on with. */
+/* The lock is held across a fork, because the child uses the tree. */
 IBX_FORKS_WAIT_FOR(lock);
 
 static int compare(const void *a, const void *b)
@@ -32,7 +32,7 @@ void ibx_math_vector_made(uint64_t handle, int type)
     *made = (struct vector){handle, type};
     pthread_mutex_lock(&lock);
     struct vector **at = tsearch(made, &tree, compare);
-    if (at && *at != made) /* its end was not seen */
+    if (at && *at != made) /* an earlier one with this handle, whose end was not seen */
         (*at)->type = type;
     const bool taken = at && *at == made;
     pthread_mutex_unlock(&lock);

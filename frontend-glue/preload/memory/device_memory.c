@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Which pointers are the device's. For cudaMemcpyDefault CUDA decides by the address, since host
- * and device share one address space. Here they are two processes, and both may have memory at one
- * address:
+ * Which pointers are device memory. For cudaMemcpyDefault CUDA decides by the address, since host
+ * and device share one address space. Here they are two processes, and both may have memory at the
+ * same address:
  *
- *   managed                                        the device's
- *   not mapped here                                the device's
- *   mapped, never given out as device memory       the host's
- *   both, but only reserved here, without access   the device's
- *   both, in page-locked memory                    the host's
- *   otherwise both                                 the device's at the beginning of an allocation,
- *                                                  as GVirtuS decides it; behind that the host's,
- *                                                  but in a copy whose other side is the host's
+ *   managed memory                              device
+ *   not mapped in this process                  device
+ *   mapped, never returned as device memory     host
+ *   both, but only reserved here (no access)    device
+ *   both, in page-locked memory                 host
+ *   both, otherwise                             device at the beginning of an allocation, as
+ * GVirtuS decides it; after that host, unless the other side of the copy is host memory
  */
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"
@@ -24,7 +23,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-static struct ranges ranges; /* what calls have given out; under the lock of ranges */
+static struct ranges ranges; /* memory that calls have returned; protected by the lock of ranges */
 
 /* ------------------------------------------------------------------------------ what it is */
 
@@ -35,7 +34,7 @@ static bool is_mapped(const void *address)
     return !mincore((void *)at, 1, &resident) || errno != ENOMEM;
 }
 
-/* The kernel reads eight bytes there before it refuses the call for its first argument. */
+/* By a system call that reads 8 bytes there before it fails because of its first argument. */
 bool ibx_frontend_is_readable(const void *address)
 {
     const uintptr_t at = (uintptr_t)address & ~(uintptr_t)7;
@@ -98,7 +97,8 @@ int ibx_frontend_device_of(const void *address)
     return device;
 }
 
-/* What was said to be the host's is the device's, as the other side: CUDA copies there. */
+/* Whether the side that the kind calls the host is device memory, like the other side: CUDA makes
+ * such copies. */
 static bool both_only_device(const void *to, const void *from, int kind)
 {
     const bool to_device = kind == CUDA_MEMCPY_TO_DEVICE;
@@ -108,8 +108,8 @@ static bool both_only_device(const void *to, const void *from, int kind)
            ibx_frontend_only_device(to_device ? to : from);
 }
 
-/* Where the application has said that it is the host's, it may be managed all the same; CUDA minds
- * nothing that is the device's either where both sides were said to be the host's. */
+/* The side of an address by the kind of the copy. If the application called it the host's, it may
+ * be managed all the same. If it called both sides the host's, CUDA accepts device memory, too. */
 static enum side side_by(int kind, const void *address)
 {
     if (kind == CUDA_MEMCPY_DEFAULT)
@@ -159,8 +159,8 @@ bool ibx_frontend_copy_of_host(struct ibx_cuda_memcpy3d *p)
 
 /* --------------------------------------------------------------------- allocations */
 
-/* An older range at that address was freed by a call that is not seen here. Without memory for the
- * range such a pointer counts as the host's where it is both. */
+/* Adds an allocation. An older one at this address was freed by a call that this library does not
+ * see. Without memory for the entry, an address that both sides have counts as the host's. */
 static void note_range(const struct range *range)
 {
     if (!range->n)
@@ -217,7 +217,7 @@ bool ibx_frontend_is_reserved(const void *address)
     return ibx_frontend_allocation(address, &range) && range.reserved;
 }
 
-static atomic_uint reserved_resets; /* of devices, so far */
+static atomic_uint reserved_resets; /* number of device resets */
 
 void ibx_frontend_device_memory_reset(int device)
 {
@@ -246,7 +246,7 @@ void ibx_frontend_device_memory_gone(const void *address)
     ibx_frontend_ranges_unlock();
 }
 
-/* Without GVirtuS, if that is possible. */
+/* Allocates through the plugin, if possible. False: GVirtuS has to. */
 static bool allocated(void **address, size_t n, int *rc)
 {
     const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
@@ -291,8 +291,8 @@ int cudaMallocPitch(void **address, size_t *pitch, size_t width, size_t height)
     return rc;
 }
 
-/* While it waits the driver may keep other calls out. A wait for the device alone does not, but
- * ends captures. */
+/* While cudaFree waits, the driver may block other calls, which cudaDeviceSynchronize does not; but
+ * that would invalidate captures. */
 void ibx_frontend_before_free(void)
 {
     if (!ibx_frontend_host_functions() || ibx_frontend_capturing())
@@ -309,7 +309,7 @@ int ibx_frontend_freed(int rc)
     return failure ? ibx_frontend_fail(failure) : rc;
 }
 
-/* It waits for the device, but where the memory is a pool's or a graph's, or none. */
+/* cudaFree waits for the device, except for memory of a pool or a graph, and NULL. */
 int cudaFree(void *address)
 {
     ibx_frontend_owned_gone(OWNED_MEMORY, address);
@@ -322,7 +322,7 @@ int cudaFree(void *address)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (ibx_frontend_pointer_closed(address))
         return CUDA_SUCCESS;
-    /* First: after the call another thread may be given the same address. */
+    /* before the call: another thread may get the same address right after it */
     ibx_frontend_ranges_lock();
     struct range *range = ibx_frontend_ranges_at(&ranges, address);
     const bool ours = range, waits = address && !(range && range->pooled);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Page-locked memory. GVirtuS gives memory of malloc(3) for it and ignores registrations; here it
- * is memory that the fabric reaches. What was allocated before the plugin attached is GVirtuS's,
- * and is freed by it: GVirtuS would give any other address to free(3), too.
+ * Page-locked memory. GVirtuS returns memory of malloc(3) for it and ignores registrations; here it
+ * is memory that the fabric can access. What GVirtuS allocated before the plugin attached is freed
+ * by GVirtuS, which would pass any other address to free(3), too.
  */
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"
@@ -15,15 +15,16 @@
 #include <unistd.h>
 
 #define HOST_ALLOC_FLAGS    7u  /* portable, mapped, write combined */
-#define HOST_REGISTER_FLAGS 11u /* portable, mapped, read only; io memory is none of malloc's */
+#define HOST_REGISTER_FLAGS 11u /* portable, mapped, read only; not I/O memory */
 #define PORTABLE            1u
-#define WORDS_MOST          4096u /* bytes; more is a buffer of copies */
+#define WORDS_MOST          4096u /* bytes; longer allocations are buffers for copies */
 #define KEPT_MOST           64u
 
-static struct ranges ranges;     /* page-locked memory; under the lock of ranges */
-static struct ranges of_gvirtus; /* what its own calls have allocated */
+static struct ranges ranges;     /* page-locked memory; protected by the lock of ranges */
+static struct ranges of_gvirtus; /* memory that GVirtuS has allocated */
 
-/* Allocated memory replaces what was registered there: that memory has been unmapped since. */
+/* Adds a range. Allocated memory replaces registered memory at the same address, which must have
+ * been unmapped since. */
 static int add(void *address, size_t n, bool allocated, unsigned flags)
 {
     struct range range = {.begin = (uintptr_t)address,
@@ -43,7 +44,8 @@ static int add(void *address, size_t n, bool allocated, unsigned flags)
     return rc == -EEXIST ? CUDA_ALREADY_REGISTERED : rc ? CUDA_MEMORY_ALLOCATION : CUDA_SUCCESS;
 }
 
-/* Takes the range that begins there off the list, once nothing copies in the background there. */
+/* Removes the range that begins there from the list, after background copies in it have completed.
+ */
 static bool take_out(void *address, bool allocated, struct range *range)
 {
     ibx_frontend_ranges_lock();
@@ -150,7 +152,7 @@ bool ibx_frontend_host_memory_used(const void *address, size_t n)
     return used;
 }
 
-/* What GVirtuS has allocated, and returned with that code. Whatever was there before is gone. */
+/* Notes an allocation of GVirtuS, which has returned `rc`. An earlier range there is gone. */
 static int allocated_by_gvirtus(int rc, void **address, size_t n)
 {
     if (rc || !address || !*address || !n)
@@ -167,7 +169,7 @@ static int allocated_by_gvirtus(int rc, void **address, size_t n)
     return full ? CUDA_MEMORY_ALLOCATION : CUDA_SUCCESS;
 }
 
-/* Whether it is such memory, which is about to be freed. */
+/* Whether it is such memory, and removes it from the list. */
 static bool take_from_gvirtus(const void *address)
 {
     ibx_frontend_ranges_lock();
@@ -180,7 +182,7 @@ static bool take_from_gvirtus(const void *address)
 
 /* ------------------------------------------------------------------------------ the calls */
 
-/* NULL, and *rc: there is no memory. */
+/* Allocates memory; NULL: *rc is the error. */
 static void *make(const struct ibx_frontend_calls *calls, size_t n, unsigned flags, int *rc)
 {
     void *memory = calls->allocate(n);
@@ -208,8 +210,8 @@ int cudaMallocHost(void **address, size_t n)
                  : allocated_by_gvirtus(CALL_NEXT(cudaMallocHost, address, n), address, n);
 }
 
-/* Natively kernels reach all page-locked memory at its address. A few bytes for all devices are
- * most often a word by which a program and its kernels tell each other something. */
+/* Natively kernels can access all page-locked memory at its address. A few bytes that are allocated
+ * for all devices are most often a word through which the program and its kernels communicate. */
 static bool is_for_kernels(size_t n, unsigned flags)
 {
     return flags & IBX_FRONTEND_MAPPED || (flags & PORTABLE && n <= WORDS_MOST);
@@ -230,7 +232,7 @@ static void *make_small(const struct ibx_frontend_calls *calls, size_t n, unsign
     return NULL;
 }
 
-/* Memory that kernels reach as it is. NULL: there is none. */
+/* Memory that kernels can access at once; NULL: there is none. */
 static void *make_for_kernels(const struct ibx_frontend_calls *calls, size_t n, unsigned flags)
 {
     struct range range;
@@ -267,8 +269,8 @@ int cudaHostAlloc(void **address, size_t n, unsigned flags)
     return allocate(calls, address, n, flags);
 }
 
-/* Freed beside captures, which a wait for the devices would end: the next free gives it back that
- * comes behind them. Under the lock of ranges. */
+/* Memory that was freed during a capture, when a wait for the devices would invalidate the capture.
+ * The next free after the capture frees it. Protected by the lock of ranges. */
 static struct range kept[KEPT_MOST];
 static unsigned kept_count;
 
@@ -306,7 +308,7 @@ static void give_back(const struct range *range)
     ibx_frontend_plugin()->release(address, range->n);
 }
 
-/* CUDA too waits for the devices before it frees. */
+/* Waits for the devices first, as CUDA does. */
 static void free_range(const struct range *range)
 {
     struct range before[KEPT_MOST];
@@ -340,7 +342,7 @@ int cudaFreeHost(void *address)
     return ibx_frontend_fail(CUDA_INVALID_VALUE);
 }
 
-/* Locked. NULL: there is none. */
+/* Called under the lock. NULL: there is none. */
 static struct range *any_of(int device)
 {
     size_t i = 0;
@@ -362,7 +364,7 @@ static bool next_in_place(uintptr_t from, struct range *range)
     return found;
 }
 
-/* That of other devices may have been pinned with this one. */
+/* Managed memory of other devices may have been pinned by the context that was reset. */
 static void keep_in_place(void)
 {
     struct range range;

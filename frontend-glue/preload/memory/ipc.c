@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Memory and events of other processes, in requests of our own: to the back end all clients are one
- * process, which CUDA lets open no handle of its own. What is opened is what the other process has,
- * by the same address, so it is known here what this process must not give back.
+ * Memory and events of other processes, as requests of ibx's own. To CUDA at the back end all
+ * clients are one process, which may not open handles of its own. What a process opens is what the
+ * other process has, at the same address, so this file knows what this process must not free.
  */
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"
@@ -10,7 +10,7 @@
 
 #include <stdlib.h>
 
-/* One that was opened: under the lock of ranges. */
+/* An opened handle. The list is protected by the lock of ranges. */
 struct opened {
     struct opened *next;
     uintptr_t value;
@@ -45,7 +45,8 @@ static bool note(enum opened_kind kind, const void *value)
     return noted;
 }
 
-/* The back end keeps it for us until then. One that does not know this does so until we end. */
+/* Tells the back end that it was closed; until then the back end keeps it for this process. An
+ * older back end keeps it until this process ends. */
 static void tell_closed(enum opened_kind kind, const void *value)
 {
     struct own_request e;
@@ -56,7 +57,7 @@ static void tell_closed(enum opened_kind kind, const void *value)
     ibx_frontend_request_try(&e, NULL, 0, &code);
 }
 
-/* Whether it was there. *last: it is no more. */
+/* Removes one use; returns whether it was there. *last: that was the last use. */
 static bool forget(enum opened_kind kind, const void *value, bool *last)
 {
     if (!atomic_load(&count))
@@ -73,7 +74,7 @@ static bool forget(enum opened_kind kind, const void *value, bool *last)
     return there;
 }
 
-/* NULL: nothing is left. It is freed by the caller. */
+/* Takes an entry, which the caller frees; NULL: none is left. */
 static struct opened *take_any(void)
 {
     ibx_frontend_ranges_lock();
@@ -96,8 +97,8 @@ bool ibx_frontend_opened(enum opened_kind kind, const void *value)
     return is;
 }
 
-/* Whether it is this process's own, of which CUDA opens no handle there. What a child's parent has
- * is not the child's. */
+/* Whether the memory is this process's own: CUDA does not open handles of it there. The parent's
+ * memory does not count as the child's. */
 static bool is_own_memory(const void *memory)
 {
     return !ibx_frontend_forked() && ibx_frontend_given_out(memory) &&
@@ -149,7 +150,7 @@ int cudaIpcOpenMemHandle(void **address, struct ipc_handle handle, unsigned flag
     return CUDA_SUCCESS;
 }
 
-/* This process's work in it is waited for, as the driver does before it takes a mapping away. */
+/* Waits for this process's work in it, as the driver does before it unmaps the memory. */
 int cudaIpcCloseMemHandle(void *address)
 {
     bool last = false;
@@ -206,7 +207,7 @@ int cudaIpcOpenEventHandle(void **event, struct ipc_handle handle)
     return rc;
 }
 
-/* Another process's is its to destroy. */
+/* An event of another process is only closed here. */
 int cudaEventDestroy(void *event)
 {
     ibx_frontend_owned_gone(OWNED_EVENT, event);

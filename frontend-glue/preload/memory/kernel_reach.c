@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Page-locked memory that kernels use. Natively they reach all of it, at its address. Here the back
- * end maps what a launch names among its arguments (struct ibx_frontend_calls, reach()): then both
- * sides have the same pages at the same address, and see each other's writes at once.
+ * Page-locked memory that kernels use. Natively they can access all of it, at its address. Here the
+ * back end maps the memory that a launch names in its arguments (reach() in struct
+ * ibx_frontend_calls): then both sides have the same pages at the same address, and see each
+ * other's writes at once.
  *
- * Over another path than shm it becomes managed memory where it is (managed_in_place.c).
+ * Over another path than shm, such memory becomes managed memory at its address
+ * (managed_in_place.c).
  *
- * Where neither can be (registered memory), such a launch fails here: the access of the kernel
- * would be an error that ends the work of all clients of the back end. So does that of a kernel
- * which finds the address elsewhere than among its arguments before a launch has named the memory.
+ * If neither is possible (registered memory), the launch fails here: an invalid access of the
+ * kernel would be an error that ends the work of all clients of the back end. That still happens if
+ * a kernel finds the address elsewhere than in its arguments, and no launch has named the memory
+ * before.
  */
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"
@@ -18,19 +21,25 @@
 #include <errno.h>
 #include <pthread.h>
 
-static atomic_uintptr_t lowest = UINTPTR_MAX, highest; /* there is none outside of [these) */
-static atomic_uint resets;       /* each begins another epoch, as what reach_epoch() tells does */
-static atomic_bool out_of_reach; /* what was allocated last */
-static atomic_bool any_reached;  /* of what was allocated */
-static atomic_uint all_since;    /* the epoch in which all is reached that ever was; 0: none */
-/* The back end knows the thread's session as one of this process's: what it maps stays as long. */
+/* All such memory is within [lowest, highest). */
+static atomic_uintptr_t lowest = UINTPTR_MAX, highest;
+/* Number of resets; each begins a new epoch, as a change of reach_epoch() does. */
+static atomic_uint resets;
+static atomic_bool out_of_reach; /* kernels cannot access what was allocated last */
+static atomic_bool any_reached;  /* kernels have accessed some memory */
+static atomic_uint all_since; /* the epoch in which kernels have access to all memory that they ever
+                                 had; 0: none */
+/* The back end knows that this thread's session belongs to this process: it keeps what it maps as
+ * long. */
 static _Thread_local bool known;
-/* Of several threads one asks: others' wishes for the same memory would be in its way. */
+/* Held by a thread that makes such a request: another one for the same memory would collide with
+ * it. */
 static pthread_mutex_t asking = PTHREAD_MUTEX_INITIALIZER;
 
-static atomic_uint forks = 1; /* from the first process on */
+static atomic_uint forks = 1; /* 1 + the number of forks that led to this process */
 
-/* Who holds it may wait for whatever else a fork has locked. A child has no managed memory. */
+/* Not held across a fork: its holder may wait for locks that the fork has taken. A child has no
+ * managed memory. */
 static void in_child(void)
 {
     atomic_fetch_add(&forks, 1);
@@ -61,19 +70,19 @@ void ibx_frontend_reach_reset(void)
     atomic_fetch_add(&resets, 1);
 }
 
-/* Not 0. */
+/* The current epoch, never 0. */
 static unsigned epoch_now(const struct ibx_frontend_calls *calls)
 {
     return calls->reach_epoch() + atomic_load(&resets) + 1;
 }
 
-/* -EOPNOTSUPP, or CUDA's error, too: they cannot. */
+/* Requests the access, or its end. -EOPNOTSUPP, or an error of CUDA: kernels cannot access it. */
 static int ask(const struct ibx_frontend_calls *calls, const struct range *range, bool on)
 {
-    if (on && !known) /* behind a first reply only the back end takes this */
+    if (on && !known) /* the back end accepts this request only after a first reply */
         ibx_frontend_connect();
     int code, rc = calls->reach((void *)range->begin, range->n, on, &code);
-    if (rc == -ENOTCONN) { /* the thread's first call, or a copy is under way */
+    if (rc == -ENOTCONN) { /* it is the thread's first call, or a copy is under way */
         ibx_frontend_connect();
         rc = calls->reach((void *)range->begin, range->n, on, &code);
     }
@@ -105,7 +114,7 @@ static bool is_reached(const struct range *range, unsigned epoch)
     return range->reach == epoch && known;
 }
 
-/* Of a piece of a slab all of that, for all of its pieces. */
+/* For a piece of a slab, requests access to the whole slab. */
 static int ask_for(const struct ibx_frontend_calls *calls, const struct range *range,
                    unsigned epoch)
 {
@@ -141,14 +150,15 @@ int ibx_frontend_host_try(const void *address, struct range *range)
     return rc ? CUDA_NOT_SUPPORTED : CUDA_SUCCESS;
 }
 
-/* Pieces of slabs go the former way alone: what is not reached so is never cut from one. */
+/* Pieces of slabs cannot become managed memory: if kernels cannot access them, no more pieces are
+ * allocated. */
 static bool may_be_in_place(const struct range *range)
 {
     struct range whole;
     return range->allocated && !ibx_frontend_small_whole((void *)range->begin, &whole);
 }
 
-/* Another thread may have done it meanwhile. */
+/* Another thread may have made it managed meanwhile. */
 static int put_in_place(struct range *range)
 {
     if (!may_be_in_place(range))

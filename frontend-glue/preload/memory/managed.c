@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * cudaMallocManaged, cudaHostAlloc where the device is to use the memory as well
- * (cudaHostAllocMapped), and what CUDA has about such memory (managed.h). It is memory of
- * cudaMalloc's, and counts, is checked and is freed as that; this process maps pages at its
- * address. Should something be mapped there, other memory is taken.
+ * cudaMallocManaged, cudaHostAlloc for memory that the device uses as well (cudaHostAllocMapped),
+ * and queries of such memory (managed.h). It is device memory of cudaMalloc, and is accounted,
+ * checked and freed as such. This process maps pages at the same address; if something is mapped
+ * there already, other device memory is allocated.
  *
- * To every other call it is memory of the device (device_memory.c).
+ * All other calls see it as device memory (device_memory.c).
  */
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/streams/streams.h"
@@ -27,13 +27,13 @@
 #define ALLOC_MAPPED 2u /* flags of cudaHostAlloc */
 #define ALLOC_FLAGS  7u
 
-/* Below it null pointers lead, also behind those that are near it: nothing is there, as Linux has
- * it for everybody but root, whatever address a back end names. */
+/* Lowest address for mappings, whatever address a back end returns: below it null pointers, and
+ * members at an offset from one, must fault. Linux enforces this for everybody except root. */
 #define LOWEST (64u << 10)
 
-#define TRIES       8u          /* addresses at which this process may have something */
+#define TRIES       8u          /* how many addresses are tried */
 #define BLOCK_LEAST (64u << 10) /* bytes */
-#define BLOCKS_MOST 32768u      /* each may become a mapping of its own, of which there are 65530 */
+#define BLOCKS_MOST 32768u      /* each may become a mapping; a process may have 65530 */
 
 static size_t page_size(void)
 {
@@ -50,21 +50,22 @@ static void unmap(struct managed *m)
         munmap(m->other, m->n);
 }
 
-/* Where Linux is strict (vm.overcommit_memory is 2) it minds no MAP_NORESERVE: all of it counts at
- * once, or is refused. A memory file would count by the pages that are touched there, and one too
- * many would be a SIGBUS. Elsewhere there may be more of it than the host has memory. */
+/* MAP_NORESERVE, so that there may be more managed memory than the host has. With
+ * vm.overcommit_memory 2 Linux ignores that, and accounts for all of it at once, or refuses. A
+ * memory file would be accounted page by page, when pages are touched, and raise SIGBUS at the
+ * limit. */
 static void *map_at(uintptr_t wanted, size_t n)
 {
     const int flags = MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
     void *there = mmap((void *)wanted, n, PROT_READ, flags, -1, 0);
     if (there == MAP_FAILED || there == (void *)wanted)
         return there;
-    munmap(there, n); /* a kernel before 4.17 */
+    munmap(there, n); /* a kernel before 4.17 ignores MAP_FIXED_NOREPLACE */
     errno = EEXIST;
     return MAP_FAILED;
 }
 
-/* Another mapping of these pages, to write to. */
+/* A second mapping of these pages, which is writable. */
 static void *map_again(void *there, size_t n)
 {
     void *other = mremap(there, 0, n, MREMAP_MAYMOVE);
@@ -95,7 +96,7 @@ int ibx_managed_map(struct managed *m)
     return 0;
 }
 
-/* Of the device, m->n bytes from the beginning of a page on. */
+/* Allocates device memory with m->n bytes from the beginning of a page on. */
 static int allocate(struct managed *m)
 {
     const size_t page = page_size();
@@ -108,7 +109,8 @@ static int allocate(struct managed *m)
     return rc;
 }
 
-/* CUDA's is zero at first, and so are our pages. Done in the legacy stream, which captures mind. */
+/* Clears the device memory: CUDA's managed memory is zero at first, and so are the pages here. It
+ * runs in the legacy stream, so not during captures. */
 static int clear(const struct managed *m)
 {
     ibx_managed_own_begin();
@@ -140,9 +142,9 @@ static int place(struct managed *m)
     return rc;
 }
 
-static atomic_size_t all_blocks; /* of all managed memory of this process */
+static atomic_size_t all_blocks; /* blocks of all managed memory of this process */
 
-/* The memory is not a child's. */
+/* A child has no managed memory. */
 static void in_child(void)
 {
     atomic_store(&all_blocks, 0);
@@ -153,7 +155,7 @@ __attribute__((constructor)) static void begin(void)
     pthread_atfork(NULL, NULL, in_child);
 }
 
-/* Of a new allocation: a quarter of those that are left. */
+/* Blocks for a new allocation: a quarter of those that are left. */
 static size_t blocks_most(void)
 {
     const size_t now = atomic_load(&all_blocks);
@@ -184,7 +186,8 @@ struct managed *ibx_managed_make(size_t asked, size_t n)
     return m;
 }
 
-/* Beside captures its zeros are given to the device with what the host writes: PAGES_NEWER. */
+/* During captures the zeros are copied to the device with what the host writes: state PAGES_NEWER.
+ */
 static struct managed *make(size_t n, enum pages_state *state, int *rc)
 {
     const size_t page = page_size();
@@ -225,7 +228,7 @@ static int give(void **address, size_t n, unsigned mapped)
     const uintptr_t begin = m->begin;
     m->mapped = mapped;
     ibx_frontend_peers_hold(m->device);
-    ibx_managed_add(m, state); /* from here on another thread may free it */
+    ibx_managed_add(m, state); /* from now on another thread may free it */
     *address = (void *)begin;
     return CUDA_SUCCESS;
 }
@@ -259,7 +262,8 @@ static void *taken(uintptr_t begin, int *rc)
     void *base = m ? m->base : NULL;
     *rc = m ? CUDA_SUCCESS : ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (m)
-        ibx_managed_discard(m); /* first: then the device may give that address to another thread */
+        ibx_managed_discard(m); /* before the device memory is freed: another thread may get the
+                                   same address then */
     return base;
 }
 
@@ -282,7 +286,7 @@ bool ibx_frontend_mapped_free(void *address, int *rc)
 {
     struct managed m;
     if (!ibx_managed_find((uintptr_t)address, &m) || m.in_place)
-        return false; /* host_memory.c knows it */
+        return false; /* host_memory.c frees it */
     void *base = m.mapped ? taken((uintptr_t)address, rc) : NULL;
     *rc = base ? cudaFree(base) : m.mapped ? *rc : ibx_frontend_fail(CUDA_INVALID_VALUE);
     return true;
@@ -299,7 +303,8 @@ void ibx_frontend_managed_reset(void)
 enum { TYPE_UNREGISTERED, TYPE_HOST, TYPE_DEVICE, TYPE_MANAGED }; /* cudaMemoryType */
 #define NO_DEVICE (-2)                                            /* cudaInvalidDeviceId */
 
-/* What was freed is where nothing is mapped, too. A back end that cannot tell leaves it at that. */
+/* Nothing is mapped here at an address of freed device memory either, so the back end is asked. If
+ * it cannot tell, it counts as device memory. */
 static bool is_device_memory(const void *address, int *device)
 {
     struct own_request e;
@@ -318,7 +323,7 @@ static bool is_device_memory(const void *address, int *device)
     return is;
 }
 
-/* GVirtuS's back end does not know this call. */
+/* GVirtuS's back end does not have this call. */
 int cudaPointerGetAttributes(struct pointer_attributes *attributes, const void *address)
 {
     struct managed m;
@@ -362,7 +367,7 @@ int cudaHostGetDevicePointer(void **on_device, void *address, unsigned flags)
     return CUDA_SUCCESS;
 }
 
-/* All page-locked memory is mapped. */
+/* All page-locked memory has cudaHostAllocMapped. */
 int cudaHostGetFlags(unsigned *flags, void *address)
 {
     struct managed m;
@@ -377,7 +382,8 @@ int cudaHostGetFlags(unsigned *flags, void *address)
     return CUDA_SUCCESS;
 }
 
-/* cudaDeviceAttr, and where cudaDeviceProp has the same from CUDA 13 on. */
+/* The number of the attribute (cudaDeviceAttr), its value, and its offset in cudaDeviceProp from
+ * CUDA 13 on. */
 static const struct {
     int attribute, value;
     size_t at;
@@ -416,8 +422,8 @@ int cudaGetDeviceProperties(void *properties, int device)
 
 /* --------------------------------------------------------------------------------- hints */
 
-/* Work in other streams need not be waited for then; here it is. No legacy stream has memory alone.
- */
+/* CUDA would not wait for work in other streams then; here the device is waited for. Memory cannot
+ * be attached to the legacy stream alone. */
 int cudaStreamAttachMemAsync(void *stream, void *address, size_t n, unsigned flags)
 {
     const bool single = flags == ATTACH_SINGLE && (uintptr_t)stream > 1;
@@ -425,7 +431,8 @@ int cudaStreamAttachMemAsync(void *stream, void *address, size_t n, unsigned fla
     if (flags != ATTACH_GLOBAL && flags != ATTACH_HOST && !single)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (n && ibx_managed_find((uintptr_t)address, &m) && !m.variables &&
-        ((uintptr_t)address != m.begin + m.before || n != m.asked)) /* CUDA takes no part */
+        /* CUDA accepts only a whole allocation. */
+        ((uintptr_t)address != m.begin + m.before || n != m.asked))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     return ibx_managed_check(address, n ? n : 1);
 }

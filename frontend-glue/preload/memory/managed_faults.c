@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Accesses of the host to managed memory (managed.h): a handler of SIGSEGV. What needs the device a
- * thread of this library's does, over a connection of its own: the thread that was interrupted may
- * be in the middle of anything. The handler itself makes a few system calls, on whatever stack.
+ * Accesses of the host to managed memory (managed.h): the handler of SIGSEGV. Calls of CUDA are
+ * made by a thread of this library, over its own connection, because the interrupted thread may be
+ * in the middle of anything. The handler itself only makes a few system calls, on any stack.
  *
- * Faults elsewhere are the program's (managed_signals.c).
+ * Other faults are the program's (managed_signals.c).
  */
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/memory/managed.h"
@@ -26,28 +26,28 @@
 
 enum fault_kind {
     FAULT_ACCESS,
-    FAULT_REST,      /* it is none: the device is to rest */
-    FAULT_GIVE,      /* nor is this: the device is to have what is newer here ... */
-    FAULT_GIVE_WORKS /* ... and works then */
+    FAULT_REST,      /* no access: wait for the device */
+    FAULT_GIVE,      /* no access: copy newer bytes to the device ... */
+    FAULT_GIVE_WORKS /* ... which works then */
 };
 
-/* In the stack of the thread that waits for it. */
+/* On the stack of the thread that waits for it. */
 struct fault {
     struct fault *next;
     enum fault_kind kind;
-    uintptr_t at; /* an access */
+    uintptr_t at; /* of an access */
     enum pages_access access;
     enum pages_answer answer;
-    int rc; /* of what was given */
+    int rc; /* the result of FAULT_GIVE */
     atomic_uint over;
 };
 
-#define LONG_S     5     /* that an access waits before a line says so */
-#define END_MS     2000u /* that the end of the process waits for one */
-#define CONNECT_MS 2000u /* that the first call waits for the thread's connection */
+#define LONG_S     5     /* how long an access waits before a warning */
+#define END_MS     2000u /* how long the end of the process waits for one */
+#define CONNECT_MS 2000u /* how long the first call waits for the thread's connection */
 
 static _Atomic(struct fault *) faults;
-static atomic_uint count; /* of all so far */
+static atomic_uint count; /* number of faults so far */
 
 static void sleep_on(atomic_uint *word, unsigned value)
 {
@@ -59,8 +59,8 @@ static void wake(atomic_uint *word)
     syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
-/* It has a connection before any access needs one: the thread that is interrupted may hold what
- * GVirtuS takes as it connects, stdout's lock for instance. */
+/* The thread connects before the first access: an interrupted thread may hold a lock that GVirtuS
+ * takes when it connects, such as that of stdout. */
 static atomic_uint connected;
 
 static void run(struct fault *fault)
@@ -89,14 +89,15 @@ static void *serve(void *argument)
         for (struct fault *next; fault; fault = next) {
             next = fault->next;
             run(fault);
-            atomic_store(&fault->over, 1); /* from here on it may be gone */
+            atomic_store(&fault->over, 1); /* from now on `fault` may be invalid */
             wake(&fault->over);
         }
     }
     return NULL;
 }
 
-/* GVirtuS's front end goes with the process. Other threads go on until then. */
+/* The process is ending, and GVirtuS's front end is about to be destroyed. Other threads go on
+ * until the end. */
 static atomic_bool ended;
 static pthread_t ender;
 
@@ -116,7 +117,7 @@ static bool is_over(void)
     return atomic_load(&ended);
 }
 
-/* The work may end yet: nobody can tell. */
+/* A warning only: the work may still end. */
 static void tell_long(uintptr_t at)
 {
     static atomic_flag told = ATOMIC_FLAG_INIT;
@@ -181,7 +182,7 @@ static enum pages_answer have_fetched(uintptr_t at, enum pages_access access)
     have_served(&fault);
     ibx_managed_wait_end(works);
     if (fault.answer == PAGES_FAILED)
-        is_over(); /* perhaps for that */
+        is_over(); /* perhaps because the process ends */
     return fault.answer;
 }
 
@@ -198,8 +199,8 @@ static enum pages_access access_of(const void *context)
 #endif
 }
 
-/* A stream waits for the function, and the device for the stream: whoever has the lock may wait for
- * both. */
+/* False in a host function: a stream waits for the function, the device for the stream, and the
+ * holder of the lock may wait for both. */
 static bool is_allowed(uintptr_t at)
 {
     if (!ibx_frontend_in_host_function() || !ibx_managed_find(at, NULL))
@@ -235,7 +236,7 @@ static void on_fault(int number, siginfo_t *info, void *context)
 
 /* ----------------------------------------------------------------------------- beginning */
 
-static bool begun; /* there is a thread that serves accesses: under `lock` */
+static bool begun; /* the thread was started; protected by `lock` */
 
 static bool start_thread(void)
 {
@@ -250,8 +251,8 @@ static bool start_thread(void)
     return !rc;
 }
 
-/* Not for ever: this thread may be in a constructor of a library, for whose lock the other one
- * waits then. */
+/* With a limit: this thread may be in the constructor of a library, and hold a lock of the loader
+ * for which the other thread waits. */
 static void wait_until_connected(void)
 {
     const uint64_t deadline = ibx_deadline_in_ms(CONNECT_MS);
@@ -262,9 +263,9 @@ static void wait_until_connected(void)
 }
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static bool waited; /* for its connection */
+static bool waited; /* the first call has waited for the thread's connection */
 
-/* It has none of its parent's threads. */
+/* A child has no other threads. */
 static void in_child(void)
 {
     waited = false;

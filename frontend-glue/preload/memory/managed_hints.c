@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Hints about managed memory: cudaMemAdvise, cudaMemPrefetchAsync, and what
- * cudaMemRangeGetAttribute tells of them. Nothing is done with them.
+ * Hints about managed memory: cudaMemAdvise, cudaMemPrefetchAsync, and cudaMemRangeGetAttribute,
+ * which returns them. They have no effect.
  */
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"
@@ -13,11 +13,11 @@
 
 #define AT_DEVICE 1 /* cudaMemLocationType */
 #define AT_HOST   2
-#define AT_NODE   3 /* of the host's memory, and that of the calling thread */
+#define AT_NODE   3 /* cudaMemLocationTypeHostNuma, ...HostNumaCurrent */
 #define AT_LAST   4
 #define HOST      (-1) /* cudaCpuDeviceId, cudaInvalidDeviceId */
 #define NOWHERE   (-2)
-#define DEVICES   63 /* further ones are not noted */
+#define DEVICES   63 /* devices with higher numbers are not noted */
 
 enum { /* cudaMemoryAdvise */
        ADVISE_READ_MOSTLY = 1,
@@ -26,7 +26,7 @@ enum { /* cudaMemoryAdvise */
        ADVISE_NOT_PREFER,
        ADVISE_ACCESSED,
        ADVISE_NOT_ACCESSED,
-       PREFETCHED /* is none of these */
+       PREFETCHED /* no cudaMemoryAdvise: a prefetch */
 };
 
 enum { /* cudaMemRangeAttribute */
@@ -43,12 +43,12 @@ enum { /* cudaMemRangeAttribute */
 struct hint {
     bool read_mostly;
     int preferred, prefetched; /* a device, HOST or NOWHERE */
-    uint64_t accessed;         /* a bit for each device, behind that of the host */
+    uint64_t accessed;         /* a bit for the host, then one for each device */
 };
 static const struct hint no_hint = {.preferred = NOWHERE, .prefetched = NOWHERE};
 
-/* Sorted by address; none overlaps another. What is in none has no hint. Under the lock of ranges.
- */
+/* Parts with hints, sorted by address, without overlaps. Memory in no part has no hint. Protected
+ * by the lock of ranges. */
 struct part {
     struct part *next;
     uintptr_t begin, end;
@@ -67,7 +67,7 @@ static struct part *new_part(struct part **at, uintptr_t begin, uintptr_t end,
     return made;
 }
 
-/* No part goes beyond `where` on both sides. False: no memory. */
+/* Splits a part that contains `where`. False: no memory. */
 static bool cut(uintptr_t where)
 {
     struct part *p = parts;
@@ -95,7 +95,7 @@ static void change(struct hint *h, int advice, int device)
         h->accessed = advice == ADVISE_ACCESSED ? h->accessed | bit : h->accessed & ~bit;
 }
 
-/* Locked. Every byte of it is in a part, and these have that hint. */
+/* Called under the lock. Sets a hint for all of [begin, end). False: no memory. */
 static bool note(uintptr_t begin, uintptr_t end, int advice, int device)
 {
     bool good = cut(begin) && cut(end);
@@ -133,8 +133,8 @@ void ibx_managed_hints_gone(uintptr_t begin, size_t n)
 
 /* ----------------------------------------------------------------------- the calls */
 
-/* How many bytes from there on, n at most, are the program's. Those of a variable may be in pages
- * that came with another module's, and go on in others. */
+/* How many of n bytes from there on are the program's managed memory. Those of a variable may be in
+ * pages of another module's variables, and continue in other pages. */
 static size_t managed_from(uintptr_t at, size_t n)
 {
     struct managed m;
@@ -166,7 +166,7 @@ static int hint(const void *address, size_t n, int advice, int device)
     return rc ? ibx_frontend_fail(rc) : CUDA_SUCCESS;
 }
 
-/* A cudaMemLocation, in one register; before CUDA 13 a device. */
+/* A cudaMemLocation, which is passed in one register; before CUDA 13 the number of a device. */
 static int place_of(uint64_t where)
 {
     const int version = ibx_frontend_cuda_version();
@@ -176,7 +176,7 @@ static int place_of(uint64_t where)
     return low == AT_DEVICE ? high : low >= AT_HOST ? HOST : NOWHERE;
 }
 
-/* Of this host, whose memory it is. Without them the kernel has one. */
+/* Of this host, where the memory is. If the kernel has no NUMA nodes in sysfs, there is node 0. */
 bool ibx_frontend_host_node(int id)
 {
     char path[64];
@@ -184,7 +184,7 @@ bool ibx_frontend_host_node(int id)
     return !id || (id > 0 && !access(path, F_OK));
 }
 
-/* What CUDA has against it: an error, or 0. Of devices before CUDA 13 nothing is known. */
+/* CUDA's error for this location, or 0. Locations before CUDA 13 are not checked. */
 static int wrong_place(uint64_t where, int advice)
 {
     const int version = ibx_frontend_cuda_version();
@@ -214,8 +214,8 @@ int cudaMemAdvise(const void *address, size_t n, int advice, uint64_t where)
     return hint(address, n, advice, place_of(where));
 }
 
-/* The stream, behind its arguments, is not needed. There are no flags yet; before CUDA 13 this is
- * the stream. */
+/* The last argument, the stream, is not used. `flags` must be 0; before CUDA 13 it is the stream.
+ */
 int cudaMemPrefetchAsync(const void *address, size_t n, uint64_t where, uint64_t flags)
 {
     const int version = ibx_frontend_cuda_version();
@@ -227,7 +227,7 @@ int cudaMemPrefetchAsync(const void *address, size_t n, uint64_t where, uint64_t
     return hint(address, n, PREFETCHED, place_of(where));
 }
 
-/* Locked. What all bytes have in common. */
+/* Called under the lock. The hints that all bytes have in common. */
 static struct hint common(uintptr_t begin, uintptr_t end)
 {
     struct hint all = no_hint;
@@ -256,7 +256,7 @@ static void list_accessors(uint64_t accessed, int *list, size_t room)
     size_t count = 0;
     for (int i = 0; i < DEVICES && count < room; i++) {
         if (accessed >> i & 1)
-            list[count++] = i - 1; /* HOST is the first */
+            list[count++] = i - 1; /* bit 0 is the host */
     }
     while (count < room)
         list[count++] = NOWHERE;

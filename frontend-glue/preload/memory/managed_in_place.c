@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Page-locked memory that becomes managed in place (managed.h): kernels are about to use it, and
- * the back end cannot map its pages. It has pages of its own at the same address then, which take
- * the part that the device's memory has otherwise. Memory that no kernel names stays as it was.
+ * the back end cannot map its pages. Then the back end has pages of its own at the same address,
+ * which replace device memory. Memory that no kernel names stays page-locked.
  *
- * Its bytes move to a memory file, since managed memory needs its pages twice, and that file is
- * mapped over them. Meanwhile no write is lost:
+ * Managed memory needs its pages mapped twice, so the bytes move to a memory file, which is mapped
+ * over them. No write is lost meanwhile:
  *
- * - Copies that begin are left to GVirtuS's front end (withheld()), and those that have begun end.
- * - Threads that write wait in the handler of their fault until the last step is over; others read.
+ * - Copies that begin are left to GVirtuS's front end (withheld()), and copies under way end.
+ * - Threads that write wait in the handler of their fault until the last step is done; others read.
  * - The bytes are copied.
- * - The file is mapped there, in one step, and the memory is in the list.
+ * - The file is mapped there, in one step, and the memory is added to the list.
  *
- * A system call of another thread that has the kernel write there, and has begun before the first
- * step, may fail with EFAULT from the second on.
+ * A system call of another thread that writes there, and that began before the first step, may fail
+ * with EFAULT from the second step on.
  */
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/memory/managed.h"
@@ -31,7 +31,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* What joins now: one at a time, since kernel_reach.c asks for one. The end is set last. */
+/* The memory that becomes managed now; one at a time, since kernel_reach.c makes one request at a
+ * time. `joins_until` is set last. */
 static _Atomic uintptr_t joins_from, joins_until;
 
 static void in_child(void)
@@ -58,21 +59,21 @@ void ibx_managed_wait_for_join(uintptr_t at)
     ibx_thread_release_cancel(cancel);
 }
 
-/* The back end's pages there. On an error it has none. */
+/* Requests the back end's pages at this address, or their end. After an error it has none. */
 static int ask(const struct managed *m, bool on)
 {
     const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
     if (on)
-        ibx_frontend_connect(); /* behind a first reply only the back end takes this */
+        ibx_frontend_connect(); /* the back end accepts this request only after a first reply */
     int code, rc = calls->stand_in((void *)m->begin, m->n, on, &code);
-    if (rc == -ENOTCONN) { /* the thread's first call, or a copy is under way */
+    if (rc == -ENOTCONN) { /* it is the thread's first call, or a copy is under way */
         ibx_frontend_connect();
         rc = calls->stand_in((void *)m->begin, m->n, on, &code);
     }
     return rc ? rc : code;
 }
 
-/* Shared, and not a child's. */
+/* A shared mapping that a child does not get. */
 static void *map(size_t n, int fd)
 {
     void *there = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
@@ -84,8 +85,8 @@ static void *map(size_t n, int fd)
     return MAP_FAILED;
 }
 
-/* The bytes are where they were, to be written to. Linux may have unmapped them before it found
- * that it cannot map the file there: it has no memory, or counts too many mappings. */
+/* Makes the old pages writable again. If Linux had unmapped them before it found that it cannot map
+ * the file (no memory, or too many mappings), maps memory with a copy of the bytes. */
 static void restore(void *here, size_t n, const void *copy)
 {
     const int access = PROT_READ | PROT_WRITE;
@@ -102,16 +103,16 @@ static void restore(void *here, size_t n, const void *copy)
     madvise(here, n, MADV_DOFORK);
 }
 
-/* Both mappings, or neither; a copy of the bytes is in the file then. A child that is forked
- * meanwhile has the former pages, or none: pages of the file it would share with this process. The
- * file has all of its pages at once: Linux may refuse them here, and would raise SIGBUS later. */
+/* Makes both mappings, or neither; then the file has a copy of the bytes. A child that is forked
+ * meanwhile has the former pages, or none: pages of the file would be shared with this process. The
+ * file gets all pages at once, because Linux may refuse them here, but would raise SIGBUS later. */
 static int move(struct managed *m)
 {
     void *here = (void *)m->begin, *other = MAP_FAILED, *there = MAP_FAILED;
     const void *copy = NULL;
     const int fd = memfd_create("ibx-managed", MFD_CLOEXEC);
     int rc = fd < 0 || fallocate(fd, 0, 0, (off_t)m->n) ? -errno : 0;
-    if (rc == -ENOSPC) /* of memory */
+    if (rc == -ENOSPC) /* there is no memory */
         rc = -ENOMEM;
     if (!rc && ((other = map(m->n, fd)) == MAP_FAILED || (there = map(m->n, fd)) == MAP_FAILED))
         rc = -errno;
@@ -184,7 +185,7 @@ int ibx_frontend_in_place(const struct range *range)
             "vm.overcommit_memory is 2, vm.overcommit_ratio",
             range->n, (void *)range->begin, strerror(-rc));
     if (m && rc) {
-        m->begin = 0; /* it stays mapped */
+        m->begin = 0; /* the memory stays mapped */
         ibx_managed_discard(m);
     }
     return rc;
@@ -193,7 +194,7 @@ int ibx_frontend_in_place(const struct range *range)
 void ibx_frontend_in_place_again(const struct range *range)
 {
     struct managed m;
-    if (!ibx_managed_find(range->begin, &m) || !m.in_place) /* it is a parent's */
+    if (!ibx_managed_find(range->begin, &m) || !m.in_place) /* the parent's memory */
         return;
     const int rc = ask(&m, true);
     if (rc)
@@ -203,11 +204,11 @@ void ibx_frontend_in_place_again(const struct range *range)
                 range->n, (void *)range->begin, rc);
 }
 
-/* First from the list: other threads' work does not touch it from there on. */
+/* Removed from the list first, so that other threads' work no longer affects it. */
 void ibx_frontend_in_place_end(const struct range *range)
 {
     struct managed *m = ibx_managed_take(range->begin);
-    if (!m) /* it is a parent's */
+    if (!m) /* the parent's memory */
         return;
     ask(m, false);
     ibx_managed_discard(m);

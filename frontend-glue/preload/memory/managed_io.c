@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Calls by which the kernel reads or writes memory that the program names, managed memory too. It
- * raises no signal where it may not: the call would fail with EFAULT, also where another thread's
- * launch takes the pages away while it waits. So it reads managed memory by the second mapping,
- * when the pages were touched, and writes to memory that is copied behind it. For all other memory
- * that is a comparison.
+ * System calls that read or write memory of the program, which may be managed memory. The kernel
+ * raises no signal if it has no access: the call fails with EFAULT, also if another thread's launch
+ * makes the pages inaccessible while the call waits. So these functions let the kernel read managed
+ * memory through the second mapping, after they have touched the pages, and write to other memory,
+ * which is copied afterwards. For all other memory this costs a comparison.
  *
- * The names are given to the assembler: what <unistd.h> makes of some of them depends on macros.
+ * The names are given to the assembler, because <unistd.h> may make macros of some of them.
  */
 #include "frontend-glue/preload/memory/managed.h"
 
@@ -21,12 +21,12 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#define STEP   (64u << 10) /* no block is shorter */
-#define IOVECS 16          /* more are only touched before: handlers of signals have small stacks */
-#define FEW    512u        /* bytes, and fewer than O_DIRECT takes: not worth a mapping */
-#define MOST   (2u << 30)  /* that one read(2) brings; fread(3) would have all of a model twice */
+#define STEP   (64u << 10) /* bytes; no block is shorter */
+#define IOVECS 16          /* more are only touched: the stacks of signal handlers are small */
+#define FEW    512u /* bytes; shorter reads, which O_DIRECT cannot make, are not worth a mapping */
+#define MOST   (2u << 30) /* bytes of one read(2); fread(3) would hold all of a model twice */
 
-/* The handler of SIGSEGV does the rest. The byte stays what it is. */
+/* Accesses a byte, without changing it: the handler of SIGSEGV makes the block accessible. */
 static void touch(uintptr_t at, bool writes)
 {
     volatile uint8_t *byte = (volatile uint8_t *)at;
@@ -49,7 +49,8 @@ static void ready(const void *memory, size_t n, bool writes)
 
 /* ------------------------------------------------------------- what the kernel reads */
 
-/* The bytes as they are now, where no launch of another thread takes them away meanwhile. */
+/* The address from which the kernel can read these bytes, even if another thread launches work
+ * meanwhile. */
 static const void *source(const void *from, size_t n)
 {
     const uint8_t *other = ibx_managed_other((uintptr_t)from, n);
@@ -72,7 +73,7 @@ struct message {
     struct iovec parts[IOVECS];
 };
 
-/* More parts than the kernel takes are none that it reads. */
+/* If there are more parts than the kernel accepts, it reads none of them. */
 static const struct msghdr *message_from(const struct msghdr *message, struct message *own)
 {
     if (!message || message->msg_iovlen > IOVECS)
@@ -85,11 +86,11 @@ static const struct msghdr *message_from(const struct msghdr *message, struct me
 
 /* ------------------------------------------------------------- what the kernel writes */
 
-/* The call writes to memory of ours, and what has come is copied: a launch of another thread may
- * take managed memory away while the call waits. */
+/* The call writes to other memory, and the result is copied afterwards: a launch of another thread
+ * may make managed memory inaccessible while the call waits. */
 struct bounce {
     struct iovec parts[IOVECS];
-    const struct iovec *wanted; /* the program's; `count` of both */
+    const struct iovec *wanted; /* the program's parts; `count` is for both arrays */
     int count;
     uint8_t *memory;
     size_t n;
@@ -102,7 +103,7 @@ static void ready_all(const struct iovec *v, int count)
         ready(v[i].iov_base, v[i].iov_len, true);
 }
 
-/* False: the call is made as it is, with pages that were touched. */
+/* False: the call is made as it is, after the pages were touched. */
 static bool bounce_begin(struct bounce *b, const struct iovec *wanted, int count)
 {
     bool managed[IOVECS];
@@ -114,7 +115,8 @@ static bool bounce_begin(struct bounce *b, const struct iovec *wanted, int count
         b->n += managed[i] ? wanted[i].iov_len : 0;
     }
     void *memory = b->n && b->n < FEW ? b->few : MAP_FAILED;
-    if (b->n >= FEW && b->n <= MOST) /* malloc(3) is nothing for handlers of signals */
+    /* A mapping, because signal handlers must not call malloc(3). */
+    if (b->n >= FEW && b->n <= MOST)
         memory = mmap(NULL, b->n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) {
         ready_all(wanted, count);
@@ -125,13 +127,13 @@ static bool bounce_begin(struct bounce *b, const struct iovec *wanted, int count
     for (int i = 0; i < count; i++) {
         b->parts[i] = (struct iovec){managed[i] ? next : wanted[i].iov_base, wanted[i].iov_len};
         next += managed[i] ? wanted[i].iov_len : 0;
-        if (!managed[i]) /* perhaps a part of it is */
+        if (!managed[i]) /* a part of it may be managed */
             ready(wanted[i].iov_base, wanted[i].iov_len, true);
     }
     return true;
 }
 
-/* Also where the thread is cancelled in the call. */
+/* Copies the result. Also a cleanup handler, in case the thread is cancelled in the call. */
 static void bounce_end(void *bounce)
 {
     struct bounce *b = bounce;
@@ -151,8 +153,8 @@ static void bounce_take(const struct bounce *b, size_t got)
 
 /* ------------------------------------------------------------------------- the calls */
 
-/* Before main(), since dlsym(3) takes locks, and drops what dlerror(3) would return; later only
- * for calls before that. NULL: it is under way in this thread, whose malloc(3) may need these. */
+/* Looked up before main(), because dlsym(3) takes locks and resets dlerror(3); later only for calls
+ * before that. NULL: this thread is in dlsym(3), whose malloc(3) may make such calls. */
 static void *next_of(_Atomic(void *) *known, const char *name)
 {
     static _Thread_local bool looks;
@@ -167,7 +169,7 @@ static void *next_of(_Atomic(void *) *known, const char *name)
 
 #define PASSED(...) (__VA_ARGS__)
 
-/* Declares own_NAME, which is this library's function of that name; the next one is known before
+/* Declares own_NAME, this library's function of that name; its next function is looked up before
  * main(). */
 #define NAMED(type, name, parameters)                                                              \
     static _Atomic(void *) known_##name;                                                           \
@@ -177,7 +179,7 @@ static void *next_of(_Atomic(void *) *known, const char *name)
     }                                                                                              \
     __attribute__((visibility("default"))) type own_##name parameters __asm__(#name);
 
-/* One that sees to its memory and calls the next one with the same arguments. */
+/* A function that prepares its memory and calls the next one with the same arguments. */
 #define TAKEN(type, name, parameters, arguments, before, otherwise)                                \
     NAMED(type, name, parameters)                                                                  \
     type own_##name parameters                                                                     \
@@ -188,8 +190,8 @@ static void *next_of(_Atomic(void *) *known, const char *name)
         return next ? next arguments : (type)(otherwise);                                          \
     }
 
-/* One that fills `count` parts. `bounced` is the same call into b.parts: it returns bytes, and the
- * program gets these in units. */
+/* A function that fills `count` parts. `bounced` is the same call with b.parts; it returns bytes,
+ * which the program gets in units. */
 #define FILLS(type, name, parameters, arguments, into, count, bounced, unit, otherwise)            \
     NAMED(type, name, parameters)                                                                  \
     type own_##name parameters                                                                     \
@@ -215,7 +217,7 @@ static void *next_of(_Atomic(void *) *known, const char *name)
 /* clang-format off */
 #define ONE(n)      (&(struct iovec){to, n})
 #define FIRST       b.parts[0].iov_base
-/* What is truncated the kernel may count without writing it, as TCP's. */
+/* With MSG_TRUNC the kernel may count bytes without writing them, as TCP does. */
 #define PARTS       (flags & MSG_TRUNC ? (ready(to, n, true), 0) : 1)
 FILLS(ssize_t, read, (int fd, void *to, size_t n), PASSED(fd, to, n), ONE(n), 1,
       PASSED(fd, FIRST, n), 1, syscall(SYS_read, fd, to, n))
@@ -279,7 +281,7 @@ TAKEN(ssize_t, sendmsg, (int fd, const struct msghdr *message, int flags),
       syscall(SYS_sendmsg, fd, message, flags))
 TAKEN(size_t, fwrite, (const void *from, size_t size, size_t n, FILE *file),
       PASSED(from, size, n, file), from = source(from, size * n), 0)
-/* What _FORTIFY_SOURCE makes of them. */
+/* The names that _FORTIFY_SOURCE uses. */
 FILLS(ssize_t, __read_chk, (int fd, void *to, size_t n, size_t room), PASSED(fd, to, n, room),
       ONE(n), 1, PASSED(fd, FIRST, n, room), 1, syscall(SYS_read, fd, to, n))
 FILLS(ssize_t, __pread_chk, (int fd, void *to, size_t n, off_t at, size_t room),

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Which managed memory there is, and the locks (managed_pages.h). */
+/* The list of managed memory, and the locks (managed_pages.h). */
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/memory/managed_pages.h"
 
@@ -10,7 +10,8 @@
 static pthread_mutex_t pages = PTHREAD_MUTEX_INITIALIZER;
 static pthread_rwlock_t list = PTHREAD_RWLOCK_INITIALIZER;
 static struct managed *all;
-static _Atomic uintptr_t lowest = UINTPTR_MAX, highest; /* that any had */
+/* The range of addresses that managed memory ever had. */
+static _Atomic uintptr_t lowest = UINTPTR_MAX, highest;
 
 void ibx_managed_lock(struct held_handlers *before)
 {
@@ -75,7 +76,7 @@ struct managed *ibx_managed_take(uintptr_t begin)
 
 /* ------------------------------------------------------------------------------ variables */
 
-/* From the first one's beginning to the last one's end. */
+/* Sets the range from the first variable to the end of the last. */
 static void note_extent(struct managed *m)
 {
     uint64_t first = UINT64_MAX, end = 0;
@@ -245,8 +246,8 @@ bool ibx_managed_touches(uint64_t at, uint64_t n)
     return m;
 }
 
-/* The memory is not a child's, as CUDA has it. Who holds `pages` may wait for whatever else a fork
- * has locked. */
+/* A child has no managed memory, as with CUDA. `pages` is not taken at a fork: its holder may wait
+ * for locks that the fork has taken. */
 static void before_fork(void)
 {
     pthread_rwlock_rdlock(&list);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Masks of signals. A thread that blocks SIGSEGV would be killed by an access to managed memory, so
- * no thread does. Where the program blocks it, SIGSTKFLT is blocked in its place, which Linux never
- * raises: the kernel keeps, restores and inherits that as it would the other, also where a handler
- * is left by siglongjmp(3), and a program that asks is told that the signal is blocked.
+ * Signal masks. A thread that blocks SIGSEGV would be killed by an access to managed memory, so no
+ * thread does. If the program blocks it, SIGSTKFLT, which Linux never raises, is blocked instead.
+ * The kernel keeps, restores and inherits that like any mask, also when a handler is left by
+ * siglongjmp(3); and a program that asks is told that SIGSEGV is blocked.
  */
 #include "frontend-glue/preload/memory/managed.h"
 
@@ -51,7 +51,7 @@ int ibx_managed_real_mask(int how, const sigset_t *set, sigset_t *old)
     return next(how, set, old);
 }
 
-/* Before main(), as in managed_io.c. The process may have been begun with the signal blocked. */
+/* Before main(), as in managed_io.c. The process may have been started with SIGSEGV blocked. */
 __attribute__((constructor)) static void begin(void)
 {
     sigset_t now;
@@ -62,7 +62,7 @@ __attribute__((constructor)) static void begin(void)
     ibx_managed_real_mask(SIG_SETMASK, &now, NULL);
 }
 
-/* The same set, as the kernel is to have it. */
+/* The set as the kernel is to have it. */
 static const sigset_t *marked(const sigset_t *set, sigset_t *copy)
 {
     if (!set)
@@ -113,7 +113,7 @@ __attribute__((visibility("default"))) int sigrelse(int number)
     return mask_one(SIG_UNBLOCK, number);
 }
 
-/* A bit for each of the first 32. */
+/* A mask of the first 32 signals, one bit each. */
 static int mask_bits(int how, unsigned bits)
 {
     unsigned before = 0;
@@ -143,8 +143,8 @@ __attribute__((visibility("default"))) int sigsetmask(int mask)
 /* -------------------------------------------------------------- calls that have a mask for a time
  */
 
-/* The next function of that name, with the same arguments and `mask` as the kernel is to have it.
- */
+/* Calls the next function of this name with the same arguments, with `mask` as the kernel is to
+ * have it. */
 #define WITH_MASK(name, parameters, ...)                                                           \
     static _Atomic(void *) found_##name;                                                           \
     __attribute__((constructor)) static void find_##name(void)                                     \
@@ -160,7 +160,7 @@ __attribute__((visibility("default"))) int sigsetmask(int mask)
         mask = marked(mask, &copy);                                                                \
         if (next)                                                                                  \
             return next(__VA_ARGS__);                                                              \
-        errno = ENOSYS; /* an older C library */                                                   \
+        errno = ENOSYS; /* the C library is older and lacks it */                                  \
         return -1;                                                                                 \
     }
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Blocks of managed memory: their states, and the bytes between host and device (managed_pages.h).
- */
+/* Blocks of managed memory: their states, and copies between host and device (managed_pages.h). */
 #include "frontend-glue/preload/streams/streams.h"
 #include "frontend-glue/preload/memory/managed_pages.h"
 
@@ -10,7 +9,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define RUN_BYTES (4u << 20) /* that change at once, at most */
+#define RUN_BYTES (4u << 20) /* bytes that change at once, at most */
 
 static _Thread_local bool in_gvirtus; /* the thread is in a request of GVirtuS's front end */
 static _Thread_local bool serves;     /* the thread serves the others (managed_faults.c) */
@@ -66,7 +65,7 @@ static void set(struct managed *m, size_t first, size_t count, enum pages_state 
     }
 }
 
-/* How many blocks of its state change with this one. */
+/* How many blocks of the same state, from `first` on, change at once. */
 static size_t run_of(const struct managed *m, size_t first, struct run *run)
 {
     const size_t most = RUN_BYTES / m->block > 1 ? RUN_BYTES / m->block : 1;
@@ -89,7 +88,7 @@ static bool make_newer(struct managed *m, size_t first)
     return true;
 }
 
-/* Another thread may have been here first. */
+/* Makes the block accessible, unless another thread has done so. False: it could not. */
 static bool make_ready(struct managed *m, size_t block, enum pages_access access)
 {
     if (m->state[block] == PAGES_NEWER)
@@ -109,15 +108,16 @@ enum pages_answer ibx_managed_look_at(struct managed *m, uintptr_t at, enum page
 
 /* -------------------------------------------------------------------------- bytes are copied */
 
-/* In a stream of its own, while captures would mind one in the legacy stream. */
+/* During captures the copy is made in a stream of its own, because one in the legacy stream would
+ * invalidate them. */
 static bool copied_beside(void *to, const void *from, size_t n, int kind, int device)
 {
     return serves && ibx_frontend_capturing() &&
            !ibx_frontend_copy_beside(to, from, n, kind, device);
 }
 
-/* A copy that is over when this returns, between the device and our second mapping. GVirtuS's front
- * end makes those of a thread without a connection. */
+/* A complete copy between the device and the second mapping. In a thread without a connection
+ * GVirtuS's front end makes it. */
 static int copy_part(const struct managed *m, size_t at, size_t n, bool to_device)
 {
     const struct ibx_frontend_copy wish = {
@@ -133,7 +133,7 @@ static int copy_part(const struct managed *m, size_t at, size_t n, bool to_devic
     return in_gvirtus ? CUDA_UNKNOWN : CALL_NEXT(cudaMemcpy, to, from, n, kind);
 }
 
-/* Beside variables others may have theirs in the same pages. */
+/* Pages with variables may also have data of others, so only the variables are copied. */
 static int copy(const struct managed *m, size_t at, size_t n, bool to_device)
 {
     int rc = CUDA_SUCCESS;
@@ -151,7 +151,8 @@ static int copy(const struct managed *m, size_t at, size_t n, bool to_device)
 
 /* ------------------------------------------------------------------------- to the device */
 
-/* Locked. What is newer here goes to the device; settle() tells whether it is there. */
+/* Called under the lock. Copies newer bytes to the device; settle() tells whether the copies have
+ * succeeded. */
 static int push(const struct managed *m)
 {
     int rc = CUDA_SUCCESS;
@@ -168,8 +169,8 @@ static int push(const struct managed *m)
     return rc;
 }
 
-/* A copy to the device may return before it is made, and streams that the legacy one does not block
- * would not wait for it: one back does. */
+/* A copy to the device may return before it is made, and streams that the legacy stream does not
+ * block would not wait for it. A copy of one byte back does wait. */
 static int settle(const struct managed *m)
 {
     uint8_t byte = 0;
@@ -186,7 +187,7 @@ static int settle(const struct managed *m)
 
 static void not_given(const struct managed *m, int rc)
 {
-    static int said; /* each error once: the same one may meet all calls that follow */
+    static int said; /* each error is logged once: all later calls may return the same one */
     if (rc != said)
         ibx_log(IBX_LOG_ERROR,
                 "what the program has written to managed memory at %p does not reach the device, "

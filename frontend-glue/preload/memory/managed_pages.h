@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What the files share that know which side has the newest bytes of managed memory (managed.h):
+ * Shared by the files that know which side has the newest bytes of managed memory (managed.h):
  *
- *   managed_list.c   which memory there is, and the locks
- *   managed_pages.c  its blocks: their states, and the bytes between host and device
- *   managed_work.c   when the device works; before that, and behind it
+ *   managed_list.c   the list of managed memory, and the locks
+ *   managed_pages.c  blocks: their states, and copies between host and device
+ *   managed_work.c   when the device works, and what happens before and after that
  *
- * Each calls those above it. Locked: with `pages`.
+ * Each calls only those above it. "Locked" means that the caller holds `pages`.
  */
 #ifndef IBX_FRONTEND_GLUE_PRELOAD_MEMORY_MANAGED_PAGES_H
 #define IBX_FRONTEND_GLUE_PRELOAD_MEMORY_MANAGED_PAGES_H
@@ -15,37 +15,37 @@
 
 #include <time.h>
 
-/* `pages`. A handler of the program's that touches managed memory needs it: it waits until its own
- * thread has it no more. */
+/* Takes `pages`. Handlers of the program that access managed memory need the lock: they are held
+ * back in this thread until it is released. */
 void ibx_managed_lock(struct held_handlers *before);
-/* False: somebody has it longer than that, of CLOCK_MONOTONIC. */
+/* False: it could not be taken until then (CLOCK_MONOTONIC). */
 bool ibx_managed_lock_until(struct held_handlers *before, const struct timespec *until);
 void ibx_managed_unlock(const struct held_handlers *before);
 
-/* The rest is locked, but for what is said of it. */
+/* The functions below need the lock, unless said otherwise. */
 
-/* The list: adds it; its first, of which m->next is the one behind m. */
+/* Adds it to the list; the first entry, which m->next continues. */
 void ibx_managed_link(struct managed *m);
 struct managed *ibx_managed_first(void);
-/* The memory that has this address, or NULL. */
+/* The memory that contains this address, or NULL. */
 struct managed *ibx_managed_holding(uintptr_t at);
-/* Whether any of it is in these n bytes. Needs no lock. */
+/* Whether any of these n bytes is managed. Needs no lock. */
 bool ibx_managed_touches(uint64_t at, uint64_t n);
-/* False: no memory. */
+/* Adds a variable. False: no memory. */
 bool ibx_managed_add_variable(struct managed *m, const struct managed_variable *variable);
 
-/* All blocks of memory that is in no list yet. Needs no lock. */
+/* Sets the state of all blocks of memory that is in no list yet. Needs no lock. */
 void ibx_managed_set_all(struct managed *m, enum pages_state state);
-/* What that access has to wait for, now; m: what has the address, or NULL. */
+/* What has to happen before this access. m: the memory that contains the address, or NULL. */
 enum pages_answer ibx_managed_look_at(struct managed *m, uintptr_t at, enum pages_access access);
-/* All memory becomes the device's, or else keeps its state: an error of CUDA's. Until then who
- * touches it waits for the lock. */
+/* Makes all blocks STALE, and copies newer ones to the device. A CUDA error: all states are as
+ * before. A thread that accesses the memory meanwhile waits for the lock. */
 int ibx_managed_give_all(void);
-/* The block that has the address, which is STALE, comes from the device; others behind it may. */
+/* Copies the STALE block with this address from the device, and perhaps following ones. */
 bool ibx_managed_fetch_block(struct managed *m, uintptr_t address, enum pages_access access);
 
-/* Of the calling thread: whether it is in a request of GVirtuS's front end, which makes no other
- * call meanwhile; whether it serves the others. */
+/* About the calling thread: whether it is in a request of GVirtuS's front end, which makes no other
+ * call meanwhile; whether it serves accesses of others. */
 void ibx_managed_in_gvirtus(bool is);
 bool ibx_managed_is_server(void);
 

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Handlers of the program's signals, since SIGSEGV is this library's (managed_faults.c). The
- * program's handler of that, set before or later, gets what is not. Handlers of other signals wait
- * while their thread has a lock that they may need. Masks are in managed_masks.c.
+ * Handlers of the program's signals, since this library has the handler of SIGSEGV
+ * (managed_faults.c). The program's own handler of SIGSEGV, whenever it is set, gets the faults
+ * that are not this library's. Handlers of other signals are held back while their thread holds a
+ * lock that they may need. Masks are in managed_masks.c.
  */
 #include "frontend-glue/preload/memory/managed.h"
 
 #include <signal.h>
 #include <ucontext.h>
 
-static atomic_bool installed;   /* the handler */
-static struct sigaction theirs; /* the program's */
+static atomic_bool installed;   /* the handler of SIGSEGV */
+static struct sigaction theirs; /* the program's handler of it */
 
 typedef int (*setter)(int number, const struct sigaction *action, struct sigaction *old);
 
@@ -23,10 +24,11 @@ static setter real_sigaction(void)
     return next;
 }
 
-/* Signals that have a handler of the program's, a bit for each from 1 on. */
+/* The signals for which the program has a handler, a bit for each from 1 on. */
 static _Atomic uint64_t handled;
 
-/* A thread raises some by what it does: blocked, such a one ends the process. */
+/* Not signals that a thread raises by its own instructions: if such a signal is blocked, it ends
+ * the process. */
 static void note_handler(int number, __sighandler_t handler)
 {
     const uint64_t bit = UINT64_C(1) << (number - 1);
@@ -39,7 +41,8 @@ static void note_handler(int number, __sighandler_t handler)
         atomic_fetch_or(&handled, bit);
 }
 
-/* Those that were set before this library was there, or by a function that it has not. */
+/* Finds handlers that were set before this library was loaded, or by a function that it does not
+ * replace. */
 static void note_handlers(void)
 {
     struct sigaction now;
@@ -68,7 +71,8 @@ static void let_all(const struct held_handlers *held)
         ibx_managed_real_mask(SIG_SETMASK, &held->before, NULL);
 }
 
-static _Thread_local unsigned reasons; /* of this library's that the thread has to hold them */
+/* Number of reasons why this library holds back handlers in this thread. */
+static _Thread_local unsigned reasons;
 
 void ibx_managed_hold_handlers(struct held_handlers *held)
 {
@@ -82,8 +86,8 @@ void ibx_managed_let_handlers(const struct held_handlers *held)
     let_all(held);
 }
 
-/* While the thread is inside of the plugin, but for pauses, which are none where the plugin makes a
- * copy for this library. */
+/* The state while the thread is inside the plugin, except in pauses. There are no pauses while the
+ * plugin makes a copy for this library. */
 static _Thread_local struct held_handlers inside;
 
 static bool hold_inside(void)
@@ -109,8 +113,8 @@ __attribute__((constructor)) static void find_names(void)
     ibx_frontend_next(&found_sysv, "__sysv_signal");
 }
 
-/* The program has no handler: the same access ends the process, or the signal once more where
- * somebody has sent it. */
+/* The program has no handler: the access, repeated, ends the process; if the signal was sent, it is
+ * sent again. */
 static void end_by(int number, bool sent)
 {
     const struct sigaction none = {.sa_handler = SIG_DFL};
@@ -119,7 +123,8 @@ static void end_by(int number, bool sent)
         raise(number);
 }
 
-/* As the kernel calls a handler, or ends a program by what a thread does that blocks the signal. */
+/* Acts like the kernel: calls the program's handler, or ends the process if it has none or blocks
+ * the signal. */
 void ibx_managed_pass_on(int number, siginfo_t *info, void *context)
 {
     const struct sigaction action = theirs;
@@ -147,7 +152,7 @@ void ibx_managed_pass_on(int number, siginfo_t *info, void *context)
     ibx_managed_real_mask(SIG_SETMASK, &before, NULL);
 }
 
-/* The program's handlers stay behind ours. */
+/* The program's handler of SIGSEGV is kept, and called by this library's. */
 __attribute__((visibility("default"))) int sigaction(int number, const struct sigaction *action,
                                                      struct sigaction *old)
 {
@@ -173,7 +178,7 @@ __attribute__((visibility("default"))) int sigaction(int number, const struct si
     return rc;
 }
 
-/* As `name`, which the C library sets with these flags. */
+/* Acts as the function `name`, which sets a handler with these flags. */
 static __sighandler_t set_handler(_Atomic(void *) *found, const char *name, int number,
                                   __sighandler_t handler, int flags)
 {
@@ -193,7 +198,7 @@ __attribute__((visibility("default"))) __sighandler_t signal(int number, __sigha
     return set_handler(&found_signal, "signal", number, handler, SA_RESTART);
 }
 
-/* What <signal.h> makes of signal(3) in strict ISO C. */
+/* The name of signal(3) in strict ISO C. */
 __attribute__((visibility("default"))) __sighandler_t __sysv_signal(int number,
                                                                     __sighandler_t handler)
 {
@@ -201,7 +206,7 @@ __attribute__((visibility("default"))) __sighandler_t __sysv_signal(int number,
                        (int)SA_RESETHAND | SA_NODEFER);
 }
 
-/* Other names that the C library has for these. */
+/* Other names of these functions in the C library. */
 __sighandler_t bsd_signal(int number, __sighandler_t handler);
 int __sigaction(int number, const struct sigaction *action, struct sigaction *old);
 #define ALSO(other, name)                                                                          \
@@ -220,7 +225,7 @@ __attribute__((visibility("default"))) int __sigaction(int number, const struct 
     return sigaction(number, action, old);
 }
 
-/* As the C library has it; SIG_HOLD says, and asks, whether the signal is blocked. */
+/* As in the C library: SIG_HOLD blocks the signal, and is returned if it is blocked. */
 __attribute__((visibility("default"))) __sighandler_t sigset(int number, __sighandler_t handler)
 {
     const __sighandler_t hold = (__sighandler_t)2;
@@ -244,7 +249,7 @@ bool ibx_managed_catches(void)
     return atomic_load(&installed);
 }
 
-/* Its handler is set once, by the first ibx_managed_catch(). */
+/* sa_sigaction is set by the first ibx_managed_catch(). */
 static struct sigaction ours = {.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER | SA_RESTART};
 
 bool ibx_managed_catch(void (*handler)(int number, siginfo_t *info, void *context))

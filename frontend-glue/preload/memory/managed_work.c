@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * When the device works, and what that means for managed memory (managed.h): before a request that
- * has it work the host's bytes go there, and an access behind that waits until the device rests.
+ * gives the device work, the host's bytes are copied there; an access after it waits until the
+ * device has no work.
  */
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/streams/streams.h"
@@ -15,22 +16,24 @@
 #include <string.h>
 #include <time.h>
 
-#define CAPTURE_MS 5000u /* that another program's capture is waited for */
+#define CAPTURE_MS 5000u /* how long to wait for the capture of another program */
 
-/* Before the device works a thread says so, and looks whether any block is fresh; who is about to
- * make one fresh says so, and waits until no thread is there. So nobody misses the other. */
-static atomic_uint working; /* threads that are about to have the device work */
-static atomic_bool fresh;   /* some block may be */
-/* How often work has begun, and how many of these are over, as far as a wait has shown: the device
- * may be working while they differ. */
+/* A thread that is about to give the device work increments `working`, then reads `fresh`. A thread
+ * that is about to make a block accessible sets `fresh`, then waits until `working` is 0. So at
+ * least one of them notices the other. */
+static atomic_uint working; /* threads that are about to give the device work */
+static atomic_bool fresh;   /* a block may not be STALE */
+/* How often work has begun, and for how many of these a wait has shown that they are complete. The
+ * device may be working while the numbers differ. */
 static _Atomic uint64_t work_begun, work_over;
-static bool ended; /* locked: with the process nothing is fetched any more */
+static bool ended; /* the process ends, and nothing is fetched any more; protected by the lock */
 static _Thread_local unsigned inside;
-static _Thread_local bool counted; /* among those that are working */
+static _Thread_local bool counted; /* this thread is counted in `working` */
 static _Thread_local unsigned own;
-static _Thread_local bool captured; /* what the thread has the device do becomes a graph's */
-static _Thread_local bool waited;   /* for a fetch, while the device was about to work */
-static _Thread_local bool recorded; /* what it has begun is a graph's */
+static _Thread_local bool captured; /* the thread's work is captured into a graph */
+/* The thread waited for a fetch while it was about to give the device work. */
+static _Thread_local bool waited;
+static _Thread_local bool recorded; /* the work that it has begun is captured */
 
 static void in_child(void)
 {
@@ -85,7 +88,7 @@ int ibx_managed_give(bool works)
     return rc;
 }
 
-/* Beside captures another thread does: it has streams that no capture minds. */
+/* During captures the serving thread does it, which uses streams that no capture notices. */
 static int have_given(bool works)
 {
     return ibx_frontend_capturing() ? ibx_managed_have_given(works) : ibx_managed_give(works);
@@ -97,7 +100,8 @@ void ibx_frontend_managed_resets(void)
         have_given(false);
 }
 
-/* No block of theirs is fresh meanwhile: it would have none of these bytes. */
+/* All blocks must be STALE at that moment, because an accessible block would lack the new
+ * variable's bytes. */
 int ibx_managed_join(const struct managed_variable *variable)
 {
     for (;;) {
@@ -116,9 +120,9 @@ int ibx_managed_join(const struct managed_variable *variable)
     }
 }
 
-/* Handlers of the program's are held: one that touches managed memory waits until nobody else is
- * working, and would wait for its own thread if that was counted and did not say so. Whether it
- * was. */
+/* Counts this thread, or not; returns whether it was counted. Handlers of the program are held back
+ * meanwhile: one that accesses managed memory waits until `working` is 0, and would wait for its
+ * own thread if that was counted but not marked so. */
 static bool count(bool now)
 {
     const bool was = counted;
@@ -135,7 +139,7 @@ static int give_before_work(void)
     struct held_handlers before;
     ibx_managed_hold_handlers(&before);
     atomic_fetch_sub(&working, 1);
-    const int rc = have_given(true); /* this thread is counted again by whoever does it */
+    const int rc = have_given(true); /* ibx_managed_give() counts this thread again */
     ibx_managed_let_handlers(&before);
     return rc;
 }
@@ -154,9 +158,10 @@ static int work_begins(void)
     return captured || !atomic_load(&fresh) ? CUDA_SUCCESS : give_before_work();
 }
 
-/* What was fetched meanwhile for this thread, for its arguments for instance, is stale now. A copy
- * of this thread's would come between its request and the reply: a handler of a signal may have
- * written meanwhile. Another one may have waited for the device before the work was there. */
+/* Bytes that were fetched for this thread meanwhile, for its arguments for instance, are stale now.
+ * They are given back by the serving thread: a copy by this thread would come between its request
+ * and the reply, and a signal handler may have written meanwhile. The work counts as begun once
+ * more, because a thread may have waited for the device before the work was there. */
 static void work_has_begun(void)
 {
     struct held_handlers before;
@@ -209,8 +214,8 @@ static bool is_busy(void)
     return atomic_load(&work_over) != atomic_load(&work_begun);
 }
 
-/* Beside captures of this process's there may be more work than this. What begins meanwhile, this
- * does not wait for. */
+/* Waits for the device. Returns a CUDA error; during captures of this process there may be more
+ * work. Work that begins meanwhile is not waited for. */
 static int wait_once(bool all_work)
 {
     const uint64_t before = atomic_load(&work_begun);
@@ -222,8 +227,8 @@ static int wait_once(bool all_work)
     return rc;
 }
 
-/* Until the device rests. While another program of the back end captures it cannot be
- * waited for, which is over soon. */
+/* Waits until the device has no work. While another program of the back end captures, that is
+ * impossible, but soon over. */
 static bool rest(bool all_work)
 {
     const uint64_t deadline = ibx_deadline_in_ms(CAPTURE_MS);
@@ -241,7 +246,8 @@ static bool rest(bool all_work)
     return !rc;
 }
 
-/* Locked. Until the device rests and nobody is about to change that. */
+/* Called under the lock. Waits until the device has no work, and no thread is about to give it
+ * some. */
 static bool wait_for_device(void)
 {
     atomic_store(&fresh, true);
@@ -286,7 +292,7 @@ static bool starts(const char *name, const char *prefix)
     return !strncmp(name, prefix, strlen(prefix));
 }
 
-/* A request of our own, by its number. */
+/* Whether a request of ibx's own gives the device work, by its number. */
 static bool extra_works(const void *body, size_t n)
 {
     struct ibx_reader r = ibx_reader_of(body, n);
@@ -307,7 +313,8 @@ static bool extra_works(const void *body, size_t n)
     }
 }
 
-/* Whether a request may have the device read or write memory: all do that are not known here. */
+/* Whether a request of GVirtuS may let the device access memory: all may that are not listed here.
+ */
 static bool works(const char *name)
 {
     static const char *const idle[] = {
@@ -332,11 +339,12 @@ static int request_begins(const char *name, const void *body, size_t n, bool *be
     *begun = starts(name, "ibx") && !ibx_math_is(name) ? extra_works(body, n) : works(name);
     const int rc = *begun ? work_begins() : CUDA_SUCCESS;
     ibx_managed_in_gvirtus(false);
-    return rc ? ibx_frontend_fail(rc) : CUDA_SUCCESS; /* nobody sees what <<<>>> returns */
+    /* Recorded, because the result of <<<>>> is not seen. */
+    return rc ? ibx_frontend_fail(rc) : CUDA_SUCCESS;
 }
 
-/* Copies between other memory leave ours alone. One that is made while graphs wait for it does, by
- * what it was made from. */
+/* Only copies from or to managed memory count. A copy while graphs wait for it does not, because
+ * the launch of the graph has counted. */
 static int copy_begins(const struct ibx_frontend_copy *copy, bool *begun)
 {
     const uint64_t n = copy->rows ? (copy->rows - 1) * copy->device_pitch + copy->n : copy->n;
@@ -344,7 +352,8 @@ static int copy_begins(const struct ibx_frontend_copy *copy, bool *begun)
     return *begun ? work_begins() : CUDA_SUCCESS;
 }
 
-/* A copy that began before its memory became managed. Our own are of the second mapping. */
+/* The memory is managed, or is becoming so: the copy may have begun before. This library's own
+ * copies use the second mapping. */
 static bool withheld(const struct ibx_frontend_copy *copy)
 {
     const size_t n = ibx_frontend_copy_extent(copy);
@@ -369,8 +378,8 @@ void ibx_frontend_managed_launched(void)
     captured = false;
 }
 
-/* The thread of this library has the lock meanwhile, for the end of the process. One of the
- * program's has not: its handlers may touch managed memory while the device works. */
+/* The serving thread takes the lock, so that the end of the process waits for it. A thread of the
+ * program does not: its signal handlers may access managed memory while the device works. */
 void ibx_managed_rest(void)
 {
     struct held_handlers before;
@@ -383,8 +392,8 @@ void ibx_managed_rest(void)
         ibx_managed_unlock(&before);
 }
 
-/* Beside captures another thread waits: this one may have begun them, and a wait of its own for any
- * stream may end them. */
+/* During captures the serving thread waits: this thread may have begun the capture, and a wait of
+ * its own could invalidate it. */
 void ibx_frontend_managed_rests(void)
 {
     if (!ibx_managed_any() || !is_busy())

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Pools of memory, in requests of our own. Which pool is a device's is a setting of this process
- * alone, and kept here: all clients of a process of the back end are one process to CUDA. A pool
- * that another process is given is what that one names by the same handle (ipc.c); the file
- * descriptor that CUDA has for it is one of a file with such a handle.
+ * Memory pools, as requests of ibx's own. The current pool of a device is a setting of this
+ * process, and kept here, because to CUDA all clients of a process of the back end are one process.
+ * A pool that this process exports has a handle by which another process opens it (ipc.c). CUDA's
+ * file descriptor for it is here one of a file that contains the handle.
  */
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"
@@ -18,7 +18,7 @@
 #define DEVICES      64
 #define AT_DEVICE    1 /* cudaMemLocationType */
 #define AT_HOST      2
-#define AT_NODE      3  /* of the host */
+#define AT_NODE      3  /* cudaMemLocationTypeHostNuma */
 #define PAGE_LOCKED  1  /* cudaMemAllocationTypePinned */
 #define POSIX_FILE   1  /* cudaMemHandleTypePosixFileDescriptor */
 #define MANAGED      2  /* cudaMemAllocationTypeManaged */
@@ -26,15 +26,15 @@
 
 static const char magic[8] = "ibxpool1";
 
-static _Atomic(void *) set_for[DEVICES]; /* NULL: its default */
-static atomic_bool any_set;              /* ever */
+static _Atomic(void *) set_for[DEVICES]; /* NULL: the default pool */
+static atomic_bool any_set;              /* at some time */
 
 static void *pool_set_for(int device)
 {
     return device >= 0 && device < DEVICES ? atomic_load(&set_for[device]) : NULL;
 }
 
-/* A child has none of the parent's. */
+/* A child has none of the parent's pools. */
 static void in_child(void)
 {
     for (int i = 0; i < DEVICES; i++)
@@ -46,17 +46,17 @@ __attribute__((constructor)) static void begin(void)
     pthread_atfork(NULL, NULL, in_child);
 }
 
-/* Its pools have gone, and its default one is set again. */
+/* The pools of the device are destroyed, and its current pool is the default again. */
 void ibx_frontend_pools_reset(int device)
 {
     if (device >= 0 && device < DEVICES)
         atomic_store(&set_for[device], NULL);
 }
 
-#define STREAM_PER_THREAD 2u /* up to this one a stream is one of the device that is selected */
+#define STREAM_PER_THREAD 2u /* streams up to this value are of the current device */
 
-/* The back end is asked only where this process uses several devices. One that does not know leaves
- * the one that is selected. */
+/* The back end is asked only if this process uses several devices. If it cannot tell, the answer is
+ * the current device. */
 static int device_of_stream(const void *stream)
 {
     struct own_request e;
@@ -98,11 +98,12 @@ int cudaMallocAsync(void **address, size_t n, void *stream)
     return allocate(&e, address, n, device);
 }
 
-/* A pool's memory is, mostly, the stream's device's. */
+/* The memory of a pool is mostly on the device of the stream. */
 int cudaMallocFromPoolAsync(void **address, size_t n, void *pool, void *stream)
 {
     struct own_request e;
-    if (ibx_frontend_opened(OPENED_POOL, pool)) /* another process's has none of this one's */
+    /* A pool of another process, from which this one cannot allocate. */
+    if (ibx_frontend_opened(OPENED_POOL, pool))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_frontend_request_begin(&e, IBX_OWN_MALLOC_FROM_POOL, "cudaMallocFromPoolAsync");
     ibx_put_u64(&e.body, n);
@@ -122,7 +123,8 @@ int cudaFreeAsync(void *address, void *stream)
         return CUDA_SUCCESS;
     ibx_put_u64(&e.body, (uintptr_t)address);
     ibx_put_u64(&e.body, (uintptr_t)stream);
-    ibx_frontend_device_memory_gone(address); /* then another thread may be given it */
+    /* Before the call: another thread may get the same address right after it. */
+    ibx_frontend_device_memory_gone(address);
     return ibx_frontend_request_make(&e, NULL, 0);
 }
 
@@ -155,7 +157,7 @@ int cudaDeviceGetMemPool(void **pool, int device)
     return pool_of(&e, pool, device);
 }
 
-#define POOL_INTS 3 /* attributes up to this one are int, the others of 64 bits */
+#define POOL_INTS 3 /* attributes up to this one have 32 bits, the others 64 */
 
 int cudaMemPoolSetAttribute(void *pool, int attribute, void *value)
 {
@@ -195,7 +197,7 @@ int cudaMemPoolTrimTo(void *pool, size_t keep)
 
 /* ------------------------------------------------------------------------- pools of one's own */
 
-/* CUDA's error for a pool that it has not, or 0. */
+/* CUDA's error for a pool that is not supported, or 0. */
 static int wrong_pool(const struct pool_properties *p)
 {
     const bool managed = p->allocation == MANAGED;
@@ -243,7 +245,7 @@ int cudaMemPoolDestroy(void *pool)
     ibx_frontend_request_begin(&e, IBX_OWN_POOL_DESTROY, "cudaMemPoolDestroy");
     for (int i = 0; i < DEVICES; i++)
         atomic_compare_exchange_strong(&set_for[i], &(void *){pool}, NULL);
-    if (ibx_frontend_pool_closed(pool)) /* another process's is its to destroy */
+    if (ibx_frontend_pool_closed(pool)) /* a pool of another process is only closed here */
         return CUDA_SUCCESS;
     ibx_put_u64(&e.body, (uintptr_t)pool);
     return ibx_frontend_request_make(&e, NULL, 0);
@@ -254,7 +256,8 @@ int cudaDeviceSetMemPool(int device, void *pool)
     uint64_t unused = 0;
     if (!pool || device < 0 || device >= DEVICES)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    const int rc = cudaMemPoolGetAttribute(pool, POOL_INTS + 1, &unused); /* whether it is one */
+    /* Checks that it is a pool. */
+    const int rc = cudaMemPoolGetAttribute(pool, POOL_INTS + 1, &unused);
     if (!rc) {
         atomic_store(&set_for[device], pool);
         atomic_store(&any_set, true);
@@ -335,7 +338,7 @@ int cudaMemPoolExportToShareableHandle(void *made, void *pool, int type, unsigne
     return CUDA_SUCCESS;
 }
 
-/* The handle is the file descriptor itself, which stays the caller's. */
+/* `handle` is the file descriptor itself, which remains the caller's. */
 int cudaMemPoolImportFromShareableHandle(void **pool, void *handle, int type, unsigned flags)
 {
     struct own_request e;

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Short page-locked memory for kernels. Natively the driver has some in stock; here the back end
- * would map and pin each piece of its own (kernel_reach.c), which takes CUDA much longer than a
- * call. So it is cut from slabs, which kernels reach as a whole as soon as they reach one piece.
+ * Small pieces of page-locked memory for kernels. Natively the driver has a stock of them; here the
+ * back end would have to map and pin each piece (kernel_reach.c), which takes CUDA much longer than
+ * a call. So pieces are cut from slabs. When kernels get access to one piece, they get it to the
+ * whole slab.
  *
- * A slab is given back with its last piece, unless it is the last that can be cut. A forked child
- * cuts nothing from its parent's: both have the same pages.
+ * A slab is freed with its last piece, unless it is the last slab that can be cut. A forked child
+ * cuts nothing from its parent's slabs, since both have the same pages.
  */
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"
@@ -15,20 +16,20 @@
 #include <string.h>
 
 #define SLAB   ((size_t)2 << 20) /* bytes */
-#define GRAIN  ((size_t)512)     /* CUDA's own pieces have this alignment */
+#define GRAIN  ((size_t)512)     /* the alignment of CUDA's own pieces */
 #define GRAINS (SLAB / GRAIN)
 
 struct slab {
     struct slab *next;
     struct range whole;
-    bool closed; /* a parent's */
-    size_t used; /* of the following */
+    bool closed; /* a slab of the parent */
+    size_t used; /* grains in use */
     bool grains[GRAINS];
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct slab *slabs;
-static bool refused; /* kernels did not reach one */
+static bool refused; /* kernels could not access a piece */
 
 static void before_fork(void)
 {
@@ -57,7 +58,8 @@ static size_t grains_of(size_t n)
     return (n + GRAIN - 1) / GRAIN;
 }
 
-/* Locked. The slab around that address, and what leads to it; NULL: it is in none. */
+/* Called under the lock. The slab that contains the address, and the pointer that leads to it;
+ * NULL: none. */
 static struct slab *find(uintptr_t address, struct slab ***link)
 {
     for (*link = &slabs; **link; *link = &(**link)->next) {
@@ -67,7 +69,7 @@ static struct slab *find(uintptr_t address, struct slab ***link)
     return NULL;
 }
 
-/* Locked. NULL: there is no room in it. */
+/* Called under the lock. NULL: there is no room in the slab. */
 static void *cut(struct slab *s, size_t wanted)
 {
     for (size_t i = 0, row = 0; !s->closed && s->used + wanted <= GRAINS && i < GRAINS; i++) {
@@ -116,14 +118,14 @@ void *ibx_frontend_small_take(const struct ibx_frontend_calls *calls, size_t n)
 
 void ibx_frontend_small_refuse(void)
 {
-    if (ibx_frontend_reach_likely()) /* it is for once */
+    if (ibx_frontend_reach_likely()) /* kernels are likely to get access */
         return;
     pthread_mutex_lock(&lock);
     refused = true;
     pthread_mutex_unlock(&lock);
 }
 
-/* Locked. */
+/* Called under the lock. Whether a slab other than `but` can be cut. */
 static bool can_be_cut(const struct slab *but)
 {
     const struct slab *s = slabs;

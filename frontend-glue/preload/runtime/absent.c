@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Calls of CUDA's runtime that are not there for a remote GPU: most of them share memory with
- * something else on the GPU's host. Without them a program that is linked with -z now would not
- * begin, and another one would end at the first of them; as it is they return
- * cudaErrorNotSupported, and a line names the call. A libcudart that has one gets it, with as many
- * arguments as any of them has, but for the one that takes a structure by value.
+ * Calls of CUDA's runtime that a remote GPU cannot have: most of them share memory with something
+ * else on the GPU's host. Without these functions a program that is linked with -z now would not
+ * start, and another one would end at the first such call. They return cudaErrorNotSupported and
+ * log their name once. If a libcudart has the function, it gets the call, with as many arguments as
+ * any of them has (except the one that takes a structure by value).
  */
 #include "frontend-glue/preload/preload.h"
 
 #include "common/log.h"
 
-/* CUDA's header has their prototypes. */
+/* The prototypes are in CUDA's header. */
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"
 
 static int absent(const char *call, atomic_flag *told)

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The plugin attaches: what that begins in the process. */
+/* What begins in the process when the plugin attaches. */
 #include "frontend-glue/preload/kernels/kernels.h"
 #include "frontend-glue/preload/memory/managed.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
 
-/* Each call of GVirtuS's front end (G5) looks for its thread's connection under one lock, which a
- * child has for ever if another thread is at that: it begins anew there. What is looked through
- * changes only while a thread connects. */
+/* G5's front end takes one lock, gFrontendMutex, in each call, to look up the thread's connection
+ * in a tree. If another thread holds it at a fork, the child would wait for it for ever: so the
+ * child initializes it again. The tree is consistent then, since it changes only while a thread
+ * connects, and a fork waits for that. */
 static _Atomic(void *) their_lock;
 
 static void find_their_lock(void)
@@ -17,7 +18,7 @@ static void find_their_lock(void)
     void *lock = ibx_frontend_next(&found, "gFrontendMutex");
     const ElfW(Sym) *symbol = NULL;
     Dl_info info;
-    /* A std::mutex; sanitizers make it longer. */
+    /* A std::mutex, which sanitizers make larger. */
     if (lock && dladdr1(lock, &info, (void **)(void *)&symbol, RTLD_DL_SYMENT) && symbol &&
         info.dli_saddr == lock && symbol->st_size >= sizeof(pthread_mutex_t))
         atomic_store(&their_lock, lock);
@@ -35,8 +36,9 @@ __attribute__((constructor)) static void begin(void)
     pthread_atfork(NULL, NULL, in_child);
 }
 
-/* Prepare() of GVirtuS's class Frontend, which its calls make, searches that tree without the lock,
- * also while another thread connects, and then ended the program by a signal. */
+/* GVirtuS's calls use Frontend::Prepare(), which searches the tree without the lock, also while
+ * another thread connects and changes it: programs crashed there. This replacement takes the lock.
+ */
 #define PREPARE "_ZN7gvirtus8frontend8Frontend7PrepareEv"
 __attribute__((visibility("default"))) void ibx_frontend_prepare(void *front_end) __asm__(PREPARE);
 
@@ -46,7 +48,7 @@ void ibx_frontend_prepare(void *front_end)
     void (*next)(void *) = NULL;
     pthread_mutex_t *theirs = atomic_load(&their_lock);
     *(void **)&next = ibx_frontend_next(&found, PREPARE);
-    /* One that touches managed memory would wait for a thread that needs the lock, too. */
+    /* A signal handler that touches managed memory would wait for a thread that needs this lock. */
     const bool held = theirs && ibx_managed_any() && ibx_managed_handlers.hold();
     if (theirs)
         pthread_mutex_lock(theirs);
@@ -58,7 +60,7 @@ void ibx_frontend_prepare(void *front_end)
         ibx_managed_handlers.let();
 }
 
-/* Before main(), as GVirtuS connects. */
+/* Runs before main(): GVirtuS connects in a static initializer. */
 static void begin_process(void)
 {
     ibx_frontend_visible_devices();

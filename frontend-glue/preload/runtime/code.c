@@ -5,7 +5,7 @@
 
 #define MEMORY "/proc/self/mem"
 
-/* Each with an address behind it. */
+/* The instructions. The address follows them. */
 #ifdef __x86_64__
 static const uint8_t to_function[] = {0xff, 0x25, 0, 0, 0, 0};     /* jmp *0(%rip) */
 static const uint8_t to_pointee[] = {0x4c, 0x8b, 0x1d, 3, 0, 0, 0, /* mov 3(%rip), %r11 */
@@ -16,7 +16,7 @@ static const uint8_t to_function[] = {0x50, 0,    0,    0x58,  /* ldr x16, .+8 *
 static const uint8_t to_pointee[] = {0x70, 0,    0,    0x58,   /* ldr x16, .+12 */
                                      0x11, 0x02, 0x40, 0xf9,   /* ldr x17, [x16] */
                                      0x20, 0x02, 0x1f, 0xd6};  /* br x17 */
-#else /* no file is read: elf_functions.c */
+#else /* not used: elf_functions.c reads no file there */
 static const uint8_t to_function[IBX_CODE_JUMP - sizeof(void *)];
 static const uint8_t to_pointee[IBX_CODE_JUMP_BY - sizeof(void *)];
 #endif
@@ -36,7 +36,7 @@ void ibx_code_jump_by(uint8_t bytes[IBX_CODE_JUMP_BY], const void *place)
     ibx_early_copy(bytes + sizeof(to_pointee), &place, sizeof(place));
 }
 
-/* Whatever the size of a page is, which the C library would know. */
+/* Tries the possible page sizes: only the C library knows the real one. */
 static long protect(struct ibx_code *code, uintptr_t at, size_t n, int protection)
 {
     long rc = -EINVAL;
@@ -48,8 +48,8 @@ static long protect(struct ibx_code *code, uintptr_t at, size_t n, int protectio
     return rc;
 }
 
-/* Through the file of this process's memory, which asks for no mprotect(2) that a program of
- * systemd's or SELinux's may not call. */
+/* Prefers /proc/self/mem to mprotect(2), which systemd or SELinux may forbid for executable pages.
+ */
 int ibx_code_open(struct ibx_code *code, void *at, size_t n, int protection)
 {
     code->first = (uintptr_t)at;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Jumps that are written over functions of this process. Like early.h for use in the loader. */
+/* Jumps that are written over functions of this process. For use in the loader, like early.h. */
 #ifndef IBX_FRONTEND_GLUE_PRELOAD_RUNTIME_CODE_H
 #define IBX_FRONTEND_GLUE_PRELOAD_RUNTIME_CODE_H
 
@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Bytes of a jump to a function, and of one to where a word of memory points. */
+/* The bytes of a jump to an address, and of a jump through a pointer in memory. */
 #ifdef __aarch64__
 #define IBX_CODE_JUMP    16
 #define IBX_CODE_JUMP_BY 20
@@ -17,19 +17,20 @@
 #endif
 
 void ibx_code_jump(uint8_t bytes[IBX_CODE_JUMP], const void *function);
-/* Who is jumped to finds `place` in r11; x16 with aarch64. */
+/* A jump to *place. The target finds `place` in register r11, with aarch64 in x16. */
 void ibx_code_jump_by(uint8_t bytes[IBX_CODE_JUMP_BY], const void *place);
 
-/* n bytes of code that may be written to, from _open() to _close(). */
+/* A range of code that can be written between _open() and _close(). */
 struct ibx_code {
-    int memory; /* the file of this process's memory; -1: the code is writable */
+    int memory; /* /proc/self/mem; -1: the pages were made writable */
     uintptr_t first;
     size_t n;
     int protection;
 };
 
-/* Code that has this protection (PROT_), readable, and is executable all the while: its own
- * functions may be running. 0, or -errno: it may not be changed, and there is nothing to close. */
+/* Makes n bytes of code at `at` writable, which have this protection (PROT_*) now. They stay
+ * readable and executable, because functions in the same pages may be running. 0, or -errno: it may
+ * not be changed, and nothing has to be closed. */
 int ibx_code_open(struct ibx_code *code, void *at, size_t n, int protection);
 bool ibx_code_write(const struct ibx_code *code, void *to, const void *bytes, size_t n);
 void ibx_code_close(const struct ibx_code *code);

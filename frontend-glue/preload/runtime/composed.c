@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Calls that GVirtuS lacks, or fails at, and that consist of others.
+ * Calls that GVirtuS lacks or makes wrongly, and that are composed of other calls.
  */
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
@@ -39,7 +39,7 @@ int cudaMemset3DAsync(struct ibx_cuda_pitched memory, int value, struct ibx_cuda
         __builtin_mul_overflow(memory.pitch, memory.y, &plane) ||
         __builtin_mul_overflow(plane, extent.depth, &last))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    if (extent.height == memory.y) /* no rows between the planes stay as they are */
+    if (extent.height == memory.y) /* the planes are contiguous */
         return cudaMemset2DAsync(memory.at, memory.pitch, value, extent.width,
                                  extent.height * extent.depth, stream);
     int rc = CUDA_SUCCESS;
@@ -56,7 +56,7 @@ int cudaMemset3D(struct ibx_cuda_pitched memory, int value, struct ibx_cuda_exte
 
 /* ------------------------------------------------------------------ names before CUDA 4 */
 
-/* No back end of GVirtuS's (G5) knows them, though its front end sends them. */
+/* G5's front end sends these, but its back end does not know them. */
 int cudaThreadSynchronize(void)
 {
     return cudaDeviceSynchronize();
@@ -91,7 +91,8 @@ int cudaEventRecordWithFlags(void *event, void *stream, unsigned flags)
 {
     if (flags & ~RECORD_EXTERNAL)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    if (flags && ibx_frontend_captures(stream)) /* a node of the graph's own */
+    /* It would be a node of the graph, which is not supported. */
+    if (flags && ibx_frontend_captures(stream))
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
     return cudaEventRecord(event, stream);
 }
@@ -101,7 +102,8 @@ int cudaEventRecordWithFlags(void *event, void *stream, unsigned flags)
 #define AT_ONCE 2 /* cudaMemcpySrcAccessOrderDuringApiCall */
 #define ORDERS  3
 
-/* Before CUDA 13 a place for the number of the copy that fails comes before the stream. */
+/* Before CUDA 13 there is one more parameter before the stream: where the index of the copy that
+ * fails is written. */
 int cudaMemcpyBatchAsync(void *const *to, const void *const *from, const size_t *n, size_t count,
                          const struct copy_attributes *attributes, const size_t *first,
                          size_t attribute_count, void *a, void *b)
@@ -132,7 +134,8 @@ int cudaMemcpyBatchAsync(void *const *to, const void *const *from, const size_t 
     return rc || !at_once ? rc : cudaStreamSynchronize(stream);
 }
 
-/* Each device has its own addresses. */
+/* The devices of a process share one address space, so the numbers of the two devices are not
+ * needed. */
 static struct ibx_cuda_memcpy3d of_peers(const struct peer_planes *p)
 {
     return (struct ibx_cuda_memcpy3d){.from_array = p->from_array,
@@ -178,7 +181,7 @@ int cudaMemPrefetchBatchAsync(void *const *addresses, const size_t *n, size_t co
     return rc;
 }
 
-/* What is discarded may keep its bytes. */
+/* Discarding is optional: only the arguments are checked. */
 int cudaMemDiscardBatchAsync(void *const *addresses, const size_t *n, size_t count)
 {
     int rc = addresses && n && count ? CUDA_SUCCESS : ibx_frontend_fail(CUDA_INVALID_VALUE);
@@ -199,7 +202,7 @@ int cudaMemDiscardAndPrefetchBatchAsync(void *const *addresses, const size_t *n,
 #define AT_DEVICE   1 /* cudaMemLocationTypeDevice */
 #define PAGE_LOCKED 1 /* cudaMemAllocationTypePinned */
 
-/* There are pools of devices alone. */
+/* Only pools in the memory of a device are supported. */
 static int check_place(const struct memory_location *location, int type)
 {
     if (!location)
@@ -264,7 +267,7 @@ int cudaGraphExecMemcpyNodeSetParams1D(void *exec, void *node, void *to, const v
     return cudaGraphExecMemcpyNodeSetParams(exec, node, &copy);
 }
 
-/* Where a copy from or to a variable begins. */
+/* The address at which a copy of n bytes from or to a variable begins. */
 static int place_in(const void *symbol, size_t n, size_t offset, void **at)
 {
     size_t size = 0;
@@ -308,7 +311,7 @@ int cudaGraphMemcpyNodeSetParamsFromSymbol(void *node, void *to, const void *sym
     return cudaGraphExecMemcpyNodeSetParamsFromSymbol(NULL, node, to, symbol, n, offset, kind);
 }
 
-/* Without an executable graph: of the node itself. */
+/* If `exec` is NULL, of the node in its graph. */
 static int set_copy(void *exec, void *node, void *to, const void *from, size_t n, int kind)
 {
     return exec ? cudaGraphExecMemcpyNodeSetParams1D(exec, node, to, from, n, kind)

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What code may use that runs in the loader: while this library is being relocated, or another one
- * is. It is the kernel alone. A call of the C library's may go through an entry that is not filled
- * yet, to a sanitizer that has not begun, or to an allocator of the program's. Files that include
- * this one are compiled apart (ibx-frontend-early), so that compilers add no such calls either. */
+/* Helpers for code that runs inside the dynamic loader, while this library or another one is being
+ * relocated. They use system calls only. A call of the C library could go through a PLT entry that
+ * is not filled yet, to a sanitizer that is not initialized, or to an allocator of the program.
+ * Files that include this header are compiled separately (ibx-frontend-early), so that the compiler
+ * inserts no such calls either. */
 #ifndef IBX_FRONTEND_GLUE_PRELOAD_RUNTIME_EARLY_H
 #define IBX_FRONTEND_GLUE_PRELOAD_RUNTIME_EARLY_H
 
@@ -14,11 +15,11 @@
 #include <sys/mman.h>
 #include <sys/syscall.h>
 
-#ifndef SYS_mmap /* where this is of no use */
+#ifndef SYS_mmap /* on a machine without it, where nothing here is used */
 #define SYS_mmap -1
 #endif
 
-/* What the kernel returns: -errno is a failure. */
+/* A raw system call. Returns what the kernel returns; -errno is a failure. */
 static inline long ibx_early_call(long number, long a, long b, long c, long d, long e, long f)
 {
 #ifdef __x86_64__
@@ -60,7 +61,7 @@ static inline void ibx_early_close(int file)
     ibx_early_call(SYS_close, file, 0, 0, 0, 0, 0);
 }
 
-/* All n bytes, or false. */
+/* Reads exactly n bytes at offset `at`; false: it could not. */
 static inline bool ibx_early_read(int file, void *to, size_t n, uint64_t at)
 {
     for (size_t done = 0; done < n;) {
@@ -78,7 +79,7 @@ static inline long ibx_early_write(int file, const void *from, size_t n, uint64_
     return ibx_early_call(SYS_pwrite64, file, (long)from, (long)n, (long)at, 0, 0);
 }
 
-#ifdef FUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION /* where a byte too much is seen */
+#ifdef FUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION /* an access beyond the end is found */
 #include <stdlib.h>
 static inline void *ibx_early_map(size_t n)
 {
@@ -91,7 +92,7 @@ static inline void ibx_early_unmap(void *memory, size_t n)
     free(memory);
 }
 #else
-/* Zeros; NULL: there is no memory. */
+/* n bytes of zeros; NULL: there is no memory. */
 static inline void *ibx_early_map(size_t n)
 {
     const long at = ibx_early_call(SYS_mmap, 0, (long)n, PROT_READ | PROT_WRITE,
@@ -129,7 +130,7 @@ static inline bool ibx_early_same(const void *a, const void *b, size_t n)
     return i == n;
 }
 
-/* Most symbols differ in the first letter. */
+/* Compares the first letter first: most symbols differ there. */
 static inline bool ibx_early_equal(const char *a, const char *b)
 {
     while (*b && *a == *b)

@@ -6,7 +6,7 @@
 #include <stdatomic.h>
 
 #define KERNELS   ".nv_fatbin"
-#define TABLE_MAX ((size_t)1 << 30) /* bytes, of names and of symbols */
+#define TABLE_MAX ((size_t)1 << 30) /* bytes, of the names and of the symbols each */
 
 #ifdef __x86_64__
 #define MACHINE EM_X86_64
@@ -16,8 +16,8 @@
 #define MACHINE EM_NONE
 #endif
 
-/* What is read of most files fits in here, which saves the kernel's making memory and taking it
- * back. One file at a time has it. */
+/* A static buffer that is large enough for most files. It saves the kernel from mapping and
+ * unmapping memory for each. Only one file at a time uses it. */
 static char room[1 << 16];
 static size_t taken;
 static atomic_flag is_in_use = ATOMIC_FLAG_INIT;
@@ -40,7 +40,8 @@ static void give_back(char *bytes, size_t n)
         ibx_early_unmap(bytes, n);
 }
 
-/* False: it is not there, too much, or there is no memory. */
+/* Reads n bytes at offset `at`. False: the file has fewer, n is too large, or there is no memory.
+ */
 static bool read_part(int file, struct ibx_elf *elf, uint64_t at, uint64_t n,
                       struct ibx_elf_part *part)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The ends of what every folder knows something of: a device's context, a stream. */
+/* The end of a device's context and of a stream, of which every folder keeps something. */
 #include "frontend-glue/preload/copies/device_things.h"
 #include "frontend-glue/preload/graphs/graphs.h"
 #include "frontend-glue/preload/kernels/kernels.h"
@@ -8,8 +8,8 @@
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
 
-/* It closes what was opened on the device, as natively; where there are several, whose a handle is
- * nobody knows here. */
+/* As natively, a reset ends all that was made on the device. With several devices it is not known
+ * here to which one a handle belongs, so handles are dropped only if there is one device. */
 int cudaDeviceReset(void)
 {
     ibx_frontend_print_all();
@@ -38,7 +38,8 @@ int cudaDeviceReset(void)
     return rc;
 }
 
-/* First of all that is known of it: behind the call another one may have its handle. */
+/* Before the call, forgets all that is known of the stream: as soon as the call is made, another
+ * stream may get the same handle. */
 int cudaStreamDestroy(void *stream)
 {
     ibx_frontend_owned_gone(OWNED_STREAM, stream);

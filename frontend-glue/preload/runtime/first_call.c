@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Where a function of a runtime jumps to for the first time, and where one that is nowhere else. */
+/* The code to which each function of a statically linked runtime jumps at first, and the one for
+ * functions that no library has. */
 #include "frontend-glue/preload/runtime/runtime_inside.h"
 
-/* What a caller has put into registers stays there, for the function that it is to reach. A
- * compiler that knows a function of the program's own need not have aligned the stack for it. */
+/* Saves the registers with arguments, for the function that is called in the end. The stack need
+ * not be aligned: a compiler that knew the function as one of the same program may have left that
+ * out. */
 #ifdef __x86_64__
 __asm__(".text\n"
         ".balign 16\n"
@@ -125,6 +127,6 @@ __asm__(".text\n"
         "	.cfi_endproc\n"
         ".size ibx_inside_absent, .-ibx_inside_absent\n");
 #else
-void ibx_inside_first(void) {} /* no file is read */
+void ibx_inside_first(void) {} /* not used: elf_functions.c reads no file there */
 void ibx_inside_absent(void) {}
 #endif

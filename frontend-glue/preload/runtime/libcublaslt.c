@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * libcublasLt.so.12 and .13, for programs that are linked with cuBLASLt, or open it, where GVirtuS
- * has no front end of it: all of its functions are those of libibx-frontend.so, which it needs.
+ * libcublasLt.so.12 and .13, for programs that link or open cuBLASLt where GVirtuS has no front end
+ * of it. It has no functions of its own: they are in libibx-frontend.so, on which it depends.
  */
 
 int cublasLtCreate(void **made);
 
-/* Without it the linker would leave the other out. */
+/* Keeps the linker from dropping that dependency. */
 __attribute__((visibility("default"))) int (*const ibx_lt_of_remote_gpu)(void **made) =
     cublasLtCreate;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Libraries of kernels that a program loads while it runs (CUDA 12.8). Each becomes a module like
- * those that nvcc's code registers, and GVirtuS makes the rest: a kernel's handle is an address
- * under which it is registered, so that all calls take it as they take a kernel of the program's.
+ * Libraries of kernels that a program loads while it runs (CUDA 12.8). Each becomes a module,
+ * registered as nvcc's code registers those of the program; GVirtuS does the rest. The handle of a
+ * kernel is the address under which it is registered, so all calls accept it like a kernel of the
+ * program.
  */
 #include "frontend-glue/preload/kernels/images.h"
 #include "frontend-glue/preload/kernels/kernels.h"
@@ -20,10 +21,10 @@
 #define IS_PRESERVED   1 /* cudaLibraryBinaryIsPreserved */
 #define NAME_MAX_BYTES 4096u
 
-/* A kernel, or a variable of n bytes. CUDA knows it by its own address. */
+/* A kernel (n is 0) or a variable of n bytes. Its own address is its handle in CUDA. */
 struct part {
     struct part *next;
-    struct lone_variable *lone; /* its memory, if its library has no kernel */
+    struct lone_variable *lone; /* the memory of a variable whose library has no kernel */
     size_t n;
     bool constant;
     char name[];
@@ -35,7 +36,7 @@ struct library {
     void **module;
     struct part *parts, **last;
     unsigned kernels;
-    bool good; /* there was memory for all of it */
+    bool good; /* there was memory for all parts */
     size_t n;
     _Alignas(8) uint8_t fat[];
 };
@@ -71,7 +72,7 @@ static struct part *part_of(const struct library *l, const char *name, size_t le
     return p;
 }
 
-/* There may be the same for several architectures. */
+/* The same name may come once for each architecture. */
 static void add_part(const char *name, size_t length, size_t n, bool constant, void *library)
 {
     struct library *l = library;
@@ -130,7 +131,7 @@ static struct library *read_image(const void *code, int *rc)
     return NULL;
 }
 
-/* As nvcc's code does. False: GVirtuS takes no such image. */
+/* Registers the library as nvcc's code does. False: GVirtuS does not accept the image. */
 static bool register_module(struct library *l)
 {
     static _Atomic(void *) found;
@@ -151,7 +152,8 @@ static bool register_module(struct library *l)
     return true;
 }
 
-/* Options of the compiler, and tables of functions of the host, are not there. */
+/* Whether there are options that are not supported: those of the compiler, and tables of host
+ * functions. */
 static bool has_options(unsigned count, const int *library_options, unsigned library_count)
 {
     for (unsigned i = 0; library_options && i < library_count; i++)
@@ -192,7 +194,8 @@ int cudaLibraryLoadData(void **library, const void *code, const int *options, vo
     return load(library, code, has_options(count, library_options, library_count));
 }
 
-/* With a NUL behind it, which PTX may lack. NULL: *rc says why not. */
+/* The content of a file, followed by a NUL, which PTX in a file may lack. The caller frees it.
+ * NULL: *rc says why not. */
 static void *read_file(const char *path, int *rc)
 {
     FILE *file = fopen(path, "rbe");
@@ -235,7 +238,8 @@ int cudaLibraryLoadFromFile(void **library, const char *path, const int *options
 
 /* ----------------------------------------------------------------------------- what is in one */
 
-/* Locked. The place of its pointer. */
+/* Called under the lock. The pointer in the list that points to the library, or to NULL at the end.
+ */
 static struct library **place_of(const void *library)
 {
     struct library **at = &libraries;
@@ -247,7 +251,8 @@ static struct library **place_of(const void *library)
 int cudaLibraryUnload(void *library)
 {
     ibx_frontend_owned_gone(OWNED_LIBRARY, library);
-    ibx_frontend_own_modules(); /* who registers them again reads what is freed here */
+    ibx_frontend_own_modules(); /* before: a thread that registers modules again reads what is freed
+                                   here */
     pthread_mutex_lock(&lock);
     struct library **at = place_of(library), *l = *at;
     if (l)
@@ -262,7 +267,8 @@ int cudaLibraryUnload(void *library)
     return CUDA_SUCCESS;
 }
 
-/* NULL: *rc says why not. Until it is unloaded, by another thread perhaps. */
+/* The part of this name; NULL: *rc says why not. It is valid until another thread unloads the
+ * library. */
 static struct part *find(const void *library, const char *name, bool kernel, int *rc)
 {
     pthread_mutex_lock(&lock);
@@ -324,7 +330,7 @@ int cudaLibraryEnumerateKernels(void **kernels, unsigned count, void *library)
     return l ? CUDA_SUCCESS : ibx_frontend_fail(CUDA_INVALID_HANDLE);
 }
 
-/* Either place may be NULL. */
+/* `address` or `n` may be NULL. */
 int cudaLibraryGetGlobal(void **address, size_t *n, void *library, const char *name)
 {
     void *at = NULL;
@@ -332,7 +338,7 @@ int cudaLibraryGetGlobal(void **address, size_t *n, void *library, const char *n
     if (!name || (!address && !n))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     struct part *found = find(library, name, false, &rc);
-    const struct library *l = library; /* that is one, then */
+    const struct library *l = library; /* found: so `library` is one */
     if (found)
         rc = l->kernels ? cudaGetSymbolAddress(&at, found)
                         : ibx_frontend_lone_variable(&found->lone, l->fat, l->n, found->name,

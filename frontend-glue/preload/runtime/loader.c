@@ -1,31 +1,36 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Libraries' constructors, which register their kernels, run before those of a library that is
- * preloaded. But this library is relocated before them, and a resolver of a function (IFUNC) that
- * it has is called then, when all that comes with the program has been mapped.
+ * Finds out which objects the loader (ld.so) maps, before it calls their constructors, which
+ * register kernels.
  *
- * What a program opens later the loader tells a debugger, before it calls constructors: it sets a
- * state and calls an empty function, _dl_debug_state(), whose address is known (r_brk). That one
- * becomes a jump to here, unless it is not known by its code: a debugger that has a breakpoint in
- * it keeps it. Where libc has probes for debuggers they look there instead.
+ * Constructors of the program's libraries run before the constructor of a preloaded library. But
+ * this library is relocated before that: a function of its own with a resolver (IFUNC) has the
+ * loader call the resolver when all objects of the program are mapped.
  *
- * With glibc up to 2.40 new objects are not relocated at that moment, from 2.41 on they are; code
- * is changed, which no relocation does. (An auditor of the loader's, LD_AUDIT, would be told of all
- * objects, and needs a variable of its own; a dlopen(3) of ours would be the caller whose RUNPATH
- * counts.) What a program opens into a namespace of its own (dlmopen(3)) has another list, which is
- * known from glibc 2.35 on; it is left alone, and told so.
+ * For objects that are opened later, the loader has an interface for debuggers: before it calls
+ * constructors it sets a state and calls an empty function, _dl_debug_state(), whose address is in
+ * r_brk. That function becomes a jump to changes(), unless its code is not the expected one: then a
+ * debugger has a breakpoint there. Debuggers that use the probes in libc are not affected.
+ *
+ * Up to glibc 2.40 new objects are not relocated at that moment, from 2.41 on they are. It does not
+ * matter, because only code is changed, and code has no relocations. There are two alternatives,
+ * which are worse: an auditor (LD_AUDIT) learns of all objects, but has to be set in the
+ * environment; and a dlopen(3) of this library's would count as the caller, whose RUNPATH decides.
+ *
+ * Objects in other namespaces (dlmopen(3)) are in other lists, which glibc publishes from 2.35 on.
+ * They are left as they are, with a warning.
  */
 #include "frontend-glue/preload/runtime/loader.h"
 
 #include "frontend-glue/preload/runtime/early.h"
 
-#define VECTOR "/proc/self/auxv" /* what the kernel has told the program */
+#define VECTOR "/proc/self/auxv" /* the auxiliary vector */
 
-static const struct r_debug *debug; /* the loader's; NULL: not known yet */
-static struct link_map *last;       /* that has been looked at; NULL: nothing has */
+static const struct r_debug *debug; /* the loader's r_debug; NULL: not known yet */
+static struct link_map *last;       /* the last object of the list that was examined; NULL: none */
 static int state = RT_CONSISTENT;
 static bool is_program_read, is_hooked, has_begun;
-/* Changed by whoever has the loader's lock, and while there is one thread. */
+/* Changed under the loader's lock, or while there is one thread. */
 static struct ibx_inside *all;
 
 static void add(struct ibx_inside *inside)
@@ -36,7 +41,7 @@ static void add(struct ibx_inside *inside)
     all = inside;
 }
 
-/* `path`: of its file. */
+/* `path`: the path of the object's file. */
 static void look_at(const struct link_map *map, const char *path)
 {
     add(ibx_inside_find(map, path, map->l_prev ? NULL : &is_program_read));
@@ -63,7 +68,7 @@ static void forget_gone(void)
     }
 }
 
-/* New ones come last. */
+/* New objects are at the end of the list. */
 static void look_at_new(void)
 {
     struct link_map *l = last ? last->l_next : debug->r_map;
@@ -81,17 +86,18 @@ static void find_last(void)
 
 /* -------------------------------------------------------------------- other namespaces */
 
-#define NAMESPACES 16 /* the loader's limit */
+#define NAMESPACES 16 /* DL_NNS of glibc */
 
-/* As glibc has it from version 2 of the structure on. */
+/* struct r_debug_extended of glibc, which r_debug is from version 2 on. */
 struct more_debug {
     struct r_debug first;
     const struct more_debug *next;
 };
 
-static const struct link_map *last_elsewhere[NAMESPACES]; /* likewise */
+/* The last object that was examined in each. */
+static const struct link_map *last_elsewhere[NAMESPACES];
 
-/* When one is gone, what is left has been looked at before. */
+/* If the object that was last examined is gone, all objects that remain were examined before. */
 static void look_into(const struct r_debug *other, const struct link_map **seen)
 {
     bool is_new = !*seen, is_there = is_new;
@@ -120,7 +126,7 @@ static void look_elsewhere(void)
 
 /* -------------------------------------------------------------------- what has changed */
 
-/* In place of _dl_debug_state(). `last` may be gone when something has been deleted. */
+/* Called in place of _dl_debug_state(). After objects were unloaded `last` may be invalid. */
 static void changes(void)
 {
     const int before = state;
@@ -141,10 +147,10 @@ static void changes(void)
 /* -------------------------------------------------------------------- _dl_debug_state() */
 
 #ifdef __x86_64__
-/* The length of an instruction that does nothing, as stands between functions; 0: it is another. */
+/* The length of a filler between functions (nop, int3) at `code`; 0: it is another instruction. */
 static size_t filler(const uint8_t *code)
 {
-    static const uint8_t of_mode[] = {3, 4, 7}; /* by its operand, which is not looked at */
+    static const uint8_t of_mode[] = {3, 4, 7}; /* length, by the kind of its operand */
     size_t n = 0;
     while (code[n] == 0x66 || code[n] == 0x2e)
         n++;
@@ -193,7 +199,7 @@ static size_t empty_function(const uint8_t *code)
 }
 #endif
 
-/* Its one instruction, and then nothing that anybody runs. */
+/* Whether _dl_debug_state() is empty, and followed by enough filler for a jump. */
 static bool has_room(const uint8_t *code)
 {
     size_t n = empty_function(code);
@@ -219,8 +225,8 @@ static void hook(void)
 
 /* -------------------------------------------------------------------------- the start */
 
-/* A table of the program's for the loader, by the program's own head; NULL: it was called by a
- * loader's name. */
+/* The dynamic section of the program, from the program headers that the kernel passed; NULL: the
+ * loader was started by its own name. */
 static const ElfW(Dyn) * table_of_program(void)
 {
     const ElfW(Phdr) *segments = NULL, *head = NULL, *table = NULL;
@@ -248,8 +254,9 @@ static const ElfW(Dyn) * table_of_program(void)
                : NULL;
 }
 
-/* A program that names _r_debug may have a copy of it, which is not filled before the program is
- * relocated, nor changed later. It is told where the loader's is. */
+/* The address of the loader's r_debug. If the program refers to _r_debug, it may have a copy (COPY
+ * relocation), which is filled only when the program is relocated, and not updated. But the
+ * DT_DEBUG entry of the program has the address. */
 static const struct r_debug *find_debug(void)
 {
     const ElfW(Dyn) *d = _r_debug.r_map ? _r_debug.r_map->l_ld : table_of_program();
@@ -269,7 +276,7 @@ static void begin(void)
     hook();
 }
 
-#if defined(__x86_64__) || defined(__aarch64__) /* of others no file is read */
+#if defined(__x86_64__) || defined(__aarch64__) /* elf_functions.c reads no others */
 static void nothing(void) {}
 
 __attribute__((used)) static void (*resolve(void))(void)
@@ -279,7 +286,7 @@ __attribute__((used)) static void (*resolve(void))(void)
 }
 
 static void at_relocation(void) __attribute__((ifunc("resolve")));
-/* What has the loader call the resolver. */
+/* The reference for which the loader calls the resolver. */
 __attribute__((used)) static void (*const volatile relocated)(void) = at_relocation;
 #endif
 

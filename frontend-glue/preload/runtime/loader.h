@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The loader's (ld.so's) list of objects, and the moments at which it has mapped new ones and has
- * not called their constructors yet. */
+/* The list of loaded objects of the loader (ld.so), and the moments at which it has mapped new
+ * objects and has not called their constructors yet. */
 #ifndef IBX_FRONTEND_GLUE_PRELOAD_RUNTIME_LOADER_H
 #define IBX_FRONTEND_GLUE_PRELOAD_RUNTIME_LOADER_H
 
@@ -8,14 +8,16 @@
 
 #include <stdbool.h>
 
-/* What this library's constructor calls, after all that was loaded with the program has been looked
- * at; or now, if the loader has left that out. `name`: of the program, where the loader was called
- * by its own. False: what is opened from now on will not be seen. */
+/* Called by this library's constructor. The objects that were loaded with the program have been
+ * examined before, by an IFUNC resolver; if that did not run, they are examined now. `name`: of the
+ * program, in case it was started by the loader's own name. False: objects that are opened later
+ * will not be noticed. */
 bool ibx_loader_begin(const char *name);
-/* One that has not been told of; NULL: there is none. */
+/* An object with a runtime that was not returned before; NULL: none is left. */
 struct ibx_inside *ibx_loader_untold(void);
-/* From ibx_loader_begin() on, as the loader has mapped something: in a thread of the program's that
- * opens a library, which has the loader's lock. */
+/* static_runtime.c: called after each time that the loader has mapped objects, once
+ * ibx_loader_begin() was called. It runs in the thread of the program that opens a library, under
+ * the loader's lock. */
 void ibx_loader_tell(void);
 
 #endif

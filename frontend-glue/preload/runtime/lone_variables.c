@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Variables of a library of kernels that has no kernel (JAX puts its constants into such ones). The
- * back end finds a variable by a kernel beside it (variables.c), which these have not. So nothing
- * but the program uses them, by their addresses: memory of the device that begins with the same
- * bytes is all that they are. Each device has its own.
+ * Variables of a library that has no kernels (JAX puts constants into such libraries). The back end
+ * finds a variable through a kernel of the same module (variables.c), so it cannot find these. But
+ * no kernel can use them by name: the program takes their addresses. So each becomes device memory
+ * with the same initial bytes, on each device its own.
  */
 #include "frontend-glue/preload/kernels/images.h"
 #include "frontend-glue/preload/memory/memory.h"
@@ -18,7 +18,8 @@ struct lone_variable {
     struct lone_variable *next;
     int device;
     void *at;
-    uint64_t number; /* of the allocation: another one has another, also at the same address */
+    uint64_t number; /* of its allocation (struct range): tells it from a later one at the same
+                        address */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -33,7 +34,7 @@ __attribute__((constructor)) static void begin(void)
     pthread_atfork(NULL, NULL, in_child);
 }
 
-/* It goes when its device is reset, and with its context. */
+/* Whether its memory still exists: a reset of the device, or the end of its context, frees it. */
 static bool is_there(const struct lone_variable *v)
 {
     struct range range;
@@ -41,7 +42,7 @@ static bool is_there(const struct lone_variable *v)
            range.number == v->number;
 }
 
-/* Its memory, with what it begins with. */
+/* Allocates its memory and copies the initial bytes; `from` NULL: zeros. */
 static int fill(struct lone_variable *v, const uint8_t *from, size_t n)
 {
     struct range range;

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Calls of GVirtuS's that write their answer to where the program says, and do so even if that is
- * NULL: that of cudaDeviceCanAccessPeer at the back end, which ends then. CUDA returns
- * cudaErrorInvalidValue. Calls that other files make are checked there. Questions about what is no
- * kernel have CUDA's answer here, too.
+ * Calls whose output pointer may be NULL. CUDA returns cudaErrorInvalidValue; GVirtuS writes
+ * through the pointer all the same, and with cudaDeviceCanAccessPeer it is the back end that
+ * crashes. These functions check it first, as other files do for their own calls. They also return
+ * CUDA's error for a function that is no kernel.
  */
 #include "frontend-glue/preload/kernels/kernels.h"
 #include "frontend-glue/preload/preload.h"
 
-/* CUDA's header has their prototypes. */
+/* The prototypes are in CUDA's header. */
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"
 
-/* The call of that name and these parameters, of which `output` is one. */
+/* A call that fails if `output` is NULL. */
 #define WITH_OUTPUT(call, output, parameters, ...)                                                 \
     __attribute__((visibility("default"))) int call parameters                                     \
     {                                                                                              \
@@ -27,7 +27,7 @@ WITH_OUTPUT(cudaEventCreate, event, (void **event), event)
 WITH_OUTPUT(cudaEventCreateWithFlags, event, (void **event, unsigned flags), event, flags)
 WITH_OUTPUT(cudaEventElapsedTime, ms, (float *ms, void *from, void *to), ms, from, to)
 
-/* The same of a kernel. */
+/* The same for a call about a kernel. */
 #define OF_KERNEL(call, output, parameters, ...)                                                   \
     __attribute__((visibility("default"))) int call parameters                                     \
     {                                                                                              \
@@ -47,7 +47,7 @@ OF_KERNEL(cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, blocks,
           (int *blocks, const void *function, int threads, size_t shared, unsigned flags), blocks,
           function, threads, shared, flags)
 
-/* CUDA leaves out what has no place. */
+/* Here CUDA accepts NULL for either output. */
 __attribute__((visibility("default"))) int cudaMemGetInfo(size_t *left, size_t *all)
 {
     size_t unused[2];

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What programs call that are compiled with `nvcc --default-stream per-thread` or with
- * CUDA_API_PER_THREAD_DEFAULT_STREAM: CUDA's header gives these calls names of their own. NULL is
- * the calling thread's stream in them, and calls without a stream are made in that one. GVirtuS has
- * none of these names. At the back end each thread of the application has a thread, and so its
- * stream is CUDA's own.
+ * The calls of programs that are compiled with `nvcc --default-stream per-thread` or
+ * CUDA_API_PER_THREAD_DEFAULT_STREAM: CUDA's header gives them the suffixes _ptsz and _ptds. In
+ * these, stream NULL is the calling thread's own stream, and calls without a stream use it. GVirtuS
+ * has none of them. Each thread of the application has a thread at the back end, so its stream is
+ * CUDA's own there.
  */
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
 
-/* CUDA's header has their prototypes. */
+/* The prototypes are in CUDA's header. */
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"
 #define EXPORTED   __attribute__((visibility("default")))
 #define PER_THREAD ((void *)2) /* cudaStreamPerThread */
@@ -24,7 +24,7 @@ static void *own(void *stream)
 
 /* ---------------------------------------------------------------------- with a stream */
 
-/* The call of that name and these parameters, the stream among them. */
+/* The _ptsz form of a call that has a stream. */
 #define IN_STREAM(call, parameters, ...)                                                           \
     EXPORTED int call##_ptsz parameters                                                            \
     {                                                                                              \
@@ -188,7 +188,7 @@ IN_STREAM(cudaStreamUpdateCaptureDependencies,
 
 /* ------------------------------------------------------------------- without a stream */
 
-/* Behind a copy in the thread's stream: as CUDA it waits, except for one within the device. */
+/* Waits after a copy in the thread's stream, as CUDA does except for copies within the device. */
 static int copied(int rc, int kind)
 {
     return rc || kind == CUDA_MEMCPY_ON_DEVICE ? rc : cudaStreamSynchronize(PER_THREAD);
@@ -245,7 +245,7 @@ EXPORTED int cudaMemset3D_ptds(struct ibx_cuda_pitched memory, int value,
     return cudaMemset3DAsync(memory, value, extent, PER_THREAD);
 }
 
-/* Copies from and to arrays are over when they return. */
+/* The copies of arrays are complete when they return. */
 EXPORTED int cudaMemcpyToArray_ptds(void *array, size_t x, size_t y, const void *from, size_t n,
                                     int kind)
 {
@@ -270,7 +270,8 @@ EXPORTED int cudaMemcpy2DFromArray_ptds(void *to, size_t pitch, const void *arra
     return cudaMemcpy2DFromArrayAsync(to, pitch, array, x, y, width, height, kind, PER_THREAD);
 }
 
-/* In the legacy stream, which waits for the thread's and which that waits for. */
+/* Runs in the legacy default stream, which is ordered with the thread's stream in both directions.
+ */
 EXPORTED int cudaMemcpy2DArrayToArray_ptds(void *to, size_t to_x, size_t to_y, const void *from,
                                            size_t from_x, size_t from_y, size_t width,
                                            size_t height, int kind)

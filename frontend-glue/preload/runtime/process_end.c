@@ -1,23 +1,25 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The end of a process by exit(3). First, in a forked child: log4cplus, with which GVirtuS writes
- * its log, has threads, and its end waits for them: in a child, which has none of them, for ever.
- * exit(3) calls what the program has left there, then the destructors of libraries, then what
- * libraries have left there when they began, the last one first. So in a child
+ * The end of a process by exit(3), in two situations in which GVirtuS would hang or crash.
  *
- * - log4cplus's own destructors are none, as its dynamic section says from then on, and
- * - this library's handler ends the process before those of objects in log4cplus, which began
- *   earlier. C++'s streams write what they hold when the last library is done with them; since
- *   log4cplus never is, the handler does that for it.
+ * In a forked child: log4cplus, GVirtuS's logger, has threads, and its destructors wait for them. A
+ * child has none of these threads, so it would wait for ever. exit(3) calls what the program has
+ * registered, then the destructors of libraries, then what libraries registered when they were
+ * initialized, in reverse order. So in a child
  *
- * The same where other threads may be in calls of CUDA's: these go on until the process ends.
- * GVirtuS's own destructors, which free what such calls use, are none then either. The
- * handler closes the connections that no thread is using.
+ * - log4cplus's destructors are removed from its dynamic section, and
+ * - a handler of this library ends the process before the destructors of objects in log4cplus,
+ *   which were registered earlier. C++'s streams are flushed when the last library that uses them
+ *   is done. log4cplus never is, so the handler flushes them.
  *
- * Of libraries that a program has loaded by dlopen(3), as Python does, exit(3) calls what these
- * have left there before all that, among the program's own. So these libraries leave it by this
- * one, which looks at what to do when its turn has come; in front of the first one's a handler says
- * that it is exit(3), and not dlclose(3).
+ * While other threads may be in calls of CUDA: these threads go on until the process ends. So
+ * GVirtuS's destructors, which would free what such calls use, are removed as well, and the handler
+ * closes the connections that no thread uses.
+ *
+ * If a program has loaded these libraries by dlopen(3), as Python does, what they registered is
+ * called earlier, among the program's own. So this library replaces __cxa_atexit() and registers
+ * run_left() for them, which decides at the end whether to call the function. A handler that is
+ * registered after the first of them tells exit(3) from dlclose(3).
  */
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"
@@ -34,19 +36,19 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define STREAMS_USES  65536u /* of C++'s streams: more than log4cplus has begun */
+#define STREAMS_USES  65536u /* more uses of C++'s streams than log4cplus has */
 #define LIBRARIES_MAX 8u
 
-/* log4cplus, and what is GVirtuS's: not looked for without the former. */
+/* log4cplus, and GVirtuS's own libraries, which are looked for only if log4cplus is there. */
 static const char *const names[] = {"liblog4cplus", "libgvirtus-", "libcudart.so"};
 
-/* How many bytes of destructors each library has; log4cplus is the first. */
+/* The DT_FINI_ARRAYSZ entries of these libraries; log4cplus's is the first. */
 static ElfW(Dyn) * destructors[LIBRARIES_MAX];
 static unsigned libraries;
 static void (*end_streams)(void *); /* std::ios_base::Init::~Init() */
-static bool linked;                 /* they began before this one */
-static atomic_bool ends;            /* exit(3) has been called */
-static atomic_bool threads;         /* others may be in calls */
+static bool linked;                 /* these libraries were loaded with the program */
+static atomic_bool ends;            /* exit(3) was called */
+static atomic_bool threads;         /* other threads may be in calls */
 
 static void in_child(void)
 {
@@ -81,7 +83,7 @@ static bool skip(ElfW(Dyn) * bytes)
     return true;
 }
 
-/* Before the first of their destructors, of all that exit(3) calls. */
+/* Runs before the first destructor that exit(3) calls. */
 static void begin_end(void)
 {
     if (ends)
@@ -102,7 +104,8 @@ static void begin_end(void)
         skip(destructors[i]);
 }
 
-/* Those of libraries that this one does not depend on, log4cplus among them, come later. */
+/* Destructors of libraries that this one does not depend on, such as log4cplus, run after this one.
+ */
 __attribute__((destructor)) static void end(void)
 {
     begin_end();
@@ -113,12 +116,12 @@ __attribute__((destructor)) static void end(void)
 struct left {
     void (*function)(void *argument);
     void *argument;
-    bool log; /* it is log4cplus's */
+    bool log; /* registered by log4cplus */
 };
 
 struct owner {
     uintptr_t address;
-    const char *const *name; /* of the library there; NULL: it is no such */
+    const char *const *name; /* its entry in names[]; NULL: another library */
 };
 
 static const char *const *name_of(const char *library)
@@ -145,8 +148,8 @@ static int look_at_owner(struct dl_phdr_info *library, size_t size, void *argume
     return 0;
 }
 
-/* The lock that dladdr(3) takes is free in a child; elsewhere it may be that of a thread in
- * dlopen(3) which waits for this one. */
+/* The entry in names[] of the library with this address. Not by dladdr(3), except in a child:
+ * another thread may hold its lock in dlopen(3), and wait for this one. */
 static const char *const *owner_of(void *library)
 {
     struct owner owner = {.address = (uintptr_t)library};
@@ -166,7 +169,7 @@ static void run_left(void *argument)
         left.function(left.argument);
 }
 
-/* In whichever scope the library is; before its destructors. */
+/* Finds libstdc++'s function in any scope, while libstdc++ is still usable. */
 static void find_streams(void)
 {
     static const char name[] = "_ZNSt8ios_base4InitD1Ev";
@@ -185,7 +188,8 @@ static void exit_begins(int status, void *argument)
 
 typedef int atexit_of_library(void (*function)(void *argument), void *argument, void *library);
 
-/* dlsym(3) waits while another thread is in dlopen(3), which may wait for this one. */
+/* The C library's __cxa_atexit(). Looked up once, at the start: dlsym(3) waits for a thread in
+ * dlopen(3), which may wait for this one. */
 static atexit_of_library *next_atexit(void)
 {
     static _Atomic(void *) known;
@@ -199,10 +203,11 @@ static atexit_of_library *next_atexit(void)
 
 __attribute__((visibility("default"))) atexit_of_library __cxa_atexit;
 
-/* atexit(3) of a library, and its C++ objects, of which some have thousands. */
+/* Called by atexit(3) in a library, and for C++ objects with destructors, of which some libraries
+ * have thousands. */
 int __cxa_atexit(void (*function)(void *argument), void *argument, void *library)
 {
-    static _Atomic(void *) others; /* the last library that is none of those */
+    static _Atomic(void *) others; /* the last library that was found not to be in names[] */
     atexit_of_library *next = next_atexit();
     const char *const *name = library == atomic_load(&others) ? NULL : owner_of(library);
     if (!name)
@@ -235,7 +240,8 @@ static void end_process(int status, void *argument)
         char nobody = 0;
         end_streams(&nobody);
     }
-    fcloseall(); /* as exit(3), without the locks of streams that other threads wait in */
+    fcloseall(); /* flushes as exit(3) does, but without the locks of streams in which other threads
+                    may wait */
     _exit(status);
 }
 

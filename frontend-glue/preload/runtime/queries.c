@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Questions about streams, devices and kernels that GVirtuS does not know, in requests of our own,
- * and what can be answered here.
+ * Queries of streams, devices and kernels that GVirtuS does not know: as requests of ibx's own, or
+ * answered here.
  */
 #include "frontend-glue/preload/kernels/kernels.h"
 #include "frontend-glue/preload/preload.h"
@@ -12,7 +12,8 @@
 #define SHARED_MOST  2
 #define FLAGS_VALID  1u /* cudaInitDeviceFlagsAreValid */
 
-/* A request that answers one number. */
+/* Makes a request whose answer is one number. `wanted`: the caller's output pointer, which must not
+ * be NULL. */
 static int number(const struct own_request *e, const void *wanted, uint64_t *answer)
 {
     return wanted ? ibx_frontend_request_ask(e, answer) : ibx_frontend_fail(CUDA_INVALID_VALUE);
@@ -100,12 +101,12 @@ int cudaDeviceGetTexture1DLinearMaxWidth(size_t *most, const struct ibx_cuda_cha
     return rc;
 }
 
-/* "DOMAIN:BUS:DEVICE.FUNCTION", of which the first and the last may be missing. */
+/* Parses "DOMAIN:BUS:DEVICE.FUNCTION". The domain and the function are optional. */
 static bool read_place(const char *id, unsigned place[3])
 {
     if (id && sscanf(id, "%x:%x:%x", &place[0], &place[1], &place[2]) == 3)
         return true;
-    place[0] = 0; /* where the number of the bus was read to */
+    place[0] = 0; /* the first sscanf() has read the bus into it */
     return id && sscanf(id, "%x:%x", &place[1], &place[2]) == 2;
 }
 
@@ -127,7 +128,7 @@ int cudaDeviceGetByPCIBusId(int *device, const char *id)
     return ibx_frontend_fail(CUDA_INVALID_DEVICE);
 }
 
-/* A context of the device, which stays unselected. */
+/* Creates a context of the device, and leaves the current device selected. */
 int cudaInitDevice(int device, unsigned flags, unsigned what)
 {
     int before = 0, rc = what & ~FLAGS_VALID ? ibx_frontend_fail(CUDA_INVALID_VALUE) : 0;
@@ -147,7 +148,7 @@ int cudaDeviceGetSharedMemConfig(int *config)
     return CUDA_SUCCESS;
 }
 
-/* CUDA ignores it for all such GPUs. */
+/* CUDA ignores this setting on all GPUs since 2014. */
 int cudaDeviceSetSharedMemConfig(int config)
 {
     return config < 0 || config > SHARED_MOST ? ibx_frontend_fail(CUDA_INVALID_VALUE)
@@ -162,7 +163,8 @@ int cudaFuncSetSharedMemConfig(const void *function, int config)
 
 /* ------------------------------------------------------------------------------- kernels */
 
-/* False: nobody can tell by which name requests name it; *rc says so. */
+/* Begins a request about a kernel. False: `function` is not known as a kernel, and *rc is the
+ * error. */
 static bool begin(struct own_request *e, enum ibx_own_request call, const char *name,
                   const void *function, int *rc)
 {
@@ -249,7 +251,7 @@ int cudaFuncGetParamInfo(const void *function, size_t index, size_t *at, size_t 
     return CUDA_SUCCESS;
 }
 
-/* As the compiler has made it, and as nvcc's code has registered it. */
+/* Returns the mangled name with which nvcc's code registered the kernel. */
 int cudaFuncGetName(const char **name, const void *function)
 {
     if (!name || !function)
@@ -261,7 +263,7 @@ int cudaFuncGetName(const char **name, const void *function)
     return CUDA_SUCCESS;
 }
 
-/* As in __cudaGetKernel(): the handle is the function. */
+/* As in __cudaGetKernel(), the handle is the host function. */
 int cudaGetKernel(void **kernel, const void *function)
 {
     if (!kernel || !function)

@@ -2,22 +2,28 @@
 /*
  * The runtime as a whole.
  *
- *   attach.c         the plugin attaches
- *   ends.c           the ends of a device's context and of a stream
- *   process_end.c    the end of a process: forked children, threads that are in calls
- *   composed.c       calls that consist of others
- *   queries.c        questions about streams, devices and kernels
- *   outputs.c        answers that have no place, questions about what is no kernel
- *   absent.c         calls that are not there for a remote GPU
- *   per_thread.c     the names of calls in programs with a default stream for each thread
- *   libraries.c      libraries of kernels that a program loads
- *   lone_variables.c variables of such libraries as have no kernel
- *   libcublaslt.c    libraries of that name
- *   search.c         libibx-search.so: where the loader finds libraries
- *   static_runtime.c, runtime_inside.c  programs and libraries with a runtime of their own
- *   runtime_answers.c  what functions of these return that lead nowhere
- *   loader.c, elf_functions.c, code.c, first_call.c  how that is found and changed, in the loader
- *                    (early.h); where its functions lead to at first
+ *   attach.c           what begins in the process when the plugin attaches
+ *   ends.c             the end of a device's context and of a stream
+ *   process_end.c      exit(3) in forked children, and while threads are in calls
+ *   composed.c         calls that are composed of others
+ *   queries.c          queries of streams, devices and kernels
+ *   outputs.c          checks of NULL outputs and of functions that are no kernels
+ *   absent.c           calls that a remote GPU cannot have
+ *   per_thread.c       the names of calls with a default stream for each thread
+ *   libraries.c        libraries of kernels that a program loads (cudaLibraryLoadData)
+ *   lone_variables.c   variables of such libraries that have no kernel
+ *   libcublaslt.c      libcublasLt.so for programs that link it
+ *   search.c           libibx-search.so: where the loader finds CUDA's libraries
+ *
+ * Programs and libraries with a statically linked runtime:
+ *
+ *   static_runtime.c   which libcudart their calls reach, and warnings
+ *   runtime_inside.c   finds such a runtime and makes its functions jumps
+ *   runtime_answers.c  what those of its functions return that no libcudart has
+ *   loader.c           learns from the loader which objects are loaded
+ *   elf_functions.c    the functions in the symbol table of a file
+ *   code.c             changes code
+ *   first_call.c       the entry of a function that is called for the first time
  */
 #ifndef IBX_FRONTEND_GLUE_PRELOAD_RUNTIME_RUNTIME_H
 #define IBX_FRONTEND_GLUE_PRELOAD_RUNTIME_RUNTIME_H
@@ -26,14 +32,15 @@
 
 /* ---------------------------------------------------------------------------------- libraries.c */
 
-/* The library that has this kernel; NULL: it is the program's own, or none. */
+/* The library (cudaLibrary_t) that has this kernel; NULL: the kernel is the program's own, or there
+ * is no such kernel. */
 void *ibx_frontend_library_of(const void *kernel);
 
 /* ----------------------------------------------------------------------------- lone_variables.c */
 
-/* The memory of a variable of n bytes on the current device: that of one in a library without
- * kernels, whose images are those of a fat binary of `size` bytes. *all: its memory on each device.
- */
+/* The memory, on the current device, of a variable of n bytes in a library without kernels;
+ * allocates it if needed. `fat`: the fat binary of the library, `size` bytes. *all: the list of the
+ * variable's memory on each device, which _end() frees. Returns a CUDA error. */
 struct lone_variable;
 int ibx_frontend_lone_variable(struct lone_variable **all, const uint8_t *fat, size_t size,
                                const char *name, size_t n, void **address);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What functions of a runtime in a program or library (runtime_inside.c) answer that lead to no
- * libcudart: single ones that it lacks, or all, where there is none. Their own code would look for
- * a driver of this host, and not be one runtime with the others. So it is never run, and they
- * return an error.
+ * What those functions of a statically linked runtime (runtime_inside.c) return that no libcudart
+ * replaces: single functions that the libcudart lacks, or all of them if there is no libcudart.
+ * Their own code must not run: it would look for a driver of this host, with a state of its own. So
+ * they return an error.
  */
 #include "frontend-glue/preload/runtime/runtime_answers.h"
 
@@ -16,7 +16,7 @@
 
 #define REGISTERS "__cudaRegister"
 
-/* cudaChannelFormatDesc; which kind is an int. */
+/* cudaChannelFormatDesc. `kind` is an enum. */
 struct channel {
     int x, y, z, w, kind;
 };
@@ -38,7 +38,7 @@ static int count_devices(int *count)
     return CUDA_INSUFFICIENT_DRIVER;
 }
 
-/* Nobody looks at what that leads to. */
+/* The handle is passed back, and never used. */
 static void **register_module(void *wrapper)
 {
     static void *handle;
@@ -64,7 +64,7 @@ static void *find(const struct answer *all, size_t n, const char *name)
     return NULL;
 }
 
-/* Of these nobody's answer depends on a GPU. */
+/* Functions that need no GPU. */
 static void *without_gpu(const char *name)
 {
     static const struct answer all[] = {ANSWER("cudaCreateChannelDesc", make_channel),
@@ -89,7 +89,7 @@ void *ibx_inside_lacked(const char *name)
     return answer ? answer : (void *)(uintptr_t)ibx_inside_absent;
 }
 
-/* What nvcc's code registers, a program may never use. */
+/* __cudaRegister...() succeeds: the program may never use what is registered. */
 uintptr_t ibx_inside_tell_absent(struct ibx_inside_function *function)
 {
     const bool registers = !strncmp(function->name, REGISTERS, strlen(REGISTERS));

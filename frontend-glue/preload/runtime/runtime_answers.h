@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Where functions of a runtime in a program or library lead to that are in no libcudart. */
+/* The targets of functions of a statically linked runtime that no libcudart replaces. */
 #ifndef IBX_FRONTEND_GLUE_PRELOAD_RUNTIME_RUNTIME_ANSWERS_H
 #define IBX_FRONTEND_GLUE_PRELOAD_RUNTIME_RUNTIME_ANSWERS_H
 
-/* Of that name, where there is no libcudart: cudaErrorInsufficientDriver, as without a driver. */
+/* For this function, if there is no libcudart: it returns cudaErrorInsufficientDriver, as without a
+ * driver. */
 void *ibx_inside_unreached(const char *name);
-/* Where there is one, which lacks it: cudaErrorNotSupported, and a line that names it. */
+/* For this function, if the libcudart lacks it: it returns cudaErrorNotSupported and logs its name
+ * once. */
 void *ibx_inside_lacked(const char *name);
 
 #endif

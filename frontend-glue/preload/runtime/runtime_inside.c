@@ -4,11 +4,12 @@
 #include "frontend-glue/preload/runtime/early.h"
 #include "frontend-glue/preload/runtime/elf_functions.h"
 
-#define INSIDE "libcudart_static_" /* how names begin of what that runtime has for itself */
+#define INSIDE "libcudart_static_" /* the prefix of the runtime's internal functions */
 
-/* NVIDIA's own libraries, some of which have such a runtime and names: nobody links them anew, this
- * library makes the calls of some of them itself, and kernels of hundreds of MB would be sent to
- * the back end as one is loaded (NCCL's). By whole names: others may begin so as well. */
+/* NVIDIA's own libraries, which are left alone, though some have such a runtime with symbols. Users
+ * cannot link them anew; this library makes the calls of some of them itself; and the kernels of
+ * others, such as NCCL, would be hundreds of MB to send when they are loaded. The names are
+ * compared as a whole. */
 static const char *const of_nvidia[] = {"libcublas",
                                         "libcublasLt",
                                         "libcudart",
@@ -65,8 +66,8 @@ static const char *const of_nvidia[] = {"libcublas",
                                         "libnvshmem",
                                         "libnvshmem_host"};
 
-/* What follows the name of a library: ".so", or what a package of Python's puts before that, which
- * is a part of the file's digest, behind a dash or, of a package of NVIDIA's own, a dot. */
+/* Whether `end`, which follows the name of a library, is ".so", or what Python packages put before
+ * it: 8 hexadecimal digits after a dash or, in NVIDIA's packages, a dot. */
 static bool ends_name(const char *end)
 {
     if (ibx_early_begins(end, ".so") || ibx_early_begins(end, ".alt.so"))
@@ -92,13 +93,13 @@ bool ibx_inside_is_of_nvidia(const char *path)
 /* ------------------------------------------------------------ what is seen in its memory */
 
 struct imports {
-    bool looks_up;     /* functions, as such a runtime does the driver's */
-    bool registers;    /* kernels, at a runtime elsewhere */
-    bool is_relocated; /* its code, too */
+    bool looks_up;     /* dlsym(): such a runtime looks up the driver's functions */
+    bool registers;    /* __cudaRegisterFatBinary(): kernels, with a runtime in another object */
+    bool is_relocated; /* its code has relocations */
 };
 
-/* Symbols that another object has come first, and are all there are in a program that has none for
- * others: its table ends where one of the loader's other ones begins. */
+/* The dynamic symbol table. Imported symbols come first; a program that exports nothing has only
+ * these. The table has no length: it ends where the next one begins. */
 struct dynamic {
     ElfW(Addr) symbols, names, next, hash;
     size_t names_size;
@@ -110,8 +111,8 @@ static ElfW(Addr) distance(ElfW(Addr) a, ElfW(Addr) b)
     return a < b ? b - a : a - b;
 }
 
-/* The loader has made addresses of most of them, which is another matter in each of its versions;
- * of none in the vDSO. What is in the object is near its table. */
+/* The address of an entry. The loader has relocated most of them, which ones depends on its
+ * version, and none in the vDSO. The right value is the one near the object's dynamic section. */
 static ElfW(Addr) address_in(const struct link_map *map, ElfW(Addr) value)
 {
     const ElfW(Addr) table = (ElfW(Addr))map->l_ld, moved = value + map->l_addr;
@@ -150,8 +151,8 @@ static void read_dynamic(const struct link_map *map, struct dynamic *d)
 static size_t count_imports(const struct dynamic *d)
 {
     const size_t most = (d->next - d->symbols) / sizeof(ElfW(Sym)),
-                 first =
-                     d->hash ? ((const uint32_t *)d->hash)[1] : 0; /* that others may look for */
+                 first = d->hash ? ((const uint32_t *)d->hash)[1]
+                                 : 0; /* the first symbol that is exported */
     return first > 1 && first < most ? first : most;
 }
 
@@ -179,8 +180,8 @@ static void look_at_imports(const struct link_map *map, struct imports *imports)
 
 /* ------------------------------------------------------------------- what its file says */
 
-/* What is mapped begins as the file, and has its table for the loader there: that is no loader
- * that was told to load another program. */
+/* Whether the object was mapped from this file: it has the same header, and its dynamic section at
+ * the same place. It has not if the loader was started with the name of another program. */
 static bool is_mapped(const struct link_map *map, const struct ibx_elf *elf)
 {
     const ElfW(Phdr) *dynamic = ibx_elf_segment(elf, PT_DYNAMIC, IBX_ELF_ANY);
@@ -194,8 +195,8 @@ static bool is_mapped(const struct link_map *map, const struct ibx_elf *elf)
     return false;
 }
 
-/* The libcudart for which the runtime stands, by what came and went with versions; NULL: there is
- * none. `*at`: where one of its functions is. */
+/* The libcudart of the same version as the runtime, judged by functions that were added or removed
+ * between versions; NULL: there is no runtime. *at: the address of one of its functions. */
 static const char *libcudart_of(const struct ibx_elf *elf, ElfW(Addr) * at)
 {
     bool is_there = false, of_12 = false, of_13 = false;
@@ -216,8 +217,8 @@ static const char *libcudart_of(const struct ibx_elf *elf, ElfW(Addr) * at)
                      : "libcudart.so.11.0";
 }
 
-/* The name of one that has room for a jump, and may be one of the runtime's; else NULL. What nvcc
- * writes for libraries of -rdc=true is the program's. */
+/* The name of the i-th symbol if it may be a function of the runtime and is long enough for a jump;
+ * else NULL. The functions that nvcc generates with -rdc=true are the program's. */
 static const char *runtimes(const struct ibx_elf *elf, size_t i, const ElfW(Phdr) * code)
 {
     const char *name = ibx_elf_function(elf, i);
@@ -228,25 +229,25 @@ static const char *runtimes(const struct ibx_elf *elf, size_t i, const ElfW(Phdr
         offset >= code->p_filesz || code->p_filesz - offset < IBX_CODE_JUMP_BY)
         return NULL;
     for (const char *c = name; *c; c++)
-        if (*c == '.') /* a part of one that a compiler has put elsewhere */
+        if (*c == '.') /* a part of a function that the compiler has split off */
             return NULL;
     return name;
 }
 
 /* ------------------------------------------------------------- which are the program's own */
 
-/* A program may name its own functions so as well, and they are to do what they do. All functions
- * of the runtime that programs do not call have names of its own, and it is in one piece which
- * begins and ends with some of these. So what lies between two of them is the runtime's, whatever
- * its name (a later version may have more than is known here), and between two of the program's it
- * is the program's. At an edge, where a linker, or another version, has put the pieces in another
- * order, it is the runtime's if this library has such a function. */
+/* A program may have functions of its own whose names begin with "cuda"; these must not change. The
+ * runtime is contiguous. It has internal functions (INSIDE), and begins and ends with some of them.
+ * So a candidate between two internal functions is the runtime's, whatever its name is (a later
+ * version may have more functions than are known here), and one between two of the program's
+ * functions is the program's. At an edge, where another linker or version may have put the pieces
+ * in another order, it is the runtime's if this library exports a function of that name. */
 struct candidate {
     ElfW(Addr) at;
     size_t symbol;
 };
 
-/* The functions before a candidate and behind the one that comes before it. */
+/* The functions between a candidate and the one before it. */
 struct gap {
     ElfW(Addr) lowest, highest;
     bool has_any, lowest_is_inside, highest_is_inside;
@@ -254,7 +255,7 @@ struct gap {
 
 struct candidates {
     size_t bytes, count;
-    struct gap *gaps; /* one more than candidates */
+    struct gap *gaps; /* count + 1 */
     struct candidate all[];
 };
 
@@ -286,7 +287,7 @@ static void note_other(struct candidates *c, const char *name, ElfW(Addr) at)
     gap->has_any = true;
 }
 
-/* Sorted, which takes little: hundreds. */
+/* Insertion sort: there are some hundreds. */
 static void add_candidate(struct candidates *c, ElfW(Addr) at, size_t symbol)
 {
     size_t i = c->count++;
@@ -295,7 +296,7 @@ static void add_candidate(struct candidates *c, ElfW(Addr) at, size_t symbol)
     c->all[i] = (struct candidate){at, symbol};
 }
 
-/* `map`: any. */
+/* This library's entry in the loader's list. `map`: any entry. */
 static const struct link_map *find_ourselves(const struct link_map *map)
 {
     const struct link_map *l = map;
@@ -306,7 +307,7 @@ static const struct link_map *find_ourselves(const struct link_map *map)
     return l;
 }
 
-/* Whether this library has a function of that name for others. */
+/* Whether this library exports a function of this name (DT_GNU_HASH). */
 static bool has_function(const struct link_map *us, const char *name)
 {
     struct dynamic d;
@@ -318,7 +319,8 @@ static bool has_function(const struct link_map *us, const char *name)
         return false;
     for (const char *c = name; *c; c++)
         wanted = wanted * 33 + (uint8_t)*c;
-    const uint32_t *head = (const uint32_t *)d.hash; /* buckets, first symbol, words of a filter */
+    /* Number of buckets, first symbol, words of the Bloom filter. */
+    const uint32_t *head = (const uint32_t *)d.hash;
     const uint32_t *buckets = head + 4 + head[2] * (sizeof(ElfW(Addr)) / sizeof(uint32_t)),
                    *chain = buckets + head[0];
     const ElfW(Sym) *symbols = (const ElfW(Sym) *)d.symbols;
@@ -327,13 +329,13 @@ static bool has_function(const struct link_map *us, const char *name)
         if ((hash | 1) == (wanted | 1) &&
             ibx_early_equal((const char *)d.names + symbols[i].st_name, name))
             return true;
-        if (hash & 1) /* the last one */
+        if (hash & 1) /* end of the chain */
             return false;
     }
     return false;
 }
 
-/* Leaves those that are the runtime's. */
+/* Removes the candidates that are the program's. */
 static void drop_programs(struct candidates *c, const struct ibx_elf *elf,
                           const struct link_map *map)
 {
@@ -352,7 +354,7 @@ static void drop_programs(struct candidates *c, const struct ibx_elf *elf,
     c->count = kept;
 }
 
-/* NULL: there is no memory. */
+/* The functions of the runtime, sorted by address; NULL: there is no memory. */
 static struct candidates *find_functions(const struct ibx_elf *elf, const ElfW(Phdr) * code,
                                          const struct link_map *map)
 {
@@ -381,7 +383,7 @@ static struct candidates *find_functions(const struct ibx_elf *elf, const ElfW(P
 
 /* ------------------------------------------------------------------------------ jumps */
 
-/* How many are written. */
+/* Returns how many jumps were written. */
 static size_t write_each(const struct ibx_inside *inside, const struct ibx_code *code)
 {
     uint8_t bytes[IBX_CODE_JUMP_BY];
@@ -393,7 +395,7 @@ static size_t write_each(const struct ibx_inside *inside, const struct ibx_code 
     return inside->count;
 }
 
-/* All of them or none. */
+/* Writes all jumps, or none. */
 static void write_jumps(struct ibx_inside *inside)
 {
     struct ibx_code code;
@@ -447,7 +449,8 @@ static void add_functions(struct ibx_inside *inside, const struct ibx_elf *elf,
     }
 }
 
-/* The object's functions become jumps, or its state says why not. NULL: there is no memory. */
+/* Makes the runtime's functions in this object jumps; or its state says why not. NULL: there is no
+ * memory. */
 static struct ibx_inside *redirect(const struct link_map *map, const char *path,
                                    const struct ibx_elf *elf, const ElfW(Phdr) * code,
                                    bool is_relocated)

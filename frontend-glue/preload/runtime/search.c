@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Where CUDA's libraries are found (LD_AUDIT, rtld-audit(7)). Packages of Python bring NVIDIA's
- * and find them by a DT_RPATH, which comes before LD_LIBRARY_PATH, or by their whole paths; those
- * of GVirtuS in LD_LIBRARY_PATH are never looked at then. With this library the loader takes them
- * wherever else it was to look, and nothing is loaded in a process that asks for none.
+ * libibx-search.so: which CUDA libraries the loader finds (LD_AUDIT, rtld-audit(7)). Python
+ * packages bring NVIDIA's libraries, and find them by a DT_RPATH, which precedes LD_LIBRARY_PATH,
+ * or by absolute paths: GVirtuS's in LD_LIBRARY_PATH are ignored then. With this auditor the loader
+ * takes GVirtuS's, if it has the library, whatever the path was. A process that needs no CUDA
+ * library loads none.
  *
- * It is in a namespace of its own, where it would have a C library of its own: it has none
- * (early.h).
+ * An auditor is in a namespace of its own, and would need a C library of its own there. So it uses
+ * none (early.h).
  */
 #include "frontend-glue/preload/runtime/early.h"
 #include "frontend-glue/preload/remote_libraries.h"
@@ -15,7 +16,7 @@
 #include <link.h>
 
 #define SEEN       __attribute__((visibility("default")))
-#define VARIABLES  ((size_t)4 << 20) /* more than an argument list may have */
+#define VARIABLES  ((size_t)4 << 20) /* more than the kernel allows for an environment */
 #define FIRST_READ ((size_t)64 << 10)
 #define FOLDER     "/lib/frontend"
 
@@ -29,7 +30,7 @@ static const char *name_in(const char *path)
     return name;
 }
 
-/* libcudart.so.13 is libcudart.so's, libcudart.so_old is not. */
+/* Accepts libcudart.so and libcudart.so.13, not libcudart.so_old. */
 static bool is_of_cuda(const char *name)
 {
     for (size_t i = 0; i < sizeof(libraries) / sizeof(libraries[0]); i++) {
@@ -42,7 +43,7 @@ static bool is_of_cuda(const char *name)
 
 /* --------------------------------------------------------------------------- the variables */
 
-static const char *variables; /* as the process began */
+static const char *variables; /* the environment as the process began */
 static size_t variables_size;
 
 static size_t read_up_to(int file, char *to, size_t n)
@@ -60,8 +61,8 @@ static size_t read_up_to(int file, char *to, size_t n)
     return done;
 }
 
-/* As the process begins: the loader goes by what they are then, too, and programs that give
- * themselves another title write that over them. */
+/* Reads the environment at the start of the process, as the loader does: programs that change their
+ * title overwrite it later. */
 static void read_variables(void)
 {
     const int file = ibx_early_open("/proc/self/environ", O_RDONLY);
@@ -69,7 +70,7 @@ static void read_variables(void)
         char *text = ibx_early_map(n);
         if (!text)
             break;
-        const size_t size = read_up_to(file, text, n - 1); /* a zero is behind them */
+        const size_t size = read_up_to(file, text, n - 1); /* a zero byte follows */
         if (size < n - 1) {
             variables = text;
             variables_size = size;
@@ -81,7 +82,7 @@ static void read_variables(void)
         ibx_early_close(file);
 }
 
-/* NULL: it is not set. `name` ends with a '='. */
+/* The value of a variable; NULL: it is not set. `name` ends with a '='. */
 static const char *variable(const char *name)
 {
     for (size_t at = 0; at < variables_size; at += ibx_early_length(variables + at) + 1)
@@ -92,12 +93,13 @@ static const char *variable(const char *name)
 
 /* ------------------------------------------------------------------------------ the folders */
 
-static char found[PATH_MAX]; /* the loader copies it, under its lock */
+static char found[PATH_MAX]; /* returned to the loader, which copies it under its lock */
 
-extern const ElfW(Ehdr) __ehdr_start __attribute__((visibility("hidden"))); /* the linker's */
+/* Defined by the linker. */
+extern const ElfW(Ehdr) __ehdr_start __attribute__((visibility("hidden")));
 
-/* One that the loader passes over where it searches by itself (32 bits) it would not pass over
- * here, and the program could not begin. */
+/* Whether the file is for this machine. The loader skips others in its own search (32 bits, say),
+ * but not what an auditor returns: the program would fail to start. */
 static bool is_loadable(const char *path)
 {
     ElfW(Ehdr) head;
@@ -253,7 +255,7 @@ static bool find(const char *name)
 SEEN unsigned la_version(unsigned version);
 SEEN char *la_objsearch(const char *name, uintptr_t *cookie, unsigned flag);
 
-/* No version has changed these two. */
+/* All versions of the interface have these two functions. */
 unsigned la_version(unsigned version)
 {
     read_variables();
@@ -261,7 +263,7 @@ unsigned la_version(unsigned version)
     return version;
 }
 
-/* For each name that is asked for, and for each place where it may be. */
+/* Called for each library that is requested, and for each path that the loader would try. */
 char *la_objsearch(const char *name, uintptr_t *cookie, unsigned flag)
 {
     (void)cookie, (void)flag;

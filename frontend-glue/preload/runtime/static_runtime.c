@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * A program into which nvcc has linked CUDA's runtime, as it does by default, calls no libcudart:
- * neither GVirtuS nor this library would see any of its calls, and that runtime wants a driver's
- * private tables. Likewise a library, which may be opened at any time. So before constructors run,
- * each of that runtime's functions becomes a jump (runtime_inside.c; when: loader.c). They are
- * found by their names in the symbol table of the file; one that is stripped, or for whose version
- * of CUDA there is no libcudart, is told so.
+ * nvcc links CUDA's runtime statically into programs and libraries by default. Such a program calls
+ * no libcudart, so neither GVirtuS nor this library would see its calls, and that runtime needs
+ * private tables of a driver. So each function of such a runtime is made a jump (runtime_inside.c)
+ * before constructors run (loader.c). The functions are found by name in the symbol table of the
+ * file. There is a warning if the file is stripped, or if there is no libcudart of the same
+ * version.
  *
- * The first call of a function of an object's finds where all of these lead to: this library's
- * functions, or GVirtuS's. To load its libcudart takes the loader, which is not there earlier.
+ * The first call of any function of an object decides where all its functions lead: to this
+ * library's functions, or to GVirtuS's. It cannot be decided earlier, because GVirtuS's libcudart
+ * may have to be loaded, and the loader cannot be called while it is at work.
  */
 #include "frontend-glue/preload/dlsym.h"
 #include "frontend-glue/preload/preload.h"
@@ -24,7 +25,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* As a person calls it. */
+/* The path for messages. */
 static const char *path_of(const struct ibx_inside *inside, char path[PATH_MAX])
 {
     const bool is_program = !strcmp(inside->path, IBX_INSIDE_PROGRAM);
@@ -51,8 +52,8 @@ static bool is_other(const char *path, ElfW(Dyn) * dynamic, void *argument)
     return true;
 }
 
-/* One of GVirtuS's for another version of CUDA that is in use, of which there may be one: its
- * functions and this library's belong together. */
+/* Whether a libcudart of GVirtuS's for another version of CUDA is loaded. There can be only one,
+ * because its functions and this library's work together. */
 static bool is_in_use(struct other *other)
 {
     void *library = ibx_frontend_each_library(is_other, other)
@@ -86,8 +87,8 @@ static void tell_other(struct ibx_inside *inside, const struct other *other)
                 path_of(inside, path), inside->version, other->path);
 }
 
-/* GVirtuS's libcudart of that version, which gvirtus.c finds as one that a program has opened;
- * NULL: there is none, which is said. It stays. */
+/* Loads GVirtuS's libcudart of the runtime's version, for good; gvirtus.c finds it then. NULL:
+ * there is none, and a warning was logged. */
 static void *load(struct ibx_inside *inside)
 {
     struct other other = {.than = inside->version};
@@ -109,31 +110,33 @@ static void *load(struct ibx_inside *inside)
 
 /* ---------------------------------------------------------------------- the first call */
 
-/* Whoever is first decides where one leads to. */
+/* Sets the target of a function unless another thread has set it. */
 static void lead(struct ibx_inside_function *f, void *target)
 {
     void *expected = (void *)(uintptr_t)ibx_inside_first;
     atomic_compare_exchange_strong(&f->target, &expected, target);
 }
 
-/* Threads that make it at once do the same. None of them waits for another, which may have the
- * loader's lock in a library's constructor: another one needs that to load libcudart. */
+/* Threads that call at the same time all do this, with the same result. They must not wait for each
+ * other: one may hold the loader's lock in the constructor of a library, and another one needs it
+ * to load libcudart. */
 static void bind(struct ibx_inside *inside)
 {
     void *libcudart = load(inside);
     for (size_t i = 0; i < inside->count; i++) {
         struct ibx_inside_function *f = &inside->functions[i];
-        void *target = libcudart ? dlsym(libcudart, f->name) : NULL; /* this library's, if it has */
+        /* This library's function, if it has one. */
+        void *target = libcudart ? dlsym(libcudart, f->name) : NULL;
         if (!target)
             target = libcudart ? ibx_inside_lacked(f->name) : ibx_inside_unreached(f->name);
         lead(f, target);
     }
-    dlerror(); /* of functions that are nowhere else */
+    dlerror(); /* clears the error of failed lookups */
     atomic_store(&inside->is_bound, true);
 }
 
-/* A library's constructor may call before this library's. errno is the program's, which may not
- * have begun to look at it. */
+/* May be called by a library's constructor, before this library's. It does not change errno, which
+ * the program may still want to read. */
 void ibx_inside_bind(struct ibx_inside_function *function)
 {
     const int before = errno;
@@ -175,7 +178,7 @@ static void tell(const struct ibx_inside *inside)
                 path, strerror(inside->error));
 }
 
-/* errno is dlopen(3)'s. */
+/* Does not change errno, which dlopen(3) returns. */
 void ibx_loader_tell(void)
 {
     const int before = errno;

@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Whether streams are being captured, and how many captures this process has begun. What makes a
- * graph of a capture is in capture_graphs.c, and what goes into one in another way than GVirtuS's
- * in captured_work.c.
+ * Which streams are captured, and how many captures this process has begun. capture_graphs.c makes
+ * graphs of captures, and captured_work.c handles work that is captured in another way than GVirtuS
+ * would.
  */
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
 
 #include <pthread.h>
 
-static _Atomic unsigned captures; /* that this process has begun */
-/* Of threads' own streams; of these, such as had no work before. Under the lock of ranges. */
+static _Atomic unsigned captures; /* captures that this process has begun */
+/* Captures of threads' own streams, and those of them that had no work before. Protected by the
+ * lock of ranges. */
 static unsigned of_threads, of_rested;
-static _Thread_local int thread_mode = CUDA_CAPTURE_GLOBAL; /* as the program knows it */
+static _Thread_local int thread_mode = CUDA_CAPTURE_GLOBAL; /* the mode that the program has set */
 
 static void in_child(void)
 {
@@ -58,8 +59,8 @@ bool ibx_frontend_threads_capture(unsigned *rested)
     return any;
 }
 
-/* All clients are threads of one process at the back end: the mode GLOBAL would let this one's
- * calls end others' captures, and theirs this one's. */
+/* All clients are threads of one process at the back end. In mode GLOBAL calls of this client would
+ * invalidate captures of others, and theirs this one's: so THREAD_LOCAL is used. */
 int cudaThreadExchangeStreamCaptureMode(int *mode)
 {
     if (!mode)
@@ -106,7 +107,7 @@ bool ibx_frontend_capturing(void)
     return atomic_load_explicit(&captures, memory_order_relaxed);
 }
 
-/* An error is one of the call that follows, too. */
+/* An error of the request is ignored: the call that follows has it, too. */
 bool ibx_frontend_captures(void *stream)
 {
     bool known;

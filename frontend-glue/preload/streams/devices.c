@@ -6,9 +6,9 @@
 #include <pthread.h>
 
 static _Thread_local int current; /* device */
-static _Atomic uint64_t in_use;   /* a bit each, for the first 64 devices */
+static _Atomic uint64_t in_use;   /* a bit for each of the first 64 devices */
 
-/* GVirtuS makes new connections for a child: it has selected nothing, and used nothing. */
+/* GVirtuS makes new connections in a child, which has selected and used no device yet. */
 static void in_child(void)
 {
     atomic_store(&in_use, 0);
@@ -70,7 +70,7 @@ int cudaSetDevice(int device)
     return rc;
 }
 
-/* The first device is that of threads that have selected none. */
+/* Device 0 counts as used: it is that of threads that have selected none. */
 void ibx_frontend_each_device(void (*visit)(int device))
 {
     const uint64_t all = atomic_load(&in_use) | 1;
@@ -86,7 +86,7 @@ void ibx_frontend_each_device(void (*visit)(int device))
         CALL_NEXT(cudaSetDevice, current);
 }
 
-/* GVirtuS's cudaSetDevice makes a context on a device, so unused devices are left alone. */
+/* Unused devices are left out, because GVirtuS's cudaSetDevice makes a context on a device. */
 int ibx_frontend_devices_wait(void)
 {
     uint64_t others = atomic_load(&in_use);

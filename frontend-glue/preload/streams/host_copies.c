@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Copies between host and device that are functions of the host's, which a graph or a stream calls
- * (host_functions.c). Where the back end has a slot for one, page-locked memory of its own, this
- * side copies between that and its memory, which needs no call of CUDA's; few bytes from the device
- * come with the word that the function is to be called. Where it has none the function makes the
- * copy as any other while the graph waits, in a stream that waits for nothing else, and in no order
- * with other threads' calls, which may be waiting for the graph.
+ * Copies between host and device that are host functions, called by a graph or a stream
+ * (host_functions.c). If the back end has a slot for the copy, page-locked memory of its own, this
+ * side copies between the slot and its memory, which needs no call of CUDA; short copies from the
+ * device come with the message that the function is to be called. If it has none, the function
+ * makes the whole copy while the graph waits: in a stream that waits for nothing else, and without
+ * an order with other threads' calls, which may be waiting for the graph.
  */
 #include "frontend-glue/preload/streams/streams.h"
 #include "frontend-glue/preload/streams/host_copies.h"
@@ -17,16 +17,17 @@
 
 #define NON_BLOCKING 1u /* cudaStreamNonBlocking */
 
-#define SLOT(number) ((uint64_t)1 << 63 | (number) << 32) /* as docs/protocol.md has it */
-#define PIECE        ((size_t)1 << 19) /* bytes of a slot in one request, which a message may have */
+#define SLOT(number) ((uint64_t)1 << 63 | (number) << 32) /* see docs/protocol.md */
+#define PIECE        ((size_t)1 << 19) /* bytes of a slot in one request, as a message may have */
 
-/* Of bytes that were taken: a back end may name a function when no graph calls it any more. */
+/* Protects taken bytes: a back end may name a function that no graph calls any more. */
 static pthread_mutex_t taken_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct streams {
     void *of[IBX_HOST_COPY_DEVICES];
     unsigned resets_seen;
-} functions, beside;      /* of the one thread that calls functions; of the one that fetches */
-static atomic_bool slots; /* the back end has some */
+    /* `functions` is for the thread that calls functions, `beside` for the one that fetches. */
+} functions, beside;
+static atomic_bool slots; /* the back end has slots */
 static _Atomic unsigned resets;
 static _Atomic int failure;
 
@@ -61,7 +62,7 @@ unsigned ibx_host_copies_resets(void)
 
 /* ------------------------------------------------------------- in a stream of this library's */
 
-/* Those that went with their context. */
+/* Forgets streams whose context was reset. */
 static void forget_streams(struct streams *s)
 {
     const unsigned now = atomic_load_explicit(&resets, memory_order_relaxed);
@@ -71,7 +72,7 @@ static void forget_streams(struct streams *s)
     s->resets_seen = now;
 }
 
-/* The device stays selected: the thread is none of the program's. */
+/* The device stays selected: the thread is not the program's. */
 static int stream_of(struct streams *s, int device, void **stream)
 {
     int now = 0, rc = cudaGetDevice(&now);
@@ -91,7 +92,7 @@ static void *row_of(const struct ibx_cuda_pitched *memory, const struct ibx_cuda
            at->width;
 }
 
-/* In no order with calls of other threads: these may wait for the graph. */
+/* Without an order with other threads' calls, which may wait for the graph. */
 static int copy_row(const struct ibx_cuda_memcpy3d *p, size_t y, size_t z, void *stream)
 {
     const bool to_device = p->kind == CUDA_MEMCPY_TO_DEVICE;
@@ -160,7 +161,7 @@ void ibx_host_copy_make(void *argument)
     if (!rc)
         rc = copy_rows(&copy->parameters, stream);
     if (!rc && copy->parameters.kind != CUDA_MEMCPY_ON_HOST)
-        rc = wait_for(stream); /* pinned memory is written without that */
+        rc = wait_for(stream); /* a copy to pinned memory returns before it is complete */
     if (rc)
         note_failure(rc);
 }
@@ -183,7 +184,7 @@ static char *host_row(const struct ibx_cuda_memcpy3d *p, size_t y, size_t z)
                                             : row_of(&p->to, &p->to_at, y, z);
 }
 
-/* Whether the rows are one behind the other. */
+/* Whether the rows are contiguous. */
 static bool is_whole(const struct ibx_cuda_memcpy3d *p)
 {
     const struct ibx_cuda_pitched *host = p->kind == CUDA_MEMCPY_TO_DEVICE ? &p->from : &p->to;
@@ -192,7 +193,7 @@ static bool is_whole(const struct ibx_cuda_memcpy3d *p)
            (e->depth == 1 || host->y == e->height);
 }
 
-/* Between the rows and bytes without gaps. */
+/* Copies between the rows and `bytes`, without gaps. */
 static void pack(const struct ibx_cuda_memcpy3d *p, uint8_t *bytes, bool rows_to_bytes)
 {
     for (size_t z = 0; z < p->extent.depth; z++)

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Functions of the application's that CUDA calls when a stream gets there: cudaLaunchHostFunc and
- * cudaStreamAddCallback. A thread of this library's, with a connection of its own, asks the back
- * end what is to be called, and calls it; the stream goes on when that was said
- * (clients/host_work.c). It asks while functions are outstanding, and sleeps otherwise.
+ * Functions of the application that CUDA calls when a stream gets there: cudaLaunchHostFunc and
+ * cudaStreamAddCallback. A thread of this library, with its own connection, asks the back end which
+ * function is to be called, and calls it. With the next request it reports that the function has
+ * returned, and the stream goes on (clients/host_work.c). The thread asks while functions are
+ * outstanding, and sleeps otherwise.
  *
- * A function of a graph has a number for good, and is outstanding as often as graphs that call it
- * have been launched.
+ * A function in a graph keeps its number. It is outstanding once for each launch of a graph that
+ * calls it.
  *
- * The bytes of an asynchronous copy may be what such a function has written: while one is
- * outstanding, copies to the device wait for what is before them in their stream, or are made when
- * that gets there (graph_copies.c).
+ * An asynchronous copy may read bytes that such a function writes. So while one is outstanding, a
+ * copy to the device waits for what precedes it in its stream, or is made when the stream gets
+ * there (graph_copies.c).
  */
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
@@ -26,36 +27,37 @@
 #include <time.h>
 
 /*
- * Of the thread; moved under the lock, by two threads, so no struct ibx_state_machine.
+ * The state of the thread. Changed under the lock by two threads, so it is no struct
+ * ibx_state_machine.
  *
  *   NONE -> BEGINS -> SERVES -> ENDS
  *           BEGINS -> NO_THREAD  it could not be started
  *           BEGINS -> REFUSED    the back end does not know such requests
  *           SERVES -> REFUSED    its connection is lost
- *                     ENDS -> LEFT   the process ends, and a function does not
+ *                     ENDS -> LEFT   the process ends, and a function does not return
  */
 enum server_state {
     SERVER_NONE,
     SERVER_BEGINS,
     SERVER_SERVES,
-    SERVER_REFUSED, /* its thread has ended, or is about to */
+    SERVER_REFUSED, /* the thread has ended, or is about to */
     SERVER_NO_THREAD,
     SERVER_ENDS,
     SERVER_LEFT
 };
 
-#define END_MS  2000u   /* that the end of the process waits for a function */
-#define POLL_NS 100000u /* for the next function, where processors abound */
+#define END_MS  2000u   /* how long the end of the process waits for a function */
+#define POLL_NS 100000u /* to poll for the next function, if there are processors for it */
 
 struct function {
     struct function *next;
     uint64_t number;
-    uint64_t order;  /* in which they were enqueued; 0: not yet */
-    uint64_t launch; /* of the graph that calls it; 0: none does */
-    bool abandoned;  /* the device was reset since: nobody waits for it, though it may be called */
+    uint64_t order;  /* the order in which they were enqueued; 0: not enqueued yet */
+    uint64_t launch; /* the launch of the graph that calls it; 0: not called by a graph */
+    bool abandoned;  /* the device was reset: nobody waits for it, though it may be called */
     void *stream, *argument;
     void (*function)(void *argument);
-    void (*callback)(void *stream, int status, void *argument); /* NULL: the other one */
+    void (*callback)(void *stream, int status, void *argument); /* NULL: `function` is called */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -65,14 +67,14 @@ static struct {
     pthread_t thread;
     uint64_t queue;
     uint64_t last_number, last_order, last_launch;
-    uint64_t answers;           /* of the back end, to the thread */
-    struct function *functions; /* outstanding, the oldest first */
-    uint64_t called;            /* one whose stream has not gone on yet; 0: none */
+    uint64_t answers;           /* number of answers that the thread got */
+    struct function *functions; /* the outstanding functions, oldest first */
+    uint64_t called; /* a function that was called, and whose stream has not gone on yet; 0: none */
     const void *called_in;
-    bool returned;                   /* that function */
-    void *by_number, *by_call;       /* trees of those of graphs */
+    bool returned;                   /* it has returned */
+    void *by_number, *by_call;       /* trees of the functions of graphs */
 } server;                            /* under the lock */
-static _Atomic unsigned outstanding; /* functions that a stream has still to wait for */
+static _Atomic unsigned outstanding; /* functions that a stream has not passed yet */
 
 bool ibx_frontend_host_functions(void)
 {
@@ -81,7 +83,7 @@ bool ibx_frontend_host_functions(void)
 
 #define CUDA_STREAM_PER_THREAD ((void *)2)
 
-/* Locked. Takes it off the list. */
+/* Called under the lock. Removes it from the list. */
 static struct function *take(uint64_t number)
 {
     struct function **at = &server.functions;
@@ -108,7 +110,7 @@ static int compare_calls(const void *a, const void *b)
                                : (on_left > on_right) - (on_left < on_right);
 }
 
-/* Locked. NULL: there is none of that number. */
+/* Called under the lock. NULL: there is none with this number. */
 static const struct function *find_repeated(uint64_t number)
 {
     const struct function wanted = {.number = number};
@@ -116,9 +118,9 @@ static const struct function *find_repeated(uint64_t number)
     return found ? *found : NULL;
 }
 
-/* Locked. One of a graph's that is not outstanding: what the graph calls has changed since it was
- * launched. It takes the place of one that is: a back end has no more of them called than graphs
- * that were launched call. NULL: there is none. */
+/* Called under the lock. For a function of a graph that is not outstanding, because the graph was
+ * changed after its launch: it replaces an outstanding one, since a back end may call no more
+ * functions than the launched graphs have. NULL: there is none. */
 static struct function *take_instead(uint64_t number)
 {
     const struct function *f = find_repeated(number);
@@ -148,13 +150,15 @@ uint64_t ibx_frontend_host_enqueued(void)
 bool ibx_frontend_host_lost(uint64_t order, bool all, const void *stream)
 {
     static atomic_flag told = ATOMIC_FLAG_INIT;
-    if (!order || (!all && stream == CUDA_STREAM_PER_THREAD)) /* each thread has another one */
+    /* A different stream in each thread. */
+    if (!order || (!all && stream == CUDA_STREAM_PER_THREAD))
         return false;
     pthread_mutex_lock(&lock);
     const struct function *f = server.functions;
     while (f && (f->abandoned || !f->order || f->order > order || (!all && f->stream != stream)))
         f = f->next;
-    /* A back end that still answers has not let the stream go on: its context was reset. */
+    /* If the back end still answers, and the function is still outstanding after two more answers,
+     * its context was reset. */
     const uint64_t enough = server.answers + 2;
     const int cancel = ibx_thread_hold_cancel();
     while (f && server.state == SERVER_SERVES && server.answers < enough)
@@ -168,7 +172,8 @@ bool ibx_frontend_host_lost(uint64_t order, bool all, const void *stream)
     return lost;
 }
 
-/* Locked. The number of the first one in that stream that has not been called; 0: there is none. */
+/* Called under the lock. The number of the first function in the stream that was not called; 0:
+ * none. */
 static uint64_t next_in(const void *stream)
 {
     const struct function *f = server.functions;
@@ -177,13 +182,14 @@ static uint64_t next_in(const void *stream)
     return f ? f->number : 0;
 }
 
-/* Locked. Likewise, also one whose stream has not gone on yet. */
+/* Called under the lock. The same, or one that was called and whose stream has not gone on yet. */
 static uint64_t first_in(const void *stream)
 {
     return server.called && server.called_in == stream ? server.called : next_in(stream);
 }
 
-/* When one has returned its stream goes on, which this process hears a moment later. */
+/* A function that has returned does not count: its stream goes on, and this process is told a
+ * moment later. */
 bool ibx_frontend_host_waits(const void *stream)
 {
     pthread_mutex_lock(&lock);
@@ -195,7 +201,7 @@ bool ibx_frontend_host_waits(const void *stream)
 
 bool ibx_frontend_host_in_stream(const void *stream, unsigned ms)
 {
-    static uint64_t in_vain; /* one that was waited for */
+    static uint64_t in_vain; /* the last function that was waited for in vain */
     const uint64_t deadline = ibx_deadline_in_ms(ms);
     const struct timespec until = ibx_timespec_of(deadline);
     const int cancel = ibx_thread_hold_cancel();
@@ -227,7 +233,7 @@ void ibx_frontend_host_reset(void)
 {
     pthread_mutex_lock(&lock);
     for (struct function *f = server.functions; f; f = f->next) {
-        if (!f->order || f->abandoned) /* not enqueued yet: behind the reset */
+        if (!f->order || f->abandoned) /* not enqueued yet, so after the reset */
             continue;
         f->abandoned = true;
         atomic_fetch_sub(&outstanding, 1);
@@ -237,7 +243,7 @@ void ibx_frontend_host_reset(void)
 
 /* ---------------------------------------------------------------------------------- events */
 
-/* That was recorded behind functions. */
+/* An event that was recorded after host functions. */
 struct event {
     struct event *next;
     void *event, *stream;
@@ -245,7 +251,8 @@ struct event {
 };
 static struct event *events; /* under the lock */
 
-/* Locked. The place of its pointer. */
+/* Called under the lock. The pointer in the list that points to the entry, or to NULL at the end.
+ */
 static struct event **place_of(const void *event)
 {
     struct event **at = &events;
@@ -302,13 +309,14 @@ static bool open_queue(void)
 }
 
 struct called {
-    uint64_t number; /* 0: nothing */
+    uint64_t number; /* 0: no function */
     int status;
-    size_t n; /* bytes that the function is to copy */
+    size_t n; /* bytes that the function would copy, which follow */
     uint8_t bytes[IBX_OWN_COPIED];
 };
 
-/* What is to be called, after `over` was. False: the back end is gone. */
+/* Asks which function is to be called, and reports that function `over` has returned. `wait`: the
+ * answer may come later. False: the back end is gone. */
 static bool ask(uint64_t over, bool wait, struct called *called)
 {
     struct own_request e;
@@ -348,13 +356,13 @@ static void call(const struct function *f, struct called *called)
     ibx_frontend_host_function_is(IBX_FUNCTION_NONE);
     pthread_mutex_lock(&lock);
     server.returned = true;
-    while (server.state == SERVER_LEFT) /* GVirtuS's front end may be gone */
+    while (server.state == SERVER_LEFT) /* from now on GVirtuS must not be called */
         ibx_thread_wait(&changed, &lock);
     pthread_mutex_unlock(&lock);
 }
 
-/* A graph that is launched over and over has its function outstanding again soon, and a thread that
- * sleeps takes 12 us to wake up. */
+/* Polls for a moment: a graph that is launched repeatedly has its function outstanding again soon,
+ * and to wake a thread takes 12 us. */
 static void poll_for_more(void)
 {
     const uint64_t until = ibx_now_ns() + POLL_NS;
@@ -362,7 +370,7 @@ static void poll_for_more(void)
         ibx_cpu_relax();
 }
 
-/* Returns when something is outstanding. False: the process ends. */
+/* Waits until a function is outstanding. False: the process ends. */
 static bool wait_for_more(bool polls)
 {
     if (polls)
@@ -375,7 +383,8 @@ static bool wait_for_more(bool polls)
     return more;
 }
 
-/* What the back end names is called, if anybody here knows it. Whether it was outstanding. */
+/* Calls the function that the back end has named, if it is known. Returns whether it was
+ * outstanding. */
 static bool call_named(struct called *called)
 {
     pthread_mutex_lock(&lock);
@@ -400,7 +409,7 @@ static bool call_named(struct called *called)
     return was_outstanding;
 }
 
-/* The stream does: copies need not wait for it. */
+/* The stream has passed the function: copies need not wait for it. */
 static void goes_on(void)
 {
     pthread_mutex_lock(&lock);
@@ -428,15 +437,16 @@ static void *serve(void *argument)
         over = called.number;
     }
     pthread_mutex_lock(&lock);
-    if (server.state == SERVER_SERVES) /* later ones are refused; these are not called */
+    /* No more functions are accepted, and outstanding ones are not called. */
+    if (server.state == SERVER_SERVES)
         server.state = SERVER_REFUSED;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
     return NULL;
 }
 
-/* Nobody is in a request when GVirtuS's front end goes, or closes a connection when libcrypto does.
- */
+/* Registered with atexit(3): ends the thread, so that it is in no request when GVirtuS's front end
+ * or libcrypto is destroyed. */
 static void at_exit(void)
 {
     pthread_mutex_lock(&lock);
@@ -476,7 +486,7 @@ static void watch(void)
     atexit(at_exit);
 }
 
-/* Locked. Whether there is a thread that calls functions. */
+/* Called under the lock. Starts the thread if needed; returns whether it serves. */
 static bool begin(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -485,7 +495,7 @@ static bool begin(void)
     if (server.state == SERVER_NONE) {
         server.state = SERVER_BEGINS;
         sigfillset(&all);
-        sigdelset(&all, SIGSEGV); /* a function may touch what it must not, which a line says */
+        sigdelset(&all, SIGSEGV); /* a function may access managed memory, which is reported */
         pthread_sigmask(SIG_SETMASK, &all, &before);
         if (pthread_create(&server.thread, NULL, serve, NULL))
             server.state = SERVER_NO_THREAD;
@@ -498,7 +508,7 @@ static bool begin(void)
     return server.state == SERVER_SERVES;
 }
 
-/* Locked. */
+/* Called under the lock. */
 static void add(struct function *f)
 {
     struct function **at = &server.functions;
@@ -511,7 +521,8 @@ static void add(struct function *f)
 
 /* ------------------------------------------------------------------------------ of graphs */
 
-/* Locked. The one that is called so, perhaps a new one; NULL: no memory. */
+/* Called under the lock. The entry for this function and argument, made if needed; NULL: no memory.
+ */
 static const struct function *repeat(const struct function *wanted)
 {
     struct function *const *found = tfind(wanted, &server.by_call, compare_calls);
@@ -551,7 +562,8 @@ bool ibx_frontend_host_function_of(uint64_t number, struct host_node *host)
     return f;
 }
 
-/* Locked. False: there is no memory, or no such function. */
+/* Called under the lock. Makes the function outstanding; false: there is no memory, or no such
+ * function. */
 static bool add_repeated(uint64_t number, void *stream, uint64_t launch)
 {
     const struct function *f = find_repeated(number);
@@ -567,7 +579,8 @@ static bool add_repeated(uint64_t number, void *stream, uint64_t launch)
     return true;
 }
 
-/* Locked. Of a launch that has succeeded, or of none: those are outstanding no more. */
+/* Called under the lock, after a launch: its functions are enqueued or, if it has failed, not
+ * outstanding any more. */
 static void settle(uint64_t launch, bool launched)
 {
     for (struct function **at = &server.functions, *f; (f = *at);) {
@@ -636,7 +649,7 @@ int ibx_frontend_host_enqueue(const struct ibx_frontend_host_call *wish, const c
     pthread_mutex_lock(&lock);
     for (f = server.functions; !rc && f && f->number != number;)
         f = f->next;
-    if (!rc && f) /* otherwise it was called already */
+    if (!rc && f) /* if it is not there, it was called already */
         f->order = ++server.last_order;
     if (rc)
         f = take(number);

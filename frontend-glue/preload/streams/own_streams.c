@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The streams that this process has made. While some are being captured nobody can wait for the
- * device, since that would end the captures: one by one the others can be waited for.
+ * The streams that this process has made. While one is being captured, a wait for the device would
+ * invalidate the capture: then the other streams are waited for one by one.
  */
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
@@ -12,15 +12,16 @@
 
 #define NON_BLOCKING 1u /* cudaStreamNonBlocking */
 
-static struct ranges all; /* of one byte each, at the handle */
-/* Threads whose own stream (cudaStreamPerThread) may have work, and how many of them have ended so
- * far, of which the first ones left none. */
+static struct ranges all; /* the streams, as ranges of one byte at the handle */
+/* users: threads whose own stream (cudaStreamPerThread) may have work. ended: how many such threads
+ * have ended; the streams of the first `rested_ended` have no work. */
 static _Atomic unsigned users, ended, rested_ended;
 static _Thread_local bool uses;
 static pthread_key_t thread_end;
-static bool keyed; /* libraries that began before this one may have used streams */
+/* False until the constructor: a library that was initialized earlier may use streams. */
+static bool keyed;
 
-/* They are the parent's. */
+/* The streams are the parent's. */
 static void in_child(void)
 {
     all.count = 0;
@@ -35,7 +36,7 @@ static void thread_ends(void *nothing)
     if (!uses)
         return;
     uses = false;
-    atomic_fetch_add(&ended, 1); /* first: who counts both misses none */
+    atomic_fetch_add(&ended, 1); /* before `users`: users_and_ended() must not miss a thread */
     atomic_fetch_sub(&users, 1);
 }
 
@@ -52,7 +53,8 @@ void ibx_frontend_streams_reset(void)
     ibx_frontend_ranges_unlock();
 }
 
-/* Without memory for it such a stream is not waited for. One before with that handle is gone. */
+/* Adds a stream that was made. Without memory for the entry it is not waited for. An earlier stream
+ * with this handle must have ended. */
 static int note(void *const *made, unsigned flags, int rc)
 {
     ibx_frontend_look_for_libraries();
@@ -115,7 +117,7 @@ void ibx_frontend_stream_used(const void *stream)
     atomic_fetch_add(&users, 1);
 }
 
-/* On each device it is another one. */
+/* The stream is a different one on each device, so this holds only if one device was used. */
 void ibx_frontend_stream_rests(const void *stream)
 {
     if (!uses || (stream && (uintptr_t)stream != 2) || !ibx_frontend_one_device())
@@ -139,11 +141,11 @@ void ibx_frontend_threads_rest(unsigned so_far)
 
 static unsigned users_and_ended(void)
 {
-    const unsigned now = atomic_load(&users); /* first, see thread_ends() */
+    const unsigned now = atomic_load(&users); /* before `ended`: see thread_ends() */
     return now + atomic_load(&ended) - atomic_load(&rested_ended);
 }
 
-/* NULL: there is none, or no memory: `count` says which. */
+/* A copy of the list; NULL: it is empty, or there is no memory: *count tells which. */
 static struct range *copy_of_all(size_t *count)
 {
     ibx_frontend_ranges_lock();
@@ -155,7 +157,7 @@ static struct range *copy_of_all(size_t *count)
     return copy;
 }
 
-static _Thread_local int legacy_waits; /* what became of them */
+static _Thread_local int legacy_waits; /* the first error */
 
 static void wait_for_legacy(int device)
 {
@@ -176,11 +178,11 @@ int ibx_frontend_streams_rest(bool all_work)
         if (ibx_frontend_captures(stream))
             legacy = legacy && streams[i].flags & NON_BLOCKING;
         else if ((rc = CALL_NEXT(cudaStreamSynchronize, stream)) == CUDA_INVALID_HANDLE)
-            rc = CUDA_SUCCESS; /* it was destroyed meanwhile */
+            rc = CUDA_SUCCESS; /* the stream was destroyed meanwhile */
     }
     free(streams);
-    /* Beside such a capture nothing comes into the legacy one. A thread's own stream would be
-     * waited for by that, or by the thread. */
+    /* While such a stream is captured, the legacy stream can have no work. But the legacy stream
+     * would have waited for threads' own streams. */
     if (!rc && !legacy && all_work && users_and_ended() > rested)
         rc = CUDA_CAPTURE_UNSUPPORTED;
     legacy_waits = CUDA_SUCCESS;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What was made in a context of the driver's API, and goes with it. Whoever ends one of these,
- * by the runtime or by the driver, takes it out first: behind that another one may have its
- * handle.
+ * What was made in a context of the driver's API, and is destroyed with it. A call that destroys
+ * one of these, by the runtime's or the driver's API, first takes it out: right after the call
+ * another one may have the same handle.
  */
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
@@ -21,8 +21,8 @@ struct owned {
     int device;
 };
 
-static struct owned *chains[CHAINS]; /* by their handles, under the lock */
-static atomic_uint count;            /* of all, read without it */
+static struct owned *chains[CHAINS]; /* hashed by handle; protected by the lock */
+static atomic_uint count;            /* of all entries; read without the lock */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static struct owned **place_of(enum owned_kind kind, const void *handle)
@@ -34,7 +34,7 @@ static struct owned **place_of(enum owned_kind kind, const void *handle)
     return place;
 }
 
-/* Locked. */
+/* Called under the lock. */
 static void take(struct owned **place)
 {
     struct owned *found = *place;
@@ -43,7 +43,7 @@ static void take(struct owned **place)
     free(found);
 }
 
-/* What there is is the parent's. */
+/* The entries are the parent's. */
 static void in_child(void)
 {
     pthread_mutex_init(&lock, NULL);
@@ -112,7 +112,7 @@ void *ibx_frontend_owned_take(enum owned_kind kind, const void *owner)
     return handle;
 }
 
-/* Libraries of kernels are loaded anew when they are used again. */
+/* Libraries of kernels stay: they are loaded again when they are used. */
 void ibx_frontend_owned_reset(int device)
 {
     pthread_mutex_lock(&lock);

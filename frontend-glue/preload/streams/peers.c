@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Several devices: access of one's kernels to another one's memory. All clients of a back end share
- * its contexts, so it enables access for whoever asks for that, as often as that may be, and never
- * disables it. What the calls of this process natively return depends on its own ones alone, which
- * are noted here.
+ * Access of a device's kernels to the memory of another device. All clients of a back end share its
+ * contexts, so it enables access for any client, as often as requested, and never disables it. What
+ * the calls of this process natively return depends on its own calls, which are noted here.
  *
- * Managed memory is memory of one device here (managed.h), and all devices use it. So those that
- * this process uses get access to that one, of which the application's calls tell nothing.
+ * Managed memory is memory of one device here (managed.h), and all devices use it. So all devices
+ * that this process uses get access to that one; the application's calls do not show this.
  */
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
@@ -15,14 +14,14 @@
 
 #include <pthread.h>
 
-#define DEVICES 64 /* further ones are left to GVirtuS */
+#define DEVICES 64 /* calls about further devices go to GVirtuS */
 
 #define ACCESS_ENABLED     704 /* cudaError_t */
 #define ACCESS_NOT_ENABLED 705
 
 /* A bit for each device. */
-static _Atomic uint64_t enabled[DEVICES]; /* peers, by the application */
-static _Atomic uint64_t linked[DEVICES];  /* peers, by this file */
+static _Atomic uint64_t enabled[DEVICES]; /* peers that the application has enabled */
+static _Atomic uint64_t linked[DEVICES];  /* peers that this file has enabled */
 static _Atomic uint64_t holders;          /* devices that have managed memory */
 
 static void in_child(void)
@@ -49,12 +48,12 @@ void ibx_frontend_peers_reset(int device)
     }
     atomic_store(&enabled[device], 0);
     atomic_store(&linked[device], 0);
-    ibx_frontend_peers_selected(device); /* managed memory of others has stayed */
+    ibx_frontend_peers_selected(device); /* managed memory of other devices is still there */
 }
 
 /* -------------------------------------------------------------------- the application's calls */
 
-/* Those of the current device; NULL: they are left to GVirtuS. */
+/* The peers of the current device; NULL: the call goes to GVirtuS. */
 static _Atomic uint64_t *enabled_of(int peer)
 {
     const int device = ibx_frontend_current_device();
@@ -97,14 +96,14 @@ static void no_access(int device, int peer)
                 device, peer);
 }
 
-/* The current device gets access to that one. */
+/* Gives the current device access to `peer`. */
 static void link_to(int device, int peer)
 {
     int can = 0;
     if (CALL_NEXT(cudaDeviceCanAccessPeer, &can, device, peer) || !can)
         no_access(device, peer);
     else if (CALL_NEXT(cudaDeviceEnablePeerAccess, peer, 0) == ACCESS_ENABLED)
-        CALL_NEXT(cudaGetLastError); /* of a back end that says so */
+        CALL_NEXT(cudaGetLastError); /* the back end may return an error if it is enabled already */
 }
 
 void ibx_frontend_peers_selected(int device)
@@ -119,7 +118,8 @@ void ibx_frontend_peers_selected(int device)
     }
 }
 
-/* Who selects one of the others behind this gets access then; who did before, here. */
+/* A thread that selects another device later gets access then; devices that were selected before
+ * get it here. */
 void ibx_frontend_peers_hold(int device)
 {
     if (device < 0 || device >= DEVICES ||

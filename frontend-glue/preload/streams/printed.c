@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What kernels print by printf, which the driver writes at the back end. A program that has a
- * module which calls it fetches that behind each call that waits, as CUDA writes it then.
+ * The output of printf in kernels, which the driver writes at the back end. If a module of the
+ * program calls printf, the output is fetched after each call that waits, when CUDA would write it.
  */
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
@@ -9,9 +9,9 @@
 #include <errno.h>
 #include <stdio.h>
 
-static atomic_bool prints; /* a module of this program's */
+static atomic_bool prints; /* a module of this program calls printf */
 
-/* One reply of it: whether there may be more. */
+/* Fetches and writes one reply; returns whether there may be more. */
 static bool fetch(bool all)
 {
     struct own_request e;

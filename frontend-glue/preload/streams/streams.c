@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Calls about streams and events, and memory that is set: short ones, made without GVirtuS where
- * that is possible, since its front end alone takes longer than they do.
+ * Calls about streams and events, and cudaMemset*. They are short, and made without GVirtuS where
+ * possible, whose front end takes longer than they do.
  *
  * The plugin has GVirtuS's requests wait for copies that are under way in the background. It cannot
- * make them query without waiting, or return what became of those copies: these calls do.
+ * make GVirtuS's queries return without waiting, or return the errors of those copies: these
+ * functions do that.
  */
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
@@ -64,7 +65,8 @@ static bool set(void *address, int value, size_t n, int *rc)
     return ibx_frontend_called("cudaMemset", &body, rc);
 }
 
-/* No memory is there, which CUDA says at once: the back end may be asked later. */
+/* Whether there is certainly no device memory, which is an error that CUDA returns at once; the
+ * back end may report it only later. */
 static bool is_nowhere(const void *address, size_t n)
 {
     return !address && n && ibx_frontend_plugin();
@@ -78,19 +80,19 @@ int cudaMemset(void *address, int value, size_t n)
     return set(address, value, n, &rc) ? rc : CALL_NEXT(cudaMemset, address, value, n);
 }
 
-/* The back end does not know the requests below: then GVirtuS makes the calls. */
+/* The back end does not know the requests below, so GVirtuS makes the calls. */
 static atomic_bool gvirtus_sets;
 
-/* In a request of our own, in the order of its stream. GVirtuS's front end (G4, G5) sends
- * cudaMemset, which is in that of the legacy one, and its back end has no cudaMemset2DAsync. False:
- * GVirtuS may know the call. */
+/* Sends a request of ibx's own, which runs in the order of its stream. GVirtuS's front end (G4, G5)
+ * sends cudaMemset, which runs in the legacy stream, and its back end has no cudaMemset2DAsync.
+ * False: GVirtuS may know the call. */
 static bool set_in_stream(const struct own_request *e, int *rc)
 {
     ibx_frontend_device_used();
     if (!ibx_frontend_plugin() || atomic_load_explicit(&gvirtus_sets, memory_order_relaxed))
         return false;
     int code;
-    if (!ibx_frontend_request_try(e, NULL, 0, &code)) /* now; another connection may do it */
+    if (!ibx_frontend_request_try(e, NULL, 0, &code)) /* not now; another connection may know it */
         return false;
     if (code < 0 || code == CUDA_NOT_SUPPORTED) {
         atomic_store(&gvirtus_sets, true);
@@ -100,7 +102,8 @@ static bool set_in_stream(const struct own_request *e, int *rc)
     return true;
 }
 
-/* What GVirtuS would make of such a call is no part of a graph. */
+/* During a capture GVirtuS must not make the call, because it would not become part of the graph.
+ */
 static bool set_captured(const struct own_request *e, void *stream, int *rc)
 {
     if (!ibx_frontend_captures(stream))
@@ -149,7 +152,7 @@ int cudaMemset2DAsync(void *address, size_t pitch, int value, size_t width, size
 
 bool ibx_frontend_set_elements(const struct ibx_cuda_memset *set, void *stream, int *rc)
 {
-    static atomic_bool unknown; /* to the back end */
+    static atomic_bool unknown; /* the back end does not know the request */
     struct own_request e;
     int code;
     if (atomic_load_explicit(&unknown, memory_order_relaxed) || !ibx_frontend_plugin())
@@ -190,7 +193,8 @@ bool ibx_frontend_planes_in_stream(const struct ibx_cuda_memcpy3d *copy, void *s
 
 /* --------------------------------------------------------------- calls that wait, or ask */
 
-/* Of a wait, that is over: what it says of functions before it that are lost, and of graphs. */
+/* The result of a wait: an error if host functions before it are lost, or copies in graphs have
+ * failed. */
 static int told(int rc, bool lost)
 {
     if (!rc && lost)
@@ -199,7 +203,7 @@ static int told(int rc, bool lost)
     return failure ? ibx_frontend_fail(failure) : rc;
 }
 
-/* Functions of the application's that were before it were called, or are lost. */
+/* The result of a wait after which all host functions before it were called, or are lost. */
 static int waited(int rc, uint64_t mark, bool all, const void *stream)
 {
     rc = ibx_frontend_waited(rc, (uintptr_t)stream);
@@ -238,7 +242,7 @@ int cudaStreamQuery(void *stream)
     return ibx_frontend_waited(rc, (uintptr_t)stream);
 }
 
-/* Functions of the host may ask for events, and make no other calls in this way. */
+/* Host functions may query events, but make no other calls in this way. */
 static bool event_called(const char *name, void *event, int *rc)
 {
     return !ibx_frontend_in_host_function() && called(name, event, rc);
@@ -271,6 +275,7 @@ int cudaDeviceSynchronize(void)
         rc = CALL_NEXT(cudaDeviceSynchronize);
     if (!rc)
         ibx_frontend_stream_rests(NULL);
-    /* Of the current device; whose a stream is, is not known here. */
+    /* Waits for the current device only, and it is not known here to which device a stream belongs.
+     */
     return waited(rc, ibx_frontend_one_device() ? mark : 0, true, NULL);
 }
