@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Whether a session goes on when its connection breaks: the client asks with its first message
- * (KEEP) and the server answers for how long it keeps the session (KEPT), with which messages begin
- * to count; BYE says that the session itself is over, and whether the client's process ends, too.
- * link.c goes on.
+ * Whether a session survives its connection. The client asks with its first message (KEEP), and the
+ * server answers for how long it keeps the session (KEPT); from these messages on they are counted.
+ * BYE says that the session itself has ended, and whether the client's process ends, too. link.c
+ * does the rest.
  */
 #include "frontend-glue/session/session_internal.h"
 
@@ -24,12 +24,11 @@
 #define KEEP_BYTES 13u
 #define KEPT_BYTES 18u
 
-static atomic_bool process_ends; /* this one, a client's */
+static atomic_bool process_ends; /* this process, a client's, is ending */
 
-/* Which processes a process number is valid for: those of a namespace of a host that runs. The
- * first namespace has the same number on all hosts, and several may have one address (NAT). 0: not
- * known.
- */
+/* The pid namespace in which process numbers are valid, made unique by the boot id of the host: the
+ * initial namespace has the same number on all hosts, and several hosts may have one address (NAT).
+ * 0: unknown. */
 static uint64_t process_namespace(void)
 {
     struct stat st;
@@ -46,7 +45,7 @@ static uint64_t process_namespace(void)
     return all ? all : 1;
 }
 
-/* On one host the end of the peer's process is seen at once. */
+/* If both ends are on one host, the end of the peer's process is noticed at once. */
 static void watch_peer(struct ibx_session *s, uint32_t pid, uint64_t its_namespace)
 {
     s->link.process = pid;
@@ -56,7 +55,7 @@ static void watch_peer(struct ibx_session *s, uint32_t pid, uint64_t its_namespa
     s->link.peer_fd = (int)syscall(SYS_pidfd_open, (pid_t)pid, 0);
 }
 
-/* Messages count once the link is CONNECTED, which comes behind it. */
+/* Messages are counted once the link is CONNECTED, which is set after this one. */
 static int begin(struct ibx_session *s)
 {
     struct session_link *link = &s->link;
@@ -84,14 +83,14 @@ static int begin_server(struct ibx_session *s)
     return ibx_waiting_add(s) ? ibx_state_move(&link->state, LINK_CONNECTED) : -ENOSPC;
 }
 
-/* Server: nothing but this message has come. */
+/* Server: whether this is the first message. */
 static bool is_first(const struct ibx_session *s)
 {
     return s->link.state.now == LINK_SINGLE && !s->link.taken[ORDER_STREAM] && !s->stream.count &&
            !s->control.count;
 }
 
-/* Server. */
+/* Server: handles KEEP. */
 static int keep(struct ibx_session *s, struct ibx_reader *r)
 {
     struct session_link *link = &s->link;
@@ -113,13 +112,13 @@ static int keep(struct ibx_session *s, struct ibx_reader *r)
     ibx_put_u32(&w, kept ? link->seconds : 0);
     ibx_put_u32(&w, (uint32_t)getpid());
     ibx_put_u64(&w, process_namespace());
-    ibx_put_u8(&w, 1); /* BYE may have its second byte */
+    ibx_put_u8(&w, 1); /* the server understands a BYE with a second byte */
     struct iovec iov = {bytes, w.length};
     rc = ibx_send(s->conn, &iov, 1, 0, 0);
     return rc == -ENOTCONN ? 0 : rc;
 }
 
-/* Client. */
+/* Client: handles KEPT. */
 static int kept(struct ibx_session *s, struct ibx_reader *r)
 {
     struct session_link *link = &s->link;
@@ -128,7 +127,7 @@ static int kept(struct ibx_session *s, struct ibx_reader *r)
     if (r->failed || s->server || link->agreed || link->state.now != LINK_SINGLE || !link->seconds)
         return -EPROTO;
     link->agreed = seconds < link->seconds ? seconds : link->seconds;
-    link->seconds = 0; /* the answer is here */
+    link->seconds = 0; /* the answer has arrived */
     link->tells_end = ibx_reader_left(r) && ibx_get_u8(r);
     if (!link->agreed)
         return 0;
@@ -163,7 +162,7 @@ int ibx_link_message(struct ibx_session *s, const struct ibx_event *event)
               : 0;
 }
 
-/* The end of the session shows in its first read, as it would a moment later. */
+/* An error shows in the session's first read, as it would a moment later. */
 void ibx_link_agree(struct ibx_session *s)
 {
     uint8_t bytes[KEEP_BYTES];
@@ -176,7 +175,7 @@ void ibx_link_agree(struct ibx_session *s)
     ibx_put_u64(&w, process_namespace());
     struct iovec iov = {bytes, w.length};
     int rc = ibx_send(s->conn, &iov, 1, 0, 0);
-    while (!rc && s->link.seconds) { /* until the answer */
+    while (!rc && s->link.seconds) { /* until the answer arrives */
         rc = ibx_session_poll(s);
         if (rc > 0)
             rc = 0;

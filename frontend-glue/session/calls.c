@@ -81,7 +81,7 @@ static const struct ibx_call calls[] = {
     {IBX_OWN_NAME, IBX_CALL_EXTRA, ALL, 0, true, false},
 };
 
-/* What other names make of kernels and handles that were good before. */
+/* Prefixes of calls after which kernels and handles may be invalid. */
 static const char *const resetting[] = {
     "cuCtx",          "cuModule",          "cudaDeviceSet",
     "cudaFuncSet",    "cudaRegister",      "cudaUnregister",
@@ -90,8 +90,8 @@ static const char *const resetting[] = {
     "cudaInitDevice",
 };
 
-/* Functions of libraries that add work to their handle's stream, and return nothing but whether
- * they did. Of cuBLAS's what follows the types: cublasSgemm_v2, cublasCherk_v2. */
+/* Functions of libraries that add work to their handle's stream, and return only whether that
+ * succeeded. For cuBLAS the part after the type letters: cublasSgemm_v2, cublasCherk_v2. */
 static const char *const of_blas[] = {
     "axpy", "copy", "dgmm", "gbmv", "geam", "gemm", "gemv", "ger",  "hbmv", "hemm",
     "hemv", "her",  "hpmv", "hpr",  "sbmv", "scal", "spmv", "spr",  "swap", "symm",
@@ -123,7 +123,7 @@ static bool begins(const char *text, const char *const *with, size_t count)
 
 #define BEGINS(text, with) begins(text, with, sizeof(with) / sizeof((with)[0]))
 
-/* Also of two types: cublasCsscal, cublasZdscal. */
+/* Also names with two type letters: cublasCsscal, cublasZdscal. */
 static bool is_of_blas(const char *name)
 {
     static const char blas[] = "cublas";
@@ -181,18 +181,18 @@ static const struct ibx_call *look_up(const void *name, size_t n)
     static const struct ibx_call shares = {"", IBX_CALL_SHARES, ALL, 0, true, false};
     if ((strstr(text, "Ipc") && strstr(text, "Event")) || strstr(text, "ExternalSemaphore"))
         return &shares;
-    /* Captures have names that this code does not know; what they mean for others, it does. */
+    /* Captures are not in the table, but their effect on other calls is known. */
     static const struct ibx_call capture = {"", IBX_CALL_BEGIN_CAPTURE, ALL, 0, true, false};
     return strstr(text, "BeginCapture") ? &capture : &other;
 }
 
-/* A thread makes few calls again and again, each of which is looked for several times, and one of a
- * library is compared with all of the names above. */
+/* A cache for this thread: it makes the same few calls repeatedly, each is looked up several times,
+ * and names of libraries are compared with all of the above. */
 #define FOUND      16u /* a power of two */
 #define FOUND_NAME 40u
 
 static _Thread_local struct {
-    const struct ibx_call *call; /* NULL: none */
+    const struct ibx_call *call; /* NULL: empty */
     size_t n;
     char name[FOUND_NAME];
 } found_last[FOUND];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What a process of clients knows of itself; the one that made it is client_processes.c. */
+/* A process of clients, in that process; client_processes.c is the process that forks it. */
 #include "frontend-glue/session/client_processes.h"
 
 #include "common/clock.h"
@@ -12,11 +12,12 @@
 #include <unistd.h>
 
 static struct {
-    int socket; /* to the process that listens, -1: this is no such process */
+    int socket; /* to the listening process; -1: this is no such process */
     int event;
     atomic_uint sessions;
-    atomic_uint idle_ms; /* for which it stays without anybody */
-    uint64_t idle_since; /* ns; 0: it was not, when it last looked. The accepting thread's */
+    atomic_uint idle_ms; /* how long it stays without clients */
+    /* Ns; 0: it was not idle at the last look. Used by the accepting thread only. */
+    uint64_t idle_since;
 } own = {.socket = -1, .event = -1};
 
 void ibx_client_process_begin(int socket, int event, unsigned idle_ms)
@@ -25,7 +26,7 @@ void ibx_client_process_begin(int socket, int event, unsigned idle_ms)
     own.event = event;
     atomic_store(&own.sessions, 0);
     atomic_store(&own.idle_ms, idle_ms);
-    ibx_client_process_look_again(); /* the first client may not be handed over */
+    ibx_client_process_look_again(); /* the first client may never arrive */
 }
 
 bool ibx_client_process(void)
@@ -67,8 +68,8 @@ void ibx_client_process_retire(void)
     ibx_client_process_look_again();
 }
 
-/* The other process says yes by closing the socket, unless it has sent more than was taken. What
- * changes behind the read is another event. */
+/* The listening process agrees by closing the socket, unless it has sent more connections than were
+ * taken. What changes after the read triggers the event again. */
 int ibx_client_process_look(bool (*anybody)(void), uint64_t taken)
 {
     uint64_t times;

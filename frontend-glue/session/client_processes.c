@@ -26,17 +26,17 @@
 #include <unistd.h>
 
 #define PROCESSES    IBX_PROCESSES_MOST
-#define HANDED_BYTES (1 << 20) /* of connections that a process has not taken yet: 1.3 KB each */
-#define HEARD_MOST   64u       /* of one process at a time: others wait for this one */
-#define LOOK_MS      1000      /* where nothing shows that one has ended */
+#define HANDED_BYTES (1 << 20) /* of connections in a socket, 1.3 KB each */
+#define HEARD_MOST   64u       /* messages read from one process at a time, since others wait */
+#define LOOK_MS      1000      /* how often to look, if nothing reports the end of a process */
 
 /*
  * state machine: process of clients
  *   [*] -> SPARE             forked before there is a client for it
  *   [*] -> SERVES            forked for clients
  *   SPARE -> SERVES          they have come
- *   SERVES -> RETIRES        its contexts are broken: it gets connections of its programs alone
- *   SERVES | RETIRES -> LET_GO  it asked, or takes nothing: it gets no more, and ends
+ *   SERVES -> RETIRES        its contexts are broken: it gets only connections of its own programs
+ *   SERVES | RETIRES -> LET_GO  it asked, or accepts nothing: it gets no more, and ends
  *   SPARE | SERVES | RETIRES | LET_GO -> [*]  it has ended
  */
 enum process_state { PROCESS_SPARE, PROCESS_SERVES, PROCESS_RETIRES, PROCESS_LET_GO };
@@ -53,22 +53,22 @@ static const struct ibx_state_table process_table =
 struct process {
     struct ibx_state_machine state; /* enum process_state */
     pid_t process;
-    int process_fd, socket; /* the latter -1: it was let go */
+    int process_fd, socket; /* socket -1: it was let go */
     uint64_t began_ns;
-    struct ibx_process_clients of;    /* zeros: of a spare process */
-    uint64_t given;                   /* connections that it will take, or has taken */
-    int charge;                       /* bytes of the socket's room that each takes; 0: not known */
-    unsigned place;                   /* of those that the hooks know */
-    const struct pollfd *asks, *ends; /* NULL: nothing shows it */
+    struct ibx_process_clients of;    /* zeros in a spare process */
+    uint64_t given;                   /* connections that were sent to it */
+    int charge;                       /* bytes of the socket's buffer that each takes; 0: unknown */
+    unsigned place;                   /* its number for the hooks */
+    const struct pollfd *asks, *ends; /* NULL: not polled */
 };
 
 struct processes {
     struct ibx_listener *listener;
-    struct ibx_records *records; /* NULL: no session survives its connection */
+    struct ibx_records *records; /* NULL: sessions do not survive their connections */
     const struct ibx_session_hooks *hooks;
-    void *context; /* the hooks' */
+    void *context; /* of the hooks */
     const struct ibx_processes *wanted;
-    struct rlimit files; /* that others may open */
+    struct rlimit files; /* the original limit, for the children */
     struct process *all[PROCESSES];
     bool placed[PROCESSES];
     unsigned count;
@@ -106,7 +106,7 @@ static struct process *find(const struct processes *processes,
     return NULL;
 }
 
-/* The one that has waited longest: its context is made, if any is. */
+/* The oldest spare process: its context is the most likely to be ready. */
 static struct process *find_spare(const struct processes *processes)
 {
     struct process *found = NULL;
@@ -119,8 +119,8 @@ static struct process *find_spare(const struct processes *processes)
     return found;
 }
 
-/* Of the session with which the connection goes on. NULL: it has just ended. The records are other
- * processes' memory, too: they do not say whom a client may come to. */
+/* The process of the session that the connection continues. NULL: the session has just ended. The
+ * records are shared with other processes, so they do not decide to whom a client may come. */
 static struct process *find_session(const struct processes *processes, const uint8_t *id,
                                     const struct ibx_process_client *like)
 {
@@ -154,7 +154,7 @@ static void drop(struct processes *processes, unsigned index)
     processes->all[index] = processes->all[--processes->count];
 }
 
-/* In the child: of the process that listens it keeps nothing. */
+/* In the child: closes all that belongs to the listening process. */
 static void become(struct processes *processes, const struct process *p, int socket, int event)
 {
     if (processes->hooks->process_begins)
@@ -169,7 +169,8 @@ static void become(struct processes *processes, const struct process *p, int soc
         processes->hooks->make_ready(processes->context);
 }
 
-/* Each has two descriptors here, and leaves some to clients that have not proven themselves. */
+/* Each process needs two descriptors here, and some are left for clients that were not
+ * authenticated yet. */
 static unsigned most_of_all(const struct processes *processes)
 {
     struct rlimit limit;
@@ -179,7 +180,7 @@ static unsigned most_of_all(const struct processes *processes)
     return 3 * (unsigned)(limit.rlim_cur / 8);
 }
 
-/* Whether the process counts where the client asks for a share. Spare ones are nobody's. */
+/* Whether the process counts for the client's share. Spare ones belong to nobody. */
 static bool shares(const struct process *p, const struct ibx_process_client *like)
 {
     return *like->name ? !strcmp(p->of.first.name, like->name)
@@ -192,7 +193,7 @@ static unsigned share_of(const struct processes *processes, const struct ibx_pro
     return own ? processes->wanted->own_share : processes->wanted->share;
 }
 
-/* Who has neither a name nor a user is everybody, and has all. */
+/* Clients with neither a name nor a user have no separate share. */
 static bool too_many(const struct processes *processes, const struct ibx_process_client *like)
 {
     const unsigned all = most_of_all(processes);
@@ -209,7 +210,8 @@ static const char crowded[] =
     "have as many as rdma.tenant_share of the back end allows, or all are taken "
     "(rdma.most_processes, fewer where it may open few files): end one of them";
 
-/* Before it is told that the server has proven itself: behind that no frame says why. */
+/* Called before the client learns that the server was authenticated: after that no frame can carry
+ * a reason. */
 static const char *refuses(void *context, const struct ibx_conn *conn, const char *name)
 {
     const struct processes *processes = context;
@@ -228,7 +230,7 @@ static unsigned place_of(struct processes *processes)
     return place;
 }
 
-/* NULL: it could not be had, and errno says why; or this is the child. */
+/* Forks a process. NULL: it failed (errno), or this is the child. */
 static struct process *begin(struct processes *processes, enum process_state first)
 {
     const int room = HANDED_BYTES;
@@ -268,7 +270,7 @@ failed:;
     return NULL;
 }
 
-/* The same, for clients that have none yet. */
+/* Forks one for clients that have none yet. */
 static struct process *begin_for(struct processes *processes, const struct ibx_process_client *like)
 {
     struct process *p = find_spare(processes);
@@ -291,8 +293,8 @@ static const char *remedy(int code)
                             : "";
 }
 
-/* At the beginning, and when clients have taken one. One that ends by itself is not replaced at
- * once: the next may end as well. False: this is a child. */
+/* Forks spare processes at the start, and after clients have taken one. One that ends by itself is
+ * not replaced at once, because the next may end, too. False: this is a child. */
 static bool begin_spares(struct processes *processes)
 {
     unsigned n = 0;
@@ -323,7 +325,7 @@ static void turn_away(struct ibx_conn *conn, const char *why)
     ibx_close(conn);
 }
 
-/* Connections that have been handed over, and which the process has not taken. */
+/* Connections that were sent to the process and that it has not accepted. */
 static unsigned waiting(const struct process *p)
 {
     int bytes = 0;
@@ -332,9 +334,8 @@ static unsigned waiting(const struct process *p)
     return p->charge ? (unsigned)(bytes / p->charge) : 1;
 }
 
-/* A process that is stopped takes none. The system lets a user who is not root have no more
- * descriptors on their way than each of his processes may open: there have to be some for others.
- */
+/* A stopped process accepts none. A user other than root may not have more descriptors in transit
+ * than each of his processes may open, so some are reserved for other processes. */
 static bool too_many_wait(const struct processes *processes, const struct ibx_process_client *like)
 {
     const rlim_t most = processes->files.rlim_cur;
@@ -374,7 +375,7 @@ static bool route(struct processes *processes, struct ibx_conn *conn)
         return true;
     }
     if (!p && too_many(processes, &like)) {
-        turn_away(conn, crowded); /* another one has come meanwhile */
+        turn_away(conn, crowded); /* another client has come meanwhile */
         return true;
     }
     if (p && waiting(p) && too_many_wait(processes, &like)) {
@@ -384,7 +385,8 @@ static bool route(struct processes *processes, struct ibx_conn *conn)
     const bool begins = !p;
     if (begins)
         p = begin_for(processes, &like);
-    if (!p && ibx_client_process()) { /* the other process hands it over, too */
+    if (!p && ibx_client_process()) { /* this is the child; the listening process sends it the
+                                         connection */
         ibx_close(conn);
         return false;
     }
@@ -401,12 +403,12 @@ static bool route(struct processes *processes, struct ibx_conn *conn)
         ibx_log(IBX_LOG_ERROR, "%s is turned away: its process %d takes no connection: %s",
                 like.peer, (int)p->process,
                 rc == -ETOOMANYREFS ? IBX_DESCRIPTOR_TOO_MANY : strerror(-rc));
-    if (!p->given) /* nobody else is on the way */
+    if (!p->given) /* no other client is on its way */
         let_go(p);
     return !begins || begin_spares(processes);
 }
 
-/* It asks to be let go, or its end of the socket is closed. What it has asked last counts. */
+/* The process asks to be let go, or has closed the socket. Only its last request counts. */
 static void heard(struct process *p)
 {
     uint64_t taken = 0;
@@ -420,7 +422,7 @@ static void heard(struct process *p)
     }
     if ((asks || n == 0) && takes(p))
         let_go(p);
-    else if (n == 0) /* a spare one that has ended */
+    else if (n == 0) /* a spare process that has ended */
         close_fd(&p->socket);
 }
 
@@ -439,7 +441,7 @@ static void tell(const struct process *p, int status)
         ibx_log(IBX_LOG_INFO, "process %d, which %s, has ended", (int)p->process, of);
 }
 
-/* Whether it has ended. */
+/* Reaps the process; returns whether it has ended. */
 static bool reap(const struct processes *processes, const struct process *p)
 {
     int status = 0;
@@ -472,7 +474,7 @@ static bool take(struct processes *processes)
     const int rc = ibx_accept(processes->listener, &conn, &why);
     if (!rc)
         return route(processes, conn);
-    if (rc != -EAGAIN) { /* for want of descriptors, mostly */
+    if (rc != -EAGAIN) { /* mostly a lack of descriptors */
         ibx_log(IBX_LOG_ERROR, "%s", why.message);
         poll(NULL, 0, 100);
     }
@@ -487,7 +489,7 @@ static const struct pollfd *watch(struct pollfd *waits, nfds_t *n, int fd)
     return &waits[(*n)++];
 }
 
-/* What takes a place is a descriptor that is open: poll(2) takes no more than there may be. */
+/* Each entry is an open descriptor: poll(2) accepts no more than the limit. */
 static int wait_for_any(struct processes *processes, struct pollfd *waits)
 {
     nfds_t n = 0;
@@ -497,13 +499,14 @@ static int wait_for_any(struct processes *processes, struct pollfd *waits)
         struct process *p = processes->all[i];
         p->asks = watch(waits, &n, p->socket);
         p->ends = watch(waits, &n, p->process_fd);
-        if (!p->ends) /* the system has no pidfd_open(2), or forbids it */
+        if (!p->ends) /* pidfd_open(2) is missing or forbidden */
             timeout_ms = LOOK_MS;
     }
     return poll(waits, n, timeout_ms);
 }
 
-/* This one needs two descriptors for each other process, which are at their soft limit. */
+/* The listening process needs two descriptors for each process, which are limited by the soft
+ * limit. */
 static void raise_limit(struct processes *processes)
 {
     struct rlimit *files = &processes->files;
@@ -513,7 +516,7 @@ static void raise_limit(struct processes *processes)
     setrlimit(RLIMIT_NOFILE, &raised);
 }
 
-static struct processes served; /* the listening process's */
+static struct processes served; /* in the listening process */
 const struct ibx_admission ibx_client_processes_admission = {refuses, &served};
 
 int ibx_client_processes_serve(struct ibx_session *listening)

@@ -15,9 +15,9 @@ void ibx_session_tell_end(struct ibx_session *s)
     s->answering = true;
 }
 
-/* GVirtuS ignores exceptions and short reads, and would return the previous call's success to the
- * application. Only the exit code of a reply has four bytes; zeros in the other fields mean no time
- * and no output. */
+/* GVirtuS ignores exceptions and short reads, and would return the success of the previous call to
+ * the application. Only the exit code of a reply has four bytes; zeros in the other fields mean no
+ * time and no output. */
 void ibx_session_answer(struct ibx_session *s, void *buffer, size_t n)
 {
     const int32_t exit_code = IBX_CUDA_ERROR_UNKNOWN;

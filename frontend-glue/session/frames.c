@@ -5,7 +5,7 @@
 
 /* ---------------------------------------------------------------------- requests */
 
-/* By enum ibx_frame_call. */
+/* Indexed by enum ibx_frame_call. */
 static const struct {
     const char *name;
     size_t tail; /* bytes that follow the addresses and the payload */
@@ -28,7 +28,7 @@ enum ibx_frame_call ibx_frame_name(const uint8_t *bytes, size_t n, size_t *lengt
     return IBX_FRAME_OTHER;
 }
 
-/* Bytes that follow the addresses and the payload, 0 for OTHER. */
+/* The bytes after the addresses and the payload; 0 for OTHER. */
 static size_t tail_of(enum ibx_frame_call call)
 {
     return calls[call].tail;
@@ -40,7 +40,7 @@ size_t ibx_frame_plain_bytes(enum ibx_frame_call call)
     return plain ? IBX_FRAME_PAYLOAD_AT + tail_of(call) : 0;
 }
 
-/* Reads the tail; false when this code does not know its kind. */
+/* Reads the tail; false: unknown kind. */
 static bool parse_tail(const uint8_t *tail, struct ibx_frame *frame)
 {
     struct ibx_reader r = ibx_reader_of(tail, tail_of(frame->call));
@@ -62,7 +62,7 @@ static bool parse_tail(const uint8_t *tail, struct ibx_frame *frame)
     return !r.failed && kind >= IBX_FRAME_H2D && kind <= IBX_FRAME_D2D;
 }
 
-/* A string as GVirtuS marshals it: its bytes, with the NUL at their end, and their number twice. */
+/* A string as GVirtuS marshals it: its length twice, then its bytes with the NUL. */
 static const char *get_string(struct ibx_reader *r, size_t *length)
 {
     uint64_t n = ibx_get_u64(r), again = ibx_get_u64(r);
@@ -75,7 +75,7 @@ static const char *get_string(struct ibx_reader *r, size_t *length)
     return good ? bytes : NULL;
 }
 
-/* As printf's %p writes one that is not NULL; 0: otherwise. */
+/* Parses a pointer as printf("%p") writes it; 0: NULL or malformed. */
 static uint64_t parse_pointer(const char *text, size_t length)
 {
     uint64_t value = 0;
@@ -102,7 +102,8 @@ static bool parse_symbol(struct ibx_reader *r, struct ibx_frame *frame)
     return !r->failed && frame->symbol;
 }
 
-/* The addresses before the tail; false when the body's length is not what its kind asks for. */
+/* Reads the addresses before the tail; false: the body has not the length that its kind requires.
+ */
 static bool parse_head(const struct ibx_frame_body *body, struct ibx_frame *frame)
 {
     uint64_t before = body->length - tail_of(frame->call);
@@ -129,7 +130,7 @@ static bool parse_head(const struct ibx_frame_body *body, struct ibx_frame *fram
     return false;
 }
 
-/* The sizes describe a possible copy and agree with the payload. */
+/* Whether the sizes describe a possible copy, and agree with the payload. */
 static bool sizes_agree(struct ibx_frame *frame)
 {
     uint64_t source, destination;
@@ -143,7 +144,7 @@ static bool sizes_agree(struct ibx_frame *frame)
         return frame->payload == source;
     if (frame->kind == IBX_FRAME_D2H)
         frame->out = destination;
-    return destination <= UINT64_MAX - 8; /* what precedes it in the reply */
+    return destination <= UINT64_MAX - 8; /* the length precedes it in the reply */
 }
 
 bool ibx_frame_parse(enum ibx_frame_call call, const struct ibx_frame_body *body,
@@ -195,7 +196,7 @@ static bool takes_context(const char *name)
 static void request_ends(struct ibx_request_watch *watch)
 {
     struct ibx_reader r = ibx_reader_of(watch->first, 8);
-    const uint64_t argument = ibx_get_u64(&r); /* of a body that is long enough */
+    const uint64_t argument = ibx_get_u64(&r); /* valid if the body is long enough */
     if (!strcmp(watch->name, "cudaSetDevice") && watch->length == 4)
         watch->device = (int)(uint32_t)argument;
     if (takes_context(watch->name)) {
@@ -208,7 +209,7 @@ static void request_ends(struct ibx_request_watch *watch)
     stage_begin(watch, IBX_REQUEST_NAME);
 }
 
-/* Up to the NUL; returns how many bytes were of the name. */
+/* Notes bytes of the name, up to the NUL; returns how many there were. */
 static size_t note_name(struct ibx_request_watch *watch, const uint8_t *bytes, size_t n)
 {
     const uint8_t *nul = memchr(bytes, 0, n);
@@ -221,7 +222,7 @@ static size_t note_name(struct ibx_request_watch *watch, const uint8_t *bytes, s
     return nul ? part + 1 : part;
 }
 
-/* Of the length or the body: the bytes still to come, and the first ones. */
+/* Notes bytes of the length or the body, and keeps the first ones. */
 static size_t note_counted(struct ibx_request_watch *watch, const uint8_t *bytes, size_t n,
                            uint64_t length)
 {

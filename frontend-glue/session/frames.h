@@ -44,34 +44,36 @@ enum ibx_frame_kind { IBX_FRAME_H2D = 1, IBX_FRAME_D2H = 2, IBX_FRAME_D2D = 3 };
 struct ibx_frame {
     enum ibx_frame_call call;
     enum ibx_frame_kind kind;
-    uint64_t dst, src;            /* device addresses; the host's side and a symbol's are 0 */
+    uint64_t dst, src;            /* device addresses; 0 for host memory and symbols */
     uint64_t stream;              /* 0 unless the call names one */
-    uint64_t dpitch, spitch;      /* width in calls without */
-    uint64_t width, height;       /* bytes, rows: neither is 0; height is 1 in calls without */
-    uint64_t payload_at, payload; /* of H2D: where in the body, and how many bytes */
+    uint64_t dpitch, spitch;      /* equal to `width` in calls without pitches */
+    uint64_t width, height;       /* bytes and rows, not 0; height is 1 in calls without rows */
+    uint64_t payload_at, payload; /* of H2D: the payload's offset in the body, and its bytes */
     uint64_t out;                 /* of D2H: bytes of the reply's payload */
     uint64_t symbol;              /* of TO_SYMBOL: its address in the client, never 0 */
-    uint64_t symbol_offset;       /* where in it the copy begins */
+    uint64_t symbol_offset;       /* the copy's offset in the symbol */
 };
 
-#define IBX_FRAME_PAYLOAD_AT 16u /* where the payload of H2D begins, but for TO_SYMBOL */
-#define IBX_FRAME_TAIL_MAX   36u /* what follows it */
-/* Of calls of one row that have it there: bytes of a body that are not its payload. Otherwise 0. */
+#define IBX_FRAME_PAYLOAD_AT 16u /* the offset of the payload of H2D, except in TO_SYMBOL */
+#define IBX_FRAME_TAIL_MAX   36u /* the longest tail, which follows the payload */
+/* For calls of one row with the payload at that offset: the bytes of a body besides the payload;
+ * else 0. */
 size_t ibx_frame_plain_bytes(enum ibx_frame_call call);
 
 /* The call whose name, with its NUL, is at the beginning of `bytes`; *length is the name's. */
 enum ibx_frame_call ibx_frame_name(const uint8_t *bytes, size_t n, size_t *length);
 
-/* A body by its first and last bytes: all of it in both if it has no more than IBX_FRAME_WINDOW. */
+/* A body, given by its first and last bytes. A body of at most IBX_FRAME_WINDOW bytes is complete
+ * in both. */
 #define IBX_FRAME_WINDOW 64u
 struct ibx_frame_body {
     const uint8_t *first, *last; /* `window` bytes each */
     uint64_t length;             /* of the body */
 };
 
-/* Whether the body is, byte for byte, one that GVirtuS's front end makes for the call. Its values
- * are checked as far as that is possible without CUDA: no sum or product wraps, and rows fit into
- * their pitches. */
+/* Parses the body. True only if it is exactly what GVirtuS's front end makes for the call, and the
+ * values are possible as far as that can be checked without CUDA: no sum or product wraps, and rows
+ * fit into their pitches. */
 bool ibx_frame_parse(enum ibx_frame_call call, const struct ibx_frame_body *body,
                      struct ibx_frame *frame);
 
@@ -79,25 +81,26 @@ bool ibx_frame_parse(enum ibx_frame_call call, const struct ibx_frame_body *body
 
 enum ibx_request_stage { IBX_REQUEST_NAME, IBX_REQUEST_LENGTH, IBX_REQUEST_BODY };
 
-/* Where GVirtuS is in the stream of requests that it reads, and what they tell about the thread
- * that runs them. */
+/* How far GVirtuS has read in the stream of requests, and what they tell about the thread that runs
+ * them. */
 struct ibx_request_watch {
     enum ibx_request_stage stage;
-    size_t got;         /* bytes of this stage */
-    char name[24];      /* as much as fits, with a NUL */
-    uint8_t first[8];   /* of the length, or of the body */
+    size_t got;         /* bytes of this stage so far */
+    char name[24];      /* truncated, with a NUL */
+    uint8_t first[8];   /* the first bytes of the length or of the body */
     uint64_t length;    /* of the body */
-    int device;         /* that cudaSetDevice asked for last, -1: none */
-    unsigned resets;    /* requests that took a context away */
-    bool names_context; /* the last of them did: this one, otherwise its device's */
+    int device;         /* the last device of cudaSetDevice */
+    unsigned resets;    /* number of requests that destroyed a context */
+    bool names_context; /* the last of these named its context: `context`; else it was the device's
+                         */
     uint64_t context;
-    uint64_t freed; /* the last argument of cudaFree; the reader sets it to 0 */
+    uint64_t freed; /* the last argument of cudaFree; reset to 0 by whoever reads it */
 };
 
 void ibx_request_watch_init(struct ibx_request_watch *watch);
 void ibx_request_note_read(struct ibx_request_watch *watch, const void *bytes, size_t n);
-/* Before these bytes are noted: where in them is the last character of a request's name, if it is
- * that one, or begins so; NULL: it is not. */
+/* To be called before these bytes are noted: the last character of a request's name in them, if the
+ * name is `name` or begins so; else NULL. */
 uint8_t *ibx_request_ends_name(const struct ibx_request_watch *watch, uint8_t *bytes, size_t n,
                                const char *name);
 /* Whether the next byte is the first of a request. */

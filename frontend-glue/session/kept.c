@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Messages that the other end may not have taken, kept to be sent again over another connection.
- * The receiver gives a message's credit back only after it has taken it. So of what was sent on a
- * connection it has taken all but the last `slots` messages, and nothing has to tell so. Twice as
- * many are kept: an end that breaks may free the places of messages that it drops. A client forgets
- * them when it has the answer to the last one, and so keeps a long payload in memory that is
- * cached.
+ * The receiver returns a message's credit only after it has taken the message. So of all messages
+ * that were sent on a connection, at most the last `slots` were not taken, and no acknowledgement
+ * is needed. Twice as many are kept, because an end whose connection breaks may free the slots of
+ * messages that it drops. A client forgets its messages when it has the answer to the last one, so
+ * a long payload stays in memory that is cached.
  */
 #include "frontend-glue/session/session_internal.h"
 
@@ -14,7 +14,7 @@
 #include <string.h>
 
 #define FIRST_SIZE 32u
-#define ROUND      64u /* bytes: memory of a kept message grows to a multiple */
+#define ROUND      64u /* bytes; the memory of a kept message is a multiple of this */
 
 int ibx_kept_init(struct kept *kept, unsigned slots)
 {
@@ -48,7 +48,7 @@ static __attribute__((cold, noinline)) int grow(struct kept *kept)
     struct kept_message *ring = calloc((size_t)kept->size * 2, sizeof(*ring));
     if (!ring)
         return -ENOMEM;
-    for (unsigned i = 0; i < kept->size; i++) /* also the memory of unused ones */
+    for (unsigned i = 0; i < kept->size; i++) /* unused entries have memory, too */
         ring[i] = *at(kept, i);
     free(kept->ring);
     kept->ring = ring;
@@ -57,7 +57,7 @@ static __attribute__((cold, noinline)) int grow(struct kept *kept)
     return 0;
 }
 
-/* Each message of a session passes here: what is rare is in functions of its own. */
+/* On the path of each message, so the rare part is a function of its own. */
 static __attribute__((cold, noinline)) int more_room(struct kept_message *message, size_t length)
 {
     size_t size = (length + ROUND - 1) / ROUND * ROUND;
@@ -67,7 +67,7 @@ static __attribute__((cold, noinline)) int more_room(struct kept_message *messag
     return message->bytes ? 0 : -ENOMEM;
 }
 
-/* One more has left on this connection. */
+/* One more was sent on this connection. */
 static inline void note_sent(struct kept *kept)
 {
     if (++kept->sent <= 2 * kept->slots)
@@ -142,7 +142,7 @@ int ibx_kept_rewind(struct kept *kept, const uint64_t taken[ORDERS])
             continue;
         struct kept_message message = *at(kept, left);
         *at(kept, left++) = *at(kept, i);
-        *at(kept, i) = message; /* its memory */
+        *at(kept, i) = message; /* keeps its memory */
     }
     kept->count = left;
     kept->sent = 0;

@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * How a session survives its connection. Both ends keep the messages that the other one may not
- * have taken, and number them by counting. When the connection has ended the client connects again,
- * by whatever path there is, and claims the session in the handshake (transport/handshake/claim.c);
- * both say how many messages they have taken, and send the others again. READs and WRITEs that were
- * under way begin again, in memory that is registered anew. All above this file notices a pause.
+ * have taken, and number them by counting. When the connection has ended, the client connects
+ * again, over any path, and claims the session in the handshake (transport/handshake/claim.c). Both
+ * say how many messages they have taken, and send the others again. READs and WRITEs that were
+ * under way are repeated, in memory that is registered anew. Callers above this file only notice a
+ * pause.
  *
- *   agreement.c  whether a session may go on at all
+ *   agreement.c  whether a session survives at all
  *   kept.c       messages that may have to be sent again
- *   names.c      what the client's memory is called on each connection
+ *   names.c      the names (remotes) of the client's memory on each connection
  *   reconnect.c  how the client finds its server again
- *   waiting.c    where the server's sessions are found
- *   report.c     what a server says of those that have gone on
+ *   waiting.c    where the server finds the session
+ *   report.c     what a server reports about such sessions
  */
 #include "frontend-glue/session/session_internal.h"
 
@@ -78,14 +79,15 @@ static int send_one(struct ibx_session *s, const struct ibx_writer *w, uint64_t 
     return rc == -EAGAIN ? -ETIMEDOUT : rc;
 }
 
-/* The next message, copied: of this type and at most n bytes; its length, or a negative errno. */
+/* Receives the next message, which must be of this type and at most n bytes. Returns its length, or
+ * a negative errno. */
 static int receive_one(struct ibx_session *s, enum message_type type, uint8_t *bytes, size_t n,
                        uint64_t deadline)
 {
     struct ibx_event event;
     int rc;
     while (!(rc = ibx_poll(s->conn, &event, 1))) {
-        if (ibx_link_has_offer(s)) /* of a client that has given this one up */
+        if (ibx_link_has_offer(s)) /* the client has given this connection up */
             return -ECANCELED;
         if (ibx_now_ns() > deadline)
             return -ETIMEDOUT;
@@ -102,7 +104,7 @@ static int receive_one(struct ibx_session *s, enum message_type type, uint8_t *b
 
 /* ------------------------------------------------------------------ the other connection */
 
-/* What the old connection still has to do, and what it brought and nobody has taken. */
+/* Completes the work of the old connection, and takes the messages that it received. */
 static void drain(struct ibx_session *s)
 {
     struct ibx_event events[8];
@@ -125,7 +127,8 @@ static void drain(struct ibx_session *s)
     s->link.watched = NULL;
 }
 
-/* Regions move; the old connection goes, unless a message of it is being read. */
+/* Moves regions to the new connection, and closes the old one, unless a message of it is being
+ * read. */
 static int move_to(struct ibx_session *s, struct ibx_conn *fresh)
 {
     struct ibx_conn *old = s->conn;
@@ -147,7 +150,7 @@ static int move_to(struct ibx_session *s, struct ibx_conn *fresh)
     return rc;
 }
 
-/* Whether all that is under way fits into this connection's messages. */
+/* Whether all messages that are under way fit into this connection's messages. */
 static bool fits(const struct ibx_session *s, const struct ibx_conn *conn)
 {
     const size_t most = ibx_conn_caps(conn)->message_max;
@@ -168,7 +171,7 @@ static void get_taken(struct ibx_reader *r, uint64_t taken[ORDERS])
 
 /* ------------------------------------------------------------------------- the client */
 
-/* An attempt to reach the server (reconnect.c). */
+/* One attempt to reach the server */
 static int connect_once(struct ibx_session *s, struct reconnect *reconnect, bool *reached,
                         struct ibx_conn **fresh, struct ibx_error *err)
 {
@@ -204,14 +207,14 @@ static int client_exchange(struct ibx_session *s, struct ibx_error *err)
     get_taken(&r, taken);
     if (r.failed)
         return -EPROTO;
-    if (code == -EMSGSIZE) /* of the server, for its messages */
+    if (code == -EMSGSIZE) /* the server says so, because of its messages */
         return ibx_reconnect_by_tcp(s, err);
     if (code)
         return ibx_reconnect_unregistered(s, code, err);
     return ibx_kept_rewind(&s->link.kept, taken);
 }
 
-/* One attempt; *err says why not. */
+/* One attempt to continue; *err is the reason if it fails. */
 static int client_attempt(struct ibx_session *s, struct reconnect *reconnect, bool *reached,
                           struct ibx_error *err)
 {
@@ -259,7 +262,7 @@ static int try_again(struct ibx_session *s, struct reconnect *reconnect, struct 
         int rc = client_attempt(s, reconnect, &reached, err);
         if (!rc || is_final(rc, reached))
             return rc;
-        if (reached) /* it is there, and busy */
+        if (reached) /* the server lives, and is busy */
             deadline = ibx_deadline_in_ms(ms);
         if (ibx_now_ns() > deadline)
             return ibx_error_prefix(err, -ETIMEDOUT, "no connection for %u seconds",
@@ -298,7 +301,7 @@ static int receive_names(struct ibx_session *s, unsigned count, uint64_t deadlin
     return rc;
 }
 
-/* `moved`: whether its memory is registered anew, or why not, which the client is told. */
+/* `moved`: 0, or why its memory could not be registered anew, which the client is told. */
 static int server_exchange(struct ibx_session *s, int moved)
 {
     const uint64_t deadline = ibx_deadline_in_ms(s->options.timeout_ms);
@@ -385,7 +388,7 @@ static void tell_resumed(struct ibx_session *s, const struct ibx_path *before, u
     ibx_waiting_note(s, path, (unsigned)ms);
 }
 
-/* As a process ends while some of its threads are not in any call, without a word of theirs. */
+/* A process may end while some of its threads are in no call; these say nothing. */
 static bool is_between_calls(const struct ibx_session *s)
 {
     return !s->in_frame && !s->payloads && !s->ops_pending;

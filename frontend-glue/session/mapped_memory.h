@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Structures of CUDA's driver about memory that is mapped apart from its addresses, as programs
- * hand them to the front end, and the back end to its driver. None of them is on the wire.
+ * Structures of CUDA's driver for memory that is mapped to reserved addresses (cuMemCreate,
+ * cuMemMap). Programs pass them to the front end, and the back end to its driver. None of them is
+ * sent.
  */
 #ifndef IBX_FRONTEND_GLUE_SESSION_MAPPED_MEMORY_H
 #define IBX_FRONTEND_GLUE_SESSION_MAPPED_MEMORY_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What the lists math_*.def say of a function's arguments, in C. IBX_EACH(M, arguments...) is M of
- * each, with commas between them: M(k, argument), where k counts down to 1.
+ * The arguments of functions in the lists math_*.def, as C types. IBX_EACH(M, arguments...) applies
+ * M to each argument, with commas between: M(k, argument), where k counts down to 1.
  */
 #ifndef IBX_FRONTEND_GLUE_SESSION_MATH_ARGUMENTS_H
 #define IBX_FRONTEND_GLUE_SESSION_MATH_ARGUMENTS_H
@@ -49,11 +49,11 @@
 #define IBX_EACH_OF(n)   IBX_JOIN(IBX_EACH_, n)
 #define IBX_EACH(M, ...) IBX_EACH_OF(IBX_COUNT(__VA_ARGS__))(M, __VA_ARGS__)
 
-/* Of functions that the lists make, hundreds of one line each: what sanitizers add to them takes
- * longer to compile than anything else that is tested with them. */
+/* For the hundreds of one-line functions that the lists generate: with sanitizers these would take
+ * longer to compile than anything else. */
 #define IBX_UNSANITIZED __attribute__((no_sanitize("address", "thread", "undefined")))
 
-/* The type of an argument, and the member of union ibx_math_value that it is. */
+/* The C type of an argument, and its member of union ibx_math_value. */
 #define IBX_TYPE(k, a)     IBX_TYPE_##a
 #define IBX_TYPE_I         int
 #define IBX_TYPE_L         uint64_t

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Requests of our own for functions of cuBLAS, cuBLASLt, cuRAND, cuFFT, cuSPARSE, cuSOLVER and
- * cuDNN. GVirtuS has plugins of these libraries, in which many functions are missing, or return
- * something else: so all that are listed in math_*.def are called here. The preload makes the
- * requests (preload/math_libraries/math_calls.c), the back end's plugin runs them
- * (device_calls/math_calls.c) by the library that GVirtuS's plugin has loaded there.
+ * Requests of ibx's own for functions of cuBLAS, cuBLASLt, cuRAND, cuFFT, cuSPARSE, cuSOLVER and
+ * cuDNN. GVirtuS has plugins for these libraries, but many functions are missing there or return
+ * something else: so all functions in math_*.def are called through these requests. The preload
+ * makes them (preload/math_libraries/math_calls.c), and the back end's plugin runs them
+ * (device_calls/math_calls.c) with the library that GVirtuS's plugin has loaded.
  *
- * A line of these lists is MATH(name, use, arguments...). Both sides take from it what they need:
- * the exported function, what of its arguments is in the request, and the call. All of them return
- * a status of the library. docs/protocol.md has the table of bodies.
+ * A line of the lists is MATH(name, use, arguments...). Both sides use it: for the exported
+ * function, the encoding of its arguments, and the call. All functions return a status of the
+ * library. docs/protocol.md has the table of bodies.
  */
 #ifndef IBX_FRONTEND_GLUE_SESSION_MATH_CALLS_H
 #define IBX_FRONTEND_GLUE_SESSION_MATH_CALLS_H
@@ -18,15 +18,15 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Names of the requests: client_calls/ knows by them what a request means to others. */
-#define IBX_MATH_ADDS    "ibxMathAdds"    /* work to the handle's stream; no output */
-#define IBX_MATH_ADDS_IN "ibxMathAddsIn"  /* likewise, to the stream in the body's last 8 bytes */
-#define IBX_MATH_SELECTS "ibxMathSelects" /* the handle's stream, the body's last 8 bytes */
-#define IBX_MATH_SETS_UP "ibxMathSetsUp"  /* what others use; also what makes or ends it */
-#define IBX_MATH_WAITS   "ibxMathWaits"   /* for its output */
+/* The names of the requests, by which client_calls/ knows how a request affects others. */
+#define IBX_MATH_ADDS    "ibxMathAdds"    /* adds work to the handle's stream; has no output */
+#define IBX_MATH_ADDS_IN "ibxMathAddsIn"  /* adds work to the stream in the body's last 8 bytes */
+#define IBX_MATH_SELECTS "ibxMathSelects" /* selects the handle's stream, the last 8 bytes */
+#define IBX_MATH_SETS_UP "ibxMathSetsUp"  /* changes, makes or destroys what other calls use */
+#define IBX_MATH_WAITS   "ibxMathWaits"   /* waits for its output */
 
-/* What the replies' exit codes have beside the library's own, which are not negative. */
-#define IBX_MATH_ABSENT (-2) /* the back end has no such library, or that no such function */
+/* Exit codes besides the library's own, which are not negative. */
+#define IBX_MATH_ABSENT (-2) /* the back end lacks the library, or the library the function */
 
 static inline bool ibx_math_is(const char *name)
 {
@@ -35,16 +35,16 @@ static inline bool ibx_math_is(const char *name)
            !strcmp(name, IBX_MATH_WAITS);
 }
 
-/* What functions do: which of the names their requests have, and what the back end minds. */
+/* What a function does, which decides the name of its request. */
 enum ibx_math_use {
-    IBX_MATH_USE_ADDS, /* adds work; with output for the host it waits for that */
+    IBX_MATH_USE_ADDS, /* adds work; if it has output for the host, it waits for that */
     IBX_MATH_USE_SELECTS,
     IBX_MATH_USE_SETS_UP,
-    IBX_MATH_USE_ENDS, /* what its first argument names */
+    IBX_MATH_USE_ENDS, /* destroys its first argument */
     IBX_MATH_USE_ASKS  /* adds no work */
 };
 
-/* What has a handle: first what is ended first. */
+/* Types of handles, in the order in which they are destroyed. */
 enum ibx_math_type {
     IBX_MATH_GRAPH, /* cudnnBackendDescriptor_t, and so on */
     IBX_MATH_TENSOR,
@@ -153,30 +153,29 @@ enum ibx_math_kind {
     IBX_MATH_SCALING
 };
 
-/* How many bytes: `n` of them, or as argument `n` says. */
+/* The size of an argument: `n` bytes, or as argument `n` tells. */
 enum ibx_math_size {
     IBX_MATH_BYTES,
-    IBX_MATH_BYTES_OF_INT,  /* of each one, as argument `of` says how many there are */
-    IBX_MATH_BYTES_OF_LONG, /* likewise, that has 8 bytes */
+    IBX_MATH_BYTES_OF_INT,  /* bytes of each element; argument `of` is their number */
+    IBX_MATH_BYTES_OF_LONG, /* the same, with a number of 8 bytes */
     IBX_MATH_OF_TYPE,
     IBX_MATH_FIVE_OF_TYPE,
     IBX_MATH_OF_COMPUTE,
-    IBX_MATH_OF_COMPUTE_LONG, /* ... of an array that is counted by 8 bytes */
+    IBX_MATH_OF_COMPUTE_LONG, /* ... of an array whose number of elements has 8 bytes */
     IBX_MATH_OF_ATTRIBUTE     /* cudnnBackendAttributeType_t, likewise */
 };
 
-/* MATH_BY_HAND(...): the preload exports a function of its own, which brings what this one takes.
- */
+/* MATH_BY_HAND(...): the preload has a hand-written function, which passes these arguments. */
 #define MATH_BY_HAND MATH
-/* ... which has other parameters. */
+/* The same, but that function has other parameters. */
 #define MATH_APART MATH
 
 struct ibx_math_argument {
     uint8_t kind; /* enum ibx_math_kind */
     uint8_t size; /* enum ibx_math_size */
     uint8_t n;    /* or what argument; of handles enum ibx_math_type, of descriptors theirs */
-    uint8_t of;   /* of arrays the argument that counts; the second one of SC; the descriptor; of
-                     other handles whether they may be NULL */
+    uint8_t of;   /* arrays: the argument with the number of elements; SC: the second argument;
+                     scalars: the descriptor; other handles: whether they may be NULL */
 };
 
 union ibx_math_value {
@@ -187,13 +186,13 @@ union ibx_math_value {
     void *p;
 };
 
-#define IBX_MATH_ARGUMENTS 32u    /* of a function, at most */
-#define IBX_MATH_BODY      64000u /* bytes of a body, at most: less than one of ours has */
-#define IBX_MATH_ROOM      4096u  /* bytes of the host's memory in a call, beside what is long */
-#define IBX_MATH_SHORT     1024u  /* bytes of an array that is not */
-#define IBX_MATH_TENSORS   1024u  /* of an execution of cuDNN's, at most */
-#define IBX_MATH_OUT       256u   /* bytes of a usual reply beside the exit code */
-#define IBX_MATH_OUT_MOST  12800u /* of one, at most */
+#define IBX_MATH_ARGUMENTS 32u    /* arguments of a function, at most */
+#define IBX_MATH_BODY      64000u /* bytes of a body, at most; a message has room for more */
+#define IBX_MATH_ROOM      4096u  /* bytes of host memory in a call, without long arrays */
+#define IBX_MATH_SHORT     1024u  /* bytes of an array that is not long, at most */
+#define IBX_MATH_TENSORS   1024u  /* tensors of an execution of cuDNN, at most */
+#define IBX_MATH_OUT       256u   /* bytes of a usual reply after the exit code */
+#define IBX_MATH_OUT_MOST  12800u /* bytes of any reply, at most */
 
 struct ibx_math_function {
     const char *name;
@@ -237,38 +236,38 @@ enum ibx_math_number {
      IBX_MATH_OF(CUSOLVER) + IBX_MATH_OF(CUBLASLT) + IBX_MATH_OF(CUDNN))
 
 struct ibx_math_statuses {
-    const char *file; /* the library's name begins so */
+    const char *file; /* the beginning of the library's file name */
     int not_initialized, no_memory, invalid_value, not_supported;
-    unsigned pointer_mode; /* the function that asks for it; 0: handles have none */
+    unsigned pointer_mode; /* the function that returns it; 0: handles have none */
     enum ibx_math_type handle;
 };
 
-/* NULL: there is none. */
+/* The function of this number; NULL: there is none. */
 const struct ibx_math_function *ibx_math_find(unsigned number);
 const struct ibx_math_statuses *ibx_math_statuses_of(unsigned number);
 /* The i-th function of all; NULL: there are not so many. */
 const struct ibx_math_function *ibx_math_each(size_t i);
-/* Whether it is of cuBLASLt. */
+/* Whether the function is cuBLASLt's. */
 static inline bool ibx_math_is_lt(unsigned number)
 {
     return number >> 12 == IBX_MATH_CUBLASLT;
 }
-/* Whether it is of cuDNN. */
+/* Whether the function is cuDNN's. */
 static inline bool ibx_math_is_dnn(unsigned number)
 {
     return number >> 12 == IBX_MATH_CUDNN;
 }
 /* Whether it names the stream to which it adds work. */
 bool ibx_math_names_stream(const struct ibx_math_function *f);
-/* Which one ends what is of that type. */
+/* The number of the function that destroys handles of this type. */
 unsigned ibx_math_end_of(enum ibx_math_type type);
 
-/* Whether scalars and results are where the pointer mode says. */
+/* Whether the handle's pointer mode tells where scalars and results are. */
 bool ibx_math_has_scalars(const struct ibx_math_function *f);
-/* The bytes of a scalar, a result or an array, by the values of the other arguments; 0: of none, or
- * that is not known. */
+/* The bytes of a scalar, a result or an array, given the values of all arguments; 0: none, or
+ * unknown. */
 size_t ibx_math_bytes(const struct ibx_math_argument *a, const union ibx_math_value *values);
-/* cudaDataType: bytes of a value; 0: it has no whole ones, or is not known. */
+/* The bytes of a value of this cudaDataType; 0: not whole bytes, or unknown. */
 size_t ibx_math_bytes_of_type(int type);
 
 #endif

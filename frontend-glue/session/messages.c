@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define BUS_BYTES_A_US  20000u /* what a copy takes where nothing but a GPU's bus is in its way */
+#define BUS_BYTES_A_US  20000u /* bytes per us of a copy that is limited by a GPU's bus only */
 #define EXPECTED_MAX_US 20000u
 
 int ibx_messages_init(struct ibx_session *s)
@@ -43,7 +43,7 @@ static struct ibx_event *queue_at(struct message_queue *queue, unsigned i)
     return &queue->items[(queue->head + i) % queue->size];
 }
 
-/* Taken: it does not come again over another connection. */
+/* Counts the message as taken: it is not sent again over another connection. */
 static struct ibx_event queue_pop(struct ibx_session *s, struct message_queue *queue)
 {
     s->link.taken[queue == &s->control ? ORDER_CONTROL : ORDER_STREAM]++;
@@ -86,13 +86,13 @@ static int file_event(struct ibx_session *s, const struct ibx_event *event)
     return 0;
 }
 
-/* A peer that closes between calls is no failure. 1: the session goes on; or as ibx_session_fail().
- */
+/* The connection has ended. A peer that closes between calls is no failure. 1: the session
+ * continues; otherwise as ibx_session_fail(). */
 static int end(struct ibx_session *s)
 {
     if (ibx_link_survives(s)) {
         int rc = ibx_link_resume(s);
-        return rc ? rc : 1; /* who waits looks again: a post may have been given up */
+        return rc ? rc : 1; /* the caller checks again: a post may have been given up */
     }
     const char *why = ibx_conn_reason(s->conn);
     if (s->end_status == -ECONNRESET && !s->payloads && !s->ops_pending)
@@ -154,8 +154,9 @@ void ibx_session_await_owed(struct ibx_session *s)
         wait_for_a_piece(s);
 }
 
-/* A child of a client's that has ended may hold its connection open. So a server wakes up, once a
- * connection, when the client's process ends; what that has sent has come by then. */
+/* A child of a client may keep its connection open after the client has ended. So a server is woken
+ * up, once a connection, when the client's process ends. All that it has sent has arrived by then.
+ */
 static void watch_process(struct ibx_session *s)
 {
     if (!s->server || s->link.peer_fd < 0 || s->link.watched == s->conn)
@@ -164,13 +165,14 @@ static void watch_process(struct ibx_session *s)
     ibx_wait_watch(s->conn, s->link.peer_fd);
 }
 
-/* Of a server's client, whose children may hold the connection; known since some wait. */
+/* Whether the process of a server's client has ended, though children may hold its connection;
+ * checked in waits. */
 static bool process_ended(const struct ibx_session *s)
 {
     return s->server && ibx_wait_watched(s->conn) && ibx_link_peer_died(s);
 }
 
-/* What it had sent has come. */
+/* All that the client has sent has arrived. */
 static void end_with_process(struct ibx_session *s)
 {
     s->ended = true;
@@ -192,7 +194,7 @@ int ibx_session_pump(struct ibx_session *s)
     }
 }
 
-/* Behind what waits for credit since the last connection. */
+/* Queued after messages that have waited for credit since the last connection. */
 int ibx_session_try_send(struct ibx_session *s, const struct iovec *iov, int iovcnt)
 {
     struct kept *kept = &s->link.kept;
@@ -212,7 +214,7 @@ static int send_or_wait(struct ibx_session *s, const struct iovec *iov, int iovc
             return 0;
         if (rc != -EAGAIN && rc != -ENOTCONN)
             return ibx_session_fail(s, rc, "sending to %s failed: %s", s->path.peer, strerror(-rc));
-        /* No credit: it comes with the peer's progress. A lost connection reports itself there. */
+        /* Without credit: waits for the peer. A lost connection is reported there. */
         int events = ibx_session_poll(s);
         if (events < 0)
             return events;
@@ -221,7 +223,7 @@ static int send_or_wait(struct ibx_session *s, const struct iovec *iov, int iovc
             return rc;
         if (events)
             continue;
-        if (over) { /* nobody gives credit any more */
+        if (over) { /* the connection is over, and gives no more credit */
             end_with_process(s);
             continue;
         }
@@ -233,7 +235,8 @@ static int send_or_wait(struct ibx_session *s, const struct iovec *iov, int iovc
 
 int ibx_session_send(struct ibx_session *s, const struct iovec *iov, int iovcnt)
 {
-    const size_t around = s->sending; /* of a message in the middle of which this one goes */
+    /* The message around this one, if this is sent in the middle of another. */
+    const size_t around = s->sending;
     size_t n = 0;
     for (int i = 0; i < iovcnt; i++)
         n += iov[i].iov_len;
@@ -270,7 +273,7 @@ static int answer_early_flush(struct ibx_session *s)
     return 0;
 }
 
-/* A request that is here already begins first. */
+/* Answers FLUSH unless a request that has arrived already comes first. */
 static int answer_unless_more(struct ibx_session *s)
 {
     const int n = ibx_session_poll(s);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What the client's memory is called. A name holds for one connection, and a server may still have
- * some when the connection breaks. The client then registers that memory anew and tells the new
- * names for the old ones.
+ * The names (remotes) of the client's memory. A name is valid on one connection only, and a server
+ * may still hold some when the connection breaks. The client then registers the memory again, and
+ * tells the server the new name for each old one.
  */
 #include "frontend-glue/session/session_internal.h"
 
@@ -12,7 +12,7 @@
 
 #define EPOCH_SHIFT 48u
 #define NAME_BYTES  (2u * IBX_REMOTE_BYTES)
-#define NAMES_MAX   65536u /* that a server takes of one client */
+#define NAMES_MAX   65536u /* names that a server accepts of one client */
 
 void ibx_name_put(struct ibx_writer *w, const struct ibx_remote *remote, uint64_t epoch)
 {
@@ -88,7 +88,7 @@ static bool is_name(const struct memory_name *name)
     return name->now.length && !name->unnamed;
 }
 
-/* The i-th name that still is one; NULL: there are fewer. */
+/* The i-th valid name; NULL: there are fewer. */
 static const struct memory_name *name_at(const struct ibx_session *s, unsigned i)
 {
     for (const struct payload *payload = s->payloads; payload; payload = payload->next) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * A client's requests that were answered before the server has run them. Their replies come in the
- * order of the stream, in front of the reply that somebody reads, and are consumed here: while this
- * side waits for credit as well, since a server whose replies nobody takes runs nothing more.
+ * A client's requests that were answered before the server has run them. Their replies arrive in
+ * the order of the stream, before the next reply that somebody reads, and are consumed here; also
+ * while this side waits for credit, since a server whose replies nobody takes runs nothing more.
  */
 #include "frontend-glue/session/session_internal.h"
 
@@ -29,7 +29,7 @@ static void reply_ends(struct ibx_session *s)
     s->owed.reply(s->owed.context, exit_code);
 }
 
-/* Takes bytes of the current segment. */
+/* Consumes bytes of the current segment. */
 static int take_some(struct ibx_session *s)
 {
     struct segment *segment = &s->segment;
@@ -45,7 +45,7 @@ static int take_some(struct ibx_session *s)
             struct ibx_reader r = ibx_reader_of(s->owed.head + REPLY_HEAD - 8, 8);
             s->owed.rest = s->owed.got == REPLY_HEAD ? ibx_get_u64(&r) : 0;
         } else {
-            s->owed.rest -= n; /* handlers may answer with memory even when they have failed */
+            s->owed.rest -= n; /* a failed handler may have output, too */
         }
         segment->inline_at += n;
         segment->left -= n;
@@ -68,7 +68,8 @@ int ibx_session_take_owed(struct ibx_session *s, bool wait)
         if (!rc)
             rc = take_some(s);
     }
-    if (!s->segment.left && s->has_current && !ibx_reader_left(&s->reader)) { /* its credit */
+    /* Releases it, for its credit. */
+    if (!s->segment.left && s->has_current && !ibx_reader_left(&s->reader)) {
         ibx_session_release_current(s);
     }
     return rc;
@@ -132,7 +133,8 @@ bool ibx_session_send_now(struct ibx_session *s, const uint8_t *bytes, size_t n)
     ibx_put_u32(&w, (uint32_t)n);
     struct iovec iov[2] = {{head, w.length}, {(void *)(uintptr_t)bytes, n}};
     const int rc = s->out_length || s->ended ? -EAGAIN : ibx_session_try_send(s, iov, 2);
-    if (rc && rc != -EAGAIN && rc != -ENOTCONN) /* it may have left, and must not do so twice */
+    /* It may have been sent, and must not be sent twice. */
+    if (rc && rc != -EAGAIN && rc != -ENOTCONN)
         ibx_session_fail(s, rc, "sending to %s failed: %s", s->path.peer, strerror(-rc));
     return !rc;
 }

@@ -6,7 +6,7 @@ static size_t size_of(char field)
     return field == 'q' ? 8 : 4;
 }
 
-/* Where the next field of that size begins. */
+/* The offset of the next field of this size. */
 static size_t aligned(size_t at, size_t size)
 {
     return (at + size - 1) / size * size;
@@ -48,7 +48,7 @@ void ibx_layout_get(struct ibx_reader *r, const char *layout, void *structure)
     }
 }
 
-/* Of the union, by kind. */
+/* The layout of the union, by kind. */
 static const char *layout_of(int kind)
 {
     static const char *const layouts[] = {[IBX_RESOURCE_ARRAY] = "q",

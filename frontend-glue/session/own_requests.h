@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Requests of our own: calls of CUDA's runtime that GVirtuS lacks, or makes wrongly. The preload
- * makes them (preload/), the back end's plugin runs them (own_requests/own_requests.c) by the
- * runtime of GVirtuS's handlers, and they travel in GVirtuS's frames: a name, IBX_OWN_NAME, and a
- * body that begins with the number of the call. A back end without them answers -1, as for every
- * name that it does not know. docs/protocol.md has the table of bodies.
+ * Requests of ibx's own: calls of CUDA's runtime that GVirtuS lacks or makes wrongly. The preload
+ * makes them (preload/), and the back end's plugin runs them (own_requests/own_requests.c) with the
+ * runtime of GVirtuS's handlers. They travel in GVirtuS's frames: a routine name, IBX_OWN_NAME, and
+ * a body that begins with the number of the call. A back end without them answers -1, as for every
+ * unknown name. docs/protocol.md has the table of bodies.
  *
- * CUDA's structures are written out: a layout names the fields of one in their order, 'i' for four
- * bytes and 'q' for eight, each aligned to its size as the ABI has it; on the wire they are
- * little-endian, without gaps.
+ * CUDA's structures are encoded by layouts: strings that name the fields in order, 'i' for 4 bytes
+ * and 'q' for 8, each aligned to its size as in the ABI. On the wire they are little-endian,
+ * without gaps.
  */
 #ifndef IBX_FRONTEND_GLUE_SESSION_OWN_REQUESTS_H
 #define IBX_FRONTEND_GLUE_SESSION_OWN_REQUESTS_H
@@ -17,8 +17,8 @@
 
 #include <string.h>
 
-#define IBX_OWN_NAME "ibxRuntime"  /* comes after all that the client has asked for */
-#define IBX_OWN_WORK "ibxHostWork" /* after nothing of it: HOST_ASK, STREAM_WAIT */
+#define IBX_OWN_NAME "ibxRuntime"  /* ordered after all that the client has requested */
+#define IBX_OWN_WORK "ibxHostWork" /* ordered after nothing: HOST_ASK, STREAM_WAIT */
 #define IBX_OWN_QUEUE                                                                              \
     "ibxEnqueue" /* after what is in its stream, the body's last 8 bytes; its                      \
                     call may return before it is run: MEMSET, MEMSET_2D, MEMSET_ELEMENTS,          \
@@ -64,7 +64,7 @@ enum ibx_own_request {
     IBX_OWN_GRAPH_CLONE,
     IBX_OWN_GRAPH_INSTANTIATE,
     IBX_OWN_GRAPH_NODES,     /* cudaGraphGetNodes, cudaGraphGetRootNodes */
-    IBX_OWN_GRAPH_FUNCTIONS, /* of the client's, that it calls */
+    IBX_OWN_GRAPH_FUNCTIONS, /* the client's host functions that it calls */
     IBX_OWN_GRAPH_ORDER,     /* cudaGraphAddDependencies, cudaGraphRemoveDependencies */
     IBX_OWN_NODE_KERNEL,     /* cudaGraphAddKernelNode, and so on */
     IBX_OWN_NODE_MEMCPY,     /* within the device */
@@ -92,7 +92,7 @@ enum ibx_own_request {
     IBX_OWN_IPC_OPEN_MEMORY,
     IBX_OWN_IPC_EVENT, /* cudaIpcGetEventHandle */
     IBX_OWN_IPC_OPEN_EVENT,
-    IBX_OWN_HOST_COPY, /* no more */
+    IBX_OWN_HOST_COPY, /* no longer used */
     IBX_OWN_VARIABLE,  /* cudaGetSymbolAddress and Size, by a kernel of its module and its name */
     IBX_OWN_POOL_CREATE,
     IBX_OWN_POOL_DESTROY,
@@ -128,9 +128,10 @@ enum ibx_own_request {
     IBX_OWN_GET_COPY,        /* cudaGraphMemcpyNodeGetParams */
     IBX_OWN_PRINTED,         /* what kernels have printed */
     IBX_OWN_IPC_CLOSE,       /* cudaIpcCloseMemHandle, and the like of events and pools */
-    IBX_OWN_PARAMETERS,      /* where those of a kernel lie; who answers takes long launches */
-    IBX_OWN_SHARE_MODULES,   /* a process's modules end with it; a child's uses its parent's */
-    IBX_OWN_MALLOC_MIPMAP,   /* cudaMallocMipmappedArray */
+    IBX_OWN_PARAMETERS, /* the layout of a kernel's arguments; a back end that answers accepts long
+                           launches */
+    IBX_OWN_SHARE_MODULES, /* a process's modules end with it; a child's uses its parent's */
+    IBX_OWN_MALLOC_MIPMAP, /* cudaMallocMipmappedArray */
     IBX_OWN_FREE_MIPMAP,
     IBX_OWN_MIPMAP_LEVEL,     /* cudaGetMipmappedArrayLevel: an array, which goes with it */
     IBX_OWN_NODE_IN_CLONE,    /* cudaGraphNodeFindInClone */
@@ -166,25 +167,25 @@ enum ibx_own_request {
     IBX_OWN_REQUESTS             /* one more than the last */
 };
 
-/* Which map of a tensor a request is about. */
+/* The kind of a tensor map. */
 enum ibx_own_request_tensor_map {
     IBX_OWN_TENSOR_TILED,
     IBX_OWN_TENSOR_IM2COL,
     IBX_OWN_TENSOR_IM2COL_WIDE
 };
 
-#define IBX_OWN_TENSOR_RANK      5u   /* dimensions, at most */
+#define IBX_OWN_TENSOR_RANK      5u   /* dimensions of a tensor, at most */
 #define IBX_OWN_TENSOR_MAP_BYTES 128u /* of a CUtensorMap */
 
-#define IBX_OWN_LISTED        32u /* handles or numbers in one reply, behind how many there are */
-#define IBX_OWN_BEHIND        64u /* nodes that a new one comes behind */
-#define IBX_OWN_OUT_MAX       (8 + 8 * IBX_OWN_LISTED) /* bytes of a reply beside the exit code */
+#define IBX_OWN_LISTED        32u /* handles or numbers in one reply, after their total number */
+#define IBX_OWN_BEHIND        64u /* dependencies of a new node, at most */
+#define IBX_OWN_OUT_MAX       (8 + 8 * IBX_OWN_LISTED) /* bytes of a reply after the exit code */
 #define IBX_OWN_ARGUMENTS_MAX 32764u /* bytes of a launch's arguments, CUDA's limit */
 #define IBX_OWN_SET_LAUNCH    18u    /* bytes of a SET_KERNEL before what a launch has */
 #define IBX_OWN_ATTRIBUTE     64u    /* bytes of an attribute's value, CUDA's union of scalars */
-#define IBX_OWN_PRINTED_MOST  256u   /* bytes in a reply to PRINTED, behind how many there are */
+#define IBX_OWN_PRINTED_MOST  256u   /* bytes in a reply to PRINTED, after their number */
 #define IBX_OWN_COPIED        128u   /* bytes from the device in the reply to a HOST_ASK, at most */
-#define IBX_OWN_OWN_PAGES     UINT64_MAX /* of HOST_MAP: the memory is in no shared file */
+#define IBX_OWN_OWN_PAGES     UINT64_MAX /* in HOST_MAP: the memory is in no shared file */
 #define IBX_OWN_HANDLE        64u        /* bytes of a handle for other processes */
 #define IBX_OWN_NODE_BYTES    216u  /* of a kernel's arguments in a reply to GET_KERNEL, at most */
 #define IBX_OWN_VARIABLE_NAME 1024u /* bytes of a variable's name, at most */
@@ -199,7 +200,7 @@ enum ibx_own_request_tensor_map {
 #define IBX_LAYOUT_VIEW     "iqqqiiii"
 #define IBX_LAYOUT_MEMSET   "qqiiqq"
 
-/* CUDA's, as far as both sides look into them. */
+/* CUDA's structures, as far as both sides interpret them. */
 struct ibx_cuda_channel {
     int x, y, z, w, kind;
 };
@@ -256,7 +257,7 @@ struct ibx_cuda_resource {
     unsigned flags; /* from CUDA 13 on */
 };
 
-/* Whether a request of that name is one of these. */
+/* Whether a request with this name is one of these. */
 static inline bool ibx_own_request_is(const char *name)
 {
     return !strcmp(name, IBX_OWN_NAME) || !strcmp(name, IBX_OWN_WORK) ||
@@ -265,7 +266,7 @@ static inline bool ibx_own_request_is(const char *name)
 
 void ibx_layout_put(struct ibx_writer *w, const char *layout, const void *structure);
 void ibx_layout_get(struct ibx_reader *r, const char *layout, void *structure);
-/* Of a kind that is not known neither writes more than the kind; get() then fails the reader. */
+/* For an unknown kind, put() writes only the kind, and get() fails the reader. */
 void ibx_resource_put(struct ibx_writer *w, const struct ibx_cuda_resource *resource);
 void ibx_resource_get(struct ibx_reader *r, struct ibx_cuda_resource *resource);
 

@@ -35,8 +35,9 @@ bool ibx_process_same_tenant(const struct ibx_process_client *a, const struct ib
     return ibx_process_one_owner(a, b) && a->has_user == b->has_user;
 }
 
-/* A program that moves between hosts has a user, or none, and its number shows that it is the same
- * one. Who has no number could get into others' process by being on another host, as it says. */
+/* A program that moves between hosts may have a user or none; its number shows that it is the same.
+ * A client without a number could otherwise get into another's process by claiming to be on another
+ * host. */
 bool ibx_process_same_program(const struct ibx_process_client *a,
                               const struct ibx_process_client *b)
 {

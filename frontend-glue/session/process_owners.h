@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Whose connection is which process's (client_processes.h). Each is for the clients of one key's
- * name; where that is known, which is on the server's host, for those of one user. Which program a
- * client is, it says by a number: that alone is no proof, since others may have seen it.
+ * Which process a connection belongs to (client_processes.h). A process is for the clients with one
+ * key name and, where that is known, on the server's host, for those of one user. A client
+ * identifies its program by a number, which is no proof, because others may have seen it.
  */
 #ifndef IBX_FRONTEND_GLUE_SESSION_PROCESS_OWNERS_H
 #define IBX_FRONTEND_GLUE_SESSION_PROCESS_OWNERS_H
 
 #include "transport/transport.h"
 
-#define IBX_PROCESS_NUMBERS 1024u /* programs of a process that are remembered, the last ones */
+#define IBX_PROCESS_NUMBERS 1024u /* the last programs of a process that are remembered */
 
 struct ibx_process_client {
-    uint8_t number[IBX_PROGRAM_BYTES]; /* of its program; zeros: it says none */
-    char name[IBX_NAME_MAX + 1];       /* of its key */
-    bool has_user;                     /* it is known */
+    uint8_t number[IBX_PROGRAM_BYTES]; /* the number of its program; zeros: none */
+    char name[IBX_NAME_MAX + 1];       /* the name of its key */
+    bool has_user;                     /* `user` is known */
     unsigned user;
     char peer[128];
 };
@@ -22,10 +22,10 @@ struct ibx_process_client {
 struct ibx_process_clients {
     struct ibx_process_client first;
     uint8_t (*numbers)[IBX_PROGRAM_BYTES]; /* NULL: none yet */
-    unsigned count, next;                  /* of these */
+    unsigned count, next;                  /* of `numbers`: used; the next to be replaced */
 };
 
-/* Of the other end, whose key has that name. */
+/* The client at the other end of the connection, whose key has this name. */
 struct ibx_process_client ibx_process_client_of(const struct ibx_conn *conn, const char *name);
 /* The same name, and no other user. */
 bool ibx_process_one_owner(const struct ibx_process_client *a, const struct ibx_process_client *b);

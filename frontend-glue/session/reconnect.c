@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * How a client whose connection has broken finds its server again, soon after that can be reached:
- * its calls wait meanwhile. So a request for a connection that is not answered is given up early
- * and made again, since TCP would repeat it after a second, then two; and a change of this host's
- * addresses, routes or links is followed by an attempt at once. The address that answered before
- * comes first: a resolver may be out of reach for longer than the server.
+ * How a client whose connection has broken finds its server again, soon after the server can be
+ * reached; its calls wait meanwhile. A connection request that is not answered is given up early
+ * and repeated, because TCP would repeat it only after one second, then two. After a change of this
+ * host's addresses, routes or links there is an attempt at once. The address that answered last is
+ * tried first, because a resolver may be unreachable for longer than the server.
  */
 #include "frontend-glue/session/session_internal.h"
 
@@ -15,23 +15,23 @@
 #include <string.h>
 #include <unistd.h>
 
-#define SOON_MS      2000u /* so long attempts are frequent */
-#define ANSWER_MS    100u  /* for an answer to a request for a connection, or 3 round trips */
-#define EACH_TIMES   8u    /* attempts with one length, later */
-#define PAUSE_MS     10u   /* between two attempts that failed at once, at first */
-#define PAUSE_SOON   50u   /* at most, while they are frequent */
+#define SOON_MS      2000u /* for so long attempts are frequent */
+#define ANSWER_MS    100u  /* how long to wait for an answer, or 3 round trips if longer */
+#define EACH_TIMES   8u    /* attempts with the same limit, later */
+#define PAUSE_MS     10u   /* the first pause between attempts that failed at once */
+#define PAUSE_SOON   50u   /* the longest pause while attempts are frequent */
 #define PAUSE_MAX    500u
-#define BETWEEN_MS   2u  /* attempts, however often the network changes */
-#define BETWEEN_MAX  50u /* the same, after many of them for that alone */
-#define HASTY_TIMES  16u /* these with one length */
+#define BETWEEN_MS   2u  /* the least time between attempts, however often the network changes */
+#define BETWEEN_MAX  50u /* the same after many attempts for that reason */
+#define HASTY_TIMES  16u /* attempts with the shorter time */
 #define WAITED_FDS   2u
 #define DOUBLED_MOST 10u
 
-#define FUTILE_MIN 4u /* connections that bring nothing: the last ones' packets are short */
+#define FUTILE_MIN 4u /* futile connections; the last ones use short packets */
 #define RESET_MIN_MS                                                                               \
     4000u /* a server takes 2 seconds at least to notice that its packets are lost */
 
-/* So long after it was made a connection may be reset for that. */
+/* Whether the connection is so young that its end may have this reason. */
 static bool is_young(const struct ibx_session *s)
 {
     const unsigned ms = s->options.timeout_ms;
@@ -39,10 +39,11 @@ static bool is_young(const struct ibx_session *s)
     return s->link.resumed && lived < (ms > RESET_MIN_MS ? ms : RESET_MIN_MS) * IBX_NS_PER_MS;
 }
 
-/* Packets of this end, or of the server, that were too long for the network. The latter ends a
- * connection soon after it was made, with nothing between, and only so; by a server that has died
- * it would not be made. What ends one later, or one that has brought something, is another matter:
- * calls may take hours, and a network that closes connections now and then ends no session. */
+/* Detects packets that are too long for the network, of this end or of the server. They end a
+ * connection soon after it was made, without anything received on it. A dead server would not have
+ * accepted the connection. A connection that ends later, or on which something was received, has
+ * another reason: calls may take hours, and a network that closes connections now and then ends no
+ * session. */
 int ibx_reconnect_judge(struct ibx_session *s, struct ibx_error *err)
 {
     struct futile *futile = &s->link.futile;
@@ -95,8 +96,7 @@ void ibx_reconnect_end(struct reconnect *reconnect)
     reconnect->changes_fd = -1;
 }
 
-/* Milliseconds within which an answer would have come: by what this server took so far, then more.
- */
+/* How long to wait for an answer, ms: by this server's round trips so far, later longer. */
 static unsigned answer_ms(const struct ibx_session *s, const struct reconnect *reconnect)
 {
     const unsigned trips = 3 * reconnect->round_trip_ms, most = s->options.timeout_ms;
@@ -108,7 +108,7 @@ static int connect_to(struct ibx_session *s, const struct ibx_uri *uri, unsigned
                       bool *reached, struct ibx_conn **fresh, struct ibx_error *err)
 {
     struct ibx_claim claim = {.secret = s->link.secret, .connect_ms = connect_ms};
-    struct ibx_options options = s->options; /* with what the URI asks for */
+    struct ibx_options options = s->options; /* with the options in the URI */
     char text[sizeof(uri->host) + 64];
     memcpy(claim.id, s->link.id, sizeof(claim.id));
     options.claim = &claim;
@@ -119,7 +119,8 @@ static int connect_to(struct ibx_session *s, const struct ibx_uri *uri, unsigned
     return rc;
 }
 
-/* Where the server answered last, as text; NULL: that is no address, or the one in the URI. */
+/* The address at which the server answered last; NULL: it is no IP address, or it is the one in the
+ * URI. */
 static const char *last_address(const struct ibx_session *s, const struct ibx_uri *uri, char *text,
                                 size_t size)
 {
@@ -131,14 +132,14 @@ static const char *last_address(const struct ibx_session *s, const struct ibx_ur
     return text;
 }
 
-/* Who answered is no server of this session's. */
+/* Whether the error means that the server that answered does not have the session. */
 static bool is_refusal(int rc)
 {
     return rc == -ESTALE || rc == -EACCES;
 }
 
-/* The server is there; if it takes no tcp, nothing carries what is under way, unless another path
- * comes to register memory. */
+/* The server is reachable, but does not accept tcp: nothing can carry what is under way, unless
+ * memory can be registered on another path. */
 static int without_tcp(struct ibx_session *s, int rc, struct ibx_error *err)
 {
     if (rc != -ENOTSUP || !s->link.only_tcp)
@@ -171,7 +172,7 @@ int ibx_reconnect(struct ibx_session *s, struct reconnect *reconnect, bool *reac
     snprintf(uri.scheme, sizeof(uri.scheme), s->link.only_tcp && !uri.path[0] ? "tcp" : "rdma");
     reconnect->attempts++;
     const unsigned limit_ms = answer_ms(s, reconnect);
-    bool silent = false; /* where it answered last */
+    bool silent = false; /* the last address did not answer */
     last = uri;
     if (last_address(s, &uri, address, sizeof(address))) {
         memcpy(last.host, address, sizeof(last.host));
@@ -181,7 +182,7 @@ int ibx_reconnect(struct ibx_session *s, struct reconnect *reconnect, bool *reac
         silent = !is_refusal(rc);
     }
     rc = connect_to(s, &uri, limit_ms, reached, fresh, err);
-    if (silent && !*reached && is_refusal(rc)) /* a name may have addresses of several servers */
+    if (silent && !*reached && is_refusal(rc)) /* a name may resolve to several servers */
         return -EAGAIN;
     return without_tcp(s, rc, err);
 }
@@ -215,7 +216,7 @@ int ibx_reconnect_unregistered(struct ibx_session *s, int rc, struct ibx_error *
                          strerror(-rc));
 }
 
-/* A network that changes all the time would make an attempt each time. */
+/* A network that changes all the time must not cause an attempt each time. */
 void ibx_reconnect_pause(const struct ibx_session *s, struct reconnect *reconnect, int rc)
 {
     const unsigned most = is_soon(reconnect) ? PAUSE_SOON : PAUSE_MAX;

@@ -5,7 +5,7 @@
 
 #include <unistd.h>
 
-#define RECORDS 16384u /* 28 MiB, of which only what is used is there */
+#define RECORDS 16384u /* 28 MiB of address space; only used pages take memory */
 
 static struct ibx_shared_table *table_of(const struct ibx_records *records)
 {
@@ -47,7 +47,7 @@ void ibx_records_forget(struct ibx_records *records, pid_t process)
 
 #define END(text) ((text)[sizeof(text) - 1] = '\0')
 
-/* Any of the processes may have gone wrong, and written there. */
+/* Makes strings and numbers valid: a faulty process may have written there. */
 static void make_sound(struct ibx_record *r)
 {
     struct ibx_session_report *report = &r->report;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What all processes of a back end know of its sessions that survive their connections, where each
- * program of its clients has a process of its own: the one that listens has to know whose a
- * connection is that goes on with one, and each is asked what sessions there are. They share that
- * memory, and none waits for another (common/shared_table.h).
+ * The sessions that survive their connections, in memory that all processes of a back end share, if
+ * programs or tenants have processes of their own: the listening process has to find the process of
+ * a session that continues over a new connection, and each process may be asked which sessions
+ * there are. No process waits for another (common/shared_table.h).
  */
 #ifndef IBX_FRONTEND_GLUE_SESSION_RECORDS_H
 #define IBX_FRONTEND_GLUE_SESSION_RECORDS_H
@@ -20,25 +20,25 @@ struct ibx_record {
     struct ibx_session_report report;
 };
 
-/* Shared with the children that are forked from now on. NULL: no memory. */
+/* Shared with children that are forked from now on. NULL: no memory. */
 struct ibx_records;
 struct ibx_records *ibx_records_create(void);
-/* Of this process. Accepts NULL. */
+/* In this process only. Accepts NULL. */
 void ibx_records_destroy(struct ibx_records *records);
 
-/* Of a session of this process: its place; -1: none is free. */
+/* Adds a session of this process. Returns its place; -1: there is no room. */
 int ibx_records_add(struct ibx_records *records, const struct ibx_record *record);
-/* It has changed. */
+/* Replaces a record that has changed. */
 void ibx_records_change(struct ibx_records *records, int place, const struct ibx_record *record);
 void ibx_records_remove(struct ibx_records *records, int place);
-/* Those of a process that has ended. */
+/* Removes the records of a process that has ended. */
 void ibx_records_forget(struct ibx_records *records, pid_t process);
 
-/* Whose session that is; 0: nobody's. What is found are texts that end and numbers of what is
- * there, whoever has written them. */
+/* The process of the session with this id; 0: none. All strings in *found are terminated, and
+ * numbers are within bounds, whatever another process may have written. */
 pid_t ibx_records_find(const struct ibx_records *records, const uint8_t *id,
                        struct ibx_record *found);
-/* The next one from `*place` on, 0 at first. False: there is none. */
+/* Iterates: the next record from *place on, which is 0 at first. False: no more. */
 bool ibx_records_next(const struct ibx_records *records, unsigned *place, struct ibx_record *found);
 
 #endif

@@ -8,17 +8,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* How much memory of GVirtuS's a session keeps registered, where registration pins it. */
+/* How many bytes of GVirtuS's memory a session keeps registered, if registration pins memory. */
 #define CACHE_BYTES   (4ull << 30)
 #define CACHE_ENTRIES 64u
 
-#define POSTED_FIRST   16u  /* READs and WRITEs under way, at first */
-#define FAILURES_MAX   300u /* of one of them, on as many connections */
-#define FAILURES_ALONE 3u   /* the same where it alone has failed */
+#define POSTED_FIRST   16u  /* initial room for READs and WRITEs under way */
+#define FAILURES_MAX   300u /* failures of one of them, on as many connections */
+#define FAILURES_ALONE 3u   /* the same if only this one has failed */
 
-#define THREADS_MIN    (3u << 20)   /* below it several threads gain nothing */
-#define PREPARE_MIN    (64u << 10)  /* shorter memory is pinned in no time */
-#define DIRECT_AT_ONCE (512u << 10) /* what a stopped back end may still copy: docs/security.md */
+#define THREADS_MIN    (3u << 20)   /* bytes below which several threads gain nothing */
+#define PREPARE_MIN    (64u << 10)  /* bytes; shorter memory is pinned quickly */
+#define DIRECT_AT_ONCE (512u << 10) /* a stopped back end may still copy it: docs/security.md */
 
 static int register_anew(struct ibx_session *s, const void *data, size_t length, unsigned access,
                          struct ibx_mr **mr)
@@ -38,7 +38,7 @@ static int register_anew(struct ibx_session *s, const void *data, size_t length,
     return rc;
 }
 
-/* Registers [data, data + length), or finds it registered. A failure is no error: the caller then
+/* Registers [data, data + length), or finds a registration. A failure is no error: the caller
  * copies instead, unless the session has ended with its connection. */
 static int register_memory(struct ibx_session *s, const void *data, size_t length, unsigned access,
                            struct ibx_mr **mr)
@@ -100,12 +100,13 @@ void ibx_rendezvous_drop(struct ibx_session *s)
     while (s->payloads) {
         payload_pop(s);
         s->payloads_read++;
-        s->payloads_flushed += s->payloads_flushed != UINT32_MAX; /* as many as may be in doubt */
+        s->payloads_flushed += s->payloads_flushed != UINT32_MAX; /* as many as are in doubt */
     }
     s->synced = false;
 }
 
-/* A reply to a request that was answered early may have been on its way when FLUSHED came. */
+/* The reply to a request that was answered early may have been under way when FLUSHED was received.
+ */
 int ibx_rendezvous_confirm(struct ibx_session *s, uint32_t payloads_read)
 {
     const int32_t more = (int32_t)(payloads_read - s->payloads_read);
@@ -185,7 +186,7 @@ static struct posted *place_for_post(struct ibx_session *s)
 static int post(struct ibx_session *s, struct posted *p)
 {
     const uint64_t cookie = (uint64_t)(p - s->posted) + 1;
-    void *local = (void *)((uintptr_t)ibx_mr_address(p->mr) + p->at); /* of a GPU, perhaps */
+    void *local = (void *)((uintptr_t)ibx_mr_address(p->mr) + p->at); /* may be a device address */
     struct ibx_remote remote = p->remote;
     int rc = -ESTALE;
     if (ibx_session_resolve(s, &remote))
@@ -209,7 +210,8 @@ int ibx_rendezvous_completed(struct ibx_session *s, const struct ibx_event *even
     s->ops_posted--;
     p->with_conn = false;
     if (event->status && ibx_session_live(s) && s->link.state.now != LINK_SINGLE && !s->link.bye) {
-        bool lonely = !*ibx_conn_reason(s->conn); /* not because the connection has ended */
+        /* It failed for another reason than the end of the connection. */
+        bool lonely = !*ibx_conn_reason(s->conn);
         p->failures += lonely ? FAILURES_MAX / FAILURES_ALONE : 1;
         if (p->failures <= FAILURES_MAX) {
             ibx_abort(s->conn);
@@ -225,7 +227,7 @@ int ibx_rendezvous_completed(struct ibx_session *s, const struct ibx_event *even
     return 0;
 }
 
-/* Those in memory of a GPU were registered with the last connection only: their caller repeats
+/* READs and WRITEs in GPU memory were registered on the last connection only: their caller repeats
  * them. */
 void ibx_rendezvous_give_up(struct ibx_session *s)
 {
@@ -329,8 +331,8 @@ static int move_bounced(struct ibx_session *s, bool read, uint8_t *data,
     return 0;
 }
 
-/* Memory of the client that is held for the copy threads, which name its pieces by their addresses
- * there. */
+/* Memory of the client that is held for the copy threads, which address its pieces as the client
+ * does. */
 struct held {
     struct ibx_conn *conn;
     const struct ibx_remote *remote;
@@ -370,7 +372,7 @@ static int move_by_threads(struct ibx_session *s, bool read, uint8_t *data,
         return 1;
     struct held held = {s->conn, &part, &reach, read};
     struct ibx_copy_threads *threads = ibx_session_threads(s);
-    /* The kernel may refuse by now, though it did not the last time. */
+    /* The kernel may refuse now, though it did not last time. */
     bool able = threads && (reach.address || !ibx_remote_copy(s->conn, true, NULL, &part, 0, 0));
     int rc = able ? ibx_copy_threads_run(threads, copy_held, &held, data, part.address, n) : 1;
     ibx_remote_release(s->conn);
@@ -501,7 +503,7 @@ void ibx_session_prepare(struct ibx_session *s, void *address, size_t n)
     if (!ibx_session_live(s) || (s->caps->register_free && !told) ||
         register_remote(s, address, n, both, &s->in_use, &remote))
         return;
-    if (!told || !prepare_there(s, &remote)) /* otherwise it went with the session */
+    if (!told || !prepare_there(s, &remote)) /* if not, it was released with the session */
         release_in_use(s);
 }
 

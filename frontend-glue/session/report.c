@@ -9,7 +9,7 @@
 #define REPORT_BYTES (16u << 10)
 
 struct answer {
-    struct ibx_writer body; /* of those that are told of */
+    struct ibx_writer body; /* of the sessions that are reported */
     uint32_t sessions, resumed;
     uint8_t told;
     uint64_t now;
@@ -39,7 +39,7 @@ static void add(void *context, const struct ibx_session_report *report)
     if (!report->resumed || answer->told == IBX_REPORT_SESSIONS)
         return;
     put_session(&answer->body, report, answer->now);
-    if (answer->body.failed) /* there is no room for it */
+    if (answer->body.failed) /* no room for this one */
         answer->body = before;
     else
         answer->told++;

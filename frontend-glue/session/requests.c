@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Requests at the beginning of the stream, where they stay until a hook has run them. One has one
- * of three forms:
+ * Requests at the beginning of the stream, where they stay until a hook has run them. A request has
+ * one of three forms:
  *
  *   INLINE[name, length, body]             whole in a message, or gathered from several
  *   INLINE[name, length] RTS_READ[body]    one write of GVirtuS's front end
@@ -16,13 +16,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define GATHER_MAX (1u << 20)  /* longer bodies are READ, unless the client cannot register them */
-#define OWN_MAX    (64u << 10) /* bytes of a request of our own; no client has longer ones */
+#define GATHER_MAX (1u << 20)  /* longer bodies are READ, if the client can register them */
+#define OWN_MAX    (64u << 10) /* bytes of a request of ibx's own; no client has longer ones */
 
-#define OWN_BEGINS   "ibx" /* its name, */
-#define OWN_NAME_MAX 32u   /* of so many bytes at most */
+#define OWN_BEGINS   "ibx" /* the prefix of its name ... */
+#define OWN_NAME_MAX 32u   /* ... which has at most so many bytes */
 
-/* The tail of a body, in the segment behind its payload. */
+/* Reads the tail of a body, in the segment after its payload. */
 static bool peek_tail(struct ibx_request *q)
 {
     if (!q->head_length || q->head_length > IBX_FRAME_WINDOW ||
@@ -41,7 +41,7 @@ static bool peek_tail(struct ibx_request *q)
     return true;
 }
 
-/* Whether the body, or its payload, follows in the same message as memory to be READ. */
+/* Whether the body, or its payload, follows in the same message as memory to READ. */
 static bool peek_remote(struct ibx_session *s, struct ibx_request *q)
 {
     q->after = s->reader;
@@ -51,19 +51,20 @@ static bool peek_remote(struct ibx_session *s, struct ibx_request *q)
     if (q->after.failed)
         return false;
     if (q->remote.length == q->length && !q->head_length)
-        return q->length >= 2 * IBX_FRAME_WINDOW; /* in which a hook looks for the payload */
+        /* The hook looks for the payload in these windows. */
+        return q->length >= 2 * IBX_FRAME_WINDOW;
     return peek_tail(q);
 }
 
-/* Copies the next n bytes of the stream into the session's memory, as the beginning of the stream.
- * What is there of them may have been gathered before. */
+/* Copies the next n bytes of the stream into the session's memory, which then is the beginning of
+ * the stream. Some of them may have been gathered before. */
 static int gather(struct ibx_session *s, size_t n)
 {
     const size_t here = (size_t)s->segment.left;
     if (s->gathered_size < n) {
         uint8_t *more = malloc(n);
         if (!more)
-            return 0; /* nothing was read */
+            return 0; /* nothing has been read */
         memcpy(more, s->segment.inline_at, here);
         free(s->gathered);
         s->gathered = more;
@@ -80,15 +81,15 @@ static int gather(struct ibx_session *s, size_t n)
     return 1;
 }
 
-/* Bytes of a name that there is no end of yet. */
+/* Whether an incomplete name may be that of a request of ibx's own. */
 static bool may_be_own(const uint8_t *bytes, size_t n)
 {
     return n < OWN_NAME_MAX && !memcmp(bytes, OWN_BEGINS, n < 3 ? n : 3);
 }
 
-/* A request of our own in which a message ends, also in its name: GVirtuS does not know it. Clients
- * send them whole, but where a session goes on over another fabric. 1: now there is more of it; 0:
- * it is none; as ibx_session_fail(). */
+/* Gathers a request of ibx's own that is split over messages, even within its name, because GVirtuS
+ * does not know it. Clients send them whole, except when a session continues over another fabric.
+ * 1: now there is more of it; 0: it is none; otherwise as ibx_session_fail(). */
 static int gather_own(struct ibx_session *s)
 {
     const size_t left = (size_t)s->segment.left;
@@ -102,7 +103,7 @@ static int gather_own(struct ibx_session *s)
     if (!own && !resets)
         return 0;
     if (left - name < 8)
-        return own ? gather(s, name + 8) : 0; /* a reset has to come whole */
+        return own ? gather(s, name + 8) : 0; /* a reset has to be complete */
     struct ibx_reader r = ibx_reader_of(bytes + name, 8);
     const uint64_t length = ibx_get_u64(&r);
     if (length > OWN_MAX || length <= left - name - 8)
@@ -110,7 +111,7 @@ static int gather_own(struct ibx_session *s)
     return gather(s, name + 8 + (size_t)length);
 }
 
-/* A call that is no copy, if all of it is here. */
+/* Finds a call that is no copy, if it is complete. */
 static int find_call(struct ibx_session *s, struct ibx_request *q)
 {
     const struct ibx_call *call;
@@ -132,8 +133,8 @@ static int find_call(struct ibx_session *s, struct ibx_request *q)
     return 1;
 }
 
-/* Finds a request of a known name at the beginning of the stream. 1; 0: there is none, or not all
- * of it is here; as ibx_session_fail(). */
+/* Finds a request with a known name at the beginning of the stream. 1; 0: there is none, or it is
+ * not complete; otherwise as ibx_session_fail(). */
 static int find_request(struct ibx_session *s, struct ibx_request *q)
 {
     int rc = ibx_session_refill(s);
@@ -182,7 +183,7 @@ int ibx_session_run_requests(struct ibx_session *s)
 {
     const struct ibx_session_hooks *hooks = s->hooks;
     int rc = IBX_REQUEST_DONE;
-    /* Replies that wait do so for a request that is all here and is run in no time. */
+    /* a delayed reply waits only for a request that has arrived and runs quickly */
     while (rc == IBX_REQUEST_DONE && hooks->request && hooks->wants_request(s->context)) {
         struct ibx_request q;
         rc = find_request(s, &q);

@@ -16,8 +16,8 @@
 #include <unistd.h>
 
 #define LINES_A_SECOND 10u   /* warnings of a server */
-#define ABANDON_MS     5000u /* for copies under way when a session ends; ibx_close() is final */
-#define LACK_MS        100   /* until a server tries again what it lacked something for */
+#define ABANDON_MS     5000u /* for copies under way at the end; ibx_close() is final */
+#define LACK_MS        100   /* until a server retries what failed for a lack of something */
 
 static const struct ibx_state session_states[] = {
     [SESSION_NEW] = {"new", IBX_TO(SESSION_LISTENING) | IBX_TO(SESSION_LIVE) | IBX_TO(SESSION_DEAD),
@@ -63,7 +63,7 @@ int ibx_session_create(const char *uri, const struct ibx_options *options,
     return 0;
 }
 
-/* Threads and hooks as those of `other`. */
+/* Copies the settings of threads and hooks from `other`. */
 static int inherit(const struct ibx_session *other, struct ibx_session *heir, struct ibx_error *err)
 {
     heir->thread_count = other->thread_count;
@@ -115,7 +115,7 @@ const char *ibx_session_uri(const struct ibx_session *s)
     return s->listener ? ibx_listener_uri(s->listener) : s->uri;
 }
 
-/* What a live session needs beyond its connection. */
+/* Allocates what a live session needs besides its connection. */
 static int come_alive(struct ibx_session *s)
 {
     s->caps = ibx_conn_caps(s->conn);
@@ -134,16 +134,16 @@ int ibx_session_adopt(struct ibx_session *s, struct ibx_conn *conn)
     return ibx_state_begin(&s->state, &session_table, SESSION_ACCEPTED);
 }
 
-/* A process that serves some of the clients asks to be let go when nobody needs it any more. After
- * how many milliseconds it is to look again; -1: when the event says so. */
+/* For a process that serves some of the clients: asks to be let go when nobody needs it any more.
+ * Returns after how many milliseconds to look again; -1: when the event is readable. */
 static int look(const struct ibx_session *listening)
 {
     return ibx_client_process_look(listening->hooks->anybody,
                                    ibx_listener_taken(listening->listener));
 }
 
-/* One that passes: of memory, or of descriptors, of which poll(2) takes no more than the limit on
- * open files, which an operator may have lowered (prlimit(1)). */
+/* Whether the lack may pass: of memory, or of descriptors. poll(2) accepts no more than the limit
+ * on open files, which an operator may have lowered (prlimit(1)). */
 static bool is_lack(int code)
 {
     return code == EINVAL || code == ENOMEM;
@@ -173,13 +173,13 @@ static int accept_connection(struct ibx_session *listening, int cancel, struct i
         }
         struct ibx_error why = {0};
         int rc = ibx_accept(listening->listener, conn, &why);
-        if (rc == -ENOTCONN) /* that process has ended, or lets this one go */
+        if (rc == -ENOTCONN) /* the listening process has ended, or lets this one go */
             _exit(EXIT_SUCCESS);
         if (!rc && !ibx_conn_claimed(*conn))
             return 0;
-        if (rc != -EAGAIN) /* who asked to be let go before this one came has to ask again */
+        if (rc != -EAGAIN) /* a request to be let go that was made before this connection is void */
             ibx_client_process_look_again();
-        if (!rc) { /* of a session that goes on */
+        if (!rc) { /* it continues a session */
             ibx_waiting_offer(listening->link.waiting, *conn);
             continue;
         }
@@ -195,8 +195,8 @@ static void *nothing(void *argument)
     return argument;
 }
 
-/* GVirtuS gives the session a thread, without which the whole process ends: where all of the user's
- * processes, or of the control group's, have as many as they may, whoever has them. */
+/* GVirtuS starts a thread for the session, and the whole process ends if that fails: because the
+ * user, or the control group, has as many processes as it may. */
 static int look_for_thread(const struct ibx_conn *conn, struct ibx_error *err)
 {
     pthread_t thread;
@@ -238,8 +238,8 @@ static int welcome(struct ibx_session *listening, struct ibx_conn *conn,
     return rc;
 }
 
-/* One client that cannot be served does not end the server. A thread that is cancelled in its wait
- * loses nothing; anywhere else it would leave connections, and a lock. */
+/* A client that cannot be served does not end the server. A thread may be cancelled in its wait
+ * only; anywhere else it would leave connections and a lock behind. */
 int ibx_session_accept(struct ibx_session *listening, struct ibx_session **session,
                        struct ibx_error *err)
 {
@@ -288,7 +288,7 @@ int ibx_session_establish(struct ibx_session *s)
 
 /* ------------------------------------------------------------------------- end */
 
-/* Registrations may be given back only when no copy is under way any more. */
+/* Registrations may be released only when no copy is under way. */
 static void abandon_ops(struct ibx_session *s)
 {
     struct ibx_event events[8];
@@ -309,7 +309,8 @@ static void release_all(struct ibx_session *s)
 {
     if (s->state.now != SESSION_DEAD)
         ibx_state_move(&s->state, SESSION_DEAD);
-    if (s->conn && !ibx_conn_inherited(s->conn)) { /* all else is the parent's, and in use there */
+    /* Everything else is the parent's, and in use there. */
+    if (s->conn && !ibx_conn_inherited(s->conn)) {
         ibx_link_say_bye(s);
         ibx_waiting_remove(s);
         abandon_ops(s);
@@ -342,7 +343,7 @@ static void release_all(struct ibx_session *s)
 int ibx_session_fail(struct ibx_session *s, int code, const char *format, ...)
 {
     va_list args;
-    if (s->state.now == SESSION_DEAD) /* the first reason is the one */
+    if (s->state.now == SESSION_DEAD) /* the first reason is kept */
         return code;
     va_start(args, format);
     vsnprintf(s->reason, sizeof(s->reason), format, args);

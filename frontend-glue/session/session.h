@@ -1,40 +1,40 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * session/: the byte stream that GVirtuS reads and writes, carried as messages and one-sided
- * copies over a connection of transport. It knows nothing of CUDA. plugin/, classic/ and ib-bw call
- * this header; client_copies/ and device_copies/ extend a session through hooks.h.
+ * session/: the byte stream that GVirtuS reads and writes, carried as messages and one-sided copies
+ * over a connection of transport. It knows nothing of CUDA. plugin/, classic/ and ib-bw call this
+ * header; client_copies/ and device_copies/ extend a session through hooks.h.
  *
- *   session.c       beginning and end of a session, its hooks and its copy threads
+ *   session.c       begins and ends a session; its hooks and copy threads
  *   stream.c        the stream as segments of DATA messages, read and written
- *   messages.c      messages sent with credit, and queued by what they are for
- *   rendezvous.c    long writes, moved one-sidedly by the server
- *   shared_regions.c  what stays registered of memory that both ends map
- *   names.c         what the client's memory is called
+ *   messages.c      sends messages with credit, and queues received ones by their purpose
+ *   rendezvous.c    long writes, which the server moves one-sidedly
+ *   shared_regions.c  memory that both ends map and that stays registered
+ *   names.c         the names (remotes) of the client's memory
  *   requests.c      GVirtuS's requests at the beginning of the stream, for the hooks
- *   calls.c         which call of GVirtuS is what
+ *   calls.c         the table of GVirtuS's calls
  *   math_calls.c    functions of cuBLAS and others; math_descriptors.c: cuBLASLt's descriptors
- *   own_requests.c         what requests of our own are made of
+ *   own_requests.c  encodes the structures in requests of ibx's own
  *   frames.c        the frames of GVirtuS's own wire
- *   owed.c          requests that were answered before the server has run them
- *   agreement.c     whether a session goes on when its connection has broken
- *   link.c          going on over another connection when one has broken
- *   kept.c          messages that are sent again then
+ *   owed.c          replies to requests that were answered before the server has run them
+ *   agreement.c     whether a session survives its connection
+ *   link.c          continues a session over another connection
+ *   kept.c          messages that may have to be sent again then
  *   reconnect.c     how the client finds its server again
  *   waiting.c       where the server finds the session
- *   report.c        what a server says of sessions that have done so
+ *   report.c        what a server reports about such sessions
  *   dead_backend.c  what a client reads once its back end is gone
- *   supervisor.c    a server's process that begins again after a fault
+ *   supervisor.c    restarts a server's process after a fault
  *   client_processes.c  a server with several processes for its clients
- *   client_process.c  one of these
- *   process_owners.c  whose it is
- *   records.c       what all of these know of kept sessions
+ *   client_process.c  one of these processes
+ *   process_owners.c  which process a client belongs to
+ *   records.c       kept sessions, in memory that these processes share
  *
  * Writes are gathered and leave at sync. A short write is copied at once. A long one
- * (caps->rendezvous bytes and up) is noted, and its bytes move one-sidedly: the server READs a
+ * (caps->rendezvous bytes and more) is noted, and its bytes move one-sidedly: the server READs a
  * request's payload from the client's memory while the client waits for the reply. It WRITEs a
- * reply's payload into the memory that the client's read names, before its sync returns.
+ * reply's payload into the memory that the client's read names, before its own sync returns.
  *
- * Threads: one session, one thread at a time. Sessions accepted from one listening session are
+ * Threads: one thread at a time per session. Sessions accepted from one listening session are
  * independent of it and of each other.
  */
 #ifndef IBX_FRONTEND_GLUE_SESSION_SESSION_H
@@ -46,49 +46,50 @@
 
 struct ibx_session;
 
-/* Keeps copies of both; touches no network, thread or device. -EINVAL: the URI or one of its
- * options; -ENOMEM. */
+/* Makes a session; copies both arguments. Uses no network, thread or device yet. -EINVAL: the URI
+ * or one of its options; -ENOMEM. */
 int ibx_session_create(const char *uri, const struct ibx_options *options,
                        struct ibx_session **session, struct ibx_error *err);
-/* A client with the URI, options, copy threads and hooks of `other`. Errors as above. */
+/* Makes a client with the URI, options, copy threads and hooks of `other`. Errors as above. */
 int ibx_session_create_like(const struct ibx_session *other, struct ibx_session **session,
                             struct ibx_error *err);
 /* How many threads copy long payloads, here and in sessions accepted from now on. 0: by the number
  * of processors. None is made before the first long copy. */
 void ibx_session_set_threads(struct ibx_session *session, unsigned threads);
-/* Before it serves: memory for long messages of its clients. */
+/* Before it serves: sets memory for long messages of its clients. */
 void ibx_session_lend(struct ibx_session *session, const struct ibx_message_memory *memory);
-/* For how many seconds the session waits when its connection has broken, and those that are
- * accepted from now on; 0, the default: they end with it. Both ends have to be willing; the shorter
- * time counts. Before it listens or connects. In a server the thread that accepts and those of its
- * sessions have to belong to one process. */
+/* Before it listens or connects: for how many seconds this session, and those that are accepted
+ * from now on, wait when their connection has broken. 0, the default: they end with it. Both ends
+ * have to be willing; the shorter time counts. In a server, the accepting thread and those of its
+ * sessions have to be in one process. */
 void ibx_session_keep(struct ibx_session *session, unsigned seconds);
 
-/* Who shares a process of the server. */
+/* Which clients share a process of the server. */
 enum ibx_processes_for {
     IBX_PROCESSES_ONE,     /* all clients */
-    IBX_PROCESSES_TENANT,  /* those whose keys have one name, and on one host those of one user */
-    IBX_PROCESSES_PROGRAM, /* a process and those that it forks */
+    IBX_PROCESSES_TENANT,  /* clients whose keys have one name; on the server's host, of one user */
+    IBX_PROCESSES_PROGRAM, /* a process and the processes that it forks */
 };
 #define IBX_PROCESSES_MOST 1024u /* each costs some 100 MB here, and a context on the GPU */
 struct ibx_processes {
     enum ibx_processes_for each;
-    bool required;         /* a server that cannot fork ends; otherwise one process serves all */
-    unsigned share;        /* percent of them that clients of one key's name, or user, may have */
-    unsigned own_share;    /* ... where they have no key and are this process's own user's */
-    unsigned most;         /* of them, 1 to IBX_PROCESSES_MOST */
-    unsigned spares;       /* that wait for clients */
-    unsigned idle_seconds; /* for which one of a tenant stays behind its last client */
+    bool required;      /* a server that cannot fork ends; if false, one process serves all */
+    unsigned share;     /* percent of the processes that clients of one key name or user may have */
+    unsigned own_share; /* ... if they have no key and are of this process's own user */
+    unsigned most;      /* number of processes, 1 to IBX_PROCESSES_MOST */
+    unsigned spares;    /* spare processes that wait for clients */
+    unsigned idle_seconds; /* how long a tenant's process stays after its last client */
 };
-/* Before it serves; ibx_supervise() makes them. Without this call one process serves all. */
+/* Before it serves: sets the processes, which ibx_supervise() makes. Without this call one process
+ * serves all. */
 void ibx_session_set_processes(struct ibx_session *session, const struct ibx_processes *processes);
 
-/* How often it has gone on over another connection. */
+/* How often it has continued over another connection. */
 unsigned ibx_session_resumed(const struct ibx_session *session);
 /* Accepts NULL; closes first. */
 void ibx_session_destroy(struct ibx_session *session);
-/* Before that: what the server's thread has allocated for this client stays, since nothing frees
- * it. */
+/* To be called before _destroy(): what the server's thread has allocated for this client remains,
+ * since nothing frees it. */
 void ibx_session_abandon(struct ibx_session *session);
 
 /* Server: listens. -EINVAL: the session is in use; otherwise as ibx_listen(). */
@@ -118,28 +119,29 @@ ssize_t ibx_session_write(struct ibx_session *session, const void *buffer, size_
  * arrived at the client (a write after that payload may have waited for it already). 0 or a
  * negative errno. */
 int ibx_session_sync(struct ibx_session *session);
-/* Whether bytes have been read since the last sync: in the middle of a request or a reply. */
+/* Whether bytes were read since the last sync: in the middle of a request or reply. */
 bool ibx_session_in_frame(const struct ibx_session *session);
 /* Client: after a failed read, fills its buffer with the answer of a dead back end: exit code 999
  * (cudaErrorUnknown) for a read of four bytes, otherwise zeros. Logs why, once. In the middle of a
  * reply it calls abort(3): an application with half of its data must not go on. */
 void ibx_session_answer(struct ibx_session *session, void *buffer, size_t n);
-/* Client, between two requests: memory that will be copied often, both ways. Registers it where
- * registrations are kept. Memory that both ends map the server may pin before this returns, so that
- * no copy waits for that; then what was gathered has left, and was answered. */
+/* Client, between two requests: memory that will be copied often, in both directions. Registers it
+ * if registrations are kept. If both ends map the memory, the server may pin it before this
+ * returns, so that no copy has to wait for that; gathered requests are sent then, and answered. */
 void ibx_session_prepare(struct ibx_session *session, void *address, size_t n);
-/* Client, likewise: has the server map what ibx_shared_allocate() gives. -EOPNOTSUPP: it cannot. */
+/* Client, between two requests: has the server map what ibx_shared_allocate() returns. -EOPNOTSUPP:
+ * it cannot. */
 int ibx_session_share(struct ibx_session *session);
 void ibx_session_close(struct ibx_session *session);
-/* Client: sessions that are closed from now on end with their process, and say so: what that has at
- * the back end is nobody's then. */
+/* Client: sessions that are closed from now on tell the server that their process ends, so that the
+ * server can free what the process has allocated. */
 void ibx_session_process_ends(void);
-/* Client: whether its back end knows by its sessions alone that this process is there. */
+/* Client: whether the back end knows only from this process's sessions that the process lives. */
 bool ibx_session_shows_process(const struct ibx_session *session);
 
-/* After establishment, otherwise NULL. */
+/* The path; NULL before the session is established. */
 const struct ibx_path *ibx_session_path(const struct ibx_session *session);
-/* The message behind the last negative return; "" when there was none. */
+/* The message that belongs to the last negative return; "": there was none. */
 const char *ibx_session_reason(const struct ibx_session *session);
 
 #endif

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Memory that both ends map (ibx_shared_allocate()) stays registered between the client's copies
- * over shm, which take a quarter fewer instructions so. The peer gains nothing by that: it can read
- * and write all such memory until the process ends. A piece that is freed is not found any more,
- * and what is allocated there later is registered anew.
+ * over shm, which then take a quarter fewer instructions. The peer gains no access by that: it can
+ * read and write all such memory until the process ends. A freed piece is not found any more, and
+ * memory that is allocated there later is registered again.
  */
 #include "frontend-glue/session/session_internal.h"
 
@@ -20,13 +20,13 @@ static void leave(struct shared_region *region)
 
 static bool has(const struct shared_region *region, const void *data, size_t length)
 {
-    /* Below the piece the difference wraps and is too large as well. */
+    /* an address below the piece wraps, and is too large as well */
     const uintptr_t at = (uintptr_t)data - (uintptr_t)ibx_mr_address(region->mr);
     const size_t whole = ibx_mr_length(region->mr);
     return at <= whole && length <= whole - at;
 }
 
-/* A place for one more, the next in turn that is not in use; NULL: all are. */
+/* A place that is not in use, in turn; NULL: all are in use. */
 static struct shared_region *place(struct ibx_session *s)
 {
     for (unsigned i = 0; i < SHARED_REGIONS; i++) {

@@ -7,8 +7,8 @@
 #include <errno.h>
 #include <string.h>
 
-#define REPLIES_MAX 1024u /* bytes of replies that leave together, about */
-#define SEND_ALONG  2048u /* a write of this many bytes is not worth a copy of its own */
+#define REPLIES_MAX 1024u /* bytes of replies that are sent together, about */
+#define SEND_ALONG  2048u /* bytes; a longer write is sent without a copy */
 
 /* --------------------------------------------------------------------- reading */
 
@@ -18,7 +18,7 @@ static int malformed(struct ibx_session *s)
                             s->current.length);
 }
 
-/* Makes the next DATA message current; answers the FLUSHes that may stand between two of them. */
+/* Makes the next DATA message current; answers FLUSHes between two of them. */
 static int next_data(struct ibx_session *s)
 {
     for (;;) {
@@ -47,7 +47,8 @@ static int next_data(struct ibx_session *s)
     }
 }
 
-/* Server: memory for a reply's payload. No bytes of the stream. */
+/* Server: reads a segment with the memory for a reply's payload. It contains no bytes of the
+ * stream. */
 static int next_memory(struct ibx_session *s)
 {
     struct ibx_remote remote;
@@ -58,14 +59,14 @@ static int next_memory(struct ibx_session *s)
     return 0;
 }
 
-/* Server: memory that copies are about to name. No bytes of the stream. */
+/* Server: reads a segment with memory that will be copied. It contains no bytes of the stream. */
 static int next_prepare(struct ibx_session *s)
 {
     struct ibx_remote remote;
     ibx_name_get(&s->reader, &remote);
     if (s->reader.failed || !s->server || !remote.length)
         return malformed(s);
-    if (!ibx_session_resolve(s, &remote)) /* the client has given it back meanwhile */
+    if (!ibx_session_resolve(s, &remote)) /* the client has released it meanwhile */
         return 0;
     return s->hooks->prepare ? s->hooks->prepare(s->context, &remote) : 0;
 }
@@ -143,7 +144,7 @@ int ibx_session_refill(struct ibx_session *s)
     return 0;
 }
 
-/* n bytes of the current segment, of which it has no fewer; as ibx_session_fail(). */
+/* Reads n bytes of the current segment, which has at least as many; as ibx_session_fail(). */
 static int read_some(struct ibx_session *s, uint8_t *to, size_t n)
 {
     switch (s->segment.kind) {
@@ -197,8 +198,8 @@ ssize_t ibx_session_read(struct ibx_session *s, void *buffer, size_t n)
 
 /* --------------------------------------------------------------------- writing */
 
-/* Sends the gathered message, and perhaps more that is not copied into it. A server delivers the
- * payloads that it announces at once: the client, waiting for one, takes nothing else meanwhile. */
+/* Sends the gathered message, with further bytes that are not copied into it. A server delivers the
+ * payloads that it announces at once: the client waits for one, and takes nothing else. */
 static int send_data(struct ibx_session *s, const struct iovec *iov, int iovcnt)
 {
     s->out_length = 0;
@@ -218,7 +219,7 @@ static int send_gathered(struct ibx_session *s)
     return s->out_length ? send_data(s, &iov, 1) : 0;
 }
 
-/* Room for `n` more bytes in the gathered message; what is there may leave first. */
+/* Makes room for n more bytes in the gathered message, which may be sent for that. */
 int ibx_session_reserve(struct ibx_session *s, size_t n)
 {
     if (s->out_length && s->out_length + n > s->message_max) {
@@ -267,15 +268,15 @@ int ibx_session_gather_whole(struct ibx_session *s, const uint8_t *from, size_t 
     return rc ? rc : ibx_session_gather(s, from, n);
 }
 
-/* Sends what was gathered and n more bytes straight from where they are: for the transport copies
- * them anyway. */
+/* Sends what was gathered, and n more bytes from where they are, because the transport copies them
+ * anyway. */
 static int send_along(struct ibx_session *s, const uint8_t *from, size_t n)
 {
     while (n) {
         int rc = ibx_session_reserve(s, SEGMENT_HEAD_INLINE + 1);
         if (rc)
             return rc;
-        /* A request that is one piece there need not be gathered. */
+        /* a request in one piece need not be gathered */
         const size_t begun = s->out_inline ? s->out_length - s->out_inline - 4 : 0;
         const size_t head = s->out_inline ? 0 : SEGMENT_HEAD_INLINE;
         const size_t room = s->message_max - s->out_length - head;
@@ -344,7 +345,7 @@ int ibx_session_add_remote(struct ibx_session *s, enum segment_kind kind,
     return ibx_session_add_segment(s, bytes, w.length);
 }
 
-/* A segment that is a kind and a length. */
+/* Adds a segment that consists of a kind and a length. */
 static int add_length(struct ibx_session *s, enum segment_kind kind, uint64_t length)
 {
     uint8_t bytes[9];
@@ -366,8 +367,8 @@ int ibx_session_write_payload(struct ibx_session *s, const void *data, size_t n)
     return ibx_session_add_remote(s, SEGMENT_RTS_READ, &remote);
 }
 
-/* A client that writes again without having read a reply: the server may still need its earlier
- * payloads, and this caller may be about to reuse their memory. */
+/* For a client that writes again without having read a reply: the server may still need its earlier
+ * payloads, and the caller may be about to reuse their memory. */
 static int flush_payloads(struct ibx_session *s)
 {
     int rc = ibx_session_send_short(s, MESSAGE_FLUSH);
@@ -404,8 +405,8 @@ ssize_t ibx_session_write(struct ibx_session *s, const void *buffer, size_t n)
     return rc ? rc : (ssize_t)n;
 }
 
-/* Server: whether the next request is here already and is run in no time, so that its reply can
- * take this one along: a client that sends many requests ahead gets few messages back. */
+/* Server: whether the next request has arrived and runs quickly, so that the two replies can be
+ * sent together: a client that sends many requests ahead gets few messages back. */
 static bool reply_can_wait(const struct ibx_session *s)
 {
     const struct ibx_call *call;
@@ -424,7 +425,7 @@ int ibx_session_sync(struct ibx_session *s)
 {
     s->in_frame = false;
     if (s->server && s->hooks->note_sync)
-        s->hooks->note_sync(s->context); /* before the client knows what its request has done */
+        s->hooks->note_sync(s->context); /* before the client learns the result of its request */
     if (!ibx_session_live(s))
         return -ENOTCONN;
     int rc = s->server && reply_can_wait(s) ? 0 : send_gathered(s);
@@ -445,7 +446,7 @@ int ibx_session_sync(struct ibx_session *s)
 
 /* ------------------------------------------------------------------------ for hooks */
 
-/* What came with the request is its own. */
+/* The memory that came with the request belongs to it. */
 void ibx_session_delay(struct ibx_session *s)
 {
     s->early_cts.remote.length = 0;

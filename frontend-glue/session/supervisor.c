@@ -20,8 +20,8 @@
 #include <unistd.h>
 
 #define BEGIN_AGAIN   75     /* exit status of a process that asks for the next one */
-#define LONG_MS       60000u /* one that has served for so long has not failed at once */
-#define PAUSE_MOST_MS 32000u /* between two that have */
+#define LONG_MS       60000u /* a process that has served for so long did not fail at once */
+#define PAUSE_MOST_MS 32000u /* the longest pause between two that did */
 
 static bool supervised;              /* this process serves; set before it has another thread */
 static struct sigaction of_children; /* GVirtuS's */
@@ -40,7 +40,7 @@ void ibx_supervised_begin_again(void)
 
 typedef bool look_at_entry(const char *path);
 
-/* How many entries of the folder are such. */
+/* The number of entries of the folder for which `is_such` is true. */
 static unsigned count(const char *folder, look_at_entry *is_such)
 {
     unsigned n = 0;
@@ -67,7 +67,8 @@ static bool is_gpu(const char *path)
     return readlink(path, to, sizeof(to) - 1) > 0 && !strncmp(to, "/dev/nvidia", 11);
 }
 
-/* A fork takes neither along. NULL: nothing is in the way. */
+/* Why the process cannot be forked: neither threads nor a GPU's state survive that. NULL: it can.
+ */
 static const char *obstacle(void)
 {
     if (count("/proc/self/task", is_any) > 1)
@@ -114,7 +115,7 @@ static void tell(pid_t ended, int status, unsigned pause_ms)
             pause_ms ? "after a pause, since the last one soon did so, too" : "now");
 }
 
-/* The status of a child that has ended. */
+/* Waits for the child; returns its exit status. */
 static int wait_for(pid_t child)
 {
     int status = 0;
@@ -131,13 +132,13 @@ pid_t ibx_supervised_fork(void)
     if (child)
         return child;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) /* it has ended before that */
+    if (getppid() != parent) /* the supervisor ended before prctl(2) */
         _exit(EXIT_FAILURE);
     sigaction(SIGCHLD, &of_children, NULL);
     return 0;
 }
 
-/* GVirtuS ignores it: then nobody could wait. */
+/* GVirtuS ignores SIGCHLD, so that nobody could wait for children. */
 static void expect_children(void)
 {
     const struct sigaction deliver = {.sa_handler = SIG_DFL};
@@ -194,7 +195,7 @@ void ibx_supervise(struct ibx_session *s)
             supervised = true;
             return;
         }
-        if (child < 0) { /* without a supervisor, as ever */
+        if (child < 0) { /* serves without a supervisor */
             ibx_log(IBX_LOG_WARN, "process %d serves, and does not begin again after a fault: %s",
                     (int)supervisor, strerror(errno));
             sigaction(SIGCHLD, &of_children, NULL);

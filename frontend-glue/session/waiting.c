@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Where a server's sessions are found when their clients come again. ibx_session_accept() looks
- * here, in the thread that accepts; each session is its own thread's. The lock is between them.
- * Where a server has several processes, each has a list of its own sessions, and all have records
- * of all.
+ * Where a server finds sessions when their clients come again. ibx_session_accept() looks here, in
+ * the accepting thread, while each session belongs to its own thread; the lock is between them. If
+ * a server has several processes, each has a list of its own sessions, and all share records of all
+ * sessions.
  */
 #include "frontend-glue/session/session_internal.h"
 
@@ -58,7 +58,7 @@ struct ibx_records *ibx_waiting_records(const struct ibx_waiting *w)
     return w ? w->records : NULL;
 }
 
-/* Locked. */
+/* Called under the lock. */
 static struct ibx_session *find(const struct ibx_waiting *w, const uint8_t *id)
 {
     struct ibx_session *s = w->first;
@@ -104,14 +104,14 @@ void ibx_waiting_check(struct ibx_waiting *w, struct ibx_claim_check *check)
     *check = (struct ibx_claim_check){claim_find, w};
 }
 
-/* Locked. */
+/* Called under the lock. */
 static void note_path(struct ibx_session_report *report, const struct ibx_path *path)
 {
     memcpy(report->peer, path->peer, sizeof(report->peer));
     memcpy(report->provider, path->provider, sizeof(report->provider));
 }
 
-/* Locked. False: there is no place. */
+/* Called under the lock. False: there is no room. */
 static bool write_record(struct ibx_records *records, struct session_link *link)
 {
     struct ibx_record r = {.has_user = link->has_user, .user = link->user, .report = link->report};
@@ -183,7 +183,7 @@ void ibx_waiting_offer(struct ibx_waiting *w, struct ibx_conn *conn)
             ibx_hang_up(s->link.taken_last);
         if (write(s->link.offer_fd, &one, sizeof(one)) < 0) /* cannot fail below 2^64 - 1 */
             s->link.has_offer = true;
-        ibx_wake(s->conn); /* which it may still take for a good one */
+        ibx_wake(s->conn); /* the session may still use the old connection */
     }
     pthread_mutex_unlock(&w->lock);
     ibx_close(unwanted);
@@ -197,7 +197,7 @@ struct ibx_conn *ibx_waiting_take(struct ibx_session *s)
     s->link.offered = NULL;
     s->link.taken_last = conn;
     s->link.has_offer = false;
-    if (read(s->link.offer_fd, &count, sizeof(count)) < 0) /* it was not set */
+    if (read(s->link.offer_fd, &count, sizeof(count)) < 0) /* the event was not set */
         count = 0;
     pthread_mutex_unlock(&s->link.waiting->lock);
     return conn;
@@ -243,7 +243,7 @@ void ibx_waiting_note(struct ibx_session *s, const struct ibx_path *path, unsign
     pthread_mutex_unlock(&s->link.waiting->lock);
 }
 
-/* Who asks, and what is called for those that it may know of. */
+/* The session whose client asks, and the function to call for each session that it may know of. */
 struct asking {
     const char *name;
     bool has_user;
