@@ -6,7 +6,7 @@
  */
 #include "frontend-glue/driver_api/driver.h"
 #include "frontend-glue/preload/dlsym.h"
-#include "frontend-glue/preload/runtime/runtime_inside.h"
+#include "frontend-glue/preload/static_runtime/redirect.h"
 
 #include "common/log.h"
 
@@ -223,7 +223,7 @@ EXPORTED int cuGetExportTable(const void **table, const void *id)
     if (table)
         *table = NULL;
     const char *file = ibx_frontend_file_of(__builtin_return_address(0));
-    const bool is_nvidias = file && ibx_inside_is_of_nvidia(file);
+    const bool is_nvidias = file && ibx_static_runtime_is_of_nvidia(file);
     if (!(file && is_known(file)) && !atomic_flag_test_and_set(&told))
         ibx_log(IBX_LOG_WARN, "cuGetExportTable returns CUDA_ERROR_NOT_FOUND to %s, %s",
                 file ? file : "the program",

@@ -16,7 +16,8 @@
  * All folders use these files. A folder calls only the folders below it in this list:
  *
  *   runtime/         the runtime as a whole: start and end of a process, calls that are composed of
- *                    others or are missing, programs that have the runtime linked into them
+ *                    others or are missing
+ *   static_runtime/  programs and libraries into which the runtime is linked statically
  *   math_libraries/  cuBLAS, cuFFT, cuDNN and others
  *   copies/          cudaMemcpy; arrays, textures and variables as sources and destinations
  *   graphs/          graphs, and the capture of streams into them

@@ -282,7 +282,7 @@ static bool reaches(const std::string &program, const char *how)
     return HOLDS(app.good() && lines_with(app.said(), "ibx:") == 0);
 }
 
-// A program with CUDA's runtime in itself calls GVirtuS's and ours.
+// A program with a statically linked CUDA runtime calls GVirtuS's functions and ours.
 bool static_runtime()
 {
     const char *program = std::getenv("IBX_TEST_STATIC_PROGRAM");
@@ -561,8 +561,8 @@ static bool of_two_versions(const char *program)
     return HOLDS(lines_with(app.said(), "ibx:") == 1);
 }
 
-// A library of NVIDIA's, by its whole name, is told nothing, whatever it has in itself; of another
-// one's there is a line.
+// A library of NVIDIA's, by its whole name, is told nothing, whatever runtime it contains; of
+// another one's there is a line.
 static bool by_name(const char *program, const char *name, unsigned lines)
 {
     const std::string file = folder + "/" + name;

@@ -581,16 +581,17 @@ void check_what_it_does_not()
           [] { return loaded_locally("forked", 3); });
     check("loaded locally, and a thread in calls at the end",
           [] { return loaded_locally("threads", 1); });
-    check("a program with CUDA's runtime in itself", static_runtime);
-    check("... in itself and without kernels", static_runtime_host_only);
-    check("... in itself, and an allocator", static_runtime_allocator);
-    check("... in itself, under a loader or without new code", static_runtime_odd_starts);
-    check("... that cannot be reached", static_runtime_refused);
+    check("a program with a statically linked CUDA runtime", static_runtime);
+    check("... with a static runtime and without kernels", static_runtime_host_only);
+    check("... with a static runtime and an allocator", static_runtime_allocator);
+    check("... with a static runtime, under a loader or without new code",
+          static_runtime_odd_starts);
+    check("... with a static runtime that cannot reach the remote GPU", static_runtime_refused);
     check("a libcudart that the program brings with it", libraries_found_elsewhere);
     check("... where LD_LIBRARY_PATH has the loader's own words", libraries_found_by_tokens);
     check("a libcusparse that the program brings with it", libraries_of_its_own);
     check("libraries that ask for a private table of the driver", libraries_ask_driver);
-    check("libraries with CUDA's runtime in themselves", static_libraries_linked);
+    check("libraries with a statically linked CUDA runtime", static_libraries_linked);
     for (const char *how : {"once", "again", "flags", "threads", "forked", "forks", "no new code",
                             "nested", "first calls", "far", "copy"})
         check((std::string("... that are opened: ") + how).c_str(),

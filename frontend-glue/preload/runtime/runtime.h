@@ -14,16 +14,6 @@
  *   lone_variables.c   variables of such libraries that have no kernel
  *   libcublaslt.c      libcublasLt.so for programs that link it
  *   search.c           libibx-search.so: where the loader finds CUDA's libraries
- *
- * Programs and libraries with a statically linked runtime:
- *
- *   static_runtime.c   which libcudart their calls reach, and warnings
- *   runtime_inside.c   finds such a runtime and makes its functions jumps
- *   runtime_answers.c  what those of its functions return that no libcudart has
- *   loader.c           learns from the loader which objects are loaded
- *   elf_functions.c    the functions in the symbol table of a file
- *   code.c             changes code
- *   first_call.c       the entry of a function that is called for the first time
  */
 #ifndef IBX_FRONTEND_GLUE_PRELOAD_RUNTIME_RUNTIME_H
 #define IBX_FRONTEND_GLUE_PRELOAD_RUNTIME_RUNTIME_H

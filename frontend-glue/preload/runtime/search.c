@@ -9,7 +9,7 @@
  * An auditor is in a namespace of its own, and would need a C library of its own there. So it uses
  * none (early.h).
  */
-#include "frontend-glue/preload/runtime/early.h"
+#include "frontend-glue/preload/static_runtime/early.h"
 #include "frontend-glue/preload/remote_libraries.h"
 
 #include <limits.h>

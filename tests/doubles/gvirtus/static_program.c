@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A program with CUDA's runtime in itself. "reaches": its calls do what they are to do, all the
- * same; "no new code", "by its loader": so does the program when it is run again where memory
+/* A program with a statically linked CUDA runtime. "reaches": its calls do what they are to do, all
+ * the same; "no new code", "by its loader": so does the program when it is run again where memory
  * cannot become executable, and by a loader that is called by name. Otherwise it fails unless they
  * do not. With NO_KERNELS it has nothing to do with CUDA. With ALLOCATOR it has one of its own,
  * which the C library and others call. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The functions in the symbol table of an ELF file for this machine, hidden ones included. A
  * stripped file has no such table. For use in the loader, like early.h. */
-#ifndef IBX_FRONTEND_GLUE_PRELOAD_RUNTIME_ELF_FUNCTIONS_H
-#define IBX_FRONTEND_GLUE_PRELOAD_RUNTIME_ELF_FUNCTIONS_H
+#ifndef IBX_FRONTEND_GLUE_PRELOAD_STATIC_RUNTIME_ELF_FUNCTIONS_H
+#define IBX_FRONTEND_GLUE_PRELOAD_STATIC_RUNTIME_ELF_FUNCTIONS_H
 
 #include <link.h>
 #include <stdbool.h>

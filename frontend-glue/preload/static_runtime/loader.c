@@ -20,9 +20,9 @@
  * Objects in other namespaces (dlmopen(3)) are in other lists, which glibc publishes from 2.35 on.
  * They are left as they are, with a warning.
  */
-#include "frontend-glue/preload/runtime/loader.h"
+#include "frontend-glue/preload/static_runtime/loader.h"
 
-#include "frontend-glue/preload/runtime/early.h"
+#include "frontend-glue/preload/static_runtime/early.h"
 
 #define VECTOR "/proc/self/auxv" /* the auxiliary vector */
 
@@ -31,20 +31,20 @@ static struct link_map *last;       /* the last object of the list that was exam
 static int state = RT_CONSISTENT;
 static bool is_program_read, is_hooked, has_begun;
 /* Changed under the loader's lock, or while there is one thread. */
-static struct ibx_inside *all;
+static struct ibx_static_runtime *all;
 
-static void add(struct ibx_inside *inside)
+static void add(struct ibx_static_runtime *runtime)
 {
-    if (!inside)
+    if (!runtime)
         return;
-    inside->next = all;
-    all = inside;
+    runtime->next = all;
+    all = runtime;
 }
 
 /* `path`: the path of the object's file. */
 static void look_at(const struct link_map *map, const char *path)
 {
-    add(ibx_inside_find(map, path, map->l_prev ? NULL : &is_program_read));
+    add(ibx_static_runtime_find(map, path, map->l_prev ? NULL : &is_program_read));
 }
 
 static bool is_listed(const struct link_map *map)
@@ -57,14 +57,14 @@ static bool is_listed(const struct link_map *map)
 
 static void forget_gone(void)
 {
-    for (struct ibx_inside **at = &all; *at;) {
-        struct ibx_inside *inside = *at;
-        if (is_listed(inside->map)) {
-            at = &inside->next;
+    for (struct ibx_static_runtime **at = &all; *at;) {
+        struct ibx_static_runtime *runtime = *at;
+        if (is_listed(runtime->map)) {
+            at = &runtime->next;
             continue;
         }
-        *at = inside->next;
-        ibx_inside_free(inside);
+        *at = runtime->next;
+        ibx_static_runtime_free(runtime);
     }
 }
 
@@ -73,7 +73,7 @@ static void look_at_new(void)
 {
     struct link_map *l = last ? last->l_next : debug->r_map;
     for (; l; l = l->l_next) {
-        look_at(l, l->l_prev ? l->l_name : IBX_INSIDE_PROGRAM);
+        look_at(l, l->l_prev ? l->l_name : IBX_STATIC_RUNTIME_PROGRAM);
         last = l;
     }
 }
@@ -105,7 +105,7 @@ static void look_into(const struct r_debug *other, const struct link_map **seen)
         is_there = is_there || l == *seen;
     for (const struct link_map *l = other->r_map, *before = *seen; l; l = l->l_next) {
         if (is_new && is_there)
-            add(ibx_inside_find_elsewhere(l, l->l_name));
+            add(ibx_static_runtime_find_elsewhere(l, l->l_name));
         is_new = is_new || l == before;
         *seen = l;
     }
@@ -303,10 +303,10 @@ bool ibx_loader_begin(const char *name)
     return is_hooked;
 }
 
-struct ibx_inside *ibx_loader_untold(void)
+struct ibx_static_runtime *ibx_loader_untold(void)
 {
-    for (struct ibx_inside *inside = all; inside; inside = inside->next)
-        if (!atomic_flag_test_and_set(&inside->is_told))
-            return inside;
+    for (struct ibx_static_runtime *runtime = all; runtime; runtime = runtime->next)
+        if (!atomic_flag_test_and_set(&runtime->is_told))
+            return runtime;
     return NULL;
 }

@@ -2,7 +2,7 @@
 /*
  * nvcc links CUDA's runtime statically into programs and libraries by default. Such a program calls
  * no libcudart, so neither GVirtuS nor this library would see its calls, and that runtime needs
- * private tables of a driver. So each function of such a runtime is made a jump (runtime_inside.c)
+ * private tables of a driver. So each function of such a runtime is made a jump (redirect.c)
  * before constructors run (loader.c). The functions are found by name in the symbol table of the
  * file. There is a warning if the file is stripped, or if there is no libcudart of the same
  * version.
@@ -13,8 +13,8 @@
  */
 #include "frontend-glue/preload/dlsym.h"
 #include "frontend-glue/preload/preload.h"
-#include "frontend-glue/preload/runtime/loader.h"
-#include "frontend-glue/preload/runtime/runtime_answers.h"
+#include "frontend-glue/preload/static_runtime/loader.h"
+#include "frontend-glue/preload/static_runtime/runtime_answers.h"
 
 #include "common/log.h"
 
@@ -26,13 +26,13 @@
 #include <unistd.h>
 
 /* The path for messages. */
-static const char *path_of(const struct ibx_inside *inside, char path[PATH_MAX])
+static const char *path_of(const struct ibx_static_runtime *runtime, char path[PATH_MAX])
 {
-    const bool is_program = !strcmp(inside->path, IBX_INSIDE_PROGRAM);
-    const ssize_t n = is_program ? readlink(IBX_INSIDE_PROGRAM, path, PATH_MAX - 1) : -1;
+    const bool is_program = !strcmp(runtime->path, IBX_STATIC_RUNTIME_PROGRAM);
+    const ssize_t n = is_program ? readlink(IBX_STATIC_RUNTIME_PROGRAM, path, PATH_MAX - 1) : -1;
     if (n > 0)
         path[n] = 0;
-    return n > 0 ? path : inside->path;
+    return n > 0 ? path : runtime->path;
 }
 
 /* --------------------------------------------------------------------------- libcudart */
@@ -65,43 +65,43 @@ static bool is_in_use(struct other *other)
     return gvirtus;
 }
 
-static void tell_unreached(struct ibx_inside *inside, const char *why, const char *what)
+static void tell_unreached(struct ibx_static_runtime *runtime, const char *why, const char *what)
 {
     char path[PATH_MAX];
-    if (!atomic_flag_test_and_set(&inside->is_unreached_told))
+    if (!atomic_flag_test_and_set(&runtime->is_unreached_told))
         ibx_log(IBX_LOG_WARN,
                 "%s contains a statically linked CUDA runtime, whose calls cannot reach the remote "
                 "GPU, and fail: %s%s; LD_LIBRARY_PATH has to name the folder of GVirtuS's front "
                 "end for that version of CUDA",
-                path_of(inside, path), why, what);
+                path_of(runtime, path), why, what);
 }
 
-static void tell_other(struct ibx_inside *inside, const struct other *other)
+static void tell_other(struct ibx_static_runtime *runtime, const struct other *other)
 {
     char path[PATH_MAX];
-    if (!atomic_flag_test_and_set(&inside->is_unreached_told))
+    if (!atomic_flag_test_and_set(&runtime->is_unreached_told))
         ibx_log(IBX_LOG_WARN,
                 "%s contains a statically linked CUDA runtime, of the version of %s, and the "
                 "process uses %s: its calls cannot reach the remote GPU, and fail; build all of "
                 "the program's libraries with one version of CUDA",
-                path_of(inside, path), inside->version, other->path);
+                path_of(runtime, path), runtime->version, other->path);
 }
 
 /* Loads GVirtuS's libcudart of the runtime's version, for good; gvirtus.c finds it then. NULL:
  * there is none, and a warning was logged. */
-static void *load(struct ibx_inside *inside)
+static void *load(struct ibx_static_runtime *runtime)
 {
-    struct other other = {.than = inside->version};
-    void *library = dlopen(inside->version, RTLD_LAZY | RTLD_NOLOAD);
+    struct other other = {.than = runtime->version};
+    void *library = dlopen(runtime->version, RTLD_LAZY | RTLD_NOLOAD);
     if (!library && is_in_use(&other)) {
-        tell_other(inside, &other);
+        tell_other(runtime, &other);
         return NULL;
     }
     if (!library)
-        library = dlopen(inside->version, RTLD_LAZY);
+        library = dlopen(runtime->version, RTLD_LAZY);
     if (library && !ibx_frontend_is_nvidias(library))
         return library;
-    tell_unreached(inside, library ? inside->version : dlerror(),
+    tell_unreached(runtime, library ? runtime->version : dlerror(),
                    library ? " is found, but NVIDIA's" : "");
     if (library)
         dlclose(library);
@@ -111,33 +111,34 @@ static void *load(struct ibx_inside *inside)
 /* ---------------------------------------------------------------------- the first call */
 
 /* Sets the target of a function unless another thread has set it. */
-static void lead(struct ibx_inside_function *f, void *target)
+static void lead(struct ibx_static_function *f, void *target)
 {
-    void *expected = (void *)(uintptr_t)ibx_inside_first;
+    void *expected = (void *)(uintptr_t)ibx_static_runtime_first;
     atomic_compare_exchange_strong(&f->target, &expected, target);
 }
 
 /* Threads that call at the same time all do this, with the same result. They must not wait for each
  * other: one may hold the loader's lock in the constructor of a library, and another one needs it
  * to load libcudart. */
-static void bind(struct ibx_inside *inside)
+static void bind(struct ibx_static_runtime *runtime)
 {
-    void *libcudart = load(inside);
-    for (size_t i = 0; i < inside->count; i++) {
-        struct ibx_inside_function *f = &inside->functions[i];
+    void *libcudart = load(runtime);
+    for (size_t i = 0; i < runtime->count; i++) {
+        struct ibx_static_function *f = &runtime->functions[i];
         /* This library's function, if it has one. */
         void *target = libcudart ? dlsym(libcudart, f->name) : NULL;
         if (!target)
-            target = libcudart ? ibx_inside_lacked(f->name) : ibx_inside_unreached(f->name);
+            target = libcudart ? ibx_static_runtime_lacked(f->name)
+                               : ibx_static_runtime_unreached(f->name);
         lead(f, target);
     }
     dlerror(); /* clears the error of failed lookups */
-    atomic_store(&inside->is_bound, true);
+    atomic_store(&runtime->is_bound, true);
 }
 
 /* May be called by a library's constructor, before this library's. It does not change errno, which
  * the program may still want to read. */
-void ibx_inside_bind(struct ibx_inside_function *function)
+void ibx_static_runtime_bind(struct ibx_static_function *function)
 {
     const int before = errno;
     ibx_frontend_dlsym_begin();
@@ -148,42 +149,43 @@ void ibx_inside_bind(struct ibx_inside_function *function)
 
 /* ----------------------------------------------------------------- what is not reached */
 
-static void tell(const struct ibx_inside *inside)
+static void tell(const struct ibx_static_runtime *runtime)
 {
     char buffer[PATH_MAX], libcudart[PATH_MAX];
-    const char *path = path_of(inside, buffer);
-    const bool is_program = !inside->map->l_prev;
-    if (inside->state == IBX_INSIDE_NAMELESS && !(is_program && ibx_frontend_libcudart(libcudart)))
+    const char *path = path_of(runtime, buffer);
+    const bool is_program = !runtime->map->l_prev;
+    if (runtime->state == IBX_STATIC_RUNTIME_NAMELESS &&
+        !(is_program && ibx_frontend_libcudart(libcudart)))
         ibx_log(IBX_LOG_WARN,
                 "%s has kernels, is not linked with libcudart.so, and has no symbols: the runtime "
                 "that nvcc puts into a program or library by default does not reach the remote GPU "
                 "then, and its calls fail; do not strip it, or link it with nvcc -cudart shared",
                 path);
-    if (inside->state == IBX_INSIDE_RELOCATED)
+    if (runtime->state == IBX_STATIC_RUNTIME_RELOCATED)
         ibx_log(IBX_LOG_WARN,
                 "%s contains a statically linked CUDA runtime, and code that is relocated "
                 "(DT_TEXTREL), which is not changed to reach the remote GPU; compile it with "
                 "-fPIC, or link it with nvcc -cudart shared",
                 path);
-    if (inside->state == IBX_INSIDE_ELSEWHERE)
+    if (runtime->state == IBX_STATIC_RUNTIME_ELSEWHERE)
         ibx_log(IBX_LOG_WARN,
                 "%s is opened into a namespace of its own (dlmopen), from where the calls of the "
                 "CUDA runtime that is linked statically into it do not reach the remote GPU, and "
                 "fail; open it by dlopen",
                 path);
-    if (inside->state == IBX_INSIDE_REFUSED)
+    if (runtime->state == IBX_STATIC_RUNTIME_REFUSED)
         ibx_log(IBX_LOG_WARN,
                 "%s contains a statically linked CUDA runtime, and its code may not be changed to "
                 "reach the remote GPU: %s; allow that, or link it with nvcc -cudart shared",
-                path, strerror(inside->error));
+                path, strerror(runtime->error));
 }
 
 /* Does not change errno, which dlopen(3) returns. */
 void ibx_loader_tell(void)
 {
     const int before = errno;
-    for (struct ibx_inside *inside; (inside = ibx_loader_untold());)
-        tell(inside);
+    for (struct ibx_static_runtime *runtime; (runtime = ibx_loader_untold());)
+        tell(runtime);
     errno = before;
 }
 

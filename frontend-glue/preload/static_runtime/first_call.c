@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The code to which each function of a statically linked runtime jumps at first, and the one for
  * functions that no library has. */
-#include "frontend-glue/preload/runtime/runtime_inside.h"
+#include "frontend-glue/preload/static_runtime/redirect.h"
 
 /* Saves the registers with arguments, for the function that is called in the end. The stack need
  * not be aligned: a compiler that knew the function as one of the same program may have left that
@@ -9,10 +9,10 @@
 #ifdef __x86_64__
 __asm__(".text\n"
         ".balign 16\n"
-        ".globl ibx_inside_first\n"
-        ".hidden ibx_inside_first\n"
-        ".type ibx_inside_first, @function\n"
-        "ibx_inside_first:\n"
+        ".globl ibx_static_runtime_first\n"
+        ".hidden ibx_static_runtime_first\n"
+        ".type ibx_static_runtime_first, @function\n"
+        "ibx_static_runtime_first:\n"
         "	.cfi_startproc\n"
         "	endbr64\n"
         "	pushq %rbp\n"
@@ -40,7 +40,7 @@ __asm__(".text\n"
         "	movups %xmm6, 96(%rsp)\n"
         "	movups %xmm7, 112(%rsp)\n"
         "	movq %r11, %rdi\n"
-        "	call ibx_inside_bind\n"
+        "	call ibx_static_runtime_bind\n"
         "	movups (%rsp), %xmm0\n"
         "	movups 16(%rsp), %xmm1\n"
         "	movups 32(%rsp), %xmm2\n"
@@ -63,25 +63,25 @@ __asm__(".text\n"
         "	.cfi_def_cfa %rsp, 8\n"
         "	jmp *(%r11)\n"
         "	.cfi_endproc\n"
-        ".size ibx_inside_first, .-ibx_inside_first\n"
+        ".size ibx_static_runtime_first, .-ibx_static_runtime_first\n"
         ".balign 16\n"
-        ".globl ibx_inside_absent\n"
-        ".hidden ibx_inside_absent\n"
-        ".type ibx_inside_absent, @function\n"
-        "ibx_inside_absent:\n"
+        ".globl ibx_static_runtime_absent\n"
+        ".hidden ibx_static_runtime_absent\n"
+        ".type ibx_static_runtime_absent, @function\n"
+        "ibx_static_runtime_absent:\n"
         "	.cfi_startproc\n"
         "	endbr64\n"
         "	movq %r11, %rdi\n"
-        "	jmp ibx_inside_tell_absent\n"
+        "	jmp ibx_static_runtime_tell_absent\n"
         "	.cfi_endproc\n"
-        ".size ibx_inside_absent, .-ibx_inside_absent\n");
+        ".size ibx_static_runtime_absent, .-ibx_static_runtime_absent\n");
 #elif defined(__aarch64__)
 __asm__(".text\n"
         ".balign 16\n"
-        ".globl ibx_inside_first\n"
-        ".hidden ibx_inside_first\n"
-        ".type ibx_inside_first, %function\n"
-        "ibx_inside_first:\n"
+        ".globl ibx_static_runtime_first\n"
+        ".hidden ibx_static_runtime_first\n"
+        ".type ibx_static_runtime_first, %function\n"
+        "ibx_static_runtime_first:\n"
         "	.cfi_startproc\n"
         "	hint 34\n" /* bti c */
         "	stp x29, x30, [sp, -224]!\n"
@@ -99,7 +99,7 @@ __asm__(".text\n"
         "	stp q4, q5, [sp, 160]\n"
         "	stp q6, q7, [sp, 192]\n"
         "	mov x0, x16\n"
-        "	bl ibx_inside_bind\n"
+        "	bl ibx_static_runtime_bind\n"
         "	ldp x0, x1, [sp, 16]\n"
         "	ldp x2, x3, [sp, 32]\n"
         "	ldp x4, x5, [sp, 48]\n"
@@ -114,19 +114,19 @@ __asm__(".text\n"
         "	ldr x17, [x16]\n"
         "	br x17\n"
         "	.cfi_endproc\n"
-        ".size ibx_inside_first, .-ibx_inside_first\n"
+        ".size ibx_static_runtime_first, .-ibx_static_runtime_first\n"
         ".balign 16\n"
-        ".globl ibx_inside_absent\n"
-        ".hidden ibx_inside_absent\n"
-        ".type ibx_inside_absent, %function\n"
-        "ibx_inside_absent:\n"
+        ".globl ibx_static_runtime_absent\n"
+        ".hidden ibx_static_runtime_absent\n"
+        ".type ibx_static_runtime_absent, %function\n"
+        "ibx_static_runtime_absent:\n"
         "	.cfi_startproc\n"
         "	hint 34\n"
         "	mov x0, x16\n"
-        "	b ibx_inside_tell_absent\n"
+        "	b ibx_static_runtime_tell_absent\n"
         "	.cfi_endproc\n"
-        ".size ibx_inside_absent, .-ibx_inside_absent\n");
+        ".size ibx_static_runtime_absent, .-ibx_static_runtime_absent\n");
 #else
-void ibx_inside_first(void) {} /* not used: elf_functions.c reads no file there */
-void ibx_inside_absent(void) {}
+void ibx_static_runtime_first(void) {} /* not used: elf_functions.c reads no file there */
+void ibx_static_runtime_absent(void) {}
 #endif

@@ -4,8 +4,8 @@
  * is not filled yet, to a sanitizer that is not initialized, or to an allocator of the program.
  * Files that include this header are compiled separately (ibx-frontend-early), so that the compiler
  * inserts no such calls either. */
-#ifndef IBX_FRONTEND_GLUE_PRELOAD_RUNTIME_EARLY_H
-#define IBX_FRONTEND_GLUE_PRELOAD_RUNTIME_EARLY_H
+#ifndef IBX_FRONTEND_GLUE_PRELOAD_STATIC_RUNTIME_EARLY_H
+#define IBX_FRONTEND_GLUE_PRELOAD_STATIC_RUNTIME_EARLY_H
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Jumps that are written over functions of this process. For use in the loader, like early.h. */
-#ifndef IBX_FRONTEND_GLUE_PRELOAD_RUNTIME_CODE_H
-#define IBX_FRONTEND_GLUE_PRELOAD_RUNTIME_CODE_H
+#ifndef IBX_FRONTEND_GLUE_PRELOAD_STATIC_RUNTIME_CODE_H
+#define IBX_FRONTEND_GLUE_PRELOAD_STATIC_RUNTIME_CODE_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "frontend-glue/preload/runtime/runtime_inside.h"
+#include "frontend-glue/preload/static_runtime/redirect.h"
 
-#include "frontend-glue/preload/runtime/early.h"
-#include "frontend-glue/preload/runtime/elf_functions.h"
+#include "frontend-glue/preload/static_runtime/early.h"
+#include "frontend-glue/preload/static_runtime/elf_functions.h"
 
-#define INSIDE "libcudart_static_" /* the prefix of the runtime's internal functions */
+#define INTERNAL "libcudart_static_" /* the prefix of the runtime's internal functions */
 
 /* NVIDIA's own libraries, which are left alone, though some have such a runtime with symbols. Users
  * cannot link them anew; this library makes the calls of some of them itself; and the kernels of
@@ -78,7 +78,7 @@ static bool ends_name(const char *end)
     return n == 9 && ibx_early_begins(end + n, ".so");
 }
 
-bool ibx_inside_is_of_nvidia(const char *path)
+bool ibx_static_runtime_is_of_nvidia(const char *path)
 {
     const char *name = path;
     bool is = false;
@@ -204,7 +204,7 @@ static const char *libcudart_of(const struct ibx_elf *elf, ElfW(Addr) * at)
         const char *name = ibx_elf_function(elf, i);
         if (!name)
             continue;
-        if (ibx_early_begins(name, INSIDE)) {
+        if (ibx_early_begins(name, INTERNAL)) {
             is_there = true;
             *at = ibx_elf_symbol(elf, i)->st_value;
         }
@@ -237,9 +237,9 @@ static const char *runtimes(const struct ibx_elf *elf, size_t i, const ElfW(Phdr
 /* ------------------------------------------------------------- which are the program's own */
 
 /* A program may have functions of its own whose names begin with "cuda"; these must not change. The
- * runtime is contiguous. It has internal functions (INSIDE), and begins and ends with some of them.
- * So a candidate between two internal functions is the runtime's, whatever its name is (a later
- * version may have more functions than are known here), and one between two of the program's
+ * runtime is contiguous. It has internal functions (INTERNAL), and begins and ends with some of
+ * them. So a candidate between two internal functions is the runtime's, whatever its name is (a
+ * later version may have more functions than are known here), and one between two of the program's
  * functions is the program's. At an edge, where another linker or version may have put the pieces
  * in another order, it is the runtime's if this library exports a function of that name. */
 struct candidate {
@@ -250,7 +250,7 @@ struct candidate {
 /* The functions between a candidate and the one before it. */
 struct gap {
     ElfW(Addr) lowest, highest;
-    bool has_any, lowest_is_inside, highest_is_inside;
+    bool has_any, lowest_is_internal, highest_is_internal;
 };
 
 struct candidates {
@@ -275,14 +275,14 @@ static size_t count_up_to(const struct candidates *c, ElfW(Addr) at)
 static void note_other(struct candidates *c, const char *name, ElfW(Addr) at)
 {
     struct gap *gap = &c->gaps[count_up_to(c, at)];
-    const bool is_inside = ibx_early_begins(name, INSIDE);
-    if (!gap->has_any || at < gap->lowest || (at == gap->lowest && is_inside)) {
+    const bool is_internal = ibx_early_begins(name, INTERNAL);
+    if (!gap->has_any || at < gap->lowest || (at == gap->lowest && is_internal)) {
         gap->lowest = at;
-        gap->lowest_is_inside = is_inside;
+        gap->lowest_is_internal = is_internal;
     }
-    if (!gap->has_any || at > gap->highest || (at == gap->highest && is_inside)) {
+    if (!gap->has_any || at > gap->highest || (at == gap->highest && is_internal)) {
         gap->highest = at;
-        gap->highest_is_inside = is_inside;
+        gap->highest_is_internal = is_internal;
     }
     gap->has_any = true;
 }
@@ -345,8 +345,8 @@ static void drop_programs(struct candidates *c, const struct ibx_elf *elf,
         end = begin + 1;
         while (end < c->count && !c->gaps[end].has_any)
             end++;
-        const int sides =
-            (c->gaps[begin].highest_is_inside ? 1 : 0) + (c->gaps[end].lowest_is_inside ? 1 : 0);
+        const int sides = (c->gaps[begin].highest_is_internal ? 1 : 0) +
+                          (c->gaps[end].lowest_is_internal ? 1 : 0);
         for (size_t i = begin; i < end; i++)
             if (sides == 2 || (sides && has_function(us, ibx_elf_function(elf, c->all[i].symbol))))
                 c->all[kept++] = c->all[i];
@@ -384,136 +384,138 @@ static struct candidates *find_functions(const struct ibx_elf *elf, const ElfW(P
 /* ------------------------------------------------------------------------------ jumps */
 
 /* Returns how many jumps were written. */
-static size_t write_each(const struct ibx_inside *inside, const struct ibx_code *code)
+static size_t write_each(const struct ibx_static_runtime *runtime, const struct ibx_code *code)
 {
     uint8_t bytes[IBX_CODE_JUMP_BY];
-    for (size_t i = 0; i < inside->count; i++) {
-        ibx_code_jump_by(bytes, &inside->functions[i]);
-        if (!ibx_code_write(code, inside->functions[i].code, bytes, sizeof(bytes)))
+    for (size_t i = 0; i < runtime->count; i++) {
+        ibx_code_jump_by(bytes, &runtime->functions[i]);
+        if (!ibx_code_write(code, runtime->functions[i].code, bytes, sizeof(bytes)))
             return i;
     }
-    return inside->count;
+    return runtime->count;
 }
 
 /* Writes all jumps, or none. */
-static void write_jumps(struct ibx_inside *inside)
+static void write_jumps(struct ibx_static_runtime *runtime)
 {
     struct ibx_code code;
-    inside->error = -ibx_code_open(&code, inside->code, inside->code_bytes, inside->protection);
-    inside->state = inside->error ? IBX_INSIDE_REFUSED : IBX_INSIDE_JUMPS;
-    if (inside->error)
+    runtime->error = -ibx_code_open(&code, runtime->code, runtime->code_bytes, runtime->protection);
+    runtime->state = runtime->error ? IBX_STATIC_RUNTIME_REFUSED : IBX_STATIC_RUNTIME_JUMPS;
+    if (runtime->error)
         return;
-    size_t done = write_each(inside, &code);
-    if (done < inside->count) {
-        inside->error = EIO;
-        inside->state = IBX_INSIDE_REFUSED;
+    size_t done = write_each(runtime, &code);
+    if (done < runtime->count) {
+        runtime->error = EIO;
+        runtime->state = IBX_STATIC_RUNTIME_REFUSED;
         while (done--)
-            ibx_code_write(&code, inside->functions[done].code, inside->functions[done].before,
+            ibx_code_write(&code, runtime->functions[done].code, runtime->functions[done].before,
                            IBX_CODE_JUMP_BY);
     }
     ibx_code_close(&code);
 }
 
-static struct ibx_inside *make(const struct link_map *map, const char *path, size_t count,
-                               size_t names)
+static struct ibx_static_runtime *make(const struct link_map *map, const char *path, size_t count,
+                                       size_t names)
 {
-    const size_t functions = count * sizeof(struct ibx_inside_function),
+    const size_t functions = count * sizeof(struct ibx_static_function),
                  path_size = ibx_early_length(path) + 1,
-                 all = sizeof(struct ibx_inside) + functions + names + path_size;
-    struct ibx_inside *inside = ibx_early_map(all);
-    if (!inside)
+                 all = sizeof(struct ibx_static_runtime) + functions + names + path_size;
+    struct ibx_static_runtime *runtime = ibx_early_map(all);
+    if (!runtime)
         return NULL;
-    char *text = (char *)inside + sizeof(*inside) + functions + names;
+    char *text = (char *)runtime + sizeof(*runtime) + functions + names;
     ibx_early_copy(text, path, path_size);
-    inside->bytes = all;
-    inside->map = map;
-    inside->path = text;
-    return inside;
+    runtime->bytes = all;
+    runtime->map = map;
+    runtime->path = text;
+    return runtime;
 }
 
-static void add_functions(struct ibx_inside *inside, const struct ibx_elf *elf,
+static void add_functions(struct ibx_static_runtime *runtime, const struct ibx_elf *elf,
                           const struct candidates *found)
 {
-    char *text = (char *)&inside->functions[found->count];
+    char *text = (char *)&runtime->functions[found->count];
     for (size_t i = 0; i < found->count; i++) {
         const char *name = ibx_elf_function(elf, found->all[i].symbol);
-        struct ibx_inside_function *f = &inside->functions[inside->count++];
+        struct ibx_static_function *f = &runtime->functions[runtime->count++];
         const size_t size = ibx_early_length(name) + 1;
         ibx_early_copy(text, name, size);
         f->name = text;
-        f->of = inside;
-        f->code = (void *)(inside->map->l_addr + found->all[i].at);
+        f->of = runtime;
+        f->code = (void *)(runtime->map->l_addr + found->all[i].at);
         ibx_early_copy(f->before, f->code, sizeof(f->before));
-        atomic_init(&f->target, (void *)(uintptr_t)ibx_inside_first);
+        atomic_init(&f->target, (void *)(uintptr_t)ibx_static_runtime_first);
         text += size;
     }
 }
 
 /* Makes the runtime's functions in this object jumps; or its state says why not. NULL: there is no
  * memory. */
-static struct ibx_inside *redirect(const struct link_map *map, const char *path,
-                                   const struct ibx_elf *elf, const ElfW(Phdr) * code,
-                                   bool is_relocated)
+static struct ibx_static_runtime *redirect(const struct link_map *map, const char *path,
+                                           const struct ibx_elf *elf, const ElfW(Phdr) * code,
+                                           bool is_relocated)
 {
     size_t names = 0;
     const bool good = !is_relocated && code && code->p_flags & PF_R;
     struct candidates *found = good ? find_functions(elf, code, map) : NULL;
     for (size_t i = 0; found && i < found->count; i++)
         names += ibx_early_length(ibx_elf_function(elf, found->all[i].symbol)) + 1;
-    struct ibx_inside *inside =
+    struct ibx_static_runtime *runtime =
         good && !found ? NULL : make(map, path, found ? found->count : 0, names);
-    if (inside && !good) {
-        inside->state = is_relocated ? IBX_INSIDE_RELOCATED : IBX_INSIDE_REFUSED;
-        inside->error = EACCES;
-    } else if (inside) {
-        inside->code = (char *)(map->l_addr + code->p_vaddr);
-        inside->code_bytes = code->p_filesz;
-        inside->protection = PROT_READ | (code->p_flags & PF_W ? PROT_WRITE : 0) |
-                             (code->p_flags & PF_X ? PROT_EXEC : 0);
-        add_functions(inside, elf, found);
-        write_jumps(inside);
+    if (runtime && !good) {
+        runtime->state = is_relocated ? IBX_STATIC_RUNTIME_RELOCATED : IBX_STATIC_RUNTIME_REFUSED;
+        runtime->error = EACCES;
+    } else if (runtime) {
+        runtime->code = (char *)(map->l_addr + code->p_vaddr);
+        runtime->code_bytes = code->p_filesz;
+        runtime->protection = PROT_READ | (code->p_flags & PF_W ? PROT_WRITE : 0) |
+                              (code->p_flags & PF_X ? PROT_EXEC : 0);
+        add_functions(runtime, elf, found);
+        write_jumps(runtime);
     }
     ibx_early_unmap(found, found ? found->bytes : 0);
-    return inside;
+    return runtime;
 }
 
-static struct ibx_inside *leave(const struct link_map *map, const char *path,
-                                enum ibx_inside_state state)
+static struct ibx_static_runtime *leave(const struct link_map *map, const char *path,
+                                        enum ibx_static_runtime_state state)
 {
-    struct ibx_inside *inside = make(map, path, 0, 0);
-    if (inside)
-        inside->state = state;
-    return inside;
+    struct ibx_static_runtime *runtime = make(map, path, 0, 0);
+    if (runtime)
+        runtime->state = state;
+    return runtime;
 }
 
-static struct ibx_inside *look(const struct link_map *map, const char *path, int file,
-                               struct ibx_elf *elf, const struct imports *imports,
-                               bool is_elsewhere)
+static struct ibx_static_runtime *look(const struct link_map *map, const char *path, int file,
+                                       struct ibx_elf *elf, const struct imports *imports,
+                                       bool is_elsewhere)
 {
     ElfW(Addr) at = 0;
     const bool has_symbols = ibx_elf_read_symbols(file, elf);
     const char *version = has_symbols ? libcudart_of(elf, &at) : NULL;
-    struct ibx_inside *inside = NULL;
+    struct ibx_static_runtime *runtime = NULL;
     if (version && is_elsewhere)
-        return leave(map, path, IBX_INSIDE_ELSEWHERE);
+        return leave(map, path, IBX_STATIC_RUNTIME_ELSEWHERE);
     if (version) {
-        inside = redirect(map, path, elf, ibx_elf_segment(elf, PT_LOAD, at), imports->is_relocated);
-        if (inside)
-            inside->version = version;
+        runtime =
+            redirect(map, path, elf, ibx_elf_segment(elf, PT_LOAD, at), imports->is_relocated);
+        if (runtime)
+            runtime->version = version;
     } else if (has_symbols && !ibx_elf_count(elf) && !imports->registers &&
                ibx_elf_has_kernels(file, elf)) {
-        inside = leave(map, path, is_elsewhere ? IBX_INSIDE_ELSEWHERE : IBX_INSIDE_NAMELESS);
+        runtime = leave(map, path,
+                        is_elsewhere ? IBX_STATIC_RUNTIME_ELSEWHERE : IBX_STATIC_RUNTIME_NAMELESS);
     }
-    return inside;
+    return runtime;
 }
 
-static struct ibx_inside *find(const struct link_map *map, const char *path, bool *is_file,
-                               bool is_elsewhere)
+static struct ibx_static_runtime *find(const struct link_map *map, const char *path, bool *is_file,
+                                       bool is_elsewhere)
 {
     struct imports imports;
     struct ibx_elf elf;
-    struct ibx_inside *inside = NULL;
-    if (ibx_inside_is_of_nvidia(path))
+    struct ibx_static_runtime *runtime = NULL;
+    if (ibx_static_runtime_is_of_nvidia(path))
         return NULL;
     look_at_imports(map, &imports);
     if (is_file)
@@ -522,26 +524,28 @@ static struct ibx_inside *find(const struct link_map *map, const char *path, boo
     if (file < 0)
         return NULL;
     if (ibx_elf_read(file, &elf) && is_mapped(map, &elf)) {
-        inside = look(map, path, file, &elf, &imports, is_elsewhere);
+        runtime = look(map, path, file, &elf, &imports, is_elsewhere);
         if (is_file)
             *is_file = true;
     }
     ibx_elf_free(&elf);
     ibx_early_close(file);
-    return inside;
+    return runtime;
 }
 
-struct ibx_inside *ibx_inside_find(const struct link_map *map, const char *path, bool *is_file)
+struct ibx_static_runtime *ibx_static_runtime_find(const struct link_map *map, const char *path,
+                                                   bool *is_file)
 {
     return find(map, path, is_file, false);
 }
 
-struct ibx_inside *ibx_inside_find_elsewhere(const struct link_map *map, const char *path)
+struct ibx_static_runtime *ibx_static_runtime_find_elsewhere(const struct link_map *map,
+                                                             const char *path)
 {
     return find(map, path, NULL, true);
 }
 
-void ibx_inside_free(struct ibx_inside *inside)
+void ibx_static_runtime_free(struct ibx_static_runtime *runtime)
 {
-    ibx_early_unmap(inside, inside->bytes);
+    ibx_early_unmap(runtime, runtime->bytes);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "frontend-glue/preload/runtime/code.h"
+#include "frontend-glue/preload/static_runtime/code.h"
 
-#include "frontend-glue/preload/runtime/early.h"
+#include "frontend-glue/preload/static_runtime/early.h"
 
 #define MEMORY "/proc/self/mem"
 

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What those functions of a statically linked runtime (runtime_inside.c) return that no libcudart
+ * What those functions of a statically linked runtime (redirect.c) return that no libcudart
  * replaces: single functions that the libcudart lacks, or all of them if there is no libcudart.
  * Their own code must not run: it would look for a driver of this host, with a state of its own. So
  * they return an error.
  */
-#include "frontend-glue/preload/runtime/runtime_answers.h"
+#include "frontend-glue/preload/static_runtime/runtime_answers.h"
 
 #include "frontend-glue/preload/preload.h"
-#include "frontend-glue/preload/runtime/runtime_inside.h"
+#include "frontend-glue/preload/static_runtime/redirect.h"
 
 #include "common/log.h"
 
@@ -73,7 +73,7 @@ static void *without_gpu(const char *name)
     return find(all, sizeof(all) / sizeof(all[0]), name);
 }
 
-void *ibx_inside_unreached(const char *name)
+void *ibx_static_runtime_unreached(const char *name)
 {
     static const struct answer all[] = {ANSWER("cudaGetDeviceCount", count_devices),
                                         ANSWER("__cudaRegisterFatBinary", register_module)};
@@ -83,14 +83,14 @@ void *ibx_inside_unreached(const char *name)
     return answer ? answer : (void *)(uintptr_t)unreached;
 }
 
-void *ibx_inside_lacked(const char *name)
+void *ibx_static_runtime_lacked(const char *name)
 {
     void *answer = without_gpu(name);
-    return answer ? answer : (void *)(uintptr_t)ibx_inside_absent;
+    return answer ? answer : (void *)(uintptr_t)ibx_static_runtime_absent;
 }
 
 /* __cudaRegister...() succeeds: the program may never use what is registered. */
-uintptr_t ibx_inside_tell_absent(struct ibx_inside_function *function)
+uintptr_t ibx_static_runtime_tell_absent(struct ibx_static_function *function)
 {
     const bool registers = !strncmp(function->name, REGISTERS, strlen(REGISTERS));
     if (!atomic_flag_test_and_set(&function->is_told))
