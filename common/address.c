@@ -73,7 +73,7 @@ bool ibx_address_meets_itself(int fd)
         *ibx_address_port(&own) != *ibx_address_port(&peer) ||
         !ibx_address_same((struct sockaddr *)&own, (struct sockaddr *)&peer))
         return false;
-    /* A reset, so that the port is free for its server. */
+    /* Makes close(2) reset the connection, so that the port is free at once for its server. */
     const struct linger now = {.l_onoff = 1};
     setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof(now));
     return true;

@@ -6,14 +6,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* How many bits are set: of some words at a time in each of eight bytes, which compilers do for
- * several words at once. The popcount that every processor of an architecture has is a call for
- * each word. */
+/* The number of set bits. Up to 31 words at a time are counted in each of eight bytes, which
+ * compilers do for several words at once. The popcount that every processor of an architecture has
+ * is a function call for each word. */
 static inline uint64_t ibx_bits_count(const uint64_t *words, size_t count)
 {
     const uint64_t ones = 0x5555555555555555u, twos = 0x3333333333333333u,
                    fours = 0x0f0f0f0f0f0f0f0fu, eights = 0x00ff00ff00ff00ffu;
-    const size_t most = 31; /* that eight bits of each fit into a byte */
+    const size_t most = 31; /* the sums of so many words, each at most 8, fit into a byte */
     uint64_t sum = 0;
     while (count) {
         const size_t n = count < most ? count : most;

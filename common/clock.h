@@ -10,7 +10,8 @@
 #define IBX_NS_PER_MS 1000000ull
 #define IBX_NS_PER_US 1000ull
 
-/* Of a clock of clock_gettime(2), CPU time of a thread for instance; 0: it has none. */
+/* The time of a clock of clock_gettime(2), for instance the CPU time of a thread; 0: there is no
+ * such clock. */
 static inline uint64_t ibx_clock_ns(clockid_t clock)
 {
     struct timespec t = {0};
@@ -34,7 +35,7 @@ static inline struct timespec ibx_timespec_of(uint64_t ns)
     return (struct timespec){(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
 }
 
-/* Milliseconds until the deadline for poll(2): 0 when it has passed, rounded up before it. */
+/* Milliseconds until the deadline for poll(2), rounded up; 0 when it has passed. */
 static inline int ibx_ms_until(uint64_t deadline_ns)
 {
     uint64_t now = ibx_now_ns();

@@ -14,7 +14,7 @@ static void look_up(const struct looking *looking, const char *root, const char 
 {
     char group[2 * PATH_MAX - 64];
     const size_t above = (size_t)snprintf(group, PATH_MAX, "%s", root);
-    if (above >= PATH_MAX || strstr(path, "/..")) /* of another namespace */
+    if (above >= PATH_MAX || strstr(path, "/..")) /* "/..": outside this cgroup namespace */
         return;
     snprintf(group + above, sizeof(group) - above, "%s", path[1] ? path : "");
     for (char *cut = group + strlen(group); cut; cut = strrchr(group + above, '/')) {

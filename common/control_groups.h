@@ -7,13 +7,14 @@
 
 struct ibx_control_group {
     const char *folder;
-    bool second; /* of the second version */
-    bool root; /* what is mounted itself: the root of all, which has no limit, or a container's; of
-                  the first version it need not be above the group of another process */
+    bool second; /* of cgroup v2, not v1 */
+    bool root;   /* the mount's own root: either the real root, which has no limit, or a container's
+                    group; in v1 the latter need not be above the group of another process */
 };
 typedef void ibx_look_at_group(void *context, const struct ibx_control_group *group);
-/* Looks at the group of the process and at those above it, of both versions, by `groups`, the
- * content of /proc/PID/cgroup, and the place where they are mounted: /sys/fs/cgroup. */
+/* Calls `look` for the group of a process and for each group above it, of cgroup v2 and of v1's
+ * memory controller. `groups`: the content of /proc/PID/cgroup; `root`: where the groups are
+ * mounted, which is /sys/fs/cgroup. */
 void ibx_control_groups_of_memory(const char *root, const char *groups, ibx_look_at_group *look,
                                   void *context);
 

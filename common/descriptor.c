@@ -22,7 +22,8 @@ void ibx_descriptor_add(struct msghdr *message, union ibx_descriptor_room *room,
     message->msg_controllen = sizeof(*room);
 }
 
-/* With the lock: who finds the limit raised would leave it so. */
+/* The caller has the lock: another thread would take the raised limit for the original one, and
+ * leave it so. */
 static ssize_t send_raised(int socket, const struct msghdr *message, int flags, bool half)
 {
     struct rlimit before;

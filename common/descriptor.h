@@ -6,26 +6,28 @@
 #include <stdbool.h>
 #include <sys/socket.h>
 
-/* For sendmsg() of one. For recvmsg(), as msg_control: the kernel may put a second one there. */
+/* Room for one descriptor, for sendmsg(2). As msg_control of recvmsg(2) it may receive a second
+ * one, because of its alignment. */
 union ibx_descriptor_room {
     struct cmsghdr header;
     char bytes[CMSG_SPACE(sizeof(int))];
 };
 
-/* `fd` goes with the message, of which `room` is a part from then on; negative: none does. */
+/* Attaches `fd` to the message, of which `room` is a part from then on; does nothing if `fd` is
+ * negative. */
 void ibx_descriptor_add(struct msghdr *message, union ibx_descriptor_room *room, int fd);
-/* As sendmsg(2). Linux lets a user who is not root have no more descriptors on their way, in all of
- * his processes' sockets, than the sender may open files. Whoever does not read what is sent keeps
- * them there, also when the sender has closed its end. So the sender's soft limit is raised to its
- * hard one for as long as it needs more; `to_stranger`, to a program that may not read it, half way
- * only: strangers do not use up what is left to others. ETOOMANYREFS: that is not enough, either.
- */
+/* sendmsg(2): -1 with errno if it fails. A user who is not root can have at most as many
+ * descriptors in flight, in the unix sockets of all of his processes, as the sender may open files.
+ * A receiver that does not read keeps them in flight, even if the sender has closed its end. So
+ * when the sender's soft limit is reached, it is raised to the hard one for this call. With
+ * `to_stranger`, for a program that may not read, it is raised only half way, so that strangers
+ * cannot use up what others need. ETOOMANYREFS: even that is not enough. */
 ssize_t ibx_descriptor_send(int socket, const struct msghdr *message, int flags, bool to_stranger);
 #define IBX_DESCRIPTOR_TOO_MANY                                                                    \
     "too many descriptors are on their way in sockets of this user: raise the hard limit on open " \
     "files (ulimit -Hn)"
-/* Of a message that was received: what came with it, the caller's from now on; others than the
- * first are closed. -1: none came, or this process may not have another one. */
+/* The descriptor that came with a received message, which is now the caller's; further ones are
+ * closed. -1: none came, or this process cannot have another one. */
 int ibx_descriptor_take(struct msghdr *message);
 
 #endif

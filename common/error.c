@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Wherever a descriptor is lacking: whoever made the sentence may have said it better. */
+/* Adds the remedy for -EMFILE, unless the sentence names a limit already. */
 static void add_remedy(char *message, size_t size, int code)
 {
     const size_t used = strlen(message);
@@ -17,7 +17,7 @@ int ibx_error_set(struct ibx_error *err, int code, const char *format, ...)
 {
     if (!err)
         return code;
-    char message[IBX_ERROR_MAX] = ""; /* the one that is there may be among the arguments */
+    char message[IBX_ERROR_MAX] = ""; /* not err->message, which may be among the arguments */
     va_list args;
     va_start(args, format);
     vsnprintf(message, sizeof(message), format, args);
@@ -49,8 +49,8 @@ int ibx_error_prefix(struct ibx_error *err, int code, const char *format, ...)
     return err->code;
 }
 
-/* Of two bytes, 0xc2 and 0x80 to 0x9f, are UTF-8's other ones, with which a terminal does as with
- * ESC. */
+/* The bytes 0xc2 0x80 to 0xc2 0x9f are UTF-8's other control characters. A terminal obeys them as
+ * it obeys ESC. */
 void ibx_text_plain(char *text)
 {
     for (unsigned char *p = (unsigned char *)text; *p; p++) {

@@ -26,13 +26,13 @@ struct ibx_error {
     char message[IBX_ERROR_MAX]; /* one sentence, no newline, no final full stop */
 };
 
-/* What -EMFILE is remedied by; the latter behind a sentence. */
+/* The remedy for -EMFILE; the second form goes behind a sentence. */
 #define IBX_ERROR_RAISE_FILES "raise the limit on open files (ulimit -n)"
 #define IBX_ERROR_MORE_FILES  "; " IBX_ERROR_RAISE_FILES
 
-/* Fills `err`, which may be NULL, and returns `code`. The message is ibx_text_plain(), also behind
- * ibx_error_prefix(): what a peer, a QEMU or a file has said may be in it. -EMFILE has one remedy
- * everywhere, which is added where the sentence names no limit. */
+/* Fills `err`, which may be NULL, and returns `code`. The message may quote a peer, a QEMU or a
+ * file, so ibx_text_plain() is applied to it, as in ibx_error_prefix(). For -EMFILE the remedy is
+ * added, unless the sentence names a limit. */
 int ibx_error_set(struct ibx_error *err, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 

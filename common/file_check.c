@@ -41,7 +41,7 @@ static int cannot_open(const char *what, const char *path, int code, struct ibx_
 
 int ibx_file_reopen(int found, int flags)
 {
-    char again[40]; /* by the thread: the first one may have ended */
+    char again[40]; /* not /proc/self: the first thread may have ended */
     snprintf(again, sizeof(again), "/proc/thread-self/fd/%d", found);
     const int fd = open(again, flags | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     return fd >= 0 ? fd : errno == ENOENT ? -ENOSYS : -errno;

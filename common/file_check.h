@@ -14,18 +14,19 @@ enum ibx_file_kind {
     IBX_FILE_KEY,           /* only its owner may */
 };
 
-/* Whether the open file is a regular one that belongs to the user of this process or to root, and
- * in which nobody else has more rights than its kind allows. `name` is for messages. -EINVAL: of
+/* 0 if the open file is a regular one that belongs to the user of this process or to root, and in
+ * which nobody else has more rights than its kind allows. `name` is for messages. -EINVAL: of
  * another type; -EPERM: of another user, or open to others; or an error of fstat(2). */
 int ibx_file_check(int fd, enum ibx_file_kind kind, const char *name, struct ibx_error *err);
-/* Opens it for reading: the descriptor, or such an error, or one of open(2), or of
- * ibx_path_check(): whoever can put another file in its place finds one of root's with words of his
- * own, such as /proc/PID/environ. What is not a regular file is not opened at all, since that alone
- * may do something: rewind a tape, arm a watchdog. */
+/* Opens a file for reading if it passes that check: returns the descriptor, or an error of
+ * ibx_file_check(), ibx_path_check() or open(2). The path is checked, too: whoever can put another
+ * file in its place could choose one of root's that has words of his own in it, such as
+ * /proc/PID/environ. A file that is not a regular one is not opened at all, since that alone may do
+ * something: rewind a tape, arm a watchdog. -ENOSYS: /proc is not mounted. */
 int ibx_file_open(const char *path, enum ibx_file_kind kind, struct ibx_error *err);
-/* What ibx_path_find() or open(2) with O_PATH has found, and the caller has looked at, opened with
- * `flags` (O_RDONLY, O_RDWR), whatever its path leads to by now: the descriptor, or an error of
- * open(2); -ENOSYS: /proc is not mounted. */
+/* Opens, with `flags` (O_RDONLY, O_RDWR), what ibx_path_find() or open(2) with O_PATH has found and
+ * the caller has checked, wherever its path leads by now. Returns the descriptor, or an error of
+ * open(2); -ENOSYS: /proc is not mounted. `found` stays the caller's. */
 int ibx_file_reopen(int found, int flags);
 /* For a result that rename(2) is to put at `path`: 0 when nothing is there, or a regular file.
  * -EINVAL for anything else: root would replace /dev/null, or the link /dev/stdout. */

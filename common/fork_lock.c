@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "common/fork_lock.h"
 
-static pthread_mutex_t entering = PTHREAD_MUTEX_INITIALIZER; /* also while a process forks */
+static pthread_mutex_t entering = PTHREAD_MUTEX_INITIALIZER; /* of `all`; a fork takes it, too */
 static struct ibx_fork_lock *all;
 
 static void before_fork(void)
@@ -26,7 +26,8 @@ static void watch_forks(void)
     pthread_atfork(before_fork, in_parent, in_child);
 }
 
-/* Before it is taken, so that no process forks with one that is taken and not in the list. */
+/* Puts the lock into the list before it is first taken: no process forks while a lock that is not
+ * in the list is taken. */
 static void enter(struct ibx_fork_lock *lock)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A lock that a forked child finds free, also where a thread of its parent had it. What it guards
- * must make sense in the middle of a change. */
+/* A lock that a forked child finds free, even if a thread of its parent had taken it. So what the
+ * lock guards must be usable in the middle of a change. */
 #ifndef IBX_COMMON_FORK_LOCK_H
 #define IBX_COMMON_FORK_LOCK_H
 
@@ -8,8 +8,9 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-/* Or a plain mutex of a file's: a fork waits for whoever has it, so that a child finds what it
- * guards whole. It must be the only one of the thread's, or the first. Once in a file. */
+/* For a plain mutex of one file, instead: a fork waits until the mutex is free, so that the child
+ * finds what it guards complete. A thread must take it as its only or its first lock. Use this once
+ * in a file. */
 #define IBX_FORKS_WAIT_FOR(mutex)                                                                  \
     static void before_fork(void)                                                                  \
     {                                                                                              \
@@ -31,7 +32,7 @@
 
 struct ibx_fork_lock {
     pthread_mutex_t mutex;
-    struct ibx_fork_lock *next; /* fork_lock.c's, as what follows */
+    struct ibx_fork_lock *next; /* this and `known` are for fork_lock.c */
     atomic_bool known;
 };
 #define IBX_FORK_LOCK                                                                              \
@@ -39,7 +40,7 @@ struct ibx_fork_lock {
         .mutex = PTHREAD_MUTEX_INITIALIZER                                                         \
     }
 
-/* Of static storage. From any thread. */
+/* The lock has static storage duration. From any thread. */
 void ibx_fork_lock_take(struct ibx_fork_lock *lock);
 void ibx_fork_lock_release(struct ibx_fork_lock *lock);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Memory that a process shares with those that it forks. It has no locks: one that is stopped while
- * it held one would stop all others. */
+/* Memory that a process shares with the processes that it forks. There are no locks in it: a
+ * process that is stopped while it has one would stop all others. */
 #ifndef IBX_COMMON_FORKED_H
 #define IBX_COMMON_FORKED_H
 
@@ -8,14 +8,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* n bytes of zeros, in no core dump, of which only what is used is there; for munmap(2). NULL, with
- * errno: there is no memory. */
+/* Maps n bytes of zeros that are in no core dump and take up memory only where they are used;
+ * munmap(2) frees them. NULL, with errno: there is no memory. */
 void *ibx_forked_map(size_t n);
 
-/* Sleeps until somebody wakes those that wait for `word`, or that time (CLOCK_MONOTONIC): not at
- * all if it has another value than `value`, and now and then for nothing. */
+/* Sleeps until ibx_forked_wake() is called for `word`, or until that time (CLOCK_MONOTONIC).
+ * Returns at once if the word has another value than `value`; may also return for no reason. */
 void ibx_forked_wait(atomic_uint *word, unsigned value, uint64_t until_ns);
-/* All of them, of any process; whoever calls it has changed the word. */
+/* Wakes all that wait for `word`, in all processes. The caller has changed the word before. */
 void ibx_forked_wake(atomic_uint *word);
 
 #endif

@@ -38,7 +38,7 @@ void ibx_handlers_run(void)
     const unsigned inside = depth;
     if (!inside)
         return;
-    depth = 0; /* what a handler calls is a call of its own, also if it does not come back */
+    depth = 0; /* a handler's calls begin at 0, and it may never return here (longjmp) */
     calls->let();
     calls->hold();
     depth = inside;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Handlers of the program's signals, in threads that are inside of a library. A handler may need
+ * The program's signal handlers, in threads that are inside of this library. A handler may need
  * what its own thread has there, a lock or a connection, and would wait for it for ever. So a
- * thread holds them back while it is inside, and waits in short pieces, between which those that
- * are due run: it has no lock then.
+ * thread holds handlers back while it is inside. It waits in short pieces; between two of them it
+ * has no lock, and handlers that are due run.
  */
 #ifndef IBX_COMMON_HANDLERS_H
 #define IBX_COMMON_HANDLERS_H
@@ -12,20 +12,22 @@
 
 #define IBX_HANDLERS_MS 1 /* how long a piece of a wait is at most */
 
-/* Of the calling thread. hold() is false where there are no handlers; then let() does not come. */
+/* How to hold handlers back in the calling thread, and to let them run. hold() is false where the
+ * program has no handlers; then let() is not called. */
 struct ibx_handlers_calls {
     bool (*hold)(void);
     void (*let)(void);
 };
 
-/* Until then nothing is held. For good. */
+/* Sets these calls, for good. Until then nothing is held back. */
 void ibx_handlers_use(const struct ibx_handlers_calls *calls);
-/* Around what the calling thread does inside; they nest. `held` is what hold() has returned. */
+/* Around what the calling thread does inside of the library; such pairs may nest. `held` is what
+ * ibx_handlers_hold() has returned. */
 bool ibx_handlers_hold(void);
 void ibx_handlers_let(bool held);
-/* Whether a wait of the calling thread has to be one in pieces. */
+/* Whether the calling thread holds handlers back, so that it has to wait in pieces. */
 bool ibx_handlers_held(void);
-/* Between two of them: without any lock. */
+/* Runs handlers that are due, between two pieces of a wait. The caller has no lock. */
 void ibx_handlers_run(void);
 
 #endif

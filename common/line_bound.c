@@ -5,14 +5,14 @@
 
 #include <stdatomic.h>
 
-#define EARLY_NS (10 * 1000 * IBX_NS_PER_MS) /* how far what is due may be ahead */
+#define EARLY_NS (10 * 1000 * IBX_NS_PER_MS) /* how far `due` may be ahead of now */
 
 bool ibx_line_bound_take(struct ibx_line_bound *bound, uint64_t pause_ns, uint64_t *left_out)
 {
     const uint64_t now = ibx_now_ns();
     uint64_t next = atomic_load(&bound->due), then;
     do {
-        /* A process that has gone wrong may have written a time that never comes. */
+        /* A faulty process may have written a time that never comes. */
         const bool nonsense = next > now + EARLY_NS + IBX_NS_PER_MS * 1000 + pause_ns;
         if (next > now + EARLY_NS && !nonsense) {
             atomic_fetch_add(&bound->left_out, 1);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * So many lines of one kind a second, and as many as in ten seconds at once, for a log that a peer
- * must not fill. From any thread, without a lock.
+ * A limit on lines of one kind, for a log that a peer must not fill: so many a second, and at once
+ * as many as in ten seconds. From any thread, without a lock.
  */
 #ifndef IBX_COMMON_LINE_BOUND_H
 #define IBX_COMMON_LINE_BOUND_H
@@ -9,15 +9,15 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Of one kind; zeros: none has come. It may be in memory of several processes, any of which may
- * have written there what it likes. */
+/* For lines of one kind. Begins as zeros. It may be in memory that several processes share, any of
+ * which may have written anything there. */
 struct ibx_line_bound {
-    _Atomic uint64_t due;      /* when the next line would be, if none came early */
-    _Atomic uint64_t left_out; /* lines for which there was no room */
+    _Atomic uint64_t due;      /* when the next line is due if all come at their interval */
+    _Atomic uint64_t left_out; /* lines refused since the last one that was not */
 };
 
-/* Whether there is room for one more; `pause_ns` is what each takes. `*left_out`: how many there
- * was none for since the last one that had some. */
+/* Whether one more line is allowed; `pause_ns` is the interval of lines. Then `*left_out` is how
+ * many were refused since the last one that was allowed. */
 bool ibx_line_bound_take(struct ibx_line_bound *bound, uint64_t pause_ns, uint64_t *left_out);
 
 #endif

@@ -24,15 +24,15 @@ static const char *const level_names[] = {"error", "warn", "info", "debug"};
 static _Atomic int current_level = -1;
 static _Atomic bool over_bar;
 static bool of_library;
-#define TAKEN_MS 100                                /* for whoever reads the lines, once */
-static _Atomic uint64_t untaken;                    /* lines for which there was no room */
-static _Atomic uint64_t pause_ns;                   /* between lines; 0: as many as there are */
+#define TAKEN_MS 100              /* how long a reader that takes nothing is waited for, once */
+static _Atomic uint64_t untaken;  /* lines that were dropped because the reader took none */
+static _Atomic uint64_t pause_ns; /* the interval of lines; 0: no limit */
 static struct ibx_line_bound own[IBX_LOG_WARN + 1]; /* of errors and of warnings */
 static struct ibx_line_bound *bounds = own;         /* or in memory that several processes share */
 static dev_t device; /* of standard error when the library was loaded; zeros: there was none */
 static ino_t inode;
 
-/* -1: it names none. */
+/* The level that IBX_LOG names; -1: none. */
 static int level_from_environment(void)
 {
     const char *name = secure_getenv("IBX_LOG");
@@ -43,7 +43,7 @@ static int level_from_environment(void)
     return -1;
 }
 
-/* The first time. */
+/* Sets the level the first time it is needed. */
 static int find_level(void)
 {
     const char *name = secure_getenv("IBX_LOG");
@@ -113,18 +113,18 @@ void ibx_log_bound_together(void)
         bounds = all;
 }
 
-/* A reader that takes nothing, as a stopped terminal or a log's daemon that hangs, must not stop
- * whoever writes: a VM may stand still meanwhile, or all clients of a server. It is waited for
- * once, until it has taken something again. */
+/* Whether the reader of standard error takes a line. One that takes nothing, such as a stopped
+ * terminal or a log daemon that hangs, must not stop this process, because a VM or all clients of a
+ * server may be waiting. It is waited for once, and not again until it has taken something. */
 static bool is_taken(void)
 {
     struct pollfd out = {.fd = STDERR_FILENO, .events = POLLOUT};
     return poll(&out, 1, atomic_load(&untaken) ? 0 : TAKEN_MS) != 0;
 }
 
-/* A reader that is gone, or a file that may grow no further, must not end whoever writes: neither
- * signal comes, unless one had come before. A line that cannot be written has nowhere to be
- * reported. */
+/* A reader that is gone (SIGPIPE), or a file that may grow no further (SIGXFSZ), must not end this
+ * process: such a signal is discarded, unless it was pending before. A line that cannot be written
+ * is lost without a report. */
 static void write_unharmed(const char *line, size_t n)
 {
     static const struct timespec at_once = {0, 0};
@@ -152,7 +152,7 @@ static void write_line(enum ibx_log_level level, const char *format, va_list arg
     int n = vsnprintf(line + head, sizeof(line) - (size_t)head - 1, format, args);
     if (n < 0)
         return;
-    ibx_text_plain(line + head); /* a peer, or a guest, may have said some of it */
+    ibx_text_plain(line + head); /* a peer or a guest may have provided some of it */
     size_t len = (size_t)head + (size_t)n;
     if (len > sizeof(line) - 2)
         len = sizeof(line) - 2;
@@ -180,7 +180,7 @@ static void say_left_out(enum ibx_log_level level, uint64_t lines, const char *w
             lines == 1 ? " was" : "s were", why);
 }
 
-/* Whether a line is one of too many. */
+/* Whether a line is beyond the limit of ibx_log_bound(). */
 static bool is_left_out(enum ibx_log_level level)
 {
     const uint64_t pause = atomic_load(&pause_ns);
@@ -202,7 +202,7 @@ static void log_line(enum ibx_log_level level, const char *format, va_list args)
     write_line(level, format, args);
 }
 
-/* The calling thread may be cancelled, and have locks. */
+/* The caller may hold locks, so its thread must not be cancelled inside. */
 void ibx_log(enum ibx_log_level level, const char *format, ...)
 {
     va_list args;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Log lines on standard error: "ibx: LEVEL: text". The level is read once from
- * IBX_LOG (error, warn, info, debug; default warn). Safe from any thread; one
- * line is one write(2). It does not wait for a reader that takes nothing: what
- * was left out for that the next line says that is taken.
+ * Log lines on standard error: "ibx: LEVEL: text". The level is read once from IBX_LOG (error,
+ * warn, info, debug; default warn). Safe from any thread; one line is one write(2). Lines are
+ * dropped, not waited for, while the reader takes nothing; the next line that it takes says how
+ * many were.
  */
 #ifndef IBX_COMMON_LOG_H
 #define IBX_COMMON_LOG_H
@@ -17,16 +17,19 @@ void ibx_log(enum ibx_log_level level, const char *format, ...)
 /* While set, each line first erases the terminal's line, where a progress bar may be. */
 void ibx_log_over_bar(bool over);
 bool ibx_log_enabled(enum ibx_log_level level);
-/* Called once as a library is loaded into a program that is not ours, which may close its standard
- * error and open a file of its own under that number. From then on lines go to the standard error
- * that there is now; to what comes in its place only where that is meant for it: a terminal, a
- * pipe, a file opened for appending, or the same as standard output. */
+/* Call it once, as a library is loaded into a program that is not ours. Such a program may close
+ * its standard error and open a file of its own under that number. So from then on lines go only to
+ * the standard error of that moment, or to a file in its place that is meant for it: without
+ * FD_CLOEXEC, and a terminal, a pipe, a file opened for appending, or the same as standard
+ * output. */
 void ibx_log_of_library(void);
 
-/* From now on so many warnings a second, and so many errors, and ten times as many at once: clients
- * must not fill the log of a server. What was left out the next line of that kind says. */
+/* From now on so many warnings a second at most, and so many errors, and at once ten times as many:
+ * clients must not fill the log of a server. The next line of that kind says how many were left
+ * out. */
 void ibx_log_bound(unsigned a_second);
-/* Before it forks: this process and its children have so many together. */
+/* Call it before the process forks: the limit is then that of the process and its children
+ * together. */
 void ibx_log_bound_together(void);
 
 /* Overrides the environment, for tools with --verbose and for tests. */

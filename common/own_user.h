@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Who may do with this process whatever it does to others. */
+/* Which users may do to this process whatever they like. */
 #ifndef IBX_COMMON_OWN_USER_H
 #define IBX_COMMON_OWN_USER_H
 
 #include <stdbool.h>
 #include <sys/types.h>
 
-/* Whether the user is this process's, or root: he may end it, and read its memory. Where several
- * users of the host have one number here (path_check.h), that one is nobody's own. */
+/* Whether the user is this process's, or root, who may end it and read its memory. In a user
+ * namespace in which several users of the host have one number (path_check.h), that number is
+ * nobody's own. */
 bool ibx_is_own_user(uid_t user);
 
 #endif

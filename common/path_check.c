@@ -22,8 +22,8 @@
 struct check {
     const char *what, *path; /* for messages */
     struct ibx_path_walk walk;
-    int ended;   /* -errno: the way did so early */
-    bool opened; /* the last name is of a descriptor of a process: /proc/self/fd/3 */
+    int ended;   /* -errno: why the path ends early */
+    bool opened; /* the last name is a link of /proc, such as /proc/self/fd/3 */
 };
 
 bool ibx_path_is_from_outside(uid_t owner)
@@ -31,7 +31,7 @@ bool ibx_path_is_from_outside(uid_t owner)
     return owner == OVERFLOW_UID && !ibx_in_first_user_namespace();
 }
 
-/* Of a folder on the way, or a link in it. */
+/* Checks who owns a folder on the path, or a link in it. */
 static int check_owner(const struct check *check, const struct stat *st, struct ibx_error *err)
 {
     char name[PATH_MAX];
@@ -57,7 +57,8 @@ static void warn(const struct check *check, const struct stat *st)
                 check->what, check->path);
 }
 
-/* The folder that others have names in: what is to come may be theirs, and is looked at then. */
+/* Checks the folder. Others may have names in it: what the next name leads to is checked in its
+ * turn. */
 static int check_folder(const struct check *check, struct ibx_error *err)
 {
     struct stat st;
@@ -75,7 +76,7 @@ static bool is_in_proc(const struct ibx_path_walk *walk)
     return !fstatfs(walk->folder, &st) && st.f_type == PROC_SUPER_MAGIC;
 }
 
-/* To what has that name in the folder. A way that ends early is none. */
+/* Goes on to what has this name in the folder. That a path ends early is no error. */
 static int step(struct check *check, const char *name, struct ibx_error *err)
 {
     struct stat st;

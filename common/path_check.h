@@ -11,17 +11,17 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
-/* Whether each folder on the way, and each link, belongs to the user of this process or to root:
- * -EPERM if one does not. What the path leads to itself is for the caller to check, and so is a
- * way that ends early, which is none. Where one of these folders can be written by others, and has
- * no sticky bit, it logs a warning, once in a process: containers get such folders. `what` is for
+/* 0 if each folder on the path, and each link, belongs to the user of this process or to root;
+ * otherwise -EPERM. What the path leads to is for the caller to check, and so is a path that ends
+ * early, which is no error here. If others can write to one of these folders, and it has no sticky
+ * bit, a warning is logged, once in a process, because containers get such folders. `what` is for
  * messages: "key file ", "folder ", or "". */
 int ibx_path_check(const char *what, const char *path, struct ibx_error *err);
-/* The same, and a descriptor by O_PATH of what was found there, whatever somebody puts in the place
- * of a folder or link meanwhile; *found is -errno where the way ends early. */
+/* The same. *found: a descriptor by O_PATH of what is there, which the caller closes, whatever
+ * somebody puts in the place of a folder or link meanwhile; -errno where the path ends early. */
 int ibx_path_find(const char *what, const char *path, int *found, struct ibx_error *err);
-/* Whether what has this owner is, as a rule, the root's of an outer user namespace: this process is
- * in one that does not have all users, and the owner is none of them. */
+/* Whether this owner is, as a rule, root of an outer user namespace: this process is in a namespace
+ * that does not have all users, and the owner is none of those that it has. */
 bool ibx_path_is_from_outside(uid_t owner);
 
 #endif

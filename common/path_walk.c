@@ -66,7 +66,7 @@ int ibx_path_walk_next(struct ibx_path_walk *walk, char name[NAME_MAX + 1])
 
 int ibx_path_walk_find(const struct ibx_path_walk *walk, const char *name, struct stat *st)
 {
-    /* As a directory first: otherwise what an automounter has there would not be mounted. */
+    /* O_DIRECTORY first: without it, what an automounter has there would not be mounted. */
     int found = openat(walk->folder, name, O_PATH | O_NOFOLLOW | O_DIRECTORY | O_CLOEXEC);
     if (found < 0 && errno == ENOTDIR)
         found = openat(walk->folder, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
@@ -77,7 +77,7 @@ int ibx_path_walk_find(const struct ibx_path_walk *walk, const char *name, struc
     return rc;
 }
 
-/* Puts where a link leads in its place. */
+/* Puts the target of a link before the rest of the path. */
 static int follow(struct ibx_path_walk *walk, int link)
 {
     char target[PATH_MAX];

@@ -89,7 +89,7 @@ static int parse_lines(struct ibx_properties *p, const char *name, size_t length
         if (memchr(text, '\0', (size_t)(stop - text)))
             return ibx_error_set(err, -EINVAL, "%s line %u holds a NUL byte: it is not a text file",
                                  name, line);
-        *stop = '\0'; /* text has room for it after the end, too */
+        *stop = '\0'; /* the buffer has room for it behind the end, too */
         int rc = parse_line(p, name, text, line, err);
         if (rc)
             return rc;

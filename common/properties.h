@@ -39,8 +39,8 @@ struct ibx_properties {
  * messages. Call ibx_properties_fini() after success. -EINVAL: not such a file; -ENOMEM. */
 int ibx_properties_parse(const char *name, const char *text, size_t length,
                          struct ibx_properties *properties, struct ibx_error *err);
-/* Parses a file that ibx_file_open() opens (or /dev/null). Also its errors, and those of read(2).
- */
+/* Parses a file that ibx_file_open() opens, or /dev/null, which has no entries. Has the errors of
+ * these functions, and those of read(2). */
 int ibx_properties_load(const char *file, struct ibx_properties *properties, struct ibx_error *err);
 void ibx_properties_fini(struct ibx_properties *properties);
 
@@ -53,7 +53,7 @@ int ibx_properties_prefix(const char *file, const struct ibx_property *entry, in
                           struct ibx_error *err);
 
 /* The next non-empty item of a list, `*length` bytes without a NUL. `*rest` is the value at first,
- * and is moved on. False: there is no more. */
+ * and each call advances it. False: there are no more. */
 bool ibx_properties_item(const char **rest, const char **item, size_t *length);
 
 #endif

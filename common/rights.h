@@ -5,13 +5,14 @@
 
 #include <stdbool.h>
 
-/* Whether this process is in the first user namespace, or in one that has all users as that has
- * them: not in a container's of its own. */
+/* Whether this process is in the first user namespace, or in one where all users have the same
+ * numbers as there. The namespace of a container's own users is none of these. */
 bool ibx_in_first_user_namespace(void);
-/* Whether a capability (CAP_...) of this process counts: not one that it has in a user namespace of
- * its own alone, where it is root of a container. */
+/* Whether a capability (CAP_...) of this process counts for the host. One that it has only in a
+ * user namespace of its own, as root of a container, does not. */
 bool ibx_capable(unsigned capability);
-/* Whether it has it in its own user namespace, where it counts for the processes there. */
+/* Whether it has the capability in its own user namespace, where it counts for the processes
+ * there. */
 bool ibx_capable_in_namespace(unsigned capability);
 
 #endif

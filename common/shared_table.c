@@ -9,10 +9,11 @@
 #include <sys/mman.h>
 
 #define WORD  sizeof(uint64_t)
-#define TRIES 16u /* to read what is written anew meanwhile, or to change what others change */
+#define TRIES 16u /* to read a value that is being replaced, or to change what others change */
 
-/* A value has two copies. A writer fills the one that is not read, and then says so: the lowest
- * bit of `state` is which one is read, the next one whether any is, and those above count. */
+/* A value has two copies. A writer fills the one that is not read, and then changes `state`: its
+ * lowest bit is which copy is read, the next one whether any is, and those above count the
+ * changes. */
 #define WHICH   ((uint64_t)1)
 #define WRITTEN ((uint64_t)2)
 #define COUNTED ((uint64_t)4)
@@ -25,18 +26,18 @@ struct place {
 };
 
 struct shared {
-    _Atomic unsigned used;  /* nothing was taken behind these, unless somebody has gone wrong */
-    _Atomic unsigned first; /* most likely none before this one is free */
-    _Atomic uint64_t takes; /* ... and no place has been taken more often */
+    _Atomic unsigned used;  /* no place from here on was ever taken, if no process is faulty */
+    _Atomic unsigned first; /* most likely no place before this one is free */
+    _Atomic uint64_t takes; /* tries to take a place, of all processes */
     uint64_t places[];
 };
 
-struct ibx_shared_table { /* each process's own, but for `shared` */
+struct ibx_shared_table { /* each process has its own, but `shared` is common */
     struct shared *shared;
     unsigned count;
     bool secret;
     size_t n, words, stride; /* of a value in bytes and in words; of a place in words */
-    _Atomic unsigned seen;   /* the most that `used` was */
+    _Atomic unsigned seen;   /* the highest `used` so far: a faulty process may lower it */
 };
 
 struct ibx_shared_table *ibx_shared_table_create(unsigned count, size_t n, bool secret)
@@ -79,7 +80,7 @@ static unsigned used(const struct ibx_shared_table *table)
     return now;
 }
 
-/* Others find the place. */
+/* Makes `used` include the place, so that other processes find it. */
 static void use(struct ibx_shared_table *table, unsigned i)
 {
     unsigned n = atomic_load(&table->shared->used);
@@ -89,7 +90,7 @@ static void use(struct ibx_shared_table *table, unsigned i)
     }
 }
 
-/* One from `from` on, before `to`; -1: none is free. */
+/* Takes a free place in [from, to); -1: none is free. */
 static int take_between(struct ibx_shared_table *table, unsigned from, unsigned to, uint32_t owner)
 {
     for (unsigned i = from; i < to; i++) {
@@ -110,11 +111,11 @@ int ibx_shared_table_take(struct ibx_shared_table *table, uint32_t owner)
 {
     unsigned first = atomic_load(&table->shared->first);
     const unsigned from = first < table->count ? first : 0;
-    atomic_fetch_add(&table->shared->takes, 1); /* before it can be counted among what is taken */
+    atomic_fetch_add(&table->shared->takes, 1); /* before the place can be counted as taken */
     int place = take_between(table, from, table->count, owner);
     if (place < 0)
         place = take_between(table, 0, from, owner);
-    if (place >= 0) /* not if one has become free meanwhile that comes before it */
+    if (place >= 0) /* unless a place before it has become free meanwhile */
         atomic_compare_exchange_strong(&table->shared->first, &first, (unsigned)place + 1);
     return place;
 }
@@ -142,7 +143,8 @@ void ibx_shared_table_write(struct ibx_shared_table *table, int place, const voi
     struct place *p = place_at(table, (unsigned)place);
     const uint64_t state = atomic_load_explicit(&p->state, memory_order_relaxed);
     const uint64_t which = ~state & WHICH;
-    atomic_thread_fence(memory_order_release); /* who sees any word below sees the last `state` */
+    atomic_thread_fence(memory_order_release); /* a reader that sees a word stored below sees the
+                                                  last `state`, too */
     for (size_t i = 0; i < table->words; i++) {
         uint64_t word = 0;
         const size_t at = i * WORD, left = table->n - at;
@@ -153,7 +155,7 @@ void ibx_shared_table_write(struct ibx_shared_table *table, int place, const voi
     use(table, (unsigned)place);
 }
 
-/* Nobody reads it from the first instruction on, and nobody takes it before the last but one. */
+/* From the first store on nobody reads the place, and nobody takes it before its owner is 0. */
 static void clear(struct ibx_shared_table *table, unsigned i)
 {
     struct place *p = place_at(table, i);
@@ -196,7 +198,8 @@ static void copy(const struct ibx_shared_table *table, const _Atomic uint64_t *w
     }
 }
 
-/* The owner; 0: there is nothing, or it does not begin so. */
+/* Copies the value of the place if its first n bytes are `first`, and returns its owner. 0: there
+ * is none, or another value. */
 static uint32_t read_place(const struct ibx_shared_table *table, struct place *p, const void *first,
                            size_t n, void *value)
 {

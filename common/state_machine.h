@@ -15,7 +15,7 @@
  *         [LID_BROKEN] = {"broken", 0, IBX_STATE_FINAL}};
  *     static const struct ibx_state_table lid_table = IBX_STATE_TABLE("lid", lid_states);
  *
- * A machine may have several initial states. It belongs to one thread, or to its owner's lock.
+ * A machine may have several initial states. It is used by one thread, or under its owner's lock.
  */
 #ifndef IBX_COMMON_STATE_MACHINE_H
 #define IBX_COMMON_STATE_MACHINE_H

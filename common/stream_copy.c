@@ -8,12 +8,12 @@
 #include <emmintrin.h>
 
 #define LINE  64u   /* bytes of a cache line */
-#define AHEAD 1024u /* bytes from what is fetched to what is stored: a fifth faster from memory */
+#define AHEAD 1024u /* bytes that prefetching is ahead of storing: a fifth faster from memory */
 
 static void stream_lines(uint8_t *to, const uint8_t *from, size_t n)
 {
     for (size_t at = 0; at < n; at += LINE) {
-        _mm_prefetch((const char *)from + at + AHEAD, _MM_HINT_T0); /* behind the end: no fault */
+        _mm_prefetch((const char *)from + at + AHEAD, _MM_HINT_T0); /* past the end: harmless */
         const __m128i *in = (const __m128i *)(const void *)(from + at);
         __m128i *out = (__m128i *)(void *)(to + at);
         __m128i a = _mm_loadu_si128(in), b = _mm_loadu_si128(in + 1);

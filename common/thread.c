@@ -73,7 +73,8 @@ bool ibx_thread_wait(pthread_cond_t *condition, pthread_mutex_t *lock)
     return !pthread_cond_clockwait(condition, lock, CLOCK_MONOTONIC, &until);
 }
 
-/* -1, as poll(2) that has failed: whoever calls it in a loop takes no processor for that. */
+/* poll(2) has failed: sleeps at most a millisecond, so that a caller who tries again does not spin,
+ * and returns -1. */
 static int failed(int error, uint64_t left_ns)
 {
     const uint64_t ns = left_ns < IBX_NS_PER_MS ? left_ns : IBX_NS_PER_MS;

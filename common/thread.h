@@ -13,9 +13,9 @@
  * is permitted, and (Linux 6.12) gives it short time slices, so that it runs as soon as it wakes.
  */
 void ibx_thread_prompt(void);
-/* For a thread that moves what nobody waits for yet, and may poll busily meanwhile: lowers its
- * priority where threads do poll (ibx_thread_may_spin()), so that those that wake run at once
- * though every processor is busy. Threads that it starts inherit that. */
+/* For a thread that moves what nobody waits for yet, and that may poll busily meanwhile: lowers its
+ * priority where threads do poll (ibx_thread_may_spin()), so that threads that wake run at once
+ * even if every processor is busy. Threads that it starts inherit the priority. */
 void ibx_thread_give_way(void);
 /* The number of processors on which the calling thread may run; at least 1. */
 unsigned ibx_thread_processors(void);
@@ -26,15 +26,16 @@ bool ibx_thread_may_spin(void);
 /* poll(2) for at most `wait_ns`, without sleeping until `busy_until_ns` (CLOCK_MONOTONIC): a
  * wake-up takes tens of microseconds. */
 int ibx_thread_poll(struct pollfd *fds, unsigned count, uint64_t wait_ns, uint64_t busy_until_ns);
-/* poll(2). */
+/* poll(2), which waits for at most `timeout_ms` (-1: no limit). */
 int ibx_thread_await(struct pollfd *fds, unsigned count, int timeout_ms);
-/* Both return -1 with errno where poll(2) fails, and have slept for a millisecond then, or for as
- * long as they may: for many callers it is only a wait, and they look by themselves. A program that
- * has set RLIMIT_NOFILE to less than `count` has it fail always (EINVAL). */
+/* If poll(2) fails, both return -1 with errno. Before that they sleep for a millisecond, or for as
+ * long as they may wait if that is less (not for EINTR, nor while they poll busily): many callers
+ * only wait, and then look by themselves. If a program has set RLIMIT_NOFILE to less than `count`,
+ * poll(2) always fails (EINVAL). */
 
-/* pthread_cancel(3) of the calling thread waits from hold to release, since it would end the thread
- * in the middle of poll(2) or write(2), with locks that nobody unlocks any more. `before` is what
- * hold has returned. */
+/* Between hold and release, pthread_cancel(3) of the calling thread has no effect yet. It would end
+ * the thread in the middle of poll(2) or write(2), with locks that nobody unlocks any more.
+ * `before` is what hold has returned. */
 static inline int ibx_thread_hold_cancel(void)
 {
     int before = PTHREAD_CANCEL_ENABLE;
@@ -47,9 +48,9 @@ static inline void ibx_thread_release_cancel(int before)
     pthread_setcancelstate(before, &before);
 }
 
-/* As pthread_cond_wait(3), and returns after three seconds at the latest: glibc before 2.41 loses a
- * wake now and then (its bug 25847), and whoever signals after that waits for the one that has
- * missed it. The caller looks at its condition again, as behind every such wait. False: the three
+/* pthread_cond_wait(3) that returns after three seconds at the latest: glibc before 2.41 loses a
+ * wake-up now and then (its bug 25847), and whoever signals after that waits for the thread that
+ * has missed it. The caller checks its condition again, as after every such wait. False: the three
  * seconds are over. */
 bool ibx_thread_wait(pthread_cond_t *condition, pthread_mutex_t *lock);
 

@@ -57,14 +57,15 @@ static inline void ibx_put_bytes(struct ibx_writer *w, const void *bytes, size_t
     w->length += n;
 }
 
-/* Of 1 to 8 bytes, for tables of fields. */
+/* Writes an integer of 1 to 8 bytes, for tables of fields. */
 static inline void ibx_put_uint(struct ibx_writer *w, uint64_t value, unsigned bytes)
 {
     const uint64_t little = htole64(value);
     ibx_put_bytes(w, &little, bytes);
 }
 
-/* One store a field: byte by byte the compiler makes some 75 instructions of 8 bytes. */
+/* These make one store for each field. Byte by byte, the compiler makes some 75 instructions for 8
+ * bytes. */
 static inline void ibx_put_u8(struct ibx_writer *w, uint8_t v)
 {
     ibx_put_bytes(w, &v, sizeof(v));
@@ -109,7 +110,7 @@ static inline const uint8_t *ibx_get_bytes(struct ibx_reader *r, size_t n)
     return p;
 }
 
-/* Of 1 to 8 bytes, for tables of fields. */
+/* Reads an integer of 1 to 8 bytes, for tables of fields. */
 static inline uint64_t ibx_get_uint(struct ibx_reader *r, unsigned bytes)
 {
     uint64_t little = 0;
@@ -149,7 +150,7 @@ static inline uint64_t ibx_get_u64(struct ibx_reader *r)
     return le64toh(little);
 }
 
-/* 0 or a negative errno, as Linux has them; -EPROTO in place of anything else. */
+/* A result: 0 or a negative errno as Linux numbers them; -EPROTO in place of anything else. */
 static inline int ibx_get_errno(struct ibx_reader *r)
 {
     int code = (int)ibx_get_u32(r);
