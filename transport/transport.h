@@ -15,8 +15,9 @@
  * connections up; shm/, verbs/, ofi/ and tcp/ are the providers behind core/provider.h;
  * fault_injection/ is for tests.
  *
- * Threads: a connection or a listener belongs to the one thread that calls into it; only ibx_wake()
- * may be called from another. Different connections are independent.
+ * Threads: a connection or a listener belongs to the one thread that calls into it; other
+ * threads may call ibx_wake(), ibx_hang_up() and ibx_remote_copy() only. Different connections are
+ * independent.
  *
  * Errors are negative errno values. Calls that set something up also take a `struct ibx_error`, or
  * NULL, and put one sentence for a person into it. They set their outputs only on success.
@@ -63,7 +64,7 @@ enum ibx_encryption { IBX_ENCRYPTION_OFF, IBX_ENCRYPTION_AUTO, IBX_ENCRYPTION_RE
 /* For programs that have better memory for long incoming messages than malloc, such as memory that
  * a GPU can read at once. The functions are called from any thread. */
 struct ibx_message_memory {
-    void *(*take)(size_t bytes); /* NULL: there is none at present, and it is allocated */
+    void *(*take)(size_t bytes); /* NULL: there is none now, and malloc is used */
     void (*give)(void *memory);  /* the message was released */
 };
 
@@ -274,7 +275,7 @@ struct ibx_path {
     char peer[128];              /* the peer's address on the handshake socket */
     char name[IBX_NAME_MAX + 1]; /* of the client's key, "" if it has none; at both ends */
     bool encrypted;              /* everything goes in TLS; false for shm, which stays in a host */
-    bool remote;                 /* not both ends see that the other is on their own host */
+    bool remote;                 /* the ends do not both see that they are on one host */
     uint64_t round_trip_ns;      /* the least so far when it was made; 0: not known */
     struct {
         char provider[16];
@@ -331,7 +332,7 @@ struct ibx_admission {
     const char *(*refuses)(void *context, const struct ibx_conn *conn, const char *name);
     void *context;
 };
-/* Of a connection from ibx_accept(): the id that its client has claimed and proven; NULL: none. */
+/* The id that the client of a connection from ibx_accept() has claimed and proven; NULL: none. */
 const uint8_t *ibx_conn_claimed(const struct ibx_conn *conn);
 /* Which user the other end belongs to, where it is on this host. -ENOENT: nobody knows. */
 int ibx_conn_user(const struct ibx_conn *conn, unsigned *user);

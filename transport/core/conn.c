@@ -172,7 +172,7 @@ static void keep_alive(int fd, unsigned timeout_ms)
     setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof(timeout_ms));
 }
 
-/* For when it has ended, and the socket knows no peer any more. */
+/* Keeps what the socket no longer knows when the connection has ended. */
 static void note_peer(struct ibx_conn *conn)
 {
     int bytes = 0;
@@ -324,8 +324,9 @@ int ibx_conn_progress(struct ibx_conn *conn)
     conn->polls += made ? 1 : IDLE_POLL;
     if (conn->polls >= POLLS_PER_PEER_CHECK)
         ibx_conn_check_peer(conn);
-    /* Messages that the peer sent before its end come first: the end waits for a round that knew of
-     * it and brought nothing. The peer had credit for `slots` messages; more cannot be old ones. */
+    /* Messages that the peer sent before its end come first: the end waits for a round of progress
+     * that began when the end was known and brought nothing. The peer had credit for `slots`
+     * messages; more of them cannot be old ones. */
     if (lost && (conn->events.count == before || conn->late > conn->options.slots))
         drain(conn);
     return made;
@@ -344,8 +345,8 @@ int ibx_poll(struct ibx_conn *conn, struct ibx_event *events, int max)
     return n;
 }
 
-/* Puts the message and its MAC together in private memory: the bytes that the MAC is for are those
- * that are sent, also where another thread of the caller's changes them meanwhile. */
+/* Puts the message and its MAC together in private memory, so that the bytes that are sent are
+ * those that the MAC is for, even if another thread of the caller changes the message meanwhile. */
 static int send_with_mac(struct ibx_conn *conn, const struct iovec *iov, int iovcnt, size_t length,
                          uint64_t cookie, unsigned flags)
 {
@@ -428,8 +429,9 @@ static void end_endpoint(struct ibx_conn *conn)
     while (conn->regions)
         ibx_mr_deregister(conn->regions);
     ibx_path_close(conn);
-    /* A forked child may have the socket open, too: to close it here would tell the peer nothing.
-     * One that was only accepted may be a child's by now. */
+    /* A forked child may have the socket open, too: without shutdown(2), closing it here would tell
+     * the peer nothing. A connection that was only accepted (no owner) may belong to a child by
+     * now. */
     if (conn->owner)
         shutdown(conn->handshake_socket, SHUT_RDWR);
 }

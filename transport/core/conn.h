@@ -85,7 +85,7 @@ struct ibx_conn {
     struct ibx_path path;
     struct ibx_caps caps;
     struct sockaddr_storage peer; /* of the handshake socket, once established */
-    unsigned segment;             /* bytes of TCP there, likewise */
+    unsigned segment;             /* TCP's segment size there in bytes, once established */
     int handshake_socket;         /* after establishment it only shows that the peer is alive */
     bool encrypt;                 /* both ends agreed on TLS for every socket of this connection */
     bool same_host;               /* the client knows that the server runs on its own kernel */
@@ -121,8 +121,8 @@ struct ibx_conn {
     char lost_reason[256];
     _Atomic pid_t owner; /* the process that established it, 0: none yet */
     bool has_claimed, has_program;
-    uint8_t claimed[IBX_CLAIM_ID_BYTES]; /* a server's: by its client, who has proven it */
-    uint8_t program[IBX_PROGRAM_BYTES];  /* likewise: the client's, which it has not */
+    uint8_t claimed[IBX_CLAIM_ID_BYTES]; /* server: the id that the client has claimed and proven */
+    uint8_t program[IBX_PROGRAM_BYTES];  /* server: the client's program, which proves nothing */
 };
 
 /* Whether regions can be made and the peer's memory be reached. */
@@ -145,10 +145,10 @@ void ibx_conn_fail(struct ibx_conn *conn);
 
 /* own_address.c. */
 
-/* From now on the connection ends when this host loses its address, if the options say so. Without
- * means for that it ends when the peer's silence does that. */
+/* From now on the connection ends when this host loses the connection's address, if the options say
+ * so. If the kernel does not report such changes, it ends only by the peer's silence. */
 void ibx_own_address_watch(struct ibx_conn *conn);
-/* After address_fd was readable. */
+/* Call it after address_fd was readable. */
 void ibx_own_address_check(struct ibx_conn *conn);
 
 /* round_trip.c: nanoseconds, the least that the handshake's socket has seen; 0: not known. */
@@ -164,10 +164,10 @@ bool ibx_path_allowed(const struct ibx_options *options, const char *name);
 int ibx_path_open(struct ibx_conn *conn, const char *name, struct ibx_error *err);
 void ibx_path_close(struct ibx_conn *conn);
 /* Notes in ibx_conn_path() why this provider was not taken; `code` is a negative errno. A client
- * warns if that is shared memory with -EACCES or -EPERM: unsafe, or in others' hands. */
+ * warns if that is shared memory, and `code` one that somebody else may have caused. */
 void ibx_path_refused(struct ibx_conn *conn, const char *name, int code, const char *reason);
-/* A client warns when an established connection to another host is not encrypted, though it would
- * have been. After path.encrypted is set. */
+/* A client warns when payloads over an established connection are not protected, though they could
+ * be (a key, another host), or were the last time. Call it after path.encrypted is set. */
 void ibx_path_warn(const struct ibx_conn *conn);
 /* -ENOTSUP: every candidate was refused, with all the reasons. */
 int ibx_path_none(const struct ibx_conn *conn, struct ibx_error *err);
@@ -177,7 +177,7 @@ int ibx_path_none(const struct ibx_conn *conn, struct ibx_error *err);
 void ibx_conn_lost(struct ibx_conn *conn, int status, const char *reason);
 /* Looks whether the peer still has the handshake socket open. */
 void ibx_conn_check_peer(struct ibx_conn *conn);
-/* One round of progress: what the provider returned. */
+/* Makes one round of progress, and returns what the provider's progress() has returned. */
 int ibx_conn_progress(struct ibx_conn *conn);
 
 /* chunks.c */
@@ -188,7 +188,7 @@ void ibx_chunks_fini(struct ibx_conn *conn);
 void ibx_chunks_dispatch(struct ibx_conn *conn);
 /* Completes everything not yet given to the provider with `status`. */
 void ibx_chunks_flush(struct ibx_conn *conn, int status);
-/* The upcall. */
+/* The upcall of that name. */
 void ibx_chunk_done(struct ibx_link *link, struct ibx_chunk *chunk, int status);
 /* -ENOMEM when the ring cannot grow. */
 int ibx_events_push(struct ibx_conn *conn, const struct ibx_event *event);

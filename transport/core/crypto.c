@@ -73,7 +73,7 @@ void ibx_hkdf(const struct ibx_piece *secret, const struct ibx_piece *salt,
         fill_unguessable(out);
 }
 
-/* An EVP_PKEY by another name. */
+/* struct ibx_exchange is an EVP_PKEY. */
 int ibx_exchange_create(struct ibx_exchange **exchange, uint8_t ours[IBX_PUBLIC_BYTES],
                         struct ibx_error *err)
 {

@@ -11,8 +11,8 @@
 
 #define IBX_HASH_BYTES 32
 
-/* Before anything else here: threads may be in these calls, and in TLS, while the process ends.
- * OpenSSL's own handler of atexit(3), which would free what they use, is none. */
+/* Call it before anything else here. Threads may be in these calls, and in TLS, while the process
+ * ends: so OpenSSL's own atexit(3) handler, which would free what they use, is not installed. */
 void ibx_crypto_stay(void);
 
 /* One part of what is hashed. */
@@ -25,20 +25,21 @@ struct ibx_piece {
 void ibx_hash(const struct ibx_piece *pieces, int count, uint8_t out[IBX_HASH_BYTES]);
 void ibx_hmac(const uint8_t key[IBX_HASH_BYTES], const struct ibx_piece *pieces, int count,
               uint8_t out[IBX_HASH_BYTES]);
-/* HKDF-SHA-256 (RFC 5869), 32 bytes: `info` says for what. Likewise random when OpenSSL fails. */
+/* HKDF-SHA-256 (RFC 5869), 32 bytes: `info` says for what. When OpenSSL fails, the result is
+ * random, too. */
 void ibx_hkdf(const struct ibx_piece *secret, const struct ibx_piece *salt,
               const struct ibx_piece *info, uint8_t out[IBX_HASH_BYTES]);
 
-/* X25519 with a fresh key pair, which may serve several holders. */
+/* X25519 with a fresh key pair, which may have several holders. */
 #define IBX_PUBLIC_BYTES 32
 struct ibx_exchange;
-/* -EIO. */
+/* Makes a key pair, whose public key is `ours`, with one holder. -EIO. */
 int ibx_exchange_create(struct ibx_exchange **exchange, uint8_t ours[IBX_PUBLIC_BYTES],
                         struct ibx_error *err);
-/* One more holder; ibx_exchange_destroy() is for each of them. */
+/* Adds a holder; each holder calls ibx_exchange_destroy(). -EIO. */
 int ibx_exchange_hold(struct ibx_exchange *exchange, struct ibx_error *err);
-/* The secret that both ends share, which is to be wiped. -EPROTO: `theirs` is no public key: it is
- * of low order, so that the secret would be known to everybody. */
+/* Computes the secret that both ends share, which the caller wipes. -EPROTO: `theirs` is of low
+ * order and no valid public key: everybody would know the secret. */
 int ibx_exchange_secret(struct ibx_exchange *exchange, const uint8_t theirs[IBX_PUBLIC_BYTES],
                         uint8_t secret[IBX_HASH_BYTES], struct ibx_error *err);
 /* Accepts NULL. */

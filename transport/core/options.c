@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The texts come first. */
+/* The types whose field is a text come first, up to NAMES. */
 enum option_type { TEXT, PROVIDERS, ENGINE, NAMES, ENCRYPTION, BOOL, UNSIGNED, INTEGER, SIZE };
 
 struct option_spec {

@@ -60,8 +60,9 @@ void ibx_own_address_watch(struct ibx_conn *conn)
     conn->address_fd = fd < 0 ? -1 : fd;
 }
 
-/* Whether one of these messages says that this address has gone. That is known before a socket can
- * no longer have it: the kernel tells first, and takes the route away then. */
+/* Whether one of these messages says that this address has gone. To try whether a socket can still
+ * have the address would be too early: the kernel reports the change before it takes the route
+ * away. */
 static bool says_gone(const char *messages, size_t n, const struct sockaddr_storage *own)
 {
     size_t length, left = n;
@@ -89,8 +90,8 @@ void ibx_own_address_check(struct ibx_conn *conn)
     bool gone = false;
     ssize_t n;
     ibx_address_of_socket(conn->handshake_socket, false, &own);
-    /* With more changes than the socket's buffer holds (ENOBUFS) it may be among them; another
-     * connection does no harm. */
+    /* If there were more changes than the socket's buffer holds (ENOBUFS), this one may be among
+     * them. A needless new connection does no harm. */
     while ((n = recv(conn->address_fd, messages, sizeof(messages), 0)) >= 0 || errno == ENOBUFS)
         gone = gone || n < 0 || says_gone(messages, (size_t)n, &own);
     if (gone)

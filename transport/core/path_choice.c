@@ -78,7 +78,7 @@ void ibx_path_close(struct ibx_conn *conn)
 
 static struct ibx_fork_lock lock = IBX_FORK_LOCK; /* what was said and seen last */
 
-/* Once for each text: a program may make many connections to one server. */
+/* Not twice in a row: a program may make many connections to one server. */
 static void warn_once(const char *text)
 {
     static char last[512];
@@ -90,10 +90,9 @@ static void warn_once(const char *text)
         ibx_log(IBX_LOG_WARN, "%s", text);
 }
 
-/* Shared memory that is not safe to use, or that somebody else answers for or keeps others from:
- * the client goes on over a path that others may reach, and whoever brought that about may want it
- * so.
- */
+/* Whether somebody may have prevented shared memory on purpose: it is not safe to use, or another
+ * user answers at its socket or denies access. The client continues over a path that others may
+ * reach, which may be what that user wants. */
 static bool suspicious(const struct ibx_conn *conn, const char *name, int code)
 {
     return conn->role == IBX_ROLE_CLIENT && !strcmp(name, "shm") &&
@@ -126,8 +125,8 @@ static enum protection protection_of(const struct ibx_path *path)
                                             : IN_PLAIN;
 }
 
-/* Notes it for the next time: what protected the payloads to this server the last time. Of many
- * servers the one that is forgotten is the one that was noted first. */
+/* Returns what protected the payloads to this server the last time, and notes `now` for the next
+ * time. With more than PEERS_NOTED servers, the one that was noted first is forgotten. */
 static enum protection last_time(const char *peer, enum protection now)
 {
     static struct {
@@ -137,7 +136,7 @@ static enum protection last_time(const char *peer, enum protection now)
     static unsigned next;
     enum protection before = IN_PLAIN;
     unsigned i = 0;
-    if (!strchr(peer, ':')) /* a unix socket, like any other one */
+    if (!strchr(peer, ':')) /* a unix socket: all have the same name here */
         return IN_PLAIN;
     ibx_fork_lock_take(&lock);
     while (i < PEERS_NOTED && strcmp(noted[i].peer, peer) != 0)

@@ -52,9 +52,9 @@ struct ibx_mr {
     struct ibx_conn *conn;
     struct ibx_span span;
     unsigned access;
-    bool allocated;               /* by the provider, in mr_register with a NULL address */
-    bool dead;                    /* the core's: it was moved to a connection that cannot have it.
-                                     What was allocated is on the heap meanwhile */
+    bool allocated; /* by the provider, in mr_register with a NULL address */
+    bool dead; /* set by the core: the region was moved to a connection that cannot register it.
+                  Memory that was allocated is on the heap meanwhile */
     const struct ibx_mr *twin;    /* in mr_register only: NULL, or a region of the same memory and
                                      access in the same provider and domain, which may be shared */
     uint64_t keys[IBX_RAILS_MAX]; /* set by mr_register, sent to peers by ibx_mr_remote() */
@@ -82,7 +82,7 @@ struct ibx_upcalls {
 struct ibx_link {
     const struct ibx_upcalls *up;
     struct ibx_conn *conn;
-    void *owner; /* of the upcalls */
+    void *owner; /* for whoever implements the upcalls */
 };
 
 /* `slots` and `message` are the values that both ends agreed on. */
@@ -93,9 +93,9 @@ enum ibx_role ibx_link_role(const struct ibx_link *link);
 /* The connected handshake socket: for addresses (getsockname, getpeername) and, with
  * `takes_socket`, for the provider's own use once finish has returned on both sides. */
 int ibx_link_socket(const struct ibx_link *link);
-/* What encrypts the handshake socket (core/tls.h), with which the provider's own use goes on; NULL:
- * nothing does. Further channels of such a connection are to be encrypted as well, with a PSK by
- * ibx_link_proof(). */
+/* The TLS state of the handshake socket, with which a provider that takes the socket continues;
+ * NULL: the socket is not encrypted. Further sockets of an encrypted connection have to be
+ * encrypted as well, with a PSK by ibx_link_proof(). */
 struct ibx_tls *ibx_link_tls(const struct ibx_link *link);
 /* 32 bytes that only the two authenticated ends of this connection can compute, different for each
  * label: proof that a further socket or an rdma_cm request belongs to it. Compare it with
@@ -112,8 +112,8 @@ static inline int ibx_link_pause(struct ibx_link *link, uint64_t deadline_ns)
     const int rc = ibx_link_wait(link, -1, POLLIN, until < deadline_ns ? until : deadline_ns);
     return rc == -ETIMEDOUT ? 0 : rc;
 }
-/* Whether accept4(2) failed with this code for want of a descriptor or memory: then there is still
- * somebody to be accepted. */
+/* Whether accept4(2) failed with this code for want of a descriptor or memory: then a connection
+ * still waits to be accepted. */
 static inline bool ibx_accept_shortage(int code)
 {
     return code == EMFILE || code == ENFILE || code == ENOBUFS || code == ENOMEM;
@@ -135,14 +135,15 @@ struct ibx_domain_part {
 
 struct ibx_domain_part_ops {
     bool (*fits)(const struct ibx_domain_part *part, const void *want);
-    /* With a domain it will be shared there. The caller sets all fields of `part`. */
+    /* Opens a part for `want`. With a domain, its connections will share the part. domain.c sets
+     * the fields of struct ibx_domain_part. */
     int (*open)(void *want, const struct ibx_domain *domain, struct ibx_domain_part **part,
                 struct ibx_error *err);
     void (*close)(struct ibx_domain_part *part); /* frees it, too */
 };
 
 /* Takes a part of the domain that fits, or opens a new one, until ibx_domain_part_release(), which
- * accepts NULL. From any thread. */
+ * accepts NULL. Errors are those of `open`. From any thread. */
 int ibx_domain_part_hold(struct ibx_domain *domain, const struct ibx_domain_part_ops *ops,
                          void *want, struct ibx_domain_part **part, struct ibx_error *err);
 void ibx_domain_part_release(struct ibx_domain_part *part);
@@ -187,7 +188,8 @@ struct ibx_provider {
      * zeroed bytes and sets span.address. */
     int (*mr_register)(void *endpoint, struct ibx_mr *mr, struct ibx_error *err);
     void (*mr_deregister)(void *endpoint, struct ibx_mr *mr);
-    /* Optional, all three or none. */
+    /* As ibx_remote_hold(), ibx_remote_release() and ibx_remote_copy(). Optional, all three or
+     * none. */
     int (*remote_hold)(void *endpoint, const struct ibx_remote *remote, unsigned access,
                        struct ibx_reach *reach);
     void (*remote_release)(void *endpoint);
@@ -208,8 +210,9 @@ struct ibx_provider {
     /* Carries work on and makes the upcalls. Returns their number plus the work done for the peer
      * without an upcall; 0 when idle. Never blocks. */
     int (*progress)(void *endpoint);
-    /* Looks for what a peer has sent, which costs less than progress, so many times at most, with a
-     * pause between two. Returns as soon as there is something for progress to do. Optional. */
+    /* Looks whether the peer has sent something, which costs less than progress: at most `times`
+     * times, with a pause between two looks. Returns as soon as there is something for progress to
+     * do. Optional. */
     void (*look)(void *endpoint, unsigned times);
     /* 0: sleeping on the watched fds is safe now; 1: call progress again first. */
     int (*arm)(void *endpoint);

@@ -94,7 +94,7 @@ static void entry_free(struct ibx_regcache *cache, struct entry *entry)
     ibx_state_move(&entry->state, ENTRY_FREE);
 }
 
-/* Locked. */
+/* The caller has the lock of the watch. */
 static void entry_retire(struct ibx_regcache *cache, struct entry *entry)
 {
     ibx_watch_remove(&entry->range);
@@ -165,7 +165,7 @@ static bool make_room(struct ibx_regcache *cache, size_t bytes)
 }
 
 /* A forked child drops the parent's registrations; entries that its own thread still uses stay
- * until they are put back. Locked. */
+ * until they are put back. The caller has the lock of the watch. */
 static void drop_inherited(struct ibx_regcache *cache)
 {
     cache->newest = cache->oldest = NULL;

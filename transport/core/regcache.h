@@ -32,10 +32,10 @@ struct ibx_regcache;
  */
 int ibx_regcache_create(struct ibx_conn *conn, size_t bytes, unsigned entries,
                         struct ibx_regcache **cache, struct ibx_error *err);
-/* Before ibx_conn_take_regions(): deregisters what is not in use and has died with its memory, or
- * could not be moved the last time. The other connection is not asked for what it need not have. */
+/* Call it before ibx_conn_take_regions(). Deregisters what is not in use and has died with its
+ * memory, or could not be moved the last time, so that the new connection need not register it. */
 void ibx_regcache_tidy(struct ibx_regcache *cache);
-/* After ibx_conn_take_regions(): its connection is now this one. */
+/* Call it after ibx_conn_take_regions(): `conn` is now the connection of the cache. */
 void ibx_regcache_move(struct ibx_regcache *cache, struct ibx_conn *conn);
 /* Deregisters everything; all regions must have been put back. Accepts NULL. */
 void ibx_regcache_destroy(struct ibx_regcache *cache);

@@ -33,7 +33,7 @@ static struct {
     sigset_t signals;      /* the mask of the lock's holder before it blocked all */
     struct reader *reader; /* NULL: nothing is watched */
     bool refused;          /* userfaultfd is not available */
-    bool told;             /* that it is, or was, not */
+    bool told;             /* the log says that userfaultfd is not available */
     int pagemap_fd;
     unsigned users, generation, deaths;
     struct ibx_watch_range *ranges; /* added and not removed; some have died */
@@ -97,13 +97,14 @@ static void *reader_run(void *argument)
                              {.fd = reader->stop_fd, .events = POLLIN}};
     uint64_t stopped;
     while (read(reader->stop_fd, &stopped, sizeof(stopped)) < 0) {
-        ibx_thread_await(wait, 2,
-                         -1); /* where it fails, too, events are read, and the end is seen */
+        /* Even if it fails, events are read and the end is noticed. */
+        ibx_thread_await(wait, 2, -1);
         ibx_watch_lock();
         read_events(reader->fd);
         ibx_watch_unlock();
     }
-    /* Not after the join: a thread that changes memory would wait for the reader, which is gone. */
+    /* Closed here, not after the join: a thread that changes watched memory would wait for a reader
+     * that is gone. */
     close(reader->fd);
     return NULL;
 }
@@ -195,7 +196,7 @@ static int reader_start(struct reader *reader)
     return rc;
 }
 
-/* Perhaps only now. */
+/* Whether the error is a shortage, which may pass. */
 static bool is_lack(int rc)
 {
     return rc == -EMFILE || rc == -ENFILE || rc == -ENOMEM || rc == -EAGAIN;

@@ -75,8 +75,8 @@ int ibx_mr_allocate(struct ibx_conn *conn, size_t length, unsigned access, struc
     return register_like(conn, &like, mr, err);
 }
 
-/* Of allocated memory, for as long as no connection has it: NULL when there is no memory for that,
- * or was none before. */
+/* The contents of allocated memory, on the heap for as long as no connection has the region. NULL:
+ * there is no memory for that, or there was none at an earlier move. */
 static void *contents_of(const struct ibx_mr *mr)
 {
     if (mr->dead)

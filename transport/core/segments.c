@@ -34,7 +34,7 @@ static struct host *find(const struct sockaddr *address)
     return NULL;
 }
 
-/* IPv4 in IPv6 as IPv4. */
+/* Copies an address without its port; IPv4 in IPv6 becomes IPv4. */
 static void plain_address(const struct sockaddr *address, struct sockaddr_storage *plain)
 {
     size_t length;

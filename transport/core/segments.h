@@ -1,21 +1,23 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Hosts to which a network passes short packets and loses long ones without a word: a tunnel in the
- * way, and a firewall that drops what ICMP would tell. TCP sends such a packet again until it gives
- * up. A client that has met one makes its next connections there with shorter segments, for both
- * directions. All of this process's connections share what is known. From any thread.
+ * Hosts to which a network passes short packets and silently loses long ones: because of a tunnel
+ * on the way, and a firewall that drops the ICMP messages about it. TCP repeats such a packet until
+ * it gives up. A client that has met such a host makes its next connections there with shorter
+ * segments, in both directions. All connections of this process share this knowledge. From any
+ * thread.
  */
 #ifndef IBX_TRANSPORT_CORE_SEGMENTS_H
 #define IBX_TRANSPORT_CORE_SEGMENTS_H
 
 struct sockaddr;
 
-/* Client: segments of so many bytes are lost between this host and that one. The next connections
- * have shorter ones, down to 536 bytes. */
+/* For a client: segments of `bytes` bytes are lost between this host and the peer. The next
+ * connections there have shorter ones, down to 536 bytes. */
 void ibx_segments_lost(const struct sockaddr *peer, unsigned bytes);
-/* Before connect(2) to this host: limits the socket's segments. The most bytes of one; 0: none. */
+/* Call it before connect(2) to this host: limits the socket's segments. Returns the limit in bytes;
+ * 0: there is none. */
 unsigned ibx_segments_limit(int fd, const struct sockaddr *to);
-/* Of a connected socket's peer: likewise. */
+/* The same limit for the peer of a connected socket, which is left as it is. */
 unsigned ibx_segments_limit_of(int fd);
 
 #endif

@@ -39,7 +39,7 @@ static SSL_SESSION *session_of(SSL *ssl)
 {
     static const uint8_t suite[2] = {IBX_TLS_AES_128_GCM >> 8, IBX_TLS_AES_128_GCM & 0xff};
     const struct ibx_tls *tls = SSL_get_app_data(ssl);
-    const SSL_CIPHER *cipher = SSL_CIPHER_find(ssl, suite); /* it says only: SHA-256 */
+    const SSL_CIPHER *cipher = SSL_CIPHER_find(ssl, suite); /* only its hash matters, SHA-256 */
     SSL_SESSION *session = SSL_SESSION_new();
     if (session && cipher && SSL_SESSION_set1_master_key(session, tls->psk, sizeof(tls->psk)) &&
         SSL_SESSION_set_cipher(session, cipher) &&
@@ -95,7 +95,7 @@ static SSL_CTX *context_create(enum ibx_role role)
     }
     SSL_CTX_set_options(context, SSL_OP_NO_TICKET);
     SSL_CTX_clear_options(context, SSL_OP_ENABLE_MIDDLEBOX_COMPAT | SSL_OP_ALLOW_NO_DHE_KEX);
-    /* One end without the instructions decides for both. */
+    /* If one end lacks the instructions, both use ChaCha20. */
     if (server && !aes_is_fast())
         SSL_CTX_set_options(context, SSL_OP_CIPHER_SERVER_PREFERENCE);
     SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
@@ -183,7 +183,7 @@ void ibx_tls_use_kernel(struct ibx_tls *tls)
                 "ktls : yes has no effect, because the kernel's TLS cannot be used: %s", why);
 }
 
-/* What OpenSSL has to say in the handshake. */
+/* Sends what OpenSSL has written in the handshake. */
 static int flush_handshake(struct ibx_tls *tls)
 {
     for (;;) {
@@ -209,7 +209,8 @@ static int feed_handshake(struct ibx_tls *tls)
     return BIO_write(tls->from, tls->raw, (int)n) == n ? 0 : -ENOMEM;
 }
 
-/* Binders or MACs that do not fit, found here or told by the peer. */
+/* -EACCES: a binder or a MAC does not match, as found here or reported by the peer. Otherwise
+ * -EPROTO. */
 static int handshake_failure(void)
 {
     unsigned long code = ERR_peek_error();
@@ -228,7 +229,7 @@ static int handshake_failure(void)
     }
 }
 
-/* From here on OpenSSL only lends its ciphers. */
+/* From here on only the ciphers of OpenSSL are used. */
 static int handshake_done(struct ibx_tls *tls)
 {
     const SSL_CIPHER *cipher = SSL_get_current_cipher(tls->ssl);
@@ -276,7 +277,7 @@ int ibx_tls_handshake(struct ibx_tls *tls, short *events)
     return 0;
 }
 
-/* OpenSSL derives secrets of the traffic once the binder of the client's first words is right. */
+/* OpenSSL derives the traffic secrets once the binder in the ClientHello has proved right. */
 bool ibx_tls_peer_has_key(const struct ibx_tls *tls)
 {
     return tls && (tls->have_secrets || !tls->ssl);

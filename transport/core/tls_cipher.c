@@ -39,8 +39,8 @@ struct ibx_tls_cipher {
 
 #ifdef IBX_WITH_IPSEC_MB
 
-/* The library's table of functions, of which those for GCM have no other state: all threads share
- * it. NULL: OpenSSL's are used. */
+/* ipsec-mb's table of functions. Those for GCM keep no state in it, so all threads share it. NULL:
+ * OpenSSL is used. */
 static const IMB_MGR *table;
 static pthread_once_t loaded = PTHREAD_ONCE_INIT;
 
@@ -56,7 +56,7 @@ static const IMB_MGR *library_load(void)
     *(void **)&allocate = dlsym(library, "alloc_mb_mgr");
     *(void **)&begin = dlsym(library, "init_mb_mgr_auto");
     *(void **)&version = dlsym(library, "imb_get_version");
-    /* The table's form belongs to the version. */
+    /* The layout of the table depends on the version. */
     IMB_MGR *manager = NULL;
     if (allocate && begin && version && version() == IMB_VERSION_NUM)
         manager = allocate(0);

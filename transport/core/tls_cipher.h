@@ -21,13 +21,15 @@ enum ibx_tls_engine { IBX_TLS_FASTEST, IBX_TLS_OPENSSL };
 
 struct ibx_tls_cipher;
 
-/* With the suite's key, which may be replaced later. NULL: no memory. */
+/* A cipher of the suite with this key, to seal or to open. NULL: there is no memory, or OpenSSL
+ * failed. */
 struct ibx_tls_cipher *ibx_tls_cipher_create(enum ibx_tls_suite suite, enum ibx_tls_engine engine,
                                              bool seals, const uint8_t *key);
+/* Replaces the key. False: OpenSSL failed. */
 bool ibx_tls_cipher_rekey(struct ibx_tls_cipher *cipher, const uint8_t *key);
 /* Accepts NULL. */
 void ibx_tls_cipher_destroy(struct ibx_tls_cipher *cipher);
-/* False: the fastest is OpenSSL's. */
+/* False: it is OpenSSL's. */
 bool ibx_tls_cipher_is_ipsec_mb(const struct ibx_tls_cipher *cipher);
 
 /* A record: begin, any number of updates, one end. False: OpenSSL failed, or at the end of opening:

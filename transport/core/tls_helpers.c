@@ -25,7 +25,7 @@ static struct {
           .wake = PTHREAD_COND_INITIALIZER,
           .idle = PTHREAD_COND_INITIALIZER};
 
-/* Half of the processors, with the caller's. */
+/* The helpers and the caller together take half of the processors. */
 static unsigned wanted(void)
 {
 #ifdef IBX_TLS_HELPERS
@@ -102,7 +102,7 @@ void ibx_tls_helpers_hold(void)
     pthread_mutex_unlock(&pool.lock);
 }
 
-/* A forked child also releases what its parent holds. */
+/* A forked child also releases what its parent held, of which it has counted nothing. */
 void ibx_tls_helpers_release(void)
 {
     pthread_mutex_lock(&pool.lock);

@@ -11,12 +11,14 @@
 #include <string.h>
 #include <sys/socket.h>
 
-/* Up to here a record is opened inside and copied, so that what TLS says itself touches no memory
- * of the caller's. */
+/* Records with at most so many bytes are opened in `raw` and copied, so that TLS's own records
+ * touch no memory of the caller. */
 #define SMALL_BYTES 64u
-/* From so many records on help is called: what it costs is about one record. */
+/* With at least so many records, helpers are called: calling them costs about as much as one
+ * record. */
 #define HELPED_MIN 4u
-/* With helpers, so many go to the socket while they seal the next ones. */
+/* With helpers, every time so many records are ready they go to the socket, while the next ones are
+ * sealed. */
 #define AHEAD 8u
 /* A key seals half of the 2^24.5 records that RFC 8446, 5.5, allows AES-GCM: 190 GB. */
 #ifndef IBX_TLS_KEY_RECORDS
@@ -105,7 +107,8 @@ static bool seal_own(struct ibx_tls *tls, enum ibx_tls_content content, const vo
     return !job.status;
 }
 
-static const uint8_t update[IBX_TLS_UPDATE_BYTES] = {KEY_UPDATE, 0, 0, 1, 0}; /* of ours only */
+/* A KeyUpdate of this end's key, which does not request one of the peer's. */
+static const uint8_t update[IBX_TLS_UPDATE_BYTES] = {KEY_UPDATE, 0, 0, 1, 0};
 
 static bool key_is_due(const struct ibx_tls *tls)
 {
@@ -134,7 +137,7 @@ static size_t seal_plan(struct ibx_tls *tls, struct batch *batch, const struct i
     return taken;
 }
 
-/* Seals them; what is ready in a row may go to the socket meanwhile. */
+/* Seals the records of the batch. Those that are ready in a row may go to the socket meanwhile. */
 static void seal_batch(struct ibx_tls *tls, struct batch *batch)
 {
     bool helped = help_call(tls, batch);
@@ -156,7 +159,8 @@ static void seal_batch(struct ibx_tls *tls, struct batch *batch)
         tls->sealed_end =
             (size_t)(newest->record - tls->sealed) + newest->length + IBX_TLS_OVERHEAD;
         last = ready;
-        /* An empty buffer begins at its start again, which the next records do not. */
+        /* ibx_tls_flush() lets an empty buffer begin at its start again, but the next records are
+         * behind `end`. */
         size_t end = tls->sealed_end;
         int rc = ibx_tls_flush(tls);
         if (!rc && ready < batch->count)
@@ -168,7 +172,7 @@ static void seal_batch(struct ibx_tls *tls, struct batch *batch)
     tls->out.records += batch->count;
 }
 
-/* The kernel seals. */
+/* Sends through the kernel's TLS. */
 static ssize_t kernel_send(struct ibx_tls *tls, const struct iovec *iov, int n)
 {
     ssize_t rc = 0;
@@ -233,7 +237,7 @@ void ibx_tls_finish(struct ibx_tls *tls)
 
 /* ----------------------------------------------------------------------- receiving */
 
-/* What TLS says itself. */
+/* Takes a record of TLS's own: an alert or a KeyUpdate. */
 static int take_own(struct ibx_tls *tls, enum ibx_tls_content content, const uint8_t *bytes,
                     size_t n)
 {
@@ -252,7 +256,7 @@ static int take_own(struct ibx_tls *tls, enum ibx_tls_content content, const uin
     return -EBADMSG;
 }
 
-/* Opens one record inside. */
+/* Opens one record in `raw`. */
 static int open_inside(struct ibx_tls *tls, size_t size)
 {
     uint8_t *record = tls->raw + tls->raw_at;
@@ -272,7 +276,7 @@ static int open_inside(struct ibx_tls *tls, size_t size)
     return 0;
 }
 
-/* The whole records that can be opened where they belong. */
+/* Finds the whole records that can be opened right where the caller wants their bytes. */
 static void open_plan(struct ibx_tls *tls, struct batch *batch, const struct ibx_tls_cursor *cursor)
 {
     struct ibx_tls_cursor text = *cursor;
@@ -291,7 +295,8 @@ static void open_plan(struct ibx_tls *tls, struct batch *batch, const struct ibx
     }
 }
 
-/* Opens them: how many bytes there are before the first that is not right, which ends it all. */
+/* Opens the records of the batch. Returns the number of bytes before the first bad record, which
+ * ends the connection. */
 static size_t open_batch(struct ibx_tls *tls, struct batch *batch, struct ibx_tls_cursor *cursor)
 {
     size_t got = 0;
@@ -365,7 +370,8 @@ ssize_t ibx_tls_receive(struct ibx_tls *tls, const struct iovec *iov, int n)
     tls->raw_end -= tls->raw_at;
     memmove(tls->raw, tls->raw + tls->raw_at, tls->raw_end);
     tls->raw_at = 0;
-    /* What is behind a header is better fetched by whoever opens it. */
+    /* After a short piece, such as a header, the rest is better received by the call that opens
+     * it. */
     size_t most = ibx_tls_cursor_room(&cursor) <= SMALL_BYTES ? IBX_TLS_RECORD_MAX
                                                               : IBX_TLS_RAW_BYTES - tls->raw_end;
     if (most > IBX_TLS_RAW_BYTES - tls->raw_end)

@@ -176,7 +176,8 @@ static void trial_run(int fd, struct ibx_tls_direction *out, struct ibx_tls_dire
     ibx_tls_direction_update(out);
     ibx_tls_direction_update(in);
     rc = good ? ibx_tls_kernel_seal(fd, out) : 0;
-    /* Without it a key would seal more than it may (RFC 8446, 5.5): a socket has no way back. */
+    /* Without that a key would seal more than it may (RFC 8446, 5.5), and a socket cannot leave the
+     * kernel's TLS again. */
     if (rc)
         snprintf(reason, sizeof(reason),
                  "the kernel cannot give a connection a new key (%s): Linux 6.14 and later can",

@@ -13,16 +13,19 @@
 
 #include "transport/core/tls_record.h"
 
-/* Whether this kernel seals records that the peer can open, and can go on with another key: tried
- * out once in a process, over loopback. False: *why has a sentence with the remedy, for ever. */
+/* Whether this kernel seals records that the peer can open, and can change to another key: tried
+ * out once in a process, over loopback. False: *why is a sentence with the remedy, which stays
+ * valid. */
 bool ibx_tls_kernel_works(const char **why);
-/* From now on what is written to the connected TCP socket `fd` is sealed with the direction's
- * present key, from its record number on; called again after ibx_tls_direction_update(), with the
- * new key. Negative errno: the first time the socket is as it was. */
+/* From now on the kernel seals what is written to the connected TCP socket `fd`, with the
+ * direction's present key and from its record number on. Call it again, for the new key, after
+ * ibx_tls_direction_update(). Negative errno: if this was the first call, the socket is as it
+ * was. */
 int ibx_tls_kernel_seal(int fd, const struct ibx_tls_direction *d);
-/* The bytes taken, at least 1; adds to *records at least as many as they became. */
+/* Sends bytes: the number taken, at least 1, or a negative errno. Adds to *records at least as many
+ * as they became. */
 ssize_t ibx_tls_kernel_send(int fd, const struct iovec *iov, int n, uint64_t *records);
-/* A record of what TLS says itself: 0, or negative errno and nothing was taken. */
+/* Sends a record of TLS's own: 0, or a negative errno and nothing was taken. */
 int ibx_tls_kernel_say(int fd, enum ibx_tls_content content, const void *bytes, size_t n);
 
 #endif

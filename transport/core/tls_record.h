@@ -59,7 +59,7 @@ struct ibx_tls_job {
     int status;                   /* 0 or negative errno */
 };
 
-/* From the traffic secret of the handshake. -ENOMEM. */
+/* Makes the keys of one direction from the handshake's traffic secret. -ENOMEM. */
 int ibx_tls_direction_init(struct ibx_tls_direction *d, bool seals, enum ibx_tls_suite suite,
                            const uint8_t secret[IBX_HASH_BYTES]);
 void ibx_tls_direction_fini(struct ibx_tls_direction *d);
@@ -77,7 +77,8 @@ size_t ibx_tls_record_length(const struct ibx_tls_cursor *cursor);
 /* Makes the record of that number of a job's text: its status is 0, or -EIO when OpenSSL failed. */
 void ibx_tls_seal(struct ibx_tls_direction *d, unsigned worker, struct ibx_tls_job *job);
 
-/* The size of the record that begins so; 0: fewer than 5 bytes; -EBADMSG: it is none. */
+/* The size of the record that begins with these bytes; 0: they are fewer than 5; -EBADMSG: this is
+ * no record. */
 ssize_t ibx_tls_record_size(const uint8_t *record, size_t have);
 /* Opens a whole record, whose text has `length` bytes, to where `text` is, which may be in the
  * record's own memory, behind its header. Status -EBADMSG: it was not sealed by the peer with that

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What tls.c, the handshake, leaves to tls_io.c, which sends and receives. */
+/* What tls.c (the handshake) and tls_io.c (sending and receiving) share. */
 #ifndef IBX_TRANSPORT_CORE_TLS_STATE_H
 #define IBX_TRANSPORT_CORE_TLS_STATE_H
 
@@ -9,7 +9,7 @@
 #include <openssl/ssl.h>
 #include <stdatomic.h>
 
-/* Records that go to the socket together, and room for so many that come from it. */
+/* How many records go to the socket together; there is room for as many that come from it. */
 #define IBX_TLS_GATHERED  32u
 #define IBX_TLS_RAW_BYTES (IBX_TLS_GATHERED * IBX_TLS_RECORD_MAX)
 
@@ -20,14 +20,14 @@ struct ibx_tls {
     enum ibx_role role;
     uint8_t psk[IBX_TLS_PSK_BYTES];
     SSL *ssl;         /* until the handshake is done */
-    BIO *from, *into; /* its bytes, of `ssl` */
+    BIO *from, *into; /* handshake bytes from the peer and for the peer, of `ssl` */
     /* From the handshake: what the client and the server seal with. */
     uint8_t secrets[2][IBX_HASH_BYTES];
     unsigned have_secrets;
 
     struct ibx_tls_direction out, in;
     bool kernel_wanted;        /* once the handshake is done */
-    bool kernel;               /* it seals what is sent; nothing is in `sealed` */
+    bool kernel;               /* the kernel seals what is sent; nothing is in `sealed` */
     bool alone;                /* without helpers */
     int send_failed;           /* negative errno */
     atomic_bool update_wanted; /* by the peer */
@@ -42,7 +42,8 @@ struct ibx_tls {
     size_t plain_left;
 };
 
-/* What is in `sealed`, to the socket: 0 when it has all; otherwise what send(2) says. */
+/* Sends what is in `sealed`: 0 when the socket has taken all of it, otherwise a negative errno of
+ * send(2). */
 int ibx_tls_flush(struct ibx_tls *tls);
 
 #endif

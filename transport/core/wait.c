@@ -16,7 +16,7 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-#define LOOKS_PER_POLL       16u /* where those are cheaper */
+#define LOOKS_PER_POLL       16u /* by a provider's look(), which is cheaper */
 #define POLLS_PER_WAKE_LOOK  256u
 #define YIELD_NS             1000u   /* between two yields */
 #define FIRST_YIELD_LATER_NS 10000u  /* before the first, with PLENTY_PROCESSORS */
@@ -115,8 +115,8 @@ static void note_result(struct ibx_conn *conn, bool found, bool lost)
     }
 }
 
-/* Until the next poll, of which some are expensive, and the time is, too: what comes meanwhile ends
- * it. */
+/* A pause until the next poll, because some providers' polls are expensive, and so is reading the
+ * time. It ends early if something comes. */
 static void look(struct ibx_conn *conn)
 {
     if (conn->provider->look && ibx_conn_has_endpoint(conn))
@@ -141,7 +141,8 @@ static int spin(struct ibx_conn *conn, unsigned spin_us, bool once, uint64_t dea
             return 1;
         }
         if (progressed) {
-            /* A peer that gives work polls for its end, and each piece would wake a sleeper. */
+            /* A peer that gives work polls for the end of it, and each piece would wake a
+             * sleeper. */
             conn->busy.futile = 0;
             spin_us = conn->busy.losses < LOSSES_MAX ? conn->options.spin_us : spin_us;
             once = !spin_us;
@@ -167,7 +168,7 @@ static int spin(struct ibx_conn *conn, unsigned spin_us, bool once, uint64_t dea
             lost |= away;
             yield_at = now + YIELD_NS;
         }
-        /* At once after a lost core: 256 polls that lose it each time take long. */
+        /* Right after a lost core, too: 256 polls that lose it each time take long. */
         if ((away || i % POLLS_PER_WAKE_LOOK == 0) && woken(conn))
             return -EINTR;
         look(conn);

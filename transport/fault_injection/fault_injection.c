@@ -105,7 +105,7 @@ static const void *corrupted_copy(struct injector *f, const struct report *messa
 static void deliver_message(struct injector *f, const struct report *message)
 {
     bool dropped = false, corrupted = false;
-    if (f->cut || f->aborted) /* without credit for the peer: it has not come */
+    if (f->cut || f->aborted) /* its credit is not returned, as if it had not come */
         return;
     if (!dropped) {
         f->faults->seen++;
@@ -241,7 +241,7 @@ static int inject_send(void *endpoint, const struct iovec *iov, int iovcnt, size
 {
     struct injector *f = endpoint;
     int rc = 0;
-    if (f->break_now && !(flags & IBX_SIGNALED)) /* what was sent last gives no credit back */
+    if (f->break_now && !(flags & IBX_SIGNALED)) /* as without credit */
         return -EAGAIN;
     if (cuts(f) || f->faults->drop_in == 1) {
         int status = cuts(f) ? -ECONNRESET : 0;
