@@ -143,7 +143,7 @@ int ibx_handshake_check_encryption(const struct ibx_options *options, const stru
         "rdma.encryption : required needs a key: set rdma.key_file (--key-file) on both ends");
 }
 
-/* Why what both ends want does not fit, or NULL. */
+/* Why the two ends' wishes about encryption contradict each other, or NULL. */
 static const char *encryption_conflict(const struct ibx_handshake *h)
 {
     enum ibx_encryption ours = h->conn->options.encryption, theirs = h->peer.encryption;
@@ -166,7 +166,8 @@ static bool encrypt(const struct ibx_handshake *h, bool same_host)
     return h->key && !off && !same_host;
 }
 
-/* Memory for secrets is dear: strangers get none. */
+/* Takes over what was agreed on. Only now the session key gets memory for secrets, which is scarce:
+ * strangers get none. */
 static int conclude(struct ibx_handshake *h, uint8_t flags, const struct proofs *proofs,
                     struct ibx_error *err)
 {
@@ -194,7 +195,8 @@ static int refuse(struct ibx_handshake *h, struct frame *reply, int code, const 
     return ibx_error_set(err, code, "refused %s: %s", h->conn->path.peer, reason);
 }
 
-/* Whether the server takes a client that sent this HELLO: the code and the reason of a refusal. */
+/* Whether the server takes a client that sent this HELLO: 0, or the code of a refusal and its
+ * reason. */
 static int check_hello(struct ibx_handshake *h, struct ibx_reader *hello, const char **reason)
 {
     int rc = get_opening(h, hello);
@@ -221,8 +223,9 @@ static int check_hello(struct ibx_handshake *h, struct ibx_reader *hello, const 
     return rc ? rc : *reason ? -EACCES : 0;
 }
 
-/* Otherwise a client of this host would call this another one: without a key it has no connection,
- * with one no shared memory. */
+/* Refuses a client while this server cannot read its boot id. Otherwise a client on this host would
+ * take it for another host: without a key it would get no connection, with a key no shared
+ * memory. */
 static int refuse_for_now(struct ibx_handshake *h, struct frame *reply, int code,
                           struct ibx_error *err)
 {
@@ -278,7 +281,7 @@ static const char *check_room(const struct ibx_handshake *h)
                      : NULL;
 }
 
-/* What is asked only of a client that has proven itself: a stranger learns nothing from it. */
+/* What only a client that has proven itself is checked for: a stranger learns nothing from it. */
 static const char *check_proven(struct ibx_handshake *h, uint8_t flags, char text[160])
 {
     const struct ibx_options *options = &h->conn->options;
@@ -369,7 +372,7 @@ int ibx_handshake_turn(struct ibx_handshake *h, struct ibx_turn *turn, struct ib
         rc = step(h, &turn->frame, &reply, err);
         if (rc) {
             if (reply.length)
-                ibx_handshake_frame_write(h, &reply); /* into an empty buffer */
+                ibx_handshake_frame_write(h, &reply); /* the socket's buffer is empty */
             return rc;
         }
         turn->frame = reply;
@@ -389,7 +392,7 @@ int ibx_handshake_turn_refuse(struct ibx_handshake *h, struct ibx_turn *turn, in
 
 /* ---------------------------------------------------------------------- client */
 
-/* Whose this connection was the kernel does not know any more when the server has closed it. */
+/* Once the server has closed this connection, the kernel no longer knows whose it was. */
 static bool server_has_closed(int fd)
 {
     struct pollfd look = {.fd = fd, .events = POLLRDHUP};
@@ -425,7 +428,7 @@ static int check_keyless_server(struct ibx_handshake *h, bool same_host, bool pa
                              "both ends, or rdma.insecure : yes (--set insecure=yes)",
                              peer);
     if (!same_host && h->conn->same_host && server_has_closed(h->conn->handshake_socket))
-        return closed_too_early(peer, err); /* nor with which address */
+        return closed_too_early(peer, err); /* then its address is not known, either */
     const int unknown = ibx_handshake_host_unknown();
     if (!same_host && unknown)
         return ibx_error_set(
@@ -449,7 +452,7 @@ static int check_keyless_server(struct ibx_handshake *h, bool same_host, bool pa
             "(--key-file) on both ends, or rdma.insecure : yes (--set insecure=yes)",
             peer, more_files(unowned));
     }
-    if (ibx_path_is_from_outside(uid)) /* as this process may be, by the same number */
+    if (ibx_path_is_from_outside(uid)) /* this process may have that number, too */
         return ibx_error_set(
             err, -EACCES,
             "it is not known which user the server at %s belongs to: every user that this user "
@@ -465,9 +468,9 @@ static int check_keyless_server(struct ibx_handshake *h, bool same_host, bool pa
     return 0;
 }
 
-/* Whether somebody between a client and a server that seem to be on one host passes their bytes on:
- * then "one host" is no more than what he says. Cloned virtual machines have one boot id. `end` is
- * the server's mark, NULL: an earlier one's, which sends none. */
+/* Whether somebody passes on the bytes between a client and a server that seem to be on one host.
+ * Then "one host" is only what he says; cloned virtual machines, for instance, have one boot id.
+ * `end` is the server's mark; NULL: that of an earlier server, which sends none. */
 static bool is_passed_on(const struct ibx_handshake *h, const uint8_t *end)
 {
     uint8_t seen[IBX_HASH_BYTES];

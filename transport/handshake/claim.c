@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * A client whose connection has broken claims what it was for: in HELLO, behind its names, 16 bytes
- * id and 32 bytes proof = HMAC-SHA-256(secret, "claim " || id || nonce || public key), both of this
- * HELLO. Who has seen a claim can repeat it, but not finish the handshake for which it is good:
- * that takes the secret part of the key pair.
+ * A client whose connection has broken claims the session that it carried: HELLO then has, behind
+ * the names, 16 bytes of id and 32 bytes of proof = HMAC-SHA-256(secret, "claim " || id || nonce ||
+ * public key), with the nonce and the public key of this HELLO. Whoever has seen a claim can repeat
+ * it, but cannot finish the handshake for which it is good: that takes the private half of the key
+ * pair.
  */
 #include "transport/handshake/handshake.h"
 
@@ -41,7 +42,8 @@ void ibx_handshake_claim_get(struct ibx_handshake *h, struct ibx_reader *r)
     h->peer.claims = true;
 }
 
-/* The same words for all: who may not have it learns nothing of it. */
+/* All refusals have the same words: a client that may not have the session learns nothing about
+ * it. */
 const char *ibx_handshake_claim_check(struct ibx_handshake *h)
 {
     static const char none[] =

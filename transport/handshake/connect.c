@@ -15,7 +15,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define AT_ONCE    8u   /* addresses of one name */
+#define AT_ONCE    8u   /* addresses of one name that are tried at the same time */
 #define STAGGER_MS 100u /* between two, at most; less where there is less time (RFC 8305) */
 
 #define UNREACHABLE "; correct the URI, or look for a firewall or a route in the way"
@@ -89,15 +89,15 @@ int ibx_handshake_unix_socket(const struct ibx_uri *uri, struct sockaddr_un *add
     return socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 }
 
-/* Connecting to all addresses of a name, each a little after the one before unless that was
- * refused: where one leads nowhere, it costs a moment and not a timeout. The first that answers is
- * taken. */
+/* Connects to all addresses of a name, each a little after the one before, or at once if that
+ * failed. So an address that leads nowhere costs a moment and not a timeout. The first address that
+ * answers is taken. */
 struct race {
     const struct addrinfo *next; /* to be tried */
     uint64_t next_at;
     struct pollfd under_way[AT_ONCE];
     unsigned count;
-    int rc; /* of the last one that failed, of those that tell most */
+    int rc; /* of the failure that tells most; of several, the last */
 };
 
 static int connected(int fd)
@@ -109,8 +109,9 @@ static int connected(int fd)
     return !error && ibx_address_meets_itself(fd) ? -ECONNREFUSED : -error;
 }
 
-/* A host has answered; something kept it from that; the address is of a kind that leads nowhere
- * from here, which is so with every name that has IPv6 addresses where there is only IPv4. */
+/* How much an error tells. 3: a host has answered. 2: something kept it from answering. 1: no such
+ * address can be reached from here, which is so with every name that has IPv6 addresses where there
+ * is only IPv4. */
 static int tells(int rc)
 {
     switch (rc) {
@@ -140,7 +141,7 @@ static void race_failed(struct race *race, int fd, int rc)
     race->next_at = 0;
 }
 
-/* The connected socket, or -1. */
+/* Begins to connect to an address. Returns the socket if it is connected already, otherwise -1. */
 static int race_begin(struct race *race, const struct addrinfo *to, unsigned stagger_ms)
 {
     int fd = socket(to->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -158,7 +159,7 @@ static int race_begin(struct race *race, const struct addrinfo *to, unsigned sta
     return -1;
 }
 
-/* Likewise. */
+/* Looks at the attempts under way, after poll(2). Returns the first connected socket, or -1. */
 static int race_look(struct race *race)
 {
     for (unsigned i = 0; i < race->count; i++) {
@@ -226,7 +227,7 @@ static int connect_in_turn(int fd, const struct sockaddr_un *address, uint64_t d
     return rc;
 }
 
-/* With a timeout of 0 it tries once: -EAGAIN when the queue is full. */
+/* Connects to a unix socket. With a timeout of 0 it tries once: -EAGAIN when the queue is full. */
 static int connect_unix(const struct ibx_uri *uri, unsigned timeout_ms, int *fd,
                         struct ibx_error *err)
 {

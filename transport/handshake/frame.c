@@ -87,12 +87,13 @@ static void transcribe(struct ibx_handshake *h, const uint8_t *bytes, size_t len
     ibx_hash(pieces, 2, h->transcript);
 }
 
-/* This end has sent its PROOF, and the other one has. */
+/* Whether this end has sent its PROOF. */
 static bool sends_macs(const struct ibx_handshake *h)
 {
     return h->state.now >= HANDSHAKE_PROVEN;
 }
 
+/* Whether the other end has sent its PROOF. */
 static bool receives_macs(const struct ibx_handshake *h)
 {
     return h->state.now >= HANDSHAKE_AUTHENTICATED;
@@ -142,7 +143,7 @@ int ibx_handshake_frame_send(struct ibx_handshake *h, struct frame *frame, uint6
     return rc ? rc : ibx_handshake_frame_push(h, frame, deadline, err);
 }
 
-/* Takes the MAC off `*length`. */
+/* Checks the MAC of a received frame, and takes it off `*length`. */
 static int check_mac(struct ibx_handshake *h, struct frame *frame, size_t *length)
 {
     if (!receives_macs(h)) {
@@ -154,7 +155,7 @@ static int check_mac(struct ibx_handshake *h, struct frame *frame, size_t *lengt
     *length -= IBX_HANDSHAKE_MAC_BYTES;
     uint8_t mac[IBX_HASH_BYTES], got[IBX_HASH_BYTES];
     frame_mac(h, h->conn->role == IBX_ROLE_SERVER, h->received, frame->bytes, *length, mac);
-    /* Only the first bytes travel; the others are equal. */
+    /* Only the first bytes travel; the others are made equal for the comparison. */
     memcpy(got, mac, IBX_HASH_BYTES);
     memcpy(got, frame->bytes + *length, IBX_HANDSHAKE_MAC_BYTES);
     return ibx_hash_equal(mac, got) ? 0 : -EBADMSG;
@@ -203,9 +204,10 @@ int ibx_handshake_frame_receive(struct ibx_handshake *h, struct frame *frame, ui
     return rc ? ibx_handshake_broken(h, rc, err) : 0;
 }
 
-/* A refusal comes from whoever listens there: nobody has proven anything yet. Callers decide by
- * codes, so it may only have those with which a server turns a client away before the proofs.
- * -EAGAIN for instance would have them wait for more of a connection that is at its end. */
+/* The code of a REFUSE that was received. Whoever listens there may have sent it, since nobody has
+ * proven anything yet. Callers decide by codes, so only those pass with which a server turns a
+ * client away before the proofs. With -EAGAIN, for instance, they would wait for more of a
+ * connection that has ended. */
 static int code_of_refusal(const struct ibx_handshake *h, int code)
 {
     switch (code) {
@@ -214,7 +216,7 @@ static int code_of_refusal(const struct ibx_handshake *h, int code)
     case -EPROTO:
     case -EPROTONOSUPPORT:
         return code;
-    case -ESTALE: /* of what was claimed */
+    case -ESTALE: /* the claim was refused */
         return h->conn->options.claim ? code : -ECONNREFUSED;
     default:
         return -ECONNREFUSED;
@@ -226,7 +228,7 @@ int ibx_handshake_frame_check(struct ibx_handshake *h, struct frame *frame, enum
 {
     if (frame->type == type)
         return 0;
-    /* A stranger's words are not for the server's log, nor its code for the server's loop. */
+    /* A server does not log a stranger's words, nor return its code to the loop of its caller. */
     if (frame->type != FRAME_REFUSE || h->conn->role == IBX_ROLE_SERVER)
         return ibx_handshake_broken(h, -EPROTO, err);
     char reason[256];

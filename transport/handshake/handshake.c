@@ -30,7 +30,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define RETRY_MS 50 /* to a busy server, at most */
+#define RETRY_MS 50 /* at most, between two tries with a busy server */
 #define NEXT     1  /* this provider failed: the next one may be tried */
 
 static const struct ibx_state handshake_states[] = {
@@ -88,7 +88,7 @@ static int receive_result(struct ibx_handshake *h, uint64_t deadline, struct ibx
     return ibx_state_move(&h->state, HANDSHAKE_RESULT_KNOWN);
 }
 
-/* ibx_link_wait(): the peer may give the attempt up meanwhile. */
+/* Implements ibx_link_wait(): the peer may give up the attempt meanwhile. */
 static int wait_or_result(struct ibx_conn_setup *setup, int fd, short events, uint64_t deadline)
 {
     struct ibx_handshake *h = (struct ibx_handshake *)setup;
@@ -117,8 +117,8 @@ static int wait_or_result(struct ibx_conn_setup *setup, int fd, short events, ui
 
 /* ------------------------------------------------------------------------- TLS */
 
-/* On the handshake socket, when both ends agreed on it. The PSK is a secret of this connection
- * alone, so that nobody else gets through. */
+/* Starts TLS on the handshake socket, if both ends agreed on it. The PSK is a secret of this
+ * connection alone, so that nobody else gets through. */
 static int start_tls(struct ibx_handshake *h, struct ibx_error *err)
 {
     struct ibx_conn *conn = h->conn;
@@ -144,8 +144,8 @@ static int start_tls(struct ibx_handshake *h, struct ibx_error *err)
 
 /* ---------------------------------------------------------- one provider's attempt */
 
-/* Whether the connection may use a fabric that leaves payloads as they are. Shared memory stays in
- * this host, and tcp goes through TLS. */
+/* Whether the connection may use a fabric that leaves payloads as they are: 0, or -EPERM. Shared
+ * memory stays in this host, and tcp goes through TLS. */
 static int check_plain(const struct ibx_handshake *h, const char *name, struct ibx_error *why)
 {
     if (h->payloads_in_plain || !strcmp(name, "shm") || !strcmp(name, "tcp"))
@@ -154,7 +154,7 @@ static int check_plain(const struct ibx_handshake *h, const char *name, struct i
                          name);
 }
 
-/* Each part of a connection takes descriptors; both ends read whose limit it is. */
+/* Says on which end the limit on open files is to be raised, because both ends read the message. */
 static void add_remedy(const struct ibx_handshake *h, struct ibx_error *why)
 {
     const char *whose = h->conn->role == IBX_ROLE_CLIENT ? "client" : "server";
@@ -211,11 +211,11 @@ static int finish(struct ibx_handshake *h, const char *name, struct ibx_reader *
     return NEXT;
 }
 
-/* These two return 0 when both sides have set the provider up, NEXT, or a negative errno when the
- * dialogue broke. */
+/* client_try() and server_try() return 0 when both sides have set the provider up, NEXT when this
+ * provider failed, or a negative errno when the dialogue broke. */
 
-/* Opens the provider and sends TRY, which need not wait for the server's PROOF: it tells nothing.
- */
+/* Opens the provider and sends TRY. That does not wait for the server's PROOF, since TRY gives
+ * nothing away. 0: it was sent; NEXT; or a negative errno. */
 static int client_ask(struct ibx_handshake *h, const char *name, struct ibx_error *err)
 {
     struct frame frame;
@@ -340,7 +340,7 @@ static int server_dialogue(struct ibx_handshake *h, struct ibx_error *err)
     return ibx_path_none(h->conn, err);
 }
 
-/* What the proofs agreed on says nothing about payloads: not every provider encrypts. */
+/* Logs what protects payloads, which the proofs did not agree on: not every provider encrypts. */
 static void log_path(const struct ibx_conn *conn)
 {
     const struct ibx_path *path = &conn->path;
@@ -438,8 +438,8 @@ static int connect_once(const struct ibx_uri *uri, const struct ibx_options *opt
     return rc;
 }
 
-/* A server with too many clients that have not proven themselves says -EBUSY: it gets another try
- * after a while, which differs from client to client. */
+/* A server with too many unauthenticated clients answers -EBUSY. Then the client tries again after
+ * a while, which differs from client to client. */
 static int connect_in_turn(const struct ibx_uri *uri, const struct ibx_options *options,
                            struct ibx_keys *keys, struct ibx_conn **out, struct ibx_error *err)
 {

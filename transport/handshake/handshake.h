@@ -9,10 +9,10 @@
  *   pool.c            connection requests, until they have proven themselves
  *   pool_places.c     who of them has a place, and whose turn it is
  *   connect.c         how a client reaches a listener's socket
- *   stranger.c        what a client says of a server that is none of ours
+ *   stranger.c        what a client reports about a server that is not ibx
  *   handshake.c       the dialogue: authenticate, then try providers until one is set up
  *   authentication.c  both ends prove that they know the key, and agree on limits
- *   claim.c           a connection that goes on with what another one has begun
+ *   claim.c           a connection that continues the session of another one
  *   program.c         whose connection it is, and leaving it to another process of this program
  *   locality.c        who is at the other end: this host, and which of its users
  *   frame.c           frames, their MACs, refusals
@@ -61,16 +61,16 @@ enum handshake_state {
 /* What the other end has said before the proofs. */
 struct handshake_peer {
     bool has_key;
-    bool sees_local; /* a server: that the client is on its host, by the addresses */
+    bool sees_local; /* server: by the addresses, the client is on its host */
     uint8_t nonce[NONCE_BYTES], public_key[IBX_PUBLIC_BYTES];
     enum ibx_encryption encryption;
     char name[IBX_NAME_MAX + 1], purpose[32]; /* of a client */
-    bool claims;                              /* likewise, with these */
+    bool claims;                              /* a client's: it claims a session, with these: */
     uint8_t claim_id[IBX_CLAIM_ID_BYTES], claim_proof[IBX_HASH_BYTES];
 };
 
 struct ibx_handshake {
-    struct ibx_conn_setup setup; /* first: what core/ sees of it */
+    struct ibx_conn_setup setup; /* first, because core/ sees only this */
     struct ibx_conn *conn;
     struct ibx_state_machine state;       /* enum handshake_state */
     struct ibx_keys *keys;                /* a server's, NULL: none; held */
@@ -79,7 +79,7 @@ struct ibx_handshake {
     uint8_t public_key[IBX_PUBLIC_BYTES]; /* ours, of it */
     struct handshake_peer peer;
     uint8_t nonce[NONCE_BYTES];         /* ours */
-    uint8_t mark[IBX_HASH_BYTES];       /* of this host, for this connection */
+    uint8_t mark[IBX_HASH_BYTES];       /* of this host, different for each connection */
     uint8_t agreed[IBX_HASH_BYTES];     /* the transcript after CHALLENGE */
     uint8_t transcript[IBX_HASH_BYTES]; /* running hash of all frames before authentication */
     uint8_t awaited[IBX_HASH_BYTES];    /* a client's: the proof of the right server */
@@ -108,17 +108,18 @@ struct frame {
     struct ibx_writer out;     /* of one being written */
 };
 
-/* handshake.c: a connection over this socket that is yet to be established. Takes `fd` also on
- * failure: NULL, -ENOMEM in `err`. */
+/* handshake.c: makes a connection over this socket that is yet to be established. Takes over `fd`,
+ * also on failure: NULL, with -ENOMEM in `err`. */
 struct ibx_handshake *ibx_handshake_create(int fd, enum ibx_role role,
                                            const struct ibx_options *options, struct ibx_keys *keys,
                                            struct ibx_error *err);
 
-/* frame.c: poll(2) until the deadline, also when a signal comes: how many are ready, 0, or a
- * negative errno; -EINTR: ends() says that this process is to end (NULL: nobody does). */
+/* frame.c: poll(2) until the deadline, continued after a signal: how many descriptors are ready; 0:
+ * none in time; -EINTR: ends() says that this process is to end (NULL: it is not asked); or another
+ * negative errno. */
 int ibx_handshake_poll(struct pollfd *fds, unsigned count, bool (*ends)(void),
                        uint64_t deadline_ns);
-/* 0 when the handshake's socket has `events`, -ETIMEDOUT, -EINTR as above. */
+/* 0 when the handshake socket has `events`; -ETIMEDOUT; -EINTR and others as above. */
 int ibx_handshake_wait_socket(const struct ibx_conn *conn, short events, uint64_t deadline_ns);
 /* A frame to send: begin, write its payload to frame->out, finish (length, transcript or MAC), and
  * write until it returns 0. A frame to receive: read into one with at = 0 until it returns 0. Write
@@ -127,11 +128,12 @@ void ibx_handshake_frame_begin(struct frame *frame, enum frame_type type);
 int ibx_handshake_frame_finish(struct ibx_handshake *h, struct frame *frame, struct ibx_error *err);
 int ibx_handshake_frame_write(struct ibx_handshake *h, struct frame *frame);
 int ibx_handshake_frame_read(struct ibx_handshake *h, struct frame *frame);
-/* The frame must be of `type`. A REFUSE frame becomes the error that it holds; a code that no
- * server has for strangers becomes -ECONNREFUSED. */
+/* Checks that the frame is of `type`. A REFUSE frame becomes the error that it holds; a code with
+ * which no server refuses strangers becomes -ECONNREFUSED. */
 int ibx_handshake_frame_check(struct ibx_handshake *h, struct frame *frame, enum frame_type type,
                               struct ibx_error *err);
-/* The same with waiting: a finished frame; a begun frame; any frame; one of this type. */
+/* These wait until the deadline: push sends a finished frame, send finishes and sends a begun one,
+ * receive takes any frame, and expect one of this type. */
 int ibx_handshake_frame_push(struct ibx_handshake *h, struct frame *frame, uint64_t deadline_ns,
                              struct ibx_error *err);
 int ibx_handshake_frame_send(struct ibx_handshake *h, struct frame *frame, uint64_t deadline_ns,
@@ -142,36 +144,39 @@ int ibx_handshake_frame_expect(struct ibx_handshake *h, struct frame *frame, enu
                                uint64_t deadline_ns, struct ibx_error *err);
 /* The error of a handshake that cannot go on: returns `rc`. */
 int ibx_handshake_broken(struct ibx_handshake *h, int rc, struct ibx_error *err);
-/* The same for a client whose HELLO has no answer but `frame`, or a part of it: names the server
- * where it is one of another kind. */
+/* The same for a client whose HELLO was answered by nothing but `frame`, or a part of it: names the
+ * kind of server if it is recognised as another one. */
 int ibx_handshake_unanswered(struct ibx_handshake *h, struct frame *frame, int rc,
                              struct ibx_error *err);
 /* Reads a code, which is returned, and a reason. Both come from the peer and are not trusted. */
 int ibx_handshake_reason_get(struct ibx_reader *r, char *reason, size_t size);
 void ibx_handshake_reason_put(struct ibx_writer *w, int code, const char *reason);
 
-/* authentication.c: UNAUTHENTICATED -> PROVEN; options become what both ends agreed on, and
- * conn->encrypt says whether TLS comes next. Then PROVEN -> AUTHENTICATED; without effect later. */
+/* authentication.c, for a client. prove_client moves UNAUTHENTICATED -> PROVEN; then options are
+ * what both ends agreed on, and conn->encrypt says whether TLS comes next. check_server moves
+ * PROVEN -> AUTHENTICATED, and does nothing in later states. */
 int ibx_handshake_prove_client(struct ibx_handshake *h, uint64_t deadline_ns,
                                struct ibx_error *err);
 int ibx_handshake_check_server(struct ibx_handshake *h, uint64_t deadline_ns,
                                struct ibx_error *err);
-/* Of what is sent: a server that turns a client away before it has sent all says why, and closes.
- * The answer waits, although nothing can be sent any more. */
+/* The result of sending, for a client. A server that turns it away before it has sent everything
+ * sends the reason and closes. The reason can still be received, so -ECONNRESET is no error
+ * here. */
 static inline int ibx_handshake_unless_closed(int rc)
 {
     return rc == -ECONNRESET ? 0 : rc;
 }
-/* What the server's half needs next: bytes from the socket, room in the socket, or only time, for a
- * PROOF that has come.
+/*
+ * The server's half of the handshake, and what it waits for. READS: bytes from the socket. SENDS:
+ * room in the socket. WAITS: nothing of the socket; a PROOF has come, and waits for its turn.
  *
- * The phases of a turn, which only says for what its socket waits:
  *   [*] -> READS -> SENDS -> READS
  *   READS -> WAITS -> SENDS -> [*]
  */
 enum ibx_turn_phase { IBX_TURN_READS, IBX_TURN_SENDS, IBX_TURN_WAITS };
-/* The server's half, which never blocks. 0: authenticated. -EAGAIN: again when the phase says so.
- * Otherwise `err` says why this is the end, and the client has been told. A new turn is zeros. */
+/* Continues the server's half, and never blocks. 0: authenticated. -EAGAIN: call it again when it
+ * can continue, according to the phase. Otherwise `err` says why this is the end, and the client
+ * has been told. A new turn is all zeros. */
 struct ibx_turn {
     struct frame frame;
     enum ibx_turn_phase phase;
@@ -184,43 +189,44 @@ int ibx_handshake_turn_refuse(struct ibx_handshake *h, struct ibx_turn *turn, in
 int ibx_handshake_check_encryption(const struct ibx_options *options, const struct ibx_keys *keys,
                                    struct ibx_error *err);
 
-/* pool.c: what a listening socket's clients are until they have proven themselves. `options` and
- * `keys` stay the caller's. NULL: `err`. */
+/* pool.c: the clients of a listening socket, until they have proven themselves. `options` and
+ * `keys` stay the caller's. NULL, with the reason in `err`: -ENOMEM, or no descriptors. */
 struct ibx_pool;
 struct ibx_pool *ibx_pool_create(int listening, const struct ibx_options *options,
                                  struct ibx_keys *keys, struct ibx_error *err);
 /* Readable when there is something to do. */
 int ibx_pool_fd(const struct ibx_pool *pool);
-/* Goes on with all that can go on. 0: `*conn` is authenticated; -EAGAIN: nobody is, and `err` says
- * of one who was turned away why, if there was one; other errors of accept4(2) and epoll_ctl(2). */
+/* Continues all handshakes that can continue. 0: `*conn` is authenticated; -EAGAIN: nobody is, and
+ * if somebody was turned away, `err` says why; other errors of accept4(2) and epoll_ctl(2). */
 int ibx_pool_step(struct ibx_pool *pool, struct ibx_conn **conn, struct ibx_error *err);
 /* Accepts NULL. */
 void ibx_pool_destroy(struct ibx_pool *pool);
 
-/* claim.c: of a client, behind the names in HELLO; nothing without options.claim. */
+/* claim.c: writes a client's claim behind the names in HELLO; nothing without options.claim. */
 void ibx_handshake_claim_put(const struct ibx_handshake *h, struct ibx_writer *w);
-/* A server reads it if it is there. */
+/* A server reads the claim if it is there. */
 void ibx_handshake_claim_get(struct ibx_handshake *h, struct ibx_reader *r);
-/* Of a client that has proven itself: NULL, it may; otherwise why not. */
+/* Checks the claim of a client that has proven itself: NULL, or why it is refused. */
 const char *ibx_handshake_claim_check(struct ibx_handshake *h);
 
 /* program.c: the client's number in HELLO, behind all else. A server reads it if it is there. */
 int ibx_handshake_program_put(struct ibx_writer *w, struct ibx_error *err);
 void ibx_handshake_program_get(struct ibx_handshake *h, struct ibx_reader *r);
-/* What ibx_conn_hand_over() has sent. As ibx_pool_step(); -ENOTCONN: there is nobody any more.
- * `*taken` counts what has come, also what cannot be used. */
+/* Takes a connection that ibx_conn_hand_over() has sent. Returns as ibx_pool_step() does;
+ * -ENOTCONN: the other end is closed. `*taken` counts what has come, including what cannot be
+ * used. */
 int ibx_handshake_take(int socket, const struct ibx_options *options, uint64_t *taken,
                        struct ibx_conn **conn, struct ibx_error *err);
 
 /* locality.c: equal on both ends only under one running kernel; different for each connection. */
 void ibx_handshake_host_mark(const uint8_t client_nonce[NONCE_BYTES],
                              const uint8_t server_nonce[NONCE_BYTES], uint8_t mark[IBX_HASH_BYTES]);
-/* Of the mark that this thread has made last: why this kernel's cannot be known, and equals no
- * other; 0: it is known. */
+/* Why the mark that this thread has made last does not identify this kernel (negative errno), so
+ * that it equals no other; 0: it does. */
 int ibx_handshake_host_unknown(void);
-/* Equal on both ends only if the server's end of this TCP connection is the socket that the
- * client's kernel knows there: then nobody passes it on in between. False: the client's kernel does
- * not say. */
+/* Equal on both ends only if the other end of this TCP connection, as the client's kernel knows it,
+ * is the server's own socket: then nobody in between passes the bytes on. False: the client's
+ * kernel does not say. */
 bool ibx_handshake_end_mark(int fd, enum ibx_role role, const uint8_t client_nonce[NONCE_BYTES],
                             const uint8_t server_nonce[NONCE_BYTES], uint8_t mark[IBX_HASH_BYTES]);
 /* Whether the peer is on this host: a unix socket, our own address, or loopback. */
@@ -233,14 +239,14 @@ int ibx_handshake_peer_user(int fd, uid_t *uid);
  * memory that is locked, in no core dump, and wiped after its last holder. "" gives NULL, no keys;
  * all of these calls take it. */
 int ibx_keys_load(const char *path, struct ibx_keys **keys, struct ibx_error *err);
-/* Likewise. A client's threads connect one by one, and a session's connection may have to be made
- * again, when its process has become another user and may read the file no more: then it has those
+/* The same for a client. Its threads connect one by one, and a session may have to connect again,
+ * when the process has become another user who may no longer read the file. Then the keys are used
  * that it has read before, which stay until it ends. */
 int ibx_keys_load_as_client(const char *path, struct ibx_keys **keys, struct ibx_error *err);
-/* The same from a text; `path` is for messages. */
+/* Reads the keys from a text; `path` is for messages. -EINVAL: what is wrong; -ENOMEM. */
 int ibx_keys_parse(const char *path, const char *text, size_t length, struct ibx_keys **keys,
                    struct ibx_error *err);
-/* NULL: there is none of this name. */
+/* NULL: no key has this name. */
 const struct ibx_key *ibx_keys_find(const struct ibx_keys *keys, const char *name);
 /* The key that a client uses: options->name, or the first one; NULL without keys. -EINVAL. */
 int ibx_keys_own(const struct ibx_keys *keys, const struct ibx_options *options,

@@ -94,8 +94,9 @@ static const char *take_digits(struct span digits, struct ibx_key *key)
         return "has an odd number of hex digits, or more than 1024";
     for (size_t i = 0; i < digits.length; i += 2)
         bytes[i / 2] = (uint8_t)(digit_value(digits.at[i]) << 4 | digit_value(digits.at[i + 1]));
-    /* OpenSSL works in vector registers and on the stack. The same work on zeros leaves neither,
-     * and before it has the dynamic linker find what it calls, which saves these registers. */
+    /* OpenSSL leaves traces of the key in vector registers and on the stack. Hashing zeros
+     * afterwards overwrites them. Hashing zeros before makes the dynamic linker find the functions,
+     * because doing that it saves these registers. */
     static const uint8_t zeros[MOST_DIGITS / 2];
     const struct ibx_piece piece = {bytes, digits.length / 2}, none = {zeros, piece.length};
     uint8_t hash[IBX_HASH_BYTES];
@@ -162,7 +163,7 @@ int ibx_keys_parse(const char *path, const char *text, size_t length, struct ibx
             "key file %s holds no key: copy the other end's into it, or make one by "
             "\"openssl rand -hex 32 > %s\"",
             path, path);
-    /* Not by > FILE, which would end the other lines. */
+    /* The advice is not > FILE, which would overwrite the other lines. */
     return ibx_error_set(err, -EINVAL,
                          "line %u of key file %s %s; correct it: a line is KEY, or name:KEY, with "
                          "what \"openssl rand -hex 32\" prints",
@@ -198,7 +199,7 @@ int ibx_keys_load(const char *path, struct ibx_keys **keys, struct ibx_error *er
     if (!*path)
         return 0;
     int fd = ibx_file_open(path, IBX_FILE_KEY, err);
-    if (fd == -ENOENT) /* mode 600 from the beginning: what a shell's > makes others can read */
+    if (fd == -ENOENT) /* install -m 600: what a shell's > makes may be readable to others */
         return ibx_error_set(err, fd,
                              "key file %s cannot be read: %s; copy the other end's there, or make "
                              "one by \"openssl rand -hex 32 | install -m 600 /dev/stdin %s\"",
@@ -217,11 +218,11 @@ int ibx_keys_load(const char *path, struct ibx_keys **keys, struct ibx_error *er
 
 /* --------------------------------------------------------------------- of another user */
 
-/* Those that this process has read last as a client. */
+/* The keys that this process has read last as a client. */
 static struct {
     pthread_mutex_t lock;
     char path[sizeof(((struct ibx_options *)0)->key_file)];
-    uid_t uid; /* that has read them */
+    uid_t uid; /* who has read them */
     struct ibx_keys *keys;
 } kept = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -236,7 +237,7 @@ static void keep(const char *path, struct ibx_keys *keys)
     pthread_mutex_unlock(&kept.lock);
 }
 
-/* Of one that may not read them now. */
+/* The keys for a user that may not read the file now, or NULL. */
 static struct ibx_keys *find_kept(const char *path)
 {
     if (pthread_mutex_trylock(&kept.lock)) /* in a forked child nobody may ever unlock it */
@@ -301,7 +302,7 @@ int ibx_keys_check_allowed(const struct ibx_keys *keys, const struct ibx_options
     char list[sizeof(options->allow)], *rest = list, *name;
     memcpy(list, options->allow, sizeof(list));
     while (options->allow[0] && (name = strsep(&rest, ","))) {
-        /* A key without a name would be admitted by it. */
+        /* An empty name would admit the key without a name. */
         if (!*name)
             return ibx_error_set(err, -EINVAL,
                                  "allow: \"%s\" has an empty name: separate names by commas, "

@@ -18,19 +18,19 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Connection requests that may wait for ibx_accept(): as many as the kernel allows, since one that
- * finds no room comes again after a second. */
+/* Connection requests that may wait for ibx_accept(): as many as the kernel allows, since a request
+ * that finds no room is repeated only after a second. */
 #define BACKLOG SOMAXCONN
 
-/* How long a port that is in use is tried again: the kernel lets go of the sockets of a process
- * that was killed a moment after it has gone, and whoever starts it again at once comes before
- * that. */
+/* How long a port that is in use is tried again: the kernel closes the sockets of a process that
+ * was killed a moment after it has gone, and whoever restarts it at once comes before that. */
 #define LET_GO_MS      1000
 #define LET_GO_STEP_MS 10
 
 struct ibx_listener {
-    int fd, handed; /* -1: it listens itself */
-    uint64_t taken; /* of those that are handed */
+    int fd, handed; /* `handed`: the socket through which connections are handed over; -1: it
+                       listens itself */
+    uint64_t taken; /* how many were handed over */
     struct ibx_options options;
     struct ibx_keys *keys;
     struct ibx_pool *pool;
@@ -39,8 +39,9 @@ struct ibx_listener {
     pid_t owner;    /* only this process removes the socket, not a forked child */
 };
 
-/* Of two servers that begin at once at a socket that is left one must not remove what the other has
- * made since it looked. Until it is closed; -1: the folder cannot be locked, or somebody has it. */
+/* Locks the socket's folder. When two servers begin at a socket that was left behind, one must not
+ * remove what the other has made since it looked. Returns a descriptor, which is locked until it is
+ * closed; -1: the folder cannot be locked, or somebody else has it. */
 static int lock_folder(const char *path)
 {
     char folder[sizeof(((struct ibx_uri *)NULL)->path)];
@@ -57,7 +58,7 @@ static int lock_folder(const char *path)
     return fd;
 }
 
-/* Listens, too: only then others see that it is not left. */
+/* Also listens: only then others see that somebody uses the socket. */
 static int bind_locked(struct ibx_listener *listener, const struct ibx_uri *uri,
                        struct ibx_error *err)
 {
@@ -258,7 +259,7 @@ void ibx_listener_take_from(struct ibx_listener *listener, int socket)
     ibx_pool_destroy(listener->pool);
     listener->pool = NULL;
     close(listener->fd);
-    ibx_keys_release(listener->keys); /* a kernel may read this process's memory */
+    ibx_keys_release(listener->keys); /* a client's GPU kernel may read this process's memory */
     listener->keys = NULL;
     listener->fd = -1;
     listener->handed = socket;

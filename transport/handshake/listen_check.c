@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Whether anybody could be served who comes to a listener. */
+/* Whether a listener could serve anybody. */
 #include "transport/core/conn.h"
 
 int ibx_listen_check(const char *text, const struct ibx_options *options, struct ibx_error *err)

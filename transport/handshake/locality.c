@@ -17,21 +17,21 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Of the running kernel. */
+/* The random number of the kernel's boot. */
 struct boot_id {
     char text[64];
     size_t length;
 };
 
-/* Read for the first client, and anew for each further one until that works: this process may have
- * been out of descriptors. No lock, which a child could inherit.
+/* The boot id is read for the first client, and again for each further one until that works: this
+ * process may have been out of descriptors. There is no lock, which a forked child could inherit.
  *
  *   NONE -> WRITTEN -> KNOWN
  */
 enum boot_state { BOOT_NONE, BOOT_WRITTEN, BOOT_KNOWN };
 static atomic_uint boot_state;
 static struct boot_id boot;
-static _Thread_local int boot_unknown; /* negative errno, of the last look */
+static _Thread_local int boot_unknown; /* negative errno of this thread's last boot_get(), or 0 */
 
 static int boot_read(struct boot_id *id)
 {
@@ -40,7 +40,7 @@ static int boot_read(struct boot_id *id)
     const int rc = n > 0 ? 0 : n ? -errno : -ENODATA;
     if (fd >= 0)
         close(fd);
-    if (rc) /* it equals no other */
+    if (rc) /* random: it equals no other */
         n = ibx_random(id->text, sizeof(id->text), NULL) ? 0 : (ssize_t)sizeof(id->text);
     id->length = (size_t)n;
     return rc;
@@ -84,8 +84,8 @@ static bool is_unix(int fd)
     return !getsockname(fd, (struct sockaddr *)&here, &length) && here.ss_family == AF_UNIX;
 }
 
-/* A connection to any address of IPv4's loopback comes from 127.0.0.1; Debian has a host's own name
- * at 127.0.1.1. */
+/* IPv4: a connection to any loopback address comes from 127.0.0.1. Debian gives a host's own name
+ * the address 127.0.1.1. */
 bool ibx_handshake_peer_is_local(int fd, enum ibx_role role)
 {
     struct sockaddr_storage here, there;
@@ -105,7 +105,7 @@ bool ibx_handshake_peer_is_local(int fd, enum ibx_role role)
 /* -------------------------------------------------------------------------- its user */
 
 /* An address as the kernel writes it in /proc/net/tcp: words of four bytes as numbers of this
- * machine. False: the text is none. */
+ * machine. False: the text is no address. */
 static bool address_of_text(const char *text, struct sockaddr_storage *address)
 {
     uint8_t host[16];
@@ -170,9 +170,9 @@ struct socket_facts {
     uint64_t inode;
 };
 
-/* The same from the kernel by sock_diag(7): one socket by its addresses. The tables of /proc take
- * it through all buckets of the kernel's, 8 ms with 24 GiB of memory. -ENOENT: there is none, or
- * this kernel has no such answers. */
+/* Asks the kernel by sock_diag(7) for the socket with these addresses. For a table of /proc the
+ * kernel goes through all of its hash buckets, 8 ms with 24 GiB of memory. -ENOENT: there is none,
+ * or this kernel has no such answers. */
 static int peer_by_diag(struct sockaddr_storage *ours, struct sockaddr_storage *theirs,
                         struct socket_facts *facts)
 {
@@ -202,7 +202,8 @@ static int peer_by_diag(struct sockaddr_storage *ours, struct sockaddr_storage *
     if (n > 0)
         n = recvfrom(fd, &answer, sizeof(answer), 0, (struct sockaddr *)&from, &length);
     close(fd);
-    /* Where nobody has that connection the kernel names who listens at that port. */
+    /* If there is no such connection, the kernel answers with the socket that listens at that
+     * port. */
     if (n < (ssize_t)(sizeof(answer.head) + sizeof(answer.is)) || from.nl_pid ||
         answer.head.nlmsg_type != SOCK_DIAG_BY_FAMILY || !answer.is.idiag_inode ||
         answer.is.id.idiag_dport != request.is.id.idiag_dport ||
@@ -235,8 +236,8 @@ int ibx_handshake_peer_user(int fd, uid_t *uid)
 
 /* -------------------------------------------------------------- nobody in between */
 
-/* The inode number of the socket that the server has for this connection: its own, or as the
- * kernel tells the client. 0: unknown. */
+/* The inode number of the server's socket of this connection, as the server sees it itself or as
+ * the client's kernel tells it. 0: unknown. */
 static uint64_t server_end(int fd, enum ibx_role role)
 {
     struct sockaddr_storage ours, theirs;

@@ -34,7 +34,7 @@
 
 /* ------------------------------------------------------------------------ forks */
 
-/* Of the list of pools, and of the lists of clients while they change. */
+/* Guards the list of pools, and the lists of clients while they change. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ibx_pool *pools;
 
@@ -99,14 +99,14 @@ static bool same_but_for_ports(const char *a, const char *b)
     return !*a && !*b;
 }
 
-/* Whether it closed before its first byte, as a client does that asks whether a connection would be
- * answered. */
+/* Whether the client closed before its first byte, as one does that only asks whether a connection
+ * would be answered. */
 static bool said_nothing(const struct ibx_stranger *s, int rc)
 {
     return rc == -ECONNRESET && !s->handshake->received && !s->turn.frame.at;
 }
 
-/* Strangers must not fill the log. */
+/* Logs why a client was turned away. Strangers must not fill the log. */
 static void turned_away(struct ibx_pool *pool, const struct ibx_error *why)
 {
     uint64_t now = ibx_now_ns();
@@ -163,8 +163,8 @@ static uint64_t deadline_of(const struct ibx_pool *pool, const struct ibx_strang
     return s->came + (ms < most ? ms : most) * IBX_NS_PER_MS;
 }
 
-/* At once while PROOFs wait. Otherwise for the oldest one, unless it is armed: then it goes off too
- * early, and is armed again. */
+/* Sets the timer: to now while PROOFs wait, otherwise to the deadline of the oldest client. A timer
+ * that is set already stays: at worst it goes off too early, and is set again. */
 static void arm_timer(struct ibx_pool *pool)
 {
     if (!pool->oldest || (pool->armed && !pool->count_waiting))
@@ -176,7 +176,7 @@ static void arm_timer(struct ibx_pool *pool)
 
 /* ------------------------------------------------------------------------- clients */
 
-/* Takes it off the list; its connection is the caller's. */
+/* Takes the client off the list; its connection is the caller's. */
 static struct ibx_conn *leave(struct ibx_pool *pool, struct ibx_stranger *s)
 {
     struct ibx_conn *conn = s->handshake->conn;
@@ -202,11 +202,11 @@ static void drop(struct ibx_pool *pool, struct ibx_stranger *s)
 {
     struct ibx_conn *conn = leave(pool, s);
     if (pool->owner == getpid())
-        shutdown(conn->handshake_socket, SHUT_RDWR); /* likewise */
+        shutdown(conn->handshake_socket, SHUT_RDWR); /* a child may have it open, too */
     ibx_close(conn);
 }
 
-/* False: there is nobody. */
+/* Refuses and drops this client, so that another one has its place. False: `s` is NULL. */
 static bool give_way(struct ibx_pool *pool, struct ibx_stranger *s, struct ibx_error *err)
 {
     struct ibx_error why = {0};
@@ -221,8 +221,9 @@ static bool give_way(struct ibx_pool *pool, struct ibx_stranger *s, struct ibx_e
     return true;
 }
 
-/* On a busy host either end may not have had a processor for so long. Whose PROOF is here waits for
- * this end only, and others are told to try again. */
+/* Drops clients whose time is over. On a busy host either end may have had no processor for so
+ * long. So a client whose PROOF is here stays, since it waits for this end only, and others are
+ * told to try again. */
 static void expire(struct ibx_pool *pool, struct ibx_error *err)
 {
     const uint64_t now = ibx_now_ns();
@@ -242,13 +243,14 @@ static void expire(struct ibx_pool *pool, struct ibx_error *err)
     }
 }
 
-/* What wakes it in this phase. A PROOF waits for its turn, not for the socket. */
+/* The events that wake a client in this phase. A PROOF waits for its turn, not for the socket. */
 static uint32_t events_of(enum ibx_turn_phase phase)
 {
     return phase == IBX_TURN_READS ? EPOLLIN : phase == IBX_TURN_SENDS ? EPOLLOUT : 0;
 }
 
-/* As far as it goes without waiting. 1: `*conn` has proven itself. */
+/* Continues a client's handshake as far as possible without waiting. 1: `*conn` has proven
+ * itself. */
 static int go_on(struct ibx_pool *pool, struct ibx_stranger *s, struct ibx_conn **conn,
                  struct ibx_error *err)
 {
@@ -278,7 +280,7 @@ static int go_on(struct ibx_pool *pool, struct ibx_stranger *s, struct ibx_conn 
     return 0;
 }
 
-/* An event of its socket. Who waits with a PROOF has none but its end. */
+/* Handles an event of the client's socket. While its PROOF waits, that can only be the end. */
 static int on_event(struct ibx_pool *pool, struct ibx_stranger *s, struct ibx_conn **conn,
                     struct ibx_error *err)
 {
@@ -302,8 +304,8 @@ static int look_at_proofs(struct ibx_pool *pool, struct ibx_conn **conn, struct 
 
 /* ----------------------------------------------------------------------- requests */
 
-/* A key pair costs an X25519, too: so one serves all who come within EXCHANGE_MS, and is forgotten
- * when the last of them is. Their nonces keep their secrets apart. */
+/* To make a key pair costs an X25519, too. So one pair serves all clients that come within
+ * EXCHANGE_MS, and is freed with the last of them. Their nonces keep their secrets apart. */
 static int lend_exchange(struct ibx_pool *pool, struct ibx_handshake *h, struct ibx_error *err)
 {
     uint64_t now = ibx_now_ns();
@@ -335,11 +337,11 @@ static void join(struct ibx_pool *pool, struct ibx_stranger *s, const struct ibx
     pool->count++;
     pool->count_known += s->known;
     pthread_mutex_unlock(&lock);
-    if (is_crowded(pool)) /* now: all deadlines are sooner */
+    if (is_crowded(pool)) /* all deadlines are sooner now */
         pool->armed = false;
 }
 
-/* Takes one request. 0; 1: `*conn` has proven itself already; -EAGAIN: there are no more. */
+/* Accepts one connection. 0; 1: `*conn` has proven itself already; -EAGAIN: there are no more. */
 static int take(struct ibx_pool *pool, struct ibx_conn **conn, struct ibx_error *err)
 {
     int fd = accept4(pool->listening, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
@@ -391,8 +393,9 @@ static int take_some(struct ibx_pool *pool, struct ibx_conn **conn, struct ibx_e
 
 /* ------------------------------------------------------------------------- a step */
 
-/* This process is a child of the one whose clients these are. Until it has events of its own, the
- * pool stays another's: what was put among the parent's events would be the parent's. */
+/* This process is a child of the one whose clients these are: makes the pool its own. Until the
+ * child has an epoll instance of its own, the pool stays the parent's, because what is added to the
+ * shared instance is added for the parent. */
 static int adopt(struct ibx_pool *pool)
 {
     const int epoll_fd = pool->epoll_fd, timer_fd = pool->timer_fd;
@@ -426,7 +429,7 @@ int ibx_pool_step(struct ibx_pool *pool, struct ibx_conn **conn, struct ibx_erro
         void *item = events[i].data.ptr;
         uint64_t times;
         if (item == &listening_item)
-            requests = true; /* last: others may give way, which are among these events */
+            requests = true; /* last: it may drop clients that are among these events */
         else if (item == &timer_item)
             pool->armed = read(pool->timer_fd, &times, sizeof(times)) < 0 && pool->armed;
         else

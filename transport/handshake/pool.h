@@ -25,7 +25,7 @@ struct ibx_stranger {
     struct ibx_handshake *handshake;
     struct ibx_turn turn;
     struct ibx_source source;
-    bool known;    /* its source was, when it came */
+    bool known;    /* its source was known when it came */
     uint64_t came; /* ns */
 };
 
@@ -37,7 +37,7 @@ struct ibx_failing {
 };
 
 struct ibx_pool {
-    struct ibx_pool *next; /* all of this process */
+    struct ibx_pool *next; /* the list of all pools of this process */
     int listening, epoll_fd, timer_fd;
     const struct ibx_options *options;
     struct ibx_keys *keys;
@@ -52,22 +52,23 @@ struct ibx_pool {
     struct ibx_exchange *exchange;
     uint8_t public_key[IBX_PUBLIC_BYTES];
     uint64_t exchange_until;
-    uint64_t lines_from; /* a second of log lines */
+    uint64_t lines_from; /* when the present second of log lines began */
     unsigned lines, left_out;
-    char last[IBX_ERROR_MAX]; /* line */
+    char last[IBX_ERROR_MAX]; /* the last line */
 };
 
+/* The source of a connected socket's peer. */
 struct ibx_source ibx_pool_source_of(int fd);
 bool ibx_pool_is_known(const struct ibx_pool *pool, const struct ibx_source *source);
 /* A client of this source has proven itself; or its PROOF was wrong. */
 void ibx_pool_note_proven(struct ibx_pool *pool, const struct ibx_source *source);
 void ibx_pool_note_wrong(struct ibx_pool *pool, const struct ibx_source *source);
-/* Who gives way to one more of this source; NULL: nobody has to. */
+/* The client that gives way to one more of this source; NULL: nobody has to. */
 struct ibx_stranger *ibx_pool_too_many(const struct ibx_pool *pool,
                                        const struct ibx_source *source);
-/* Who gives way to anybody; NULL: there is nobody. */
+/* The client that gives way to anybody; NULL: there is none. */
 struct ibx_stranger *ibx_pool_least(const struct ibx_pool *pool);
-/* Of those that wait with a PROOF: who is next; NULL: nobody waits. */
+/* The next client whose waiting PROOF is to be checked; NULL: none waits. */
 struct ibx_stranger *ibx_pool_next_proof(struct ibx_pool *pool);
 
 #endif

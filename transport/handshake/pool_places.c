@@ -7,11 +7,11 @@
  * socket), if that has an eighth of the places, or else of all. No source has more than an eighth
  * of the places without having sent a HELLO.
  *
- * A source of which a client has proven itself lately is known. Up to half of the places are its
- * and other known ones' before they are anybody else's, and it may have so many without a HELLO: a
- * migration's source that comes back with all of its connections finds room among strangers,
- * however many and quick these are. Strangers at a known address are taken for it; they get no
- * further than strangers do, and not into the other half.
+ * A source of which a client has proven itself lately is known. Clients of known sources come first
+ * in up to half of the places, and may have so many without a HELLO. So the source of a migration
+ * that comes back with all of its connections finds room among strangers, however many and quick
+ * these are. A stranger at a known address counts as known, too, but it gets no further than other
+ * strangers, and known sources have no claim to the other half.
  *
  * A PROOF takes an X25519, which costs the server more than all else of a handshake. So PROOFs wait
  * for each other, and sources take turns: the one with the fewest wrong ones lately is next, a
@@ -126,15 +126,15 @@ static bool is_silent(const struct ibx_stranger *s)
     return s->handshake->state.now == HANDSHAKE_UNAUTHENTICATED;
 }
 
-/* Clients of known sources give way only to each other. */
+/* Whether a client keeps its place. Clients of known sources give way only to each other, as long
+ * as they have no more than half of the places. */
 static bool is_safe(const struct ibx_pool *pool, const struct ibx_stranger *s)
 {
     return s->known && pool->count_known <= pool->options->unauthenticated / 2;
 }
 
-/* The oldest one of this source, or with NULL of any that is not safe, that has sent no HELLO, or
- * with `all` anything.
- */
+/* The oldest client of this source or, if it is NULL, of all that do not keep their places. Unless
+ * `all`, only those count that have sent no HELLO. */
 static struct ibx_stranger *oldest_of(const struct ibx_pool *pool, const struct ibx_source *source,
                                       bool all)
 {

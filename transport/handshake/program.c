@@ -5,7 +5,7 @@
  * program's process, with what both ends have agreed on so far. TLS, where it is agreed, begins
  * behind that.
  *
- * What goes over the socket is memory of this program as it is: the other end is the same one.
+ * The socket carries a struct as it is in memory, since the same program is at the other end.
  */
 #include "transport/handshake/handshake.h"
 
@@ -51,7 +51,7 @@ const uint8_t *ibx_conn_program(const struct ibx_conn *conn)
 
 /* ------------------------------------------------------------------------ handing over */
 
-/* Short: a process that does not take them for a while has room for some hundred. */
+/* Kept short: there is room for some hundred, if a process does not take them for a while. */
 struct handed {
     char peer[128], name[IBX_NAME_MAX + 1];
     size_t slots, message; /* as both ends agreed */
@@ -103,7 +103,7 @@ int ibx_conn_hand_over(struct ibx_conn *conn, int socket)
     return rc;
 }
 
-/* The connection in the state in which the other process has left it. */
+/* Brings the connection into the state in which the other process has left it. */
 static int restore(struct ibx_handshake *h, const struct handed *handed, struct ibx_error *err)
 {
     struct ibx_conn *conn = h->conn;
@@ -139,13 +139,13 @@ int ibx_handshake_take(int socket, const struct ibx_options *options, uint64_t *
     struct msghdr message = {
         .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &room, .msg_controllen = sizeof(room)};
     const ssize_t n = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    if (n == 0 || (n < 0 && errno == ECONNRESET)) /* the latter with something unread */
+    if (n == 0 || (n < 0 && errno == ECONNRESET)) /* ECONNRESET: it had something unread */
         return -ENOTCONN;
     if (n < 0)
         return errno == EINTR ? -EAGAIN : -errno;
     ++*taken;
     const int fd = ibx_descriptor_take(&message);
-    if (fd < 0) /* this process has no place for another one */
+    if (fd < 0) /* this process may have no more descriptors */
         return -EMFILE;
     struct ibx_handshake *h = ibx_handshake_create(fd, IBX_ROLE_SERVER, options, NULL, err);
     if (!h)

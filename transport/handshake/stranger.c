@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What a client has met that is no server of ours, so that its user sees which port is wrong. */
+/* What a client has met that is not an ibx server, so that its user sees which port is wrong. */
 #include "transport/handshake/handshake.h"
 
 #include "common/clock.h"
@@ -27,8 +27,8 @@ static const char *name_of(const uint8_t *bytes, size_t n)
     return NULL;
 }
 
-/* A web server waits for the end of a request, which a HELLO rarely has. The connection is given
- * up: an ibx server that is only slow is not answered any more. */
+/* A web server waits for the end of a request, which a HELLO rarely has: so this sends one. The
+ * connection is given up by that, even if an ibx server is there that is only slow. */
 static void end_the_request(const struct ibx_conn *conn, struct frame *frame)
 {
     const int fd = conn->handshake_socket;
