@@ -104,8 +104,8 @@ static int read_by(const struct shm *shm, pid_t thread, void *local, uint64_t ad
     return (size_t)n == sizeof(nonce) + length ? 0 : -EFAULT;
 }
 
-/* Likewise; the nonce is written over itself. This process may be stopped for any time before the
- * second call, so that call accesses the nonce first, too. */
+/* The same for a write, which writes the nonce over itself. This process may be stopped for any
+ * time before the second call, so that call accesses the nonce first, too. */
 static int write_by(const struct shm *shm, pid_t thread, void *local, uint64_t address,
                     size_t length)
 {
@@ -121,8 +121,8 @@ static int write_by(const struct shm *shm, pid_t thread, void *local, uint64_t a
     return (size_t)n == IBX_SHM_NONCE + length ? 0 : -EFAULT;
 }
 
-/* A process lives on when the thread ends whose id it has, and others go on. The kernel then
- * reaches its memory by their ids alone. */
+/* Finds a thread of the peer that direct copies can name. A process lives on when its main thread
+ * has ended and others run; the kernel then reaches its memory by their ids alone. */
 static bool thread_find(struct shm *shm)
 {
     char path[32];
@@ -140,7 +140,8 @@ static bool thread_find(struct shm *shm)
     return found;
 }
 
-/* From any thread. -ESRCH: the peer's process is gone. */
+/* Copies between this process and the peer's memory by a system call. From any thread. 0 or a
+ * negative errno; -ESRCH: the peer's process is gone. */
 static int direct_copy(struct shm *shm, bool read, void *local, uint64_t address, size_t length)
 {
     for (unsigned tries = 0;; tries++) {
@@ -193,7 +194,8 @@ void ibx_shm_direct_probe(struct shm *shm)
         no_direct(shm, "process_vm_readv does not reach the peer");
 }
 
-/* The peer may have changed its user, or become undumpable. */
+/* Whether direct copies are still permitted: the peer may have changed its user, or become
+ * undumpable. */
 bool ibx_shm_direct_permitted(struct shm *shm)
 {
     if (direct_copy(shm, true, NULL, 0, 0) == -EPERM)
@@ -201,8 +203,8 @@ bool ibx_shm_direct_permitted(struct shm *shm)
     return shm->direct;
 }
 
-/* Through the mapping, unless that would make pages in the peer's memory: then 1 is returned for a
- * WRITE. */
+/* Copies through the mapping: 0 or a negative errno. 1: the memory is not mapped, or it is a WRITE
+ * that would make pages in the peer's memory. */
 static int mapped_copy(const struct shm_view *view, bool read, uint8_t *local, size_t length)
 {
     if (!view->address)
@@ -401,8 +403,8 @@ void ibx_shm_copy_abort(struct shm *shm)
 
 /* ------------------------------------------------- copies by others than the core */
 
-/* For a GPU or several threads. The hazard pointer is set while the memory is held, as during a
- * copy of this side's own; there is only one, so no chunk may be in flight. */
+/* Holds the peer's memory for a GPU or several threads. The hazard pointer is set meanwhile, as
+ * during this side's own copies; there is only one, so no chunk may be in flight. */
 int ibx_shm_remote_hold(void *endpoint, const struct ibx_remote *remote, unsigned access,
                         struct ibx_reach *reach)
 {
@@ -424,7 +426,7 @@ void ibx_shm_remote_release(void *endpoint)
     ibx_shm_region_release(endpoint);
 }
 
-/* By the kernel; from any thread. */
+/* Copies by the kernel. From any thread. */
 int ibx_shm_remote_copy(void *endpoint, bool read, void *local, uint64_t address, size_t length)
 {
     return direct_copy(endpoint, read, local, address, length);

@@ -191,9 +191,9 @@ static void deallocate(struct shm *shm, struct shm_region *region)
         arena_leave(&shm->arenas[region->arena], region);
 }
 
-/* This side's allocation that the region is a part of. The peer's mapping of it lasts as long as
- * the allocation: a peer that hangs in a copy through its mapping can still end that copy after the
- * part was deregistered. */
+/* Finds this side's allocation that the region is a part of. The peer's mapping of it lasts as long
+ * as the allocation: a peer that hangs in a copy through its mapping can still end that copy after
+ * the part was deregistered. */
 static bool find_allocated(struct shm *shm, struct shm_region *region)
 {
     const struct ibx_mr *mr = region->mr;
@@ -226,7 +226,8 @@ static bool send_shared(struct shm *shm, int fd)
     return shm->shared_sent;
 }
 
-/* Memory that ibx_shared_allocate() made is in an arena, too, once the peer has that. */
+/* Memory of ibx_shared_allocate() is in an arena, too, if the peer has that arena, or gets it
+ * now. */
 static void find_shared(struct shm *shm, struct shm_region *region)
 {
     const struct ibx_span *span = &region->mr->span;
@@ -269,7 +270,8 @@ int ibx_shm_mr_register(void *endpoint, struct ibx_mr *mr, struct ibx_error *err
     struct shm *shm = endpoint;
     if (mr->span.kind != IBX_MEMORY_HOST)
         return ibx_error_set(err, -EOPNOTSUPP, "shm moves host memory only: stage GPU memory");
-    /* A peer that hangs in the middle of a copy may still write to that part of an arena. */
+    /* A peer that hangs in the middle of a copy may still write to an arena, so nothing new is
+     * placed in it. */
     if (shm->nonce_revoked)
         return ibx_error_set(err, -ENOTCONN, "the connection is over: %s", shm->broken_reason);
     struct shm_region *region = calloc(1, sizeof(*region));
@@ -334,7 +336,8 @@ int ibx_shm_region_copy(struct shm *shm, const struct shm_request *request, uint
                          (uintptr_t)mr->span.address, mr->span.length, mr->access);
     if (rc)
         return rc;
-    /* A touch of what has been freed, perhaps by another thread meanwhile, would be a signal. */
+    /* Accessing memory that has been freed, perhaps by another thread meanwhile, would raise a
+     * signal. */
     const bool shared = ibx_shared_holds(mr->span.address, mr->span.length);
     if (shared && !ibx_shm_shared_hold(mr->span.address, mr->span.length))
         return -EACCES;

@@ -31,8 +31,7 @@ static int arena_map(struct shm_peer_arena *arena, const struct stat *status, in
                      int fd)
 {
     const uint64_t bytes = (uint64_t)status->st_size;
-    /* One page more, behind the end of the file, which it has no page for: see ibx_shm_view_filled.
-     */
+    /* One page more, behind the end of the file, where the file has none: see look_is_true(). */
     const uint64_t whole = bytes + IBX_SHM_PAGE;
     if (atomic_fetch_add(&mapped_bytes, whole) + whole > IBX_SHM_MAPPED) {
         atomic_fetch_sub(&mapped_bytes, whole);
@@ -67,8 +66,8 @@ void ibx_shm_arena_accept(struct shm *shm, unsigned kind, int fd)
     struct shm_peer_arena *arena = &shm->peer_arenas[kind];
     int protection = kind == SHM_ARENA_READ ? PROT_READ : PROT_READ | PROT_WRITE;
     arena->seen = true;
-    /* Without a descriptor, of which this process has too many, and without a mapping
-     * (IBX_SHM_MAPPED, RLIMIT_AS), copies are requested or direct. */
+    /* If this process has no room for the descriptor or the mapping (IBX_SHM_MAPPED, RLIMIT_AS),
+     * copies are requested or direct. */
     if (fd >= 0 && arena_map(arena, &status, protection, fd))
         close(fd);
 }
@@ -103,7 +102,7 @@ int ibx_shm_shared_of_peer(void *endpoint, uint64_t *bytes)
 {
     struct shm *shm = endpoint;
     const struct shm_peer_arena *arena = &shm->peer_arenas[SHM_ARENA_SHARED];
-    if (!arena->seen) /* it was sent before whatever says that it is there */
+    if (!arena->seen) /* the peer has sent it before it tells of it */
         ibx_shm_control_drain(shm);
     if (!arena->base)
         return -EOPNOTSUPP;
@@ -111,8 +110,8 @@ int ibx_shm_shared_of_peer(void *endpoint, uint64_t *bytes)
     return arena->fd;
 }
 
-/* The system answers "all of them" for files of others that this user may not write to. Then it
- * says so of the page behind the end of the file, too. */
+/* Whether mincore(2) tells the truth. About files of others that this user may not write to, it
+ * says that all pages are there; then it says so about the page behind the end of the file, too. */
 static bool look_is_true(const struct shm_peer_arena *arena)
 {
     uint8_t there = 1;
@@ -131,8 +130,8 @@ static uint64_t look(const struct shm_peer_arena *arena, uint64_t offset, uint64
     return (hole ? (uint64_t)(hole - there) : pages) * IBX_SHM_PAGE;
 }
 
-/* A look costs as much as to copy some KiB. So it goes a bit ahead, and is believed for a moment.
- */
+/* A look costs as much as copying some KiB. So it goes a bit ahead, and is believed for a
+ * moment. */
 bool ibx_shm_view_filled(const struct shm_view *view, size_t length)
 {
     struct shm_peer_arena *arena = view->arena;

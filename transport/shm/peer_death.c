@@ -29,8 +29,8 @@ void ibx_shm_break(struct shm *shm, int status, const char *reason)
         ibx_state_move(&shm->state, SHM_BROKEN);
 }
 
-/* A mapping of its own, which the kernel does not merge with its neighbours: so it can be made
- * inaccessible also in a process that has as many mappings as it may have. */
+/* Makes the nonce, in a mapping of its own, which the kernel does not merge with its neighbours: so
+ * it can be made inaccessible even in a process that has as many mappings as it may have. */
 int ibx_shm_nonce_make(struct shm *shm, struct ibx_error *err)
 {
     void *page =
@@ -41,7 +41,8 @@ int ibx_shm_nonce_make(struct shm *shm, struct ibx_error *err)
     return ibx_random(shm->nonce, IBX_SHM_NONCE, err);
 }
 
-/* A revoked page stays: a copy that was stopped before it could succeed in what is mapped next. */
+/* A revoked page stays mapped: a copy that was stopped earlier might otherwise succeed in whatever
+ * is mapped there next. */
 void ibx_shm_nonce_free(struct shm *shm)
 {
     if (shm->nonce && !shm->nonce_revoked)

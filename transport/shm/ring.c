@@ -56,7 +56,8 @@ static bool is_end(int code)
            code == -ECONNREFUSED;
 }
 
-/* Nobody can be woken by it: both sides would sleep for ever. */
+/* Ends the connection: by this socket nobody can be woken, so that both sides would sleep for
+ * ever. */
 static void socket_broken(struct shm *shm, int code)
 {
     char reason[sizeof(shm->broken_reason)];
@@ -64,8 +65,8 @@ static void socket_broken(struct shm *shm, int code)
     ibx_shm_break(shm, code, reason);
 }
 
-/* A full socket wakes as well. Where the kernel has no memory for a packet, progress() tries again,
- * and this side does not sleep before that. */
+/* A full socket wakes the peer as well. If the kernel has no memory for a packet, progress() tries
+ * again, and this side does not sleep before that. */
 static void wake_send(struct shm *shm)
 {
     const char packet = CONTROL_WAKE;
@@ -121,8 +122,8 @@ static bool has_credits(struct shm *shm, unsigned wanted)
     return shm->sent - released <= most;
 }
 
-/* The second line first: the peer, which polls the first one, has that taken away from this side as
- * soon as it is begun, and each time it goes back and forth a call waits for it. */
+/* Writes the second cache line first. The peer polls the first one, and takes it away from this
+ * core as soon as it has been written to; each time it goes back and forth a call waits for it. */
 static void put_inline(struct shm_command *entry, const struct iovec *iov, int iovcnt,
                        size_t length)
 {

@@ -10,8 +10,8 @@
  *                             <------   WELCOME geometry, nonce; the segment
  *   READY nonce               ------>
  *
- * identity.c explains identities and proofs. Nobody's descriptors are taken before his proof: to
- * close one can take as long as he likes, if it is of a file system of his own.
+ * identity.c explains identities and proofs. No descriptor is taken from a process before its
+ * proof: closing one can take as long as that process likes, if it is of a file system of its own.
  *
  * A nonce is 16 random bytes and their address in the sender's memory: who reads them there with
  * process_vm_readv has the right process. An address of 0 forbids all direct copies.
@@ -115,7 +115,8 @@ int ibx_shm_offer(void *endpoint, struct ibx_writer *offer, struct ibx_error *er
     return 0;
 }
 
-/* Connects unless too many strangers wait there: then it is for join_server() to wait, too. */
+/* Connects, unless the socket's queue is full, perhaps of strangers: then find_server() waits
+ * there. */
 int ibx_shm_join(void *endpoint, struct ibx_reader *offer, struct ibx_writer *answer,
                  struct ibx_error *err)
 {
@@ -147,7 +148,7 @@ struct unproven {
     int epoll;
     int fds[UNPROVEN];
     unsigned next;
-    bool told; /* of one: they cannot fill the log */
+    bool told; /* the log tells of one stranger: they cannot fill it */
 };
 
 static void unproven_drop(struct unproven *list, unsigned i)
@@ -157,7 +158,8 @@ static void unproven_drop(struct unproven *list, unsigned i)
     list->fds[i] = -1;
 }
 
-/* -EMFILE and others: there is no descriptor for the next one now. */
+/* Accepts a connection and sends it HELLO. -EMFILE and others: there is no descriptor for it
+ * now. */
 static int unproven_accept(struct shm *shm, struct unproven *list)
 {
     uint8_t packet[PACKET_BYTES];
@@ -260,7 +262,7 @@ static struct shm_geometry geometry_of(uint32_t slots, uint32_t message)
     return g;
 }
 
-/* Both sides' buffers in the segment, and a private inbox. */
+/* Both sides' message buffers in the segment, and a private inbox. */
 size_t ibx_shm_message_memory(const struct ibx_options *options)
 {
     struct shm_geometry g = geometry_of(options->slots, (uint32_t)options->message);
@@ -332,7 +334,7 @@ static int serve_client(struct shm *shm, uint64_t deadline, struct ibx_error *er
     if (n < 0 || r.failed)
         return ibx_error_set(err, n < 0 ? (int)n : -EPROTO,
                              "the client did not take the shared memory");
-    ibx_shm_pass_descriptors(shm->control, true); /* its arenas */
+    ibx_shm_pass_descriptors(shm->control, true); /* for its arenas */
     return 0;
 }
 
@@ -353,8 +355,9 @@ static int segment_accept(struct shm *shm, int fd, uint32_t slots, uint32_t mess
     return segment_map(shm, fd);
 }
 
-/* Why no word comes from the other end of the unix socket, `rc`; its end is no fault of the
- * network's, so whoever is there wants it, or others have taken this client's place there. */
+/* The error when no packet comes from the other end of the unix socket, because of `rc`. The
+ * network cannot cause that: whoever is there wants it, or others have taken this client's place
+ * there. */
 static int no_word(const struct shm *shm, int rc, struct ibx_error *err)
 {
     if (rc == -EPROTO || rc == -ECONNRESET || rc == -EPIPE || rc == -ETIMEDOUT)
@@ -362,7 +365,7 @@ static int no_word(const struct shm *shm, int rc, struct ibx_error *err)
     return ibx_error_set(err, rc, "no answer at the server's shm socket: %s", strerror(-rc));
 }
 
-/* Connects, if join did not, and finds out who answers. */
+/* Connects, if ibx_shm_join() did not, and finds out who answers. */
 static int find_server(struct shm *shm, uint64_t deadline, struct ibx_error *err)
 {
     uint8_t packet[PACKET_BYTES], answer[IBX_PROOF_BYTES];
@@ -412,7 +415,8 @@ static int join_server(struct shm *shm, uint64_t deadline, struct ibx_error *err
     if (rc)
         return rc;
     rc = welcome_take(shm, deadline);
-    if (rc == -ECONNRESET) /* it has not read the answer; otherwise it says why it closes */
+    if (rc == -ECONNRESET) /* the answer was not read: our server would tell over the handshake why
+                              it closes */
         return no_word(shm, rc, err);
     return rc ? ibx_error_set(err, rc, "the server's shared memory is refused: %s", strerror(-rc))
               : 0;
@@ -442,8 +446,9 @@ int ibx_shm_setup(struct shm *shm, uint64_t deadline_ns, struct ibx_error *err)
     return rc;
 }
 
-/* A client may keep the segment mapped. What this side wrote there counts as its memory, so it goes
- * once nobody can want to read it: the client has closed its end, and ours is no forked child's. */
+/* A client may keep the segment mapped, and what this side wrote there counts as this side's
+ * memory. So the server empties it once nobody can want to read it: the client has closed its end,
+ * and this is not a forked child's end. */
 static void segment_empty(struct shm *shm)
 {
     struct pollfd end = {.fd = shm->control};

@@ -21,7 +21,7 @@
 #define AT_ALL (PROT_READ | PROT_WRITE)
 
 #define PARTS      4u            /* threads that bring memory in */
-#define PARTS_FROM (16ull << 20) /* bytes; below one is as fast */
+#define PARTS_FROM (16ull << 20) /* bytes; for fewer, one thread is as fast */
 
 static struct {
     pthread_mutex_t lock;
@@ -29,7 +29,7 @@ static struct {
     int fd;
     _Atomic(uint8_t *) base; /* NULL: there is none */
     struct shm_extent *extents;
-    _Atomic uint64_t freed; /* extents */
+    _Atomic uint64_t freed; /* how many extents were freed */
 } shared = {.lock = PTHREAD_MUTEX_INITIALIZER, .fd = -1};
 
 static void before_fork(void)
@@ -48,7 +48,7 @@ static void in_child(void)
     pthread_mutex_unlock(&shared.lock);
 }
 
-/* Where nothing is, most likely. NULL: anywhere. */
+/* An address where most likely nothing is mapped. NULL: the kernel chooses. */
 static void *place(void)
 {
     uint64_t random;
@@ -58,7 +58,8 @@ static void *place(void)
     return (void *)(uintptr_t)(IBX_SHARED_FROM + random % places * IBX_SHM_HUGE);
 }
 
-/* Locked; until it has worked, since this process may have been out of descriptors. */
+/* Makes the arena; is tried again until it works, since this process may have been out of
+ * descriptors. The caller has the lock. */
 static int begin(void)
 {
     if (!shared.begun && pthread_atfork(before_fork, after_fork, in_child))
@@ -67,7 +68,8 @@ static int begin(void)
     int fd = ibx_shm_memfd("ibx-shared", BYTES);
     if (fd < 0)
         return fd;
-    /* A peer may want it at the same address: elsewhere the kernel gives the same ones to all. */
+    /* A peer may want to map it at the same address, and the kernel gives the same addresses to all
+     * processes: so place() chooses one. */
     void *base = mmap(place(), BYTES, PROT_NONE, MAP_SHARED | MAP_NORESERVE, fd, 0);
     if (base == MAP_FAILED) {
         int rc = -errno;
@@ -79,7 +81,7 @@ static int begin(void)
     return 0;
 }
 
-/* Locked. The allocation around `offset`, or NULL. */
+/* The allocation around `offset`, or NULL. The caller has the lock. */
 static struct shm_extent *find(uint64_t offset)
 {
     struct shm_extent *e = shared.extents;
@@ -88,7 +90,7 @@ static struct shm_extent *find(uint64_t offset)
     return e;
 }
 
-/* A part of what is brought in, by a thread of its own. */
+/* A part of the memory to bring in, for one thread. */
 struct part {
     pthread_t thread;
     uint8_t *address;
@@ -96,7 +98,8 @@ struct part {
     int rc;
 };
 
-/* As before Linux 5.14: allocated first, a write into them is then no signal. */
+/* For Linux before 5.14. The pages are allocated first, so that writing to them cannot raise a
+ * signal. */
 static int touch(const struct part *part)
 {
     const off_t at = part->address - atomic_load(&shared.base);
@@ -116,7 +119,7 @@ static void *populate(void *argument)
     return NULL;
 }
 
-/* One thread zeroes 5 to 10 GB/s. */
+/* Uses several threads, because one zeroes only 5 to 10 GB/s. */
 static int populate_all(uint8_t *address, uint64_t length)
 {
     struct part parts[PARTS];
@@ -157,7 +160,7 @@ static int bring_in(uint8_t *address, uint64_t length)
     return rc;
 }
 
-/* Locked. */
+/* The caller has the lock. */
 static int allocate(struct shm_extent *extent, uint8_t **address)
 {
     int rc = shared.forked || atomic_load(&shared.base) ? 0 : begin();

@@ -90,7 +90,8 @@ struct shm_control {
      * 0: none. The peer's deregistration waits for it. */
     _Alignas(128) _Atomic uint32_t copying;
     /* enum shm_request_state, of the request for this side's piece of the same index; who changes
-     * it first does the copy. Not in the command, whose entry may be a newer one's by then. */
+     * it first does the copy. It is not in the command, whose ring entry may have been reused by
+     * then. */
     _Alignas(128) _Atomic uint32_t requests[IBX_SHM_PIECES];
 };
 
@@ -100,8 +101,8 @@ struct shm_published {
     uint64_t address, length;
     uint64_t arena_offset;
     uint32_t access;
-    uint32_t arena; /* enum shm_arena_kind; with one: the allocation that the region is part of */
-    uint64_t allocation, allocation_offset, allocation_length; /* its id; where in the arena */
+    uint32_t arena; /* enum shm_arena_kind; if not NONE, the region is in an allocation: */
+    uint64_t allocation, allocation_offset, allocation_length; /* its id; its place in the arena */
 };
 _Static_assert(sizeof(struct shm_published) == 64, "a published region is one cache line");
 
@@ -162,7 +163,7 @@ struct shm_peer_arena {
     uint8_t *base; /* NULL: not mapped */
     uint64_t bytes;
     int fd;    /* with `base` */
-    bool ours; /* of our user: the system always tells us which pages it has */
+    bool ours; /* of our user: mincore(2) always tells us which pages it has */
     /* All pages between these offsets were there, which is believed for a moment. */
     uint64_t filled_from, filled_to, believed_until;
 };
@@ -247,7 +248,7 @@ struct shm {
     bool connected;
     int control; /* unix socket: wakes, arena descriptors, and its end */
     pid_t peer_pid;
-    _Atomic pid_t peer_thread; /* of it, whose id direct copies name */
+    _Atomic pid_t peer_thread; /* a thread of the peer: direct copies name its id */
     bool gone;                 /* the control socket has ended */
 
     void *segment;
@@ -264,7 +265,7 @@ struct shm {
     bool *inbox_held;         /* by the user */
     uint64_t *send_done;      /* cookies of signalled sends to report */
     uint32_t send_done_count; /* at most slots */
-    unsigned credits_wanted;  /* credits that a send was refused for want of; 0: none was */
+    unsigned credits_wanted;  /* credits that a refused send needs; 0: none was refused */
     bool armed;               /* this side may have been sleeping */
     bool wake_due;            /* the peer sleeps, and could not be woken */
     int broken;               /* negative errno, when BROKEN */
@@ -294,8 +295,8 @@ struct shm {
     size_t copied_alone;  /* bytes since the last request to the absent peer */
     bool direct;          /* process_vm_readv and process_vm_writev reach the peer */
     char direct_reason[128];
-    /* By it the peer recognises this process image. Every direct copy reads it first; on a page of
-     * its own, which ibx_shm_key_revoke() makes inaccessible. */
+    /* The peer recognises this process image by it. Every direct copy reads it first. It has a page
+     * of its own, which ibx_shm_key_revoke() makes inaccessible. */
     uint8_t *nonce;
     bool nonce_revoked;
     uint64_t peer_nonce_address;
@@ -313,7 +314,7 @@ size_t ibx_shm_message_memory(const struct ibx_options *options);
 int ibx_shm_offer(void *endpoint, struct ibx_writer *offer, struct ibx_error *err);
 int ibx_shm_join(void *endpoint, struct ibx_reader *offer, struct ibx_writer *answer,
                  struct ibx_error *err);
-/* Leaves `control`, `segment` and `geometry`. */
+/* Does the dialogue: then `control`, `segment` and `geometry` are set. */
 int ibx_shm_setup(struct shm *shm, uint64_t deadline_ns, struct ibx_error *err);
 void ibx_shm_setup_undo(struct shm *shm);
 /* Sends and receives one packet and at most one descriptor, -1: none; -EMFILE: there was one, for
@@ -323,7 +324,7 @@ ssize_t ibx_shm_packet_receive(int socket, void *data, size_t size, int *fd);
 
 /* socket.c */
 void ibx_shm_place_init(struct shm_place *place);
-/* Closes it, and removes what was made there. */
+/* Closes the server's directories, and removes what was made in them. */
 void ibx_shm_place_leave(struct shm_place *place);
 /* For the offer. -EPROTO: it is malformed. */
 void ibx_shm_place_put(const struct shm_place *place, const char *directory, struct ibx_writer *w);
@@ -332,7 +333,8 @@ int ibx_shm_place_get(struct shm_place *place, char directory[IBX_SHM_DIRECTORY]
 /* A descriptor of a directory in which a server may make sockets; *shared: only in a folder of its
  * own there, because others can make files, too. -EPERM: others can exchange what is in it. */
 int ibx_shm_directory_open(const char *path, bool *shared, struct ibx_error *err);
-/* A socket in `directory`, "": in the network namespace, to which nobody can pass descriptors. */
+/* Makes a listening socket to which nobody can pass descriptors, in `directory`, or ("") in the
+ * network namespace. */
 int ibx_shm_socket_listen(struct shm_place *place, const char *directory, int *listener,
                           struct ibx_error *err);
 int ibx_shm_nonblocking_socket(void);
@@ -349,7 +351,8 @@ int ibx_shm_hello_put(const struct shm *shm, int socket, struct ibx_writer *w);
  * there; -EPERM: somebody passed it on; -EOPNOTSUPP: nobody knows. */
 int ibx_shm_hello_check(const struct shm *shm, int socket, struct ibx_reader *r,
                         uint8_t answer[IBX_PROOF_BYTES]);
-/* The sentence for these: returns `rc`. */
+/* Fills `err` for such an error, or for a packet that does not come. Returns `rc`; -EACCES instead
+ * of -ECONNRESET. */
 int ibx_shm_hello_error(int socket, int rc, struct ibx_error *err);
 /* Whether this answer is to a hello on this very socket: 0 or -EACCES. */
 int ibx_shm_answer_check(const struct shm *shm, int socket, struct ibx_reader *r);
@@ -393,17 +396,18 @@ void ibx_shm_peer_arenas_fini(struct shm *shm);
 struct shm_view ibx_shm_peer_view(struct shm *shm, uint32_t kind, uint64_t offset, uint64_t length);
 /* Whether all of these bytes have pages, so that to touch them makes none. */
 bool ibx_shm_view_filled(const struct shm_view *view, size_t length);
-/* Copies them out without making pages. 0 or a negative errno. */
+/* Copies these bytes out without making pages. 0 or a negative errno. */
 int ibx_shm_view_read(const struct shm_view *view, void *local, size_t length);
 
 /* shared.c */
 /* The descriptor of the process's arena when all these bytes are in it, borrowed; otherwise -1. */
 int ibx_shm_shared_fd(const void *address, size_t length, uint64_t *offset);
-/* Whatever is in it. */
+/* That descriptor, whatever is in the arena; -1: there is none, or this is a forked child. */
 int ibx_shm_shared_file(void);
-/* The allocation around `offset`. */
+/* The allocation around `offset`. False: there is none. */
 bool ibx_shm_shared_allocation(uint64_t offset, uint64_t *begin, uint64_t *length);
-/* If all these bytes are of one allocation nobody frees it, nor allocates, until the latter. */
+/* If all these bytes are of one allocation, nobody frees or allocates until
+ * ibx_shm_shared_let_go(). False: they are not, and nothing is held. */
 bool ibx_shm_shared_hold(const void *address, size_t length);
 void ibx_shm_shared_let_go(void);
 
@@ -432,9 +436,9 @@ void ibx_shm_key_revoke(struct shm *shm, uint32_t index);
 void ibx_shm_copy_init(struct shm *shm);
 /* Finds out whether the kernel copies between the two processes. */
 void ibx_shm_direct_probe(struct shm *shm);
-/* By this end's options. */
+/* Whether this end's options allow direct copies. */
 bool ibx_shm_direct_wanted(const struct shm *shm);
-/* Whether it still does; if not, `direct` is no more. */
+/* Whether direct copies are still permitted; if not, clears `direct`. */
 bool ibx_shm_direct_permitted(struct shm *shm);
 int ibx_shm_rdma(void *endpoint, struct ibx_chunk *chunk);
 /* Copies some of what is due, urgent work first; returns how much it did. */

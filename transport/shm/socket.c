@@ -23,7 +23,7 @@
 #include <unistd.h>
 
 #define NAME_PREFIX "ibx-"
-#define BACKLOG     128 /* for many unauthenticated ones */
+#define BACKLOG     128 /* room for many unauthenticated clients */
 #define BY_OTHERS   (S_IWGRP | S_IWOTH)
 
 #ifndef SO_PASSRIGHTS
@@ -57,7 +57,7 @@ static socklen_t abstract_address(const char *name, struct sockaddr_un *address)
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + IBX_SHM_NAME);
 }
 
-/* By a descriptor of a file, or of its folder and its name in there. */
+/* Names a file by its own descriptor (`name` is ""), or by that of its folder and its name. */
 static socklen_t file_address(int fd, const char *name, struct sockaddr_un *address)
 {
     *address = (struct sockaddr_un){.sun_family = AF_UNIX};
@@ -131,7 +131,7 @@ int ibx_shm_directory_open(const char *path, bool *shared, struct ibx_error *err
     return rc ? rc : fd;
 }
 
-/* A directory that others can search and nobody else can change, whatever the umask. */
+/* Makes a directory that others can search and nobody else can change, whatever the umask. */
 static int folder_make(struct shm_place *place)
 {
     struct stat status;
