@@ -45,7 +45,7 @@ struct cm_event {
     uint8_t responder_resources, initiator_depth;
 };
 
-/* -EAGAIN when there is none. */
+/* Takes the next event. -EAGAIN: there is none. */
 static int event_take(struct verbs *v, struct cm_event *event)
 {
     struct rdma_cm_event *from;
@@ -171,7 +171,7 @@ static int lane_open(struct verbs *v, struct verbs_lane *lane, struct ibx_error 
     return rc;
 }
 
-/* Without the port. */
+/* The address of the handshake socket or of its peer, without the port. */
 static bool socket_address(const struct verbs *v, bool peer, struct sockaddr_storage *address)
 {
     bool found = ibx_address_of_socket(ibx_link_socket(v->link), peer, address);
@@ -187,7 +187,7 @@ static int device_address(struct verbs *v, unsigned n, const char *device, sa_fa
 {
     struct sockaddr_storage own;
     bool found = socket_address(v, false, &own);
-    if (family && !(found && own.ss_family == family)) { /* any */
+    if (family && !(found && own.ss_family == family)) { /* any address of that family */
         own = (struct sockaddr_storage){.ss_family = family};
         found = true;
     }
@@ -419,8 +419,8 @@ static int rail_source(struct verbs *v, unsigned n, struct sockaddr_storage *sou
     return *bound ? device_address(v, n, device, v->rails[n].address.ss_family, source, err) : 0;
 }
 
-/* The server waits for the answer meanwhile, so a path that leads nowhere must not take its time:
- * another path can be tried. */
+/* How long an address or a route may take to resolve. The server waits for the answer meanwhile, so
+ * a path that leads nowhere must leave time to try another one. */
 static unsigned resolve_ms(const struct verbs *v)
 {
     return smaller(RESOLVE_MS, ibx_link_options(v->link)->timeout_ms / 2);
@@ -495,8 +495,8 @@ static void check_rails(const struct verbs *v)
     }
 }
 
-/* The server's MTU may be larger than that of the paths to it. If this end's options ask for an MTU
- * that the path does not carry, that is an error, and not reduced. */
+/* Lowers the MTU to what the paths carry, if the server's is larger. An MTU that this end's options
+ * ask for is not lowered: if the path does not carry it, that is an error. */
 static void fit_mtu(struct verbs *v)
 {
     for (unsigned i = 0; i < v->lane_count && !ibx_link_options(v->link)->mtu; i++) {

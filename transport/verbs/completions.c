@@ -44,7 +44,8 @@ static int wc_failed(struct verbs *v, const struct ibv_wc *wc, const char *what)
     if (!status || v->state.now == VERBS_ABORTED)
         return 0;
     if (wc->status == IBV_WC_WR_FLUSH_ERR) {
-        /* An effect: it waits, so that the cause, if there is one, is reported first. */
+        /* A flushed request is an effect: this is reported later, so that the cause, if there is
+         * one, comes first. */
         ibx_verbs_lost(v, status, "the queue pair went into the error state");
         return 0;
     }

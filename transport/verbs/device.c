@@ -67,7 +67,8 @@ static double port_rate(const char *device, unsigned port)
     return rate;
 }
 
-/* libibverbs looks elsewhere, too, when it may not open a file, and leaves the errno of that. */
+/* Tries the file itself: if libibverbs may not open it, it looks elsewhere, and leaves the errno of
+ * that. */
 int ibx_verbs_file_check(const char *name, const char *module, struct ibx_error *err)
 {
     char path[96];
@@ -85,7 +86,8 @@ int ibx_verbs_file_check(const char *name, const char *module, struct ibx_error 
     return code ? ibx_error_set(err, -code, "%s: %s", path, strerror(code)) : 0;
 }
 
-/* "mlx5_0 port 1 active, Ethernet, 200 Gb/s, mtu 4096; " for each port; returns the active ones. */
+/* Writes "mlx5_0 port 1 active, Ethernet, 200 Gb/s, mtu 4096; " for each port. Returns how many are
+ * active. */
 static unsigned describe_device(struct ibv_device *device, const struct ibx_options *options,
                                 char *out, size_t size)
 {
@@ -119,7 +121,7 @@ static unsigned describe_device(struct ibv_device *device, const struct ibx_opti
     return active;
 }
 
-/* What the kernel has, though libibverbs finds no file for it. */
+/* Whether the kernel has a device, for which libibverbs may find no file. */
 static bool kernel_has_device(char *name, size_t size)
 {
     DIR *folder = opendir(DEVICES);
@@ -278,7 +280,7 @@ static bool address_fits(const struct wanted *wanted, struct rdma_event_channel 
     return true;
 }
 
-/* It means nothing to a peer that does not know which of its links it is on. */
+/* A link-local address means nothing to a peer that does not know which of its links it is on. */
 static bool is_link_local(const struct sockaddr *address)
 {
     return address->sa_family == AF_INET6 &&

@@ -30,7 +30,7 @@ static void device_close(struct ibx_domain_part *part)
 static int device_open(void *what, const struct ibx_domain *domain, struct ibx_domain_part **out,
                        struct ibx_error *err)
 {
-    (void)domain; /* verbs are for any thread */
+    (void)domain; /* verbs may be called from any thread */
     const char *name = ibv_get_device_name(what);
     struct verbs_device *device = calloc(1, sizeof(*device));
     if (!device)

@@ -66,7 +66,7 @@ size_t ibx_verbs_message_memory(const struct ibx_options *options)
     return (sends_of(options->slots) + receives_of(options->slots)) * stride_of(options->message);
 }
 
-/* What work requests have in every post. */
+/* Fills in what work requests have in common in every post. */
 static void fill_in(struct verbs_messages *m)
 {
     m->send =

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* With one device, for each region that shares it. */
+/* A registration with one device, which all regions that share it hold. */
 struct registration {
     struct ibv_mr *mr;
     bool writable; /* a READ may write to it */
@@ -219,7 +219,8 @@ int ibx_verbs_mr_lkey(const struct ibx_mr *mr, unsigned rail, bool writes, uint3
     return 0;
 }
 
-/* Registers a descriptor that is no dma-buf: only a driver that supports dma-bufs checks it. */
+/* Tries to register a descriptor that is no dma-buf. Only a driver that supports dma-bufs checks
+ * the descriptor, and says EBADF. */
 bool ibx_verbs_mr_dmabuf(const struct verbs *v)
 {
     struct ibx_span nothing = {.address = NULL, .length = 4096, .dmabuf_fd = -1};

@@ -16,7 +16,7 @@
 #define CHUNK_DEFAULT     (256u << 10)
 #define BULK_START        8u
 #define RENDEZVOUS        (8u << 10)
-#define IDLE_POLLS_PER_CM 8192 /* a system call; arm() does it every time */
+#define IDLE_POLLS_PER_CM 8192 /* a look at rdma_cm is a system call */
 #define ABORT_MS          2000u
 #define ACK_BATCH         64u
 
@@ -87,9 +87,9 @@ static int verbs_open(struct ibx_link *link, void **endpoint, struct ibx_error *
     return 0;
 }
 
-/* librdmacm keeps a device open that it has seen once, and notices that one has gone only when it
- * lists them (version 44: and finds another one). A driver that cannot take a device away from its
- * users, as soft-RoCE, waits for them until then. */
+/* librdmacm keeps a device open that it has seen once, and notices only when it lists the devices
+ * that one has gone (version 44: and finds another one). A driver that cannot take a device away
+ * from its users, such as soft-RoCE, waits for librdmacm until then. */
 static void forget_removed_devices(void)
 {
     struct ibv_context **devices = rdma_get_devices(NULL);
@@ -100,7 +100,7 @@ static void forget_removed_devices(void)
 static void verbs_close(void *endpoint)
 {
     struct verbs *v = endpoint;
-    ibx_verbs_cm_progress(v); /* the peer may have noticed first */
+    ibx_verbs_cm_progress(v); /* the peer may have noticed that a device has gone */
     const bool removed = v->device_removed;
     for (unsigned i = 0; i < v->lane_count; i++)
         ibx_verbs_qp_destroy(&v->lanes[i]);
@@ -173,7 +173,7 @@ static void verbs_query(void *endpoint, struct ibx_caps *caps, char *description
 
 /* ------------------------------------------------------------------ completions */
 
-/* Most polls find nothing, and the time to the next one is latency. */
+/* Kept short: most polls find nothing, and the time until the next one is latency. */
 static int poll_rail(struct verbs *v, struct verbs_rail *rail)
 {
     struct ibv_wc wc[VERBS_BATCH];
@@ -201,8 +201,8 @@ static void verbs_abort(void *endpoint)
     }
 }
 
-/* A device that does not flush in time loses its queue pairs: after that it touches none of their
- * memory either. What its completion queues have to say of them then comes too late. */
+/* Destroys the queue pairs of a device that does not flush in time: after that it does not touch
+ * their memory either. What its completion queues still report about them is not read. */
 static int give_up_flushing(struct verbs *v)
 {
     int made = 0;
@@ -229,8 +229,8 @@ static bool in_flight(const struct verbs *v)
 
 /* -------------------------------------------------------------------- progress */
 
-/* Nothing completed, and there is more to do than to poll again. Not inlined, so that the poll that
- * finds nothing stays short. */
+/* Nothing was completed, and there is more to do than to poll again. Not inlined, so that the poll
+ * that finds nothing stays short. */
 static __attribute__((noinline)) int idle_round(struct verbs *v)
 {
     if (v->state.now == VERBS_ABORTED)

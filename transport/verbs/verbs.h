@@ -60,7 +60,7 @@ struct verbs_rail {
     struct sockaddr_storage address; /* the server's, with its port */
     struct rdma_cm_id *listener;     /* server only */
     struct verbs_device *device;     /* NULL until its first lane is set up */
-    struct ibv_context *context;     /* the device's, as pd */
+    struct ibv_context *context;     /* of `device`, as is `pd` */
     struct ibv_pd *pd;
     struct ibv_device_attr limits;
     size_t max_message; /* bytes of one work request */
@@ -125,7 +125,7 @@ struct verbs_messages {
     unsigned buffers;  /* for sends, a ring that goes with `sends` */
     size_t message_max;
 
-    unsigned batch; /* receives to one post, sends to one completion */
+    unsigned batch; /* receives that are posted at once; sends that share a completion */
 
     struct verbs_receive *posts;  /* one a receive buffer */
     struct ibv_recv_wr *unposted; /* buffers that are free, to be posted together */
@@ -154,7 +154,7 @@ struct verbs {
     struct ibx_state_machine state; /* enum verbs_state */
     struct rdma_event_channel *events;
     bool events_watched;
-    bool told; /* the log, of the first request that was refused: strangers must not fill it */
+    bool told; /* the log tells of one refused request: strangers cannot fill it */
     unsigned rail_count, lanes_per_rail;
     struct verbs_rail rails[IBX_RAILS_MAX];
     struct verbs_port ports[IBX_RAILS_MAX]; /* of rails whose address was looked up here */
@@ -173,7 +173,7 @@ struct verbs {
     unsigned idle;           /* polls since the connection manager was last checked */
     bool moved;              /* something completed since sleeping was last allowed */
     int lost_status;         /* when LOST */
-    bool device_removed;     /* also where something else was the first sign of it */
+    bool device_removed;     /* even if something else was noticed first */
     char lost_reason[160];   /* likewise */
     uint64_t abort_deadline; /* when flushed completions are no longer waited for */
 };
@@ -186,14 +186,15 @@ int ibx_verbs_probe(const struct ibx_options *options, char *description, size_t
                     struct ibx_error *err);
 /* 0 when this host has any device, or -ENODEV and a sentence. */
 int ibx_verbs_device_any(struct ibx_error *err);
-/* 0 when /dev/infiniband/NAME, of that kernel module, can be opened; otherwise why not and what to
- * do. */
+/* 0 when /dev/infiniband/NAME, which that kernel module provides, can be opened; otherwise a
+ * negative errno, with why not and what to do. */
 int ibx_verbs_file_check(const char *name, const char *module, struct ibx_error *err);
 /* The n-th name in options->device; false when there is none. */
 bool ibx_verbs_device_name(const struct ibx_options *options, unsigned n, char *name, size_t size);
-/* An address of this host that lies on `device` ("": on any) and on none of the `count` ports, with
- * port 0: `prefer` itself if it does, else one of its family, else any, link-local ones last.
- * `prefer` may be NULL. Its own port becomes the next one. */
+/* Finds an address of this host, with port 0, that lies on `device` ("": on any device) and on none
+ * of the `count` ports in `ports`: `prefer` itself (if not NULL), else one of its family, else any,
+ * link-local ones last. Writes the port on which it lies to ports[count]. -ENODEV: there is
+ * none. */
 int ibx_verbs_device_address(const struct ibx_options *options, const char *device,
                              const struct sockaddr *prefer, struct verbs_port *ports,
                              unsigned count, struct sockaddr_storage *address,
@@ -206,8 +207,8 @@ void ibx_verbs_address_print(const struct sockaddr *address, char *out, size_t s
 unsigned ibx_verbs_mtu_bytes(enum ibv_mtu mtu);
 enum ibv_mtu ibx_verbs_mtu_code(unsigned bytes);
 
-/* domain.c: the device opened, anew or as another connection of `domain` has it; that may be
- * NULL. */
+/* domain.c: opens the device, or takes it as another connection of `domain` has opened it. `domain`
+ * may be NULL. */
 int ibx_verbs_device_hold(struct ibx_domain *domain, struct ibv_device *what,
                           struct verbs_device **device, struct ibx_error *err);
 void ibx_verbs_device_release(struct verbs_device *device);
@@ -229,7 +230,7 @@ int ibx_verbs_rail_open(struct verbs *v, struct verbs_rail *rail, struct rdma_cm
 void ibx_verbs_rail_close(struct verbs *v, struct verbs_rail *rail);
 /* Makes the lane's queue pair and brings it to INIT. */
 int ibx_verbs_qp_create(struct verbs *v, struct verbs_lane *lane, struct ibx_error *err);
-/* To RTS, with what rdma_cm and both sides agreed on. */
+/* Brings the queue pair to RTS, with what rdma_cm and both sides agreed on. */
 int ibx_verbs_qp_connect(struct verbs *v, struct verbs_lane *lane, struct ibx_error *err);
 void ibx_verbs_qp_destroy(struct verbs_lane *lane);
 
