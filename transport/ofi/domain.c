@@ -28,7 +28,7 @@ static bool same_text(const char *a, const char *b)
     return a && b ? !strcmp(a, b) : a == b;
 }
 
-/* Whether this one was opened for what was chosen. */
+/* Whether this domain was opened for what was chosen. */
 static bool fits(const struct ibx_domain_part *part, const void *chosen)
 {
     const struct fi_info *have = ((const struct ofi_domain *)part)->info, *want = chosen;

@@ -30,7 +30,8 @@ bool ibx_ofi_name_matches(const char *name, const char *wanted)
     return !strcmp(name, wanted) || (strlen(wanted) == base && !strncmp(name, wanted, base));
 }
 
-/* Position from the end, so that more is better; 0: not in the list. */
+/* A provider's position from the end of the list, so that more is better; 0: it is not in the
+ * list. */
 static int rank_in(const char *name, const char *const *list, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -83,8 +84,8 @@ static bool directory_has_entries(const char *path)
     return found;
 }
 
-/* The first fi_getinfo() of a process takes 50 to 200 ms. A host without any fabric device has
- * nothing native without it. */
+/* The first fi_getinfo() of a process takes 50 to 200 ms. Without it, too, it is known that a host
+ * without any fabric device has nothing native. */
 static bool fabric_device_exists(void)
 {
     return directory_has_entries("/sys/class/infiniband") ||
@@ -138,9 +139,9 @@ static struct fi_info *getinfo(const char *provider, uint64_t op_flags, bool gpu
     return list_of(hints);
 }
 
-/* Whether sharing works for several threads, and saves something. It does not where a region
- * belongs to one endpoint. Emulations pin nothing, but have one engine a domain, in which a page
- * fault would wait for bulk: only tests share there. */
+/* Whether one domain can serve several threads, and sharing it saves something. It saves nothing
+ * where a region belongs to one endpoint. Emulations pin nothing, but have one engine for a domain,
+ * in which a page fault would wait for bulk: only tests share there. */
 static bool can_be_shared(const struct fi_info *info, bool native)
 {
     if (info->domain_attr->mr_mode & FI_MR_ENDPOINT ||
@@ -154,8 +155,8 @@ static bool can_be_shared(const struct fi_info *info, bool native)
     return list;
 }
 
-/* A request for GPU memory changes limits, and makes libfabric look for GPUs: only where there is
- * one and a device that could reach it. */
+/* Whether to ask for GPU memory. That changes limits, and makes libfabric look for GPUs: so only
+ * where there is a GPU and a device that could reach it. */
 static bool gpu_wanted(void)
 {
     return FI_VERSION_GE(fi_version(), IBX_OFI_API) && !access("/dev/nvidiactl", F_OK) &&
@@ -172,14 +173,14 @@ static bool same_address(const struct sockaddr_storage *a, const void *other, si
     return b && length >= least && ibx_address_same((const struct sockaddr *)a, b);
 }
 
-/* libfabric's verbs keep the devices open that they have found. A child cannot use those: its
- * messages never arrive. */
+/* Whether this provider is of no use because of a fork: libfabric's verbs keep the devices open
+ * that they have found. A child cannot use those: its messages never arrive. */
 static bool is_parents(const char *name)
 {
     return ibx_ofi_inherited() && ibx_ofi_name_matches(name, "verbs");
 }
 
-/* Larger is better; negative: out of the question. */
+/* A provider's weight. Larger is better; negative: it is out of the question. */
 static int weigh(const struct fi_info *info, const struct ibx_options *options,
                  const struct ofi_wanted *wanted, bool delivery_complete)
 {
@@ -247,7 +248,7 @@ static void list_names(struct fi_info *list, char *out, size_t size)
     }
 }
 
-/* Whether one of these, of this name ("": any), would do but for a fork. */
+/* Whether a provider in this list, of this name ("": any), would do if there had been no fork. */
 static bool has_parents(const struct fi_info *list, const char *name)
 {
     for (const struct fi_info *info = list; info; info = info->next) {

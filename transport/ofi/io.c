@@ -59,7 +59,7 @@ bool ibx_ofi_move(struct ofi_endpoint *e, struct ibx_state_machine *machine, uns
     return false;
 }
 
-/* It has closed the handshake's socket. */
+/* Whether the peer has closed the handshake's socket. */
 static bool peer_gone(const struct ofi_endpoint *e)
 {
     struct pollfd socket = {.fd = ibx_link_socket(e->link), .events = POLLRDHUP};
@@ -285,9 +285,9 @@ static void check_silence(struct ofi_endpoint *e)
                      e->own.provider, limit_ms);
 }
 
-/* libfabric 1.17's tcp reports a READ twice where its endpoint is closed in the middle of the
- * answer, the second time without a context, and rxm follows that: the process ends. So what is in
- * flight may end by itself first, also by the end of its sockets when the peer has died. */
+/* If its endpoint is closed in the middle of the answer, libfabric 1.17's tcp reports a READ twice,
+ * the second time without a context; rxm uses that, and the process crashes. So what is in flight
+ * first has time to end by itself, or by the end of its sockets when the peer has died. */
 static void finish(struct ofi_endpoint *e)
 {
     if (e->chunks_in_flight && ibx_now_ns() < e->abort_deadline)
@@ -336,7 +336,8 @@ static void set_timer(struct ofi_endpoint *e, long ns)
     timerfd_settime(e->timer_fd, 0, &spec, NULL);
 }
 
-/* An eighth of the time since something happened: so a wait is longer by an eighth at most. */
+/* A nap lasts an eighth of the time since something happened: so a wait is longer by an eighth at
+ * most. */
 static long nap_length(struct ofi_endpoint *e)
 {
     uint64_t now = ibx_now_ns();
@@ -404,7 +405,7 @@ int ibx_ofi_io_close_lanes(struct ofi_endpoint *e)
     return 0;
 }
 
-/* libfabric touches no memory of closed endpoints any more. */
+/* Closes the endpoints: libfabric touches no memory of closed ones any more. */
 void ibx_ofi_io_stop(struct ofi_endpoint *e)
 {
     if (!ibx_ofi_stopped(e))

@@ -37,13 +37,14 @@ static struct {
 } library;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* also around fi_getinfo() */
-static atomic_bool decided;                              /* whether it is there */
+static atomic_bool decided; /* it is known whether libfabric is there */
 static _Thread_local bool holds;
-static atomic_bool used, inherited; /* fi_getinfo(), by this process, or by one before it */
+static atomic_bool used, inherited; /* fi_getinfo() was called here, or before the fork */
 
 static atomic_uint forking; /* threads that are about to fork */
 
-/* Not while another thread is about to fork, for a while: it may wait for what this one has. */
+/* Takes the lock. While another thread is about to fork, waits for that, but not for ever: the
+ * other thread may wait for something that this one has. */
 static void take(void)
 {
     const uint64_t deadline = ibx_deadline_in_ms(FORK_WAITS_MS);
@@ -62,10 +63,10 @@ static void give(void)
     pthread_mutex_unlock(&lock);
 }
 
-/* A child that is forked while another thread looks for what libfabric has finds libfabric's own
- * locks taken, by nobody. So the fork waits for that thread, and none begins until it is over. But
- * it takes nothing that such a thread may wait for, and neither waits for ever: either may need
- * what the other one, or other handlers of this fork, have taken. */
+/* A child that is forked while another thread is in fi_getinfo() finds libfabric's own locks taken,
+ * by nobody. So the fork waits for that thread, and no thread begins until the fork is over. But
+ * the fork keeps no lock that such a thread may wait for, and neither waits for ever: either may
+ * need what the other one, or other handlers of this fork, have taken. */
 static void before_fork(void)
 {
     const uint64_t deadline = ibx_deadline_in_ms(FORK_WAITS_MS);
@@ -115,7 +116,7 @@ static void *open_quietly(const char *name)
     return handle;
 }
 
-/* Of what may be there the next time. The dynamic linker leaves no errno. */
+/* Whether dlerror() tells of a shortage, which may pass. The dynamic linker leaves no errno. */
 static bool tells_of_lack(const char *why)
 {
     static const int lacks[] = {EMFILE, ENFILE, ENOMEM};
@@ -126,7 +127,7 @@ static bool tells_of_lack(const char *why)
     return false;
 }
 
-/* False: for want of that. */
+/* Loads libfabric, or notes why not. False: because of such a shortage. */
 static bool load(void)
 {
     void *handle = open_quietly("libfabric.so.1");
@@ -185,8 +186,8 @@ int fi_getinfo(uint32_t version, const char *node, const char *service, uint64_t
     return rc;
 }
 
-/* The rest is called only with what fi_getinfo() gave, or with an error of a loaded library. Unlike
- * libfabric's own, this one accepts NULL. */
+/* The functions below are called only with what fi_getinfo() gave, or with an error of a loaded
+ * library. Unlike libfabric's own, this one accepts NULL. */
 void fi_freeinfo(struct fi_info *info)
 {
     if (info)

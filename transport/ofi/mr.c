@@ -105,7 +105,7 @@ static int open_region(struct ofi_endpoint *e, const struct ibx_span *span, uint
     }
     if (rc)
         return explain(rc, e, span->length, err);
-    if (has_mode(e, FI_MR_ENDPOINT)) { /* with that mode there is only lane 0's */
+    if (has_mode(e, FI_MR_ENDPOINT)) { /* with that mode lane 0 is the only one */
         rc = fi_mr_bind(mr, &e->lanes[0].ep->fid, 0);
         if (!rc)
             rc = fi_mr_enable(mr);

@@ -50,8 +50,9 @@ static struct header get_header(const uint8_t *bytes)
 
 /* ------------------------------------------------------------------- buffers */
 
-/* CREDIT messages need no credit, but a posted receive. Each gives back at least as many credits as
- * the peer was known to have, so those not yet seen by the peer are about log2(slots). */
+/* CREDIT messages need no credit, but they need a posted receive. Each gives back at least as many
+ * credits as the peer was known to have, so those not yet seen by the peer are about
+ * log2(slots). */
 static unsigned spare_recvs(unsigned slots)
 {
     unsigned spare = 6; /* HELLO, FENCE and FENCED too */
@@ -355,7 +356,8 @@ void ibx_ofi_on_message(struct ofi_endpoint *e, struct ofi_request *r, size_t le
         post_recv(e, r);
 }
 
-/* Longer than any receive. Our peer knows the limit, so a message without the cookie is not its. */
+/* The message was longer than any receive. Our peer knows the limit, so a message without the
+ * cookie is not from it. */
 void ibx_ofi_on_truncated(struct ofi_endpoint *e, struct ofi_request *r)
 {
     if (get_header(r->buffer).cookie == e->cookie_in)

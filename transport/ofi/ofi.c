@@ -324,7 +324,7 @@ static int send_hellos(struct ofi_endpoint *e)
     return 0;
 }
 
-/* At most a millisecond: setting up moves on only while it is polled. */
+/* Waits for at most a millisecond: setting up proceeds only while it is polled. */
 static int wait_a_little(struct ofi_endpoint *e, uint64_t deadline_ns, struct ibx_error *err)
 {
     uint64_t now = ibx_now_ns(), until = now + SETTLE_NS;

@@ -66,7 +66,7 @@ enum ofi_kind { OFI_HELLO = 1, OFI_DATA = 2, OFI_CREDIT = 3, OFI_FENCE = 4, OFI_
 
 /* library.c: makes libfabric's functions callable, or reports why they are not. From any thread. */
 int ibx_ofi_library(struct ibx_error *err);
-/* Whether a process that this one was forked from has used it. */
+/* Whether a process that this one was forked from has used libfabric. */
 bool ibx_ofi_inherited(void);
 
 /* ------------------------------------------------------- choosing (info.c) */
@@ -109,7 +109,7 @@ struct ofi_domain {
  * reference to that one. From any thread. */
 int ibx_ofi_domain_hold(struct ibx_domain *owner, const struct ofi_choice *choice,
                         struct ofi_domain **out, struct ibx_error *err);
-/* After everything in it that is the connection's. Accepts NULL. */
+/* Call it after everything in the domain that is the connection's was closed. Accepts NULL. */
 void ibx_ofi_domain_release(struct ofi_domain *domain);
 /* fi_close(), with a log entry when it fails. */
 void ibx_ofi_fid_close(struct fid *fid);
@@ -231,16 +231,16 @@ struct ofi_endpoint {
     uint64_t abort_deadline; /* until which transfers in flight may end by themselves */
     uint64_t silent_since;   /* no chunk completed since then (ibx_now_ns(), 0: not yet checked) */
     unsigned idle_polls;
-    unsigned receives_lost; /* one after the other */
+    unsigned receives_lost; /* in a row */
     bool refused;           /* libfabric returned -FI_EAGAIN to a post since the last progress */
     bool retry_turn;
-    bool send_refused; /* the user's last send was */
-    bool send_again;   /* and something has completed since */
+    bool send_refused; /* the user's last send was refused */
+    bool send_again;   /* ... and something has completed since */
 
     uint32_t epoch;         /* grows with each FENCE of the peer */
-    unsigned old_chunks;    /* in flight since before the last one */
-    uint32_t requested;     /* its number */
-    bool answer_due;        /* as soon as they are over */
+    unsigned old_chunks;    /* chunks in flight since before the last FENCE of the peer */
+    uint32_t requested;     /* the number of that FENCE */
+    bool answer_due;        /* it is to be answered, as soon as they are over */
     uint32_t fence, fenced; /* our last FENCE, and the last one answered */
 
     struct ibx_error failure; /* in SETUP */
@@ -248,7 +248,7 @@ struct ofi_endpoint {
     int made; /* upcalls of this progress */
 };
 
-/* With a domain, for each region that shares it. */
+/* A registration with a domain, which all regions that share it hold. */
 struct ofi_registration {
     struct fid_mr *mr; /* NULL: it went with its endpoint */
     const struct fid_domain *domain;
@@ -276,7 +276,7 @@ int ibx_ofi_mr_register(void *endpoint, struct ibx_mr *mr, struct ibx_error *err
 void ibx_ofi_mr_deregister(void *endpoint, struct ibx_mr *mr);
 /* Closes what is bound to an endpoint, so that the endpoint can be closed. */
 void ibx_ofi_mr_detach_all(struct ofi_endpoint *e);
-/* Registers message buffers where local access needs it; *mr stays NULL where not. */
+/* Registers message buffers where local access needs it; elsewhere e->memory_mr stays NULL. */
 int ibx_ofi_mr_buffers(struct ofi_endpoint *e, struct ibx_error *err);
 
 /* msg.c: messages, credits, order */
@@ -301,10 +301,13 @@ int ibx_ofi_msg_send(void *endpoint, const struct iovec *iov, int iovcnt, size_t
 void ibx_ofi_msg_release(void *endpoint, uint64_t slot);
 
 /* fence.c: no access of the peer outlives a deregistration */
+/* Waits until the accesses of the peer that were under way are over. If the peer does not confirm
+ * that in time, the connection is lost and its endpoints are closed. */
 void ibx_ofi_fence(struct ofi_endpoint *e);
 void ibx_ofi_on_fence(struct ofi_endpoint *e, uint32_t number);
 void ibx_ofi_on_fenced(struct ofi_endpoint *e, uint32_t number);
 void ibx_ofi_fence_on_chunk(struct ofi_endpoint *e, const struct ofi_request *r);
+/* Answers the peer's FENCE if all chunks from before it are over. */
 void ibx_ofi_fence_answer(struct ofi_endpoint *e);
 
 /* io.c: chunks, completions, the end */
@@ -320,8 +323,9 @@ void ibx_ofi_io_stop(struct ofi_endpoint *e);
 /* Sleeps until there may be completions, at most 1 ms: false when the peer has closed the
  * handshake's socket. */
 bool ibx_ofi_io_nap(struct ofi_endpoint *e);
-/* Emulations close a socket that they cannot write to, with all that has arrived in it. So nothing
- * is sent to a peer that has gone: the core notices that, and has its last messages before. */
+/* Whether to send would lose what the peer has sent last. Emulations close a socket that they
+ * cannot write to, with all that has arrived in it. So nothing is sent to a peer that has gone: the
+ * core takes its last messages, and then notices its end. */
 bool ibx_ofi_would_lose(const struct ofi_endpoint *e);
 void ibx_ofi_io_abort(void *endpoint);
 /* 0, or the negative libfabric code of the endpoint that did not close. */
