@@ -68,7 +68,7 @@ int ibx_tcp_status_errno(uint32_t status);
 /* The first bytes on a bulk socket: "ibxL", version, lane (1..), two zero bytes, proof. */
 void ibx_tcp_hello_put(unsigned lane, const uint8_t proof[IBX_PROOF_BYTES],
                        uint8_t out[IBX_TCP_HELLO_BYTES]);
-/* -EPROTO when it is none; `proof` points into `in`. */
+/* -EPROTO: this is no hello. `proof` points into `in`. */
 int ibx_tcp_hello_get(const uint8_t in[IBX_TCP_HELLO_BYTES], unsigned *lane, const uint8_t **proof);
 
 /* What one side can take, in the offer and in the answer. */

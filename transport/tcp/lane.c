@@ -9,7 +9,8 @@
 /* What one progress() moves on a lane before the next one's turn: it bounds how long an urgent
  * frame waits for the thread, about 50 microseconds at 10 GB/s. */
 #define TURN_BYTES (512u << 10)
-/* On lane 0 the rest overtakes a longer READ or WRITE: it is bulk that has no lane of its own. */
+/* On lane 0 everything else overtakes a READ or WRITE that is longer than this: it is bulk that has
+ * no lane of its own. */
 #define SMALL_BYTES (64u << 10)
 #define SCRAP_BYTES (16u << 10)
 
@@ -218,7 +219,8 @@ void ibx_tcp_lane_push(struct tcp_lane *lane)
         }
         if (n > 0)
             ibx_tcp_lane_sent(lane, (size_t)n);
-        /* TLS takes a part as long as the socket takes all of what it has. */
+        /* TLS may take only a part of the pieces. The lane is blocked if the socket has not taken
+         * all that TLS has. */
         if (n < 0 ||
             (lane->tls ? ibx_tls_unsent(lane->tls) : (size_t)n < bytes_of(pieces, count))) {
             lane->blocked = true;
@@ -279,8 +281,8 @@ static size_t stage_read(struct tcp_lane *lane)
     return at;
 }
 
-/* `extra` bytes behind the header in the stage arrived in the slot of the next message. If the
- * frame is no message they are moved to the stage. */
+/* Handles the header in the stage. `extra` bytes behind it were read into the slot of the next
+ * message, on the guess that it is one; if it is none, they are moved to the stage. */
 static void guess_settle(struct tcp_lane *lane, size_t extra)
 {
     const uint8_t *guess = ibx_tcp_inbox_next(lane->tcp);
@@ -319,8 +321,8 @@ void ibx_tcp_lane_received(struct tcp_lane *lane, size_t n)
         memmove(lane->stage, lane->stage + used, lane->stage_have);
 }
 
-/* Where the next bytes go: what is left of a body, then a header, and on lane 0 perhaps a message,
- * straight into the slot that it will get. */
+/* Where the next bytes go: what is left of a body, then a header, and on lane 0, on a guess, a
+ * message, straight into the slot that it will get. */
 static int input_pieces(struct tcp_lane *lane, struct iovec *pieces, uint8_t *scrap)
 {
     size_t left = lane->body_left;

@@ -35,7 +35,7 @@
  * state machine: tcp lane thread's input
  *   [*] -> NONE -> GIVEN -> DONE -> NONE
  *   GIVEN -> NONE                         taken back
- * Moved by the polling thread, but to DONE by the lane's.
+ * The lane's thread moves it to DONE, the polling thread makes all other moves.
  */
 enum input { INPUT_NONE, INPUT_GIVEN, INPUT_DONE };
 
@@ -46,7 +46,7 @@ struct tcp_thread {
     int wake_fd;
     uint64_t spin_ns;
     pthread_mutex_t step;
-    bool stopped; /* with `step` held */
+    bool stopped; /* guarded by `step` */
     atomic_bool quits, sleeps;
     atomic_uint calls; /* counts what was given */
 
@@ -95,7 +95,7 @@ static int output_pieces(struct tcp_thread *t, struct iovec *pieces)
     return n;
 }
 
-/* TLS has bytes that it could not give to the socket. */
+/* Whether TLS has bytes that it could not give to the socket. */
 static bool unsent(const struct tcp_thread *t)
 {
     return t->lane->tls && ibx_tls_unsent(t->lane->tls);
@@ -245,7 +245,8 @@ static void watch_forks(void)
     pthread_atfork(NULL, NULL, forked);
 }
 
-/* One more, if there may be: the rest of the lanes is the polling threads'. */
+/* Counts one more thread, if there may be one. Lanes without one are served by the polling
+ * threads. */
 static bool allowed(const struct tcp *tcp)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -262,7 +263,8 @@ static bool allowed(const struct tcp *tcp)
 static bool threaded(struct tcp_lane *lane, size_t length)
 {
     struct tcp *tcp = lane->tcp;
-    const bool worth = lane->tls || tcp->lane_count > 1; /* a plain one is as fast as its thread */
+    /* One plain lane is as fast without a thread. */
+    const bool worth = lane->tls || tcp->lane_count > 1;
     if (lane->thread || length < BODY_MIN || !lane->index || !worth || lane->flight_count ||
         !allowed(tcp))
         return lane->thread;
@@ -291,9 +293,10 @@ none:
     return false;
 }
 
-/* Whether the lane has a thread, or gets one for what it sends. A connection of a domain is one of
- * several with a thread each, which has nothing to do while another one encrypts what is READ from
- * here: both would want a processor. One that receives hands on meanwhile what came before. */
+/* Whether the lane has a thread, or gets one for what it sends. Connections of a domain get none
+ * for that: each has a polling thread, which would have nothing to do while a second thread
+ * encrypts what is READ from here, and both would want a processor. While a second thread receives,
+ * the polling thread hands on what came before. */
 static bool sends_by_thread(struct tcp_lane *lane)
 {
     const struct tcp_item *first = lane->small.head ? lane->small.head : lane->large.head;
@@ -441,7 +444,9 @@ void ibx_tcp_threads_collect(struct tcp *tcp)
         struct tcp_thread *t = tcp->lanes[i].thread;
         if (!t)
             continue;
-        pthread_mutex_lock(&t->step); /* what the peer has already is done then */
+        /* Waits for a step under way: then all that the peer can have received is counted in
+         * `done`. */
+        pthread_mutex_lock(&t->step);
         pthread_mutex_unlock(&t->step);
         output_collect(&tcp->lanes[i]);
     }
@@ -456,7 +461,7 @@ void ibx_tcp_threads_stop(struct tcp *tcp)
         pthread_mutex_lock(&t->step);
         t->stopped = true;
         pthread_mutex_unlock(&t->step);
-        call(t); /* it does not wait for the socket any more */
+        call(t); /* so that it no longer waits for the socket */
     }
 }
 

@@ -10,8 +10,8 @@
  * peer's host answers. Where a connection can be made again, that is soon, and the next one to this
  * host has shorter segments (core/segments.c).
  *
- * A network may also have been silent for a while, and what comes first when it is back is another
- * packet of the peer's: so it counts that this end has sent again since, in vain.
+ * A network may also have been silent for a while. When it is back, another packet of the peer may
+ * come first: so a lane is given up only if this end has sent again since then, in vain.
  *
  * A peer that takes nothing is another matter: its window is closed, and what is sent then is a
  * probe of that. Kernels before 5.4 do not tell the window, and end no connection here. A receiver
@@ -32,12 +32,13 @@
 #include <sys/ioctl.h>
 
 #define LIMIT_MIN   2000u /* ms */
-#define SETTLE_MS   1000u /* what was on its way has come */
+#define SETTLE_MS   1000u /* after so long, what was on its way has come */
 #define ANSWER_MS   200u  /* for an acknowledgement, or 3 round trips */
 #define TRIPS       3u
 #define SHORT_BYTES 512u /* every network passes so much */
 
-/* Less than timeout_ms, for which others wait for an answer: this tells more. */
+/* How long a lane may be stuck. Other checks wait for an answer for timeout_ms; this one waits for
+ * less, because its error says more. */
 static unsigned limit_ms(const struct tcp *tcp)
 {
     const struct ibx_options *options = ibx_link_options(tcp->link);
@@ -46,8 +47,8 @@ static unsigned limit_ms(const struct tcp *tcp)
     return options->follow_address && ms > IBX_TCP_PATIENT_MS ? IBX_TCP_PATIENT_MS : ms;
 }
 
-/* What has come from the peer's host, on whatever lane: keepalives, too, which acknowledge nothing.
- */
+/* How many segments have come from the peer's host, on whatever lane. Keepalives count, too, which
+ * acknowledge nothing. */
 static uint64_t segments_of(const struct tcp *tcp)
 {
     uint64_t count = 0;
@@ -60,7 +61,7 @@ static uint64_t segments_of(const struct tcp *tcp)
     return count;
 }
 
-/* Where the kernel encrypts, it may refuse that; then closing does it. */
+/* Resets the connection at once. A kernel that encrypts may refuse that; then closing resets it. */
 void ibx_tcp_reset(struct tcp_lane *lane)
 {
     const struct sockaddr none = {.sa_family = AF_UNSPEC};

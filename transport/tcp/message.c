@@ -32,7 +32,8 @@ size_t ibx_tcp_message_memory(const struct ibx_options *options)
            IBX_TCP_SPARES * longest(options->message, false);
 }
 
-/* Memory for one long message. One at a time is lent: who sends many ahead holds no more of it. */
+/* Memory for one long message. The program lends one at a time, so that a peer that sends many
+ * ahead holds no more of that memory. */
 static uint8_t *big_take(struct tcp *tcp, size_t length)
 {
     const struct ibx_message_memory *lender = ibx_link_options(tcp->link)->long_messages;
@@ -119,8 +120,8 @@ void ibx_tcp_on_credits(struct tcp *tcp, unsigned n)
 
 void ibx_tcp_credits_return(struct tcp *tcp)
 {
-    /* A message carries them too. But a peer without any cannot request them, so it gets them when
-     * it is down to half of the slots. */
+    /* A message returns credits, too. But a peer without any cannot ask for them, so it gets them
+     * when it is down to half of the slots. */
     if (!tcp->owed || tcp->credit_queued || tcp->peer_credits > tcp->mine.slots / 2)
         return;
     struct ibx_tcp_frame frame = {.type = IBX_TCP_CREDIT, .credits = owed_take(tcp)};

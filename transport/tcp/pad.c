@@ -16,16 +16,16 @@
 
 static const uint8_t nothing[FRAME_BYTES];
 
-/* What the kernel takes ahead of what it sends; 0: as usual. */
+/* Limits how many bytes the kernel takes ahead of those that it sends; 0: as usual. */
 static void unsent_most(const struct tcp_lane *lane, uint32_t bytes)
 {
     setsockopt(lane->fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &bytes, sizeof(bytes));
 }
 
-/* The kernel has what it may send a round trip later, too: then nobody may poll the connection, and
- * with less BBR would take it for all that the wire carries. Where packets stand in a queue for
- * half as long as they travel, and for longer than hosts take, the wire has all that it takes: more
- * would only be in front of what is sent next. */
+/* Whether the wire takes more padding. If so, the kernel takes ahead what it may send a round trip
+ * later, too: nobody may poll the connection then, and with less BBR would take that for all that
+ * the wire carries. If packets stand in a queue for half as long as they travel, and for longer
+ * than hosts take, the wire is full: more would only be in front of what is sent next. */
 static bool wire_takes(const struct tcp_lane *lane)
 {
     struct tcp_info info = {0};
@@ -77,7 +77,8 @@ void ibx_tcp_pad(void *endpoint, size_t bytes)
         struct tcp_lane *lane = &tcp->lanes[i];
         lane->pad.left = bytes;
         next(&lane->pad);
-        if (!tcp_uring(tcp)) /* which may have some of the lane's output, and the next progress */
+        /* io_uring may have some of the lane's output; its next progress goes on. */
+        if (!tcp_uring(tcp))
             ibx_tcp_lane_push(lane);
     }
 }

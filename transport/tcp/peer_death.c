@@ -76,7 +76,7 @@ void ibx_tcp_peer_unwatch(struct tcp *tcp)
     close(tcp->timer);
 }
 
-/* Whether the lane has unacknowledged bytes; the connection ends when the peer's host is dead. */
+/* Whether the lane has unacknowledged bytes. Ends the connection when the peer's host is dead. */
 static bool lane_check(struct tcp_lane *lane, uint64_t now)
 {
     struct tcp_info info = {0};
@@ -104,7 +104,7 @@ static bool lane_check(struct tcp_lane *lane, uint64_t now)
     return true;
 }
 
-/* Milliseconds until the next check; 0: none until something is written. */
+/* Sets the timer for the next check, in `ms`; 0: there is none until something is written. */
 static void timer_set(struct tcp *tcp, uint64_t now, unsigned ms)
 {
     struct itimerspec in = {
@@ -139,12 +139,12 @@ void ibx_tcp_peer_check(struct tcp *tcp)
     timer_set(tcp, now, waits || probes ? look_ms(tcp) : 0);
 }
 
-/* Nothing is sent any more: the peer's host would answer with a reset, and the kernel then discards
- * what has arrived. A peer that lives learns from the end of our lane 0 that the connection is
- * over. */
+/* While the connection drains, nothing is sent: the peer's host would answer with a reset, and the
+ * kernel then discards what has arrived. A peer that lives learns from the end of our lane 0 that
+ * the connection is over. */
 bool ibx_tcp_drain_begin(struct tcp *tcp)
 {
-    /* What was written to a unix socket is there. */
+    /* What was written to a unix socket has arrived already. */
     if (tcp->timer < 0)
         return false;
     if (tcp->state.now != TCP_LIVE)

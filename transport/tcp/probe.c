@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * A connection that could be made again, over a network that is silent for a while: TCP doubles the
- * pause between two tries, so that it finds out about twice as late as the network comes back. A
- * client that waits asks more often, by a request for another connection to the same address. When
- * that is answered and this connection's bytes still are not, this one is given up; whoever uses it
- * goes on over another.
+ * pause between two tries, so that it may notice only after twice the silence that the network is
+ * back. A client that waits asks more often, by a request for another connection to the same
+ * address. When that is answered and this connection's bytes still are not, this connection is
+ * given up, and its user continues over another one.
  *
  * What the peer sends into the silence is tried again by its kernel, at its pace, and this end does
  * not know of it. So a client that has heard nothing for a while sends a frame that means nothing:
@@ -30,7 +30,7 @@
 #define SILENT_MS  200u  /* since a retransmission without an answer was seen */
 #define YOUNG_MS   1000u /* a connection that is no older when the silence begins ... */
 #define PATIENT_MS IBX_TCP_PATIENT_MS /* ... is left alone for so long, but for one request */
-#define DOUBTS     2u                 /* times as long, unless it has sent again meanwhile */
+#define DOUBTS     2u                 /* times PATIENT_MS, if it has not sent again meanwhile */
 #define ANSWER_MS  100u               /* for a request for a connection, or 3 round trips */
 #define TRIPS      3u
 
@@ -92,13 +92,13 @@ static int answered(const struct tcp_probe *probe)
     return getsockopt(probe->fd, SOL_SOCKET, SO_ERROR, &error, &length) || error ? -1 : 1;
 }
 
-/* Whether it was silent from its beginning. */
+/* Whether the lane's silence began while the connection was young. */
 static bool is_young(const struct tcp *tcp, const struct tcp_lane *lane)
 {
     return lane->unanswered_since - tcp->probe.born < YOUNG_MS * IBX_NS_PER_MS;
 }
 
-/* Another connection is answered, and this lane is not. */
+/* Decides what to do when another connection is answered and this lane is not. */
 static void judge(struct tcp *tcp, const struct tcp_info *info, uint64_t now)
 {
     struct tcp_lane *lane = tcp->probe.lane;
@@ -127,7 +127,7 @@ static void follow_up(struct tcp *tcp, const struct tcp_info *info, uint64_t now
         drop(tcp);
 }
 
-/* Sends a frame that means nothing after a time without any byte. */
+/* Sends a frame that means nothing, if nothing has come for a while. */
 static void ping(struct tcp *tcp)
 {
     struct tcp_lane *first = &tcp->lanes[0];
@@ -152,8 +152,8 @@ void ibx_tcp_probe_fini(struct tcp *tcp)
     drop(tcp);
 }
 
-/* The lane that has been silent for longest; NULL: none is. Where packets are lost now on one lane
- * and then on another, none of them is for long. */
+/* The lane that has been silent for longest; NULL: none is. If packets are lost now on one lane and
+ * then on another, no lane is silent for long. */
 static struct tcp_lane *most_silent(struct tcp *tcp, uint64_t now, struct tcp_info *info)
 {
     struct tcp_lane *most = NULL;

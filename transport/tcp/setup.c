@@ -32,11 +32,11 @@
 #define UNPROVEN_MAX   32u   /* sockets that have not proven yet that they are lanes */
 #define NAME_BYTES_MAX 64u   /* of an abstract unix socket */
 
-/* A packet that is lost alone, as the answer to a call is when its VM has just left for another
- * host, is sent again after 200 ms, unless the kernel (6.15) can be told less. What acknowledges is
- * told to do it earlier than that. And while nothing answers, the kernel doubles the pause between
- * two tries, so that a VM that stands still for 150 ms is heard of up to 150 ms later: with few
- * packets under way it can be told to begin with six pauses of one length. */
+/* A packet that is lost alone, such as the answer to a call when its VM has just left for another
+ * host, is sent again after 200 ms, unless the kernel (6.15) can be told to wait for less. Then the
+ * receiver is told to acknowledge sooner than that. Also, while nothing answers, the kernel doubles
+ * the pause between two tries, so that a VM that stands still for 150 ms is heard of up to 150 ms
+ * later. With few packets under way it can be told to begin with six pauses of one length. */
 #ifndef TCP_RTO_MIN_US
 #define TCP_RTO_MIN_US 45
 #endif
@@ -81,12 +81,13 @@ static void socket_tune(const struct tcp *tcp, int fd, unsigned lane)
         setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
 }
 
-/* The window in which messages come, in one round trip and not in several: the kernel's own grows
- * with what has come. Only who may exceed net.core.rmem_max gets it: less than that would be less
- * than what the kernel's own grows to. The kernel may then hold twice as much for this socket while
- * nobody reads, so the caller knows its peer. That ends the kernel's own growing, which bulk needs
- * where the wire is longer: there the buffer becomes what a reader needs that waits for so much at
- * once, and grows from that on. */
+/* Opens the window for messages, so that they come in one round trip and not in several: the
+ * kernel's own window grows only with what has come. That takes the right to exceed
+ * net.core.rmem_max, since less would be less than what the kernel's own grows to. The kernel may
+ * then hold twice as much for this socket while nobody reads, so the caller has to know its peer. A
+ * buffer that was set does not grow any more, but bulk needs that where the wire is longer. So on
+ * bulk lanes SO_RCVLOWAT makes the buffer as large as a reader needs that waits for so much at
+ * once, and it grows from there. */
 void ibx_tcp_receive_ahead(void *endpoint)
 {
     const struct tcp *tcp = endpoint;
@@ -145,8 +146,9 @@ static void address_put(struct ibx_writer *w, struct sockaddr_storage *address, 
     ibx_put_u16(w, ntohs(*ibx_address_port(address)));
 }
 
-/* Where a user asks for several plain lanes each has a thread; how many are best was measured with
- * encryption only. Connections of one domain are driven by several threads already. */
+/* How many bulk lanes to have. Several plain lanes, if a user asks for them, have a thread each;
+ * how many are best by default was measured with encryption only. Connections of one domain are
+ * driven by several threads already. */
 static unsigned lanes_wanted(const struct tcp *tcp)
 {
     const struct ibx_options *options = ibx_link_options(tcp->link);
@@ -321,7 +323,7 @@ struct unproven {
     } all[UNPROVEN_MAX];
     unsigned next; /* to be dropped when all are in use */
     unsigned accepted;
-    bool told; /* the log, of the first one that was closed: strangers must not fill it */
+    bool told; /* the log tells of the first one that was closed: strangers cannot fill it */
 };
 
 static void unproven_drop(struct unproven *s, unsigned i)
@@ -381,8 +383,8 @@ static void unproven_read(struct tcp *tcp, struct unproven *s, unsigned i)
     s->accepted++;
 }
 
-/* A free place, or that of the one that came first and has shown nothing: not the PSK, whose owner
- * has only to be waited for. */
+/* A free place, or else that of the oldest socket that has not shown that it has the PSK: one that
+ * has it only needs time. */
 static unsigned unproven_place(struct unproven *s)
 {
     for (unsigned i = 0; i < UNPROVEN_MAX; i++) {
@@ -396,8 +398,9 @@ static unsigned unproven_place(struct unproven *s)
     return s->next++ % UNPROVEN_MAX;
 }
 
-/* Each is heard before the next one comes, which may take its place; and after some of them it is
- * the others' turn. -EMFILE and others: there is no descriptor for the next one now. */
+/* Accepts some connections; then it is the turn of those that were accepted. Each is read before
+ * the next one is accepted, which may take its place. -EMFILE and others: there is no descriptor
+ * for the next one now. */
 static int unproven_accept(struct tcp *tcp, struct unproven *s, int epoll)
 {
     for (unsigned n = 0; n < UNPROVEN_MAX; n++) {
@@ -429,7 +432,7 @@ static int lanes_await(struct tcp *tcp, struct unproven *s, int epoll, uint64_t 
         }
         if (s->accepted == tcp->peer.lanes)
             return 0;
-        /* The wait ends at once as long as there are more. */
+        /* As long as there are more, the wait below ends at once. */
         if (ibx_now_ns() >= deadline)
             return shortage ? shortage : -ETIMEDOUT;
         int rc = shortage ? ibx_link_pause(tcp->link, deadline)

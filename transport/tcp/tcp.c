@@ -37,7 +37,7 @@
 
 #define ALIVE_TURNS 64u /* progress() calls from one check of the peer to the next */
 
-/* Fewer processors are busy with the polling threads of both ends. */
+/* With fewer processors there are no threads: the polling threads of both ends keep those busy. */
 #define THREADS_FROM 4u
 
 #define REGIONS_MAX (1u << 20)
@@ -302,7 +302,7 @@ static void flush_if_idle(struct tcp *tcp)
     ibx_tcp_posts_flush(tcp, -ECONNRESET);
 }
 
-/* The connection is over, and the core does not know yet. */
+/* Whether the connection is over and the core does not know yet. */
 static bool loss_due(const struct tcp *tcp)
 {
     return tcp->state.now == TCP_BROKEN || tcp->state.now == TCP_FAILED;

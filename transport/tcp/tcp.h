@@ -81,7 +81,8 @@ struct tcp_pad {
     bool queued;
 };
 
-/* So long one whose packets may not arrive at all is left alone, though another could be made. */
+/* A connection whose packets may not arrive at all is left alone for so long, even if a new one
+ * could be made. */
 #define IBX_TCP_PATIENT_MS 3000u
 
 /* Whether a new connection would be answered while this one is not; see probe.c. */
@@ -89,8 +90,8 @@ struct tcp_probe {
     bool able;             /* to be tried */
     int fd;                /* -1: no request is under way */
     uint64_t began, until; /* ns; of the request */
-    uint64_t born;         /* this connection */
-    struct tcp_lane *lane; /* which was silent when that was made */
+    uint64_t born;         /* when this connection was made */
+    struct tcp_lane *lane; /* which was silent when the request was made */
 };
 
 /* --------------------------------------------------------------------- lanes */
@@ -124,12 +125,13 @@ struct tcp_lane {
     struct tcp_pad pad;
     uint64_t silent_since;     /* ns; since when the peer acknowledges nothing; 0: it does */
     uint64_t unanswered_since; /* ns; the same, but of retransmissions alone; see probe.c */
-    uint64_t stuck_since;      /* ns; since when they bring nothing forward; 0: they do */
-    uint64_t acknowledged;     /* bytes, when that was looked at last; see long_packets.c */
-    uint64_t segments;         /* of the peer's, a while after stuck_since; 0: not counted yet */
-    uint64_t answers_since;    /* ns; the peer's host, while this lane is stuck; 0: not known */
-    bool blocked;              /* the socket took no more */
-    bool watched_output;       /* in tcp->writable */
+    uint64_t stuck_since;      /* ns; since when retransmissions have had no effect; 0: they have */
+    uint64_t acknowledged;     /* bytes, at the last look; see long_packets.c */
+    uint64_t segments;         /* from the peer, counted a while after stuck_since; 0: not yet */
+    uint64_t answers_since; /* ns; since when the peer's host is known to answer while this lane is
+                               stuck; 0: it is not */
+    bool blocked;           /* the socket took no more */
+    bool watched_output;    /* in tcp->writable */
 
     /* Input. Bytes arrive in `body` as long as one is expected, after it in `stage`: a header, on
      * lane 0 also what came behind it. Between calls `stage` has fewer bytes than a header. */
@@ -249,8 +251,8 @@ struct tcp {
     /* Threads of lanes: of this connection, at most, and at most in this process. */
     unsigned threads, threads_max, threads_all;
     int threads_fd;            /* wakes this side's sleeper; -1: none yet */
-    atomic_bool threads_armed; /* they are to use it */
-    bool threads_slept;        /* they were since the last turn */
+    atomic_bool threads_armed; /* they are to wake the sleeper */
+    bool threads_slept;        /* threads_armed was set since the last turn */
 
     /* Messages. One of at most `message_unit` bytes lies in its slot of the inbox, a longer one in
      * memory of its own, which its slot then has in `big`. */
@@ -319,36 +321,37 @@ void ibx_tcp_receive_ahead(void *endpoint);
 /* pad.c */
 void ibx_tcp_pad(void *endpoint, size_t bytes);
 void ibx_tcp_on_pad_sent(struct tcp_pad *pad);
-/* One small frame, unless padding is under way. */
+/* Sends one small frame of padding, unless padding is under way. */
 void ibx_tcp_pad_once(struct tcp_lane *lane);
 
 /* probe.c */
 void ibx_tcp_probe_init(struct tcp *tcp);
 void ibx_tcp_probe_fini(struct tcp *tcp);
-/* To be called often while this side waits. */
+/* Call it often while this side waits. */
 void ibx_tcp_probe_check(struct tcp *tcp, uint64_t now);
 
 /* long_packets.c */
 struct tcp_info;
-/* To be called with each look at a lane that has unacknowledged bytes. */
+/* Call it with each look at a lane that has unacknowledged bytes. */
 void ibx_tcp_long_packets_check(struct tcp_lane *lane, const struct tcp_info *info, uint64_t now);
-/* This lane has none. */
+/* Call it when the lane has none. */
 void ibx_tcp_long_packets_none(struct tcp_lane *lane);
-/* The lane has sent again since the peer's host is known to answer, and that was no use. */
+/* Whether the lane has sent again, in vain, since the peer's host is known to answer. */
 bool ibx_tcp_long_packets_tried(const struct tcp_lane *lane, const struct tcp_info *info,
                                 uint64_t now);
 /* Ends the connection: this lane's packets do not arrive. */
 void ibx_tcp_long_packets_lost(struct tcp_lane *lane, const struct tcp_info *info, unsigned ms);
-/* The peer learns of the end now: it would come behind bytes that do not arrive. */
+/* Resets the lane, so that the peer learns of the end now: otherwise it would come behind bytes
+ * that do not arrive. */
 void ibx_tcp_reset(struct tcp_lane *lane);
 
 /* peer_death.c */
 void ibx_tcp_keepalive_set(const struct tcp *tcp, int fd);
-/* To be called once the lanes are there. */
+/* Call it once the lanes are there. 0 or a negative errno. */
 int ibx_tcp_peer_watch(struct tcp *tcp);
 void ibx_tcp_peer_unwatch(struct tcp *tcp);
-/* Ends the connection when the peer's host has been silent for too long. To be called often, and
- * always before this side sleeps. */
+/* Ends the connection when the peer's host has been silent for too long. Call it often, and always
+ * before this side sleeps. */
 void ibx_tcp_peer_check(struct tcp *tcp);
 /* A bulk lane has ended. False: nothing can be on its way on lane 0. Otherwise the connection
  * drains, with ibx_tcp_drain_check() to be called in each progress(). */
@@ -360,15 +363,16 @@ void ibx_tcp_drain_check(struct tcp *tcp);
 int ibx_tcp_lane_init(struct tcp_lane *lane, struct tcp *tcp, unsigned index, int fd);
 void ibx_tcp_lane_queue(struct tcp_lane *lane, struct tcp_item *item);
 enum tcp_back { TCP_BACK_UNSENT, TCP_BACK_SENT, TCP_BACK_TOO_LATE };
-/* Takes an item back: nothing of it was sent; all was, which is not reported any more; or it is too
- * late, since a part is gone. */
+/* Takes an item back. UNSENT: nothing of it was sent. SENT: all was, which is not reported any
+ * more. TOO_LATE: it is not taken back, since a part is gone. */
 enum tcp_back ibx_tcp_lane_unqueue(struct tcp_lane *lane, struct tcp_item *item);
 /* The next item from the queues, or NULL. */
 struct tcp_item *ibx_tcp_lane_pop(struct tcp_lane *lane);
 bool ibx_tcp_lane_has_output(const struct tcp_lane *lane);
-/* Input waits inside TLS, which poll(2) does not see. */
+/* Whether input waits inside TLS, which poll(2) does not see. */
 bool ibx_tcp_lane_has_input(const struct tcp_lane *lane);
-/* One write to the lane: the bytes taken, or a negative errno. And one read: 0 is the end. */
+/* One write to the lane: the bytes taken, or a negative errno. One read: the same, and 0 at the end
+ * of the stream. */
 ssize_t ibx_tcp_lane_write(struct tcp_lane *lane, struct iovec *pieces, int count);
 ssize_t ibx_tcp_lane_read(struct tcp_lane *lane, struct iovec *pieces, int count);
 /* Gives queued items to the socket as far as it takes them. */
@@ -434,13 +438,13 @@ void ibx_tcp_jobs_forget(struct tcp *tcp, struct ibx_mr *mr);
 bool ibx_tcp_thread_push(struct tcp_lane *lane);
 /* The same for a long body that arrives. False: the lane is to be read here. */
 bool ibx_tcp_thread_pull(struct tcp_lane *lane);
-/* It has items which are not reported; it has a body, or has received one that was not handed on.
- */
+/* Whether the thread has items that are not reported yet; and whether it has a body, or has
+ * received one that was not handed on. */
 bool ibx_tcp_thread_sends(const struct tcp_lane *lane);
 bool ibx_tcp_thread_receives(const struct tcp_lane *lane);
-/* A push or pull would do something. */
+/* Whether a push or pull would do something. */
 bool ibx_tcp_thread_has_news(const struct tcp_lane *lane);
-/* From now on threads wake the sleeper; it is awake. */
+/* arm: from now on threads wake the sleeper. awake: it is awake. */
 void ibx_tcp_threads_arm(struct tcp *tcp);
 void ibx_tcp_threads_awake(struct tcp *tcp);
 /* Takes the body back; what has arrived of it is handed on. */
@@ -448,7 +452,7 @@ void ibx_tcp_thread_cancel_input(struct tcp_lane *lane);
 enum tcp_back ibx_tcp_thread_unqueue(struct tcp_lane *lane, struct tcp_item *item);
 /* Reports all that the peer can have received. */
 void ibx_tcp_threads_collect(struct tcp *tcp);
-/* Afterwards they touch no memory but their own. */
+/* stop: afterwards they touch no memory but their own. end: frees them. */
 void ibx_tcp_threads_stop(struct tcp *tcp);
 void ibx_tcp_threads_end(struct tcp *tcp);
 
@@ -463,7 +467,8 @@ int ibx_tcp_uring_open(struct tcp *tcp);
 void ibx_tcp_uring_progress(struct tcp *tcp);
 /* Reports what the kernel has sent: all that the peer can have received. */
 void ibx_tcp_uring_collect(struct tcp *tcp);
-/* Whether the kernel has taken less than that, for want of memory: nothing will wake a sleeper. */
+/* Whether the kernel has not taken all requests, for want of memory: nothing will wake a sleeper
+ * for these. */
 bool ibx_tcp_uring_has_refused(const struct tcp *tcp);
 /* Cancels the lane's receive; afterwards the kernel writes to none of its memory. */
 void ibx_tcp_uring_cancel_input(struct tcp_lane *lane);

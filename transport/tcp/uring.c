@@ -169,7 +169,7 @@ static void handle(struct tcp *tcp, struct completion *completion)
     const struct completion now = *completion, *o = &now;
     struct tcp_lane *lane = &tcp->lanes[o->tag >> 8 & 0xff];
     unsigned kind = o->tag & 0xff;
-    completion->tag = TAG(0, lane->index, RING_CANCEL); /* once */
+    completion->tag = TAG(0, lane->index, RING_CANCEL); /* it is handled once */
     if (kind == RING_CANCEL)
         return;
     if (kind == RING_IN)
@@ -211,7 +211,7 @@ bool ibx_tcp_uring_has_refused(const struct tcp *tcp)
     return io_uring_sq_ready(&tcp->uring->ring) > 0;
 }
 
-/* May run inside of ibx_tcp_uring_progress(), for which what is received stays. */
+/* May run inside of ibx_tcp_uring_progress(), for which completed receives stay. */
 void ibx_tcp_uring_collect(struct tcp *tcp)
 {
     struct tcp_uring *r = tcp->uring;
