@@ -7,14 +7,24 @@
 #include "tests/fixtures/mover.h"
 
 #include "common/clock.h"
+#include "tests/fixtures/patience.h"
 #include "tests/fixtures/strangers.h"
 
 #include <dirent.h>
 #include <fcntl.h>
 
 #define LISTEN "tcp://10.77.31.2:0"
-#define QUICK  "--set", "timeout_ms=1000", "--set", "insecure=yes", "--encryption", "off"
+#define QUICK  "--set", quick(), "--set", "insecure=yes", "--encryption", "off"
 #define BESET  "--set", "timeout_ms=3000", "--set", "unauthenticated=64"
+
+/* A cut is noticed in this time, in which a handshake has to come to its end, too. */
+static const char *quick(void)
+{
+    static char option[32];
+    if (!*option)
+        snprintf(option, sizeof(option), "timeout_ms=%u", patience_ms(1000));
+    return option;
+}
 
 #define STRANGERS      64 /* places for them */
 #define OF_A_MIGRATION 64 /* descriptors of its connections, QEMU's memory and the journal */
@@ -122,7 +132,7 @@ static void test_cut_and_killed(void)
     wire("up");
     mover_namespace = there();
     mover_start(&receiver, (const char *[]){"recover", "--qmp", vms[1].tool, "--json", "--set",
-                                            "timeout_ms=1000", NULL});
+                                            quick(), NULL});
     pair_done();
     pair_moved("");
 }
