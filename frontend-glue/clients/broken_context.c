@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * CUDA errors that stay: this process, whose clients share it, runs nothing on any GPU any more,
- * and no call mends that. It is replaced, where it has a supervisor: when its last session has
- * ended, or a little later. Who has a session sees the error; others wait to be let in. Where it
- * has none, whoever runs the back end is told. A process that serves one tenant or program stays
- * for those that have come, and gets no others.
+ * Sticky CUDA errors: this process, whose clients share it, runs nothing on any GPU any more, and
+ * no call mends that. If it has a supervisor, it is replaced when its last session has ended, or a
+ * little later: clients that have a session see the error; others wait to be let in. If it has
+ * none, the log tells the operator. A process that serves one tenant or program stays for the
+ * clients that have come, and gets no others.
  *
  * Seen with driver 580 on two H100, after errors 700, 710, 716 and 719 alike: the contexts of other
  * devices return the same error from then on; cudaDeviceReset returns 0, and behind it no context
@@ -23,7 +23,7 @@
 #include <stdatomic.h>
 #include <unistd.h>
 
-#define LEAVE_MS 3000u /* for sessions to see the error; less than who connects waits */
+#define LEAVE_MS 3000u /* for sessions to see the error; less than a connecting client waits */
 #define LOOK_MS  10
 
 /* cudaError_t after which "the process must be terminated and relaunched", from CUDA 10.1 on. */
@@ -38,7 +38,7 @@ static bool stays(int code)
     return false;
 }
 
-static atomic_int broken; /* the first of them, 0: none */
+static atomic_int broken; /* the first sticky error, 0: none */
 
 static void *leave(void *nothing)
 {
@@ -49,7 +49,7 @@ static void *leave(void *nothing)
     ibx_supervised_begin_again();
 }
 
-/* Without a thread that waits, at once. */
+/* Replaces the process later, by a thread that waits; at once, if there is no thread. */
 static void replace(void)
 {
     pthread_t thread;
@@ -90,7 +90,7 @@ bool ibx_context_broken(void)
     return atomic_load(&broken);
 }
 
-/* A supervised process lets nobody in, and its successor begins soon. */
+/* Not in a supervised process: it lets nobody in, and its successor begins soon. */
 void ibx_context_tell_broken(const struct gpu_session *x)
 {
     const int code = atomic_load(&broken);
@@ -101,7 +101,7 @@ void ibx_context_tell_broken(const struct gpu_session *x)
                 ibx_session_path(x->s)->peer, code);
 }
 
-/* The listening socket is the supervisor's, too: the next process finds them there. */
+/* The supervisor has the listening socket as well: the next process finds waiting clients there. */
 void ibx_memory_hold_back(void)
 {
     while (ibx_supervised() && ibx_context_broken())

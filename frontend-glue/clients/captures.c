@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Captures of streams. A wait for the device ends all captures in its context, in whatever mode.
- * All clients are threads of one process and share a context, which natively they do not. So such a
- * wait is made while no other client captures, and a capture begins while none is under way. Who
- * comes first goes first: neither captures nor waits that follow each other keep the other kind
- * out.
+ * All clients are threads of one process and share a context; natively they do not. So such a wait
+ * is made while no other client captures, and a capture begins while no such wait is under way. The
+ * first to come goes first: neither a chain of captures nor one of waits keeps the other kind out.
  *
- * Work in the legacy stream fails, and ends them, while a stream that waits for that one is
- * captured. It stays until no other client captures such a stream. Such a capture stays for copies,
- * which may be added piece by piece; of other work CUDA looks at the moment when it is added.
+ * Work in the legacy stream fails, and ends captures of streams that wait for the legacy one. So
+ * such work is delayed until no other client has such a capture. The beginning of such a capture is
+ * delayed by copies, which may be added piece by piece; for other work CUDA checks once, when it is
+ * added.
  *
- * Nobody is sure to end, and what a wait is for may need a capture that has not begun. So nobody
- * stays here for long. A capture that outlasts a wait's patience is ended by it, and not waited for
- * again.
+ * It is not certain that a capture or a wait ends: the work that is waited for may need a capture
+ * that has not begun. So nothing is delayed for long. A capture that outlasts the time for which a
+ * wait is delayed is ended by it, and not waited for again.
  */
 #include "frontend-glue/clients/clients.h"
 
@@ -22,9 +22,9 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#define CAPTURES_MS 2000u /* a wait stays for captures */
-#define WAITS_MS    500u  /* a capture stays for waits, where they do not end before that */
-#define QUEUED_MS   200u  /* ... that have not begun: the one they stay for may stay for this one */
+#define CAPTURES_MS 2000u /* for so long captures delay a wait */
+#define WAITS_MS    500u  /* for so long waits that are under way delay a capture */
+#define QUEUED_MS   200u  /* ... waits in the queue do, which may need this capture */
 
 #define CAPTURE_IS_ACTIVE      1 /* CUstreamCaptureStatus */
 #define CAPTURE_IS_INVALIDATED 2
@@ -38,22 +38,22 @@ struct place {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static struct place *queue;
-static _Atomic unsigned captures;     /* of all clients */
-static unsigned whole;                /* of them, those that nobody's wait has ended */
-static _Atomic unsigned blocking;     /* of these, those of streams that wait for the legacy one */
-static unsigned ended;                /* how often all there were have been */
-static unsigned waits;                /* for the device, under way */
-static struct gpu_session *capturing; /* sessions that have begun some */
+static _Atomic unsigned captures; /* of all clients */
+static unsigned whole;            /* of these, those that no wait has ended */
+static _Atomic unsigned blocking; /* of the latter, those of streams that wait for the legacy one */
+static unsigned ended;            /* how often a wait has ended all captures */
+static unsigned waits;            /* waits for the device that are under way */
+static struct gpu_session *capturing; /* sessions that have begun captures */
 static struct {
-    _Alignas(64) _Atomic unsigned count; /* a line of its own: each such copy changes it */
-} copies;                                /* in the legacy stream, likewise */
+    _Alignas(64) _Atomic unsigned count; /* in a cache line of its own: each copy changes it */
+} copies;                                /* copies in the legacy stream that are under way */
 
 bool ibx_captures_any(void)
 {
     return atomic_load(&captures);
 }
 
-/* Locked. The client's own captures that nobody's wait has ended. */
+/* Locked. How many captures of the session no wait has ended. */
 static unsigned own(struct gpu_session *x)
 {
     if (x->capturing.ended_noted != ended)
@@ -62,7 +62,7 @@ static unsigned own(struct gpu_session *x)
     return x->capturing.whole;
 }
 
-/* Locked. Nobody waits for them any more. */
+/* Locked. All captures count as ended: nobody waits for them any more. */
 static void give_up(void)
 {
     ended += whole > 0;
@@ -99,7 +99,7 @@ static bool is_behind(const struct place *place)
     return before != place;
 }
 
-/* Locked, and not while it sleeps. False: it is that late. */
+/* Locked, except while it sleeps. False: the deadline has passed. */
 static bool sleep_until(uint64_t deadline)
 {
     const struct timespec until = ibx_timespec_of(deadline);
@@ -142,7 +142,7 @@ void ibx_captures_wait_end(void)
 
 /* ----------------------------------------------------------------------- the legacy stream */
 
-/* Locked, and not while it sleeps. */
+/* Locked, except while it sleeps. */
 static void spare(struct gpu_session *x)
 {
     const uint64_t deadline = ibx_deadline_in_ms(CAPTURES_MS);
@@ -162,7 +162,8 @@ void ibx_captures_spare(struct gpu_session *x, uint64_t stream)
     pthread_mutex_unlock(&lock);
 }
 
-/* Both it and a capture that begins raise their own count first, and look at the other's then. */
+/* A copy and a capture that begins each raise their own count first, and then look at the
+ * other's. */
 void ibx_captures_legacy_begin(struct gpu_session *x)
 {
     atomic_fetch_add(&copies.count, 1);
@@ -186,15 +187,15 @@ void ibx_captures_legacy_end(void)
 
 /* ---------------------------------------------------------------------------- captures */
 
-/* That a request of GVirtuS's names; 0: none. */
+/* The stream that a request of GVirtuS's names first; 0: none. */
 static uint64_t stream_of(const struct gpu_session *x)
 {
     struct ibx_reader r = ibx_reader_of(x->requests.first, 8);
     return x->requests.length < 8 ? 0 : ibx_get_u64(&r);
 }
 
-/* Locked. Of one in this stream that has not been answered yet; of no stream: a free one.
- * x->capturing.room: there is none. */
+/* Locked. The place in the list of a capture in this stream that has not been answered yet; stream
+ * 0: a free place. x->capturing.room: there is none. */
 static unsigned place_of(const struct gpu_session *x, uint64_t stream)
 {
     unsigned i = 0;
@@ -204,7 +205,7 @@ static unsigned place_of(const struct gpu_session *x, uint64_t stream)
     return i;
 }
 
-/* Locked. Without memory it is not known which streams are captured. */
+/* Locked. If there is no memory, the capture is counted, but its stream is not known. */
 static void add_place(struct gpu_session *x, uint64_t stream)
 {
     unsigned i = place_of(x, 0);
@@ -238,7 +239,7 @@ static void forget(struct gpu_session *x, uint64_t stream)
     }
 }
 
-/* Locked. Whether one in this stream has begun, and not ended. */
+/* Locked. Whether the session has begun a capture in this stream, and not ended it. */
 static bool holds(const struct gpu_session *x, uint64_t stream)
 {
     unsigned i = 0;
@@ -247,8 +248,8 @@ static bool holds(const struct gpu_session *x, uint64_t stream)
     return stream && i < x->capturing.room;
 }
 
-/* Locked. The session that has begun one in this stream, or NULL. Those up to 2 each thread has for
- * itself. */
+/* Locked. The session that has begun a capture in this stream, or NULL. Handles up to 2 mean a
+ * stream that each thread has for itself. */
 static struct gpu_session *holder_of(struct gpu_session *x, uint64_t stream)
 {
     if (holds(x, stream))
@@ -283,7 +284,7 @@ static void part(struct gpu_session *x)
     x->capturing.room = 0;
 }
 
-/* The status of a capture, and while it is active CUDA's number of it. False: the driver does not
+/* The status of a capture, and, if it is active, CUDA's number of it. False: the driver does not
  * tell, before CUDA 11.3. */
 static bool get_capture(struct gpu_session *x, uint64_t stream, int *status, uint64_t *id)
 {
@@ -322,8 +323,9 @@ bool ibx_captures_own(struct gpu_session *x, uint64_t *id)
     return ibx_named_stream(x, stream) && ibx_captures_active(x, stream, id);
 }
 
-/* Another thread may have ended it since, and begun another one in that stream or in one that has
- * got its handle. One that is invalidated is of no use to anybody. */
+/* Whether the stream is still in capture `id`. Another thread may have ended that since, and begun
+ * another one in that stream, or in a new stream with the same handle. An invalidated capture
+ * counts as the same: it is of no use to anybody. */
 static bool is_still(struct gpu_session *x, uint64_t stream, uint64_t id)
 {
     int status;
@@ -348,14 +350,14 @@ static bool is_blocking(struct gpu_session *x)
     return stream && ibx_back_end_have_cuda(x) && stream_blocks(stream);
 }
 
-/* A client that captures already goes before those who wait for that. */
+/* A client that captures already does not queue behind waits, which wait for that capture. */
 static void begin(struct gpu_session *x)
 {
     const bool blocking_one = is_blocking(x);
     const uint64_t deadline = ibx_deadline_in_ms(WAITS_MS), queued = ibx_deadline_in_ms(QUEUED_MS);
     struct place place = {.waits = false};
     pthread_mutex_lock(&lock);
-    const bool blocks = blocking_one && !holds(x, stream_of(x)); /* else it fails */
+    const bool blocks = blocking_one && !holds(x, stream_of(x)); /* otherwise the request fails */
     enter(&place);
     while ((waits && sleep_until(deadline)) ||
            (!waits && !own(x) && is_behind(&place) && sleep_until(queued))) {
@@ -375,7 +377,8 @@ static void begin(struct gpu_session *x)
     pthread_mutex_unlock(&lock);
 }
 
-/* Locked. Nothing is captured for a tenant any more: what came of it counts as graphs. */
+/* Locked. If no session of the tenant captures any more, forgets what its captures counted: what
+ * came of them counts as graphs. */
 static void forget_work(const struct gpu_session *x)
 {
     const struct gpu_session *other = capturing;
@@ -392,7 +395,7 @@ static void end(struct gpu_session *x, unsigned most)
     const unsigned mine = own(x), gone = mine < count ? mine : count;
     x->capturing.whole -= gone;
     whole -= gone;
-    /* Which of them it was is not known: the last one is. */
+    /* Which capture has ended is not known, unless it was the last one. */
     const unsigned blocks = x->capturing.whole ? 0 : x->capturing.blocking;
     x->capturing.blocking -= blocks;
     blocking -= blocks;
@@ -404,7 +407,7 @@ static void end(struct gpu_session *x, unsigned most)
 
 /* ----------------------------------------------------------------- handlers of GVirtuS's */
 
-/* What gives a library's handle back waits for the device, too. */
+/* Functions that destroy a library's handle wait for the device, too. */
 static bool waits_for_device(const char *name)
 {
     static const char *const names[] = {"cudaDeviceSynchronize", "cudaThreadSynchronize",
@@ -416,7 +419,8 @@ static bool waits_for_device(const char *name)
     return i < sizeof(names) / sizeof(names[0]);
 }
 
-/* Of the requests that are not known here: those of libraries, and of the runtime's copies. */
+/* Of the requests that calls.c does not know: those of libraries, and of the runtime's copies, sets
+ * and launches. */
 static bool may_add_work(const char *name)
 {
     const char *plain = strncmp(name, "__", 2) ? name : name + 2;
@@ -461,7 +465,8 @@ void ibx_captures_ran(struct gpu_session *x)
     x->handler.captures_run = CAPTURES_UNUSED;
 }
 
-/* What was in that stream before has ended elsewhere. */
+/* A capture has been begun in that stream, or could not be. An older one in it has ended
+ * elsewhere. */
 static void begun(struct gpu_session *x, uint64_t stream, int exit_code)
 {
     int status;
@@ -481,8 +486,8 @@ static void begun(struct gpu_session *x, uint64_t stream, int exit_code)
     pthread_mutex_unlock(&lock);
 }
 
-/* Any session of the client's may end a stream, and captures in relaxed mode; others it ends
- * without their graph. */
+/* A capture has ended. Any session of the client may end a capture in relaxed mode, or destroy the
+ * stream of any; a capture in another mode that it ends is lost, without a graph. */
 static void over(struct gpu_session *x, uint64_t stream, int exit_code)
 {
     unsigned known = 0;
@@ -512,7 +517,7 @@ void ibx_captures_answered(struct gpu_session *x, int exit_code)
     x->handler.captures_run = CAPTURES_UNUSED;
 }
 
-/* One after the other; false: that was all. */
+/* Takes one capture of the session out of the list; false: there are no more. */
 static bool take(struct gpu_session *x, struct ibx_captured *taken)
 {
     unsigned i = 0;
@@ -528,11 +533,12 @@ static bool take(struct gpu_session *x, struct ibx_captured *taken)
     return any;
 }
 
-/* Of a client that has gone nobody else would: as long as a stream is captured, waits for the
- * device fail, and so does work in the legacy stream; nor is anything given back that clients have
- * left. By the thread that has begun them, as CUDA wants. A client's own session, which has none,
- * ends in the destructors of GVirtuS's libraries: to look for the runtime there would begin the
- * client's libcudart once more, and hang. */
+/* Ends the captures of a client that has gone, as nobody else would: as long as a stream is
+ * captured, waits for the device fail, and so does work in the legacy stream, and nothing is freed
+ * that clients have left. CUDA wants this from the thread that has begun them. The runtime is
+ * looked up only if there is a capture: the client's end of a session, which has none, ends in the
+ * destructors of GVirtuS's libraries, where the look-up would start the client's libcudart once
+ * more, and hang. */
 static void end_in_cuda(struct gpu_session *x)
 {
     int (*end_capture)(uint64_t stream, uint64_t * graph) = NULL;
@@ -548,7 +554,7 @@ static void end_in_cuda(struct gpu_session *x)
             end_capture(c.stream, &graph);
         if (graph && destroy)
             destroy(graph);
-        ibx_handles_let_go(x); /* a request can hold a few only */
+        ibx_handles_let_go(x); /* a request can hold only a few handles */
     }
 }
 

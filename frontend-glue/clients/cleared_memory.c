@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Natively the driver clears memory before another process gets it. Within one process it does not:
- * what one program has given back another one would find there. So where this process has ever had
- * several, what one of them gets is cleared before it learns of it: in the stream in which it is
- * allocated, where there is one; otherwise in one of our own, which is waited for. A process that
- * has only had one program loses nothing by it.
+ * a program would find there what another one has freed. So if this process has ever had several
+ * programs, the memory that one of them gets is cleared before the program learns of it: in the
+ * stream in which it is allocated, if there is one; otherwise in a stream of our own, which is
+ * waited for. A process that has only had one program pays nothing for this.
  */
 #include "frontend-glue/clients/clients.h"
 
@@ -14,9 +14,9 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#define MOST_URGENT (-1000) /* CUDA takes the nearest that there is */
+#define MOST_URGENT (-1000) /* CUDA uses the nearest priority that exists */
 
-/* One for each context: what it has ahead is short. */
+/* The stream for clearing in a context. It has only such work, so waiting for it is short. */
 struct clearing {
     struct clearing *next;
     const void *context;
@@ -25,7 +25,8 @@ struct clearing {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct clearing *all;
 
-/* It goes ahead of what waits for room on the GPU, and waits for nothing else. */
+/* Its work goes ahead of other work that waits for room on the GPU, and waits for no other
+ * stream. */
 static void *urgent_stream(void)
 {
     int (*create)(void **stream, unsigned flags, int priority) = NULL;
@@ -52,7 +53,7 @@ static struct clearing *make(const void *context)
     return made;
 }
 
-/* Of the thread's context. NULL: there is none. */
+/* The stream for the thread's context. NULL: there is none. */
 static void *stream_of_own(const struct ibx_cuda *cuda)
 {
     void *context = NULL;
@@ -110,7 +111,7 @@ bool ibx_clear_new_in(struct gpu_session *x, uint64_t address, uint64_t n, void 
     ibx_captures_spare(x, (uintptr_t)stream);
     if (set && !set(pointer_to(address), 0, n, stream))
         return true;
-    ibx_back_end_forget_error(); /* it may be of a device that the stream's has no access to */
+    ibx_back_end_forget_error(); /* perhaps no access to the memory's device */
     return false;
 }
 

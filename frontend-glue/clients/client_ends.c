@@ -1,25 +1,24 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * What clients leave behind. Natively it goes with their process; here all have one context, in
- * which it would stay. A thread of its own gives it back, one client after the other, once
- * client_list.c knows that the process has ended, or waits for that.
+ * which it would stay. A thread frees it, one client after the other, once client_list.c knows that
+ * the process has ended. The thread also waits for processes to end.
  *
- * cudaFree waits for all work of the device, and while it does the driver keeps other calls out,
- * such as one that a kernel waits for. So a few things at a time are given back, each time when all
- * work has ended that was there a moment ago (moments.c); and not while somebody captures. Then the
- * thread rests, three times as long as that took, unless nobody else is there, or somebody finds no
+ * cudaFree waits for all work of the device, and meanwhile the driver keeps other calls out, such
+ * as one that a kernel waits for. So a few things at a time are freed, each time when all work has
+ * ended that was there a moment ago (moments.c), and not while somebody captures. Then the thread
+ * rests for three times as long as that took, unless there are no clients, or somebody waits for
  * memory.
  *
- * Work that never ends would be in the way of all this. Where it is another client's, memory is
- * given back by cudaFreeAsync instead, which does not wait for it, and so is what never waits; of
- * the rest (arrays), and of what a client leaves whose own work does not end, a line of the log
- * tells. The thread looks at such clients again and again, beside the others.
+ * Work that never ends would block all this. If it is another client's, memory is freed by
+ * cudaFreeAsync, which does not wait for that work, and things whose freeing never waits are freed
+ * as well. Of the rest (arrays), and of what a client leaves whose own work does not end, the log
+ * tells. The thread tries such clients again and again, between the others.
  *
- * What a client gives back itself, and CUDA gives back behind all work only, comes here as well
- * where others have work that does not end (own_work.c): as the rest of an entry that is no
- * client's.
+ * What a client itself frees, but CUDA frees only behind all work, comes here as well if others
+ * have work that does not end (own_work.c): as the rest of an entry that belongs to no client.
  *
- * A reset of the context takes what is left.
+ * A reset of the context frees what is left.
  */
 #include "frontend-glue/clients/clients.h"
 
@@ -36,15 +35,15 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#define SLICE         8u /* things for which CUDA waits */
+#define SLICE         8u /* things at a time, if CUDA waits as it frees them */
 #define SLICE_MOST    256u
 #define REST_LEAST_NS 50000u
 #define REST_MOST_NS  20000000u
 #define REST_TIMES    3u
-#define HELD_MS       10000u /* that a request of another client's may hold something */
-#define WORK_MS       1000u  /* that work is waited for; then it is another client's turn */
-#define TOLD_MS       5000u  /* before what is in the way is told of; from then on */
-#define MOMENT_MS     50u    /* ... it is waited for so long, in which work that ends does */
+#define HELD_MS       10000u /* for so long a request of another client may hold something */
+#define WORK_MS       1000u  /* for so long work is waited for; then it is another client's turn */
+#define TOLD_MS       5000u  /* then the log tells what is in the way; from then on */
+#define MOMENT_MS     50u    /* ... work is waited for so long each time */
 #define STUCK_MS      100    /* ... and so often */
 
 /* A client whose process has ended; or IBX_CLIENT_NONE: what clients that still exist have freed.
@@ -56,7 +55,7 @@ struct ended {
     uint64_t began;         /* 0: not yet */
     size_t things;          /* given back */
     bool told;              /* that something is in the way */
-    struct ibx_taken *rest; /* what is nobody's any more, and waits for all work: locked */
+    struct ibx_taken *rest; /* things that are to be freed when all work has ended: locked */
     size_t rest_count;
 };
 
@@ -67,22 +66,23 @@ static pid_t runs_in; /* the process in which the thread runs */
 
 /* ------------------------------------------------------------------------- it is given back */
 
-/* The client whose things are being freed, and what is known of the work of a context. */
+/* The client whose things are being freed, and what is known about the work in a context. */
 struct giving {
     struct gpu_session *x;
     struct ended *of;
-    const void *context; /* NULL: of none is anything known */
+    const void *context; /* NULL: nothing is known about any */
     enum ibx_work work;
-    uint64_t whose; /* in the way */
+    uint64_t whose; /* the client whose work is in the way */
 };
 
+/* Whether CUDA waits for work as it frees such a thing. */
 static bool waits(enum ibx_handle_kind kind)
 {
     return kind == IBX_HANDLE_ARRAY || kind == IBX_HANDLE_MIPMAP || kind == IBX_HANDLE_MEMORY ||
            kind == IBX_HANDLE_MADE_POOL || kind == IBX_HANDLE_OPENED || kind >= IBX_HANDLE_MATH;
 }
 
-/* Whether it can be given back beside work of others. */
+/* Whether such a thing can be freed while others' work is under way. */
 static bool goes_beside(enum ibx_handle_kind kind)
 {
     return kind != IBX_HANDLE_ARRAY && kind != IBX_HANDLE_MIPMAP && kind != IBX_HANDLE_OPENED &&
@@ -145,7 +145,7 @@ static bool keep_rest(struct ended *of, const struct ibx_taken *taken, size_t co
     return true;
 }
 
-/* The first ones of a context. */
+/* Takes the first ones of a context out of the rest. */
 static size_t take_rest(struct ended *of, const void *context, struct ibx_taken taken[SLICE])
 {
     size_t left = 0, count = 0;
@@ -161,7 +161,7 @@ static size_t take_rest(struct ended *of, const void *context, struct ibx_taken 
     return count;
 }
 
-/* It is gone, with that context. */
+/* Drops the rest of that context, which is gone. */
 static void drop_rest(struct ended *of, const void *context)
 {
     struct ibx_taken taken[SLICE];
@@ -218,7 +218,7 @@ static void give_memory(struct giving *g, const void *context, struct ibx_taken 
     ibx_clients_give_end();
 }
 
-/* When it began to give back. */
+/* Frees a slice of the client's things. Returns when that began. */
 static uint64_t give(struct giving *g, enum ibx_handle_kind kind, const void *context)
 {
     struct ibx_taken taken[SLICE_MOST];
@@ -261,7 +261,7 @@ static void learn(struct giving *g, bool waiting, const void *context)
     g->context = context;
 }
 
-/* False: that of the kind is not given back now. */
+/* Frees some things of the kind, in the context. False: they cannot be freed now. */
 static bool give_there(struct giving *g, enum ibx_handle_kind kind, const void *context)
 {
     void *popped = NULL;
@@ -299,7 +299,7 @@ static bool give_some_of_rest(struct giving *g)
     const int mode = ibx_cuda_capture_relax(g->x->cuda);
     g->work = ibx_work_wait(g->x, of->client, context, of->told ? MOMENT_MS : WORK_MS, &g->whose);
     if (g->work == IBX_WORK_OVER && ibx_clients_give_begin()) {
-        n = take_rest(of, context, taken); /* a reset takes it along */
+        n = take_rest(of, context, taken); /* a reset would free them as well */
         give_plainly(g->x, taken, n, true);
         ibx_clients_give_end();
     }
@@ -312,7 +312,7 @@ static bool give_some_of_rest(struct giving *g)
     return n || g->work == IBX_WORK_LOST;
 }
 
-/* False: some of it stays. */
+/* Frees the rest, a few at a time. False: some of it stays. */
 static bool give_rest(struct giving *g)
 {
     const void *context;
@@ -322,7 +322,7 @@ static bool give_rest(struct giving *g)
     return !first_of_rest(g->of, &context);
 }
 
-/* False: something of it is to be given back later. */
+/* Frees the client's things, kind by kind. False: something is to be freed later. */
 static bool give_kinds(struct giving *g)
 {
     const void *context = NULL;
@@ -386,7 +386,7 @@ static void tell(const struct giving *g)
                 g->of->name.text, TOLD_MS / 1000);
 }
 
-/* False: not all of it was. */
+/* Frees what the client has left. False: not all of it was freed. */
 static bool give_back(struct gpu_session *x, struct ended *of)
 {
     struct giving g = {.x = x, .of = of};
@@ -398,7 +398,7 @@ static bool give_back(struct gpu_session *x, struct ended *of)
     of->began = of->began ? of->began : ibx_now_ns();
     for (;; ibx_nap(&ns)) {
         done = give_kinds(&g);
-        /* What was held a moment ago may not be any more. */
+        /* What a request held a moment ago may be free by now. */
         held = done && g.work != IBX_WORK_LOST && ibx_handles_any(of->client);
         if (!held || ibx_now_ns() >= deadline)
             break;
@@ -417,8 +417,8 @@ static bool give_back(struct gpu_session *x, struct ended *of)
 
 /* ---------------------------------------------------------------------------------- the thread */
 
-/* Locked. The first one that nothing is in the way of, or else the first one; NULL: there is none.
- */
+/* Locked. The first client that nothing is in the way of, or else the first one; NULL: there is
+ * none. */
 static struct ended *first_of_queue(void)
 {
     struct ended *e = queue;
@@ -477,7 +477,7 @@ static void *run(void *unused)
         struct ended *e = next();
         bool done = give_back(&own, e);
         pthread_mutex_lock(&lock);
-        done = done && !e->rest_count; /* more has come */
+        done = done && !e->rest_count; /* unless more has come */
         move_on(e, done);
         pthread_mutex_unlock(&lock);
         if (done) {
@@ -518,13 +518,13 @@ static bool start(void)
     return !rc;
 }
 
-/* Locked. False: what clients leave stays. */
+/* Locked. Starts the thread, once in each process. False: what clients leave stays. */
 static bool begin(void)
 {
     static bool told;
     if (runs_in == getpid())
         return true;
-    close_fds(); /* a parent's */
+    close_fds(); /* those of the parent process */
     queue = NULL;
     ibx_ended_begin();
     if (open_fds() && start()) {
@@ -539,7 +539,7 @@ static bool begin(void)
     return false;
 }
 
-/* Locked. NULL: there is no thread, or no memory. */
+/* Locked. Appends a client to the queue. NULL: there is no thread, or no memory. */
 static struct ended *enter(uint64_t client, const struct ibx_client_name *name)
 {
     struct ended *made = malloc(sizeof(*made)), **at = &queue;
@@ -553,7 +553,7 @@ static struct ended *enter(uint64_t client, const struct ibx_client_name *name)
         at = &(*at)->next;
     *at = made;
     ibx_ended_one_more();
-    if (write(wake, &one, sizeof(one)) < 0) { /* it is awake */
+    if (write(wake, &one, sizeof(one)) < 0) { /* the thread is awake already */
     }
     return made;
 }

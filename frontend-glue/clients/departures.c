@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What becomes of a client that has no session any more: it may come again, or has ended. */
+/* What becomes of a client that has no session any more: it may come again, or it has ended. */
 #include "frontend-glue/tenants/client_list_internal.h"
 #include "frontend-glue/clients/clients.h"
 #include "frontend-glue/session/client_processes.h"
@@ -11,8 +11,8 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#define AWAY_MOST 1024u /* clients of a tenant without a session */
-#define AWAY_PART 8u    /* ... but no more than such a part of this process's descriptors */
+#define AWAY_MOST 1024u /* most clients of a tenant that have no session */
+#define AWAY_PART 8u    /* ... but at most 1/AWAY_PART of this process's descriptors */
 #define END_MS    100   /* between a process's last session and its end, mostly */
 
 static uint64_t departures; /* so far: under ibx_client_list.lock */
@@ -50,8 +50,9 @@ static unsigned away_most(void)
     return (unsigned)(limit.rlim_cur / AWAY_PART);
 }
 
-/* Locked. A client that says it is many processes, one after the other, would fill the list, in
- * which everybody looks for theirs, and take a descriptor for each. */
+/* Locked. Ends the tenant's client that has been away longest, if there are too many. A client that
+ * claims to be many processes, one after the other, would fill the list, through which every client
+ * searches, and take a descriptor for each. */
 static void limit_away(const struct ibx_tenant *tenant)
 {
     struct ibx_client *first = NULL;
@@ -69,14 +70,14 @@ static void limit_away(const struct ibx_tenant *tenant)
     forget(first);
 }
 
-/* Of a client without a session. */
+/* What a client without a session has left. */
 struct leftovers {
     bool handles; /* to be given back */
     bool modules; /* its own once it comes again */
 };
 
-/* Locked. It has no session; `left`: and may come again, as far as is known. Another thread may
- * have come here for it before. */
+/* Locked. Decides about a client without a session: it is forgotten, has ended, or is kept. `left`:
+ * it may come again, as far as is known. Another thread may have done this before. */
 static void settle(uint64_t number, bool left, struct leftovers has)
 {
     struct ibx_client *c = ibx_client_find_number(number);
@@ -96,9 +97,9 @@ static void settle(uint64_t number, bool left, struct leftovers has)
     }
 }
 
-/* The last session of a process ends with it, a moment before this host sees that: then this thread
- * can still have its modules unloaded (last_requests.c). Takes the descriptor; -1: there is none.
- */
+/* The last session of a process ends a moment before this host sees that the process has ended.
+ * This waits for that moment, so that this thread can still have its modules unloaded
+ * (last_requests.c). Closes the descriptor; -1: there is none. */
 static void wait_for_end(int process_fd)
 {
     struct pollfd wait = {.fd = process_fd, .events = POLLIN};
@@ -151,7 +152,7 @@ void ibx_clients_leave(struct gpu_session *x)
     pthread_mutex_lock(&ibx_client_list.lock);
     if (number) {
         ibx_client_list.leaving--;
-        /* Who has come meanwhile, and may have made more, leaves later. */
+        /* A client that has come again meanwhile, and may have made more, leaves later. */
         const struct ibx_client *c = ibx_client_find_number(number);
         if (c && c->came == came)
             settle(number, ibx_session_took_leave(x->s) && !c->ends, has);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Who gives back, or is to know of, what the files about clients know by its handle alone. */
+/* Calls of the functions of own_requests/ and device_calls/ that give back, or have to know of,
+ * what the files here know only by its handle. */
 #include "frontend-glue/clients/clients.h"
 
 #include <stdatomic.h>

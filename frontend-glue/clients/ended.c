@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Whether there are clients whose processes have ended and whose things are still to be given back
- * (client_ends.c), for those who wait for memory, or are not alone because of them.
+ * Whether there are clients whose processes have ended and whose things are still to be freed
+ * (client_ends.c): for callers that wait for memory, and for those to whom it matters whether a
+ * client is alone.
  */
 #include "frontend-glue/clients/clients.h"
 
@@ -11,15 +12,15 @@
 #include <stdatomic.h>
 #include <unistd.h>
 
-#define ROOM_MS 1000u /* that somebody waits for more memory */
+#define ROOM_MS 1000u /* for so long a caller waits for more memory */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static _Atomic pid_t counted_in; /* the process that the first two are of */
+static _Atomic pid_t counted_in; /* the process to which the next two belong */
 static _Atomic unsigned all;     /* clients */
-static _Atomic unsigned pending; /* ... that nothing is in the way of */
+static _Atomic unsigned pending; /* ... of which it is not known that something is in the way */
 static _Atomic unsigned hurried; /* threads that wait for memory */
-static uint64_t given;           /* times that some was given back: locked */
+static uint64_t given;           /* how often things were given back: locked */
 
 void ibx_ended_begin(void)
 {

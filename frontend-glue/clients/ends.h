@@ -10,82 +10,88 @@
 
 /* cleared_memory.c */
 
-/* n bytes that the client is about to get, whoever has had them before, are zeros then; the latter:
- * for what comes behind it in the stream, which nobody captures. False: CUDA fails. */
+/* Clears n bytes that the client is about to get, unless this process has only ever had one client.
+ * The former waits for that; the latter clears them in `stream`, which nobody captures, for what
+ * comes behind it there. False: CUDA fails. */
 bool ibx_clear_new(struct gpu_session *x, uint64_t address, uint64_t n);
 bool ibx_clear_new_in(struct gpu_session *x, uint64_t address, uint64_t n, void *stream);
-/* The log says once that it cannot be. */
+/* Logs, once, that memory cannot be cleared. */
 void ibx_clear_tell(const struct gpu_session *x);
 /* The context is gone; NULL: it is not known which. */
 void ibx_cleared_forget(const void *context);
 
 /* departures.c */
 
-/* The session ends. */
+/* The session ends. If it is its client's last one, and the client cannot come again, what the
+ * client has made is given back. */
 void ibx_clients_leave(struct gpu_session *x);
-/* The client's process has ended, if it has no session: what it has made is given back. */
+/* The client's process has ended: what it has made is given back, unless it has a session still. */
 void ibx_clients_ended(uint64_t number);
 
-/* ended.c: clients that have ended, and what client_ends.c tells of them: */
+/* ended.c: counts clients whose processes have ended and whose things are still to be given back.
+ * client_ends.c reports them: */
 
-/* None in this process so far; one more; something is in the way of one; it is over; some of one
- * was given back. */
+/* counting begins in this process; one more client has ended; one has things that cannot be given
+ * back now; all things of one were given back; some were. */
 void ibx_ended_begin(void);
 void ibx_ended_one_more(void);
 void ibx_ended_stuck(void);
 void ibx_ended_over(bool was_stuck);
 void ibx_ended_given(void);
-/* Whether somebody waits for that. */
+/* Whether a thread waits in ibx_client_ends_wait(). */
 bool ibx_ended_hurries(void);
-/* For whom there is no memory: whether more has been given back, for which it waits. */
+/* For a caller that has found no GPU memory: waits up to 1 s until some is given back. False: none
+ * was, or none is to be expected. */
 bool ibx_client_ends_wait(void);
 /* Whether there is a client beside the session's, or things of one that has ended. */
 bool ibx_clients_several(struct gpu_session *x);
 
 /* client_ends.c */
 
-/* The client's process has ended: what it has made is given back, a little later. */
+/* The client's process has ended: another thread gives back what it has made. */
 void ibx_client_ends_add(uint64_t client, const struct ibx_client_name *name);
-/* ibx_clients_ended() is called when that is readable, once at most. */
+/* Has ibx_clients_ended() called when `process_fd` becomes readable, once at most. It stays the
+ * caller's. */
 void ibx_client_ends_watch(int process_fd, uint64_t client);
-/* The session's client uses no more what it has opened, once it has said so as often. What was only
- * there for that is given back; true: it is another process's, nobody here uses it any more, and
- * the caller is to give it back. */
+/* The session's client closes what it has opened, as often as it has opened it. What was only kept
+ * for that is given back. True: it is another process's, and nobody has it open here any more: the
+ * caller is to give it back. */
 bool ibx_handles_close(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value);
-/* A client has given that back, which is nobody's any more: CUDA does once all work has ended that
- * is there now. False: it cannot be noted. */
+/* A client has freed that: another thread frees it in CUDA, once all work has ended that is under
+ * way now. False: there is no memory to note it. */
 bool ibx_client_ends_leave(const struct ibx_taken *taken);
 /* The context is gone, with what was to be given back in it; NULL: it is not known which. */
 void ibx_client_ends_forget(const void *context);
 
 /* own_streams.c */
 
-/* A stream for ibx_own_free_async(), which waits for nothing, nor is waited for by what others
- * capture; NULL: there is none. Its end waits for what is in it. */
+/* Makes a non-blocking stream, for ibx_own_free_async(); NULL: CUDA fails. ibx_own_stream_end()
+ * waits for the stream's work, and destroys it. */
 void *ibx_own_stream_begin(void);
 void ibx_own_stream_end(const struct ibx_cuda *cuda, void *stream);
-/* A stream that is behind what the legacy one has, and behind nothing else; NULL: there is none.
- * What is in it goes on when it is left. */
+/* Makes a stream whose work is ordered behind that of the legacy stream, and behind nothing else;
+ * NULL: CUDA fails. ibx_own_stream_leave() destroys it, and does not wait for its work. */
 void *ibx_own_stream_behind_legacy(void);
 void ibx_own_stream_leave(void *stream);
-/* An event, in the current context, behind what the legacy stream has, to be destroyed. It holds
- * nobody up. NULL: CUDA fails. */
+/* An event in the current context behind the work of the legacy stream, without delaying that
+ * stream's later work. The caller destroys it. NULL: CUDA fails. */
 void *ibx_own_event_behind_legacy(const struct ibx_cuda *cuda);
 
 /* own_work.c */
 
-/* Beside other clients: waits until the client's own work in the current context has ended that is
- * there now. False: it has no others beside it, or it is not known what it has. */
+/* If there are other clients: waits until the client's own work that is under way in the current
+ * context has ended. False: there are no others, or not all of the client's work can be found, or
+ * CUDA fails. */
 bool ibx_own_work_wait(struct gpu_session *x);
-/* Likewise, and gives memory of the client's back, beside work of others. False: cudaFree has to.
- */
+/* Waits likewise, and frees memory of the client's by cudaFreeAsync while others work. False: the
+ * caller has to call cudaFree. */
 bool ibx_own_work_free(struct gpu_session *x, uint64_t memory);
-/* Likewise what CUDA gives back behind all work only, which waits for that elsewhere. False: a call
- * of CUDA's has to. */
+/* The same for something that CUDA frees only behind all work: another thread frees it when that
+ * has ended (client_ends.c). False: the caller has to free it. */
 bool ibx_own_work_leave(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value);
-/* Before x->requests notes what GVirtuS reads: kernels that the client takes away stay until its
- * process has ended, where work of others that does not end would keep everybody out meanwhile. The
- * request becomes a call that is none. */
+/* To be called before x->requests notes what GVirtuS reads. If the request unregisters kernels
+ * while work of others goes on, for which CUDA would wait and keep everybody out, the kernels stay
+ * until the client's process has ended: the request gets the name of no call. */
 void ibx_own_unload_guard(struct gpu_session *x, uint8_t *bytes, size_t n);
 
 /* moments.c */
@@ -93,46 +99,50 @@ void ibx_own_unload_guard(struct gpu_session *x, uint8_t *bytes, size_t n);
 /* What has become of a context's work. */
 enum ibx_work {
     IBX_WORK_OVER,
-    IBX_WORK_OF_OTHERS, /* a client's own is over whose sessions have ended */
-    IBX_WORK_OWN,       /* it may be the client's, or somebody captures */
+    IBX_WORK_OF_OTHERS, /* of others; the client's own is over, if it has no session */
+    IBX_WORK_OWN,       /* it may be the client's own, or somebody captures */
     IBX_WORK_LOST       /* the context is broken */
 };
-/* Waits, in the context and in relaxed capture mode, until all work has ended that was there when
- * none of the client's own was any more: so long for that, and as long for the rest. If it has not,
- * *whose is a client whose work it is; 0: not known. */
+/* Waits up to `ms` until the client has no work of its own in the context, and up to `ms` again
+ * until all work has ended that was there at that moment. The context is current, and the thread in
+ * relaxed capture mode. Unless OVER, *whose is a client that has work there; 0: it is not known. */
 enum ibx_work ibx_work_wait(struct gpu_session *x, uint64_t client, const void *context,
                             unsigned ms, uint64_t *whose);
-/* Waits so long, beside other clients, until all work has ended that was there at some moment, or
- * it is not known: OVER. *whose as of ibx_work_wait(). And the same as long as that takes. */
+/* If there are other clients: waits likewise until all work has ended that was in the current
+ * context at some moment. OVER also if there are no others, or if no such moment is found, as while
+ * somebody captures. settle_all() goes on until that, or until the context is broken. */
 enum ibx_work ibx_own_work_settle(struct gpu_session *x, unsigned ms, uint64_t *whose);
 void ibx_own_work_settle_all(struct gpu_session *x);
-/* Sleeps, each time twice as long; 0: it begins. */
+/* Sleeps for *ns, and doubles that up to 10 ms; 0: begins with 50 us. */
 void ibx_nap(uint64_t *ns);
 
 /* left_work.c */
 
-/* A session's thread ends, of that client: what it has under way in CUDA's stream for it, and what
- * anybody has in the legacy stream, is known from now on, until it is over. */
+/* A thread of a session of that client ends: notes its work in CUDA's stream for the thread, and
+ * all work in the legacy stream, until that has ended. */
 void ibx_left_work_keep(struct gpu_session *x, uint64_t client);
-/* Likewise what is under way in a stream that is about to be destroyed. */
+/* The same for the work in a stream that is about to be destroyed. */
 void ibx_left_work_of_stream(struct gpu_session *x, uint64_t stream);
-/* Whether anything of that is under way, but for the legacy stream: the client's; or of what
- * ibx_left_work_so_far() meant. And in that stream what was there when its last session ended. */
+/* Whether any of the noted work, except for the legacy stream's, is under way: of the client, or of
+ * anybody up to `so_far`, a result of ibx_left_work_so_far(). ibx_left_work_in_legacy(): whether
+ * work is under way that the legacy stream had when the client's session ended. */
 bool ibx_left_work_any(const struct ibx_cuda *cuda, uint64_t client, uint64_t so_far);
 bool ibx_left_work_in_legacy(const struct ibx_cuda *cuda, uint64_t client);
 uint64_t ibx_left_work_so_far(void);
 /* The context is gone, with its events; NULL: it is not known which. */
 void ibx_left_work_forget(const void *context);
-/* Whether that context has gone since the former, which one thread at a time calls. */
+/* ibx_left_work_lost(): whether the context has gone since ibx_left_work_watch(); NULL: whether any
+ * has. Only one thread at a time uses these. */
 void ibx_left_work_watch(const void *context);
 bool ibx_left_work_lost(void);
 
 /* end_hooks.c */
 
-/* What runs requests of our own, and calls libraries, gives back, or is to know of. All are set. */
+/* Functions by which own_requests/ and device_calls/ give back what only they know, or learn that
+ * something is gone. All are set. */
 struct ibx_end_hooks {
     void (*gone)(uint64_t value);        /* this memory was given back, or this event destroyed */
-    void (*forget)(const void *context); /* it is gone; NULL: it is not known which */
+    void (*forget)(const void *context); /* this context is gone; NULL: it is not known which */
     void (*give_back_opened)(enum ibx_handle_kind kind, uint64_t value); /* OPENED_POOL, _POINTER */
     void (*give_back_math)(unsigned type, uint64_t handle);              /* enum ibx_math_type */
 };
@@ -145,9 +155,11 @@ void ibx_end_math(unsigned type, uint64_t handle);
 
 /* given_back.c */
 
-/* The i-th kind of what is given back one by one, in that order; false: there are not so many. */
+/* The i-th kind of what is given back one by one, in the order of giving back; false: there are
+ * fewer. */
 bool ibx_own_kind(unsigned i, enum ibx_handle_kind *kind);
-/* Memory, in the current context: it goes when the stream gets there. False: it cannot go so. */
+/* Frees memory of the current context by cudaFreeAsync in `stream`. False: CUDA cannot free it in
+ * this way. */
 bool ibx_own_free_async(uint64_t memory, void *stream);
 /* Gives back what was taken, in the current context. */
 void ibx_own_give_back(struct gpu_session *x, const struct ibx_taken *taken, size_t count);
@@ -156,18 +168,20 @@ void ibx_own_graphs_end(struct gpu_session *x, uint64_t client);
 
 /* own_reset.c */
 
-/* A handler of GVirtuS's makes or ends something: when its name has been read, when all of its
- * request has, when it has answered. */
+/* For handlers of GVirtuS that make or destroy something: read() is called when the name of a
+ * request has been read, run() when all of it has, answered() when the handler has answered. */
 void ibx_made_read(struct gpu_session *x, const char *name);
-/* Behind the former: whether the tenant may make one more of it. */
+/* After ibx_made_read(): whether the tenant may have one more of what the handler makes. */
 bool ibx_made_room(const struct gpu_session *x);
 void ibx_made_run(struct gpu_session *x);
 void ibx_made_answered(struct gpu_session *x);
-/* cudaDeviceReset: gives back what the client has made. False: the client may reset the context. */
+/* cudaDeviceReset: gives back what the client has made. True: that is done, and *code is the
+ * result, a cudaError_t. False: the client may reset the context. */
 bool ibx_own_reset(struct gpu_session *x, int *code);
-/* Before x->requests notes what GVirtuS reads: no handler resets the context beside other clients.
- * A reset that the function above has not let pass becomes a call that is none, if it was asked of
- * those that come whole: one in pieces could go on when others are there. */
+/* To be called before x->requests notes what GVirtuS reads: no handler resets the context while
+ * other clients use it. The name of such a request is changed to that of no call: if `asked`,
+ * unless ibx_own_reset() has permitted the reset; else, for requests that ibx_own_reset() does not
+ * see, unless the client is alone now. */
 void ibx_own_reset_guard(struct gpu_session *x, bool asked, uint8_t *bytes, size_t n);
 
 #endif

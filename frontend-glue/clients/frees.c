@@ -1,25 +1,26 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * cudaFree waits for all work of the device, and while it does the driver may keep other calls out.
- * A graph whose function a client has to call, such as a copy of that client's (host_work.c), may
- * need one of these: then nothing would go on any more. So where clients have such graphs, memory
- * is given back at a moment when none is under way: this thread waits first as
- * cudaDeviceSynchronize does, which keeps nobody out, and again if a graph was launched meanwhile.
+ * cudaFree waits for all work of the device, and meanwhile the driver may keep other calls out. A
+ * graph whose function a client has to call, such as a copy of that client's (host_work.c), may
+ * need one of these calls: then nothing would go on any more. So if clients have such graphs,
+ * memory is freed at a moment when none is under way: this thread first waits by
+ * cudaDeviceSynchronize, which keeps nobody out, and again if a graph was launched meanwhile.
  *
- * Beside work of other clients that does not end everybody would be kept out for good: so all work
- * is waited for here, too (own_work.c).
+ * If the work of another client never ended, everybody would be kept out for good: so all work is
+ * waited for here, too (own_work.c).
  *
- * So does the driver as it loads a kernel, which by default it does when that is looked up first,
- * and as it unloads a client's. Both are done at such a moment, too.
+ * The driver waits likewise as it loads a kernel, by default when the kernel is first looked up,
+ * and as it unloads a client's kernels. Both are done at such a moment, too.
  *
- * An executable graph that has not ended is waited for likewise before it is given back, by an
- * event behind its last launch.
+ * Before an executable graph is destroyed, its last launch is waited for likewise, by an event
+ * behind it.
  *
- * So that the moment comes, launches of graphs are held while somebody waits, HELD_MS at most each:
- * what a graph waits for may come from the thread that launches the next one. Where the moment has
- * not come, since launches of several clients follow each other, the next ones are held for twice
- * as long, up to HELD_MOST_MS. A graph that always waits for the launch of the next one leaves no
- * such moment; memory is not given back beside it, since all clients might stand still then.
+ * So that such a moment comes, launches of graphs are held while somebody waits for it, each for
+ * HELD_MS at most: what a graph waits for may come from the thread that launches the next one. If
+ * the moment has not come, because launches of several clients follow each other, the next ones are
+ * held for twice as long, up to HELD_MOST_MS. A graph that always waits for the launch of the next
+ * one leaves no such moment; memory is not freed while there are such graphs, since all clients
+ * might stand still then.
  */
 #include "frontend-glue/clients/clients.h"
 
@@ -37,13 +38,13 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static uint64_t launches;  /* of graphs, begun */
-static unsigned launching; /* of them, now in CUDA */
+static uint64_t launches;  /* of graphs, so far */
+static unsigned launching; /* launches that are in CUDA now */
 static unsigned waiting;   /* frees that wait for the device */
 static unsigned held_ms = HELD_MS;
-static unsigned inside; /* frees that are in CUDA, or in a handler of GVirtuS's */
+static unsigned inside; /* frees that are in CUDA, or in one of GVirtuS's handlers */
 
-/* Of a pool's memory cudaFree waits for nothing. */
+/* Whether it is memory of a pool, for which cudaFree does not wait. */
 static bool is_pooled(struct gpu_session *x, uint64_t address)
 {
     static const int names[1] = {IBX_CUDA_POINTER_MEMPOOL};
@@ -52,7 +53,7 @@ static bool is_pooled(struct gpu_session *x, uint64_t address)
            !x->cuda->pointer_get_attributes(1, names, values, address) && pool;
 }
 
-/* Locked, and not while it waits. */
+/* Locked, except while it waits. Waits until no graph is under way. */
 static void wait_for_graphs(int (*wait)(void))
 {
     int (*forget)(void) = NULL;
@@ -61,22 +62,22 @@ static void wait_for_graphs(int (*wait)(void))
     *(void **)&forget = ibx_back_end_runtime("cudaGetLastError");
     waiting++;
     do {
-        while (launching) /* no wait sees a graph that is not in its stream yet */
+        while (launching) /* `wait` does not see a graph that is not in its stream yet */
             ibx_thread_wait(&changed, &lock);
         before = launches;
         pthread_mutex_unlock(&lock);
         rc = wait();
         pthread_mutex_lock(&lock);
         held_ms = launches == before ? HELD_MS : held_ms < HELD_MOST_MS ? 2 * held_ms : held_ms;
-    } while (launches != before && !rc && !ibx_captures_any()); /* these it would end */
+    } while (launches != before && !rc && !ibx_captures_any()); /* `wait` ends these */
     while (launching)
         ibx_thread_wait(&changed, &lock);
     waiting--;
     if (rc && forget)
-        forget(); /* it is no error of the client's */
+        forget(); /* the error is not the client's */
 }
 
-/* Whether cudaFree waits for work: not of a pool's memory, nor of what is none. */
+/* Whether cudaFree waits for work: not for memory of a pool, nor if there is no memory. */
 static bool waits(struct gpu_session *x, uint64_t address)
 {
     uint64_t base;
@@ -92,7 +93,7 @@ void ibx_frees_begin(struct gpu_session *x, uint64_t address)
         ibx_own_work_settle_all(x);
     if (ibx_host_work_repeats() && !(address && is_pooled(x, address)))
         *(void **)&wait = ibx_back_end_runtime("cudaDeviceSynchronize");
-    if (wait && !ibx_captures_wait_try()) /* it would end a capture */
+    if (wait && !ibx_captures_wait_try()) /* the wait would end a capture */
         wait = NULL;
     pthread_mutex_lock(&lock);
     if (wait)
@@ -113,7 +114,7 @@ void ibx_frees_end(void)
 
 /* ------------------------------------------------------------------------ kernels */
 
-/* What was looked up last where that leads to. */
+/* A hash table: the kernel and context that were looked up last, for each hash. */
 static _Atomic uint64_t loaded[LOADED];
 
 static _Atomic uint64_t *loaded_at(uint64_t load)
@@ -121,7 +122,7 @@ static _Atomic uint64_t *loaded_at(uint64_t load)
     return &loaded[(load >> 4 ^ load >> 16) % LOADED];
 }
 
-/* A function in the current context: each device loads its own. */
+/* A function and the current context as a number: each device loads its own kernel. */
 static uint64_t load_of(struct gpu_session *x, uint64_t function)
 {
     void *context = NULL;
@@ -157,11 +158,11 @@ void ibx_frees_unloaded(void)
 /* An event behind an executable graph's last launch. */
 struct last_launch {
     const void *exec;
-    void *event, *context; /* the event is in */
+    void *event, *context; /* ... in this context */
     unsigned users;        /* threads that record the event */
-    bool forgotten;        /* the last of them frees it */
+    bool forgotten;        /* the last user frees it */
 };
-static void *last_launches; /* a tree, by exec; all of it under the lock */
+static void *last_launches; /* a tree, by exec; with all its entries under the lock */
 
 static int compare(const void *a, const void *b)
 {
@@ -170,7 +171,7 @@ static int compare(const void *a, const void *b)
     return (at > other) - (at < other);
 }
 
-/* Locked. NULL: none is known. */
+/* Locked. NULL: no launch is known. */
 static struct last_launch *find(const void *exec)
 {
     const struct last_launch wanted = {.exec = exec};
@@ -191,8 +192,7 @@ static struct last_launch *make(const struct ibx_cuda *cuda, const void *exec)
     return made;
 }
 
-/* Not locked: what CUDA does here may wait, as for room in a stream. NULL: no memory, or no event.
- */
+/* Not locked: CUDA may wait here, as for room in a stream. NULL: no memory, or no event. */
 static struct last_launch *use(const struct ibx_cuda *cuda, const void *exec)
 {
     pthread_mutex_lock(&lock);
@@ -224,7 +224,7 @@ static void stop_using(struct last_launch *last)
         free(last);
 }
 
-/* Without an event the graph is given back as it is. */
+/* Puts an event behind the launch. If there is none, the graph is destroyed without a wait. */
 static void note_launch(struct gpu_session *x, const void *exec, void *stream)
 {
     struct last_launch *last = ibx_back_end_have_cuda(x) ? use(x->cuda, exec) : NULL;
@@ -245,17 +245,17 @@ void ibx_frees_exec(struct gpu_session *x, const void *exec)
     pthread_mutex_unlock(&lock);
     if (last && ibx_back_end_have_cuda(x)) {
         const int mode = ibx_cuda_capture_relax(x->cuda);
-        x->cuda->event_synchronize(last->event); /* it may have gone with its context */
+        x->cuda->event_synchronize(last->event); /* fails if the event has gone with its context */
         x->cuda->event_destroy(last->event);
         ibx_cuda_capture_restore(x->cuda, mode);
     }
     free(last);
 }
 
-/* Locked: the context that is gone, for forget(). NULL: it is not known which. */
+/* Locked. The context that is gone, for forget(); NULL: it is not known which. */
 static const void *gone;
 
-/* Of other contexts the last launches stay known. */
+/* Last launches in other contexts stay known. */
 static void forget(void *entry)
 {
     struct last_launch *last = entry;
@@ -277,7 +277,7 @@ void ibx_frees_forget(const void *context)
     pthread_mutex_unlock(&lock);
 }
 
-/* Of a launch into a stream that is captured, nothing is called. */
+/* How many functions of clients the launch will call: none, if the stream is being captured. */
 static unsigned functions_of(struct gpu_session *x, const void *graph, void *stream)
 {
     const unsigned functions = ibx_handles_functions(x, (uintptr_t)graph);
@@ -288,7 +288,7 @@ static unsigned functions_of(struct gpu_session *x, const void *graph, void *str
     return capturing ? 0 : functions;
 }
 
-/* Locked, and not while it waits. */
+/* Locked, except while it waits. Delays a launch while somebody waits for graphs. */
 static void hold(void)
 {
     const uint64_t deadline = ibx_deadline_in_ms(held_ms);

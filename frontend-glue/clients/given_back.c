@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * How each kind of thing that a client has made in the context is given back to CUDA: by which
- * function, and behind which others. own_reset.c, own_work.c and client_ends.c say what, and when.
+ * function, and in which order. own_reset.c, own_work.c and client_ends.c decide what, and when.
  */
 #include "frontend-glue/clients/clients.h"
 #include "frontend-glue/clients/graph_slots.h"
@@ -58,7 +58,7 @@ bool ibx_own_free_async(uint64_t memory, void *stream)
     *(void **)&give = ibx_back_end_runtime("cudaFreeAsync");
     *(void **)&forget = ibx_back_end_runtime("cudaGetLastError");
     ibx_end_gone(memory);
-    if (ibx_virtual_end_addresses(memory)) /* which waits for nothing either */
+    if (ibx_virtual_end_addresses(memory)) /* this does not wait either */
         return true;
     if (give && !give(pointer_to(memory), stream))
         return true;
@@ -89,7 +89,7 @@ void ibx_own_give_back(struct gpu_session *x, const struct ibx_taken *taken, siz
     }
 }
 
-/* In the context that it was made in. One that is gone has taken it along. */
+/* Gives it back in the context in which it was made; if that is gone, so is the thing. */
 static void give_back_there(struct gpu_session *x, const struct ibx_taken *taken,
                             const char *function)
 {
@@ -101,8 +101,8 @@ static void give_back_there(struct gpu_session *x, const struct ibx_taken *taken
         x->cuda->ctx_pop_current(&popped);
 }
 
-/* Each is waited for by the event of its last launch, which keeps nobody out: what it waits for of
- * its client's has been let go by then. In a context that is broken they go with a reset. */
+/* The last launch of each is waited for by its event, which keeps nobody out; what it waits for
+ * from its client has been released by then. In a broken context graphs are freed by a reset. */
 void ibx_own_graphs_end(struct gpu_session *x, uint64_t client)
 {
     struct ibx_taken *taken = NULL;

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * How much of graphs a tenant may have: nodes, and graphs within each other. A graph that is put
- * into another one is copied with all that is in it, so a few requests, each of which puts the
- * graph of the one before twice into another, would ask for more than any host has.
+ * How many nodes of graphs a tenant may have, and how deep its graphs may be nested. A graph that
+ * is put into another one is copied with all that is in it, so a few requests, each of which puts
+ * the graph of the one before into another one twice, would ask for more than any host has.
  *
- * What a request makes is reserved before CUDA makes it. What comes into a graph while streams are
- * captured is counted by requests, for each capture, until that is over: then the graph is there
- * and can be measured. One that is too much ends its session, and with it what that captures.
+ * Room for what a request makes is reserved before CUDA makes it. What comes into a graph while
+ * streams are captured is counted by requests, for each capture, until that is over: then the graph
+ * exists and can be measured. A capture that is too large ends its session, and with it the
+ * captures of the session.
  */
 #include "frontend-glue/clients/clients.h"
 
@@ -18,7 +19,7 @@ int ibx_graph_node_room(struct gpu_session *x, const void *graph, size_t behind,
                         unsigned depth, uint64_t *weight)
 {
     const struct ibx_graph_size size = ibx_handles_size(x, IBX_HANDLE_GRAPH, (uintptr_t)graph);
-    const uint64_t edges = behind > 1 ? behind - 1 : 0; /* the first comes with the node */
+    const uint64_t edges = behind > 1 ? behind - 1 : 0; /* the first edge counts with the node */
     *weight = 0;
     if (size.level + 1 + depth > IBX_GRAPHS_DEEP) {
         ibx_room_tell(x, IBX_HOLDS);
@@ -45,7 +46,7 @@ void **ibx_graph_nodes_of(void *function, void *graph, size_t *count, int *rc)
     return nodes;
 }
 
-/* False: there are too many graphs within each other. */
+/* Adds up the nodes of a graph and of the graphs in it. False: too many are within each other. */
 static bool count(void *graph, unsigned depth, uint64_t *nodes, unsigned *deepest)
 {
     int (*type_of)(void *node, int *type) = NULL;
@@ -91,15 +92,16 @@ bool ibx_graph_note(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t h
 
 /* --------------------------------------------------------------------------------- captures */
 
-/* What is about to be refused may name anything: CUDA is not asked of a stream that is none. */
+/* A request that is about to be refused may name anything: CUDA is asked only about streams that
+ * exist. */
 static bool is_captured(struct gpu_session *x, uint64_t stream, uint64_t *id)
 {
     return stream > 0 && stream != (uintptr_t)IBX_CUDA_STREAM_LEGACY &&
            ibx_named_stream(x, stream) && ibx_captures_active(x, stream, id);
 }
 
-/* Whether a request may come into a graph. Which streams a library works in is not known: those of
- * its own session count. */
+/* Whether a request may add work to a capture, whose number is *id. For a library it is not known
+ * in which streams it works: the session's own captures count. */
 static bool is_work(struct gpu_session *x, const struct ibx_call *call, const uint8_t *body,
                     size_t n, uint64_t *id)
 {
@@ -116,7 +118,7 @@ static bool is_work(struct gpu_session *x, const struct ibx_call *call, const ui
     }
 }
 
-/* Locked. NULL: no memory. */
+/* Locked. The entry of that capture, which is made if there is none. NULL: no memory. */
 static struct ibx_capture_work *work_of(struct ibx_captured_work *w, uint64_t id)
 {
     struct ibx_capture_work *c = w->list;
@@ -129,7 +131,7 @@ static struct ibx_capture_work *work_of(struct ibx_captured_work *w, uint64_t id
     return c;
 }
 
-/* id 0: it is not known which capture's it is. */
+/* Counts n more for that capture; id 0: it is not known which capture it is. False: too much. */
 static bool captures_more(struct gpu_session *x, uint64_t id, uint64_t n)
 {
     struct ibx_tenant *tenant = x->isolation.tenant;

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * How many functions of clients' graphs may wait for their clients at a time, of all clients. A
- * stream that waits for one has one of the connections that a context has to the GPU, of which
- * there are 8 unless CUDA_DEVICE_MAX_CONNECTIONS says otherwise. Where more than these wait, copies
+ * Limits how many functions of graphs may wait for their clients at a time, over all clients. A
+ * stream that waits for a function has one of the connections that a context has to the GPU, of
+ * which there are 8 unless CUDA_DEVICE_MAX_CONNECTIONS says otherwise. If all of these wait, copies
  * get no further in any stream, and a function may be such a copy of its client's: then nothing
- * would go on any more. So a launch stays until there is room for its graph's functions. Those that
- * copy by slots (graph_slots.h) are not among them: they end without CUDA.
+ * would go on any more. So a launch is delayed until there is room for its graph's functions.
+ * Functions that copy by slots (graph_slots.h) do not count: they end without CUDA.
  *
- * What they are for may need the launch that stays, and of an error CUDA calls none of them. So
- * nobody stays for long, and what has not been called by then is not waited for again.
+ * The work behind these functions may need the launch that is delayed, and after an error CUDA
+ * calls none of them. So no launch is delayed for long, and functions that have not been called by
+ * then do not count any more.
  */
 #include "frontend-glue/clients/clients.h"
 
@@ -17,8 +18,8 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#define ROOM    6u    /* functions: a few of the 8 connections are left for copies */
-#define ROOM_MS 1000u /* a launch stays so long while no function is called */
+#define ROOM    6u    /* functions; the other 2 of the 8 connections are left for copies */
+#define ROOM_MS 1000u /* a launch is delayed so long while no function is called */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;

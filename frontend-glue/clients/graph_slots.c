@@ -12,36 +12,37 @@
 
 #define ALIGNMENT 64u
 #define PAGE      4096u
-#define LOOKS     256u /* places in a block, for a gap */
+#define LOOKS     256u /* places in a block that are tried for a gap */
 
 #define NOT_REGISTERED 713 /* CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED */
 
 struct slot {
-    struct slot *next, *before; /* of the block, by place */
+    struct slot *next, *before; /* of the block, in the order of their places */
     uint64_t number;
     struct block *block;
     size_t at, n;            /* within the block */
-    unsigned graphs, users;  /* that hold it; it goes with the last */
-    void *function;          /* that graphs call for it (host_work.c); NULL: none yet */
+    unsigned graphs, users;  /* that hold the slot; it is freed with the last */
+    void *function;          /* the function that its graphs call (host_work.c); NULL: none yet */
     const void *context;     /* of its graphs */
-    struct ibx_quota *quota; /* that n counts in; NULL: none */
+    struct ibx_quota *quota; /* the quota that n counts in; NULL: none */
 };
 
-/* Unpinned for want of room alone, by clients that end: CUDA waits for all work of the device as it
- * does that. A reset of its context does it, so it has slots of that one's graphs only. */
+/* Pinned memory. It is unpinned only for want of room, and by clients that end, because CUDA waits
+ * for all work of the device as it does that. A reset of the context unpins it, so a block has
+ * slots for graphs of one context only. */
 struct block {
     uint8_t *base;
     size_t length, used;
     struct slot *slots;
-    struct slot *last;   /* the one behind which it is looked first; NULL: at the beginning */
-    const void *context; /* NULL: that is gone, and any may have it */
-    bool unpinned;       /* it is about to be, and none may */
+    struct slot *last;   /* a gap is looked for behind this slot first; NULL: at the beginning */
+    const void *context; /* of its slots; NULL: that is gone, and any context may use the block */
+    bool unpinned;       /* it is being unpinned, and gets no slots */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct block blocks[IBX_SLOT_BLOCKS];
 static unsigned block_count;
-static size_t reserved; /* bytes of blocks, those that are being made too */
+static size_t reserved; /* bytes of blocks, with those that are being made */
 static void *tree;      /* of slots, by number */
 static uint64_t numbers;
 static size_t used;
@@ -72,8 +73,8 @@ static bool fits(const struct block *block, const struct slot *before, size_t n)
     return (next ? next->at : block->length) - at >= n;
 }
 
-/* Locked. Whether there is such a gap, behind *before: where the last slot came or went, or at one
- * of the next places. Others wait meanwhile, so a gap may stay unseen. */
+/* Locked. Whether there is such a gap, behind *before: near where the last slot came or went.
+ * Others wait for the lock, so only LOOKS places are tried, and a gap may stay unseen. */
 static bool find_gap(const struct block *block, size_t n, struct slot **before)
 {
     *before = block->last;
@@ -100,7 +101,7 @@ static void put_behind(struct block *block, struct slot *s, struct slot *before)
     block->used += s->n;
 }
 
-/* Locked. Whether `s`, which has its size, has got a place. */
+/* Locked. Finds a place for `s`, whose size is set. False: there is none. */
 static bool place(struct slot *s)
 {
     for (unsigned i = 0; i < block_count; i++) {
@@ -117,7 +118,7 @@ static bool place(struct slot *s)
     return false;
 }
 
-/* Not locked: the driver may take long, and let nobody in. */
+/* Not locked: the driver may take long, and keep other calls out. */
 static uint8_t *pin(const struct ibx_cuda *cuda, size_t length)
 {
     uint8_t *base = mmap(NULL, length, PROT_READ | PROT_WRITE,
@@ -131,7 +132,8 @@ static uint8_t *pin(const struct ibx_cuda *cuda, size_t length)
     return NULL;
 }
 
-/* Bytes of all blocks. Some there may always be, since each context has its own. */
+/* The limit of the bytes of all blocks; never less than IBX_SLOTS_LEAST, since each context needs
+ * blocks of its own. */
 static size_t room_of_all(const struct ibx_quota *quota)
 {
     const uint64_t pages = (uint64_t)sysconf(_SC_PHYS_PAGES);
@@ -142,7 +144,7 @@ static size_t room_of_all(const struct ibx_quota *quota)
     return room < IBX_SLOTS_LEAST ? IBX_SLOTS_LEAST : (size_t)room;
 }
 
-/* Whether there is another block that has room for the slot. */
+/* Makes a new block, which has room for the slot. False: there is no room for it, or CUDA fails. */
 static bool add_block(const struct ibx_cuda *cuda, const struct slot *s)
 {
     const size_t n = s->n, all = room_of_all(s->quota);
@@ -163,22 +165,22 @@ static bool add_block(const struct ibx_cuda *cuda, const struct slot *s)
     return base;
 }
 
-/* Not locked, as above. */
+/* Not locked, as pin(). False: it is still pinned. */
 static bool unpin(struct gpu_session *x, struct block *block, void *context)
 {
     void *popped = NULL;
     if (x->cuda->ctx_push_current(context))
-        return true; /* it is gone */
+        return true; /* the context is gone, and has unpinned it */
     ibx_frees_begin(x, 0);
     const int mode = ibx_cuda_capture_relax(x->cuda);
     const int rc = x->cuda->mem_host_unregister(block->base);
     ibx_cuda_capture_restore(x->cuda, mode);
     ibx_frees_end();
     x->cuda->ctx_pop_current(&popped);
-    return !rc || rc == NOT_REGISTERED; /* by a reset */
+    return !rc || rc == NOT_REGISTERED; /* a reset has unpinned it */
 }
 
-/* One thread at most waits for a device that never ends its work. */
+/* One thread at a time: it may have to wait for a device that never ends its work. */
 void ibx_slots_yield(struct gpu_session *x)
 {
     pthread_mutex_lock(&lock);
@@ -201,7 +203,7 @@ void ibx_slots_yield(struct gpu_session *x)
     pthread_mutex_unlock(&lock);
 }
 
-/* A reset of the context has unpinned it. */
+/* Pins the block again if a reset of the context has unpinned it. False: CUDA fails. */
 static bool is_pinned(const struct ibx_cuda *cuda, const struct block *block)
 {
     unsigned flags;
@@ -209,7 +211,7 @@ static bool is_pinned(const struct ibx_cuda *cuda, const struct block *block)
         return true;
     const int rc =
         cuda->mem_host_register(block->base, block->length, IBX_CUDA_HOST_REGISTER_PORTABLE);
-    return !rc || rc == IBX_CUDA_HOST_MEMORY_REGISTERED; /* by another thread */
+    return !rc || rc == IBX_CUDA_HOST_MEMORY_REGISTERED; /* another thread has */
 }
 
 /* ----------------------------------------------------------------------------------- slots */
@@ -229,14 +231,14 @@ static void take_out(struct slot *s)
     free(s);
 }
 
-/* Locked. Goes with the last that holds it. */
+/* Locked. Frees the slot if nobody holds it any more. */
 static void drop_if_unheld(struct slot *s)
 {
     if (!s->graphs && !s->users)
         take_out(s);
 }
 
-/* Locked. Gives it a number, by which it is found; false: there is no memory. */
+/* Locked. Gives it a number, by which it is found. False: no memory. */
 static bool enter(struct slot *s)
 {
     s->number = ++numbers;
@@ -244,7 +246,7 @@ static bool enter(struct slot *s)
     return s->graphs;
 }
 
-/* In one of the blocks, perhaps a new one. */
+/* Finds a place for the slot in a block, or in a new one. */
 static bool settle(struct slot *s, const struct ibx_cuda *cuda)
 {
     pthread_mutex_lock(&lock);
@@ -252,7 +254,7 @@ static bool settle(struct slot *s, const struct ibx_cuda *cuda)
     pthread_mutex_unlock(&lock);
     if (!placed && add_block(cuda, s)) {
         pthread_mutex_lock(&lock);
-        placed = place(s); /* others may have been quicker */
+        placed = place(s); /* fails if others were quicker */
         pthread_mutex_unlock(&lock);
     }
     return placed;
@@ -289,7 +291,8 @@ static struct slot *new_slot(struct gpu_session *x, size_t n)
     return s;
 }
 
-/* Its place is its own. What another client had there is nobody else's. */
+/* Clears the slot, since another client's bytes may be there, and gives it a number. The place is
+ * the slot's own by now, so that is done without the lock. */
 static uint64_t begin(struct slot *s, const struct ibx_cuda *cuda)
 {
     const bool pinned = is_pinned(cuda, s->block);

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Device memory in which a copy is under way is not given back. A copy is checked once, and goes on
- * in parts, as fast as its client takes them: a free by another session of that client's would have
- * the other parts be of whatever another tenant has there by then. So cudaFree waits for such
- * copies, as natively for all work, and a copy begins there before it, or finds the memory gone. So
- * does what gives a client's page-locked memory back (host_maps.c), which copies may name as well.
+ * Device memory in which a copy is under way is not freed. A copy is checked once, and goes on in
+ * parts, as fast as its client takes them: if another session of that client freed the memory, the
+ * other parts would go into or out of what another tenant has there by then. So cudaFree waits for
+ * such copies, as natively for all work, and a copy either begins before the free, or finds the
+ * memory gone. The same holds for giving back a client's page-locked memory (host_maps.c), which
+ * copies may name as well.
  */
 #include "frontend-glue/clients/clients.h"
 
@@ -14,7 +15,7 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static struct gpu_session *all; /* that copy, or free */
+static struct gpu_session *all; /* sessions that copy or free */
 
 static bool overlap(const struct held_range *a, const struct held_range *b)
 {

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Page-locked memory of clients, for kernels. Natively kernels reach it at the address that the
- * program has. Over shm it is a part of a file that both ends map (ibx_shared_allocate()): here an
- * allocation that a kernel is about to use is mapped once more, at the client's own address, and
- * pinned there. Copies use the session's mapping (in_place.c), and know nothing of this one.
+ * Page-locked memory of clients, for kernels. Natively kernels reach it at the program's address.
+ * Over shm it is a part of a file that both ends map (ibx_shared_allocate()): an allocation that a
+ * kernel is about to use is mapped here once more, at the client's own address, and pinned there.
+ * Copies use the session's mapping (in_place.c), and are independent of this one.
  *
  * Over other paths, and where the client's memory is no part of such a file, pages of this
  * process's own stand in for it at that address: the client copies between them and its own
  * (preload's managed_in_place.c).
  *
- * A client chooses the address, between IBX_SHARED_FROM and IBX_SHARED_UNTIL; what this process or
- * another client has there stays, and the client is refused. A map lasts until the client gives it
- * back, or has no session any more.
+ * A client chooses the address, between IBX_SHARED_FROM and IBX_SHARED_UNTIL; if this process or
+ * another client has something there, the client is refused. A mapping lasts until the client gives
+ * it back, or has no session any more.
  */
 #include "frontend-glue/clients/clients.h"
 
@@ -27,23 +27,23 @@
 
 #define MAPS_MOST 4096u /* of all clients: each takes one of the process's 65530 mappings */
 #define MAPS_EACH (MAPS_MOST / 4) /* of one client */
-#define ENDING_MS 5000u           /* that a new one waits for those which end, and are in its way */
+#define ENDING_MS 5000u /* for so long a new mapping waits for one that ends and is in its way */
 
 struct ibx_host_map {
     struct ibx_host_map *next;
-    struct ibx_host_map *next_end; /* of those that end */
+    struct ibx_host_map *next_end; /* in the list of those that end */
     uint64_t client;               /* its number */
     uint8_t *base;
     size_t length;
-    void *context;           /* in which it was pinned */
-    struct ibx_quota *quota; /* that the bytes count in */
+    void *context;           /* the context in which it was pinned */
+    struct ibx_quota *quota; /* the quota that its bytes count in */
     bool own;                /* pages of this process's, in no file */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static struct ibx_host_map *maps, *ends; /* the latter are taken out, and not unmapped yet */
-static unsigned count;                   /* of the former */
+static struct ibx_host_map *maps, *ends; /* `ends`: taken out of `maps`, and not unmapped yet */
+static unsigned count;                   /* of `maps` */
 
 static bool overlaps(const struct ibx_host_map *m, uint64_t begin, uint64_t length)
 {
@@ -51,7 +51,7 @@ static bool overlaps(const struct ibx_host_map *m, uint64_t begin, uint64_t leng
     return base < begin + length && begin < base + m->length;
 }
 
-/* Locked. Takes out one of the client's that overlaps these bytes; NULL: there is none. */
+/* Locked. Takes out a mapping of the client that overlaps these bytes; NULL: there is none. */
 static struct ibx_host_map *take(uint64_t client, uint64_t begin, uint64_t length)
 {
     for (struct ibx_host_map **at = &maps; *at; at = &(*at)->next) {
@@ -75,6 +75,7 @@ static struct ibx_host_map *take_locking(uint64_t client, uint64_t begin, uint64
     return m;
 }
 
+/* Adds it to the list. False: the client has, or all have, too many. */
 static bool put(struct ibx_host_map *m)
 {
     pthread_mutex_lock(&lock);
@@ -91,7 +92,8 @@ static bool put(struct ibx_host_map *m)
     return room;
 }
 
-/* A context that is gone, or was reset, has unpinned it. No kernel uses it behind that. */
+/* Unpins it, after which no kernel uses it. If its context is gone or was reset, it is unpinned
+ * already. */
 static void unpin(struct gpu_session *x, const struct ibx_host_map *m)
 {
     void *popped = NULL;
@@ -113,7 +115,7 @@ static void unmap(const struct ibx_host_map *m)
         ibx_quota_give(m->quota, m->length);
 }
 
-/* One that was taken out. */
+/* Unmaps and frees one that was taken out. */
 static void end(struct gpu_session *x, struct ibx_host_map *m)
 {
     unpin(x, m);
@@ -128,7 +130,7 @@ static void end(struct gpu_session *x, struct ibx_host_map *m)
     free(m);
 }
 
-/* The same of one that the client gives back, while another session of its may copy there. */
+/* The same for one that the client gives back; another of its sessions may be copying there. */
 static void end_given_back(struct gpu_session *x, struct ibx_host_map *m)
 {
     ibx_held_by_unmap(x, (uintptr_t)m->base, m->length);
@@ -136,7 +138,7 @@ static void end_given_back(struct gpu_session *x, struct ibx_host_map *m)
     ibx_held_end(x);
 }
 
-/* Locked. */
+/* Locked. Whether a mapping that ends is in the way of a new one. */
 static bool is_in_the_way(const struct ibx_host_map_wish *w)
 {
     const struct ibx_host_map *m = ends;
@@ -145,8 +147,8 @@ static bool is_in_the_way(const struct ibx_host_map_wish *w)
     return m;
 }
 
-/* A client may come again, at the same addresses, while what it had before ends. That may take as
- * long as its last graph runs, and others do not wait for it. */
+/* A client may come again, with the same addresses, while its former mappings end. That may take as
+ * long as its last graph runs, and other clients do not wait for it. */
 static void wait_for_ends(const struct ibx_host_map_wish *w)
 {
     const uint64_t deadline = ibx_deadline_in_ms(ENDING_MS);
@@ -157,8 +159,8 @@ static void wait_for_ends(const struct ibx_host_map_wish *w)
     pthread_mutex_unlock(&lock);
 }
 
-/* All at once: a new session of the same process would find what is still in the list in its way,
- * and not wait for it. */
+/* Takes all out at once: a mapping that was still in the list would be in the way of a new session
+ * of the same process, which would not wait for it. */
 struct ibx_host_map *ibx_host_maps_take(uint64_t client)
 {
     struct ibx_host_map *all = NULL, *m;
@@ -202,7 +204,7 @@ static bool is_sound(const struct ibx_host_map_wish *w, uint64_t bytes)
             (!(w->offset % page) && w->offset <= bytes && w->length <= bytes - w->offset));
 }
 
-/* NULL, or why it cannot be mapped. */
+/* NULL, or the reason why it cannot be mapped. */
 static const char *map(struct ibx_host_map *m, const struct ibx_host_map_wish *w, int fd)
 {
     void *wanted = pointer_to(w->address);
@@ -259,7 +261,7 @@ static int make(struct gpu_session *x, uint64_t client, const struct ibx_host_ma
     return refuse(x, w, why ? why : "too many are mapped, for it or for all clients");
 }
 
-/* Locked. NULL: there is none. */
+/* Locked. The client's mapping with that address and length; NULL: there is none. */
 static struct ibx_host_map *same(uint64_t client, const struct ibx_host_map_wish *w)
 {
     struct ibx_host_map *m = maps;
@@ -269,8 +271,9 @@ static struct ibx_host_map *same(uint64_t client, const struct ibx_host_map_wish
     return m;
 }
 
-/* It is there already, and is what a reset, of a client that was alone, has left of it. The driver
- * is asked without the lock: it may keep this thread for long, and a client that ends takes it. */
+/* Whether it is mapped already, and still pinned: a reset by a client that was alone would have
+ * unpinned it. The driver is asked without the lock: it may delay this thread for long, and a
+ * client that ends needs the lock. */
 static bool is_there(struct gpu_session *x, uint64_t client, const struct ibx_host_map_wish *w)
 {
     unsigned flags;
@@ -280,8 +283,9 @@ static bool is_there(struct gpu_session *x, uint64_t client, const struct ibx_ho
     return known && !x->cuda->mem_host_get_flags(&flags, pointer_to(w->address));
 }
 
-/* Pages of this process's own that a reset has unpinned: the client's bytes are in them. Taken out
- * meanwhile, they cannot go. False: there are none, or they cannot be pinned. */
+/* Pins pages of this process's own again, after a reset has unpinned them: the client's bytes are
+ * in them. Meanwhile they are taken out of the list, so that nobody unmaps them. False: there are
+ * none, or they cannot be pinned. */
 static bool pin_again(struct gpu_session *x, uint64_t client, const struct ibx_host_map_wish *w)
 {
     pthread_mutex_lock(&lock);
@@ -336,7 +340,7 @@ int ibx_host_maps_make(struct gpu_session *x, const struct ibx_host_map_wish *w)
     if (is_there(x, client, w) || (w->own && pin_again(x, client, w)))
         return 0;
     for (struct ibx_host_map *m; (m = take_locking(client, w->address, w->length));)
-        end_given_back(x, m); /* of before */
+        end_given_back(x, m); /* older ones */
     wait_for_ends(w);
     return make(x, client, w, fd);
 }

@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Functions of the client's that a stream waits for (cudaLaunchHostFunc, cudaStreamAddCallback). In
- * their place CUDA calls one of ours, in a thread of the driver's, which waits there until the
- * client has called its own: so the order is CUDA's. A thread of the client's asks what is to be
- * called, over a connection of its own (IBX_OWN_WORK), and says what was.
+ * Functions of the client that a stream waits for (cudaLaunchHostFunc, cudaStreamAddCallback). In
+ * place of each, CUDA calls one of ours, in a thread of the driver's, which waits until the client
+ * has called its own function: so the order is CUDA's. A thread of the client asks which function
+ * it is to call, over a connection of its own (IBX_OWN_WORK), and reports each that it has called.
  *
- * What a graph calls is called each time as a function of its own. It is known as long as a graph
- * has it, or what was made of one, which an object of CUDA's tells. One that copies between the
- * client and a slot (graph_slots.h) needs nothing of CUDA's for it: its id says so, also when its
- * queue is no more.
+ * A function that a graph calls is a new entry at each call. It is known as long as a graph, or an
+ * executable graph, has it, which a user object of CUDA's tells. A function that copies between the
+ * client and a slot (graph_slots.h) needs no calls of CUDA: a bit of its id says that it does, also
+ * when its queue is gone.
  *
- * A queue belongs to the session that asks. When that ends nothing waits for it any more. CUDA is
- * given a number and no address: what it calls a second time (a graph that another session has
- * begun to capture meanwhile) is found no more, and returns.
+ * A queue belongs to the session that asks. When that session ends, nothing waits for the client
+ * any more. CUDA is given a number instead of an address: if it calls a function a second time (in
+ * a graph that another session has begun to capture meanwhile), the function is not found, and the
+ * call returns.
  */
 #include "frontend-glue/clients/clients.h"
 
@@ -28,10 +29,10 @@
 #include <stdlib.h>
 #include <sys/random.h>
 
-#define FUNCTIONS_MAX 65536u  /* of one queue, at a time */
-#define ASK_MS        20u     /* the connection is not looked at for so long */
-#define POLL_NS       100000u /* before a thread sleeps, where processors abound */
-#define ID_COPIES     1u      /* bit of an id */
+#define FUNCTIONS_MAX 65536u  /* of one queue, at a time; with the queue's session */
+#define ASK_MS        20u     /* for so long a request waits, and the connection is not looked at */
+#define POLL_NS       100000u /* polling before a thread sleeps, if there are enough processors */
+#define ID_COPIES     1u      /* bit of an id: the function copies by a slot */
 
 /*
  * state machine: function that a stream waits for
@@ -64,24 +65,24 @@ struct function {
     struct ibx_host_queue *queue;
     struct function *next;          /* of those that were reached, or are repeated */
     struct function **at;           /* where that list has it, if it is repeated */
-    uintptr_t id;                   /* what CUDA has of it */
-    uint64_t number;                /* the client's */
+    uintptr_t id;                   /* what CUDA has instead of an address */
+    uint64_t number;                /* the client's number of it */
     struct ibx_state_machine state; /* enum function_state; the lock's */
-    int status;                     /* of the stream, as a callback is told */
+    int status;                     /* cudaError_t of the stream, for a callback */
     struct ibx_host_copy copy;
-    unsigned users; /* that are about to give a graph the function, and graphs that have it */
-    bool for_good;  /* nobody tells when they have gone */
+    unsigned users; /* graphs that have it, and threads that are about to give it to one */
+    bool for_good;  /* ibx_host_work_for_good() */
 };
 
 struct ibx_host_queue {
     struct ibx_host_queue *next;
     uint64_t id; /* nobody else can guess it */
     const struct ibx_tenant *tenant;
-    struct function *reached; /* in that order */
+    struct function *reached; /* in the order in which their streams have got there */
     struct function *repeated;
     unsigned holders; /* the session, and functions */
-    bool ended;       /* the session has */
-    bool told;        /* that it is full */
+    bool ended;       /* the session has ended */
+    bool told;        /* it was logged that the queue is full */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -99,17 +100,17 @@ static void tell(void)
     pthread_cond_broadcast(&changed);
 }
 
-/* The end of polling that begins now. */
+/* When polling that begins now is to end; 0: there are too few processors to poll. */
 static uint64_t poll_until(void)
 {
-    static atomic_uint spins; /* 0: not known, 1: processors abound, 2: they do not */
+    static atomic_uint spins; /* 0: not known, 1: there are enough processors, 2: there are not */
     if (!atomic_load_explicit(&spins, memory_order_relaxed))
         atomic_store(&spins, ibx_thread_may_spin() ? 1 : 2);
     return atomic_load_explicit(&spins, memory_order_relaxed) == 1 ? ibx_now_ns() + POLL_NS : 0;
 }
 
-/* Locked, as pthread_cond_clockwait(). A graph stands still meanwhile, and a thread that sleeps
- * takes 12 us to wake up: so it polls first, until `polls_ns`. */
+/* Locked; returns as pthread_cond_clockwait(). A graph stands still meanwhile, and a sleeping
+ * thread takes 12 us to wake up: so this polls first, until `polls_ns`. */
 static int wait_for_change(uint64_t polls_ns, const struct timespec *until)
 {
     const uint64_t before = atomic_load(&changes);
@@ -160,7 +161,8 @@ static void let_go(struct ibx_host_queue *q)
 
 /* ------------------------------------------------------------------- a thread of the driver's */
 
-/* Locked. NULL: it was called already, or is no more. */
+/* Locked. The function with that id, if it is in that state. NULL: it was called already, or is
+ * gone. */
 static struct function *in_that_state(const void *id, enum function_state state)
 {
     const struct function wanted = {.id = (uintptr_t)id};
@@ -216,7 +218,7 @@ static void call_back(void *stream, int status, void *id)
     wait_for_client(id, status);
 }
 
-/* Locked. One that its queue knows of; NULL: no memory. */
+/* Locked. A new function of the queue, in that state; NULL: no memory. */
 static struct function *enter(struct ibx_host_queue *q, uint64_t number, enum function_state state,
                               bool copies)
 {
@@ -275,7 +277,8 @@ int ibx_host_work_open(struct gpu_session *x, uint64_t *id)
     return 0;
 }
 
-/* Locked. Whether the tenant's queue takes another function: its number, 0: *rc says why not. */
+/* Locked. The tenant's queue with that id, if it takes another function of that number; NULL: *rc
+ * is the error. */
 static struct ibx_host_queue *with_room(const struct gpu_session *x, uint64_t id, uint64_t number,
                                         int *rc)
 {
@@ -293,7 +296,7 @@ static struct ibx_host_queue *with_room(const struct gpu_session *x, uint64_t id
     return *rc ? NULL : q;
 }
 
-/* What CUDA is to call a function by; NULL: *rc says why not. */
+/* Adds a function, and returns its id for CUDA; NULL: *rc is the error. */
 static void *add(const struct gpu_session *x, uint64_t id, uint64_t number, int *rc)
 {
     pthread_mutex_lock(&lock);
@@ -306,7 +309,7 @@ static void *add(const struct gpu_session *x, uint64_t id, uint64_t number, int 
     return made;
 }
 
-/* Locked. NULL: there is none of that number. */
+/* Locked. The queue's function in REPEATED with that number; NULL: there is none. */
 static struct function *find_repeated(struct ibx_host_queue *q, uint64_t number)
 {
     const struct function wanted = {.queue = q, .number = number};
@@ -314,7 +317,7 @@ static struct function *find_repeated(struct ibx_host_queue *q, uint64_t number)
     return found ? *found : NULL;
 }
 
-/* Locked. NULL: no memory. */
+/* Locked. A new function in REPEATED; NULL: no memory. */
 static struct function *enter_repeated(struct ibx_host_queue *q, uint64_t number, bool copies)
 {
     struct function *f = enter(q, number, FUNCTION_REPEATED, copies);
@@ -377,7 +380,7 @@ void *ibx_host_work_repeat(struct gpu_session *x, uint64_t id, uint64_t number, 
     return repeat(x, id, number, false, rc);
 }
 
-/* The copy of a function of graphs, as it is, or as it is from now on. */
+/* The copy of a function of graphs; `new`, unless NULL, replaces it before. */
 static struct ibx_host_copy copy_of(const void *repeated, const struct ibx_host_copy *new)
 {
     struct ibx_host_copy copy = {.slot = 0};
@@ -391,7 +394,8 @@ static struct ibx_host_copy copy_of(const void *repeated, const struct ibx_host_
     return copy;
 }
 
-/* Behind repeat(): of a copy's the graph holds the slot then, or nothing has become of it. */
+/* Ends what repeat() has begun. A function that copies stays as long as it has a slot, which a
+ * graph holds. */
 void ibx_host_work_release(void *repeated)
 {
     pthread_mutex_lock(&lock);
@@ -410,8 +414,8 @@ void ibx_host_work_for_good(const void *repeated)
     pthread_mutex_unlock(&lock);
 }
 
-/* All graphs with that function have one slot: what is copied twice in no order, to the same memory
- * of the client's or from it, is a race natively, too, or the same bytes. */
+/* All graphs with that function share one slot: two unordered copies from or to the same memory of
+ * the client are a race natively, too, or copy the same bytes. */
 void *ibx_host_work_copy(struct gpu_session *x, uint64_t id, uint64_t number,
                          struct ibx_host_copy *copy, int *rc)
 {
@@ -429,7 +433,7 @@ void *ibx_host_work_copy(struct gpu_session *x, uint64_t id, uint64_t number,
         copy->slot = ibx_slot_make(x, copy->n);
         *rc = copy->slot ? 0 : CUDA_NOT_SUPPORTED;
         ibx_slot_call(copy->slot, made);
-        copy_of(made, copy); /* without one: that which it had has gone */
+        copy_of(made, copy); /* also if there is no slot: the former one has gone */
     }
     pthread_mutex_unlock(&making);
     ibx_host_work_release(made);
@@ -463,7 +467,7 @@ int ibx_host_work_add(struct gpu_session *x, const struct ibx_host_work *work, v
     int capturing = 0, rc = 0;
     if (work->stream > 1 && ibx_back_end_have_cuda(x)) /* the legacy stream is never captured */
         rc = x->cuda->stream_is_capturing((void *)(uintptr_t)work->stream, &capturing);
-    if (rc || capturing) /* a graph would call it more than once */
+    if (rc || capturing) /* a graph would call the function more than once */
         return rc ? rc : CUDA_NOT_SUPPORTED;
     void *id = add(x, work->queue, work->number, &rc);
     if (!id)
@@ -485,7 +489,7 @@ int ibx_host_work_add(struct gpu_session *x, const struct ibx_host_work *work, v
     return rc;
 }
 
-/* Locked. The first one in that state, and of that number unless it is 0. */
+/* Locked. The first reached function in that state, and with that number unless it is 0. */
 static struct function *in_state(const struct ibx_host_queue *q, enum function_state state,
                                  uint64_t number)
 {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What keeps the tenants of one back end apart, as far as GVirtuS's requests tell, and what a
- * client may make the back end hold.
+ * Keeps the tenants of one back end apart, as far as GVirtuS's requests show what they use, and
+ * limits what a client may make the back end hold.
  *
- * A request that names another tenant's memory is left to GVirtuS's handler, as every request in
- * doubt, but it reads an address there that CUDA refuses: so exit code and cudaGetLastError are the
- * runtime's own.
+ * A request that names another tenant's memory goes to GVirtuS's handler, as every request in
+ * doubt, but with an address that CUDA refuses in its place: so exit code and cudaGetLastError are
+ * the runtime's own.
  */
 #include "frontend-glue/clients/clients.h"
 
@@ -25,7 +25,8 @@ static struct ibx_tenant *tenant_of(const struct gpu_session *x, const struct ib
     return ibx_tenant_get(path->name, &x->options.limits, chunks);
 }
 
-/* GVirtuS gives each connection a thread before it is a session. */
+/* Counts connections that are being set up, too, since GVirtuS gives each a thread before it is a
+ * session. */
 int ibx_isolation_admit(struct gpu_session *x, const struct ibx_path *path, struct ibx_error *err)
 {
     struct isolation *i = &x->isolation;
@@ -96,10 +97,10 @@ void ibx_isolation_end(struct gpu_session *x)
     ibx_memory_make_end(x);
     i->counted = false;
     i->held = i->refused = i->given = i->given_number = 0;
-    i->reserved = 0; /* not given back: an allocation without a reply may have been made */
+    i->reserved = 0; /* the quota keeps them: an allocation without a reply may have been made */
 }
 
-/* Nothing but a client's mistake, mostly. */
+/* Logs the session's first request for memory of another program. It is mostly just a mistake. */
 static void tell_of_program(struct gpu_session *x, uint64_t owner)
 {
     struct isolation *i = &x->isolation;
@@ -144,7 +145,8 @@ bool ibx_isolation_allows_now(struct gpu_session *x, uint64_t address, uint64_t 
 
 /* --------------------------------------------------------------------------- requests */
 
-/* GVirtuS keeps its buffer for requests, as long as the longest was, until the session ends. */
+/* Counts GVirtuS's buffer for requests, which is as long as the longest request, until the session
+ * ends. */
 static int note_length(struct gpu_session *x, uint64_t length)
 {
     struct isolation *i = &x->isolation;
@@ -170,7 +172,7 @@ static void tell_of_tenant(struct gpu_session *x, const struct ibx_tenant *owner
                 x->requests.name);
 }
 
-/* Whether any of it is another tenant's. */
+/* Whether any of the memory is another tenant's. */
 static bool is_of_tenant(struct gpu_session *x, const struct ibx_named *named, unsigned count)
 {
     const struct isolation *i = &x->isolation;
@@ -184,7 +186,7 @@ static bool is_of_tenant(struct gpu_session *x, const struct ibx_named *named, u
     return owner;
 }
 
-/* Whether any of it is another program's, or no memory at all. */
+/* Whether any of it is another program's, or there is no memory at all. */
 static bool is_of_program(struct gpu_session *x, const struct ibx_named *named, unsigned count)
 {
     uint64_t owner = 0;
@@ -211,7 +213,8 @@ static bool may_give_back(struct gpu_session *x, uint64_t address)
     return true;
 }
 
-/* What the request allocates counts before it is there; what is too much CUDA itself refuses. */
+/* Counts what the request is about to allocate. If that is too much, enlarges the size in the
+ * request so that CUDA refuses it. */
 static void reserve(struct gpu_session *x, uint8_t *body, size_t n)
 {
     struct isolation *i = &x->isolation;
@@ -234,7 +237,8 @@ static void reserve(struct gpu_session *x, uint8_t *body, size_t n)
     i->told_full = true;
 }
 
-/* What could not be noted as the tenant's would be anybody's: CUDA refuses it, as above. */
+/* If an allocation could not be noted as the tenant's, every tenant could use it: has CUDA refuse
+ * it, as above. */
 static bool refuse_ownerless(struct gpu_session *x, uint8_t *body, size_t n)
 {
     struct isolation *i = &x->isolation;
@@ -251,8 +255,9 @@ static bool refuse_ownerless(struct gpu_session *x, uint8_t *body, size_t n)
     return true;
 }
 
-/* Whether it is an asynchronous copy from or to the host, in a stream that is being captured. The
- * handler would put an address of its heap into the graph, and free it. */
+/* Whether the request is an asynchronous copy between host and device, in a stream that is being
+ * captured. The handler would put an address of its heap into the graph, and then free that
+ * memory. */
 static bool captures_heap(struct gpu_session *x, const uint8_t *body, size_t n)
 {
     int capturing = 0;
@@ -276,8 +281,8 @@ static void tell_of_capture(const struct gpu_session *x)
                 ibx_session_path(x->s)->peer);
 }
 
-/* Whether the handler must not have what is named, which is said. It gives back the first one, or
- * nothing. */
+/* Whether the handler must not get the named memory, which is logged. `frees`: the request frees
+ * the first one that it names. */
 static bool refuses(struct gpu_session *x, const struct ibx_named *named, unsigned count,
                     bool frees, const uint8_t *body, size_t n)
 {
@@ -318,7 +323,7 @@ static int inspect(struct gpu_session *x, uint8_t *body, size_t n)
     }
     spoil_arrays(x, named, count, body, n);
     const bool frees = count && role == IBX_NAMING_FREES;
-    /* A level goes with its mipmapped array. */
+    /* A level is freed with its mipmapped array, not by itself. */
     if ((frees && ibx_handles_is_level(x, named[0].address)) ||
         refuses(x, named, count, frees, body, n)) {
         for (unsigned k = 0; k < count; k++)
@@ -337,7 +342,8 @@ static int inspect(struct gpu_session *x, uint8_t *body, size_t n)
     return 0;
 }
 
-/* GVirtuS reads a name up to its NUL, a length, and then a body at once. */
+/* Whether GVirtuS reads a request otherwise than expected: name with its NUL, length, and then the
+ * whole body at once. */
 static bool in_pieces(const struct ibx_request_watch *w, const uint8_t *bytes, size_t n)
 {
     if (w->stage == IBX_REQUEST_NAME) {
@@ -396,7 +402,7 @@ int ibx_isolation_after_read(struct gpu_session *x, enum ibx_request_stage befor
 
 /* ---------------------------------------------------------------------------- replies */
 
-/* The payload of a copy that failed is what GVirtuS's heap held before. */
+/* After a failed copy GVirtuS sends as payload whatever was in that memory of its heap. */
 bool ibx_isolation_withholds(const struct gpu_session *x)
 {
     const struct ibx_reply_watch *r = &x->replies;
@@ -436,7 +442,7 @@ void ibx_isolation_replied(struct gpu_session *x)
         i->allocates && done && plain ? ibx_naming_allocated(r->last, r->last_size) : 0;
     if (made)
         note_allocation(x, made);
-    else if (i->reserved && (!done || plain)) /* it failed, or made nothing: no rows of a pitch */
+    else if (i->reserved && (!done || plain)) /* nothing was made; else it is cudaMallocPitch */
         ibx_quota_give(ibx_tenant_quota(i->tenant, IBX_HOLD_DEVICE), i->reserved);
     if (done)
         ibx_owners_remove(i->freed, i->freed_number);

@@ -10,16 +10,16 @@
 #include <string.h>
 #include <time.h>
 
-#define WORK_MS   1000u /* that work is waited for */
-#define MOMENT_MS 50u   /* ... once it was told that this was in vain */
+#define WORK_MS   1000u /* for so long work is waited for */
+#define MOMENT_MS 50u   /* ... and for so long, once it was logged that work does not end */
 
 static const char unload[] = "cudaUnregisterFatBinary";
 
 struct ibx_last_requests {
-    struct gpu_session x; /* of no session: what guards handlers */
+    struct gpu_session x; /* has no session: for the functions that guard handlers */
     uint8_t bytes[sizeof(unload) + 3 * 8 + IBX_FUNCTIONS_MODULE];
     size_t length, at;
-    bool runs; /* its handler does */
+    bool runs; /* the request's handler is running */
 };
 
 struct ibx_last_requests *ibx_last_requests_create(void)
@@ -32,8 +32,8 @@ struct ibx_last_requests *ibx_last_requests_create(void)
     return last;
 }
 
-/* It waits for all work, and nobody registers kernels, or looks one up, meanwhile. Beside work that
- * does not end it is left to the client that ends next. */
+/* Unloading waits for all work, and meanwhile nobody can register or look up kernels. If there is
+ * work that does not end, unloading is left to the next client that ends. */
 static bool may_unload(struct gpu_session *x)
 {
     static atomic_bool told;
@@ -57,7 +57,7 @@ static bool may_unload(struct gpu_session *x)
     return false;
 }
 
-/* False: there is none. */
+/* Makes the next request. False: there is none. */
 static bool next(struct ibx_last_requests *last)
 {
     char module[IBX_FUNCTIONS_MODULE];
@@ -74,7 +74,8 @@ static bool next(struct ibx_last_requests *last)
     return n;
 }
 
-/* As for a client's own (device_copies.c), beside no reset of the context. */
+/* The handler is about to run: as for a client's own request (device_copies.c), and not during a
+ * reset of the context. */
 static void run(struct ibx_last_requests *last)
 {
     while (!ibx_clients_give_begin())

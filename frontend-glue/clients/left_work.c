@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Work in streams that CUDA has for each thread, and in those that were destroyed. No handle leads
- * to the former, and a session's is gone with its thread; the work goes on. So does that in the
- * legacy stream, which is never idle while others have always some there. So an event is put
- * behind it as the thread ends, or before the stream is destroyed, which tells client_ends.c when
- * it is over. Of a client that leaves behind work after work some events have moved on, each behind
- * all that came before it.
+ * Work in CUDA's per-thread streams, and in streams that were destroyed. The former have no
+ * handles, and a session's is gone when its thread ends; its work goes on. The work in the legacy
+ * stream goes on as well, and that stream is never idle while others keep it busy. So an event is
+ * put behind such work as the thread ends, or before the stream is destroyed; client_ends.c learns
+ * from it when the work is over. If a client leaves very much work, some of its events are moved,
+ * each behind all work that it stood for.
  */
 #include "frontend-glue/clients/clients.h"
 
@@ -14,20 +14,20 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#define EACH 16u /* of one client in a context */
+#define EACH 16u /* most events of one client in a context */
 
 struct left {
     struct left *next;
     uint64_t client, number;
     void *event, *context;
-    bool legacy; /* behind that stream's work: of a client one in a context, as that is in order */
+    bool legacy; /* of the legacy stream: one for a client in a context */
 };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct left *lefts;
-static uint64_t numbers;    /* in the order of their ends; from 1 */
-static pid_t process;       /* whose they are */
+static uint64_t numbers;    /* in the order in which work was noted; from 1 */
+static pid_t process;       /* to which `lefts` belong */
 static const void *watched; /* NULL: all contexts */
-static _Atomic bool lost;   /* it is gone */
+static _Atomic bool lost;   /* the watched context is gone */
 
 static bool has_ended(const struct ibx_cuda *cuda, const struct left *l)
 {
@@ -41,7 +41,7 @@ static bool has_ended(const struct ibx_cuda *cuda, const struct left *l)
     return ended;
 }
 
-/* Locked. A parent's are none of this process's. */
+/* Locked. Drops events that have ended; in a forked process also all of its parent's. */
 static void drop_ended(const struct ibx_cuda *cuda)
 {
     if (process != getpid())
@@ -88,7 +88,7 @@ uint64_t ibx_left_work_so_far(void)
     return number;
 }
 
-/* Locked. The client's last one of the kind, where it has as many as it may; NULL: it has not. */
+/* Locked. The client's last event of the kind, if it has as many as it may; NULL: it has fewer. */
 static const struct left *last_of_many(const struct left *like)
 {
     const struct left *last = NULL;
@@ -102,7 +102,8 @@ static const struct left *last_of_many(const struct left *like)
     return count >= (like->legacy ? 1 : EACH) ? last : NULL;
 }
 
-/* In the thread's context: whether an event that is there tells of its work, too. */
+/* In the thread's context: moves an existing event behind the stream's work as well. False: a new
+ * one is needed. */
 static bool join(const struct ibx_cuda *cuda, const struct left *like, void *stream)
 {
     int (*wait)(void *of, void *event, unsigned flags) = NULL;
@@ -139,8 +140,7 @@ static bool is_busy(const struct ibx_cuda *cuda, void *stream)
            cuda->stream_query(stream) == IBX_CUDA_NOT_READY;
 }
 
-/* In the thread's context, behind what the stream has, or waits for. False: there is no event
- * behind it. */
+/* In the thread's context: puts an event behind the stream's work. False: there is none. */
 static bool put_behind(const struct ibx_cuda *cuda, uint64_t client, void *stream, bool legacy)
 {
     struct left l = {.client = client, .legacy = legacy};
@@ -156,15 +156,15 @@ static bool put_behind(const struct ibx_cuda *cuda, uint64_t client, void *strea
     return false;
 }
 
-/* What cannot be noted is work that nobody finds. */
+/* If the work cannot be noted, the client counts as one whose work cannot be found. */
 static void keep_work(struct gpu_session *x, uint64_t client, void *stream)
 {
     if (is_busy(x->cuda, stream) && !put_behind(x->cuda, client, stream, false))
         ibx_clients_hide_work(x);
 }
 
-/* What the legacy stream has, which may be the client's: as is everything in it, it is behind what
- * came before, whoever's that is. To ask it while somebody captures would end the capture. */
+/* Notes the work of the legacy stream, some of which may be the client's: it is all in one order,
+ * whoever's it is. To query the stream while somebody captures would end the capture. */
 static void keep_legacy_work(struct gpu_session *x, uint64_t client)
 {
     const bool quiet = ibx_captures_wait_try();
@@ -185,7 +185,7 @@ static void keep_work_of_context(struct gpu_session *x, uint64_t client)
     keep_legacy_work(x, client);
 }
 
-/* In a device's context, where that is none that the thread has already been asked for. */
+/* Notes work in a device's primary context, unless that is `asked`, for which it has been done. */
 static void keep_work_of_device(struct gpu_session *x, uint64_t client, int device,
                                 const void *asked)
 {

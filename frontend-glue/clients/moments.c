@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * All work of a context that is under way at some moment: events behind it tell when it is over.
- * Streams of clients are known by their handles (handles.c), what threads have had in streams of
+ * Clients' streams are known by their handles (handles.c), the work that threads had in streams of
  * their own by left_work.c.
  *
- * Whose work there is in the legacy stream, is not known. It may be behind what does not end in
+ * It is not known whose work is in the legacy stream. It may be behind work that does not end, in
  * another client's blocking stream.
  *
- * What is waited for in vain is waited for again, for as long as it lasts. An event each time would
- * fill the stream in the end: CUDA takes about a thousand entries, and then makes the call that
- * brings one more wait, and others' calls with it. So the events are kept, one a stream, and are
- * those of the next moment. What came behind them meanwhile is another moment's, once they are
- * over.
+ * Work that is waited for in vain is waited for again, as long as it lasts. A new event each time
+ * would fill the stream in the end: CUDA takes about a thousand entries, and then the call that
+ * adds one more waits, and other threads' calls with it. So events are kept, one for each stream,
+ * and used for the next moment. Work that came behind them meanwhile belongs to a further moment,
+ * once they are over.
  */
 #include "frontend-glue/clients/clients.h"
 
@@ -25,23 +25,23 @@
 #define NAP_LEAST_NS 50000u
 #define NAP_MOST_NS  10000000u
 
-#define SETTLE_MS      1000u   /* that work is waited for at a time, at first */
+#define SETTLE_MS      1000u   /* for so long work is waited for at a time, at first */
 #define SETTLE_MOST_MS 600000u /* ... and later */
-#define TOLD_MS        5000u   /* ... before a line of the log says so */
+#define TOLD_MS        5000u   /* ... after so long in all, this is logged */
 
 struct behind {
     void *event;
-    uint64_t client; /* whose work it is behind; 0: the legacy stream's */
+    uint64_t client; /* whose work it is behind; 0: that of the legacy stream */
     const void *stream;
 };
 
 struct moment {
     struct behind *events;
     size_t count;
-    unsigned resets; /* with one the events are gone */
-    uint64_t left;   /* likewise what threads have left */
-    bool now;        /* kept ones, which are behind what there was then, are none of it */
-    bool earlier;    /* some are such */
+    unsigned resets; /* ibx_back_end_resets() as they were made: a reset destroys events */
+    uint64_t left;   /* ibx_left_work_so_far() at the moment */
+    bool now;        /* kept events are not used: they are behind work of an earlier moment */
+    bool earlier;    /* some are kept events */
     const void *context;
 };
 
@@ -61,7 +61,8 @@ void ibx_nap(uint64_t *ns)
     *ns = 2 * *ns < NAP_MOST_NS ? 2 * *ns : NAP_MOST_NS;
 }
 
-/* Locked. Where that is in the list; its end: there is none. */
+/* Locked. Where the kept event is in the list (stream NULL: of any stream); the end of the list:
+ * there is none. */
 static struct kept **find_kept(const void *context, const void *stream)
 {
     struct kept **at = &all_kept;
@@ -70,7 +71,7 @@ static struct kept **find_kept(const void *context, const void *stream)
     return at;
 }
 
-/* Of a stream, or (NULL) of any. NULL: there is none. */
+/* Takes a kept event out of the list. NULL: there is none. */
 static struct kept *take_kept(const void *context, const void *stream)
 {
     pthread_mutex_lock(&lock);
@@ -81,7 +82,7 @@ static struct kept *take_kept(const void *context, const void *stream)
     return k;
 }
 
-/* False: there is one of that stream already, or no memory. */
+/* Keeps an event. False: there is one of that stream already, or no memory. */
 static bool keep(const struct moment *m, const struct behind *b)
 {
     struct kept *made = malloc(sizeof(*made));
@@ -100,7 +101,7 @@ static bool keep(const struct moment *m, const struct behind *b)
     return is_new;
 }
 
-/* The last one, which is kept if it is not over. */
+/* Drops the moment's last event, which is kept if it is not over. */
 static void drop_event(const struct ibx_cuda *cuda, struct moment *m)
 {
     const struct behind *b = &m->events[--m->count];
@@ -108,7 +109,7 @@ static void drop_event(const struct ibx_cuda *cuda, struct moment *m)
         cuda->event_destroy(b->event);
 }
 
-/* Those that are over, or gone with their context, are kept no longer. */
+/* Drops kept events of the context that are over, or gone with a reset. */
 static void sort_out_kept(const struct ibx_cuda *cuda, const struct moment *m)
 {
     struct kept *last = NULL, *k;
@@ -131,7 +132,7 @@ static void sort_out_kept(const struct ibx_cuda *cuda, const struct moment *m)
     }
 }
 
-/* Whether there is one: then it is the moment's. */
+/* Uses the kept event of the stream for the moment. False: there is none. */
 static bool put_kept(struct moment *m, const void *stream)
 {
     struct kept *k = m->now ? NULL : take_kept(m->context, stream);
@@ -169,8 +170,8 @@ static bool put_behind_legacy(const struct ibx_cuda *cuda, struct moment *m)
     return event;
 }
 
-/* Of streams that are held; false: one of the client's own is busy, or one is captured, or CUDA
- * fails. */
+/* Puts events behind the busy ones of these streams, which are held. False: one of the client's own
+ * is busy, or one is being captured, or CUDA fails. */
 static bool put_behind(const struct ibx_cuda *cuda, uint64_t client, struct handle **streams,
                        size_t count, struct moment *m)
 {
@@ -189,7 +190,7 @@ static bool put_behind(const struct ibx_cuda *cuda, uint64_t client, struct hand
     return true;
 }
 
-/* Nobody captures, nor begins to, and no reset is under way. */
+/* To be called while nobody captures, nor begins to, and no reset is under way. */
 static bool put_events(const struct ibx_cuda *cuda, uint64_t client, const void *context,
                        struct moment *m)
 {
@@ -227,7 +228,8 @@ static bool begin(const struct ibx_cuda *cuda, uint64_t client, const void *cont
     return begun;
 }
 
-/* Whether it is over; `gives_up`: it is waited for no more now. */
+/* Whether the moment's work is over; `gives_up`: drops its events, which are kept if they are not
+ * over. */
 static bool look(const struct ibx_cuda *cuda, struct moment *m, bool gives_up)
 {
     if (!ibx_clients_give_begin())
@@ -242,18 +244,19 @@ static bool look(const struct ibx_cuda *cuda, struct moment *m, bool gives_up)
     return over;
 }
 
-/* What the client has left in the legacy stream was over when the moment began (left_work.c). */
+/* The work that is left is of others: what the client has left in the legacy stream was over when
+ * the moment began (left_work.c). */
 static enum ibx_work give_up(const struct ibx_cuda *cuda, struct moment *m, uint64_t *whose)
 {
     uint64_t ns = 0;
     *whose = m->count ? m->events[m->count - 1].client : 0;
-    for (look(cuda, m, true); m->count; look(cuda, m, true)) /* a reset is under way */
+    for (look(cuda, m, true); m->count; look(cuda, m, true)) /* until a reset is over */
         ibx_nap(&ns);
     return IBX_WORK_OF_OTHERS;
 }
 
-/* `earlier`: whether kept events may be of it; then, whether some were, behind which there may be
- * more. */
+/* *earlier: whether kept events may be used; on return, whether some were: then newer work may be
+ * behind them. */
 static enum ibx_work wait_once(struct gpu_session *x, uint64_t client, const void *context,
                                unsigned ms, uint64_t *whose, bool *earlier)
 {
@@ -318,8 +321,8 @@ static void tell(struct gpu_session *x, uint64_t whose)
         own.text, name.text);
 }
 
-/* What is waited for is there at one moment; others may always have some that is newer. So each
- * moment gets twice as long as the one before. */
+/* Each wait is for the work of one moment, and others may always have newer work. So each wait
+ * takes up to twice as long as the one before. */
 void ibx_own_work_settle_all(struct gpu_session *x)
 {
     uint64_t whose, waited = 0;

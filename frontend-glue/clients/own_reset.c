@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * cudaDeviceReset of a client that is not alone. CUDA's would take everybody's memory, streams and
- * kernels: all clients share the context. Natively they have one each. So what this client has made
- * in the context, as far as that was seen, is given back, and nothing else. Its kernels and
- * variables stay as they are.
+ * cudaDeviceReset of a client that is not alone. CUDA's would destroy everybody's memory, streams
+ * and kernels, since all clients share the context; natively each has its own. So what this client
+ * has made in the context, as far as that was seen, is given back, and nothing else. Its kernels
+ * and variables stay as they are.
  *
- * A client that is alone resets the context itself, as does one in a context that is broken.
+ * A client that is alone resets the context itself; so does one in a broken context.
  */
 #include "frontend-glue/clients/clients.h"
 #include "frontend-glue/tenants/math_limits.h"
@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define WORK_MS 1000u /* that work of others is waited for */
+#define WORK_MS 1000u /* for so long work of others is waited for */
 
 /* ----------------------------------------------------------------- what GVirtuS's handlers make */
 
@@ -58,8 +58,8 @@ static const struct {
 };
 
 /* Functions of libraries have handlers as well: what they make counts as what requests of our own
- * make, and these may be ended by either. Nearly all requests are the runtime's, whose names begin
- * otherwise than those of libraries. */
+ * make, and may be destroyed by either. Nearly all requests are the runtime's, whose names begin
+ * differently from those of libraries. */
 static void find_library_use(struct gpu_session *x, const char *name)
 {
     unsigned made;
@@ -82,7 +82,7 @@ void ibx_made_read(struct gpu_session *x, const char *name)
 {
     x->handler.made = MADE_UNUSED;
     for (size_t i = 0; i < sizeof(makers) / sizeof(makers[0]); i++) {
-        /* x->requests has the beginning of a long one. */
+        /* x->requests has only the beginning of a long name. */
         if (strncmp(makers[i].name, name, sizeof(x->requests.name) - 1) != 0)
             continue;
         x->handler.made = makers[i].use;
@@ -107,7 +107,7 @@ bool ibx_made_room(const struct gpu_session *x)
     return hold == IBX_HOLDS || ibx_quota_left(ibx_tenant_quota(x->isolation.tenant, hold));
 }
 
-/* Behind the call its place may be another one's. */
+/* Forgets what is destroyed before the call: after it, another thread may get the same handle. */
 void ibx_made_run(struct gpu_session *x)
 {
     struct ibx_reader r = ibx_reader_of(x->requests.first, sizeof(x->requests.first));
@@ -124,7 +124,8 @@ void ibx_made_run(struct gpu_session *x)
     ibx_handles_remove(x, x->handler.made_kind, value);
 }
 
-/* A plan is an int: as it is, or as an array of one, which has its bytes before it. */
+/* A plan of cuFFT in a reply: an int as it is, or an array of one int, which has its length in
+ * bytes before it. */
 static uint64_t made_plan(const uint8_t *payload, size_t n)
 {
     struct ibx_reader r = ibx_reader_of(payload, n);
@@ -168,7 +169,7 @@ void ibx_made_answered(struct gpu_session *x)
     const uint64_t made = made_by(x);
     const bool seen = made && note_made(x, made);
     ibx_memory_make_end(x);
-    /* Of what handlers name; they name no textures. */
+    /* Only things that handlers name matter; they name no textures. */
     if (x->handler.made == MADE_MAKES && !x->replies.exit_code && !seen &&
         x->handler.made_kind != IBX_HANDLE_MEMORY && x->handler.made_kind != IBX_HANDLE_TEXTURE &&
         x->handler.made_kind < IBX_HANDLE_MATH)
@@ -178,9 +179,9 @@ void ibx_made_answered(struct gpu_session *x)
 
 /* ---------------------------------------------------------------------------------- the reset */
 
-/* Beside work of others that does not end: what CUDA would wait for that with is given back another
- * way, or later. How many are left, the first ones of the list then. `over`: no work of the
- * client's own uses them; that of others may use what was open to them. */
+/* While work of others does not end: what CUDA would wait for is freed in another way, or later.
+ * Returns how many are left, which are then the first ones of the list. `over`: no work of the
+ * client's own uses them; work of others may use what was open to them. */
 static size_t give_back_beside(struct gpu_session *x, struct ibx_taken *taken, size_t count,
                                bool over)
 {
@@ -221,10 +222,11 @@ static void give_back_all(struct gpu_session *x, bool over)
     free(taken);
     *(void **)&forget = ibx_back_end_runtime("cudaGetLastError");
     if (forget)
-        forget(); /* of what was given back unseen */
+        forget(); /* an error of something that was already freed unseen */
 }
 
-/* A wait that would end another client's capture is left to the calls that give memory back. */
+/* Waits for the device, unless that would end another client's capture: then the calls that free
+ * memory wait. */
 static int wait_for_device(void)
 {
     int (*wait)(void) = NULL;
@@ -242,7 +244,7 @@ bool ibx_own_reset(struct gpu_session *x, int *code)
     if (x->handler.may_reset)
         return false;
     *code = 0;
-    if (!ibx_back_end_begin_context(x)) /* nothing of it can be found */
+    if (!ibx_back_end_begin_context(x)) /* there is no context, and nothing in it */
         return true;
     ibx_captures_end(x);
     const bool over = ibx_own_work_wait(x);
@@ -250,7 +252,7 @@ bool ibx_own_reset(struct gpu_session *x, int *code)
     if (rc)
         ibx_context_note_error(x, rc);
     x->handler.may_reset = rc && ibx_clients_reset(x, ibx_context_broken());
-    if (x->handler.may_reset) /* nothing of the context's can be saved */
+    if (x->handler.may_reset) /* nothing in the context can be saved */
         return false;
     ibx_gpu_registrations_drop(&x->registrations, 0);
     give_back_all(x, over);

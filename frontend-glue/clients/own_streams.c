@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Streams and events of the back end's own, beside those of clients. */
+/* Streams and events of the back end itself. */
 #include "frontend-glue/clients/clients.h"
 
 /* NULL: there is none. */
@@ -33,9 +33,9 @@ void ibx_own_stream_end(const struct ibx_cuda *cuda, void *stream)
     destroy_stream(stream);
 }
 
-/* One in the legacy stream itself would come behind what all blocking streams have, and hold up
- * their later work; a wait for that stream is one for all of these, too. A new blocking stream is
- * ordered with the legacy one, and with nothing else. */
+/* An event in the legacy stream itself would come behind the work of all blocking streams, and
+ * delay their later work; a wait for the legacy stream would wait for all of these, too. A new
+ * blocking stream is ordered with the legacy one only. */
 void *ibx_own_stream_behind_legacy(void)
 {
     return make_stream(0);

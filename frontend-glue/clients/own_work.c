@@ -1,37 +1,39 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What calls of a client wait for that wait for the device. Natively that is the work of its own
- * process. In the context that all clients share CUDA waits for everybody's, which may never end,
- * and in some of these calls, such as cudaFree, it keeps everybody's launches and allocations out
- * meanwhile. So beside other clients the work of the client's own is waited for here, by events,
- * which keeps nobody out, and is no part of what others capture; and memory goes by cudaFreeAsync,
- * which waits for nothing.
+ * Calls of a client that wait for the device. Natively they wait for the work of its own process.
+ * In the context that all clients share, CUDA waits for everybody's work, which may never end, and
+ * in some of these calls, such as cudaFree, it meanwhile keeps out everybody's launches and
+ * allocations. So if there are other clients, only the client's own work is waited for here, by
+ * events, which keep nobody out and are not part of what others capture; and memory is freed by
+ * cudaFreeAsync, which does not wait.
  *
- * The client's work is in its streams, in the one that CUDA has for the session's thread, and
- * perhaps in the legacy stream, which all clients share. What libraries have in streams of their
- * own, and other threads in the one that CUDA has for them, cannot be found; nor which sessions are
- * a client's that has not said which process it is, or that comes from several addresses. Such a
- * client's call waits for all work that can be found, before CUDA does.
+ * The client's work is in its streams, in CUDA's per-thread stream of the session's thread, and
+ * perhaps in the legacy stream, which all clients share. Work that libraries have in streams of
+ * their own, or that other threads have in their per-thread streams, cannot be found; nor is it
+ * known which sessions belong to a client that has not said which process it is, or that comes from
+ * several addresses. A call of such a client waits for all work that can be found, before CUDA
+ * does.
  */
 #include "frontend-glue/clients/clients.h"
 #include "frontend-glue/clients/virtual_memory.h"
 
 #include <stdlib.h>
 
-#define SETTLE_MS 1000u /* that work is waited for */
-#define MOMENT_MS 50u   /* ... once that was in vain: a program has many modules */
+#define SETTLE_MS 1000u /* for so long work is waited for */
+#define MOMENT_MS 50u   /* ... and for so long, once that was in vain: a program has many modules */
 
 /* ------------------------------------------------------------------- the client's own work */
 
-/* What is under way of it, when that was asked for. */
+/* The work of the client that was under way when this was made. */
 struct own {
-    void **events; /* behind what is in its streams */
+    void **events; /* behind the work of its streams */
     size_t count;
-    unsigned resets; /* with one the events are gone */
+    unsigned resets; /* ibx_back_end_resets() as it was made: a reset destroys the events */
 };
 
-/* False: a stream is captured, or CUDA fails. `quiet`: nobody captures, nor begins to: to ask a
- * stream that is captured would end the capture. */
+/* False: a stream is being captured, or CUDA fails. `quiet`: nobody captures, nor begins to;
+ * otherwise streams are not queried, since to query one that is being captured would end the
+ * capture. */
 static bool put_events(const struct ibx_cuda *cuda, struct handle **streams, size_t count,
                        bool quiet, struct own *own)
 {
@@ -50,7 +52,7 @@ static bool put_events(const struct ibx_cuda *cuda, struct handle **streams, siz
     return true;
 }
 
-/* What the legacy stream has, whoever's it is; false: CUDA fails. */
+/* Puts an event behind the work of the legacy stream, whoever's it is. False: CUDA fails. */
 static bool put_behind_legacy(const struct ibx_cuda *cuda, bool quiet, struct own *own)
 {
     const int rc = quiet ? cuda->stream_query(IBX_CUDA_STREAM_LEGACY) : IBX_CUDA_NOT_READY;
@@ -60,7 +62,7 @@ static bool put_behind_legacy(const struct ibx_cuda *cuda, bool quiet, struct ow
     return !rc || event;
 }
 
-/* The thread's own stream: to wait for it would end a capture there. */
+/* Whether the thread's own stream is being captured: to wait for it would end the capture. */
 static bool is_captured(const struct gpu_session *x)
 {
     int capturing = 0;
@@ -106,7 +108,7 @@ static bool wait_for_own(struct gpu_session *x, uint64_t client, const struct ow
     return !rc;
 }
 
-/* Where a session of its own resets the context meanwhile, it is that one's turn. */
+/* False also if a client resets the context now. */
 bool ibx_own_work_wait(struct gpu_session *x)
 {
     struct own own = {.events = NULL};
@@ -128,7 +130,7 @@ bool ibx_own_work_wait(struct gpu_session *x)
 
 /* ---------------------------------------------------------------------------- all work */
 
-/* Whether that of others may be under way, in the context. */
+/* Whether work of other clients may be under way in the context. */
 static bool others_work(struct gpu_session *x, uint64_t client, const void *context)
 {
     size_t count = 0, i = 0;
@@ -147,8 +149,8 @@ static bool others_work(struct gpu_session *x, uint64_t client, const void *cont
     return any;
 }
 
-/* Its own is over. False: it goes by cudaFree, as long as nobody else works, or if CUDA has no
- * other way. */
+/* Frees memory by cudaFreeAsync, when the client's own work is over. False: it is to be freed by
+ * cudaFree, since nobody else works, or CUDA has no other way. */
 static bool free_beside(struct gpu_session *x, uint64_t memory, const void *context)
 {
     if (!ibx_own_work_wait(x) || !others_work(x, ibx_clients_number(x), context))
@@ -177,7 +179,7 @@ bool ibx_own_work_free(struct gpu_session *x, uint64_t memory)
     return freed;
 }
 
-/* What uses it may be unknown: CUDA waits for that, too, as it gives it back. */
+/* The work that uses it may not be known here: CUDA waits for that, too, as it frees it. */
 bool ibx_own_work_leave(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
 {
     struct ibx_taken taken = {.kind = kind, .value = value, .owned = ibx_owners_number(value)};

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Whether what a client calls memory of the device is memory of this process. */
+/* Whether an address that a client calls device memory is this process's own memory. */
 #include "frontend-glue/clients/clients.h"
 
 #include <errno.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define NO_SUCH_CHANGE (-1) /* of a signal mask, of which the kernel reads the new one first */
+#define NO_SUCH_CHANGE (-1) /* of a signal mask; the kernel reads the new mask before */
 
-/* Whether this process could read 8 bytes there. An address of the device's it could not. */
+/* Whether this process could read 8 bytes there. It cannot read device memory. */
 static bool is_readable(uint64_t address)
 {
     const uint64_t at = address & ~UINT64_C(7);
@@ -25,7 +25,7 @@ static bool is_of_device(struct gpu_session *x, uint64_t address)
            (type == IBX_CUDA_MEMORY_DEVICE || managed);
 }
 
-/* What a kernel of the device's may have in use is not touched: CUDA is asked first. */
+/* CUDA is asked first, so that memory which a kernel may use is not touched. */
 static bool is_own(struct gpu_session *x, uint64_t address)
 {
     return !is_of_device(x, address) && !ibx_host_maps_hold(x, address, 1) && is_readable(address);

@@ -4,7 +4,7 @@
 #include <search.h>
 #include <stdlib.h>
 
-/* Those that touch are equal: so a search finds one. */
+/* Ranges that overlap compare as equal: so a search finds one. */
 static int compare(const void *a, const void *b)
 {
     const struct ibx_range *left = a, *right = b;
@@ -41,7 +41,7 @@ static bool add_new(void **cover, uint64_t begin, uint64_t last)
     return false;
 }
 
-/* What it touches grows: that stays where it is in the tree. */
+/* A piece next to it grows, and keeps its place in the tree. */
 bool ibx_cover_add(void **cover, uint64_t begin, uint64_t last)
 {
     struct ibx_range *left = begin ? ibx_ranges_find(*cover, begin - 1, begin - 1) : NULL;
@@ -63,7 +63,7 @@ bool ibx_cover_add(void **cover, uint64_t begin, uint64_t last)
 void ibx_cover_remove(void **cover, uint64_t begin, uint64_t last)
 {
     struct ibx_range *whole = ibx_ranges_find(*cover, begin, begin);
-    if (!whole) /* taken already */
+    if (!whole) /* removed already */
         return;
     const uint64_t end = whole->last;
     if (whole->begin < begin) {

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * A context that is there before the process has a client. A program makes its context at its first
- * call, which takes some 200 ms; a spare process (session/client_processes.h) has made that of the
- * first GPU by then, and pinned the memory for copies.
+ * A context that exists before the process has a client. A program makes its context at its first
+ * call, which takes some 200 ms; a spare process (session/client_processes.h) has made the context
+ * of the first GPU by then, and pinned the memory for copies.
  *
- * It is the primary context, which the runtime uses as well. A program that selects another GPU
- * first gives up the hold on it, and has it only if it uses that GPU later. Nor does a spare
- * process make one where a GPU takes one process at a time. What breaks a context that nobody uses
- * (an uncorrectable error of memory, a GPU that was reset) would be the next program's: the process
- * looks once a second, and ends.
+ * It is the primary context, which the runtime uses as well. If a program selects another GPU
+ * first, this process releases the context, which then exists only if the program uses the first
+ * GPU later. A spare process makes no context if a GPU takes one process at a time. If something
+ * breaks the unused context (an uncorrectable memory error, a GPU that was reset), the next program
+ * would get it: so the process checks it once a second, and ends if it is broken.
  */
 #include "frontend-glue/clients/clients.h"
 
@@ -38,7 +38,7 @@
 enum ready { NO_CONTEXT, MAKES_IT, HELD, TAKEN, BROKE };
 
 static atomic_uint ready; /* enum ready, which move() alone changes */
-static atomic_bool holds; /* the context, beside the runtime */
+static atomic_bool holds; /* this process has retained the context */
 static atomic_bool elsewhere;
 static size_t pinned_bytes;
 
@@ -54,8 +54,9 @@ static void end(const char *why)
     _exit(EXIT_FAILURE);
 }
 
-/* A driver that has once found no GPU finds none in this process any more, as where this service
- * begins before it: the next client's process asks anew. */
+/* A driver that has once found no GPU finds none in this process any more, as when this service
+ * begins before the driver is there. So the process ends, and the next client's process tries
+ * again. */
 static void no_driver(const struct ibx_cuda *cuda, int rc)
 {
     char why[160];
@@ -64,7 +65,7 @@ static void no_driver(const struct ibx_cuda *cuda, int rc)
         end(why);
 }
 
-/* NULL: there is none, and the program's first call makes it, or says why not. */
+/* NULL: there is none; the program's first call makes it, or fails with the reason. */
 static void *make(const struct ibx_cuda *cuda)
 {
     int (*init)(unsigned) = NULL;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Contexts that clients reset or destroy. All clients share one, unless they make their own. The
- * events that sessions have in a context go with it: no session may touch them any more.
+ * Contexts that clients reset or destroy. All clients share one, unless they make their own. Events
+ * that sessions have in a context are destroyed with it: no session may use them any more.
  */
 #include "frontend-glue/clients/graph_slots.h"
 #include "frontend-glue/clients/virtual_memory.h"
 
-/* Exit codes by which nothing was done: GVirtuS's for an unknown request, and CUDA's. */
+/* Exit codes of requests that have done nothing: GVirtuS's for an unknown request, and CUDA's. */
 #define UNKNOWN         (-1)
 #define INVALID_VALUE   1
 #define NOT_INITIALIZED 3
@@ -57,7 +57,7 @@ static void forget(const void *context)
     ibx_client_ends_forget(context);
 }
 
-/* The context may be gone although the answer is an error: that of earlier work. */
+/* The context may be gone although the answer is an error, which may be that of earlier work. */
 void ibx_context_lost(struct gpu_session *x, int exit_code)
 {
     bool refused =

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Memory that is mapped apart from its addresses (cuMemAddressReserve, cuMemCreate, cuMemMap), by
- * the driver here. The requests are in own_requests/virtual_memory.c.
+ * the driver of this host. The requests are in own_requests/virtual_memory.c.
  *
- * CUDA follows a handle of such memory as an address, also one that was made up, and maps memory
- * beyond the addresses that were reserved, where others' are. So a client has numbers of memory,
- * and names addresses that it has reserved itself and mappings as they are. What is reserved counts
- * as memory of the client's from then on (handle_memory.c, owners.c), mapped or not: by that
- * copies, sets and kernels' arguments of others are refused, and it is given back behind the
- * client's work when that has ended. Memory counts as allocated (rdma.device_memory) from its
- * making until it is neither named nor mapped. It is cleared as what cudaMalloc makes: at addresses
- * of its own, before the client learns of it.
+ * CUDA uses a handle of such memory as an address without a check, and maps memory beyond the
+ * reserved addresses, where others' may be. So a client gets numbers for memory, and may only name
+ * addresses that it has reserved itself, and whole mappings. Reserved addresses count as the
+ * client's memory (handle_memory.c, owners.c), whether they are mapped or not: therefore copies,
+ * sets and kernels' arguments of others that name them are refused, and they are given back behind
+ * the client's work when the client has ended. Memory counts as allocated (rdma.device_memory) from
+ * its creation until it is neither named nor mapped. It is cleared as that of cudaMalloc, before
+ * the client learns of it: at addresses that are reserved for that.
  *
- * All calls of the driver's about mappings are made under the lock: they do not wait for work. Each
- * copy of a client's asks here as long as anybody has reserved anything, and one who has much must
- * not make it slow for others.
+ * All calls of the driver about mappings are made under the lock: they do not wait for work. Each
+ * copy of any client looks in here as long as anybody has reserved anything, and a client that has
+ * much must not make that slow for others.
  */
 #include "frontend-glue/clients/virtual_memory.h"
 #include "frontend-glue/clients/clients.h"
@@ -29,15 +29,15 @@
 #define READ_WRITE 3u  /* CU_MEM_ACCESS_FLAGS_PROT_READWRITE */
 
 struct memory {
-    struct ibx_range number; /* one, by which the client knows it */
+    struct ibx_range number; /* a range of one: the number by which the client names it */
     struct memory *next, **at;
     unsigned long long handle; /* CUDA's */
     size_t n;
     struct ibx_tenant *tenant;
-    uint64_t charge; /* of IBX_HOLD_DEVICE */
+    uint64_t charge; /* bytes taken of IBX_HOLD_DEVICE */
     const void *context;
     unsigned mappings;
-    bool named; /* by the client; once it is not CUDA's handle is gone */
+    bool named; /* by the client; when it no longer is, CUDA's handle is released */
 };
 
 struct mapping {
@@ -52,17 +52,17 @@ struct addresses {
     struct ibx_tenant *tenant;
     uint64_t client;
     const void *context;
-    void *mappings, *cover; /* trees of the former, and of what all of them cover */
+    void *mappings, *cover; /* trees: the mappings, and what they cover together */
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all of these */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all the following */
 static struct memory *memories;
 static struct addresses *reserved;
-static void *memory_tree, *reserved_tree; /* of the same */
+static void *memory_tree, *reserved_tree; /* the same in trees */
 static uint64_t numbers;
-static atomic_uint reservations; /* of what there is none nobody waits for the lock */
+static atomic_uint reservations; /* 0: nobody needs to take the lock */
 
-/* The driver's, which may be older. */
+/* The driver's functions; NULL in older drivers. */
 static struct driver {
     int (*granularity)(size_t *n, const struct ibx_mapped_properties *properties, int option);
     int (*reserve)(uint64_t *address, size_t n, size_t alignment, uint64_t wanted,
@@ -79,7 +79,7 @@ static struct driver {
     int (*get_access)(unsigned long long *flags, const struct ibx_mapped_location *location,
                       uint64_t address);
 } driver;
-static bool driver_has_all; /* as `driver`: set once, by look_up() */
+static bool driver_has_all; /* `driver` has all functions; both are set once, by look_up() */
 
 static void look_up(void)
 {
@@ -104,7 +104,7 @@ bool ibx_virtual_is_known(void)
     return driver_has_all;
 }
 
-/* Around what is locked, and calls of the driver's: none of them ends a capture. */
+/* Takes the lock, and has the driver's calls end no capture. */
 static int enter(void)
 {
     pthread_mutex_lock(&lock);
@@ -133,13 +133,14 @@ int ibx_virtual_granularity(const struct gpu_session *x, int device, int option,
 
 /* ------------------------------------------------------------------------------- addresses */
 
-/* Locked. Whosever they are. */
+/* Locked. The reserved addresses that `at` is in, whoever has reserved them. */
 static struct addresses *around(uint64_t at)
 {
     return ibx_ranges_find(reserved_tree, at, at);
 }
 
-/* Locked. Those that hold all of n bytes, and are the client's; NULL: there are none. */
+/* Locked. The reserved addresses with all of these n bytes, if they are the client's; NULL: there
+ * are none. */
 static struct addresses *own(struct gpu_session *x, uint64_t at, uint64_t n)
 {
     struct addresses *a = n ? around(at) : NULL;
@@ -206,7 +207,7 @@ static bool enter_addresses(struct addresses *a)
     return true;
 }
 
-/* Locked. They have no mappings. */
+/* Locked. Gives back addresses that have no mappings. */
 static void give_back(struct addresses *a)
 {
     ibx_ranges_remove(&reserved_tree, &a->range);
@@ -219,7 +220,7 @@ static void give_back(struct addresses *a)
     free(a);
 }
 
-/* Locked. CUDA's result. */
+/* Locked. Reserves addresses, and notes them. Returns the driver's result. */
 static int reserve_there(struct gpu_session *x, struct addresses *a, size_t alignment)
 {
     void *context = NULL;
@@ -236,7 +237,7 @@ static int reserve_there(struct gpu_session *x, struct addresses *a, size_t alig
     return CUDA_MEMORY_ALLOCATION;
 }
 
-/* Locked. NULL: the tenant has too many, or there is no memory. */
+/* Locked. NULL: *rc is the error; CUDA_MEMORY_ALLOCATION also if the tenant has too many. */
 static struct addresses *reserve_some(struct gpu_session *x, size_t n, size_t alignment, int *rc)
 {
     struct addresses *a = malloc(sizeof(*a));
@@ -268,7 +269,7 @@ int ibx_virtual_reserve(struct gpu_session *x, size_t n, size_t alignment, uint6
     return rc;
 }
 
-/* Locked. All of them, and nothing is mapped there. */
+/* Locked. Whether these are all of the reserved addresses, and nothing is mapped there. */
 static bool is_empty(const struct addresses *a, uint64_t begin, uint64_t n)
 {
     return a->range.begin == begin && a->n == n && !a->mappings;
@@ -285,7 +286,7 @@ bool ibx_virtual_is_empty(struct gpu_session *x, uint64_t begin, uint64_t n)
 
 /* ---------------------------------------------------------------------------------- memory */
 
-/* Locked. It is neither named nor mapped any more. */
+/* Locked. Frees memory if it is neither named nor mapped any more. */
 static void give_back_memory(struct memory *m)
 {
     if (m->named || m->mappings)
@@ -324,7 +325,7 @@ void ibx_virtual_end_memory(uint64_t number)
     leave(mode);
 }
 
-/* At addresses that nobody knows, in the current context. */
+/* Clears the memory at temporary addresses, in the current context. */
 static int clear_here(struct gpu_session *x, const struct memory *m, int device)
 {
     const struct ibx_mapped_access access = {{IBX_MAPPED_OF_DEVICE, device}, READ_WRITE};
@@ -343,7 +344,7 @@ static int clear_here(struct gpu_session *x, const struct memory *m, int device)
     return rc;
 }
 
-/* Other devices need not reach it. */
+/* Clears the memory in its own device's context, since other devices may not reach it. */
 static int clear(struct gpu_session *x, const struct memory *m, int device)
 {
     void *context = NULL, *popped = NULL;
@@ -361,7 +362,7 @@ static int clear(struct gpu_session *x, const struct memory *m, int device)
     return rc;
 }
 
-/* Counts as what cudaMalloc makes. */
+/* Counts the memory as that of cudaMalloc. False: the tenant may have no more. */
 static bool count(struct gpu_session *x, struct memory *m)
 {
     struct ibx_quota *bytes = ibx_tenant_quota(m->tenant, IBX_HOLD_DEVICE);
@@ -383,7 +384,7 @@ static void count_no_more(const struct memory *m)
     ibx_quota_give(entries_of(m->tenant), 1);
 }
 
-/* CUDA's, and cleared. */
+/* Makes the memory in CUDA, and clears it. */
 static int make(struct gpu_session *x, struct memory *m, int device)
 {
     const struct ibx_mapped_properties properties = of_device(device);
@@ -404,7 +405,7 @@ static int make(struct gpu_session *x, struct memory *m, int device)
     return rc;
 }
 
-/* False: no memory. */
+/* Enters it in the list, with a new number. False: no memory. */
 static bool enter_memory(struct memory *m)
 {
     const int mode = enter();
@@ -447,7 +448,7 @@ int ibx_virtual_create(struct gpu_session *x, size_t n, int device, uint64_t *nu
 
 /* -------------------------------------------------------------------------------- mappings */
 
-/* Locked. What is mapped in any of n bytes. */
+/* Locked. A mapping in any of n bytes; NULL: there is none. */
 static struct mapping *touched(const struct addresses *a, uint64_t at, uint64_t n)
 {
     return ibx_ranges_find(a->mappings, at, at + n - 1);
@@ -460,7 +461,7 @@ static bool ends_are_free(const struct addresses *a, uint64_t at, uint64_t n)
     return (!first || first->range.begin == at) && (!last || last->range.last == at + n - 1);
 }
 
-/* Locked. Whether they are whole mappings, without a gap. */
+/* Locked. Whether n bytes are whole mappings, without gaps. */
 static bool are_whole(const struct addresses *a, uint64_t at, uint64_t n)
 {
     return ends_are_free(a, at, n) && ibx_cover_has(a->cover, at, at + n - 1);
@@ -479,7 +480,7 @@ static bool enter_mapping(struct addresses *a, struct mapping *m)
     return false;
 }
 
-/* Locked. All of one piece of memory: CUDA has no parts of it either. */
+/* Locked. Maps all of one piece of memory: CUDA maps no parts either. */
 static int map_there(struct addresses *a, uint64_t at, struct memory *of)
 {
     if (touched(a, at, of->n))
@@ -562,7 +563,7 @@ int ibx_virtual_get_access(struct gpu_session *x, uint64_t at, int device,
 
 /* ---------------------------------------------------------------------------- it is given back */
 
-/* Locked. With what is mapped there. */
+/* Locked. Gives back the addresses with their mappings. */
 static void end(struct addresses *a)
 {
     for (struct mapping *m; (m = touched(a, a->range.begin, a->n));) {
@@ -596,7 +597,7 @@ bool ibx_virtual_free(struct gpu_session *x, uint64_t begin, uint64_t n)
     return is;
 }
 
-/* Its handles go with the context as well (handles.c). */
+/* The handles of these go with the context as well (handles.c). */
 void ibx_virtual_forget(const void *context)
 {
     const int mode = enter();

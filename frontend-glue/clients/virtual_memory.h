@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Memory that is mapped apart from its addresses (cuMemCreate, cuMemMap). From any thread. Results
- * are the driver's codes, which are the runtime's; what is set is set on success only.
+ * that are int are CUresult, the same codes as cudaError_t; outputs are set on success only.
  */
 #ifndef IBX_FRONTEND_GLUE_CLIENTS_VIRTUAL_MEMORY_H
 #define IBX_FRONTEND_GLUE_CLIENTS_VIRTUAL_MEMORY_H
@@ -12,21 +12,25 @@
 
 struct gpu_session;
 
-/* Whether the driver has all that the next ones need, before they are called. In the thread's
- * context. */
+/* Whether the driver has all functions that the next ones need: to be asked first. These are called
+ * in the thread's context. */
 bool ibx_virtual_is_known(void);
 int ibx_virtual_granularity(const struct gpu_session *x, int device, int option, size_t *n);
-/* Addresses of the session's client, in that context. */
+/* Reserves n bytes of addresses for the session's client. *context: the one that was current.
+ * CUDA_MEMORY_ALLOCATION: also if the tenant has too many. */
 int ibx_virtual_reserve(struct gpu_session *x, size_t n, size_t alignment, uint64_t *begin,
                         const void **context);
-/* Whether the client has reserved these at once, and nothing is mapped there. */
+/* Whether the client has reserved exactly these addresses in one call, and nothing is mapped
+ * there. */
 bool ibx_virtual_is_empty(struct gpu_session *x, uint64_t begin, uint64_t n);
-/* Gives these back, if that is so still. */
+/* Gives these addresses back, if that is still so. */
 bool ibx_virtual_free(struct gpu_session *x, uint64_t begin, uint64_t n);
-/* Memory, and the number by which the client knows it: cleared, and counted as the tenant's. */
+/* Makes memory, cleared, and counted as the tenant's. *number: by which the client names it. */
 int ibx_virtual_create(struct gpu_session *x, size_t n, int device, uint64_t *number);
-/* All of that memory, which the client may name, at addresses of its own; whole mappings, between
- * which there may be nothing where they are unmapped. */
+/* ibx_virtual_map() maps all of that memory at addresses of the client's own: CUDA_INVALID_VALUE if
+ * it does not have these, or if something is mapped there; CUDA_NOT_SUPPORTED if n is not all of
+ * the memory. ibx_virtual_unmap() takes whole mappings, with or without gaps between them;
+ * set_access() takes whole mappings without gaps. */
 int ibx_virtual_map(struct gpu_session *x, uint64_t at, uint64_t n, uint64_t number);
 int ibx_virtual_unmap(struct gpu_session *x, uint64_t at, uint64_t n);
 int ibx_virtual_set_access(struct gpu_session *x, uint64_t at, uint64_t n, int device,
@@ -34,14 +38,14 @@ int ibx_virtual_set_access(struct gpu_session *x, uint64_t at, uint64_t n, int d
 int ibx_virtual_get_access(struct gpu_session *x, uint64_t at, int device,
                            unsigned long long *flags);
 
-/* Whether the address is in addresses that a client has reserved. */
+/* Whether the address is in a range that any client has reserved. */
 bool ibx_virtual_holds(uint64_t address);
-/* Likewise, and not all of n bytes from there on are mapped: parts of a copy could be made. */
+/* Likewise, and not all of the n bytes from there on are mapped: a copy could be made in part. */
 bool ibx_virtual_lacks(uint64_t address, uint64_t n);
-/* Gives back the addresses that begin there, with what is mapped to them, which no work of their
- * client's uses any more. False: none do. */
+/* Gives back the reserved addresses that begin there, with their mappings. No work of their client
+ * uses them any more. False: there are none. */
 bool ibx_virtual_end_addresses(uint64_t begin);
-/* Nobody names that memory any more; it is there as long as it is mapped. */
+/* The client no longer names that memory; it exists as long as it is mapped. */
 void ibx_virtual_end_memory(uint64_t number);
 /* The context is gone, and no work is left in it; NULL: it is not known which. */
 void ibx_virtual_forget(const void *context);
