@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * One session of a back end, as the files know it that run its requests: what they keep of it, and
+ * One session of a back end, as the files see it that run its requests: what they keep for it, and
  * CUDA in this process.
  *
- *   runtime.c        CUDA in this process: driver, and runtime as GVirtuS's handlers have it
+ *   runtime.c        CUDA in this process: the driver, and the runtime of GVirtuS's handlers
  *   gone_contexts.c  contexts that are gone
  *   replies.c        the shape of GVirtuS's replies
- *   tuning.c         which path from which size, and the file of `ib-bw tune`
+ *   tuning.c         which path a copy of which size takes, and the file of `ib-bw tune`
  */
 #ifndef IBX_FRONTEND_GLUE_BACK_END_BACK_END_H
 #define IBX_FRONTEND_GLUE_BACK_END_BACK_END_H
@@ -24,16 +24,16 @@ enum ibx_reply_shape {
     IBX_REPLY_UNKNOWN,
     IBX_REPLY_PLAIN, /* exit code, length */
     IBX_REPLY_TIMED, /* exit code, seconds, length */
-    IBX_REPLY_ODD,   /* this back end's replies are of some other kind */
+    IBX_REPLY_ODD,   /* some other kind */
 };
 
-/* Learns the shape from the writes of the back end. */
+/* Learns the shape of replies from the writes of GVirtuS's back end. */
 struct ibx_reply_watch {
     enum ibx_reply_shape shape;
     unsigned count;
     size_t sizes[4];
-    uint64_t second, third; /* as numbers */
-    int32_t exit_code;      /* of the last one */
+    uint64_t second, third; /* these writes as numbers, if they have 8 bytes */
+    int32_t exit_code;      /* of the last reply */
     uint8_t last[16];       /* the last write, up to 16 bytes of it */
     size_t last_size;
 };
@@ -41,8 +41,8 @@ struct ibx_reply_watch {
 void ibx_reply_note_write(struct ibx_reply_watch *watch, const void *bytes, size_t n);
 /* The reply is complete. */
 void ibx_reply_note_sync(struct ibx_reply_watch *watch);
-/* That is the shape for all sessions; and the session's own one, or else that: replies are one
- * GVirtuS's. */
+/* know(): notes the shape for all sessions, which all have the same GVirtuS. shape_known(): the
+ * session's own shape, or, before its first reply, that of all. */
 void ibx_reply_know(enum ibx_reply_shape shape);
 enum ibx_reply_shape ibx_reply_shape_known(const struct ibx_reply_watch *watch);
 /* Whether replies of handlers can be read. */
@@ -57,7 +57,8 @@ bool ibx_reply_can_read(const struct ibx_reply_watch *watch);
 #define CUDA_OPERATING_SYSTEM  304
 #define CUDA_INVALID_HANDLE    400
 #define CUDA_NOT_SUPPORTED     801
-/* Writes what precedes `out`; returns its length. The shape is PLAIN or TIMED. */
+/* Writes what precedes the payload of `out_length` bytes; returns the length of that head. The
+ * shape is PLAIN or TIMED. */
 size_t ibx_reply_head(enum ibx_reply_shape shape, int32_t exit_code, double seconds,
                       uint64_t out_length, uint8_t head[IBX_REPLY_HEAD_MAX]);
 
@@ -70,13 +71,13 @@ static inline void *pointer_to(uint64_t address)
 
 struct gpu_session;
 
-/* What a copy asks of a path. */
+/* What a path is asked to do for a copy. */
 enum copy_stage {
-    COPY_FROM_MESSAGE, /* to the device, the payload came with the request */
-    COPY_FROM_CLIENT,  /* to the device, out of the client's memory */
+    COPY_FROM_MESSAGE, /* to the device; the payload came with the request */
+    COPY_FROM_CLIENT,  /* to the device, from the client's memory */
     COPY_TO_CLIENT,    /* from the device into the client's memory, before the reply begins */
-    COPY_TO_REPLY,     /* from the device: what is to be done before the reply begins */
-    COPY_PART,         /* and then the next bytes of the reply, into the client's memory */
+    COPY_TO_REPLY,     /* from the device, before the reply begins */
+    COPY_PART,         /* ... then the next bytes of the reply, into the client's memory */
 };
 
 /* What fills and empties chunks. */
@@ -87,59 +88,59 @@ struct copy {
     enum copy_stage stage;
     struct ibx_frame frame;
     struct ibx_gpu_copy gpu; /* the same for the driver */
-    uint64_t bytes;          /* of the payload, or of the part of it */
+    uint64_t bytes;          /* of the payload, or of this part */
     bool settle;             /* it may be answered only when it has ended */
     enum copy_wire wire;
     const uint8_t *payload;   /* FROM_MESSAGE */
-    uint8_t *out;             /* TO_REPLY: for a payload that goes inline */
+    uint8_t *out;             /* TO_REPLY: where a payload goes that is inline */
     struct ibx_remote remote; /* the client's memory */
     uint64_t remote_at;       /* where in it the payload begins */
 
-    int path;               /* the last that was taken, PATH_...; -1: none */
+    int path;               /* the last one that was taken, PATH_...; -1: none */
     struct ibx_reach reach; /* of the client's memory, if it is held */
     bool held;
-    struct ibx_remote part; /* what of it is held */
+    struct ibx_remote part; /* the part that is held */
     bool early;             /* in place: it may be answered while it is under way */
-    bool late;              /* in place: it is answered when it has ended, but the next one first */
-    struct ibx_staging_begun begun; /* that one */
-    bool placed;                    /* in place: the GPU itself was at the client's memory */
-    bool direct;                    /* the fabric copies, in the device's memory */
+    bool late; /* in place: answered when it has ended; the next copy may begin before */
+    struct ibx_staging_begun begun; /* the copy that is answered late */
+    bool placed;                    /* in place: the GPU itself has used the client's memory */
+    bool direct;                    /* the fabric reads or writes the device's memory */
     struct ibx_mr *mr;  /* direct: its registration; NULL: this connection has none yet */
     uint64_t delivered; /* direct: bytes of the reply that have been WRITten */
 };
 
-/* In the order in which a copy asks them. */
+/* In the order in which a copy tries them. */
 enum { PATH_INLINE, PATH_IN_PLACE, PATH_COPY_THREADS, PATH_DIRECT, PATH_STAGED, PATHS };
 
-/* What a session's tenant is, and what the request in hand has to do with it. */
+/* A session's tenant, and what the request in hand does with the tenant's memory. */
 struct isolation {
-    struct ibx_tenant *tenant; /* NULL: nobody has been admitted */
+    struct ibx_tenant *tenant; /* NULL: the client has not been admitted yet */
     bool setting_up;           /* counts as one of the tenant's connections being set up */
     bool on;                   /* memory of other tenants is refused */
     bool limited;              /* what it allocates counts against rdma.device_memory */
     bool counted;              /* as one of the tenant's sessions */
     uint64_t held;             /* bytes that GVirtuS's buffer for requests has grown to */
     struct ibx_owners_cache owned, own_memory;
-    unsigned long refused; /* requests */
+    unsigned long refused; /* requests that were refused */
     bool told_crowd, told_full;
 
-    bool copies; /* it is a copy */
+    bool copies; /* the request is a copy */
     bool allocates;
-    uint64_t reserved;            /* bytes for what it allocates */
+    uint64_t reserved;            /* bytes that are counted for what it allocates */
     uint64_t freed, freed_number; /* what it frees, if that has an owner */
     uint64_t gone;                /* the handle or address that it gives back */
-    uint64_t given, given_number; /* the memory that it gives back: ibx_memory_free_end() */
+    uint64_t given, given_number; /* the memory that it frees, for ibx_memory_free_end() */
 };
 
-/* A kernel that was launched, by the function that the client names it by. */
+/* A kernel that was launched, and the function by which the client names it. */
 #define LAUNCH_FUNCTIONS 64u
 struct launch_function {
     uint64_t function;                /* 0: none */
     void *context;                    /* in which `kernel` is */
     void *kernel;                     /* CUfunction */
-    struct ibx_client_module *module; /* it is of */
-    unsigned since;                   /* of the process's registrations */
-    bool refused;                     /* a launch has failed: GVirtuS runs them */
+    struct ibx_client_module *module; /* that it is of */
+    unsigned since;                   /* the count of the process's registrations then */
+    bool refused;                     /* a launch has failed: GVirtuS launches it from then on */
 };
 
 /* What a handler of GVirtuS's does with the kernels and variables that clients have registered. */
@@ -148,18 +149,18 @@ enum registrations_use { REGISTRATIONS_UNUSED, REGISTRATIONS_LOOKED_UP, REGISTRA
 /* What a handler of GVirtuS's does with what clients have made. */
 enum made_use { MADE_UNUSED, MADE_MAKES, MADE_ENDS };
 
-/* What it does with captures of streams, if it succeeds; or it waits for the device; or it may add
- * work to the legacy stream. */
+/* What a handler does: with captures of streams, if it succeeds; or it waits for the device; or it
+ * may add work to the legacy stream. */
 enum captures_use {
     CAPTURES_UNUSED,
     CAPTURES_BEGUN,
-    CAPTURES_DROPPED, /* with its stream */
+    CAPTURES_DROPPED, /* its stream was destroyed */
     CAPTURES_ENDED,
     CAPTURES_WAIT,
     CAPTURES_SPARED
 };
 
-/* So much of a tenant's that is reserved. */
+/* Room that is reserved for a tenant. */
 struct ibx_room {
     struct ibx_quota *quota; /* NULL: nothing */
     uint64_t n;
@@ -171,27 +172,27 @@ struct gvirtus_handler {
     enum captures_use captures_run;           /* runs: until it has answered */
     enum registrations_use registrations;     /* about to run */
     enum registrations_use registrations_run; /* runs: until ibx_registrations_end() */
-    unsigned lookups_passed;                  /* as it began: registrations.c */
+    unsigned lookups_passed;                  /* when it began: registrations.c */
     enum made_use made;
     enum ibx_handle_kind made_kind;  /* of what it makes, or ends */
-    bool makes_graph, makes_exec;    /* it returns a graph, or what can be launched */
-    struct ibx_graph_size exec_size; /* of the latter */
+    bool makes_graph, makes_exec;    /* it returns a graph; an executable graph */
+    struct ibx_graph_size exec_size; /* of the executable graph */
     struct ibx_room exec_room;       /* for it, reserved */
-    bool changes_kernels;            /* it registers some, or takes some away */
-    bool unloads;                    /* it takes some away */
-    bool launch_checked;             /* it launches, and ibx_device_launch_check() has passed it */
+    bool changes_kernels;            /* it registers or unregisters kernels */
+    bool unloads;                    /* it unregisters kernels */
+    bool launch_checked;             /* it launches, and has passed ibx_device_launch_check() */
     bool allocates;                  /* it is cudaMalloc */
     bool selects;                    /* it is cudaSetDevice */
     bool frees;                      /* it gives memory back: until ibx_frees_end() */
     bool may_reset;                  /* it may reset the context */
-    bool takes_context;              /* it takes a context away: */
+    bool takes_context;              /* it resets or destroys a context: */
     void *taken_context;             /* this one; NULL: it is not known which */
 };
 
 /* A copy to the client that is answered later. */
 struct late_copy {
     bool pending;
-    uint64_t bytes, began; /* of the payload; when */
+    uint64_t bytes, began; /* bytes of the payload; when it began */
     struct ibx_staging_begun begun;
 };
 
@@ -203,15 +204,15 @@ struct ibx_captured {
     uint64_t id;     /* CUDA's, of the capture; 0: not known */
 };
 
-/* All of a session's: captures.c. */
+/* All captures of a session: captures.c. */
 struct session_captures {
     unsigned begun; /* and not ended */
     struct ibx_captured *list;
     unsigned room;            /* places in it */
-    struct gpu_session *next; /* session that has begun some */
-    bool listed;              /* the session is one of these */
-    unsigned whole;           /* of those begun, which nobody's wait has ended */
-    unsigned blocking;        /* of the latter, of streams that wait for the legacy one */
+    struct gpu_session *next; /* next session that has begun some */
+    bool listed;              /* the session is in that list */
+    unsigned whole;           /* of those begun: which no wait has ended */
+    unsigned blocking;        /* of the latter: of streams that wait for the legacy one */
     unsigned ended_noted;     /* how often all captures had been ended, as noted here last */
     bool minds_own;           /* the thread is in capture mode THREAD_LOCAL: device_copies.c */
 };
@@ -219,14 +220,14 @@ struct session_captures {
 /* Launches that the session makes without GVirtuS: launch.c. */
 struct session_launches {
     struct launch_function known[LAUNCH_FUNCTIONS];
-    /* Of the launch in hand: so many bytes, and zeros behind them. */
+    /* Arguments of the launch in hand: argument_bytes, and zeros behind them. */
     _Alignas(16) uint8_t arguments[IBX_OWN_ARGUMENTS_MAX];
     size_t argument_bytes;
     struct ibx_functions_user user; /* of clients' functions: ibx_functions_user_of() */
-    bool tried;                     /* whether CUDA can launch, as long as it was not found to */
+    bool tried;                     /* functions to launch were looked up, and not found */
 };
 
-/* held_memory.c; under its lock. */
+/* Of held_memory.c, under its lock. */
 struct held_range {
     uint64_t begin, end;
 };
@@ -244,11 +245,11 @@ struct gpu_session {
     struct ibx_request_watch requests;
     struct ibx_reply_watch replies;
     int selected;   /* the device that cudaSetDevice has selected, -1: none */
-    bool answering; /* what is written now is ours */
+    bool answering; /* what is written now is a reply of ours, not of GVirtuS */
 
     struct held_memory keeps;
     struct isolation isolation;
-    struct ibx_client *client; /* NULL: it has not been asked for yet */
+    struct ibx_client *client; /* NULL: not known yet: ibx_clients_number() */
     bool joined;               /* it counts as a session of some client */
     bool thread_stream;        /* it uses the stream that CUDA has for its thread */
 
@@ -258,30 +259,30 @@ struct gpu_session {
     int chosen_for;              /* -1: none yet */
     struct ibx_staging *staging; /* NULL: not made yet */
     struct ibx_turn turn;
-    unsigned resets; /* of contexts of the process, that this session knows of */
+    unsigned resets; /* contexts of the process that have gone, as far as this session knows */
     struct ibx_gpu_registrations registrations; /* GPU memory registered with the connection */
-    bool not_direct;                            /* it never will be */
+    bool not_direct;                            /* no direct copies in this session, for good */
     struct ibx_client_pins pins; /* the client's memory, as far as it is mapped here */
-    bool last_in_place;          /* the last reply with a payload went into such memory */
-    /* It was logged why that is not done. */
+    bool last_in_place;          /* the last reply with a payload was written into such memory */
+    /* It was logged why this is not done. */
     bool told_staging, told_direct, told_pins, told_maps;
-    bool keeps_kernels;      /* those that it took away last stay: ibx_own_unload_guard() */
+    bool keeps_kernels;      /* kernels that it unregistered last stay: ibx_own_unload_guard() */
     struct ibx_mr **regions; /* the pool's chunks as far as registered here */
     unsigned region_count;
     struct ibx_mr **slot_regions; /* likewise the blocks of slots of graphs; NULL: none */
     struct ibx_mr *windows;       /* both ends of a long body, IBX_FRAME_WINDOW bytes each */
-    uint32_t arrived;             /* a bit for each READ or WRITE that is over, by cookie - 1 */
+    uint32_t arrived;             /* a bit for each READ or WRITE that has completed: cookie - 1 */
 
     struct gvirtus_handler handler;
     struct session_captures capturing;
     struct session_launches launches;
-    uint8_t *long_reply;    /* of a library's function: math_calls.c; NULL: there was none */
-    uint8_t *long_arrays;   /* that such a one is given, likewise */
-    bool tried_runtime;     /* whether there is one, as long as none was found */
+    uint8_t *long_reply;    /* reply of a library's function: math_calls.c; NULL: none so far */
+    uint8_t *long_arrays;   /* arrays for such a function, likewise */
+    bool tried_runtime;     /* a runtime was looked for, and there was none */
     bool makes_memory;      /* between ibx_memory_make_begin() and _end() */
     bool allocates_plainly; /* GVirtuS's handler of cudaMalloc answers with the address alone */
 
-    uint64_t named[2][IBX_NAMED_STREAMS]; /* streams, events: named_streams.c */
+    uint64_t named[2][IBX_NAMED_STREAMS]; /* streams; events: named_streams.c */
     unsigned named_since;
 
     struct handle *held[IBX_HANDLES_HELD]; /* by the request in hand */
@@ -293,7 +294,7 @@ struct gpu_session {
     struct late_copy late;
     unsigned long ran;          /* copies so far */
     unsigned long taken[PATHS]; /* of these, by path */
-    char refused[256];          /* why the last one that could not take a better path could not */
+    char refused[256];          /* why the last copy that could not take a better path could not */
 };
 
 /* Bits of copies->arrived. */
@@ -304,31 +305,31 @@ struct gpu_session {
 
 /* runtime.c */
 
-/* A function of the runtime that GVirtuS's handlers call; NULL: it has none, or which runtime that
- * is cannot be told. */
+/* A function of the runtime that GVirtuS's handlers call; NULL: it has no such function, or it is
+ * not clear which runtime that is. */
 void *ibx_back_end_runtime(const char *name);
-/* Takes the thread's last error of the runtime away. */
+/* Clears the thread's last error in the runtime. */
 void ibx_back_end_forget_error(void);
-/* Calls the runtime's function of that name with what was made and cannot be noted. */
+/* Calls the runtime's function of that name to destroy what was made and cannot be noted. */
 void ibx_back_end_undo(const char *name, uint64_t made);
-/* Whether CUDA is there. */
+/* Whether the CUDA driver is there, which the first call loads. */
 bool ibx_back_end_have_cuda(struct gpu_session *x);
 /* Whether this thread can run calls and copies now: CUDA is there, and the context that the runtime
- * would use is current. Notes its device. */
+ * would use is current. Notes its device in x->device. */
 bool ibx_back_end_able(struct gpu_session *x);
-/* The same, and makes the context that the thread's first call makes. */
+/* The same, but first makes the context, as a thread's first call of the runtime would. */
 bool ibx_back_end_begin_context(struct gpu_session *x);
 
 /* gone_contexts.c */
 
 /* How many contexts have gone so far. */
 unsigned ibx_back_end_resets(void);
-/* Contexts that went before are none of this session's. */
+/* The session begins: contexts that have gone before do not matter to it. */
 void ibx_back_end_resets_begin(struct gpu_session *x);
 /* Forgets what the session had in contexts that have gone since the last call. */
 void ibx_back_end_handle_resets(struct gpu_session *x);
-/* The context has gone, NULL: it is not known which; `forget_all`, which is called meanwhile,
- * forgets what is no session's. */
+/* The context has gone; NULL: it is not known which. `forget_all` is called to forget what belongs
+ * to no session. */
 void ibx_back_end_note_reset(void *context, void (*forget_all)(const void *context));
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Contexts that are gone: what sessions had in them is forgotten, by each in its own thread. */
+/* Contexts that are gone: each session forgets, in its own thread, what it had in them. */
 #include "frontend-glue/back_end/back_end.h"
 
 #include <pthread.h>
@@ -9,8 +9,8 @@
 
 static struct {
     pthread_mutex_t mutex;
-    _Atomic unsigned count; /* of all that went */
-    void *contexts[GONE];   /* the last of them; NULL: unknown which */
+    _Atomic unsigned count; /* how many have gone */
+    void *contexts[GONE];   /* the last of them; NULL: it is not known which */
 } gone = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
 static void forget(struct gpu_session *x, void *context)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What a back end is told by its configuration. */
+/* Options of a back end, from its configuration. */
 #ifndef IBX_FRONTEND_GLUE_BACK_END_OPTIONS_H
 #define IBX_FRONTEND_GLUE_BACK_END_OPTIONS_H
 
@@ -18,7 +18,7 @@ enum ibx_gpu_mode {
 
 #define IBX_WEIGHTS_MAX 512
 
-/* What clients may do to each other and to this process. 0: the default. */
+/* Limits of what clients may do to each other and to this process. 0: the default, in []. */
 struct ibx_tenant_limits {
     bool shared;       /* rdma.tenants: no memory is refused */
     uint64_t sessions; /* of all tenants [IBX_TENANT_SESSIONS] */
@@ -38,8 +38,8 @@ struct ibx_tenant_limits {
 struct ibx_gpu_options {
     enum ibx_gpu_mode mode;
     size_t memory;    /* bytes of pinned memory that this process's sessions share */
-    unsigned threads; /* of one session, that copy; 0: as tuned, or by the processors there are */
-    struct ibx_tuning tuning; /* counts where it fits the GPU */
+    unsigned threads; /* copy threads of one session; 0: as tuned, or by the number of processors */
+    struct ibx_tuning tuning; /* used if it was measured on this GPU */
     struct ibx_tenant_limits limits;
 };
 

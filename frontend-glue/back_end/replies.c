@@ -4,7 +4,7 @@
 
 #include <stdatomic.h>
 
-/* Of all sessions; before its own first reply a session has it for a reset of the device only. */
+/* The shape of all sessions' replies. A session without a reply so far has only this one. */
 static _Atomic enum ibx_reply_shape shape_of_all;
 
 void ibx_reply_note_write(struct ibx_reply_watch *watch, const void *bytes, size_t n)
@@ -26,8 +26,8 @@ void ibx_reply_note_write(struct ibx_reply_watch *watch, const void *bytes, size
     watch->count++;
 }
 
-/* The one ambiguity: 4, 8, 8 bytes are a length of 8 and as many bytes, or seconds and a length
- * of 0. As seconds an 8 would be 4e-323. */
+/* One case is ambiguous: writes of 4, 8, 8 bytes are a length of 8 and a payload of 8 bytes, or
+ * seconds and a length of 0. As seconds, the 8 would be 4e-323. */
 static enum ibx_reply_shape shape_of(const struct ibx_reply_watch *watch)
 {
     const size_t *sizes = watch->sizes;

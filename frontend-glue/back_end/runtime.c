@@ -31,7 +31,7 @@ static int note_runtime(struct dl_phdr_info *info, size_t size, void *argument)
     return 0;
 }
 
-/* The runtime, NULL: there is none or several. Once found it stays. */
+/* The runtime; NULL: there is none, or there are several. Once it is found, it stays the same. */
 static void *runtime(void)
 {
     static _Atomic(void *) known;

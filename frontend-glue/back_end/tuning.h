@@ -32,10 +32,10 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#define IBX_CHOICE_NEVER      UINT64_MAX           /* as a smallest size */
-#define IBX_CHOICE_SIZE_MAX   (1ull << 40)         /* of all others */
-#define IBX_CHOICE_TO_MAX     ((uint64_t)1 << 20)  /* of inline_max to the device: a message */
-#define IBX_CHOICE_FROM_MAX   ((uint64_t)64 << 10) /* inline_max from the device */
+#define IBX_CHOICE_NEVER      UINT64_MAX           /* as a `_min` */
+#define IBX_CHOICE_SIZE_MAX   (1ull << 40)         /* the largest other size */
+#define IBX_CHOICE_TO_MAX     ((uint64_t)1 << 20)  /* most for inline_max to the device */
+#define IBX_CHOICE_FROM_MAX   ((uint64_t)64 << 10) /* most for inline_max from the device */
 #define IBX_CHOICE_CHUNK_UNIT ((size_t)64 << 10)   /* a chunk is a multiple of it */
 #define IBX_TUNING_NAME_MAX   128
 
@@ -50,7 +50,7 @@ struct ibx_choice_way {
 struct ibx_choice {
     struct ibx_choice_way ways[2]; /* by direction */
     size_t chunk;                  /* bytes of a long copy in one chunk */
-    unsigned threads;              /* that copy, 0: by the number of processors */
+    unsigned threads;              /* copy threads; 0: by the number of processors */
 };
 
 extern const struct ibx_choice ibx_choice_default;

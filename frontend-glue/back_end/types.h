@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * What the state of a session has of tenants and clients. Whose these are, and what becomes of
- * them, is for clients.h.
- */
+/* Types of tenants and clients in the state of a session; clients.h explains them. */
 #ifndef IBX_FRONTEND_GLUE_BACK_END_TYPES_H
 #define IBX_FRONTEND_GLUE_BACK_END_TYPES_H
 
@@ -14,9 +11,9 @@ struct ibx_client_module;
 struct ibx_quota;
 struct ibx_tenant;
 
-/* What has a handle: handles.c. */
+/* What a handle is of: handles.c. */
 enum ibx_handle_kind {
-    IBX_HANDLE_ARRAY,     /* also a level of a mipmapped one, with which it goes */
+    IBX_HANDLE_ARRAY,     /* also a level of a mipmapped array, which ends with that */
     IBX_HANDLE_MIPMAP,    /* a mipmapped array */
     IBX_HANDLE_POOL,      /* a device's own */
     IBX_HANDLE_MADE_POOL, /* one that was made */
@@ -25,9 +22,10 @@ enum ibx_handle_kind {
     IBX_HANDLE_GRAPH,
     IBX_HANDLE_NODE,
     IBX_HANDLE_EXEC,
-    IBX_HANDLE_CONDITION, /* of nodes of a graph */
+    IBX_HANDLE_CONDITION, /* of conditional nodes of a graph */
     IBX_HANDLE_MEMORY,
-    /* Of another process of the back end: memory, mapped into this one; a pool; memory of one. */
+    /* Opened from another process of the back end: memory, mapped into this one; a pool; memory of
+     * a pool. */
     IBX_HANDLE_OPENED,
     IBX_HANDLE_OPENED_POOL,
     IBX_HANDLE_OPENED_POINTER,
@@ -37,9 +35,9 @@ enum ibx_handle_kind {
     IBX_HANDLE_MATH /* of a library: + enum ibx_math_type */
 };
 
-#define IBX_HANDLES_HELD 128u /* that one request names at most, with what they belong to */
+#define IBX_HANDLES_HELD 128u /* most that one request names, with what they belong to */
 
-/* Of a graph, or of what was made of one: ibx_handles_size(). */
+/* Of a graph or an executable graph: ibx_handles_size(). */
 struct ibx_graph_size {
     uint64_t nodes;
     unsigned level, depth;
@@ -50,13 +48,13 @@ struct ibx_owners_cache {
     uint64_t begin, end, changes;
 };
 
-/* Who makes a request, as one who uses functions. */
+/* The client that makes a request, as a user of registered functions. */
 struct ibx_functions_user {
     uint64_t client; /* client_list.c */
-    uint64_t parent; /* of it; 0: not known */
+    uint64_t parent; /* the client that it was forked from; 0: not known */
     const struct ibx_tenant *tenant;
-    struct ibx_quota *quota;        /* that bytes of what it registers count in; NULL: none */
-    struct ibx_client_module *held; /* by its request in hand; NULL: none */
+    struct ibx_quota *quota;        /* in which the bytes count that it registers; NULL: none */
+    struct ibx_client_module *held; /* held by the request in hand; NULL: none */
 };
 
 #endif

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What a client leaves when it ends, or gives up by a reset: it is taken from the lists, for
- * whoever gives it back to CUDA (client_ends.c, own_reset.c).
+ * Handles that a client leaves when it ends, or gives up by a reset: they are taken from the lists,
+ * for whoever gives them back to CUDA (client_ends.c, own_reset.c).
  */
 #include "frontend-glue/handles/handle_lists.h"
 
 #include <stdlib.h>
 
-/* What goes with another one, or is nobody's, is not given back by itself. */
+/* Whether it is given back by itself: it is the client's, and does not end with another one. */
 static bool goes_alone(const struct handle *h, uint64_t client)
 {
     return client && h->client == client && h->kind != IBX_HANDLE_POOL &&
            !(h->of && h->kind != IBX_HANDLE_EXEC);
 }
 
-/* `graphs`: these and what was made of them to be launched, of all contexts. What it passes on is
- * in another list then. */
+/* Whether to take the handle now. `graphs`: takes graphs and executable graphs, of all contexts. A
+ * handle that another client has open is passed on, which moves it to another list. */
 static bool is_taken(struct handle *h, uint64_t client, bool graphs, const void *context)
 {
     return goes_alone(h, client) && !h->holders && !h->ending &&
@@ -24,7 +24,7 @@ static bool is_taken(struct handle *h, uint64_t client, bool graphs, const void 
            !ibx_handle_passes_on(h);
 }
 
-/* Locked. Memory is known until it was given back: before that nobody gives it back once more. */
+/* Locked. Memory stays in the list, as being freed, until it was freed: so nobody else frees it. */
 static struct ibx_taken take_it(struct handle *h)
 {
     const struct ibx_taken taken = {h->kind,     h->value,  h->context,
@@ -44,7 +44,7 @@ void ibx_taken_gone(const struct ibx_taken *taken)
     ibx_memory_free_end(taken->value, taken->number, true);
 }
 
-/* Locked. Those of a kind, `taken` NULL: how many there are. */
+/* Locked. Takes the handles of a kind; `taken` NULL: only counts them. */
 static size_t take_kind(uint64_t client, unsigned kind, bool graphs, const void *context,
                         struct ibx_taken *taken, size_t most)
 {

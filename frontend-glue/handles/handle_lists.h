@@ -16,12 +16,12 @@ struct opener {
     unsigned times;
 };
 
-/* The lists that a handle is in. What one client has made must not lie in the way of another one,
- * so nothing but a reset walks through all. */
+/* The lists that a handle is in. One client's handles must not slow down another client, so nothing
+ * but a reset walks through all handles. */
 enum handle_list {
     OF_KIND,
-    OF_CLIENT, /* and of its kind */
-    OF_GRAPH,  /* what has `of`: nodes, levels, and so on */
+    OF_CLIENT, /* of a client and a kind, by hash */
+    OF_GRAPH,  /* with the same `of`: nodes, levels, and so on */
     LISTS
 };
 
@@ -31,80 +31,83 @@ struct handle {
     } in[LISTS];
     enum ibx_handle_kind kind;
     uint64_t value;
-    uint64_t last;    /* of memory: its last byte; else as `value` */
-    uint64_t of;      /* of a node, or what was made of one: its graph; of a level: its mipmapped
-                         array; 0: not known, or no more */
-    uint64_t number;  /* in which order it was made; 0: a node that came by a capture or a clone */
-    uint64_t client;  /* whose it is (client_list.c); 0: not known */
-    uint64_t heir_of; /* the client that has made it, and is no more; 0: `client` has made it */
-    unsigned functions;        /* of clients, in what can be launched */
-    unsigned level, depth;     /* of a graph: graphs around it, graphs within each other in it */
-    uint64_t weight;           /* so many it counts as */
-    uint64_t nodes;            /* of a graph: with those in it, each as so many; and 1 */
-    uint64_t stream;           /* of a library's: that was selected for it */
-    uint64_t relies, relied;   /* of a library's: another one that it uses, and its number */
+    uint64_t last;         /* of memory: its last byte; else as `value` */
+    uint64_t of;           /* of a node or an executable graph: its graph; of a level: its mipmapped
+                              array; 0: not known, or gone */
+    uint64_t number;       /* in the order of making; 0: a node that came by a capture or a clone */
+    uint64_t client;       /* whose it is (client_list.c); 0: not known */
+    uint64_t heir_of;      /* the client that has made it and has ended; 0: `client` has made it */
+    unsigned functions;    /* of clients, in an executable graph */
+    unsigned level, depth; /* of a graph: graphs around it, graphs within each other in it */
+    uint64_t weight;       /* as how many it counts */
+    uint64_t nodes;        /* of a graph: 1, and the weights of its nodes, with those in them */
+    uint64_t stream;       /* selected for a library's handle */
+    uint64_t relies, relied;   /* another handle that a library's uses, and that one's number */
     const void *context;       /* in which it is; NULL: not known */
-    int gpu;                   /* of what can be launched: where it was made */
+    int gpu;                   /* of an executable graph: where it was made */
     struct ibx_tenant *tenant; /* NULL: every tenant's */
     struct ibx_quota *counted; /* where it counts as the tenant's; NULL: nowhere */
-    unsigned holders;          /* requests */
-    const struct gpu_session *user; /* of a graph, the one that holds it; else that changes it */
+    unsigned holders;          /* requests that hold it */
+    const struct gpu_session *user; /* that holds a graph, or changes another handle */
     struct opener *openers;         /* other clients that have opened it */
     unsigned opener_count;
-    bool theirs;     /* another process's, which each who uses it has opened */
-    bool was_open;   /* to one of them, whose work may use it though that has closed it */
-    bool gone;       /* it is nowhere; its last holder frees it */
+    bool theirs;     /* another process's; each client that uses it has opened it */
+    bool was_open;   /* by another client, whose work may use it also after a close */
+    bool gone;       /* it is in no list; its last holder frees it */
     bool of_process; /* it is known which process has made it */
     bool ending;     /* memory: somebody is giving it back */
-    bool of_graph;   /* memory: it comes back with each launch */
+    bool of_graph;   /* memory: each launch of a graph allocates it again */
     bool of_handler; /* a library's: a handler of GVirtuS's has made it */
 };
 
-/* handles.c. The functions of this header are for those who have the lock. */
+/* handles.c. The functions of this header are called with the lock held, unless they say
+ * otherwise. */
 
 extern pthread_mutex_t ibx_handles_lock;
-/* Whosever it is. */
+/* The handle with that kind and value, whoever's it is; NULL: there is none. */
 struct handle *ibx_handle_of_any(enum ibx_handle_kind kind, uint64_t value);
-/* One that the session's client may name; NULL: there is none of that value. And one of the
- * tenant's, whichever client has made it. */
+/* find(): the handle of that value, if the session's client may name it; of_tenant(): if it is the
+ * tenant's, whichever client has made it. NULL: there is none. */
 struct handle *ibx_handle_find(const struct gpu_session *x, enum ibx_handle_kind kind,
                                uint64_t value);
 struct handle *ibx_handle_of_tenant(const struct gpu_session *x, enum ibx_handle_kind kind,
                                     uint64_t value);
-/* Whether it is another program's, as far as that is known, which may be open to the client. */
+/* Whether it is another program's, as far as that is known. It may be open to the client,
+ * though. */
 bool ibx_handle_is_apart(const struct gpu_session *x, const struct handle *h);
-/* Any of those that [value, last] touches, whoever's it is. */
+/* Any handle that overlaps [value, last], whoever's it is. */
 struct handle *ibx_handle_touched(enum ibx_handle_kind kind, uint64_t value, uint64_t last);
-/* A new one of the session's, which is nowhere yet; NULL: no memory. Not locked. */
+/* A new handle of the session's, which is in no list yet; NULL: no memory. Not locked. */
 struct handle *ibx_handle_new(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value);
-/* Takes it; no other touches it. False: no memory. */
+/* Enters it in the lists, and owns it; no other handle may overlap it. False: no memory, and it is
+ * freed. */
 bool ibx_handle_enter(struct handle *made);
 void ibx_handle_drop(struct handle *h);
 void ibx_handle_set_client(struct handle *h, uint64_t client);
-/* The list of a client's of that kind, in which others' may be, too. */
+/* The list with the client's handles of that kind, which may have others' as well. */
 struct handle **ibx_handle_list_of_client(uint64_t client, unsigned kind);
-/* What goes with a graph or a mipmapped array that is no more. */
+/* Forgets what ends with a graph or a mipmapped array, which is gone. */
 void ibx_handle_forget_parts(enum ibx_handle_kind kind, uint64_t value);
 void ibx_handle_set_graph(struct handle *h, uint64_t graph);
-/* A new one. `listed`: it may be there already. `weight`: what a node counts as, in its graph. Not
- * locked. */
+/* Adds a new handle. `listed`: it may be known already. `weight`: as how many it counts; a node
+ * does so in its graph. False: no memory. Not locked. */
 bool ibx_handle_add(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value, uint64_t of,
                     uint64_t weight, bool listed);
 
 /* handle_sizes.c */
 
-/* It counts as the tenant's; NULL: as nobody's. */
+/* Counts it as the tenant's; NULL: no longer as anybody's. */
 void ibx_handle_count_as(struct handle *h, struct ibx_tenant *tenant);
-/* A graph, and those that it is in, count as n more, or as so many less. A node in it has `depth`
- * graphs within each other. */
+/* A graph, and the graphs around it, count as n more, or as n less. A node in the graph has `depth`
+ * graphs within each other in it. */
 void ibx_handle_grow_graph(const struct gpu_session *x, uint64_t graph, uint64_t n, unsigned depth,
                            bool less);
 
 /* handle_openers.c */
 
-/* Whether it is another client's from now on. */
+/* Passes the handle of a client that has ended on to one that has it open. False: there is none. */
 bool ibx_handle_passes_on(struct handle *h);
-/* Whether that client has opened it, and not closed it as often. */
+/* Whether that client has opened it more often than closed it. */
 bool ibx_handle_is_open(const struct handle *h, uint64_t client);
 
 #endif

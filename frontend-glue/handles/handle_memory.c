@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Memory of the device: which program has made it, and who gives it back. All programs of a process
- * have one context, in which an address that one has given back is another one's a moment later:
- * whoever gives it back once more, or still writes there, would do so to that one. Natively each of
- * these calls fails.
+ * Device memory: which program has made it, and who frees it. All programs of a process have one
+ * context, in which an address that one program has freed may be another one's a moment later: a
+ * program that frees it twice, or still writes there, would do so to the other one. Natively each
+ * of these calls fails.
  *
- * So memory is known from before its maker learns of it until CUDA has it back, and while somebody
- * gives it back nobody else does. What another program has made is refused, unless it is open to
- * the client. Memory that nobody was seen to make (a library's) is not: but before that is given
- * back, calls that make some and are under way end, whose it could be. A graph's comes back with
- * its next launch, at the same address: so it stays its maker's.
+ * So memory is in the list from before its maker learns of it until CUDA has freed it, and while
+ * somebody frees it, nobody else does. Memory that another program has made is refused, unless it
+ * is open to the client. Memory that nobody was seen to make (a library's) is not refused: but
+ * before that is freed, calls under way that allocate memory are waited for, since it could be
+ * theirs. Memory of a graph is allocated again by its next launch, at the same address: so it stays
+ * its maker's.
  */
 #include "frontend-glue/handles/handle_lists.h"
 
@@ -20,17 +21,17 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#define MAKING_MS 10000u /* that calls which make memory are waited for */
-#define ENDING_MS 1000u  /* ... and what another program's is that is given back */
-#define NOT_FOUND 500    /* CUDA_ERROR_NOT_FOUND, or CUDA_INVALID_VALUE: of no allocation */
+#define MAKING_MS 10000u /* for so long calls that make memory are waited for */
+#define ENDING_MS 1000u  /* ... and another program's memory that is being freed */
+#define NOT_FOUND 500    /* CUDA_ERROR_NOT_FOUND; as CUDA_INVALID_VALUE: there is no allocation */
 
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static unsigned making;          /* calls that make memory; these and the next with the lock */
-static unsigned looking;         /* clients that look for memory which nobody was seen to make */
-static unsigned held;            /* calls that wait for their end, and are the next */
-static uint64_t looks;           /* times that nobody looked any more */
-static unsigned waiting;         /* clients that wait for the end of some */
-static _Atomic uint64_t changes; /* of who has which memory */
+static unsigned making;          /* calls that make memory; this and the next four under the lock */
+static unsigned looking;         /* clients between begin_look() and end_look() */
+static unsigned held;            /* calls that make memory and wait until nobody looks */
+static uint64_t looks;           /* how often the last client has ended its look */
+static unsigned waiting;         /* clients that wait for memory to be freed */
+static _Atomic uint64_t changes; /* of the list of memory */
 
 /* ------------------------------------------------------------------------------ it is made */
 
@@ -59,7 +60,7 @@ void ibx_memory_make_end(struct gpu_session *x)
     pthread_mutex_unlock(&ibx_handles_lock);
 }
 
-/* Locked. What was there, and was not seen to end, is gone. */
+/* Locked. Memory that was at that address, and was not seen to end, is gone. */
 static bool enter(struct handle *made)
 {
     for (struct handle *gone;
@@ -82,9 +83,9 @@ bool ibx_memory_add(struct gpu_session *x, uint64_t address, uint64_t n, bool of
     return entered;
 }
 
-/* Locked, and not while it waits: what calls that are under way make is known then, and no other
- * begins until end_look(). Clients that look again and again, one beside the other, let those that
- * wait begin in between. */
+/* Locked, except while it waits. Waits until all memory that calls under way make is known, and
+ * holds back other such calls until end_look(). If clients look again and again, calls that wait
+ * begin in between. */
 static void begin_look(void)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MAKING_MS);
@@ -113,8 +114,9 @@ static bool is_no_address(int rc)
 
 /* ------------------------------------------------------------------------------ it is used */
 
-/* Locked. What is in the client's way in [first, last], with the rest of what it touches to the
- * left and to the right. `steps` go down; without any left all is in its way. */
+/* Locked. Memory in [first, last] that the client may not use, or NULL; recursive to the left and
+ * to the right of the memory that it finds. `steps` are counted down; with none left, all memory is
+ * refused. */
 static const struct handle *other_in(const struct gpu_session *x, uint64_t first, uint64_t last,
                                      unsigned *steps)
 {
@@ -132,8 +134,8 @@ static const struct handle *other_in(const struct gpu_session *x, uint64_t first
     return other;
 }
 
-/* Locked, and not while it waits. What is being given back may be nobody's any more, and what is
- * there now may be what nobody was seen to make. */
+/* Locked, except while it waits for memory that is being freed: it may be nobody's afterwards, and
+ * new memory there may be some that nobody was seen to make. */
 static const struct handle *other_at_last(const struct gpu_session *x, uint64_t first,
                                           uint64_t last)
 {
@@ -150,7 +152,8 @@ static const struct handle *other_at_last(const struct gpu_session *x, uint64_t 
     }
 }
 
-/* Locked. Who is in the client's way, and what is the client's for the next question. */
+/* Locked. The client whose memory it is, if it is not for this one; otherwise caches it as its own
+ * for the next question. */
 static uint64_t other_than(struct gpu_session *x, uint64_t first, uint64_t last)
 {
     const struct handle *other = other_at_last(x, first, last);
@@ -161,7 +164,7 @@ static uint64_t other_than(struct gpu_session *x, uint64_t first, uint64_t last)
     return other ? other->client : 0;
 }
 
-/* Whether nobody needs to be asked. */
+/* Whether it is the client's own for sure, without a look at the list. */
 static bool is_own(struct gpu_session *x, uint64_t first, uint64_t last)
 {
     const struct ibx_owners_cache *own = &x->isolation.own_memory;
@@ -185,7 +188,7 @@ uint64_t ibx_memory_other(struct gpu_session *x, uint64_t address, uint64_t n)
     return other;
 }
 
-/* Whether CUDA knows of no memory there, of the device or page-locked. */
+/* Whether CUDA knows of no memory there, neither device memory nor page-locked. */
 static bool is_none(struct gpu_session *x, uint64_t address)
 {
     unsigned type = 0;
@@ -213,10 +216,11 @@ uint64_t ibx_memory_not_there(struct gpu_session *x, uint64_t address, uint64_t 
 
 /* ------------------------------------------------------------------------ it is given back */
 
-/* Locked. To whom it is open, it is to be closed by. */
+/* Locked. Begins to free memory that is in the list. A client to which it is only open has to close
+ * it instead. */
 static bool begin(const struct gpu_session *x, struct handle *h, uint64_t address, uint64_t *number)
 {
-    if (h->value != address) /* CUDA refuses it */
+    if (h->value != address) /* no beginning: CUDA refuses it */
         return true;
     if (h->ending || ibx_handle_is_apart(x, h))
         return false;
@@ -234,7 +238,7 @@ static bool is_there(struct gpu_session *x, uint64_t address)
     return rc ? !is_no_address(rc) : base == address;
 }
 
-/* Locked. It is nobody's until it is gone. */
+/* Locked. Notes memory of an unknown maker as being freed, and nobody's. */
 static void note_unseen(struct handle *made, uint64_t *number)
 {
     made->client = IBX_CLIENT_NONE;
@@ -244,7 +248,7 @@ static void note_unseen(struct handle *made, uint64_t *number)
         *number = made->number;
 }
 
-/* Of memory whose maker is not known. */
+/* Begins to free memory that is not in the list. */
 static bool begin_unseen(struct gpu_session *x, uint64_t address, uint64_t *number)
 {
     ibx_back_end_begin_context(x);

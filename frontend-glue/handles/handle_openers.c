@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What another client has opened (own_requests/ipc.c) is that one's when its client has gone. */
+/* What another client has opened (own_requests/ipc.c) becomes that client's when its maker has
+ * ended. */
 #include "frontend-glue/handles/handle_lists.h"
 
 #include <stdlib.h>
 
-#define OPENERS 8u /* it is looked how many of so many are still there, and of twice as many */
+#define OPENERS 8u /* at so many, and at each doubling, those that have ended are dropped */
 
-/* Locked. Memory that is there for long may be opened by very many clients that come and go. */
+/* Locked. Drops openers that have ended: memory that exists for long may be opened by very many
+ * clients that come and go. */
 static void forget_openers(struct handle *h)
 {
     unsigned left = 0;
@@ -115,7 +117,7 @@ void ibx_handles_expose(struct gpu_session *x, enum ibx_handle_kind kind, uint64
     pthread_mutex_unlock(&ibx_handles_lock);
 }
 
-/* Locked. Whether it is another client's from now on. */
+/* Locked. */
 bool ibx_handle_passes_on(struct handle *h)
 {
     for (; h->opener_count; h->opener_count--) {
@@ -129,7 +131,7 @@ bool ibx_handle_passes_on(struct handle *h)
     return false;
 }
 
-/* Locked. Whether that was the last time. */
+/* Locked. Whether the client has now closed it as often as it has opened it. */
 static bool close_for(struct handle *h, uint64_t client)
 {
     unsigned i = 0;

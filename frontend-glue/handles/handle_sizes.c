@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What handles count as, so that a tenant's are limited (graph_limits.c): a node of a graph as what
- * is in it, and with the graphs that it is in.
+ * What handles count as, so that a tenant's are limited (graph_limits.c). The nodes of a graph
+ * count with it, and with the graphs around it.
  */
 #include "frontend-glue/handles/handle_lists.h"
 #include "frontend-glue/tenants/math_limits.h"
 
-/* IBX_HOLDS: it does not count. */
+/* What a handle of that kind counts as; IBX_HOLDS: it does not count. */
 static enum ibx_hold hold_of(enum ibx_handle_kind kind)
 {
     switch (kind) {
@@ -29,8 +29,8 @@ static enum ibx_hold hold_of(enum ibx_handle_kind kind)
     }
 }
 
-/* Whoever has as many as are allowed makes no more (own_reset.c, graph_limits.c); what was under
- * way then counts, too. */
+/* May exceed the limit: a tenant that has reached it makes no more (own_reset.c, graph_limits.c),
+ * but what was being made then counts, too. */
 void ibx_handle_count_as(struct handle *h, struct ibx_tenant *tenant)
 {
     const enum ibx_hold hold = hold_of(h->kind);
@@ -43,7 +43,7 @@ void ibx_handle_count_as(struct handle *h, struct ibx_tenant *tenant)
         ibx_quota_note(h->counted, h->weight);
 }
 
-/* A graph, or what was made of one, counts as n more, or as so many less. */
+/* Counts a graph or an executable graph as n more, or as n less, but at least as 1. */
 static void grow(struct handle *h, uint64_t n, bool less)
 {
     n = less && n > h->weight - 1 ? h->weight - 1 : n;
@@ -54,9 +54,6 @@ static void grow(struct handle *h, uint64_t n, bool less)
     h->weight = less ? h->weight - n : h->weight + n;
 }
 
-/* So does a graph, and so do those that it is in. A node in it has `depth` graphs within each
- * other.
- */
 void ibx_handle_grow_graph(const struct gpu_session *x, uint64_t graph, uint64_t n, unsigned depth,
                            bool less)
 {

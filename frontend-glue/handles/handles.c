@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Handles that requests of our own have returned. CUDA takes that of an array or a pool for an
- * address in this process, so one that was made up, or is of another kind, would end it. A tenant
- * names its own only, as what it is, and a program those that it has made or opened, as far as it
- * is known which process it is. Memory is here for whose it is (handle_memory.c); streams and
- * events are for named_streams.c, too.
+ * Handles that requests have returned. CUDA takes the handle of an array or a pool for an address
+ * in this process, so one that was made up, or is of another kind, would crash it. A tenant may
+ * name only its own handles, with their own kind, and a program only those that it has made or
+ * opened, as far as it is known which process it is. Memory is in the list to know whose it is
+ * (handle_memory.c); streams and events are also used by named_streams.c.
  *
- * A request holds what it names until it is over, and what that belongs to: another session of the
- * tenant's that gives it back meanwhile waits. So does one that names the same graph: CUDA does not
- * keep two threads apart that are in one, natively the program does, and here a client that did not
- * would damage the back end of all. One that changes what was made of a graph, or what a library's
- * handle is of, has that alone.
+ * A request holds what it names, and what that belongs to, until the request is over: another
+ * session of the tenant that gives it back meanwhile waits. So does a request that names the same
+ * graph: CUDA does not protect a graph from two threads. Natively the program does, and here a
+ * client that did not would damage the back end of all. A request that changes an executable graph,
+ * or the object of a library's handle, has it alone.
  *
  * What graphs count as: handle_sizes.c; what other clients have opened: handle_openers.c; memory:
  * handle_memory.c; what a client leaves: handle_ends.c.
@@ -24,7 +24,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#define HELD_MS 10000u /* that who gives something back waits for those who use it */
+#define HELD_MS 10000u /* for so long a request waits for those who hold something */
 
 pthread_mutex_t ibx_handles_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t let_go = PTHREAD_COND_INITIALIZER;
@@ -33,10 +33,10 @@ static void *tree;
 #define GRAPH_BUCKETS  8192u
 static struct handle *of_kind[KINDS], *of_client[CLIENT_BUCKETS], *of_graph[GRAPH_BUCKETS];
 static uint64_t numbers;
-static atomic_uint there[KINDS]; /* so many: of what there is none nobody waits for the lock */
-static atomic_uint gone;         /* streams and events */
+static atomic_uint there[KINDS]; /* how many there are; 0: nobody needs to take the lock */
+static atomic_uint gone;         /* streams and events that were given back */
 
-/* Those that touch are equal: so a search finds one. */
+/* Ranges that overlap compare as equal: so a search finds one. */
 static int compare(const void *a, const void *b)
 {
     const struct handle *left = a, *right = b;
@@ -70,7 +70,7 @@ bool ibx_handle_is_apart(const struct gpu_session *x, const struct handle *h)
            ibx_clients_apart(x, h->client);
 }
 
-/* A device's own pool is all clients'. */
+/* Whether the client may name it. A device's own pool is all clients'. */
 static bool may_name(const struct gpu_session *x, const struct handle *h)
 {
     return h->kind == IBX_HANDLE_POOL || ibx_handle_is_open(h, ibx_clients_number_of(x)) ||
@@ -128,7 +128,7 @@ void ibx_handle_set_graph(struct handle *h, uint64_t graph)
         link_in(h, OF_GRAPH, list_of_graph(graph));
 }
 
-/* One that is not in the lists yet. */
+/* Puts a new handle into the lists. */
 static void link_all(struct handle *h)
 {
     atomic_fetch_add(&there[h->kind], 1);
@@ -186,8 +186,8 @@ static bool hold(struct gpu_session *x, struct handle *h)
     return !whole || hold(x, whole);
 }
 
-/* Locked, but not while it waits for other requests with the same graph. NULL: there is none of
- * that value, or waiting for it takes too long. */
+/* Locked, except while it waits for other requests with the same graph. Finds a handle that the
+ * request may hold. NULL: there is none of that value, or waiting takes too long. */
 static struct handle *find_free(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
 {
     const uint64_t deadline = ibx_deadline_in_ms(HELD_MS);
@@ -221,7 +221,7 @@ void ibx_handles_let_go(struct gpu_session *x)
     pthread_mutex_unlock(&ibx_handles_lock);
 }
 
-/* Locked. CUDA has given out this handle anew, so what had it before has ended unseen. */
+/* Locked. CUDA has returned this handle again, so its former object has ended unseen. */
 static void renew(struct handle *h, const struct handle *made)
 {
     ibx_handle_count_as(h, NULL);
@@ -279,7 +279,8 @@ bool ibx_handle_enter(struct handle *made)
     return true;
 }
 
-/* Takes it. `listed`: it may be there already. */
+/* Enters or frees `made`. `listed`: it may be known already, and keeps its number. False: no
+ * memory. */
 static bool add(struct handle *made, bool listed)
 {
     pthread_mutex_lock(&ibx_handles_lock);
@@ -290,7 +291,7 @@ static bool add(struct handle *made, bool listed)
     if (is_new) {
         link_all(made);
         ibx_handle_count_as(made, made->tenant);
-    } else if (at) { /* a pool, or one whose end was not seen */
+    } else if (at) { /* a device's pool, or an object whose end was not seen */
         renew(*at, made);
     }
     pthread_mutex_unlock(&ibx_handles_lock);
@@ -299,7 +300,6 @@ static bool add(struct handle *made, bool listed)
     return at;
 }
 
-/* `weight`: what a node counts as, in its graph. */
 bool ibx_handle_add(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value, uint64_t of,
                     uint64_t weight, bool listed)
 {
@@ -352,8 +352,8 @@ bool ibx_handles_list_node(struct gpu_session *x, uint64_t node, uint64_t graph)
     return ibx_handle_add(x, IBX_HANDLE_NODE, node, graph, 1, true);
 }
 
-/* Locked, but not while it waits for other requests with it, such as launches: on an H100 a change
- * at the time of a launch breaks the context (error 719). */
+/* Locked, except while it waits for other requests that hold it, such as launches: on an H100 a
+ * change during a launch breaks the context (error 719). */
 static bool hold_alone(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
 {
     const uint64_t deadline = ibx_deadline_in_ms(HELD_MS);
@@ -442,7 +442,8 @@ bool ibx_handles_has_node(struct gpu_session *x, uint64_t exec, uint64_t node)
     return has;
 }
 
-/* Locked. Graphs of its conditional nodes are forgotten as well, each with its content. */
+/* Locked. Forgets nodes and conditions of a graph, and the graphs of its conditional nodes with
+ * their content. */
 static void forget_nodes(uint64_t graph)
 {
     struct handle **list = list_of_graph(graph);
@@ -563,7 +564,7 @@ void ibx_handles_gone(struct gpu_session *x, uint64_t value)
     ibx_handles_remove(x, IBX_HANDLE_ARRAY, value);
 }
 
-/* Locked. Releases what this request holds itself, so that it does not wait for itself. */
+/* Locked. Releases the handle if this request holds it, so that it does not wait for itself. */
 static void let_go_of(struct gpu_session *x, struct handle *h)
 {
     for (unsigned i = 0; i < x->held_count; i++) {
@@ -587,7 +588,7 @@ bool ibx_handles_remove(struct gpu_session *x, enum ibx_handle_kind kind, uint64
         let_go_of(x, found);
     while (found && found->holders && ibx_now_ns() < deadline) {
         pthread_cond_clockwait(&let_go, &ibx_handles_lock, CLOCK_MONOTONIC, &until);
-        found = ibx_handle_find(x, kind, value); /* another one may have given it back */
+        found = ibx_handle_find(x, kind, value); /* another request may have given it back */
     }
     const bool known = found && !found->holders;
     if (known && kind == IBX_HANDLE_NODE && found->of)

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Streams, events, graphs, arrays and pools that requests name. CUDA takes their handles for
- * addresses in this process, so one that was made up would end it, and all other clients' programs
- * with it. So the handle has to be one that a call has returned to the tenant, and of something
- * that is still there.
+ * addresses in this process, so one that was made up would crash it, and all other clients'
+ * programs with it. So the handle has to be one that a call has returned to the tenant, of
+ * something that still exists.
  *
- * A request of which that is not true is answered as CUDA answers an event that is none. Where
- * GVirtuS's handler runs it, that gets no handle at all: an event or a graph that is none, or the
- * legacy stream.
+ * A request of our own with another handle is answered as CUDA answers an invalid event. In a
+ * request for GVirtuS's handler the handle is replaced by 0: no event, no graph, or the legacy
+ * stream.
  *
- * Where the replies of handlers cannot be read, nobody knows what they have returned.
+ * If the replies of handlers cannot be read, it is not known what they have returned, and all is
+ * allowed.
  */
 #include "frontend-glue/handles/handles.h"
 
@@ -18,9 +19,9 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#define STREAM_PER_THREAD 2u /* behind the legacy stream, which is 0, too */
+#define STREAM_PER_THREAD 2u /* its handle; the legacy stream's are 0 and 1 */
 
-static atomic_bool unseen, graph_unseen; /* some handler has returned what could not be read */
+static atomic_bool unseen, graph_unseen; /* a handler has returned what could not be read */
 
 void ibx_named_unseen(void)
 {
@@ -37,7 +38,7 @@ void ibx_named_graph_unseen(void)
     atomic_store(&graph_unseen, true);
 }
 
-/* Other values were found among the handles since so many of them have gone. */
+/* Whether that value was found before, and no stream or event was given back since then. */
 static bool is_remembered(struct gpu_session *x, uint64_t *place, uint64_t value)
 {
     const unsigned gone = ibx_handles_gone_so_far();
@@ -76,7 +77,7 @@ bool ibx_named_event(struct gpu_session *x, uint64_t event)
     return !event || is_there(x, IBX_HANDLE_EVENT, event);
 }
 
-/* Of none CUDA refuses it, but for one that is to be freed. */
+/* CUDA itself refuses 0, except for a free. */
 bool ibx_named_array(struct gpu_session *x, uint64_t array)
 {
     return !array || ibx_handles_has(x, IBX_HANDLE_ARRAY, array) || nobody_knows(x, &unseen);
@@ -95,7 +96,7 @@ static bool is_pool(struct gpu_session *x, uint64_t pool)
                 */
 #define S(at) ((at) + 1001)
 #define G(at) ((at) + 2001) /* a graph */
-#define X(at) ((at) + 3001) /* what was made of one to be launched */
+#define X(at) ((at) + 3001) /* an executable graph */
 #define P(at) ((at) + 4001) /* a pool of memory */
 #define END   (-24)
 
@@ -115,7 +116,7 @@ static const struct {
     {"cudaGraphGetNodes", {G(0)}},
     {"cudaGraphInstantiate", {G(0)}},
     {"cudaGraphLaunch", {X(0), S(8)}},
-    {"cudaIpcGetEventHandle", {E(72), E(8)}}, /* behind the handle, of 64 bytes or none */
+    {"cudaIpcGetEventHandle", {E(72), E(8)}}, /* after the IPC handle, which has 64 bytes or none */
     {"cudaLaunchKernel", {S(40)}},
     {"cudaMemPoolDestroy", {P(0)}},
     {"cudaMemPoolGetAttribute", {P(0)}},
@@ -154,7 +155,8 @@ void ibx_named_tell(const struct gpu_session *x)
                 ibx_session_path(x->s)->peer, x->requests.name);
 }
 
-/* Where something is made of the graph that can be launched. Given back when that is there. */
+/* Whether there is room for the executable graph, if the handler makes one. The room is reserved
+ * until it exists. */
 static bool has_room(struct gpu_session *x, uint64_t graph)
 {
     if (!x->handler.makes_exec)
@@ -198,7 +200,7 @@ static void spoil(struct gpu_session *x, int place, uint8_t *body, size_t n)
 
 #define NAMINGS (sizeof(namings) / sizeof(namings[0]))
 
-/* x->requests has the beginning of a long name. */
+/* x->requests has only the beginning of a long name. */
 static size_t find(const char *name)
 {
     size_t i = 0;
