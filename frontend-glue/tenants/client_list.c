@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Which sessions are one client's. Natively a client is a process, whose threads share a context
- * that is theirs alone; here it has a session for each of them, and all clients share one context.
- * A client says with its first message which process it is. That holds on its host, and for the
- * name of its key: so a client can at most take itself for another one of its own tenant's.
+ * Which sessions belong to one client. Natively a client is a process, whose threads share a
+ * context of their own; here it has a session for each thread, and all clients share one context. A
+ * client says with its first message which process it is. That counts on its host, and for the name
+ * of its key: so a client can at most pretend to be another one of its own tenant.
  *
  * A session whose client has said nothing is a client of its own.
  *
- * A client without a session may come again: each of its threads' sessions ends with the thread. So
- * what it has made is there until its process has ended, which this host sees, or the client says
- * with one of its sessions; or until it has lost the last one, from another host, which it keeps
- * open for that (plugin/last_session.c, client_ends.c). Of a tenant so many can be away; then the
- * one that has been so for the longest time counts as ended.
+ * A client without a session may come again, since each of its threads' sessions ends with the
+ * thread. So what it has made is kept until its process has ended. This host sees that, or the
+ * client says it with one of its sessions; a client on another host keeps its last session open for
+ * that, and has ended when it loses that one (plugin/last_session.c, client_ends.c). The number of
+ * such clients of a tenant is limited; beyond that, the one that has been away longest counts as
+ * ended.
  */
 #include "frontend-glue/tenants/client_list_internal.h"
 #include "frontend-glue/gvirtus_handlers/client_functions.h"
@@ -28,18 +29,19 @@
 #include <string.h>
 #include <unistd.h>
 
-#define RESET_MS 3000u /* that a new session waits for a reset to end, and no longer */
+#define RESET_MS 3000u /* for so long a new session waits for a reset to end */
 
 struct ibx_client_list ibx_client_list = {.lock = PTHREAD_MUTEX_INITIALIZER,
                                           .changed = PTHREAD_COND_INITIALIZER};
-static uint64_t numbers; /* of clients, given so far: under the lock of the list */
+static uint64_t numbers; /* of clients, given so far; under the lock of the list */
 static _Atomic bool were_several;
 static const struct gpu_session *resetting; /* the session that resets the context of all */
 static uint64_t reset_until;                /* ns */
 
 void ibx_clients_join(struct gpu_session *x)
 {
-    /* The client that resets may say so again and again. */
+    /* A client may reset again and again, and each time move reset_until: so this has a deadline,
+     * too. */
     const uint64_t mine = ibx_deadline_in_ms(RESET_MS);
     pthread_mutex_lock(&ibx_client_list.lock);
     while (!x->joined && resetting && ibx_now_ns() < reset_until && ibx_now_ns() < mine) {
@@ -59,7 +61,7 @@ bool ibx_client_has_ended(const struct ibx_client *c)
     return c->process_fd >= 0 && poll(&wait, 1, 0) > 0;
 }
 
-/* Locked. NULL: there is none of that number. */
+/* Locked. */
 struct ibx_client *ibx_client_find_number(uint64_t number)
 {
     struct ibx_client *c = ibx_client_list.all;
@@ -165,13 +167,14 @@ void ibx_clients_hide_work(struct gpu_session *x)
     ibx_clients_number(x);
     if (!x->client || atomic_load_explicit(&x->client->hides_work, memory_order_relaxed))
         return;
-    /* The lock is of all clients: it is not taken with each call of a library's. */
+    /* All clients share the lock: so it is not taken at each call of a library. */
     pthread_mutex_lock(&ibx_client_list.lock);
     atomic_store(&x->client->hides_work, true);
     pthread_mutex_unlock(&ibx_client_list.lock);
 }
 
-/* Locked. Sessions of one process may come from several of its host's addresses. */
+/* Locked. Whether sessions of the client's process come from another address of its host, too: they
+ * are another client. */
 static bool comes_from_elsewhere(const struct ibx_client *like)
 {
     const struct ibx_client *c = ibx_client_list.all;
@@ -191,8 +194,8 @@ bool ibx_clients_find_work(const struct gpu_session *x)
     return find;
 }
 
-/* Where it is not known which process it is, its other threads are other clients, and may launch
- * its graphs. */
+/* Only for a client that has said which process it is: otherwise its other threads are other
+ * clients, and may launch its graphs. */
 void ibx_clients_calls(struct gpu_session *x)
 {
     ibx_clients_number(x);
@@ -202,8 +205,8 @@ void ibx_clients_calls(struct gpu_session *x)
     pthread_mutex_unlock(&ibx_client_list.lock);
 }
 
-/* "HOST:PORT" without the port, which each of a process's connections has for itself. Of this host
- * nothing: it has many addresses, and each process may come from any of them. */
+/* "HOST:PORT" without the port, which differs between the connections of a process. For this host
+ * "": it has many addresses, and each process may come from any of them. */
 static void copy_host(const struct ibx_path *path, char host[sizeof(ibx_client_list.all->host)])
 {
     const char *peer = path->remote ? path->peer : "", *colon = strrchr(peer, ':');
@@ -223,7 +226,7 @@ static struct ibx_client *find(const struct ibx_client *like)
     return c;
 }
 
-/* 0: not known. */
+/* The parent of a process; 0: not known. */
 static uint32_t parent_of(uint32_t process)
 {
     char path[32], text[512];
@@ -238,7 +241,7 @@ static uint32_t parent_of(uint32_t process)
     return behind_name && sscanf(behind_name, ") %*c %u", &parent) == 1 ? parent : 0;
 }
 
-/* Locked. Whose modules it has, as far as this host sees. */
+/* Locked. The client from which this one was forked, with its modules, as far as this host sees. */
 static uint64_t find_parent(const struct ibx_client *child)
 {
     struct ibx_client like = *child;
@@ -291,8 +294,8 @@ uint64_t ibx_clients_number_of(const struct gpu_session *x)
     return x->client ? x->client->number : 0;
 }
 
-/* Sessions of one process may come from several addresses of its host, or it has moved with its VM:
- * then they are several clients. */
+/* Not by numbers of clients alone: sessions of one process may be several clients, if they come
+ * from several addresses of its host, or if it has moved with its VM. */
 bool ibx_clients_apart(const struct gpu_session *x, uint64_t number)
 {
     const struct ibx_client *own = x->client;
@@ -316,7 +319,8 @@ bool ibx_clients_is_process(const struct gpu_session *x)
     return x->client && x->client->process;
 }
 
-/* Locked, and not while it waits. In a broken context nobody who leaves stays for long. */
+/* Locked, except while it waits until nobody gives things back. In a broken context that does not
+ * take long. */
 static void let_leave(void)
 {
     const uint64_t deadline = ibx_deadline_in_ms(RESET_MS);

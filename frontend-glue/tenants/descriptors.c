@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Descriptors of this process. Every connection has some, how many depends on its path, and the
+ * Descriptors of this process. Every connection has some; how many depends on its path, and the
  * limit (RLIMIT_NOFILE) may be far below what rdma.sessions allows. One tenant's connections must
- * not take those of all others, which nobody could make then. So the clients of one name have as
- * many connections as they like until rdma.tenant_share of all descriptors are in use; from then on
- * only those who have less than an even share of the connections get another one. A process that is
- * one program's or tenant's has nobody's connections but theirs.
+ * not use up those of all others, which could not connect then. So the clients of one name may have
+ * any number of connections until rdma.tenant_share of all descriptors are in use; from then on
+ * only tenants that have less than an even share of the connections get another one. A process that
+ * serves one program or tenant has no other connections, and is not limited here.
  */
 #include "frontend-glue/tenants/tenants.h"
 #include "frontend-glue/session/client_processes.h"
@@ -13,8 +13,8 @@
 #include <dirent.h>
 #include <sys/resource.h>
 
-#define EACH_MOST 16u  /* of a connection, with one lane or a few */
-#define OTHERS    100u /* of the process itself, CUDA's among them */
+#define EACH_MOST 16u  /* most of one connection, with one lane or a few */
+#define OTHERS    100u /* of the process itself, with CUDA's */
 
 static uint64_t count(void)
 {
@@ -24,7 +24,7 @@ static uint64_t count(void)
         n++;
     if (all)
         closedir(all);
-    return all ? n : UINT32_MAX; /* not even that one can be opened */
+    return all ? n : UINT32_MAX; /* not even this descriptor can be opened */
 }
 
 bool ibx_descriptors_left(struct ibx_tenant *tenant, const struct ibx_tenant_limits *limits)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What clients make libraries (math_calls.c) hold: handles, which cost memory of the host, and some
- * of them memory of a GPU, too; and memory of the host in which a function works.
+ * Limits of what clients make libraries hold (math_calls.c): handles, which cost host memory, and
+ * some of them GPU memory, too; and host memory in which a function works.
  */
 #include "frontend-glue/tenants/math_limits.h"
 
@@ -9,17 +9,17 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Which requests must have such a handle alone. */
+/* Which requests must have a handle of a type alone. */
 enum alone {
-    WHO_SELECTS = 1, /* its stream, or its pointer mode: several threads may use one otherwise */
-    WHO_SETS_UP,     /* what is in it, or its stream */
-    WHO_WORKS        /* ... or makes anything of it, which changes it */
+    WHO_SELECTS = 1, /* its stream or pointer mode: threads may share the handle otherwise */
+    WHO_SETS_UP,     /* its contents, or its stream */
+    WHO_WORKS        /* ... or uses it, which changes it */
 };
 
 static const struct {
     enum ibx_hold hold;
     enum alone alone;
-    bool filled; /* also by functions whose own handle is another one */
+    bool filled; /* functions whose own handle is another one may write to it, too */
 } types[IBX_MATH_TYPES] = {
     [IBX_MATH_DNN] = {IBX_HOLD_LIBRARIES, WHO_SELECTS, false},
     [IBX_MATH_GRAPH] = {IBX_HOLD_GRAPH_PARTS, WHO_SETS_UP, false},
@@ -65,7 +65,7 @@ enum ibx_hold ibx_math_hold(unsigned type)
     return types[type].hold;
 }
 
-/* IBX_MATH_TYPES: it makes none. */
+/* The type of the handle that the function makes; IBX_MATH_TYPES: none. */
 static unsigned made_by(const struct ibx_math_function *f)
 {
     for (unsigned i = 0; i < f->count; i++) {
@@ -98,7 +98,7 @@ unsigned ibx_math_weight_most(unsigned type)
     return type == IBX_MATH_GRAPH ? IBX_MATH_HEAVY : 1;
 }
 
-/* A library's handlers get many requests, and few functions make anything. */
+/* Functions that make a handle: these are few, and handlers of libraries get many requests. */
 #define MAKERS 64u
 static const struct ibx_math_function *makers[MAKERS];
 static unsigned maker_count;
@@ -149,7 +149,7 @@ bool ibx_math_fills(const struct ibx_math_function *f, unsigned type)
 
 /* ------------------------------------------------------------------------------- workspaces */
 
-/* The library's own, by their names. */
+/* The library's function NAME_bufferSize for function NAME; NULL: there is none. */
 static const struct ibx_math_function *size_function_of(const struct ibx_math_function *f)
 {
     char name[64];
@@ -168,8 +168,8 @@ static unsigned next_of(const struct ibx_math_function *f, unsigned from, unsign
     return from;
 }
 
-/* What it asks about are arguments of the function's, in the same order: those before the memory in
- * which that works, but for some (pivots), and those behind the size of that. */
+/* The arguments of the asking function are some of the function's, in the same order: those before
+ * its workspace, except for some (pivots), and those after the size of the workspace. */
 const struct ibx_math_function *ibx_math_size_call(const struct ibx_math_function *f,
                                                    const union ibx_math_value *values,
                                                    size_t sizes[2], union ibx_math_value *out)

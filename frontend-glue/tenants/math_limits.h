@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Which handles of libraries count as what, and which bear no two requests at once. */
+/* What handles of libraries count as, and which of them one request must have alone. */
 #ifndef IBX_FRONTEND_GLUE_TENANTS_MATH_LIMITS_H
 #define IBX_FRONTEND_GLUE_TENANTS_MATH_LIMITS_H
 
@@ -8,28 +8,30 @@
 
 /* What a handle of that type (enum ibx_math_type) counts as. */
 enum ibx_hold ibx_math_hold(unsigned type);
-/* What such a function makes one of; IBX_HOLDS: it makes none. */
+/* What the handle that the function makes counts as; IBX_HOLDS: it makes none. */
 enum ibx_hold ibx_math_makes(const struct ibx_math_function *f);
-/* As how many of these what it makes counts: of cuDNN's graphs a plan has kernels, which may be in
- * the memory of a GPU, too, and what finds engines for a graph has 39 KB. */
+/* As how many the handle counts that the function makes: an execution plan of cuDNN has kernels,
+ * which may also be in GPU memory, and a heuristic that finds engines for a graph has 39 KB. */
 #define IBX_MATH_HEAVY 16u
 unsigned ibx_math_weight(const struct ibx_math_function *f, const union ibx_math_value *values);
-/* Likewise of a handle of that type, at most: where nobody knows with which values it was made. */
+/* The most that a handle of that type counts as, if it is not known with which values it was
+ * made. */
 unsigned ibx_math_weight_most(unsigned type);
-/* Whether the function whose name begins so, in `most` bytes or all of it, makes a handle: its
- * type. From any thread. */
+/* Whether the function of that name, of which the first `most` bytes are compared, makes a handle;
+ * *type: of which type. From any thread. */
 bool ibx_math_maker(const char *name, size_t most, unsigned *type);
 
 /* Whether a request for that function must have its own handle, of that type, alone. Libraries say
- * of handles of cuBLAS, cuSPARSE and cuSOLVER that several threads may use one; what is in others
- * they change without a lock. A handle's pointer mode and stream were looked at before. */
+ * that several threads may use one handle of cuBLAS, cuSPARSE or cuSOLVER; in others the library
+ * changes things without a lock. A handle's pointer mode and stream were checked before. */
 bool ibx_math_needs_alone(const struct ibx_math_function *f, unsigned type);
-/* Whether the function may write into what has such a handle that is not its own one. */
+/* Whether the function may write into the object of such a handle that is not its own, but another
+ * argument. */
 bool ibx_math_fills(const struct ibx_math_function *f, unsigned type);
 
-/* The call that asks the library in how many bytes such a function works, which has memory of the
- * host among its arguments: `out` becomes its arguments, and sizes[0] is what it says of the device
- * then, sizes[1] of the host. NULL: there is none. */
+/* The call that asks the library how many bytes of workspace a function needs that takes a
+ * workspace in host memory. *out: the arguments for that call, after which sizes[0] are the bytes
+ * in device memory, and sizes[1] those in host memory. NULL: there is none. */
 const struct ibx_math_function *ibx_math_size_call(const struct ibx_math_function *f,
                                                    const union ibx_math_value *values,
                                                    size_t sizes[2], union ibx_math_value *out);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Who has allocated which device memory: a search tree of ranges that do not overlap. */
+/* Which tenant has allocated which device memory: a search tree of ranges that do not overlap. */
 #include "frontend-glue/tenants/tenants.h"
 
 #include <pthread.h>
@@ -12,7 +12,7 @@ struct allocation {
     struct ibx_tenant *tenant;
     const void *context;
     uint64_t charge;
-    bool kept;                     /* it is not removed */
+    bool kept;                     /* ibx_owners_keep() */
     struct allocation *next, **at; /* the list of all */
 };
 
@@ -20,16 +20,16 @@ static pthread_rwlock_t lock = PTHREAD_RWLOCK_INITIALIZER;
 static void *tree;
 static struct allocation *all;
 static uint64_t numbers;
-static _Atomic uint64_t changes; /* of the table, under the lock */
+static _Atomic uint64_t changes; /* of the table; changed under the lock */
 
-/* Ranges that overlap are equal: so a search finds one that a range touches. */
+/* Ranges that overlap compare as equal: so a search finds one. */
 static int compare(const void *a, const void *b)
 {
     const struct allocation *left = a, *right = b;
     return left->last < right->begin ? -1 : left->begin > right->last ? 1 : 0;
 }
 
-/* One of those that [begin, last] touches. */
+/* An allocation that overlaps [begin, last]; NULL: there is none. */
 static struct allocation *touched(uint64_t begin, uint64_t last)
 {
     const struct allocation range = {.begin = begin, .last = last};
@@ -130,8 +130,9 @@ void ibx_owners_forget(const void *context)
     pthread_rwlock_unlock(&lock);
 }
 
-/* What is in the way of the tenant in [begin, last], with the rest of what it touches to the left
- * and to the right. `steps` go down. */
+/* Another tenant that has memory in [begin, last], or NULL; recursive to the left and to the right
+ * of the allocation that it finds. `steps` are counted down; with none left, any tenant is
+ * returned. */
 static const struct ibx_tenant *other_in(const struct ibx_tenant *tenant, uint64_t begin,
                                          uint64_t last, unsigned *steps)
 {

@@ -13,9 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define KEPT    ((size_t)1 << 20) /* bytes, as in the driver's buffer, that nobody has taken */
-#define CLIENTS 64u               /* that ask at once; with more of them nobody gets any */
-#define FRAMES  16                /* of a stack that are looked at */
+#define KEPT    ((size_t)1 << 20) /* bytes that nobody has taken: as many as the driver keeps */
+#define CLIENTS 64u               /* that ask at a time */
+#define FRAMES  16                /* of the stack that are looked at */
 #define PASSED  4u                /* libraries between the driver and write_printed() */
 
 static struct {
@@ -23,20 +23,20 @@ static struct {
     FILE *output; /* the process's own; NULL: it is `stdout` still */
     uint64_t clients[CLIENTS];
     unsigned count;
-    uint64_t owner; /* of the bytes */
-    uint8_t *bytes; /* KEPT */
+    uint64_t owner; /* the client that may take the bytes */
+    uint8_t *bytes; /* KEPT bytes */
     size_t begin, end;
-    const void *driver, *passed[PASSED]; /* where these libraries begin */
+    const void *driver, *passed[PASSED]; /* load addresses of these libraries */
 } printed = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* NULL: in none. */
+/* The load address of the library with that address in it; NULL: none. */
 static const void *library_of(const void *address)
 {
     Dl_info info;
     return address && dladdr(address, &info) ? info.dli_fbase : NULL;
 }
 
-/* Whether the driver writes, or GVirtuS, which says something by printf here and there. */
+/* Whether the driver writes, and not GVirtuS, which uses printf in some places. */
 static bool is_by_driver(void)
 {
     void *frames[FRAMES];
@@ -52,7 +52,8 @@ static bool is_by_driver(void)
     return false;
 }
 
-/* Locked. What does not fit goes to the output, as do all bytes that are nobody's. */
+/* Locked. Keeps the bytes for the client. False: they do not fit, or belong to nobody, and go to
+ * the output. */
 static bool keep(const char *bytes, size_t n)
 {
     if (printed.count != 1 || ibx_tenants_several())
@@ -85,13 +86,14 @@ static ssize_t write_printed(void *cookie, const char *bytes, size_t n)
     return (ssize_t)n;
 }
 
-/* Of a function, as dladdr(3) takes it. */
+/* The library with that function in it. */
 static const void *library_with(void (*function)(void))
 {
     return library_of((const void *)(uintptr_t)function);
 }
 
-/* A sanitizer's functions are in place of libc's. The first call of backtrace(3) takes memory. */
+/* fputs and fwrite may be a sanitizer's functions instead of libc's. The first call of backtrace(3)
+ * allocates memory, so it is made here. */
 static void find_libraries(void)
 {
     void *frame;
@@ -103,7 +105,7 @@ static void find_libraries(void)
     printed.passed[3] = library_with((void (*)(void))fwrite);
 }
 
-/* Locked. C++'s streams, with which GVirtuS writes, keep the FILE that was there. */
+/* Locked. Replaces `stdout`. GVirtuS's own C++ streams keep the former FILE. */
 static bool begin(void)
 {
     const cookie_io_functions_t functions = {.write = write_printed};

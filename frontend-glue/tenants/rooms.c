@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What a session takes of its tenant's for what it makes: room, which is reserved before CUDA makes
- * it, and the note whose its handle is.
+ * Room of a tenant that a session takes for what it makes, which is reserved before CUDA makes it;
+ * and notes whose a handle is.
  */
 #include "frontend-glue/tenants/rooms.h"
 
@@ -14,7 +14,7 @@ static struct ibx_quota *quota_of(const struct gpu_session *x, enum ibx_hold hol
     return x->isolation.tenant ? ibx_tenant_quota(x->isolation.tenant, hold) : NULL;
 }
 
-/* Each limit by itself. */
+/* Once for each limit. */
 void ibx_room_tell(const struct gpu_session *x, enum ibx_hold hold)
 {
     static const char *const things[IBX_HOLDS] = {

@@ -9,7 +9,7 @@
 #include <string.h>
 
 struct published {
-    uint64_t hash; /* of the tenant's name: most places are passed by without a look at the rest */
+    uint64_t hash; /* of the tenant's name: most places are skipped by it */
     struct ibx_shared_handle handle;
     char tenant[IBX_NAME_MAX + 1];
 };
@@ -17,7 +17,7 @@ struct published {
 static struct ibx_shared_table *table; /* NULL: there is one process */
 static unsigned own, most;
 
-/* What was there when all places were last looked at. */
+/* What was counted when all places were last looked at. */
 static struct counted {
     char tenant[IBX_NAME_MAX + 1];
     uint64_t takes;
@@ -58,7 +58,8 @@ static uint64_t hash_of(const char *name)
     return hash;
 }
 
-/* The next of the tenant's from `*at` on. The process that made it; 0: there is none. */
+/* Finds the tenant's next place from `*at` on. Returns the process that made it; 0: there is
+ * none. */
 static unsigned next_of(const char *tenant, uint64_t hash, unsigned *at, struct published *p)
 {
     unsigned maker;
@@ -72,15 +73,16 @@ static void count(const char *tenant, uint64_t hash)
 {
     struct published p;
     unsigned at = 0;
-    counted = (struct counted){.takes = ibx_shared_table_takes(table)}; /* first: see below */
+    counted = (struct counted){.takes = ibx_shared_table_takes(table)}; /* before the count */
     snprintf(counted.tenant, sizeof(counted.tenant), "%s", tenant);
     counted.all = ibx_shared_table_taken(table);
     while (next_of(tenant, hash, &at, &p))
         counted.of_tenant++;
 }
 
-/* Whoever has as many places as are left gets no more: another tenant always finds some. It has,
- * and there are, at most `more` more than were counted. */
+/* Whether the tenant may take another place: not if it has as many as are free, so that another
+ * tenant always finds some. The tenant has, and there are, at most `more` more than were
+ * counted. */
 static bool is_room(uint64_t more)
 {
     const unsigned n = more < most ? (unsigned)more : most;
@@ -88,7 +90,7 @@ static bool is_room(uint64_t more)
     return all < most && of_tenant < most / 4 && of_tenant < most - all;
 }
 
-/* All places are looked at only when so many were taken since that there may be no room. */
+/* Counts all places only if so many were taken since the last count that there may be no room. */
 static bool may_publish(const char *tenant, uint64_t hash)
 {
     pthread_mutex_lock(&counting);
@@ -121,7 +123,7 @@ void ibx_shared_handles_withdraw(int place)
         ibx_shared_table_give(table, place);
 }
 
-/* Any of the processes may have gone wrong, and written there: CUDA checks what it opens. */
+/* A faulty process may have written anything there: CUDA checks what it opens. */
 bool ibx_shared_handles_find(const char *tenant, enum ibx_shared_kind kind, const uint8_t *number,
                              struct ibx_shared_handle *found)
 {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Where each program has a process of its own (rdma.processes : program): what these share with
- * each other. A handle that a client hands to another program is a number, which leads here to
- * CUDA's own handle. It is known to clients of the same tenant, until what it stands for is gone,
- * or the process that has made it.
+ * If each program has a process of its own (rdma.processes : program): what these share with each
+ * other. A handle that a client hands to another program is a number, which leads to CUDA's own
+ * handle here. Clients of the same tenant can find it until its object, or the process that has
+ * made it, is gone.
  */
 #ifndef IBX_FRONTEND_GLUE_TENANTS_SHARED_HANDLES_H
 #define IBX_FRONTEND_GLUE_TENANTS_SHARED_HANDLES_H
@@ -16,13 +16,13 @@
 #define IBX_SHARED_NUMBER 16u /* ... of which the first ones are random; the others are zero */
 
 enum ibx_shared_kind {
-    IBX_SHARED_MEMORY, /* these as in IPC_CLOSE */
+    IBX_SHARED_MEMORY, /* this and the next as in IPC_CLOSE */
     IBX_SHARED_EVENT,
     IBX_SHARED_POOL,
     IBX_SHARED_POINTER, /* memory of a pool */
 };
 
-/* CUDA's handle for other processes; or of a pool, where its descriptor is to be had
+/* CUDA's handle for other processes; for a pool, where its descriptor can be fetched
  * (passed_descriptors.h). */
 struct ibx_cuda_handle {
     _Alignas(8) uint8_t bytes[IBX_SHARED_HANDLE];
@@ -43,20 +43,21 @@ static inline bool ibx_shared_is_number(const uint8_t *handle)
 
 #define IBX_SHARED_PLACES 16384u /* 7 MiB, of which only what is used is there */
 
-/* The process that listens, before it forks: at most `places` handles, a quarter of them one
- * tenant's. False: no memory. In such a process: which of them it is. In the one that listens:
- * that one has ended. */
+/* create(): called by the process that listens, before it forks; for `places` handles, at most a
+ * quarter of them one tenant's. False: no memory. are_of(): called in a forked process: which one
+ * it is. ended(): called by the process that listens: that one has ended. */
 bool ibx_shared_handles_create(unsigned places);
 void ibx_shared_handles_are_of(unsigned process);
 void ibx_shared_handles_ended(unsigned process);
 
-/* Whether there are such processes; the functions below are for them. From any thread. */
+/* Whether there are such processes; only then the functions below may be called. From any
+ * thread. */
 bool ibx_shared_handles_any(void);
-/* The place of the handle, until it is withdrawn; -1: there is no room, or the tenant has as many
- * as it may have. */
+/* Publishes a handle. Returns its place, for withdraw(); -1: there is no room, or the tenant has as
+ * many as it may have. */
 int ibx_shared_handles_publish(const char *tenant, const struct ibx_shared_handle *handle);
 void ibx_shared_handles_withdraw(int place);
-/* Of another process. False: there is none of that number, kind and tenant. */
+/* Finds a handle of another process. False: there is none of that number, kind and tenant. */
 bool ibx_shared_handles_find(const char *tenant, enum ibx_shared_kind kind, const uint8_t *number,
                              struct ibx_shared_handle *found);
 

@@ -13,66 +13,65 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Of one tenant. */
-#define ALLOCATIONS_MAX (1u << 20) /* each costs about 150 bytes here */
+/* Limits of one tenant. */
+#define ALLOCATIONS_MAX (1u << 20) /* each costs about 150 bytes of this host */
 #define STREAMS_MAX     (1u << 15) /* ... 560 KiB of an H200, and 17 KiB here */
 #define EVENTS_MAX      (1u << 20) /* ... 500 bytes here */
 #define GRAPHS_MAX      (1u << 21) /* ... 1.9 KB here: a node of a graph */
-#define EXECS_MAX       (1u << 19) /* ... of each GPU: up to 117 KB of an H100, and 20 KB here: */
+#define EXECS_MAX       (1u << 19) /* ... of each GPU: up to 117 KB of an H100, and 20 KB here */
 #define EXEC_BYTES      20000u
-#define EXECS_PART      4u         /* of this host's memory, for those of all GPUs */
+#define EXECS_PART      4u         /* 1/EXECS_PART of this host's memory, for those of all GPUs */
 #define TEXTURES_MAX    (1u << 19) /* ... one of the 1,040,384 that a context has */
 #define POOLS_MAX       512u       /* ... one of some 830 on an H100, and 140 KB here */
-#define LIBRARIES_MAX   (1u << 12) /* ... memory of a GPU, too */
-#define PLANS_MAX       (1u << 14) /* ... likewise; PyTorch keeps 4,096 for each GPU */
+#define LIBRARIES_MAX   (1u << 12) /* ... GPU memory, too */
+#define PLANS_MAX       (1u << 14) /* ... GPU memory, too; PyTorch keeps 4,096 for each GPU */
 #define DESCRIPTORS_MAX (1u << 18) /* ... about 250 bytes here, and the library's */
 #define GRAPH_PARTS_MAX (1u << 18) /* ... up to 6 KB here, and more of each 16 (math_limits.h) */
 #define ADDRESSES_MAX   (UINT64_C(8) << 40)
 
-#define NAMES 2048u /* that all processes share: more than a key file has room for, */
-#define USERS 1024u /* and these of users: all further ones are as one */
+#define NAMES 2048u /* of tenants in all processes: more than fit into a key file */
+#define USERS 1024u /* ... and of users among these; all further users count as one */
 
 struct ibx_tenant {
     char name[IBX_NAME_MAX + 1];
-    char in_all_name[IBX_NAME_MAX + 1];      /* in all processes: without a name that of its user */
+    char in_all_name[IBX_NAME_MAX + 1];      /* in all processes; or its user: name_of_user() */
     bool is_all;                             /* the clients without a name, of whatever user */
     bool is_own;                             /* ... of the back end's own user, or root */
     const void *everywhere;                  /* it is the same for all processes */
     struct ibx_quota holds[IBX_HOLDS];       /* in this process */
     struct ibx_quota in_all[IBX_HOLDS];      /* processes, where there are several */
-    struct ibx_quota execs[IBX_TENANT_GPUS]; /* they are of that in holds */
+    struct ibx_quota execs[IBX_TENANT_GPUS]; /* each is `of` the one in holds */
     struct ibx_captured_work captured;
     atomic_bool told[IBX_HOLDS + 1];
     struct ibx_tenant *next;
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static struct ibx_tenant *tenants; /* no more than there are names in the key file */
+static struct ibx_tenant *tenants; /* at most as many as names in the key file */
 static atomic_uint count;
 static struct ibx_quota totals[IBX_HOLDS];
 
-/* Of all processes: how much they hold, and no more, since any of them may have gone wrong, and
- * written there. What one of them holds is in its row, which is of one tenant, since it serves no
- * other's clients; and in the tenant's and in the totals. Names are written by the process that
- * listens alone. */
+/* What all processes hold: only counters, since a faulty process may write anything there. What one
+ * process holds is in its row, in its tenant's counters, since it serves only one tenant, and in
+ * the totals. Only the process that listens writes names. */
 static struct shared {
     _Atomic uint64_t totals[IBX_HOLDS];
     struct named {
-        atomic_uint taken; /* it is written last */
+        atomic_uint taken; /* written last */
         char name[IBX_NAME_MAX + 1];
         _Atomic uint64_t holds[IBX_HOLDS];
     } names[NAMES];
     struct row {
-        atomic_uint name; /* of its tenant, from 1 on; written by the process that listens, */
-        atomic_bool own;  /* as this is: that is the back end's own user, or root */
+        atomic_uint name; /* index of its tenant, from 1 on; written by the process that listens */
+        atomic_bool own;  /* ... likewise: the tenant is the back end's own user, or root */
         _Atomic uint64_t holds[IBX_HOLDS];
     } rows[];
 } * shared; /* NULL: there is one process */
 static unsigned row;
 
-/* Of the process that listens: what it has written there. */
+/* In the process that listens: what it has written there. */
 static struct {
-    struct named **of; /* each process's; NULL: it has no clients yet */
+    struct named **of; /* of each process; NULL: it has no clients yet */
     unsigned names, users;
     char (*written)[IBX_NAME_MAX + 1];
 } known;
@@ -112,8 +111,8 @@ static void set_totals(const struct ibx_tenant_limits *limits, unsigned chunks)
         atomic_store(&totals[i].most, most[i]);
 }
 
-/* Where all clients are one tenant, that has all there is; and so has who sets the limits, unless
- * he has set his share. */
+/* The share of the tenant. All of it if all clients are one tenant, and for the user who runs the
+ * back end, unless he has set his share. */
 static uint64_t percent_of(const struct ibx_tenant *tenant, const struct ibx_tenant_limits *limits)
 {
     if (tenant->is_all)
@@ -147,7 +146,7 @@ static void set_shares(struct ibx_tenant *tenant, const struct ibx_tenant_limits
 {
     set_holds(tenant->holds, percent_of(tenant, limits));
     set_holds(tenant->in_all, percent_of(tenant, limits));
-    if (shared) /* nobody else is in this process, whose own they are */
+    if (shared) /* this process has its own pool, and no other tenant */
         atomic_store(&tenant->holds[IBX_HOLD_CHUNKS].most,
                      atomic_load(&totals[IBX_HOLD_CHUNKS].most));
     for (unsigned i = 0; i < IBX_TENANT_GPUS; i++)
@@ -177,7 +176,8 @@ static unsigned find_written(const char *name)
     return i;
 }
 
-/* What is written is not read again. NULL: there are too many. */
+/* The entry of that name, which is made if there is none; compares only with this process's own
+ * copy. NULL: there are too many. */
 static struct named *name_of(const char *name)
 {
     const unsigned i = find_written(name);
@@ -192,7 +192,7 @@ static struct named *name_of(const char *name)
     return &shared->names[i];
 }
 
-/* No key has such a name. */
+/* The entry of a user, by a name that no key has. */
 static struct named *name_of_user(unsigned user)
 {
     char name[IBX_NAME_MAX + 1];
@@ -217,8 +217,8 @@ void ibx_tenants_are_of(unsigned process)
     row = process;
 }
 
-/* The process may have gone wrong before, and this one is all others', too: no address counts that
- * lies in memory of both. What is pinned for copies has gone with it. */
+/* The process may have been faulty, and this one serves all others: so no address in memory of both
+ * is used. The memory that it had pinned for copies is gone with it. */
 void ibx_tenants_ended(unsigned process)
 {
     if (!shared)
@@ -233,8 +233,8 @@ void ibx_tenants_ended(unsigned process)
     known.of[process] = NULL;
 }
 
-/* NULL: the process that listens has not written it. A client without a name is of the user whose
- * process this is, also when it comes from another host by now. */
+/* NULL: the process that listens has not written the name. A client without a name counts as the
+ * user whose process this is, also when it comes from another host by now. */
 static struct named *find_name(const char *name)
 {
     const unsigned own = atomic_load(&shared->rows[row].name);
@@ -247,8 +247,8 @@ static struct named *find_name(const char *name)
     return i < NAMES && atomic_load(&shared->names[i].taken) ? &shared->names[i] : NULL;
 }
 
-/* Memory that is pinned for copies, and addresses, are each process's own. False: there are too
- * many tenants. */
+/* Has the tenant count with other processes, except for memory pinned for copies, and addresses,
+ * which each process has for itself. False: there are too many tenants. */
 static bool count_with_others(struct ibx_tenant *tenant)
 {
     struct named *all = find_name(tenant->name);
@@ -272,8 +272,8 @@ static bool count_with_others(struct ibx_tenant *tenant)
 
 /* ------------------------------------------------------------------------------ weights */
 
-/* The next entry: [*text, end), its weight, and its name's length, 0: it is that of all. False: it
- * is none. */
+/* Parses the entry at *text (blanks skipped): its length, its weight, and the length of its name,
+ * 0: the weight of all others. False: it is no valid entry. */
 static bool next_weight(const char **text, unsigned *weight, size_t *name, size_t *length)
 {
     const char *at = *text + strspn(*text, " \t");
