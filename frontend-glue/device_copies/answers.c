@@ -22,8 +22,8 @@ int ibx_copies_answer(struct gpu_session *x, uint64_t began, const void *out, si
     return ibx_session_sync(x->s);
 }
 
-/* The reply up to its payload of n bytes. The count is inline, so that a client can have the bytes
- * alone where it wants them. */
+/* The count before the payload goes inline, so that the payload alone can be put where the client
+ * wants it. */
 int ibx_copies_begin_reply(struct gpu_session *x, uint64_t began, uint64_t n)
 {
     uint8_t count[8];

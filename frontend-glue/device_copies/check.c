@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Asks CUDA about a copy before it runs. None of these calls of CUDA's changes anything. */
+/* Asks CUDA about a copy before it runs. None of these calls changes anything. */
 #include "frontend-glue/device_copies/copies.h"
 #include "frontend-glue/clients/virtual_memory.h"
 
-/* Whether it is device memory, of the current device unless `any`, and [address, address + n) is
- * within one allocation, and no other tenant's (n of 0: it need not be one); or it is page-locked
- * memory that kernels of the client use. One driver call: a few are a good part of a short copy. */
+/* Whether [address, address + n) is device memory of the current device (`any`: of any device),
+ * within one allocation, and not of another tenant (n 0: these two are not checked); or page-locked
+ * memory that kernels of the client use. One driver call: a few would take a good part of a short
+ * copy's time. */
 static bool allocated(struct gpu_session *x, uint64_t address, uint64_t n, bool any)
 {
     static const int names[] = {IBX_CUDA_POINTER_MEMORY_TYPE, IBX_CUDA_POINTER_IS_MANAGED,
@@ -18,7 +19,7 @@ static bool allocated(struct gpu_session *x, uint64_t address, uint64_t n, bool 
     void *values[] = {&type, &managed, &ordinal, &base, &size};
     if (x->cuda->pointer_get_attributes(5, names, values, address))
         return false;
-    if (type == IBX_CUDA_MEMORY_HOST) /* by unified addressing it is the device's, too */
+    if (type == IBX_CUDA_MEMORY_HOST) /* with unified addressing the device has it, too */
         return n && ibx_host_maps_hold(x, address, n);
     return type == IBX_CUDA_MEMORY_DEVICE && !managed && (any || ordinal == x->device) &&
            (!n || (address - base < size && n <= size - (address - base) &&
@@ -34,7 +35,7 @@ bool ibx_copies_sound(struct gpu_session *x, struct ibx_frame *f)
 {
     int capturing = 0;
     bool on_both = f->kind == IBX_FRAME_D2D;
-    if (f->call == IBX_FRAME_TO_SYMBOL) /* no allocation, but the runtime knows its size */
+    if (f->call == IBX_FRAME_TO_SYMBOL) /* not an allocation, but the runtime knows its size */
         return ibx_copies_symbol(f) && allocated(x, f->dst, 0, false);
     ibx_held_by_copy(x, f);
     if (f->kind != IBX_FRAME_D2H && !allocated(x, f->dst, span_of(f->dpitch, f), on_both))

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What all paths share: the sizes from which each counts, as measured for this GPU or by default,
- * and what a copy's end means. */
+/* What all paths share: from which size each is used, as measured for this GPU or by default, and
+ * the outcome of a copy. */
 #include "frontend-glue/device_copies/copies.h"
 
 #include "common/log.h"
@@ -9,7 +9,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 
-/* Logged once a process: its sessions have the same file, and mostly the same GPU. */
+/* Logged once for each process: its sessions have the same file, and mostly the same GPU. */
 static void tell_misfit(const struct ibx_tuning *tuning, const struct ibx_error *why)
 {
     static atomic_bool told;

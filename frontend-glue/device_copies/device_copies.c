@@ -12,12 +12,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Bytes of a connection's allocations in the shared region that are pinned here at most. */
+/* Most bytes of a connection's allocations in the shared region that are pinned here. */
 #define PINS_MAX (4ull << 30)
 
 /* ----------------------------------------------------------------------------- requests */
 
-/* Asynchronous towards the host, as in CUDA. */
+/* Does not wait for the copy, as CUDA does not. */
 static int run_on_device(struct gpu_session *x)
 {
     const struct ibx_frame *f = &x->copy.frame;
@@ -70,7 +70,7 @@ static int run(struct gpu_session *x, const struct ibx_request *q)
     return rc;
 }
 
-/* Other copies than asynchronous ones are in the legacy stream. */
+/* Copies that are not asynchronous run in the legacy stream. */
 static int run_in_stream(struct gpu_session *x, const struct ibx_request *q)
 {
     if (q->call == IBX_FRAME_MEMCPY_ASYNC)
@@ -81,7 +81,7 @@ static int run_in_stream(struct gpu_session *x, const struct ibx_request *q)
     return rc;
 }
 
-/* By what ibx_back_end_able() has found. */
+/* Chooses the paths for the device that ibx_back_end_able() has found. */
 static void choose(struct gpu_session *x)
 {
     if (x->device >= 0 && x->chosen_for != x->device)
@@ -99,7 +99,7 @@ static int run_call(struct gpu_session *x, const struct ibx_request *q)
     return rc;
 }
 
-/* While a graph waits. */
+/* A graph waits for this copy. */
 static int run_slot_copy(struct gpu_session *x, const struct ibx_request *q)
 {
     x->answering = true;
@@ -110,8 +110,9 @@ static int run_slot_copy(struct gpu_session *x, const struct ibx_request *q)
 }
 
 /* Copies run in relaxed capture mode: they neither end another client's capture nor fail because of
- * it, nor because of this client's own in a stream that does not wait for the legacy one. A copy in
- * a captured stream is not run here. GVirtuS's handlers find the thread's mode as it was. */
+ * it, nor because of this client's own capture in a stream that does not wait for the legacy one. A
+ * copy in a stream that is being captured is not run here. GVirtuS's handlers find the thread's
+ * mode unchanged. */
 static int run_request(void *context, const struct ibx_request *q)
 {
     struct gpu_session *x = context;
@@ -131,7 +132,7 @@ static int run_request(void *context, const struct ibx_request *q)
     x->answering = true;
     int rc = run_in_stream(x, q);
     x->answering = false;
-    /* GVirtuS's handler does not wait for earlier copies, whose memory the client may use again
+    /* GVirtuS's handler does not wait for earlier copies; but the client may use their memory again
      * after this answer. */
     if (rc == IBX_REQUEST_PASS && q->settle) {
         ibx_back_end_handle_resets(x);
@@ -153,7 +154,7 @@ static bool wants_request(void *context)
 
 /* --------------------------------------------------------------- what GVirtuS does itself */
 
-/* A handler of GVirtuS's gives memory back no more, nor waits, nor uses registrations. */
+/* A handler of GVirtuS has returned: it no longer frees memory, waits, or uses registrations. */
 static void handled(struct gpu_session *x)
 {
     if (x->handler.frees)
@@ -168,9 +169,10 @@ static void handled(struct gpu_session *x)
     x->handler.may_reset = false;
 }
 
-/* Clients are threads of one process here, and one that captures a stream, in mode GLOBAL as most
- * do, would forbid all others to allocate or wait; who does it ends the capture. Natively they are
- * processes: so each minds its own captures only. Until the driver is there, nobody captures. */
+/* Clients are threads of one process here. One that captures a stream, in mode GLOBAL as most do,
+ * would forbid all others to allocate or to wait, and a client that does so would end the capture.
+ * Natively clients are processes: so each thread is set to mind only its own captures. Until the
+ * driver is loaded, nobody captures. */
 static void mind_own_captures(struct gpu_session *x)
 {
     int mode = IBX_CUDA_CAPTURE_THREAD_LOCAL;
@@ -179,7 +181,7 @@ static void mind_own_captures(struct gpu_session *x)
         x->capturing.minds_own = !cuda->thread_exchange_stream_capture_mode(&mode);
 }
 
-/* Before GVirtuS looks for the handler of that name. */
+/* To be called before GVirtuS looks for the handler of that name. */
 static void guard(struct gpu_session *x, uint8_t *bytes, size_t n)
 {
     ibx_own_reset_guard(x, ibx_reply_can_read(&x->replies), bytes, n);
@@ -202,7 +204,7 @@ static int note_read(void *context, void *bytes, size_t n)
     ibx_request_note_read(&x->requests, bytes, n);
     if (stage == IBX_REQUEST_NAME && x->requests.stage != IBX_REQUEST_NAME)
         ibx_device_call_read(x, x->requests.name);
-    /* The handler runs after this: what it takes away is released first. */
+    /* The handler runs after this: what it destroys is released before. */
     if (x->requests.resets != resets)
         ibx_context_lose(x);
     if (x->requests.resets)
@@ -221,7 +223,7 @@ static int note_read(void *context, void *bytes, size_t n)
             ibx_frees_begin(x, 0);
             x->handler.frees = true;
         }
-        ibx_made_run(x); /* all of it is there */
+        ibx_made_run(x); /* the request is complete */
         ibx_captures_run(x);
         ibx_registrations_begin(x);
     }
@@ -248,8 +250,8 @@ static bool has_context(const struct gpu_session *x)
 
 #define INVALID_DEVICE 101 /* cudaError_t */
 
-/* One that there is not leaves the device that was selected before; after other errors it is not
- * known which that is. */
+/* Selecting a device that does not exist leaves the one that was selected before; after other
+ * errors it is not known which one is. */
 static void note_selection(struct gpu_session *x)
 {
     if (x->handler.selects && x->replies.exit_code == INVALID_DEVICE)
@@ -264,20 +266,20 @@ static void note_sync(void *context)
     if (x->answering)
         return;
     handled(x);
-    ibx_clients_number(x); /* from its first reply on it counts as its client's */
+    ibx_clients_number(x); /* from its first reply on, the session counts as its client's */
     ibx_reply_note_sync(&x->replies);
     ibx_reply_know(x->replies.shape);
     note_selection(x);
     if (x->replies.exit_code)
         ibx_context_note_error(x, x->replies.exit_code);
     ibx_isolation_replied(x);
-    if (ibx_pinned_wanted() && has_context(x)) /* perhaps the first of the process */
+    if (ibx_pinned_wanted() && has_context(x)) /* perhaps the first context of the process */
         ibx_pinned_prepare(x->options.memory);
     ibx_device_call_answered(x);
     if (x->requests.resets)
         ibx_context_lost(x, x->replies.exit_code);
     x->requests.resets = 0;
-    ibx_clients_reset_over(x); /* what was in the context is forgotten: others may begin */
+    ibx_clients_reset_over(x); /* the reset context is forgotten: others may begin */
 }
 
 static void arrived(void *context, uint64_t cookie)
@@ -302,7 +304,8 @@ static int began(void *context)
     return serve(context);
 }
 
-/* Copies that were answered before they had ended may still be in the client's memory. */
+/* The connection is broken. Copies that were answered before they had ended may still use the
+ * client's memory. */
 static void broken(void *context)
 {
     struct gpu_session *x = context;
@@ -310,7 +313,7 @@ static void broken(void *context)
     ibx_client_pins_drop(&x->pins, x->cuda);
 }
 
-/* What this connection can do, and what it knows of GPU memory, may be something else. */
+/* The new connection may have other abilities, and has no registrations of GPU memory. */
 static void resumed(void *context)
 {
     struct gpu_session *x = context;
@@ -321,11 +324,11 @@ static void resumed(void *context)
     x->told_direct = false;
 }
 
-/* The connection is still there. */
+/* The session is about to end; the connection still exists. */
 static void ending(void *context)
 {
     struct gpu_session *x = context;
-    ibx_host_work_end(x); /* what unpins memory below waits for streams, which wait for it */
+    ibx_host_work_end(x); /* unpinning below waits for streams, which may wait for it */
     for (unsigned i = 0; i < x->region_count; i++)
         ibx_mr_deregister(x->regions[i]);
     ibx_slot_regions_end(x);
@@ -333,7 +336,7 @@ static void ending(void *context)
     ibx_gpu_registrations_drop(&x->registrations, 0);
     x->late.pending = false;
     ibx_back_end_handle_resets(x);
-    ibx_client_pins_drop(&x->pins, x->cuda); /* before the connection takes their mapping away */
+    ibx_client_pins_drop(&x->pins, x->cuda); /* before the connection unmaps them */
     free(x->regions);
     x->regions = NULL;
     x->region_count = 0;
@@ -365,7 +368,7 @@ static void ended(void *context)
 static void destroy(void *context)
 {
     struct gpu_session *x = context;
-    if (ibx_session_live(x->s)) /* other hooks take its place */
+    if (ibx_session_live(x->s)) /* other hooks replace these */
         ending(x);
     handled(x);
     ibx_captures_end(x);
@@ -453,7 +456,7 @@ static const struct ibx_session_hooks hooks = {
     .destroy = destroy,
 };
 
-/* So that the GPU reads payloads where they have come in. */
+/* Messages are received into pinned memory, so that the GPU can read their payloads there. */
 static const struct ibx_message_memory message_memory = {ibx_pinned_borrow, ibx_pinned_return};
 
 struct gpu_session *ibx_copies_of(const struct ibx_session *s)
@@ -472,7 +475,7 @@ void ibx_copies_set_end_hooks(void)
     ibx_end_hooks_set(&ends);
 }
 
-/* The client's memory is unpinned. */
+/* Around unpinning of a client's memory. */
 static void unpins(void *context, bool begins)
 {
     if (begins)

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The path direct: the fabric READs the client's memory straight into the GPU's, or WRITEs the
- * GPU's into it. The fabric knows no streams: what came before in the copy's stream is waited for
- * first, and what was written is flushed, where the GPU wants that, before the reply tells of it.
+ * The path direct: the fabric READs the client's memory directly into GPU memory, or WRITEs GPU
+ * memory to the client's. The fabric knows no streams: earlier work of the copy's stream is waited
+ * for first. What was written to the GPU is flushed, if the GPU needs that, before the reply tells
+ * of it.
  */
 #include "frontend-glue/device_copies/copies.h"
 #include "frontend-glue/clients/virtual_memory.h"
@@ -12,7 +13,7 @@
 #include <errno.h>
 
 #define CUDA_OUT_OF_MEMORY 2  /* CUresult */
-#define TRIES              3u /* of a copy, each on a connection of its own */
+#define TRIES              3u /* tries of a copy, each on a new connection */
 
 static int enter(void *context, const struct ibx_span *span, void **registration,
                  struct ibx_error *err)
@@ -50,7 +51,7 @@ bool ibx_copies_direct_likely(struct gpu_session *x)
         return false;
     if (!caps->dmabuf && !caps->gpu_pointers) {
         x->not_direct = true;
-        if (!caps->register_free) /* a fabric that could */
+        if (!caps->register_free) /* a fabric with registration, which could do so */
             ibx_error_set(&err, -EOPNOTSUPP,
                           "this fabric's device registers no dma-buf, and no nvidia-peermem is "
                           "loaded");
@@ -94,18 +95,18 @@ static bool direct_able(struct gpu_session *x)
         return false;
     if (!ibx_copies_direct_likely(x) || !ibx_copies_staging(x))
         return false;
-    if (ibx_host_maps_hold(x, c->gpu.device, 1)) /* no memory of the GPU's */
+    if (ibx_host_maps_hold(x, c->gpu.device, 1)) /* it is host memory */
         return false;
-    if (ibx_virtual_holds(c->gpu.device)) /* another one's may be mapped there at any time */
+    if (ibx_virtual_holds(c->gpu.device)) /* other memory may be mapped there at any time */
         return false;
     c->mr = registration(x);
     c->direct = c->mr;
     return c->direct;
 }
 
-/* READs or WRITEs the next n bytes and waits: from their beginning on another connection when this
- * one breaks. 1: that one does not reach GPU memory, or these bytes are what breaks it, and none of
- * them count; 0 or as ibx_session_fail(). */
+/* READs or WRITEs the next n bytes and waits. If the connection breaks, begins these bytes again on
+ * the next one. 1: that one does not reach GPU memory, or these bytes break each connection, and
+ * none of them count; 0 or as ibx_session_fail(). */
 static int move(struct gpu_session *x, bool read, size_t n)
 {
     struct copy *c = &x->copy;
@@ -130,14 +131,15 @@ static int move(struct gpu_session *x, bool read, size_t n)
     return 0;
 }
 
-/* The whole copy in hand by chunks instead; the request is still GVirtuS's if that cannot be. */
+/* Makes the whole copy by chunks instead. If that is not possible, GVirtuS can still run the
+ * request. */
 static int through_chunks(struct gpu_session *x, int (*run)(struct gpu_session *x))
 {
     x->copy.path = PATH_STAGED;
     return ibx_gpu_copy_fits(&x->copy.gpu) ? run(x) : IBX_REQUEST_PASS;
 }
 
-/* Earlier work of the stream, by which its errors have shown. */
+/* Waits for earlier work of the stream, whose errors show then. */
 static int settle(struct gpu_session *x)
 {
     return ibx_staging_settle(x->staging, x->copy.gpu.stream);
@@ -168,7 +170,7 @@ static int direct_to_reply(struct gpu_session *x)
     return ibx_copies_outcome(x, settle(x));
 }
 
-/* What is left of a reply comes from the GPU into chunks: this part of it, and the next. */
+/* The rest of a reply comes from the GPU into chunks: this part, and the next ones. */
 static int parts_through_chunks(struct gpu_session *x, size_t n)
 {
     const struct copy *c = &x->copy;

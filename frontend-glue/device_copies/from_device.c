@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "frontend-glue/device_copies/copies.h"
 
-/* The payload is still the GPU's, or in chunks as far as it has come. */
+/* Answers with a payload that is still in GPU memory, or partly in chunks. */
 static int answer_delivered(struct gpu_session *x, uint64_t began)
 {
     size_t n = (size_t)x->copy.bytes;
@@ -17,7 +17,7 @@ static int answer_delivered(struct gpu_session *x, uint64_t began)
     return rc;
 }
 
-/* In a stack frame of its own: other paths need the stack, which may be small. */
+/* In a stack frame of its own, since other paths need the stack, which may be small. */
 __attribute__((noinline)) static int run_inline(struct gpu_session *x, const struct ibx_request *q,
                                                 uint64_t began)
 {
@@ -34,8 +34,8 @@ __attribute__((noinline)) static int run_inline(struct gpu_session *x, const str
     return rc ? rc : IBX_REQUEST_DONE;
 }
 
-/* What was delayed is answered first, not while chunks hold bytes of this one: that forgets what
- * another client has reset. */
+/* A delayed reply is sent first. Not later, when chunks hold bytes of this copy: sending it forgets
+ * contexts that another client has reset. */
 static int run_by_reply(struct gpu_session *x, const struct ibx_request *q, uint64_t began)
 {
     int rc = ibx_session_answer_delayed(x->s);
@@ -53,8 +53,8 @@ static int run_by_reply(struct gpu_session *x, const struct ibx_request *q, uint
     return rc ? rc : IBX_REQUEST_DONE;
 }
 
-/* WRITEs to the client's EARLY_CTS. The whole payload is there before the reply begins, so GVirtuS
- * can still run a copy that fails on the GPU. */
+/* WRITEs to the memory that the client has named with its request (EARLY_CTS). The whole payload is
+ * there before the reply begins, so GVirtuS can still run a copy that fails on the GPU. */
 static int run_to_client(struct gpu_session *x, const struct ibx_request *q, uint64_t began)
 {
     if (!ibx_copies_staging(x))

@@ -1,23 +1,23 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The path in_place: the GPU reads or writes memory of the client's that this process has mapped
- * and pinned too. */
+/* The path in_place: the GPU reads or writes memory of the client that this process has mapped and
+ * pinned, too. */
 #include "frontend-glue/device_copies/copies.h"
 
 #include "common/log.h"
 
 #include <stdatomic.h>
 
-#define NEXT_US    200u       /* another copy often follows one that is not waited for */
-#define FILL_BYTES 500u       /* that an application writes in a microsecond, at least */
+#define NEXT_US    200u       /* in which another copy often follows one that is not waited for */
+#define FILL_BYTES 500u       /* least that an application writes in a microsecond */
 #define FILL_MAX   30000u     /* microseconds */
 #define LATE_MIN   (1u << 20) /* bytes: parts of long copies, which are sent ahead ... */
-#define LATE_MAX   (4u << 20) /* ... and no longer copies, which are whole ones */
+#define LATE_MAX   (4u << 20) /* ... longer copies are whole ones */
 
 /* Pins the allocation of which the client's memory in reach is a part. */
 static bool pin(struct gpu_session *x, const struct ibx_reach *reach)
 {
     struct ibx_error err;
-    err.code = 0; /* to clear the message takes as long as the rest */
+    err.code = 0; /* to clear the message would take as long as the rest */
     bool pinned = ibx_client_pin(&x->pins, x->cuda, reach->base, reach->length, reach->id,
                                  reach->writable, &err);
     if (err.code && !x->told_pins)
@@ -29,9 +29,8 @@ static bool pin(struct gpu_session *x, const struct ibx_reach *reach)
     return pinned;
 }
 
-/* A part of a long copy from the device, as far as can be seen: the client has sent the next one,
- * or is about to.
- */
+/* Whether this is a part of a long copy from the device, as far as can be seen: then the client has
+ * sent the next part, or is about to. */
 static bool is_part(struct gpu_session *x)
 {
     const struct copy *c = &x->copy;
@@ -40,7 +39,7 @@ static bool is_part(struct gpu_session *x)
            ibx_staging_may_begin(x->staging, &c->gpu);
 }
 
-/* Only here can a copy be answered while it is under way, or another one be. */
+/* Only on this path can a copy be answered while it, or another one, is under way. */
 static bool in_place_able(struct gpu_session *x)
 {
     struct copy *c = &x->copy;
@@ -49,7 +48,7 @@ static bool in_place_able(struct gpu_session *x)
         return false;
     bool async = c->reach.lasting && c->frame.call == IBX_FRAME_MEMCPY_ASYNC;
     bool leave = async && !c->settle;
-    bool in_order = async && c->stage == COPY_FROM_CLIENT; /* earlier work may fill it */
+    bool in_order = async && c->stage == COPY_FROM_CLIENT; /* earlier work may fill that memory */
     if (!leave && !in_order && c->bytes < ibx_copies_way(x)->in_place_min)
         return false;
     bool pinned = pin(x, &c->reach);
@@ -109,12 +108,12 @@ const struct copy_path ibx_path_in_place = {
 
 /* ------------------------------------------------------------------------ before copies */
 
-/* A context of the device that the thread uses, current for a while where the thread has none yet:
- * its client's first call may be one for page-locked memory, which makes the context natively,
- * too. The first one that is made so stays. */
+/* Has the context of the thread's device current. If the thread has none yet, pushes one for a
+ * while: the client's first call may be one for page-locked memory, which makes the context
+ * natively, too. The first context that is made for a device here is kept. */
 static bool context_enter(struct gpu_session *x, bool *pushed, int *device)
 {
-    static atomic_uint kept; /* a bit a device */
+    static atomic_uint kept; /* one bit for each device */
     const struct ibx_cuda *cuda = x->cuda;
     void *context = NULL;
     *pushed = false;
@@ -130,15 +129,16 @@ static bool context_enter(struct gpu_session *x, bool *pushed, int *device)
     return *pushed;
 }
 
-/* The first copy follows as soon as the application has filled its memory. Who sleeps until then
- * takes 40 to 100 us to wake up. */
+/* The first copy follows as soon as the application has filled its memory. A thread that sleeps
+ * until then takes 40 to 100 us to wake up. */
 static void expect_first(struct gpu_session *x, size_t n)
 {
     const size_t us = n / FILL_BYTES;
     ibx_expect(ibx_session_conn(x->s), us < FILL_MAX ? (unsigned)us : FILL_MAX);
 }
 
-/* A refusal is no failure: the first copy that needs it pinned tries again. */
+/* If the memory cannot be pinned, that is not an error: the first copy that needs it pinned tries
+ * again. */
 int ibx_copies_prepare(void *context, const struct ibx_remote *remote)
 {
     struct gpu_session *x = context;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Parts of a long copy from the device to memory of the client's, of which the client asks for
- * several ahead: each is answered when it has ended, but the GPU is given the next one before, if
- * that is here. Otherwise it would have nothing to do while an answer, or a request, is on its way.
+ * Parts of a long copy from the device to the client's memory, several of which the client requests
+ * ahead. Each is answered when it has ended, but the GPU is given the next one before, if its
+ * request is here. Otherwise the GPU would be idle while an answer or a request is on its way.
  *
- * Such a part cannot be GVirtuS's when it fails, since its request has been taken out of the stream
- * then. The failure is that of earlier work or of the context, which CUDA's runtime finds in any
+ * If such a part fails, GVirtuS cannot run it, since its request has been taken out of the stream
+ * by then. The failure is one of earlier work or of the context, which CUDA's runtime finds in any
  * case.
  */
 #include "frontend-glue/device_copies/copies.h"
@@ -22,13 +22,13 @@ int ibx_copies_delay(struct gpu_session *x, const struct ibx_request *q, uint64_
     return IBX_REQUEST_DONE;
 }
 
-/* The runtime's error is what cudaGetLastError() returns after this: it has to see it, too. */
+/* The runtime has to see the error, too: cudaGetLastError() is to return it after this. */
 static int failed(struct gpu_session *x, const struct late_copy *late, int code)
 {
     int (*query)(void *event) = NULL;
     *(void **)&query = ibx_back_end_runtime("cudaEventQuery");
     const int seen = query && late->begun.event ? query(late->begun.event) : 0;
-    ibx_client_pins_wait(&x->pins, x->cuda); /* nothing is under way in the client's memory */
+    ibx_client_pins_wait(&x->pins, x->cuda); /* until nothing is under way in the client's memory */
     return seen && seen != IBX_CUDA_NOT_READY ? seen : code;
 }
 

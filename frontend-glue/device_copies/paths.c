@@ -25,7 +25,8 @@ static bool inline_able(struct gpu_session *x)
     const struct ibx_frame *f = &c->frame;
     if (came_pinned(x) && ibx_copies_staging(x))
         return true;
-    /* The driver keeps others out while such a copy waits, also those for which a graph waits. */
+    /* While such a copy waits, the driver keeps other calls out, also those for which a graph
+     * waits. */
     bool plain = f->height == 1 && f->stream <= 1 && !c->gpu.beside_graphs;
     bool stage = c->stage == COPY_FROM_MESSAGE || (c->stage == COPY_TO_REPLY && f->out == f->width);
     return stage && plain && f->width <= ibx_copies_way(x)->inline_max;
@@ -84,16 +85,15 @@ void ibx_copies_begin(struct gpu_session *x, enum copy_stage stage, uint64_t byt
     };
 }
 
-/* Holds the client's memory that this stage is about, if it is within reach and that is worth
- * while. */
+/* Holds the client's memory for this stage, if this process can reach it and that pays. */
 static void hold(struct gpu_session *x)
 {
     struct copy *c = &x->copy;
     struct ibx_conn *conn = ibx_session_conn(x->s);
     bool rows = c->stage == COPY_PART && (c->frame.height != 1 || c->frame.out != c->frame.width);
     c->held = false;
-    struct ibx_remote now = c->remote;    /* which keeps the name that the client knows it by */
-    if (!ibx_session_resolve(x->s, &now)) /* then no post finds it either */
+    struct ibx_remote now = c->remote;    /* c->remote keeps the client's name for it */
+    if (!ibx_session_resolve(x->s, &now)) /* then a post would not find it either */
         return;
     if (c->stage == COPY_FROM_MESSAGE || c->stage == COPY_TO_REPLY || rows ||
         ibx_session_posts_pending(x->s) || c->remote_at > c->remote.length ||
@@ -136,5 +136,5 @@ int ibx_copies_deliver(void *context, const struct ibx_remote *remote, size_t n)
     ibx_copies_begin(x, COPY_PART, n);
     const struct copy_path *path = ibx_copies_path(x);
     x->last_in_place = path == &ibx_path_in_place;
-    return path->part(x, n); /* there is one: staged is able to move any part */
+    return path->part(x, n); /* not NULL: staged is able to move any part */
 }

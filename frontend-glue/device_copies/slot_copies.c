@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Copies between a client and the slot of the function that it is calling (graph_slots.h): by the
- * transport alone. A graph waits meanwhile, so no call of CUDA's is made here.
+ * Copies between a client and the slot of the function that it is calling (graph_slots.h), by the
+ * transport alone. A graph waits meanwhile, so no CUDA call is made here.
  */
 #include "frontend-glue/device_copies/copies.h"
 #include "frontend-glue/clients/graph_slots.h"
@@ -14,7 +14,7 @@
 struct slot_copy {
     struct ibx_frame frame;
     uint8_t *at;
-    struct ibx_mr *region; /* of `at`; for what is long */
+    struct ibx_mr *region; /* with `at` in it; for long payloads */
 };
 
 static uint64_t name_of(const struct ibx_frame *f)
@@ -29,7 +29,7 @@ bool ibx_slot_is_named(const struct gpu_session *x, const struct ibx_request *q)
            ibx_copies_parse(q, &f) && f.height == 1 && name_of(&f) >> 63;
 }
 
-/* The block that it is in, registered with the connection. NULL: it cannot be. */
+/* The registration of the slot's block with the connection. NULL: it cannot be registered. */
 static struct ibx_mr *region_of(struct gpu_session *x, const struct ibx_slot_memory *memory)
 {
     struct ibx_error err = {0};
@@ -71,7 +71,7 @@ static int take(struct gpu_session *x, const struct ibx_request *q, const struct
     return ibx_copies_answer(x, began, NULL, 0);
 }
 
-/* Into the client's memory where the request says which that is. */
+/* Copies to the client: into its memory if the request names that, else in the reply. */
 static int give(struct gpu_session *x, const struct ibx_request *q, const struct slot_copy *c,
                 uint64_t began)
 {
@@ -94,8 +94,8 @@ static int give(struct gpu_session *x, const struct ibx_request *q, const struct
     return rc ? rc : ibx_session_sync(x->s);
 }
 
-/* The slot is the function's that the client has been told to call, for the copy in this direction;
- * held until the copy is over. */
+/* Finds the slot of the function that the client is calling, if its copy has this direction and
+ * these bytes. The slot is held until the copy is over. 0: there is none. */
 static uint64_t find(struct gpu_session *x, const struct ibx_frame *f,
                      struct ibx_slot_memory *memory)
 {
@@ -108,7 +108,7 @@ static uint64_t find(struct gpu_session *x, const struct ibx_frame *f,
     return copy.slot;
 }
 
-/* What cannot be made is left to GVirtuS, whose handler finds no such memory. */
+/* A copy that cannot be made is left to GVirtuS, whose handler finds no such memory. */
 int ibx_slot_copy(struct gpu_session *x, const struct ibx_request *q)
 {
     const uint64_t began = ibx_now_ns();

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Two paths through pinned chunks. staged: the fabric fills or empties them, or they are copied out
- * of a request's message or into a reply's. copy_threads: several threads of this process do, where
- * the kernel lets it reach the client's memory.
+ * Two paths through pinned chunks. staged: the fabric fills or empties the chunks, or they are
+ * copied out of a request's message or into a reply's. copy_threads: several threads of this
+ * process copy, if the kernel lets it reach the client's memory.
  */
 #include "frontend-glue/device_copies/copies.h"
 
@@ -18,7 +18,7 @@ static bool to_device(const struct gpu_session *x)
     return x->copy.stage <= COPY_FROM_CLIENT;
 }
 
-/* In any of the threads. */
+/* Called in any of the copy threads. */
 static int threads_copy(void *context, void *local, uint64_t offset, size_t n)
 {
     const struct gpu_session *x = context;
@@ -82,7 +82,8 @@ struct ibx_staging_wire ibx_copies_wire(struct gpu_session *x, enum copy_wire wi
                                      by_threads ? ibx_session_thread_count(x->s) : 1};
 }
 
-/* With the result of what the wire was for; a negative one as ibx_session_fail(). */
+/* Ends the use of the wire. `rc` is the result of that use; returns it, or an error as
+ * ibx_session_fail(). */
 static int wire_end(struct gpu_session *x, int rc)
 {
     if (x->copy.wire != COPY_WIRE_THREADS)
@@ -101,7 +102,7 @@ static void tell_staging(struct gpu_session *x, const char *why)
     x->told_staging = true;
 }
 
-/* Registers the chunks in hand with the connection, where that has not been done. */
+/* Registers the chunks in hand with the connection, unless they are. False: that fails. */
 static bool regions_ready(struct gpu_session *x)
 {
     struct ibx_error err = {0};
@@ -220,7 +221,7 @@ static bool staged_able(struct gpu_session *x)
     return x->copy.stage == COPY_PART || ibx_gpu_copy_fits(&x->copy.gpu);
 }
 
-/* The chunks stay in hand: the first have come from the GPU. */
+/* Keeps the chunks: the first bytes have come from the GPU into them. */
 static int staged_to_reply(struct gpu_session *x)
 {
     bool fabric = x->copy.bytes >= ibx_session_caps(x->s)->rendezvous;
@@ -238,7 +239,7 @@ const struct copy_path ibx_path_staged = {
     .part = run_part,
 };
 
-/* The kernel may have become unwilling since the last time; the fabric can copy then. */
+/* Tries a copy of 0 bytes, since the kernel may refuse by now; the fabric can copy then. */
 static bool copy_threads_able(struct gpu_session *x)
 {
     const struct copy *c = &x->copy;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Where the symbols of cudaMemcpyToSymbol are. GVirtuS's handler registers a client's variable with
- * CUDA's runtime under its address in the client, and looks it up by that. So can we, in the same
- * runtime: the handler's, if there is only one in this process.
+ * The addresses of cudaMemcpyToSymbol's symbols. GVirtuS's handler registers a client's variable
+ * with CUDA's runtime under its address in the client, and looks it up by that. This does the same,
+ * in the same runtime: the handler's, if there is only one in this process.
  */
 #include "frontend-glue/device_copies/copies.h"
 
@@ -10,7 +10,7 @@ struct calls {
     int (*address_of)(void **device, const void *symbol);
     int (*size_of)(size_t *size, const void *symbol);
     int (*peek_error)(void);
-    int (*get_error)(void); /* and forgets it */
+    int (*get_error)(void); /* clears the error */
 };
 
 static bool calls_of(struct calls *calls)

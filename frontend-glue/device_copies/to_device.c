@@ -58,7 +58,7 @@ static int windows_wait(struct gpu_session *x)
     return rc;
 }
 
-/* Both windows are here: whether they are those of a good copy to the device. */
+/* Whether the windows, which are both here, are those of a valid copy to the device. */
 static bool windows_parse(struct gpu_session *x, enum ibx_frame_call call)
 {
     const uint8_t *at = ibx_mr_address(x->windows);
@@ -82,8 +82,8 @@ static int open_body(void *context, struct ibx_gpu_copy *gpu)
     return 0;
 }
 
-/* A plain copy's payload begins and ends where every such body's does: so its first chunks come
- * together with the windows. */
+/* Runs a plain copy. The payload of all such bodies begins and ends at the same places: so its
+ * first chunks are fetched together with the windows. */
 static int run_plain(struct gpu_session *x, const struct ibx_request *q)
 {
     uint64_t bytes = q->length - ibx_frame_plain_bytes(q->call);
@@ -113,7 +113,7 @@ static bool threads_likely(struct gpu_session *x, uint64_t length)
 
 /* ------------------------------------------------------------------------- the whole */
 
-/* The frame is known, and good. */
+/* Runs a copy whose frame is known and valid. */
 static int run_known(struct gpu_session *x, enum copy_stage stage)
 {
     if (stage == COPY_FROM_CLIENT && !ibx_copies_staging(x))

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Keeps handlers of GVirtuS's apart that register kernels and variables, or look them up.
+ * Keeps those handlers of GVirtuS from running at the same time that register kernels and
+ * variables, or look them up.
  *
- * gvirtus_handlers/: what clients may make GVirtuS's handlers do, which check little.
+ * gvirtus_handlers/: protects GVirtuS's handlers, which check little, against what clients ask of
+ * them.
  *
- *   registrations.c  keeps handlers apart that register kernels
- *   client_functions.c  ... and what clients register under the same addresses
+ *   registrations.c  handlers that register kernels run one at a time
+ *   client_functions.c  names for kernels that clients register under the same addresses
  *   module_owners.c  whose modules these are
  *   request_shapes.c what handlers do with a request before CUDA checks it
  *   named_memory.c   which device memory GVirtuS's requests name
@@ -15,13 +17,13 @@
 
 #include "frontend-glue/back_end/back_end.h"
 
-/* What a handler of GVirtuS's does, by its request's name. */
+/* What a handler of GVirtuS does with registrations, by its request's name. */
 enum registrations_use ibx_registrations_use(const char *name);
-/* Around it; the former when all of the request has been read. One that changes them waits for
- * those that look up, for a bounded time. */
+/* Around a handler; begin() is called when all of the request has been read. A handler that changes
+ * registrations waits for those that look them up, for a bounded time. */
 void ibx_registrations_begin(struct gpu_session *x);
 void ibx_registrations_end(struct gpu_session *x);
-/* Kernels were registered, or are no more; how often. */
+/* changed(): kernels were registered or unloaded; changes(): how often that was. */
 void ibx_registrations_changed(void);
 unsigned ibx_registrations_changes(void);
 
