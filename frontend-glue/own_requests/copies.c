@@ -5,11 +5,11 @@
  *   to the device     a function, in which the client gives its bytes -> memcpy of the slot
  *   to the host       memcpy into the slot -> a function, in which the client takes the bytes
  *
- * A copy of the program's is one node: so these two are a graph within the graph, which CUDA knows
- * as one node, with one set of what is before and behind it.
+ * A copy of the program is one node: so these two nodes are a graph within the graph, which CUDA
+ * treats as one node, with one set of dependencies.
  *
- * An object of CUDA's that the graph has from then on tells when it, its copies, and what was made
- * of them to be launched have gone: then the slot goes, too.
+ * A user object of CUDA, which the graph gets, tells when the graph, its copies, and their
+ * executable graphs are gone: then the slot is released, too.
  */
 #include "frontend-glue/own_requests/graphs.h"
 #include "frontend-glue/clients/graph_slots.h"
@@ -33,12 +33,12 @@ struct host_node {
 /* A copy that a client asks for. */
 struct asked {
     uint64_t queue, number;
-    struct ibx_cuda_memcpy3d p; /* with the slot in place of the host's memory */
+    struct ibx_cuda_memcpy3d p; /* with the slot in place of host memory */
     struct host_node host;
     struct ibx_host_copy copy;
 };
 
-/* Functions of the runtime's; false: it lacks one. */
+/* Functions of the runtime. */
 struct runtime {
     int (*create)(void **graph, unsigned flags);
     int (*destroy)(void *graph);
@@ -67,7 +67,7 @@ static bool look_up(struct runtime *r)
 
 /* -------------------------------------------------------------------------------- arguments */
 
-/* Queue, number, the copy, whose host side has no address. */
+/* Reads queue, number, and the copy, whose host side has no address. */
 static void get_asked(struct own_request *e, struct asked *a)
 {
     *a = (struct asked){.queue = ibx_get_u64(&e->in)};
@@ -75,7 +75,7 @@ static void get_asked(struct own_request *e, struct asked *a)
     ibx_layout_get(&e->in, IBX_LAYOUT_MEMCPY3D, &a->p);
 }
 
-/* Whether it is between the host and memory of the tenant's. */
+/* Whether the copy is between the host and device memory that the client may name. */
 static bool is_asked(const struct own_request *e, struct asked *a)
 {
     const struct ibx_cuda_memcpy3d *p = &a->p;
@@ -92,7 +92,7 @@ static bool is_asked(const struct own_request *e, struct asked *a)
                                  p->extent.width);
 }
 
-/* Has the slot, held for a graph by `object`, which is to become that graph's. */
+/* Makes or finds the slot, held for a graph by *object, which the caller gives to that graph. */
 static int take_slot(struct own_request *e, const struct runtime *r, struct asked *a, void **object)
 {
     struct ibx_slot_memory memory;
@@ -141,7 +141,7 @@ static int fill(const struct runtime *r, void *graph, const struct asked *a)
                : r->add_host(&second, graph, &first, 1, &a->host);
 }
 
-/* A graph of the two nodes, to be destroyed. */
+/* Makes a graph of the two nodes, which the caller destroys. */
 static int make_pair(struct own_request *e, const struct runtime *r, struct asked *a, void **graph)
 {
     void *object = NULL;
@@ -239,7 +239,7 @@ uint64_t ibx_own_request_copy_of_node(struct own_request *e, void *node)
 
 /* ------------------------------------------------------------------------------ it changes */
 
-/* What is launched gets the two nodes' parameters as they are in another graph of the two. */
+/* An executable graph gets the parameters of both nodes from another graph of such two nodes. */
 static int set_in_exec(struct own_request *e, const struct runtime *r, struct asked *a, void *exec,
                        void *node)
 {
@@ -272,7 +272,7 @@ static int set_in_graph(struct own_request *e, const struct runtime *r, struct a
     return rc ? rc : set_host(pair->host, &a->host);
 }
 
-/* Answers the number of the function that the node's graph has called so far. */
+/* The answer has the number of the function that the node's graph has called so far. */
 static int set_copy(struct own_request *e)
 {
     struct runtime r;
@@ -290,7 +290,7 @@ static int set_copy(struct own_request *e)
     return exec ? set_in_exec(e, &r, &a, exec, node) : set_in_graph(e, &r, &a, &pair);
 }
 
-/* The number of the client's function, and the copy as the device has it; 0: it is within the
+/* The answer has the number of the client's function; or 0 and the parameters of a copy within the
  * device. */
 static int get_copy(struct own_request *e)
 {
@@ -310,8 +310,8 @@ static int get_copy(struct own_request *e)
 
 /* ------------------------------------------------------------------------------- in a capture */
 
-/* The graph that a stream is captured into, and what its next node comes behind. Before CUDA 13 the
- * functions have no edges' data, and the former has another name. */
+/* The graph into which a stream is being captured, and the nodes before its next node. Before CUDA
+ * 13 these functions have no argument for data of edges, and the first one has another name. */
 struct captured {
     bool edges; /* from CUDA 13 on */
     void *graph, *const *behind;
@@ -339,7 +339,7 @@ static bool get_captured(void *stream, struct captured *c)
     return !rc && status == CAPTURE_ACTIVE && c->graph;
 }
 
-/* What the stream is given next comes behind that node. */
+/* Has the next work of the stream come behind that node. */
 static int go_on_behind(void *stream, const struct captured *c, void *node)
 {
     int (*update)(void *of, void **nodes, const void *edges, size_t count, unsigned flags) = NULL;
@@ -377,8 +377,8 @@ static int capture_copy(struct own_request *e)
 /* ------------------------------------------------------------------------------- plain functions
  */
 
-/* What fails here is no error of the client's, but takes the place of one that is: an error stays
- * then. */
+/* An error in here is not the client's, but it would replace one that is: so the error is cleared
+ * only if there was none before. */
 void ibx_own_request_graph_calls(void *graph, void *repeated)
 {
     int (*peek)(void) = NULL;

@@ -15,7 +15,7 @@ static inline bool is_exec(const struct own_request *e, const void *exec)
     return ibx_handles_know(e->x, IBX_HANDLE_EXEC, (uintptr_t)exec);
 }
 
-/* What was made, and cannot be noted, is given back by the runtime's function of that name. */
+/* Destroys what was made and cannot be noted, by the runtime's function `undo`. */
 static inline int ibx_own_request_no_memory(const char *undo, const void *made)
 {
     ibx_back_end_undo(undo, (uintptr_t)made);
@@ -26,39 +26,44 @@ static inline int ibx_own_request_no_memory(const char *undo, const void *made)
 #define MEMCPY_NODE 1
 #define HOST_NODE   3
 
-/* Where a new node is to be, and what it counts as. */
+/* The place of a new node in a graph, and what the node counts as. */
 struct place {
     void *graph, *behind[IBX_OWN_BEHIND];
     size_t count;
-    uint64_t inner;  /* nodes of the graph that is to be in it */
+    uint64_t inner;  /* nodes of the graph that is to be in the node */
     unsigned depth;  /* graphs within each other in it */
-    uint64_t weight; /* of it, reserved; 0: nothing is */
+    uint64_t weight; /* reserved for it; 0: nothing is */
 };
 
 /* nodes.c */
 bool ibx_own_request_get_place(struct own_request *e, struct place *p);
-/* Before it is made: 0 when its room is reserved, until the next call. */
+/* To be called before the node is made: 0, and its room is reserved until answer_node(); or a
+ * cudaError_t, as ibx_graph_node_room(). */
 int ibx_own_request_node_room(struct own_request *e, struct place *p);
-/* The answer to a request for a node that was made, if rc is 0. */
+/* Answers a request for a node, which was made if rc is 0; notes it, and gives its reserved room
+ * back. Returns the exit code. */
 int ibx_own_request_answer_node(struct own_request *e, int rc, struct place *p, void *node);
-/* What can be launched, or NULL for the graph itself; and one of the nodes that it was made of. */
+/* Reads an executable graph, or NULL for the graph itself; and one of the nodes that it was made
+ * of. False: the client may not name these. */
 bool ibx_own_request_get_node(struct own_request *e, void **exec, void **node);
 
 /* graphs.c */
 
-/* How many functions of the client's that graph calls, copies with the host among them. */
+/* *count: how many functions of the client the graph calls, with copies between host and device. A
+ * cudaError_t. */
 int ibx_own_request_count_functions(struct gpu_session *x, void *graph, size_t *count);
 
-/* node_parameters.c: before the node is destroyed, whose graph the client may have asked for.
- */
+/* node_parameters.c: to be called before a node is destroyed, whose child graph the client may have
+ * asked for: forgets that graph. */
 void ibx_own_request_forget_child(struct own_request *e, void *node);
 
 /* copies.c */
 
-/* The number of the function of a node that copies between host and device; 0: it is none. */
+/* The number of the function of a node that copies between host and device; 0: it is no such
+ * node. */
 uint64_t ibx_own_request_copy_of_node(struct own_request *e, void *node);
-/* A graph has a function of the client's from now on, or what is captured from a stream has
- * (host_work.c). It is released when that has gone, with its copies and what was made of them. */
+/* A graph has a function of the client from now on, or the capture of a stream has (host_work.c).
+ * The function is released when that graph, its copies and executable graphs are gone. */
 void ibx_own_request_graph_calls(void *graph, void *repeated);
 void ibx_own_request_capture_calls(void *stream, void *repeated);
 

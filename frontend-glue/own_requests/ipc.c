@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Requests of our own about memory and events of other processes (cudaIpc*). All clients of a back
- * end are threads of one process with one context: what one has allocated the others reach by the
- * same address, and CUDA would refuse to open its own handle in the process that made it. So a
- * handle is a random number that is good here alone, for clients of the tenant that asked for it,
- * until the memory is freed or the event destroyed. Using either behind that is undefined in CUDA,
- * too. What its maker leaves as it ends is there until those have closed it that have opened it.
+ * end are threads of one process with one context: memory that one has allocated has the same
+ * address for the others, and CUDA would refuse to open its own handle in the process that made it.
+ * So a handle is a random number that is valid only here, for clients of the tenant that asked for
+ * it, until the memory is freed or the event destroyed. Using either after that is undefined in
+ * CUDA, too. What its maker leaves when it ends is kept until all clients that have opened it have
+ * closed it.
  *
- * Where each program has a process of its own, the number leads those of other programs to CUDA's
- * handle (shared_handles.c), as natively: what they open by it is memory, an event or a pool of
- * theirs. Of a pool CUDA's handle is a descriptor, which they fetch (passed_descriptors.c).
+ * If each program has a process of its own, the number leads other programs' processes to CUDA's
+ * handle (shared_handles.c): what they open by it is memory, an event or a pool of another process,
+ * as natively. For a pool, CUDA's handle is a descriptor, which they fetch (passed_descriptors.c).
  */
 #include "frontend-glue/own_requests/own_requests.h"
 #include "frontend-glue/own_requests/passed_descriptors.h"
@@ -24,24 +25,24 @@
 #include <string.h>
 #include <sys/random.h>
 
-#define SHARED_MAX 4096u             /* of a tenant */
+#define SHARED_MAX 4096u             /* most of a tenant */
 #define NUMBER     IBX_SHARED_NUMBER /* the first bytes of a handle; the others are zero */
 #define BUCKETS    1024u             /* each free of any client looks into one */
 
 struct shared {
     struct shared *next, **at;          /* of all, the newest first */
-    struct shared *next_there, **there; /* of its bucket, by its value */
+    struct shared *next_there, **there; /* of the bucket of its value */
     uint8_t number[NUMBER];
     enum ibx_shared_kind kind;
-    uint64_t value, n;         /* an event, a pool; or memory, n bytes */
-    unsigned long long buffer; /* memory: CUDA's number of the allocation, ever */
+    uint64_t value, n;         /* an event, a pool, or memory of n bytes */
+    unsigned long long buffer; /* memory: CUDA's unique number of the allocation */
     const void *context;       /* in which it is; NULL: not known */
     const struct ibx_tenant *tenant;
     const struct gpu_session *maker; /* NULL: its session has ended */
-    bool known;                      /* what it is has a handle (handles.c) */
+    bool known;                      /* it is in the list of handles.c */
     bool pooled;                     /* memory of a pool */
     struct ibx_cuda_handle cuda;
-    int place; /* where other processes find it; -1: nowhere */
+    int place; /* in shared_handles.h; -1: not published */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -70,7 +71,7 @@ static void add(struct shared *s)
     atomic_fetch_add(&count, 1);
 }
 
-/* Nobody shares it any more. */
+/* It is no longer shared. */
 static void withdraw(const struct shared *s)
 {
     if (s->kind == IBX_SHARED_POOL && ibx_shared_handles_any())
@@ -120,8 +121,8 @@ static const struct shared *find_number(const struct ibx_tenant *tenant, enum ib
     return s;
 }
 
-/* What a client leaves behind may stay: of what sessions have shared that are no more, the oldest
- * goes for want of room. */
+/* Makes room for another entry of the tenant. Entries stay when their session has ended; if the
+ * tenant has too many, its oldest one of these is dropped. False: there is none. */
 static bool make_room(const struct ibx_tenant *tenant)
 {
     unsigned of_tenant = 0;
@@ -154,7 +155,7 @@ static bool publish(struct shared *s)
 
 static struct shared *enter(const struct shared *made)
 {
-    drop_value(made->kind, made->value); /* one whose end nobody has seen */
+    drop_value(made->kind, made->value); /* an old one whose end was not seen */
     struct shared *s = make_room(made->tenant) ? malloc(sizeof(*s)) : NULL;
     if (!s)
         return NULL;
@@ -203,7 +204,7 @@ void ibx_ipc_forget(const void *context)
 
 /* ---------------------------------------------------------------------------------- requests */
 
-/* The allocation that holds the address, if it is one of the device's that is ours. */
+/* Finds the allocation of device memory with that address in it, if the client may name it. */
 static bool measure(const struct own_request *e, uint64_t address, struct shared *s)
 {
     static const int names[] = {IBX_CUDA_POINTER_MEMORY_TYPE, IBX_CUDA_POINTER_IS_MANAGED,
@@ -220,7 +221,7 @@ static bool measure(const struct own_request *e, uint64_t address, struct shared
     return mine(e, pointer_to(s->value), n);
 }
 
-/* NULL: the memory is none of a pool. */
+/* NULL: it is not memory of a pool. */
 static void *pool_of(const struct own_request *e, uint64_t memory)
 {
     void *pool = NULL, *values[] = {&pool};
@@ -276,7 +277,7 @@ static int share_memory(struct own_request *e)
     return rc ? rc : share(e, &wish);
 }
 
-/* Whether it is one that can be shared CUDA knows. */
+/* CUDA's own call checks whether the event can be shared. */
 static int share_event(struct own_request *e)
 {
     int (*get)(struct ibx_cuda_handle * handle, void *event) = NULL;
@@ -306,7 +307,8 @@ static int open_shared(const struct own_request *e, enum ibx_shared_kind kind,
     return there ? 0 : CUDA_INVALID_HANDLE;
 }
 
-/* Whether it is what was shared, and memory of the pool if that is not NULL. */
+/* Checks that the memory is still what was shared, and that it is of `pool`, unless that is
+ * NULL. */
 static int check_found(struct own_request *e, const struct shared *found, const void *pool)
 {
     struct shared now = {0};
@@ -402,7 +404,7 @@ static int open_event(struct own_request *e)
     return rc;
 }
 
-/* Says so of what it has never opened, too: nothing comes of that. */
+/* Closing something that was never opened succeeds, and does nothing. */
 static int close_shared(struct own_request *e)
 {
     const uint8_t kind = ibx_get_u8(&e->in);

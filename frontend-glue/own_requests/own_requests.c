@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Requests of our own about streams, launches, functions to call. */
+/* The dispatch of requests of our own; those about streams, launches, and functions of the
+ * client. */
 #include "frontend-glue/own_requests/own_requests.h"
 #include "frontend-glue/clients/graph_slots.h"
 #include "frontend-glue/tenants/printed.h"
@@ -13,7 +14,7 @@ static int set_stream_attribute(struct own_request *e)
     void *stream = stream_in(e);
     const int attribute = (int)ibx_get_u32(&e->in);
     const uint8_t *bytes = ibx_get_bytes(&e->in, sizeof(value));
-    if (!whole(e) || is_event_attribute((uint32_t)attribute)) /* no stream has those */
+    if (!whole(e) || is_event_attribute((uint32_t)attribute)) /* streams have none of them */
         return CUDA_INVALID_VALUE;
     FUNCTION(e, set);
     memcpy(value, bytes, sizeof(value));
@@ -77,7 +78,7 @@ static int get_limit(struct own_request *e)
 
 /* ---------------------------------------------------------------------------------- a launch */
 
-#define STREAM_AT 40 /* in the body of a launch */
+#define STREAM_AT 40 /* offset of the stream in the body of a launch */
 
 /* Whether CUDA may get what a launch names. */
 static bool names_good(struct own_request *e, struct ibx_reader body, struct ibx_reader attributes)
@@ -131,8 +132,8 @@ static int host_add(struct own_request *e)
     return enqueue ? ibx_host_work_add(e->x, &work, enqueue) : CUDA_NOT_SUPPORTED;
 }
 
-/* Bytes of a short copy to the client that it is to make; 0: it asks for them, or there are none.
- */
+/* Copies the bytes of a short copy to the client that the client is to make. 0: the client has to
+ * request them, or there are none. */
 static size_t bytes_of(const struct ibx_host_copy *copy, uint8_t bytes[IBX_OWN_COPIED])
 {
     struct ibx_slot_memory memory;
@@ -150,7 +151,7 @@ static int host_ask(struct own_request *e)
     uint8_t bytes[IBX_OWN_COPIED] = {0};
     const uint64_t over = ibx_get_u64(&e->in);
     const bool wait = ibx_get_u8(&e->in);
-    const size_t takes_bytes = ibx_reader_left(&e->in); /* whatever they are */
+    const size_t takes_bytes = ibx_reader_left(&e->in); /* any bytes */
     ibx_get_bytes(&e->in, takes_bytes);
     const int rc = whole(e) ? ibx_host_work_ask(e->x, over, wait, &called) : CUDA_INVALID_VALUE;
     ibx_put_u64(&e->out, called.number);
@@ -166,8 +167,9 @@ static int host_ask(struct own_request *e)
 
 #define STREAM_PER_THREAD ((void *)2)
 
-/* The driver writes it out where a call waits, and copies are waited for without its help. The
- * stream is the one of the session's thread, and rests; if not, the next call will do. */
+/* The driver writes it out when a call of it waits, but copies are waited for without the driver.
+ * So this waits for the per-thread stream of the session's thread, if it is idle; if not, the next
+ * call does. */
 static void write_printed(struct own_request *e)
 {
     int (*wait)(void *stream) = NULL, (*query)(void *stream) = NULL;

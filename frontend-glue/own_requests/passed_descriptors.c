@@ -15,8 +15,8 @@
 #include <unistd.h>
 
 #define KEY      16u
-#define NAME     16u /* of a socket that the kernel has named: it takes six */
-#define ASK_S    1   /* for which a process that connects may not say what it wants */
+#define NAME     16u /* room for a name that the kernel gives a socket; it has six bytes */
+#define ASK_S    1   /* for so long a process that connects may be silent */
 #define ANSWER_S 10
 #define BACKLOG  64
 
@@ -24,7 +24,7 @@
 struct where {
     uint8_t key[KEY];
     pid_t process;
-    socklen_t length; /* of the name, which begins with a zero */
+    socklen_t length; /* bytes of the name, which begins with a zero */
     char name[NAME];
 };
 _Static_assert(sizeof(struct where) <= IBX_SHARED_HANDLE, "it is all there is room for");
@@ -35,7 +35,7 @@ static struct offer {
     int fd;
 } * offers; /* locked */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct where own = {.process = -1}; /* locked; its key is none */
+static struct where own = {.process = -1}; /* locked; without a key */
 
 /* ------------------------------------------------------------------------ by a unix socket */
 
@@ -72,10 +72,10 @@ static int receive_descriptor(int socket)
     struct msghdr message = {
         .msg_iov = &data, .msg_iovlen = 1, .msg_control = &room, .msg_controllen = sizeof(room)};
     const ssize_t n = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
-    if (n <= 0) /* the other end is closed where there is no such offer */
+    if (n <= 0) /* the other end closes if there is no such offer */
         return n && errno != ECONNRESET ? -errno : -ENOENT;
     const int fd = ibx_descriptor_take(&message);
-    return fd < 0 ? -EMFILE : fd; /* this process may not have another one */
+    return fd < 0 ? -EMFILE : fd; /* this process may have no more descriptors */
 }
 
 /* ------------------------------------------------------------------------------- who offers */
@@ -111,7 +111,7 @@ static void *serve(void *socket)
             answer(peer);
             close(peer);
         } else if (errno != EINTR && errno != ECONNABORTED) {
-            poll(NULL, 0, 100); /* there is no descriptor for it, mostly */
+            poll(NULL, 0, 100); /* mostly there is no descriptor for it */
         }
     }
     return NULL;
@@ -132,7 +132,7 @@ static int start(int listener)
     return -rc;
 }
 
-/* Locked. The socket and its thread, for as long as this process is there. */
+/* Locked. Starts the socket and its thread, which last as long as this process. */
 static int begin(void)
 {
     struct sockaddr_un at = {.sun_family = AF_UNIX};
@@ -205,11 +205,11 @@ void ibx_passed_withdraw(const struct ibx_cuda_handle *where)
 
 /* ------------------------------------------------------------------------------ who fetches */
 
-/* Another process may have that name by now, and its number, too: of any user. */
+/* Another process, of any user, may have that socket name, and the process number, by now. */
 static int connect_to(int socket, const struct where *where)
 {
     struct sockaddr_un at = {.sun_family = AF_UNIX};
-    if (where->length > NAME) /* who has gone wrong has written it */
+    if (where->length > NAME) /* a faulty process has written it */
         return -ENOENT;
     memcpy(at.sun_path, where->name, NAME);
     const socklen_t length = (socklen_t)offsetof(struct sockaddr_un, sun_path) + where->length;
