@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What cudaMalloc has returned to any thread of this process, in the order of the addresses.
- * Without memory for it, cudaFree and copies wait. */
+/* Memory that cudaMalloc has returned to any thread of this process, in the order of addresses. An
+ * allocation for which there is no memory here is not noted: its cudaFree and copies wait. */
 #include "frontend-glue/client_calls/internal.h"
 
 #include <stdlib.h>
@@ -18,7 +18,7 @@ static struct {
     size_t count, room;
 } all = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* Locked. The first that ends behind the address. */
+/* Locked. The first allocation that ends after the address. */
 static size_t place_of(uint64_t address)
 {
     size_t low = 0, high = all.count;
@@ -61,7 +61,7 @@ void ibx_allocations_add(uint64_t address, uint64_t n)
     pthread_mutex_lock(&all.lock);
     const size_t at = place_of(address);
     while (at < all.count && all.items[at].address < address + n)
-        take_out(at); /* it was given back by a call that nobody here knows */
+        take_out(at); /* it was freed by a call that was not seen here */
     if (make_room()) {
         memmove(&all.items[at + 1], &all.items[at], (all.count - at) * sizeof(*all.items));
         all.items[at] = (struct allocation){address, n};

@@ -13,7 +13,7 @@ static bool launch_succeeds(const struct ibx_pipeline *p, const uint8_t *body, s
            ibx_successes_hold(&p->others, ibx_launch_stream_key(p, body));
 }
 
-/* Also one that nobody sees, though it may fail. */
+/* Whether the launch may be run later: also one by <<<>>> that may fail (*sure false). */
 static bool launch_may_be_early(struct ibx_pipeline *p, const uint8_t *body, size_t n, bool *sure)
 {
     *sure = launch_succeeds(p, body, n);
@@ -24,8 +24,8 @@ static bool launch_may_be_early(struct ibx_pipeline *p, const uint8_t *body, siz
     return *sure || ibx_unseen_may_be_early(p, body, n);
 }
 
-/* A record of an event, or a wait for one, of this device in a stream of it: a first one, too,
- * succeeds. */
+/* Whether it is a record of an event, or a wait for one, with an event and a stream of this device:
+ * these succeed the first time, too. */
 static bool handles_are_good(const struct ibx_pipeline *p, const uint8_t *body, size_t n)
 {
     struct ibx_reader r = ibx_reader_of(body, n);
@@ -39,7 +39,7 @@ static bool handles_are_good(const struct ibx_pipeline *p, const uint8_t *body, 
            (!stream || ibx_successes_hold(&p->others, ibx_stream_key(p, stream)));
 }
 
-/* A copy that needs nothing of this process any more once its request was written. */
+/* Whether the copy needs nothing of this process once its request was written. */
 static bool copy_is_plain(const uint8_t *body, size_t n)
 {
     const size_t window = n < IBX_FRAME_WINDOW ? n : IBX_FRAME_WINDOW;
@@ -58,7 +58,8 @@ bool ibx_answer_copy_may_be_early(const struct ibx_pipeline *p, uint64_t device,
            ibx_allocations_hold(device, n);
 }
 
-/* The request in hand is one that is answered before it is run. */
+/* Whether the request in hand is a synchronous copy to the device that may be answered before it is
+ * run. */
 static bool waiting_copy_is_plain(const struct ibx_pipeline *p, const uint8_t *body, size_t n)
 {
     struct ibx_frame frame;
@@ -69,8 +70,7 @@ static bool waiting_copy_is_plain(const struct ibx_pipeline *p, const uint8_t *b
            ibx_answer_copy_may_be_early(p, frame.dst, frame.payload);
 }
 
-/* Whether it may be run later; what is read next is its reply then. *sure: it cannot fail by
- * itself. */
+/* Whether the request may be run later; its reply is set then. *sure: it cannot fail by itself. */
 static bool may_be_early(struct ibx_pipeline *p, const uint8_t *body, size_t n, bool *sure)
 {
     const struct ibx_call *call = p->call;
@@ -128,7 +128,7 @@ bool ibx_answer_no_error(struct ibx_pipeline *p, const struct ibx_call *call)
         return false;
     if (ibx_pipeline_idle(p))
         return true;
-    pthread_mutex_lock(&p->lock); /* the connection may have ended meanwhile */
+    pthread_mutex_lock(&p->lock); /* notices if the connection has ended meanwhile */
     ibx_backlog_push(p, false);
     pthread_mutex_unlock(&p->lock);
     return !atomic_load(&p->ended) && !atomic_load(&p->failure);
@@ -143,7 +143,7 @@ static bool answer_known(struct ibx_pipeline *p)
     return known;
 }
 
-/* A pop as the back end would answer it. */
+/* Answers a pop as the back end would. */
 static bool answer_pop(struct ibx_pipeline *p)
 {
     size_t n = ibx_configurations_pop(&p->configurations, p->reply + IBX_REPLY_HEAD);
@@ -198,7 +198,7 @@ static bool answer_here(struct ibx_pipeline *p, const uint8_t *body, size_t n)
 
 void ibx_answer_or_send(struct ibx_pipeline *p, const uint8_t *body, size_t n)
 {
-    /* First: behind the request another thread may be given the same address. */
+    /* First of all: after the request another thread may get the same address. */
     struct ibx_reader r = ibx_reader_of(body, n);
     if (p->call->kind == IBX_CALL_FREES)
         p->freed = ibx_allocations_remove(ibx_get_u64(&r));

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Requests that were answered and that the back end has not run: the backlog of those that were not
- * sent, and the replies to those that were.
+ * Requests that were answered and that the back end has not run: the backlog, those of them that
+ * were not sent; and the replies to those that were sent.
  */
 #include "frontend-glue/client_calls/internal.h"
 
@@ -11,11 +11,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LOOK_EVERY_NS  20000u /* where looking at the connection is a system call */
-#define EAGER_MESSAGES 8u     /* under way, before messages of a cheap fabric are filled */
-#define BATCH          4096u  /* bytes that are worth a message beside others under way */
-#define COPIES_BATCH   32768u /* the same, of copies alone */
-#define REQUEST_NS     500u   /* half the time that the back end takes for one, at least */
+#define LOOK_EVERY_NS  20000u /* if a look at the connection is a system call */
+#define EAGER_MESSAGES 8u     /* under way; beyond that, cheap messages are filled, too */
+#define BATCH          4096u  /* bytes that are worth a message while others are under way */
+#define COPIES_BATCH   32768u /* the same, if they are only copies */
+#define REQUEST_NS     500u   /* half of the least time that the back end takes for one */
 #define PATIENCE_MOST  100000u
 
 static const struct ibx_scope of_copies = {
@@ -31,7 +31,6 @@ static void all_replied(struct ibx_pipeline *p)
     atomic_store(&p->unsent, false);
 }
 
-/* Locked. The session has ended: what was not answered by the back end never is. */
 void ibx_backlog_drop(struct ibx_pipeline *p)
 {
     const uint64_t lost = p->answered - p->replied;
@@ -40,7 +39,7 @@ void ibx_backlog_drop(struct ibx_pipeline *p)
     p->backlog_requests = 0;
     p->kept.n = 0;
     if (lost)
-        ibx_process_lose(lost); /* before those who wait for it go on */
+        ibx_process_lose(lost); /* before threads that wait for these go on */
     if (at_once && ibx_session_server_gone(p->session) && (p->plain_known || p->answered))
         ibx_process_lose_all(p, lost);
     atomic_store(&p->replied, p->answered);
@@ -56,26 +55,26 @@ static void replied(void *context, int exit_code)
         return;
     const bool unseen = ibx_unseen_replied(p, p->replied + 1, exit_code);
     exit_code = ibx_library_replied(p, p->replied + 1, exit_code);
-    if (exit_code && !unseen && p->replied >= p->mute) { /* registrations tell nobody of errors */
+    if (exit_code && !unseen && p->replied >= p->mute) { /* registrations return no errors */
         ibx_log(IBX_LOG_INFO,
                 "a CUDA call that had returned 0 before it was run has failed with error %d: the "
                 "next call that waits for the device returns it",
                 exit_code);
         atomic_compare_exchange_strong(&p->failure, &none, exit_code);
-        ibx_process_reset(); /* such calls wait again until they succeed */
+        ibx_process_reset(); /* such calls wait again until they have succeeded */
     }
     atomic_fetch_add(&p->replied, 1);
     ibx_process_count(-1);
     if (p->answered - p->replied == p->backlog_requests)
-        p->messages = 0; /* all that were sent */
+        p->messages = 0; /* all that were sent have a reply */
     if (ibx_pipeline_idle(p))
         all_replied(p);
 }
 
-/* Locked. Whole requests that fit into one message. One that does not, since the session goes on
- * over a connection with shorter ones, goes in several. While it is refused it stays the same,
- * whatever comes behind it: a thousand requests are not looked through again for each that comes.
- */
+/* Locked. As many whole requests as fit into one message. A single request that does not fit, since
+ * the session goes on over a connection with shorter messages, goes in several. A message that was
+ * refused stays the same, whatever comes behind it: so a thousand requests need not be looked
+ * through again for each new one. */
 static struct ibx_message next_message(struct ibx_pipeline *p)
 {
     const size_t room = ibx_session_room(p->session), left = p->backlog_end - p->backlog_begin;
@@ -111,9 +110,9 @@ static void take_from_backlog(struct ibx_pipeline *p, const struct ibx_message *
         p->backlog_begin = p->backlog_end = 0;
 }
 
-/* Locked. Whether a message is worth sending beside those that are under way. Where messages cost
- * much, event records alone are none: they leave with what comes behind them, and no message is on
- * its way between an event and the work that it is to time. */
+/* Locked. Whether a message is worth sending while others are under way. If messages are expensive,
+ * event records alone are not: they are sent with the requests behind them, so that no message is
+ * on its way between an event and the work that it is to time. */
 static bool worth_sending(const struct ibx_pipeline *p, bool now)
 {
     const size_t left = p->backlog_end - p->backlog_begin;
@@ -123,7 +122,7 @@ static bool worth_sending(const struct ibx_pipeline *p, bool now)
            ((now || p->eager) && p->messages < EAGER_MESSAGES);
 }
 
-/* Locked. Takes what has come; false: the session has ended. */
+/* Locked. Takes replies that have come. False: the session has ended. */
 static bool look(struct ibx_pipeline *p, bool now)
 {
     if (!p->messages && !p->refused)
@@ -137,8 +136,9 @@ static bool look(struct ibx_pipeline *p, bool now)
     return ibx_session_look(p->session);
 }
 
-/* Locked. For how long nobody has to send what was left, or to take replies: half the time that the
- * back end needs for what it has. Where each reply is a message it may want credit before. */
+/* Locked. For how long sending the rest, or taking replies, can wait: half the time that the back
+ * end needs for the requests that it has. 0 if each reply is a message: the back end may want
+ * credit earlier. */
 static uint32_t patience(const struct ibx_pipeline *p)
 {
     const uint64_t sent = p->answered - p->replied - p->backlog_requests;
@@ -155,7 +155,7 @@ void ibx_backlog_push(struct ibx_pipeline *p, bool now)
         ibx_backlog_drop(p);
         return;
     }
-    if (ibx_session_broken(p->session)) { /* the keeper, or the next call that waits, sends it */
+    if (ibx_session_broken(p->session)) { /* the keeper or a call that waits sends it */
         p->refused = true;
         atomic_store(&p->unsent, false);
         return;
@@ -172,11 +172,10 @@ void ibx_backlog_push(struct ibx_pipeline *p, bool now)
     if (!ibx_session_live(p->session))
         ibx_backlog_drop(p);
     atomic_store(&p->patience, patience(p));
-    /* A back end whose replies nobody takes has to stop. */
+    /* Replies have to be taken, too: without that the back end would have to stop. */
     atomic_store(&p->unsent, p->backlog_end > p->backlog_begin || p->messages >= EAGER_MESSAGES);
 }
 
-/* Locked. Hands the backlog to the session, in front of the request that follows. */
 void ibx_backlog_gather(struct ibx_pipeline *p)
 {
     if (ibx_pipeline_idle(p))
@@ -197,7 +196,6 @@ void ibx_backlog_gather(struct ibx_pipeline *p)
         ibx_backlog_drop(p);
 }
 
-/* Locked. Sends the backlog and takes all replies. */
 void ibx_backlog_finish(struct ibx_pipeline *p)
 {
     ibx_backlog_gather(p);
@@ -211,7 +209,7 @@ void ibx_backlog_finish(struct ibx_pipeline *p)
         ibx_backlog_drop(p);
 }
 
-/* Locked. Room for n more bytes. */
+/* Locked. Makes room for n more bytes. False: BACKLOG_MAX, or no memory. */
 static bool backlog_room(struct ibx_pipeline *p, size_t n)
 {
     if (p->backlog_room - p->backlog_end >= n)
@@ -237,7 +235,7 @@ static bool backlog_room(struct ibx_pipeline *p, size_t n)
     return true;
 }
 
-/* Locked. Whether this thread is so far ahead of the back end that its next call waits. */
+/* Locked. Whether this thread is so far ahead of the back end that its next call has to wait. */
 static bool is_far_ahead(const struct ibx_pipeline *p)
 {
     return p->answered - p->replied >= AHEAD_MOST;
@@ -254,7 +252,7 @@ static void note_scope(struct ibx_pipeline *p, const struct ibx_scope *scope)
         atomic_store(&p->events, true);
 }
 
-/* Locked. One more is about to be answered; its number. */
+/* Locked. One more request is about to be answered; returns its number. */
 static uint64_t note_answered(struct ibx_pipeline *p, const struct ibx_scope *scope, bool library)
 {
     note_scope(p, scope);
@@ -265,7 +263,7 @@ static uint64_t note_answered(struct ibx_pipeline *p, const struct ibx_scope *sc
     return number;
 }
 
-/* Locked. What is to be sent leaves soon. */
+/* Locked. Sends the backlog, or has it sent soon. */
 static void leave_behind(struct ibx_pipeline *p)
 {
     ibx_backlog_push(p, false);
@@ -273,7 +271,7 @@ static void leave_behind(struct ibx_pipeline *p)
         ibx_backlog_finish(p);
 }
 
-/* Locked. What the request is that is about to be added. */
+/* Locked. Notes the kind of the request that is about to be added. */
 static void note_kind(struct ibx_pipeline *p, bool copy, bool record)
 {
     const bool first = p->backlog_end == p->backlog_begin;
@@ -338,7 +336,7 @@ void ibx_backlog_copy_end(struct ibx_pipeline *p)
     ibx_process_work(false);
 }
 
-/* Locked. Whether the request in hand can be taken. */
+/* Locked. Whether the request in hand can be added; makes room for it. */
 static bool has_room(struct ibx_pipeline *p)
 {
     const bool mutes = p->call->kind == IBX_CALL_REGISTERS;
@@ -347,11 +345,10 @@ static bool has_room(struct ibx_pipeline *p)
     if (mutes && p->answered != p->replied && p->answered != p->mute)
         return false;
     if (is_far_ahead(p) || !backlog_room(p, p->staged_length))
-        ibx_backlog_finish(p); /* as for a full stream */
+        ibx_backlog_finish(p); /* as CUDA does if a stream is full */
     return ibx_session_live(p->session) && backlog_room(p, p->staged_length);
 }
 
-/* Answers the request in hand. False: it has to wait, since there is no connection or no memory. */
 bool ibx_backlog_add(struct ibx_pipeline *p, const struct ibx_scope *scope, bool sure)
 {
     const bool work = ibx_call_adds_work(p->call);
@@ -384,6 +381,6 @@ bool ibx_backlog_add(struct ibx_pipeline *p, const struct ibx_scope *scope, bool
     }
     pthread_mutex_unlock(&p->lock);
     if (work)
-        ibx_process_work(stays); /* once more: a query meanwhile may have come before it */
+        ibx_process_work(stays); /* again: a query may have come before this request meanwhile */
     return good;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Calls of an application that its front end of GVirtuS does not see, in GVirtuS's own frames. They
- * are requests like any other, and come between two of GVirtuS.
+ * Calls of an application that do not go through GVirtuS's front end, in GVirtuS's own frames. They
+ * are requests like any other, and come between two requests of GVirtuS.
  */
 #include "frontend-glue/client_calls/internal.h"
 
@@ -11,10 +11,10 @@
 #include <errno.h>
 #include <string.h>
 
-#define GATHERED_MAX (16u << 10) /* bytes: longer copies are worth a message of their own */
-#define PIECE        1024u       /* bytes: of writes, which no path makes a payload of */
+#define GATHERED_MAX (16u << 10) /* bytes; longer copies are worth a message of their own */
+#define PIECE        1024u       /* bytes of a write: too short to become a payload by reference */
 
-/* The request in hand, if any, was answered, and all of its reply was read. */
+/* Whether the request in hand, if any, was answered, and all of its reply was read. */
 static bool is_between(const struct ibx_pipeline *p)
 {
     switch ((enum request_state)p->state.now) {
@@ -29,7 +29,7 @@ static bool is_between(const struct ibx_pipeline *p)
     return p->reads >= 3 && p->reply_length == IBX_REPLY_HEAD + ibx_get_u64(&r);
 }
 
-/* Whether the connection is one on which the application's own calls may go. */
+/* Whether the application's own calls may go over the connection. */
 static bool is_usable(const struct ibx_pipeline *p)
 {
     return p && p->mode != IBX_PIPELINE_OFF && !ibx_pipeline_is_inherited(p) && !p->foreign &&
@@ -46,8 +46,8 @@ static bool stage(struct ibx_pipeline *p, const struct ibx_pipeline_request *cal
     return !w.failed;
 }
 
-/* One of our own that is too long for that: as GVirtuS would write it, but in pieces of messages.
- */
+/* Sends one of our own requests that is too long to be staged: as GVirtuS would write it, but in
+ * pieces that become messages. */
 static void send_long(struct ibx_pipeline *p, const struct ibx_pipeline_request *call, size_t name)
 {
     uint8_t length[8];
@@ -62,8 +62,8 @@ static void send_long(struct ibx_pipeline *p, const struct ibx_pipeline_request 
     ibx_pipeline_sync(p);
 }
 
-/* Of a connection that breaks within a reply, too, the call returns an error, which GVirtuS's
- * could not. */
+/* Reads the reply. If the connection breaks within it, the call returns an error, which GVirtuS's
+ * own front end could not do. */
 static int take_reply(struct ibx_pipeline *p, const struct ibx_pipeline_request *call)
 {
     uint8_t head[IBX_REPLY_HEAD] = {0}, rest[64];
@@ -76,7 +76,7 @@ static int take_reply(struct ibx_pipeline *p, const struct ibx_pipeline_request 
     const bool due = !code && left == call->out_n;
     if (good && due && left)
         good = ibx_pipeline_read(p, call->out, (size_t)left);
-    /* Handlers answer with memory even when they fail. */
+    /* Handlers answer with output even when they fail. */
     for (size_t some; good && !due && left; left -= some) {
         some = left < sizeof(rest) ? (size_t)left : sizeof(rest);
         good = ibx_pipeline_read(p, rest, some);
@@ -91,7 +91,7 @@ int ibx_pipeline_call(struct ibx_pipeline *p, const struct ibx_pipeline_request 
 {
     const size_t name = strlen(call->name) + 1;
     const struct ibx_call *known = ibx_call_find(call->name, name);
-    /* Their form is known. */
+    /* The form of their replies is known. */
     const bool ours = ibx_own_request_is(known->name) || ibx_math_is(known->name);
     const bool fits = ours || known->length == call->n || known->kind == IBX_CALL_COPIES ||
                       known->kind == IBX_CALL_WAITS || known->kind == IBX_CALL_LAUNCH;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Streams and events at rest. */
+/* Streams without work, and events that are over. */
 #include "frontend-glue/client_calls/internal.h"
 
 static const uint64_t *idle_since(const struct ibx_idle *idle, uint64_t handle)
@@ -24,7 +24,7 @@ static void note_idle(struct ibx_idle *idle, uint64_t handle, uint64_t epoch)
     idle->next = (idle->next + 1) % IBX_IDLE;
 }
 
-/* What a query is about: a stream or an event, by its only argument. */
+/* The list for a query's only argument: streams or events. */
 static struct ibx_idle *idle_of(struct ibx_pipeline *p)
 {
     return p->call->event ? &p->events_idle : &p->streams_idle;
@@ -50,7 +50,7 @@ bool ibx_idle_device(const struct ibx_pipeline *p)
            !ibx_process_captures() && !ibx_process_devices();
 }
 
-/* A wait for all work says of all streams that were known that they have none. */
+/* After a wait for all work no stream has any. */
 static void learn_device(struct ibx_pipeline *p)
 {
     if (ibx_process_devices())

@@ -13,12 +13,12 @@
 #include <stdatomic.h>
 
 #define STAGED_MAX    4608u      /* bytes of a request that may be answered here: any launch */
-#define BACKLOG_MAX   (8u << 20) /* bytes that were not sent; then a call waits */
-#define AHEAD_MOST    16384u /* requests without a reply, whose end other threads' calls await */
+#define BACKLOG_MAX   (8u << 20) /* most bytes that are not sent; beyond it a call waits */
+#define AHEAD_MOST    16384u     /* most requests without a reply, for which others may wait */
 #define STREAMS_NONE  UINT64_MAX /* of outstanding requests: there are none */
 #define STREAMS_MANY  (UINT64_MAX - 1)
-#define STREAM_LEGACY 1u /* 0 and 1: ordered with all others */
-#define STREAM_THREAD 2u /* each thread has its own of this name */
+#define STREAM_LEGACY 1u /* 0 and 1: the legacy stream, ordered with all others */
+#define STREAM_THREAD 2u /* each thread has a stream of its own with this handle */
 
 /*
  * state machine: request of GVirtuS
@@ -32,7 +32,7 @@ enum request_state { REQUEST_STAGING, REQUEST_ANSWERED, REQUEST_WAITING };
 /*
  * state machine: launch that is kept
  *   [*] -> NONE
- *   NONE -> NEXT               the next one is not sent
+ *   NONE -> NEXT          the next launch is not sent
  *   NEXT -> KEPT | LONG   it was written; its body is staged, or too long
  *   NEXT | KEPT | LONG -> NONE
  */
@@ -42,114 +42,115 @@ enum divert_state { DIVERT_NONE, DIVERT_NEXT, DIVERT_KEPT, DIVERT_LONG };
 #define IBX_IDLE 8u
 struct ibx_idle {
     struct {
-        uint64_t handle, epoch; /* 0: never */
+        uint64_t handle, epoch; /* epoch 0: unused */
     } items[IBX_IDLE];
-    unsigned next; /* to be replaced */
+    unsigned next; /* the next one to be replaced */
 };
 
-/* Launches that nobody sees, and of which it is not known yet whether they succeed again. The items
- * are the owner's; what has become of them is noted by who takes their replies, under the lock. */
+/* Launches whose result nobody sees, and of which it is not known yet whether they succeed. The
+ * items belong to the pipeline's own thread; whoever takes replies notes the results, under the
+ * lock. */
 #define IBX_UNSEEN 32u
 struct ibx_unseen {
     struct ibx_unseen_launch {
         uint64_t number;          /* of the request */
         uint64_t launch, stream;  /* keys */
-        unsigned resets, handles; /* of the process, when it was answered */
+        unsigned resets, handles; /* counters of the process when it was answered */
         bool replied, failed;
     } items[IBX_UNSEEN];
     unsigned count, open; /* open: not replied */
 };
 
-/* Which process this is: another number after fork(2). */
+/* A number of this process; it is another one after fork(2). */
 unsigned ibx_process_number(void);
 
-/* Bytes at the beginning of the backlog, how many requests end in it, and how many bytes of one
- * that has begun are left for the next message. */
+/* A message: n bytes at the beginning of the backlog, in which so many requests end, and `cut`
+ * bytes of a request that has begun in it are left for the next message. */
 struct ibx_message {
     size_t n, cut;
     unsigned requests;
 };
 
 struct ibx_pipeline {
-    struct ibx_pipeline *next; /* in the process; its lock */
+    struct ibx_pipeline *next; /* in the list of the process, under its lock */
     uint64_t id;
-    unsigned process; /* of ibx_process_number(): another one: it was forked */
+    unsigned process; /* ibx_process_number(); another number: this is a forked child's copy */
     struct ibx_session *session;
     enum ibx_pipeline_mode mode;
-    size_t room; /* of a message, bytes */
-    bool eager;  /* a send costs so little that only a busy back end is a reason to gather */
+    size_t room; /* bytes of a message */
+    bool eager;  /* sends are cheap: requests are gathered only while the back end is busy */
 
-    /* The request in hand: of the connection's thread alone. */
+    /* The request in hand; used by the connection's thread only. */
     struct ibx_state_machine state;  /* enum request_state */
     struct ibx_state_machine divert; /* enum divert_state */
     uint8_t staged[STAGED_MAX];
     size_t staged_length;
     const struct ibx_call *call;
-    const uint8_t *answer; /* what is read of an ANSWERED one */
+    const uint8_t *answer; /* the reply to read, if ANSWERED */
     size_t answer_left;
-    uint8_t reply[IBX_REPLY_MAX]; /* of a WAITING one, as far as it fits; or an answer */
+    uint8_t reply[IBX_REPLY_MAX]; /* of a WAITING request, or an answer made here */
     uint64_t reply_length;        /* read so far */
-    unsigned reads;               /* of it */
+    unsigned reads;               /* reads of it */
     bool was_long;                /* its request was too long to be staged */
 
-    /* Likewise: what is known. */
+    /* Likewise: what the thread knows. */
     bool foreign; /* the front end reads replies in another way: nothing is answered */
-    struct ibx_successes launches, others; /* others: of handles */
+    struct ibx_successes launches, others; /* `others`: with handles */
     struct ibx_successes libraries;        /* calls of cuBLAS and the like */
-    struct ibx_successes forms;            /* calls that were answered without output */
+    struct ibx_successes forms;            /* calls by name and length of output: ibx_call_key() */
     unsigned launches_from;                /* of ibx_process_resets() */
     unsigned others_from;                  /* of ibx_process_handles() */
     unsigned libraries_from;               /* of ibx_process_set_ups() */
     struct ibx_known_replies replies;
     struct ibx_configurations configurations;
     struct ibx_idle streams_idle, events_idle;
-    bool unseen;      /* the next request is a launch by <<<>>> */
-    bool plain_known; /* a reply without output has come */
+    bool unseen;      /* the next request may be a launch by <<<>>> */
+    bool plain_known; /* a reply without output has come from this back end */
     struct ibx_unseen unseens;
     uint64_t epoch;    /* when the request in hand was sent */
-    uint64_t left;     /* likewise: ibx_process_left() */
-    bool stays;        /* it: ibx_request_stays() */
-    bool settles;      /* likewise */
+    uint64_t left;     /* ibx_process_left() then */
+    bool stays;        /* ibx_request_stays() of it */
+    bool settles;      /* ibx_request_settles() of it */
     bool ends_nodes;   /* it destroys a graph, or one of its nodes */
     uint8_t device[4]; /* the body of the cudaSetDevice that succeeded last */
     bool device_known;
     int32_t current;      /* device, -1: not known */
-    uint64_t rests;       /* the epoch as of which the device has no work, 0: not known */
-    bool freed;           /* the request in hand: it gives back what cudaMalloc has returned */
-    unsigned losses;      /* of ibx_process_losses(), that this thread was told of */
-    unsigned server_ends; /* ibx_process_ends() as this began */
-    bool clean;           /* the back end has no error to tell of this thread */
-    int last_error;       /* that it may not know of */
+    uint64_t rests;       /* the epoch at which the device had no work; 0: not known */
+    bool freed;           /* the request in hand frees memory that cudaMalloc has returned */
+    unsigned losses;      /* ibx_process_losses() of which this thread was told */
+    unsigned server_ends; /* ibx_process_ends() when this pipeline began */
+    bool clean;           /* the back end has no last error of this thread */
+    int last_error;       /* a last error that the back end may not know */
 
-    unsigned errors; /* that calls of this thread's have returned so far */
+    unsigned errors; /* errors that calls of this thread have returned so far */
 
-    /* Under the lock; the atomics are read without. */
+    /* Under the lock; the atomics are read without it. */
     pthread_mutex_t lock;
-    uint8_t *backlog; /* answered and not sent: [backlog_begin, backlog_end) */
+    uint8_t *backlog; /* requests that were answered and not sent: [backlog_begin, backlog_end) */
     size_t backlog_begin, backlog_end, backlog_room;
-    size_t backlog_cut; /* the first so many bytes end a request whose others have left */
+    size_t backlog_cut; /* so many bytes at its beginning end a request that was sent in part */
     unsigned backlog_requests;
-    bool copies_alone;         /* since it was empty */
-    bool records_alone;        /* likewise, of events */
+    bool copies_alone;         /* only copies have come since the backlog was empty */
+    bool records_alone;        /* only event records have */
     unsigned messages;         /* sent since nothing was outstanding at the back end */
     uint64_t mute;             /* the number of the last registration */
-    bool refused;              /* the last message was: for want of credit, or of a peer */
-    struct ibx_message kept;   /* what was refused, if it took looking for; n 0: nothing */
-    size_t kept_room;          /* ... and how much fits into a message */
-    uint64_t looked_at;        /* ns: when the connection was polled last */
-    _Atomic bool unsent;       /* there is a backlog, or the back end's replies have to be taken */
-    _Atomic uint32_t patience; /* ns: for so long nobody has to look after that */
-    uint64_t library_calls[AHEAD_MOST / 64]; /* a bit each, by their numbers */
-    uint64_t chatty;            /* the number of the last one whose reply waits for no other */
-    _Atomic uint64_t answered;  /* requests, ever */
-    _Atomic uint64_t replied;   /* of these */
-    _Atomic uint64_t unsure;    /* the number of the last one that may fail by itself */
-    _Atomic uint64_t streams;   /* of those without reply */
-    _Atomic bool events;        /* among those is one about an event */
-    _Atomic bool memory;        /* or one that gives memory back */
-    _Atomic bool ended;         /* the session has, or its connection */
-    _Atomic int failure;        /* that no call has returned yet */
-    _Atomic int launch_failure; /* of one that nobody saw, until cudaGetLastError */
+    bool refused;              /* the last message was refused: no credit, or no connection */
+    struct ibx_message kept;   /* a message that was refused, and took time to find; n 0: none */
+    size_t kept_room;          /* ... the room of a message then */
+    uint64_t looked_at;        /* when the connection was polled last, ns */
+    _Atomic bool unsent;       /* there is a backlog, or replies have to be taken */
+    _Atomic uint32_t patience; /* ns for which that can wait */
+    uint64_t library_calls[AHEAD_MOST / 64]; /* one bit for each request, by number */
+    uint64_t chatty;            /* the last request whose reply does not wait for others */
+    _Atomic uint64_t answered;  /* requests so far */
+    _Atomic uint64_t replied;   /* of these, how many have a reply */
+    _Atomic uint64_t unsure;    /* the last request that may fail by itself */
+    _Atomic uint64_t streams;   /* of requests without reply: one stream, STREAMS_NONE or _MANY */
+    _Atomic bool events;        /* one of these is about an event */
+    _Atomic bool memory;        /* ... frees memory */
+    _Atomic bool ended;         /* the session, or its connection, has ended */
+    _Atomic int failure;        /* an error that no call has returned yet */
+    _Atomic int launch_failure; /* of a launch by <<<>>>, until cudaGetLastError */
 };
 
 static inline bool ibx_pipeline_idle(const struct ibx_pipeline *p)
@@ -157,22 +158,22 @@ static inline bool ibx_pipeline_idle(const struct ibx_pipeline *p)
     return atomic_load(&p->answered) == atomic_load(&p->replied);
 }
 
-/* Whether a fork has brought it into another process, to which it does not belong. */
+/* Whether this is the copy in a forked child, which does not own the connection. */
 static inline bool ibx_pipeline_is_inherited(const struct ibx_pipeline *p)
 {
     return p->process != ibx_process_number();
 }
 
-/* What a request has to come after. */
+/* Which requests of other threads a request has to come after. */
 struct ibx_scope {
-    bool any;        /* of other threads' requests at all */
-    bool all;        /* of any stream, or only ... */
-    uint64_t stream; /* ... of this one */
-    bool events;     /* and those about events */
-    bool memory;     /* and those that give memory back */
+    bool any;        /* any at all */
+    bool all;        /* those of all streams, or only ... */
+    uint64_t stream; /* ... of this stream */
+    bool events;     /* ... and those about events */
+    bool memory;     /* ... and those that free memory */
 };
 
-/* request_keys.c: of the request in hand; `body`, n: what ibx_request_body() has returned. */
+/* request_keys.c: `body` and n of the request in hand are those of ibx_request_body(). */
 
 const uint8_t *ibx_request_body(const struct ibx_pipeline *pipeline, size_t *n);
 static inline uint32_t ibx_request_word(const uint8_t *at)
@@ -181,175 +182,186 @@ static inline uint32_t ibx_request_word(const uint8_t *at)
     return ibx_get_u32(&r);
 }
 struct ibx_scope ibx_request_scope(const struct ibx_call *call, const uint8_t *body, size_t n);
-/* It may add work, or end a handle. */
+/* Whether the call may add work, or destroy a handle. */
 bool ibx_call_adds_work(const struct ibx_call *call);
-/* cudaEventRecord. */
+/* Whether the call is cudaEventRecord. */
 bool ibx_call_records(const struct ibx_call *call);
-/* Work of it may be behind in a stream when its call returns. */
+/* Whether work of the request may be left in a stream when its call returns. */
 bool ibx_request_stays(const struct ibx_call *call, const uint8_t *body, size_t n);
-/* It waits, as a synchronous copy does, for what is ordered with the legacy stream. */
+/* Whether the call waits for all work that is ordered with the legacy stream, as a synchronous copy
+ * does. */
 bool ibx_request_settles(const struct ibx_call *call, const uint8_t *body, size_t n);
-/* A launch whose grid every device takes. */
+/* Whether it is a launch with a grid that every device accepts. */
 bool ibx_launch_is_plain(const uint8_t *body, size_t n);
-/* Whether it gives a node of a graph such a launch, and what decides whether that succeeds. */
+/* Whether the request sets such a launch as the parameters of a graph's node; and the key of what
+ * decides whether that succeeds. */
 bool ibx_request_sets_node(const struct ibx_call *call, const uint8_t *body, size_t n);
 uint64_t ibx_node_key(const struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
-/* Of what decides whether a launch succeeds: device, function, block, shared memory; and that its
- * stream is one, of this device. */
+/* Keys of what decides whether a launch succeeds: device, function, block, shared memory and
+ * divisors of the grid; and that its stream exists on this device. */
 uint64_t ibx_launch_key(const struct ibx_pipeline *pipeline, const uint8_t *body);
 uint64_t ibx_launch_stream_key(const struct ibx_pipeline *pipeline, const uint8_t *body);
-/* That a stream is one, of this device; that an event is. NULL is a stream, and no event. */
+/* Keys that a stream, or an event, exists on this device. NULL is a stream, and no event. */
 uint64_t ibx_stream_key(const struct ibx_pipeline *pipeline, uint64_t stream);
 uint64_t ibx_event_key(const struct ibx_pipeline *pipeline, uint64_t event);
-/* That a call of this kind was answered with so many bytes of output, and has a body of as many as
- * the table says. */
+/* The key that this call was answered with `out` bytes of output, and has the body length of the
+ * table. */
 uint64_t ibx_call_key(const struct ibx_call *call, size_t out);
-/* The same of a request without output whose body begins there: of ours, each is a call of its own.
- */
+/* The same for a request without output: each of our own requests counts as a call of its own, by
+ * the beginning of its body. */
 uint64_t ibx_form_key(const struct ibx_call *call, const uint8_t *body, size_t n);
-/* Of a call that succeeds again with the same body. The default stream is that of the device. */
+/* The key of a call that succeeds again with the same body, on the same device. */
 uint64_t ibx_request_key(const struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
-/* All that the reply to the request in hand depends on; its length. Front ends send what the
- * application has where the reply is to go. */
+/* Writes all that the reply to the request in hand depends on; returns its length. Where front ends
+ * send whatever is in the application's output memory, zeros stand in for it. */
 size_t ibx_reply_key(const struct ibx_pipeline *pipeline, uint8_t key[STAGED_MAX]);
-/* What has succeeded, and replies: all of it, or what other threads' requests have outdated. */
+/* Forgets what has succeeded, and known replies: all of it, or what other threads' requests have
+ * outdated. */
 void ibx_pipeline_forget(struct ibx_pipeline *pipeline);
 void ibx_pipeline_forget_old(struct ibx_pipeline *pipeline);
 
 /* answers.c */
 
-/* Whether a synchronous copy of n bytes to the device may be made later. It succeeds, as far as
- * anybody knows, and a native one would wait for nothing but itself; nobody but who comes after it
- * in this process can tell when it is made. */
+/* Whether the call of a synchronous copy of n bytes to the device may return before the copy is
+ * made: it will succeed, as far as is known; natively it would wait for nothing but itself; and
+ * only later calls of this process can notice when it is made. */
 bool ibx_answer_copy_may_be_early(const struct ibx_pipeline *pipeline, uint64_t device, uint64_t n);
-/* The request in hand is complete, and `call` is known: it is answered here, or sent. */
+/* Answers the request in hand, which is complete and whose `call` is known, or sends it. */
 void ibx_answer_or_send(struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
-/* The last error is none, and none may come: of a `call` that returns it. */
+/* Whether there is no last error, and none can come from requests without a reply: for a `call`
+ * that returns it. */
 bool ibx_answer_no_error(struct ibx_pipeline *pipeline, const struct ibx_call *call);
-/* What is read next is the reply of a success without output. */
+/* The reply to be read next is that of a success without output. */
 void ibx_answer_success(struct ibx_pipeline *pipeline);
 
 /* backlog.c */
 
-/* Answers the request in hand, which is run later. False: it has to wait, since there is no
- * connection or no memory. */
+/* Answers the request in hand before it is run. `sure`: it cannot fail by itself. False: it has to
+ * wait, since there is no connection or no memory. */
 bool ibx_backlog_add(struct ibx_pipeline *pipeline, const struct ibx_scope *scope, bool sure);
 /* Answers a synchronous copy to the device, as part of the backlog. False: as above. */
 bool ibx_backlog_add_copy(struct ibx_pipeline *pipeline, uint64_t device, const void *host,
                           size_t n);
-/* Around a copy that is answered and sent by others: ordered, behind the backlog, and locked.
- * False: there is no connection. */
+/* Around a copy that the caller answers and sends: it comes behind the backlog, and after what it
+ * has to in other threads; the pipeline is locked. False: there is no connection, and nothing is
+ * locked. */
 bool ibx_backlog_copy_begin(struct ibx_pipeline *pipeline);
 void ibx_backlog_copy_end(struct ibx_pipeline *pipeline);
-/* The others: locked. Sends what can be sent, and takes the replies that are there, without
- * waiting. `now`: not only full messages. */
+/* The following are called locked. push(): sends what can be sent, and takes the replies that are
+ * there, without waiting. `now`: also messages that are not full. */
 void ibx_backlog_push(struct ibx_pipeline *pipeline, bool now);
-/* Hands it to the session, in front of the request that follows. */
+/* Hands the backlog to the session, in front of the request that follows. */
 void ibx_backlog_gather(struct ibx_pipeline *pipeline);
-/* Sends it and takes all replies. */
+/* Sends the backlog, and waits for all replies. */
 void ibx_backlog_finish(struct ibx_pipeline *pipeline);
-/* The session has ended: what was not answered by the back end never is. */
+/* The session has ended: requests without a reply will get none. */
 void ibx_backlog_drop(struct ibx_pipeline *pipeline);
 
 /* unseen_launches.c */
 
-/* The request in hand is a launch that may be answered though it may fail. */
+/* Whether the request in hand is a launch that may be answered although it may fail. */
 bool ibx_unseen_may_be_early(const struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
-/* Locked. It was, as request `number`. */
+/* Locked. That launch was answered, as request `number`. */
 void ibx_unseen_add(struct ibx_pipeline *pipeline, uint64_t number);
-/* Locked. The reply to that request; whether it is one of those. */
+/* Locked. A reply has come to that request; whether it is one of these launches. */
 bool ibx_unseen_replied(struct ibx_pipeline *pipeline, uint64_t number, int exit_code);
-/* Learns from those that were replied. */
+/* Learns from those that have got a reply. */
 void ibx_unseen_learn(struct ibx_pipeline *pipeline);
 
 /* library_calls.c */
 
-/* The request in hand, an IBX_CALL_LIBRARY, has succeeded with so much output. */
+/* The request in hand, an IBX_CALL_LIBRARY, has succeeded with `out` bytes of output. */
 void ibx_library_learn(struct ibx_pipeline *pipeline, const uint8_t *body, size_t n, uint64_t out);
-/* Whether it succeeds again; then what is read next is that reply. */
+/* Whether it succeeds again; then the reply to be read next is set. */
 bool ibx_library_answer(struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
-/* Another request, an IBX_CALL_SELECTS: it has succeeded without output; it changes nothing. */
+/* The request in hand is an IBX_CALL_SELECTS: selected(): it has succeeded without output;
+ * has_selected(): it would change nothing. */
 void ibx_library_selected(const struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
 bool ibx_library_has_selected(const struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
-/* The stream that its handle has, or that it names, if that is known. */
+/* The stream of the library's handle that the request uses, or that it names. False: not known. */
 bool ibx_library_stream(const struct ibx_call *call, const uint8_t *body, size_t n,
                         uint64_t *stream);
 /* The request in hand, an IBX_CALL_SETS_UP or IBX_CALL_SELECTS that is about to be sent, may end a
- * handle or give it another stream. */
+ * handle or give it another stream: the stream of that handle is no longer known. */
 void ibx_library_sets_up(const uint8_t *body, size_t n);
-/* The former has succeeded, and returned so much: at its end the handle, if it has made one. */
+/* That request has succeeded, and returned n bytes, which end with the handle, if it has made
+ * one. */
 void ibx_library_made(const uint8_t *out, size_t n);
-/* A request destroys a stream; all handles are no more. */
+/* stream_ends(): a request destroys a stream; clear(): all handles are gone. */
 void ibx_library_stream_ends(const uint8_t *body, size_t n);
 void ibx_library_clear(void);
 /* Around a fork. */
 void ibx_library_lock(void);
 void ibx_library_unlock(void);
-/* Locked. Request `number` was answered so, or otherwise; and what its reply means to CUDA. */
+/* Called with the pipeline locked. note(): request `number` was answered, and is a library's call
+ * or not. replied(): returns the exit code of its reply as a cudaError_t. */
 void ibx_library_note(struct ibx_pipeline *pipeline, uint64_t number, bool is);
 int ibx_library_replied(struct ibx_pipeline *pipeline, uint64_t number, int exit_code);
 
 /* idle_handles.c */
 
-/* A query, or a wait, about this stream or event has succeeded before, and nobody has added work
- * since. */
+/* Whether a query of this stream or event, or a wait for it, has succeeded before, and nobody has
+ * added work since. */
 bool ibx_idle_holds(struct ibx_pipeline *pipeline, const struct ibx_idle *idle, uint64_t handle);
 /* The same of the request in hand. */
 bool ibx_idle_answers(struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
-/* One has succeeded. */
+/* A query or a wait has succeeded: the request in hand. */
 void ibx_idle_learn(struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
 
-/* Nobody has added work anywhere since a wait for all of the device's work, of which there is one.
- */
+/* Whether nobody has added work anywhere since a wait for all of the device's work, and only one
+ * device is used. */
 bool ibx_idle_device(const struct ibx_pipeline *pipeline);
 
-/* allocations.c: what cudaMalloc has returned to this process; from any thread */
+/* allocations.c: memory that cudaMalloc has returned to this process; from any thread */
 
 void ibx_allocations_add(uint64_t address, uint64_t n);
-/* Whether it was there; it is no more. */
+/* Removes the allocation that begins there. False: there is none. */
 bool ibx_allocations_remove(uint64_t address);
-/* Whether n bytes from there on are within one. */
+/* Whether n bytes from there on are within one allocation. */
 bool ibx_allocations_hold(uint64_t address, uint64_t n);
 void ibx_allocations_clear(void);
-/* Around a fork, whose child clears them: it has none. */
+/* Around a fork; the child, which has no allocations, clears them. */
 void ibx_allocations_lock(void);
 void ibx_allocations_unlock(void);
 
 /* waiting.c */
 
-/* Hands what is staged to the session. `body`, n: as much of the body as is there. */
+/* Hands the staged bytes of a request to the session. `body`, n: the part of the body that is
+ * there. */
 void ibx_waiting_begin(struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
-/* A request that is too long to be kept, by what there is of it: its name, at least. */
+/* The same for a request that is too long to be staged whole; at least its name is there. */
 void ibx_waiting_begin_long(struct ibx_pipeline *pipeline);
-/* n bytes of a reply were read. Front ends of another kind read it in other pieces. */
+/* n bytes of a reply were read, and may be changed. Front ends that read other pieces than
+ * GVirtuS's are noticed here. */
 void ibx_waiting_note_reply(struct ibx_pipeline *pipeline, uint8_t *bytes, size_t n);
-/* The back end has returned `exit_code`. Returns it, or that of an earlier call which nobody was
- * told of if this one `waits`. */
+/* The back end has returned `exit_code`. Returns that, or, if it is 0 and this call `waits` for the
+ * device, the error of an earlier call that was not returned yet. */
 int ibx_waiting_told(struct ibx_pipeline *pipeline, int exit_code, bool waits);
 
 /* process.c */
 
-/* How often requests have made successes of old worthless: all, those with streams and events, or
- * those of libraries. */
+/* Counters, and how to raise them: how often requests have made old successes worthless: all of
+ * them, those with streams and events, those of libraries. */
 unsigned ibx_process_resets(void);
 void ibx_process_reset(void);
 unsigned ibx_process_handles(void);
 void ibx_process_handle(void);
 unsigned ibx_process_set_ups(void);
 void ibx_process_set_up(void);
-/* Graphs, or nodes, that were destroyed; one more. */
+/* How often graphs, or nodes, were destroyed; one more time. */
 unsigned ibx_process_graphs(void);
 void ibx_process_graph(void);
-/* Rises with each request that may add work to a stream, or record an event: before it is sent, and
- * before its call returns. `stays`: see ibx_process_left(). Never 0. */
+/* A counter that rises with each request that may add work to a stream, or record an event: before
+ * it is sent, and before its call returns. Never 0. work() raises it; `stays`: see
+ * ibx_process_left(). */
 uint64_t ibx_process_epoch(void);
 void ibx_process_work(bool stays);
-/* How often that was for work that may stay behind in a stream when its call returns. */
+/* How often it was raised for work that may be left in a stream when its call returns. */
 uint64_t ibx_process_left(void);
-/* All of it up to this number has ended that a synchronous copy would wait for: what is in the
+/* All such work up to this number has ended that a synchronous copy would wait for: work in the
  * legacy stream, or ordered with it. */
 void ibx_process_settled(uint64_t left);
-/* There is none that has not. */
+/* Whether there is no such work left. */
 bool ibx_process_rests(void);
 /* Whether other processes may have opened memory of this one's. */
 bool ibx_process_shares_memory(void);
@@ -360,45 +372,46 @@ void ibx_process_select(void);
 /* Whether a capture may be under way, or events are shared with other processes. */
 bool ibx_process_captures(void);
 void ibx_process_capture(bool begins);
-/* The stream's has begun. Whether one had: no more. All of them end: the only device was reset. */
+/* captured(): a capture of that stream has begun. captured_ends(): whether one had begun; it is
+ * forgotten. captured_reset(): all of them end, since the only device was reset. */
 void ibx_process_captured(uint64_t stream);
 bool ibx_process_captured_ends(uint64_t stream);
 void ibx_process_captured_reset(void);
 void ibx_process_add(struct ibx_pipeline *pipeline);
 void ibx_process_remove(struct ibx_pipeline *pipeline);
-/* So many requests were answered that nobody runs any more: their connection has ended. Each
- * thread's next call that waits is to return that. */
+/* So many requests were answered, but will not be run, since their connection has ended: the next
+ * call of each thread that waits is to return an error. */
 void ibx_process_lose(uint64_t requests);
-/* The server's process is gone, with all that this one has there: likewise, once for all threads,
- * unless they were `told` of requests. */
+/* The server's process is gone, with all that this process has there: the same, once for each
+ * server process, unless `told`: ibx_process_lose() was called for it. */
 void ibx_process_lose_all(const struct ibx_pipeline *pipeline, bool told);
-/* Of how many processes of the server's the end was noticed. */
+/* The end of how many server processes was noticed. */
 unsigned ibx_process_ends(void);
-/* How often that was so. */
+/* How often errors of the last two kinds have come. */
 unsigned ibx_process_losses(void);
-/* How many of these some thread was told of: those that begin later are not. */
+/* How many of these some thread was told of; threads that begin later are not told of those. */
 unsigned ibx_process_told_losses(void);
 void ibx_process_tell_losses(unsigned n);
-/* An error, or 0, that no call of a thread which ends has returned: the next one that waits does,
- * in any thread. */
+/* leave(): an error, or 0, that no call of a thread which ends has returned. take(): takes it, if
+ * it is `code`, or any if that is 0; for the next call that waits, in any thread. */
 void ibx_process_leave_failure(int code);
-int ibx_process_take_failure(int code); /* that one, or 0: any */
-/* n requests more, or fewer, are outstanding. */
+int ibx_process_take_failure(int code); /* 0: there is none */
+/* n more requests (n < 0: fewer) are outstanding. */
 void ibx_process_count(int n);
-/* Returns when the back end has run what other threads' pipelines have answered and the scope
- * covers. */
+/* Blocks until the back end has run the requests that other threads' pipelines have answered and
+ * that the scope covers. */
 void ibx_process_order(const struct ibx_pipeline *pipeline, const struct ibx_scope *scope);
-/* The next pipeline in falling order of ids whose lock nobody has, locked; *below: of its id. NULL:
- * there are no more. It lives until it is unlocked. */
+/* The next pipeline with an id below *below, in falling order, whose lock nobody has; it is locked,
+ * and *below is its id. NULL: there are no more. It lives until it is unlocked. */
 struct ibx_pipeline *ibx_process_lock_below(uint64_t *below);
 
 /* keeper.c: once a process */
 void ibx_keeper_begin(void);
-/* What it does twice a second. */
+/* Does what the keeper does twice a second. */
 void ibx_keeper_look(void);
 
-/* A pipeline's `unsent` is true: somebody sends it as soon as its `patience` wants. False: nobody
- * can. */
+/* A pipeline's `unsent` is true: has the sender send its backlog within `patience` ns. False: there
+ * is no sender. */
 bool ibx_process_send_soon(uint32_t patience);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The keeper: a thread that looks twice a second whether connections have broken of which no call
- * notices that, since their threads compute or only launch, and has their sessions go on. A session
- * whose own thread is in a call is left to it.
+ * The keeper: a thread that looks twice a second for broken connections that no call notices, since
+ * their threads compute or only launch, and has their sessions go on over new ones. If a session's
+ * own thread is in a call, that call does it.
  */
 #include "frontend-glue/client_calls/internal.h"
 
@@ -14,7 +14,7 @@
 
 #define PERIOD_NS 500000000l
 
-static _Atomic unsigned begun_in; /* the process in which it runs, + 1 */
+static _Atomic unsigned begun_in; /* ibx_process_number() of the process in which it runs, + 1 */
 
 /* Locked. */
 static void look_after(struct ibx_pipeline *p)

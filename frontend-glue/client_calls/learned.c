@@ -144,7 +144,7 @@ void ibx_configurations_push(struct ibx_configurations *all, const uint8_t *body
     all->pushed[all->count++].remote = remote;
 }
 
-/* A configuration as a reply of this form has it; returns its length. */
+/* Writes a configuration as in a reply of that form; returns its length. */
 static size_t put(const uint8_t *bytes, int form, uint8_t out[72])
 {
     struct ibx_writer w = ibx_writer_of(out, 72);
@@ -172,7 +172,7 @@ void ibx_configurations_popped(struct ibx_configurations *all, const uint8_t *ou
         if (put(bytes, i, expected) == n && !memcmp(expected, out, n))
             form = i;
     }
-    if (form < 0) /* other values than were pushed, or another form */
+    if (form < 0) /* other values than those that were pushed, or an unknown form */
         all->lost = true;
     all->form = form;
 }

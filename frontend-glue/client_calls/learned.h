@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What a client has learned from the replies that it waited for. A call is answered here only in a
- * form that this back end has given before.
+ * What a client has learned from the replies that it waited for. A call is answered here only if
+ * this back end has given a reply of that form before.
  */
 #ifndef IBX_FRONTEND_GLUE_CLIENT_CALLS_LEARNED_H
 #define IBX_FRONTEND_GLUE_CLIENT_CALLS_LEARNED_H
@@ -19,12 +19,12 @@ struct ibx_successes {
     unsigned count, room;
 };
 
-#define IBX_SUCCESSES_MAX 16384u /* beyond it the set begins anew */
+#define IBX_SUCCESSES_MAX 16384u /* at this count the set is emptied */
 
-/* Of n bytes; never 0. `seed` keeps kinds of requests apart. */
+/* The hash of n bytes; never 0. `seed` keeps kinds of requests apart. */
 uint64_t ibx_request_hash(uint64_t seed, const void *bytes, size_t n);
 bool ibx_successes_hold(const struct ibx_successes *set, uint64_t hash);
-/* Without memory it stays out. */
+/* Adds a hash, unless there is no memory. */
 void ibx_successes_add(struct ibx_successes *set, uint64_t hash);
 void ibx_successes_clear(struct ibx_successes *set);
 void ibx_successes_fini(struct ibx_successes *set);
@@ -33,11 +33,11 @@ void ibx_successes_fini(struct ibx_successes *set);
 
 #define IBX_REPLIES    32u
 #define IBX_REPLY_MAX  2048u /* bytes of a request, or of a reply */
-#define IBX_REPLY_HEAD 20u   /* exit code, seconds, length of the rest */
+#define IBX_REPLY_HEAD 20u   /* bytes: exit code, seconds, length of the rest */
 
 struct ibx_known_reply {
     uint64_t hash;  /* 0: none */
-    uint8_t *bytes; /* the request, and the reply behind it */
+    uint8_t *bytes; /* the request, and then the reply */
     size_t request, reply;
 };
 
@@ -46,7 +46,7 @@ struct ibx_known_replies {
     unsigned next; /* to be replaced */
 };
 
-/* NULL: unknown. */
+/* NULL: the reply is not known. */
 const struct ibx_known_reply *ibx_replies_find(const struct ibx_known_replies *replies,
                                                const void *request, size_t n);
 void ibx_replies_add(struct ibx_known_replies *replies, const void *request, size_t n,
@@ -58,28 +58,29 @@ void ibx_replies_clear(struct ibx_known_replies *replies);
 #define IBX_CONFIGURATION_BYTES                                                                    \
     40u                        /* grid and block, 12 each; shared memory and stream, 8 each        \
                                 */
-#define IBX_CONFIGURATIONS 16u /* that were pushed and not popped */
+#define IBX_CONFIGURATIONS 16u /* most that were pushed and not popped */
 
-/* The form of a reply to cudaPopCallConfiguration: which of the four fields have their length in
- * front. */
+/* The configurations of launches that were pushed, and the form of a reply to
+ * cudaPopCallConfiguration: which of the four fields are preceded by their length. */
 struct ibx_configurations {
     struct {
         uint8_t bytes[IBX_CONFIGURATION_BYTES];
         bool remote; /* the back end has it, too */
     } pushed[IBX_CONFIGURATIONS];
     unsigned count;
-    unsigned beyond; /* were pushed behind those, and only the back end has them */
-    bool lost;       /* a pop has failed, or brought another one: nothing is known */
+    unsigned beyond; /* pushed after these; only the back end has them */
+    bool lost;       /* a pop has failed, or brought another configuration: nothing is known */
     bool push_known; /* the back end answers a push with no output */
-    int form;        /* a bit a field, -1: not known yet */
+    int form;        /* one bit for each field; -1: not known yet */
 };
 
 void ibx_configurations_init(struct ibx_configurations *all);
-/* The request was pushed, here or at the back end. */
+/* A configuration was pushed; `remote`: at the back end, too. */
 void ibx_configurations_push(struct ibx_configurations *all, const uint8_t *body, bool remote);
 /* The back end has answered a pop with these bytes. */
 void ibx_configurations_popped(struct ibx_configurations *all, const uint8_t *out, size_t n);
-/* Writes the output of a pop that the back end knows nothing of; 0: it has to be asked. */
+/* Pops a configuration that the back end does not have, and writes the output of that call. Returns
+ * its length; 0: the back end has to be asked. */
 size_t ibx_configurations_pop(struct ibx_configurations *all, uint8_t out[72]);
 
 #endif

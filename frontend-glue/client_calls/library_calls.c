@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Calls of cuBLAS, cuDNN, cuFFT and cuRAND that GVirtuS's plugins serve. One that only adds work
- * succeeds again with the very same arguments, as long as no call has set up anything of such a
- * library anew, and is answered then. Some handlers return an address that was among the arguments
- * besides, always the same one: so is that. What such a call returns is a number of the library's.
+ * Calls of cuBLAS, cuDNN, cuFFT and cuRAND that GVirtuS's plugins serve. A call that only adds work
+ * succeeds again with exactly the same arguments, unless a call has set up something of such a
+ * library since, and is then answered. Some handlers also return an address that was among the
+ * arguments, always the same one: so does the answer. The exit code of such a call is a status of
+ * the library.
  *
- * Which stream a handle has is known when this process has selected one for it, or the call names
- * it: then it comes after other threads' work in that stream alone, as a launch does.
+ * The stream of a handle is known if this process has selected one for it, or if the call names it:
+ * then the call has to come after other threads' work in that stream only, as a launch.
  */
 #include "frontend-glue/client_calls/internal.h"
 
@@ -15,16 +16,16 @@
 #include <string.h>
 
 #define ADDRESS      8u
-#define STEP         4u /* between places where an address may be: numbers of 32 bits lie between */
-#define PLACES       16u /* from the body's end, where it is in fact */
+#define STEP         4u  /* bytes between places where an address may be */
+#define PLACES       16u /* places that are tried, from the body's end */
 #define NO_OUTPUT    0u
-#define WITH_ADDRESS 1u /* + its place */
+#define WITH_ADDRESS 1u /* + the address's place */
 
 #define CUDA_LAUNCH_FAILURE 719
 
 #define HANDLES 64u
 
-/* Those whose stream is known; the last one of those that share a place. */
+/* Handles whose stream is known; if several share a place, the last one. */
 static struct {
     pthread_mutex_t lock;
     struct {
@@ -32,7 +33,8 @@ static struct {
     } of[HANDLES];
 } handles = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* Of a handle of 8 bytes or a plan of 4, with which the body begins; 0: it is shorter, or NULL. */
+/* The key of a handle of 8 bytes, or of a plan of 4, with which the body begins; 0: the body is
+ * shorter, or the handle is NULL. */
 static uint64_t handle_in(const uint8_t *body, size_t n, bool plan)
 {
     struct ibx_reader r = ibx_reader_of(body, n);
@@ -56,7 +58,7 @@ static bool stream_of(uint64_t key, uint64_t *stream)
     return known;
 }
 
-/* The body's last bytes. */
+/* The stream in the body's last bytes. */
 static bool last_stream(const uint8_t *body, size_t n, uint64_t *stream)
 {
     if (n < 8)
@@ -94,7 +96,7 @@ static void forget_stream(uint64_t key)
     pthread_mutex_unlock(&handles.lock);
 }
 
-/* Of the request in hand, which selects a stream; 0: it is another one, or too short. */
+/* The key of the handle for which the request in hand selects a stream; 0: it is too short. */
 static uint64_t selected(const struct ibx_pipeline *p, const uint8_t *body, size_t n,
                          uint64_t *stream)
 {
@@ -117,9 +119,9 @@ bool ibx_library_has_selected(const struct ibx_pipeline *p, const uint8_t *body,
     return key && stream_of(key, &known) && known == stream;
 }
 
-/* It may end the handle, whose number another one may be given then; or what it does may be undone
- * by selecting the same stream again, as a workspace of cuBLAS's. And which stream a handle has
- * whose selection fails, only the library knows. */
+/* The request may end the handle, whose number another one may get then. Or its effect, as a
+ * workspace for cuBLAS, may be undone by selecting the same stream again. And if a selection fails,
+ * only the library knows the handle's stream. */
 void ibx_library_sets_up(const uint8_t *body, size_t n)
 {
     if (!body)
@@ -128,8 +130,8 @@ void ibx_library_sets_up(const uint8_t *body, size_t n)
     forget_stream(handle_in(body, n, true));
 }
 
-/* It was made just now, whatever else had its number: with a back end that is no more handles go
- * that nobody has ended, and the processes of another one have the same addresses. */
+/* The handle is new, whatever else had its number before: when a back end dies, handles go that
+ * nobody has ended, and another back end's process may use the same addresses. */
 void ibx_library_made(const uint8_t *out, size_t n)
 {
     if (n >= 8)
@@ -138,7 +140,7 @@ void ibx_library_made(const uint8_t *out, size_t n)
         forget_stream(handle_in(out + n - 4, 4, true));
 }
 
-/* Another stream may be given its number, and a library be told of that one. */
+/* Another stream may get the handle of this one, and then be selected in a library. */
 void ibx_library_stream_ends(const uint8_t *body, size_t n)
 {
     struct ibx_reader r = ibx_reader_of(body, n);
@@ -168,20 +170,20 @@ void ibx_library_unlock(void)
     pthread_mutex_unlock(&handles.lock);
 }
 
-/* Of the request in hand: which function it is stands in front of its body. */
+/* The hash of the request in hand, with the name of its function. */
 static uint64_t hash_of(const struct ibx_pipeline *p)
 {
     return ibx_request_hash(6 ^ (uint64_t)ibx_request_word(p->device) << 8, p->staged,
                             p->staged_length);
 }
 
-/* That such a request was answered so. */
+/* The key for such an answer to that request. */
 static uint64_t key_of(uint64_t request, unsigned answer)
 {
     return ibx_request_hash(answer, &request, sizeof(request));
 }
 
-/* NULL: the body is not that long. */
+/* The address at that place of the body; NULL: the body is shorter. */
 static const uint8_t *place_in(const uint8_t *body, size_t n, unsigned place)
 {
     const size_t from_end = ADDRESS + (size_t)STEP * place;
@@ -230,7 +232,8 @@ bool ibx_library_answer(struct ibx_pipeline *p, const uint8_t *body, size_t n)
     return false;
 }
 
-/* Which of those without a reply they are; of requests that are AHEAD_MOST apart one has it. */
+/* The word with the bit of that request. Of requests that are AHEAD_MOST apart, only one is without
+ * a reply. */
 static uint64_t *word_of(struct ibx_pipeline *p, uint64_t number)
 {
     return &p->library_calls[number % AHEAD_MOST / 64];

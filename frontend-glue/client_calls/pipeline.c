@@ -35,7 +35,8 @@ static bool is_eager(const struct ibx_session *session)
     return path && (!strcmp(path->provider, "shm") || !strcmp(path->provider, "verbs"));
 }
 
-/* Locked. Of the owner's thread. */
+/* The session's pause, in the pipeline's own thread, which has the lock: signal handlers that were
+ * held back can run. */
 static void pause_wait(void *context)
 {
     struct ibx_pipeline *p = context;
@@ -69,13 +70,14 @@ struct ibx_pipeline *ibx_pipeline_create(struct ibx_session *session, enum ibx_p
     ibx_process_add(p);
     if (ibx_session_kept(session)) {
         ibx_keeper_begin();
-        ibx_keeper_look(); /* this may be another server's process than that of earlier threads */
+        ibx_keeper_look(); /* this server process may be another one than that of earlier threads */
     }
     p->server_ends = ibx_process_ends();
     return p;
 }
 
-/* Nobody else has it any more. False: its thread is in a call. */
+/* Takes it out of the process's list, and waits until nobody has its lock. False: its thread is in
+ * a call. */
 static bool leave_process(struct ibx_pipeline *p)
 {
     const uint64_t deadline = ibx_deadline_in_ms(IBX_PIPELINE_END_MS);
@@ -124,7 +126,7 @@ void ibx_pipeline_unlock(struct ibx_pipeline *p)
 
 /* ------------------------------------------------------------------ GVirtuS's calls */
 
-/* Whether what is staged begins a launch that is kept. */
+/* Whether the staged bytes begin a launch that is to be kept. */
 static bool keeps(const struct ibx_pipeline *p)
 {
     static const char launch[] = "cudaLaunchKernel";
@@ -132,7 +134,7 @@ static bool keeps(const struct ibx_pipeline *p)
            !memcmp(p->staged, launch, sizeof(launch));
 }
 
-/* Whether the bytes are not to be written now, or at all. */
+/* Stages the bytes. False: they are to be written to the session now. */
 static bool stages(struct ibx_pipeline *p, const void *bytes, size_t n)
 {
     if (p->state.now == REQUEST_ANSWERED || (p->state.now == REQUEST_WAITING && p->reads)) {
@@ -148,7 +150,7 @@ static bool stages(struct ibx_pipeline *p, const void *bytes, size_t n)
     if (p->state.now == REQUEST_STAGING && keeps(p))
         ibx_state_move(&p->divert, DIVERT_LONG);
     if (p->state.now == REQUEST_STAGING && p->divert.now == DIVERT_LONG)
-        return true; /* the rest of it, too, is not sent */
+        return true; /* the rest of that launch is not sent either */
     if (p->state.now == REQUEST_STAGING)
         ibx_waiting_begin_long(p);
     return false;
@@ -201,7 +203,7 @@ void ibx_pipeline_sync(struct ibx_pipeline *p)
     pthread_mutex_unlock(&p->lock);
 }
 
-/* Locked. The session has ended, which this call tells. */
+/* Locked. The session has ended, and this call returns an error for that. */
 static void drop_and_tell(struct ibx_pipeline *p)
 {
     ibx_backlog_drop(p);
@@ -233,14 +235,14 @@ bool ibx_pipeline_read(struct ibx_pipeline *p, void *buffer, size_t n)
     if (good)
         ibx_waiting_note_reply(p, buffer, n);
     else
-        p->reads++; /* the next write begins a request */
+        p->reads++; /* so that the next write begins a request */
     return good;
 }
 
 /* ------------------------------------------------------- other calls on the session */
 
-/* Work is about to be enqueued by another way: what it has to come after in other threads was run.
- * Locks. */
+/* Work is about to be enqueued in another way: waits until other threads' requests have been run
+ * that it has to come after, and locks. */
 static void lock_for_work(struct ibx_pipeline *p, uint64_t stream, bool stays)
 {
     const bool one = stream > STREAM_LEGACY;
@@ -265,7 +267,7 @@ void ibx_pipeline_enter_alone(struct ibx_pipeline *p)
 {
     if (!p || ibx_pipeline_is_inherited(p))
         return;
-    ibx_process_work(false); /* of a graph, whose launch may stay */
+    ibx_process_work(false); /* it belongs to a graph, whose launch may stay */
     p->stays = false;
     pthread_mutex_lock(&p->lock);
     ibx_backlog_gather(p);
@@ -275,7 +277,7 @@ int ibx_pipeline_leave(struct ibx_pipeline *p, int exit_code, bool waits)
 {
     if (!p || ibx_pipeline_is_inherited(p))
         return exit_code;
-    if (ibx_session_live(p->session)) /* other threads may wait for what was gathered */
+    if (ibx_session_live(p->session)) /* other threads may wait for requests that were gathered */
         ibx_session_send_ahead(p->session);
     if (!ibx_session_live(p->session))
         drop_and_tell(p);
@@ -296,7 +298,7 @@ bool ibx_pipeline_finish(struct ibx_pipeline *p, unsigned ms)
         return true;
     for (uint64_t deadline = ibx_deadline_in_ms(ms);
          !ibx_pipeline_idle(p) && ibx_now_ns() < deadline;) {
-        if (!pthread_mutex_trylock(&p->lock)) { /* otherwise who has it is about to send */
+        if (!pthread_mutex_trylock(&p->lock)) { /* otherwise the lock's holder is about to send */
             ibx_backlog_push(p, true);
             pthread_mutex_unlock(&p->lock);
         }

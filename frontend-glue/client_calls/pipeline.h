@@ -5,19 +5,19 @@
  * reply, and cannot tell whether the back end has run it already.
  *
  *   pipeline.c   one connection: what GVirtuS calls on it
- *   direct.c     calls, and questions, of an application that GVirtuS's front end does not see
+ *   direct.c     calls of an application that do not go through GVirtuS's front end
  *   answers.c    which requests are answered without the back end, or before it
  *   library_calls.c  calls of cuBLAS and the like
- *   idle_handles.c  streams and events at rest: what is asked about them is known
- *   allocations.c  memory that cudaMalloc has returned: cudaFree of it succeeds
- *   backlog.c    requests that were answered: they leave, their replies come
+ *   idle_handles.c  streams and events without work: queries of these are answered
+ *   allocations.c  memory that cudaMalloc has returned: cudaFree of it will succeed
+ *   backlog.c    requests that were answered: sending them, and taking their replies
  *   waiting.c    requests that wait, and what is learned from their replies
  *   request_keys.c  what decides whether a request succeeds, and what its reply is
  *   process.c    all connections of the process: the order between them, the thread that sends what
  *                an application leaves behind, fork(2) and exit(3)
  *   keeper.c     a thread that notices broken connections whose threads are in no call
- *   unseen_launches.c  launches by <<<>>>: nobody sees what they return
- *   learned.c    what the replies have told: what succeeds again, what has the same reply again
+ *   unseen_launches.c  launches by <<<>>>, whose results nobody sees
+ *   learned.c    what was learned from replies: which calls succeed again, with which reply
  *
  * Answered here are
  *   - launches like one that has succeeded (function, block, shared memory), event records and
@@ -31,7 +31,7 @@
  *   - the configuration of a launch, which never leaves this process;
  *   - what only tells a state that is known: the last error, the device, the device's properties.
  *
- * Requests that were answered leave in order and together: at once while the back end is idle,
+ * Requests that were answered are sent in order and together: at once while the back end is idle,
  * otherwise when a message is full, with the next call that waits, or by the process's own thread a
  * few microseconds later. An error among their replies is returned by the next call that waits for
  * the device, and by cudaGetLastError.
@@ -39,7 +39,8 @@
  * Order between threads: a call that may have to come after another thread's requests waits until
  * the back end has run them.
  *
- * Threads: a connection's calls come from its own thread. Others settle it, under its lock.
+ * Threads: a connection's calls come from its own thread. Other threads send its backlog and take
+ * its replies, under its lock.
  */
 #ifndef IBX_FRONTEND_GLUE_CLIENT_CALLS_PIPELINE_H
 #define IBX_FRONTEND_GLUE_CLIENT_CALLS_PIPELINE_H
@@ -50,12 +51,13 @@ enum ibx_pipeline_mode { IBX_PIPELINE_OFF, IBX_PIPELINE_LAUNCHES, IBX_PIPELINE_A
 
 struct ibx_pipeline;
 
-/* Of a connected session of a client, which outlives it. With the mode off every call waits, and
- * the keeper has the session go on between calls. NULL: there is no memory, and neither is done.
- * All functions accept NULL where they do not say otherwise. */
+/* Makes the pipeline of a client's connected session, which has to outlive it. With the mode off
+ * every call waits, but the keeper still has the session go on after a broken connection, between
+ * calls. NULL: no memory, and neither is done. All functions accept NULL unless they say
+ * otherwise. */
 struct ibx_pipeline *ibx_pipeline_create(struct ibx_session *session, enum ibx_pipeline_mode mode);
-/* ibx_pipeline_finish() comes first. False: the end of the process has come while the pipeline's
- * thread is in a call, which goes on until then. Nothing was destroyed, nor may the session be. */
+/* Finishes first, as ibx_pipeline_finish(). False: the process ends while the pipeline's thread is
+ * in a call: nothing was destroyed, and the session must not be either. */
 bool ibx_pipeline_destroy(struct ibx_pipeline *pipeline);
 
 /* What GVirtuS calls on its communicator; not NULL. */
@@ -64,10 +66,10 @@ void ibx_pipeline_sync(struct ibx_pipeline *pipeline);
 /* False: the session has ended; see ibx_session_answer(). */
 bool ibx_pipeline_read(struct ibx_pipeline *pipeline, void *buffer, size_t n);
 
-/* A call between two requests of GVirtuS, as GVirtuS's front end would make it; a success returns
- * just `out_n` bytes beside its exit code. Returns 0: *exit_code is what the call returns.
- * -ENOTCONN: nothing was done: GVirtuS has to make it, also since it has not made such a call yet.
- */
+/* Makes a call between two requests of GVirtuS, as GVirtuS's front end would make it; a success
+ * returns exactly `out_n` bytes beside its exit code. 0: *exit_code is what the call returns.
+ * -ENOTCONN: nothing was done, and GVirtuS has to make the call; also if GVirtuS has not made such
+ * a call yet. */
 struct ibx_pipeline_request {
     const char *name;
     const void *body;
@@ -78,64 +80,68 @@ struct ibx_pipeline_request {
 };
 int ibx_pipeline_call(struct ibx_pipeline *pipeline, const struct ibx_pipeline_request *call,
                       int *exit_code);
-/* From here on a cudaLaunchKernel that GVirtuS writes is kept and not sent, and it gets a success.
- * False: the connection is none on which the application's own calls may go. */
+/* From here on a cudaLaunchKernel that GVirtuS writes is kept instead of sent, and answered with
+ * success. False: the application's own calls must not go over this connection. */
 bool ibx_pipeline_divert(struct ibx_pipeline *pipeline);
-/* Ends that: the body of the last one, of n bytes, until the next request. NULL: there was none, or
- * it is too long to be kept. */
+/* Ends that. Returns the body of the last launch, of *n bytes, which is valid until the next
+ * request. NULL: there was none, or it is too long to be kept. */
 const uint8_t *ibx_pipeline_diverted(struct ibx_pipeline *pipeline, size_t *n);
-/* Whether the next request, if it is a launch, is one by <<<>>>: nobody sees what it returns. So it
- * does not wait, though it may fail; cudaGetLastError returns that. To be said of each launch:
- * GVirtuS may have returned from the last one without a request. */
+/* Says whether the next request, if it is a launch, is one by <<<>>>, whose result nobody sees.
+ * Such a launch does not wait, although it may fail; cudaGetLastError returns the error. To be
+ * called for each launch, since GVirtuS may have returned from the last one without a request. */
 void ibx_pipeline_unseen(struct ibx_pipeline *pipeline, bool unseen);
-/* Such a call was made otherwise, in a frame like GVirtuS's, and was answered without output. */
+/* A call of that name was made in another way, in a frame like GVirtuS's, and was answered without
+ * output. */
 void ibx_pipeline_learn(struct ibx_pipeline *pipeline, const char *name);
-/* What calls of the connection's thread would return, if that is known. */
+/* The following say what calls of the connection's thread would return, if that is known; false: it
+ * is not known, or not so. */
 bool ibx_pipeline_has_no_error(struct ibx_pipeline *pipeline);
-/* Another number than before when one of them has failed since, or may have. */
+/* *number differs from before if a call of the thread has failed since, or may have. */
 bool ibx_pipeline_errors(const struct ibx_pipeline *pipeline, int *number);
-/* Of how many processes of the server's the end was noticed, by any thread. */
+/* The end of how many server processes was noticed so far, by any thread. */
 unsigned ibx_pipeline_server_ends(void);
 bool ibx_pipeline_device(struct ibx_pipeline *pipeline, int *device);
 bool ibx_pipeline_selected(struct ibx_pipeline *pipeline, int device);
 bool ibx_pipeline_rests(struct ibx_pipeline *pipeline, uint64_t stream);
-/* Nothing is behind that a copy of the legacy stream would wait for. That this stream rests says
- * little of those that are ordered with it. */
+/* Whether there is no work that a copy in the legacy stream would wait for. That the legacy stream
+ * itself rests says little about the streams that are ordered with it. */
 bool ibx_pipeline_all_rests(struct ibx_pipeline *pipeline);
 bool ibx_pipeline_is_over(struct ibx_pipeline *pipeline, uint64_t event);
 
-/* Before and after other calls on the session, between two requests of GVirtuS. What was answered
- * is gathered, in front of the request that follows, and everything of other threads that it may
- * have to come after was run. `stream`: of the work that is about to be enqueued, 0: it concerns
- * all. `stays`: it may be behind in its stream when the call returns. */
+/* Around other calls on the session, between two requests of GVirtuS. enter() hands the backlog to
+ * the session, in front of the request that follows, and waits until other threads' requests have
+ * been run that this may have to come after. `stream`: of the work that is about to be enqueued; 0:
+ * it concerns all streams. `stays`: work may be left in its stream when the call returns. */
 void ibx_pipeline_enter(struct ibx_pipeline *pipeline, uint64_t stream, bool stays);
-/* The same for a copy that comes after nothing of other threads. */
+/* The same for a copy that need not come after other threads' requests. */
 void ibx_pipeline_enter_alone(struct ibx_pipeline *pipeline);
-/* Likewise, for work that another connection is about to enqueue: what was answered was run. */
+/* For work that another connection is about to enqueue: waits likewise, and until all that was
+ * answered here has been run. */
 void ibx_pipeline_settle(struct ibx_pipeline *pipeline, uint64_t stream);
 /* Another connection has taken that work, and the call that brought it is about to return. */
 void ibx_pipeline_elsewhere(void);
-/* `exit_code`: of that call. Returns it, or that of an earlier call which nobody was told of if
- * `waits`: this one has waited for the device. */
+/* leave() is called after enter(), with the call's exit code. Returns that, or, if it is 0 and the
+ * call has waited for the device (`waits`), the error of an earlier call that was not returned
+ * yet. */
 int ibx_pipeline_leave(struct ibx_pipeline *pipeline, int exit_code, bool waits);
-/* Answers a synchronous copy to the device before it is made, where several go in one message.
- * False: it has to be made in another way, and nothing was done. */
+/* Answers a synchronous copy to the device before it is made, over connections where several are
+ * gathered in one message. False: nothing was done, and it has to be made in another way. */
 bool ibx_pipeline_copy_gathered(struct ibx_pipeline *pipeline, uint64_t device, const void *host,
                                 size_t n);
 /* Around the sending of a synchronous copy to the device that is answered before it is made; see
- * ibx_session_owe(). False: it has to wait, and nothing was done. */
+ * ibx_session_owe(). False: nothing was done, and the call has to wait. */
 bool ibx_pipeline_copy_begin(struct ibx_pipeline *pipeline, uint64_t device, size_t n);
 void ibx_pipeline_copy_end(struct ibx_pipeline *pipeline);
-/* The call that was left so has waited for what is ordered with the legacy stream. */
+/* The call that was just left has waited for all work that is ordered with the legacy stream. */
 void ibx_pipeline_settled(struct ibx_pipeline *pipeline);
-/* Before the session's end: what was answered was run, unless false: that takes longer. An error
- * that no call has returned is left to other threads' calls. */
-#define IBX_PIPELINE_END_MS 2000u /* what the end of a process waits */
+/* To be called before the session ends: waits up to `ms` until all that was answered has been run.
+ * False: that takes longer. An error that no call has returned is left for other threads' calls. */
+#define IBX_PIPELINE_END_MS 2000u /* for so long the end of a process waits */
 bool ibx_pipeline_finish(struct ibx_pipeline *pipeline, unsigned ms);
-/* The process ends without its threads' end: closes the sessions that no thread is using, whose
- * pipelines stay locked. */
+/* The process ends without the end of its threads: closes the sessions that no thread is using,
+ * whose pipelines stay locked. */
 void ibx_process_leave(void);
-/* Around the session's end; between them no other thread uses it. */
+/* Around the session's end: between these calls no other thread uses the session. */
 void ibx_pipeline_lock(struct ibx_pipeline *pipeline);
 void ibx_pipeline_unlock(struct ibx_pipeline *pipeline);
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * All pipelines of the process. The sender is a thread that sends what applications leave behind
- * while they compute; it sleeps as long as nothing was left. Locks: the process's first, then one
- * of a pipeline, which is only tried.
+ * All pipelines of the process. The sender is a thread that sends what applications have left
+ * unsent while they compute; it sleeps as long as there is nothing. Order of locks: the process's
+ * first, then one of a pipeline, which is only tried.
  */
 #include "frontend-glue/client_calls/internal.h"
 
@@ -17,17 +17,12 @@
 #include <string.h>
 #include <sys/prctl.h>
 
-#define TICK_NS     20000u /* of the sender: how long a request stays behind, at least */
-#define IDLE_TICKS  50u    /* without work; then it sleeps */
-#define SPIN_NS     50000u /* of a thread that waits for another one's requests */
+#define TICK_NS     20000u /* of the sender: for so long a request is left unsent, at least */
+#define IDLE_TICKS  50u    /* ticks without work; then it sleeps */
+#define SPIN_NS     50000u /* for so long a thread polls for another one's requests */
 #define TARGETS_MAX 64u
 
-/*
- * Of the sender, moved by compare and exchange:
- *   [*] -> NONE -> AWAKE <-> ASLEEP | NAPS
- *   NONE -> FAILED                    no thread can be made: calls send for themselves
- * ASLEEP: nothing was left behind. NAPS: whatever was can wait for as long as the nap takes.
- */
+/* Of the sender, moved by compare and exchange: */
 enum sender_state { SENDER_NONE, SENDER_AWAKE, SENDER_ASLEEP, SENDER_NAPS, SENDER_FAILED };
 
 static struct {
@@ -153,8 +148,8 @@ void ibx_process_capture(bool begins)
         ;
 }
 
-/* Places are free where there is 0: no stream of a program's has it. What finds no place is
- * counted, and ends by cudaStreamEndCapture alone. */
+/* 0 is a free place: no stream of a program has that handle. A stream that finds no place is only
+ * counted, and its capture ends only by cudaStreamEndCapture. */
 #define CAPTURED 64
 static _Atomic uint64_t captured[CAPTURED]; /* streams; any thread's, without a lock */
 
@@ -174,13 +169,13 @@ bool ibx_process_captured_ends(uint64_t stream)
     return stream && exchange(stream, 0);
 }
 
-/* cudaStreamPerThread is another stream in each thread: what is captured in it ends by
- * cudaStreamEndCapture alone. */
+/* cudaStreamPerThread is another stream in each thread: its capture ends only by
+ * cudaStreamEndCapture. */
 void ibx_process_captured(uint64_t stream)
 {
     if (stream <= STREAM_THREAD)
         return;
-    if (ibx_process_captured_ends(stream)) /* one that ended with its thread */
+    if (ibx_process_captured_ends(stream)) /* a capture that ended with its thread */
         ibx_process_capture(false);
     exchange(0, stream);
 }
@@ -202,8 +197,8 @@ void ibx_process_lose(uint64_t requests)
     atomic_fetch_add(&losses, 1);
 }
 
-/* The last of the server's processes whose end was noticed, and how many ends there were: each
- * thread has a session with it, and the next one may have the same number, as in a container. */
+/* The last server process whose end was noticed, and how many ends there were. Each thread has a
+ * session with that process, and the next one may have the same number, as in a container. */
 static struct {
     pthread_mutex_t lock;
     uint64_t server, its_namespace;
@@ -218,7 +213,7 @@ unsigned ibx_process_ends(void)
     return ends;
 }
 
-/* Whether no session of that process's has noticed its end before. */
+/* Whether no other session with that server process has noticed its end before. */
 static bool is_news(const struct ibx_pipeline *p)
 {
     uint64_t its_namespace = 0;
@@ -302,7 +297,7 @@ static void after_fork(void)
     pthread_mutex_unlock(&process.lock);
 }
 
-/* The pipelines, their connections and the sender are the parent's. */
+/* In the child: pipelines, their connections and the sender belong to the parent. */
 static void in_child(void)
 {
     pthread_mutex_init(&process.lock, NULL);
@@ -327,7 +322,7 @@ static void in_child(void)
     atomic_store(&sender, SENDER_NONE);
 }
 
-/* Locked. Whether something is left to be sent or to be run. */
+/* Locked. Sends what can be sent. Whether something is left to be sent or to be run. */
 static bool push_all(void)
 {
     bool left = false;
@@ -346,7 +341,7 @@ static void rest(void)
     nanosleep(&(struct timespec){.tv_nsec = TICK_NS}, NULL);
 }
 
-/* What an application has launched before it ends is launched. */
+/* Has everything run that an application has launched before it ends. */
 static void at_exit(void)
 {
     const uint64_t deadline = ibx_deadline_in_ms(IBX_PIPELINE_END_MS);
@@ -402,7 +397,7 @@ void ibx_process_leave(void)
 
 /* ------------------------------------------------------------- order between threads */
 
-/* Of another thread's pipeline: the number of requests that have to be run. */
+/* Another thread's pipeline, and up to which number its requests have to be run. */
 struct target {
     uint64_t id, number;
 };
@@ -440,7 +435,7 @@ struct ibx_pipeline *ibx_process_lock_below(uint64_t *below)
     return p;
 }
 
-/* Locked. Fills `targets` with pipelines below an id, the highest ones; later requests of the same
+/* Locked. Fills `targets` with the highest pipelines below an id. Later requests of the same
  * threads are not waited for. */
 static unsigned find_targets(const struct ibx_pipeline *but, const struct ibx_scope *scope,
                              uint64_t below, struct target *targets)
@@ -453,7 +448,7 @@ static unsigned find_targets(const struct ibx_pipeline *but, const struct ibx_sc
     return count;
 }
 
-/* Locked. Those that are not reached yet. */
+/* Locked. Sends for the targets, and keeps those that are not reached yet; returns how many. */
 static unsigned approach(struct target *targets, unsigned count)
 {
     unsigned left = 0;
@@ -471,7 +466,7 @@ static unsigned approach(struct target *targets, unsigned count)
 
 void ibx_process_order(const struct ibx_pipeline *pipeline, const struct ibx_scope *scope)
 {
-    /* In this order: replies to this thread's own requests may come meanwhile. */
+    /* Read in this order, since replies to this thread's own requests may come meanwhile. */
     const long everybodys = atomic_load(&outstanding);
     const uint64_t mine = atomic_load(&pipeline->answered) - atomic_load(&pipeline->replied);
     struct target targets[TARGETS_MAX];
@@ -480,7 +475,7 @@ void ibx_process_order(const struct ibx_pipeline *pipeline, const struct ibx_sco
         return;
     const uint64_t spin_until = ibx_now_ns() + SPIN_NS;
     uint64_t below = UINT64_MAX; /* the list is in falling order */
-    do {                         /* more than fit in come in further rounds */
+    do {                         /* if there are more than fit, in several rounds */
         pthread_mutex_lock(&process.lock);
         count = find_targets(pipeline, scope, below, targets);
         below = count ? targets[count - 1].id : 0;
@@ -499,7 +494,7 @@ void ibx_process_order(const struct ibx_pipeline *pipeline, const struct ibx_sco
 
 /* ------------------------------------------------------------------------ the sender */
 
-/* Whether anything was left behind; *ns: until somebody has to look again. */
+/* Sends what was left unsent. Whether there was anything; *ns: until when to look again. */
 static bool sweep(uint32_t *ns)
 {
     bool found = false;
@@ -508,7 +503,7 @@ static bool sweep(uint32_t *ns)
     for (struct ibx_pipeline *p = process.first; p; p = p->next) {
         if (!atomic_load(&p->unsent))
             continue;
-        if (pthread_mutex_trylock(&p->lock)) { /* who holds it sends, or has it sent later */
+        if (pthread_mutex_trylock(&p->lock)) { /* its holder sends, or calls the sender later */
             left = 0;
             continue;
         }
@@ -523,7 +518,7 @@ static bool sweep(uint32_t *ns)
     return found;
 }
 
-/* How soon somebody has to send what was left behind; UINT32_MAX: nothing was. */
+/* How soon something that was left has to be sent, ns; UINT32_MAX: nothing was left. */
 static uint32_t least_patience(void)
 {
     uint32_t least = UINT32_MAX;
@@ -572,7 +567,8 @@ static void *send_for_others(void *argument)
     return NULL;
 }
 
-/* The application's signal handlers run in its own threads. */
+/* Starts the sender, with all signals blocked: the application's signal handlers run in its own
+ * threads. */
 static bool sender_begin(void)
 {
     sigset_t all, before;

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #define LAUNCH_LEAST 56u         /* bytes of a launch before its arguments */
-#define GRID_X_MAX   0x7fffffffu /* of all devices that CUDA 8 and later serve */
+#define GRID_X_MAX   0x7fffffffu /* the limit of all devices that CUDA 8 and later support */
 #define GRID_YZ_MAX  0xffffu
 
 const uint8_t *ibx_request_body(const struct ibx_pipeline *p, size_t *n)
@@ -42,7 +42,8 @@ bool ibx_call_adds_work(const struct ibx_call *call)
     }
 }
 
-/* Of a copy that waits: its last word. A body that is too long to be here has a payload. */
+/* The kind of a copy that waits is its last word. A body that is too long to be here has a
+ * payload. */
 static int kind_of_copy(const uint8_t *body, size_t n)
 {
     return n < 4 ? IBX_FRAME_H2D : (int)ibx_request_word(body + n - 4);
@@ -53,7 +54,7 @@ bool ibx_request_stays(const struct ibx_call *call, const uint8_t *body, size_t 
     switch (call->kind) {
     case IBX_CALL_WAITS:
         return kind_of_copy(body, n) != IBX_FRAME_H2D && kind_of_copy(body, n) != IBX_FRAME_D2H;
-    case IBX_CALL_REPEATS: /* a graph stays, and so does a wait for what another stream has left */
+    case IBX_CALL_REPEATS: /* a graph stays, and so does a wait for work of another stream */
         return strcmp(call->name, "cudaEventRecord") != 0;
     case IBX_CALL_DESTROYS:
     case IBX_CALL_REGISTERS:
@@ -118,8 +119,9 @@ bool ibx_launch_is_plain(const uint8_t *body, size_t n)
     return x && x <= GRID_X_MAX && y && y <= GRID_YZ_MAX && z && z <= GRID_YZ_MAX;
 }
 
-/* By which of 2 to 16 a number can be divided, by their factors: clusters have at most 16 blocks,
- * and a kernel that is declared to have clusters takes grids of whole ones alone. */
+/* By which numbers from 2 to 16 a number can be divided, as bits of their factors. Clusters have at
+ * most 16 blocks, and a kernel that is declared to have clusters takes only grids of whole
+ * clusters. */
 static uint32_t divisors(uint32_t number)
 {
     const uint32_t twos = (number | 16u) & -(number | 16u);
@@ -167,8 +169,8 @@ uint64_t ibx_launch_stream_key(const struct ibx_pipeline *p, const uint8_t *body
     return ibx_stream_key(p, ibx_get_u64(&r));
 }
 
-/* Number, handles, function, grid, block and shared memory: a node that has taken these takes them
- * with any arguments of that length, while it is there. */
+/* The key has the count of destroyed graphs, handles, function, grid, block and shared memory: a
+ * node that has taken these takes them with any arguments of that length, while it exists. */
 uint64_t ibx_node_key(const struct ibx_pipeline *p, const uint8_t *body, size_t n)
 {
     uint8_t key[8 + IBX_OWN_SET_LAUNCH + LAUNCH_LEAST] = {0};
@@ -229,7 +231,7 @@ size_t ibx_reply_key(const struct ibx_pipeline *p, uint8_t key[sizeof(p->staged)
     if (p->call->blind)
         memset(key + (from - p->staged), 0, body);
     if (n + sizeof(p->device) > sizeof(p->staged))
-        return n; /* none is that long */
+        return n; /* no such request is that long */
     memcpy(key + n, p->device, sizeof(p->device));
     return n + sizeof(p->device);
 }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Launches by <<<>>>. What nvcc and clang make of it drops what the launch returns, so a program
- * learns of an error from cudaGetLastError alone; calls that wait do not return it. Such a launch
- * is therefore answered also when it may fail. cudaGetLastError waits for its reply, and asks the
- * back end if that was an error. The back end's CUDA does not know of a launch that a handler has
- * refused by itself: then the reply's error is the last one.
+ * Launches by <<<>>>. The code that nvcc and clang make for it drops the launch's result, so a
+ * program learns of an error only from cudaGetLastError; calls that wait do not return it.
+ * Therefore such a launch is answered although it may fail. cudaGetLastError waits for its reply,
+ * and asks the back end if that was an error. If a handler has refused the launch by itself, the
+ * back end's CUDA does not know of it: then the reply's error is the last one.
  */
 #include "frontend-glue/client_calls/internal.h"
 
@@ -49,7 +49,8 @@ bool ibx_unseen_replied(struct ibx_pipeline *p, uint64_t number, int exit_code)
     return true;
 }
 
-/* Nothing that was so before a reset, nor of a stream that may be another one by now. */
+/* Learns from a launch that has succeeded, unless there was a reset since, or its stream's handle
+ * may be that of another one by now. */
 static void learn(struct ibx_pipeline *p, const struct ibx_unseen_launch *item)
 {
     static const char name[] = "cudaLaunchKernel";

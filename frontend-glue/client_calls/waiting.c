@@ -8,10 +8,10 @@
 #include <string.h>
 
 #define ILLEGAL_STATE 401
-#define FORM_OUT_MAX  16u /* bytes that a call may return for its form to be noted */
+#define FORM_OUT_MAX  16u /* most bytes of output with which a call's form is noted */
 #define REPLY_READS   3u  /* exit code, seconds, length; and one for the output, if any */
 
-/* Whether nodes of graphs are no more. */
+/* Whether the request destroys nodes of graphs. */
 static bool ends_nodes(const struct ibx_call *call, const uint8_t *body, size_t n)
 {
     const unsigned number = ibx_call_own_request(call, body, n);
@@ -24,8 +24,8 @@ static bool is_end_of_stream(const struct ibx_call *call)
     return call->kind == IBX_CALL_DESTROYS && call->stream_at == 0;
 }
 
-/* What others have learned may be true no more: of a request before and after it is run. What an
- * event is good for is another thing in a capture. */
+/* What other threads have learned may be outdated by the request in hand; called before and after
+ * it is run. What is known of an event does not hold in a capture. */
 static void outdates(const struct ibx_pipeline *p)
 {
     const enum ibx_call_kind kind = p->call->kind;
@@ -41,7 +41,7 @@ static void outdates(const struct ibx_pipeline *p)
         ibx_process_handle();
 }
 
-/* Whether other processes order their work by this one's events from here on, or the other way. */
+/* Whether this process shares events with other processes from here on. */
 static bool shares(const struct ibx_call *call, const uint8_t *body, size_t n)
 {
     const unsigned number = ibx_call_own_request(call, body, n);
@@ -49,13 +49,14 @@ static bool shares(const struct ibx_call *call, const uint8_t *body, size_t n)
            number == IBX_OWN_IPC_OPEN_EVENT;
 }
 
-/* Whether they may look into its memory. */
+/* Whether other processes may access this one's memory from here on. */
 static bool shares_memory(const struct ibx_call *call, const uint8_t *body, size_t n)
 {
     return ibx_call_own_request(call, body, n) == IBX_OWN_IPC_MEMORY;
 }
 
-/* What a request that waits means to others, before it is sent. */
+/* Notes what a request that waits means for others, before it is sent, and waits for other threads'
+ * requests. */
 static void before_waiting(struct ibx_pipeline *p, const uint8_t *body, size_t n)
 {
     const struct ibx_scope scope = ibx_request_scope(p->call, body, n);
@@ -68,7 +69,7 @@ static void before_waiting(struct ibx_pipeline *p, const uint8_t *body, size_t n
     if (shares_memory(p->call, body, n))
         ibx_process_share_memory();
     if (p->call->kind == IBX_CALL_BEGIN_CAPTURE || shares(p->call, body, n))
-        ibx_process_capture(true); /* what is shared is so for good */
+        ibx_process_capture(true); /* sharing does not end */
     p->ends_nodes = ends_nodes(p->call, body, n);
     if (p->call->kind == IBX_CALL_SETS_UP || p->call->kind == IBX_CALL_SELECTS)
         ibx_library_sets_up(body, n);
@@ -87,7 +88,7 @@ static void before_waiting(struct ibx_pipeline *p, const uint8_t *body, size_t n
         ibx_process_select();
     if (ibx_call_is_open(p->call->kind) || p->call->kind == IBX_CALL_SHARES ||
         p->call->kind == IBX_CALL_RESETS || p->call->kind == IBX_CALL_EXTRA)
-        p->clean = false; /* its handler may call CUDA more than once */
+        p->clean = false; /* its handler may leave an error of another CUDA call */
     ibx_process_order(p, &scope);
 }
 
@@ -101,7 +102,7 @@ void ibx_waiting_begin(struct ibx_pipeline *p, const uint8_t *body, size_t n)
     if (ibx_session_live(p->session))
         ibx_session_write(p->session, NULL, 0);
     ibx_backlog_gather(p);
-    if (ibx_session_live(p->session)) /* whole, if a message can hold it */
+    if (ibx_session_live(p->session)) /* in one message, if it fits */
         ibx_session_gather_whole(p->session, p->staged, p->staged_length);
     pthread_mutex_unlock(&p->lock);
 }
@@ -116,14 +117,16 @@ void ibx_waiting_begin_long(struct ibx_pipeline *p)
     ibx_waiting_begin(p, NULL, 0);
     if (!ibx_handlers_held())
         return;
-    /* GVirtuS writes the rest. A handler meanwhile may wait for what was gathered. */
+    /* GVirtuS writes the rest. A signal handler that runs meanwhile may wait for what was
+     * gathered. */
     pthread_mutex_lock(&p->lock);
     if (ibx_session_live(p->session))
         ibx_session_send_ahead(p->session);
     pthread_mutex_unlock(&p->lock);
 }
 
-/* Of this thread's own calls, or of another one's that cannot be told any more. */
+/* Takes an error of this thread's earlier calls, or of a thread that has ended, or of lost
+ * requests; 0: none. */
 static int take_failure(struct ibx_pipeline *p)
 {
     const int own = atomic_exchange(&p->failure, 0);
@@ -141,7 +144,7 @@ int ibx_waiting_told(struct ibx_pipeline *p, int exit_code, bool waits)
     p->errors += exit_code != 0;
     if (exit_code) {
         p->clean = false;
-        int same = exit_code; /* as of all calls after an error that stays: it is told now */
+        int same = exit_code; /* a sticky error, which all calls return: it is told by this one */
         if (waits) {
             atomic_compare_exchange_strong(&p->failure, &same, 0);
             ibx_process_take_failure(exit_code);
@@ -157,11 +160,11 @@ int ibx_waiting_told(struct ibx_pipeline *p, int exit_code, bool waits)
     return failure;
 }
 
-/* What cudaGetLastError returns where the back end says `exit_code`. */
+/* What cudaGetLastError returns if the back end returns `exit_code`. */
 static int last_error(struct ibx_pipeline *p, int exit_code, bool sets_back)
 {
     int failure = atomic_exchange(&p->failure, 0);
-    const int launch = atomic_exchange(&p->launch_failure, 0); /* the back end knows it, mostly */
+    const int launch = atomic_exchange(&p->launch_failure, 0); /* mostly known there, too */
     if (!failure)
         failure = launch;
     int code = exit_code ? exit_code : p->last_error ? p->last_error : failure;
@@ -176,8 +179,8 @@ static bool is_reset(const struct ibx_pipeline *p)
     return p->call->kind == IBX_CALL_RESETS && !memcmp(p->staged, reset, sizeof(reset));
 }
 
-/* A capture ends with its stream, with its thread, and with the device's reset, too; whose a stream
- * is is not known where there are several. */
+/* A capture also ends with its stream, with its thread, and with a reset of the device. With
+ * several devices it is not known of which one a stream is. */
 static void note_captures(const struct ibx_pipeline *p, int exit_code)
 {
     const enum ibx_call_kind kind = p->call->kind;
@@ -203,7 +206,7 @@ static void note_captures(const struct ibx_pipeline *p, int exit_code)
         ibx_process_capture(false);
 }
 
-/* Whether it returns the errors of earlier calls: it waits for the device, or resets it. */
+/* Whether the call returns errors of earlier calls: it waits for the device, or resets it. */
 static bool tells(const struct ibx_pipeline *p)
 {
     const enum ibx_call_kind kind = p->call->kind;
@@ -211,7 +214,7 @@ static bool tells(const struct ibx_pipeline *p)
            is_reset(p);
 }
 
-/* The reply's first four bytes, which may be changed. */
+/* Notes the exit code, in the reply's first four bytes, and may change it. */
 static void note_exit_code(struct ibx_pipeline *p, uint8_t *bytes)
 {
     const enum ibx_call_kind kind = p->call->kind;
@@ -223,11 +226,11 @@ static void note_exit_code(struct ibx_pipeline *p, uint8_t *bytes)
     struct ibx_writer w = ibx_writer_of(bytes, 4);
     ibx_put_u32(&w, (uint32_t)code);
     if (kind == IBX_CALL_SET_DEVICE && before)
-        ibx_pipeline_forget(p); /* whether it is another one now depends on the error */
+        ibx_pipeline_forget(p); /* which device is selected now depends on the error */
     note_captures(p, before);
 }
 
-/* What cudaGetDevice has returned: the number, which may have its length in front. */
+/* Notes what cudaGetDevice has returned: the number, which may be preceded by its length. */
 static void learn_device(struct ibx_pipeline *p, const uint8_t *out, size_t n)
 {
     struct ibx_reader r = ibx_reader_of(out, n);
@@ -235,7 +238,7 @@ static void learn_device(struct ibx_pipeline *p, const uint8_t *out, size_t n)
         p->current = (int32_t)ibx_get_u32(&r);
 }
 
-/* A stream or an event that was made; the number may have its length in front. */
+/* Notes a stream or an event that was made; the handle may be preceded by its length. */
 static void learn_handle(struct ibx_pipeline *p, size_t out)
 {
     struct ibx_reader r = ibx_reader_of(p->reply + IBX_REPLY_HEAD, out);
@@ -262,11 +265,11 @@ static void learn_allocation(const struct ibx_pipeline *p, const uint8_t *body, 
     struct ibx_reader r = ibx_reader_of(p->reply + IBX_REPLY_HEAD, 8);
     struct ibx_reader size = ibx_reader_of(body, n);
     const uint64_t made = ibx_get_u64(&r);
-    if (made) /* no bytes are at NULL */
+    if (made) /* NULL is returned for 0 bytes */
         ibx_allocations_add(made, ibx_get_u64(&size));
 }
 
-/* It has returned nothing but that it has succeeded. */
+/* Learns from a success without output. */
 static void learn_plain(struct ibx_pipeline *p, const uint8_t *body, size_t n)
 {
     const struct ibx_call *call = p->call;
@@ -275,7 +278,7 @@ static void learn_plain(struct ibx_pipeline *p, const uint8_t *body, size_t n)
         ibx_library_selected(p, body, n);
     if (ibx_own_request_is(call->name))
         ibx_successes_add(&p->forms, ibx_form_key(call, body, n));
-    const bool captures = ibx_process_captures(); /* then a success says little */
+    const bool captures = ibx_process_captures(); /* in a capture, a success says little */
     if (call->kind == IBX_CALL_LAUNCH && ibx_launch_is_plain(body, n) && !captures) {
         ibx_successes_add(&p->launches, ibx_launch_key(p, body));
         ibx_successes_add(&p->others, ibx_launch_stream_key(p, body));
@@ -284,7 +287,8 @@ static void learn_plain(struct ibx_pipeline *p, const uint8_t *body, size_t n)
         ibx_successes_add(&p->others, ibx_request_key(p, body, n));
     if (ibx_request_sets_node(call, body, n) && !captures)
         ibx_successes_add(&p->others, ibx_node_key(p, body, n));
-    /* Of memory that is none of cudaMalloc's (NULL, of a pool) cudaFree does not wait for work. */
+    /* cudaFree of other memory than cudaMalloc's (NULL, memory of a pool) does not wait for
+     * work. */
     if (call->kind == IBX_CALL_QUERIES || (call->kind == IBX_CALL_FREES && p->freed))
         ibx_idle_learn(p, body, n);
     if (call->kind == IBX_CALL_PUSH)
@@ -295,7 +299,7 @@ static void learn_plain(struct ibx_pipeline *p, const uint8_t *body, size_t n)
     }
 }
 
-/* A request has succeeded whose body is still staged; its reply is in `reply`. */
+/* Learns from a request that has succeeded. Its body is still staged, its reply is in p->reply. */
 static void learn_success(struct ibx_pipeline *p, size_t out)
 {
     const struct ibx_call *call = p->call;
@@ -334,7 +338,7 @@ static void reply_ends(struct ibx_pipeline *p, uint64_t out)
     learn_success(p, (size_t)out);
 }
 
-/* Its request has been run. What others have learned meanwhile may be from before. */
+/* The request has been run. What other threads have learned meanwhile may be from before that. */
 static void after_waiting(struct ibx_pipeline *p)
 {
     if (ibx_call_adds_work(p->call))
@@ -364,7 +368,7 @@ void ibx_waiting_note_reply(struct ibx_pipeline *p, uint8_t *bytes, size_t n)
     if (p->reply_length != IBX_REPLY_HEAD + out)
         return;
     reply_ends(p, out);
-    if (!p->was_long) /* then the session keeps little of it */
+    if (!p->was_long) /* the session can drop what it has kept of a long request */
         return;
     p->was_long = false;
     pthread_mutex_lock(&p->lock);
