@@ -17,31 +17,31 @@
 #include "frontend-glue/preload/attach_table.h"
 #include "frontend-glue/session/session.h"
 
-/* Asynchronous copies of fewer bytes from the device come with the reply, also into memory where
- * the GPU could put them. */
+/* Asynchronous copies of fewer bytes from the device come with the reply, even if the GPU could
+ * write to the client's memory. */
 #define IBX_CLIENT_FROM_LEAST 128u
 
-/* Where GVirtuS would begin a request: the copy, between the caller's memory and the device, with
- * no buffer of GVirtuS's in between. 0: *exit_code is what the call returns, 999 when the back end
- * is gone (logged the first time). -ENOTCONN: it was gone before, or a request has begun: nothing
- * was done. The frames are those of G2 and later. */
+/* Makes a copy between the caller's memory and the device, at a point where GVirtuS would begin a
+ * request, without a buffer of GVirtuS. 0: *exit_code is what the call returns, 999 if the back end
+ * is gone (logged the first time). -ENOTCONN: nothing was done: the back end was gone before, or a
+ * request has begun. The frames are those of G2 and later. */
 int ibx_client_copy(struct ibx_session *session, const struct ibx_frontend_copy *copy,
                     int *exit_code);
-/* A plain copy to the device whose call returns before it was made: whether this side can have its
- * bytes by then; and sends it. Who calls that owes its reply (ibx_session_owe()) before.
- * *exit_code: 0, or 999 when the back end is gone. */
+/* For a plain copy to the device whose call returns before the copy is made. can_go_ahead():
+ * whether this side can take its bytes before it returns. go_ahead(): sends it; the caller has
+ * called ibx_session_owe() for its reply before. *exit_code: 0, or 999 if the back end is gone. */
 bool ibx_client_can_go_ahead(struct ibx_session *session, const struct ibx_frontend_copy *copy);
 void ibx_client_go_ahead(struct ibx_session *session, const struct ibx_frontend_copy *copy,
                          int *exit_code);
-/* Likewise for a call that answers only its exit code. */
+/* Makes a call whose answer is only its exit code; results as ibx_client_copy(). */
 int ibx_client_call(struct ibx_session *session, const char *name, const void *body, size_t n,
                     int *exit_code);
 
 /*
- * Asynchronous copies. GVirtuS has one connection a thread, with one request on it at a time.
- * Helper threads therefore run asynchronous copies, each over a connection of its own; to the back
- * end they are further clients. Copies of one stream run in their order. A call that comes after
- * them in CUDA's order waits for them first.
+ * Asynchronous copies. GVirtuS has one connection for each thread, with one request on it at a
+ * time. Therefore helper threads run asynchronous copies, each over a connection of its own; to the
+ * back end they are further clients. Copies of one stream run in their order. A call that comes
+ * after them in CUDA's order waits for them first.
  *
  * Streams are the back end's handles; those up to IBX_ASYNC_COPY_STREAM_SPECIAL stand for all
  * streams. Any thread may call these. A forked child has none of the copies. exit(3) waits for all.
@@ -49,18 +49,19 @@ int ibx_client_call(struct ibx_session *session, const char *name, const void *b
 #define IBX_ASYNC_COPY_STREAM_SPECIAL 2u /* 0 and 1: the legacy stream, 2: the thread's own */
 
 /* Starts a copy in one stream, with `device` selected, over a connection like that of `session`, of
- * which it reads only what it was created with. Its memory is the copy's until it has ended. False:
- * the caller has to copy. */
+ * which it reads only what that was created with. The memory belongs to the copy until it has
+ * ended. False: not started; the caller has to copy. */
 bool ibx_async_copy_start(const struct ibx_session *session, const struct ibx_frontend_copy *copy,
                           int device);
-/* None starts from now on: operations recorded into a graph have to come from one thread. */
+/* Starts no more copies from now on: work that is captured into a graph has to come from one
+ * thread. */
 void ibx_async_copy_forbid(void);
 
 /* Whether any copy has not ended. */
 bool ibx_async_copy_any(void);
-/* Whether one in that stream has not ended. */
+/* Whether any copy in that stream has not ended. */
 bool ibx_async_copy_pending(uint64_t stream);
-/* Return when all in that stream, or all in that memory, have ended. */
+/* Block until all copies in that stream, or with that memory, have ended. */
 void ibx_async_copy_wait(uint64_t stream);
 void ibx_async_copy_wait_memory(const void *address, size_t n);
 /* The first error of a copy in that stream that was not returned yet, or 0. */

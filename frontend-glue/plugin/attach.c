@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define END_SLICE_MS 10u /* the end of the process does not wait longer for that of a thread */
+#define END_SLICE_MS 10u /* the end of the process waits no longer for a thread that ends */
 
 _Thread_local struct ibx_attachment *ibx_attached;
 _Atomic(const struct ibx_frontend_watch *) ibx_attached_watcher; /* NULL: the preload has none */
@@ -28,7 +28,8 @@ void ibx_attachment_drop(struct ibx_attachment *attachment)
     free(attachment);
 }
 
-/* False: the back end has not run yet what this thread has launched. */
+/* Closes the attachment's session. False: the back end has not yet run what this thread has
+ * launched. */
 static bool close_session(struct ibx_attachment *attachment)
 {
     struct ibx_session *session = atomic_load(&attachment->session);
@@ -45,8 +46,9 @@ static bool close_session(struct ibx_attachment *attachment)
     return true;
 }
 
-/* What a thread has launched is run, however long that takes: others may wait for it. At the end of
- * the process another thread may destroy the session meanwhile. */
+/* A thread ends: waits until what it has launched has been run, however long that takes, since
+ * others may wait for it. At the end of the process another thread may destroy the session
+ * meanwhile. */
 static void end_thread(void *argument)
 {
     struct ibx_attachment *attachment = argument;
@@ -61,8 +63,8 @@ static void end_thread(void *argument)
     ibx_attachment_drop(attachment);
 }
 
-/* The connection stays the parent's. The child's thread has another id, so GVirtuS connects anew.
- */
+/* In a forked child: the connection stays the parent's. The child's thread has another id, so
+ * GVirtuS makes a new connection. */
 static void end_parent(void)
 {
     if (ibx_attached)
@@ -73,8 +75,8 @@ static void end_parent(void)
     ibx_last_session_forked();
 }
 
-/* GVirtuS's front end closes all other sessions behind this: it was there before its communicator.
- */
+/* GVirtuS's front end closes all other sessions after this, since it existed before its
+ * communicator. */
 static void process_ends(void)
 {
     ibx_session_process_ends();
@@ -112,7 +114,7 @@ bool ibx_attached_live(const struct ibx_session *session)
 /* ------------------------------------------------------------------ GVirtuS's requests */
 
 /* Where a request holds its stream: an offset in its body, or one of these. */
-#define NO_STREAM   (-1) /* copies under way make no difference to it */
+#define NO_STREAM   (-1) /* need not wait for copies under way */
 #define LAST_STREAM (-2) /* the body's last bytes */
 #define ANY_STREAM  (-3)
 
@@ -155,7 +157,8 @@ static int stream_at(const char *name)
     return ANY_STREAM;
 }
 
-/* `bytes` are a request's name, or its body or a part of that. */
+/* Waits for background copies that a request has to come after; `bytes` are its name, or its body
+ * or a part of it. */
 static void wait_for_copies(struct ibx_attachment *attachment, const uint8_t *bytes, size_t n)
 {
     const struct ibx_request_watch *watch = &attachment->watch;
@@ -182,8 +185,8 @@ static void watch_ends(struct ibx_attachment *attachment)
     attachment->works = false;
 }
 
-/* A request begins, whose name may be cut. An error is one of the connection, or of the device:
- * then the request fails, too. */
+/* Tells the preload's watcher that a request begins, whose name may be cut. Its error is ignored:
+ * if the connection or the device has failed, the request fails, too. */
 static void watch_begins(struct ibx_attachment *attachment, const char *bytes, size_t n)
 {
     const struct ibx_frontend_watch *watch =
@@ -213,7 +216,7 @@ void ibx_attachment_on_write(struct ibx_attachment *attachment, const void *byte
         ibx_async_copy_forget_failures();
 }
 
-/* A reply begins with the exit code, 0 when the device was selected. */
+/* A reply begins with the exit code; 0: the device was selected. */
 void ibx_attachment_on_read(struct ibx_attachment *attachment, const void *bytes, size_t n)
 {
     if (attachment)
@@ -231,7 +234,7 @@ void ibx_attach_begins(void)
     ibx_last_session_close();
 }
 
-/* A function of the preload library's; NULL: that is not there. */
+/* A function of the preload library; NULL: the library is not loaded. */
 static void *preloaded(_Atomic(void *) *known, const char *name)
 {
     void *function = atomic_load(known);
@@ -244,8 +247,9 @@ static void *preloaded(_Atomic(void *) *known, const char *name)
 
 static _Atomic(void *) known_attach, known_begins;
 
-/* A thread that connects does not wait for the loader's lock: who has that may be in a library's
- * constructor, and wait for what this one has locked meanwhile. */
+/* Done when this library is loaded, so that a thread that connects need not wait for the loader's
+ * lock: its holder may be in a library's constructor, and wait for a lock that this thread has
+ * meanwhile. */
 __attribute__((constructor)) static void look_for_preload(void)
 {
     preloaded(&known_attach, IBX_FRONTEND_ATTACH);
@@ -295,7 +299,7 @@ bool ibx_detach(struct ibx_attachment *attachment, bool may_stay)
     if (!attachment)
         return false;
     const bool ours =
-        attachment->process == getpid(); /* a child has none of its parent's threads */
+        attachment->process == getpid(); /* a forked child has none of its parent's threads */
     bool stays = false;
     if (ours) {
         pthread_mutex_lock(&attachment->closing);

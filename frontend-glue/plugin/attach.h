@@ -15,25 +15,28 @@
 
 struct ibx_attachment;
 
-/* As the table has it (attach_table.h), since C catches no exception. */
+/* GVirtuS's launch, as in the table (attach_table.h); it catches GVirtuS's exceptions, which C
+ * cannot. */
 typedef bool ibx_attach_launch(const struct ibx_frontend_launch *launch, int *rc);
-/* Client: the connected session, with its pipeline if it has one, is the calling thread's from now
- * on, and the preload, if there is one, gets the table. NULL without memory: GVirtuS then runs the
+/* Client: attaches the connected session, with its pipeline if it has one, to the calling thread,
+ * and gives the preload, if there is one, the table. NULL: no memory. GVirtuS then runs the
  * thread's copies, and the connection outlives the thread. */
 struct ibx_attachment *ibx_attach(struct ibx_session *session, struct ibx_pipeline *pipeline,
                                   ibx_attach_launch *launch);
-/* Client, before it connects, so that this process has no more connections than threads. */
+/* Client: to be called before it connects. Closes a session that has stayed without a thread, so
+ * that this process has no more connections than threads. */
 void ibx_attach_begins(void);
-/* What GVirtuS writes, before the session gets it: waits for background copies that the request has
- * to come after. Accepts NULL. */
+/* To be called with what GVirtuS writes, before the session gets it: waits for background copies
+ * that the request has to come after. Accepts NULL. */
 void ibx_attachment_on_write(struct ibx_attachment *attachment, const void *bytes, size_t n);
-/* What GVirtuS has read. Accepts NULL. */
+/* To be called with what GVirtuS has read. Accepts NULL. */
 void ibx_attachment_on_read(struct ibx_attachment *attachment, const void *bytes, size_t n);
-/* Whether the thread has ended, which has closed the session. A later write comes from a thread
- * with the same number, which needs a session of its own. Accepts NULL. */
+/* Whether the thread has ended, and the session with it. A later write comes from a new thread with
+ * the same number, which needs a session of its own. Accepts NULL. */
 bool ibx_attachment_ended(const struct ibx_attachment *attachment);
-/* Before the session or its pipeline is destroyed, from any thread that may destroy it. True, only
- * if it may stay: both belong to the attachment from now on. Accepts NULL. */
+/* To be called before the session or its pipeline is destroyed, from any thread that may destroy
+ * it. True (only with `may_stay`): both belong to the attachment from now on, and must not be
+ * destroyed. Accepts NULL. */
 bool ibx_detach(struct ibx_attachment *attachment, bool may_stay);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What the parts of attach.c share; nobody else includes this. */
+/* Shared by attach.c, attached_calls.c, attached_copies.c and last_session.c only. */
 #ifndef IBX_FRONTEND_GLUE_PLUGIN_ATTACHED_H
 #define IBX_FRONTEND_GLUE_PLUGIN_ATTACHED_H
 
@@ -16,16 +16,16 @@ struct ibx_attachment {
     _Atomic unsigned users;
     pid_t process;
     bool counted;              /* last_session.c: its session counts as open */
-    struct ibx_session *owned; /* ... which its communicator has left to it, with the pipeline */
-    pthread_mutex_t closing;   /* held while the session is closed, but for GVirtuS's own Close() */
-    atomic_bool ended;         /* the thread has */
+    struct ibx_session *owned; /* ... left to it by its communicator, with the pipeline */
+    pthread_mutex_t closing;   /* held while the session is closed, but for GVirtuS's Close() */
+    atomic_bool ended;         /* the thread has ended */
     bool preloaded;            /* the session carries the thread's own copies too */
-    void (*begins)(void);      /* before its first request; NULL: it has begun */
-    struct ibx_request_watch watch; /* the thread's */
+    void (*begins)(void);      /* called before its first request; NULL: that was done */
+    struct ibx_request_watch watch; /* of the thread's requests */
     int stream_at;                  /* of the current request: see stream_at() */
     bool selects;                   /* the current request is cudaSetDevice, not answered yet */
-    bool works;                     /* the watch has begun for it, and is not over */
-    int device;                     /* that the thread has selected, -1: not known */
+    bool works; /* the watcher was told that the request has begun, not its end */
+    int device; /* selected by the thread; -1: not known */
 };
 
 extern _Thread_local struct ibx_attachment *ibx_attached; /* the calling thread's; NULL: none */
@@ -33,8 +33,8 @@ extern _Atomic(const struct ibx_frontend_watch *) ibx_attached_watcher; /* NULL:
 
 /* The calling thread's; NULL: it has none. */
 struct ibx_session *ibx_attached_session(void);
-/* The next two are about that session. The keeper may be about to have it go on over another
- * connection, or find that it has ended. */
+/* Whether that session is over shm, and whether it is live: asked under the pipeline's lock, since
+ * the keeper may have it go on over another connection, or find that it has ended. */
 bool ibx_attached_over_shm(const struct ibx_session *session);
 bool ibx_attached_live(const struct ibx_session *session);
 void ibx_attachment_drop(struct ibx_attachment *attachment);
@@ -43,29 +43,30 @@ void ibx_attachment_drop(struct ibx_attachment *attachment);
 
 /* How many sessions of this process have ended. */
 unsigned ibx_attached_epoch(void);
-/* A session is the calling thread's from now on. */
+/* A session was attached to the calling thread. */
 void ibx_last_session_begins(struct ibx_attachment *attachment);
-/* `closing` is locked. Its thread has ended, or its communicator goes, and nothing is under way.
- * False: its session is to be closed. */
+/* Called with `closing` locked, when its thread has ended or its communicator is destroyed, and
+ * nothing is under way. True: its session stays open as the process's last one; false: it is to be
+ * closed. */
 bool ibx_last_session_stays(struct ibx_attachment *attachment);
-/* Its session is about to be closed, in any case. */
+/* Its session is about to be closed. */
 void ibx_last_session_ends(struct ibx_attachment *attachment);
-/* Closes what has stayed, if anything has. */
+/* Closes the session that has stayed open, if any. */
 void ibx_last_session_close(void);
-/* In the child. */
+/* Called in a forked child. */
 void ibx_last_session_forked(void);
 
 /* attached_copies.c: the table's `copy`. */
 int ibx_attached_copy(const struct ibx_frontend_copy *wish, int *exit_code);
-/* The device writes to host memory unseen: later copies from such memory go in the order of their
- * streams. */
+/* The device may write to host memory without a call: later copies from such memory are made in the
+ * order of their streams. */
 void ibx_attached_changes_memory(void);
 
 /* attached_calls.c: the table. */
 extern const struct ibx_frontend_calls ibx_attached_calls;
-/* How it makes launches. */
+/* Sets the function by which GVirtuS makes launches. */
 void ibx_attached_launch_by(ibx_attach_launch *launch);
-/* `session` is the last that connected: page-locked memory that is asked for suits its path. */
+/* `session` was the last to connect: page-locked memory is allocated as its path wants. */
 void ibx_attached_path(const struct ibx_session *session);
 
 #endif

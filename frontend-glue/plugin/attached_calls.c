@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The table that the preload gets (attach_table.h): what it asks of the thread's session. */
+/* The table that the preload gets (attach_table.h): calls over the thread's session. */
 #include "frontend-glue/plugin/attached.h"
 
 #include "common/handlers.h"
@@ -17,11 +17,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define PAGE 4096u /* bytes; allocations of shared memory consist of such */
+#define PAGE 4096u /* bytes; allocations of shared memory are multiples of it */
 
 static atomic_bool over_shm; /* the path of the last connection */
 
-/* The stream of one that ends with it. */
+/* The stream of a request that ends with it. */
 static uint64_t last_word(const struct ibx_frontend_request *request)
 {
     struct ibx_reader r = ibx_reader_of(request->body, request->n);
@@ -30,7 +30,8 @@ static uint64_t last_word(const struct ibx_frontend_request *request)
     return ibx_get_u64(&r);
 }
 
-/* With copies in the background GVirtuS makes the call: on its way they are waited for. */
+/* While there are copies in the background, GVirtuS has to make the call: ibx_attachment_on_write()
+ * waits for them. */
 static int make_call_inside(const struct ibx_frontend_request *request, int *exit_code)
 {
     const struct ibx_pipeline_request call = {request->name, request->body,  request->n,
@@ -111,7 +112,7 @@ static bool knows(enum ibx_frontend_fact fact, uint64_t handle, int *answer)
     if (!ibx_attached_session() || ibx_async_copy_any())
         return false;
     const bool held = ibx_handlers_hold();
-    const int cancel = ibx_thread_hold_cancel(); /* of a backlog that leaves meanwhile */
+    const int cancel = ibx_thread_hold_cancel(); /* a backlog may be sent in here */
     const bool known = knows_now(fact, handle, answer);
     ibx_thread_release_cancel(cancel);
     ibx_handlers_let(held);
@@ -132,8 +133,9 @@ static void prepare(void *address, size_t n)
     ibx_handlers_let(held);
 }
 
-/* Over shm memory that the back end maps, and pins meanwhile: page-locked memory takes its time
- * natively, too, and then copies at once. Elsewhere memory whose registration can be cached. */
+/* Over shm: memory that the back end maps, and pins in the background. Page-locked memory takes its
+ * time natively, too, and then copies at once. Over other paths: memory whose registration can be
+ * cached. */
 static void *allocate_inside(size_t n)
 {
     void *address = atomic_load(&over_shm) ? ibx_shared_allocate(n, NULL) : NULL;
@@ -167,7 +169,7 @@ static int stand_in(void *address, size_t n, bool on, int *exit_code)
     uint8_t body[32];
     struct ibx_writer w = ibx_writer_of(body, sizeof(body));
     uint64_t offset;
-    if (ibx_shared_offset(address, n, &offset)) /* then it is reach() or nothing */
+    if (ibx_shared_offset(address, n, &offset)) /* not in shared memory: only reach() can do it */
         return -EOPNOTSUPP;
     ibx_put_u16(&w, on ? IBX_OWN_HOST_MAP : IBX_OWN_HOST_UNMAP);
     ibx_put_u64(&w, (uintptr_t)address);
@@ -178,7 +180,8 @@ static int stand_in(void *address, size_t n, bool on, int *exit_code)
     return ask_for_map(&w, exit_code);
 }
 
-/* Kernels write there unseen: later copies from such memory go in the order of their streams. */
+/* Kernels may write there without a call: later copies from such memory are made in the order of
+ * their streams. */
 static int reach_inside(void *address, size_t n, bool on, int *exit_code)
 {
     struct ibx_session *session = ibx_attached_session();
@@ -231,7 +234,7 @@ static void leave(void)
     struct ibx_session *session = ibx_attached_session();
     if (session && ibx_attached->process != getpid())
         return;
-    ibx_session_process_ends(); /* its own handler may be none, as GVirtuS's destructors */
+    ibx_session_process_ends(); /* process_ends() may never run, nor GVirtuS's destructors */
     if (session)
         ibx_pipeline_finish(ibx_attached->pipeline, IBX_PIPELINE_END_MS);
     ibx_process_leave();

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The preload's copies, over the connection of the thread that makes them: in its pipeline, ahead
- * of it, in the background, or between two requests.
+ * The preload's copies, over the connection of the thread that makes them: gathered in its
+ * pipeline, sent ahead of their calls' end, in the background, or between two requests.
  */
 #include "frontend-glue/plugin/attached.h"
 
@@ -13,10 +13,10 @@
 
 #include <errno.h>
 
-#define SHORT_COPY       1900u       /* bytes that go with the request */
-#define BACKGROUND_LEAST (64u << 10) /* a shorter copy ends before another thread has begun */
+#define SHORT_COPY       1900u       /* bytes of a copy that go in its request */
+#define BACKGROUND_LEAST (64u << 10) /* a shorter copy ends before another thread begins */
 
-/* False: the copy has to be run here. */
+/* Starts the copy in the background. False: it has to be run in this thread. */
 static bool run_in_background(const struct ibx_session *session,
                               const struct ibx_frontend_copy *copy)
 {
@@ -24,7 +24,7 @@ static bool run_in_background(const struct ibx_session *session,
         copy->stream <= IBX_ASYNC_COPY_STREAM_SPECIAL ||
         (copy->n < BACKGROUND_LEAST && !ibx_async_copy_pending(copy->stream)))
         return false;
-    /* It comes over another connection. */
+    /* The copy goes over another connection. */
     ibx_pipeline_settle(ibx_attached->pipeline, copy->stream);
     const bool started =
         ibx_attached_live(session) && ibx_async_copy_start(session, copy, ibx_attached->device);
@@ -33,7 +33,7 @@ static bool run_in_background(const struct ibx_session *session,
 }
 
 /* An asynchronous copy from the device into lasting memory was answered before it was made, or
- * kernels reach such memory. */
+ * kernels can write to such memory. */
 static atomic_bool left_for_later;
 
 void ibx_attached_changes_memory(void)
@@ -41,8 +41,8 @@ void ibx_attached_changes_memory(void)
     atomic_store(&left_for_later, true);
 }
 
-/* Whether earlier work of the stream may still change the copy's bytes: then the back end takes
- * them in the stream's order. */
+/* Whether earlier work of the stream may still change the copy's bytes: then the back end has to
+ * read them in the stream's order. */
 static bool may_change(const struct ibx_frontend_copy *copy)
 {
     return copy->to_device && atomic_load(&left_for_later) &&
@@ -52,7 +52,7 @@ static bool may_change(const struct ibx_frontend_copy *copy)
                  : ibx_pipeline_all_rests(ibx_attached->pipeline));
 }
 
-/* One that is waited for, in the order of the legacy stream: as an asynchronous one. */
+/* Turns a copy into an asynchronous one in the legacy stream that is waited for. */
 static void put_in_order(struct ibx_frontend_copy *copy)
 {
     copy->async = copy->lasting = copy->settle = true;
@@ -64,7 +64,7 @@ static const char *name_of(const struct ibx_frontend_copy *copy)
     return copy->async ? "cudaMemcpyAsync" : "cudaMemcpy";
 }
 
-/* A short one: its bytes go with the request, in the pipeline. */
+/* Runs a short copy to the device in the pipeline, with its bytes in the request. False: not so. */
 static bool run_in_pipeline(const struct ibx_frontend_copy *copy, int *exit_code)
 {
     uint8_t body[SHORT_COPY + 36];
@@ -84,7 +84,8 @@ static bool run_in_pipeline(const struct ibx_frontend_copy *copy, int *exit_code
     return !ibx_pipeline_call(ibx_attached->pipeline, &request, exit_code);
 }
 
-/* A longer one that is waited for natively, but for nothing else. */
+/* Runs a longer synchronous copy to the device that natively waits for nothing but itself: sends
+ * it, and returns before it is made. False: not so. */
 static bool run_ahead(struct ibx_session *session, const struct ibx_frontend_copy *copy,
                       int *exit_code)
 {
@@ -94,7 +95,7 @@ static bool run_ahead(struct ibx_session *session, const struct ibx_frontend_cop
     if (ibx_pipeline_copy_gathered(ibx_attached->pipeline, copy->device, copy->host, copy->n))
         return true;
     ibx_pipeline_lock(
-        ibx_attached->pipeline); /* others may go on over another connection meanwhile */
+        ibx_attached->pipeline); /* the keeper may have the session go on over another connection */
     const bool can = ibx_client_can_go_ahead(session, copy);
     ibx_pipeline_unlock(ibx_attached->pipeline);
     if (!can || !ibx_pipeline_copy_begin(ibx_attached->pipeline, copy->device, copy->n))
@@ -106,7 +107,7 @@ static bool run_ahead(struct ibx_session *session, const struct ibx_frontend_cop
 
 static int run_alone(struct ibx_session *session, struct ibx_frontend_copy *copy, int *exit_code)
 {
-    copy->lasting = false; /* its bytes are there when it has returned */
+    copy->lasting = false; /* its bytes have come when the call returns */
     ibx_pipeline_enter_alone(ibx_attached->pipeline);
     const int rc = ibx_client_copy(session, copy, exit_code);
     const int code = ibx_pipeline_leave(ibx_attached->pipeline, rc ? 0 : *exit_code, false);
@@ -117,8 +118,8 @@ static int run_alone(struct ibx_session *session, struct ibx_frontend_copy *copy
 
 static int run_whole(const struct ibx_frontend_copy *wish, int *exit_code);
 
-/* Rows are read here, not in the stream's order: what may still change them has ended when a byte
- * has come back in the order of the legacy stream. */
+/* Rows are read here, not in the stream's order: so this waits for earlier work that may still
+ * change them, by a copy of one byte back in the order of the legacy stream. */
 static int wait_for_rows(const struct ibx_frontend_copy *rows, int *exit_code)
 {
     uint8_t byte;
@@ -136,7 +137,7 @@ static int run_whole(const struct ibx_frontend_copy *wish, int *exit_code)
         return run_alone(session, &copy, exit_code);
     if (run_in_pipeline(&copy, exit_code) || run_ahead(session, &copy, exit_code))
         return 0;
-    /* Over shm only, the back end maps such memory. */
+    /* The back end maps such memory only over shm. */
     copy.lasting = copy.lasting && ibx_attached_over_shm(session);
     if (run_in_background(session, &copy)) {
         *exit_code = 0;

@@ -58,12 +58,12 @@ struct ibx_glue_config {
     unsigned uri_line;          /* of its key `communicator`, 0 when the URI came from the caller */
 };
 
-/* For G2 and later. The endpoint is that of properties.json; a NULL host: there is none. GVirtuS
- * leaves the host "" and the port 0 when it does not understand them: then the file must give the
- * URI. It is fine if no file exists. -EINVAL names file, line, value and what is accepted; -EPERM:
- * it, or the file of rdma.tuning, is another user's or can be changed by others, see file_check.h;
- * -ENOENT only for GVIRTUS_RDMA_PROPERTIES; -ENOMEM. Reads the environment: not during a
- * setenv(3). */
+/* For G2 and later. The endpoint is that of properties.json; host NULL: there is none. GVirtuS
+ * leaves the host "" and the port 0 if it does not understand them: then the file must give the
+ * URI. It is no error if no file exists. -EINVAL: the error names file, line, value and what is
+ * accepted; -EPERM: the file, or that of rdma.tuning, belongs to another user or can be changed by
+ * others (file_check.h); -ENOENT: only for GVIRTUS_RDMA_PROPERTIES; -ENOMEM. Reads the environment:
+ * not to be called during a setenv(3). */
 int ibx_glue_config_load(const char *endpoint_host, uint16_t endpoint_port,
                          struct ibx_glue_config *config, struct ibx_error *err);
 
@@ -72,13 +72,13 @@ int ibx_glue_config_load(const char *endpoint_host, uint16_t endpoint_port,
 int ibx_glue_config_load_classic(const char *communicator, const char *own_file,
                                  struct ibx_glue_config *config, struct ibx_error *err);
 
-/* Takes pipeline=... out of a URI's query, which is no option of a connection: `rest` is the URI
- * without it, and *pipeline its value if there is one. -EINVAL: the value. */
+/* Takes pipeline=... out of a URI's query, since it is no option of a connection: `rest` is the URI
+ * without it, and *pipeline its value if there is one. -EINVAL: the value is not accepted. */
 int ibx_glue_uri_pipeline(const char *uri, char rest[IBX_GLUE_URI_MAX],
                           enum ibx_pipeline_mode *pipeline, struct ibx_error *err);
 
-/* The file that rdma.tuning names, or its default, which need not exist; "": the key is "none".
- * Looks at no other key. Errors as above, and -ENAMETOOLONG. */
+/* Finds the file that rdma.tuning names, or its default, which need not exist; "": the key is
+ * "none". Looks at no other key. Errors as above, and -ENAMETOOLONG. */
 int ibx_glue_tuning_file(char file[PATH_MAX], struct ibx_error *err);
 
 #endif

@@ -10,7 +10,7 @@
 #include <time.h>
 
 #define HUGE  (2u << 20) /* bytes of a huge page */
-#define TRIES 8u         /* places at which something may be mapped */
+#define TRIES 8u         /* places that are tried, since something may be mapped there */
 
 /* ------------------------------------------------------------------ copies under way */
 
@@ -26,7 +26,7 @@ void ibx_host_copy_begins(struct ibx_host_copy *copy, const struct ibx_frontend_
     pthread_mutex_unlock(&lock);
 }
 
-/* It is not there in a child that was forked by a handler of signals meanwhile. */
+/* The copy may be missing from the list, in a child that a signal handler has forked meanwhile. */
 void ibx_host_copy_ends(const struct ibx_host_copy *copy)
 {
     pthread_mutex_lock(&lock);
@@ -72,7 +72,7 @@ static void *map_anywhere(size_t n)
             break;
         void *wanted = (void *)(uintptr_t)(IBX_SHARED_FROM + random % ((room - n) / HUGE) * HUGE);
         void *there = mmap(wanted, n, PROT_READ | PROT_WRITE, kind | MAP_FIXED_NOREPLACE, -1, 0);
-        if (there != MAP_FAILED) /* or elsewhere, of a kernel that does not know the flag */
+        if (there != MAP_FAILED) /* elsewhere, if the kernel does not know the flag */
             return there;
     }
     return mmap(NULL, n, PROT_READ | PROT_WRITE, kind, -1, 0);

@@ -6,23 +6,23 @@
 
 #include "frontend-glue/preload/attach_table.h"
 
-/* A copy of any thread's that has begun and not returned, in its stack. */
+/* A copy of any thread that has begun and not returned; it is in that thread's stack. */
 struct ibx_host_copy {
     struct ibx_host_copy *next;
-    uintptr_t begin; /* of the host's bytes */
+    uintptr_t begin; /* of its bytes in host memory */
     size_t n;
 };
 
 void ibx_host_copy_begins(struct ibx_host_copy *copy, const struct ibx_frontend_copy *of);
 void ibx_host_copy_ends(const struct ibx_host_copy *copy);
-/* Until none of them is of these bytes. */
+/* Waits until no copy under way uses these bytes. */
 void ibx_host_copies_drain(const void *address, size_t n);
-/* In a child, which has none of its parent's. */
+/* To be called in a forked child, which has none of its parent's copies. */
 void ibx_host_copies_forget(void);
 
-/* Resident memory of this process's alone, page-aligned; NULL: errno says why. It lies where the
- * back end may have pages of its own, if kernels are to use it: little else is there, in either
- * process. */
+/* Private resident memory of this process, page-aligned; NULL: errno says why. If possible it is
+ * between IBX_SHARED_FROM and IBX_SHARED_UNTIL, where the back end can map pages of its own at the
+ * same address, if kernels are to use it. */
 void *ibx_host_memory_map(size_t n);
 
 #endif

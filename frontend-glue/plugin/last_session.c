@@ -1,26 +1,27 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The last session of a process. What the process has at the back end is its until it has ended,
- * and a back end that cannot watch the process, since it is on another host, knows of it by its
- * sessions alone. So the last one stays open when its thread ends: until another thread connects,
- * or until the process ends, which says so if it can, and otherwise takes its connection along.
+ * The last session of a process. What the process has at the back end is kept until the process has
+ * ended, and a back end on another host can notice that only by the process's sessions. So the last
+ * session stays open when its thread ends: until another thread connects, or until the process
+ * ends, which says so if it can, and closes the connection in any case.
  *
  * Locks: an attachment's `closing`, then the one here.
  */
 #include "frontend-glue/plugin/attached.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static unsigned open_sessions;      /* of this process, with `last` */
-static struct ibx_attachment *last; /* whose thread has ended; NULL: there is none */
-static atomic_uint epoch;           /* sessions of this process that ended */
+static unsigned open_sessions;      /* of this process, including `last` */
+static struct ibx_attachment *last; /* whose session stays without a thread; NULL: none */
+static atomic_uint epoch;           /* how many sessions of this process have ended */
 
 unsigned ibx_attached_epoch(void)
 {
     return atomic_load(&epoch);
 }
 
-/* Locked. At the back end a client without a session is none, and has nothing. It may be the last
- * one that the back end knows: a session it knows from its first reply on. */
+/* Locked. A session ends: the back end may then have given back what this process had, since a
+ * client without a session may have ended. It may be the last one that the back end knows, which
+ * knows a session only from its first reply on. */
 static void count_end(struct ibx_attachment *attachment)
 {
     if (!attachment->counted)
@@ -49,7 +50,7 @@ bool ibx_last_session_stays(struct ibx_attachment *attachment)
     const bool stays = shows && attachment->counted && open_sessions == 1;
     if (!stays)
         count_end(attachment);
-    if (stays && !last) /* otherwise it is this one */
+    if (stays && !last) /* otherwise `last` is this one */
         atomic_fetch_add(&attachment->users, 1);
     if (stays)
         last = attachment;
@@ -93,7 +94,7 @@ void ibx_last_session_close(void)
     ibx_attachment_drop(attachment);
 }
 
-/* `last` is the parent's, whose connection stays: to close it here gives back memory. */
+/* `last` and its connection belong to the parent: closing it here only frees memory. */
 void ibx_last_session_forked(void)
 {
     pthread_mutex_init(&lock, NULL);

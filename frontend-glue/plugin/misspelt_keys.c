@@ -11,9 +11,9 @@
 #define COMMUNICATOR "communicator"
 #define LETTERS      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 #define PREFIX_CHARS (sizeof(IBX_GLUE_PREFIX) - 1)
-/* A shorter word is almost too many others. */
+/* Shorter words are not compared: they are similar to too many others. */
 #define LONG_WORD 5
-/* A shorter one without the prefix may be a key of somebody else's. */
+/* Without the prefix, a shorter word may be a key of somebody else. */
 #define OWN_WORD 8
 
 /* ctype(3) of the C locale: the process may run in another one. */
@@ -39,7 +39,7 @@ static bool is_same(const char *word, size_t length, const char *meant)
     return length == strlen(meant) && !strncasecmp(word, meant, length);
 }
 
-/* Whether one letter is wrong, missing or too much, or two stand in each other's place, at most. */
+/* Whether at most one letter is wrong, missing or too much, or two are swapped. */
 static bool is_nearly(const char *word, size_t length, const char *meant)
 {
     const size_t n = strlen(meant);
@@ -57,7 +57,7 @@ static bool is_nearly(const char *word, size_t length, const char *meant)
 
 /* ------------------------------------------------------------- the keys of ibx */
 
-/* One of ours, by its number: false after the last. */
+/* Our key of that number; false: there are no more. */
 static bool one_key(unsigned number, char key[32])
 {
     unsigned options = 0;
@@ -105,8 +105,8 @@ static int write_instead(const char *key, struct ibx_error *err)
 
 /* ------------------------------------------------------------------- the checks */
 
-/* The colon of a URI makes an entry of "communicator = rdma://gpu01:9999", which nobody would read.
- */
+/* The colon in the URI makes "communicator = rdma://gpu01:9999" an entry, which nobody would
+ * read. */
 static int check_communicator(const char *key, struct ibx_error *err)
 {
     const size_t chars = sizeof(COMMUNICATOR) - 1;
@@ -118,7 +118,7 @@ static int check_communicator(const char *key, struct ibx_error *err)
                          "and with a colon");
 }
 
-/* "rdmaencryption": nothing stands between the words, and so only what is almost a key is meant. */
+/* "rdmaencryption": since nothing separates the words, the rest has to be almost a key. */
 static int check_joined(const char *word, struct ibx_error *err)
 {
     char key[32];
@@ -140,7 +140,7 @@ static int check_alone(const char *word, const char *value, struct ibx_error *er
     return write_instead(known ? key : "", err);
 }
 
-/* "encryption : required": nobody would read it, and all would go on without. */
+/* "encryption : required": nobody would read it, and nothing would be encrypted. */
 static int check_without_prefix(const char *word, size_t length, struct ibx_error *err)
 {
     char key[32];
@@ -150,13 +150,13 @@ static int check_without_prefix(const char *word, size_t length, struct ibx_erro
     return 0;
 }
 
-/* No key of GVirtuS is like those that are refused here. */
+/* No key of GVirtuS itself is refused here. */
 int ibx_glue_key_check(const char *key, const char *value, struct ibx_error *err)
 {
     int rc = check_communicator(key, err);
     if (rc || !strncasecmp(key, IBX_GLUE_PREFIX ".", PREFIX_CHARS + 1))
         return rc;
-    const char *word = skip(key); /* behind a quote, or a byte order mark */
+    const char *word = skip(key); /* after a quote, or a byte order mark */
     const size_t length = strspn(word, LETTERS);
     rc = check_without_prefix(word, name_length(word), err);
     if (rc)

@@ -9,17 +9,18 @@
 #include <stdbool.h>
 
 #define IBX_GLUE_PREFIX "rdma" /* of our keys, with a dot */
-/* Those that are no options of a connection. */
+/* Our keys that are not options of a connection. */
 #define IBX_GLUE_KEYS                                                                              \
     "memory, pipeline, resume_seconds, processes, most_processes, spare_processes, idle_seconds, " \
     "gpu, gpu_memory, gpu_threads, "                                                               \
     "tenants, sessions, pins, requests, device_memory, tenant_share, share, tuning, log"
 
-/* -EINVAL with what to write: the key of this entry is almost one of ours, is one without "rdma.",
- * if that is long enough to be nobody else's, or is almost `communicator`. A key that begins with
- * "rdma." passes. */
+/* -EINVAL, and the error says what to write: the key is almost one of ours, or one of ours without
+ * "rdma." that is long enough not to be anybody else's, or almost `communicator`. A key that begins
+ * with "rdma." passes. */
 int ibx_glue_key_check(const char *key, const char *value, struct ibx_error *err);
-/* Whether this, which comes behind "rdma." and is none of our keys, is almost one: that. */
+/* Whether a word that follows "rdma.", and is none of our keys, is almost one of them; `key`:
+ * which. */
 bool ibx_glue_key_nearly(const char *word, char key[32]);
 
 #endif
