@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The back end runs calls itself that are no copies.
+ * device_calls/: calls other than copies that the back end runs itself.
  *
  *   calls.c          short calls, by CUDA's runtime
  *   launch.c         kernels, by the driver
@@ -15,56 +15,58 @@
 
 /* calls.c: an outcome, or as ibx_session_fail() */
 
-/* `own` runs requests of our own: ibx_own_request_run() */
+/* Runs the request, if it can. `own` runs requests of our own: ibx_own_request_run(). */
 int ibx_device_call(struct gpu_session *x, const struct ibx_request *q,
                     int (*own)(struct gpu_session *x, const struct ibx_request *q,
                                struct ibx_writer *out));
-/* GVirtuS has begun to read a request of that name; and has answered it. */
+/* GVirtuS has begun to read a request of that name; GVirtuS has answered it. */
 void ibx_device_call_read(struct gpu_session *x, const char *name);
 void ibx_device_call_answered(struct gpu_session *x);
 
 /* launch.c */
 
-/* 0; otherwise GVirtuS has to launch it. */
+/* Launches the kernel of a launch request's body. 0: done; otherwise GVirtuS has to launch it. */
 int ibx_device_launch(struct gpu_session *x, const uint8_t *body, size_t n);
-/* A kernel of a graph, of the body of a launch: adds it behind others, or sets the parameters of
- * one, where `exec` is set in what was made of the graph. What the driver returns. */
+/* For a kernel node of a graph, by the body of a launch: adds a node behind others, or sets the
+ * parameters of a node, in the graph, or in the executable graph `exec`. Returns what the driver
+ * returns. */
 struct ibx_kernel_node {
-    void *graph, **behind; /* to add it */
+    void *graph, **behind; /* to add a node */
     size_t count;
-    void *node, *exec; /* to set them; or what was added */
+    void *node, *exec; /* to set parameters; or the node that was added */
 };
 int ibx_device_kernel_node(struct gpu_session *x, const uint8_t *body, size_t n,
                            struct ibx_kernel_node *node);
-/* The same with `count` attributes (own_requests.h), and what CUDA returns. */
+/* Launches likewise with `count` attributes (own_requests.h); returns what CUDA returns. */
 int ibx_device_launch_as(struct gpu_session *x, const uint8_t *body, size_t n,
                          const uint8_t *attributes, size_t count);
-/* Before GVirtuS launches it: 0; CUDA's error where there is no such function, or where its handler
- * would read more than the launch brings. */
+/* To be called before GVirtuS launches it. 0, or CUDA's error: there is no such function, or
+ * GVirtuS's handler would read beyond the request. */
 int ibx_device_launch_check(struct gpu_session *x, const uint8_t *body, size_t n);
-/* Behind that, by the runtime, and what it returns; `tried`: behind ibx_device_launch(), too. -1:
- * GVirtuS has to. */
+/* After that check: launches by the runtime, and returns what it returns; `tried`:
+ * ibx_device_launch() has failed before. -1: GVirtuS has to launch it. */
 int ibx_device_launch_by_runtime(struct gpu_session *x, const uint8_t *body, size_t n, bool tried);
-/* Parameters of a kernel from the first-th on, *count at most, which becomes how many there are.
- * What CUDA returns. */
+/* Offsets and lengths of a kernel's parameters, from number `first` on, at most *count; *count
+ * becomes how many were written. Returns what CUDA returns. */
 struct ibx_parameter {
     size_t at, bytes;
 };
 int ibx_device_parameters(struct gpu_session *x, uint64_t function, size_t first,
                           struct ibx_parameter *parameters, size_t *count);
-/* The arguments of a node of that kernel's, as CUDA says where they are, one behind the other as
- * the kernel has them: to be freed. */
+/* Copies the arguments of a node of that kernel, from where CUDA says that they are, into *n bytes
+ * with the kernel's layout, which the caller frees. */
 int ibx_device_arguments(struct gpu_session *x, uint64_t function, void *const *arguments,
                          void *const *extra, uint8_t **bytes, size_t *n);
-/* GVirtuS is about to launch what has come in pieces, or is long, and was not looked at: if its
- * handler would read on from there it is a launch of no function then. */
+/* GVirtuS is about to run a launch that has come in pieces, or is long, and was not checked: if its
+ * handler would read beyond the request, changes the function to none. */
 void ibx_device_launch_spare(struct gpu_session *x, uint8_t *body, size_t n);
 
 /* math_calls.c */
 
-/* One for a function of cuBLAS and the like: the library's status, or IBX_MATH_ABSENT. */
+/* Runs a request for a function of cuBLAS or another library. Returns the library's status, or
+ * IBX_MATH_ABSENT. */
 int ibx_device_math(struct gpu_session *x, const struct ibx_request *q, struct ibx_writer *out);
-/* Of struct ibx_end_hooks: has the library end what is of that type. */
+/* For struct ibx_end_hooks: has the library destroy a handle of that type. */
 void ibx_math_end(unsigned type, uint64_t handle);
 
 #endif

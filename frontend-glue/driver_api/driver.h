@@ -6,8 +6,8 @@
  * both, a CUmodule or CUlibrary is a cudaLibrary_t, and a CUfunction or CUkernel is what
  * cudaLaunchKernel() takes.
  *
- *   init.c          cuInit, versions, the libcudart of GVirtuS that the program need not have
- * loaded errors.c        CUresult, its names, and the runtime's last error, which stays as it was
+ *   init.c          cuInit, versions; loads GVirtuS's libcudart if the program has not
+ *   errors.c        CUresult, its names, and the runtime's last error, which stays as it was
  *   contexts.c      contexts, and the stack of a thread's
  *   devices.c       devices and their attributes
  *   memory.c, pointers.c  memory, and questions about it
@@ -57,10 +57,10 @@ int cudaDeviceGetStreamPriorityRange(int *least, int *greatest);
 
 /* ------------------------------------------------------------------------------- calls */
 
-/* Around each call of the driver's. begin(): CUDA_SUCCESS, or what the call returns, which is
- * nothing but that. With `in_context` the thread has a current context, whose device is selected.
- * end() gives rc, an error of the runtime's or 0, as a CUresult; it leaves cudaGetLastError() as it
- * was. */
+/* Around each call of the driver. begin(): CUDA_SUCCESS, or the error that the call has to return,
+ * without anything else. With `in_context` the thread needs a current context, whose device is
+ * selected. end() converts rc, an error of the runtime or 0, to a CUresult, and restores
+ * cudaGetLastError(). */
 struct ibx_driver_call {
     struct ibx_frontend_errors errors;
 };
@@ -73,39 +73,42 @@ int ibx_driver_end(const struct ibx_driver_call *call, int begun, int rc);
         const int begun = ibx_driver_begin(&driver_call, in_context);                              \
         ibx_driver_end(&driver_call, begun, begun ? begun : (expression));                         \
     })
-/* What the call returns: the runtime's answer in the thread's context, and without one. */
+/* The result of a call that the runtime makes in the thread's context, or without one. */
 #define IN_CONTEXT(expression) MADE(true, expression)
 #define ANYWHERE(expression)   MADE(false, expression)
-/* In the context of the stream or event that it names, as the driver does: a thread without one of
- * its own needs none then (JAX's call functions of the host so). Default streams have none. */
+/* In the context of the stream or event that the call names, as the driver does: then the thread
+ * need not have a current context (JAX's host functions call so). Default streams have no
+ * context. */
 #define IN_CONTEXT_OF(handle, expression) MADE((uintptr_t)(handle) <= 2, expression)
 
-/* A CUresult for what the runtime returns, or this library. */
+/* The CUresult for an error of the runtime or of this library. */
 int ibx_driver_result(int rc);
 
 /* --------------------------------------------------------------------------- init.c */
 
-/* Whether cuInit() has been called in this process, or the runtime. */
+/* Whether cuInit() or the runtime was called in this process. */
 bool ibx_driver_initialized(void);
 void ibx_driver_set_initialized(void);
 
 /* ----------------------------------------------------------------------- contexts.c */
 
 struct ibx_driver_context;
-/* The current one, NULL: there is none. */
+/* The thread's current context; NULL: there is none. */
 struct ibx_driver_context *ibx_driver_current(void);
 int ibx_driver_device(const struct ibx_driver_context *context);
-/* Before a call: the runtime may have selected another device. An error: there is no context. */
+/* To be called before a call: adopts the device that the runtime has selected meanwhile. An error:
+ * there is no context. */
 int ibx_driver_adopt(void);
-/* ... and without a context, when it has been used: that of its device is current. */
+/* The runtime was used: if the thread has no context, the primary one of its device becomes
+ * current. */
 void ibx_driver_runtime_used(void);
 bool ibx_driver_is_context(const void *context);
-/* Of that device; NULL: there is none. */
+/* The primary context of that device; NULL: there is no such device. */
 void *ibx_driver_primary(int device);
 
 /* ------------------------------------------------------------------------- devices.c */
 
-/* Whether there is that device: CUDA_SUCCESS, or an error. */
+/* CUDA_SUCCESS if the device exists, or an error. */
 int ibx_driver_check_device(int device);
 int ibx_driver_attribute(int *value, int attribute, int device);
 
@@ -116,17 +119,17 @@ int ibx_driver_end_surface(void *handle);
 
 /* ------------------------------------------------------------------------- arrays.c */
 
-/* CUDA_ARRAY3D_DESCRIPTOR has what the other one has, in another order. */
+/* An array; CUDA_ARRAY_DESCRIPTOR and CUDA_ARRAY3D_DESCRIPTOR have these in different order. */
 struct ibx_driver_array {
     size_t width, height, depth;
     unsigned format, channels, flags;
 };
-/* CUarray_format and cudaChannelFormatDesc. False: that is none. */
+/* Converts CUarray_format to cudaChannelFormatDesc, and back. False: there is no such format. */
 bool ibx_driver_channel(struct ibx_cuda_channel *channel, unsigned format, unsigned channels);
 bool ibx_driver_format(const struct ibx_cuda_channel *channel, unsigned *format,
                        unsigned *channels);
-/* Bytes of an element of an array; 0: *rc says why not. *known: it is not for the back end to say.
- */
+/* Bytes of an element of an array; 0: *rc is the error. *known: this library knows the array;
+ * otherwise only the back end does. */
 size_t ibx_driver_element(const void *array, bool *known, int *rc);
 
 /* ------------------------------------------------------------------------- planes.c */
@@ -176,7 +179,7 @@ struct ibx_driver_memcpy3d {
     size_t to_pitch, to_height;
     size_t width, rows, planes;
 };
-/* As the runtime takes it. An error: it cannot be made so. */
+/* Converts the copy to the runtime's form. An error: the runtime cannot make it. */
 int ibx_driver_memcpy3d(struct ibx_cuda_memcpy3d *copy, const struct ibx_driver_memcpy3d *planes);
 /* The other way round. */
 void ibx_driver_planes_of(struct ibx_driver_memcpy3d *planes, const struct ibx_cuda_memcpy3d *copy);
@@ -219,18 +222,19 @@ struct ibx_driver_launch {
     const struct launch_attribute *attributes;
     unsigned count;
 };
-/* As the runtime takes it; false: it is none. */
+/* Converts the launch to the runtime's form; false: it is invalid. */
 bool ibx_driver_config(struct launch_config *config, const struct ibx_driver_launch *launch);
 
 #define IBX_DRIVER_FEW 64u
-/* Arguments that came as they lie in the kernel's (`extra`), one by one. */
+/* Pointers to arguments that were passed as one buffer in the kernel's layout (`extra`). */
 struct ibx_driver_arguments {
     void *few[IBX_DRIVER_FEW], **more;
     void **all; /* either of these */
 };
-/* Whether they come so: programs pass an empty list beside arguments. */
+/* Whether arguments are passed in this way: some programs pass an empty list beside separate
+ * arguments. */
 bool ibx_driver_is_packed(void *const *extra);
-/* An error: there is nothing to give back by ibx_driver_unpacked(). */
+/* unpack() finds the arguments; on success unpacked() frees what that has allocated. */
 int ibx_driver_unpack(struct ibx_driver_arguments *a, const void *function, void **extra);
 void ibx_driver_unpacked(struct ibx_driver_arguments *a);
 
@@ -238,21 +242,21 @@ void ibx_driver_unpacked(struct ibx_driver_arguments *a);
 
 /* Whether the back end can map memory apart from its addresses. */
 bool ibx_driver_maps_memory(int device);
-/* What an address is: *is of one to which something is mapped. */
+/* What is at an address. MAPPED: *is describes the mapping. */
 enum ibx_driver_place { NOT_RESERVED, RESERVED, MAPPED };
 struct ibx_driver_mapping {
     uint64_t begin, n;
-    uint64_t number, memory; /* of no other mapping, and of no other memory */
+    uint64_t number, memory; /* unique numbers of the mapping, and of its memory */
     int device, access;
 };
 enum ibx_driver_place ibx_driver_mapping(uint64_t address, struct ibx_driver_mapping *is);
 
 /* ------------------------------------------------------------------------ absent.c */
 
-/* Whether it is one of those that are exported, return CUDA_ERROR_NOT_SUPPORTED, and are not found
- * by their names. */
+/* Whether it is a call that is exported, returns CUDA_ERROR_NOT_SUPPORTED, and is not found by its
+ * name in cuGetProcAddress(). */
 bool ibx_driver_is_absent(const char *name);
-/* What the library says once that it does not do. */
+/* Logs, once, what this library does not do. */
 void ibx_driver_tell(atomic_flag *told, const char *call, const char *why);
 
 #endif
