@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Short calls that are no copies: run here as GVirtuS's handler runs them, by the same functions of
- * the same runtime in the same thread, but without what it does around them. So their results, and
- * the thread's last error, are the handler's.
+ * Short calls other than copies. They are run here as GVirtuS's handler runs them, by the same
+ * functions of the same runtime in the same thread, but without its overhead. So their results, and
+ * the thread's last error, are those of the handler.
  */
 #include "frontend-glue/device_calls/device_calls.h"
 
@@ -15,10 +15,10 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#define PASSES  INT32_MIN   /* no cudaError_t: GVirtuS runs it */
+#define PASSES  INT32_MIN   /* not a cudaError_t: GVirtuS has to run the call */
 #define NOWHERE ((void *)1) /* an address that CUDA refuses */
 
-/* What runs requests of our own. */
+/* The function that runs requests of our own. */
 typedef int own_requests(struct gpu_session *x, const struct ibx_request *q,
                          struct ibx_writer *out);
 
@@ -26,11 +26,11 @@ typedef int own_requests(struct gpu_session *x, const struct ibx_request *q,
 struct arguments {
     struct ibx_reader in;
     uint8_t out[IBX_OWN_OUT_MAX];
-    const uint8_t *long_out; /* instead of it; NULL: no */
+    const uint8_t *long_out; /* the answer, in place of `out`; NULL: it is in `out` */
     size_t out_n;
 };
 
-/* Functions of the runtime; NULL: it has none. */
+/* Functions of the runtime; NULL: it has no such function. */
 static struct {
     int (*event_record)(void *event, void *stream);
     int (*stream_wait_event)(void *stream, void *event, unsigned flags);
@@ -101,7 +101,8 @@ static int device_synchronize(struct gpu_session *x, struct arguments *a)
     return rc;
 }
 
-/* One that nobody here has seen, or is another tenant's, is left to GVirtuS's handler. */
+/* An executable graph that is not known here, or is another tenant's, is left to GVirtuS's
+ * handler. */
 static int graph_launch(struct gpu_session *x, struct arguments *a)
 {
     void *graph = pointer(&a->in);
@@ -125,8 +126,8 @@ static int set_memory(struct gpu_session *x, struct arguments *a)
     return runtime.memset(address, value, n);
 }
 
-/* What tenants allocate and free is noted on GVirtuS's way, where they are kept apart or limited.
- */
+/* Whether allocations and frees have to go through GVirtuS, where they are noted: if tenants are
+ * isolated or limited. */
 static bool is_noted(const struct gpu_session *x)
 {
     return x->isolation.on || x->isolation.limited;
@@ -177,7 +178,7 @@ static int free_noted(struct gpu_session *x, void *address)
     if (is_noted(x))
         return PASSES;
     ibx_handles_remove(x, IBX_HANDLE_OPENED_POINTER, (uintptr_t)address);
-    ibx_end_gone((uintptr_t)address); /* after the call another thread may share that address */
+    ibx_end_gone((uintptr_t)address); /* before: then another thread may get that address */
     ibx_frees_begin(x, (uintptr_t)address);
     const int rc = runtime.free(address);
     ibx_frees_end();
@@ -190,7 +191,7 @@ static int free_held(struct gpu_session *x, void *address)
     ibx_gpu_registrations_drop(&x->registrations, (uintptr_t)address);
     if (!address)
         return is_noted(x) ? PASSES : runtime.free(address);
-    ibx_isolation_allows(x, (uintptr_t)address, 1); /* says so if not */
+    ibx_isolation_allows(x, (uintptr_t)address, 1); /* logs it, if not */
     if (!ibx_memory_free_begin(x, (uintptr_t)address, &number))
         return is_noted(x) ? PASSES : runtime.free(NOWHERE);
     const int rc = free_noted(x, address);
@@ -211,8 +212,8 @@ static int give_back(struct gpu_session *x, struct arguments *a)
 #define ATTRIBUTES_BYTES    4096u /* more than cudaFuncAttributes has */
 #define PEER_ACCESS_ENABLED 704   /* cudaError_t */
 
-/* All clients have one context on a device. What another one has enabled this one may enable, too.
- */
+/* All clients share one context on a device. Access that another client has enabled can be enabled
+ * by this one, too. */
 static int enable_peer(struct gpu_session *x, struct arguments *a)
 {
     int (*peek_error)(void) = NULL, (*get_error)(void) = NULL;
@@ -220,7 +221,7 @@ static int enable_peer(struct gpu_session *x, struct arguments *a)
     const int peer = (int)ibx_get_u32(&a->in);
     *(void **)&peek_error = ibx_back_end_runtime("cudaPeekAtLastError");
     *(void **)&get_error = ibx_back_end_runtime("cudaGetLastError");
-    if (!peek_error || !get_error || peek_error()) /* that one would be lost */
+    if (!peek_error || !get_error || peek_error()) /* a pending error would be lost */
         return PASSES;
     const int rc = runtime.enable_peer(peer, ibx_get_u32(&a->in));
     if (rc != PEER_ACCESS_ENABLED)
@@ -229,7 +230,8 @@ static int enable_peer(struct gpu_session *x, struct arguments *a)
     return 0;
 }
 
-/* Others may have enabled it as well: it stays, but that of a device that there is not. */
+/* Other clients may have enabled the access as well: so it stays enabled. Only a device that does
+ * not exist is an error. */
 static int disable_peer(struct gpu_session *x, struct arguments *a)
 {
     int (*can_reach)(int *can, int device, int peer) = NULL;
@@ -241,11 +243,11 @@ static int disable_peer(struct gpu_session *x, struct arguments *a)
 }
 
 static const struct handler {
-    const char *name; /* on the wire, and in the runtime */
+    const char *name; /* of the request, and of the runtime's function */
     void *at;
     int (*run)(struct gpu_session *x, struct arguments *a);
     size_t length; /* of the body */
-    int event_at;  /* in the body; -1: it names none */
+    int event_at;  /* offset of an event in the body; -1: there is none */
 } handlers[] = {
     {"cudaEventRecord", &runtime.event_record, event_record, 16, 0},
     {"cudaStreamWaitEvent", &runtime.stream_wait_event, stream_wait_event, 20, 8},
@@ -265,11 +267,11 @@ static const struct handler {
 
 /* ------------------------------------------------------------------------- the runtime */
 
-static const struct ibx_call *known[HANDLERS]; /* by handler; NULL: the runtime has it not */
+static const struct ibx_call *known[HANDLERS]; /* by handler; NULL: the runtime lacks it */
 static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
 static atomic_bool loaded;
 
-/* The runtime is there at the latest when a session has made a call that was GVirtuS's. */
+/* The runtime is loaded at the latest when GVirtuS has run a call of a session. */
 static bool load(struct gpu_session *x)
 {
     if (atomic_load_explicit(&loaded, memory_order_acquire))
@@ -301,7 +303,7 @@ static const struct handler *handler_of(const struct ibx_call *call, uint64_t le
 
 /* -------------------------------------------------------------------------- the calls */
 
-/* As CUDA does for a function that is none. */
+/* Fails as CUDA does for a function that does not exist. */
 static int no_function(void)
 {
     int (*attributes_of)(void *attributes, const void *function) = NULL;
@@ -311,8 +313,8 @@ static int no_function(void)
     return rc ? rc : INVALID_FUNCTION;
 }
 
-/* A launch into another stream than the captured one may end the capture when it fails, and would
- * fail in another way when it is tried again. */
+/* A failed launch may end a capture, also one in another stream, and would fail in another way when
+ * it is tried again: so while anybody captures there is only one try. */
 static int launch(struct gpu_session *x, const struct ibx_request *q)
 {
     const bool tried = !ibx_captures_any();
@@ -335,7 +337,7 @@ static int run_own(struct gpu_session *x, const struct ibx_request *q, struct ar
     return code;
 }
 
-/* What a library adds may come into a graph. */
+/* Work that a library adds may come into a capture. */
 static int run_math(struct gpu_session *x, const struct ibx_request *q, struct arguments *a)
 {
     struct ibx_writer out = ibx_writer_of(a->out, sizeof(a->out));
@@ -352,7 +354,7 @@ static bool names_event(struct gpu_session *x, const struct ibx_request *q, int 
     return ibx_named_event(x, ibx_get_u64(&r));
 }
 
-/* As CUDA does for an event that is none. */
+/* Fails as CUDA does for an invalid event. */
 static int refused(struct gpu_session *x)
 {
     const int rc = load(x) && runtime.event_query ? runtime.event_query(NULL) : 0;
@@ -362,7 +364,7 @@ static int refused(struct gpu_session *x)
 static int run(struct gpu_session *x, const struct ibx_request *q, struct arguments *a,
                own_requests *own)
 {
-    uint64_t stream = 0; /* cudaMemset's is the legacy one */
+    uint64_t stream = 0; /* cudaMemset uses the legacy stream */
     int reset = 0;
     if (ibx_call_stream(q->called, q->body, (size_t)q->length, &stream) ||
         q->called->kind == IBX_CALL_ENQUEUES)
@@ -379,7 +381,7 @@ static int run(struct gpu_session *x, const struct ibx_request *q, struct argume
         return launch(x, q);
     const bool peers = q->called->kind == IBX_CALL_OTHER;
     if (!(peers ? ibx_back_end_begin_context(x) : ibx_back_end_able(x)))
-        return PASSES; /* the thread's first call makes a context, which takes long */
+        return PASSES; /* the first call makes a context, which takes long */
     const struct handler *handler = load(x) ? handler_of(q->called, q->length) : NULL;
     if (handler && handler->event_at >= 0 && !names_event(x, q, handler->event_at))
         return refused(x);
@@ -413,14 +415,14 @@ int ibx_device_call(struct gpu_session *x, const struct ibx_request *q, own_requ
 
 /* ----------------------------------------------------------------- what GVirtuS does itself */
 
-/* Of libraries that put nothing into any stream. */
+/* Whether it is a call of a library that adds no work to streams. */
 static bool is_harmless(const char *name)
 {
     return !strncmp(name, "nvml", 4) || !strncmp(name, "nvrtc", 5);
 }
 
-/* In streams of a library's own, or in one that nobody here sees it name: GVirtuS may have plugins
- * of any library. */
+/* Whether the call may add work that cannot be found: in streams of a library's own, or in a stream
+ * that it names in a way that is not known here. GVirtuS may have plugins for any library. */
 static bool may_hide_work(const char *name)
 {
     const char *plain = strncmp(name, "__", 2) ? name : name + 2;
@@ -450,7 +452,7 @@ void ibx_device_call_read(struct gpu_session *x, const char *name)
         ibx_registrations_changed();
 }
 
-/* One that GVirtuS's handler has answered: requests of our own name it, too. */
+/* Notes a handle that GVirtuS's handler has returned: requests of our own may name it, too. */
 static void note_handle(struct gpu_session *x, enum ibx_handle_kind kind)
 {
     struct ibx_reader r = ibx_reader_of(x->replies.last, 8);
@@ -476,7 +478,7 @@ void ibx_device_call_answered(struct gpu_session *x)
         note_handle(x, x->handler.makes_graph ? IBX_HANDLE_GRAPH : IBX_HANDLE_EXEC);
     ibx_room_end(&x->handler.exec_room);
     x->handler.captures = CAPTURES_UNUSED;
-    if (x->handler.changes_kernels) /* others have looked them up while it ran */
+    if (x->handler.changes_kernels) /* other sessions may have looked kernels up while it ran */
         ibx_registrations_changed();
     x->handler.allocates = x->handler.changes_kernels = x->handler.makes_graph =
         x->handler.makes_exec = false;

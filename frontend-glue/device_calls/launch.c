@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Kernels. GVirtuS's handler makes of a request's arguments, which lie one behind the other as the
- * kernel wants them, the pointers that the runtime's launch takes, and looks up how. The driver
- * takes them as they are, up to 4 KiB; where each of more lies, the driver says (CUDA 12.4). The
- * kernel is the runtime's, by the function that the client has registered. What fails is given to
- * the runtime once more, so that exit code and last error are its own. Before CUDA 12.4 GVirtuS
- * does that, which does not know the kernels that there are in PTX alone; but not a launch that
- * brings less than its kernel takes, for which the handler has no bound.
+ * Launches of kernels. The arguments in a request are in the kernel's own layout. GVirtuS's handler
+ * makes pointers of them, which the runtime's launch takes, and has to look up how. The driver
+ * takes them as they are, up to 4 KiB; for more, it tells where each one is (CUDA 12.4). The kernel
+ * is the runtime's, found by the function that the client has registered. A launch that fails is
+ * made once more by the runtime, so that exit code and last error are the runtime's own. Before
+ * CUDA 12.4 GVirtuS makes that launch; it does not know kernels that exist only as PTX. It does not
+ * get launches with fewer arguments than the kernel takes, for which its handler has no bound.
  */
 #include "frontend-glue/device_calls/device_calls.h"
 
@@ -20,9 +20,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PACKED_MAX 4096u /* bytes of arguments that every driver takes as they lie */
-#define KNOWN_MAX  4352u /* of a kernel: GVirtuS's handler knows where they lie */
-#define HEAD       56u   /* of a request, before the arguments */
+#define PACKED_MAX 4096u /* bytes of arguments that every driver takes in one buffer */
+#define KNOWN_MAX  4352u /* bytes up to which GVirtuS's handler knows a kernel's layout */
+#define HEAD       56u   /* bytes of a request before the arguments */
 
 #define INVALID_FUNCTION 98 /* cudaError_t */
 
@@ -62,8 +62,8 @@ struct launch {
     unsigned size[6]; /* grid, block */
     size_t bytes;     /* of arguments */
     uint8_t *arguments;
-    void *packed[5]; /* for the driver: as they lie, */
-    void **pointers; /* or one by one; NULL: not so */
+    void *packed[5]; /* for the driver: in one buffer, */
+    void **pointers; /* or one by one; NULL: in one buffer */
 };
 
 static struct {
@@ -84,10 +84,10 @@ static struct {
     int (*peek_error)(void);
     int (*get_error)(void); /* and forgets it */
 } cuda;
-static atomic_bool loaded; /* `cuda` is set, and stays as it is */
+static atomic_bool loaded; /* `cuda` is set, and no longer changes */
 static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
 
-/* Of CUDA 12, or the same before. */
+/* A function of CUDA 12, or its older version. */
 static void *graph_function(const char *name)
 {
     char before[64];
@@ -123,9 +123,9 @@ static bool load(struct gpu_session *x)
     return cuda.get_error && cuda.launch && cuda.kernel_of;
 }
 
-/* A look-up that fails sets the thread's last error. Of a launch that GVirtuS can make that is the
- * error of an earlier call, and stays that. The first one of a kernel loads it, which is no part of
- * what the thread captures. */
+/* A failed look-up sets the thread's last error. If GVirtuS can make the launch (`can_pass`),
+ * nothing is looked up while there is an error of an earlier call, which so stays the last one. The
+ * first look-up of a kernel loads it, which is no part of what the thread captures. */
 static bool find_kernel(struct gpu_session *x, struct launch_function *f, uint64_t name,
                         bool can_pass)
 {
@@ -149,7 +149,8 @@ static struct launch_function *place_of(struct gpu_session *x, uint64_t function
     return &x->launches.known[(function >> 4 ^ function >> 12) % LAUNCH_FUNCTIONS];
 }
 
-/* NULL: it has to be looked up. Its module stays until ibx_functions_let_go(). */
+/* The kernel, if it is known; its module is held until ibx_functions_let_go(). NULL: it has to be
+ * looked up. */
 static struct launch_function *known_of(struct gpu_session *x, uint64_t function)
 {
     struct launch_function *f = place_of(x, function);
@@ -161,7 +162,7 @@ static struct launch_function *known_of(struct gpu_session *x, uint64_t function
                : NULL;
 }
 
-/* Likewise. */
+/* The kernel, which is looked up if it is not known; held likewise. NULL: there is none. */
 static struct launch_function *function_of(struct gpu_session *x, uint64_t function, bool can_pass)
 {
     const unsigned since = ibx_registrations_changes();
@@ -195,7 +196,7 @@ static bool parse(struct gpu_session *x, struct launch *l, const uint8_t *body, 
         return false;
     l->arguments = x->launches.arguments;
     memcpy(l->arguments, body + HEAD, l->bytes);
-    /* The kernel may want more than came: no earlier one's, nor what is behind them. */
+    /* The kernel may take more bytes than have come: it must not get those of an earlier launch. */
     if (x->launches.argument_bytes > l->bytes)
         memset(l->arguments + l->bytes, 0, x->launches.argument_bytes - l->bytes);
     x->launches.argument_bytes = l->bytes;
@@ -219,7 +220,7 @@ static size_t parameters_of(void *kernel, size_t *end)
     return count;
 }
 
-/* Behind it l->pointers is to be freed. */
+/* Sets l->pointers, which the caller frees, if the arguments cannot be passed in one buffer. */
 static int point_to_arguments(struct launch *l, void *kernel)
 {
     size_t end, at, n;
@@ -269,8 +270,8 @@ int ibx_device_launch(struct gpu_session *x, const uint8_t *body, size_t n)
     return rc;
 }
 
-/* Whether GVirtuS's handler, which points to all that the kernel takes, would find none of it, or
- * too little, or does not know where it lies. */
+/* Whether GVirtuS's handler, which makes pointers to all that the kernel takes, would read beyond
+ * the request, or does not know the kernel's layout. */
 static bool brings_less(struct gpu_session *x, uint64_t function, size_t bytes)
 {
     static atomic_flag told = ATOMIC_FLAG_INIT;
@@ -302,13 +303,14 @@ int ibx_device_launch_check(struct gpu_session *x, const uint8_t *body, size_t n
     const uint64_t function = ibx_get_u64(&r);
     const uint64_t name = ibx_functions_take(ibx_functions_user_of(x), function);
     const bool less = name && n >= HEAD && brings_less(x, function, n - HEAD);
-    if (less && cuda.refuse) /* the thread's last error is CUDA's then */
+    if (less && cuda.refuse) /* so that the thread's last error is set by CUDA */
         cuda.refuse((const void *)(uintptr_t)name, SIZE_MAX, &at, &bytes);
     ibx_functions_let_go(&x->launches.user);
     return name ? less ? CUDA_INVALID_VALUE : 0 : INVALID_FUNCTION;
 }
 
-/* -1: it cannot be made here. What was tried is known, and looked up no more. */
+/* Launches by the runtime. -1: that is not possible here. `tried`: the kernel was looked up
+ * already. */
 static int launch_by_runtime(struct gpu_session *x, const uint8_t *body, size_t n, bool tried)
 {
     struct launch l;
@@ -371,7 +373,7 @@ int ibx_device_parameters(struct gpu_session *x, uint64_t function, size_t first
     return f ? 0 : INVALID_FUNCTION;
 }
 
-/* What a launch gives the driver as a whole. NULL: it has given none so. */
+/* Arguments that a launch passes in one buffer. NULL: it does not. */
 static const uint8_t *packed_in(void *const *extra, size_t *n)
 {
     const uint8_t *at = NULL;

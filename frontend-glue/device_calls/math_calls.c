@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Functions of cuBLAS, cuBLASLt, cuRAND, cuFFT, cuSPARSE and cuSOLVER (session/math_calls.h), by
- * the library that GVirtuS's plugin of it has loaded: without that plugin there is none of them.
+ * the library that GVirtuS's plugin for it has loaded; without that plugin its functions are
+ * missing.
  *
- * A library takes a handle for an address of this process, and a scalar for one where the handle's
- * pointer mode says that it is in memory of the host. So a handle is one that was made here, of the
- * type that the function wants, by the client or another one of its program; and what the request
- * says of the pointer mode has to be what the library says. Addresses of the device may be the
- * tenant's own only: how far the library goes from there its kernels decide, as the program's do.
- * A generator that fills memory of the host, which a handler of GVirtuS's has made, gets none. What
- * handles count as, and which bear no two requests at once: math_limits.c.
+ * A library uses a handle as an address in this process, and also a scalar if the handle's pointer
+ * mode says that scalars are in host memory. So a handle has to be one that was made here, of the
+ * type that the function takes, by the client or another client of its program; and the pointer
+ * mode in the request has to be the one that the library has. Device addresses have to be memory
+ * that the client may name; how far the library goes from there is up to its kernels, as with the
+ * program's own. A generator that fills host memory, which a handler of GVirtuS has made, gets no
+ * work here. As what handles count, and which of them one request must have alone: math_limits.c.
  */
 #include "frontend-glue/device_calls/device_calls.h"
 #include "frontend-glue/device_calls/math_descriptors.h"
@@ -20,7 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define WORKSPACE_MOST ((uint64_t)1 << 30) /* bytes of the host */
+#define WORKSPACE_MOST ((uint64_t)1 << 30) /* bytes of host memory */
 
 /* ------------------------------------------------------------------------------- a request */
 
@@ -29,18 +30,18 @@ struct call {
     const struct ibx_math_function *f;
     const struct ibx_math_statuses *statuses;
     struct ibx_reader in;
-    uint64_t handle;                   /* that the request is of; 0: of none */
-    bool on_device;                    /* scalars and results */
-    bool is_long;                      /* the reply */
-    unsigned weight;                   /* of what it makes */
+    uint64_t handle;                   /* the request's own handle; 0: it has none */
+    bool on_device;                    /* scalars and results are in device memory */
+    bool is_long;                      /* the reply is in x->long_reply */
+    unsigned weight;                   /* as how many the handle counts that it makes */
     int refused;                       /* the status to return; 0: none */
     bool unwanted[IBX_MATH_ARGUMENTS]; /* outputs for which the client has no place */
     union ibx_math_value values[IBX_MATH_ARGUMENTS];
-    enum ibx_handle_kind kind; /* of it */
-    void *workspace;           /* of its own; NULL: it has none */
+    enum ibx_handle_kind kind; /* of the handle */
+    void *workspace;           /* of the call; NULL: none */
     struct ibx_descriptor descriptors[IBX_MATH_ARGUMENTS];
-    size_t used, used_long; /* of memory, and of the session's for long replies, */
-    size_t used_arrays;     /* and for long arrays */
+    size_t used, used_long; /* bytes used of `memory`, of the session's long reply, */
+    size_t used_arrays;     /* and of its long arrays */
     _Alignas(16) uint8_t memory[IBX_MATH_ROOM];
 };
 
@@ -54,7 +55,7 @@ static enum ibx_handle_kind kind_of(unsigned type)
     return (enum ibx_handle_kind)(IBX_HANDLE_MATH + type);
 }
 
-/* NULL: there are not so many bytes. */
+/* n bytes of the call's memory; NULL: there are not so many. */
 static void *memory_of(struct call *c, size_t n)
 {
     const size_t at = (c->used + 15) & ~(size_t)15;
@@ -78,7 +79,7 @@ static void *device_memory(struct call *c)
     return (void *)(uintptr_t)at;
 }
 
-/* The library takes its own parameters where there are none (PyTorch passes none). */
+/* Without parameters, the library uses its defaults (PyTorch passes none). */
 static void *other_handle(struct call *c, unsigned type, bool may_be_null)
 {
     const uint64_t handle = ibx_get_u64(&c->in);
@@ -98,7 +99,8 @@ static void *stream(struct call *c)
     return (void *)(uintptr_t)stream;
 }
 
-/* The session's: first the reply, behind it what the reply will have. */
+/* Makes the session's memory for long replies: the first half is for the reply, the second for
+ * outputs of the call. */
 static bool has_long_reply(struct call *c)
 {
     if (!c->x->long_reply)
@@ -117,7 +119,7 @@ static void *long_memory_of(struct call *c, size_t n)
     return c->x->long_reply + IBX_MATH_OUT_MOST + at;
 }
 
-/* Room of n bytes; NULL, and refused: there are not so many. */
+/* Room of n bytes, all 0; NULL, and the call is refused: there are not so many. */
 static void *room(struct call *c, size_t n)
 {
     void *at = n ? memory_of(c, n) : NULL;
@@ -128,11 +130,11 @@ static void *room(struct call *c, size_t n)
     return at;
 }
 
-/* Each has as many bytes of the request's, which is bounded. */
+/* Arrays have as many bytes as in the request, whose length is bounded. */
 #define LONG_ARRAYS (IBX_MATH_BODY + 16u * IBX_MATH_ARGUMENTS)
 
-/* Likewise of an array whose bytes the request has. The call's memory is for short ones, as long as
- * half of it is left for all else. */
+/* The same for an array whose bytes are in the request. The call's own memory is used for short
+ * ones, as long as half of it is left for the rest. */
 static void *array_room(struct call *c, size_t n)
 {
     const size_t at = (c->used_arrays + 15) & ~(size_t)15;
@@ -147,8 +149,8 @@ static void *array_room(struct call *c, size_t n)
     return NULL;
 }
 
-/* ... with the bytes that the request has. Whether the client has none: most of these functions
- * look into them nevertheless. */
+/* ... with its bytes from the request. If the client has passed NULL: most of these functions read
+ * the array nevertheless. */
 static void *host_bytes(struct call *c, size_t n, bool may_be_null)
 {
     if (!ibx_get_u8(&c->in)) {
@@ -163,22 +165,22 @@ static void *host_bytes(struct call *c, size_t n, bool may_be_null)
     return at;
 }
 
-/* Whether the function is told that there is no place for anything, and looks at none. */
+/* Whether the function is told that the output has no room, and does not write to it. */
 static bool has_no_bytes(const struct call *c, const struct ibx_math_argument *a)
 {
     return (a->size == IBX_MATH_BYTES_OF_INT && c->values[a->of].i <= 0) ||
            (a->size == IBX_MATH_BYTES_OF_LONG && !c->values[a->of].l);
 }
 
-/* Which outputs may be left out, as NULL, their documents say; of others nobody knows whether the
- * library looks first. */
+/* Functions whose outputs may be NULL by their documentation. Of others it is not known whether the
+ * library checks that. */
 static bool may_lack_outputs(const struct ibx_math_function *f)
 {
     return f->number == IBX_MATH_cudnnGetRNNWeightParams ||
            f->number == IBX_MATH_cudnnBackendGetAttribute;
 }
 
-/* ... for what the function writes. Where the client has no place for it nobody reads it. */
+/* ... for what the function writes. If the client has passed NULL, that is dropped. */
 static void *host_room(struct call *c, unsigned i, size_t n)
 {
     c->unwanted[i] = !ibx_get_u8(&c->in);
@@ -211,7 +213,7 @@ static void *descriptor(struct call *c, unsigned i)
     return made;
 }
 
-/* Where its descriptor says; without one there is none. */
+/* A scalar is where its descriptor says; without a descriptor there is none. */
 static void *scalar_of_descriptor(struct call *c, const struct ibx_math_argument *a)
 {
     const struct ibx_descriptor *d = &c->descriptors[a->of];
@@ -232,8 +234,8 @@ static void *scalar_of_descriptor(struct call *c, const struct ibx_math_argument
     }
 }
 
-/* Whether the function writes no more than n bytes there: what the client says is not what the
- * library looks at. */
+/* Whether the function uses no more than n bytes of workspace: the library does not look at what
+ * the client says. */
 static bool is_enough(const struct call *c, uint64_t n)
 {
     union ibx_math_value values[IBX_MATH_ARGUMENTS];
@@ -243,8 +245,9 @@ static bool is_enough(const struct call *c, uint64_t n)
     return function && !asks->call(function, values) && sizes[1] <= n;
 }
 
-/* Of the host, in which the function works while its call may have returned. Work that is captured
- * would need it as long as there is a graph: nobody could tell when to free it. */
+/* A workspace in host memory, which the function may use when its call has returned. Captured work
+ * would need it as long as there is a graph of it, whose end nobody could tell: so it is
+ * refused. */
 static void *workspace(struct call *c, uint64_t n)
 {
     const uint64_t stream = ibx_handles_selected(c->x, c->kind, c->handle);
@@ -263,7 +266,8 @@ static void *workspace(struct call *c, uint64_t n)
     return c->workspace;
 }
 
-/* Whether its stream rests is asked of the library: only then nobody uses it any more. */
+/* Frees the workspace when the handle's stream, which the library tells, is idle: then nothing uses
+ * it any more. */
 static void end_workspace(struct call *c)
 {
     int (*stream_of)(void *handle, void **of) = NULL;
@@ -277,7 +281,7 @@ static void end_workspace(struct call *c)
         free(c->workspace);
 }
 
-/* Those that others' sizes depend on first. */
+/* Decodes plain values first, since sizes of other arguments depend on them. */
 static void get_plain(struct call *c, unsigned i)
 {
     union ibx_math_value *v = &c->values[i];
@@ -289,7 +293,7 @@ static void get_plain(struct call *c, unsigned i)
         v->l = ibx_get_u64(&c->in);
         break;
     case IBX_MATH_FLOAT:
-        v->i = (int)ibx_get_u32(&c->in); /* its bits */
+        v->i = (int)ibx_get_u32(&c->in); /* the bits of a float */
         break;
     case IBX_MATH_DOUBLE:
         v->l = ibx_get_u64(&c->in);
@@ -365,8 +369,8 @@ static void get_sized(struct call *c, unsigned i)
     }
 }
 
-/* Whether its handle is one. Were the pointer mode changed after it was asked for, the back end
- * would read an address of the device as its own, and end. */
+/* Whether the request's handle exists; holds it. If the pointer mode could be changed after it was
+ * checked, the back end would use a device address as its own, and crash. */
 static bool names_handle(struct call *c)
 {
     const struct ibx_math_argument *a = c->f->arguments;
@@ -374,7 +378,7 @@ static bool names_handle(struct call *c)
     while (i < c->f->count && a[i].kind != IBX_MATH_HANDLE && a[i].kind != IBX_MATH_PLAN)
         i++;
     if (i == c->f->count || (!c->handle && c->f->number == IBX_MATH_cublasGetVersion_v2))
-        return true; /* JAX asks before it has one, as cuBLAS allows */
+        return true; /* JAX asks before it has a handle, as cuBLAS allows */
     c->kind = kind_of(a[i].n);
     if (a[i].n == IBX_MATH_LT && c->f->use != IBX_MATH_USE_ENDS &&
         !ibx_handles_know(c->x, c->kind, c->handle))
@@ -383,7 +387,7 @@ static bool names_handle(struct call *c)
                                               : ibx_handles_know(c->x, c->kind, c->handle);
 }
 
-/* Whether its scalars are where the library will look for them. */
+/* Whether the pointer mode of the request is that of the handle. */
 static bool names_mode(struct call *c)
 {
     int (*get)(void *handle, int *mode) = NULL;
@@ -395,7 +399,7 @@ static bool names_mode(struct call *c)
     return get && !get(pointer_of(c->handle), &mode) && mode == c->on_device;
 }
 
-/* 0; the status that refuses it. */
+/* Decodes the request. 0, or the status with which it is refused. */
 static int decode(struct call *c)
 {
     if (!names_handle(c))
@@ -437,7 +441,7 @@ static uint64_t made_at(const struct ibx_math_argument *a, const void *at)
     return a->kind == IBX_MATH_MAKES ? made : (uint32_t)made;
 }
 
-/* False: there is no memory to note it. */
+/* Notes the handle that the call has made. False: no memory; it was destroyed. */
 static bool note(struct call *c, const struct ibx_math_argument *a, uint64_t made)
 {
     if (ibx_handles_add_heavy(c->x, kind_of(a->n), made, c->weight))
@@ -451,7 +455,7 @@ static bool is_made(const struct ibx_math_argument *a)
     return a->kind == IBX_MATH_MAKES || a->kind == IBX_MATH_MAKES_PLAN;
 }
 
-/* Bytes that the reply has of an argument. */
+/* Bytes of an argument in the reply. */
 static size_t bytes_of_reply(const struct call *c, unsigned i)
 {
     const struct ibx_math_argument *a = &c->f->arguments[i];
@@ -465,7 +469,7 @@ static size_t bytes_of_reply(const struct call *c, unsigned i)
                                                                     : 0;
 }
 
-/* Whether there is room for it: before anything is made, or done. */
+/* Whether there is room for the reply; checked before the call. */
 static bool reply_fits(struct call *c)
 {
     size_t n = 0;
@@ -494,7 +498,7 @@ static int answer(struct call *c, struct ibx_writer *out)
 
 /* ------------------------------------------------------------------------------- its stream */
 
-/* Of that handle's type. */
+/* The function that selects a stream for handles of that kind. */
 static const struct ibx_math_function *selector_of(enum ibx_handle_kind kind)
 {
     switch (kind - IBX_HANDLE_MATH) {
@@ -515,9 +519,9 @@ static const struct ibx_math_function *selector_of(enum ibx_handle_kind kind)
     }
 }
 
-/* A library takes the stream that a handle has for an address, too, also when that was destroyed:
- * it would end the back end. Then the handle gets the legacy one, and the call is refused if it is
- * to add work. What is there stays until the call is over. */
+/* A library also uses the stream of a handle as an address, even if that stream was destroyed,
+ * which would crash the back end. So if it no longer exists, the handle gets the legacy stream, and
+ * the call is refused if it would add work. A stream that exists is held until the call is over. */
 static bool has_stream(struct call *c)
 {
     const uint64_t stream =
@@ -546,14 +550,14 @@ static int run(struct call *c, void *function)
         return c->statuses->invalid_value;
     if (ends && !ibx_handles_remove(c->x, kind_of(c->f->arguments[0].n), c->handle))
         return c->statuses->not_initialized;
-    if (ends) /* it waits for the device */
+    if (ends) /* destroying a handle waits for the device */
         ibx_captures_wait_begin(c->x);
     else if (c->f->use != IBX_MATH_USE_ASKS)
         ibx_captures_spare(c->x, 0);
     if (c->f->use != IBX_MATH_USE_ASKS)
         ibx_clients_hide_work(c->x);
     if (ends && c->kind == IBX_HANDLE_MATH + IBX_MATH_GRAPH)
-        ibx_dnn_ended(c->handle); /* another one may be there from then on */
+        ibx_dnn_ended(c->handle); /* after the call, another descriptor may have its address */
     const int status = c->f->number == IBX_MATH_cudnnBackendExecute
                            ? ibx_dnn_execute(c->x, function, c->values)
                            : c->f->call(function, c->values);
@@ -566,7 +570,7 @@ static int run(struct call *c, void *function)
     return status;
 }
 
-/* There is room for one: and for as many more as it counts as. */
+/* Takes room for as many more as the handle counts; room for one was taken. */
 static bool take_weight(struct call *c, enum ibx_hold hold)
 {
     const unsigned weight = ibx_math_weight(c->f, c->values);
@@ -578,11 +582,11 @@ static bool take_weight(struct call *c, enum ibx_hold hold)
 
 int ibx_device_math(struct gpu_session *x, const struct ibx_request *q, struct ibx_writer *out)
 {
-    struct call c; /* its memory is not cleared: that would take longer than all else */
+    struct call c; /* its memory is not cleared, which would take longer than the rest */
     c.x = x;
     c.in = ibx_reader_of(q->body, (size_t)q->length);
     c.refused = 0;
-    c.kind = IBX_HANDLE_STREAM; /* of none of a library's */
+    c.kind = IBX_HANDLE_STREAM; /* not a kind of a library's handle */
     c.workspace = NULL;
     c.weight = 1;
     c.used = c.used_long = c.used_arrays = 0;
@@ -605,7 +609,7 @@ int ibx_device_math(struct gpu_session *x, const struct ibx_request *q, struct i
         status = run(&c, function);
     if (!status)
         status = answer(&c, out);
-    if (room && hold != IBX_HOLDS) /* it counts as a handle */
+    if (room && hold != IBX_HOLDS) /* the handle counts by itself now */
         ibx_room_give(x, hold, c.weight);
     end_workspace(&c);
     ibx_handles_let_go(x);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Descriptors of cuBLASLt, made for one call of what a client says is in them
- * (session/math_descriptors.h). They are in memory of the call: the library keeps no pointer to
- * one. It gets attributes that this code knows alone, for others may be addresses of the host, and
- * checks their values itself.
+ * Descriptors of cuBLASLt, which are made for one call from what the client says is in them
+ * (session/math_descriptors.h). They are in memory of the call, since the library keeps no pointer
+ * to them. Only attributes are set that this code knows, because others may be addresses in host
+ * memory, and
  */
 #include "frontend-glue/device_calls/device_calls.h"
 #include "frontend-glue/device_calls/math_descriptors.h"
@@ -17,7 +17,7 @@
 
 enum step { BEGINS, SETS, STEPS };
 
-/* NULL: the library has none of that name. */
+/* NULL: the library has no function of that name. */
 static void *function_of(enum ibx_descriptor_type type, enum step step)
 {
     static const char *const names[IBX_DESCRIPTOR_TYPES][STEPS] = {
@@ -67,7 +67,7 @@ static int begin(const struct ibx_descriptor *d, void *made)
     }
 }
 
-/* Whether the client may have the device go there. */
+/* Whether the client may have the device use that address. */
 static bool allowed(struct gpu_session *x, uint64_t at)
 {
     return !at || ibx_isolation_is_memory(x, at, 1);

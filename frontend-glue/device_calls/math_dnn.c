@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Graphs of cuDNN (cudnnBackend*). A descriptor's attributes may be other descriptors and handles:
- * they have to be the client's. A tensor may be passed by its value, in memory of the host, which
- * the library reads where the request says: so it is known of each descriptor which tensors by
- * value are in it, and a plan gets for these what the request has, and for all others addresses of
- * the device that are the client's. What the program says of addresses (a variant pack) is made
- * here, for one call.
+ * these have to be the client's. A tensor may be passed by value, in host memory, which the library
+ * reads at the address in the request: so it is noted which tensors by value each descriptor has.
+ * When a plan runs, these get the value in the request, and all other tensors get device addresses
+ * that the client may name. The program's variant pack, which has the addresses, is made here for
+ * one call.
  */
 #include "frontend-glue/device_calls/math_dnn.h"
 
@@ -26,7 +26,7 @@
 #define TYPE_INT64      3
 #define TYPE_POINTER    6
 #define TYPE_DESCRIPTOR 15
-#define TYPE_TEXT       24 /* a plan that was kept elsewhere: nobody knows what is in it */
+#define TYPE_TEXT       24 /* a serialized plan: its contents are not known */
 /* cudnnBackendAttributeName_t */
 #define TENSOR_TYPE     901
 #define TENSOR_SIZES    902
@@ -38,25 +38,25 @@
 /* cudnnBackendDescriptorType_t */
 #define PACK 16
 
-#define BY_VALUE 32u /* tensors of that kind in one descriptor, at most */
-#define LONGEST  8   /* bytes of a value, which a request has */
+#define BY_VALUE 32u /* most tensors by value in one descriptor */
+#define LONGEST  8   /* most bytes of a value */
 #define BUCKETS  4096u
 
 struct graph_part {
     struct graph_part *next;
     uint64_t descriptor;
-    enum { PART_OPEN, PART_OF_ANOTHER } state; /* then nothing comes into it */
+    enum { PART_OPEN, PART_OF_ANOTHER } state; /* OF_ANOTHER: nothing more can be added */
     /* Of a tensor, as the library has taken it. */
-    int64_t number, elements, bytes; /* of each one; 0: not said */
+    int64_t number, elements, bytes; /* bytes of each element; 0: not set */
     bool numbered, by_value;
     unsigned count;
-    int64_t values[BY_VALUE]; /* numbers of those in it */
+    int64_t values[BY_VALUE]; /* the numbers of tensors by value in it */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct graph_part *buckets[BUCKETS];
 
-/* Locked. The place of its pointer. */
+/* Locked. Where the pointer to it is in its bucket. */
 static struct graph_part **place_of(uint64_t descriptor)
 {
     struct graph_part **at = &buckets[(descriptor >> 4 ^ descriptor >> 16) % BUCKETS];
@@ -65,7 +65,7 @@ static struct graph_part **place_of(uint64_t descriptor)
     return at;
 }
 
-/* Locked. NULL: no memory. */
+/* Locked. What is known of the descriptor, made if there is none; NULL: no memory. */
 static struct graph_part *part_of(uint64_t descriptor)
 {
     struct graph_part **at = place_of(descriptor);
@@ -74,7 +74,7 @@ static struct graph_part *part_of(uint64_t descriptor)
     return *at;
 }
 
-/* Locked. False: there is no room, or it is too late. */
+/* Locked. Adds a tensor by value. False: there is no room, or nothing can be added any more. */
 static bool add_value(struct graph_part *to, int64_t number)
 {
     for (unsigned i = 0; i < to->count; i++)
@@ -86,8 +86,8 @@ static bool add_value(struct graph_part *to, int64_t number)
     return true;
 }
 
-/* Locked. What is in the one is in the other. The library would read of a longer tensor what lies
- * behind its value. */
+/* Locked. Adds all tensors by value of one to the other. For a longer tensor the library would read
+ * beyond its value. */
 static bool add_all(struct graph_part *to, const struct graph_part *from)
 {
     bool good = true;
@@ -108,7 +108,8 @@ static uint64_t element(const void *array, size_t i)
 
 /* ------------------------------------------------------------------------------- attributes */
 
-/* Those that are filled are for nobody else meanwhile. */
+/* Whether the client may name all these descriptors or handles; those that the call fills are held
+ * alone. */
 static bool names_own(struct gpu_session *x, int type, uint64_t descriptor, const void *array,
                       uint64_t count, bool fills)
 {
@@ -123,9 +124,9 @@ static bool names_own(struct gpu_session *x, int type, uint64_t descriptor, cons
     return true;
 }
 
-/* Before the library has them, or gives them: configurations of an engine, of a graph. What they
- * bring is in the descriptor even if it refuses them; and where there is no room for it nothing
- * becomes of them. */
+/* To be called before the library gets descriptors, or fills them (configurations of an engine, of
+ * a graph): notes what they bring as part of the descriptor, even if the library then refuses them.
+ * If there is no room to note it, the call is not made. */
 static int take_descriptors(uint64_t descriptor, const void *array, uint64_t count, bool fills)
 {
     pthread_mutex_lock(&lock);
@@ -147,7 +148,7 @@ static int64_t bytes_of(uint32_t type)
     return type < sizeof(bytes) ? bytes[type] : LONGEST + 1;
 }
 
-/* A tensor's: which type that has; -1: it is none of these that matter here. */
+/* The type of a tensor's attribute; -1: it is none that matters here. */
 static int type_of_tensors(int name)
 {
     return name == TENSOR_NUMBER || name == TENSOR_SIZES ? TYPE_INT64
@@ -156,7 +157,7 @@ static int type_of_tensors(int name)
                                                          : -1;
 }
 
-/* There is a place for it, behind the call. */
+/* To be called before the call: makes sure that take_tensor() can note the attribute. */
 static int may_take_tensor(uint64_t descriptor, int name, int type, uint64_t count,
                            const void *array)
 {
@@ -174,11 +175,11 @@ static int64_t product(const void *array, uint64_t count)
     int64_t n = 1;
     for (uint64_t i = 0; i < count; i++)
         if ((int64_t)element(array, i) != 1)
-            n = 2; /* or more: that is all that matters */
+            n = 2; /* or more, which makes no difference */
     return n;
 }
 
-/* Behind the call: the library takes nothing more of a tensor that is finalized. */
+/* To be called after the call, which fails for a tensor that is finalized: notes its attribute. */
 static void take_tensor(uint64_t descriptor, int name, uint64_t count, const void *array)
 {
     uint32_t type = 0;
@@ -198,7 +199,7 @@ static void take_tensor(uint64_t descriptor, int name, uint64_t count, const voi
     pthread_mutex_unlock(&lock);
 }
 
-/* The library has them: nothing comes into them any more. */
+/* Another descriptor has got them: nothing more can be added to them. */
 static void are_of_another(const void *array, uint64_t count)
 {
     pthread_mutex_lock(&lock);
@@ -216,8 +217,8 @@ static void are_of_another(const void *array, uint64_t count)
 #define DROPOUT    ((enum ibx_handle_kind)(IBX_HANDLE_MATH + IBX_MATH_DROPOUT))
 #define OF_NETWORK 13 /* the dropout, among what is said of a network */
 
-/* The library keeps where a network's dropout is, and looks there. Which one that is nobody knows
- * while the library is told another one. */
+/* The library keeps the address of a network's dropout descriptor, and uses it. While another one
+ * is being set, it is not known which one is used. */
 static int check_networks(struct gpu_session *x, const struct ibx_math_function *f,
                           const union ibx_math_value *values)
 {
@@ -284,7 +285,7 @@ void ibx_dnn_ended(uint64_t descriptor)
 
 /* ------------------------------------------------------------------------------- plans */
 
-/* How many tensors by value are in a plan, and their numbers. A request that has a plan keeps those
+/* How many tensors by value a plan has, and their numbers. A request that holds a plan keeps those
  * out that would add some. */
 static unsigned values_of(uint64_t plan, int64_t numbers[BY_VALUE])
 {
@@ -305,8 +306,9 @@ static bool is_among(const int64_t *numbers, unsigned count, int64_t number)
     return i < count;
 }
 
-/* Where each tensor is: its value in the request, or the client's memory. False: it is neither. Not
- * locked: whose memory that is may be known only when others' calls have ended. */
+/* Finds the address of each tensor: its value in the request, or device memory that the client may
+ * name. False: one has neither. Not locked, since finding whose memory it is may wait for others'
+ * calls. */
 static bool find_tensors(struct gpu_session *x, const union ibx_math_value *values, void **tensors)
 {
     const uint8_t *has = values[7].p;
@@ -327,7 +329,7 @@ static bool find_tensors(struct gpu_session *x, const union ibx_math_value *valu
     return good;
 }
 
-/* Functions of the library's; NULL: it has none of that name. */
+/* Functions of the library; NULL: it has no such function. */
 struct library {
     int (*create)(int type, void **made);
     int (*destroy)(void *descriptor);

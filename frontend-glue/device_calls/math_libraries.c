@@ -25,7 +25,7 @@ static int note_library(struct dl_phdr_info *info, size_t size, void *argument)
     return snprintf(s->path, sizeof(s->path), "%s", info->dlpi_name) < (int)sizeof(s->path);
 }
 
-/* NULL: it is not loaded. Once found it stays. */
+/* NULL: the library is not loaded. Once it is found, it stays the same. */
 static void *library_of(unsigned number)
 {
     static _Atomic(void *) known[IBX_MATH_LIBRARIES];
@@ -36,7 +36,7 @@ static void *library_of(unsigned number)
     return atomic_load(handle);
 }
 
-/* Looked for once: that takes a lock of all threads. */
+/* Looked up once, since a look-up takes a lock of all threads. */
 void *ibx_math_function_of(const struct ibx_math_function *f)
 {
     static _Atomic(void *) known[IBX_MATH_FUNCTIONS];

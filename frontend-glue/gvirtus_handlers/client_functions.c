@@ -14,49 +14,49 @@
 #include <sys/random.h>
 
 #define BUCKETS      16384u
-#define HANDLE_BYTES IBX_FUNCTIONS_MODULE /* of a module's name, "0x..." with its NUL */
+#define HANDLE_BYTES IBX_FUNCTIONS_MODULE /* bytes of a module's name, "0x..." with its NUL */
 #define HANDLE_LEAST 7u
-#define UNLOAD_MS    1000u /* that a module's end waits for requests that use it */
+#define UNLOAD_MS    1000u /* for so long a module's end waits for requests that use it */
 #define NAME_KNOWN   23u   /* characters of a request's name that are known */
-#define NOTED_BYTES  512u  /* that is noted of one registration, here and by GVirtuS */
+#define NOTED_BYTES  512u  /* bytes that one registration takes, here and in GVirtuS */
 
-/* No address: the runtime finds it by its value, or not at all. */
+/* Names are not addresses: the runtime only looks them up by value. */
 #define FUNCTION_FIRST UINT64_C(0x1b80000000000000)
 #define FUNCTION_STEP  16u
 
-/* Sessions keep pointers to it, so it is never freed. */
+/* A module that a client has registered. Sessions keep pointers to it, so it is never freed. */
 struct ibx_client_module {
-    struct ibx_client_module *next, **at; /* its bucket's; when it is gone, those of all */
+    struct ibx_client_module *next, **at; /* in its bucket; when it is gone, in `left` */
     struct function *functions;
-    char handle[HANDLE_BYTES]; /* as the client names it */
-    char name[HANDLE_BYTES];   /* as GVirtuS does; as long */
+    char handle[HANDLE_BYTES]; /* the client's name for it */
+    char name[HANDLE_BYTES];   /* GVirtuS's name for it, of the same length */
     uint64_t client;
     const struct ibx_tenant *tenant;
     struct ibx_module_owner *owner; /* until it is gone */
     struct ibx_client_module *next_of_owner, **of_owner;
-    struct ibx_quota *quota; /* that so many bytes count in; NULL: none */
+    struct ibx_quota *quota; /* in which `bytes` count; NULL: none */
     uint64_t bytes;
-    atomic_uint users; /* requests */
+    atomic_uint users; /* requests that hold it */
     atomic_bool gone;
 };
 
 struct function {
-    struct function *next, **at; /* its bucket's */
+    struct function *next, **at; /* in its bucket */
     struct function *next_of_module, **of_module;
-    struct function *next_named, **of_named; /* its bucket's, by its name */
-    struct function *earlier; /* which is there again without this one: of another module */
+    struct function *next_named, **of_named; /* in the bucket of its name */
+    struct function *earlier; /* of another module, hidden by this one at the same address */
     struct ibx_client_module *module;
     uint64_t address, name;
-    uint64_t called; /* a sum of what its module calls it */
+    uint64_t called; /* a hash of its name in its module */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct ibx_client_module *modules[BUCKETS]; /* that are not gone */
-static struct ibx_client_module *left; /* the others, to which launches' caches may point */
+static struct ibx_client_module *modules[BUCKETS]; /* modules that are not gone */
+static struct ibx_client_module *left; /* gone modules, to which launches' caches may point */
 static struct function *buckets[BUCKETS], *named[BUCKETS];
-static uint64_t salt; /* no client can choose what comes into one bucket; 0: not known yet */
-/* So many names were given. Until there is a module, registrations may be of a form that is not
- * known here, and all addresses stay. */
+static uint64_t salt; /* so that no client can choose buckets; 0: not set yet */
+/* How many names were given. As long as no module was registered, registrations may have a form
+ * that is not known here, and addresses are not replaced. */
 static uint64_t functions, handles;
 
 /* ------------------------------------------------------------------------------ the table */
@@ -106,7 +106,7 @@ static void leave(struct ibx_client_module *m)
     ibx_module_owner_left(owner);
 }
 
-/* Locked. Of a client's modules of that name. */
+/* Locked. The bucket of a client's modules of that name. */
 static struct ibx_client_module **modules_at(const struct ibx_functions_user *user,
                                              const char *handle)
 {
@@ -157,7 +157,8 @@ static void forget(struct function *f)
     free(f);
 }
 
-/* Of two programs, or of two clients that run: each has the variables of its own module. */
+/* Whether two functions are those of different programs, or of two clients that run: each has the
+ * variables of its own module. */
 static bool differ(const struct function *a, const struct function *b)
 {
     const struct ibx_client_module *m = a->module, *other = b->module;
@@ -165,7 +166,7 @@ static bool differ(const struct function *a, const struct function *b)
            (!m->owner->orphan && !other->owner->orphan && m->client != other->client);
 }
 
-/* Locked. Whether it is of its parent's modules, or of those that either of them shares. */
+/* Locked. Whether these modules are those of the user's parent, or shared by either of them. */
 static bool is_parents(const struct ibx_functions_user *user, const struct ibx_module_owner *owner)
 {
     const struct ibx_module_owner *own = ibx_module_owner_find(user->client);
@@ -175,9 +176,9 @@ static bool is_parents(const struct ibx_functions_user *user, const struct ibx_m
            (parent && ibx_module_owner_uses(parent, owner));
 }
 
-/* Locked. A client's own, or else its parent's. If that is not known, it may be any of the tenant's
- * with a function there: one that still runs rather than one of the same program that has ended,
- * and none in doubt. */
+/* Locked. The client's own function at that address, or else its parent's. If the parent is not
+ * known, it may be that of any client of the tenant: rather of one that still runs than of one of
+ * the same program that has ended; none if that is not clear. */
 static const struct function *find(const struct ibx_functions_user *user, uint64_t address)
 {
     const struct function *found = NULL, *parents = NULL;
@@ -224,19 +225,20 @@ uint64_t ibx_functions_take(struct ibx_functions_user *user, uint64_t address)
     const struct function *f = find(user, address);
     const uint64_t name = f ? f->name : handles ? 0 : address;
     if (f && f->module->client == user->client)
-        f->module->owner->orphan = false; /* it has come again */
+        f->module->owner->orphan = false; /* the client has come again */
     const bool held = ibx_functions_hold(user, f ? f->module : NULL);
     pthread_mutex_unlock(&lock);
     return held ? name : 0;
 }
 
-/* Locked. No client chooses names, so that they need no salt. */
+/* Locked. Clients do not choose names, so no salt is needed. */
 static struct function **named_at(uint64_t name)
 {
     return &named[name / FUNCTION_STEP % BUCKETS];
 }
 
-/* Locked. A client's own may be hidden by one that it has registered later at that address. */
+/* Locked. Whether the client may use the function. Its own may be hidden by one that it has
+ * registered later at the same address. */
 static bool has(const struct ibx_functions_user *user, const struct function *f)
 {
     return f && ((f->module->client == user->client && f->module->tenant == user->tenant) ||
@@ -314,7 +316,7 @@ bool ibx_functions_end(uint64_t client)
 
 /* ---------------------------------------------------------------------------- registrations */
 
-/* Twice its length, then its bytes with their NUL; NULL: it is none. */
+/* Reads a string: twice its length, then its bytes with their NUL. NULL: there is no valid one. */
 static char *get_string(struct ibx_reader *r, uint8_t *body, size_t *n)
 {
     const uint64_t length = ibx_get_u64(r), again = ibx_get_u64(r);
@@ -326,7 +328,8 @@ static char *get_string(struct ibx_reader *r, uint8_t *body, size_t *n)
     return (char *)body + at;
 }
 
-/* As long as the other one, with its NUL, and not like an address. */
+/* Makes a module's name: of the same length as the client's, with its NUL, and different from any
+ * address. */
 static void make_name(char *name, size_t n)
 {
     static const char digits[] = "0123456789abcdefghijklmnopqrstuvwxyz";
@@ -339,7 +342,7 @@ static void make_name(char *name, size_t n)
     name[0] = 'm';
 }
 
-/* Locked. Of a module that ends as it should the entry is left. */
+/* Locked. Gives back what the module has counted. Its entry stays, and still counts. */
 static void give_bytes(struct ibx_client_module *m)
 {
     if (m->quota && m->bytes > sizeof(*m))
@@ -347,7 +350,7 @@ static void give_bytes(struct ibx_client_module *m)
     m->bytes = 0;
 }
 
-/* Locked. What the handler makes of a request of n bytes counts as the module's. */
+/* Locked. Counts a registration of n bytes for the module. False: there is no room. */
 static bool take_bytes(const struct ibx_functions_user *user, struct ibx_client_module *m, size_t n)
 {
     if (!user->quota)
@@ -359,7 +362,8 @@ static bool take_bytes(const struct ibx_functions_user *user, struct ibx_client_
     return true;
 }
 
-/* False: it would come to GVirtuS's table of all clients under a name that the client chooses. */
+/* False: it must not get into GVirtuS's table of all clients' modules, since the client would
+ * choose the name. */
 static bool add_module(const struct ibx_functions_user *user, char *handle, size_t n, size_t bytes,
                        bool *room)
 {
@@ -396,8 +400,9 @@ static struct function *function_at(const struct ibx_client_module *m, uint64_t 
     return f;
 }
 
-/* Locked. At an address a client has the function that it has registered there last. Two libraries
- * with the same template may share one: when the later one is closed, the earlier one's is left. */
+/* Locked. At each address a client has the function that it has registered there last. Two
+ * libraries with the same template may share one: when the later one is closed, the function of the
+ * earlier one is used again. */
 static void hide_earlier(struct function *f)
 {
     struct function *earlier;
@@ -409,7 +414,7 @@ static void hide_earlier(struct function *f)
     link_in(earlier, &f->earlier);
 }
 
-/* Behind the module: the function, and the two names that this has there. */
+/* Reads what follows the module in the request: the function, and its two names there. */
 static bool add_function(struct ibx_client_module *m, struct ibx_reader *r, uint8_t *body)
 {
     const size_t at = r->position;
@@ -440,7 +445,7 @@ static bool add_function(struct ibx_client_module *m, struct ibx_reader *r, uint
     return true;
 }
 
-/* Locked. Nobody looks for it any more. */
+/* Locked. Takes it out of the tables. */
 static void unlink_module(struct ibx_client_module *m)
 {
     leave(m);
@@ -451,7 +456,8 @@ static void unlink_module(struct ibx_client_module *m)
     left = m;
 }
 
-/* Locked, and not while it waits. Whether no request uses it, and none will. */
+/* Locked, except while it waits for requests that use the module. Whether none uses it; no other
+ * will. */
 static bool end_module(struct ibx_client_module *m)
 {
     const uint64_t deadline = ibx_deadline_in_ms(UNLOAD_MS);
@@ -500,14 +506,14 @@ size_t ibx_functions_next_over(char *name)
     return n;
 }
 
-/* Without a module handlers refuse it, before they copy strings that are none. */
+/* Removes the module's name: handlers then refuse the request before they copy invalid strings. */
 static void refuse(uint8_t *body, size_t n)
 {
     if (n >= 16)
         memset(body + 8, 0, 8);
 }
 
-/* To handlers, which do not read the second length. */
+/* Whether handlers take it as a string: they do not read the second length. */
 static bool is_string(const uint8_t *body, size_t n)
 {
     struct ibx_reader r = ibx_reader_of(body, n);
@@ -520,14 +526,15 @@ static bool begins(const char *name, const char *with)
     return !strncmp(name, with, strlen(with));
 }
 
-/* Behind the module of a variable: its address, what the client and what the module call it. */
+/* Reads what follows the module of a variable: its address, and its names for the client and in the
+ * module. */
 static bool names_variable(struct ibx_reader *r, uint8_t *body)
 {
     size_t n;
     return get_string(r, body, &n) && get_string(r, body, &n) && get_string(r, body, &n);
 }
 
-/* Locked. Whether the handler may get it. *room: false if there is none. */
+/* Locked. Whether the handler may get the registration. *room: false if there is no room for it. */
 static bool registers(struct ibx_functions_user *user, const char *name, uint8_t *body, size_t n,
                       bool *room)
 {
@@ -538,7 +545,7 @@ static bool registers(struct ibx_functions_user *user, const char *name, uint8_t
     if (!strcmp(name, "cudaRegisterFatBinary"))
         return handle ? add_module(user, handle, length, n, room) : !handles && !is_string(body, n);
     if (!m || strlen(handle) + 1 != length)
-        return !handles; /* another client's, or nobody's */
+        return !handles; /* the module is another client's, or nobody's */
     *room = begins(name, "cudaUnregister") || take_bytes(user, m, n);
     if (!*room)
         return false;
@@ -554,7 +561,8 @@ static bool registers(struct ibx_functions_user *user, const char *name, uint8_t
 
 /* --------------------------------------------------------------------------------- requests */
 
-/* Where handlers of G5 find a function, so many bytes behind the beginning, or before the end. */
+/* Where handlers of G5 find a function: bytes from the beginning of the body, or (negative) from
+ * its end. */
 static const struct {
     const char *name;
     int at;

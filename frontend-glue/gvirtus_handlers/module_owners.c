@@ -10,11 +10,11 @@ struct ibx_module_use {
     struct ibx_module_owner *of;
 };
 
-/* By client, whose numbers follow each other: one that leaves looks at no others. */
+/* By number of the client. Numbers are consecutive, so buckets have few entries. */
 static struct ibx_module_owner *owners[BUCKETS];
 static struct ibx_module_owner *over;
 
-/* Where it is, or the end of its list. */
+/* Where the owner is in its bucket, or the end of the list. */
 static struct ibx_module_owner **owner_at(uint64_t client)
 {
     struct ibx_module_owner **at = &owners[client % BUCKETS];
@@ -58,7 +58,7 @@ bool ibx_module_owner_use(struct ibx_module_owner *owner, struct ibx_module_owne
     return true;
 }
 
-/* It is over, or there is nothing to know of it any more. */
+/* Moves an owner to `over`, or frees it, if it is due. */
 static void settle(struct ibx_module_owner *owner)
 {
     const bool needed = owner->users || owner->uses || owner->over;

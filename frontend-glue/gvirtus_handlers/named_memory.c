@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Which device memory GVirtuS's requests name, and where. Bodies are read as the handlers of
- * plugins cudart and cudadr read them, whatever else they hold: so no body names memory to a
- * handler that is not found here.
+ * Which device memory GVirtuS's requests name, and where in their bodies. Bodies are read as the
+ * handlers of the plugins cudart and cudadr read them, whatever else they hold: so no body can name
+ * memory to a handler that is not found here.
  */
 #include "frontend-glue/gvirtus_handlers/named_memory.h"
 
@@ -21,15 +21,15 @@ enum { ANY, H2D, D2H, D2D };
 
 struct place {
     int at;                /* of the address */
-    int n;                 /* bytes, or units; none: 1 */
+    int n;                 /* bytes, or units; 0: 1 byte */
     int unit;              /* bytes of one; 0: 1 */
     int pitch, rows;       /* of 2D */
     int planes;            /* a factor of rows */
     int skip, skipped;     /* of 2D: bytes before each row, rows before the first */
     int reply, reply_rows; /* bytes that the handler makes for the reply; times that many */
     int type, type_wanted; /* the address counts if this i32 has that value */
-    bool handle;           /* it is that of something, which is no memory */
-    bool array;            /* it is the handle of one */
+    bool handle;           /* it is a handle, not memory */
+    bool array;            /* it is the handle of an array */
 };
 
 struct naming {
@@ -67,7 +67,7 @@ struct naming {
 #define COPY_BEHIND(calls, of_kind, where, length_at, ...) \
     {.name = (calls), .kind = (of_kind), .kind_at = (where), .payload = (length_at), \
      .places = {__VA_ARGS__}}
-/* CUDA frees NULL without an error, and crashes on an array that is none. */
+/* CUDA frees NULL without an error, and crashes if an array does not exist. */
 #define FREE(calls, instead) \
     {.name = (calls), .role = IBX_NAMING_FREES, .bad = (instead), .places = {AT(F(0))}}
 #define FREE_HANDLE(calls) \
@@ -107,7 +107,7 @@ static const struct naming namings[] = {
     COPY("cudaMemset2D", ANY, 0, ROWS(F(0), F(20), F(8), F(28))),
     COPY("cuMemsetD32Async", ANY, 0, {.at = F(0), .n = F(12), .unit = 4}),
     COPY("cuStreamWriteValue32", ANY, 0, AT(F(8))),
-    /* Its handle lets another process map the memory, one where its owner is not known. */
+    /* An IPC handle lets another process map the memory, in which its owner is not known. */
     COPY("cudaIpcGetMemHandle", ANY, 0, AT(F(72))),
     COPY("cuMemcpyDtoH", ANY, 0, {.at = F(0), .n = F(8), .reply = F(8)}),
     COPY("cuMemcpyHtoD", ANY, 0, RANGE(F(8), F(0))),
@@ -127,13 +127,13 @@ static const struct naming namings[] = {
     COPY("cudaGraphLaunch", ANY, 0, HANDLE(F(0))),
     COPY("cudaGraphGetNodes", ANY, 0, HANDLE(F(0))),
     FREE_HANDLE("cudaGraphDestroy"), FREE_HANDLE("cudaGraphExecDestroy"),
-    /* No memory, but other processes may have a handle of it. */
+    /* Not memory, but other processes may have a handle of it. */
     FREE_HANDLE("cudaEventDestroy"),
 };
 /* clang-format on */
 #define NAMINGS (sizeof(namings) / sizeof(namings[0]))
 
-/* Whether the tables can have it; nothing else of GVirtuS's is held up by them. */
+/* Whether the tables can have a request of that name; others are not delayed by a search. */
 static bool may_be_named(const char *name)
 {
     if (name[0] != 'c' || name[1] != 'u')
@@ -193,7 +193,8 @@ static uint64_t product(uint64_t a, uint64_t b)
     return __builtin_mul_overflow(a, b, &c) ? UINT64_MAX : c;
 }
 
-/* Behind the string at `at`, whose length stands before it twice. A length of 0 has no second. */
+/* The offset after the string at `at`, which is preceded by its length twice; a length of 0 comes
+ * once. */
 static uint64_t behind_string(const struct body *body, uint64_t at)
 {
     const uint64_t length = number(body, at, 8);
@@ -275,7 +276,7 @@ void ibx_naming_spoil(const struct ibx_named *named, void *bytes, size_t n)
 
 /* ------------------------------------------------------------------------- allocations */
 
-#define STEP   512u         /* of a pitch, and what the smallest allocation takes */
+#define STEP   512u         /* bytes of a pitch's unit, and of the smallest allocation */
 #define ABSURD (1ull << 50) /* bytes */
 
 enum kind { BYTES, PITCHED, RUNTIME_TEXELS, DRIVER_TEXELS };
@@ -314,7 +315,8 @@ bool ibx_naming_allocates(const char *name)
     return allocating_find(name) != NULL;
 }
 
-/* Bits of four channels; or a CUarray_format and how many channels there are. */
+/* Bytes of a texel: from the bits of four channels, or from a CUarray_format and the number of
+ * channels. */
 static uint64_t texel_bytes(const struct body *body, const struct allocating *a)
 {
     const uint64_t at = a->kind < RUNTIME_TEXELS ? 0 : position(body, a->texel);
@@ -357,7 +359,7 @@ void ibx_naming_enlarge(const char *name, void *bytes, size_t n)
     if (!a)
         return;
     const uint64_t pitch = a->kind == PITCHED ? steps_of(value(&body, a->width, 0)) : 0;
-    if (pitch) /* rows, whose product with the pitch must be a number */
+    if (pitch) /* rows, whose product with the pitch must not overflow */
         absurd = absurd / pitch + 1;
     const uint64_t at = position(&body, a->kind == PITCHED ? a->height : a->width);
     if (at <= n && n - at >= sizeof(absurd))

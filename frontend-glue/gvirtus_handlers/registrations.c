@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * GVirtuS's handlers note the modules, kernels and variables of all clients in maps of the process,
+ * GVirtuS's handlers keep the modules, kernels and variables of all clients in maps of the process,
  * without a lock, and each client's handlers run in a thread of its own. Two programs that began at
- * once could end the back end (G5: "host function not found") or each other. So a handler that
- * changes these maps runs alone, and one that looks something up beside such others only.
+ * the same time could crash the back end (G5: "host function not found") or each other. So a
+ * handler that changes these maps runs alone, and one that looks something up runs only beside
+ * other look-ups.
  *
  * A handler looks up at once, but may go on to wait for its client's kernels, which may never end.
  * So one that has not returned after LOOKUPS_MS and LAST_MS is waited for no more.
@@ -18,12 +19,12 @@
 #include <stdatomic.h>
 
 #define LOOKUPS_MS 1000u
-#define LAST_MS    100u /* ... while none begins: only those that wait for the GPU are left then */
+#define LAST_MS    100u /* ... while none begins: then only those that wait for the GPU are left */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static unsigned looking; /* handlers that look something up, and are waited for */
-static unsigned passed;  /* how often all of these were waited for no more */
+static unsigned looking; /* handlers that look something up and that others wait for */
+static unsigned passed;  /* how often nobody waited for all of these any longer */
 static bool changing;
 static atomic_uint times_changed;
 
@@ -41,14 +42,14 @@ enum registrations_use ibx_registrations_use(const char *name)
                                                                   : REGISTRATIONS_UNUSED;
 }
 
-/* Locked, and not while it sleeps. */
+/* Locked, except while it sleeps. */
 static void sleep_until(uint64_t deadline)
 {
     const struct timespec until = ibx_timespec_of(deadline);
     pthread_cond_clockwait(&changed, &lock, CLOCK_MONOTONIC, &until);
 }
 
-/* Locked, and not while it waits. Whether lookups were not waited for any longer. */
+/* Locked, except while it waits. Whether it stopped waiting for look-ups before they had ended. */
 static bool wait_for_others(bool changes)
 {
     uint64_t deadline = ibx_deadline_in_ms(LOOKUPS_MS);
@@ -61,7 +62,7 @@ static bool wait_for_others(bool changes)
         if (was)
             deadline = ibx_deadline_in_ms(LOOKUPS_MS);
     }
-    changing = changes; /* others that follow each other closely would never leave it to us */
+    changing = changes; /* from here on look-ups wait: a chain of them would never end */
     for (deadline = ibx_deadline_in_ms(LAST_MS); changes && looking && ibx_now_ns() < deadline;)
         sleep_until(deadline);
     const bool late = changes && looking;
@@ -70,7 +71,8 @@ static bool wait_for_others(bool changes)
     return late;
 }
 
-/* Those that look up do not wait for one that waits to change: some wait for the GPU. */
+/* A look-up does not wait for a change that is itself waiting at first, since some look-ups wait
+ * for the GPU. */
 void ibx_registrations_begin(struct gpu_session *x)
 {
     const enum registrations_use use = x->handler.registrations;

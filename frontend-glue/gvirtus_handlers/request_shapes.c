@@ -7,7 +7,7 @@
 
 #define NAME_KNOWN 23u /* characters of a request's name */
 
-/* Where in a body; 0: nowhere. */
+/* An offset in a body; 0: none. */
 #define F(x) ((x) + 1) /* from its first byte on */
 #define E(x) (-(x))    /* before its end */
 
@@ -21,13 +21,13 @@
 
 static const struct shape {
     const char *name;
-    int present;    /* a u64: 0 is NULL, for which the handler does not look; else bytes follow */
+    int present;    /* a u64: 0 is NULL, which the handler does not check; else bytes follow */
     int kind;       /* an i32 */
-    unsigned kinds; /* bits: those for which the handler returns a result */
-    int instead;    /* of another: the handler refuses it, or 3, and CUDA refuses NULL */
-    int payload;    /* of copies to the device: its length, with its bytes behind it */
-    int strings;    /* ... or so many strings, and then that */
-    int count;      /* bytes that are copied from there; or */
+    unsigned kinds; /* bits of kinds for which the handler returns a result */
+    int instead;    /* for other kinds: the handler refuses it, or 3, and CUDA refuses NULL */
+    int payload;    /* of copies to the device: the payload's length, before its bytes */
+    int strings;    /* ... preceded by so many strings */
+    int count;      /* bytes that are copied from the payload; or */
     int rows;       /* three u64: the source's pitch, width and height */
 } shapes[] = {
     {.name = "cudaFuncGetAttributes", .present = F(0)},
@@ -48,7 +48,7 @@ static const struct shape {
 };
 #define SHAPES (sizeof(shapes) / sizeof(shapes[0]))
 
-/* SIZE_MAX: outside. */
+/* The offset in a body of n bytes; SIZE_MAX: outside. */
 static size_t position(int where, size_t n)
 {
     if (where < 0)
@@ -56,7 +56,7 @@ static size_t position(int where, size_t n)
     return (size_t)where - 1;
 }
 
-/* 0 where there is none. */
+/* A number in the body; 0: outside. */
 static uint64_t number(const uint8_t *body, size_t n, size_t at, unsigned bytes)
 {
     if (at > n || bytes > n - at)
@@ -73,8 +73,9 @@ static void put(uint8_t *body, size_t n, size_t at, uint64_t value)
     ibx_put_u64(&w, value);
 }
 
-/* Of a copy that reads more than its payload: CUDA refuses a width that is more than its pitch, so
- * many bytes of a symbol, and for the others no memory. A row alone may have a pitch of 0. */
+/* Has CUDA refuse a copy that would read beyond its payload: for a width that is larger than the
+ * pitch, for too many bytes of a symbol, and for others because NULL is no memory. A single row may
+ * have a pitch of 0. */
 static void refuse_copy(const struct shape *s, uint8_t *body, size_t n)
 {
     if (s->rows) {
@@ -87,7 +88,7 @@ static void refuse_copy(const struct shape *s, uint8_t *body, size_t n)
         put(body, n, 0, 0);
 }
 
-/* Bytes that the copy reads; of rows of which CUDA refuses the pitch none. */
+/* Bytes that the copy reads; 0 if CUDA refuses the pitch. */
 static uint64_t bytes_of(const struct shape *s, const uint8_t *body, size_t n)
 {
     uint64_t bytes = 0;
@@ -107,14 +108,14 @@ static uint64_t bytes_of(const struct shape *s, const uint8_t *body, size_t n)
 static void mend_payload(const struct shape *s, uint8_t *body, size_t n)
 {
     size_t at = position(s->payload, n);
-    for (int i = 0; i < s->strings; i++) { /* each with its length before it, twice */
+    for (int i = 0; i < s->strings; i++) { /* each is preceded by its length twice */
         const uint64_t string = number(body, n, at, 8);
         at = string > n || n - string < 16 || at > n - string - 16 ? n : at + 16 + (size_t)string;
     }
     const uint64_t length = number(body, n, at, 8);
     if (at > n || n - at < 8 || length > n - at - 8)
-        put(body, n, at, TOO_LONG);              /* of which the handler finds too little */
-    if (length && bytes_of(s, body, n) > length) /* without one CUDA refuses NULL */
+        put(body, n, at, TOO_LONG);              /* the handler finds too few bytes */
+    if (length && bytes_of(s, body, n) > length) /* without a payload CUDA refuses NULL */
         refuse_copy(s, body, n);
 }
 
@@ -140,7 +141,7 @@ static void mend_devices(uint8_t *body, size_t n)
 static void mend(const struct shape *s, uint8_t *body, size_t n)
 {
     if (s->present && !number(body, n, position(s->present, n), 8))
-        put(body, n, position(s->present, n), TOO_LONG); /* of which the handler finds too little */
+        put(body, n, position(s->present, n), TOO_LONG); /* the handler finds too few bytes */
     if (!s->kind)
         return;
     const uint64_t kind = number(body, n, position(s->kind, n), 4);
@@ -164,8 +165,8 @@ void ibx_shapes_mend(const char *name, uint8_t *body, size_t n)
 void ibx_shapes_bar(const struct ibx_request_watch *watch, uint8_t *bytes, size_t n)
 {
     static const char *const names[] = {
-        "cudaMemPoolSetAttribute", /* it takes the value for its address */
-        "cudaMemPoolCreate"        /* nobody learns which pool it has made */
+        "cudaMemPoolSetAttribute", /* its handler takes the value for an address */
+        "cudaMemPoolCreate"        /* its handler does not return the pool */
     };
     const size_t got = watch->got;
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
