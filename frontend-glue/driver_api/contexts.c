@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Contexts. The back end has one for each device, which is CUDA's primary one there: a context that
- * a program creates is that of its device under another name. It differs in what goes with it:
- * memory, streams, events, modules and arrays that were made while it was current.
+ * Contexts. The back end has one context for each device, CUDA's primary one: a context that a
+ * program creates is that of its device under another name. The difference is what is freed with
+ * it: memory, streams, events, modules and arrays that were made while it was current.
  *
  * Each thread has a stack of them; the device of the top one is selected for the runtime. Without
  * one a call of the runtime's makes the primary one current.
@@ -15,8 +15,8 @@
 
 #define DEVICES 64
 #define STACK   32u
-#define FLAGS   0x3fu /* that a context may have */
-#define VERSION 3020  /* of the interface that a context is made for */
+#define FLAGS   0x3fu /* flags that a context may have */
+#define VERSION 3020  /* of the API for which contexts are made */
 
 struct ibx_driver_context {
     struct ibx_driver_context *next;
@@ -24,13 +24,12 @@ struct ibx_driver_context {
     atomic_uint flags;
     unsigned long long id;
     _Atomic enum { CONTEXT_PRIMARY, CONTEXT_CREATED, CONTEXT_DESTROYED } state;
-    unsigned retained; /* of a primary one */
+    unsigned retained; /* how often a primary one was retained */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ibx_driver_context primary[DEVICES];
-static struct ibx_driver_context
-    *created; /* destroyed ones as well: a thread may have them still */
+static struct ibx_driver_context *created; /* also destroyed ones: a thread may still have them */
 static unsigned long long ids = DEVICES;
 
 static _Thread_local struct ibx_driver_context *stack[STACK];
@@ -88,7 +87,7 @@ void *ibx_driver_primary(int device)
     return device >= 0 && device < DEVICES ? &primary[device] : NULL;
 }
 
-/* Of a device that the runtime has selected. */
+/* The context of the device that the runtime has selected. */
 static struct ibx_driver_context *selected(void)
 {
     return ibx_driver_primary(ibx_frontend_current_device());
@@ -184,7 +183,7 @@ EXPORTED int cuCtxGetDevice(int *device)
                              : CUDA_INVALID_VALUE);
 }
 
-/* The current one, if none is named. NULL: there is no such one. */
+/* The context, or the current one if it is NULL. NULL: there is none. */
 static const struct ibx_driver_context *named(const void *context)
 {
     return !context ? ibx_driver_current() : ibx_driver_is_context(context) ? context : NULL;
@@ -225,7 +224,7 @@ static int create(void **context, unsigned flags, int device)
     return CUDA_SUCCESS;
 }
 
-/* What was made in it goes with it, in an order in which nothing is missing. */
+/* Frees what was made in the context, users before what they use. */
 static void empty(const struct ibx_driver_context *context)
 {
     static const struct {
@@ -247,7 +246,7 @@ static void empty(const struct ibx_driver_context *context)
             ends[i].end(handle);
 }
 
-/* Work of it may be under way, by no other context. */
+/* Waits for its work, which may be under way, before it is destroyed. */
 static int destroy(struct ibx_driver_context *context)
 {
     if (context->state != CONTEXT_CREATED)
@@ -271,7 +270,7 @@ static int destroy(struct ibx_driver_context *context)
     return rc;
 }
 
-/* CUDA 13's also says for which kind of work. */
+/* CUDA 13's version also takes parameters for kinds of work. */
 EXPORTED int cuCtxCreate_v2(void **context, unsigned flags, int device)
 {
     return ANYWHERE(create(context, flags, device));
@@ -333,7 +332,7 @@ static int retain(void **context, int device)
     return CUDA_SUCCESS;
 }
 
-/* The last one ends it, unless the runtime is used. */
+/* The last release frees what was made in it, unless the runtime is used. */
 static int release(int device)
 {
     const int rc = check(device);

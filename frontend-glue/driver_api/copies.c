@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Copies of one row. Each has up to four names: one that waits, one in a stream, and both of
+ * Copies of one row. Each has up to four names: one that waits, one in a stream, and both for
  * programs with a default stream for each thread.
  */
 #include "frontend-glue/driver_api/driver.h"
@@ -10,7 +10,7 @@ static void *at(uint64_t address)
     return (void *)(uintptr_t)address;
 }
 
-/* In the calling thread's stream, and waited for. */
+/* After a copy in the calling thread's stream: waits for it. */
 static int in_own(int rc)
 {
     return rc ? rc : cudaStreamSynchronize(CU_DEFAULT_STREAM_PER_THREAD);
@@ -21,7 +21,7 @@ static void *own(void *stream)
     return stream ? stream : CU_DEFAULT_STREAM_PER_THREAD;
 }
 
-/* `name`##Async has the suffix behind that. */
+/* In the asynchronous name the suffix comes after "Async". */
 #define COPY(name, suffix, to_type, from_type, to_at, from_at, kind)                               \
     EXPORTED int name##suffix(to_type to, from_type from, size_t n)                                \
     {                                                                                              \
@@ -55,7 +55,7 @@ SAME_AS(cuMemcpyDtoDAsync, cuMemcpyDtoDAsync_v2)
 
 /* ------------------------------------------------------------------------ between contexts */
 
-/* Devices have addresses of their own. */
+/* An address belongs to one device, so an asynchronous copy need not name the contexts. */
 static int of_peers(void *to, const void *to_context, const void *from, const void *from_context,
                     size_t n, void *stream, bool waits)
 {
@@ -108,7 +108,7 @@ EXPORTED int cuMemcpyBatchAsync_v2(const uint64_t *to, const uint64_t *from, con
                                               counts ? NULL : stream, counts ? stream : NULL));
 }
 
-/* CUDA 12's tells which one fails. */
+/* CUDA 12's version tells which copy has failed. */
 EXPORTED int cuMemcpyBatchAsync(const uint64_t *to, const uint64_t *from, const size_t *n,
                                 size_t count, const struct copy_attributes *attributes,
                                 const size_t *first, size_t attribute_count, size_t *failed,
@@ -138,7 +138,7 @@ EXPORTED int cuMemcpyBatchAsync_v2_ptsz(const uint64_t *to, const uint64_t *from
 
 /* -------------------------------------------------------------------------------- arrays */
 
-/* Bytes of an array's first row, or of one alone. */
+/* Copies bytes of an array's first row, or one alone. */
 EXPORTED int cuMemcpyHtoA_v2(void *array, size_t x, const void *from, size_t n)
 {
     return IN_CONTEXT(cudaMemcpyToArray(array, x, 0, from, n, CUDA_MEMCPY_TO_DEVICE));

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Devices. A CUdevice is the runtime's number. What does not change is asked for once.
- */
+/* Devices. A CUdevice is the runtime's device number. Values that do not change are fetched
+ * once. */
 #include "frontend-glue/driver_api/driver.h"
 
 #include "common/fork_lock.h"
@@ -14,7 +13,7 @@
 
 #define MAPS_MEMORY 102 /* VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED */
 
-/* cudaDeviceProp; what is behind these depends on the version. */
+/* cudaDeviceProp; later members depend on the version. */
 #define PROPERTIES_MAX 4096u
 struct properties {
     char name[256];
@@ -24,8 +23,8 @@ struct properties {
     size_t memory;
 };
 
-/* CUdevice_attribute: the runtime has the same numbers but for these, which the driver has alone.
- * What this library lacks is not there. */
+/* CUdevice_attribute: the runtime has the same numbers, except for these, which only the driver
+ * has. Features that this library lacks are reported as missing. */
 static const struct {
     int attribute, value;
 } own[] = {
@@ -61,7 +60,7 @@ static const struct {
     {146, 0}, /* HOST_ALLOC_DMA_BUF_SUPPORTED */
 };
 
-/* What is known of a device, from then on. An attribute is shifted by one bit, which says so. */
+/* What is known of a device. Known attributes are stored shifted by one bit, with that bit set. */
 struct device {
     struct properties properties;
     atomic_bool has_properties;
@@ -99,7 +98,7 @@ int ibx_driver_check_device(int device)
     return rc ? rc : device >= 0 && device < there ? CUDA_SUCCESS : CUDA_INVALID_DEVICE;
 }
 
-/* NULL: no memory, or a device of which nothing is kept. */
+/* NULL: no memory, or a device for which nothing is kept. */
 static struct device *known(int device)
 {
     if (device < 0 || device >= DEVICES)

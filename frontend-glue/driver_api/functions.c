@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What is known of kernels, and how many of them a multiprocessor takes. */
+/* Attributes of kernels, and occupancy. */
 #include "frontend-glue/preload/kernels/kernels.h"
 #include "frontend-glue/preload/streams/streams.h"
 #include "frontend-glue/driver_api/driver.h"
 
 #define ATTRIBUTES_MAX 512u /* bytes of cudaFuncAttributes, at most */
 
-/* cudaFuncAttributes, as far as CUDA has it everywhere. */
+/* cudaFuncAttributes, as far as all versions of CUDA have it. */
 struct attributes {
     size_t shared, constant, local;
     int threads, registers, ptx, binary, cache_all, dynamic_shared, carveout;
     int cluster_must_be_set, cluster[3], scheduling, non_portable;
 };
 
-/* The runtime's: a kernel of the program's as the driver takes it. */
+/* A call of the runtime: the driver's handle of a kernel of the program. */
 EXPORTED int cudaGetFuncBySymbol(const void **function, const void *symbol)
 {
     if (!function)
@@ -24,10 +24,10 @@ EXPORTED int cudaGetFuncBySymbol(const void **function, const void *symbol)
     return rc ? ibx_frontend_fail(rc) : CUDA_SUCCESS;
 }
 
-#define LASTING 8 /* the attributes from 0 on that do not change */
+#define LASTING 8 /* attributes below this number do not change */
 #define KNOWN   8u
 
-/* Of the kernels that the thread has asked about last. */
+/* The kernels about which the thread has asked last. */
 static _Thread_local struct known {
     const void *function;
     unsigned since; /* of the process's modules */
@@ -103,7 +103,7 @@ EXPORTED int cuFuncGetParamInfo(const void *function, size_t index, size_t *offs
     return IN_CONTEXT(cudaFuncGetParamInfo(function, index, offset, n));
 }
 
-/* Of a device that need not be the current one. */
+/* The attribute on a device that need not be the current one. */
 static int attribute_on(int *value, int attribute, const void *kernel, int device)
 {
     const int before = ibx_frontend_current_device();
@@ -165,13 +165,13 @@ EXPORTED int cuOccupancyAvailableDynamicSMemPerBlock(size_t *n, const void *func
 #define MULTIPROCESSORS   16
 #define THREADS_OF_ONE    39
 #define THREADS_PER_BLOCK 0 /* CUfunction_attribute */
-/* More than any device has, of what is multiplied here: these are the back end's to say. */
+/* Upper bounds of values that the back end returns and that are multiplied here. */
 #define THREADS_MOST (1 << 14)
 #define BLOCKS_MOST  (1 << 14)
-#define WARPS_MOST   1024 /* that are tried, a request each */
+#define WARPS_MOST   1024 /* that are tried, with one request each */
 
-/* The size of which one multiprocessor has most threads at once, the largest of these; and how many
- * blocks of it fill the device. Both are 0 where none fits. */
+/* The largest block size with which a multiprocessor has the most threads at once, and how many
+ * blocks of it fill the device. Both are 0 if none fits. */
 static int best_block(int *grid, int *block, const void *function, size_t (*shared_of)(int threads),
                       size_t shared, int limit, unsigned flags)
 {

@@ -6,14 +6,14 @@
  */
 #include "frontend-glue/driver_api/driver.h"
 
-/* CUDA_KERNEL_NODE_PARAMS, from CUDA 12 on with what is behind the first. */
+/* CUDA_KERNEL_NODE_PARAMS; members after the first exist from CUDA 12 on. */
 struct kernel_parameters {
     struct kernel_node is;
     const void *kernel;
     void *context;
 };
 
-/* The call of that name and these parameters. */
+/* Defines a call of that name with these parameters, by the runtime's call. */
 #define AS(call, runtime, parameters, ...)                                                         \
     EXPORTED int call parameters                                                                   \
     {                                                                                              \
@@ -50,7 +50,7 @@ AS(cuGraphGetRootNodes, cudaGraphGetRootNodes, (void *graph, void **nodes, size_
 AS(cuGraphDebugDotPrint, cudaGraphDebugDotPrint, (void *graph, const char *path, unsigned flags),
    graph, path, flags)
 
-/* CUDA 11's: with two places for what is wrong. */
+/* CUDA 11's version, with two outputs for what is wrong. */
 EXPORTED int cuGraphExecUpdate(void *exec, void *graph, void **node, int *result)
 {
     struct graph_update update = {0};
@@ -74,15 +74,15 @@ EXPORTED int cuGraphInstantiate_v2(void **exec, void *graph, void **node, char *
 
 /* ------------------------------------------------------------------------ edges' data */
 
-/* Before CUDA 13 the runtime's calls have no array of edges' data, and what is behind that comes in
- * its place. */
+/* Before CUDA 13 the runtime's calls have no argument for data of edges, and the next one is in its
+ * place. */
 static bool has_edges(void)
 {
     const int version = ibx_frontend_cuda_version();
     return !version || version >= 13;
 }
 
-/* What such a call gets for these arguments. */
+/* The argument at that place. */
 static const void *data_or(const void *edges, size_t count)
 {
     return has_edges() ? edges : (const void *)count;
@@ -219,13 +219,13 @@ AS(cuDeviceSetGraphMemAttribute, cudaDeviceSetGraphMemAttribute,
 
 /* ------------------------------------------------------------------------------- kernels */
 
-/* A kernel as the runtime takes it. */
+/* A kernel in the runtime's form. */
 struct kernel_taken {
     struct kernel_node is;
     struct ibx_driver_arguments unpacked;
 };
 
-/* One of a library may be named instead of a function. With `end_kernel()` behind it. */
+/* Converts a kernel, which may be a library's instead of a function. end_kernel() is to follow. */
 static int take_kernel(struct kernel_taken *k, const struct kernel_parameters *p)
 {
     k->unpacked.more = NULL;
@@ -400,8 +400,8 @@ struct any_copy {
     struct ibx_driver_memcpy3d planes;
 };
 
-/* CUDA_CONDITIONAL_NODE_PARAMS has the context last, and the graphs before it. With `end_kernel()`
- * behind it. */
+/* Converts parameters to the runtime's form. CUDA_CONDITIONAL_NODE_PARAMS has the context last, and
+ * the graphs before it. end_kernel() is to follow. */
 static int as_runtime(struct node_parameters *to, const struct node_parameters *from,
                       struct kernel_taken *kernel)
 {
@@ -438,7 +438,7 @@ static int add_node(void **node, void *graph, void *const *behind, const void *e
                  ? cudaGraphAddNode(node, graph, behind, edges, count, &is)
                  : cudaGraphAddNode(node, graph, behind, (const void *)count, (size_t)&is, NULL);
     if (!rc && (p->type == IBX_FRONTEND_NODE_ALLOCATION ||
-                p->type == IBX_FRONTEND_NODE_CONDITIONAL)) /* it has answers */
+                p->type == IBX_FRONTEND_NODE_CONDITIONAL)) /* it has outputs */
         *p = is;
     return end_kernel(&kernel, rc);
 }

@@ -47,7 +47,7 @@ void ibx_driver_set_initialized(void)
 
 /* ------------------------------------------------------------------------ GVirtuS's libcudart */
 
-/* NVIDIA's would call this driver, and that one it. */
+/* Opens a libcudart, unless it is NVIDIA's, which would call this driver, which would call it. */
 static void *open_one(const char *path)
 {
     void *library = dlopen(path, RTLD_LAZY | RTLD_GLOBAL);
@@ -59,7 +59,7 @@ static void *open_one(const char *path)
     return library;
 }
 
-/* Where the loader looks, then where GVirtuS installs it. */
+/* Looks where the loader does, then where GVirtuS installs it. */
 static void *open_runtime(void)
 {
     char path[PATH_MAX];
@@ -79,9 +79,9 @@ static void *open_runtime(void)
     return library;
 }
 
-/* The plugin looks for this library in the global scope, where it is not if a program has opened
- * libcuda.so.1. False: it is in a namespace of the loader's that has no such scope (dlmopen(3)):
- * glibc crashes as something comes into it. */
+/* Makes this library global, because the plugin looks for it in the global scope, and it is not
+ * there if a program has opened libcuda.so.1. False: it is in a namespace of the loader that has no
+ * such scope (dlmopen(3)), where glibc crashes when something is added to it. */
 static bool make_global(void)
 {
     const char *file = ibx_frontend_file_of(&initialized);
@@ -162,7 +162,8 @@ static int begin_once(void)
     return ibx_driver_result(rc);
 }
 
-/* A library of the plugin's looks for GPUs of this host while GVirtuS's front end connects. */
+/* Whether a library of the plugin calls, which looks for GPUs of this host while GVirtuS's front
+ * end connects. */
 static bool is_of_plugin(const void *caller)
 {
     const char *file = ibx_frontend_file_of(caller);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Requests of our own about arrays, textures and surfaces. Copies are between memory of the device
- * and arrays: the client brings the bytes there by copies of the usual kind.
+ * Requests of our own about arrays, textures and surfaces. Copies are between device memory and
+ * arrays: the client moves the bytes to and from device memory by the usual copies.
  */
 #include "frontend-glue/own_requests/own_requests.h"
 
@@ -17,7 +17,7 @@ static bool is_mipmap(const struct own_request *e, const void *mipmap)
     return ibx_handles_know(e->x, IBX_HANDLE_MIPMAP, (uintptr_t)mipmap);
 }
 
-/* A level goes with what it is one of. */
+/* A level is freed with its mipmapped array, not by itself. */
 static int give_back_as(struct own_request *e, enum ibx_handle_kind kind)
 {
     int (*give_back)(void *array) = NULL;
@@ -47,7 +47,7 @@ static int free_mipmap(struct own_request *e)
     return give_back_as(e, IBX_HANDLE_MIPMAP);
 }
 
-/* What was made is the client's from now on. */
+/* Notes what was made as the client's, or destroys it by `undo`. */
 static int note_made(struct own_request *e, enum ibx_handle_kind kind, uint64_t made,
                      const char *undo)
 {
@@ -102,7 +102,7 @@ static int malloc_mipmap(struct own_request *e)
     return rc;
 }
 
-/* CUDA has one array for each level, as long as what it is one of. */
+/* CUDA has one array for each level, which exists as long as the mipmapped array. */
 static int level_of_mipmap(struct own_request *e)
 {
     int (*get)(void **array, const void *mipmap, unsigned level) = NULL;
@@ -115,7 +115,7 @@ static int level_of_mipmap(struct own_request *e)
     if (!rc && !ibx_handles_has(e->x, IBX_HANDLE_ARRAY, (uintptr_t)array) &&
         (!ibx_handles_add_level(e->x, (uintptr_t)array, (uintptr_t)mipmap) ||
          !ibx_room_own(e->x, (uintptr_t)array))) {
-        ibx_handles_remove(e->x, IBX_HANDLE_ARRAY, (uintptr_t)array); /* nobody's it may not be */
+        ibx_handles_remove(e->x, IBX_HANDLE_ARRAY, (uintptr_t)array); /* it needs an owner */
         rc = CUDA_MEMORY_ALLOCATION;
     }
     ibx_put_u64(&e->out, (uintptr_t)array);
@@ -178,7 +178,7 @@ static int rows_from_array(struct own_request *e)
     return copy(to, pitch, array, x, y, width, height, ON_DEVICE);
 }
 
-/* Bytes of a row: an array counts in its elements, which have a size of their own. */
+/* Bytes of a row; with an array, the width counts in its elements. */
 static bool row_of(const struct ibx_cuda_memcpy3d *p, size_t *row)
 {
     int (*get)(struct ibx_cuda_channel * channel, const void *array) = NULL;
@@ -192,8 +192,8 @@ static bool row_of(const struct ibx_cuda_memcpy3d *p, size_t *row)
            !__builtin_mul_overflow(*row, (size_t)(c.x + c.y + c.z + c.w) / 8, row);
 }
 
-/* Whether what is copied of that memory is the tenant's: from its first byte, whatever comes before
- * the first row, to the last one that is copied. */
+/* Checks from the memory's first byte, also before the first row, to the last row that is
+ * copied. */
 bool ibx_own_request_holds(const struct own_request *e, const struct ibx_cuda_pitched *memory,
                            const struct ibx_cuda_extent *at, const struct ibx_cuda_extent *extent,
                            size_t row)
@@ -208,7 +208,7 @@ bool ibx_own_request_holds(const struct own_request *e, const struct ibx_cuda_pi
     return span_of(memory->pitch, row, rows, &n) && mine(e, memory->at, n);
 }
 
-/* One side is either an array or memory. */
+/* Whether a side of a copy is either an array or memory. */
 static bool is_side(const struct own_request *e, const void *array,
                     const struct ibx_cuda_pitched *memory)
 {
@@ -223,7 +223,7 @@ bool ibx_own_request_is_copy(const struct own_request *e, const struct ibx_cuda_
         !is_side(e, p->to_array, &p->to))
         return false;
     if (!e->x->isolation.on && (!n->width || !n->height || !n->depth))
-        return true; /* of nothing */
+        return true; /* nothing is copied */
     return row_of(p, &row) &&
            (p->from_array || ibx_own_request_holds(e, &p->from, &p->from_at, n, row)) &&
            (p->to_array || ibx_own_request_holds(e, &p->to, &p->to_at, n, row));
@@ -278,7 +278,7 @@ static bool is_resource(const struct own_request *e, const struct ibx_cuda_resou
         !span_of(resource->of.memory.sizes[2], resource->of.memory.sizes[2],
                  resource->of.memory.sizes[1], &n))
         return false;
-    /* A program may name more than there is: CUDA looks at the beginning alone. */
+    /* A program may name more bytes than there are: CUDA checks only the beginning. */
     const uint64_t at = (uintptr_t)resource->of.memory.at;
     return ibx_isolation_allows(e->x, at, n) && !ibx_process_memory_is_own(e->x, at, 1);
 }

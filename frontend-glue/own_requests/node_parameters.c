@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Requests of our own about what nodes of graphs are made of: the parameters that CUDA says, and
- * those that are set later. A kernel is the client's function again, an event one of the tenant's.
+ * Requests of our own about parameters of graphs' nodes: getting them from CUDA, and setting new
+ * ones. A kernel is named by the client's function again; an event has to be one of the tenant.
  */
 #include "frontend-glue/own_requests/graphs.h"
 
@@ -15,7 +15,7 @@
 #define ALLOC_NODE  10
 #define FREE_NODE   11
 
-/* -1: it is not known. */
+/* The type of a node; -1: not known. */
 static int type_of(void *node)
 {
     int (*get)(void *of, int *type) = NULL;
@@ -33,7 +33,8 @@ struct kernel {
     void **arguments, **extra;
 };
 
-/* Some of the bytes of its arguments, as they lie one behind the other; and how many all are. */
+/* Writes some of the bytes of its arguments, in the kernel's layout, and how many there are in
+ * all. */
 static int put_kernel(struct own_request *e, const struct kernel *k, size_t from, uint64_t graph)
 {
     uint8_t *bytes = NULL;
@@ -90,7 +91,7 @@ static int set_attribute(struct own_request *e)
     const int attribute = (int)ibx_get_u32(&e->in);
     const uint8_t *bytes = ibx_get_bytes(&e->in, sizeof(value));
     if (!whole(e) || !is_node(e, node) || is_event_attribute((uint32_t)attribute))
-        return CUDA_INVALID_VALUE; /* no graph has those */
+        return CUDA_INVALID_VALUE; /* graphs do not have these */
     FUNCTION(e, set);
     memcpy(value, bytes, sizeof(value));
     return set(node, attribute, value);
@@ -121,7 +122,8 @@ static int get_event(struct own_request *e)
     return rc;
 }
 
-/* In what can be launched, or (NULL) in the graph itself, by functions of these names. */
+/* Sets `what` in an executable graph, or (exec NULL) in the graph itself, by the functions of these
+ * names. */
 static int set_in(void *exec, void *node, const char *in_graph, const char *in_exec, void *what)
 {
     int (*set)(void *of, void *to) = NULL;
@@ -164,7 +166,7 @@ static void *graph_of(const struct own_request *e, const void *node)
     return pointer_to(ibx_handles_graph_of(e->x, (uintptr_t)node, false));
 }
 
-/* The number of the client's function. */
+/* Answers the number of the client's function. */
 static int get_host(struct own_request *e)
 {
     int (*get)(void *node, struct host_node *host) = NULL;
@@ -193,7 +195,7 @@ static int set_host(struct own_request *e)
     if (rc)
         return rc;
     rc = set_in(exec, node, "cudaGraphHostNodeSetParams", "cudaGraphExecHostNodeSetParams", &host);
-    if (!rc && exec) /* nobody tells when that has gone */
+    if (!rc && exec) /* nobody tells when the executable graph has gone */
         ibx_host_work_for_good(host.argument);
     if (rc || exec)
         ibx_host_work_release(host.argument);
@@ -204,7 +206,7 @@ static int set_host(struct own_request *e)
 
 /* ------------------------------------------------------------------------- graphs in graphs */
 
-/* The graph that a node has: it goes with the node. NULL: it has none. */
+/* The child graph of a node, which ends with the node. NULL: it has none. */
 static void *child_of(struct own_request *e, void *node)
 {
     int (*get)(void *of, void **graph) = NULL;
@@ -242,7 +244,8 @@ void ibx_own_request_forget_child(struct own_request *e, void *node)
     }
 }
 
-/* Whose functions what is launched calls then, the client could not tell: graphs without any. */
+/* Only for graphs without functions of clients: the client could not tell which functions the
+ * executable graph calls then. */
 static int set_child(struct own_request *e)
 {
     int (*set)(void *exec, void *node, void *child) = NULL;
@@ -269,7 +272,7 @@ struct allocation {
     void *address;
 };
 
-/* Of a node that frees it the address alone. */
+/* For a node that frees memory, only the address. */
 static int get_memory(struct own_request *e)
 {
     int (*get)(void *node, struct allocation *a) = NULL;

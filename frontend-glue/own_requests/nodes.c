@@ -67,7 +67,7 @@ static int set_kernel(struct own_request *e)
     return ibx_device_kernel_node(e->x, ibx_get_bytes(&e->in, left), left, &k);
 }
 
-/* A call of the runtime's that takes a graph, nodes to come behind, and `last`. */
+/* Adds a node by a call of the runtime that takes a graph, nodes to depend on, and `last`. */
 static int make_node(struct own_request *e, struct place *p, const void *last, void **node)
 {
     int (*add)(void **made, void *graph, void *const *behind, size_t count, const void *what) =
@@ -224,8 +224,8 @@ struct allocation {
     void *address;
 };
 
-/* Whose it is, is noted as of cudaMalloc, for as long as the graph may be launched. False: it
- * cannot be. */
+/* Notes whose memory it is, as for cudaMalloc, for as long as the graph may be launched. False: it
+ * cannot be noted. */
 static bool note_owner(const struct own_request *e, const struct allocation *a)
 {
     const struct isolation *i = &e->x->isolation;
@@ -251,8 +251,7 @@ static int add_allocation(struct own_request *e)
     if (ibx_room_limited(e->x, "memory of graphs") || !ibx_back_end_have_cuda(e->x))
         return CUDA_NOT_SUPPORTED;
     int rc = make_node(e, &p, &a, &node);
-    /* Noted as all memory: of before there may be a handle, of another client's, by that address.
-     */
+    /* Noted as all memory, because an old handle of another client may have that address. */
     if (!rc && (!note_owner(e, &a) || !ibx_memory_add(e->x, (uintptr_t)a.address, a.n, true)))
         rc = ibx_own_request_no_memory("cudaGraphDestroyNode", node);
     rc = ibx_own_request_answer_node(e, rc, &p, node);
@@ -283,19 +282,19 @@ static int make_condition(struct own_request *e)
     FUNCTION(e, make);
     int rc = make(&handle, graph, value, flags);
     if (!rc && !ibx_handles_add_condition(e->x, handle, (uintptr_t)graph))
-        rc = CUDA_MEMORY_ALLOCATION; /* it goes with the graph */
+        rc = CUDA_MEMORY_ALLOCATION; /* the condition ends with the graph */
     ibx_room_give(e->x, IBX_HOLD_GRAPHS, 1);
     ibx_put_u64(&e->out, handle);
     return rc;
 }
 
-/* cudaGraphNodeParams of such a node */
+/* cudaGraphNodeParams of a conditional node */
 struct conditional {
     int type, reserved[3];
     uint64_t handle;
     int kind;
     unsigned size;
-    void **graphs; /* CUDA's, there as long as the node */
+    void **graphs; /* CUDA's array, which exists as long as the node */
     uint64_t rest[27];
 };
 
@@ -318,7 +317,7 @@ static int call_add(struct own_request *e, const struct place *p, struct conditi
                          : add(node, p->graph, p->behind, NULL, p->count, c);
 }
 
-/* Its graphs are the client's to fill, and go with the node. */
+/* The node's graphs are filled by the client, and end with the node. */
 static int add_conditional(struct own_request *e)
 {
     struct place p;
@@ -331,13 +330,13 @@ static int add_conditional(struct own_request *e)
     if (!there || !whole(e) || !c.size || c.size > IBX_OWN_LISTED ||
         !ibx_handles_know(e->x, IBX_HANDLE_CONDITION, c.handle))
         return CUDA_INVALID_VALUE;
-    p.depth = 1; /* its graphs count by themselves */
+    p.depth = 1; /* its graphs are counted by themselves */
     int rc = ibx_own_request_node_room(e, &p);
     rc = rc ? rc : call_add(e, &p, &c, &node);
     rc = ibx_own_request_answer_node(e, rc, &p, node);
     for (unsigned i = 0; i < IBX_OWN_LISTED; i++) {
         const uint64_t body = !rc && i < c.size && c.graphs ? (uintptr_t)c.graphs[i] : 0;
-        if (body && !ibx_graph_note(e->x, IBX_HANDLE_GRAPH, body)) /* it goes with its graph */
+        if (body && !ibx_graph_note(e->x, IBX_HANDLE_GRAPH, body)) /* it ends with its graph */
             rc = CUDA_MEMORY_ALLOCATION;
         if (body && !rc)
             ibx_handles_within(e->x, body, (uintptr_t)p.graph);
@@ -363,7 +362,7 @@ static int type_of(struct own_request *e)
     return rc;
 }
 
-/* CUDA knows which graph it has cloned of which. */
+/* CUDA itself checks whether a graph is a clone of the other. */
 static int in_clone(struct own_request *e)
 {
     int (*find)(void **node, void *original, void *clone) = NULL;
@@ -378,7 +377,8 @@ static int in_clone(struct own_request *e)
     return rc;
 }
 
-/* With a conditional node its graphs would go, of which nobody here tells whose they are. */
+/* Whether the node is conditional. Such a node is not destroyed alone: its graphs would end with
+ * it, and it is not known here which these are. */
 static bool is_conditional(const struct own_request *e, void *node)
 {
     int (*get)(void *of, int *type) = NULL;
@@ -422,7 +422,7 @@ static int order(struct own_request *e)
     if (!removes && !ibx_room_take(e->x, IBX_HOLD_GRAPHS, 1))
         return CUDA_MEMORY_ALLOCATION;
     const int rc = change(graph, &from, &to, found < 13000 ? (const void *)1 : NULL, 1);
-    if (!removes) { /* it counts as long as the graph is there: not all have counted before */
+    if (!removes) { /* counts until the graph ends, even if removed: not all edges were counted */
         if (!rc)
             ibx_handles_grow(e->x, (uintptr_t)graph, 1, 0);
         ibx_room_give(e->x, IBX_HOLD_GRAPHS, 1);
@@ -430,8 +430,8 @@ static int order(struct own_request *e)
     return rc;
 }
 
-/* Those before a node, or behind it, by a function of the runtime's; NULL: *rc says why not. To be
- * freed. Before CUDA 13 it takes no array of edges' data. */
+/* The nodes before or behind a node, by a function of the runtime, in an array that the caller
+ * frees; NULL: *rc is the error. Before CUDA 13 the function has no argument for data of edges. */
 static void **neighbours_of(const struct own_request *e, void *node, bool behind, size_t *count,
                             int *rc)
 {
@@ -473,7 +473,7 @@ static int list_neighbours(struct own_request *e)
     ibx_put_u64(&e->out, count);
     for (size_t i = 0; i < IBX_OWN_LISTED; i++) {
         void *neighbour = from < count && i < count - from ? nodes[from + i] : NULL;
-        if (neighbour && !is_node(e, neighbour)) /* nobody has asked for the graph's nodes */
+        if (neighbour && !is_node(e, neighbour)) /* the client has not listed the nodes */
             rc = CUDA_NOT_SUPPORTED;
         ibx_put_u64(&e->out, (uintptr_t)neighbour);
     }
@@ -481,7 +481,7 @@ static int list_neighbours(struct own_request *e)
     return rc;
 }
 
-/* Not a copy between host and device, which is a graph in the graph: CUDA disables none. */
+/* Not for a copy between host and device, which is a child graph: CUDA cannot disable these. */
 static int enable_node(struct own_request *e)
 {
     int (*set)(void *exec, void *node, unsigned on) = NULL;

@@ -10,7 +10,7 @@ bool ibx_own_request_is_pool(const struct own_request *e, const void *pool)
 
 /* ------------------------------------------------------------------------- memory of pools */
 
-/* Whether what is allocated or freed there is done by the launches of a graph. */
+/* Whether the stream is being captured: then launches of the graph allocate and free. */
 static bool captures(const struct gpu_session *x, void *stream)
 {
     int capturing = 0;
@@ -18,7 +18,7 @@ static bool captures(const struct gpu_session *x, void *stream)
            !x->cuda->stream_is_capturing(stream, &capturing) && capturing;
 }
 
-/* Whose it is, is noted as of cudaMalloc. False: it cannot be. */
+/* Notes whose memory it is, as for cudaMalloc. False: it cannot be noted. */
 static bool note_tenant(struct gpu_session *x, void *made, size_t n, bool captured)
 {
     void *context = NULL;
@@ -32,7 +32,7 @@ static bool note_tenant(struct gpu_session *x, void *made, size_t n, bool captur
     return true;
 }
 
-/* What a graph allocates is not cleared. */
+/* Notes the memory, and clears it, unless a graph allocates it. */
 static int note_made(struct own_request *e, void *made, size_t n, void *stream)
 {
     int (*give_back)(void *address, void *in_stream) = NULL;
@@ -97,8 +97,8 @@ static int malloc_from_pool(struct own_request *e)
     return note_owner(e, rc, made, n, stream);
 }
 
-/* Of a capture: it becomes part of a graph, and CUDA refuses memory that is no graph's. Either way
- * the memory stays what it is. */
+/* A free in a capture becomes part of a graph, and CUDA refuses memory that was not allocated by a
+ * graph. In both cases the memory stays noted as it is. */
 static int free_captured(struct own_request *e, void *address, void *stream)
 {
     int (*give_back)(void *address, void *stream) = NULL;
@@ -242,7 +242,7 @@ struct access {
     int at_device, device, flags;
 };
 
-/* Also another process's, of which CUDA allows nothing else. */
+/* Also a pool of another process, for which CUDA allows only this call. */
 static bool is_any_pool(const struct own_request *e, const void *pool)
 {
     return ibx_own_request_is_pool(e, pool) ||

@@ -60,7 +60,7 @@ static int copy_attributes(struct own_request *e)
 
 /* ------------------------------------------------------------------------------- devices */
 
-/* Of the current device: its flags, which cache it prefers. */
+/* Numbers of the current device: its flags, its preferred cache. */
 static int device_number(struct own_request *e)
 {
     int (*get)(unsigned *number) = NULL;
@@ -104,7 +104,7 @@ static int texture_width(struct own_request *e)
 
 /* ------------------------------------------------------------------------------- pointers */
 
-/* Of an address that the client knows nothing of. Another tenant's memory is no memory to it. */
+/* What an address is that the client does not know. Another tenant's memory counts as none. */
 static int pointer_is(struct own_request *e)
 {
     const int names[] = {IBX_CUDA_POINTER_MEMORY_TYPE, IBX_CUDA_POINTER_ORDINAL};
@@ -128,9 +128,9 @@ static int pointer_is(struct own_request *e)
 
 #define INVALID_FUNCTION 98 /* cudaError_t */
 
-/* The name by which the runtime knows what the client has registered as `named`; its module stays
- * until the request ends. From CUDA 12 on the calls below take a handle as well, which they follow.
- * The look-up loads it, for which no graph may wait for its client. */
+/* The name by which the runtime knows the client's function `named`; its module is held until the
+ * request ends. From CUDA 12 on the calls below also take a handle, which they would dereference.
+ * The look-up loads the kernel, and no graph may wait for its client meanwhile. */
 static int look_up(const struct own_request *e, uint64_t named, const void **kernel)
 {
     int (*find)(void **found, const void *symbol) = NULL;
@@ -148,7 +148,7 @@ static int look_up(const struct own_request *e, uint64_t named, const void **ker
     return rc;
 }
 
-/* Of clusters: how many are active at once, or how large one may be. */
+/* How many clusters are active at once, or how large one may be. */
 static int clusters(struct own_request *e)
 {
     int (*get)(int *number, const void *kernel, const struct config *config) = NULL;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Requests of our own about maps of tensors, which the driver makes of numbers: nothing is read or
- * written at the addresses that they name. */
+/* Requests of our own about tensor maps, which the driver makes from numbers: nothing is read or
+ * written at the addresses in them. */
 #include "frontend-glue/own_requests/own_requests.h"
 
 #include "gpudirect/cuda.h"
@@ -15,7 +15,7 @@ struct map {
     alignas(64) uint8_t bytes[IBX_OWN_TENSOR_MAP_BYTES];
 };
 
-/* The driver's, which may be older. */
+/* The driver's functions; NULL in older drivers. */
 static struct driver {
     int (*tiled)(struct map *map, int type, uint32_t rank, void *at, const uint64_t *sizes,
                  const uint64_t *pitches, const uint32_t *box, const uint32_t *steps,
@@ -39,7 +39,7 @@ static void look_up(void)
     *(void **)&driver.replace = ibx_cuda_symbol("cuTensorMapReplaceAddress");
 }
 
-/* 0, or what the request answers: its bytes are wrong, or there is no driver here. */
+/* 0, or the exit code of the request: its bytes are wrong, or there is no driver. */
 static int begins(const struct own_request *e)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -51,7 +51,7 @@ static int begins(const struct own_request *e)
     return 0;
 }
 
-/* What a request says; arrays have all slots, whatever the rank. */
+/* The fields of a request; its arrays have all slots, whatever the rank. */
 struct tensor {
     uint32_t kind, rank, channels, pixels;
     int type, interleave, mode, swizzle, promotion, fill;
@@ -115,7 +115,7 @@ static int encode(const struct tensor *t, struct map *map)
     }
 }
 
-/* The driver reads as much of the arrays as the rank says. */
+/* The driver reads as many elements of the arrays as the rank says. */
 static int make(struct own_request *e)
 {
     struct tensor t;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Requests of our own about variables of the device. A handler of GVirtuS's may have registered one
- * under the client's address of it, by which CUDA's runtime finds it. G5's registers all of them
- * under addresses of its own. So a client may also name a kernel of the variable's module, which
- * all handlers register by its address, and what the module calls the variable.
+ * Requests of our own about device variables. GVirtuS's handler may have registered one under its
+ * address in the client, by which CUDA's runtime finds it. G5's handler registers all of them under
+ * addresses of its own. So a client may also name a kernel of the variable's module, which all
+ * handlers register by its address, and the variable's name in the module.
  */
 #include "frontend-glue/own_requests/own_requests.h"
 
@@ -33,7 +33,7 @@ static int symbol_size(struct own_request *e)
     return rc;
 }
 
-/* A variable of a module in which there is no other kind of that name. */
+/* Finds a variable by its name in the kernel's module. */
 static int find_global(void *kernel, const char *name, uint64_t *address, size_t *n)
 {
     int (*module_of)(void **module, void *function) = NULL;
@@ -46,7 +46,7 @@ static int find_global(void *kernel, const char *name, uint64_t *address, size_t
     return global(address, n, module, name) ? CUDA_INVALID_SYMBOL : 0;
 }
 
-/* One that is declared __managed__, should the module not say it as one of its others. */
+/* Finds a variable that is declared __managed__, if it is not found among the module's others. */
 static int find_managed(const void *function, const char *name, uint64_t *address, size_t *n)
 {
     int (*handle)(void **kernel, const void *of) = NULL;
@@ -90,7 +90,8 @@ static int variable(struct own_request *e)
     return rc;
 }
 
-/* The client's modules go with its process; whether it shares its parent's with that kernel. */
+/* The client's modules are to end with its process; and it shares those of its parent with that
+ * kernel, if there is one. */
 static int share_modules(struct own_request *e)
 {
     struct ibx_functions_user *user = ibx_functions_user_of(e->x);

@@ -3,7 +3,7 @@
 #include "frontend-glue/own_requests/own_requests.h"
 #include "frontend-glue/clients/virtual_memory.h"
 
-/* 0, or what the request answers: its bytes are wrong, or there is no such memory here. */
+/* 0, or the exit code of the request: its bytes are wrong, or the driver lacks such memory. */
 static int begins(const struct own_request *e)
 {
     if (!whole(e))
@@ -24,14 +24,14 @@ static int granularity(struct own_request *e)
 
 /* ------------------------------------------------------------------------------- addresses */
 
-/* Whose they are, as of what cudaMalloc makes. */
+/* Notes whose addresses they are, as for cudaMalloc. */
 static bool note(struct gpu_session *x, uint64_t begin, uint64_t n, const void *context)
 {
     return (!x->isolation.on || ibx_owners_add(x->isolation.tenant, begin, n, context, 0)) &&
            ibx_memory_add(x, begin, n, false);
 }
 
-/* The client's wish for an address is not heard: it is one of this process's. */
+/* The address that the client wishes for is ignored: addresses are those of this process. */
 static int reserve(struct own_request *e)
 {
     const size_t n = ibx_get_u64(&e->in), alignment = ibx_get_u64(&e->in);
@@ -52,8 +52,8 @@ static int reserve(struct own_request *e)
     return rc;
 }
 
-/* All that were reserved at once, where nothing is mapped. Other threads of the client's may map
- * something there, or have given them back, until the last moment. */
+/* Gives back all addresses of one reservation, if nothing is mapped there. Other threads of the
+ * client may map something, or give them back, until the last moment. */
 static int free_addresses(struct own_request *e)
 {
     const uint64_t begin = ibx_get_u64(&e->in), n = ibx_get_u64(&e->in);
@@ -112,7 +112,7 @@ static int map(struct own_request *e)
     return ibx_virtual_map(e->x, at, n, number);
 }
 
-/* Copies of the client's that are under way there end first. */
+/* Waits until copies of the client that are under way there have ended. */
 static int unmap(struct own_request *e)
 {
     const uint64_t at = ibx_get_u64(&e->in), n = ibx_get_u64(&e->in);
