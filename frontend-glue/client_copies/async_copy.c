@@ -16,7 +16,7 @@
 #include <time.h>
 
 #define HELPERS  4u   /* streams that copy at once */
-#define JOBS     256u /* of one helper; then the caller waits, as for a full stream */
+#define JOBS     256u /* most of one helper; beyond that the caller waits, as for a full stream */
 #define FAILURES 16u
 #define LOOK_MS  500u /* from one look at an idle helper's connection to the next */
 
@@ -44,10 +44,10 @@ static const struct ibx_state_table helper_table = IBX_STATE_TABLE("copy helper"
 
 struct helper {
     struct ibx_state_machine state; /* enum helper_state */
-    struct ibx_session *session;    /* its thread's */
+    struct ibx_session *session;    /* of its thread */
     int first_device;               /* on which it makes its first context */
-    int device;                     /* that it has selected, -1: none */
-    struct job *first, **last;      /* in order, the one that is run among them */
+    int device;                     /* selected by it; -1: none */
+    struct job *first, **last;      /* in order, with the one that is being run */
     unsigned count;
 };
 
@@ -63,10 +63,10 @@ static struct {
     struct failure failures[FAILURES];
     unsigned failure_count;
     bool forbidden;
-    uint64_t jobs; /* ever */
+    uint64_t jobs; /* jobs so far */
 } async = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
 static _Atomic unsigned pending; /* jobs of all helpers */
-static atomic_bool failed;       /* there may be failures that nobody was told of */
+static atomic_bool failed;       /* there may be failures that no call has returned */
 static pthread_once_t begun = PTHREAD_ONCE_INIT;
 
 /* -------------------------------------------------------------------- exit and fork */
@@ -137,7 +137,7 @@ static int run(struct helper *helper, const struct job *job)
     return code;
 }
 
-/* Locked. Where there is no room, the last one stands for all that follow. */
+/* Locked. If there is no room, the last entry stands for all that follow. */
 static void note_failure(uint64_t stream, int code)
 {
     atomic_store(&failed, true);
@@ -182,8 +182,8 @@ static bool connected(struct helper *helper)
     return !err.code && !code;
 }
 
-/* Locked, and not while it looks. The session goes on over another connection where this one has
- * broken: the back end does not keep it for long. */
+/* Locked, except while it looks. If the connection is broken, has the session go on over a new one:
+ * the back end does not keep it for long. */
 static void look_after(struct helper *helper)
 {
     pthread_mutex_unlock(&async.lock);
@@ -194,7 +194,7 @@ static void look_after(struct helper *helper)
         ibx_state_move(&helper->state, HELPER_LOST);
 }
 
-/* Locked. Of a thread of the program's: until something has changed, perhaps. */
+/* Locked. In a thread of the program: waits until something may have changed. */
 static void wait_for_change(void)
 {
     if (!ibx_handlers_held()) {
@@ -208,7 +208,7 @@ static void wait_for_change(void)
     pthread_mutex_lock(&async.lock);
 }
 
-/* Locked, and not while it waits: until there is a job. */
+/* Locked, except while it waits until there is a job. */
 static void wait_for_job(struct helper *helper)
 {
     uint64_t look_at = ibx_deadline_in_ms(LOOK_MS);
@@ -248,13 +248,14 @@ static void *help(void *argument)
 
 /* ------------------------------------------------------------------------ the callers' */
 
-/* The application's signal handlers run in its own threads. */
+/* Starts a helper's thread, with signals blocked: the application's signal handlers run in its own
+ * threads. */
 static bool thread_begin(struct helper *helper)
 {
     sigset_t all, before;
     pthread_t thread;
     sigfillset(&all);
-    sigdelset(&all, SIGSEGV); /* the application may handle faults of the memory */
+    sigdelset(&all, SIGSEGV); /* the application may handle faults of its memory */
     sigdelset(&all, SIGBUS);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int rc = pthread_create(&thread, NULL, help, helper);
@@ -262,7 +263,7 @@ static bool thread_begin(struct helper *helper)
     return !rc && !pthread_detach(thread);
 }
 
-/* Locked; waits until it is connected. */
+/* Locked, except while it waits until the helper has connected. False: it has not. */
 static bool helper_begin(struct helper *helper, const struct ibx_session *session, int device)
 {
     struct ibx_error err = {0};

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Short copies to the device whose calls return before they are made. Their bytes go in a message;
- * over shm, where messages are short, in one of a few slots of memory that both ends map, from
- * which the GPU takes them. A slot is used again when the reply to its copy has come.
+ * Short copies to the device whose calls return before the copies are made. Their bytes go in a
+ * message; over shm, where messages are short, in one of a few slots of memory that both ends map,
+ * from which the GPU takes them. A slot is used again when the reply to its copy has come.
  */
 #include "frontend-glue/client_copies/client_frame.h"
 
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define IN_MESSAGE_MAX (128u << 10) /* bytes: longer ones gain nothing */
+#define IN_MESSAGE_MAX (128u << 10) /* bytes; longer copies gain nothing */
 #define IN_SLOT_MAX    (64u << 10)
 #define SLOTS          8u
 #define PAGE           4096u
@@ -66,7 +66,8 @@ bool ibx_client_can_go_ahead(struct ibx_session *s, const struct ibx_frontend_co
     return copy->n <= IN_SLOT_MAX && !strcmp(ibx_session_path(s)->provider, "shm") && slots_of(s);
 }
 
-/* A slot begins where the host's memory does in its page: see slot_of() in client_stage.c. */
+/* The bytes have the same offset in a page in the slot as in host memory: see slot_of() in
+ * client_stage.c. */
 static int send_from_slot(struct ibx_session *s, const struct ibx_frontend_copy *copy)
 {
     struct client_ahead *ahead = slots_of(s);

@@ -14,7 +14,8 @@ static int finish(struct ibx_session *s, int rc, int *exit_code)
     return 0;
 }
 
-/* Whether memory that both ends map is within the GPU's reach shows where it has been. */
+/* Notes that the GPU has put a payload into memory that both ends map: so it can use such
+ * memory. */
 static void note_reach(struct ibx_session *s)
 {
     struct client_ahead *ahead = ibx_session_take_placed(s) ? ibx_client_stage_ahead(s) : NULL;

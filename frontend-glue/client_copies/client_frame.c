@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * A copy that the client asks for by itself: GVirtuS's own frame, byte for byte, but its payload
- * stays in the application's memory and comes back there.
+ * A copy that the client requests without GVirtuS: GVirtuS's own frame, byte for byte, but its
+ * payload stays in the application's memory, and comes back there.
  */
 #include "frontend-glue/client_copies/client_frame.h"
 
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define AROUND 256u /* bytes of a frame and its message, at most */
+#define AROUND 256u /* most bytes of a frame and its message, beside the payload */
 
 /* As ibx_session_read(), but an end of the stream is -ENOTCONN. */
 static int take(struct ibx_session *s, void *to, size_t n)
@@ -18,7 +18,7 @@ static int take(struct ibx_session *s, void *to, size_t n)
     return rc == (ssize_t)n ? 0 : rc < 0 ? (int)rc : -ENOTCONN;
 }
 
-/* Handlers answer with memory even when they have failed. */
+/* Handlers answer with output even when they have failed. */
 int ibx_client_drain(struct ibx_session *s, uint64_t n)
 {
     uint8_t *scratch = n ? malloc(CLIENT_SCRATCH) : NULL;
@@ -51,7 +51,7 @@ static void put_tail(struct ibx_writer *w, const struct ibx_frontend_copy *copy)
         ibx_put_u64(w, copy->stream);
 }
 
-/* Name, length, and what comes before a payload; the whole frame where there is none. */
+/* Writes name, length, and what comes before a payload; the whole frame if there is none. */
 static void put_head(struct ibx_writer *w, const struct ibx_frontend_copy *copy,
                      const struct ibx_writer *tail)
 {
@@ -82,7 +82,8 @@ static bool by_reference(const struct ibx_session *s, const struct ibx_frontend_
            (copy->async && copy->lasting && (copy->to_device || payload >= IBX_CLIENT_FROM_LEAST));
 }
 
-/* Where the reply's payload may go. Servers send the replies to copies of rows as any other. */
+/* Tells the server where the reply's payload may go. Not for copies of rows, whose replies servers
+ * send as any other. */
 static int send_cts(struct ibx_session *s, const struct ibx_frontend_copy *copy,
                     const struct ibx_remote *registered)
 {
@@ -93,7 +94,7 @@ static int send_cts(struct ibx_session *s, const struct ibx_frontend_copy *copy,
     return by_reference(s, copy) ? ibx_session_cts(s, copy->host, copy->n) : 0;
 }
 
-/* The payload, and the frame's tail behind it. */
+/* Sends the payload, and then the frame's tail. */
 static int send_payload(struct ibx_session *s, const struct ibx_frontend_copy *copy,
                         const struct client_rows *from, const struct ibx_remote *registered,
                         const struct ibx_writer *tail)
@@ -131,7 +132,6 @@ int ibx_client_send_frame(struct ibx_session *s, const struct ibx_frontend_copy 
     return rc ? rc : ibx_session_sync(s);
 }
 
-/* Where a message holds it. */
 bool ibx_client_fits(const struct ibx_session *s, const struct ibx_frontend_copy *copy)
 {
     return copy->n + AROUND <= ibx_session_room(s);
@@ -166,10 +166,10 @@ int ibx_client_take_head(struct ibx_session *s, int *exit_code, uint64_t *out)
     return 0;
 }
 
-/* Into rows, `width` bytes each. */
+/* Reads the payload into rows, `width` bytes each. */
 static int take_rows(struct ibx_session *s, const struct client_rows *rows, size_t width)
 {
-    size_t each = width < CLIENT_SCRATCH ? CLIENT_SCRATCH / width : 0; /* a row is worth its own */
+    size_t each = width < CLIENT_SCRATCH ? CLIENT_SCRATCH / width : 0; /* 0: row by row */
     uint8_t *scratch = each ? malloc(CLIENT_SCRATCH) : NULL;
     if (each && !scratch)
         return ibx_session_fail(s, -ENOMEM, "no memory for a reply of %zu rows", rows->count);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * cudaMemcpy2D. GVirtuS's frames hold whole pitches: also what lies behind the last row, which need
- * not be the application's. A reply overwrites what is between the rows. Here no byte behind the
- * last row is read, and none is written outside of the rows:
+ * cudaMemcpy2D. GVirtuS's frames have whole pitches, also after the last row, where the memory need
+ * not be the application's. A reply overwrites the gaps between rows. Here no byte after the last
+ * row is read, and none outside of the rows is written:
  *
  *   no gaps            the rows, as they are
  *   to the device      few: up to the last row as it is, and that one by itself
@@ -17,7 +17,7 @@
 
 #define BAND (1u << 20) /* bytes packed at a time, unless one row has more */
 
-/* One frame with the rows alone, each from or to its own place. */
+/* One frame with only the rows, each from or to its own place. */
 static int copy_packed(struct ibx_session *s, const struct ibx_frontend_copy *copy, int *exit_code)
 {
     struct client_rows rows = {copy->host, copy->host_pitch, copy->rows};
@@ -64,7 +64,7 @@ static int copy_bands(struct ibx_session *s, const struct ibx_frontend_copy *cop
         pack(band.host, copy, i, band.rows);
         rc = ibx_client_exchange(s, &band, NULL, exit_code);
     }
-    ssize_t flushed = rc ? rc : ibx_session_write(s, NULL, 0); /* the session is done with it */
+    ssize_t flushed = rc ? rc : ibx_session_write(s, NULL, 0); /* the band is not used then */
     free(band.host);
     return flushed < 0 ? (int)flushed : 0;
 }

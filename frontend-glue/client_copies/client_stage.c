@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Long copies of an application's pageable memory, where both ends map memory that the back end has
- * pinned. The application's bytes are copied there, by several threads where one is slower than the
- * GPU, while the GPU already takes (or still brings) others. The back end's process could reach the
- * application's memory too, but the kernel lets few of its threads do so at once.
+ * Long copies of an application's pageable memory, if both ends map memory that the back end has
+ * pinned. The application's bytes are copied there, by several threads if one is slower than the
+ * GPU, while the GPU already takes (or still brings) others. The back end's process could access
+ * the application's memory as well, but the kernel lets only few of its threads do so at once.
  *
  * Such a copy goes out as several requests, each a frame of GVirtuS of its own; it has ended when
  * the last one has.
@@ -378,11 +378,11 @@ static int step(struct run *run)
     return take_answer(run);
 }
 
-/* To a GPU that takes bytes several times as fast as one thread copies them: it is done with each
- * part while the next, shorter one is copied, and the last alone is waited for. */
+/* For a GPU that takes bytes several times as fast as one thread copies them: it has finished each
+ * part while the next, shorter one is copied, and only the last one is waited for. */
 static void divide_shrinking(struct run *run)
 {
-    size_t n = run->copy->n, sum = 1; /* of all parts, in lengths of the last */
+    size_t n = run->copy->n, sum = 1; /* length of all parts, in lengths of the last one */
     for (run->units = 1; run->units < PARTS && n / (sum * SHRINK + 1) >= LAST_MIN; run->units++)
         sum = sum * SHRINK + 1;
     size_t length = n / sum / LINE * LINE, begin = n;
@@ -392,17 +392,18 @@ static void divide_shrinking(struct run *run)
     run->frames = run->units;
 }
 
-/* The threads together copy as fast as the GPU, which then has to have few frames: each costs it
- * several microseconds. */
+/* Whether the threads together copy as fast as the GPU. Then there should be few frames, each of
+ * which costs the GPU several microseconds. */
 static bool is_wide(const struct run *run)
 {
     return run->threads && run->copy->n >= WIDE_FROM;
 }
 
-/* Units, so that the GPU has some while others are copied, all of about the same length, as one of
- * a few bytes could not go by reference. Slots that one frame names lie side by side: their number
- * divides SLOTS. A frame from the device is there at once and as a whole, for all who copy out of
- * it; who takes the answers is one of them, and should be back soon. */
+/* Divides the copy into units, so that the GPU has some while others are copied. All have about the
+ * same length, since a unit of a few bytes could not go by reference. The slots of one frame are
+ * adjacent: their number divides SLOTS. A frame from the device comes as a whole, for all threads
+ * that copy out of it; the thread that takes the answers is one of them, and should be back
+ * soon. */
 static void divide_evenly(struct run *run)
 {
     unsigned parts = run->threads && !run->copy->to_device ? PARTS * PER_FRAME : PARTS;
@@ -434,9 +435,9 @@ static void divide(struct run *run)
         stage->behind = BEHIND_MAX - 1;
 }
 
-/* Parts that shrink are right when the wait at the end is short. A GPU that takes bytes three times
- * as fast as a thread copies them, 12 us later, is behind by a quarter of the time of copying 1
- * MiB; one that is 1.7 times as fast is behind by nearly half of it. */
+/* Shrinking parts are right if the wait at the end is short. A GPU that takes bytes three times as
+ * fast as a thread copies them, 12 us later, ends after a quarter of the time of copying 1 MiB; one
+ * that is 1.7 times as fast ends after nearly half of it. */
 static void judge_speed(const struct run *run)
 {
     struct client_stage *stage = run->stage;
@@ -448,8 +449,8 @@ static void judge_speed(const struct run *run)
         stage->even = EVEN_COPIES;
 }
 
-/* A back end that does not run copies itself, or cannot pin the memory, has more work this way. Its
- * rdma.tuning may exclude short copies alone, so they are given up first. */
+/* A back end that does not run copies itself, or cannot pin the memory, has more work in this way.
+ * Its rdma.tuning may exclude only short copies, so these are given up first. */
 static void judge_use(struct client_stage *stage, size_t n, bool placed)
 {
     stage->useless = placed ? 0 : stage->useless + 1;
@@ -479,7 +480,7 @@ int ibx_client_stage_copy(struct ibx_session *s, const struct ibx_frontend_copy 
     while (!rc && !finished(&run))
         rc = step(&run);
     if (rc)
-        return rc; /* the stage went with the session */
+        return rc; /* the stage has ended with the session */
     if (run.threads)
         ibx_copy_threads_stop(run.threads);
     if (!run.exit_code) {
