@@ -8,7 +8,7 @@ static void *at(uint64_t address)
     return (void *)(uintptr_t)address;
 }
 
-/* What a call has made, if it has, is the current context's. */
+/* Notes what a call has made, if it has succeeded, as the current context's. */
 static int made(int rc, enum owned_kind kind, const void *handle)
 {
     if (!rc)
@@ -84,7 +84,7 @@ static int allocate_host(void **address, size_t n, unsigned flags)
 {
     if (!address)
         return CUDA_INVALID_VALUE;
-    if (!n) { /* unlike memory of the device's */
+    if (!n) { /* unlike device memory, 0 bytes are no error */
         *address = NULL;
         return CUDA_SUCCESS;
     }
@@ -138,7 +138,7 @@ EXPORTED int cuMemHostGetFlags(unsigned *flags, void *memory)
 
 /* ---------------------------------------------------------------------------------- managed */
 
-/* CUDA 13's has a place; before, that is a device, -1 the host. */
+/* CUDA 13's version takes a location; older ones a device number, where -1 is the host. */
 #define PLACE_DEVICE 1
 #define PLACE_HOST   2
 
@@ -149,7 +149,7 @@ static uint64_t place_of(struct memory_location location)
     return where;
 }
 
-/* As the libcudart has it: of CUDA 13 a place, before that a number. */
+/* The argument for GVirtuS's libcudart: a location for CUDA 13, a device number before. */
 static uint64_t where(struct memory_location location)
 {
     const int version = ibx_frontend_cuda_version();

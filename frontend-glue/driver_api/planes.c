@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Copies of rows and planes. The driver counts columns in bytes; the runtime in elements of an
- * array, where one takes part.
+ * Copies of rows and planes. The driver counts columns in bytes; the runtime counts them in an
+ * array's elements, if an array is part of the copy.
  */
 #include "frontend-glue/driver_api/driver.h"
 
@@ -87,7 +87,7 @@ static bool is_memory(const struct ibx_driver_planes *p)
     return p->from.type != IN_ARRAY && p->to.type != IN_ARRAY;
 }
 
-/* Rows of memory go as those of cudaMemcpy2D, which move as they are. */
+/* Rows between memory are copied by cudaMemcpy2D, which needs no conversion. */
 static int move(const struct ibx_driver_planes *p, void *stream, bool waits)
 {
     struct ibx_cuda_memcpy3d c;
@@ -248,8 +248,8 @@ EXPORTED int cuMemcpy3DAsync_v2_ptsz(const struct ibx_driver_memcpy3d *planes, v
     return cuMemcpy3DAsync_v2(planes, own(stream));
 }
 
-/* Of contexts of any device: each has addresses of its own. CUDA_MEMCPY3D_PEER has the contexts
- * where CUDA_MEMCPY3D has what is reserved. */
+/* Copies between contexts of any devices: an address belongs to one device. CUDA_MEMCPY3D_PEER has
+ * the contexts in the reserved members of CUDA_MEMCPY3D. */
 SAME_AS(cuMemcpy3D, cuMemcpy3D_v2)
 SAME_AS(cuMemcpy3DAsync, cuMemcpy3DAsync_v2)
 SAME_AS(cuMemcpy3DPeer, cuMemcpy3D_v2)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What an address is. */
+/* Attributes of addresses. */
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/streams/streams.h"
 #include "frontend-glue/driver_api/driver.h"
@@ -49,7 +49,7 @@ static int range_of(uint64_t address, uint64_t *begin, size_t *n)
     return CUDA_SUCCESS;
 }
 
-/* What is mapped there, not all that is reserved with it. */
+/* The range of the mapping at that address, not that of the whole reservation. */
 static int mapping_or_range(uint64_t address, uint64_t *begin, size_t *n)
 {
     struct ibx_driver_mapping m;
@@ -63,14 +63,15 @@ static int mapping_or_range(uint64_t address, uint64_t *begin, size_t *n)
     return CUDA_SUCCESS;
 }
 
-/* Of an address that is none of CUDA's the driver says CUDA_ERROR_NOT_FOUND. */
+/* For an address that is not CUDA's, the driver returns CUDA_ERROR_NOT_FOUND. */
 EXPORTED int cuMemGetAddressRange_v2(uint64_t *begin, size_t *n, uint64_t address)
 {
     const int rc = IN_CONTEXT(mapping_or_range(address, begin, n));
     return rc == CUDA_INVALID_VALUE ? CUDA_SYMBOL_NOT_FOUND : rc;
 }
 
-/* The context that has the memory; of the device, if no call of the driver's has made it. */
+/* The context that owns the memory; the device's primary one, if no call of the driver has made
+ * it. */
 static void *context_of(const void *address, int device)
 {
     struct range range;
@@ -80,8 +81,8 @@ static void *context_of(const void *address, int device)
     return owner ? (void *)(uintptr_t)owner : ibx_driver_primary(device);
 }
 
-/* Whoever keeps what was made of an allocation, such as a registration, knows by this that another
- * one lies at its address. */
+/* The buffer id. It tells a program that keeps something for an allocation, such as a registration,
+ * that another allocation has its address. */
 static uint64_t buffer_of(const void *address)
 {
     struct range range;
@@ -159,9 +160,9 @@ static void number_of_mapping(uint64_t *number, int attribute, const struct ibx_
     *has = true;
     switch (attribute) {
     case POINTER_BUFFER:
-        *number = m->number << 1 | UINT64_C(1) << 63; /* of no allocation */
+        *number = m->number << 1 | UINT64_C(1) << 63; /* unlike that of any allocation */
         break;
-    case POINTER_CONTEXT: /* it is in none */
+    case POINTER_CONTEXT: /* it is in no context */
     case POINTER_IS_FOR_IPC:
         *number = 0;
         break;
@@ -182,7 +183,7 @@ static void number_of_mapping(uint64_t *number, int attribute, const struct ibx_
     }
 }
 
-/* All that is known of an address. */
+/* What is known of an address. */
 struct known {
     struct pointer_attributes is;
     enum ibx_driver_place place;
@@ -235,7 +236,7 @@ EXPORTED int cuPointerGetAttribute(void *data, int attribute, uint64_t address)
     return ANYWHERE(one(data, attribute, (const void *)(uintptr_t)address));
 }
 
-/* What there is not of an address is 0; of one that is not CUDA's all of it is. */
+/* Attributes that an address does not have are 0 (a device: -2); if it is not CUDA's, all are. */
 static int several(unsigned count, const int *attributes, void **data, const void *address)
 {
     struct known k;
@@ -265,7 +266,8 @@ EXPORTED int cuPointerGetAttributes(unsigned count, const int *attributes, void 
     return ANYWHERE(several(count, attributes, data, (const void *)(uintptr_t)address));
 }
 
-/* CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, which copies here always are as far as a program can tell. */
+/* Only CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: as far as a program can tell, copies are always
+ * synchronous here. */
 EXPORTED int cuPointerSetAttribute(const void *value, int attribute, uint64_t address)
 {
     (void)address;
