@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Requests of our own about graphs. Graphs, their nodes, and what was made of them to be launched
- * are known as CUDA's handles; the nodes of a graph go with it. A copy from or to the host is a
- * function of the client's in a graph, as functions are that the application gives (host_work.c).
+ * Requests of our own about graphs. Graphs, nodes and executable graphs are named by CUDA's
+ * handles; the nodes of a graph end with it. A copy between host and device is a function of the
+ * client in a graph, like the functions of the application (host_work.c).
  */
 #include "frontend-glue/own_requests/graphs.h"
 
@@ -69,12 +69,12 @@ static int destroy(struct own_request *e)
     return rc;
 }
 
-/* Numbers of functions, as they are found. */
+/* The numbers of a graph's functions, while they are searched. */
 struct functions {
     const struct gpu_session *x;
     uint64_t *numbers;
     size_t count, room;
-    unsigned waited_for; /* those that may need CUDA to end */
+    unsigned waited_for; /* functions that may need CUDA to end */
     void *get_nodes;
     int (*type_of)(void *node, int *type);
     int (*function_of)(void *node, void *function_and_argument[2]);
@@ -123,7 +123,7 @@ static int find_functions(struct functions *f, void *graph, unsigned depth)
     return rc;
 }
 
-/* False: the runtime lacks one. */
+/* False: the runtime lacks a function. */
 static bool look_up(struct functions *f)
 {
     f->get_nodes = ibx_back_end_runtime("cudaGraphGetNodes");
@@ -133,7 +133,7 @@ static bool look_up(struct functions *f)
     return f->get_nodes && f->type_of && f->function_of && f->child_of;
 }
 
-/* 0: none, or they cannot be found. */
+/* How many functions may need CUDA to end; 0: none, or they cannot be found. */
 static unsigned count_functions(const struct gpu_session *x, void *graph)
 {
     struct functions f = {.x = x};
@@ -178,7 +178,7 @@ static int instantiate(struct own_request *e)
     return rc;
 }
 
-/* Answers how many there are, and those from `from` on. */
+/* Writes how many values there are, and those from number `from` on. */
 static void put_list(struct own_request *e, const uint64_t *values, size_t count, uint64_t from)
 {
     ibx_put_u64(&e->out, count);
@@ -229,7 +229,7 @@ static int list_functions(struct own_request *e)
 
 /* ------------------------------------------------------------------- what can be launched */
 
-/* What CUDA says of the update is an answer, no error: the result goes with it. */
+/* An error of the update is part of the answer, with CUDA's result: the request itself succeeds. */
 static int update(struct own_request *e)
 {
     struct {
@@ -326,7 +326,8 @@ static int capture_function(struct own_request *e)
     return rc;
 }
 
-/* What a graph has may not be there yet. */
+/* Whether there is no memory. Not asked in a capture: memory that the graph allocates need not
+ * exist yet. */
 static bool is_gone(const struct own_request *e, const void *address)
 {
     return !ibx_captures_any() && ibx_memory_not_there(e->x, (uintptr_t)address, 1);
@@ -363,7 +364,7 @@ static int set_rows(struct own_request *e)
     return set(address, pitch, value, width, rows, stream);
 }
 
-/* The runtime has no such call. A row alone may have any pitch. */
+/* By the driver, since the runtime has no such call. A single row may have any pitch. */
 static int set_elements(struct own_request *e)
 {
     int (*set)(uint64_t at, unsigned value, size_t count, void *stream) = NULL;

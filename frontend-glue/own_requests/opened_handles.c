@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What clients open of other programs' processes (shared_handles.c), by CUDA: memory that it maps
- * into this process, once for all clients that open it, likewise pools and what is in them, and
- * events, which are new ones each time.
+ * What clients open of other programs' processes (shared_handles.c), by CUDA: memory, which CUDA
+ * maps into this process once for all clients that open it; pools and memory of these, likewise;
+ * and events, each time as a new one.
  */
 #include "frontend-glue/own_requests/own_requests.h"
 #include "frontend-glue/own_requests/passed_descriptors.h"
@@ -27,7 +27,7 @@ static int find(const struct own_request *e, enum ibx_shared_kind kind, const ui
                : CUDA_INVALID_HANDLE;
 }
 
-/* Whoever opens it first has it noted as the tenant's. */
+/* Notes memory as opened by the client; the first to open it notes it as the tenant's, too. */
 static bool note_memory(struct gpu_session *x, enum ibx_handle_kind kind, void *memory, uint64_t n,
                         bool *again)
 {
@@ -42,7 +42,7 @@ static bool note_memory(struct gpu_session *x, enum ibx_handle_kind kind, void *
     return false;
 }
 
-/* How long it is another process has said. */
+/* Limits *n, which another process has said, to the allocation. */
 static void limit_to_allocation(const struct own_request *e, uint64_t memory, uint64_t *n)
 {
     uint64_t base = 0;
@@ -68,7 +68,7 @@ int ibx_opened_memory(struct own_request *e, const uint8_t *handle)
     if (!rc)
         limit_to_allocation(e, (uintptr_t)memory, &theirs.n);
     const bool noted = !rc && note_memory(e->x, IBX_HANDLE_OPENED, memory, theirs.n, &again);
-    if (!rc && (!noted || again)) /* CUDA counts it, and it is closed once */
+    if (!rc && (!noted || again)) /* CUDA counts openings, and ours is closed once */
         ibx_back_end_undo("cudaIpcCloseMemHandle", (uintptr_t)memory);
     pthread_mutex_unlock(&opening);
     rc = rc || noted ? rc : CUDA_MEMORY_ALLOCATION;
@@ -77,7 +77,7 @@ int ibx_opened_memory(struct own_request *e, const uint8_t *handle)
     return rc;
 }
 
-/* Each is an event of its own. */
+/* Each opening makes an event of its own. */
 int ibx_opened_event(struct own_request *e, const uint8_t *handle)
 {
     int (*open_it)(void **event, struct ibx_cuda_handle cuda) = NULL;
@@ -105,10 +105,10 @@ int ibx_opened_event(struct own_request *e, const uint8_t *handle)
 /* ------------------------------------------------------------------------ pools of another */
 
 /*
- * In one process CUDA has a pool of another one, and what is in it, once, and does not count who
- * opens it (H200, driver 580): a second handle is the first one, and is gone when either is closed.
- * A pool in which memory is open stays: it holds all of that pool's memory, also when the process
- * has ended that made it. So memory that is open counts as an opening of its pool.
+ * Within a process CUDA opens a pool of another process, and memory of it, only once, and does not
+ * count openings (H200, driver 580): a second handle is the first one, and is gone when either is
+ * closed. A pool with memory open is not closed: it holds all memory of that pool, even when the
+ * process that made it has ended. So open memory counts as an opening of its pool.
  */
 
 /* Locked by `opening`. */
@@ -211,7 +211,7 @@ int ibx_opened_pointer(struct own_request *e, const void *pool, const uint8_t *h
     return rc;
 }
 
-/* Locked by `opening`. The client's last one closes it. */
+/* Locked by `opening`. Closes it for the client; the last close gives it back. */
 static void close_pooled(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
 {
     const uint64_t owned = ibx_room_owned(x, value);
