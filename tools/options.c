@@ -208,7 +208,8 @@ static void check_line(const struct line *line)
                                names_of(tool, option->commands, names, sizeof(names)));
     }
     if (command->uri && *command->uri != '[' && !line->uri)
-        ibx_tool_bad_usage(tool, "\"%s\" needs a %s%s", command->name, command->uri,
+        ibx_tool_bad_usage(tool, "\"%s\" needs a %.*s%s", command->name,
+                           (int)strcspn(command->uri, " "), command->uri,
                            strcmp(command->uri, "URI") ? ""
                                                        : ": give rdma://host:port, for example");
 }

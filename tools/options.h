@@ -22,7 +22,8 @@
 
 struct ibx_tool_command {
     const char *name;
-    const char *uri; /* "URI": needed; "[URI]": optional; NULL: none. Stands in --help as it is. */
+    const char *uri; /* "URI": needed; "[URI]": optional; NULL: none. Stands in --help as it is,
+                        with what may follow it, after a space. */
     const char *help;
 };
 

@@ -48,6 +48,8 @@ def help_of_a_command_is_of_that_alone(scene):
             assert words in out, (line, words, out)
         for words in lacks:
             assert words not in options and (words[0] == "-" or words not in out), (line, words, out)
+    usage = "ib-migrate [OPTION...] clone FOLDER|URI [-- QEMU ARGUMENT...]\n"
+    assert succeeds(scene, "clone --help").startswith(f"Usage: {usage}")
     for line in ("nonsense --help", "--qmp send --help"):  # no command is named
         out = succeeds(scene, line)
         assert out.startswith("Usage: ib-migrate [OPTION...] receive"), out
@@ -106,6 +108,7 @@ def wrong_usage_exits_2(scene):
             ("firecracker --qmp Q --socket S --from F", 'not go with "firecracker"'),
             ("clone --on-demand --qmp Q F", "--on-demand goes with clone URI: F is"),
             ("clone --links 2 --qmp Q F", "--links goes with clone URI: F is"),
+            ("clone --qmp Q", '"clone" needs a FOLDER|URI\n'),
             ("clone --max-bandwidth 0 --qmp Q F", "--max-bandwidth goes with clone URI")):
         assert words in scene.run(*line.split())[2], words
 

@@ -216,9 +216,9 @@ static const struct ibx_tool_command commands[] = {
     [RETURN] = {"return", "URI",
                 "Bring the borrowed VM at --qmp back to the receiver at URI, with what it has "
                 "written since"},
-    [CLONE] = {"clone", "FOLDER|URI",
-               "Make the QEMU at --qmp, which was started with -incoming defer, a child of the "
-               "snapshot in FOLDER, or served at URI"},
+    [CLONE] = {"clone", "FOLDER|URI [-- QEMU ARGUMENT...]",
+               "Make the QEMU at --qmp a child of the snapshot in FOLDER, or served at URI; it was "
+               "started with -incoming defer, or is started by the command line after --"},
     [FAR_END] = {"far-end", NULL, "The destination of run, which starts it over ssh"},
     [FIRECRACKER] = {"firecracker", NULL,
                      "Serve the page faults of a microVM that Firecracker restores, from --from"},
@@ -235,7 +235,7 @@ static const struct ibx_tool_option options[] = {
      .type = IBX_TOOL_TEXT, .at = AT(state_dir)},
     {"json", NULL, "Print JSON on standard output, one object on each line", .at = AT(json)},
     {.help = "Options of receive, send, borrow, return, check, recover, rollback, serve, "
-             "clone URI, firecracker and (but --key-file) run:"},
+             "clone URI, firecracker and, except --key-file, run:"},
     IBX_TOOL_OPTION_KEY_FILE(struct migrate_args, CONNECTING | READING),
     IBX_TOOL_OPTION_ENCRYPTION(struct migrate_args, CONNECTING | BIT(RUN) | READING),
     IBX_TOOL_OPTION_SET(struct migrate_args, CONNECTING | BIT(RUN) | READING),
@@ -398,7 +398,8 @@ static const struct ibx_tool_option options[] = {
 static const struct ibx_tool tool = {
     .name = "ib-migrate",
     .help = "Migrates a running QEMU VM to another host: the VM stops for milliseconds and then "
-            "runs there, while RDMA READs fetch its memory, page by page, when it needs them.",
+            "runs there, while RDMA READs fetch its memory, page by page, when it needs them. "
+            "COMMAND --help describes one command alone.",
     .commands = commands,
     .options = options,
     .lists_transport = true,
