@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 bool ibx_destination_ram_left(const struct destination_ram *ram, unsigned i)
@@ -21,6 +22,29 @@ bool ibx_destination_ram_left(const struct destination_ram *ram, unsigned i)
     return left;
 }
 
+/* Nothing is written to hugetlbfs but through a mapping, which reserves its pages. */
+static int write_mapped(int fd, uint64_t at, const void *bytes, uint64_t length)
+{
+    void *memory = mmap(NULL, (size_t)length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)at);
+    if (memory == MAP_FAILED)
+        return -errno;
+    memcpy(memory, bytes, (size_t)length);
+    munmap(memory, (size_t)length);
+    return 0;
+}
+
+static int write_all(int fd, uint64_t at, const uint8_t *bytes, uint64_t length)
+{
+    uint64_t done = 0;
+    while (done < length) {
+        const ssize_t n = pwrite(fd, bytes + done, (size_t)(length - done), (off_t)(at + done));
+        if (n <= 0 && errno != EINTR)
+            return n ? -errno : -ENOSPC;
+        done += n > 0 ? (uint64_t)n : 0;
+    }
+    return 0;
+}
+
 int ibx_destination_ram_keep_left(void *context, uint64_t page, uint64_t pages, const void *bytes)
 {
     const struct destination_ram *ram = context;
@@ -28,15 +52,11 @@ int ibx_destination_ram_keep_left(void *context, uint64_t page, uint64_t pages, 
     const struct ibx_guest_block *block = &ram->guest.blocks[i];
     const uint64_t length = pages * block->page_size,
                    at = block->offset + (page - ram->map.blocks[i].first) * block->page_size;
-    uint64_t done = 0;
     if (!ibx_destination_ram_left(ram, i))
         return -ENOENT;
-    while (!ram->minor && done < length) { /* in minor mode READs have brought them there */
-        const ssize_t n = pwrite(block->fd, (const uint8_t *)bytes + done, (size_t)(length - done),
-                                 (off_t)(at + done));
-        if (n <= 0 && errno != EINTR)
-            return n ? -errno : -ENOSPC;
-        done += n > 0 ? (uint64_t)n : 0;
-    }
-    return 0;
+    if (ram->minor) /* READs have brought them there */
+        return 0;
+    return block->page_size > (uint64_t)sysconf(_SC_PAGESIZE)
+               ? write_mapped(block->fd, at, bytes, length)
+               : write_all(block->fd, at, bytes, length);
 }

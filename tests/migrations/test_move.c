@@ -3,6 +3,8 @@
 #include "tests/migrations/guest/churn.h"
 #include "tests/fixtures/mover.h"
 
+#include "common/clock.h"
+
 #include <fcntl.h>
 #include <linux/mman.h>
 #include <sys/mman.h>
@@ -553,6 +555,70 @@ static void test_paused(void)
     pair_moved("");
 }
 
+/* A backend that the guest does not use, of 8 huge pages. */
+#define MORE_BYTES ((size_t)16 << 20)
+#define MORE       "memory-backend-file,id=more,size=16M,share=on,mem-path="
+
+static uint8_t *more_map(const char *path, int flags)
+{
+    const int fd = open(path, O_RDWR | O_CLOEXEC | flags, 0600);
+    assert_true(fd >= 0 && !ftruncate(fd, MORE_BYTES));
+    uint8_t *bytes = mmap(NULL, MORE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    assert_ptr_not_equal(bytes, MAP_FAILED);
+    close(fd);
+    return bytes;
+}
+
+/* Another client takes them from the destination's QEMU before they have come: nobody waits for
+ * them, and they come into their file, to which nothing can be written but through a mapping. */
+static void removed_from_huge_pages(bool killed)
+{
+    char files[2][64], backends[2][160];
+    uint8_t *bytes[2];
+    if (!borrow_huge_pages())
+        skip();
+    mover_begin();
+    for (unsigned i = 0; i < 2; i++) {
+        snprintf(files[i], sizeof(files[i]), "%s/more-%u", huge_folder, i);
+        snprintf(backends[i], sizeof(backends[i]), MORE "%s", files[i]);
+        bytes[i] = more_map(files[i], O_CREAT | O_EXCL);
+        for (size_t at = 0; !i && at < MORE_BYTES; at += sizeof(uint64_t))
+            memcpy(bytes[i] + at, &(uint64_t){at * 0x9e3779b97f4a7c15u + 1}, sizeof(uint64_t));
+        munmap(bytes[i], MORE_BYTES);
+        vm_start(&vms[i], &(struct vm_options){
+                              .append = "",
+                              .incoming = i,
+                              .extra = {"-m", "64,slots=2,maxmem=1G", "-object", backends[i]}});
+    }
+    vm_wait_beats(&vms[0], pair_beats);
+    pair_run((const char *[]){"--max-bandwidth", HARDLY, NULL});
+    mover_await(&receiver, "filling", 0);
+    vm_do(&vms[1], "object-del", json_pack("{s:s}", "id", "more"));
+    for (const uint64_t until = vm_soon(); vm_memory_has(&vms[1], files[1], " rd");)
+        assert_true(ibx_now_ns() < until);
+    if (killed) {
+        mover_kill(&receiver, SIGKILL);
+        pair_recover(&receiver);
+        mover_await(&receiver, "filling", 0);
+    }
+    pair_filled();
+    for (unsigned i = 0; i < 2; i++)
+        bytes[i] = more_map(files[i], 0);
+    assert_memory_equal(bytes[1], bytes[0], MORE_BYTES);
+    for (unsigned i = 0; i < 2; i++)
+        munmap(bytes[i], MORE_BYTES);
+}
+
+static void test_huge_pages_removed(void)
+{
+    removed_from_huge_pages(false);
+}
+
+static void test_huge_pages_removed_and_its_tool_killed(void)
+{
+    removed_from_huge_pages(true);
+}
+
 int main(void)
 {
     pair_beats = 40;
@@ -581,6 +647,8 @@ int main(void)
                                            VM_TEST(test_huge_pages_that_others_want),
                                            VM_TEST(test_huge_pages_that_come_again),
                                            VM_TEST(test_huge_pages_too_few),
+                                           VM_TEST(test_huge_pages_removed),
+                                           VM_TEST(test_huge_pages_removed_and_its_tool_killed),
                                            VM_TEST(test_paused),
                                            VM_TEST(test_there_and_back),
                                            {0}};
