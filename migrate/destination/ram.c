@@ -305,7 +305,9 @@ static void arrived_before(const struct destination_ram *ram, uint8_t *present)
  * noted pages count. Of huge pages the cache tells only the number, but these stay mapped, so the
  * mappings count. In files that other processes have as well, a page has to be noted, too: it is
  * noted right before it is placed. A page that was in its place and is not there any more was given
- * back: it counts as present. */
+ * back: it counts as present. Of a block that QEMU has left nothing counts but what was noted when
+ * it was in its place: the kernel may take a huge page for one page that is written into the file,
+ * and the rest of that is no hole any more. */
 static int rebuild(struct destination_ram *ram, struct ibx_error *err)
 {
     const _Atomic uint64_t *placed = ibx_destination_placed(ram);
@@ -316,6 +318,7 @@ static int rebuild(struct destination_ram *ram, struct ibx_error *err)
     for (unsigned i = 0; !rc && !ram->minor && i < ram->guest.count; i++) {
         const struct ibx_guest_block *block = &ram->guest.blocks[i];
         const uint64_t pages = block->size / block->page_size;
+        const bool look = !block->left || !placed;
         uint64_t written, *bits = malloc((size_t)(pages + 63) / 64 * 8);
         if (!bits) {
             rc = ibx_error_set(err, -ENOMEM, "no memory for a page map");
@@ -326,7 +329,7 @@ static int rebuild(struct destination_ram *ram, struct ibx_error *err)
                  : ibx_guest_block_written(&ram->guest, block, bits, &written, err);
         for (uint64_t k = 0; !rc && k < pages; k++) {
             uint64_t at = ram->map.blocks[i].first + k;
-            if ((bits[k / 64] >> (k % 64) & 1 && (!ram->kept || has_arrived(ram, at))) ||
+            if ((look && bits[k / 64] >> (k % 64) & 1 && (!ram->kept || has_arrived(ram, at))) ||
                 (placed && is_noted(placed, at)))
                 present[at / 8] = (uint8_t)(present[at / 8] | 1u << (at % 8));
         }

@@ -307,11 +307,14 @@ static int written_by_seek(const struct ibx_guest_block *block, uint64_t first, 
     return 0;
 }
 
-/* Sets the bits of the pages that QEMU itself has mapped, and counts them. */
+/* Sets the bits of the pages that QEMU itself has mapped, and counts them: none of a block that it
+ * has left, where it may have mapped something else by now. */
 static int written_by_pagemap(pid_t pid, const struct ibx_guest_block *block, uint64_t *bits,
                               uint64_t *count)
 {
     char path[64];
+    if (block->left)
+        return 0;
     snprintf(path, sizeof(path), "/proc/%d/pagemap", (int)pid);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)

@@ -11,7 +11,7 @@
 #define MORE_BYTES (16u << 20)
 #define SLOTS      "-m", "64,slots=2,maxmem=1G"
 
-static char files[2][96], backends[2][200];
+static char files[2][96], backends[2][200], mounted[64];
 
 /* A backend with data that the VM does not use, with a file of its own on each side. */
 static void start_with_more(const char *option)
@@ -19,7 +19,8 @@ static void start_with_more(const char *option)
     static const char data[] = "data of nobody";
     mover_begin();
     for (unsigned i = 0; i < 2; i++) {
-        snprintf(files[i], sizeof(files[i]), "/dev/shm/ibx-vm-%d-more-%u", (int)getpid(), i);
+        snprintf(files[i], sizeof(files[i]), "%s/ibx-vm-%d-more-%u",
+                 i && *mounted ? mounted : "/dev/shm", (int)getpid(), i);
         snprintf(backends[i], sizeof(backends[i]),
                  "memory-backend-file,id=more,size=16M,share=on,mem-path=%s", files[i]);
         unlink(files[i]);
@@ -111,6 +112,53 @@ static void test_removed_at_the_destination_in_minor_mode_and_its_tool_killed(vo
     removed_at_the_destination(true, "--minor");
 }
 
+/* A file system of which one page that is written takes a huge page, whose other pages have no
+ * holes any more. */
+static bool mount_with_huge_pages(void)
+{
+    char command[160];
+    snprintf(mounted, sizeof(mounted), "/tmp/ibx-thp-%d", (int)getpid());
+    snprintf(command, sizeof(command), "mkdir %s && mount -t tmpfs -o huge=always none %s", mounted,
+             mounted);
+    return !system(command);
+}
+
+static int end_all(void **state)
+{
+    char command[160];
+    const int rc = mover_end_all(state);
+    if (!*mounted)
+        return rc;
+    snprintf(command, sizeof(command), "{ ! mountpoint -q %s || umount %s; } && rm -rf %s", mounted,
+             mounted, mounted);
+    *mounted = '\0';
+    return system(command) ? -1 : rc;
+}
+
+/* Whether more of that file is there than has come. */
+static bool has_huge_page(const char *file)
+{
+    struct stat st;
+    return !stat(file, &st) && st.st_blocks * 512 >= 2 << 20;
+}
+
+static void test_removed_at_the_destination_with_huge_pages_and_its_tool_killed(void)
+{
+    if (!mount_with_huge_pages())
+        skip();
+    start_with_more(NULL);
+    remove_more(&vms[1]);
+    assert_false(has_huge_page(files[1]));
+    MOVER_RUN(0, "set", "--max-bandwidth", "1M", "--qmp", vms[1].tool);
+    for (const uint64_t until = vm_soon(); !has_huge_page(files[1]);)
+        assert_true(ibx_now_ns() < until);
+    mover_kill(&receiver, SIGKILL);
+    pair_recover(&receiver);
+    mover_await(&receiver, "filling", 0);
+    pair_filled();
+    more_is_the_same();
+}
+
 int main(void)
 {
     static const struct vm_test tests[] = {
@@ -120,7 +168,8 @@ int main(void)
         VM_TEST(test_removed_at_the_destination_in_minor_mode),
         VM_TEST(test_removed_at_the_destination_and_its_tool_killed),
         VM_TEST(test_removed_at_the_destination_in_minor_mode_and_its_tool_killed),
+        VM_TEST(test_removed_at_the_destination_with_huge_pages_and_its_tool_killed),
         {0},
     };
-    return vm_tests(tests, mover_end_all);
+    return vm_tests(tests, end_all);
 }
