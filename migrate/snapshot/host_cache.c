@@ -16,6 +16,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -280,6 +281,13 @@ static bool is_missed(const struct legacy *legacy)
     return left;
 }
 
+/* Also by a signal that came before it could take one, or when it ended for another reason. */
+static bool was_told_to_end(int status)
+{
+    return WIFSIGNALED(status) && (WTERMSIG(status) == SIGTERM || WTERMSIG(status) == SIGINT ||
+                                   WTERMSIG(status) == SIGHUP);
+}
+
 /* Until it has ended: how. */
 static int fill_once(struct filler *filler)
 {
@@ -308,7 +316,7 @@ static void supervise(struct filler *filler)
     for (;;) {
         const uint64_t since = ibx_now_ns();
         filler->ended = fill_once(filler);
-        if (!filler->ended || !is_missed(filler->legacy))
+        if (!filler->ended || was_told_to_end(filler->ended) || !is_missed(filler->legacy))
             _exit(filler->ended != 0);
         if (ibx_now_ns() - since > LIVED_MS * IBX_NS_PER_MS)
             pause_ms = PAUSE_MS;

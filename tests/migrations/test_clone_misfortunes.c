@@ -7,6 +7,7 @@
 #include "migrate/snapshot/snapshot.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -101,18 +102,45 @@ static void await_words_in(const char *path, const char *words)
     }
 }
 
-/* The process of this host that fills the folder which a clone has made. */
-static void signal_filler_of(const char *folder, int number)
+/* The process that fills this host's cache and has this path open: what a command prints that is
+ * given its number as $p. */
+static int ask_filler_of(const char *path, const char *then)
 {
-    char command[400];
-    snprintf(command, sizeof(command),
-             "for p in /proc/[0-9]*; do grep -qsx ibx-cache $p/comm && readlink $p/fd/* | grep -qx "
-             "%s && kill -%d ${p#/proc/} && sent=1; done; test \"$sent\"",
-             folder, number);
+    char command[500];
+    int number = 0;
+    snprintf(
+        command, sizeof(command),
+        "for p in $(pgrep -x ibx-cache); do readlink /proc/$p/fd/* | grep -qx %s && { %s; }; done",
+        path, then);
+    FILE *out = popen(command, "re");
+    assert_non_null(out);
+    const int n = fscanf(out, "%d", &number);
+    pclose(out);
+    return n == 1 ? number : 0;
+}
+
+static void signal_filler_of(const char *path, int number)
+{
+    char then[60];
+    snprintf(then, sizeof(then), "kill -%d $p && echo $p", number);
     const uint64_t until = vm_soon();
-    while (system(command)) /* it may be about to be started again */
+    while (!ask_filler_of(path, then)) /* it may be about to be started again */
         assert_true(ibx_now_ns() < until);
 }
+
+/* The process that would start it again ends, though there is a child. */
+static void is_not_started_again(int parent)
+{
+    char exe[60], link[8];
+    snprintf(exe, sizeof(exe), "/proc/%d/exe", parent);
+    assert_true(parent > 1);
+    for (const uint64_t until = vm_soon(); readlink(exe, link, sizeof(link)) >= 0;) {
+        assert_true(ibx_now_ns() < until);
+        poll(NULL, 0, 20);
+    }
+}
+
+#define PARENT "sed -n 's/^PPid://p' /proc/$p/status"
 
 /* Nobody but a clone has started that: a child does not wait for somebody who starts it again, also
  * where its server is away at first. */
@@ -139,9 +167,29 @@ static void test_filler_of_a_uri_killed(void)
         json_pack("{s:i, s:i, s:s}", "val", 0, "size", VM_RAM_MIB << 20, "filename", "/dev/null"));
     child_is_right(&children[0]);
     assert_true(lines_with(log, "was killed by signal 9") >= 2);
-    /* Who is told to end is not started again. */
+    const int parent = ask_filler_of(cache, PARENT);
     signal_filler_of(cache, SIGTERM);
     await_words_in(log, "its children wait until it is served again");
+    is_not_started_again(parent);
+}
+
+/* ... also where it has only just been started again, and does not serve yet. */
+static void test_filler_of_a_uri_told_to_end_at_its_start(void)
+{
+    char lock[200];
+    freeze();
+    SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
+    child_start(&children[0], (const char *[]){"-S", NULL});
+    const struct mover *clone =
+        MOVER_RUN(0, "clone", server.uri, "--on-demand", "--json", "--qmp", children[0].tool);
+    clone_folder(clone, cache);
+    snprintf(lock, sizeof(lock), "%s.lock", cache);
+    const int parent = ask_filler_of(cache, PARENT), held = open(lock, O_RDWR | O_CLOEXEC);
+    assert_true(held >= 0 && !flock(held, LOCK_EX));
+    signal_filler_of(cache, SIGKILL);
+    signal_filler_of(lock, SIGTERM); /* which waits for the lock */
+    is_not_started_again(parent);
+    close(held);
 }
 
 /* No server answers: the end of a child that waits for a page is seen all the same. */
@@ -473,6 +521,7 @@ int main(void)
         VM_TEST(test_filler_killed),
         VM_TEST(test_filler_killed_while_its_reader_waits),
         VM_TEST(test_filler_of_a_uri_killed),
+        VM_TEST(test_filler_of_a_uri_told_to_end_at_its_start),
         VM_TEST(test_child_ends_while_the_server_is_lost),
         VM_TEST(test_inner_node_dies),
         VM_TEST(test_filler_killed_when_whole),
