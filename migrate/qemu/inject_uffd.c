@@ -294,24 +294,30 @@ int ibx_uffd_close_in_qemu(struct ibx_uffd *uffd, uint64_t deadline_ns, struct i
     return 0;
 }
 
+static int advise(const struct ibx_guest_ram *ram, const struct ibx_guest_block *block,
+                  bool allowed, uint64_t deadline_ns, struct ibx_error *err)
+{
+    const uint64_t arguments[6] = {block->address, block->size,
+                                   allowed ? MADV_HUGEPAGE : MADV_NOHUGEPAGE};
+    int64_t result = 0;
+    int rc = ibx_inject_syscall(ram->pid, SYS_madvise, arguments, &result, deadline_ns, err);
+    if (rc || !result || result == -EINVAL) /* -EINVAL: a kernel without transparent huge pages */
+        return rc;
+    if (allowed && result == -ENOMEM) /* QEMU has unmapped it since */
+        return 0;
+    return ibx_error_set(err, result < -4095 ? -EIO : (int)result,
+                         "huge pages cannot be kept from guest RAM %s in QEMU (process %d): %s",
+                         block->id, (int)ram->pid, strerror((int)-result));
+}
+
 int ibx_guest_ram_huge_pages(const struct ibx_guest_ram *ram, bool allowed, uint64_t deadline_ns,
                              struct ibx_error *err)
 {
-    const int advice = allowed ? MADV_HUGEPAGE : MADV_NOHUGEPAGE;
-    for (size_t i = 0; i < ram->count; i++) {
+    int rc = 0;
+    for (size_t i = 0; !rc && i < ram->count; i++) {
         const struct ibx_guest_block *block = &ram->blocks[i];
-        const uint64_t arguments[6] = {block->address, block->size, (unsigned)advice};
-        int64_t result = 0;
-        if (!block->shared || block->page_size > SMALL_PAGE)
-            continue;
-        int rc = ibx_inject_syscall(ram->pid, SYS_madvise, arguments, &result, deadline_ns, err);
-        if (rc)
-            return rc;
-        if (result && result != -EINVAL) /* -EINVAL: a kernel without transparent huge pages */
-            return ibx_error_set(err, result < -4095 ? -EIO : (int)result,
-                                 "huge pages cannot be kept from guest RAM %s in QEMU (process "
-                                 "%d): %s",
-                                 block->id, (int)ram->pid, strerror((int)-result));
+        if (block->shared && block->page_size <= SMALL_PAGE)
+            rc = advise(ram, block, allowed, deadline_ns, err);
     }
-    return 0;
+    return rc;
 }

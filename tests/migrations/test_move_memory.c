@@ -22,7 +22,7 @@ static void start_with_more(const char *option)
         snprintf(files[i], sizeof(files[i]), "%s/ibx-vm-%d-more-%u",
                  i && *mounted ? mounted : "/dev/shm", (int)getpid(), i);
         snprintf(backends[i], sizeof(backends[i]),
-                 "memory-backend-file,id=more,size=16M,share=on,mem-path=%s", files[i]);
+                 "memory-backend-file,id=extra,size=16M,share=on,mem-path=%s", files[i]);
         unlink(files[i]);
         const int fd = open(files[i], O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
         assert_true(fd >= 0 && !ftruncate(fd, MORE_BYTES));
@@ -40,7 +40,7 @@ static void start_with_more(const char *option)
 
 static void remove_more(struct vm *vm)
 {
-    vm_do(vm, "object-del", json_pack("{s:s}", "id", "more"));
+    vm_do(vm, "object-del", json_pack("{s:s}", "id", "extra"));
     /* QEMU unmaps it a little later. */
     const char *const file = files[vm == &vms[1]];
     const uint64_t until = vm_soon();
@@ -90,6 +90,7 @@ static void removed_at_the_destination(bool killed, const char *option)
     }
     pair_filled();
     more_is_the_same();
+    assert_false(vm_memory_has(&vms[1], vms[1].ram, " nh"));
 }
 
 static void test_removed_at_the_destination(void)
