@@ -323,6 +323,20 @@ static int check_room(struct cloning *c, struct ibx_error *err)
     return rc;
 }
 
+/* A process that fills this host's cache and is killed before it has a child is missed by nobody
+ * else. */
+static int hand_over(struct cloning *c, bool *whole, struct ibx_error *err)
+{
+    struct ibx_error why = {0};
+    struct ibx_host_cache cache;
+    int rc = ibx_snapshot_child_hand_over(&c->folder, &c->child, whole, &c->holes, &why);
+    if (rc == -ECONNREFUSED && c->config->filled_by) {
+        rc = ibx_snapshot_host_cache(c->config->filled_by, &cache, err);
+        return rc ? rc : ibx_snapshot_child_hand_over(&c->folder, &c->child, whole, &c->holes, err);
+    }
+    return rc ? ibx_error_set(err, rc, "%s", why.message) : 0;
+}
+
 /* Faults on pages that are not in the files go to the process that fills them. */
 static int watch(struct cloning *c, struct ibx_error *err)
 {
@@ -341,7 +355,7 @@ static int watch(struct cloning *c, struct ibx_error *err)
     c->child.started = ibx_process_started(c->ram.pid);
     c->child.remote = c->uffd.remote;
     if (!rc)
-        rc = ibx_snapshot_child_hand_over(&c->folder, &c->child, &whole, &c->holes, err);
+        rc = hand_over(c, &whole, err);
     if (rc && rc != -EREMOTEIO && ibx_snapshot_folder_is_whole_now(&c->folder)) {
         rc = 0;
         whole = true;

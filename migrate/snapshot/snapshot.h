@@ -343,12 +343,16 @@ struct ibx_clone_result {
     uint64_t check_ns, memory_ns, load_ns, network_ns;
 };
 
+struct ibx_serve_options;
 struct ibx_clone_config {
     const char *path; /* the snapshot's folder, or that of a cache that an ib-migrate serve fills */
     const char *qmp;  /* the monitor of a QEMU that waits for a VM */
     pid_t started; /* the caller's child process that is, or has started, this QEMU; 0: any QEMU */
     bool parent_mac;     /* the child may use the network with its parent's MACs */
     unsigned mac_wait_s; /* how long to wait for the guest to set the child's own MACs */
+    /* Where `path` is this host's cache: what it was made with, if its process is killed before it
+     * has this child. NULL: it is not. */
+    const struct ibx_serve_options *filled_by;
 };
 
 /* Makes a QEMU a child of a snapshot. -EPERM, with all reasons: it cannot be one; -EBUSY: it is not
@@ -597,7 +601,7 @@ struct ibx_host_cache {
 /* Provides a folder on this host from which children can be made, of the snapshot that is served at
  * one of options->caches: an existing one, whole or being filled, or a new one, which a new process
  * fills that outlives this one (`until_unused`, with the other options). The calling process must
- * have one thread and no connections. */
+ * have one thread and no connections but to QEMU. */
 int ibx_snapshot_host_cache(const struct ibx_serve_options *options, struct ibx_host_cache *cache,
                             struct ibx_error *err);
 

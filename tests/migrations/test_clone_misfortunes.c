@@ -192,6 +192,34 @@ static void test_filler_of_a_uri_told_to_end_at_its_start(void)
     close(held);
 }
 
+/* ... nor does a clone at work fail that has not told it of its child yet. */
+static void test_filler_of_a_uri_killed_before_its_child(void)
+{
+    struct mover clone;
+    char manifest[200];
+    freeze();
+    SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
+    child_start(&children[0], NULL);
+    mover_stop_next("clone:mapped");
+    mover_start(&clone, (const char *[]){"clone", server.uri, "--on-demand", "--json", "--qmp",
+                                         children[0].tool, NULL});
+    mover_await_stop(&clone);
+    snprintf(manifest, sizeof(manifest), "%s/manifest.json", snapshot);
+    json_t *json = json_load_file(manifest, 0, NULL);
+    snprintf(cache, sizeof(cache), "/dev/shm/ibx-snapshots-%u/%s", (unsigned)geteuid(),
+             json_string_value(json_object_get(json, "id")));
+    json_decref(json);
+    const int before = ask_filler_of(cache, PARENT);
+    signal_filler_of(cache, SIGKILL);
+    is_not_started_again(before);
+    mover_kill(&clone, SIGCONT);
+    mover_ends(&clone, 0);
+    child_is_right(&children[0]);
+    const int parent = ask_filler_of(cache, PARENT);
+    signal_filler_of(cache, SIGTERM);
+    is_not_started_again(parent);
+}
+
 /* No server answers: the end of a child that waits for a page is seen all the same. */
 static void test_child_ends_while_the_server_is_lost(void)
 {
@@ -522,6 +550,7 @@ int main(void)
         VM_TEST(test_filler_killed_while_its_reader_waits),
         VM_TEST(test_filler_of_a_uri_killed),
         VM_TEST(test_filler_of_a_uri_told_to_end_at_its_start),
+        VM_TEST(test_filler_of_a_uri_killed_before_its_child),
         VM_TEST(test_child_ends_while_the_server_is_lost),
         VM_TEST(test_inner_node_dies),
         VM_TEST(test_filler_killed_when_whole),

@@ -140,28 +140,34 @@ static int start_qemu(const struct migrate_args *args, pid_t *pid, struct ibx_er
     return await_monitor(args->qmp, *pid, err);
 }
 
+/* The snapshot is served elsewhere. */
+static bool is_served(const struct migrate_args *args)
+{
+    return strstr(args->uri, "://");
+}
+
 /* Finds or makes this host's cache of a snapshot that is served elsewhere. Called before anything
  * else, because it forks a process. */
-static int find_folder(const struct migrate_args *args, struct ibx_host_cache *cache,
-                       struct ibx_error *err)
+static int find_folder(const struct migrate_args *args, struct ibx_serve_options *options,
+                       struct ibx_host_cache *cache, struct ibx_error *err)
 {
-    struct ibx_serve_options options = {.cache_count = 1 + args->cache_count,
-                                        .links = args->links,
-                                        .on_demand = args->on_demand,
-                                        .max_bandwidth = args->max_bandwidth,
-                                        .multicast = multicast_of(args),
-                                        .transport = args->options};
-    if (!strstr(args->uri, "://")) {
+    *options = (struct ibx_serve_options){.cache_count = 1 + args->cache_count,
+                                          .links = args->links,
+                                          .on_demand = args->on_demand,
+                                          .max_bandwidth = args->max_bandwidth,
+                                          .multicast = multicast_of(args),
+                                          .transport = args->options};
+    if (!is_served(args)) {
         snprintf(cache->folder, sizeof(cache->folder), "%s", args->uri);
         return 0;
     }
-    options.caches[0] = args->uri;
-    memcpy(options.caches + 1, args->caches, args->cache_count * sizeof(args->caches[0]));
-    return ibx_snapshot_host_cache(&options, cache, err);
+    options->caches[0] = args->uri;
+    memcpy(options->caches + 1, args->caches, args->cache_count * sizeof(args->caches[0]));
+    return ibx_snapshot_host_cache(options, cache, err);
 }
 
-static int make_child(const struct migrate_args *args, const char *folder,
-                      struct ibx_clone_result *result, struct ibx_error *err)
+static int make_child(const struct migrate_args *args, const struct ibx_serve_options *options,
+                      const char *folder, struct ibx_clone_result *result, struct ibx_error *err)
 {
     pid_t pid = 0;
     int rc = args->command ? start_qemu(args, &pid, err) : ibx_cli_monitor_check(args, err);
@@ -169,6 +175,7 @@ static int make_child(const struct migrate_args *args, const char *folder,
                                             .qmp = args->qmp,
                                             .started = pid,
                                             .parent_mac = args->parent_mac,
+                                            .filled_by = is_served(args) ? options : NULL,
                                             .mac_wait_s =
                                                 args->mac_wait_s ? args->mac_wait_s : MAC_WAIT_S};
     if (!rc)
@@ -187,9 +194,11 @@ int ibx_cli_clone(const struct migrate_args *args)
 {
     struct ibx_error err = {0};
     struct ibx_clone_result r = {0};
+    struct ibx_serve_options options;
     struct ibx_host_cache cache;
     char took[32];
-    if (find_folder(args, &cache, &err) || make_child(args, cache.folder, &r, &err))
+    if (find_folder(args, &options, &cache, &err) ||
+        make_child(args, &options, cache.folder, &r, &err))
         return ibx_cli_fail(err.message);
     if (r.ran && !strcmp(r.status, "paused"))
         ibx_cli_message("the child is paused, though its parent ran: its QEMU was started with -S, "
