@@ -174,8 +174,8 @@ static void on_status(void *context, const struct ibx_serve_status *status)
     if (filler->lock < 0)
         return;
     begin_log(filler);
-    filler->legacy->served = true;
     tell(filler, READY, filler->cache->folder);
+    filler->legacy->served = true; /* who has not been told waits for the end of all of this */
 }
 
 static void on_notify(void *context, const char *line)
