@@ -420,7 +420,8 @@ bool libraries_found_by_tokens()
         {in.string() + "/$LIB", "lib"},
         {in.string() + "/${LIB}/of", "lib64/of"},
         {in.string() + "/$PLATFORM-of", platform ? platform + std::string("-of") : ""},
-        {"$ORIGIN/" + here + "/$LIB/$OTHER", "lib/$OTHER"}};
+        {"$ORIGIN/" + here + "/$LIB/$OTHER", "lib/$OTHER"},
+        {in.string() + "/$LIBRARY/$ORIGIN_", "$LIBRARY/$ORIGIN_"}};
     for (const auto &[listed, found] : all) {
         std::filesystem::create_directories(in / found);
         std::filesystem::create_symlink(library, in / found / "libcudart.so.13");

@@ -166,12 +166,18 @@ static void read_values(void)
         ibx_early_close(file);
 }
 
+static bool is_of_name(char c)
+{
+    return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_';
+}
+
 /* How many of the n bytes, behind a '$', are that token's name; 0: they are something else. */
 static size_t names(const char *text, size_t n, const struct token *token)
 {
     const size_t length = ibx_early_length(token->name), braces = n && *text == '{' ? 1 : 0;
-    if (n < length + 2 * braces || !ibx_early_same(text + braces, token->name, length) ||
-        (braces && text[1 + length] != '}'))
+    if (n < length + 2 * braces || !ibx_early_same(text + braces, token->name, length))
+        return 0;
+    if (braces ? text[1 + length] != '}' : n > length && is_of_name(text[length]))
         return 0;
     return length + 2 * braces;
 }
