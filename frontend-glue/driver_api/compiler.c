@@ -90,7 +90,7 @@ static void take(const struct ibx_driver_log *log, const char *from, size_t n)
 }
 
 /* What the driver returned; 0, too, where nobody can tell. */
-static int ask(const struct ibx_driver_compiler *c, char *memory, size_t n)
+static int ask(const struct ibx_driver_compiler *c, char *memory, size_t n, bool adds)
 {
     struct own_request e;
     uint8_t bytes[16] = {0};
@@ -102,7 +102,8 @@ static int ask(const struct ibx_driver_compiler *c, char *memory, size_t n)
     ibx_put_u64(&e.body, n);
     ibx_put_u32(&e.body, (uint32_t)info);
     ibx_put_u32(&e.body, (uint32_t)error);
-    ibx_put_u8(&e.body, c->is_verbose);
+    ibx_put_u8(&e.body, (uint8_t)((c->is_verbose ? IBX_COMPILE_VERBOSE : 0) |
+                                  (adds ? IBX_COMPILE_ADDS : 0)));
     if (!ibx_frontend_request_known(&e, bytes, sizeof(bytes), &rc) || rc)
         return CUDA_SUCCESS;
     const int said = (int)ibx_get_u32(&r);
@@ -115,7 +116,7 @@ static int ask(const struct ibx_driver_compiler *c, char *memory, size_t n)
     return said;
 }
 
-int ibx_driver_compile(const struct ibx_driver_compiler *c, const void *code)
+int ibx_driver_compile(const struct ibx_driver_compiler *c, const void *code, bool adds)
 {
     void *memory = NULL;
     size_t n = 0;
@@ -124,7 +125,7 @@ int ibx_driver_compile(const struct ibx_driver_compiler *c, const void *code)
         cudaMalloc(&memory, n + room_of(&c->info) + room_of(&c->error)))
         return CUDA_SUCCESS;
     const int rc =
-        cudaMemcpy(memory, code, n, CUDA_MEMCPY_TO_DEVICE) ? CUDA_SUCCESS : ask(c, memory, n);
+        cudaMemcpy(memory, code, n, CUDA_MEMCPY_TO_DEVICE) ? CUDA_SUCCESS : ask(c, memory, n, adds);
     cudaFree(memory);
     return rc;
 }

@@ -204,8 +204,9 @@ void ibx_driver_compiler_is_silent(const struct ibx_driver_compiler *c);
 /* Whether there is a log to write. */
 bool ibx_driver_compiler_is_asked(const struct ibx_driver_compiler *c);
 /* Writes what the back end's driver says of PTX; what it returns, or 0 where nobody can tell, as of
- * any other image. To be called in a call of the driver's. */
-int ibx_driver_compile(const struct ibx_driver_compiler *c, const void *code);
+ * any other image. `adds`: as it is added to a link, whose other images may have what it lacks. To
+ * be called in a call of the driver's. */
+int ibx_driver_compile(const struct ibx_driver_compiler *c, const void *code, bool adds);
 
 /* ------------------------------------------------------------------------- graphs.c */
 

@@ -46,8 +46,9 @@ EXPORTED int cuLinkCreate_v2(unsigned count, const int *options, void **values, 
  * module of it is compiled again. */
 static int compiled(const struct link *l, const void *image)
 {
-    return ibx_driver_compiler_is_asked(&l->compiler) ? ibx_driver_compile(&l->compiler, image)
-                                                      : CUDA_SUCCESS;
+    return ibx_driver_compiler_is_asked(&l->compiler)
+               ? ibx_driver_compile(&l->compiler, image, true)
+               : CUDA_SUCCESS;
 }
 
 /* With a NUL behind it, which PTX needs. */

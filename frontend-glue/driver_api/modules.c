@@ -67,18 +67,21 @@ static bool is_tried(void *library)
     return !cudaLibraryGetKernelCount(&count, library) && count;
 }
 
-/* Behind the attempt to load it, which `rc` is of: with the log that the program wants. */
+/* Behind the attempt to load it, which `rc` is of: with the log that the program wants. What has
+ * been compiled can be used, also where the linker has no memory, or does not take it. */
 static int told(int rc, const struct ibx_driver_compiler *c, void **library, const void *code)
 {
-    if (!code || !library || !ibx_driver_compiler_is_asked(c) ||
-        (!rc && !c->is_verbose && is_tried(*library)))
+    if (!code || !library || !ibx_driver_compiler_is_asked(c))
         return rc;
-    const int said = ibx_driver_compile(c, code);
-    if (!rc && said) {
+    const bool good = !rc && is_tried(*library);
+    const int said = !good || c->is_verbose ? ibx_driver_compile(c, code, false) : CUDA_SUCCESS;
+    if (good || !said)
+        return rc;
+    if (!rc) {
         cudaLibraryUnload(*library);
         *library = NULL;
     }
-    return said ? said : rc;
+    return said;
 }
 
 /* ------------------------------------------------------------------------------- modules */

@@ -46,7 +46,7 @@ static bool has_driver(const struct own_request *e)
 struct text {
     uint64_t at; /* in memory of the device, without the NUL */
     size_t n, info, error;
-    bool verbose;
+    bool verbose, adds; /* IBX_COMPILE_VERBOSE, IBX_COMPILE_ADDS */
     char *ptx, *logs;
     float time; /* milliseconds */
 };
@@ -86,7 +86,7 @@ static int link_text(struct text *t)
     if (rc)
         return rc;
     rc = driver.add(state, IS_PTX, t->ptx, t->n + 1, "the client's PTX", 0, NULL, NULL);
-    if (!rc)
+    if (!rc && !t->adds)
         rc = driver.complete(state, &image, &n);
     memcpy(&t->time, &o.values[0], sizeof(t->time));
     driver.destroy(state);
@@ -114,9 +114,12 @@ static int compile(struct own_request *e)
     const uint64_t n = ibx_get_u64(&e->in);
     t.info = ibx_get_u32(&e->in);
     t.error = ibx_get_u32(&e->in);
-    t.verbose = ibx_get_u8(&e->in);
-    if (!whole(e) || !n || n > IBX_OWN_PTX_MOST || t.info > IBX_OWN_LOG_MOST ||
-        t.error > IBX_OWN_LOG_MOST || !mine(e, pointer_to(t.at), n + t.info + t.error))
+    const uint8_t how = ibx_get_u8(&e->in);
+    t.verbose = how & IBX_COMPILE_VERBOSE;
+    t.adds = how & IBX_COMPILE_ADDS;
+    if (!whole(e) || how > (IBX_COMPILE_VERBOSE | IBX_COMPILE_ADDS) || !n || n > IBX_OWN_PTX_MOST ||
+        t.info > IBX_OWN_LOG_MOST || t.error > IBX_OWN_LOG_MOST ||
+        !mine(e, pointer_to(t.at), n + t.info + t.error))
         return CUDA_INVALID_VALUE;
     if (!has_driver(e))
         return CUDA_NOT_SUPPORTED;

@@ -192,6 +192,10 @@ enum ibx_own_request_tensor_map {
 #define IBX_OWN_PTX_MOST      (8u << 20)  /* bytes of PTX in a COMPILE */
 #define IBX_OWN_LOG_MOST      (64u << 10) /* ... and of each log */
 
+/* How a COMPILE is to be. */
+#define IBX_COMPILE_VERBOSE 1u /* with all that there is to tell */
+#define IBX_COMPILE_ADDS    2u /* not linked: what it lacks other images may have */
+
 /* Layouts. */
 #define IBX_LAYOUT_CHANNEL  "iiiii"
 #define IBX_LAYOUT_EXTENT   "qqq"

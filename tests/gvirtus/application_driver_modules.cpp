@@ -305,6 +305,29 @@ int load_linked(void **module, const std::string &ptx, Told *told)
 
 } // namespace
 
+// What lacks something can be added to a link: other images may have it.
+static bool adds_what_lacks()
+{
+    const std::string lacks = good_ptx + "\n.extern .func other;";
+    Told told(100, 100, false);
+    void *loaded = nullptr;
+    REQUIRE(load_linked(&loaded, lacks, &told) == 0 && loaded);
+    return HOLDS(told.is("", "", taken ? 12.5f : 0));
+}
+
+// A module that the back end has loaded stays, whatever the linker says of it.
+static bool stays_loaded()
+{
+    const std::string odd = good_ptx + "\n.extern .func other;";
+    for (auto *load : {load_module, load_library}) {
+        Told told(100, 100, true);
+        void *loaded = nullptr;
+        REQUIRE(load(&loaded, odd, &told) == 0 && loaded);
+        REQUIRE(told.is(taken ? "ptxas info : 24 registers" : "", "", taken ? 12.5f : 0));
+    }
+    return true;
+}
+
 // Why PTX cannot be compiled, by each call that takes it; of a back end that does not tell, the
 // same error and empty logs.
 bool driver_compiler_says()
@@ -338,5 +361,6 @@ bool driver_compiler_says()
         REQUIRE(strange.is("", "ptxas fatal : the client's PTX, line 4: nonsense", 12.5f));
         REQUIRE(!loaded);
     }
+    REQUIRE(adds_what_lacks() && stays_loaded());
     return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
 }

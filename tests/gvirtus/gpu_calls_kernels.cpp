@@ -336,6 +336,14 @@ bool compiler_says()
     REQUIRE(!std::strcmp(logs.data(), "ptxas info : 24 registers"));
     REQUIRE(!std::strcmp(logs.data() + 30, "ptxas fatal : the c"));
     REQUIRE(compile(memory, n - 8, 0, 0, 0) == 0 && !word(0) && !word(2) && !word(3));
+    // Not linked, nothing is missing; a flag that there is not.
+    const std::string lacks = ".extern .func other;";
+    const auto m = static_cast<std::uint32_t>(lacks.size());
+    REQUIRE(remote.to_device(memory, lacks.data(), m) == 0);
+    REQUIRE(compile(memory, m, 30, 20, 2) == 0 && !word(0));
+    REQUIRE(compile(memory, m, 30, 20, 3) == 0 && !word(0) && word(2) == 25);
+    REQUIRE(compile(memory, m, 30, 20, 0) == 0 && word(0) == 218);
+    REQUIRE(compile(memory, m, 30, 20, 4) == 1);
     // More than there may be, or than is the client's; no PTX at all; a body that is too short.
     REQUIRE(compile(memory, 0, 30, 20, 0) == 1 && compile(memory, n, 4096 - n, 1, 0) == 1);
     REQUIRE(compile(memory, n, 65537, 0, 0) == 1 && compile(memory, n, 0, 65537, 0) == 1);

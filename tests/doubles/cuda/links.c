@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The driver's linker. It compiles any PTX that has no "nonsense" in it; of that it says in which
  * line it is, as far as there is room in the log, and of others a word where it is to be verbose.
- */
+ * It links what has no ".extern" in it. */
 #include "tests/doubles/cuda/internal.h"
 
 #include <stdio.h>
@@ -15,6 +15,7 @@ enum { WALL_TIME = 2, INFO_LOG, INFO_BYTES, ERROR_LOG, ERROR_BYTES, VERBOSE = 12
 struct link {
     void **values[OPTIONS]; /* NULL: not an option */
     unsigned added;
+    bool lacks; /* something that is not there */
 };
 
 EXPORT int cuLinkCreate_v2(unsigned count, int *options, void **values, void **state)
@@ -69,6 +70,7 @@ EXPORT int cuLinkAddData_v2(void *state, int kind, void *data, size_t n, const c
     if (l->values[WALL_TIME])
         memcpy(l->values[WALL_TIME], &ms, sizeof(ms));
     l->added++;
+    l->lacks = l->lacks || strstr(data, ".extern");
     return leave(wrong ? INVALID_PTX : SUCCESS);
 }
 
@@ -78,6 +80,8 @@ EXPORT int cuLinkComplete(void *state, void **image, size_t *n)
     const int code = enter("cuLinkComplete");
     if (code)
         return code;
+    if (l->lacks)
+        return leave(INVALID_PTX);
     *image = state;
     *n = l->added;
     return leave(l->added ? SUCCESS : INVALID_VALUE);

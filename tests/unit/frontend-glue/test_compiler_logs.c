@@ -70,7 +70,7 @@ static int compile(size_t room, uint32_t said, uint32_t info, uint32_t error)
     const struct ibx_driver_compiler c = asked(room);
     const struct ibx_writer w = answer(said, info, error);
     fake_frontend_begin(ibx_reader_of(answers, w.length));
-    return ibx_driver_compile(&c, "PTX");
+    return ibx_driver_compile(&c, "PTX", false);
 }
 
 static void logs_of_any_length(void **state)
@@ -112,7 +112,7 @@ static void logs_that_nobody_can_tell(void **state)
         const struct ibx_driver_compiler c = asked(ROOM);
         const struct ibx_writer w = answer(218, 7, 7);
         fake_frontend_begin(ibx_reader_of(answers, kept ? w.length - 19 : 0));
-        assert_int_equal(ibx_driver_compile(&c, "PTX"), 0);
+        assert_int_equal(ibx_driver_compile(&c, "PTX", false), 0);
         expect(0, 0);
         expect(1, 0);
     }
