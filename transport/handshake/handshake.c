@@ -88,7 +88,8 @@ static int receive_result(struct ibx_handshake *h, uint64_t deadline, struct ibx
     return ibx_state_move(&h->state, HANDSHAKE_RESULT_KNOWN);
 }
 
-/* Implements ibx_link_wait(): the peer may give up the attempt meanwhile. */
+/* Implements ibx_link_wait(): the peer may give up the attempt meanwhile. Behind its RESULT it says
+ * nothing more, but the connection may break, or this side hang up. */
 static int wait_or_result(struct ibx_conn_setup *setup, int fd, short events, uint64_t deadline)
 {
     struct ibx_handshake *h = (struct ibx_handshake *)setup;
@@ -96,15 +97,19 @@ static int wait_or_result(struct ibx_conn_setup *setup, int fd, short events, ui
                              {.fd = h->conn->handshake_socket, .events = POLLIN}};
     for (;;) {
         bool trying = h->state.now == HANDSHAKE_TRYING;
+        bool known = h->state.now == HANDSHAKE_RESULT_KNOWN;
         bool inside = trying && h->conn->tls && ibx_tls_readable(h->conn->tls);
-        int rc =
-            ibx_handshake_poll(wait, trying ? 2 : 1, h->conn->options.ends, inside ? 0 : deadline);
+        wait[1].events = trying ? POLLIN : 0; /* otherwise POLLHUP and POLLERR alone */
+        int rc = ibx_handshake_poll(wait, trying || known ? 2 : 1, h->conn->options.ends,
+                                    inside ? 0 : deadline);
         if (rc == 0 && inside)
             rc = wait[1].revents = POLLIN;
         if (rc <= 0)
             return rc ? rc : -ETIMEDOUT;
         if (wait[0].revents)
             return 0;
+        if (known)
+            return -ECONNRESET;
         if (receive_result(h, deadline, NULL)) {
             h->result = -ECONNRESET;
             snprintf(h->result_reason, sizeof(h->result_reason), "the peer went away");

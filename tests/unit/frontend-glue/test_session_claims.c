@@ -13,6 +13,8 @@
 #include "transport/core/crypto.h"
 
 #include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -165,8 +167,9 @@ static void duplicates(void **state)
 }
 
 /* A client that has proven itself and its claim, and tries a provider over a network that carries
- * nothing more once the server has offered it. */
-static struct raw claim_and_stop(const struct hand *hand)
+ * nothing more once the server has offered it, or over tcp, with `joined`, once the client has said
+ * that it has all of its lanes, which the server does not see yet. */
+static struct raw claim_and_stop(const struct hand *hand, bool joined)
 {
     const char *port = strrchr(ibx_session_uri(hand->scene.listening), ':') + 1;
     const char *to = scene_host ? scene_host : "127.0.0.1";
@@ -189,23 +192,28 @@ static struct raw claim_and_stop(const struct hand *hand)
     raw.authenticated = true;
     raw_send_frame(&raw, TRY, hello, raw_string(hello, scene_provider));
     raw_expect(&raw, OFFER, &frame);
+    if (joined) { /* an answer has the same terms as the offer begins with */
+        const int on = 1;
+        assert_int_equal(setsockopt(raw.fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)), 0);
+        raw_send_frame(&raw, ANSWER, frame.payload, 11);
+        raw_send_frame(&raw, RESULT, hello, raw_result(hello, 0, ""));
+    }
     return raw;
 }
 
 /* Who comes once more need not wait until the server has given up the connection before, whose
  * handshake goes no further: here it would do so after an hour. */
-static void replaced_in_its_handshake(void **state)
+static void replace_in_handshake(bool joined)
 {
     static const uint8_t resume[29] = {9, 7};
     struct hand hand;
     struct ibx_conn *conn;
-    (void)state;
     scene_timeout_ms = 3600000;
     hand_open(&hand, SECONDS, SECONDS);
     scene_timeout_ms = 0;
     hand.options.timeout_ms = patience_ms(20000);
     ibx_close(hand.conn);
-    struct raw stopped = claim_and_stop(&hand);
+    struct raw stopped = claim_and_stop(&hand, joined);
     struct ibx_claim how = claim_of(&hand);
     assert_int_equal(claim(&hand, &how, &conn), 0);
     assert_true(raw_receives_end(&stopped));
@@ -216,6 +224,20 @@ static void replaced_in_its_handshake(void **state)
     send_message(conn, "\14", 1);
     hand.conn = conn;
     hand_close(&hand);
+}
+
+static void replaced_in_its_handshake(void **state)
+{
+    (void)state;
+    replace_in_handshake(false);
+}
+
+static void replaced_behind_its_result(void **state)
+{
+    (void)state;
+    if (strcmp(scene_provider, "tcp") != 0)
+        skip();
+    replace_in_handshake(true);
 }
 
 static void impostors(void **state)
@@ -404,6 +426,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(golden_bytes),
         cmocka_unit_test(duplicates),
         cmocka_unit_test(replaced_in_its_handshake),
+        cmocka_unit_test(replaced_behind_its_result),
         cmocka_unit_test(impostors),
         cmocka_unit_test(lies),
         cmocka_unit_test(impostors_with_keys),
