@@ -136,6 +136,8 @@ void ibx_frees_forget(const void *context);
  * another session does the opposite with any of these bytes. ibx_held_end() when that is over; it
  * does nothing if nothing is held. */
 void ibx_held_by_copy(struct gpu_session *x, const struct ibx_frame *f);
+/* As by_copy(), of a request of ibx's own that copies these bytes. */
+void ibx_held_by_request(struct gpu_session *x, uint64_t address, uint64_t n);
 void ibx_held_by_free(struct gpu_session *x, uint64_t address);
 void ibx_held_by_unmap(struct gpu_session *x, uint64_t address, uint64_t n);
 void ibx_held_end(struct gpu_session *x);

@@ -79,6 +79,13 @@ void ibx_held_by_copy(struct gpu_session *x, const struct ibx_frame *f)
     begin(x, &wanted);
 }
 
+void ibx_held_by_request(struct gpu_session *x, uint64_t address, uint64_t n)
+{
+    const uint64_t end = n > UINT64_MAX - address ? UINT64_MAX : address + n;
+    ibx_held_end(x);
+    begin(x, &(struct held_memory){.listed = true, .copied[0] = {address, end}});
+}
+
 void ibx_held_by_free(struct gpu_session *x, uint64_t address)
 {
     struct held_memory wanted = {.listed = true};

@@ -130,7 +130,12 @@ static int compile(struct own_request *e)
     t.logs = t.ptx + t.n + 1;
     int said = 0;
     uint32_t time;
-    const int rc = compile_text(e, &t, &said);
+    /* The compiler takes its time, in which another session of the client's could free it. */
+    ibx_held_by_request(e->x, t.at, n + t.info + t.error);
+    const int rc = ibx_isolation_allows_now(e->x, t.at, n + t.info + t.error)
+                       ? compile_text(e, &t, &said)
+                       : CUDA_INVALID_VALUE;
+    ibx_held_end(e->x);
     memcpy(&time, &t.time, sizeof(time));
     ibx_put_u32(&e->out, (uint32_t)said);
     ibx_put_u32(&e->out, time);

@@ -354,6 +354,30 @@ bool compiler_says()
     return HOLDS(remote.get_last_error() == 0 && remote.free(memory) == 0);
 }
 
+// The memory of PTX that is being compiled is freed behind that, when the logs are in it.
+bool compiler_beside_free()
+{
+    Gpu gpu(resume);
+    Client compiles(gpu), frees(gpu);
+    const std::string ptx = "slowly";
+    int compiled = -1;
+    const std::uint64_t memory = gpu.remote.malloc(4096);
+    REQUIRE(memory && gpu.remote.to_device(memory, ptx.data(), ptx.size()) == 0);
+    for (Client *client : {&compiles, &frees})
+        REQUIRE(client->remote.get_last_error() == 0 && client->remote.set_device(0) == 0);
+    gpu.remote.hold(true);
+    std::thread compiling([&] {
+        compiled = compiles.remote.call(
+            "ibxRuntime",
+            number(IBX_OWN_COMPILE).u64(memory).u64(ptx.size()).i32(30).i32(20).put<char>(0));
+    });
+    const bool begun = becomes_true([&] { return gpu.remote.stats().queued > 0; });
+    gpu.remote.hold(false);
+    const int freed = frees.remote.free(memory);
+    compiling.join();
+    return HOLDS(begun && compiled == 0 && freed == 0);
+}
+
 // A kernel that is looked up while another client takes some away is looked up once more.
 bool kernels_meanwhile()
 {
@@ -447,6 +471,7 @@ void check_calls_kernels()
     check("kernels of a killed client beside endless work", kernels_beside_endless_work);
     check("kernels while some are taken away", kernels_meanwhile);
     check("what the compiler of PTX says", compiler_says);
+    check("... beside a free of that memory", compiler_beside_free);
     check("registrations of several clients", registered_at_once);
     check("... beside one that does not return", registered_beside_one_that_stays);
 }

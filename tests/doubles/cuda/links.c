@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The driver's linker. It compiles any PTX that has no "nonsense" in it; of that it says in which
  * line it is, as far as there is room in the log, and of others a word where it is to be verbose.
- * It links what has no ".extern" in it. */
+ * It links what has no ".extern" in it, and takes its time for what has "slowly". */
 #include "tests/doubles/cuda/internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define INVALID_PTX 218
+#define SLOW_US     100000u
 
 enum { WALL_TIME = 2, INFO_LOG, INFO_BYTES, ERROR_LOG, ERROR_BYTES, VERBOSE = 12, OPTIONS };
 
@@ -60,6 +62,11 @@ EXPORT int cuLinkAddData_v2(void *state, int kind, void *data, size_t n, const c
         return code;
     if (kind != 1 || !n || ((const char *)data)[n - 1] || count || options || values)
         return leave(INVALID_VALUE);
+    if (strstr(data, "slowly")) {
+        leave(SUCCESS);
+        usleep(SLOW_US);
+        enter("cuLinkAddData");
+    }
     const char *wrong = strstr(data, "nonsense");
     snprintf(text, sizeof(text), "ptxas fatal : %s, line %u: nonsense", name,
              wrong ? line_of(data, wrong) : 0);
