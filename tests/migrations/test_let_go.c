@@ -17,6 +17,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -26,6 +27,7 @@
 static unsigned patience; /* ms, for what is to come: main() sets it */
 static pid_t qemu;
 static char *memory;
+static int memory_fd;     /* its file */
 static int asks, answers; /* pipes: a byte asks it to read its memory, a byte reports that it has */
 static struct destination_ram ram;
 static struct ibx_record record;
@@ -56,10 +58,14 @@ static bool answers_within(int ms)
     return poll(&p, 1, ms) == 1 && read(answers, &byte, 1) == 1;
 }
 
-/* At `address` the tool believes guest RAM to be. */
+/* At `address` the tool believes guest RAM to be. Its file is mapped, whatever the address. */
 static void begin(uintptr_t address)
 {
     int to[2], from[2];
+    struct stat st;
+    assert_int_equal(ftruncate(memory_fd, 0), 0); /* no page of an earlier test */
+    assert_int_equal(ftruncate(memory_fd, BYTES), 0);
+    assert_int_equal(fstat(memory_fd, &st), 0);
     assert_int_equal(pipe(to), 0);
     assert_int_equal(pipe(from), 0);
     qemu = fork();
@@ -72,8 +78,12 @@ static void begin(uintptr_t address)
     answers = from[0];
     if (!answers_within((int)patience))
         skip(); /* no userfaultfd here */
-    block =
-        (struct ibx_guest_block){.size = BYTES, .page_size = PAGE, .address = address, .fd = -1};
+    block = (struct ibx_guest_block){.size = BYTES,
+                                     .page_size = PAGE,
+                                     .address = address,
+                                     .dev = st.st_dev,
+                                     .ino = st.st_ino,
+                                     .fd = -1};
     record = (struct ibx_record){.pid = qemu, .pid_started = ibx_process_started(qemu), .uffd = -1};
     ibx_destination_ram_init(&ram, false, 0);
     ram.guest.pid = qemu;
@@ -118,7 +128,7 @@ static void test_both_ways(NO_STATE)
                      0); /* there is nothing any more */
 }
 
-/* Memory that was unplugged since, for instance: with the descriptor all is released. */
+/* With the descriptor all is released. */
 static void test_not_unregistered(NO_STATE)
 {
     struct ibx_error err = {0};
@@ -173,7 +183,12 @@ static void test_qemu_has_ended(NO_STATE)
 int main(void)
 {
     patience = patience_ms(20000);
-    memory = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    memory_fd = memfd_create("guest RAM", MFD_CLOEXEC);
+    if (memory_fd < 0 || ftruncate(memory_fd, BYTES))
+        return 1;
+    memory = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, memory_fd, 0);
+    if (memory == MAP_FAILED)
+        return 1;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_both_ways, end),
         cmocka_unit_test_teardown(test_not_unregistered, end),
