@@ -30,9 +30,8 @@
 #define WITHHELD 2048u /* the page */
 #define AROUND   4u    /* pages come together in a cache that is filled on demand */
 #define TOUCH_MS 40
-#define TOUCHES                                                                                    \
-    300u /* for some 40 times as long as the cache waits for a server that sends nothing */
-#define LIMIT_MS 300u /* timeout_ms of the cache: within it pages come, but for one */
+#define TOUCHES  900u /* for twice as long as the cache waits for the page, and more when idle */
+#define LIMIT_MS 300u /* timeout_ms of the cache, when idle: within it pages come, but for one */
 
 static const char large[] =
     "{\"format\":\"ibx snapshot\",\"version\":3,\"id\":\"00112233445566778899aabbccddeeff\","
@@ -295,7 +294,7 @@ static void test_one_page_of_all(void **state)
 {
     pthread_t waits, wants;
     (void)state;
-    fill(true, LIMIT_MS);
+    fill(true, patience_ms(LIMIT_MS));
     assert_int_equal(pthread_create(&waits, NULL, wait_for_it, NULL), 0);
     assert_int_equal(pthread_create(&wants, NULL, want_others, NULL), 0);
     while (!withheld_came && came < TOUCHES)
