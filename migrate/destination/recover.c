@@ -56,7 +56,7 @@ static int find(struct destination *d, struct ibx_error *err)
         return ended(d, err);
     int rc = ibx_destination_ram_of_record(&d->ram, record, err);
     if (!rc)
-        rc = ibx_journal_reopen_ram(record, &d->ram.guest, err);
+        rc = ibx_journal_reopen_to_fill(record, &d->ram.guest, err);
     return ibx_journal_qemu_lives(record) ? rc : ended(d, err);
 }
 

@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -72,24 +73,39 @@ static struct ibx_guest_file *files_of(const struct ibx_record *record)
     return files;
 }
 
-int ibx_journal_open_files(const struct ibx_record *record, struct ibx_guest_ram *ram,
-                           struct ibx_error *err)
+typedef int open_files(struct ibx_guest_ram *ram, const struct ibx_guest_file *files,
+                       const char *suffix, bool writable, struct ibx_error *err);
+
+static bool may_only_read(int rc)
+{
+    return rc == -EACCES || rc == -EROFS;
+}
+
+/* `reads`: to read them is enough, where this tool may not write. */
+static int open_all(const struct ibx_record *record, struct ibx_guest_ram *ram, open_files *open,
+                    bool reads, struct ibx_error *err)
 {
     char suffix[SUFFIX_BYTES];
     struct ibx_error first = {0};
     suffix_of(record, suffix);
-    if (!record->block_count || !record->machine[0])
-        return ibx_error_set(err, -ENOENT, "its record, of an earlier version, does not name them");
     struct ibx_guest_file *files = files_of(record);
     if (!files)
         return ibx_error_set(err, -ENOMEM, "no memory for the files of guest RAM");
-    int rc = ibx_guest_ram_open_files(ram, files, suffix, true, &first);
-    if (rc == -EACCES || rc == -EROFS)
-        rc = ibx_guest_ram_open_files(ram, files, suffix, false, err);
+    int rc = open(ram, files, suffix, true, &first);
+    if (reads && may_only_read(rc))
+        rc = open(ram, files, suffix, false, err);
     else if (rc)
         ibx_error_set(err, rc, "%s", first.message);
     free(files);
     return rc;
+}
+
+int ibx_journal_open_files(const struct ibx_record *record, struct ibx_guest_ram *ram,
+                           struct ibx_error *err)
+{
+    if (!record->block_count || !record->machine[0])
+        return ibx_error_set(err, -ENOENT, "its record, of an earlier version, does not name them");
+    return open_all(record, ram, ibx_guest_ram_open_files, true, err);
 }
 
 /* For a QEMU that has ended: opens each file by its name. Other processes may use the files. */
@@ -119,18 +135,34 @@ int ibx_journal_open_base(const struct ibx_record *record, struct ibx_guest_ram 
 int ibx_journal_reopen_ram(const struct ibx_record *record, struct ibx_guest_ram *ram,
                            struct ibx_error *err)
 {
-    char suffix[SUFFIX_BYTES];
-    struct ibx_error first = {0};
-    suffix_of(record, suffix);
-    struct ibx_guest_file *files = files_of(record);
-    if (!files)
-        return ibx_error_set(err, -ENOMEM, "no memory for the files of guest RAM");
-    int rc = ibx_guest_ram_reopen_left(ram, files, suffix, true, &first);
-    if (rc == -EACCES || rc == -EROFS)
-        rc = ibx_guest_ram_reopen_left(ram, files, suffix, false, err);
-    else if (rc)
-        ibx_error_set(err, rc, "%s", first.message);
-    free(files);
+    int rc = open_all(record, ram, ibx_guest_ram_reopen_left, true, err);
+    for (size_t i = 0; !rc && i < ram->count; i++)
+        if (ram->blocks[i].fd < 0)
+            rc = ibx_error_set(err, -ENOENT,
+                               "QEMU (process %d) has no guest RAM %s any more, and its file %s is "
+                               "gone, too",
+                               (int)ram->pid, ram->blocks[i].id,
+                               record->blocks[i].file.path[0] ? record->blocks[i].file.path
+                                                              : "(without a name)");
+    return rc;
+}
+
+static int stand_in(struct ibx_guest_block *block, struct ibx_error *err)
+{
+    block->fd = memfd_create("ibx-removed-memory", MFD_CLOEXEC);
+    if (block->fd >= 0 && !ftruncate(block->fd, (off_t)(block->offset + block->size)))
+        return 0;
+    return ibx_error_set(err, -errno, "no file takes the place of guest RAM %s, which is gone: %s",
+                         block->id, strerror(errno));
+}
+
+int ibx_journal_reopen_to_fill(const struct ibx_record *record, struct ibx_guest_ram *ram,
+                               struct ibx_error *err)
+{
+    int rc = open_all(record, ram, ibx_guest_ram_reopen_left, false, err);
+    for (size_t i = 0; !rc && i < ram->count; i++)
+        if (ram->blocks[i].fd < 0)
+            rc = stand_in(&ram->blocks[i], err);
     return rc;
 }
 

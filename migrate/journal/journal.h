@@ -250,14 +250,18 @@ bool ibx_journal_qemu_gone(const struct ibx_record *record);
 /* Copies the description of guest RAM, found in a running QEMU, and the machine type to the record.
  */
 void ibx_journal_note_ram(struct ibx_record *record, const struct ibx_guest_ram *ram);
-/* The reverse: a description whose files are not open, for ibx_journal_reopen_ram() or
+/* The reverse: a description whose files are not open, for the next two or
  * ibx_journal_open_files(). -ENOMEM. */
 int ibx_journal_recall_ram(const struct ibx_record *record, struct ibx_guest_ram *ram,
                            struct ibx_error *err);
-/* ibx_guest_ram_reopen_left() with the files of the record; for reading only if the source may do
- * no more. */
+/* ibx_guest_ram_reopen_left() with the files of the record, for the source: for reading only if it
+ * may do no more. -ENOENT: the file of a block that is left is gone. */
 int ibx_journal_reopen_ram(const struct ibx_record *record, struct ibx_guest_ram *ram,
                            struct ibx_error *err);
+/* The same for the destination, which writes to all of them. If the file of a block that is left is
+ * gone, nobody can see what becomes of its pages: an empty file takes its place. */
+int ibx_journal_reopen_to_fill(const struct ibx_record *record, struct ibx_guest_ram *ram,
+                               struct ibx_error *err);
 /* Opens the memory of a borrowed VM at home, whether its QEMU there lives or has ended. Unlike the
  * next call it does not mind the tool that serves it. */
 int ibx_journal_open_base(const struct ibx_record *record, struct ibx_guest_ram *ram,

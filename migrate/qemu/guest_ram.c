@@ -439,6 +439,18 @@ static int reopen_block(pid_t pid, const struct guest_mappings *mappings, bool w
     return rc;
 }
 
+static int reopen_left_block(const struct ibx_guest_ram *ram, const struct ibx_guest_file *file,
+                             const char *suffix, bool writable, struct ibx_guest_block *block,
+                             struct ibx_error *err)
+{
+    if (ibx_guest_file_is_gone(block, file, suffix))
+        return 0;
+    const int rc = ibx_guest_file_open(block, file, suffix, writable, err);
+    return rc ? ibx_error_prefix(err, rc, "QEMU (process %d) has no guest RAM %s any more",
+                                 (int)ram->pid, block->id)
+              : 0;
+}
+
 int ibx_guest_ram_reopen_left(struct ibx_guest_ram *ram, const struct ibx_guest_file *files,
                               const char *suffix, bool writable, struct ibx_error *err)
 {
@@ -448,12 +460,12 @@ int ibx_guest_ram_reopen_left(struct ibx_guest_ram *ram, const struct ibx_guest_
         return rc;
     for (size_t i = 0; !rc && i < ram->count; i++) {
         struct ibx_guest_block *block = &ram->blocks[i];
+        if (block->fd >= 0) /* of an earlier attempt that failed at another block */
+            close(block->fd);
+        block->fd = -1;
         block->left = files && !ibx_guest_block_is_mapped(&mappings, block);
-        rc = block->left ? ibx_guest_file_open(block, &files[i], suffix, writable, err)
+        rc = block->left ? reopen_left_block(ram, &files[i], suffix, writable, block, err)
                          : reopen_block(ram->pid, &mappings, writable, block, err);
-        if (rc && block->left)
-            ibx_error_prefix(err, rc, "QEMU (process %d) has no guest RAM %s any more",
-                             (int)ram->pid, block->id);
     }
     ibx_guest_mappings_fini(&mappings);
     return rc;

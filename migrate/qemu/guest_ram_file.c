@@ -121,6 +121,23 @@ int ibx_guest_file_find(const struct ibx_guest_block *block, const struct ibx_gu
     return 0;
 }
 
+static bool leads_elsewhere(const char *path, const struct ibx_guest_block *block)
+{
+    struct stat st;
+    return lstat(path, &st) ? errno == ENOENT || errno == ENOTDIR
+                            : st.st_dev != block->dev || st.st_ino != block->ino;
+}
+
+bool ibx_guest_file_is_gone(const struct ibx_guest_block *block, const struct ibx_guest_file *file,
+                            const char *suffix)
+{
+    char aside[PATH_MAX];
+    if (!file->path[0])
+        return !file->mode; /* otherwise it has a name that could not be put into a record */
+    snprintf(aside, sizeof(aside), "%s%s", file->path, suffix);
+    return leads_elsewhere(file->path, block) && leads_elsewhere(aside, block);
+}
+
 int ibx_guest_file_folder(const char *path, uint64_t dev, uint64_t ino, const char **base)
 {
     char folder[PATH_MAX];
@@ -152,10 +169,10 @@ int ibx_guest_file_open(struct ibx_guest_block *block, const struct ibx_guest_fi
     if (block->fd >= 0) /* left by an earlier attempt that failed at another block */
         close(block->fd);
     block->fd = ibx_file_reopen(there, writable ? O_RDWR : O_RDONLY);
-    int rc = block->fd < 0 ? ibx_error_set(err, block->fd, "the file %s of guest RAM %s: %s", path,
-                                           block->id, strerror(-block->fd))
-                           : ibx_guest_file_page_size(block->fd, &block->page_size);
+    int rc = block->fd < 0 ? block->fd : ibx_guest_file_page_size(block->fd, &block->page_size);
     close(there);
+    if (rc)
+        ibx_error_set(err, rc, "the file %s of guest RAM %s: %s", path, block->id, strerror(-rc));
     if (!rc && block->page_size != noted)
         rc = ibx_error_set(err, -ESTALE,
                            "%s has pages of %llu bytes, not of %llu as when the migration began",

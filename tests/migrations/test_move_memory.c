@@ -12,6 +12,7 @@
 #define SLOTS      "-m", "64,slots=2,maxmem=1G"
 
 static char files[2][96], backends[2][200], mounted[64];
+static bool nameless; /* the destination's file of more memory has no name */
 
 /* A backend with data that the VM does not use, with a file of its own on each side. */
 static void start_with_more(const char *option)
@@ -24,6 +25,9 @@ static void start_with_more(const char *option)
         snprintf(backends[i], sizeof(backends[i]),
                  "memory-backend-file,id=extra,size=16M,share=on,mem-path=%s", files[i]);
         unlink(files[i]);
+        if (nameless && i)
+            snprintf(backends[i], sizeof(backends[i]),
+                     "memory-backend-memfd,id=extra,size=16M,share=on");
         const int fd = open(files[i], O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
         assert_true(fd >= 0 && !ftruncate(fd, MORE_BYTES));
         for (off_t at = 0; !i && at < MORE_BYTES; at += 1 << 16)
@@ -42,7 +46,9 @@ static void remove_more(struct vm *vm)
 {
     vm_do(vm, "object-del", json_pack("{s:s}", "id", "extra"));
     /* QEMU unmaps it a little later. */
-    const char *const file = files[vm == &vms[1]];
+    const char *const file = vm == &vms[0] ? files[0]
+                             : nameless    ? "/memfd:memory-backend-memfd"
+                                           : files[1];
     const uint64_t until = vm_soon();
     while (vm_memory_has(vm, file, " rd"))
         assert_true(ibx_now_ns() < until);
@@ -76,6 +82,36 @@ static void test_added_at_the_source_and_its_tool_killed(void)
     mover_kill(&sender, SIGKILL);
     pair_recover(&sender);
     pair_filled();
+}
+
+/* Nobody can see its pages any more. */
+static void removed_for_ever_at_the_destination(const char *option, bool named)
+{
+    nameless = !named;
+    start_with_more(option);
+    remove_more(&vms[1]);
+    if (named)
+        assert_int_equal(unlink(files[1]), 0);
+    mover_kill(&receiver, SIGKILL);
+    pair_recover(&receiver);
+    mover_await(&receiver, "filling", 0);
+    pair_filled();
+    assert_false(vm_memory_has(&vms[1], vms[1].ram, " nh"));
+}
+
+static void test_removed_without_a_name_at_the_destination_and_its_tool_killed(void)
+{
+    removed_for_ever_at_the_destination(NULL, false);
+}
+
+static void test_removed_without_a_name_in_minor_mode_and_its_tool_killed(void)
+{
+    removed_for_ever_at_the_destination("--minor", false);
+}
+
+static void test_removed_with_its_file_at_the_destination_and_its_tool_killed(void)
+{
+    removed_for_ever_at_the_destination(NULL, true);
 }
 
 /* Nobody waits for its pages any more, and who plugs it in again finds them in its file. */
@@ -128,6 +164,9 @@ static int end_all(void **state)
 {
     char command[160];
     const int rc = mover_end_all(state);
+    for (unsigned i = 0; i < 2; i++)
+        unlink(files[i]);
+    nameless = false;
     if (!*mounted)
         return rc;
     snprintf(command, sizeof(command), "{ ! mountpoint -q %s || umount %s; } && rm -rf %s", mounted,
@@ -170,6 +209,9 @@ int main(void)
         VM_TEST(test_removed_at_the_destination_in_minor_mode),
         VM_TEST(test_removed_at_the_destination_and_its_tool_killed),
         VM_TEST(test_removed_at_the_destination_in_minor_mode_and_its_tool_killed),
+        VM_TEST(test_removed_without_a_name_at_the_destination_and_its_tool_killed),
+        VM_TEST(test_removed_without_a_name_in_minor_mode_and_its_tool_killed),
+        VM_TEST(test_removed_with_its_file_at_the_destination_and_its_tool_killed),
         VM_TEST(test_removed_at_the_destination_with_huge_pages_and_its_tool_killed),
         {0},
     };

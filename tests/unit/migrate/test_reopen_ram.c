@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Guest RAM that a record describes is opened again while its QEMU, here this process, lives: one
+ * block that is mapped, and one that the owner has removed. */
+#include "migrate/journal/journal.h"
+#include "migrate/qemu/qemu_internal.h"
+#include "tests/fixtures/open_fds.h"
+#include "tests/fixtures/unit.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define NOBODY 65534u
+#define BYTES  4096
+
+static char folder[32], mapped[64], removed[64];
+static void *memory;
+static int file; /* of the mapped block, as QEMU has it open */
+static struct ibx_record record;
+
+static int make(const char *path, mode_t mode)
+{
+    const int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    assert_true(fd >= 0 && !ftruncate(fd, BYTES) && !fchmod(fd, mode));
+    return fd;
+}
+
+static void note(unsigned i, int fd, const char *path)
+{
+    struct stat st;
+    struct ibx_journal_block *block = &record.blocks[i];
+    assert_int_equal(fstat(fd, &st), 0);
+    *block = (struct ibx_journal_block){
+        .size = BYTES, .page_size = BYTES, .dev = st.st_dev, .ino = st.st_ino};
+    snprintf(block->id, sizeof(block->id), "mem%u", i);
+    block->file.file = ibx_guest_file_hash(st.st_dev, st.st_ino);
+    if (!st.st_nlink)
+        return;
+    block->file.owner = st.st_uid;
+    block->file.mode = st.st_mode;
+    snprintf(block->file.path, sizeof(block->file.path), "%s", path);
+}
+
+static int begin(void **state)
+{
+    (void)state;
+    snprintf(folder, sizeof(folder), "/tmp/ibx-reopen-XXXXXX");
+    assert_true(mkdtemp(folder) && !chmod(folder, 0755));
+    snprintf(mapped, sizeof(mapped), "%s/mapped", folder);
+    snprintf(removed, sizeof(removed), "%s/removed", folder);
+    record = (struct ibx_record){.block_count = 2, .pid = getpid(), .id = {1}};
+    file = make(mapped, 0666);
+    memory = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    assert_true(memory != MAP_FAILED);
+    note(0, file, mapped);
+    record.blocks[0].address = (uintptr_t)memory;
+    const int other = make(removed, 0444);
+    note(1, other, removed);
+    close(other);
+    return 0;
+}
+
+static int end(void **state)
+{
+    (void)state;
+    munmap(memory, BYTES);
+    close(file);
+    unlink(mapped);
+    unlink(removed);
+    return rmdir(folder);
+}
+
+/* How many descriptors it keeps open, or an error. */
+static int reopen(int (*by)(const struct ibx_record *, struct ibx_guest_ram *, struct ibx_error *),
+                  struct ibx_guest_ram *ram, struct ibx_error *err)
+{
+    const int before = open_fds();
+    memset(err, 0, sizeof(*err));
+    assert_int_equal(ibx_journal_recall_ram(&record, ram, NULL), 0);
+    const int rc = by(&record, ram, err), after = open_fds();
+    assert_int_equal(rc, err->code);
+    if (rc)
+        ibx_guest_ram_fini(ram);
+    return rc ? rc : after - before;
+}
+
+static int access_mode(const struct ibx_guest_ram *ram, unsigned i)
+{
+    return fcntl(ram->blocks[i].fd, F_GETFL) & O_ACCMODE;
+}
+
+/* Does as nobody what root is not refused. */
+static void become(uid_t user)
+{
+    assert_int_equal(seteuid(user), 0);
+    prctl(PR_SET_DUMPABLE, 1); /* so that /proc shows this process to it */
+}
+
+static void test_where_writing_is_not_allowed(NO_STATE)
+{
+    struct ibx_guest_ram ram;
+    struct ibx_error err;
+    if (geteuid())
+        skip();
+    become(NOBODY);
+    const int source = reopen(ibx_journal_reopen_ram, &ram, &err);
+    const int modes[] = {source < 0 ? -1 : access_mode(&ram, 0),
+                         source < 0 ? -1 : access_mode(&ram, 1)};
+    if (source >= 0)
+        ibx_guest_ram_fini(&ram);
+    const int before = open_fds(), destination = reopen(ibx_journal_reopen_to_fill, &ram, &err);
+    const int after = open_fds();
+    become(0);
+    assert_int_equal(source, 2);
+    assert_int_equal(modes[0], O_RDONLY);
+    assert_int_equal(modes[1], O_RDONLY);
+    /* Its pages have to be written into the file. */
+    assert_int_equal(destination, -EACCES);
+    assert_non_null(strstr(err.message, removed));
+    assert_int_equal(after, before);
+}
+
+static void is_opened_for_writing(unsigned i, struct ibx_guest_ram *ram)
+{
+    struct stat st;
+    assert_int_equal(access_mode(ram, i), O_RDWR);
+    assert_int_equal(fstat(ram->blocks[i].fd, &st), 0);
+    assert_int_equal(st.st_ino == record.blocks[i].ino, st.st_nlink != 0);
+    assert_true(st.st_size >= BYTES);
+}
+
+static void look(const char *words)
+{
+    struct ibx_guest_ram ram;
+    struct ibx_error err;
+    assert_int_equal(reopen(ibx_journal_reopen_to_fill, &ram, &err), 2);
+    for (unsigned i = 0; i < 2; i++) {
+        is_opened_for_writing(i, &ram);
+        assert_int_equal(ram.blocks[i].left, i);
+    }
+    ibx_guest_ram_fini(&ram);
+    const int source = reopen(ibx_journal_reopen_ram, &ram, &err);
+    assert_int_equal(source, words ? -ENOENT : 2);
+    if (!words)
+        ibx_guest_ram_fini(&ram);
+    else if (!strstr(err.message, words))
+        fail_msg("%s", err.message);
+}
+
+static void test_a_block_that_is_left(NO_STATE)
+{
+    assert_int_equal(chmod(removed, 0600), 0);
+    record.blocks[1].file.mode = S_IFREG | 0600;
+    look(NULL);
+}
+
+static void test_its_file_was_replaced_or_removed(NO_STATE)
+{
+    char other[80];
+    snprintf(other, sizeof(other), "%s/other", folder);
+    close(make(other, 0600)); /* while the first one is there, so that it has another inode */
+    assert_int_equal(rename(other, removed), 0);
+    look(removed);
+    assert_int_equal(unlink(removed), 0);
+    look(removed);
+}
+
+static void test_its_file_had_no_name(NO_STATE)
+{
+    const int fd = memfd_create("memory", MFD_CLOEXEC);
+    assert_true(fd >= 0 && !ftruncate(fd, BYTES));
+    note(1, fd, "");
+    close(fd);
+    look("without a name");
+}
+
+/* One that has a name, which is too long for a record, may be plugged in again. */
+static void test_its_file_has_a_name_that_is_not_known(NO_STATE)
+{
+    struct ibx_guest_ram ram;
+    struct ibx_error err;
+    record.blocks[1].file.path[0] = '\0';
+    assert_int_equal(reopen(ibx_journal_reopen_to_fill, &ram, &err), -ENOENT);
+}
+
+int main(void)
+{
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_where_writing_is_not_allowed, begin, end),
+        cmocka_unit_test_setup_teardown(test_a_block_that_is_left, begin, end),
+        cmocka_unit_test_setup_teardown(test_its_file_was_replaced_or_removed, begin, end),
+        cmocka_unit_test_setup_teardown(test_its_file_had_no_name, begin, end),
+        cmocka_unit_test_setup_teardown(test_its_file_has_a_name_that_is_not_known, begin, end)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
