@@ -5,20 +5,37 @@
  * the same, which may be plugged in again.
  */
 #include "migrate/destination/ram.h"
-#include "migrate/qemu/qemu_internal.h"
+
+#include "common/clock.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+/* Reading /proc/PID/maps takes up to some ms where QEMU has many threads, and other pages wait
+ * meanwhile. In this time no guest takes memory into use that is plugged in again. */
+#define LOOK_MS 10
+
+static bool is_of(void *context, const struct ibx_proc_mapping *m)
+{
+    const struct ibx_guest_block *block = context;
+    return m->dev == block->dev && m->ino == block->ino;
+}
+
 bool ibx_destination_ram_left(const struct destination_ram *ram, unsigned i)
 {
-    struct guest_mappings mappings;
-    if (ibx_guest_mappings_read(ram->guest.pid, &mappings, NULL))
-        return false;
-    const bool left = !ibx_guest_block_is_mapped(&mappings, &ram->guest.blocks[i]);
-    ibx_guest_mappings_fini(&mappings);
+    return !ibx_proc_find_mapping(ram->guest.pid, is_of, &ram->guest.blocks[i]);
+}
+
+static bool is_left(struct destination_ram *ram, unsigned i)
+{
+    if (ibx_now_ns() < atomic_load(&ram->left_until_ns[i]))
+        return true;
+    const bool left = ibx_destination_ram_left(ram, i);
+    if (left)
+        atomic_store(&ram->left_until_ns[i], ibx_deadline_in_ms(LOOK_MS));
     return left;
 }
 
@@ -47,12 +64,12 @@ static int write_all(int fd, uint64_t at, const uint8_t *bytes, uint64_t length)
 
 int ibx_destination_ram_keep_left(void *context, uint64_t page, uint64_t pages, const void *bytes)
 {
-    const struct destination_ram *ram = context;
+    struct destination_ram *ram = context;
     const unsigned i = ibx_page_map_block(&ram->map, page);
     const struct ibx_guest_block *block = &ram->guest.blocks[i];
     const uint64_t length = pages * block->page_size,
                    at = block->offset + (page - ram->map.blocks[i].first) * block->page_size;
-    if (!ibx_destination_ram_left(ram, i))
+    if (!is_left(ram, i))
         return -ENOENT;
     if (ram->minor) /* READs have brought them there */
         return 0;

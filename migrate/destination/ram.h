@@ -35,9 +35,10 @@ struct destination_ram {
     bool minor;
     bool recovered;                      /* from a tool that ended; the engine is rebuilt */
     void *aliases[IBX_GUEST_BLOCKS_MAX]; /* minor mode */
-    struct ibx_note arrived;             /* arrived.c; as are the next two */
-    struct ibx_note tags;                /* when pages are verified: one a page */
-    struct ibx_page_tags *page_tags;     /* NULL: pages are not verified */
+    _Atomic uint64_t left_until_ns[IBX_GUEST_BLOCKS_MAX]; /* left.c: looked at again then */
+    struct ibx_note arrived;                              /* arrived.c; as are the next two */
+    struct ibx_note tags;                                 /* when pages are verified: one a page */
+    struct ibx_page_tags *page_tags;                      /* NULL: pages are not verified */
     struct ibx_fault *engine;
     size_t buffer_bytes;    /* of a page connection, for the engine */
     uint64_t max_bandwidth; /* bytes per second; 0: no limit */
