@@ -27,8 +27,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#define LOG "log"
+
 #define READY 'r' /* the folder's path follows */
 #define WRONG 'w' /* an error message follows */
+
+#define LOG_BYTES (1u << 20) /* of a log and of the one before it, about */
 
 #define PAUSE_MS     100u /* before it is started again; it doubles */
 #define PAUSE_MAX_MS 5000u
@@ -48,6 +52,7 @@ struct filler {
     int told; /* the pipe to the process that waits; -1: it has been told, or has gone */
     int lock;
     int top;                            /* this user's folder of caches; -1: not found yet */
+    int folder;                         /* this cache there; -1: it has no log yet */
     int ended;                          /* how the process before this one did, as of waitpid() */
     char name[2 * IBX_SNAPSHOT_ID + 1]; /* of this cache there */
 };
@@ -141,29 +146,30 @@ static void tell(struct filler *filler, char what, const char *text)
     filler->lock = -1;
 }
 
-/* Opens the log file in the folder that was found, even if that has been replaced by somebody who
- * can write to its parent. */
-static int open_log(const struct filler *filler)
+/* What is said from now on is in a file in the folder that was found, even if that has been
+ * replaced by somebody who can write to its parent. */
+static void begin_log(struct filler *filler)
 {
-    const int folder =
-        openat(filler->top, filler->name, O_PATH | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-    const int log =
-        folder < 0
-            ? -1
-            : openat(folder, "log", O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (folder >= 0)
-        close(folder);
-    return log;
-}
-
-/* What is said from now on is in its folder. */
-static void begin_log(const struct filler *filler)
-{
-    const int log = open_log(filler);
+    if (filler->folder < 0)
+        filler->folder =
+            openat(filler->top, filler->name, O_PATH | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    const int log = filler->folder < 0
+                        ? -1
+                        : openat(filler->folder, LOG,
+                                 O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (log >= 0) {
         dup2(log, STDERR_FILENO);
         close(log);
     }
+}
+
+/* The log takes memory of the host, for as long as there are children. */
+static void keep_log_short(struct filler *filler)
+{
+    struct stat st;
+    if (filler->folder >= 0 && !fstat(STDERR_FILENO, &st) && S_ISREG(st.st_mode) &&
+        st.st_size > (off_t)LOG_BYTES && !renameat(filler->folder, LOG, filler->folder, LOG ".old"))
+        begin_log(filler);
 }
 
 /* From the first call on children find it. */
@@ -171,8 +177,10 @@ static void on_status(void *context, const struct ibx_serve_status *status)
 {
     struct filler *filler = context;
     (void)status;
-    if (filler->lock < 0)
+    if (filler->lock < 0) {
+        keep_log_short(filler);
         return;
+    }
     begin_log(filler);
     tell(filler, READY, filler->cache->folder);
     filler->legacy->served = true; /* who has not been told waits for the end of all of this */
@@ -356,8 +364,12 @@ int ibx_snapshot_host_cache(const struct ibx_serve_options *options, struct ibx_
         return ibx_error_set(err, -errno, "no pipe: %s", strerror(errno));
     const pid_t pid = fork();
     if (!pid) {
-        struct filler filler = {
-            .options = *options, .cache = cache, .told = pipes[1], .lock = -1, .top = -1};
+        struct filler filler = {.options = *options,
+                                .cache = cache,
+                                .told = pipes[1],
+                                .lock = -1,
+                                .top = -1,
+                                .folder = -1};
         const int null = open("/dev/null", O_RDWR);
         for (int fd = 0; fd < 3; fd++)
             dup2(null, fd);

@@ -10,12 +10,15 @@
 #include <errno.h>
 #include <sched.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
-#define ID "00000000000000000000000000000000"
+#define ROUND_LINES 100u
+#define ID          "00000000000000000000000000000000"
 
 static char top[64], moved[80];
 
@@ -48,11 +51,30 @@ void __wrap_ibx_snapshot_reader_close(struct ibx_snapshot_reader *reader)
     (void)reader;
 }
 
+static unsigned rounds; /* of the loop of a server that says much; 0: it says nothing */
+
+static int say_much(const struct ibx_serve_options *options)
+{
+    const struct ibx_serve_status status = {.whole = false};
+    char line[200];
+    int rc = mkdir(options->folder, 0700);
+    for (unsigned i = 0; !rc && i < rounds; i++) {
+        options->status(options->context, &status);
+        for (unsigned k = 0; k < ROUND_LINES; k++) {
+            snprintf(line, sizeof(line), "%0*u", (int)sizeof(line) - 2, i * ROUND_LINES + k);
+            options->notify(options->context, line);
+        }
+    }
+    return rc;
+}
+
 /* The cache is made, and somebody has the user's folder of caches in another place then. */
 int __wrap_ibx_snapshot_serve(const struct ibx_serve_options *options, struct ibx_error *err);
 int __wrap_ibx_snapshot_serve(const struct ibx_serve_options *options, struct ibx_error *err)
 {
     const struct ibx_serve_status status = {.whole = false};
+    if (rounds)
+        return say_much(options);
     if (mkdir(options->folder, 0700) || rename(top, moved) || mkdir(top, 0755) ||
         mkdir(options->folder, 0755))
         return ibx_error_set(err, -errno, "%s: %s", options->folder, strerror(errno));
@@ -69,25 +91,66 @@ static bool is_there(const char *folder)
     return !access(path, F_OK);
 }
 
-static void test_a_folder_that_is_exchanged(NO_STATE)
+/* The cache of this host in a /dev/shm that is empty; false: there can be none. */
+static bool make_cache(struct ibx_host_cache *cache)
 {
     const struct ibx_serve_options options = {.caches = {"tcp://127.0.0.1:1"}, .cache_count = 1};
-    struct ibx_host_cache cache;
     struct ibx_error err = {0};
     if (unshare(CLONE_NEWNS) || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
         mount("none", "/dev/shm", "tmpfs", 0, "mode=0777"))
-        skip();
+        return false;
     snprintf(top, sizeof(top), "/dev/shm/ibx-snapshots-%u", (unsigned)geteuid());
     snprintf(moved, sizeof(moved), "%s.moved", top);
-    if (ibx_snapshot_host_cache(&options, &cache, &err))
+    if (ibx_snapshot_host_cache(&options, cache, &err))
         fail_msg("%s", err.message);
+    return true;
+}
+
+static void test_a_folder_that_is_exchanged(NO_STATE)
+{
+    struct ibx_host_cache cache;
+    if (!make_cache(&cache))
+        skip();
     assert_string_equal(cache.folder + strlen(top), "/" ID);
     assert_false(is_there(top));
     assert_true(is_there(moved));
 }
 
+static unsigned long last_line(const struct ibx_host_cache *cache, const char *name, off_t *bytes)
+{
+    char path[160], line[256];
+    struct stat st;
+    unsigned long last = 0;
+    snprintf(path, sizeof(path), "%.120s/%s", cache->folder, name);
+    FILE *log = fopen(path, "re");
+    assert_true(log && !fstat(fileno(log), &st));
+    *bytes += st.st_size;
+    while (fgets(line, sizeof(line), log))
+        last = strtoul(line, NULL, 10);
+    fclose(log);
+    return last;
+}
+
+/* It takes memory that the host's VMs need, and may serve children for weeks. */
+static void test_a_log_that_becomes_long(NO_STATE)
+{
+    struct ibx_host_cache cache;
+    off_t bytes = 0;
+    rounds = 500;
+    if (!make_cache(&cache))
+        skip();
+    while (wait(NULL) > 0) /* also what fills the cache of the other case */
+        ;
+    const unsigned long last = last_line(&cache, "log", &bytes),
+                        before = last_line(&cache, "log.old", &bytes);
+    assert_int_equal(last, rounds * ROUND_LINES - 1);
+    assert_true(before < last && last - before < rounds * ROUND_LINES / 2);
+    assert_in_range(bytes, 1 << 20, 3 << 20);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_a_folder_that_is_exchanged)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_a_folder_that_is_exchanged),
+                                       cmocka_unit_test(test_a_log_that_becomes_long)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
