@@ -7,6 +7,7 @@
 #include "migrate/destination/ram.h"
 
 #include "common/clock.h"
+#include "common/write_whole.h"
 
 #include <errno.h>
 #include <stdatomic.h>
@@ -50,18 +51,6 @@ static int write_mapped(int fd, uint64_t at, const void *bytes, uint64_t length)
     return 0;
 }
 
-static int write_all(int fd, uint64_t at, const uint8_t *bytes, uint64_t length)
-{
-    uint64_t done = 0;
-    while (done < length) {
-        const ssize_t n = pwrite(fd, bytes + done, (size_t)(length - done), (off_t)(at + done));
-        if (n <= 0 && errno != EINTR)
-            return n ? -errno : -ENOSPC;
-        done += n > 0 ? (uint64_t)n : 0;
-    }
-    return 0;
-}
-
 int ibx_destination_ram_keep_left(void *context, uint64_t page, uint64_t pages, const void *bytes)
 {
     struct destination_ram *ram = context;
@@ -75,5 +64,5 @@ int ibx_destination_ram_keep_left(void *context, uint64_t page, uint64_t pages, 
         return 0;
     return block->page_size > (uint64_t)sysconf(_SC_PAGESIZE)
                ? write_mapped(block->fd, at, bytes, length)
-               : write_all(block->fd, at, bytes, length);
+               : ibx_write_whole_at(block->fd, bytes, (size_t)length, at);
 }

@@ -5,6 +5,7 @@
 #include "common/file_check.h"
 #include "common/path_check.h"
 #include "common/wire.h"
+#include "common/write_whole.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -201,19 +202,6 @@ int ibx_working_set_load(const char *path, struct ibx_working_set *set, struct i
     return rc;
 }
 
-static int write_whole(int fd, const uint8_t *bytes, size_t length)
-{
-    for (size_t at = 0; at < length;) {
-        const ssize_t n = write(fd, bytes + at, length - at);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return -errno;
-        at += (size_t)n;
-    }
-    return fsync(fd) ? -errno : 0;
-}
-
 int ibx_working_set_check_way(const char *path, struct ibx_error *err)
 {
     return ibx_path_check("--record ", path, err);
@@ -269,8 +257,8 @@ static int replace(int folder, const char *name, const uint8_t *bytes, size_t le
 {
     char fresh[NAME_MAX + 1];
     const int fd = open_fresh(folder, name, fresh);
-    int rc = fd < 0 ? fd : write_whole(fd, bytes, length);
-    if (!rc && renameat(folder, fresh, folder, name))
+    int rc = fd < 0 ? fd : ibx_write_whole(fd, bytes, length);
+    if (!rc && (fsync(fd) || renameat(folder, fresh, folder, name)))
         rc = -errno;
     if (rc && fd >= 0)
         unlinkat(folder, fresh, 0);

@@ -2,6 +2,8 @@
 /* The files: read, listed, written, removed. */
 #include "migrate/journal/journal_internal.h"
 
+#include "common/write_whole.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -299,19 +301,14 @@ int ibx_journal_find_return(const char *folder, const struct ibx_record *borrowe
 
 /* ------------------------------------------------------------ writing */
 
-static int write_whole(int dir, const char *name, const char *text, size_t length, bool durably)
+static int write_new(int dir, const char *name, const char *text, size_t length, bool durably)
 {
     int fd = openat(dir, name, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd < 0)
         return -errno;
     int rc = fchmod(fd, 0600) ? -errno : 0; /* independent of the umask */
-    for (size_t done = 0; !rc && done < length;) {
-        ssize_t n = write(fd, text + done, length - done);
-        if (n >= 0)
-            done += (size_t)n;
-        else if (errno != EINTR)
-            rc = -errno;
-    }
+    if (!rc)
+        rc = ibx_write_whole(fd, text, length);
     if (!rc && durably && fsync(fd))
         rc = -errno;
     if (close(fd) && !rc)
@@ -329,7 +326,7 @@ static int put(int dir, const struct ibx_record *record, bool durably, struct ib
         return rc;
     name_of(record, ".json", name);
     name_of(record, ".new", fresh);
-    rc = write_whole(dir, fresh, text, length, durably);
+    rc = write_new(dir, fresh, text, length, durably);
     OPENSSL_cleanse(text, length);
     free(text);
     if (!rc && renameat(dir, fresh, dir, name))
@@ -568,7 +565,7 @@ int ibx_journal_touch_base(const char *folder, const struct ibx_record *record,
     if (dir < 0)
         return dir;
     name_of(record, TOUCHED, name);
-    int rc = write_whole(dir, name, "", 0, true);
+    int rc = write_new(dir, name, "", 0, true);
     if (!rc && fsync(dir))
         rc = -errno;
     close(dir);

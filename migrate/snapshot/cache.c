@@ -3,6 +3,7 @@
 
 #include "common/clock.h"
 #include "common/thread.h"
+#include "common/write_whole.h"
 #include "migrate/common/common.h"
 
 #include <errno.h>
@@ -108,12 +109,12 @@ static int fetch_part(struct snapshot_cache *cache, uint64_t at, uint8_t *part, 
         rc = ibx_snapshot_reader_fetch_hashes(cache->reader, cache->hashes, first, pages, err);
     if (!rc && cache->hashes)
         rc = ibx_snapshot_checker_check(cache->hashes, 0, first, pages, part, err);
-    errno = 0;
-    if (!rc && pwrite(folder->fds[block], part, length, (off_t)at) != (ssize_t)length)
-        rc = ibx_error_set(err, errno ? -errno : -ENOSPC,
-                           "the device state cannot be written to %s: %s", folder->path,
-                           strerror(errno ? errno : ENOSPC));
-    return rc;
+    if (rc)
+        return rc;
+    rc = ibx_write_whole_at(folder->fds[block], part, length, at);
+    return rc ? ibx_error_set(err, rc, "the device state cannot be written to %s: %s", folder->path,
+                              strerror(-rc))
+              : 0;
 }
 
 static int fetch_state(struct snapshot_cache *cache, struct ibx_error *err)

@@ -6,6 +6,7 @@
 #include "migrate/snapshot/cache.h"
 
 #include "common/log.h"
+#include "common/write_whole.h"
 #include "migrate/journal/journal.h"
 
 #include <dirent.h>
@@ -31,16 +32,7 @@ static int write_text(int folder, const char *text)
 {
     const int fd =
         openat(folder, RECORD_NEW, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
-    const size_t length = strlen(text);
-    size_t done = 0;
-    int rc = fd < 0 ? -errno : 0;
-    while (!rc && done < length) {
-        const ssize_t n = write(fd, text + done, length - done);
-        if (n > 0)
-            done += (size_t)n;
-        else if (n == 0 || errno != EINTR)
-            rc = n ? -errno : -ENOSPC;
-    }
+    const int rc = fd < 0 ? -errno : ibx_write_whole(fd, text, strlen(text));
     if (fd >= 0)
         close(fd);
     return rc;

@@ -2,6 +2,8 @@
 /* Guest RAM into the file of a snapshot's block: what is zero becomes a hole there. */
 #include "migrate/snapshot/snapshot.h"
 
+#include "common/write_whole.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,20 +13,12 @@
 int ibx_snapshot_put(int fd, const uint8_t *bytes, uint64_t length, uint64_t at, const char *what,
                      struct ibx_error *err)
 {
-    while (length) {
-        const ssize_t n = pwrite(fd, bytes, (size_t)length, (off_t)at);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return ibx_error_set(err, n ? -errno : -EIO,
-                                 "%s cannot be written into the snapshot: %s; free space there, or "
-                                 "choose another folder",
-                                 what, n ? strerror(errno) : "no byte was taken");
-        bytes += n;
-        at += (uint64_t)n;
-        length -= (uint64_t)n;
-    }
-    return 0;
+    const int rc = ibx_write_whole_at(fd, bytes, (size_t)length, at);
+    return rc ? ibx_error_set(err, rc,
+                              "%s cannot be written into the snapshot: %s; free space there, or "
+                              "choose another folder",
+                              what, strerror(-rc))
+              : 0;
 }
 
 /* Copies the runs of pages in [from, end) that are not zero. */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "common/path_check.h"
+#include "common/write_whole.h"
 #include "migrate/snapshot/snapshot.h"
 
 #include <dirent.h>
@@ -310,14 +311,15 @@ int ibx_snapshot_folder_seal(const struct ibx_snapshot_folder *folder, struct ib
     int rc = ibx_snapshot_manifest_write(&folder->manifest, &text, &length, err);
     if (rc)
         return rc;
-    errno = 0;
     const int fd = openat(folder->at, MANIFEST ".new",
                           O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (fd < 0 || write(fd, text, length) != (ssize_t)length || fsync(fd) ||
-        renameat(folder->at, MANIFEST ".new", folder->at, MANIFEST) ||
-        (fsync(folder->at) && errno != EINVAL /* some filesystems cannot */))
-        rc = ibx_error_set(err, errno ? -errno : -ENOSPC, "%s/" MANIFEST " cannot be written: %s",
-                           folder->path, strerror(errno ? errno : ENOSPC));
+    rc = fd < 0 ? -errno : ibx_write_whole(fd, text, length);
+    if (!rc && (fsync(fd) || renameat(folder->at, MANIFEST ".new", folder->at, MANIFEST) ||
+                (fsync(folder->at) && errno != EINVAL /* some filesystems cannot */)))
+        rc = -errno;
+    if (rc)
+        ibx_error_set(err, rc, "%s/" MANIFEST " cannot be written: %s", folder->path,
+                      strerror(-rc));
     if (rc)
         unlinkat(folder->at, MANIFEST ".new", 0);
     if (fd >= 0)

@@ -5,6 +5,8 @@
  */
 #include "migrate/snapshot/hasher.h"
 
+#include "common/write_whole.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -339,14 +341,11 @@ int ibx_snapshot_table_write(const struct ibx_snapshot_folder *folder,
                              const struct ibx_snapshot_table *table, struct ibx_error *err)
 {
     const unsigned block = folder->manifest.ram_count + 1;
-    for (size_t at = 0; at < table->bytes; at += IBX_SNAPSHOT_PAGE) {
-        errno = 0;
-        if (!ibx_snapshot_page_is_zero(table->hashes + at) &&
-            pwrite(folder->fds[block], table->hashes + at, IBX_SNAPSHOT_PAGE, (off_t)at) !=
-                IBX_SNAPSHOT_PAGE)
-            return ibx_error_set(err, errno ? -errno : -ENOSPC,
-                                 "the hashes of pages cannot be written to %s: %s", folder->path,
-                                 strerror(errno ? errno : ENOSPC));
-    }
-    return 0;
+    int rc = 0;
+    for (size_t at = 0; !rc && at < table->bytes; at += IBX_SNAPSHOT_PAGE)
+        if (!ibx_snapshot_page_is_zero(table->hashes + at))
+            rc = ibx_write_whole_at(folder->fds[block], table->hashes + at, IBX_SNAPSHOT_PAGE, at);
+    return rc ? ibx_error_set(err, rc, "the hashes of pages cannot be written to %s: %s",
+                              folder->path, strerror(-rc))
+              : 0;
 }
