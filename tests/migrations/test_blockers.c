@@ -240,12 +240,6 @@ static void test_blocked(void)
         fail_msg("the blocker of ivshmem is not named");
 }
 
-static void set_capability(const char *name)
-{
-    vm_do(&vm, "migrate-set-capabilities",
-          json_pack("{s:[{s:s,s:b}]}", "capabilities", "capability", name, "state", 1));
-}
-
 static struct ibx_settings set_for_a_migration(void)
 {
     struct ibx_settings settings;
@@ -260,7 +254,7 @@ static void test_migrating_already(void)
     vm_start(&vm, &(struct vm_options){0});
     struct ibx_settings settings = set_for_a_migration();
     ibx_settings_fini(&settings);
-    set_capability("pause-before-switchover");
+    vm_set_capability(&vm, "pause-before-switchover", true);
     vm_do(&vm, "migrate", json_pack("{s:s}", "uri", "exec:cat >/dev/null"));
     json_decref(vm_event(&vm, "MIGRATION", "pre-switchover"));
     look(IBX_MIGRATE_SOURCE);

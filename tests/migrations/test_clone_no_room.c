@@ -12,27 +12,17 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-/* A tmpfs of so many bytes, in which nothing is; false: there is none for this user. */
-static bool make_small(const char *size)
-{
-    char option[32];
-    snprintf(small, sizeof(small), "%s/small", mover_folder);
-    snprintf(option, sizeof(option), "size=%s", size);
-    assert_int_equal(mkdir(small, 0700), 0);
-    if (!mount("ibx-test", small, "tmpfs", 0, option))
-        return true;
-    *small = '\0';
-    return false;
-}
+static const char *small; /* a tmpfs in which nothing is */
 
 #define FOLDER 200
 
 /* Serves what was frozen, for a cache that is to be in this folder, of a tmpfs of that size. */
 static void serve_into_small(const char *size, char folder[FOLDER])
 {
+    char option[32];
     freeze();
-    if (!make_small(size))
-        skip();
+    snprintf(option, sizeof(option), "size=%s", size);
+    small = mover_mount(option);
     snprintf(folder, FOLDER, "%s/cache", small);
     SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
 }
@@ -144,8 +134,7 @@ static void test_no_room_for_zeros(void)
 {
     char command[400], folder[FOLDER];
     freeze();
-    if (!make_small("256m"))
-        skip();
+    small = mover_mount("size=256m");
     snprintf(command, sizeof(command), "cp -a --sparse=always %s %s/whole", snapshot, small);
     assert_int_equal(system(command), 0);
     snprintf(folder, sizeof(folder), "%s/whole", small);

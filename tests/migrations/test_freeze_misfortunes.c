@@ -86,15 +86,11 @@ static void test_killed_while_it_copies(void)
 static void test_ram_is_left_out_already(void)
 {
     begin();
-    vm_do(
-        &vms[0], "migrate-set-capabilities",
-        json_pack("{s:[{s:s,s:b}]}", "capabilities", "capability", "x-ignore-shared", "state", 1));
+    vm_set_capability(&vms[0], "x-ignore-shared", true);
     struct mover *tool = MOVER_RUN(0, "freeze", snapshot, "--qmp", vms[0].tool, "--resume");
     mover_must_print(tool, "x-ignore-shared was on in QEMU already");
     assert_true(ignores_shared());
-    vm_do(
-        &vms[0], "migrate-set-capabilities",
-        json_pack("{s:[{s:s,s:b}]}", "capabilities", "capability", "x-ignore-shared", "state", 0));
+    vm_set_capability(&vms[0], "x-ignore-shared", false);
     snprintf(snapshot, sizeof(snapshot), "%s/another", mover_folder);
     tool = MOVER_RUN(0, "freeze", snapshot, "--qmp", vms[0].tool, "--resume");
     assert_false(mover_printed(tool, "x-ignore-shared"));
@@ -357,16 +353,10 @@ static void test_asleep_and_no_room(void)
     struct stat st;
     begin_one_that_can_sleep(NULL);
     const bool sleeps_on = ibx_qmp_sleeps_on(ibx_qmp_version(vms[0].qmp));
-    char place[160];
-    snprintf(place, sizeof(place), "%s/small", mover_folder);
-    snprintf(snapshot, sizeof(snapshot), "%s/snapshot", place);
-    assert_int_equal(mkdir(place, 0700), 0);
-    if (mount("ibx-test", place, "tmpfs", 0, "size=64k"))
-        skip();
+    snprintf(snapshot, sizeof(snapshot), "%s/snapshot", mover_mount("size=64k"));
     freeze_asleep_at(&tool, "freeze:starting");
     const int status = mover_wait(&tool);
     const int gone = stat(snapshot, &st);
-    umount(place);
     assert_int_equal(status, 1);
     assert_int_equal(gone, -1);
     assert_int_equal(kill(vms[0].pid, 0), 0);
@@ -386,8 +376,7 @@ static void test_beside_a_migration(void)
     struct mover tool;
     freezes(&tool, "freeze:prepared", NULL);
     for (unsigned i = 0; i < 2; i++)
-        vm_do(&vms[0], "migrate-set-capabilities",
-              json_pack("{s:[{s:s,s:b}]}", "capabilities", "capability", ours[i], "state", 1));
+        vm_set_capability(&vms[0], ours[i], true);
     vm_do(&vms[0], "migrate", json_pack("{s:s}", "uri", "exec:cat > /dev/null"));
     json_decref(vm_event(&vms[0], "MIGRATION", "pre-switchover"));
     mover_kill(&tool, SIGCONT);
@@ -404,8 +393,7 @@ static void test_behind_a_migration(void)
 {
     struct mover tool;
     freezes(&tool, "freeze:prepared", "--resume");
-    vm_do(&vms[0], "migrate-set-capabilities",
-          json_pack("{s:[{s:s,s:b}]}", "capabilities", "capability", "events", "state", 1));
+    vm_set_capability(&vms[0], "events", true);
     vm_do(&vms[0], "migrate", json_pack("{s:s}", "uri", "exec:cat > /dev/null"));
     json_decref(vm_event(&vms[0], "MIGRATION", "completed"));
     mover_kill(&tool, SIGCONT);

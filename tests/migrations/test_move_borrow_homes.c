@@ -154,12 +154,9 @@ static void test_home_keeps_its_pages(void)
 static void test_little_room_at_home(void)
 {
     struct vm_options there;
-    char place[96], ram[256], back[256];
+    char ram[256], back[256];
     mover_begin();
-    snprintf(place, sizeof(place), "%s/small", mover_folder);
-    assert_int_equal(mkdir(place, 0700), 0);
-    if (mount("none", place, "tmpfs", 0, "size=90M"))
-        skip();
+    const char *place = mover_mount("size=90M");
     const char *object = "memory-backend-file,id=mem0,size=%uM,mem-path=%s/%s,share=on";
     snprintf(ram, sizeof(ram), object, VM_RAM_MIB, place, "first");
     snprintf(back, sizeof(back), object, VM_RAM_MIB, place, "second");
@@ -174,9 +171,6 @@ static void test_little_room_at_home(void)
     borrow_options.ram = back;
     home_and_bring();
     returned();
-    vm_end(&vms[0]);
-    vm_end(&home);
-    assert_int_equal(umount2(place, MNT_DETACH), 0);
 }
 
 /* A borrower that does not say that the VM has returned does not see its memory for longer. */

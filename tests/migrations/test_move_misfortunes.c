@@ -294,18 +294,6 @@ static void test_destination_loses_the_monitor(void)
     pair_filled();
 }
 
-static pid_t watchdog_of(const struct mover *m)
-{
-    char path[64];
-    int pid = 0;
-    snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)m->pid, (int)m->pid);
-    FILE *file = fopen(path, "re");
-    assert_non_null(file);
-    assert_int_equal(fscanf(file, "%d", &pid), 1);
-    fclose(file);
-    return pid;
-}
-
 /* Tool and watchdog killed before the commit, the VM continued by hand: recover must not move it.
  */
 static void test_recover_of_a_vm_that_runs(void)
@@ -313,7 +301,7 @@ static void test_recover_of_a_vm_that_runs(void)
     struct ibx_vm_undo vm = {.was_running = true, .touched = true};
     pair_start(NULL);
     pair_run_to("source:sending", NULL);
-    kill(watchdog_of(&sender), SIGKILL);
+    kill(mover_watchdog(&sender), SIGKILL);
     mover_kill(&sender, SIGKILL);
     vm_ok(ibx_vm_stay(vms[0].qmp, &vm, vm_soon(), &vm_error));
     struct mover *again = MOVER_RUN(3, "recover", "--qmp", vms[0].tool, TIMED);
@@ -344,16 +332,13 @@ static void test_many_silent_connections(void)
 /* Room for the RAM when it was looked for, and then not. */
 static void full_file_system(const char *mode)
 {
-    char place[96], mount_options[32], ram[256], filler[128];
+    char options[32], ram[256], filler[128];
     pair_start_source();
-    snprintf(place, sizeof(place), "%s/full", mover_folder);
-    snprintf(mount_options, sizeof(mount_options), "size=%uM", FULL_MIB);
+    snprintf(options, sizeof(options), "size=%uM", FULL_MIB);
+    const char *place = mover_mount(options);
     snprintf(filler, sizeof(filler), "%s/filler", place);
     snprintf(ram, sizeof(ram), "memory-backend-file,id=mem0,size=%uM,mem-path=%s/ram,share=on",
              VM_RAM_MIB, place);
-    assert_int_equal(mkdir(place, 0700), 0);
-    if (mount("none", place, "tmpfs", 0, mount_options))
-        skip();
     vm_start(&vms[1], &(struct vm_options){.append = "", .incoming = true, .ram = ram});
     pair_run((const char *[]){"--max-bandwidth", "64K", mode, NULL});
     mover_await(&receiver, "filling", 0);
@@ -370,8 +355,6 @@ static void full_file_system(const char *mode)
     unlink(filler);
     pair_done();
     pair_moved("");
-    vm_end(&vms[1]);
-    assert_int_equal(umount2(place, MNT_DETACH), 0);
 }
 
 static void test_full_file_system(void)

@@ -152,18 +152,6 @@ static void then_it_is_rolled_back(const char *state)
     mover_end_all(NULL);
 }
 
-static pid_t watchdog_of(const struct mover *tool)
-{
-    char path[64];
-    int pid = 0;
-    snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)tool->pid, (int)tool->pid);
-    FILE *children = fopen(path, "re");
-    assert_non_null(children);
-    assert_int_equal(fscanf(children, "%d", &pid), 1);
-    fclose(children);
-    return pid;
-}
-
 /* The tool has ended, and its watchdog says what it cannot do. */
 static void the_watchdog_refuses(void)
 {
@@ -181,7 +169,7 @@ static void after_a_killed_tool(const char *state)
 {
     pair_start(NULL);
     pair_run_to("source:stopped", NULL);
-    const pid_t watchdog = watchdog_of(&sender);
+    const pid_t watchdog = mover_watchdog(&sender);
     assert_int_equal(kill(watchdog, SIGSTOP), 0);
     mover_kill(&sender, SIGKILL);
     json_decref(vm_event(&vms[0], "MIGRATION", "failed"));
@@ -414,7 +402,7 @@ static void test_a_monitor_of_another_vm_and_a_killed_tool(void)
 {
     pair_start(NULL);
     pair_run_to("source:sending", NULL);
-    const pid_t watchdog = watchdog_of(&sender);
+    const pid_t watchdog = mover_watchdog(&sender);
     assert_int_equal(kill(watchdog, SIGSTOP), 0);
     mover_kill(&sender, SIGKILL);
     mover_kill(&receiver, SIGKILL);
@@ -440,7 +428,7 @@ static void beside_a_snapshot(bool killed)
     mover_start(&sender,
                 (const char *[]){"freeze", folder, "--qmp", vms[0].tool, "--resume", NULL});
     mover_await_stop(&sender);
-    const pid_t watchdog = watchdog_of(&sender);
+    const pid_t watchdog = mover_watchdog(&sender);
     if (killed) {
         assert_int_equal(kill(watchdog, SIGSTOP), 0);
         mover_kill(&sender, SIGKILL);

@@ -24,12 +24,6 @@ static void start(void)
     snprintf(at, sizeof(at), "--migrateuri unix://%s", here);
 }
 
-static void set_capability(struct vm *vm, const char *name)
-{
-    vm_do(vm, "migrate-set-capabilities",
-          json_pack("{s:[{s:s, s:b}]}", "capabilities", "capability", name, "state", 1));
-}
-
 static void migrate(const char *uri)
 {
     vm_do(&vms[0], "migrate", json_pack("{s:s}", "uri", uri));
@@ -58,7 +52,7 @@ static void run_to(const char *state)
     struct mover *which = strncmp(state, "source", 6) ? &receiver : &sender;
     char uri[140];
     snprintf(uri, sizeof(uri), "unix:%s", there);
-    set_capability(&vms[0], "pause-before-switchover");
+    vm_set_capability(&vms[0], "pause-before-switchover", true);
     mover_stop_next(state);
     receive("tcp://127.0.0.1:0");
     vm_do(&vms[1], "migrate-incoming", json_pack("{s:s}", "uri", uri));
@@ -82,7 +76,7 @@ static void test_parallel_at_once(void)
     send_first();
     snprintf(uri, sizeof(uri), "%s", receiver.uri);
     snprintf(to, sizeof(to), "unix:%s", here);
-    set_capability(&vms[0], "multifd");
+    vm_set_capability(&vms[0], "multifd", true);
     migrate(to);
     receive(uri);
     sender_says("virsh migrate was given --parallel");

@@ -181,21 +181,15 @@ static void test_served_where_nobody_can_write(void)
 /* The snapshot does not fit: the VM goes on, and nothing is left of it. */
 static void test_no_room(void)
 {
-    char place[160];
     struct stat st;
     mover_begin();
     vm_start(&vms[0], &(struct vm_options){.append = "mib=16"});
     vm_wait_beats(&vms[0], 2);
-    snprintf(place, sizeof(place), "%s/small", mover_folder);
-    snprintf(snapshot, sizeof(snapshot), "%s/snapshot", place);
-    assert_int_equal(mkdir(place, 0700), 0);
-    if (mount("ibx-test", place, "tmpfs", 0, "size=4m"))
-        skip();
+    snprintf(snapshot, sizeof(snapshot), "%s/snapshot", mover_mount("size=4m"));
     struct mover *tried = MOVER_RUN(1, "freeze", snapshot, "--qmp", vms[0].tool);
     const int gone = stat(snapshot, &st);
-    umount(place);
     mover_must_print(tried,
-                     "/small/snapshot: guest RAM cannot be written into the snapshot: No space "
+                     "/tmpfs/snapshot: guest RAM cannot be written into the snapshot: No space "
                      "left on device; free space there");
     assert_int_equal(gone, -1);
     assert_true(vm_runs(&vms[0]));
