@@ -153,7 +153,8 @@ struct managed_wait {
 };
 
 struct signal_watch {
-    int signals, over;
+    struct migration_signals *signals;
+    int over;
     const struct ibx_migrate_observer *observer;
     struct ibx_migrate_status last; /* a copy of the status */
     char socket[PATH_MAX];          /* the control socket */
@@ -164,12 +165,14 @@ struct signal_watch {
 static void *leave_on_signal(void *argument)
 {
     struct signal_watch *watch = argument;
-    struct pollfd fds[2] = {{.fd = watch->signals, .events = POLLIN},
+    struct pollfd fds[2] = {{.fd = watch->signals->fd, .events = POLLIN},
                             {.fd = watch->over, .events = POLLIN}};
     while (poll(fds, 2, -1) < 0 && errno == EINTR)
         ;
     if (!fds[0].revents || fds[1].revents)
         return NULL;
+    ibx_migration_signals_take(watch->signals,
+                               true); /* a further one may end this thread's output */
     watch->last.phase = IBX_PHASE_FAILED;
     watch->last.now_ns = ibx_now_ns();
     if (watch->observer->leaving)
@@ -183,7 +186,7 @@ static void *leave_on_signal(void *argument)
  * signal, which ends the process. */
 static int ask(struct source *s, struct ibx_error *err)
 {
-    struct signal_watch watch = {.signals = s->signals.fd,
+    struct signal_watch watch = {.signals = &s->signals,
                                  .over = eventfd(0, EFD_CLOEXEC),
                                  .observer = &s->options->observer,
                                  .last = s->status};

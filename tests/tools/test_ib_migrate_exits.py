@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """test_ib_migrate_exits.py IB-MIGRATE: what programs read of the tool: --json on every exit, and
 the figures for Prometheus, by a strict parser of their format."""
+import fcntl
+import glob
 import json
 import os
 import re
@@ -170,6 +172,77 @@ def whoever_interrupts_a_send_gets_a_summary(scene):
     equal((code, summary["exit_status"], summary["outcome"]), (1, 1, "failed"))
     assert "the VM stays here" in summary["error"] and "the VM stays here" in err, (summary, err)
     vm.runs_on()
+
+
+def full_pipe():
+    """Its ends, and how many bytes are in it."""
+    read, write = os.pipe()
+    fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
+    os.set_blocking(write, False)
+    there = 0
+    try:
+        while True:
+            there += os.write(write, b" " * 4096)
+    except BlockingIOError:
+        os.set_blocking(write, True)
+        return read, write, there
+
+
+def takes_sigterm(process):
+    """Whether one of its threads does."""
+    def blocked(path):
+        with open(path, encoding="ascii") as file:
+            (mask,) = re.findall(r"^SigBlk:\s*(\w+)", file.read(), re.M)
+        return int(mask, 16) >> (signal.SIGTERM - 1) & 1
+    return not all(blocked(path) for path in glob.glob(f"/proc/{process.pid}/task/*/status"))
+
+
+def interrupted(scene, *line):
+    """A migration that was interrupted, whose end is printed and not taken; where it is printed,
+    and how many other bytes come before that."""
+    read, write, there = full_pipe()
+    process = scene.start(*line, "--json", stdout=write)
+    os.close(write)
+    until(lambda: not takes_sigterm(process), "the beginning of the migration")
+    process.send_signal(signal.SIGTERM)
+    until(lambda: takes_sigterm(process), "its end")
+    return process, read, there
+
+
+def two_that_wait(scene):
+    """A sender and a receiver that wait for the other side."""
+    silent = socket.create_server(("127.0.0.1", 0))
+    source, destination = Vm(scene), Vm(scene, incoming=True)
+    yield "send", *source.qmp, f"tcp://127.0.0.1:{silent.getsockname()[1]}?timeout_ms=30000"
+    yield "receive", *destination.qmp, "--listen", "tcp://127.0.0.1:0"
+    source.runs_on()
+    silent.close()
+
+
+@case
+def whoever_interrupts_the_end_gets_the_summary(scene):
+    for line in two_that_wait(scene):
+        process, read, there = interrupted(scene, *line)
+        process.send_signal(signal.SIGTERM)
+        with open(read, "rb") as file:
+            lines = objects(file.read()[there:].decode())
+        process.wait(LIMIT)
+        assert lines and "summary" in lines[-1], (line, process.returncode, lines)
+        equal(lines[-1]["summary"]["exit_status"], process.returncode)
+
+
+@case
+def whoever_interrupts_the_end_again_and_again_ends_it(scene):
+    """Nobody ever takes what is printed, as on a terminal that is stopped."""
+    for line in two_that_wait(scene):
+        process, read, _ = interrupted(scene, *line)
+
+        def has_ended(process=process):
+            process.send_signal(signal.SIGTERM)
+            return process.poll() is not None
+
+        until(has_ended, "the tool to end")
+        os.close(read)
 
 
 @case

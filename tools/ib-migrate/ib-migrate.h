@@ -192,7 +192,11 @@ void ibx_cli_result_on_signal(int status, const char *sentence);
 /* Sets a function that is called in the handler of such a signal; NULL: none. It must be
  * async-signal-safe. */
 void ibx_cli_result_on_leaving(void (*leave)(void));
-/* Restores the default action of these signals, when a migration is over. */
+/* When a migration is over: the next one of these signals is ignored, because this process only
+ * prints how it has ended. A further one has its default action, in case nobody takes what is
+ * printed. */
+void ibx_cli_result_late_signals(void);
+/* Restores the default action of these signals. */
 void ibx_cli_result_off_signals(void);
 /* Has SIGBUS print a sentence before it ends the process. */
 void ibx_cli_result_on_bus_error(void);

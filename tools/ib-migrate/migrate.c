@@ -91,7 +91,7 @@ static int finish(const struct migrate_args *args, int rc, bool again,
 {
     const bool ended =
         !rc && last->record.state == IBX_JOURNAL_ENDED && !ibx_journal_has_returned(&last->record);
-    ibx_cli_result_off_signals();
+    ibx_cli_result_late_signals();
     const int status = ended                             ? MIGRATE_ENDED
                        : !rc                             ? MIGRATE_DONE
                        : !again && was_stopped(rc, last) ? MIGRATE_STOPPED

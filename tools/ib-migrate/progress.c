@@ -31,6 +31,7 @@ struct migrate_progress {
     bool drawn;     /* the bar is in the terminal's last line */
     int last_phase; /* the last phase printed without a terminal; -1 none */
     pthread_t thread;
+    sigset_t before; /* the signals that were blocked when the migration began */
     pthread_mutex_t lock;
     pthread_cond_t more;
     bool end;              /* under the lock, like all below */
@@ -149,7 +150,7 @@ static void on_status(void *context, const struct ibx_migrate_status *status)
     struct migrate_progress *p = context;
     if (status->phase >=
         IBX_PHASE_DONE) /* the migration handles signals no more, and our sentence is out of date */
-        ibx_cli_result_off_signals();
+        ibx_cli_result_late_signals();
     pthread_mutex_lock(&p->lock);
     struct entry *entry = queue_entry(p, status);
     entry->line = false;
@@ -176,6 +177,8 @@ static void on_leaving(void *context, const struct ibx_migrate_status *last, con
 {
     struct migrate_progress *p = context;
     struct ibx_error err = {0};
+    ibx_cli_result_late_signals();
+    pthread_sigmask(SIG_SETMASK, &p->before, NULL);
     if (p->on_leaving)
         p->on_leaving();
     pthread_mutex_lock(&p->lock);
@@ -205,11 +208,11 @@ int ibx_cli_progress_start(const struct migrate_args *args, struct migrate_progr
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->more, NULL);
     /* Signals are for the thread of the migration. */
-    sigset_t all, before;
+    sigset_t all;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_sigmask(SIG_SETMASK, &all, &p->before);
     int rc = -pthread_create(&p->thread, NULL, run, p);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_sigmask(SIG_SETMASK, &p->before, NULL);
     if (rc) {
         free(p);
         return ibx_error_set(err, rc, "no thread to show the progress: %s", strerror(-rc));

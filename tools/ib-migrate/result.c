@@ -67,14 +67,18 @@ static void on_signal(int number)
     _exit(early.status);
 }
 
-/* Sets the handler, except for signals that were ignored from the start, as nohup(1) does it. */
+/* Sets the handler, except for signals that were ignored from the start, as nohup(1) does it. It is
+ * called once: a further signal ends a process that waits in it, or after it, for its output. */
 static void handle(void (*how)(int))
 {
     static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
+    struct sigaction action = {.sa_handler = how,
+                               .sa_flags = SA_RESTART | SA_NODEFER | (int)SA_RESETHAND};
+    sigemptyset(&action.sa_mask);
     for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
         struct sigaction now;
         if (!sigaction(numbers[i], NULL, &now) && now.sa_handler != SIG_IGN)
-            signal(numbers[i], how);
+            sigaction(numbers[i], &action, NULL);
     }
 }
 
@@ -116,6 +120,16 @@ void ibx_cli_result_on_bus_error(void)
 void ibx_cli_result_on_leaving(void (*leave)(void))
 {
     early.leave = leave;
+}
+
+static void on_late_signal(int number)
+{
+    (void)number;
+}
+
+void ibx_cli_result_late_signals(void)
+{
+    handle(on_late_signal);
 }
 
 void ibx_cli_result_off_signals(void)
