@@ -12,6 +12,7 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#define REPLACED        "\xef\xbf\xbd" /* what QEMU tells in the place of a byte that is not UTF-8 */
 #define PAGEMAP_PRESENT (1ull << 63)
 #define PAGEMAP_SWAPPED (1ull << 62) /* or being moved by the kernel */
 
@@ -160,6 +161,11 @@ int ibx_guest_block_locate(pid_t pid, const struct guest_mappings *mappings, uin
     if (!found && hidden)
         return ibx_error_set(err, hidden, "cannot look at %s: %s%s", path, strerror(-hidden),
                              ibx_proc_remedy(hidden));
+    if (!found && strstr(block->path, REPLACED))
+        return ibx_error_set(err, -ENOENT,
+                             "the file of guest RAM %s cannot be found, because QEMU tells no path "
+                             "that is not UTF-8 (mem-path %.200s): give it another name",
+                             block->id, block->path);
     if (!found)
         return ibx_error_set(err, -ENOENT,
                              "process %d does not map %s (%s %.200s): it is not the QEMU of this "

@@ -168,6 +168,18 @@ static void test_numa_memfd(void)
     ibx_guest_ram_fini(&ram);
 }
 
+static void test_a_path_that_is_not_utf8(void)
+{
+    char path[64], ram[160];
+    snprintf(path, sizeof(path), "/dev/shm/ibx-vm-%d-\xe4", (int)getpid());
+    snprintf(ram, sizeof(ram), "memory-backend-file,id=mem0,size=64M,mem-path=%s,share=on", path);
+    vm_start(&vm, &(struct vm_options){.ram = ram, .extra = {"-S"}});
+    struct ibx_guest_ram found;
+    const int rc = ibx_guest_ram_find(vm.qmp, true, &found, vm_soon(), &vm_error);
+    unlink(path);
+    vm_refused(rc, -ENOENT, "QEMU tells no path that is not UTF-8");
+}
+
 /* mem-path names a directory: QEMU's file there has no name any more. */
 static void test_directory(void)
 {
@@ -470,6 +482,7 @@ int main(void)
     static const struct vm_test tests[] = {VM_TEST(test_file),
                                            VM_TEST(test_long_name),
                                            VM_TEST(test_numa_memfd),
+                                           VM_TEST(test_a_path_that_is_not_utf8),
                                            VM_TEST(test_directory),
                                            VM_TEST(test_offset),
                                            VM_TEST(test_in_the_middle_of_a_mapping),
