@@ -10,17 +10,30 @@
 #include <openssl/params.h>
 #include <openssl/rand.h>
 #include <stdlib.h>
+#include <sys/random.h>
 
 void ibx_crypto_stay(void)
 {
     OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, NULL);
 }
 
-/* When OpenSSL has no memory for a digest, no proof may ever match by accident. */
+static _Thread_local bool lacked;
+
+/* When OpenSSL has no memory for a digest, no proof may ever match by accident. It may have none
+ * for random bytes either. */
 static void fill_unguessable(uint8_t out[IBX_HASH_BYTES])
 {
-    if (RAND_bytes(out, IBX_HASH_BYTES) != 1)
+    lacked = true;
+    ERR_clear_error();
+    if (getrandom(out, IBX_HASH_BYTES, 0) != IBX_HASH_BYTES)
         abort();
+}
+
+bool ibx_crypto_lacked(void)
+{
+    const bool was = lacked;
+    lacked = false;
+    return was;
 }
 
 void ibx_hash(const struct ibx_piece *pieces, int count, uint8_t out[IBX_HASH_BYTES])
@@ -101,13 +114,15 @@ int ibx_exchange_secret(struct ibx_exchange *exchange, const uint8_t theirs[IBX_
     size_t length = IBX_HASH_BYTES;
     EVP_PKEY *peer = EVP_PKEY_new_raw_public_key_ex(NULL, "X25519", NULL, theirs, IBX_PUBLIC_BYTES);
     EVP_PKEY_CTX *context = EVP_PKEY_CTX_new((EVP_PKEY *)exchange, NULL);
-    bool good = peer && context && EVP_PKEY_derive_init(context) == 1 &&
-                EVP_PKEY_derive_set_peer(context, peer) == 1 &&
+    const bool ready = peer && context && EVP_PKEY_derive_init(context) == 1;
+    bool good = ready && EVP_PKEY_derive_set_peer(context, peer) == 1 &&
                 EVP_PKEY_derive(context, secret, &length) == 1 && length == IBX_HASH_BYTES &&
                 CRYPTO_memcmp(secret, zeros, IBX_HASH_BYTES);
     EVP_PKEY_CTX_free(context);
     EVP_PKEY_free(peer);
     ERR_clear_error();
+    if (!ready)
+        return ibx_error_set(err, -ENOMEM, "OpenSSL has no memory for a key");
     return good ? 0 : ibx_error_set(err, -EPROTO, "its public key is of low order");
 }
 

@@ -30,6 +30,10 @@ void ibx_hmac(const uint8_t key[IBX_HASH_BYTES], const struct ibx_piece *pieces,
 void ibx_hkdf(const struct ibx_piece *secret, const struct ibx_piece *salt,
               const struct ibx_piece *info, uint8_t out[IBX_HASH_BYTES]);
 
+/* Whether one of these calls of this thread had no memory, since the thread asked last: then a
+ * proof that does not match says nothing of the peer. */
+bool ibx_crypto_lacked(void);
+
 /* X25519 with a fresh key pair, which may have several holders. */
 #define IBX_PUBLIC_BYTES 32
 struct ibx_exchange;
@@ -39,7 +43,7 @@ int ibx_exchange_create(struct ibx_exchange **exchange, uint8_t ours[IBX_PUBLIC_
 /* Adds a holder; each holder calls ibx_exchange_destroy(). -EIO. */
 int ibx_exchange_hold(struct ibx_exchange *exchange, struct ibx_error *err);
 /* Computes the secret that both ends share, which the caller wipes. -EPROTO: `theirs` is of low
- * order and no valid public key: everybody would know the secret. */
+ * order and no valid public key: everybody would know the secret. -ENOMEM. */
 int ibx_exchange_secret(struct ibx_exchange *exchange, const uint8_t theirs[IBX_PUBLIC_BYTES],
                         uint8_t secret[IBX_HASH_BYTES], struct ibx_error *err);
 /* Accepts NULL. */

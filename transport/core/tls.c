@@ -209,13 +209,17 @@ static int feed_handshake(struct ibx_tls *tls)
     return BIO_write(tls->from, tls->raw, (int)n) == n ? 0 : -ENOMEM;
 }
 
-/* -EACCES: a binder or a MAC does not match, as found here or reported by the peer. Otherwise
- * -EPROTO. */
+/* -EACCES: a binder or a MAC does not match, as found here or reported by the peer. -ENOMEM.
+ * Otherwise -EPROTO. */
 static int handshake_failure(void)
 {
     unsigned long code = ERR_peek_error();
     int reason = ERR_GET_LIB(code) == ERR_LIB_SSL ? ERR_GET_REASON(code) : 0;
-    ERR_clear_error();
+    bool memory = true;
+    for (; code; code = ERR_get_error())
+        memory = memory && ERR_GET_REASON(code) != ERR_R_MALLOC_FAILURE;
+    if (!memory)
+        return -ENOMEM;
     switch (reason) {
     case SSL_R_BINDER_DOES_NOT_VERIFY:
     case SSL_R_DECRYPTION_FAILED_OR_BAD_RECORD_MAC:

@@ -311,6 +311,8 @@ static int step_proof(struct ibx_handshake *h, struct frame *frame, struct frame
     int rc = derive(h, flags, &proofs, &why);
     if (rc)
         return refuse(h, reply, rc, why.message, err);
+    if (ibx_crypto_lacked())
+        return refuse(h, reply, -ENOMEM, "the server has no memory for its proofs", err);
     if (!got || !ibx_hash_equal(got, proofs.client))
         return refuse(h, reply, -EACCES,
                       "the key differs from the server's: copy the server's key file", err);
@@ -560,6 +562,8 @@ int ibx_handshake_check_server(struct ibx_handshake *h, uint64_t deadline, struc
     if (rc)
         return rc;
     const uint8_t *got = ibx_get_bytes(&frame.payload, IBX_HASH_BYTES);
+    if (ibx_crypto_lacked())
+        return ibx_handshake_broken(h, -ENOMEM, err);
     if (!got || !ibx_hash_equal(got, h->awaited))
         return ibx_error_set(err, -EACCES,
                              "%s does not know the key, so it is not the intended server",

@@ -144,7 +144,9 @@ static int start_tls(struct ibx_handshake *h, struct ibx_error *err)
         if (rc)
             break;
     }
-    return rc ? ibx_handshake_broken(h, rc == -EACCES ? -EBADMSG : rc, err) : 0;
+    if (rc == -EACCES)
+        rc = ibx_crypto_lacked() ? -ENOMEM : -EBADMSG;
+    return rc ? ibx_handshake_broken(h, rc, err) : 0;
 }
 
 /* ---------------------------------------------------------- one provider's attempt */
