@@ -26,13 +26,15 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/vfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define LOAD_MS 60000 /* for QEMU to load the device state */
-#define PART    65536
-#define FD_NAME "ibx-snapshot"
-#define LOOK_US 500
+#define LOAD_MS    60000 /* for QEMU to load the device state */
+#define ROOM_LEAST 16u   /* pages: with less of them a file system is full */
+#define PART       65536
+#define FD_NAME    "ibx-snapshot"
+#define LOOK_US    500
 
 struct cloning {
     const struct ibx_clone_config *config;
@@ -510,6 +512,19 @@ static int await_status(struct cloning *c, char *status, size_t size, struct ibx
     }
 }
 
+/* A QEMU that waits for a page which the cache has no room for answers nobody. */
+static int blame_room(const struct cloning *c, int rc, struct ibx_error *err)
+{
+    struct statfs fs;
+    const bool waits = rc == -ETIMEDOUT && !c->folder.manifest.complete;
+    return waits && !fstatfs(c->folder.at, &fs) && fs.f_bavail < ROOM_LEAST
+               ? ibx_error_prefix(err, rc,
+                                  "the file system of %s has no room for the pages that QEMU needs "
+                                  "to load the VM: make room there",
+                                  c->folder.path)
+               : rc;
+}
+
 static int load(struct cloning *c, char *status, size_t size, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
@@ -528,7 +543,9 @@ static int load(struct cloning *c, char *status, size_t size, struct ibx_error *
     close(ours);
     if (!rc)
         rc = await_loaded(c, err);
-    return rc ? rc : await_status(c, status, size, err);
+    if (!rc)
+        rc = await_status(c, status, size, err);
+    return blame_room(c, rc, err);
 }
 
 /* ------------------------------------------------------------ its network */

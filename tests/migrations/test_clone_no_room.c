@@ -169,6 +169,19 @@ static void clone_on_demand(char folder[FOLDER])
     MOVER_RUN(0, "clone", folder, "--qmp", children[0].tool);
 }
 
+/* QEMU needs pages to load the VM, for which the cache has no room. */
+static void test_no_room_for_the_pages_of_a_child(void)
+{
+    char folder[FOLDER];
+    serve_into_small("256m", folder);
+    SERVE(&filler, folder, "--cache", server.uri, "--on-demand");
+    child_start(&children[0], (const char *[]){"-S", NULL});
+    leave_room(4096);
+    struct mover *tool = MOVER_RUN(1, "clone", folder, "--qmp", children[0].tool);
+    mover_must_print(tool, "/cache has no room for the pages that QEMU needs to load the VM: make "
+                           "room there");
+}
+
 /* Who says again that it is there, where its record cannot be written anew, keeps that. */
 static void test_no_room_for_a_second_record(void)
 {
@@ -289,6 +302,7 @@ int main(void)
         VM_TEST(test_no_room_for_a_cache),
         VM_TEST(test_no_room_beside_pages_of_zeros),
         VM_TEST(test_no_room_for_zeros),
+        VM_TEST(test_no_room_for_the_pages_of_a_child),
         VM_TEST(test_no_room_for_a_second_record),
         VM_TEST(test_no_room_for_zeros_in_a_cache),
         VM_TEST(test_no_memory_for_zeros_in_a_cache),
