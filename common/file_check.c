@@ -67,7 +67,7 @@ int ibx_file_open(const char *path, enum ibx_file_kind kind, struct ibx_error *e
     return fd;
 }
 
-int ibx_file_may_replace(const char *path, struct ibx_error *err)
+int ibx_file_check_replace(const char *path, struct ibx_error *err)
 {
     struct stat st;
     if (lstat(path, &st) || S_ISREG(st.st_mode))

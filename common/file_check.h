@@ -30,6 +30,6 @@ int ibx_file_open(const char *path, enum ibx_file_kind kind, struct ibx_error *e
 int ibx_file_reopen(int found, int flags);
 /* For a result that rename(2) is to put at `path`: 0 when nothing is there, or a regular file.
  * -EINVAL for anything else: root would replace /dev/null, or the link /dev/stdout. */
-int ibx_file_may_replace(const char *path, struct ibx_error *err);
+int ibx_file_check_replace(const char *path, struct ibx_error *err);
 
 #endif

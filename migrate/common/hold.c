@@ -37,7 +37,8 @@ int ibx_hold_allow(struct ibx_qmp *qmp, bool on, uint64_t deadline_ns, struct ib
         NULL, deadline_ns, err);
 }
 
-static int is_suppressed(struct ibx_qmp *qmp, bool *is, uint64_t deadline_ns, struct ibx_error *err)
+static int ask_suppressed(struct ibx_qmp *qmp, bool *is, uint64_t deadline_ns,
+                          struct ibx_error *err)
 {
     json_t *value;
     int rc = ibx_qmp_execute(
@@ -56,7 +57,7 @@ int ibx_hold_plan(struct ibx_qmp *qmp, struct ibx_settings *settings, uint64_t d
     json_t *change = json_object_get(settings->change, "capabilities"),
            *before = json_object_get(settings->before, "capabilities");
     bool suppressed = false;
-    int rc = is_suppressed(qmp, &suppressed, deadline_ns, err);
+    int rc = ask_suppressed(qmp, &suppressed, deadline_ns, err);
     if (rc)
         return rc;
     if (!json_object_get(before, return_path))

@@ -41,7 +41,7 @@ static pid_t find_holder(int fd)
     return found;
 }
 
-static int is_locked(const struct destination *d, int fd, struct ibx_error *err)
+static int refuse_locked(const struct destination *d, int fd, struct ibx_error *err)
 {
     char holder[64] = "another process", path[64], name[32] = "";
     const pid_t pid = find_holder(fd);
@@ -77,7 +77,7 @@ static int lock(struct destination *d, int file, struct ibx_error *err)
     if (*fd >= 0 && !flock(*fd, LOCK_EX | LOCK_NB))
         return 0;
     if (*fd >= 0 && errno == EWOULDBLOCK)
-        return is_locked(d, *fd, err);
+        return refuse_locked(d, *fd, err);
     return ibx_error_set(err, -errno, "the file of guest RAM %s cannot be locked: %s",
                          d->ram.guest.blocks[0].id, strerror(errno));
 }
@@ -114,7 +114,7 @@ int ibx_destination_claim(struct destination *d, struct ibx_error *err)
     if (!rc)
         rc = ibx_vm_status(d->qemu.qmp, status, sizeof(status), deadline, err);
     if (!rc && strcmp(status, "inmigrate") != 0)
-        return ibx_destination_is_taken(d, err);
+        return ibx_destination_refuse_taken(d, err);
     if (!rc && !d->qemu.managed) /* otherwise it is libvirt's, over this tool's connection */
         rc = ibx_vm_migration(d->qemu.qmp, migration, sizeof(migration), why, sizeof(why), deadline,
                               err);
@@ -127,7 +127,7 @@ int ibx_destination_claim(struct destination *d, struct ibx_error *err)
     return rc;
 }
 
-int ibx_destination_is_taken(const struct destination *d, struct ibx_error *err)
+int ibx_destination_refuse_taken(const struct destination *d, struct ibx_error *err)
 {
     return ibx_error_set(err, -EBUSY,
                          "a VM has come to this QEMU (process %d) by another monitor, and not by "

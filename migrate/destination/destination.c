@@ -139,7 +139,7 @@ static int step_mapped(struct destination *d, struct ibx_error *err)
         return rc;
     if (!ibx_destination_stream_loaded(&d->stream) || !may_run(d))
         return 0;
-    rc = ibx_destination_qemu_has_loaded(&d->qemu, d->busy_until_ns, err);
+    rc = ibx_destination_qemu_check_loaded(&d->qemu, d->busy_until_ns, err);
     if (!rc) /* QEMU was asked for this before it had loaded */
         rc = ibx_destination_check_compared(d, err);
     if (!rc)

@@ -349,7 +349,7 @@ int ibx_destination_claim(struct destination *d, struct ibx_error *err);
 /* ... and before QEMU is given this memory, which is then locked as well. */
 int ibx_destination_claim_also(struct destination *d, int file, struct ibx_error *err);
 /* Returns -EBUSY, with the sentence that a VM has come by another monitor. */
-int ibx_destination_is_taken(const struct destination *d, struct ibx_error *err);
+int ibx_destination_refuse_taken(const struct destination *d, struct ibx_error *err);
 /* Releases these locks, once this tool does not write to the memory any more. */
 void ibx_destination_unclaim(struct destination *d);
 

@@ -194,7 +194,7 @@ int ibx_destination_check_qemu(struct destination *d, struct ibx_error *err)
         ibx_destination_qemu_check(qemu, d->ram.recovered && qemu->state.now != QEMU_RUNNING, err);
     const bool running = qemu->state.now == QEMU_RUNNING;
     if (running && d->stream.state.now == STREAM_CLOSED)
-        rc = ibx_destination_is_taken(d, err);
+        rc = ibx_destination_refuse_taken(d, err);
     else if (running && d->stream.state.now < STREAM_RELEASED)
         rc = ibx_destination_qemu_stop(qemu, err);
     if (!rc)

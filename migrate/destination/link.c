@@ -146,8 +146,8 @@ bool ibx_destination_link_registers_free(const struct destination_link *link)
     return true;
 }
 
-int ibx_destination_link_has_regions(struct destination_link *link, uint32_t wanted,
-                                     struct ibx_error *err)
+int ibx_destination_link_check_regions(struct destination_link *link, uint32_t wanted,
+                                       struct ibx_error *err)
 {
     bool whole = link->joined == link->count;
     link->regions = 0;
@@ -165,7 +165,7 @@ int ibx_destination_link_has_regions(struct destination_link *link, uint32_t wan
 
 int ibx_destination_link_complete(struct destination_link *link, struct ibx_error *err)
 {
-    int rc = ibx_destination_link_has_regions(link, link->map_end.regions, err);
+    int rc = ibx_destination_link_check_regions(link, link->map_end.regions, err);
     return rc || link->state.now == LINK_MAPPED ? rc : -EAGAIN;
 }
 

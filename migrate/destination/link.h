@@ -66,8 +66,8 @@ int ibx_destination_link_complete(struct destination_link *link, struct ibx_erro
 bool ibx_destination_link_registers_free(const struct destination_link *link);
 /* As ibx_destination_link_complete(), before there is a map: all have at least this many regions.
  */
-int ibx_destination_link_has_regions(struct destination_link *link, uint32_t regions,
-                                     struct ibx_error *err);
+int ibx_destination_link_check_regions(struct destination_link *link, uint32_t regions,
+                                       struct ibx_error *err);
 /* The engine is destroyed: page connections are this thread's again. */
 void ibx_destination_link_engine_ended(struct destination_link *link);
 /* The link is lost. In SERVING page connections stay until the engine has stopped. */

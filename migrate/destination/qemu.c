@@ -416,8 +416,8 @@ static int saves_ram(struct destination_qemu *qemu, struct ibx_error *err)
     return rc == -EREMOTEIO ? 0 : rc;
 }
 
-int ibx_destination_qemu_has_loaded(struct destination_qemu *qemu, uint64_t hurry_until_ns,
-                                    struct ibx_error *err)
+int ibx_destination_qemu_check_loaded(struct destination_qemu *qemu, uint64_t hurry_until_ns,
+                                      struct ibx_error *err)
 {
     char status[32], why[256];
     ibx_qmp_spin_until(qemu->qmp, hurry_until_ns);

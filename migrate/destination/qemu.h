@@ -83,11 +83,11 @@ void ibx_destination_qemu_lend(struct destination_qemu *qemu);
 void ibx_destination_qemu_lose(struct destination_qemu *qemu, const char *why);
 /* QEMU has read the set-up of guest RAM: tells it to reset x-ignore-shared, so that it saves its
  * RAM when somebody asks it to, whatever becomes of this tool. Does not wait: QEMU has done so when
- * ibx_destination_qemu_has_loaded() returns 0. */
+ * ibx_destination_qemu_check_loaded() returns 0. */
 void ibx_destination_qemu_save_ram(struct destination_qemu *qemu);
 /* The stream is loaded but for its end: 0 once QEMU's main thread, which loads, answers. */
-int ibx_destination_qemu_has_loaded(struct destination_qemu *qemu, uint64_t hurry_until_ns,
-                                    struct ibx_error *err);
+int ibx_destination_qemu_check_loaded(struct destination_qemu *qemu, uint64_t hurry_until_ns,
+                                      struct ibx_error *err);
 /* The VM's status, once QEMU has noticed that its stream has ended. */
 int ibx_destination_qemu_await(struct destination_qemu *qemu, char *status, size_t size,
                                struct ibx_error *err);

@@ -93,7 +93,7 @@ static int send_done(struct destination *d, uint64_t bytes, uint64_t ns, struct 
 static int fetch(struct destination *d, struct ibx_error *err)
 {
     struct destination_warm *warm = &d->warm;
-    int rc = ibx_destination_link_has_regions(&d->link, warm->round.regions, err);
+    int rc = ibx_destination_link_check_regions(&d->link, warm->round.regions, err);
     if (rc)
         return rc == -EAGAIN ? 0 : rc;
     rc = ibx_state_move(&warm->state, WARM_FETCHING);

@@ -395,7 +395,7 @@ static int check_record(const char *path, struct ibx_error *err)
     char folder[PATH_MAX];
     snprintf(folder, sizeof(folder), "%.*s", slash ? (int)(slash - path + 1) : 1,
              slash ? path : ".");
-    int rc = path ? ibx_file_may_replace(path, err) : 0;
+    int rc = path ? ibx_file_check_replace(path, err) : 0;
     if (rc)
         return ibx_error_prefix(err, rc, "--record");
     if (path && (rc = ibx_working_set_check_way(path, err)))

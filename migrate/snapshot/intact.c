@@ -183,7 +183,7 @@ void ibx_snapshot_intact_end(struct snapshot_intact *intact)
     }
 }
 
-static int is_shorter(const struct ibx_snapshot_folder *folder, struct ibx_error *err)
+static int refuse_shorter(const struct ibx_snapshot_folder *folder, struct ibx_error *err)
 {
     return ibx_error_set(err, -ESTALE,
                          "%s was cut short while it was served, and its readers get nothing more: "
@@ -193,7 +193,7 @@ static int is_shorter(const struct ibx_snapshot_folder *folder, struct ibx_error
 
 /* Whether the files' bytes have changed, not only their times: on some kernels, registering a
  * mapping for RDMA changes the time. */
-static int is_changed(struct snapshot_intact *intact, struct ibx_error *err)
+static int check_changed(struct snapshot_intact *intact, struct ibx_error *err)
 {
     const struct ibx_snapshot_folder *folder = intact->folder;
     uint64_t bytes;
@@ -211,18 +211,18 @@ int ibx_snapshot_intact_check(struct snapshot_intact *intact, struct ibx_snapsho
     eventfd_t count;
     bool changed = false;
     if (!eventfd_read(intact->fd, &count))
-        return is_shorter(folder, err);
+        return refuse_shorter(folder, err);
     for (unsigned i = 0; i < folder->count; i++) {
         struct stat st;
         if (fstat(folder->fds[i], &st))
             return ibx_error_set(err, -errno, "%s: %s", folder->path, strerror(errno));
         if ((uint64_t)st.st_size < folder->sizes[i])
-            return is_shorter(folder, err);
+            return refuse_shorter(folder, err);
         changed = changed || st.st_mtim.tv_sec != folder->times[i].tv_sec ||
                   st.st_mtim.tv_nsec != folder->times[i].tv_nsec;
         folder->times[i] = st.st_mtim;
     }
-    return changed ? is_changed(intact, err) : 0;
+    return changed ? check_changed(intact, err) : 0;
 }
 
 void ibx_snapshot_folder_note_times(struct ibx_snapshot_folder *folder)

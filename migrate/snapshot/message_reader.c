@@ -174,7 +174,7 @@ void ibx_snapshot_asker_serve(struct ibx_snapshot_asker *asker, struct ibx_fault
 
 /* ------------------------------------------------------------ without one */
 
-static int is_late(uint64_t deadline_ns, bool (*ends)(void))
+static int check_time(uint64_t deadline_ns, bool (*ends)(void))
 {
     return ends && ends() ? -EINTR : ibx_now_ns() >= deadline_ns ? -ETIMEDOUT : 0;
 }
@@ -186,9 +186,10 @@ int ibx_snapshot_asker_fetch(struct ibx_snapshot_asker *asker, uint64_t offset, 
     struct ibx_fault_arrival arrival;
     int rc, n = 0, late = 0;
     while ((rc = ask(asker, offset, length, to, 0, IBX_SNAPSHOT_ASKS)) == -EAGAIN &&
-           !(late = is_late(deadline_ns, ends)) && (n = poll_arrivals(asker, &arrival, 1)) >= 0)
+           !(late = check_time(deadline_ns, ends)) && (n = poll_arrivals(asker, &arrival, 1)) >= 0)
         ibx_wait(asker->conn, 100);
-    while (!rc && !(n = poll_arrivals(asker, &arrival, 1)) && !(late = is_late(deadline_ns, ends)))
+    while (!rc && !(n = poll_arrivals(asker, &arrival, 1)) &&
+           !(late = check_time(deadline_ns, ends)))
         ibx_wait(asker->conn, 100);
     if (late) { /* later messages must not write to the caller's buffer */
         n = late;

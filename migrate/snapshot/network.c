@@ -158,7 +158,7 @@ int ibx_snapshot_network_down(struct ibx_qmp *qmp, const struct snapshot_network
 }
 
 /* Sets `*taken` to whether the card has the child's MAC; if not, `now` is the one that it has. */
-static int has_taken(struct ibx_qmp *qmp, const struct snapshot_card *card, bool *taken,
+static int ask_taken(struct ibx_qmp *qmp, const struct snapshot_card *card, bool *taken,
                      char now[SNAPSHOT_CARD_MAC], struct ibx_error *err)
 {
     json_t *filters;
@@ -183,7 +183,7 @@ static int look(struct ibx_qmp *qmp, struct snapshot_network *network,
     for (unsigned i = 0; i < network->count; i++) {
         struct snapshot_card *card = &network->cards[i];
         bool taken = false;
-        int rc = card->up ? 0 : has_taken(qmp, card, &taken, now, err);
+        int rc = card->up ? 0 : ask_taken(qmp, card, &taken, now, err);
         if (!rc && taken)
             rc = set_link(qmp, card, true, err);
         if (rc)

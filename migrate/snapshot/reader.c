@@ -37,7 +37,7 @@ struct ibx_snapshot_reader {
     bool (*ends)(void);    /* whether this process has to end; NULL: it never has to */
 };
 
-static int is_to_end(const struct ibx_snapshot_reader *reader, struct ibx_error *err)
+static int check_end(const struct ibx_snapshot_reader *reader, struct ibx_error *err)
 {
     return reader->ends && reader->ends()
                ? ibx_error_set(err, -EINTR, "this process was told to end before it had answered")
@@ -222,7 +222,7 @@ static int take_messages(struct opening *o, struct ibx_error *err)
         } else if (!n) {
             ibx_wait(o->conn, 100);
         }
-        rc = rc ? rc : is_to_end(o->reader, err);
+        rc = rc ? rc : check_end(o->reader, err);
         if (!rc && !o->listed && ibx_now_ns() >= o->until_ns)
             return ibx_error_set(err, -ETIMEDOUT, "it did not describe its snapshot in time");
     }
@@ -240,7 +240,7 @@ static int take_regions(struct ibx_page_reader *pages, struct opening *o, struct
         if (n > before && o->until_ns < now + o->timeout_ns)
             o->until_ns = now + o->timeout_ns;
         before = n;
-        const int rc = is_to_end(o->reader, err);
+        const int rc = check_end(o->reader, err);
         if (rc)
             return rc;
         if (now >= o->until_ns)
@@ -352,7 +352,7 @@ static int await_read(const struct ibx_snapshot_reader *reader, struct ibx_conn 
         if (!n && ibx_now_ns() >= deadline)
             return ibx_error_set(err, -ETIMEDOUT,
                                  "the snapshot's server is lost: " SNAPSHOT_SILENT);
-        const int rc = is_to_end(reader, err);
+        const int rc = check_end(reader, err);
         if (rc)
             return rc;
         if (!n)

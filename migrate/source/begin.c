@@ -528,7 +528,7 @@ static int recover(struct source *s, const struct ibx_record *record, struct ibx
         rc = ibx_source_begin(s, s->status.record.state == IBX_JOURNAL_MOVED ? SOURCE_SERVING
                                                                              : SOURCE_COMMITTED);
     if (!rc && ibx_journal_lost_there(&s->status.record))
-        return ibx_source_was_lost(s, err);
+        return ibx_source_recover_lost(s, err);
     if (!rc && s->status.record.state == IBX_JOURNAL_BROKEN)
         return ibx_source_recover_broken(s, err);
     if (!rc)

@@ -251,7 +251,7 @@ int ibx_source_guard_reach(struct source *s, struct ibx_error *err)
 /* Whether the first vCPU has been reset. It stands still, so it is where it was stopped or, after a
  * reset, where an x86 begins: 16 bytes below 4 GiB, which a VM leaves with its first instruction.
  */
-static int was_reset(struct ibx_qmp *qmp, bool *is, struct ibx_error *err)
+static int ask_reset(struct ibx_qmp *qmp, bool *is, struct ibx_error *err)
 {
     json_t *result;
     int rc = ibx_qmp_execute(qmp, "human-monitor-command",
@@ -285,7 +285,7 @@ static int find_ours(struct source *s, bool *ours, struct ibx_error *err)
     return rc;
 }
 
-static int may_be_of_others(const struct source *s, struct ibx_error *err)
+static int refuse_others(const struct source *s, struct ibx_error *err)
 {
     return ibx_error_set(err, -EBUSY,
                          "the migration that QEMU (process %d) has ended last may be another "
@@ -306,7 +306,7 @@ static int check_ended(const struct source *s, struct ibx_error *err)
         close(any);
     if (marked && !strcmp(s->vm.ram.status, "postmigrate"))
         return 0;
-    return may_be_of_others(s, err);
+    return refuse_others(s, err);
 }
 
 void ibx_source_note_figures(struct source *s)
@@ -327,7 +327,7 @@ static int check_figures(const struct source *s, struct ibx_error *err)
     int rc = ibx_hold_last(s->vm.qmp, last, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
     if (rc && rc != -ENODATA)
         return rc;
-    return rc || strcmp(last, ours) != 0 ? may_be_of_others(s, err) : 0;
+    return rc || strcmp(last, ours) != 0 ? refuse_others(s, err) : 0;
 }
 
 static int check_whose(struct source *s, struct ibx_error *err)
@@ -351,7 +351,7 @@ static int check_whose(struct source *s, struct ibx_error *err)
 static int check_reset(struct source *s, struct ibx_error *err)
 {
     bool is = false;
-    int rc = was_reset(s->vm.qmp, &is, err);
+    int rc = ask_reset(s->vm.qmp, &is, err);
     if (rc || !is)
         return rc;
     if (!s->status.record.was_running)

@@ -32,7 +32,7 @@ void ibx_source_libvirt_link_files(struct source *s)
 }
 
 /* If libvirt does not set pause-before-switchover, or QEMU refuses to reset it, QEMU pauses. */
-int ibx_source_libvirt_has_set(struct source *s, struct ibx_error *err)
+int ibx_source_libvirt_check_set(struct source *s, struct ibx_error *err)
 {
     struct ibx_error silent = {0};
     if (!source_managed(&s->vm))

@@ -137,7 +137,7 @@ static void find_files(struct source *s)
         ibx_journal_open_files(&s->status.record, &s->vm.ram, &silent);
 }
 
-int ibx_source_was_lost(struct source *s, struct ibx_error *err)
+int ibx_source_recover_lost(struct source *s, struct ibx_error *err)
 {
     find_files(s);
     snprintf(s->status.message, sizeof(s->status.message), "it was said before");

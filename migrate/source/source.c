@@ -285,7 +285,7 @@ static int step_exposing(struct source *s, struct ibx_error *err)
     int rc = ibx_source_link_exposed(&s->link, err);
     if (rc || s->peer.now != PEER_READY)
         return rc == -EAGAIN ? 0 : rc;
-    rc = ibx_source_libvirt_has_set(s, err);
+    rc = ibx_source_libvirt_check_set(s, err);
     if (rc)
         return rc == -EAGAIN ? 0 : rc;
     s->status.register_ns = ibx_now_ns() - s->status.began_ns;

@@ -293,7 +293,7 @@ int ibx_source_lose_vm(struct source *s, const char *why, struct ibx_error *err)
  * it has decided. */
 int ibx_source_vm_lost(struct source *s, struct ibx_error *err);
 /* Recover: an earlier tool has come to LOST. */
-int ibx_source_was_lost(struct source *s, struct ibx_error *err);
+int ibx_source_recover_lost(struct source *s, struct ibx_error *err);
 /* COMPLETE has come, with another page map: -EPROTO, in LEFT. */
 int ibx_source_other_map(struct source *s, const struct ibx_migrate_totals *totals,
                          struct ibx_error *err);
@@ -308,7 +308,7 @@ int ibx_source_check_unheard(struct source *s, struct ibx_error *err);
 void ibx_source_libvirt_link_files(struct source *s);
 /* Before the gate opens. 0: libvirt has set what it sets, all at once, and is about to connect;
  * -EAGAIN: not yet. */
-int ibx_source_libvirt_has_set(struct source *s, struct ibx_error *err);
+int ibx_source_libvirt_check_set(struct source *s, struct ibx_error *err);
 /* QEMU has refused its settings. True: it took none of them, because it is in a migration, and
  * `*rc` and `err` say which. */
 bool ibx_source_libvirt_is_early(const struct source *s, int *rc, struct ibx_error *err);

@@ -15,7 +15,7 @@ int ibx_bw_file_open(struct bw_file *file, const char *name, struct ibx_error *e
 {
     if ((size_t)snprintf(file->name, sizeof(file->name), "%s", name) >= sizeof(file->name))
         return ibx_error_set(err, -ENAMETOOLONG, "the file name \"%.32s...\" is too long", name);
-    int rc = ibx_file_may_replace(name, err);
+    int rc = ibx_file_check_replace(name, err);
     if (rc)
         return rc;
     snprintf(file->temporary, sizeof(file->temporary), "%s.XXXXXX", file->name);

@@ -312,7 +312,7 @@ static void put_all(const struct sheet *sheet)
 static int write_file(struct sheet *sheet, const char *path, struct ibx_error *err)
 {
     char fresh[PATH_MAX];
-    int rc = ibx_file_may_replace(path, err);
+    int rc = ibx_file_check_replace(path, err);
     if (rc)
         return rc;
     /* The temporary file must not be called *.prom, which the collector would read. */
