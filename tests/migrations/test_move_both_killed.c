@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * kill -9 of both tools at once, as where one program has started them, at each of their states.
+ * Then each side has only its record and its watchdog. Afterwards the guest is alive and right on
+ * exactly one side.
+ */
+#include "tests/fixtures/mover.h"
+
+static void both_killed_at(const char *state)
+{
+    print_message("%s\n", state);
+    struct mover *first = pair_run_to(state, NULL), *other = first == &sender ? &receiver : &sender;
+    mover_kill(other, SIGSTOP);
+    mover_kill(first, SIGKILL);
+    mover_kill(other, SIGKILL);
+}
+
+/* The watchdog at the source continues the VM, which can be migrated then. */
+static void test_before_the_commit(void)
+{
+    static const char *const states[] = {
+        "source:exposing",     "source:starting",   "source:stopped",     "source:sending",
+        "destination:joining", "destination:ready", "destination:mapped", "destination:waiting"};
+    for (unsigned i = 0; i < sizeof(states) / sizeof(states[0]); i++) {
+        pair_start(NULL);
+        both_killed_at(states[i]);
+        mover_await_record("source", "kept");
+        mover_must_print(MOVER_RUN(1, "recover", "--qmp", vms[0].tool), "no unfinished migration");
+        pair_stays();
+        vm_end(&vms[1]);
+        vm_start(&vms[1], &(struct vm_options){.append = "", .incoming = true});
+        pair_run(NULL);
+        pair_done();
+        pair_moved("");
+        mover_end_all(NULL);
+    }
+}
+
+/* The tools that recover both sides find each other, whichever begins. */
+static void test_after_the_commit(void)
+{
+    static const char *const states[] = {"source:serving", "destination:filling",
+                                         "destination:complete"};
+    for (unsigned i = 0; i < 2 * sizeof(states) / sizeof(states[0]); i++) {
+        pair_start(NULL);
+        both_killed_at(states[i / 2]);
+        pair_recover(i % 2 ? &sender : &receiver);
+        pair_recover(i % 2 ? &receiver : &sender);
+        pair_done();
+        pair_moved("");
+        mover_end_all(NULL);
+    }
+}
+
+int main(void)
+{
+    pair_beats = 10;
+    static const struct vm_test tests[] = {
+        VM_TEST(test_before_the_commit), VM_TEST(test_after_the_commit), {0}};
+    return vm_tests(tests, mover_end_all);
+}
