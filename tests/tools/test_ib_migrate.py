@@ -139,6 +139,16 @@ def bad_values_exit_1_with_one_sentence(scene):
 
 
 @case
+def what_it_makes_is_its_users_whatever_the_umask(scene):
+    os.umask(0o777)
+    try:
+        fails(scene, "send --state-dir", scene.path("made"), "--qmp", "none", "tcp://127.0.0.1:1")
+    finally:
+        os.umask(0o022)
+    equal(oct(os.stat(scene.path("made")).st_mode), "0o40700")
+
+
+@case
 def a_state_folder_that_cannot_be_used_is_one_sentence(scene):
     with open(scene.path("file"), "w", encoding="ascii"):
         pass

@@ -11,6 +11,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define GIVE_UP_MAX       604800u /* a week, seconds */
@@ -585,6 +586,7 @@ int main(int argc, char **argv)
     static struct migrate_args args; /* too large for the stack */
     struct ibx_error err = {0};
     unsigned command;
+    umask(umask(0) & ~(mode_t)S_IRWXU); /* this user can use what it makes */
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN); /* write(2) then fails with EFBIG, and the message names the file */
     ibx_cli_result_on_bus_error();
