@@ -389,13 +389,21 @@ static void test_beside_a_migration(void)
 
 /* Another migration is over when this one is to begin: the VM may run at the other end of it. QEMU
  * may still have its thread, and would end by SIGSEGV (7.2). */
-static void test_behind_a_migration(void)
+static void freezes_behind_a_migration(struct mover *tool)
 {
-    struct mover tool;
-    freezes(&tool, "freeze:prepared", "--resume");
+    freezes(tool, "freeze:prepared", "--resume");
     vm_set_capability(&vms[0], "events", true);
     vm_do(&vms[0], "migrate", json_pack("{s:s}", "uri", "exec:cat > /dev/null"));
     json_decref(vm_event(&vms[0], "MIGRATION", "completed"));
+}
+
+static void test_behind_a_migration(void)
+{
+    struct mover tool;
+    freezes_behind_a_migration(&tool);
+    is_killed_and_leaves(&tool);
+
+    freezes_behind_a_migration(&tool);
     mover_kill(&tool, SIGCONT);
     mover_ends(&tool, 1);
     mover_must_print(&tool, "QEMU did not begin this migration");
