@@ -207,7 +207,9 @@ class Judge:
                     "has ended with it" not in said and any(
                     words in said for words in STAYS):
                 raise Failed(f"{tool.name} said that the VM stays, and it does not run")
-            most = 5 if tool.command == "receive" and here else 4  # no VM had come, or it stays
+            # No VM had come, though it may be lost at the source; or it stays there.
+            none = tool.command == "receive" and (here or "no VM had come" in tool.said())
+            most = 5 if none else 4
             if tool.code() is not None and tool.code() > most:
                 raise Failed(f"{tool.name} ended with {tool.code()}")
             if tool.code() is not None and tool.code() < 0 and -tool.code() not in tool.ends_by:
