@@ -136,6 +136,31 @@ static bool may_be(const struct guest_mapping *m, const struct ibx_guest_block *
            !strncmp(m->path, "/memfd:memory-backend-memfd", 27);
 }
 
+/* Whether a mapping is of this file, and shared, but for reading only. */
+static bool only_reads(void *file, const struct ibx_proc_mapping *m)
+{
+    const struct stat *st = file;
+    return m->dev == st->st_dev && m->ino == st->st_ino && m->permissions[1] != 'w' &&
+           m->permissions[3] == 's';
+}
+
+/* Why none of the mappings that can be written is this block; `file`: what its path leads to, or
+ * NULL. */
+static int say_missing(pid_t pid, const struct ibx_guest_block *block, struct stat *file,
+                       struct ibx_error *err)
+{
+    if (file && ibx_proc_find_mapping(pid, only_reads, file) == 1)
+        return ibx_error_set(err, -ENOTSUP,
+                             "memory backend %s is readonly=on, so that no page of %.200s can be "
+                             "put into it: unplug the device that uses it, then object_del %s, "
+                             "or let the guest have the file as a disk",
+                             block->id, block->path, block->id);
+    return ibx_error_set(err, -ENOENT,
+                         "process %d does not map %s (%s %.200s): it is not the QEMU of this "
+                         "QMP socket, or the file was replaced while QEMU was using it",
+                         (int)pid, block->id, block->type, block->path);
+}
+
 int ibx_guest_block_locate(pid_t pid, const struct guest_mappings *mappings, uint64_t address,
                            struct ibx_guest_block *block, const struct guest_mapping **where,
                            struct ibx_error *err)
@@ -167,10 +192,7 @@ int ibx_guest_block_locate(pid_t pid, const struct guest_mappings *mappings, uin
                              "that is not UTF-8 (mem-path %.200s): give it another name",
                              block->id, block->path);
     if (!found)
-        return ibx_error_set(err, -ENOENT,
-                             "process %d does not map %s (%s %.200s): it is not the QEMU of this "
-                             "QMP socket, or the file was replaced while QEMU was using it",
-                             (int)pid, block->id, block->type, block->path);
+        return say_missing(pid, block, seen ? &st : NULL, err);
     block->address = found->start + (block->offset - found->offset);
     block->dev = found->dev;
     block->ino = found->ino;

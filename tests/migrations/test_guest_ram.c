@@ -257,6 +257,22 @@ static void test_not_the_one(void)
                "does not map mem0");
 }
 
+/* An image that the guest sees as an NVDIMM, and may only read. */
+static void test_read_only(void)
+{
+    char path[] = "/dev/shm/ibx-image-XXXXXX", object[128];
+    struct ibx_guest_ram ram;
+    int fd = mkstemp(path);
+    assert_true(fd >= 0 && !ftruncate(fd, MIB));
+    close(fd);
+    snprintf(object, sizeof(object),
+             "memory-backend-file,id=image,size=1M,mem-path=%s,share=on,readonly=on", path);
+    vm_start(&vm, &(struct vm_options){.extra = {"-S", "-object", object}});
+    const int rc = ibx_guest_ram_find(vm.qmp, true, &ram, vm_soon(), &vm_error);
+    unlink(path);
+    vm_refused(rc, -ENOTSUP, "memory backend image is readonly=on");
+}
+
 /* The capabilities that count when a process looks at another one. */
 static void keep_ptrace(bool keep)
 {
@@ -489,6 +505,7 @@ int main(void)
                                            VM_TEST(test_private),
                                            VM_TEST(test_shared_without_a_file),
                                            VM_TEST(test_not_the_one),
+                                           VM_TEST(test_read_only),
                                            VM_TEST(test_written),
                                            VM_TEST(test_written_since),
                                            VM_TEST(test_written_huge),
