@@ -189,7 +189,7 @@ def a_vm_that_was_shut_down_elsewhere_is_not_continued(hosts, domain):
     with open(domain.xml, encoding="utf-8") as file:
         text = file.read()
     with open(domain.xml, "w", encoding="utf-8") as file:
-        file.write(text.replace("</kernel>", "</kernel><cmdline>button=1</cmdline>"))
+        file.write(text.replace("<cmdline>", "<cmdline>button=1 "))
     domain.start(hosts.a)
     move, tool = caught(hosts, domain, "destination:resuming", receive=("--max-bandwidth", "64K"))
     hosts.a.end_libvirtd(signal.SIGKILL)
