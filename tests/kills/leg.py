@@ -98,8 +98,10 @@ class Leg:
         return any(words in tool.said() for tool in self.tools for words in SLOW_WORDS)
 
     def check_codes(self):
-        """No tool was ended by what nobody sent."""
+        """No tool was ended by what nobody sent. 5: a receiver was, and the VM never ran there."""
         for tool in self.tools:
             code = tool.code()
-            if code is not None and (code > 4 or (code < 0 and code not in (-9, -15))):
+            came = tool.command != "receive" or self.destination.qemu.beats()
+            most = 4 if came else 5
+            if code is not None and (code > most or (code < 0 and code not in (-9, -15))):
                 raise Failed(f"{tool.name} ended with {code}")
