@@ -273,6 +273,13 @@ static int monitor(const struct search *s, const char *line, json_t **text)
     return rc;
 }
 
+/* Whether lines of this type may be of a backend: nv-, of an NVDIMM, rom if the guest may not write
+ * to it. */
+static bool is_memory(const char *type)
+{
+    return !strcmp(type, "ram") || !strcmp(type, "nv-ram") || !strcmp(type, "nv-rom");
+}
+
 /* A line of a backend:
  *   0000000000100000-0000000003ffffff (prio 0, ram): mem0 @0000000000100000 */
 bool ibx_guest_physical_find(const char *tree, const char *id, uint64_t *physical, uint64_t *into)
@@ -280,13 +287,14 @@ bool ibx_guest_physical_find(const char *tree, const char *id, uint64_t *physica
     for (const char *line = tree; line; line = strchr(line, '\n')) {
         line += *line == '\n';
         uint64_t start, end, at = 0;
-        char name[IBX_GUEST_ID_MAX + 16];
-        int fields = sscanf(line, " %" SCNx64 "-%" SCNx64 " (prio %*d, ram): %143s @%" SCNx64,
-                            &start, &end, name, &at);
-        if (fields < 3 || strcmp(strncmp(name, "/objects/", 9) ? name : name + 9, id))
+        char type[16], name[IBX_GUEST_ID_MAX + 16];
+        int fields = sscanf(line, " %" SCNx64 "-%" SCNx64 " (prio %*d, %15[a-z-]): %143s @%" SCNx64,
+                            &start, &end, type, name, &at);
+        if (fields < 4 || !is_memory(type) ||
+            strcmp(strncmp(name, "/objects/", 9) ? name : name + 9, id))
             continue;
         *physical = start;
-        *into = fields == 4 ? at : 0;
+        *into = fields == 5 ? at : 0;
         return true;
     }
     return false;

@@ -317,10 +317,14 @@ static void exchanged_backends_are_seen(NO_STATE)
         "  00000000000a0000-00000000000bffff (prio 1, i/o): vga-lowmem\r\n"
         "  0000000000100000-0000000001ffffff (prio 0, ram): mb @0000000000100000\r\n"
         "  0000000002000000-0000000003ffffff (prio 0, ram): /objects/ma\r\n"
-        "  0000000100000000-0000000101ffffff (prio 0, ram): mc\r\n";
-    struct ibx_guest_block blocks[] = {{.id = "ma"}, {.id = "mb"}, {.id = "mc"}, {.id = "none"}};
-    const struct ibx_guest_ram ram = {.blocks = blocks, .count = 4};
-    json_t *order = ibx_order_of_mtree(mtree, &ram), *is = parsed("['mb','ma','mc']");
+        "  00000000fd000000-00000000fdffffff (prio 0, rom): none\r\n"
+        "  0000000100000000-0000000101ffffff (prio 0, ram): mc\r\n"
+        "  0000000102000000-0000000102ffffff (prio 0, nv-ram): nz\r\n"
+        "  0000000103000000-0000000103ffffff (prio 0, nv-rom): ny\r\n"; /* unarmed=on */
+    struct ibx_guest_block blocks[] = {{.id = "ma"}, {.id = "mb"},   {.id = "mc"},
+                                       {.id = "ny"}, {.id = "none"}, {.id = "nz"}};
+    const struct ibx_guest_ram ram = {.blocks = blocks, .count = 6};
+    json_t *order = ibx_order_of_mtree(mtree, &ram), *is = parsed("['mb','ma','mc','nz','ny']");
     assert_true(json_equal(order, is));
     json_decref(order);
     json_decref(is);
