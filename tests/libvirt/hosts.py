@@ -262,17 +262,20 @@ DISK = """<disk type='file' device='disk'>
     </disk>"""
 MEMORY = "<source type='file'/><access mode='shared'/>"
 MONITOR = "/run/ibx/{name}.qmp"
+# The guest rests most of the time: all of its heartbeats are computed again, and it beats while tests
+# look at tools.
+CALM = "doze=15000000"
+# It does not, and gets no interrupt. TCG delivers one under QEMU's big lock: if the guest's stack is a
+# missing page, QEMU's main thread waits for it as well, and libvirt for QEMU.
+RESTLESS = ""
 
 
 class Domain:
     """A domain that can run on either host, with the guest of tests/migrations/guest."""
     mib = 64
-    # It rests most of the time: its heartbeats are all computed again, and it beats while tests look
-    # at tools.
-    words = "doze=15000000"
 
-    def __init__(self, hosts, name="web", memory=MEMORY, arguments=()):
-        self.hosts, self.name, self.taken = hosts, name, {}
+    def __init__(self, hosts, name="web", memory=MEMORY, arguments=(), words=CALM):
+        self.hosts, self.name, self.words, self.taken = hosts, name, words, {}
         self.monitor = MONITOR.format(name=name)
         self.disk = os.path.join(hosts.folder, f"{name}.raw")
         with open(self.disk, "wb") as file:

@@ -8,7 +8,8 @@ import sys
 import time
 
 from hosts import LIMIT, test, until
-from virsh_scene import Move, Tool, caught, here, main, nothing_left, stayed
+from virsh_scene import (Move, Tool, caught, here, main, nothing_left, stayed,
+                         stopped_with_missing_pages)
 
 BEFORE = ("source:exposing", "source:starting", "source:stopped", "source:sending",
           "destination:joining", "destination:ready", "destination:mapped", "destination:waiting")
@@ -66,10 +67,7 @@ def the_destination_tool_is_killed_as_the_vm_loads(hosts, domain):
 @test
 def the_source_tool_is_killed_while_pages_are_missing(hosts, domain):
     """libvirt has ended the source's QEMU: recover finds the pages without it."""
-    domain.start(hosts.a)
-    move, tool = caught(hosts, domain, "source:serving")
-    assert move.virsh.wait(LIMIT) == 0, move.virsh.stdout.read()
-    until(lambda: not hosts.a.qemu(domain.name), "the end of the source's QEMU")
+    domain, move, tool = stopped_with_missing_pages(hosts, domain, "source:serving")
     tool.kill()
     again = Tool(hosts.a, ["recover", "--json", "--qmp", domain.monitor])
     assert again.end() == 0, again.text
@@ -227,10 +225,7 @@ def the_destination_s_libvirtd_is_killed_after_the_commit(hosts, domain):
 @test
 def a_vm_that_is_destroyed_where_it_runs_is_lost(hosts, domain):
     """And the tool there does not promise that the source could restart it."""
-    domain.start(hosts.a)
-    move, tool = caught(hosts, domain, "destination:filling")
-    assert move.virsh.wait(LIMIT) == 0, move.virsh.stdout.read()
-    until(lambda: not hosts.a.qemu(domain.name), "the end of the source's QEMU")
+    domain, move, tool = stopped_with_missing_pages(hosts, domain, "destination:filling")
     hosts.b.virsh_ok("destroy", domain.name)
     tool.kill(signal.SIGCONT)
     assert move.receiver.end() != 0
@@ -259,10 +254,7 @@ def is_lost_at_the_source(hosts, domain, move):
 @test
 def a_qemu_is_killed_where_the_vm_runs(hosts, domain):
     """While its pages come, and libvirt has ended the source's: both say that it is lost."""
-    domain.start(hosts.a)
-    move, tool = caught(hosts, domain, "destination:filling")
-    assert move.virsh.wait(LIMIT) == 0, move.virsh.stdout.read()
-    until(lambda: not hosts.a.qemu(domain.name), "the end of the source's QEMU")
+    domain, move, tool = stopped_with_missing_pages(hosts, domain, "destination:filling")
     os.kill(hosts.b.qemu(domain.name), signal.SIGKILL)
     tool.kill(signal.SIGCONT)
     assert move.receiver.end() == 3, move.receiver.text

@@ -8,7 +8,8 @@ import sys
 import time
 
 from hosts import LIMIT, Domain, test
-from virsh_scene import MIGRATE, PORT, Move, Tool, caught, here, main, nothing_left, stayed
+from virsh_scene import (MIGRATE, PORT, Move, Tool, caught, here, main, nothing_left, stayed,
+                         stopped_with_missing_pages)
 
 CD_ROM = """<disk type='file' device='cdrom'>
       <driver name='qemu' type='raw'/><source file='{path}' startupPolicy='optional'/>
@@ -317,9 +318,7 @@ def who_answers_while_pages_come_before_the_stop(hosts, domain):
 @test
 def operators_at_work_while_pages_are_missing(hosts, domain):
     """A restarted libvirtd and a managed save at the destination lose nothing."""
-    domain.start(hosts.a)
-    move, tool = caught(hosts, domain, "source:serving")
-    assert move.virsh.wait(LIMIT) == 0, move.virsh.stdout.read()
+    domain, move, tool = stopped_with_missing_pages(hosts, domain, "source:serving")
     hosts.b.end_libvirtd()
     hosts.b.start_libvirtd()
     assert hosts.b.state(domain.name) == "running"

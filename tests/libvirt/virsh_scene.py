@@ -9,7 +9,8 @@ import os
 import re
 import signal
 
-from hosts import LIMIT, Domain, Hosts, Skip, children, process_state, run_tests, until
+from hosts import (LIMIT, RESTLESS, Domain, Hosts, Skip, children, process_state, run_tests,
+                   until)
 
 SOCKET = "/run/ibx/{name}.sock"
 PORT = 18600
@@ -190,6 +191,16 @@ def caught(hosts, domain, state, **more):
     tool = move.sender if state.startswith("source") else move.receiver
     tool.stopped()
     return move, tool
+
+
+def stopped_with_missing_pages(hosts, domain, state):
+    """The same for a state after the commit, of a domain that this starts; virsh has ended."""
+    domain = Domain(hosts, domain.name, words=RESTLESS)
+    domain.start(hosts.a)
+    move, tool = caught(hosts, domain, state)
+    assert move.virsh.wait(LIMIT) == 0, move.virsh.stdout.read()
+    until(lambda: not hosts.a.qemu(domain.name), "the end of the source's QEMU")
+    return domain, move, tool
 
 
 def stayed(hosts, domain, move):
