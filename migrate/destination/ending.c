@@ -253,6 +253,7 @@ int ibx_destination_broken(struct destination *d, bool tell, struct ibx_error *e
                              "the VM, whose memory is wrong, could not be paused (%s): end QEMU "
                              "(process %d)",
                              silent.message, (int)d->status.record.pid);
+    ibx_destination_update(d); /* the record says that it is paused */
     memset(&d->status.record.totals, 0, sizeof(d->status.record.totals)); /* of COMPLETE only */
     if (ibx_destination_record(d, IBX_JOURNAL_BROKEN, &silent))
         ibx_migration_notify(&d->options->observer, "%s", silent.message);

@@ -460,7 +460,11 @@ int ibx_destination_qemu_pause(struct destination_qemu *qemu, struct ibx_error *
 {
     const uint64_t deadline = ibx_deadline_in_ms(STOP_MS);
     int rc = qemu->qmp ? 0 : ibx_destination_qemu_reach(qemu, deadline, err);
-    return rc ? rc : ibx_qmp_execute(qemu->qmp, "stop", NULL, NULL, deadline, err);
+    if (!rc)
+        rc = ibx_qmp_execute(qemu->qmp, "stop", NULL, NULL, deadline, err);
+    if (!rc) /* it is paused, whether QEMU says so in time or not */
+        ibx_vm_status(qemu->qmp, qemu->status, sizeof(qemu->status), deadline, NULL);
+    return rc;
 }
 
 int ibx_destination_qemu_set(struct destination_qemu *qemu, const char *folder,

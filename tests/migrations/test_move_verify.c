@@ -86,6 +86,15 @@ static void goes_on_at_the_source(void)
     pair_runs_at_the_source();
 }
 
+/* What the summary says of the VM, and what the record keeps of that. */
+static void says_paused(const struct mover *there)
+{
+    json_t *summary = mover_summary(there), *record = json_object_get(summary, "record");
+    assert_string_equal(json_string_value(json_object_get(summary, "vm_status")), "paused");
+    assert_string_equal(json_string_value(json_object_get(record, "vm_status")), "paused");
+    json_decref(summary);
+}
+
 /* Neither QEMU runs the VM; once that of the destination has ended, it goes on at the source. */
 static void broken(struct mover *there, struct mover *here)
 {
@@ -95,6 +104,7 @@ static void broken(struct mover *there, struct mover *here)
     mover_must_print(here, "guest RAM (mem0");
     mover_must_print(there, "migration is broken");
     mover_must_print(there, "was paused");
+    says_paused(there);
     assert_false(vm_runs(&vms[1]));
     assert_false(vm_runs(&vms[0]));
     MOVER_RUN(1, "recover", "--qmp", vms[1].tool, TIMED);
