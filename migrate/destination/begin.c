@@ -278,8 +278,8 @@ static int recover(struct destination *d, const struct ibx_record *record, struc
     if (!rc)
         ibx_destination_expect_recorded(d);
     if (!rc && d->state.now == DESTINATION_RESUMING && d->qemu.managed) {
-        snprintf(d->status.message, sizeof(d->status.message), "%s", DESTINATION_UNDECIDED);
-        ibx_migration_notify(&options->observer, "%s", DESTINATION_UNDECIDED);
+        snprintf(d->status.message, sizeof(d->status.message), "%s", destination_undecided(d));
+        ibx_migration_notify(&options->observer, "%s", destination_undecided(d));
     } else if (!rc) {
         ibx_destination_tell_away(d);
     }

@@ -156,6 +156,8 @@ static void forget_undecided(char *message)
 {
     char *said = strstr(message, DESTINATION_UNDECIDED);
     if (!said)
+        said = strstr(message, DESTINATION_UNTOLD);
+    if (!said)
         return;
     while (said > message && strchr("; ", said[-1]))
         said--;

@@ -405,10 +405,20 @@ static inline const char *destination_unconfirmed_end(const struct ibx_record *r
                                               "source's confirmation of that is "
                                               "missing";
 }
+/* The VM is loaded, and libvirt decides where it goes on. UNTOLD: QEMU does not answer a tool that
+ * recovers, for example because its main thread waits for a page of a VM that runs. */
+#define DESTINATION_WAITS_FOR_LIBVIRT                                                              \
+    ": this tool waits for the source, which may have been told to continue it there; if virsh "   \
+    "list has it running there, end this QEMU (virsh destroy here)"
 #define DESTINATION_UNDECIDED                                                                      \
-    "the VM is loaded here, and libvirt has not continued it: this tool waits for the source, "    \
-    "which may have been told to continue it there; if virsh list has it running there, end this " \
-    "QEMU (virsh destroy here)"
+    "the VM is loaded here, and libvirt has not continued it" DESTINATION_WAITS_FOR_LIBVIRT
+#define DESTINATION_UNTOLD                                                                         \
+    "the VM is loaded here, and its QEMU does not tell yet whether libvirt has continued "         \
+    "it" DESTINATION_WAITS_FOR_LIBVIRT
+static inline const char *destination_undecided(const struct destination *d)
+{
+    return d->ram.recovered && !d->qemu.status[0] ? DESTINATION_UNTOLD : DESTINATION_UNDECIDED;
+}
 #define DESTINATION_UNCONFIRMED                                                                    \
     "all pages are here, and only the source's confirmation is missing (if ib-migrate status "     \
     "there says done, ib-migrate recover there sends it)"

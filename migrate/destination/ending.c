@@ -351,7 +351,7 @@ static int take_last_messages(struct destination *d, int code, struct ibx_error 
 static const char *what_a_lost_link_means(const struct destination *d, int code)
 {
     if (undecided(d))
-        return DESTINATION_UNDECIDED;
+        return destination_undecided(d);
     switch (d->state.now) {
     case DESTINATION_WAITING:
         return "the VM has not run here; this tool waits for the source to be back and hand it "
@@ -416,7 +416,7 @@ int ibx_destination_link_trouble(struct destination *d, int code, struct ibx_err
         ibx_migration_notify(&d->options->observer, "%s; %s", err->message,
                              what_a_lost_link_means(d, code));
     if (undecided(d)) /* ib-migrate status is to say it, too */
-        ibx_error_set(&lost, code, "%s; %s", err->message, DESTINATION_UNDECIDED);
+        ibx_error_set(&lost, code, "%s; %s", err->message, destination_undecided(d));
     ibx_destination_unlink(d, code, lost.message);
     return 0;
 }

@@ -28,6 +28,26 @@ def recover_leaves_a_paused_vm_paused(hosts, domain):
 
 
 @test
+def recover_claims_nothing_that_qemu_does_not_tell(hosts, domain):
+    """The destination's tool dies when the VM runs there, and QEMU does not answer the next one."""
+    domain.start(hosts.a)
+    move, tool = caught(hosts, domain, "destination:filling")
+    tool.kill()
+    qemu = hosts.b.qemu(domain.name)
+    os.kill(qemu, signal.SIGSTOP)
+    again = Tool(hosts.b, ["recover", "--json", "--qmp", domain.monitor])
+    again.says("the VM is loaded here")
+    os.kill(qemu, signal.SIGCONT)
+    assert "QEMU does not tell yet whether libvirt has continued it" in again.text, again.text
+    assert "libvirt has not continued it" not in again.text, again.text
+    assert again.end() == 0, again.text
+    assert move.sender.end() == 0, move.sender.text
+    assert move.virsh.wait(LIMIT) == 0, move.virsh.stdout.read()
+    here(domain, hosts.b, hosts.a)
+    domain.expect(hosts.a, hosts.b)
+
+
+@test
 def rollback_leaves_it_to_virsh_resume(hosts, domain):
     """libvirtd at the source has forgotten the migration, and the VM never ran elsewhere."""
     domain.start(hosts.a)

@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 
-from hosts import LIMIT, test, until
+from hosts import LIMIT, RESTLESS, Domain, test, until
 from virsh_scene import (Move, Tool, caught, here, main, nothing_left, stayed,
                          stopped_with_missing_pages)
 
@@ -81,6 +81,7 @@ def the_source_tool_is_killed_while_pages_are_missing(hosts, domain):
 @test
 def the_destination_tool_is_killed_while_pages_are_missing(hosts, domain):
     """libvirt's job may wait for a page; recover ends it well, and names libvirt's remedy."""
+    domain = Domain(hosts, domain.name, words=RESTLESS)
     domain.start(hosts.a)
     move, tool = caught(hosts, domain, "destination:filling")
     tool.kill()
