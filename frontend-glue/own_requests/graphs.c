@@ -8,8 +8,6 @@
 
 #include <stdlib.h>
 
-#define DEPTH_MAX 16u /* of graphs in graphs */
-
 /* ---------------------------------------------------------------------------------- graphs */
 
 static int answer_graph(struct own_request *e, int rc, void *graph)
@@ -116,7 +114,8 @@ static int find_functions(struct functions *f, void *graph, unsigned depth)
         rc = f->type_of(nodes[i], &type);
         if (!rc && type == HOST_NODE)
             rc = add_function(f, nodes[i]);
-        if (!rc && type == CHILD_NODE && depth < DEPTH_MAX && !(rc = f->child_of(nodes[i], &child)))
+        if (!rc && type == CHILD_NODE && depth < IBX_GRAPHS_DEEP &&
+            !(rc = f->child_of(nodes[i], &child)))
             rc = find_functions(f, child, depth + 1);
     }
     free(nodes);

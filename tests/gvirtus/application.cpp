@@ -384,6 +384,7 @@ int main(int argc, char **argv)
         {"copies-in-graphs-by-calls", copies_in_graphs_by_calls},
         {"graphs", graphs},
         {"few-bytes-of-graphs", few_bytes_of_graphs},
+        {"graphs-within-graphs", graphs_within_graphs},
         {"graphs-after-resets", graphs_after_resets},
         {"pinned-bytes-of-graphs", pinned_bytes_of_graphs},
         {"nodes-of-graphs", nodes_of_graphs},

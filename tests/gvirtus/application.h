@@ -220,6 +220,7 @@ bool copies_in_graphs_by_calls();
 
 bool graphs();
 bool few_bytes_of_graphs();
+bool graphs_within_graphs();
 bool graphs_after_resets();
 bool pinned_bytes_of_graphs();
 bool nodes_of_graphs();

@@ -335,7 +335,39 @@ bool in_turns(char *device, void *stream)
     return HOLDS(graph.destroy() == 0 && run("cudaGraphExecDestroy", exec) == 0);
 }
 
+// Copies and a function, of a graph that is within so many others.
+bool deep_within(unsigned depth, char *device, void *stream)
+{
+    std::vector<char> there(5000, static_cast<char>(depth)), back(5000, 'x');
+    std::vector<Graph> graphs(depth + 1);
+    Trip trip(there.size(), device, there.data(), back.data());
+    REQUIRE(trip.made(graphs[0]));
+    for (unsigned i = 1; i <= depth; i++) {
+        void *node = nullptr;
+        REQUIRE((run<void **, void *, void *const *, std::size_t, void *>(
+                     "cudaGraphAddChildGraphNode", &node, graphs[i].handle, nullptr, 0,
+                     graphs[i - 1].handle) == 0));
+    }
+    void *exec = graphs[depth].made();
+    REQUIRE(exec && launch(exec, stream) == 0 && cudaStreamSynchronize(stream) == 0);
+    REQUIRE(trip.flag && back == there && run("cudaGraphExecDestroy", exec) == 0);
+    for (Graph &graph : graphs)
+        REQUIRE(graph.destroy() == 0);
+    return true;
+}
+
 } // namespace
+
+// As deep as graphs may be within each other, with the one that each copy is.
+bool graphs_within_graphs()
+{
+    char *device = device_memory(5000);
+    void *stream = nullptr;
+    REQUIRE(device && cudaStreamCreate(&stream) == 0);
+    for (const unsigned depth : {1u, 16u, 17u, 125u})
+        REQUIRE(deep_within(depth, device, stream));
+    return HOLDS(cudaFree(device) == 0);
+}
 
 bool copies_in_graphs()
 {

@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define DEPTH_MAX             16u /* of graphs in graphs */
+#define DEPTH_MAX             128u /* of graphs in graphs; the back end allows no more */
 #define CUDA_OPERATING_SYSTEM 304
 
 static const char *name_of(int type)
