@@ -30,8 +30,8 @@ static void record_name(pid_t pid, char name[RECORD_NAME])
 
 static int write_text(int folder, const char *text)
 {
-    const int fd =
-        openat(folder, RECORD_NEW, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+    const int fd = openat(folder, RECORD_NEW,
+                          O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
     const int rc = fd < 0 ? -errno : ibx_write_whole(fd, text, strlen(text));
     if (fd >= 0)
         close(fd);
@@ -70,7 +70,7 @@ static int read_record(const struct ibx_snapshot_folder *folder, const char *nam
                        struct snapshot_child *child, struct ibx_error *err)
 {
     char text[SNAPSHOT_CHILD_TEXT];
-    const int file = openat(folder->at, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    const int file = openat(folder->at, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     const ssize_t n = file < 0 ? -1 : read(file, text, sizeof(text));
     const int code = errno;
     if (file >= 0)

@@ -13,6 +13,7 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "migrate/journal/journal.h"
+#include "migrate/qemu/qemu.h"
 #include "userfaultfd/fault.h"
 
 #include <errno.h>
@@ -28,6 +29,7 @@
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -316,13 +318,45 @@ static void reap(struct snapshot_children *c, bool all)
     }
 }
 
+/* Ends the search (true) at a mapping of one of the folder's files, where the child is said to have
+ * it. */
+static bool is_of_folder(void *context, const struct ibx_proc_mapping *mapping)
+{
+    const struct member *m = context;
+    const struct ibx_snapshot_folder *folder = m->children->config.folder;
+    for (unsigned i = 0; i < m->child.count; i++) {
+        const uint64_t start = m->child.addresses[i];
+        struct stat st;
+        if (mapping->start < start + folder->sizes[i] && start < mapping->end &&
+            !fstat(folder->fds[i], &st) && mapping->ino == st.st_ino && mapping->dev == st.st_dev)
+            return true;
+    }
+    return false;
+}
+
+/* Whoever made the folder may have put a record into it of any process: only one that has the
+ * folder's files mapped gets pages of them. A child that has none of them left, since all of its
+ * memory is zero (map_holes()), waits for none. */
+static int check_memory(struct member *m, struct ibx_error *err)
+{
+    const pid_t pid = m->child.pid;
+    const int rc = ibx_proc_find_mapping(pid, is_of_folder, m);
+    if (rc < 0)
+        return ibx_error_set(err, rc, "cannot read /proc/%d/maps: %s%s", (int)pid, strerror(-rc),
+                             ibx_proc_remedy(rc));
+    return rc ? 0
+              : ibx_error_set(err, -ESRCH, "QEMU (process %d) has no memory of %s", (int)pid,
+                              m->children->config.folder->path);
+}
+
 static int take_descriptors(struct member *m, struct ibx_error *err)
 {
     const struct snapshot_child *child = &m->child;
     m->pidfd = (int)syscall(SYS_pidfd_open, child->pid, 0);
     if (m->pidfd < 0 || ibx_process_started(child->pid) != child->started)
         return ibx_error_set(err, -ESRCH, "QEMU (process %d) has ended", (int)child->pid);
-    return ibx_fault_uffd_take(child->pid, child->remote, &m->uffd, err);
+    const int rc = check_memory(m, err);
+    return rc ? rc : ibx_fault_uffd_take(child->pid, child->remote, &m->uffd, err);
 }
 
 /* If there is no thread, the child is refused, and its record is removed unless it was `known`. */

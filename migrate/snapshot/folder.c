@@ -312,7 +312,7 @@ int ibx_snapshot_folder_seal(const struct ibx_snapshot_folder *folder, struct ib
     if (rc)
         return rc;
     const int fd = openat(folder->at, MANIFEST ".new",
-                          O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+                          O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
     rc = fd < 0 ? -errno : ibx_write_whole(fd, text, length);
     if (!rc && (fsync(fd) || renameat(folder->at, MANIFEST ".new", folder->at, MANIFEST) ||
                 (fsync(folder->at) && errno != EINVAL /* some filesystems cannot */)))
