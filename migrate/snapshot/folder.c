@@ -44,6 +44,18 @@ static int check_private(const char *path, int fd, struct ibx_error *err)
     return 0;
 }
 
+/* The owner of a file can change it, also by a descriptor from before the file was moved here. */
+static int check_owner(const struct ibx_snapshot_folder *folder, const char *file,
+                       const struct stat *st, struct ibx_error *err)
+{
+    return st->st_uid == geteuid() || st->st_uid == 0
+               ? 0
+               : ibx_error_set(err, -EPERM,
+                               "%s/%s belongs to user %u, who can change it: use a copy of the "
+                               "snapshot whose files are your own",
+                               folder->path, file, (unsigned)st->st_uid);
+}
+
 static int set_path(struct ibx_snapshot_folder *folder, const char *path, struct ibx_error *err)
 {
     const size_t length = strlen(path);
@@ -216,6 +228,8 @@ int ibx_snapshot_folder_files(struct ibx_snapshot_folder *folder, bool create, b
             rc = ibx_error_set(err, -EINVAL,
                                "%s/%s has not the %llu bytes that its manifest says; " AGAIN,
                                folder->path, name, (unsigned long long)blocks[i].size);
+        if (!rc)
+            rc = check_owner(folder, name, &st, err);
         if (!rc || folder->fds[i] < 0)
             continue;
         close(folder->fds[i]);
@@ -233,7 +247,6 @@ static int read_manifest(struct ibx_snapshot_folder *folder, struct ibx_error *e
     const int fd = openat(folder->at, MANIFEST, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     struct ibx_error broken = {0};
     struct stat st;
-    int rc;
     if (fd < 0)
         return ibx_error_set(err, -errno,
                              "%s/" MANIFEST ": %s; a snapshot is made by ib-migrate "
@@ -247,9 +260,10 @@ static int read_manifest(struct ibx_snapshot_folder *folder, struct ibx_error *e
     }
     char *text = malloc((size_t)st.st_size + 1);
     const ssize_t n = text ? read(fd, text, (size_t)st.st_size) : -1;
-    if (!text || n != st.st_size)
+    int rc = check_owner(folder, MANIFEST, &st, &broken);
+    if (!rc && (!text || n != st.st_size))
         rc = ibx_error_set(&broken, text ? -EIO : -ENOMEM, "%s/" MANIFEST " cannot be read", path);
-    else
+    if (!rc)
         rc = ibx_snapshot_manifest_read(text, (size_t)n, &folder->manifest, &broken);
     if (rc == -EPROTO)
         ibx_error_set(&broken, rc, "%s/" MANIFEST ": %s; " AGAIN, path, broken.message);

@@ -184,6 +184,31 @@ static void test_the_way_is_nobody_elses(NO_STATE)
     assert_false(has(top, "new"));
 }
 
+/* Whoever owns a file of the folder, as before it was moved here, may have it open still. */
+static void test_a_file_is_nobody_elses(NO_STATE)
+{
+    static const char *const files[] = {"ram.0", "state", "manifest.json"};
+    struct ibx_snapshot_folder folder = {.count = 0};
+    char file[96];
+    if (geteuid())
+        skip();
+    assert_int_equal(ibx_snapshot_folder_make(path, &folder, &error), 0);
+    manifest_make(&folder);
+    assert_int_equal(ibx_snapshot_folder_files(&folder, true, true, &error), 0);
+    assert_int_equal(ibx_snapshot_folder_seal(&folder, &error), 0);
+    ibx_snapshot_folder_close(&folder);
+    for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) {
+        snprintf(file, sizeof(file), "%s/%s", path, files[i]);
+        assert_int_equal(chown(file, 1000, 1000), 0);
+        assert_int_equal(ibx_snapshot_folder_open(path, false, &folder, &error), -EPERM);
+        assert_non_null(strstr(error.message, files[i]));
+        assert_non_null(strstr(error.message, "user 1000"));
+        assert_int_equal(chown(file, 0, 0), 0);
+    }
+    assert_int_equal(ibx_snapshot_folder_open(path, false, &folder, &error), 0);
+    ibx_snapshot_folder_close(&folder);
+}
+
 /* Who reads a whole file blocks signals, and ends when there is one. */
 static void test_a_memory_file_is_read_until_a_signal(NO_STATE)
 {
@@ -232,6 +257,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_another_folder_in_its_place_stays, begin, end),
         cmocka_unit_test_setup_teardown(test_a_link_is_no_file, begin, end),
         cmocka_unit_test_setup_teardown(test_the_way_is_nobody_elses, begin, end),
+        cmocka_unit_test_setup_teardown(test_a_file_is_nobody_elses, begin, end),
         cmocka_unit_test_setup_teardown(test_a_memory_file_is_read_until_a_signal, begin, end),
         cmocka_unit_test_setup_teardown(test_one_fills_it, begin, end),
     };
