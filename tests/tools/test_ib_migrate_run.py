@@ -40,8 +40,17 @@ def a_vm_is_migrated_by_one_command(scene):
     # Another VM's, which this QEMU's command line names.
     others = scene.path("ibx-run-Other1")
     os.makedirs(others, mode=0o700)
+    # One to which another user's link leads, which may lead to yet another one next.
+    theirs, found = scene.path("theirs"), scene.path("place")
+    for folder in (theirs, found, os.path.join(found, "ibx-run-Found1")):
+        os.makedirs(folder, mode=0o700)
+    os.symlink(found, os.path.join(theirs, "way"))
+    with open(os.path.join(found, "ibx-run-Found1", "key"), "w", encoding="ascii"):
+        pass
+    os.chown(theirs, 1000, 1000)
     source = start_vm(scene, "-qmp", f"unix:{linked}/qmp,server=on,wait=off", "-qmp",
-                      f"unix:{others}/qmp,server=on,wait=off")
+                      f"unix:{others}/qmp,server=on,wait=off", "-qmp",
+                      f"unix:{theirs}/way/ibx-run-Found1/qmp,server=on,wait=off")
     os.rename(others, scene.path("its-own"))
     os.makedirs(others, mode=0o700)
     with open(os.path.join(others, "key"), "w", encoding="ascii"):
@@ -53,6 +62,7 @@ def a_vm_is_migrated_by_one_command(scene):
     equal((code, "complete and confirmed" in out), (0, True))
     assert os.path.exists(os.path.join(precious, "key"))
     assert os.path.exists(os.path.join(others, "key"))
+    assert os.path.exists(os.path.join(found, "ibx-run-Found1", "key"))
     listener.close()
     far = far_vm(scene)
     assert f"is process {far.pid};" in err and "broken" not in err, err

@@ -3,6 +3,7 @@
 #include "tools/ib-migrate/run.h"
 
 #include "common/clock.h"
+#include "common/path_check.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -136,16 +137,18 @@ static json_t *receive_options(const struct run *run)
 }
 
 /* Notes the folder that an earlier run gave this QEMU, by QEMU's command line. Its user chose that,
- * so the folder may be another VM's: it counts only if this QEMU's monitor is in it. */
+ * so the folder may be another VM's: it counts only if this QEMU's monitor is in it, and if nobody
+ * else can make the path lead to another one meanwhile. */
 static void note_before(struct run *run, const json_t *given, pid_t qemu)
 {
     size_t i;
     json_t *text;
     char folder[PATH_MAX], monitor[PATH_MAX + 8];
+    struct ibx_error silent;
     json_array_foreach(given, i, text)
     {
         if (!ibx_run_folder_of(json_string_value(text), folder, sizeof(folder)) ||
-            !ibx_journal_run_made(folder))
+            ibx_path_check("folder ", folder, &silent) || !ibx_journal_run_made(folder))
             continue;
         snprintf(monitor, sizeof(monitor), "%s/qmp", folder);
         if (ibx_run_listener(monitor) == qemu)
