@@ -88,6 +88,9 @@ static const struct naming namings[] = {
          ROWS(F(8), F(32), F(24), F(40))),
     COPY("cudaMemcpyToSymbol", D2D, E(4), RANGE(S(0), E(20))),
     COPY_BEHIND("cudaMemcpyFromSymbol", D2D, S(16), 8, RANGE(F(0), S(0))),
+    /* It names no address of the device: what is at F(8) is the length of a string. */
+    COPY_BEHIND("cudaMemcpyFromSymbol", D2H, S(16), 8,
+                {.at = F(8), .handle = true, .reply = S(0)}),
     COPY("cudaMemcpyPeerAsync", ANY, 0, RANGE(F(0), F(24)), RANGE(F(12), F(24))),
     COPY("cudaMemcpyToArray", D2D, E(4), ARRAY(F(0)), RANGE(F(24), E(12))),
     COPY("cudaMemcpyToArray", ANY, 0, ARRAY(F(0))),
