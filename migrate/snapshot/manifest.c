@@ -206,11 +206,21 @@ void ibx_snapshot_manifest_fini(struct ibx_snapshot_manifest *manifest)
     manifest->description = NULL;
 }
 
+/* Whether both say the same of the VM. */
+static bool is_same_vm(const struct ibx_snapshot_manifest *a, const struct ibx_snapshot_manifest *b)
+{
+    return a->ran == b->ran && a->version.major == b->version.major &&
+           a->version.minor == b->version.minor && a->version.micro == b->version.micro &&
+           !strcmp(a->machine, b->machine) && !strcmp(a->uuid, b->uuid) &&
+           !strcmp(a->name, b->name) &&
+           (a->description == b->description || json_equal(a->description, b->description));
+}
+
 bool ibx_snapshot_same(const struct ibx_snapshot_manifest *a, const struct ibx_snapshot_manifest *b)
 {
-    bool same = !memcmp(a->id, b->id, sizeof(a->id)) && a->ram_count == b->ram_count &&
-                a->state_bytes == b->state_bytes && a->hashed == b->hashed &&
-                !memcmp(a->digest, b->digest, sizeof(a->digest));
+    bool same = is_same_vm(a, b) && !memcmp(a->id, b->id, sizeof(a->id)) &&
+                a->ram_count == b->ram_count && a->state_bytes == b->state_bytes &&
+                a->hashed == b->hashed && !memcmp(a->digest, b->digest, sizeof(a->digest));
     for (unsigned i = 0; same && i < a->ram_count; i++)
         same = a->ram[i].size == b->ram[i].size && !strcmp(a->ram[i].id, b->ram[i].id);
     return same;

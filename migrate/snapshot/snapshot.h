@@ -81,7 +81,8 @@ int ibx_snapshot_manifest_write(const struct ibx_snapshot_manifest *manifest, ch
 /* Parses such a text, which is not trusted. -EPROTO names what is wrong. */
 int ibx_snapshot_manifest_read(const char *text, size_t length,
                                struct ibx_snapshot_manifest *manifest, struct ibx_error *err);
-/* Whether both have the same id, and the same memory, in case somebody has used an id twice. */
+/* Whether both have the same id, and the same memory and VM, in case somebody has used an id
+ * twice. */
 bool ibx_snapshot_same(const struct ibx_snapshot_manifest *a,
                        const struct ibx_snapshot_manifest *b);
 void ibx_snapshot_manifest_fini(struct ibx_snapshot_manifest *manifest);

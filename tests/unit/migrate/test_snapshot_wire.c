@@ -243,11 +243,54 @@ static void test_manifests_are_refused(void **state)
     each_is_refused(wrong);
 }
 
+/* `from` in the good one replaced. */
+static bool is_same(const char *from, const char *to)
+{
+    struct ibx_snapshot_manifest one, other;
+    char text[2048];
+    const char *at = strstr(good, from);
+    assert_non_null(at);
+    snprintf(text, sizeof(text), "%.*s%s%s", (int)(at - good), good, to, at + strlen(from));
+    assert_int_equal(ibx_snapshot_manifest_read(good, strlen(good), &one, &error), 0);
+    assert_int_equal(ibx_snapshot_manifest_read(text, strlen(text), &other, &error), 0);
+    const bool same = ibx_snapshot_same(&one, &other);
+    ibx_snapshot_manifest_fini(&one);
+    ibx_snapshot_manifest_fini(&other);
+    return same;
+}
+
+/* Whoever serves the memory of a snapshot may say other things of its VM, and a cache keeps what
+ * it was told first. */
+static void test_same_snapshots(void **state)
+{
+    static const char *const others[][2] = {
+        {"\"id\":\"00", "\"id\":\"01"},
+        {"\"digest\":\"00", "\"digest\":\"01"},
+        {"8192", "4096"},
+        {"\"id\":\"b\"", "\"id\":\"c\""},
+        {"4097", "4098"},
+        {"\"hashes\":true", "\"hashes\":false"},
+        {"\"ran\":false", "\"ran\":true"},
+        {"[7,2,17]", "[7,2,16]"},
+        {"\"q35\"", "\"pc\""},
+        {"\"u\"", "\"v\""},
+        {"\"web\"", "\"db\""},
+        {"\"description\":{}", "\"description\":{\"cpu\":\"max\"}"}};
+    (void)state;
+    assert_true(is_same("{", "{"));
+    assert_true(is_same("\"complete\":true", "\"complete\":false"));
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
+        if (is_same(others[i][0], others[i][1]))
+            fail_msg("%s", others[i][1]);
+}
+
 int main(void)
 {
-    static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_golden), cmocka_unit_test(test_golden_multicast),
-        cmocka_unit_test(test_messages_are_refused), cmocka_unit_test(test_manifest),
-        cmocka_unit_test(test_manifests_are_refused)};
+    static const struct CMUnitTest tests[] = {cmocka_unit_test(test_golden),
+                                              cmocka_unit_test(test_golden_multicast),
+                                              cmocka_unit_test(test_messages_are_refused),
+                                              cmocka_unit_test(test_manifest),
+                                              cmocka_unit_test(test_manifests_are_refused),
+                                              cmocka_unit_test(test_same_snapshots)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
