@@ -576,6 +576,30 @@ static void let_go_of(struct gpu_session *x, struct handle *h)
     }
 }
 
+/* Locked. Whether another program has made it, in this process, and it is only open to the
+ * client. */
+static bool is_others(const struct gpu_session *x, const struct handle *h)
+{
+    return !h->theirs && ibx_handle_is_apart(x, h);
+}
+
+/* Locked. What the client may end; NULL: nothing. */
+static struct handle *find_ending(const struct gpu_session *x, enum ibx_handle_kind kind,
+                                  uint64_t value)
+{
+    struct handle *found = ibx_handle_find(x, kind, value);
+    return found && !is_others(x, found) ? found : NULL;
+}
+
+bool ibx_handles_may_end(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    const struct handle *found = ibx_handle_find(x, kind, value);
+    const bool may = !found || (!is_others(x, found) && !(kind == IBX_HANDLE_GRAPH && found->of));
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return may;
+}
+
 bool ibx_handles_remove(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
 {
     if (!atomic_load(&there[kind]))
@@ -583,12 +607,12 @@ bool ibx_handles_remove(struct gpu_session *x, enum ibx_handle_kind kind, uint64
     const uint64_t deadline = ibx_deadline_in_ms(HELD_MS);
     const struct timespec until = ibx_timespec_of(deadline);
     pthread_mutex_lock(&ibx_handles_lock);
-    struct handle *found = ibx_handle_find(x, kind, value);
+    struct handle *found = find_ending(x, kind, value);
     if (found)
         let_go_of(x, found);
     while (found && found->holders && ibx_now_ns() < deadline) {
         pthread_cond_clockwait(&let_go, &ibx_handles_lock, CLOCK_MONOTONIC, &until);
-        found = ibx_handle_find(x, kind, value); /* another request may have given it back */
+        found = find_ending(x, kind, value); /* another request may have given it back */
     }
     const bool known = found && !found->holders;
     if (known && kind == IBX_HANDLE_NODE && found->of)

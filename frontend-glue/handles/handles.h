@@ -96,9 +96,12 @@ void ibx_handles_forget(const void *context);
 /* GVirtuS's handler is about to give back the graph, executable graph or array with that handle:
  * removes it, if the client may name it. */
 void ibx_handles_gone(struct gpu_session *x, uint64_t value);
-/* Removes the handle, once no other request holds it. False: there is none, or that takes more than
- * 10 s. */
+/* Removes the handle, once no other request holds it. False: there is none, it is another program's
+ * and only open to the client, or that takes more than 10 s. */
 bool ibx_handles_remove(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value);
+/* Whether the client may end it: not if it is only open to the client, nor a graph that ends with
+ * another one. True if there is none. */
+bool ibx_handles_may_end(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value);
 /* ibx_handles_take() removes all handles of the session's client in the thread's context that are
  * given back one by one. Returns how many, in no order; the caller frees *taken, and gives them
  * back to CUDA. */

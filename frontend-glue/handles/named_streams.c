@@ -151,7 +151,8 @@ void ibx_named_tell(const struct gpu_session *x)
     if (!atomic_flag_test_and_set(&told))
         ibx_log(IBX_LOG_WARN,
                 "%s names a stream, an event, a graph, an array or a pool in %s that no call has "
-                "returned, or that is gone: GVirtuS gets none in its place",
+                "returned, that is gone, or that is not its to destroy: GVirtuS gets none in its "
+                "place",
                 ibx_session_path(x->s)->peer, x->requests.name);
 }
 
@@ -177,7 +178,18 @@ static bool is_known(struct gpu_session *x, int place, uint64_t value)
     return place >= S(END) ? ibx_named_stream(x, value) : ibx_named_event(x, value);
 }
 
-static void spoil(struct gpu_session *x, int place, uint8_t *body, size_t n)
+/* Whether the client may end it. */
+static bool may_end(struct gpu_session *x, int place, uint64_t value)
+{
+    const enum ibx_handle_kind kind = place >= P(END)   ? IBX_HANDLE_MADE_POOL
+                                      : place >= X(END) ? IBX_HANDLE_EXEC
+                                      : place >= G(END) ? IBX_HANDLE_GRAPH
+                                      : place >= S(END) ? IBX_HANDLE_STREAM
+                                                        : IBX_HANDLE_EVENT;
+    return ibx_handles_may_end(x, kind, value);
+}
+
+static void spoil(struct gpu_session *x, int place, bool ends, uint8_t *body, size_t n)
 {
     const int first = place >= P(END)   ? P(0)
                       : place >= X(END) ? X(0)
@@ -190,7 +202,7 @@ static void spoil(struct gpu_session *x, int place, uint8_t *body, size_t n)
         return;
     struct ibx_reader r = ibx_reader_of(body + from, 8);
     const uint64_t value = ibx_get_u64(&r);
-    const bool known = is_known(x, place, value);
+    const bool known = is_known(x, place, value) && (!ends || may_end(x, place, value));
     if (known && has_room(x, value))
         return;
     memset(body + from, 0, 8);
@@ -218,8 +230,9 @@ bool ibx_named_knows(const char *name)
 void ibx_named_spoil(struct gpu_session *x, uint8_t *body, size_t n)
 {
     const size_t i = x->options.mode == IBX_GPU_OFF ? NAMINGS : find(x->requests.name);
+    const bool ends = i < NAMINGS && strstr(namings[i].name, "Destroy");
     for (unsigned k = 0; i < NAMINGS && k < 2; k++) {
         if (namings[i].places[k])
-            spoil(x, namings[i].places[k], body, n);
+            spoil(x, namings[i].places[k], ends, body, n);
     }
 }

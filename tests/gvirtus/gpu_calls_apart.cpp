@@ -290,6 +290,66 @@ bool memory_that_is_open()
     return HOLDS(has(gpu.remote, memory, others) && gpu.remote.free(memory) == 0);
 }
 
+// An event and a pool are used likewise, and end with the program that has made them.
+bool events_and_pools_that_are_open()
+{
+    Gpu gpu;
+    Body flags, pool_of = number(IBX_OWN_POOL_CREATE).i32(0).u64(0);
+    flags.put(6u); // without times, and for other processes
+    pool_of.put(static_cast<std::uint16_t>(0)).bytes.push_back(1); // to be passed on
+    std::uint64_t event = 0;
+    const std::uint64_t pool = gpu.remote.address("ibxRuntime", pool_of);
+    REQUIRE(gpu.remote.call("cudaEventCreateWithFlags", flags) == 0);
+    std::memcpy(&event, gpu.remote.out.data() + gpu.remote.out.size() - 8, 8);
+    const auto shares = [&](unsigned what, std::uint64_t it) {
+        return gpu.remote.call("ibxRuntime", number(what).u64(it)) ? std::vector<char>()
+                                                                   : gpu.remote.out;
+    };
+    const std::vector<char> of_event = shares(IBX_OWN_IPC_EVENT, event),
+                            of_pool = shares(IBX_OWN_IPC_POOL, pool);
+    const auto allocate = [&](Remote &by) {
+        return by.address("ibxRuntime",
+                          number(IBX_OWN_MALLOC_FROM_POOL).u64(some).u64(pool).u64(0));
+    };
+    REQUIRE(event && pool && !of_event.empty() && !of_pool.empty());
+    REQUIRE(another(gpu, [&](Remote &own) {
+        Body open_event = number(IBX_OWN_IPC_OPEN_EVENT), open_pool = number(IBX_OWN_IPC_OPEN_POOL);
+        open_event.bytes.insert(open_event.bytes.end(), of_event.begin(), of_event.end());
+        open_pool.bytes.insert(open_pool.bytes.end(), of_pool.begin(), of_pool.end());
+        REQUIRE(own.address("ibxRuntime", open_event) == event);
+        REQUIRE(own.address("ibxRuntime", open_pool) == pool);
+        REQUIRE(own.call("cudaEventRecord", Body().u64(event).u64(0)) == 0 && allocate(own));
+        REQUIRE(own.call("cudaEventDestroy", Body().u64(event)) != 0);
+        REQUIRE(own.call("cudaMemPoolDestroy", Body().u64(pool)) != 0);
+        REQUIRE(own.call("ibxRuntime", number(IBX_OWN_POOL_DESTROY).u64(pool)) == bad_value);
+        return HOLDS(own.call("cudaEventRecord", Body().u64(event).u64(0)) == 0 && allocate(own));
+    }));
+    REQUIRE(gpu.remote.call("cudaEventRecord", Body().u64(event).u64(0)) == 0);
+    REQUIRE(allocate(gpu.remote));
+    REQUIRE(gpu.remote.call("ibxRuntime", number(IBX_OWN_POOL_DESTROY).u64(pool)) == 0);
+    return HOLDS(gpu.remote.call("cudaEventDestroy", Body().u64(event)) == 0);
+}
+
+// A graph within another one ends with that, whichever call is to end it before.
+bool graphs_within_others()
+{
+    Gpu gpu;
+    const auto make = [&] {
+        return gpu.remote.address("ibxRuntime", number(IBX_OWN_GRAPH_CREATE).i32(0));
+    };
+    const std::uint64_t inner = make(), outer = make();
+    Body add = number(IBX_OWN_NODE_CHILD).u64(outer);
+    add.put(static_cast<std::uint16_t>(0));
+    const std::uint64_t node = gpu.remote.address("ibxRuntime", add.u64(inner)),
+                        child =
+                            gpu.remote.address("ibxRuntime", number(IBX_OWN_GET_CHILD).u64(node));
+    REQUIRE(inner && outer && node && child && child != inner);
+    REQUIRE(gpu.remote.call("cudaGraphDestroy", Body().u64(child)) != 0);
+    REQUIRE(gpu.remote.address("ibxRuntime", number(IBX_OWN_GET_CHILD).u64(node)) == child);
+    REQUIRE(gpu.remote.call("cudaGraphDestroy", Body().u64(outer)) == 0);
+    return HOLDS(gpu.remote.call("cudaGraphDestroy", Body().u64(inner)) == 0);
+}
+
 // Memory of a graph is given back, and comes back with the next launch: no other program has a part
 // in it, whatever it has been given back by.
 bool graph_memory_of_another()
@@ -582,6 +642,8 @@ void check_calls_apart()
     check("handles of another program", handles_of_another_program);
     check("what is not known to be another program's", what_is_not_known);
     check("memory of another program's that is open", memory_that_is_open);
+    check("events and pools that are open", events_and_pools_that_are_open);
+    check("graphs within others end with them", graphs_within_others);
     check("memory of another program's graph", graph_memory_of_another);
     check("memory that is freed in a capture", memory_freed_in_a_capture);
     check("memory that another program has had", [] { return memory_that_comes_back(""); });
