@@ -77,13 +77,11 @@ bool captures_apart()
     REQUIRE(gpu.remote.mode() == 1 && other.remote.mode() == 1); // THREAD_LOCAL
     REQUIRE(gpu.remote.call("cudaStreamBeginCapture", Body().u64(stream).i32(0)) == 0);
     std::atomic<bool> ends{false};
-    bool waited = false;
-    std::thread waiting([&] { waited = other.remote.device_synchronize() == 0 && ends; });
-    usleep(20000); // too short, and the test sees less
+    Calling waiting(gpu.back, [&] { return other.remote.device_synchronize() || !ends; });
+    waiting.settle();
     ends = true;
     REQUIRE(gpu.remote.call("cudaStreamEndCapture", Body().u64(stream)) == 0);
-    waiting.join();
-    return HOLDS(waited);
+    return HOLDS(waiting.result() == 0);
 }
 
 // A client gives memory back while it captures the stream of its thread in relaxed mode, which
@@ -161,12 +159,10 @@ bool captures_beside_legacy()
     };
     for (const auto &work : works) {
         REQUIRE(!gpu.remote.call("cudaStreamBeginCapture", Body().u64(blocking).i32(2)));
-        int worked = -1;
-        std::thread working([&] { worked = work(); });
-        usleep(10000); // too short, and the test sees less
+        Calling working(gpu.back, work);
+        working.settle();
         const int ended = gpu.remote.call("cudaStreamEndCapture", Body().u64(blocking));
-        working.join();
-        REQUIRE(worked == 0 && ended == 0);
+        REQUIRE(working.result() == 0 && ended == 0);
     }
     // Copies that may be made piece by piece, one behind the other.
     std::atomic<unsigned> copied{0};

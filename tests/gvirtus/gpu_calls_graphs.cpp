@@ -146,18 +146,16 @@ bool destroyed_beside_graphs()
     const std::uint64_t behind = w.graph([queue](Body node) { return node.u64(queue).u64(2); });
     REQUIRE(w.exec && behind && w.launch());
     REQUIRE(w.gpu.remote.call("cudaGraphLaunch", Body().u64(behind).u64(w.stream)) == 0);
-    std::atomic<int> code{-1};
-    std::thread destroying([&] {
-        code = w.other.remote.call("ibxRuntime", number(IBX_OWN_EXEC_DESTROY).u64(behind));
+    Calling destroying(w.gpu.back, [&] {
+        return w.other.remote.call("ibxRuntime", number(IBX_OWN_EXEC_DESTROY).u64(behind));
     });
-    usleep(20000); // too short, and the test sees less
+    destroying.settle();
     const bool served = w.serve();
     while (!ask(asks.remote, 0))
         ;
-    const bool waited = code == -1;
+    const bool waited = !destroying.returned();
     const bool over = ask(asks.remote, 2) != ~0ull;
-    destroying.join();
-    return HOLDS(served && waited && over && code == 0);
+    return HOLDS(served && waited && over && destroying.result() == 0);
 }
 
 // The same of a kernel that the driver loads as it is launched first.

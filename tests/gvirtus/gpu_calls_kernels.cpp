@@ -359,23 +359,23 @@ bool compiler_beside_free()
 {
     Gpu gpu(resume);
     Client compiles(gpu), frees(gpu);
-    const std::string ptx = "slowly";
-    int compiled = -1;
+    const std::string ptx = ".version 7.0";
     const std::uint64_t memory = gpu.remote.malloc(4096);
     REQUIRE(memory && gpu.remote.to_device(memory, ptx.data(), ptx.size()) == 0);
     for (Client *client : {&compiles, &frees})
         REQUIRE(client->remote.get_last_error() == 0 && client->remote.set_device(0) == 0);
-    gpu.remote.hold(true);
-    std::thread compiling([&] {
-        compiled = compiles.remote.call(
+    gpu.remote.hold_linker(true);
+    Calling compiling(gpu.back, [&] {
+        return compiles.remote.call(
             "ibxRuntime",
             number(IBX_OWN_COMPILE).u64(memory).u64(ptx.size()).i32(30).i32(20).put<char>(0));
     });
-    const bool begun = becomes_true([&] { return gpu.remote.stats().queued > 0; });
-    gpu.remote.hold(false);
-    const int freed = frees.remote.free(memory);
-    compiling.join();
-    return HOLDS(begun && compiled == 0 && freed == 0);
+    const bool begun = becomes_true([&] { return gpu.remote.stats().linking > 0; });
+    Calling freeing(gpu.back, [&] { return frees.remote.free(memory); });
+    freeing.settle();
+    const bool waited = !freeing.returned();
+    gpu.remote.hold_linker(false);
+    return HOLDS(begun && waited && compiling.result() == 0 && freeing.result() == 0);
 }
 
 // A kernel that is looked up while another client takes some away is looked up once more.

@@ -196,6 +196,7 @@ bool many_busy_threads()
     }
     REQUIRE(app.synchronize() == 0);
     scene.world->slow_us = 4000;
+    const std::uint64_t before = scene.world->requests;
     std::thread launching([&] {
         while (!ends) {
             for (App &one : busy)
@@ -203,7 +204,7 @@ bool many_busy_threads()
             usleep(1000);
         }
     });
-    usleep(20000);
+    const bool busy_now = becomes([&] { return scene.world->requests > before; });
     std::thread waiting([&] {
         app.synchronize();
         waited = true;
@@ -213,7 +214,7 @@ bool many_busy_threads()
     scene.world->slow_us = 0;
     launching.join();
     waiting.join();
-    return HOLDS(good);
+    return HOLDS(busy_now && good);
 }
 
 // Both at once, without an order between them.
@@ -312,15 +313,16 @@ bool an_endless_thread()
     std::atomic<unsigned> made{0};
     std::atomic<bool> good{true};
     scene.world->held = true;
-    std::thread thread([&] {
+    Calling calling(scene.back, [&] {
         for (unsigned i = 0; i < calls && good; i++, made++)
             good = endless.set(i) == 0;
+        return 0;
     });
     const bool far = becomes([&] { return made >= most || !good; });
-    usleep(20000); // too short, and the test sees less
+    calling.settle();
     const unsigned ahead = made;
     scene.world->held = false;
-    thread.join();
+    calling.result();
     REQUIRE(far && ahead == most);
     REQUIRE(good && made == calls && other.synchronize() == 0);
     return true;

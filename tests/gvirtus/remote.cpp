@@ -336,6 +336,10 @@ int double_calls(const std::string &name, Frame &f)
         app->hold(f.get<std::uint64_t>());
         return 0;
     }
+    if (name == "cudaTestHoldLinker") {
+        app->hold_linker(f.get<std::uint64_t>());
+        return 0;
+    }
     if (name == "cudaTestHoldStream") {
         auto *stream = reinterpret_cast<void *>(f.get<std::uint64_t>());
         app->hold_stream(stream);

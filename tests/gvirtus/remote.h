@@ -124,6 +124,7 @@ class Remote : public FrontEnd
     bool inside() { return value("cudaTestInside", Body()) == 1; }
     void capture(std::uint64_t stream) { call("cudaTestCapture", Body().u64(stream)); } // 0: none
     void hold(bool held) { call("cudaTestHold", Body().u64(held)); }
+    void hold_linker(bool held) { call("cudaTestHoldLinker", Body().u64(held)); }
     // Work of this stream alone does not run; 0: all does.
     void hold_stream(std::uint64_t stream) { call("cudaTestHoldStream", Body().u64(stream)); }
     void release_stream(std::uint64_t stream) { call("cudaTestReleaseStream", Body().u64(stream)); }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 #include "tests/gvirtus/scene.h"
+#include "tests/fixtures/patience.h"
 #include "tests/fixtures/random_fill.h"
 
 #include <arpa/inet.h>
@@ -7,6 +8,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <fcntl.h>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <poll.h>
@@ -211,6 +213,64 @@ bool BackEnd::alive() const
     siginfo_t ended{};
     return waitid(P_PID, static_cast<id_t>(pid), &ended, WEXITED | WNOHANG | WNOWAIT) == 0 &&
            ended.si_pid == 0;
+}
+
+static bool sleeps(const std::filesystem::path &task)
+{
+    std::ifstream stat(task / "stat");
+    std::string line;
+    std::getline(stat, line);
+    const std::size_t name = line.rfind(") ");
+    return name != std::string::npos && line[name + 2] == 'S';
+}
+
+static bool all_sleep(pid_t process)
+{
+    std::error_code gone;
+    bool all = true;
+    const std::string tasks = "/proc/" + std::to_string(process) + "/task";
+    for (const auto &task : std::filesystem::directory_iterator(tasks, gone))
+        all = all && sleeps(task.path());
+    return all;
+}
+
+// A thread may sleep for a moment, as for a lock: so they are looked at three times.
+static void settles(const std::function<bool()> &sleeping)
+{
+    unsigned looks = 0;
+    for (unsigned left = patience_ms(10000); looks < 3 && left; left--) {
+        looks = sleeping() ? looks + 1 : 0;
+        usleep(1000);
+    }
+}
+
+void BackEnd::settle() const
+{
+    settles([this] { return all_sleep(serving()); });
+}
+
+Calling::Calling(const BackEnd &back, std::function<int()> call) : back_(back)
+{
+    thread_ = std::thread([this, call] {
+        id_ = static_cast<pid_t>(syscall(SYS_gettid));
+        code_ = call();
+        returned_ = true;
+    });
+}
+
+void Calling::settle()
+{
+    settles([this] {
+        const std::string task = "/proc/self/task/" + std::to_string(id_);
+        return returned_ || (id_ && sleeps(task) && all_sleep(back_.serving()));
+    });
+}
+
+int Calling::result()
+{
+    if (thread_.joinable())
+        thread_.join();
+    return code_;
 }
 
 std::vector<char> random_bytes(std::size_t n, unsigned seed)

@@ -7,9 +7,11 @@
 #include "tests/doubles/gvirtus/gvirtus.h"
 #include "tests/gvirtus/checks.h"
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <sys/types.h>
+#include <thread>
 #include <vector>
 
 inline Create create;
@@ -64,6 +66,27 @@ struct BackEnd {
     pid_t serving() const; // its child, at present
     // In the order in which they were made.
     std::vector<pid_t> children() const;
+    // Waits until all threads of the child sleep: what was sent to it has been taken.
+    void settle() const;
+};
+
+// A call in a thread of its own, which may have to wait in the back end.
+class Calling
+{
+  public:
+    Calling(const BackEnd &back, std::function<int()> call);
+    ~Calling() { result(); }
+    // Waits until it has returned, or until its thread and all of the back end's sleep.
+    void settle();
+    bool returned() const { return returned_; }
+    int result(); // waits for it
+
+  private:
+    const BackEnd &back_;
+    std::atomic<pid_t> id_{0};
+    std::atomic<bool> returned_{false};
+    int code_ = -1;
+    std::thread thread_;
 };
 
 std::vector<char> random_bytes(std::size_t n, unsigned seed);

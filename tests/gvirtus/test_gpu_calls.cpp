@@ -347,7 +347,7 @@ bool reset_that_stays()
     char name[] = "cudaDeviceReset", length[8] = {}, reply[20];
     gpu.over->Write(name, sizeof(name));
     gpu.over->Sync();
-    usleep(20000); // too short, and the test sees less
+    gpu.back.settle();
     Client other(gpu, of_another_program);
     other.remote.get_last_error();
     const std::uint64_t memory = other.remote.malloc(100);

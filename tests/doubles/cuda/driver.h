@@ -50,6 +50,7 @@ struct ibx_double_stats {
                                        a stream waited for a function: not by a graph's own nodes */
     unsigned long reservations;     /* of addresses, alive */
     unsigned long mappable;         /* pieces of memory for these, alive */
+    unsigned long linking;          /* PTX that is being added to a link */
     unsigned long primary_holds;    /* of the primary contexts, by cuDevicePrimaryCtxRetain() */
 };
 
@@ -76,6 +77,8 @@ void ibx_double_attribute(int attribute, int value);
 void ibx_double_slow(unsigned microseconds);
 /* While held, no submitted work runs. */
 void ibx_double_hold(bool held);
+/* While held, the linker compiles nothing. */
+void ibx_double_hold_linker(bool held);
 /* Work of this stream never runs, as if it were endless, nor does that of those before. NULL: no
  * such streams any more. */
 void ibx_double_hold_stream(void *stream);

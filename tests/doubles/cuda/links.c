@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The driver's linker. It compiles any PTX that has no "nonsense" in it; of that it says in which
  * line it is, as far as there is room in the log, and of others a word where it is to be verbose.
- * It links what has no ".extern" in it, and takes its time for what has "slowly". */
+ * It links what has no ".extern" in it. */
 #include "tests/doubles/cuda/internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define INVALID_PTX 218
-#define SLOW_US     100000u
+
+static bool held;
 
 enum { WALL_TIME = 2, INFO_LOG, INFO_BYTES, ERROR_LOG, ERROR_BYTES, VERBOSE = 12, OPTIONS };
 
@@ -19,6 +19,14 @@ struct link {
     unsigned added;
     bool lacks; /* something that is not there */
 };
+
+EXPORT void ibx_double_hold_linker(bool hold)
+{
+    pthread_mutex_lock(&mutex);
+    held = hold;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&mutex);
+}
 
 EXPORT int cuLinkCreate_v2(unsigned count, int *options, void **values, void **state)
 {
@@ -62,11 +70,9 @@ EXPORT int cuLinkAddData_v2(void *state, int kind, void *data, size_t n, const c
         return code;
     if (kind != 1 || !n || ((const char *)data)[n - 1] || count || options || values)
         return leave(INVALID_VALUE);
-    if (strstr(data, "slowly")) {
-        leave(SUCCESS);
-        usleep(SLOW_US);
-        enter("cuLinkAddData");
-    }
+    for (stats.linking++; held;)
+        wait_for_change();
+    stats.linking--;
     const char *wrong = strstr(data, "nonsense");
     snprintf(text, sizeof(text), "ptxas fatal : %s, line %u: nonsense", name,
              wrong ? line_of(data, wrong) : 0);
