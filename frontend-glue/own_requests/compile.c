@@ -8,7 +8,6 @@
 
 #include "gpudirect/cuda.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 
 #define IS_PTX 1 /* CU_JIT_INPUT_PTX */
@@ -17,29 +16,21 @@
 enum { WALL_TIME = 2, INFO_LOG, INFO_BYTES, ERROR_LOG, ERROR_BYTES, VERBOSE = 12 };
 
 /* The driver's, which may be older. */
-static struct driver {
+struct driver {
     int (*create)(unsigned count, int *options, void **values, void **state);
     int (*add)(void *state, int kind, void *data, size_t n, const char *name, unsigned count,
                int *options, void **values);
     int (*complete)(void *state, void **image, size_t *n);
     int (*destroy)(void *state);
-} driver;
+};
 
-static void look_up(void)
+static bool look_up(struct driver *driver)
 {
-    *(void **)&driver.create = ibx_cuda_symbol("cuLinkCreate_v2");
-    *(void **)&driver.add = ibx_cuda_symbol("cuLinkAddData_v2");
-    *(void **)&driver.complete = ibx_cuda_symbol("cuLinkComplete");
-    *(void **)&driver.destroy = ibx_cuda_symbol("cuLinkDestroy");
-}
-
-static bool has_driver(const struct own_request *e)
-{
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    if (!ready(e))
-        return false;
-    pthread_once(&once, look_up);
-    return driver.create && driver.add && driver.complete && driver.destroy;
+    *(void **)&driver->create = ibx_cuda_symbol("cuLinkCreate_v2");
+    *(void **)&driver->add = ibx_cuda_symbol("cuLinkAddData_v2");
+    *(void **)&driver->complete = ibx_cuda_symbol("cuLinkComplete");
+    *(void **)&driver->destroy = ibx_cuda_symbol("cuLinkDestroy");
+    return driver->create && driver->add && driver->complete && driver->destroy;
 }
 
 /* A copy of what is in the device's memory, one behind the other: PTX, with a NUL, and the logs. */
@@ -48,6 +39,7 @@ struct text {
     size_t n, info, error;
     bool verbose, adds; /* IBX_COMPILE_VERBOSE, IBX_COMPILE_ADDS */
     char *ptx, *logs;
+    struct driver driver;
     float time; /* milliseconds */
 };
 
@@ -75,6 +67,7 @@ static void add_log(struct options *o, int kind, char *log, size_t room)
 static int link_text(struct text *t)
 {
     struct options o = {.count = 0};
+    const struct driver *driver = &t->driver;
     void *state = NULL, *image;
     size_t n;
     add_option(&o, WALL_TIME, NULL);
@@ -82,14 +75,14 @@ static int link_text(struct text *t)
     add_log(&o, ERROR_LOG, t->logs + t->info, t->error);
     if (t->verbose)
         add_option(&o, VERBOSE, pointer_to(1));
-    int rc = driver.create(o.count, o.kinds, o.values, &state);
+    int rc = driver->create(o.count, o.kinds, o.values, &state);
     if (rc)
         return rc;
-    rc = driver.add(state, IS_PTX, t->ptx, t->n + 1, "the client's PTX", 0, NULL, NULL);
+    rc = driver->add(state, IS_PTX, t->ptx, t->n + 1, "the client's PTX", 0, NULL, NULL);
     if (!rc && !t->adds)
-        rc = driver.complete(state, &image, &n);
+        rc = driver->complete(state, &image, &n);
     memcpy(&t->time, &o.values[0], sizeof(t->time));
-    driver.destroy(state);
+    driver->destroy(state);
     return rc;
 }
 
@@ -108,40 +101,60 @@ static int compile_text(const struct own_request *e, struct text *t, int *said)
     return rc;
 }
 
-static int compile(struct own_request *e)
+/* The compiler takes its time, in which another session of the client's could free the memory. */
+static int compile_held(const struct own_request *e, struct text *t, int *said)
 {
-    struct text t = {.at = ibx_get_u64(&e->in)};
-    const uint64_t n = ibx_get_u64(&e->in);
-    t.info = ibx_get_u32(&e->in);
-    t.error = ibx_get_u32(&e->in);
-    const uint8_t how = ibx_get_u8(&e->in);
-    t.verbose = how & IBX_COMPILE_VERBOSE;
-    t.adds = how & IBX_COMPILE_ADDS;
-    if (!whole(e) || how > (IBX_COMPILE_VERBOSE | IBX_COMPILE_ADDS) || !n || n > IBX_OWN_PTX_MOST ||
-        t.info > IBX_OWN_LOG_MOST || t.error > IBX_OWN_LOG_MOST ||
-        !mine(e, pointer_to(t.at), n + t.info + t.error))
-        return CUDA_INVALID_VALUE;
-    if (!has_driver(e))
-        return CUDA_NOT_SUPPORTED;
-    t.n = n;
-    t.ptx = calloc(1, t.n + 1 + t.info + t.error);
-    if (!t.ptx)
-        return CUDA_MEMORY_ALLOCATION;
-    t.logs = t.ptx + t.n + 1;
-    int said = 0;
-    uint32_t time;
-    /* The compiler takes its time, in which another session of the client's could free it. */
-    ibx_held_by_request(e->x, t.at, n + t.info + t.error);
-    const int rc = ibx_isolation_allows_now(e->x, t.at, n + t.info + t.error)
-                       ? compile_text(e, &t, &said)
-                       : CUDA_INVALID_VALUE;
+    const uint64_t n = t->n + t->info + t->error;
+    ibx_held_by_request(e->x, t->at, n);
+    const int rc =
+        ibx_isolation_allows_now(e->x, t->at, n) ? compile_text(e, t, said) : CUDA_INVALID_VALUE;
     ibx_held_end(e->x);
-    memcpy(&time, &t.time, sizeof(time));
+    return rc;
+}
+
+static void put_said(struct own_request *e, const struct text *t, int said)
+{
+    uint32_t time;
+    memcpy(&time, &t->time, sizeof(time));
     ibx_put_u32(&e->out, (uint32_t)said);
     ibx_put_u32(&e->out, time);
-    ibx_put_u32(&e->out, (uint32_t)strnlen(t.logs, t.info));
-    ibx_put_u32(&e->out, (uint32_t)strnlen(t.logs + t.info, t.error));
+    ibx_put_u32(&e->out, (uint32_t)strnlen(t->logs, t->info));
+    ibx_put_u32(&e->out, (uint32_t)strnlen(t->logs + t->info, t->error));
+}
+
+static bool get_text(struct own_request *e, struct text *t)
+{
+    t->at = ibx_get_u64(&e->in);
+    t->n = ibx_get_u64(&e->in);
+    t->info = ibx_get_u32(&e->in);
+    t->error = ibx_get_u32(&e->in);
+    const uint8_t how = ibx_get_u8(&e->in);
+    t->verbose = how & IBX_COMPILE_VERBOSE;
+    t->adds = how & IBX_COMPILE_ADDS;
+    return whole(e) && how <= (IBX_COMPILE_VERBOSE | IBX_COMPILE_ADDS) && t->n &&
+           t->n <= IBX_OWN_PTX_MOST && t->info <= IBX_OWN_LOG_MOST &&
+           t->error <= IBX_OWN_LOG_MOST && mine(e, pointer_to(t->at), t->n + t->info + t->error);
+}
+
+static int compile(struct own_request *e)
+{
+    struct text t = {.n = 0};
+    int said = 0, rc = CUDA_MEMORY_ALLOCATION;
+    if (!get_text(e, &t))
+        return CUDA_INVALID_VALUE;
+    if (!ready(e) || !look_up(&t.driver))
+        return CUDA_NOT_SUPPORTED;
+    const size_t bytes = t.n + 1 + t.info + t.error;
+    if (!ibx_room_take(e->x, IBX_HOLD_REQUESTS, bytes))
+        return CUDA_MEMORY_ALLOCATION;
+    t.ptx = calloc(1, bytes);
+    if (t.ptx) {
+        t.logs = t.ptx + t.n + 1;
+        rc = compile_held(e, &t, &said);
+        put_said(e, &t, said);
+    }
     free(t.ptx);
+    ibx_room_give(e->x, IBX_HOLD_REQUESTS, bytes);
     return rc;
 }
 

@@ -5,7 +5,6 @@
 
 #include "gpudirect/cuda.h"
 
-#include <pthread.h>
 #include <stdalign.h>
 
 #define SLOTS IBX_OWN_TENSOR_RANK
@@ -15,40 +14,10 @@ struct map {
     alignas(64) uint8_t bytes[IBX_OWN_TENSOR_MAP_BYTES];
 };
 
-/* The driver's functions; NULL in older drivers. */
-static struct driver {
-    int (*tiled)(struct map *map, int type, uint32_t rank, void *at, const uint64_t *sizes,
-                 const uint64_t *pitches, const uint32_t *box, const uint32_t *steps,
-                 int interleave, int swizzle, int promotion, int fill);
-    int (*im2col)(struct map *map, int type, uint32_t rank, void *at, const uint64_t *sizes,
-                  const uint64_t *pitches, const int *lower, const int *upper, uint32_t channels,
-                  uint32_t pixels, const uint32_t *steps, int interleave, int swizzle,
-                  int promotion, int fill);
-    int (*wide)(struct map *map, int type, uint32_t rank, void *at, const uint64_t *sizes,
-                const uint64_t *pitches, int lower, int upper, uint32_t channels, uint32_t pixels,
-                const uint32_t *steps, int interleave, int mode, int swizzle, int promotion,
-                int fill);
-    int (*replace)(struct map *map, void *at);
-} driver;
-
-static void look_up(void)
-{
-    *(void **)&driver.tiled = ibx_cuda_symbol("cuTensorMapEncodeTiled");
-    *(void **)&driver.im2col = ibx_cuda_symbol("cuTensorMapEncodeIm2col");
-    *(void **)&driver.wide = ibx_cuda_symbol("cuTensorMapEncodeIm2colWide");
-    *(void **)&driver.replace = ibx_cuda_symbol("cuTensorMapReplaceAddress");
-}
-
 /* 0, or the exit code of the request: its bytes are wrong, or there is no driver. */
 static int begins(const struct own_request *e)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    if (!whole(e))
-        return CUDA_INVALID_VALUE;
-    if (!ready(e))
-        return CUDA_NOT_SUPPORTED;
-    pthread_once(&once, look_up);
-    return 0;
+    return !whole(e) ? CUDA_INVALID_VALUE : ready(e) ? 0 : CUDA_NOT_SUPPORTED;
 }
 
 /* The fields of a request; its arrays have all slots, whatever the rank. */
@@ -88,28 +57,56 @@ static void tensor_in(struct own_request *e, struct tensor *t)
     t->fill = (int)ibx_get_u32(&e->in);
 }
 
-static int encode(const struct tensor *t, struct map *map)
+/* The driver's function is NULL in older drivers. */
+static int tiled(const struct tensor *t, struct map *map)
 {
+    int (*encode)(struct map * map, int type, uint32_t rank, void *at, const uint64_t *sizes,
+                  const uint64_t *pitches, const uint32_t *box, const uint32_t *steps,
+                  int interleave, int swizzle, int promotion, int fill);
+    *(void **)&encode = ibx_cuda_symbol("cuTensorMapEncodeTiled");
+    return encode ? encode(map, t->type, t->rank, t->at, t->sizes, t->pitches, t->first, t->steps,
+                           t->interleave, t->swizzle, t->promotion, t->fill)
+                  : CUDA_NOT_SUPPORTED;
+}
+
+static int im2col(const struct tensor *t, struct map *map)
+{
+    int (*encode)(struct map * map, int type, uint32_t rank, void *at, const uint64_t *sizes,
+                  const uint64_t *pitches, const int *lower, const int *upper, uint32_t channels,
+                  uint32_t pixels, const uint32_t *steps, int interleave, int swizzle,
+                  int promotion, int fill);
     int lower[SLOTS], upper[SLOTS];
     memcpy(lower, t->first, sizeof(lower));
     memcpy(upper, t->second, sizeof(upper));
+    *(void **)&encode = ibx_cuda_symbol("cuTensorMapEncodeIm2col");
+    return encode ? encode(map, t->type, t->rank, t->at, t->sizes, t->pitches, lower, upper,
+                           t->channels, t->pixels, t->steps, t->interleave, t->swizzle,
+                           t->promotion, t->fill)
+                  : CUDA_NOT_SUPPORTED;
+}
+
+static int im2col_wide(const struct tensor *t, struct map *map)
+{
+    int (*encode)(struct map * map, int type, uint32_t rank, void *at, const uint64_t *sizes,
+                  const uint64_t *pitches, int lower, int upper, uint32_t channels, uint32_t pixels,
+                  const uint32_t *steps, int interleave, int mode, int swizzle, int promotion,
+                  int fill);
+    *(void **)&encode = ibx_cuda_symbol("cuTensorMapEncodeIm2colWide");
+    return encode ? encode(map, t->type, t->rank, t->at, t->sizes, t->pitches, (int)t->first[0],
+                           (int)t->second[0], t->channels, t->pixels, t->steps, t->interleave,
+                           t->mode, t->swizzle, t->promotion, t->fill)
+                  : CUDA_NOT_SUPPORTED;
+}
+
+static int encode(const struct tensor *t, struct map *map)
+{
     switch (t->kind) {
     case IBX_OWN_TENSOR_TILED:
-        return !driver.tiled
-                   ? CUDA_NOT_SUPPORTED
-                   : driver.tiled(map, t->type, t->rank, t->at, t->sizes, t->pitches, t->first,
-                                  t->steps, t->interleave, t->swizzle, t->promotion, t->fill);
+        return tiled(t, map);
     case IBX_OWN_TENSOR_IM2COL:
-        return !driver.im2col ? CUDA_NOT_SUPPORTED
-                              : driver.im2col(map, t->type, t->rank, t->at, t->sizes, t->pitches,
-                                              lower, upper, t->channels, t->pixels, t->steps,
-                                              t->interleave, t->swizzle, t->promotion, t->fill);
+        return im2col(t, map);
     case IBX_OWN_TENSOR_IM2COL_WIDE:
-        return !driver.wide
-                   ? CUDA_NOT_SUPPORTED
-                   : driver.wide(map, t->type, t->rank, t->at, t->sizes, t->pitches, lower[0],
-                                 upper[0], t->channels, t->pixels, t->steps, t->interleave, t->mode,
-                                 t->swizzle, t->promotion, t->fill);
+        return im2col_wide(t, map);
     default:
         return CUDA_INVALID_VALUE;
     }
@@ -134,13 +131,15 @@ static int make(struct own_request *e)
 static int replace(struct own_request *e)
 {
     struct map map;
+    int (*replace_address)(struct map * map, void *at);
     void *at = pointer(&e->in);
     const uint8_t *bytes = ibx_get_bytes(&e->in, sizeof(map.bytes));
     int rc = begins(e);
     if (rc)
         return rc;
     memcpy(map.bytes, bytes, sizeof(map.bytes));
-    rc = driver.replace ? driver.replace(&map, at) : CUDA_NOT_SUPPORTED;
+    *(void **)&replace_address = ibx_cuda_symbol("cuTensorMapReplaceAddress");
+    rc = replace_address ? replace_address(&map, at) : CUDA_NOT_SUPPORTED;
     if (!rc)
         ibx_put_bytes(&e->out, map.bytes, sizeof(map.bytes));
     return rc;

@@ -354,6 +354,25 @@ bool compiler_says()
     return HOLDS(remote.get_last_error() == 0 && remote.free(memory) == 0);
 }
 
+// The host's memory for PTX and its logs counts as GVirtuS's buffers for requests do.
+bool compiler_takes_memory()
+{
+    Gpu gpu("rdma.requests : 1M\n");
+    constexpr std::uint64_t n = 1000000, longer = 1 << 20;
+    const std::uint64_t memory = gpu.remote.malloc(2 << 20);
+    const auto compile = [&](std::uint64_t bytes, int log) {
+        return gpu.remote.call(
+            "ibxRuntime",
+            number(IBX_OWN_COMPILE).u64(memory).u64(bytes).i32(log).i32(log).put<char>(0));
+    };
+    REQUIRE(memory && !gpu.remote.call("cudaMemset", Body().u64(memory).i32('x').u64(2 << 20)));
+    for (unsigned i = 0; i < 3; i++) { // each gives back what it has taken
+        REQUIRE(compile(n, 100) == 0 && compile(longer, 0) == 2);
+        REQUIRE(compile(n, 32 << 10) == 2);
+    }
+    return HOLDS(gpu.remote.get_last_error() == 0);
+}
+
 // The memory of PTX that is being compiled is freed behind that, when the logs are in it.
 bool compiler_beside_free()
 {
@@ -471,6 +490,7 @@ void check_calls_kernels()
     check("kernels of a killed client beside endless work", kernels_beside_endless_work);
     check("kernels while some are taken away", kernels_meanwhile);
     check("what the compiler of PTX says", compiler_says);
+    check("... of as much as the limit on memory for requests allows", compiler_takes_memory);
     check("... beside a free of that memory", compiler_beside_free);
     check("registrations of several clients", registered_at_once);
     check("... beside one that does not return", registered_beside_one_that_stays);
