@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "common/handlers.h"
 
+#include "common/thread.h"
+
 #include <stdatomic.h>
 #include <stddef.h>
 
@@ -12,7 +14,7 @@ void ibx_handlers_use(const struct ibx_handlers_calls *calls)
     atomic_store(&in_use, calls);
 }
 
-bool ibx_handlers_hold(void)
+static bool hold(void)
 {
     const struct ibx_handlers_calls *calls = atomic_load_explicit(&in_use, memory_order_acquire);
     if (!calls || (!depth && !calls->hold()))
@@ -21,9 +23,16 @@ bool ibx_handlers_hold(void)
     return true;
 }
 
-void ibx_handlers_let(bool held)
+struct ibx_inside ibx_inside_begin(void)
 {
-    if (held && !--depth)
+    const bool holds = hold();
+    return (struct ibx_inside){holds, ibx_thread_hold_cancel()};
+}
+
+void ibx_inside_end(struct ibx_inside inside)
+{
+    ibx_thread_release_cancel(inside.cancel);
+    if (inside.holds && !--depth)
         atomic_load(&in_use)->let();
 }
 

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The program's signal handlers, in threads that are inside of this library. A handler may need
- * what its own thread has there, a lock or a connection, and would wait for it for ever. So a
- * thread holds handlers back while it is inside. It waits in short pieces; between two of them it
- * has no lock, and handlers that are due run.
+ * The program's signal handlers, and its pthread_cancel(3), in threads that are inside of this
+ * library. A handler may need what its own thread has there, a lock or a connection, and would wait
+ * for it for ever. So a thread holds handlers back while it is inside. It waits in short pieces;
+ * between two of them it has no lock, and handlers that are due run. A thread that is cancelled
+ * ends when it is outside again.
  */
 #ifndef IBX_COMMON_HANDLERS_H
 #define IBX_COMMON_HANDLERS_H
@@ -21,10 +22,14 @@ struct ibx_handlers_calls {
 
 /* Sets these calls, for good. Until then nothing is held back. */
 void ibx_handlers_use(const struct ibx_handlers_calls *calls);
-/* Around what the calling thread does inside of the library; such pairs may nest. `held` is what
- * ibx_handlers_hold() has returned. */
-bool ibx_handlers_hold(void);
-void ibx_handlers_let(bool held);
+/* Around what the calling thread does inside of the library; such pairs may nest. `inside` is what
+ * ibx_inside_begin() has returned. */
+struct ibx_inside {
+    bool holds; /* handlers */
+    int cancel; /* ibx_thread_hold_cancel() */
+};
+struct ibx_inside ibx_inside_begin(void);
+void ibx_inside_end(struct ibx_inside inside);
 /* Whether the calling thread holds handlers back, so that it has to wait in pieces. */
 bool ibx_handlers_held(void);
 /* Runs handlers that are due, between two pieces of a wait. The caller has no lock. */

@@ -377,15 +377,13 @@ void ibx_async_copy_wait(uint64_t stream)
 {
     if (!ibx_async_copy_any())
         return;
-    const bool held = ibx_handlers_hold();
-    const int cancel = ibx_thread_hold_cancel();
+    const struct ibx_inside inside = ibx_inside_begin();
     pthread_mutex_lock(&async.lock);
     const uint64_t end = async.jobs; /* later copies are not waited for */
     while (helper_of_stream(stream, end))
         wait_for_change();
     pthread_mutex_unlock(&async.lock);
-    ibx_thread_release_cancel(cancel);
-    ibx_handlers_let(held);
+    ibx_inside_end(inside);
 }
 
 /* Locked. */
@@ -405,14 +403,12 @@ void ibx_async_copy_wait_memory(const void *address, size_t n)
 {
     if (!ibx_async_copy_any())
         return;
-    const bool held = ibx_handlers_hold();
-    const int cancel = ibx_thread_hold_cancel();
+    const struct ibx_inside inside = ibx_inside_begin();
     pthread_mutex_lock(&async.lock);
     while (is_touched(address, n))
         wait_for_change();
     pthread_mutex_unlock(&async.lock);
-    ibx_thread_release_cancel(cancel);
-    ibx_handlers_let(held);
+    ibx_inside_end(inside);
 }
 
 int ibx_async_copy_failure(uint64_t stream)

@@ -4,7 +4,6 @@
 
 #include "common/handlers.h"
 #include "common/log.h"
-#include "common/thread.h"
 #include "common/wire.h"
 #include "frontend-glue/client_copies/client_copies.h"
 #include "frontend-glue/plugin/host_memory.h"
@@ -46,7 +45,6 @@ static int make_call_inside(const struct ibx_frontend_request *request, int *exi
         return -ENOTCONN;
     const struct ibx_frontend_watch *watch =
         atomic_load_explicit(&ibx_attached_watcher, memory_order_acquire);
-    const int cancel = ibx_thread_hold_cancel();
     bool works = false;
     int rc = 0;
     if (watch)
@@ -55,15 +53,14 @@ static int make_call_inside(const struct ibx_frontend_request *request, int *exi
         rc = ibx_pipeline_call(ibx_attached->pipeline, &call, exit_code);
     if (works)
         watch->over();
-    ibx_thread_release_cancel(cancel);
     return rc;
 }
 
 static int make_call(const struct ibx_frontend_request *request, int *exit_code)
 {
-    const bool held = ibx_handlers_hold();
+    const struct ibx_inside inside = ibx_inside_begin();
     const int rc = make_call_inside(request, exit_code);
-    ibx_handlers_let(held);
+    ibx_inside_end(inside);
     return rc;
 }
 
@@ -111,11 +108,9 @@ static bool knows(enum ibx_frontend_fact fact, uint64_t handle, int *answer)
 {
     if (!ibx_attached_session() || ibx_async_copy_any())
         return false;
-    const bool held = ibx_handlers_hold();
-    const int cancel = ibx_thread_hold_cancel(); /* a backlog may be sent in here */
+    const struct ibx_inside inside = ibx_inside_begin(); /* a backlog may be sent in here */
     const bool known = knows_now(fact, handle, answer);
-    ibx_thread_release_cancel(cancel);
-    ibx_handlers_let(held);
+    ibx_inside_end(inside);
     return known;
 }
 
@@ -124,13 +119,11 @@ static void prepare(void *address, size_t n)
     struct ibx_session *session = ibx_attached_session();
     if (!session)
         return;
-    const bool held = ibx_handlers_hold();
-    const int cancel = ibx_thread_hold_cancel();
+    const struct ibx_inside inside = ibx_inside_begin();
     ibx_pipeline_enter(ibx_attached->pipeline, 0, false);
     ibx_session_prepare(session, address, n);
     ibx_pipeline_leave(ibx_attached->pipeline, 0, false);
-    ibx_thread_release_cancel(cancel);
-    ibx_handlers_let(held);
+    ibx_inside_end(inside);
 }
 
 /* Over shm: memory that the back end maps, and pins in the background. Page-locked memory takes its
@@ -151,9 +144,9 @@ static void *allocate_inside(size_t n)
 
 static void *allocate(size_t n)
 {
-    const int cancel = ibx_thread_hold_cancel();
+    const struct ibx_inside inside = ibx_inside_begin();
     void *address = allocate_inside(n);
-    ibx_thread_release_cancel(cancel);
+    ibx_inside_end(inside);
     return address;
 }
 
@@ -192,11 +185,9 @@ static int reach_inside(void *address, size_t n, bool on, int *exit_code)
         return -ENOTCONN;
     if (!ibx_attached_over_shm(session) || !ibx_shared_offset(address, n, &offset))
         return -EOPNOTSUPP;
-    const int cancel = ibx_thread_hold_cancel();
     ibx_pipeline_lock(ibx_attached->pipeline);
     const int rc = ibx_session_share(session);
     ibx_pipeline_unlock(ibx_attached->pipeline);
-    ibx_thread_release_cancel(cancel);
     if (rc)
         return rc;
     ibx_put_u16(&w, on ? IBX_OWN_HOST_MAP : IBX_OWN_HOST_UNMAP);
@@ -211,9 +202,9 @@ static int reach_inside(void *address, size_t n, bool on, int *exit_code)
 
 static int reach(void *address, size_t n, bool on, int *exit_code)
 {
-    const bool held = ibx_handlers_hold();
+    const struct ibx_inside inside = ibx_inside_begin();
     const int rc = reach_inside(address, n, on, exit_code);
-    ibx_handlers_let(held);
+    ibx_inside_end(inside);
     return rc;
 }
 

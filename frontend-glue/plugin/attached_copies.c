@@ -6,7 +6,6 @@
 #include "frontend-glue/plugin/attached.h"
 
 #include "common/handlers.h"
-#include "common/thread.h"
 #include "common/wire.h"
 #include "frontend-glue/client_copies/client_copies.h"
 #include "frontend-glue/plugin/host_memory.h"
@@ -170,7 +169,6 @@ static int run_watched(const struct ibx_frontend_copy *wish, int *exit_code)
         atomic_load_explicit(&ibx_attached_watcher, memory_order_acquire);
     if (watch && watch->withheld(wish))
         return -ENOTCONN;
-    const int cancel = ibx_thread_hold_cancel();
     bool works = false;
     int rc = 0;
     if (watch && ibx_attached_session())
@@ -179,17 +177,16 @@ static int run_watched(const struct ibx_frontend_copy *wish, int *exit_code)
         rc = run_whole(wish, exit_code);
     if (works)
         watch->over();
-    ibx_thread_release_cancel(cancel);
     return rc;
 }
 
 int ibx_attached_copy(const struct ibx_frontend_copy *wish, int *exit_code)
 {
     struct ibx_host_copy copy;
-    const bool held = ibx_handlers_hold();
+    const struct ibx_inside inside = ibx_inside_begin();
     ibx_host_copy_begins(&copy, wish);
     const int rc = run_watched(wish, exit_code);
     ibx_host_copy_ends(&copy);
-    ibx_handlers_let(held);
+    ibx_inside_end(inside);
     return rc;
 }

@@ -23,7 +23,6 @@
 extern "C" {
 #include "common/handlers.h"
 #include "common/log.h"
-#include "common/thread.h"
 #include "frontend-glue/client_calls/pipeline.h"
 #include "frontend-glue/device_copies/device_copies.h"
 #include "frontend-glue/clients/last_requests.h"
@@ -107,18 +106,13 @@ class Failure : public std::string, public std::exception
 class Inside
 {
   public:
-    Inside() : held(ibx_handlers_hold()), before(ibx_thread_hold_cancel()) {}
-    ~Inside()
-    {
-        ibx_thread_release_cancel(before);
-        ibx_handlers_let(held);
-    }
+    Inside() : inside(ibx_inside_begin()) {}
+    ~Inside() { ibx_inside_end(inside); }
     Inside(const Inside &) = delete;
     Inside &operator=(const Inside &) = delete;
 
   private:
-    bool held;
-    int before;
+    ibx_inside inside;
 };
 
 // Logs too: a front end of G3 crashes on the exception, with GVirtuS's message still in a buffer.

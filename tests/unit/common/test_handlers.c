@@ -2,6 +2,7 @@
 /* Handlers of signals that wait while their thread is inside of a library. */
 #include "common/handlers.h"
 
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -29,11 +30,11 @@ static const struct ibx_handlers_calls all = {hold, let};
 static void test_nobody_wants_that(void **state)
 {
     (void)state;
-    const bool inside = ibx_handlers_hold();
-    assert_false(inside);
+    const struct ibx_inside inside = ibx_inside_begin();
+    assert_false(inside.holds);
     assert_false(ibx_handlers_held());
     ibx_handlers_run();
-    ibx_handlers_let(inside);
+    ibx_inside_end(inside);
     assert_int_equal(calls, 0);
 }
 
@@ -43,17 +44,17 @@ static void test_held(void **state)
     (void)state;
     ibx_handlers_use(&all);
     any = true;
-    const bool outer = ibx_handlers_hold(), inner = ibx_handlers_hold();
-    assert_true(outer && inner && ibx_handlers_held());
+    const struct ibx_inside outer = ibx_inside_begin(), inner = ibx_inside_begin();
+    assert_true(outer.holds && inner.holds && ibx_handlers_held());
     assert_int_equal(held, 1);
     calls = 0;
     ibx_handlers_run();
     assert_int_equal(calls, 1);
     assert_int_equal(held, 1);
-    ibx_handlers_let(inner);
+    ibx_inside_end(inner);
     assert_int_equal(held, 1);
     assert_true(ibx_handlers_held());
-    ibx_handlers_let(outer);
+    ibx_inside_end(outer);
     assert_int_equal(held, 0);
     assert_false(ibx_handlers_held());
 }
@@ -66,12 +67,12 @@ static void let_and_call(void)
     if (called)
         return;
     called = true;
-    const bool inside = ibx_handlers_hold(); /* its call */
-    assert_true(inside && ibx_handlers_held());
+    const struct ibx_inside inside = ibx_inside_begin(); /* its call */
+    assert_true(inside.holds && ibx_handlers_held());
     assert_int_equal(held, 1);
     ibx_handlers_run();
     assert_int_equal(held, 1);
-    ibx_handlers_let(inside);
+    ibx_inside_end(inside);
     assert_int_equal(held, 0);
     assert_false(ibx_handlers_held());
 }
@@ -84,13 +85,13 @@ static void test_calls_of_handlers(void **state)
     (void)state;
     ibx_handlers_use(&calling);
     any = true;
-    const bool outer = ibx_handlers_hold(), inner = ibx_handlers_hold();
+    const struct ibx_inside outer = ibx_inside_begin(), inner = ibx_inside_begin();
     ibx_handlers_run();
     assert_true(called && ibx_handlers_held());
     assert_int_equal(held, 1);
-    ibx_handlers_let(inner);
+    ibx_inside_end(inner);
     assert_int_equal(held, 1);
-    ibx_handlers_let(outer);
+    ibx_inside_end(outer);
     assert_int_equal(held, 0);
     assert_false(ibx_handlers_held());
 }
@@ -116,15 +117,39 @@ static void test_handlers_that_leave(void **state)
     any = true;
     called = false;
     if (!setjmp(out)) {
-        ibx_handlers_hold();
+        ibx_inside_begin();
         ibx_handlers_run();
     }
     assert_false(ibx_handlers_held());
-    const bool again = ibx_handlers_hold();
-    assert_true(again);
+    pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL); /* which it leaves as it was */
+    const struct ibx_inside again = ibx_inside_begin();
+    assert_true(again.holds);
     assert_int_equal(held, 1);
-    ibx_handlers_let(again);
+    ibx_inside_end(again);
     assert_int_equal(held, 0);
+}
+
+static int cancel_state(void)
+{
+    int now = PTHREAD_CANCEL_ENABLE;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &now);
+    pthread_setcancelstate(now, NULL);
+    return now;
+}
+
+/* Also where nobody wants handlers to be held. */
+static void test_cancellation(void **state)
+{
+    (void)state;
+    ibx_handlers_use(&all);
+    for (unsigned i = 0; i < 2; i++) {
+        any = i;
+        const struct ibx_inside outer = ibx_inside_begin(), inner = ibx_inside_begin();
+        ibx_inside_end(inner);
+        assert_int_equal(cancel_state(), PTHREAD_CANCEL_DISABLE);
+        ibx_inside_end(outer);
+        assert_int_equal(cancel_state(), PTHREAD_CANCEL_ENABLE);
+    }
 }
 
 /* Those that come while a thread is inside are not waited with. */
@@ -133,13 +158,13 @@ static void test_without_handlers(void **state)
     (void)state;
     ibx_handlers_use(&all);
     any = false;
-    const bool outer = ibx_handlers_hold();
-    assert_false(outer);
+    const struct ibx_inside outer = ibx_inside_begin();
+    assert_false(outer.holds);
     any = true;
-    const bool inner = ibx_handlers_hold();
-    assert_true(inner);
-    ibx_handlers_let(inner);
-    ibx_handlers_let(outer);
+    const struct ibx_inside inner = ibx_inside_begin();
+    assert_true(inner.holds);
+    ibx_inside_end(inner);
+    ibx_inside_end(outer);
     assert_int_equal(held, 0);
     assert_false(ibx_handlers_held());
 }
@@ -149,7 +174,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_nobody_wants_that), cmocka_unit_test(test_held),
         cmocka_unit_test(test_calls_of_handlers), cmocka_unit_test(test_handlers_that_leave),
-        cmocka_unit_test(test_without_handlers),
+        cmocka_unit_test(test_without_handlers),  cmocka_unit_test(test_cancellation),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
