@@ -69,10 +69,11 @@ static int event_take(struct verbs *v, struct cm_event *event)
     return 0;
 }
 
+/* -ETIMEDOUT also where events come without end, as strangers' requests may. */
 static int event_wait(struct verbs *v, struct cm_event *event, uint64_t deadline_ns)
 {
     for (;;) {
-        int rc = event_take(v, event);
+        int rc = ibx_now_ns() < deadline_ns ? event_take(v, event) : -ETIMEDOUT;
         if (rc != -EAGAIN)
             return rc;
         rc = ibx_link_wait(v->link, v->events->fd, POLLIN, deadline_ns);
@@ -605,9 +606,6 @@ int ibx_verbs_finish(void *endpoint, struct ibx_reader *answer, uint64_t deadlin
         rc = event_wait(v, &event, deadline_ns);
         rc = rc ? wait_failed(rc, "cannot connect the queue pairs", err)
                 : finish_step(v, &event, err);
-        /* Requests of strangers may come without end. */
-        if (!rc && !all_in(v, VERBS_LANE_UP) && ibx_now_ns() >= deadline_ns)
-            rc = wait_failed(-ETIMEDOUT, "cannot connect the queue pairs", err);
     }
     for (unsigned i = 0; i < IBX_RAILS_MAX; i++) {
         if (v->rails[i].listener)
