@@ -182,9 +182,10 @@ struct session_link {
     struct ibx_session *next;    /* there */
     bool has_record;             /* where other processes look */
     int record;                  /* its place there */
-    struct ibx_conn *offered;    /* by ibx_session_accept(), which locks it; NULL: none */
-    struct ibx_conn *taken_last; /* of these, while it is being established; likewise */
-    _Atomic bool has_offer;
+    /* The connection that ibx_session_accept() offers, and the one that was taken and is being
+     * established; both are changed under the lock of `waiting`. NULL: none. */
+    _Atomic(struct ibx_conn *) offered;
+    struct ibx_conn *establishing;
     int offer_fd;                     /* an eventfd, or -1 */
     struct ibx_session_report report; /* for others, who lock `waiting` */
     char name[IBX_NAME_MAX + 1];
@@ -402,7 +403,7 @@ bool ibx_link_peer_died(const struct ibx_session *s);
 /* Server: whether the client has come over another connection. */
 static inline bool ibx_link_has_offer(const struct ibx_session *s)
 {
-    return s->link.has_offer;
+    return s->link.offered;
 }
 /* To be called when the connection has ended: returns when the session continues over another one.
  * As ibx_session_fail(). */

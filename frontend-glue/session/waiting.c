@@ -162,7 +162,6 @@ void ibx_waiting_remove(struct ibx_session *s)
     remove_record(w->records, &s->link);
     struct ibx_conn *offered = s->link.offered;
     s->link.offered = NULL;
-    s->link.has_offer = false;
     pthread_mutex_unlock(&w->lock);
     ibx_close(offered);
 }
@@ -178,11 +177,9 @@ void ibx_waiting_offer(struct ibx_waiting *w, struct ibx_conn *conn)
     if (s) {
         unwanted = s->link.offered;
         s->link.offered = conn;
-        s->link.has_offer = true;
-        if (s->link.taken_last)
-            ibx_hang_up(s->link.taken_last);
-        if (write(s->link.offer_fd, &one, sizeof(one)) < 0) /* cannot fail below 2^64 - 1 */
-            s->link.has_offer = true;
+        if (s->link.establishing)
+            ibx_hang_up(s->link.establishing);
+        (void)!write(s->link.offer_fd, &one, sizeof(one)); /* cannot fail below 2^64 - 1 */
         ibx_wake(s->conn); /* the session may still use the old connection */
     }
     pthread_mutex_unlock(&w->lock);
@@ -195,10 +192,8 @@ struct ibx_conn *ibx_waiting_take(struct ibx_session *s)
     pthread_mutex_lock(&s->link.waiting->lock);
     struct ibx_conn *conn = s->link.offered;
     s->link.offered = NULL;
-    s->link.taken_last = conn;
-    s->link.has_offer = false;
-    if (read(s->link.offer_fd, &count, sizeof(count)) < 0) /* the event was not set */
-        count = 0;
+    s->link.establishing = conn;
+    (void)!read(s->link.offer_fd, &count, sizeof(count)); /* fails if the event was not set */
     pthread_mutex_unlock(&s->link.waiting->lock);
     return conn;
 }
@@ -206,7 +201,7 @@ struct ibx_conn *ibx_waiting_take(struct ibx_session *s)
 void ibx_waiting_drop(struct ibx_session *s, struct ibx_conn *conn)
 {
     pthread_mutex_lock(&s->link.waiting->lock);
-    s->link.taken_last = NULL;
+    s->link.establishing = NULL;
     pthread_mutex_unlock(&s->link.waiting->lock);
     ibx_close(conn);
 }
@@ -216,7 +211,7 @@ void ibx_waiting_use(struct ibx_session *s, struct ibx_conn *conn)
     if (s->link.waiting)
         pthread_mutex_lock(&s->link.waiting->lock);
     s->conn = conn;
-    s->link.taken_last = NULL;
+    s->link.establishing = NULL;
     if (s->link.waiting)
         pthread_mutex_unlock(&s->link.waiting->lock);
 }
