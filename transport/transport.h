@@ -299,7 +299,11 @@ struct ibx_claim {
     uint8_t id[IBX_CLAIM_ID_BYTES];
     const uint8_t *secret; /* IBX_SECRET_BYTES */
     unsigned connect_ms;   /* for the socket's connection alone; 0: timeout_ms */
-    bool reached; /* set by ibx_connect(): the server has proven itself, and took the claim */
+    /* Set by ibx_connect(). reached: the server has proven itself, and took the claim. refused: the
+     * server has proven itself, and refuses the client (-ESTALE: the claim). Any other error may
+     * come from somebody else who answers in its place. Without a key a server counts as proven if
+     * it is one that the client accepts. */
+    bool reached, refused;
 };
 
 /* Client: the keys that ibx_connect() has left in options.keys for later connections of the same

@@ -172,10 +172,10 @@ static void get_taken(struct ibx_reader *r, uint64_t taken[ORDERS])
 /* ------------------------------------------------------------------------- the client */
 
 /* One attempt to reach the server */
-static int connect_once(struct ibx_session *s, struct reconnect *reconnect, bool *reached,
-                        struct ibx_conn **fresh, struct ibx_error *err)
+static int connect_once(struct ibx_session *s, struct reconnect *reconnect, struct ibx_conn **fresh,
+                        struct ibx_error *err)
 {
-    int rc = ibx_reconnect(s, reconnect, reached, fresh, err);
+    int rc = ibx_reconnect(s, reconnect, fresh, err);
     if (!rc && !fits(s, *fresh)) {
         ibx_close(*fresh);
         rc = ibx_reconnect_by_tcp(s, err);
@@ -215,11 +215,10 @@ static int client_exchange(struct ibx_session *s, struct ibx_error *err)
 }
 
 /* One attempt to continue; *err is the reason if it fails. */
-static int client_attempt(struct ibx_session *s, struct reconnect *reconnect, bool *reached,
-                          struct ibx_error *err)
+static int client_attempt(struct ibx_session *s, struct reconnect *reconnect, struct ibx_error *err)
 {
     struct ibx_conn *fresh;
-    int rc = connect_once(s, reconnect, reached, &fresh, err);
+    int rc = connect_once(s, reconnect, &fresh, err);
     if (rc)
         return rc;
     ibx_state_move(&s->link.state, LINK_RESUMING);
@@ -244,10 +243,11 @@ bool ibx_link_peer_died(const struct ibx_session *s)
     return s->link.peer_fd >= 0 && poll(&wait, 1, 0) > 0 && wait.revents & POLLIN;
 }
 
-/* Whether trying again is no use. Who does not even speak the protocol is not the server. */
-static bool is_final(int rc, bool reached)
+/* Whether trying again is no use, after an attempt that failed with `rc`. Who has not proven to be
+ * the server cannot say so. */
+static bool is_in_vain(const struct reconnect *reconnect, int rc)
 {
-    return rc == -ESTALE || rc == -EACCES || rc == -EMSGSIZE || (rc == -EPROTO && reached);
+    return reconnect->refused || rc == -EMSGSIZE || (rc == -EPROTO && reconnect->reached);
 }
 
 /* The server keeps the session for that long; -ESTALE: it has none. */
@@ -256,17 +256,18 @@ static int try_again(struct ibx_session *s, struct reconnect *reconnect, struct 
     const unsigned ms = s->link.agreed * 1000;
     uint64_t deadline = ibx_deadline_in_ms(ms);
     for (;;) {
-        bool reached = false;
         if (ibx_link_peer_died(s))
             return ibx_error_set(err, -ECONNRESET, "the back end's process has ended");
-        int rc = client_attempt(s, reconnect, &reached, err);
-        if (!rc || is_final(rc, reached))
+        int rc = client_attempt(s, reconnect, err);
+        if (!rc || is_in_vain(reconnect, rc))
             return rc;
-        if (reached) /* the server lives, and is busy */
+        if (reconnect->reached) /* the server lives, and is busy */
             deadline = ibx_deadline_in_ms(ms);
-        if (ibx_now_ns() > deadline)
+        if (ibx_now_ns() > deadline) {
+            err->code = -ETIMEDOUT;
             return ibx_error_prefix(err, -ETIMEDOUT, "no connection for %u seconds",
                                     s->link.agreed);
+        }
         ibx_reconnect_pause(s, reconnect, rc);
     }
 }

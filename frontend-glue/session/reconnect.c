@@ -104,8 +104,8 @@ static unsigned answer_ms(const struct ibx_session *s, const struct reconnect *r
     return doubled(first, is_soon(reconnect) ? 0 : reconnect->attempts / EACH_TIMES, most);
 }
 
-static int connect_to(struct ibx_session *s, const struct ibx_uri *uri, unsigned connect_ms,
-                      bool *reached, struct ibx_conn **fresh, struct ibx_error *err)
+static int connect_to(struct ibx_session *s, struct reconnect *reconnect, const struct ibx_uri *uri,
+                      unsigned connect_ms, struct ibx_conn **fresh, struct ibx_error *err)
 {
     struct ibx_claim claim = {.secret = s->link.secret, .connect_ms = connect_ms};
     struct ibx_options options = s->options; /* with the options in the URI */
@@ -115,7 +115,8 @@ static int connect_to(struct ibx_session *s, const struct ibx_uri *uri, unsigned
     options.keys = &s->link.keys;
     ibx_uri_print(uri, text, sizeof(text));
     int rc = ibx_connect(text, &options, fresh, err);
-    *reached = claim.reached;
+    reconnect->reached = claim.reached;
+    reconnect->refused = claim.refused;
     return rc;
 }
 
@@ -130,12 +131,6 @@ static const char *last_address(const struct ibx_session *s, const struct ibx_ur
         return NULL;
     snprintf(text, size, "%s", last.host);
     return text;
-}
-
-/* Whether the error means that the server that answered does not have the session. */
-static bool is_refusal(int rc)
-{
-    return rc == -ESTALE || rc == -EACCES;
 }
 
 /* The server is reachable, but does not accept tcp: nothing can carry what is under way, unless
@@ -158,8 +153,8 @@ static int without_tcp(struct ibx_session *s, int rc, struct ibx_error *err)
                          why.message);
 }
 
-int ibx_reconnect(struct ibx_session *s, struct reconnect *reconnect, bool *reached,
-                  struct ibx_conn **fresh, struct ibx_error *err)
+int ibx_reconnect(struct ibx_session *s, struct reconnect *reconnect, struct ibx_conn **fresh,
+                  struct ibx_error *err)
 {
     struct ibx_uri uri, last;
     char address[sizeof(uri.host) + 64];
@@ -176,14 +171,14 @@ int ibx_reconnect(struct ibx_session *s, struct reconnect *reconnect, bool *reac
     last = uri;
     if (last_address(s, &uri, address, sizeof(address))) {
         memcpy(last.host, address, sizeof(last.host));
-        rc = connect_to(s, &last, limit_ms / 2, reached, fresh, err);
-        if (!rc || *reached)
+        rc = connect_to(s, reconnect, &last, limit_ms / 2, fresh, err);
+        if (!rc || reconnect->reached)
             return without_tcp(s, rc, err);
-        silent = !is_refusal(rc);
+        silent = !reconnect->refused;
     }
-    rc = connect_to(s, &uri, limit_ms, reached, fresh, err);
-    if (silent && !*reached && is_refusal(rc)) /* a name may resolve to several servers */
-        return -EAGAIN;
+    rc = connect_to(s, reconnect, &uri, limit_ms, fresh, err);
+    if (silent) /* a name may resolve to several servers */
+        reconnect->refused = false;
     return without_tcp(s, rc, err);
 }
 

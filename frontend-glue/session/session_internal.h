@@ -419,14 +419,15 @@ struct reconnect {
     unsigned hasty;         /* of these, how many were made early because the network had changed */
     unsigned round_trip_ms; /* the round trip to the server, at most, in earlier attempts */
     int changes_fd;         /* ibx_network_changes() */
+    bool reached, refused;  /* struct ibx_claim, of the last attempt */
 };
 void ibx_reconnect_begin(const struct ibx_session *s, struct reconnect *reconnect);
 /* To be called when the connection has broken. -EMSGSIZE: it is no use to continue, as several
  * connections have shown. */
 int ibx_reconnect_judge(struct ibx_session *s, struct ibx_error *err);
-/* One attempt. `reached`: a server that has the session has answered. */
-int ibx_reconnect(struct ibx_session *s, struct reconnect *reconnect, bool *reached,
-                  struct ibx_conn **fresh, struct ibx_error *err);
+/* One attempt. */
+int ibx_reconnect(struct ibx_session *s, struct reconnect *reconnect, struct ibx_conn **fresh,
+                  struct ibx_error *err);
 /* The path carries only shorter messages than are under way. -EAGAIN: the next attempt is by tcp,
  * which carries them; -EMSGSIZE: this end's options forbid tcp. */
 int ibx_reconnect_by_tcp(struct ibx_session *s, struct ibx_error *err);

@@ -185,14 +185,34 @@ static int conclude(struct ibx_handshake *h, uint8_t flags, const struct proofs 
 
 /* ---------------------------------------------------------------------- server */
 
-/* Makes `reply` the REFUSE that tells the peer why this is the end; returns `code`. */
+/* Of a REFUSE with these fields: whoever makes it knows the key. */
+static void prove_refusal(const uint8_t *session, const uint8_t *fields, size_t n,
+                          uint8_t proof[IBX_HASH_BYTES])
+{
+    const struct ibx_piece pieces[] = {{"refuse ", 7}, {fields, n}};
+    ibx_hmac(session, pieces, 2, proof);
+}
+
+/* Makes `reply` the REFUSE that tells the peer why this is the end; returns `code`. `session`:
+ * NULL, or the session key shared with a client that has proven itself. */
+static int refuse_with(struct ibx_handshake *h, struct frame *reply, const uint8_t *session,
+                       int code, const char *reason, struct ibx_error *err)
+{
+    uint8_t proof[IBX_HASH_BYTES];
+    ibx_handshake_frame_begin(reply, FRAME_REFUSE);
+    ibx_handshake_reason_put(&reply->out, code, reason);
+    if (session && h->key) {
+        prove_refusal(session, reply->out.data, reply->out.length, proof);
+        ibx_put_bytes(&reply->out, proof, sizeof(proof));
+    }
+    ibx_handshake_frame_finish(h, reply, NULL);
+    return ibx_error_set(err, code, "refused %s: %s", h->conn->path.peer, reason);
+}
+
 static int refuse(struct ibx_handshake *h, struct frame *reply, int code, const char *reason,
                   struct ibx_error *err)
 {
-    ibx_handshake_frame_begin(reply, FRAME_REFUSE);
-    ibx_handshake_reason_put(&reply->out, code, reason);
-    ibx_handshake_frame_finish(h, reply, NULL);
-    return ibx_error_set(err, code, "refused %s: %s", h->conn->path.peer, reason);
+    return refuse_with(h, reply, NULL, code, reason, err);
 }
 
 /* Whether the server takes a client that sent this HELLO: 0, or the code of a refusal and its
@@ -318,13 +338,13 @@ static int step_proof(struct ibx_handshake *h, struct frame *frame, struct frame
                       "the key differs from the server's: copy the server's key file", err);
     const char *reason = check_proven(h, flags, text);
     if (reason)
-        return refuse(h, reply, -EACCES, reason, err);
+        return refuse_with(h, reply, proofs.session, -EACCES, reason, err);
     reason = ibx_handshake_claim_check(h);
     if (reason)
-        return refuse(h, reply, -ESTALE, reason, err);
+        return refuse_with(h, reply, proofs.session, -ESTALE, reason, err);
     reason = check_room(h);
     if (reason)
-        return refuse(h, reply, -EACCES, reason, err);
+        return refuse_with(h, reply, proofs.session, -EACCES, reason, err);
     rc = conclude(h, flags, &proofs, err);
     if (rc)
         return rc;
@@ -551,6 +571,18 @@ int ibx_handshake_prove_client(struct ibx_handshake *h, uint64_t deadline, struc
         rc = conclude(h, flags, &proofs, err);
     memcpy(h->awaited, proofs.server, IBX_HASH_BYTES);
     return rc ? rc : ibx_state_move(&h->state, HANDSHAKE_PROVEN);
+}
+
+bool ibx_handshake_refusal_proven(const struct ibx_handshake *h, struct ibx_reader *refusal)
+{
+    uint8_t proof[IBX_HASH_BYTES];
+    if (h->state.now != HANDSHAKE_PROVEN)
+        return false;
+    if (!h->key) /* check_keyless_server() has accepted it */
+        return true;
+    prove_refusal(h->conn->session_key, refusal->data, refusal->position, proof);
+    const uint8_t *got = ibx_get_bytes(refusal, sizeof(proof));
+    return got && ibx_hash_equal(got, proof);
 }
 
 int ibx_handshake_check_server(struct ibx_handshake *h, uint64_t deadline, struct ibx_error *err)

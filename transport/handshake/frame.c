@@ -204,10 +204,9 @@ int ibx_handshake_frame_receive(struct ibx_handshake *h, struct frame *frame, ui
     return rc ? ibx_handshake_broken(h, rc, err) : 0;
 }
 
-/* The code of a REFUSE that was received. Whoever listens there may have sent it, since nobody has
- * proven anything yet. Callers decide by codes, so only those pass with which a server turns a
- * client away before the proofs. With -EAGAIN, for instance, they would wait for more of a
- * connection that has ended. */
+/* The code of a REFUSE that was received. Whoever listens there may have sent it. Callers decide by
+ * codes, so only those pass with which a server turns a client away before the proofs. With
+ * -EAGAIN, for instance, they would wait for more of a connection that has ended. */
 static int code_of_refusal(const struct ibx_handshake *h, int code)
 {
     switch (code) {
@@ -234,9 +233,12 @@ int ibx_handshake_frame_check(struct ibx_handshake *h, struct frame *frame, enum
     if (ibx_crypto_lacked()) /* perhaps for what it has sent */
         return ibx_handshake_broken(h, -ENOMEM, err);
     char reason[256];
-    const int code = ibx_handshake_reason_get(&frame->payload, reason, sizeof(reason));
-    return ibx_error_set(err, code_of_refusal(h, code), "%s refuses: %s", h->conn->path.peer,
-                         reason);
+    const int code =
+        code_of_refusal(h, ibx_handshake_reason_get(&frame->payload, reason, sizeof(reason)));
+    struct ibx_claim *claim = h->conn->options.claim;
+    if (claim && (code == -ESTALE || code == -EACCES))
+        claim->refused = ibx_handshake_refusal_proven(h, &frame->payload);
+    return ibx_error_set(err, code, "%s refuses: %s", h->conn->path.peer, reason);
 }
 
 int ibx_handshake_frame_expect(struct ibx_handshake *h, struct frame *frame, enum frame_type type,

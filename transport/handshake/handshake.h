@@ -159,6 +159,8 @@ int ibx_handshake_prove_client(struct ibx_handshake *h, uint64_t deadline_ns,
                                struct ibx_error *err);
 int ibx_handshake_check_server(struct ibx_handshake *h, uint64_t deadline_ns,
                                struct ibx_error *err);
+/* Whether the server that a client awaits has sent this REFUSE, whose fields have been read. */
+bool ibx_handshake_refusal_proven(const struct ibx_handshake *h, struct ibx_reader *refusal);
 /* The result of sending, for a client. A server that turns it away before it has sent everything
  * sends the reason and closes. The reason can still be received, so -ECONNRESET is no error
  * here. */

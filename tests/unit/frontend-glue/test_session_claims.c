@@ -13,6 +13,7 @@
 #include "transport/core/crypto.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <setjmp.h>
@@ -255,7 +256,7 @@ static void impostors(void **state)
     secret[31] ^= 0x80;
     wrong.secret = secret;
     assert_int_equal(claim(&hand, &wrong, &none), -ESTALE);
-    assert_false(wrong.reached);
+    assert_true(!wrong.reached && wrong.refused);
     send_message(hand.conn, ASKS("A"), 10); /* and the session is where it was */
     expect_message(hand.conn, SAYS("B"), 14);
     send_message(hand.conn, "\14", 1);
@@ -338,6 +339,7 @@ static void impostors_with_keys(void **state)
     assert_true(child < 0 || (waitpid(child, &status, 0) == child && !status));
     assert_int_equal(ibx_options_set(&hand.options, "name", "bob", NULL), 0);
     assert_int_equal(claim(&hand, &how, &conn), -ESTALE);
+    assert_true(!how.reached && how.refused);
     assert_int_equal(ibx_options_set(&hand.options, "name", "alice", NULL), 0);
     send_message(hand.conn, ASKS("A"), 10); /* the session is where it was */
     expect_message(hand.conn, SAYS("B"), 14);
@@ -390,6 +392,127 @@ static void keys_are_replaced_and_used(void **state)
     assert_int_equal(scene_talk(&scene, &t, NULL), 1);
     key_file_remove();
 }
+
+/* ---------------------------------------------------- who answers in the server's place */
+
+enum answer { STALE_AT_ONCE, DENIED_AT_ONCE, STALE, STALE_PROVEN_WRONGLY, WRONG_PROOF, NO_KEY };
+#define ANSWERS (NO_KEY + 1u)
+
+/* Without the key. */
+static struct {
+    int listening;
+    char uri[32];
+    unsigned most, came; /* so many attempts of the client's lead to him */
+    bool begun;          /* the first connection is the server's */
+} other;
+
+static void answer(struct raw *raw, enum answer how)
+{
+    static const uint8_t nothing[RAW_HASH] = {1};
+    struct raw_frame frame;
+    uint8_t payload[300];
+    raw_expect(raw, HELLO, &frame);
+    raw_take_opening(raw, &frame);
+    if (how > DENIED_AT_ONCE) {
+        const size_t n = raw_opening(raw, payload, how != NO_KEY);
+        raw_host_mark(raw, payload + n);
+        raw_send_frame(raw, CHALLENGE, payload, n + RAW_HASH);
+        if (how != NO_KEY)
+            raw_expect(raw, PROOF, &frame);
+    }
+    const bool denies = how == DENIED_AT_ONCE;
+    size_t n = raw_result(payload, denies ? -EACCES : -ESTALE, denies ? "denied" : "stale");
+    memcpy(payload + n, nothing, sizeof(nothing));
+    n += how == STALE_PROVEN_WRONGLY ? sizeof(nothing) : 0;
+    if (how == WRONG_PROOF)
+        raw_send_frame(raw, PROOF, nothing, sizeof(nothing));
+    else if (how != NO_KEY)
+        raw_send_frame(raw, REFUSE, payload, n);
+    while (raw_receive(raw, &frame)) /* such as a TRY */
+        ;
+}
+
+static void *answer_all(void *argument)
+{
+    (void)argument;
+    for (unsigned i = 0; i < other.most; i++) {
+        struct raw raw = raw_accept(other.listening);
+        answer(&raw, i % ANSWERS);
+        raw_close(&raw);
+    }
+    return NULL;
+}
+
+static const char *to_other(void)
+{
+    const bool first = !other.begun;
+    other.begun = true;
+    return !first && other.came < other.most ? (other.came++, other.uri) : NULL;
+}
+
+static void other_begins(unsigned most)
+{
+    uint16_t port;
+    memset(&other, 0, sizeof(other));
+    other.listening = raw_listen(&port);
+    other.most = most;
+    snprintf(other.uri, sizeof(other.uri), "rdma://127.0.0.1:%u", port);
+    cuts_plan_nothing();
+    client_end.plan[0] = 5;
+    cuts_connect_to = to_other;
+}
+
+static void other_ends(void)
+{
+    close(other.listening);
+    cuts_connect_to = NULL;
+}
+
+/* Somebody has the server's address for a while, and refuses what is claimed there. */
+static void others_refuse(void **state)
+{
+    struct talk t = {11, 6};
+    struct scene scene;
+    pthread_t answering;
+    (void)state;
+    key_file_make(ALICE);
+    other_begins(2 * ANSWERS);
+    assert_int_equal(pthread_create(&answering, NULL, answer_all, NULL), 0);
+    scene_open(&scene, SECONDS, talk_serve, &t);
+    assert_int_equal(scene_talk(&scene, &t, NULL), 1);
+    assert_int_equal(other.came, other.most);
+    pthread_join(answering, NULL);
+    other_ends();
+    key_file_remove();
+}
+
+/* ... and for longer than the session is kept. */
+static void others_refuse_for_good(void **state)
+{
+    struct scene scene;
+    pthread_t answering;
+    uint64_t before;
+    uint8_t bytes[4] = "abc";
+    (void)state;
+    key_file_make(ALICE);
+    other_begins(UINT_MAX);
+    assert_int_equal(pthread_create(&answering, NULL, answer_all, NULL), 0);
+    scene_open(&scene, 1, echo, NULL);
+    do
+        before = ibx_now_ns();
+    while (ibx_session_write(scene.client, bytes, 4) == 4 && !ibx_session_sync(scene.client) &&
+           ibx_session_read(scene.client, bytes, 4) == 4);
+    assert_true(ibx_now_ns() - before > IBX_NS_PER_S * 9 / 10);
+    assert_non_null(strstr(ibx_session_reason(scene.client), "no connection for 1 seconds: "));
+    assert_false(ibx_session_server_gone(scene.client));
+    scene_join(&scene);
+    scene_close(&scene);
+    pthread_cancel(answering);
+    pthread_join(answering, NULL);
+    other_ends();
+    key_file_remove();
+}
+
 /* ------------------------------------------------------------------------------- ends */
 
 static void not_kept(void **state)
@@ -432,6 +555,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(impostors_with_keys),
         cmocka_unit_test(keys_are_replaced),
         cmocka_unit_test(keys_are_replaced_and_used),
+        cmocka_unit_test(others_refuse),
+        cmocka_unit_test(others_refuse_for_good),
         cmocka_unit_test(not_kept),
         cmocka_unit_test(time_is_up),
     };

@@ -65,6 +65,19 @@ static void listen_again(struct handshake_scene *s)
     s->port = (uint16_t)atoi(strrchr(ibx_listener_uri(s->listener), ':') + 1);
 }
 
+/* Behind its fields, to a client that knows the key; nobody else learns what to compare it with. */
+static void expect_proof_of_refusal(const struct raw *raw, const struct raw_frame *frame,
+                                    bool expected)
+{
+    uint8_t proof[RAW_HASH];
+    const size_t n = 6u + frame->payload[4] + frame->payload[5] * 256u;
+    const struct ibx_piece pieces[] = {{"refuse ", 7}, {frame->payload, n}};
+    assert_int_equal(frame->payload_length, n + (expected ? RAW_HASH : 0));
+    ibx_hmac(raw->session, pieces, 2, proof);
+    if (expected)
+        assert_memory_equal(frame->payload + n, proof, RAW_HASH);
+}
+
 /* A client with this key, name and purpose; NULL: it gets in. */
 static void meet(struct handshake_scene *s, const char *key, const char *name, const char *purpose,
                  const char *refusal)
@@ -91,6 +104,7 @@ static void meet(struct handshake_scene *s, const char *key, const char *name, c
         raw_derive(&raw, client, server);
         raw_send_proof(&raw, client);
         raw_expect(&raw, REFUSE, &frame);
+        expect_proof_of_refusal(&raw, &frame, !strstr(refusal, "the key differs"));
     }
     handshake_expect_failure(s, -EACCES, refusal);
     raw_close(&raw);
