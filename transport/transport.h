@@ -297,8 +297,9 @@ void ibx_conn_secret(const struct ibx_conn *conn, const char *label,
 #define IBX_CLAIM_ID_BYTES 16u
 struct ibx_claim {
     uint8_t id[IBX_CLAIM_ID_BYTES];
-    const uint8_t *secret; /* IBX_SECRET_BYTES */
-    unsigned connect_ms;   /* for the socket's connection alone; 0: timeout_ms */
+    const uint8_t *secret;           /* IBX_SECRET_BYTES */
+    unsigned connect_ms;             /* for the socket's connection alone; 0: timeout_ms */
+    const struct ibx_lookup *lookup; /* that has the addresses of the URI's host, or NULL */
     /* Set by ibx_connect(). reached: the server has proven itself, and took the claim. refused: the
      * server has proven itself, and refuses the client (-ESTALE: the claim). Any other error may
      * come from somebody else who answers in its place. Without a key a server counts as proven if
@@ -315,6 +316,15 @@ void ibx_keys_release(struct ibx_keys *keys);
 int ibx_network_changes(void);
 /* Marks the changes as seen: the descriptor is readable again after the next one. */
 void ibx_network_changes_seen(int fd);
+
+/* The addresses of a URI's host, which is looked up by a thread, because a resolver may not answer
+ * for long. begin(): -ENOMEM, -EAGAIN: no thread. wait(): 0: it has them; -EAGAIN: not yet, after
+ * so many milliseconds; -EADDRNOTAVAIL: there are none. end(): also before there is an answer;
+ * accepts NULL. */
+struct ibx_lookup;
+int ibx_lookup_begin(const struct ibx_uri *uri, struct ibx_lookup **lookup, struct ibx_error *err);
+int ibx_lookup_wait(struct ibx_lookup *lookup, unsigned ms, struct ibx_error *err);
+void ibx_lookup_end(struct ibx_lookup *lookup);
 
 /* Server: what a client with this claim must be; the rest of its handshake is done. */
 struct ibx_claimed {

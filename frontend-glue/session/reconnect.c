@@ -4,7 +4,8 @@
  * reached; its calls wait meanwhile. A connection request that is not answered is given up early
  * and repeated, because TCP would repeat it only after one second, then two. After a change of this
  * host's addresses, routes or links there is an attempt at once. The address that answered last is
- * tried first, because a resolver may be unreachable for longer than the server.
+ * tried first, because a resolver may be unreachable for longer than the server; no attempt waits
+ * for long until it answers.
  */
 #include "frontend-glue/session/session_internal.h"
 
@@ -94,6 +95,8 @@ void ibx_reconnect_end(struct reconnect *reconnect)
     if (reconnect->changes_fd >= 0)
         close(reconnect->changes_fd);
     reconnect->changes_fd = -1;
+    ibx_lookup_end(reconnect->lookup);
+    reconnect->lookup = NULL;
 }
 
 /* How long to wait for an answer, ms: by this server's round trips so far, later longer. */
@@ -105,9 +108,10 @@ static unsigned answer_ms(const struct ibx_session *s, const struct reconnect *r
 }
 
 static int connect_to(struct ibx_session *s, struct reconnect *reconnect, const struct ibx_uri *uri,
-                      unsigned connect_ms, struct ibx_conn **fresh, struct ibx_error *err)
+                      const struct ibx_lookup *lookup, unsigned connect_ms, struct ibx_conn **fresh,
+                      struct ibx_error *err)
 {
-    struct ibx_claim claim = {.secret = s->link.secret, .connect_ms = connect_ms};
+    struct ibx_claim claim = {.secret = s->link.secret, .connect_ms = connect_ms, .lookup = lookup};
     struct ibx_options options = s->options; /* with the options in the URI */
     char text[sizeof(uri->host) + 64];
     memcpy(claim.id, s->link.id, sizeof(claim.id));
@@ -117,6 +121,28 @@ static int connect_to(struct ibx_session *s, struct reconnect *reconnect, const 
     int rc = ibx_connect(text, &options, fresh, err);
     reconnect->reached = claim.reached;
     reconnect->refused = claim.refused;
+    return rc;
+}
+
+/* While a resolver does not answer, the next attempt begins with the last address again. */
+static int connect_by_name(struct ibx_session *s, struct reconnect *reconnect,
+                           const struct ibx_uri *uri, unsigned connect_ms, struct ibx_conn **fresh,
+                           struct ibx_error *err)
+{
+    const unsigned wait_ms = connect_ms < ANSWER_MS ? connect_ms : ANSWER_MS;
+    int rc = 0;
+    if (uri->path[0])
+        return connect_to(s, reconnect, uri, NULL, connect_ms, fresh, err);
+    if (!reconnect->lookup)
+        rc = ibx_lookup_begin(uri, &reconnect->lookup, err);
+    if (!rc)
+        rc = ibx_lookup_wait(reconnect->lookup, wait_ms, err);
+    if (rc == -EAGAIN)
+        return rc;
+    if (!rc)
+        rc = connect_to(s, reconnect, uri, reconnect->lookup, connect_ms, fresh, err);
+    ibx_lookup_end(reconnect->lookup);
+    reconnect->lookup = NULL;
     return rc;
 }
 
@@ -166,17 +192,18 @@ int ibx_reconnect(struct ibx_session *s, struct reconnect *reconnect, struct ibx
     /* The session's options have the providers that the URI names, in its scheme or its query. */
     snprintf(uri.scheme, sizeof(uri.scheme), s->link.only_tcp && !uri.path[0] ? "tcp" : "rdma");
     reconnect->attempts++;
+    reconnect->reached = reconnect->refused = false;
     const unsigned limit_ms = answer_ms(s, reconnect);
     bool silent = false; /* the last address did not answer */
     last = uri;
     if (last_address(s, &uri, address, sizeof(address))) {
         memcpy(last.host, address, sizeof(last.host));
-        rc = connect_to(s, reconnect, &last, limit_ms / 2, fresh, err);
+        rc = connect_to(s, reconnect, &last, NULL, limit_ms / 2, fresh, err);
         if (!rc || reconnect->reached)
             return without_tcp(s, rc, err);
         silent = !reconnect->refused;
     }
-    rc = connect_to(s, reconnect, &uri, limit_ms, fresh, err);
+    rc = connect_by_name(s, reconnect, &uri, limit_ms, fresh, err);
     if (silent) /* a name may resolve to several servers */
         reconnect->refused = false;
     return without_tcp(s, rc, err);

@@ -249,18 +249,20 @@ static int connect_unix(const struct ibx_uri *uri, unsigned timeout_ms, int *fd,
     return 0;
 }
 
-int ibx_handshake_connect(const struct ibx_uri *uri, unsigned timeout_ms, bool (*ends)(void),
-                          int *fd, struct ibx_error *err)
+int ibx_handshake_connect(const struct ibx_uri *uri, const struct ibx_lookup *lookup,
+                          unsigned timeout_ms, bool (*ends)(void), int *fd, struct ibx_error *err)
 {
     if (uri->path[0])
         return connect_unix(uri, timeout_ms, fd, err);
-    struct addrinfo *list;
-    int rc = ibx_handshake_resolve(uri, 0, &list, err);
+    struct addrinfo *list = NULL;
+    const struct addrinfo *known = ibx_handshake_looked_up(lookup, uri);
+    int rc = known ? 0 : ibx_handshake_resolve(uri, 0, &list, err);
     if (rc)
         return rc;
-    struct race race = {.next = list, .rc = -EADDRNOTAVAIL};
+    struct race race = {.next = known ? known : list, .rc = -EADDRNOTAVAIL};
     const int connected_fd = race_run(&race, timeout_ms, ends);
-    freeaddrinfo(list);
+    if (list)
+        freeaddrinfo(list);
     rc = race.rc;
     if (connected_fd < 0)
         return ibx_error_set(err, rc, "no server answers at %s port %u: %s%s", uri->host, uri->port,

@@ -428,9 +428,11 @@ static int connect_once(const struct ibx_uri *uri, const struct ibx_options *opt
                         struct ibx_keys *keys, struct ibx_conn **out, struct ibx_error *err)
 {
     int fd = -1;
-    const unsigned limit_ms = options->claim ? options->claim->connect_ms : 0;
-    int rc = ibx_handshake_connect(uri, limit_ms ? limit_ms : options->timeout_ms, options->ends,
-                                   &fd, err);
+    const struct ibx_claim *claim = options->claim;
+    const unsigned limit_ms = claim ? claim->connect_ms : 0;
+    int rc =
+        ibx_handshake_connect(uri, claim ? claim->lookup : NULL,
+                              limit_ms ? limit_ms : options->timeout_ms, options->ends, &fd, err);
     if (rc)
         return rc;
     struct ibx_handshake *h = ibx_handshake_create(fd, IBX_ROLE_CLIENT, options, keys, err);

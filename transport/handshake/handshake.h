@@ -9,6 +9,7 @@
  *   pool.c            connection requests, until they have proven themselves
  *   pool_places.c     who of them has a place, and whose turn it is
  *   connect.c         how a client reaches a listener's socket
+ *   lookup.c          ... the addresses of a name, without waiting for a resolver
  *   stranger.c        what a client reports about a server that is not ibx
  *   handshake.c       the dialogue: authenticate, then try providers until one is set up
  *   authentication.c  both ends prove that they know the key, and agree on limits
@@ -259,10 +260,14 @@ int ibx_keys_check_allowed(const struct ibx_keys *keys, const struct ibx_options
 bool ibx_key_name_valid(const char *name, size_t length);
 struct ibx_keys *ibx_keys_hold(struct ibx_keys *keys);
 
-/* connect.c: a connected stream socket to where the URI leads. -EADDRNOTAVAIL: the host cannot be
+/* connect.c: a connected stream socket to where the URI leads. `lookup`: NULL, or one that may have
+ * the addresses of its host. -EADDRNOTAVAIL: the host cannot be
  * resolved; -ETIMEDOUT; -EINTR as of ibx_handshake_poll(); other errors of connect(2). */
-int ibx_handshake_connect(const struct ibx_uri *uri, unsigned timeout_ms, bool (*ends)(void),
-                          int *fd, struct ibx_error *err);
+int ibx_handshake_connect(const struct ibx_uri *uri, const struct ibx_lookup *lookup,
+                          unsigned timeout_ms, bool (*ends)(void), int *fd, struct ibx_error *err);
+/* lookup.c: the addresses; NULL: those of another host or port, or none. */
+const struct addrinfo *ibx_handshake_looked_up(const struct ibx_lookup *lookup,
+                                               const struct ibx_uri *uri);
 /* "[::1]:5000", "10.0.0.7:4000" or "unix socket". */
 void ibx_handshake_peer_name(int fd, char *out, size_t size);
 int ibx_handshake_resolve(const struct ibx_uri *uri, int flags, struct addrinfo **list,

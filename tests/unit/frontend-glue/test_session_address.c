@@ -14,6 +14,7 @@
 #include "common/clock.h"
 #include "frontend-glue/session/hooks.h"
 
+#include <netdb.h>
 #include <poll.h>
 #include <sched.h>
 #include <setjmp.h>
@@ -132,6 +133,32 @@ int __wrap_poll(struct pollfd *fds, nfds_t count, int timeout)
     if (restless && pause)
         return 1;
     return __real_poll(fds, count, pause ? -1 : timeout);
+}
+
+/* What looks up this name waits until the test lets it. */
+#define SILENT "says-nothing.invalid"
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static bool answers;
+static _Atomic unsigned asked, answered;
+int __real_getaddrinfo(const char *node, const char *service, const struct addrinfo *hints,
+                       struct addrinfo **list);
+int __wrap_getaddrinfo(const char *node, const char *service, const struct addrinfo *hints,
+                       struct addrinfo **list);
+
+int __wrap_getaddrinfo(const char *node, const char *service, const struct addrinfo *hints,
+                       struct addrinfo **list)
+{
+    if (strcmp(node, SILENT) != 0 || hints->ai_flags & AI_NUMERICHOST)
+        return __real_getaddrinfo(node, service, hints, list);
+    asked++;
+    pthread_mutex_lock(&lock);
+    while (!answers)
+        pthread_cond_wait(&changed, &lock);
+    pthread_mutex_unlock(&lock);
+    answered++;
+    return EAI_AGAIN;
 }
 
 static void *call_in_thread(void *argument)
@@ -281,9 +308,50 @@ static void no_resolver(void **state)
     session_pair_close(&pair);
 }
 
+/* One that does not answer, while the server can be reached again. */
+static void silent_resolver(void **state)
+{
+    struct session_pair pair;
+    struct ibx_uri uri;
+    pthread_t thread;
+    char name[128];
+    (void)state;
+    session_keeps = 3600;
+    session_pair_use(provider, SERVER, "timeout_ms", "60000");
+    session_pair_open(&pair);
+    session_pair_start(&pair, echo, NULL);
+    call(&pair, 1);
+    assert_int_equal(ibx_uri_parse(pair.client->uri, &uri, NULL), 0);
+    snprintf(name, sizeof(name), "rdma://" SILENT ":%u", uri.port);
+    free(pair.client->uri);
+    pair.client->uri = strdup(name);
+    close(pair.client->link.peer_fd);
+    pair.client->link.peer_fd = -1; /* as of another host */
+    shell("ip addr flush dev lo scope global && "
+          "ip route del local " SERVER " dev lo table local src 10.99.0.2");
+    assert_int_equal(pthread_create(&thread, NULL, call_in_thread, &pair), 0);
+    while (!asked)
+        sched_yield();
+    shell("ip addr add " SERVER "/32 dev lo");
+    const struct timespec until = ibx_timespec_of(ibx_deadline_in_ms(SOON_MS));
+    const bool goes_on = !pthread_clockjoin_np(thread, NULL, CLOCK_MONOTONIC, &until);
+    pthread_mutex_lock(&lock);
+    answers = true;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+    assert_true(goes_on);
+    while (asked != answered) /* the thread that asks ends by itself */
+        sched_yield();
+    ibx_session_close(pair.client);
+    assert_int_equal(session_pair_join(&pair), 0);
+    session_pair_close(&pair);
+    come_from("10.99.0.2");
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(no_resolver),
+                                       cmocka_unit_test(silent_resolver),
                                        cmocka_unit_test(no_address_for_a_while),
                                        cmocka_unit_test(another_server_answers),
                                        cmocka_unit_test(a_restless_network),

@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * The addresses of a host, for a client whose connection has broken: with the network its resolver
+ * is often gone as well, and getaddrinfo(3) waits for that one for many seconds. So a thread calls
+ * it, and ends by itself if nobody waits for the answer any more.
+ */
+#include "transport/handshake/handshake.h"
+
+#include "common/clock.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct ibx_lookup {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    unsigned holders; /* the caller, and the thread */
+    bool over;
+    struct ibx_uri uri;
+    int rc;
+    struct ibx_error err;
+    struct addrinfo *list;
+};
+
+static void release(struct ibx_lookup *lookup)
+{
+    pthread_mutex_lock(&lookup->lock);
+    const unsigned left = --lookup->holders;
+    pthread_mutex_unlock(&lookup->lock);
+    if (left)
+        return;
+    if (lookup->list)
+        freeaddrinfo(lookup->list);
+    pthread_cond_destroy(&lookup->changed);
+    pthread_mutex_destroy(&lookup->lock);
+    free(lookup);
+}
+
+static void *look_up(void *argument)
+{
+    struct ibx_lookup *lookup = argument;
+    struct addrinfo *list = NULL;
+    struct ibx_error err = {0};
+    const int rc = ibx_handshake_resolve(&lookup->uri, 0, &list, &err);
+    pthread_mutex_lock(&lookup->lock);
+    lookup->list = list;
+    lookup->err = err;
+    lookup->rc = rc;
+    lookup->over = true;
+    pthread_cond_broadcast(&lookup->changed);
+    pthread_mutex_unlock(&lookup->lock);
+    release(lookup);
+    return NULL;
+}
+
+static int begin_thread(struct ibx_lookup *lookup)
+{
+    pthread_t thread;
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const int rc = pthread_create(&thread, NULL, look_up, lookup);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return rc ? -rc : -pthread_detach(thread);
+}
+
+int ibx_lookup_begin(const struct ibx_uri *uri, struct ibx_lookup **out, struct ibx_error *err)
+{
+    struct ibx_lookup *lookup = calloc(1, sizeof(*lookup));
+    if (!lookup)
+        return ibx_error_set(err, -ENOMEM, "no memory for looking up a name");
+    pthread_mutex_init(&lookup->lock, NULL);
+    pthread_cond_init(&lookup->changed, NULL);
+    lookup->uri = *uri;
+    lookup->holders = 1;
+    lookup->over = !ibx_handshake_resolve(uri, AI_NUMERICHOST, &lookup->list, NULL);
+    lookup->holders += !lookup->over;
+    const int rc = lookup->over ? 0 : begin_thread(lookup);
+    if (rc) {
+        lookup->holders = 1;
+        release(lookup);
+        return ibx_error_set(err, rc, "no thread for looking up \"%s\": %s", uri->host,
+                             strerror(-rc));
+    }
+    *out = lookup;
+    return 0;
+}
+
+int ibx_lookup_wait(struct ibx_lookup *lookup, unsigned ms, struct ibx_error *err)
+{
+    const struct timespec until = ibx_timespec_of(ibx_deadline_in_ms(ms));
+    int rc = 0;
+    pthread_mutex_lock(&lookup->lock);
+    while (!lookup->over && !rc)
+        rc = pthread_cond_clockwait(&lookup->changed, &lookup->lock, CLOCK_MONOTONIC, &until);
+    const bool over = lookup->over;
+    pthread_mutex_unlock(&lookup->lock);
+    if (!over)
+        return ibx_error_set(err, -EAGAIN, "no resolver has answered yet what \"%s\" is",
+                             lookup->uri.host);
+    return lookup->rc ? ibx_error_set(err, lookup->rc, "%s", lookup->err.message) : 0;
+}
+
+const struct addrinfo *ibx_handshake_looked_up(const struct ibx_lookup *lookup,
+                                               const struct ibx_uri *uri)
+{
+    const bool is_of = lookup && lookup->uri.port == uri->port;
+    return is_of && !strcmp(lookup->uri.host, uri->host) ? lookup->list : NULL;
+}
+
+void ibx_lookup_end(struct ibx_lookup *lookup)
+{
+    if (lookup)
+        release(lookup);
+}
