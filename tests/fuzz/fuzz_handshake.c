@@ -156,10 +156,11 @@ void ibx_handshake_peer_name(int fd, char *out, size_t size)
     snprintf(out, size, "the fuzzer");
 }
 
-int ibx_handshake_connect(const struct ibx_uri *uri, unsigned timeout_ms, bool (*ends)(void),
-                          int *fd, struct ibx_error *err)
+int ibx_handshake_connect(const struct ibx_uri *uri, const struct ibx_lookup *lookup,
+                          unsigned timeout_ms, bool (*ends)(void), int *fd, struct ibx_error *err)
 {
     (void)uri;
+    (void)lookup;
     (void)timeout_ms;
     (void)ends;
     (void)err;
