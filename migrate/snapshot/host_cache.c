@@ -192,6 +192,16 @@ static void on_notify(void *context, const char *line)
     dprintf(STDERR_FILENO, "%s\n", line);
 }
 
+/* Keeps others, who look for the cache of this name as well, out until tell(). */
+static int lock_cache(struct filler *filler, struct ibx_error *err)
+{
+    filler->top = open_top(filler->cache->top, err);
+    if (filler->top < 0)
+        return filler->top;
+    filler->lock = lock_of(filler->top, filler->name, err);
+    return filler->lock < 0 ? filler->lock : 0;
+}
+
 /* Finds out which snapshot is served, and whether this host has a cache of it. 0: this process has
  * to fill one. */
 static int find(struct filler *filler, struct ibx_error *err)
@@ -209,10 +219,8 @@ static int find(struct filler *filler, struct ibx_error *err)
     for (unsigned i = 0; i < IBX_SNAPSHOT_ID; i++)
         snprintf(name + 2 * i, 3, "%02x", m->id[i]);
     snprintf(cache->folder, sizeof(cache->folder), "%s/%s", cache->top, name);
-    rc = filler->top = open_top(cache->top, err);
-    if (rc >= 0)
-        rc = filler->lock = lock_of(filler->top, name, err);
-    if (rc >= 0)
+    rc = lock_cache(filler, err);
+    if (!rc)
         rc = usable(cache, m, err);
     if (!rc && faccessat(filler->top, name, F_OK, AT_SYMLINK_NOFOLLOW) == 0) {
         char manifest[sizeof(filler->name) + 16];
@@ -229,12 +237,10 @@ static int find(struct filler *filler, struct ibx_error *err)
 static int find_again(struct filler *filler, struct ibx_error *err)
 {
     struct ibx_snapshot_folder folder;
-    int rc = filler->top = open_top(filler->cache->top, err);
     snprintf(filler->cache->folder, sizeof(filler->cache->folder), "%s", filler->legacy->folder);
     memcpy(filler->name, filler->legacy->name, sizeof(filler->name));
-    if (rc >= 0)
-        rc = filler->lock = lock_of(filler->top, filler->name, err);
-    if (rc < 0)
+    int rc = lock_cache(filler, err);
+    if (rc)
         return rc;
     begin_log(filler);
     rc = ibx_snapshot_folder_open(filler->cache->folder, false, &folder, err);
