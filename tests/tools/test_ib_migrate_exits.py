@@ -188,6 +188,12 @@ def full_pipe():
         return read, write, there
 
 
+def is_program(process):
+    """Python's own child blocks signals before that."""
+    with open(f"/proc/{process.pid}/comm", encoding="ascii") as file:
+        return file.read() == "ib-migrate\n"
+
+
 def takes_sigterm(process):
     """Whether one of its threads does."""
     def blocked(path):
@@ -203,7 +209,7 @@ def interrupted(scene, *line):
     read, write, there = full_pipe()
     process = scene.start(*line, "--json", stdout=write)
     os.close(write)
-    until(lambda: not takes_sigterm(process), "the beginning of the migration")
+    until(lambda: is_program(process) and not takes_sigterm(process), "the migration's beginning")
     process.send_signal(signal.SIGTERM)
     until(lambda: takes_sigterm(process), "its end")
     return process, read, there
