@@ -105,6 +105,13 @@ static const struct naming namings[] = {
     /* A struct cudaMemcpy3DParms behind its length; its source is the payload, or an array. */
     COPY("cudaMemcpy3D", ANY, 0, ARRAY(F(8)), ARRAY(F(72)),
          {.at = F(104), .n = F(112), .pitch = F(112), .rows = F(128), .planes = F(152)}),
+    COPY("cudaGetChannelDesc", ANY, 0, ARRAY(F(28))),
+    /* A struct cudaResourceDesc behind its length; kinds 0 and 1: an array, 2 and 3: memory. */
+    COPY("cudaCreateTextureObject", ANY, 0,
+         {.at = F(16), .type = F(8), .type_wanted = 0, .array = true},
+         {.at = F(16), .type = F(8), .type_wanted = 1, .array = true},
+         {.at = F(16), .n = F(48), .type = F(8), .type_wanted = 2},
+         {.at = F(16), .pitch = F(64), .rows = F(56), .type = F(8), .type_wanted = 3}),
     COPY("cudaMemset", ANY, 0, RANGE(F(0), F(12))),
     COPY("cudaMemsetAsync", ANY, 0, RANGE(F(0), F(12))),
     COPY("cudaMemset2D", ANY, 0, ROWS(F(0), F(20), F(8), F(28))),
@@ -143,7 +150,8 @@ static bool may_be_named(const char *name)
         return false;
     name += !strncmp(name, "cuda", 4) ? 4 : 2;
     return *name == 'M' || *name == 'F' || *name == 'A' || *name == 'I' || *name == 'G' ||
-           !strncmp(name, "StreamW", 7) || !strncmp(name, "EventD", 6);
+           !strncmp(name, "StreamW", 7) || !strncmp(name, "EventD", 6) ||
+           !strncmp(name, "CreateT", 7);
 }
 
 uint64_t ibx_naming_allocated(const uint8_t *payload, size_t n)

@@ -30,7 +30,9 @@ static const struct shape {
     int count;      /* bytes that are copied from the payload; or */
     int rows;       /* three u64: the source's pitch, width and height */
 } shapes[] = {
+    {.name = "cudaCreateTextureObject", .present = F(0)},
     {.name = "cudaFuncGetAttributes", .present = F(0)},
+    {.name = "cudaGetChannelDesc", .present = F(0)},
     {.name = "cudaGetDeviceProperties", .present = F(0)},
     {.name = "cudaGetSymbolSize", .present = F(0)},
     {.name = "cudaMallocArray", .present = F(0)},

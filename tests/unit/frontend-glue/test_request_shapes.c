@@ -161,6 +161,8 @@ static void nulls(void **state)
                  {"cudaGetDeviceProperties", 12, 0},
                  {"cudaGetSymbolSize", 60, 0},
                  {"cudaMallocArray", 24, 0},
+                 {"cudaCreateTextureObject", 20, 0},
+                 {"cudaGetChannelDesc", 16, 0},
                  {"cudaMemcpy3D", 16, 0}};
     (void)state;
     for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {

@@ -343,6 +343,28 @@ static void test_arrays(void **state)
            3, A, 1ull, B, 1ull, A + 4096, 64ull * 30);
 }
 
+/* The kind of a resource, and then an array, or memory, with a channel's format of 20 bytes. */
+static void test_textures(void **state)
+{
+    (void)state;
+    struct ibx_named named[IBX_NAMED_MAX];
+    enum ibx_naming_role role;
+    const uint64_t rows = 3, pitch = 100;
+    for (uint64_t kind = 0; kind < 5; kind++) {
+        struct built body =
+            build("qqqqqqqqq", 64ull, kind, A, 0ull, 0ull, 0ull, 30ull, rows, pitch);
+        const unsigned count =
+            ibx_naming_find("cudaCreateTextureObject", body.bytes, body.n, &role, named);
+        assert_int_equal(count, kind < 4);
+        assert_true(!count || (named[0].address == A && role == IBX_NAMING_COPIES));
+        assert_true(!count || named[0].array == (kind < 2));
+        assert_true(!count || named[0].n == (kind < 2 ? 1 : kind == 2 ? 30 : 201));
+    }
+    expect("cudaGetChannelDesc", build("qqqiq", 20ull, 0ull, 0ull, 0ull, A), 1, A, 1ull);
+    assert_true(ibx_naming_known("cudaGetChannelDesc"));
+    assert_true(ibx_naming_known("cudaCreateTextureObject"));
+}
+
 static void test_driver(void **state)
 {
     (void)state;
@@ -373,9 +395,11 @@ static void test_odd(void **state)
 {
     (void)state;
     static const char *const names[] = {
-        "cudaMemcpy",          "cudaMemcpyAsync",      "cudaMemcpy2D",        "cudaMemcpyToSymbol",
-        "cudaMemcpyToArray",   "cudaMemcpyFromSymbol", "cudaMemcpyFromArray", "cudaMemcpy3D",
-        "cudaMemcpy2DToArray", "cuMemcpy2D",           "cudaMemset2D",        "cudaFree"};
+        "cudaMemcpy",          "cudaMemcpyAsync",        "cudaMemcpy2D",
+        "cudaMemcpyToSymbol",  "cudaMemcpyToArray",      "cudaMemcpyFromSymbol",
+        "cudaMemcpyFromArray", "cudaMemcpy3D",           "cudaMemcpy2DToArray",
+        "cuMemcpy2D",          "cudaMemset2D",           "cudaFree",
+        "cudaGetChannelDesc",  "cudaCreateTextureObject"};
     struct ibx_named named[IBX_NAMED_MAX];
     enum ibx_naming_role role;
     for (unsigned i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
@@ -683,6 +707,7 @@ int main(void)
         cmocka_unit_test(test_weights),
         cmocka_unit_test(test_copies),
         cmocka_unit_test(test_arrays),
+        cmocka_unit_test(test_textures),
         cmocka_unit_test(test_replies),
         cmocka_unit_test(test_driver),
         cmocka_unit_test(test_odd),
