@@ -199,6 +199,7 @@ bool ibx_session_shows_process(const struct ibx_session *s)
            !atomic_load(&process_ends);
 }
 
+/* Ends when the message has left: a device drops what it has when the connection ends. */
 void ibx_link_say_bye(struct ibx_session *s)
 {
     uint8_t bytes[] = {MESSAGE_BYE, atomic_load(&process_ends)};
@@ -207,11 +208,16 @@ void ibx_link_say_bye(struct ibx_session *s)
     const uint64_t deadline = ibx_deadline_in_ms(BYE_MS);
     if (s->link.state.now != LINK_CONNECTED || s->ended || s->link.bye)
         return;
-    while (ibx_send(s->conn, &iov, 1, 0, 0) == -EAGAIN && ibx_now_ns() < deadline) {
-        int n = ibx_poll(s->conn, &event, 1);
-        if (n > 0 && event.type == IBX_EVENT_MESSAGE)
+    int rc = -EAGAIN;
+    while (ibx_now_ns() < deadline) {
+        if (rc == -EAGAIN)
+            rc = ibx_send(s->conn, &iov, 1, 0, IBX_SIGNALED);
+        const int n = rc && rc != -EAGAIN ? rc : ibx_poll(s->conn, &event, 1);
+        if (n < 0 || (n && (event.type == IBX_EVENT_SEND || event.type == IBX_EVENT_CLOSED)))
+            break;
+        if (n && event.type == IBX_EVENT_MESSAGE)
             ibx_message_release(s->conn, &event);
-        if (n > 0 && (event.type == IBX_EVENT_READ || event.type == IBX_EVENT_WRITE))
+        if (n && (event.type == IBX_EVENT_READ || event.type == IBX_EVENT_WRITE))
             s->ops_posted--;
         if (!n)
             ibx_wait(s->conn, 1);

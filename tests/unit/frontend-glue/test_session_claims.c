@@ -528,6 +528,61 @@ static void not_kept(void **state)
     assert_in_range(ibx_now_ns() - before, 0, patience_ms(20000) * IBX_NS_PER_MS);
 }
 
+/* A device that has taken the thread's BYE sends it some polls later, unless the connection has
+ * ended by then. */
+static _Thread_local struct {
+    bool is_late;
+    uint8_t bytes[4];
+    size_t n; /* 0: it has none */
+    unsigned flags, polls;
+} device;
+int __real_ibx_send(struct ibx_conn *conn, const struct iovec *iov, int iovcnt, uint64_t cookie,
+                    unsigned flags);
+int __wrap_ibx_send(struct ibx_conn *conn, const struct iovec *iov, int iovcnt, uint64_t cookie,
+                    unsigned flags);
+int __real_ibx_poll(struct ibx_conn *conn, struct ibx_event *events, int n);
+int __wrap_ibx_poll(struct ibx_conn *conn, struct ibx_event *events, int n);
+
+int __wrap_ibx_send(struct ibx_conn *conn, const struct iovec *iov, int iovcnt, uint64_t cookie,
+                    unsigned flags)
+{
+    if (!device.is_late || *(const uint8_t *)iov->iov_base != MESSAGE_BYE)
+        return __real_ibx_send(conn, iov, iovcnt, cookie, flags);
+    device.n = iov->iov_len;
+    device.flags = flags;
+    memcpy(device.bytes, iov->iov_base, device.n);
+    return 0;
+}
+
+int __wrap_ibx_poll(struct ibx_conn *conn, struct ibx_event *events, int n)
+{
+    const struct iovec iov = {device.bytes, device.n};
+    if (device.n && ++device.polls == 3)
+        __real_ibx_send(conn, &iov, 1, 0, device.flags);
+    return __real_ibx_poll(conn, events, n);
+}
+
+/* A client that takes its leave is not waited for, however soon its connection ends then. */
+static void leave_is_heard(void **state)
+{
+    struct scene scene;
+    uint8_t bytes[4] = "abc";
+    (void)state;
+    cuts_plan_nothing();
+    scene_open(&scene, SECONDS, echo, NULL);
+    assert_int_equal(ibx_session_write(scene.client, bytes, 4), 4);
+    assert_int_equal(ibx_session_sync(scene.client), 0);
+    assert_int_equal(ibx_session_read(scene.client, bytes, 4), 4);
+    memset(&device, 0, sizeof(device));
+    device.is_late = true;
+    ibx_session_close(scene.client);
+    device.is_late = false;
+    device.n = 0;
+    assert_int_equal(scene_join(&scene), 0);
+    assert_true(ibx_session_took_leave(scene.server));
+    scene_close(&scene);
+}
+
 static void time_is_up(void **state)
 {
     struct hand hand;
@@ -558,6 +613,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(others_refuse),
         cmocka_unit_test(others_refuse_for_good),
         cmocka_unit_test(not_kept),
+        cmocka_unit_test(leave_is_heard),
         cmocka_unit_test(time_is_up),
     };
     if (argc < 2)
