@@ -391,18 +391,17 @@ int ibx_ofi_io_arm(void *endpoint)
 
 int ibx_ofi_io_close_lanes(struct ofi_endpoint *e)
 {
+    int rc = 0;
     ibx_ofi_mr_detach_all(e);
     for (unsigned i = 0; i < OFI_LANES_MAX; i++) {
-        if (!e->lanes[i].ep)
-            continue;
-        int rc = fi_close(&e->lanes[i].ep->fid);
-        if (rc)
-            return rc;
-        e->lanes[i].ep = NULL;
+        const int failed_by = e->lanes[i].ep ? fi_close(&e->lanes[i].ep->fid) : 0;
+        if (!failed_by)
+            e->lanes[i].ep = NULL;
+        rc = rc ? rc : failed_by;
     }
-    if (e->state.now != OFI_CLOSED)
+    if (!rc && e->state.now != OFI_CLOSED)
         ibx_ofi_move(e, &e->state, OFI_CLOSED);
-    return 0;
+    return rc;
 }
 
 /* Closes the endpoints: libfabric touches no memory of closed ones any more. */

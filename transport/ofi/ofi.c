@@ -18,6 +18,7 @@
 #include "common/log.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/timerfd.h>
@@ -32,6 +33,7 @@
 #define RENDEZVOUS_NATIVE   16384u
 #define RXM_EAGER           16384u /* bytes that ofi_rxm sends at once; more costs round trips */
 #define SETTLE_NS           (1 * IBX_NS_PER_MS)
+#define CLOSE_MS            100u /* for endpoints that are busy; most close at once */
 
 /* ------------------------------------------------------------------- opening */
 
@@ -415,6 +417,22 @@ static void ofi_query(void *endpoint, struct ibx_caps *caps, char *description, 
              e->cq_fd >= 0 ? "woken by a descriptor" : "woken by naps of at most 1 ms");
 }
 
+/* An endpoint may be busy for a moment, and close once its completions have been taken. False: one
+ * stays open, so libfabric may still use what it has been given. */
+static bool close_lanes(struct ofi_endpoint *e)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(CLOSE_MS);
+    int rc;
+    while ((rc = ibx_ofi_io_close_lanes(e)) && ibx_now_ns() < deadline) {
+        if (!ibx_ofi_io_take(e))
+            poll(NULL, 0, 1);
+    }
+    if (rc)
+        ibx_log(IBX_LOG_WARN, "ofi: an endpoint does not close, and its memory stays: %s",
+                fi_strerror(-rc));
+    return !rc;
+}
+
 static void ofi_close(void *endpoint)
 {
     struct ofi_endpoint *e = endpoint;
@@ -422,7 +440,8 @@ static void ofi_close(void *endpoint)
         ibx_link_unwatch(e->link, e->cq_fd);
     if (e->watched && e->timer_fd >= 0)
         ibx_link_unwatch(e->link, e->timer_fd);
-    ibx_ofi_io_close_lanes(e);
+    if (!close_lanes(e))
+        return;
     if (e->memory_mr)
         ibx_ofi_fid_close(&e->memory_mr->fid);
     if (e->cq)

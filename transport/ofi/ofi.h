@@ -328,7 +328,7 @@ bool ibx_ofi_io_nap(struct ofi_endpoint *e);
  * core takes its last messages, and then notices its end. */
 bool ibx_ofi_would_lose(const struct ofi_endpoint *e);
 void ibx_ofi_io_abort(void *endpoint);
-/* 0, or the negative libfabric code of the endpoint that did not close. */
+/* 0, or the negative libfabric code of the first endpoint that did not close. */
 int ibx_ofi_io_close_lanes(struct ofi_endpoint *e);
 /* The connection is over, or cannot be set up: the first call counts. */
 void ibx_ofi_fail(struct ofi_endpoint *e, int status, const char *format, ...)

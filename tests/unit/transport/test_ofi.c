@@ -536,6 +536,36 @@ static void test_endpoint_that_closes_later(void **state)
     pair_close(pair);
 }
 
+static unsigned busy_times;
+static bool is_closed;
+
+static int close_in_the_end(struct fid *fid)
+{
+    if (busy_times) {
+        busy_times--;
+        return -FI_EBUSY;
+    }
+    is_closed = true;
+    fid->ops = usual;
+    return usual->close(fid);
+}
+
+/* Until then libfabric may use its memory. */
+static void test_endpoint_that_closes_at_the_end(void **state)
+{
+    (void)state;
+    struct pair *pair = pair_connect();
+    struct fid *first = &pair->server.ofi->lanes[0].ep->fid;
+    usual = first->ops;
+    struct fi_ops busy = *usual;
+    busy.close = close_in_the_end;
+    first->ops = &busy;
+    busy_times = 5;
+    is_closed = false;
+    pair_close(pair);
+    assert_true(is_closed);
+}
+
 /* Before it is loaded: a lack that passes is no reason to do without it for ever. */
 static void test_without_descriptors_for_a_while(void **state)
 {
@@ -574,6 +604,7 @@ int main(void)
         cmocka_unit_test(test_fences_without_end),
         cmocka_unit_test(test_keys),
         cmocka_unit_test(test_endpoint_that_closes_later),
+        cmocka_unit_test(test_endpoint_that_closes_at_the_end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
