@@ -43,8 +43,16 @@ void *ibx_classic_executable_symbol(const char *symbol, size_t *length)
     return function;
 }
 
+static void put_code(void *function, const unsigned char *bytes)
+{
+    memcpy(function, bytes, JUMP_BYTES);
+    __builtin___clear_cache((char *)function, (char *)function + JUMP_BYTES);
+}
+
+/* After an error the code is as it was before. */
 static int write_code(void *function, const unsigned char *bytes, struct ibx_error *err)
 {
+    unsigned char before[JUMP_BYTES];
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     uintptr_t start = (uintptr_t)function & ~(page - 1);
     uintptr_t end = ((uintptr_t)function + JUMP_BYTES + page - 1) & ~(page - 1);
@@ -54,12 +62,14 @@ static int write_code(void *function, const unsigned char *bytes, struct ibx_err
                              "the program's code cannot be made writable: %s (does a "
                              "security policy such as SELinux's execmod forbid it?)",
                              strerror(errno));
-    memcpy(function, bytes, JUMP_BYTES);
-    __builtin___clear_cache((char *)function, (char *)function + JUMP_BYTES);
-    if (mprotect((void *)start, end - start, PROT_READ | PROT_EXEC))
-        return ibx_error_set(err, -errno, "the program's code cannot be made read-only again: %s",
-                             strerror(errno));
-    return 0;
+    memcpy(before, function, JUMP_BYTES);
+    put_code(function, bytes);
+    if (!mprotect((void *)start, end - start, PROT_READ | PROT_EXEC))
+        return 0;
+    const int code = errno;
+    put_code(function, before);
+    return ibx_error_set(err, -code, "the program's code cannot be made read-only again: %s",
+                         strerror(code));
 }
 
 int ibx_classic_patch_apply(struct ibx_classic_patch *patch, void *function, size_t length,

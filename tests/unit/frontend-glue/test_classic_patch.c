@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -70,11 +71,43 @@ static void test_on_and_off(void **state)
     }
 }
 
+static bool refuses; /* to take the right to write away */
+int __real_mprotect(void *address, size_t n, int protection);
+int __wrap_mprotect(void *address, size_t n, int protection);
+
+int __wrap_mprotect(void *address, size_t n, int protection)
+{
+    if (!refuses || protection & PROT_WRITE)
+        return __real_mprotect(address, n, protection);
+    errno = ENOMEM;
+    return -1;
+}
+
+/* A call that fails has changed nothing. */
+static void test_that_stays_writable(void **state)
+{
+    (void)state;
+    struct ibx_classic_patch patch = {0}, none = {0};
+    struct ibx_error err = {0};
+    refuses = true;
+    assert_int_equal(ibx_classic_patch_apply(&none, code, IBX_CLASSIC_JUMP_MAX, &err, &err),
+                     -ENOMEM);
+    assert_null(none.function);
+    assert_memory_equal(code, before, sizeof(before));
+    refuses = false;
+    assert_int_equal(ibx_classic_patch_apply(&patch, code, IBX_CLASSIC_JUMP_MAX, &err, NULL), 0);
+    refuses = true;
+    assert_int_equal(ibx_classic_patch_switch(&patch, 0, &err), -ENOMEM);
+    assert_memory_equal(code, patch.jump, 14);
+    refuses = false;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_too_short, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_on_and_off, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_that_stays_writable, set_up, tear_down),
     };
     return cmocka_run_group_tests_name("classic_patch", tests, NULL, NULL);
 }
