@@ -69,6 +69,11 @@ void ibx_driver_compiler_is_silent(const struct ibx_driver_compiler *c)
     say(c, 0);
 }
 
+void ibx_driver_compiler_no_error(const struct ibx_driver_compiler *c)
+{
+    fill(&c->error, 0);
+}
+
 bool ibx_driver_compiler_is_asked(const struct ibx_driver_compiler *c)
 {
     return is_log(&c->info) || is_log(&c->error);

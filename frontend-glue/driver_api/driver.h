@@ -201,6 +201,8 @@ struct ibx_driver_compiler ibx_driver_compiler_of(unsigned count, const int *opt
                                                   void **values);
 /* Says that there was nothing to tell. */
 void ibx_driver_compiler_is_silent(const struct ibx_driver_compiler *c);
+/* Takes back what the log of errors says. */
+void ibx_driver_compiler_no_error(const struct ibx_driver_compiler *c);
 /* Whether there is a log to write. */
 bool ibx_driver_compiler_is_asked(const struct ibx_driver_compiler *c);
 /* Writes what the back end's driver says of PTX; what it returns, or 0 where nobody can tell, as of

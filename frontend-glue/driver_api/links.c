@@ -118,10 +118,24 @@ EXPORTED int cuLinkAddFile_v2(void *state, int type, const char *path, unsigned 
     return rc;
 }
 
+/* PTX that declares what it lacks is compiled once more, and linked, so that the log says what
+ * nothing here defines. */
+static int linked(const struct link *l)
+{
+    static const char lacks[] = ".extern";
+    return ibx_driver_compiler_is_asked(&l->compiler) &&
+                   memmem(l->image, l->n, lacks, sizeof(lacks) - 1)
+               ? ibx_driver_compile(&l->compiler, l->image, false)
+               : CUDA_SUCCESS;
+}
+
 static int complete(const struct link *l, void **image, size_t *n)
 {
     if (!l || !image || !l->images)
         return l ? CUDA_INVALID_VALUE : CUDA_INVALID_HANDLE;
+    const int rc = linked(l);
+    if (rc)
+        return rc;
     *image = l->image;
     if (n)
         *n = l->n;

@@ -75,6 +75,8 @@ static int told(int rc, const struct ibx_driver_compiler *c, void **library, con
         return rc;
     const bool good = !rc && is_tried(*library);
     const int said = !good || c->is_verbose ? ibx_driver_compile(c, code, false) : CUDA_SUCCESS;
+    if (good && said)
+        ibx_driver_compiler_no_error(c);
     if (good || !said)
         return rc;
     if (!rc) {

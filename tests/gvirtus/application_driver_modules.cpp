@@ -305,14 +305,22 @@ int load_linked(void **module, const std::string &ptx, Told *told)
 
 } // namespace
 
-// What lacks something can be added to a link: other images may have it.
+// What lacks something can be added to a link, as other images may have it, but not be linked
+// alone: the log says so, where somebody can tell.
 static bool adds_what_lacks()
 {
     const std::string lacks = good_ptx + "\n.extern .func other;";
     Told told(100, 100, false);
-    void *loaded = nullptr;
-    REQUIRE(load_linked(&loaded, lacks, &told) == 0 && loaded);
-    return HOLDS(told.is("", "", taken ? 12.5f : 0));
+    void *state = nullptr, *image = nullptr;
+    std::size_t n = 0;
+    REQUIRE(cu("cuLinkCreate_v2", 6u, static_cast<int *>(told.options),
+               static_cast<void **>(told.values), &state) == 0);
+    REQUIRE(cu("cuLinkAddData_v2", state, 1, static_cast<const void *>(lacks.data()), lacks.size(),
+               "name", 0u, static_cast<int *>(nullptr), static_cast<void **>(nullptr)) == 0);
+    REQUIRE(told.is("", "", taken ? 12.5f : 0));
+    REQUIRE(cu("cuLinkComplete", state, &image, &n) == (taken ? 218 : 0) && !image == taken);
+    REQUIRE(told.is("", taken ? "nvlink error : undefined reference" : "", taken ? 12.5f : 0));
+    return HOLDS(cu("cuLinkDestroy", state) == 0);
 }
 
 // A module that the back end has loaded stays, whatever the linker says of it.

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The driver's linker. It compiles any PTX that has no "nonsense" in it; of that it says in which
  * line it is, as far as there is room in the log, and of others a word where it is to be verbose.
- * It links what has no ".extern" in it. */
+ * It links what has no ".extern" in it, and says of that that something is undefined. */
 #include "tests/doubles/cuda/internal.h"
 
 #include <stdio.h>
@@ -16,6 +16,7 @@ enum { WALL_TIME = 2, INFO_LOG, INFO_BYTES, ERROR_LOG, ERROR_BYTES, VERBOSE = 12
 
 struct link {
     void **values[OPTIONS]; /* NULL: not an option */
+    void *first[OPTIONS];   /* what they were, such as the room in a log */
     unsigned added;
     bool lacks; /* something that is not there */
 };
@@ -35,8 +36,10 @@ EXPORT int cuLinkCreate_v2(unsigned count, int *options, void **values, void **s
         return code;
     struct link *l = calloc(1, sizeof(*l));
     for (unsigned i = 0; l && i < count; i++)
-        if (options[i] >= 0 && options[i] < OPTIONS)
+        if (options[i] >= 0 && options[i] < OPTIONS) {
             l->values[options[i]] = &values[i];
+            l->first[options[i]] = values[i];
+        }
     *state = l;
     return leave(l ? SUCCESS : OUT_OF_MEMORY);
 }
@@ -45,7 +48,7 @@ EXPORT int cuLinkCreate_v2(unsigned count, int *options, void **values, void **s
 static void say(struct link *l, int log, const char *text)
 {
     void **to = l->values[log], **room = l->values[log + 1];
-    const uint32_t n = room ? (uint32_t)(uintptr_t)*room : 0;
+    const uint32_t n = (uint32_t)(uintptr_t)l->first[log + 1];
     if (to && *to && n)
         snprintf(*to, n, "%s", text);
     if (room)
@@ -89,12 +92,14 @@ EXPORT int cuLinkAddData_v2(void *state, int kind, void *data, size_t n, const c
 
 EXPORT int cuLinkComplete(void *state, void **image, size_t *n)
 {
-    const struct link *l = state;
+    struct link *l = state;
     const int code = enter("cuLinkComplete");
     if (code)
         return code;
-    if (l->lacks)
+    if (l->lacks) {
+        say(l, ERROR_LOG, "nvlink error : undefined reference");
         return leave(INVALID_PTX);
+    }
     *image = state;
     *n = l->added;
     return leave(l->added ? SUCCESS : INVALID_VALUE);
