@@ -338,6 +338,7 @@ int main(int argc, char **argv)
         {"nodes-of-many-bytes", nodes_of_many_bytes},
         {"arrays", arrays},
         {"libraries", libraries},
+        {"libraries-again", libraries_again},
         {"taken-for-another", taken_for_another},
         {"math-libraries", math_libraries},
         {"dnn-graphs", dnn_graphs},

@@ -135,6 +135,7 @@ bool memory_that_may_not_be_touched();
 // Calls that the libcudart does not have.
 bool arrays();
 bool libraries();
+bool libraries_again();
 bool taken_for_another();
 bool math_libraries();
 // application_dnn.cpp

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <malloc.h>
 #include <string>
 #include <vector>
 #include <unistd.h>
@@ -220,6 +221,21 @@ bool libraries()
     REQUIRE(fails(load(&library, "junk junk"), 200) && fails(load(&library, image.data(), 1), 801));
     REQUIRE(fails(load(nullptr, image.data()), 1) && fails(load(&library, nullptr), 1));
     return HOLDS(cudaGetLastError() == 0);
+}
+
+// One that is loaded, used and unloaded again and again leaves nothing of its kernels here.
+bool libraries_again()
+{
+    constexpr unsigned times = 300;
+    const std::string fat = fat_binary(library_cubin(), false);
+    for (unsigned i = 0; i < 20; i++)
+        REQUIRE(registers(fat.data()));
+    const std::size_t before = mallinfo2().uordblks;
+    for (unsigned i = 0; i < times; i++)
+        REQUIRE(registers(fat.data()));
+    const std::size_t now = mallinfo2().uordblks, grown = now > before ? now - before : 0;
+    std::fprintf(stderr, "%zu bytes for each of %u\n", grown / times, times);
+    return HOLDS(grown / times < 64);
 }
 
 // By a back end that does not say which arguments kernels have: of one that GVirtuS would launch

@@ -603,7 +603,7 @@ void check_what_it_does_not()
     for (const char *test :
          {"programs-beside-calls", "daemons", "helpers-of-clone", "waits-in-handlers",
           "cancelled-in-copies", "cancelled-before-calls", "small-stacks",
-          "modules-beside-launches", "exits-in-function-waited-for",
+          "modules-beside-launches", "libraries-again", "exits-in-function-waited-for",
           "exits-in-function-beside-work", "exits-in-function-alone", "calls-as-threads-end",
           "calls-as-process-ends"})
         check(test, [test] { return run(test, true); });

@@ -51,10 +51,11 @@ enum way {
     REFUSED     /* not at all: its front end would use another kernel's arguments */
 };
 
-/* What is known of one kernel. Never changed or freed, also when it is no longer valid. */
+/* What is known of one kernel. Never changed or freed, also when it is no longer valid. When its
+ * module is loaded again, and the same is found out, it becomes valid again. */
 struct kernel {
     const void *function;
-    unsigned since; /* ibx_frontend_modules_gone() at that time */
+    atomic_uint since; /* ibx_frontend_modules_gone() when that was found out */
     struct kernel *older;
     uint8_t name[8]; /* its name in requests */
     enum way way;
@@ -160,9 +161,32 @@ static const struct kernel *find(const void *function)
     return NULL;
 }
 
+static bool is_same(const struct kernel *a, const struct kernel *b)
+{
+    return a->function == b->function && a->way == b->way && a->asked == b->asked &&
+           a->bytes == b->bytes && a->count == b->count &&
+           !memcmp(a->name, b->name, sizeof(a->name)) &&
+           !memcmp(a->arguments, b->arguments, a->count * sizeof(a->arguments[0]));
+}
+
+/* Locked. Whether the same was known already, and is valid again. */
+static bool renew(const struct kernel *k)
+{
+    for (unsigned i = 0; i < TRIES; i++) {
+        struct kernel *there = atomic_load(&kernels[place_of(k->function, i) % KERNELS]);
+        if (there && is_same(there, k)) {
+            atomic_store(&there->since, atomic_load(&k->since));
+            return true;
+        }
+    }
+    return false;
+}
+
 /* Puts it into a free place, or that of a kernel of an unloaded module; else frees it. */
 static void add(struct kernel *k)
 {
+    struct kernel *shorter = realloc(k, sizeof(*k) + k->count * sizeof(k->arguments[0]));
+    k = shorter ? shorter : k;
     ibx_frontend_look_for_libraries(); /* each kernel's first launch may be the last call before a
                                           library uses a GPU */
     ibx_fork_lock_take(&lock);
@@ -171,7 +195,7 @@ static void add(struct kernel *k)
     while (i < TRIES && (there = atomic_load(&kernels[place_of(k->function, i) % KERNELS])) &&
            there->since == k->since)
         i++;
-    if (i < TRIES && !find(k->function)) {
+    if (i < TRIES && !find(k->function) && !renew(k)) {
         k->older = all;
         all = k;
         atomic_store_explicit(&kernels[place_of(k->function, i) % KERNELS], k,
