@@ -143,8 +143,9 @@ static const char *name_of(const struct ibx_record *record)
     return record->name[0] ? record->name : record->qmp;
 }
 
-/* Logs that the VM stays. A VM that does not run was paused before, or by another client meanwhile;
- * or another tool migrated it before this one had touched it. */
+/* Logs that the VM stays. The tool was killed, or has ended by a signal that it handles, and has
+ * said so. A VM that does not run was paused before, or by another client meanwhile; or another
+ * tool migrated it before this one had touched it. */
 static void say_stays(const struct watchdog *w, struct ibx_qmp *qmp, uint64_t deadline)
 {
     char status[32], where[96] = "goes on here"; /* where libvirt drives, it does that */
@@ -157,7 +158,7 @@ static void say_stays(const struct watchdog *w, struct ibx_qmp *qmp, uint64_t de
         else if (!strcmp(status, IBX_VM_IO_ERROR))
             ibx_vm_say_disk(qmp, why, sizeof(why), deadline);
     }
-    ibx_log(IBX_LOG_WARN, "ib-migrate was killed before the %s: VM %s %s%s%s",
+    ibx_log(IBX_LOG_WARN, "ib-migrate ended before the %s: VM %s %s%s%s",
             w->folder ? "commit" : "snapshot was whole", name_of(&w->record), where,
             *why ? ": " : "", why);
 }
@@ -173,8 +174,7 @@ static void tell_destination(struct watchdog *w, struct ibx_record *was)
     close(w->lock_fd);
     was->epoch++;
     if (ibx_migration_disown(was, &w->transport,
-                             "ib-migrate was killed there before the commit, and the VM stays",
-                             &err))
+                             "ib-migrate ended there before the commit, and the VM stays", &err))
         ibx_log(IBX_LOG_INFO, "the destination of VM %s could not be told so: %s", name_of(was),
                 err.message);
 }
@@ -198,7 +198,7 @@ static void continue_vm(struct watchdog *w)
     if (!rc && w->folder)
         rc = kept(w, &was, &err);
     if (rc)
-        ibx_log(IBX_LOG_ERROR, "ib-migrate was killed and VM %s %s: %s%s", name_of(&w->record),
+        ibx_log(IBX_LOG_ERROR, "ib-migrate ended, and VM %s %s: %s%s", name_of(&w->record),
                 stays ? "goes on here, which could not be recorded (ib-migrate rollback does)"
                       : "could not be continued here",
                 err.message,

@@ -155,7 +155,7 @@ static void test_killed_with_a_full_disk(void)
     pair_run_to("source:sending", NULL);
     fill();
     mover_kill(&sender, SIGKILL);
-    mover_await_watchdog(&sender, "was killed before the commit");
+    mover_await_watchdog(&sender, "ended before the commit");
     mover_ends(&receiver, 1);
     await_status(&vms[0], "io-error");
     has_no_settings_left(&vms[0]);

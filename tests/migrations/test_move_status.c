@@ -148,7 +148,7 @@ static void test_asleep(void)
     }
     pair_run_to("destination:waiting", NULL); /* so QEMU has written its state */
     mover_kill(&sender, SIGKILL);
-    mover_await_watchdog(&sender, "was killed before the commit");
+    mover_await_watchdog(&sender, "ended before the commit");
     mover_kill(&receiver, SIGKILL);
     assert_true(vm_runs(&vms[0]));
 }

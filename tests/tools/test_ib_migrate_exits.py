@@ -68,6 +68,22 @@ def every_wrong_usage_is_an_object(scene):
 
 
 @case
+def a_send_for_libvirt_that_is_interrupted_was_not_killed(scene):
+    """Before the destination answers. Another process undoes what it has begun, and says so."""
+    vm, gate = Vm(scene), scene.path("gate")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        sender = scene.start("send", "--libvirt", gate, *vm.qmp,
+                             f"tcp://127.0.0.1:{silent.getsockname()[1]}")
+        until(lambda: os.path.exists(gate), "the socket for libvirt")
+        sender.send_signal(signal.SIGTERM)
+        _, err = sender.communicate(timeout=LIMIT)
+    equal(sender.returncode, 1)
+    assert "cancelled" in err and "goes on here" in err and "killed" not in err, err
+    assert not os.path.exists(gate)
+    vm.runs_on()
+
+
+@case
 def a_signal_before_anything_was_begun_is_an_object(scene):
     """While the monitor says nothing yet: it has other clients, or its QEMU is stopped."""
     monitor = socket.socket(socket.AF_UNIX)
