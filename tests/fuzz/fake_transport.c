@@ -508,7 +508,6 @@ void ibx_hang_up(struct ibx_conn *conn)
     if (!session->server)
         return;
     link->offered = fake_conn_next();
-    link->has_offer = link->offered;
     if (link->offered)
         return;
     if (link->peer_fd >= 0)

@@ -411,7 +411,7 @@ static void test_cuts(void **state)
 /* The GPU goes on when the client has come again. */
 static void *go_on(void *argument)
 {
-    while (!pair.server->link.has_offer)
+    while (!ibx_link_has_offer(pair.server))
         sched_yield();
     app->hold(false);
     return argument;
