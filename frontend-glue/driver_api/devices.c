@@ -12,6 +12,10 @@
 #define ATTRIBUTES 160 /* more than CUDA has */
 
 #define MAPS_MEMORY 102 /* VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED */
+#define TENSOR_MAPS 127 /* TENSOR_MAP_ACCESS_SUPPORTED */
+
+#define CAPABILITY_MAJOR  75 /* COMPUTE_CAPABILITY_MAJOR */
+#define TENSOR_MAPS_SINCE 9  /* the compute capability that has them (PTX: cp.async.bulk.tensor) */
 
 /* cudaDeviceProp; later members depend on the version. */
 #define PROPERTIES_MAX 4096u
@@ -44,7 +48,6 @@ static const struct {
     {122, 0}, /* CAN_USE_64_BIT_STREAM_MEM_OPS */
     {123, 0}, /* CAN_USE_STREAM_WAIT_VALUE_NOR */
     {124, 0}, /* DMA_BUF_SUPPORTED */
-    {127, 0}, /* TENSOR_MAP_ACCESS_SUPPORTED */
     {128, 0}, /* HANDLE_TYPE_FABRIC_SUPPORTED */
     {129, 0}, /* UNIFIED_FUNCTION_POINTERS */
     {132, 0}, /* MULTICAST_SUPPORTED */
@@ -113,6 +116,17 @@ static struct device *known(int device)
     return d;
 }
 
+static int attribute_of(int *value, int attribute, int device);
+
+/* The runtime has no such attribute. */
+static int has_tensor_maps(int *value, int device)
+{
+    int major = 0;
+    const int rc = attribute_of(&major, CAPABILITY_MAJOR, device);
+    *value = major >= TENSOR_MAPS_SINCE;
+    return rc;
+}
+
 static int attribute_of(int *value, int attribute, int device)
 {
     struct device *d = known(device);
@@ -125,6 +139,8 @@ static int attribute_of(int *value, int attribute, int device)
     int rc = CUDA_SUCCESS;
     if (attribute == MAPS_MEMORY) /* the runtime has no such attribute */
         *value = ibx_driver_maps_memory(device);
+    else if (attribute == TENSOR_MAPS)
+        rc = has_tensor_maps(value, device);
     else
         rc = cudaDeviceGetAttribute(value, attribute, device);
     if (!rc && kept)

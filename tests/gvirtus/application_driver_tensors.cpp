@@ -47,8 +47,11 @@ bool driver_maps_tensors()
 {
     void *context = nullptr, *function = nullptr;
     Map map, same;
-    int found = 9;
+    int found = 9, has = 9;
     REQUIRE(cu("cuInit", 0) == 0);
+    // The second device has them (its compute capability is 9.0), the first one has not.
+    REQUIRE(cu("cuDeviceGetAttribute", &has, 127, 0) == 0 && has == 0);
+    REQUIRE(cu("cuDeviceGetAttribute", &has, 127, 1) == 0 && has == 1);
     for (unsigned rank : {1u, 2u, 5u}) {
         Expected is;
         is.put(reinterpret_cast<std::uintptr_t>(there)).bytes({0, 7, std::uint8_t(rank)});

@@ -540,11 +540,13 @@ int execute(const std::string &name, Frame &f, int *current)
         const std::int32_t count = 2;
         return f.answer(&count, sizeof(count));
     }
-    if (name == "cudaDeviceGetAttribute") { // 33: the PCI bus
+    if (name == "cudaDeviceGetAttribute") { // 33: the PCI bus; 75: the compute capability, 8 and 9
         f.get<std::uint64_t>();
         f.get<std::int32_t>();
         const auto attribute = f.get<std::int32_t>(), device = f.get<std::int32_t>();
-        const std::int32_t value = attribute == 33 ? device + 3 : 0;
+        const std::int32_t value = attribute == 33   ? device + 3
+                                   : attribute == 75 ? device + 8
+                                                     : 0;
         return device == 0 || device == 1 ? f.answer(&value, sizeof(value)) : 101;
     }
     if (name == "cudaDeviceCanAccessPeer") {
