@@ -16,7 +16,7 @@
 #define BUCKETS      16384u
 #define HANDLE_BYTES IBX_FUNCTIONS_MODULE /* bytes of a module's name, "0x..." with its NUL */
 #define HANDLE_LEAST 7u
-#define UNLOAD_MS    1000u /* for so long a module's end waits for requests that use it */
+#define UNLOAD_MS    1000u /* how long the end of a module waits for requests that use it */
 #define NAME_KNOWN   23u   /* characters of a request's name that are known */
 #define NOTED_BYTES  512u  /* bytes that one registration takes, here and in GVirtuS */
 
@@ -157,8 +157,8 @@ static void forget(struct function *f)
     free(f);
 }
 
-/* Whether two functions are those of different programs, or of two clients that run: each has the
- * variables of its own module. */
+/* Whether two functions belong to different programs, or to two clients that both have a session:
+ * each of these has its own variables in its module. */
 static bool differ(const struct function *a, const struct function *b)
 {
     const struct ibx_client_module *m = a->module, *other = b->module;
@@ -166,7 +166,8 @@ static bool differ(const struct function *a, const struct function *b)
            (!m->owner->orphan && !other->owner->orphan && m->client != other->client);
 }
 
-/* Locked. Whether these modules are those of the user's parent, or shared by either of them. */
+/* Locked. Whether the owner is the user's parent, or the user or its parent shares the owner's
+ * modules. */
 static bool is_parents(const struct ibx_functions_user *user, const struct ibx_module_owner *owner)
 {
     const struct ibx_module_owner *own = ibx_module_owner_find(user->client);
@@ -177,8 +178,8 @@ static bool is_parents(const struct ibx_functions_user *user, const struct ibx_m
 }
 
 /* Locked. The client's own function at that address, or else its parent's. If the parent is not
- * known, it may be that of any client of the tenant: rather of one that still runs than of one of
- * the same program that has ended; none if that is not clear. */
+ * known, it may be any client of the tenant: one that has a session is preferred to one of the same
+ * program that has none. NULL if several different functions remain. */
 static const struct function *find(const struct ibx_functions_user *user, uint64_t address)
 {
     const struct function *found = NULL, *parents = NULL;
@@ -362,8 +363,8 @@ static bool take_bytes(const struct ibx_functions_user *user, struct ibx_client_
     return true;
 }
 
-/* False: it must not get into GVirtuS's table of all clients' modules, since the client would
- * choose the name. */
+/* Gives the module a name, and writes this name into the request. False: GVirtuS must not get the
+ * request, because the client's own name would enter its table of all clients' modules. */
 static bool add_module(const struct ibx_functions_user *user, char *handle, size_t n, size_t bytes,
                        bool *room)
 {
@@ -401,8 +402,8 @@ static struct function *function_at(const struct ibx_client_module *m, uint64_t 
 }
 
 /* Locked. At each address a client has the function that it has registered there last. Two
- * libraries with the same template may share one: when the later one is closed, the function of the
- * earlier one is used again. */
+ * libraries that have the same template may share an address: when the later library is closed, the
+ * function of the earlier one is used again. */
 static void hide_earlier(struct function *f)
 {
     struct function *earlier;
@@ -414,7 +415,7 @@ static void hide_earlier(struct function *f)
     link_in(earlier, &f->earlier);
 }
 
-/* Reads what follows the module in the request: the function, and its two names there. */
+/* Reads what follows the module in the request: the function, and its two names. */
 static bool add_function(struct ibx_client_module *m, struct ibx_reader *r, uint8_t *body)
 {
     const size_t at = r->position;
@@ -456,8 +457,8 @@ static void unlink_module(struct ibx_client_module *m)
     left = m;
 }
 
-/* Locked, except while it waits for requests that use the module. Whether none uses it; no other
- * will. */
+/* Locked, except while it waits for requests that use the module. No further request can use it.
+ * Returns whether none uses it any more. */
 static bool end_module(struct ibx_client_module *m)
 {
     const uint64_t deadline = ibx_deadline_in_ms(UNLOAD_MS);
@@ -534,7 +535,8 @@ static bool names_variable(struct ibx_reader *r, uint8_t *body)
     return get_string(r, body, &n) && get_string(r, body, &n) && get_string(r, body, &n);
 }
 
-/* Locked. Whether the handler may get the registration. *room: false if there is no room for it. */
+/* Locked. Whether the handler may get the registration. *room becomes false if there is no room for
+ * it. */
 static bool registers(struct ibx_functions_user *user, const char *name, uint8_t *body, size_t n,
                       bool *room)
 {

@@ -18,8 +18,8 @@
 #define IBX_FUNCTIONS_MODULE 24u /* most bytes of the name of a module */
 
 /* The name by which the runtime knows a client's function; 0: there is none. The request holds its
- * module until ibx_functions_let_go(). If the client has not registered the function itself, it may
- * be its parent's. */
+ * module until ibx_functions_let_go(). If the client has not registered a function at that address,
+ * its parent may have. */
 uint64_t ibx_functions_take(struct ibx_functions_user *user, uint64_t address);
 /* Holds a module that was held before; false: it is gone. NULL: no module is held. */
 bool ibx_functions_hold(struct ibx_functions_user *user, struct ibx_client_module *module);
@@ -37,28 +37,29 @@ bool ibx_functions_name(struct ibx_functions_user *user, const char *name, uint8
 /* The client has no session: until it comes again, only its children can use what it has
  * registered. */
 void ibx_functions_orphan(uint64_t client);
-/* Whether something that it has registered still exists. */
+/* Whether a module that the client has registered still exists. */
 bool ibx_functions_any(uint64_t client);
 
-/* share() says of the client that what it has registered, and will register, is unloaded when its
- * process has ended and no other client shares it. Without this call it stays, since a child may
- * use it that is not known yet. With `address` not 0, the client is such a child, and shares the
- * modules of the client, its parent or another, that has registered the function at that address,
- * until its own process has ended. False: there is no such client, and it has to register its
- * own. */
+/* From this call on, all modules of the client, also later ones, are unloaded when its process has
+ * ended and no other client shares them. Without this call they stay, because a child that is not
+ * known yet may use them. If `address` is not 0, the client is such a child: until its own process
+ * has ended, it shares the modules of the client (its parent or another) that has registered the
+ * function at that address. False: there is no such client, and this one has to register its own
+ * modules. */
 bool ibx_functions_share(struct ibx_functions_user *user, uint64_t address);
 /* A client that is known to be a child, and has not called ibx_functions_share() yet, shares its
- * parent's. */
+ * parent's modules. */
 void ibx_functions_inherit(uint64_t client, uint64_t parent);
-/* Whether one of these was called for the client. */
+/* Whether ibx_functions_share() was called for the client, or it shares modules of another
+ * client. */
 bool ibx_functions_end(uint64_t client);
-/* Its process has ended. */
+/* The client's process has ended. */
 void ibx_functions_ended(uint64_t client);
-/* Whether there may be modules that are to be unloaded for that. */
+/* Whether there may be modules to unload because processes have ended. */
 bool ibx_functions_any_over(void);
-/* Takes a module that is to be unloaded for that, and that no request uses: *name is that by which
- * GVirtuS knows it, at most IBX_FUNCTIONS_MODULE bytes with its NUL. Returns their number; 0: there
- * is none. The caller has GVirtuS unload it. */
+/* Takes one of these modules that no request uses. *name becomes GVirtuS's name for it, of at most
+ * IBX_FUNCTIONS_MODULE bytes with its NUL. Returns the number of these bytes; 0: there is no such
+ * module. The caller has GVirtuS unload the module. */
 size_t ibx_functions_next_over(char *name);
 
 #endif

@@ -13,7 +13,7 @@ struct ibx_client_module;
 struct ibx_module_use;
 
 struct ibx_module_owner {
-    struct ibx_module_owner *next; /* in its bucket; when it is over, in the list of these */
+    struct ibx_module_owner *next; /* in its bucket; if it is over, in the list of such owners */
     uint64_t client;
     struct ibx_client_module *modules; /* the last one first */
     struct ibx_module_use *uses;       /* the clients whose modules it uses */
@@ -21,13 +21,13 @@ struct ibx_module_owner {
     bool orphan;                       /* it has no session */
     bool ends;                         /* its modules are unloaded when nobody needs them */
     bool ended;                        /* its process has ended */
-    bool over;                         /* ... and no client needs its modules */
+    bool over;                         /* its process has ended, and no client needs its modules */
 };
 
 /* find(): NULL: there is none; make(): NULL: no memory. */
 struct ibx_module_owner *ibx_module_owner_find(uint64_t client);
 struct ibx_module_owner *ibx_module_owner_make(uint64_t client);
-/* Until its own end `owner` uses the modules of `other`. False: no memory. */
+/* `owner` uses the modules of `other` until its own process ends. False: no memory. */
 bool ibx_module_owner_use(struct ibx_module_owner *owner, struct ibx_module_owner *other);
 bool ibx_module_owner_uses(const struct ibx_module_owner *owner,
                            const struct ibx_module_owner *other);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Which device memory GVirtuS's requests name, and where in their bodies. Bodies are read as the
- * handlers of the plugins cudart and cudadr read them, whatever else they hold: so no body can name
- * memory to a handler that is not found here.
+ * handlers of the plugins cudart and cudadr read them, whatever else they hold. So all memory that
+ * a body names to a handler is found here.
  */
 #include "frontend-glue/gvirtus_handlers/named_memory.h"
 
@@ -117,7 +117,8 @@ static const struct naming namings[] = {
     COPY("cudaMemset2D", ANY, 0, ROWS(F(0), F(20), F(8), F(28))),
     COPY("cuMemsetD32Async", ANY, 0, {.at = F(0), .n = F(12), .unit = 4}),
     COPY("cuStreamWriteValue32", ANY, 0, AT(F(8))),
-    /* An IPC handle lets another process map the memory, in which its owner is not known. */
+    /* An IPC handle lets another process map the memory. That process does not know the memory's
+     * owner. */
     COPY("cudaIpcGetMemHandle", ANY, 0, AT(F(72))),
     COPY("cuMemcpyDtoH", ANY, 0, {.at = F(0), .n = F(8), .reply = F(8)}),
     COPY("cuMemcpyHtoD", ANY, 0, RANGE(F(8), F(0))),

@@ -7,7 +7,8 @@
  * other look-ups.
  *
  * A handler looks up at once, but may go on to wait for its client's kernels, which may never end.
- * So one that has not returned after LOOKUPS_MS and LAST_MS is waited for no more.
+ * So a change waits for at most LOOKUPS_MS and LAST_MS, and then no longer waits for the look-ups
+ * that have not returned.
  */
 #include "frontend-glue/gvirtus_handlers/registrations.h"
 
@@ -19,12 +20,12 @@
 #include <stdatomic.h>
 
 #define LOOKUPS_MS 1000u
-#define LAST_MS    100u /* ... while none begins: then only those that wait for the GPU are left */
+#define LAST_MS    100u /* after that, while none can begin: those left wait for the GPU */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static unsigned looking; /* handlers that look something up and that others wait for */
-static unsigned passed;  /* how often nobody waited for all of these any longer */
+static unsigned looking; /* handlers that look something up, and for which changes wait */
+static unsigned passed;  /* how often a change stopped waiting for all of these */
 static bool changing;
 static atomic_uint times_changed;
 
@@ -71,7 +72,7 @@ static bool wait_for_others(bool changes)
     return late;
 }
 
-/* A look-up does not wait for a change that is itself waiting at first, since some look-ups wait
+/* At first a look-up does not wait for a change that is itself waiting, since some look-ups wait
  * for the GPU. */
 void ibx_registrations_begin(struct gpu_session *x)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Keeps those handlers of GVirtuS from running at the same time that register kernels and
- * variables, or look them up.
+ * A handler of GVirtuS that registers kernels or variables runs neither beside another one nor
+ * beside a handler that looks them up.
  *
  * gvirtus_handlers/: protects GVirtuS's handlers, which check little, against what clients ask of
  * them.

@@ -24,10 +24,10 @@ static const struct shape {
     int present;    /* a u64: 0 is NULL, which the handler does not check; else bytes follow */
     int kind;       /* an i32 */
     unsigned kinds; /* bits of kinds for which the handler returns a result */
-    int instead;    /* for other kinds: the handler refuses it, or 3, and CUDA refuses NULL */
+    int instead;    /* replaces other kinds: 0, which the handler refuses; ON with NULL, for CUDA */
     int payload;    /* of copies to the device: the payload's length, before its bytes */
-    int strings;    /* ... preceded by so many strings */
-    int count;      /* bytes that are copied from the payload; or */
+    int strings;    /* how many strings precede the payload */
+    int count;      /* bytes that are copied from the payload; 0: `rows` says it */
     int rows;       /* three u64: the source's pitch, width and height */
 } shapes[] = {
     {.name = "cudaCreateTextureObject", .present = F(0)},
@@ -75,9 +75,9 @@ static void put(uint8_t *body, size_t n, size_t at, uint64_t value)
     ibx_put_u64(&w, value);
 }
 
-/* Has CUDA refuse a copy that would read beyond its payload: for a width that is larger than the
- * pitch, for too many bytes of a symbol, and for others because NULL is no memory. A single row may
- * have a pitch of 0. */
+/* Has CUDA refuse a copy that would read beyond its payload: a copy of rows for a width that is
+ * larger than the pitch, a copy to a symbol for too many bytes, and any other because NULL is not
+ * memory. The pitch becomes 1, since a single row may have a pitch of 0. */
 static void refuse_copy(const struct shape *s, uint8_t *body, size_t n)
 {
     if (s->rows) {
@@ -132,7 +132,8 @@ static void mend_kind(const struct shape *s, uint8_t *body, size_t n)
         memset(body, 0, 16);
 }
 
-/* An i32 that counts them is their last: a negative one would be a very large number. */
+/* The last i32 of the body counts the devices. The handler takes a negative one as a very large
+ * number. */
 static void mend_devices(uint8_t *body, size_t n)
 {
     struct ibx_writer w = ibx_writer_of(body + n - 4, 4);
