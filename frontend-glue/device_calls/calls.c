@@ -178,7 +178,7 @@ static int free_noted(struct gpu_session *x, void *address)
     if (is_noted(x))
         return PASSES;
     ibx_handles_remove(x, IBX_HANDLE_OPENED_POINTER, (uintptr_t)address);
-    ibx_end_gone((uintptr_t)address); /* before: then another thread may get that address */
+    ibx_end_gone((uintptr_t)address); /* after the free, another thread may have this address */
     ibx_frees_begin(x, (uintptr_t)address);
     const int rc = runtime.free(address);
     ibx_frees_end();
@@ -313,8 +313,8 @@ static int no_function(void)
     return rc ? rc : INVALID_FUNCTION;
 }
 
-/* A failed launch may end a capture, also one in another stream, and would fail in another way when
- * it is tried again: so while anybody captures there is only one try. */
+/* A failed launch may end a capture, also one in another stream, and would then fail in another way
+ * when it is tried again. So while anybody captures, it is tried only once. */
 static int launch(struct gpu_session *x, const struct ibx_request *q)
 {
     const bool tried = !ibx_captures_any();

@@ -13,7 +13,7 @@
 
 #include "frontend-glue/clients/clients.h"
 
-/* calls.c: an outcome, or as ibx_session_fail() */
+/* calls.c: returns an outcome, or as ibx_session_fail() */
 
 /* Runs the request, if it can. `own` runs requests of our own: ibx_own_request_run(). */
 int ibx_device_call(struct gpu_session *x, const struct ibx_request *q,
@@ -27,9 +27,9 @@ void ibx_device_call_answered(struct gpu_session *x);
 
 /* Launches the kernel of a launch request's body. 0: done; otherwise GVirtuS has to launch it. */
 int ibx_device_launch(struct gpu_session *x, const uint8_t *body, size_t n);
-/* For a kernel node of a graph, by the body of a launch: adds a node behind others, or sets the
- * parameters of a node, in the graph, or in the executable graph `exec`. Returns what the driver
- * returns. */
+/* Adds a kernel node to a graph, behind others, or sets the parameters of a node in its graph or in
+ * the executable graph `exec`. The kernel and its parameters are those of a launch request's body.
+ * Returns what the driver returns. */
 struct ibx_kernel_node {
     void *graph, **behind; /* to add a node */
     size_t count;
@@ -37,7 +37,8 @@ struct ibx_kernel_node {
 };
 int ibx_device_kernel_node(struct gpu_session *x, const uint8_t *body, size_t n,
                            struct ibx_kernel_node *node);
-/* Launches likewise with `count` attributes (own_requests.h); returns what CUDA returns. */
+/* Launches the kernel of a launch request's body with `count` attributes (own_requests.h). Returns
+ * what CUDA returns. */
 int ibx_device_launch_as(struct gpu_session *x, const uint8_t *body, size_t n,
                          const uint8_t *attributes, size_t count);
 /* To be called before GVirtuS launches it. 0, or CUDA's error: there is no such function, or
@@ -53,12 +54,12 @@ struct ibx_parameter {
 };
 int ibx_device_parameters(struct gpu_session *x, uint64_t function, size_t first,
                           struct ibx_parameter *parameters, size_t *count);
-/* Copies the arguments of a node of that kernel, from where CUDA says that they are, into *n bytes
- * with the kernel's layout, which the caller frees. */
+/* Copies the arguments of a node of that kernel, which are where CUDA says (`arguments`, `extra`),
+ * into *n bytes with the kernel's layout. The caller frees *bytes. */
 int ibx_device_arguments(struct gpu_session *x, uint64_t function, void *const *arguments,
                          void *const *extra, uint8_t **bytes, size_t *n);
-/* GVirtuS is about to run a launch that has come in pieces, or is long, and was not checked: if its
- * handler would read beyond the request, changes the function to none. */
+/* To be called before GVirtuS runs a launch that may not have been checked, because it came in
+ * pieces or is long. If the handler would read beyond the request, changes the function to none. */
 void ibx_device_launch_spare(struct gpu_session *x, uint8_t *body, size_t n);
 
 /* math_calls.c */

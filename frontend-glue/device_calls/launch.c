@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Launches of kernels. The arguments in a request are in the kernel's own layout. GVirtuS's handler
- * makes pointers of them, which the runtime's launch takes, and has to look up how. The driver
- * takes them as they are, up to 4 KiB; for more, it tells where each one is (CUDA 12.4). The kernel
- * is the runtime's, found by the function that the client has registered. A launch that fails is
- * made once more by the runtime, so that exit code and last error are the runtime's own. Before
- * CUDA 12.4 GVirtuS makes that launch; it does not know kernels that exist only as PTX. It does not
- * get launches with fewer arguments than the kernel takes, for which its handler has no bound.
+ * makes the pointers to them that the runtime's launch takes, and has to look up the layout for
+ * that. The driver takes up to 4 KiB of arguments as they are; for more, it tells where each one is
+ * (CUDA 12.4). The kernel is the runtime's, found by the function that the client has registered. A
+ * launch that fails is made once more by the runtime, so that exit code and last error are the
+ * runtime's own. Before CUDA 12.4 GVirtuS makes that launch; it does not know kernels that exist
+ * only as PTX. GVirtuS does not get launches with fewer arguments than the kernel takes: its
+ * handler would read beyond the request.
  */
 #include "frontend-glue/device_calls/device_calls.h"
 
@@ -62,8 +63,8 @@ struct launch {
     unsigned size[6]; /* grid, block */
     size_t bytes;     /* of arguments */
     uint8_t *arguments;
-    void *packed[5]; /* for the driver: in one buffer, */
-    void **pointers; /* or one by one; NULL: in one buffer */
+    void *packed[5]; /* the arguments in one buffer, for the driver */
+    void **pointers; /* the arguments one by one; NULL: use `packed` */
 };
 
 static struct {
@@ -124,8 +125,8 @@ static bool load(struct gpu_session *x)
 }
 
 /* A failed look-up sets the thread's last error. If GVirtuS can make the launch (`can_pass`),
- * nothing is looked up while there is an error of an earlier call, which so stays the last one. The
- * first look-up of a kernel loads it, which is no part of what the thread captures. */
+ * nothing is looked up while an earlier call's error is pending, so that it stays the last error.
+ * The first look-up of a kernel loads it, which must not affect what the thread captures. */
 static bool find_kernel(struct gpu_session *x, struct launch_function *f, uint64_t name,
                         bool can_pass)
 {
@@ -162,7 +163,8 @@ static struct launch_function *known_of(struct gpu_session *x, uint64_t function
                : NULL;
 }
 
-/* The kernel, which is looked up if it is not known; held likewise. NULL: there is none. */
+/* The kernel, which is looked up if it is not known. Its module is held likewise. NULL: there is no
+ * such kernel. */
 static struct launch_function *function_of(struct gpu_session *x, uint64_t function, bool can_pass)
 {
     const unsigned since = ibx_registrations_changes();
@@ -373,7 +375,7 @@ int ibx_device_parameters(struct gpu_session *x, uint64_t function, size_t first
     return f ? 0 : INVALID_FUNCTION;
 }
 
-/* Arguments that a launch passes in one buffer. NULL: it does not. */
+/* Arguments that are passed in one buffer. NULL: they are not. */
 static const uint8_t *packed_in(void *const *extra, size_t *n)
 {
     const uint8_t *at = NULL;

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Functions of cuBLAS, cuBLASLt, cuRAND, cuFFT, cuSPARSE and cuSOLVER (session/math_calls.h), by
- * the library that GVirtuS's plugin for it has loaded; without that plugin its functions are
- * missing.
+ * Functions of cuBLAS, cuBLASLt, cuRAND, cuFFT, cuSPARSE, cuSOLVER and cuDNN
+ * (session/math_calls.h). They are called in the library that GVirtuS's plugin for it has loaded;
+ * without that plugin they are missing.
  *
  * A library uses a handle as an address in this process, and also a scalar if the handle's pointer
  * mode says that scalars are in host memory. So a handle has to be one that was made here, of the
  * type that the function takes, by the client or another client of its program; and the pointer
  * mode in the request has to be the one that the library has. Device addresses have to be memory
  * that the client may name; how far the library goes from there is up to its kernels, as with the
- * program's own. A generator that fills host memory, which a handler of GVirtuS has made, gets no
- * work here. As what handles count, and which of them one request must have alone: math_limits.c.
+ * program's own. A handle that a handler of GVirtuS has made may be a generator that fills host
+ * memory: it gets no work here. math_limits.c says how much each handle counts, and which handles a
+ * request must have alone.
  */
 #include "frontend-glue/device_calls/device_calls.h"
 #include "frontend-glue/device_calls/math_descriptors.h"
@@ -33,15 +34,15 @@ struct call {
     uint64_t handle;                   /* the request's own handle; 0: it has none */
     bool on_device;                    /* scalars and results are in device memory */
     bool is_long;                      /* the reply is in x->long_reply */
-    unsigned weight;                   /* as how many the handle counts that it makes */
+    unsigned weight;                   /* the handle that the call makes counts as so many */
     int refused;                       /* the status to return; 0: none */
     bool unwanted[IBX_MATH_ARGUMENTS]; /* outputs for which the client has no place */
     union ibx_math_value values[IBX_MATH_ARGUMENTS];
     enum ibx_handle_kind kind; /* of the handle */
     void *workspace;           /* of the call; NULL: none */
     struct ibx_descriptor descriptors[IBX_MATH_ARGUMENTS];
-    size_t used, used_long; /* bytes used of `memory`, of the session's long reply, */
-    size_t used_arrays;     /* and of its long arrays */
+    size_t used, used_long; /* bytes used of `memory`, and of the session's long reply */
+    size_t used_arrays;     /* bytes used of the session's long arrays */
     _Alignas(16) uint8_t memory[IBX_MATH_ROOM];
 };
 
@@ -133,7 +134,7 @@ static void *room(struct call *c, size_t n)
 /* Arrays have as many bytes as in the request, whose length is bounded. */
 #define LONG_ARRAYS (IBX_MATH_BODY + 16u * IBX_MATH_ARGUMENTS)
 
-/* The same for an array whose bytes are in the request. The call's own memory is used for short
+/* As room(), for an array whose bytes are in the request. The call's own memory is used for short
  * ones, as long as half of it is left for the rest. */
 static void *array_room(struct call *c, size_t n)
 {
@@ -149,8 +150,8 @@ static void *array_room(struct call *c, size_t n)
     return NULL;
 }
 
-/* ... with its bytes from the request. If the client has passed NULL: most of these functions read
- * the array nevertheless. */
+/* Room for an array, with its bytes from the request. A client that has passed NULL is refused
+ * unless `may_be_null`: most of these functions read the array nevertheless. */
 static void *host_bytes(struct call *c, size_t n, bool may_be_null)
 {
     if (!ibx_get_u8(&c->in)) {
@@ -180,7 +181,8 @@ static bool may_lack_outputs(const struct ibx_math_function *f)
            f->number == IBX_MATH_cudnnBackendGetAttribute;
 }
 
-/* ... for what the function writes. If the client has passed NULL, that is dropped. */
+/* Room for output i, of n bytes. If the client has passed NULL for it, what the function writes
+ * there is dropped. */
 static void *host_room(struct call *c, unsigned i, size_t n)
 {
     c->unwanted[i] = !ibx_get_u8(&c->in);
@@ -234,8 +236,8 @@ static void *scalar_of_descriptor(struct call *c, const struct ibx_math_argument
     }
 }
 
-/* Whether the function uses no more than n bytes of workspace: the library does not look at what
- * the client says. */
+/* Whether the function uses no more than n bytes of workspace: the library does not check the size
+ * that the client states. */
 static bool is_enough(const struct call *c, uint64_t n)
 {
     union ibx_math_value values[IBX_MATH_ARGUMENTS];
@@ -245,9 +247,9 @@ static bool is_enough(const struct call *c, uint64_t n)
     return function && !asks->call(function, values) && sizes[1] <= n;
 }
 
-/* A workspace in host memory, which the function may use when its call has returned. Captured work
- * would need it as long as there is a graph of it, whose end nobody could tell: so it is
- * refused. */
+/* A workspace in host memory, which the function may still use after its call has returned.
+ * Captured work would need it until its last graph ends, which cannot be known here: so a call in a
+ * capture is refused. */
 static void *workspace(struct call *c, uint64_t n)
 {
     const uint64_t stream = ibx_handles_selected(c->x, c->kind, c->handle);
@@ -570,7 +572,7 @@ static int run(struct call *c, void *function)
     return status;
 }
 
-/* Takes room for as many more as the handle counts; room for one was taken. */
+/* Takes room for the rest of the handle's weight: room for one was taken before. */
 static bool take_weight(struct call *c, enum ibx_hold hold)
 {
     const unsigned weight = ibx_math_weight(c->f, c->values);

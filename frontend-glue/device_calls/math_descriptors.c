@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Descriptors of cuBLASLt, which are made for one call from what the client says is in them
- * (session/math_descriptors.h). They are in memory of the call, since the library keeps no pointer
- * to them. Only attributes are set that this code knows, because others may be addresses in host
- * memory, and
+ * Descriptors of cuBLASLt. They are made for one call, from the attributes that the client has sent
+ * (session/math_descriptors.h), in memory of the call: the library keeps no pointer to them. Only
+ * attributes that this code knows are set, because others may be addresses in host memory.
  */
 #include "frontend-glue/device_calls/device_calls.h"
 #include "frontend-glue/device_calls/math_descriptors.h"

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Graphs of cuDNN (cudnnBackend*). A descriptor's attributes may be other descriptors and handles:
- * these have to be the client's. A tensor may be passed by value, in host memory, which the library
- * reads at the address in the request: so it is noted which tensors by value each descriptor has.
- * When a plan runs, these get the value in the request, and all other tensors get device addresses
- * that the client may name. The program's variant pack, which has the addresses, is made here for
- * one call.
+ * these have to be the client's. A tensor may be passed by value: the library reads it from host
+ * memory at the address that it is given. So this file notes which tensors by value each descriptor
+ * has. When a plan runs, these get the value in the request, and all other tensors get device
+ * addresses that the client may name. The program's variant pack, which has the addresses, is made
+ * here for one call.
  */
 #include "frontend-glue/device_calls/math_dnn.h"
 
@@ -124,9 +124,10 @@ static bool names_own(struct gpu_session *x, int type, uint64_t descriptor, cons
     return true;
 }
 
-/* To be called before the library gets descriptors, or fills them (configurations of an engine, of
- * a graph): notes what they bring as part of the descriptor, even if the library then refuses them.
- * If there is no room to note it, the call is not made. */
+/* To be called before the library gets descriptors, or fills them (such as an engine's
+ * configurations, from a graph). Notes the tensors by value that the receiving descriptor gets by
+ * that, even if the library then refuses it. If there is no room for the note, the call is not
+ * made. */
 static int take_descriptors(uint64_t descriptor, const void *array, uint64_t count, bool fills)
 {
     pthread_mutex_lock(&lock);
@@ -285,8 +286,8 @@ void ibx_dnn_ended(uint64_t descriptor)
 
 /* ------------------------------------------------------------------------------- plans */
 
-/* How many tensors by value a plan has, and their numbers. A request that holds a plan keeps those
- * out that would add some. */
+/* How many tensors by value a plan has, and their numbers. While a request holds a plan, no other
+ * request can add any. */
 static unsigned values_of(uint64_t plan, int64_t numbers[BY_VALUE])
 {
     pthread_mutex_lock(&lock);
