@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define END_SLICE_MS 10u /* the end of the process waits no longer for a thread that ends */
+#define END_SLICE_MS 10u /* the end of the process waits so long for a thread that ends */
 
 _Thread_local struct ibx_attachment *ibx_attached;
 _Atomic(const struct ibx_frontend_watch *) ibx_attached_watcher; /* NULL: the preload has none */
@@ -46,9 +46,9 @@ static bool close_session(struct ibx_attachment *attachment)
     return true;
 }
 
-/* A thread ends: waits until what it has launched has been run, however long that takes, since
- * others may wait for it. At the end of the process another thread may destroy the session
- * meanwhile. */
+/* A thread ends. Waits until what it has launched has been run, however long that takes, since
+ * other threads may wait for that work. At the end of the process another thread may destroy the
+ * session meanwhile. */
 static void end_thread(void *argument)
 {
     struct ibx_attachment *attachment = argument;
@@ -75,8 +75,8 @@ static void end_parent(void)
     ibx_last_session_forked();
 }
 
-/* GVirtuS's front end closes all other sessions after this, since it existed before its
- * communicator. */
+/* Runs before GVirtuS's front end is destroyed, which was made before the communicator. The front
+ * end closes all other sessions. */
 static void process_ends(void)
 {
     ibx_session_process_ends();
@@ -185,8 +185,8 @@ static void watch_ends(struct ibx_attachment *attachment)
     attachment->works = false;
 }
 
-/* Tells the preload's watcher that a request begins, whose name may be cut. Its error is ignored:
- * if the connection or the device has failed, the request fails, too. */
+/* Tells the preload's watcher that a request begins; its name may be cut. The watcher's error is
+ * ignored: if the connection or the device has failed, the request fails, too. */
 static void watch_begins(struct ibx_attachment *attachment, const char *bytes, size_t n)
 {
     const struct ibx_frontend_watch *watch =
@@ -248,8 +248,8 @@ static void *preloaded(_Atomic(void *) *known, const char *name)
 static _Atomic(void *) known_attach, known_begins;
 
 /* Done when this library is loaded, so that a thread that connects need not wait for the loader's
- * lock: its holder may be in a library's constructor, and wait for a lock that this thread has
- * meanwhile. */
+ * lock: the holder of that lock may be in a library's constructor, and wait for a lock that the
+ * connecting thread holds. */
 __attribute__((constructor)) static void look_for_preload(void)
 {
     preloaded(&known_attach, IBX_FRONTEND_ATTACH);

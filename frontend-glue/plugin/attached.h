@@ -9,14 +9,15 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-/* Held by the thread and by the communicator; either may go first. */
+/* Held by the thread, by the communicator, and by last_session.c while the session stays open as
+ * the last one; any of these may let it go first. */
 struct ibx_attachment {
     _Atomic(struct ibx_session *) session; /* NULL: detached */
     struct ibx_pipeline *pipeline;         /* of the session; NULL: it has none */
     _Atomic unsigned users;
     pid_t process;
     bool counted;              /* last_session.c: its session counts as open */
-    struct ibx_session *owned; /* ... left to it by its communicator, with the pipeline */
+    struct ibx_session *owned; /* its communicator has left this and the pipeline to it; NULL: no */
     pthread_mutex_t closing;   /* held while the session is closed, but for GVirtuS's Close() */
     atomic_bool ended;         /* the thread has ended */
     bool preloaded;            /* the session carries the thread's own copies too */
@@ -34,7 +35,7 @@ extern _Atomic(const struct ibx_frontend_watch *) ibx_attached_watcher; /* NULL:
 /* The calling thread's; NULL: it has none. */
 struct ibx_session *ibx_attached_session(void);
 /* Whether that session is over shm, and whether it is live: asked under the pipeline's lock, since
- * the keeper may have it go on over another connection, or find that it has ended. */
+ * the keeper may continue it over another connection, or find that it has ended. */
 bool ibx_attached_over_shm(const struct ibx_session *session);
 bool ibx_attached_live(const struct ibx_session *session);
 void ibx_attachment_drop(struct ibx_attachment *attachment);
@@ -58,8 +59,8 @@ void ibx_last_session_forked(void);
 
 /* attached_copies.c: the table's `copy`. */
 int ibx_attached_copy(const struct ibx_frontend_copy *wish, int *exit_code);
-/* The device may write to host memory without a call: later copies from such memory are made in the
- * order of their streams. */
+/* From now on the device may write to host memory without a call: later copies from such memory are
+ * made in the order of their streams. */
 void ibx_attached_changes_memory(void);
 
 /* attached_calls.c: the table. */

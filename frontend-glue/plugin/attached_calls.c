@@ -162,7 +162,7 @@ static int stand_in(void *address, size_t n, bool on, int *exit_code)
     uint8_t body[32];
     struct ibx_writer w = ibx_writer_of(body, sizeof(body));
     uint64_t offset;
-    if (ibx_shared_offset(address, n, &offset)) /* not in shared memory: only reach() can do it */
+    if (ibx_shared_offset(address, n, &offset)) /* not for shared memory, which only reach() maps */
         return -EOPNOTSUPP;
     ibx_put_u16(&w, on ? IBX_OWN_HOST_MAP : IBX_OWN_HOST_UNMAP);
     ibx_put_u64(&w, (uintptr_t)address);
@@ -173,8 +173,8 @@ static int stand_in(void *address, size_t n, bool on, int *exit_code)
     return ask_for_map(&w, exit_code);
 }
 
-/* Kernels may write there without a call: later copies from such memory are made in the order of
- * their streams. */
+/* Once kernels can reach the memory, they may write to it without a call: later copies from such
+ * memory are made in the order of their streams. */
 static int reach_inside(void *address, size_t n, bool on, int *exit_code)
 {
     struct ibx_session *session = ibx_attached_session();

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The preload's copies, over the connection of the thread that makes them: gathered in its
- * pipeline, sent ahead of their calls' end, in the background, or between two requests.
+ * The preload's copies, over the connection of the thread that makes them. They are gathered in its
+ * pipeline, sent without waiting for their end, made in the background, or made between two
+ * requests.
  */
 #include "frontend-glue/plugin/attached.h"
 
@@ -63,7 +64,8 @@ static const char *name_of(const struct ibx_frontend_copy *copy)
     return copy->async ? "cudaMemcpyAsync" : "cudaMemcpy";
 }
 
-/* Runs a short copy to the device in the pipeline, with its bytes in the request. False: not so. */
+/* Runs a short copy to the device in the pipeline, with its bytes in the request. False: it was not
+ * run. */
 static bool run_in_pipeline(const struct ibx_frontend_copy *copy, int *exit_code)
 {
     uint8_t body[SHORT_COPY + 36];
@@ -83,8 +85,8 @@ static bool run_in_pipeline(const struct ibx_frontend_copy *copy, int *exit_code
     return !ibx_pipeline_call(ibx_attached->pipeline, &request, exit_code);
 }
 
-/* Runs a longer synchronous copy to the device that natively waits for nothing but itself: sends
- * it, and returns before it is made. False: not so. */
+/* Runs a longer synchronous copy to the device that natively waits only for its own bytes: sends
+ * it, and returns before the back end has made it. False: it was not run. */
 static bool run_ahead(struct ibx_session *session, const struct ibx_frontend_copy *copy,
                       int *exit_code)
 {
@@ -94,7 +96,7 @@ static bool run_ahead(struct ibx_session *session, const struct ibx_frontend_cop
     if (ibx_pipeline_copy_gathered(ibx_attached->pipeline, copy->device, copy->host, copy->n))
         return true;
     ibx_pipeline_lock(
-        ibx_attached->pipeline); /* the keeper may have the session go on over another connection */
+        ibx_attached->pipeline); /* the keeper may continue the session over another connection */
     const bool can = ibx_client_can_go_ahead(session, copy);
     ibx_pipeline_unlock(ibx_attached->pipeline);
     if (!can || !ibx_pipeline_copy_begin(ibx_attached->pipeline, copy->device, copy->n))

@@ -101,8 +101,8 @@ class Failure : public std::string, public std::exception
     const char *what() const noexcept override { return c_str(); }
 };
 
-// A thread that is cancelled inside a CUDA call ends behind it, and handlers of the program's
-// signals run there, or while it waits.
+// Around a CUDA call. A thread that is cancelled inside the call ends after it, and handlers of the
+// program's signals run after it, or while it waits.
 class Inside
 {
   public:
@@ -257,7 +257,7 @@ class RdmaCommunicator final : public Communicator
         attachment = ibx_attach(session, pipeline, ibx_launch_by_gvirtus);
     }
 
-    // The thread ends behind it.
+    // When this function returns, the thread ends.
     static void handler_threw(void *communicator, const char *what)
     {
         auto *mine = static_cast<RdmaCommunicator *>(communicator);
@@ -277,8 +277,8 @@ class RdmaCommunicator final : public Communicator
     // Between requests a read of 0 ends this client's thread and nothing else. Inside a request
     // GVirtuS ignores the 0 and runs the routine on whatever its buffer holds, which can end every
     // other client; so the thread, which serves only this client, ends here. GVirtuS never deletes
-    // what Accept returned, so everything but this object is freed now. Before that read of 0 the
-    // thread runs what is to be run for clients that have ended.
+    // what Accept returned, so everything but this object is freed now. Before the thread gets the
+    // 0, GVirtuS's handlers in it run the last requests of clients that have ended.
     std::size_t server_ended(char *buffer, std::size_t size)
     {
         bool in_frame = ibx_session_in_frame(session);
@@ -305,7 +305,7 @@ class RdmaCommunicator final : public Communicator
         return n;
     }
 
-    ibx_session *session; // null once the client of an accepted one has gone
+    ibx_session *session; // null: it was accepted, and its client has gone
     bool server;
     ibx_pipeline_mode mode;
     ibx_pipeline *pipeline = nullptr;     // of a client's session

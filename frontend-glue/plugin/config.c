@@ -36,7 +36,7 @@ struct memory_bound {
 
 /* ------------------------------------------------------------ finding the file */
 
-/* Puts "DIR TAIL" into config->file if there is such a file; 1: there is none. */
+/* Sets config->file to `dir` followed by `tail`, if there is such a file; 1: there is none. */
 static int try_file(struct ibx_glue_config *config, const char *dir, size_t dir_length,
                     const char *tail, struct ibx_error *err)
 {
@@ -176,7 +176,7 @@ static int set_tenants(struct ibx_glue_config *config, const char *value, struct
     return shared < 0 ? shared : 0;
 }
 
-/* How much of something the clients make the back end hold: `number` is in config->gpu.limits. */
+/* Sets *number to the value, which has to be from `least` to `most`. */
 static int set_limit(const char *key, const char *value, size_t least, size_t most,
                      uint64_t *number, struct ibx_error *err)
 {
@@ -444,7 +444,7 @@ static void tuning_path(const struct ibx_glue_config *config, char file[2 * PATH
                  home ? "/etc" : "/etc/gvirtus");
 }
 
-/* `entry` is the key's, or NULL: then the file may be missing. */
+/* `entry` is that of rdma.tuning; NULL: there is none, and the file may be missing. */
 static int take_tuning(struct ibx_glue_config *config, const struct ibx_property *entry,
                        struct ibx_error *err)
 {

@@ -52,18 +52,18 @@ struct ibx_glue_config {
     uint64_t most_processes;    /* rdma.most_processes [IBX_PROCESSES_MOST] */
     uint64_t spare_processes;   /* rdma.spare_processes [1 with rdma.processes : program, else 0] */
     uint64_t idle_seconds;      /* rdma.idle_seconds [IBX_GLUE_IDLE_SECONDS] */
-    struct ibx_gpu_options gpu; /* [off, IBX_GLUE_GPU_MEMORY, 0] */
+    struct ibx_gpu_options gpu; /* [auto, IBX_GLUE_GPU_MEMORY, 0] */
     char file[PATH_MAX];        /* the properties file, "" when there is none */
     char tuning[PATH_MAX];      /* rdma.tuning, "": not given */
     unsigned uri_line;          /* of its key `communicator`, 0 when the URI came from the caller */
 };
 
-/* For G2 and later. The endpoint is that of properties.json; host NULL: there is none. GVirtuS
- * leaves the host "" and the port 0 if it does not understand them: then the file must give the
- * URI. It is no error if no file exists. -EINVAL: the error names file, line, value and what is
- * accepted; -EPERM: the file, or that of rdma.tuning, belongs to another user or can be changed by
- * others (file_check.h); -ENOENT: only for GVIRTUS_RDMA_PROPERTIES; -ENOMEM. Reads the environment:
- * not to be called during a setenv(3). */
+/* For G2 and later. The endpoint is that of properties.json; host NULL: there is none. A host "" or
+ * a port 0 is one that GVirtuS did not understand: then the file must give the URI. It is no error
+ * if no file exists. -EINVAL: the error names file, line, value and what is accepted; -EPERM: the
+ * file, or that of rdma.tuning, belongs to another user or can be changed by others (file_check.h);
+ * -ENOENT: only for GVIRTUS_RDMA_PROPERTIES; -ENOMEM. Reads the environment: not to be called
+ * during a setenv(3). */
 int ibx_glue_config_load(const char *endpoint_host, uint16_t endpoint_port,
                          struct ibx_glue_config *config, struct ibx_error *err);
 
@@ -72,8 +72,8 @@ int ibx_glue_config_load(const char *endpoint_host, uint16_t endpoint_port,
 int ibx_glue_config_load_classic(const char *communicator, const char *own_file,
                                  struct ibx_glue_config *config, struct ibx_error *err);
 
-/* Takes pipeline=... out of a URI's query, since it is no option of a connection: `rest` is the URI
- * without it, and *pipeline its value if there is one. -EINVAL: the value is not accepted. */
+/* Takes pipeline=... out of a URI's query, since it is not an option of a connection: `rest` is the
+ * URI without it, and *pipeline its value if there is one. -EINVAL: the value is not accepted. */
 int ibx_glue_uri_pipeline(const char *uri, char rest[IBX_GLUE_URI_MAX],
                           enum ibx_pipeline_mode *pipeline, struct ibx_error *err);
 

@@ -22,7 +22,7 @@ Dim3 dim3_of(const std::uint32_t (&n)[3])
 } // namespace
 
 #ifdef __clang__
-__attribute__((no_sanitize("function"))) // its type of the sizes is alike, and has another name
+__attribute__((no_sanitize("function"))) // its dim3 has the same layout, and another name
 #endif
 bool ibx_launch_by_gvirtus(const ibx_frontend_launch *l, int *rc)
 {

@@ -20,9 +20,9 @@ void ibx_host_copies_drain(const void *address, size_t n);
 /* To be called in a forked child, which has none of its parent's copies. */
 void ibx_host_copies_forget(void);
 
-/* Private resident memory of this process, page-aligned; NULL: errno says why. If possible it is
- * between IBX_SHARED_FROM and IBX_SHARED_UNTIL, where the back end can map pages of its own at the
- * same address, if kernels are to use it. */
+/* Maps private resident memory of this process, page-aligned; NULL: errno says why. If possible the
+ * memory is between IBX_SHARED_FROM and IBX_SHARED_UNTIL, where the back end can map pages of its
+ * own at the same address, for kernels that use the memory. */
 void *ibx_host_memory_map(size_t n);
 
 #endif

@@ -19,9 +19,9 @@ unsigned ibx_attached_epoch(void)
     return atomic_load(&epoch);
 }
 
-/* Locked. A session ends: the back end may then have given back what this process had, since a
- * client without a session may have ended. It may be the last one that the back end knows, which
- * knows a session only from its first reply on. */
+/* Locked. A session ends: the back end may then give back what this process had, since a client
+ * without a session may have ended. This counts for each session, since each may be the last one
+ * that the back end knows: it knows a session only from its first reply on. */
 static void count_end(struct ibx_attachment *attachment)
 {
     if (!attachment->counted)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Keys of gvirtus.properties that are meant for ibx and are none of its keys: GVirtuS would ignore
- * them, and "rmda.encryption : required" would encrypt nothing. */
+/* Finds keys of gvirtus.properties that are meant for ibx and are not keys of ibx. GVirtuS would
+ * ignore them: "rmda.encryption : required" would encrypt nothing. */
 #ifndef IBX_FRONTEND_GLUE_PLUGIN_MISSPELT_KEYS_H
 #define IBX_FRONTEND_GLUE_PLUGIN_MISSPELT_KEYS_H
 
@@ -8,16 +8,16 @@
 
 #include <stdbool.h>
 
-#define IBX_GLUE_PREFIX "rdma" /* of our keys, with a dot */
+#define IBX_GLUE_PREFIX "rdma" /* of our keys, followed by a dot */
 /* Our keys that are not options of a connection. */
 #define IBX_GLUE_KEYS                                                                              \
     "memory, pipeline, resume_seconds, processes, most_processes, spare_processes, idle_seconds, " \
     "gpu, gpu_memory, gpu_threads, "                                                               \
     "tenants, sessions, pins, requests, device_memory, tenant_share, share, tuning, log"
 
-/* -EINVAL, and the error says what to write: the key is almost one of ours, or one of ours without
- * "rdma." that is long enough not to be anybody else's, or almost `communicator`. A key that begins
- * with "rdma." passes. */
+/* Returns -EINVAL, and the error says what to write, for a key that is almost one of ours, for one
+ * of ours without "rdma." that is too long to be anybody else's, and for one that is almost
+ * `communicator`. A key that begins with "rdma." passes. */
 int ibx_glue_key_check(const char *key, const char *value, struct ibx_error *err);
 /* Whether a word that follows "rdma.", and is none of our keys, is almost one of them; `key`:
  * which. */

@@ -38,8 +38,8 @@ void call_end(const char *what)
     end(client_here, what);
 }
 
-// Nobody catches the exception, so nothing of the thread's stack has been unwound, and the way back
-// is barred: std::terminate() may not be left. A stack of its own begins with the thread's end.
+// Nobody catches the exception, so nothing of the thread's stack has been unwound, and this handler
+// must not return. So the thread is ended on a new stack.
 void on_terminate()
 {
     ucontext_t alone;
