@@ -182,8 +182,8 @@ static bool connected(struct helper *helper)
     return !err.code && !code;
 }
 
-/* Locked, except while it looks. If the connection is broken, has the session go on over a new one:
- * the back end does not keep it for long. */
+/* Locked, except while it looks. If the connection is broken, continues the session over a new one,
+ * since the back end does not keep the session for long. */
 static void look_after(struct helper *helper)
 {
     pthread_mutex_unlock(&async.lock);
@@ -246,7 +246,7 @@ static void *help(void *argument)
     return NULL;
 }
 
-/* ------------------------------------------------------------------------ the callers' */
+/* ------------------------------------------------------------------ the callers' threads */
 
 /* Starts a helper's thread, with signals blocked: the application's signal handlers run in its own
  * threads. */

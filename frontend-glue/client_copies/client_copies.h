@@ -4,11 +4,11 @@
  * GVirtuS made, in GVirtuS's own frames. plugin/ calls this header for libibx-frontend.so, and
  * ib-bw does for its measurements.
  *
- *   client_copy.c   the two calls below
+ *   client_copy.c   the calls below for one copy, and for one call
  *   client_frame.c  one request and its reply: the payload stays in the application's memory
  *   client_rows.c   cudaMemcpy2D
  *   client_stage.c  long copies of pageable memory, in parts, over shm
- *   client_ahead.c  short copies whose calls return before they are made
+ *   client_ahead.c  short copies whose calls return before the copies are made
  *   async_copy.c    asynchronous copies in the background
  */
 #ifndef IBX_FRONTEND_GLUE_CLIENT_COPIES_CLIENT_COPIES_H
@@ -28,8 +28,9 @@
 int ibx_client_copy(struct ibx_session *session, const struct ibx_frontend_copy *copy,
                     int *exit_code);
 /* For a plain copy to the device whose call returns before the copy is made. can_go_ahead():
- * whether this side can take its bytes before it returns. go_ahead(): sends it; the caller has
- * called ibx_session_owe() for its reply before. *exit_code: 0, or 999 if the back end is gone. */
+ * whether this side can take the copy's bytes before it returns. go_ahead(): sends the copy; before
+ * that, the caller has called ibx_session_owe() for its reply. *exit_code: 0, or 999 if the back
+ * end is gone. */
 bool ibx_client_can_go_ahead(struct ibx_session *session, const struct ibx_frontend_copy *copy);
 void ibx_client_go_ahead(struct ibx_session *session, const struct ibx_frontend_copy *copy,
                          int *exit_code);
@@ -48,8 +49,8 @@ int ibx_client_call(struct ibx_session *session, const char *name, const void *b
  */
 #define IBX_ASYNC_COPY_STREAM_SPECIAL 2u /* 0 and 1: the legacy stream, 2: the thread's own */
 
-/* Starts a copy in one stream, with `device` selected, over a connection like that of `session`, of
- * which it reads only what that was created with. The memory belongs to the copy until it has
+/* Starts a copy in one stream, with `device` selected, over a connection like that of `session`. Of
+ * `session` it reads only what this was created with. The memory belongs to the copy until it has
  * ended. False: not started; the caller has to copy. */
 bool ibx_async_copy_start(const struct ibx_session *session, const struct ibx_frontend_copy *copy,
                           int device);

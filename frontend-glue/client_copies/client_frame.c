@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * A copy that the client requests without GVirtuS: GVirtuS's own frame, byte for byte, but its
- * payload stays in the application's memory, and comes back there.
+ * A copy that the client requests without GVirtuS. The frame is GVirtuS's own, byte for byte, but
+ * the payload is sent from the application's memory, and received there.
  */
 #include "frontend-glue/client_copies/client_frame.h"
 
@@ -71,8 +71,8 @@ static void put_head(struct ibx_writer *w, const struct ibx_frontend_copy *copy,
     }
 }
 
-/* Whether the payload stays where it is. A short one is faster in the message, unless it needs
- * several, or its memory is such that the GPU may come for it after the call has returned. */
+/* Whether the payload stays where it is. A short payload is faster in the message, unless it needs
+ * several messages, or the GPU may use its memory after the call has returned. */
 static bool by_reference(const struct ibx_session *s, const struct ibx_frontend_copy *copy)
 {
     const struct ibx_caps *caps = ibx_session_caps(s);
@@ -82,8 +82,8 @@ static bool by_reference(const struct ibx_session *s, const struct ibx_frontend_
            (copy->async && copy->lasting && (copy->to_device || payload >= IBX_CLIENT_FROM_LEAST));
 }
 
-/* Tells the server where the reply's payload may go. Not for copies of rows, whose replies servers
- * send as any other. */
+/* Tells the server where the reply's payload may go. Not for copies of rows: servers send their
+ * replies like any other. */
 static int send_cts(struct ibx_session *s, const struct ibx_frontend_copy *copy,
                     const struct ibx_remote *registered)
 {
@@ -211,7 +211,7 @@ int ibx_client_take_reply(struct ibx_session *s, const struct ibx_frontend_copy 
 int ibx_client_exchange(struct ibx_session *s, const struct ibx_frontend_copy *copy,
                         const struct client_rows *rows, int *exit_code)
 {
-    int rc = (int)ibx_session_write(s, NULL, 0); /* earlier payloads are READ now */
+    int rc = (int)ibx_session_write(s, NULL, 0); /* the server READs earlier payloads now */
     if (!rc)
         rc = ibx_client_send_frame(s, copy, rows, NULL);
     if (!rc)

@@ -33,8 +33,8 @@ int ibx_client_drain(struct ibx_session *s, uint64_t n);
 int ibx_client_exchange(struct ibx_session *s, const struct ibx_frontend_copy *copy,
                         const struct client_rows *rows, int *exit_code);
 
-/* The two halves of that. With `registered` the payload is in, or goes to, memory that the caller
- * keeps registered. */
+/* The two halves of ibx_client_exchange(). With `registered` the payload is in, or goes to, memory
+ * that the caller keeps registered. */
 int ibx_client_send_frame(struct ibx_session *s, const struct ibx_frontend_copy *copy,
                           const struct client_rows *rows, const struct ibx_remote *registered);
 int ibx_client_take_reply(struct ibx_session *s, const struct ibx_frontend_copy *copy,
@@ -46,10 +46,10 @@ int ibx_client_send_whole(struct ibx_session *s, const struct ibx_frontend_copy 
 
 /* client_ahead.c */
 
-/* Memory of a session through which copies go ahead of their calls' end. */
+/* A session's memory for short copies whose calls return before the copies are made. */
 struct client_ahead {
     bool reached; /* the back end's GPU has used memory of this side */
-    bool failed;  /* there is none */
+    bool failed;  /* the memory could not be made, or has ended */
     uint8_t *memory;
     struct ibx_mr *mr;
     unsigned next;        /* slot */
@@ -64,9 +64,9 @@ void ibx_client_ahead_end(struct client_ahead *ahead);
 /* NULL: no memory. */
 struct client_ahead *ibx_client_stage_ahead(struct ibx_session *s);
 
-/* wants(): whether a copy goes in parts, through memory that both ends map; that is made once
- * copies have lost enough time without it. at_once(), for tests: it is made for the first such
- * copy. */
+/* wants(): whether a copy goes in parts, through memory that both ends map. The memory is made once
+ * copies have lost enough time without it. at_once(), for tests: the memory is made for the first
+ * such copy. */
 bool ibx_client_stage_wants(struct ibx_session *s, const struct ibx_frontend_copy *copy);
 void ibx_client_stage_at_once(struct ibx_session *s);
 /* Runs such a copy. *exit_code is its cudaError_t. */

@@ -4,11 +4,11 @@
  * not be the application's. A reply overwrites the gaps between rows. Here no byte after the last
  * row is read, and none outside of the rows is written:
  *
- *   no gaps            the rows, as they are
- *   to the device      few: up to the last row as it is, and that one by itself
- *                      short: the rows alone, in the message
- *                      otherwise the rows alone, packed in bands
- *   from the device    the rows alone, and from there each to its place
+ *   without gaps       the rows, as they are
+ *   to the device      few bytes: the rows alone, in the message
+ *                      gaps shorter than rows: up to the last row with gaps, then the last row
+ *                      otherwise: the rows alone, packed in bands
+ *   from the device    the rows alone; this side puts each into its place
  */
 #include "frontend-glue/client_copies/client_frame.h"
 
@@ -64,7 +64,7 @@ static int copy_bands(struct ibx_session *s, const struct ibx_frontend_copy *cop
         pack(band.host, copy, i, band.rows);
         rc = ibx_client_exchange(s, &band, NULL, exit_code);
     }
-    ssize_t flushed = rc ? rc : ibx_session_write(s, NULL, 0); /* the band is not used then */
+    ssize_t flushed = rc ? rc : ibx_session_write(s, NULL, 0); /* the band is free after it */
     free(band.host);
     return flushed < 0 ? (int)flushed : 0;
 }

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Long copies of an application's pageable memory, if both ends map memory that the back end has
- * pinned. The application's bytes are copied there, by several threads if one is slower than the
- * GPU, while the GPU already takes (or still brings) others. The back end's process could access
- * the application's memory as well, but the kernel lets only few of its threads do so at once.
+ * Long copies of an application's pageable memory, through memory that both ends map and the back
+ * end has pinned. The application's bytes are copied there, by several threads if one is slower
+ * than the GPU, while the GPU already takes (or still brings) other bytes. The back end's process
+ * could access the application's memory as well, but the kernel lets only few of its threads do so
+ * at once.
  *
  * Such a copy goes out as several requests, each a frame of GVirtuS of its own; it has ended when
  * the last one has.
@@ -26,36 +27,36 @@
 #define UNIT_STEP    (64u << 10)  /* bytes; a part is a multiple of it */
 #define UNIT_MIN     (128u << 10) /* parts are not shorter: each is a frame */
 #define PER_FRAME    4u           /* at most; a power of two */
-#define SHRINK       3u           /* of parts that shrink: each by this factor */
-#define LAST_MIN     (64u << 10)  /* bytes of the last one, at least */
+#define SHRINK       3u           /* each shrinking part is shorter by this factor */
+#define LAST_MIN     (64u << 10)  /* least bytes of the last of these */
 #define SPEED_MIN    (1u << 20)   /* what shorter copies wait for is no sign of the GPU's speed */
-#define WAIT_PARTS   3u  /* eighths of the time of copying that may be waited for at the end */
+#define WAIT_PARTS   3u  /* eighths of the time of copying that the wait at the end may last */
 #define BEHIND_MAX   3u  /* copies in a row that waited longer; then parts do not shrink */
 #define EVEN_COPIES  64u /* copies, before shrinking parts are tried again */
 #define THREADS_TO   (1u << 20)   /* bytes to the device: shorter copies end before threads begin */
-#define THREADS_FROM (2u << 20)   /* from it */
+#define THREADS_FROM (2u << 20)   /* bytes from the device: likewise */
 #define WIDE_FROM    (8u << 20)   /* either way: as many threads as it takes to feed the GPU */
 #define SLICE        (128u << 10) /* of a unit, for one of these threads */
 #define EDGE_FROM    2u    /* units of a frame at either end of such a copy from the device */
 #define IN_FLIGHT    3u    /* frames without an answer: of 4 message slots one is for a CTS */
-#define ANSWER_US    1000u /* none takes longer, unless the GPU has others to serve */
-#define USELESS_MAX  3u    /* copies in a row */
+#define ANSWER_US    1000u /* no answer takes longer, unless the GPU serves others */
+#define USELESS_MAX  3u    /* useless copies in a row, after which the memory is given up */
 #define SHORT        (PARTS * SLOT)
 #define MAKE_NS      10000000u /* what it takes to make and pin the memory, on an H100's host */
-#define GAIN_NS      15000u    /* what a copy gains by it there, at least ... */
-#define GAIN_BYTES   20u       /* ... and for so many bytes another ns */
+#define GAIN_NS      15000u    /* ns that a copy gains by it there, at least */
+#define GAIN_BYTES   20u       /* bytes, for each of which it gains one ns more */
 
 /* Of a session: the context of its hooks. */
 struct client_stage {
     struct ibx_session *s;
-    bool tried;         /* to make the memory */
-    uint64_t missed_ns; /* what copies would have gained by it until then */
+    bool tried;         /* whether making the memory was tried */
+    uint64_t missed_ns; /* ns that copies have lost without it so far */
     uint8_t *memory;    /* both ends map it; NULL: there is none, or it was given up */
     struct ibx_mr *mr;
     struct client_ahead ahead;
     unsigned useless; /* copies in a row of which the GPU took nothing from here */
     size_t least;     /* shorter copies do not go this way any more */
-    unsigned behind;  /* of BEHIND_MAX */
+    unsigned behind;  /* copies in a row that waited too long */
     unsigned even;    /* copies in parts of one length that are still to come */
 };
 
@@ -74,13 +75,13 @@ struct run {
     size_t begins[PARTS];             /* of units that shrink */
     unsigned per_frame, edge;         /* units; of the frames of the first and last per_frame */
     uint64_t units, frames;
-    uint64_t posted, copied; /* units: begun, and whole up to here */
-    uint32_t done;           /* slots that are whole beyond that */
+    uint64_t posted, copied; /* units: begun, and copied without a gap */
+    uint32_t done;           /* slots that are copied beyond that */
     uint64_t settled;        /* units whose slots are free again */
     uint64_t sent, answered; /* frames */
-    bool placed;             /* the GPU was at the memory itself */
+    bool placed;             /* the GPU has used the memory itself */
     uint64_t began_ns, all_sent_ns;
-    int exit_code; /* the first that was none of success */
+    int exit_code; /* the first that was not 0 */
 };
 
 /* ----------------------------------------------------------------------- the memory */
@@ -101,8 +102,8 @@ static void make_memory(struct client_stage *stage)
         ibx_shared_free(memory);
 }
 
-/* A program that copies little is not to wait for memory of which it makes no use: it is made once
- * earlier copies have lost as much time without it. */
+/* Whether to make the memory: once earlier copies have lost as much time without it as making it
+ * takes. So a program that copies little does not wait for memory that it does not use. */
 static bool pays(struct client_stage *stage, size_t n)
 {
     stage->missed_ns += GAIN_NS + n / GAIN_BYTES;
@@ -111,7 +112,7 @@ static bool pays(struct client_stage *stage, size_t n)
 
 static void give_up(struct client_stage *stage)
 {
-    ibx_session_drop_threads(stage->s); /* first: they may be copying */
+    ibx_session_drop_threads(stage->s); /* first, since threads may be copying */
     ibx_mr_deregister(stage->mr);
     stage->mr = NULL;
     if (stage->memory)
@@ -238,7 +239,7 @@ static uint64_t last_of(const struct run *run)
     return (run->units - 1) / run->per_frame * run->per_frame;
 }
 
-/* The number of its first unit. What is between the edges has `per_frame` units a frame. */
+/* The number of the frame's first unit. Frames between the edges have `per_frame` units each. */
 static uint64_t begin_of(const struct run *run, uint64_t frame)
 {
     if (run->edge == run->per_frame)
@@ -364,7 +365,7 @@ static int step(struct run *run)
     if (rc)
         return rc;
     if (run->answered < run->sent) {
-        /* An answer counts even if the connection has ended behind it. */
+        /* An answer counts even if the connection has ended after it. */
         rc = ibx_session_poll_reply(run->s);
         if (rc)
             return rc < 0 ? rc : take_answer(run);
@@ -401,9 +402,9 @@ static bool is_wide(const struct run *run)
 
 /* Divides the copy into units, so that the GPU has some while others are copied. All have about the
  * same length, since a unit of a few bytes could not go by reference. The slots of one frame are
- * adjacent: their number divides SLOTS. A frame from the device comes as a whole, for all threads
- * that copy out of it; the thread that takes the answers is one of them, and should be back
- * soon. */
+ * adjacent: their number divides SLOTS. A frame from the device becomes ready as a whole, for all
+ * threads that copy out of it. The thread that takes the answers is one of these, and should soon
+ * be able to take the next answer. */
 static void divide_evenly(struct run *run)
 {
     unsigned parts = run->threads && !run->copy->to_device ? PARTS * PER_FRAME : PARTS;
@@ -449,8 +450,9 @@ static void judge_speed(const struct run *run)
         stage->even = EVEN_COPIES;
 }
 
-/* A back end that does not run copies itself, or cannot pin the memory, has more work in this way.
- * Its rdma.tuning may exclude only short copies, so these are given up first. */
+/* For a back end that does not run copies itself, or cannot pin the memory, copies through this
+ * memory are more work. Its rdma.tuning may exclude only short copies, so these are given up
+ * first. */
 static void judge_use(struct client_stage *stage, size_t n, bool placed)
 {
     stage->useless = placed ? 0 : stage->useless + 1;
