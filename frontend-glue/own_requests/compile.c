@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What the driver's compiler says of PTX. The client has put that into memory of the device, with
- * room for the logs behind it, since a request holds too little. It is compiled by the driver's
- * linker, which loads nothing; the client's module is GVirtuS's matter.
+ * What the driver's compiler says of PTX. The client has put the PTX into memory of the device,
+ * with room for the logs behind it, since a request holds too little. The driver's linker compiles
+ * it, and loads nothing; GVirtuS loads the client's module.
  */
 #include "frontend-glue/own_requests/own_requests.h"
 
@@ -33,7 +33,7 @@ static bool look_up(struct driver *driver)
     return driver->create && driver->add && driver->complete && driver->destroy;
 }
 
-/* A copy of what is in the device's memory, one behind the other: PTX, with a NUL, and the logs. */
+/* A copy of what is in the device's memory: PTX, here with a NUL, and behind it the logs. */
 struct text {
     uint64_t at; /* in memory of the device, without the NUL */
     size_t n, info, error;
@@ -63,7 +63,7 @@ static void add_log(struct options *o, int kind, char *log, size_t room)
     add_option(o, kind + 1, pointer_to(room));
 }
 
-/* What the driver returns; the logs are as they are then, also where it fails. */
+/* Returns what the driver returns. The logs are filled even if it fails. */
 static int link_text(struct text *t)
 {
     struct options o = {.count = 0};
@@ -86,7 +86,8 @@ static int link_text(struct text *t)
     return rc;
 }
 
-/* Between two copies. 0, or CUDA's error of one of these; *said: the driver's of the PTX. */
+/* Copies the PTX from the device, compiles it, and copies the logs to the device. 0, or CUDA's
+ * error of a copy; *said: what the driver returns for the PTX. */
 static int compile_text(const struct own_request *e, struct text *t, int *said)
 {
     const struct ibx_cuda *cuda = e->x->cuda;

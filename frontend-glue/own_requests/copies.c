@@ -8,8 +8,8 @@
  * A copy of the program is one node: so these two nodes are a graph within the graph, which CUDA
  * treats as one node, with one set of dependencies.
  *
- * A user object of CUDA, which the graph gets, tells when the graph, its copies, and their
- * executable graphs are gone: then the slot is released, too.
+ * The graph gets a user object of CUDA, which ends when the graph, its copies, and their executable
+ * graphs are gone: then the slot is released, too.
  */
 #include "frontend-glue/own_requests/graphs.h"
 #include "frontend-glue/clients/graph_slots.h"
@@ -92,7 +92,7 @@ static bool is_asked(const struct own_request *e, struct asked *a)
                                  p->extent.width);
 }
 
-/* Makes or finds the slot, held for a graph by *object, which the caller gives to that graph. */
+/* Makes or finds the slot. *object holds it, and the caller gives *object to a graph. */
 static int take_slot(struct own_request *e, const struct runtime *r, struct asked *a, void **object)
 {
     struct ibx_slot_memory memory;
@@ -141,7 +141,7 @@ static int fill(const struct runtime *r, void *graph, const struct asked *a)
                : r->add_host(&second, graph, &first, 1, &a->host);
 }
 
-/* Makes a graph of the two nodes, which the caller destroys. */
+/* Makes a graph of the two nodes. The caller destroys the graph. */
 static int make_pair(struct own_request *e, const struct runtime *r, struct asked *a, void **graph)
 {
     void *object = NULL;
@@ -184,7 +184,7 @@ static int add_copy(struct own_request *e)
     return ibx_own_request_answer_node(e, rc, &p, node);
 }
 
-/* The two nodes of such a node. */
+/* The two nodes in a node that copies between host and device. */
 struct pair {
     void *graph, *copy, *host;
     uint64_t number;
@@ -339,7 +339,7 @@ static bool get_captured(void *stream, struct captured *c)
     return !rc && status == CAPTURE_ACTIVE && c->graph;
 }
 
-/* Has the next work of the stream come behind that node. */
+/* Makes the stream's next work depend on that node. */
 static int go_on_behind(void *stream, const struct captured *c, void *node)
 {
     int (*update)(void *of, void **nodes, const void *edges, size_t count, unsigned flags) = NULL;
@@ -377,8 +377,8 @@ static int capture_copy(struct own_request *e)
 /* ------------------------------------------------------------------------------- plain functions
  */
 
-/* An error in here is not the client's, but it would replace one that is: so the error is cleared
- * only if there was none before. */
+/* An error in here is not the client's, and is cleared. If an error of the client was pending
+ * before, nothing is cleared: that would lose the client's error. */
 void ibx_own_request_graph_calls(void *graph, void *repeated)
 {
     int (*peek)(void) = NULL;

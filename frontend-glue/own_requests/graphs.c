@@ -325,8 +325,8 @@ static int capture_function(struct own_request *e)
     return rc;
 }
 
-/* Whether there is no memory. Not asked in a capture: memory that the graph allocates need not
- * exist yet. */
+/* Whether there is no memory at the address. Not asked in a capture: memory that the graph
+ * allocates need not exist yet. */
 static bool is_gone(const struct own_request *e, const void *address)
 {
     return !ibx_captures_any() && ibx_memory_not_there(e->x, (uintptr_t)address, 1);

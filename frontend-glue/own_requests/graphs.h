@@ -15,7 +15,7 @@ static inline bool is_exec(const struct own_request *e, const void *exec)
     return ibx_handles_know(e->x, IBX_HANDLE_EXEC, (uintptr_t)exec);
 }
 
-/* Destroys what was made and cannot be noted, by the runtime's function `undo`. */
+/* Destroys `made`, which cannot be noted, by the runtime's function `undo`. */
 static inline int ibx_own_request_no_memory(const char *undo, const void *made)
 {
     ibx_back_end_undo(undo, (uintptr_t)made);
@@ -31,7 +31,7 @@ struct place {
     void *graph, *behind[IBX_OWN_BEHIND];
     size_t count;
     uint64_t inner;  /* nodes of the graph that is to be in the node */
-    unsigned depth;  /* graphs within each other in it */
+    unsigned depth;  /* how deeply graphs are nested in it */
     uint64_t weight; /* reserved for it; 0: nothing is */
 };
 
@@ -53,8 +53,8 @@ bool ibx_own_request_get_node(struct own_request *e, void **exec, void **node);
  * cudaError_t. */
 int ibx_own_request_count_functions(struct gpu_session *x, void *graph, size_t *count);
 
-/* node_parameters.c: to be called before a node is destroyed, whose child graph the client may have
- * asked for: forgets that graph. */
+/* node_parameters.c: to be called before a node is destroyed. Forgets its child graph, which the
+ * client may have asked for. */
 void ibx_own_request_forget_child(struct own_request *e, void *node);
 
 /* copies.c */
@@ -62,8 +62,8 @@ void ibx_own_request_forget_child(struct own_request *e, void *node);
 /* The number of the function of a node that copies between host and device; 0: it is no such
  * node. */
 uint64_t ibx_own_request_copy_of_node(struct own_request *e, void *node);
-/* A graph has a function of the client from now on, or the capture of a stream has (host_work.c).
- * The function is released when that graph, its copies and executable graphs are gone. */
+/* From now on a graph, or the capture of a stream, has a function of the client (host_work.c). The
+ * function is released when that graph, its copies and executable graphs are gone. */
 void ibx_own_request_graph_calls(void *graph, void *repeated);
 void ibx_own_request_capture_calls(void *stream, void *repeated);
 

@@ -71,7 +71,7 @@ static void add(struct shared *s)
     atomic_fetch_add(&count, 1);
 }
 
-/* It is no longer shared. */
+/* Ends the offer of a pool's descriptor, if there is one. */
 static void withdraw(const struct shared *s)
 {
     if (s->kind == IBX_SHARED_POOL && ibx_shared_handles_any())
@@ -122,7 +122,8 @@ static const struct shared *find_number(const struct ibx_tenant *tenant, enum ib
 }
 
 /* Makes room for another entry of the tenant. Entries stay when their session has ended; if the
- * tenant has too many, its oldest one of these is dropped. False: there is none. */
+ * tenant has too many entries, the oldest one without a session is dropped. False: there is no such
+ * entry. */
 static bool make_room(const struct ibx_tenant *tenant)
 {
     unsigned of_tenant = 0;

@@ -33,8 +33,8 @@ struct kernel {
     void **arguments, **extra;
 };
 
-/* Writes some of the bytes of its arguments, in the kernel's layout, and how many there are in
- * all. */
+/* Writes the kernel, how many bytes of arguments there are in the kernel's layout, and those of
+ * them that begin at `from`, at most IBX_OWN_NODE_BYTES. */
 static int put_kernel(struct own_request *e, const struct kernel *k, size_t from, uint64_t graph)
 {
     uint8_t *bytes = NULL;
@@ -244,8 +244,8 @@ void ibx_own_request_forget_child(struct own_request *e, void *node)
     }
 }
 
-/* Only for graphs without functions of clients: the client could not tell which functions the
- * executable graph calls then. */
+/* Only for graphs without functions of clients: otherwise the client could not tell which functions
+ * the executable graph calls after that. */
 static int set_child(struct own_request *e)
 {
     int (*set)(void *exec, void *node, void *child) = NULL;

@@ -84,7 +84,8 @@ static int add_node(struct own_request *e, struct place *p, const void *last)
     return ibx_own_request_answer_node(e, rc, p, node);
 }
 
-/* Sets a node's parameters, in `exec` by the function of that name. */
+/* Sets a node's parameters: in its graph by the request's function, or in the executable graph
+ * `exec`, if that is not NULL, by the function named `of_exec`. */
 static int set_node(struct own_request *e, void *exec, void *node, const char *of_exec,
                     const void *parameters)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What clients open of other programs' processes (shared_handles.c), by CUDA: memory, which CUDA
- * maps into this process once for all clients that open it; pools and memory of these, likewise;
- * and events, each time as a new one.
+ * What clients open that other programs' processes have shared (shared_handles.c). CUDA maps memory
+ * into this process once for all clients that open it, and does the same with pools and memory of
+ * these. Each time that an event is opened, CUDA makes a new one.
  */
 #include "frontend-glue/own_requests/own_requests.h"
 #include "frontend-glue/own_requests/passed_descriptors.h"
@@ -42,7 +42,7 @@ static bool note_memory(struct gpu_session *x, enum ibx_handle_kind kind, void *
     return false;
 }
 
-/* Limits *n, which another process has said, to the allocation. */
+/* Limits *n, which another process has stated, to the allocation. */
 static void limit_to_allocation(const struct own_request *e, uint64_t memory, uint64_t *n)
 {
     uint64_t base = 0;

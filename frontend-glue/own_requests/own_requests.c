@@ -132,8 +132,8 @@ static int host_add(struct own_request *e)
     return enqueue ? ibx_host_work_add(e->x, &work, enqueue) : CUDA_NOT_SUPPORTED;
 }
 
-/* Copies the bytes of a short copy to the client that the client is to make. 0: the client has to
- * request them, or there are none. */
+/* Copies the bytes that the client is to copy into its own memory, if they are few. Returns how
+ * many; 0: the client has to request them, or there are none. */
 static size_t bytes_of(const struct ibx_host_copy *copy, uint8_t bytes[IBX_OWN_COPIED])
 {
     struct ibx_slot_memory memory;
@@ -151,7 +151,7 @@ static int host_ask(struct own_request *e)
     uint8_t bytes[IBX_OWN_COPIED] = {0};
     const uint64_t over = ibx_get_u64(&e->in);
     const bool wait = ibx_get_u8(&e->in);
-    const size_t takes_bytes = ibx_reader_left(&e->in); /* any bytes */
+    const size_t takes_bytes = ibx_reader_left(&e->in); /* not 0: the client does */
     ibx_get_bytes(&e->in, takes_bytes);
     const int rc = whole(e) ? ibx_host_work_ask(e->x, over, wait, &called) : CUDA_INVALID_VALUE;
     ibx_put_u64(&e->out, called.number);
@@ -167,9 +167,9 @@ static int host_ask(struct own_request *e)
 
 #define STREAM_PER_THREAD ((void *)2)
 
-/* The driver writes it out when a call of it waits, but copies are waited for without the driver.
- * So this waits for the per-thread stream of the session's thread, if it is idle; if not, the next
- * call does. */
+/* The driver writes out what kernels have printed when one of its calls waits, but the back end
+ * waits for copies without the driver. So this waits for the per-thread stream of the session's
+ * thread, if that stream is idle; if not, the next call does. */
 static void write_printed(struct own_request *e)
 {
     int (*wait)(void *stream) = NULL, (*query)(void *stream) = NULL;

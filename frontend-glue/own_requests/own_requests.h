@@ -8,12 +8,12 @@
  *   graphs.c, nodes.c, node_parameters.c  graphs
  *   copies.c         copies between host and device in graphs
  *   ipc.c            memory and events of other processes
- *   opened_handles.c ... if each program has a process of its own
- *   passed_descriptors.c  ... descriptors by which CUDA shares pools
+ *   opened_handles.c the same, if each program has a process of its own
+ *   passed_descriptors.c  descriptors by which CUDA shares pools among processes
  *   host_maps.c      page-locked memory of clients, for kernels
  *   pools.c, variables.c, queries.c, virtual_memory.c  pools, variables, queries, memory that is
  *                    mapped
- *   tensors.c        descriptors of tensors, for kernels
+ *   tensors.c        tensor maps, which kernels use
  *   compile.c        what the driver's compiler says of PTX
  *
  * graphs.c, nodes.c, node_parameters.c and copies.c call each other: a copy in a graph is a node
@@ -35,7 +35,7 @@ int ibx_own_request_run(struct gpu_session *x, const struct ibx_request *q, stru
 /* ipc.c: memory, events and pools that clients have shared. The first two are for struct
  * ibx_end_hooks. */
 
-/* This memory was given back, or this event destroyed. */
+/* This memory was given back, or this event or pool was destroyed. */
 void ibx_ipc_gone(uint64_t value);
 /* The context is gone, with what was in it; NULL: it is not known which. */
 void ibx_ipc_forget(const void *context);
@@ -157,7 +157,8 @@ int ibx_opened_memory(struct own_request *e, const uint8_t *handle);
 int ibx_opened_event(struct own_request *e, const uint8_t *handle);
 int ibx_opened_pool(struct own_request *e, const uint8_t *handle);
 int ibx_opened_pointer(struct own_request *e, const void *pool, const uint8_t *handle);
-/* The session's client closes that, which may be another process's, or another client's here. */
+/* The session's client closes what it has opened: a thing of another process, or of another client
+ * of this one. */
 void ibx_opened_close(struct own_request *e, enum ibx_handle_kind kind, uint64_t value);
 /* For struct ibx_end_hooks: gives back a pool, or memory of one, which nobody has open any more,
  * unless a client has opened it since. */

@@ -16,7 +16,7 @@
 
 #define KEY      16u
 #define NAME     16u /* room for a name that the kernel gives a socket; it has six bytes */
-#define ASK_S    1   /* for so long a process that connects may be silent */
+#define ASK_S    1   /* how long a process that connects may be silent */
 #define ANSWER_S 10
 #define BACKLOG  64
 
@@ -111,7 +111,7 @@ static void *serve(void *socket)
             answer(peer);
             close(peer);
         } else if (errno != EINTR && errno != ECONNABORTED) {
-            poll(NULL, 0, 100); /* mostly there is no descriptor for it */
+            poll(NULL, 0, 100); /* usually this process has no descriptor left */
         }
     }
     return NULL;

@@ -150,7 +150,8 @@ static int pool_of_device(struct own_request *e)
     return rc;
 }
 
-/* Attributes are int up to the fourth and 64 bits from there on; both begin in eight bytes. */
+/* Attributes 1 to 3 are int, and those from 4 on have 64 bits; both are at the beginning of
+ * `value`. */
 static int set_pool(struct own_request *e)
 {
     int (*set)(void *pool, int attribute, void *value) = NULL;

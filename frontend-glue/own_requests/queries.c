@@ -104,7 +104,7 @@ static int texture_width(struct own_request *e)
 
 /* ------------------------------------------------------------------------------- pointers */
 
-/* What an address is that the client does not know. Another tenant's memory counts as none. */
+/* What is at an address that the client does not know. Another tenant's memory counts as none. */
 static int pointer_is(struct own_request *e)
 {
     const int names[] = {IBX_CUDA_POINTER_MEMORY_TYPE, IBX_CUDA_POINTER_ORDINAL};
@@ -129,8 +129,9 @@ static int pointer_is(struct own_request *e)
 #define INVALID_FUNCTION 98 /* cudaError_t */
 
 /* The name by which the runtime knows the client's function `named`; its module is held until the
- * request ends. From CUDA 12 on the calls below also take a handle, which they would dereference.
- * The look-up loads the kernel, and no graph may wait for its client meanwhile. */
+ * request ends. From CUDA 12 on, the calls below also take a kernel's handle in place of a
+ * function, and would dereference it. The look-up loads the kernel, and no graph may wait for its
+ * client meanwhile. */
 static int look_up(const struct own_request *e, uint64_t named, const void **kernel)
 {
     int (*find)(void **found, const void *symbol) = NULL;

@@ -90,8 +90,8 @@ static int variable(struct own_request *e)
     return rc;
 }
 
-/* The client's modules are to end with its process; and it shares those of its parent with that
- * kernel, if there is one. */
+/* From now on the client's modules end with its process. If the request names a kernel, the client
+ * shares the modules of the client, such as its parent, that has registered this kernel. */
 static int share_modules(struct own_request *e)
 {
     struct ibx_functions_user *user = ibx_functions_user_of(e->x);

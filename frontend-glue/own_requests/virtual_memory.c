@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Requests of our own about memory that is mapped apart from its addresses: virtual_memory.h. */
+/* Requests of our own about memory that is mapped to reserved addresses (virtual_memory.h). */
 #include "frontend-glue/own_requests/own_requests.h"
 #include "frontend-glue/clients/virtual_memory.h"
 
