@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Calls of the driver that are not there for a remote GPU, so that a program begins that names
- * them. They return CUDA_ERROR_NOT_SUPPORTED, and a line names each. cuGetProcAddress() finds those
- * of which a device's attributes say that they are not supported: programs that ask for these first
- * look up all of a kind, and PyTorch ends if one of them is not found.
+ * Calls of the driver API that are not supported over a remote GPU. They exist so that programs
+ * that name them can be started. Each returns CUDA_ERROR_NOT_SUPPORTED, and logs one line.
+ * cuGetProcAddress() finds those that a device's attributes report as not supported: programs look
+ * up all calls of a kind before they ask for the attribute, and PyTorch ends if one of them is not
+ * found.
  */
 #include "frontend-glue/driver_api/driver.h"
 
@@ -13,13 +14,14 @@
 
 /* All of them, each as X(call). */
 /* clang-format off */
-/* Memory that is mapped, for others. */
+/* Mapped memory that is shared with other processes or devices. */
 #define ABSENT_0(X) \
     X(cuMemExportToShareableHandle) X(cuMemImportFromShareableHandle) X(cuMemMapArrayAsync) \
-    X(cuMemMapArrayAsync_ptsz) X(cuMulticastAddDevice) X(cuMulticastBindAddr) X(cuMulticastBindMem) \
+    X(cuMemMapArrayAsync_ptsz) X(cuMulticastAddDevice) X(cuMulticastBindAddr) \
+    X(cuMulticastBindMem) \
     X(cuMulticastCreate) X(cuMulticastGetGranularity) X(cuMulticastUnbind) \
     X(cuMemGetHandleForAddressRange)
-/* Memory and semaphores of others; graphics. */
+/* Memory and semaphores of other libraries; graphics. */
 #define ABSENT_1(X) \
     X(cuDestroyExternalMemory) X(cuDestroyExternalSemaphore) X(cuExternalMemoryGetMappedBuffer) \
     X(cuExternalMemoryGetMappedMipmappedArray) X(cuGraphicsMapResources) \
@@ -60,7 +62,8 @@
     X(cuFuncSetBlockShape) X(cuFuncSetSharedSize) X(cuLaunch) X(cuLaunchGrid) \
     X(cuLaunchGridAsync) X(cuModuleGetSurfRef) X(cuModuleGetTexRef) X(cuParamSetSize) \
     X(cuParamSetTexRef) X(cuParamSetf) X(cuParamSeti) X(cuParamSetv) X(cuSurfRefGetArray) \
-    X(cuSurfRefSetArray) X(cuTexRefCreate) X(cuTexRefDestroy) X(cuTexRefGetAddress) X(cuTexRefGetAddressMode) \
+    X(cuSurfRefSetArray) X(cuTexRefCreate) X(cuTexRefDestroy) X(cuTexRefGetAddress) \
+    X(cuTexRefGetAddressMode) \
     X(cuTexRefGetAddress_v2) X(cuTexRefGetArray) X(cuTexRefGetBorderColor) \
     X(cuTexRefGetFilterMode) X(cuTexRefGetFlags) X(cuTexRefGetFormat) \
     X(cuTexRefGetMaxAnisotropy) X(cuTexRefGetMipmapFilterMode) X(cuTexRefGetMipmapLevelBias) \

@@ -4,7 +4,7 @@
 #include "frontend-glue/preload/streams/streams.h"
 #include "frontend-glue/driver_api/driver.h"
 
-/* CUarray_format of eight bits, each two numbers; cudaChannelFormatKind */
+/* CUarray_format, the bits of its channels, and their cudaChannelFormatKind */
 static const struct {
     unsigned format;
     int bits, kind;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * What the compiler of PTX says (CUjit_option): logs, and the time it took. The back end compiles a
- * module when one of its kernels is used, by the runtime, which tells nothing. So it compiles the
- * PTX once more, by its driver, where that has failed, or where the program asks for all that there
- * is to tell. PTX and logs go through memory of the device: neither fits into a request. Of a back
- * end that does not know that, logs stay empty.
+ * module when one of its kernels is first used, by the runtime, which writes no logs. If this
+ * fails, or if the program asks for verbose logs, the back end compiles the PTX once more, by its
+ * driver. PTX and logs go through memory of the device, since they do not fit into a request. Logs
+ * of a back end that does not know this request stay empty.
  */
 #include "frontend-glue/driver_api/driver.h"
 #include "frontend-glue/preload/kernels/images.h"
@@ -28,7 +28,7 @@ struct ibx_driver_compiler ibx_driver_compiler_of(unsigned count, const int *opt
             log->to = values[i];
             break;
         case INFO_BYTES:
-        case ERROR_BYTES: /* a number that the value itself is; so is the answer */
+        case ERROR_BYTES: /* the value itself is the number, and the answer replaces it */
             log->room = (uint32_t)(uintptr_t)values[i];
             log->filled = &values[i];
             break;
@@ -47,7 +47,7 @@ static bool is_log(const struct ibx_driver_log *log)
     return log->to && log->room;
 }
 
-/* Bytes of it without the NUL, which there is room for. */
+/* Ends the log with a NUL after n bytes, for which there is room, and tells the program n. */
 static void fill(const struct ibx_driver_log *log, size_t n)
 {
     if (is_log(log))
@@ -85,7 +85,7 @@ static size_t room_of(const struct ibx_driver_log *log)
     return log->to ? room : 0;
 }
 
-/* From memory of the device, as many bytes as the back end says, as far as there is room. */
+/* Copies a log of n bytes from memory of the device, as far as there is room. */
 static void take(const struct ibx_driver_log *log, const char *from, size_t n)
 {
     const size_t room = room_of(log);
@@ -94,7 +94,7 @@ static void take(const struct ibx_driver_log *log, const char *from, size_t n)
     fill(log, good ? most : 0);
 }
 
-/* What the driver returned; 0, too, where nobody can tell. */
+/* Returns what the driver returned, or 0 if this is not known. */
 static int ask(const struct ibx_driver_compiler *c, char *memory, size_t n, bool adds)
 {
     struct own_request e;

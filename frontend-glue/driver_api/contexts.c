@@ -4,8 +4,8 @@
  * program creates is that of its device under another name. The difference is what is freed with
  * it: memory, streams, events, modules and arrays that were made while it was current.
  *
- * Each thread has a stack of them; the device of the top one is selected for the runtime. Without
- * one a call of the runtime's makes the primary one current.
+ * Each thread has a stack of contexts; the device of the top one is selected for the runtime. If
+ * the stack is empty, a call of the runtime makes the primary context current.
  */
 #include "frontend-glue/preload/streams/streams.h"
 #include "frontend-glue/driver_api/driver.h"
@@ -246,7 +246,7 @@ static void empty(const struct ibx_driver_context *context)
             ends[i].end(handle);
 }
 
-/* Waits for its work, which may be under way, before it is destroyed. */
+/* Waits for the context's work before it destroys the context. */
 static int destroy(struct ibx_driver_context *context)
 {
     if (context->state != CONTEXT_CREATED)
@@ -270,7 +270,7 @@ static int destroy(struct ibx_driver_context *context)
     return rc;
 }
 
-/* CUDA 13's version also takes parameters for kinds of work. */
+/* Later versions also take affinities (_v3) and parameters for graphics (_v4). */
 EXPORTED int cuCtxCreate_v2(void **context, unsigned flags, int device)
 {
     return ANYWHERE(create(context, flags, device));
@@ -332,7 +332,7 @@ static int retain(void **context, int device)
     return CUDA_SUCCESS;
 }
 
-/* The last release frees what was made in it, unless the runtime is used. */
+/* The last release frees what was made in it, unless the process has used the runtime. */
 static int release(int device)
 {
     const int rc = check(device);

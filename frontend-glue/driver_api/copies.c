@@ -138,7 +138,7 @@ EXPORTED int cuMemcpyBatchAsync_v2_ptsz(const uint64_t *to, const uint64_t *from
 
 /* -------------------------------------------------------------------------------- arrays */
 
-/* Copies bytes of an array's first row, or one alone. */
+/* Copies of bytes to or from the first row of an array. */
 EXPORTED int cuMemcpyHtoA_v2(void *array, size_t x, const void *from, size_t n)
 {
     return IN_CONTEXT(cudaMemcpyToArray(array, x, 0, from, n, CUDA_MEMCPY_TO_DEVICE));

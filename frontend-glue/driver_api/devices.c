@@ -39,7 +39,7 @@ static const struct {
     {103, 0}, /* HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, of memory that is mapped */
     {104, 0}, /* HANDLE_TYPE_WIN32_HANDLE_SUPPORTED */
     {105, 0}, /* HANDLE_TYPE_WIN32_KMT_HANDLE_SUPPORTED */
-    {107, 0}, /* GENERIC_COMPRESSION_SUPPORTED, of that */
+    {107, 0}, /* GENERIC_COMPRESSION_SUPPORTED, of memory that is mapped */
     {110, 0}, /* GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED */
     {112, 0}, /* SPARSE_CUDA_ARRAY_SUPPORTED */
     {114, 0}, /* TIMELINE_SEMAPHORE_INTEROP_SUPPORTED */
@@ -63,7 +63,8 @@ static const struct {
     {146, 0}, /* HOST_ALLOC_DMA_BUF_SUPPORTED */
 };
 
-/* What is known of a device. Known attributes are stored shifted by one bit, with that bit set. */
+/* What is known of a device. A known attribute is stored shifted left by one bit, with the lowest
+ * bit set; 0: not known. */
 struct device {
     struct properties properties;
     atomic_bool has_properties;

@@ -8,7 +8,7 @@
  *
  *   init.c          cuInit, versions; loads GVirtuS's libcudart if the program has not
  *   errors.c        CUresult, its names, and the runtime's last error, which stays as it was
- *   contexts.c      contexts, and the stack of a thread's
+ *   contexts.c      contexts, and each thread's stack of them
  *   devices.c       devices and their attributes
  *   memory.c, pointers.c  memory, and questions about it
  *   copies.c, planes.c, sets.c  copies of rows, of planes, and memory that is set
@@ -18,9 +18,9 @@
  *   streams.c, arrays.c, textures.c, graphs.c, pools.c  the other things of a context
  *   per_thread.c    names of calls in programs with a default stream for each thread
  *   entry_points.c  cuGetProcAddress
- *   virtual_memory.c  memory that is mapped apart from its addresses
- *   tensor_maps.c  maps of tensors
- *   absent.c        what is not there
+ *   virtual_memory.c  memory that is mapped to reserved addresses
+ *   tensor_maps.c   tensor maps
+ *   absent.c        calls that are not supported over a remote GPU
  *   libcuda.c       libcuda.so.1, which has nothing of its own
  */
 #ifndef IBX_FRONTEND_GLUE_DRIVER_API_DRIVER_H
@@ -57,10 +57,9 @@ int cudaDeviceGetStreamPriorityRange(int *least, int *greatest);
 
 /* ------------------------------------------------------------------------------- calls */
 
-/* Around each call of the driver. begin(): CUDA_SUCCESS, or the error that the call has to return,
- * without anything else. With `in_context` the thread needs a current context, whose device is
- * selected. end() converts rc, an error of the runtime or 0, to a CUresult, and restores
- * cudaGetLastError(). */
+/* Around each call of the driver. begin(): CUDA_SUCCESS, or the error that the call has to return
+ * at once. With `in_context` the thread needs a current context, whose device is selected. end()
+ * converts rc, an error of the runtime or 0, to a CUresult, and restores cudaGetLastError(). */
 struct ibx_driver_call {
     struct ibx_frontend_errors errors;
 };
@@ -119,7 +118,7 @@ int ibx_driver_end_surface(void *handle);
 
 /* ------------------------------------------------------------------------- arrays.c */
 
-/* An array; CUDA_ARRAY_DESCRIPTOR and CUDA_ARRAY3D_DESCRIPTOR have these in different order. */
+/* CUDA_ARRAY3D_DESCRIPTOR. CUDA_ARRAY_DESCRIPTOR has only some of these members. */
 struct ibx_driver_array {
     size_t width, height, depth;
     unsigned format, channels, flags;
@@ -190,7 +189,7 @@ void ibx_driver_planes_of(struct ibx_driver_memcpy3d *planes, const struct ibx_c
 struct ibx_driver_log {
     char *to;
     size_t room;
-    void **filled; /* NULL: it does not ask */
+    void **filled; /* NULL: the program does not ask */
 };
 struct ibx_driver_compiler {
     struct ibx_driver_log info, error;
@@ -199,15 +198,15 @@ struct ibx_driver_compiler {
 };
 struct ibx_driver_compiler ibx_driver_compiler_of(unsigned count, const int *options,
                                                   void **values);
-/* Says that there was nothing to tell. */
+/* Makes the logs empty, and the time 0. */
 void ibx_driver_compiler_is_silent(const struct ibx_driver_compiler *c);
 /* Takes back what the log of errors says. */
 void ibx_driver_compiler_no_error(const struct ibx_driver_compiler *c);
 /* Whether there is a log to write. */
 bool ibx_driver_compiler_is_asked(const struct ibx_driver_compiler *c);
-/* Writes what the back end's driver says of PTX; what it returns, or 0 where nobody can tell, as of
- * any other image. `adds`: as it is added to a link, whose other images may have what it lacks. To
- * be called in a call of the driver's. */
+/* Writes what the back end's driver says of PTX. Returns what that driver returns, or 0 if this is
+ * not known, as for any image other than PTX. `adds`: the PTX is added to a link, whose other
+ * images may have what it lacks. To be called within a call of the driver API. */
 int ibx_driver_compile(const struct ibx_driver_compiler *c, const void *code, bool adds);
 
 /* ------------------------------------------------------------------------- graphs.c */
@@ -243,7 +242,7 @@ void ibx_driver_unpacked(struct ibx_driver_arguments *a);
 
 /* ---------------------------------------------------------------- virtual_memory.c */
 
-/* Whether the back end can map memory apart from its addresses. */
+/* Whether the back end can map memory to reserved addresses. */
 bool ibx_driver_maps_memory(int device);
 /* What is at an address. MAPPED: *is describes the mapping. */
 enum ibx_driver_place { NOT_RESERVED, RESERVED, MAPPED };

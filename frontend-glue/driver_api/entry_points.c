@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * How a program gets the driver's functions by their names. A name stands for several functions,
- * one from each version of CUDA that has changed its parameters: who asks says for which version
+ * one from each version of CUDA that has changed its parameters: the caller says for which version
  * it was compiled.
  */
 #include "frontend-glue/driver_api/driver.h"
@@ -15,14 +15,14 @@
 #include <string.h>
 
 #define NAME_MAX_BYTES 128u
-#define NEWEST         13000 /* the version of CUDA whose functions are here */
+#define NEWEST         13000 /* the newest version of CUDA whose functions are here */
 
 /* CUdriverProcAddress_flags, and what was found */
 #define FLAG_LEGACY     1u
 #define FLAG_PER_THREAD 2u
 enum { FOUND, NOT_FOUND };
 
-/* What a name is from that version on, sorted. */
+/* The suffix of the function that a name stands for, from a version on. Sorted. */
 static const struct {
     const char *name;
     int since;
@@ -144,7 +144,7 @@ static const char *suffix_of(const char *name, int version)
     return suffix;
 }
 
-/* NULL: there is none, or it is one that is not there for a remote GPU. */
+/* NULL: there is no such function, or it is not supported over a remote GPU. */
 static void *find(const char *name, int version, bool per_thread)
 {
     void *function = NULL;
@@ -157,14 +157,15 @@ static void *find(const char *name, int version, bool per_thread)
     return function ? function : look_up(name, suffix, "");
 }
 
-/* Than the back end's driver, as far as that is known. */
+/* Whether the version is newer than the functions here and than the back end's driver, as far as
+ * that is known. */
 static bool is_newer(int version)
 {
     int is = 0;
     return ibx_driver_initialized() && !cuDriverGetVersion(&is) && version > is && version > NEWEST;
 }
 
-/* That there is no such function is no error. */
+/* A function that does not exist is not an error. */
 static int get(const char *name, void **function, int version, unsigned long long flags,
                int *status, bool per_thread)
 {
@@ -178,7 +179,7 @@ static int get(const char *name, void **function, int version, unsigned long lon
     return CUDA_SUCCESS;
 }
 
-/* Without a word on what was found in CUDA 11. */
+/* CUDA 11's version, which has no status. */
 EXPORTED int cuGetProcAddress(const char *name, void **function, int version,
                               unsigned long long flags)
 {
@@ -203,8 +204,8 @@ EXPORTED int cuGetProcAddress_v2_ptsz(const char *name, void **function, int ver
     return get(name, function, version, flags, status, true);
 }
 
-/* Compilers, and the library about the devices of this host, which do without; and a libcudart of
- * NVIDIA's, of which cuInit() tells. */
+/* Libraries that need no warning: compilers and NVML do without the tables, and cuInit() warns of a
+ * libcudart of NVIDIA's. */
 static bool is_known(const char *file)
 {
     static const char *const names[] = {"libnvrtc", "libnvJitLink", "libnvptxcompiler",
@@ -215,7 +216,8 @@ static bool is_known(const char *file)
     return false;
 }
 
-/* What NVIDIA's own libraries and tools have in the driver beside what its header has. */
+/* Private tables of functions, by which NVIDIA's own libraries and tools use the driver. There are
+ * none here. */
 EXPORTED int cuGetExportTable(const void **table, const void *id)
 {
     static atomic_flag told = ATOMIC_FLAG_INIT;
@@ -238,14 +240,14 @@ EXPORTED int cuGetExportTable(const void **table, const void *id)
 
 /* ------------------------------------------------------------------------- the runtime's */
 
-/* For which version libcudart was made; that of the back end's, which GVirtuS has no other than. */
+/* The version of the runtime: the back end's, since GVirtuS's libcudart has none of its own. */
 static int version_of_runtime(void)
 {
     static atomic_int known;
     int version = atomic_load(&known);
     if (version)
         return version;
-    if (cudaRuntimeGetVersion(&version)) { /* whose name says it, too */
+    if (cudaRuntimeGetVersion(&version)) { /* libcudart's name says it, too */
         const int major = ibx_frontend_cuda_version();
         version = major ? major * 1000 : NEWEST;
     }
@@ -275,8 +277,8 @@ int cudaGetDriverEntryPoint(const char *symbol, void **function, unsigned long l
                                             status);
 }
 
-/* By the names that CUDA's header gives these calls with a default stream for each thread. They
- * have no stream, and its prototypes are the only ones. */
+/* The names that CUDA's header gives these calls in programs with a default stream for each thread.
+ * The calls have no stream. Only CUDA's header has prototypes of these names. */
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"
 #define EXPORTED __attribute__((visibility("default")))
 

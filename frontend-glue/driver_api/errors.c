@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * CUresult. Most numbers are those of cudaError_t; the others have one here. A call of the driver's
- * that fails says nothing to cudaGetLastError(), unless the error stays.
+ * CUresult. Most numbers are those of cudaError_t; a table converts the others. A call of the
+ * driver that fails does not change cudaGetLastError(), unless the error is one that stays.
  */
 #include "frontend-glue/driver_api/driver.h"
 
@@ -10,12 +10,12 @@
 struct number {
     int code;
     union {
-        int result;       /* of the runtime's: the driver's */
-        const char *name; /* of the driver's */
+        int result;       /* in `numbers`: the CUresult */
+        const char *name; /* in `names` */
     } is;
 };
 
-/* Sorted, for bsearch(3), like the next one. Of what the driver does not know. */
+/* Errors of the runtime that the driver does not have. Sorted for bsearch(3), like `names`. */
 static const struct number numbers[] = {
     {9, {.result = CUDA_INVALID_VALUE}},     /* InvalidConfiguration */
     {12, {.result = CUDA_INVALID_VALUE}},    /* InvalidPitchValue */

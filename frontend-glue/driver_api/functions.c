@@ -30,7 +30,7 @@ EXPORTED int cudaGetFuncBySymbol(const void **function, const void *symbol)
 /* The kernels about which the thread has asked last. */
 static _Thread_local struct known {
     const void *function;
-    unsigned since; /* of the process's modules */
+    unsigned since; /* ibx_frontend_modules_gone() */
     int device;
     struct attributes is;
 } known[KNOWN];

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Graphs. Nodes and executable graphs are the runtime's, and so are the parameters of most kinds of
- * nodes: the driver's have a context behind them, which is that of the call. Copies are described
- * otherwise.
+ * nodes. The driver's have a context behind them, which is that of the call; only its copies are
+ * described in another way.
  */
 #include "frontend-glue/driver_api/driver.h"
 
@@ -82,7 +82,7 @@ static bool has_edges(void)
     return !version || version >= 13;
 }
 
-/* The argument at that place. */
+/* The argument that the runtime takes in the place of `edges`. */
 static const void *data_or(const void *edges, size_t count)
 {
     return has_edges() ? edges : (const void *)count;
@@ -392,7 +392,7 @@ EXPORTED int cuGraphExecMemsetNodeSetParams(void *exec, void *node,
 
 /* ---------------------------------------------------------------------- nodes of any kind */
 
-/* CUgraphNodeParams, where it is not what the runtime has. */
+/* CUgraphNodeParams of a copy, which is not what the runtime has. */
 struct any_copy {
     int type, reserved[3];
     int flags, more;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Launches. They are the runtime's, and cost what these do. Arguments come one by one, or as they
- * lie in the kernel's (`extra`); where that is, the runtime's launch knows.
+ * Launches, which the runtime's launch makes. Arguments come one by one, or in one buffer in the
+ * kernel's layout (`extra`), which the runtime's launch knows.
  */
 #include "frontend-glue/preload/kernels/kernels.h"
 #include "frontend-glue/driver_api/driver.h"
@@ -22,8 +22,8 @@ bool ibx_driver_config(struct launch_config *config, const struct ibx_driver_lau
     return true;
 }
 
-/* What lies one behind the other; of a list without a size that is nothing. False: it is no such
- * list. */
+/* Reads the list `extra`: the buffer of arguments, and its length, which is 0 if the list has none.
+ * False: the list is invalid. */
 static bool read_extra(void **extra, uint8_t **bytes, size_t *n)
 {
     const size_t *size = NULL;

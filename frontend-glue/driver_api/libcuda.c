@@ -6,6 +6,7 @@
 
 int cuInit(unsigned flags);
 
-/* By this one it is told from NVIDIA's; and without it the linker would leave the other out. */
+/* Tells this library from NVIDIA's. Without this reference the linker would leave out
+ * libibx-frontend.so. */
 __attribute__((visibility("default"))) int (*const ibx_driver_of_remote_gpu)(unsigned flags) =
     cuInit;

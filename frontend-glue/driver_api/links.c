@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The driver's linker. PTX is compiled at the back end, by the driver there, as it is loaded: one
- * image is taken as it is. Several are not linked here.
+ * The driver's linker. A link of one image is that image, since the back end's driver compiles PTX
+ * when it is loaded. Several images are not linked.
  */
 #include "frontend-glue/driver_api/driver.h"
 #include "frontend-glue/preload/kernels/images.h"
@@ -15,7 +15,7 @@
 
 struct link {
     unsigned mark, images;
-    struct ibx_driver_compiler compiler; /* whose values stay the program's until the end */
+    struct ibx_driver_compiler compiler; /* its values belong to the program, until the link ends */
     void *image;
     size_t n;
 };
@@ -42,8 +42,8 @@ EXPORTED int cuLinkCreate_v2(unsigned count, const int *options, void **values, 
     return rc;
 }
 
-/* The driver compiles PTX as it is added, and says then what is wrong. Nobody else asks, since a
- * module of it is compiled again. */
+/* The driver compiles PTX when it is added, and says then what is wrong. It is compiled here only
+ * if the program wants a log, since loading the module compiles it again. */
 static int compiled(const struct link *l, const void *image)
 {
     return ibx_driver_compiler_is_asked(&l->compiler)
@@ -51,7 +51,7 @@ static int compiled(const struct link *l, const void *image)
                : CUDA_SUCCESS;
 }
 
-/* With a NUL behind it, which PTX needs. */
+/* Keeps a copy of the image, with a NUL behind it, which PTX needs. */
 static int add(struct link *l, const void *image, size_t n)
 {
     static atomic_flag told = ATOMIC_FLAG_INIT;

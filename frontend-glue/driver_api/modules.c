@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Modules and libraries of kernels: both are what cudaLibraryLoadData() makes. A module goes with
- * its context. Options of the compiler are taken, and do nothing but to tell (compiler.c).
+ * its context. Options of the compiler are accepted; only those that ask for logs or a time have an
+ * effect (compiler.c).
  */
 #include "frontend-glue/preload/runtime/runtime.h"
 #include "frontend-glue/preload/streams/streams.h"
@@ -11,8 +12,8 @@
 #define FUNCTION_IS_LOADED 1 /* CU_FUNCTION_LOADING_STATE_LOADED */
 #define ATTRIBUTES_MAX     512u
 
-/* The back end compiles an image when it is used first; the driver does as it loads it, and says
- * what is wrong. */
+/* The driver compiles an image when it is loaded, and says then what is wrong; the back end does so
+ * when a kernel is first used. So this uses a kernel of the image. */
 static int try_one(void *library)
 {
     _Alignas(16) uint8_t attributes[ATTRIBUTES_MAX];
@@ -27,7 +28,8 @@ static int try_one(void *library)
     return rc == CUDA_NOT_SUPPORTED ? CUDA_SUCCESS : rc; /* nobody can tell */
 }
 
-/* An error of the runtime's when there is no such image for the device. */
+/* Tries what was loaded, if rc is 0, and notes it. The runtime's errors for an image without code
+ * for the device become CUDA_ERROR_NO_BINARY_FOR_GPU. */
 static int loaded(int rc, void **library, bool module)
 {
     void *made = *library;
@@ -60,15 +62,17 @@ static int load_file(void **library, const char *path, bool module)
                   module);
 }
 
-/* Images in which no kernel is known may be such as cannot be compiled. */
+/* Whether try_one() has tried the image. One in which no kernel is known may be one that cannot be
+ * compiled. */
 static bool is_tried(void *library)
 {
     unsigned count = 0;
     return !cudaLibraryGetKernelCount(&count, library) && count;
 }
 
-/* Behind the attempt to load it, which `rc` is of: with the log that the program wants. What has
- * been compiled can be used, also where the linker has no memory, or does not take it. */
+/* To be called after the attempt to load the image, whose result is `rc`: writes the log that the
+ * program wants. An image that was compiled can be used, even if the linker has no memory for the
+ * log, or refuses the image. */
 static int told(int rc, const struct ibx_driver_compiler *c, void **library, const void *code)
 {
     if (!code || !library || !ibx_driver_compiler_is_asked(c))
@@ -142,7 +146,7 @@ static int variable(uint64_t *address, size_t *n, void *library, const char *nam
     if (!name || (!address && !n))
         return CUDA_INVALID_VALUE;
     const int rc = cudaLibraryGetGlobal(&at, n, library, name);
-    if (address) /* the driver clears them */
+    if (address) /* the driver clears these on an error, too */
         *address = (uintptr_t)at;
     if (rc && n)
         *n = 0;

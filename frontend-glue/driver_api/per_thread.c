@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What programs call that are compiled with CUDA_API_PER_THREAD_DEFAULT_STREAM, but for copies and
- * sets, which are beside the others.
+ * Calls of programs that are compiled with CUDA_API_PER_THREAD_DEFAULT_STREAM. Most of those for
+ * copies and sets are in copies.c, planes.c and sets.c.
  */
 #include "frontend-glue/driver_api/driver.h"
 

@@ -5,7 +5,7 @@
  */
 #include "frontend-glue/driver_api/driver.h"
 
-/* Its first byte. */
+/* The memory of one side, from the first byte of the copy on. */
 static int memory_of(const struct ibx_driver_side *side, const struct ibx_driver_planes *all,
                      struct ibx_cuda_pitched *memory)
 {
@@ -45,8 +45,9 @@ static int kind_of(const struct ibx_driver_planes *p)
                      : (to_host ? CUDA_MEMCPY_FROM_DEVICE : CUDA_MEMCPY_ON_DEVICE);
 }
 
-/* The runtime counts a row in elements, whose size the back end may say otherwise when it is asked
- * again. No row is longer than its pitch: so what is the program's has no gaps behind rows. */
+/* For an array that only the back end knows. The runtime counts a row in elements, and the back end
+ * may state another size of an element when it is asked again. But no row is longer than its pitch:
+ * so memory that may be the host's must have no gaps behind rows. */
 static int without_gaps(struct ibx_cuda_pitched *memory, const struct ibx_driver_side *side,
                         const struct ibx_driver_planes *p)
 {

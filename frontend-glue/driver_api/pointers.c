@@ -89,8 +89,8 @@ static uint64_t buffer_of(const void *address)
     return find(address, &range) ? range.number : 0;
 }
 
-/* False: CUDA has no such attribute of that; *size is 0 if it has none of that number at all. What
- * is true or false is an int of the driver's. */
+/* Finds an attribute of an address. False: the address has no such attribute; *size is 0 if no
+ * attribute has that number. An attribute that is true or false is an int. */
 static bool number_of(uint64_t *number, size_t *size, int attribute,
                       const struct pointer_attributes *a, const void *address)
 {
@@ -153,7 +153,7 @@ static bool number_of(uint64_t *number, size_t *size, int attribute,
     }
 }
 
-/* Of memory that is mapped; what is not here is as of other memory. */
+/* The attributes of mapped memory that differ from those of other memory. */
 static void number_of_mapping(uint64_t *number, int attribute, const struct ibx_driver_mapping *m,
                               bool *has)
 {

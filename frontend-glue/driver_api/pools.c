@@ -8,7 +8,7 @@ static void *at(uint64_t address)
     return (void *)(uintptr_t)address;
 }
 
-/* What a context has made goes with it. */
+/* The memory is freed with the context in which it was made. */
 static int allocate(uint64_t *address, size_t n, void *pool, void *stream)
 {
     void *memory = NULL;

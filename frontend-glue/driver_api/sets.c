@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Memory that is set. The runtime sets bytes alone. Elements of two or four bytes that are not all
- * the same are a request to the back end's driver. To a back end that does not know it they are a
- * short copy to the beginning, and copies of that within the device, each as long as all before it.
+ * Memory that is set. The runtime can only set bytes. For elements of two or four different bytes a
+ * request goes to the back end's driver. If the back end does not know this request, a short copy
+ * fills the beginning, and copies within the device, each as long as all before it, fill the rest.
  */
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/streams/streams.h"
@@ -33,7 +33,7 @@ static struct ibx_cuda_memset as_runtime(const struct set *s)
     return (struct ibx_cuda_memset){at(s->at), s->pitch, s->value, s->element, s->width, s->rows};
 }
 
-/* A node of the graph. */
+/* Adds a node to the graph that is being captured. */
 static int set_captured(const struct set *s, void *stream)
 {
     const struct ibx_cuda_memset node = as_runtime(s);
@@ -44,7 +44,7 @@ static int set_captured(const struct set *s, void *stream)
     int rc = cudaStreamGetCaptureInfo_v3(stream, &status, NULL, &graph, &behind, &edges, &count);
     if (!rc)
         rc = cudaGraphAddMemsetNode(&made, graph, behind, count, &node);
-    return rc ? rc : ibx_driver_update_capture(stream, &made, NULL, 1, 1); /* they alone */
+    return rc ? rc : ibx_driver_update_capture(stream, &made, NULL, 1, 1); /* 1: sets them */
 }
 
 static int set_row(const struct set *s, size_t n, void *stream)
@@ -98,7 +98,8 @@ static int set(struct set s, void *stream, bool waits)
     return ibx_frontend_set_elements(&whole, stream, &rc) ? rc : set_rows(&s, n, stream);
 }
 
-/* Each with a stream and without, and of a default stream for each thread. */
+/* Each call with and without a stream, and both for programs with a default stream for each
+ * thread. */
 #define SET(suffix, type, bytes)                                                                   \
     EXPORTED int cuMemsetD##suffix##_v2(uint64_t address, type value, size_t count)                \
     {                                                                                              \

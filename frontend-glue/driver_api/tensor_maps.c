@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Maps of tensors, by which kernels copy blocks of memory (TMA). A map is 128 bytes in the
- * program's memory, which it gives to kernels as an argument; what is in them NVIDIA's driver alone
- * knows. So the back end's makes them, of what the call says; they name addresses there, as kernels
- * do.
+ * Tensor maps, by which kernels copy blocks of memory (TMA). A map is 128 bytes in the program's
+ * memory, which the program passes to kernels as an argument. Only NVIDIA's driver knows the layout
+ * of these bytes, so the back end's driver makes them from the parameters of the call. Their
+ * addresses are the back end's, as in kernels.
  */
 #include "frontend-glue/driver_api/driver.h"
 
@@ -16,7 +16,7 @@ struct map {
     const void *at;
     const uint64_t *sizes, *pitches;    /* rank of them, and rank - 1 */
     const void *first, *second;         /* corners, of 4 bytes each */
-    unsigned first_count, second_count; /* of them */
+    unsigned first_count, second_count; /* of these corners */
     unsigned channels, pixels;
     const uint32_t *steps; /* rank of them */
     int interleave, mode, swizzle, promotion, fill;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Memory that is mapped apart from its addresses: requests of our own, which the back end's driver
- * runs. Here is noted what is mapped where, and how often a handle is held: the back end knows each
- * piece of memory until it is neither held nor mapped. It shares none with other processes. A reset
- * of the device gives all back there, and is noticed here by the next call.
+ * Memory that is mapped to reserved addresses, by requests of our own, which the back end's driver
+ * runs. This file notes what is mapped where, and how often a handle is held: the back end keeps
+ * each piece of memory until it is neither held nor mapped. Other processes cannot share it. A
+ * reset of the device gives all of it back at the back end; the next call notices that here.
  */
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/driver_api/driver.h"
@@ -43,7 +43,7 @@ static uint64_t numbers; /* of mappings */
 static atomic_uint reservations;
 static unsigned resets; /* that are noticed; locked */
 
-/* What there is is the parent's. */
+/* All that is noted belongs to the parent. */
 static void in_child(void)
 {
     pthread_mutex_init(&lock, NULL);
@@ -59,7 +59,7 @@ __attribute__((constructor)) static void begin(void)
 
 /* ------------------------------------------------------------------------ what is where; locked */
 
-/* Memory that is neither held nor mapped any more. */
+/* Forgets memory that is neither held nor mapped any more. False: it is. */
 static bool take_out_unused(struct memory *m)
 {
     struct memory **at = &memories;
@@ -84,7 +84,7 @@ static void drop(struct addresses *a)
     free(a);
 }
 
-/* What resets have taken: there may be other memory by now. */
+/* Forgets the addresses that resets have given back: there may be other memory by now. */
 static void drop_gone(void)
 {
     for (struct addresses **at = &reserved, *a; (a = *at);) {
@@ -151,7 +151,8 @@ enum ibx_driver_place ibx_driver_mapping(uint64_t address, struct ibx_driver_map
 
 /* ------------------------------------------------------------------------------- granularity */
 
-/* Programs want memory that they could export, and mostly do not: that fails then. */
+/* Programs ask for memory that can be exported, and mostly do not export it: only the export
+ * fails. */
 static int check(const struct ibx_mapped_properties *p)
 {
     if (!p || p->type != IBX_MAPPED_PINNED)
@@ -199,7 +200,7 @@ EXPORTED int cuMemGetAllocationGranularity(size_t *n, const struct ibx_mapped_pr
 
 /* ------------------------------------------------------------------------------- addresses */
 
-/* An address that the program wishes is one of its process's: the back end has others. */
+/* An address that the program asks for would be one of its own process; the back end has others. */
 static int reserve(uint64_t *address, size_t n, size_t alignment, unsigned long long flags)
 {
     struct own_request e;
@@ -207,7 +208,7 @@ static int reserve(uint64_t *address, size_t n, size_t alignment, unsigned long 
     struct addresses *a = address && n && !flags ? calloc(1, sizeof(*a)) : NULL;
     if (!a)
         return address && n && !flags ? CUDA_MEMORY_ALLOCATION : CUDA_INVALID_VALUE;
-    enter(); /* what a reset has taken goes before the same addresses are these */
+    enter(); /* forgets what a reset has given back, since the same addresses may come again */
     leave();
     ibx_frontend_request_begin(&e, IBX_OWN_VIRTUAL_RESERVE, "cuMemAddressReserve");
     ibx_put_u64(&e.body, n);
@@ -234,7 +235,7 @@ EXPORTED int cuMemAddressReserve(uint64_t *address, size_t n, size_t alignment, 
     return ANYWHERE(reserve(address, n, alignment, flags));
 }
 
-/* Noted as gone before another thread may get them. */
+/* Takes the addresses out of the notes, before another thread may get them. */
 static struct addresses *take_out(uint64_t begins, uint64_t n)
 {
     enter();
@@ -303,7 +304,8 @@ EXPORTED int cuMemCreate(uint64_t *handle, size_t n, const struct ibx_mapped_pro
     return ANYWHERE(create(handle, n, p, flags));
 }
 
-/* Locked. Its number, if it is to be given back: it is neither held nor mapped any more. */
+/* Locked. Its number, if it is to be given back, because it is neither held nor mapped any more;
+ * else 0. */
 static uint64_t take_unused(struct memory *m)
 {
     const uint64_t number = m->number;
@@ -429,8 +431,8 @@ EXPORTED int cuMemMap(uint64_t address, size_t n, size_t offset, uint64_t handle
     return ANYWHERE(map(address, n, offset, handle, flags));
 }
 
-/* One that begins in n bytes, none of which are mapped any more; 0: there is none. *unused: memory
- * that is to be given back, or 0. */
+/* Takes out a mapping that begins in these n bytes, which are not mapped any more. False: there is
+ * none. *unused: memory that is to be given back, or 0. */
 static bool take_mapping(uint64_t at, size_t n, uint64_t *unused)
 {
     enter();
