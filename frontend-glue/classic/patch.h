@@ -24,8 +24,9 @@ struct ibx_classic_patch {
 void *ibx_classic_executable_symbol(const char *symbol, size_t *length);
 
 /* Writes a jump to `target` over `function`, which is `length` bytes long. -ENOTSUP: it is too
- * short, or the processor is unknown; or an error of mprotect(2). Nothing has changed then. No
- * other thread may execute the function's first bytes meanwhile. */
+ * short, or the processor is unknown; nothing has changed. Or an error of mprotect(2): the jump is
+ * there only if the code could not be made read-only again. No other thread may execute the
+ * function's first bytes meanwhile. */
 int ibx_classic_patch_apply(struct ibx_classic_patch *patch, void *function, size_t length,
                             const void *target, struct ibx_error *err);
 
