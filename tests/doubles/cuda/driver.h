@@ -6,10 +6,10 @@
  *   - device memory is reserved addresses that trap when the CPU touches them; its bytes are
  *     elsewhere
  *   - each stream has a worker and keeps its order; the legacy stream waits for all blocking
- *     streams, and they for it
+ *     streams, and these wait for it
  *   - asynchronous copies read and write host memory when they run, and it has to be pinned
  *   - no part of host memory is registered twice
- *   - contexts are current per thread; a sticky error stays, on all devices: a reset makes it 46
+ *   - contexts are current per thread; a sticky error stays, on all devices; after a reset it is 46
  *   - a capture forbids waiting, pinning and allocating: in mode GLOBAL to all threads except those
  *     that have exchanged their mode. A forbidden call ends it, cuCtxSynchronize always
  *
@@ -29,21 +29,21 @@ extern "C" {
 struct ibx_double_stats {
     unsigned long copies_sync;      /* cuMemcpyHtoD and cuMemcpyDtoH */
     unsigned long copies_async;     /* all others */
-    unsigned long unpinned_async;   /* of these, with unpinned host memory: an error of ours */
+    unsigned long unpinned_async;   /* of these, with unpinned host memory: a fault of ibx */
     unsigned long in_flight_max;    /* asynchronous copies submitted and not done, at most */
     unsigned long events;           /* alive */
     unsigned long allocations;      /* of device memory, alive */
-    unsigned long streams;          /* alive that were made */
-    unsigned long pools;            /* alive that were made, or opened of another process */
+    unsigned long streams;          /* that were made, alive */
+    unsigned long pools;            /* made or opened from another process, and alive */
     unsigned long flushes;          /* of what a fabric has written */
     unsigned long sync_memops;      /* allocations that were made synchronous */
     unsigned long exports;          /* dma-bufs handed out */
-    unsigned long host_pins;        /* host memory registered now ... */
-    unsigned long host_pinned;      /* ... and ever */
-    unsigned long lost_events;      /* destroyed when they were gone already: an error of ours */
-    unsigned long busy_unpins;      /* unpinned before its copies had ended: an error of ours */
-    unsigned long waits;            /* for all streams, begun */
-    unsigned long event_waits;      /* for events, now */
+    unsigned long host_pins;        /* pieces of host memory that are registered now */
+    unsigned long host_pinned;      /* pieces of host memory that were ever registered */
+    unsigned long lost_events;      /* destroyed after they were gone already: a fault of ibx */
+    unsigned long busy_unpins;      /* unpinned before copies had ended: a fault of ibx */
+    unsigned long waits;            /* waits for all streams that were begun */
+    unsigned long event_waits;      /* threads that wait for events now */
     unsigned long queued;           /* entries of the fullest stream: at a thousand CUDA has its
                                        callers wait, which the double does not */
     unsigned long beside_functions; /* copies to or from the host, and streams that were made, while
@@ -56,12 +56,13 @@ struct ibx_double_stats {
 
 #define IBX_DOUBLE_KERNEL 0x7000u /* the only kernel, and the runtime's function for it */
 
-/* And kernels of IBX_DOUBLE_WIDE plus 1 to IBX_DOUBLE_WIDEST: with three parameters, the address of
- * memory, so many bytes, and a u32 that each byte is added to on its way there. */
+/* IBX_DOUBLE_WIDE + n, with n from 1 to IBX_DOUBLE_WIDEST, are kernels, too. They have three
+ * parameters: the address of memory, n bytes, and a u32 that is added to each byte that the kernel
+ * writes there. */
 #define IBX_DOUBLE_WIDE   0x1000000u
 #define IBX_DOUBLE_WIDEST 32752u
 
-/* The bytes of device memory; false when the range is not one allocation's. */
+/* Read and write bytes of device memory; false: the range is not within one allocation. */
 bool ibx_double_peek(uint64_t device, void *to, size_t n);
 bool ibx_double_poke(uint64_t device, const void *from, size_t n);
 void ibx_double_get_stats(struct ibx_double_stats *stats);
@@ -75,16 +76,17 @@ void ibx_double_inject(const char *function, unsigned in, int code, bool sticky)
 void ibx_double_attribute(int attribute, int value);
 /* Each copy takes that much longer. */
 void ibx_double_slow(unsigned microseconds);
-/* While held, no submitted work runs. */
+/* While this holds, no submitted work runs. */
 void ibx_double_hold(bool held);
 /* While held, the linker compiles nothing. */
 void ibx_double_hold_linker(bool held);
 /* Work of this stream never runs, as if it were endless, nor does that of those before. NULL: no
  * such streams any more. */
 void ibx_double_hold_stream(void *stream);
-/* It is one of those no more. */
+/* Releases this stream. */
 void ibx_double_release_stream(void *stream);
-/* A kernel has printed that, which a call that waits will write to `stdout`; 64 KiB at a time. */
+/* As if a kernel had printed that: the next call that waits writes it to `stdout`; 64 KiB at a
+ * time. */
 void ibx_double_print(const char *text);
 /* The stream is being captured, as far as cuStreamIsCapturing() says; NULL: none is. */
 void ibx_double_capture(void *stream);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Graphs of the doubles: shared by that of the runtime, which has most of their calls, and that of
- * the driver, which has kernels. A handle that is none ends the process, as CUDA's would. */
+/* Graphs of the doubles: shared by the runtime's double, which has most of their calls, and the
+ * driver's, which has kernels. An invalid handle ends the process, as with CUDA. */
 #ifndef TESTS_DOUBLES_CUDA_GRAPH_H
 #define TESTS_DOUBLES_CUDA_GRAPH_H
 
@@ -43,16 +43,16 @@ struct graph_node {
     uint64_t magic;
     struct double_graph *graph;
     int type;
-    bool off; /* in what can be launched */
+    bool off; /* disabled, in an executable graph */
     unsigned index, count;
     unsigned behind[GRAPH_BEHIND];
     struct {
         uint64_t values[3]; /* arguments of the kernel */
-        void *wide;         /* of another one: then not NULL */
+        void *wide;         /* arguments of a kernel of IBX_DOUBLE_WIDE; NULL: another kernel */
         unsigned size[6];
         void *kernel;
-        void *pointers[3];      /* to its arguments, as they are told */
-        uint64_t attribute[16]; /* as far as they are looked at */
+        void *pointers[3];      /* to its arguments, for calls that return these */
+        uint64_t attribute[16]; /* those that calls return */
         struct ibx_cuda_memcpy3d copy;
         struct ibx_cuda_memset set;
         struct {
@@ -63,12 +63,12 @@ struct graph_node {
         void *bodies[2]; /* of a conditional node; NULL: there is none */
         unsigned condition;
         void *event;
-        void *memory; /* of a node that takes or frees it */
+        void *memory; /* of a node that allocates or frees it */
         size_t memory_bytes;
     } of;
 };
 
-/* Somebody is told when no graph has it any more. */
+/* `destroy` is called when no graph has the object any more. */
 struct user_object {
     atomic_uint references;
     void (*destroy)(void *what);
@@ -78,8 +78,8 @@ struct user_object {
 struct double_graph {
     uint64_t magic;
     void *launched;           /* the stream of the last launch */
-    const void *clone_of;     /* NULL: it is none */
-    unsigned long long flags; /* of what can be launched */
+    const void *clone_of;     /* NULL: it is not a clone */
+    unsigned long long flags; /* of an executable graph */
     unsigned count, objects;
     struct graph_node nodes[GRAPH_NODES];
     struct user_object *object[GRAPH_OBJECTS];
@@ -104,7 +104,7 @@ static inline struct graph_node *node_of(void *handle)
     return node;
 }
 
-/* NULL: there are too many. */
+/* Adds a node; NULL: there are too many. */
 static inline struct graph_node *graph_add(void *handle, int type, void *const *behind,
                                            size_t count)
 {
@@ -122,19 +122,18 @@ static inline struct graph_node *graph_add(void *handle, int type, void *const *
     return node;
 }
 
-/* graphs.c: the graph that the stream is captured into, NULL: it is not. A copy; the end of a
- * graph.
- */
+/* graphs.c. captured(): the graph into which the stream is captured; NULL: it is not captured. */
 struct double_graph *graph_captured(void *stream);
 struct double_graph *graph_copy(void *graph);
 void graph_discard(void *graph);
 
-/* graph_runs.c: what such a node does, in a stream. */
+/* graph_runs.c: runs what such a node does, in a stream. */
 int graph_run_copy(const struct ibx_cuda_memcpy3d *copy, void *stream);
 int graph_run_set(const struct ibx_cuda_memset *set, void *stream);
 
-/* graph_copies.c: a copy of a graph has the same objects; one that is gone has none; what can be
- * launched has those of that graph, and those of before until its launches have ended. */
+/* graph_copies.c. hold(): a copy of a graph has the same objects. release(): a graph that is gone
+ * has none. exchange(): an executable graph has the objects of `graph`, and keeps its earlier ones
+ * until its launches have ended. */
 void graph_objects_hold(const struct double_graph *graph);
 void graph_objects_release(struct double_graph *graph);
 void graph_objects_exchange(struct double_graph *exec, const struct double_graph *graph);

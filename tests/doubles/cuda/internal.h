@@ -8,7 +8,7 @@
 
 #include <pthread.h>
 
-/* The driver's names are declared by nobody here. */
+/* No header here declares the driver's names. */
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"
 #define EXPORT __attribute__((visibility("default")))
 #define PAGE   4096u
@@ -32,7 +32,7 @@ enum {
 };
 
 struct allocation {
-    struct allocation *next; /* of all that there have been */
+    struct allocation *next; /* in the list of all that there ever were */
     uint8_t *address; /* what the application sees: traps, unless it is host memory; NULL: gone */
     uint8_t *bytes;   /* where they are */
     size_t size, mapped;
@@ -41,11 +41,11 @@ struct allocation {
     unsigned flags; /* it was registered with */
     unsigned long long id;
     unsigned sync_memops;
-    void *pool;      /* NULL; or whose it is: given back without a wait */
+    void *pool;      /* the pool that it is of: freed without a wait; NULL: none */
     int by;          /* host memory: the device whose context has registered it */
-    bool stays;      /* behind a reset of the device */
-    unsigned opened; /* so often: it is another process's; 0: it is not */
-    bool reserved;   /* addresses alone: what is mapped there is in virtual.c */
+    bool stays;      /* after a reset of the device, too */
+    unsigned opened; /* how often it was opened from another process; 0: it is this process's */
+    bool reserved;   /* only addresses: virtual.c has what is mapped there */
 };
 
 struct context {
@@ -63,11 +63,12 @@ extern struct ibx_double_stats stats;
 
 /* driver.c */
 
-/* Takes the lock; nonzero is what the call has to return, without it. */
+/* Takes the lock. Not 0: the call has to return this, and the lock is not taken. */
 int enter(const char *function);
-/* Gives it back and returns `code`. */
+/* Releases the lock, and returns `code`. */
 int leave(int code);
-/* Returns `code`, behind a wait: writes what kernels have printed. Not locked. */
+/* To be called after a wait, without the lock: writes what kernels have printed, and returns
+ * `code`. */
 int waited(int code);
 /* The allocation, or pinned host memory, that holds the range. */
 struct allocation *find(const void *address, size_t n);
@@ -77,47 +78,50 @@ uint8_t *device_bytes(uint64_t device, size_t n);
 bool fails(const char *function, int *code);
 /* The error that stays, of the current context; 0: there is none. */
 int sticky(void);
-/* With IBX_DOUBLE_ALONE other threads' calls wait from one to the other. */
+/* If IBX_DOUBLE_ALONE is set, calls of other threads wait between these two. */
 void begin_alone(void);
 void end_alone(void);
 
 /* streams.c, events.c, driver_copies.c */
 
-/* For all streams; alone. */
+/* Waits for all streams, as between begin_alone() and end_alone(). */
 void wait_for_all(void);
 /* The same for streams of the current device. */
 void wait_for_device(void);
 /* Whether copies to or from it have not been run yet. */
 bool in_use(const uint8_t *address, size_t n);
-/* As ibx_double_slow(), but cuMemcpyHtoD and cuMemcpyDtoH otherwise than all others. */
+/* As ibx_double_slow(), with one delay for cuMemcpyHtoD and cuMemcpyDtoH, and another for all other
+ * copies. */
 void slow_each(unsigned sync_us, unsigned async_us);
 void streams_forget(int device);
 /* Whether it is a stream of the current device. */
 bool stream_is_here(void *handle);
-/* Whether it is a stream, and of which kind. */
+/* Whether it is a stream, and whether it is a blocking one. */
 bool stream_known(void *handle, bool *blocking);
 void events_forget(int device);
-/* A copy of the types of IBX_CUDA_MEMORY_* as the call `name` makes it: what that returns. */
+/* Makes a copy between memory of these types (IBX_CUDA_MEMORY_*) for the call `name`; returns what
+ * this call returns. */
 int copy_plain(const char *name, unsigned to_type, uint64_t to, unsigned from_type, uint64_t from,
                size_t n, void *stream, bool sync);
 
 /* memory.c */
 
-/* Whether kernels of the current device may use it. */
+/* Whether kernels of the current device may use this address. */
 bool kernel_reaches(uint64_t address);
-/* ... and whether it is memory of the host that is pinned, or of a device. */
+/* The type of the memory: pinned memory of the host, or else memory of a device. */
 unsigned kernel_type_of(uint64_t address);
 int cuMemAlloc_v2(uint64_t *device, size_t n);
 /* Maps the file as memory of that device; NULL: out of memory. */
 struct allocation *memory_map(int fd, size_t n, int device);
 void memory_unmap(struct allocation *a);
 
-/* Addresses of the current device, at which nothing is; NULL: out of memory. */
+/* Reserves addresses of the current device, at which nothing is mapped; NULL: out of memory. */
 struct allocation *memory_reserve(size_t n);
 
 /* virtual.c */
 
-/* Whether all of n bytes are mapped, with access; what is mapped there, if anything is. */
+/* is_there(): whether all n bytes are mapped, with access. mapping(): what is mapped there; false:
+ * nothing. */
 bool virtual_is_there(const struct allocation *a, size_t at, size_t n);
 struct virtual_mapping {
     uint64_t begin;
@@ -129,30 +133,32 @@ bool virtual_mapping(const struct allocation *a, size_t at, struct virtual_mappi
 
 /* ipc.c */
 
-/* What other processes open: a file that this one has. */
+/* What other processes open: a file that this process has. */
 struct ipc_handle {
     unsigned kind;
     int process, fd, device;
     uint64_t file, n; /* its inode; bytes */
-    uint64_t pool;    /* memory of one: the inode of that one's file */
+    uint64_t pool;    /* for memory of a pool: the inode of the pool's file */
     uint8_t unused[64 - 40];
 };
 struct ipc_handle ipc_handle_of(unsigned kind, int fd, size_t n, int device);
-/* A descriptor; -1: it is none of that kind, or is gone. */
+/* Returns a descriptor; -1: the handle is not of that kind, or is gone. */
 int ipc_handle_open(const struct ipc_handle *handle, unsigned kind);
 
 /* capture.c */
 
-/* enter() of what captures forbid, which ends them; and of what is forbidden to all. */
+/* enter() for calls that captures forbid, and that end a capture; and for a call that is forbidden
+ * in all modes. */
 int enter_unsafe(const char *function);
 int enter_context(const char *function);
 /* What cuStreamIsCapturing() says. */
 int capture_status(const void *stream);
-/* Whether it is captured, and is no more: somebody has asked about its work, in whatever mode. Of
- * streams that were made the double does not mind that yet, as CUDA does. */
+/* Whether the stream was being captured, and is no more, since a call has asked about its work.
+ * This ends a capture in any mode. For streams that were made, the double does not do this yet, as
+ * CUDA does. */
 bool capture_spoilt(const void *stream);
-/* Whether work for a stream is captured, or forbidden: then it is not run, and `code` is what the
- * call has to return. */
+/* Whether work for a stream is captured, or forbidden: then it is not run, and the call has to
+ * return *code. */
 bool capture_takes(const void *stream, bool legacy, int *code);
 
 #endif

@@ -13,21 +13,22 @@
 #include <string.h>
 
 extern __attribute__((visibility("hidden")))
-atomic_uint math_handles; /* made and not ended, of this library */
+atomic_uint math_handles; /* handles of this library that were made and not ended */
 
 struct handle {
     void *stream;
     atomic_int on_device; /* the pointer mode */
     unsigned seed;
-    int on_host; /* a generator that fills memory of the host */
+    int on_host; /* it is a generator that fills memory of the host */
     atomic_int users;
-    /* Of cuBLAS's. */
+    /* Of cuBLAS's handles. */
     void *workspace;
     int math_mode, processors;
-    int sparse; /* one of cusolverSp's */
+    int sparse; /* it is a handle of cusolverSp */
 };
 
-/* Others are let in, so that two threads in one thing are seen: false then. */
+/* Whether this thread alone uses the handle. Lets other threads run, so that two threads in one
+ * handle are noticed. */
 static inline int math_alone(atomic_int *users)
 {
     const int before = atomic_fetch_add(users, 1);
@@ -49,13 +50,14 @@ static inline int math_wait(const struct handle *h)
     return wait(h->stream);
 }
 
-/* The i-th, `step` values of `size` bytes apart. A client may have made up all of these. */
+/* The i-th of elements that are `step` values of `size` bytes apart. A client may have made up all
+ * of these numbers. */
 static inline void *math_nth(const void *first, size_t i, long long step, size_t size)
 {
     return (void *)((uintptr_t)first + i * (uint64_t)step * size);
 }
 
-/* False: it is none of the device's. */
+/* Copies to or from memory of the device. False: it is not the device's. */
 static inline int math_get(void *to, const void *from, size_t n)
 {
     int (*copy)(void *host, const void *device, size_t count) = NULL;
@@ -70,7 +72,7 @@ static inline int math_put(void *to, const void *from, size_t n)
     return !copy(to, from, n);
 }
 
-/* By the pointer mode. */
+/* The same by the handle's pointer mode. */
 static inline int math_scalar(const struct handle *h, void *to, const void *from, size_t n)
 {
     if (h->on_device)

@@ -9,18 +9,19 @@
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"
 #define EXPORT __attribute__((visibility("default")))
 
-/* Of the driver's double; NULL: it has none of that name. */
+/* A function of the driver's double; NULL: it has none of that name. */
 void *driver_function(const char *name);
-/* That of a stream, by the driver's double. */
+/* The device of a stream, by the driver's double. */
 int device_of_stream(void *stream, int *device);
 /* Around calls that are made on that device. */
 void enter_device(int device);
 void leave_device(void);
-/* The kernel's function, or a name that the back end's plugin has given a client's. */
+/* Whether this is the function of a kernel, or a name that the back end's plugin has given a
+ * client's function. */
 bool is_kernel(const void *function);
-/* By which that kernel was looked up. */
+/* The function by which that kernel was looked up. */
 const void *function_of_kernel(void *kernel);
-/* Counts a call, and notes its error for the thread. */
+/* Counts a call, notes its error for the thread, and returns it. */
 int returns(int code);
 
 int cudaMalloc(void **address, size_t n);
@@ -34,14 +35,14 @@ int graph_malloc(void **address, size_t n);
 
 /* graphs.c: whether the stream is captured, and the function with it. */
 bool captures_function(void *stream, void (*function)(void *argument), void *argument);
-/* Around a wait for the device: it ends a capture that is under way, or begins meanwhile. False:
+/* Around a wait for the device, which ends captures that are under way, or begin meanwhile. False:
  * there was one. */
 bool device_wait_begins(void);
 void device_wait_ends(void);
-/* Whether work may go into the legacy stream: otherwise that ends the capture of a stream that it
- * blocks. */
+/* Whether work may go into the legacy stream. If not, this ends the capture of a stream that the
+ * legacy stream blocks. */
 bool legacy_fits_captures(void);
-/* Whether the thread may load a module: otherwise that ends the capture that it has begun. */
+/* Whether the thread may load a module. If not, this ends the capture that the thread has begun. */
 bool load_fits_captures(void);
 
 #endif

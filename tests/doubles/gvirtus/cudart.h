@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// A libcudart of the tests' own that does what GVirtuS's does: every call is a frame that goes
-// through create_communicator of a plugin, over one connection a thread. Types as in CUDA's header.
+// A libcudart of the tests that does what GVirtuS's does: every call is a frame over the thread's
+// connection, which create_communicator() of a plugin has made. Types are those of CUDA's header.
 #ifndef TESTS_FRONTEND_CUDART_H
 #define TESTS_FRONTEND_CUDART_H
 
@@ -56,55 +56,58 @@ int cudaMallocHost(void **address, std::size_t n);
 int cudaHostAlloc(void **address, std::size_t n, unsigned flags);
 int cudaFreeHost(void *address);
 
-// What only this one has: a kernel that copies within the device, launched as GVirtuS does it ...
+// The rest exists only in this library. A kernel that copies within the device, launched as GVirtuS
+// does it.
 int stub_launch(void *to, const void *from, std::size_t n, void *stream);
-// ... the function by which an application names it, with pointers to these three as arguments ...
+// The function by which an application names this kernel; its arguments are pointers to `to`,
+// `from` and `n`.
 extern char stub_kernel;
-// ... and this is what a module that is loaded calls it.
+// Names in modules that are loaded: of this kernel, and of one that CUDA cannot compile.
 #define STUB_LIBRARY_KERNEL "library_kernel"
 #define STUB_STRANGE_KERNEL "strange_kernel"
-// ... which it takes, as G5, for one of that name that it has seen before, and that had the first
-// two arguments alone ...
+// Whether this library takes the kernel, as G5 does, for an earlier one of the same name that had
+// only the first two arguments.
 void stub_takes_for_another(bool takes);
 struct StubDim3 {
     unsigned x, y, z;
 };
 int cudaLaunchKernel(const void *function, StubDim3 grid, StubDim3 block, void **arguments,
                      std::size_t shared, void *stream);
-// ... kernels that are named by the numbers of IBX_DOUBLE_WIDE; it knows the arguments of those up
-// to here, and takes others for kernels that have none, as G5 ...
+// Kernels whose names are the numbers of IBX_DOUBLE_WIDE: up to this one the library knows their
+// arguments. It takes others for kernels without arguments, as G5 does.
 #define STUB_WIDE_KNOWN 4000u
-// ... the launches that have reached it, of all threads ...
+// Launches of all threads that have reached this library.
 std::uint64_t stub_launches();
-// ... the modules that GVirtuS would take from the back end ...
+// How many modules GVirtuS would have unloaded at the back end; and what was registered, as
+// cudart_modules.cpp notes it.
 std::uint64_t stub_unloads();
 const char *stub_registered();
-// ... whether who has registered a module stays there, and whether one does ...
+// While `held`, a thread that has registered a module stays in that call. Whether one does.
 void stub_hold_registered(bool held);
 bool stub_holds_registered();
-// ... from now on it tells the back end of all these, as GVirtuS does, of modules with n bytes ...
+// From now on registrations go to the back end, as GVirtuS sends them, for modules of n bytes.
 void stub_registers(std::size_t n);
-// ... the calls that copied memory and have reached it, likewise ...
+// Calls of all threads that copied memory and have reached this library.
 std::uint64_t stub_copies();
-// ... those that asked for page-locked memory or gave it back (it has no cudaHostRegister) ...
+// Calls for page-locked memory, or that freed it (the library has no cudaHostRegister).
 std::uint64_t stub_hosts();
-// ... those that selected a device ...
+// Calls that selected a device.
 std::uint64_t stub_selections();
-// ... how many threads have connected at once, at most ...
+// How many threads have connected at the same time, at most.
 unsigned stub_connecting_most();
-// ... all that went over a connection, but for those by stub_remote() ...
+// All calls that went over a connection, except those by stub_remote().
 std::uint64_t stub_calls();
 unsigned stub_unlocked_looks(); // front_end.cpp
-// ... that this thread has the number of one that has ended, as far as it tells them apart ...
+// Has the library take this thread for one that has ended, as if it had that thread's number.
 void stub_same_number(pid_t ended);
-// ... the mode of this thread's captures ...
+// The mode of this thread's captures.
 int cudaThreadExchangeStreamCaptureMode(int *mode);
 int stub_capture_mode();
-// ... a function that its destructor calls ...
+// A function that the library's destructor calls.
 void stub_at_end(void (*function)());
-// ... the end of this thread's connection, as of GVirtuS's destructors ...
+// Ends this thread's connection, as GVirtuS's destructors do.
 void stub_close();
-// ... and this thread's connection.
+// This thread's connection.
 Remote *stub_remote();
 }
 

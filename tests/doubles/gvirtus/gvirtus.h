@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// The interface that GVirtuS (G2 to G5) shows a communicator, and the calls that its front end and
-// back end make on one, for tests: written from the facts of its binary interface.
+// The interface that GVirtuS (G2 to G5) shows to a communicator, and the calls that its front end
+// and back end make on one. For tests; written from the facts of the binary interface.
 #ifndef TESTS_COMMUNICATOR_GVIRTUS_H
 #define TESTS_COMMUNICATOR_GVIRTUS_H
 
@@ -97,8 +97,8 @@ struct Body {
 
 enum { H2D = 1, D2H = 2, D2D = 3 };
 
-// The front end of one connection. A call is GVirtuS's very sequence of calls on the communicator.
-// Before each of those, `die_at_step` is counted down and at 0 the process kills itself.
+// The front end of one connection. For a call it calls the communicator exactly as GVirtuS does.
+// Before each of these calls `die_at_step` is counted down; at 0 the process kills itself.
 class FrontEnd
 {
   public:
@@ -144,11 +144,11 @@ class FrontEnd
 // Runs one request; the exit code.
 using Handler = std::function<int(const std::string &name, const std::vector<char> &in, Body *out)>;
 
-// What the back end does in its forked child: Serve, then a detached thread a connection, with a
-// handler of its own. Never returns.
+// What the back end does in its forked child: it calls Serve, and then makes a detached thread for
+// each connection, which has a handler of its own. Never returns.
 [[noreturn]] void serve_clients(std::shared_ptr<Communicator> listening,
                                 const std::function<Handler()> &make_handler, bool timed);
-// With handlers whose "device memory" is 64 MiB of host memory a connection.
+// The same, with handlers whose "device memory" is 64 MiB of host memory for each connection.
 [[noreturn]] void back_end_child(std::shared_ptr<Communicator> listening);
 
 constexpr std::uint64_t device_bytes = 64u << 20;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// A device that is nothing but the order in which work has reached it: whatever is enqueued changes
-// a number of its stream in a way that does not commute. The back end's handlers run it in memory
-// that the test shares; the test runs the same handlers on a world of its own, call by call, which
+// A device that shows only the order in which work has reached it: each piece of work changes a
+// number of its stream in a way that does not commute. The back end's handlers run it in memory
+// that the test shares. The test runs the same handlers on a world of its own, call by call: this
 // is what a native program would see.
 #ifndef TESTS_DOUBLES_GVIRTUS_WORLD_H
 #define TESTS_DOUBLES_GVIRTUS_WORLD_H
@@ -25,7 +25,7 @@ constexpr unsigned WORLD_CAPTURED = 64; // calls in one capture
 // has that number and bytes that follow from it, at most so many.
 constexpr std::uint64_t WORLD_COPY_MAX = 1u << 24;
 
-// Shut or open, for all processes that share it.
+// A gate that is shut or open, for all processes that share it.
 class Gate
 {
   public:
@@ -36,29 +36,29 @@ class Gate
     std::atomic<int> shut_;
 };
 
-// What the calls of a capture would have done, in their order; of a graph and of what is made of
-// it.
+// What the calls of a capture would have done, in their order. Also that of the graph, and of its
+// executable graphs.
 struct WorldGraph {
     bool used;
     unsigned count;
     std::uint64_t values[WORLD_CAPTURED];
 };
 
-// Of the stream with that number, which began it; others join it by its events.
+// The capture that the stream with this index has begun. Other streams join it by events.
 struct WorldCapture {
     std::uint64_t number; // of all captures; 0: none is under way
-    bool invalid;         // somebody did what is forbidden
-    const void *by;       // the thread that may end it; NULL: each
+    bool invalid;         // a call did what is forbidden
+    const void *by;       // the thread that may end it; null: any thread
     WorldGraph graph;
 };
 
-// An event that was recorded in a capture is good for nothing outside.
+// An event that was recorded in a capture cannot be used outside it.
 struct WorldCapturedEvent {
     std::uint64_t capture;  // its number; 0: it was recorded outside
     unsigned stream, after; // of the stream's captured calls
 };
 
-// A handle of cuBLAS's: they are 1 to WORLD_LIBRARIES; the first is there from the beginning.
+// A handle of cuBLAS. Handles are 1 to WORLD_LIBRARIES; the first exists from the beginning.
 struct WorldLibrary {
     bool made;
     std::uint64_t stream;
@@ -82,7 +82,7 @@ struct World {
     bool destroyed[WORLD_EVENTS];
     bool allocated[WORLD_BLOCKS]; // cudaMalloc returns the first that is free
 
-    // By the test, while the back end runs.
+    // The test sets these while the back end runs.
     Gate held;                           // what is enqueued waits meanwhile
     std::atomic<unsigned> slow_us;       // each call takes so long
     std::atomic<unsigned> fails_in;      // launches, 0: none fails
@@ -95,12 +95,12 @@ struct World {
 
 // In memory that forked children share.
 World *world_create();
-// Nothing has happened; what the test sets stays.
+// Makes the world as if nothing had happened, except for what the test sets.
 void world_clear(World *world);
 bool world_captures(const World *world);
 void world_destroy(World *world);
 
-// What a connection has of its own.
+// The state of one connection.
 struct WorldThread {
     int last_error = 0;
     std::int32_t device = 0;
