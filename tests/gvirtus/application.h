@@ -16,7 +16,7 @@
 #include <dlfcn.h>
 #include <vector>
 
-// `taken`: the back end's plugin runs the copies.
+// taken: the back end's plugin runs the copies.
 extern bool taken, over_shm;
 
 constexpr int DEFAULT = 4; // cudaMemcpyDefault
@@ -28,7 +28,7 @@ template <typename F> F *preloaded(const char *name)
     return reinterpret_cast<F *>(dlsym(RTLD_DEFAULT, name));
 }
 
-// The preload's; the libcudart has none.
+// These call the preload's functions; the libcudart has none.
 inline int host_register(void *address, std::size_t n, unsigned flags = 0)
 {
     return preloaded<int(void *, std::size_t, unsigned)>("cudaHostRegister")(address, n, flags);
@@ -38,16 +38,16 @@ inline int host_unregister(void *address)
     return preloaded<int(void *)>("cudaHostUnregister")(address);
 }
 
-// What has failed, cudaGetLastError returns once.
+// Whether the call has failed with this code, which cudaGetLastError() then returns once.
 inline bool fails(int rc, int code)
 {
     REQUIRE(rc == code && cudaGetLastError() == code && cudaGetLastError() == 0);
     return true;
 }
 
-// What a thread of that process does now, as in proc(5): 'S' sleeps; 0: it has ended.
+// The state of a thread of that process, as in proc(5): 'S': it sleeps; 0: it has ended.
 char state_of(pid_t process, pid_t thread);
-// None of its threads runs any more.
+// Stops the process, and waits until none of its threads runs any more.
 void stop(pid_t process);
 
 inline std::vector<char> random_bytes(std::size_t n, unsigned seed)
@@ -63,7 +63,8 @@ inline bool has(const char *memory, const std::vector<char> &bytes)
 
 char *device_memory(std::size_t n = device_bytes_each);
 bool device_has(const char *device, const char *bytes, std::size_t n);
-// To the device and back into other memory, with a gap on both sides that stays as it was.
+// Copies to the device, and back into other memory. The bytes before and after that must not
+// change.
 bool round_trip(char *device, char *memory, std::size_t n, unsigned seed, void *stream = nullptr);
 
 // Peak memory of this process, KiB.
@@ -103,18 +104,19 @@ bool absent();
 
 // application_pinned.cpp
 
-// Page-locked memory; of an application after one that has left without freeing its own.
+// Page-locked memory. after(): in an application after one that has ended without freeing its own.
 bool pinned();
 bool freed_beside_captures();
 bool after();
-// What comes from the device in a stream, and goes on from there.
+// Bytes that come from the device in a stream, and are sent on from there.
 bool sent_on();
 // Registered memory, and registered memory that was unmapped.
 bool registrations();
 bool stale_registration();
 
-// application_in_place.cpp: called when managed memory has been withdrawn from the host, in the
-// thread that gives it to the device; and when it is back, in the one that has fetched it.
+// application_in_place.cpp. at_withdrawal is called when managed memory has been withdrawn from the
+// host, in the thread that gives it to the device. at_fetch is called when it is back, in the
+// thread that has fetched it.
 extern void (*at_withdrawal)(), (*at_fetch)();
 
 // application_calls.cpp
@@ -168,7 +170,7 @@ bool meanwhile();
 bool cooperative();
 bool local_library();
 bool local_driver();
-// The same with a back end that does not know them.
+// The same calls with a back end that does not know them.
 bool not_supported();
 
 // application_libraries.cpp: an image that the double's back end takes.
@@ -266,11 +268,11 @@ bool launches_unseen();
 
 // Memory that both sides use at one address.
 bool managed();
-// The host's, which kernels use as well; what a pointer is.
+// Memory of the host that kernels use as well; attributes of pointers.
 bool mapped();
 bool mapped_for_ever();
 bool pointers();
-// Touched where that is not allowed.
+// Managed memory that is used where that is not allowed.
 bool managed_in_function();
 bool managed_at_exit();
 char *managed_memory(std::size_t n);
@@ -284,14 +286,14 @@ bool signals_in_calls();
 
 // application_queries.cpp
 
-// About streams, devices and kernels.
+// Questions about streams, devices and kernels.
 bool queries();
 bool visible_devices();
 
 // application_reach.cpp
 
-// Page-locked memory as arguments of kernels: of threads that come and go, after resets, in graphs,
-// beside forks.
+// Page-locked memory as an argument of kernels: in threads that come and go, after resets, in
+// graphs, beside forks.
 bool kernels_and_page_locked();
 bool page_locked_of_threads();
 bool page_locked_after_resets();
@@ -324,7 +326,7 @@ bool left_beside_child();
 
 // application_devices.cpp
 
-// Access of one device to another's memory; managed memory and pools there.
+// Access of one device to another device's memory; managed memory and pools on several devices.
 bool peers();
 bool memory_after_reset();
 bool managed_on_devices();
@@ -332,7 +334,7 @@ bool pools_of_devices();
 
 // application_host_functions.cpp
 
-// Functions of the host in streams, of which one may not return.
+// Functions of the host in streams. One of them may not return.
 bool host_functions();
 bool host_functions_as_gates();
 bool gates_after_reset();
@@ -344,7 +346,7 @@ bool host_function_for_ever();
 
 // application_programs.cpp
 
-// What programs do beside CUDA.
+// What programs do besides CUDA.
 bool programs_beside_calls();
 bool daemons();
 bool helpers_of_clone();
@@ -371,14 +373,14 @@ bool processes_apart();
 bool async();
 // Copies that run in the background, with registered or allocated memory.
 bool background(bool registered);
-// Copies on the host behind copies that are under way.
+// Copies within the host, behind copies that are under way.
 bool on_host();
 bool devices();
 // A device that does not exist.
 bool no_device();
 // The application ends in the middle of copies.
 bool leaves();
-// It ends with copies in the background, and its memory is not unregistered.
+// The application ends with copies in the background, and does not unregister its memory.
 bool exits();
 // The back end is killed in the middle of copies in the background.
 bool killed_background();

@@ -8,7 +8,7 @@
 
 using Address = std::uint64_t;
 
-// Calls by their names, whose arguments are as they are given.
+// Calls a function by its name. Its arguments have the types of those that are given.
 template <typename... Arguments> int cu(const char *name, Arguments... arguments)
 {
     auto *call = preloaded<int(Arguments...)>(name);

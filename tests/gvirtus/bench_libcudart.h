@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// The libcudart that a bench-... program measures, which it opens by dlopen().
+// The libcudart that a bench-... program measures, and that it opens by dlopen().
 #ifndef TESTS_GVIRTUS_BENCH_LIBCUDART_H
 #define TESTS_GVIRTUS_BENCH_LIBCUDART_H
 
@@ -10,14 +10,14 @@
 #include <string_view>
 #include <unistd.h>
 
-// The destructors of GVirtuS's front ends are not to be relied on.
+// Ends without the destructors of GVirtuS's front ends, which may crash or hang.
 [[noreturn]] inline void leave(int status)
 {
     std::fflush(stdout);
     _exit(status);
 }
 
-// Whatever stands first: a preload before the libcudart.
+// The first function of that name: a preload's before the libcudart's.
 template <typename F> F symbol(const char *name)
 {
     void *found = dlsym(RTLD_DEFAULT, name);

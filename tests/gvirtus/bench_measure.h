@@ -33,8 +33,8 @@ inline double median_of(const std::function<void()> &call, double slice)
     return *middle;
 }
 
-// Seconds a call, of calls back to back that `finish` ends: it waits for those that have returned
-// before they were run. The median of five such rows in `slice` seconds.
+// Seconds for each of many calls in a row. `finish` waits for calls that have returned before they
+// were run. The median of five such rows in `slice` seconds.
 inline double mean_of(const std::function<void()> &call, const std::function<void()> &finish,
                       double slice)
 {

@@ -12,10 +12,11 @@
 #include <functional>
 #include <unistd.h>
 
-// Where a check says that it does not hold, also while a test keeps what stderr gets for itself.
+// Where a check that does not hold is reported, also while a test reads its own stderr.
 inline int report_to = STDERR_FILENO;
 
-// How many have not held in this process: what a test has begun says then how it has ended.
+// How many checks have not held in this process. If some have not, a program that a test has
+// started reports how it has ended.
 inline std::atomic_uint not_held;
 
 inline bool holds(bool good, const char *file, int line, const char *condition)
@@ -32,7 +33,7 @@ inline bool holds(bool good, const char *file, int line, const char *condition)
             return false;                                                                          \
     } while (0)
 
-// What a test returns at its end: "return HOLDS(a && b);" names it, as REQUIRE does, when it is
+// For the end of a test: "return HOLDS(a && b);" reports the condition, as REQUIRE does, if it is
 // false.
 #define HOLDS(...) holds((__VA_ARGS__), __FILE__, __LINE__, #__VA_ARGS__)
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// Cubins as a program loads them: sections, and what is in these by its name.
+// Makes cubins as a program loads them, of sections and symbols.
 #ifndef TESTS_GVIRTUS_CUBIN_H
 #define TESTS_GVIRTUS_CUBIN_H
 
@@ -15,7 +15,8 @@ class Cubin
   public:
     static constexpr unsigned char entry = 0x10; // a kernel's, among a symbol's other bits
 
-    // Its number. Of zeros (SHT_NOBITS) the size counts, and no place in the image is theirs.
+    // Adds a section; returns its number. One of zeros (SHT_NOBITS) has a size, and no bytes in the
+    // image.
     Elf64_Section section(const char *name, unsigned type, const std::string &bytes,
                           Elf64_Section relocated = 0)
     {
@@ -61,7 +62,7 @@ class Cubin
     }
 
   private:
-    std::vector<Elf64_Shdr> sections{1}; // the first one of each is none
+    std::vector<Elf64_Shdr> sections{1}; // the first entry of each is empty
     std::vector<Elf64_Sym> symbols{1};
     std::string names{'\0'}, texts{'\0'}, contents;
 

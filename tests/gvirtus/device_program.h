@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// One of device_programs.cu's programs: what it has, and its operations.
+// A program of device_programs.cu: its data, and its operations.
 #ifndef IBX_TESTS_GVIRTUS_DEVICE_PROGRAM_H
 #define IBX_TESTS_GVIRTUS_DEVICE_PROGRAM_H
 
@@ -37,7 +37,7 @@ __global__ void combine(std::uint32_t *to, const std::uint32_t *from, std::size_
     if (i >= n)
         return;
     std::uint32_t x = to[i];
-    for (std::uint32_t t = 0; t < times; t++) // some take their time
+    for (std::uint32_t t = 0; t < times; t++) // some take long
         x = x * 747796405u + from[(i + t) % n];
     to[i] = x;
 }
@@ -56,7 +56,7 @@ struct Wish {
 
 struct Slot {
     int device;
-    bool waits; // its stream waits for the legacy one, and that for it
+    bool waits; // its stream and the legacy stream wait for each other
     char *memory, *pinned, *pageable;
     cudaStream_t stream;
     cudaEvent_t event;
@@ -82,7 +82,7 @@ struct Program : RandomProgram {
             answered(cudaSetDevice(device));
         now = device;
     }
-    // Of a stream that is no default stream copies may be made from any device.
+    // Copies in a stream that is not a default stream may be made with any device selected.
     void select_for_copy(const Slot &slot)
     {
         select(slot.stream && !random.below(3) ? any_device() : slot.device);
@@ -92,7 +92,7 @@ struct Program : RandomProgram {
         select(slot.device);
         answered(random.below(2) ? cudaStreamSynchronize(slot.stream) : cudaDeviceSynchronize());
     }
-    // What GVirtuS makes of cudaMemcpyDefault is right at the beginning of an allocation only.
+    // GVirtuS is right about cudaMemcpyDefault only at the beginning of an allocation.
     bool by_addresses() { return wish.all && random.below(2); }
     cudaMemcpyKind within()
     {
@@ -152,7 +152,7 @@ void Program::copy_async(Slot &slot)
     note(host, n);
 }
 
-// From any device, where nothing is under way on both.
+// With any device selected; nothing is under way on either device.
 void Program::copy(Slot &slot)
 {
     const std::size_t n = length(MOST / 2), at = random.below(MOST - n + 1);
@@ -228,7 +228,7 @@ void Program::launches(Slot &slot)
         answered(cudaGetLastError());
 }
 
-// What comes in the second stream does so behind what is in the first one.
+// Later work of the second stream comes behind the work that is in the first one.
 void Program::order(Slot &first, Slot &then)
 {
     if (&first == &then)
@@ -297,7 +297,7 @@ void Program::read_other(Slot &to, Slot &from)
     order(to, from);
 }
 
-// Each device has its own.
+// Each device has a variable of its own.
 void Program::variable(int device)
 {
     std::uint32_t words[TABLE];
@@ -321,7 +321,7 @@ void Program::variable(int device)
     note(reinterpret_cast<const char *>(words), n * 4);
 }
 
-// What CUDA does not take, and what it says then.
+// Calls that CUDA refuses, and what it answers.
 void Program::refused(Slot &slot, Slot &other)
 {
     int value = -1;
@@ -372,7 +372,8 @@ void Program::refused(Slot &slot, Slot &other)
     answered(cudaGetLastError());
 }
 
-// Memory of the pool of the stream's device, whichever is selected. Only that one has access to it.
+// Memory of the pool of the stream's device, whichever device is selected. Only the stream's device
+// has access to it.
 void Program::pool(Slot &slot)
 {
     const std::size_t n = length(MOST / 2), at = random.below(MOST / 2 - n + 1);
@@ -393,7 +394,7 @@ void Program::pool(Slot &slot)
     answered(cudaFreeAsync(memory, slot.stream));
 }
 
-// Work of two devices, that of the second one between parts of the first one's.
+// A graph with work of two devices. The second device's work is between parts of the first one's.
 void Program::graph(Slot &slot, Slot &other)
 {
     cudaStream_t first = nullptr, second = nullptr;
@@ -436,7 +437,8 @@ void Program::graph(Slot &slot, Slot &other)
     answered(cudaStreamDestroy(second));
 }
 
-// First the one device writes it, then the other one, and the host between them and last.
+// Managed memory: one device writes it, then the other one, then the first one again, and the host
+// between them and last.
 void Program::managed(Slot &slot, Slot &other)
 {
     const std::size_t n = 4 * (1 + length(MOST / 2) / 4);
@@ -489,7 +491,7 @@ void Program::facts(int device)
     note(static_cast<std::uint64_t>(what.device));
 }
 
-// What some GVirtuS lack.
+// Calls that some versions of GVirtuS lack.
 void Program::more()
 {
     switch (random.below(4)) {

@@ -27,7 +27,8 @@ struct GpuBackEnd : BackEnd {
     }
 };
 
-// One that is there when a check does not hold says how it has ended, and what it has said.
+// An application. If a check does not hold while this object exists, it reports how the application
+// has ended, and what it has printed.
 struct Application {
     pid_t pid;
     int out, in; // of its standard output and input
@@ -47,7 +48,7 @@ struct Application {
             dup2(back_ends[0], STDIN_FILENO);
             dup2(open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600), STDERR_FILENO);
             setenv("LD_PRELOAD", preload.c_str(), 1);
-            // Others of that name may stand before it in what meson sets.
+            // Before the folders that meson sets, which may have another libcudart.
             const char *libraries = std::getenv("LD_LIBRARY_PATH");
             std::string first = cudart.substr(0, cudart.rfind('/'));
             setenv("LD_LIBRARY_PATH", (first + ":" + (libraries ? libraries : "")).c_str(), 1);
@@ -87,12 +88,12 @@ struct Application {
     }
 
   private:
-    static constexpr unsigned lines = 8; // of the first and of the last that it has said
-    static inline unsigned begun;        // a log each: a child of another may still write to it
+    static constexpr unsigned lines = 8; // that are shown of its first and of its last lines
+    static inline unsigned begun;        // each has its own log: children may write to earlier ones
     const unsigned not_held_before = not_held;
     int status = -1;
 
-    // Each line alone is recognized by tests/count-results.
+    // tests/count-results recognizes each line by itself.
     void report() const
     {
         std::vector<std::string> all;
@@ -119,7 +120,7 @@ inline std::size_t lines_with(const std::string &text, const std::string &part)
     return count;
 }
 
-// Whether the back end has a client's memory where that had it.
+// Whether the back end has mapped a client's memory at the client's address.
 inline bool has_maps(const GpuBackEnd &back)
 {
     std::ifstream maps("/proc/" + std::to_string(back.serving()) + "/maps");

@@ -46,14 +46,14 @@ inline bool is_as_before(Gpu &gpu, const Left &before)
     return becomes_true([&] { return Left(gpu) == before; });
 }
 
-// How a client's process ends. That which closes its connections says no more.
+// How a client's process ends. One that closes its connections does not say that it ends.
 enum class End { killed, exits, closes };
 
 [[noreturn]] inline void end(End how, std::vector<std::unique_ptr<Client>> clients)
 {
     if (how == End::killed) {
         kill(getpid(), SIGKILL);
-        std::_Exit(128 + SIGKILL); // the first process of a namespace is not killed by itself
+        std::_Exit(128 + SIGKILL); // the first process of a namespace cannot kill itself
     }
     for (auto &client : clients)
         if (how == End::exits)
@@ -66,8 +66,8 @@ enum class End { killed, exits, closes };
 
 constexpr int NO_NAMESPACE = 77;
 
-// `body` in a process of a namespace of its own, whose number means nothing to the back end: as on
-// another host. As spawn() otherwise.
+// As spawn(); but if `elsewhere` is true, `body` runs in a namespace of its own, where its number
+// means nothing to the back end, as on another host.
 inline pid_t spawn_at(bool elsewhere, const std::function<int()> &body)
 {
     if (!elsewhere)
@@ -99,13 +99,13 @@ inline pid_t leaves(const Gpu &gpu, bool elsewhere, End how,
     });
 }
 
-// A client with work that does not end, which is killed, or goes on until somebody writes to it.
+// A client with work that does not end. The client is killed, or runs until end() writes to it.
 struct Endless {
     int begun[2] = {-1, -1}, ends[2] = {-1, -1};
     std::uint64_t stream = 0;
     pid_t pid = 0;
 
-    // `flags`: of its stream; 0: one that waits for the legacy stream.
+    // flags: of its stream; 0: a stream that waits for the legacy stream.
     bool begin(const Gpu &gpu, bool killed, bool destroyed, unsigned flags = 1)
     {
         REQUIRE(!pipe(begun) && !pipe(ends));

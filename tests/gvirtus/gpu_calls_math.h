@@ -8,7 +8,7 @@
 
 #include "frontend-glue/session/math_calls.h"
 
-// The beginning of a body. `mode`: what it says of the pointer mode.
+// The beginning of a body. `mode` is the pointer mode in it.
 inline Body function(unsigned number, std::uint64_t handle, unsigned mode = 0)
 {
     Body body;
@@ -25,7 +25,7 @@ inline Body byte(Body body, unsigned value)
     return body;
 }
 
-// The number there; -1: none.
+// The number at this address; -1: it cannot be read.
 inline float at(Remote &remote, std::uint64_t device)
 {
     float value = 0;

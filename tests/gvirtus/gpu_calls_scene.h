@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// Short calls that the back end's plugin takes out of the stream and runs by CUDA's runtime, on
-// doubles of the runtime and the driver. GVirtuS's handlers run them by the driver alone.
+// Short calls that the back end's plugin takes out of the stream of requests, and runs by CUDA's
+// runtime, on doubles of the runtime and the driver. Handlers of GVirtuS here only use the driver.
 #ifndef TESTS_GVIRTUS_GPU_CALLS_SCENE_H
 #define TESTS_GVIRTUS_GPU_CALLS_SCENE_H
 
@@ -20,7 +20,7 @@
 #include <unistd.h>
 #include <vector>
 
-// The runtime is there, and the forms of replies are known.
+// A back end in which the runtime is loaded and the forms of replies are known, and a client.
 struct Gpu {
     BackEnd back;
     std::shared_ptr<Communicator> over;
@@ -34,7 +34,7 @@ struct Gpu {
         remote.set_device(0);
         remote.free(remote.malloc(100));
     }
-    // How many calls of the runtime that one makes; -1: it has failed.
+    // How many calls of the runtime this call makes; -1: it has failed.
     int made(const char *name, const Body &body)
     {
         const std::uint64_t before = remote.runtime_calls();
@@ -49,7 +49,7 @@ struct Gpu {
     }
 };
 
-// What back ends that begin meanwhile say.
+// Captures what back ends that begin meanwhile write to standard error.
 struct Said {
     int before = dup(STDERR_FILENO), log = memfd_create("log", MFD_CLOEXEC);
     Said()
@@ -84,7 +84,8 @@ struct Client {
     }
 };
 
-// What the back end does not know to be of this process, and so takes for another program's.
+// With these options the back end does not know that a connection is this process's, and takes it
+// for another program's.
 constexpr const char *of_another_program = "rdma.resume_seconds : 0\n";
 
 inline Body kernel(std::uint64_t function, unsigned threads, std::uint64_t stream, std::uint64_t to,
@@ -96,7 +97,7 @@ inline Body kernel(std::uint64_t function, unsigned threads, std::uint64_t strea
     return body.u64(stream).host(arguments.bytes.data(), arguments.bytes.size());
 }
 
-// A request of our own: which function of the runtime it is; its arguments come behind it.
+// The beginning of a request of our own: its number. Its arguments follow.
 inline Body number(unsigned n)
 {
     Body body;

@@ -39,7 +39,7 @@ struct Update {
     void *node, *other;
 };
 
-// A call of the preload's whose arguments have just the types that it takes.
+// Calls a function of the preload. The arguments must have exactly the types of its parameters.
 template <typename... T> int run(const char *name, T... arguments)
 {
     return preloaded<int(T...)>(name)(arguments...);

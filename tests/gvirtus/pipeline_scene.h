@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// Calls that are answered before the back end has run them (frontend-glue/client_calls), against a
-// device on which every mistake in the order of work shows: tests/doubles/gvirtus/world.h.
+// Calls that are answered before the back end has run them (frontend-glue/client_calls), on a
+// device that shows every mistake in the order of work (tests/doubles/gvirtus/world.h).
 #ifndef TESTS_GVIRTUS_PIPELINE_SCENE_H
 #define TESTS_GVIRTUS_PIPELINE_SCENE_H
 
@@ -26,7 +26,7 @@ constexpr std::uint64_t STREAM = 100;
 // A front end, and the calls that the tests make.
 struct App : FrontEnd {
     std::shared_ptr<Communicator> over;
-    int answer = 0; // of a call that was made otherwise
+    int answer = 0; // of a call that was made in another way
 
     explicit App(std::shared_ptr<Communicator> communicator, bool with_seconds = true)
         : FrontEnd(communicator.get(), with_seconds), over(communicator)
@@ -69,15 +69,15 @@ struct App : FrontEnd {
     int synchronize() { return call("cudaDeviceSynchronize", Body()); }
     int last_error() { return call("cudaGetLastError", Body()); }
     int peek() { return call("cudaPeekAtLastError", Body()); }
-    // What has become of a stream; ~0: the copy has failed.
+    // The number of a stream; ~0: the copy has failed.
     std::uint64_t work(std::uint64_t stream = STREAM)
     {
         return value("cudaMemcpy", Body().host("", 1).u64(stream - 100).u64(8).i32(D2H), ~0ull);
     }
 };
 
-// What the plugin gives a preload; this test is one. Its calls go over the connection that the
-// calling thread has made last.
+// The table that the plugin gives a preload, since this test takes the place of one. Its calls go
+// over the connection that the calling thread has made last.
 extern const ibx_frontend_calls *direct;
 
 struct Scene {
@@ -100,7 +100,7 @@ struct Scene {
     }
 };
 
-// Polls, for a minute of an idle machine.
+// Polls until the condition is true, for a minute of an idle machine.
 inline bool becomes(const std::function<bool()> &condition)
 {
     for (unsigned left = patience_ms(60000); left; left--) {
@@ -111,7 +111,7 @@ inline bool becomes(const std::function<bool()> &condition)
     return false;
 }
 
-// What n launches with the values 0 to n-1 make of a stream.
+// The number of a stream after n launches with the values 0 to n-1.
 inline std::uint64_t launched(unsigned n, std::uint64_t work = 0)
 {
     for (unsigned i = 0; i < n; i++)
@@ -119,7 +119,8 @@ inline std::uint64_t launched(unsigned n, std::uint64_t work = 0)
     return work;
 }
 
-// Makes this front end sure of itself, as a program's first launch does.
+// Makes the calls by which this front end learns what it may answer itself, as a program's first
+// launches do.
 inline bool warm(App *app)
 {
     REQUIRE(app->launch(0) == 0 && app->launch(1) == 0);
@@ -128,7 +129,7 @@ inline bool warm(App *app)
     return true;
 }
 
-// Connections of this process that are made from here on, and break when the test says so.
+// The connections that this process makes from here on. cut() breaks them.
 class Connections
 {
     std::set<int> before;
@@ -151,7 +152,7 @@ class Connections
             if (!before.count(fd))
                 shutdown(fd, SHUT_RDWR);
     }
-    // Whether there are some, and each lives.
+    // Whether there are connections, and all of them live.
     bool live() const
     {
         std::size_t count = 0;
@@ -167,7 +168,7 @@ class Connections
     }
 };
 
-// A thread that may wait for what comes later.
+// A thread that may wait for something that the test does later.
 class Waiting
 {
     static constexpr unsigned LOOKS = 20;
@@ -175,8 +176,8 @@ class Waiting
     std::atomic<bool> over{false};
     std::thread thread;
 
-    // Whether it sleeps, or has done so since somebody has looked: it may wait by short naps, and
-    // want a processor after each.
+    // Whether the thread sleeps, or has slept since the last look: it may wait by short naps, and
+    // run after each.
     bool rests(unsigned long *naps) const
     {
         char line[128], state = 0;
@@ -209,8 +210,9 @@ class Waiting
         if (thread.joinable())
             thread.join();
     }
-    // Whether it waits: it rests as often as somebody looks. Who sleeps for a lock does not:
-    // whoever holds that gets a processor meanwhile, however many want one. It has ended if not.
+    // Whether it waits: it sleeps at each of many looks. A thread that sleeps for a lock does not
+    // do so at all of them, since the holder of the lock gets a processor meanwhile, however busy
+    // the machine is. False: the thread has ended.
     bool waits() const
     {
         const useconds_t apart = patience_ms(1) * 1000;
@@ -227,14 +229,15 @@ class Waiting
     }
 };
 
-// How many requests a call is: 1: the back end was asked, -1: an error.
+// How many requests a call makes: 1: the back end was asked; -1: the call has failed.
 inline int asked(Scene *scene, App *app, const char *name, const Body &body)
 {
     const std::uint64_t requests = scene->world->requests;
     return app->call(name, body) ? -1 : static_cast<int>(scene->world->requests - requests);
 }
 
-// In a process of its own, where calls are lost of which all of its threads are told.
+// Runs a test in a process of its own: when calls are lost, all threads of the process get the
+// error.
 inline bool apart(const std::function<bool()> &test)
 {
     return result_of(spawn([&] { return test() ? 0 : 1; })) == 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// Programs that have a process of the back end each, and what they share with each other.
+// Programs that each have a process of the back end, and what they share with each other.
 #ifndef TESTS_GVIRTUS_PROGRAMS_IPC_H
 #define TESTS_GVIRTUS_PROGRAMS_IPC_H
 
@@ -16,13 +16,13 @@ namespace programs_ipc
 constexpr std::size_t bytes_shared = 100000;
 constexpr int bad_value = 1, no_memory = 2, no_handle = 400, not_ready = 600, os_failed = 304;
 constexpr std::uint64_t differ = 256; // Program::reads(): bytes that are not all the same
-constexpr unsigned interprocess = 6;  // an event's flags: and no timing
+constexpr unsigned interprocess = 6;  // an event's flags: for other processes, and without timing
 constexpr char memory_kind = 0, event_kind = 1, pool_kind = 2;
 
 // ------------------------------------------------ a communicator that is another process's
 
 struct Order {
-    char what; // W: the bytes behind this are written; R: so many are read; S: Sync
+    char what; // W: write the n bytes that follow; R: read n bytes; S: Sync
     std::uint64_t n;
 };
 
@@ -72,10 +72,10 @@ class Forwarded : public Communicator
     }
 };
 
-// In that process, until the other end is closed.
+// Runs in the other process, until the other end of the socket is closed.
 inline void forward(int socket, Communicator *over)
 {
-    std::list<std::vector<char>> written; // GVirtuS's stay until the reply, too
+    std::list<std::vector<char>> written; // kept until the reply, as GVirtuS keeps its buffers
     for (Order order; move_all(socket, &order, sizeof(order), false);) {
         std::vector<char> bytes(order.n);
         if (order.what == 'S') {
@@ -94,7 +94,8 @@ inline void forward(int socket, Communicator *over)
     }
 }
 
-// In a forked child, whose exit(3) LeakSanitizer would take for the end of what its parent has.
+// For a forked child. It does not call exit(3), where LeakSanitizer would report what its parent
+// has.
 [[noreturn]] inline void serve_orders(int socket, std::uint16_t port, const std::string &options)
 {
     auto over = connected(port, options);
@@ -107,7 +108,7 @@ inline void forward(int socket, Communicator *over)
 
 using Handle = std::vector<char>;
 
-// A client's process; here is what speaks for it.
+// A client's process, and the connection by which this process makes its calls.
 struct One {
     Forwarded over;
     Remote remote{&over};
@@ -145,7 +146,7 @@ struct One {
         const std::vector<char> bytes(bytes_shared, static_cast<char>(byte));
         return remote.to_device(memory, bytes.data(), bytes.size());
     }
-    // The byte that all of it is; or 1000 and the code.
+    // The byte that all bytes of the memory are; or 1000 + the error.
     std::uint64_t reads(std::uint64_t memory)
     {
         std::vector<char> got(bytes_shared, 99);
@@ -185,7 +186,7 @@ struct One {
         return remote.call("cudaLaunchKernel",
                            kernel(IBX_DOUBLE_KERNEL, 32, stream, to, from, bytes_shared));
     }
-    // One that other processes may open, or (0) not.
+    // Makes a pool that other processes may open; `handles` 0: that they may not open.
     std::uint64_t pool(char handles = 1)
     {
         Body create = number(IBX_OWN_POOL_CREATE);
@@ -225,8 +226,8 @@ struct Program : One {
         : pid(spawn([&]() -> int { serve(back.port, options); }))
     {
     }
-    // It forks before it has threads, beside which AddressSanitizer's allocator may be locked for
-    // good in the child; but behind a connection, which makes it a program.
+    // Forks before it has threads, since with threads AddressSanitizer's allocator may stay locked
+    // in the child; but after a first connection, which makes this process a program.
     [[noreturn]] void serve(std::uint16_t port, const std::string &options)
     {
         close(over.socket);
@@ -248,7 +249,7 @@ struct Program : One {
         if (pid < 0)
             return;
         if (signal)
-            kill(pid, signal); // the forked one dies with it
+            kill(pid, signal); // its forked process dies with it
         One::end();
         child.end();
         result_of(pid);

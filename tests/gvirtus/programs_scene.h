@@ -14,12 +14,12 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 
-constexpr int lost = 999;    // what each call of a session returns that is gone
-constexpr int broken = 719;  // ... and of a context that is broken
+constexpr int lost = 999;    // what calls of a lost session return
+constexpr int broken = 719;  // what calls in a broken context return
 constexpr long at_once = 64; // connections of one program
 constexpr long piece = 256 << 10, long_bytes = 16 * piece;
 
-// What is started meanwhile may have so many descriptors.
+// Limits the descriptors of programs that are started meanwhile.
 struct Descriptors {
     rlimit before{};
     explicit Descriptors(rlim_t most)
@@ -44,7 +44,7 @@ struct Listening : BackEnd {
           spares(spare)
     {
     }
-    // So many processes of clients.
+    // Whether it has n processes for clients (waits for this).
     bool has(std::size_t n) const
     {
         return becomes_true([&] { return children().size() == spares + n; });
@@ -71,13 +71,13 @@ enum Order : char {
     COPIES_SHORT
 };
 
-// What names a file with keys of alice and bob.
+// The option that names a file with keys of alice and bob.
 std::string keys_of_two();
 
 long works(Remote *remote);
 long carry_out(Order order, Remote *remote, std::uint16_t port, const std::string &options);
 
-// Without a key. Only root can try it: otherwise it is true.
+// Runs `body` as another user, without a key. Only root can do so; for others it is true.
 bool as_another_user(const BackEnd &back, const std::function<bool(Remote *)> &body);
 
 // A client's process that was not forked from one that has connected.
@@ -121,7 +121,7 @@ struct Program {
             return;
         if (signal)
             kill(pid, signal);
-        shutdown(orders, SHUT_RDWR); // others may have it, too
+        shutdown(orders, SHUT_RDWR); // other processes may have it, too
         close(orders);
         result_of(pid);
         pid = -1;

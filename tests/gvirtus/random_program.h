@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// What programs have that make random CUDA calls, for the same bytes native and under GVirtuS: the
-// random numbers, and a hash of all that has come back. Found beside its users: nvcc is given no
-// folder.
+// What programs have in common that make random CUDA calls, and compare the results native and
+// under GVirtuS: the random numbers, and a hash of all that has come back. This file is in the
+// folder of its users, since nvcc gets no include path.
 #ifndef IBX_TESTS_GVIRTUS_RANDOM_PROGRAM_H
 #define IBX_TESTS_GVIRTUS_RANDOM_PROGRAM_H
 
@@ -38,7 +38,7 @@ struct RandomProgram {
         }
         std::memset(bytes, static_cast<int>(random.next() >> 56), n);
     }
-    // Mostly short; at most `most`.
+    // A length, mostly short; at most `most`.
     std::size_t length(std::size_t most)
     {
         std::size_t n = random.below(4) ? 1 + random.below(70000) : 1 + random.below(most);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// GVirtuS's CUDA, as far as copies need it, for tests: the frames of its front end, and a back end
-// whose handlers run on the library that IBX_LIBCUDA names.
+// For tests, the part of GVirtuS's CUDA that copies need: the frames of its front end, and a back
+// end whose handlers use the library that IBX_LIBCUDA names.
 #ifndef TESTS_CUDA_REMOTE_H
 #define TESTS_CUDA_REMOTE_H
 
@@ -17,7 +17,8 @@ class Remote : public FrontEnd
     using FrontEnd::FrontEnd;
 
     std::uint64_t malloc(std::size_t n) { return address("cudaMalloc", Body().u64(n)); }
-    // Of a call whose reply is an address, and perhaps a pitch; 0: it failed.
+    // Makes a call whose reply is an address, perhaps with a pitch. Returns the address; 0: the
+    // call has failed.
     std::uint64_t address(const char *name, const Body &body)
     {
         std::uint64_t got = 0;
@@ -35,8 +36,8 @@ class Remote : public FrontEnd
         body.put(flags);
         return value("cudaStreamCreateWithFlags", body);
     }
-    // By the driver's API: a handle and no more, of which there are as many as one likes.
-    // `together`: it returns once another client's has begun.
+    // By the driver API: only a handle, and any number of them. together: it returns once another
+    // client's call has begun.
     std::uint64_t bare_stream_create(bool together = false)
     {
         return value("cuStreamCreate", Body().u64(together));
@@ -67,27 +68,27 @@ class Remote : public FrontEnd
     {
         return call("cudaMemcpyAsync", Body().u64(to).u64(from).u64(n).i32(D2D).u64(on));
     }
-    // Of a variable that the client has at `symbol`.
+    // Copies to a variable that the client has at `symbol`.
     int to_symbol(std::uint64_t symbol, const void *from, std::size_t n, std::size_t offset);
 
-    // Of a library, which the plugin does not see; for testCopy.
+    // A stream that a library makes, which the plugin does not see; for testCopy.
     std::uint64_t library_stream() { return value("testStream", Body()); }
 
-    // The rest are no CUDA calls: only this back end has them, and the plugin knows none of them.
-    // It takes such names for the runtime's, whose calls have no streams of their own.
+    // The rest are not CUDA calls. Only this back end has them, and the plugin does not know them.
+    // It takes their names for calls of the runtime, which have no streams of their own.
     bool peek(std::uint64_t device, void *to, std::size_t n)
     {
         return take_out(call("cudaTestPeek", Body().u64(device).u64(n)), to, n) == 0;
     }
     // Copies that the handlers have run, of all connections.
     std::uint64_t handled() { return value("cudaTestHandled", Body(), ~0ull); }
-    // Of doubles of cuBLAS and others, that have not been ended.
+    // Handles of doubles of cuBLAS and other libraries that have not been destroyed.
     std::uint64_t library_handles() { return value("cudaTestLibraryHandles", Body(), ~0ull); }
     // Calls of the runtime, of all connections: the handlers make none but cudaGetLastError.
     std::uint64_t runtime_calls() { return value("cudaTestRuntimeCalls", Body(), ~0ull); }
-    // As __cudaRegisterVar: where the variable is from now on. The runtime knows it by `name`, as
-    // of handlers that register it under an address of their own, or by the client's. False: no
-    // double of the runtime.
+    // As __cudaRegisterVar: says where the variable is from now on. The runtime knows it by `name`,
+    // as if the handler had registered it under an address of its own; name 0: by the client's
+    // address. False: there is no double of the runtime.
     bool register_var(std::uint64_t symbol, std::uint64_t device, std::size_t n,
                       std::uint64_t name = 0)
     {
@@ -95,7 +96,7 @@ class Remote : public FrontEnd
         body.u64(symbol).u64(device).u64(n).u64(name ? name : symbol);
         return call("cudaTestRegisterVar", body) == 0;
     }
-    // The last error of the runtime is that from now on.
+    // Sets the runtime's last error.
     void fail(int code) { call("cudaTestFail", Body().i32(code)); }
     ibx_double_stats stats()
     {
@@ -109,17 +110,17 @@ class Remote : public FrontEnd
         call("cudaTestInject",
              Body().u64(in).i32(code).i32(sticky).host(name.c_str(), name.size() + 1));
     }
-    // A kernel has printed that.
+    // As if a kernel had printed that.
     void print(const std::string &text)
     {
         call("cudaTestPrint", Body().host(text.c_str(), text.size() + 1));
     }
-    // Whether cudaUnregisterFatBinary and cudaMemcpyFromSymbol stay in their handlers; whether one
-    // is there.
+    // gate(): whether cudaUnregisterFatBinary and cudaMemcpyFromSymbol stay in their handlers.
+    // inside(): whether one is there.
     void gate(bool shut) { call("cudaTestGate", Body().u64(shut)); }
-    // The mode in which the handlers' thread minds captures.
+    // The capture mode of the handlers' thread.
     std::uint64_t mode() { return value("cudaTestMode", Body(), ~0ull); }
-    // How often a handler met one of registrations.
+    // How often a handler ran at the same time as one of registrations.
     std::uint64_t met() { return value("cudaTestMet", Body(), ~0ull); }
     bool inside() { return value("cudaTestInside", Body()) == 1; }
     void capture(std::uint64_t stream) { call("cudaTestCapture", Body().u64(stream)); } // 0: none
