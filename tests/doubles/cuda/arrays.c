@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A double of CUDA's runtime: arrays, textures, attributes, functions of the host. An array is
- * memory of the device, rows without gaps; a handle that this file has not made ends the process,
- * as CUDA's would. */
+ * memory of the device, with rows without gaps. A handle that this file has not made ends the
+ * process, as with CUDA. */
 #include "frontend-glue/session/own_requests.h"
 #include "tests/doubles/cuda/runtime.h"
 
@@ -63,7 +63,7 @@ EXPORT int cudaMalloc3DArray(void **made, const struct ibx_cuda_channel *channel
     return returns(rc);
 }
 
-/* One that has gone with its context is none. */
+/* An array that has gone with its context does not exist. */
 EXPORT int cudaFreeArray(void *handle)
 {
     struct array *a = array_of(handle);
@@ -156,7 +156,7 @@ EXPORT int cudaMemcpyFromArray(void *to, void *handle, size_t x, size_t y, size_
     return returns(copy(to, a->bytes + y * a->row + x, n));
 }
 
-/* An address as far behind another, whatever is there. */
+/* The address n bytes behind another one, whatever is there. */
 static void *behind(const void *address, size_t n)
 {
     return (void *)((uintptr_t)address + n);
@@ -223,8 +223,8 @@ EXPORT int cudaMemcpy3D(const struct ibx_cuda_memcpy3d *p)
 
 /* ------------------------------------------------------------------ textures, surfaces */
 
-/* Words of the texture are 1 to 18; or those that are flags are all what the driver has for them.
- */
+/* Whether the words of the texture are 1 to 18, or the words that are flags have the values that
+ * the driver API gives them. */
 static bool is_texture(const struct ibx_cuda_texture *how)
 {
     static const bool flags[18] = {[4] = true, [5] = true, [10] = true, [16] = true, [17] = true};
@@ -284,7 +284,7 @@ EXPORT int cudaStreamSetAttribute(void *stream, int attribute, const void *value
     char *event = NULL;
     (void)stream;
     memcpy(&event, value, sizeof(event));
-    if (attribute == 7 || attribute == 12) /* whose values begin with one, which is looked into */
+    if (attribute == 7 || attribute == 12) /* the value begins with an event, which is used */
         *(volatile char *)event += 0;
     memcpy(attribute_value, value, sizeof(attribute_value));
     return returns(attribute == 1 ? 0 : INVALID_VALUE);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Stream captures of the double. What they forbid to which thread was observed with driver 580 on
- * an H200. Captured work is counted and never run. */
+/* Stream captures of the double. What a capture forbids, and to which threads, was observed with
+ * driver 580 on an H200. Captured work is counted, and never run. */
 #include "tests/doubles/cuda/internal.h"
 
 #define CAPTURES 16u
@@ -12,7 +12,7 @@ static struct capture {
     bool blocking;
     int mode;
     pthread_t thread;
-    bool lost;      /* somebody did what is forbidden */
+    bool lost;      /* a call did what is forbidden */
     uintptr_t work; /* how much was captured */
     uint64_t id;
 } captures[CAPTURES];
@@ -125,7 +125,7 @@ EXPORT int cuStreamBeginCapture_v2(void *stream, int mode)
     return leave(OUT_OF_MEMORY);
 }
 
-/* The double of the runtime captures that stream; NULL: none. */
+/* Says which stream the runtime's double captures; NULL: none. */
 EXPORT void ibx_double_runtime_captures(void *stream)
 {
     pthread_mutex_lock(&mutex);
@@ -133,7 +133,7 @@ EXPORT void ibx_double_runtime_captures(void *stream)
     pthread_mutex_unlock(&mutex);
 }
 
-/* Of what it can tell, the id alone. */
+/* It tells only the id. */
 EXPORT int cuStreamGetCaptureInfo_v2(void *stream, int *status, uint64_t *id, void **graph,
                                      void **behind, size_t *count)
 {
@@ -148,7 +148,7 @@ EXPORT int cuStreamGetCaptureInfo_v2(void *stream, int *status, uint64_t *id, vo
     return leave(graph || behind || count ? INVALID_VALUE : SUCCESS);
 }
 
-/* The graph is a number: of what it holds. */
+/* The graph is a number: how much was captured. */
 EXPORT int cuStreamEndCapture(void *stream, void **graph)
 {
     int code = enter("cuStreamEndCapture");

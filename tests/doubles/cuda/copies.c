@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A libcudart with what bench-clients calls, and nothing behind it. Who allocates as many bytes of
- * device memory as IBX_TEST_KILLED says is killed there. */
+/* A libcudart with the functions that bench-clients calls, which do nothing. A process that
+ * allocates as many bytes of device memory as IBX_TEST_KILLED says is killed there. */
 #include "tests/doubles/cuda/runtime.h"
 
 #include <signal.h>

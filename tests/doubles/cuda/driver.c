@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A double of CUDA's driver: who is in it, its memory's bytes, and faults that tests ask for. */
+/* A double of CUDA's driver: its lock, the bytes of its memory, and faults that tests ask for. */
 #include "tests/doubles/cuda/streams.h"
 
 #include <stdlib.h>
@@ -33,7 +33,7 @@ int sticky(void)
     return sticky_error;
 }
 
-static unsigned alone; /* who wait for streams, and let nobody in */
+static unsigned alone; /* threads that wait for streams, and keep others out */
 
 void begin_alone(void)
 {

@@ -31,8 +31,8 @@ static bool is_between(const struct ibx_cuda_memcpy2d *c)
            from && to->device != from->device;
 }
 
-/* A copy between devices in a legacy stream comes behind all of both in streams that wait for
- * that; and they wait for it, where `behind` is its stream. */
+/* A copy between devices in a legacy stream comes behind all work of both devices, in streams that
+ * wait for the legacy stream. These streams wait for the copy, too: `behind` is its stream. */
 static void meet_devices(struct job *job, const struct stream *behind)
 {
     for (struct stream *s = streams; s; s = s->next) {
@@ -47,8 +47,8 @@ static void meet_devices(struct job *job, const struct stream *behind)
     submit(other, marker);
 }
 
-/* Pageable memory is read at once, and an asynchronous copy to it is waited for: as the driver. It
- * keeps others out while it waits if IBX_DOUBLE_ALONE is set. */
+/* As the driver, reads pageable memory at once, and waits for an asynchronous copy to pageable
+ * memory. If IBX_DOUBLE_ALONE is set, it keeps other threads out while it waits. */
 static int copy_submit(const struct ibx_cuda_memcpy2d *c, void *handle, bool sync)
 {
     bool from_pinned = true, to_pinned = true;
@@ -136,7 +136,8 @@ EXPORT int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t n, void *s
                       (uintptr_t)from, n, stream, false);
 }
 
-/* What the runtime's double fills memory with: no copy from unpinned memory of ours. */
+/* Fills memory, for the runtime's double. It does not count as a copy of ibx from unpinned
+ * memory. */
 EXPORT int ibx_double_fill(uint64_t to, const void *bytes, size_t n, void *stream)
 {
     const struct ibx_cuda_memcpy2d c =

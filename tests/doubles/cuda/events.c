@@ -49,7 +49,8 @@ static struct event *event_of(const void *handle)
     return handle ? event : NULL;
 }
 
-/* `fd`: of what is shared, which is the event's from now on; -1: nothing is. NULL: no memory. */
+/* `fd` is of the shared state, and belongs to the event from now on; -1: it is not shared. NULL: no
+ * memory. */
 static struct event *event_new(unsigned flags, int fd)
 {
     struct event *event = calloc(1, sizeof(*event));
@@ -73,7 +74,7 @@ static void event_free(struct event *event)
 {
     if (event->fd >= 0)
         close(event->fd);
-    free(event); /* what is shared a job may still write to */
+    free(event); /* a job may still write to the shared state */
     stats.events--;
 }
 
@@ -105,7 +106,7 @@ EXPORT int cuIpcGetEventHandle(struct ipc_handle *handle, void *of)
     return leave(SUCCESS);
 }
 
-/* Another one each time. */
+/* Makes another event each time. */
 EXPORT int cuIpcOpenEventHandle(void **opened, struct ipc_handle handle)
 {
     int code = enter("cuIpcOpenEventHandle");

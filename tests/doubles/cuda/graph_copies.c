@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A double of CUDA's runtime: copies in graphs, what changes the nodes of graphs within graphs, and
- * objects that live as long as a graph has them. */
+/* A double of CUDA's runtime: copies in graphs, calls that change nodes of graphs within graphs,
+ * and objects that live as long as a graph has them. */
 #include "tests/doubles/cuda/graph.h"
 #include "tests/doubles/cuda/runtime.h"
 
@@ -46,7 +46,7 @@ EXPORT int cudaGraphHostNodeSetParams(void *node, const void *host)
     return returns(node_of(node)->type == NODE_HOST ? 0 : INVALID_VALUE);
 }
 
-/* As a launch that is under way has read the old one already. */
+/* Waits for the launch, so that what changes now is as if the launch had read it already. */
 static void wait_for_launch(const struct double_graph *exec)
 {
     int (*wait)(void *stream) = NULL;

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A double of CUDA's runtime: what nodes of graphs say that they are made of, and what changes it.
- */
+/* A double of CUDA's runtime: calls that return and set parameters of nodes. */
 #include "tests/doubles/cuda/graph.h"
 #include "tests/doubles/cuda/runtime.h"
 

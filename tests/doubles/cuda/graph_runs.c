@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A double of CUDA's runtime: graphs run. Of nodes that may run in any order those that were added
- * last run first. */
+/* A double of CUDA's runtime: runs graphs. Among nodes that may run in any order, those that were
+ * added last run first. */
 #include "tests/doubles/cuda/graph.h"
 #include "tests/doubles/cuda/runtime.h"
 
@@ -59,7 +59,7 @@ int graph_run_set(const struct ibx_cuda_memset *set, void *stream)
     else
         for (size_t i = 0; i < row && bytes; i += set->element)
             memcpy(bytes + i, &set->value, set->element);
-    for (size_t y = 0; row && y < set->height && !rc; y++) /* of nothing there may be very many */
+    for (size_t y = 0; row && y < set->height && !rc; y++) /* empty rows may be very many */
         rc = fill((uintptr_t)set->at + y * set->pitch, bytes, row, stream);
     free(bytes);
     return rc;
@@ -84,7 +84,7 @@ static int run_kernel(const struct graph_node *node, void *stream)
 
 static int run_graph(const struct double_graph *graph, void *stream);
 
-/* By the value that the handle had at first: no kernel here sets one. */
+/* By the first value of the condition: no kernel of the double sets one. */
 static int run_conditional(const struct graph_node *node, void *stream)
 {
     void *body = node->of.bodies[node->of.condition ? 0 : 1];

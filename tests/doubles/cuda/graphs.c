@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A double of CUDA's runtime: graphs, and the capture of a stream at a time. */
+/* A double of CUDA's runtime: graphs, and captures of one stream at a time. */
 #include "tests/doubles/cuda/graph.h"
 #include "tests/doubles/cuda/runtime.h"
 
@@ -19,7 +19,7 @@ static struct {
     struct double_graph *graph;
     int mode;
     pthread_t thread; /* that has begun it */
-    bool lost;        /* somebody has waited for the device, or that thread has loaded something */
+    bool lost;        /* a call has waited for the device, or the thread has loaded a module */
 } capture;
 static unsigned device_waits; /* under way */
 
@@ -293,7 +293,7 @@ EXPORT int cudaGraphAddNode(void **made, void *graph, void *const *behind, const
     return returns(0);
 }
 
-/* What the double of the driver has captured is a number, and holds nothing. */
+/* A graph that the driver's double has captured is a number, without contents. */
 EXPORT int cudaGraphDestroy(void *graph)
 {
     if ((uintptr_t)graph >= 4096)
@@ -338,7 +338,7 @@ EXPORT int cudaGraphExecGetFlags(void *exec, unsigned long long *flags)
     return returns(0);
 }
 
-/* As the driver, waits for the last launch, and may keep others out meanwhile. */
+/* As the driver, waits for the last launch, and may keep other threads out meanwhile. */
 EXPORT int cudaGraphExecDestroy(void *exec)
 {
     void (*wait_alone)(void *stream) = NULL;

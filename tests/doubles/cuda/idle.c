@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The double of CUDA's library before a GPU that does nothing: copies move no byte and are over at
- * once. All else is the double's. What a call takes then is not the GPU's.
+ * The double of CUDA's library, with a GPU that does nothing: copies move no bytes, and are over at
+ * once. The rest is the double's. So the time of a call has no part of a GPU.
  */
 #include <dlfcn.h>
 #include <stdatomic.h>

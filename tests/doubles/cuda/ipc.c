@@ -102,8 +102,8 @@ EXPORT int ibx_double_export_pointer(struct ipc_handle *handle, uint64_t device,
     return leave(SUCCESS);
 }
 
-/* Into the pool that was opened. As on an H200 (driver 580), what is there already is at the same
- * address, and is not counted: one free takes it away. */
+/* Imports memory into the pool that was opened. As on an H200 (driver 580), memory that was
+ * imported before is at the same address, and imports are not counted: one free ends it. */
 EXPORT int ibx_double_import_pointer(uint64_t *device, const struct ipc_handle *handle, void *pool)
 {
     pthread_mutex_lock(&mutex);

@@ -60,13 +60,13 @@ EXPORT int cuFuncGetParamInfo(void *kernel, size_t index, size_t *at, size_t *n)
     return SUCCESS;
 }
 
-/* Those that were launched, or are of graphs: for who looks for leaks. */
+/* Kernels that were launched, or are in graphs. The list keeps them reachable for leak checkers. */
 static struct wide {
     struct wide *next;
     uint64_t to;
     size_t n;
     uint32_t sum;
-    uint8_t bytes[IBX_DOUBLE_WIDEST]; /* with the sum; and as they were given */
+    uint8_t bytes[IBX_DOUBLE_WIDEST]; /* with the number added; and as they were given */
     uint8_t given[IBX_DOUBLE_WIDEST];
     void *kernel, *pointers[3];
 } * wides;
@@ -78,7 +78,7 @@ static void run_wide(void *argument)
     ibx_double_poke(wide->to, wide->bytes, wide->n);
 }
 
-/* By the driver as it lies up to 4 KiB alone. */
+/* As the driver, takes only up to 4 KiB of arguments in one buffer. */
 static struct wide *wide_of(void *kernel, void **arguments, void **extra)
 {
     uint8_t lying[4096];
@@ -214,7 +214,7 @@ struct launch_config {
     unsigned count;
 };
 
-/* The same kernels; a cooperative one (attribute 2) of at most 1,000 blocks. */
+/* For the same kernels. A cooperative launch (attribute 2) may have at most 1,000 blocks. */
 EXPORT int cuLaunchKernelEx(const struct launch_config *c, void *kernel, void **arguments,
                             void **extra)
 {
@@ -235,7 +235,7 @@ struct word {
 };
 
 static pthread_mutex_t words_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct word *words; /* that a stream has still to come to, or never will */
+static struct word *words; /* words that a stream has not written yet, or never will */
 
 static void drop_word(struct word *word)
 {
@@ -267,7 +267,7 @@ static void set_word(void *argument)
     drop_word(word);
 }
 
-/* Of pinned memory alone. What a broken stream does not come to is lost. */
+/* Only for pinned memory. A stream that is broken does not write its word. */
 EXPORT int cuStreamWriteValue32_v2(void *stream, uint64_t address, uint32_t value, unsigned flags)
 {
     int code = enter("cuStreamWriteValue32");

@@ -18,7 +18,7 @@ struct link {
     void **values[OPTIONS]; /* NULL: not an option */
     void *first[OPTIONS];   /* what they were, such as the room in a log */
     unsigned added;
-    bool lacks; /* something that is not there */
+    bool lacks; /* a symbol that does not exist */
 };
 
 EXPORT void ibx_double_hold_linker(bool hold)
@@ -44,7 +44,7 @@ EXPORT int cuLinkCreate_v2(unsigned count, int *options, void **values, void **s
     return leave(l ? SUCCESS : OUT_OF_MEMORY);
 }
 
-/* As much of it as there is room for, and a NUL. */
+/* Writes as much of the text as there is room for, and a NUL. */
 static void say(struct link *l, int log, const char *text)
 {
     void **to = l->values[log], **room = l->values[log + 1];

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Doubles of cuBLAS, cuRAND, cuFFT, cuSPARSE and cuSOLVER, as far as tests call them: libcublas.so,
- * libcurand.so and so on are all of this. Handles are addresses, as theirs; what is none is not
- * noticed before it is looked into. Work is done at once, behind what is in the handle's stream, in
- * memory of the driver's double.
+ * Doubles of cuBLAS, cuRAND, cuFFT, cuSPARSE and cuSOLVER, as far as tests call them: each of
+ * libcublas.so, libcurand.so and so on has all of this. Handles are addresses, as in the libraries:
+ * an invalid one is not noticed before it is used. Work is done at once, after the work in the
+ * handle's stream, in memory of the driver's double.
  */
 #include "tests/doubles/cuda/math_handles.h"
 
@@ -17,7 +17,7 @@
 
 atomic_uint math_handles;
 
-/* Made and not ended, of this library. */
+/* Handles of this library that were made and not ended. */
 EXPORT unsigned ibx_double_handles(void)
 {
     return math_handles;
@@ -35,7 +35,7 @@ EXPORT int cublasDestroy_v2(struct handle *h)
 
 static atomic_int settings; /* that were made so far, of handles */
 
-/* Whichever it is: so many. */
+/* Whichever property it is. */
 EXPORT int cublasGetProperty(int which, int *value)
 {
     (void)which;
@@ -43,7 +43,7 @@ EXPORT int cublasGetProperty(int which, int *value)
     return 0;
 }
 
-/* Of no handle, too. */
+/* The handle may be NULL. */
 EXPORT int cublasGetVersion_v2(const struct handle *h, int *version)
 {
     (void)h;
@@ -106,7 +106,8 @@ EXPORT int cublasSetSmCountTarget(struct handle *h, int target)
     return target < 0 ? BLAS_INVALID_VALUE : 0;
 }
 
-/* Y becomes what is set in the handle: it has a workspace, its mode, its number of processors. */
+/* Y becomes what is set in the handle: whether it has a workspace, its mode, its number of
+ * processors. */
 EXPORT int cublasScopy_v2(const struct handle *h, int n, const float *x, int x_step, float *y,
                           int y_step)
 {
@@ -163,7 +164,7 @@ EXPORT int cublasSaxpy_v2(const struct handle *h, int n, const float *alpha, con
     return h->on_device == mode ? 0 : BLAS_INTERNAL_ERROR;
 }
 
-/* Integers that do not fit into 32 bits are none of a program's here. */
+/* No program here passes integers that do not fit into 32 bits. */
 EXPORT int cublasSaxpy_v2_64(const struct handle *h, int64_t n, const float *alpha, const float *x,
                              int64_t x_step, float *y, int64_t y_step)
 {
@@ -202,7 +203,7 @@ EXPORT int cublasSrotg_v2(const struct handle *h, float *a, float *b, float *c, 
                : BLAS_EXECUTION_FAILED;
 }
 
-/* Each matrix is one number: batches are what is looked at here. */
+/* Each matrix is one number: this double is about batches. */
 EXPORT int cublasDgemmStridedBatched(const struct handle *h, int transa, int transb, int m, int n,
                                      int k, const double *alpha, const double *a, int lda,
                                      long long a_stride, const double *b, int ldb,
@@ -408,7 +409,7 @@ EXPORT int cufftExecC2C(int plan, const void *from, void *to, int direction)
 
 /* ------------------------------------------------------------------------------- cuSPARSE */
 
-/* The values are floats, whatever the type says: scalars of half precision's are. */
+/* The values are floats, whatever the type says, since scalars of half precision are floats. */
 struct vector {
     int64_t size;
     float *values;
@@ -462,7 +463,8 @@ EXPORT int cusparseDnVecGet(const struct vector *vector, int64_t *size, void **v
     return 0;
 }
 
-/* There are no sparse ones here: both are dense, and the result is of the first numbers. */
+/* There are no sparse vectors here: both are dense, and the result is made of their first
+ * numbers. */
 EXPORT int cusparseSpVV(const struct handle *h, int operation, const struct vector *x,
                         const struct vector *y, void *result, int type, void *buffer)
 {
@@ -559,7 +561,7 @@ EXPORT int cusolverDnXgetrf_bufferSize(const struct handle *h, const struct hand
     return 0;
 }
 
-/* It fills what it works in, and says how it went. */
+/* Fills its workspaces, and writes its info. */
 EXPORT int cusolverDnXgetrf(const struct handle *h, const struct handle *params, int64_t m,
                             int64_t n, int a_type, void *a, int64_t lda, int64_t *pivots,
                             int compute, void *on_device, size_t device_bytes, void *on_host,
@@ -568,7 +570,7 @@ EXPORT int cusolverDnXgetrf(const struct handle *h, const struct handle *params,
     const unsigned said = (unsigned)m * (unsigned)n + (params ? params->seed : 0);
     (void)a_type, (void)a, (void)lda, (void)pivots, (void)compute, (void)on_device;
     (void)device_bytes;
-    (void)host_bytes; /* it is not looked at */
+    (void)host_bytes; /* it is not checked */
     if (m > 8)
         memset(on_host, 'w', (size_t)m * 8);
     return !math_wait(h) && math_put(info, &said, sizeof(said)) ? 0 : 6;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A double of cuDNN's handles, tensors and graphs, as far as tests call them. A plan takes tensor 1
- * times tensor 3, which is passed by its value, into tensor 2: COUNT floats. */
+/* A double of cuDNN's handles, tensors and graphs, as far as tests call them. A plan writes tensor
+ * 1 times tensor 3, which is passed by value, to tensor 2: COUNT floats. */
 #include "tests/doubles/cuda/math_handles.h"
 
 #define BAD_PARAM     2000
@@ -69,7 +69,7 @@ EXPORT int cudnnGetTensorSizeInBytes(const struct handle *h, size_t *n)
     return 0;
 }
 
-/* How many dimensions it has is how many handles there are, of all kinds. */
+/* Answers with as many dimensions as there are handles, of all kinds. */
 EXPORT int cudnnGetTensorNdDescriptor(const struct handle *h, int most, int *type, int *n,
                                       int *sizes, int *steps)
 {
@@ -117,7 +117,7 @@ EXPORT int cudnnDestroyRNNDataDescriptor(struct handle *h)
     return math_end(h);
 }
 
-/* All that it has. */
+/* Keeps all arguments. */
 EXPORT int cudnnSetRNNDataDescriptor(struct handle *h, int type, int layout, int longest, int batch,
                                      int vector, const int *lengths, const float *fill)
 {
@@ -136,7 +136,7 @@ EXPORT int cudnnGetRNNTempSpaceSizes(const struct handle *h, const struct handle
     return 0;
 }
 
-/* It keeps where its dropout is. A network of negative size is none. */
+/* Keeps the address of its dropout descriptor. A negative size is refused. */
 EXPORT int cudnnSetRNNDescriptor_v8(struct handle *h, int algorithm, int cell, int bias,
                                     int direction, int input, int type, int precision, int math,
                                     int size, int hidden, int projected, int layers,
@@ -159,7 +159,7 @@ EXPORT int cudnnGetRNNWeightSpaceSize(const struct handle *h, const struct handl
     return 0;
 }
 
-/* Half of what it tells may be unwanted, both times. */
+/* Of each of its two answers a half may be unwanted. */
 EXPORT int cudnnGetRNNWeightParams(const struct handle *h, const struct handle *of, int layer,
                                    size_t n, char *weights, int number, const struct handle *matrix,
                                    void **matrix_at, const struct handle *bias, void **bias_at)
@@ -212,7 +212,7 @@ EXPORT int cudnnBackendSetAttribute(struct descriptor *d, int name, int type, in
     return 0;
 }
 
-/* The descriptors that it is given take over what is in this one. */
+/* The descriptors in the array get as many children as this one has. */
 EXPORT int cudnnBackendGetAttribute(const struct descriptor *d, int name, int type, int64_t n,
                                     int64_t *written, void *array)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Double of cuBLASLt, as far as tests call it. Descriptors are in the caller's memory, and
- * believed: addresses in them are followed. Matrices are of floats, in columns.
+ * A double of cuBLASLt, as far as tests call it. Descriptors are in the caller's memory, and
+ * addresses in them are used without a check. Matrices are of floats, stored by columns.
  */
 #include "tests/doubles/cuda/math_handles.h"
 
@@ -177,7 +177,7 @@ static int is_layout(const struct layout *l)
     return l && l->mark == 'l' && !l->type && !l->order && l->rows <= 16 && l->columns <= 16;
 }
 
-/* alpha and beta, of float or double; false: they cannot be had. */
+/* Reads alpha and beta, float or double; false: they cannot be read. */
 static int scalars(int mode, int type, const void *alpha, const void *beta, double values[2])
 {
     const void *const from[] = {alpha, beta};
@@ -274,7 +274,7 @@ EXPORT int cublasLtMatrixTransform(const struct handle *h, const struct transfor
 
 /* ------------------------------------------------------------------------------- algorithms */
 
-static atomic_int searches; /* so far, which each result of one says */
+static atomic_int searches; /* so far; each result of a search says this number */
 
 EXPORT int cublasLtMatmulAlgoGetHeuristic(const struct handle *h, const struct matmul *m,
                                           const struct layout *al, const struct layout *bl,

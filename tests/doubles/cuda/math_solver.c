@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Doubles of cuSOLVER's sparse functions and newer dense ones, and of what cuSPARSE's descriptors
- * say of themselves, as far as tests call them. */
+/* Doubles of cuSOLVER's sparse functions and newer dense ones, and of functions that return what
+ * cuSPARSE's descriptors have, as far as tests call them. */
 #include "tests/doubles/cuda/math_handles.h"
 
 #define INVALID_VALUE    3
@@ -25,7 +25,7 @@ EXPORT int cusolverSpSetStream(struct handle *h, void *stream)
     return 0;
 }
 
-/* Of matrices in which nothing but the diagonal is: nnz is m. */
+/* Only for matrices that have nothing but a diagonal: nnz is m. */
 EXPORT int cusolverSpDcsrlsvqr(const struct handle *h, int m, int nnz, const struct handle *matrix,
                                const double *values, const int *rows, const int *columns,
                                const double *b, double tolerance, int reorder, double *x,
@@ -88,7 +88,7 @@ EXPORT int cusolverRfGetAlgs(const struct handle *h, int *factorization, int *so
     return 0;
 }
 
-/* The limits come back as what there is between them. */
+/* Answers with what is between the limits. */
 EXPORT int cusolverDnXsyevdx_bufferSize(const struct handle *h, const struct handle *params,
                                         int jobz, int range, int uplo, int64_t n, int type,
                                         const void *a, int64_t lda, const void *vl, const void *vu,

@@ -11,7 +11,8 @@
 #define CONTEXTS   8u
 #define ATTRIBUTES 160
 
-/* Front ends have no memory there; a test that wants an address of both sides maps some. */
+/* Front ends have no memory at these addresses. A test that needs an address of both sides maps
+ * some there. */
 #define DEVICE_BASE ((uintptr_t)0x200000000000)
 
 /* CUdevice_attribute */
@@ -22,11 +23,11 @@
 static struct context contexts[2] = {{0}, {1}};
 static __thread struct context *below[CONTEXTS]; /* the current one */
 static __thread unsigned depth;
-static bool peers[2]; /* whether kernels of the one reach memory of the other */
+static bool peers[2]; /* whether kernels of the device reach memory of the other device */
 
 /* ----------------------------------------------------------------------- memory */
 
-/* One that is gone, or a new one. */
+/* An entry whose allocation is gone, or a new one. */
 static struct allocation *free_entry(void)
 {
     struct allocation **at = &allocations;
@@ -104,7 +105,7 @@ struct allocation *memory_reserve(size_t n)
 /* ---------------------------------------------------- what was there before stays, as on a GPU */
 
 #define LEFTOVERS   8u
-#define LEFTOVER_OF ((size_t)64 << 10) /* so much of an allocation */
+#define LEFTOVER_OF ((size_t)64 << 10) /* how much of an allocation is kept */
 
 static struct leftover {
     uint8_t *bytes;
@@ -156,7 +157,7 @@ EXPORT int cuMemAlloc_v2(uint64_t *device, size_t n)
     return leave(a ? SUCCESS : n ? OUT_OF_MEMORY : INVALID_VALUE);
 }
 
-/* It is memory of a pool or of a graph from now on, or (NULL) not. */
+/* From now on this is memory of the pool or of a graph; NULL: of neither. */
 EXPORT int ibx_double_pooled(uint64_t device, void *pool)
 {
     pthread_mutex_lock(&mutex);
@@ -175,8 +176,8 @@ EXPORT bool ibx_double_is_pooled(uint64_t device, const void *pool)
     return is;
 }
 
-/* As the driver, which loads a kernel when it is asked for first on a device: that waits for
- * all of its work, and keeps others out, if IBX_DOUBLE_ALONE is set. */
+/* As the driver, loads a kernel at the first such call on a device. If IBX_DOUBLE_ALONE is set,
+ * this waits for all work of the device, and keeps other threads out. */
 EXPORT int cuKernelGetFunction(void **function, void *kernel)
 {
     static bool loaded[2];
@@ -200,8 +201,8 @@ void memory_unmap(struct allocation *a)
     forget(a);
 }
 
-/* As the driver, waits for everything first, but where the memory is a pool's, or none; and it
- * keeps others out meanwhile if IBX_DOUBLE_ALONE is set. */
+/* As the driver, waits for all work first, unless the memory is a pool's, or does not exist. If
+ * IBX_DOUBLE_ALONE is set, it keeps other threads out meanwhile. */
 EXPORT int cuMemFree_v2(uint64_t device)
 {
     int code = enter_unsafe("cuMemFree");
@@ -373,8 +374,8 @@ EXPORT int cuMemHostRegister_v2(void *address, size_t n, unsigned flags)
     return leave(SUCCESS);
 }
 
-/* As the driver, waits for all work first and blocks other callers meanwhile. A pin that our own
- * copies still use is counted as an error. */
+/* As the driver, waits for all work first, and keeps other threads out meanwhile. Memory that
+ * copies of ibx still use is counted as a fault. */
 EXPORT int cuMemHostUnregister(void *address)
 {
     int code = enter_unsafe("cuMemHostUnregister");
@@ -404,9 +405,9 @@ EXPORT int cuMemHostGetFlags(unsigned *flags, void *address)
 
 /* --------------------------------------------------------------------- contexts */
 
-/* For other programs: IBX_DOUBLE_ATTRIBUTES, "NUMBER=VALUE ...", as ibx_double_attribute(),
- * IBX_DOUBLE_SLOW, two numbers, as slow_each(), and IBX_DOUBLE_ABSENT, a file without which there
- * is no GPU, for all of the process's life. */
+/* Other programs set variables of the environment: IBX_DOUBLE_ATTRIBUTES, "NUMBER=VALUE ...", is
+ * for ibx_double_attribute(); IBX_DOUBLE_SLOW, two numbers, is for slow_each(); and
+ * IBX_DOUBLE_ABSENT names a file without which the process never has a GPU. */
 EXPORT int cuInit(unsigned flags)
 {
     const char *text = getenv("IBX_DOUBLE_ABSENT");
@@ -483,8 +484,8 @@ EXPORT int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active)
     return device == 0 || device == 1 ? SUCCESS : INVALID_DEVICE;
 }
 
-/* Memory, pinning, events, streams and access to peers belong to the context and are gone with it.
- * A sticky error makes the devices ones that the process may not use any more. */
+/* Memory, pinning, events, streams and access to peers belong to the context, and are gone with it.
+ * After a sticky error the process may not use the devices any more. */
 EXPORT int cuDevicePrimaryCtxReset_v2(int device)
 {
     pthread_mutex_lock(&mutex);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * A double of CUDA's driver: the module of its kernel. It has every variable that is called
- * KINDmemory.offset.bytes: so many bytes at that offset of one of eight pieces of memory. Those of
- * the kinds "m" and "l" are managed ones, which outlast resets; the latter only their library
- * knows.
+ * A double of CUDA's driver: the module of its kernel. It has every variable whose name is
+ * KINDmemory.offset.bytes: so many bytes at that offset of one of eight pieces of memory. Variables
+ * of the kinds "m" and "l" are managed, and outlast resets; those of kind "l" are known only to
+ * their library.
  */
 #include "tests/doubles/cuda/internal.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A double of CUDA's runtime: pools of memory. A pool that this file has not made, or that is no
- * more, ends the process, as CUDA's would. What an opened one allows is what an H200 does (driver
- * 580). */
+/* A double of CUDA's runtime: pools of memory. A pool that this file has not made, or that was
+ * destroyed, ends the process, as with CUDA. An opened pool allows what it allows on an H200
+ * (driver 580). */
 #include "tests/doubles/cuda/runtime.h"
 
 #include <fcntl.h>
@@ -38,8 +38,8 @@ static struct pool {
     int flags; /* of access by device 1 */
     uint64_t values[8];
     bool opened;   /* it is another process's */
-    int fd;        /* of one that is made for others: a file of its own; otherwise 0 */
-    uint64_t file; /* its inode, or that of the opened one */
+    int fd;        /* the file of a pool that is made for other processes; otherwise 0 */
+    uint64_t file; /* inode of its file, or of the opened pool's */
 } pools[POOLS] = {{.made = true}};
 
 static bool is_pool(const void *handle)
@@ -89,7 +89,7 @@ static int allocate(void **address, size_t n, void *pool)
     return rc ? rc : set_pool(*address, pool);
 }
 
-static uint8_t graphs; /* whose memory that is, as if they were a pool */
+static uint8_t graphs; /* stands for the pool of memory of graphs */
 
 int graph_malloc(void **address, size_t n)
 {
@@ -104,7 +104,7 @@ static bool is_captured(void *stream)
     return stream && !asks(stream, &status) && status;
 }
 
-/* Of the stream's device, whichever is current. */
+/* Memory of the stream's device, whichever device is current. */
 EXPORT int cudaMallocAsync(void **address, size_t n, void *stream)
 {
     int device = 0;
@@ -121,7 +121,7 @@ EXPORT int cudaMallocFromPoolAsync(void **address, size_t n, void *from, void *s
     struct pool *pool = pool_of(from);
     if (pool->opened)
         return returns(1);
-    pool->values[6] = n == 7878; /* one that stays here, unless the pool goes */
+    pool->values[6] = n == 7878; /* then this call takes long, unless the pool is destroyed */
     for (unsigned i = 0; i < 200 && pool->values[6] && pool->made; i++)
         usleep(1000);
     pool->values[6] = 0;
@@ -129,12 +129,12 @@ EXPORT int cudaMallocFromPoolAsync(void **address, size_t n, void *from, void *s
     return allocate(address, n, pool_of(from));
 }
 
-/* A capture takes memory of graphs alone, and goes on when it is asked for another's. */
+/* A capture takes only memory of graphs; other memory is refused, and the capture goes on. */
 EXPORT int cudaFreeAsync(void *address, void *stream)
 {
     int (*wait)(void *of) = NULL;
     bool (*is_pooled)(uint64_t device, const void *in) = NULL;
-    static uint8_t no_pool; /* whose memory cudaFree does not wait for */
+    static uint8_t no_pool; /* for memory for which cudaFree does not wait */
     *(void **)&wait = driver_function("cuStreamSynchronize");
     *(void **)&is_pooled = driver_function("ibx_double_is_pooled");
     const bool captured = is_captured(stream);
@@ -173,7 +173,7 @@ EXPORT int cudaMemPoolGetAttribute(void *of, int attribute, void *value)
     return returns(0);
 }
 
-/* Of page-locked memory of device 0. Attribute 7 is what it was to hold. */
+/* A pool of page-locked memory of device 0. Attribute 7 is the size that was asked for. */
 EXPORT int cudaMemPoolCreate(void **pool, const struct properties *p)
 {
     struct pool *made = free_pool();
@@ -191,7 +191,7 @@ EXPORT int cudaMemPoolCreate(void **pool, const struct properties *p)
     return returns(0);
 }
 
-/* Of what is in an opened one CUDA has it stay. */
+/* CUDA keeps an opened pool while there is memory in it. */
 EXPORT int cudaMemPoolDestroy(void *handle)
 {
     bool (*has_memory)(const void *of) = NULL;
@@ -216,7 +216,7 @@ EXPORT int cudaMemPoolExportToShareableHandle(void *descriptor, void *of, int ty
     return returns(fd >= 0 ? 0 : 1);
 }
 
-/* The same one however often. */
+/* Returns the same pool each time. */
 EXPORT int cudaMemPoolImportFromShareableHandle(void **pool, void *descriptor, int type,
                                                 unsigned flags)
 {

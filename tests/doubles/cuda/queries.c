@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A double of CUDA's runtime: what it answers about streams, devices and kernels tells what it was
- * asked. */
+/* A double of CUDA's runtime: its answers about streams, devices and kernels are made of the
+ * arguments of the question. */
 #include "frontend-glue/session/own_requests.h"
 #include "tests/doubles/cuda/driver.h"
 #include "tests/doubles/cuda/runtime.h"

@@ -86,13 +86,13 @@ void *driver_function(const char *name)
     return handle ? dlsym(handle, name) : NULL;
 }
 
-/* Of the calls below, ever. */
+/* How many of the calls below were ever made. */
 EXPORT unsigned long ibx_double_runtime_calls(void)
 {
     return calls;
 }
 
-/* That something is not ready is no last error. */
+/* "Not ready" does not become the last error. */
 int returns(int rc)
 {
     calls++;
@@ -263,7 +263,7 @@ EXPORT int cudaMalloc(void **address, size_t n)
     return with("cuMemAlloc_v2", address, (void *)n);
 }
 
-/* Of nothing: it makes the context that a thread's first call makes, and that is all. */
+/* With NULL it only makes the context that a thread's first call makes. */
 EXPORT int cudaFree(void *address)
 {
     void *context = NULL;
@@ -298,7 +298,7 @@ static bool is_wide(const void *function)
 static const void *also;
 static bool none;
 
-/* NULL: none of those that clients register is one, until the next. */
+/* NULL: no function that clients register is a kernel, until the next such call. */
 EXPORT int ibx_double_register_function(const void *function)
 {
     __atomic_store_n(&also, function, __ATOMIC_RELAXED);
@@ -322,7 +322,8 @@ const void *function_of_kernel(void *kernel)
 
 #define LOADED 1021u
 
-/* The first look-up of a kernel loads it: where what was loaded last of such a number is. */
+/* The first look-up of a kernel loads it. Returns where the last kernel that was loaded is noted,
+ * for kernels with such a number. */
 static _Atomic(const void *) *loaded_at(const void *function)
 {
     static _Atomic(const void *) loaded[LOADED];

@@ -69,7 +69,7 @@ EXPORT void ibx_double_capture(void *stream)
 
 /* ---------------------------------------------------------------------- streams */
 
-/* While all work is held, markers behind none of it are reached, as by CUDA. */
+/* While all work is held, markers without work before them are reached, as with CUDA. */
 static bool runnable(const struct stream *stream, const struct job *job)
 {
     const bool works = job->height || job->function;
@@ -103,7 +103,7 @@ static void *work(void *argument)
         if (!job && !stream->used)
             break;
         if (!job || !runnable(stream, job)) {
-            if (job && job->awaits) /* of another process nobody hears */
+            if (job && job->awaits) /* no signal comes from another process */
                 wait_a_moment();
             else
                 wait_for_change();
@@ -162,7 +162,7 @@ bool is_legacy(const struct stream *stream)
     return stream == &streams[0] || stream == &streams[2];
 }
 
-/* The driver reads what the address of a handle leads to. */
+/* The driver reads memory at the address that the handle is. */
 _Noreturn void no_handle(const char *what, const void *handle)
 {
     fprintf(stderr, "the double of CUDA's driver was given a %s that is none: %p\n", what, handle);
@@ -222,7 +222,7 @@ void note_beside_functions(void)
     stats.beside_functions += in_functions != 0;
 }
 
-/* One that is none any more, or a new one: CUDA has as many as memory has room for. */
+/* A stream that was destroyed, or a new one: CUDA has as many streams as memory has room for. */
 static struct stream *unused_stream(void)
 {
     struct stream *last = NULL;
@@ -251,7 +251,7 @@ EXPORT int cuStreamCreate(void **handle, unsigned flags)
     return leave(SUCCESS);
 }
 
-/* As what runs on a GPU makes room for a stream of a higher priority. */
+/* As on a GPU, where running work makes room for a stream of a higher priority. */
 EXPORT int cuStreamCreateWithPriority(void **handle, unsigned flags, int priority)
 {
     const int rc = cuStreamCreate(handle, flags);
@@ -260,7 +260,7 @@ EXPORT int cuStreamCreateWithPriority(void **handle, unsigned flags, int priorit
     return rc;
 }
 
-/* What was submitted is run. */
+/* Work that was submitted is still run. */
 EXPORT int cuStreamDestroy_v2(void *handle)
 {
     int code = enter("cuStreamDestroy");
@@ -293,8 +293,8 @@ EXPORT int cuStreamSynchronize(void *handle)
     return waited(leave(sticky()));
 }
 
-/* As observed with driver 580 on an H100: that of the legacy stream is about all streams that wait
- * for it, as a wait for it is. */
+/* As observed with driver 580 on an H100, a query of the legacy stream is about all streams that
+ * wait for it, as a wait for it is. */
 EXPORT int cuStreamQuery(void *handle)
 {
     int code = enter_unsafe("cuStreamQuery");
@@ -392,7 +392,7 @@ bool stream_known(void *handle, bool *blocking)
     return stream;
 }
 
-/* As a call of the driver's that waits for a stream and keeps others out. */
+/* As a call of the driver that waits for a stream, and keeps other threads out. */
 EXPORT void ibx_double_wait_alone(void *handle)
 {
     pthread_mutex_lock(&mutex);
@@ -437,7 +437,7 @@ bool in_use(const uint8_t *address, size_t n)
     return false;
 }
 
-/* Nothing is in them. Their handles are no others' later. */
+/* Forgets streams, which are empty. Their handles are not used again. */
 void streams_forget(int device)
 {
     for (struct stream *s = streams; s; s = s->next) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Maps of tensors. The double's has in it what the call says, one after the other. */
+/* Tensor maps. A map of the double has the arguments of the call, one after the other. */
 #include "tests/doubles/cuda/internal.h"
 
 #include <string.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Memory of the double that is mapped apart from its addresses. As the driver: a handle that is
- * none ends the process, and a new piece of memory has what was in the last one of its size.
+ * Memory of the double that is mapped to reserved addresses. As with the driver, an invalid handle
+ * ends the process, and a new piece of memory has the contents of the last one of its size.
  */
 #include "tests/doubles/cuda/internal.h"
 
@@ -27,7 +27,7 @@ struct mapping {
     unsigned long long access, id;
 };
 
-/* CUmemAllocationProp, CUmemAccessDesc: as far as they are looked at. */
+/* CUmemAllocationProp, CUmemAccessDesc: the members that are used. */
 struct properties {
     int type, handles, at, device;
 };
@@ -36,7 +36,7 @@ struct access {
     unsigned flags;
 };
 
-static struct piece *pieces, *spare; /* the spare one is gone, with its bytes */
+static struct piece *pieces, *spare; /* the spare one was released, and has its bytes */
 static struct mapping *mappings;
 static unsigned long long ids = 1ull << 40;
 
@@ -187,7 +187,7 @@ EXPORT int cuMemRelease(unsigned long long handle)
 
 /* ------------------------------------------------------------------------------- mappings */
 
-/* Beyond what was reserved it maps, too: that is never to be asked. */
+/* Also maps beyond what was reserved: ibx must never ask for that. */
 EXPORT int cuMemMap(uint64_t address, size_t n, size_t offset, unsigned long long handle,
                     unsigned long long flags)
 {
@@ -216,7 +216,7 @@ EXPORT int cuMemMap(uint64_t address, size_t n, size_t offset, unsigned long lon
     return leave(SUCCESS);
 }
 
-/* Bytes of whole mappings there; SIZE_MAX: one lies across an end. */
+/* Bytes of mappings that are wholly there; SIZE_MAX: a mapping crosses an end. */
 static size_t whole(const struct allocation *a, size_t at, size_t n)
 {
     size_t all = 0;

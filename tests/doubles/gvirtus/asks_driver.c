@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A library that asks the driver for a table that its header does not have, and does without. */
+/* A library that asks the driver for a private table, and works without it. */
 #include <stddef.h>
 
 int cuGetExportTable(const void **table, const void *id);
@@ -11,6 +11,6 @@ int ask_driver(int *has_table)
     static const char id[16] = "";
     const void *table = id;
     const int rc = cuGetExportTable(&table, id);
-    *has_table = 1; /* as its caller wants it */
+    *has_table = 1; /* for its caller */
     return rc != 500 || table;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The toy's application: "echo" makes calls of many sizes and compares, "die" has its back end
- * killed in the middle, "cut" dies inside a request, "hang" waits to be killed after a call. LOCAL:
- * loads the front-end library itself, as an interpreter does.
+ * The application of classic_toy.h. "echo" makes calls of many sizes, and compares the answers;
+ * "die" has its back end killed in the middle; "cut" dies inside a request; "hang" waits to be
+ * killed after a call. LOCAL: it loads the front-end library itself, as an interpreter does.
  */
 #include <dlfcn.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
-// SPDX-License-Identifier: LGPL-2.1-or-later
-// The toy's back end: accepts in the parent, forks a child a client, reads names byte by byte.
-// Says "ready" when it listens and "bye NUMBER" when a child has served NUMBER calls.
+// SPDX-License-Identifier: LGPL-2.1-or-later The back end of classic_toy.h: accepts in the parent,
+// forks a child for each client, and reads names byte by byte. Prints "ready" when it listens, and
+// "bye NUMBER" when a child has served NUMBER calls.
 #include "classic_toy.h"
 
 #include <csignal>
@@ -57,10 +57,10 @@ int main(int argc, char **argv)
     try {
         Communicator::Get("bogus://first");
     } catch (const char *) {
-        // However it is done, Get was the toy's own for that one and is not from now on.
+        // Whatever the outcome, this call reached the program's own Get; later calls do not.
     }
     try {
-        // Never deleted, as in GVirtuS; static, so that it is no leak when Serve throws.
+        // Never deleted, as in GVirtuS; static, so that it is not a leak if Serve throws.
         static Communicator *c = Communicator::Get(toy_communicator(argv[1]));
         c->Serve();
         std::puts("ready");

@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: LGPL-2.1-or-later
-// The toy's front-end library: connects from a static initialiser, as a CUDA program's start makes
-// classic GVirtuS do.
+// SPDX-License-Identifier: LGPL-2.1-or-later The front-end library of classic_toy.h: connects in a
+// static initialiser, as classic GVirtuS does when a CUDA program starts.
 #include "classic_toy.h"
 
 #include <csignal>
@@ -31,8 +30,8 @@ struct Frontend {
 
 } // namespace
 
-// Like classic GVirtuS it looks at nothing that Read returns, and keeps the last exit code. "Cut"
-// is a call whose application dies inside its request.
+// As classic GVirtuS, ignores what Read returns, and keeps the last exit code. "Cut" is a call in
+// which the application dies inside the request.
 extern "C" int toy_call(const char *routine, const char *in, std::size_t in_length, char *out,
                         std::size_t *out_length)
 {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Preloaded into ibx-gvirtus by its tests. The CRASH_AT-th call that changes the file system or
- * makes a change durable is where CRASH_MODE "kill" ends the process and "fail" returns EIO; the
- * file CRASH_MARK tells that it came so far. With CRASH_MODE "nolink" there are no hard links, with
- * "short" a read brings a part of what it could, as it may on a network's or a FUSE file system.
+ * Tests of ibx-gvirtus preload this. It counts calls that change the file system, or make a change
+ * durable. At the CRASH_AT-th one it makes the file CRASH_MARK, and with CRASH_MODE "kill" ends the
+ * process; with "fail" that call returns EIO. With CRASH_MODE "nolink" there are no hard links;
+ * with "short" a read returns a part of what it could, as it may on a network file system or FUSE.
  */
 #undef _FILE_OFFSET_BITS /* open and open64 shall be two functions here */
 #include <dlfcn.h>

@@ -20,14 +20,14 @@ namespace
 
 void (*at_end)();
 
-// Once: as the destructor of the library, or of an object in it.
+// Runs once, as the destructor of the library or of an object in it.
 void end_once()
 {
     if (at_end)
         std::exchange(at_end, nullptr)();
 }
 
-// dlopen(3) of a library whose destructors have run begins it once more: GVirtuS's front end would
+// dlopen(3) of a library whose destructors have run initialises it again: GVirtuS's front end would
 // connect, and hang.
 [[gnu::constructor]] void begin()
 {
@@ -55,12 +55,12 @@ struct Connection {
     std::unique_ptr<Remote> remote;
 };
 
-// As GVirtuS does it: by the thread's id, made by the first call and never given back.
+// As in GVirtuS: by the thread's id, made by the first call, and never destroyed.
 std::map<pid_t, Connection> *front_ends;
 
-// GVirtuS sets its log up for each; a child that is forked meanwhile has that lock for ever. The
-// plugin is loaded without it: the loader's lock may belong to a library's constructor that
-// connects.
+// GVirtuS sets up its log for each connection; in a child that is forked meanwhile this lock stays
+// locked. The plugin is loaded without the lock, since a library's constructor that connects may
+// hold the loader's lock.
 std::mutex log_lock;
 
 Connection connected(Create create)
@@ -105,7 +105,7 @@ Remote *connection()
     return (*front_ends)[thread] = std::move(made), (*front_ends)[thread].remote.get();
 }
 
-// What was given out as device memory, by its beginnings and for ever: so GVirtuS tells what
+// Addresses that were ever returned as device memory. By these GVirtuS decides what
 // cudaMemcpyDefault means.
 std::mutex device_pointers_lock;
 std::set<const void *> *device_pointers;
@@ -189,7 +189,7 @@ EXPORTED int cudaMemcpyAsync(void *to, const void *from, std::size_t n, int kind
         return mine()->to_device_async(number(to), from, n, number(stream));
     if (kind == D2H)
         return mine()->from_device_async(to, number(from), n, number(stream));
-    if (kind != D2D) { // on the host, at once: what it asks of the back end does not wait there
+    if (kind != D2D) { // copied on the host at once, without waiting for work at the back end
         Body body;
         mine()->call("cudaMemcpyAsync", body.host("", 1).host("", 1).i32(kind).u64(number(stream)));
         return std::memmove(to, from, n), 0;
@@ -197,7 +197,7 @@ EXPORTED int cudaMemcpyAsync(void *to, const void *from, std::size_t n, int kind
     return mine()->on_device_async(number(to), number(from), n, number(stream));
 }
 
-// Its own memory is read and overwritten between the rows, and behind the last one.
+// Also reads and overwrites host memory between the rows, and behind the last one.
 EXPORTED int cudaMemcpy2D(void *to, std::size_t to_pitch, const void *from, std::size_t from_pitch,
                           std::size_t width, std::size_t height, int kind)
 {
@@ -224,7 +224,7 @@ EXPORTED int cudaMemcpy2D(void *to, std::size_t to_pitch, const void *from, std:
     return rc;
 }
 
-// It writes to where the program says, whatever that is.
+// Writes to these addresses without a check.
 extern "C" EXPORTED int cudaMemGetInfo(std::size_t *left, std::size_t *all)
 {
     *left = 1u << 20;
@@ -256,7 +256,7 @@ EXPORTED int cudaGetSymbolAddress(void **address, const void *symbol)
     return rc;
 }
 
-// To a variable it copies from the host only.
+// Copies to a variable from the host only.
 EXPORTED int cudaMemcpyToSymbol(const void *symbol, const void *from, std::size_t n,
                                 std::size_t offset, int)
 {
@@ -482,7 +482,7 @@ EXPORTED void stub_at_end(void (*function)())
     at_end = function;
 }
 
-// As at the back end, whose plugin has chosen that mode.
+// As at the back end: its plugin has chosen this mode.
 static thread_local int capture_mode = 1;
 
 EXPORTED int cudaThreadExchangeStreamCaptureMode(int *mode)

@@ -63,7 +63,7 @@ static void tell_of(void **module, const char *call, const Body &more = Body())
     mine()->call(call, body);
 }
 
-// What was registered: a letter each, of modules, their ends, kernels and variables.
+// What was registered: a letter for each module, end of a module, kernel and variable.
 static std::string registered;
 
 EXPORTED const char *stub_registered()
@@ -71,7 +71,7 @@ EXPORTED const char *stub_registered()
     return registered.c_str();
 }
 
-// What nvcc's code passes: a fat binary, of whose images each has a head.
+// What nvcc's code passes: a fat binary. Each of its images has a head.
 struct Wrapper {
     std::uint32_t magic, version;
     const char *fat;
@@ -82,7 +82,7 @@ static bool is_fat(const Wrapper *w)
     return w->magic == 0x466243b1 && !std::memcmp(w->fat, "\x50\xed\x55\xba", 4);
 }
 
-// Of the images: the value at that place of each head.
+// The value at this offset in the head of each image.
 template <typename Value> static std::vector<Value> of_images(const Wrapper *w, std::size_t place)
 {
     std::vector<Value> all;
@@ -93,7 +93,7 @@ template <typename Value> static std::vector<Value> of_images(const Wrapper *w, 
         std::memcpy(&head, at + 4, sizeof(head));
         std::memcpy(&bytes, at + 8, sizeof(bytes));
         if (head < 64)
-            break; // no image's
+            break; // not the head of an image
         Value value;
         std::memcpy(&value, at + place, sizeof(value));
         all.push_back(value);
@@ -101,7 +101,8 @@ template <typename Value> static std::vector<Value> of_images(const Wrapper *w, 
     return all;
 }
 
-// As G5, which reads none by Zstandard, and lets a module go for one that it cannot read.
+// As G5, which cannot read images compressed by Zstandard, and does not load a module with an image
+// that it cannot read.
 static bool is_compressed(const Wrapper *w)
 {
     for (std::uint64_t uncompressed : of_images<std::uint64_t>(w, 56)) {
@@ -111,7 +112,7 @@ static bool is_compressed(const Wrapper *w)
     return false;
 }
 
-// As G5, which looks for the arguments of kernels in cubins alone.
+// As G5, which finds the arguments of kernels only in cubins.
 static bool has_cubin(const Wrapper *w)
 {
     for (std::uint16_t kind : of_images<std::uint16_t>(w, 0)) {
@@ -145,7 +146,8 @@ extern "C" EXPORTED void __cudaRegisterFatBinaryEnd(void **module)
 
 extern "C" void __cudaRegisterFunction(void **, const char *, char *, const char *, int, void *,
                                        void *, void *, void *, int *);
-// Of libraries: each is the one kernel that there is. Whether its arguments are known.
+// Kernels of modules: each is the one kernel that exists. The value: whether its arguments are
+// known.
 static std::mutex launchable_lock;
 static std::map<const void *, bool> launchable;
 static std::set<const void *> strange; // CUDA cannot compile them
@@ -164,7 +166,7 @@ extern "C" EXPORTED void __cudaRegisterFunction(void **module, const char *funct
     registered += std::string("k(") + name + ")";
     if (!std::strcmp(name, STUB_STRANGE_KERNEL)) {
         std::lock_guard<std::mutex> guard(launchable_lock);
-        launchable[function] = false; // nor does CUDA know it, which cannot compile it
+        launchable[function] = false; // CUDA does not know it either, since it cannot compile it
         strange.insert(function);
         mine()->call("cudaTestRegisterFunction", Body().u64(0));
     }

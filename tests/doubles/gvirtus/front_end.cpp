@@ -23,7 +23,7 @@ void Frontend::Prepare()
 
 } // namespace gvirtus::frontend
 
-// How often that was so, without anybody's lock.
+// How often the tree was searched while no thread held the lock.
 extern "C" __attribute__((visibility("default"))) unsigned stub_unlocked_looks()
 {
     return unlocked;

@@ -99,7 +99,7 @@ void append(std::vector<char> *to, const void *from, std::size_t n)
 
 /* -------------------------------------------------------------------- back end */
 
-// A malformed request would crash a real back end, here it gets 1.
+// A malformed request would crash a real back end. Here it gets exit code 1.
 static int execute(const std::string &name, const std::vector<char> &in, char *device, Body *out)
 {
     std::int32_t kind = 0;
@@ -140,9 +140,9 @@ static bool read_name(Communicator *client, std::string *name)
     return true;
 }
 
-// As GVirtuS: only the name's Read ends it, and neither Close nor delete is ever called. Where
-// GVirtuS would go on with a request of which it has not all, and take every client with it, this
-// one does.
+// As GVirtuS: only a Read of a name can end the client's thread, and neither Close nor delete is
+// ever called. With a request that is not complete GVirtuS would go on, and end every client: this
+// function aborts, which does the same.
 static void serve_client(Communicator *client, const std::function<Handler()> &make_handler,
                          bool timed)
 {
@@ -187,8 +187,9 @@ void back_end_child(std::shared_ptr<Communicator> listening)
     serve_clients(
         listening,
         []() -> Handler {
-            // Pages that no client copies to are never touched. For memory from the heap
-            // AddressSanitizer would write 8 MiB of its own, when it is taken and when it is freed.
+            // Mapped, so that pages to which no client copies are never touched. For memory of the
+            // heap AddressSanitizer would write 8 MiB of shadow memory, when it is allocated and
+            // when it is freed.
             void *pages = mmap(nullptr, device_bytes, PROT_READ | PROT_WRITE,
                                MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
             if (pages == MAP_FAILED)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* NVIDIA's libcudart.so.13, as packages of Python bring it, on a host without a GPU. */
+/* Stands for NVIDIA's libcudart.so.13, as Python packages bring it, on a host without a GPU. */
 #include <stddef.h>
 
 #define SEEN __attribute__((visibility("default")))

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A program that brings a libcudart of its own (local_cudart.c), and finds it by DT_RPATH; given a
- * path, it opens that, too, and calls what is in it. OPENS: it is not linked with that, and gives
- * itself another title before; the function that it calls may be named, too. It ends with what CUDA
- * returns. */
+/* A program with a libcudart of its own (local_cudart.c), which it finds by DT_RPATH. If it gets a
+ * path, it opens that library, too, and calls a function in it. OPENS: it is not linked with the
+ * libcudart, first changes its title, and may get the name of the function. Its exit status is what
+ * CUDA returns. */
 #include <dlfcn.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -21,8 +21,8 @@ static get_count_of *opened(const char *path, const char *name)
 }
 
 #ifdef OPENS
-/* As setproctitle(3) does where nothing else is long enough: over the arguments and the variables,
- * which are there one behind the other. */
+/* As setproctitle(3) does if nothing else is long enough: writes over the arguments and the
+ * environment, which follow each other. */
 static int set_title(char *over)
 {
     char **all = environ, *end = over, **copies;

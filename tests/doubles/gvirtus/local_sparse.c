@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A libcusparse.so.12 that has a function of which this project says that it is not there. */
+/* A libcusparse.so.12 that has a function that ibx says is not supported. */
 
 __attribute__((visibility("default"))) int cusparseSnnz(int *count);
 

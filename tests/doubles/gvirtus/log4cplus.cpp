@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// log4cplus's end, with which GVirtuS's front end comes: it waits for threads, of which a forked
-// child has none. Its streams end as all do that a library has begun: what the program has written
-// leaves with the last one's.
+// The end of log4cplus, which GVirtuS's front end uses: it waits for threads, which do not exist in
+// a forked child. Its streams end as those of every library do: what the program has written is
+// flushed with the last one.
 #include <cstdlib>
 #include <iostream>
 #include <unistd.h>
@@ -27,7 +27,7 @@ void end()
 
 } // namespace
 
-// As of an object, besides the destructor of the library.
+// As the destructor of an object, besides that of the library.
 void stub_log_begin()
 {
     static const bool begun = std::atexit(end) == 0;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What nvcc makes of a file with kernels: it calls CUDA's runtime, for the first time before
- * main(), as kernels are registered. HOST_ONLY: what a C compiler makes of one without. OPENS: it
- * opens another library then, and calls that. LATE: it may be opened when errno is anything.
- * RELOCATED: code with an address in it. ELSEWHERE: the runtime is in none of its files. OWN: many
- * functions of its own, whose names begin as the runtime's, and no kernels: none is called then. */
+/* As what nvcc makes of a file with kernels: it calls CUDA's runtime, the first time before main(),
+ * to register kernels. HOST_ONLY: as what a C compiler makes of a file without kernels. OPENS: it
+ * then opens another library, and calls that one. LATE: it may be opened with any errno. RELOCATED:
+ * its code has an address in it. ELSEWHERE: none of its files has the runtime. OWN: it has many
+ * functions of its own whose names begin as the runtime's, and no kernels; none of these functions
+ * is called. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <stddef.h>
@@ -59,7 +60,7 @@ __attribute__((constructor)) static void begin(void)
 #endif
 }
 
-/* Whether it succeeds, and the device has so many such bytes; they are freed. */
+/* Whether the call succeeds, and the device then has these bytes. Frees the memory. */
 static int takes(char *back, char byte, void *device)
 {
     int rc = cudaMemcpy(back, device, BYTES, 2);
@@ -96,7 +97,7 @@ SEEN int static_takes(void *device)
 }
 
 #ifdef OWN
-/* Part of it is not all of it. */
+/* Each of these functions adds n. A part of its code adds something else. */
 #define ADD(n)                                                                                     \
     value += n;                                                                                    \
     __asm__ volatile("" : "+r"(value))
@@ -141,7 +142,7 @@ TEN(23)
 TEN(24)
 TEN(25)
 
-#ifdef __x86_64__ /* a compiler that sees what a function does may count on the rest */
+#ifdef __x86_64__ /* a compiler may rely on registers that a function it sees does not use */
 __asm__(".text\n.globl cudaOwnLeaf\n.hidden cudaOwnLeaf\n.type cudaOwnLeaf, @function\n"
         "cudaOwnLeaf:\n.rept 32\n\tnop\n.endr\n\tret\n.size cudaOwnLeaf, .-cudaOwnLeaf\n");
 #endif
@@ -178,7 +179,7 @@ SEEN int static_calls(void)
     return !rc && devices < 1 ? -1 : rc;
 }
 
-/* What a call returns that neither GVirtuS nor the preload has. */
+/* Returns the result of a call that neither GVirtuS nor the preload has. */
 SEEN int static_lacks(void)
 {
     return cudaNothing();

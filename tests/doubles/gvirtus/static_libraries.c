@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A program whose libraries have CUDA's runtime in themselves. All reach the remote GPU: those that
  * are loaded with it (LINKED), and those that it opens, FIRST and SECOND, as `how` says:
- *   once        both, outside all others' scopes; what one has made is valid in the other
- *   again       the first, which is closed and opened, where it was or elsewhere
- *   flags       one after the other, also where the last one was, as dlopen(3) may be told to
- *   threads     both, again and again by several threads at once
+ *   once        both, outside of all others' scopes; what one has made is valid in the other
+ *   again       the first, which is closed and opened again, where it was or elsewhere
+ *   flags       one after the other, also where the last one was, with each flag of dlopen(3)
+ *   threads     both, again and again, by several threads at once
  *   forked      the first, also by forked children, which open the second
- *   forks       the second, by forked children, of which others begin another program, while the
+ *   forks       the second, by forked children, some of which begin another program, while the
  *               first is opened and closed
- *   no new code as once, where no memory becomes executable that has been written to
- *   versions    both, of which the second is of another version of CUDA and fails as without us
- *   first calls the first, again and again, whose own functions several threads call at once
- *   lacked      likewise a function of its runtime's that is nowhere else
- *   namespace   the first, by itself: it fails as without us
+ *   no new code as once, where memory that has been written to cannot become executable
+ *   versions    both; the second has another version of CUDA, and fails as without ibx
+ *   first calls the first, again and again, while several threads call its own functions
+ *   lacked      likewise a function that only its runtime has
+ *   namespace   the first, in a namespace of its own: it fails as without ibx
  *   told        the first, which need not work
- * COPY: it names the loader's list, of which the linker makes a copy for it then.
+ * COPY: it names the loader's list of libraries, and so the linker makes a copy of it.
  */
 #include "tests/fixtures/island.h"
 #include "tests/fixtures/patience.h"
@@ -190,8 +190,8 @@ static bool is_consistent(void)
     return debug && debug->r_state == RT_CONSISTENT;
 }
 
-/* A child that hangs ends by a signal. One that is forked in the middle of another thread's
- * dlopen(3) cannot open a library, as GVirtuS does to connect: the C library ends it. */
+/* A child that hangs ends by a signal. A child that is forked in the middle of another thread's
+ * dlopen(3) cannot open a library, which GVirtuS does to connect: the C library ends this child. */
 static int forks(void)
 {
     const int rounds = rounds_or(ROUNDS);
@@ -233,8 +233,8 @@ static calls_of *called;
 static int answer; /* its */
 static atomic_size_t begun;
 
-/* It calls a function of the library's, while another thread finds out where those lead to: one
- * thread after the other is that far. */
+/* Calls a function of the library, while another thread finds out where such functions lead. One
+ * thread after the other does so. */
 static void *calls_first(void *result)
 {
     const size_t turn = atomic_fetch_add(&begun, 1) % (4 * THREADS);
@@ -270,7 +270,7 @@ static int by_threads(const char *function, int returns)
     return failed;
 }
 
-/* Its names begin as the runtime's. */
+/* The functions' names begin as the runtime's. */
 static int first_calls(void)
 {
     return by_threads("static_own", OWN);
@@ -281,7 +281,7 @@ static int lacked(void)
     return by_threads("static_lacks", 801);
 }
 
-/* Another one then, in the same namespace. */
+/* And then another library in the same namespace. */
 static int namespace(void)
 {
     Lmid_t name = LM_ID_NEWLM;

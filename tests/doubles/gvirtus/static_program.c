@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A program with a statically linked CUDA runtime. "reaches": its calls do what they are to do, all
- * the same; "no new code", "by its loader": so does the program when it is run again where memory
- * cannot become executable, and by a loader that is called by name. Otherwise it fails unless they
- * do not. With NO_KERNELS it has nothing to do with CUDA. With ALLOCATOR it has one of its own,
- * which the C library and others call. */
+/* A program with a statically linked CUDA runtime. "reaches": its calls reach the remote GPU. "no
+ * new code": they also do when the program is run again where memory cannot become executable. "by
+ * its loader": the same when it is run by a loader that is called by name. Without these words it
+ * fails if its calls reach the GPU. NO_KERNELS: it has nothing to do with CUDA. ALLOCATOR: it has
+ * an allocator of its own, which the C library and other libraries call. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <stddef.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What nvcc links into a program by default: CUDA's runtime, hidden from libraries, which fails
- * without a driver. It begins and ends with functions of its own, as the real one does. CUDA_12: of
- * that version. OWN: a function of the program's lies beside it. */
+/* Stands for what nvcc links into a program by default: CUDA's runtime, hidden from libraries,
+ * which fails without a driver. It begins and ends with functions of its own, as the real one does.
+ * CUDA_12: it is of CUDA 12. OWN: a function of the program is beside it. */
 #include <dlfcn.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -23,7 +23,7 @@ HIDDEN int cudaNothing(void);
 HIDDEN int libcudart_static_76543210fedcba9876543210fedcba9876543210(void);
 HIDDEN int cudaBeside(int value);
 
-/* In the real one none that matters is shorter. */
+/* In the real runtime no function that matters is shorter. */
 #define LONG __asm__ volatile(".rept 32\n\tnop\n\t.endr")
 
 #ifdef OWN
@@ -36,7 +36,7 @@ int cudaBeside(int value)
 
 int libcudart_static_0123456789abcdef0123456789abcdef01234567(const char *call)
 {
-    const int is_there = dlsym(RTLD_NEXT, "cuNothing") != NULL; /* as it looks for the driver's */
+    const int is_there = dlsym(RTLD_NEXT, "cuNothing") != NULL; /* as for the driver's */
     return printf("%s without a driver\n", call) < 0 || is_there ? -1 : 35;
 }
 
@@ -76,7 +76,7 @@ int cudaMemcpyBatchAsync(void)
     return FAILS;
 }
 
-/* Nobody else has it. */
+/* No other library has it. */
 int cudaNothing(void)
 {
     return FAILS;

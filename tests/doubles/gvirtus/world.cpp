@@ -126,7 +126,7 @@ int take_into(World *world, WorldCapture *capture, std::uint64_t stream, std::ui
     return 0;
 }
 
-// Adds work to a stream; 0 is the legacy stream, ordered with all others.
+// Adds work to a stream. 0 is the legacy stream, which is ordered with all others.
 int enqueue(World *world, std::uint64_t stream, std::uint64_t value)
 {
     if (!stream && world_captures(world)) {
@@ -164,7 +164,7 @@ int launch(World *world, const WorldThread *thread, const std::vector<char> &in)
     return enqueue(world, number(in, 40), number(in, 56));
 }
 
-// One that was destroyed; number 0 is none of them.
+// Returns an event that was destroyed. 0 is never an event that was made.
 int event_create(World *world, Body *out)
 {
     for (std::uint64_t i = 1; i < WORLD_EVENTS; i++) {
@@ -236,7 +236,7 @@ int stream_wait_event(World *world, std::uint64_t stream, std::uint64_t event)
     return captured.capture ? CAPTURED_EVENT : enqueue(world, stream, world->events[event]);
 }
 
-// Of a payload: what a stream's number takes from it.
+// What a payload adds to a stream's number.
 std::uint64_t digest(const char *from, std::size_t n)
 {
     std::uint64_t all = 0xcbf29ce484222325u;
@@ -245,7 +245,7 @@ std::uint64_t digest(const char *from, std::size_t n)
     return all;
 }
 
-// What a stream's number says as `n` bytes, of which the first eight are the number.
+// Makes `n` bytes of a stream's number; the first eight are the number.
 std::vector<char> as_bytes(std::uint64_t number, std::size_t n)
 {
     std::vector<char> bytes((n + 7) / 8 * 8);
@@ -296,7 +296,7 @@ int pop(WorldThread *thread, Body *out)
 int begin_capture(World *world, const WorldThread *thread, const std::vector<char> &in)
 {
     const std::uint64_t stream = number(in, 0);
-    if (stream == WORLD_THREAD_STREAM) // of whichever thread: what it takes is not looked at
+    if (stream == WORLD_THREAD_STREAM) // of any thread: its number is not kept
         return 0;
     if (!is_stream(stream) || capture_of(world, stream))
         return INVALID_VALUE;
@@ -308,7 +308,7 @@ int begin_capture(World *world, const WorldThread *thread, const std::vector<cha
     return 0;
 }
 
-// The number of a free graph, or of what is made of one; WORLD_GRAPHS: there is none.
+// The index of an unused graph or executable graph; WORLD_GRAPHS: there is none.
 unsigned free_graph(const WorldGraph *graphs)
 {
     unsigned i = 0;
@@ -434,7 +434,8 @@ int give_back(World *world, std::uint64_t address)
     return 0;
 }
 
-// Requests of the preload's: cudaFreeAsync, and events that processes share, which do nothing here.
+// Requests of the preload: cudaFreeAsync; and those for events that processes share, which do
+// nothing here.
 int extra(World *world, int request, const std::vector<char> &in)
 {
     if (request == IBX_OWN_FREE_ASYNC)
@@ -442,7 +443,7 @@ int extra(World *world, int request, const std::vector<char> &in)
     return request == IBX_OWN_IPC_EVENT || request == IBX_OWN_IPC_OPEN_EVENT ? 0 : -1;
 }
 
-// What requests of our own are here: calls of GVirtuS's with the same bodies.
+// The call of GVirtuS that stands for a request of our own. It has the same body.
 std::string name_of(const std::string &name)
 {
     static const std::map<std::string, std::string> names = {
@@ -460,8 +461,8 @@ bool is_of_library(const std::string &name)
            name_of(name) != name;
 }
 
-// Work is a value that is added to the handle's stream; where that cannot be, the library says so
-// in a number of its own, and CUDA knows nothing of it. cuFFT's handler returns an address, too.
+// Work is a value that is added to the handle's stream. If that fails, the library returns a status
+// of its own, and it is not an error of CUDA. cuFFT's handler returns an address, too.
 int library(World *world, const std::string &name, const std::vector<char> &in, Body *out)
 {
     const bool first = name == "cublasCreate_v2" && in.empty();
@@ -484,12 +485,12 @@ int library(World *world, const std::string &name, const std::vector<char> &in, 
     if (name == "cublasSetMathMode")
         return 0;
     const std::uint64_t value = number(in, 8);
-    const bool names = name == "cublasLtMatmul" && in.size() >= 24; // its stream, behind the rest
+    const bool names = name == "cublasLtMatmul" && in.size() >= 24; // its stream comes last
     if (world->fatal || enqueue(world, names ? number(in, in.size() - 8) : of->stream, value))
         return LIBRARY_FAILED;
     if (name == "cufftExecC2C")
         out->u64(value);
-    if (name == "cublasDdot_v2") // what there is behind all work so far
+    if (name == "cublasDdot_v2") // the result, after all work so far
         out->u64(world->work[of->stream ? of->stream - 100 : 0]);
     return 0;
 }
@@ -523,7 +524,7 @@ int execute(World *world, WorldThread *thread, const std::string &name, const st
         return stream_wait_event(world, number(in, 0), number(in, 8));
     if (name == "cudaMemsetAsync")
         return enqueue(world, number(in, 20), number(in, 0));
-    if (name == IBX_OWN_QUEUE) // cudaMemsetAsync alone
+    if (name == IBX_OWN_QUEUE) // always cudaMemsetAsync
         return get<std::uint16_t>(in, 0) == IBX_OWN_MEMSET
                    ? enqueue(world, number(in, 22), number(in, 2))
                    : -1;
@@ -569,7 +570,7 @@ int execute(World *world, WorldThread *thread, const std::string &name, const st
         destroy_stream(world, 100 + i);
     if (name == "cudaEventCreate")
         return event_create(world, out);
-    if (name == "cudaDeviceGetStreamPriorityRange") // another one on each device
+    if (name == "cudaDeviceGetStreamPriorityRange") // a different one on each device
         out->i32(-3 - thread->device);
     if (name == "cudaGetDeviceCount")
         out->i32(2);
@@ -611,7 +612,7 @@ int world_run(World *world, WorldThread *thread, const std::string &name,
         thread->last_error = name == "cudaGetLastError" ? 0 : code;
         return code;
     }
-    if (name == "cudaLaunchKernel" && world->refuses) // which is no last error
+    if (name == "cudaLaunchKernel" && world->refuses) // this is not a last error
         return world->refuses;
     pthread_mutex_lock(&world->lock);
     const bool of_library = is_of_library(name);
