@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Cases side by side, each in a process and in namespaces of its own, which end with all that is in
-them: what kill_matrix.py, trip_matrix.py and third_trip.py share. A case has words for a person, and run() says
-how it ended, or raises Failed; it is the same for the same seed and number."""
+"""What kill_matrix.py, trip_matrix.py and third_trip.py share: cases that run side by side, each in
+a process and in namespaces of its own, which end with all that is in them. A case has words for a
+person. Its run() returns how it ended, or raises Failed. A case is the same for the same seed and
+number."""
 import argparse
 import contextlib
 import ctypes

@@ -165,8 +165,8 @@ class Tool:
             os.kill(self.process.pid, number)
 
     def go_on(self):
-        """If it has stopped. One that ends has no use for SIGCONT: LeakSanitizer stops it by SIGSTOP,
-        which that takes away, and waits for the stop without limit."""
+        """Continues it, if it has stopped. A tool that ends must not get SIGCONT: this would undo
+        the SIGSTOP by which LeakSanitizer stops it, and LeakSanitizer waits without limit."""
         if process_state(self.process.pid) == "T":
             self.signal(signal.SIGCONT)
 

@@ -130,7 +130,7 @@ class ThirdTrip(Trip):
 
 
 class QemuOperator(Remedies):
-    """A QEMU has ended for good: what its tools do by themselves, and then what the manual tells."""
+    """A QEMU has ended: lets its tools act by themselves, then does what the manual says."""
     most = 8
 
     def __init__(self, trip, leg):
@@ -145,7 +145,8 @@ class QemuOperator(Remedies):
     def seen(self):
         """What can change."""
         legs = [self.leg] + ([self.loan] if self.loan else [])
-        return ([(leg.states(), leg.works(), leg.sender and leg.sender.phase(), leg.receiver.phase())
+        return ([(leg.states(), leg.works(), leg.sender and leg.sender.phase(),
+                  leg.receiver.phase())
                  for leg in legs], [qemu.name for qemu in self.trip.qemus if qemu.runs()])
 
     def settle(self):

@@ -181,7 +181,7 @@ def a_vm_that_libvirt_migrates_past_the_tools_is_whole(hosts, domain):
 
 @test
 def a_vm_that_libvirt_migrates_past_a_send_that_waits_is_not_called_lost(hosts, domain):
-    """libvirt ends QEMU here, and the VM runs elsewhere: started from its disk it would run twice."""
+    """libvirt ends QEMU here, and the VM runs elsewhere: if started here, it would run twice."""
     domain.start(hosts.a)
     move = Move(hosts, domain, only="send")
     ran = hosts.a.virsh(*MIGRATE, domain.name, hosts.b.uri, limit=LIMIT)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""A QEMU with the guest of tests/migrations/guest: its monitors, and its heartbeats, of which each tells
-whether the guest's memory is right."""
+"""A QEMU with the guest of tests/migrations/guest: its monitors and its heartbeats. Each heartbeat
+tells whether the guest's memory is right."""
 import json
 import os
 import re

@@ -20,7 +20,7 @@ MANY = 16  # pages: QEMU may touch a few at any time
 
 
 def slower():
-    """How many times longer things take here than on an idle machine, as tests/fixtures/patience.h."""
+    """How many times longer things take now than on an idle machine: tests/fixtures/patience.h."""
     with open("/proc/loadavg", encoding="ascii") as file:
         minute, _, _, tasks = file.read().split()[:4]
     load = max(float(minute), float(tasks.split("/")[0])) / (os.cpu_count() or 1)
@@ -40,7 +40,8 @@ def need_for_all(path):
     """Skips a test that becomes another user where that one cannot read this file: a tree in a home
     of mode 0700, as Debian makes them, is its owner's and root's alone."""
     path = os.path.realpath(path)
-    for at, bit in [(path, 0o004), *((str(folder), 0o001) for folder in pathlib.Path(path).parents)]:
+    for at, bit in [(path, 0o004), *((str(folder), 0o001)
+                                     for folder in pathlib.Path(path).parents)]:
         if not os.stat(at).st_mode & bit:
             raise Skip(f"other users cannot read {path}")
 

@@ -91,7 +91,8 @@ class Vm(GuestVm):
                                          delete=False) as file:
             self.ram = file.name
         super().__init__(scene.path(os.path.join(place, f"vm{len(scene.vms)}")),
-                         ram or in_file(self.ram), *extra, append=f"{CALM} {append}", incoming=incoming,
+                         ram or in_file(self.ram), *extra, append=f"{CALM} {append}",
+                         incoming=incoming,
                          start_new_session=True)
         self.qmp = ("--qmp", self.socket)
         scene.vms.append(self)

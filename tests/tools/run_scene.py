@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""What the tests of ib-migrate run share: two hosts on one, ssh or what stands in its place, and VMs
-whoever started them."""
+"""What the tests of ib-migrate run share: two hosts on one machine, ssh or a script in its place,
+and VMs, whoever has started them."""
 import glob
 import os
 import re

@@ -205,7 +205,8 @@ def a_sample_that_fails_costs_the_others_nothing(scene):
         os.chmod(scene.path("samples") + f"/{name}/data", 0o644)
     for exits, back_ends in (("none", 1), ("rdma", 3)):
         rc, _, err, _ = sampled(scene, "--rounds", "1", "--paths", "native,shm", FAKE_EXITS=exits)
-        equal((rc, len(open(scene.path("pids"), encoding="ascii").readlines())), (0, back_ends)), err
+        equal((rc, len(open(scene.path("pids"), encoding="ascii").readlines())),
+              (0, back_ends)), err
         os.unlink(scene.path("pids"))
         shutil.rmtree(scene.path("scratch"))
 

@@ -282,7 +282,8 @@ def damage_in_the_middle_of_a_payload_is_noticed(scene):
 
 def check_results(results, ops):
     for one in results:
-        equal(" ".join(sorted(one)), "bytes encrypted gbps median_us n op p99_us path ratio_to_stock")
+        equal(" ".join(sorted(one)),
+              "bytes encrypted gbps median_us n op p99_us path ratio_to_stock")
         assert one["path"] in ("shm", "verbs", "ofi", "tcp", "stock") and one["op"] in ops, one
         assert isinstance(one["bytes"], int) and isinstance(one["n"], int) and one["n"] > 0, one
         assert 0 < one["median_us"] <= one["p99_us"] and one["gbps"] > 0, one
@@ -341,7 +342,8 @@ def reports_tell_what_was_encrypted(scene):
     out = works(scene.run(*args, "--paths=tcp", "--long"))
     assert re.search(r"^ +4 B +tcp\+TLS +4 ", out, re.M), out
     out = works(scene.run("self", *QUICK, "--key-file", key, "--paths=tcp"))
-    assert "TLS" not in out.split("chosen here")[0] and re.search(r"^ +4 B +tcp +4 ", out, re.M), out
+    assert "TLS" not in out.split("chosen here")[0] and re.search(r"^ +4 B +tcp +4 ", out,
+                                                                  re.M), out
 
 
 @test

@@ -471,7 +471,8 @@ class Doctor(unittest.TestCase):
         for features, warm, minor, words in (
                 ("ffff", "ok", "ok", "in /dev/shm and in huge pages"),
                 ("7fff", "limited", "ok", "in /dev/shm and in huge pages"),
-                ("9ff", "limited", "limited", "not supported"), ("bff", "limited", "limited", "huge")):
+                ("9ff", "limited", "limited", "not supported"),
+                ("bff", "limited", "limited", "huge")):
             found = self.uffd("call", features)
             self.expect(found["--warm, borrow"], warm, *[] if warm == "ok" else ["Linux 6.7"])
             self.expect(found["--minor"], minor, words)

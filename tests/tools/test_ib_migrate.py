@@ -47,7 +47,8 @@ def help_of_a_command_is_of_that_alone(scene):
         for words in has:
             assert words in out, (line, words, out)
         for words in lacks:
-            assert words not in options and (words[0] == "-" or words not in out), (line, words, out)
+            assert words not in options and (words[0] == "-" or words not in out), (line, words,
+                                                                                    out)
     usage = "ib-migrate [OPTION...] clone FOLDER|URI [-- QEMU ARGUMENT...]\n"
     assert succeeds(scene, "clone --help").startswith(f"Usage: {usage}")
     for line in ("nonsense --help", "--qmp send --help"):  # no command is named

@@ -469,7 +469,8 @@ def what_is_printed_has_no_control_characters(scene):
     with open(path, "w", encoding="utf-8") as file:
         json.dump({"ibx-record": 1, "role": "source", "epoch": 3, "state": "kept", "uuid": "",
                    "name": f"a{CONTROLS}b", "qmp": f"/run/a{CONTROLS}b", "pid": 1, "pid-started": 1,
-                   "uri": f"tcp://a{CONTROLS}:1", "peer": f"h{CONTROLS}", "key-file": "", "uffd": -1,
+                   "uri": f"tcp://a{CONTROLS}:1", "peer": f"h{CONTROLS}", "key-file": "",
+                   "uffd": -1,
                    "device-way": False, "id": "01" * 16, "written": 1700000000}, file)
     os.chmod(path, 0o600)
     for line in ("status", "status --json", "status --prometheus", "prune"):
@@ -481,7 +482,8 @@ def what_is_printed_has_no_control_characters(scene):
     strange = f"/tmp/x{CONTROLS}"
     for line in (("status", "--qmp", strange), ("check", "--qmp", strange), (strange,),
                  ("clone", "--qmp", scene.path("none"), scene.path("no"), "--", strange),
-                 ("freeze", "--qmp", strange, "--json", strange), ("serve", "--listen", "tcp://127.0.0.1:0", strange)):
+                 ("freeze", "--qmp", strange, "--json", strange),
+                 ("serve", "--listen", "tcp://127.0.0.1:0", strange)):
         _, out, err = scene.run(*line)
         equal(len(harmless(out + err).splitlines()), len((out + err).splitlines()))
         assert "?[31m" in out + err or "\\u001B[31m" in out + err, (line, out, err)

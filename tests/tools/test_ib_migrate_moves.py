@@ -177,7 +177,7 @@ def a_vm_that_stands_still_for_long_is_told_of(scene):
 
 
 class Crowd:
-    """Sockets without the key at a listener: silent ones, and ones that send a byte now and then."""
+    """Sockets without the key at a listener: silent ones, and some that send a byte at times."""
 
     def __init__(self, uri, silent, slow):
         self.address = ("127.0.0.1", int(uri.rpartition(":")[2]))
@@ -315,7 +315,8 @@ def a_running_migration_is_watched_and_changed(scene):
     for line, qmp, words in (("set --max-bandwidth 1G", (),
                               f"for the destination): --qmp {destination.socket} (destin"),
                              ("cancel", (), "choose one of them"),
-                             ("set --max-bandwidth 1G", source.qmp, "set the bandwidth on the destination"),
+                             ("set --max-bandwidth 1G", source.qmp,
+                              "set the bandwidth on the destination"),
                              ("cancel", source.qmp, "cannot be cancelled"),
                              ("cancel", destination.qmp, "cannot be cancelled"),
                              ("recover --quiet", destination.qmp, "ib-migrate"),
@@ -342,7 +343,7 @@ def a_vm_whose_pages_are_missing_goes_nowhere_else(scene):
         code, out, err = scene.run(*line.split(), *own, *more)
         equal((line, code), (line, 1))
         assert "is not over, and pages that are missing here" in out + err, (line, out, err)
-    # Nor does anything tell to cancel what goes on, after which the VM would run at the source, too.
+    # Nor does anything say to cancel the migration: then the VM would run at the source, too.
     code, out, err = scene.run("check", "--qmp", source.own)
     equal((code, err), (1, ""))
     assert "is under way already" in out and "migrate_cancel" not in out, out

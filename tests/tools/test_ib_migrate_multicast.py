@@ -61,7 +61,7 @@ class Hosts:
         return f"fd00:213:9::{i + 1}"
 
     def tried(self, i):
-        """Bytes that were sent, and the most that those had which a busy machine dropped at once."""
+        """Bytes that were sent, and the most bytes that a busy machine has dropped at once."""
         out = subprocess.check_output(["ip", "-n", self.names[i], "-s", "-j", "link", "show",
                                        "eth0"])
         told = json.loads(out)[0]["stats64"]["tx"]
@@ -154,7 +154,8 @@ def parent(scene, *more, **how):
 
 
 def cache(scene, host, uri, *more, **how):
-    return Server(scene, host, f"{scene.caches}/{host}", "--cache", uri, "--multicast", *more, **how)
+    return Server(scene, host, f"{scene.caches}/{host}", "--cache", uri, "--multicast", *more,
+                  **how)
 
 
 def check(scene, *caches):
@@ -354,7 +355,8 @@ def where_nothing_arrives_pages_are_read(scene):
 def wrong_usage_is_named(scene):
     for line, words in (("--multicast --on-demand --cache=tcp://127.0.0.1:1", "--multicast with"),
                         ("--multicast-rate=1M --listen=tcp://127.0.0.1:0", "needs --multicast"),
-                        ("--multicast --multicast-hops=2 --cache=tcp://127.0.0.1:1", "needs --listen")):
+                        ("--multicast --multicast-hops=2 --cache=tcp://127.0.0.1:1",
+                         "needs --listen")):
         status, _, err = scene.run("serve", scene.path("x"), *line.split())
         assert status == 2 and words in err, err
     status, _, err = scene.run("serve", scene.path("x"), "--multicast", "--multicast-rate=1K",
@@ -363,7 +365,8 @@ def wrong_usage_is_named(scene):
     begin(scene)
     for more, words in ((("--multicast-group", "10.0.0.1"), "is no multicast group"),
                         (("--multicast-group", "verbs://239.1.2.3:7"), "is no multicast group"),
-                        (("--multicast-group", "verbs://", "--multicast-interface", "lo"), "without verbs://"),
+                        (("--multicast-group", "verbs://", "--multicast-interface", "lo"),
+                         "without verbs://"),
                         (("--multicast-interface", "eth77"), 'no interface "eth77"'),
                         (("--no-verify",), "leave out --no-verify")):
         status, _, err = scene.run("serve", scene.memory, "--multicast", "--listen",

@@ -288,7 +288,8 @@ def a_far_end_that_does_not_come_up_is_cleaned_up(scene):
         os.chmod(path, 0o700)
     for at, value, words in ((line.index("--far-program") + 1, "/none/ib-migrate",
                               ("did not start at the destination", "--far-program")),
-                             (line.index("--ssh") + 1, "false", ("did not start at the destination", "false")),
+                             (line.index("--ssh") + 1, "false",
+                              ("did not start at the destination", "false")),
                              (line.index("--ssh") + 1, "/none/ssh -p 22", ("/none/ssh",)),
                              # As ssh(1) ends when there is no such host, or no way in.
                              (line.index("--ssh") + 1, no_ssh,
@@ -339,7 +340,7 @@ def a_qemu_that_dies_behind_its_monitor_says_why(scene):
 
 @case
 def a_login_shell_that_prints_something_is_named(scene):
-    """Standard output is for the far end alone; a shell's welcome stands before all that it says."""
+    """Standard output is only for the far end; the greeting of a shell comes before its output."""
     vm, before, loud = start_vm(scene), leftovers(scene), scene.path("loud")
     for said, told in (("Welcome to this host\\n", "-"), ("Welcome to this host", "-"),
                        ("\\033[2JWelcome to this host\\n", "-"),
@@ -431,7 +432,8 @@ def a_clock_that_is_set_back_cuts_no_far_end_off(scene):
     os.environ["LD_PRELOAD"] = before["IBX_PAST_CLOCK"]
     os.environ["ASAN_OPTIONS"] = "verify_asan_link_order=0"
     try:
-        err = fails(scene, vm, ("refuses",), "--qemu-arg=-device", "--qemu-arg=virtio-rng-pci,addr=9")
+        err = fails(scene, vm, ("refuses",), "--qemu-arg=-device",
+                    "--qemu-arg=virtio-rng-pci,addr=9")
     finally:
         os.environ.clear()
         os.environ.update(before)

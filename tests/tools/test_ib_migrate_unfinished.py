@@ -56,7 +56,8 @@ def a_vm_that_was_started_again_is_told_of_its_earlier_record(scene):
     os.unlink(source.ram)
     again = Vm(scene, *uuid)
     err = fails(scene, "send", *again.qmp, uri)
-    said = f"(process {source.process.pid}) has ended: do what \"ib-migrate status --qmp {source.socket}"
+    said = (f"(process {source.process.pid}) has ended: do what "
+            f"\"ib-migrate status --qmp {source.socket}")
     assert said in err, err
     out = succeeds(scene, "status", *source.qmp)
     assert "start it from its disk" in out, out

@@ -379,8 +379,9 @@ def show_of_a_back_end_that_is_not_there(scene):
     equal(home.run("show"), 1)
     home.says("oldtcp.so (as installed by ibx-gvirtus)\n", "options       rdma.slots : 9\n",
               "IBX_LOG=error in the environment wins over rdma.log\n",
-              f"ibx-gvirtus: the back end at {uri} is not reachable: no server answers at 127.0.0.1 "
-              f"port {port}: Connection refused; start the server there, or correct the URI\n")
+              f"ibx-gvirtus: the back end at {uri} is not reachable: no server answers at "
+              f"127.0.0.1 port {port}: Connection refused; start the server there, or correct the "
+              "URI\n")
     others = re.search(r"^ {14}(\d+) others at their defaults, see --all$", home.said, re.M)
     equal((re.findall(r"rdma\.(\w+) :", home.said), "(default)" in home.said), (["slots"], False))
     equal(home.run("show", "--all"), 1)

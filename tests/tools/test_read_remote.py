@@ -30,7 +30,8 @@ def by_tcp(scene):
 
 @test
 def what_fails_is_one_sentence(scene):
-    for args, words in ((("tcp://127.0.0.1",), "has no port"), (("tcp://127.0.0.1:1",), "no server answers")):
+    for args, words in ((("tcp://127.0.0.1",), "has no port"),
+                        (("tcp://127.0.0.1:1",), "no server answers")):
         status, _, err = scene.run(*args)
         equal((status, err.count("\n")), (1, 1))
         assert words in err, err

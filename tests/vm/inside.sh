@@ -38,7 +38,8 @@ count() {
     if ((bad)); then
         echo "FAILED  $name: $bad failed, exit code $rc"
         # What follows may be other groups of tests.
-        grep -aE -B 3 '^\[ *(ERROR|LINE|FAILED) *\]' "$log" | head -n 40 | sed 's/^/        /' || true
+        grep -aE -B 3 '^\[ *(ERROR|LINE|FAILED) *\]' "$log" | head -n 40 | sed 's/^/        /' ||
+            true
         grep -avE '^\[ *(RUN|OK) *\]' "$log" | tail -n 40 | sed 's/^/        /'
     else
         echo "ok      $name: $good tests"
@@ -63,8 +64,8 @@ wait_listener() {
     done
 }
 
-# perftest_says TOOL OPTIONS...: all that the client prints; server on A, as in our bench. Both sides
-# poll, so each gets a processor of its own.
+# perftest_says TOOL OPTIONS...: all that the client prints; server on A, as in our bench. Both
+# sides poll, so each gets a processor of its own.
 perftest_says() {
     local tool=$1 server
     shift
@@ -72,7 +73,8 @@ perftest_says() {
     server=$!
     # shellcheck disable=SC2015 # nothing to print is the caller's "did not run"
     wait_listener 18515 &&
-        taskset -c 0 timeout "$step" "$tool" -d "$IBX_VM_RXE_B" -x 1 -F "$@" "$IBX_VM_ADDR_A" 2>/dev/null || true
+        taskset -c 0 timeout "$step" "$tool" -d "$IBX_VM_RXE_B" -x 1 -F "$@" "$IBX_VM_ADDR_A" \
+            2>/dev/null || true
     wait "$server" || true
 }
 
@@ -80,5 +82,6 @@ perftest_says() {
 perftest() {
     local tool=$1 column=$2
     shift 2
-    perftest_says "$tool" "$@" | awk -v column="$column" '/^ *[0-9]+ +[0-9]+ +[0-9.]/ { print $column }'
+    perftest_says "$tool" "$@" | awk -v column="$column" \
+        '/^ *[0-9]+ +[0-9]+ +[0-9.]/ { print $column }'
 }

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""test_gpu_moves.py IB-MIGRATE PLUGIN MOVING-APPLICATION VM-CACHE [MOVES [OPTION...]]: a Linux guest
-uses a remote GPU by the rdma communicator over its network card, and ib-migrate moves it to and fro
-between two QEMUs; OPTIONs go to send. The back end stays where it is. Every call's answer is
-compared in the guest, and so is the device's state. Prints, for every move, how long the back end
-waited for the next call, and how long the guest itself stood still."""
+"""test_gpu_moves.py IB-MIGRATE PLUGIN MOVING-APPLICATION VM-CACHE [MOVES [OPTION...]]: a Linux
+guest uses a remote GPU by the rdma communicator over its network card, and ib-migrate moves it to
+and fro between two QEMUs; `ib-migrate send` gets the OPTIONs, too. The back end stays where it is.
+The guest compares every call's answer, and the device's state. Prints, for every move, how long the
+back end waited for the next call, and how long the guest itself stood still."""
 import os
 import re
 import statistics

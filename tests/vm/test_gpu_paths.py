@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """test_gpu_paths.py IB-MIGRATE PLUGIN MOVING-APPLICATION VM-CACHE: a Linux guest uses the GPU of
 another guest by the rdma communicator, over soft-RoCE and over TCP, and ib-migrate moves it between
-hosts where its paths are others: its RDMA device is unplugged before and plugged in behind, its
-addresses change, and a network carries no RoCE. Every call's answer is compared in the guest. Prints
-how long the back end waited for a call each time, and how long the guest itself stood still."""
+hosts where its paths are others: its RDMA device is unplugged before and plugged in after that, its
+addresses change, and a network carries no RoCE. The guest compares every call's answer. Prints for
+each migration how long the back end waited for a call, and how long the guest stood still."""
 import os
 import re
 import shutil
@@ -97,8 +97,9 @@ class Guest:
         self.goes_on()
         stop = longest(old.beats.times + new.beats.times, began, time.monotonic())
         wait = self.waits()
-        print(f"     move {self.number}: calls waited {wait:.0f} ms, heartbeats {stop:.0f}, STOP to "
-              f"RESUME {summary['downtime_ns'] / 1e6:.1f}; by {self.resumed()[-1][0]}", flush=True)
+        print(f"     move {self.number}: calls waited {wait:.0f} ms, heartbeats {stop:.0f}, STOP "
+              f"to RESUME {summary['downtime_ns'] / 1e6:.1f}; by {self.resumed()[-1][0]}",
+              flush=True)
         if path:
             print(f"       {self.last_said()}", flush=True)
         if not path:

@@ -16,7 +16,7 @@
 
 #define GIVE_UP_MAX       604800u /* a week, seconds */
 #define WARNINGS_A_SECOND 10u     /* about readers and peers; as in a back end */
-#define LINKS_MAX         40u /* symbolic links one after the other, as many as the kernel follows */
+#define LINKS_MAX         40u     /* symbolic links in a row, as many as the kernel follows */
 
 enum {
     RECEIVE,

@@ -294,8 +294,8 @@ FILLS(ssize_t, __recv_chk, (int fd, void *to, size_t n, size_t room, int flags),
       PASSED(fd, to, n, room, flags), ONE(n), PARTS, PASSED(fd, FIRST, n, room, flags), 1,
       syscall(SYS_recvfrom, fd, to, n, flags, NULL, NULL))
 FILLS(size_t, __fread_chk, (void *to, size_t room, size_t size, size_t n, FILE *file),
-      PASSED(to, room, size, n, file), ONE(size * n), 1, PASSED(FIRST, room, 1, size * n, file), size,
-      0)
+      PASSED(to, room, size, n, file), ONE(size * n), 1, PASSED(FIRST, room, 1, size * n, file),
+      size, 0)
 FILLS(ssize_t, __recvfrom_chk,
       (int fd, void *to, size_t n, size_t room, int flags, struct sockaddr *who, socklen_t *length),
       PASSED(fd, to, n, room, flags, who, length), ONE(n), PARTS,

@@ -4,9 +4,9 @@
  * off) and the trampoline with which every other one gets there from real mode. Both go on in long
  * mode, since a working set of gigabytes has no room below the devices at 3 to 4 GiB.
  *
- * The header says where what is loaded: QEMU takes no 64-bit ELF file by its own headers.
+ * The header says what is loaded where: QEMU loads no 64-bit ELF file by its ELF headers.
  */
-#define FLAGS 0x00010002        /* tell us about memory, hence the command line too; addresses below */
+#define FLAGS 0x00010002        /* pass the memory's size, so the command line; addresses below */
 
     .section .multiboot, "a"
     .balign 4
@@ -15,7 +15,7 @@ header:
     .long FLAGS
     .long -(0x1badb002 + FLAGS)
     .long header
-    .long image                 /* the first byte, the end of what the file has, of all, and start */
+    .long image                 /* first byte, end of the file's part, end of all, entry */
     .long image_end
     .long bss_end
     .long start

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Compares each state machine's diagram with its table (common/state_machine.h has the form of both).
+"""Compares each state machine's diagram with its table; common/state_machine.h says how both look.
 
 usage: test_state_diagrams.py ROOT
 
-A diagram is the part of a comment after "state machine: NAME"; the table is the array of struct ibx_state
-that IBX_STATE_TABLE("NAME", ARRAY) names. The enumerators of a table are its state's names behind a common
-prefix. Also looked for: a table without a diagram, a state that cannot be reached, a state that is neither
-final nor left, and code that writes the state of a machine itself.
+A diagram is the part of a comment after "state machine: NAME". The table is the array of struct
+ibx_state that IBX_STATE_TABLE("NAME", ARRAY) names. The enumerators of a table are the names of its
+states behind a common prefix. It also finds a table without a diagram, a state that cannot be
+reached, a state that is neither final nor left, and code that writes the state of a machine itself.
 """
 import os
 import re
@@ -39,7 +39,8 @@ def diagram_edges(lines):
 
 def diagrams_of(text):
     for comment in re.findall(r"/\*.*?\*/", text, re.S):
-        lines = [re.sub(r"^\s*(/\*+|\*+/?)?", "", line).replace("*/", "").rstrip() for line in comment.split("\n")]
+        lines = [re.sub(r"^\s*(/\*+|\*+/?)?", "", line).replace("*/", "").rstrip()
+                 for line in comment.split("\n")]
         for number, line in enumerate(lines):
             found = re.match(r"\s*state machine: ([\w -]+)$", line)
             if not found:
@@ -143,10 +144,12 @@ def check_itself():
     assert drawn == table and len(table) == 6, (drawn, table)
     (_, less), = tables_of(EXAMPLE.replace(" | IBX_TO(LID_BROKEN), 0", ", 0"))
     assert table - less == {("OPEN", "BROKEN")}, less
-    (_, more), = diagrams_of(EXAMPLE.replace("CLOSED | OPEN -> BROKEN", "CLOSED | OPEN -> BROKEN -> OPEN"))
+    (_, more), = diagrams_of(EXAMPLE.replace("CLOSED | OPEN -> BROKEN",
+                                             "CLOSED | OPEN -> BROKEN -> OPEN"))
     assert ("BROKEN", "OPEN") in more, more
     assert list(faults_of("lid", table - {("CLOSED", "OPEN")})) == ["lid: OPEN cannot be reached"]
-    assert list(faults_of("lid", table - {("BROKEN", "[*]")})) == ["lid: BROKEN is neither final nor left"]
+    assert (list(faults_of("lid", table - {("BROKEN", "[*]")}))
+            == ["lid: BROKEN is neither final nor left"])
 
 
 def main():

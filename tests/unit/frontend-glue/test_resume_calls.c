@@ -27,7 +27,7 @@
 #define LONG_BODY 1900u
 #define LONG_OWN  34000u /* a launch of the longest arguments */
 #define LONG_COPY 65536u
-#define OWN       65536u /* such a number is that of no request of our own that has an effect here */
+#define OWN       65536u /* such a number is of no request of our own that has an effect here */
 #define TINY      1024u  /* bytes of the shortest message that can be agreed on */
 
 static unsigned random_cuts = 40;

@@ -5,7 +5,9 @@
 
 #include <errno.h>
 
-#define NOTHING(id)        "{\"return\": [{\"type\": \"chardev\", \"id\" : \"a\"}], \"id\": " #id "}\r\n"
+#define NOTHING(id)                                                                                \
+    "{\"return\": [{\"type\": \"chardev\", \"id\" : \"a\"}], "                                     \
+    "\"id\": " #id "}\r\n"
 #define THREAD(id)         "{\"return\": [{\"type\": \"migration\"}], \"id\": " #id "}\r\n"
 #define STATUS(status, id) "{\"return\": {\"status\": \"" status "\"}, \"id\": " #id "}\r\n"
 #define ERROR(class, id)                                                                           \
