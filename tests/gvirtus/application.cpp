@@ -100,7 +100,7 @@ bool threads()
         thread.join();
     REQUIRE(good[0] && good[1] && good[2] && good[3]);
     REQUIRE(stub_copies() == 4);
-    // One that is about to return, and the next one. A thread waits 3 s for its turn, no longer.
+    // At most one call that is about to return, and the next one. A thread waits 3 s for its turn.
     REQUIRE(stub_connecting_most() <= 2 || connected.load() >= std::chrono::seconds(3));
     return true;
 }
@@ -115,7 +115,7 @@ std::size_t open_files()
     return count;
 }
 
-// A thread's connection ends with it, though GVirtuS keeps what it knows of it.
+// A thread's connection ends with the thread, though GVirtuS keeps its data about that thread.
 bool threads_end()
 {
     std::size_t files = 0;
@@ -137,7 +137,7 @@ bool threads_end()
         files = i ? files : open_files();
     }
     REQUIRE(good && open_files() <= files);
-    // Its number is given out again.
+    // The number of the thread is given out again.
     std::uint64_t before = stub_copies();
     in_thread([&] {
         stub_same_number(last);
@@ -146,7 +146,7 @@ bool threads_end()
         good = good && round_trip(device, memory.data(), memory.size(), 100);
     });
     REQUIRE(good && stub_copies() == before + 1);
-    // What it has begun goes on.
+    // What the thread has begun goes on.
     void *stream, *page_locked;
     REQUIRE(cudaStreamCreate(&stream) == 0 && cudaMallocHost(&page_locked, memory.size()) == 0);
     random_fill(memory.data(), memory.size(), 101);
@@ -199,7 +199,7 @@ bool symbols()
     return true;
 }
 
-// What needs no back end, and works when there is none.
+// Calls that need no back end, and work when there is none.
 bool names()
 {
     using Text = const char *(int);
@@ -231,7 +231,7 @@ bool names()
     return true;
 }
 
-// A communicator of GVirtuS's own.
+// With a communicator of GVirtuS's own.
 bool stock()
 {
     void *device = nullptr;
@@ -253,7 +253,7 @@ bool stock()
     return true;
 }
 
-// A plugin of another build.
+// With a plugin of another build.
 bool other_version()
 {
     const struct {

@@ -21,10 +21,11 @@ static bool async_under_way(char *device, void *stream, char *there, char *back,
     REQUIRE(cudaMemcpyAsync(device, there, n, H2D, stream) == 0);
     REQUIRE(cudaMemcpyAsync(back, device, n, D2H, stream) == 0);
     REQUIRE(cudaStreamQuery(stream) == 600);
-    there[n / 2] = 'n'; // too early, by the rules; that it counts tells that nothing was copied
+    // Too early by CUDA's rules: if the copy has this byte, it was not made in the call.
+    there[n / 2] = 'n';
     REQUIRE(!std::memcmp(back, before.data(), n));
     stub_remote()->hold(false);
-    // Another thread's call sees them, too.
+    // Another thread's call sees these copies, too.
     int seen = -1;
     std::thread other([&] { seen = cudaStreamSynchronize(stream); });
     other.join();
@@ -73,14 +74,15 @@ bool async()
         REQUIRE(cudaMemcpyAsync(memory.data(), device, n, D2H, stream) == 0);
         REQUIRE(memory == expected);
         stub_remote()->slow(0);
-        // In between two others of its stream; the last one has come when it is waited for.
+        // Between two others of its stream; the last one is complete once the stream was waited
+        // for.
         random_fill(there, n, 2);
         REQUIRE(cudaMemcpyAsync(device, there, n, H2D, stream) == 0);
         REQUIRE(cudaMemcpyAsync(device + n, device, n, D2D, stream) == 0);
         REQUIRE(cudaMemcpyAsync(back, device + n, n, D2H, stream) == 0);
         REQUIRE(cudaStreamSynchronize(stream) == 0);
         REQUIRE(!std::memcmp(back, there, n));
-        // A synchronous one comes after what is under way in the legacy stream's order.
+        // A synchronous copy comes after those under way, in the order of the legacy stream.
         random_fill(there, n, 3);
         REQUIRE(cudaMemcpyAsync(device, there, n, H2D, stream) == 0);
         REQUIRE(cudaMemcpy(back, device, n, D2H) == 0);
@@ -112,7 +114,7 @@ struct Background {
     std::size_t n;
 };
 
-// To the device and back, and the calls return before any of it can have happened.
+// Copies to the device and back: the calls return before any copy can have been made.
 static bool background_begin(const Background &b, unsigned seed)
 {
     random_fill(b.there, b.n, seed);
@@ -123,7 +125,7 @@ static bool background_begin(const Background &b, unsigned seed)
     REQUIRE(cudaMemcpyAsync(b.device, b.there, b.n, H2D, b.stream) == 0);
     REQUIRE(cudaMemcpyAsync(b.back, b.device, b.n, D2H, b.stream) == 0);
     REQUIRE(cudaStreamQuery(b.stream) == 600 && cudaStreamQuery(nullptr) == 600);
-    // What is of no or of another stream goes on meanwhile.
+    // What is in no stream, or in another stream, goes on meanwhile.
     REQUIRE(cudaStreamQuery(b.other) == 0);
     REQUIRE(stub_launch(b.device + b.n, b.device + b.n, 1, b.other) == 0);
     REQUIRE(cudaEventRecord(b.event, b.other) == 0 && cudaEventQuery(b.event) == 600);
@@ -132,7 +134,7 @@ static bool background_begin(const Background &b, unsigned seed)
     return true;
 }
 
-// The GPU is let go by another thread while this one is in the call; when that returns they are
+// Another thread lets the GPU go while this one is in the call; when that returns, the copies are
 // over.
 static bool background_ends(const Background &b, unsigned seed, const std::function<bool()> &wait)
 {
@@ -198,7 +200,8 @@ static bool background_waits(const Background &b)
     return true;
 }
 
-// Errors that CUDA finds only when it runs the copy are told by who waits for it, once.
+// An error that CUDA finds only when it runs the copy is returned once, by the call that waits for
+// it.
 static bool background_errors(Background &b)
 {
     char *late = b.device + device_bytes_each - b.n + 1;
@@ -270,7 +273,8 @@ static bool background_threads()
     return good[0] && good[1] && good[2];
 }
 
-// Over shm of registered memory, which the back end does not see; elsewhere also of allocated one.
+// Over shm with registered memory, which the back end does not see; elsewhere also with allocated
+// memory.
 bool background(bool registered)
 {
     constexpr std::size_t n = 3000000;
@@ -305,7 +309,7 @@ bool background(bool registered)
     return HOLDS(background_threads());
 }
 
-// What the device has sent for is there when it is copied on, by all ways to say so.
+// Bytes on their way from the device have come before they are copied on, by each call that copies.
 static bool copied_on(char *device, void *stream, char *memory, std::size_t n)
 {
     std::vector<char> expected(n), got(n);
@@ -331,7 +335,7 @@ static bool copied_on(char *device, void *stream, char *memory, std::size_t n)
         std::fprintf(stderr, "way %u\n", seed);
         return false;
     }
-    // And what is on its way to the device is not overwritten before it has left.
+    // And bytes on their way to the device are not overwritten before they have left.
     random_fill(expected.data(), n, ++seed);
     std::memcpy(memory, expected.data(), n);
     stub_remote()->slow(20000);
@@ -342,7 +346,7 @@ static bool copied_on(char *device, void *stream, char *memory, std::size_t n)
     return HOLDS(device_has(device, expected.data(), n));
 }
 
-// Whatever GVirtuS's last request has returned; what lies between rows stays.
+// Whatever GVirtuS's last request has returned; the bytes between rows stay as they are.
 static bool copies_rows_on_host(char *device, void *stream)
 {
     constexpr std::size_t pitch = 64, width = 40, height = 10, n = pitch * height;
@@ -371,7 +375,7 @@ static bool copies_rows_on_host(char *device, void *stream)
     REQUIRE(device_has(device, from.data() + 3, 50));
     REQUIRE(fails(cudaMemcpy2D(device, 40, from.data(), 40, 50, 1, H2D), 1));
     REQUIRE(cudaMemcpy(nullptr, from.data(), n, 0) == 1 && cudaGetLastError() == 1);
-    // What was said to be the host's, and is not.
+    // Memory that the kind of the copy says is the host's, and that is not.
     REQUIRE(cudaMemcpy(device, from.data() + 2, 60, 0) == 0 &&
             device_has(device, from.data() + 2, 60));
     REQUIRE(cudaMemcpyAsync(to.data(), device, 60, 0, stream) == 0);
@@ -487,7 +491,7 @@ bool leaves()
     std::_Exit(0);
 }
 
-// It was made before main() and goes after it, without a word to CUDA.
+// It is made before main() and destroyed after it, without a call of CUDA.
 static struct Lasting {
     ~Lasting()
     {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// Calls that the preload makes without GVirtuS's front end, once that has made one of each kind.
+// Calls that the preload makes without GVirtuS's front end, once the front end has made one of each
+// kind.
 #include "tests/gvirtus/application.h"
 
 #include <cstring>
@@ -48,7 +49,7 @@ bool short_copies()
     }
     REQUIRE(cudaStreamSynchronize(h.stream) == 0);
     REQUIRE(device_has(h.device, expected.data(), expected.size()));
-    // Of page-locked memory into which the GPU has still to copy, as CUDA's order is.
+    // From page-locked memory into which the GPU has yet to copy: in CUDA's order.
     void *there = nullptr;
     REQUIRE(cudaMallocHost(&there, 71 << 10) == 0);
     for (int i = 0; i < 3; i++) {
@@ -61,7 +62,7 @@ bool short_copies()
         REQUIRE(device_has(h.device + (900 << 10), expected.data(), 1000));
         REQUIRE(cudaMemset(h.device + (900 << 10), 0, 1000) == 0);
     }
-    // A wait for the legacy stream need not be one for those that are ordered with it.
+    // A wait for the legacy stream need not wait for the streams that are ordered with it.
     std::memset(there, 9, 4096);
     stub_remote()->slow(100000);
     REQUIRE(cudaMemcpyAsync(there, h.device, 1000, D2H, h.stream) == 0);
@@ -69,7 +70,7 @@ bool short_copies()
     REQUIRE(cudaMemcpy(h.device + (900 << 10), there, 1000, H2D) == 0);
     stub_remote()->slow(0);
     REQUIRE(device_has(h.device + (900 << 10), expected.data(), 1000));
-    // Of any length, and of those that return when they have ended.
+    // Copies of any length, also by the calls that return when the copy has ended.
     for (std::size_t n : {1u, 20u, 100u, 1000u, 20000u, 70000u}) {
         for (int sync = 0; sync < 2; sync++) {
             std::memset(there, 5, 70000);
@@ -84,7 +85,7 @@ bool short_copies()
         }
     }
     REQUIRE(cudaFreeHost(there) == 0);
-    // The back end gets to a copy behind a bad one, whose error the next wait returns.
+    // The back end goes on to the copy behind a bad one; the next wait returns the bad one's error.
     REQUIRE(cudaMemcpyAsync(reinterpret_cast<void *>(16), bytes.data(), 8, H2D, h.stream) == 0);
     REQUIRE(cudaMemcpyAsync(h.device, bytes.data(), 8, H2D, h.stream) == 0);
     REQUIRE(cudaStreamSynchronize(h.stream) != 0 && cudaGetLastError() != 0);
@@ -105,7 +106,7 @@ bool calls()
     const std::vector<char> first(100, 29), second(100, 30);
     REQUIRE(device_has(h.device, first.data(), 100));
     REQUIRE(device_has(h.device + 100, second.data(), 100));
-    // What this library does not know is GVirtuS's.
+    // GVirtuS makes the calls that this library does not know.
     REQUIRE(cudaFree(h.device + 1) != 0 && cudaFree(h.device) == 0);
     // Each thread has its own connection, and begins with GVirtuS.
     bool good = false;
@@ -116,8 +117,8 @@ bool calls()
     return HOLDS(good);
 }
 
-// Memory that is set in a stream is in the order of that one, also where the legacy stream does not
-// wait for it. GVirtuS's front end sends another call (G5).
+// cudaMemsetAsync keeps the order of its stream, also where the legacy stream does not wait for
+// that stream. GVirtuS's front end sends another call (G5).
 bool sets_in_streams()
 {
     using Rows = int(void *, std::size_t, int, std::size_t, std::size_t, void *);
@@ -142,7 +143,7 @@ bool sets_in_streams()
         REQUIRE(device_has(device + n, expected.data(), n));
         REQUIRE(device_has(device + 2 * n, expected.data(), n));
     }
-    // They do not go through GVirtuS's front end, and an error appears, if later.
+    // These do not go through GVirtuS's front end, and an error is returned, if later.
     const std::uint64_t before = stub_calls();
     REQUIRE(cudaMemsetAsync(device, 0, n, stream) == 0);
     REQUIRE(set_rows(device, 700, 0, 100, 8, stream) == 0 && stub_calls() == before);
@@ -166,7 +167,7 @@ bool sets_after_a_loss()
     return lost && sets_in_streams();
 }
 
-// What <<<>>> pushes does not leave the process; arguments of a kernel may launch others.
+// What <<<>>> pushes stays in the process; the arguments of a kernel may launch other kernels.
 bool configurations()
 {
     using Push = unsigned(StubDim3, StubDim3, std::size_t, void *);

@@ -82,7 +82,7 @@ bool rows_round_trip(char *device, const Rows &r, bool async, void *stream)
 
 } // namespace
 
-// Of so much pageable memory that over shm the later ones go in parts (client_stage.c).
+// From so much pageable memory that over shm the later copies go in parts (client_stage.c).
 bool sizes_and_offsets()
 {
     char *device = device_memory();
@@ -105,7 +105,7 @@ bool sizes_and_offsets()
     return true;
 }
 
-// Nothing but the pointers says what is the device's.
+// Only the pointers say which memory is the device's.
 bool default_kind()
 {
     char *device = device_memory(), *other = device_memory();
@@ -123,7 +123,7 @@ bool default_kind()
         }
     }
     REQUIRE(stub_copies() == 0);
-    // Within the device it is GVirtuS's, which is told what it is.
+    // GVirtuS makes a copy within the device, and is told that it is one.
     REQUIRE(cudaMemcpy(other + 9, device + 8, memory.size() - 8, DEFAULT) == 0);
     REQUIRE(cudaDeviceSynchronize() == 0 && device_has(other + 9, memory.data() + 8, 1000));
     std::memset(got.data(), 0, got.size());
@@ -136,14 +136,15 @@ bool default_kind()
     REQUIRE(cudaMemcpy(device + 9, memory.data(), 3000, DEFAULT) == 0);
     REQUIRE(device_has(device + 9, memory.data(), 3000) && stub_copies() == 1);
     REQUIRE(munmap(reserved, 4096) == 0);
-    // Memory of both: as without the preload the beginnings of allocations tell.
+    // Memory of both: as without the preload, the beginnings of allocations decide.
     void *both = mmap(device, 4096, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
     REQUIRE(both == device);
     REQUIRE(cudaMemcpy(device, memory.data(), 4000, DEFAULT) == 0);
     REQUIRE(device_has(device, memory.data(), 4000) && stub_copies() == 1);
     REQUIRE(device[0] == 0 && device[3999] == 0);
-    // Behind them the other side does, since few copies are within the host, and registrations.
+    // Behind the beginnings the other side decides, since few copies are within the host; so do
+    // registrations.
     REQUIRE(cudaMemcpy(device + 8, memory.data() + 99, 8, DEFAULT) == 0 && stub_copies() == 1);
     REQUIRE(device[8] == 0 && device_has(device + 8, memory.data() + 99, 8));
     REQUIRE(cudaMemcpy(device + 8, other + 9, 8, DEFAULT) == 0 && stub_copies() == 1);
@@ -216,7 +217,7 @@ bool rows()
     return HOLDS(cudaFree(device) == 0);
 }
 
-// Nothing in this process ever holds a second copy of the bytes.
+// This process never holds a second copy of the bytes.
 bool no_copy()
 {
     constexpr std::size_t n = 64u << 20;

@@ -58,8 +58,8 @@ static char *both(char *device)
     return at == device ? device : nullptr;
 }
 
-// What a device had before cudaDeviceReset is no longer in the way of the host's memory; what
-// others have is.
+// After cudaDeviceReset the device's memory is no longer in the way of the host's; that of other
+// devices is.
 bool memory_after_reset()
 {
     char *other = device_memory(4096), *device = nullptr;
@@ -100,8 +100,8 @@ bool pools_of_devices()
     return true;
 }
 
-// Kernels of all devices use it, as natively; the program has nothing to enable for that, and
-// notices nothing of it.
+// Kernels of all devices use page-locked memory, as natively; the program need not enable anything
+// for that, and notices nothing.
 bool managed_on_devices()
 {
     using Allocate = int(void **, std::size_t, unsigned);

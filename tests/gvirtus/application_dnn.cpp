@@ -48,7 +48,7 @@ void *tensor(std::int64_t number, bool by_value)
                : nullptr;
 }
 
-// Of a graph, by a configuration that the graph gives.
+// A plan of a graph, by a configuration that the graph gives.
 void *plan_of(void *graph)
 {
     void *configuration = made(CONFIGURATION), *plan = made(PLAN);
@@ -85,7 +85,7 @@ bool dnn_graphs()
     REQUIRE((host_copy(to, 4) == std::vector<float>{2.5f, 5, 7.5f, 10}));
     by = -1; // an execution takes what is there then
     REQUIRE(execute(pack) == 0 && host_copy(to, 4)[3] == -4 && execute(graph) == BAD_PARAM);
-    // Nothing of another process's, or of another kind: the library would take it.
+    // Not a handle of another process, or of another kind: the library would take it.
     void *open = made(GRAPH);
     REQUIRE(set(open, OPERATIONS, DESCRIPTOR, std::vector<void *>{handle}) == BAD_PARAM);
     REQUIRE(set(open, OPERATIONS, POINTER, std::vector<void *>{from}) == UNSUPPORTED);
@@ -127,8 +127,8 @@ bool dnn_tensors()
     return HOLDS(math("cudnnDestroy", handle) == 0);
 }
 
-// What the library reads in memory of the host is in the request, whatever a program does before:
-// otherwise it would read the program's addresses as the back end's.
+// The request has all that the library reads in memory of the host, whatever a program does before:
+// otherwise the library would take the program's addresses for the back end's.
 bool dnn_values()
 {
     void *handle = nullptr;
@@ -144,7 +144,7 @@ bool dnn_values()
     REQUIRE(plan && set(pack, 1000, INT64, std::vector<std::int64_t>{3, 1, 2}) == 0);
     REQUIRE(set(pack, 1001, POINTER, std::vector<void *>{from, from, to}) == 0);
     REQUIRE(finalize(pack) == 0 && math("cudnnBackendExecute", handle, plan, pack) == BAD_PARAM);
-    // Nor does one get by where there is no room to note its tensors.
+    // A plan is refused, too, where there is no room to note its tensors.
     std::vector<void *> many;
     for (int i = 0; i < 32; i++)
         many.push_back(tensor(100 + i, true));
@@ -168,8 +168,8 @@ bool dnn_values()
     return HOLDS(math("cudnnDestroy", handle) == 0);
 }
 
-// An address that this process cannot read is no value, and does not end it; page-locked memory is
-// a tensor's as that of the device is.
+// An address that this process cannot read is no value, and does not end the process; a tensor may
+// be in page-locked memory as in that of the device.
 bool dnn_addresses()
 {
     void *handle = nullptr, *locked = nullptr;
@@ -201,7 +201,8 @@ bool dnn_addresses()
     return HOLDS(math("cudnnDestroy", handle) == 0);
 }
 
-// The library keeps where a network's dropout is, and would look there when that has ended.
+// The library keeps the address of a network's dropout, and would look there after the dropout was
+// destroyed.
 bool dnn_networks()
 {
     void *handle = nullptr, *rnn = nullptr, *dropout = nullptr, *none = nullptr, *more = nullptr;
@@ -219,7 +220,7 @@ bool dnn_networks()
     REQUIRE(use(1, dropout) == 0 && ask() == 0 && n == 1);
     REQUIRE(use(-1, dropout) == BAD_PARAM && ask() == BAD_PARAM && use(1, none) == 0);
     REQUIRE(ask() == 0 && n == 0 && end_dropout() == 0 && ask() == 0);
-    // It has what is set in the dropout later, however that was set before.
+    // The network has what is set in the dropout later, whatever was set before.
     float *states = device_copy<float>({0});
     const auto fill_one = [&](void *of, float *with) {
         return math("cudnnSetDropoutDescriptor", of, handle, 0.5f, with, std::size_t{4}, 7ull);
@@ -238,7 +239,7 @@ bool dnn_networks()
     return HOLDS(math("cudnnDestroy", handle) == 0);
 }
 
-// Descriptors that are set alike are one at the back end, which no program can tell.
+// Descriptors with the same settings are one descriptor at the back end; no program notices.
 bool dnn_alike()
 {
     void *one = nullptr, *other = nullptr, *dropout = nullptr;
@@ -272,7 +273,7 @@ bool dnn_alike()
     for (void *next : many)
         REQUIRE(end_one(next) == 0 && bytes(next) == -1);
     REQUIRE(handles(one) == before);
-    // Nobody else's is changed, and an error comes at once, each time.
+    // No other descriptor is changed, and an error comes at once, each time.
     REQUIRE(set_to(other, 5) == 0 && bytes(other) == 184 && bytes(one) == 174);
     REQUIRE(set_to(other, 5, 9) == UNSUPPORTED && set_to(other, 5, 9) == UNSUPPORTED);
     REQUIRE(bytes(other) == 184 && handles(one) == before + 1);
@@ -290,7 +291,7 @@ bool dnn_alike()
     };
     REQUIRE(keep(0.5f) == 0 && keep(2) == BAD_PARAM && keep(2) == BAD_PARAM && keep(0.5f) == 0);
     REQUIRE(math("cudnnDestroyDropoutDescriptor", dropout) == 0 && math("cudnnDestroy", by) == 0);
-    // A dropout whose states a call fills has them alone, and goes.
+    // A dropout with states that a call fills is not shared, and goes when it is destroyed.
     int left = 0;
     for (int i = 0; i < 2; i++) {
         void *handle = nullptr;
@@ -310,7 +311,8 @@ bool dnn_alike()
     return HOLDS(end_one(one) == 0 && end_one(other) == 0 && end_one(other) != 0);
 }
 
-// What is longer than a message's usual part: a batch of many sequences, a graph of many tensors.
+// Requests that are longer than a message's usual part: a batch of many sequences, a graph of many
+// tensors.
 bool dnn_long()
 {
     void *handle = nullptr, *rnn = nullptr, *data = nullptr, *pack = made(PACK);
@@ -352,7 +354,7 @@ bool dnn_long()
     return HOLDS(math("cudnnDestroy", handle) == 0);
 }
 
-// What does not go with a request is refused, and said.
+// What does not fit into a request is refused, with a line that says so.
 bool dnn_too_long()
 {
     void *one = nullptr, *pack = made(PACK);

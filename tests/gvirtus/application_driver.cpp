@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// CUDA's driver API, which the preload makes of the runtime's.
+// CUDA's driver API, which the preload implements by the runtime's.
 #include "tests/gvirtus/application_driver.h"
 
 #include <atomic>
@@ -88,7 +88,7 @@ char *at(Address address)
     return reinterpret_cast<char *>(static_cast<std::uintptr_t>(address));
 }
 
-// What the driver says, the runtime's last error does not.
+// An error of the driver is not the runtime's last error.
 bool refuses(int rc, int code)
 {
     if (rc != code)
@@ -114,7 +114,7 @@ bool driver_begins()
     REQUIRE(get(&device, 1) == 0 && device == 1 && get(&device, 2) == 101 &&
             get(&device, -1) == 101);
     REQUIRE(device == 1);
-    // What does not change is asked for once, and what is not there is told.
+    // What does not change is asked for once, and an attribute that does not exist is an error.
     auto *attribute = DRIVER(cuDeviceGetAttribute, int *, int, int);
     REQUIRE(attribute(&value, 33, 1) == 0); // PCI_BUS_ID
     const std::uint64_t calls = stub_calls();
@@ -220,7 +220,7 @@ bool driver_and_runtime()
     const std::vector<char> bytes = random_bytes(3000, 3);
     REQUIRE(to_device(reinterpret_cast<std::uintptr_t>(memory), bytes.data(), 3000) == 0);
     REQUIRE(device_has(static_cast<char *>(memory), bytes.data(), 3000));
-    // The device that the runtime selects is that of the context from then on.
+    // From then on the context's device is the one that the runtime selects.
     REQUIRE(cudaSetDevice(1) == 0 && DRIVER(cuCtxGetDevice, int *)(&device) == 0 && device == 1);
     REQUIRE(retain(&primary, 1) == 0 && current(&context) == 0 && context == primary);
     REQUIRE(set_current(nullptr) == 0 && current(&context) == 0 && !context);
@@ -403,7 +403,7 @@ bool driver_modules()
         REQUIRE(DRIVER(cuStreamSynchronize, void *)(stream) == 0 &&
                 memory_has(memory + each, bytes));
     }
-    // One that is like others costs what the runtime's does.
+    // A launch like earlier ones costs what one by the runtime does.
     const std::uint64_t calls = stub_calls();
     for (unsigned i = 0; i < 50; i++)
         REQUIRE(launch(function, 1, 1, 1, 1, 1, 1, 0, stream, arguments, nullptr) == 0);
@@ -519,7 +519,8 @@ bool driver_entry_points()
     REQUIRE(get("cuMemcpyHtoD", &found, 13000, 2, &status) == 0 &&
             found == is("cuMemcpyHtoD_v2_ptds"));
     REQUIRE(get("cuGreenCtxCreate", &found, 13000, 0, &status) == 0 && status == 1 && !found);
-    // Some of what is not there is found: attributes tell that it is not.
+    // Some functions are found though they only return errors: attributes say that the device lacks
+    // them.
     REQUIRE(get("cuMulticastCreate", &found, 13000, 0, &status) == 0 && status == 0 && found);
     REQUIRE(get("cudaMalloc", &found, 13000, 0, &status) == 0 && status == 1 && !found);
     REQUIRE(get("cuNoSuch", &found, 13000, 0, nullptr) == 0 && !found &&
@@ -528,7 +529,7 @@ bool driver_entry_points()
     auto *by_runtime = preloaded<Get>("cudaGetDriverEntryPointByVersion");
     REQUIRE(by_runtime("cuMemAlloc", &found, 12000, 0, &status) == 0 && status == 0);
     REQUIRE(found == is("cuMemAlloc_v2"));
-    // What is not there.
+    // Functions that do not exist.
     const void *table = &found;
     REQUIRE(DRIVER(cuGetExportTable, const void **, const void *)(&table, "") == 500 && !table);
     REQUIRE(DRIVER(cuMulticastCreate)() == 801 && DRIVER(cuMulticastCreate)() == 801);

@@ -20,7 +20,7 @@ int ask(void *answer, int attribute, Address address)
 
 } // namespace
 
-// What is true or false is an int; an allocation at the address of one that is gone is another one.
+// Truth values are ints; an allocation at the address of a freed one counts as another allocation.
 bool driver_pointer_answers()
 {
     void *context = nullptr;
@@ -44,7 +44,7 @@ bool driver_pointer_answers()
     return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
 }
 
-// Nothing, where it is no error; names that are not there; what belongs to the parent alone.
+// Null arguments that are no error; names that do not exist; what belongs to the parent alone.
 bool driver_odd_answers()
 {
     void *context = nullptr, *host = &context, *found = &context;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// Modules of variables alone, calls of threads that have no context, arguments of kernels that lie
-// one behind the other, what the compiler says.
+// Modules that have only variables, calls of threads without a context, arguments of kernels in one
+// buffer, messages of the compiler.
 #include "tests/gvirtus/application_driver.h"
 #include "tests/gvirtus/cubin.h"
 
@@ -47,7 +47,7 @@ void *const legacy = nullptr;
 
 } // namespace
 
-// Each module has its own; of another device they are others; they go with their module.
+// Each module has its own variables, other ones on each device; they go with their module.
 bool driver_lone_variables()
 {
     void *context = nullptr, *other = nullptr, *module = nullptr, *again = nullptr;
@@ -64,7 +64,7 @@ bool driver_lone_variables()
     REQUIRE(bytes_at(zeros, std::string(300, '\0')));
     REQUIRE(global(&begun, &n, module, "begun") == 0 && n == text.size());
     REQUIRE(bytes_at(begun, text) && global(&there, &n, module, "other") == 500);
-    // What the program writes there stays, and is no other module's.
+    // What the program writes to a variable stays, and other modules do not see it.
     REQUIRE(cu("cuMemcpyHtoD_v2", begun, static_cast<const void *>("its"), std::size_t{3}) == 0);
     REQUIRE(global(&there, nullptr, module, "begun") == 0 && there == begun);
     REQUIRE(bytes_at(begun, "its" + text.substr(3)));
@@ -90,7 +90,8 @@ bool driver_lone_variables()
     return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
 }
 
-// What names a stream or an event is in its context. Without one there is none.
+// A call that names a stream or an event runs in that one's context; any other call needs a current
+// context.
 bool driver_without_context()
 {
     void *context = nullptr, *stream = nullptr, *event = nullptr, *module = nullptr;
@@ -233,7 +234,7 @@ bool driver_packed_nodes()
 namespace
 {
 
-// The compiler's options: logs with so much room, its time, and whether all is to be told.
+// The compiler's options: the sizes of the logs, its time, and whether it says more.
 struct Told {
     std::vector<char> info, error;
     int options[6] = {3, 4, 5, 6, 2, 12};
@@ -249,7 +250,8 @@ struct Told {
                                              reinterpret_cast<void *>(std::uintptr_t{verbose})}
     {
     }
-    // What is in a log, whose bytes are told; behind its room nothing is written.
+    // What a log contains; the number of its bytes is returned, and nothing is written behind its
+    // end.
     static bool log_is(const std::vector<char> &log, const void *filled, const std::string &wanted)
     {
         REQUIRE(log.back() == 'x' && log[wanted.size()] == 0 && log.data() == wanted);
@@ -336,8 +338,8 @@ static bool stays_loaded()
     return true;
 }
 
-// Why PTX cannot be compiled, by each call that takes it; of a back end that does not tell, the
-// same error and empty logs.
+// Each call that takes PTX says why it cannot be compiled; if the back end does not say, the error
+// is the same and the logs are empty.
 bool driver_compiler_says()
 {
     const std::string why = "ptxas fatal : the client's PTX, line 6: nonsense",
@@ -357,7 +359,7 @@ bool driver_compiler_says()
         loaded = nullptr;
         if (!taken)
             continue;
-        // Less room than there is to tell, no room at all, and more than is ever told.
+        // Less room than the log needs, no room at all, and more than a log ever has.
         Told few(1, 10, true), none(0, 0, false), much(100, 1u << 20, false);
         REQUIRE(load(&loaded, bad_ptx, &few) == 218 && few.is("", why.substr(0, 9), 12.5f));
         REQUIRE(load(&loaded, bad_ptx, &none) != 0 && !loaded);

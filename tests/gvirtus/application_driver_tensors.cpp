@@ -79,7 +79,7 @@ bool driver_maps_tensors()
     REQUIRE(cu("cuTensorMapEncodeIm2col", &map, 6, 4u, there, sizes, pitches, lower, upper, 32u,
                64u, steps, 0, 1, 2, 1) == 0);
     REQUIRE(map == is.map);
-    // What is none leaves the map as it was.
+    // A wrong argument leaves the map as it was.
     same = map;
     REQUIRE(tiled(&map, 0) == 1 && tiled(&map, 6) == 1 && tiled(&map.bytes[8], 2) == 1);
     REQUIRE(tiled(nullptr, 2) == 1 && tiled(&map, 2, &map.bytes[1]) == 1);

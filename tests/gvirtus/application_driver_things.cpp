@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// CUDA's driver API: planes, arrays, textures, graphs, pools, and what is of the runtime besides.
+// CUDA's driver API: planes, arrays, textures, graphs and pools, also those that the runtime made.
 #include "tests/gvirtus/application_driver.h"
 
 #include <cstdint>
@@ -183,7 +183,7 @@ bool driver_pools()
     REQUIRE(back == std::vector<char>(5000, 'p'));
     REQUIRE(cu("cuMemAllocFromPoolAsync", &memory, std::size_t{5000}, static_cast<void *>(nullptr),
                stream) == 1);
-    // What the program's own kernel is, the driver launches; and its memory goes with no context.
+    // The driver launches the program's own kernel; and memory of the runtime goes with no context.
     const void *function = nullptr;
     REQUIRE(cu("cudaGetFuncBySymbol", &function, static_cast<const void *>(&stub_kernel)) == 0);
     REQUIRE(function == &stub_kernel);
@@ -230,7 +230,7 @@ int create_texture(Object *texture, const DriverResource &of, const DriverTextur
     return cu("cuTexObjectCreate", texture, &of, &how, static_cast<const void *>(nullptr));
 }
 
-// What a texture was made with is told as it was; one more flag is not kept apart from it.
+// A texture's descriptors are returned as they were given, but for a flag that is not kept.
 bool tells(Object texture, const DriverResource &of, const DriverTexture &how)
 {
     DriverResource told;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// CUDA's driver API: memory that is mapped apart from its addresses.
+// CUDA's driver API: memory that is made apart from its addresses, and mapped there.
 #include "tests/gvirtus/application_driver.h"
 
 #include <cstdint>
@@ -138,8 +138,8 @@ bool driver_maps_memory()
     return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
 }
 
-// A reset takes it here, as other memory: nothing of it is known any more, and its addresses may be
-// those of other memory.
+// Here a reset takes mapped memory, too: nothing of it is known any more, and other memory may get
+// its addresses.
 bool driver_maps_until_reset()
 {
     void *context = nullptr, *memory = nullptr;
@@ -172,7 +172,7 @@ bool driver_maps_until_reset()
     return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
 }
 
-// What is wrong is an error, and changes nothing.
+// A wrong call returns an error, and changes nothing.
 bool driver_maps_nothing()
 {
     void *context = nullptr, *found = nullptr;
@@ -228,7 +228,7 @@ bool driver_maps_nothing()
     REQUIRE(cu("cuMemsetD8_v2", at, static_cast<unsigned char>(1), std::size_t{9}) == 0);
     REQUIRE(unmap(at, 4 * each) == 0 && free_addresses(at, 4 * each) == 0);
     REQUIRE(free_addresses(at, 4 * each) == 1 && release(one) == 0);
-    // What the child has left is given back a little later.
+    // The back end gives back what the child has left a little later.
     while (stub_remote()->stats().mappable)
         usleep(1000);
     return HOLDS(nothing_left() && cudaGetLastError() == 0);

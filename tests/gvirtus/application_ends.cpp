@@ -24,8 +24,8 @@ static void say(int to, const char *word)
         std::_Exit(1);
 }
 
-// A child that calls exit(3), with what it has not written yet, handlers of its own, and
-// libraries'.
+// A child that calls exit(3), with output that it has not written yet, and with exit handlers of
+// its own and of libraries.
 bool forked_exit()
 {
     static int ends[2];
@@ -53,7 +53,7 @@ bool forked_exit()
     return HOLDS(said == "handler library stream wide buffered");
 }
 
-// GVirtuS's destructors close the connection, when those of the program's own libraries have run.
+// GVirtuS's destructors close the connection after those of the program's own libraries have run.
 bool closes_at_exit()
 {
     REQUIRE(device_memory() && cudaDeviceSynchronize() == 0);
@@ -73,7 +73,7 @@ bool threads_have_ended()
         stub_close();
         std::_Exit(0);
     });
-    return false; // which that makes a success
+    return false; // the exit handler makes that a success
 }
 
 // Others are in calls as main() returns, or about to connect, until the process ends: nothing of
@@ -111,8 +111,8 @@ bool threads_go_on()
     return true;
 }
 
-// A thread that has returned waits until what it has launched was answered, and closes its
-// connection then: nothing of that is freed. The back end stands still meanwhile.
+// A thread that has returned waits until its launches were answered, and closes its connection
+// then: until then nothing that they use is freed. The back end stands still meanwhile.
 bool thread_ends_late()
 {
     static std::atomic<pid_t> ending;
@@ -136,8 +136,8 @@ bool thread_ends_late()
     return true;
 }
 
-// Threads in calls in a forked child, of a process that has no threads yet: with them
-// AddressSanitizer's allocator may be locked in the child.
+// Threads in calls in a forked child. Its parent has no threads yet: with threads
+// AddressSanitizer's allocator might be locked in the child.
 bool threads_go_on_in_child()
 {
     static std::atomic<bool> called;
@@ -171,8 +171,8 @@ bool first_thread_ends()
     pthread_exit(nullptr);
 }
 
-// pthread_cancel() of a thread whose function of the host is the process's first, and has a thread
-// made that calls it: both are made, and so are other threads'.
+// pthread_cancel() of a thread that enqueues the process's first function of the host, for which
+// the library begins a thread: both are made, and so are those of other threads.
 bool cancelled_thread()
 {
     using LaunchHost = int(void *stream, void (*function)(void *), void *argument);
@@ -257,7 +257,7 @@ bool forked_meanwhile()
     std::atomic<bool> over{false};
     std::thread other([&] {
         while (!over)
-            host_unregister(&memory[0]); // of the list's lock and nothing else
+            host_unregister(&memory[0]); // takes the list's lock and nothing else
     });
     bool good = true;
     for (unsigned i = 0; i < 100 && good; i++) {
@@ -277,8 +277,8 @@ bool forked_meanwhile()
     return HOLDS(good);
 }
 
-// A thread's first call connects, with locks that a child would never get. As with GVirtuS, the
-// program is connected before.
+// A thread's first call connects, and holds locks meanwhile that a child would never get. As with
+// GVirtuS, the program is connected before.
 bool forked_at_first_calls()
 {
     REQUIRE(cudaDeviceSynchronize() == 0);
@@ -365,7 +365,7 @@ bool looks_under_the_lock()
     return HOLDS(cudaFree(memory) == 0 && stub_calls() > calls && stub_unlocked_looks() == before);
 }
 
-// A fork while another thread is among GVirtuS's connections, which each of its calls looks at.
+// A fork while another thread looks through GVirtuS's connections, as each of its calls does.
 bool forked_beside_a_look()
 {
     auto *lock = static_cast<std::mutex *>(dlsym(RTLD_DEFAULT, "gFrontendMutex"));

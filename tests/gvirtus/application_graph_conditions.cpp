@@ -111,7 +111,7 @@ bool node_by_node(char *device, void *stream)
     return true;
 }
 
-// What was captured comes before the node that is put into it, the rest behind that.
+// What was captured so far comes before the node that is added to the capture, the rest behind it.
 bool while_captured(char *device, void *stream)
 {
     void *graph = nullptr, *again = nullptr, *branch = nullptr, *bodies[2];
@@ -122,7 +122,7 @@ bool while_captured(char *device, void *stream)
     REQUIRE((run<void *, int>("cudaStreamBeginCapture", stream, 0) == 0));
     REQUIRE(capture_info(stream, &status, &graph, &last, &count) == 0 && status == 1);
     REQUIRE(graph && count == 0); // nothing is in it yet
-    int asked = 0;                // by a thread that would end the capture by that
+    int asked = 0;                // by a thread that ends the capture by its call
     std::thread([&] {
         void *other = nullptr;
         int is = 9;

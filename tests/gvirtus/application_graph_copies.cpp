@@ -109,8 +109,8 @@ bool by_capture(std::size_t n, char *device, char *there, char *back, void *stre
                  run("cudaGraphExecDestroy", trip.exec) == 0);
 }
 
-// Of many graphs, one after the other: what they copy through is given back with them. All of them
-// together would need more of it than there is.
+// Copies of many graphs, one after the other: the memory that they copy through is given back with
+// each graph. All graphs together would need more of it than there is.
 bool one_by_one(char *device, void *stream)
 {
     constexpr std::size_t n = 3u << 20, graphs = 50;
@@ -209,7 +209,7 @@ bool is(void *node, const Planes &p)
                  got.extent.width == p.extent.width && got.from.pitch == p.from.pitch);
 }
 
-// Other memory of the host's in what is launched, in the node, and by an update.
+// Other memory of the host in what is launched, in the node, and by an update.
 bool parameters(char *device, void *stream)
 {
     constexpr std::size_t n = 5000;
@@ -241,7 +241,7 @@ bool parameters(char *device, void *stream)
         return true;
     };
     REQUIRE(gives(0, 'a') && in_exec(0, second) == 0 && gives(0, 'b'));
-    REQUIRE(is(graph.nodes[0], in)); // that one is as it was
+    REQUIRE(is(graph.nodes[0], in)); // the node is as it was
     REQUIRE(in_exec(1, aside) == 0 && gives(n, 'b') && in_exec(0, in) == 0 && gives(n, 'a'));
     REQUIRE(fails(in_exec(0, aside), 1)); // in the other direction
     unsigned on = 9; // CUDA disables no graph in a graph, which such a copy is there
@@ -253,7 +253,7 @@ bool parameters(char *device, void *stream)
     REQUIRE((run<void *, void *, unsigned *>("cudaGraphNodeGetEnabled", trip.exec, graph.nodes[1],
                                              &on) == 0));
     REQUIRE(on == 1 && gives(n, 'a'));
-    // The node: what is made of it from now on, and what was is as before.
+    // The node: graphs that are instantiated from now on have it, and earlier ones are as before.
     REQUIRE(
         (run<void *, const Planes *>("cudaGraphMemcpyNodeSetParams", graph.nodes[0], &third) == 0));
     REQUIRE(is(graph.nodes[0], third) && gives(n, 'a'));
@@ -266,7 +266,8 @@ bool parameters(char *device, void *stream)
     return HOLDS(run("cudaGraphExecDestroy", trip.exec) == 0);
 }
 
-// What was updated by another graph, which has other memory of the host's, and is changed then.
+// An executable graph is updated by a graph with other memory of the host, and that graph is
+// changed then.
 bool changed_after_update(char *device, void *stream)
 {
     constexpr std::size_t n = 5000;
@@ -291,7 +292,7 @@ bool changed_after_update(char *device, void *stream)
     REQUIRE(set(1, out) == 0);
     back[n] = 'x';
     REQUIRE(ran(exec, stream, &second.flag) && back[2 * n] == 'c' && back[n] == 'x');
-    // Once more, of what was changed in between.
+    // Once more, by the graph that was changed in between.
     REQUIRE((run<void *, void *, Update *>("cudaGraphExecUpdate", exec, graph.handle, &told) == 0));
     REQUIRE(ran(exec, stream, &first.flag) && back[0] == 'a');
     REQUIRE(set(1, out) == 0 && set(0, in) == 0);
@@ -301,7 +302,7 @@ bool changed_after_update(char *device, void *stream)
     return HOLDS(run("cudaGraphExecDestroy", exec) == 0);
 }
 
-// Node after node of one memory, in which functions change the bytes in between.
+// Nodes one after the other, all of the same memory; functions change its bytes in between.
 bool in_turns(char *device, void *stream)
 {
     struct Bytes {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// What nodes of graphs say that they are made of, and what is set later.
+// The parameters of graphs' nodes: what nodes return, and what is set later.
 #include "tests/gvirtus/graph_calls.h"
 
 #include <atomic>
@@ -39,8 +39,9 @@ struct Attribute {
 
 } // namespace
 
-// The kernels of a graph: each argument is where the program may read it, and stays there. As
-// programs that capture a graph do, they are asked for, changed and set again.
+// The kernels of a graph: the program may read each argument where it is, and it stays there. The
+// test asks for the arguments, changes them and sets them again, as programs that capture a graph
+// do.
 bool kernels_of_graphs()
 {
     constexpr std::size_t n = 5000;
@@ -85,8 +86,8 @@ bool kernels_of_graphs()
 }
 
 // As llama.cpp does for each token: a node that has taken a kernel takes it again with other
-// arguments, without a wait for the back end. What is new, or of a graph that is no more, is waited
-// for. An error that comes later is told by the next call that waits for the device.
+// arguments, without a wait for the back end. For a new kernel, or for a graph that was destroyed,
+// the call waits. The next call that waits for the device returns an error that comes later.
 bool kernels_that_are_set_again()
 {
     constexpr std::size_t n = 5000;
@@ -126,7 +127,7 @@ bool kernels_that_are_set_again()
     return HOLDS(run("cudaGraphExecDestroy", exec) == 0 && cudaFree(device) == 0);
 }
 
-// Attributes of kernels are CUDA's, and are copied.
+// Attributes of kernels: CUDA keeps them, and copies them from node to node.
 bool attributes_of_nodes()
 {
     char *device = device_memory(64);
@@ -147,7 +148,7 @@ bool attributes_of_nodes()
     REQUIRE(get(graph.nodes[1], 8) == 0 && told.value == 0);
     REQUIRE(run("cudaGraphKernelNodeCopyAttributes", graph.nodes[1], graph.nodes[0]) == 0);
     REQUIRE(get(graph.nodes[1], 8) == 0 && told.value == 5 && fails(get(device, 8), 1));
-    // With an event there is none in a graph.
+    // A graph's node cannot have the attribute that names an event.
     REQUIRE((fails(
         run<void *, int, const void *>("cudaGraphKernelNodeSetAttribute", graph.nodes[0], 7, &set),
         1)));
@@ -213,7 +214,7 @@ bool events_and_functions_of_nodes()
     return HOLDS(graph.destroy() == 0);
 }
 
-// A graph in a graph is the node's own: what is added to it is in the node. It goes with that.
+// A graph in a graph is the node's own: what is added to it is in the node. It goes with the node.
 bool graphs_of_nodes()
 {
     char *device = device_memory(4096);
@@ -238,7 +239,7 @@ bool graphs_of_nodes()
     REQUIRE(
         (run<void *, void **, std::size_t *>("cudaGraphGetNodes", child, nullptr, &count) == 0));
     REQUIRE(count == 1 && fails(run("cudaGraphDestroy", child), 1));
-    // What is launched gets another graph of the same form.
+    // The executable graph gets another graph of the same form.
     void *exec = outer.made();
     REQUIRE(run("cudaGraphExecChildGraphNodeSetParams", exec, node, other.handle) == 0);
     REQUIRE(launch(exec, stream) == 0 && cudaStreamSynchronize(stream) == 0);
@@ -319,8 +320,8 @@ bool parameters_of_all_kinds()
     return HOLDS((fails(run<void *, void *>("cudaGraphNodeSetParams", sets.nodes[0], nullptr), 1)));
 }
 
-// Objects of graphs: the function is called once nobody has the object any more, which is behind
-// what was launched.
+// User objects of graphs: the function is called once nobody has a reference to the object any
+// more, and the launches have ended.
 bool objects_of_graphs()
 {
     static std::atomic<int> ended;
@@ -351,7 +352,7 @@ bool objects_of_graphs()
     REQUIRE((fails(run<void **, void *, void (*)(void *), unsigned, unsigned>(
                        "cudaUserObjectCreate", &object, &one, end, 1, 0),
                    1)));
-    // Of a graph, its clone, what is made of it, and what is made of that.
+    // References of a graph, of its clone and of an executable graph.
     Graph graph, outer, none;
     const Host host = {gate, nullptr};
     REQUIRE(cudaStreamCreate(&stream) == 0 && graph.add("cudaGraphAddHostNode", {}, &host) == 0);
@@ -364,7 +365,7 @@ bool objects_of_graphs()
     REQUIRE(run("cudaGraphClone", &clone, graph.handle) == 0);
     exec = graph.made();
     REQUIRE(exec && graph.destroy() == 0 && run("cudaGraphDestroy", clone) == 0 && ended == 1);
-    // An update with a graph like it: the old ones go when the launch has ended.
+    // An update by a graph of the same form: the old objects go when the launch has ended.
     Graph again;
     Update told = {};
     REQUIRE(again.add("cudaGraphAddHostNode", {}, &host) == 0 && launch(exec, stream) == 0);
@@ -380,7 +381,8 @@ bool objects_of_graphs()
     while (ended != 112)
         std::this_thread::yield();
     REQUIRE(run("cudaGraphExecDestroy", exec) == 0 && ended == 112);
-    // In a graph of another one; until what can be launched becomes like one without.
+    // In a graph that another one contains; until the executable graph is updated by one without
+    // the object.
     Graph inner;
     void *node = nullptr;
     using Order = void *const *;
@@ -396,7 +398,7 @@ bool objects_of_graphs()
     return HOLDS(ended == 113 && run("cudaGraphExecDestroy", exec) == 0 && cudaGetLastError() == 0);
 }
 
-// A drawing of a graph: its nodes, those of the graph in it, and what comes behind what.
+// A drawing of a graph: its nodes, those of the graph in it, and their edges.
 bool drawings_of_graphs()
 {
     char *device = device_memory(64), path[] = "/tmp/ibx-drawing-XXXXXX", text[4096] = {0};

@@ -39,7 +39,8 @@ void *waits_and_copies(Graph *graph, std::atomic<int> *flag, std::vector<char> *
 
 } // namespace
 
-// Over a connection that breaks, for good: a graph whose functions were not called is an error.
+// Over a connection that breaks for good: if functions of a graph were not called, its launch has
+// failed.
 bool graphs_lost()
 {
     void *stream = nullptr, *other = nullptr;
@@ -63,7 +64,7 @@ bool graphs_lost()
 namespace
 {
 
-// Sets a flag when it is told to, or after a while: then somebody has waited for it.
+// Sets a flag when in_time() is called, or after a while: then somebody has waited for the flag.
 class Release
 {
     std::mutex lock;
@@ -95,7 +96,7 @@ class Release
 
 } // namespace
 
-// cudaFree waits for graphs, and returns what has failed there; but of no memory, and of memory of
+// cudaFree waits for graphs, and returns what has failed in them; but with NULL, and with memory of
 // pools and of graphs, it waits for nothing.
 bool frees_beside_graphs()
 {
@@ -140,7 +141,7 @@ static unsigned long unpinned_ever()
 }
 
 // A thread that has page-locked memory ends while a graph waits for its client: the back end unpins
-// that, which waits for all work of the device.
+// the memory, and that waits for all work of the device.
 bool unpinned_beside_graphs()
 {
     std::atomic<int> flag{0}, ready{0}, go{0};
@@ -172,7 +173,7 @@ bool unpinned_beside_graphs()
     return HOLDS(cudaFreeHost(locked) == 0 && cudaFree(device) == 0);
 }
 
-// A kernel that another device has loaded is loaded on this one, where a graph waits for its
+// A kernel that is loaded on another device is now loaded on this one, where a graph waits for its
 // client.
 bool loads_beside_graphs()
 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// Graphs, made node by node or captured: what needs this process is called here.
+// Graphs, made node by node or captured: functions that nodes call are called in this process.
 #include "tests/gvirtus/graph_calls.h"
 
 #include <algorithm>
@@ -73,7 +73,7 @@ bool graphs()
                                                  graph.nodes[1], &kernel) == 0));
     REQUIRE(launch(exec, stream) == 0 && cudaStreamSynchronize(stream) == 0);
     REQUIRE(back == other && counted.right && graph.destroy() == 0);
-    // A clone outlives what it was made of; nodes do not.
+    // A clone outlives the graph that it was made of; the graph's nodes do not.
     counted.expected = 'c';
     REQUIRE(
         (run<void **, void *, unsigned long long>("cudaGraphInstantiate", &copy, clone, 0) == 0));
@@ -88,8 +88,8 @@ bool graphs()
     return HOLDS(cudaFree(device) == 0);
 }
 
-// What a graph copies into pinned memory is there when the graph goes on, also where the back end
-// writes it itself, and where other memory was before.
+// Bytes that a graph copies into pinned memory have come when the graph goes on, also if the back
+// end writes them itself, and if other memory was there before.
 static bool pinned_bytes_of_graph(char *device, void *stream, std::size_t N)
 {
     char *back = nullptr;
@@ -126,7 +126,8 @@ static void end_process(void *)
     kill(getpid(), SIGKILL);
 }
 
-// The client ends while its graph waits for it, whose copies had the back end pin its memory.
+// The client ends while its graph waits for it. For the graph's copies the back end has pinned
+// memory of the client.
 bool killed_in_graph()
 {
     constexpr std::size_t n = 3000000;
@@ -148,8 +149,8 @@ static void end_process_when(void *flag)
     end_process(nullptr);
 }
 
-// Kernels have reached its memory, and the library's own thread, which is asked for a function, has
-// the last of its sessions.
+// Kernels have reached the process's memory. The last of its sessions is that of the library's own
+// thread, which waits to be asked for a function.
 bool killed_while_mapped()
 {
     static std::atomic<bool> alone{false};
@@ -173,7 +174,7 @@ bool killed_while_mapped()
         pause();
 }
 
-// Behind a reset the streams in which graphs' copies were made are no more.
+// After a reset the streams in which graphs' copies were made no longer exist.
 bool graphs_after_resets()
 {
     for (char letter : {'a', 'b', 'c'}) {
@@ -193,7 +194,7 @@ bool graphs_after_resets()
     return true;
 }
 
-// Few bytes from the device come with the word that the graph has got there.
+// Few bytes from the device come with the message that the graph has reached the copy.
 bool few_bytes_of_graphs()
 {
     char *device = device_memory(4096);
@@ -233,7 +234,7 @@ bool nodes_of_graphs()
     void *stream = nullptr, *event = nullptr, *child_node = nullptr;
     REQUIRE(cudaStreamCreate(&stream) == 0 && cudaEventCreate(&event) == 0);
     REQUIRE(cudaMemcpy(device, bytes.data(), 8192, H2D) == 0);
-    // Without an order the double runs the last one first.
+    // The double runs nodes without an order last one first.
     Graph graph;
     const Set ones = {device, 0, 1, 1, 4096, 1},
               twos = {device + 1024, 2048, 0x02020202, 4, 256, 2};
@@ -294,7 +295,7 @@ bool nodes_of_graphs()
     std::uint64_t used = 0;
     REQUIRE((run<int, int, void *>("cudaDeviceGetGraphMemAttribute", 0, 1, &used) == 0));
     REQUIRE(used == (1ull << 40 | 7) && run("cudaDeviceGraphMemTrim", 0) == 0);
-    // Handles that are none, or of another graph, do not get to CUDA.
+    // Made-up handles, and those of another graph, do not get to CUDA.
     REQUIRE(fails(graph.add("cudaGraphAddMemsetNode", {child_node}, &ones), 1));
     REQUIRE(fails(graph.add("cudaGraphAddMemsetNode", {device}, &ones), 1));
     REQUIRE(fails(run("cudaGraphDestroy", ordered), 1));
@@ -302,7 +303,7 @@ bool nodes_of_graphs()
                  cudaGetLastError() == 1);
 }
 
-// What a graph, its clone and what was made of it say of themselves.
+// The answers to questions about a graph, its clone and its executable graph.
 bool questions_about_graphs()
 {
     char *device = device_memory(4096);
@@ -323,7 +324,7 @@ bool questions_about_graphs()
     REQUIRE(fails(find(nullptr, graph.nodes[0], clone), 1));
     REQUIRE(fails(find(&exec, graph.nodes[0], graph.handle), 1));
     REQUIRE(fails(find(&exec, device, clone), 1) && fails(find(&exec, node, device), 1));
-    // It is a node of the clone's as any other.
+    // The found node is like any other node of the clone.
     ones.value = 3;
     REQUIRE((run<void *, const Set *>("cudaGraphMemsetNodeSetParams", node, &ones) == 0));
     REQUIRE(params_of(graph.nodes[0], &told) == 0 && told.value == 1);
@@ -376,12 +377,12 @@ bool captures()
         expected = there;
         std::memset(expected.data() + 100, 's', 50);
         counted.expected = letter;
-        // Behind other work of its stream, in front of what comes next.
+        // The graph runs behind earlier work of its stream, and before later work.
         REQUIRE(launch(exec, other) == 0 && cudaMemsetAsync(device, 'm', n, other) == 0);
         REQUIRE(cudaStreamSynchronize(other) == 0 && back == expected && copied == expected);
         REQUIRE(counted.calls == ++calls && counted.right);
     }
-    // The same with more memory set; then a graph that is another one.
+    // An update: the same graph with more memory set; then a graph of another form.
     void *first = graph;
     Update told = {};
     REQUIRE(begin(60));
@@ -441,8 +442,8 @@ bool captures_of_planes()
 }
 
 // By a back end that says that graphs have more nodes than there are addresses, and that elements
-// of arrays have 64 bytes: nothing behind the last row of 64 is sent. Nor is a kernel launched that
-// has more arguments there than the program has pointers.
+// of arrays have 64 bytes: nothing behind the last row of 64 is sent. A kernel is not launched,
+// either, if the back end says that it has more arguments than the program has pointers.
 bool lied_to()
 {
     REQUIRE(cudaGetLastError() == 0); // the first call, which asks for nothing else

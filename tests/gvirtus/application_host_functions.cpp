@@ -24,7 +24,7 @@ void set_flag(void *flag)
     *static_cast<std::atomic<int> *>(flag) = 1;
 }
 
-// Waits for what the enqueuing thread does only when the call has returned.
+// Waits for a flag that the enqueuing thread sets only after the call has returned.
 void wait_for_flag(void *flags)
 {
     auto *both = static_cast<std::atomic<int> *>(flags);
@@ -33,7 +33,7 @@ void wait_for_flag(void *flags)
     both[1] = 1;
 }
 
-// Ends when that thread waits, for longer than a copy stays for a function.
+// Ends when that thread has waited for longer than a copy waits for a function.
 void wait_for_waiting(void *thread)
 {
     for (int asleep = 0; asleep < 300; usleep(1000))
@@ -75,7 +75,8 @@ struct Calls {
     int last;
 };
 
-// CUDA permits none of these there, and those that wait would wait for themselves; others it may.
+// CUDA permits none of these calls in such a function. Those that wait would wait for themselves;
+// the others it may permit.
 void call_cuda(void *argument)
 {
     auto *c = static_cast<Calls *>(argument);
@@ -145,7 +146,7 @@ bool host_functions()
         REQUIRE(s.right && back == std::vector<char>(10000, 'b'));
         stub_remote()->slow(0);
     }
-    // From the device to page-locked memory the stream's order is enough.
+    // For copies from the device to page-locked memory the stream's order is enough.
     flags[0] = !over_shm;
     flags[1] = 0;
     REQUIRE(launch_host(stream, wait_for_flag, flags) == 0);
@@ -153,8 +154,8 @@ bool host_functions()
     flags[0] = 1;
     REQUIRE(cudaStreamSynchronize(stream) == 0 && flags[1] == 1);
     REQUIRE(!std::memcmp(pinned, back.data(), 10000));
-    // Nor do copies of such memory to the device wait in their calls: the function may be for what
-    // comes behind these.
+    // Calls that copy such memory to the device do not wait, either: the function may wait for what
+    // the program enqueues next.
     REQUIRE(stub_launch(device + 10100, device, 1, stream) == 0); // which loads the kernel
     REQUIRE(cudaStreamSynchronize(stream) == 0);
     for (int round = 0; round < 3; round++) {
@@ -171,7 +172,7 @@ bool host_functions()
         REQUIRE(device_has(device, memory, 10000) && device_has(device + 10000, memory + 7, 100));
         REQUIRE(device_has(device + 10100, memory, 10000) && cudaGetLastError() == 0);
     }
-    // One that cannot be made so waits, and nothing has failed.
+    // A copy that cannot be made so waits in its call, and nothing has failed.
     pid_t thread = gettid();
     for (int before : {0, 1}) {
         REQUIRE(before == 0 || launch_host(stream, nullptr, nullptr) == before);
@@ -182,7 +183,8 @@ bool host_functions()
         stub_remote()->inject("", 0, 0, false);
         REQUIRE(cudaGetLastError() == before && cudaGetLastError() == 0);
     }
-    // Nor others, when there were many of them, also while a function in another stream waits.
+    // Other copies do not wait, either, after many of them, also while a function in another stream
+    // waits.
     REQUIRE(cudaStreamCreateWithFlags(&apart, 1) == 0);
     stub_remote()->hold_stream(reinterpret_cast<std::uintptr_t>(apart));
     REQUIRE(cudaMemsetAsync(device, 0, 1, apart) == 0 && launch_host(apart, set_flag, &flag) == 0);
@@ -203,7 +205,8 @@ bool host_functions()
     }
     stub_remote()->hold_stream(0);
     REQUIRE(cudaStreamDestroy(apart) == 0);
-    // A copy that waits does so in the order of the legacy stream, for which no wait for that says.
+    // A copy that waits does so in the order of the legacy stream; the program has not waited for
+    // that.
     for (int way = 0; way < 4; way++) {
         char *memory = way % 2 ? pageable.data() : static_cast<char *>(pinned);
         Step s = {memory, 'a', 'b', false};
@@ -246,15 +249,15 @@ bool host_functions()
     REQUIRE(cudaDeviceSynchronize() == 0);
     for (int i = 0; i < 100; i++)
         REQUIRE(calls[std::size_t(i)].right && order[i % 2][std::size_t(i / 2)] == i);
-    // Errors are the call's, and nothing is called.
+    // The call returns its errors, and no function is called.
     REQUIRE(fails(launch_host(reinterpret_cast<void *>(12345), set_flag, nullptr), 400));
     REQUIRE(fails(launch_host(stream, nullptr, nullptr), 1));
     REQUIRE(fails(add_callback(stream, note_call, nullptr, 1), 1));
     return HOLDS(cudaFreeHost(pinned) == 0 && cudaFreeHost(slow) == 0);
 }
 
-// A function that waits until the program has enqueued what comes behind it: none of these copies
-// waits for it in its call, as natively. The test's alarm ends it otherwise.
+// A function that waits until the program has enqueued the copies behind it: as natively, no call
+// that copies waits for the function. Otherwise the test's alarm ends the test.
 bool host_functions_as_gates()
 {
     auto *launch_host = preloaded<LaunchHost>("cudaLaunchHostFunc");
@@ -296,7 +299,7 @@ bool host_functions_as_gates()
     return HOLDS(cudaGetLastError() == 0);
 }
 
-// What such copies have taken goes with the context, and not what the next one takes to that place.
+// Gates of such copies go with the context, and later gates at the same addresses stay.
 bool gates_after_reset()
 {
     auto *launch_host = preloaded<LaunchHost>("cudaLaunchHostFunc");
@@ -319,7 +322,7 @@ bool gates_after_reset()
     return HOLDS(cudaGetLastError() == 0);
 }
 
-// A context with an error calls none; behind its reset nobody waits for them.
+// In a context with an error no function is called; after its reset nobody waits for them.
 bool host_functions_after_reset()
 {
     auto *launch_host = preloaded<LaunchHost>("cudaLaunchHostFunc");
@@ -354,7 +357,8 @@ bool host_functions_after_reset()
     return HOLDS(back == there && cudaFree(device) == 0);
 }
 
-// Over a connection that breaks, for good: what was not called is an error of the wait behind it.
+// Over a connection that breaks for good: if a function was not called, the next wait returns an
+// error.
 bool host_functions_lost()
 {
     auto *launch_host = preloaded<LaunchHost>("cudaLaunchHostFunc");
@@ -378,7 +382,7 @@ bool host_functions_lost()
     return HOLDS(fails(launch_host(stream, set_flag, &flag), 801));
 }
 
-// With functions that nobody has called yet, one of them never.
+// The process exits with functions that nobody has called yet, and one that is never called.
 bool host_functions_at_exit()
 {
     static std::atomic<int> flags[2];

@@ -22,9 +22,9 @@
 #include <unistd.h>
 #include <vector>
 
-static void (*at_each_step)(); // the steps in which memory becomes managed where it is
+static void (*at_each_step)(); // called at each step in which memory becomes managed where it is
 void (*at_withdrawal)(), (*at_fetch)();
-static int steps_left = -1; // until one has no memory for another mapping; below 0: all have
+static int steps_left = -1; // until a step lacks memory for a mapping; below 0: none does
 static bool leaves_hole;    // the last step has unmapped what was there, as Linux may have it
 
 static bool step_fails()
@@ -35,7 +35,7 @@ static bool step_fails()
     return true;
 }
 
-// The library's calls, too.
+// Also called by the library.
 extern "C" int mprotect(void *address, std::size_t n, int access) noexcept
 {
     if (access == PROT_READ && step_fails())
@@ -103,7 +103,7 @@ bool is_named(char *memory)
     return HOLDS(stub_launch(memory, memory + 1, 1, nullptr) == 0);
 }
 
-// Neither copies nor questions make it managed.
+// Neither copies nor queries make page-locked memory managed.
 bool stays_as_it_is(char *device, void *stream)
 {
     char *memory = page_locked(bytes_each);
@@ -127,7 +127,7 @@ bool stays_as_it_is(char *device, void *stream)
     return HOLDS(cudaFreeHost(memory) == 0 && cudaFreeHost(memory) == 1 && cudaGetLastError() == 1);
 }
 
-// A copy is under way there, in another stream.
+// A launch names the memory while a copy is under way there, in another stream.
 bool is_named_beside_copy(char *device, void *stream)
 {
     const std::vector<char> bytes = random_bytes(bytes_each, 22);
@@ -214,7 +214,7 @@ bool is_named_beside_writes()
 char *volatile named_memory;
 volatile sig_atomic_t handler_runs, wrong_children;
 
-// The thread that names the memory is interrupted by a handler that writes there.
+// A handler that writes to the memory interrupts the thread that names it.
 bool is_named_beside_signals()
 {
     struct sigaction writes = {}, before = {};
@@ -235,7 +235,7 @@ bool is_named_beside_signals()
     return HOLDS(cudaFreeHost(named_memory) == 0);
 }
 
-// A child that begins meanwhile has a copy of its own, or none.
+// A child that is forked meanwhile has a copy of the memory, or nothing there.
 bool is_named_beside_forks()
 {
     named_memory = page_locked(bytes_each);
@@ -258,8 +258,8 @@ bool is_named_beside_forks()
     return HOLDS(cudaFreeHost(named_memory) == 0);
 }
 
-// There may be no memory for another mapping, at any step: then the program has its bytes where
-// they were, and the launch fails.
+// At any step there may be no memory for another mapping: then the program's bytes are where they
+// were, and the launch fails.
 bool is_named_without_mappings()
 {
     const std::vector<char> bytes = random_bytes(bytes_each, 25);
@@ -284,7 +284,8 @@ bool is_named_without_mappings()
     return true;
 }
 
-// A reset of the device that was selected then takes none of another one's.
+// A reset of the device that was selected when memory was allocated takes none that another device
+// uses.
 bool outlasts_reset_of_another()
 {
     REQUIRE(cudaSetDevice(1) == 0);
@@ -296,7 +297,7 @@ bool outlasts_reset_of_another()
     return HOLDS(cudaFreeHost(memory) == 0 && cudaSetDevice(0) == 0);
 }
 
-// A child has no such memory; and what it has at the back end is in its parent's way.
+// A child has no such memory; and what the child has at the back end is in its parent's way.
 bool is_not_a_childs()
 {
     char *memory = page_locked(bytes_each), *taken_away = page_locked(bytes_each), byte = 0;

@@ -16,7 +16,7 @@ using graph_calls::Graph;
 
 using Launcher = int(const void *, StubDim3, StubDim3, void **, std::size_t, void *);
 
-// A kernel with so many bytes among its parameters, which it adds `sum` to on their way to memory.
+// A kernel that has so many bytes among its parameters. It adds `sum` to each and stores it.
 struct Wide {
     std::size_t n;
     std::uint32_t sum;
@@ -65,7 +65,8 @@ bool launch()
     return true;
 }
 
-// The stub makes the first launch of a kernel, and writes one by which the others are made.
+// The stub makes the first launch of a kernel. It writes a request, and the library makes the
+// others like it.
 bool launches()
 {
     auto *run = preloaded<int(const void *, StubDim3, StubDim3, void **, std::size_t, void *)>(
@@ -85,7 +86,7 @@ bool launches()
         REQUIRE(stub_launches() - before == (round % 3 ? 0 : 2));
         REQUIRE(cudaDeviceSynchronize() == 0);
         REQUIRE(device_has(to, memory.data() + round, part - round));
-        if (round == 2) // another one may have its address
+        if (round == 2) // another kernel may have its address
             unload(nullptr);
     }
     int other = 0;
@@ -94,8 +95,8 @@ bool launches()
     return true;
 }
 
-// The first call of threads that begin together is the launch of a kernel that is known already, or
-// the end of page-locked memory: they connect one after the other.
+// Threads begin together. The first call of each launches a known kernel, or frees page-locked
+// memory: they connect one after the other.
 bool launches_of_new_threads()
 {
     constexpr unsigned count = 8, n = 1000;
@@ -135,7 +136,7 @@ bool launches_of_new_threads()
     return HOLDS(stub_connecting_most() <= 2 && cudaFree(device) == 0);
 }
 
-// By <<<>>>, which returns nothing: no call that waits returns its error.
+// Launches by <<<>>>, which returns nothing: no call that waits returns their errors.
 bool launches_unseen()
 {
     auto *push =
@@ -164,11 +165,11 @@ bool launches_unseen()
     for (int i = 0; i < 3; i++) {
         REQUIRE(by_brackets(wrong, &stub_kernel) == 0 && cudaDeviceSynchronize() == 0);
         REQUIRE(run(&stub_kernel, {1, 1, 1}, {32, 1, 1}, arguments, 0, wrong) == 400);
-        // GVirtuS's front end refuses it without a request; the next launch goes that way, too.
+        // GVirtuS's front end refuses this launch without a request, and gets the next one, too.
         REQUIRE(by_brackets(nullptr, &n) == 98);
         unload(nullptr);
         REQUIRE(run(&stub_kernel, {1, 1, 1}, {32, 1, 1}, arguments, 0, wrong) == 400);
-        // One that goes well makes the next one of the loop unseen again.
+        // After a launch without an error the next one of the loop is unseen again.
         REQUIRE(cudaGetLastError() == 400 && cudaGetLastError() == 0);
         REQUIRE(by_brackets(nullptr, &stub_kernel) == 0 && cudaGetLastError() == 0);
         REQUIRE(cudaDeviceSynchronize() == 0 && device_has(to, memory.data(), n));
@@ -196,7 +197,7 @@ bool launches_of_many_bytes()
             }
         }
     }
-    // In the order of their stream, among others; the bytes are those of the call.
+    // In the order of their stream, among other calls; the bytes are those at the time of the call.
     for (int round = 0; round < 10; round++) {
         Wide first(most, ++seed, device), second(9000, ++seed, device), third(100, ++seed, device);
         char *to = device + most, *from = device;
@@ -230,7 +231,7 @@ bool launches_of_many_bytes()
     for (std::thread &thread : threads)
         thread.join();
     REQUIRE(good[0] && good[1] && good[2]);
-    // What fails, fails as other launches do, and the next one goes on.
+    // A launch that fails, fails as others do, and the next one succeeds.
     Wide wide(10000, ++seed, device);
     REQUIRE(fails(wide.launch("cudaLaunchKernel", &seed), 400));
     REQUIRE(fails(wide.launch("cudaLaunchKernel", stream, 5000), 1));

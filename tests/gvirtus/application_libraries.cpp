@@ -13,7 +13,7 @@
 #include <vector>
 #include <unistd.h>
 
-// Of the kernel that the double has, of another one, of a function, and of a variable.
+// A cubin with the kernel that the double has, another kernel, a function and a variable.
 std::vector<char> library_cubin()
 {
     Cubin cubin;
@@ -35,7 +35,7 @@ const char ptx[] = "// .entry none(\n.version 9.0\n.target sm_90a\n.address_size
                    "two */ .visible .entry " STUB_LIBRARY_KERNEL
                    "(.param .u64 a, .param .u64 b, .param .align 8 .b8 c[8])\n{\n ret;\n}";
 
-// Compressed by Zstandard, as nvcc does it by default; here of one block as it is.
+// Compressed by Zstandard, as by nvcc's default; here as one block that is stored as it is.
 std::string zstandard(const std::string &bytes)
 {
     const auto number = [](std::size_t value, unsigned count) {

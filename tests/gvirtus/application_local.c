@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* As Python would: CUDA's runtime is loaded by dlopen(3) alone, by a library that does not share
- * it, and called by a symbol that was left open. How the process ends: "copies": as any. "forked":
- * a child of it calls exit(3), too. "threads": beside one that goes on to call CUDA. Or
- * "looked-up": all calls come from that libcudart by dlsym(3). */
+ * it, and called by an undefined symbol. How the process ends: "copies": as usual. "forked": its
+ * child calls exit(3), too. "threads": beside a thread that goes on to call CUDA. With "looked-up"
+ * all calls come from that libcudart by dlsym(3). */
 #include "tests/fixtures/patience.h"
 
 #include <dlfcn.h>
@@ -39,8 +39,8 @@ static int copies(void)
 typedef int malloc_managed(void **address, size_t n, unsigned flags);
 typedef int count_of(int *count);
 
-/* They are the preload's, those that GVirtuS lacks as well, but for those that only GVirtuS has;
- * all else is found where it was. */
+/* The functions are the preload's, also those that GVirtuS lacks, but for those that only GVirtuS
+ * has; everything else is found where it was. */
 static int looked_up(void *library)
 {
     malloc_managed *managed;
@@ -72,7 +72,7 @@ static void fail(void)
 
 static atomic_bool called, over;
 
-/* As the process ends sanitizers walk through the libraries themselves, and would hang there. */
+/* As the process ends, sanitizers walk through the libraries themselves, and would hang there. */
 #if defined(__has_feature)
 #define HAS(what) __has_feature(what)
 #else
@@ -141,7 +141,7 @@ static void *call(void *nothing)
     return nothing;
 }
 
-/* Then GVirtuS's destructors are none, and the program's handler is called. */
+/* In that case GVirtuS's destructors do nothing, and the program's exit handler is called. */
 static int threads(void)
 {
     pthread_t thread;

@@ -58,7 +58,7 @@ struct Squares {
     std::vector<float> result() const { return host_copy(d, 4); }
 };
 
-// What is in a descriptor the program alone knows.
+// Only the program knows what is in a descriptor: no call asks the back end.
 bool descriptors()
 {
     void *by = product(), *one = layout(3, 5);
@@ -141,7 +141,8 @@ bool products(Squares &s)
                  math("cublasLtMatmulDescDestroy", longer) == 0);
 }
 
-// Behind its stream's work, and before what follows there, whatever stream the handle has.
+// A product runs behind its stream's work, and before what follows there, whatever stream the
+// handle has.
 bool order(Squares &s)
 {
     constexpr std::size_t bytes = 4 * sizeof(float);
@@ -166,7 +167,8 @@ bool order(Squares &s)
     return HOLDS(math("cublasLtMatmulDescDestroy", by) == 0);
 }
 
-// It comes behind what another thread has in that stream, also with a handle that has another one.
+// A product comes behind another thread's work in its stream, also if the handle has another
+// stream.
 bool order_between_threads(Squares &s)
 {
     constexpr std::size_t bytes = 4 * sizeof(float);
@@ -231,8 +233,9 @@ bool algorithms(Squares &s)
     };
     REQUIRE(math("cublasLtMatmulPreferenceCreate", &preference) == 0 && preference);
     REQUIRE(search(1) == 0 && count == 1 && found[0].workspace == 0);
-    // It is made once; other ones it says nothing of, nor those of a handle that is no more: a new
-    // one may have its number, also when nobody has ended that.
+    // The same search is made once. It says nothing of other searches, nor of those with a handle
+    // that no longer exists: a new handle may have its number, also if nobody has destroyed the old
+    // one.
     const int first = found[0].reserved[0];
     void *other = nullptr;
     count = 0;
@@ -252,7 +255,7 @@ bool algorithms(Squares &s)
     REQUIRE(found[2].workspace == workspace && found[2].waves == 1.5F && !found[3].algorithm[0]);
     REQUIRE(search(150) == 0 && count == COUNT_MOST && found[100].workspace == workspace);
     REQUIRE(search(0) == INVALID_VALUE && search(-1) == INVALID_VALUE);
-    // Addresses that no product is calculated with say how they are aligned.
+    // Addresses in a search only say how they are aligned: it calculates no product.
     REQUIRE(set(by, BIAS, std::uint64_t{0xACEBA11}) == 0 && search(2) == 0 && count == 2);
     REQUIRE(set(by, BIAS, std::uint64_t{0}) == 0);
     REQUIRE(s.multiply(by, &alpha, &beta, found[1].algorithm) == 0);
@@ -330,7 +333,7 @@ bool versions()
                  math("cublasLtLoggerSetLevel", 6) == INVALID_VALUE);
 }
 
-// The libraries of that name: what is looked for there is the preload's.
+// Libraries with the names of NVIDIA's: what is looked up in them is the preload's.
 bool libraries()
 {
     std::istringstream paths(std::getenv("IBX_TEST_LT"));
@@ -353,7 +356,7 @@ bool all()
     REQUIRE(descriptors() && products(s) && order(s) && order_between_threads(s) && algorithms(s) &&
             transformations(s));
     REQUIRE(versions() && libraries());
-    // A handle of cuBLAS's is one of this library's, too; another one is not.
+    // A handle of cuBLAS is one of this library, too; that of another library is not.
     void *const own = s.handle;
     void *by = product();
     const float alpha = 1, beta = 0;

@@ -37,7 +37,7 @@ bool kernels_and_host()
 {
     constexpr std::size_t n = 700 * K + 100;
     char *a = managed_memory(n), *b = managed_memory(n);
-    void *stream = nullptr; // for which the legacy one does not wait
+    void *stream = nullptr; // the legacy stream does not wait for it
     REQUIRE(a && b && cudaStreamCreateWithFlags(&stream, 1) == 0);
     for (char byte : {a[0], a[n - 1], b[n / 2]})
         REQUIRE(byte == 0);
@@ -111,7 +111,7 @@ bool copies_and_sets()
     REQUIRE(m[1000 + 70 * K] == bytes[1000 + 70 * K] && m[999 + 70 * K] == 3);
     REQUIRE(cudaMemcpy2D(m, 100, bytes.data(), 50, 50, 7, H2D) == 0);
     REQUIRE(!std::memcmp(m + 600, bytes.data() + 300, 50) && m[50] == bytes[50]);
-    // Between other memory: what is here stays here.
+    // Copies with other memory: bytes that are here stay here.
     REQUIRE(cudaMemcpy(back.data(), device, n, D2H) == 0 && back == bytes);
     return HOLDS(cudaFree(m) == 0 && cudaFree(other) == 0 && cudaFree(device) == 0);
 }
@@ -148,7 +148,7 @@ bool threads_of_streams()
     return good == 4 && cudaFree(m) == 0;
 }
 
-// A copy in a graph is one of the device's, whatever kind it is said to be.
+// In a graph such a copy is one within the device, whatever kind the program names.
 bool graphs_of_managed()
 {
     constexpr std::size_t n = 20 * K;
@@ -198,7 +198,7 @@ bool what_it_is()
     return HOLDS(cudaFree(m) == 0);
 }
 
-// Where this process has something the device gives other memory.
+// If this process has something at an address, the device gives memory at another one.
 bool taken_addresses()
 {
     char *device = device_memory(10 * K);
@@ -264,7 +264,7 @@ bool mapped()
     REQUIRE(cudaMemcpyAsync(to, device, n, D2H, nullptr) == 0);
     REQUIRE(cudaStreamSynchronize(nullptr) == 0 && has(to, bytes));
     REQUIRE(is(a, HOST, a, a) && flags_of(a) == 2 && flags_of(b) == 7 && flags_of(pinned) == 6);
-    // A word that all devices may use is most often one that kernels read or write.
+    // A word that all devices may use is most often one for kernels to read or write.
     void *word = nullptr, *large = nullptr;
     REQUIRE(cudaHostAlloc(&word, 4, 1) == 0 && cudaHostAlloc(&large, n, 1) == 0);
     REQUIRE(on_device(&there, word) == 0 && there == word && flags_of(word) == 3);
@@ -288,7 +288,7 @@ bool mapped()
     return HOLDS(is(&there, UNREGISTERED, nullptr, &there));
 }
 
-// What was said of parts of it is known as long as it is there.
+// Advice about parts of the memory is known as long as the memory exists.
 static bool hints()
 {
     struct Location {
@@ -336,7 +336,7 @@ static bool hints()
     return HOLDS(cudaFree(m) == 0);
 }
 
-// A kernel that does not end, as one does that waits for the host to write such memory.
+// A kernel that does not end, like one that waits for the host to write such memory.
 bool mapped_for_ever()
 {
     void *memory = over_shm ? managed_memory(page) : nullptr; // there kernels see each write
@@ -361,8 +361,8 @@ bool pointers()
     REQUIRE(preloaded<int(void **, std::size_t, void *)>("cudaMallocAsync")(&made, 100, nullptr) ==
             0);
     REQUIRE(is(made, DEVICE, made, nullptr) && cudaFree(made) == 0);
-    // What was given back, or was never there, is unknown; not so what others than these calls
-    // made.
+    // Memory that was freed, or never existed, is unknown; memory that other calls have made is
+    // known.
     char *strange = reinterpret_cast<char *>(0x7000000), *theirs = nullptr;
     REQUIRE(is(made, UNREGISTERED, nullptr, made) && is(strange, UNREGISTERED, nullptr, strange));
     theirs = reinterpret_cast<char *>(stub_remote()->malloc(100));
@@ -407,8 +407,7 @@ bool runs_at_end(unsigned seed)
 
 } // namespace
 
-// In a function of atexit(3)'s, which was there before the first managed memory, and beside a
-// capture.
+// In an exit handler that was there before the first managed memory, and beside a capture.
 bool managed_at_exit()
 {
     std::atexit([] {
@@ -419,7 +418,7 @@ bool managed_at_exit()
     at_end = {managed_memory(20 * K), managed_memory(20 * K), nullptr, nullptr};
     REQUIRE(at_end.from && at_end.to && cudaStreamCreate(&at_end.captured) == 0);
     REQUIRE(cudaStreamCreateWithFlags(&at_end.work, 1) == 0 && runs_at_end(0));
-    return false; // which that makes a success
+    return false; // the exit handler makes that a success
 }
 
 namespace
@@ -433,7 +432,7 @@ void look(void *memory)
 
 } // namespace
 
-// It does not come back.
+// The function does not return.
 bool managed_in_function()
 {
     char *m = managed_memory(page);

@@ -14,8 +14,8 @@ namespace
 
 void *const per_thread = reinterpret_cast<void *>(2); // cudaStreamPerThread
 
-// Accesses while this process captures streams, which they do not end. A capture ends with its
-// stream.
+// Accesses while this process captures streams: they do not end the captures. A capture ends with
+// its stream.
 bool beside_own_captures()
 {
     constexpr std::size_t length = 100 * 1024;
@@ -40,7 +40,7 @@ bool beside_own_captures()
     return HOLDS(cudaFree(a) == 0 && cudaFree(b) == 0);
 }
 
-// What a stream does when its capture begins, beside another one, is waited for before.
+// Work that a stream has when its capture begins beside another capture is waited for before.
 bool begun_beside_captures()
 {
     constexpr std::size_t length = 20 * 1024;
@@ -64,8 +64,8 @@ bool begun_beside_captures()
     return HOLDS(cudaFree(from) == 0 && cudaFree(far) == 0 && cudaFree(to) == 0);
 }
 
-// A thread's own stream cannot be waited for while the legacy one cannot, and what the host has
-// written gets there.
+// While the legacy stream cannot be waited for, a thread's own stream cannot, either; bytes that
+// the host has written get to the device all the same.
 bool own_stream_beside_captures()
 {
     constexpr std::size_t length = 20 * 1024;
@@ -97,8 +97,8 @@ bool own_stream_beside_captures()
     return HOLDS(cudaFree(from) == 0 && cudaFree(far) == 0 && cudaFree(to) == 0);
 }
 
-// Managed memory of which another thread, or this one, captures a stream that waits for the legacy
-// one: it is zero on the device, whoever had it before, and the capture goes on.
+// Managed memory that is allocated while another thread, or this one, captures a stream that waits
+// for the legacy one: it is zero on the device, whoever had it before, and the capture goes on.
 bool allocated_beside_captures()
 {
     constexpr std::size_t length = 20 * 1024;
@@ -117,8 +117,8 @@ bool allocated_beside_captures()
     return HOLDS(cudaFree(made) == 0 && cudaFree(to) == 0);
 }
 
-// Beside a capture of a blocking stream, while other threads have used their own streams: one that
-// has waited for its stream, and gone on or ended, left no work there.
+// Beside a capture of a blocking stream, while other threads have used their own streams: a thread
+// that has waited for its stream, and has gone on or ended, has left no work there.
 bool rested_streams_beside_captures()
 {
     constexpr std::size_t length = 20 * 1024;
@@ -126,7 +126,7 @@ bool rested_streams_beside_captures()
     void *captured = nullptr, *work = nullptr, *graph = nullptr;
     REQUIRE(from && to && device && cudaStreamCreate(&captured) == 0);
     REQUIRE(cudaStreamCreateWithFlags(&work, 1) == 0);
-    REQUIRE(cudaStreamBeginCapture(per_thread, 0) == 0); // of which nothing has run
+    REQUIRE(cudaStreamBeginCapture(per_thread, 0) == 0); // nothing in it has run
     REQUIRE(stub_launch(device, device + length, length, per_thread) == 0);
     REQUIRE(cudaStreamEndCapture(per_thread, &graph) == 0 && graph);
     REQUIRE(cudaStreamBeginCapture(captured, 0) == 0);

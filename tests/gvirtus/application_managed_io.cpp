@@ -49,7 +49,7 @@ bool system_calls()
     REQUIRE(cudaMemset(m, 7, n) == 0 && pwrite(fileno(file), m + 10, 100, 0) == 100);
     REQUIRE(cudaMemset(m, 8, n) == 0 && pread(fileno(file), m + 70 * KIB, 100, 0) == 100);
     REQUIRE(m[70 * KIB] == 7 && m[70 * KIB + 99] == 7 && m[70 * KIB + 100] == 8);
-    // What dlerror(3) has to say is the program's.
+    // dlerror(3) speaks only of the program's own calls.
     REQUIRE(!dlopen("/none", RTLD_LAZY) && readv(-1, nullptr, 0) == -1 && dlerror());
     return HOLDS(!std::fclose(file) && cudaFree(m) == 0 && cudaFree(other) == 0);
 }
@@ -70,8 +70,8 @@ bool while_it_waits(const std::function<bool()> &call, const std::function<bool(
     return good && both;
 }
 
-// Memory that the kernel has to reach becomes the device's, by another thread's work, while it
-// waits in the call.
+// By another thread's work, memory that the kernel has to reach becomes the device's while the
+// kernel waits in the call.
 bool system_calls_that_wait()
 {
     constexpr std::size_t n = 200 * KIB;
@@ -89,7 +89,7 @@ bool system_calls_that_wait()
     REQUIRE(m[9] == 1 && m[10] == 9 && m[99] == 9 && m[100] == 1);
     REQUIRE(while_it_waits([&] { return readv(ends[0], parts, 2) == 90; }, work_and_send));
     REQUIRE(m[70 * KIB] == 9 && m[70 * KIB + 49] == 9 && m[70 * KIB + 50] == 1);
-    // One that goes on behind its allocation is touched before.
+    // A buffer that goes on behind the allocation is touched before.
     iovec over[2] = {{m, 40}, {m + n - 20, 40}};
     REQUIRE(cudaMemset(m, 1, n) == 0 && write(ends[1], ninety.data(), 60) == 60);
     REQUIRE(readv(ends[0], over, 2) == 60);
@@ -107,7 +107,8 @@ bool system_calls_that_wait()
     return HOLDS(cudaFree(m) == 0 && cudaFree(other) == 0);
 }
 
-// What TCP throws away it counts, and writes nowhere; of a datagram it says how long it was.
+// With MSG_TRUNC, TCP counts the bytes that it throws away, and writes them nowhere; for a datagram
+// the call returns its whole length.
 bool truncated_messages()
 {
     char *m = managed_memory(KIB);
@@ -134,7 +135,7 @@ bool truncated_messages()
     return HOLDS(cudaFree(m) == 0);
 }
 
-// Calls with many parts, with addresses, and with messages; of each its bytes go both ways through
+// Calls with many parts, with addresses, and with messages; the bytes of each go both ways through
 // memory that is the device's.
 bool system_calls_of_parts_and_messages()
 {
@@ -186,7 +187,7 @@ bool system_calls_of_parts_and_messages()
     REQUIRE(cudaMemset(other, 3, n) == 0 && sendmsg(pair[0], &sent, 0) == 70 * KIB);
     REQUIRE(recvmsg(pair[1], &come, 0) == 35 * KIB && come.msg_flags == MSG_TRUNC);
     REQUIRE(other[70 * KIB] == m[30 * KIB] && other[75 * KIB] == 3);
-    // What is random differs from what was there.
+    // Random bytes differ from those that were there.
     REQUIRE(cudaMemset(other, 0, n) == 0 && getrandom(other + 10, 100, 0) == 100);
     REQUIRE(!other[9] && !other[110] && !has(other + 10, std::vector<char>(100)));
     REQUIRE(close(pair[0]) == 0 && close(pair[1]) == 0 && !std::fclose(file));

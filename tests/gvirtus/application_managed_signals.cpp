@@ -34,7 +34,7 @@ void on_fault(int, siginfo_t *info, void *)
     siglongjmp(jump, 1);
 }
 
-// Its handler is called as the kernel does it, and where it has none the signal ends it.
+// The program's handler is called as the kernel does it; without one the signal ends the program.
 void once(int)
 {
     static int calls;
@@ -66,7 +66,7 @@ bool sent_signals()
 
 char *volatile handled;
 
-// Threads that block all signals, as those of servers do, and handlers meanwhile.
+// Threads that block all signals, as those of servers do, beside handlers.
 bool blocked_signals()
 {
     char *m = managed_memory(2 * each_page);
@@ -106,8 +106,7 @@ void touches(int)
     handled[each_page * 18] = handled[each_page * 38];
 }
 
-// The thread that gives memory to the device is interrupted by handlers that touch other such
-// memory.
+// Handlers that touch other managed memory interrupt the thread that gives memory to the device.
 bool signals_while_given()
 {
     char *m = managed_memory(each_page * 40), *device = device_memory(100);
@@ -151,8 +150,8 @@ void touches_in_call(int)
 char *volatile handled_within;
 pthread_t launching;
 
-// One that waits for managed memory, in a thread that is about to have the device work, is
-// interrupted by another one that does.
+// A handler that waits for managed memory, in a thread that is about to give the device work, is
+// interrupted by another handler that does so, too.
 bool signals_while_fetched()
 {
     char *m = managed_memory(each_page);
@@ -179,7 +178,7 @@ bool signals_while_fetched()
     return HOLDS(cudaFree(m) == 0);
 }
 
-// In strict ISO C signal(3) is this one.
+// In strict ISO C, signal(3) is this function.
 bool signals_of_system_v()
 {
     auto *set = preloaded<sighandler_t(int, sighandler_t)>("__sysv_signal");
@@ -227,7 +226,7 @@ int managed_cell(volatile char *m)
 }
 
 // By the system call itself, as the runtimes of some languages do; its struct has what the C
-// library has put there for another signal.
+// library has set for another signal.
 void set_by_system_call(int number, const struct sigaction &action)
 {
     char of_kernel[64];
@@ -266,7 +265,7 @@ bool handlers_by_other_names()
             std::fprintf(stderr, "behind '%s'\n", name);
         REQUIRE(reached);
         if (!sigsetjmp(jump, 1))
-            REQUIRE((*none = 1, false)); // it is the program's
+            REQUIRE((*none = 1, false)); // the program's handler gets it
         REQUIRE(signal(SIGSEGV, SIG_DFL) == (std::strcmp(name, "sysv_signal") ? leaves : SIG_DFL));
     }
     return HOLDS(cudaFree(const_cast<char *>(m)) == 0);
@@ -280,8 +279,8 @@ void touches_and_leaves(int)
     _longjmp(plain, 1); // and the signal stays blocked, as far as the program knows
 }
 
-// A handler of the program's faults reads and writes managed memory, and leaves with the mask that
-// it has.
+// The program's handler of faults reads and writes managed memory, and leaves by longjmp(3) with
+// the mask that it has.
 bool handlers_of_faults()
 {
     sigset_t held;
@@ -430,7 +429,7 @@ void only_counts(int)
     interrupted = interrupted + 1;
 }
 
-// They run while their thread waits for the device, and not only behind that.
+// Handlers run while their thread waits for the device, and not only after that.
 bool signals_in_waits(char *m, char *device)
 {
     char byte = 0;
@@ -450,8 +449,8 @@ bool signals_in_waits(char *m, char *device)
 
 } // namespace
 
-// Handlers touch managed memory wherever their thread is in calls: beside calls that were answered
-// and that the back end has not run, while it waits for these, for a copy and for the device.
+// Handlers touch managed memory wherever their thread is in a call: beside calls that were answered
+// before the back end ran them, and while the thread waits for these, for a copy or for the device.
 bool signals_in_calls()
 {
     constexpr unsigned rounds = 60;
@@ -465,7 +464,7 @@ bool signals_in_calls()
         m[0] = static_cast<char>(i);
         REQUIRE(stub_launch(m + 1, m, 1, nullptr) == 0 && cudaDeviceSynchronize() == 0);
         stub_remote()->slow(2000);
-        for (unsigned j = 0; j < 3; j++) // at rest these are answered before they are made
+        for (unsigned j = 0; j < 3; j++) // at rest these are answered before they are run
             REQUIRE(cudaMemcpy(device, bytes, sizeof(bytes), H2D) == 0);
         REQUIRE(stub_launch(m + 2, m, 1, nullptr) == 0);
         REQUIRE((i % 2 ? cudaDeviceSynchronize() : cudaMemcpy(bytes, device, 8, D2H)) == 0);

@@ -134,7 +134,7 @@ bool of_64_bits(void *handle)
     return HOLDS(host_copy(x, 3) == values && cudaFree(x) == 0 && cudaFree(y) == 0);
 }
 
-// Work of a handle comes behind its stream's, and before what follows there.
+// Work of a handle comes behind its stream's earlier work, and before the later work there.
 bool order(void *handle)
 {
     constexpr int n = 4;
@@ -159,7 +159,7 @@ bool order(void *handle)
     return HOLDS(cudaStreamDestroy(stream) == 0 && cudaFree(x) == 0 && cudaFree(y) == 0);
 }
 
-// What is no handle never gets to the library, which would look into it.
+// A made-up handle never gets to the library, which would look into it.
 bool refused(void *handle)
 {
     int where = 0;
@@ -240,7 +240,7 @@ bool vectors()
     return HOLDS(math("cublasSetVector", 3, 0, values.data(), 1, at, 1) == INVALID_VALUE);
 }
 
-// What others are made of, and the library itself reads.
+// Descriptors that other descriptors are made of, and that the library itself reads.
 bool descriptors(void *other)
 {
     void *handle = nullptr, *x = nullptr, *y = nullptr, *junk = reinterpret_cast<void *>(0x1234);
@@ -273,7 +273,7 @@ bool descriptors(void *other)
         REQUIRE(math("cusparseDestroyDnVec", of_halves) == 0);
     }
     REQUIRE(times(handle, x, &result) == 0 && result == 3 * 56);
-    // Another type's, another library's, and what is none.
+    // Handles of another type and of another library, and made-up ones.
     for (void *none : {y, handle, other, junk, (void *)nullptr})
         REQUIRE(times(handle, none, &result) == 3);
     REQUIRE(times(x, x, &result) == 1 && times(other, x, &result) == 1);
@@ -283,7 +283,7 @@ bool descriptors(void *other)
     return HOLDS(math("cusparseDestroy", handle) == 0);
 }
 
-// Memory of the host in which a function works is the back end's.
+// A function that works in memory of the host gets memory of the back end.
 bool solvers()
 {
     void *handle = nullptr, *parameters = nullptr, *none = nullptr;
@@ -299,7 +299,7 @@ bool solvers()
     REQUIRE(math("cusolverDnDgetrf_bufferSize", handle, 6, 7, a, 6, &size) == 0 && size == 42);
     REQUIRE(factor(1 << 20) == 0 && host_copy(info, 1)[0] == 42 && factor(0) == 0);
     REQUIRE(factor(std::size_t{1} << 40) == 3);
-    std::swap(parameters, none); // the library takes its own then
+    std::swap(parameters, none); // the library uses its own defaults then
     REQUIRE(cudaMemset(info, 0, sizeof(*info)) == 0 && factor(8) == 0);
     REQUIRE(host_copy(info, 1)[0] == 42);
     std::swap(parameters, none);
@@ -307,7 +307,7 @@ bool solvers()
     return HOLDS(math("cusolverDnDestroy", handle) == 0);
 }
 
-// Their matrices are of cuSPARSE's.
+// Solvers for sparse matrices, which cuSPARSE describes.
 bool sparse_solvers()
 {
     void *handle = nullptr, *matrix = nullptr, *info = nullptr, *none = nullptr, *again = nullptr;
@@ -325,7 +325,7 @@ bool sparse_solvers()
     REQUIRE((host_copy(x, 3) == std::vector<double>{4, 2, 800}));
     REQUIRE(solve(handle, matrix, 0.1) == 0 && singular == 2 && host_copy(x, 3)[2] == 0);
     REQUIRE(math("cusolverSpSetStream", handle, reinterpret_cast<void *>(0x1234)) == 3);
-    void *stream = nullptr; // that is no more
+    void *stream = nullptr; // a stream that no longer exists
     REQUIRE(cudaStreamCreate(&stream) == 0 && math("cusolverSpSetStream", handle, stream) == 0);
     REQUIRE(solve(handle, matrix, 0.1) == 0 && cudaStreamDestroy(stream) == 0);
     REQUIRE(solve(handle, matrix, 0.1) == 3 && solve(handle, matrix, 0.1) == 0);
@@ -345,7 +345,7 @@ bool sparse_solvers()
     return HOLDS(reset(again) == 1);
 }
 
-// Numbers of the host that may be absent; as many outputs as there are matrices.
+// Numbers in memory of the host that may be absent; as many outputs as there are matrices.
 bool dense_solvers()
 {
     void *handle = nullptr, *parameters = nullptr;
@@ -408,7 +408,7 @@ bool math_libraries()
     return HOLDS(cudaGetLastError() == 0);
 }
 
-// It is the program's first call.
+// The library's call is the program's first call.
 bool math_library_first()
 {
     void *handle = blas();
@@ -422,13 +422,13 @@ bool math_library_first()
     return HOLDS(math("cublasDestroy_v2", handle) == 0);
 }
 
-// A back end without them.
+// With a back end without these libraries.
 bool no_math_libraries()
 {
     void *handle = nullptr;
     int plan = -1;
     REQUIRE(math("cublasCreate_v2", &handle) == NOT_SUPPORTED && !handle);
-    // The program's own cuDNN gets nothing that a back end may have called a handle.
+    // The program's own cuDNN gets no handle that a back end may have made.
     const std::string all = std::getenv("IBX_TEST_MATH"), name = "libcudnn.so";
     const std::size_t end = all.find(name) + name.size(), colon = all.rfind(':', end);
     const std::string own = all.substr(colon + 1, end - colon - 1); // also without a colon
@@ -441,7 +441,7 @@ bool no_math_libraries()
     return HOLDS(math("cufftCreate", &plan) == 16 && plan == -1 && cudaGetLastError() == 0);
 }
 
-// A module of Python is loaded with all functions that it names, or not at all.
+// The loader loads a module of Python with all functions that it names, or not at all.
 bool absent_from_math()
 {
     float a = 0;
@@ -456,7 +456,7 @@ bool absent_from_math()
     return HOLDS(cudaGetLastError() == 0);
 }
 
-// Many calls that are answered early, of threads with a stream and a handle each.
+// Many calls that are answered early, by threads with a stream and a handle each.
 bool math_threads()
 {
     constexpr int CALLS = 3000;
@@ -478,7 +478,7 @@ bool math_threads()
     return HOLDS(std::all_of(good.begin(), good.end(), [](bool is) { return is; }));
 }
 
-// What a program leaves, a process of the back end that others use gives back.
+// A process of the back end that other programs use, too, gives back what a program leaves.
 bool leaves_math_libraries()
 {
     void *generator = nullptr;

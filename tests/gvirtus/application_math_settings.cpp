@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// What is set in handles of cuBLAS: it is in force when the handle is used, and asks nobody where
-// it is already.
+// Settings of cuBLAS's handles: they are in force when the handle is used, and a setting that is in
+// force already makes no request.
 #include "tests/gvirtus/application_math.h"
 
 #include <thread>
@@ -60,7 +60,7 @@ bool is_in_force(Handle &h)
     REQUIRE(h.mode(0) == 0 && h.processors(5) == 0 && h.works(1, 0, 5));
     REQUIRE(h.processors(0) == 0 && h.processors(5) == 0 && h.processors(0) == 0);
     REQUIRE(h.works(1, 0, 0));
-    // Another stream, whose work the handle's comes behind; and back.
+    // Another stream: the handle's work comes behind that of the stream; and back.
     void *is = nullptr;
     REQUIRE(h.select(h.other) == 0 && h.works(0, 0, 0) && h.select(h.stream) == 0);
     REQUIRE(h.workspace() == 0 && h.select(h.other) == 0 && h.workspace() == 0);
@@ -68,12 +68,12 @@ bool is_in_force(Handle &h)
     int mode = 9;
     REQUIRE(h.mode(2) == 0 && math("cublasGetMathMode", h.handle, &mode) == 0 && mode == 2);
     REQUIRE(h.mode(0) == 0 && math("cublasGetMathMode", h.handle, &mode) == 0 && mode == 0);
-    // What the library refuses it refuses at once, and what was in force may be so no more.
+    // The library refuses a wrong setting at once, and the previous one may be in force no longer.
     REQUIRE(h.mode(4) == INVALID_VALUE && h.mode(0) == 0 && h.works(1, 0, 0));
     return HOLDS(h.select(h.stream) == 0 && h.workspace() == 0 && h.works(1, 0, 0));
 }
 
-// Of scalars, where they are.
+// Pointer modes: whether scalars are in memory of the host or of the device.
 bool pointer_modes(Handle &h)
 {
     const float alpha = 2;
@@ -90,7 +90,7 @@ bool pointer_modes(Handle &h)
     return true;
 }
 
-// Another one may have the number of a stream, or of a handle, that is no more.
+// A new stream, or handle, may have the number of one that no longer exists.
 bool known_no_more(Handle &h)
 {
     void *stream = nullptr, *is = nullptr;

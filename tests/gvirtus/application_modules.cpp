@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// Modules of forked children. Of processes that have ended, however they did, there are so many
-// that the back end, which may have 1 MiB of them here, would be full if it did not let go of them.
+// Modules of forked children. So many processes end, in each way, that the back end, which may have
+// 1 MiB of modules here, would be full if it kept those of ended processes.
 #include "tests/gvirtus/application.h"
 #include "tests/fixtures/patience.h"
 
@@ -35,7 +35,7 @@ struct Module {
     char kernel[1], variable[1];
     void **handle;
 
-    // As the code does that nvcc makes. That kernel is none that this libcudart launches.
+    // As code of nvcc's does it. This libcudart does not launch that kernel.
     explicit Module(bool has_variable = true)
     {
         using Variable = void(void **, char *, char *, const char *, int, std::size_t, int, int);
@@ -72,7 +72,7 @@ bool many(const std::function<void()> &run, int status_wanted)
     return true;
 }
 
-// Its parent has ended, and perhaps the back end has seen that.
+// The child's parent has ended, and perhaps the back end has seen that.
 void orphan(int result, pid_t parent)
 {
     alarm(20 * patience_times());
@@ -106,7 +106,8 @@ bool many_orphans()
     return true;
 }
 
-// A thread that has no patience; which mutex it was too late for, and whether it waits for it now.
+// A thread that does not wait for ever; the mutex that it did not get in time, and whether it waits
+// for that now.
 thread_local bool impatient;
 std::atomic<pthread_mutex_t *> late;
 std::atomic<bool> waits;
@@ -137,7 +138,7 @@ bool two_threads()
 
 } // namespace
 
-// Before those of the C library, for the preload.
+// Called by the preload in place of the C library's.
 extern "C" int pthread_mutex_lock(pthread_mutex_t *mutex) noexcept
 {
     static auto *next =
@@ -173,7 +174,7 @@ bool modules_of_two_threads()
     return HOLDS(waitpid(child, &status, 0) == child && status == 0);
 }
 
-// A child that is forked while another thread looks for variables that are declared __managed__.
+// A child that is forked while another thread looks up variables that are declared __managed__.
 bool modules_and_forks()
 {
     using Managed = void(void **, void *, char *, const char *, int, std::size_t, int, int);
@@ -210,7 +211,7 @@ bool modules_and_forks()
     return HOLDS(good && pointer);
 }
 
-// What a process had that was killed, whose child goes on.
+// A process was killed, and its child goes on: what the process had.
 bool left_beside_child()
 {
     int hold[2], status = 0;
@@ -247,7 +248,7 @@ static bool modules_go(bool beside)
     if (beside)
         other = std::make_unique<Module>(false);
     REQUIRE(launches_well());
-    // What a child registers again, and what it registers itself.
+    // Modules that a child registers again, and its own ones.
     REQUIRE(many([] { _exit(!launches_well()); }, 0));
     REQUIRE(many(
         [] {

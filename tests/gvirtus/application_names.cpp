@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// The names of CUDA's runtime: a program that is linked with -z now does not begin where one is
-// missing that it has anywhere.
+// The names of CUDA's runtime: a program that is linked with -z now does not start if one that it
+// refers to anywhere is missing.
 #include "tests/gvirtus/application.h"
 
 namespace
 {
 
-// What libcudart.so.13 exports and GVirtuS (G5) does not, without what only CUDA's own code calls.
+// What libcudart.so.13 exports and GVirtuS (G5) does not, without names that only CUDA's own code
+// calls.
 const char *const names[] = {
     "__cudaGetKernel",
     "__cudaLaunchKernel",
@@ -301,7 +302,7 @@ bool names_of_runtime()
     return !missing;
 }
 
-// A call that is not there for a remote GPU says so, once.
+// A call that does not exist for a remote GPU says so, once.
 bool absent()
 {
     using Import = int(void **, const void *);
@@ -311,7 +312,7 @@ bool absent()
     }
     REQUIRE(preloaded<Import>("cudaImportExternalSemaphore")(nullptr, nullptr) == 801);
     REQUIRE(preloaded<int()>("cudaThreadSynchronize")() == 0);
-    // The driver's functions are the preload's; that there is none of a name is no error.
+    // The driver's functions are the preload's; it is no error if there is no function of a name.
     using Find = int(const char *, void **, unsigned long long, int *);
     using FindOf = int(const char *, void **, unsigned, unsigned long long, int *);
     void *function = &function;

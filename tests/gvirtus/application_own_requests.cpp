@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// Calls that the libcudart does not have: the preload makes them in requests of its own.
+// Calls that GVirtuS's libcudart does not have: the preload makes them by requests of its own.
 #include "tests/gvirtus/application.h"
 
 #include "frontend-glue/session/own_requests.h"
@@ -92,7 +92,7 @@ bool arrays()
     REQUIRE(to_array(array, 0, 0, there.data(), there.size(), H2D) == 0);
     REQUIRE(from_array(device, array, 0, 0, there.size(), D2D) == 0);
     REQUIRE(cudaDeviceSynchronize() == 0 && device_has(device, there.data(), there.size()));
-    // Behind a stream that the legacy one does not wait for: it is over when the call returns.
+    // In a stream that the legacy one does not wait for: the copy is over when the call returns.
     using Async = int(void *, void *, std::size_t, std::size_t, std::size_t, int, void *);
     void *stream = nullptr;
     REQUIRE(cudaStreamCreate(&stream) == 0 && cudaMemset(device, 0, there.size()) == 0);
@@ -102,7 +102,7 @@ bool arrays()
                                                          stream) == 0);
     REQUIRE(device_has(device, there.data(), there.size()));
     stub_remote()->slow(0);
-    // What is not there: CUDA's errors, and no handle that was made up gets to CUDA.
+    // Things that do not exist: the calls return CUDA's errors, and no made-up handle gets to CUDA.
     REQUIRE(fails(to_array(array, 0, 29, there.data(), 401, H2D), 1));
     REQUIRE(fails(to_array(there.data(), 0, 0, there.data(), 4, H2D), 1));
     REQUIRE(fails(malloc_array(&array, {100, 30, 0}, 64), 1));
@@ -146,7 +146,7 @@ bool mipmaps()
     REQUIRE(level_of(&again, mipmap, 1) == 0 && again == levels[1]);
     REQUIRE(fails(level_of(&again, mipmap, 3), 1) && fails(level_of(&again, levels[0], 0), 1));
     REQUIRE(fails(free_array(levels[0]), 1) && fails(free_array(mipmap), 1));
-    // A texture of all of it, a surface on a level.
+    // A texture of all levels, a surface on one level.
     const Texture how = texture_of_words();
     Resource of = {};
     View view = {};
@@ -165,7 +165,7 @@ bool mipmaps()
     REQUIRE(preloaded<int(unsigned long long *, const Resource *)>("cudaCreateSurfaceObject")(
                 &surface, &of) == 0);
     REQUIRE(preloaded<int(unsigned long long)>("cudaDestroySurfaceObject")(surface) == 0);
-    // With it go its levels; with the device all of it.
+    // The levels go with the mipmapped array; a reset of the device takes everything.
     REQUIRE(give_back(mipmap) == 0 && fails(give_back(mipmap), 1));
     REQUIRE(fails(to_array(levels[1], 0, 0, there.data(), 4, H2D), 1));
     REQUIRE(fails(level_of(&again, mipmap, 1), 1));
@@ -176,7 +176,7 @@ bool mipmaps()
     return HOLDS(fails(to_array(levels[0], 0, 0, there.data(), 4, H2D), 1));
 }
 
-// Rows of more bytes than they have are refused, and nothing is written.
+// Rows that are longer than their pitch are refused, and nothing is written.
 bool planes_beyond_rows()
 {
     std::vector<char> memory(200 * 40, 'm');
@@ -231,7 +231,7 @@ bool planes_of_arrays()
     return HOLDS(free_array(array) == 0);
 }
 
-// Memory of planes, what consists of other calls.
+// Memory of planes, and calls that the preload makes of other calls.
 bool planes_of_memory()
 {
     using Pitched = ibx_cuda_pitched;
@@ -295,7 +295,7 @@ bool array_to_array()
     return HOLDS(free_array(from) == 0 && free_array(to) == 0);
 }
 
-// What is known of arrays, textures and surfaces.
+// Descriptions of arrays, textures and surfaces.
 bool descriptions()
 {
     using Make = int(unsigned long long *, const Resource *, const Texture *, const View *);
@@ -332,7 +332,7 @@ bool descriptions()
     REQUIRE(preloaded<int(unsigned long long *, const Resource *)>("cudaCreateSurfaceObject")(
                 &surface, &of) == 0);
     REQUIRE(resource_of(&told, texture) == 0 && told.kind == of.kind && told.of.array == array);
-    // No more than programs of CUDA 12 have: which one this is for is not known.
+    // No more bytes than programs of CUDA 12 have room for: the program's version is not known.
     alignas(Resource) char bytes[sizeof(Resource) + sizeof(View)];
     const auto left = [&] { return std::count(std::begin(bytes), std::end(bytes), 'x'); };
     std::memset(bytes, 'x', sizeof(bytes));
@@ -351,14 +351,14 @@ bool descriptions()
     REQUIRE(preloaded<int(unsigned long long)>("cudaDestroyTextureObject")(texture) == 0);
     REQUIRE(fails(resource_of(&told, texture), 1) && free_array(array) == 0);
     REQUIRE(info(&channel, &extent, &flags, array) != 0 && cudaGetLastError() != 0);
-    // With a device goes what its arrays, textures and surfaces were made of.
+    // A reset of the device takes the descriptions of its arrays, textures and surfaces, too.
     REQUIRE(resource_of(&told, other) == 0 && malloc_array(&array, {16, 4, 0}, 2) == 0);
     REQUIRE(preloaded<int()>("cudaDeviceReset")() == 0);
     REQUIRE(fails(resource_of(&told, other), 1) && fails(of_surface(&told, surface), 1));
     return HOLDS(info(&channel, &extent, &flags, array) != 0 && cudaGetLastError() != 0);
 }
 
-// Where the back end has a library in its memory.
+// The address of a library in the back end's memory.
 std::uint64_t library_of_back_end()
 {
     std::ifstream maps("/proc/" + std::string(std::getenv("STUB_BACK_END")) + "/maps");
@@ -368,7 +368,7 @@ std::uint64_t library_of_back_end()
     return 0;
 }
 
-// CUDA takes one of memory that is shorter: it looks at the beginning alone, wherever the end is.
+// CUDA takes a texture that is longer than its memory: it looks only at the beginning.
 bool textures_beyond()
 {
     using Make = int(unsigned long long *, const Resource *, const Texture *, const View *);
@@ -392,8 +392,8 @@ bool textures_beyond()
     return HOLDS(cudaFree(memory) == 0 && cudaGetLastError() == 0);
 }
 
-// A thread's mode is the program's own, but for that which would let clients end each other's
-// captures.
+// A thread's capture mode is the program's own, but for the mode that would let clients end each
+// other's captures.
 bool capture_modes()
 {
     auto *exchange = preloaded<int(int *)>("cudaThreadExchangeStreamCaptureMode");
@@ -468,7 +468,7 @@ struct PoolProperties {
     unsigned char reserved[54];
 };
 
-// What this process sets is no setting of other clients'.
+// Settings of this process do not hold for other clients.
 bool made_pools(void *stream, void *own)
 {
     using FromPool = int(void **, std::size_t, void *, void *);
@@ -502,7 +502,7 @@ bool made_pools(void *stream, void *own)
     REQUIRE(preloaded<Current>("cudaDeviceGetMemPool")(&current, 0) == 0 && current == pool);
     auto *allocate = preloaded<int(void **, std::size_t, void *)>("cudaMallocAsync");
     REQUIRE(allocate(&memory, 100, stream) == 0 && give_back(memory, stream) == 0);
-    // CUDA's memory of the host and managed memory come from no pool here; others are wrong.
+    // Here CUDA's memory of the host and managed memory come from no pool; other places are wrong.
     const struct {
         int allocation, type, id, code;
     } wrong[] = {{1, 0, 0, 1},   {1, 1, 9, 1},   {1, 2, 0, 801}, {1, 2, -1, 801},  {1, 3, 0, 801},
@@ -519,7 +519,7 @@ bool made_pools(void *stream, void *own)
     REQUIRE(fails(get(pool, 7, &found), 1)); // the device has its own again
     REQUIRE(preloaded<Current>("cudaDeviceGetMemPool")(&current, 0) == 0 && current == own);
     REQUIRE(allocate(&memory, 100, stream) == 0 && give_back(memory, stream) == 0);
-    // A forked child has none of the parent's. A reset takes the pool away, and the device has its
+    // A forked child has no pool of its parent. A reset takes the pool away, and the device has its
     // own again.
     wish.allocation = 1;
     REQUIRE(create(&pool, &wish) == 0 && select(0, pool) == 0);
@@ -558,7 +558,7 @@ bool pools()
     std::uint64_t all = ~std::uint64_t{0} - 5, found = 0;
     REQUIRE(preloaded<Attribute>("cudaMemPoolSetAttribute")(pool, 4, &all) == 0);
     REQUIRE(preloaded<Attribute>("cudaMemPoolGetAttribute")(pool, 4, &found) == 0 && found == all);
-    int little[2] = {0, 33}, one = 1; // no more than an int is written
+    int little[2] = {0, 33}, one = 1; // only an int is written
     REQUIRE(preloaded<Attribute>("cudaMemPoolSetAttribute")(pool, 1, &one) == 0);
     REQUIRE(preloaded<Attribute>("cudaMemPoolGetAttribute")(pool, 1, little) == 0);
     REQUIRE(little[0] == 1 && little[1] == 33);
@@ -616,7 +616,7 @@ bool cooperative()
         .join();
     REQUIRE(good && cudaStreamSynchronize(stream) == 0);
     REQUIRE(device_has(device + n, memory.data(), n));
-    // An error is this launch's, and a plain one afterwards is a plain one.
+    // The error is this launch's, and a plain launch afterwards is a plain one.
     REQUIRE(fails(launch(&n, {1, 1, 1}, {1, 1, 1}, arguments, 0, stream), 98));
     REQUIRE(cudaMemset(device + n, 0, n) == 0);
     REQUIRE(cudaLaunchKernel(&stub_kernel, {1000, 1, 1}, {100, 1, 1}, arguments, 0, stream) == 0);
@@ -641,13 +641,13 @@ bool cooperative()
     return HOLDS(fails(flags_of(stream, nullptr), 1));
 }
 
-// One of NVIDIA's libraries is loaded when the program is under way.
+// One of NVIDIA's libraries is loaded when the program already runs.
 bool local_library()
 {
     REQUIRE(cudaFree(device_memory()) == 0 && !std::getenv("CUDA_VISIBLE_DEVICES"));
     void *library = dlopen(std::getenv("TEST_LOCAL_LIBRARY"), RTLD_NOW | RTLD_LOCAL);
     REQUIRE(library && cudaFree(device_memory()) == 0);
-    // Its functions are the preload's, also when they are looked for there.
+    // Its functions are the preload's, also if they are looked up in that library.
     void *function = dlsym(library, "curandSetStream");
     REQUIRE(function && function == dlsym(RTLD_DEFAULT, "curandSetStream"));
     REQUIRE(!dlsym(library, "curandNothing"));
@@ -656,8 +656,8 @@ bool local_library()
     return HOLDS(cudaFree(device_memory()) == 0);
 }
 
-// The driver of this host, which a program loads: it is found as the next stream is made, or by the
-// first launch of a kernel.
+// A program loads the driver of this host: the preload finds it when the next stream is made, or at
+// the first launch of a kernel.
 bool local_driver()
 {
     void *stream = nullptr;

@@ -12,12 +12,12 @@
 #include <thread>
 #include <unistd.h>
 
-// Of the back end's pool of chunks: 8 MiB (scene.cpp) in pieces of 4.
+// Pins for the back end's pool of chunks: 8 MiB (scene.cpp) in pieces of 4.
 static constexpr unsigned long pool_pins = 2;
 
 bool pinned()
 {
-    void *first = nullptr; // before there is a connection: GVirtuS's
+    void *first = nullptr; // before there is a connection: by GVirtuS
     REQUIRE(cudaMallocHost(&first, 10) == 0 && stub_hosts() == 1);
     char *device = device_memory(), *memory[8] = {}, *none = nullptr;
     REQUIRE(cudaFreeHost(static_cast<char *>(first) + 1) == 1 && cudaGetLastError() == 1);
@@ -45,7 +45,8 @@ bool pinned()
     REQUIRE(round_trip(device, early, 4 << 20, 11));
     REQUIRE(stub_remote()->stats().host_pinned == pins + over_shm);
     REQUIRE(cudaFreeHost(early) == 0);
-    // Parts of it at any offset, in threads with connections of their own; one frees it.
+    // Copies of parts at any offset, by threads with connections of their own; one thread frees the
+    // memory.
     bool good[2] = {};
     std::thread one([&] {
         good[0] = true;
@@ -68,7 +69,7 @@ bool pinned()
     REQUIRE(!std::memcmp(memory[7] + 13, memory[6], 5000000));
     for (std::size_t i : {std::size_t{0}, std::size_t{7}, std::size_t{3}, std::size_t{4}})
         REQUIRE(cudaFreeHost(memory[i]) == 0);
-    // Again and again; what was freed does not stay behind in a copy.
+    // Again and again; bytes of freed memory do not turn up in a copy.
     for (unsigned i = 0; i < 40; i++) {
         std::size_t n = 100000 + i * 33333;
         auto **place = reinterpret_cast<void **>(&memory[0]);
@@ -94,7 +95,7 @@ bool pinned()
     REQUIRE(cudaFreeHost(memory[6] + 4096) == 1 && cudaGetLastError() == 1);
     REQUIRE(round_trip(device, memory[6], 5000000, 11));
     REQUIRE(stub_copies() == 0 && stub_hosts() == 2);
-    // Of nobody: GVirtuS would give it to free(3).
+    // Memory that nobody allocated: GVirtuS would give it to free(3).
     char on_stack[16];
     void *heap = std::malloc(10);
     REQUIRE(cudaFreeHost(on_stack) == 1 && cudaFreeHost(heap) == 1 && cudaGetLastError() == 1);
@@ -106,8 +107,8 @@ bool pinned()
     return true;
 }
 
-// What an asynchronous copy brings is there when a later call, in the order of its stream or of the
-// legacy one, sends it on.
+// The bytes of an asynchronous copy have come when a later call, in the order of its stream or of
+// the legacy one, copies them on.
 static bool goes_on(char *device, void *stream, char *memory, std::size_t n,
                     const std::function<int(char *to)> &way,
                     const std::function<bool(char *to)> &there)
@@ -214,8 +215,8 @@ bool sent_on()
     return HOLDS(good);
 }
 
-// Another thread frees what was copied from while this one captures: the capture goes on, and the
-// memory is given back by the first free behind it.
+// While this thread captures, another one frees memory that was copied from: the capture goes on,
+// and the first free after it gives the memory back.
 bool freed_beside_captures()
 {
     void *stream = nullptr, *graph = nullptr, *memory = nullptr, *other = nullptr;
@@ -286,7 +287,8 @@ bool registrations()
     return HOLDS(cudaFreeHost(page_locked) == 0);
 }
 
-// Memory that was registered and is gone is in nobody's way when other memory comes to lie there.
+// Memory that was registered and unmapped is in nobody's way when other memory is mapped at its
+// address.
 bool stale_registration()
 {
     constexpr std::size_t n = 3u << 20;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// What kernels print: at the client, behind calls that wait.
+// What kernels print: it appears at the client, at calls that wait.
 #include "tests/gvirtus/application.h"
 #include "tests/fixtures/patience.h"
 
@@ -18,7 +18,7 @@
 namespace
 {
 
-// A module of nvcc's, and what its code passes.
+// A module of nvcc's, and the arguments of its code's calls.
 struct Module {
     std::uint32_t magic = 0xba55ed50;
     std::uint16_t version = 1, head = 16;
@@ -60,7 +60,7 @@ std::string written_at_the_end()
     return written([] { return cudaDeviceSynchronize() == 0; });
 }
 
-// Another process, whose kernels print as well: until `end` is closed nobody gets any of it.
+// Another process, and its kernels print as well: until `end` is closed nobody gets any of that.
 pid_t another(int begun, const int end[2])
 {
     const pid_t child = fork();

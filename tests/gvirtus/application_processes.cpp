@@ -59,7 +59,7 @@ bool open_memory(void **memory, const Handle &handle, unsigned flags = 1)
     return run("cudaIpcOpenMemHandle", memory, handle, flags) == 0;
 }
 
-// Handles that were made up, or are of the other kind.
+// Made-up handles, and handles of the other kind.
 bool forged(const Shared &shared)
 {
     void *got = nullptr;
@@ -76,7 +76,7 @@ bool forged(const Shared &shared)
     return HOLDS(fails(run("cudaIpcCloseMemHandle", static_cast<void *>(&got)), 1) && !got);
 }
 
-// The other process: what it opens it uses as its own, and does not give back.
+// The other process: it uses what it opens as its own, and does not give it back.
 bool child_of(const Meeting &meeting)
 {
     Shared shared;
@@ -88,7 +88,8 @@ bool child_of(const Meeting &meeting)
     REQUIRE(open_memory(&memory, shared.memory) && open_memory(&again, shared.memory));
     REQUIRE(again == memory);
     REQUIRE(run("cudaIpcOpenEventHandle", &event, shared.event) == 0 && event);
-    // Behind the other process's work, which begins when this one has enqueued its own.
+    // This process's work comes behind the other's, which begins once this one has enqueued its
+    // own.
     std::vector<char> expected(shared_bytes, 'p'), got(shared_bytes);
     REQUIRE(cudaStreamWaitEvent(stream, event, 0) == 0);
     REQUIRE(cudaMemcpyAsync(own, memory, shared_bytes, D2D, stream) == 0 &&
@@ -109,7 +110,7 @@ bool child_of(const Meeting &meeting)
     REQUIRE(fails(run("cudaIpcCloseMemHandle", memory), 1));
     REQUIRE(run("cudaEventDestroy", event) == 0 && cudaFree(own) == 0);
     REQUIRE(meeting.tell(false, 'c') && meeting.hear(false, &go));
-    // What was freed, and destroyed, cannot be opened; nor what lies there now.
+    // Freed memory and a destroyed event cannot be opened, and neither can what is there now.
     REQUIRE(fails(run("cudaIpcOpenMemHandle", &memory, shared.memory, 1u), 1));
     return HOLDS(fails(run("cudaIpcOpenEventHandle", &event, shared.event), 205));
 }
@@ -150,7 +151,7 @@ bool parent_of(const Meeting &meeting)
     cudaGetLastError();
     REQUIRE(cudaEventSynchronize(event) == 0);
     REQUIRE(device_has(memory, second.data(), shared_bytes) && meeting.tell(true, 'f'));
-    // Closed over there, they are still what they were.
+    // After the other process has closed them, they are as before.
     REQUIRE(meeting.hear(true, &go) && device_has(memory, second.data(), shared_bytes));
     REQUIRE(cudaEventRecord(event, stream) == 0 && cudaEventSynchronize(event) == 0);
     REQUIRE(cudaFree(memory) == 0 && run("cudaEventDestroy", event) == 0);
@@ -182,7 +183,7 @@ bool parent_of_that(const Meeting &meeting)
     return HOLDS(cudaFree(memory) == 0);
 }
 
-// What was opened is open no more.
+// A reset closes what was opened.
 bool child_that_resets(const Meeting &meeting)
 {
     Handle handle;
@@ -211,7 +212,7 @@ static bool both(bool (*child_does)(const Meeting &), bool (*parent_does)(const 
     return waitpid(child, &status, 0) == child && status == 0 && good;
 }
 
-// Of which none has called CUDA before: two programs, as a back end sees it.
+// Neither process has called CUDA before: two programs, as a back end sees them.
 bool programs()
 {
     return both(child_of, parent_of);
@@ -260,7 +261,7 @@ bool child_of_pool(const Meeting &meeting)
                        shared_bytes));
     REQUIRE(cudaMemsetAsync(memory, 'c', shared_bytes, stream) == 0 &&
             cudaStreamSynchronize(stream) == 0);
-    // It has none of its own there, and gives nothing back but its view of it.
+    // The process has no pool of its own there, and gives back only its view of the pool.
     void *made = nullptr;
     REQUIRE(fails(run("cudaMallocFromPoolAsync", &made, std::size_t{9}, pool, stream), 1));
     REQUIRE(run("cudaFreeAsync", memory, stream) == 0);
@@ -317,8 +318,8 @@ struct Theirs {
     void *memory, *stream, *event, *graph;
 };
 
-// It gives back twice what the other process has been given meanwhile, and names other things of
-// that one's, as a program with a stale pointer does.
+// It gives its memory back twice, though the other process has been given it meanwhile, and names
+// other things of that process, as a program with a stale pointer does.
 bool child_with_stale_pointers(const Meeting &meeting)
 {
     Theirs theirs;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// What programs do beside CUDA: children of all kinds, signals, threads with small stacks, that are
-// cancelled, or that call CUDA as they end, and ends of the process in odd places.
+// What programs do beside CUDA: children of all kinds, signals, threads that have small stacks, are
+// cancelled or call CUDA as they end, and exits in odd places.
 #include "tests/gvirtus/application.h"
 #include "tests/fixtures/island.h"
 #include "tests/fixtures/patience.h"
@@ -41,7 +41,7 @@ bool works(std::size_t n, unsigned seed)
     return HOLDS(cudaFree(device) == 0 && cudaDeviceSynchronize() == 0);
 }
 
-// Threads that do so until it is over.
+// Threads that do so until the test is over.
 struct Workers {
     std::atomic<bool> over{false}, good{true};
     std::atomic<unsigned> rounds{0};
@@ -57,7 +57,7 @@ struct Workers {
         while (rounds < count)
             std::this_thread::yield();
     }
-    // One that returns early is in a test that has failed, and ends with the process.
+    // If a thread has returned early, the test has failed, and the others end with the process.
     ~Workers() { join(); }
     bool join()
     {
@@ -151,8 +151,8 @@ bool daemons()
     return HOLDS(works(70000, 3));
 }
 
-// A helper that has this process's memory and is another process: it calls nothing of CUDA's. A
-// sanitizer would take it for this thread.
+// A helper process that shares this process's memory, and calls no function of CUDA. A sanitizer
+// would take it for this thread.
 bool helpers_of_clone()
 {
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
@@ -200,11 +200,11 @@ bool waits_in_signal_handlers()
         raise(SIGUSR1);
         REQUIRE(waits == i + 1 && !result);
     }
-    std::thread([] { raise(SIGUSR1); }).join(); // of one that has no connection
+    std::thread([] { raise(SIGUSR1); }).join(); // in a thread that has no connection
     return HOLDS(waits == 51 && !result && sigaction(SIGUSR1, &before, nullptr) == 0);
 }
 
-// pthread_cancel() of threads in the middle of copies, which others make on.
+// pthread_cancel() of threads in the middle of copies; other threads go on with theirs.
 bool cancelled_in_copies()
 {
     struct Copy {
@@ -251,7 +251,7 @@ bool cancelled_in_copies()
 namespace
 {
 
-// Calls of each kind, and accesses to memory that the device has used.
+// Calls of all kinds, and accesses to memory that the device has used.
 bool calls_of_all_kinds()
 {
     auto *launch_host = preloaded<LaunchHost>("cudaLaunchHostFunc");
@@ -296,7 +296,7 @@ bool calls_of_all_kinds()
 
 } // namespace
 
-// None of them is a point where a thread ends that somebody has cancelled.
+// None of these calls is a cancellation point.
 bool cancelled_before_calls()
 {
     const auto run = [](void *good) -> void * {
@@ -351,7 +351,7 @@ bool small_stacks()
     return HOLDS(pthread_attr_destroy(&attributes) == 0 && all);
 }
 
-// A library with kernels that is closed and opened, while others launch theirs.
+// A library with kernels is closed and opened while other threads launch theirs.
 bool modules_beside_launches()
 {
     static std::uint64_t wrapper[8], stays[8];
@@ -376,8 +376,8 @@ bool modules_beside_launches()
     return HOLDS(workers.join() && works(3000, 4));
 }
 
-// exit(3) in a function that a stream has got to, while the first thread waits for that, or does
-// anything else.
+// exit(3) in a function that a stream has reached, while the first thread waits for that function,
+// or does anything else.
 bool exits_in_host_function(Meanwhile what)
 {
     void *stream = nullptr;
@@ -400,7 +400,7 @@ bool exits_in_host_function(Meanwhile what)
 namespace
 {
 
-// What a thread has, and gives back when it ends.
+// Things that a thread owns, and gives back when it ends.
 struct Owns {
     char *device = nullptr;
     void *stream = nullptr, *event = nullptr;
@@ -431,8 +431,9 @@ thread_local Owns owned;
 
 } // namespace
 
-// Destructors of a thread's variables call CUDA: one that was there before the thread's first call,
-// and one that came later; and those of pthread_key_create(3), which come last.
+// Destructors of a thread's variables call CUDA: of a variable that was made before the thread's
+// first call, and of one that was made later; and destructors of pthread_key_create(3), which come
+// last.
 bool calls_as_threads_end()
 {
     static std::atomic<int> good;
@@ -464,7 +465,7 @@ bool calls_as_threads_end()
     return HOLDS(pthread_key_delete(key) == 0 && works(3000, 1));
 }
 
-// The same of a process's own variables.
+// The same with a process's variables.
 bool calls_as_process_ends()
 {
     static std::atomic<int> good;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// Questions that the libcudart does not know. The double's answers tell what it was asked.
+// Queries that GVirtuS's libcudart does not have. The double's answers say what it was asked.
 #include "tests/gvirtus/application.h"
 
 #include "frontend-glue/session/own_requests.h"
@@ -71,7 +71,7 @@ bool devices_of_it()
     REQUIRE(ask("cudaDeviceSetSharedMemConfig", 2) == 0);
     REQUIRE(ask("cudaDeviceGetSharedMemConfig", &value) == 0 && value == 1);
     REQUIRE(refused(ask("cudaDeviceSetSharedMemConfig", 3), 1));
-    // The domain may be missing, and the function.
+    // The address may lack the domain, and the function.
     for (int device = 0; device < 2; device++) {
         char place[32] = {};
         REQUIRE(ask("cudaDeviceGetPCIBusId", place, int{sizeof(place)}, device) == 0);
@@ -84,7 +84,7 @@ bool devices_of_it()
     REQUIRE(refused(ask("cudaDeviceGetByPCIBusId", &value, nowhere), 101));
     char few[12];
     REQUIRE(refused(ask("cudaDeviceGetPCIBusId", few, int{sizeof(few)}, 0), 1));
-    // A context of another device, which is not selected then.
+    // The context of another device is made; that device is not selected by this.
     REQUIRE(ask("cudaInitDevice", 1, 0u, 0u) == 0 && cudaGetDevice(&value) == 0 && value == 0);
     return HOLDS(ask("cudaInitDevice", 5, 0u, 0u) == 101);
 }
@@ -171,7 +171,7 @@ bool batches()
     return HOLDS(cudaFreeHost(pinned) == 0 && cudaFree(device) == 0);
 }
 
-// Of a place: a device, of which there are pools of page-locked memory.
+// Pools of a place: a device has one, memory of the host has none here.
 bool pools_at_places()
 {
     void *pool = nullptr, *of_device = nullptr;
@@ -223,7 +223,7 @@ bool copies_of_graphs()
                 std::size_t{50}, D2D) == 0);
     REQUIRE(cudaGraphLaunch(exec, stream) == 0 && cudaStreamSynchronize(stream) == 0);
     REQUIRE(device_has(variable, bs.data(), 50) && device_has(variable + 50, as.data(), n - 50));
-    // From the variable, in the node itself and what is made of it then.
+    // From the variable, in the node and in a graph that is instantiated then.
     REQUIRE(ask("cudaGraphMemcpyNodeSetParamsFromSymbol", node, static_cast<void *>(a),
                 static_cast<const void *>(&symbol), std::size_t{50}, std::size_t{0}, D2D) == 0);
     REQUIRE(ask("cudaGraphInstantiateWithParams", &exec, graph, &how) == 0);
@@ -231,7 +231,7 @@ bool copies_of_graphs()
     return HOLDS(device_has(a, bs.data(), 50) && device_has(a + 50, as.data(), 50));
 }
 
-// Two nodes behind one: what is before and behind them, and one that is switched off.
+// Two nodes behind one: the nodes before and behind each, and a node that is switched off.
 bool neighbours()
 {
     void *graph = nullptr, *exec = nullptr, *stream = nullptr, *found[4] = {}, *to[4] = {};
@@ -284,7 +284,8 @@ bool neighbours()
     return HOLDS(refused(ask("cudaGraphNodeSetEnabled", static_cast<void *>(&on), second, 1u), 1));
 }
 
-// Memory of the device on the side that is said to be the host's: a copy within it, or none.
+// The kind of a copy says that one side is the host's, but it is the device's: a copy within the
+// device, or an error.
 bool wrong_sides()
 {
     char *device = device_memory(8), *other = device_memory(8), here[8] = "1234567";
@@ -301,7 +302,7 @@ bool wrong_sides()
     return HOLDS(cudaFree(device) == 0 && cudaFree(other) == 0);
 }
 
-// A capture ends without a place for its graph, which is none then.
+// A capture is ended without a place for its graph: then there is no graph.
 bool captured_for_nobody()
 {
     void *stream = nullptr;
@@ -323,7 +324,7 @@ bool handles_of_nothing()
     return HOLDS(refused(ask("cudaIpcOpenEventHandle", &opened, none), 205));
 }
 
-// What CUDA refuses at once: no place for the answer, no memory, what is no kernel.
+// Arguments that CUDA refuses at once: no place for the answer, no memory, no kernel.
 bool wrong_arguments()
 {
     void *const none = nullptr;
@@ -333,7 +334,7 @@ bool wrong_arguments()
     REQUIRE(refused(cudaGetDeviceCount(nullptr), 1) &&
             refused(ask("cudaDriverGetVersion", none), 1));
     REQUIRE(refused(ask("cudaDeviceCanAccessPeer", none, 0, 0), 1));
-    std::size_t bytes = 0; // CUDA leaves out what has no place
+    std::size_t bytes = 0; // CUDA leaves out an answer without a place
     REQUIRE(ask("cudaMemGetInfo", none, static_cast<void *>(&bytes)) == 0 && bytes);
     REQUIRE(ask("cudaMemGetInfo", none, none) == 0);
     REQUIRE(refused(ask("cudaGetChannelDesc", none, static_cast<void *>(&value)), 1));
@@ -346,7 +347,7 @@ bool wrong_arguments()
     return HOLDS(refused(cudaLaunchKernel(nullptr, {1, 1, 1}, {1, 1, 1}, nullptr, 0, nullptr), 98));
 }
 
-// The newer one of those that the back end knows and those that it does not.
+// The last error is the newer one, whether the back end knows it or only this process.
 bool errors_in_order()
 {
     char here = 0;
@@ -366,7 +367,7 @@ bool errors_in_order()
 
 } // namespace
 
-// All of them, whatever the variable of this process says.
+// All devices of the back end, whatever CUDA_VISIBLE_DEVICES of this process says.
 bool visible_devices()
 {
     int count = 0;

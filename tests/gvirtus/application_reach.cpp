@@ -26,7 +26,7 @@ char *page_locked(std::size_t n)
     return cudaMallocHost(&memory, n) ? nullptr : static_cast<char *>(memory);
 }
 
-// What a client without this library may ask for, at an address of its choice.
+// A request as a client without this library may send it, with an address of its choice.
 int asks_for_map(std::uint64_t address, std::uint64_t n, std::uint64_t offset)
 {
     return stub_remote()->call(
@@ -36,14 +36,14 @@ int asks_for_map(std::uint64_t address, std::uint64_t n, std::uint64_t offset)
 namespace
 {
 
-// Over shm both ends have the same pages; elsewhere the memory becomes managed with the launch.
+// Over shm both ends have the same pages; elsewhere the launch makes the memory managed.
 bool reached()
 {
     return taken;
 }
 
-// The back end has it run, where the plugin runs the copies; otherwise it is refused, and nothing
-// else is the worse for it.
+// If the plugin runs the copies, the back end runs the launch; otherwise the launch is refused, and
+// nothing else fails.
 bool runs_or_is_refused(int rc)
 {
     if (reached())
@@ -86,7 +86,7 @@ bool other_launches(char *to, char *from)
                  preloaded<int(void *)>("cudaGraphDestroy")(graph) == 0);
 }
 
-// What a kernel writes there goes on in the order of the stream, however it is copied.
+// Bytes that a kernel writes there are copied on in the order of the stream, by each kind of copy.
 bool goes_on(char *device, void *stream)
 {
     const std::vector<char> bytes = random_bytes(bytes_each, 9);
@@ -127,7 +127,8 @@ bool is_seen_at_once(char *word, const char *one)
     return true;
 }
 
-// In the middle of other memory of the back end, of pages that were never touched, and so on.
+// Refused addresses: in the middle of other memory of the back end, pages that were never touched,
+// and so on.
 bool is_refused(const char *mapped)
 {
     const std::uint64_t from = 1ull << 45, until = 5ull << 44, page = 4096;
@@ -151,14 +152,14 @@ bool is_refused(const char *mapped)
     };
     for (const auto &wish : wishes)
         REQUIRE(asks_for_map(wish.address, wish.n, wish.offset) == 801);
-    // Nor pages of its own in such places, or where it has something.
+    // Also refused: pages of the back end itself in such places, or where it has something.
     const std::uint64_t own = IBX_OWN_OWN_PAGES;
     for (unsigned i = 0; i < 7; i++)
         REQUIRE(asks_for_map(wishes[i].address, wishes[i].n, own) == 801);
     REQUIRE(asks_for_map(wishes[12].address, page, own) == 801);
     if (!over_shm)
         return true;
-    // Where this client has a map already the new one takes its place.
+    // If this client has a map there already, the new one replaces it.
     return HOLDS(asks_for_map(there, page, 0) == 0);
 }
 
@@ -204,8 +205,8 @@ bool kernels_and_page_locked()
     return HOLDS(cudaFree(device) == 0 && cudaGetLastError() == 0);
 }
 
-// A client whose only session has ended is another one with the next, perhaps in another process of
-// the back end.
+// If a client's only session has ended, it counts as another client with the next session, perhaps
+// in another process of the back end.
 bool page_locked_of_threads()
 {
     char *from = nullptr, *to = nullptr;
@@ -219,7 +220,7 @@ bool page_locked_of_threads()
     return good[0] && good[1] && good[2];
 }
 
-// A reset takes it: it is freed, or page-locked no more.
+// A reset takes page-locked memory: it is freed, or page-locked no longer.
 bool page_locked_after_resets()
 {
     auto *enter = preloaded<int(void *, std::size_t, unsigned)>("cudaHostRegister");
@@ -237,7 +238,8 @@ bool page_locked_after_resets()
     return true;
 }
 
-// The back end has nothing of this process's where this has it. The test's alarm ends it otherwise.
+// Waits until the back end has no memory of this process any more. Otherwise the test's alarm ends
+// the test.
 static void wait_for_ends()
 {
     const char *back_end = std::getenv("STUB_BACK_END");
@@ -250,7 +252,8 @@ static void wait_for_ends()
     }
 }
 
-// A thread has a session that the back end knows nothing of, when the last one ends that it knows.
+// A thread has a session that the back end knows nothing about, and the last one ends that it
+// knows.
 bool page_locked_of_unknown()
 {
     char *from = nullptr, *to = nullptr;
@@ -280,7 +283,7 @@ bool page_locked_of_unknown()
     return good[0] && good[1];
 }
 
-// One thread makes a graph, and launches it; another one does when the first has ended.
+// One thread makes a graph and launches it; another one launches it after the first has ended.
 bool page_locked_of_graphs()
 {
     namespace g = graph_calls;
@@ -365,7 +368,7 @@ bool has_letters(const std::vector<char *> &pieces)
     return true;
 }
 
-// Those that there are not.
+// Allocates the pieces that are missing.
 bool fill_up(std::vector<char *> &pieces)
 {
     for (unsigned i = 0; i < pieces.size(); i++) {
@@ -377,7 +380,7 @@ bool fill_up(std::vector<char *> &pieces)
     return HOLDS(has_letters(pieces));
 }
 
-// What a child allocates is not what its parent does meanwhile.
+// What a child allocates is apart from what its parent allocates meanwhile.
 bool pieces_of_a_child()
 {
     int there[2], back[2], status = -1;
@@ -408,7 +411,7 @@ bool pieces_of_a_child()
 // Many short pieces of memory for kernels are mapped and pinned together.
 bool page_locked_pieces()
 {
-    if (!reached() || !over_shm) // it is managed memory from the beginning
+    if (!reached() || !over_shm) // such memory is managed from the beginning
         return true;
     REQUIRE(cudaGetLastError() == 0 && cudaFreeHost(piece(100)) == 0);
     const auto before = stub_remote()->stats(); // the back end may still pin its pool

@@ -19,7 +19,8 @@ using Set = int(void *, int, std::size_t, void *);
 using Launch = int(const void *, StubDim3, StubDim3, void **, std::size_t, void *);
 using Record = int(void *, void *);
 
-// Two streams, one of which is held: NULL is to be the thread's own in what is called meanwhile.
+// Two streams, and one of them is held: in calls meanwhile NULL has to mean the thread's own
+// stream.
 struct Scene {
     void *other = nullptr, *there = nullptr, *behind = nullptr;
     char *from = device_memory(stream_bytes), *to = device_memory(stream_bytes);
@@ -45,8 +46,8 @@ struct Scene {
     void hold() const { stub_remote()->hold_stream(2); }
 };
 
-// While the thread's stream is held what is enqueued with NULL is behind that, and the legacy
-// stream would wait for it.
+// While the thread's stream is held, work that is enqueued with NULL comes behind it, and the
+// legacy stream would wait for it.
 bool streams_of_calls(Scene &s)
 {
     std::vector<char> fs(stream_bytes, 'f'), zeros(stream_bytes, 0), twos(stream_bytes, 2);
@@ -139,7 +140,7 @@ bool functions(Scene &s)
     return HOLDS(called);
 }
 
-// Each thread's is another one: a capture in it ends without those of other threads.
+// Each thread has its own: a capture in it ends without those of other threads.
 bool captures_of_threads(Scene &s)
 {
     const auto begin = preloaded<int(void *, int)>("cudaStreamBeginCapture_ptsz");

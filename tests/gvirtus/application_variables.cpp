@@ -39,7 +39,7 @@ int address_of(char **address, const void *symbol)
     return preloaded<int(char **, const void *)>("cudaGetSymbolAddress")(address, symbol);
 }
 
-// As the code does that nvcc makes: a module, a kernel of it (or another address), variables.
+// As code of nvcc's does it: a module, a kernel of it (or another address), variables.
 void register_kernel(void **module, const void *kernel)
 {
     preloaded<void(void **, const void *, char *, const char *, int, void *, void *, void *, void *,
@@ -87,7 +87,7 @@ bool plain()
     REQUIRE(name_of(&name, &stub_kernel) == 0 && !std::strcmp(name, "kernel"));
     REQUIRE(fails(name_of(nullptr, &stub_kernel), 1) && fails(name_of(&name, &n), 400));
     REQUIRE(fails(name_of(&name, nullptr), 98));
-    // Of several each has its own bytes.
+    // Several variables: each has its own bytes.
     random_fill(there.data(), there.size(), 1);
     REQUIRE(to_symbol(a, there.data(), 4000) == 0);
     REQUIRE(to_symbol(b, there.data() + 7, 90, 10, DEFAULT) == 0);
@@ -139,7 +139,7 @@ bool goes(void **module)
     return stub_unloads() == before + 1;
 }
 
-// What a child may still use stays at the back end, and no more.
+// Only the modules that a child may still use stay at the back end.
 bool unloads_and_forks()
 {
     static void *modules[5][1];
@@ -172,7 +172,7 @@ bool ended(pid_t process)
     return !state || state == 'Z';
 }
 
-// So does what a grandchild may use, whose parent has ended, as that of a daemon does.
+// Modules that a grandchild may use stay, too, though its parent has ended, as a daemon's does.
 bool unloads_and_grandchildren()
 {
     static void *modules[2][1];
@@ -196,7 +196,7 @@ bool unloads_and_grandchildren()
     const bool kept = !goes(modules[0]), own = goes(modules[1]);
     for (int fd : {hold[0], hold[1], born[0], born[1]})
         close(fd);
-    while (!ended(grandchild)) // or what comes next finds it in use, too
+    while (!ended(grandchild)) // or the next step finds the module in use, too
         usleep(100);
     return HOLDS(kept && own);
 }
@@ -225,7 +225,7 @@ bool unloads_beside_zombie(int pids[2], const int ends[2])
     return HOLDS(goes(module));
 }
 
-// A grandchild that has ended uses nothing, also where no init waits for it, as in a container.
+// A grandchild that has ended uses nothing, also if no init waits for it, as in a container.
 bool unloads_and_zombies()
 {
     int ends[2], pids[2], status = 1;
@@ -258,7 +258,7 @@ bool forbid_forks()
            !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
 }
 
-// A grandchild that was not born uses nothing.
+// If the fork of a grandchild has failed, it uses nothing.
 bool unloads_and_failed_forks()
 {
     const pid_t child = fork();
@@ -272,7 +272,7 @@ bool unloads_and_failed_forks()
     return HOLDS(waitpid(child, &status, 0) == child && status == 0);
 }
 
-// What a child registers by `first` and again by `second`, and whether it gives that back.
+// Modules that a child registers by `first` and again by `second`, and whether it gives them back.
 bool registers(void **own, void **shared, const std::string &wanted, bool (*first)(),
                bool (*second)())
 {
@@ -344,7 +344,8 @@ void register_all(void **module, Variables *v)
     register_managed(module, &v->long_one, "l4.4096.300000");
 }
 
-// A second module's: in the hole between two of the first's, and from its last page on into others.
+// The variables of a second module: in the hole between two of the first module's, and from that
+// one's last page on into others.
 void register_beside(void **module, Variables *v)
 {
     *v = {};
@@ -364,8 +365,8 @@ bool another_writes(char *device, char mark)
     return waitpid(child, &status, 0) == child && !status;
 }
 
-// A library that the program opens has its variables in the pages of the program's. The first
-// module may go before it.
+// A library that the program opens has its variables in the same pages as the program's. The first
+// module may go before the library.
 bool beside(void **module, Variables *v, char (*init)(void **), char *piece)
 {
     static void *opened[1];
@@ -406,7 +407,8 @@ bool beside(void **module, Variables *v, char (*init)(void **), char *piece)
     return true;
 }
 
-// Before anything touches them they have what the device has; bytes beside them are others'.
+// Before anything touches the variables they have the device's bytes; bytes beside them are not the
+// variables'.
 bool managed_variables()
 {
     static void *module[1];
@@ -422,7 +424,7 @@ bool managed_variables()
     REQUIRE(init(module) == 1 && v.first == piece + 100 && v.second == piece + 904 && v.long_one);
     REQUIRE(!std::memcmp(v.first, bytes.data() + 100, 8));
     REQUIRE(!std::memcmp(v.second, bytes.data() + 904, 5000));
-    // Both sides write; what another has beside them meanwhile stays.
+    // Both sides write; bytes that others write beside them meanwhile stay.
     for (unsigned round = 0; round < 4; round++) {
         const char mark = static_cast<char>('A' + round);
         v.first[round] = mark;
@@ -439,7 +441,7 @@ bool managed_variables()
         REQUIRE(device_has(piece + 400, std::string(20, mark).c_str(), 20));
         REQUIRE(device_has(piece, bytes.data(), 50));
     }
-    // It is managed memory, which is not to be freed.
+    // A variable is managed memory that may not be freed.
     struct {
         int type, device;
         void *more[12];
@@ -455,7 +457,7 @@ bool managed_variables()
     REQUIRE(n == 5000 && fails(to_symbol(v.first, "123456789", 9), 1));
     REQUIRE(beside(module, &v, init, piece));
     REQUIRE(to_symbol(v.first, "12345678", 8) == 0 && !std::memcmp(v.first, "12345678", 8));
-    // Behind a reset they have what the host has written last, or the device.
+    // After a reset the variables have what the host, or the device, has written last.
     REQUIRE(stub_launch(v.long_one, v.long_one + 777, 500, nullptr) == 0);
     std::memcpy(v.first, "abcdefgh", 8);
     REQUIRE(cudaDeviceReset() == 0 && !std::memcmp(v.first, "abcdefgh", 8));
@@ -469,8 +471,8 @@ bool managed_variables()
     return true;
 }
 
-// A module without a kernel: nothing tells where its variables are. And a back end that has less of
-// one than the program uses: what lies behind it is the program's, and nobody else's to place.
+// A module without a kernel: nothing says where its variables are. And a back end's variable that
+// is shorter than the program's: what lies behind it is the program's, and stays where it is.
 bool not_found()
 {
     static void *modules[2][1];

@@ -4,13 +4,13 @@
 //
 //   bench-application LIBCUDART SECONDS BYTES...
 //
-// over the libcudart named, GVirtuS's or CUDA's own, and what is preloaded before it. Prints a line
-// for each kind of memory, direction and size, with microseconds a call, and ends with DONE:
+// over this libcudart, GVirtuS's or CUDA's own, and over what is preloaded before it. Prints a line
+// for each kind of memory, direction and size, with the microseconds of a call, and ends with DONE:
 //
 //   CELL pageable|pinned h2d|d2h BYTES MICROSECONDS
 //
-// To the device that is the mean of calls back to back, the end of the last one included; from it
-// the median.
+// To the device it is the mean of calls back to back, with the end of the last one; from the device
+// it is the median.
 //
 // The bytes that come back are compared with those that went.
 #include "tests/gvirtus/bench_libcudart.h"

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
 // What calls without copies cost a front end, with each value of rdma.pipeline in turns, against a
-// back end that does nothing (tests/doubles/gvirtus/world.h): so the rows are ours alone. With
-// kernels of a real GPU: tests/gvirtus/bench_calls.cu, run by tools/bench/gpu --gvirtus.
+// back end that does nothing (tests/doubles/gvirtus/world.h): so the figures have only our own
+// part. With kernels of a real GPU: tests/gvirtus/bench_calls.cu, which tools/bench/gpu --gvirtus
+// runs.
 //
 //   bench-calls PLUGIN.so PROVIDER [--rounds N] [--delay MICROSECONDS] [--modes NAME,...]
 //
@@ -156,7 +157,7 @@ void measure(FrontEnd &front, const std::string &mode)
     auto row = [&](const char *what, double us) { rows[what][mode].push_back(us); };
     auto launched = [&] { must(launch(front, 1), "a launch"); };
     const Body none;
-    for (int i = 0; i < 3; i++) { // a program's first calls are not meant
+    for (int i = 0; i < 3; i++) { // the first calls of a program do not count
         launched();
         named("cudaEventRecord", event)();
         named("cudaStreamWaitEvent", wait)();

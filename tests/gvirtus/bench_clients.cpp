@@ -4,15 +4,15 @@
 //
 //   bench-clients LIBCUDART SECONDS [PART]
 //
-// Each client is a process that copies page-locked memory to the device in a loop, over the
-// libcudart named, GVirtuS's or CUDA's own, and what is preloaded before it. Prints what short
+// Each client is a process that copies page-locked memory to the device in a loop, over this
+// libcudart, GVirtuS's or CUDA's own, and over what is preloaded before it. Prints what short
 // copies cost alone, among themselves, and beside a client that copies without end (one copy of 256
 // MiB after the other, or 8 of 16 MiB at once); then what equal clients get. Ends with DONE:
 //
 //   SHARED MEDIAN 99TH GREEDY WHAT   microseconds of the short copies, GB/s of the greedy one
 //   EQUAL SUM RATIO WHAT             GB/s together, slowest to fastest
 //
-// With PART only that of which WHAT has this in it.
+// With PART, only the lines whose WHAT contains it.
 #include "tests/gvirtus/bench_measure.h"
 
 #include <atomic>
@@ -57,7 +57,7 @@ const char *libcudart;
 double slice;
 std::string wanted; // a part of what is measured
 
-// The destructors of GVirtuS's front ends are not to be relied on.
+// Ends the process without the destructors of GVirtuS's front ends, which may fail.
 [[noreturn]] void leave(int status)
 {
     std::fflush(stdout);
@@ -150,7 +150,7 @@ class Copier
     leave(0);
 }
 
-// Whether a client has ended, or never began: before all are ready none does so of its own accord.
+// Whether a client has ended, or never began. By itself none ends before all are ready.
 bool any_gone(const std::vector<pid_t> &pids)
 {
     return std::any_of(pids.begin(), pids.end(), [](pid_t pid) {
@@ -194,7 +194,7 @@ double rate(std::size_t client, std::size_t bytes)
     return static_cast<double>(result.copies * bytes) / result.seconds / 1e9;
 }
 
-// Of the first `count` clients.
+// A percentile of the times of the first `count` clients.
 double percentile(std::size_t count, double part)
 {
     std::vector<float> all;
@@ -256,7 +256,7 @@ int main(int argc, char **argv)
     }
     wanted = argc == 4 ? argv[3] : "";
     libcudart = argv[1];
-    std::setvbuf(stdout, nullptr, _IOLBF, 0); // no child has anything of it to flush
+    std::setvbuf(stdout, nullptr, _IOLBF, 0); // so that no child has output to flush
     void *memory =
         mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED)

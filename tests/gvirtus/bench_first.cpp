@@ -4,12 +4,12 @@
 //
 //   bench-first LIBCUDART
 //
-// over the libcudart named, GVirtuS's or CUDA's own, and what is preloaded before it. Prints, in
-// microseconds, a line for each thing measured, and ends with DONE:
+// over this libcudart, GVirtuS's or CUDA's own, and over what is preloaded before it. Prints a line
+// for each thing measured, in microseconds, and ends with DONE:
 //
 //   CALL TIME TIME TIME WHAT
 //
-// Times twice behind the first are there for lines that have a least and a most.
+// The same TIME comes three times, as other programs' lines have a median, a least and a most.
 #include "tests/gvirtus/bench_libcudart.h"
 #include "tests/gvirtus/bench_measure.h"
 

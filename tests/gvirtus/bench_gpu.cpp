@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// cudaMemcpy as an application under GVirtuS sees it, between two processes of this host, on the
-// GPU that is here: the front end's memmove into its buffer, the communicator, and either the
-// handler's cuMemcpy or the plugin's own copies. Beside it the same copies by the driver, without
-// GVirtuS.
+// cudaMemcpy as an application under GVirtuS sees it, between two processes of this host, on its
+// GPU: the front end's memmove into its buffer, the communicator, and either the handler's cuMemcpy
+// or the plugin's own copies. Beside this, the same copies by the driver, without GVirtuS.
 //
 //   bench_gpu PLUGIN.so [--json FILE] [--time SECONDS] [--paths NAME,...] [--rounds N] [--clients
 //   N]
 //             [--application PROGRAM,PRELOAD.so,LIBCUDART.so] [--cells NAME=FILE]...
 //
 // Paths: native (pageable and pinned), stock (GVirtuS's TCP communicator as ib-bw imitates it, and
-// the handler), shm-off and tcp-off (the plugin with rdma.gpu : off), shm and tcp. Over these two N
-// clients copy at once as well, and are summed and compared with one. shm-preload and tcp-preload
-// are an application's (bench_application.cpp) with libibx-frontend.so before a libcudart that does
-// what GVirtuS's does, from pageable and pinned memory. --cells adds what such an application has
-// printed elsewhere.
+// the handler), shm-off and tcp-off (the plugin with rdma.gpu : off), shm and tcp. On the last two,
+// N clients copy at once as well; their sum is compared with one client's rate. shm-preload and
+// tcp-preload are an application's (bench_application.cpp) with libibx-frontend.so before a
+// libcudart that does what GVirtuS's does, from pageable and pinned memory. --cells adds what such
+// an application has printed elsewhere.
 #include "tests/gvirtus/bench_measure.h"
 #include "tests/gvirtus/bench_results.h"
 #include "tests/gvirtus/remote.h"
@@ -75,7 +74,7 @@ std::uint64_t sum(const char *bytes, std::size_t n)
     return hash;
 }
 
-// Memory as malloc gives it for long buffers, with its pages there.
+// Memory as malloc gives it for long buffers, with all its pages touched.
 char *pages(std::size_t n)
 {
     void *memory = mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -127,7 +126,7 @@ template <typename T> T field(const char *at)
 
 std::atomic<std::uint64_t> handled;
 
-// As GVirtuS's: the input buffer stays, a payload from the device is copied into a fresh one.
+// As in GVirtuS: the input buffer stays, and a payload from the device is copied into a new buffer.
 struct Output {
     char *bytes = nullptr;
     std::size_t n = 0;
@@ -345,14 +344,14 @@ Times stock()
     return times;
 }
 
-// What both ends are configured with, as scene.h has it.
+// The configuration of both ends, in scene.h's form.
 const char *configured_with(const std::string &path, bool gpu)
 {
     common = "rdma.provider : " + path + "\nrdma.gpu : " + (gpu ? "on\n" : "off\n");
     return "";
 }
 
-// With the plugin: a thread a client, as GVirtuS's.
+// With the plugin: one thread for each client, as in GVirtuS.
 void serve_clients(std::shared_ptr<Communicator> listening)
 {
     listening->Serve();
@@ -372,8 +371,8 @@ Times ours(const std::string &path, bool gpu)
 
 /* ------------------------------------------------------------------ many at once */
 
-// Eight share what one had, so a slice has few copies of each, and threads that share a processor
-// stay together for tenths of a second.
+// Eight clients share what one had, so a slice has few copies of each; and threads on one processor
+// stay there together for tenths of a second.
 constexpr int slices_of_many = 40;
 
 // Bytes a second of one client that copies 16 MiB to the device and back, again and again, between
@@ -418,7 +417,7 @@ std::vector<double> rates_of(const std::string &path, unsigned clients)
             double rate = one_of_many(back, ready[1], go[0]);
             return write(result[1], &rate, sizeof(rate)) != sizeof(rate);
         }));
-    close(ready[1]); // so that the end of one is seen
+    close(ready[1]); // so that a client's end is seen
     close(result[1]);
     char word = 'g';
     std::vector<double> rates(clients);
@@ -486,7 +485,7 @@ void run_application(const std::string &path, Results *results)
 {
     if (application.size() != 3)
         die(path + "-preload needs --application");
-    // One with the handlers of all the calls that the stub of libcudart makes.
+    // A back end that has the handlers of all calls that the stub of libcudart makes.
     BackEnd back(configured_with(path, true),
                  [](auto listening) { cuda_back_end_child(listening, true); });
     std::string cells = folder + "/cells", command = "exec " + application[0] + " " +

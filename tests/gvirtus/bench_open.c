@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* bench-open LIBRARY: what it takes to open and close it, 200 times in a round. With what is
- * preloaded, and without. */
+/* bench-open LIBRARY: how long it takes to open and close it, 200 times in a round. Run it with and
+ * without a preload. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 #define OPENS  200
 #define ROUNDS 25
 
-/* In us of the processor's, which others' load leaves alone. */
+/* In us of processor time, which other load does not change. */
 static double now(void)
 {
     struct timespec t;

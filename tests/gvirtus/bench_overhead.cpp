@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// What calls take beside the GPU's part: an application with the preload before a libcudart that
-// does what GVirtuS's does, and a back end before a GPU that does nothing.
+// What calls cost apart from the GPU's part: an application with the preload before a libcudart
+// that does what GVirtuS's does, and a back end with a GPU that does nothing.
 //
 //   bench-overhead PLUGIN.so PRELOAD.so LIBCUDART.so shm|tcp [CALLS]
 //
 // with IBX_LIBCUDA naming libidle-cuda.so. A line for each call: microseconds, the median and the
-// least of CALLS. Page-locked memory. Both ends poll as where there are 16 processors; `chrt -f 20`
-// keeps others off two. LIMIT=d65536 leaves one call, to count instructions.
+// least of CALLS. Page-locked memory. Both ends poll as if there were 16 processors; `chrt -f 20`
+// keeps other programs off two of them. LIMIT=d65536 makes only one kind of call, to count its
+// instructions.
 #include "tests/gvirtus/bench_measure.h"
 #include "tests/gvirtus/remote.h"
 #include "tests/gvirtus/scene.h"
@@ -20,7 +21,7 @@
 #include <sched.h>
 #include <unistd.h>
 
-// Before that of the C library, also for the plugin.
+// Called in place of the C library's, also by the plugin.
 extern "C" __attribute__((visibility("default"))) int sched_getaffinity(pid_t, std::size_t n,
                                                                         cpu_set_t *set) noexcept
 {
@@ -44,7 +45,7 @@ struct Calls {
     void *host, *device;
 };
 
-// As one function, which a profiler can be told of.
+// One function, so that a profiler can be given its name.
 __attribute__((noinline)) bool measured(const Calls &c, const char *what, std::vector<double> *all)
 {
     const std::size_t n = std::strtoul(what + 1, nullptr, 10);

@@ -14,7 +14,7 @@ void bench_add(const std::string &name, const Times &times, Results *results)
     path->rounds.push_back(times);
 }
 
-// The cells of an application's output.
+// Reads the cells from an application's output.
 bool bench_add_cells(const std::string &name, std::istream &cells, Results *results)
 {
     Times pageable{}, pinned{};
@@ -49,7 +49,7 @@ static double seconds_of(const Times &times, bool to, std::size_t i)
     return to ? times.to[i] : times.from[i];
 }
 
-// Of sorted values; the mean of the middle two where their number is even.
+// The median of sorted values; the mean of the middle two if their number is even.
 static double middle(const std::vector<double> &sorted)
 {
     std::size_t half = sorted.size() / 2;
@@ -86,8 +86,8 @@ void bench_print_table(const Results &results, bool to)
     std::printf("\n");
 }
 
-// Of a path and the base beside it: how many times as fast, or how much later where a call is all
-// latency. The round's own, sorted.
+// Compares a path with the base of the same round: how many times as fast it is, or how much later
+// where a call is only latency. One value for each round, sorted.
 static std::vector<double> beside(const Path &path, const Path &base, bool to, std::size_t i)
 {
     std::vector<double> values;

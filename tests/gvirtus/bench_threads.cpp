@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// What calls that are answered early cost several threads, each in a stream of its own, against a
+// What calls that are answered early cost several threads, each with a stream of its own, against a
 // back end that does nothing:
 //
 //   bench-threads PLUGIN.so PROVIDER [THREADS] [CALLS]
 //
-// Prints for launches and for calls of a library the mean of a call, in microseconds, until it has
-// returned, and until all have run.
+// Prints, for launches and for calls of a library, the mean time of a call, in microseconds, until
+// it has returned, and until all have run.
 #include "tests/doubles/gvirtus/world.h"
 #include "tests/gvirtus/scene.h"
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A program that knows the driver alone, by libcuda.so.1, which its argument names, and is linked
- * with nothing of CUDA. With a second one it opens that into a namespace of the loader's own. */
+/* A program that uses only the driver: its first argument names libcuda.so.1, and it is linked with
+ * nothing of CUDA. With a second argument it opens that library in a namespace of its own
+ * (dlmopen(3)). */
 #include "tests/fixtures/patience.h"
 
 #include <dlfcn.h>

@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-// No session goes on over another connection.
+// Sessions are set not to go on over another connection.
 bool functions_lost(const char *test)
 {
     GpuBackEnd back(true, "rdma.resume_seconds : 0\n");
@@ -24,7 +24,7 @@ bool functions_lost(const char *test)
     return true;
 }
 
-// What fails in this process is no broken connection: it would fail over the next one, too.
+// A failure in this process is no broken connection: it would happen again over the next one.
 bool memory_that_may_not_be_touched()
 {
     GpuBackEnd back;
@@ -43,7 +43,7 @@ bool sets_after_a_loss()
     return true;
 }
 
-// The line says what the program waits for, and the program goes on when that is over.
+// A line says what the program waits for, and the program goes on after that.
 bool mapped_for_ever()
 {
     GpuBackEnd back(true, one_process); // another client has its GPU stand still
@@ -72,7 +72,7 @@ bool function_for_ever()
     return true;
 }
 
-// A client that is killed while its graph waits for it; the next one's works.
+// A client is killed while its graph waits for it; the next client's graph works.
 bool killed_in_graph(const char *test)
 {
     GpuBackEnd back;
@@ -87,7 +87,8 @@ bool killed_in_graph(const char *test)
 namespace
 {
 
-// A success is the answer to all; a graph has as many nodes as 64 bits say, an array long elements.
+// Answers each request with success; a graph has as many nodes as 64 bits can say, an array has
+// long elements.
 void serve_lies(Communicator *client)
 {
     for (;;) {
@@ -144,7 +145,7 @@ bool lied_to()
                  lines_with(app.said(), "the program's code has 1 arguments") == 1);
 }
 
-// Its copies are waited for, and its memory is let go.
+// The back end waits for the client's copies, and lets its memory go.
 bool ends_in_the_middle()
 {
     GpuBackEnd back;
@@ -155,8 +156,8 @@ bool ends_in_the_middle()
     return true;
 }
 
-// `pause`: microseconds from one round to the next, somewhere in a copy; anywhere else has to do as
-// well.
+// `pause`: microseconds from one round to the next, so that the kill falls into a copy; any other
+// moment has to work, too.
 bool killed(const char *test, unsigned rounds, unsigned pause)
 {
     for (unsigned i = 0; i < rounds; i++) {
@@ -232,8 +233,8 @@ struct Installed {
     std::string before;
 };
 
-// Opened into a namespace of the loader's own it is ours by the preload, or tells that it is of no
-// use there. A sanitizer would be there twice.
+// Opened in another namespace of the loader, the driver is ours by the preload, or says that it is
+// of no use there. A sanitizer would be loaded twice.
 bool driver_elsewhere()
 {
     const char *library = std::getenv("IBX_TEST_DRIVER"),
@@ -290,7 +291,7 @@ bool static_runtime()
     return HOLDS(reaches(program, "reaches"));
 }
 
-// So does one that only copies, or that calls libcublas: no kernels are in it.
+// So does a program that only copies, or calls libcublas: it contains no kernels.
 bool static_runtime_host_only()
 {
     const char *program = std::getenv("IBX_TEST_STATIC_PROGRAM");
@@ -298,7 +299,7 @@ bool static_runtime_host_only()
     return HOLDS(reaches(std::string(program) + "-host-only", "reaches"));
 }
 
-// ... and one whose malloc(3) everybody calls while its code is changed.
+// ... and a program that has its own malloc(3), which all call while the code is changed.
 bool static_runtime_allocator()
 {
     const char *program = std::getenv("IBX_TEST_STATIC_PROGRAM");
@@ -306,8 +307,8 @@ bool static_runtime_allocator()
     return HOLDS(reaches(std::string(program) + "-allocator", "reaches"));
 }
 
-// ... also where no memory becomes executable, as systemd's MemoryDenyWriteExecute= has it, and
-// where the loader is called by its name.
+// ... also if no memory may become executable (systemd's MemoryDenyWriteExecute=), and if the
+// loader is started by its own name.
 bool static_runtime_odd_starts()
 {
     const char *program = std::getenv("IBX_TEST_STATIC_PROGRAM");
@@ -316,7 +317,7 @@ bool static_runtime_odd_starts()
     return HOLDS(reaches(program, "by its loader"));
 }
 
-// One where that cannot be says why, and goes on as without us.
+// If this is impossible in a program, a line says why, and the program goes on as without us.
 bool static_runtime_refused()
 {
     const char *program = std::getenv("IBX_TEST_STATIC_PROGRAM"),
@@ -356,8 +357,8 @@ struct Others {
     }
 };
 
-// A program that finds a libcudart of NVIDIA's by itself, whatever LD_LIBRARY_PATH says, gets
-// GVirtuS's where the loader is told to look there first.
+// A program that finds NVIDIA's libcudart by itself, whatever LD_LIBRARY_PATH says, gets GVirtuS's
+// if the loader is told to look there first.
 bool libraries_found_elsewhere()
 {
     const char *program = std::getenv("IBX_TEST_LOCAL_PROGRAM"),
@@ -377,7 +378,7 @@ bool libraries_found_elsewhere()
     setenv("LD_AUDIT", search, 1);
     Application with(&back, program, local);
     REQUIRE(with.good() && lines_with(with.said(), "ibx:") == 0);
-    // One that has written over its variables by then.
+    // A program that has overwritten its environment by then.
     Application titled(&back, opener, local);
     REQUIRE(titled.good() && lines_with(titled.said(), "ibx:") == 0);
     Application nowhere(nullptr, other, "");
@@ -385,7 +386,7 @@ bool libraries_found_elsewhere()
     return HOLDS(nowhere.good() && nowhere.said().empty());
 }
 
-// Whether one that finds NVIDIA's by DT_RPATH has GVirtuS's, which LD_LIBRARY_PATH names so.
+// Whether a program that finds NVIDIA's by DT_RPATH gets GVirtuS's, with this in LD_LIBRARY_PATH.
 static bool finds_by(const GpuBackEnd &back, const std::string &listed)
 {
     const char *program = std::getenv("IBX_TEST_LOCAL_PROGRAM"),
@@ -402,8 +403,8 @@ static bool finds_by(const GpuBackEnd &back, const std::string &listed)
     return HOLDS(lines_with(app.said(), "ibx:") == 0);
 }
 
-// The loader's words in LD_LIBRARY_PATH: the program's folder, and where libraries of this kind of
-// processor are, which has another name on each system.
+// The loader's variables in LD_LIBRARY_PATH: the program's folder, and the folder for libraries of
+// this kind of processor, which has another name on each system.
 bool libraries_found_by_tokens()
 {
     const char *program = std::getenv("IBX_TEST_LOCAL_PROGRAM");
@@ -434,8 +435,8 @@ bool libraries_found_by_tokens()
     return true;
 }
 
-// What a library has that the program has opened for itself alone, it gets, also where others are
-// told that it is not there.
+// A program finds the functions of a library that it has opened for itself alone, also those that
+// other programs are told do not exist.
 bool libraries_of_its_own()
 {
     const char *opener = std::getenv("IBX_TEST_LOCAL_OPENER"),
@@ -445,8 +446,9 @@ bool libraries_of_its_own()
     return HOLDS(app.good() && lines_with(app.said(), "cusparseSnnz") == 0);
 }
 
-// Who asks the driver for a private table: of a library that does without nothing is said, one of
-// NVIDIA's is named as that, and another one may contain CUDA's runtime.
+// Libraries that ask the driver for a private table. Nothing is said about one that works without
+// it; a line names one of NVIDIA's as such, and says of any other that it may contain CUDA's
+// runtime.
 bool libraries_ask_driver()
 {
     const char *opener = std::getenv("IBX_TEST_LOCAL_OPENER"),
@@ -480,8 +482,7 @@ static std::string static_library(const char *kind)
     return name.empty() ? name : name.replace(name.rfind(".so"), 0, kind);
 }
 
-// A program's libraries with CUDA's runtime in themselves: their constructors call it before ours
-// run.
+// A program's libraries that contain CUDA's runtime: their constructors call it before ours run.
 bool static_libraries_linked()
 {
     const char *programs = std::getenv("IBX_TEST_STATIC_LINKED");
@@ -493,9 +494,9 @@ bool static_libraries_linked()
     return true;
 }
 
-// Likewise those that it opens. "nested": one that opens another in its constructor. "far": one
-// that is linked for an address at which nothing can be, as the vDSO of some kernels is. "copy":
-// the program has a copy of the loader's list.
+// Likewise libraries that the program opens. "nested": one opens another in its constructor. "far":
+// one is linked for an address at which nothing can be, like the vDSO of some kernels. "copy": the
+// program has a copy of the loader's list.
 bool static_libraries_opened(const char *how)
 {
     const char *program = std::getenv("IBX_TEST_STATIC_OPENER");
@@ -509,7 +510,7 @@ bool static_libraries_opened(const char *how)
         reaches(program + std::string(copy ? "-copy" : ""), nested || far || copy ? "once" : how));
 }
 
-// A call that neither GVirtuS nor we have returns an error, and a line names it.
+// A call that neither GVirtuS nor this library has returns an error, and a line names it.
 bool static_libraries_lacking()
 {
     const char *program = std::getenv("IBX_TEST_STATIC_OPENER");
@@ -529,8 +530,8 @@ bool static_libraries_lacking()
     return HOLDS(many.good());
 }
 
-// One that is opened into another namespace of the loader's is told so, by a loader that lists it
-// (glibc 2.35). A sanitizer would be there twice.
+// A line names a library that is opened in another namespace, if the loader lists it (glibc 2.35).
+// A sanitizer would be loaded twice.
 bool static_libraries_elsewhere()
 {
     const char *program = std::getenv("IBX_TEST_STATIC_OPENER");
@@ -548,7 +549,7 @@ bool static_libraries_elsewhere()
     return true;
 }
 
-// One of GVirtuS's libcudart is in use, for the version of the first.
+// One libcudart of GVirtuS is in use, that for the version of the first library.
 static bool of_two_versions(const char *program)
 {
     GpuBackEnd back;
@@ -562,8 +563,8 @@ static bool of_two_versions(const char *program)
     return HOLDS(lines_with(app.said(), "ibx:") == 1);
 }
 
-// A library of NVIDIA's, by its whole name, is told nothing, whatever runtime it contains; of
-// another one's there is a line.
+// There is no line about a library of NVIDIA's, which its whole name tells, whatever runtime it
+// contains; there is one about anybody else's.
 static bool by_name(const char *program, const char *name, unsigned lines)
 {
     const std::string file = folder + "/" + name;
@@ -577,8 +578,8 @@ static bool by_name(const char *program, const char *name, unsigned lines)
     return true;
 }
 
-// One where that cannot be says why, by its name; one whose runtime is in none of its files is told
-// nothing.
+// If this is impossible in a library, a line names it and says why; if a library's runtime is in
+// none of its files, there is no line.
 bool static_libraries_refused()
 {
     const char *program = std::getenv("IBX_TEST_STATIC_OPENER");
@@ -617,7 +618,7 @@ bool stock(const char *test, const char *warning)
     return true;
 }
 
-// `ends`: so many processes call exit(3).
+// `ends`: how many processes call exit(3).
 bool loaded_locally(const char *test, unsigned ends)
 {
     GpuBackEnd back;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
 // Programs that share a process of the back end: none gives back, writes to or reads what another
-// one has made, though all have one context and its addresses. This process is one of them.
+// program has made, though all share one context and its addresses. This process is one of the
+// programs.
 #include "tests/gvirtus/gpu_calls_clients.h"
 
 #include <poll.h>
@@ -14,7 +15,7 @@ constexpr int bad_value = 1; // cudaErrorInvalidValue
 const Body array_of_words =
     number(IBX_OWN_MALLOC_ARRAY).i32(32).i32(0).i32(0).i32(0).i32(0).u64(16).u64(4).u64(0).i32(0);
 
-// Another program does that, in a process of its own.
+// Runs `body` as another program, in a process of its own.
 pid_t begin_another(const Gpu &gpu, const std::function<bool(Remote &)> &body,
                     const std::string &options = "")
 {
@@ -32,7 +33,7 @@ bool another(const Gpu &gpu, const std::function<bool(Remote &)> &body,
     return result_of(begin_another(gpu, body, options)) == 0;
 }
 
-// Between two processes, each way.
+// A pipe in each direction between two processes.
 struct Pipes {
     int there[2] = {-1, -1}, back[2] = {-1, -1};
     Pipes()
@@ -80,7 +81,7 @@ int frees_by_driver(Remote &own, std::uint64_t memory)
     return own.call("cuMemFree", Body().u64(memory));
 }
 
-// A program gives memory back twice, and in between another one gets it.
+// A program gives memory back twice, and in between another program gets the memory.
 bool given_back_twice(const std::string &options, const GivesBack &give, bool by_runtime = false)
 {
     Said said;
@@ -161,7 +162,7 @@ bool memory_of_another_program(const std::string &options)
     return true;
 }
 
-// ... which is behind very much of the program's own, all of which one call names.
+// ... also if it lies behind much memory of the program's own, and one call names all of that.
 bool memory_behind_much()
 {
     Gpu gpu;
@@ -193,7 +194,8 @@ struct Things {
     {
     }
     bool there() const { return stream && event && array && graph && exec; }
-    // All that gives them back. A handler of GVirtuS's may give nothing back, without an error.
+    // Every call that gives one back. A handler of GVirtuS's may return no error, but gives nothing
+    // back.
     bool refused(Remote &own) const
     {
         const auto ours = [&](int what, std::uint64_t of) {
@@ -236,8 +238,9 @@ bool handles_of_another_program()
     return HOLDS(things.good(gpu));
 }
 
-// What is not known to be another program's is not refused: that of a client which does not say
-// which process it is, or of a library, which nobody has seen made; and of this one's threads.
+// Nothing is refused unless it is known to be another program's: not what a client has that does
+// not say which process it is, not what a library has made unseen, nor what this program's threads
+// have.
 bool what_is_not_known()
 {
     Gpu gpu;
@@ -263,7 +266,7 @@ bool what_is_not_known()
     return HOLDS(gpu.remote.free(memory) == bad_value);
 }
 
-// A program may use what it has opened, until it closes that. It does not give it back.
+// A program may use the memory that it has opened until it closes it. It may not free it.
 bool memory_that_is_open()
 {
     Gpu gpu;
@@ -386,7 +389,7 @@ bool graph_memory_of_another()
     return true;
 }
 
-// A capture does not give back what is no graph's: CUDA refuses that, and the memory stays its
+// A capture cannot free memory that is no graph's: CUDA refuses that, and the memory stays its
 // program's, which may share it.
 bool memory_freed_in_a_capture()
 {
@@ -411,8 +414,8 @@ bool memory_freed_in_a_capture()
     return HOLDS(gpu.remote.free(memory) == 0 && gpu.remote.free(memory) == bad_value);
 }
 
-// What one program has had another one does not find, whichever call it comes by; nor does clearing
-// it come behind what the other one writes there, while the GPU is slow.
+// A program does not find the bytes of another program in memory that it gets, by whichever call;
+// and the memory is cleared before, not after, the program writes to it, while the GPU is slow.
 bool memory_that_comes_back(const std::string &options)
 {
     Gpu gpu(options);
@@ -442,7 +445,7 @@ bool memory_that_comes_back(const std::string &options)
     return true;
 }
 
-// In a process that has had one program alone nothing is cleared.
+// In a process that has had only one program nothing is cleared.
 bool costs_nothing_alone()
 {
     Gpu gpu;
@@ -451,7 +454,7 @@ bool costs_nothing_alone()
     return HOLDS(gpu.made("cudaMalloc", Body().u64(some)) > alone);
 }
 
-// Of no bytes, as where a program's memory ends, CUDA sets none.
+// CUDA sets nothing if the length is 0, also where a program's memory ends.
 bool nothing_is_set()
 {
     Gpu gpu;
@@ -465,7 +468,7 @@ bool nothing_is_set()
     }));
 }
 
-// A program has ended, and the back end is about to give its memory back, which it clears before.
+// A program has ended, and the back end is about to free its memory, after clearing it.
 bool memory_that_is_cleared()
 {
     Gpu gpu(resume);
@@ -538,7 +541,7 @@ bool is_refused(int code)
     return code == bad_value;
 }
 
-// One that gives everything back twice, until somebody writes to it.
+// A program that gives everything back twice, until somebody writes to it.
 bool frees_twice_all_the_time(Remote &own, int until)
 {
     std::vector<char> bytes(300, 'd');
@@ -555,8 +558,8 @@ bool frees_twice_all_the_time(Remote &own, int until)
     return true;
 }
 
-// Threads of one program give back what is no memory, again and again, and CUDA takes a moment to
-// find that out. Others get some meanwhile: before all of these calls are over, that is.
+// Threads of one program free addresses that are no memory, again and again, and CUDA takes a
+// moment to find that out. Other programs get memory meanwhile: before all these calls are over.
 bool memory_beside_wrong_calls()
 {
     constexpr unsigned threads = 32, calls = 3000;
@@ -591,7 +594,7 @@ bool memory_beside_wrong_calls()
     return HOLDS(result_of(bad) == 0);
 }
 
-// Programs that are killed leave memory, which the back end gives back.
+// Programs are killed and leave memory: the back end frees it.
 bool leave_all_the_time(const Gpu &gpu, unsigned times)
 {
     for (unsigned i = 0; i < times; i++)
@@ -605,8 +608,8 @@ bool leave_all_the_time(const Gpu &gpu, unsigned times)
     return true;
 }
 
-// What one has at an address is its own, and nobody else's call has an effect there, whatever
-// others do at the same moment.
+// What a program has at an address is its own: no call of another program has an effect there,
+// whatever others do at the same moment.
 bool all_at_once(const std::string &options, bool pools)
 {
     constexpr unsigned times = 250;

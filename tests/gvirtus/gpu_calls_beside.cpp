@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// Calls for which CUDA waits until all work in the context is over, beside another client's work
-// that does not end: natively that one's process alone would wait. The double keeps everybody out
+// Calls in which CUDA waits until all work in the context is over, beside another client's work
+// that does not end: natively only that client's process would wait. The double keeps everybody out
 // of CUDA while it waits, as the driver does in some of these calls.
 #include "tests/gvirtus/gpu_calls_clients.h"
 
@@ -24,7 +24,7 @@ pid_t client_does(const Gpu &gpu, const std::function<bool(Remote &)> &body)
     });
 }
 
-// Whether it ends, and well, while others' work goes on.
+// Whether the process ends, with success, while others' work goes on.
 bool ends_well(pid_t pid)
 {
     int status = -1;
@@ -52,7 +52,7 @@ bool goes_on(Gpu &gpu)
     return HOLDS(ends_well(pid));
 }
 
-// Work of the client's own, and then what waits for it.
+// The client's own work, and then a call that waits for it.
 bool beside_endless(const std::string &more, const std::function<bool(Remote &)> &waits)
 {
     Gpu gpu(resume + more);
@@ -92,8 +92,8 @@ bool waits_beside()
     return beside_endless("", [](Remote &own) { return own.device_synchronize() == 0; });
 }
 
-// What does not end is in a stream for which the legacy stream waits, that this client does not
-// use.
+// The endless work is in a stream for which the legacy stream waits; this client does not use that
+// one.
 bool beside_blocking(const std::function<int(Remote &, std::uint64_t)> &waits)
 {
     Gpu gpu(resume);
@@ -137,7 +137,7 @@ bool waits_cheaply_beside_idle()
                  beside.second <= alone.second);
 }
 
-// CUDA has no call that gives arrays back without a wait: that is made later.
+// CUDA has no call that frees arrays without a wait: the back end frees them later.
 bool frees_array_beside()
 {
     return beside_endless("", [](Remote &own) {
@@ -155,8 +155,8 @@ bool frees_array_beside()
     });
 }
 
-// One that was to be given back later goes with the context, and what is there behind that is
-// nobody's to give back.
+// An array that was to be freed later goes with the context, and what is at its address after that
+// is not freed.
 bool array_before_reset()
 {
     Gpu gpu(resume);
@@ -170,7 +170,7 @@ bool array_before_reset()
         REQUIRE(array && own.malloc(some));
         return HOLDS(own.call("ibxRuntime", number(IBX_OWN_FREE_ARRAY).u64(array)) == 0);
     })));
-    // The memory of that client is given back: it is no more.
+    // That client's memory is given back: it has ended.
     REQUIRE(becomes_true([&] { return Left(gpu).allocations == before.allocations + 3; }));
     const unsigned long waits = gpu.remote.stats().waits;
     std::atomic<int> code{-1};
@@ -209,7 +209,8 @@ bool resets_beside()
     return HOLDS(endless.end(false) && is_as_before(gpu, before));
 }
 
-// As a program does at its end, with a module for each of its files. Others register meanwhile.
+// A client unloads its modules, as a program does at its end, one for each of its files. Others
+// register meanwhile.
 bool unloads_beside()
 {
     Gpu gpu(resume);
@@ -236,7 +237,7 @@ bool unloads_beside()
     return HOLDS(endless.end(false) && is_as_before(gpu, before) && queued <= 4);
 }
 
-constexpr std::uint64_t of_library = 3; // a stream of which nobody but a user's library knows
+constexpr std::uint64_t of_library = 3; // a stream that only a user's library knows
 
 bool works_in(Remote &own, std::uint64_t in, std::uint64_t to, std::uint64_t from)
 {
@@ -274,8 +275,8 @@ bool waits_for_own(std::uint64_t in, const std::function<int(Remote &, std::uint
     return HOLDS(ends_well(pid) && endless.end(false));
 }
 
-// Somebody waits for all work while the default stream has some, and another one's work that does
-// not end is in a stream that waits for that: nothing is put behind both that would hold up others.
+// A client waits for all work while the default stream has some, and another client's endless work
+// is in a stream that waits for that one: nothing is put behind both that would hold up others.
 bool leaves_streams_alone()
 {
     Gpu gpu(resume);
@@ -297,7 +298,7 @@ bool leaves_streams_alone()
         Client thread(gpu);
         thread.remote.get_last_error();
         thread.remote.set_device(0);
-        REQUIRE(thread.remote.stream_query(2) == 0); // its work is not known from now on
+        REQUIRE(thread.remote.stream_query(2) == 0); // from now on its work is unknown
         const std::uint64_t memory = own.malloc(some);
         REQUIRE(write(made[1], "", 1) == 1);
         return HOLDS(own.free(memory) == 0);
@@ -314,7 +315,8 @@ bool leaves_streams_alone()
     return HOLDS(ends_well(pid));
 }
 
-// A client that has said so waits for work of its own, which ends then; others go on meanwhile.
+// A client tells this process, then waits for its own work, which ends then; others go on
+// meanwhile.
 bool waits_alone(Gpu &gpu, const int made[2], pid_t pid)
 {
     char byte;
@@ -328,8 +330,8 @@ bool waits_alone(Gpu &gpu, const int made[2], pid_t pid)
     return true;
 }
 
-// What another thread of it has in the stream that CUDA has for that thread is known to nobody
-// else: so all work is waited for, and nobody is kept out.
+// Another thread of the client has work in the stream that CUDA has for that thread, and only that
+// thread knows it: so all work is waited for, and nobody is kept out.
 bool waits_for_thread()
 {
     Gpu gpu(resume);
@@ -352,8 +354,8 @@ bool waits_for_thread()
     return HOLDS(ends_well(pid) && endless.end(false) && is_as_before(gpu, before));
 }
 
-// One client's memory is open to another one, whose work uses it, and which closes it then. It
-// stays while that work does, whatever its owner does: wait for that, or go on.
+// A client has opened another client's memory. Its work uses the memory, and it closes it. The
+// memory stays as long as that work runs, whether the owner waits for the work or goes on.
 bool stays_for_opener(bool waits, const std::function<bool(Remote &, std::uint64_t)> &gives_back)
 {
     struct Shared {
@@ -400,8 +402,8 @@ bool stays_for_opener(bool waits, const std::function<bool(Remote &, std::uint64
     return HOLDS(becomes_true([&] { return !gpu.remote.peek(shared.memory, got.data(), 1); }));
 }
 
-// A client's process that always has so much work ahead of the GPU, until somebody writes to it.
-// It says when it has.
+// A client's process that always keeps so much work ahead of the GPU, until somebody writes to it.
+// It says when it has that much.
 pid_t steady(const Gpu &gpu, unsigned ahead, const int begun[2], const int ends[2])
 {
     return client_does(gpu, [=](Remote &own) {
@@ -422,8 +424,8 @@ pid_t steady(const Gpu &gpu, unsigned ahead, const int begun[2], const int ends[
     });
 }
 
-// A client waits for all work that is there now, not for what comes behind it: another one has
-// 1.6 s of it all the time.
+// A client waits for all work that is there now, not for later work: another client has 1.6 s of
+// work all the time.
 bool waits_beside_steady()
 {
     Gpu gpu(resume);
@@ -436,7 +438,7 @@ bool waits_beside_steady()
         Client thread(gpu);
         thread.remote.get_last_error();
         thread.remote.set_device(0);
-        REQUIRE(thread.remote.stream_query(2) == 0); // its work is not known from now on
+        REQUIRE(thread.remote.stream_query(2) == 0); // from now on its work is unknown
         return HOLDS(own.free(own.malloc(some)) == 0);
     });
     const bool well = HOLDS(ends_well(pid) && waitpid(worker, nullptr, WNOHANG) == 0);
@@ -446,8 +448,8 @@ bool waits_beside_steady()
     return HOLDS(ends_well(worker) && well);
 }
 
-// What a client leaves whose work in the default stream is over, although others always have some
-// there: its memory goes.
+// A client has ended, and its work in the default stream is over, although others always have some
+// there: its memory is freed.
 bool ends_beside_steady()
 {
     Gpu gpu(resume);
@@ -472,8 +474,8 @@ bool ends_beside_steady()
     return HOLDS(ends_well(worker) && well);
 }
 
-// A session of the same process puts work somewhere, ends perhaps, and then the other one waits for
-// the device.
+// A session of the same process enqueues work somewhere, and perhaps ends; then the other session
+// waits for the device.
 bool waits_for_other_session(const char *options, bool ends, std::uint64_t in)
 {
     Gpu gpu(resume);
@@ -500,8 +502,8 @@ bool waits_for_other_session(const char *options, bool ends, std::uint64_t in)
     return HOLDS(ends_well(pid));
 }
 
-// A client gives host memory that stands for its own back by one connection while another one's
-// copy is under way there.
+// By one connection a client frees host memory that stands for its own, while a copy of another
+// connection is under way there.
 bool unmapped_beside_a_copy(bool to_device)
 {
     constexpr std::size_t n = 48u << 20;

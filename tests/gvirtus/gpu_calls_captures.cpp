@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// Streams that are being captured: what is no part of a graph stays outside, and clients do not end
-// each other's captures.
+// Streams that are being captured: calls that are no part of a graph stay outside, and clients do
+// not end each other's captures.
 #include "tests/gvirtus/gpu_calls_scene.h"
 #include "tests/fixtures/patience.h"
 
 namespace
 {
 
-// A function of the client's is called once: in no stream whose work becomes a graph, that of the
-// thread included.
+// A function of the client is to be called once: it is refused in a stream whose work becomes a
+// graph, also in that of the thread.
 bool functions_in_captures()
 {
     Gpu gpu;
@@ -17,7 +17,7 @@ bool functions_in_captures()
     std::uint64_t queue = 0;
     REQUIRE(remote.call("ibxRuntime", number(28)) == 0 && remote.out.size() == 8);
     std::memcpy(&queue, remote.out.data(), 8);
-    remote.stream_query(2); // the thread's, which begins to be one
+    remote.stream_query(2); // the thread's stream, which is in use from now on
     for (std::uint64_t stream : {remote.stream_create(), std::uint64_t{2}}) {
         Body add = number(29).u64(stream).u64(queue).u64(1);
         add.bytes.push_back(0);
@@ -65,7 +65,8 @@ bool copies_in_captures()
     return HOLDS(back == bytes);
 }
 
-// A client's capture is not ended by another one that waits for the device, nor in its way.
+// A client that waits for the device does not end another client's capture, and is not held up by
+// it.
 bool captures_apart()
 {
     Gpu gpu;
@@ -84,8 +85,8 @@ bool captures_apart()
     return HOLDS(waiting.result() == 0);
 }
 
-// A client gives memory back while it captures the stream of its thread in relaxed mode, which
-// natively ends no capture; nor does it beside another client.
+// A client frees memory while it captures the stream of its thread in relaxed mode. Natively that
+// ends no capture, and beside another client it ends none, either.
 bool frees_in_own_capture()
 {
     Gpu gpu;
@@ -109,8 +110,8 @@ unsigned captures_lost(Gpu &gpu, std::uint64_t stream, int mode)
     return lost;
 }
 
-// One that begins is not ended by waits for the device of another client, one behind the other, and
-// is not kept out by them.
+// A client that waits for the device again and again does not end a capture that another client
+// begins, and does not keep it out.
 bool captures_beside_waits()
 {
     Gpu gpu;
@@ -137,7 +138,8 @@ bool captures_beside_waits()
     return HOLDS(!failed && !lost);
 }
 
-// One of a stream that waits for the legacy one is not ended by work there, nor in its way.
+// Work in the legacy stream does not end the capture of a stream that waits for it, and is not held
+// up by it.
 bool captures_beside_legacy()
 {
     Gpu gpu;
@@ -180,7 +182,7 @@ bool captures_beside_legacy()
     return HOLDS(!failed && !lost);
 }
 
-// What a client captured that is gone is waited for no more, and in nobody's way.
+// Nobody waits for the captures of a client that has ended, and they are in nobody's way.
 bool captures_left()
 {
     Gpu gpu;
@@ -201,7 +203,7 @@ bool captures_left()
     for (unsigned left = patience_ms(5000); left && !(gone = apart()); left--)
         usleep(1000);
     REQUIRE(gone && gpu.remote.device_synchronize() == 0);
-    // As is what it had ended itself, and captures of others since.
+    // The same after captures that the client ended itself, and after later ones of others.
     REQUIRE(!gpu.remote.call("cudaStreamBeginCapture", Body().u64(stream).i32(0)));
     {
         Client leaving(gpu);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// Requests for graphs of cuDNN by a client that says what is not so. The double multiplies tensor 1
-// by tensor 3, which is passed by its value, into tensor 2.
+// Requests for graphs of cuDNN by a client that lies. The double multiplies tensor 1 by tensor 3,
+// which is passed by its value, and writes tensor 2.
 #include "tests/gvirtus/gpu_calls_math.h"
 
 #include <vector>
@@ -66,7 +66,7 @@ struct Graphs {
         return good ? one : 0;
     }
 
-    // By 2.0. `values`: of which tensors it has some.
+    // An execution that multiplies by 2.0. `values`: the tensors that it has values of.
     Body execution(std::uint64_t plan, std::uint64_t from, std::uint64_t to,
                    std::uint64_t workspace = 0, unsigned values = 1) const
     {
@@ -84,7 +84,7 @@ struct Graphs {
     }
 };
 
-// What the preload would not send.
+// Requests that the preload would not send.
 bool graph_executions()
 {
     Gpu gpu;
@@ -94,7 +94,7 @@ bool graph_executions()
     const std::uint64_t x = remote.malloc(some), plan = own.plan();
     REQUIRE(own.handle && x && plan && remote.to_device(x, ones, sizeof(ones)) == 0);
     REQUIRE(own.execute(plan, x, x) == 0 && at(remote, x) == 2);
-    // Each of its bytes that is missing, and one too many.
+    // With fewer bytes, whichever number, and with one too many.
     const Body whole = own.execution(plan, x, x);
     for (std::size_t n = 0; n < whole.bytes.size() + 2; n++) {
         Body body = whole;
@@ -102,14 +102,14 @@ bool graph_executions()
         if (n != whole.bytes.size())
             REQUIRE(remote.call(IBX_MATH_ADDS, body) != 0);
     }
-    // No value for the tensor that the library reads in memory of the host; plans that are none.
+    // No value for the tensor that the library reads in memory of the host; made-up plans.
     REQUIRE(own.execute(plan, x, x, 0, 6) == Graphs::BAD);
     for (const std::uint64_t none : {std::uint64_t{0}, plan + 8, x, own.handle, own.tensor(1)})
         REQUIRE(own.execute(none, x, x) != 0);
     return HOLDS(at(remote, x) == 2 && own.execute(plan, x, x) == 0);
 }
 
-// Of another program: memory, tensors, plans and handles.
+// Memory, tensors, plans and handles of another program.
 bool foreign_graphs()
 {
     Gpu gpu;
@@ -138,7 +138,8 @@ bool foreign_graphs()
     return HOLDS(at(remote, x) == 1);
 }
 
-// PyTorch keeps 10,000 plans with all that they are made of; some have more memory than others.
+// PyTorch keeps 10,000 plans with everything that they are made of; some plans have more memory
+// than others.
 bool many_graphs()
 {
     constexpr unsigned most = 262144, heavy = 16, plans = most / heavy;

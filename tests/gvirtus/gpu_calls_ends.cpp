@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// What clients leave behind: it is given back when their processes have ended, and not before.
+// The back end gives back what clients leave behind when their processes have ended, and not
+// before.
 #include "tests/gvirtus/gpu_calls_clients.h"
 
 #include <algorithm>
@@ -9,7 +10,7 @@
 namespace
 {
 
-// One of each kind, as often; it is a client's that has said nothing yet.
+// Makes one thing of each kind, so many times, for a client that has said nothing yet.
 bool makes(Remote &remote, unsigned times)
 {
     const Body array = number(IBX_OWN_MALLOC_ARRAY)
@@ -51,7 +52,7 @@ bool makes(Remote &remote, unsigned times)
     return true;
 }
 
-// Over tcp: shm finds its peer by its number.
+// Over tcp, since shm finds the peer by its number.
 struct OverTcp {
     std::string before = common;
     explicit OverTcp(bool on)
@@ -107,7 +108,7 @@ bool threads_end_first()
     return true;
 }
 
-// A process whose thread has ended, and which is killed beside a child that it has forked.
+// A process is killed that has a session; the child that it has forked has one, too, and lives on.
 int child_outlives(const Gpu &gpu, int killed)
 {
     int has[2];
@@ -152,7 +153,8 @@ bool parent_is_killed()
     return HOLDS(left(0));
 }
 
-// Others, who are killed in the end, look at all streams again and again, and hold them meanwhile.
+// Other clients, who are killed in the end, look at all streams again and again, and hold these
+// meanwhile.
 bool left_beside_waits()
 {
     Gpu gpu(resume);
@@ -211,7 +213,7 @@ int comes_again(const Gpu &gpu, int away, int go_on)
     end(End::exits, std::move(clients));
 }
 
-// All of a process's connections end, each with its thread, and it comes again.
+// All connections of a process end, each with its thread, and the process connects again.
 bool come_again(bool elsewhere)
 {
     OverTcp tcp(elsewhere);
@@ -224,7 +226,7 @@ bool come_again(bool elsewhere)
     close(away[1]);
     if (read(away[0], &byte, 1) != 1 && elsewhere)
         return result_of(pid) == NO_NAMESPACE;
-    // Another one's that has ended behind it.
+    // What another client left that has ended after it.
     REQUIRE(result_of(leaves(gpu, false, End::killed, [](Remote &own) { return makes(own, 1); })) ==
             128 + SIGKILL);
     REQUIRE(becomes_true([&] {
@@ -237,8 +239,8 @@ bool come_again(bool elsewhere)
     return HOLDS(is_as_before(gpu, before));
 }
 
-// Processes that this back end cannot see end, and that do not say so either, as those of earlier
-// versions do not.
+// Processes whose end this back end cannot see, and that do not announce it, either, as those of
+// earlier versions do not.
 int come_and_go(const Gpu &gpu, unsigned times)
 {
     std::vector<pid_t> there;
@@ -260,7 +262,7 @@ int come_and_go(const Gpu &gpu, unsigned times)
     return 0;
 }
 
-// Of so many clients without a connection a back end keeps what they have left.
+// The most clients without a connection for which a back end keeps what they have left.
 unsigned most_away()
 {
     rlimit descriptors = {};
@@ -268,7 +270,7 @@ unsigned most_away()
     return static_cast<unsigned>(std::min<rlim_t>(1024, descriptors.rlim_cur / 8));
 }
 
-// Nothing is lost with it: a line tells of it, and is no warning.
+// A process that ends between calls loses nothing: a line about it is no warning.
 bool ends_between_calls()
 {
     Said said;
@@ -284,7 +286,7 @@ bool ends_between_calls()
     return HOLDS(!said.has("ibx: warn"));
 }
 
-// While it lives, whoever begins has at most so many descriptors.
+// While this object lives, new processes have at most so many descriptors.
 struct FewDescriptors {
     rlimit before = {};
     explicit FewDescriptors(rlim_t most)
@@ -296,8 +298,8 @@ struct FewDescriptors {
     ~FewDescriptors() { setrlimit(RLIMIT_NOFILE, &before); }
 };
 
-// What they leave stays, but not of all that have ever been there. With as many as a back end keeps
-// at most this takes long: over tcp, in tests/run --all.
+// What they leave stays, but not for all clients that there have ever been. With as many as a back
+// end keeps at most this takes long: over tcp, in tests/run --all.
 bool many_are_away()
 {
     const FewDescriptors few(provider == "tcp" ? RLIM_INFINITY : 1024);
@@ -312,7 +314,7 @@ bool many_are_away()
     return becomes_true([&] { return Left(gpu).events == before.events + most; });
 }
 
-// A client is killed whose work does not end. Others go on, and what it works with stays.
+// A client with endless work is killed. Others go on, and what that work uses stays.
 bool endless_work(unsigned flags)
 {
     Gpu gpu(resume);
@@ -353,8 +355,8 @@ bool endless_work(unsigned flags)
     return becomes_true([&] { return Left(gpu).allocations == before.allocations; });
 }
 
-// A client is killed that has read no answers, while a child of it has its connection as well: the
-// back end waits for room for the next one, which nobody gives.
+// A client that has read no answers is killed, while its child has its connection as well: the back
+// end waits for room for the next answer, and nobody makes any.
 bool killed_with_unread_answers()
 {
     Gpu gpu(resume);
@@ -385,8 +387,9 @@ bool killed_with_unread_answers()
     return true;
 }
 
-// Beside that another one is killed: what it had is given back, but for its array, as CUDA waits
-// for all work before it gives such a one back. A line says so, and why; one also of the other.
+// Beside that, another client is killed: what it had is given back, but for its array, as CUDA
+// waits for all work before it frees an array. A line says so, and why; there is one about the
+// first client, too.
 bool ends_beside_endless(bool killed, unsigned flags)
 {
     Said said;
@@ -419,7 +422,7 @@ bool ends_beside_endless(bool killed, unsigned flags)
     return HOLDS(endless.end(killed) && is_as_before(gpu, before));
 }
 
-// Work goes on in a stream that was destroyed: nothing that it uses is given back. The test's
+// Work goes on in a stream that was destroyed: nothing that the work uses is given back. The test's
 // handler leaves the stream itself as it is.
 bool endless_in_destroyed_stream()
 {
@@ -437,8 +440,8 @@ bool endless_in_destroyed_stream()
     });
 }
 
-// The same in the stream that CUDA has for each thread, of which there is no handle and which is
-// gone with the thread, with memory of a pool, which is given back without a wait.
+// The same in the stream that CUDA has for each thread, which has no handle and goes with the
+// thread, and with memory of a pool, which is given back without a wait.
 bool endless_work_of_thread()
 {
     Gpu gpu(resume);
@@ -470,7 +473,7 @@ bool endless_work_of_thread()
     return HOLDS(is_as_before(gpu, before));
 }
 
-// A client is killed that captures many streams: nothing stays of it, nor of others.
+// A client that captures many streams is killed: nothing of it stays, and nothing of others.
 bool many_captures()
 {
     Gpu gpu(resume);
@@ -504,8 +507,9 @@ bool memory_of_a_graph()
     return HOLDS(is_as_before(gpu, before));
 }
 
-// Memory that another client has opened is that one's when its maker is killed, and is given back
-// when that one has closed it: before the end or behind it. One that was refused has not opened it.
+// The maker of memory that another client has opened is killed: the memory is then that client's,
+// and is given back once that client has closed it, before the maker's end or after it. A client
+// that was refused has not opened it.
 bool opened_by_another(unsigned opens, unsigned closes_before, unsigned closes_behind,
                        bool refused = false)
 {

@@ -12,7 +12,7 @@
 namespace
 {
 
-// A number that one of our own requests has answered.
+// The number that one of our own requests returns.
 std::uint64_t answer(Remote &remote, const char *name, const Body &body)
 {
     std::uint64_t value = ~0ull;
@@ -21,7 +21,7 @@ std::uint64_t answer(Remote &remote, const char *name, const Body &body)
     return value;
 }
 
-// The function that is to be called; 0: none yet. `over` was.
+// The function that is to be called, or 0: none yet. `over` is the one that was called.
 std::uint64_t ask(Remote &remote, std::uint64_t over)
 {
     Body body = number(IBX_OWN_HOST_ASK).u64(over);
@@ -29,8 +29,8 @@ std::uint64_t ask(Remote &remote, std::uint64_t over)
     return answer(remote, IBX_OWN_WORK, body);
 }
 
-// A client that waits until its graph calls, makes a copy then, in a stream that waits for nothing
-// else, and lets the graph go on.
+// A client that waits until its graph calls a function, then makes a copy in a stream that waits
+// for nothing else, and lets the graph go on.
 bool serve(Remote &remote, std::uint64_t to, std::vector<char> &bytes)
 {
     std::uint64_t called = 0;
@@ -41,7 +41,7 @@ bool serve(Remote &remote, std::uint64_t to, std::vector<char> &bytes)
            remote.stream_synchronize(stream) == 0 && ask(remote, called) != ~0ull;
 }
 
-// A graph that calls a function of `calls`, in a stream of the first client's, and a client beside.
+// A graph that calls a function of `calls`, in a stream of the first client, and another client.
 struct Waiting {
     Gpu gpu;
     Client calls, other;
@@ -59,7 +59,7 @@ struct Waiting {
         queue = answer(calls.remote, "ibxRuntime", number(IBX_OWN_HOST_OPEN));
         exec = graph([this](Body node) { return node.u64(queue).u64(1); });
     }
-    // What can be launched of a graph with one node, a function or none.
+    // An executable graph of one node, with a function or an empty one.
     template <typename F> std::uint64_t graph(const F &function)
     {
         Remote &remote = gpu.remote;
@@ -77,8 +77,8 @@ struct Waiting {
     bool serve() { return ::serve(calls.remote, to, bytes); }
 };
 
-// Without an object of CUDA's that tells when the graph has gone its function stays. That is no
-// error of the thread's; one that was there before does not go.
+// If CUDA makes no object that tells when the graph is gone, its function stays. This is no error
+// of the thread; an earlier error stays.
 bool error_before_a_function()
 {
     Waiting w;
@@ -112,7 +112,7 @@ bool freed_beside_graphs(const std::string &more)
     return HOLDS(w.launch() && w.serve() && w.gpu.remote.stream_synchronize(w.stream) == 0);
 }
 
-// The same of a copy of few bytes, which waits for the graph.
+// The same with a copy of few bytes, which waits for the graph.
 bool copied_beside_graphs(bool to_device)
 {
     Waiting w;
@@ -135,7 +135,7 @@ bool copied_beside_graphs(bool to_device)
     return HOLDS(served && code == 0 && w.gpu.remote.stats().copies_sync == before.copies_sync);
 }
 
-// The same of an executable graph that has not ended: here, one behind the first one.
+// The same with destroying an executable graph that has not ended: here, one behind the first one.
 bool destroyed_beside_graphs()
 {
     Waiting w;
@@ -158,7 +158,7 @@ bool destroyed_beside_graphs()
     return HOLDS(served && waited && over && destroying.result() == 0);
 }
 
-// The same of a kernel that the driver loads as it is launched first.
+// The same with a kernel that the driver loads at its first launch.
 bool loaded_beside_graphs()
 {
     Waiting w;
@@ -178,7 +178,7 @@ bool loaded_beside_graphs()
                  w.gpu.remote.stream_synchronize(w.stream) == 0);
 }
 
-// Kernels that were taken away are loaded again: at such a moment, too.
+// Kernels that were unregistered are loaded again, also at such a moment.
 bool loaded_again_beside_graphs()
 {
     Waiting w;
@@ -203,7 +203,7 @@ bool loaded_again_beside_graphs()
     return true;
 }
 
-// A client of its own that launches a graph of one function in a stream of its own.
+// One more client, which launches a graph of one function in a stream of its own.
 struct Launcher {
     Client client;
     std::uint64_t exec, stream;
@@ -222,7 +222,7 @@ struct Launcher {
 };
 
 // Graphs of several clients, more than a GPU has connections for, each with a copy of the client's.
-// All end, whether they are served at once, or not before the last launch has not stayed any more.
+// All end, whether they are served at once, or only after all calls that launch them have returned.
 bool many_graphs(unsigned count, bool at_once)
 {
     Waiting w;
@@ -266,7 +266,7 @@ Body copy_node(std::uint64_t graph, std::uint64_t queue, std::uint64_t function,
     return node.u64(to).u64(n).u64(n).u64(1).u64(n).u64(1).u64(1).i32(H2D);
 }
 
-// A session, and what it has to have a graph with one such node.
+// A session, and what it needs for a graph with one such node.
 struct Copier {
     Client client;
     Remote &remote = client.remote;
@@ -293,7 +293,7 @@ struct Copier {
 
 constexpr int NO_ROOM = 100;
 
-// A client's process. One that is killed is so while its graph waits for it.
+// A client's process. If it is to be killed, that happens while its graph waits for it.
 int copies_and_ends(const Gpu &gpu, std::uint64_t n, bool killed)
 {
     Copier copier(gpu, 0, n);
@@ -330,8 +330,8 @@ int has_graphs(const Gpu &gpu, int device, unsigned count, std::uint64_t n)
     return 0;
 }
 
-// All the room there is for slots was one device's, whose clients have ended: that of another
-// device gets some, at the latest when one that got none has ended.
+// Clients of one device had all the room for slots, and have ended: a client of another device gets
+// some, at the latest once one that got none has ended.
 bool room_of_another_device()
 {
     Gpu gpu("rdma.pins : 256M\nrdma.tenant_share : 100\nrdma.resume_seconds : 1\n");
@@ -344,8 +344,8 @@ bool room_of_another_device()
     return HOLDS(rc == 0 && gpu.remote.device_synchronize() == 0);
 }
 
-// Clients end with graphs that they have not given back, in whatever way: those after them have as
-// much room for theirs.
+// Clients end, in each way, with graphs that they have not destroyed: later clients have as much
+// room for theirs.
 bool room_of_the_gone(bool killed)
 {
     constexpr std::uint64_t n = 1500000;
@@ -360,7 +360,7 @@ bool room_of_the_gone(bool killed)
     return HOLDS(gpu.remote.device_synchronize() == 0);
 }
 
-// A client's process that ends while its graph has not begun, and in between does more.
+// A client's process that launches a graph, does more, and ends before the graph has begun.
 int launches_and_ends(const Gpu &gpu, const std::function<bool(Remote &)> &more)
 {
     Copier copier(gpu, 0, 4096);
@@ -374,8 +374,8 @@ int launches_and_ends(const Gpu &gpu, const std::function<bool(Remote &)> &more)
     return more(copier.remote) ? 0 : 1;
 }
 
-// A thread that has begun a capture ends, when another one has ended that and begun one more in the
-// same stream: this stays.
+// A thread has begun a capture; another one ends it, and begins one more in the same stream. The
+// end of the first thread leaves this capture alone.
 bool capture_beside_the_leaving()
 {
     Gpu gpu("rdma.resume_seconds : 1\n");
@@ -408,7 +408,7 @@ bool capture_beside_the_leaving()
     return remote.out.size() == 8; // the graph
 }
 
-// A reset beside the end of the last other client, whose graphs are given back one by one: their
+// A reset beside the end of the last other client: its graphs are given back one by one, and their
 // context stays.
 bool reset_beside_the_leaving()
 {
@@ -446,7 +446,7 @@ bool copies(Remote &calls, Copier &copier, std::uint64_t function, std::uint64_t
     return HOLDS(copier.remote.peek(copier.to, got.data(), copier.n) && got == bytes);
 }
 
-// A graph on each of two devices that copies, and the session that is asked for their functions.
+// On each of two devices a graph that copies, and the session that is asked for their functions.
 struct OnBoth {
     Gpu gpu;
     Client calls;
@@ -462,7 +462,7 @@ struct OnBoth {
     bool made() { return near.make(queue, 1) == 0 && far.make(queue, 2) == 0; }
 };
 
-// The context of one device is reset: what graphs of another one copy through stays as it is.
+// The context of one device is reset: the memory that graphs of another device copy through stays.
 bool another_device_is_reset()
 {
     OnBoth both(5000);
@@ -475,7 +475,7 @@ bool another_device_is_reset()
                  both.gpu.remote.stats().unpinned_async == before);
 }
 
-// It is not known which context that was: a graph may have either's.
+// It is not known which context was reset: a graph may belong to either.
 bool some_device_is_reset()
 {
     OnBoth both(500000, "rdma.pins : 1M\nrdma.tenant_share : 100\n");

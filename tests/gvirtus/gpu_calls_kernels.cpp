@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// Kernels: launches, and whose they are. Which are registered, looked up and taken away at once.
+// Kernels: launches, and which client's they are; kernels that are registered, looked up and
+// unregistered at the same time.
 #include "tests/gvirtus/gpu_calls_scene.h"
 #include "tests/fixtures/patience.h"
 
@@ -14,7 +15,7 @@ Body string(Body body, const char *text)
     return body.u64(std::strlen(text) + 1).host(text, std::strlen(text) + 1);
 }
 
-// The name of its module, which has nothing else.
+// With the name of its module, and nothing else.
 Body register_function(Remote &remote, std::uint64_t function, const char *name)
 {
     const Body module = string(Body(), "0x4a0128");
@@ -40,7 +41,7 @@ bool kernels()
         return remote.stream_synchronize(stream) == 0 && remote.peek(to, got.data(), n) &&
                !std::memcmp(got.data(), bytes.data(), n);
     };
-    auto by_runtime = [&] { // whose launch looks it up as well
+    auto by_runtime = [&] { // the runtime's launch looks it up as well
         return launch(IBX_DOUBLE_KERNEL, 32, 1000) >= 2 && there(1000);
     };
     REQUIRE(launch(IBX_DOUBLE_KERNEL, 32, 1000) == 1 && there(1000)); // it is looked up
@@ -48,28 +49,28 @@ bool kernels()
     const unsigned long launched = remote.stats().copies_async;
     REQUIRE(launch(IBX_DOUBLE_KERNEL, 32, 2000) == 0);
     REQUIRE(remote.stats().copies_async == launched + 1); // once
-    // After something was registered, by whatever name, it is looked up again.
+    // After a registration, by whatever call, it is looked up again.
     for (const char *name :
          {"__cudaRegisterFunction", "cudaRegisterFunction", "cudaUnregisterFatBinary"}) {
         remote.call(name, Body());
         REQUIRE(launch(IBX_DOUBLE_KERNEL, 32, 2500) == 1);
         REQUIRE(launch(IBX_DOUBLE_KERNEL, 32, 2500) == 0);
     }
-    // What is no kernel is GVirtuS's, whose handlers here run anything; no error is left.
+    // What is no kernel goes to GVirtuS, whose handlers here run anything; no error is left.
     REQUIRE(launch(0x8000, 32, 3000) == 2 && there(3000) && remote.get_last_error() == 0);
-    // What fails the runtime refuses, and has its error.
+    // The runtime refuses a launch that fails, and keeps its error.
     const std::uint64_t handled = remote.handled();
     REQUIRE(launch(IBX_DOUBLE_KERNEL, 2000, 4000) == -1 && remote.get_last_error() == 1);
     REQUIRE(remote.handled() == handled);
     REQUIRE(by_runtime());
     remote.call("__cudaRegisterFunction", Body());
     REQUIRE(launch(IBX_DOUBLE_KERNEL, 32, 2500) == 1);
-    // While a client captures a stream the runtime makes those of all.
+    // While a client captures a stream, the runtime makes the launches of all clients.
     Client other(gpu);
     other.remote.call("cudaStreamBeginCapture", Body().u64(stream).i32(0));
     remote.call("__cudaRegisterFunction", Body());
     REQUIRE(by_runtime());
-    // One that fails ends none, and begins none.
+    // A call that fails ends no capture, and begins none.
     REQUIRE(other.remote.call("cudaStreamEndCapture", Body().u64(0)) == 1);
     REQUIRE(by_runtime());
     REQUIRE(other.remote.call("cudaStreamEndCapture", Body().u64(stream)) == 0);
@@ -77,13 +78,14 @@ bool kernels()
     return HOLDS(!by_runtime());
 }
 
-// Programs with kernels at the same addresses: each launches its own, also when all its connections
-// have ended, and as a child; who may be a thread of the one or the other launches none.
+// Programs with kernels at the same addresses: each launches its own, also after all its
+// connections have ended, and as a child; a session that may be of the one or the other launches
+// none.
 bool kernels_of_several_programs()
 {
     Gpu gpu;
     const std::uint64_t function = 0x401b30, to = gpu.remote.malloc(4096);
-    // One like one that has succeeded is answered early: its error comes with the next wait.
+    // A launch like one that has succeeded is answered early: its error comes with the next wait.
     auto launch = [&](Client &client) {
         client.remote.get_last_error();
         client.remote.set_device(0);
@@ -114,8 +116,8 @@ bool kernels_of_several_programs()
     return HOLDS(launch(unknown) == 98);
 }
 
-// A process that has said that its children ask for its kernels has ended. One that has connected
-// before that need not ask.
+// A process has said that its children will ask for its kernels, and has ended. A child that has
+// connected before need not ask.
 bool kernels_of_ended_parent()
 {
     Gpu gpu;
@@ -135,7 +137,7 @@ bool kernels_of_ended_parent()
                 register_function(parent.remote, function, "sum");
                 bool good = launch(parent) == 0 && parent.remote.call("ibxRuntime", share) == 0;
                 if (!fork()) {
-                    for (int fd = 3; fd < 1024; fd++) // as a daemon does: the parent's connection
+                    for (int fd = 3; fd < 1024; fd++) // the parent's connection, too, as a daemon
                         if (fd != said[1] && fd != go[0])
                             close(fd);
                     Client child(gpu);
@@ -145,14 +147,14 @@ bool kernels_of_ended_parent()
                 }
                 _exit(!(read(said[0], &byte, 1) == 1 && byte == 'c'));
             })) == 0);
-    for (int i = 0; i < 10; i++) // what is to be unloaded is, as such a session ends
+    for (int i = 0; i < 10; i++) // the end of such a session unloads what is to be unloaded
         Client(gpu).remote.get_last_error();
     REQUIRE(write(go[1], "g", 1) == 1 && read(said[0], &byte, 1) == 1);
     return HOLDS(byte == 'g');
 }
 
-// A client with kernels is killed beside another one's work that does not end: they are not
-// unloaded meanwhile, since nobody could register others then.
+// A client with kernels is killed beside endless work of another client: the kernels are not
+// unloaded meanwhile, since nobody could register others during that.
 bool kernels_beside_endless_work()
 {
     Said said;
@@ -191,8 +193,8 @@ bool kernels_beside_endless_work()
     return HOLDS(told && good);
 }
 
-// Once a client has registered a function, those that nobody has registered are none: neither
-// GVirtuS nor CUDA gets them.
+// Once a client has registered a function, functions that nobody has registered count as none:
+// neither GVirtuS nor CUDA gets them.
 bool kernels_of_nobody()
 {
     Gpu gpu;
@@ -205,7 +207,7 @@ bool kernels_of_nobody()
     REQUIRE(launch(function) == 0);
     const Body module = register_function(remote, function, "sum");
     REQUIRE(launch(function) == 0 && launch(function + 16) == 98);
-    for (std::uint64_t one : {function, function + 16}) { // nor requests of our own
+    for (std::uint64_t one : {function, function + 16}) { // neither do requests of our own
         const int code = one == function ? 0 : 98;
         Body parameter, clusters;
         parameter.put<std::uint16_t>(IBX_OWN_PARAMETER).u64(one).u64(1);
@@ -214,7 +216,7 @@ bool kernels_of_nobody()
         REQUIRE(remote.call("ibxRuntime", parameter) == code);
         REQUIRE(remote.call("ibxRuntime", clusters) == code);
     }
-    // Nor events that are none, in attributes of what would be launched, or of a stream.
+    // Nor do they get made-up events, in attributes of a launch, or of a stream.
     for (const bool made_up : {false, true}) {
         const std::uint64_t event = made_up ? 0x1234 : remote.event_create();
         for (const std::uint32_t attribute : {7u, 12u}) {
@@ -230,14 +232,15 @@ bool kernels_of_nobody()
             REQUIRE(remote.call("ibxRuntime", set) == 1);
         }
     }
-    // Another process with the same addresses has not registered it, and takes it away from nobody.
+    // Another process with the same addresses has not registered the function, and unregisters it
+    // for nobody.
     REQUIRE(result_of(spawn([&]() -> int {
                 Client child(gpu);
                 child.remote.call("cudaUnregisterFatBinary", module);
                 return 0;
             })) == 0);
     REQUIRE(launch(function) == 0);
-    Client other(gpu); // nor while somebody captures a stream
+    Client other(gpu); // also while somebody captures a stream
     REQUIRE(other.remote.call("cudaStreamBeginCapture", Body().u64(stream).i32(0)) == 0);
     const int captured = launch(function + 16);
     REQUIRE(other.remote.call("cudaStreamEndCapture", Body().u64(stream)) == 0);
@@ -247,8 +250,8 @@ bool kernels_of_nobody()
     return true;
 }
 
-// A launch that brings less than its kernel takes: GVirtuS's handler, which would read on behind
-// it, does not get it, nor does CUDA get sizes that a client has made up.
+// A launch with fewer bytes of arguments than its kernel takes: GVirtuS's handler, which would read
+// on behind them, does not get it, and CUDA does not get sizes that a client has made up.
 bool launches_with_too_little()
 {
     Gpu gpu;
@@ -270,7 +273,7 @@ bool launches_with_too_little()
         REQUIRE(remote.call("cudaLaunchKernel", body(20000, bytes, Body())) == 1);
         REQUIRE(remote.get_last_error() == 1);
     }
-    // Nor where it is longer than what the driver takes in one piece, nor beside a capture.
+    // The same if it is longer than what the driver takes in one piece, and beside a capture.
     const std::uint64_t captured = remote.stream_create();
     const auto refused = [&](std::uint64_t size, std::size_t bytes) {
         return remote.call("cudaLaunchKernel", body(size, bytes, Body())) == 1 &&
@@ -279,7 +282,7 @@ bool launches_with_too_little()
     REQUIRE(refused(20100, 4100));
     REQUIRE(remote.call("cudaStreamBeginCapture", Body().u64(captured).i32(0)) == 0);
     REQUIRE(refused(20200, 0) && refused(20300, 24) && refused(20400, 4100));
-    REQUIRE(refused(20500, 20512)); // all of it, but where it lies GVirtuS does not know
+    REQUIRE(refused(20500, 20512)); // whole, but GVirtuS does not know where arguments are
     REQUIRE(remote.call("cudaStreamEndCapture", Body().u64(captured)) == 0);
     const std::uint64_t handled = remote.handled();
     REQUIRE(remote.call("cudaLaunchKernel", body(5000, 5012, Body())) == 0);
@@ -306,7 +309,8 @@ bool launches_with_too_little()
     return HOLDS(remote.peek(to, there, 2) && there[1] == static_cast<char>('b' + 0x62));
 }
 
-// What the driver's compiler says of PTX in memory of the device, behind which its logs come.
+// What the driver's compiler says about PTX in memory of the device; it writes its logs behind the
+// PTX.
 bool compiler_says()
 {
     Gpu gpu;
@@ -336,7 +340,7 @@ bool compiler_says()
     REQUIRE(!std::strcmp(logs.data(), "ptxas info : 24 registers"));
     REQUIRE(!std::strcmp(logs.data() + 30, "ptxas fatal : the c"));
     REQUIRE(compile(memory, n - 8, 0, 0, 0) == 0 && !word(0) && !word(2) && !word(3));
-    // Not linked, nothing is missing; a flag that there is not.
+    // Without linking, nothing is missing; a flag that does not exist.
     const std::string lacks = ".extern .func other;";
     const auto m = static_cast<std::uint32_t>(lacks.size());
     REQUIRE(remote.to_device(memory, lacks.data(), m) == 0);
@@ -344,7 +348,7 @@ bool compiler_says()
     REQUIRE(compile(memory, m, 30, 20, 3) == 0 && !word(0) && word(2) == 25);
     REQUIRE(compile(memory, m, 30, 20, 0) == 0 && word(0) == 218);
     REQUIRE(compile(memory, m, 30, 20, 4) == 1);
-    // More than there may be, or than is the client's; no PTX at all; a body that is too short.
+    // More than is permitted, or than the client owns; no PTX at all; a body that is too short.
     REQUIRE(compile(memory, 0, 30, 20, 0) == 1 && compile(memory, n, 4096 - n, 1, 0) == 1);
     REQUIRE(compile(memory, n, 65537, 0, 0) == 1 && compile(memory, n, 0, 65537, 0) == 1);
     REQUIRE(compile(memory, (8u << 20) + 1, 0, 0, 0) == 1);
@@ -397,7 +401,7 @@ bool compiler_beside_free()
     return HOLDS(begun && waited && compiling.result() == 0 && freeing.result() == 0);
 }
 
-// A kernel that is looked up while another client takes some away is looked up once more.
+// A kernel that is looked up while another client unregisters some is looked up once more.
 bool kernels_meanwhile()
 {
     Gpu gpu;
@@ -425,8 +429,8 @@ bool kernels_meanwhile()
     return true;
 }
 
-// GVirtuS's handlers use maps of kernels and variables without a lock: none registers beside
-// others.
+// GVirtuS's handlers use maps of kernels and variables without a lock: two never run a registration
+// at the same time.
 bool registered_at_once()
 {
     Gpu gpu;
@@ -438,7 +442,7 @@ bool registered_at_once()
             const char byte = 1;
             for (unsigned n = 0; n < 40; n++) {
                 client.remote.call("__cudaRegisterFunction", Body());
-                if (i < 2) // not one that the plugin launches
+                if (i < 2) // not a kernel that the plugin launches
                     client.remote.call("cudaLaunchKernel", kernel(0x8000, 32, stream, 0, 0, 0));
                 if (i == 2)
                     client.remote.to_symbol(1, &byte, 1, 0);
@@ -449,8 +453,8 @@ bool registered_at_once()
     return gpu.remote.met() == 0;
 }
 
-// One that looks up and does not return, since its client's kernel does not end, holds back others
-// once, and for a bounded time.
+// A look-up that does not return, since its client's kernel does not end, holds back others once,
+// and for a bounded time.
 bool registered_beside_one_that_stays()
 {
     Gpu gpu;
@@ -471,7 +475,7 @@ bool registered_beside_one_that_stays()
     gpu.remote.gate(false);
     staying.join();
     registering.join();
-    for (unsigned i = 0; i < 2; i++) { // what has been passed is not counted when it ends
+    for (unsigned i = 0; i < 2; i++) { // a look-up that was passed does not count when it ends
         REQUIRE(other.remote.call("cudaMemcpyFromSymbol", Body()) == -1);
         REQUIRE(gpu.remote.call("__cudaRegisterFunction", Body()) == -1);
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// Memory that is mapped apart from its addresses: whose it is, what a client may ask for, and what
-// becomes of it.
+// Memory that is made apart from its addresses, and mapped there: which client owns it, what a
+// client may ask for, and how it ends.
 #include "tests/gvirtus/gpu_calls_clients.h"
 
 namespace
@@ -44,7 +44,7 @@ int free_addresses(Remote &own, std::uint64_t at, std::uint64_t n)
     return own.call("ibxRuntime", number(IBX_OWN_VIRTUAL_FREE).u64(at).u64(n));
 }
 
-// So many addresses, of which the first piece has memory.
+// So many addresses; only the first piece has memory.
 struct Mapped {
     std::uint64_t at = 0, piece = 0;
     bool make(Remote &own, std::uint64_t n = each)
@@ -85,7 +85,7 @@ bool has(Remote &remote, std::uint64_t memory, const std::vector<char> &bytes)
     return remote.from_device(got.data(), memory, got.size()) == 0 && got == bytes;
 }
 
-// Another program names what is not its own, each way.
+// Another program names what is not its own, in each call.
 bool mapped_of_another()
 {
     Gpu gpu;
@@ -163,15 +163,15 @@ bool mapped_without_sense()
     REQUIRE(own.free(at) == bad_value);
     const std::vector<char> bytes = random_bytes(each, 32);
     REQUIRE(own.to_device(at, bytes.data(), each) == 0 && has(own, at, bytes));
-    // Copies of more than is mapped are errors, not ends.
+    // Copies of more than is mapped are errors, and do not end the back end.
     std::vector<char> more(2 * each);
     REQUIRE(own.to_device(at, more.data(), more.size()) == bad_value && has(own, at, bytes));
     REQUIRE(release(own, spare) == 0 && release(own, spare) == bad_value);
     return HOLDS(mapped.end(own) && nothing_left(gpu));
 }
 
-// What a program leaves is given back, also beside work of others that does not end; what it has
-// had there nobody else finds.
+// What a program leaves is given back, also beside endless work of others; nobody else finds the
+// bytes that it had there.
 bool mapped_and_left(End how, bool endless)
 {
     Gpu gpu(resume);
@@ -197,7 +197,7 @@ bool mapped_and_left(End how, bool endless)
     return HOLDS(mapped.end(gpu.remote));
 }
 
-// What one program gives back another one gets without its bytes.
+// Another program gets memory that one has given back, without that one's bytes.
 bool mapped_before()
 {
     Gpu gpu;
@@ -230,7 +230,7 @@ bool goes_with_a_reset()
                  mapped.make(gpu.remote) && mapped.end(gpu.remote));
 }
 
-// It counts from its making until it is neither named nor mapped.
+// Such memory counts from its making until it has neither a handle nor a mapping.
 bool mapped_counts()
 {
     Gpu gpu("rdma.device_memory : 8M\n");

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// Requests for functions of cuBLAS and others by a client that says what is not so. Their doubles
-// look into each handle, and into scalars where the pointer mode says that these are the host's: a
-// made-up address that got there would end the back end.
+// Requests for functions of cuBLAS and other libraries by a client that lies. The libraries'
+// doubles look into each handle, and into scalars if the pointer mode says that these are the
+// host's: a made-up address that got there would end the back end.
 #include "tests/gvirtus/gpu_calls_math.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ std::uint64_t blas(Remote &remote)
     return remote.address(IBX_MATH_SETS_UP, byte(function(IBX_MATH_cublasCreate_v2, 0), 1));
 }
 
-// cublasSaxpy of n numbers; `alpha` is of the host, or an address.
+// cublasSaxpy of n numbers; `alpha` is a number of the host, or an address.
 Body axpy(std::uint64_t handle, std::uint64_t x, unsigned mode = 0, std::uint64_t alpha = 0,
           int n = 1)
 {
@@ -37,7 +37,7 @@ bool malformed()
     const std::uint64_t x = remote.malloc(64), handle = blas(remote);
     REQUIRE(x && handle && remote.to_device(x, &one, sizeof(one)) == 0);
     REQUIRE(remote.call(IBX_MATH_ADDS, axpy(handle, x)) == 0 && at(remote, x) == 3);
-    // Each of its bytes that is missing, and one too many.
+    // With fewer bytes, whichever number, and with one too many.
     const Body whole = axpy(handle, x);
     for (std::size_t n = 0; n < whole.bytes.size() + 2; n++) {
         Body body = whole;
@@ -46,16 +46,16 @@ bool malformed()
             REQUIRE(remote.call(IBX_MATH_ADDS, body) != 0);
     }
     REQUIRE(at(remote, x) == 3);
-    // Handles that are none, and memory that is none of the device's.
+    // Made-up handles, and memory that is not the device's.
     for (const std::uint64_t none : {std::uint64_t{0}, handle + 8, x, std::uint64_t{0x1234}})
         REQUIRE(remote.call(IBX_MATH_ADDS, axpy(none, x)) == NOT_INITIALIZED);
-    // Where scalars are the library knows.
+    // The library knows where scalars are.
     REQUIRE(remote.call(IBX_MATH_ADDS, axpy(handle, x, 1, 0x1234)) == INVALID_VALUE);
     REQUIRE(remote.call(IBX_MATH_SETS_UP,
                         function(IBX_MATH_cublasSetPointerMode_v2, handle).i32(1)) == 0);
     REQUIRE(remote.call(IBX_MATH_ADDS, axpy(handle, x)) == INVALID_VALUE && at(remote, x) == 3);
     REQUIRE(remote.call(IBX_MATH_ADDS, axpy(handle, x, 1, x)) == 0 && at(remote, x) == 12);
-    // Numbers of nothing, and of what this library has not.
+    // Numbers of no function, and of functions that this library lacks.
     for (const unsigned number : {0u, 0x1000u, 0x1fffu, 0x7fffu, 0x8001u, 0xffffu})
         REQUIRE(remote.call(IBX_MATH_ADDS, function(number, handle)) == IBX_MATH_ABSENT);
     REQUIRE(remote.call(IBX_MATH_WAITS, function(IBX_MATH_cublasSnrm2_v2, handle)) ==
@@ -101,7 +101,7 @@ bool in_pieces()
     return HOLDS(remote.free(x) == 0);
 }
 
-// A library looks into its handle's stream: one that is gone it must not get.
+// A library looks into its handle's stream: it must not get one that was destroyed.
 bool streams()
 {
     Gpu gpu;
@@ -129,8 +129,8 @@ bool streams()
     return HOLDS(!remote.call(IBX_MATH_SETS_UP, function(IBX_MATH_cublasDestroy_v2, handle)));
 }
 
-// A graph would use memory of the host that the back end has for the call alone: it could not be
-// given back, nor asked for when.
+// A graph would use memory of the host that the back end has only for the call: nobody could say
+// when to give it back.
 bool workspaces()
 {
     constexpr int not_supported = 9;
@@ -148,7 +148,7 @@ bool workspaces()
         return remote.call(IBX_MATH_ADDS, body.u64(host_bytes).u64(x));
     };
     REQUIRE(x && stream && solver && parameters && factor(64) == 0);
-    // The library writes as much as it needs, whatever it is told that there is.
+    // The library writes as much as it needs, whatever length it is given.
     REQUIRE(factor(80, 10) == 0 && factor(79, 10) == 3 && factor(0, 10) == 3 && factor(0) == 0);
     REQUIRE(remote.call(IBX_MATH_SELECTS,
                         function(IBX_MATH_cusolverDnSetStream, solver).u64(stream)) == 0);
@@ -214,7 +214,7 @@ const Body &square() // a layout of one float
     return layout;
 }
 
-// cublasLtMatmul of matrices of one number, of that in memory of the device.
+// cublasLtMatmul of matrices that each have one number, in memory of the device.
 Body product(std::uint64_t handle, std::uint64_t at, const Body &by, const Body &of,
              std::uint64_t stream, std::size_t scalar = 4)
 {
@@ -232,7 +232,8 @@ Body product(std::uint64_t handle, std::uint64_t at, const Body &by, const Body 
     return byte(described(described(body, of), of), 0).u64(stream);
 }
 
-// What is in a descriptor a client says with each request: addresses in it are looked at.
+// A client sends the content of a descriptor with each request: the back end checks the addresses
+// in it.
 bool descriptors()
 {
     Gpu gpu;
@@ -253,7 +254,7 @@ bool descriptors()
     for (const std::uint64_t none : {std::uint64_t{0}, handle + 8, x, std::uint64_t{0x1234}})
         REQUIRE(multiply(none, made_of) == NOT_INITIALIZED);
     REQUIRE(multiply(handle, made_of, square(), 0x1234) == INVALID_VALUE);
-    // Each of its bytes that is missing, and one too many.
+    // With fewer bytes, whichever number, and with one too many.
     const Body whole = product(handle, x, made_of, square(), 0);
     for (std::size_t n = 0; n < whole.bytes.size() + 2; n++) {
         Body body = whole;
@@ -261,7 +262,8 @@ bool descriptors()
         if (n != whole.bytes.size())
             REQUIRE(remote.call(IBX_MATH_ADDS_IN, body) != 0);
     }
-    // Addresses of the host; what the library does not know; what it is not made of.
+    // Addresses of the host; attributes that the library does not know, or that the descriptor does
+    // not have.
     REQUIRE(multiply(handle, attribute(made_of, 38, 8, 0x1234)) == INVALID_VALUE);
     REQUIRE(multiply(handle, attribute(made_of, 38, 8, 0)) == 0);
     REQUIRE(!remote.to_device(x, &three, sizeof(three)));
@@ -272,7 +274,7 @@ bool descriptors()
     REQUIRE(multiply(handle, attribute(made_of, 0, 4, 68)) == INVALID_VALUE); // twice
     REQUIRE(multiply(handle, Body()) == INVALID_VALUE && multiply(handle, square()) != 0);
     REQUIRE(multiply(handle, made_of, made_of) != 0 && multiply(handle, made_of, Body()) != 0);
-    // Scalars that are longer than their type says, or somewhere else.
+    // Scalars that are longer than their type, or somewhere else.
     REQUIRE(multiply(handle, made_of, square(), 0, 8) == INVALID_VALUE);
     REQUIRE(multiply(handle, attribute(made_of, 2, 4, 1)) == INVALID_VALUE);
     REQUIRE(at(remote, x) == 3 && multiply(handle, attribute(made_of, 8, 8, x)) == 0);
@@ -295,7 +297,7 @@ bool descriptors()
     return HOLDS(!remote.call(IBX_MATH_SETS_UP, function(IBX_MATH_cublasLtDestroy, handle)));
 }
 
-// Who makes handles again and again does not fill the memory of all.
+// A client that makes handles again and again does not fill everybody's memory.
 bool limits()
 {
     constexpr unsigned most = 4096;
@@ -321,7 +323,7 @@ bool limits()
         other.remote.get_last_error();
         REQUIRE(other.remote.call(IBX_MATH_SETS_UP, another) == no_memory);
         REQUIRE(generator(other.remote) == no_memory_of_rng);
-        // A handler's would come to nothing that could be counted.
+        // A handler's is refused: it would be nothing that could be counted.
         REQUIRE(other.remote.call("curandCreateGeneratorHost", Body().i32(100)) == 999);
     }
     REQUIRE(end(remote, made[0]) == 0 && generator(remote) == 0);
@@ -340,7 +342,7 @@ constexpr Maker makers[] = {{"cublasCreate_v2", IBX_MATH_cublasDestroy_v2},
                             {"cusparseCreate", IBX_MATH_cusparseDestroy},
                             {"cusolverDnCreate", IBX_MATH_cusolverDnDestroy}};
 
-// ... whoever makes them: what GVirtuS's own handlers have made counts as well.
+// ... whoever makes them: those that GVirtuS's own handlers make count as well.
 bool limits_of_handlers()
 {
     constexpr unsigned most = 4096;
@@ -369,7 +371,8 @@ bool limits_of_handlers()
     return HOLDS(remote.library_handles() == 0);
 }
 
-// Work of theirs is a handler's, too: it keeps to no rule of the requests' own.
+// Our requests refuse to work with a handle that a handler of GVirtuS's has made: work of handlers
+// keeps to no rule of these requests.
 bool made_by_handlers()
 {
     Gpu gpu;
@@ -378,11 +381,11 @@ bool made_by_handlers()
     const std::uint64_t x = remote.malloc(64), handle = remote.address("cublasCreate_v2", Body());
     REQUIRE(x && handle && remote.call(IBX_MATH_ADDS, axpy(handle, x)) == INVALID_VALUE);
     REQUIRE(remote.call(IBX_MATH_SETS_UP, function(IBX_MATH_cublasDestroy_v2, handle)) == 0);
-    // As an array of one plan.
+    // A plan is an array of one int.
     REQUIRE(remote.call("cufftCreate", Body()) == 0 && remote.library_handles() == 1);
     REQUIRE(remote.call(IBX_MATH_SETS_UP, function(IBX_MATH_cufftDestroy, 1)) == 0);
     REQUIRE(remote.call(IBX_MATH_SETS_UP, function(IBX_MATH_cufftDestroy, 1)) == NOT_INITIALIZED);
-    // They go with their client.
+    // Such handles go with their client.
     REQUIRE(result_of(spawn([&] {
                 Client client(gpu);
                 client.remote.get_last_error();
@@ -396,7 +399,7 @@ bool made_by_handlers()
     return becomes_true([&] { return remote.library_handles() == 0; });
 }
 
-// A generator of GVirtuS's handler writes to addresses of the back end's process.
+// A host generator of GVirtuS's handler would write to addresses of the back end's process.
 bool host_generators()
 {
     Gpu gpu;
@@ -418,7 +421,7 @@ bool host_generators()
     return HOLDS(remote.library_handles() == 0);
 }
 
-// What a handler has ended is none any more.
+// A handle that a handler has destroyed does not exist any more.
 bool ended_by_handlers()
 {
     Gpu gpu;
@@ -436,7 +439,7 @@ bool ended_by_handlers()
     return HOLDS(remote.library_handles() == 0);
 }
 
-// Libraries change what is in plans and generators without a lock.
+// Libraries change plans and generators without a lock.
 bool in_one()
 {
     constexpr int calls = 200;

@@ -7,13 +7,13 @@
 //   moving-application PLUGIN call ADDRESS PORT KEY-FILE HEARTBEATS
 //
 // MOVING_PROVIDER (tcp) and MOVING_TIMEOUT_MS (60000) are rdma.provider and rdma.timeout_ms of
-// either. `serve` prints its port. For each line that it reads it prints how many requests have
-// come since the last one and the longest time between two of them, in microseconds of the host
-// that stands still for nobody. It ends with its input.
+// both. `serve` prints its port. For each line that it reads, it prints how many requests have come
+// since the last line and the longest time between two of them, in microseconds of its host, which
+// never stands still. It ends when its input does.
 //
-// `call` makes calls without a pause, each also on a model of the device that it has itself, and
-// compares. A line every hundred of them says how many were right. To HEARTBEATS, a serial line, a
-// thread writes a byte every 5 ms: when the VM itself stood still, and when only its calls did.
+// `call` makes calls without a pause, also makes each on its own model of the device, and compares.
+// Every hundred calls a line says how many were right. A thread writes a byte to HEARTBEATS, a
+// serial line, every 5 ms: this tells when the VM itself stood still, and when only its calls did.
 #include "tests/doubles/gvirtus/world.h"
 #include "tests/gvirtus/scene.h"
 
@@ -156,7 +156,7 @@ void call_something(Checked *checked, unsigned random)
 
 int call(std::uint16_t port, const char *heartbeats)
 {
-    // By a name, too, where an endpoint has an address.
+    // An endpoint may be a name, too, instead of an address.
     auto over =
         connected(port, "communicator : rdma://" + host + ":" + std::to_string(port) + "\n");
     FrontEnd front(over.get());

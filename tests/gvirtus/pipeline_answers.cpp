@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// Which calls do not wait, and what is known without asking.
+// Calls that do not wait, and answers that are known without asking.
 #include "frontend-glue/session/own_requests.h"
 #include "tests/gvirtus/pipeline_scene.h"
 
@@ -25,7 +25,7 @@ Body long_launch(std::uint64_t value, std::uint64_t arguments)
     return body;
 }
 
-// Of a back end that runs none of it, and in the order of the calls.
+// With a back end that runs nothing yet, and in the order of the calls.
 bool launches_do_not_wait()
 {
     const unsigned count = provider == "shm" ? 5000 : 1000;
@@ -78,7 +78,7 @@ std::map<std::string, unsigned long> naps()
     return all;
 }
 
-// Behind a back end that has enough to do the sender looks every 100 us, not every 20.
+// While the back end has enough to do, the sender looks every 100 us, not every 20.
 bool the_sender_naps()
 {
     constexpr unsigned long wakes = 200;
@@ -120,13 +120,14 @@ bool graphs_do_not_wait()
     return HOLDS(app.last_error() == 1);
 }
 
-// What a library's calls make of the stream.
+// The stream's value after a library's call.
 std::uint64_t with(std::uint64_t work, std::uint64_t value)
 {
     return work * 6364136223846793005u + value + 1;
 }
 
-// With arguments that have succeeded, while nothing was set up anew; a result is waited for.
+// Calls with arguments that have succeeded before, while nothing was set up anew, do not wait;
+// calls with a result do.
 bool calls_of_libraries_do_not_wait()
 {
     const Body handle = Body().u64(1), gemm = Body().u64(1).u64(7),
@@ -187,7 +188,7 @@ bool own_calls_of_libraries_do_not_wait()
         expected = with(expected, 7);
     }
     scene.world->held = false;
-    // One that names its stream.
+    // A call that names its stream.
     const Body there = Body().u64(1).u64(5).u64(STREAM);
     REQUIRE(app.call(IBX_MATH_ADDS_IN, there) == 0);
     scene.world->held = true;
@@ -198,7 +199,7 @@ bool own_calls_of_libraries_do_not_wait()
         expected = with(expected, 5);
     expected = with(expected, 7);
     REQUIRE(app.call(IBX_MATH_WAITS, work) == 0 && app.out == Body().u64(expected).bytes);
-    // What is set up anew, they may fail with.
+    // They may fail with something that is set up anew.
     REQUIRE(app.call(IBX_MATH_SETS_UP, Body().u64(1).i32(1)) == 0);
     scene.world->library_fails = LIBRARY_FAILED;
     REQUIRE(app.call(IBX_MATH_ADDS, work) == LIBRARY_FAILED && app.work() == expected);
@@ -207,7 +208,7 @@ bool own_calls_of_libraries_do_not_wait()
     return HOLDS(app.last_error() == 0 && app.synchronize() == 0);
 }
 
-// Of one that was destroyed, another one may have the number; and of what has failed nobody knows.
+// A new stream may have the number of one that was destroyed; and after a failure nothing is known.
 bool streams_of_libraries_are_known_no_more()
 {
     const Body selects = Body().u64(1).u64(STREAM);
@@ -227,13 +228,13 @@ bool streams_of_libraries_are_known_no_more()
     requests = scene.world->requests;
     REQUIRE(app.call("cublasSetStream_v2", selects) == 0);
     REQUIRE(scene.world->requests == requests + 1);
-    // A handle has the number of one that has gone with its back end.
+    // A handle has the number of one that went with its back end.
     REQUIRE(app.call("cublasCreate_v2", Body()) == 0 && app.out == Body().u64(1).bytes);
     REQUIRE(app.call("cublasSetStream_v2", selects) == 0);
     return HOLDS(scene.world->requests == requests + 3);
 }
 
-// Nobody calls anything more.
+// Calls are sent though the program makes no further call.
 bool what_is_left_behind_is_sent()
 {
     Scene scene;
@@ -248,7 +249,7 @@ bool what_is_left_behind_is_sent()
     return true;
 }
 
-// More than may be kept: the caller waits, and nothing is lost.
+// More calls than may be kept: the caller waits, and nothing is lost.
 bool more_than_fits()
 {
     Scene scene;
@@ -271,7 +272,7 @@ bool more_than_fits()
     return true;
 }
 
-// The rest of what is enqueued, by its mode.
+// What else is enqueued early, by the value of rdma.pipeline.
 bool modes()
 {
     for (const char *mode : {"all", "launches", "off"}) {
@@ -304,8 +305,8 @@ bool modes()
     return true;
 }
 
-// <<<>>> pushes before it evaluates the kernel's arguments: of one that throws nobody pops. The
-// last one is popped first, however many there are.
+// <<<>>> pushes before it evaluates the kernel's arguments: if these throw, nobody pops. The last
+// one pushed is popped first, however many there are.
 bool configurations_that_nobody_pops()
 {
     constexpr unsigned count = 40; // more than are kept here
@@ -332,7 +333,7 @@ bool state_is_known()
     int garbage = 0;
     auto device = [&] {
         garbage++;
-        std::int32_t found = -1; // the body is what was there before
+        std::int32_t found = -1; // the body is what it was before
         if (!app.call("cudaGetDevice", Body().host(&garbage, 4)) && app.out.size() == 4)
             std::memcpy(&found, app.out.data(), 4);
         return found;
@@ -352,8 +353,8 @@ bool state_is_known()
     return true;
 }
 
-// A stream without work stays so until somebody adds some, an event that is over until it is
-// recorded again.
+// A stream without work stays so until somebody adds some; an event that is over stays over until
+// it is recorded again.
 bool rest_is_known()
 {
     Scene scene;
@@ -386,7 +387,7 @@ bool rest_is_known()
     return true;
 }
 
-// A wait for one device says nothing of the streams of another one.
+// A wait for one device says nothing about the streams of another device.
 bool rest_of_one_device()
 {
     Scene scene;
@@ -400,7 +401,7 @@ bool rest_of_one_device()
     return true;
 }
 
-// cudaFree(NULL) waits for nothing, so it says nothing of streams.
+// cudaFree(NULL) waits for nothing, so it says nothing about streams.
 bool rest_after_freeing_nothing()
 {
     Scene scene;
@@ -416,7 +417,7 @@ bool rest_after_freeing_nothing()
     return true;
 }
 
-// Work that a thread was about to add when another one has found a stream at rest.
+// A thread finds a stream at rest while another one is about to add work to it.
 bool rest_is_over_when_a_call_returns()
 {
     for (bool early : {true, false}) {
@@ -441,7 +442,8 @@ bool rest_is_over_when_a_call_returns()
     return true;
 }
 
-// What has succeeded on one device, or on one stream, need not on another one.
+// A call that has succeeded on one device, or in one stream, may fail on another device, or in
+// another stream.
 bool other_devices()
 {
     Scene scene;
@@ -468,7 +470,7 @@ bool other_devices()
     return HOLDS(app.synchronize() == 0);
 }
 
-// A kernel that was declared to have clusters takes grids of whole ones alone.
+// A kernel that is declared to have clusters takes only grids of whole clusters.
 bool clusters()
 {
     Scene scene;
@@ -488,7 +490,8 @@ bool clusters()
     return app.synchronize() == 0;
 }
 
-// Of events and streams that were made here a first record, or wait, cannot fail either.
+// A first record of an event, or a first wait for one, cannot fail, either, if this process made
+// the event and the stream.
 bool new_events()
 {
     Scene scene;
@@ -508,7 +511,7 @@ bool new_events()
     REQUIRE(app.record(4) == 0 && app.record(5, 0) == 0 && app.wait(STREAM, 4) == 0);
     scene.world->held = false;
     REQUIRE(app.synchronize() == 0 && scene.world->events[4] == expected);
-    // Not one that was not made, is no more, or is in a stream of which nothing is known.
+    // It can fail with an event that was not made or was destroyed, or in an unknown stream.
     REQUIRE(app.record(6) == 400 && app.last_error() == 400);
     REQUIRE(app.record(4, 77) == 400 && app.last_error() == 400);
     REQUIRE(other.call("cudaEventDestroy", Body().u64(5)) == 0);
@@ -516,7 +519,7 @@ bool new_events()
     return HOLDS(app.wait(STREAM, 4) == 0 && app.last_error() == 0);
 }
 
-// Events that other processes record and wait for, in an order that nobody sees here.
+// Events that other processes record and wait for, in an order that this process does not see.
 bool shared_with_others(const char *name, const Body &request)
 {
     Scene scene("rdma.gpu : off\n"); // the world runs requests of ours
@@ -548,7 +551,7 @@ bool destroyed_elsewhere()
     return true;
 }
 
-// Front ends and back ends that write no seconds are served as ever.
+// Front ends and back ends whose replies have no seconds are served as before.
 bool other_replies()
 {
     Scene scene("", false);
@@ -579,7 +582,7 @@ void check_answers()
     check("state that is known", state_is_known);
     check("streams and events at rest", rest_is_known);
     check("streams of another device at rest", rest_of_one_device);
-    check("streams after cudaFree(NULL)", [] { // which has selected no other device yet
+    check("streams after cudaFree(NULL)", [] { // in a process that has selected no other device yet
         return result_of(spawn([] { return rest_after_freeing_nothing() ? 0 : 1; })) == 0;
     });
     check("rest that another thread ends", rest_is_over_when_a_call_returns);
@@ -587,7 +590,7 @@ void check_answers()
     check("grids of a kernel that has clusters", clusters);
     check("an event that another thread destroys", destroyed_elsewhere);
     check("events that were made here", new_events);
-    check("events that processes share", [] { // for good: in a process of its own
+    check("events that processes share", [] { // this lasts: in a process of its own
         const auto run = [](const char *name, const Body &body) {
             return result_of(spawn([&] { return shared_with_others(name, body) ? 0 : 1; })) == 0;
         };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// Synchronous copies to the device that return before they are made: where nobody can tell.
+// Synchronous copies to the device that return before they are made, if nobody can notice that.
 #include "frontend-glue/session/own_requests.h"
 #include "tests/gvirtus/pipeline_scene.h"
 
@@ -13,7 +13,8 @@ namespace
 
 constexpr std::size_t copy_sizes[] = {4, 1900, 1901, 10000, 16000, 20000, 65536};
 
-// As the preload makes it. Its memory has other bytes when it has returned.
+// A copy as the preload makes it. Once the call has returned, other bytes are written to its
+// memory.
 int copy(std::uint64_t to, std::size_t n, unsigned seed)
 {
     std::vector<char> bytes = random_bytes(n, seed);
@@ -63,21 +64,22 @@ struct Model {
     }
 };
 
-// How long a copy may be to go ahead: over shm only short ones in messages, where no GPU takes
-// others from memory that both ends map.
+// How long a copy may be to return early: over shm only short ones in messages do, since no GPU
+// takes others from memory that both ends map.
 bool goes_ahead(std::size_t n)
 {
     return provider == "tcp" || n < 15000;
 }
 
-// Memory for copies, by a front end that is sure of itself.
+// Memory for copies, by a front end that knows that nothing has failed.
 std::uint64_t begin(App *app)
 {
     const std::uint64_t block = warm(app) ? app->malloc() : 0;
     return block && !copy(block, 4, 0) && !copy(block, 5000, 0) && !app->synchronize() ? block : 0;
 }
 
-// They return while the device takes nothing, in order, with the bytes of their call.
+// The calls return while the device takes nothing; the copies are made in order, with the bytes at
+// the time of the call.
 bool copies_do_not_wait()
 {
     Scene scene;
@@ -126,7 +128,7 @@ int waits_after(Scene *scene, std::uint64_t to, std::size_t n,
             app.free(block);
     });
     const bool good = becomes([&] { return begun >= 0; }) && begun;
-    const bool waited = good && thread.waits() && rc == -1; // or its end does
+    const bool waited = good && thread.waits() && rc == -1; // or the end of the thread does it
     scene->world->held = false;
     thread.join();
     return good && rc == 0 ? waited : -1;
@@ -145,7 +147,7 @@ bool other_copies_wait()
         REQUIRE(waits([](App *app, std::uint64_t) { return app->record(0) == 0; }) == 0);
         // Memory that this process has not allocated.
         REQUIRE(waits([](App *, std::uint64_t) { return true; }, 1) == 1);
-        // What a synchronous copy waits for natively.
+        // Work that a synchronous copy waits for natively.
         REQUIRE(waits([](App *app, std::uint64_t) { return app->launch(1) == 0; }) == 1);
         REQUIRE(waits([](App *app, std::uint64_t) { return app->set(1) == 0; }) == 1);
         REQUIRE(waits([](App *app, std::uint64_t) { return app->wait(STREAM, 0) == 0; }) == 1);
@@ -159,7 +161,7 @@ bool other_copies_wait()
         REQUIRE(waits([&](App *, std::uint64_t) {
                     return other.launch(1) == 0 && other.work() != ~0ull;
                 }) == 0);
-        REQUIRE(waits([](App *app, std::uint64_t) { // nor need this wait for other streams
+        REQUIRE(waits([](App *app, std::uint64_t) { // this need not wait for other streams, either
                     return app->launch(1) == 0 &&
                            app->call("cudaStreamSynchronize", Body().u64(0)) == 0;
                 }) == 1);
@@ -175,7 +177,7 @@ bool other_copies_wait()
     return true;
 }
 
-// Each of these is so for the rest of the process.
+// Each of these makes copies wait for the rest of the process.
 bool copies_wait_for_good(const std::function<bool(App *app)> &since)
 {
     Scene scene("rdma.gpu : off\n");
@@ -213,8 +215,8 @@ bool while_a_stream_is_captured()
     return HOLDS(copy(block, 5000, 1) == 0);
 }
 
-// A capture ends with its stream, with the device's reset, and by a thread that may not end it:
-// then copies go ahead again.
+// A capture ends with its stream, with the device's reset, and when a thread tries to end it that
+// may not: then copies return early again.
 bool behind_captures()
 {
     Scene scene;
@@ -238,7 +240,7 @@ bool behind_captures()
            }) == 0;
 }
 
-// The reset of one device leaves what streams of others capture: calls wait as beside captures.
+// The reset of one device leaves captures of other devices' streams: calls wait as beside captures.
 bool captures_of_other_devices()
 {
     Scene scene;
@@ -260,7 +262,7 @@ bool captures_of_other_devices()
     return waited && rc == 0;
 }
 
-// cudaStreamPerThread is another stream in each thread, and so is what is captured in it.
+// cudaStreamPerThread is another stream in each thread, and so are its captures.
 bool beside_captures_of_threads()
 {
     Scene scene;
@@ -282,7 +284,7 @@ bool beside_captures_of_threads()
     return two(true) == 0 && two(false) == 1;
 }
 
-// A wrong address is refused by the call itself.
+// The call itself refuses a wrong address.
 bool wrong_addresses()
 {
     Scene scene;
@@ -303,7 +305,7 @@ bool wrong_addresses()
     return true;
 }
 
-// An error that nobody could know before is that of the next call which waits.
+// The next call that waits returns an error that nobody could know before.
 bool errors_come_later()
 {
     Scene scene;
@@ -326,7 +328,7 @@ bool errors_come_later()
     return HOLDS(app.last_error() == 999);
 }
 
-// What another thread does next comes behind them, also in a stream that does not wait for the
+// Another thread's next calls come behind the copies, also in a stream that does not wait for the
 // legacy one.
 bool in_order_between_threads()
 {
@@ -352,7 +354,8 @@ bool in_order_between_threads()
     return HOLDS(model.is(&app));
 }
 
-// One that is answered before it is made: of page-locked memory, and `lasting` over shm or not.
+// A copy from page-locked memory that is answered before it is made; `lasting`: of memory from
+// allocate().
 int copy_later(std::uint64_t to, const std::vector<char> &bytes, bool lasting)
 {
     ibx_frontend_copy what{};
@@ -366,8 +369,8 @@ int copy_later(std::uint64_t to, const std::vector<char> &bytes, bool lasting)
     return direct->copy(&what, &rc) ? -3 : rc;
 }
 
-// Sessions go on though their threads call nothing, those of copies in the background, too: the
-// back end does not keep them for long.
+// Sessions go on though their threads make no calls, also those for copies in the background: the
+// back end keeps lost ones only for a short time.
 bool connections_that_break_at_rest()
 {
     Scene scene;
@@ -396,7 +399,7 @@ bool connections_that_break_at_rest()
 
 } // namespace
 
-// Some in a process of its own, which is another one for good.
+// Some run in a process of their own, since they change it for good.
 void check_copies()
 {
     auto alone = [](const char *what, bool (*test)()) {

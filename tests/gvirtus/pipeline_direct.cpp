@@ -37,7 +37,7 @@ bool knows(ibx_frontend_fact fact, std::uint64_t handle = 0)
 const Body none, event0 = Body().u64(0), stream0 = Body().u64(STREAM),
                  record0 = Body().u64(0).u64(STREAM), wait0 = Body().u64(STREAM + 1).u64(0).i32(0);
 
-// Only in a form that GVirtuS's front end has used, and on no other connection than its own.
+// Calls only in a form that GVirtuS's front end has used, and only on the thread's own connection.
 bool only_what_gvirtus_has_made()
 {
     Scene scene;
@@ -58,7 +58,7 @@ bool only_what_gvirtus_has_made()
     return true;
 }
 
-// In one order with those of GVirtuS.
+// Such calls keep one order with those of GVirtuS.
 bool in_order()
 {
     Scene scene;
@@ -96,8 +96,8 @@ bool memory()
     return true;
 }
 
-// Memory that is set by a request of ours comes after what is in its stream, of any thread, and
-// does not wait for it.
+// A request of ours that sets memory comes after all work in its stream, by any thread, and does
+// not wait for it.
 bool sets()
 {
     Scene scene("rdma.gpu : off\n"); // the world runs such requests
@@ -122,7 +122,7 @@ bool sets()
     scene.world->held = true;
     REQUIRE(must(IBX_OWN_QUEUE, set(1)) == 0);
     scene.world->held = false;
-    // What the back end does not know waits, and says so.
+    // A request that the back end does not know waits, and returns an error.
     return HOLDS(must(IBX_OWN_QUEUE, set(1, IBX_OWN_MEMSET_2D)) == -1);
 }
 
@@ -135,8 +135,8 @@ int launch_unseen(std::uint64_t value, unsigned threads = 32)
     return direct->call(&request, &rc) ? -3 : rc;
 }
 
-// Launches by <<<>>> do not wait, not even the first one. An error is the last one, and no other
-// call returns it.
+// Launches by <<<>>> do not wait, not even the first one. An error becomes the last error, and no
+// other call returns it.
 bool unseen()
 {
     Scene scene;
@@ -162,10 +162,10 @@ bool unseen()
         REQUIRE(app.last_error() == 9 && app.last_error() == 0 && knows(IBX_FRONTEND_NO_ERROR));
         REQUIRE(launch_unseen(1, 2000) == 0 && app.synchronize() == 0 && app.last_error() == 9);
         REQUIRE(app.last_error() == 0);
-        direct->unseen(true); // of one launch
+        direct->unseen(true); // holds for one launch
         REQUIRE(by_gvirtus(2000) == 0 && by_gvirtus(2000) == 9 && app.last_error() == 9);
         REQUIRE(app.last_error() == 0);
-        direct->unseen(true); // of one that GVirtuS has not sent
+        direct->unseen(true); // for a launch that GVirtuS has not sent
         direct->unseen(false);
         REQUIRE(by_gvirtus(2000) == 9 && app.last_error() == 9);
         REQUIRE(app.last_error() == 0);
@@ -222,7 +222,7 @@ bool facts()
     REQUIRE(warm(&app) && knows(IBX_FRONTEND_NO_ERROR));
     REQUIRE(app.call("cudaGetDevice", none) == 0);
     REQUIRE(direct->knows(IBX_FRONTEND_DEVICE, 0, &device) && device == 0);
-    REQUIRE(!knows(IBX_FRONTEND_SELECTED, 0)); // nobody has
+    REQUIRE(!knows(IBX_FRONTEND_SELECTED, 0)); // no device was selected
     REQUIRE(app.call("cudaSetDevice", Body().i32(0)) == 0 && knows(IBX_FRONTEND_SELECTED, 0));
     REQUIRE(!knows(IBX_FRONTEND_SELECTED, 1));
     REQUIRE(app.call("cudaStreamQuery", stream0) == 0 && app.call("cudaEventQuery", event0) == 0);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// What becomes of errors, and of a back end that is killed.
+// Errors of calls that were answered early, and back ends that are killed.
 #include "tests/gvirtus/pipeline_scene.h"
 
 #include <csignal>
@@ -10,7 +10,7 @@
 namespace
 {
 
-// Those of the call itself are what it returns, as natively.
+// A call returns its own errors, as natively.
 bool errors_at_once()
 {
     Scene scene;
@@ -28,7 +28,7 @@ bool errors_at_once()
     return true;
 }
 
-// Those that nobody could know are returned by the next call that waits, and are the last error.
+// The next call that waits returns errors that nobody could know, and they are the last error.
 bool errors_later()
 {
     Scene scene;
@@ -51,19 +51,19 @@ bool errors_later()
     REQUIRE(app.launch(1) == 0 && becomes([&] { return scene.world->fails_in == 0; }));
     REQUIRE(app.call("cudaDeviceReset", Body()) == 701 && app.synchronize() == 0);
     REQUIRE(app.last_error() == 701 && app.last_error() == 0 && warm(&app));
-    // Where success was not certain, the last error waits for it.
+    // If success was not certain, a query of the last error waits for the call.
     for (int i = 0; i < 3; i++) {
         REQUIRE(app.set(1, 99) == 0 && app.last_error() == 400 && app.last_error() == 0);
         REQUIRE(app.set(1) == 0 && app.last_error() == 0 && app.synchronize() == 0);
     }
-    // One that a call which waits has returned is not returned again, when the device is well.
+    // An error that a waiting call has returned is not returned again, if the device is well.
     REQUIRE(app.launch(1) == 0 && app.synchronize() == 0);
     REQUIRE(app.call("testBreak", Body().u64(700)) == 0 && app.launch(1) == 0);
     REQUIRE(app.synchronize() == 700 && app.call("testHeal", Body()) == 0);
     REQUIRE(app.synchronize() == 0);
     app.last_error();
     REQUIRE(app.last_error() == 0 && app.launch(1) == 0 && app.synchronize() == 0);
-    // What stays, stays.
+    // An error that stays in CUDA, stays here.
     REQUIRE(app.call("testBreak", Body().u64(700)) == 0);
     app.launch(1);
     REQUIRE(app.synchronize() == 700 && app.last_error() == 700 && app.last_error() == 700);
@@ -74,7 +74,7 @@ bool errors_later()
     return true;
 }
 
-// Of a library's call that was answered: its number is none of CUDA's.
+// Errors of library calls that were answered early: their numbers are not CUDA's.
 bool errors_of_libraries()
 {
     const Body gemm = Body().u64(1).u64(7);
@@ -90,7 +90,7 @@ bool errors_of_libraries()
         REQUIRE(app.synchronize() == 719 && app.synchronize() == 0);
         REQUIRE(app.last_error() == 719 && app.last_error() == 0);
     }
-    // So many requests later its number is another call's, whose error is CUDA's.
+    // So many requests later its number is given to another call, with an error of CUDA's.
     constexpr unsigned ahead = 16384;
     REQUIRE(app.call("cublasSgemm_v2", gemm) == 0 && app.launch(1) == 0 && app.synchronize() == 0);
     REQUIRE(app.call("cublasSgemm_v2", gemm) == 0);
@@ -120,7 +120,7 @@ bool killed(bool held)
     return true;
 }
 
-// The first call after it is one that waits.
+// The first call after the kill is one that waits.
 bool killed_before_a_wait()
 {
     Scene scene;
@@ -133,7 +133,8 @@ bool killed_before_a_wait()
     return true;
 }
 
-// An error of a thread that has ended without a call that waits is the next such call's of others.
+// A thread has ended without a call that waits: the next waiting call of another thread returns its
+// error.
 bool errors_of_a_thread_that_ends()
 {
     Scene scene;
@@ -154,8 +155,8 @@ bool errors_of_a_thread_that_ends()
     return HOLDS(app.synchronize() == 0);
 }
 
-// What a thread has launched is lost with its connection, while those of other threads go on: each
-// learns that from a call that would have waited for it.
+// With a thread's connection its launches are lost, while other threads' connections go on: each
+// thread learns that from a call that would have waited for those launches.
 bool one_connection_is_lost()
 {
     Scene scene;
@@ -172,7 +173,8 @@ bool one_connection_is_lost()
     return true;
 }
 
-// Threads that begin later are told as long as nobody was, and those that were there in any case.
+// Threads that begin later are told as long as nobody was told; threads that were there are told in
+// any case.
 bool one_connection_was_lost()
 {
     Scene scene;
@@ -195,8 +197,8 @@ bool one_connection_was_lost()
     return HOLDS(early.synchronize() == 999 && early.synchronize() == 0);
 }
 
-// One that has nothing to lose takes nothing from others. Over shared memory a call may still be
-// answered by what both ends have mapped, until one of them looks at the socket.
+// A thread with nothing to lose takes nothing from others. Over shared memory, the memory that both
+// ends map may still answer a call, until one of them looks at the socket.
 bool one_connection_breaks()
 {
     Scene scene;
@@ -211,9 +213,9 @@ bool one_connection_breaks()
     return true;
 }
 
-// With the back end's process all goes that threads have there, also those that make no call any
-// more: who begins later, with another process, is told of that, as long as nobody was. What others
-// have given it is not there, and what is there may have the same addresses.
+// With the back end's process goes everything that threads have there, also threads that make no
+// calls any more: a thread that begins later, with another process, is told that, as long as nobody
+// was. It would not find what others have handed it, and other things may be at the same addresses.
 bool process_is_lost(bool told)
 {
     Scene scene("rdma.processes : program\nrdma.spare_processes : 0\n");
@@ -231,8 +233,8 @@ bool process_is_lost(bool told)
     return HOLDS(last.synchronize() == 0 && later.synchronize() == 0);
 }
 
-// The session goes on over another connection while its thread is in no call: sooner than the back
-// end has given it up.
+// The session goes on over another connection while its thread is in no call: before the back end
+// gives the session up.
 bool mends_between_calls(const char *mode)
 {
     Scene scene;
@@ -264,7 +266,7 @@ void check_errors()
     check("... of which a thread was told",
           [] { return apart([] { return process_is_lost(true); }); });
     check("errors of a thread that has ended", errors_of_a_thread_that_ends);
-    if (provider == "ofi") // which has sockets that are no connections: it wakes itself by them
+    if (provider == "ofi") // it has sockets that are no connections, and wakes itself by them
         return;
     check("one thread's connection that is lost", [] { return apart(one_connection_is_lost); });
     check("threads that begin after it was", [] { return apart(one_connection_was_lost); });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// cudaFree of memory that the device has no work for does not wait, and cudaMalloc has it again.
+// cudaFree does not wait if the device has no work, and the next cudaMalloc gets the memory again.
 #include "frontend-glue/session/own_requests.h"
 #include "tests/gvirtus/pipeline_scene.h"
 
@@ -14,7 +14,7 @@ bool frees_do_not_wait()
 {
     Scene scene;
     App app = scene.app();
-    REQUIRE(warm(&app) && app.free(app.malloc()) == 0); // which tells the form of the call
+    REQUIRE(warm(&app) && app.free(app.malloc()) == 0); // shows the form of the call
     const std::uint64_t block = app.malloc();
     REQUIRE(block && app.synchronize() == 0);
     scene.world->held = true;
@@ -36,7 +36,7 @@ bool frees_do_not_wait()
     return true;
 }
 
-// What was given back in a stream cudaFree does not know: it asks.
+// cudaFree does not know memory that was freed in a stream: it asks the back end.
 bool freed_in_a_stream()
 {
     Scene scene("rdma.gpu : off\n"); // the world runs such requests
@@ -54,7 +54,7 @@ bool freed_in_a_stream()
     return HOLDS(app.last_error() == 1);
 }
 
-// What cannot be known to succeed, or has to wait for work, is waited for.
+// Frees that may fail, or have to wait for work, wait for the back end.
 bool other_frees_wait()
 {
     Scene scene;
@@ -76,7 +76,7 @@ bool other_frees_wait()
         thread.join();
         return waited;
     };
-    auto at_once = [&] { // otherwise for ever
+    auto at_once = [&] { // otherwise it would wait for ever
         const std::uint64_t one = app.malloc();
         if (!one || app.synchronize())
             return false;
@@ -96,7 +96,7 @@ bool other_frees_wait()
     return true;
 }
 
-// Memory that one thread gives back is there for another one's next call.
+// Another thread's next call gets the memory that a thread has freed.
 bool memory_between_threads()
 {
     Scene scene;

@@ -13,7 +13,7 @@
 namespace
 {
 
-// A thread that ends before the back end has got to what it has launched.
+// A thread that ends before the back end has run its launches.
 bool a_thread_ends()
 {
     Scene scene;
@@ -36,12 +36,12 @@ bool a_thread_ends()
     return true;
 }
 
-// In a process of its own, which ends at once.
+// Runs `ending` in a process of its own, which ends at once.
 bool leaves(const std::function<void(App *)> &ending)
 {
     Scene scene;
     pid_t pid = spawn([&]() -> int {
-        static App *kept; // by an application that ends
+        static App *kept; // an application that ends does not free it
         auto *app = kept = new App(scene.app());
         if (!warm(app))
             return 1;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// Random programs, call by call beside a model of a native device.
+// Random programs: each call is also made on a model of a native device.
 #include "frontend-glue/session/own_requests.h"
 #include "tests/gvirtus/pipeline_scene.h"
 #include "tests/gvirtus/random_numbers.h"
@@ -22,7 +22,7 @@ struct Call {
     Body body;
 };
 
-// Handles of graphs, few enough that most are there.
+// Handles of graphs: so few that most exist.
 std::uint64_t any_graph(Random *random, std::uint64_t first)
 {
     return first + random->below(3);
@@ -38,7 +38,8 @@ Call random_set(Random *random, std::uint64_t value, std::uint64_t stream)
     return {IBX_OWN_QUEUE, body.u64(value).i32(0).u64(8).u64(stream)};
 }
 
-// To the beginning or the end of an allocation, or past it; of one that is not there, too.
+// A copy to the beginning or the end of an allocation, or past it, sometimes one that does not
+// exist.
 Call random_copy(Random *random)
 {
     static const std::size_t sizes[] = {4, 1900, 1901, 9000, 20000, 65536};
@@ -50,7 +51,7 @@ Call random_copy(Random *random)
     return {"cudaMemcpy", Body().u64(at).host(bytes.data(), n).u64(n).i32(H2D)};
 }
 
-// While a stream is being captured: mostly what a capture takes, in that stream.
+// A call while a stream is being captured: mostly one that a capture takes, in that stream.
 Call random_captured_call(Random *random, const World *world)
 {
     const std::uint64_t value = random->next() >> 8, event = random->below(3);
@@ -78,7 +79,7 @@ Call random_captured_call(Random *random, const World *world)
     }
 }
 
-// What begins captures, and what comes of them.
+// Calls that begin captures, and calls with their graphs.
 Call random_graph_call(Random *random)
 {
     const std::uint64_t stream = STREAM + random->below(WORLD_STREAMS);
@@ -95,7 +96,7 @@ Call random_graph_call(Random *random)
         return random->below(2)
                    ? Call{"cudaGraphExecDestroy", Body().u64(any_graph(random, WORLD_EXEC))}
                    : Call{"cudaGraphDestroy", Body().u64(any_graph(random, WORLD_GRAPH))};
-    default: // repeatedly in one stream: then it is answered early
+    default: // repeated in one stream: then it is answered early
         return {"cudaGraphLaunch",
                 Body().u64(any_graph(random, WORLD_EXEC)).u64(random->below(2) ? STREAM : stream)};
     }
@@ -126,7 +127,7 @@ Call random_library_call(Random *random)
     }
 }
 
-// One that a program would make.
+// A call that a program could make.
 Call random_call(Random *random, const World *world)
 {
     if (world_captures(world) && random->below(30))
@@ -176,7 +177,7 @@ Call random_call(Random *random, const World *world)
         return {"cudaMemcpy", Body().u64(1).host(&value, 8).u64(8).i32(H2D)};
     case 6:
         return {"cudaMemcpyAsync", Body().u64(1).host(&value, 8).u64(8).i32(H2D).u64(stream)};
-    case 7: // what is ordered with its stream: others' work may be there or not
+    case 7: // only what its stream orders: others' work may have run or not
         return {"cudaMemcpyAsync",
                 Body()
                     .host("", 1)
@@ -216,7 +217,7 @@ Call random_call(Random *random, const World *world)
 
 constexpr int UNSEEN = -77; // what a launch by <<<>>> returns
 
-// The same of a synchronous copy to the device, whose memory is used for something else at once.
+// Makes a synchronous copy to the device, and changes its memory at once.
 bool copies_as_preload(App *app, const Call &made)
 {
     const std::size_t n = made.body.bytes.size();
@@ -235,7 +236,7 @@ bool copies_as_preload(App *app, const Call &made)
     return done;
 }
 
-// As the preload makes a call, if it does; `answer` and `out` are the app's.
+// Makes a call as the preload would, if that makes it; `answer` and `out` are set as the app's.
 bool as_preload(App *app, const Call &made)
 {
     static const char *const without[] = {"cudaEventRecord",
@@ -290,7 +291,7 @@ bool as_preload(App *app, const Call &made)
     return true;
 }
 
-// Threads that take turns, each with a connection and its counterpart in the model. Connections may
+// Threads that take turns, each with a connection and a counterpart in the model. Connections may
 // break, and the sessions go on.
 class Program
 {
@@ -331,8 +332,8 @@ class Program
     std::condition_variable changed;
     int turn = -2; // -2: nobody's, -1: all end
     const Call *call = nullptr;
-    bool preloaded = false; // it is made as the preload does
-    bool prepares = false;  // memory, before
+    bool preloaded = false; // make the call as the preload does
+    bool prepares = false;  // memory, before the call
     int answer = 0;
 };
 
@@ -407,7 +408,7 @@ bool Program::run(unsigned calls)
     return true;
 }
 
-// Other programs than usual: IBX_TEST_SEED in the environment.
+// IBX_TEST_SEED in the environment makes other programs than usual.
 std::uint64_t seed_of_all()
 {
     const char *seed = std::getenv("IBX_TEST_SEED");
@@ -442,7 +443,7 @@ void check_programs(unsigned programs)
     check("random programs", [=] { return random_programs(programs, 1, false); });
     check("random programs of three threads",
           [=] { return random_programs(programs / 2, 3, false); });
-    if (provider != "ofi") // which connects a few times in a second
+    if (provider != "ofi") // it connects only a few times in a second
         check("random programs whose connections break",
               [=] { return random_programs(programs / 2 + 1, 2, true); });
 }

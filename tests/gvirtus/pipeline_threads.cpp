@@ -10,7 +10,7 @@
 namespace
 {
 
-// A thread that hands over to another one: what it has launched comes first.
+// A thread hands over to another one: the first one's launches come first.
 bool threads_in_order()
 {
     Scene scene;
@@ -35,7 +35,7 @@ bool threads_in_order()
     return true;
 }
 
-// Likewise with calls of libraries, whose stream their handle alone knows.
+// Likewise with calls of libraries: only their handle knows the stream.
 bool libraries_in_order()
 {
     const Body gemm = Body().u64(1).u64(7);
@@ -61,7 +61,7 @@ bool libraries_in_order()
     return true;
 }
 
-// The first one's is the handle 1, in STREAM; 2 is made, in the next stream.
+// The first thread has handle 1, in STREAM; handle 2 is made for the second, in the next stream.
 bool have_handles(App *first, App *second)
 {
     REQUIRE(warm(first) && warm(second));
@@ -70,7 +70,7 @@ bool have_handles(App *first, App *second)
     return HOLDS(second->call("cublasSetStream_v2", Body().u64(2).u64(STREAM + 1)) == 0);
 }
 
-// Each with a handle of its own, whose stream is another one.
+// Each thread has a handle of its own, with another stream.
 bool libraries_apart()
 {
     const Body gemms[] = {Body().u64(1).u64(7), Body().u64(2).u64(7)};
@@ -88,7 +88,7 @@ bool libraries_apart()
     }
     scene.world->held = false;
     REQUIRE(first.synchronize() == 0 && scene.world->requests == requests + 21);
-    // Another stream is selected behind what others have added with that handle.
+    // A handle gets another stream only after the work that others have added with it.
     scene.world->slow_us = 500;
     std::uint64_t work = second.work(STREAM + 1), other = second.work(STREAM + 2);
     for (unsigned i = 0; i < 20; i++) {
@@ -120,8 +120,8 @@ bool a_library_that_names_the_stream()
     return HOLDS(first.work(STREAM + 1) == expected);
 }
 
-// One that has calls of its own outstanding, to which replies come while it looks for those of
-// others.
+// A thread with outstanding calls of its own: replies to these come while it looks for the replies
+// of others.
 bool a_quick_thread_behind_a_slow_one()
 {
     Scene scene;
@@ -144,7 +144,7 @@ bool a_quick_thread_behind_a_slow_one()
     return true;
 }
 
-// Of two streams that only an event orders.
+// Two streams that only an event orders.
 bool threads_and_events()
 {
     Scene scene;
@@ -162,7 +162,7 @@ bool threads_and_events()
     return true;
 }
 
-// One that waits for its own stream does not keep another one, nor is it kept by it.
+// A thread that waits for its own stream does not hold up another one, and is not held up by it.
 bool threads_apart()
 {
     Scene scene;
@@ -178,9 +178,9 @@ bool threads_apart()
     return true;
 }
 
-// More threads than fit into one look at them, none of which ever rests. They need 80 connections,
-// of which libfabric's emulations make a few in a second: each asks all of its providers for all of
-// the host's interfaces.
+// More threads than the sender looks at in one round, and none of them ever rests. They need 80
+// connections, of which libfabric's emulations make a few in a second: each asks all of its
+// providers for all of the host's interfaces.
 bool many_busy_threads()
 {
     if (provider == "ofi")
@@ -217,7 +217,7 @@ bool many_busy_threads()
     return HOLDS(busy_now && good);
 }
 
-// Both at once, without an order between them.
+// Two threads at once, without an order between them.
 bool threads_at_once()
 {
     Scene scene;
@@ -243,8 +243,8 @@ bool threads_at_once()
     return true;
 }
 
-// What is launched before memory is registered is run, whether another call follows or not: another
-// thread may wait for it.
+// Launches before a registration of memory are run, whether another call follows or not: another
+// thread may wait for them.
 bool launches_before_registration()
 {
     Scene scene;
@@ -303,7 +303,8 @@ bool a_cancelled_thread()
     return true;
 }
 
-// A thread that never waits gets only so far ahead: others' calls come after what it has left.
+// A thread that never waits gets ahead only so far: others' calls come after the launches that it
+// has left.
 bool an_endless_thread()
 {
     constexpr unsigned most = 16384, calls = most + 500;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// More programs than there may be which have a process of the back end each.
+// More programs than permitted, each with a process of the back end.
 #include "tests/gvirtus/programs_scene.h"
 
 #include <cstring>
@@ -11,8 +11,8 @@
 namespace
 {
 
-// A program that gets no process is told so, unless another one of its key's name has ended. Those
-// that have one have all descriptors there.
+// A program that gets no process is told so, unless another program of its key's name has ended.
+// Programs that have a process can use all descriptors there.
 bool crowd()
 {
     const Descriptors usual(1024);
@@ -35,7 +35,7 @@ bool crowd()
                }));
     };
     REQUIRE(told("") && (provider == "verbs" || told("rdma.encryption : required\n")));
-    REQUIRE(all.back()->ask(FORKS) == 1); // which is the same program
+    REQUIRE(all.back()->ask(FORKS) == 1); // a child is the same program
     const Program bob(back, file + "rdma.name : bob\n");
     REQUIRE(bob.ask(WORKS) == 1 && back.children().size() == 11);
     all.front()->end();
@@ -43,7 +43,7 @@ bool crowd()
     return HOLDS(Program(back, alice).ask(WORKS) == 1);
 }
 
-// The process that listens has few descriptors: one name's programs do not take all of them.
+// The process that listens has few descriptors: the programs of one name do not take all of them.
 bool crowd_without_descriptors()
 {
     const std::string file = keys_of_two();
@@ -59,17 +59,17 @@ bool crowd_without_descriptors()
     return HOLDS(bob.ask(WORKS) == 1);
 }
 
-// How many programs it serves at once.
+// How many programs the back end serves at once.
 std::size_t served(const BackEnd &back)
 {
     std::vector<std::unique_ptr<Program>> all;
     do
         all.push_back(std::make_unique<Program>(back));
     while (all.back()->ask(WORKS) == 1 && all.size() < 20);
-    return all.size() - 1; // the last of which got none
+    return all.size() - 1; // the last one got no process
 }
 
-// The same of another user's, whom only root can become.
+// The same for programs of another user; only root can become that user.
 std::size_t served_as_another_user(const BackEnd &back)
 {
     std::vector<pid_t> all;
@@ -97,8 +97,8 @@ std::size_t served_as_another_user(const BackEnd &back)
     return all.size() - 1;
 }
 
-// Without keys another user's programs do not take all there is of what the option limits: he has
-// `most`, and leaves the rest to others.
+// Without keys, programs of another user do not take everything that the option limits: that user
+// gets `most`, and the rest is left to others.
 bool crowd_of_a_user(const std::string &option, std::size_t most)
 {
     if (geteuid())
@@ -108,7 +108,8 @@ bool crowd_of_a_user(const std::string &option, std::size_t most)
     return true;
 }
 
-// ... who may end the back end anyway. He has all, unless he has set that himself.
+// ... but the back end's own user, who could end it anyway, gets everything, unless the option is
+// set.
 bool crowd_of_its_own_user(const std::string &option, std::size_t all, std::size_t most)
 {
     const Listening back(option);
@@ -118,7 +119,7 @@ bool crowd_of_its_own_user(const std::string &option, std::size_t all, std::size
     return true;
 }
 
-// Its hard limit is what counts for it; its processes have the soft one.
+// The hard limit counts for the back end; its processes have the soft one.
 bool soft_limit_of_descriptors()
 {
     const std::string file = keys_of_two();
@@ -145,7 +146,7 @@ void check_programs_crowds()
 {
     const std::string programs = "rdma.most_processes : 8\n", sessions = "rdma.sessions : 4\n";
     check("more programs than there may be", crowd);
-    if (provider == "verbs") // whose clients are on another host, and need more descriptors
+    if (provider == "verbs") // its clients are on another host, and need more descriptors
         return;
     check("... than descriptors", crowd_without_descriptors);
     check("... than the soft limit of descriptors", soft_limit_of_descriptors);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// Memory and events that programs share which have a process of the back end each.
+// Memory and events that programs share, each with a process of the back end.
 #include "tests/gvirtus/programs_ipc.h"
 
 namespace programs_ipc
@@ -25,7 +25,7 @@ bool memory_of_another()
     REQUIRE(b.fill(opened, 2) == 0 && a.reads(memory) == 2 && a.fill(memory, 3) == 0);
     REQUIRE(b.launch(0, own, opened) == 0 && b.remote.device_synchronize() == 0);
     REQUIRE(b.reads(own) == 3 && b.launch(0, opened, second) == 0 && b.fill(second, 4) == 0);
-    // CUDA neither frees it nor shares it once more.
+    // CUDA neither frees opened memory nor exports it.
     REQUIRE(b.remote.free(opened) == bad_value && b.reads(opened) != 1001);
     REQUIRE(b.handle(IBX_OWN_IPC_MEMORY, opened).empty());
     REQUIRE(b.open_memory(handle, &again) == 0 && again == opened);
@@ -55,7 +55,7 @@ bool forked_ones_share_it()
     REQUIRE(b.open_memory(handle, &opened) == 0 && b.child.close_it(memory_kind, its) == 0);
     REQUIRE(b.reads(opened) == 1 && b.close_it(memory_kind, opened) == 0);
     REQUIRE(b.remote.stats().allocations == before);
-    // What a client leaves open is closed behind it, unless another one has it open.
+    // What a client leaves open is closed at its end, unless another client has it open.
     REQUIRE(b.child.open_memory(handle, &its) == 0 && b.open_memory(handle, &opened) == 0);
     b.child.end();
     REQUIRE(becomes_true([&] { return b.remote.stats().allocations == before; }));
@@ -70,7 +70,7 @@ bool left_open()
     const std::uint64_t memory = a.malloc(), event = a.event();
     REQUIRE(memory && event && b.malloc() && a.fill(memory, 1) == 0);
     REQUIRE(b.child.remote.free(b.child.malloc()) ==
-            0); // by which a session learns the form of replies
+            0); // from this a session learns the form of replies
     const ibx_double_stats before = b.remote.stats();
     const Handle of_memory = a.handle(IBX_OWN_IPC_MEMORY, memory);
     REQUIRE(b.child.open_memory(of_memory) == 0 && b.child.open_memory(of_memory) == 0);
@@ -83,7 +83,7 @@ bool left_open()
     return HOLDS(a.reads(memory) == 1);
 }
 
-// As natively, what others have open keeps its bytes.
+// As natively, memory that others have open keeps its bytes.
 bool left_shared()
 {
     const Listening back(resume);
@@ -116,7 +116,7 @@ bool of_one_tenant()
     return HOLDS(again.open_memory(of_memory, &opened) == 0 && again.reads(opened) == 1);
 }
 
-// Natively, too, CUDA opens nothing of another user.
+// As natively, CUDA opens nothing of another user.
 bool of_one_user()
 {
     const Listening back;
@@ -154,7 +154,7 @@ bool hostile_numbers()
     return HOLDS(b.open_memory(handle) == 0 && a.fill(memory, 1) == 0);
 }
 
-// What is open stays, as natively; what is not is not opened any more.
+// What is open stays, as natively; what is not open cannot be opened any more.
 bool maker_ends(bool crashes)
 {
     const Listening back(resume);
@@ -217,7 +217,7 @@ bool events_of_another()
     REQUIRE(a.remote.call("cudaEventDestroy", Body().u64(event)) == 0);
     REQUIRE(b.open(IBX_OWN_IPC_OPEN_EVENT, handle) == no_handle);
     REQUIRE(b.close_it(event_kind, second) == 0 && b.remote.stats().events == before);
-    return HOLDS(a.handle(IBX_OWN_IPC_EVENT, a.remote.event_create()).empty()); // not for others
+    return HOLDS(a.handle(IBX_OWN_IPC_EVENT, a.remote.event_create()).empty()); // not to share
 }
 
 bool no_more_than_4096()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// Pools of memory that programs share which have a process of the back end each.
+// Pools of memory that programs share, each with a process of the back end.
 #include "tests/gvirtus/programs_ipc.h"
 
 #include <fstream>
@@ -29,7 +29,7 @@ struct Shared {
     bool is() const { return !of_pool.empty() && !of_memory.empty(); }
 };
 
-// ... as another one has them open.
+// The pool and its memory as another program has opened them.
 struct Opened {
     std::uint64_t pool = 0, memory = 0;
     int code;
@@ -80,7 +80,7 @@ bool pools_of_another()
     REQUIRE(b.fill(opened.memory, 2) == 0 && a.reads(shared.memory) == 2);
     REQUIRE(a.fill(shared.memory, 3) == 0 && b.launch(0, own, opened.memory) == 0);
     REQUIRE(b.remote.device_synchronize() == 0 && b.reads(own) == 3);
-    // Nothing else of it is the other one's.
+    // The other program has no access to anything else of the pool.
     std::uint64_t none = 0;
     const Body set = number(IBX_OWN_POOL_SET).u64(opened.pool).i32(4).u64(9);
     REQUIRE(b.allocate(opened.pool, &none) == bad_value);
@@ -116,14 +116,14 @@ bool what_is_none()
     REQUIRE(b.open_pointer(4096, shared.of_memory) == bad_value);
     REQUIRE(opened.close(b) && b.close_it(pool_kind, opened.pool) == 0);
     REQUIRE(b.open_pointer(opened.pool, shared.of_memory) == bad_value);
-    // Gone with its maker's.
+    // After its maker has freed the memory and destroyed the pool, neither can be opened.
     REQUIRE(a.remote.call("ibxRuntime", number(IBX_OWN_FREE_ASYNC).u64(shared.memory).u64(0)) == 0);
     REQUIRE(a.remote.call("ibxRuntime", number(IBX_OWN_POOL_DESTROY).u64(shared.pool)) == 0);
     REQUIRE(Opened(b, shared).code == no_handle);
     return HOLDS(Has(b) == before);
 }
 
-// CUDA has it once in a process, however many have opened it, and counts none of them.
+// CUDA has a pool's memory once in a process, however many have opened it, and does not count them.
 bool opened_by_several()
 {
     const Listening back;
@@ -143,7 +143,8 @@ bool opened_by_several()
     return HOLDS(Has(b) == before);
 }
 
-// It stays while memory of it is open, and goes then: otherwise it would hold all of the pool's.
+// A closed pool stays while memory of it is open, and goes then: otherwise it would keep all of the
+// pool's memory.
 bool closed_before_its_memory()
 {
     const Listening back;
@@ -164,7 +165,7 @@ bool left_open()
     Program a(back), b(back);
     const Shared shared(a);
     REQUIRE(shared.is() && b.malloc());
-    // By which a session learns the form of replies.
+    // From this a session learns the form of replies.
     REQUIRE(b.child.remote.free(b.child.malloc()) == 0);
     const Has before(b);
     const Opened first(b.child, shared), second(b.child, shared);
@@ -174,7 +175,7 @@ bool left_open()
     return HOLDS(becomes(b, before) && a.reads(shared.memory) == 1);
 }
 
-// ... and another client of the process has open, too.
+// The same if another client of the process has opened it, too.
 bool left_to_another()
 {
     const Listening back;
@@ -205,7 +206,7 @@ bool pool_of_one_tenant()
     return HOLDS(again.reads(opened.memory) == 1);
 }
 
-// What is open stays, as natively; what is not is not opened any more.
+// What is open stays, as natively; what is not open cannot be opened any more.
 bool maker_ends(bool crashes)
 {
     const Listening back(resume);
@@ -249,7 +250,8 @@ std::ptrdiff_t open_files(pid_t process)
     return std::distance(std::filesystem::directory_iterator(all), {});
 }
 
-// One for each pool that is shared, for as long as it is, and none where it is open.
+// Descriptors: one for each shared pool, as long as it exists, and none in a process that has
+// opened it.
 bool its_descriptors()
 {
     const Listening back;
@@ -284,7 +286,8 @@ bool its_descriptors()
     return HOLDS(becomes_true([&] { return open_files(of_a) <= before; }));
 }
 
-// Then CUDA's error is that of the operating system, and the next one succeeds.
+// Without descriptors the call returns CUDA's error for the operating system, and the next one
+// succeeds.
 bool without_descriptors()
 {
     const Said said;
@@ -306,8 +309,7 @@ bool without_descriptors()
     return HOLDS(opened.code == 0 && b.reads(opened.memory) == 1);
 }
 
-// The names, without their first byte, of unix sockets of the abstract namespace that it listens
-// at.
+// The names, without their first byte, of the abstract unix sockets at which the process listens.
 std::vector<std::string> listens_at(pid_t process)
 {
     std::vector<std::string> names;
@@ -326,7 +328,7 @@ std::vector<std::string> listens_at(pid_t process)
     return names;
 }
 
-// Whoever does not know the key is sent nothing, and keeps nobody out.
+// A process that does not know the key is sent nothing, and keeps nobody out.
 bool strangers()
 {
     const Listening back;

@@ -23,7 +23,7 @@ long copies(Remote *remote, std::uint64_t memory, Remote *back)
            !back->from_device(got.data(), memory, got.size()) && got == bytes;
 }
 
-// In how many pieces the GPU gets it.
+// In how many pieces the GPU gets a long copy.
 long pieces_of_a_long_copy(Remote *remote)
 {
     static const std::vector<char> bytes(long_bytes);
@@ -34,7 +34,7 @@ long pieces_of_a_long_copy(Remote *remote)
     return done && !remote->free(memory) ? static_cast<long>(after - before) : -1;
 }
 
-// For a while.
+// Makes short copies for a while.
 long copies_short(Remote *remote)
 {
     const char bytes[64] = "";
@@ -45,7 +45,7 @@ long copies_short(Remote *remote)
     return good && !remote->free(memory);
 }
 
-// As a link does that breaks.
+// Cuts connections, as a broken link would.
 long cut(std::uint16_t port)
 {
     long n = 0;
@@ -59,8 +59,8 @@ long cut(std::uint16_t port)
     return n;
 }
 
-// Where a process waits, its connections do, too. A child without threads forks them all: see
-// tests/fixtures/asan_forks.c.
+// If a process waits, its connections wait, too. A child without threads forks all of these
+// processes: see tests/fixtures/asan_forks.c.
 long connects_at_once(std::uint16_t port, const std::string &options, int n)
 {
     return result_of(spawn([&]() -> int {
@@ -115,7 +115,7 @@ long carry_out(Order order, Remote *remote, std::uint16_t port, const std::strin
         return works(remote);
     case ALLOCATES:
         return remote->malloc(some) != 0;
-    case FILLS: // with what two of these would be too much
+    case FILLS: // so much that two of these do not fit
         return remote->malloc(700000) != 0;
     case ALLOCATIONS:
         return static_cast<long>(remote->stats().allocations);
@@ -125,7 +125,7 @@ long carry_out(Order order, Remote *remote, std::uint16_t port, const std::strin
         return remote->device_synchronize();
     case CUTS:
         return cut(port);
-    case SHARES: { // its threads do
+    case SHARES: { // its threads share them
         auto over = connected(port, options);
         Remote other(over.get());
         return copies(remote, remote->malloc(100000), &other);
@@ -136,7 +136,7 @@ long carry_out(Order order, Remote *remote, std::uint16_t port, const std::strin
         return copies_short(remote);
     case CONNECTS:
         return connects_at_once(port, options, at_once);
-    case FORKS: // and uses none of its parent's memory, as natively
+    case FORKS: // the child uses none of its parent's memory, as natively
         return result_of(spawn([&]() -> int {
                    auto over = connected(port, options);
                    Remote own(over.get());

@@ -49,7 +49,7 @@ bool each_tenant_has_one()
     return HOLDS(back.has(1) && a.ask(WORKS) == 1);
 }
 
-// Those that are there see the error, as natively only the one would; who comes later does not.
+// Programs that are there see the error (natively only the faulty one would); a later one does not.
 bool broken_by_one_of_them()
 {
     const Said said;
@@ -125,7 +125,7 @@ bool goes_on_in_its_process()
     cuda_back_end_child(listening, true);
 }
 
-// With it, it does not begin.
+// With the option, such a back end does not begin.
 bool must_fork()
 {
     for (const char *const each : {"tenant", "program"}) {
@@ -133,7 +133,7 @@ bool must_fork()
         configure(std::string("rdma.processes : ") + each + "\n");
         const auto listening = make_communicator(create, "tcp/ip", "oldtcp", host, free_port());
         REQUIRE(result_of(spawn([&]() -> int {
-                    alarm(60); // one that serves would for ever
+                    alarm(60); // a back end that serves would go on for ever
                     with_a_thread(listening);
                 })) == EXIT_FAILURE);
         REQUIRE(
@@ -142,7 +142,8 @@ bool must_fork()
     return true;
 }
 
-// Without the key a back end that has threads already serves all in its own process, and says so.
+// Without the option a back end that has threads already serves everybody in its own process, and
+// says so.
 bool cannot_fork()
 {
     const Said said;

@@ -34,10 +34,10 @@ std::atomic<bool> endless;              // work of a stream
 std::atomic<unsigned> registering, met; // handlers of registrations; how often others met one
 
 std::atomic<std::uint64_t> handled; // copies and launches
-std::atomic<std::uint64_t> bare;    // streams of which there is no more than the handle
+std::atomic<std::uint64_t> bare;    // streams that are nothing but a handle
 std::atomic<unsigned> together;     // ... that are made while another one is
 
-// What a handler reads of its request, and what it answers.
+// What a handler reads from its request, and its answer.
 struct Frame {
     const std::vector<char> &in;
     Body &out;
@@ -133,7 +133,7 @@ int copy_2d(Frame &f)
     return rc;
 }
 
-// Of variables, by their addresses in the client.
+// Names of variables, by their addresses in the client.
 std::map<std::uint64_t, std::uint64_t> names;
 std::mutex names_lock;
 
@@ -209,7 +209,7 @@ int register_var(Frame &f)
                : 1;
 }
 
-// The body as it came, for who wants to compare it.
+// The body as it came, for a test to compare.
 std::vector<char> last_symbol_body;
 std::mutex last_symbol_lock;
 
@@ -306,7 +306,7 @@ int double_calls(const std::string &name, Frame &f)
         shut = f.get<std::uint64_t>();
         return 0;
     }
-    if (name == "cudaTestMode") { // in which the thread minds captures
+    if (name == "cudaTestMode") { // the thread's mode for captures
         int (*exchange)(int *mode) = nullptr;
         void *driver = dlopen(std::getenv("IBX_LIBCUDA"), RTLD_LAZY | RTLD_NOLOAD);
         *reinterpret_cast<void **>(&exchange) =
@@ -330,7 +330,7 @@ int double_calls(const std::string &name, Frame &f)
         app->capture(reinterpret_cast<void *>(f.get<std::uint64_t>()));
         return 0;
     }
-    if (name == "cudaTestNoContext") // as in a thread that has done nothing on a device
+    if (name == "cudaTestNoContext") // as in a thread that has not used a device
         return app->ctx_set_current(nullptr);
     if (name == "cudaTestHold") {
         app->hold(f.get<std::uint64_t>());
@@ -370,7 +370,7 @@ int double_calls(const std::string &name, Frame &f)
     return -1;
 }
 
-// Handlers that answer their requests' bodies, as CUDA would get them.
+// Handlers whose answer is the request's body, as CUDA would get it.
 bool is_echoed(const std::string &name)
 {
     static const char *const echoed[] = {
@@ -395,7 +395,7 @@ int answer_made(Frame &f, const std::string &name, std::uint64_t made, int code)
 
 std::atomic<void *> by_driver{nullptr}; // the stream that the driver's double captures
 
-// As CUDA's runtime, makes a context current with the first call that needs one.
+// Like CUDA's runtime, makes a context current at the first call that needs one.
 int execute(const std::string &name, Frame &f, int *current)
 {
     const cuda_calls *app = cuda_application();
@@ -524,7 +524,7 @@ int execute(const std::string &name, Frame &f, int *current)
         return runtime().get_last_error ? runtime().get_last_error() : 0;
     if (name == "cudaPeekAtLastError")
         return 0;                     // none of these handlers leaves one
-    if (name == "cudaLaunchKernel") { // one that fills memory; its stream is where GVirtuS has it
+    if (name == "cudaLaunchKernel") { // fills memory; its stream is where GVirtuS has it
         f.at = 40;
         handled++;
         auto stream = f.get<std::uint64_t>();
@@ -592,7 +592,7 @@ int execute(const std::string &name, Frame &f, int *current)
         std::uint64_t device = 0;
         f.get<std::uint64_t>();
         std::uint64_t pitch = (f.get<std::uint64_t>() + 511) / 512 * 512;
-        const auto rows = f.get<std::uint64_t>(); // of none the runtime returns NULL
+        const auto rows = f.get<std::uint64_t>(); // for 0 rows the runtime returns NULL
         int rc = rows ? app->mem_alloc(&device, pitch * rows) : 0;
         f.out.u64(device).u64(pitch);
         return rc;

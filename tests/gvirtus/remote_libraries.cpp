@@ -19,7 +19,7 @@ std::vector<std::string> paths()
     return found;
 }
 
-// Of that library, or null.
+// A function of that library, or null.
 void *function_of(const char *name, const char *function)
 {
     void *found = nullptr;
@@ -35,7 +35,7 @@ void *function_of(const char *name, const char *function)
 
 struct Maker {
     const char *function, *library;
-    int absent; // its status where there is no such library
+    int absent; // its status if there is no such library
 };
 constexpr Maker makers[] = {{"cublasCreate_v2", "libcublas.so", 1},
                             {"cufftCreate", "libcufft.so", 5},
@@ -44,7 +44,7 @@ constexpr Maker makers[] = {{"cublasCreate_v2", "libcublas.so", 1},
                             {"cusolverDnCreate", "libcusolver.so", 1},
                             {"cusparseCreate", "libcusparse.so", 1}};
 
-// Whoever takes no type does not look at it; a plan has half of the bytes.
+// A function without a type does not look at it; a plan has half of the bytes.
 int make(const Maker &maker, std::uint64_t *made)
 {
     int (*call)(std::uint64_t * made, int type) = nullptr;

@@ -25,8 +25,8 @@ static void remove_folder()
         std::perror(folder.c_str());
 }
 
-// A child in a session of its own, with no pipe of whoever waits for this test's output, removes
-// the folder when the test has ended in whatever way.
+// A child removes the folder when the test has ended, in whatever way. It has a session of its own,
+// and no pipe that somebody reads this test's output from.
 static void remove_folder_after_the_end()
 {
     const int test = static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0));
@@ -83,8 +83,8 @@ void write_file(const std::string &file, const std::string &text, mode_t mode)
 void configure(const std::string &more)
 {
     std::string file = folder + "/" + std::to_string(getpid()) + ".properties";
-    // Of a key the first line counts. A back end touches its pinned memory first, which with the
-    // default of 64M is a seventh of what the tests' many processes cost.
+    // Only a key's first line counts. A back end touches all its pinned memory at first; with the
+    // default of 64M, that would be a seventh of the cost of the tests' many processes.
     write_file(file, common + more + processes + "rdma.gpu_memory : 8M\n");
     setenv("GVIRTUS_RDMA_PROPERTIES", file.c_str(), 1);
 }
@@ -156,7 +156,7 @@ BackEnd::BackEnd(const std::string &more,
                  const std::function<void(std::shared_ptr<Communicator>)> &serve, std::uint16_t at)
     : port(at ? at : free_port())
 {
-    configure(more + "rdma.log : error\n"); // no warning of what wait_until_open() connects
+    configure(more + "rdma.log : error\n"); // no warnings about those of wait_until_open()
     auto listening = make_communicator(create, "tcp/ip", "oldtcp", host, port);
     pid = spawn([&]() -> int {
         serve(listening);
@@ -166,7 +166,7 @@ BackEnd::BackEnd(const std::string &more,
     configure(more);
 }
 
-// Whoever is its parent now may not have asked for that yet.
+// Its present parent may not have waited for it yet.
 static bool has_ended(pid_t process)
 {
     std::string text;
@@ -175,11 +175,11 @@ static bool has_ended(pid_t process)
     return name == std::string::npos || text[name + 2] == 'Z';
 }
 
-// The child goes with the supervisor, a moment later.
+// The child ends with the supervisor, a moment later.
 void BackEnd::end()
 {
     if (pid > 0) {
-        kill(pid, SIGSTOP); // it makes no more of them
+        kill(pid, SIGSTOP); // so that it makes no more processes
         const std::vector<pid_t> all = children();
         kill(pid, SIGKILL);
         result_of(pid);
@@ -197,7 +197,7 @@ std::vector<pid_t> BackEnd::children() const
     return {std::istream_iterator<pid_t>(list), {}};
 }
 
-// One that has ended alone has none.
+// A back end that has ended alone has none.
 pid_t BackEnd::serving() const
 {
     for (; alive(); usleep(1000)) {

@@ -29,7 +29,7 @@ bool sessions()
     REQUIRE(!has_session(&more));
     REQUIRE(has_session(&second));
     first->over->Close();
-    for (int tries = 0;; tries++) { // until the back end has seen that
+    for (int tries = 0;; tries++) { // until the back end has seen the end
         Client again(back, "alice");
         if (has_session(&again))
             break;
@@ -65,7 +65,7 @@ bool requests()
     return true;
 }
 
-// What a handler that throws leaves behind counts on.
+// What a handler leaves behind when it throws still counts.
 bool requests_that_throw()
 {
     TenantsBackEnd back("rdma.gpu : off\nrdma.requests : 4M\nrdma.tenant_share : 50\n");
@@ -94,7 +94,7 @@ int allocate_rows(Client *client, std::uint64_t width, std::uint64_t height)
     return client->remote.call("cudaMallocPitch", Body().u64(0).u64(width).u64(height));
 }
 
-// Too much is refused by CUDA itself, and nothing else changes.
+// CUDA itself refuses too much, and nothing else changes.
 bool device_memory_of(const std::string &more, const char *first, const char *second)
 {
     TenantsBackEnd back("rdma.device_memory : 8M\nrdma.tenant_share : 50\n" + more);
@@ -108,7 +108,7 @@ bool device_memory_of(const std::string &more, const char *first, const char *se
     REQUIRE(allocate_rows(&alice, 600, 1u << 19) == out_of_memory);
     REQUIRE(allocate_rows(&alice, 1, UINT64_MAX) == out_of_memory);
     {
-        Client second_session(back, first); // it is the tenant's, whichever session asks
+        Client second_session(back, first); // the tenant's limit holds, whichever session asks
         REQUIRE(allocate(&second_session, (1u << 20) + 1) == out_of_memory);
         std::uint64_t rest = second_session.remote.malloc(1u << 20);
         REQUIRE(rest && allocate(&alice, 1) == out_of_memory);
@@ -118,7 +118,7 @@ bool device_memory_of(const std::string &more, const char *first, const char *se
         REQUIRE(second_session.remote.free(rest + 512) == bad_pointer);
     }
     REQUIRE(allocate(&alice, (1u << 20) + 1) == out_of_memory);
-    // The other one has as much, and is in nobody's way.
+    // The other tenant has as much, and is in nobody's way.
     REQUIRE(allocate(&bob, (4u << 20) + 1) == out_of_memory);
     std::uint64_t own = bob.remote.malloc(4u << 20);
     REQUIRE(own && works(&bob.remote, own, 4u << 20));
@@ -128,11 +128,11 @@ bool device_memory_of(const std::string &more, const char *first, const char *se
         REQUIRE(again && allocate(&alice, 1048577) == out_of_memory);
         REQUIRE(alice.remote.free(again) == 0);
     }
-    for (int i = 0; i < 5; i++) // nothing counts for nothing
+    for (int i = 0; i < 5; i++) // 0 bytes count for nothing
         REQUIRE(allocate_rows(&alice, 1u << 20, 0) == 0);
-    alice.remote.inject("cuMemAlloc", 1, 2, false); // one that fails counts for nothing
+    alice.remote.inject("cuMemAlloc", 1, 2, false); // an allocation that fails counts for nothing
     REQUIRE(allocate(&alice, 1u << 20) == 2);
-    // A free that fails gives nothing back, a reset all.
+    // A free that fails gives nothing back, a reset everything.
     alice.remote.inject("cuMemFree", 1, 2, false);
     REQUIRE(alice.remote.free(device) == 2);
     REQUIRE(allocate(&alice, (1u << 20) + 1) == out_of_memory);
@@ -152,7 +152,8 @@ bool device_memory()
            device_memory_of("rdma.tenants : shared\n", "bob", "alice");
 }
 
-// A client that is gone left its memory in the back end: it counts until its name frees it.
+// A client that has gone left its memory in the back end: it counts until a client of its name
+// frees it.
 bool device_memory_left_behind()
 {
     TenantsBackEnd back("rdma.device_memory : 8M\nrdma.tenant_share : 50\n");
@@ -171,7 +172,7 @@ bool device_memory_left_behind()
     return true;
 }
 
-// That of one whose process has ended is given back, and counts no more.
+// Memory of a client whose process has ended is given back, and no longer counts.
 bool device_memory_of_the_gone()
 {
     TenantsBackEnd back("rdma.device_memory : 8M\nrdma.tenant_share : 50\n");
@@ -188,7 +189,8 @@ bool device_memory_of_the_gone()
     return true;
 }
 
-// Each takes memory of the GPU that is not counted, and time of everybody's waits for the device.
+// Each stream takes memory of the GPU that is not counted, and makes everybody's waits for the
+// device longer.
 bool streams()
 {
     constexpr unsigned most = 1u << 15;
@@ -196,18 +198,18 @@ bool streams()
     Client alice(back, "alice"), bob(back, "bob");
     for (unsigned i = 0; i < most - 3; i++)
         REQUIRE(alice.remote.bare_stream_create() != 0);
-    Body last[3]; // these there are
+    Body last[3]; // streams that exist
     for (Body &one : last)
         one.u64(alice.remote.stream_create(1));
     {
-        Client second(back, "alice"); // they are the tenant's, whichever session asks
+        Client second(back, "alice"); // the tenant's limit holds, whichever session asks
         REQUIRE(second.remote.call("cuStreamCreate", Body().u64(0)) == gone);
     }
-    // Others have as many, and she has events, and her streams as before.
+    // Others have as many, and alice has events, and her streams as before.
     REQUIRE(bob.remote.bare_stream_create() && bob.remote.stream_create(1));
     REQUIRE(alice.remote.event_create());
     REQUIRE(alice.remote.call("cudaStreamDestroy", last[0]) == 0);
-    // Several that are made at once may be more than that, but not again and again.
+    // Streams that are made at the same time may exceed the limit, but not again and again.
     Client third(back, "alice"), fourth(back, "alice");
     REQUIRE(has_session(&third));
     std::uint64_t beside = 0;
@@ -233,7 +235,7 @@ std::unique_ptr<Client> session_of(const BackEnd &back, const char *name)
     }
 }
 
-// One tenant's connections leave descriptors of the back end's process to another one.
+// The connections of a tenant leave descriptors of the back end's process to another tenant.
 bool descriptors()
 {
     rlimit usual, few;

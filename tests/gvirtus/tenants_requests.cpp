@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// What a tenant names in requests of our own (frontend-glue/session/own_requests.h) is its own.
+// In requests of our own (frontend-glue/session/own_requests.h) a tenant can name only its own
+// things.
 #include "tests/gvirtus/tenants_scene.h"
 
 #include "frontend-glue/session/own_requests.h"
@@ -32,8 +33,8 @@ Body array_of_bytes(std::uint64_t n)
     return extra(8).i32(8).i32(0).i32(0).i32(0).i32(1).u64(n).u64(0).u64(0).i32(0);
 }
 
-// What such a request names of another tenant's is refused as well: memory of pools, arrays, and
-// queues of functions.
+// Such a request is refused if it names another tenant's memory of pools, arrays, or queues of
+// functions.
 bool requests_of_ours()
 {
     TenantsBackEnd back;
@@ -69,13 +70,13 @@ bool requests_of_ours()
     // GVirtuS's own handler frees NULL instead.
     REQUIRE(b->call("cudaFreeArray", Body().u64(array)) == 0);
     REQUIRE(a->call(extra_name, extra(15).u64(array)) == 0);
-    // A handle of another kind ends the back end if CUDA gets it.
+    // A handle of another kind would end the back end if CUDA got it.
     const std::uint64_t pool = made(b, extra(23).i32(0));
     REQUIRE(pool && b->call(extra_name, extra(9).u64(pool)) == bad_pointer);
     REQUIRE(b->call(extra_name, extra(15).u64(pool)) == bad_pointer);
     REQUIRE(b->call(extra_name, extra(21).u64(64).u64(own_array).u64(0)) == bad_pointer);
     REQUIRE(b->call(extra_name, extra(21).u64(64).u64(pool).u64(0)) == 0);
-    // Rows that begin in one's own memory and leave it.
+    // Rows that begin in the tenant's own memory and leave it.
     const std::uint64_t far = made(a, extra(20).u64(4096).u64(0));
     const auto rows_there = [&](std::uint64_t row) {
         return extra(14)
@@ -107,13 +108,14 @@ bool requests_of_ours()
     call.bytes.push_back(0);
     REQUIRE(b->call(extra_name, call) == bad_pointer);
     REQUIRE(untouched(a, pooled, bytes));
-    // One's own is one's own, and what was given back is nobody's.
+    // A tenant can use its own things; what was given back is nobody's.
     REQUIRE(b->call(extra_name, extra(10).u64(own_array).u64(0).u64(0).u64(own).u64(64)) == 0);
     REQUIRE(a->call(extra_name, extra(22).u64(pooled).u64(0)) == 0);
     return HOLDS(a->call(extra_name, extra(9).u64(array)) == 0);
 }
 
-// Graphs, their nodes and what is made of them are a tenant's, and what their nodes name is, too.
+// Graphs, their nodes and executable graphs are a tenant's; so has everything to be that nodes
+// name.
 bool graphs_of_ours()
 {
     TenantsBackEnd back;
@@ -165,7 +167,7 @@ bool graphs_of_ours()
     REQUIRE(b->call("cudaGraphLaunch", Body().u64(exec).u64(0)) != 0);
     REQUIRE(b->call("cudaGraphDestroy", Body().u64(graph)) != 0);
     REQUIRE(untouched(a, memory, bytes));
-    // One's own; and what GVirtuS's handler has destroyed is no more.
+    // The tenant's own are accepted; what GVirtuS's handler has destroyed no longer exists.
     REQUIRE(made(b, set(other, own)) && made(a, set(graph, memory, node)));
     REQUIRE(a->call("cudaGraphLaunch", Body().u64(exec).u64(0)) == 0);
     std::vector<char> set_bytes(64);
@@ -176,7 +178,7 @@ bool graphs_of_ours()
     return HOLDS(a->call(extra_name, exec_of(graph)) == bad_pointer);
 }
 
-// The bodies of conditional nodes are their tenant's, as long as the graph is there.
+// The bodies of conditional nodes are their tenant's, as long as the graph exists.
 bool bodies_of_ours()
 {
     TenantsBackEnd back;
@@ -209,12 +211,12 @@ bool bodies_of_ours()
     return HOLDS(made(a, extra(IBX_OWN_GRAPH_CREATE).i32(0)));
 }
 
-// Handles for other processes are good for those of one tenant.
+// Handles for other processes are valid only for processes of the same tenant.
 bool handles_of_ours()
 {
     TenantsBackEnd back;
     Client alice(back, "alice"), again(back, "alice"), bob(back, "bob");
-    REQUIRE(again.remote.get_last_error() == 0); // by which a session learns the form of replies
+    REQUIRE(again.remote.get_last_error() == 0); // from this a session learns the form of replies
     Remote *a = &alice.remote, *b = &bob.remote;
     const std::uint64_t memory = a->malloc(5000), own = b->malloc(5000);
     REQUIRE(memory && own && !a->get_last_error() && !b->get_last_error());
@@ -248,7 +250,7 @@ bool handles_of_ours()
     REQUIRE(!std::memcmp(again.remote.out.data(), &event, 8));
     REQUIRE(open(a, IBX_OWN_IPC_OPEN_MEMORY, std::vector<char>(63)) == bad_pointer);
     REQUIRE(open(a, IBX_OWN_IPC_OPEN_MEMORY, std::vector<char>(64)) == 400);
-    // The other tenant's, at an address that was this one's.
+    // The other tenant's memory, at an address that was this one's.
     REQUIRE(a->free(memory) == 0 && open(a, IBX_OWN_IPC_OPEN_MEMORY, one) == 400);
     REQUIRE(b->malloc(5000) == memory && open(a, IBX_OWN_IPC_OPEN_MEMORY, one) == 400);
     REQUIRE(handle(b, IBX_OWN_IPC_MEMORY, memory) != one);
@@ -257,7 +259,7 @@ bool handles_of_ours()
     return HOLDS(!handle(b, IBX_OWN_IPC_MEMORY, own).empty());
 }
 
-// Memory of a graph is there again with each launch, whoever has freed it meanwhile: it stays its
+// Each launch brings the memory of a graph back, whoever has freed it meanwhile: it stays its
 // tenant's.
 bool memory_of_graphs()
 {
@@ -287,7 +289,7 @@ bool memory_of_graphs()
     return HOLDS(refused(b, captured, own, 100) && works(a, captured, 100));
 }
 
-// Memory that cannot be counted is refused where it is to be counted.
+// If memory is counted, requests for memory that cannot be counted are refused.
 bool requests_of_ours_counted()
 {
     TenantsBackEnd back("rdma.device_memory : 1G\n");

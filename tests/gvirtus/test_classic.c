@@ -33,8 +33,8 @@ static void write_properties(const char *communicator, const char *more)
 
 static void start(struct process *p, char *program, const char *argument)
 {
-    /* Sanitizers insist on being first in a program, which a preload never grants; and GVirtuS
-     * never deletes a communicator. */
+    /* A sanitizer insists on being the first library of a program, and a preload comes before it;
+     * and GVirtuS never deletes a communicator. */
     const char *const environment[] = {preload, config_file,
                                        "ASAN_OPTIONS=verify_asan_link_order=0:detect_leaks=0",
                                        "IBX_LOG=error", NULL};
@@ -101,8 +101,8 @@ static void test_clients_at_once(void **state)
     process_expect(&server, "bye 13\n", 4);
 }
 
-/* The parent must not hold the connection open that its child has left, and no call may seem to
- * have succeeded. */
+/* The parent must not hold the connection of its dead child open, and no call may seem to have
+ * succeeded. */
 static void test_child_dies(void **state)
 {
     (void)state;
@@ -124,7 +124,7 @@ static void test_client_killed(void **state)
     run(app, "echo", "ok\n");
 }
 
-/* Its request is not run on whatever the back end's buffer holds. */
+/* The back end does not run the client's incomplete request on what its buffer happens to hold. */
 static void test_client_killed_inside_a_request(void **state)
 {
     (void)state;
@@ -164,7 +164,7 @@ static void test_exceptions(void **state)
     expect_exception(app, "echo", "exception toy: not a valid communicator type\n");
     expect_exception(app_local, "echo", "exception toy: not a valid communicator type\n");
 
-    /* Each end reads our keys from the file that it takes its own from. */
+    /* Each end reads our keys from the file that has its own keys. */
     write_properties("rdma://127.0.0.1:1", "rdma.chnk : 1M");
     expect_exception(backend, file, "line 2 (rdma.chnk): there is no option \"chnk\"");
     expect_exception(app, "echo", "line 2 (rdma.chnk): there is no option \"chnk\"");

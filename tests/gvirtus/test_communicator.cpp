@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// The plugin as GVirtuS sees it: a back-end process and front-end processes that use it through
-// nothing but its C++ interface.
+// The plugin as GVirtuS sees it: a back-end process and front-end processes that use only its C++
+// interface.
 //
 //   test_communicator PLUGIN.so [PROVIDER [HOST]]
 #include "tests/gvirtus/scene.h"
@@ -26,7 +26,7 @@ namespace
 
 unsigned client_count = 64;
 
-// There and back again, with a gap on both sides that has to stay as it was.
+// Copies to the device and back, with a gap on both sides that has to stay as it was.
 bool round_trip(FrontEnd *front, std::uint64_t at, std::size_t n, unsigned seed)
 {
     std::vector<char> sent = random_bytes(n, seed), got(n + 2, 'x');
@@ -51,8 +51,8 @@ bool all_sizes(std::uint16_t port, const char *suite, const char *protocol)
     return true;
 }
 
-// They connect by eights: a back end gives each two seconds for that, which is little for all of
-// them on a busy machine.
+// They connect eight at a time: a back end gives each two seconds for that, which on a busy machine
+// would not be enough for all at once.
 bool many_clients()
 {
     BackEnd back;
@@ -84,7 +84,8 @@ bool many_clients()
     return true;
 }
 
-// A front end killed before each of its steps, with short and long payloads: nobody else notices.
+// A front end is killed before each of its steps, with short and long payloads: nobody else
+// notices.
 bool killed_at_every_step()
 {
     BackEnd back;
@@ -144,7 +145,7 @@ bool killed_at_every_step()
     return true;
 }
 
-// Asked by a process of its own, as in killed_at_every_step().
+// The back end's heap, asked for by a process of its own, as in killed_at_every_step().
 std::uint64_t heap_of(const BackEnd &back)
 {
     int answer[2];
@@ -164,7 +165,7 @@ std::uint64_t heap_of(const BackEnd &back)
     return bytes;
 }
 
-// Nobody deletes an accepted communicator: what a client needed has to go with the client.
+// Nobody deletes an accepted communicator: what it needed for a client has to go with the client.
 bool nothing_stays_of_clients()
 {
     BackEnd back;
@@ -199,8 +200,8 @@ std::ptrdiff_t open_descriptors()
     return std::distance(files("/proc/self/fd"), files());
 }
 
-// GVirtuS keeps a thread's communicator for ever, and takes a later thread of the same number for
-// the same one.
+// GVirtuS keeps a thread's communicator for ever, and takes a later thread with the same number for
+// that thread.
 bool threads_that_end()
 {
     BackEnd back;
@@ -247,7 +248,7 @@ bool back_end_killed()
     return true;
 }
 
-// What appears on standard error meanwhile, a file opened with these flags.
+// What `act` makes appear on standard error, a file that is opened with these flags.
 std::string said_by(const std::function<void()> &act, int flags = O_APPEND)
 {
     std::string file = folder + "/said", text;
@@ -266,8 +267,8 @@ std::string said_by(const std::function<void()> &act, int flags = O_APPEND)
     return text;
 }
 
-// Both generations' catch clauses must get the sentence, and standard error: G3's front end crashes
-// before its own words are out.
+// The catch clauses of both generations have to get the sentence, and so has standard error: G3's
+// front end crashes before its own words are out.
 bool throws_both(const std::function<void()> &act, const char *part)
 {
     bool as_string = false, as_exception = false;
@@ -296,7 +297,8 @@ bool throws_both(const std::function<void()> &act, const char *part)
     return as_string && as_exception;
 }
 
-// Forwards connections, each in a process of its own, and cuts each after some bytes to the server.
+// Forwards connections, each in a process of its own, and cuts each after some bytes sent to the
+// server.
 void relay(int listening, std::uint16_t port)
 {
     std::uint64_t random = 1;
@@ -308,7 +310,7 @@ void relay(int listening, std::uint16_t port)
         to.sin_port = htons(port);
         to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
         random = random * 6364136223846793005u + 1442695040888963407u;
-        // A payload has to pass at once, now and then.
+        // Now and then a payload has to pass in one connection.
         long most = random & (1u << 20) ? 1500000 : 30000;
         long left = static_cast<long>(random >> 33) % most;
         if (fork()) {
@@ -333,7 +335,7 @@ void relay(int listening, std::uint16_t port)
     }
 }
 
-// What clients have said, for whoever comes next.
+// What clients have sent, for later connections.
 struct Recording {
     std::atomic<std::size_t> length;
     char bytes[1u << 17];
@@ -357,9 +359,9 @@ void pass_on(int client, std::uint16_t port, long left, unsigned mischief, Recor
 {
     const int server = connected_to(port), beside = mischief ? connected_to(port) : -1;
     pollfd wait[3] = {{client, POLLIN, 0}, {server, POLLIN, 0}, {beside, POLLIN, 0}};
-    if (mischief == 3) // a later one comes first
+    if (mischief == 3) // a later connection goes first
         poll(nullptr, 0, 30);
-    if (mischief == 2) { // what another one has said, once more
+    if (mischief == 2) { // what another connection has sent, once more
         const std::size_t n = other->length < sizeof(other->bytes) ? other->length.load() : 0;
         if (write(beside, other->bytes, n) < 0)
             wait[2].fd = -1;
@@ -387,8 +389,8 @@ void pass_on(int client, std::uint16_t port, long left, unsigned mischief, Recor
     _exit(0);
 }
 
-// Cuts connections, says what they have said to the server once more, on others, at the same time
-// or later, and lets later ones go before earlier ones.
+// Cuts connections, sends once more what they have sent to the server, on others, at the same time
+// or later, and lets later connections go before earlier ones.
 void hostile_relay(int listening, std::uint16_t port)
 {
     constexpr unsigned recordings = 8;
@@ -413,8 +415,7 @@ void hostile_relay(int listening, std::uint16_t port)
     }
 }
 
-// Each call is answered once, with the bytes that are its own, although the link breaks all the
-// time.
+// Each call is answered once, with its own bytes, although the link breaks all the time.
 bool link_between(void (*relays)(int, std::uint16_t), const std::string &options, unsigned times)
 {
     BackEnd back(options);
@@ -457,7 +458,7 @@ bool link_that_breaks()
     return link_between(relay, "rdma.insecure : yes\n", 200);
 }
 
-// The same with one in between that has no key, and says again what it has heard.
+// The same with an attacker in between that has no key, and sends again what it has heard.
 bool link_that_is_replayed()
 {
     const std::string file = folder + "/of_both";
@@ -467,7 +468,8 @@ bool link_that_is_replayed()
            link_between(hostile_relay, options + "rdma.encryption : required\n", 60);
 }
 
-// What a handler does not catch ends its client's session and thread, and nobody else's.
+// An exception that a handler does not catch ends its client's session and thread, and nobody
+// else's.
 bool handlers_that_throw()
 {
     BackEnd back;
@@ -522,7 +524,7 @@ bool keys()
     return true;
 }
 
-// What the program has opened in place of its standard error gets none of our lines.
+// A file that the program has opened in place of its standard error gets none of our lines.
 bool program_without_standard_error()
 {
     const auto act = [] {
@@ -568,7 +570,7 @@ int main(int argc, char **argv)
     check("clients that have ended leave no memory behind", nothing_stays_of_clients);
     check("a connection is closed when its thread ends", threads_that_end);
     check("calls return error 999 after the back end was killed", back_end_killed);
-    if (provider == "tcp") { // alone goes through a relay
+    if (provider == "tcp") { // only this goes through a relay
         check("each call is answered once although connections break", link_that_breaks);
         check("... and although somebody replays what clients sent", link_that_is_replayed);
     }

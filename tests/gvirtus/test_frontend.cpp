@@ -5,7 +5,7 @@
 //
 //   test_frontend PLUGIN.so PRELOAD.so APPLICATION APPLICATION_LOCAL LIBCUDART.so PROVIDER [short]
 //
-// With "short" only what the provider can make a difference to.
+// With "short", only tests for which the provider makes a difference.
 #include "tests/gvirtus/frontend_scene.h"
 
 #include <cstring>
@@ -25,7 +25,7 @@ bool run(const char *test, bool taken, const char *properties = "")
     return true;
 }
 
-// Kernels use page-locked memory: what they cannot reach is said once. Nothing stays of it.
+// Kernels use page-locked memory: one line says if they cannot reach it. Nothing of it stays.
 bool reach(const char *test, bool taken)
 {
     GpuBackEnd back(taken);
@@ -37,7 +37,7 @@ bool reach(const char *test, bool taken)
     return HOLDS(lines_with(app.said(), "ibx:") <= 1);
 }
 
-// Refused are a child and, while that has memory in the way, its parent; each says it.
+// A child is refused and, while the child has memory in the way, its parent, too; each says so.
 bool reach_in_place()
 {
     GpuBackEnd back;
@@ -49,7 +49,7 @@ bool reach_in_place()
     return HOLDS(lines_with(app.said(), "ibx:") == told + failed);
 }
 
-// A client of which nobody knows that its sessions are one program's.
+// A client whose sessions are not known to be those of one program.
 bool reach_of_unknown()
 {
     GpuBackEnd back(true, "rdma.resume_seconds : 0\n");
@@ -58,7 +58,7 @@ bool reach_of_unknown()
     return HOLDS(lines_with(app.said(), "kernels do not reach") == 1);
 }
 
-// Each has a process of the back end.
+// Each program has a process of the back end.
 bool between_programs()
 {
     const Listening back("rdma.gpu : on\n");
@@ -89,7 +89,7 @@ bool resets_beside_another()
     return HOLDS(other.stream_synchronize(stream) == 0 && other.free(memory) == 0);
 }
 
-// Another one in the same process of the back end: whose work it is that an access waits for.
+// Another program has the same process of the back end, where accesses wait for work.
 bool managed_beside_another()
 {
     GpuBackEnd back(true, one_process);
@@ -101,7 +101,7 @@ bool managed_beside_another()
     return HOLDS(lines_with(app.said(), "ibx:") == 0);
 }
 
-// Where the back end may not pin enough memory.
+// If the back end may not pin enough memory.
 bool copies_in_graphs_by_calls()
 {
     GpuBackEnd back(true, "rdma.pins : 1M\nrdma.tenant_share : 100\n");
@@ -119,7 +119,7 @@ bool mapped_memory()
     return true;
 }
 
-// CUDA_VISIBLE_DEVICES of the program: a line where it names others than it sees.
+// CUDA_VISIBLE_DEVICES of the program: a line if it names other devices than the program sees.
 bool visible_devices()
 {
     GpuBackEnd back; // it has two
@@ -179,7 +179,7 @@ bool frees_beside_graphs()
     return HOLDS(lines_with(app.said(), "ibx:") == 1);
 }
 
-// What GVirtuS lacks is looked for in all libraries: not in each of its 300 launches.
+// What GVirtuS lacks is looked up in all libraries: not for each of the 300 launches.
 bool looks_once()
 {
     GpuBackEnd back;
@@ -191,7 +191,7 @@ bool looks_once()
     return HOLDS(looks > 0 && looks < 300);
 }
 
-// By a driver that lets nobody in while it waits.
+// With a driver that lets nobody in while it waits.
 bool alone(const char *test)
 {
     setenv("IBX_DOUBLE_ALONE", "1", 1);
@@ -200,7 +200,7 @@ bool alone(const char *test)
     return good;
 }
 
-// Two programs, one after the other: what the first has enabled it leaves behind.
+// Two programs, one after the other: the first leaves behind what it has enabled.
 bool peers()
 {
     GpuBackEnd back;
@@ -211,7 +211,7 @@ bool peers()
     return true;
 }
 
-// One has none that could be found, which is said.
+// If the variables of a module cannot be found, a line says so.
 bool variables()
 {
     GpuBackEnd back;
@@ -229,7 +229,7 @@ bool modules_of_ended(const char *test)
     return HOLDS(lines_with(app.said(), "ibx:") == 0);
 }
 
-// Each has the child's own, however long that takes, which is said.
+// Each thread has the child's own modules, however long that takes; a line says so.
 bool modules_of_two_threads()
 {
     GpuBackEnd back;
@@ -271,7 +271,7 @@ bool without_math()
     return HOLDS(lines_with(app.said(), "cublasCreate_v2 returns 15") == 1);
 }
 
-// Calls whose arguments are too many, said once.
+// Calls with too many arguments: one line says so.
 bool too_long_for_dnn()
 {
     GpuBackEnd back;
@@ -281,7 +281,7 @@ bool too_long_for_dnn()
     return HOLDS(lines_with(app.said(), "1024 tensors at most over a remote GPU") == 1);
 }
 
-// Functions of these that there are not, said once for each.
+// Functions of these libraries that do not exist: one line for each.
 bool without_some_math()
 {
     GpuBackEnd back;
@@ -290,7 +290,7 @@ bool without_some_math()
     return HOLDS(lines_with(app.said(), "cusolverSpCcsreigvsi returns 9: it is not there") == 1);
 }
 
-// A back end that has them before its client's first call.
+// A back end that has loaded the libraries before its client's first call.
 bool math_first()
 {
     setenv("IBX_TEST_PLUGINS", "1", 1);
@@ -300,7 +300,7 @@ bool math_first()
     return HOLDS(app.good() && lines_with(app.said(), "ibx:") == 0);
 }
 
-// What a program leaves of these is given back, where its process of the back end goes on.
+// If its process of the back end goes on, handles that a program leaves are given back.
 bool leaves_math()
 {
     GpuBackEnd back(true, one_process);
@@ -314,7 +314,7 @@ bool leaves_math()
     return true;
 }
 
-// Over shm the back end sees page-locked memory where it is.
+// Over shm the back end sees the page-locked memory itself.
 bool pinned()
 {
     GpuBackEnd back;
@@ -326,13 +326,13 @@ bool pinned()
     REQUIRE((lines_with(text, "ibx-shared") > 0) == (provider == "shm"));
     REQUIRE(write(app.in, "g", 1) == 1);
     REQUIRE(app.good());
-    REQUIRE(lines_with(app.said(), "ibx:") == 1); // what it could not have
+    REQUIRE(lines_with(app.said(), "ibx:") == 1); // about memory that it could not have
     REQUIRE(lines_with(app.said(), "no 1152921504606846976 bytes of page-locked memory") == 1);
     return true;
 }
 
-// Asynchronous copies beside everything else; the GPU stands still when the application says so, by
-// another client of the same process.
+// Asynchronous copies beside everything else; when the application says so, another client of the
+// same process makes the GPU stand still.
 bool background(const char *test, bool taken)
 {
     GpuBackEnd back(taken, one_process);
@@ -363,7 +363,7 @@ void check_what_the_provider_changes()
     check("... that is freed beside captures", [] { return run("freed-beside-captures", true); });
     check("memory that is registered", [] { return run("host-register", true); });
     check("and is gone without a word", [] { return run("stale-registration", true); });
-    if (provider == "tcp") { // whose connections can be broken by their socket
+    if (provider == "tcp") { // its connections can be broken by their socket
         check("memory that may not be touched", memory_that_may_not_be_touched);
         check("functions that are lost", [] { return functions_lost("host-functions-lost"); });
         check("graphs that are lost", [] { return functions_lost("graphs-lost"); });
@@ -425,7 +425,7 @@ void check_what_the_provider_changes()
           [] { return killed("killed-background", 4, 3000); });
 }
 
-// Which call it is, and what becomes of it at the back end.
+// Tests of single calls, and of what the back end does with them.
 void check_what_it_does_not()
 {
     check("all sizes, run by GVirtuS's handlers", [] { return run("sizes", false); });

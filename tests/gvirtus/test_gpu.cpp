@@ -43,7 +43,7 @@ bool device_has(Remote *remote, std::uint64_t device, const std::vector<char> &b
     return true;
 }
 
-// No copy of ours reads or writes host memory that is not pinned.
+// Whether no copy of ours has read or written host memory that is not pinned.
 bool clean(Remote *remote, std::uint64_t handled)
 {
     REQUIRE(remote->handled() == handled);
@@ -69,7 +69,7 @@ const std::size_t sizes[] = {1,      4,      100,     4096,    4097,    16384,  
                              524289, 786432, 1048576, 1048577, 4194304, 17000003};
 constexpr std::size_t device_size = 20u << 20;
 unsigned programs = 1000;
-bool on_double; // not on a real driver, to which such things are better not done
+bool on_double; // not on a real driver, which such tests could harm
 
 bool all_sizes(const std::string &more, bool timed, bool ours)
 {
@@ -100,7 +100,7 @@ bool streams_and_device()
         for (std::size_t n : {std::size_t{100}, std::size_t{70000}, std::size_t{3000001}}) {
             auto sent = random_bytes(n, seed++), got = random_bytes(n, seed);
             REQUIRE(remote.to_device_async(a, sent.data(), n, on) == 0);
-            // Within the device nothing is waited for, and the stream keeps the order.
+            // A copy within the device waits for nothing, and the stream keeps the order.
             REQUIRE(remote.on_device_async(b, a, n, on) == 0);
             REQUIRE(remote.from_device_async(got.data(), b, n, on) == 0);
             REQUIRE(got == sent);
@@ -162,7 +162,7 @@ bool rows()
     return true;
 }
 
-// What is not exactly a copy arrives at the handler byte for byte, whatever its length.
+// A request that is not exactly a copy arrives at the handler byte for byte, whatever its length.
 bool passes_through()
 {
     Gpu gpu;
@@ -186,7 +186,7 @@ bool passes_through()
         REQUIRE(remote.call("cudaMemcpy", Body().u64(device).host(sent.data(), n).u64(n).i32(4)) !=
                 0);
         REQUIRE(remote.handled() == ++handled);
-        // Memory that is none, and too little of it.
+        // Addresses that are no memory, and too little memory.
         if (on_double) {
             REQUIRE(remote.to_device(4096, sent.data(), n) == 1);
             REQUIRE(remote.to_device(device + device_size - n + 1, sent.data(), n) == 1);
@@ -229,8 +229,9 @@ bool symbols()
         std::memcpy(&expected[3], sent.data(), n);
         REQUIRE(device_has(&remote, device + 512, expected));
         REQUIRE(clean(&remote, handled));
-        // Too far for the variable, which is the runtime's to say; one that there is not; and what
-        // GVirtuS does not copy from the host: byte for byte the handler's.
+        // Beyond the end of the variable, which the runtime has to refuse; a variable that does not
+        // exist; and copies that GVirtuS does not make from the host: the handler gets these byte
+        // for byte.
         for (std::size_t offset : {device_size - 1024 - n + 1, std::size_t{0}}) {
             Body body;
             body.string(offset ? "0x55aa00004010" : "0x55aa00009000").string("");
@@ -251,8 +252,8 @@ bool symbols()
     REQUIRE(remote.register_var(other, 4096, 4096));
     REQUIRE(remote.to_symbol(other, "x", 1, 0) == 1);
     REQUIRE(remote.handled() == ++handled);
-    // One that is registered elsewhere is looked for in vain: that is no error of the client's, nor
-    // does it take the place of one.
+    // A variable that is registered elsewhere is looked up in vain: this is no error of the client,
+    // and does not replace one.
     REQUIRE(remote.register_var(moved, device + 512, 4096, moved + 64));
     for (int before : {0, 2}) {
         remote.fail(before);
@@ -270,14 +271,14 @@ bool errors()
         Gpu gpu;
         Remote &remote = gpu.remote;
         std::uint64_t device = remote.malloc(device_size);
-        // The driver refuses one of ours: the handler copies, and all is well.
+        // The driver refuses a copy of ours: the handler copies, and nothing has failed.
         for (const char *function : {"cuMemcpyHtoDAsync", "cuMemcpyHtoD", "cuMemcpyDtoHAsync",
                                      "cuEventRecord", "cuMemHostGetFlags"}) {
             remote.inject(function, 1, 2, false);
             REQUIRE(round_trip(&remote, device, n, 9));
             remote.inject(function, 0, 0, false);
         }
-        // Something earlier in the stream was illegal, and stays so: nothing mends that.
+        // Something earlier in the stream was illegal: the error stays.
         std::uint64_t handled = remote.handled();
         auto bytes = random_bytes(n, 1);
         remote.inject(n > 16384 ? "dma" : "cuMemcpyHtoD", n > 100000 ? 3 : 1, 700, true);
@@ -303,13 +304,13 @@ bool devices_and_reset()
     std::uint64_t one = remote.malloc(device_size);
     REQUIRE(round_trip(&remote, one, 1000000, 2));
     REQUIRE(remote.handled() == 1);
-    // Between devices; then memory of another one than the current.
+    // Between devices; then memory of another device than the current one.
     REQUIRE(remote.on_device(zero, one, 1000000) == 0);
     REQUIRE(remote.handled() == 1);
     REQUIRE(remote.from_device(bytes.data(), zero, 1000000) == 0);
     REQUIRE(remote.handled() == 2);
     REQUIRE(bytes == random_bytes(1000000, 2));
-    // A device that there is not: the runtime stays where it is.
+    // A device that does not exist: the runtime keeps the one it has.
     REQUIRE(remote.set_device(7) == 101);
     REQUIRE(round_trip(&remote, one, 1000, 4));
     REQUIRE(remote.handled() == 2);
@@ -321,12 +322,12 @@ bool devices_and_reset()
     return true;
 }
 
-// More connections than chunks: what finds none, GVirtuS copies.
+// More connections than chunks: GVirtuS makes copies that find no chunk.
 bool many_clients()
 {
     CudaBackEnd back("rdma.gpu_memory : 2M\n");
     std::vector<pid_t> clients;
-    // An emulated fabric of two processors loses packets of more.
+    // An emulated fabric with two processors loses packets of more connections.
     unsigned count = provider == "verbs" ? 2 : 6;
     for (unsigned i = 0; i < count; i++)
         clients.push_back(spawn([&, i]() -> int {
@@ -386,7 +387,8 @@ bool killed()
     }
     remote.slow(0);
     REQUIRE(gpu.back.alive());
-    // They come back when the sessions have noticed; from then on nothing is left to GVirtuS.
+    // Chunks come back when the sessions have noticed the end; from then on nothing is left to
+    // GVirtuS.
     std::uint64_t before;
     do {
         before = remote.handled();
@@ -407,7 +409,7 @@ struct Dice {
     std::size_t size(std::size_t most) { return 1 + below((most >> below(12)) | 1); }
 };
 
-struct Twin { // device memory, and what it has to hold
+struct Twin { // device memory, and the bytes that it has to have
     std::uint64_t device;
     std::vector<char> bytes;
 };
@@ -467,7 +469,7 @@ bool random_rows(Remote *remote, Dice *dice, Twin *twins)
     return true;
 }
 
-// On the legacy stream and blocking ones, whose order with it is CUDA's.
+// On the legacy stream and on blocking streams, which CUDA orders with it.
 bool random_programs()
 {
     Gpu gpu;
@@ -504,7 +506,7 @@ bool is_double()
     return Gpu().remote.slow(0);
 }
 
-// A front end may run where there is no driver, and a probe could poison its context.
+// A front end may run on a host without a driver, and a probe could break its context.
 bool front_end_stays_away()
 {
     Gpu gpu;
@@ -526,7 +528,7 @@ int main(int argc, char **argv)
         return 2;
     }
     scene_open(argv[1], argv[2], argc > 3 ? argv[3] : nullptr);
-    if (provider == "verbs" || getenv("IBX_CONTRACT_SMALL")) // an emulator, or a sanitizer
+    if (provider == "verbs" || getenv("IBX_CONTRACT_SMALL")) // with an emulator, or a sanitizer
         programs = 60;
     on_double = is_double();
     check("the front end loads no CUDA", front_end_stays_away);

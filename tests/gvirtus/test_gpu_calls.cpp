@@ -32,13 +32,13 @@ bool each_call()
     char got[5000] = {};
     REQUIRE(remote.peek(device, got, sizeof(got)) && got[0] == 7 && got[4999] == 7);
     REQUIRE(gpu.made("cudaFree", Body().u64(device)) == 1);
-    // Of another form, and what is none of these, GVirtuS runs.
+    // GVirtuS runs calls of another form, and all other calls.
     REQUIRE(gpu.made("cudaStreamSynchronize", Body().u64(stream).i32(0)) == 0);
     REQUIRE(gpu.made("cudaEventCreate", Body()) == 0);
     return true;
 }
 
-// All clients have one context on a device: what one has enabled another one may enable, too, and
+// All clients have one context on a device: a client may enable what another one has enabled, and
 // keeps it when the first one disables it.
 bool peers()
 {
@@ -65,7 +65,7 @@ bool peers()
                  peer(gpu.remote, "cudaDeviceDisablePeerAccess", false) == 705);
 }
 
-// A device that there is not leaves the one that is selected.
+// A call with a device that does not exist leaves the selected device.
 bool no_such_device()
 {
     Gpu gpu;
@@ -80,7 +80,7 @@ bool no_such_device()
     return HOLDS(gpu.remote.handled() == handled);
 }
 
-// Where allocations are counted, that is done on GVirtuS's way.
+// If allocations are counted, GVirtuS's handlers run these calls.
 bool counted()
 {
     Gpu gpu("rdma.device_memory : 1G\n");
@@ -90,7 +90,7 @@ bool counted()
     return HOLDS(device && gpu.made("cudaFree", Body().u64(device)) == 0);
 }
 
-// Errors are the runtime's, and so is the thread's last one.
+// Errors are the runtime's, and so is the thread's last error.
 bool errors()
 {
     Gpu gpu;
@@ -103,8 +103,8 @@ bool errors()
     return true;
 }
 
-// Streams and events that nobody has made, or that are another tenant's kind of thing: CUDA takes
-// a handle for an address in the back end.
+// Streams and events that nobody has made, or that are handles of another kind: CUDA takes a handle
+// for an address in the back end.
 bool made_up_handles()
 {
     Gpu gpu;
@@ -130,7 +130,7 @@ bool made_up_handles()
         REQUIRE(own("cudaEventQuery", Body().u64(bad)));
         REQUIRE(own("cudaEventSynchronize", Body().u64(bad)));
     }
-    // What GVirtuS runs, by a session that has seen nothing yet.
+    // A session that has seen no reply yet: GVirtuS runs its calls.
     Client late(gpu);
     REQUIRE(late.remote.call("cudaEventQuery", Body().u64(wild)) == 400);
     Client first(gpu);
@@ -142,7 +142,7 @@ bool made_up_handles()
         REQUIRE(remote.call("cudaGraphDestroy", Body().u64(bad)) == 1);
         REQUIRE(remote.call("cudaGraphLaunch", Body().u64(bad).u64(stream)) == 1);
     }
-    // Other sessions of the client's name what one has made, until it is gone.
+    // Other sessions of the client can name what one has made, until it is destroyed.
     REQUIRE(other.remote.stream_query(stream) == 0);
     REQUIRE(other.remote.call("cudaEventRecord", Body().u64(event).u64(stream)) == 0);
     REQUIRE(remote.call("cudaEventDestroy", Body().u64(event)) == 0);
@@ -151,8 +151,8 @@ bool made_up_handles()
                  remote.stream_synchronize(2) == 0);
 }
 
-// Where GVirtuS's handlers read a stream, an event or a graph: what was made up is none there, and
-// nothing else changes.
+// Requests in which GVirtuS's handlers read a stream, an event or a graph: made-up ones become
+// NULL, and nothing else changes.
 bool made_up_for_handlers()
 {
     Gpu gpu;
@@ -192,7 +192,7 @@ bool made_up_for_handlers()
     return true;
 }
 
-// A level goes with its mipmapped array: GVirtuS's handler, too, gives none back.
+// A level goes with its mipmapped array: GVirtuS's handler does not free one, either.
 bool levels_for_handlers()
 {
     Gpu gpu;
@@ -208,7 +208,7 @@ bool levels_for_handlers()
     return HOLDS(remote.call("ibxRuntime", number(IBX_OWN_CHANNEL_DESC).u64(level)) == 1);
 }
 
-// What a client calls memory of the device, and is the back end's own: here, of the same program.
+// A client says that memory of the back end itself is the device's: here, of the same program.
 bool memory_of_the_back_end()
 {
     static char own[1 << 20];
@@ -252,15 +252,15 @@ bool memory_of_the_back_end()
         REQUIRE(remote.call("ibxRuntime", number(IBX_OWN_MEMSET).u64(t.at).i32(7).u64(8).u64(0)) ==
                 t.rc);
     }
-    // One that ends there.
+    // A range that ends there.
     return HOLDS(
         remote.call("ibxRuntime",
                     number(IBX_OWN_MEMSET).u64(memory).i32(7).u64(own_at - memory + 8).u64(0)) ==
         1);
 }
 
-// Numbers, lengths and handles that nobody has sent: CUDA sees none of it, and the next call is as
-// before. A handle that reached it would end the back end.
+// Wrong numbers, lengths and handles: CUDA sees none of these, and the next call works as before. A
+// wrong handle that reached CUDA would end the back end.
 bool malformed()
 {
     Gpu gpu;
@@ -282,7 +282,7 @@ bool malformed()
     return HOLDS(device && remote.free(device) == 0);
 }
 
-// A reset takes arrays away: their handles are addresses of nothing then.
+// A reset frees arrays: their handles are then addresses of nothing.
 bool arrays_after_reset()
 {
     Gpu gpu;
@@ -297,8 +297,8 @@ bool arrays_after_reset()
     return HOLDS(remote.call("ibxRuntime", number(15).u64(array)) == 1);
 }
 
-// A client that resets the device gives back what is its own. Others go on: natively they are
-// processes, and their contexts are not one.
+// A client that resets the device gives back only what is its own. Others go on: natively they are
+// processes, with contexts of their own.
 bool reset_beside_others()
 {
     Gpu gpu;
@@ -319,17 +319,17 @@ bool reset_beside_others()
     REQUIRE(gpu.remote.from_device(got.data(), memory, 4096) == 0 && got == bytes);
     REQUIRE(gpu.remote.to_device_async(memory, bytes.data(), 4096, stream) == 0);
     REQUIRE(gpu.remote.stream_synchronize(stream) == 0);
-    // What one has freed, and another has got since, is the other's.
+    // Memory that one client has freed, and another has got since, is the other's.
     REQUIRE(other.remote.free(other.remote.malloc(1000)) == 0);
     const std::uint64_t again = gpu.remote.malloc(1000);
     REQUIRE(again && other.remote.reset() == 0 && gpu.remote.peek(again, got.data(), 1000));
     REQUIRE(other.remote.malloc(100) && other.remote.reset() == 0);
-    // An error of its earlier work does not keep anything back: the reset has been made.
+    // An error of the client's earlier work keeps nothing back: the reset was made.
     const std::uint64_t before_error = other.remote.malloc(1000);
     other.remote.inject("cuCtxSynchronize", 1, 2, false);
     REQUIRE(before_error && other.remote.reset() == 0 && other.remote.get_last_error() == 0);
     REQUIRE(!gpu.remote.peek(before_error, got.data(), 1));
-    // One that comes in pieces, and would be GVirtuS's.
+    // A reset that comes in pieces, and would go to GVirtuS.
     char name[] = "cudaDeviceReset", length[8] = {}, reply[20];
     other.over->Write(name, 8);
     other.over->Sync();
@@ -340,7 +340,7 @@ bool reset_beside_others()
     return HOLDS(gpu.remote.peek(again, got.data(), 1000) && other.remote.reset() == 0);
 }
 
-// One that begins a reset, alone, and does not go on: others are served all the same.
+// A client begins a reset, alone, and does not go on: others are served all the same.
 bool reset_that_stays()
 {
     Gpu gpu;
@@ -357,7 +357,8 @@ bool reset_that_stays()
     return HOLDS(memory && other.remote.free(memory) == 0 && gpu.remote.reset() == 0);
 }
 
-// All connections of a program's threads are one client: it is alone, and the reset is CUDA's.
+// All connections of a program's threads are one client: it is alone, and CUDA's own reset is
+// called.
 bool reset_by_one_of_several_threads()
 {
     Gpu gpu;
@@ -375,8 +376,8 @@ bool reset_by_one_of_several_threads()
     return HOLDS(!gpu.remote.peek(mine, &byte, 1) && gpu.remote.peek(theirs, &byte, 1));
 }
 
-// A conditional node by a handle that was made up, or whose graph is no more: CUDA takes it for
-// what it is not.
+// A conditional node with a made-up handle, or one whose graph was destroyed: CUDA would take it
+// for something else.
 bool conditions_that_are_none()
 {
     Gpu gpu;
@@ -402,7 +403,7 @@ bool conditions_that_are_none()
     return HOLDS(node(graph, good) == 0);
 }
 
-// One session uses what another one gives back: CUDA does not get what is no more.
+// A session uses what another one gives back: CUDA does not get handles that no longer exist.
 bool used_and_given_back()
 {
     Gpu gpu;
@@ -461,7 +462,7 @@ bool many()
     return HOLDS(!std::memcmp(got.data(), bytes.data(), got.size()));
 }
 
-// CUDA has no table of streams or memory that is full, and what is given back is gone.
+// Like CUDA, the back end has no full table of streams or memory, and what is given back is gone.
 bool as_much_as_it_likes()
 {
     Gpu gpu;

@@ -89,8 +89,8 @@ bool ends_with_it()
     return HOLDS(back.has(0));
 }
 
-// A program of another host, of whose processes the back end knows no more than what they say: here
-// one of another pid namespace. `then`: what it does once it has memory there, before it is killed.
+// A program of another host: about its processes the back end knows only what they say. Here it is
+// in another pid namespace. `then`: what it does once it has memory there, before it is killed.
 bool of_another_host(const std::function<void(std::shared_ptr<Communicator> &)> &then)
 {
     const Listening back(resume);
@@ -110,14 +110,14 @@ bool of_another_host(const std::function<void(std::shared_ptr<Communicator> &)> 
     char what = 0;
     REQUIRE(read(had[0], &what, 1) == 1 && what != 'b');
     REQUIRE(what == 'n' || back.has(1));
-    kill(program, SIGKILL); // the other one dies with it
+    kill(program, SIGKILL); // the other process dies with it
     result_of(program);
     close(had[0]);
     close(had[1]);
     return HOLDS(back.has(0));
 }
 
-// Many come and go at once, also those that end before they are served.
+// Many programs come and go at once, some end before they are served.
 bool many_at_once()
 {
     const Listening back;
@@ -154,7 +154,7 @@ bool goes_on_encrypted()
     return goes_on("rdma.encryption : required\nrdma.key_file : " + key + "\n");
 }
 
-// Its own keys, but another program's number.
+// A program with its own keys, but another program's number.
 bool impostor()
 {
     const std::string file = keys_of_two();
@@ -172,13 +172,13 @@ bool impostor()
                  })));
 }
 
-// Of nobody else's, since the system counts what all processes of a user have.
+// A user without processes, since the system counts what all processes of a user have.
 uid_t unused_user()
 {
     return 100000 + static_cast<uid_t>(getpid());
 }
 
-// A back end of another user, whose keys are alice's and bob's. Only root can begin one.
+// A back end of another user, with the keys of alice and bob. Only root can begin one.
 struct OfAnotherUser : BackEnd {
     static std::string options(uid_t user)
     {
@@ -208,8 +208,8 @@ struct OfAnotherUser : BackEnd {
     }
 };
 
-// The system lets a user who is not root have no more descriptors on their way between processes
-// than one of these may open: some are left to others where one takes none.
+// The system lets a user who is not root have only so many descriptors on their way between
+// processes as one process may open: a process that takes none leaves some to others.
 bool many_on_their_way()
 {
     if (geteuid())
@@ -226,12 +226,13 @@ bool many_on_their_way()
     const Program bob(back, file + "rdma.name : bob\n" + resume);
     const bool good = bob.ask(WORKS) == 1;
     REQUIRE(kill(stopped, SIGCONT) == 0 && alice.answer() < at_once);
-    // Her process has the descriptors of connections whose clients have just ended for a while yet:
-    // of those for whose end it had none to watch, until they can no longer come back.
+    // Alice's process keeps the descriptors of connections for a while after their clients have
+    // ended: if it had no descriptor to watch a client's end, until the client can no longer come
+    // back.
     return HOLDS(good && becomes_true([&] { return alice.ask(WORKS) == 1; }));
 }
 
-// How often these bytes are in what the process can write to.
+// How often these bytes are in memory that the process can write to.
 long has_in_memory(pid_t process, const std::vector<unsigned char> &bytes)
 {
     const std::string proc = "/proc/" + std::to_string(process);
@@ -258,12 +259,12 @@ long has_in_memory(pid_t process, const std::vector<unsigned char> &bytes)
     return n;
 }
 
-// Where kernels reach all memory of their process, they find no keys of others there.
+// Kernels may reach all memory of their process, but find no keys of others there.
 bool has_no_keys()
 {
     const std::string file = keys_of_two();
     const Listening back(file);
-    // Now: it has what was here before.
+    // Only now: the child has the memory that was here before.
     const std::vector<unsigned char> bobs = {0x81, 0x14, 0x07, 0xf1, 0x0d, 0x6c, 0x0f, 0x49,
                                              0xa0, 0x56, 0xcc, 0x8c, 0x01, 0xa1, 0x5e, 0x42};
     const Program alice(back, file + "rdma.name : alice\n"), bob(back, file + "rdma.name : bob\n");
@@ -274,7 +275,8 @@ bool has_no_keys()
     return true;
 }
 
-// What one has, others of its name have not; and it goes back with the process, however that ends.
+// What one program uses, others of its name cannot use; and it is free again when the process ends,
+// in whatever way.
 bool limits_are_shared()
 {
     const Listening back("rdma.device_memory : 1M\nrdma.sessions : 4\nrdma.tenant_share : 100\n");
@@ -290,7 +292,7 @@ bool limits_are_shared()
     return HOLDS(e.ask(WORKS) == 1 && Program(back).ask(WORKS) != 1);
 }
 
-// A short copy of one program has the long ones of others cut into pieces, between which it comes.
+// A short copy of one program comes between the pieces into which long copies of others are cut.
 bool takes_turns()
 {
     const Listening back;
@@ -310,7 +312,8 @@ bool takes_turns()
 bool waits_for_its_turn(const Listening &back, const Program &a, const Program &other)
 {
     REQUIRE(kill(back.children().front(), SIGSTOP) == 0 && a.begin(CONNECTS));
-    // The process that listens does not wait for it: others' come behind those.
+    // The process that listens does not wait for the other process: connections of others come
+    // after those.
     REQUIRE(other.ask(CONNECTS) == at_once);
     REQUIRE(kill(back.children().front(), SIGCONT) == 0);
     return HOLDS(a.answer() == at_once);
@@ -327,7 +330,8 @@ bool a_process_that_waits()
     return HOLDS(back.has(1));
 }
 
-// Stopped wherever it is, with sessions that come and go: others begin, run, share and end.
+// A process is stopped at any time, with sessions that come and go: others begin, run, share and
+// end.
 bool stopped_at_any_time()
 {
     const Listening back(resume);
@@ -347,8 +351,8 @@ bool stopped_at_any_time()
     return HOLDS(a.ask(WORKS) == 1);
 }
 
-// A connection that its process has no descriptor for is lost; the process still knows its end. It
-// waits for the next one meanwhile, though poll(2) takes no descriptor, either.
+// If a process has no descriptor for a connection, that is lost; the process still sees its end.
+// Meanwhile it waits for the next one, though poll(2) takes no descriptor, either.
 bool out_of_descriptors()
 {
     const Said said;
@@ -368,7 +372,7 @@ bool out_of_descriptors()
     return HOLDS(back.has(0));
 }
 
-// A connection for which there is no thread is lost; what its program has is not.
+// A connection without a thread is lost; what its program has stays.
 bool out_of_threads()
 {
     const uid_t user = unused_user();
@@ -401,7 +405,8 @@ bool out_of_threads()
     return HOLDS(bob.ask(WORKS) == 1);
 }
 
-// Processes end at any time: before they have taken a connection, in a handshake, with sessions.
+// Processes are killed at any time: before they have taken a connection, in a handshake, with
+// sessions.
 bool killed_at_any_time(std::size_t spares)
 {
     const Said nothing_here;
@@ -462,7 +467,7 @@ bool spare_has_a_context()
     return HOLDS(back.has(0));
 }
 
-// It is not replaced at once: the next could end, too.
+// A killed spare process is not replaced at once: the next could end, too.
 bool spare_is_killed()
 {
     const Said said;
@@ -475,7 +480,8 @@ bool spare_is_killed()
     return HOLDS(a.ask(WORKS) == 1 && back.has(1));
 }
 
-// The service begins before the driver, which in a process that has found no GPU finds none later.
+// The service begins before the driver is loaded: a process in which the driver has found no GPU
+// finds none later, either.
 bool spare_without_a_gpu()
 {
     const Said said;
@@ -492,7 +498,7 @@ bool spare_without_a_gpu()
     return HOLDS(works);
 }
 
-// Programs that come at once get those there are, and processes of their own beyond.
+// Programs that come at the same time get the spare processes, and the others new ones.
 bool more_than_spare()
 {
     const Listening back("", 2);
@@ -510,7 +516,7 @@ bool more_than_spare()
     return HOLDS(back.has(0));
 }
 
-// What was a spare process counts as its program's.
+// A process that was a spare one counts as its program's.
 bool spare_and_limits()
 {
     const std::string file = keys_of_two();
@@ -540,7 +546,7 @@ int main(int argc, char **argv)
         return 2;
     }
     scene_open(argv[1], argv[2], argc > 3 ? argv[3] : nullptr);
-    if (provider == "verbs") // whose clients' ends are not seen as those of this host's are
+    if (provider == "verbs") // the ends of its clients are not seen as those on this host are
         common += resume;
     check("each program has a process", each_has_one);
     check("its threads and children share it", threads_share_it);
@@ -552,11 +558,11 @@ int main(int argc, char **argv)
           [] { return of_another_host([](auto &over) { over.reset(); }); });
     check("many programs at once", many_at_once);
     check("a session goes on in its program's process", [] { return goes_on(""); });
-    if (provider != "verbs") // which does not encrypt
+    if (provider != "verbs") // it does not encrypt
         check("... with TLS", goes_on_encrypted);
     check("a program with another one's number", impostor);
     check_programs_crowds();
-    if (provider != "verbs") { // whose clients are on another host
+    if (provider != "verbs") { // its clients are on another host
         check("many connections on their way", many_on_their_way);
         check("a process without threads", out_of_threads);
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// A back end that has ended by a fault, or whose GPU context a client has broken, begins again:
+// A back end that has crashed, or has a GPU context that a client has broken, begins again:
 //
 //   test_restart PLUGIN.so PROVIDER
 #include "tests/gvirtus/checks.h"
@@ -17,9 +17,9 @@
 namespace
 {
 
-constexpr int lost = 999; // what each call of a session returns that is gone
+constexpr int lost = 999; // what each call of a lost session returns
 
-// The test's limit ends it where that does not come.
+// Waits for the next process. The test's limit ends the test if none comes.
 pid_t next_after(const Gpu &gpu, pid_t before)
 {
     pid_t now = before;
@@ -44,7 +44,7 @@ bool break_context(Remote *remote)
     return HOLDS(memory && remote->to_device(memory, bytes.data(), bytes.size()) == 719);
 }
 
-// A new one does not know the forms of replies yet.
+// A new session does not know the forms of replies yet.
 bool works(Remote *remote)
 {
     const std::vector<char> bytes = random_bytes(100000, 1);
@@ -55,7 +55,7 @@ bool works(Remote *remote)
     return HOLDS(remote->free(memory) == 0 && remote->device_synchronize() == 0);
 }
 
-// Who comes next finds a GPU in order, and nobody has started anything.
+// The next client finds a GPU in order, and nobody has started anything.
 bool broken_by_one()
 {
     const Said said;
@@ -65,8 +65,9 @@ bool broken_by_one()
         Client other(gpu, of_another_program);
         REQUIRE(works(&other.remote) && break_context(&gpu.remote));
         REQUIRE(gpu.remote.malloc(100) == 0 && other.remote.malloc(100) == 0);
-        // While both are there: it waits for them, but not for ever. Another program, in a process
-        // of its own: this one's threads are told what it has lost, whatever they ask.
+        // While both are there: the process waits for them, but not for ever. Another program asks,
+        // in a process of its own: the threads of this one are told what they have lost, whatever
+        // they ask.
         const pid_t next = spawn([&gpu]() -> int {
             Client comes(gpu);
             return !works(&comes.remote);
@@ -80,7 +81,7 @@ bool broken_by_one()
     return HOLDS(said.has(" of the back end has given up a broken GPU context: another one"));
 }
 
-// Nothing gathers, however often.
+// Again and again: nothing accumulates.
 bool broken_again()
 {
     Gpu gpu;
@@ -94,13 +95,14 @@ bool broken_again()
             REQUIRE(descriptors(before) <= first && break_context(&breaks.remote));
         }
         next_after(gpu, before);
-        REQUIRE(gpu.remote.device_synchronize() == lost); // or the next thread would be told
+        REQUIRE(gpu.remote.device_synchronize() == lost); // otherwise the next thread would be told
     }
     Client next(gpu, of_another_program);
     return HOLDS(works(&next.remote));
 }
 
-// A handler that crashes, by a signal that sanitizers leave alone; or the kernel wants memory back.
+// A handler crashes, by a signal that sanitizers leave alone; or the kernel kills the process for
+// its memory.
 bool ended_by(int signal)
 {
     const Said said;
@@ -114,7 +116,7 @@ bool ended_by(int signal)
     return HOLDS(works(&next.remote) && said.has(" has ended by signal " + std::to_string(signal)));
 }
 
-// Whoever ends it means that.
+// A back end that somebody ends does not begin again.
 bool ended_on_purpose(bool supervisor)
 {
     Gpu gpu;
@@ -128,7 +130,7 @@ bool ended_on_purpose(bool supervisor)
     return HOLDS(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM);
 }
 
-// Clients of one that copy all the time.
+// Clients of one back end that copy all the time.
 struct Copying {
     std::vector<pid_t> all;
     explicit Copying(std::uint16_t port, const std::string &options)
@@ -179,7 +181,7 @@ bool serves(std::uint16_t port, const std::string &options)
     }
 }
 
-// By whatever manages services: at once, on its port, while clients copy.
+// A service manager starts it again: at once, on the same port, while clients copy.
 bool started_again(int signal, const std::string &options)
 {
     const auto serve = [](auto listening) { cuda_back_end_child(listening, true); };
@@ -190,7 +192,7 @@ bool started_again(int signal, const std::string &options)
         REQUIRE(kill(back->pid, signal) == 0);
         result_of(std::exchange(back->pid, -1));
         back = std::make_unique<BackEnd>(options, serve, port);
-        // Its predecessor's child may still have listened a moment ago.
+        // The predecessor's child may have listened until a moment ago.
         REQUIRE(becomes_true([&] { return serves(port, options); }) && clients.lose());
     }
     return true;

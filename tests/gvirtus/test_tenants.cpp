@@ -22,7 +22,7 @@ bool one_application()
     std::uint64_t device = first.remote.malloc(device_size);
     REQUIRE(device && other.remote.malloc(100));
     REQUIRE(works(&first.remote, device, device_size));
-    REQUIRE(second.remote.get_last_error() == 0); // a reply, by which its copies are ours
+    REQUIRE(second.remote.get_last_error() == 0); // from now on the plugin makes copies
     REQUIRE(works(&second.remote, device, device_size));
     REQUIRE(second.remote.handled() == 0);
     REQUIRE(second.remote.free(device) == 0);
@@ -40,7 +40,7 @@ bool another(const std::string &more)
     REQUIRE(refused(&bob.remote, device, own, device_size));
     REQUIRE(untouched(&alice.remote, device, bytes));
     REQUIRE(works(&bob.remote, own, device_size));
-    // What crosses into it, and what ends before it.
+    // Copies that cross into this memory, and copies that end before it.
     std::uint64_t small = alice.remote.malloc(5000);
     std::vector<char> some(6000);
     REQUIRE(bob.remote.from_device(some.data(), small - 500, 501) == bad_pointer);
@@ -71,7 +71,7 @@ bool freed()
     REQUIRE(alice.remote.free(device) == 2);
     REQUIRE(refused(&bob.remote, device, own, 100));
     REQUIRE(alice.remote.free(device) == 0);
-    // Freed, and allocated by nobody that was seen: it is nobody's.
+    // Freed, and then allocated by somebody that was not seen: it is nobody's.
     REQUIRE(alice.remote.address("testMalloc", Body().u64(device_size)) == device);
     REQUIRE(works(&bob.remote, device, device_size));
     REQUIRE(bob.remote.free(device) == 0);
@@ -81,8 +81,8 @@ bool freed()
     return true;
 }
 
-// A client frees memory by one connection while another one's copy is under way there, and another
-// tenant gets it.
+// By one connection a client frees memory while a copy of another connection is under way there,
+// and another tenant gets the memory.
 bool freed_beside_a_copy(bool to_device)
 {
     constexpr std::size_t n = 48u << 20, tail = 1u << 20;
@@ -128,7 +128,7 @@ bool ended()
     REQUIRE(refused(&bob.remote, device, own, 100));
     Client again(back, "alice");
     REQUIRE(untouched(&again.remote, device, bytes));
-    // A reset takes one's own, as of a process.
+    // A reset takes only the tenant's own memory, as it would a process's.
     bob.remote.get_last_error(); // by the runtime, which is there from now on
     REQUIRE(bob.remote.reset() == 0 && untouched(&again.remote, device, bytes));
     char byte;
@@ -138,7 +138,7 @@ bool ended()
     return HOLDS(refused(&bob.remote, device, own, 100));
 }
 
-// Whose handles are no device memory, and belong to a tenant all the same.
+// Arrays: their handles are no device memory, but belong to a tenant all the same.
 bool arrays()
 {
     TenantsBackEnd back;
@@ -193,7 +193,7 @@ bool in_pieces()
     return true;
 }
 
-// Before the session has had a reply whose shape tells how to answer.
+// Before the session has had a reply, which shows in what form to answer.
 bool first_request()
 {
     TenantsBackEnd back;
@@ -217,7 +217,7 @@ bool shared()
     return true;
 }
 
-// What the heap held does not leave with the error of a copy from an address that is none.
+// The error of a copy from a wrong address sends no bytes of the heap.
 bool failed_copies()
 {
     TenantsBackEnd back;
