@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Every reason against a move: with real QEMUs where one can be had, else with made-up answers. */
+/* Every reason against a move: with real QEMUs if these can have it, otherwise with made-up
+ * answers. */
 #include "migrate/preflight/preflight.h"
 #include "tests/fixtures/vm.h"
 
@@ -156,7 +157,7 @@ static void test_listening_by_itself(void)
     assert_int_equal(rmdir(folder), 0);
 }
 
-/* What QEMU reads from has no address that it would tell. */
+/* QEMU does not say from which address it reads. */
 static void test_reading_by_itself(void)
 {
     int ends[2];
@@ -185,7 +186,8 @@ static void test_ram_that_is_discarded(void)
     look_only(IBX_MIGRATE_SOURCE, NULL);
 }
 
-/* Whoever can read the file has the VM's memory; a folder that others cannot enter is enough. */
+/* A user who can read the file has the VM's memory; a folder that others cannot enter prevents
+ * that. */
 static void test_ram_that_others_reach(void)
 {
     static const struct {
@@ -274,7 +276,7 @@ static void test_migrating_already(void)
          "(ib-migrate freeze), cont lets it run on, with overlays of its disks");
 }
 
-/* Nothing has moved: its operator is told how it comes to run again. */
+/* Nothing has moved: the operator is told how the VM runs again. */
 static void test_shut_down(void)
 {
     vm_start(&vm, &(struct vm_options){.append = "button=1", .extra = {"-no-shutdown"}});
@@ -293,8 +295,8 @@ static void test_ended(void)
     assert_true(says("has ended"));
 }
 
-/* What a child that has become another finds of its parent, or, with `own`, of the QEMU. False: it
- * could not become that. */
+/* What a child that has become another user finds out about its parent, or, with `own`, about the
+ * QEMU. False: it could not become that user. */
 static bool found_by(bool (*become)(void), bool own)
 {
     struct ibx_guest_ram ram;
@@ -326,7 +328,7 @@ static bool nobody(void)
     return !setgid(65534) && !setuid(65534);
 }
 
-/* As somebody who may neither trace QEMU nor open the device. */
+/* As a user who may neither trace QEMU nor open the device. */
 static void test_missing_permissions(void)
 {
     vm_start(&vm, &(struct vm_options){.incoming = true});
@@ -348,14 +350,14 @@ static bool of_a_profile(void)
            !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
 }
 
-/* Such a kernel has no sysctl of it either. */
+/* Such a kernel has no sysctl for userfaultfd, either. */
 static bool of_a_kernel_without(void)
 {
     return !unshare(CLONE_NEWNS) && !mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) &&
            !mount("none", "/proc/sys/vm", "tmpfs", 0, NULL) && of_a_profile();
 }
 
-/* No right helps then; and what the tool may not do is not what QEMU may not. */
+/* No right helps then; and what is forbidden to the tool need not be forbidden to QEMU. */
 static void test_a_kernel_without_userfaultfd(void)
 {
     vm_start(&vm, &(struct vm_options){.incoming = true});
@@ -597,9 +599,8 @@ static void test_pairs(void)
     memset(&blockers, 0, sizeof(blockers));
 }
 
-/* A file larger than what its file system has left: as long as the VM may not fill it, that is
- * told.
- */
+/* A file larger than the room that is left in its file system: as long as the VM might not fill it,
+ * this is only told. */
 static void test_space(void)
 {
     struct ibx_guest_block block;

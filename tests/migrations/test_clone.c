@@ -39,7 +39,7 @@ static void parent_until(const struct vm *child, struct vm *before)
     fclose(out);
 }
 
-/* The parent runs on, and has written much since. */
+/* The parent runs on, and has written much since its freeze. */
 static void test_of_a_vm_that_runs_on(void)
 {
     struct vm before;
@@ -71,7 +71,7 @@ static void test_command(void)
         "q35", "-accel", "tcg,thread=multi", "-m", "64", "-nodefaults", "-display", "none",        \
         "-no-reboot", "-smp", smp, "-serial", serial, "-object", PRIVATE, "-machine",              \
         "memory-backend=mem0", "-kernel", getenv("GUEST_ELF")
-    /* It does not fit: nothing is left of it. */
+    /* The child does not fit: nothing is left of it. */
     mover_must_print(MOVER_RUN(1, COMMAND("2")), "cannot become a child");
     assert_int_equal(access(monitor, F_OK), -1);
     struct mover *done = MOVER_RUN(0, COMMAND("1"));
@@ -84,7 +84,7 @@ static void test_command(void)
     vm_wait_beats(&child, 3);
     mover_heartbeats((const struct vm *[]){&vms[0], &child, NULL}, MIB);
     mover_must_print(MOVER_RUN(1, COMMAND("1")), "is there already");
-    /* The monitor that appears there is another QEMU's, which is let alone. */
+    /* The monitor that appears there belongs to another QEMU, which is left alone. */
     char script[400], stolen[200];
     child_start(&children[0], NULL);
     snprintf(stolen, sizeof(stolen), "%s/stolen.qmp", mover_folder);
@@ -224,7 +224,7 @@ static void tpm_options(unsigned number, char chardev[256], struct vm_options *o
     memcpy(options->extra, more, sizeof(more));
 }
 
-/* Whether it is what the manual says, and who freezes and who clones is told. */
+/* The TPM behaves as the manual says, and users of freeze and of clone are told so. */
 static void test_tpm(void)
 {
     static char chardevs[2][256];

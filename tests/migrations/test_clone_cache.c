@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Children of a host's cache of a snapshot, and how its pages come. */
+/* Children that use a host's cache of a snapshot, and how the cache gets its pages. */
 #include "tests/fixtures/clones.h"
 
 #include "common/clock.h"
@@ -20,7 +20,7 @@ static void test_of_a_cache(void)
     mover_await_words(&filler, "\"whole\":true");
     for (unsigned i = 0; i < 2; i++)
         child_is_right(&children[i]);
-    /* They need nobody any more, and neither does the next. */
+    /* The children need nobody any more, and neither does the next one. */
     await_figure(&filler, "children_so_far", 0);
     mover_kill(&filler, SIGKILL);
     mover_kill(&server, SIGKILL);
@@ -30,7 +30,7 @@ static void test_of_a_cache(void)
     is_as_frozen(cache);
 }
 
-/* Fetched, when two lines of figures have the same number. */
+/* The bytes that were fetched, once two lines of figures have the same number. */
 static json_int_t settled_bytes(void)
 {
     const uint64_t until = vm_soon();
@@ -54,7 +54,7 @@ static void test_on_demand(void)
     SERVE(&server, snapshot, "--listen", "shm://127.0.0.1:0");
     SERVE(&filler, cache, "--cache", server.uri, "--on-demand");
     child_of(&children[0], cache);
-    /* The kernel would make them where pages are missing. */
+    /* The kernel would make huge pages where pages are missing. */
     assert_true(access("/sys/kernel/mm/transparent_hugepage", F_OK) ||
                 vm_memory_has(&children[0], cache, " nh"));
     child_is_right(&children[0]);
@@ -73,7 +73,8 @@ static void test_on_demand(void)
     assert_true(figure(&filler, "bytes") <= 17 << 20);
 }
 
-/* A memory file has no digest, and is cached all the same: by who has the key, encrypted. */
+/* A memory file has no digest, and is cached all the same, encrypted, by tools that have the
+ * key. */
 static void test_without_a_digest(void)
 {
     char path[160], ram[200], key[160];
@@ -104,8 +105,8 @@ static void test_without_a_digest(void)
     assert_memory_equal(got, is, sizeof(is));
 }
 
-/* Over a fabric that READs without the cache's processor its pages go by messages: also those that
- * it has to fetch first. */
+/* Over a fabric that READs without the cache's processor, the cache sends its pages in messages,
+ * also those that it has to fetch first. */
 static void test_a_cache_over_ofi(void)
 {
     char second[170];
@@ -180,7 +181,7 @@ static void test_of_a_uri(void)
     mover_must_print(MOVER_RUN(1, "clone", server.uri, "--qmp", children[2].tool), "no server");
 }
 
-/* The process that it leaves behind keeps no descriptor of who has called it, as of a lock. */
+/* The process that clone leaves behind keeps no descriptor of its caller, such as a lock. */
 static void test_of_a_uri_in_a_script(void)
 {
     char command[1200], line[1024];
@@ -210,7 +211,8 @@ static void test_of_a_uri_in_a_script(void)
 
 /* ---------------------------------------------------------------- by multicast */
 
-/* Children come while their caches are fed, which takes some 10 s: what they need does not wait. */
+/* Children are made while their caches are filled, which takes some 10 s: what they need does not
+ * wait for that. */
 static void test_by_multicast(void)
 {
     freeze();

@@ -53,7 +53,7 @@ static void make_whole(void)
     assert_int_equal(system(command), 0);
 }
 
-/* It is killed when the folder is whole and its children do not know that yet. */
+/* The filler is killed when the folder is whole and its children do not know that yet. */
 static void test_filler_killed_when_whole(void)
 {
     char memory[160];
@@ -74,7 +74,8 @@ static void test_filler_killed_when_whole(void)
         "serves another snapshot than the one in");
 }
 
-/* Likewise, and nobody serves a folder that is whole: the next clone of it lets them go. */
+/* Likewise, but nobody serves a whole folder any more: the next clone from it releases the
+ * children. */
 static void test_filler_killed_when_whole_and_not_missed(void)
 {
     char path[200];
@@ -102,8 +103,8 @@ static void await_words_in(const char *path, const char *words)
     }
 }
 
-/* The process that fills this host's cache and has this path open: what a command prints that is
- * given its number as $p. */
+/* Runs a command with $p, the number of the process that fills this host's cache and has this path
+ * open. Returns the number that the command prints, or 0. */
 static int ask_filler_of(const char *path, const char *then)
 {
     char command[500];
@@ -128,7 +129,7 @@ static void signal_filler_of(const char *path, int number)
         assert_true(ibx_now_ns() < until);
 }
 
-/* The process that would start it again ends, though there is a child. */
+/* The process that would start the filler again ends, though there is a child. */
 static void is_not_started_again(int parent)
 {
     char exe[60], link[8];
@@ -142,8 +143,8 @@ static void is_not_started_again(int parent)
 
 #define PARENT "sed -n 's/^PPid://p' /proc/$p/status"
 
-/* Nobody but a clone has started that: a child does not wait for somebody who starts it again, also
- * where its server is away at first. */
+/* Only a clone has started the filler: a child does not wait until somebody starts it again, also
+ * if its server is away at first. */
 static void test_filler_of_a_uri_killed(void)
 {
     char uri[300], log[200];
@@ -173,7 +174,7 @@ static void test_filler_of_a_uri_killed(void)
     is_not_started_again(parent);
 }
 
-/* ... also where it has only just been started again, and does not serve yet. */
+/* ... also if the filler was just started again, and does not serve yet. */
 static void test_filler_of_a_uri_told_to_end_at_its_start(void)
 {
     char lock[200];
@@ -192,7 +193,7 @@ static void test_filler_of_a_uri_told_to_end_at_its_start(void)
     close(held);
 }
 
-/* ... nor does a clone at work fail that has not told it of its child yet. */
+/* ... and a clone at work that has not told the filler of its child yet does not fail. */
 static void test_filler_of_a_uri_killed_before_its_child(void)
 {
     struct mover clone;
@@ -242,7 +243,7 @@ static void test_child_ends_while_the_server_is_lost(void)
     }
 }
 
-/* Where the snapshot was served another one is now: the next server is asked. */
+/* Another snapshot is now served where this one was: the next server is asked. */
 static void test_another_snapshot_in_its_place(void)
 {
     char memory[160], first[300], second[300];
@@ -267,8 +268,8 @@ static void test_another_snapshot_in_its_place(void)
     child_is_right(&children[0]);
 }
 
-/* A cache that is filled from one that has lost its server, and so sends nothing, does not wait for
- * that without an end. */
+/* A cache is filled from another one that has lost its server, and so sends nothing: it does not
+ * wait for that for ever. */
 static void test_a_cache_that_waits_itself(void)
 {
     char second[170];
@@ -285,8 +286,8 @@ static void test_a_cache_that_waits_itself(void)
     assert_int_equal(access(second, F_OK), -1);
 }
 
-/* Where a second cache can have its pages: from a cache that listens at `listen` and has none yet,
- * or from another server; and the place of the second cache. */
+/* Two sources for a second cache: a cache that listens at `listen` and has no pages yet, and
+ * another server; and the place of the second cache. */
 static void serve_two_ways(struct mover *other, const char *listen, char second[170])
 {
     freeze();
@@ -296,7 +297,7 @@ static void serve_two_ways(struct mover *other, const char *listen, char second[
     SERVE(&filler, cache, "--cache", server.uri, "--on-demand", "--listen", listen);
 }
 
-/* Likewise when it has begun: it turns to another server, and its child goes on. */
+/* Likewise after it has begun: it turns to another server, and its child goes on. */
 static void test_a_cache_that_waits_later(void)
 {
     struct mover other;
@@ -315,7 +316,7 @@ static void test_a_cache_that_waits_later(void)
     mover_ends(&other, 0);
 }
 
-/* ... nor where no child waits for a page: what is to come ahead comes from another server. */
+/* ... also if no child waits for a page: the pages that come ahead come from another server. */
 static void test_a_cache_that_nobody_waits_for(void)
 {
     struct mover other;
@@ -332,8 +333,8 @@ static void test_a_cache_that_nobody_waits_for(void)
     mover_ends(&other, 0);
 }
 
-/* What may come no faster than this is waited for, though it is more at a time than comes within
- * the timeout. */
+/* With a limited rate the cache waits for its pages, though it asks for more at a time than come
+ * within the timeout. */
 static void test_a_cache_that_is_in_no_hurry(void)
 {
     struct mover other;
@@ -348,8 +349,7 @@ static void test_a_cache_that_is_in_no_hurry(void)
     mover_ends(&other, 0);
 }
 
-/* All pages have come while a child is made, and who has filled the cache has ended: nobody is
- * needed. */
+/* All pages have come while a child is made, and the filler has ended: nobody is needed. */
 static void test_whole_while_a_child_is_made(void)
 {
     struct mover tool;
@@ -423,8 +423,8 @@ static void has_only_what_was_frozen(void)
     close(cached);
 }
 
-/* A reader of this host waits for a page that a cache has not, and the cache is killed: what the
- * reader wanted to see is no page of zeros in the cache's file now, whatever its URI wants. */
+/* A reader of this host waits for a page that a cache lacks, and the cache is killed: the cache's
+ * file has no page of zeros there afterwards, whatever the cache's URI wants. */
 static void test_filler_killed_while_its_reader_waits(void)
 {
     char second[170], listen[300];
@@ -484,7 +484,8 @@ static off_t page_with_data(void)
     return at;
 }
 
-/* Somebody has changed the snapshot: no child sees that page, and the folder is no child's. */
+/* Somebody has changed the snapshot: no child gets that page, and no child can be made of the
+ * folder. */
 static void test_changed_page(void)
 {
     char path[200];
@@ -516,8 +517,8 @@ static void test_changed_page(void)
         child_is_right(&children[i]);
 }
 
-/* The pages are right, and one of their hashes is not: of the parent, then of a cache between, in
- * whose place the parent is asked. */
+/* The pages are right, but one of their hashes is wrong: at the parent, then at a cache in between,
+ * and the parent is asked instead of it. */
 static void test_changed_hash(void)
 {
     char second[170];

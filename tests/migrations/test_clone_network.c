@@ -43,8 +43,8 @@ static int end(void **state)
     return clones_end(state);
 }
 
-/* False: there is none. The sender of a frame. QEMU announces what -device names after each load of
- * a device state, by RARP: that says nothing of the guest. */
+/* The sender of the next frame; false: there is none. After each load of a device state QEMU
+ * announces the MAC of -device by RARP: that says nothing about the guest. */
 static bool frame_take(unsigned wire, char mac[18])
 {
     uint8_t frame[2048];
@@ -71,7 +71,8 @@ static void frame_await(unsigned wire, const char *mac)
     assert_string_equal(from, mac);
 }
 
-/* It runs on, and all frames have this MAC. They are taken: a wire that is full stops its guest. */
+/* The VM runs on, and all its frames have this MAC. They are taken from the wire: a full one stops
+ * the guest. */
 static void runs_with(struct vm *vm, unsigned wire, const char *mac)
 {
     const unsigned long wanted = vm_beats(vm) + 4;
@@ -140,7 +141,7 @@ static void has_mac(struct vm *vm, const char *mac)
     json_decref(filters);
 }
 
-/* The guest sets the MAC that it is told by fw_cfg, and gets its network. */
+/* The guest sets the MAC that fw_cfg names, and gets its network. */
 static void test_mac_of_its_own(void)
 {
     freeze_with_network();
@@ -183,7 +184,7 @@ static pid_t process_in(const char *path)
     return at ? (pid_t)strtol(at + sizeof(before) - 1, NULL, 10) : 0;
 }
 
-/* Nor is the QEMU ended that clone has started: its VM is good. */
+/* The QEMU that clone has started is not ended, either: its VM is good. */
 static void test_started_and_does_not_act(void)
 {
     char network[400], monitor[160], serial[200];
@@ -243,7 +244,7 @@ static void test_parent_mac(void)
     freeze_with_network();
     child_with(0, "virtio-net-pci,disable-modern=on", CHILD_MAC, PARENT_MAC);
     MOVER_RUN(0, "clone", snapshot, "--qmp", children[0].tool, "--parent-mac");
-    /* A child whose -device names its parent's MAC is not waited for either. */
+    /* Clone does not wait for a child, either, if -device names its parent's MAC. */
     child_with(1, "virtio-net-pci,disable-modern=on", PARENT_MAC, PARENT_MAC);
     mover_must_print(MOVER_RUN(0, "clone", snapshot, "--qmp", children[1].tool, "--json"),
                      "\"own_macs\":0,\"links_down\":0");
@@ -254,7 +255,7 @@ static void test_parent_mac(void)
     has_mac(&children[0], PARENT_MAC);
 }
 
-/* Whose guest's MAC QEMU does not tell. */
+/* A card for which QEMU does not tell the guest's MAC. */
 static void test_other_card(void)
 {
     mover_begin();

@@ -27,7 +27,8 @@ static void serve_into_small(const char *size, char folder[FOLDER])
     SERVE(&server, snapshot, "--listen", "tcp://127.0.0.1:0");
 }
 
-/* Its tmpfs is full: it says so, tries with pauses, and goes on when there is room. */
+/* The cache's tmpfs is full: the cache says so, tries again with pauses, and goes on when there is
+ * room. */
 static void test_no_room_for_a_cache(void)
 {
     char folder[FOLDER];
@@ -48,7 +49,7 @@ static void test_no_room_for_a_cache(void)
     assert_true(took > 500 * IBX_NS_PER_MS);
 }
 
-/* So many bytes are left in it. */
+/* Fills the tmpfs until so many bytes are left. */
 static void leave_room(uint64_t bytes)
 {
     char option[64];
@@ -59,7 +60,7 @@ static void leave_room(uint64_t bytes)
     assert_int_equal(mount("ibx-test", small, "tmpfs", MS_REMOUNT, option), 0);
 }
 
-/* The longest run of zeros of what was frozen, as pages of this cache. */
+/* Makes the longest run of zeros in the frozen memory pages of this cache's file. */
 static void make_zeros_pages(const char *folder)
 {
     char path[220];
@@ -82,8 +83,7 @@ static void make_zeros_pages(const char *folder)
     close(cached);
 }
 
-/* A page of zeros that a cache's file has, since somebody looked at it, is none that was to come.
- */
+/* A cache's file has a page of zeros because somebody looked at it: such a page was not to come. */
 static void test_no_room_beside_pages_of_zeros(void)
 {
     char folder[FOLDER];
@@ -109,8 +109,8 @@ static void look_at_all(struct vm *child)
           json_pack("{s:i, s:i, s:s}", "val", 0, "size", 64 << 20, "filename", "/dev/null"));
 }
 
-/* The zeros in those MiB of a snapshot's memory that have data, too: how many there are depends on
- * how far its VM had come when it was frozen. Longer ones are the child's own. */
+/* The zeros in those MiB of a snapshot's memory that also have data: how many there are depends on
+ * how far the VM had come at its freeze. Longer runs of zeros are the child's own. */
 static uint64_t zeros_beside_data(const char *folder)
 {
     const off_t step = 1 << 20;
@@ -207,8 +207,8 @@ static void test_no_room_for_a_second_record(void)
     child_is_right(&children[0]);
 }
 
-/* Likewise of a cache that gets all pages after its child was made. `lacking`: to be preloaded by
- * who fills it, or NULL. */
+/* Likewise for a cache that gets all pages after its child was made. `lacking`: a library for the
+ * filler to preload, or NULL. */
 static void cache_without_room(const char *lacking)
 {
     char folder[FOLDER];
@@ -241,7 +241,7 @@ static void test_no_memory_for_zeros_in_a_cache(void)
     mover_must_print(&filler, "it is tried again");
 }
 
-/* Likewise of a child that is made meanwhile: before it runs, it is refused. */
+/* Likewise for a child that is made meanwhile: it is refused before it runs. */
 static void whole_without_room(bool filled)
 {
     char folder[FOLDER];

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What QEMU itself says is dirty: its pre-copy of the same guest, at the same time, goes to this
- * program, which reads pages and their addresses from the stream. A page that comes again was
- * called dirty after QEMU had looked for dirty pages, and so since the tracker's beginning: when
- * its bytes are others, the tracker (migrate/qemu/tracker.c, what `send --warm` and `return` rely
- * on) must have seen it.
+ * Compares the tracker (migrate/qemu/tracker.c, on which `send --warm` and `return` rely) with what
+ * QEMU itself calls dirty. QEMU's pre-copy of the same guest, at the same time, goes to this
+ * program, which reads pages and their addresses from the stream. If a page comes again, QEMU has
+ * found it dirty in a later look, and so after the tracker's beginning: if its bytes differ, the
+ * tracker must have seen it.
  *
- * It is exact in this direction alone. When QEMU looks cannot be chosen or known, so a scan of the
- * tracker cannot be compared with one of QEMU's: all of its scans together are. QEMU calls more
- * pages dirty than are written: with TCG those of the guest's page tables, whenever it looks
- * something up there for a write (they come again with the same bytes, and are counted), and all
- * that a device has mapped for writing. The tracker has more than QEMU's stream, namely what was
- * written before the page was sent for the first time. The guest passes through its memory about
- * once meanwhile: a page that one scan missed is not written again in time to hide that.
+ * The comparison is exact only in this direction. Nobody can choose or know when QEMU looks, so one
+ * scan of the tracker cannot be compared with one look of QEMU's: all scans together are compared.
+ * QEMU calls more pages dirty than are written: with TCG the guest's page tables, whenever it looks
+ * something up there for a write (these come again with the same bytes, and are counted), and
+ * everything that a device has mapped for writing. The tracker has more than QEMU's stream: what
+ * was written before the page was first sent. The guest passes through its memory about once
+ * meanwhile: a page that one scan missed is not written again in time to hide that.
  */
 #include "tests/fixtures/vm.h"
 
@@ -246,7 +246,8 @@ struct work {
     unsigned long beats; /* how many there are when there have been enough; 0: not known yet */
 };
 
-/* Until one of QEMU's migrations is over: scans as `send --warm` does. Whether there was enough. */
+/* Scans as `send --warm` does until one of QEMU's migrations is over. Returns whether that was
+ * enough. */
 static bool migrate_once(const struct ibx_tracker *tracker, const char *uri, struct work *work)
 {
     char status[32] = "";
@@ -288,7 +289,7 @@ static void go_on(void)
     vm_do(&vm, "cont", NULL);
 }
 
-/* Pages of a further migration that come with other bytes than before have been written, too. */
+/* In a further migration, too, pages that come with other bytes than before have been written. */
 static void migrate(const struct ibx_tracker *tracker, const char *uri)
 {
     struct work work = {0};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * A VM whose migration is cancelled as QEMU is about to stop it: it runs on, and its disks are
- * active, since QEMU would end with the next migration otherwise (QEMU before 10.0).
+ * A VM's migration is cancelled as QEMU is about to stop the VM: it runs on, and its disks are
+ * active. Otherwise QEMU would end with the next migration (QEMU before 10.0).
  */
 #include "migrate/common/vm.h"
 #include "tests/fixtures/vm.h"
@@ -33,7 +33,7 @@ static int end(void **state)
     return vm_end_all(state);
 }
 
-/* Until QEMU has written so many bytes of its migration, or its last one. */
+/* Reads until QEMU has written so many bytes of its migration, or all of them. */
 static void read_some(int stream, size_t bytes)
 {
     char some[STEP_BYTES];

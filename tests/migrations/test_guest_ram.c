@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What is found of the RAM of real QEMUs, compared with what QEMU reports and what its memory
- * holds.
- */
+/* The RAM of real QEMUs as the tool finds it, compared with QEMU's reports and with its memory. */
 #include "common/rights.h"
 #include "migrate/qemu/qemu_internal.h"
 #include "tests/migrations/guest/churn.h"
@@ -75,7 +73,7 @@ static void not_found_again(const struct ibx_guest_ram *ram, size_t member)
     ibx_guest_ram_fini(&again);
 }
 
-/* Without a word of QEMU, and only where it was. */
+/* The RAM is found again without a question to QEMU, and only where it was. */
 static void found_again(const struct ibx_guest_ram *ram)
 {
     struct ibx_guest_ram again;
@@ -128,7 +126,7 @@ static void test_file(void)
     ibx_guest_ram_fini(&ram);
 }
 
-/* It is for people, and libvirt's may have 255 bytes. */
+/* The VM's name is for people, and libvirt's may have 255 bytes. */
 static void test_long_name(void)
 {
     char name[256] = "", cut[128] = "";
@@ -285,7 +283,7 @@ static void keep_ptrace(bool keep)
     assert_int_equal(syscall(SYS_capset, &head, data), 0);
 }
 
-/* As root of a container, of a QEMU that has more rights. */
+/* As root of a container looks at a QEMU that has more rights. */
 static void test_without_the_right_to_look(void)
 {
     struct ibx_guest_ram ram;
@@ -298,8 +296,9 @@ static void test_without_the_right_to_look(void)
     vm_refused(rc, -EACCES, "run this tool as root or with CAP_SYS_PTRACE");
 }
 
-/* What a child of nobody finds that has mapped `path`, closed it and let another file take the name
- * which /proc gives the mapping: without rights to map_files, only that name leads to a file. */
+/* A child that runs as nobody has mapped `path`, closed it, and let another file take the name that
+ * /proc shows for the mapping: without rights to map_files, only that name leads to a file. Returns
+ * what the child finds. */
 static int reopen_replaced(const char *path)
 {
     char again[PATH_MAX];
@@ -385,7 +384,7 @@ static void test_written(void)
     ibx_guest_ram_fini(&ram);
 }
 
-/* Looking again finds what came since, in the holes, and keeps what it knew. */
+/* A second look finds what was written since to holes, and keeps what was known. */
 static void test_written_since(void)
 {
     const uint64_t known = CHURN_BASE / 4096 + 17, edge = CHURN_BASE / 4096 + 1024;
@@ -425,8 +424,8 @@ static unsigned free_huge_pages(void)
     return count;
 }
 
-/* The same in pages of 2 MiB, of which the kernel tells the number only; and when one was written
- * past QEMU, none may be taken for untouched. */
+/* The same in pages of 2 MiB: the kernel tells only their number; and if somebody other than QEMU
+ * has written one, none may be taken for untouched. */
 static void test_written_huge(void)
 {
     if (free_huge_pages() < VM_RAM_MIB / 2)

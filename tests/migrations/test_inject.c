@@ -148,7 +148,7 @@ static void test_signals_are_kept(void)
     disturb(child, INJECTIONS);
     while (atomic_load(&shared->alarms) <= before)
         assert_int_equal(waitpid(child, NULL, WNOHANG), 0);
-    /* One that comes now is held by nothing either. */
+    /* A signal that comes now is held by nothing, either. */
     kill(child, SIGALRM);
     child_ends_well(child);
 }
@@ -205,8 +205,8 @@ static void test_nobody_there(void)
     refused(child, -ESRCH, "there is no process", ibx_deadline_in_ms(VM_WAIT_MS));
 }
 
-/* What a looker in a process of its own, as another user, says of its parent: its exit status. With
- * `hidden` in a /proc that does not show processes of others. */
+/* Runs `look` in a process of its own, as another user, at its parent, and returns the exit status.
+ * With `hidden`, in a /proc that does not show processes of other users. */
 static int seen_by_another_user(int (*look)(pid_t pid), bool hidden)
 {
     prctl(PR_SET_DUMPABLE, 0);
@@ -225,7 +225,7 @@ static int seen_by_another_user(int (*look)(pid_t pid), bool hidden)
     return WEXITSTATUS(status);
 }
 
-/* Whether it is refused for want of a right, in a sentence with the remedy. */
+/* Whether the call is refused because a right is missing, in a sentence with the remedy. */
 static bool denied(int rc, const struct ibx_error *why)
 {
     return rc == -EACCES && strstr(why->message, "/proc does not show whether") &&
@@ -340,7 +340,7 @@ static void test_never_stops(void)
     unstoppable_goes_on_unharmed(&u);
 }
 
-/* Ends the other child of this process, as who is short of memory does. */
+/* Kills the other child of this process, as the kernel does when memory is short. */
 static void *kill_the_tracer(void *argument)
 {
     const pid_t other = *(const pid_t *)argument;
@@ -358,7 +358,7 @@ static void *kill_the_tracer(void *argument)
     return NULL;
 }
 
-/* What was not done is not taken for a call that returned 0. */
+/* A call that was not made is not taken for one that returned 0. */
 static void test_killed_tracer(void)
 {
     struct unstoppable u;
@@ -385,8 +385,8 @@ static bool reads(pid_t pid, int fd)
     return read && !strncmp(text, call, strlen(call));
 }
 
-/* A tool that is killed while QEMU executes its call, which lasts until then: no register of QEMU's
- * is lost. */
+/* A tool is killed while QEMU executes its call, which lasts until then: no register of QEMU is
+ * lost. */
 static void test_tool_is_killed(void)
 {
     int ends[2];

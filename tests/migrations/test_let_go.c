@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The end of a move releases QEMU's memory in two ways, of which one is enough:
- * ranges are unregistered, and the last descriptor is closed. A process stands for QEMU here, with
- * memory of which nobody answers the faults.
+ * The end of a move releases QEMU's memory in two ways, and one is enough: ranges are unregistered,
+ * and the last descriptor is closed. Here a process stands for QEMU, with memory whose faults
+ * nobody answers.
  */
 #include "migrate/destination/destination.h"
 #include "tests/fixtures/patience.h"
@@ -33,7 +33,8 @@ static struct destination_ram ram;
 static struct ibx_record record;
 static struct ibx_guest_block block;
 
-/* Its main thread waits for a word, and reads its memory in another process's stead. */
+/* The process's main thread waits for a byte, and then reads its memory in place of another
+ * process. */
 static void be_qemu(int in, int out)
 {
     struct ibx_fault_range range = {.start = (uintptr_t)memory, .length = BYTES, .page_size = PAGE};
@@ -58,7 +59,8 @@ static bool answers_within(int ms)
     return poll(&p, 1, ms) == 1 && read(answers, &byte, 1) == 1;
 }
 
-/* At `address` the tool believes guest RAM to be. Its file is mapped, whatever the address. */
+/* Begins with guest RAM that the tool believes to be at `address`. Its file is mapped in any
+ * case. */
 static void begin(uintptr_t address)
 {
     int to[2], from[2];
@@ -107,7 +109,7 @@ static int end(NO_STATE)
     return 0;
 }
 
-/* It reads its memory, which nobody fills any more, without waiting. */
+/* The process reads its memory, which nobody fills any more, without waiting. */
 static void is_free(void)
 {
     struct ibx_uffd uffd;
@@ -128,7 +130,7 @@ static void test_both_ways(NO_STATE)
                      0); /* there is nothing any more */
 }
 
-/* With the descriptor all is released. */
+/* Closing the descriptor releases everything. */
 static void test_not_unregistered(NO_STATE)
 {
     struct ibx_error err = {0};
@@ -137,7 +139,7 @@ static void test_not_unregistered(NO_STATE)
     is_free();
 }
 
-/* A QEMU that is stopped: its memory is let go, and the descriptor when it goes on. */
+/* A QEMU that is stopped: its memory is released now, and the descriptor when it goes on. */
 static void test_not_closed(NO_STATE)
 {
     struct ibx_error err = {0};
@@ -168,7 +170,7 @@ static void test_neither(NO_STATE)
     is_free();
 }
 
-/* Nothing is left to be let go of. */
+/* Nothing is left to release. */
 static void test_qemu_has_ended(NO_STATE)
 {
     struct ibx_error err = {0};

@@ -27,7 +27,7 @@ static void check_summary(void)
     json_decref(summary);
 }
 
-/* These options, and what keeps a busy host from ending the setup of a connection. */
+/* These options, and one with which a busy host does not end the setup of a connection. */
 static const char *const *patiently(const char *options[8], const char *const *more)
 {
     unsigned n = 0;
@@ -56,7 +56,7 @@ static void test_tcp(void)
     moved(&(struct vm_options){.append = "mib=32"}, "tcp://127.0.0.1:0", NULL, NULL);
 }
 
-/* Only that of the source, and only by its own name. */
+/* --remove removes only the source's file, and only by its own name. */
 static void test_removes_the_file(void)
 {
     char other[128];
@@ -158,7 +158,7 @@ static void test_one_wrong_bit_shows(void)
                      1);
 }
 
-/* Between beats it does nothing: most pages come in the background. */
+/* Between beats the guest does nothing: most pages come in the background. */
 static void test_idle(void)
 {
     pair_start(&(struct vm_options){.append = "idle=20000000 beat=64"});
@@ -181,7 +181,7 @@ static void test_bandwidth(void)
     pair_moved("");
 }
 
-/* The kernel would put one in the place of pages that are missing. */
+/* The kernel would put a huge page in the place of missing pages. */
 static void test_no_huge_pages_meanwhile(void)
 {
     if (access("/sys/kernel/mm/transparent_hugepage", F_OK))
@@ -202,7 +202,7 @@ static void test_no_huge_pages_meanwhile(void)
     assert_true(vm_memory_has(&vms[1], vms[1].ram, " hg"));
 }
 
-/* The tool that had kept them away was killed when all pages were there. */
+/* The tool that kept huge pages away was killed when all pages were there. */
 static void test_no_huge_pages_until_a_recovery(void)
 {
     if (access("/sys/kernel/mm/transparent_hugepage", F_OK))
@@ -255,7 +255,7 @@ static bool borrow_huge_pages(void)
     return huge_pages_before >= 0 && !system(command);
 }
 
-/* Behind each case: one that fails gives them back, too. */
+/* After each case: one that fails gives the huge pages back, too. */
 static int end_all(void **state)
 {
     char command[160];
@@ -272,7 +272,7 @@ static int end_all(void **state)
     return rc;
 }
 
-/* So slowly that the background brings what it may ask for at once, a few pages, and no more. */
+/* So slowly that the background brings only what it may ask for at once: a few pages. */
 #define HARDLY "1K"
 
 /* A hugetlbfs file has no holes by which to tell its pages, and no process has it mapped. */
@@ -291,7 +291,7 @@ static void kill_source_in_huge_pages(void)
     MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
 }
 
-/* QEMU tells nobody when it gives back one of them, which may be on its way. */
+/* QEMU tells nobody when it gives back such a page, which may be on its way. */
 static void refused_in_minor_mode(void)
 {
     mover_receive(&receiver, &vms[1], "tcp://127.0.0.1:0", (const char *[]){"--minor", NULL});
@@ -395,7 +395,8 @@ static void apart_came(const char *from, const char *to)
     munmap(come, APART_BYTES);
 }
 
-/* Both tools are killed when pages have come by theirs, and others go on over another transport. */
+/* Both tools are killed when pages have come over their transport, and others go on over another
+ * one. */
 static void go_on_over(const char *uri, const char *bandwidth)
 {
     mover_await(&receiver, "filling", 0);
@@ -461,7 +462,7 @@ static void start_in_huge_pages(const char *options)
     vm_wait_beats(&vms[0], pair_beats);
 }
 
-/* Somebody else's, until they are unmapped; MAP_FAILED: they are not to be had. */
+/* Takes huge pages away from others until they are unmapped; MAP_FAILED: there are not enough. */
 static void *take_huge_pages(size_t bytes)
 {
     return mmap(NULL, bytes, PROT_READ | PROT_WRITE,
@@ -482,7 +483,8 @@ static void taken_by_nobody_at(const char *state, const char *option)
     pair_moved("");
 }
 
-/* What QEMU has allocated beforehand, and loses for the pages that are to come, remains its own. */
+/* The huge pages that QEMU has allocated beforehand, and loses to make room for pages that are to
+ * come, stay reserved for it. */
 static void test_huge_pages_that_others_want(void)
 {
     taken_by_nobody_at("destination:ready", NULL);
@@ -494,7 +496,7 @@ static void test_huge_pages_that_come_again(void)
     taken_by_nobody_at("destination:mapped", "--warm");
 }
 
-/* A QEMU that counts on there being some: the VM does not stop for it. */
+/* A QEMU that counts on free huge pages that do not exist: the VM does not stop for this. */
 static void test_huge_pages_too_few(void)
 {
     const size_t half = (size_t)(VM_RAM_MIB / 2) << 20;
@@ -569,8 +571,8 @@ static uint8_t *more_map(const char *path, int flags)
     return bytes;
 }
 
-/* Another client takes them from the destination's QEMU before they have come: nobody waits for
- * them, and they come into their file, to which nothing can be written but through a mapping. */
+/* Another client removes the backend from the destination's QEMU before its pages have come: nobody
+ * waits for them, and they come into their file, which can only be written through a mapping. */
 static void removed_from_huge_pages(bool killed)
 {
     char files[2][64], backends[2][160];

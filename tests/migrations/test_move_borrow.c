@@ -8,7 +8,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-/* And nearly nothing goes back but what was written. */
+/* Compares every byte; almost only pages that were written go back. */
 static void every_byte(const struct vm_options *options, const char *there, const char *back,
                        const char *const *more)
 {
@@ -43,8 +43,8 @@ static void test_over_shm(void)
 static const struct vm_options with_balloon = {.append = "balloon=2048 mib=4 idle=2000000",
                                                .extra = {VM_BALLOON}};
 
-/* What the VM has given back there and looked at since is zero, also at home, where it had been
- * something else; and if the tool that fetches its pages was killed in between. */
+/* Memory that the VM has given back there and looked at since is zero, also at home, where it was
+ * something else; also if the tool that fetches its pages was killed in between. */
 static void given_back_and_read(bool killed)
 {
     static bool had[RAM_PAGES], has[RAM_PAGES];
@@ -81,7 +81,7 @@ static void test_given_back_and_read(void)
     given_back_and_read(true);
 }
 
-/* What the guest gives back where it is borrowed is zero at home, too. */
+/* Memory that the guest gives back where it is borrowed is zero at home, too. */
 static void test_balloon(void)
 {
     static bool pages[RAM_PAGES];
@@ -100,7 +100,8 @@ static void test_balloon(void)
 static struct vm again;               /* the QEMU where it is borrowed the second time */
 static struct mover keeper, repeater; /* receive --home there, borrow */
 
-/* The borrower keeps its memory: the third trip has what was written at home since, and no more. */
+/* The borrower keeps the VM's memory: the third trip carries only what was written at home
+ * since. */
 static void test_kept_warm(void)
 {
     static bool had[RAM_PAGES], has[RAM_PAGES];
@@ -160,7 +161,7 @@ static void test_stays(void)
     no_notes();
 }
 
-/* A VM that needs no page for a while waits for nobody. */
+/* If a borrowed VM needs no page for a while, no tool takes the silence for a lost peer. */
 static void test_idle_is_no_silence(void)
 {
     json_int_t came = -1, since = 0, now = 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* ib-migrate borrow and return, of which a tool or a QEMU ends in each state. */
+/* ib-migrate borrow and return: in each state a tool or a QEMU ends. */
 #include "tests/fixtures/borrow.h"
 
 #include "common/clock.h"
@@ -10,8 +10,8 @@
 
 /* ---------------------------------------------------------------- which tool is killed */
 
-/* Until this tool has worked on for so long by its own report: it may get no processor for a while.
- */
+/* Waits until this tool, by its own report, has worked for so long: it may get no processor for a
+ * while. */
 static void works_on(struct mover *mover, json_int_t ms)
 {
     mover_await_figure(mover, "elapsed_ns",
@@ -44,7 +44,7 @@ static void is_no_map(const char *record, const char *note)
         fail_msg("%s is there", note);
 }
 
-/* After it everything goes on. */
+/* After the commit everything goes on. */
 static void killed_after(const char *state)
 {
     borrowed_small();
@@ -71,7 +71,7 @@ static void killed_while_away(struct mover *killed)
     mover_end_all(NULL);
 }
 
-/* Before there is a record nothing is noted that nobody would find. */
+/* Before there is a record, nothing is noted: nobody would find it. */
 static void test_first_killed(void)
 {
     borrowed_small();
@@ -133,7 +133,7 @@ static void test_killed_while_away(void)
     killed_while_away(&sender);
 }
 
-/* The tools of the first migration are of no use any more when they are killed in the second one,
+/* The tools of the first migration have no purpose any more when they are killed in the second one,
  * and have to learn that. */
 static void test_killed_while_it_returns(void)
 {
@@ -149,7 +149,7 @@ static void test_killed_while_it_returns(void)
     is_home();
 }
 
-/* The QEMU that it left has the files of its memory, and runs nothing before it quits. */
+/* The QEMU that the VM left has the files of its memory, and runs nothing before it quits. */
 static void test_held_until_it_quits(void)
 {
     struct ibx_error why = {0};
@@ -165,7 +165,7 @@ static void test_held_until_it_quits(void)
     is_home();
 }
 
-/* The tool that would have told it to is killed: recover does. */
+/* The tool that would have told QEMU to quit is killed: recover tells it. */
 static void killed_before_it_quits(const char *state, int status)
 {
     print_message("%s\n", state);
@@ -221,7 +221,7 @@ static void test_killed_while_kept_warm(void)
     is_home();
 }
 
-/* The tool that still serves the VM there leaves the monitor to the one that continues the return,
+/* The tool that still serves the VM there leaves the monitor to the tool that continues the return,
  * however long that takes. */
 static void test_killed_and_continued_late(void)
 {
@@ -236,7 +236,7 @@ static void test_killed_and_continued_late(void)
     returned();
 }
 
-/* Until its tool waits for an answer of a QEMU that is stopped. */
+/* Waits until the tool waits for an answer of a stopped QEMU. */
 static void await_question(const struct vm *vm)
 {
     const uint64_t deadline = vm_soon();
@@ -264,8 +264,8 @@ static void test_killed_while_the_monitor_is_silent(void)
     returned();
 }
 
-/* Borrowed by a QEMU that takes the memory which was kept there: the QEMU that kept it lives, and
- * has it as well, which is no reason for a tool that goes on to call it lost. */
+/* The VM is borrowed by a QEMU that takes the memory that was kept there. The QEMU that kept it
+ * lives and has the memory, too: that is no reason for a tool that goes on to call the VM lost. */
 static void test_killed_where_it_was_kept_warm(void)
 {
     static struct vm again, last;
@@ -336,7 +336,7 @@ static void test_killed_and_never_back(void)
     pair_timeout = PAIR_TIMEOUT;
 }
 
-/* Who has it return a moment too early is waited for. */
+/* A return that begins a moment too early is waited for. */
 static void test_returns_while_the_link_is_made_anew(void)
 {
     borrowed_small();
@@ -364,7 +364,7 @@ static void test_home_ends_while_away(void)
     returned();
 }
 
-/* What is left is the memory of its stop. */
+/* Only the memory of the VM's stop is left. */
 static void test_borrower_ends(void)
 {
     borrowed_small();
@@ -376,8 +376,8 @@ static void test_borrower_ends(void)
     mover_heartbeats((const struct vm *[]){&vms[0], NULL}, borrow_options.append);
 }
 
-/* Another client has migrated it on from there, and then ended that QEMU, as one does: nobody tells
- * to restart it here without saying so. */
+/* Another client has migrated the VM on from there, and then ended that QEMU, as is usual: a tool
+ * that advises a restart here says this, too. */
 static void migrated_on_and(int signal)
 {
     static const char unless[] = "unless it runs where another client of QEMU has migrated it";
@@ -423,7 +423,7 @@ static void test_borrower_is_migrated_on_and_told_to_end(void)
     migrated_on_and(SIGTERM);
 }
 
-/* The memory of the stop is no more once pages were dropped. */
+/* The memory of the stop no longer exists once pages were dropped. */
 static void test_base_after_a_return_that_failed(void)
 {
     borrowed_small();
@@ -441,8 +441,8 @@ static void test_base_after_a_return_that_failed(void)
                      "a return of this VM has begun");
 }
 
-/* What had not been fetched before is only at home, and newer there: nobody tells to do what cannot
- * be done. */
+/* Pages that had not been fetched before are only at home, and newer there: no tool advises what
+ * cannot be done. */
 static void test_home_ends_after_a_return(void)
 {
     borrowed_small();
@@ -464,7 +464,7 @@ static void test_home_ends_after_a_return(void)
     pair_done();
 }
 
-/* What home has may be of the VM's time there by then. */
+/* By then, home's pages may be from the VM's time there. */
 static void test_filled_stops_for_its_return(void)
 {
     borrow_options = (struct vm_options){.append = "mib=4"};
@@ -493,8 +493,8 @@ static void test_filled_stops_for_its_return(void)
     returned();
 }
 
-/* The VM returns and runs at home for a moment, of which the borrower hears nothing. False: it has
- * not, because it needed a page that the stopped tool had to serve itself. */
+/* The VM returns and runs at home for a moment, and the borrower does not hear of it. False: the VM
+ * did not run, because it needed a page that the stopped tool had to serve. */
 static bool runs_at_home_unheard(void)
 {
     borrow_options = (struct vm_options){.append = "mib=32 beat=64 idle=20000000"};
@@ -516,7 +516,7 @@ static bool runs_at_home_unheard(void)
     return vm_beats(&home) >= 2;
 }
 
-/* Then its QEMU there has ended. What it has not fetched before is of that time by now. */
+/* Then its QEMU there has ended. Pages that were not fetched before are from that time by now. */
 static void test_rolled_back_after_it_ran_at_home(void)
 {
     for (unsigned tries = 0; !runs_at_home_unheard(); tries++) {

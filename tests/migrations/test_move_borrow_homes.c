@@ -32,7 +32,7 @@ static void fill_holes(void)
     vm_wait_beats(&vms[1], vm_beats(&vms[1]) + pair_beats);
 }
 
-/* A QEMU that locks its memory fills them with zeros when it maps them. */
+/* A QEMU that locks its memory fills the holes with zeros when it maps the file. */
 static void test_holes_of_a_home_that_locks_memory(void)
 {
     borrowed_with_holes();
@@ -42,7 +42,7 @@ static void test_holes_of_a_home_that_locks_memory(void)
     home_with_every_byte(TCP);
 }
 
-/* Looks at each page but these, as others may: holes become pages of zeros. */
+/* Reads each page but these, as other processes may: holes become pages of zeros. */
 static void touch_pages(const char *path, const bool had[RAM_PAGES])
 {
     const int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -84,7 +84,7 @@ static void look_at_home(const char *more, const char *stop_at)
     touch_pages(home.ram, none);
 }
 
-/* What is in the file before a page comes is not seen by the VM. */
+/* The VM does not see what is in the file before a page comes. */
 static void test_home_that_others_have_looked_at(void)
 {
     look_at_home(NULL, NULL);
@@ -92,7 +92,7 @@ static void test_home_that_others_have_looked_at(void)
     returned();
 }
 
-/* Where pages that miss are holes the VM would find zeros. */
+/* If missing pages are holes, the VM would find zeros. */
 static void holes_are_found_to_be_looked_at(void)
 {
     mover_kill(&bringer, SIGCONT);
@@ -114,7 +114,7 @@ static void test_home_that_others_have_looked_at_and_kept_warm(void)
     holes_are_found_to_be_looked_at();
 }
 
-/* Home has long ended when the borrower looks at what it said last. */
+/* Home has long ended when the borrower reads its last message. */
 static void test_told_while_the_borrower_is_busy(void)
 {
     look_at_home("--keep-warm", "destination:broken");
@@ -128,7 +128,7 @@ static void test_told_while_the_borrower_is_busy(void)
     mover_must_print(&bringer, "the migration is broken");
 }
 
-/* A tool that goes on does not take such pages for ones that have come. */
+/* A tool that goes on does not take such pages for pages that have come. */
 static void test_home_that_others_have_looked_at_before_a_recovery(void)
 {
     look_at_home("--keep-warm", NULL);
@@ -137,7 +137,8 @@ static void test_home_that_others_have_looked_at_before_a_recovery(void)
     holes_are_found_to_be_looked_at();
 }
 
-/* Nothing is dropped at home before it comes again: a return that fails has done little there. */
+/* No page is dropped at home before it comes again: a return that fails has changed little
+ * there. */
 static void test_home_keeps_its_pages(void)
 {
     static bool pages[RAM_PAGES];
@@ -173,7 +174,8 @@ static void test_little_room_at_home(void)
     returned();
 }
 
-/* A borrower that does not say that the VM has returned does not see its memory for longer. */
+/* A borrower that does not say that the VM has returned does not get to see its memory for
+ * longer. */
 static void test_silent_borrower(void)
 {
     borrowed_small();
@@ -200,7 +202,7 @@ static void borrowed_as(uint8_t id[IBX_MIGRATE_ID_BYTES])
     globfree(&found);
 }
 
-/* Its return and a rollback there take the memory that the VM left one after the other. */
+/* The return and a rollback at home take the memory that the VM left one after the other. */
 static void test_one_at_a_time_has_the_memory_at_home(void)
 {
     glob_t found;
@@ -230,7 +232,7 @@ static void test_one_at_a_time_has_the_memory_at_home(void)
     mover_heartbeats((const struct vm *[]){&vms[0], NULL}, borrow_options.append);
 }
 
-/* Nobody else can be given the memory of this QEMU. */
+/* Whether the memory of this QEMU is locked, so that nobody else can be given it. */
 static bool is_locked(const struct vm *vm)
 {
     struct ibx_guest_ram ram;
@@ -245,7 +247,8 @@ static bool is_locked(const struct vm *vm)
     return locked;
 }
 
-/* As long as pages come, though the VM runs there: one that comes late goes into that memory. */
+/* The memory is locked as long as pages come, though the VM runs there: a late page goes into
+ * it. */
 static void test_memory_is_locked_while_pages_come(void)
 {
     borrowed_small();
@@ -266,8 +269,8 @@ static void test_memory_is_locked_while_pages_come(void)
     is_home();
 }
 
-/* That the VM may run at home again is noted there first: a tool that goes on has to know it. Where
- * somebody else's file has the note's name, it is noted beside the record. */
+/* Home first notes that the VM may run there again: a tool that goes on has to know it. If somebody
+ * else's file has the note's name, it is noted beside the record. */
 static void test_home_where_the_note_has_a_squatter(void)
 {
     uint8_t id[IBX_MIGRATE_ID_BYTES];
@@ -303,8 +306,8 @@ static void say(struct line *line, const struct ibx_migrate_any *message)
     line_send(line, message);
 }
 
-/* Another QEMU at home, to which a borrower that lies says that the VM, which is there, returns:
- * its answer. */
+/* A borrower that lies tells another QEMU at home that the VM, which is already there, returns.
+ * Returns its answer. */
 static void asks_for_another_return(struct line *line, const struct vm *there)
 {
     struct ibx_guest_ram ram;
@@ -334,7 +337,7 @@ static void is_home_alone(void)
     is_home();
 }
 
-/* A borrower that keeps to itself that the VM has returned lets it return once more. */
+/* A borrower does not say that the VM has returned, and has it return once more. */
 static void test_returned_twice(void)
 {
     struct line line = {0};
@@ -352,7 +355,7 @@ static void test_returned_twice(void)
     is_home_alone();
 }
 
-/* ... or has begun with that before the VM returned, and goes on with it now. */
+/* ... or has begun the second return before the VM returned, and goes on with it now. */
 static void test_returned_beside_a_return_that_waits(void)
 {
     struct line line = {0}, page = {0};

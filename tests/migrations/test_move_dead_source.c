@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * The source's QEMU is killed after the commit, and its tool with it: the file of guest RAM
- * outlives both, and ib-migrate recover serves from it. It is refused when it is not that file any
- * more, or when another process writes to it; and it has another name meanwhile, so that no QEMU
- * that is started by the old command line does.
+ * outlives both, and ib-migrate recover serves from it. recover refuses it if it is no longer that
+ * file, or if another process writes to it. The file has another name meanwhile, so that no QEMU
+ * that is started by the old command line writes to it.
  */
 #include "tests/fixtures/mover.h"
 
@@ -29,7 +29,7 @@ static const char *aside(void)
     return any ? path : NULL;
 }
 
-/* Only the destination is left, where the VM has beaten so often, and nearly all other pages are
+/* Only the destination is left. The VM has made so many beats there, and nearly all other pages are
  * missing. */
 static void source_dies_after(unsigned long beats)
 {
@@ -71,7 +71,7 @@ static void test_source_and_its_tool_die(void)
     MOVER_RUN(0, "prune", "--qmp", vms[0].tool);
 }
 
-/* The same happens to the tool that recovers: the name that it has given to the file is found. */
+/* The tool that recovers dies, too: the next one finds the file by its new name. */
 static void test_again(void)
 {
     source_dies();
@@ -93,7 +93,7 @@ static void start_anew(struct vm *vm)
     vm_start(vm, &(struct vm_options){.append = "", .ram = ram});
 }
 
-/* By something that restarts VMs: it has written to the file. */
+/* A manager has started the source's VM anew: it has written to the file. */
 static void test_source_was_started_anew(void)
 {
     struct vm anew;
@@ -104,9 +104,9 @@ static void test_source_was_started_anew(void)
     vm_end(&anew);
 }
 
-/* And the file with them, as where the host was started anew: nobody brings these pages back. Each
- * side says so, who waits at the destination again and again, and can be interrupted; and when the
- * VM's QEMU has been ended no record is in the way. */
+/* The file is lost, too, as after a restart of the host: nobody brings these pages back. Each side
+ * says so; a tool that waits at the destination says it again and again, and can be interrupted;
+ * and once the VM's QEMU was ended, no record is in the way. */
 static void test_source_is_gone_for_good(void)
 {
     source_dies();
@@ -131,9 +131,9 @@ static void test_source_is_gone_for_good(void)
         mover_must_print(MOVER_RUN(0, "prune", "--unfinished", "--qmp", vms[i].tool), "deleted: ");
 }
 
-/* It has ended before anybody looked. It has beaten more often than the VM before its stop, so that
- * its stack is another one, and the destination has that page, without which the VM does not beat:
- * there the VM is stopped, and nobody calls the migration complete. */
+/* The VM that was started anew has ended before anybody looked. It has made more beats than the VM
+ * before its stop, so that the page of its stack differs. The destination has that page, since the
+ * VM cannot beat without it: the VM is stopped there, and nobody calls the migration complete. */
 static void test_somebody_was_there(void)
 {
     struct vm anew;
@@ -149,7 +149,7 @@ static void test_somebody_was_there(void)
     assert_false(vm_runs(&vms[1]));
 }
 
-/* The tool lives, and its QEMU is started anew at once: that gets another file. */
+/* The tool lives, and its QEMU is started anew at once: the new QEMU gets another file. */
 static void test_started_anew_while_its_tool_serves(void)
 {
     struct vm anew;
@@ -168,7 +168,7 @@ static void test_started_anew_while_its_tool_serves(void)
 }
 
 /* The VM is lost at the destination, too, and the tool is killed before it has removed the file:
- * whoever tells the operator that removes it. */
+ * the tool that reports the loss removes it. */
 static void test_lost_at_both_ends(void)
 {
     for (unsigned i = 0; i < 2; i++) {
@@ -193,7 +193,7 @@ static void test_lost_at_both_ends(void)
     }
 }
 
-/* Each time the migration is not harmed, and goes on when the file is as it was. */
+/* The migration is never harmed, and goes on when the file is as before. */
 static void test_another_file(void)
 {
     char other[128];
@@ -236,7 +236,7 @@ static void source_dies_unaware(void (*change)(int fd, off_t zeros, off_t hole))
     mover_kill(&receiver, SIGCONT);
 }
 
-/* As by whoever dumps the memory, or by a kernel that makes a huge page of what is around it. */
+/* Like a program that dumps the memory, or a kernel that makes a huge page of the pages around. */
 static void look_at_hole(int fd, off_t zeros, off_t hole)
 {
     (void)zeros;
@@ -247,7 +247,7 @@ static void look_at_hole(int fd, off_t zeros, off_t hole)
     assert_int_equal(lseek(fd, hole, SEEK_DATA), hole);
 }
 
-/* As by a guest, before the stop, when it was noted already that the page holds data. */
+/* Like a guest, before the stop, after it was noted that the page holds data. */
 static void give_zeros_back(int fd, off_t zeros, off_t hole)
 {
     (void)hole;
@@ -318,7 +318,7 @@ static void test_source_whose_page_map_is_lost(void)
     page_map_is_lost(give_zeros_back);
 }
 
-/* Killed before COMMIT has gone: nobody knows any more whether the VM ran on here for a moment. */
+/* Killed before COMMIT was sent: nobody knows any more whether the VM ran on here for a moment. */
 static void test_before_the_commit(void)
 {
     pair_start(NULL);
@@ -335,7 +335,8 @@ static void test_before_the_commit(void)
     mover_must_print(refused, "in which the VM stopped has ended");
 }
 
-/* --remove removed it where it was; without that, prune tells of it and can. */
+/* With --remove the file was removed from where it was; otherwise prune names it, and can remove
+ * it. */
 static void test_what_is_left_behind_is_named(void)
 {
     pair_start(NULL);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What keeps a VM from migrating is found before its stop: the VM runs on at the source, and the
- * sentence names what differs, with both values. */
+/* Differences that prevent a migration are found before the VM's stop: the VM runs on at the
+ * source, and the sentence names the difference, with both values. */
 #include "tests/fixtures/mover.h"
 
 #include <fcntl.h>
@@ -23,8 +23,7 @@ static void vm_start_pair(const struct vm_options *from, const struct vm_options
     vm_wait_beats(&vms[0], pair_beats);
 }
 
-/* The VM at the source, which goes on there, and a destination that is not like it. Both tools say
- * so. */
+/* The destination is not like the source, and both tools say so; the VM goes on at the source. */
 static void refused(const struct vm_options *from, const struct vm_options *to, const char *words)
 {
     vm_start_pair(from, to);
@@ -63,8 +62,7 @@ static void test_a_stale_disk(void)
     pair_moved("");
 }
 
-/* A snapshot was taken at the source since: what its overlay has is not in the destination's image.
- */
+/* A snapshot was taken at the source since: the destination's image lacks what the overlay has. */
 static void test_snapshot_since(void)
 {
     char file[96], overlay[96], drive[160];
@@ -136,7 +134,8 @@ static void test_other_offloads(void)
             "has the feature VIRTIO_NET_F_CSUM here, which the destination cannot");
 }
 
-/* Memory that was plugged in lies elsewhere: QEMU would take it, and the guest would crash. */
+/* Memory that was plugged in lies at another address: QEMU would accept it, and the guest would
+ * crash. */
 static void test_memory_elsewhere(void)
 {
     static const char backend[] = "memory-backend-file,id=more,size=64M,mem-path=/dev/shm,share=on";
@@ -166,7 +165,7 @@ static void test_memory_exchanged(void)
             "guest RAM lies in the order left, right here and right, left at the destination");
 }
 
-/* What was plugged in since is on the destination's command line: that is one machine. */
+/* Devices that were plugged in are on the destination's command line: both are the same machine. */
 static void test_a_machine_plugged_together_since(void)
 {
 #define SLOTS                                                                                      \
@@ -197,8 +196,9 @@ static void test_a_machine_plugged_together_since(void)
 
 static char group[PATH_MAX + 128], left[PATH_MAX + 128];
 
-/* Of this process, `left`, and one for whom it starts, `group`, in the tree where memory is
- * counted. In version 2 that has processes or groups, not both: it is next to this one. */
+/* Finds this process's control group, `left`, in the tree where memory is counted, and the place of
+ * one for the processes that it starts, `group`. In version 2 a group has processes or groups, not
+ * both: `group` is beside `left`. */
 static bool find_groups(void)
 {
     char line[PATH_MAX], path[PATH_MAX] = "";
@@ -220,7 +220,8 @@ static bool find_groups(void)
     return found;
 }
 
-/* A control group for this process and whom it starts, without swap. False: there can be none. */
+/* Makes a control group for this process and its children, without swap. False: this is
+ * impossible. */
 static bool limit_memory(unsigned mib)
 {
     char command[4 * PATH_MAX];
@@ -237,7 +238,7 @@ static bool limit_memory(unsigned mib)
     return !system(command);
 }
 
-/* Whom it has started stay. */
+/* This process leaves the group; its children stay. */
 static int leave_group(void)
 {
     char command[2 * PATH_MAX];
@@ -245,7 +246,7 @@ static int leave_group(void)
     return system(command);
 }
 
-/* To what is used, and so many more. */
+/* Sets the limit to what is used, and so many MiB more. */
 static bool tighten_memory(unsigned mib)
 {
     char command[2 * PATH_MAX];
@@ -276,7 +277,8 @@ static void start_of_size(struct vm *vm, const char *ram, const char *size, bool
                      .extra = {"-m", size, "-object", ram, "-machine", "memory-backend=mem1"}});
 }
 
-/* Its guest never touches these: beyond those that it knows. */
+/* Allocates, or frees, pages that the guest never touches: those beyond the memory that it
+ * knows. */
 static void hold_the_rest(const char *ram, int mode)
 {
     int fd = open(ram, O_RDWR | O_CLOEXEC);
@@ -284,8 +286,8 @@ static void hold_the_rest(const char *ram, int mode)
     close(fd);
 }
 
-/* What is READ into place counts to the tool: the kernel would end it, and the VM waited. What the
- * VM holds counts, and not what it could hold. */
+/* Pages that are READ into place count as the tool's memory: the kernel would end the tool, and the
+ * VM would wait. The check counts what the VM holds, not what it could hold. */
 static void test_no_memory_for_minor(void)
 {
     char folder[] = "/dev/shm/ibx-vm-folder-XXXXXX", from[64], to[64], ram[2][160];
@@ -323,7 +325,7 @@ static void test_no_memory_for_minor(void)
     rmdir(folder);
 }
 
-/* The kernel would end the tool when the VM has come, which would wait. */
+/* The kernel would end the tool after the VM has come, and the VM would wait. */
 static void test_no_memory_for_the_receiver(void)
 {
     mover_begin();
@@ -340,8 +342,8 @@ static void test_no_memory_for_the_receiver(void)
     pair_stays();
 }
 
-/* Its limit falls while pages come: the kernel ends the destination's QEMU, and both sides say what
- * that was. */
+/* The limit falls while pages come: the kernel ends the destination's QEMU, and both sides say
+ * why. */
 static void test_no_memory_any_more(void)
 {
     mover_begin();
@@ -367,8 +369,8 @@ static void test_no_memory_any_more(void)
     mover_heartbeats((const struct vm *[]){&vms[0], NULL}, "");
 }
 
-/* A file system without a limit says nothing of what the host has. A VM that holds little moves
- * where all of it would find no room. */
+/* A file system without a limit says nothing about the host's memory. A VM that holds little moves,
+ * though all of its RAM would find no room. */
 static void test_no_memory_of_the_host(void)
 {
     char ram[200], size[32];
@@ -432,8 +434,8 @@ static void test_no_room_beside_the_notes(void)
     assert_int_equal(umount2("/dev/shm", MNT_DETACH), 0);
 }
 
-/* What the VM holds counts, a good half of its RAM, and not what it could hold; of one that is
- * borrowed not even that, since only what it needs comes. */
+/* The check counts what the VM holds, a good half of its RAM, not what it could hold; for a
+ * borrowed VM not even that, since only the pages that it needs come. */
 static void test_little_room(void)
 {
     static const char noted[] = "may come to need 64 MiB more: enlarge it";
@@ -488,8 +490,8 @@ static void test_memory_on_a_disk(void)
 
 #define FLASH(file, rest) "file=" file ",format=raw,if=pflash," rest
 
-/* Firmware of one size in files of the hosts' own, an empty drive, a disk without content. False:
- * this host has no firmware. */
+/* Firmware of the same size in each host's own files, an empty drive, a disk without content.
+ * False: this host has no firmware. */
 static bool start_with_firmware(const char *variables_there)
 {
     static const char bios[] = "/usr/share/seabios/bios-256k.bin";

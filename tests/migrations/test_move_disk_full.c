@@ -2,7 +2,7 @@
 /*
  * A disk of the VM that can no longer be written, before and after the commit: QEMU stops the VM
  * (werror=stop, "io-error"), and lets it go on when there is room again and somebody says `cont`.
- * No write is lost, and whoever moves the VM is told why it stands still.
+ * No write is lost, and the operator who moves the VM is told why it stands still.
  */
 #include "tests/migrations/guest/disk.h"
 #include "tests/fixtures/mover.h"
@@ -94,7 +94,7 @@ static void await_status(struct vm *vm, const char *wanted)
     }
 }
 
-/* What the guest has been told is on its disk is there. */
+/* The disk has everything of which the guest was told that it is written. */
 static void is_on_disk(unsigned transfers)
 {
     static uint32_t part[DISK_BYTES / 4];
@@ -180,7 +180,7 @@ static void test_full_behind_the_stop(void)
     goes_on(&vms[1], written(&vms[0]));
 }
 
-/* It moves as it is, which is said before: nobody waits for it to run there. */
+/* The VM moves as it is, and the tool says so before: nobody waits for it to run there. */
 static void test_full_before(void)
 {
     start(STOPS);

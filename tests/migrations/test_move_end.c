@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * The end of a move at its destination: every page is there, and the source does not know yet. A
- * tool that dies there, a disk that is full, there or at the source, a QEMU that cannot be let go
- * of and a confirmation that is lost hold up nothing but the end, which comes as soon as it can.
+ * tool that dies there, a full disk on either side, a QEMU that cannot be released and a lost
+ * confirmation hold up only the end, which comes as soon as it can.
  */
 #include "tests/fixtures/mover.h"
 
@@ -55,7 +55,7 @@ static void ended(void)
     pair_moved("");
 }
 
-/* Before it has released QEMU: the next tool does. */
+/* Killed before it has released QEMU: the next tool releases it. */
 static void test_killed_when_complete(void)
 {
     stopped_at("destination:complete", NULL);
@@ -75,7 +75,8 @@ static bool has_list(void)
     return !access(path, F_OK);
 }
 
-/* Nor does it leave the other one's notes of which pages have come, which nobody needs any more. */
+/* The other tool's notes of which pages have come do not stay, either: nobody needs them any
+ * more. */
 static void test_killed_when_complete_in_minor_mode(void)
 {
     stopped_at("destination:complete", "--minor");
@@ -139,8 +140,9 @@ static void test_qemu_cannot_be_let_go_of(void)
     ended();
 }
 
-/* No record, no end: a tool that died then would leave what nobody could tell from a VM that needs
- * its pages. A folder in the place of the new record stands for a disk that takes none. */
+/* Without the record there is no end: if a tool died then, nobody could tell the VM from one that
+ * still needs its pages. A folder in the place of the new record stands for a disk that takes
+ * none. */
 static void record_cannot_be_written(const char *state, const char *option, const char *first)
 {
     char place[PATH_MAX];
@@ -226,7 +228,7 @@ static void ends_once_it_is_written(const char *place)
     ended();
 }
 
-/* Nor does its watchdog say then that the VM does not go on. */
+/* The watchdog does not say, either, that the VM does not go on. */
 static void test_watchdog_cannot_write(void)
 {
     char place[PATH_MAX];
@@ -245,7 +247,7 @@ static void test_watchdog_cannot_write(void)
     pair_stayed();
 }
 
-/* Nor does the tool, nor that it may be elsewhere, which its record says. */
+/* The tool does not say so, either, nor that the VM may be elsewhere, as its record says. */
 static void test_source_cannot_write_that_it_stays(void)
 {
     char place[PATH_MAX];
@@ -290,7 +292,7 @@ static void test_source_record_cannot_be_written_again(void)
     ends_once_it_is_written(place);
 }
 
-/* Whoever interrupts a tool that only waits for the source is told what is still to be done. */
+/* A tool that only waits for the source and is interrupted says what is still to be done. */
 static void test_interrupted_when_complete(void)
 {
     stopped_at("destination:complete", NULL);
@@ -313,7 +315,7 @@ static void about_to_confirm(void)
     on_record(&vms[0], "done", "must not be continued");
 }
 
-/* While that may confirm it at any moment a tool goes only when it is interrupted twice. */
+/* While the source may confirm at any moment, a tool ends only when it is interrupted twice. */
 static void test_interrupted_before_the_confirmation(void)
 {
     about_to_confirm();
@@ -399,7 +401,7 @@ static const char *patient_uri(void)
     return uri;
 }
 
-/* They stay open and unanswered: another one comes only when a try has ended. */
+/* Connections stay open and unanswered: another one comes only when a try has ended. */
 static void await_tries(int listener)
 {
     int tries[3];
@@ -464,7 +466,7 @@ static void test_confirmation_never_said(void)
     mover_kill(&sender, SIGKILL);
     mover_await(&receiver, "broken", 0);
     mover_must_print(&receiver, "if ib-migrate status there says done");
-    vm_kill(&vms[0]); /* nothing is needed of that any more */
+    vm_kill(&vms[0]); /* it is not needed any more */
     mover_start(&again, recover_source);
     mover_ends(&again, 0);
     mover_must_print(&again, "the destination knows it");

@@ -57,7 +57,7 @@ static void test_hung_up(void)
     assert_false(mover_printed(&receiver, "interrupt once more"));
 }
 
-/* Whose sentence the sender says: not that its connections have ended. */
+/* The sender prints the receiver's sentence, not that its connections have ended. */
 static void test_interrupted_at_the_destination(void)
 {
     static const char *const states[] = {"source:exposing", "source:starting", "source:stopped",
@@ -184,7 +184,8 @@ static void test_destination_killed_with_a_silent_monitor(void)
     }
 }
 
-/* Who begins anew where recover is wanted is told so, and not to end a QEMU that the VM needs. */
+/* An operator who begins anew where recover is needed is told so, and is not told to end a QEMU
+ * that the VM needs. */
 static void begun_anew(const char *const *arguments)
 {
     struct mover again = {0};
@@ -262,7 +263,8 @@ static void test_killed_at_the_commit_with_all_pages(void)
     pair_moved("");
 }
 
-/* It tells so a source that comes back. What was paused before the move stays that. */
+/* The destination tells a source that comes back. A VM that was paused before the move stays
+ * paused. */
 static void test_destination_gives_up_while_the_source_is_away(void)
 {
     for (int paused = 0; paused < 2; paused++) {
@@ -351,7 +353,7 @@ static void test_a_refused_rollback(void)
     unlink(file);
 }
 
-/* That nothing comes, and that something does again, is printed once. */
+/* The tool prints once that nothing comes, and once that something comes again. */
 static void stands_still(struct mover *who, struct mover *other, const char *means)
 {
     mover_kill(who, SIGSTOP);
@@ -375,7 +377,7 @@ static void test_stopped_for_a_while(void)
     pair_timeout = PAIR_TIMEOUT;
 }
 
-/* A source that stands still before anything has happened is not waited for, and keeps its VM. */
+/* Nobody waits for a source that stands still before anything has happened, and it keeps its VM. */
 static void test_source_stands_still_early(void)
 {
     pair_start(NULL);
@@ -417,7 +419,7 @@ static void test_source_qemu_ends(void)
     pair_moved("");
 }
 
-/* ... but without both of them nobody has the VM. What either side knows of that, it says. */
+/* ... but without both of them nobody has the VM. Each side says what it knows about that. */
 static void test_destination_qemu_ends_after_the_switch(void)
 {
     pair_filling(NULL, NULL);
@@ -433,7 +435,7 @@ static void test_destination_qemu_ends_after_the_switch(void)
     MOVER_RUN(1, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
 }
 
-/* What the destination said last is heard when it has long ended. */
+/* The source reads the destination's last message when the destination has long ended. */
 static void test_destination_qemu_ends_while_the_source_is_busy(void)
 {
     pair_filling(NULL, NULL);
@@ -553,7 +555,7 @@ static void test_other_processors(void)
             "-cpu");
 }
 
-/* Only the hosts see what is different: other names, another order, another network, a monitor. */
+/* Only the hosts see the differences: other names, another order, another network, a monitor. */
 static void test_the_same_hardware(void)
 {
     const struct vm_options from = {.append = "",

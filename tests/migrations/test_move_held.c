@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What other clients of the source's QEMU do while the destination still needs its pages: nobody
- * runs the VM twice, and no page that is served becomes another one. Nothing else protects these
+ * Actions of other clients of the source's QEMU while the destination still needs its pages: nobody
+ * runs the VM twice, and no page that is still to be served changes. Nothing else protects these
  * VMs: they have no disks, whose locks would.
  */
 #include "tests/fixtures/mover.h"
@@ -19,7 +19,7 @@
 #define LAST_PART (16ull << 20) /* that the tool protects last */
 #define PROTECTED (1ull << 57)  /* in /proc/PID/pagemap */
 
-/* It never dozes: when it is continued, it writes before a tool can stop it again. */
+/* This guest never dozes: when it is continued, it writes before a tool can stop it again. */
 static const struct vm_options resets = {.append = "doze=0", .extra = {"-action", "reboot=reset"}};
 
 static int refused(const char *command, const char *words)
@@ -47,7 +47,7 @@ static void is_released(void)
     json_decref(status);
 }
 
-/* From the commit to the end; not any more when nothing is left to protect. */
+/* `cont` is refused from the commit to the end, but no longer when nothing is left to protect. */
 static void test_cont_is_refused(void)
 {
     pair_start(NULL);
@@ -150,7 +150,7 @@ static void await_guard(void)
     close(fd);
 }
 
-/* By a userfaultfd of the source's QEMU, of which there is one at most. */
+/* Whether somebody is held by the userfaultfd of the source's QEMU (there is one at most). */
 static bool somebody_is_held(void)
 {
     char pattern[64], line[128];
@@ -281,8 +281,8 @@ static void continue_it(void)
     vm_ok(ibx_qmp_post(vms[0].qmp, "migrate_cancel", vm_soon(), &vm_error));
 }
 
-/* Then it gets no further than to its first write, whether a tool looks or not. One that does may
- * be faster, and stop it before. */
+/* A VM that is continued gets no further than to its first write, whether a tool looks or not. A
+ * tool that looks may be faster, and stop it before that. */
 static void test_continued_in_spite_of_all(void)
 {
     for (int looks = 0; looks < 2; looks++) {
@@ -306,7 +306,7 @@ static void test_continued_in_spite_of_all(void)
 
 static const char *past_clock; /* to be preloaded by the next sender; or NULL */
 
-/* Before the guard is there: nobody knows what the VM has changed here. */
+/* The VM is continued before the guard is there: nobody knows what it has changed here. */
 static void continued_before_the_guard(const char *state, const char *option)
 {
     const bool held = !strcmp(state, "source:arming");
@@ -370,7 +370,8 @@ static void stopped_while_arming(void)
     mover_await_stop(&sender);
 }
 
-/* Neither monitor needs to answer: one main thread may be held, the other one wait for a page. */
+/* Both sides know it. Neither monitor may answer: one main thread may be held, and the other may
+ * wait for a page. */
 static void both_know_it(void)
 {
     mover_ends(&receiver, 1);
@@ -381,7 +382,7 @@ static void both_know_it(void)
     vm_kill(&vms[1]);
 }
 
-/* Who waits to write may have written to the rest before. */
+/* A thread that waits to write may have written to the rest before. */
 static void test_a_write_after_a_tool_killed_while_arming(void)
 {
     stopped_while_arming();
@@ -396,8 +397,8 @@ static void test_a_write_after_a_tool_killed_while_arming(void)
     mover_must_print(&receiver, "may have changed before the destination had fetched it");
 }
 
-/* The destination's tool is not there to be told. It is as soon as both are called again, and no
- * page of such a memory is served any more. */
+/* The destination's tool is not there. It is told as soon as both tools run again, and no page of
+ * such memory is served any more. */
 static void test_told_later(void)
 {
     stopped_while_arming();
@@ -463,8 +464,8 @@ static void test_reset_after_a_tool_killed_at_the_commit(void)
     mover_await_record("source", "broken");
 }
 
-/* One that stood where an x86 begins when it was stopped is not taken for one that was reset since:
- * nobody is told that it is broken. */
+/* A VM that was stopped at the address where an x86 begins is not taken for one that was reset
+ * since: nobody says that it is broken. */
 static void test_recovered_before_its_first_instruction(void)
 {
     pair_start(&resets);

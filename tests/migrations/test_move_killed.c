@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * kill -9 of each tool at each of its states (source.h, destination.h), one after the other, and
- * then what ib-migrate(1) tells to do. Afterwards the guest is alive and right on exactly
- * one side. The last states of either side, complete and confirming, are test_move_end.c's.
+ * then what ib-migrate(1) advises. Afterwards the guest is alive and right on exactly one side. The
+ * last states of either side, complete and confirming, are test_move_end.c's.
  *
  * A tool is caught at a state by IBX_MOVE_STOP_AT, which makes it stop itself there.
  */
@@ -41,7 +41,7 @@ static void killed(struct mover *m)
     mover_kill(m, SIGKILL);
 }
 
-/* Both tools, of which the one that has this state is killed there. */
+/* Starts both tools, and kills the one that has this state when it is there. */
 static void killed_at(const char *state)
 {
     const bool source = !strncmp(state, "source", 6);
@@ -56,7 +56,8 @@ static bool goes_from_here(const struct ibx_record *record)
     return record->source && !ibx_journal_over(record);
 }
 
-/* No move of the source's is unfinished: at the latest when its watchdog has done its work. */
+/* Waits until the source has no unfinished move: at the latest when its watchdog has done its
+ * work. */
 static void await_over(void)
 {
     const uint64_t deadline = vm_soon();
@@ -98,7 +99,7 @@ static void killed_before_they_met(void)
     stays();
 }
 
-/* Each side in the state in which it has seen that nothing comes of the move. */
+/* Each side is killed in the state in which it has seen that the move fails. */
 static void killed_when_it_has_failed(void)
 {
     print_message("source:kept\n");

@@ -17,7 +17,7 @@
 #define QUICK  "--set", quick(), "--set", "insecure=yes", "--encryption", "off"
 #define BESET  "--set", "timeout_ms=3000", "--set", "unauthenticated=64"
 
-/* A cut is noticed in this time, in which a handshake has to come to its end, too. */
+/* A cut is noticed within this time; a handshake has to end within it, too. */
 static const char *quick(void)
 {
     static char option[32];
@@ -120,8 +120,8 @@ static void test_cut_while_filling(void)
     mover_must_print(&receiver, "guest RAM is not encrypted between this host and 10.77.31.1:");
 }
 
-/* Twice, with the tool on one side killed while the wire is down; that migrations are made without
- * a key is in the record. */
+/* Cut twice, and the tool on one side is killed while the wire is down; the record says that
+ * migrations need no key. */
 static void test_cut_and_killed(void)
 {
     begin(NULL, "64K");
@@ -177,7 +177,8 @@ static void test_gone_at_the_commit(void)
     pair_runs_at_the_source();
 }
 
-/* Where the VM is known to run there, what it needs is here: the source waits, and says so. */
+/* The VM is known to run there, and the pages that it needs are here: the source waits, and says
+ * so. */
 static void test_gone_while_filling(void)
 {
     begin(NULL, "64K");
@@ -215,8 +216,9 @@ static void interrupt_receiver(void)
     mover_ends(&receiver, 1);
 }
 
-/* Before it the VM goes on at the source, and never runs at the destination. That has all of the
- * state, or not, when it is let go on: the source went on sending until the wire was cut. */
+/* Before the commit the VM goes on at the source, and never runs at the destination. The
+ * destination may have all of the state or not when it goes on: the source went on sending until
+ * the wire was cut. */
 static void cut_before_the_commit(const char *const *states)
 {
     for (; *states; states++) {
@@ -259,7 +261,7 @@ static void test_cut_when_loaded(void)
     pair_stayed();
 }
 
-/* After it the VM is at the destination, and waits for the wire where it has to. */
+/* After the commit the VM is at the destination, and waits for the wire if it has to. */
 static void test_cut_after_the_commit(void)
 {
     static const char *const states[] = {"source:serving", "destination:resuming",
@@ -306,8 +308,8 @@ static void make_key_file(char *path, size_t size)
     close(fd);
 }
 
-/* That others were quicker, and nothing else: the answer that says so may be lost with the
- * connection. */
+/* The source gave way only because others were quicker: the answer that says so may be lost with
+ * the connection. */
 static void gave_way(void)
 {
     static const char *const reasons[] = {"try again", "it closed the connection",

@@ -167,7 +167,7 @@ static int end_all(void **state)
     return rc;
 }
 
-/* Whether more of that file is there than has come. */
+/* Whether the file has more pages than have come. */
 static bool has_huge_page(const char *file)
 {
     struct stat st;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What can happen to a move by ib-migrate though no side lies: a full file system, a lost monitor,
- * many silent connections, a VM continued or reset by hand, a READ cut off half-way, memory given
- * back. Afterwards the guest is alive and right on exactly one side.
+ * What can happen to a move though no side lies: a full file system, a lost monitor, many silent
+ * connections, a VM continued or reset by hand, a READ cut off half-way, memory given back.
+ * Afterwards the guest is alive and right on exactly one side.
  */
 #include "migrate/qemu/qemu.h"
 #include "migrate/common/vm.h"
@@ -24,7 +24,7 @@
 #define FULL_MIB  (VM_RAM_MIB + 8)
 #define LOOK_MS   5
 #define PAGE      4096
-#define FEW_BYTES 1000 /* enough for what it says, and not for a record */
+#define FEW_BYTES 1000 /* enough for its messages, not for a record */
 
 /* ------------------------------------------------------------ misfortunes */
 
@@ -54,7 +54,8 @@ static void long_line(const struct vm *vm)
     close(fd);
 }
 
-/* Of files, which nothing that it writes may have: it says so, and is not killed for it. */
+/* The tool may write only very short files: it says that this is too little, and is not killed for
+ * it. */
 static void test_a_limit_of_file_sizes(void)
 {
     struct rlimit before, small;
@@ -91,7 +92,7 @@ static void test_no_room_for_the_record_of_the_end(void)
     pair_moved("");
 }
 
-/* The tool cannot give the VM back, having lost the monitor: its watchdog does. */
+/* The tool has lost the monitor and cannot give the VM back: its watchdog does. */
 static void test_source_loses_the_monitor(void)
 {
     pair_start(NULL);
@@ -104,7 +105,8 @@ static void test_source_loses_the_monitor(void)
     pair_stayed();
 }
 
-/* ... nor ends a migration that it has QEMU hold open, by which nobody could tell whose it was. */
+/* ... nor does it end the migration that it has QEMU hold open, and nobody could tell whose that
+ * was. */
 static void test_source_that_holds_loses_the_monitor(void)
 {
     pair_start(NULL);
@@ -121,7 +123,8 @@ static void test_source_that_holds_loses_the_monitor(void)
     pair_stayed();
 }
 
-/* After the commit QEMU lives all the same: its memory stays where it is, and it is let go of. */
+/* After the commit QEMU lives on without its monitor: its memory stays where it is, and is
+ * released. */
 static void loses_it_while_filling(void (*lose)(const struct vm *vm))
 {
     pair_start(NULL);
@@ -152,8 +155,8 @@ static void test_a_long_line_after_the_commit(void)
     loses_it_while_filling(long_line);
 }
 
-/* ... of a VM that stands at its start, of which nobody can tell whether somebody has reset it
- * before its memory was protected: it has its pages all the same. */
+/* ... of a VM at its first instruction: nobody can tell whether somebody has reset it before its
+ * memory was protected, and it gets its pages all the same. */
 static void test_the_monitor_of_a_vm_at_its_start_is_lost(void)
 {
     pair_start(&(struct vm_options){.append = "", .extra = {"-action", "reboot=reset"}});
@@ -171,7 +174,7 @@ static void test_the_monitor_of_a_vm_at_its_start_is_lost(void)
 }
 
 /* ... and again while the destination is told that the migration is broken, since another client
- * has continued the VM meanwhile: that it is stands. */
+ * has continued the VM meanwhile: it stays broken. */
 static void test_the_monitor_is_lost_behind_a_verdict(void)
 {
     pair_start(NULL);
@@ -194,7 +197,7 @@ static void test_the_monitor_is_lost_behind_a_verdict(void)
     pair_runs_at_the_source();
 }
 
-/* Another client sits at its monitor until all has come: QEMU is let go of then. */
+/* Another client uses QEMU's monitor until all pages have come: then QEMU is released. */
 static void test_the_monitor_is_another_clients_for_long(void)
 {
     struct ibx_qmp *other;
@@ -219,8 +222,8 @@ static void test_the_monitor_is_another_clients_for_long(void)
     assert_string_equal(status, "completed");
 }
 
-/* By its own monitor, while a tool that is about to commit is held up: it stays, and the
- * destination never runs it. */
+/* Somebody acts on the VM by its monitor, while a tool that is about to commit is held up: the VM
+ * stays, and the destination never runs it. */
 static void meddle(const char *command, const char *event, const char *sentence)
 {
     pair_start(NULL);
@@ -241,7 +244,8 @@ static void test_continued_by_somebody_else(void)
     pair_runs_at_the_source();
 }
 
-/* The state that is on its way is that of before, and would meet the guest RAM of afterwards. */
+/* The state on its way is from before the reset, and would be loaded with guest RAM from after
+ * it. */
 static void test_reset_by_somebody_else(void)
 {
     meddle("system_reset", "RESET", "the VM has been reset here");
@@ -257,7 +261,7 @@ static int64_t event_us(const char *name)
     return seconds * 1000000 + micro;
 }
 
-/* Guest RAM is not final at the STOP: QEMU waits for its disks then, of which this one takes two
+/* Guest RAM is not final at the STOP: QEMU then waits for its disks, and this disk takes two
  * seconds for a write. */
 static void test_disks_are_waited_for(void)
 {
@@ -285,7 +289,7 @@ static void test_disks_are_waited_for(void)
     pair_moved("");
 }
 
-/* A monitor is not a VM: that runs on, and gets its pages. */
+/* The destination loses only the monitor: the VM runs on, and gets its pages. */
 static void test_destination_loses_the_monitor(void)
 {
     pair_filling(NULL, NULL);
@@ -329,7 +333,7 @@ static void test_many_silent_connections(void)
     pair_moved("");
 }
 
-/* Room for the RAM when it was looked for, and then not. */
+/* There is room for the RAM when the tool checks, but not later. */
 static void full_file_system(const char *mode)
 {
     char options[32], ram[256], filler[128];
@@ -389,8 +393,8 @@ static json_int_t discarded_pages(void)
     return pages;
 }
 
-/* The guest gives memory back while its pages are still at the source: QEMU discards them, which
- * the engine is told, and none of them comes back over what the guest does there afterwards. */
+/* The guest gives memory back while its pages are still at the source: QEMU discards them and the
+ * engine is told. None of them comes later over what the guest writes there afterwards. */
 static void inflated(const char *minor)
 {
     struct vm_options with = {.append = "balloon=2048", .extra = {VM_BALLOON}};
@@ -415,8 +419,8 @@ static void test_balloon(void)
     inflated("--minor");
 }
 
-/* What the guest has given back stays so for the tool that recovers: the source's bytes do not come
- * back there, where a guest that clears pages as it frees them takes them for zeros. */
+/* For the tool that recovers, pages that the guest has given back stay so: the source's bytes do
+ * not come back, since a guest that clears pages as it frees them takes such pages for zeros. */
 static void given_back_before_a_recovery(const char *minor)
 {
     static bool before[RAM_PAGES], after[RAM_PAGES];
@@ -439,8 +443,9 @@ static void test_given_back_before_a_recovery(void)
     given_back_before_a_recovery("--minor");
 }
 
-/* The guest has given pages back, and the destination's tool is killed with the list of those that
- * have come; or with half of it, as an `older` tool made it, which did not note their places. */
+/* The guest has given pages back, and the destination's tool is killed, and the list of the pages
+ * that have come is lost; or half of it, as from an `older` tool, which did not note their
+ * places. */
 static void lose_the_list(const char *append, bool older)
 {
     char list[PATH_MAX];
@@ -456,7 +461,7 @@ static void lose_the_list(const char *append, bool older)
     assert_int_equal(older ? truncate(list, st.st_size / 2) : unlink(list), 0);
 }
 
-/* Those come again that the guest has given back, which is said, and refused where the guest would
+/* Pages that the guest has given back come again. The tool says so, and refuses if the guest would
  * take old bytes for zeros. */
 static void without_the_list(const char *append, bool refused, bool older)
 {
@@ -471,8 +476,8 @@ static void without_the_list(const char *append, bool refused, bool older)
     mover_end_all(NULL);
 }
 
-/* ... also where QEMU does not tell at first, as while its main thread waits for a page: this one
- * stands still until the tool goes on without. */
+/* ... also if QEMU does not answer at first, as while its main thread waits for a page: here QEMU
+ * stands still until the tool goes on without an answer. */
 static void test_recover_without_the_list_or_an_answer(void)
 {
     lose_the_list("balloon=2048 mib=4 poison=1", false);
@@ -518,8 +523,8 @@ static void test_recover_in_minor_mode(void)
     pair_moved("");
 }
 
-/* The kernel takes pages out of QEMU's page tables, as it does to swap them out: what the guest has
- * changed in them is in the page cache only. Returns how many pages stayed mapped. */
+/* The kernel takes pages out of QEMU's page tables, as for swapping: only the page cache has what
+ * the guest has changed in them. Returns how many pages stayed mapped. */
 static uint64_t unmap_all(const struct ibx_guest_ram *ram)
 {
     const struct ibx_guest_block *block = &ram->blocks[0];
@@ -555,7 +560,7 @@ static void test_recover_in_minor_mode_of_unmapped_pages(void)
     assert_int_equal(access(list, F_OK), -1);
 }
 
-/* Without the list nobody can tell them apart. */
+/* Without the list nobody can tell such pages apart. */
 static void test_recover_in_minor_mode_without_the_list(void)
 {
     char list[PATH_MAX];

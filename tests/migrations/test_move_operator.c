@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What an operator can do while pages are missing, as the table of ib-migrate(1) has it: each
- * command is given to the monitor of the destination's QEMU, or of the source's. It is done or
- * refused as the table says, and the migration comes to its end with a VM that is right. And a VM
- * that somebody pauses before QEMU's migration stops it.
+ * What an operator can do while pages are missing, by the table of ib-migrate(1): each command is
+ * given to the monitor of the destination's QEMU, or of the source's. QEMU does or refuses it as
+ * the table says, and the migration ends with a VM that is right. Also, a VM that somebody pauses
+ * before QEMU's migration stops it.
  */
 #include "tests/fixtures/mover.h"
 
@@ -141,7 +141,7 @@ static void test_at_the_destination(void)
     pair_moved("");
 }
 
-/* What happens to the VM there happens to it as on any host; the pages still come. */
+/* There, the VM behaves as on any host; the pages still come. */
 static void test_reset_at_the_destination(void)
 {
     filling();
@@ -155,7 +155,7 @@ static void test_reset_at_the_destination(void)
     pair_done();
 }
 
-/* It is sent on before all of it has come: QEMU reads, and so fetches, every page. */
+/* The VM is sent on before all its pages have come: QEMU reads, and so fetches, every page. */
 static void test_migrate_at_the_destination(void)
 {
     filling();
@@ -265,7 +265,7 @@ static void test_paused_before_its_stop(void)
     }
 }
 
-/* When its migration fails it stays as somebody has left it, also when the tool was killed. */
+/* If the migration fails, the VM stays as somebody has left it, also if the tool was killed. */
 static void stays_paused(const char *state, bool killed)
 {
     mover_stop_next("destination:mapped");

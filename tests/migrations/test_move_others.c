@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Migrations of the source's VM that another program makes, before this one or in the middle of it.
- * Its VM may run at the other end of those: they are neither cancelled, nor is the VM continued
- * here when one is complete.
+ * The VM may run at the other end of those: no tool cancels them, or continues the VM here after
+ * one is complete.
  */
 #include "tests/fixtures/mover.h"
 
@@ -44,8 +44,8 @@ static void somebody_takes_all(char uri[128])
     pthread_detach(thread);
 }
 
-/* Another client begins a migration of its own when this one has passed all checks. Its VM may run
- * at the other end of that: it is not cancelled, which would run it here, too. */
+/* Another client begins a migration of its own after this one has passed all checks. The VM may run
+ * at the other end of that: the tool does not cancel it, which would run the VM here, too. */
 static void begin_another_migration(void)
 {
     char uri[128];
@@ -96,7 +96,7 @@ static void test_another_migration_is_left_alone(void)
     that_goes_on();
 }
 
-/* So it is when this one ends before it has told QEMU to begin. */
+/* The same if this migration ends before its tool has told QEMU to begin. */
 static void test_another_migration_beside_a_cancelled_one(void)
 {
     pair_start(NULL);
@@ -112,7 +112,7 @@ static void test_another_migration_beside_a_cancelled_one(void)
 
 /* ------------------------------------------------------------ after this one was begun */
 
-/* Another program makes its own when this one has been cancelled: at its end all goes as it would
+/* Another program makes its own migration after this one was cancelled: its end is as it would be
  * without this tool. */
 static void make_another_migration(const char *until)
 {
@@ -138,7 +138,7 @@ static void it_is_still(const char *state)
     assert_false(vm_runs(&vms[0]));
 }
 
-/* Rollback leaves it alone as well, until the operator has looked where the VM runs. */
+/* Rollback, too, leaves the VM alone until the operator has checked where it runs. */
 static void then_it_is_rolled_back(const char *state)
 {
     it_is_still(state);
@@ -186,7 +186,7 @@ static void test_after_a_killed_tool(void)
     after_a_killed_tool("completed");
 }
 
-/* What holds ours open is still in QEMU then. */
+/* QEMU still has the connection that holds our migration open. */
 static void beside_a_held_one(const char *state)
 {
     pair_start(NULL);
@@ -211,7 +211,7 @@ static void test_beside_a_held_one(void)
     beside_a_held_one("completed");
 }
 
-/* What is in QEMU of ours proves nothing then: the VM has run here. */
+/* What QEMU still has of our migration proves nothing: the VM has run here. */
 static void recovered_beside(const char *state, int status)
 {
     pair_start(NULL);
@@ -243,7 +243,7 @@ static void test_recovered_after_a_complete_one(void)
 
 static struct mover rollback;
 
-/* The first one is killed when QEMU's migration is over, and the VM not yet continued. */
+/* The first rollback is killed when QEMU's migration is over and the VM is not yet continued. */
 static void cut_off(void)
 {
     pair_start(NULL);
@@ -318,7 +318,7 @@ static void await_opening(void)
     }
 }
 
-/* A client that is gone while QEMU is at its command: it writes memory to a pipe that nobody reads
+/* A client has gone while QEMU executes its command: QEMU writes memory to a pipe that nobody reads
  * yet. */
 static void somebody_was_there(const char *pipe)
 {
@@ -339,7 +339,7 @@ static void somebody_was_there(const char *pipe)
     close(fd);
 }
 
-/* QEMU answers that to the tool that comes next, which is asked nothing else yet. */
+/* The next tool gets QEMU's answer to that command before it has asked anything. */
 static void test_an_answer_to_an_earlier_client(void)
 {
     char pipe[128], bytes[4096];
@@ -362,7 +362,7 @@ static void test_an_answer_to_an_earlier_client(void)
 static struct vm other;
 static char kept[sizeof(other.tool) + 8];
 
-/* A QEMU that was started since has its monitor in the place of the source's, and a VM that its
+/* A QEMU that was started since has its monitor at the address of the source's, and a VM that its
  * operator has paused. */
 static void other_has_the_monitor(void)
 {
@@ -418,7 +418,7 @@ static void test_a_monitor_of_another_vm_and_a_killed_tool(void)
     it_is_left_alone();
 }
 
-/* Of a VM whose state a snapshot has: it stands still while its memory is copied. */
+/* A snapshot has the state of the VM, which stands still while its memory is copied. */
 static void beside_a_snapshot(bool killed)
 {
     char folder[160];
@@ -476,7 +476,7 @@ static void start_with_a_disk(void)
         .append = "", .extra = {"-drive", drive, "-device", "virtio-blk-pci,drive=disk,addr=8"}});
 }
 
-/* QEMU takes the disk back for it, which the other one cannot have then. */
+/* QEMU takes the disk back for the export, and the other QEMU cannot have it. */
 static void export_the_disk(void)
 {
     char path[160];
@@ -508,7 +508,7 @@ static void stands_still(void)
     assert_false(vm_runs(&vms[1]));
 }
 
-/* QEMU 10 can never run it then: the VM is given back. */
+/* QEMU 10 can never run the VM then: it is given back. */
 static bool is_given_back(void)
 {
     if (!ibx_qmp_at_least(ibx_qmp_version(vms[1].qmp), 10, 0))
@@ -523,7 +523,8 @@ static bool is_given_back(void)
     return true;
 }
 
-/* That QEMU does not hand it over again, unless it ends. The migration is not complete before. */
+/* The source's QEMU does not hand the disk over again before it ends, and the migration is not
+ * complete before that. */
 static void it_goes_on(void)
 {
     vm_do(&vms[0], "quit", NULL);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * With --libvirt, a migration that goes past the tools, as virsh migrate without --migrateuri
- * unix://... begins one, is named with what to give instead, at whatever moment it comes; so is an
+ * With --libvirt: a migration may go past the tools, as with virsh migrate without --migrateuri
+ * unix://... Whenever it comes, the tools name it, and what to give instead; they also name an
  * option with which QEMU itself connects to the tool's socket. The VM runs on where it was.
  */
 #include "tests/fixtures/mover.h"
@@ -83,7 +83,8 @@ static void test_parallel_at_once(void)
     pair_runs_at_the_source();
 }
 
-/* It waits for the destination at another place while the tool would give QEMU its settings. */
+/* The migration waits for the destination at another address when the tool is to give QEMU its
+ * settings. */
 static void test_before_the_settings(void)
 {
     char uri[300];
@@ -101,8 +102,8 @@ static void test_before_the_settings(void)
     pair_runs_at_the_source();
 }
 
-/* It is through before there is a receiver, and libvirt has ended QEMU here: the VM runs elsewhere,
- * and is not to be started from its disk unless virsh knows it nowhere. */
+/* The migration is complete before there is a receiver, and libvirt has ended QEMU here: the VM
+ * runs elsewhere, and may be started from its disk only if virsh finds it nowhere. */
 static void test_through_before_the_receiver(void)
 {
     const uint64_t until = vm_soon();
@@ -122,7 +123,7 @@ static void test_through_before_the_receiver(void)
     assert_false(mover_printed(&sender, "could run elsewhere"));
 }
 
-/* It has stopped the VM, or is through, before the tool's socket lets anybody in. */
+/* The migration has stopped the VM, or is complete, before the tool's socket lets anybody in. */
 static void test_before_the_gate(void)
 {
     start();

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What comes into a migration's way, also after it has begun: the VM runs on at the source, and a
- * sentence names it. */
+/* Obstacles to a migration, also after it has begun: the VM runs on at the source, and a sentence
+ * names the obstacle. */
 #include "tests/fixtures/mover.h"
 
 #include "common/clock.h"
@@ -16,7 +16,7 @@ static const struct vm_options with_nodes = {.append = "",
                                                        DISK "spare", "-device",
                                                        "virtio-blk-pci,drive=disk,addr=5"}};
 
-/* Copies nothing to its end: the VM's own writes, and there are none. */
+/* Begins a mirror job that never ends: it copies only the VM's own writes, and there are none. */
 static void begin_mirror(void)
 {
     vm_do(&vms[0], "blockdev-mirror",
@@ -130,9 +130,9 @@ static bool migrates(struct vm *vm)
     return does;
 }
 
-/* One that is taken when QEMU has begun to migrate, and the VM runs on for some milliseconds:
- * mostly one of a few is that early. What is taken of a VM that has stopped has none of its writes.
- */
+/* A snapshot is taken when QEMU has begun to migrate, and the VM runs on for some milliseconds:
+ * mostly one of a few is that early. A snapshot that is taken after the stop has no writes of the
+ * VM. */
 static void test_a_snapshot_before_the_stop(void)
 {
     bool early = false;
@@ -154,7 +154,7 @@ static void test_a_snapshot_before_the_stop(void)
         refused_for_snapshot();
 }
 
-/* The source, which stands still, goes on: it refuses, and says these words. */
+/* The source, which was stopped, goes on: it refuses, and says these words. */
 static void refused_then(const char *words)
 {
     mover_kill(&sender, SIGCONT);
@@ -164,8 +164,8 @@ static void refused_then(const char *words)
     pair_stayed();
 }
 
-/* QEMU unplugs none while it migrates, but does until then. The destination's would still have it.
- */
+/* QEMU unplugs no device while it migrates, but does until then. The destination's QEMU would still
+ * have the device. */
 static void test_a_device_at_the_stop(void)
 {
     pair_start(&(struct vm_options){
@@ -192,7 +192,7 @@ static unsigned slot_of(int class)
     return slot;
 }
 
-/* PC's chip set ejects what it is told the number of the slot of; the monitor writes there as the
+/* A PC's chip set ejects the device whose slot number is written to it; the monitor writes as the
  * guest would. */
 static void ejected_at_the_stop(const char *option, const char *device, int class)
 {
@@ -219,8 +219,8 @@ static void test_a_network_card_that_the_guest_ejects(void)
     refused_then("(e1000) has been plugged out since");
 }
 
-/* The destination's QEMU is another one than was compared: the VM would find a device there that it
- * does not know, or other contents of its disk. */
+/* The destination's QEMU is not the one that was compared: the VM would find a device that it does
+ * not know, or other contents of its disk. */
 static void changed_there(const char *state, const char *option)
 {
     char file[96], other[96], drive[160];
@@ -255,7 +255,7 @@ static void test_a_change_at_the_destination(void)
     changed_there("destination:ready", "--warm");
 }
 
-/* What has been taken from the VM since is not there at the destination, and what it has got is. */
+/* The destination lacks a device that was unplugged since, and has one that was plugged in. */
 static void test_late_devices(void)
 {
     pair_start(&(struct vm_options){
@@ -271,7 +271,8 @@ static void test_late_devices(void)
     pair_stayed();
 }
 
-/* The QEMU there cannot load a device that it does not have, and ends: which, is told here. */
+/* The QEMU there cannot load a device that it does not have, and ends: the source names the
+ * device. */
 static void test_a_device_that_cannot_be_loaded(void)
 {
     pair_start(&(struct vm_options){

@@ -108,7 +108,7 @@ static void start(void)
     note();
 }
 
-/* The source's settings are needed until the end: QEMU takes no state of its VM before that. */
+/* The source's settings are needed until the end: until then QEMU cannot save the VM's state. */
 static void refuses_a_snapshot(void)
 {
     vm_refused(ibx_qmp_execute(vms[0].qmp, "migrate", json_pack("{s:s}", "uri", "exec:false"), NULL,
@@ -125,8 +125,8 @@ static void set_by_an_operator(void)
     json_object_set_new(json_array_get(before[0], 1), "max-bandwidth", json_integer(limit));
 }
 
-/* They are as they were at the destination while nearly all pages are still missing, and at both
- * ends afterwards. */
+/* The destination's settings are as before while nearly all pages are still missing, and at the end
+ * those of both are. */
 static void test_left_behind_while_filling(void)
 {
     start();
@@ -231,7 +231,8 @@ static void test_snapshots_while_filling(void)
 
 /* ------------------------------------------------------------ on every way out */
 
-/* QEMU's answer to what it was asked before: it may need a page for that, which nobody brings. */
+/* Reads QEMU's answer to a question from before: to answer now, QEMU might need a page that nobody
+ * brings. */
 static bool had(struct vm *vm, const char *capability)
 {
     const uint64_t deadline = vm_soon();
@@ -262,7 +263,7 @@ static void test_receiver_killed(void)
     pair_moved("");
 }
 
-/* As long as the VM has not to stop, which with --warm takes a minute, a snapshot of it has all of
+/* As long as the VM need not stop (with --warm that takes a minute), a snapshot of it has all of
  * its RAM. */
 static void test_set_late(void)
 {
@@ -274,8 +275,8 @@ static void test_set_late(void)
     as_before();
 }
 
-/* Another client sets them again at the last moment: without its events QEMU would stop the VM, and
- * nobody would know. */
+/* Another client sets them again at the last moment: without the capability for events QEMU would
+ * stop the VM, and nobody would know. */
 static void test_changed_at_the_last_moment(void)
 {
     static const char *const names[] = {"events", "x-ignore-shared", "return-path", "xbzrle"};
@@ -317,8 +318,8 @@ static void test_sender_killed_early(void)
     pair_stays();
 }
 
-/* ... and it is killed, too: the VM runs on, and nobody knows that a snapshot would be of no use.
- */
+/* ... and the watchdog is killed, too: the VM runs on, and nobody knows that a snapshot would be of
+ * no use. */
 static void test_sender_and_watchdog_killed(void)
 {
     char path[64];
@@ -399,8 +400,8 @@ static bool describes_state(struct vm *vm)
     return !suppressed;
 }
 
-/* A machine that is not to describe its device state does for the migration, whose end is known by
- * that, and no longer. */
+/* A machine that was told not to describe its device state describes it for the migration, which
+ * needs this to see its end, and not longer. */
 static void test_a_state_that_is_not_described(void)
 {
     pair_start(&(struct vm_options){.append = "", .machine = "q35,suppress-vmdesc=on"});
@@ -436,8 +437,8 @@ static void test_rolled_back(void)
 
 /* ------------------------------------------------------------ where libvirt drives */
 
-/* QEMU takes no settings while a migration lasts that libvirt has begun, and that ends a moment
- * after the tool's. */
+/* QEMU takes no settings during a migration, and one that libvirt has begun ends a moment after the
+ * tool's. */
 static void test_libvirt_has_begun(void)
 {
     char here[128], there[128], elsewhere[128], uri[140];

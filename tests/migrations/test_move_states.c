@@ -6,7 +6,7 @@
  */
 #include "tests/fixtures/mover.h"
 
-/* Returns the tool that has stopped. */
+/* Starts both tools, and returns the one that has stopped at this state. */
 static struct mover *stopped_at(const char *state)
 {
     print_message("%s\n", state);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What becomes of the VM at the destination, and that both tools report that and nothing else: it
- * runs, it is paused, its guest has shut it down, or somebody ended its QEMU.
+ * The VM at the destination runs, is paused, was shut down by its guest, or somebody has ended its
+ * QEMU: both tools report that, and nothing else.
  */
 #include "tests/fixtures/mover.h"
 
@@ -88,7 +88,8 @@ static void test_to_stay_paused_in_a_qemu_that_starts(void)
     pair_moved("");
 }
 
-/* What was paused before is paused after it, and its pause is no downtime of the move's. */
+/* A VM that was paused before the move is paused after it, and its pause does not count as
+ * downtime. */
 static void test_paused_at_the_source(void)
 {
     static const char *const more[] = {NULL, "-S"};
@@ -131,8 +132,9 @@ static void falls_asleep(void)
     json_decref(vm_event(&vms[0], "SUSPEND", NULL));
 }
 
-/* It is not left stopped when its migration fails: nothing would wake it any more. QEMU 7.2 has
- * woken it as it stopped it; later ones would end by an assertion when it is continued. */
+/* A VM that sleeps is not left stopped when its migration fails: nothing would wake it any more.
+ * QEMU 7.2 has woken it as it stopped it; later versions would end by an assertion if it were
+ * continued. */
 static void test_asleep(void)
 {
     pair_start(&(struct vm_options){.append = "button=3"});
@@ -185,7 +187,8 @@ static void test_paused_while_filling(void)
 
 /* ------------------------------------------------------------ its guest shuts it down */
 
-/* Until the destination misses nearly all pages, then the power button, there. */
+/* Goes on until the destination runs the VM without nearly all of its pages, then presses the power
+ * button there. */
 static void press(const char *append, const char *more)
 {
     start(append, more);
@@ -234,7 +237,7 @@ static void test_runs_until_shut_down(void)
     assert_false(mover_printed(&receiver, "rollback"));
 }
 
-/* A manager ends a QEMU that stays after the shutdown: what counts is what was first. */
+/* A manager ends a QEMU that stays after the shutdown: the first of both counts. */
 static void test_shut_down_and_ended(void)
 {
     press("button=1", "-no-shutdown");
@@ -315,7 +318,7 @@ static void test_ended_by_others(void)
     is_kept("is gone", "has ended;");
 }
 
-/* It may be the memory that came: that of the source is worth keeping. */
+/* The cause may be the memory that came: the source's memory is worth keeping. */
 static void test_panicked(void)
 {
     mover_begin();

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Pages at the destination that are not those of the source: no side calls that complete, the VM is
- * paused there, and can be taken back. A byte of the source's RAM that is another one while the
- * page is fetched stands for a forged packet.
+ * Pages at the destination that differ from those of the source: no side calls the migration
+ * complete, the VM is paused there, and can be taken back. A byte of the source's RAM that is
+ * changed while the page is fetched stands for a forged packet.
  */
 #include "migrate/qemu/qemu.h"
 #include "tests/fixtures/mover.h"
@@ -53,8 +53,8 @@ static bool present(unsigned side, uint64_t page)
     return lseek(files[side], (off_t)(page * PAGE), SEEK_DATA) == (off_t)(page * PAGE);
 }
 
-/* The last page with data at the source in a range of which the destination lacks some: one that it
- * has, or one that it lacks. */
+/* The last page with data at the source in a range that is not complete at the destination: a page
+ * that the destination has, or one that it lacks. */
 static uint64_t choose(bool there)
 {
     for (uint64_t range = PAGES / RANGE; range-- > 0;) {
@@ -168,7 +168,7 @@ static void test_nobody_looks(void)
     pair_filled();
 }
 
-/* A tool that continues compares also what came before it. */
+/* A tool that continues also compares pages that came before it. */
 static void test_recover_compares_all(void)
 {
     for (unsigned i = 0; i < 2; i++) {
@@ -188,7 +188,7 @@ static void test_recover_compares_all(void)
     }
 }
 
-/* What the source said last is heard by a destination that finds all connections at their end. */
+/* A destination that finds all connections ended still reads the source's last message. */
 static void test_told_while_the_destination_is_busy(void)
 {
     pair_filling(&stays, NULL);

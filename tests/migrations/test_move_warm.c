@@ -12,7 +12,7 @@
 
 #define WARM "--warm"
 
-/* What came before the stop, and was still right then. */
+/* Checks the figures of the pages that came before the stop and were still right then. */
 static void check_warm(void)
 {
     const json_int_t pages = mover_figure(&receiver, "warm_pages"),
@@ -51,7 +51,7 @@ static void test_shm(void)
           (const char *[]){WARM, NULL});
 }
 
-/* In TLS: what comes before the stop, too. */
+/* With TLS, also for pages that come before the stop. */
 static void test_encrypted(void)
 {
     char key[64], text[70] = "";
@@ -116,9 +116,9 @@ static int end_all(void **state)
     return rc;
 }
 
-/* Each read takes far longer than all of the pages: the one that is under way when they are fetched
- * ends later, in pages that it has marked before.
- * False: on a busy host the disk came to rest too late, and nothing was fetched before the stop. */
+/* Each read of the disk takes far longer than all pages together: the read that is under way when
+ * they are fetched ends later, in pages that it had marked dirty before. False: on a busy host the
+ * disk came to rest too late, and nothing was fetched before the stop. */
 static bool right_past_the_page_cache(void)
 {
     char drive[160];
@@ -172,7 +172,8 @@ static void await_page(const char *path, off_t at)
     }
 }
 
-/* The guest gives memory back that the destination has: nobody has written it, and it is zero. */
+/* The guest gives memory back that the destination already has: nobody has written it, and it is
+ * zero now. */
 static void test_balloon(void)
 {
     pair_start(
@@ -191,7 +192,7 @@ static void test_balloon(void)
     pair_moved("mib=4");
 }
 
-/* Registered memory keeps pages that the guest has given back: READs would bring these for ever. */
+/* Registered memory keeps pages that the guest has given back: READs would always bring these. */
 static void test_balloon_of_registered_memory(void)
 {
     mover_needs_ofi();
@@ -207,7 +208,8 @@ static void test_balloon_of_registered_memory(void)
     pair_stays();
 }
 
-/* The same without a word: by free-page-reporting. So it does not begin, with --warm or without. */
+/* With free-page-reporting the guest does so without notice: the migration does not begin, with or
+ * without --warm. */
 static void test_reporting_of_registered_memory(void)
 {
     mover_needs_ofi();
@@ -223,7 +225,7 @@ static void test_reporting_of_registered_memory(void)
     pair_stays();
 }
 
-/* As by a balloon that has not told its size yet. */
+/* Like a balloon that has not reported its size yet. */
 static void test_memory_that_is_given_back(void)
 {
     static const char bytes[64 << 10] = {1, 2, 3};
@@ -246,8 +248,9 @@ static void test_memory_that_is_given_back(void)
     pair_moved("mib=4");
 }
 
-/* Somebody looks at a page through the destination's QEMU while parts come, none of which has it:
- * he waits. A zero page for him would stay there, in the place of what is written at the source. */
+/* Somebody reads a page through the destination's QEMU while parts come that do not have it: the
+ * reader waits. A zero page for the reader would stay there in place of what is written at the
+ * source. */
 static void test_looked_at_there(void)
 {
     static const char bytes[4096] = {1, 2, 3};
@@ -367,7 +370,7 @@ static void test_whoever_ends_while_it_runs_here(void)
     pair_moved("");
 }
 
-/* Which pages came before the stop is nowhere but in the holes of the file. */
+/* Only the holes of the file show which pages came before the stop. */
 static void recovered(const char *state)
 {
     struct mover *killed = strncmp(state, "source", 6) ? &receiver : &sender;
@@ -429,7 +432,7 @@ static void moved_after_the_stop(const char *words)
     pair_moved("");
 }
 
-/* Its writes would not be seen. */
+/* The writes of such a process would not be seen. */
 static void test_another_process_has_the_memory(void)
 {
     pair_start(NULL);
@@ -460,7 +463,7 @@ static void test_free_page_reporting(void)
     moved_after_the_stop("balloon0 has free-page-reporting");
 }
 
-/* Nothing of it is written, and it needs no word. */
+/* Nothing of a paused VM is written, and the operator need not say anything. */
 static void test_paused(void)
 {
     pair_start(NULL);

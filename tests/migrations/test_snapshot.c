@@ -59,7 +59,7 @@ static struct ibx_snapshot_reader *reader_open(unsigned links)
     return reader;
 }
 
-/* What crosses is what lies in these files. */
+/* The bytes that cross the wire are those of these files. */
 static void same_bytes(struct ibx_snapshot_reader *reader, unsigned block, const char *path,
                        size_t length)
 {

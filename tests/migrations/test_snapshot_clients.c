@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Another client of QEMU, such as what manages VMs, that has the VM run or migrates it while freeze
- * or clone works on it. What such a VM writes is in no snapshot, and no tool ends its QEMU.
+ * Another client of QEMU, such as a manager of VMs, lets the VM run, or migrates it, while freeze
+ * or clone works on it. No snapshot has what such a VM writes, and no tool ends its QEMU.
  */
 #include "common/clock.h"
 #include "tests/fixtures/clones.h"
@@ -71,7 +71,7 @@ static void migrate_away(void)
     }
 }
 
-/* A migration of another client, who has continued it since, is no stop of this one. */
+/* A migration of another client, which has continued the VM since, is no stop for this snapshot. */
 static void test_migrated_and_continued_before(void)
 {
     freezes("freeze:prepared", "--resume");
@@ -83,7 +83,7 @@ static void test_migrated_and_continued_before(void)
     the_vm_is_right();
 }
 
-/* Its memory would be that of one moment, its devices' state of another. */
+/* The snapshot would have the memory of one moment, and the devices' state of another. */
 static void continued_meanwhile(const char *option)
 {
     freezes("freeze:saved", option);
@@ -101,7 +101,7 @@ static void test_continued_while_it_copies(void)
     continued_meanwhile("--quit");
 }
 
-/* So it is of one that stands still again. */
+/* The same with a VM that stands still again. */
 static void test_continued_and_paused_while_it_copies(void)
 {
     freezes("freeze:saved", NULL);
@@ -139,7 +139,7 @@ static void test_guest_resets_at_its_stop(void)
     assert_true(vm_runs(&vms[0]));
 }
 
-/* Nobody is told to start it from its disks, which would be twice. */
+/* The tool does not advise to start the VM from its disks: it would run twice. */
 static void test_migrated_while_it_copies_and_ended(void)
 {
     freezes("freeze:saved", "--resume");
@@ -161,7 +161,7 @@ static void test_continued_before_its_end(void)
     the_vm_is_right();
 }
 
-/* It need not run any more: what it has done since is only in that QEMU. */
+/* The VM need not run any more: what it has done since is only in that QEMU. */
 static void test_continued_and_paused_before_its_end(void)
 {
     freezes("freeze:copied", "--quit");
@@ -230,7 +230,7 @@ static void clones(struct vm *child, char monitor[160])
     started = ibx_qmp_pid(child->qmp);
 }
 
-/* By somebody who takes nothing: it lasts. */
+/* Migrates the VM to somebody who reads nothing, so that the migration does not end. */
 static void migrate(struct vm *child)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};

@@ -33,7 +33,7 @@ static void fill(uintptr_t page)
         ((volatile uint32_t *)page)[i] = word_of(page, i);
 }
 
-/* What was given back may read as zeros or as it was, but as nothing else. */
+/* A page that was given back may read as zeros or as it was, but as nothing else. */
 static int is_right(uintptr_t page, int was_given)
 {
     const volatile uint32_t *words = (const volatile uint32_t *)page;
@@ -53,7 +53,7 @@ void balloon_init(uintptr_t from, uint32_t pages, uint32_t features)
         fill(base + (uintptr_t)i * PAGE);
 }
 
-/* The first `count` of those from page `from` on. */
+/* Gives or takes the first `count` pages from page `from` on. */
 static void exchange(uint16_t which, uint32_t from, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++)

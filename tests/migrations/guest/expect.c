@@ -2,9 +2,9 @@
 /*
  * expect [mib=N] [cpus=N] [beat=PAGES] [scattered=1] < SERIAL-OUTPUT
  *
- * Computes natively what the guest must have printed and compares every complete heartbeat on
- * standard input. The heartbeats of each vCPU must be right and without a gap. Prints one line;
- * exit status 0: all right, 1: a wrong, missing or doubled heartbeat, 2: bad usage or none at all.
+ * Computes natively what the guest has to print, and compares every complete heartbeat on standard
+ * input. The heartbeats of each vCPU have to be right and without a gap. Prints one line; exit
+ * status 0: all right, 1: a wrong, missing or doubled heartbeat, 2: bad usage or none at all.
  */
 #include "churn.h"
 

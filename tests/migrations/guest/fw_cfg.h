@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-/* 0: there is no such file. The text is cut to fit. */
+/* Returns 0 if there is no such file. The text is cut to fit. */
 int fw_cfg_text(const char *file, char *out, uint32_t size);
 
 #endif

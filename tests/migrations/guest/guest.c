@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * A guest of our own, without an operating system: churns its memory (churn.h) on one or two vCPUs
- * for ever and prints a heartbeat a beat on the first serial port:
+ * for ever and prints a heartbeat for each beat on the first serial port:
  *
  *     beat CPU COUNT CHECKSUM TSC        all but CPU in hexadecimal
  *
@@ -277,7 +277,7 @@ static void lapic_write(uintptr_t address, uint32_t value)
     *(volatile uint32_t *)address = value;
 }
 
-/* Every vector wakes a processor that is halted, and nothing else. */
+/* Every vector only wakes a processor that is halted. */
 static void doze_init(void)
 {
     static struct {
@@ -344,7 +344,7 @@ static void run(uint32_t cpu)
     struct churn c;
     uint32_t pages = churn_pages(guest.mib, guest.cpus);
     uintptr_t at = WORK + (uintptr_t)cpu * pages * 4096;
-    /* Firmware leaves its scratch behind. */
+    /* Firmware leaves its working data behind. */
     for (uint64_t i = 0; i < (uint64_t)pages * CHURN_PAGE_WORDS; i++)
         ((volatile uint32_t *)at)[i] = 0;
     churn_init(&c, (uint32_t *)at, pages, guest.beat, cpu, guest.scattered);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * A driver for virtio-net (its legacy interface, by I/O ports), which sends, and receives nothing.
- * As an operating system's it remembers its MAC, whatever the device has. Nothing happens on a
+ * Like an operating system's, it remembers its MAC, whatever the device has. Nothing happens on a
  * machine without such a card.
  */
 #ifndef IBX_TESTS_GUEST_NETWORK_H
@@ -12,9 +12,10 @@
 #define NETWORK_MAC_TEXT 18u /* "52:54:00:12:34:56" */
 
 void network_init(void);
-/* 1: it is another one than at the last call; 1 in *link: there is a carrier. */
+/* Returns 1 if the carrier has come or gone since the last call; *link is 1 if there is a
+ * carrier. */
 int network_link(uint32_t *link);
-/* 1: it had another MAC, and now has this one. */
+/* Returns 1 if the card had another MAC, and now has this one. */
 int network_take(const char *mac);
 /* A broadcast frame with its MAC; waits until the device has taken it. */
 void network_send(void);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A driver's part of a legacy virtio device on PCI that every device needs: found by its identity,
- * queues of which one request at a time is waited for. */
+/* What a driver of any legacy virtio device on PCI needs: to find the device by its identity, and
+ * queues with one request at a time, which is waited for. */
 #ifndef TESTS_GUEST_VIRTIO_H
 #define TESTS_GUEST_VIRTIO_H
 
@@ -22,7 +22,7 @@ struct virtio {
     uint16_t sizes[VIRTIO_QUEUES], turns[VIRTIO_QUEUES];
 };
 
-/* Queues from `first` on, before `end`; features as far as they are offered. */
+/* Sets up the queues from `first` to before `end`; takes those of the features that are offered. */
 void virtio_begin(struct virtio *v, uint32_t identity, uint32_t features, uint16_t first,
                   uint16_t end);
 
@@ -30,7 +30,7 @@ void virtio_begin(struct virtio *v, uint32_t identity, uint32_t features, uint16
 void virtio_put(struct virtio *v, uint16_t which, uint32_t i, void *memory, uint32_t length,
                 uint16_t flags);
 
-/* A request of so many descriptors, which are there, and its end. */
+/* Makes a request of so many descriptors, which were put, and waits for its end. */
 void virtio_request(struct virtio *v, uint16_t which, uint16_t count);
 
 #endif
