@@ -441,7 +441,7 @@ static void *crowd_client(void *arg)
     return NULL;
 }
 
-/* Runs in a process of its own: the test's failures do not work from threads. */
+/* Runs in a process of its own, since a test cannot fail from another thread. */
 static int crowd_run(const struct crowd *crowd, void *(*run)(void *))
 {
     struct crowd_member *members = calloc(crowd->size, sizeof(*members));

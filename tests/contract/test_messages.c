@@ -103,8 +103,8 @@ static void test_flood_without_polling(void **state)
     pair_close(pair);
 }
 
-/* Who spares the last credit stops one message before a peer that does not poll has no room left,
- * and goes on when it does. */
+/* A sender that spares the last credit stops one message before the room of a peer that does not
+ * poll is full, and goes on when that polls. */
 static void test_last_credit_is_spared(void **state)
 {
     struct pair *pair = open_with_sequences(SIDE_OF(state), MODE_SEQUENCE);

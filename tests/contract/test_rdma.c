@@ -386,7 +386,7 @@ static void over_two_gib(enum side side)
     pair_close(pair);
 }
 
-/* Where that is too much memory both sides have a few MiB of it, again and again. */
+/* If that is too much memory, both sides use a few MiB of it again and again. */
 static struct field open_repeating(enum side side)
 {
     struct field field = {.pair = pair_open(side), .length = OVER_TWO_GIB};

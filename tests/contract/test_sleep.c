@@ -166,7 +166,7 @@ static void test_woken_by_ibx_wake(void **state)
         CHECK(!pthread_join(thread, NULL));
         CHECK(rc == -EINTR);
     }
-    /* One that comes just before the wait is not lost; it is used up by it. */
+    /* A wake that comes just before the wait is not lost; the wait uses it up. */
     ibx_wake(pair->end.conn);
     CHECK(ibx_wait(pair->end.conn, (int)contract_patience_ms()) == -EINTR);
     CHECK(ibx_wait(pair->end.conn, 20) == 0);

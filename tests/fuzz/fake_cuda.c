@@ -258,7 +258,7 @@ const char *ibx_cuda_error_name(const struct ibx_cuda *cuda, int code)
     return "told to fail";
 }
 
-/* Nor has it functions that the table has not. */
+/* It has no functions, either, that the table lacks. */
 void *ibx_cuda_symbol(const char *name)
 {
     (void)name;

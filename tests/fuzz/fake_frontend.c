@@ -294,7 +294,7 @@ void ibx_frontend_ranges_unlock(void)
     pthread_mutex_unlock(&ranges);
 }
 
-/* Of functions, none of which copies. */
+/* Of functions; none of them copies. */
 static void nothing(void *argument)
 {
     (void)argument;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The plugin and GVirtuS's front end in the place of preload/gvirtus.c, and what preload's files
- * about graphs, arrays and pools want of its others. Answers are a fuzzer's input, one for each
- * request that is made: u8 how (up to 199 a success, 200 and up an error), u16 n and n bytes of
- * what is answered, of which those that the caller has no room for are left out, and those that it
- * has room for besides are 0. Behind the last one each request fails. */
+ * about graphs, arrays and pools want of its others. The fuzzer's input has one answer for each
+ * request that is made: u8 how (up to 199 a success, 200 and up an error), u16 n and n bytes of the
+ * answer. Bytes for which the caller has no room are left out, and 0 fills the rest of its room.
+ * After the last answer each request fails. */
 #ifndef IBX_TESTS_FUZZ_FAKE_FRONTEND_H
 #define IBX_TESTS_FUZZ_FAKE_FRONTEND_H
 

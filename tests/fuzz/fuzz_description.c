@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What a destination takes from a source about its VM, and what both take from QEMU as a text for
- * people. Whatever it is, the comparison ends, and its sentences are whole lines.
+ * A source's description of its VM, as a destination takes it, and texts for people that both take
+ * from QEMU. Whatever these are, the comparison ends, and its sentences are whole lines.
  *
  *   first byte 0   the rest is a peer's description
  *              1   "info qtree"        2   "info ramblock"        3   a line of mountinfo

@@ -60,7 +60,7 @@ static int answer(void *to, size_t n)
     return ibx_frontend_plugin()->call(&request, &rc) ? CUDA_UNKNOWN : rc;
 }
 
-/* One of those of which nothing is kept for later inputs. */
+/* One of the calls that leave nothing for later inputs. */
 int ibx_frontend_current_device(void)
 {
     return FAR_DEVICE;

@@ -28,7 +28,7 @@ static void put_tail(struct ibx_writer *w, const struct ibx_frame *f)
         ibx_put_u64(w, f->stream);
 }
 
-/* What precedes a symbol's payload is not kept but for the address. */
+/* Of what precedes a symbol's payload, only the address is kept. */
 static void put_symbol(struct ibx_writer *w, const struct ibx_frame *f, const uint8_t *body)
 {
     char address[24];

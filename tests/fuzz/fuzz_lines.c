@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * What the two ends of `ib-migrate run` say to each other. However the bytes arrive, the objects
- * are those of the lines, in their order, up to the first line that is none. The first byte says in
- * what pieces they come.
+ * are those of the lines, in their order, up to the first line that is no object. The first byte
+ * says in what pieces they come.
  */
 #include "tests/fuzz/require.h"
 #include "tools/ib-migrate/run.h"
@@ -15,7 +15,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* By itself: the object of the next line, NULL where that is none. */
+/* For comparison: the object of the next line, or NULL if that is no object. */
 static json_t *wanted_of(const char **text, const char *end)
 {
     const char *line = *text, *stop = memchr(line, '\n', (size_t)(end - line));
@@ -65,7 +65,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         good = take_all(&lines, &text, at);
     }
     close(ends[1]);
-    for (unsigned i = 0; good && i < 2; i++) /* a line that does not end is none */
+    for (unsigned i = 0; good && i < 2; i++) /* a line that does not end does not count */
         require(!ibx_json_lines_next(&lines, &rc) && (!rc || rc == -EPIPE));
     require(!good || rc == -EPIPE);
     ibx_json_lines_fini(&lines);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Whoever can write to a connection puts messages together from what crossed before and from bytes
- * of its own: the checker takes the peer's next message, byte for byte, and nothing else.
+ * An attacker who can write to a connection puts messages together from earlier ones and from bytes
+ * of his own: the checker takes the peer's next message, byte for byte, and nothing else.
  *
  * The input is a series of attempts: u8 which of the sent messages (or none: all bytes are the
  * input's), u8 bytes that are left of it, u8 where a byte is changed, u8 by what; for none, u8

@@ -86,7 +86,7 @@ static void put_descriptor(struct ibx_writer *w, enum ibx_descriptor_type type)
         ibx_put_bytes(w, bytes, n);
 }
 
-/* Where it is, its descriptor says; here it may be said otherwise. */
+/* The descriptor says where it is; here the input may say otherwise. */
 static void put_scalar(struct ibx_writer *w)
 {
     const uint8_t kind = choice() % 4;

@@ -26,7 +26,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 #define HANDLES 4u
 #define MADE    256u /* by one input, at most */
 
-/* What a tensor has for an address here is memory of this program: it may be a value. */
+/* A tensor's address here is in memory of this program: it may be that of a value. */
 bool ibx_frontend_is_readable(const void *address)
 {
     return address;

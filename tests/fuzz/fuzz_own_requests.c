@@ -56,7 +56,7 @@ int __wrap_ibx_shared_of_peer(const struct ibx_conn *conn, uint64_t *bytes)
     return shared;
 }
 
-/* Whoever waits for others, which there are none of, has waited. */
+/* A wait for other clients ends at once: there are none. */
 static _Atomic uint64_t ahead_ns; /* of the real clock */
 int __real_clock_gettime(clockid_t clock, struct timespec *now);
 int __wrap_clock_gettime(clockid_t clock, struct timespec *now);
@@ -173,7 +173,7 @@ static struct {
     int (*destroy)(void *graph);
 } capture;
 
-/* Those that request_forms.c has not, of bounded size. */
+/* Requests that request_forms.c lacks, of bounded size. */
 static void put_bounded(struct ibx_writer *w, unsigned number)
 {
     static const char *const forms[IBX_OWN_REQUESTS] = {

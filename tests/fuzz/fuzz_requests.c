@@ -143,7 +143,7 @@ static void request(unsigned client, const char *name, const uint8_t *bytes, siz
     free(body);
 }
 
-/* Each input has clients of its own; what they leave goes as that of processes that have ended. */
+/* Each input has clients of its own; what they leave is given back like that of ended processes. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static uint64_t last_client;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Variables, managed memory, kernels and copies in graphs of an application whose back end answers
- * anything: managed memory is where nothing else was, and all of it is there; what a call writes is
+ * anything: managed memory is only where nothing else was, and all of it exists; a call writes only
  * what its caller has named.
  *
- * fake_frontend.c takes the place of the plugin and of GVirtuS's front end; of what it has of other
- * files those of the target come first. Input, in this order:
+ * fake_frontend.c takes the place of the plugin and of GVirtuS's front end; functions of the
+ * target's own files come before its. Input, in this order:
  *
  * - u8 n, and n steps of two bytes: what is done, and an argument of it: see run_step();
  * - what fake_frontend.h says.
@@ -180,7 +180,7 @@ static struct {
 } functions[COPIES]; /* that graphs call */
 static unsigned function_count;
 
-/* Of the last kernel the program's code says which arguments it has; no others are read. */
+/* The program's code says which arguments the last kernel has; no others are read. */
 static const struct ibx_image_parameter of_last[2] = {{0, 8}, {8, 4}};
 
 struct ibx_image_parameter *ibx_frontend_module_parameters(const void *function, size_t *count)

@@ -64,7 +64,7 @@ static void frames_out_of_order(void **state)
     close_scene(&s);
 }
 
-/* What is no server of ours at all is named by its first bytes. */
+/* If the peer is no server of ours at all, the sentence quotes its first bytes. */
 static void banners(void **state)
 {
     (void)state;
@@ -177,7 +177,8 @@ static void server_without_the_key(void **state)
     expect_failure(&s, -EACCES, "has no key, this side has one");
     raw_close(&raw);
 
-    /* It has another one, does not look at the client's proof, and gives any of its own. */
+    /* The server has another key, does not check the client's proof, and sends any proof of its
+     * own. */
     for (int wrong = 0; wrong < 3; wrong++) {
         uint8_t client_proof[RAW_HASH], server_proof[RAW_HASH];
         raw = take_client(&s);

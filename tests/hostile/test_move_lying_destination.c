@@ -286,8 +286,8 @@ static void taken_back(int status)
     pair_runs_at_the_source();
 }
 
-/* One of another version cannot be asked whether the VM runs there. It may: the operator ends it
- * first, or uses that version. */
+/* A destination of another version cannot be asked whether the VM runs there. It may: the operator
+ * ends it first, or uses that version. */
 static void test_no_rollback_beside_another_version(void)
 {
     struct mover rollback;
@@ -342,8 +342,8 @@ static void test_a_lie_about_the_end(void)
     mover_must_print(&sender, "ib-migrate rollback here restarts the VM from where it stopped");
 }
 
-/* Who listens where the destination was refuses connections as if the migration had been given up:
- * that proves nothing, and the VM may run at the destination. */
+/* A stranger that listens at the destination's address refuses connections as if the migration had
+ * been given up: that proves nothing, and the VM may run at the destination. */
 static void test_refused_after_the_commit(void)
 {
     static const uint8_t refuse[] = {7, 0, 0, 0, 8, 0x83, 0xff, 0xff, 0xff, 0, 0}; /* -125 */

@@ -281,7 +281,7 @@ static void lie_truncated_state(void)
     assert_false(liar.control.received & 1u << IBX_MIGRATE_LOADED);
 }
 
-/* Where EOF is in the real one: its description follows. */
+/* At the place of EOF in the real state: its description follows. */
 static size_t real_eof(void)
 {
     for (size_t at = real_length - 7; at; at--)
@@ -387,7 +387,7 @@ static void lie_epochs(void)
     line_ends(&other);
 }
 
-/* Whoever has another key of the file and knows the migration's number. */
+/* A peer that has another key of the file, and knows the migration's number. */
 static void lie_join_by_another_key(void)
 {
     struct line other;
@@ -487,7 +487,7 @@ static void send_page(uint64_t page)
                                                        .is.pages = {page, {bytes, sizeof(bytes)}}});
 }
 
-/* Whoever asks so is refused, and the next source is served. */
+/* A peer that asks so is refused, and the next source is served. */
 static void lie_garbage_description(void)
 {
     static const uint8_t purposes[] = {IBX_PURPOSE_CHECK, IBX_PURPOSE_MOVE};

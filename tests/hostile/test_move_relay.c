@@ -247,7 +247,7 @@ static int end(void **state)
 
 static uint8_t samples[SAMPLES][256];
 
-/* Of the guest's pages as the source has them, which nothing changes after the stop. */
+/* Hash of the guest's pages as the source has them; nothing changes them after the stop. */
 static void take_samples(void)
 {
     int fd = open(vms[0].ram, O_RDONLY | O_CLOEXEC);
@@ -367,8 +367,8 @@ static void test_no_changed_byte_is_taken(void)
     const size_t total = wire->passed;
     end(NULL);
     srand((unsigned)time(NULL));
-    /* One behind the end of its own migration, which may be shorter than the first, changes none.
-     */
+    /* A change behind the end of its own migration, which may be shorter than the first one, has no
+     * effect. */
     for (unsigned i = 0; flipped < flips && i < 2 * flips; i++) {
         /* Every other one while handshakes and control messages cross, where less is. */
         const size_t flip = ((size_t)rand() << 16 ^ (size_t)rand()) % (i % 2 ? total : 16384);

@@ -222,7 +222,8 @@ static void test_readers(NO_STATE)
     close_server();
 }
 
-/* One that says nothing more is closed, and one that leaves while it is fed costs nothing. */
+/* The connection of a member that says nothing more is closed, and one that leaves while it is fed
+ * costs nothing. */
 static void test_readers_that_fall_silent(NO_STATE)
 {
     open_server(true, 1000);

@@ -385,7 +385,7 @@ static void test_no_changed_byte_is_taken(void **state)
     print_message("%u bytes changed, %u sessions ended by it, %u of them with -EBADMSG\n", flipped,
                   noticed, told);
     assert_true(flipped >= FLIPS - FLIPS / 50);
-    /* The others changed a record of which nothing depended on: credits, the last words. */
+    /* The other changes hit a record on which nothing depended: credits, the last words. */
     assert_true(noticed >= flipped - FLIPS / 50);
     assert_true(told >= FLIPS / 4);
 }

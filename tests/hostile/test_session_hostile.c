@@ -401,7 +401,7 @@ static void without_registration_bytes_go_by_copy(void **state)
     }
 }
 
-/* Nor bounce buffers: an error that says so, on the side that has none. */
+/* No bounce buffers, either: an error that says so, on the side that has none. */
 static void without_any_memory(void **state)
 {
     (void)state;

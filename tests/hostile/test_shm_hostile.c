@@ -198,7 +198,7 @@ static void test_arena_offset_out_of_range(void **state)
         shared->arena = arenas[i];
         assert_null(pointer(client, mr, 8192));
     }
-    /* Nor may a WRITE land in a mapping that is read-only. */
+    /* A WRITE may not land in a read-only mapping, either. */
     uint8_t bytes[8] = {0};
     struct ibx_chunk chunk;
     shared->arena = SHM_ARENA_READ;

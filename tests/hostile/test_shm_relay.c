@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Who sits at the name where a client looks for the unix socket of shm: somebody who passes on what
- * both ends say, who says nothing, or no socket at all. */
+/* Somebody else has the name of the unix socket at which a client looks for shm: a process that
+ * passes on what both ends say, one that says nothing, or something that is no socket. */
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/shm_places.h"
 
@@ -242,8 +242,8 @@ static void test_files_that_are_no_sockets(void **state)
     assert_int_equal(join(offered, length), -ENOTSOCK);
 }
 
-/* Who sits where the client looks, or fills the server's queue, and then neither proves nor says
- * anything: the client's user is to hear of it, as with a wrong proof. */
+/* A process that has this name, or fills the server's queue, and then neither proves nor says
+ * anything: the client's user has to be told, as with a wrong proof. */
 
 enum sitting { SAYS_NOTHING, CLOSES, SITTINGS };
 

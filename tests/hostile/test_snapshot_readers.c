@@ -154,8 +154,8 @@ static void test_a_reader_of_another_version(void **state)
     close_server();
 }
 
-/* A large VM's description takes long over a slow link; one that takes none of it holds up no end.
- */
+/* A large VM's description takes long over a slow link; a reader that reads none of it does not
+ * hold up the server's end. */
 static void test_a_reader_that_stands_still(void **state)
 {
     (void)state;
@@ -232,7 +232,8 @@ static void reads(struct ibx_snapshot_reader *reader)
     assert_memory_equal(got, memory, sizeof(got));
 }
 
-/* Who comes first cannot keep others out, and what one has registered serves all. */
+/* The first reader cannot keep others out, and memory that is registered for one reader serves
+ * all. */
 static void test_one_name_leaves_room(void **state)
 {
     struct ibx_snapshot_server_stats stats;

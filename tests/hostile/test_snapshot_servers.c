@@ -199,7 +199,8 @@ static void test_a_slow_link(void **state)
         fail_msg("%d %s", rc, error.message);
 }
 
-/* What has come quickly is no reason to wait long for the rest: another server may have it. */
+/* Even if the first part came quickly, the reader does not wait long for the rest: another server
+ * may have it. */
 static void test_a_server_that_stalls(void **state)
 {
     (void)state;
@@ -248,7 +249,7 @@ static void test_regions_that_come_slowly(void **state)
     answer_ms = 4000; /* one may come late on a busy machine */
     const int rc = read_from(expose_slowly);
     answer_ms = 1500;
-    /* All of them were taken: the device state is none of them. */
+    /* All of these were taken: the device state is not among them. */
     if (rc != -EPROTO || !strstr(error.message, "does not expose it"))
         fail_msg("%d %s", rc, error.message);
 }
@@ -273,7 +274,7 @@ static void *say_and_end(void *argument)
     return NULL;
 }
 
-/* Likewise of one that listens, and does not shake hands. */
+/* Likewise with a server that listens, and does not shake hands. */
 static void *take_and_end(void *argument)
 {
     const int fd = accept(*(const int *)argument, NULL, NULL);
@@ -283,7 +284,7 @@ static void *take_and_end(void *argument)
     return NULL;
 }
 
-/* Who fills a cache is told to end while it waits for this server. */
+/* The process that fills a cache is told to end while it waits for this server. */
 static void told_to_end(void *(*server)(void *), void *argument, const char *uri)
 {
     char folder[64]; /* two of these tests may run at once */
@@ -363,7 +364,7 @@ static void test_told_to_end(void **state)
     ends_when_told((const struct step[]){m, p, a, end});
 }
 
-/* Of a snapshot with hashes: their index has 16 bytes here, and none of it is right. */
+/* A snapshot with hashes: their index has 16 bytes here, and is all wrong. */
 static void test_an_index_that_lies(void **state)
 {
     (void)state;

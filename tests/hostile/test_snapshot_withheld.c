@@ -2,12 +2,13 @@
 /*
  * A snapshot's server that sends every page but one, and goes on with the others for as long as
  * anybody wants some. The test process is both servers of a cache: this one, and one that sends
- * all. Whoever waits for the page gets it from the other one.
+ * all. A reader that waits for the page gets it from the other one.
  *
- * Likewise one that would send all of them by multicast, and has its group send what nobody wants.
+ * Likewise a server that could send all of them by multicast, but has its group send what nobody
+ * wants.
  *
- * And who fills a cache is told to end while it computes the digest of what has come, of which
- * there may be many GiB.
+ * Also, the process that fills a cache is told to end while it computes the digest of the pages
+ * that have come, which may be many GiB.
  */
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/snapshot_peer.h"
@@ -386,7 +387,7 @@ int __wrap_ibx_snapshot_digest(const struct ibx_snapshot_folder *of,
     return __real_ibx_snapshot_digest(of, pages, digest, err);
 }
 
-/* Who fills the cache from the server whose URI comes. */
+/* The process that fills the cache, from the server with this URI. */
 static void fill_from(int uri, int says)
 {
     static char source[300];

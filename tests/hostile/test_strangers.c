@@ -134,7 +134,7 @@ static uint64_t kept_waiting(pid_t tid)
     return ns;
 }
 
-/* By now, without the time for which others had the processors. */
+/* The time until now, without the time in which other processes had the processors. */
 static uint64_t now_of(const struct server *server)
 {
     return ibx_now_ns() - kept_waiting(server->tid) - kept_waiting(gettid());
@@ -217,7 +217,7 @@ static unsigned long overflows(void)
     return count;
 }
 
-/* As many handshakes as the flood's processor can begin, none of which ends well. */
+/* As many handshakes as the flood's processor can begin; all of them fail. */
 static void flood(const char *from, unsigned addresses)
 {
     struct handshake_scene s;

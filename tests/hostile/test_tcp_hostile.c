@@ -59,7 +59,7 @@ static void test_keys_are_checked(void **state)
     send_frame(0, stale);
     expect_nak(42, IBX_TCP_STATUS_ACCESS);
     end_deregister(&server, mr);
-    /* What the peer may not name has no key at all. */
+    /* Memory that the peer may not name has no key at all. */
     mr = end_register(&server, region, BYTES, IBX_ACCESS_LOCAL);
     assert_int_equal(mr->keys[0], 0);
     send_frame(0, request(IBX_TCP_READ, mr, 0, 8));
@@ -121,8 +121,8 @@ static void test_more_requests_than_agreed(void **state)
     end_deregister(&server, mr);
 }
 
-/* Who has an answer may request the next one at once, also before this side has noticed that the
- * answer has left. */
+/* A peer that has an answer may request the next one at once, also before this side has noticed
+ * that the answer was sent. */
 static void test_as_many_requests_as_agreed(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What only the verbs provider promises, over the two soft-RoCE devices of the guest (README.md):
- * the contract tests ask for the rest. Runs as root there. */
+/* What only the verbs provider promises, over the two soft-RoCE devices of the guest (README.md);
+ * the contract tests check the rest. Runs as root there. */
 #include "tests/vm/verbs_scene.h"
 #include "tests/vm/wire.h"
 
@@ -177,8 +177,8 @@ static void check_mtu(const char *mtus, const char *agreed)
     session_end(&s);
 }
 
-/* Of networks with long packets and without: rdma_cm knows the client's port alone, and what is
- * longer than the server's takes is lost. */
+/* Networks with long packets and without: rdma_cm knows only the client's port, and packets longer
+ * than the server's port takes are lost. */
 static void test_mtu_of_both_ports(void **state)
 {
     (void)state;
@@ -211,7 +211,7 @@ static void test_locked_memory(void **state)
 
 /* ------------------------------------------------------------------ permissions */
 
-/* What a user without rights is told of verbs. */
+/* What a user without rights is told about verbs. */
 static void probe_as_nobody(char *told, size_t size)
 {
     int status, ends[2];
@@ -575,7 +575,7 @@ static void test_requests_without_proof(void **state)
     close(proxy.listen_fd);
 }
 
-/* Who answers in the server's place has not its proof. */
+/* A process that answers in the server's place does not have its proof. */
 static bool impostor;
 __typeof__(rdma_accept) __real_rdma_accept, __wrap_rdma_accept;
 int __wrap_rdma_accept(struct rdma_cm_id *id, struct rdma_conn_param *param)

@@ -185,7 +185,8 @@ static void refused_for_locked_memory(void)
     vm_wait_beats(&vms[0], vm_beats(&vms[0]) + BEATS);
 }
 
-/* For that the receiver pins all of it, which is more than it may: known before the VM stops. */
+/* For that the receiver has to pin all of it, more than it may: this is known before the VM
+ * stops. */
 static void test_minor_and_little_locked_memory(void **state)
 {
     (void)state;

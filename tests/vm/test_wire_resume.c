@@ -150,9 +150,9 @@ static void *break_and_mend(void *argument)
     return NULL;
 }
 
-/* So many bodies at least, and until they go by `path`. A device is unplugged when its users have
- * closed it, and a session closes a connection when it has read the last message that came by it.
- * How many there were. */
+/* Sends so many bodies at least, and goes on until they go by `path`. A device is unplugged when
+ * its users have closed it, and a session closes a connection when it has read the last message
+ * that came by it. Returns how many there were. */
 static unsigned meet(unsigned count, const char *path)
 {
     const uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What sending through TLS takes, by user space and by the kernel, beside plain sockets: time
- * inside the calls that send, over loopback. Where QEMU counts instructions (guest --accel count),
- * a nanosecond is an instruction.
+ * What sending costs with TLS in user space and in the kernel, beside plain sockets: time inside
+ * the calls that send, over loopback. If QEMU counts instructions (guest --accel count), a
+ * nanosecond is an instruction.
  */
 #include "tests/fixtures/tls_pair.h"
 

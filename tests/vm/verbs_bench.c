@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What the transport gives over real verbs, to be compared with perftest in the
- * same guest; tests/vm/verbs does that.
+ * The transport's figures over real verbs; tests/vm/verbs compares them with perftest's in the same
+ * guest.
  *
  *   verbs_bench ADDRESS read|write BYTES [OPTION=VALUE...]   MB/s (10^6)
  *   verbs_bench ADDRESS latency [OPTION=VALUE...]            us, half a round trip (below)

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-/* Who adds a remedy to a reason gives the reason itself. */
+/* A function that adds a remedy to a reason keeps the reason itself. */
 static void test_a_message_may_hold_the_one_before(void **state)
 {
     struct ibx_error err = {0};
@@ -51,7 +51,7 @@ static void test_a_lack_of_descriptors_has_its_remedy(void **state)
     assert_string_equal(err.message, "no pipe");
 }
 
-/* What a peer or a QEMU has said is in sentences that go to a terminal. */
+/* Texts of a peer or of QEMU are parts of sentences that go to a terminal. */
 static void test_a_message_has_no_control_characters(void **state)
 {
     struct ibx_error err = {0};

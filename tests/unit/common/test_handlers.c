@@ -96,7 +96,7 @@ static void test_calls_of_handlers(void **state)
     assert_false(ibx_handlers_held());
 }
 
-/* One that leaves by longjmp(3) leaves the call as well. */
+/* A handler that leaves by longjmp(3) leaves the call as well. */
 static jmp_buf out;
 
 static void let_and_leave(void)

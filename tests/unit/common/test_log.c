@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Where log lines of a library go: not into what a program has opened in place of its standard
- * error. Each case is a process of its own. */
+/* Where log lines of a library go: not into a file that a program has opened in place of its
+ * standard error. Each case is a process of its own. */
 #include "common/log.h"
 
 #include <errno.h>
@@ -116,7 +116,7 @@ static void test_a_line_is_one(void **state)
     assert_string_equal(text, "ibx: error: a?ibx: warning: b?[2J asks\n");
 }
 
-/* What a process with this IBX_LOG writes by a line for details; it has read the variable never
+/* What a process with this IBX_LOG writes for a line of details; it has not read the variable
  * before. */
 static void detail(const char *name, char *text, size_t room)
 {
@@ -192,7 +192,8 @@ static void test_not_too_many(void **state)
     assert_non_null(strstr(text, "were left out"));
 }
 
-/* Nor do they by errors, such as that of a process that each of them ends. */
+/* Clients do not fill the log by errors, either, such as the end of a process that each of them
+ * causes. */
 static void test_not_too_many_errors(void **state)
 {
     static char text[1u << 20];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Who can change where a path leads. Only root can make what others own. */
+/* Users who can change where a path leads. Only root can make files that others own. */
 #include "common/path_check.h"
 #include "common/file_check.h"
 
@@ -140,7 +140,7 @@ static void test_ways_of_ones_own(void **state)
     is_ours("/");
     is_ours("/etc/passwd");
     is_ours("/proc/self/fd/0");
-    /* Where the tests were begun may be a folder of a user's. */
+    /* The folder in which the tests were begun may belong to a user. */
     assert_non_null(getcwd(before, sizeof(before)));
     assert_int_equal(chdir(folder), 0);
     is_ours("relative");
@@ -223,7 +223,7 @@ int __wrap_open64(const char *path, int flags, ...)
     return __real_open64(path, flags, mode);
 }
 
-/* A way that was none when it was looked at is none. */
+/* A path that did not lead anywhere when it was checked counts as none. */
 static void test_what_comes_late_is_not_opened(void **state)
 {
     struct ibx_error err = {0};
@@ -328,7 +328,7 @@ static void test_folders_that_all_can_write(void **state)
 #define SKIPPED 77
 #define LOOK_S  20 /* for who looks for the key */
 
-/* Who looks is no process of the daemon's group, which alone sees what is below. */
+/* The process that looks is not in the daemon's group, and only that group sees what is below. */
 static pid_t look_for_key(int kept)
 {
     const pid_t child = fork();

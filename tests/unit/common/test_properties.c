@@ -239,7 +239,7 @@ static void load_refused(const char *file, const char *expected)
         fail_msg("\"%s\" lacks \"%s\"", error.message, expected);
 }
 
-/* Whoever can change the file decides where the process connects, and with which key. */
+/* A user who can change the file decides where the process connects, and with which key. */
 static void test_files_of_others_are_refused(void **state)
 {
     (void)state;

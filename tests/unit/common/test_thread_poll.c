@@ -169,7 +169,7 @@ static void test_sleeps_where_poll_fails(void **state)
     failure = 0;
 }
 
-/* Where threads sleep at once there is nobody to give way to, and the work takes longer. */
+/* If threads sleep at once, there is nobody to give way to, and the work takes longer. */
 static void test_gives_way_where_threads_poll(void **state)
 {
     (void)state;

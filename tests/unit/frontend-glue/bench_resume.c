@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What it costs a call of 4 bytes that its session would survive the connection. No test: it judges
- * nothing.
+ * What a call of 4 bytes costs more if its session can survive the connection. This is no test: it
+ * judges nothing.
  *
  *   bench_resume PROVIDER [PAIRS [CALLS]]
  *
- * Sessions that do (for 30 s) and do not make CALLS calls each, in turns, PAIRS times: the median
- * of the pairs' ratios and its interval of 95 %.
+ * Sessions that can (for 30 s) and sessions that cannot make CALLS calls each, in turns, PAIRS
+ * times: prints the median of the pairs' ratios and its 95 % interval.
  */
 #include "tests/fixtures/session_pair.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What math_calls.c calls of the front end besides requests, where no GVirtuS is. */
+/* Functions of the front end that math_calls.c calls besides requests, without GVirtuS. */
 #include "frontend-glue/preload/math_libraries/math_calls.h"
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"

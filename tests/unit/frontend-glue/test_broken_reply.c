@@ -14,7 +14,7 @@
 
 #define OUT 8u
 
-/* How a back end answers: so many bytes of output, of which it says that there are more. */
+/* How a back end answers: so many bytes of output, and it says that there are more. */
 struct reply {
     int code;
     uint64_t said;

@@ -247,7 +247,7 @@ static void another_form_is_never_given(void **state)
     assert_int_equal(ibx_configurations_pop(&all, out), 0);
 }
 
-/* Those beyond are the back end's alone, and are popped first. */
+/* Only the back end has those beyond, and they are popped first. */
 static void what_does_not_fit_is_popped_first(void **state)
 {
     (void)state;

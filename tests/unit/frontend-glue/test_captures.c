@@ -247,7 +247,7 @@ static void test_client_leaves(void **state)
 
 /* ---------------------------------------------------------- what GVirtuS's handler runs */
 
-#define HANDED ((size_t)8 << 20) /* in 16 frames, of which the last says SETTLE */
+#define HANDED ((size_t)8 << 20) /* in 16 frames; the last one says SETTLE */
 #define PART   ((size_t)512 << 10)
 
 /* As in test_stage.c: no chunks, and no short copy in place that may not be left under way. */
@@ -405,7 +405,7 @@ static void second_end(void)
     session_pair_close(&second);
 }
 
-/* A request of which only the exit code comes back. */
+/* A request that returns only the exit code. */
 static void request(struct ibx_session *client, const char *name, const void *body, uint64_t n)
 {
     uint8_t reply[20];
@@ -439,7 +439,7 @@ static void test_both_reset(void **state)
     second_end();
 }
 
-/* By whom a context goes, which, and what the handler answers. */
+/* Who ends a context, which context, and the handler's answer. */
 struct lost_context {
     struct session_pair *whose;
     void *context;

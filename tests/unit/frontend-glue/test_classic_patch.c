@@ -34,7 +34,7 @@ static int tear_down(void **state)
     return munmap(code, sizeof(before));
 }
 
-/* What lies behind a function that is shorter than the jump belongs to another one. */
+/* If a function is shorter than the jump, the bytes behind it belong to another function. */
 static void test_too_short(void **state)
 {
     (void)state;

@@ -106,7 +106,7 @@ static void unknown_forms(void **state)
     (void)state;
     assert_memory_equal(&q, &same, sizeof(q));
     assert_true(take(PARENT, KERNEL) == KERNEL);
-    /* What handlers can read they get under a name that was given. */
+    /* Handlers get what they can read under a made-up name. */
     struct request forged = {.n = 31};
     memcpy(forged.bytes + 16, "m0000000000001", 15);
     forged.bytes[0] = 15;
@@ -284,7 +284,7 @@ static void uses(void **state)
     end(PARENT, HANDLE);
 }
 
-/* Strings that are none, or longer than their request, no handler gets. */
+/* No handler gets strings that do not end, or are longer than their request. */
 static void malformed(void **state)
 {
     begin(PARENT, HANDLE, KERNEL, "sum");
@@ -368,7 +368,8 @@ static double seconds_to_leave(uint64_t first)
     return (double)(done.tv_sec - begun.tv_sec) + 1e-9 * (double)(done.tv_nsec - begun.tv_nsec);
 }
 
-/* One that registers without end, and leaves it behind: others come and go as fast as before. */
+/* A client that registers without end, and leaves everything behind: others come and go as fast as
+ * before. */
 static void a_client_of_very_many_modules(void **state)
 {
     struct ibx_functions_user many = {.client = 100};
@@ -390,8 +391,8 @@ static void a_client_of_very_many_modules(void **state)
     end(&many, HANDLE);
 }
 
-/* What a tenant registers has a limit; what a module has registered counts no more behind its end,
- * but for its entry, which stays. */
+/* A tenant's registrations have a limit; those of a module no longer count after its end, but for
+ * its entry, which stays. */
 static void what_is_registered_counts(void **state)
 {
     struct ibx_quota quota = {.most = 8000};
@@ -434,7 +435,8 @@ static void none_goes(void)
     assert_int_equal(ibx_functions_next_over(name), 0);
 }
 
-/* Of a process that has ended: when its children have said that they ask, and none uses it. */
+/* A module of an ended process: it goes when the children have said that they ask, and none uses
+ * it. */
 static void modules_of_ended(void **state)
 {
     struct ibx_quota quota = {.most = 100000};
@@ -474,7 +476,7 @@ static void modules_of_ended(void **state)
     assert_true(!ibx_functions_share(grandchild, KERNEL));
     ibx_functions_ended(302);
     assert_true(!ibx_functions_any(300) && !ibx_functions_end(300) && !ibx_functions_end(302));
-    /* One that has not said so: a child may come of which nobody knows. */
+    /* A process that has not said so: an unknown child may come. */
     passed(&of[3], "cudaRegisterFatBinary", HANDLE, 0, NULL);
     ibx_functions_ended(303);
     none_goes();

@@ -344,7 +344,7 @@ static void test_keys_without_the_prefix(void **state)
     load_text("name : a\nlog : b\ndevice : c\nmemory : 1\nencrypted : 1\nkey_files : d\n");
 }
 
-/* Of a key that is almost one the list of all would be long. */
+/* For a misspelt key the list of all keys would be long. */
 static void test_misspelt_behind_the_prefix(void **state)
 {
     (void)state;

@@ -154,7 +154,7 @@ static void test_in_place(void **state)
     assert_true(after.host_pins <= 1); /* the pool */
 }
 
-/* What a client copies to the device is sent from where it is, however long it is. */
+/* Memory that a client copies to the device is sent from its place, however long it is. */
 static void test_sent_in_place(void **state)
 {
     (void)state;
@@ -310,7 +310,7 @@ static void test_from_device(void **state)
     assert_int_equal(seen().requests, 1);
 }
 
-/* What is copied in a stream that is being captured belongs into a graph: GVirtuS's to run, in the
+/* A copy in a stream that is being captured belongs into a graph: GVirtuS runs it, in the
  * per-thread stream (2), too. */
 static void test_captured(void **state)
 {

@@ -232,8 +232,8 @@ static void test_refused(void **state)
     assert_true(stats().copies_async > copies && !nic.ever);
 }
 
-/* What the fabric wrote is flushed where the GPU does not order it, and nothing is written where
- * that cannot be. */
+/* Bytes that the fabric wrote are flushed if the GPU does not order them; if that is impossible,
+ * nothing is written directly. */
 static void test_flush(void **state)
 {
     (void)state;
@@ -251,7 +251,7 @@ static void test_flush(void **state)
     app->attribute(IBX_CUDA_DEVICE_RDMA_ORDERING, IBX_CUDA_ORDERING_OWNER);
 }
 
-/* Memory that is freed is let go before the handler frees it; a reset takes all of it. */
+/* Memory is released before the handler frees it; a reset releases all. */
 static atomic_uint registered_then;
 
 static void note_registered(const char *name)
@@ -350,7 +350,7 @@ static void break_in(unsigned n, unsigned times)
     nic.breaks = times;
 }
 
-/* A copy each way, of which the n-th READ or WRITE breaks. */
+/* A copy each way; its n-th READ or WRITE breaks. */
 static void test_broken(void **state)
 {
     (void)state;
@@ -435,7 +435,7 @@ static void test_broken_in_pieces(void **state)
     assert_int_equal(ibx_session_resumed(pair.client), 2);
 }
 
-/* Where such a READ always breaks the connection, it is done through chunks. */
+/* If such a READ always breaks the connection, the copy is made through chunks. */
 static void test_broken_by_it(void **state)
 {
     (void)state;

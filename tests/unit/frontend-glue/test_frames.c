@@ -104,7 +104,7 @@ static void test_golden(void **state)
     }
 }
 
-/* A frame of one call is none of another; no length but its own is right. */
+/* A frame of one call is not taken for another's; only its own length is right. */
 static void test_other_calls_and_lengths(void **state)
 {
     (void)state;

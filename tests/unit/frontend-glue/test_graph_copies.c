@@ -195,7 +195,8 @@ static void bytes_that_were_given_back(void **state)
     assert_int_equal(ibx_frontend_graph_failure(), CUDA_UNKNOWN);
 }
 
-/* What the program has named stays what is copied, though one graph that did has gone. */
+/* The memory that the program has named is still copied, though one graph that named it has
+ * gone. */
 static void memory_of_the_program(void **state)
 {
     (void)state;
@@ -217,8 +218,8 @@ void *__wrap_tsearch(const void *key, void **root, int (*compare)(const void *, 
 
 static atomic_bool stays, changes, went_on;
 
-/* In the middle of it the tree is none. The thread stays there until another one has forked, or
- * waits for it. */
+/* In the middle of a change the tree is not usable. The thread stays there until another one has
+ * forked, or waits for it. */
 void *__wrap_tsearch(const void *key, void **root, int (*compare)(const void *, const void *))
 {
     void *const before = *root;

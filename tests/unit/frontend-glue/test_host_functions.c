@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * How the preload's thread for functions of the host waits for the next one: where processors
- * abound it polls for a while, and then sleeps. The clock is the test's, and so is the back end:
- * what is enqueued is named to whoever asks. Each case is a process of its own, as the thread is
- * begun once.
+ * How the preload's thread for functions of the host waits for the next one: with many processors
+ * it polls for a while, and then sleeps. The clock is the test's, and so is the back end: a thread
+ * that asks is given the function that is enqueued. Each case is a process of its own, since the
+ * thread is begun once.
  */
 #include "frontend-glue/preload/graphs/graphs.h"
 #include "frontend-glue/preload/preload.h"
@@ -230,9 +230,9 @@ static uint64_t first_over(void)
     return over;
 }
 
-/* A number that was not enqueued, whether it is that of a function of graphs, none of which was
- * launched, or nobody here knows it: it is not called, and is said to be over. Its stream would
- * stand still, and all clients' functions behind it. */
+/* A number that was not enqueued: that of a function of graphs that were not launched, or an
+ * unknown one. It is not called, and reported as over. Otherwise its stream would stand still, and
+ * all clients' functions behind it. */
 static int not_outstanding(void)
 {
     static _Atomic unsigned called, repeated;

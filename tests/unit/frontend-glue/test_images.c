@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Images of kernels, and what is none: nothing is read beyond their ends. */
+/* Images of kernels, and bytes that are no image: nothing is read beyond their ends. */
 #include "frontend-glue/preload/kernels/images.h"
 
 #include <elf.h>
@@ -267,7 +267,7 @@ static void test_compressed(void **state)
     assert_true(wrapped->magic == wrapper.magic && wrapped->data != fat);
     assert_false(ibx_image_lacks_cubin(wrapped));
     ibx_image_free_wrapped(wrapped);
-    /* Another length than it says, another way, and bytes that are none. */
+    /* A wrong length, another way of compression, and bytes that are not compressed. */
     const size_t at = 16 + sizeof(struct ibx_image_entry) + ((sizeof(struct cubin) + 7) & ~7ul);
     fat[at + 56]++;
     assert_null(ibx_image_expand(fat, n, &all));

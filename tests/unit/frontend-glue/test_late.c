@@ -332,7 +332,7 @@ static void test_failures(void **state)
     }
 }
 
-/* One that is not begun is GVirtuS's, as ever, and the one before it is what it is. */
+/* GVirtuS makes a copy that cannot be begun, as before, and the one before it stays as it is. */
 static void test_not_begun(void **state)
 {
     (void)state;
@@ -433,7 +433,7 @@ static void test_client_cuts(void **state)
     assert_int_equal(ibx_session_resumed(pair.client), 1);
 }
 
-/* What the GPU has is waited for before the memory's mapping goes. */
+/* The GPU's copies are waited for before the memory's mapping goes. */
 static void test_client_leaves(void **state)
 {
     (void)state;

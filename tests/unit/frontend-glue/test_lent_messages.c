@@ -84,7 +84,7 @@ static void test_streams(void **state)
     assert_int_equal(taken, before + 1);
 }
 
-/* Who sends many ahead holds no more of it than one who waits. */
+/* A client that sends many messages ahead holds no more of the memory than one that waits. */
 static void test_one_at_a_time(void **state)
 {
     (void)state;
@@ -100,7 +100,7 @@ static void test_one_at_a_time(void **state)
     assert_int_equal(most, 1);
 }
 
-/* What GVirtuS runs it reads as ever. */
+/* GVirtuS reads the requests that it runs as before. */
 static void test_request_of_gvirtus(void **state)
 {
     (void)state;

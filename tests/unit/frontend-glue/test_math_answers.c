@@ -67,7 +67,7 @@ static void the_child_has_whole_answers(void **state)
     assert_false(ibx_math_answer_known(body, sizeof(body), out, sizeof(out), &since));
 }
 
-/* What it names was there when the back end was asked, and may be another one now. */
+/* The thing that it names existed when the back end was asked, and may be another one now. */
 static void one_that_comes_late_is_not_kept(void **state)
 {
     uint8_t out[sizeof(answer)];

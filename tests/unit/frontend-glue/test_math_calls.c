@@ -54,7 +54,7 @@ static void numbers_of_none(void **state)
     assert_null(ibx_math_each(count));
 }
 
-/* What an argument is sized by are integers among the function's own. */
+/* The sizes of arguments are integers among the function's own arguments. */
 static bool refers_well(const struct ibx_math_function *f, const struct ibx_math_argument *a)
 {
     const bool typed = a->size > IBX_MATH_BYTES_OF_LONG;
@@ -238,7 +238,8 @@ static void scalars_of_descriptors(void **state)
     assert_int_equal(ibx_descriptor_scalar(type, made, made_n, false, &size), IBX_SCALAR_UNKNOWN);
 }
 
-/* Whoever works in memory of the host is asked how much that is, by its own arguments. */
+/* A function that works in memory of the host is asked, with its own arguments, how much it
+ * needs. */
 static void workspaces(void **state)
 {
     (void)state;
@@ -298,7 +299,7 @@ static void handles_count(void **state)
     assert_int_equal(ibx_math_makes(ibx_math_find(IBX_MATH_cusparseCreateCsr)),
                      IBX_HOLD_DESCRIPTORS);
     assert_int_equal(ibx_math_makes(ibx_math_find(IBX_MATH_cublasSaxpy_v2)), IBX_HOLDS);
-    /* Of each that makes any, by as much of its name as a server keeps of a request's. */
+    /* For each function that makes one, by as much of its name as a server keeps of a request's. */
     const size_t most = sizeof(((struct ibx_request_watch *)NULL)->name) - 1;
     const struct ibx_math_function *f;
     for (size_t i = 0; (f = ibx_math_each(i)); i++) {

@@ -91,7 +91,7 @@ static void of_no_vector(void **state)
     assert_int_equal(requests, 0);
 }
 
-/* One that comes at the address of another, whose end was not seen. */
+/* A descriptor comes at the address of another one whose end was not seen. */
 static void another_vector(void **state)
 {
     uint8_t *one = last_bytes(16, 1), *other = last_bytes(16, 2);

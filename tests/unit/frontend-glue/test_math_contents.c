@@ -42,13 +42,13 @@ void *__wrap_malloc(size_t n)
 
 /* ------------------------------------------------------------------------------- the back end */
 
-/* What it calls descriptors, and what was set in each. */
+/* The back end's handles of descriptors, and what was set in each. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
     enum { NEVER, LIVE, ENDED } state;
     uint64_t set;
 } remotes[REMOTES];
-static unsigned made, wrong;                 /* requests that name what is none */
+static unsigned made, wrong;                 /* requests that name made-up handles */
 static unsigned ended_last, again = REMOTES; /* which one is given again; REMOTES: none */
 static atomic_uint requests, networks_made, networks_ended, server_ends;
 static atomic_bool racing;
@@ -272,7 +272,7 @@ static int find_matrix(void *of, void *matrix)
     return ibx_frontend_math(IBX_MATH_cudnnGetRNNWeightParams, values);
 }
 
-/* Of so many dimensions: its answer is longer than most. */
+/* With so many dimensions its answer is longer than most. */
 static int dimensions_of(void *of)
 {
     int type, n, sizes[80], steps[80];
@@ -316,7 +316,7 @@ static void alike_are_asked_once(void **state)
     assert_int_equal(wrong, 0);
 }
 
-/* The back end is not asked about it: what it calls one of its own may be the same number. */
+/* The back end is not asked about it: the same number may be a handle of its own. */
 static void one_that_has_ended_is_none(void **state)
 {
     void *one = tensor(), *network = made_by(IBX_MATH_cudnnCreateRNNDescriptor);
@@ -338,7 +338,7 @@ static void one_that_has_ended_is_none(void **state)
     assert_int_equal(wrong, 0);
 }
 
-/* Of those that nobody uses these are kept that were used last. */
+/* Of the contents that nobody uses, those that were used last are kept. */
 static void what_is_used_again_is_kept(void **state)
 {
     void *one = tensor(), *other = tensor();
@@ -363,7 +363,7 @@ static void what_is_used_again_is_kept(void **state)
     assert_int_equal(wrong, 0);
 }
 
-/* What was there is made anew, and nobody ends it there once more. */
+/* What existed is made anew, and nobody destroys it at the back end a second time. */
 static bool is_there_again(void *before, uint64_t size)
 {
     void *one = tensor();
@@ -400,7 +400,8 @@ static void the_device_is_reset(void **state)
     assert_true(is_there_again(one, size));
 }
 
-/* What was made before it, and is not a descriptor's yet, is nobody else's. */
+/* Something that was made before, and belongs to no descriptor yet, is not given to anybody
+ * else. */
 static void the_device_is_reset_beside_it(void **state)
 {
     static const unsigned behind[] = {IBX_MATH_cudnnCreateTensorDescriptor,
@@ -429,8 +430,8 @@ static void the_device_is_reset_beside_it(void **state)
     assert_int_equal(wrong, 0);
 }
 
-/* What the back end has filled cannot be kept, and ends there. Another one gets its number, which a
- * call fills that is the same request then. */
+/* What the back end has filled cannot be kept, and is destroyed there. Another descriptor gets its
+ * number, and a call that is the same request fills it. */
 static void there_is_no_memory(void **state)
 {
     void *network = made_by(IBX_MATH_cudnnCreateRNNDescriptor), *matrix = tensor();

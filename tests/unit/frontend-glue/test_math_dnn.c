@@ -166,7 +166,7 @@ static void values_are_in_the_request(void **state)
     assert_int_equal(execute(8, DEVICE, 0), NOT_SUPPORTED);
 }
 
-/* What is in a descriptor is in those that have it already, too: nothing comes into it later. */
+/* Descriptors that have this one have its contents already: nothing is added later. */
 static void nothing_comes_later(void **state)
 {
     (void)state;
@@ -213,7 +213,7 @@ static int use_network(uint64_t network)
     return ibx_dnn_check(&alice, f, values);
 }
 
-/* One that is where the network's was is another one. */
+/* A dropout at the address of the network's earlier one is another one. */
 static void dropouts_that_are_others(void **state)
 {
     enum { NETWORK = 0x5000, DROPOUT = 0x6000 };

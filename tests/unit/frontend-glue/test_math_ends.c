@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What a program's process knows of a handle goes with it, and nothing goes that another thread has
- * made since: the back end gives it the same number as soon as the first one has ended.
+ * What a program's process knows about a handle goes with the handle, but not what another thread
+ * has made since: the back end gives a new handle the same number as soon as the first one has
+ * ended.
  */
 #include "frontend-glue/preload/math_libraries/math_contents.h"
 #include "frontend-glue/preload/memory/memory.h"

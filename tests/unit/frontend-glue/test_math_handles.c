@@ -18,8 +18,8 @@ void *__wrap_realloc(void *from, size_t n);
 
 static atomic_int moving, went_on;
 
-/* Where memory moves, others find what was there gone before anybody knows the new place. The
- * thread stays there until another one has forked, or waits for it. */
+/* If memory moves, others find the old place gone before anybody knows the new one. The thread
+ * stays there until another one has forked, or waits for it. */
 void *__wrap_realloc(void *from, size_t n)
 {
     void *to = malloc(n);

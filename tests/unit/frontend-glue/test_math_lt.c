@@ -65,7 +65,7 @@ static void no_more_than_were_asked_for(void **state)
     assert_true(search(4, &count) == NOT_SUPPORTED && list(4, &count) == NOT_SUPPORTED);
 }
 
-/* Of more than fit into one reply the others do not come. */
+/* If more results are asked for than fit into one reply, the rest does not come. */
 static void no_more_than_can_come(void **state)
 {
     int count = 9;
@@ -77,7 +77,7 @@ static void no_more_than_can_come(void **state)
     assert_true(search(1000, &count) == 0 && count == 128);
 }
 
-/* Of an attribute: bytes that were written. Who has no room asks how many there are. */
+/* How many bytes of an attribute were written. A caller without room asks how many there are. */
 static void no_more_bytes_than_there_is_room_for(void **state)
 {
     typedef int get(void *algorithm, int which, void *value, uint64_t n, void *count);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Requests of our own, on doubles of CUDA that end the process at a handle that is none: a tenant
- * names what is its own only, and how much others have costs it nothing. Of anything at all:
- * test_random_requests.c.
+ * can name only its own things, and things of others cost it no time. Requests with random
+ * contents: test_random_requests.c.
  */
 #include "frontend-glue/clients/graph_slots.h"
 #include "frontend-glue/session/session_internal.h"
@@ -292,7 +292,7 @@ static uint64_t copy_slot(uint64_t queue, uint64_t number)
     return copy.slot;
 }
 
-/* Those of copies in graphs that are no more make room for others. */
+/* Slots of copies in graphs that no longer exist make room for others. */
 static void test_functions_come_and_go(void **state)
 {
     (void)state;
@@ -397,7 +397,7 @@ static void *name_exec(void *argument)
     return NULL;
 }
 
-/* Nor does what was made of them bear a change beside anything else. */
+/* An executable graph must not be changed beside another call, either. */
 static void test_one_change_of_what_is_launched(void **state)
 {
     uint64_t graph, node, exec;
@@ -510,7 +510,7 @@ static double seconds_of_graphs(void)
     return (double)(done.tv_sec - begun.tv_sec) + 1e-9 * (double)(done.tv_nsec - begun.tv_nsec);
 }
 
-/* One that has very many things slows no other one down. */
+/* A client with very many things does not slow others down. */
 static void test_very_many_of_others(void **state)
 {
     const uint64_t first = UINT64_C(1) << 48;
@@ -537,7 +537,7 @@ static double seconds_of_frees(void)
     return (double)(done.tv_sec - begun.tv_sec) + 1e-9 * (double)(done.tv_nsec - begun.tv_nsec);
 }
 
-/* What one client has shared makes no other one's frees slow, and is found by what it is. */
+/* Things that a client has shared do not slow down others' frees, and are found by their kind. */
 static void test_very_many_are_shared(void **state)
 {
     enum { MANY = 4096 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What a back end answers about arrays that this process has not made decides nothing about how far
- * the program's memory is written: the program names rows, and their bytes come from the device. */
+/* A back end's answers about arrays that this process has not made do not decide how far the
+ * program's memory is written: the program names rows, and their bytes come from the device. */
 #include "frontend-glue/preload/preload.h"
 #include "tests/fuzz/fake_frontend.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What is pinned before the first copy needs it. */
+/* Memory that is pinned before the first copy needs it. */
 #include "tests/fixtures/copies_scene.h"
 
 #include <errno.h>
@@ -83,7 +83,8 @@ static void test_control(void **state)
     assert_int_equal(copies_pin(), 1);
 }
 
-/* What has no pages would be the back end's to pay for; other memory it does not map. */
+/* The back end would have to allocate memory that has no pages yet; it does not map other
+ * memory. */
 static void test_left_alone(void **state)
 {
     (void)state;
@@ -144,7 +145,7 @@ static void test_refused_by_cuda(void **state)
     copies_pin();
 }
 
-/* What was registered for it goes with the session: LeakSanitizer sees what does not. */
+/* Registrations go with the session: LeakSanitizer sees those that do not. */
 static void test_broken_meanwhile(void **state)
 {
     (void)state;
@@ -163,7 +164,7 @@ static void test_ends_with_the_client(void **state)
     assert_int_equal(cuda_stats().host_pins, 1); /* the pool */
 }
 
-/* A key that names nothing is none of the back end's business; a length of 0 is an error. */
+/* The back end ignores a key that names nothing; a length of 0 is an error. */
 static void test_lies(void **state)
 {
     (void)state;

@@ -157,8 +157,8 @@ static void test_leaves_alone(void **state)
     }
 }
 
-/* The back end does not keep up, so that most wait here: none of them is looked at again and again.
- */
+/* The back end does not keep up, so that most records wait here: none is looked at again and
+ * again. */
 static void test_many_wait(void **state)
 {
     (void)state;

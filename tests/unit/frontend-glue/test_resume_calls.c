@@ -181,7 +181,7 @@ static void copy_ahead(unsigned number, size_t n)
     gone_ahead++;
 }
 
-/* One that GVirtuS does not have, which waits. */
+/* A call that GVirtuS does not have, and that waits. */
 static void call_own(unsigned number, size_t n)
 {
     static uint8_t body[LONG_OWN + 36];
@@ -295,7 +295,7 @@ static void test_shorter_messages(void **state)
     cuts_connect_with = NULL;
 }
 
-/* What the end of the process waits for is among it. */
+/* The calls that the end of the process waits for are among them. */
 static void test_shorter_messages_at_the_end(void **state)
 {
     (void)state;
@@ -308,7 +308,7 @@ static void test_shorter_messages_at_the_end(void **state)
     cuts_connect_with = NULL;
 }
 
-/* A request of our own, which only the plugin can run: only where all of it is in one message. */
+/* A request of our own, which only the plugin can run: only if it fits into one message. */
 static void test_whole_requests(void **state)
 {
     (void)state;
@@ -334,7 +334,7 @@ static void test_whole_requests(void **state)
     assert_int_equal(cut_short, 0);
 }
 
-/* One that is longer than the messages of the connection over which the session goes on. */
+/* A request that is longer than the messages of the connection over which the session goes on. */
 static void test_own_requests_in_pieces(void **state)
 {
     (void)state;

@@ -123,7 +123,7 @@ static void comes_back(void)
     may_read = true;
 }
 
-/* Nor does the server take tcp: it may be able to lock memory a little later. */
+/* The server does not take tcp, either: it may be able to lock memory a little later. */
 static void nothing_else_goes(void **state)
 {
     (void)state;

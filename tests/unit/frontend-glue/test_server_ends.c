@@ -66,7 +66,7 @@ static void test_one_that_has_not_said_who_it_is(void **state)
     assert_false(ends(&one));
 }
 
-/* What a thread was told of by itself is not news to the others. */
+/* What one thread was told is not reported to the others again. */
 static void test_told_before(void **state)
 {
     (void)state;

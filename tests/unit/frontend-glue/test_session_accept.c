@@ -33,7 +33,7 @@ static void *accept_all(void *argument)
     return argument;
 }
 
-/* With a session that is none of this server's. */
+/* With a session that this server does not have. */
 static void *go_on(void *argument)
 {
     static const uint8_t secret[IBX_SECRET_BYTES] = {1};

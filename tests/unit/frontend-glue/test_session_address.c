@@ -90,7 +90,7 @@ static void another_address(void **state)
     session_pair_close(&pair);
 }
 
-/* One that calls nothing meanwhile, of which another thread looks after the connection. */
+/* A session that makes no calls meanwhile; another thread looks after its connection. */
 static void another_address_at_rest(void **state)
 {
     struct session_pair pair;
@@ -248,7 +248,7 @@ static void no_address_for_a_while(void **state)
     without_address(false);
 }
 
-/* One that has not the session, and says so. */
+/* A server that does not have the session, and says so. */
 static void another_server_answers(void **state)
 {
     (void)state;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * What both ends of a session say of their processes: the number of one is good for nothing on a
- * host of which that process is none, though both hosts have one address and the first namespace of
- * each has one number. Here the client reads another boot id than the server.
+ * What both ends of a session say about their processes: a process's number means nothing on
+ * another host, even if both hosts have the same address and their first namespaces the same
+ * number. Here the client reads another boot id than the server.
  */
 #include "tests/fixtures/session_pair.h"
 

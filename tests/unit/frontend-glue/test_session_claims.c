@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Who comes to go on with a session, by messages that a test makes itself: what the server takes
- * from him, whom it refuses, for how long it waits, and which keys a client has then.
+ * Clients that come to go on with a session, by messages that the test makes itself: what the
+ * server takes, which clients it refuses, how long it waits, and which keys a client has then.
  *
  *   test_session_claims PROVIDER [HOST]    shm, tcp, ...; the server's address (127.0.0.1)
  */
@@ -141,7 +141,8 @@ static void golden_bytes(void **state)
     hand_close(&hand);
 }
 
-/* Who comes again is served, whether that was noticed or not; who comes once more replaces it. */
+/* A client that comes again is served, whether its loss was noticed or not; if it comes once more,
+ * the new connection replaces the old one. */
 static void duplicates(void **state)
 {
     static const uint8_t resume[29] = {9, 7};
@@ -202,8 +203,8 @@ static struct raw claim_and_stop(const struct hand *hand, bool joined)
     return raw;
 }
 
-/* Who comes once more need not wait until the server has given up the connection before, whose
- * handshake goes no further: here it would do so after an hour. */
+/* A client that comes once more need not wait until the server gives up the previous connection,
+ * with its stalled handshake: here that would take an hour. */
 static void replace_in_handshake(bool joined)
 {
     static const uint8_t resume[29] = {9, 7};

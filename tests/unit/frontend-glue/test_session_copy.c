@@ -139,7 +139,7 @@ static void from_device_golden_bytes(void **state)
     session_pair_close(&pair);
 }
 
-/* Of rows with gaps the frame says, and has, nothing but the rows; a reply fills nothing else. */
+/* A frame of rows with gaps describes, and contains, only the rows; a reply fills nothing else. */
 static void rows_golden_bytes(void **state)
 {
     (void)state;
@@ -397,7 +397,7 @@ static void dead_back_end_answers(void **state)
     session_pair_close(&pair);
 }
 
-/* Half of an answer is none: the application must not go on with it. */
+/* Half of an answer is no answer: the application must not go on with it. */
 static void half_an_answer_ends_the_application(void **state)
 {
     (void)state;

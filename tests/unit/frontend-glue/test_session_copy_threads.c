@@ -178,7 +178,7 @@ static uint8_t *expose(struct session_pair *pair)
     return bytes;
 }
 
-/* What the client has exposed is not there any more. */
+/* The memory that the client has exposed no longer exists. */
 static void memory_that_is_gone(void **state)
 {
     (void)state;

@@ -105,7 +105,7 @@ static void a_server_reads(void **state)
     expect_lost(pair.server);
 }
 
-/* What the client says of its connection, which it has had for so long, when that is reset. */
+/* What the client says about a connection that it has had for so long when it is reset. */
 static int judge_reset(uint64_t lived_ms)
 {
     struct session_link *link = &pair.client->link;

@@ -133,7 +133,7 @@ static void test_end_behind_the_last(void **state)
     free(host);
 }
 
-/* What a forked child does with its parent's session is nothing to the parent. */
+/* A forked child's use of its parent's session does not affect the parent. */
 static void test_child_ends_it(void **state)
 {
     (void)state;

@@ -96,7 +96,7 @@ static void test_greedy_tenants(void **state)
     ibx_shared_handles_ended(1);
 }
 
-/* What is there already costs the next one nothing: it is not even looked at. */
+/* Existing records cost the next one no time: they are not even looked at. */
 static void test_many(void **state)
 {
     (void)state;

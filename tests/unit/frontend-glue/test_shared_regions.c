@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What stays registered of memory that both ends map, and until when. */
+/* Which registrations stay of memory that both ends map, and until when. */
 #include "tests/fixtures/copies_scene.h"
 
 #include "transport/core/conn.h"
@@ -135,7 +135,7 @@ static void test_many_pieces(void **state)
         assert_true(ibx_shared_free(pieces[i]));
 }
 
-/* Those in use stay, whatever comes; what does not fit beside them is registered by itself. */
+/* Registrations in use stay in any case; what does not fit beside them is registered by itself. */
 static void test_in_use(void **state)
 {
     (void)state;
@@ -149,7 +149,7 @@ static void test_in_use(void **state)
     assert_ptr_equal(ibx_shared_region_get(pair.client, pieces[0] + 1, 1), mrs[0]);
     copies(pieces[PIECES - 1], BYTES, 1);
     assert_null(registration(pieces[PIECES - 1]));
-    /* One that is freed meanwhile goes with its last user. */
+    /* A registration that is freed meanwhile goes with its last user. */
     assert_true(ibx_shared_free(pieces[0]));
     assert_ptr_equal(allocate(BYTES), pieces[0]);
     assert_null(ibx_shared_region_get(pair.client, pieces[0], BYTES));

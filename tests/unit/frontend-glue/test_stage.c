@@ -39,7 +39,7 @@ static int set_up_threads(void **state)
     return rc;
 }
 
-/* Many processors, of which a client with the default makes use. */
+/* Many processors: a client with the default uses them. */
 static unsigned processors; /* 0: as many as there are */
 unsigned __real_ibx_thread_processors(void);
 unsigned __wrap_ibx_thread_processors(void);
@@ -180,7 +180,7 @@ static void test_many_threads(void **state)
     processors = 0;
 }
 
-/* What the GPU has not taken yet is not written over: it is slower than the client here. */
+/* Bytes that the GPU has not taken yet are not overwritten: here it is slower than the client. */
 static void test_slow_gpu(void **state)
 {
     (void)state;
@@ -257,7 +257,7 @@ static int set_up_at_first(void **state)
     return rc;
 }
 
-/* An application that copies little does not wait for memory of which it would make no use. */
+/* An application that copies little does not wait for memory that it would not use. */
 static void test_made_when_it_pays(void **state)
 {
     (void)state;
@@ -318,7 +318,7 @@ static void expect_parts(unsigned copies, uint8_t *host, size_t n, unsigned part
         assert_int_equal(parts_of(false, host, n), parts);
 }
 
-/* What pays for long copies only is not given up for them. */
+/* A stage that pays only for long copies is not given up because of short ones. */
 static void test_short_ones_are_given_up_alone(void **state)
 {
     (void)state;
@@ -343,8 +343,8 @@ static void test_long_ones_are_judged_for_themselves(void **state)
     expect_parts(1, host, SHORT, 1);
 }
 
-/* One that is waited for has its bytes in the stage before it is sent for: no earlier work of a
- * stream fills them, and the size decides. An asynchronous one is in the stream's order. */
+/* A copy that is waited for has its bytes in the stage before it is requested: no earlier work of a
+ * stream fills them, and the size decides. An asynchronous copy is in the stream's order. */
 static void test_waited_for_has_its_size(void **state)
 {
     (void)state;
@@ -393,7 +393,7 @@ static void test_parts_for_a_slow_gpu(void **state)
 
 /* --------------------------------------------------------- what GVirtuS's handler runs */
 
-#define HANDED ((size_t)8 << 20)   /* in 16 frames, of which the last says SETTLE */
+#define HANDED ((size_t)8 << 20)   /* in 16 frames; the last one says SETTLE */
 #define PART   ((size_t)512 << 10) /* bytes of it */
 
 static uint64_t two_parts = 2 * PART;

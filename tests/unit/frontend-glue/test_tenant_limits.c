@@ -60,7 +60,7 @@ static void test_graphs_in_graphs(void **state)
     }
     assert_int_equal(rc, CUDA_MEMORY_ALLOCATION);
     assert_true(n > 6 && n < 10);
-    /* One that there is no room for in what can be launched, and one that there is. */
+    /* A node for which an executable graph has no room, and one for which it has. */
     assert_int_equal(
         own_call(&alice, IBX_OWN_GRAPH_INSTANTIATE, 2, (uint64_t[]){graphs[n - 2], 0}, &exec),
         CUDA_MEMORY_ALLOCATION);
@@ -98,7 +98,7 @@ static void test_nodes_have_a_limit(void **state)
                      CUDA_MEMORY_ALLOCATION);
     assert_int_equal(own_graph_create(&alice, &other), CUDA_MEMORY_ALLOCATION);
     assert_int_equal(own_call_one(&alice, IBX_OWN_NODE_DESTROY, nodes[2], NULL), 0);
-    /* Nor have edges without end. */
+    /* A tenant's graphs cannot have edges without end, either. */
     uint8_t bytes[64];
     struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_OWN_GRAPH_ORDER);
     ibx_put_u64(&w, graph);
@@ -112,7 +112,7 @@ static void test_nodes_have_a_limit(void **state)
     atomic_store(&quota_of(&alice, IBX_HOLD_GRAPHS)->most, most);
 }
 
-/* Whoever walks through them, CUDA or this back end, goes as deep as they are. */
+/* Code that walks through graphs, CUDA's or this back end's, goes as deep as they are nested. */
 static void test_depth_of_graphs(void **state)
 {
     (void)state;
@@ -285,7 +285,7 @@ static bool is_recorded_in(struct gpu_session *x, void *stream)
     return ibx_graph_captures(x, ibx_call_find("cudaEventRecord", 16), body, sizeof(body));
 }
 
-/* Captures of which there is always one: what came into those that are over counts no more. */
+/* There is always one capture: nodes of captures that are over no longer count. */
 static void test_captures_that_overlap(void **state)
 {
     (void)state;
@@ -303,7 +303,8 @@ static void test_captures_that_overlap(void **state)
             assert_true(is_recorded_in(x, streams[i % 2]));
         capture_by_handler(x, CAPTURES_ENDED, streams[(i + 1) % 2]);
     }
-    /* One that stays has no more room than there is, nor has what a library may add to it. */
+    /* A capture that lasts has only the room that there is, and so have nodes that a library may
+     * add to it. */
     const struct ibx_call *of_library = ibx_call_find("cublasSgemm_v2", 15);
     for (unsigned i = 3; i < 10; i++) {
         x->handler.captures = CAPTURES_SPARED;
@@ -312,7 +313,7 @@ static void test_captures_that_overlap(void **state)
     }
     assert_false(is_recorded_in(x, streams[0]));
     assert_false(ibx_graph_captures(x, of_library, NULL, 0));
-    /* What nothing comes of in a stream counts for nothing. */
+    /* Calls that add no work to a stream do not count. */
     x->handler.captures = CAPTURES_UNUSED;
     assert_true(ibx_graph_captures(x, ibx_call_find("cudaMalloc3D", 13), NULL, 0));
     assert_true(is_recorded_in(x, streams[1]));
@@ -323,7 +324,8 @@ static void test_captures_that_overlap(void **state)
     atomic_store(&quota_of(&alice, IBX_HOLD_GRAPHS)->most, most);
 }
 
-/* One that another client's wait has ended takes nothing any more, however long it is not ended. */
+/* A capture that another client's wait has ended takes no more nodes, however long the client does
+ * not end it. */
 static void test_captures_that_are_lost(void **state)
 {
     (void)state;

@@ -56,7 +56,7 @@ static void test_ranges(void **state)
     assert_null(ibx_owners_other(bob, 1000, 100));
 }
 
-/* What takes the place of an allocation was seen later. */
+/* Memory at the address of an earlier allocation was seen later. */
 static void test_replaced(void **state)
 {
     (void)state;
@@ -288,7 +288,7 @@ static void test_copies(void **state)
     expect("cudaMemcpyFromSymbol", build("qssqqi", A, 8ull, 3ull, 30ull, 0ull, 3ull), 1, A, 30ull);
 }
 
-/* What a handler makes room for before it asks CUDA. */
+/* Memory that a handler reserves before it asks CUDA. */
 static void test_replies(void **state)
 {
     (void)state;
@@ -433,7 +433,7 @@ static void test_allocated(void **state)
     assert_int_equal(ibx_naming_allocated(plain.bytes, 0), 0);
 }
 
-/* What a request asks for, and that it then asks for more than there is. */
+/* A request's memory, and a request for more than there is. */
 static void asks(const char *name, struct built body, uint64_t bytes)
 {
     assert_true(ibx_naming_allocates(name));
@@ -469,7 +469,7 @@ static void test_sizes(void **state)
     assert_int_equal(ibx_naming_allocation("cudaFree", build("q", 5ull).bytes, 8), 0);
 }
 
-/* What an allocation has taken is given back once, however it goes. */
+/* What an allocation has taken from the limit is given back once, however it ends. */
 static void test_charges(void **state)
 {
     (void)state;
@@ -488,7 +488,8 @@ static void test_charges(void **state)
     assert_int_equal(quota->used, 0);
 }
 
-/* Killed when it had taken that of its own quota, and not yet of what all processes share. */
+/* The process was killed when it had taken the memory from its own quota, and not yet from what all
+ * processes share. */
 static void half_take(const struct ibx_tenant_limits *limits)
 {
     ibx_tenants_are_of(1);
@@ -497,7 +498,7 @@ static void half_take(const struct ibx_tenant_limits *limits)
     _exit(0);
 }
 
-/* What others of the same name hold is theirs, and goes back. */
+/* What others of the same name hold is theirs, and is given back with them. */
 static int goes_on_beside_half_a_take(void)
 {
     const struct ibx_tenant_limits limits = {.device = 1000, .share = 50};
@@ -520,7 +521,7 @@ static int goes_on_beside_half_a_take(void)
     return !ibx_quota_take(quota, 500) ? 4 : ibx_quota_take(quota, 1) ? 5 : 0;
 }
 
-/* In a process of its own, which shares memory with nobody else. */
+/* Runs in a process of its own, which shares memory with nobody else. */
 static void expect_good(int (*body)(void))
 {
     int status = -1;

@@ -54,7 +54,7 @@ static int unmap(struct client *c, uint64_t at, uint64_t n)
     return own_call(c, IBX_OWN_VIRTUAL_UNMAP, 2, (uint64_t[]){at, n}, NULL);
 }
 
-/* What each copy asks, often. */
+/* The question of each copy, many times. */
 static double seconds_to_ask(uint64_t address, uint64_t n, bool lacks)
 {
     struct timespec begun, done;
@@ -84,7 +84,7 @@ static void test_much_that_is_reserved(void **state)
                  FEW);
 }
 
-/* ... of one who asks about all of it, again and again: nobody else is answered meanwhile. */
+/* ... by a client that asks about all of it, again and again: meanwhile nobody else is answered. */
 static void test_much_that_is_mapped(void **state)
 {
     enum { FEW = 20, MANY = 2000 };
@@ -175,7 +175,8 @@ static void test_freed_while_it_is_mapped(void **state)
 
 enum { PLACES = 6, STEPS = 1500 };
 
-/* What all threads of a client name: some of it is no more, or somebody else's by now. */
+/* Addresses that all threads of a client name: some no longer exist, or are somebody else's by
+ * now. */
 struct shared {
     _Atomic uint64_t at[PLACES], pieces[PLACES];
 };
@@ -194,7 +195,7 @@ static unsigned next_random(struct crowd *c, unsigned n)
     return (c->random >> 8) % n;
 }
 
-/* What another thread maps in what was replaced, at the last moment, stays until the end. */
+/* What another thread maps into the replaced part at the last moment stays until the end. */
 static void replace_some(struct crowd *c)
 {
     const unsigned i = next_random(c, PLACES);

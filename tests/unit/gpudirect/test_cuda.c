@@ -11,7 +11,8 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-/* In a process of its own: whether the sentence for IBX_LIBCUDA=`library` has both parts. */
+/* Returns whether the sentence for IBX_LIBCUDA=`library` has both parts; runs in a process of its
+ * own. */
 static bool refuses(const char *library, const char *part, const char *other)
 {
     pid_t pid = fork();

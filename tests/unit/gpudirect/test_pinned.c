@@ -110,7 +110,7 @@ static int set_up(void **state)
     return 0;
 }
 
-/* Nothing is left of a pool of which not even the first chunks are pinned. */
+/* Nothing is left of a pool if not even its first chunks can be pinned. */
 static void test_refused(void **state)
 {
     (void)state;
@@ -246,7 +246,7 @@ static void test_pinned_again(void **state)
     const unsigned before = calls;
     assert_int_equal(ibx_pinned_open(&cuda, 1, NULL), 0);
     assert_int_equal(calls, before);
-    /* What fails for another reason leaves the chunks without use, until it no longer does. */
+    /* If pinning fails for another reason, the chunks are unused until it succeeds. */
     broken = true;
     assert_int_equal(ibx_pinned_open(&cuda, 1, &err), ILLEGAL_ADDRESS);
     expect_chunks(0);

@@ -341,8 +341,8 @@ static void test_not_left_elsewhere(void **state)
     assert_true(leave(0, 0));
 }
 
-/* What other connections have pinned counts too: then nothing is unpinned in vain, and it is tried
- * again. */
+/* Memory that other connections have pinned counts, too: then nothing is unpinned in vain, and
+ * pinning is tried again. */
 static void test_quota(void **state)
 {
     (void)state;

@@ -335,7 +335,8 @@ static void test_refusals_of_cuda(void **state)
     }
 }
 
-/* What the next user of the chunk that was given back last puts there, and what becomes of it. */
+/* The bytes that the next user puts into the chunk that was given back last, and what happens to
+ * them. */
 static void use_chunk(uint8_t byte)
 {
     int chunk = ibx_pinned_take(NULL, 0);

@@ -120,8 +120,8 @@ static void test_company(void **state)
     assert_int_equal(ibx_turn_company(&one), IBX_TURN_ALONE);
 }
 
-/* Who copies on another GPU is no company, and nobody waits for its turns; on the same one, it is.
- */
+/* A session that copies on another GPU does not count, and nobody waits for its turns; on the same
+ * GPU it counts. */
 static void test_another_gpu(void **state)
 {
     (void)state;
@@ -153,7 +153,7 @@ static void other_copies(void)
     theirs += copy(&other[0], PIECE);
 }
 
-/* One that comes `times` as often would have as many times the bytes. */
+/* A session that comes `times` as often would copy so many times the bytes. */
 static double ratio_at(unsigned times, unsigned weight)
 {
     mine = theirs = 0;

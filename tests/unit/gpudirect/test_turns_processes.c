@@ -284,7 +284,7 @@ static void test_owners(void **state)
 
 /* -------------------------------------------------------------- who has ended or stands still */
 
-/* The survivor copies for ten rounds, of which it waits in no more than the one of now. */
+/* The survivor copies for ten rounds, and waits at most in the present one. */
 static void goes_on(struct player *p)
 {
     const uint64_t held = tell(p, COPY).held_ns;

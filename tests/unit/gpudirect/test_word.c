@@ -226,8 +226,8 @@ static int of_child(struct ibx_word *parents)
     return missing + !!ibx_word_take(&fake, (void *)(uintptr_t)(IBX_WORD_CONTEXTS + 1));
 }
 
-/* A forked child has neither pages nor words of its parent's. More contexts than there are pages
- * for have none. */
+/* A forked child has neither pages nor words of its parent's. If there are more contexts than
+ * pages, the rest has none. */
 static void test_child(void **state)
 {
     (void)state;
@@ -419,7 +419,8 @@ static void test_beside_captures(void **state)
     }
 }
 
-/* What the driver does not write, or pin, is waited for by an event or by the driver. */
+/* If the driver does not write words, or does not pin them, an event or the driver is used to
+ * wait. */
 static void test_without(void **state)
 {
     (void)state;

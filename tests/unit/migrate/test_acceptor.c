@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Who has a place among the connections that a destination sets up: peers with keys that say
- * nothing afterwards keep neither each other out nor the source of the running migration. */
+/* Which connections a destination keeps: peers with keys that say nothing afterwards keep out
+ * neither each other nor the source of the running migration. */
 #include "migrate/channel/channel.h"
 #include "migrate/common/common.h"
 #include "tests/fixtures/open_fds.h"
@@ -67,7 +67,7 @@ static void begin_at(const char *uri)
     assert_int_equal(ibx_acceptor_open(uri, &options, &acceptor, NULL), 0);
 }
 
-/* Who says nothing keeps its place for as long as a test takes. */
+/* A silent peer keeps its place for as long as a test takes. */
 static void begin(void)
 {
     begin_at("tcp://127.0.0.1:0");
@@ -113,7 +113,8 @@ static struct ibx_connection_request joins(void)
     return request;
 }
 
-/* HELLO announces `length` bytes, and messages with these follow; `bad`: one that is none. */
+/* HELLO announces `length` bytes, and messages with these follow; `bad`: then an invalid
+ * message. */
 static void describes(uint32_t length, const char *const *parts, bool bad)
 {
     struct ibx_migrate_hello hello = {.purpose = IBX_PURPOSE_CHECK,
@@ -189,7 +190,7 @@ static void *greeter_main(void *argument)
                                                    .blocks = {{"ram0", 1u << 30, 4096, 0}}};
     struct ibx_migrate_answer answer;
     struct ibx_channel control;
-    /* Who tells a destination where the VM is needs no sentence. */
+    /* A peer that tells a destination where the VM is needs no sentence. */
     g->rc = ibx_migration_greet(g->uri, &g->options, &hello, &control, &answer, NULL);
     return NULL;
 }
@@ -347,8 +348,8 @@ static bool may_force_buffers(void)
     return !rc;
 }
 
-/* What the kernel holds for a connection that nobody reads grows only for a peer of which is known
- * what it is. At this address the ends do not see that they are on one host. */
+/* The kernel's buffers for a connection that nobody reads grow only if the peer has said what it
+ * is. At this address the ends do not see that they are on one host. */
 static void much_is_received_once_a_peer_has_said_what_it_is(NO_STATE)
 {
     begin_at("tcp://127.0.0.2:0");
@@ -361,7 +362,8 @@ static void much_is_received_once_a_peer_has_said_what_it_is(NO_STATE)
     end();
 }
 
-/* Who waits for requests hears of one before its first message: there is something to prepare. */
+/* A side that waits for requests is told of one before its first message: there is something to
+ * prepare. */
 static void it_is_busy_before_the_first_message(NO_STATE)
 {
     begin();
@@ -394,7 +396,7 @@ static void a_place_is_free_once_it_is_taken(NO_STATE)
     end();
 }
 
-/* Also one of which earlier connections are still there. */
+/* Also a peer that still has earlier connections. */
 static void the_expected_peer_always_gets_in(NO_STATE)
 {
     const unsigned all = IBX_ACCEPTOR_OTHERS / IBX_ACCEPTOR_PEER;
@@ -430,7 +432,7 @@ static void the_expected_host_always_gets_in(NO_STATE)
     end();
 }
 
-/* Who has a name is the same from everywhere, who has none only from one host. */
+/* A peer with a name is the same from everywhere, one without a name only from one host. */
 static void a_peer_is_its_name_or_its_host(NO_STATE)
 {
     const struct ibx_peer bob = {"bob", "10.0.0.1"}, moved = {"bob", "10.0.0.2"},

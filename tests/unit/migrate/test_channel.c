@@ -95,7 +95,7 @@ static void test_a_reason_before_the_end(NO_STATE)
     assert_string_equal(seen, "it is too small");
     assert_string_equal(err.message, "the other side gave up: it is too small");
     assert_int_equal(err.code, -ECONNABORTED);
-    /* What is not there any more is said when there is nothing better. */
+    /* That the peer has gone is said only if there is nothing better to say. */
     assert_int_equal(ibx_channel_take(&channel, on_message, &err, &err), -ENOTCONN);
     assert_string_equal(err.message, "the connection with there is lost: it was cut");
 }

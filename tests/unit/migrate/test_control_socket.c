@@ -384,7 +384,7 @@ static void test_other_files_are_left_alone(NO_STATE)
     assert_int_equal(ibx_control_socket_open(path, &ops, NULL, &first, &error), -EEXIST);
     assert_int_equal(access(path, F_OK), 0);
     assert_int_equal(unlink(path), 0);
-    /* Nor is a socket removed that has come into the place of ours. */
+    /* A socket that has taken the place of ours is not removed, either. */
     struct ibx_control_socket *other = NULL;
     assert_int_equal(ibx_control_socket_open(path, &ops, NULL, &first, &error), 0);
     assert_int_equal(unlink(path), 0);
@@ -470,7 +470,7 @@ static void test_silent_tool(NO_STATE)
     ibx_control_socket_close(first);
 }
 
-/* Who has to answer is stopped: nobody waits for it. */
+/* The tool that has to answer is stopped: nobody waits for it. */
 static void test_stopped_tool(NO_STATE)
 {
     int status;

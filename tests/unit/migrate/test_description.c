@@ -123,7 +123,7 @@ static void devices_have_their_places(NO_STATE)
     json_decref(all);
 }
 
-/* Those of both halves of a virtio device, and none that only the host sees. */
+/* Properties of both halves of a virtio device, but none that only the host sees. */
 static void devices_have_their_properties(NO_STATE)
 {
     json_t *all = ibx_devices_of_qtree(tree);
@@ -184,7 +184,7 @@ static void a_deep_tree_of_long_names_does_no_harm(NO_STATE)
     json_decref(all);
 }
 
-/* Of 9 bytes, each of which takes a hundred times that here. */
+/* 9 bytes each, and each takes a hundred times that here. */
 static void a_tree_of_too_many_devices_is_none(NO_STATE)
 {
     static const char one[] = "  dev: e\n";
@@ -308,7 +308,7 @@ static void what_a_guest_has_taken_of_virtio_mem_does_not_matter(NO_STATE)
         free(all[i]);
 }
 
-/* Of two blocks of one size QEMU tells no other difference. */
+/* QEMU tells no other difference between two blocks of one size. */
 static void exchanged_backends_are_seen(NO_STATE)
 {
     static const char mtree[] =
@@ -542,7 +542,7 @@ static void a_disk_has_the_same_size_and_medium(NO_STATE)
     nothing(EMPTY, EMPTY);
     only(EMPTY, ON("a", FILE_AT("'id':'5'")), "is an empty drive here and /x at the destination");
     only(ON("a", FILE_AT("'id':'5'")), EMPTY, "is /x here and an empty drive at the destination");
-    /* One that was started empty: nothing names its device. */
+    /* A drive that was started empty: nothing names its device. */
 #define DRIVE    "'devices':[{'type':'vb','at':'05.0','plugged':false,'properties':{}}]"
 #define NAMELESS "{'host':'a'," DRIVE ",'disks':[{'at':'sata0','type':'','removable':true}]}"
 #define IN_DRIVE                                                                                   \

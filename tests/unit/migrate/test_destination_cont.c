@@ -7,7 +7,7 @@
 #define RUNS                                                                                       \
     "{\"timestamp\": {\"seconds\": 1, \"microseconds\": 2}, \"event\": \"RESUME\"}\r\n" READY(2)
 
-static unsigned told; /* sentences of which all that matters is that they came */
+static unsigned told; /* sentences; only that they came matters */
 
 static void notified(void *context, const char *sentence)
 {

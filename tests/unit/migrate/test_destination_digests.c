@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* When the destination tells what has come in a range of pages. In minor mode QEMU can give back a
- * page while it comes: what was hashed of it is taken back before QEMU answers its monitor. */
+ * page while it comes: its hash is taken back before QEMU answers its monitor. */
 #include "migrate/destination/destination.h"
 #include "tests/fixtures/unit.h"
 
@@ -167,7 +167,7 @@ static void before_the_end_qemu_is_asked(NO_STATE)
     assert_false(tells_of(GIVEN));
 }
 
-/* What was hashed there was in a buffer of the tool's own. */
+/* There the tool had hashed a buffer of its own. */
 static void elsewhere_qemu_is_not_asked(NO_STATE)
 {
     d.ram.minor = false;

@@ -24,7 +24,8 @@ struct at {
     bool managed, kept;
 };
 
-/* What there is together: states of the link, of the device state, and of pages before the stop. */
+/* Combinations that exist: states of the link, of the device state, and of pages before the
+ * stop. */
 static const struct {
     unsigned states, links, streams, warms; /* bits */
 } reached[] = {
@@ -46,7 +47,7 @@ static const struct {
      IN(WARM_OFF) | IN(WARM_APPLIED)},
 };
 
-/* Where a message belongs; what is not here belongs nowhere. */
+/* The states in which a message is valid; a message that is not listed is valid in none. */
 static const struct belongs {
     enum ibx_migrate_message type;
     unsigned states, links, streams, warms; /* bits */
@@ -111,7 +112,7 @@ static void begin(const struct at *at)
     destination.ram.kept = at->kept;
 }
 
-/* One that is well-formed, of a VM without memory. */
+/* A well-formed one, of a VM without memory. */
 static struct ibx_migrate_any message_of(enum ibx_migrate_message type, uint64_t epoch)
 {
     static const uint8_t one[1];

@@ -193,7 +193,7 @@ static void test_pages_come_again(NO_STATE)
     assert_int_equal(result(), -EAGAIN);
 }
 
-/* Given back by the guest before they came: neither a digest nor the end waits for them. */
+/* Pages that the guest gave back before they came: neither a digest nor the end waits for them. */
 static void test_left_out(NO_STATE)
 {
     uint64_t compared, left_out;
@@ -230,7 +230,7 @@ static void test_foreseen(NO_STATE)
     assert_int_equal(compared, map.data_pages - 1);
 }
 
-/* What has come is another page than the one that was foreseen. */
+/* The page that has come is not the one that was expected. */
 static void test_foreseen_differs(NO_STATE)
 {
     uint8_t forged[SMALL];
@@ -353,7 +353,7 @@ static void test_no_ranges(NO_STATE)
     assert_int_equal(result(), 0);
 }
 
-/* By threads that compare the same ranges at the same time: each counts once. */
+/* Threads compare the same ranges at the same time: each range counts once. */
 static void test_all_come_twice(NO_STATE)
 {
     uint64_t compared, left_out;
@@ -369,7 +369,7 @@ static void test_all_come_twice(NO_STATE)
     assert_int_equal(result(), 0);
 }
 
-/* Neither a fault of this process nor an agreement. */
+/* This is neither an error of this process nor a match. */
 static void test_the_file_is_shorter(NO_STATE)
 {
     all_arrive();

@@ -171,7 +171,7 @@ static void test_the_bytes_of_a_working_set(NO_STATE)
     free(bytes);
 }
 
-/* Of a memory that has no such pages. */
+/* Memory that has no such pages. */
 static void test_pages_beyond_the_memory_are_refused(NO_STATE)
 {
     static const struct ibx_fault_run runs[] = {{255, 2}, {256, 1}, {257, 1}};

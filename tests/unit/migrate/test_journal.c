@@ -63,7 +63,7 @@ static void records_come_back_as_they_were(NO_STATE)
     }
 }
 
-/* As many blocks as a VM can have, of which each text is twice as long in JSON. */
+/* As many blocks as a VM can have, with texts that are twice as long in JSON. */
 static void the_largest_record_comes_back(NO_STATE)
 {
     struct ibx_record r = sample(true, 7);
@@ -591,7 +591,7 @@ static void states_have_names_and_meanings(NO_STATE)
     strcpy(r.vm_status, "paused");
     ibx_journal_describe(&r, text, sizeof(text));
     text_has(text, "VM db1 was \"paused\" when QEMU was last asked, and is here and needs");
-    /* One that is borrowed, and one that has gone back to who keeps its memory warm. */
+    /* A borrowed VM, and one that has returned to a host that keeps its memory warm. */
     r = sample(false, 1);
     r.state = IBX_JOURNAL_RUNNING;
     r.borrow = IBX_BORROW_FILL;

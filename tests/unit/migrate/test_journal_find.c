@@ -211,7 +211,7 @@ static void pruning_leaves_others_alone(NO_STATE)
     assert_int_equal(write_record(&b), -EINVAL); /* it is new, and over */
     b = in_state(true, 2, IBX_JOURNAL_KEPT, false);
     set_written(&a, 1000);
-    /* What is young goes when there are too many; and what is old goes in any case. */
+    /* Young records go if there are too many; old ones go in any case. */
     assert_int_equal(prune((struct ibx_journal_prune){.before_s = 500, .keep = 1}).gone, 1);
     assert_memory_equal(only().id, b.id, sizeof(b.id));
     set_written(&b, 1000);

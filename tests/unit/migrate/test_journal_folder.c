@@ -247,7 +247,7 @@ static void unfit_folders_are_refused(NO_STATE)
     assert_int_equal(ibx_journal_folder(path, true, chosen, sizeof(chosen), &error), -ENOTDIR);
     strcat(path, "/below");
     assert_int_equal(ibx_journal_folder(path, true, chosen, sizeof(chosen), &error), -ENOTDIR);
-    /* What fits leaves room for the longest name in it. */
+    /* A folder's name that is accepted leaves room for the longest name in it. */
     struct ibx_record r = sample(false, 1);
     snprintf(path, sizeof(path), "%s/", folder);
     memset(path + strlen(path), 'x', 200);
@@ -262,7 +262,7 @@ static void unfit_folders_are_refused(NO_STATE)
     error_has("--state-dir");
 }
 
-/* Whoever owns a folder above it can put another one in its place. */
+/* The owner of a folder above it can put another one in its place. */
 static void folders_in_those_of_others_are_refused(NO_STATE)
 {
     char theirs[PATH_MAX], path[PATH_MAX + 16], chosen[PATH_MAX];
@@ -284,7 +284,7 @@ static void folders_in_those_of_others_are_refused(NO_STATE)
     assert_int_equal(rmdir(theirs), 0);
 }
 
-/* Where there was none somebody else makes one, with records in it. */
+/* There was no folder, and somebody else makes one, with records in it. */
 static void folders_that_others_make_late_are_refused(NO_STATE)
 {
     char path[PATH_MAX + 16], chosen[PATH_MAX];
@@ -378,7 +378,7 @@ static void *number_it(void *path)
     return NULL;
 }
 
-/* Who has just locked it writes its number a moment later. */
+/* A process that has just locked it writes its number a moment later. */
 static void locks_name_who_has_just_come(NO_STATE)
 {
     struct ibx_record r = sample(true, 1);
@@ -492,7 +492,7 @@ static void an_ended_holder_is_told_apart(NO_STATE)
     close(kept);
 }
 
-/* Where no file can be made, the sentence has a remedy. */
+/* If no file can be made, the sentence has a remedy. */
 static void a_lock_that_cannot_be_made(NO_STATE)
 {
     struct ibx_record r = sample(true, 1);

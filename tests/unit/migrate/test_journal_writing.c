@@ -198,7 +198,7 @@ static int says_how_to_open_more(void)
     return 0;
 }
 
-/* Who may open many has them all open: more are needed then. */
+/* A process that may open many descriptors has them all open: then more are needed. */
 static int says_how_many_more(void)
 {
     CHECK(geteuid() || !chown(folder, 0, 0)); /* whose records they are */

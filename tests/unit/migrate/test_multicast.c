@@ -210,7 +210,7 @@ static void test_members_get_what_they_want(NO_STATE)
     leave(&m[1]);
 }
 
-/* Who comes later gets what was sent before, too, and nobody else's chunks twice. */
+/* A member that comes later also gets what was sent before, and the others get no chunk twice. */
 static void test_late_joiner(NO_STATE)
 {
     struct member first, late, none;
@@ -273,7 +273,7 @@ static void test_lost_datagrams_cost_their_pages(NO_STATE)
     ibx_multicast_receiver_stats(m.receiver, &stats);
     assert_int_equal(sent, all() * page_parts);
     assert_int_equal(stats.packets, sent - sent / 10);
-    /* Of each lost datagram's page the other parts are useless. */
+    /* If a datagram is lost, the other parts of its page are useless. */
     assert_int_equal(stats.pages, all() - sent / 10);
     assert_int_equal(m.wrong, 0);
     leave(&m);
@@ -373,8 +373,8 @@ static void test_liars(NO_STATE)
     leave(&m);
 }
 
-/* Over verbs, where all have the queue pair's key: a page of which one part is a stranger's, what
- * is no datagram of ours, and then the page itself. */
+/* Over verbs, where all have the queue pair's key: a page with one part from a stranger, then
+ * something that is no datagram of ours, then the page itself. */
 static void test_datagrams_of_strangers_by_verbs(NO_STATE)
 {
     struct member m;
@@ -446,7 +446,7 @@ static void send_too_long(const struct ibx_multicast_group *group)
     packet[3] = (uint8_t)all;
     memset(packet + ROCE_HEADS, 0x69, ROCE_BYTES);
     memcpy(wire, packet, ROCE_HEADS + ROCE_BYTES);
-    /* What a router may change is not in the checksum. */
+    /* Fields that a router may change are not in the checksum. */
     packet[1] = packet[8] = packet[10] = packet[11] = packet[26] = packet[27] = packet[32] = 0xff;
     const uint32_t crc = htole32(crc32_of(masked, sizeof(masked)));
     memcpy(wire + ROCE_HEADS + ROCE_BYTES, &crc, 4);

@@ -34,7 +34,7 @@ static int begin(void **state)
     return 0;
 }
 
-/* What is sent in a tenth of a second, and then each says what it has heard. */
+/* Sends for a tenth of a second, and then each member says what it has received. */
 static void step(unsigned count)
 {
     const uint64_t datagrams = rate.now / 10 / DATAGRAM;
@@ -132,7 +132,7 @@ static void test_a_bad_host_has_no_say(NO_STATE)
     }
 }
 
-/* Who loses most of what was sent too fast is no bad host, however often it says so. */
+/* A host that loses most of what was sent too fast is not a bad one, however often it says so. */
 static void test_a_slow_host_has_a_say(NO_STATE)
 {
     struct ibx_multicast_hearing *h = &hosts[0].hearing;
@@ -160,7 +160,7 @@ static void test_is_calm_behind_a_loss(NO_STATE)
     assert_int_equal(rate.now, lowered + MOST / 32);
 }
 
-/* What cannot be is said; what another member can have forged is passed over. */
+/* Impossible reports are named; reports that another member may have forged are ignored. */
 static void test_reports_that_cannot_be(NO_STATE)
 {
     struct ibx_multicast_hearing *h = &hosts[0].hearing;

@@ -48,7 +48,7 @@ static int take(struct ibx_page_connections *c, const char *uri, unsigned links,
     return ibx_page_connections_take(&config, conns, &domain, err);
 }
 
-/* So many JOINs come, each of another link. */
+/* So many JOINs come, each by another link. */
 static void join(unsigned links)
 {
     const uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
@@ -125,7 +125,7 @@ static void test_more_than_were_begun(NO_STATE)
     end(3);
 }
 
-/* What failed in vain is tried again, when it matters. */
+/* What has failed is tried again when it is needed. */
 static void test_those_that_failed_are_made_again(NO_STATE)
 {
     struct ibx_error err = {0};

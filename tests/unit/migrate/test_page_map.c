@@ -293,7 +293,7 @@ static void pieces_are_golden(NO_STATE)
     ibx_page_map_fini(&map);
 }
 
-/* What a piece for a map of 65556 pages (a segment of 20 is its last) is refused for. */
+/* Reasons to refuse a piece for a map of 65556 pages (its last segment has 20). */
 static void refused(const char *word, const uint8_t *bytes, size_t length)
 {
     struct ibx_page_map map = made_pages(SEGMENT + 20);

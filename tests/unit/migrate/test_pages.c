@@ -48,7 +48,7 @@ static void move_all(struct scene *s, bool minor)
     assert_string_equal(ibx_page_reader_reason(s->readers[0]), "");
     assert_string_equal(ibx_page_server_path(s->pages)->provider,
                         ibx_conn_path(ibx_page_reader_conn(s->readers[0]))->provider);
-    /* Where to register is to allocate, holes far from data stay holes. */
+    /* If registering allocates memory, holes far from data stay holes. */
     assert_true(scene_allocated(s) <= before + (whole ? 0 : MORE_MAX));
     scene_end(s);
 }
@@ -94,7 +94,7 @@ static bool server_fails(struct scene *s, int code, const char *says)
     return err.code == code && strstr(err.message, says);
 }
 
-/* What came to hold data while the VM ran is exposed when it has stopped. */
+/* Pages that got data while the VM ran are exposed when it has stopped. */
 static void test_later_data(NO_STATE)
 {
     struct scene s;
@@ -124,7 +124,8 @@ static void test_later_data(NO_STATE)
     scene_end(&s);
 }
 
-/* What exposing pins, and in minor mode aliases, does not grow with the connections. */
+/* The memory that exposing pins, and in minor mode maps again, does not grow with the
+ * connections. */
 static void test_pinned_once(NO_STATE)
 {
     uint64_t exposed[2], armed[2];
@@ -261,7 +262,7 @@ static void test_source_dies(NO_STATE)
     assert_int_equal(scene_settled(&s), IBX_FAULT_STOPPED);
     assert_true(ibx_fault_reason(s.engine, &err) < 0);
     assert_non_null(strstr(err.message, "no more pages come: "));
-    /* One that had nothing in flight when the other one ended has not noticed. */
+    /* A side that had nothing in flight when the other one ended has not noticed. */
     assert_true(*ibx_page_reader_reason(s.readers[0]) || *ibx_page_reader_reason(s.readers[1]));
     go_on(&s);
     scene_end(&s);

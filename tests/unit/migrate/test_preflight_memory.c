@@ -92,7 +92,7 @@ static void test_second_version(void **state)
     make("/memory.max", "max\n");
 }
 
-/* What only slows a process down is no limit. */
+/* A limit that only slows a process down does not count. */
 static void test_high(void **state)
 {
     const char *groups = "4:memory:/high\n0::/high/vm\n";
@@ -179,7 +179,8 @@ static void test_commit(void **state)
     assert_int_equal(blockers.count, 0);
 }
 
-/* What the VM holds has to fit, with some to spare; where only the rest does not, that is said. */
+/* What the VM holds has to fit, with some to spare; if only the rest does not fit, the tool says
+ * so. */
 static void test_what_a_vm_holds(void **state)
 {
     static struct ibx_blockers blockers;
@@ -214,8 +215,8 @@ static void test_what_a_vm_holds(void **state)
     close(block.fd);
 }
 
-/* What fills all of it would be ended; with --on-demand that is told. On a full file system it
- * waits, so that this one is told always. */
+/* A process that fills all memory would be ended; with --on-demand the tool says so. On a full file
+ * system the process waits: the tool always says this. */
 static void test_what_a_cache_needs(void **state)
 {
     static struct ibx_blockers blockers;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What may change guest RAM unseen, of QEMUs that are not at hand: with KVM, with virtio-mem; and
- * pages that the kernel clears where it was told to drop them. */
+/* What may change guest RAM unseen, with QEMUs that are not at hand (KVM, virtio-mem); and pages
+ * that the kernel clears because it was told to drop them. */
 #include "migrate/destination/destination.h"
 #include "migrate/preflight/preflight.h"
 #include "tests/fixtures/patience.h"

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What another process shows in /proc is looked at before it is opened, and is that. */
+/* A file that another process shows in /proc is checked before it is opened, and is the same
+ * afterwards. */
 #include "migrate/qemu/qemu.h"
 #include "tests/fixtures/unit.h"
 

@@ -42,8 +42,7 @@ static void test_returns_what_qemu_returns(NO_STATE)
     done();
 }
 
-/* As -qmp-pretty writes: messages of many lines, of which the first one and the last one are not
- * indented. */
+/* As -qmp-pretty writes: messages of many lines; only the first and the last are not indented. */
 static void test_takes_messages_of_many_lines(NO_STATE)
 {
     static const char greeting[] =
@@ -118,8 +117,8 @@ static void test_takes_great_numbers(NO_STATE)
     done();
 }
 
-/* The id of an answer may be any real number: one out of the range of integers is none of ours, as
- * is one that is no number. Without a space behind "id" the peer sends it as it stands. */
+/* The id of an answer may be any real number: one out of the range of integers is not ours, nor is
+ * one that is no number. Without a space behind "id" the peer sends it as it stands. */
 static void test_takes_ids_out_of_range(NO_STATE)
 {
     static const char *const ids[] = {"18446744073709551616", "1e68", "-1e68", "-1", "0", "\"2\""};
@@ -189,7 +188,7 @@ static void test_questions_are_sent_ahead(NO_STATE)
     done();
 }
 
-/* Those of a caller further out stay, and are not sent again when they are asked. */
+/* Questions of an outer caller stay, and are not sent again when that asks them. */
 static void test_questions_of_an_outer_caller_stay(NO_STATE)
 {
     attached(SCRIPT({"\"path\":\"/a\"", NULL, 0}, {"\"path\":\"/b\"", NULL, 0},
@@ -211,7 +210,7 @@ static void test_questions_of_an_outer_caller_stay(NO_STATE)
     done();
 }
 
-/* By two callers of which neither knows of the other. */
+/* By two callers that do not know of each other. */
 static void test_nothing_is_sent_ahead_twice(NO_STATE)
 {
     attached(
@@ -242,7 +241,7 @@ static void test_told_too_long_ago(NO_STATE)
     done();
 }
 
-/* One that nobody asked for is no answer to a later question. */
+/* An answer that nobody asked for does not answer a later question. */
 static void test_unasked_answers_are_dropped(NO_STATE)
 {
     attached(
@@ -281,7 +280,7 @@ static void test_late_answers_are_dropped(NO_STATE)
     done();
 }
 
-/* One that comes while no call waits is not taken for that of the next command. */
+/* An answer that comes while no call waits is not taken for that of the next command. */
 static void test_answer_between_two_commands(NO_STATE)
 {
     static const char late[] = "{\"return\": 2, \"id\": 2}\n";
@@ -458,7 +457,7 @@ static bool next_is(const char *name, bool data)
     return yes;
 }
 
-/* What a guest can have its QEMU report again and again pushes nothing out that a migration waits
+/* Events that a guest can cause again and again do not push out those that a migration waits
  * for. */
 static void test_keeps_what_migrations_need(NO_STATE)
 {

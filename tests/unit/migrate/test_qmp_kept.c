@@ -90,7 +90,7 @@ static void test_a_vm_of_many_images(NO_STATE)
     done();
 }
 
-/* What only looks like values, in a text, is none. */
+/* A text that only looks like values has none. */
 static void test_a_long_text(NO_STATE)
 {
     char *text = text_of(ANSWER_MIB, "{\"return\": \"", "{,\\\"[", "\\\\\", \"id\": 2}\n");
@@ -146,7 +146,7 @@ static void test_answers_to_questions_ahead(NO_STATE)
     free(answers);
 }
 
-/* What is remembered is asked anew where that would be too much. */
+/* Remembered answers are asked for anew if they would be too much. */
 static void test_answers_that_are_remembered(NO_STATE)
 {
     char *rest = text_of(ANSWER_MIB, "", "x", "\"}\n");

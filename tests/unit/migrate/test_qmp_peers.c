@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The QMP client and peers that are none, flood it, stand still, or cannot be reached. */
+/* The QMP client and peers that are no QEMU, flood it, stand still, or cannot be reached. */
 #include "tests/fixtures/qmp_peer.h"
 
 #include <errno.h>
@@ -76,7 +76,7 @@ static uint64_t pump_ns(const char *event)
     return took;
 }
 
-/* Whoever looks for events is at them for no longer where none of them may be left out. */
+/* A search for events takes no longer if none of them may be left out. */
 static void test_flood_of_what_migrations_need(NO_STATE)
 {
     attached(SCRIPT({"bye", NULL, 0}));
@@ -410,7 +410,8 @@ static bool knows_who_listened(void)
     return knows;
 }
 
-/* One that has listened at `path` and is gone, while a child of it has the socket. The child. */
+/* A process that has listened at `path` and has ended, while its child has the socket. Returns the
+ * child. */
 static pid_t leave_a_listener(const char *path)
 {
     struct sockaddr_un at = {.sun_family = AF_UNIX};

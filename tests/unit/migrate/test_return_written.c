@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What a VM that returns has written and given back, of memory of this process that stands for
- * QEMU's: also in the moment in which a page is in its place and not noted yet. */
+/* What a returning VM has written and given back; this process's memory stands for QEMU's. Also at
+ * the moment when a page is in its place and not noted yet. */
 #include "migrate/source/source.h"
 #include "tests/fixtures/tracking_uffd.h"
 #include "tests/fixtures/unit.h"
@@ -130,7 +130,8 @@ static void end(struct memory *m)
     close(m->uffd);
 }
 
-/* These and no others; the map of the stop has all that home had but those. -1: there is none. */
+/* These pages and no others; the map of the stop has all pages that home had except these. -1:
+ * there is none. */
 static void found(struct memory *m, int64_t written, int64_t given_back)
 {
     struct source *s = &m->source;

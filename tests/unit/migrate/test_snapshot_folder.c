@@ -89,7 +89,7 @@ static void test_there_is_no_such_folder(NO_STATE)
     assert_non_null(strstr(error.message, "correct the path"));
 }
 
-/* Whoever can write to the folder above puts a link there, between two steps. */
+/* A user who can write to the folder above puts a link there, between two steps. */
 static void test_what_is_put_in_its_place_gets_nothing(NO_STATE)
 {
     struct ibx_snapshot_folder folder = {.count = 0}, again;
@@ -110,7 +110,7 @@ static void test_what_is_put_in_its_place_gets_nothing(NO_STATE)
     ibx_snapshot_folder_close(&folder);
 }
 
-/* Nor is another folder there taken away, which may be somebody's. */
+/* Another folder there, which may be somebody's, is not removed, either. */
 static void test_another_folder_in_its_place_stays(NO_STATE)
 {
     struct ibx_snapshot_folder folder = {.count = 0};
@@ -145,8 +145,8 @@ static void in_theirs(const char *file)
     snprintf(name, sizeof(name), "%s/theirs/%s", top, file);
 }
 
-/* Whoever owns a folder on the way has it lead to another one of root's, whose VM's memory would be
- * served, or where a folder would be made. */
+/* The owner of a folder on the path makes it lead to another folder of root's: that VM's memory
+ * would be served, or a folder would be made there. */
 static void test_the_way_is_nobody_elses(NO_STATE)
 {
     struct ibx_snapshot_folder folder = {.count = 0};

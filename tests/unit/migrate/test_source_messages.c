@@ -36,7 +36,7 @@ static const unsigned reached[] = {
 #define VERIFIES 1u
 #define RETURNS  2u
 
-/* Where a message belongs; what is not here belongs nowhere. */
+/* The states in which a message is valid; a message that is not listed is valid in none. */
 static const struct belongs {
     enum ibx_migrate_message type;
     unsigned states, peers; /* bits */
@@ -91,7 +91,7 @@ static void begin(unsigned state, unsigned peer, unsigned agreed)
     assert_int_equal(source_returns(&source), !!(agreed & RETURNS));
 }
 
-/* One that is well-formed, of a VM without memory. */
+/* A well-formed one, of a VM without memory. */
 static struct ibx_migrate_any message_of(enum ibx_migrate_message type)
 {
     struct ibx_migrate_any message = {.type = type};
@@ -141,7 +141,7 @@ static void test_each_message_in_each_state(NO_STATE)
                     each_message(in, peer, agreed);
 }
 
-/* One statement of the end is as good as another, and the second is none. */
+/* Any statement of the end will do, and a second one does not count. */
 static void test_complete_after_the_end(NO_STATE)
 {
     struct ibx_error err = {0};
@@ -164,7 +164,7 @@ static void count_line(void *context, const char *line)
     snprintf(last_line, sizeof(last_line), "%s", line);
 }
 
-/* A destination does not fill the log of this host, nor keep any other line out of it. */
+/* A destination neither fills the log of this host nor keeps other lines out of it. */
 static void test_a_destination_that_changes_its_mind(NO_STATE)
 {
     static const struct ibx_send_options watched = {.folder = "/nonexistent",

@@ -85,7 +85,8 @@ static void test_a_whole_guard_when_every_page_has_come(NO_STATE)
     done();
 }
 
-/* What no record can name, since it was removed, is not tried again in each turn. */
+/* A guard that no record can name, since the record was removed, is not tried again in each
+ * turn. */
 static void test_no_guard_without_a_record(NO_STATE)
 {
     static struct source s;
@@ -180,8 +181,8 @@ static struct source *again(bool was_running)
     return &s;
 }
 
-/* Where nobody can tell whether somebody has reset the VM meanwhile, its pages are served all the
- * same; the next tool serves none. */
+/* If nobody can tell whether the VM was reset meanwhile, its pages are served all the same; the
+ * next tool serves none. */
 static void test_what_nobody_can_tell(NO_STATE)
 {
     attached(SCRIPT({"info registers", NO_X86(2), 0}, {"info registers", NO_X86(3), 0},

@@ -104,7 +104,8 @@ static void test_stopped_while_nothing_is_heard(NO_STATE)
     }
 }
 
-/* What a host needs to find a name is no absence: without that the end would never come. */
+/* The time that a host needs to find a name does not count as silence: otherwise the end would
+ * never come. */
 static void test_a_long_try_is_not_an_absence(NO_STATE)
 {
     struct ibx_error err = {0};

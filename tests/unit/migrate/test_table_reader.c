@@ -226,7 +226,8 @@ static void test_which_are_needed(NO_STATE)
     assert_int_equal(s->below.count, 5);
     asked_hashes(s, 4, 4, 1, true);
     assert_int_equal(let(s, 3, got), 2);
-    /* What is on its way already is not asked for again, unless it is bulk and this is urgent. */
+    /* Pages on their way are not asked for again, unless they are bulk and this request is
+     * urgent. */
     assert_int_equal(ask(s, 6 * GROUP, 1, false, 4), 0);
     assert_int_equal(ask(s, 6 * GROUP + 1, 1, false, 5), 0);
     assert_int_equal(s->below.count, 8);
@@ -260,7 +261,7 @@ static void test_ahead_of_the_background(NO_STATE)
     assert_int_equal(s->below.count, 9);
 }
 
-/* Whatever is asked for, all of it comes in the end: more than can be fetched at once. */
+/* Everything that is asked for comes in the end, also more than can be fetched at once. */
 static void test_many(NO_STATE)
 {
     struct scene *s = &scenes[0];

@@ -169,7 +169,7 @@ static void protect(const struct memory *m, const uint64_t *asked, unsigned coun
     find_after(m, bits, asked, count);
 }
 
-/* Each of these is protected with its neighbours, of which those are named that were written. */
+/* Each of these pages is protected with its neighbours; those that were written are named. */
 static void test_neighbours_are_protected_and_named(NO_STATE)
 {
     static const uint64_t asked[] = {0,    1,        HUGE - 1, HUGE, 3 * HUGE - 5, 9 * HUGE + 64,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What the query of a URI asks for counts in a record as an option of the command line does: a
- * listener that goes on without it would take others, or go on in plain. */
+/* Settings in the query of a URI count in a record like options of the command line: a listener
+ * that went on without them would take other peers, or go on unencrypted. */
 #include "migrate/common/common.h"
 #include "tests/fixtures/unit.h"
 
@@ -55,7 +55,7 @@ static void test_the_uri_wins(NO_STATE)
     assert_string_equal(ibx_migration_options(&options, "tcp://there:1").provider, "auto");
 }
 
-/* Whoever recovers may be in another folder. */
+/* The tool that recovers may run in another folder. */
 static void test_the_key_file_is_noted_from_the_root(NO_STATE)
 {
     char folder[] = "/tmp/ibx-uri-options-XXXXXX", before[4096], whole[64], uri[128];

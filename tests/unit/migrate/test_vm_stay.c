@@ -77,7 +77,7 @@ static void test_has_its_disks_activated(NO_STATE)
                               {"query-status", STATUS("running", 4), 0}, {"cont", READY(5), 0}));
 }
 
-/* Whoever continues it activates them. */
+/* The client that continues the VM activates its disks. */
 static void test_is_left_paused(NO_STATE)
 {
     stays_with_libvirt(SCRIPT({"query-migrate", STATUS("cancelled", 2), 0},

@@ -14,7 +14,7 @@ static struct source s;
 static struct ibx_send_options options;
 static struct ibx_error error;
 
-/* Guest RAM of a block of which all is wanted. */
+/* Guest RAM of one block, and all of it is wanted. */
 static void ram_of(uint64_t pages, uint64_t page_size)
 {
     const struct ibx_migrate_block block = {"ram", pages * page_size, page_size, 0};

@@ -68,7 +68,7 @@ int __wrap_sched_getaffinity(pid_t pid, size_t size, cpu_set_t *set)
 
 static struct bw_pins pins;
 
-/* Each end has so many, on cores of its own, all in one package. */
+/* Each end has so many processors, on cores of its own, all in one package. */
 static void expect(struct machine on, int client, int server)
 {
     cpu_set_t both;

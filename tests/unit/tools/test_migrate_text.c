@@ -158,8 +158,8 @@ static void test_narrow_bars(NO_STATE)
     is(bar(&status, 4), "fill");
 }
 
-/* A source knows only when its destination has told which pages came before the stop, or were left
- * there by a VM that returns: none of them is said to be missing. */
+/* Only once its destination has said so does a source know which pages came before the stop, or
+ * were left there by a VM that returns: the text calls none of them missing. */
 static void test_pages_that_are_there(NO_STATE)
 {
     struct ibx_migrate_status status = filling();

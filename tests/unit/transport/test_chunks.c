@@ -209,7 +209,7 @@ static void outside_of_region_or_remote(void **state)
     struct ibx_remote remote = {.address = UINT64_MAX - 10, .length = UINT64_MAX};
     assert_int_equal(ibx_read(conn, b.near, base, &remote, 5, 100, 0, 0), -ERANGE);
     assert_int_equal(ibx_read(conn, b.near, base, &remote, 20, 1, 0, 0), -ERANGE);
-    /* Nor may a post leave the piece that was named, though the region goes on. */
+    /* A post may not leave the piece that was named, either, though the region goes on. */
     remote = b.remote;
     remote.length = 1000;
     assert_int_equal(ibx_read(conn, b.near, base, &remote, 1, 1000, 0, 0), -ERANGE);
@@ -611,7 +611,7 @@ static void wait_ends_by_wake_time_and_event(void **state)
     ibx_message_release(b.pair.client, &event);
 }
 
-/* A peer that keeps this side at work for it holds up neither a time-out nor a wake. */
+/* A peer that keeps this side busy holds up neither a time-out nor a wake. */
 static void busy_peer_does_not_hold_up_the_wait(void **state)
 {
     (void)state;

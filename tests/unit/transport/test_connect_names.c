@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Connecting to a name that has several addresses: one that does not answer costs a moment, and
- * what is said of them all is what tells most. And a socket that meets itself is no server. */
+/* Connecting to a name that has several addresses: one that does not answer costs a moment, and of
+ * the errors of all the most telling one is reported. And a socket that meets itself is no
+ * server. */
 #include "common/clock.h"
 #include "transport/handshake/handshake.h"
 

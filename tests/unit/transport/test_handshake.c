@@ -369,9 +369,9 @@ static void client_of_version_1(void **state)
     handshake_close(&s);
 }
 
-/* What stands behind the names is told apart by how much it is. Clients before there were programs
- * send nothing there, or a claim; those of today a program, behind a claim or alone. Of what may
- * come behind that in a later version's HELLO without a claim there is room for 31 bytes. */
+/* What follows the names is told apart by its length. Clients from before there were programs send
+ * nothing there, or a claim; those of today send a program, behind a claim or alone. In a later
+ * version's HELLO without a claim there is room for 31 more bytes behind that. */
 static void fields_behind_the_names(void **state)
 {
     (void)state;

@@ -121,7 +121,7 @@ static bool become_nobody(void)
 
 #define CANNOT 77
 
-/* A server of another user that this namespace does not have is none of this user's. */
+/* A server of a user that this namespace does not have is not this user's. */
 static int client_as_nobody(struct scene *s)
 {
     alarm(30 * patience_times());
@@ -175,7 +175,7 @@ static bool comes_again(struct scene *s, bool resets)
     return !s->over;
 }
 
-/* A server that is busy turns clients away: that is no word about its user, nor about its host. */
+/* A busy server turns clients away: that says nothing about its user, or about its host. */
 static void from_a_server_that_has_closed(bool resets)
 {
     struct scene s;

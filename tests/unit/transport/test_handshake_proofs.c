@@ -205,7 +205,7 @@ static void public_key_of_low_order(void **state)
 
 /* ----------------------------------------------------------------------- encryption */
 
-/* What the server says to a client with this wish that concludes `flags`. */
+/* The server's answer to a client with this wish that concludes `flags`. */
 static void agree(struct handshake_scene *s, uint8_t wish, uint8_t flags, const char *refusal)
 {
     struct raw_frame frame;
@@ -386,7 +386,8 @@ static void tampered_after_the_proof(void **state)
     handshake_close(&s);
 }
 
-/* What was right once, sent again: the same frame, another connection's proof, the server's own. */
+/* Frames that were right once, sent again: the same frame, another connection's proof, the server's
+ * own. */
 static void replays(void **state)
 {
     (void)state;

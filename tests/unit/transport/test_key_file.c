@@ -283,7 +283,7 @@ static void not_a_file(void **state)
     expect_refusal("/dev/zero", -EINVAL, "is not a regular file");
 }
 
-/* Who may own it. Needs root, to become somebody else. */
+/* Which users may own the file. Needs root, to become another user. */
 static void owners(void **state)
 {
     (void)state;

@@ -142,7 +142,7 @@ static void test_not_for_ever(void **state)
     assert_int_equal(fd, -1);
 }
 
-/* Who wants to listen there does not wait to be told that the place is taken. */
+/* A process that wants to listen there is told at once that the place is taken. */
 static void test_a_second_listener_is_refused(void **state)
 {
     (void)state;
@@ -163,7 +163,8 @@ static void *let_go(void *old)
     return NULL;
 }
 
-/* Whoever starts a killed server again at once comes before the kernel has closed its sockets. */
+/* A killed server that is started again at once comes before the kernel has closed the old
+ * sockets. */
 static void test_a_port_that_is_let_go_of_a_moment_later(void **state)
 {
     (void)state;
@@ -429,7 +430,7 @@ static void test_strangers_delay_no_deadline(void **state)
     ibx_listener_close(listening);
 }
 
-/* One that could serve nobody does not begin. */
+/* A server that could serve nobody does not begin. */
 static void test_no_provider(void **state)
 {
     static const char nowhere[] = "rdma://127.0.0.1:0?provider=verbs,ofi&device=no_such_device";

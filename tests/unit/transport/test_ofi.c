@@ -407,7 +407,7 @@ static void test_order_is_restored(void **state)
     pair_close(pair);
 }
 
-/* What breaks the protocol ends the connection, with a sentence. */
+/* A breach of the protocol ends the connection, with a sentence. */
 static void expect_lost(struct pair *pair, const char *sentence)
 {
     AWAIT(pair, end_lost(&pair->server));
@@ -514,7 +514,7 @@ static int close_later(struct fid *fid)
     return -FI_EBUSY;
 }
 
-/* Where a region belongs to an endpoint, as on Slingshot, it goes first: once, although the
+/* If a region belongs to an endpoint, as on Slingshot, it is closed first: once, although the
  * endpoint does not close at the first try. */
 static void test_endpoint_that_closes_later(void **state)
 {

@@ -41,7 +41,7 @@ static const char *end_log(void)
     return text;
 }
 
-/* What a client says that connects with this going wrong for shm. */
+/* What a client says if this goes wrong with shm when it connects. */
 static const char *connect_without_shm(int fail_open, int fail_offer, int fail_finish)
 {
     struct memory_pair pair;

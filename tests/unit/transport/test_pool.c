@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Who gives way among clients that have not proven themselves, and what a fork makes of them. */
+/* Which of the clients that have not proven themselves give way, and what a fork does with them. */
 #include "tests/fixtures/handshake_scene.h"
 
 #include "common/clock.h"
@@ -161,7 +161,7 @@ static void prove(int from)
     raws[0].fd = -1;
 }
 
-/* Whoever comes from where one has proven itself has half of the places before others. */
+/* Clients from an address at which one has proven itself have half of the places before others. */
 static void known_addresses_have_half_of_the_places(void **state)
 {
     (void)state;
@@ -211,8 +211,8 @@ static bool is_refused(int i)
     return true;
 }
 
-/* Who comes last with a PROOF is looked at before those at an address of wrong ones; at a known
- * address before all. Returns how many of the six others were looked at. */
+/* The last client with a PROOF is checked before those from an address of wrong proofs; from a
+ * known address it is checked before all. Returns how many of the six others were checked. */
 static int looked_at_before(int from)
 {
     struct raw_frame frame;
@@ -255,7 +255,8 @@ static void wrong_proofs_keep_nobody_waiting(void **state)
     close_pool();
 }
 
-/* Where one has proven itself before, who sends wrong proofs is behind those of other addresses. */
+/* At an address where one has proven itself before, clients with wrong proofs come after those of
+ * other addresses. */
 static void wrong_proofs_at_a_known_address(void **state)
 {
     (void)state;
@@ -265,7 +266,7 @@ static void wrong_proofs_at_a_known_address(void **state)
     close_pool();
 }
 
-/* Who goes while it waits is not looked at, and is no event any more. */
+/* A client that leaves while it waits is not checked, and causes no event any more. */
 static void gone_while_it_waits(void **state)
 {
     (void)state;
@@ -364,7 +365,7 @@ static void nobody_had_a_processor(void **state)
     close_pool();
 }
 
-/* Whoever comes slowly has time while there is room, and less of it when there is not. */
+/* A slow client has time while there is room, and less time when there is not. */
 static void deadlines_come_sooner_in_a_crowd(void **state)
 {
     (void)state;
@@ -565,7 +566,7 @@ static void come_from(int i, const char *from)
     step();
 }
 
-/* Whoever has one address of IPv6 has the 2^64 of its network: they count as one. */
+/* A host with one IPv6 address has the 2^64 addresses of its network: they count as one. */
 static void addresses_of_one_network(void **state)
 {
     (void)state;
@@ -595,8 +596,8 @@ static unsigned times(const char *text, const char *word)
     return count;
 }
 
-/* What the pool says within a second of three strangers from one address and one from another, and
- * of what closes before its first byte. */
+/* What the pool says within a second about three strangers from one address and one from another,
+ * and about a connection that closes before its first byte. */
 static void said_of_strangers(char *text, size_t size)
 {
     static const uint8_t nonsense[256] = {0xff, 1, 2, 3};

@@ -241,7 +241,7 @@ static void test_deaths(void **state)
     check_death(given_back);
 }
 
-/* What is in use when its memory goes stays registered until it is put back, and is not found. */
+/* A registration in use when its memory goes stays until it is put back, and is not found. */
 static void test_death_in_use(void **state)
 {
     (void)state;
@@ -262,7 +262,7 @@ static void test_death_in_use(void **state)
     munmap(memory, PAGE);
 }
 
-/* Other memory that goes is none of our business. */
+/* Other memory that goes does not matter. */
 static void test_neighbours_live(void **state)
 {
     (void)state;
@@ -333,7 +333,7 @@ static void test_eviction_by_bytes(void **state)
     ASSERT_MISS(r, get_and_put(cache, memory + 100 * PAGE, PAGE));
     assert_int_equal(stats(cache).uncached, 1);
     assert_int_equal(r.last, (uintptr_t)memory + 100 * PAGE);
-    /* So is what is larger than the whole cache, which loses nothing by it. */
+    /* So is memory larger than the whole cache, which loses nothing by it. */
     ibx_regcache_put(cache, last);
     ASSERT_MISS(r, get_and_put(cache, memory, 65 * PAGE));
     ASSERT_HIT(r, get_and_put(cache, memory + 60 * PAGE, 24 * PAGE));
@@ -396,7 +396,7 @@ static void test_fewer_descriptors_than_are_waited_for(void **state)
     munmap(memory, 2 * PAGE);
 }
 
-/* What is no longer cached is no longer watched either, unless it is by another cache. */
+/* Memory that is no longer cached is no longer watched, either, unless another cache has it. */
 static void test_evicted_is_unwatched(void **state)
 {
     (void)state;
@@ -472,7 +472,7 @@ static void test_registrar_fails(void **state)
     munmap(memory, PAGE);
 }
 
-/* Where the system's limit is lower than ours, idle registrations make room. */
+/* If the system's limit is lower than ours, idle registrations make room. */
 static void test_no_memory_evicts(void **state)
 {
     (void)state;

@@ -229,7 +229,7 @@ static struct ibx_mr *family_held;
 static void child_with_the_parents_cache(void)
 {
     unsigned entered = family.entered;
-    /* The parent's registrations are not this process's to use, nor to end. */
+    /* This process may neither use nor end its parent's registrations. */
     get_and_put(family_cache, family_memory, PAGE);
     CHILD_CHECK(family.entered == entered + 1 && family.left == 0);
     get_and_put(family_cache, family_memory, PAGE);

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What a core dump of a process with an encrypted connection would have: not the keys of that
- * connection. */
+/* A core dump of a process with an encrypted connection does not have the connection's keys. */
 #include "tests/fixtures/handshake_scene.h"
 #include "tests/fixtures/patience.h"
 #include "transport/core/conn.h"

@@ -104,13 +104,13 @@ static void test_signalled_sends(void **state)
 static void test_sleeping(void **state)
 {
     (void)state;
-    /* Who is awake is not woken. */
+    /* A side that is awake is not woken. */
     assert_int_equal(end_send(client, "a", 1, 0), 0);
     assert_false(end_wakes(server, 0));
-    /* Who has something to do does not sleep. */
+    /* A side that has something to do does not sleep. */
     assert_int_equal(ibx_provider_shm.arm(server->shm), 1);
     await_notes(server, NULL, 1);
-    /* Who sleeps is woken, once. */
+    /* A side that sleeps is woken, once. */
     assert_int_equal(ibx_provider_shm.arm(server->shm), 0);
     assert_false(end_wakes(server, 0));
     assert_int_equal(end_send(client, "b", 1, 0), 0);
@@ -137,7 +137,7 @@ ssize_t __wrap_sendmsg(int socket, const struct msghdr *message, int flags)
     return -1;
 }
 
-/* Who has sent something to a sleeper does not sleep before that is woken. */
+/* A side that has sent something to a sleeping one does not sleep before that is woken. */
 static void test_waking_without_memory(void **state)
 {
     (void)state;
@@ -321,7 +321,7 @@ static void test_refusals_direct(void **state)
     refusals(DIRECT);
 }
 
-/* What the published table says is not all: the owner checks by itself. */
+/* The published table does not decide alone: the owner checks by itself. */
 static void test_refusals_requested(void **state)
 {
     (void)state;
@@ -516,7 +516,7 @@ static void test_a_peer_that_polls_gets_requests(void **state)
     assert_int_equal(server->count, 0);
     assert_int_equal(ibx_provider_shm.arm(server->shm), 1); /* no answer may come */
     await_notes(server, client, 1);
-    /* One that sleeps is left alone. */
+    /* A process that sleeps is left alone. */
     assert_int_equal(ibx_provider_shm.arm(client->shm), 0);
     post(server, &chunk, IBX_RDMA_READ, 1, mine, mr, 0, sizeof(mine));
     end_turn(server);

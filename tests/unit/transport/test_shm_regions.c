@@ -126,7 +126,7 @@ static void test_mapped_regions(void **state)
         assert_int_equal(there[i], 0);
     fill(mr->span.address, LENGTH);
     check(there, LENGTH, 0);
-    /* What may only be read cannot be made writable either. */
+    /* Memory that may only be read cannot be made writable, either. */
     uintptr_t page = (uintptr_t)there & ~4095ul;
     assert_int_equal(mprotect((void *)page, 4096, PROT_READ | PROT_WRITE), -1);
     assert_int_equal(errno, EACCES);
@@ -167,7 +167,7 @@ static void test_reach(void **state)
     const struct ibx_mr old = *sub;
     end_deregister(client, sub);
     assert_int_equal(hold(server, &old, 0, 1, IBX_ACCESS_REMOTE_READ, &part), -EACCES);
-    /* One that reaches beyond the allocation lies nowhere in particular. */
+    /* A region that reaches beyond the allocation has no place in it. */
     sub = end_register(client, (uint8_t *)mr->span.address + 299000, 10000, IBX_ACCESS_REMOTE_READ);
     part = (struct ibx_reach){0};
     if (!hold(server, sub, 0, 1, IBX_ACCESS_REMOTE_READ, &part))
@@ -183,7 +183,7 @@ static void test_reach(void **state)
     end_deregister(client, mr);
     end_deregister(client, first);
 
-    /* What is only read is not writable, and a WRITE has no business there. */
+    /* Memory that is only read is not writable, and a WRITE to it fails. */
     mr = register_filled(4096, IBX_ACCESS_REMOTE_READ);
     assert_int_equal(hold(server, mr, 0, 1, IBX_ACCESS_REMOTE_READ, &next), 0);
     ibx_provider_shm.remote_release(server->shm);
@@ -347,7 +347,8 @@ static void test_in_two_connections(void **state)
     assert_non_null(strstr(err.message, "17179869185 bytes"));
 }
 
-/* A child has what its parent had, but neither frees it for the parent nor shares it. */
+/* A child has the allocations of its parent, but neither frees them for the parent nor shares
+ * them. */
 static void test_in_a_child(void **state)
 {
     (void)state;

@@ -106,8 +106,8 @@ static void test_more_unproven_connections_than_room(void **state)
         close(fds[i]);
 }
 
-/* Neither is the wait for a client longer than agreed, nor busy, nor its end another one's fault.
- */
+/* The wait for a client is not longer than agreed, uses no processor, and its end is blamed on
+ * nobody else. */
 static void test_no_descriptors_for_the_client(void **state)
 {
     (void)state;
@@ -363,7 +363,8 @@ static void test_nothing_is_left(void **state)
     assert_int_equal(entries("/proc/self/fd"), before);
 }
 
-/* What came without its descriptor says why, or a full table would be the peer's fault. */
+/* A message without its descriptor leads to a sentence that says why; otherwise a full table would
+ * seem the peer's fault. */
 static void test_no_place_for_a_descriptor(void **state)
 {
     (void)state;

@@ -151,7 +151,7 @@ static void test_stopped_in_a_crowd(void **state)
     crowded = false;
 }
 
-/* Who forbids them keeps the peer's out as well. */
+/* A process that forbids them keeps out the peer's, too. */
 static void test_forbidden_by_one(void **state)
 {
     (void)state;

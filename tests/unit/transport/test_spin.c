@@ -175,8 +175,9 @@ static void test_one_success_counts_for_some_failures(void **state)
         assert_true(wait_polls(i % 4 == 3));
 }
 
-/* Where somebody else has the core for milliseconds after each yield, a sleeper is better off: it
- * has the core back as soon as it is woken. That the message is there by then is no success. */
+/* If another process has the core for milliseconds after each yield, it is better to sleep: a
+ * sleeper has the core back as soon as it is woken. That the message is there by then does not
+ * count as success. */
 static void test_polling_that_loses_the_core_is_left_out(void **state)
 {
     unsigned polled = 0;
@@ -200,7 +201,7 @@ static void test_the_core_lost_now_and_then_is_borne(void **state)
     }
 }
 
-/* Where the peer has a processor of its own a yield only makes this side late. */
+/* If the peer has a processor of its own, a yield only makes this side late. */
 static void test_the_first_yield_waits_where_processors_abound(void **state)
 {
     (void)state;

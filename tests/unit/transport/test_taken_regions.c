@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What is in the regions that a connection takes over from one that has ended. */
+/* The contents of regions that a connection takes over from one that has ended. */
 #include "tests/fixtures/memory_pair.h"
 #include "transport/core/conn.h"
 

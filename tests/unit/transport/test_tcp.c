@@ -177,7 +177,7 @@ static void test_messages_in_a_row_stay_whole(void **state)
         }
         for (unsigned i = 0; i < 60; i++)
             release(&client, (i * 7) % 60);
-        /* What was given back comes to the sender without a message to ride on. */
+        /* Credits that were given back reach the sender without a message that carries them. */
         end_settle(&client);
         end_settle(&server);
     }

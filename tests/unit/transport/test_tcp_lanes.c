@@ -119,7 +119,8 @@ static void test_lanes_over_tcp(void **state)
 
 #define PADDING ((size_t)300000) /* whole frames and a part of one */
 
-/* What TCP tells of the wire instead of what it has seen: packets wait on their way, or do not. */
+/* What TCP is made to say about the wire, in place of the truth: packets wait on their way, or do
+ * not. */
 static enum { WIRE_REAL, WIRE_FREE, WIRE_FULL } wire;
 
 int getsockopt(int fd, int level, int name, void *restrict value, socklen_t *restrict length)
@@ -169,7 +170,7 @@ static void padding_ends(void)
     assert_false(pads(server.tcp));
 }
 
-/* So many bytes on each bulk lane; what follows is whole, and comes behind them. */
+/* So many bytes on each bulk lane; the rest is whole, and comes behind them. */
 static void test_padding_goes_ahead(void **state)
 {
     (void)state;
@@ -187,7 +188,7 @@ static void test_padding_goes_ahead(void **state)
     ends_close(&server, &client);
 }
 
-/* Where there is one socket for all, messages wait for a frame of it at most. */
+/* If one socket is used for all, messages wait for one frame of it at most. */
 static void test_padding_on_one_socket(void **state)
 {
     (void)state;
@@ -231,7 +232,7 @@ static void test_padding_that_is_ended(void **state)
     ends_close(&server, &client);
 }
 
-/* Where the wire has what it takes, more would only be in front of what is sent next. */
+/* If the wire has as much as it can carry, more would only delay what is sent next. */
 static void test_padding_ends_where_packets_wait(void **state)
 {
     (void)state;
@@ -387,7 +388,7 @@ static void test_unproven_sockets_are_no_lanes(void **state)
     assert_int_equal(open_descriptors(), before);
 }
 
-/* A second socket with the proof of a lane does not take its target, nor that of another. */
+/* A second socket with the proof of a lane takes neither its target nor that of another lane. */
 static void test_a_lane_comes_once(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What a peer sent before it closed the connection arrives, however slow this side reads. */
+/* Bytes that a peer sent before it closed the connection arrive, however slowly this side reads. */
 #include "tests/fixtures/tcp_end.h"
 
 #include <errno.h>
@@ -90,7 +90,7 @@ static void test_later_than_the_end_of_other_lanes(void **state)
     end_close(&server);
 }
 
-/* Nor when more work is given to it meanwhile, which waits until the end is known. */
+/* The same if more work is given to it meanwhile, which waits until the end is known. */
 static void test_behind_requests_of_this_side(void **state)
 {
     (void)state;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Who is dead and who is only slow. Runs in a network of its own, where that is permitted, to be
- * able to take it down; a stopped peer is one that does not poll.
+ * Which peer is dead and which is only slow. Runs in a network of its own, where that is permitted,
+ * to be able to take it down; a stopped peer is one that does not poll.
  */
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/tcp_end.h"

@@ -144,8 +144,8 @@ static void test_a_silent_lane_ends_it(void **state)
     assert_int_equal(tcp.status, -ETIMEDOUT);
 }
 
-/* Of a congested wire: each lane waits for its retransmission for a while, in turn, so that there
- * is always one. */
+/* A congested wire: each lane in turn waits for its retransmission for a while, so that there is
+ * always one. */
 static void test_lanes_in_turn_do_not(void **state)
 {
     (void)state;
@@ -161,7 +161,8 @@ static void test_lanes_in_turn_do_not(void **state)
     }
 }
 
-/* The answer says nothing of a lane that was silent neither when that was asked nor for long. */
+/* The answer says nothing about a lane that was not silent when it was asked, or was silent only
+ * briefly. */
 static void test_the_lane_that_was_asked_for(void **state)
 {
     (void)state;
@@ -178,7 +179,7 @@ static void test_the_lane_that_was_asked_for(void **state)
     assert_int_equal(tcp.status, -ETIMEDOUT);
 }
 
-/* The network is back, and what was sent again on the lane has arrived, though not all of it. */
+/* The network is back, and a part of what was sent again on the lane has arrived. */
 static void test_a_lane_that_was_heard_since(void **state)
 {
     (void)state;
@@ -191,8 +192,9 @@ static void test_a_lane_that_was_heard_since(void **state)
     assert_int_equal(tcp.status, 0);
 }
 
-/* A child that was forked meanwhile has the request's socket open, too: its events are none of ours
- * any more, or whoever waits for the connection would be woken as long as the child lives. */
+/* A child that was forked meanwhile has the request's socket open, too: its events no longer count,
+ * since otherwise a thread that waits for the connection would be woken as long as the child
+ * lives. */
 static void test_a_child_keeps_nobody_awake(void **state)
 {
     int ends[2];

@@ -130,7 +130,7 @@ static void test_threads_come_when_they_are_of_use(void **state)
     end();
 }
 
-/* What is READ from one of several connections is sent by the one thread that each has. */
+/* Each of several connections has one thread, which sends what is READ from it. */
 static void test_a_domain_sends_without(void **state)
 {
     static uint8_t here[LENGTH];
@@ -151,7 +151,7 @@ static void test_a_domain_sends_without(void **state)
     end_domain = NULL;
 }
 
-/* Whoever comes first has them, until it closes. */
+/* The first connection has the threads, until it closes. */
 static void test_a_process_has_so_many_threads(void **state)
 {
     static uint8_t here[LENGTH];
@@ -207,7 +207,7 @@ static void test_deregistration_under_reads(void **state)
     free(room);
 }
 
-/* What was sent altogether is no longer in the way of its memory, even before it is reported. */
+/* Once all of a buffer was sent, its memory is free, even before that is reported. */
 static void test_deregistration_after_a_read(void **state)
 {
     static uint8_t here[LENGTH];

@@ -143,7 +143,8 @@ static void test_lanes_must_be_encrypted(void **state)
     end();
 }
 
-/* What came with the last bytes of the handshake waits inside TLS, where no poll(2) sees it. */
+/* Data that came with the last bytes of the handshake waits inside TLS, where poll(2) does not see
+ * it. */
 static void test_a_sleeper_looks_inside(void **state)
 {
     (void)state;

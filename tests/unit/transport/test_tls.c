@@ -177,7 +177,7 @@ static void flip_at(unsigned from, size_t offset)
     talk(&pair);
     tls_pair_cut(&pair);
     if (pair.relay[from].passed > offset) {
-        /* Whoever got that byte knows, if it came after its own handshake or not. */
+        /* The side that got that byte knows whether it came after its own handshake. */
         int status = pair.status[!from];
         assert_true(status == -EBADMSG || status == -EACCES || status == -EPROTO ||
                     status == -ECONNRESET || status == -EAGAIN);
@@ -315,7 +315,7 @@ static void pour(bool unix_socket, size_t much, int socket_bytes, unsigned seed)
             got += n > 0 ? (size_t)n : 0;
         } while (n > 0 && rand() % 4);
         assert_true(n > 0 || n == -EAGAIN);
-        /* What is whole inside must not wait for the socket. */
+        /* A message that is whole inside TLS must not wait for the socket. */
         while (count && ibx_tls_readable(pair.tls[1]) && got < much) {
             count = tls_pieces(in, sink + got, much - got);
             n = ibx_tls_receive(pair.tls[1], in, count);
@@ -488,7 +488,7 @@ static void test_a_certificate_is_no_proof(void **state)
     EVP_PKEY_free(key);
 }
 
-/* Neither is one without forward secrecy, nor an older TLS. */
+/* A cipher without forward secrecy is not accepted, either, and no older TLS. */
 static void test_less_than_tls_13_with_dhe_is_refused(void **state)
 {
     (void)state;

@@ -64,7 +64,7 @@ static void shake(struct tls_pair *pair)
     assert_int_equal(pair->status[1], 0);
 }
 
-/* What one end receives, up to `most` bytes, until there is no more of it: the last status. */
+/* Receives up to `most` bytes at one end, until there is nothing more. Returns the last status. */
 static int hear(struct tls_pair *pair, unsigned end, uint8_t *to, size_t most, size_t *got)
 {
     uint64_t until = ibx_now_ns() + patience * IBX_NS_PER_MS;

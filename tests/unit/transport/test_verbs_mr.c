@@ -29,7 +29,7 @@ struct ibv_mr *__wrap_ibv_reg_mr_iova2(struct ibv_pd *pd, void *address, size_t 
                                        uint64_t iova, unsigned access);
 int __wrap_ibv_dereg_mr(struct ibv_mr *mr);
 
-/* What it asks of queue pairs. */
+/* What the provider asks of queue pairs. */
 static struct changed {
     unsigned times;
     int mask, refuse;

@@ -152,7 +152,7 @@ static void test_order(void **state)
     assert_int_equal(rig.readers[0]->accepted, 3);
 }
 
-/* What is about to fault comes before there is a background, and nothing else does. */
+/* Pages that are about to fault come before the background begins, and no others do. */
 static void test_early(void **state)
 {
     (void)state;
@@ -332,7 +332,7 @@ static void test_bandwidth_and_stopped(void **state)
     assert_true(clock() - before < LOOK_MS * CLOCKS_PER_SEC / 1000 / 10);
 }
 
-/* So do those that had more faults to serve than they could at once. */
+/* So do workers that had more faults to serve than they could at once. */
 static void test_faults_and_stopped(void **state)
 {
     (void)state;

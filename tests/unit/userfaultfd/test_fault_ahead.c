@@ -56,9 +56,9 @@ static void all_came_once(void)
     }
 }
 
-/* At two huge pages and a quarter follow 2, 4 and 6, as is seen in small pages only, 9, 11 and 13,
- * and then the end of the memory. What is left comes in order, from behind the last fault of no
- * stride on. */
+/* With a stride of two and a quarter huge pages, which only small pages show, 2, 4 and 6 follow,
+ * then 9, 11 and 13, then the end of the memory. The rest comes in order, from behind the last
+ * fault without a stride on. */
 static void test_what_follows_comes_first(void **state)
 {
     static const uint64_t follow[] = {9, 11, 13, 5, 7, 8, 10, 12};

@@ -75,7 +75,7 @@ static void test_more_over_a_long_round_trip(void **state)
     assert_in_range(longest_of(rig.readers[0], 256, 384), 64, 127);
     ibx_fault_set_background(rig.engine, true);
     assert_true(reader_asked(rig.readers[1], 1));
-    /* Those of chunk_min are 16 pages. */
+    /* Chunks of chunk_min have 16 pages. */
     assert_in_range(rig.readers[1]->log[0].length / PAGE, 5 * 16, 256);
     everything_is_right();
 }
@@ -117,7 +117,7 @@ static void test_the_round_trip_is_the_least(void **state)
 
 /* ------------------------------------------------------------ the background */
 
-/* What the caller knows of the wire is enough until a page tells. */
+/* The caller's knowledge of the wire is used until a page has told more. */
 static void test_small_is_known_from_the_first_request_on(void **state)
 {
     (void)state;
@@ -169,7 +169,7 @@ static void test_a_loop_is_fetched(void **state)
     everything_is_right();
     for (unsigned i = 0; i < rig.readers[1]->accepted && i < LOG_MAX; i++)
         scattered += rig.readers[1]->log[i].page_count;
-    /* Whoever goes through it fetches the rest, the more the busier this host is. */
+    /* A reader that goes through the memory fetches the rest, the more the busier this host is. */
     assert_in_range(scattered, PAGES / 8, 2 * PAGES);
 }
 
@@ -207,8 +207,8 @@ static void test_a_loop_ends_with_its_range(void **state)
 
 /* ------------------------------------------------------------ what is in flight over a wire */
 
-/* What arrives in a round trip and half a millisecond, once it is known; more where that does not
- * bring as much as there was before. */
+/* As much as arrives in a round trip and half a millisecond, once that is known; more if that
+ * brings less than before. */
 static void test_what_is_in_flight(void **state)
 {
     (void)state;

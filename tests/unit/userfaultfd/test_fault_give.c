@@ -178,7 +178,7 @@ static void test_wrong_bytes(void **state)
     assert_int_equal(ibx_fault_state(rig.engine), IBX_FAULT_SERVING);
 }
 
-/* What a worker fetches is its own; what was given is not fetched. */
+/* A page that a worker fetches is its own; a page that was given is not fetched. */
 static void test_beside_faults(void **state)
 {
     struct look look;

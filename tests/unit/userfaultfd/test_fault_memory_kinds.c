@@ -109,7 +109,7 @@ static void test_child_dies(void **state)
 
 /* --------------------------------------------------------- shared memory */
 
-/* Of a file of `length` bytes, filled in place or by copies. */
+/* Memory of a file of `length` bytes, filled in place or by copies. */
 static void map_file(int file, unsigned workers, size_t length, uint32_t page_size, bool in_place)
 {
     const bool huge = page_size == HUGE;
@@ -330,7 +330,7 @@ static void test_huge(void **state)
         assert_int_equal(rig.data.fetched[i], i != 1);
 }
 
-/* A checker of pages in minor mode, in whose way the owner of the memory empties one of them. */
+/* A checker of pages in minor mode; meanwhile the owner of the memory empties one of them. */
 static struct {
     bool in_check;        /* the event comes while the page is checked, or behind its placing */
     bool behind;          /* it is emptied when it has been checked, and no event comes */
@@ -395,7 +395,7 @@ static void serve_checked(void)
     assert_true(checker.emptied);
 }
 
-/* What the checker saw of a page that the owner had emptied before it said so is taken back. */
+/* If the owner had emptied a page before it said so, what the checker saw is taken back. */
 static void test_minor_emptied(void **state)
 {
     memset(&checker, 0, sizeof(checker));
@@ -424,7 +424,7 @@ static void test_minor_emptied_behind_check(void **state)
     assert_memory_equal(rig.memory + EMPTIED * PAGE, zeros, PAGE);
 }
 
-/* What was discarded while it came in place is zero, and takes no memory. */
+/* A page that was discarded while it came in place is zero, and takes no memory. */
 static void test_minor_discarded(void **state)
 {
     unsigned char there[PAGES];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What is fetched before it faults, and what that costs those that fault. */
+/* Pages that are fetched before they fault, and the cost of that for pages that fault. */
 #include "tests/fixtures/fault_memory.h"
 
 #include "userfaultfd/engine.h"
@@ -33,7 +33,7 @@ static void test_a_stride_is_followed(void **state)
         assert_int_equal(rig.data.fetched[i], 1);
 }
 
-/* What is about to fault is on its way as a whole before any of it has arrived. */
+/* All pages that are about to fault are on their way before any of them has arrived. */
 static void test_early_at_once(void **state)
 {
     (void)state;
@@ -58,7 +58,8 @@ static int refusing_request(void *reader, const struct ibx_fault_request *reques
     return atomic_exchange(&refuses, false) ? -EAGAIN : memory_reader_ops.request(reader, request);
 }
 
-/* What the reader did not take is asked for again as a fault, not as a part of its window. */
+/* A page that the reader did not take is asked for again as a fault, not as a part of its
+ * window. */
 static void test_a_refused_fault_comes_before_its_window(void **state)
 {
     (void)state;
@@ -92,8 +93,8 @@ static bool resident(void *memory, size_t length)
     return true;
 }
 
-/* Where the first pages arrive has its memory before any is asked for: of huge pages the kernel
- * clears 2 MiB at the first touch, and a VM that stands still would wait for that. */
+/* The buffers for the first pages have memory before a page is asked for: with huge pages the
+ * kernel clears 2 MiB at the first touch, and a VM that stands still would wait for that. */
 static void test_room_is_made_before(void **state)
 {
     (void)state;

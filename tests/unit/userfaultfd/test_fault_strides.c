@@ -79,8 +79,8 @@ static void test_next_stride(void **state)
     assert_int_equal(asked, 0); /* who goes nowhere is not followed */
 }
 
-/* Many threads that go through one loop wait for the same pages. Where the next pass begins is
- * known all the same, and not taken for a fault of its own. */
+/* Many threads that go through one loop wait for the same pages. The engine knows all the same
+ * where the next pass begins, and does not take that for a separate fault. */
 static void test_many_threads(void **state)
 {
     (void)state;
@@ -141,7 +141,7 @@ static void test_loop(void **state)
             assert_in_range(go_round(steps[i], down, 30000, 0), 3, 40);
 }
 
-/* A loop of which pages are missed, here and there, is still the same loop. */
+/* A loop that skips pages here and there is still the same loop. */
 static void test_loop_with_gaps(void **state)
 {
     (void)state;
@@ -199,7 +199,7 @@ static void test_loop_through_ranges(void **state)
         }
 }
 
-/* Who goes nowhere has none, and each loop ends. */
+/* A reader without direction has no loop, and each loop ends. */
 static void test_no_loop(void **state)
 {
     (void)state;

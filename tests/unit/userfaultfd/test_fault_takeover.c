@@ -192,7 +192,7 @@ static void test_the_plan_comes_first_and_in_order(NO_STATE)
     assert_int_equal(rig.readers[0]->accepted, 5);
 }
 
-/* What was on its way when the reader was lost is asked for again, though nobody faults on it. */
+/* Pages on their way when the reader was lost are asked for again, though nobody faults on them. */
 static void test_the_plan_goes_on_with_another_reader(NO_STATE)
 {
     static const struct ibx_fault_run plan[] = {{700, 2}};

@@ -84,7 +84,7 @@ static void test_fetched_twice_and_discarded_early(void **state)
     assert_true(page_is_zero(TWICE));
 }
 
-/* The one that has the claim gives it back: nothing is lost, nor counted twice. */
+/* The worker that has the claim gives it back: nothing is lost or counted twice. */
 static void test_fetched_twice_and_given_back(void **state)
 {
     (void)state;
@@ -108,8 +108,8 @@ static void complete_with_one_on_its_way(void)
     assert_int_equal(rig.data.fetched[TWICE], 1);
 }
 
-/* Then it is taken from its reader all the same: who left it there would be woken by it for ever.
- */
+/* Then the page is taken from its reader all the same: left there, it would wake its worker for
+ * ever. */
 static void test_fetched_twice_and_late(void **state)
 {
     (void)state;
@@ -135,7 +135,7 @@ static void test_fetched_twice_from_a_broken_source(void **state)
     assert_true(page_is_zero(0)); /* faults are answered as before */
 }
 
-/* Nor is it cancelled at the end, when it is about to come. */
+/* It is not cancelled at the end, either, when it is about to come. */
 static void test_fetched_twice_and_ended(void **state)
 {
     (void)state;
