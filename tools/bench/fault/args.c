@@ -82,8 +82,8 @@ static const struct ibx_tool_command commands[] = {
     [BENCH_SELF] = {"self", "[URI]", "Both ends on this host [" DEFAULT_URI "]"},
     [BENCH_FETCH] =
         {"fetch", "URI",
-         "Listens there, fetches the memory that the other end serves, measures, and ends"},
-    [BENCH_SERVE] = {"serve", "URI", "Connects there and serves memory: the source's part"},
+         "Listens at URI, fetches the memory that the other end serves, measures, and ends"},
+    [BENCH_SERVE] = {"serve", "URI", "Connects to URI and serves memory, as a source does"},
     {0},
 };
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""What the guest's heartbeats tell: pauses, time lost, speed."""
+"""Pauses, lost time and speed of the guest, by its heartbeats."""
 import re
 import statistics
 

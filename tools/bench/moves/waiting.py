@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""Waits for what a migration does; says what is missing when it does not come."""
+"""Waits for the steps of a migration; says which step is missing if it does not come."""
 import time
 
 WAIT_S = 90      # and as much again for every 4 GiB of RAM

@@ -268,8 +268,8 @@ int main(int argc, char **argv)
     int ends[2];
     char byte;
     if (!rate || rate > 1000000 || rtt_us > 10000000) {
-        fprintf(stderr, "usage: ib-wire RATE RTT [FILE]: Mbit/s, microseconds there and back, and "
-                        "where to list the packets\n");
+        fprintf(stderr, "usage: ib-wire RATE RTT [FILE]: Mbit/s, microseconds of a round trip, and "
+                        "a file for a list of the packets\n");
         return 2;
     }
     for (unsigned i = 0; i < 2; i++) {
