@@ -12,7 +12,7 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-#define REPLACED        "\xef\xbf\xbd" /* what QEMU tells in the place of a byte that is not UTF-8 */
+#define REPLACED        "\xef\xbf\xbd" /* QEMU tells this for a byte that is not UTF-8 */
 #define PAGEMAP_PRESENT (1ull << 63)
 #define PAGEMAP_SWAPPED (1ull << 62) /* or being moved by the kernel */
 

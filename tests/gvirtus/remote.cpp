@@ -544,9 +544,7 @@ int execute(const std::string &name, Frame &f, int *current)
         f.get<std::uint64_t>();
         f.get<std::int32_t>();
         const auto attribute = f.get<std::int32_t>(), device = f.get<std::int32_t>();
-        const std::int32_t value = attribute == 33   ? device + 3
-                                   : attribute == 75 ? device + 8
-                                                     : 0;
+        const std::int32_t value = attribute == 33 ? device + 3 : attribute == 75 ? device + 8 : 0;
         return device == 0 || device == 1 ? f.answer(&value, sizeof(value)) : 101;
     }
     if (name == "cudaDeviceCanAccessPeer") {
