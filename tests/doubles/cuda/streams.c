@@ -8,7 +8,9 @@
 #include <time.h>
 
 struct stream streams[FIXED] = {
-    {.next = &streams[1]}, {.next = &streams[2], .number = 1}, {.number = 2}};
+    {.next = &streams[1], .given = PTHREAD_COND_INITIALIZER},
+    {.next = &streams[2], .given = PTHREAD_COND_INITIALIZER, .number = 1},
+    {.given = PTHREAD_COND_INITIALIZER, .number = 2}};
 static unsigned stream_count = FIXED;
 static unsigned slow_sync_us, slow_async_us;
 static bool held;
@@ -103,7 +105,9 @@ static void *work(void *argument)
         if (!job && !stream->used)
             break;
         if (!job || !runnable(stream, job)) {
-            if (job && job->awaits) /* no signal comes from another process */
+            if (!job) /* what others do makes no work for it */
+                pthread_cond_wait(&stream->given, &mutex);
+            else if (job->awaits) /* no signal comes from another process */
                 wait_a_moment();
             else
                 wait_for_change();
@@ -197,7 +201,7 @@ void submit(struct stream *stream, struct job *job)
     stream->submitted++;
     if (job->height && ++in_flight > stats.in_flight_max)
         stats.in_flight_max = in_flight;
-    pthread_cond_broadcast(&changed);
+    pthread_cond_signal(&stream->given);
 }
 
 struct job *job_new(void)
@@ -234,6 +238,7 @@ static struct stream *unused_stream(void)
     struct stream *made = calloc(1, sizeof(*made));
     if (!made)
         return NULL;
+    pthread_cond_init(&made->given, NULL);
     made->number = stream_count++;
     return last->next = made;
 }
@@ -271,7 +276,7 @@ EXPORT int cuStreamDestroy_v2(void *handle)
         return leave(INVALID_HANDLE);
     stream->used = false;
     pthread_detach(stream->worker);
-    pthread_cond_broadcast(&changed);
+    pthread_cond_signal(&stream->given);
     return leave(SUCCESS);
 }
 
@@ -445,6 +450,7 @@ void streams_forget(int device)
             s->used = false;
             s->gone = true;
             s->done = s->submitted;
+            pthread_cond_signal(&s->given);
         }
     }
     pthread_cond_broadcast(&changed);

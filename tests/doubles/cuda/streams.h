@@ -38,6 +38,7 @@ struct stream {
     struct context *context;            /* NULL: the current one */
     int device;                         /* -1: of any device (the per-thread stream) */
     pthread_t worker;
+    pthread_cond_t given; /* a job, or its end: what a worker without one waits for */
     unsigned submitted, done;
     struct job *first, **last;
 };
