@@ -14,7 +14,7 @@
 
 #define CHURN_PAGE_WORDS 1024u
 #define CHURN_BASE       0x1000000u /* physical address of the first page: 16 MiB */
-#define CHURN_MIB        32u
+#define CHURN_MIB        16u
 #define CHURN_CPUS       1u
 #define CHURN_BEAT       256u  /* pages a beat */
 #define CHURN_STRIDE     1607u /* odd, so that it reaches every page of a power of two */

@@ -345,8 +345,8 @@ static void run(uint32_t cpu)
     uint32_t pages = churn_pages(guest.mib, guest.cpus);
     uintptr_t at = WORK + (uintptr_t)cpu * pages * 4096;
     /* Firmware leaves its working data behind. */
-    for (uint64_t i = 0; i < (uint64_t)pages * CHURN_PAGE_WORDS; i++)
-        ((volatile uint32_t *)at)[i] = 0;
+    for (uint64_t i = 0; i < (uint64_t)pages * CHURN_PAGE_WORDS / 2; i++)
+        ((volatile uint64_t *)at)[i] = 0;
     churn_init(&c, (uint32_t *)at, pages, guest.beat, cpu, guest.scattered);
     if (guest.doze)
         doze_init();
