@@ -265,8 +265,8 @@ MONITOR = "/run/ibx/{name}.qmp"
 # The guest rests most of the time: all of its heartbeats are computed again, and it beats while
 # tests look at tools.
 CALM = "doze=15000000"
-# It does not, and gets no interrupt. TCG delivers one under QEMU's big lock: if the guest's stack is
-# a missing page, QEMU's main thread waits for it as well, and libvirt for QEMU.
+# It does not rest, and gets no interrupt. TCG delivers one under QEMU's big lock: if the guest's
+# stack is a missing page, QEMU's main thread waits for it as well, and libvirt for QEMU.
 RESTLESS = ""
 
 

@@ -73,8 +73,8 @@ def rollback_leaves_it_to_virsh_resume(hosts, domain):
 
 def loaded(hosts, domain):
     """A move whose VM is loaded at the destination, where a libvirtd that stands still does not
-    continue it. It stands still before QEMU's migration ends at the source: from then on it may tell
-    the other QEMU to continue the VM, which does so as soon as it is loaded."""
+    continue it. It stands still before QEMU's migration ends at the source: from then on it may
+    tell the other QEMU to continue the VM, which does so as soon as it is loaded."""
     move, tool = caught(hosts, domain, "source:sending")
     hosts.b.hold_libvirtd()
     tool.kill(signal.SIGCONT)
