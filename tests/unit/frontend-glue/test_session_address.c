@@ -3,7 +3,7 @@
  * A session whose host gets another address, as in a VM that has migrated to another network: it
  * goes on from the new one at once, and not when TCP has given the old connection up. So it does
  * when the host has none for a while, when only another server of the same name answers meanwhile,
- * and when nobody resolves the name.
+ * and when nobody resolves the name, or no resolver answers.
  *
  *   test_session_address PROVIDER
  */
@@ -64,15 +64,52 @@ static void call(struct session_pair *pair, uint8_t number)
     assert_int_equal(bytes[0], (uint8_t)(number + 1));
 }
 
+static void echo_begin(struct session_pair *pair, unsigned keeps, const char *timeout_ms)
+{
+    session_keeps = keeps;
+    session_pair_use(provider, SERVER, "timeout_ms", timeout_ms);
+    session_pair_open(pair);
+    session_pair_start(pair, echo, NULL);
+    call(pair, 1);
+}
+
+static void echo_end(struct session_pair *pair)
+{
+    ibx_session_close(pair->client);
+    assert_int_equal(session_pair_join(pair), 0);
+    session_pair_close(pair);
+}
+
+/* From here on the client's server has this name. */
+static void rename_server(struct ibx_session *client, const char *host)
+{
+    struct ibx_uri uri;
+    char name[128];
+    assert_int_equal(ibx_uri_parse(client->uri, &uri, NULL), 0);
+    snprintf(name, sizeof(name), "rdma://%s:%u", host, uri.port);
+    free(client->uri);
+    client->uri = strdup(name);
+}
+
+/* The client is as on another host, where it does not see its server's process. */
+static void forget_process(struct ibx_session *client)
+{
+    close(client->link.peer_fd);
+    client->link.peer_fd = -1;
+}
+
+/* Neither end has an address any more. */
+static void lose_addresses(void)
+{
+    shell("ip addr flush dev lo scope global && "
+          "ip route del local " SERVER " dev lo table local src 10.99.0.2");
+}
+
 static void another_address(void **state)
 {
     struct session_pair pair;
     (void)state;
-    session_keeps = 30;
-    session_pair_use(provider, SERVER, "timeout_ms", "600000");
-    session_pair_open(&pair);
-    session_pair_start(&pair, echo, NULL);
-    call(&pair, 1);
+    echo_begin(&pair, 30, "600000");
     shell("ip addr add 10.99.0.9/32 dev lo && ip addr del 10.99.0.9/32 dev lo"); /* another's */
     call(&pair, 2);
     assert_int_equal(ibx_session_resumed(pair.client), 0);
@@ -85,9 +122,7 @@ static void another_address(void **state)
     assert_int_equal(ibx_session_resumed(pair.client), 1);
     assert_non_null(strstr(ibx_session_path(pair.server)->peer, "10.99.0.3"));
     call(&pair, 4);
-    ibx_session_close(pair.client);
-    assert_int_equal(session_pair_join(&pair), 0);
-    session_pair_close(&pair);
+    echo_end(&pair);
 }
 
 /* A session that makes no calls meanwhile; another thread looks after its connection. */
@@ -95,10 +130,7 @@ static void another_address_at_rest(void **state)
 {
     struct session_pair pair;
     (void)state;
-    session_pair_use(provider, SERVER, "timeout_ms", "600000");
-    session_pair_open(&pair);
-    session_pair_start(&pair, echo, NULL);
-    call(&pair, 1);
+    echo_begin(&pair, 30, "600000");
     assert_true(ibx_session_look_closely(pair.client));
     assert_false(ibx_session_broken(pair.client));
     shell("ip addr del 10.99.0.3/32 dev lo");
@@ -109,9 +141,7 @@ static void another_address_at_rest(void **state)
     assert_true(ibx_session_mend(pair.client));
     assert_int_equal(ibx_session_resumed(pair.client), 1);
     call(&pair, 2);
-    ibx_session_close(pair.client);
-    assert_int_equal(session_pair_join(&pair), 0);
-    session_pair_close(&pair);
+    echo_end(&pair);
 }
 
 /* The pause of a client that has found no way to its server: the only two descriptors that it waits
@@ -212,19 +242,13 @@ static void without_address(bool beside_other)
     struct session_pair pair;
     struct other other;
     pthread_t thread;
-    session_keeps = 3600;
-    session_pair_use(provider, SERVER, "timeout_ms", "60000");
-    session_pair_open(&pair);
-    session_pair_start(&pair, echo, NULL);
-    call(&pair, 1);
+    echo_begin(&pair, 3600, "60000");
     if (beside_other)
         other_begin(&other, pair.client);
-    close(pair.client->link.peer_fd);
-    pair.client->link.peer_fd = -1; /* as of another host */
+    forget_process(pair.client);
     paused = 0;
     endless = true;
-    shell("ip addr flush dev lo scope global && "
-          "ip route del local " SERVER " dev lo table local src 10.99.0.2");
+    lose_addresses();
     assert_int_equal(pthread_create(&thread, NULL, call_in_thread, &pair), 0);
     while (!paused)
         sched_yield();
@@ -235,9 +259,7 @@ static void without_address(bool beside_other)
     call(&pair, 3);
     if (beside_other)
         other_end(&other);
-    ibx_session_close(pair.client);
-    assert_int_equal(session_pair_join(&pair), 0);
-    session_pair_close(&pair);
+    echo_end(&pair);
     come_from("10.99.0.2");
 }
 
@@ -261,17 +283,11 @@ static void a_restless_network(void **state)
     struct session_pair pair;
     pthread_t thread;
     (void)state;
-    session_keeps = 3600;
-    session_pair_use(provider, SERVER, "timeout_ms", "60000");
-    session_pair_open(&pair);
-    session_pair_start(&pair, echo, NULL);
-    call(&pair, 1);
-    close(pair.client->link.peer_fd);
-    pair.client->link.peer_fd = -1; /* as of another host */
+    echo_begin(&pair, 3600, "60000");
+    forget_process(pair.client);
     paused = slept_ms = 0;
     restless = true;
-    shell("ip addr flush dev lo scope global && "
-          "ip route del local " SERVER " dev lo table local src 10.99.0.2");
+    lose_addresses();
     assert_int_equal(pthread_create(&thread, NULL, call_in_thread, &pair), 0);
     while (paused < 200)
         sched_yield();
@@ -279,56 +295,32 @@ static void a_restless_network(void **state)
     shell("ip addr add " SERVER "/32 dev lo");
     restless = false;
     pthread_join(thread, NULL);
-    ibx_session_close(pair.client);
-    assert_int_equal(session_pair_join(&pair), 0);
-    session_pair_close(&pair);
+    echo_end(&pair);
     come_from("10.99.0.2");
 }
 
 static void no_resolver(void **state)
 {
     struct session_pair pair;
-    struct ibx_uri uri;
-    char name[128];
     (void)state;
-    session_keeps = 10;
-    session_pair_use(provider, SERVER, "timeout_ms", "60000");
-    session_pair_open(&pair);
-    session_pair_start(&pair, echo, NULL);
-    call(&pair, 1);
-    assert_int_equal(ibx_uri_parse(pair.client->uri, &uri, NULL), 0);
-    snprintf(name, sizeof(name), "rdma://nobody-knows-it.invalid:%u", uri.port);
-    free(pair.client->uri);
-    pair.client->uri = strdup(name);
+    echo_begin(&pair, 10, "60000");
+    rename_server(pair.client, "nobody-knows-it.invalid");
     ibx_abort(pair.client->conn);
     call(&pair, 2);
     assert_int_equal(ibx_session_resumed(pair.client), 1);
-    ibx_session_close(pair.client);
-    assert_int_equal(session_pair_join(&pair), 0);
-    session_pair_close(&pair);
+    echo_end(&pair);
 }
 
 /* One that does not answer, while the server can be reached again. */
 static void silent_resolver(void **state)
 {
     struct session_pair pair;
-    struct ibx_uri uri;
     pthread_t thread;
-    char name[128];
     (void)state;
-    session_keeps = 3600;
-    session_pair_use(provider, SERVER, "timeout_ms", "60000");
-    session_pair_open(&pair);
-    session_pair_start(&pair, echo, NULL);
-    call(&pair, 1);
-    assert_int_equal(ibx_uri_parse(pair.client->uri, &uri, NULL), 0);
-    snprintf(name, sizeof(name), "rdma://" SILENT ":%u", uri.port);
-    free(pair.client->uri);
-    pair.client->uri = strdup(name);
-    close(pair.client->link.peer_fd);
-    pair.client->link.peer_fd = -1; /* as of another host */
-    shell("ip addr flush dev lo scope global && "
-          "ip route del local " SERVER " dev lo table local src 10.99.0.2");
+    echo_begin(&pair, 3600, "60000");
+    rename_server(pair.client, SILENT);
+    forget_process(pair.client);
+    lose_addresses();
     assert_int_equal(pthread_create(&thread, NULL, call_in_thread, &pair), 0);
     while (!asked)
         sched_yield();
@@ -342,9 +334,7 @@ static void silent_resolver(void **state)
     assert_true(goes_on);
     while (asked != answered) /* the thread that asks ends by itself */
         sched_yield();
-    ibx_session_close(pair.client);
-    assert_int_equal(session_pair_join(&pair), 0);
-    session_pair_close(&pair);
+    echo_end(&pair);
     come_from("10.99.0.2");
 }
 

@@ -47,6 +47,17 @@ static void manifest_make(struct ibx_snapshot_folder *folder)
     m->description = json_object();
 }
 
+/* A whole snapshot in the folder at `path`. */
+static void snapshot_make(void)
+{
+    struct ibx_snapshot_folder folder = {.count = 0};
+    assert_int_equal(ibx_snapshot_folder_make(path, &folder, &error), 0);
+    manifest_make(&folder);
+    assert_int_equal(ibx_snapshot_folder_files(&folder, true, true, &error), 0);
+    assert_int_equal(ibx_snapshot_folder_seal(&folder, &error), 0);
+    ibx_snapshot_folder_close(&folder);
+}
+
 static bool has(const char *folder, const char *file)
 {
     snprintf(name, sizeof(name), "%s/%s", folder, file);
@@ -126,13 +137,9 @@ static void test_another_folder_in_its_place_stays(NO_STATE)
  * there. */
 static void test_a_link_is_no_file(NO_STATE)
 {
-    struct ibx_snapshot_folder folder = {.count = 0}, again = {.count = 0};
+    struct ibx_snapshot_folder again = {.count = 0};
     char link[80], target[80];
-    assert_int_equal(ibx_snapshot_folder_make(path, &folder, &error), 0);
-    manifest_make(&folder);
-    assert_int_equal(ibx_snapshot_folder_files(&folder, true, true, &error), 0);
-    assert_int_equal(ibx_snapshot_folder_seal(&folder, &error), 0);
-    ibx_snapshot_folder_close(&folder);
+    snapshot_make();
     snprintf(link, sizeof(link), "%s/ram.0", path);
     snprintf(target, sizeof(target), "%s/ram", other);
     assert_int_equal(rename(link, target), 0);
@@ -153,11 +160,7 @@ static void test_the_way_is_nobody_elses(NO_STATE)
     char theirs[80], memory[80];
     if (geteuid())
         skip();
-    assert_int_equal(ibx_snapshot_folder_make(path, &folder, &error), 0);
-    manifest_make(&folder);
-    assert_int_equal(ibx_snapshot_folder_files(&folder, true, true, &error), 0);
-    assert_int_equal(ibx_snapshot_folder_seal(&folder, &error), 0);
-    ibx_snapshot_folder_close(&folder);
+    snapshot_make();
     assert_int_equal(ibx_snapshot_folder_open(path, false, &folder, &error), 0);
     ibx_snapshot_folder_close(&folder);
     snprintf(memory, sizeof(memory), "%s/ram.0", path);
@@ -192,11 +195,7 @@ static void test_a_file_is_nobody_elses(NO_STATE)
     char file[96];
     if (geteuid())
         skip();
-    assert_int_equal(ibx_snapshot_folder_make(path, &folder, &error), 0);
-    manifest_make(&folder);
-    assert_int_equal(ibx_snapshot_folder_files(&folder, true, true, &error), 0);
-    assert_int_equal(ibx_snapshot_folder_seal(&folder, &error), 0);
-    ibx_snapshot_folder_close(&folder);
+    snapshot_make();
     for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) {
         snprintf(file, sizeof(file), "%s/%s", path, files[i]);
         assert_int_equal(chown(file, 1000, 1000), 0);
