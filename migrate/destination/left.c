@@ -19,10 +19,13 @@
  * meanwhile. In this time no guest takes memory into use that is plugged in again. */
 #define LOOK_MS 10
 
+/* Other mappings of its file, of a backend that is share=off or readonly=on, have no userfaultfd.
+ * A recovery does not count them either (ibx_guest_block_is_mapped()). */
 static bool is_of(void *context, const struct ibx_proc_mapping *m)
 {
     const struct ibx_guest_block *block = context;
-    return m->dev == block->dev && m->ino == block->ino;
+    return m->permissions[1] == 'w' && m->permissions[3] == 's' && m->dev == block->dev &&
+           m->ino == block->ino;
 }
 
 bool ibx_destination_ram_left(const struct destination_ram *ram, unsigned i)

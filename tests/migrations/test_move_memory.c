@@ -158,6 +158,19 @@ static void test_removed_at_the_destination_in_minor_mode_and_its_tool_killed(vo
     removed_at_the_destination(true, "--minor");
 }
 
+/* Another client of QEMU reads the file, by a backend that is share=off or readonly=on. No guest is
+ * handed its pages, since such a mapping has no userfaultfd. */
+static void test_removed_at_the_destination_and_its_file_is_a_private_backend(void)
+{
+    start_with_more(NULL);
+    remove_more(&vms[1]);
+    vm_do(&vms[1], "object-add",
+          json_pack("{s:s, s:s, s:i, s:b, s:s}", "qom-type", "memory-backend-file", "id", "private",
+                    "size", MORE_BYTES, "share", 0, "mem-path", files[1]));
+    pair_filled();
+    more_is_the_same();
+}
+
 static int end_all(void **state)
 {
     const int rc = mover_end_all(state);
@@ -199,6 +212,7 @@ int main(void)
         VM_TEST(test_removed_without_a_name_at_the_destination_and_its_tool_killed),
         VM_TEST(test_removed_without_a_name_in_minor_mode_and_its_tool_killed),
         VM_TEST(test_removed_with_its_file_at_the_destination_and_its_tool_killed),
+        VM_TEST(test_removed_at_the_destination_and_its_file_is_a_private_backend),
         VM_TEST(test_removed_at_the_destination_with_huge_pages_and_its_tool_killed),
         {0},
     };
