@@ -13,15 +13,15 @@
 
 /* ------------------------------------------------------------ while QEMU lives */
 
-/* Whether `path` leads to the block's file and can be put into a record. */
-static bool leads_to(const char *path, const struct ibx_guest_block *block)
+/* Whether `path` is the block's file, not a link to it, and can be put into a record. */
+static bool is_path_of(const char *path, const struct ibx_guest_block *block)
 {
     struct stat st;
     size_t length = strlen(path);
     for (const char *c = path; *c; c++)
         if ((unsigned char)*c < ' ' || (unsigned char)*c >= 0x7f)
             return false;
-    return *path == '/' && length < IBX_GUEST_FILE_PATH && !stat(path, &st) &&
+    return *path == '/' && length < IBX_GUEST_FILE_PATH && !lstat(path, &st) &&
            S_ISREG(st.st_mode) && st.st_dev == block->dev && st.st_ino == block->ino;
 }
 
@@ -46,12 +46,13 @@ void ibx_guest_file_describe(pid_t pid, const struct ibx_guest_block *block,
     file->owner = st.st_uid;
     file->mode = st.st_mode;
     absolute(pid, block->path, path, sizeof(path));
-    if (!leads_to(path, block)) { /* QEMU has other mounts: use the path that this tool sees */
+    /* QEMU has other mounts, or its path is a link: use the path that this tool sees. */
+    if (!is_path_of(path, block)) {
         snprintf(link, sizeof(link), "/proc/self/fd/%d", block->fd);
         ssize_t length = readlink(link, path, sizeof(path) - 1);
         path[length > 0 ? length : 0] = '\0';
     }
-    if (leads_to(path, block))
+    if (is_path_of(path, block))
         snprintf(file->path, sizeof(file->path), "%.*s", (int)sizeof(file->path) - 1, path);
 }
 
@@ -124,8 +125,8 @@ int ibx_guest_file_find(const struct ibx_guest_block *block, const struct ibx_gu
 static bool leads_elsewhere(const char *path, const struct ibx_guest_block *block)
 {
     struct stat st;
-    return lstat(path, &st) ? errno == ENOENT || errno == ENOTDIR
-                            : st.st_dev != block->dev || st.st_ino != block->ino;
+    return stat(path, &st) ? errno == ENOENT || errno == ENOTDIR
+                           : st.st_dev != block->dev || st.st_ino != block->ino;
 }
 
 bool ibx_guest_file_is_gone(const struct ibx_guest_block *block, const struct ibx_guest_file *file,

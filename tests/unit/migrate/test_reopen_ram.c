@@ -187,6 +187,30 @@ static void test_its_file_has_a_name_that_is_not_known(NO_STATE)
     assert_int_equal(reopen(ibx_journal_reopen_to_fill, &ram, &err), -ENOENT);
 }
 
+/* QEMU tells the name that it was given, which may be a link to its file. */
+static void test_its_file_is_behind_a_link(NO_STATE)
+{
+    char link[80];
+    struct ibx_guest_ram ram;
+    struct ibx_error err;
+    struct ibx_journal_block *noted = &record.blocks[1];
+    assert_int_equal(chmod(removed, 0600), 0);
+    snprintf(link, sizeof(link), "%s/link", folder);
+    assert_int_equal(symlink("removed", link), 0);
+    struct ibx_guest_block block = {.dev = noted->dev, .ino = noted->ino, .file = noted->file.file};
+    block.fd = open(removed, O_RDWR | O_CLOEXEC);
+    snprintf(block.path, sizeof(block.path), "%s", link);
+    ibx_guest_file_describe(getpid(), &block, &noted->file);
+    close(block.fd);
+    look(NULL);
+    assert_string_equal(noted->file.path, removed);
+    /* The record of an earlier version names the link. The file is not gone. */
+    snprintf(noted->file.path, sizeof(noted->file.path), "%s", link);
+    const int rc = reopen(ibx_journal_reopen_to_fill, &ram, &err);
+    assert_int_equal(unlink(link), 0);
+    assert_int_equal(rc, -ESTALE);
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
@@ -194,6 +218,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_block_that_is_left, begin, end),
         cmocka_unit_test_setup_teardown(test_its_file_was_replaced_or_removed, begin, end),
         cmocka_unit_test_setup_teardown(test_its_file_had_no_name, begin, end),
-        cmocka_unit_test_setup_teardown(test_its_file_has_a_name_that_is_not_known, begin, end)};
+        cmocka_unit_test_setup_teardown(test_its_file_has_a_name_that_is_not_known, begin, end),
+        cmocka_unit_test_setup_teardown(test_its_file_is_behind_a_link, begin, end)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
