@@ -90,13 +90,18 @@ void ibx_reconnect_begin(const struct ibx_session *s, struct reconnect *reconnec
     };
 }
 
+static void end_lookup(struct reconnect *reconnect)
+{
+    ibx_lookup_end(reconnect->lookup);
+    reconnect->lookup = NULL;
+}
+
 void ibx_reconnect_end(struct reconnect *reconnect)
 {
     if (reconnect->changes_fd >= 0)
         close(reconnect->changes_fd);
     reconnect->changes_fd = -1;
-    ibx_lookup_end(reconnect->lookup);
-    reconnect->lookup = NULL;
+    end_lookup(reconnect);
 }
 
 /* How long to wait for an answer, ms: by this server's round trips so far, later longer. */
@@ -124,25 +129,19 @@ static int connect_to(struct ibx_session *s, struct reconnect *reconnect, const 
     return rc;
 }
 
-/* While a resolver does not answer, the next attempt begins with the last address again. */
-static int connect_by_name(struct ibx_session *s, struct reconnect *reconnect,
-                           const struct ibx_uri *uri, unsigned connect_ms, struct ibx_conn **fresh,
-                           struct ibx_error *err)
+/* Has the addresses in reconnect->lookup. -EAGAIN: a resolver does not answer, so the next attempt
+ * begins with the last address again. */
+static int look_up(struct reconnect *reconnect, const struct ibx_uri *uri, unsigned connect_ms,
+                   struct ibx_error *err)
 {
     const unsigned wait_ms = connect_ms < ANSWER_MS ? connect_ms : ANSWER_MS;
-    int rc = 0;
     if (uri->path[0])
-        return connect_to(s, reconnect, uri, NULL, connect_ms, fresh, err);
-    if (!reconnect->lookup)
-        rc = ibx_lookup_begin(uri, &reconnect->lookup, err);
+        return 0;
+    int rc = reconnect->lookup ? 0 : ibx_lookup_begin(uri, &reconnect->lookup, err);
     if (!rc)
         rc = ibx_lookup_wait(reconnect->lookup, wait_ms, err);
-    if (rc == -EAGAIN)
-        return rc;
-    if (!rc)
-        rc = connect_to(s, reconnect, uri, reconnect->lookup, connect_ms, fresh, err);
-    ibx_lookup_end(reconnect->lookup);
-    reconnect->lookup = NULL;
+    if (rc && rc != -EAGAIN)
+        end_lookup(reconnect);
     return rc;
 }
 
@@ -203,7 +202,14 @@ int ibx_reconnect(struct ibx_session *s, struct reconnect *reconnect, struct ibx
             return without_tcp(s, rc, err);
         silent = !reconnect->refused;
     }
-    rc = connect_by_name(s, reconnect, &uri, limit_ms, fresh, err);
+    struct ibx_error why;
+    const int unknown = look_up(reconnect, &uri, limit_ms, &why);
+    if (unknown && reconnect->refused) /* and nobody else can be asked */
+        return rc;
+    if (unknown)
+        return ibx_error_set(err, unknown, "%s", why.message);
+    rc = connect_to(s, reconnect, &uri, reconnect->lookup, limit_ms, fresh, err);
+    end_lookup(reconnect);
     if (silent) /* a name may resolve to several servers */
         reconnect->refused = false;
     return without_tcp(s, rc, err);

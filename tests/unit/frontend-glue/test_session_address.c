@@ -338,10 +338,54 @@ static void silent_resolver(void **state)
     come_from("10.99.0.2");
 }
 
+/* The server that answered last does not have the session, and proves it, while nobody says where
+ * else its name leads: the session is over. */
+static void end_without_resolver(const char *named)
+{
+    struct session_pair pair;
+    struct ibx_uri uri;
+    char name[128];
+    uint8_t bytes[CALL_BYTES] = {1};
+    session_keeps = 1;
+    session_pair_use(provider, SERVER, "timeout_ms", "60000");
+    session_pair_open(&pair);
+    session_pair_start(&pair, echo, NULL);
+    call(&pair, 1);
+    assert_int_equal(ibx_uri_parse(pair.client->uri, &uri, NULL), 0);
+    snprintf(name, sizeof(name), "rdma://%s:%u", named, uri.port);
+    free(pair.client->uri);
+    pair.client->uri = strdup(name);
+    pair.client->link.id[0] ^= 1;
+    ibx_abort(pair.client->conn);
+    assert_true(ibx_session_write(pair.client, bytes, sizeof(bytes)) != sizeof(bytes) ||
+                ibx_session_sync(pair.client));
+    assert_non_null(strstr(ibx_session_reason(pair.client), "on: " SERVER));
+    assert_non_null(strstr(ibx_session_reason(pair.client), "refuses"));
+    assert_true(ibx_session_server_gone(pair.client));
+    session_pair_join(&pair);
+    session_pair_close(&pair);
+}
+
+static void gone_without_resolver(void **state)
+{
+    (void)state;
+    end_without_resolver("nobody-knows-it.invalid");
+    answers = false;
+    asked = answered = 0;
+    end_without_resolver(SILENT);
+    pthread_mutex_lock(&lock);
+    answers = true;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+    while (asked != answered)
+        sched_yield();
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(no_resolver),
                                        cmocka_unit_test(silent_resolver),
+                                       cmocka_unit_test(gone_without_resolver),
                                        cmocka_unit_test(no_address_for_a_while),
                                        cmocka_unit_test(another_server_answers),
                                        cmocka_unit_test(a_restless_network),
