@@ -244,10 +244,12 @@ bool ibx_link_peer_died(const struct ibx_session *s)
 }
 
 /* Whether trying again is no use, after an attempt that failed with `rc`. Who has not proven to be
- * the server cannot say so. */
+ * the server cannot say so. -EACCES: memory cannot be registered, by either end, and tcp is not
+ * allowed. */
 static bool is_in_vain(const struct reconnect *reconnect, int rc)
 {
-    return reconnect->refused || rc == -EMSGSIZE || (rc == -EPROTO && reconnect->reached);
+    const bool is_final = rc == -EPROTO || rc == -EACCES;
+    return reconnect->refused || rc == -EMSGSIZE || (is_final && reconnect->reached);
 }
 
 /* The server keeps the session for that long; -ESTALE: it has none. */

@@ -21,9 +21,11 @@
 
 #define BODY    (3u << 20)
 #define SECONDS 20
+#define SHORT_SECONDS 5 /* the server waits for so long in vain */
 
 static atomic_bool register_none, may_read;
 static enum ibx_role fails_at;
+static int failure = -ENOMEM;
 static atomic_uint failures, fails_most;
 
 int __real_ibx_shm_mr_register(void *endpoint, struct ibx_mr *mr, struct ibx_error *err);
@@ -33,7 +35,7 @@ int __wrap_ibx_shm_mr_register(void *endpoint, struct ibx_mr *mr, struct ibx_err
     if (!register_none || mr->conn->role != fails_at || failures >= fails_most)
         return __real_ibx_shm_mr_register(endpoint, mr, err);
     failures++;
-    return ibx_error_set(err, -ENOMEM, "no more memory may be locked");
+    return ibx_error_set(err, failure, "this memory cannot be registered");
 }
 
 /* 1 when both bodies were right. */
@@ -53,7 +55,8 @@ static int read_bodies(struct session_pair *pair, void *argument)
                  ibx_session_write(pair->server, &answer, 1) == 1 &&
                  !ibx_session_sync(pair->server);
     }
-    ibx_mr_deregister(mr);
+    if (ibx_session_live(pair->server)) /* else it is gone with the connection */
+        ibx_mr_deregister(mr);
     free(bytes);
     return right;
 }
@@ -146,12 +149,40 @@ static void nothing_else_goes(void **state)
     free(body);
 }
 
+/* The program no longer may write to its memory, say, which another attempt does not change. */
+static void it_never_goes(void **state)
+{
+    (void)state;
+    uint8_t *body = malloc(BODY), answer;
+    session_keeps = SHORT_SECONDS;
+    fails_at = IBX_ROLE_CLIENT;
+    failure = -EACCES;
+    failures = 0;
+    fails_most = UINT_MAX;
+    register_none = may_read = false;
+    session_pair_use("shm", NULL, NULL, NULL);
+    session_pair_open(&pair);
+    session_pair_start(&pair, read_bodies, NULL);
+    send_body(&pair, body, 0, NULL);
+    pattern_fill(body, BODY, 1);
+    assert_int_equal(ibx_session_write(pair.client, body, BODY), BODY);
+    assert_int_equal(ibx_session_sync(pair.client), 0);
+    comes_back();
+    assert_int_not_equal(ibx_session_read(pair.client, &answer, 1), 1);
+    assert_non_null(strstr(ibx_session_reason(pair.client), strerror(EACCES)));
+    session_pair_join(&pair); /* after its time */
+    session_pair_close(&pair);
+    free(body);
+    failure = -ENOMEM;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_client_cannot),
         cmocka_unit_test(the_server_cannot),
         cmocka_unit_test(nothing_else_goes),
+        cmocka_unit_test(it_never_goes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
