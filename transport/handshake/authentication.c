@@ -320,6 +320,12 @@ static const char *check_proven(struct ibx_handshake *h, uint8_t flags, char tex
     return NULL;
 }
 
+static int refuse_without_memory(struct ibx_handshake *h, struct frame *reply,
+                                 struct ibx_error *err)
+{
+    return refuse(h, reply, -ENOMEM, "the server has no memory for its proofs", err);
+}
+
 static int step_proof(struct ibx_handshake *h, struct frame *frame, struct frame *reply,
                       struct ibx_error *err)
 {
@@ -332,7 +338,7 @@ static int step_proof(struct ibx_handshake *h, struct frame *frame, struct frame
     if (rc)
         return refuse(h, reply, rc, why.message, err);
     if (ibx_crypto_lacked())
-        return refuse(h, reply, -ENOMEM, "the server has no memory for its proofs", err);
+        return refuse_without_memory(h, reply, err);
     if (!got || !ibx_hash_equal(got, proofs.client))
         return refuse(h, reply, -EACCES,
                       "the key differs from the server's: copy the server's key file", err);
@@ -340,6 +346,8 @@ static int step_proof(struct ibx_handshake *h, struct frame *frame, struct frame
     if (reason)
         return refuse_with(h, reply, proofs.session, -EACCES, reason, err);
     reason = ibx_handshake_claim_check(h);
+    if (ibx_crypto_lacked()) /* the claim may be right */
+        return refuse_without_memory(h, reply, err);
     if (reason)
         return refuse_with(h, reply, proofs.session, -ESTALE, reason, err);
     reason = check_room(h);

@@ -2,13 +2,17 @@
 /* OpenSSL has no memory for a digest: it matches nothing, and nobody else is blamed for that. */
 #include "tests/fixtures/unit.h"
 #include "transport/core/crypto.h"
+#include "transport/transport.h"
 
 #include <errno.h>
 #include <openssl/crypto.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-static bool none; /* no memory */
+static _Thread_local bool none;          /* no memory */
+static _Thread_local bool none_for_hmac; /* ... for the next digest of this kind */
 
 static void *get(size_t bytes, const char *file, int line)
 {
@@ -26,6 +30,21 @@ static void give(void *at, const char *file, int line)
 {
     (void)file, (void)line;
     free(at);
+}
+
+void __real_ibx_hmac(const uint8_t key[IBX_HASH_BYTES], const struct ibx_piece *pieces, int count,
+                     uint8_t out[IBX_HASH_BYTES]);
+void __wrap_ibx_hmac(const uint8_t key[IBX_HASH_BYTES], const struct ibx_piece *pieces, int count,
+                     uint8_t out[IBX_HASH_BYTES]);
+
+void __wrap_ibx_hmac(const uint8_t key[IBX_HASH_BYTES], const struct ibx_piece *pieces, int count,
+                     uint8_t out[IBX_HASH_BYTES])
+{
+    const bool had_none = none;
+    none = none || none_for_hmac;
+    none_for_hmac = false;
+    __real_ibx_hmac(key, pieces, count, out);
+    none = had_none;
 }
 
 static void make(unsigned what, uint8_t out[IBX_HASH_BYTES])
@@ -75,10 +94,71 @@ static void test_no_memory_for_a_secret(NO_STATE)
     ibx_exchange_destroy(exchange);
 }
 
+static const uint8_t secret_of_all[IBX_SECRET_BYTES] = {7};
+
+/* For a moment there is no memory for the proof of the claim, which is right. */
+static bool find_session(void *context, const uint8_t *id, struct ibx_claimed *claimed)
+{
+    (void)id;
+    memcpy(claimed->secret, secret_of_all, sizeof(claimed->secret));
+    none_for_hmac = *(const bool *)context;
+    return true;
+}
+
+static void *accept_all(void *listener)
+{
+    struct ibx_conn *conn;
+    while (!ibx_accept_wait(listener, -1, &conn, NULL)) {
+        ibx_establish(conn, NULL);
+        ibx_close(conn);
+    }
+    return NULL;
+}
+
+/* To a client that proves what it claims. */
+static void test_no_memory_for_a_claim(NO_STATE)
+{
+    static bool lacks;
+    const struct ibx_claim_check check = {find_session, &lacks};
+    struct ibx_claim claim = {.secret = secret_of_all};
+    char file[] = "/tmp/ibx-crypto-memory-XXXXXX";
+    const int fd = mkstemp(file);
+    struct ibx_options options;
+    struct ibx_listener *listener;
+    struct ibx_conn *conn;
+    struct ibx_error err = {0};
+    pthread_t thread;
+    assert_int_equal(dprintf(fd, "00112233445566778899aabbccddeeff\n"), 33);
+    close(fd);
+    ibx_options_init(&options);
+    assert_int_equal(ibx_options_set(&options, "key_file", file, NULL), 0);
+    assert_int_equal(ibx_options_set(&options, "provider", "tcp", NULL), 0);
+    options.claim_check = &check;
+    if (ibx_listen("rdma://127.0.0.1:0", &options, &listener, &err))
+        fail_msg("%s", err.message);
+    assert_int_equal(pthread_create(&thread, NULL, accept_all, listener), 0);
+    options.claim_check = NULL;
+    options.claim = &claim;
+    lacks = true;
+    assert_int_equal(ibx_connect(ibx_listener_uri(listener), &options, &conn, &err), -ECONNREFUSED);
+    assert_non_null(strstr(err.message, "no memory"));
+    assert_false(claim.refused || claim.reached);
+    lacks = false;
+    if (ibx_connect(ibx_listener_uri(listener), &options, &conn, &err))
+        fail_msg("%s", err.message);
+    assert_true(claim.reached);
+    ibx_close(conn);
+    pthread_cancel(thread);
+    pthread_join(thread, NULL);
+    ibx_listener_close(listener);
+    unlink(file);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_no_memory_for_a_digest),
-                                       cmocka_unit_test(test_no_memory_for_a_secret)};
+                                       cmocka_unit_test(test_no_memory_for_a_secret),
+                                       cmocka_unit_test(test_no_memory_for_a_claim)};
     if (!CRYPTO_set_mem_functions(get, resize, give))
         return 77;
     return cmocka_run_group_tests(tests, NULL, NULL);
