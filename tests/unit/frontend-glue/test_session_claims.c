@@ -18,6 +18,7 @@
 #include <netinet/tcp.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -514,6 +515,77 @@ static void others_refuse_for_good(void **state)
     key_file_remove();
 }
 
+/* A back end that was started again, to which the client's next attempts lead. */
+static struct ibx_listener *again;
+static atomic_bool again_ends;
+
+static void *accept_again(void *argument)
+{
+    struct ibx_conn *conn;
+    (void)argument;
+    while (!again_ends && ibx_accept_wait(again, 10, &conn, NULL)) /* all claims are refused */
+        ;
+    return NULL;
+}
+
+static const char *to_again(void)
+{
+    return again ? ibx_listener_uri(again) : NULL;
+}
+
+static void started_again_with(const char *key, const char *new_key, const char *expected,
+                               bool is_gone)
+{
+    struct scene scene;
+    struct ibx_options options;
+    pthread_t accepting;
+    uint8_t bytes[4] = "abc";
+    cuts_plan_nothing();
+    if (key)
+        key_file_make(key);
+    scene_open(&scene, 1, echo, NULL);
+    assert_int_equal(ibx_session_write(scene.client, bytes, 4), 4);
+    assert_int_equal(ibx_session_sync(scene.client), 0);
+    assert_int_equal(ibx_session_read(scene.client, bytes, 4), 4);
+    if (new_key && !key)
+        key_file_make(new_key);
+    else if (new_key)
+        key_file_write(new_key);
+    scene_options(&options);
+    if (!new_key)
+        options.key_file[0] = 0;
+    assert_int_equal(ibx_listen("rdma://127.0.0.1:0", &options, &again, NULL), 0);
+    again_ends = false;
+    cuts_connect_to = to_again;
+    assert_int_equal(pthread_create(&accepting, NULL, accept_again, NULL), 0);
+    ibx_abort(scene.client->conn);
+    assert_true(ibx_session_write(scene.client, bytes, 4) != 4 || ibx_session_sync(scene.client) ||
+                ibx_session_read(scene.client, bytes, 4) != 4);
+    if (!strstr(ibx_session_reason(scene.client), expected))
+        fail_msg("%s", ibx_session_reason(scene.client));
+    assert_int_equal(ibx_session_server_gone(scene.client), is_gone);
+    scene_join(&scene);
+    scene_close(&scene);
+    again_ends = true;
+    pthread_join(accepting, NULL);
+    ibx_listener_close(again);
+    cuts_connect_to = NULL;
+    again = NULL;
+    key_file_remove();
+}
+
+/* It says so, at once where the client can know that it is the same one. */
+static void started_again(void **state)
+{
+    static const char gone[] = "cannot go on: 127.0.0.1", perhaps[] = "no connection for 1 seconds";
+    (void)state;
+    started_again_with(NULL, NULL, gone, true);
+    started_again_with(ALICE, ALICE, gone, true);
+    started_again_with(ALICE, ALICE_NEW, perhaps, false);
+    started_again_with(ALICE, NULL, perhaps, false);
+    started_again_with(NULL, ALICE, perhaps, false);
+}
+
 /* ------------------------------------------------------------------------------- ends */
 
 static void not_kept(void **state)
@@ -613,6 +685,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(keys_are_replaced_and_used),
         cmocka_unit_test(others_refuse),
         cmocka_unit_test(others_refuse_for_good),
+        cmocka_unit_test(started_again),
         cmocka_unit_test(not_kept),
         cmocka_unit_test(leave_is_heard),
         cmocka_unit_test(time_is_up),
