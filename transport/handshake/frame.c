@@ -205,8 +205,8 @@ int ibx_handshake_frame_receive(struct ibx_handshake *h, struct frame *frame, ui
 }
 
 /* The code of a REFUSE that was received. Whoever listens there may have sent it. Callers decide by
- * codes, so only those pass with which a server turns a client away before the proofs. With
- * -EAGAIN, for instance, they would wait for more of a connection that has ended. */
+ * codes, so only those pass with which a server turns a client away. With -EAGAIN, for instance,
+ * they would wait for more of a connection that has ended. */
 static int code_of_refusal(const struct ibx_handshake *h, int code)
 {
     switch (code) {
