@@ -51,8 +51,8 @@ enum way {
     REFUSED     /* not at all: its front end would use another kernel's arguments */
 };
 
-/* What is known of one kernel. Never changed or freed, also when it is no longer valid. When its
- * module is loaded again, and the same is found out, it becomes valid again. */
+/* What is known of one kernel. It is never freed, even when it is no longer valid, and only `since`
+ * changes: if the kernel's module is loaded again, and the same is found out, it is valid again. */
 struct kernel {
     const void *function;
     atomic_uint since; /* ibx_frontend_modules_gone() when that was found out */
