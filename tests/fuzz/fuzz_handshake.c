@@ -108,6 +108,11 @@ void ibx_hkdf(const struct ibx_piece *secret, const struct ibx_piece *salt,
     memset(out, 0, IBX_HASH_BYTES);
 }
 
+bool ibx_crypto_lacked(void)
+{
+    return false;
+}
+
 int ibx_exchange_create(struct ibx_exchange **exchange, uint8_t ours[IBX_PUBLIC_BYTES],
                         struct ibx_error *err)
 {
