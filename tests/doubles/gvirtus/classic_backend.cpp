@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: LGPL-2.1-or-later The back end of classic_toy.h: accepts in the parent,
-// forks a child for each client, and reads names byte by byte. Prints "ready" when it listens, and
-// "bye NUMBER" when a child has served NUMBER calls.
+// SPDX-License-Identifier: LGPL-2.1-or-later
+// The back end of classic_toy.h: accepts in the parent, forks a child for each client, and reads
+// names byte by byte. Prints "ready" when it listens, and "bye NUMBER" when a child has served
+// NUMBER calls.
 #include "classic_toy.h"
 
 #include <csignal>

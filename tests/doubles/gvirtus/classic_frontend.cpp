@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: LGPL-2.1-or-later The front-end library of classic_toy.h: connects in a
-// static initialiser, as classic GVirtuS does when a CUDA program starts.
+// SPDX-License-Identifier: LGPL-2.1-or-later
+// The front-end library of classic_toy.h: connects in a static initialiser, as classic GVirtuS does
+// when a CUDA program starts.
 #include "classic_toy.h"
 
 #include <csignal>

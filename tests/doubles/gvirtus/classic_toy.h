@@ -1,7 +1,7 @@
-// SPDX-License-Identifier: LGPL-2.1-or-later A small program of the tests with the binary interface
-// of classic GVirtuS (G1): the class as its front ends and back ends know it, with a stream over
-// TCP as the only communicator. It is built without any part of ibx; tests preload
-// libibx-gvirtus-classic.so into it.
+// SPDX-License-Identifier: LGPL-2.1-or-later
+// A small program of the tests with the binary interface of classic GVirtuS (G1): the class as its
+// front ends and back ends know it, with a stream over TCP as the only communicator. It is built
+// without any part of ibx; tests preload libibx-gvirtus-classic.so into it.
 #ifndef IBX_TESTS_CLASSIC_TOY_H
 #define IBX_TESTS_CLASSIC_TOY_H
 
