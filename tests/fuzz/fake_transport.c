@@ -475,6 +475,27 @@ int ibx_wait_watch(struct ibx_conn *conn, int fd)
     return 0;
 }
 
+int ibx_lookup_begin(const struct ibx_uri *uri, struct ibx_lookup **lookup, struct ibx_error *err)
+{
+    (void)uri;
+    (void)err;
+    *lookup = NULL;
+    return 0;
+}
+
+int ibx_lookup_wait(struct ibx_lookup *lookup, unsigned ms, struct ibx_error *err)
+{
+    (void)lookup;
+    (void)ms;
+    (void)err;
+    return 0;
+}
+
+void ibx_lookup_end(struct ibx_lookup *lookup)
+{
+    (void)lookup;
+}
+
 bool ibx_wait_watched(const struct ibx_conn *conn)
 {
     (void)conn;

@@ -19,8 +19,8 @@
 #include <string.h>
 #include <cmocka.h>
 
-#define BODY    (3u << 20)
-#define SECONDS 20
+#define BODY          (3u << 20)
+#define SECONDS       20
 #define SHORT_SECONDS 5 /* the server waits for so long in vain */
 
 static atomic_bool register_none, may_read;
