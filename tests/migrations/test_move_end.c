@@ -236,7 +236,7 @@ static void test_watchdog_cannot_write(void)
     stopped_at("source:stopped", NULL);
     source_record_cannot_be_written(place);
     mover_kill(&sender, SIGKILL);
-    while (!mover_printed(&sender, "ib-migrate was killed")) {
+    while (!mover_printed(&sender, "ib-migrate ended, and VM")) {
         assert_true(ibx_now_ns() < deadline);
         poll(NULL, 0, 2);
     }
