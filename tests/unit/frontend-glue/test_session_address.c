@@ -350,18 +350,9 @@ static void silent_resolver(void **state)
 static void end_without_resolver(const char *named)
 {
     struct session_pair pair;
-    struct ibx_uri uri;
-    char name[128];
     uint8_t bytes[CALL_BYTES] = {1};
-    session_keeps = 1;
-    session_pair_use(provider, SERVER, "timeout_ms", "60000");
-    session_pair_open(&pair);
-    session_pair_start(&pair, echo, NULL);
-    call(&pair, 1);
-    assert_int_equal(ibx_uri_parse(pair.client->uri, &uri, NULL), 0);
-    snprintf(name, sizeof(name), "rdma://%s:%u", named, uri.port);
-    free(pair.client->uri);
-    pair.client->uri = strdup(name);
+    echo_begin(&pair, 1, "60000");
+    rename_server(pair.client, named);
     pair.client->link.id[0] ^= 1;
     ibx_abort(pair.client->conn);
     assert_true(ibx_session_write(pair.client, bytes, sizeof(bytes)) != sizeof(bytes) ||

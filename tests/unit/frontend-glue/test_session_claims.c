@@ -530,7 +530,7 @@ static void *accept_again(void *argument)
 
 static const char *to_again(void)
 {
-    return again ? ibx_listener_uri(again) : NULL;
+    return ibx_listener_uri(again);
 }
 
 static void started_again_with(const char *key, const char *new_key, const char *expected,
@@ -547,10 +547,8 @@ static void started_again_with(const char *key, const char *new_key, const char 
     assert_int_equal(ibx_session_write(scene.client, bytes, 4), 4);
     assert_int_equal(ibx_session_sync(scene.client), 0);
     assert_int_equal(ibx_session_read(scene.client, bytes, 4), 4);
-    if (new_key && !key)
-        key_file_make(new_key);
-    else if (new_key)
-        key_file_write(new_key);
+    if (new_key)
+        key ? key_file_write(new_key) : key_file_make(new_key);
     scene_options(&options);
     if (!new_key)
         options.key_file[0] = 0;
@@ -570,7 +568,6 @@ static void started_again_with(const char *key, const char *new_key, const char 
     pthread_join(accepting, NULL);
     ibx_listener_close(again);
     cuts_connect_to = NULL;
-    again = NULL;
     key_file_remove();
 }
 
