@@ -164,6 +164,15 @@ static void forget_undecided(char *message)
     *said = 0;
 }
 
+/* A QEMU that did not answer the tool that recovered does now. */
+static void note_told(struct destination *d)
+{
+    char *message = d->status.message, *said = strstr(message, DESTINATION_UNTOLD);
+    if (said && d->qemu.status[0])
+        snprintf(said, sizeof(d->status.message) - (size_t)(said - message), "%s",
+                 DESTINATION_UNDECIDED);
+}
+
 /* Writes RUNNING once the VM runs or is paused as it should: until then the next tool continues it.
  * If RUNNING cannot be written, MAY_RUN is enough. */
 static void record_running(struct destination *d)
@@ -179,8 +188,10 @@ static void record_running(struct destination *d)
 
 static int step_resuming(struct destination *d, struct ibx_error *err)
 {
-    if (d->qemu.state.now != QEMU_RUNNING)
+    if (d->qemu.state.now != QEMU_RUNNING) {
+        note_told(d);
         return 0;
+    }
     forget_undecided(d->status.message);
     if (d->ram.engine && d->ram.borrow != IBX_BORROW_LAZY)
         ibx_fault_set_background(d->ram.engine, true);

@@ -142,6 +142,29 @@ def a_destination_that_nobody_tells_says_what_it_knows(hosts, domain):
 
 
 @test
+def a_destination_whose_qemu_answers_late_says_what_that_tells(hosts, domain):
+    """The same where QEMU is silent when the next tool begins."""
+    domain.start(hosts.a)
+    move = loaded(hosts, domain)
+    move.receiver.kill()
+    move.sender.kill()
+    hosts.b.end_libvirtd(signal.SIGKILL)
+    assert move.virsh.wait(LIMIT) == 1, move.virsh.stdout.read()
+    qemu = hosts.b.qemu(domain.name)
+    os.kill(qemu, signal.SIGSTOP)
+    again = Tool(hosts.b, ["recover", "--json", "--qmp", domain.monitor])
+    again.says("QEMU does not tell yet whether libvirt has continued it")
+    os.kill(qemu, signal.SIGCONT)
+    until(lambda: "libvirt has not continued it" in status(hosts.b, domain), "what QEMU tells")
+    assert "does not tell yet" not in status(hosts.b, domain)
+    os.kill(qemu, signal.SIGKILL)
+    assert again.end() == 3, again.text
+    hosts.b.start_libvirtd()
+    here(domain, hosts.a, hosts.b)
+    domain.expect(hosts.a)
+
+
+@test
 def who_asks_after_a_lost_link_reads_what_to_do(hosts, domain):
     """The source's tool dies while the VM is loaded and libvirt has not continued it: status says
     what the destination's tool has said."""
