@@ -512,12 +512,13 @@ static int await_status(struct cloning *c, char *status, size_t size, struct ibx
     }
 }
 
-/* A QEMU that waits for a page which the cache has no room for answers nobody. */
+/* A QEMU that waits for a page which the cache has no room for answers nobody. A tmpfs without a
+ * limit tells neither its size nor its room. */
 static int blame_room(const struct cloning *c, int rc, struct ibx_error *err)
 {
     struct statfs fs;
     const bool waits = rc == -ETIMEDOUT && !c->folder.manifest.complete;
-    return waits && !fstatfs(c->folder.at, &fs) && fs.f_bavail < ROOM_LEAST
+    return waits && !fstatfs(c->folder.at, &fs) && fs.f_blocks && fs.f_bavail < ROOM_LEAST
                ? ibx_error_prefix(err, rc,
                                   "the file system of %s has no room for the pages that QEMU needs "
                                   "to load the VM: make room there",

@@ -169,27 +169,49 @@ static void clone_on_demand(char folder[FOLDER])
     MOVER_RUN(0, "clone", folder, "--qmp", children[0].tool);
 }
 
-/* QEMU needs pages to load the VM, for which the cache has no room. Once it waits for one, the time
- * that clone gives it passes fast. */
+/* A clone for which the time that it gives QEMU passes fast, from SIGUSR1 on. */
+static void clone_by_a_fast_clock(struct mover *tool, const char *folder)
+{
+    child_start(&children[0], (const char *[]){"-S", NULL});
+    mover_preload(getenv("IBX_FAST_CLOCK"));
+    mover_start(tool, (const char *[]){"clone", folder, "--qmp", children[0].tool, NULL});
+    mover_preload(NULL);
+}
+
+/* QEMU needs pages to load the VM, for which the cache has no room. */
 static void test_no_room_for_the_pages_of_a_child(void)
 {
     char folder[FOLDER];
     struct mover tool;
-    const char *fast_clock = getenv("IBX_FAST_CLOCK");
-    if (!fast_clock)
+    if (!getenv("IBX_FAST_CLOCK"))
         skip();
     serve_into_small("256m", folder);
     SERVE(&filler, folder, "--cache", server.uri, "--on-demand");
-    child_start(&children[0], (const char *[]){"-S", NULL});
     leave_room(4096);
-    mover_preload(fast_clock);
-    mover_start(&tool, (const char *[]){"clone", folder, "--qmp", children[0].tool, NULL});
-    mover_preload(NULL);
+    clone_by_a_fast_clock(&tool, folder);
     mover_await_words(&filler, "make room");
     mover_kill(&tool, SIGUSR1);
     mover_ends(&tool, 1);
     mover_must_print(&tool, "/cache has no room for the pages that QEMU needs to load the VM: make "
                             "room there");
+}
+
+/* A tmpfs without a limit says that no page of it is free. Here the server does not send any. */
+static void test_pages_of_a_child_do_not_come_where_room_has_no_limit(void)
+{
+    char folder[FOLDER];
+    struct mover tool;
+    if (!getenv("IBX_FAST_CLOCK"))
+        skip();
+    serve_into_small("0", folder);
+    SERVE(&filler, folder, "--cache", server.uri, "--on-demand");
+    mover_kill(&server, SIGSTOP);
+    clone_by_a_fast_clock(&tool, folder);
+    mover_await_asleep(&tool);
+    mover_kill(&tool, SIGUSR1);
+    mover_ends(&tool, 1);
+    mover_must_print(&tool, "QEMU");
+    assert_false(mover_printed(&tool, "room"));
 }
 
 /* Who says again that it is there, where its record cannot be written anew, keeps that. */
@@ -313,6 +335,7 @@ int main(void)
         VM_TEST(test_no_room_beside_pages_of_zeros),
         VM_TEST(test_no_room_for_zeros),
         VM_TEST(test_no_room_for_the_pages_of_a_child),
+        VM_TEST(test_pages_of_a_child_do_not_come_where_room_has_no_limit),
         VM_TEST(test_no_room_for_a_second_record),
         VM_TEST(test_no_room_for_zeros_in_a_cache),
         VM_TEST(test_no_memory_for_zeros_in_a_cache),
