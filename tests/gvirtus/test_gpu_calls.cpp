@@ -407,24 +407,31 @@ bool conditions_that_are_none()
 bool used_and_given_back()
 {
     Gpu gpu;
-    Client other(gpu);
-    other.remote.get_last_error();
-    other.remote.set_device(0);
+    Client uses(gpu), destroys(gpu);
+    for (Client *client : {&uses, &destroys})
+        REQUIRE(client->remote.get_last_error() == 0 && client->remote.set_device(0) == 0);
     std::uint64_t pool = 0, made = 0, inside = 0;
     Body create = number(IBX_OWN_POOL_CREATE);
     create.i32(0).u64(0).bytes.insert(create.bytes.end(), 2, 0);
     REQUIRE((pool = gpu.remote.address("ibxRuntime", create)));
-    std::thread using_it([&] {
-        const Body stays = number(IBX_OWN_MALLOC_FROM_POOL).u64(7878).u64(pool).u64(0);
-        made = other.remote.address("ibxRuntime", stays);
+    // The double's call ends when the attribute, which it sets, is 0 again.
+    Calling using_it(gpu.back, [&] {
+        made = uses.remote.address("ibxRuntime",
+                                   number(IBX_OWN_MALLOC_FROM_POOL).u64(7878).u64(pool).u64(0));
+        return made ? 0 : 1;
     });
     const Body get = number(IBX_OWN_POOL_GET).u64(pool).i32(6);
     while (!inside && gpu.remote.call("ibxRuntime", get) == 0)
         inside = gpu.remote.address("ibxRuntime", get);
-    const int destroyed = gpu.remote.call("ibxRuntime", number(IBX_OWN_POOL_DESTROY).u64(pool));
-    using_it.join();
-    REQUIRE(inside && made && destroyed == 0);
-    return HOLDS(gpu.remote.call("ibxRuntime", get) == 1 && other.remote.free(made) == 0);
+    Calling destroying(gpu.back, [&] {
+        return destroys.remote.call("ibxRuntime", number(IBX_OWN_POOL_DESTROY).u64(pool));
+    });
+    destroying.settle();
+    const bool waited = !destroying.returned();
+    const int ended =
+        gpu.remote.call("ibxRuntime", number(IBX_OWN_POOL_SET).u64(pool).i32(6).u64(0));
+    REQUIRE(inside && waited && ended == 0 && using_it.result() == 0 && destroying.result() == 0);
+    return HOLDS(gpu.remote.call("ibxRuntime", get) == 1 && uses.remote.free(made) == 0);
 }
 
 // ... nor what a handler of GVirtuS's has given back.

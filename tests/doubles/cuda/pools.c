@@ -121,10 +121,10 @@ EXPORT int cudaMallocFromPoolAsync(void **address, size_t n, void *from, void *s
     struct pool *pool = pool_of(from);
     if (pool->opened)
         return returns(1);
-    pool->values[6] = n == 7878; /* then this call takes long, unless the pool is destroyed */
-    for (unsigned i = 0; i < 200 && pool->values[6] && pool->made; i++)
+    /* This size: the call ends when somebody sets attribute 6, or destroys the pool. */
+    pool->values[6] = n == 7878;
+    while (pool->values[6] && pool->made)
         usleep(1000);
-    pool->values[6] = 0;
     (void)stream;
     return allocate(address, n, pool_of(from));
 }
