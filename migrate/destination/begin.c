@@ -277,12 +277,11 @@ static int recover(struct destination *d, const struct ibx_record *record, struc
         rc = open_acceptor(d, options->listen ? options->listen : d->status.record.uri, err);
     if (!rc)
         ibx_destination_expect_recorded(d);
-    if (!rc && d->state.now == DESTINATION_RESUMING && d->qemu.managed) {
-        snprintf(d->status.message, sizeof(d->status.message), "%s", destination_undecided(d));
-        ibx_migration_notify(&options->observer, "%s", destination_undecided(d));
-    } else if (!rc) {
+    const char *undecided = ibx_destination_undecided(d);
+    if (!rc && undecided)
+        ibx_migration_notify(&options->observer, "%s", undecided);
+    else if (!rc)
         ibx_destination_tell_away(d);
-    }
     if (!rc && d->state.now == DESTINATION_COMPLETE)
         notify_complete(d);
     if (!rc && d->state.now == DESTINATION_SHUT_DOWN)

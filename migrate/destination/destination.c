@@ -99,7 +99,6 @@ static int step_linking(struct destination *d, struct ibx_error *err)
         rc = ibx_state_move(&link->state, LINK_SERVING);
     if (rc)
         return rc;
-    d->status.message[0] = 0;
     return d->state.now == DESTINATION_READY ? ibx_destination_move(d, DESTINATION_MAPPED, err) : 0;
 }
 
@@ -151,28 +150,6 @@ static int step_mapped(struct destination *d, struct ibx_error *err)
     return rc;
 }
 
-/* The VM runs here now: removes the advice to end its QEMU. */
-static void forget_undecided(char *message)
-{
-    char *said = strstr(message, DESTINATION_UNDECIDED);
-    if (!said)
-        said = strstr(message, DESTINATION_UNTOLD);
-    if (!said)
-        return;
-    while (said > message && strchr("; ", said[-1]))
-        said--;
-    *said = 0;
-}
-
-/* A QEMU that did not answer the tool that recovered does now. */
-static void note_told(struct destination *d)
-{
-    char *message = d->status.message, *said = strstr(message, DESTINATION_UNTOLD);
-    if (said && d->qemu.status[0])
-        snprintf(said, sizeof(d->status.message) - (size_t)(said - message), "%s",
-                 DESTINATION_UNDECIDED);
-}
-
 /* Writes RUNNING once the VM runs or is paused as it should: until then the next tool continues it.
  * If RUNNING cannot be written, MAY_RUN is enough. */
 static void record_running(struct destination *d)
@@ -188,11 +165,8 @@ static void record_running(struct destination *d)
 
 static int step_resuming(struct destination *d, struct ibx_error *err)
 {
-    if (d->qemu.state.now != QEMU_RUNNING) {
-        note_told(d);
+    if (d->qemu.state.now != QEMU_RUNNING)
         return 0;
-    }
-    forget_undecided(d->status.message);
     if (d->ram.engine && d->ram.borrow != IBX_BORROW_LAZY)
         ibx_fault_set_background(d->ram.engine, true);
     ibx_migration_stop_at("destination", "loaded");
@@ -465,12 +439,22 @@ static int turn(struct destination *d, struct ibx_error *err)
     return rc ? ibx_destination_link_trouble(d, rc, err) : 0;
 }
 
+/* While no pages are served: why, and what libvirt's VM waits for. */
+static void say_lost(struct destination *d)
+{
+    const bool lost = d->link.state.now != LINK_SERVING;
+    const char *undecided = lost ? ibx_destination_undecided(d) : NULL;
+    snprintf(d->status.message, sizeof(d->status.message), "%s%s%s", lost ? d->lost : "",
+             undecided && d->lost[0] ? "; " : "", undecided ? undecided : "");
+}
+
 static void report(struct destination *d)
 {
     enum ibx_migrate_phase phase = ibx_destination_phase(d);
     bool changed = phase != d->status.phase;
     d->status.phase = phase;
     ibx_destination_update(d);
+    say_lost(d);
     ibx_destination_check_silence(d);
     ibx_migration_report(&d->reporter, &d->status, changed);
 }

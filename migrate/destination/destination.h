@@ -307,6 +307,7 @@ struct destination {
     unsigned load_looks; /* at whether QEMU has read the device state */
     uint64_t fill_ns;    /* WAITING over a long wire: when the background begins; 0: not set */
     uint64_t lost_ns, progress_ns, complete_ns;
+    char lost[IBX_ERROR_MAX]; /* why the last link was lost; "": none was */
     bool zeros_unknown;    /* pages come again that the guest has given back: it may take them for
                             * zeros, and QEMU has not told yet */
     uint64_t told_away_ns; /* when the operator was last told that the source is away */
@@ -405,20 +406,9 @@ static inline const char *destination_unconfirmed_end(const struct ibx_record *r
                                               "source's confirmation of that is "
                                               "missing";
 }
-/* The VM is loaded, and libvirt decides where it goes on. UNTOLD: QEMU does not answer a tool that
- * recovers, for example because its main thread waits for a page of a VM that runs. */
-#define DESTINATION_WAITS_FOR_LIBVIRT                                                              \
-    ": this tool waits for the source, which may have been told to continue it there; if virsh "   \
-    "list has it running there, end this QEMU (virsh destroy here)"
-#define DESTINATION_UNDECIDED                                                                      \
-    "the VM is loaded here, and libvirt has not continued it" DESTINATION_WAITS_FOR_LIBVIRT
-#define DESTINATION_UNTOLD                                                                         \
-    "the VM is loaded here, and its QEMU does not tell yet whether libvirt has continued "         \
-    "it" DESTINATION_WAITS_FOR_LIBVIRT
-static inline const char *destination_undecided(const struct destination *d)
-{
-    return d->ram.recovered && !d->qemu.status[0] ? DESTINATION_UNTOLD : DESTINATION_UNDECIDED;
-}
+/* Where libvirt drives: it has not continued the VM here, as far as is known, nor has the source
+ * said that the VM runs there. What that means, for the operator; NULL: it is decided. */
+const char *ibx_destination_undecided(const struct destination *d);
 #define DESTINATION_UNCONFIRMED                                                                    \
     "all pages are here, and only the source's confirmation is missing (if ib-migrate status "     \
     "there says done, ib-migrate recover there sends it)"

@@ -113,11 +113,20 @@ static int say_that_it_ran(struct destination *d)
                                         : -ENOTCONN;
 }
 
-/* Where libvirt drives: it has not continued the VM here, as far as is known, nor has the source
- * said that the VM runs there. */
-static bool undecided(const struct destination *d)
+#define WAITS_FOR_LIBVIRT                                                                          \
+    ": this tool waits for the source, which may have been told to continue it there; if virsh "   \
+    "list has it running there, end this QEMU (virsh destroy here)"
+
+/* A QEMU that does not answer a tool that recovers may run the VM, for example if its main thread
+ * waits for a page. */
+const char *ibx_destination_undecided(const struct destination *d)
 {
-    return d->qemu.managed && d->state.now == DESTINATION_RESUMING && !d->qemu.ran;
+    if (!d->qemu.managed || d->state.now != DESTINATION_RESUMING || d->qemu.ran)
+        return NULL;
+    return d->ram.recovered && !d->qemu.status[0]
+               ? "the VM is loaded here, and its QEMU does not tell yet whether libvirt has "
+                 "continued it" WAITS_FOR_LIBVIRT
+               : "the VM is loaded here, and libvirt has not continued it" WAITS_FOR_LIBVIRT;
 }
 
 /* QEMU has ended, or has not run the VM although it got the end of the state. */
@@ -126,7 +135,7 @@ static int vm_lost(struct destination *d, int code, struct ibx_error *err)
     struct ibx_error silent = {0};
     char end[192];
     const bool resuming = d->state.now == DESTINATION_RESUMING;
-    const bool unknown = undecided(d);
+    const bool unknown = ibx_destination_undecided(d);
     if (resuming && ibx_destination_qemu_stuck(&d->qemu)) /* so that QEMU never runs the VM */
         ibx_destination_qemu_end(&d->qemu);
     if (resuming && (d->qemu.state.now == QEMU_FAILED || d->stream.state.now < STREAM_ENDING ||
@@ -294,7 +303,7 @@ void ibx_destination_unlink(struct destination *d, int code, const char *reason)
     if (!destination_linked(&d->link))
         return;
     d->lost_ns = ibx_now_ns();
-    snprintf(d->status.message, sizeof(d->status.message), "%s", reason);
+    snprintf(d->lost, sizeof(d->lost), "%s", reason);
     ibx_log(IBX_LOG_INFO, "migration: %s", reason);
     ibx_destination_link_lose(&d->link);
     /* An engine that is complete runs to the migration's end without connections. It is stopped
@@ -350,8 +359,9 @@ static int take_last_messages(struct destination *d, int code, struct ibx_error 
 
 static const char *what_a_lost_link_means(const struct destination *d, int code)
 {
-    if (undecided(d))
-        return destination_undecided(d);
+    const char *undecided = ibx_destination_undecided(d);
+    if (undecided)
+        return undecided;
     switch (d->state.now) {
     case DESTINATION_WAITING:
         return "the VM has not run here; this tool waits for the source to be back and hand it "
@@ -411,13 +421,10 @@ int ibx_destination_link_trouble(struct destination *d, int code, struct ibx_err
     if (!destination_ours(d) &&
         (d->state.now != DESTINATION_WAITING || d->peer.now == PEER_ABORTED || d->qemu.managed))
         return give_up(d, code, err);
-    struct ibx_error lost = *err;
     if (destination_linked(&d->link))
         ibx_migration_notify(&d->options->observer, "%s; %s", err->message,
                              what_a_lost_link_means(d, code));
-    if (undecided(d)) /* ib-migrate status is to say it, too */
-        ibx_error_set(&lost, code, "%s; %s", err->message, destination_undecided(d));
-    ibx_destination_unlink(d, code, lost.message);
+    ibx_destination_unlink(d, code, err->message);
     return 0;
 }
 

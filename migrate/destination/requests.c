@@ -53,7 +53,7 @@ static int on_lend(void *context, struct ibx_error *err)
                              ibx_destination_ram_whole(&d->ram)
                                  ? "the VM runs on with all of its pages, but"
                                  : "the VM waits for pages, since",
-                             d->status.message);
+                             d->lost);
     ibx_destination_borrow_lend(d);
     return 0;
 }
