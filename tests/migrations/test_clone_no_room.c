@@ -160,22 +160,35 @@ static size_t record_of(const char *folder, const struct vm *child, char *text, 
     return length;
 }
 
-/* A child of a cache in a small file system, which gets what is asked for. */
+/* A cache in a tmpfs of that size, which gets what is asked for. */
+static void fill_on_demand(const char *size, char folder[FOLDER])
+{
+    serve_into_small(size, folder);
+    SERVE(&filler, folder, "--cache", server.uri, "--on-demand");
+}
+
 static void clone_on_demand(char folder[FOLDER])
 {
-    serve_into_small("256m", folder);
-    SERVE(&filler, folder, "--cache", server.uri, "--on-demand");
+    fill_on_demand("256m", folder);
     child_start(&children[0], (const char *[]){"-S", NULL});
     MOVER_RUN(0, "clone", folder, "--qmp", children[0].tool);
 }
 
-/* A clone for which the time that it gives QEMU passes fast, from SIGUSR1 on. */
+/* A clone for which the time that it gives QEMU passes fast, once it is to give up. */
 static void clone_by_a_fast_clock(struct mover *tool, const char *folder)
 {
+    if (!getenv("IBX_FAST_CLOCK"))
+        skip();
     child_start(&children[0], (const char *[]){"-S", NULL});
     mover_preload(getenv("IBX_FAST_CLOCK"));
     mover_start(tool, (const char *[]){"clone", folder, "--qmp", children[0].tool, NULL});
     mover_preload(NULL);
+}
+
+static void gives_up(struct mover *tool)
+{
+    mover_kill(tool, SIGUSR1);
+    mover_ends(tool, 1);
 }
 
 /* QEMU needs pages to load the VM, for which the cache has no room. */
@@ -183,15 +196,11 @@ static void test_no_room_for_the_pages_of_a_child(void)
 {
     char folder[FOLDER];
     struct mover tool;
-    if (!getenv("IBX_FAST_CLOCK"))
-        skip();
-    serve_into_small("256m", folder);
-    SERVE(&filler, folder, "--cache", server.uri, "--on-demand");
+    fill_on_demand("256m", folder);
     leave_room(4096);
     clone_by_a_fast_clock(&tool, folder);
     mover_await_words(&filler, "make room");
-    mover_kill(&tool, SIGUSR1);
-    mover_ends(&tool, 1);
+    gives_up(&tool);
     mover_must_print(&tool, "/cache has no room for the pages that QEMU needs to load the VM: make "
                             "room there");
 }
@@ -201,15 +210,11 @@ static void test_pages_of_a_child_do_not_come_where_room_has_no_limit(void)
 {
     char folder[FOLDER];
     struct mover tool;
-    if (!getenv("IBX_FAST_CLOCK"))
-        skip();
-    serve_into_small("0", folder);
-    SERVE(&filler, folder, "--cache", server.uri, "--on-demand");
+    fill_on_demand("0", folder);
     mover_kill(&server, SIGSTOP);
     clone_by_a_fast_clock(&tool, folder);
     mover_await_asleep(&tool);
-    mover_kill(&tool, SIGUSR1);
-    mover_ends(&tool, 1);
+    gives_up(&tool);
     mover_must_print(&tool, "QEMU");
     assert_false(mover_printed(&tool, "room"));
 }
@@ -278,8 +283,7 @@ static void whole_without_room(bool filled)
 {
     char folder[FOLDER];
     struct mover tool;
-    serve_into_small("256m", folder);
-    SERVE(&filler, folder, "--cache", server.uri, "--on-demand");
+    fill_on_demand("256m", folder);
     child_start(&children[0], (const char *[]){"-S", NULL});
     mover_stop_next("clone:mapped");
     mover_start(&tool, (const char *[]){"clone", folder, "--qmp", children[0].tool, NULL});
