@@ -15,6 +15,7 @@
 
 #include "common/clock.h"
 #include "common/state_machine.h"
+#include "common/write_whole.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -112,10 +113,8 @@ static void remove_folder(const char *path)
 
 static int write_key(const struct far *far, const char *key, struct ibx_error *err)
 {
-    int fd = open(far->key, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    const size_t length = strlen(key);
-    const ssize_t n = fd < 0 ? -1 : write(fd, key, length);
-    const int rc = n < 0 ? -errno : n == (ssize_t)length ? 0 : -ENOSPC;
+    const int fd = open(far->key, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    const int rc = fd < 0 ? -errno : ibx_write_whole(fd, key, strlen(key));
     if (fd >= 0)
         close(fd);
     return rc ? ibx_error_set(err, rc,

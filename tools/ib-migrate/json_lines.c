@@ -2,6 +2,8 @@
 /* The two ends of run speak JSON, an object a line. */
 #include "tools/ib-migrate/run.h"
 
+#include "common/write_whole.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -80,14 +82,7 @@ int ibx_json_lines_put(int fd, json_t *object)
         return -ENOMEM;
     const size_t length = strlen(text) + 1;
     text[length - 1] = '\n';
-    int rc = 0;
-    for (size_t done = 0; !rc && done < length;) {
-        ssize_t n = write(fd, text + done, length - done);
-        if (n >= 0)
-            done += (size_t)n;
-        else if (errno != EINTR)
-            rc = -errno;
-    }
+    const int rc = ibx_write_whole(fd, text, length);
     free(text);
     return rc;
 }

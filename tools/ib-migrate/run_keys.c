@@ -3,6 +3,8 @@
  * any more. Whoever made one has it locked as long as it lives. */
 #include "tools/ib-migrate/run.h"
 
+#include "common/write_whole.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -51,13 +53,10 @@ bool ibx_cli_key_forgotten(const char *folder, const struct ibx_record *record)
 
 int ibx_run_key_make(const char *path, const char *key, struct ibx_error *err)
 {
-    const size_t length = strlen(key);
     const int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     int rc = fd < 0 || flock(fd, LOCK_EX | LOCK_NB) ? -errno : 0;
-    if (!rc) {
-        const ssize_t n = write(fd, key, length);
-        rc = n < 0 ? -errno : n == (ssize_t)length ? 0 : -ENOSPC;
-    }
+    if (!rc)
+        rc = ibx_write_whole(fd, key, strlen(key));
     return rc ? ibx_error_set(err, rc,
                               "%s cannot be written: %s; free space and rights in that folder, or "
                               "choose another with --state-dir",
