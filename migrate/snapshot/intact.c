@@ -70,8 +70,8 @@ static void write_mark(const struct ibx_snapshot_folder *folder, const uint8_t m
 {
     char name[64];
     snprintf(name, sizeof(name), MARK ".%d", (int)getpid());
-    const int fd =
-        openat(folder->at, name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+    const int fd = openat(folder->at, name,
+                          O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
     if (fd < 0)
         return;
     const bool good = write(fd, mark, MARK_BYTES) == (ssize_t)MARK_BYTES;

@@ -148,21 +148,32 @@ static void test_who_has_other_memory_is_left_alone(NO_STATE)
 
 static void too_long(int number)
 {
-    static const char text[] = "it waits for whoever writes to a pipe\n";
+    static const char text[] = "it waits for somebody at a pipe\n";
     const ssize_t ignored = write(STDERR_FILENO, text, sizeof(text) - 1);
     (void)number, (void)ignored;
     _exit(1);
 }
 
-/* A pipe in place of a record, to which nobody ever writes. */
-static void test_a_pipe_is_no_record(NO_STATE)
+static void put_pipe(const char *file)
 {
-    snprintf(name, sizeof(name), "%s/child.1", path);
+    snprintf(name, sizeof(name), "%s/%s", path, file);
     assert_int_equal(mkfifo(name, 0600), 0);
+}
+
+/* Pipes in place of its files, which nobody else ever opens. */
+static void test_a_pipe_is_no_file(NO_STATE)
+{
+    char mark[32];
+    snprintf(mark, sizeof(mark), "verified.%d", (int)getpid());
+    put_pipe("child.1");
+    put_pipe(mark);
+    put_pipe("manifest.json.new");
     signal(SIGALRM, too_long);
     alarm(patience_ms(5000) / 1000);
     assert_false(ibx_snapshot_children_left(&folder));
     ibx_snapshot_let_left_go(&folder);
+    ibx_snapshot_mark_verified(&folder);
+    assert_int_equal(ibx_snapshot_folder_seal(&folder, &error), -ENXIO);
     alarm(0);
 }
 
@@ -171,7 +182,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_who_was_left_is_let_go, begin, end),
         cmocka_unit_test_setup_teardown(test_who_has_other_memory_is_left_alone, begin, end),
-        cmocka_unit_test_setup_teardown(test_a_pipe_is_no_record, begin, end),
+        cmocka_unit_test_setup_teardown(test_a_pipe_is_no_file, begin, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
