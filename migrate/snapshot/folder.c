@@ -331,11 +331,11 @@ int ibx_snapshot_folder_seal(const struct ibx_snapshot_folder *folder, struct ib
     if (!rc && (fsync(fd) || renameat(folder->at, MANIFEST ".new", folder->at, MANIFEST) ||
                 (fsync(folder->at) && errno != EINVAL /* some filesystems cannot */)))
         rc = -errno;
-    if (rc)
+    if (rc) {
         ibx_error_set(err, rc, "%s/" MANIFEST " cannot be written: %s", folder->path,
                       strerror(-rc));
-    if (rc)
         unlinkat(folder->at, MANIFEST ".new", 0);
+    }
     if (fd >= 0)
         close(fd);
     free(text);
