@@ -337,7 +337,7 @@ static int step_proof(struct ibx_handshake *h, struct frame *frame, struct frame
     int rc = derive(h, flags, &proofs, &why);
     if (rc)
         return refuse(h, reply, rc, why.message, err);
-    if (ibx_crypto_lacked())
+    if (ibx_handshake_lacked(h))
         return refuse_without_memory(h, reply, err);
     if (!got || !ibx_hash_equal(got, proofs.client))
         return refuse(h, reply, -EACCES,
@@ -346,7 +346,7 @@ static int step_proof(struct ibx_handshake *h, struct frame *frame, struct frame
     if (reason)
         return refuse_with(h, reply, proofs.session, -EACCES, reason, err);
     reason = ibx_handshake_claim_check(h);
-    if (ibx_crypto_lacked()) /* the claim may be right */
+    if (ibx_handshake_lacked(h)) /* the claim may be right */
         return refuse_without_memory(h, reply, err);
     if (reason)
         return refuse_with(h, reply, proofs.session, -ESTALE, reason, err);
@@ -379,7 +379,7 @@ static int step(struct ibx_handshake *h, struct frame *frame, struct frame *repl
     return hello ? step_hello(h, frame, reply, err) : step_proof(h, frame, reply, err);
 }
 
-int ibx_handshake_turn(struct ibx_handshake *h, struct ibx_turn *turn, struct ibx_error *err)
+static int take_turn(struct ibx_handshake *h, struct ibx_turn *turn, struct ibx_error *err)
 {
     struct frame reply;
     int rc = 0;
@@ -408,6 +408,14 @@ int ibx_handshake_turn(struct ibx_handshake *h, struct ibx_turn *turn, struct ib
         turn->frame = reply;
         turn->phase = IBX_TURN_SENDS;
     }
+}
+
+int ibx_handshake_turn(struct ibx_handshake *h, struct ibx_turn *turn, struct ibx_error *err)
+{
+    ibx_crypto_lacked(); /* not of this handshake */
+    const int rc = take_turn(h, turn, err);
+    ibx_handshake_lacked(h); /* a later turn, perhaps by another thread, asks */
+    return rc;
 }
 
 int ibx_handshake_turn_refuse(struct ibx_handshake *h, struct ibx_turn *turn, int code,
@@ -602,7 +610,7 @@ int ibx_handshake_check_server(struct ibx_handshake *h, uint64_t deadline, struc
     if (rc)
         return rc;
     const uint8_t *got = ibx_get_bytes(&frame.payload, IBX_HASH_BYTES);
-    if (ibx_crypto_lacked())
+    if (ibx_handshake_lacked(h))
         return ibx_handshake_broken(h, -ENOMEM, err);
     if (!got || !ibx_hash_equal(got, h->awaited))
         return ibx_error_set(err, -EACCES,

@@ -158,7 +158,7 @@ static int check_mac(struct ibx_handshake *h, struct frame *frame, size_t *lengt
     /* Only the first bytes travel; the others are made equal for the comparison. */
     memcpy(got, mac, IBX_HASH_BYTES);
     memcpy(got, frame->bytes + *length, IBX_HANDSHAKE_MAC_BYTES);
-    return ibx_hash_equal(mac, got) ? 0 : ibx_crypto_lacked() ? -ENOMEM : -EBADMSG;
+    return ibx_hash_equal(mac, got) ? 0 : ibx_handshake_lacked(h) ? -ENOMEM : -EBADMSG;
 }
 
 static int read_bytes(struct ibx_handshake *h, struct frame *frame)
@@ -230,7 +230,7 @@ int ibx_handshake_frame_check(struct ibx_handshake *h, struct frame *frame, enum
     /* A server does not log a stranger's words, nor return its code to the loop of its caller. */
     if (frame->type != FRAME_REFUSE || h->conn->role == IBX_ROLE_SERVER)
         return ibx_handshake_broken(h, -EPROTO, err);
-    if (ibx_crypto_lacked()) /* perhaps for what it has sent */
+    if (ibx_handshake_lacked(h)) /* perhaps for what it has sent */
         return ibx_handshake_broken(h, -ENOMEM, err);
     char reason[256];
     const int code =

@@ -145,7 +145,7 @@ static int start_tls(struct ibx_handshake *h, struct ibx_error *err)
             break;
     }
     if (rc == -EACCES)
-        rc = ibx_crypto_lacked() ? -ENOMEM : -EBADMSG;
+        rc = ibx_handshake_lacked(h) ? -ENOMEM : -EBADMSG;
     return rc ? ibx_handshake_broken(h, rc, err) : 0;
 }
 
@@ -362,6 +362,7 @@ static void log_path(const struct ibx_conn *conn)
 static int run(struct ibx_handshake *h, struct ibx_error *err)
 {
     struct ibx_conn *conn = h->conn;
+    ibx_crypto_lacked(); /* not of this handshake */
     int rc = ibx_conn_prepare(conn, err);
     if (!rc)
         rc = conn->role == IBX_ROLE_CLIENT ? client_dialogue(h, err) : server_dialogue(h, err);
@@ -415,6 +416,12 @@ struct ibx_handshake *ibx_handshake_create(int fd, enum ibx_role role,
         return NULL;
     ibx_handshake_peer_name(fd, h->conn->path.peer, sizeof(h->conn->path.peer));
     return h;
+}
+
+bool ibx_handshake_lacked(struct ibx_handshake *h)
+{
+    h->lacked = ibx_crypto_lacked() || h->lacked;
+    return h->lacked;
 }
 
 int ibx_establish(struct ibx_conn *conn, struct ibx_error *err)

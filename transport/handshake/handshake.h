@@ -85,6 +85,7 @@ struct ibx_handshake {
     uint8_t transcript[IBX_HASH_BYTES]; /* running hash of all frames before authentication */
     uint8_t awaited[IBX_HASH_BYTES];    /* a client's: the proof of the right server */
     bool payloads_in_plain;             /* are allowed: neither end requires encryption */
+    bool lacked;                        /* memory: ibx_handshake_lacked() */
     uint64_t sent, received;            /* frames, for the MACs */
     int result;                         /* of the peer: 0 or -errno */
     char result_reason[256];
@@ -114,6 +115,10 @@ struct frame {
 struct ibx_handshake *ibx_handshake_create(int fd, enum ibx_role role,
                                            const struct ibx_options *options, struct ibx_keys *keys,
                                            struct ibx_error *err);
+
+/* Whether this handshake had no memory for a digest: then what does not match says nothing of the
+ * peer. */
+bool ibx_handshake_lacked(struct ibx_handshake *h);
 
 /* frame.c: poll(2) until the deadline, continued after a signal: how many descriptors are ready; 0:
  * none in time; -EINTR: ends() says that this process is to end (NULL: it is not asked); or another

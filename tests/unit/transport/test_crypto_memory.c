@@ -15,7 +15,8 @@
 #define ACCEPT_MS 10 /* without a client; then the server's thread looks whether it is to end */
 
 static _Thread_local bool none;          /* no memory */
-static _Thread_local bool none_for_hmac; /* ... for the next digest of this kind */
+static _Thread_local bool none_for_hash; /* ... for the next digest of this kind */
+static _Thread_local bool none_for_hmac; /* likewise */
 
 static void *get(size_t bytes, const char *file, int line)
 {
@@ -35,6 +36,8 @@ static void give(void *at, const char *file, int line)
     free(at);
 }
 
+void __real_ibx_hash(const struct ibx_piece *pieces, int count, uint8_t out[IBX_HASH_BYTES]);
+void __wrap_ibx_hash(const struct ibx_piece *pieces, int count, uint8_t out[IBX_HASH_BYTES]);
 void __real_ibx_hmac(const uint8_t key[IBX_HASH_BYTES], const struct ibx_piece *pieces, int count,
                      uint8_t out[IBX_HASH_BYTES]);
 void __wrap_ibx_hmac(const uint8_t key[IBX_HASH_BYTES], const struct ibx_piece *pieces, int count,
@@ -47,6 +50,15 @@ void __wrap_ibx_hmac(const uint8_t key[IBX_HASH_BYTES], const struct ibx_piece *
     none = none || none_for_hmac;
     none_for_hmac = false;
     __real_ibx_hmac(key, pieces, count, out);
+    none = had_none;
+}
+
+void __wrap_ibx_hash(const struct ibx_piece *pieces, int count, uint8_t out[IBX_HASH_BYTES])
+{
+    const bool had_none = none;
+    none = none || none_for_hash;
+    none_for_hash = false;
+    __real_ibx_hash(pieces, count, out);
     none = had_none;
 }
 
@@ -99,22 +111,41 @@ static void test_no_memory_for_a_secret(NO_STATE)
 
 static const uint8_t secret_of_all[IBX_SECRET_BYTES] = {7};
 
-/* For a moment there is no memory for the proof of the claim, which is right. */
+/* For which digest the server's thread has no memory: none; the last one before it accepts; the
+ * first one of a handshake, of what both ends have said; the proof of a claim, which is right. */
+enum lacks { NOTHING, BEFORE, TRANSCRIPT, CLAIM };
+
+struct server {
+    struct ibx_claim_check check;
+    struct ibx_options options;
+    struct ibx_listener *listener;
+    pthread_t thread;
+    enum lacks lacks; /* once */
+    atomic_bool ends;
+    char key_file[32];
+};
+
 static bool find_session(void *context, const uint8_t *id, struct ibx_claimed *claimed)
 {
+    struct server *server = context;
     (void)id;
     memcpy(claimed->secret, secret_of_all, sizeof(claimed->secret));
-    none_for_hmac = *(const bool *)context;
+    none_for_hmac = server->lacks == CLAIM;
+    server->lacks = NOTHING;
     return true;
 }
 
-static atomic_bool accepts;
-
-static void *accept_all(void *listener)
+static void *accept_all(void *context)
 {
+    struct server *server = context;
     struct ibx_conn *conn;
-    while (accepts) {
-        if (ibx_accept_wait(listener, ACCEPT_MS, &conn, NULL))
+    uint8_t digest[IBX_HASH_BYTES];
+    none = server->lacks == BEFORE;
+    make(0, digest);
+    none = false;
+    none_for_hash = server->lacks == TRANSCRIPT;
+    while (!server->ends) {
+        if (ibx_accept_wait(server->listener, ACCEPT_MS, &conn, NULL))
             continue;
         ibx_establish(conn, NULL);
         ibx_close(conn);
@@ -122,51 +153,90 @@ static void *accept_all(void *listener)
     return NULL;
 }
 
-/* To a client that proves what it claims. */
-static void test_no_memory_for_a_claim(NO_STATE)
+/* server->options are a client's after that. */
+static void begin(struct server *server, enum lacks lacks)
 {
-    static bool lacks;
-    const struct ibx_claim_check check = {find_session, &lacks};
-    struct ibx_claim claim = {.secret = secret_of_all};
-    char file[] = "/tmp/ibx-crypto-memory-XXXXXX";
-    const int fd = mkstemp(file);
-    struct ibx_options options;
-    struct ibx_listener *listener;
-    struct ibx_conn *conn;
+    struct ibx_options *options = &server->options;
     struct ibx_error err = {0};
-    pthread_t thread;
+    *server = (struct server){.lacks = lacks, .key_file = "/tmp/ibx-crypto-memory-XXXXXX"};
+    const int fd = mkstemp(server->key_file);
     assert_int_equal(dprintf(fd, "00112233445566778899aabbccddeeff\n"), 33);
     close(fd);
-    ibx_options_init(&options);
-    assert_int_equal(ibx_options_set(&options, "key_file", file, NULL), 0);
-    assert_int_equal(ibx_options_set(&options, "provider", "tcp", NULL), 0);
-    options.claim_check = &check;
-    if (ibx_listen("rdma://127.0.0.1:0", &options, &listener, &err))
+    ibx_options_init(options);
+    assert_int_equal(ibx_options_set(options, "key_file", server->key_file, NULL), 0);
+    assert_int_equal(ibx_options_set(options, "provider", "tcp", NULL), 0);
+    server->check = (struct ibx_claim_check){find_session, server};
+    options->claim_check = &server->check;
+    if (ibx_listen("rdma://127.0.0.1:0", options, &server->listener, &err))
         fail_msg("%s", err.message);
-    accepts = true;
-    assert_int_equal(pthread_create(&thread, NULL, accept_all, listener), 0);
-    options.claim_check = NULL;
-    options.claim = &claim;
-    lacks = true;
-    assert_int_equal(ibx_connect(ibx_listener_uri(listener), &options, &conn, &err), -ECONNREFUSED);
-    assert_non_null(strstr(err.message, "no memory"));
-    assert_false(claim.refused || claim.reached);
-    lacks = false;
-    if (ibx_connect(ibx_listener_uri(listener), &options, &conn, &err))
-        fail_msg("%s", err.message);
-    assert_true(claim.reached);
+    options->claim_check = NULL;
+    assert_int_equal(pthread_create(&server->thread, NULL, accept_all, server), 0);
+}
+
+static void end(struct server *server)
+{
+    server->ends = true;
+    pthread_join(server->thread, NULL);
+    ibx_listener_close(server->listener);
+    unlink(server->key_file);
+}
+
+/* Connects as a client that proves what it claims. */
+static int claim(struct server *server, struct ibx_claim *claim, struct ibx_error *err)
+{
+    struct ibx_conn *conn = NULL;
+    *claim = (struct ibx_claim){.secret = secret_of_all};
+    server->options.claim = claim;
+    const int rc = ibx_connect(ibx_listener_uri(server->listener), &server->options, &conn, err);
     ibx_close(conn);
-    accepts = false;
-    pthread_join(thread, NULL);
-    ibx_listener_close(listener);
-    unlink(file);
+    return rc;
+}
+
+static void lacks_once(enum lacks lacks)
+{
+    struct server server;
+    struct ibx_claim claimed;
+    struct ibx_error err = {0};
+    begin(&server, lacks);
+    assert_int_equal(claim(&server, &claimed, &err), -ECONNREFUSED);
+    assert_non_null(strstr(err.message, "no memory"));
+    assert_false(claimed.refused || claimed.reached);
+    if (claim(&server, &claimed, &err))
+        fail_msg("%s", err.message);
+    assert_true(claimed.reached);
+    end(&server);
+}
+
+static void test_no_memory_for_a_claim(NO_STATE)
+{
+    lacks_once(CLAIM);
+}
+
+/* It is a later turn of the same handshake in which nothing matches. */
+static void test_no_memory_for_a_transcript(NO_STATE)
+{
+    lacks_once(TRANSCRIPT);
+}
+
+/* What the thread lacked for something else is not the client's matter. */
+static void test_no_memory_before(NO_STATE)
+{
+    struct server server;
+    struct ibx_claim claimed;
+    struct ibx_error err = {0};
+    begin(&server, BEFORE);
+    if (claim(&server, &claimed, &err))
+        fail_msg("%s", err.message);
+    assert_true(claimed.reached);
+    end(&server);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_no_memory_for_a_digest),
-                                       cmocka_unit_test(test_no_memory_for_a_secret),
-                                       cmocka_unit_test(test_no_memory_for_a_claim)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_no_memory_for_a_digest),
+        cmocka_unit_test(test_no_memory_for_a_secret), cmocka_unit_test(test_no_memory_for_a_claim),
+        cmocka_unit_test(test_no_memory_for_a_transcript), cmocka_unit_test(test_no_memory_before)};
     if (!CRYPTO_set_mem_functions(get, resize, give))
         return 77;
     return cmocka_run_group_tests(tests, NULL, NULL);
