@@ -117,13 +117,11 @@ static struct device *known(int device)
     return d;
 }
 
-static int attribute_of(int *value, int attribute, int device);
-
 /* The runtime has no such attribute. */
 static int has_tensor_maps(int *value, int device)
 {
     int major = 0;
-    const int rc = attribute_of(&major, CAPABILITY_MAJOR, device);
+    const int rc = cudaDeviceGetAttribute(&major, CAPABILITY_MAJOR, device);
     *value = major >= TENSOR_MAPS_SINCE;
     return rc;
 }
