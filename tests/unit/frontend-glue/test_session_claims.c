@@ -63,6 +63,14 @@ static int echo(struct ibx_session *s, void *argument)
     return 0;
 }
 
+/* Whether the client of a server that echoes gets its answer. */
+static bool echoes(const struct scene *scene)
+{
+    uint8_t bytes[4] = "abc";
+    return ibx_session_write(scene->client, bytes, 4) == 4 && !ibx_session_sync(scene->client) &&
+           ibx_session_read(scene->client, bytes, 4) == 4 && !memcmp(bytes, "abc\1", 4);
+}
+
 static void expect_message(struct ibx_conn *conn, const void *bytes, size_t n)
 {
     uint8_t got[64] = {0};
@@ -403,9 +411,12 @@ enum answer { STALE_AT_ONCE, DENIED_AT_ONCE, STALE, STALE_PROVEN_WRONGLY, WRONG_
 /* Without the key. */
 static struct {
     int listening;
+    uint16_t port;
+    pthread_t thread;
     char uri[32];
     unsigned most, came; /* so many attempts of the client's lead to him */
     bool begun;          /* the first connection is the server's */
+    atomic_bool ends;
 } other;
 
 static void answer(struct raw *raw, enum answer how)
@@ -437,9 +448,10 @@ static void answer(struct raw *raw, enum answer how)
 static void *answer_all(void *argument)
 {
     (void)argument;
-    for (unsigned i = 0; i < other.most; i++) {
+    for (unsigned i = 0; i < other.most && !other.ends; i++) {
         struct raw raw = raw_accept(other.listening);
-        answer(&raw, i % ANSWERS);
+        if (!other.ends)
+            answer(&raw, i % ANSWERS);
         raw_close(&raw);
     }
     return NULL;
@@ -454,11 +466,11 @@ static const char *to_other(void)
 
 static void other_begins(unsigned most)
 {
-    uint16_t port;
     memset(&other, 0, sizeof(other));
-    other.listening = raw_listen(&port);
+    other.listening = raw_listen(&other.port);
     other.most = most;
-    snprintf(other.uri, sizeof(other.uri), "rdma://127.0.0.1:%u", port);
+    snprintf(other.uri, sizeof(other.uri), "rdma://127.0.0.1:%u", other.port);
+    assert_int_equal(pthread_create(&other.thread, NULL, answer_all, NULL), 0);
     cuts_plan_nothing();
     client_end.plan[0] = 5;
     cuts_connect_to = to_other;
@@ -466,6 +478,10 @@ static void other_begins(unsigned most)
 
 static void other_ends(void)
 {
+    other.ends = true;
+    struct raw raw = raw_connect(other.port, "127.0.0.1", "127.0.0.1"); /* wakes him */
+    raw_close(&raw);
+    pthread_join(other.thread, NULL);
     close(other.listening);
     cuts_connect_to = NULL;
 }
@@ -475,15 +491,12 @@ static void others_refuse(void **state)
 {
     struct talk t = {11, 6};
     struct scene scene;
-    pthread_t answering;
     (void)state;
     key_file_make(ALICE);
     other_begins(2 * ANSWERS);
-    assert_int_equal(pthread_create(&answering, NULL, answer_all, NULL), 0);
     scene_open(&scene, SECONDS, talk_serve, &t);
     assert_int_equal(scene_talk(&scene, &t, NULL), 1);
     assert_int_equal(other.came, other.most);
-    pthread_join(answering, NULL);
     other_ends();
     key_file_remove();
 }
@@ -492,25 +505,19 @@ static void others_refuse(void **state)
 static void others_refuse_for_good(void **state)
 {
     struct scene scene;
-    pthread_t answering;
     uint64_t before;
-    uint8_t bytes[4] = "abc";
     (void)state;
     key_file_make(ALICE);
     other_begins(UINT_MAX);
-    assert_int_equal(pthread_create(&answering, NULL, answer_all, NULL), 0);
     scene_open(&scene, 1, echo, NULL);
     do
         before = ibx_now_ns();
-    while (ibx_session_write(scene.client, bytes, 4) == 4 && !ibx_session_sync(scene.client) &&
-           ibx_session_read(scene.client, bytes, 4) == 4);
+    while (echoes(&scene));
     assert_true(ibx_now_ns() - before > IBX_NS_PER_S * 9 / 10);
     assert_non_null(strstr(ibx_session_reason(scene.client), "no connection for 1 seconds: "));
     assert_false(ibx_session_server_gone(scene.client));
     scene_join(&scene);
     scene_close(&scene);
-    pthread_cancel(answering);
-    pthread_join(answering, NULL);
     other_ends();
     key_file_remove();
 }
@@ -539,14 +546,11 @@ static void started_again_with(const char *key, const char *new_key, const char 
     struct scene scene;
     struct ibx_options options;
     pthread_t accepting;
-    uint8_t bytes[4] = "abc";
     cuts_plan_nothing();
     if (key)
         key_file_make(key);
     scene_open(&scene, 1, echo, NULL);
-    assert_int_equal(ibx_session_write(scene.client, bytes, 4), 4);
-    assert_int_equal(ibx_session_sync(scene.client), 0);
-    assert_int_equal(ibx_session_read(scene.client, bytes, 4), 4);
+    assert_true(echoes(&scene));
     if (new_key)
         key ? key_file_write(new_key) : key_file_make(new_key);
     scene_options(&options);
@@ -557,8 +561,7 @@ static void started_again_with(const char *key, const char *new_key, const char 
     cuts_connect_to = to_again;
     assert_int_equal(pthread_create(&accepting, NULL, accept_again, NULL), 0);
     ibx_abort(scene.client->conn);
-    assert_true(ibx_session_write(scene.client, bytes, 4) != 4 || ibx_session_sync(scene.client) ||
-                ibx_session_read(scene.client, bytes, 4) != 4);
+    assert_false(echoes(&scene));
     if (!strstr(ibx_session_reason(scene.client), expected))
         fail_msg("%s", ibx_session_reason(scene.client));
     assert_int_equal(ibx_session_server_gone(scene.client), is_gone);
@@ -636,13 +639,10 @@ int __wrap_ibx_poll(struct ibx_conn *conn, struct ibx_event *events, int n)
 static void leave_is_heard(void **state)
 {
     struct scene scene;
-    uint8_t bytes[4] = "abc";
     (void)state;
     cuts_plan_nothing();
     scene_open(&scene, SECONDS, echo, NULL);
-    assert_int_equal(ibx_session_write(scene.client, bytes, 4), 4);
-    assert_int_equal(ibx_session_sync(scene.client), 0);
-    assert_int_equal(ibx_session_read(scene.client, bytes, 4), 4);
+    assert_true(echoes(&scene));
     memset(&device, 0, sizeof(device));
     device.is_late = true;
     ibx_session_close(scene.client);
