@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <sched.h>
+#include <signal.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -23,6 +24,21 @@ struct attributes {
     uint32_t priority;
     uint64_t runtime, deadline, period; /* ns; for ordinary threads, `runtime` is their slice */
 };
+
+int ibx_thread_begin(pthread_t *thread, void *(*run)(void *), void *argument)
+{
+    pthread_t detached;
+    sigset_t most, before;
+    sigfillset(&most);
+    sigdelset(&most, SIGSEGV);
+    sigdelset(&most, SIGBUS);
+    pthread_sigmask(SIG_SETMASK, &most, &before);
+    const int rc = pthread_create(thread ? thread : &detached, NULL, run, argument);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (!rc && !thread)
+        pthread_detach(detached);
+    return -rc;
+}
 
 /* Threads with another policy stay as they are. */
 static void slice_set(uint64_t ns)

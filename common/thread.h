@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Scheduling of the calling thread, and its waits. Where the kernel refuses, the calls have no
- * effect. */
+/* Threads of ibx in processes that have others; the scheduling of the calling thread, and its
+ * waits. Where the kernel refuses a scheduling, the call has no effect. */
 #ifndef IBX_COMMON_THREAD_H
 #define IBX_COMMON_THREAD_H
 
@@ -8,6 +8,11 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
+
+/* Starts a thread in which no signal handler of the program runs, except for SIGSEGV and SIGBUS: a
+ * program may handle faults of memory that it has given. `thread`: NULL: it is detached. Returns 0
+ * or a negative errno. */
+int ibx_thread_begin(pthread_t *thread, void *(*run)(void *), void *argument);
 
 /* For a thread that does work of microseconds for which others wait: raises its priority where that
  * is permitted, and (Linux 6.12) gives it short time slices, so that it runs as soon as it wakes.

@@ -6,7 +6,6 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -134,17 +133,11 @@ static void *work(void *argument)
 
 static int create_threads(struct ibx_copy_threads *t, unsigned count)
 {
-    sigset_t all, before;
-    sigfillset(&all);
-    sigdelset(&all, SIGSEGV); /* the application may handle faults of memory that is copied */
-    sigdelset(&all, SIGBUS);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
     int rc = 0;
     while (!rc && t->count + 1 < count && t->count < IBX_COPY_THREADS_MAX) {
-        rc = pthread_create(&t->threads[t->count], NULL, work, t);
+        rc = ibx_thread_begin(&t->threads[t->count], work, t);
         t->count += !rc;
     }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     return rc;
 }
 
@@ -188,7 +181,7 @@ int ibx_copy_threads_create(unsigned count, struct ibx_copy_threads **threads,
     pthread_mutex_unlock(&t->lock);
     if (rc && !t->count) {
         ibx_copy_threads_destroy(t);
-        return ibx_error_set(err, -rc, "%u copy threads cannot be created: lower rdma.gpu_threads",
+        return ibx_error_set(err, rc, "%u copy threads cannot be created: lower rdma.gpu_threads",
                              count);
     }
     *threads = t;

@@ -3,10 +3,10 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/thread.h"
 
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -354,7 +354,6 @@ bool ibx_pinned_wanted(void)
 void ibx_pinned_prepare(size_t bytes)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    sigset_t all, before;
     unsigned none = PREPARE_NONE;
     pthread_once(&once, watch);
     if (!atomic_compare_exchange_strong(&preparation, &none, PREPARE_RUNS))
@@ -362,13 +361,10 @@ void ibx_pinned_prepare(size_t bytes)
     pthread_mutex_lock(&joining);
     join_preparer(); /* the one before has ended */
     preparer_bytes = bytes;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    if (pthread_create(&preparer, NULL, run_preparer, NULL))
+    if (ibx_thread_begin(&preparer, run_preparer, NULL))
         atomic_store(&preparation, PREPARE_REFUSED);
     else
         preparer_process = getpid();
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_mutex_unlock(&joining);
 }
 

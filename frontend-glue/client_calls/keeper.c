@@ -7,8 +7,8 @@
 #include "frontend-glue/client_calls/internal.h"
 
 #include "common/log.h"
+#include "common/thread.h"
 
-#include <signal.h>
 #include <string.h>
 #include <time.h>
 
@@ -48,20 +48,13 @@ static void *keep(void *argument)
 
 void ibx_keeper_begin(void)
 {
-    sigset_t all, before;
-    pthread_t thread;
     const unsigned now = ibx_process_number() + 1;
     if (atomic_exchange(&begun_in, now) == now)
         return;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int rc = pthread_create(&thread, NULL, keep, NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    const int rc = ibx_thread_begin(NULL, keep, NULL);
     if (rc)
         ibx_log(IBX_LOG_WARN,
                 "broken sessions reconnect only with their next call, because there is no thread "
                 "for that: %s",
-                strerror(rc));
-    else
-        pthread_detach(thread);
+                strerror(-rc));
 }

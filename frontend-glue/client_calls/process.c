@@ -12,7 +12,6 @@
 #include "common/thread.h"
 
 #include <semaphore.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -567,24 +566,17 @@ static void *send_for_others(void *argument)
     return NULL;
 }
 
-/* Starts the sender, with all signals blocked: the application's signal handlers run in its own
- * threads. */
 static bool sender_begin(void)
 {
-    sigset_t all, before;
-    pthread_t thread;
     enum sender_state none = SENDER_NONE;
     if (!atomic_compare_exchange_strong(&sender, &none, SENDER_AWAKE))
         return none != SENDER_FAILED;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int rc = pthread_create(&thread, NULL, send_for_others, NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    const int rc = ibx_thread_begin(NULL, send_for_others, NULL);
     if (!rc)
-        return !pthread_detach(thread);
+        return true;
     atomic_store(&sender, SENDER_FAILED);
     ibx_log(IBX_LOG_WARN, "CUDA calls are sent one by one: no thread to send them: %s",
-            strerror(rc));
+            strerror(-rc));
     return false;
 }
 

@@ -10,7 +10,6 @@
 #include "frontend-glue/session/hooks.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <time.h>
@@ -248,21 +247,6 @@ static void *help(void *argument)
 
 /* ------------------------------------------------------------------ the callers' threads */
 
-/* Starts a helper's thread, with signals blocked: the application's signal handlers run in its own
- * threads. */
-static bool thread_begin(struct helper *helper)
-{
-    sigset_t all, before;
-    pthread_t thread;
-    sigfillset(&all);
-    sigdelset(&all, SIGSEGV); /* the application may handle faults of its memory */
-    sigdelset(&all, SIGBUS);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int rc = pthread_create(&thread, NULL, help, helper);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return !rc && !pthread_detach(thread);
-}
-
 /* Locked, except while it waits until the helper has connected. False: it has not. */
 static bool helper_begin(struct helper *helper, const struct ibx_session *session, int device)
 {
@@ -273,7 +257,7 @@ static bool helper_begin(struct helper *helper, const struct ibx_session *sessio
     helper->last = &helper->first;
     bool good = !ibx_state_move(&helper->state, HELPER_STARTING) &&
                 !ibx_session_create_like(session, &helper->session, &err);
-    if (good && !thread_begin(helper)) {
+    if (good && ibx_thread_begin(NULL, help, helper)) {
         ibx_session_destroy(helper->session);
         good = false;
     }

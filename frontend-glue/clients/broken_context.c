@@ -14,12 +14,11 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/thread.h"
 #include "frontend-glue/session/client_processes.h"
 #include "frontend-glue/session/supervisor.h"
 
 #include <poll.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <unistd.h>
 
@@ -52,14 +51,8 @@ static void *leave(void *nothing)
 /* Replaces the process later, by a thread that waits; at once, if there is no thread. */
 static void replace(void)
 {
-    pthread_t thread;
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    if (pthread_create(&thread, NULL, leave, NULL))
+    if (ibx_thread_begin(NULL, leave, NULL))
         ibx_supervised_begin_again();
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_detach(thread);
 }
 
 void ibx_context_note_error(const struct gpu_session *x, int code)

@@ -24,10 +24,10 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/thread.h"
 #include "frontend-glue/tenants/shared_handles.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -505,19 +505,6 @@ static void close_fds(void)
     processes = wake = -1;
 }
 
-static bool start(void)
-{
-    sigset_t every, before;
-    pthread_t thread;
-    sigfillset(&every);
-    pthread_sigmask(SIG_SETMASK, &every, &before);
-    const int rc = pthread_create(&thread, NULL, run, NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (!rc)
-        pthread_detach(thread);
-    return !rc;
-}
-
 /* Locked. Starts the thread, once in each process. False: what clients leave stays. */
 static bool begin(void)
 {
@@ -527,7 +514,7 @@ static bool begin(void)
     close_fds(); /* those of the parent process */
     queue = NULL;
     ibx_ended_begin();
-    if (open_fds() && start()) {
+    if (open_fds() && !ibx_thread_begin(NULL, run, NULL)) {
         runs_in = getpid();
         return true;
     }

@@ -13,12 +13,12 @@
 #include "frontend-glue/clients/clients.h"
 
 #include "common/log.h"
+#include "common/thread.h"
 #include "frontend-glue/session/client_processes.h"
 #include "gpudirect/pinned.h"
 
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -110,6 +110,7 @@ static int look_at(const struct ibx_cuda *cuda, void *context)
 
 static void *run(void *nothing)
 {
+    pthread_setname_np(pthread_self(), "ibx-context");
     const struct ibx_cuda *cuda = ibx_cuda_load(NULL);
     void *context = cuda ? make(cuda) : NULL;
     (void)nothing;
@@ -138,18 +139,10 @@ static void *run(void *nothing)
 
 void ibx_ready_context_make(const struct gpu_session *x)
 {
-    pthread_t thread;
-    sigset_t all, before;
     if (x->options.mode == IBX_GPU_OFF || !move(NO_CONTEXT, MAKES_IT))
         return;
     pinned_bytes = x->options.memory;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    if (!pthread_create(&thread, NULL, run, NULL)) {
-        pthread_setname_np(thread, "ibx-context");
-        pthread_detach(thread);
-    }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    ibx_thread_begin(NULL, run, NULL);
 }
 
 void ibx_ready_context_taken(void)

@@ -2,11 +2,11 @@
 #include "frontend-glue/own_requests/passed_descriptors.h"
 
 #include "common/descriptor.h"
+#include "common/thread.h"
 
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <sys/random.h>
@@ -105,6 +105,7 @@ static void answer(int peer)
 static void *serve(void *socket)
 {
     const int listener = (int)(intptr_t)socket;
+    pthread_setname_np(pthread_self(), "ibx-passes");
     for (;;) {
         const int peer = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
         if (peer >= 0) {
@@ -115,21 +116,6 @@ static void *serve(void *socket)
         }
     }
     return NULL;
-}
-
-static int start(int listener)
-{
-    pthread_t thread;
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    const int rc = pthread_create(&thread, NULL, serve, (void *)(intptr_t)listener);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (!rc) {
-        pthread_setname_np(thread, "ibx-passes");
-        pthread_detach(thread);
-    }
-    return -rc;
 }
 
 /* Locked. Starts the socket and its thread, which last as long as this process. */
@@ -147,7 +133,8 @@ static int begin(void)
         rc = -errno;
     own.length = length - (socklen_t)offsetof(struct sockaddr_un, sun_path);
     if (!rc)
-        rc = own.length > NAME ? -ENAMETOOLONG : start(listener);
+        rc = own.length > NAME ? -ENAMETOOLONG
+                               : ibx_thread_begin(NULL, serve, (void *)(intptr_t)listener);
     if (rc && listener >= 0)
         close(listener);
     if (rc)

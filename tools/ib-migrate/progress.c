@@ -208,11 +208,8 @@ int ibx_cli_progress_start(const struct migrate_args *args, struct migrate_progr
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->more, NULL);
     /* Signals are for the thread of the migration. */
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &p->before);
-    int rc = -pthread_create(&p->thread, NULL, run, p);
-    pthread_sigmask(SIG_SETMASK, &p->before, NULL);
+    pthread_sigmask(SIG_BLOCK, NULL, &p->before);
+    const int rc = ibx_thread_begin(&p->thread, run, p);
     if (rc) {
         free(p);
         return ibx_error_set(err, rc, "no thread to show the progress: %s", strerror(-rc));

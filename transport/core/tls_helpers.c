@@ -4,7 +4,6 @@
 #include "common/thread.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdint.h>
 #include <unistd.h>
 
@@ -63,17 +62,11 @@ static void *help(void *argument)
 /* With the lock held. */
 static void start(void)
 {
-    sigset_t all, before;
-    sigfillset(&all);
-    sigdelset(&all, SIGSEGV);
-    sigdelset(&all, SIGBUS);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
     for (unsigned n = wanted(); pool.count < n; pool.count++) {
         void *worker = (void *)(uintptr_t)(pool.count + 1);
-        if (pthread_create(&pool.threads[pool.count], NULL, help, worker))
+        if (ibx_thread_begin(&pool.threads[pool.count], help, worker))
             break;
     }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     pool.started = true;
 }
 

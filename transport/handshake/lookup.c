@@ -7,9 +7,9 @@
 #include "transport/handshake/handshake.h"
 
 #include "common/clock.h"
+#include "common/thread.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -55,17 +55,6 @@ static void *look_up(void *argument)
     return NULL;
 }
 
-static int begin_thread(struct ibx_lookup *lookup)
-{
-    pthread_t thread;
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    const int rc = pthread_create(&thread, NULL, look_up, lookup);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return rc ? -rc : -pthread_detach(thread);
-}
-
 int ibx_lookup_begin(const struct ibx_uri *uri, struct ibx_lookup **out, struct ibx_error *err)
 {
     struct ibx_lookup *lookup = calloc(1, sizeof(*lookup));
@@ -77,7 +66,7 @@ int ibx_lookup_begin(const struct ibx_uri *uri, struct ibx_lookup **out, struct 
     lookup->holders = 1;
     lookup->over = !ibx_handshake_resolve(uri, AI_NUMERICHOST, &lookup->list, NULL);
     lookup->holders += !lookup->over;
-    const int rc = lookup->over ? 0 : begin_thread(lookup);
+    const int rc = lookup->over ? 0 : ibx_thread_begin(NULL, look_up, lookup);
     if (rc) {
         lookup->holders = 1;
         release(lookup);

@@ -10,7 +10,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -126,20 +125,16 @@ static int populate_all(uint8_t *address, uint64_t length)
     unsigned count = ibx_thread_processors() / 2, begun = 0;
     count = length < PARTS_FROM || !count ? 1 : count < PARTS ? count : PARTS;
     const uint64_t each = (length / count + IBX_SHM_HUGE - 1) & ~(uint64_t)(IBX_SHM_HUGE - 1);
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
     for (uint64_t at = 0; at < length; begun++) {
         struct part *part = &parts[begun];
         const bool last = begun + 1 == count || length - at <= each;
         *part = (struct part){.address = address + at, .length = last ? length - at : each};
-        if (last || pthread_create(&part->thread, NULL, populate, part)) {
+        if (last || ibx_thread_begin(&part->thread, populate, part)) {
             part->length = length - at; /* the rest is this thread's */
             populate(part);
         }
         at += part->length;
     }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     int rc = parts[begun - 1].rc;
     for (unsigned i = 0; i + 1 < begun; i++) {
         pthread_join(parts[i].thread, NULL);

@@ -20,7 +20,6 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -212,18 +211,6 @@ static void call(struct tcp_thread *t)
     }
 }
 
-static int create(struct tcp_thread *t)
-{
-    sigset_t all, before;
-    sigfillset(&all);
-    sigdelset(&all, SIGSEGV);
-    sigdelset(&all, SIGBUS);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int rc = pthread_create(&t->thread, NULL, run, t);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return -rc;
-}
-
 static int wake_open(struct tcp *tcp)
 {
     if (tcp->threads_fd >= 0)
@@ -278,7 +265,7 @@ static bool threaded(struct tcp_lane *lane, size_t length)
     pthread_mutex_init(&t->step, NULL);
     if (lane->tls)
         ibx_tls_work_alone(lane->tls);
-    if (t->wake_fd < 0 || wake_open(tcp) || create(t))
+    if (t->wake_fd < 0 || wake_open(tcp) || ibx_thread_begin(&t->thread, run, t))
         goto none;
     tcp->threads++;
     lane->thread = t;

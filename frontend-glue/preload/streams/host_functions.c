@@ -22,7 +22,6 @@
 
 #include <pthread.h>
 #include <search.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -490,16 +489,11 @@ static void watch(void)
 static bool begin(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    sigset_t all, before;
     pthread_once(&once, watch);
     if (server.state == SERVER_NONE) {
         server.state = SERVER_BEGINS;
-        sigfillset(&all);
-        sigdelset(&all, SIGSEGV); /* a function may access managed memory, which is reported */
-        pthread_sigmask(SIG_SETMASK, &all, &before);
-        if (pthread_create(&server.thread, NULL, serve, NULL))
+        if (ibx_thread_begin(&server.thread, serve, NULL))
             server.state = SERVER_NO_THREAD;
-        pthread_sigmask(SIG_SETMASK, &before, NULL);
     }
     const int cancel = ibx_thread_hold_cancel();
     while (server.state == SERVER_BEGINS)

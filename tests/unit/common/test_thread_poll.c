@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Waiting that begins busily, and who gives way to others. The clock is the test's: each look at it
- * takes a microsecond. */
+/* Waiting that begins busily, who gives way to others, and what signals a thread gets. The clock is
+ * the test's: each look at it takes a microsecond. */
 #include "common/thread.h"
 
 #include <errno.h>
 #include <sched.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <sys/resource.h>
@@ -183,6 +184,30 @@ static void test_gives_way_where_threads_poll(void **state)
     assert_int_equal(niceness, before + 5);
 }
 
+static void *look_at_mask(void *mask)
+{
+    pthread_sigmask(SIG_BLOCK, NULL, mask);
+    return NULL;
+}
+
+/* Only those of its own faults. */
+static void test_signals_of_a_thread(void **state)
+{
+    sigset_t its, before, after;
+    pthread_t thread;
+    (void)state;
+    look_at_mask(&before);
+    assert_int_equal(ibx_thread_begin(&thread, look_at_mask, &its), 0);
+    look_at_mask(&after);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    for (int signal = 1; signal < SIGSYS; signal++) {
+        const bool gets =
+            signal == SIGSEGV || signal == SIGBUS || signal == SIGKILL || signal == SIGSTOP;
+        assert_int_equal(!sigismember(&its, signal), gets);
+        assert_int_equal(sigismember(&before, signal), sigismember(&after, signal));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -192,6 +217,7 @@ int main(void)
         cmocka_unit_test(test_ends_in_time),
         cmocka_unit_test(test_sleeps_where_poll_fails),
         cmocka_unit_test(test_gives_way_where_threads_poll),
+        cmocka_unit_test(test_signals_of_a_thread),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
