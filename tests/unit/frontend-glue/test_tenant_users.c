@@ -11,37 +11,49 @@
 #include <unistd.h>
 #include <cmocka.h>
 
+/* Two processes serve carol; the first one does this, and ends. */
+static bool first_of_two(void (*does)(struct ibx_tenant *carol),
+                         const struct ibx_tenant_limits *limits)
+{
+    int status = -1;
+    if (!ibx_tenants_share(4))
+        return false;
+    ibx_tenants_serves(1, "carol", NULL);
+    ibx_tenants_serves(2, "carol", NULL);
+    const pid_t first = fork();
+    if (!first) {
+        ibx_tenants_are_of(1);
+        does(ibx_tenant_get("carol", limits, 8));
+        _exit(0);
+    }
+    return waitpid(first, &status, 0) == first && !status;
+}
+
+static struct ibx_quota *memory_in_second(const struct ibx_tenant_limits *limits)
+{
+    ibx_tenants_are_of(2);
+    return ibx_tenant_quota(ibx_tenant_get("carol", limits, 8), IBX_HOLD_DEVICE);
+}
+
 /* The process was killed when it had taken the memory from its own quota, and not yet from what all
  * processes share. */
-static void half_take(const struct ibx_tenant_limits *limits)
+static void half_take(struct ibx_tenant *carol)
 {
-    ibx_tenants_are_of(1);
-    struct ibx_tenant *carol = ibx_tenant_get("carol", limits, 8);
     atomic_fetch_add(ibx_tenant_quota(carol, IBX_HOLD_DEVICE)->shared, 300);
-    _exit(0);
 }
 
 /* What others of the same name hold is theirs, and is given back with them. */
 static int goes_on_beside_half_a_take(void)
 {
     const struct ibx_tenant_limits limits = {.device = 1000, .share = 50};
-    if (!ibx_tenants_share(4))
+    if (!first_of_two(half_take, &limits))
         return 1;
-    ibx_tenants_serves(1, "carol", NULL);
-    ibx_tenants_serves(2, "carol", NULL);
-    const pid_t other = fork();
-    if (!other)
-        half_take(&limits);
-    if (waitpid(other, NULL, 0) != other)
-        return 2;
-    ibx_tenants_are_of(2);
-    struct ibx_quota *quota =
-        ibx_tenant_quota(ibx_tenant_get("carol", &limits, 8), IBX_HOLD_DEVICE);
+    struct ibx_quota *quota = memory_in_second(&limits);
     if (!ibx_quota_take(quota, 500))
-        return 3;
+        return 2;
     ibx_tenants_ended(1);
     ibx_quota_give(quota, 500);
-    return !ibx_quota_take(quota, 500) ? 4 : ibx_quota_take(quota, 1) ? 5 : 0;
+    return !ibx_quota_take(quota, 500) ? 3 : ibx_quota_take(quota, 1) ? 4 : 0;
 }
 
 /* Runs in a process of its own, which shares memory with nobody else. */
@@ -145,35 +157,22 @@ static void test_killed_in_a_take(void **state)
 }
 
 /* One whose kernels, or who else has come to its memory, have written to what it shares. */
-static void goes_wrong(const struct ibx_tenant_limits *limits)
+static void goes_wrong(struct ibx_tenant *carol)
 {
-    ibx_tenants_are_of(1);
-    struct ibx_tenant *carol = ibx_tenant_get("carol", limits, 8);
     for (unsigned i = 0; i < IBX_HOLDS; i++) {
         struct ibx_quota *quota = ibx_tenant_quota(carol, (enum ibx_hold)i);
         if (quota->shared)
             atomic_store(quota->shared, UINT64_MAX);
     }
-    _exit(0);
 }
 
 static int outlives_one_that_goes_wrong(void)
 {
     const struct ibx_tenant_limits limits = {.device = 1000, .share = 50};
-    if (!ibx_tenants_share(4))
+    if (!first_of_two(goes_wrong, &limits))
         return 1;
-    ibx_tenants_serves(1, "carol", NULL);
-    ibx_tenants_serves(2, "carol", NULL);
-    const pid_t other = fork();
-    if (!other)
-        goes_wrong(&limits);
-    if (waitpid(other, NULL, 0) != other)
-        return 2;
     ibx_tenants_ended(1);
-    ibx_tenants_are_of(2);
-    struct ibx_quota *quota =
-        ibx_tenant_quota(ibx_tenant_get("carol", &limits, 8), IBX_HOLD_DEVICE);
-    return ibx_quota_take(quota, 500) ? 0 : 3;
+    return ibx_quota_take(memory_in_second(&limits), 500) ? 0 : 2;
 }
 
 /* Whatever is there, the process that listens and those of others go on: they follow no address
