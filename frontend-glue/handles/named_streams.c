@@ -91,18 +91,23 @@ static bool is_pool(struct gpu_session *x, uint64_t pool)
 
 /* ------------------------------------------------------------------- GVirtuS's handlers */
 
-#define E(at)                                                                                      \
-    ((at) + 1) /* an event: so many bytes behind the beginning, or before the end, < 0             \
-                */
-#define S(at) ((at) + 1001)
-#define G(at) ((at) + 2001) /* a graph */
-#define X(at) ((at) + 3001) /* an executable graph */
-#define P(at) ((at) + 4001) /* a pool of memory */
-#define END   (-24)
+/* Of a handle: so many bytes behind the beginning, or before the end, < 0. */
+struct place {
+    bool is;
+    enum ibx_handle_kind kind;
+    int at;
+};
+/* clang-format off */
+#define E(at) {true, IBX_HANDLE_EVENT, at}
+#define S(at) {true, IBX_HANDLE_STREAM, at}
+#define G(at) {true, IBX_HANDLE_GRAPH, at}
+#define X(at) {true, IBX_HANDLE_EXEC, at}
+#define P(at) {true, IBX_HANDLE_MADE_POOL, at}
+/* clang-format on */
 
 static const struct {
     const char *name;
-    int places[2]; /* 0: none */
+    struct place places[2];
 } namings[] = {
     {"__cudaPushCallConfiguration", {S(32)}},
     {"cudaConfigureCall", {S(32)}},
@@ -167,42 +172,30 @@ static bool has_room(struct gpu_session *x, uint64_t graph)
     return ibx_room_take_execs(x, x->handler.exec_size.nodes, &x->handler.exec_room);
 }
 
-static bool is_known(struct gpu_session *x, int place, uint64_t value)
+static bool is_known(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
 {
-    if (place >= P(END))
+    switch (kind) {
+    case IBX_HANDLE_STREAM:
+        return ibx_named_stream(x, value);
+    case IBX_HANDLE_EVENT:
+        return ibx_named_event(x, value);
+    case IBX_HANDLE_MADE_POOL:
         return is_pool(x, value);
-    if (place >= G(END)) {
-        const enum ibx_handle_kind kind = place >= X(END) ? IBX_HANDLE_EXEC : IBX_HANDLE_GRAPH;
+    default:
         return ibx_handles_has(x, kind, value) || nobody_knows(x, &graph_unseen);
     }
-    return place >= S(END) ? ibx_named_stream(x, value) : ibx_named_event(x, value);
 }
 
-/* Whether the client may end it. */
-static bool may_end(struct gpu_session *x, int place, uint64_t value)
+static void spoil(struct gpu_session *x, const struct place *place, bool ends, uint8_t *body,
+                  size_t n)
 {
-    const enum ibx_handle_kind kind = place >= P(END)   ? IBX_HANDLE_MADE_POOL
-                                      : place >= X(END) ? IBX_HANDLE_EXEC
-                                      : place >= G(END) ? IBX_HANDLE_GRAPH
-                                      : place >= S(END) ? IBX_HANDLE_STREAM
-                                                        : IBX_HANDLE_EVENT;
-    return ibx_handles_may_end(x, kind, value);
-}
-
-static void spoil(struct gpu_session *x, int place, bool ends, uint8_t *body, size_t n)
-{
-    const int first = place >= P(END)   ? P(0)
-                      : place >= X(END) ? X(0)
-                      : place >= G(END) ? G(0)
-                      : place >= S(END) ? S(0)
-                                        : E(0);
-    const int at = place - first;
-    const size_t from = at < 0 ? n - (size_t)-at : (size_t)at;
+    const size_t from = place->at < 0 ? n - (size_t)-place->at : (size_t)place->at;
     if (from > n || n - from < 8)
         return;
     struct ibx_reader r = ibx_reader_of(body + from, 8);
     const uint64_t value = ibx_get_u64(&r);
-    const bool known = is_known(x, place, value) && (!ends || may_end(x, place, value));
+    const bool known =
+        is_known(x, place->kind, value) && (!ends || ibx_handles_may_end(x, place->kind, value));
     if (known && has_room(x, value))
         return;
     memset(body + from, 0, 8);
@@ -232,7 +225,7 @@ void ibx_named_spoil(struct gpu_session *x, uint8_t *body, size_t n)
     const size_t i = x->options.mode == IBX_GPU_OFF ? NAMINGS : find(x->requests.name);
     const bool ends = i < NAMINGS && strstr(namings[i].name, "Destroy");
     for (unsigned k = 0; i < NAMINGS && k < 2; k++) {
-        if (namings[i].places[k])
-            spoil(x, namings[i].places[k], ends, body, n);
+        if (namings[i].places[k].is)
+            spoil(x, &namings[i].places[k], ends, body, n);
     }
 }
