@@ -106,12 +106,13 @@ static const struct naming namings[] = {
     COPY("cudaMemcpy3D", ANY, 0, ARRAY(F(8)), ARRAY(F(72)),
          {.at = F(104), .n = F(112), .pitch = F(112), .rows = F(128), .planes = F(152)}),
     COPY("cudaGetChannelDesc", ANY, 0, ARRAY(F(28))),
-    /* A struct cudaResourceDesc behind its length; kinds 0 and 1: an array, 2 and 3: memory. */
+    /* A struct cudaResourceDesc behind its length; kinds 0 and 1: an array, 2: memory, 3: rows of
+     * memory, which count with their pitch, also the last one, as in own_requests/arrays.c. */
     COPY("cudaCreateTextureObject", ANY, 0,
          {.at = F(16), .type = F(8), .type_wanted = 0, .array = true},
          {.at = F(16), .type = F(8), .type_wanted = 1, .array = true},
          {.at = F(16), .n = F(48), .type = F(8), .type_wanted = 2},
-         {.at = F(16), .pitch = F(64), .rows = F(56), .type = F(8), .type_wanted = 3}),
+         {.at = F(16), .n = F(64), .pitch = F(64), .rows = F(56), .type = F(8), .type_wanted = 3}),
     COPY("cudaMemset", ANY, 0, RANGE(F(0), F(12))),
     COPY("cudaMemsetAsync", ANY, 0, RANGE(F(0), F(12))),
     COPY("cudaMemset2D", ANY, 0, ROWS(F(0), F(20), F(8), F(28))),
