@@ -51,26 +51,6 @@ static struct ibx_claim claim_of(const struct hand *hand)
     return how;
 }
 
-static int echo(struct ibx_session *s, void *argument)
-{
-    uint8_t bytes[4];
-    (void)argument;
-    while (ibx_session_read(s, bytes, 4) == 4) {
-        bytes[3]++;
-        if (ibx_session_write(s, bytes, 4) != 4 || ibx_session_sync(s))
-            return -1;
-    }
-    return 0;
-}
-
-/* Whether the client of a server that echoes gets its answer. */
-static bool echoes(const struct scene *scene)
-{
-    uint8_t bytes[4] = "abc";
-    return ibx_session_write(scene->client, bytes, 4) == 4 && !ibx_session_sync(scene->client) &&
-           ibx_session_read(scene->client, bytes, 4) == 4 && !memcmp(bytes, "abc\1", 4);
-}
-
 static void expect_message(struct ibx_conn *conn, const void *bytes, size_t n)
 {
     uint8_t got[64] = {0};
@@ -82,7 +62,7 @@ static void expect_message(struct ibx_conn *conn, const void *bytes, size_t n)
 static void hand_connect(struct hand *hand, unsigned seconds)
 {
     struct ibx_error err = {0};
-    *hand = (struct hand){.scene = {.serve = echo}};
+    *hand = (struct hand){.scene = {.serve = scene_echo}};
     scene_listen(&hand->scene, seconds);
     scene_options(&hand->options);
     if (__real_ibx_connect(ibx_session_uri(hand->scene.listening), &hand->options, &hand->conn,
@@ -509,10 +489,10 @@ static void others_refuse_for_good(void **state)
     (void)state;
     key_file_make(ALICE);
     other_begins(UINT_MAX);
-    scene_open(&scene, 1, echo, NULL);
+    scene_open(&scene, 1, scene_echo, NULL);
     do
         before = ibx_now_ns();
-    while (echoes(&scene));
+    while (scene_echoes(&scene));
     assert_true(ibx_now_ns() - before > IBX_NS_PER_S * 9 / 10);
     assert_non_null(strstr(ibx_session_reason(scene.client), "no connection for 1 seconds: "));
     assert_false(ibx_session_server_gone(scene.client));
@@ -549,8 +529,8 @@ static void started_again_with(const char *key, const char *new_key, const char 
     cuts_plan_nothing();
     if (key)
         key_file_make(key);
-    scene_open(&scene, 1, echo, NULL);
-    assert_true(echoes(&scene));
+    scene_open(&scene, 1, scene_echo, NULL);
+    assert_true(scene_echoes(&scene));
     if (new_key)
         key ? key_file_write(new_key) : key_file_make(new_key);
     scene_options(&options);
@@ -561,7 +541,7 @@ static void started_again_with(const char *key, const char *new_key, const char 
     cuts_connect_to = to_again;
     assert_int_equal(pthread_create(&accepting, NULL, accept_again, NULL), 0);
     ibx_abort(scene.client->conn);
-    assert_false(echoes(&scene));
+    assert_false(scene_echoes(&scene));
     if (!strstr(ibx_session_reason(scene.client), expected))
         fail_msg("%s", ibx_session_reason(scene.client));
     assert_int_equal(ibx_session_server_gone(scene.client), is_gone);
@@ -601,6 +581,8 @@ static void not_kept(void **state)
     assert_in_range(ibx_now_ns() - before, 0, patience_ms(20000) * IBX_NS_PER_MS);
 }
 
+#define SENDS_AT 3u
+
 /* A device that has taken the thread's BYE sends it some polls later, unless the connection has
  * ended by then. */
 static _Thread_local struct {
@@ -630,27 +612,37 @@ int __wrap_ibx_send(struct ibx_conn *conn, const struct iovec *iov, int iovcnt, 
 int __wrap_ibx_poll(struct ibx_conn *conn, struct ibx_event *events, int n)
 {
     const struct iovec iov = {device.bytes, device.n};
-    if (device.n && ++device.polls == 3)
+    if (device.n && ++device.polls == SENDS_AT)
         __real_ibx_send(conn, &iov, 1, 0, device.flags);
     return __real_ibx_poll(conn, events, n);
 }
 
-/* A client that takes its leave is not waited for, however soon its connection ends then. */
-static void leave_is_heard(void **state)
+/* False: the client, on a busy host, was given no time to poll until the device has sent it. */
+static bool is_heard(void)
 {
     struct scene scene;
-    (void)state;
     cuts_plan_nothing();
-    scene_open(&scene, SECONDS, echo, NULL);
-    assert_true(echoes(&scene));
+    scene_open(&scene, 1, scene_echo, NULL);
+    assert_true(scene_echoes(&scene));
     memset(&device, 0, sizeof(device));
     device.is_late = true;
     ibx_session_close(scene.client);
     device.is_late = false;
     device.n = 0;
     assert_int_equal(scene_join(&scene), 0);
-    assert_true(ibx_session_took_leave(scene.server));
+    const bool heard = ibx_session_took_leave(scene.server);
     scene_close(&scene);
+    assert_true(heard || device.polls < SENDS_AT);
+    return heard;
+}
+
+/* A client that takes its leave is not waited for, however soon its connection ends then. */
+static void leave_is_heard(void **state)
+{
+    unsigned tries = 1;
+    (void)state;
+    while (!is_heard())
+        assert_in_range(++tries, 2, 20);
 }
 
 static void time_is_up(void **state)
