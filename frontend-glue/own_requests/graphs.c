@@ -114,7 +114,7 @@ static int find_functions(struct functions *f, void *graph, unsigned depth)
         rc = f->type_of(nodes[i], &type);
         if (!rc && type == HOST_NODE)
             rc = add_function(f, nodes[i]);
-        if (!rc && type == CHILD_NODE && depth < IBX_GRAPHS_DEEP &&
+        if (!rc && type == CHILD_NODE && depth < IBX_OWN_GRAPHS_DEEP &&
             !(rc = f->child_of(nodes[i], &child)))
             rc = find_functions(f, child, depth + 1);
     }

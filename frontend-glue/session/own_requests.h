@@ -177,8 +177,9 @@ enum ibx_own_request_tensor_map {
 #define IBX_OWN_TENSOR_RANK      5u   /* dimensions of a tensor, at most */
 #define IBX_OWN_TENSOR_MAP_BYTES 128u /* of a CUtensorMap */
 
-#define IBX_OWN_LISTED        32u /* handles or numbers in one reply, after their total number */
-#define IBX_OWN_BEHIND        64u /* dependencies of a new node, at most */
+#define IBX_OWN_LISTED        32u  /* handles or numbers in one reply, after their total number */
+#define IBX_OWN_BEHIND        64u  /* dependencies of a new node, at most */
+#define IBX_OWN_GRAPHS_DEEP   128u /* graphs within each other, at most */
 #define IBX_OWN_OUT_MAX       (8 + 8 * IBX_OWN_LISTED) /* bytes of a reply after the exit code */
 #define IBX_OWN_ARGUMENTS_MAX 32764u /* bytes of a launch's arguments, CUDA's limit */
 #define IBX_OWN_SET_LAUNCH    18u    /* bytes of a SET_KERNEL before what a launch has */

@@ -15,7 +15,6 @@ void ibx_room_give(struct gpu_session *x, enum ibx_hold hold, uint64_t n);
 bool ibx_room_take_execs(struct gpu_session *x, uint64_t n, struct ibx_room *room);
 void ibx_room_end(struct ibx_room *room);
 int ibx_room_gpu(struct gpu_session *x);
-#define IBX_GRAPHS_DEEP 128u /* graphs within each other */
 /* Logs, once for each tenant and limit, that the tenant gets no more of these; IBX_HOLDS: no more
  * graphs within each other. */
 void ibx_room_tell(const struct gpu_session *x, enum ibx_hold hold);

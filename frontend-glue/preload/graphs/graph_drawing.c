@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define DEPTH_MAX             128u /* of graphs in graphs; the back end allows no more */
 #define CUDA_OPERATING_SYSTEM 304
 
 static const char *name_of(int type)
@@ -56,7 +55,7 @@ static int draw_node(FILE *file, void *node, const char *id, unsigned *number, u
                 kernel.grid.x, kernel.grid.y, kernel.grid.z, kernel.block.x, kernel.block.y,
                 kernel.block.z, kernel.shared);
     fprintf(file, "\"];\n");
-    if (type == IBX_FRONTEND_NODE_GRAPH && depth < DEPTH_MAX &&
+    if (type == IBX_FRONTEND_NODE_GRAPH && depth < IBX_OWN_GRAPHS_DEEP &&
         !(rc = cudaGraphChildGraphNodeGetGraph(node, &child)))
         rc = draw(file, child, number, depth + 1);
     return rc;

@@ -128,7 +128,7 @@ static void test_depth_of_graphs(void **state)
         deep++;
     }
     assert_int_equal(rc, CUDA_NOT_SUPPORTED);
-    assert_int_equal(deep, IBX_GRAPHS_DEEP);
+    assert_int_equal(deep, IBX_OWN_GRAPHS_DEEP);
     assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, graph, NULL), 0);
     assert_true(used_by(&alice, IBX_HOLD_GRAPHS) == before);
 }
@@ -198,7 +198,7 @@ static void test_conditions_in_conditions(void **state)
             break;
         deep++;
     }
-    assert_int_equal(deep, IBX_GRAPHS_DEEP - 1);
+    assert_int_equal(deep, IBX_OWN_GRAPHS_DEEP - 1);
     assert_int_equal(own_call(&alice, IBX_OWN_GRAPH_INSTANTIATE, 2, (uint64_t[]){graph, 0}, &exec),
                      CUDA_MEMORY_ALLOCATION);
     assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, graph, NULL), 0);
