@@ -19,6 +19,9 @@ want() {
     done
 }
 
+# patient SECONDS: on the host: multiplies them by how much longer than usual things take now.
+patient() { echo $(($1 * $("$(dirname "${BASH_SOURCE[0]}")/../slower"))); }
+
 fail() { failed=$((failed + 1)); echo "FAILED  $*"; }
 
 # summary: the last line, and whether all is well.
