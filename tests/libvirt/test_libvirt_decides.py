@@ -72,13 +72,26 @@ def rollback_leaves_it_to_virsh_resume(hosts, domain):
 
 
 def loaded(hosts, domain):
-    """A move whose VM is loaded at the destination, where a libvirtd that stands still does not
-    continue it. It stands still before QEMU's migration ends at the source: from then on it may
-    tell the other QEMU to continue the VM, which does so as soon as it is loaded."""
+    """A move of a domain that this starts. The VM is loaded at the destination, where a libvirtd
+    that stands still does not continue it. It stands still before QEMU's migration ends at the
+    source: from then on it may tell the other QEMU to continue the VM, which does so as soon as it
+    is loaded."""
+    domain.start(hosts.a)
     move, tool = caught(hosts, domain, "source:sending")
     hosts.b.hold_libvirtd()
     tool.kill(signal.SIGCONT)
     until(lambda: qemu_is(hosts.b, domain, "paused"), "a VM that is loaded")
+    return move
+
+
+def untold(hosts, domain, *tools):
+    """The same. Then these tools of the move die, and so does the destination's libvirtd: the
+    source's has continued the VM there, and virsh has failed."""
+    move = loaded(hosts, domain)
+    for tool in tools:
+        getattr(move, tool).kill()
+    hosts.b.end_libvirtd(signal.SIGKILL)
+    assert move.virsh.wait(LIMIT) == 1, move.virsh.stdout.read()
     return move
 
 
@@ -103,11 +116,7 @@ def record(host, domain):
 @test
 def a_destination_learns_late_that_the_vm_is_at_the_source(hosts, domain):
     """Its tool dies before it can: the next one is told, and ends the QEMU that nobody needs."""
-    domain.start(hosts.a)
-    move = loaded(hosts, domain)
-    move.receiver.kill()
-    hosts.b.end_libvirtd(signal.SIGKILL)
-    assert move.virsh.wait(LIMIT) == 1, move.virsh.stdout.read()
+    move = untold(hosts, domain, "receiver")
     assert hosts.b.qemu(domain.name)
     again = Tool(hosts.b, ["recover", "--json", "--qmp", domain.monitor])
     assert again.end() == 1, again.text
@@ -124,12 +133,7 @@ def a_destination_learns_late_that_the_vm_is_at_the_source(hosts, domain):
 @test
 def a_destination_that_nobody_tells_says_what_it_knows(hosts, domain):
     """The source's tool has died, too, and libvirt has continued the VM there."""
-    domain.start(hosts.a)
-    move = loaded(hosts, domain)
-    move.receiver.kill()
-    move.sender.kill()
-    hosts.b.end_libvirtd(signal.SIGKILL)
-    assert move.virsh.wait(LIMIT) == 1, move.virsh.stdout.read()
+    untold(hosts, domain, "receiver", "sender")
     again = Tool(hosts.b, ["recover", "--json", "--qmp", domain.monitor])
     again.says("libvirt has not continued it: this tool waits for the source")
     assert "virsh destroy here" in status(hosts.b, domain)
@@ -144,12 +148,7 @@ def a_destination_that_nobody_tells_says_what_it_knows(hosts, domain):
 @test
 def a_destination_whose_qemu_answers_late_says_what_that_tells(hosts, domain):
     """The same where QEMU is silent when the next tool begins."""
-    domain.start(hosts.a)
-    move = loaded(hosts, domain)
-    move.receiver.kill()
-    move.sender.kill()
-    hosts.b.end_libvirtd(signal.SIGKILL)
-    assert move.virsh.wait(LIMIT) == 1, move.virsh.stdout.read()
+    untold(hosts, domain, "receiver", "sender")
     qemu = hosts.b.qemu(domain.name)
     os.kill(qemu, signal.SIGSTOP)
     again = Tool(hosts.b, ["recover", "--json", "--qmp", domain.monitor])
@@ -168,7 +167,6 @@ def a_destination_whose_qemu_answers_late_says_what_that_tells(hosts, domain):
 def who_asks_after_a_lost_link_reads_what_to_do(hosts, domain):
     """The source's tool dies while the VM is loaded and libvirt has not continued it: status says
     what the destination's tool has said."""
-    domain.start(hosts.a)
     move = loaded(hosts, domain)
     move.sender.kill()
     move.receiver.says("libvirt has not continued it: this tool waits for the source")
@@ -178,7 +176,6 @@ def who_asks_after_a_lost_link_reads_what_to_do(hosts, domain):
 @test
 def who_asks_once_libvirt_has_continued_it_reads_no_such_thing(hosts, domain):
     """Then the VM runs there, and to destroy it would lose it."""
-    domain.start(hosts.a)
     move = loaded(hosts, domain)
     move.sender.kill()
     move.receiver.says("libvirt has not continued it: this tool waits for the source")
@@ -196,7 +193,6 @@ def who_asks_once_libvirt_has_continued_it_reads_no_such_thing(hosts, domain):
 def libvirt_changes_its_mind_late(hosts, domain):
     """The destination's libvirtd stands still for so long that the source's continues the VM,
     which was loaded there, paused. Nothing is broken or done: it never ran there."""
-    domain.start(hosts.a)
     move = loaded(hosts, domain)
     assert move.virsh.wait(LIMIT) == 1, move.virsh.stdout.read()
     assert move.sender.end() == 1, move.sender.text
