@@ -3,6 +3,7 @@
 #include "tests/contract/harness.h"
 
 #include "common/clock.h"
+#include "tests/fixtures/thread_state.h"
 
 #include <errno.h>
 #include <netdb.h>
@@ -143,18 +144,13 @@ pid_t process_start(int (*run)(void *arg), void *arg)
     return pid;
 }
 
-bool process_asleep(const char *stat_file)
+bool await_asleep(pid_t process, pid_t thread)
 {
-    char text[512];
     for (int asleep = 0; asleep < 3;) {
-        FILE *file = fopen(stat_file, "re");
-        bool read = file && fgets(text, sizeof(text), file);
-        if (file)
-            fclose(file);
-        if (!read)
+        const char state = thread_state(process, thread);
+        if (!state)
             return false;
-        const char *state = strrchr(text, ')');
-        asleep = state && state[2] == 'S' ? asleep + 1 : 0;
+        asleep = state == 'S' ? asleep + 1 : 0;
         sched_yield();
     }
     return true;

@@ -266,9 +266,9 @@ int64_t field_peers_mismatch(struct field *field, size_t offset, size_t length, 
 
 /* A process that runs `run` and exits with what it returned. */
 pid_t process_start(int (*run)(void *arg), void *arg);
-/* Waits until the kernel says, three times in a row, that the process or thread of this stat file
- * sleeps. False: it cannot be read. */
-bool process_asleep(const char *stat_file);
+/* Waits until the kernel says, three times in a row, that this thread of the process sleeps. False:
+ * it is gone. */
+bool await_asleep(pid_t process, pid_t thread);
 /* Waits for its end: the exit status, or -signal. */
 int process_end(pid_t pid);
 

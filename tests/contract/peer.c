@@ -197,9 +197,8 @@ static void set_mode(struct peer *peer, enum mode mode, uint64_t seed)
 
 static void act_on_sleeper(struct peer *peer, const struct order *order)
 {
-    char path[64];
-    snprintf(path, sizeof(path), "/proc/%d/stat", (int)order->length);
-    CHECK(process_asleep(path));
+    const pid_t sleeper = (pid_t)order->length;
+    CHECK(await_asleep(sleeper, sleeper));
     if (order->value == SLEEPER_DIE)
         kill(getpid(), SIGKILL);
     peer->end.seed_out = order->seed;

@@ -148,9 +148,7 @@ struct waker {
 static void *wake_the_sleeper(void *arg)
 {
     struct waker *waker = arg;
-    char path[64];
-    snprintf(path, sizeof(path), "/proc/self/task/%d/stat", (int)waker->sleeper);
-    if (process_asleep(path)) /* else nobody is woken, and the test says so */
+    if (await_asleep(getpid(), waker->sleeper)) /* else nobody is woken, and the test says so */
         ibx_wake(waker->conn);
     return NULL;
 }

@@ -14,7 +14,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <dirent.h>
-#include <filesystem>
 #include <functional>
 #include <map>
 #include <string>
@@ -23,27 +22,11 @@
 
 bool taken, over_shm;
 
-char state_of(pid_t process, pid_t thread)
-{
-    char path[64], line[256] = "";
-    std::snprintf(path, sizeof(path), "/proc/%d/task/%d/stat", process, thread);
-    std::FILE *file = std::fopen(path, "r");
-    const bool read = file && std::fgets(line, sizeof(line), file);
-    if (file)
-        std::fclose(file);
-    const char *behind = std::strrchr(line, ')');
-    return read && behind && behind[1] ? behind[2] : 0;
-}
-
 void stop(pid_t process)
 {
-    bool all = kill(process, SIGSTOP) != 0;
-    while (!all) {
-        all = true;
-        for (const auto &task :
-             std::filesystem::directory_iterator("/proc/" + std::to_string(process) + "/task"))
-            all = all && state_of(process, std::stoi(task.path().filename())) == 'T';
-    }
+    if (!kill(process, SIGSTOP))
+        while (!threads_are(process, 'T', 0))
+            std::this_thread::yield();
 }
 
 char *device_memory(std::size_t n)

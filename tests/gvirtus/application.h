@@ -9,6 +9,7 @@
 #include "tests/gvirtus/remote.h"
 #include "tests/doubles/gvirtus/cudart.h"
 #include "tests/fixtures/random_fill.h"
+#include "tests/fixtures/thread_state.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -45,8 +46,6 @@ inline bool fails(int rc, int code)
     return true;
 }
 
-// The state of a thread of that process, as in proc(5): 'S': it sleeps; 0: it has ended.
-char state_of(pid_t process, pid_t thread);
 // Stops the process, and waits until none of its threads runs any more.
 void stop(pid_t process);
 

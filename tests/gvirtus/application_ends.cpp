@@ -131,7 +131,7 @@ bool thread_ends_late()
             std::_Exit(1);
     }).detach();
     stub_at_end([] { std::_Exit(1); });
-    while (!ending || state_of(getpid(), ending) != 'S')
+    while (!ending || thread_state(getpid(), ending) != 'S')
         std::this_thread::yield();
     return true;
 }

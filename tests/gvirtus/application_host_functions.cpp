@@ -37,7 +37,7 @@ void wait_for_flag(void *flags)
 void wait_for_waiting(void *thread)
 {
     for (int asleep = 0; asleep < 300; usleep(1000))
-        asleep = state_of(getpid(), *static_cast<pid_t *>(thread)) == 'S' ? asleep + 1 : 0;
+        asleep = thread_state(getpid(), *static_cast<pid_t *>(thread)) == 'S' ? asleep + 1 : 0;
 }
 
 struct Step {

@@ -85,7 +85,7 @@ bool own_stream_beside_captures()
     int rc = -1;
     const pid_t reader = gettid();
     std::thread ends([&] {
-        while (!read && state_of(getpid(), reader) != 'S')
+        while (!read && thread_state(getpid(), reader) != 'S')
             usleep(1000);
         rc = cudaStreamEndCapture(captured, &graph);
     });

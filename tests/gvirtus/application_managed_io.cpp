@@ -63,7 +63,7 @@ bool while_it_waits(const std::function<bool()> &call, const std::function<bool(
         caller = gettid();
         good = call();
     });
-    while (!caller || state_of(getpid(), caller) != 'S')
+    while (!caller || thread_state(getpid(), caller) != 'S')
         usleep(1000);
     const bool both = meanwhile();
     thread.join();

@@ -197,7 +197,7 @@ bool modules_and_forks()
         usleep(100);
     stop(back_end);
     stopped = true;
-    while (state_of(getpid(), other) != 'S')
+    while (thread_state(getpid(), other) != 'S')
         usleep(100);
     const pid_t child = fork();
     if (!child) {

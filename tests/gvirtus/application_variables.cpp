@@ -168,7 +168,7 @@ bool unloads_and_forks()
 // Waited for by nobody, or gone for good.
 bool ended(pid_t process)
 {
-    const char state = state_of(process, process);
+    const char state = thread_state(process, process);
     return !state || state == 'Z';
 }
 
@@ -220,7 +220,7 @@ bool unloads_beside_zombie(int pids[2], const int ends[2])
     REQUIRE(waitpid(child, &status, 0) == child && !status);
     REQUIRE(read(pids[0], &zombie, sizeof(zombie)) == sizeof(zombie));
     close(ends[1]);
-    while (state_of(zombie, zombie) != 'Z')
+    while (thread_state(zombie, zombie) != 'Z')
         usleep(100);
     return HOLDS(goes(module));
 }

@@ -2,13 +2,13 @@
 #include "tests/gvirtus/scene.h"
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/random_fill.h"
+#include "tests/fixtures/thread_state.h"
 
 #include <arpa/inet.h>
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
 #include <fcntl.h>
-#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <poll.h>
@@ -169,10 +169,8 @@ BackEnd::BackEnd(const std::string &more,
 // Its present parent may not have waited for it yet.
 static bool has_ended(pid_t process)
 {
-    std::string text;
-    std::getline(std::ifstream("/proc/" + std::to_string(process) + "/stat"), text);
-    const std::size_t name = text.rfind(") ");
-    return name == std::string::npos || text[name + 2] == 'Z';
+    const char state = thread_state(process, process);
+    return !state || state == 'Z';
 }
 
 // The child ends with the supervisor, a moment later.
@@ -215,25 +213,6 @@ bool BackEnd::alive() const
            ended.si_pid == 0;
 }
 
-static bool sleeps(const std::filesystem::path &task)
-{
-    std::ifstream stat(task / "stat");
-    std::string line;
-    std::getline(stat, line);
-    const std::size_t name = line.rfind(") ");
-    return name != std::string::npos && line[name + 2] == 'S';
-}
-
-static bool all_sleep(pid_t process)
-{
-    std::error_code gone;
-    bool all = true;
-    const std::string tasks = "/proc/" + std::to_string(process) + "/task";
-    for (const auto &task : std::filesystem::directory_iterator(tasks, gone))
-        all = all && sleeps(task.path());
-    return all;
-}
-
 // A thread may sleep for a moment, as for a lock: so they are looked at three times.
 static void settles(const std::function<bool()> &sleeping)
 {
@@ -246,7 +225,7 @@ static void settles(const std::function<bool()> &sleeping)
 
 void BackEnd::settle() const
 {
-    settles([this] { return all_sleep(serving()); });
+    settles([this] { return threads_are(serving(), 'S', 0); });
 }
 
 Calling::Calling(const BackEnd &back, std::function<int()> call) : back_(back)
@@ -261,8 +240,8 @@ Calling::Calling(const BackEnd &back, std::function<int()> call) : back_(back)
 void Calling::settle()
 {
     settles([this] {
-        const std::string task = "/proc/self/task/" + std::to_string(id_);
-        return returned_ || (id_ && sleeps(task) && all_sleep(back_.serving()));
+        return returned_ ||
+               (id_ && thread_state(getpid(), id_) == 'S' && threads_are(back_.serving(), 'S', 0));
     });
 }
 

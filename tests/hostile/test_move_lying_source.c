@@ -9,10 +9,10 @@
 #include "migrate/common/vm.h"
 #include "tests/fixtures/line.h"
 #include "tests/fixtures/mover.h"
+#include "tests/fixtures/thread_state.h"
 
 #include "common/clock.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/ptrace.h>
@@ -443,27 +443,6 @@ static void hold_main(void)
     assert_true(WIFSTOPPED(status));
 }
 
-static bool others_sleep(void)
-{
-    char path[300], text[512];
-    bool all = true;
-    snprintf(path, sizeof(path), "/proc/%d/task", (int)receiver.pid);
-    DIR *tasks = opendir(path);
-    assert_non_null(tasks);
-    for (struct dirent *task; (task = readdir(tasks));) {
-        if (task->d_name[0] == '.')
-            continue;
-        snprintf(path, sizeof(path), "/proc/%d/task/%s/stat", (int)receiver.pid, task->d_name);
-        FILE *file = fopen(path, "re");
-        const char *state = file && fgets(text, sizeof(text), file) ? strrchr(text, ')') : NULL;
-        all &= !state || state[2] == 'S' || atoi(task->d_name) == receiver.pid;
-        if (file)
-            fclose(file);
-    }
-    closedir(tasks);
-    return all;
-}
-
 /* The end of a page connection is noticed by a thread of its own, and before the ABORT. */
 static void lie_abort_behind_the_end(void)
 {
@@ -471,7 +450,8 @@ static void lie_abort_behind_the_end(void)
     hold_main();
     line_send_plain(&liar.page, IBX_MIGRATE_READY);
     line_closes(&liar.page);
-    for (int asleep = 0; asleep < 3; asleep = others_sleep() ? asleep + 1 : 0) {
+    int asleep = 0;
+    for (; asleep < 3; asleep = threads_are(receiver.pid, 'S', receiver.pid) ? asleep + 1 : 0) {
         assert_true(ibx_now_ns() < deadline);
         poll(NULL, 0, (int)patience_ms(1)); /* what was sent may not have come */
     }
@@ -525,7 +505,8 @@ static void lie_query_beside_the_commit(void)
     hold_main();
     send_hello(&other, IBX_PURPOSE_QUERY, 1, 1);
     line_send_epoch(&liar.control, IBX_MIGRATE_COMMIT, 1);
-    for (int asleep = 0; asleep < 3; asleep = others_sleep() ? asleep + 1 : 0) {
+    int asleep = 0;
+    for (; asleep < 3; asleep = threads_are(receiver.pid, 'S', receiver.pid) ? asleep + 1 : 0) {
         assert_true(ibx_now_ns() < deadline);
         poll(NULL, 0, (int)patience_ms(1)); /* what was sent may not have come */
     }

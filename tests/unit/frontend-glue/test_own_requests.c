@@ -7,6 +7,7 @@
 #include "frontend-glue/clients/graph_slots.h"
 #include "frontend-glue/session/session_internal.h"
 #include "tests/fixtures/own_requests.h"
+#include "tests/fixtures/thread_state.h"
 
 #include <dlfcn.h>
 #include <malloc.h>
@@ -356,18 +357,6 @@ static void *name_graph(void *argument)
     return NULL;
 }
 
-static bool sleeps(int thread)
-{
-    char path[64], state = 0;
-    snprintf(path, sizeof(path), "/proc/self/task/%d/stat", thread);
-    FILE *file = fopen(path, "r");
-    if (file && fscanf(file, "%*d (%*[^)]) %c", &state) != 1)
-        state = 0;
-    if (file)
-        fclose(file);
-    return state == 'S';
-}
-
 /* CUDA's graphs bear no two threads at once. */
 static void test_one_request_for_a_graph(void **state)
 {
@@ -377,7 +366,8 @@ static void test_one_request_for_a_graph(void **state)
     assert_true(ibx_handles_know(&alice.x, IBX_HANDLE_GRAPH, alice.graph));
     assert_true(ibx_handles_know(&alice.x, IBX_HANDLE_NODE, alice.node)); /* its own */
     assert_int_equal(pthread_create(&thread, NULL, name_graph, &other), 0);
-    while (!atomic_load(&other.thread) || (!sleeps(other.thread) && !atomic_load(&other.done)))
+    while (!atomic_load(&other.thread) ||
+           (thread_state(getpid(), other.thread) != 'S' && !atomic_load(&other.done)))
         sched_yield();
     atomic_store(&other.let_go, true);
     ibx_handles_let_go(&alice.x);
@@ -414,7 +404,8 @@ static void test_one_change_of_what_is_launched(void **state)
         else
             assert_true(ibx_handles_has_node(&alice.x, exec, node));
         assert_int_equal(pthread_create(&thread, NULL, name_exec, &other), 0);
-        while (!atomic_load(&other.thread) || (!sleeps(other.thread) && !atomic_load(&other.done)))
+        while (!atomic_load(&other.thread) ||
+               (thread_state(getpid(), other.thread) != 'S' && !atomic_load(&other.done)))
             sched_yield();
         atomic_store(&other.let_go, true);
         ibx_handles_let_go(&alice.x);

@@ -3,6 +3,7 @@
  */
 #include "common/clock.h"
 #include "tests/fixtures/patience.h"
+#include "tests/fixtures/thread_state.h"
 #include "transport/handshake/handshake.h"
 
 #include <errno.h>
@@ -95,20 +96,9 @@ static void *client_run(void *arg)
 static void await_asleep(const struct client *client)
 {
     uint64_t deadline = ibx_deadline_in_ms(patience);
-    char state = 'R';
-    while (state != 'S') {
-        char path[64], text[256] = "";
+    while (thread_state(getpid(), atomic_load(&client->tid)) != 'S') {
         assert_true(ibx_now_ns() < deadline);
         sched_yield();
-        snprintf(path, sizeof(path), "/proc/self/task/%d/stat", atomic_load(&client->tid));
-        int fd = open(path, O_RDONLY | O_CLOEXEC);
-        if (fd < 0)
-            continue;
-        assert_true(read(fd, text, sizeof(text) - 1) > 0);
-        close(fd);
-        const char *behind = strrchr(text, ')');
-        if (behind)
-            state = behind[2];
     }
 }
 

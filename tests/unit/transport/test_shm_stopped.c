@@ -5,11 +5,11 @@
  * here first (the linker's --wrap). And a peer that goes on without its first thread.
  */
 #include "tests/fixtures/shm_pair.h"
+#include "tests/fixtures/thread_state.h"
 
 #include "common/clock.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <sched.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -224,17 +224,6 @@ static void test_forbidden_later(void **state)
 
 #define NO_DIRECT 77 /* exit status */
 
-static bool first_thread_ended(void)
-{
-    char path[64], text[256] = "";
-    snprintf(path, sizeof(path), "/proc/self/task/%d/stat", getpid());
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    MUST(fd >= 0 && read(fd, text, sizeof(text) - 1) > 0);
-    close(fd);
-    const char *state = strrchr(text, ')');
-    return state && state[1] && state[2] == 'Z';
-}
-
 /* Only this end polls, so that it copies alone. */
 static void copy_alone(enum ibx_rdma_kind kind)
 {
@@ -260,9 +249,9 @@ static void *second_thread(void *unused)
 {
     const uint64_t deadline = ibx_deadline_in_ms(END_PATIENCE_MS);
     (void)unused;
-    while (!first_thread_ended() && ibx_now_ns() < deadline)
+    while (thread_state(getpid(), getpid()) != 'Z' && ibx_now_ns() < deadline)
         sched_yield();
-    MUST(first_thread_ended());
+    MUST(thread_state(getpid(), getpid()) == 'Z');
     copy_alone(IBX_RDMA_READ);
     copy_alone(IBX_RDMA_WRITE);
     _exit(0);
