@@ -217,7 +217,11 @@ bool BackEnd::alive() const
 static void settles(const std::function<bool()> &sleeping)
 {
     unsigned looks = 0;
-    for (unsigned left = patience_ms(10000); looks < 3 && left; left--) {
+    for (unsigned left = patience_ms(10000); looks < 3; left--) {
+        if (!left) {
+            std::fprintf(stderr, "not all threads of the back end come to sleep\n");
+            std::exit(1);
+        }
         looks = sleeping() ? looks + 1 : 0;
         usleep(1000);
     }
