@@ -461,20 +461,28 @@ static void check_fetching(const struct migrate_args *args, unsigned command)
                                   "give it to serve FILE, at the server");
 }
 
-static void check_line(const struct migrate_args *args, unsigned command)
+/* Refuses a command that lacks an option which it needs. */
+static void check_needed(const struct migrate_args *args, unsigned command)
 {
-    check_fetching(args, command);
     if (!*args->qmp && NEEDS_QMP & BIT(command))
         ibx_tool_bad_usage(&tool, "--qmp is needed: the unix socket of QEMU's monitor");
     if (command == RECEIVE && !args->listen)
         ibx_tool_bad_usage(&tool, "--listen is needed, for instance --listen rdma://0.0.0.0:18600");
     if (command == SERVE && !args->listen && !args->cache_count)
         ibx_tool_bad_usage(&tool, "--listen is needed, for instance --listen rdma://0.0.0.0:18601");
-    if (command == CLONE && args->cache_count && !strstr(args->uri, "://"))
-        ibx_tool_bad_usage(&tool, "--cache goes with clone URI: %s is a folder", args->uri);
-    if (command == CLONE && args->cache_count == SERVE_CACHES_MAX)
-        ibx_tool_bad_usage(&tool, "--cache is given %u times: %u at most beside a URI",
-                           args->cache_count, SERVE_CACHES_MAX - 1);
+    if (command == SET && !args->bandwidth_given)
+        ibx_tool_bad_usage(&tool, "--max-bandwidth is needed, for instance --max-bandwidth 500M");
+    if (command == RUN && (!args->to || !*args->to))
+        ibx_tool_bad_usage(&tool, "--to is needed: the host where the VM is to run");
+    if (command == RUN && *args->to == '-')
+        ibx_tool_bad_usage(&tool, "--to %s: a host does not begin with -", args->to);
+    if (command == FIRECRACKER && (!args->socket || !args->from))
+        ibx_tool_bad_usage(&tool, "--socket and --from are needed: where Firecracker connects, and "
+                                  "the memory of its snapshot");
+}
+
+static void check_multicast(const struct migrate_args *args, unsigned command)
+{
     if (args->multicast && args->on_demand)
         ibx_tool_bad_usage(&tool, "--multicast with --on-demand: all pages come, or only those "
                                   "that somebody needs");
@@ -491,6 +499,15 @@ static void check_line(const struct migrate_args *args, unsigned command)
                            args->group  ? "group"
                            : args->hops ? "hops"
                                         : "rate");
+}
+
+static void check_clone(const struct migrate_args *args, unsigned command)
+{
+    if (command == CLONE && args->cache_count && !strstr(args->uri, "://"))
+        ibx_tool_bad_usage(&tool, "--cache goes with clone URI: %s is a folder", args->uri);
+    if (command == CLONE && args->cache_count == SERVE_CACHES_MAX)
+        ibx_tool_bad_usage(&tool, "--cache is given %u times: %u at most beside a URI",
+                           args->cache_count, SERVE_CACHES_MAX - 1);
     if (args->command && command != CLONE)
         ibx_tool_bad_usage(&tool, "-- goes with clone: QEMU's command line follows it");
     if (args->command && !*args->command)
@@ -499,17 +516,10 @@ static void check_line(const struct migrate_args *args, unsigned command)
         ibx_tool_bad_usage(&tool, "--name needs -- and QEMU's command line");
     if (args->parent_mac && args->mac_wait_s)
         ibx_tool_bad_usage(&tool, "--mac-wait has no effect with --parent-mac: give one of them");
-    if (args->resume && args->quit)
-        ibx_tool_bad_usage(&tool, "--resume with --quit: the VM runs on, or its QEMU ends");
-    if (command == SET && !args->bandwidth_given)
-        ibx_tool_bad_usage(&tool, "--max-bandwidth is needed, for instance --max-bandwidth 500M");
-    if (command == RUN && (!args->to || !*args->to))
-        ibx_tool_bad_usage(&tool, "--to is needed: the host where the VM is to run");
-    if (command == RUN && *args->to == '-')
-        ibx_tool_bad_usage(&tool, "--to %s: a host does not begin with -", args->to);
-    if (command == FIRECRACKER && (!args->socket || !args->from))
-        ibx_tool_bad_usage(&tool, "--socket and --from are needed: where Firecracker connects, and "
-                                  "the memory of its snapshot");
+}
+
+static void check_record(const struct migrate_args *args)
+{
     if (args->record && (args->replay || args->background))
         ibx_tool_bad_usage(
             &tool,
@@ -517,6 +527,23 @@ static void check_line(const struct migrate_args *args, unsigned command)
             args->replay ? "replay" : "background");
     if (args->record_s && !args->record)
         ibx_tool_bad_usage(&tool, "--record-seconds needs --record: the file");
+}
+
+static void check_libvirt(const struct migrate_args *args, unsigned command)
+{
+    if (args->libvirt && command == CHECK && !args->destination)
+        ibx_tool_bad_usage(&tool, "--libvirt without --destination: a source is checked alike");
+    if (args->libvirt && *args->libvirt != '/')
+        ibx_tool_bad_usage(&tool, "--libvirt \"%s\" is not an absolute path", args->libvirt);
+    if (args->libvirt && args->quit)
+        ibx_tool_bad_usage(&tool, "--quit with --libvirt: libvirt ends the source's QEMU itself");
+}
+
+/* Refuses options that contradict each other or have no effect. */
+static void check_options(const struct migrate_args *args, unsigned command)
+{
+    if (args->resume && args->quit)
+        ibx_tool_bad_usage(&tool, "--resume with --quit: the VM runs on, or its QEMU ends");
     if (args->output && !args->prometheus)
         ibx_tool_bad_usage(&tool, "--output needs --prometheus: what to write to that file");
     if (args->prometheus && args->json)
@@ -527,18 +554,12 @@ static void check_line(const struct migrate_args *args, unsigned command)
         ibx_tool_bad_usage(&tool,
                            "--no-verify with --keep-warm: pages of a VM that may be borrowed "
                            "again are not compared in any case");
-    if (args->libvirt && command == CHECK && !args->destination)
-        ibx_tool_bad_usage(&tool, "--libvirt without --destination: a source is checked alike");
-    if (args->libvirt && *args->libvirt != '/')
-        ibx_tool_bad_usage(&tool, "--libvirt \"%s\" is not an absolute path", args->libvirt);
     if (args->home && (args->minor || args->libvirt))
         ibx_tool_bad_usage(&tool, "--home with --%s: a VM returns into the memory that it left",
                            args->minor ? "minor" : "libvirt");
     if (args->stand_still && (args->warm || args->warm_rounds || args->warm_seconds))
         ibx_tool_bad_usage(&tool, "--warm with --stand-still: what the back ends of vhost-user "
                                   "devices write is not seen before the stop");
-    if (args->libvirt && args->quit)
-        ibx_tool_bad_usage(&tool, "--quit with --libvirt: libvirt ends the source's QEMU itself");
     if (args->destination && args->uri)
         ibx_tool_bad_usage(&tool, "\"%s\" with --destination: only the source takes a URI",
                            args->uri);
@@ -547,6 +568,17 @@ static void check_line(const struct migrate_args *args, unsigned command)
                            "\"%s\" with --listen: the source takes a URI, the destination "
                            "takes --listen",
                            args->uri);
+}
+
+static void check_line(const struct migrate_args *args, unsigned command)
+{
+    check_fetching(args, command);
+    check_needed(args, command);
+    check_multicast(args, command);
+    check_clone(args, command);
+    check_record(args);
+    check_libvirt(args, command);
+    check_options(args, command);
 }
 
 /* Sets what signals do until the migration handles them itself. */
