@@ -2,6 +2,7 @@
 """What the tests of command-line tools share: one line a test ("ok NAME", "FAILED NAME" or "skip
 NAME"), processes that end with their test, and waits for conditions instead of sleeps."""
 import contextlib
+import errno
 import os
 import pathlib
 import re
@@ -113,7 +114,18 @@ class Scene:
             except ProcessLookupError:
                 pass
             process.communicate()
-        self.folder.cleanup()
+        until(self.removed, "the test's folder to be removed")
+
+    def removed(self):
+        """False: another process, such as the watchdog of a tool that was killed, has made a file
+        there meanwhile."""
+        try:
+            self.folder.cleanup()
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
+            return False
+        return True
 
     def path(self, name):
         return os.path.join(self.folder.name, name)
