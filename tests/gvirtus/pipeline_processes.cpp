@@ -19,19 +19,22 @@ bool a_thread_ends()
     Scene scene;
     App app = scene.app();
     App *of_thread = nullptr; // as in GVirtuS it outlives the thread
+    std::atomic<bool> launching{false};
     REQUIRE(warm(&app));
     std::thread thread([&] {
         of_thread = new App(scene.app());
         if (!warm(of_thread))
             return;
         scene.world->held = true;
+        launching = true;
         for (unsigned i = 0; i < 300; i++)
             of_thread->launch(i);
     });
+    const bool begun = becomes([&] { return launching.load(); });
     usleep(2600000); // longer than an exit waits
     scene.world->held = false;
     thread.join();
-    REQUIRE(app.synchronize() == 0 && scene.world->launches == 304);
+    REQUIRE(begun && app.synchronize() == 0 && scene.world->launches == 304);
     delete of_thread;
     return true;
 }
