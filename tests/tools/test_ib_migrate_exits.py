@@ -213,8 +213,11 @@ def is_program(process):
 def takes_sigterm(process):
     """Whether one of its threads does."""
     def blocked(path):
-        with open(path, encoding="ascii") as file:
-            (mask,) = re.findall(r"^SigBlk:\s*(\w+)", file.read(), re.M)
+        try:
+            with open(path, encoding="ascii") as file:
+                (mask,) = re.findall(r"^SigBlk:\s*(\w+)", file.read(), re.M)
+        except (FileNotFoundError, ProcessLookupError):  # that thread has ended
+            return True
         return int(mask, 16) >> (signal.SIGTERM - 1) & 1
     return not all(blocked(path) for path in glob.glob(f"/proc/{process.pid}/task/*/status"))
 
