@@ -140,7 +140,7 @@ static void wait_until_open(std::uint16_t port)
     address.sin_family = AF_INET;
     address.sin_port = htons(port);
     inet_pton(AF_INET, host.c_str(), &address.sin_addr);
-    for (int tries = 0; tries < 2000; tries++) {
+    for (unsigned left = patience_ms(2000); left; left--) {
         int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
         int rc = connect(fd, reinterpret_cast<sockaddr *>(&address), sizeof(address));
         close(fd);

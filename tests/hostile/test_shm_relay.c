@@ -128,7 +128,7 @@ static void assert_kept_out(int expected, const char *words)
     struct ibx_reader none = {0};
     char byte;
     assert_int_equal(join(offered, offered_length), 0);
-    finish_start(&one, server, &none, ibx_deadline_in_ms(500));
+    finish_start(&one, server, &none, ibx_deadline_in_ms(patience_ms(500)));
     int rc = ibx_provider_shm.finish(client->shm, NULL, in_time(), &client->err);
     assert_int_equal(rc, expected);
     said(&client->err, words);
@@ -206,7 +206,7 @@ static void test_an_answer_on_another_socket(void **state)
     int one = unix_at(path, false), other = unix_at(path, false);
     struct finishing f;
     struct ibx_reader none = {0};
-    finish_start(&f, server, &none, ibx_deadline_in_ms(500));
+    finish_start(&f, server, &none, ibx_deadline_in_ms(patience_ms(500)));
     ssize_t n = recv(one, hello, sizeof(hello), 0);
     assert_true(n > 0);
     struct ibx_reader r = ibx_reader_of(hello, (size_t)n);

@@ -4,6 +4,7 @@
 #include "frontend-glue/device_copies/copies.h"
 #include "gpudirect/pinned.h"
 #include "tests/doubles/cuda/driver.h"
+#include "tests/fixtures/patience.h"
 
 #include <dirent.h>
 #include <dlfcn.h>
@@ -20,7 +21,7 @@
 
 #define COMPUTE_MODE 20
 #define ECC          214
-#define IN_TIME_MS   20000
+#define IN_TIME_MS   patience_ms(20000)
 
 static bool in_time(bool (*holds)(void))
 {
@@ -82,7 +83,7 @@ static int process_of(int (*body)(void))
     int status = 0;
     const pid_t child = fork();
     if (!child) {
-        alarm(60);
+        alarm(60 * patience_times());
         const int status_of_it = body();
         ibx_pinned_settle(); /* its thread */
         _exit(status_of_it);
