@@ -462,8 +462,10 @@ int ibx_destination_qemu_pause(struct destination_qemu *qemu, struct ibx_error *
     int rc = qemu->qmp ? 0 : ibx_destination_qemu_reach(qemu, deadline, err);
     if (!rc)
         rc = ibx_qmp_execute(qemu->qmp, "stop", NULL, NULL, deadline, err);
-    if (!rc) /* it is paused, whether QEMU says so in time or not */
-        ibx_vm_status(qemu->qmp, qemu->status, sizeof(qemu->status), deadline, NULL);
+    /* It is paused, whether QEMU says so in time or not. */
+    if (!rc && ibx_vm_status(qemu->qmp, qemu->status, sizeof(qemu->status), deadline, NULL) &&
+        !strcmp(qemu->status, "running"))
+        snprintf(qemu->status, sizeof(qemu->status), "paused");
     return rc;
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A VM that has been loaded is continued until it runs, against a scripted peer. */
+/* A VM that has been loaded is continued until it runs, or paused, against a scripted peer. */
 #include "migrate/destination/qemu.h"
 #include "tests/fixtures/qmp_peer.h"
 
@@ -70,6 +70,35 @@ static void test_continued(NO_STATE)
     done();
 }
 
+/* Its memory is wrong, and it is told to stop. */
+static void pause_it(const char *was, const struct step *steps)
+{
+    static struct ibx_record record;
+    struct ibx_error err = {0};
+    attached(steps);
+    ibx_destination_qemu_init(&paused, "/nonexistent", &record, NULL);
+    ibx_state_move(&paused.state, QEMU_RUNNING);
+    strcpy(paused.status, was);
+    paused.qmp = qmp;
+    if (ibx_destination_qemu_pause(&paused, &err))
+        fail_msg("%s", err.message);
+    done();
+}
+
+/* QEMU has stopped it, and does not say so any more: the record must not say that it runs. */
+static void test_paused_without_a_status(NO_STATE)
+{
+    pause_it("running", SCRIPT({"stop", READY(2), 0}, {"query-status", NULL, 0}));
+    assert_string_equal(paused.status, "paused");
+}
+
+/* QEMU stops no VM that does not run. */
+static void test_stopped_without_a_status(NO_STATE)
+{
+    pause_it("io-error", SCRIPT({"stop", READY(2), 0}, {"query-status", NULL, 0}));
+    assert_string_equal(paused.status, "io-error");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -77,6 +106,8 @@ int main(void)
         cmocka_unit_test(test_a_monitor_that_is_lost),
         cmocka_unit_test(test_a_late_status),
         cmocka_unit_test(test_continued),
+        cmocka_unit_test(test_paused_without_a_status),
+        cmocka_unit_test(test_stopped_without_a_status),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
