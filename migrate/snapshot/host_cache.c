@@ -163,13 +163,22 @@ static void begin_log(struct filler *filler)
     }
 }
 
-/* The log takes memory of the host, for as long as there are children. */
-static void keep_log_short(struct filler *filler)
+static bool is_log_long(void)
 {
     struct stat st;
-    if (filler->folder >= 0 && !fstat(STDERR_FILENO, &st) && S_ISREG(st.st_mode) &&
-        st.st_size > (off_t)LOG_BYTES && !renameat(filler->folder, LOG, filler->folder, LOG ".old"))
-        begin_log(filler);
+    return !fstat(STDERR_FILENO, &st) && S_ISREG(st.st_mode) && st.st_size > (off_t)LOG_BYTES;
+}
+
+/* The log takes memory of the host, for as long as there are children. One that cannot be replaced,
+ * for example because the tmpfs has no file left, is emptied. */
+static void keep_log_short(struct filler *filler)
+{
+    if (filler->folder < 0 || !is_log_long())
+        return;
+    renameat(filler->folder, LOG, filler->folder, LOG ".old");
+    begin_log(filler);
+    const int ignored = is_log_long() ? ftruncate(STDERR_FILENO, 0) : 0;
+    (void)ignored; /* this is tried again */
 }
 
 /* From the first call on children find it. */

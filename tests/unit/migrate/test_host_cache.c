@@ -92,12 +92,12 @@ static bool is_there(const char *folder)
 }
 
 /* The cache of this host in a /dev/shm that is empty; false: there can be none. */
-static bool make_cache(struct ibx_host_cache *cache)
+static bool make_cache(struct ibx_host_cache *cache, const char *tmpfs)
 {
     const struct ibx_serve_options options = {.caches = {"tcp://127.0.0.1:1"}, .cache_count = 1};
     struct ibx_error err = {0};
     if (unshare(CLONE_NEWNS) || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
-        mount("none", "/dev/shm", "tmpfs", 0, "mode=0777"))
+        mount("none", "/dev/shm", "tmpfs", 0, tmpfs))
         return false;
     snprintf(top, sizeof(top), "/dev/shm/ibx-snapshots-%u", (unsigned)geteuid());
     snprintf(moved, sizeof(moved), "%s.moved", top);
@@ -109,7 +109,7 @@ static bool make_cache(struct ibx_host_cache *cache)
 static void test_a_folder_that_is_exchanged(NO_STATE)
 {
     struct ibx_host_cache cache;
-    if (!make_cache(&cache))
+    if (!make_cache(&cache, "mode=0777"))
         skip();
     assert_string_equal(cache.folder + strlen(top), "/" ID);
     assert_false(is_there(top));
@@ -132,15 +132,20 @@ static unsigned long last_line(const struct ibx_host_cache *cache, const char *n
 }
 
 /* It takes memory that the host's VMs need, and may serve children for weeks. */
+static void say_much_in(struct ibx_host_cache *cache, const char *tmpfs)
+{
+    rounds = 500;
+    if (!make_cache(cache, tmpfs))
+        skip();
+    while (wait(NULL) > 0) /* also what fills the cache of the other case */
+        ;
+}
+
 static void test_a_log_that_becomes_long(NO_STATE)
 {
     struct ibx_host_cache cache;
     off_t bytes = 0;
-    rounds = 500;
-    if (!make_cache(&cache))
-        skip();
-    while (wait(NULL) > 0) /* also what fills the cache of the other case */
-        ;
+    say_much_in(&cache, "mode=0777");
     const unsigned long last = last_line(&cache, "log", &bytes),
                         before = last_line(&cache, "log.old", &bytes);
     assert_int_equal(last, rounds * ROUND_LINES - 1);
@@ -148,9 +153,20 @@ static void test_a_log_that_becomes_long(NO_STATE)
     assert_in_range(bytes, 1 << 20, 3 << 20);
 }
 
+/* The folder of caches, this cache, its lock and its log are all the files that there can be. */
+static void test_a_log_that_cannot_be_opened_anew(NO_STATE)
+{
+    struct ibx_host_cache cache;
+    off_t bytes = 0;
+    say_much_in(&cache, "mode=0777,nr_inodes=5");
+    assert_int_equal(last_line(&cache, "log.old", &bytes), rounds * ROUND_LINES - 1);
+    assert_in_range(bytes, 1, 3 << 20);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_a_folder_that_is_exchanged),
-                                       cmocka_unit_test(test_a_log_that_becomes_long)};
+                                       cmocka_unit_test(test_a_log_that_becomes_long),
+                                       cmocka_unit_test(test_a_log_that_cannot_be_opened_anew)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
