@@ -111,6 +111,29 @@ def a_signal_before_anything_was_begun_is_an_object(scene):
 
 
 @case
+def two_signals_before_anything_was_begun_print_one_result(scene):
+    """The first one waits for somebody to take the result, the second one does not."""
+    with socket.socket(socket.AF_UNIX) as monitor:
+        monitor.bind(scene.path("monitor"))
+        monitor.listen()
+        read, write, there = full_pipe()
+        process = scene.start("send", "--qmp", scene.path("monitor"), "tcp://127.0.0.1:1", "--json",
+                              stdout=write)
+        os.close(write)
+        client = monitor.accept()[0]
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        with open(read, "rb") as file:
+            lines = objects(file.read()[there:].decode())
+        _, more = process.communicate(timeout=LIMIT)
+        client.close()
+    assert "the VM stays here" in said, said
+    equal((process.returncode, more), (1, ""))
+    assert len(lines) <= 1, lines
+
+
+@case
 def every_failure_is_an_object(scene):
     missing, file = scene.path("missing"), scene.path("file")
     with open(file, "w", encoding="ascii"):

@@ -4,6 +4,7 @@
 #include "tools/ib-migrate/ib-migrate.h"
 
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -55,11 +56,15 @@ static struct {
     int status;
 } early;
 
+/* A further signal comes in the middle of this, and ends what waits for its output. */
 static void on_signal(int number)
 {
+    static atomic_flag told = ATOMIC_FLAG_INIT;
     (void)number;
     if (early.leave)
         early.leave();
+    if (atomic_flag_test_and_set(&told))
+        _exit(early.status);
     ssize_t n = write(STDERR_FILENO, early.message, strlen(early.message));
     if (result.json && !result.told)
         n = write(STDOUT_FILENO, early.json, strlen(early.json));
