@@ -98,11 +98,15 @@ static int open_acceptor(struct destination *d, const char *uri, struct ibx_erro
     if (rc)
         return rc;
     snprintf(own, sizeof(d->status.record.uri), "%s", ibx_acceptor_uri(d->link.acceptor));
-    ibx_migration_notify(&d->options->observer, "waiting at %s%s", own,
+    return 0;
+}
+
+static void say_waiting(const struct destination *d)
+{
+    ibx_migration_notify(&d->options->observer, "waiting at %s%s", d->status.record.uri,
                          d->transport.key_file[0] || d->transport.insecure
                              ? ""
                              : " (for sources on this host only: others need a key, --key-file)");
-    return 0;
 }
 
 static struct destination *destination_create(const struct ibx_receive_options *options,
@@ -229,6 +233,7 @@ static int receive_new(struct destination *d, struct ibx_error *err)
     if (!rc && !d->socket)
         rc = ibx_destination_open_waiting(d, err);
     if (!rc) {
+        say_waiting(d);
         if (!d->qemu.managed) /* otherwise somebody may be waiting already */
             ibx_describe_ahead(d->qemu.qmp, ibx_deadline_in_ms(DESCRIBE_AHEAD_MS));
         ibx_migration_stop_at("destination", "listening");
@@ -275,8 +280,10 @@ static int recover(struct destination *d, const struct ibx_record *record, struc
     d->lost_ns = ibx_now_ns();
     if (!rc)
         rc = open_acceptor(d, options->listen ? options->listen : d->status.record.uri, err);
-    if (!rc)
+    if (!rc) {
+        say_waiting(d);
         ibx_destination_expect_recorded(d);
+    }
     const char *undecided = ibx_destination_undecided(d);
     if (!rc && undecided)
         ibx_migration_notify(&options->observer, "%s", undecided);

@@ -9,9 +9,10 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 
-from harness import LIMIT, equal, free_port, run_all, until
+from harness import LIMIT, Skip, equal, free_port, run_all, until
 
 import migrate_scene as tool
 from migrate_scene import Vm, case, objects, receiver, start, wait_for_phase
@@ -168,6 +169,22 @@ def every_failure_is_an_object(scene):
     for line in ("status --json", "prune --json", "cancel --json", "recover --json --qmp Q",
                  "rollback --json --qmp Q"):
         ends(scene, 1, line, words=("is not a record",))
+
+
+@case
+def a_receiver_that_cannot_wait_does_not_say_that_it_waits(scene):
+    """Its folder, where others find it, is on a file system that is read-only."""
+    vm, folder = Vm(scene, incoming=True), scene.path("read-only")
+    os.mkdir(folder, 0o700)
+    mounted = f"mount -t tmpfs -o ro,mode=700 none {folder} && exec $0 $@"
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", mounted, scene.program, "receive", *vm.qmp, "--listen",
+         "tcp://127.0.0.1:0", "--state-dir", folder],
+        capture_output=True, text=True, timeout=LIMIT, check=False)
+    if "unshare" in done.stderr:
+        raise Skip("no namespace for mounts")
+    equal((done.returncode, done.stdout), (1, ""))
+    tool.says(done.stderr, f"{folder}/", "Read-only", "--state-dir")
 
 
 @case
