@@ -206,8 +206,11 @@ static int await_qemu(struct destination *d, struct ibx_error *err)
 
 static int begin_managed(struct destination *d, struct ibx_error *err)
 {
-    snprintf(d->status.record.uri, sizeof(d->status.record.uri), "%s", d->options->listen);
-    snprintf(d->status.record.qmp, sizeof(d->status.record.qmp), "%s", d->options->qmp);
+    struct ibx_record *record = &d->status.record;
+    record->state = IBX_JOURNAL_NOT_YET; /* now: whoever asks finds the monitor in it */
+    record->libvirt = true;
+    snprintf(record->uri, sizeof(record->uri), "%s", d->options->listen);
+    snprintf(record->qmp, sizeof(record->qmp), "%s", d->options->qmp);
     int rc = ibx_destination_watchdog_start(&d->watchdog, err);
     if (!rc)
         rc = ibx_migration_signals_open(&d->signals, err);

@@ -188,6 +188,21 @@ def a_receiver_that_cannot_wait_does_not_say_that_it_waits(scene):
 
 
 @case
+def the_second_of_two_receivers_for_libvirt_is_refused(scene):
+    """There is no QEMU yet, whose monitor would have one client."""
+    line = ("receive", "--libvirt", scene.path("gate"), "--qmp", scene.path("qmp"), "--listen",
+            "tcp://127.0.0.1:0")
+    first = scene.start(*line)
+    assert "waiting for libvirt" in first.stderr.readline()
+    tool.says(tool.fails(scene, " ".join(line)), f"process {first.pid}",
+              f"cancel --qmp {scene.path('qmp')}")
+    equal(first.poll(), None)
+    tool.succeeds(scene, "cancel --qmp", scene.path("qmp"))
+    first.communicate(timeout=LIMIT)
+    equal(first.returncode, 5)
+
+
+@case
 def standard_output_that_cannot_be_written_changes_the_status(scene):
     with open("/dev/full", "w", encoding="ascii") as full:
         process = scene.start("status", stdout=full)
