@@ -5,7 +5,6 @@
 #include "common/clock.h"
 
 #include <errno.h>
-#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -91,21 +90,10 @@ int ibx_hold_keep(struct ibx_qmp *qmp, int fd, uint64_t deadline_ns, struct ibx_
     return ibx_qmp_getfd(qmp, HOLD_NAME, fd, deadline_ns, err);
 }
 
-static bool is_link(void *context, int number, const char *path)
-{
-    char link[64];
-    (void)number;
-    const ssize_t n = readlink(path, link, sizeof(link) - 1);
-    link[n > 0 ? n : 0] = '\0';
-    return !strcmp(link, context);
-}
-
 /* The number of a descriptor of `pid` that is this socket; -ENOENT. */
 static int find(pid_t pid, uint64_t name)
 {
-    char wanted[64];
-    snprintf(wanted, sizeof(wanted), "socket:[%" PRIu64 "]", name);
-    const int found = ibx_proc_find_descriptor(pid, is_link, wanted);
+    const int found = ibx_proc_find_socket(pid, name);
     return found == -ESRCH ? -ENOENT : found;
 }
 

@@ -53,6 +53,22 @@ int ibx_proc_find_descriptor(pid_t pid, ibx_proc_look *look, void *context)
     return found < 0 && hidden ? hidden : found;
 }
 
+static bool is_link(void *context, int number, const char *path)
+{
+    char link[64];
+    (void)number;
+    const ssize_t n = readlink(path, link, sizeof(link) - 1);
+    link[n > 0 ? n : 0] = '\0';
+    return !strcmp(link, context);
+}
+
+int ibx_proc_find_socket(pid_t pid, uint64_t inode)
+{
+    char wanted[64];
+    snprintf(wanted, sizeof(wanted), "socket:[%" PRIu64 "]", inode);
+    return ibx_proc_find_descriptor(pid, is_link, wanted);
+}
+
 int ibx_proc_take(pid_t pid, int number)
 {
     const int process = (int)syscall(SYS_pidfd_open, pid, 0);

@@ -5,6 +5,7 @@
  *
  *   qmp.c, qmp_connect.c          a client of its machine protocol (QMP) over a unix socket
  *   qmp_stream.c                  the bytes of that connection, and how it ends
+ *   qmp_client.c                  which process has a monitor
  *   guest_ram.c, guest_ram_proc.c its guest RAM, by QMP and by /proc
  *   guest_ram_file.c, file_users.c files of guest RAM after QEMU's end; who can write to them
  *   inject.c, inject_uffd.c       a userfaultfd of QEMU's, made by ptrace
@@ -50,6 +51,10 @@ bool ibx_qmp_reachable(const char *path);
  * another client holds the monitor: QEMU serves one at a time. `*qmp` is set on success only. */
 int ibx_qmp_connect(const char *path, uint64_t deadline_ns, struct ibx_qmp **qmp,
                     struct ibx_error *err);
+/* The process that has the monitor at `path`, with its name, for a person: "process 7 (ib-migrate
+ * freeze)". -ENOENT: none has it; also where the kernel does not tell (unix_diag), or the process
+ * is another user's. */
+int ibx_qmp_client_find(const char *path, char *text, size_t size);
 /* The same over a connected socket, which the client takes over, also on failure. */
 int ibx_qmp_attach(int fd, uint64_t deadline_ns, struct ibx_qmp **qmp, struct ibx_error *err);
 /* Accepts NULL. QEMU still executes the commands that it has received. */
@@ -402,6 +407,8 @@ typedef bool ibx_proc_look(void *context, int number, const char *path);
  * -EACCES, -EPERM: none among those that may be read, or /proc does not show the process; -ESRCH:
  * there is no such process. */
 int ibx_proc_find_descriptor(pid_t pid, ibx_proc_look *look, void *context);
+/* The same for the socket with this inode number. */
+int ibx_proc_find_socket(pid_t pid, uint64_t inode);
 /* A duplicate of descriptor `number` of the process (pidfd_getfd), close-on-exec, or an error:
  * -EPERM: this process may not trace it; -EBADF: it has no such descriptor; -ESRCH: it has ended.
  */

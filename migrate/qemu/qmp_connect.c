@@ -106,6 +106,12 @@ int ibx_qmp_connect(const char *path, uint64_t deadline_ns, struct ibx_qmp **qmp
         close(folder);
     if (fd < 0)
         return fd;
+    char client[64];
     rc = ibx_qmp_attach(fd, deadline_ns, qmp, err);
+    if (rc == -ETIMEDOUT && !ibx_qmp_client_find(path, client, sizeof(client)))
+        return ibx_error_set(err, rc,
+                             "%s has the QMP socket %s, and QEMU serves one client at a time: give "
+                             "this tool a -qmp socket of its own, or end that process",
+                             client, path);
     return rc ? ibx_error_prefix(err, rc, "%s", path) : 0;
 }

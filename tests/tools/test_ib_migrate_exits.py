@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 
-from harness import LIMIT, Skip, equal, free_port, run_all, until
+from harness import LIMIT, Skip, equal, free_port, process_state, run_all, until
 
 import migrate_scene as tool
 from migrate_scene import Vm, case, objects, receiver, start, wait_for_phase
@@ -200,6 +200,27 @@ def the_second_of_two_receivers_for_libvirt_is_refused(scene):
     tool.succeeds(scene, "cancel --qmp", scene.path("qmp"))
     first.communicate(timeout=LIMIT)
     equal(first.returncode, 5)
+
+
+@case
+def whoever_has_the_monitor_is_named(scene):
+    """A freeze has no record, and other programs have none either."""
+    frozen, other = Vm(scene), Vm(scene)
+    freeze = scene.start("freeze", *frozen.qmp, scene.path("folder"),
+                         env=tool.stops_at("freeze:prepared"))
+    until(lambda: process_state(freeze.pid) == "T", "the freeze")
+    with socket.socket(socket.AF_UNIX) as monitor:
+        monitor.connect(other.socket)
+        assert monitor.recv(1)
+        for process, *words in (
+                (scene.start("check", *frozen.qmp), frozen.socket,
+                 f"process {freeze.pid} (ib-migrate freeze)"),
+                (scene.start("check", *other.qmp), other.socket, f"process {os.getpid()} (")):
+            _, err = process.communicate(timeout=LIMIT)
+            equal(process.returncode, 1)
+            tool.says(err, "-qmp socket of its own", *words)
+    freeze.send_signal(signal.SIGCONT)
+    freeze.communicate(timeout=LIMIT)
 
 
 @case
