@@ -189,7 +189,8 @@ struct ibx_fault {
                  struct ibx_error *err); /* or NULL */
     void *check_context;
     void (*removed)(void *context, uint64_t page, uint64_t pages);
-    int (*unmapped)(void *context, uint64_t page, uint64_t pages, const void *bytes);
+    int (*unmapped)(void *context, uint64_t page, uint64_t pages, const void *bytes,
+                    struct ibx_error *err);
     void *unmapped_context; /* or NULL */
     uint64_t total;
     pthread_rwlock_t placing;

@@ -181,9 +181,10 @@ struct ibx_fault_config {
      * before the event tells of it, so `check` may have seen zeros in their place. */
     void (*removed)(void *context, uint64_t page, uint64_t pages);
     /* Called by any worker where the owner of the memory has unmapped pages before they came, so
-     * that nobody waits for them: 0, or an error of the engine. `bytes`: not in minor mode. NULL:
-     * it is an error (-ENOENT). */
-    int (*unmapped)(void *context, uint64_t page, uint64_t pages, const void *bytes);
+     * that nobody waits for them: 0, or an error of the engine, with or without a sentence.
+     * `bytes`: not in minor mode. NULL: it is an error (-ENOENT). */
+    int (*unmapped)(void *context, uint64_t page, uint64_t pages, const void *bytes,
+                    struct ibx_error *err);
     void *unmapped_context;
     /* Called by any worker with the page of each fault, in the order in which they are read, a page
      * perhaps several times; NULL: not. */

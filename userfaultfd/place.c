@@ -117,6 +117,15 @@ static void done(struct ibx_fault *e, struct slot *slot, uint32_t pages, enum pa
     ibx_fault_pages_done(e, slot->cause, moved);
 }
 
+static int keep_unmapped(struct ibx_fault *e, uint64_t page, uint64_t pages, const void *bytes)
+{
+    struct ibx_error why = {0};
+    const int rc = e->unmapped(e->unmapped_context, page, pages, bytes, &why);
+    if (why.code)
+        ibx_fault_fail(e, why.code, "%s", why.message);
+    return rc;
+}
+
 /* One step under `placing`: 0, -EAGAIN, or an error of the kernel. */
 static int step(struct ibx_fault *e, struct slot *slot, uint32_t limit)
 {
@@ -144,7 +153,7 @@ static int step(struct ibx_fault *e, struct slot *slot, uint32_t limit)
     const uint8_t *from = slot->bytes + slot->placed * size;
     int64_t bytes = fill(e, r, page, n * size, from);
     if (bytes == -ENOENT && e->unmapped) {
-        const int kept = e->unmapped(e->unmapped_context, page, n, from);
+        const int kept = keep_unmapped(e, page, n, from);
         bytes = kept ? kept : (int64_t)(n * size);
     }
     if (bytes > 0 || bytes == -EEXIST)

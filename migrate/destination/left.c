@@ -28,19 +28,33 @@ static bool is_of(void *context, const struct ibx_proc_mapping *m)
            m->ino == block->ino;
 }
 
-bool ibx_destination_ram_left(const struct destination_ram *ram, unsigned i)
+/* 1, 0, or an error: QEMU ends. */
+static int find_mapping(const struct destination_ram *ram, unsigned i)
 {
-    return !ibx_proc_find_mapping(ram->guest.pid, is_of, &ram->guest.blocks[i]);
+    return ibx_proc_find_mapping(ram->guest.pid, is_of, (void *)&ram->guest.blocks[i]);
 }
 
-static bool is_left(struct destination_ram *ram, unsigned i)
+bool ibx_destination_ram_left(const struct destination_ram *ram, unsigned i)
 {
+    return !find_mapping(ram, i);
+}
+
+static int check_left(struct destination_ram *ram, unsigned i, struct ibx_error *err)
+{
+    const struct ibx_guest_block *block = &ram->guest.blocks[i];
     if (ibx_now_ns() < atomic_load(&ram->left_until_ns[i]))
-        return true;
-    const bool left = ibx_destination_ram_left(ram, i);
-    if (left)
-        atomic_store(&ram->left_until_ns[i], ibx_deadline_in_ms(LOOK_MS));
-    return left;
+        return 0;
+    const int mapped = find_mapping(ram, i);
+    if (mapped < 0)
+        return -ENOENT;
+    if (mapped) /* without a userfaultfd: the guest may have other data there by now */
+        return ibx_error_set(err, -ESTALE,
+                             "guest RAM %s (%s) was plugged in again before all of its pages had "
+                             "come: unplug it (device_del, object-del in QEMU's monitor) until the "
+                             "migration is complete",
+                             block->id, block->path);
+    atomic_store(&ram->left_until_ns[i], ibx_deadline_in_ms(LOOK_MS));
+    return 0;
 }
 
 /* Nothing is written to hugetlbfs but through a mapping, which reserves its pages. */
@@ -54,15 +68,17 @@ static int write_mapped(int fd, uint64_t at, const void *bytes, uint64_t length)
     return 0;
 }
 
-int ibx_destination_ram_keep_left(void *context, uint64_t page, uint64_t pages, const void *bytes)
+int ibx_destination_ram_keep_left(void *context, uint64_t page, uint64_t pages, const void *bytes,
+                                  struct ibx_error *err)
 {
     struct destination_ram *ram = context;
     const unsigned i = ibx_page_map_block(&ram->map, page);
     const struct ibx_guest_block *block = &ram->guest.blocks[i];
     const uint64_t length = pages * block->page_size,
                    at = block->offset + (page - ram->map.blocks[i].first) * block->page_size;
-    if (!is_left(ram, i))
-        return -ENOENT;
+    const int rc = check_left(ram, i, err);
+    if (rc)
+        return rc;
     if (ram->minor) /* READs have brought them there */
         return 0;
     return block->page_size > (uint64_t)sysconf(_SC_PAGESIZE)

@@ -51,10 +51,11 @@ void ibx_destination_ram_init(struct destination_ram *ram, bool minor, uint64_t 
 /* Recover: finds guest RAM by the record, and makes the page map. */
 int ibx_destination_ram_of_record(struct destination_ram *ram, const struct ibx_record *record,
                                   struct ibx_error *err);
-/* left.c: whether QEMU has unmapped this block since; and what the engine calls then: -ENOENT if it
- * has not. `context` is a struct destination_ram. */
+/* left.c: whether QEMU has unmapped this block since; and what the engine calls then: -ESTALE if
+ * QEMU has mapped it again. `context` is a struct destination_ram. */
 bool ibx_destination_ram_left(const struct destination_ram *ram, unsigned block);
-int ibx_destination_ram_keep_left(void *context, uint64_t page, uint64_t pages, const void *bytes);
+int ibx_destination_ram_keep_left(void *context, uint64_t page, uint64_t pages, const void *bytes,
+                                  struct ibx_error *err);
 /* Empties guest RAM, unless it is `kept`, and makes its userfaultfd in QEMU, which goes into the
  * record with the layout. With kept memory `minor` is a wish: it becomes false where it is not
  * possible, for instance if QEMU has mapped its pages already. */

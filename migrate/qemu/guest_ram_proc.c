@@ -217,7 +217,9 @@ int ibx_guest_block_relocate(pid_t pid, const struct guest_mappings *mappings,
         return 0;
     }
     return ibx_error_set(
-        err, -ESTALE, "process %d does not have guest RAM %s where it was when the migration began",
+        err, -ESTALE,
+        "process %d does not have guest RAM %s where it was when the migration began: if it was "
+        "plugged in again meanwhile, unplug it (device_del, object-del in QEMU's monitor)",
         (int)pid, block->id);
 }
 

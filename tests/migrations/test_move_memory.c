@@ -171,6 +171,38 @@ static void test_removed_at_the_destination_and_its_file_is_a_private_backend(vo
     more_is_the_same();
 }
 
+/* Its pages would be put over what a guest has there by then, so they wait until it is unplugged.
+ */
+static void plugged_in_again_at_the_destination(bool killed)
+{
+    start_with_more(NULL);
+    remove_more(&vms[1]);
+    vm_do(&vms[1], "object-add",
+          json_pack("{s:s, s:s, s:i, s:b, s:s}", "qom-type", "memory-backend-file", "id", "extra",
+                    "size", MORE_BYTES, "share", 1, "mem-path", files[1]));
+    if (killed) {
+        mover_kill(&receiver, SIGKILL);
+        pair_recover(&receiver);
+    } else {
+        MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
+    }
+    mover_await_words(&receiver, "plugged in again before all of its pages had come: unplug it");
+    remove_more(&vms[1]);
+    pair_done();
+    pair_moved("");
+    more_is_the_same();
+}
+
+static void test_plugged_in_again_at_the_destination(void)
+{
+    plugged_in_again_at_the_destination(false);
+}
+
+static void test_plugged_in_again_at_the_destination_and_its_tool_killed(void)
+{
+    plugged_in_again_at_the_destination(true);
+}
+
 static int end_all(void **state)
 {
     const int rc = mover_end_all(state);
@@ -213,6 +245,8 @@ int main(void)
         VM_TEST(test_removed_without_a_name_in_minor_mode_and_its_tool_killed),
         VM_TEST(test_removed_with_its_file_at_the_destination_and_its_tool_killed),
         VM_TEST(test_removed_at_the_destination_and_its_file_is_a_private_backend),
+        VM_TEST(test_plugged_in_again_at_the_destination),
+        VM_TEST(test_plugged_in_again_at_the_destination_and_its_tool_killed),
         VM_TEST(test_removed_at_the_destination_with_huge_pages_and_its_tool_killed),
         {0},
     };
