@@ -2,7 +2,7 @@
 /*
  * A memory backend that another client of QEMU removes while pages are missing, as when the guest
  * has ejected memory: QEMU unmaps it, and nobody waits for its pages. They belong in its file all
- * the same, which may be plugged in again.
+ * the same, which may be plugged in again. If the file is gone as well, they take no memory here.
  */
 #include "migrate/destination/ram.h"
 
@@ -79,6 +79,11 @@ int ibx_destination_ram_keep_left(void *context, uint64_t page, uint64_t pages, 
     const int rc = check_left(ram, i, err);
     if (rc)
         return rc;
+    if (block->gone) {
+        if (ram->minor)
+            madvise((uint8_t *)ram->aliases[i] + (at - block->offset), length, MADV_REMOVE);
+        return 0;
+    }
     if (ram->minor) /* READs have brought them there */
         return 0;
     return block->page_size > (uint64_t)sysconf(_SC_PAGESIZE)

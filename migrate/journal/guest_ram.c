@@ -149,6 +149,7 @@ int ibx_journal_reopen_ram(const struct ibx_record *record, struct ibx_guest_ram
 
 static int stand_in(struct ibx_guest_block *block, struct ibx_error *err)
 {
+    block->gone = true;
     block->fd = memfd_create("ibx-removed-memory", MFD_CLOEXEC);
     if (block->fd >= 0 && !ftruncate(block->fd, (off_t)(block->offset + block->size)))
         return 0;

@@ -154,6 +154,7 @@ struct ibx_guest_block {
     uint64_t dev, ino;   /* of the file */
     uint64_t file;       /* differs for each file of every host; 0: not known */
     bool left;           /* QEMU has it mapped no more: ibx_guest_ram_reopen_left() */
+    bool gone;           /* ... and its file is gone, too: `fd` is another one in its place */
     int fd;              /* the file, opened for us; -1 when not shared */
 };
 

@@ -5,6 +5,7 @@
 
 #include "common/clock.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 
@@ -98,6 +99,26 @@ static void receiver_is_killed(void)
     pair_moved("");
 }
 
+/* Bytes of the file that the tool has in the place of one that is gone. */
+static off_t kept_by(const struct mover *mover)
+{
+    char folder[32], path[300], link[64];
+    struct stat st = {.st_size = 0};
+    snprintf(folder, sizeof(folder), "/proc/%d/fd", (int)mover->pid);
+    DIR *dir = opendir(folder);
+    assert_non_null(dir);
+    for (const struct dirent *one; !st.st_size && (one = readdir(dir));) {
+        snprintf(path, sizeof(path), "%s/%s", folder, one->d_name);
+        const ssize_t n = readlink(path, link, sizeof(link) - 1);
+        link[n > 0 ? n : 0] = '\0';
+        if (strstr(link, "ibx-removed-memory"))
+            assert_int_equal(stat(path, &st), 0);
+    }
+    closedir(dir);
+    assert_int_equal(st.st_size, MORE_BYTES);
+    return (off_t)st.st_blocks * 512;
+}
+
 /* Nobody can see its pages any more. */
 static void removed_for_ever_at_the_destination(const char *option, bool named)
 {
@@ -106,7 +127,14 @@ static void removed_for_ever_at_the_destination(const char *option, bool named)
     remove_more(&vms[1]);
     if (named)
         assert_int_equal(unlink(files[1]), 0);
-    receiver_is_killed();
+    mover_kill(&receiver, SIGKILL);
+    mover_stop_next("destination:complete");
+    pair_recover(&receiver);
+    mover_await_stop(&receiver);
+    assert_int_equal(kept_by(&receiver), 0);
+    kill(receiver.pid, SIGCONT);
+    pair_done();
+    pair_moved("");
     assert_false(vm_memory_has(&vms[1], vms[1].ram, " nh"));
 }
 
