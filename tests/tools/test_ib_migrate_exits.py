@@ -17,6 +17,10 @@ from harness import LIMIT, Skip, equal, free_port, process_state, run_all, until
 import migrate_scene as tool
 from migrate_scene import Vm, case, objects, receiver, start, wait_for_phase
 
+OLD_RECORD = {"ibx-record": 1, "role": "source", "epoch": 3, "state": "kept", "uuid": "",
+              "name": "web", "qmp": "/run/web", "pid": 1, "pid-started": 1, "uri": "tcp://a:1",
+              "peer": "a", "key-file": "", "uffd": -1, "device-way": False, "id": "01" * 16,
+              "written": 1700000000}
 OUTCOMES = {0: "done", 1: "failed", 2: "wrong-usage", 3: "unfinished"}
 
 
@@ -225,11 +229,18 @@ def whoever_has_the_monitor_is_named(scene):
 
 @case
 def standard_output_that_cannot_be_written_changes_the_status(scene):
-    with open("/dev/full", "w", encoding="ascii") as full:
-        process = scene.start("status", stdout=full)
-        _, err = process.communicate(timeout=LIMIT)
-    equal(process.returncode, 1)
-    assert "standard output could not be written" in err, err
+    os.makedirs(scene.path("state"))
+    path = scene.path(f"state/{'01' * 16}.source.json")
+    with open(path, "w", encoding="ascii") as file:
+        json.dump(OLD_RECORD, file)
+    os.chmod(path, 0o600)
+    for line in ("status", "status --json", "status --prometheus", "check --json --qmp Q",
+                 "prune --json"):
+        with open("/dev/full", "w", encoding="ascii") as full:
+            process = scene.start(*line.split(), stdout=full)
+            _, err = process.communicate(timeout=LIMIT)
+        equal((line, process.returncode), (line, 1))
+        assert "standard output could not be written" in err, (line, err)
 
 
 @case
@@ -546,11 +557,8 @@ def what_is_printed_has_no_control_characters(scene):
     os.makedirs(scene.path("state"))
     path = scene.path(f"state/{'01' * 16}.source.json")
     with open(path, "w", encoding="utf-8") as file:
-        json.dump({"ibx-record": 1, "role": "source", "epoch": 3, "state": "kept", "uuid": "",
-                   "name": f"a{CONTROLS}b", "qmp": f"/run/a{CONTROLS}b", "pid": 1, "pid-started": 1,
-                   "uri": f"tcp://a{CONTROLS}:1", "peer": f"h{CONTROLS}", "key-file": "",
-                   "uffd": -1,
-                   "device-way": False, "id": "01" * 16, "written": 1700000000}, file)
+        json.dump(dict(OLD_RECORD, name=f"a{CONTROLS}b", qmp=f"/run/a{CONTROLS}b",
+                       uri=f"tcp://a{CONTROLS}:1", peer=f"h{CONTROLS}"), file)
     os.chmod(path, 0o600)
     for line in ("status", "status --json", "status --prometheus", "prune"):
         code, out, err = scene.run(*line.split())

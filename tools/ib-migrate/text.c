@@ -56,20 +56,24 @@ static void put_escaped(const char *text)
     putchar('\n');
 }
 
+static bool json_lost; /* an object was not written */
+
 void ibx_cli_print_json(json_t *json)
 {
     char *text = json ? json_dumps(json, JSON_COMPACT) : NULL;
     if (text)
         put_escaped(text);
-    if (fflush(stdout))
-        clearerr(stdout); /* the reader has gone; the migration continues */
+    if (fflush(stdout) || ferror(stdout) || !text) {
+        json_lost = true;
+        clearerr(stdout); /* the reader may have gone; a migration continues */
+    }
     free(text);
     json_decref(json);
 }
 
 int ibx_cli_flush(int status)
 {
-    return !fflush(stdout) && !ferror(stdout)
+    return !fflush(stdout) && !ferror(stdout) && !json_lost
                ? status
                : ibx_cli_fail("standard output could not be written");
 }
