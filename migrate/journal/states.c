@@ -170,7 +170,7 @@ static const char *borrowed_text(const struct ibx_record *record)
 
 void ibx_journal_describe(const struct ibx_record *record, char *text, size_t size)
 {
-    char vm[256], does[96];
+    char vm[256], does[96], peer[sizeof(record->peer) + sizeof(record->uri)];
     bool uuid = record->uuid[0] && strspn(record->uuid, "0-") != strlen(record->uuid);
     if (record->name[0])
         snprintf(vm, sizeof(vm), "VM %s", record->name);
@@ -178,9 +178,11 @@ void ibx_journal_describe(const struct ibx_record *record, char *text, size_t si
         snprintf(vm, sizeof(vm), "VM %s", record->uuid);
     else
         snprintf(vm, sizeof(vm), "the VM of %.200s", record->qmp);
-    const char *peer = record->peer[0]                    ? record->peer
-                       : record->source && record->uri[0] ? record->uri
-                                                          : "the other side";
+    snprintf(peer, sizeof(peer), "%s",
+             record->peer[0]                    ? record->peer
+             : record->source && record->uri[0] ? record->uri
+                                                : "the other side");
+    ibx_text_sanitize(peer);
     const char *form = "nothing is known of %s and its migration with %s";
     if (ibx_journal_state_of(record->source, (unsigned)record->state))
         form = record->source ? source_texts[record->state] : destination_texts[record->state];
@@ -216,11 +218,12 @@ void ibx_journal_describe(const struct ibx_record *record, char *text, size_t si
                  record->vm_status);
     else
         snprintf(does, sizeof(does), "runs");
+    ibx_text_sanitize(does); /* the destination tells it */
     fill_in(form, vm, does, peer, text, size);
     if (!record->source && record->state == IBX_JOURNAL_BROKEN && strlen(text) < size)
         snprintf(text + strlen(text), size - strlen(text), "%s", ibx_journal_restarts_if(record));
     if (record->libvirt && !ibx_journal_over(record) && strlen(text) < size)
         snprintf(text + strlen(text), size - strlen(text),
                  " (libvirt decides where it runs: see virsh list on both hosts)");
-    ibx_text_sanitize(text);
+    ibx_text_plain(text);
 }

@@ -191,20 +191,22 @@ static const struct ibx_record *left_by(const struct found *found, const struct 
 static void vm_state(const struct found *found, const struct ibx_record *record, char *sentence,
                      size_t size)
 {
-    char vm[PATH_MAX];
+    char vm[PATH_MAX], peer[PATH_MAX];
     const struct ibx_record *later = ibx_journal_qemu_gone(record) ? NULL : left_by(found, record);
     if (!later) {
         ibx_cli_vm_state(record, sentence, size);
         return;
     }
     ibx_cli_vm_name(record, vm, sizeof(vm));
+    snprintf(peer, sizeof(peer), "%s", later->peer[0] ? later->peer : later->uri);
+    ibx_text_sanitize(peer);
     snprintf(sentence, size,
              "%s %s: where it is now is told by the record of its later migration to %s", vm,
              !record->source       ? "came here with all of its pages"
              : record->was_running ? "was taken back and ran here"
                                    : "was taken back",
-             later->peer[0] ? later->peer : later->uri);
-    ibx_text_sanitize(sentence);
+             peer);
+    ibx_text_plain(sentence);
 }
 
 /* For a source whose tool and watchdog have ended: adds a warning that QEMU may still have
@@ -235,7 +237,7 @@ static void print_receiver(const struct migrate_args *args, const struct receive
     snprintf(vm, sizeof(vm), "%s%s", *name ? name : "VM at ", *name ? "" : qmp);
     snprintf(state, sizeof(state), "no VM has come: an ib-migrate (process %d) waits for one at %s",
              (int)one->pid, text_of(one->status, "uri"));
-    ibx_text_sanitize(vm);
+    ibx_text_plain(vm);
     ibx_text_sanitize(state);
     if (args->json) {
         print_line_json(json_incref(json_object_get(one->status, "record")), state, NULL,

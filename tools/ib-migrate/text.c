@@ -136,7 +136,7 @@ void ibx_cli_vm_name(const struct ibx_record *record, char *out, size_t size)
         snprintf(out, size, "%s", record->uuid);
     else
         snprintf(out, size, "VM at %s", record->qmp);
-    ibx_text_sanitize(out);
+    ibx_text_plain(out);
 }
 
 /* Pages that have not come yet. Until the first fetched page is counted, only zero pages are known.

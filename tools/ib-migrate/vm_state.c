@@ -4,17 +4,25 @@
 
 #include <string.h>
 
+/* What the other host has told of itself. */
+static void name_peer(const struct ibx_record *record, char *out, size_t size)
+{
+    snprintf(out, size, "%s", record->peer[0] ? record->peer : "the other side");
+    ibx_text_sanitize(out);
+}
+
 /* Describes the memory of a source whose QEMU has ended before the migration was complete. */
 static void describe_memory(const struct ibx_record *record, const char *vm, char *sentence,
                             size_t size)
 {
-    char path[PATH_MAX];
+    char path[PATH_MAX], peer[sizeof(record->peer)];
     const bool there = ibx_journal_memory_file(record, path);
+    name_peer(record, peer, sizeof(peer));
     if (ibx_journal_lost_there(record)) {
         snprintf(sentence, size,
                  "%s ran at %s, and its QEMU there has ended, and so has that here (process %d): "
                  "nothing can restart it from where it stopped, start it from its disk%s",
-                 vm, record->peer, (int)record->pid,
+                 vm, peer, (int)record->pid,
                  ibx_journal_migrated_on(record) ? IBX_JOURNAL_UNLESS_ON : "");
         return;
     }
@@ -24,7 +32,7 @@ static void describe_memory(const struct ibx_record *record, const char *vm, cha
         record->state != IBX_JOURNAL_MOVED ? "may run"
         : ibx_journal_stands(record)       ? "is"
                                            : "runs",
-        record->peer[0] ? record->peer : "the other side", (int)record->pid,
+        peer, (int)record->pid,
         there ? "is in "
               : "with it, so what had not been fetched "
                 "is lost: end its QEMU there and start it from its disk, "
@@ -36,19 +44,22 @@ static void describe_memory(const struct ibx_record *record, const char *vm, cha
 /* As ibx_cli_vm_state() for a QEMU that has ended; false: the record alone tells it. */
 static bool describe_ended(const struct ibx_record *record, char *sentence, size_t size)
 {
-    char vm[PATH_MAX];
+    char vm[PATH_MAX], peer[sizeof(record->peer)], end[sizeof(record->vm_status)];
     const int pid = (int)record->pid;
     /* QEMU's reason for its end, if it gave one: "host-signal". */
     const bool told =
         !strncmp(record->vm_status, "host-", 5) || !strncmp(record->vm_status, "guest-", 6);
     ibx_cli_vm_name(record, vm, sizeof(vm));
+    name_peer(record, peer, sizeof(peer));
+    snprintf(end, sizeof(end), "%s", record->vm_status);
+    ibx_text_sanitize(end);
     if (!record->source &&
         (record->state == IBX_JOURNAL_MAY_RUN || record->state == IBX_JOURNAL_RUNNING))
         snprintf(
             sentence, size,
             "%s does not run here: its QEMU (process %d) has ended%s%s%s; %s%s%s; \"ib-migrate "
             "prune --unfinished\" ends this record",
-            vm, pid, told ? " (" : "", told ? record->vm_status : "", told ? ")" : "",
+            vm, pid, told ? " (" : "", told ? end : "", told ? ")" : "",
             record->libvirt || record->state == IBX_JOURNAL_RUNNING
                 ? ""
                 : "unless it runs at the source, as ib-migrate status there says, ",
@@ -64,7 +75,7 @@ static bool describe_ended(const struct ibx_record *record, char *sentence, size
     else if (record->state == IBX_JOURNAL_DONE)
         snprintf(sentence, size,
                  "%s went to %s with all of its pages; its QEMU here (process %d) has ended", vm,
-                 record->peer[0] ? record->peer : "the other side", pid);
+                 peer, pid);
     else if (record->state == IBX_JOURNAL_ROLLED_BACK)
         snprintf(sentence, size, "%s was rolled back%s; its QEMU (process %d) has ended since", vm,
                  record->was_running ? " and ran here from where it stopped" : "", pid);
@@ -76,20 +87,20 @@ static bool describe_ended(const struct ibx_record *record, char *sentence, size
                  "%s ran at %s with memory that is not what it was here, and its QEMU here "
                  "(process %d) has ended, so that nothing can restart it from where it stopped: "
                  "end its QEMU there, and start it from its disk",
-                 vm, record->peer[0] ? record->peer : "the other side", pid);
+                 vm, peer, pid);
     else if (record->source && record->libvirt &&
              (record->state == IBX_JOURNAL_HERE || record->state == IBX_JOURNAL_KEPT))
         snprintf(sentence, size,
                  "%s was here and never ran at %s by this migration, and its QEMU (process %d) has "
                  "ended: start it from its disk, unless virsh list has it on another host, where "
                  "libvirt may have migrated it without this ib-migrate",
-                 vm, record->peer[0] ? record->peer : "the other side", pid);
+                 vm, peer, pid);
     else if (record->source &&
              (record->state == IBX_JOURNAL_HERE || record->state == IBX_JOURNAL_KEPT))
         snprintf(sentence, size,
                  "%s was here and never ran at %s, and its QEMU (process %d) has ended with it: "
                  "start it from its disk",
-                 vm, record->peer[0] ? record->peer : "the other side", pid);
+                 vm, peer, pid);
     else
         return false;
     return true;
@@ -99,5 +110,5 @@ void ibx_cli_vm_state(const struct ibx_record *record, char *sentence, size_t si
 {
     if (!ibx_journal_qemu_gone(record) || !describe_ended(record, sentence, size))
         ibx_journal_describe(record, sentence, size);
-    ibx_text_sanitize(sentence);
+    ibx_text_plain(sentence);
 }

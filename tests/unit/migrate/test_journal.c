@@ -591,6 +591,12 @@ static void states_have_names_and_meanings(NO_STATE)
     strcpy(r.vm_status, "paused");
     ibx_journal_describe(&r, text, sizeof(text));
     text_has(text, "VM db1 was \"paused\" when QEMU was last asked, and is here and needs");
+    /* Its own host has named it, and the other one itself. */
+    strcpy(r.name, "K\u00f6ln");
+    strcpy(r.peer, "N\u00f6rd");
+    ibx_journal_describe(&r, text, sizeof(text));
+    text_has(text, "VM K\u00f6ln was \"paused\"");
+    text_has(text, "still at N??rd");
     /* A borrowed VM, and one that has returned to a host that keeps its memory warm. */
     r = sample(false, 1);
     r.state = IBX_JOURNAL_RUNNING;

@@ -101,6 +101,9 @@ static void test_vm(NO_STATE)
     is(vm_name(&record), "10000000-0000-0000-0000-000000000000");
     snprintf(record.name, sizeof(record.name), "web\033[2J");
     is(vm_name(&record), "web?[2J");
+    snprintf(record.name, sizeof(record.name),
+             "K\u00f6ln \u65e5\u672c\xc2\x9b"); /* CSI, of 8 bits */
+    is(vm_name(&record), "K\u00f6ln \u65e5\u672c??");
 }
 
 static void test_wide_bar(NO_STATE)
