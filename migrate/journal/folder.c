@@ -136,3 +136,23 @@ int ibx_journal_folder(const char *given, bool make, char *folder, size_t size,
         snprintf(folder, size, "%s", chosen);
     return rc;
 }
+
+int ibx_journal_folder_check_writable(const char *folder, struct ibx_error *err)
+{
+    char path[PATH_MAX];
+    int rc;
+    snprintf(path, sizeof(path), "%s", folder);
+    while ((rc = faccessat(AT_FDCWD, path, W_OK | X_OK, AT_EACCESS) ? -errno : 0) == -ENOENT &&
+           strcmp(path, "/") != 0 && strcmp(path, ".") != 0) {
+        char *slash = strrchr(path, '/');
+        if (slash)
+            slash[slash == path] = '\0';
+        else
+            strcpy(path, ".");
+    }
+    return rc ? ibx_error_set(err, rc,
+                              "folder %s for records of migrations cannot be written to: %s; "
+                              "choose another with --state-dir",
+                              folder, strerror(-rc))
+              : 0;
+}

@@ -144,6 +144,9 @@ struct ibx_record {
  * socket in it would not fit a unix address. */
 int ibx_journal_folder(const char *given, bool make, char *folder, size_t size,
                        struct ibx_error *err);
+/* Whether this process may make records there, and the folder if it is missing; changes nothing.
+ * Errors as faccessat(2). */
+int ibx_journal_folder_check_writable(const char *folder, struct ibx_error *err);
 
 /* Writes the record durably: on return it survives a crash of the host. -EINVAL: its state machine
  * has no move from the state on disk to this one, or the epoch is lower than on disk. After a

@@ -177,18 +177,22 @@ def every_failure_is_an_object(scene):
 
 @case
 def a_receiver_that_cannot_wait_does_not_say_that_it_waits(scene):
-    """Its folder, where others find it, is on a file system that is read-only."""
+    """Its folder, where others find it, is on a file system that is read-only. A check says so."""
     vm, folder = Vm(scene, incoming=True), scene.path("read-only")
     os.mkdir(folder, 0o700)
     mounted = f"mount -t tmpfs -o ro,mode=700 none {folder} && exec $0 $@"
-    done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", mounted, scene.program, "receive", *vm.qmp, "--listen",
-         "tcp://127.0.0.1:0", "--state-dir", folder],
-        capture_output=True, text=True, timeout=LIMIT, check=False)
-    if "unshare" in done.stderr:
-        raise Skip("no namespace for mounts")
-    equal((done.returncode, done.stdout), (1, ""))
-    tool.says(done.stderr, f"{folder}/", "Read-only", "--state-dir")
+    for words in (("receive", *vm.qmp, "--listen", "tcp://127.0.0.1:0"),
+                  ("check", "--destination", *vm.qmp)):
+        done = subprocess.run(["unshare", "-m", "sh", "-c", mounted, scene.program, *words,
+                               "--state-dir", folder],
+                              capture_output=True, text=True, timeout=LIMIT, check=False)
+        if "unshare" in done.stderr:
+            raise Skip("no namespace for mounts")
+        equal(done.returncode, 1)
+        said = done.stdout + done.stderr
+        equal(len(said.splitlines()), 1)
+        for word in folder, "Read-only", "--state-dir":
+            assert word in said, said
 
 
 @case

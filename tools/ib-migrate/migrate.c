@@ -415,12 +415,21 @@ static void print_check(const struct migrate_args *args, const struct ibx_blocke
         printf("note: %s\n", blockers->notes[i]);
 }
 
+/* A migration writes its record before it begins. */
+static void check_folder(const struct migrate_args *args, struct ibx_blockers *blockers)
+{
+    struct ibx_error why = {0};
+    if (ibx_journal_folder_check_writable(args->folder, &why))
+        memcpy(blockers->reasons[blockers->count++], why.message, sizeof(why.message));
+}
+
 /* Prints the blockers that were found, even if not everything could be checked. */
 int ibx_cli_check(const struct migrate_args *args)
 {
     static struct ibx_blockers blockers;
     struct ibx_error err = {0};
     blockers.managed = args->libvirt;
+    check_folder(args, &blockers);
     if (!ibx_options_check_key(&args->options, args->uri, args->destination, &err) &&
         !ibx_cli_monitor_check(args, &err))
         ibx_migrate_check(args->qmp, !args->destination, args->uri, &args->options, args->links,
