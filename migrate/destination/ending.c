@@ -186,6 +186,11 @@ static int ended_before(struct destination *d, int code, struct ibx_error *err)
                              "has come by this ib-migrate: give virsh migrate --migrateuri "
                              "unix://%.108s, or see QEMU's log",
                              d->options->libvirt);
+    if (!*reason && code == -ECONNRESET && d->stream.state.now > STREAM_CLOSED)
+        return ibx_error_prefix(err, code,
+                                "QEMU (process %d) has not loaded the VM: see its log, and that it "
+                                "has the options of the QEMU at the source",
+                                (int)d->status.record.pid);
     if (!*reason)
         return code;
     return ibx_error_set(err, waited && !strncmp(reason, "host-", 5) ? -ECANCELED : code,
@@ -385,7 +390,7 @@ static const char *what_a_lost_link_means(const struct destination *d, int code)
  * that is no loss of the link, which is still needed to tell the source. */
 static bool qemu_ends(const struct destination *d, int code)
 {
-    if (!destination_ours(d) || destination_settled(d))
+    if (destination_settled(d) || (!destination_ours(d) && code != -ESRCH))
         return false;
     if (code == -ESRCH)
         await_end(d);
@@ -419,8 +424,13 @@ int ibx_destination_link_trouble(struct destination *d, int code, struct ibx_err
             return rc;
     }
     if (!destination_ours(d) &&
-        (d->state.now != DESTINATION_WAITING || d->peer.now == PEER_ABORTED || d->qemu.managed))
-        return give_up(d, code, err);
+        (d->state.now != DESTINATION_WAITING || d->peer.now == PEER_ABORTED || d->qemu.managed)) {
+        struct ibx_error end = {0};
+        const int rc = ibx_destination_check_qemu(d, &end); /* it may be what has ended */
+        if (rc)
+            *err = end;
+        return rc ? rc : give_up(d, code, err);
+    }
     if (destination_linked(&d->link))
         ibx_migration_notify(&d->options->observer, "%s; %s", err->message,
                              what_a_lost_link_means(d, code));

@@ -474,6 +474,22 @@ static void test_destination_qemu_ends(void)
     pair_stayed();
 }
 
+/* QEMU does not tell which clock it has. */
+static void test_a_state_that_qemu_cannot_load(void)
+{
+    struct vm_options options = {
+        .accel = "tcg,thread=single", .append = "", .extra = {"-icount", "shift=7"}};
+    mover_begin();
+    vm_start(&vms[0], &options);
+    vm_start(&vms[1], &(struct vm_options){.accel = options.accel, .append = "", .incoming = true});
+    vm_wait_beats(&vms[0], pair_beats);
+    pair_run(NULL);
+    mover_ends(&receiver, 1);
+    mover_must_print(&receiver, "has not loaded the VM: see its log");
+    mover_ends(&sender, 1);
+    pair_stayed();
+}
+
 /* ------------------------------------------------------------ refused */
 
 static void refused(const struct vm_options *from, const struct vm_options *to, const char *words)
@@ -643,6 +659,7 @@ int main(void)
         VM_TEST(test_destination_qemu_ends_while_the_source_is_busy),
         VM_TEST(test_nobody_is_there),
         VM_TEST(test_destination_qemu_ends),
+        VM_TEST(test_a_state_that_qemu_cannot_load),
         VM_TEST(test_too_small),
         VM_TEST(test_same_file),
         VM_TEST(test_other_machine),
