@@ -277,6 +277,7 @@ struct ibx_path {
     bool encrypted;              /* everything goes in TLS; false for shm, which stays in a host */
     bool remote;                 /* the ends do not both see that they are on one host */
     uint64_t round_trip_ns;      /* the least so far when it was made; 0: not known */
+    unsigned hosts;              /* client: how many the URI's host may have been; 1 as a rule */
     struct {
         char provider[16];
         char reason[256];
@@ -324,6 +325,8 @@ void ibx_network_changes_seen(int fd);
 struct ibx_lookup;
 int ibx_lookup_begin(const struct ibx_uri *uri, struct ibx_lookup **lookup, struct ibx_error *err);
 int ibx_lookup_wait(struct ibx_lookup *lookup, unsigned ms, struct ibx_error *err);
+/* After a wait() that returned 0: how many hosts these may be (struct ibx_path's `hosts`). */
+unsigned ibx_lookup_hosts(const struct ibx_lookup *lookup);
 void ibx_lookup_end(struct ibx_lookup *lookup);
 
 /* Server: what a client with this claim must be; the rest of its handshake is done. */

@@ -131,8 +131,8 @@ static int connect_to(struct ibx_session *s, struct reconnect *reconnect, const 
 
 /* Has the addresses in reconnect->lookup. -EAGAIN: a resolver does not answer, so the next attempt
  * begins with the last address again. */
-static int look_up(struct reconnect *reconnect, const struct ibx_uri *uri, unsigned connect_ms,
-                   struct ibx_error *err)
+static int look_up(struct ibx_session *s, struct reconnect *reconnect, const struct ibx_uri *uri,
+                   unsigned connect_ms, struct ibx_error *err)
 {
     const unsigned wait_ms = connect_ms < ANSWER_MS ? connect_ms : ANSWER_MS;
     if (uri->path[0])
@@ -142,7 +142,18 @@ static int look_up(struct reconnect *reconnect, const struct ibx_uri *uri, unsig
         rc = ibx_lookup_wait(reconnect->lookup, wait_ms, err);
     if (rc && rc != -EAGAIN)
         end_lookup(reconnect);
+    if (!rc && ibx_lookup_hosts(reconnect->lookup) > 1)
+        s->link.one_host = false;
     return rc;
+}
+
+/* Whether a refusal by the server to which the name leads now is the end, though the address that
+ * answered last is silent. A name that leads to one host leads to that host's new address, or to
+ * what has taken its place. The moment is for a name that differs from network to network, on a
+ * host that is just changing its own. */
+static bool has_moved(const struct ibx_session *s, const struct reconnect *reconnect)
+{
+    return s->link.one_host && !is_soon(reconnect);
 }
 
 /* The address at which the server answered last; NULL: it is no IP address, or it is the one in the
@@ -203,14 +214,14 @@ int ibx_reconnect(struct ibx_session *s, struct reconnect *reconnect, struct ibx
         silent = !reconnect->refused;
     }
     struct ibx_error why;
-    const int unknown = look_up(reconnect, &uri, limit_ms, &why);
+    const int unknown = look_up(s, reconnect, &uri, limit_ms, &why);
     if (unknown && reconnect->refused) /* and nobody else can be asked */
         return rc;
     if (unknown)
         return ibx_error_set(err, unknown, "%s", why.message);
     rc = connect_to(s, reconnect, &uri, reconnect->lookup, limit_ms, fresh, err);
     end_lookup(reconnect);
-    if (silent) /* a name may resolve to several servers */
+    if (silent && !has_moved(s, reconnect)) /* a name may resolve to several servers */
         reconnect->refused = false;
     return without_tcp(s, rc, err);
 }

@@ -272,6 +272,7 @@ int ibx_session_connect(struct ibx_session *s, struct ibx_error *err)
     rc = come_alive(s);
     if (rc)
         return ibx_error_set(err, rc, "%s", s->reason);
+    s->link.one_host = s->path.hosts == 1;
     ibx_link_agree(s);
     return 0;
 }

@@ -176,6 +176,7 @@ struct session_link {
     bool only_tcp; /* client: other paths carry only shorter messages than are under way, or lock
                       memory */
     bool unregistered; /* ... the latter reason, which may pass */
+    bool one_host;     /* client: the server's name has never led to several hosts */
 
     /* Server. */
     struct ibx_waiting *waiting; /* of the listening session and all that it has accepted */

@@ -162,7 +162,8 @@ void ibx_handshake_peer_name(int fd, char *out, size_t size)
 }
 
 int ibx_handshake_connect(const struct ibx_uri *uri, const struct ibx_lookup *lookup,
-                          unsigned timeout_ms, bool (*ends)(void), int *fd, struct ibx_error *err)
+                          unsigned timeout_ms, bool (*ends)(void), int *fd, unsigned *hosts,
+                          struct ibx_error *err)
 {
     (void)uri;
     (void)lookup;
@@ -170,6 +171,7 @@ int ibx_handshake_connect(const struct ibx_uri *uri, const struct ibx_lookup *lo
     (void)ends;
     (void)err;
     *fd = next_socket;
+    *hosts = 1;
     return 0;
 }
 

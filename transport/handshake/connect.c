@@ -249,9 +249,20 @@ static int connect_unix(const struct ibx_uri *uri, unsigned timeout_ms, int *fd,
     return 0;
 }
 
-int ibx_handshake_connect(const struct ibx_uri *uri, const struct ibx_lookup *lookup,
-                          unsigned timeout_ms, bool (*ends)(void), int *fd, struct ibx_error *err)
+unsigned ibx_handshake_hosts(const struct addrinfo *list)
 {
+    unsigned of_v4 = 0, others = 0;
+    for (; list; list = list->ai_next)
+        ++*(list->ai_family == AF_INET ? &of_v4 : &others);
+    return of_v4 > others ? of_v4 : others;
+}
+
+int ibx_handshake_connect(const struct ibx_uri *uri, const struct ibx_lookup *lookup,
+                          unsigned timeout_ms, bool (*ends)(void), int *fd, unsigned *hosts,
+                          struct ibx_error *err)
+{
+    if (hosts)
+        *hosts = 1;
     if (uri->path[0])
         return connect_unix(uri, timeout_ms, fd, err);
     struct addrinfo *list = NULL;
@@ -259,6 +270,8 @@ int ibx_handshake_connect(const struct ibx_uri *uri, const struct ibx_lookup *lo
     int rc = known ? 0 : ibx_handshake_resolve(uri, 0, &list, err);
     if (rc)
         return rc;
+    if (hosts)
+        *hosts = ibx_handshake_hosts(known ? known : list);
     struct race race = {.next = known ? known : list, .rc = -EADDRNOTAVAIL};
     const int connected_fd = race_run(&race, timeout_ms, ends);
     if (list)

@@ -435,17 +435,19 @@ static int connect_once(const struct ibx_uri *uri, const struct ibx_options *opt
                         struct ibx_keys *keys, struct ibx_conn **out, struct ibx_error *err)
 {
     int fd = -1;
+    unsigned hosts;
     const struct ibx_claim *claim = options->claim;
     const unsigned limit_ms = claim ? claim->connect_ms : 0;
-    int rc =
-        ibx_handshake_connect(uri, claim ? claim->lookup : NULL,
-                              limit_ms ? limit_ms : options->timeout_ms, options->ends, &fd, err);
+    int rc = ibx_handshake_connect(uri, claim ? claim->lookup : NULL,
+                                   limit_ms ? limit_ms : options->timeout_ms, options->ends, &fd,
+                                   &hosts, err);
     if (rc)
         return rc;
     struct ibx_handshake *h = ibx_handshake_create(fd, IBX_ROLE_CLIENT, options, keys, err);
     if (!h)
         return -ENOMEM;
     struct ibx_conn *conn = h->conn;
+    conn->path.hosts = hosts;
     rc = run(h, err);
     if (rc)
         ibx_close(conn);

@@ -266,10 +266,14 @@ bool ibx_key_name_valid(const char *name, size_t length);
 struct ibx_keys *ibx_keys_hold(struct ibx_keys *keys);
 
 /* connect.c: a connected stream socket to where the URI leads. `lookup`: NULL, or one that may have
- * the addresses of its host. -EADDRNOTAVAIL: the host cannot be
- * resolved; -ETIMEDOUT; -EINTR as of ibx_handshake_poll(); other errors of connect(2). */
+ * the addresses of its host. `hosts`: NULL, or for ibx_handshake_hosts() of these. -EADDRNOTAVAIL:
+ * the host cannot be resolved; -ETIMEDOUT; -EINTR as of ibx_handshake_poll(); other errors of
+ * connect(2). */
 int ibx_handshake_connect(const struct ibx_uri *uri, const struct ibx_lookup *lookup,
-                          unsigned timeout_ms, bool (*ends)(void), int *fd, struct ibx_error *err);
+                          unsigned timeout_ms, bool (*ends)(void), int *fd, unsigned *hosts,
+                          struct ibx_error *err);
+/* How many hosts these addresses may be of: one host may have an IPv4 and an IPv6 address. */
+unsigned ibx_handshake_hosts(const struct addrinfo *list);
 /* lookup.c: the addresses; NULL: those of another host or port, or none. */
 const struct addrinfo *ibx_handshake_looked_up(const struct ibx_lookup *lookup,
                                                const struct ibx_uri *uri);

@@ -64,7 +64,7 @@ static int bind_locked(struct ibx_listener *listener, const struct ibx_uri *uri,
 {
     struct sockaddr_un address;
     int probe = -1;
-    int rc = ibx_handshake_connect(uri, NULL, 0, NULL, &probe, NULL);
+    int rc = ibx_handshake_connect(uri, NULL, 0, NULL, &probe, NULL, NULL);
     if (probe >= 0)
         close(probe);
     /* -EAGAIN: its queue of connection requests is full. */

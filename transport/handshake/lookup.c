@@ -92,6 +92,11 @@ int ibx_lookup_wait(struct ibx_lookup *lookup, unsigned ms, struct ibx_error *er
     return lookup->rc ? ibx_error_set(err, lookup->rc, "%s", lookup->err.message) : 0;
 }
 
+unsigned ibx_lookup_hosts(const struct ibx_lookup *lookup)
+{
+    return ibx_handshake_hosts(lookup->list);
+}
+
 const struct addrinfo *ibx_handshake_looked_up(const struct ibx_lookup *lookup,
                                                const struct ibx_uri *uri)
 {

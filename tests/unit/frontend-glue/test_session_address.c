@@ -3,7 +3,8 @@
  * A session whose host gets another address, as in a VM that has migrated to another network: it
  * goes on from the new one at once, and not when TCP has given the old connection up. So it does
  * when the host has none for a while, when only another server of the same name answers meanwhile,
- * and when nobody resolves the name, or no resolver answers.
+ * and when nobody resolves the name, or no resolver answers. It ends when the name leads to another
+ * server instead.
  *
  *   test_session_address PROVIDER
  */
@@ -167,6 +168,8 @@ int __wrap_poll(struct pollfd *fds, nfds_t count, int timeout)
 
 /* What looks up this name waits until the test lets it. */
 #define SILENT "says-nothing.invalid"
+/* This one leads to OTHER and to SERVER. */
+#define BOTH "has-two-addresses.invalid"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
@@ -180,6 +183,10 @@ int __wrap_getaddrinfo(const char *node, const char *service, const struct addri
 int __wrap_getaddrinfo(const char *node, const char *service, const struct addrinfo *hints,
                        struct addrinfo **list)
 {
+    if (!strcmp(node, BOTH) && !(hints->ai_flags & AI_NUMERICHOST)) {
+        const int rc = __real_getaddrinfo(OTHER, service, hints, list);
+        return rc ? rc : __real_getaddrinfo(SERVER, service, hints, &(*list)->ai_next);
+    }
     if (strcmp(node, SILENT) != 0 || hints->ai_flags & AI_NUMERICHOST)
         return __real_getaddrinfo(node, service, hints, list);
     asked++;
@@ -213,8 +220,8 @@ static void *accept_other(void *argument)
     return NULL;
 }
 
-/* The client's server is one of this name from here on. */
-static void other_begin(struct other *other, struct ibx_session *client)
+/* The client's server has this name from here on, which leads there or to both. */
+static void other_begin(struct other *other, struct ibx_session *client, const char *name)
 {
     struct ibx_error err = {0};
     struct ibx_options options;
@@ -229,8 +236,7 @@ static void other_begin(struct other *other, struct ibx_session *client)
     if (ibx_session_serve(other->listening, &err))
         fail_msg("%s", err.message);
     assert_int_equal(pthread_create(&other->thread, NULL, accept_other, other), 0);
-    free(client->uri);
-    client->uri = strdup(text);
+    rename_server(client, name);
 }
 
 static void other_end(struct other *other)
@@ -247,7 +253,7 @@ static void without_address(bool beside_other)
     pthread_t thread;
     echo_begin(&pair, 3600, "60000");
     if (beside_other)
-        other_begin(&other, pair.client);
+        other_begin(&other, pair.client, BOTH);
     forget_process(pair.client);
     paused = 0;
     endless = true;
@@ -278,6 +284,34 @@ static void another_server_answers(void **state)
 {
     (void)state;
     without_address(true);
+}
+
+/* A name of one server leads to one that does not have the session: it was started again, at
+ * another address. */
+static void the_server_has_moved(void **state)
+{
+    struct session_pair pair;
+    struct other other;
+    uint8_t bytes[CALL_BYTES] = {1};
+    (void)state;
+    echo_begin(&pair, 1, "60000");
+    pair.client->link.agreed = 30; /* the client would wait for so long */
+    other_begin(&other, pair.client, OTHER);
+    forget_process(pair.client);
+    lose_addresses();
+    const uint64_t began = ibx_now_ns();
+    assert_true(ibx_session_write(pair.client, bytes, sizeof(bytes)) != sizeof(bytes) ||
+                ibx_session_sync(pair.client) ||
+                ibx_session_read(pair.client, bytes, sizeof(bytes)) != sizeof(bytes));
+    assert_in_range((ibx_now_ns() - began) / IBX_NS_PER_MS, 0, SOON_MS);
+    assert_non_null(strstr(ibx_session_reason(pair.client), "refuses"));
+    assert_true(ibx_session_server_gone(pair.client));
+    other_end(&other);
+    shell("ip addr add " SERVER "/32 dev lo");
+    come_from("10.99.0.2");
+    ibx_abort(pair.server->conn);
+    session_pair_join(&pair);
+    session_pair_close(&pair);
 }
 
 /* An attempt for each change, but not as many a second as there may be changes. */
@@ -386,6 +420,7 @@ int main(int argc, char **argv)
                                        cmocka_unit_test(gone_without_resolver),
                                        cmocka_unit_test(no_address_for_a_while),
                                        cmocka_unit_test(another_server_answers),
+                                       cmocka_unit_test(the_server_has_moved),
                                        cmocka_unit_test(a_restless_network),
                                        cmocka_unit_test(another_address),
                                        cmocka_unit_test(another_address_at_rest)};

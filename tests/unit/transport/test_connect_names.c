@@ -115,7 +115,7 @@ static int connect_to_many(unsigned timeout_ms, int *fd, struct ibx_error *err)
 {
     const struct ibx_uri uri = {.scheme = "rdma", .host = "many", .port = 1};
     *fd = -1;
-    return ibx_handshake_connect(&uri, NULL, timeout_ms, NULL, fd, err);
+    return ibx_handshake_connect(&uri, NULL, timeout_ms, NULL, fd, NULL, err);
 }
 
 static void expect_connected(const struct sockaddr_in *to)

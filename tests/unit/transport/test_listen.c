@@ -88,7 +88,7 @@ static void *client_run(void *arg)
     struct client *client = arg;
     struct ibx_error err = {0};
     atomic_store(&client->tid, gettid());
-    client->rc = ibx_handshake_connect(&uri, NULL, patience, NULL, &client->fd, &err);
+    client->rc = ibx_handshake_connect(&uri, NULL, patience, NULL, &client->fd, NULL, &err);
     return NULL;
 }
 
@@ -126,7 +126,7 @@ static void test_not_for_ever(void **state)
     (void)state;
     struct ibx_error err = {0};
     int fd = -1;
-    assert_int_equal(ibx_handshake_connect(&uri, NULL, 20, NULL, &fd, &err), -ETIMEDOUT);
+    assert_int_equal(ibx_handshake_connect(&uri, NULL, 20, NULL, &fd, NULL, &err), -ETIMEDOUT);
     assert_non_null(strstr(err.message, uri.path));
     assert_non_null(strstr(err.message, "full"));
     assert_int_equal(fd, -1);
@@ -272,7 +272,7 @@ static void expect_connecting(const char *text, int code, const char *remedy)
     struct ibx_error err = {0};
     int fd = -1;
     assert_int_equal(ibx_uri_parse(text, &there, NULL), 0);
-    assert_int_equal(ibx_handshake_connect(&there, NULL, patience, NULL, &fd, &err), code);
+    assert_int_equal(ibx_handshake_connect(&there, NULL, patience, NULL, &fd, NULL, &err), code);
     if (!strstr(err.message, remedy))
         fail_msg("\"%s\" lacks \"%s\"", err.message, remedy);
 }
@@ -350,9 +350,10 @@ static bool connecting_says(const char *text, int code, const char *remedy)
     struct ibx_uri there;
     struct ibx_error err = {0};
     int fd = -1;
-    const bool says = !ibx_uri_parse(text, &there, NULL) &&
-                      ibx_handshake_connect(&there, NULL, patience, NULL, &fd, &err) == -code &&
-                      strstr(err.message, remedy) && !strstr(err.message, "listen");
+    const bool says =
+        !ibx_uri_parse(text, &there, NULL) &&
+        ibx_handshake_connect(&there, NULL, patience, NULL, &fd, NULL, &err) == -code &&
+        strstr(err.message, remedy) && !strstr(err.message, "listen");
     if (!says)
         fprintf(stderr, "\"%s\" lacks \"%s\"\n", err.message, remedy);
     return says;
