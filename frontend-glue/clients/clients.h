@@ -15,6 +15,7 @@
  *   held_memory.c    keeps memory from being freed while a copy uses it
  *   cleared_memory.c clears memory before another program gets it
  *   captures.c       keeps captures of streams and waits for the device apart
+ *   exec_functions.c functions of clients that only an executable graph calls
  *   frees.c          frees memory while graphs of clients run
  *   own_streams.c    streams of the back end's own
  *   own_work.c       waits for a client's own work, where CUDA would wait for all clients'
@@ -172,6 +173,18 @@ void **ibx_graph_nodes_of(void *function, void *graph, size_t *count, int *rc);
 int ibx_graph_node_room(struct gpu_session *x, const void *graph, size_t behind, uint64_t inner,
                         unsigned depth, uint64_t *weight);
 
+/* exec_functions.c: set(): a node of an executable graph, which is the session's alone meanwhile,
+ * calls that function (ibx_host_work_repeat_lone()) in place of the one before. launch(): it is
+ * launched, or (-1) was not, after all. keep(): something else may call its functions, too. gone():
+ * it has none of them any more. forget(): the context is gone, with all that is launched in it;
+ * NULL: all are. */
+void ibx_exec_functions_set(struct gpu_session *x, const void *exec, const void *node,
+                            const void *function);
+void ibx_exec_functions_launch(const void *exec, int more);
+void ibx_exec_functions_keep(const void *exec);
+void ibx_exec_functions_gone(const void *exec);
+void ibx_exec_functions_forget(const void *context);
+
 /* graph_room.c: ibx_graph_room_take() is called before the launch of a graph that calls so many
  * functions of clients, and blocks until there is room for them, for a bounded time.
  * ibx_graph_room_give(): so many were called, or will not be. */
@@ -204,6 +217,12 @@ void ibx_host_work_release(void *repeated);
 /* The function is known until its queue's session ends, however often it is released. */
 void ibx_host_work_for_good(const void *repeated);
 void ibx_host_work_call(void *repeated);
+/* The same of a function that one node of an executable graph calls, whatever others have its
+ * number: it is known until it is replaced, and was called as often as launched. launch(): once
+ * more, or (-1) not, after all. replace(): `over`: launches until now call it no more. */
+void *ibx_host_work_repeat_lone(struct gpu_session *x, uint64_t queue, uint64_t number, int *rc);
+void ibx_host_work_launch(const void *lone, int more);
+void ibx_host_work_replace(const void *lone, bool over);
 /* The same of a function that copies n bytes between the client and a slot (graph_slots.h). The
  * slot is held once more for the graph; copy->slot is its number. Such a function is not released,
  * but forgotten when its slot has gone. CUDA_INVALID_VALUE: the number is that of another function

@@ -250,6 +250,7 @@ void ibx_frees_exec(struct gpu_session *x, const void *exec)
         ibx_cuda_capture_restore(x->cuda, mode);
     }
     free(last);
+    ibx_exec_functions_gone(exec);
 }
 
 /* Locked. The context that is gone, for forget(); NULL: it is not known which. */
@@ -275,9 +276,11 @@ void ibx_frees_forget(const void *context)
     gone = context;
     tdestroy(all, forget);
     pthread_mutex_unlock(&lock);
+    ibx_exec_functions_forget(context);
 }
 
-/* How many functions of clients the launch will call: none, if the stream is being captured. */
+/* How many functions of clients the launch will call: none, if the stream is being captured. Then
+ * what comes of the capture may call them. */
 static unsigned functions_of(struct gpu_session *x, const void *graph, void *stream)
 {
     const unsigned functions = ibx_handles_functions(x, (uintptr_t)graph);
@@ -285,6 +288,8 @@ static unsigned functions_of(struct gpu_session *x, const void *graph, void *str
     if (functions && ibx_captures_any() && ibx_back_end_have_cuda(x) && (uintptr_t)stream > 1 &&
         x->cuda->stream_is_capturing(stream, &capturing))
         capturing = 0;
+    if (capturing)
+        ibx_exec_functions_keep(graph);
     return capturing ? 0 : functions;
 }
 
@@ -304,6 +309,7 @@ int ibx_frees_launch(struct gpu_session *x, int (*launch)(void *graph, void *str
         return launch(graph, stream);
     const unsigned functions = functions_of(x, graph, stream);
     ibx_graph_room_take(functions);
+    ibx_exec_functions_launch(graph, 1);
     pthread_mutex_lock(&lock);
     hold();
     while (inside)
@@ -312,8 +318,10 @@ int ibx_frees_launch(struct gpu_session *x, int (*launch)(void *graph, void *str
     launching++;
     pthread_mutex_unlock(&lock);
     const int rc = launch(graph, stream);
-    if (rc)
+    if (rc) {
+        ibx_exec_functions_launch(graph, -1);
         ibx_graph_room_give(functions);
+    }
     pthread_mutex_lock(&lock);
     launching--;
     pthread_cond_broadcast(&changed);

@@ -6,7 +6,9 @@
  * it is to call, over a connection of its own (IBX_OWN_WORK), and reports each that it has called.
  *
  * A function that a graph calls is a new entry at each call. It is known as long as a graph, or an
- * executable graph, has it, which a user object of CUDA's tells. A function that copies between the
+ * executable graph, has it, which a user object of CUDA's tells. No object tells of one that a node
+ * has in an executable graph alone (exec_functions.c): its launches and calls are counted, so that
+ * it can go when the last launch has called it. A function that copies between the
  * client and a slot (graph_slots.h) needs no calls of CUDA: a bit of its id says that it does, also
  * when its queue is gone.
  *
@@ -36,7 +38,7 @@
 
 /*
  * state machine: function that a stream waits for
- *   [*] -> REPEATED -> [*]              of a graph, until the last one: what others are made of
+ *   [*] -> REPEATED -> [*]              of graphs, until the last one: what others are made of
  *   [*] -> WAITING                      enqueued
  *   WAITING -> REACHED                  its stream has got there
  *   REACHED -> TAKEN                    the client's thread has asked, and calls it
@@ -72,6 +74,9 @@ struct function {
     struct ibx_host_copy copy;
     unsigned users; /* graphs that have it, and threads that are about to give it to one */
     bool for_good;  /* ibx_host_work_for_good() */
+    bool lone;      /* of one node of an executable graph: */
+    bool replaced;  /* ... it is not launched any more */
+    uint64_t launched, called;
 };
 
 struct ibx_host_queue {
@@ -237,25 +242,6 @@ static struct function *enter(struct ibx_host_queue *q, uint64_t number, enum fu
     return f;
 }
 
-void ibx_host_work_call(void *repeated)
-{
-    pthread_mutex_lock(&lock);
-    const struct function *f = in_that_state(repeated, FUNCTION_REPEATED);
-    const bool copies = ibx_host_work_is_copy(repeated);
-    struct function *once = f ? enter(f->queue, f->number, FUNCTION_WAITING, copies) : NULL;
-    if (once)
-        once->copy = f->copy;
-    void *id = once ? (void *)once->id : NULL;
-    pthread_mutex_unlock(&lock);
-    if (f && !once)
-        ibx_log(IBX_LOG_ERROR, "no memory to call a function of a client's graph: the graph goes "
-                               "on without it");
-    if (once)
-        wait_for_client(id, 0);
-    if (!copies)
-        ibx_graph_room_give(1);
-}
-
 /* ----------------------------------------------------------------------------- requests */
 
 int ibx_host_work_open(struct gpu_session *x, uint64_t *id)
@@ -318,14 +304,16 @@ static struct function *find_repeated(struct ibx_host_queue *q, uint64_t number)
 }
 
 /* Locked. A new function in REPEATED; NULL: no memory. */
-static struct function *enter_repeated(struct ibx_host_queue *q, uint64_t number, bool copies)
+static struct function *enter_repeated(struct ibx_host_queue *q, uint64_t number, bool copies,
+                                       bool lone)
 {
     struct function *f = enter(q, number, FUNCTION_REPEATED, copies);
-    if (f && !tsearch(f, &repeated_ones, compare_numbers)) {
+    if (f && !lone && !tsearch(f, &repeated_ones, compare_numbers)) {
         forget(f);
         return NULL;
     }
     if (f) {
+        f->lone = lone;
         f->next = q->repeated;
         f->at = &q->repeated;
         if (f->next)
@@ -343,8 +331,39 @@ static void forget_repeated(struct function *f)
     if (f->next)
         f->next->at = f->at;
     ibx_graph_functions_count(-1);
-    tdelete(f, &repeated_ones, compare_numbers);
+    if (!f->lone)
+        tdelete(f, &repeated_ones, compare_numbers);
     forget(f);
+}
+
+/* Locked. */
+static void forget_if_over(struct function *f)
+{
+    if (f->replaced && f->called >= f->launched && !f->for_good)
+        forget_repeated(f);
+}
+
+void ibx_host_work_call(void *repeated)
+{
+    pthread_mutex_lock(&lock);
+    struct function *f = in_that_state(repeated, FUNCTION_REPEATED);
+    const bool known = f, copies = ibx_host_work_is_copy(repeated);
+    struct function *once = f ? enter(f->queue, f->number, FUNCTION_WAITING, copies) : NULL;
+    if (once)
+        once->copy = f->copy;
+    void *id = once ? (void *)once->id : NULL;
+    if (f && f->lone) {
+        f->called++;
+        forget_if_over(f);
+    }
+    pthread_mutex_unlock(&lock);
+    if (known && !once)
+        ibx_log(IBX_LOG_ERROR, "no memory to call a function of a client's graph: the graph goes "
+                               "on without it");
+    if (once)
+        wait_for_client(id, 0);
+    if (!copies)
+        ibx_graph_room_give(1);
 }
 
 void ibx_host_work_unused(const void *repeated, uint64_t slot)
@@ -362,7 +381,7 @@ static void *repeat(const struct gpu_session *x, uint64_t id, uint64_t number, b
     struct ibx_host_queue *q = with_room(x, id, number, rc);
     struct function *f = q ? find_repeated(q, number) : NULL;
     if (q && !f)
-        f = enter_repeated(q, number, copies);
+        f = enter_repeated(q, number, copies, false);
     void *made = f ? (void *)f->id : NULL;
     const bool good = made && ibx_host_work_is_copy(made) == copies;
     if (good)
@@ -378,6 +397,39 @@ static void *repeat(const struct gpu_session *x, uint64_t id, uint64_t number, b
 void *ibx_host_work_repeat(struct gpu_session *x, uint64_t id, uint64_t number, int *rc)
 {
     return repeat(x, id, number, false, rc);
+}
+
+void *ibx_host_work_repeat_lone(struct gpu_session *x, uint64_t id, uint64_t number, int *rc)
+{
+    pthread_mutex_lock(&lock);
+    struct ibx_host_queue *q = with_room(x, id, number, rc);
+    const struct function *f = q ? enter_repeated(q, number, false, true) : NULL;
+    void *made = f ? (void *)f->id : NULL;
+    pthread_mutex_unlock(&lock);
+    if (!made && !*rc)
+        *rc = CUDA_MEMORY_ALLOCATION;
+    return made;
+}
+
+void ibx_host_work_launch(const void *lone, int more)
+{
+    pthread_mutex_lock(&lock);
+    struct function *f = in_that_state(lone, FUNCTION_REPEATED);
+    if (f)
+        f->launched += (uint64_t)(int64_t)more;
+    pthread_mutex_unlock(&lock);
+}
+
+void ibx_host_work_replace(const void *lone, bool over)
+{
+    pthread_mutex_lock(&lock);
+    struct function *f = in_that_state(lone, FUNCTION_REPEATED);
+    if (f) {
+        f->replaced = true;
+        f->launched = over ? 0 : f->launched;
+        forget_if_over(f);
+    }
+    pthread_mutex_unlock(&lock);
 }
 
 /* The copy of a function of graphs; `new`, unless NULL, replaces it before. */

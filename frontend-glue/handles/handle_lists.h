@@ -42,6 +42,7 @@ struct handle {
     uint64_t weight;       /* as how many it counts */
     uint64_t nodes;        /* of a graph: 1, and the weights of its nodes, with those in them */
     uint64_t stream;       /* selected for a library's handle */
+    uint64_t object;       /* of a node: see ibx_handles_set_object(); 0: none */
     uint64_t relies, relied;   /* another handle that a library's uses, and that one's number */
     const void *context;       /* in which it is; NULL: not known */
     int gpu;                   /* of an executable graph: where it was made */

@@ -521,6 +521,17 @@ bool ibx_handles_is_node_of(struct gpu_session *x, uint64_t node, uint64_t graph
     return is;
 }
 
+uint64_t ibx_handles_set_object(struct gpu_session *x, uint64_t node, uint64_t object)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    struct handle *found = ibx_handle_find(x, IBX_HANDLE_NODE, node);
+    const uint64_t before = found ? found->object : 0;
+    if (found)
+        found->object = object;
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return before;
+}
+
 void ibx_handles_forget(const void *context)
 {
     pthread_mutex_lock(&ibx_handles_lock);

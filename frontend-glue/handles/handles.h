@@ -54,6 +54,9 @@ bool ibx_handles_add_node(struct gpu_session *x, uint64_t node, uint64_t graph, 
 bool ibx_handles_list_node(struct gpu_session *x, uint64_t node, uint64_t graph);
 void ibx_handles_forget_nodes(uint64_t graph);
 bool ibx_handles_is_node_of(struct gpu_session *x, uint64_t node, uint64_t graph);
+/* Notes the object of CUDA's by which a node's graph keeps what the node alone needs; 0: none.
+ * Returns the one before. */
+uint64_t ibx_handles_set_object(struct gpu_session *x, uint64_t node, uint64_t object);
 /* The graph of a node, or, if `outermost`, the graph around it that is in no other; 0: not
  * known. */
 uint64_t ibx_handles_graph_of(struct gpu_session *x, uint64_t node, bool outermost);

@@ -118,6 +118,29 @@ static int take_slot(struct own_request *e, const struct runtime *r, struct aske
     return rc;
 }
 
+/* ------------------------------------------------------------------------ objects of graphs */
+
+/* An error in here is not the client's, and is cleared. If an error of the client was pending
+ * before, nothing is cleared: that would lose the client's error. */
+static bool has_error(void)
+{
+    int (*peek)(void) = NULL;
+    *(void **)&peek = ibx_back_end_runtime("cudaPeekAtLastError");
+    return peek && peek();
+}
+
+/* The node has another object in that graph, or none (NULL): the graph no longer needs the one
+ * before. */
+static void set_object(struct own_request *e, void *graph, const void *node, const void *object)
+{
+    int (*release)(void *of, void *what, unsigned references) = NULL;
+    void *before = pointer_to(ibx_handles_set_object(e->x, (uintptr_t)node, (uintptr_t)object));
+    const bool had_error = has_error();
+    *(void **)&release = ibx_back_end_runtime("cudaGraphReleaseUserObject");
+    if (before && release && release(graph, before, 1) && !had_error)
+        ibx_back_end_forget_error();
+}
+
 static int keep(const struct runtime *r, void *graph, void *object)
 {
     const int rc = r->retain(graph, object, 1, MOVES);
@@ -256,8 +279,10 @@ static int set_in_exec(struct own_request *e, const struct runtime *r, struct as
     return rc;
 }
 
+/* The slot that the pair was made with stays as long as its graph, each later one until the next.
+ */
 static int set_in_graph(struct own_request *e, const struct runtime *r, struct asked *a,
-                        const struct pair *pair)
+                        const struct pair *pair, const void *node)
 {
     int (*set_parameters)(void *node, const struct ibx_cuda_memcpy3d *p) = NULL;
     int (*set_host)(void *node, const struct host_node *host) = NULL;
@@ -267,9 +292,14 @@ static int set_in_graph(struct own_request *e, const struct runtime *r, struct a
     if (!set_host)
         return CUDA_NOT_SUPPORTED;
     int rc = take_slot(e, r, a, &object);
-    if (!rc && !(rc = keep(r, pair->graph, object)))
-        rc = set_parameters(pair->copy, &a->p);
-    return rc ? rc : set_host(pair->host, &a->host);
+    rc = rc ? rc : keep(r, pair->graph, object);
+    if (rc)
+        return rc;
+    rc = set_parameters(pair->copy, &a->p);
+    rc = rc ? rc : set_host(pair->host, &a->host);
+    if (!rc)
+        set_object(e, pair->graph, node, object);
+    return rc;
 }
 
 /* The answer has the number of the function that the node's graph has called so far. */
@@ -287,7 +317,7 @@ static int set_copy(struct own_request *e)
     if (!look_up(&r))
         return CUDA_NOT_SUPPORTED;
     ibx_put_u64(&e->out, pair.number);
-    return exec ? set_in_exec(e, &r, &a, exec, node) : set_in_graph(e, &r, &a, &pair);
+    return exec ? set_in_exec(e, &r, &a, exec, node) : set_in_graph(e, &r, &a, &pair, node);
 }
 
 /* The answer has the number of the client's function; or 0 and the parameters of a copy within the
@@ -377,19 +407,17 @@ static int capture_copy(struct own_request *e)
 /* ------------------------------------------------------------------------------- plain functions
  */
 
-/* An error in here is not the client's, and is cleared. If an error of the client was pending
- * before, nothing is cleared: that would lose the client's error. */
-void ibx_own_request_graph_calls(void *graph, void *repeated)
+/* From now on the graph has a function of the client. Returns the graph's object; NULL: there is
+ * none, and the function stays. */
+static void *graph_calls(void *graph, void *repeated)
 {
-    int (*peek)(void) = NULL;
     struct runtime r;
     void *object = NULL;
-    *(void **)&peek = ibx_back_end_runtime("cudaPeekAtLastError");
-    const bool had_error = peek && peek();
+    const bool had_error = has_error();
     const bool tells = graph && look_up(&r) &&
                        !r.make_object(&object, repeated, ibx_host_work_release, 1, NO_SYNC);
     if (tells && !r.retain(graph, object, 1, MOVES))
-        return;
+        return object;
     ibx_host_work_for_good(repeated);
     if (tells)
         r.release_object(object, 1);
@@ -397,12 +425,24 @@ void ibx_own_request_graph_calls(void *graph, void *repeated)
         ibx_host_work_release(repeated);
     if (!had_error)
         ibx_back_end_forget_error();
+    return NULL;
+}
+
+void ibx_own_request_node_calls(struct own_request *e, const void *node, void *repeated)
+{
+    void *graph = pointer_to(ibx_handles_graph_of(e->x, (uintptr_t)node, false));
+    set_object(e, graph, node, graph_calls(graph, repeated));
+}
+
+void ibx_own_request_node_calls_end(struct own_request *e, const void *node)
+{
+    set_object(e, pointer_to(ibx_handles_graph_of(e->x, (uintptr_t)node, false)), node, NULL);
 }
 
 void ibx_own_request_capture_calls(void *stream, void *repeated)
 {
     struct captured c = {.count = 0};
-    ibx_own_request_graph_calls(get_captured(stream, &c) ? c.graph : NULL, repeated);
+    graph_calls(get_captured(stream, &c) ? c.graph : NULL, repeated);
 }
 
 /* ---------------------------------------------------------------------------------- requests */

@@ -246,7 +246,10 @@ static int update(struct own_request *e)
     if (!version || version(&found) || found < 12000)
         return CUDA_NOT_SUPPORTED;
     FUNCTION(e, change);
-    ibx_put_u32(&e->out, (uint32_t)change(exec, graph, &told));
+    const int rc = change(exec, graph, &told);
+    if (!rc)
+        ibx_exec_functions_gone(exec);
+    ibx_put_u32(&e->out, (uint32_t)rc);
     ibx_put_u32(&e->out, (uint32_t)told.result);
     ibx_put_u64(&e->out, (uintptr_t)told.node);
     ibx_put_u64(&e->out, (uintptr_t)told.other);

@@ -62,9 +62,12 @@ void ibx_own_request_forget_child(struct own_request *e, void *node);
 /* The number of the function of a node that copies between host and device; 0: it is no such
  * node. */
 uint64_t ibx_own_request_copy_of_node(struct own_request *e, void *node);
-/* From now on a graph, or the capture of a stream, has a function of the client (host_work.c). The
- * function is released when that graph, its copies and executable graphs are gone. */
-void ibx_own_request_graph_calls(void *graph, void *repeated);
+/* From now on a node of a graph, or the capture of a stream, has a function of the client
+ * (host_work.c). The function is released when that graph, its copies and executable graphs are
+ * gone; of a node's, the graph itself keeps only the last one, and none of a node that is about to
+ * be destroyed (end). */
+void ibx_own_request_node_calls(struct own_request *e, const void *node, void *repeated);
+void ibx_own_request_node_calls_end(struct own_request *e, const void *node);
 void ibx_own_request_capture_calls(void *stream, void *repeated);
 
 #endif

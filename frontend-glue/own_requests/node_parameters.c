@@ -161,11 +161,6 @@ struct host_node {
     void *argument;
 };
 
-static void *graph_of(const struct own_request *e, const void *node)
-{
-    return pointer_to(ibx_handles_graph_of(e->x, (uintptr_t)node, false));
-}
-
 /* Answers the number of the client's function. */
 static int get_host(struct own_request *e)
 {
@@ -191,16 +186,19 @@ static int set_host(struct own_request *e)
     struct host_node host = {.function = ibx_host_work_call};
     if (!there || !whole(e) || type_of(node) != HOST_NODE)
         return CUDA_INVALID_VALUE;
-    host.argument = ibx_host_work_repeat(e->x, queue, number, &rc);
+    host.argument = exec ? ibx_host_work_repeat_lone(e->x, queue, number, &rc)
+                         : ibx_host_work_repeat(e->x, queue, number, &rc);
     if (rc)
         return rc;
     rc = set_in(exec, node, "cudaGraphHostNodeSetParams", "cudaGraphExecHostNodeSetParams", &host);
-    if (!rc && exec) /* nobody tells when the executable graph has gone */
-        ibx_host_work_for_good(host.argument);
-    if (rc || exec)
-        ibx_host_work_release(host.argument);
+    if (exec && !rc)
+        ibx_exec_functions_set(e->x, exec, node, host.argument);
+    else if (exec)
+        ibx_host_work_replace(host.argument, true);
+    else if (!rc)
+        ibx_own_request_node_calls(e, node, host.argument);
     else
-        ibx_own_request_graph_calls(graph_of(e, node), host.argument);
+        ibx_host_work_release(host.argument);
     return rc;
 }
 

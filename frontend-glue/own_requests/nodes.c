@@ -77,11 +77,16 @@ static int make_node(struct own_request *e, struct place *p, const void *last, v
     return rc ? rc : add(node, p->graph, p->behind, p->count, last);
 }
 
+static int add_noted(struct own_request *e, struct place *p, const void *last, void **node)
+{
+    const int rc = make_node(e, p, last, node);
+    return ibx_own_request_answer_node(e, rc, p, *node);
+}
+
 static int add_node(struct own_request *e, struct place *p, const void *last)
 {
     void *node = NULL;
-    const int rc = make_node(e, p, last, &node);
-    return ibx_own_request_answer_node(e, rc, p, node);
+    return add_noted(e, p, last, &node);
 }
 
 /* Sets a node's parameters: in its graph by the request's function, or in the executable graph
@@ -166,6 +171,7 @@ static int add_host(struct own_request *e)
 {
     struct place p;
     int rc = 0;
+    void *node = NULL;
     struct {
         void (*function)(void *argument);
         void *argument;
@@ -177,11 +183,11 @@ static int add_host(struct own_request *e)
     host.argument = ibx_host_work_repeat(e->x, queue, number, &rc);
     if (rc)
         return rc;
-    rc = add_node(e, &p, &host);
+    rc = add_noted(e, &p, &host, &node);
     if (rc)
         ibx_host_work_release(host.argument);
     else
-        ibx_own_request_graph_calls(p.graph, host.argument);
+        ibx_own_request_node_calls(e, node, host.argument);
     return rc;
 }
 
@@ -394,8 +400,10 @@ static int destroy_node(struct own_request *e)
     void *node = pointer(&e->in);
     if (whole(e) && is_conditional(e, node))
         return CUDA_NOT_SUPPORTED;
-    if (whole(e) && is_node(e, node))
+    if (whole(e) && is_node(e, node)) {
         ibx_own_request_forget_child(e, node);
+        ibx_own_request_node_calls_end(e, node);
+    }
     if (!whole(e) || !ibx_handles_remove(e->x, IBX_HANDLE_NODE, (uintptr_t)node))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, give_back);

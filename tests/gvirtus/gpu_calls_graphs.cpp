@@ -158,6 +158,32 @@ bool destroyed_beside_graphs()
     return HOLDS(served && waited && over && destroying.result() == 0);
 }
 
+// A function that a node has in an executable graph alone is called by the launches before it is
+// replaced, and before the graph is updated.
+bool replaced_beside_graphs()
+{
+    Waiting w;
+    Remote &remote = w.gpu.remote;
+    const std::uint64_t made = answer(remote, "ibxRuntime", number(IBX_OWN_GRAPH_CREATE).i32(0));
+    Body body = number(IBX_OWN_NODE_HOST).u64(made);
+    body.bytes.insert(body.bytes.end(), 2, 0);
+    const std::uint64_t node = answer(remote, "ibxRuntime", body.u64(w.queue).u64(1));
+    w.exec = answer(remote, "ibxRuntime", number(IBX_OWN_GRAPH_INSTANTIATE).u64(made).u64(0));
+    for (std::uint64_t function : {2, 3, 4}) {
+        body = number(IBX_OWN_SET_HOST).u64(w.exec).u64(node).u64(w.queue).u64(function);
+        REQUIRE(remote.call("ibxRuntime", body) == 0 && w.launch());
+    }
+    body = number(IBX_OWN_EXEC_UPDATE).u64(w.exec).u64(made);
+    std::uint64_t called = 0;
+    for (std::uint64_t function : {2, 3, 4}) {
+        for (std::uint64_t next = 0; !next; called = next)
+            next = ask(w.calls.remote, called);
+        REQUIRE(called == function);
+    }
+    return HOLDS(ask(w.calls.remote, called) == 0 && remote.stream_synchronize(w.stream) == 0 &&
+                 answer(remote, "ibxRuntime", body) == 0 && w.launch() && w.serve());
+}
+
 // The same with a kernel that the driver loads at its first launch.
 bool loaded_beside_graphs()
 {
@@ -497,6 +523,7 @@ void check_calls_graphs()
           [] { return copied_beside_graphs(true); });
     check("... from the device", [] { return copied_beside_graphs(false); });
     check("an executable graph destroyed beside graphs", destroyed_beside_graphs);
+    check("a function replaced in an executable graph", replaced_beside_graphs);
     check("a kernel loaded beside graphs", loaded_beside_graphs);
     check("... and again, when it was taken away", loaded_again_beside_graphs);
     check("graphs of many clients that wait", [] { return many_graphs(12, true); });

@@ -126,6 +126,19 @@ EXPORT int cudaUserObjectRelease(void *object, unsigned count)
     return returns(0);
 }
 
+EXPORT int cudaGraphReleaseUserObject(void *handle, void *object, unsigned count)
+{
+    struct double_graph *graph = graph_of(handle);
+    for (unsigned i = 0; i < graph->objects && count == 1; i++) {
+        if (graph->object[i] != object)
+            continue;
+        graph->object[i] = graph->object[--graph->objects];
+        let_go(object);
+        return returns(0);
+    }
+    return returns(INVALID_VALUE);
+}
+
 /* With the flag 1 the caller's reference becomes the graph's. */
 EXPORT int cudaGraphRetainUserObject(void *handle, void *object, unsigned count, unsigned flags)
 {

@@ -17,6 +17,27 @@ static struct timespec now; /* the clock stands but for launches that are held *
 static unsigned follow_ms;  /* a graph runs so long: is one launched meanwhile, so is the next */
 static unsigned rounds;
 
+void ibx_exec_functions_launch(const void *exec, int more)
+{
+    (void)exec;
+    (void)more;
+}
+
+void ibx_exec_functions_keep(const void *exec)
+{
+    (void)exec;
+}
+
+void ibx_exec_functions_gone(const void *exec)
+{
+    (void)exec;
+}
+
+void ibx_exec_functions_forget(const void *context)
+{
+    (void)context;
+}
+
 bool ibx_host_work_repeats(void)
 {
     return true;

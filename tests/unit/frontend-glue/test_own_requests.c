@@ -332,9 +332,10 @@ static int add_host_node(uint64_t graph, uint64_t queue, uint64_t number, uint64
     return own_run(&alice, &w, node);
 }
 
-static int set_host_node(uint64_t node, uint64_t queue, uint64_t number)
+/* In the executable graph `exec`, or (0) in the graph itself. */
+static int set_host_node(uint64_t exec, uint64_t node, uint64_t queue, uint64_t number)
 {
-    return own_call(&alice, IBX_OWN_SET_HOST, 4, (uint64_t[]){0, node, queue, number}, NULL);
+    return own_call(&alice, IBX_OWN_SET_HOST, 4, (uint64_t[]){exec, node, queue, number}, NULL);
 }
 
 /* Another session of alice's that names her graph. */
@@ -443,7 +444,46 @@ static void test_functions_go_with_graphs(void **state)
     /* One that a node gets later, too. */
     assert_int_equal(own_graph_create(&alice, &graph), 0);
     assert_int_equal(add_host_node(graph, queue, 1, &node), 0);
-    assert_int_equal(set_host_node(node, queue, 2), 0);
+    assert_int_equal(set_host_node(0, node, queue, 2), 0);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, graph, NULL), 0);
+    assert_false(ibx_host_work_repeats());
+    ibx_host_work_end(&alice.x);
+}
+
+/* Of the functions that a node gets one after the other, in its graph or in an executable graph,
+ * the last one is known. */
+static void test_functions_go_with_the_next_one(void **state)
+{
+    uint64_t queue, graph, node, exec, told;
+    (void)state;
+    assert_int_equal(ibx_host_work_open(&alice.x, &queue), 0);
+    assert_int_equal(own_graph_create(&alice, &graph), 0);
+    assert_int_equal(add_host_node(graph, queue, 1, &node), 0);
+    const uint64_t of[] = {graph, 0};
+    assert_int_equal(own_call(&alice, IBX_OWN_GRAPH_INSTANTIATE, 2, of, &exec), 0);
+    for (uint64_t i = 1; i < 70000; i++) {
+        assert_int_equal(set_host_node(0, node, queue, i), 0);
+        assert_int_equal(set_host_node(exec, node, queue, 100000 + i), 0);
+    }
+    assert_int_equal(own_call_one(&alice, IBX_OWN_NODE_DESTROY, node, NULL), 0);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_EXEC_DESTROY, exec, NULL), 0);
+    assert_false(ibx_host_work_repeats());
+    /* An update, and the end of the context. */
+    assert_int_equal(add_host_node(graph, queue, 1, &node), 0);
+    for (int i = 0; i < 2; i++) {
+        void *context = NULL;
+        assert_int_equal(own_call(&alice, IBX_OWN_GRAPH_INSTANTIATE, 2, of, &exec), 0);
+        assert_int_equal(set_host_node(exec, node, queue, 2), 0);
+        if (i) {
+            assert_int_equal(alice.x.cuda->ctx_get_current(&context), 0);
+            ibx_frees_forget(context);
+        } else {
+            assert_int_equal(
+                own_call(&alice, IBX_OWN_EXEC_UPDATE, 2, (uint64_t[]){exec, graph}, &told), 0);
+            assert_true(told == 0);
+        }
+        assert_int_equal(own_call_one(&alice, IBX_OWN_EXEC_DESTROY, exec, NULL), 0);
+    }
     assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, graph, NULL), 0);
     assert_false(ibx_host_work_repeats());
     ibx_host_work_end(&alice.x);
@@ -582,6 +622,7 @@ int main(void)
         cmocka_unit_test(test_very_many_functions),
         cmocka_unit_test(test_functions_come_and_go),
         cmocka_unit_test(test_functions_go_with_graphs),
+        cmocka_unit_test(test_functions_go_with_the_next_one),
         cmocka_unit_test(test_one_request_for_a_graph),
         cmocka_unit_test(test_one_change_of_what_is_launched),
         cmocka_unit_test(test_slots_come_and_go),
