@@ -45,7 +45,9 @@
 struct graph_part {
     struct graph_part *next;
     uint64_t descriptor;
-    enum { PART_OPEN, PART_OF_ANOTHER } state; /* OF_ANOTHER: nothing more can be added */
+    /* OF_ANOTHER: nothing more can be added. FILLED: the library has written another one's content
+     * into it, which is not known here. */
+    enum { PART_OPEN, PART_OF_ANOTHER, PART_FILLED } state;
     /* Of a tensor, as the library has taken it. */
     int64_t number, elements, bytes; /* bytes of each element; 0: not set */
     bool numbered, by_value;
@@ -80,7 +82,7 @@ static bool add_value(struct graph_part *to, int64_t number)
     for (unsigned i = 0; i < to->count; i++)
         if (to->values[i] == number)
             return true;
-    if (to->count == BY_VALUE || to->state != PART_OPEN)
+    if (to->count == BY_VALUE || to->state == PART_OF_ANOTHER)
         return false;
     to->values[to->count++] = number;
     return true;
@@ -212,6 +214,22 @@ static void are_of_another(const void *array, uint64_t count)
     pthread_mutex_unlock(&lock);
 }
 
+/* The library has filled these. If they are tensors, what was set before is set no more, and
+ * nothing can be set in them: it would not be known of how many bytes a tensor by value is. */
+static void are_filled(const void *array, uint64_t count)
+{
+    pthread_mutex_lock(&lock);
+    for (uint64_t i = 0; array && i < count; i++) {
+        struct graph_part *part = *place_of(element(array, i));
+        if (!part)
+            continue;
+        part->numbered = part->by_value = false;
+        if (part->state == PART_OPEN)
+            part->state = PART_FILLED;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
 /* ------------------------------------------------------------------------------- networks */
 
 #define NETWORK    ((enum ibx_handle_kind)(IBX_HANDLE_MATH + IBX_MATH_RNN))
@@ -266,6 +284,8 @@ void ibx_dnn_done(struct gpu_session *x, const struct ibx_math_function *f,
     if (f->number == IBX_MATH_cudnnSetRNNDescriptor_v8)
         ibx_handles_rely(x, NETWORK, (uintptr_t)values[0].p, DROPOUT,
                          (uintptr_t)values[OF_NETWORK].p);
+    if (f->number == IBX_MATH_cudnnBackendGetAttribute && values[2].i == TYPE_DESCRIPTOR)
+        are_filled(values[5].p, values[3].l);
     if (f->number != IBX_MATH_cudnnBackendSetAttribute)
         return;
     if (values[2].i == TYPE_DESCRIPTOR)

@@ -44,6 +44,14 @@ struct Graphs {
         return remote.call(IBX_MATH_SETS_UP, body);
     }
 
+    // Fills one descriptor from another.
+    int fill(std::uint64_t from, std::uint64_t to)
+    {
+        Body body = function(IBX_MATH_cudnnBackendGetAttribute, from);
+        body = byte(body.i32(TENSORS.name).i32(TENSORS.type).u64(1), 1);
+        return remote.call(IBX_MATH_WAITS, byte(body, 1).u64(to));
+    }
+
     int finalize(std::uint64_t descriptor)
     {
         return remote.call(IBX_MATH_SETS_UP, function(IBX_MATH_cudnnBackendFinalize, descriptor));
@@ -138,6 +146,29 @@ bool foreign_graphs()
     return HOLDS(at(remote, x) == 1);
 }
 
+// A tensor that the library has filled from another one cannot be set by value: nothing here knows
+// how long it is.
+bool filled_tensors()
+{
+    Gpu gpu;
+    Graphs own(gpu.remote);
+    const float ones[4] = {1, 1, 1, 1};
+    const std::uint64_t x = gpu.remote.malloc(some), plan = own.plan();
+    const std::uint64_t filled = own.made(Graphs::TENSOR), before = own.made(Graphs::TENSOR);
+    REQUIRE(plan && filled && before && gpu.remote.to_device(x, ones, sizeof(ones)) == 0);
+    REQUIRE(own.set(before, Graphs::NUMBER, {1}) == 0 &&
+            own.set(before, Graphs::BY_VALUE, {1}) == 0);
+    for (const std::uint64_t one : {filled, before}) {
+        REQUIRE(own.fill(plan, one) == 0);
+        REQUIRE(own.set(one, Graphs::BY_VALUE, {1}) == Graphs::BAD);
+        REQUIRE(own.set(one, Graphs::NUMBER, {1}) == Graphs::BAD);
+    }
+    // It is of tensor 3 that it has the value, and of no other one.
+    const std::uint64_t with = own.made(Graphs::PLAN);
+    REQUIRE(own.set(with, Graphs::TENSORS, {before, own.tensor(2)}) == 0);
+    return HOLDS(own.finalize(with) == 0 && own.execute(with, x, x) == 0 && at(gpu.remote, x) == 2);
+}
+
 // PyTorch keeps 10,000 plans with everything that they are made of; some plans have more memory
 // than others.
 bool many_graphs()
@@ -170,5 +201,6 @@ void check_calls_dnn()
 {
     check("requests for graphs of cuDNN", graph_executions);
     check("... that name what is another program's", foreign_graphs);
+    check("... with tensors that the library has filled", filled_tensors);
     check("... and as many as a program may have", many_graphs);
 }
