@@ -5,16 +5,20 @@
  * that were sent on a connection, at most the last `slots` were not taken, and no acknowledgement
  * is needed. Twice as many are kept, because an end whose connection breaks may free the slots of
  * messages that it drops. A client forgets its messages when it has the answer to the last one, so
- * a long payload stays in memory that is cached.
+ * a long payload stays in memory that is cached. Memory of long messages is that of the messages
+ * that are kept, and of a few spare ones, so that a session that had long ones and has short ones
+ * now does not hold it.
  */
 #include "frontend-glue/session/session_internal.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #define FIRST_SIZE 32u
-#define ROUND      64u /* bytes; the memory of a kept message is a multiple of this */
+#define ROUND      64u         /* bytes; the memory of a kept message is a multiple of this */
+#define LONG       (64u << 10) /* memory of so many bytes or more is mapped by itself */
 
 int ibx_kept_init(struct kept *kept, unsigned slots)
 {
@@ -24,10 +28,20 @@ int ibx_kept_init(struct kept *kept, unsigned slots)
     return kept->ring ? 0 : -ENOMEM;
 }
 
+static void free_memory(const struct kept_message *message)
+{
+    if (message->size >= LONG)
+        munmap(message->bytes, message->size);
+    else
+        free(message->bytes);
+}
+
 void ibx_kept_fini(struct kept *kept)
 {
     for (unsigned i = 0; kept->ring && i < kept->size; i++)
-        free(kept->ring[i].bytes);
+        free_memory(&kept->ring[i]);
+    while (kept->spares)
+        free_memory(&kept->spare[--kept->spares]);
     free(kept->ring);
     *kept = (struct kept){0};
 }
@@ -57,12 +71,42 @@ static __attribute__((cold, noinline)) int grow(struct kept *kept)
     return 0;
 }
 
+/* The message needs its memory no more. */
+static __attribute__((noinline)) void give(struct kept *kept, struct kept_message *message)
+{
+    if (message->size >= LONG && kept->spares < KEPT_SPARES)
+        kept->spare[kept->spares++] = *message;
+    else
+        free_memory(message);
+    message->bytes = NULL;
+    message->size = 0;
+}
+
+/* Memory for a long message: the last spare one that is long enough, or new one. */
+static uint8_t *take(struct kept *kept, size_t size, size_t *got)
+{
+    for (unsigned i = kept->spares; i-- > 0;) {
+        const struct kept_message spare = kept->spare[i];
+        if (spare.size < size)
+            continue;
+        kept->spare[i] = kept->spare[--kept->spares];
+        *got = spare.size;
+        return spare.bytes;
+    }
+    uint8_t *bytes = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    *got = size;
+    return bytes == MAP_FAILED ? NULL : bytes;
+}
+
 /* On the path of each message, so the rare part is a function of its own. */
-static __attribute__((cold, noinline)) int more_room(struct kept_message *message, size_t length)
+static __attribute__((noinline)) int more_room(struct kept *kept, struct kept_message *message,
+                                               size_t length)
 {
     size_t size = (length + ROUND - 1) / ROUND * ROUND;
-    free(message->bytes);
-    message->bytes = malloc(size);
+    give(kept, message);
+    if (size >= LONG)
+        size = (size + LONG - 1) / LONG * LONG;
+    message->bytes = size >= LONG ? take(kept, size, &size) : malloc(size);
     message->size = message->bytes ? size : 0;
     return message->bytes ? 0 : -ENOMEM;
 }
@@ -72,6 +116,8 @@ static inline void note_sent(struct kept *kept)
 {
     if (++kept->sent <= 2 * kept->slots)
         return;
+    if (at(kept, 0)->size >= LONG)
+        give(kept, at(kept, 0));
     kept->first = (kept->first + 1) & (kept->size - 1);
     kept->count--;
     kept->sent--;
@@ -94,7 +140,7 @@ int ibx_kept_add(struct kept *kept, const struct iovec *iov, int iovcnt, bool se
     if (kept->count == kept->size && grow(kept))
         return -ENOMEM;
     struct kept_message *message = at(kept, kept->count);
-    if (message->size < length && more_room(message, length))
+    if (message->size < length && more_room(kept, message, length))
         return -ENOMEM;
     if (iovcnt == 1)
         memcpy(message->bytes, iov[0].iov_base, length);

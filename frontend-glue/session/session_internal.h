@@ -106,12 +106,15 @@ struct kept_message {
 
 /* The last messages that were sent. A message gets credit only after the one `slots` before it was
  * taken, so these are enough. */
+#define KEPT_SPARES 4u
 struct kept {
     struct kept_message *ring;
     unsigned size, first, count; /* ring; size is a power of two */
     unsigned sent; /* how many of them were sent on this connection; the others wait for credit */
     unsigned slots;
-    uint64_t numbers[ORDERS]; /* the numbers of the next messages */
+    uint64_t numbers[ORDERS];               /* the numbers of the next messages */
+    struct kept_message spare[KEPT_SPARES]; /* memory of long messages */
+    unsigned spares;
 };
 
 /* Memory of the client: the remote that the server was told, and its remote on this connection. */

@@ -1,11 +1,20 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A message that has left and cannot be kept: it must not leave twice. */
+/* A message that has left and cannot be kept: it must not leave twice. Memory that was needed for
+ * long messages does not stay once these are not kept any more. */
 #include "tests/fixtures/session_pair.h"
 
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 #include <cmocka.h>
+
+#define SLOTS    16u
+#define SESSIONS 8u
+#define LONGEST  (516u << 10)
 
 static bool no_memory;
 
@@ -34,9 +43,50 @@ static void test_no_memory_ends_the_session(void **state)
     session_pair_close(&pair);
 }
 
+static size_t resident(void)
+{
+    size_t all = 0, pages = 0;
+    FILE *file = fopen("/proc/self/statm", "re");
+    assert_non_null(file);
+    assert_int_equal(fscanf(file, "%zu %zu", &all, &pages), 2);
+    fclose(file);
+    return pages * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+static void add(struct kept *kept, uint8_t *bytes, size_t length, unsigned times)
+{
+    struct iovec iov = {bytes, length};
+    while (times--)
+        assert_int_equal(ibx_kept_add(kept, &iov, 1, true), 0);
+}
+
+static void test_memory_of_long_messages(void **state)
+{
+    struct kept all[SESSIONS];
+    uint8_t *bytes = calloc(1, LONGEST);
+    (void)state;
+    const size_t before = resident();
+    for (unsigned i = 0; i < SESSIONS; i++) {
+        assert_int_equal(ibx_kept_init(&all[i], SLOTS), 0);
+        add(&all[i], bytes, LONGEST, 100);
+    }
+    assert_true(resident() - before >= (size_t)SESSIONS * 2 * SLOTS * LONGEST);
+    for (unsigned i = 0; i < SESSIONS; i++) {
+        add(&all[i], bytes, 100, 100);
+        assert_int_equal(ibx_kept_longest(&all[i]), 100);
+        add(&all[i], bytes, LONGEST, 1);
+    }
+    assert_in_range(resident(), 0, before + SESSIONS * 8u * LONGEST);
+    for (unsigned i = 0; i < SESSIONS; i++)
+        ibx_kept_fini(&all[i]);
+    assert_in_range(resident(), 0, before + LONGEST);
+    free(bytes);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_memory_of_long_messages),
         cmocka_unit_test(test_no_memory_ends_the_session),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
