@@ -9,6 +9,29 @@
 static _Atomic(const struct ibx_handlers_calls *) in_use;
 static _Thread_local unsigned depth;
 
+/* Pairs that the thread is in, whether they hold handlers or not, and its cancellation before the
+ * outermost one. */
+static _Thread_local unsigned pairs;
+static _Thread_local int cancels;
+
+#ifdef __GLIBC__
+/* longjmp(3) of the C library runs what these have pushed in frames that it leaves. */
+void _pthread_cleanup_push(struct _pthread_cleanup_buffer *buffer, void (*run)(void *),
+                           void *argument);
+void _pthread_cleanup_pop(struct _pthread_cleanup_buffer *buffer, int runs);
+#else
+static void _pthread_cleanup_push(struct _pthread_cleanup_buffer *buffer, void (*run)(void *),
+                                  void *argument)
+{
+    (void)buffer, (void)run, (void)argument;
+}
+
+static void _pthread_cleanup_pop(struct _pthread_cleanup_buffer *buffer, int runs)
+{
+    (void)buffer, (void)runs;
+}
+#endif
+
 void ibx_handlers_use(const struct ibx_handlers_calls *calls)
 {
     atomic_store(&in_use, calls);
@@ -25,12 +48,19 @@ static bool hold(void)
 
 struct ibx_inside ibx_inside_begin(void)
 {
-    const bool holds = hold();
-    return (struct ibx_inside){holds, ibx_thread_hold_cancel()};
+    const struct ibx_inside inside = {hold(), ibx_thread_hold_cancel()};
+    /* A handler that runs at another moment may have left all pairs without their ends. */
+    if (!pairs || inside.cancel == PTHREAD_CANCEL_ENABLE) {
+        pairs = 0;
+        cancels = inside.cancel;
+    }
+    pairs++;
+    return inside;
 }
 
 void ibx_inside_end(struct ibx_inside inside)
 {
+    pairs -= pairs > 0;
     ibx_thread_release_cancel(inside.cancel);
     if (inside.holds && !--depth)
         atomic_load(&in_use)->let();
@@ -41,14 +71,26 @@ bool ibx_handlers_held(void)
     return depth;
 }
 
+static void leave(void *before)
+{
+    ibx_thread_release_cancel(*(const int *)before);
+}
+
+/* A handler's calls begin at 0, and it may never return here (longjmp). */
 void ibx_handlers_run(void)
 {
     const struct ibx_handlers_calls *calls = atomic_load(&in_use);
-    const unsigned inside = depth;
+    const unsigned inside = depth, around = pairs;
+    int before = cancels;
+    struct _pthread_cleanup_buffer buffer;
     if (!inside)
         return;
-    depth = 0; /* a handler's calls begin at 0, and it may never return here (longjmp) */
+    depth = pairs = 0;
+    _pthread_cleanup_push(&buffer, leave, &before);
     calls->let();
     calls->hold();
+    _pthread_cleanup_pop(&buffer, 0);
     depth = inside;
+    pairs = around;
+    cancels = before;
 }

@@ -32,7 +32,9 @@ struct ibx_inside ibx_inside_begin(void);
 void ibx_inside_end(struct ibx_inside inside);
 /* Whether the calling thread holds handlers back, so that it has to wait in pieces. */
 bool ibx_handlers_held(void);
-/* Runs handlers that are due, between two pieces of a wait. The caller has no lock. */
+/* Runs handlers that are due, between two pieces of a wait. The caller has no lock. If a handler
+ * leaves by longjmp(3), the thread's cancellation is as it was before the outermost pair, unless
+ * the handler has a stack of its own (sigaltstack(2)). */
 void ibx_handlers_run(void);
 
 #endif

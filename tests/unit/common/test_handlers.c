@@ -96,6 +96,14 @@ static void test_calls_of_handlers(void **state)
     assert_false(ibx_handlers_held());
 }
 
+static int cancel_state(void)
+{
+    int now = PTHREAD_CANCEL_ENABLE;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &now);
+    pthread_setcancelstate(now, NULL);
+    return now;
+}
+
 /* A handler that leaves by longjmp(3) leaves the call as well. */
 static jmp_buf out;
 
@@ -118,23 +126,26 @@ static void test_handlers_that_leave(void **state)
     called = false;
     if (!setjmp(out)) {
         ibx_inside_begin();
+        ibx_inside_begin();
         ibx_handlers_run();
     }
     assert_false(ibx_handlers_held());
-    pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL); /* which it leaves as it was */
+    assert_int_equal(cancel_state(), PTHREAD_CANCEL_ENABLE);
     const struct ibx_inside again = ibx_inside_begin();
     assert_true(again.holds);
     assert_int_equal(held, 1);
     ibx_inside_end(again);
     assert_int_equal(held, 0);
-}
-
-static int cancel_state(void)
-{
-    int now = PTHREAD_CANCEL_ENABLE;
-    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &now);
-    pthread_setcancelstate(now, NULL);
-    return now;
+    assert_int_equal(cancel_state(), PTHREAD_CANCEL_ENABLE);
+    /* Where the program has turned cancellation off, it stays so. */
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
+    called = false;
+    if (!setjmp(out)) {
+        ibx_inside_begin();
+        ibx_handlers_run();
+    }
+    assert_int_equal(cancel_state(), PTHREAD_CANCEL_DISABLE);
+    pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL);
 }
 
 /* Also where nobody wants handlers to be held. */
