@@ -35,7 +35,7 @@ enum ibx_handle_kind {
     IBX_HANDLE_MATH /* of a library: + enum ibx_math_type */
 };
 
-#define IBX_HANDLES_HELD 128u /* most that one request names, with what they belong to */
+#define IBX_HANDLES_HELD 200u /* most that one request names, with what they belong to */
 
 /* Of a graph or an executable graph: ibx_handles_size(). */
 struct ibx_graph_size {

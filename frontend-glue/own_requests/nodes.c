@@ -6,6 +6,9 @@
 
 #define CONDITIONAL_NODE 13 /* enum cudaGraphNodeType */
 
+_Static_assert(IBX_HANDLES_HELD >= IBX_OWN_BEHIND + IBX_OWN_GRAPHS_DEEP + 1,
+               "a new node depends on nodes of a graph that is within others");
+
 bool ibx_own_request_get_place(struct own_request *e, struct place *p)
 {
     p->inner = p->weight = 0;

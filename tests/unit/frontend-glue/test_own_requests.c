@@ -417,6 +417,45 @@ static void test_one_change_of_what_is_launched(void **state)
     assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, graph, NULL), 0);
 }
 
+/* The graph within a new node of a graph. */
+static uint64_t graph_within(uint64_t graph)
+{
+    uint64_t empty, node, child;
+    uint8_t bytes[32];
+    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_OWN_NODE_CHILD);
+    assert_int_equal(own_graph_create(&alice, &empty), 0);
+    ibx_put_u64(&w, graph);
+    ibx_put_u16(&w, 0);
+    ibx_put_u64(&w, empty);
+    assert_int_equal(own_run(&alice, &w, &node), 0);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, empty, NULL), 0);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_GET_CHILD, node, &child), 0);
+    return child;
+}
+
+/* A node with as many dependencies as there may be, in a graph that is as deep in others as it may
+ * be. */
+static void test_dependencies_deep_down(void **state)
+{
+    uint64_t outermost, graph, node, nodes[IBX_OWN_BEHIND - 1];
+    uint8_t bytes[16 + 8 * IBX_OWN_BEHIND];
+    (void)state;
+    assert_int_equal(own_graph_create(&alice, &outermost), 0);
+    graph = outermost;
+    for (unsigned level = 1; level < IBX_OWN_GRAPHS_DEEP; level++)
+        graph = graph_within(graph);
+    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_OWN_NODE_EMPTY);
+    ibx_put_u64(&w, graph);
+    ibx_put_u16(&w, IBX_OWN_BEHIND - 1); /* the double has room for so many nodes */
+    for (unsigned i = 0; i < IBX_OWN_BEHIND - 1; i++) {
+        assert_int_equal(own_memset_add(&alice, graph, alice.memory, &nodes[i]), 0);
+        ibx_put_u64(&w, nodes[i]);
+    }
+    assert_int_equal(own_run(&alice, &w, &node), 0);
+    assert_int_equal(own_nodes_count(&alice, graph), IBX_OWN_BEHIND);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, outermost, NULL), 0);
+}
+
 /* A function of the client's is known as long as a graph may call it, whose copies and what was
  * made of them count; and of those that come and go there may be any number. */
 static void test_functions_go_with_graphs(void **state)
@@ -621,6 +660,7 @@ int main(void)
         cmocka_unit_test(test_very_many_slots),
         cmocka_unit_test(test_very_many_functions),
         cmocka_unit_test(test_functions_come_and_go),
+        cmocka_unit_test(test_dependencies_deep_down),
         cmocka_unit_test(test_functions_go_with_graphs),
         cmocka_unit_test(test_functions_go_with_the_next_one),
         cmocka_unit_test(test_one_request_for_a_graph),
