@@ -2,6 +2,7 @@
 /* OpenSSL has no memory for a digest: it matches nothing, and nobody else is blamed for that. */
 #include "tests/fixtures/unit.h"
 #include "transport/core/crypto.h"
+#include "transport/handshake/pool.h"
 #include "transport/transport.h"
 
 #include <errno.h>
@@ -60,6 +61,17 @@ void __wrap_ibx_hash(const struct ibx_piece *pieces, int count, uint8_t out[IBX_
     none_for_hash = false;
     __real_ibx_hash(pieces, count, out);
     none = had_none;
+}
+
+/* Whom the server takes for a source of wrong PROOFs. */
+static atomic_uint blamed;
+void __real_ibx_pool_note_wrong(struct ibx_pool *pool, const struct ibx_source *source);
+void __wrap_ibx_pool_note_wrong(struct ibx_pool *pool, const struct ibx_source *source);
+
+void __wrap_ibx_pool_note_wrong(struct ibx_pool *pool, const struct ibx_source *source)
+{
+    blamed++;
+    __real_ibx_pool_note_wrong(pool, source);
 }
 
 static void make(unsigned what, uint8_t out[IBX_HASH_BYTES])
@@ -205,6 +217,7 @@ static void lacks_once(enum lacks lacks)
         fail_msg("%s", err.message);
     assert_true(claimed.reached);
     end(&server);
+    assert_int_equal(blamed, 0);
 }
 
 static void test_no_memory_for_a_claim(NO_STATE)
