@@ -6,6 +6,7 @@
  */
 #include "frontend-glue/device_copies/device_copies.h"
 #include "tests/fixtures/handshake_scene.h"
+#include "tests/fixtures/last_client.h"
 #include "tests/fixtures/patience.h"
 
 #include "common/clock.h"
@@ -33,6 +34,7 @@ static uint16_t port;
 static pthread_t accepting, serving[2 * CROWD];
 static unsigned served;
 static atomic_uint threads, most;
+static atomic_bool ends; /* the next session is none to be served */
 
 /* As GVirtuS: a thread for each session, which reads from it. */
 static void *serve(void *session)
@@ -48,7 +50,13 @@ static void *accept_all(void *unused)
 {
     struct ibx_session *session;
     (void)unused;
-    while (served < 2 * CROWD && !ibx_session_accept(listening, &session, NULL)) {
+    while (!ibx_session_accept(listening, &session, NULL)) {
+        if (ends) {
+            ibx_session_destroy(session);
+            break;
+        }
+        if (served == 2 * CROWD)
+            abort();
         const unsigned now = atomic_fetch_add(&threads, 1) + 1;
         if (now > atomic_load(&most))
             atomic_store(&most, now);
@@ -143,8 +151,11 @@ static int setup(void **state)
 
 static int teardown(void **state)
 {
-    pthread_cancel(accepting);
-    pthread_join(accepting, NULL);
+    struct ibx_options options;
+    ibx_options_init(&options);
+    snprintf(options.key_file, sizeof(options.key_file), "%s", key_file);
+    ends = true;
+    last_client(listening, &options, accepting);
     for (unsigned i = 0; i < served; i++)
         pthread_join(serving[i], NULL);
     ibx_session_destroy(listening);

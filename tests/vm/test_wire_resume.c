@@ -96,9 +96,10 @@ static int set_up_both(void **state)
 static int tear_down(void **state)
 {
     (void)state;
+    const int rc = wire_mend_any();
     session_pair_close(&pair);
     paths = "verbs";
-    return wire_mend_any();
+    return rc;
 }
 
 static uint8_t *body;

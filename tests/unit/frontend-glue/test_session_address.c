@@ -8,6 +8,7 @@
  *
  *   test_session_address PROVIDER
  */
+#include "tests/fixtures/last_client.h"
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/session_pair.h"
 #include "tests/fixtures/shell.h"
@@ -215,8 +216,9 @@ struct other {
 
 static void *accept_other(void *argument)
 {
-    struct ibx_session *none;
-    ibx_session_accept(((struct other *)argument)->listening, &none, NULL);
+    struct ibx_session *last;
+    if (!ibx_session_accept(((struct other *)argument)->listening, &last, NULL))
+        ibx_session_destroy(last);
     return NULL;
 }
 
@@ -241,8 +243,9 @@ static void other_begin(struct other *other, struct ibx_session *client, const c
 
 static void other_end(struct other *other)
 {
-    pthread_cancel(other->thread);
-    pthread_join(other->thread, NULL);
+    struct ibx_options options;
+    ibx_options_init(&options);
+    last_client(other->listening, &options, other->thread);
     ibx_session_destroy(other->listening);
 }
 

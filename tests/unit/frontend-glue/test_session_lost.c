@@ -63,9 +63,7 @@ static void vanish(struct ibx_session *s)
 
 static void stop_listening(void)
 {
-    pthread_cancel(pair.accepting);
-    pthread_join(pair.accepting, NULL);
-    pair.accepts = false;
+    session_pair_stop_accepting(&pair);
     ibx_session_close(pair.listening);
 }
 

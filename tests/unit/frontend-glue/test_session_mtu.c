@@ -94,8 +94,8 @@ static void end_pair(struct session_pair *pair)
 {
     ibx_session_close(pair->client);
     session_pair_join(pair);
-    session_pair_close(pair);
     middle_mtu(1500);
+    session_pair_close(pair);
 }
 
 static void goes_on(uint32_t to, uint32_t back)

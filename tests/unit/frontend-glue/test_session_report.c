@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What a back end says of its sessions: those of the asking client's name that have gone on over
  * another connection, by which path and when. */
+#include "tests/fixtures/last_client.h"
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/session_pair.h"
 
@@ -25,6 +26,7 @@ static struct {
     pthread_t accepting, serving[8];
     atomic_uint count;
     atomic_uint answers; /* of all sessions: what their threads did before is seen then */
+    atomic_bool ends;    /* the next session is none to be served */
     atomic_bool breaks;  /* the first session's connection, behind its next answer */
 } scene;
 
@@ -47,7 +49,13 @@ static void *accept_all(void *argument)
 {
     struct ibx_session *s;
     (void)argument;
-    while (scene.count < 8 && !ibx_session_accept(scene.listening, &s, NULL)) {
+    while (!ibx_session_accept(scene.listening, &s, NULL)) {
+        if (scene.ends) {
+            ibx_session_destroy(s);
+            break;
+        }
+        if (scene.count == 8)
+            abort();
         scene.servers[scene.count] = s;
         pthread_create(&scene.serving[scene.count], NULL, echo, s);
         scene.count++;
@@ -91,9 +99,11 @@ static int set_up(void **state)
 static int tear_down(void **state)
 {
     (void)state;
+    struct ibx_options options;
+    set_options(&options, "shm,tcp");
     ibx_session_destroy(scene.client);
-    pthread_cancel(scene.accepting);
-    pthread_join(scene.accepting, NULL);
+    scene.ends = true;
+    last_client(scene.listening, &options, scene.accepting);
     for (unsigned i = 0; i < scene.count; i++) {
         pthread_join(scene.serving[i], NULL);
         ibx_session_destroy(scene.servers[i]);

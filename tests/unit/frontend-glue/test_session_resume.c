@@ -218,8 +218,7 @@ static void a_back_end_started_again(void **state)
     assert_int_equal(scene_join(&scene), 0);
     char uri[128];
     snprintf(uri, sizeof(uri), "%s", ibx_session_uri(scene.listening));
-    pthread_cancel(scene.accepting);
-    pthread_join(scene.accepting, NULL);
+    scene_stop_accepting(&scene);
     ibx_session_destroy(scene.listening);
     ibx_abort(scene.server->conn); /* as if it were killed: no BYE */
     struct ibx_options options;
@@ -234,8 +233,7 @@ static void a_back_end_started_again(void **state)
     ibx_session_answer(scene.client, bytes, 4);
     assert_memory_equal(bytes, "\xe7\3\0\0", 4); /* 999 */
     ibx_session_destroy(scene.client);
-    pthread_cancel(again.accepting);
-    pthread_join(again.accepting, NULL);
+    scene_stop_accepting(&again);
     ibx_session_destroy(again.listening);
     scene.server->link.state.now = LINK_SINGLE; /* its process would be no more */
     ibx_session_destroy(scene.server);
