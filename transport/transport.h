@@ -545,7 +545,8 @@ struct ibx_event {
 int ibx_poll(struct ibx_conn *conn, struct ibx_event *events, int max);
 /* Gives a message's memory back, and with it one credit to the peer. In any order. */
 void ibx_message_release(struct ibx_conn *conn, const struct ibx_event *event);
-/* Whether a parent process established it: then this process can only close it. */
+/* Whether a parent process established it: then this process can only close it, and is refused
+ * everything else, mostly with -ENOTCONN. */
 bool ibx_conn_inherited(const struct ibx_conn *conn);
 /* Why the connection ended, in one sentence; "" while it lives. */
 const char *ibx_conn_reason(const struct ibx_conn *conn);

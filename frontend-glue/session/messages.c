@@ -109,6 +109,10 @@ int ibx_session_poll(struct ibx_session *s)
     if (s->link.kept.sent < s->link.kept.count)
         ibx_kept_push(&s->link.kept, s->conn);
     int n = ibx_poll(s->conn, events, 8);
+    if (n < 0 && ibx_conn_inherited(s->conn))
+        return ibx_session_fail(
+            s, n, "a forked child has no connection with %s: that one is its parent's",
+            s->path.peer);
     for (int i = 0; i < n; i++) {
         int rc = file_event(s, &events[i]);
         if (rc)

@@ -20,6 +20,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -32,6 +33,7 @@
 static const char *provider = "shm";
 static char key_file[] = "/tmp/ibx-test-key-XXXXXX";
 static bool with_key = true;
+static enum ibx_encryption encryption = IBX_ENCRYPTION_OFF;
 
 /* ------------------------------------------------------------------------- the relay */
 
@@ -134,7 +136,7 @@ static void open_pair(const char *key)
     if (!strcmp(provider, "ofi"))
         snprintf(options.ofi_provider, sizeof(options.ofi_provider), "tcp");
     snprintf(options.key_file, sizeof(options.key_file), "%s", key);
-    options.encryption = IBX_ENCRYPTION_OFF;
+    options.encryption = encryption;
     options.spin_us = 0;
     if (memory_pair_open(&pair, &options, &err))
         fail_msg("%s", err.message);
@@ -305,6 +307,51 @@ static void test_the_segment_is_written_to(void **state)
     }
 }
 
+/* A forked child has its parent's keys. Whatever it sent would have a number, and so a key or a
+ * nonce, that a message of the parent's has, too: two messages under one such key tell whoever
+ * hears them how to forge others. */
+static void forked_child_uses(struct ibx_conn *conn)
+{
+    struct ibx_event event;
+    uint8_t byte = 0;
+    struct iovec iov = {&byte, 1};
+    struct ibx_remote remote = {.address = 4096, .length = 1};
+    struct ibx_span span = ibx_span_host(&byte, 1);
+    struct ibx_mr *mr = NULL;
+    const bool refused = ibx_send(conn, &iov, 1, 0, 0) == -ENOTCONN &&
+                         ibx_poll(conn, &event, 1) == -ENOTCONN &&
+                         ibx_mr_register(conn, &span, IBX_ACCESS_LOCAL, &mr, NULL) == -ENOTCONN &&
+                         ibx_read(conn, mr, &byte, &remote, 0, 1, 0, 0) == -ENOTCONN &&
+                         ibx_wait(conn, -1) == 1 && ibx_conn_over(conn);
+    ibx_close(conn);
+    _exit(refused ? 0 : 1);
+}
+
+static void test_a_forked_child_sends_nothing(void **state)
+{
+    (void)state;
+    for (unsigned encrypted = 0; encrypted < 2; encrypted++) {
+        int status = -1;
+        if (encrypted && strcmp(provider, "tcp"))
+            continue;
+        encryption = encrypted ? IBX_ENCRYPTION_REQUIRED : IBX_ENCRYPTION_OFF;
+        open_pair(key_file);
+        send_one(pair.client, 0);
+        const pid_t child = fork();
+        if (!child)
+            forked_child_uses(pair.client);
+        assert_true(child > 0 && waitpid(child, &status, 0) == child);
+        for (unsigned i = 1; i < 4; i++)
+            send_one(pair.client, i);
+        const struct outcome o = receive(pair.server, pair.client, 4);
+        assert_int_equal(o.status, 0);
+        assert_int_equal(o.taken, 4);
+        assert_true(WIFEXITED(status) && !WEXITSTATUS(status));
+        memory_pair_close(&pair);
+    }
+    encryption = IBX_ENCRYPTION_OFF;
+}
+
 /* That the relay does what it says: without a key, where messages carry nothing, all is taken. */
 static void test_the_relay_works(void **state)
 {
@@ -362,6 +409,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_the_last_one_is_dropped),
         cmocka_unit_test(test_no_changed_byte_is_taken),
         cmocka_unit_test(test_the_segment_is_written_to),
+        cmocka_unit_test(test_a_forked_child_sends_nothing),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -247,7 +247,7 @@ static int post(struct ibx_conn *conn, enum ibx_rdma_kind kind, struct ibx_mr *m
                 const struct ibx_remote *remote, uint64_t offset, size_t length, uint64_t cookie,
                 unsigned flags)
 {
-    if (conn->state.now != CONN_ESTABLISHED)
+    if (!ibx_conn_is_up(conn))
         return -ENOTCONN;
     if (offset > remote->length || length > remote->length - offset ||
         remote->address + offset < remote->address ||

@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -151,9 +152,24 @@ struct ibx_conn *ibx_conn_create(int fd, enum ibx_role role, const struct ibx_op
     return conn;
 }
 
+_Atomic unsigned ibx_conn_forks;
+
+static void forked(void)
+{
+    atomic_fetch_add(&ibx_conn_forks, 1);
+}
+
+static void watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, forked);
+}
+
 int ibx_conn_prepare(struct ibx_conn *conn, struct ibx_error *err)
 {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, watch_forks);
     conn->owner = getpid();
+    conn->forks = atomic_load(&ibx_conn_forks);
     conn->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     conn->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (conn->epoll_fd < 0 || conn->wake_fd < 0 || ibx_link_watch(&conn->link, conn->wake_fd))
@@ -227,7 +243,7 @@ void ibx_conn_fail(struct ibx_conn *conn)
 
 bool ibx_conn_inherited(const struct ibx_conn *conn)
 {
-    return conn->owner && conn->owner != getpid();
+    return conn->owner && (ibx_conn_is_copy(conn) || conn->owner != getpid());
 }
 
 const struct ibx_caps *ibx_conn_caps(const struct ibx_conn *conn)
@@ -334,6 +350,8 @@ int ibx_conn_progress(struct ibx_conn *conn)
 
 int ibx_poll(struct ibx_conn *conn, struct ibx_event *events, int max)
 {
+    if (ibx_conn_is_copy(conn))
+        return -ENOTCONN;
     if (!conn->events.count) {
         if (conn->state.now == CONN_CLOSED || conn->state.now == CONN_REQUESTED)
             return -ENOTCONN;
@@ -369,7 +387,7 @@ static int send_with_mac(struct ibx_conn *conn, const struct iovec *iov, int iov
 int ibx_send(struct ibx_conn *conn, const struct iovec *iov, int iovcnt, uint64_t cookie,
              unsigned flags)
 {
-    if (conn->state.now != CONN_ESTABLISHED)
+    if (!ibx_conn_is_up(conn))
         return -ENOTCONN;
     size_t length = 0;
     for (int i = 0; i < iovcnt; i++) {
@@ -390,19 +408,19 @@ int ibx_send(struct ibx_conn *conn, const struct iovec *iov, int iovcnt, uint64_
 
 void ibx_message_release(struct ibx_conn *conn, const struct ibx_event *event)
 {
-    if (conn->endpoint)
+    if (conn->endpoint && !ibx_conn_is_copy(conn))
         conn->provider->release(conn->endpoint, event->slot);
 }
 
 void ibx_receive_ahead(struct ibx_conn *conn)
 {
-    if (conn->state.now == CONN_ESTABLISHED && conn->provider->receive_ahead)
+    if (ibx_conn_is_up(conn) && conn->provider->receive_ahead)
         conn->provider->receive_ahead(conn->endpoint);
 }
 
 void ibx_pad(struct ibx_conn *conn, size_t bytes)
 {
-    if (conn->state.now == CONN_ESTABLISHED && conn->provider->pad)
+    if (ibx_conn_is_up(conn) && conn->provider->pad)
         conn->provider->pad(conn->endpoint, bytes);
 }
 

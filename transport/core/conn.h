@@ -24,6 +24,7 @@
 #include "transport/core/provider.h"
 #include "transport/core/tls.h"
 
+#include <stdatomic.h>
 #include <sys/socket.h>
 #include <sys/types.h>
 
@@ -120,15 +121,33 @@ struct ibx_conn {
     int lost_status;
     char lost_reason[256];
     _Atomic pid_t owner; /* the process that established it, 0: none yet */
+    unsigned forks;      /* ibx_conn_forks in that process */
     bool has_claimed, has_program;
     uint8_t claimed[IBX_CLAIM_ID_BYTES]; /* server: the id that the client has claimed and proven */
     uint8_t program[IBX_PROGRAM_BYTES];  /* server: the client's program, which proves nothing */
 };
 
+/* How often this process and its parents were forked. */
+extern _Atomic unsigned ibx_conn_forks;
+
+/* Whether a forked child has this copy of its parent's connection. Whatever it did would meet what
+ * the parent does: both would send under the same numbers, so that two messages had one MAC key or
+ * one nonce, and take each other's bytes from a socket and credits from shared memory. */
+static inline bool ibx_conn_is_copy(const struct ibx_conn *conn)
+{
+    return conn->forks != atomic_load_explicit(&ibx_conn_forks, memory_order_relaxed);
+}
+
+static inline bool ibx_conn_is_up(const struct ibx_conn *conn)
+{
+    return conn->state.now == CONN_ESTABLISHED && !ibx_conn_is_copy(conn);
+}
+
 /* Whether regions can be made and the peer's memory be reached. */
 static inline bool ibx_conn_has_endpoint(const struct ibx_conn *conn)
 {
-    return conn->state.now == CONN_ESTABLISHED || conn->state.now == CONN_LOST;
+    return (conn->state.now == CONN_ESTABLISHED || conn->state.now == CONN_LOST) &&
+           !ibx_conn_is_copy(conn);
 }
 
 /* For handshake/. */

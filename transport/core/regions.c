@@ -183,9 +183,9 @@ void ibx_mr_deregister(struct ibx_mr *mr)
     if (!mr)
         return;
     struct ibx_conn *conn = mr->conn;
-    if (!mr->dead)
+    if (!mr->dead && !ibx_conn_is_copy(conn))
         conn->provider->mr_deregister(conn->endpoint, mr);
-    else if (mr->allocated)
+    else if (mr->dead && mr->allocated)
         free(mr->span.address);
     if (mr->prev)
         mr->prev->next = mr->next;
@@ -211,7 +211,7 @@ int ibx_mr_remote(const struct ibx_mr *mr, size_t offset, size_t length, struct 
 int ibx_remote_hold(struct ibx_conn *conn, const struct ibx_remote *remote, unsigned access,
                     struct ibx_reach *reach)
 {
-    if (conn->state.now != CONN_ESTABLISHED)
+    if (!ibx_conn_is_up(conn))
         return -ENOTCONN;
     if (!conn->provider->remote_hold)
         return -EOPNOTSUPP;
@@ -227,6 +227,8 @@ void ibx_remote_release(struct ibx_conn *conn)
 int ibx_remote_copy(struct ibx_conn *conn, bool read, void *local, const struct ibx_remote *remote,
                     uint64_t offset, size_t n)
 {
+    if (ibx_conn_is_copy(conn))
+        return -ENOTCONN;
     if (offset > remote->length || n > remote->length - offset)
         return -ERANGE;
     return conn->provider->remote_copy(conn->endpoint, read, local, remote->address + offset, n);
@@ -234,14 +236,14 @@ int ibx_remote_copy(struct ibx_conn *conn, bool read, void *local, const struct 
 
 int ibx_shared_give(struct ibx_conn *conn)
 {
-    if (conn->state.now != CONN_ESTABLISHED)
+    if (!ibx_conn_is_up(conn))
         return -ENOTCONN;
     return conn->provider->shared_give ? conn->provider->shared_give(conn->endpoint) : -EOPNOTSUPP;
 }
 
 int ibx_shared_of_peer(struct ibx_conn *conn, uint64_t *bytes)
 {
-    if (conn->state.now != CONN_ESTABLISHED)
+    if (!ibx_conn_is_up(conn))
         return -ENOTCONN;
     return conn->provider->shared_of_peer ? conn->provider->shared_of_peer(conn->endpoint, bytes)
                                           : -EOPNOTSUPP;

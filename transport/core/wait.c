@@ -46,7 +46,7 @@ bool ibx_wait_watched(const struct ibx_conn *conn)
 
 int ibx_arm(struct ibx_conn *conn)
 {
-    if (conn->events.count || conn->state.now != CONN_ESTABLISHED)
+    if (conn->events.count || !ibx_conn_is_up(conn))
         return 1;
     /* A wake-up without progress may have come from the handshake socket. */
     if (!conn->progressed)
@@ -60,7 +60,7 @@ int ibx_arm(struct ibx_conn *conn)
 /* Credit is no event, but a sender without credit waits for nothing else. */
 static bool worth_polling(const struct ibx_conn *conn)
 {
-    return conn->events.count || conn->state.now == CONN_CLOSED ||
+    return conn->events.count || conn->state.now == CONN_CLOSED || ibx_conn_is_copy(conn) ||
            (conn->starved && conn->replenished);
 }
 

@@ -19,6 +19,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include <cmocka.h>
 
@@ -608,6 +609,29 @@ static void failing_copy_ends_the_session(void **state)
     free(bytes);
 }
 
+/* The child's copy of the session ends, and the parent's goes on. */
+static void a_forked_child_has_none(void **state)
+{
+    (void)state;
+    static const size_t sizes[] = {100, 300000};
+    const struct exchange e = {sizes, 2, false};
+    struct session_pair pair;
+    int status = -1;
+    session_pair_open(&pair);
+    const pid_t child = fork();
+    if (!child) {
+        uint8_t *bytes, byte;
+        const int rc = write_pattern(pair.client, 100, 0, &bytes);
+        const bool refused = rc && ibx_session_read(pair.client, &byte, 1) <= 0 &&
+                             strstr(ibx_session_reason(pair.client), "its parent's");
+        ibx_session_close(pair.client);
+        _exit(refused ? 0 : 1);
+    }
+    assert_true(child > 0 && waitpid(child, &status, 0) == child);
+    assert_true(WIFEXITED(status) && !WEXITSTATUS(status));
+    run_exchange(&pair, &e);
+}
+
 static int warm_up(void **state)
 {
     struct session_pair pair;
@@ -652,6 +676,7 @@ int main(int argc, char **argv)
         TEST(end_comes_after_the_bytes),       TEST(end_in_the_middle_of_a_read),
         TEST(end_in_the_middle_of_a_body),     TEST(sessions_in_the_wrong_state),
         TEST(disconnected_at_every_step),      TEST(failing_copy_ends_the_session),
+        TEST(a_forked_child_has_none),
     };
     if (argc > 1)
         session_pair_use(argv[1], argc > 3 ? argv[3] : NULL, NULL, NULL);
