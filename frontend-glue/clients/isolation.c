@@ -362,6 +362,9 @@ int ibx_isolation_before_read(struct gpu_session *x, uint8_t *bytes, size_t n)
     const struct ibx_request_watch *w = &x->requests;
     if (!i->tenant || !n)
         return 0;
+    if (!ibx_shapes_is_name(w, bytes, n))
+        return ibx_session_fail(x->s, -EPROTO, "%s sends a request whose name no function has",
+                                ibx_session_path(x->s)->peer);
     if (w->stage == IBX_REQUEST_NAME)
         i->copies = false;
     if (w->stage == IBX_REQUEST_LENGTH)

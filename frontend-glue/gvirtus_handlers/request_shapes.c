@@ -5,7 +5,8 @@
 
 #include <string.h>
 
-#define NAME_KNOWN 23u /* characters of a request's name */
+#define NAME_KNOWN 23u  /* characters of a request's name */
+#define NAME_MOST  256u /* all characters: CUDA's longest names have less than 70 */
 
 /* An offset in a body; 0: none. */
 #define F(x) ((x) + 1) /* from its first byte on */
@@ -163,6 +164,16 @@ void ibx_shapes_mend(const char *name, uint8_t *body, size_t n)
         mend(&shapes[i], body, n);
     if (!strcmp(name, "cudaSetValidDevices") && n >= 4)
         mend_devices(body, n);
+}
+
+bool ibx_shapes_is_name(const struct ibx_request_watch *watch, const uint8_t *bytes, size_t n)
+{
+    size_t i = 0;
+    if (watch->stage != IBX_REQUEST_NAME)
+        return true;
+    while (i < n && bytes[i] > ' ' && bytes[i] <= '~')
+        i++;
+    return (i == n || !bytes[i]) && watch->got + i <= NAME_MOST;
 }
 
 void ibx_shapes_bar(const struct ibx_request_watch *watch, uint8_t *bytes, size_t n)

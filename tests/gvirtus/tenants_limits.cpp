@@ -82,6 +82,23 @@ bool requests_that_throw()
     return HOLDS(bob.remote.to_device(device, bytes.data(), bytes.size()) == 0 && back.alive());
 }
 
+// GVirtuS keeps a request's name until its end comes, and writes one that it does not know to its
+// log, whatever that contains.
+bool names()
+{
+    TenantsBackEnd back;
+    Client bob(back, "bob");
+    const std::string names[] = {std::string(1u << 20, 'a'), "cudaNothing\nERROR: bob is gone",
+                                 "cudaNothing\x1b[2J", "cudaNothing\x9b"};
+    REQUIRE(bob.remote.call("cudaNothing", Body()) != gone);
+    REQUIRE(bob.remote.call(std::string(200, 'a').c_str(), Body()) != gone);
+    for (const std::string &name : names) {
+        Client alice(back, "alice");
+        REQUIRE(alice.remote.call(name.c_str(), Body()) == gone);
+    }
+    return HOLDS(has_session(&bob) && back.alive());
+}
+
 constexpr int out_of_memory = 2;
 
 int allocate(Client *client, std::uint64_t n)
@@ -264,6 +281,7 @@ void check_tenants_limits()
     check("... and descriptors", descriptors);
     check("requests have a limit", requests);
     check("... also those of handlers that throw", requests_that_throw);
+    check("... and so have their names", names);
     check("memory of the GPU has a limit", device_memory);
     check("streams have a limit", streams);
     check("memory of the GPU that a client left behind", device_memory_left_behind);

@@ -219,11 +219,48 @@ static void barred(void **state)
     }
 }
 
+/* However GVirtuS's reads cut a name: whether all pieces of it may be a name's. */
+static bool may_be_name(const uint8_t *bytes, size_t size, size_t piece)
+{
+    struct ibx_request_watch watch;
+    ibx_request_watch_init(&watch);
+    for (size_t at = 0; at < size; at += piece) {
+        const size_t n = size - at < piece ? size - at : piece;
+        if (!ibx_shapes_is_name(&watch, bytes + at, n))
+            return false;
+        ibx_request_note_read(&watch, bytes + at, n);
+    }
+    return true;
+}
+
+static void names(void **state)
+{
+    (void)state;
+    static const char odd[] = {'\n', ' ', '\x1b', '\x7f', '\x80', '\xff'};
+    static const size_t pieces[] = {1, 7, 1000};
+    uint8_t bytes[400];
+    for (size_t i = 0; i < 3; i++) {
+        memset(bytes, 'a', sizeof(bytes));
+        assert_false(may_be_name(bytes, sizeof(bytes), pieces[i])); /* without an end */
+        assert_true(may_be_name(bytes, 256, pieces[i]));
+        assert_false(may_be_name(bytes, 257, pieces[i]));
+        for (size_t k = 0; k < sizeof(odd); k++) {
+            bytes[20] = (uint8_t)odd[k];
+            assert_false(may_be_name(bytes, 30, pieces[i]));
+        }
+        bytes[20] = 0; /* behind it comes the length */
+        memset(bytes + 21, 0, 8);
+        assert_true(may_be_name(bytes, 29, pieces[i]));
+        bytes[21] = '\n';
+        assert_true(may_be_name(bytes, 39, pieces[i]));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(payloads), cmocka_unit_test(planes), cmocka_unit_test(nulls),
-        cmocka_unit_test(cut),      cmocka_unit_test(barred),
+        cmocka_unit_test(cut),      cmocka_unit_test(barred), cmocka_unit_test(names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
