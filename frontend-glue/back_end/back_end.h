@@ -215,6 +215,7 @@ struct session_captures {
     unsigned blocking;        /* of the latter: of streams that wait for the legacy one */
     unsigned ended_noted;     /* how often all captures had been ended, as noted here last */
     bool minds_own;           /* the thread is in capture mode THREAD_LOCAL: device_copies.c */
+    uint64_t joins, behind;   /* of the request in hand: graph_limits.c; 0: none */
 };
 
 /* Launches that the session makes without GVirtuS: launch.c. */

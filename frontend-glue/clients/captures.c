@@ -308,6 +308,27 @@ bool ibx_captures_active(struct gpu_session *x, uint64_t stream, uint64_t *id)
     return status == CAPTURE_IS_ACTIVE;
 }
 
+/* The older function fails if an edge to the next node would have data. */
+size_t ibx_captures_behind(struct gpu_session *x, uint64_t stream)
+{
+    int (*get)(void *of, int *status, uint64_t *id, void **graph, void **behind, void **edges,
+               size_t *count) = NULL;
+    int (*get_before)(void *of, int *status, uint64_t *id, void **graph, void **behind,
+                      size_t *count) = NULL;
+    void *of = (void *)(uintptr_t)stream, *behind, *edges;
+    size_t count = 0;
+    int status = 0, rc = -1;
+    if (!ibx_back_end_have_cuda(x))
+        return 0;
+    *(void **)&get = ibx_cuda_symbol("cuStreamGetCaptureInfo_v3");
+    *(void **)&get_before = ibx_cuda_symbol("cuStreamGetCaptureInfo_v2");
+    if (get)
+        rc = get(of, &status, NULL, NULL, &behind, &edges, &count);
+    else if (get_before)
+        rc = get_before(of, &status, NULL, NULL, NULL, &count);
+    return rc || status != CAPTURE_IS_ACTIVE ? 0 : count;
+}
+
 bool ibx_captures_own(struct gpu_session *x, uint64_t *id)
 {
     pthread_mutex_lock(&lock);

@@ -80,6 +80,9 @@ void ibx_isolation_replied(struct gpu_session *x);
 bool ibx_captures_any(void);
 /* Whether the stream is being captured. *id: CUDA's number of the capture; 0: not known. */
 bool ibx_captures_active(struct gpu_session *x, uint64_t stream, uint64_t *id);
+/* How many nodes the next one of that stream, which is being captured, comes behind; 0: the driver
+ * does not tell. */
+size_t ibx_captures_behind(struct gpu_session *x, uint64_t stream);
 /* Whether the session has begun a capture and not ended it. *id: as above; 0 also if it has begun
  * several. */
 bool ibx_captures_own(struct gpu_session *x, uint64_t *id);
@@ -153,6 +156,11 @@ bool ibx_graph_measure(struct gpu_session *x, uint64_t graph);
 bool ibx_graph_captures(struct gpu_session *x, const struct ibx_call *call, const uint8_t *body,
                         size_t n);
 bool ibx_graph_captures_in(struct gpu_session *x, uint64_t stream);
+/* Around a call of that name, which counts the nodes that a captured stream or an event gets to
+ * come behind, if it waits for an event or records one. False: as above; if it is joins_begin(),
+ * CUDA must not get the call. */
+bool ibx_graph_joins_begin(struct gpu_session *x, const char *name, const uint8_t *body, size_t n);
+bool ibx_graph_joins_end(struct gpu_session *x);
 bool ibx_graph_launches(struct gpu_session *x, uint64_t exec, uint64_t stream);
 /* The capture with that number of CUDA's is over, or all captures of the tenant are: their work
  * counts no more. A graph that has come of it is counted as a graph. */

@@ -8,10 +8,17 @@
  * streams are captured is counted by requests, for each capture, until that is over: then the graph
  * exists and can be measured. A capture that is too large ends its session, and with it the
  * captures of the session.
+ *
+ * CUDA keeps for each captured stream which nodes its next one comes behind, and makes an edge for
+ * each. There is one after a piece of work, but a wait for an event adds as many as the event's
+ * stream had, and an event keeps as many. So what they get counts as nodes, too.
  */
 #include "frontend-glue/clients/clients.h"
 
 #include <stdlib.h>
+#include <string.h>
+
+#define NEW_EDGES 13000 /* from this version of CUDA on, edges have data */
 
 /* ------------------------------------------------------------------------------------ nodes */
 
@@ -46,7 +53,27 @@ void **ibx_graph_nodes_of(void *function, void *graph, size_t *count, int *rc)
     return nodes;
 }
 
-/* Adds up the nodes of a graph and of the graphs in it. False: too many are within each other. */
+/* How many edges a graph has, apart from those in graphs within it. */
+static size_t edges_of(void *graph)
+{
+    int (*get)(void *graph, void **from, void **to, void *edges, size_t *count) = NULL;
+    int (*get_before)(void *graph, void **from, void **to, size_t *count) = NULL;
+    int (*version)(int *found) = NULL;
+    void *function = ibx_back_end_runtime("cudaGraphGetEdges");
+    size_t n = 0;
+    int found = 0;
+    *(void **)&version = ibx_back_end_runtime("cudaRuntimeGetVersion");
+    if (!function || !version || version(&found))
+        return 0;
+    memcpy(&get, &function, sizeof(get));
+    memcpy(&get_before, &function, sizeof(get_before));
+    const int rc =
+        found < NEW_EDGES ? get_before(graph, NULL, NULL, &n) : get(graph, NULL, NULL, NULL, &n);
+    return rc ? 0 : n;
+}
+
+/* Adds up the nodes of a graph and of the graphs in it, and the edges beyond one for each node.
+ * False: too many graphs are within each other. */
 static bool count(void *graph, unsigned depth, uint64_t *nodes, unsigned *deepest)
 {
     int (*type_of)(void *node, int *type) = NULL;
@@ -58,7 +85,8 @@ static bool count(void *graph, unsigned depth, uint64_t *nodes, unsigned *deepes
     *(void **)&child_of = ibx_back_end_runtime("cudaGraphChildGraphNodeGetGraph");
     void **all = list && type_of && child_of ? ibx_graph_nodes_of(list, graph, &n, &rc) : NULL;
     *deepest = depth > *deepest ? depth : *deepest;
-    *nodes += all ? n : 0;
+    const size_t edges = all ? edges_of(graph) : 0;
+    *nodes += all ? (edges > n ? edges : n) : 0;
     bool good = depth < IBX_OWN_GRAPHS_DEEP;
     for (size_t i = 0; all && i < n && good; i++) {
         if (!type_of(all[i], &type) && type == CHILD_NODE && !child_of(all[i], &child))
@@ -185,6 +213,56 @@ bool ibx_graph_captures(struct gpu_session *x, const struct ibx_call *call, cons
 {
     uint64_t id = 0;
     return !ibx_captures_any() || !is_work(x, call, body, n, &id) || captures_more(x, id, 1);
+}
+
+/* The stream of a call that waits for an event, or records one; 0: it does neither. */
+static uint64_t joined_stream(const char *name, const uint8_t *body, size_t n, bool *waits)
+{
+    struct ibx_reader r = ibx_reader_of(body, n);
+    *waits = strstr(name, "StreamWaitEvent");
+    if (!*waits && !strstr(name, "EventRecord"))
+        return 0;
+    if (!*waits)
+        ibx_get_u64(&r);
+    return ibx_get_u64(&r);
+}
+
+/* Locked by nobody: a tenant that has too much already may have a little more. */
+static bool may_join(struct gpu_session *x)
+{
+    struct ibx_tenant *tenant = x->isolation.tenant;
+    if (!tenant)
+        return true;
+    struct ibx_captured_work *w = ibx_tenant_captured(tenant);
+    pthread_mutex_lock(&w->lock);
+    const bool may = w->all <= ibx_quota_left(ibx_tenant_quota(tenant, IBX_HOLD_GRAPHS));
+    pthread_mutex_unlock(&w->lock);
+    return may;
+}
+
+bool ibx_graph_joins_begin(struct gpu_session *x, const char *name, const uint8_t *body, size_t n)
+{
+    uint64_t id = 0;
+    bool waits = false;
+    const uint64_t stream = ibx_captures_any() ? joined_stream(name, body, n, &waits) : 0;
+    x->capturing.joins = stream;
+    x->capturing.behind = 0;
+    if (!stream)
+        return true;
+    if (waits && is_captured(x, stream, &id))
+        x->capturing.behind = ibx_captures_behind(x, stream);
+    return may_join(x);
+}
+
+bool ibx_graph_joins_end(struct gpu_session *x)
+{
+    uint64_t id = 0;
+    const uint64_t stream = x->capturing.joins;
+    x->capturing.joins = 0;
+    if (!stream || !is_captured(x, stream, &id))
+        return true;
+    const uint64_t before = x->capturing.behind, now = ibx_captures_behind(x, stream);
+    return captures_more(x, id, now > before ? now - before : 0);
 }
 
 bool ibx_graph_captures_in(struct gpu_session *x, uint64_t stream)

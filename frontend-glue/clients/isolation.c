@@ -377,7 +377,8 @@ int ibx_isolation_before_read(struct gpu_session *x, uint8_t *bytes, size_t n)
     if (w->stage != IBX_REQUEST_BODY || w->got || n != w->length)
         return 0;
     if (x->options.mode != IBX_GPU_OFF && ibx_captures_any() &&
-        !ibx_graph_captures(x, ibx_call_find(w->name, strlen(w->name) + 1), bytes, n))
+        (!ibx_graph_captures(x, ibx_call_find(w->name, strlen(w->name) + 1), bytes, n) ||
+         !ibx_graph_joins_begin(x, w->name, bytes, n)))
         return ibx_captures_full(x);
     if (!ibx_functions_name(ibx_functions_user_of(x), w->name, bytes, n))
         return ibx_session_fail(x->s, -EDQUOT,

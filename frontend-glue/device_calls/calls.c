@@ -393,10 +393,13 @@ int ibx_device_call(struct gpu_session *x, const struct ibx_request *q, own_requ
     const uint64_t began = ibx_now_ns();
     struct arguments a = {.in = ibx_reader_of(q->body, (size_t)q->length)};
     uint8_t head[IBX_REPLY_HEAD_MAX];
+    if (!ibx_graph_joins_begin(x, q->called->name, q->body, (size_t)q->length))
+        return ibx_captures_full(x);
     const int code = run(x, q, &a, own);
     if (code == PASSES)
         return IBX_REQUEST_PASS;
-    const bool room = ibx_graph_captures(x, q->called, q->body, (size_t)q->length);
+    bool room = ibx_graph_captures(x, q->called, q->body, (size_t)q->length);
+    room = ibx_graph_joins_end(x) && room;
     x->handler.captures = CAPTURES_UNUSED;
     if (!room)
         return ibx_captures_full(x);
@@ -472,6 +475,7 @@ void ibx_device_call_answered(struct gpu_session *x)
     const int code = x->replies.exit_code;
     if (x->handler.allocates && !code)
         x->allocates_plainly = x->replies.last_size == 8;
+    ibx_graph_joins_end(x); /* if that is too much, the next one ends the session */
     ibx_captures_answered(x, code);
     ibx_made_answered(x);
     if ((x->handler.makes_graph || x->handler.makes_exec) && !code)

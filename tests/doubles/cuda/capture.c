@@ -14,6 +14,7 @@ static struct capture {
     pthread_t thread;
     bool lost;      /* a call did what is forbidden */
     uintptr_t work; /* how much was captured */
+    size_t behind;  /* how many nodes the next one would come behind */
     uint64_t id;
 } captures[CAPTURES];
 static struct capture of_runtime; /* graphs.c */
@@ -119,7 +120,7 @@ EXPORT int cuStreamBeginCapture_v2(void *stream, int mode)
     for (unsigned i = 0; i < CAPTURES; i++) {
         if (captures[i].stream)
             continue;
-        captures[i] = (struct capture){stream, blocking, mode, pthread_self(), false, 0, ++ids};
+        captures[i] = (struct capture){stream, blocking, mode, pthread_self(), false, 0, 0, ++ids};
         return leave(SUCCESS);
     }
     return leave(OUT_OF_MEMORY);
@@ -133,7 +134,16 @@ EXPORT void ibx_double_runtime_captures(void *stream)
     pthread_mutex_unlock(&mutex);
 }
 
-/* It tells only the id. */
+EXPORT void ibx_double_captures_behind(void *stream, size_t nodes)
+{
+    pthread_mutex_lock(&mutex);
+    struct capture *capture = capture_of(stream);
+    if (capture)
+        capture->behind = nodes;
+    pthread_mutex_unlock(&mutex);
+}
+
+/* It tells only the id, and how many nodes the next one would come behind. */
 EXPORT int cuStreamGetCaptureInfo_v2(void *stream, int *status, uint64_t *id, void **graph,
                                      void **behind, size_t *count)
 {
@@ -145,7 +155,9 @@ EXPORT int cuStreamGetCaptureInfo_v2(void *stream, int *status, uint64_t *id, vo
     *status = capture ? 1 + capture->lost : 0;
     if (capture && !capture->lost && id)
         *id = capture->id;
-    return leave(graph || behind || count ? INVALID_VALUE : SUCCESS);
+    if (capture && !capture->lost && count)
+        *count = capture->behind;
+    return leave(graph || behind ? INVALID_VALUE : SUCCESS);
 }
 
 /* The graph is a number: how much was captured. */

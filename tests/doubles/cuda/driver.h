@@ -88,6 +88,8 @@ void ibx_double_release_stream(void *stream);
 /* As if a kernel had printed that: the next call that waits writes it to `stdout`; 64 KiB at a
  * time. */
 void ibx_double_print(const char *text);
+/* The next node of that captured stream would come behind so many others. */
+void ibx_double_captures_behind(void *stream, size_t nodes);
 /* The stream is being captured, as far as cuStreamIsCapturing() says; NULL: none is. */
 void ibx_double_capture(void *stream);
 

@@ -324,6 +324,82 @@ static void test_captures_that_overlap(void **state)
     atomic_store(&quota_of(&alice, IBX_HOLD_GRAPHS)->most, most);
 }
 
+/* Has a stream that is captured wait for an event, or record one: after that its next node would
+ * come behind so many others. False: the request, or the next one, is refused. */
+static bool joins(struct gpu_session *x, const char *name, void *stream, size_t nodes)
+{
+    uint8_t body[20] = {0};
+    struct ibx_writer w = ibx_writer_of(body, sizeof(body));
+    ibx_put_u64(&w, strstr(name, "Wait") ? (uintptr_t)stream : 0);
+    ibx_put_u64(&w, strstr(name, "Wait") ? 0 : (uintptr_t)stream);
+    const struct ibx_call *call = ibx_call_find(name, strlen(name) + 1);
+    if (!ibx_graph_joins_begin(x, name, body, sizeof(body)))
+        return false;
+    app->captures_behind(stream, nodes);
+    const bool room = ibx_graph_captures(x, call, body, sizeof(body));
+    return ibx_graph_joins_end(x) && room;
+}
+
+/* One wait for an event adds as many nodes to those that the next one comes behind as the event's
+ * stream had, and each that comes behind them has so many edges. So two requests for each of a
+ * thousand nodes would make a million edges, of 58 bytes each on an H200. */
+static void test_captures_that_join(void **state)
+{
+    (void)state;
+    struct gpu_session *x = &alice.x;
+    void *streams[3];
+    const uint64_t most = allow_more(&alice, IBX_HOLD_GRAPHS, 100);
+    for (unsigned i = 0; i < 3; i++) {
+        assert_int_equal(app->stream_create(&streams[i], 1), 0);
+        assert_true(ibx_handles_add(x, IBX_HANDLE_STREAM, (uintptr_t)streams[i]));
+        capture_by_handler(x, CAPTURES_BEGUN, streams[i]);
+    }
+    /* A program that joins its streams, one after the other: each node counts once. */
+    for (size_t n = 1; n <= 10; n++)
+        assert_true(joins(x, "cudaStreamWaitEvent", streams[0], n));
+    assert_int_equal(ibx_tenant_captured(x->isolation.tenant)->all, 20);
+    /* Work has one node to come behind again, and the same ones are joined once more. */
+    for (unsigned i = 0; i < 4; i++) {
+        app->captures_behind(streams[0], 1);
+        assert_true(joins(x, "cudaStreamWaitEvent", streams[0], 11));
+    }
+    assert_int_equal(ibx_tenant_captured(x->isolation.tenant)->all, 64);
+    /* An event keeps all of them, too. */
+    assert_true(joins(x, "cudaEventRecord", streams[0], 11));
+    assert_true(joins(x, "cudaEventRecordWithFlags", streams[0], 11));
+    assert_true(ibx_tenant_captured(x->isolation.tenant)->all >= 86);
+    assert_false(joins(x, "cudaStreamWaitEvent", streams[1], 50));
+    assert_false(joins(x, "cudaStreamWaitEvent", streams[2], 50)); /* before CUDA gets it */
+    for (unsigned i = 0; i < 3; i++) {
+        capture_by_handler(x, CAPTURES_ENDED, streams[i]);
+        ibx_handles_remove(x, IBX_HANDLE_STREAM, (uintptr_t)streams[i]);
+    }
+    assert_int_equal(ibx_tenant_captured(x->isolation.tenant)->all, 0);
+    atomic_store(&quota_of(&alice, IBX_HOLD_GRAPHS)->most, most);
+}
+
+/* What a capture has made counts with its edges, which CUDA tells. */
+static void test_captured_edges_count(void **state)
+{
+    (void)state;
+    int (*create)(void **graph, unsigned flags) = NULL;
+    int (*add)(void **made, void *graph, void *const *behind, size_t count) = NULL;
+    void *runtime = dlopen(getenv("IBX_TEST_CUDART"), RTLD_LAZY), *graph = NULL, *nodes[12];
+    struct gpu_session *x = &alice.x;
+    const uint64_t before = used_by(&alice, IBX_HOLD_GRAPHS);
+    *(void **)&create = dlsym(runtime, "cudaGraphCreate");
+    *(void **)&add = dlsym(runtime, "cudaGraphAddEmptyNode");
+    assert_int_equal(create(&graph, 0), 0);
+    for (unsigned i = 0; i < 12; i++) /* six nodes, and six more behind all of these */
+        assert_int_equal(add(&nodes[i], graph, nodes, i < 6 ? 0 : 6), 0);
+    assert_true(ibx_handles_add(x, IBX_HANDLE_GRAPH, (uintptr_t)graph));
+    assert_true(ibx_graph_measure(x, (uintptr_t)graph));
+    assert_int_equal(used_by(&alice, IBX_HOLD_GRAPHS) - before, 1 + 36);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, (uintptr_t)graph, NULL), 0);
+    assert_true(used_by(&alice, IBX_HOLD_GRAPHS) == before);
+    dlclose(runtime);
+}
+
 /* A capture that another client's wait has ended takes no more nodes, however long the client does
  * not end it. */
 static void test_captures_that_are_lost(void **state)
@@ -612,6 +688,8 @@ int main(void)
         cmocka_unit_test(test_conditions_in_conditions),
         cmocka_unit_test(test_captures_have_a_limit),
         cmocka_unit_test(test_captures_that_overlap),
+        cmocka_unit_test(test_captures_that_join),
+        cmocka_unit_test(test_captured_edges_count),
         cmocka_unit_test(test_captures_that_are_lost),
         cmocka_unit_test(test_executables_of_each_gpu),
         cmocka_unit_test(test_textures_have_a_limit),
