@@ -9,6 +9,7 @@
 #include "frontend-glue/tenants/shared_handles.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -188,6 +189,29 @@ static void guard(struct gpu_session *x, uint8_t *bytes, size_t n)
     ibx_own_unload_guard(x, bytes, n);
 }
 
+/* Has GVirtuS find no handler where one must not get the request. */
+static void bar(struct gpu_session *x, uint8_t *bytes, size_t n)
+{
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    uint8_t *last;
+    unsigned why = ibx_shapes_barred(&x->requests, bytes, n, &last);
+    if (why & IBX_BARRED_BESIDE) {
+        ibx_clients_number(x); /* it counts from now on */
+        why = ibx_clients_were_several() ? why : why & ~IBX_BARRED_BESIDE;
+    }
+    why = x->isolation.limited ? why : why & ~IBX_BARRED_LIMITED;
+    if (!why)
+        return;
+    *last = '?';
+    if (why != IBX_BARRED && !atomic_flag_test_and_set(&told))
+        ibx_log(IBX_LOG_WARN,
+                "GVirtuS's own mapped memory (cuMemCreate, cuMemMap) is refused to %s, since %s: "
+                "preload libibx-frontend.so",
+                ibx_session_path(x->s)->peer,
+                why & IBX_BARRED_LIMITED ? "rdma.device_memory does not count it"
+                                         : "it reaches what other programs have here");
+}
+
 static int note_read(void *context, void *bytes, size_t n)
 {
     struct gpu_session *x = context;
@@ -200,7 +224,8 @@ static int note_read(void *context, void *bytes, size_t n)
         return rc;
     if (x->options.mode != IBX_GPU_OFF)
         guard(x, bytes, n);
-    ibx_shapes_bar(&x->requests, bytes, n);
+    if (stage == IBX_REQUEST_NAME)
+        bar(x, bytes, n);
     ibx_request_note_read(&x->requests, bytes, n);
     if (stage == IBX_REQUEST_NAME && x->requests.stage != IBX_REQUEST_NAME)
         ibx_device_call_read(x, x->requests.name);

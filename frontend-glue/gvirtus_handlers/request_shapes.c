@@ -20,6 +20,8 @@
 
 #define TOO_LONG (UINT64_C(1) << 62)
 
+#define THREAD_LOCAL 1u /* cudaStreamCaptureMode */
+
 static const struct shape {
     const char *name;
     int present;    /* a u64: 0 is NULL, which the handler does not check; else bytes follow */
@@ -142,6 +144,15 @@ static void mend_devices(uint8_t *body, size_t n)
         ibx_put_u32(&w, INT32_MAX);
 }
 
+/* In mode 0 (global) a thread's calls end captures of other clients, which are threads here: each
+ * thread minds its own captures only, as it does from its first request on. */
+static void mend_capture_mode(uint8_t *body)
+{
+    struct ibx_writer w = ibx_writer_of(body, 4);
+    if (!number(body, 4, 0, 4))
+        ibx_put_u32(&w, THREAD_LOCAL);
+}
+
 static void mend(const struct shape *s, uint8_t *body, size_t n)
 {
     if (s->present && !number(body, n, position(s->present, n), 8))
@@ -164,6 +175,8 @@ void ibx_shapes_mend(const char *name, uint8_t *body, size_t n)
         mend(&shapes[i], body, n);
     if (!strcmp(name, "cudaSetValidDevices") && n >= 4)
         mend_devices(body, n);
+    if (!strncmp(name, "cudaThreadExchangeStreamCaptureMode", NAME_KNOWN) && n >= 4)
+        mend_capture_mode(body);
 }
 
 bool ibx_shapes_is_name(const struct ibx_request_watch *watch, const uint8_t *bytes, size_t n)
@@ -176,17 +189,33 @@ bool ibx_shapes_is_name(const struct ibx_request_watch *watch, const uint8_t *by
     return (i == n || !bytes[i]) && watch->got + i <= NAME_MOST;
 }
 
-void ibx_shapes_bar(const struct ibx_request_watch *watch, uint8_t *bytes, size_t n)
+/* Names have at most NAME_KNOWN characters here, and may go on. */
+static const struct {
+    const char *name;
+    unsigned why;
+} barred[] = {
+    {"cudaMemPoolSetAttribute", IBX_BARRED}, /* its handler takes the value for an address */
+    {"cudaMemPoolCreate", IBX_BARRED},       /* its handler does not return the pool */
+    /* Their handlers pass on any address, and any number as a handle, which CUDA takes for an
+     * address. Requests of our own do the same with checks. */
+    {"cuMemAddressFree", IBX_BARRED_BESIDE},
+    {"cuMemAddressReserve", IBX_BARRED_BESIDE},
+    {"cuMemCreate", IBX_BARRED_BESIDE | IBX_BARRED_LIMITED},
+    {"cuMemExportToShareableH", IBX_BARRED_BESIDE},
+    {"cuMemImportFromShareabl", IBX_BARRED_BESIDE | IBX_BARRED_LIMITED},
+    {"cuMemMap", IBX_BARRED_BESIDE},
+    {"cuMemRelease", IBX_BARRED_BESIDE},
+    {"cuMemSetAccess", IBX_BARRED_BESIDE},
+    {"cuMemUnmap", IBX_BARRED_BESIDE},
+};
+
+unsigned ibx_shapes_barred(const struct ibx_request_watch *watch, uint8_t *bytes, size_t n,
+                           uint8_t **last)
 {
-    static const char *const names[] = {
-        "cudaMemPoolSetAttribute", /* its handler takes the value for an address */
-        "cudaMemPoolCreate"        /* its handler does not return the pool */
-    };
-    const size_t got = watch->got;
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        const size_t last = strlen(names[i]) - 1;
-        if (watch->stage == IBX_REQUEST_NAME && got <= last && n > last - got &&
-            !memcmp(watch->name, names[i], got) && !memcmp(bytes, names[i] + got, last - got + 1))
-            bytes[last - got] = '?';
+    for (size_t i = 0; i < sizeof(barred) / sizeof(barred[0]); i++) {
+        *last = ibx_request_ends_name(watch, bytes, n, barred[i].name);
+        if (*last)
+            return barred[i].why;
     }
+    return 0;
 }

@@ -13,13 +13,19 @@
  * handler or CUDA refuses it. `name` may be cut to 23 characters. */
 void ibx_shapes_mend(const char *name, uint8_t *body, size_t n);
 
-/* To be called before `watch` notes the bytes. False: they are of a name that is longer than any, or
- * is not of printable ASCII. GVirtuS keeps a name in memory until its end comes, which counts
+/* To be called before `watch` notes the bytes. False: they are of a name that is longer than any,
+ * or is not of printable ASCII. GVirtuS keeps a name in memory until its end comes, which counts
  * nowhere, and writes one that it does not know to its log as it is. */
 bool ibx_shapes_is_name(const struct ibx_request_watch *watch, const uint8_t *bytes, size_t n);
 
-/* To be called before `watch` notes the bytes: if no handler of that name can succeed, changes the
- * name to that of no request. */
-void ibx_shapes_bar(const struct ibx_request_watch *watch, uint8_t *bytes, size_t n);
+/* Why a handler must not get a request. */
+#define IBX_BARRED         1u /* it cannot succeed */
+#define IBX_BARRED_BESIDE  2u /* it reaches what other clients of the process have */
+#define IBX_BARRED_LIMITED 4u /* it takes memory of the GPU that is not counted */
+
+/* To be called before `watch` notes the bytes: the bits that hold for a name that ends or goes on
+ * in them, or 0; *last: a character to change, so that the name is that of no request. */
+unsigned ibx_shapes_barred(const struct ibx_request_watch *watch, uint8_t *bytes, size_t n,
+                           uint8_t **last);
 
 #endif

@@ -562,6 +562,17 @@ int execute(const std::string &name, Frame &f, int *current)
         return runtime().disable_peer(f.get<std::int32_t>());
     if (name == "cudaDeviceReset")
         return app->primary_reset(*current);
+    if (name == "cuMemUnmap") {
+        const auto at = f.get<std::uint64_t>();
+        return app->mem_unmap(at, f.get<std::uint64_t>());
+    }
+    if (name == "cuMemCreate") {
+        unsigned long long handle = 0;
+        const auto bytes = f.get<std::uint64_t>();
+        const std::int32_t of_device[8] = {1, 0, 1, 0};
+        const int rc = app->mem_create(&handle, bytes, of_device, 0);
+        return rc ? rc : f.answer(&handle, sizeof(handle));
+    }
     if (name == "cuMemFree")
         return app->mem_free(f.get<std::uint64_t>());
     if (name == "cudaFree") {

@@ -197,24 +197,43 @@ static void cut(void **state)
     }
 }
 
+static void capture_modes(void **state)
+{
+    (void)state;
+    for (uint32_t mode = 0; mode < 3; mode++) {
+        uint8_t body[4];
+        struct ibx_writer w = ibx_writer_of(body, sizeof(body));
+        struct ibx_reader r = ibx_reader_of(body, sizeof(body));
+        ibx_put_u32(&w, mode);
+        ibx_shapes_mend("cudaThreadExchangeStrea", body, sizeof(body));
+        assert_int_equal(ibx_get_u32(&r), mode ? mode : 1);
+    }
+}
+
 static void barred(void **state)
 {
-    static const char *const names[] = {"cudaMemPoolSetAttribute", "cudaMemPoolCreate",
-                                        "cudaMemPoolGetAttribute", "cudaMemPoolDestroy"};
+    static const char *const names[] = {"cudaMemPoolSetAttribute",      "cudaMemPoolCreate",
+                                        "cuMemExportToShareableHandle", "cuMemCreate",
+                                        "cudaMemPoolGetAttribute",      "cudaMemPoolDestroy"};
+    static const unsigned whys[] = {IBX_BARRED, IBX_BARRED, IBX_BARRED_BESIDE,
+                                    IBX_BARRED_BESIDE | IBX_BARRED_LIMITED};
     (void)state;
-    for (size_t step = 1; step < 26; step++) {
-        for (unsigned i = 0; i < 4; i++) {
+    for (size_t step = 1; step < 30; step++) {
+        for (unsigned i = 0; i < 6; i++) {
             struct ibx_request_watch watch;
-            uint8_t bytes[32];
+            uint8_t bytes[32], *last;
+            unsigned found = 0;
             const size_t size = strlen(names[i]) + 1;
             memcpy(bytes, names[i], size);
             ibx_request_watch_init(&watch);
             for (size_t at = 0; at < size; at += step) {
                 const size_t n = size - at < step ? size - at : step;
-                ibx_shapes_bar(&watch, bytes + at, n);
+                const unsigned why = ibx_shapes_barred(&watch, bytes + at, n, &last);
+                assert_true(!why || (!found && last >= bytes + at && last < bytes + at + n));
+                found |= why;
                 ibx_request_note_read(&watch, bytes + at, n);
             }
-            assert_int_equal(memcmp(bytes, names[i], size) != 0, i < 2);
+            assert_int_equal(found, i < 4 ? whys[i] : 0);
         }
     }
 }
@@ -259,8 +278,9 @@ static void names(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(payloads), cmocka_unit_test(planes), cmocka_unit_test(nulls),
-        cmocka_unit_test(cut),      cmocka_unit_test(barred), cmocka_unit_test(names),
+        cmocka_unit_test(payloads),      cmocka_unit_test(planes), cmocka_unit_test(nulls),
+        cmocka_unit_test(cut),           cmocka_unit_test(barred), cmocka_unit_test(names),
+        cmocka_unit_test(capture_modes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
