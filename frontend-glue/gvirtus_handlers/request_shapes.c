@@ -196,6 +196,10 @@ static const struct {
 } barred[] = {
     {"cudaMemPoolSetAttribute", IBX_BARRED}, /* its handler takes the value for an address */
     {"cudaMemPoolCreate", IBX_BARRED},       /* its handler does not return the pool */
+    /* Their handlers note the client's addresses in one table for all clients, which they change
+     * without a lock, and pin memory of their own. */
+    {"cudaHostRegister", IBX_BARRED_BESIDE | IBX_BARRED_PINNED},
+    {"cudaHostUnregister", IBX_BARRED_BESIDE},
     /* Their handlers pass on any address, and any number as a handle, which CUDA takes for an
      * address. Requests of our own do the same with checks. */
     {"cuMemAddressFree", IBX_BARRED_BESIDE},

@@ -22,6 +22,7 @@ bool ibx_shapes_is_name(const struct ibx_request_watch *watch, const uint8_t *by
 #define IBX_BARRED         1u /* it cannot succeed */
 #define IBX_BARRED_BESIDE  2u /* it reaches what other clients of the process have */
 #define IBX_BARRED_LIMITED 4u /* it takes memory of the GPU that is not counted */
+#define IBX_BARRED_PINNED  8u /* it pins memory that is not counted */
 
 /* To be called before `watch` notes the bytes: the bits that hold for a name that ends or goes on
  * in them, or 0; *last: a character to change, so that the name is that of no request. */

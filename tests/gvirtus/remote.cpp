@@ -32,6 +32,7 @@ namespace
 std::atomic<bool> shut, inside;         // a gate in the way of two handlers
 std::atomic<bool> endless;              // work of a stream
 std::atomic<unsigned> registering, met; // handlers of registrations; how often others met one
+std::map<std::uint64_t, void *> host_registered; // of all clients, as in G5
 
 std::atomic<std::uint64_t> handled; // copies and launches
 std::atomic<std::uint64_t> bare;    // streams that are nothing but a handle
@@ -562,6 +563,21 @@ int execute(const std::string &name, Frame &f, int *current)
         return runtime().disable_peer(f.get<std::int32_t>());
     if (name == "cudaDeviceReset")
         return app->primary_reset(*current);
+    if (name == "cudaHostRegister") {
+        const auto key = f.get<std::uint64_t>(), n = f.get<std::uint64_t>();
+        void *memory = std::malloc(n);
+        host_registered[key] = memory;
+        return app->host_register(memory, n, f.get<unsigned>());
+    }
+    if (name == "cudaHostUnregister") {
+        const auto entry = host_registered.find(f.get<std::uint64_t>());
+        if (entry == host_registered.end())
+            return 713;
+        const int rc = app->host_unregister(entry->second);
+        std::free(entry->second);
+        host_registered.erase(entry);
+        return rc;
+    }
     if (name == "cuMemUnmap") {
         const auto at = f.get<std::uint64_t>();
         return app->mem_unmap(at, f.get<std::uint64_t>());

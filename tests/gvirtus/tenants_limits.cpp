@@ -99,6 +99,23 @@ bool names()
     return HOLDS(has_session(&bob) && back.alive());
 }
 
+// GVirtuS has one table of what all clients have registered.
+bool registered()
+{
+    constexpr int unknown = -1;
+    TenantsBackEnd back;
+    Client alice(back, "alice");
+    const Body memory = Body().u64(0x7f00'1000).u64(4096).i32(0), at = Body().u64(0x7f00'1000);
+    REQUIRE(alice.remote.call("cudaHostRegister", memory) == 0);
+    Client bob(back, "bob");
+    REQUIRE(has_session(&bob) && bob.remote.call("cudaHostUnregister", at) == unknown);
+    for (Client *client : {&bob, &alice})
+        REQUIRE(client->remote.call("cudaHostRegister", memory) == unknown);
+    TenantsBackEnd limited("rdma.pins : 4M\n");
+    Client carol(limited, "alice");
+    return HOLDS(carol.remote.call("cudaHostRegister", memory) == unknown);
+}
+
 constexpr int out_of_memory = 2;
 
 int allocate(Client *client, std::uint64_t n)
@@ -282,6 +299,7 @@ void check_tenants_limits()
     check("requests have a limit", requests);
     check("... also those of handlers that throw", requests_that_throw);
     check("... and so have their names", names);
+    check("what GVirtuS registers", registered);
     check("memory of the GPU has a limit", device_memory);
     check("streams have a limit", streams);
     check("memory of the GPU that a client left behind", device_memory_left_behind);
