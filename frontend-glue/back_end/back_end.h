@@ -121,10 +121,12 @@ struct isolation {
     bool counted;              /* as one of the tenant's sessions */
     uint64_t held;             /* bytes that GVirtuS's buffer for requests has grown to */
     struct ibx_owners_cache owned, own_memory;
+    unsigned pushed;       /* configurations of launches that the runtime keeps */
     unsigned long refused; /* requests that were refused */
     bool told_crowd, told_full;
 
     bool copies; /* the request is a copy */
+    bool pops;   /* ... pops a configuration of a launch */
     bool allocates;
     uint64_t reserved;            /* bytes that are counted for what it allocates */
     uint64_t freed, freed_number; /* what it frees, if that has an owner */

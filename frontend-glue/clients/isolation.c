@@ -17,6 +17,8 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#define PUSHED_MOST 1024u /* configurations of launches within each other */
+
 /* ------------------------------------------------------------------- beginning and end */
 
 static struct ibx_tenant *tenant_of(const struct gpu_session *x, const struct ibx_path *path)
@@ -390,10 +392,17 @@ int ibx_isolation_before_read(struct gpu_session *x, uint8_t *bytes, size_t n)
     return inspect(x, bytes, n);
 }
 
+/* The runtime keeps configurations of launches until they are popped, without end. */
+static bool names_configuration(const char *name, const char *what)
+{
+    name += strncmp(name, "__", 2) ? 0 : 2;
+    return !strncmp(name, what, strlen(what));
+}
+
 int ibx_isolation_after_read(struct gpu_session *x, enum ibx_request_stage before)
 {
     const struct ibx_request_watch *w = &x->requests;
-    const struct isolation *i = &x->isolation;
+    struct isolation *i = &x->isolation;
     const bool name = before == IBX_REQUEST_NAME && w->stage != IBX_REQUEST_NAME;
     const bool length = before == IBX_REQUEST_LENGTH && w->stage != IBX_REQUEST_LENGTH;
     if (name && i->tenant && !ibx_made_room(x))
@@ -401,6 +410,12 @@ int ibx_isolation_after_read(struct gpu_session *x, enum ibx_request_stage befor
                                 "%s of tenant \"%s\" asks for %s: its clients have as many of "
                                 "these as all of a tenant may have: destroy some first",
                                 ibx_session_path(x->s)->peer, ibx_tenant_name(i->tenant), w->name);
+    i->pops = name ? names_configuration(w->name, "cudaPopCallConfig") : i->pops;
+    if (name && i->tenant && names_configuration(w->name, "cudaPushCallConfig") &&
+        ++i->pushed > PUSHED_MOST)
+        return ibx_session_fail(
+            x->s, -EDQUOT, "%s of tenant \"%s\" begins more than %u launches within each other",
+            ibx_session_path(x->s)->peer, ibx_tenant_name(i->tenant), PUSHED_MOST);
     return length && i->tenant ? note_length(x, w->length) : 0;
 }
 
@@ -453,6 +468,7 @@ void ibx_isolation_replied(struct gpu_session *x)
     if (i->gone && done)
         ibx_end_gone(i->gone);
     ibx_memory_free_end(i->given, i->given_number, done);
+    i->pushed -= done && i->pops && i->pushed;
     i->allocates = false;
     i->reserved = 0;
     i->freed = i->freed_number = i->gone = i->given = i->given_number = 0;

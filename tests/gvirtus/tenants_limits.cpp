@@ -99,6 +99,27 @@ bool names()
     return HOLDS(has_session(&bob) && back.alive());
 }
 
+// The runtime keeps what is pushed until it is popped.
+bool pushed()
+{
+    TenantsBackEnd back;
+    Client alice(back, "alice"), bob(back, "bob");
+    const auto times = [](Client *client, const char *name, unsigned n) {
+        int rc = 0;
+        for (unsigned i = 0; i < n; i++)
+            rc = client->remote.call(name, Body());
+        return rc;
+    };
+    for (unsigned round = 0; round < 3; round++) {
+        REQUIRE(times(&bob, "cudaPushCallConfiguration", 1000) != gone);
+        REQUIRE(times(&bob, "cudaPopCallConfiguration", 1010) != gone);
+    }
+    REQUIRE(times(&alice, "cudaPushCallConfiguration", 1024) != gone);
+    REQUIRE(times(&alice, "cudaPopCallConfiguratio?", 8) != gone); // which pops none
+    REQUIRE(times(&alice, "cudaPushCallConfiguration", 1) == gone);
+    return HOLDS(has_session(&bob) && back.alive());
+}
+
 // GVirtuS has one table of what all clients have registered.
 bool registered()
 {
@@ -300,6 +321,7 @@ void check_tenants_limits()
     check("... also those of handlers that throw", requests_that_throw);
     check("... and so have their names", names);
     check("what GVirtuS registers", registered);
+    check("configurations of launches that none pops", pushed);
     check("memory of the GPU has a limit", device_memory);
     check("streams have a limit", streams);
     check("memory of the GPU that a client left behind", device_memory_left_behind);
