@@ -7,6 +7,7 @@
 #include "frontend-glue/gvirtus_handlers/named_memory.h"
 
 #include "common/wire.h"
+#include "frontend-glue/gvirtus_handlers/request_shapes.h"
 
 #include <string.h>
 
@@ -24,12 +25,12 @@ struct place {
     int n;                 /* bytes, or units; 0: 1 byte */
     int unit;              /* bytes of one; 0: 1 */
     int pitch, rows;       /* of 2D */
-    int planes;            /* a factor of rows */
     int skip, skipped;     /* of 2D: bytes before each row, rows before the first */
     int reply, reply_rows; /* bytes that the handler makes for the reply; times that many */
     int type, type_wanted; /* the address counts if this i32 has that value */
     bool handle;           /* it is a handle, not memory */
     bool array;            /* it is the handle of an array */
+    bool planes;           /* ibx_copy_planes_bytes() says how many bytes */
 };
 
 struct naming {
@@ -104,7 +105,7 @@ static const struct naming namings[] = {
     COPY("cudaMemcpyArrayToArray", ANY, 0, ARRAY(F(0)), ARRAY(F(24))),
     /* A struct cudaMemcpy3DParms behind its length; its source is the payload, or an array. */
     COPY("cudaMemcpy3D", ANY, 0, ARRAY(F(8)), ARRAY(F(72)),
-         {.at = F(104), .n = F(112), .pitch = F(112), .rows = F(128), .planes = F(152)}),
+         {.at = F(104), .planes = true}),
     COPY("cudaGetChannelDesc", ANY, 0, ARRAY(F(28))),
     /* A struct cudaResourceDesc behind its length; kinds 0 and 1: an array, 2: memory, 3: rows of
      * memory, which count with their pitch, also the last one, as in own_requests/arrays.c. */
@@ -237,7 +238,7 @@ static uint64_t value(const struct body *body, int where, uint64_t none)
 static void take(const struct body *body, const struct place *place, struct ibx_named *named)
 {
     uint64_t bytes = value(body, place->n, 1), rows = value(body, place->rows, 1);
-    rows = sum(product(rows, value(body, place->planes, 1)), value(body, place->skipped, 0));
+    rows = sum(rows, value(body, place->skipped, 0));
     bytes =
         sum(product(bytes, place->unit ? (uint64_t)place->unit : 1), value(body, place->skip, 0));
     *named = (struct ibx_named){
@@ -249,6 +250,8 @@ static void take(const struct body *body, const struct place *place, struct ibx_
         .array = place->array};
     if (place->rows && rows > 1)
         named->n = sum(product(rows - 1, value(body, place->pitch, 0)), bytes);
+    if (place->planes)
+        named->n = ibx_copy_planes_bytes(body->bytes, body->n);
 }
 
 static bool counts(const struct body *body, const struct place *place)

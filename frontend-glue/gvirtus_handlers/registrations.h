@@ -10,6 +10,7 @@
  *   client_functions.c  names for kernels that clients register under the same addresses
  *   module_owners.c  whose modules these are
  *   request_shapes.c what handlers do with a request before CUDA checks it
+ *   copy_structs.c   ... with the parameters of a copy as a struct
  *   named_memory.c   which device memory GVirtuS's requests name
  */
 #ifndef IBX_FRONTEND_GLUE_GVIRTUS_HANDLERS_REGISTRATIONS_H

@@ -173,6 +173,10 @@ void ibx_shapes_mend(const char *name, uint8_t *body, size_t n)
         i++;
     if (i < SHAPES)
         mend(&shapes[i], body, n);
+    if (!strcmp(name, "cuMemcpy2D"))
+        ibx_copy_rows_mend(body, n);
+    if (!strcmp(name, "cudaMemcpy3D"))
+        ibx_copy_planes_mend(body, n);
     if (!strcmp(name, "cudaSetValidDevices") && n >= 4)
         mend_devices(body, n);
     if (!strncmp(name, "cudaThreadExchangeStreamCaptureMode", NAME_KNOWN) && n >= 4)

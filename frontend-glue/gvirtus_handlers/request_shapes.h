@@ -13,6 +13,13 @@
  * handler or CUDA refuses it. `name` may be cut to 23 characters. */
 void ibx_shapes_mend(const char *name, uint8_t *body, size_t n);
 
+/* copy_structs.c: the same for the bodies of cuMemcpy2D and cudaMemcpy3D. */
+void ibx_copy_rows_mend(uint8_t *body, size_t n);
+void ibx_copy_planes_mend(uint8_t *body, size_t n);
+/* How many bytes of device memory such a cudaMemcpy3D reaches, counted from the address that it
+ * names. */
+uint64_t ibx_copy_planes_bytes(const uint8_t *body, size_t n);
+
 /* To be called before `watch` notes the bytes. False: they are of a name that is longer than any,
  * or is not of printable ASCII. GVirtuS keeps a name in memory until its end comes, which counts
  * nowhere, and writes one that it does not know to its log as it is. */

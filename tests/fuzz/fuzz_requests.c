@@ -41,6 +41,7 @@ static const char *const names[] = {
     "cudaMemcpyAsync",
     "cudaMemcpy2D",
     "cudaMemcpy3D",
+    "cuMemcpy2D",
     "cudaMemcpyToSymbol",
     "cudaMemcpyFromSymbol",
     "cudaMemcpyToArray",

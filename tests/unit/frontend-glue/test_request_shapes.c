@@ -197,6 +197,108 @@ static void cut(void **state)
     }
 }
 
+/* struct CUDA_MEMCPY2D: x, y, type, host, device, array and pitch of both ends; then width and
+ * height. */
+static struct body plane(uint64_t source, uint64_t target, uint64_t pitch, uint64_t width,
+                         uint64_t follows)
+{
+    const uint64_t fields[] = {128, 4,      1,  source, 99, 99,    99,    pitch, 0,
+                               0,   target, 99, 99,     99, pitch, width, 3};
+    struct body b = {0};
+    for (unsigned i = 0; i < 17; i++)
+        b = with(b, fields[i], 8);
+    return with(b, follows, 4);
+}
+
+static uint64_t type_of_source(struct body b)
+{
+    const struct body after = mended("cuMemcpy2D", b);
+    return number(&after, 24, 4);
+}
+
+/* Memory of the host is the back end's own, unless it comes with the request. */
+static void driver_rows(void **state)
+{
+    enum { HOST = 1, DEVICE, ARRAY, UNIFIED };
+    (void)state;
+    assert_true(good("cuMemcpy2D", plane(DEVICE, ARRAY, 20, 10, 0)));
+    assert_true(good("cuMemcpy2D", plane(ARRAY, DEVICE, 20, 10, 1)));
+    assert_int_equal(type_of_source(plane(UNIFIED, DEVICE, 20, 10, 0)), DEVICE);
+    const struct body unified = mended("cuMemcpy2D", plane(DEVICE, UNIFIED, 20, 10, 0));
+    assert_int_equal(number(&unified, 80, 4), DEVICE);
+    assert_int_equal(type_of_source(plane(HOST, DEVICE, 20, 10, 0)), 0);
+    assert_int_equal(type_of_source(plane(HOST, DEVICE, 20, 10, 1)), 0);
+    assert_int_equal(type_of_source(plane(DEVICE, HOST, 20, 10, 0)), 0);
+    for (uint64_t come = 70; come < 78; come++) { /* three rows behind the first one */
+        struct body b = with(plane(HOST, DEVICE, 20, 10, 1), come, 8);
+        b.n += come;
+        assert_int_equal(type_of_source(b), come >= 74 ? HOST : 0);
+        b.n--;
+        assert_int_equal(type_of_source(b), 0);
+    }
+    struct body much = with(plane(HOST, DEVICE, UINT64_MAX / 2, 10, 1), 64, 8);
+    much.n += 64;
+    assert_int_equal(type_of_source(much), 0);
+    for (size_t n = 8; n < 140; n++) { /* it would read on */
+        struct body b = plane(DEVICE, DEVICE, 20, 10, 0);
+        b.n = n;
+        b = mended("cuMemcpy2D", b);
+        assert_int_equal(number(&b, 0, 8), UINT64_C(1) << 62);
+    }
+    struct body small = plane(DEVICE, DEVICE, 20, 10, 0);
+    small.bytes[0] = 1;
+    small = mended("cuMemcpy2D", small);
+    assert_int_equal(number(&small, 0, 8), UINT64_C(1) << 62);
+}
+
+/* struct cudaMemcpy3DParms: array, x, y, z, address, pitch, width and rows of both ends; then the
+ * extent and the kind. */
+static struct body volume(uint64_t kind, bool from_array, bool to_array, uint64_t payload)
+{
+    const uint64_t fields[] = {160, from_array,        1,  1,  1, 99, 16, 16, 4,   to_array, 2, 1,
+                               3,   to_array ? 0 : 99, 32, 30, 5, 10, 3,  2,  kind};
+    struct body b = {0};
+    for (unsigned i = 0; i < 21; i++)
+        b = with(b, fields[i], 8);
+    b = with(b, payload, 8);
+    b.n += payload;
+    return b;
+}
+
+static uint64_t kind_of(struct body b)
+{
+    const struct body after = mended("cudaMemcpy3D", b);
+    return number(&after, 160, 4);
+}
+
+static void volumes(void **state)
+{
+    enum { ANY = 4, NONE = 5 };
+    (void)state;
+    const uint64_t last = (2 * 4 + 3) * 16 + 11; /* in bytes; else a whole row */
+    for (uint64_t come = last - 3; come < last + 9; come++) {
+        assert_int_equal(kind_of(volume(H2D, false, false, come)), come >= last ? H2D : NONE);
+        assert_int_equal(kind_of(volume(ANY, false, false, come)), come >= last ? H2D : NONE);
+        assert_int_equal(kind_of(volume(H2D, false, true, come)), come >= last + 5 ? H2D : NONE);
+    }
+    for (uint64_t kind = 0; kind < 7; kind++) {
+        const bool any = kind == D2D || kind == ANY;
+        assert_int_equal(kind_of(volume(kind, true, false, 0)), any ? D2D : NONE);
+        assert_int_equal(kind_of(volume(kind, false, false, 0)), NONE); /* at the position itself */
+        assert_int_equal(kind_of(volume(kind, false, false, last)),
+                         kind == H2D || kind == ANY ? H2D : NONE);
+    }
+    const struct body b = volume(H2D, false, false, last);
+    assert_int_equal(ibx_copy_planes_bytes(b.bytes, b.n), (4 * 5 + 3) * 32 + 12);
+    const struct body of_array = volume(D2D, true, false, 0);
+    assert_int_equal(ibx_copy_planes_bytes(of_array.bytes, of_array.n), (4 * 5 + 4) * 32);
+    struct body far = b;
+    memset(far.bytes + 96, 0xff, 8); /* the last plane */
+    assert_true(ibx_copy_planes_bytes(far.bytes, far.n) == UINT64_MAX);
+    for (size_t n = 0; n < 168; n++)
+        assert_int_equal(ibx_copy_planes_bytes(b.bytes, n), 1);
+}
+
 static void capture_modes(void **state)
 {
     (void)state;
@@ -278,9 +380,9 @@ static void names(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(payloads),      cmocka_unit_test(planes), cmocka_unit_test(nulls),
-        cmocka_unit_test(cut),           cmocka_unit_test(barred), cmocka_unit_test(names),
-        cmocka_unit_test(capture_modes),
+        cmocka_unit_test(payloads),      cmocka_unit_test(planes),      cmocka_unit_test(nulls),
+        cmocka_unit_test(cut),           cmocka_unit_test(barred),      cmocka_unit_test(names),
+        cmocka_unit_test(capture_modes), cmocka_unit_test(driver_rows), cmocka_unit_test(volumes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
