@@ -416,6 +416,11 @@ int ibx_isolation_after_read(struct gpu_session *x, enum ibx_request_stage befor
         return ibx_session_fail(
             x->s, -EDQUOT, "%s of tenant \"%s\" begins more than %u launches within each other",
             ibx_session_path(x->s)->peer, ibx_tenant_name(i->tenant), PUSHED_MOST);
+    if (name && !strcmp(w->name, "cuModuleLoad"))
+        return ibx_session_fail(x->s, -EOPNOTSUPP,
+                                "%s calls cuModuleLoad, for which GVirtuS loads /tmp/file.bin, "
+                                "whoever wrote that: preload libibx-frontend.so",
+                                ibx_session_path(x->s)->peer);
     return length && i->tenant ? note_length(x, w->length) : 0;
 }
 

@@ -99,6 +99,17 @@ bool names()
     return HOLDS(has_session(&bob) && back.alive());
 }
 
+// GVirtuS loads a file in /tmp that anybody may have written, in between, too.
+bool module_files()
+{
+    TenantsBackEnd back;
+    Client alice(back, "alice"), bob(back, "bob");
+    REQUIRE(bob.remote.call("cuModuleLoadData", Body()) != gone);
+    REQUIRE(bob.remote.call("cuModuleLoa", Body()) != gone);
+    REQUIRE(alice.remote.call("cuModuleLoad", Body()) == gone);
+    return HOLDS(has_session(&bob) && back.alive());
+}
+
 // The runtime keeps what is pushed until it is popped.
 bool pushed()
 {
@@ -320,6 +331,7 @@ void check_tenants_limits()
     check("requests have a limit", requests);
     check("... also those of handlers that throw", requests_that_throw);
     check("... and so have their names", names);
+    check("modules that GVirtuS takes from a file", module_files);
     check("what GVirtuS registers", registered);
     check("configurations of launches that none pops", pushed);
     check("memory of the GPU has a limit", device_memory);
