@@ -430,13 +430,31 @@ uint64_t ibx_handles_selected(struct gpu_session *x, enum ibx_handle_kind kind, 
     return stream;
 }
 
+/* Locked. */
+static bool is_in(const struct gpu_session *x, uint64_t outer, uint64_t graph)
+{
+    while (graph && graph != outer) {
+        const struct handle *found = ibx_handle_find(x, IBX_HANDLE_GRAPH, graph);
+        graph = found ? found->of : 0;
+    }
+    return graph;
+}
+
+bool ibx_handles_contains(struct gpu_session *x, uint64_t outer, uint64_t graph)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    const bool is = is_in(x, outer, graph);
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return is;
+}
+
 bool ibx_handles_has_node(struct gpu_session *x, uint64_t exec, uint64_t node)
 {
     pthread_mutex_lock(&ibx_handles_lock);
     const bool known = hold_alone(x, IBX_HANDLE_EXEC, exec);
     struct handle *found = known ? find_free(x, IBX_HANDLE_NODE, node) : NULL;
     const struct handle *made = found ? ibx_handle_find(x, IBX_HANDLE_EXEC, exec) : NULL;
-    const bool has = made && made->user == x && made->of && made->of == found->of &&
+    const bool has = made && made->user == x && made->of && is_in(x, made->of, found->of) &&
                      found->number < made->number && hold(x, found);
     pthread_mutex_unlock(&ibx_handles_lock);
     return has;

@@ -41,6 +41,8 @@ bool ibx_handles_is_level(struct gpu_session *x, uint64_t array);
  * is one of these. */
 void ibx_handles_within(struct gpu_session *x, uint64_t graph, uint64_t other);
 bool ibx_handles_is_within(struct gpu_session *x, uint64_t graph);
+/* Whether a graph is `outer` itself, or is within it, however deep. */
+bool ibx_handles_contains(struct gpu_session *x, uint64_t outer, uint64_t graph);
 /* Adds a handle with which conditional nodes of a graph are made; it ends with the graph. */
 bool ibx_handles_add_condition(struct gpu_session *x, uint64_t condition, uint64_t graph);
 /* As ibx_handles_add(); the handle counts as `weight`. */
@@ -71,7 +73,8 @@ struct ibx_graph_size ibx_handles_size(struct gpu_session *x, enum ibx_handle_ki
 void ibx_handles_made_so(struct gpu_session *x, uint64_t exec, struct ibx_graph_size size);
 /* made_of(): the executable graph was made of that graph, and calls so many functions of clients
  * that may need CUDA to end. functions(): how many; 0: not known. has_node(): whether the node was
- * in the graph then; the request then holds it, and has the executable graph alone. */
+ * in the graph then, or in one within it; the request then holds it, and has the executable graph
+ * alone. */
 void ibx_handles_made_of(struct gpu_session *x, uint64_t exec, uint64_t graph, unsigned functions);
 unsigned ibx_handles_functions(struct gpu_session *x, uint64_t exec);
 bool ibx_handles_has_node(struct gpu_session *x, uint64_t exec, uint64_t node);

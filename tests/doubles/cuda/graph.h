@@ -79,6 +79,7 @@ struct double_graph {
     uint64_t magic;
     void *launched;           /* the stream of the last launch */
     const void *clone_of;     /* NULL: it is not a clone */
+    const void *copy_of;      /* NULL: it is not a copy */
     unsigned long long flags; /* of an executable graph */
     unsigned count, objects;
     struct graph_node nodes[GRAPH_NODES];
@@ -102,6 +103,26 @@ static inline struct graph_node *node_of(void *handle)
         abort();
     graph_of(node->graph);
     return node;
+}
+
+/* The part of an executable graph that is the copy of `graph`: itself, or a body of one of its
+ * conditional nodes. NULL: there is none. */
+static inline struct double_graph *graph_in(struct double_graph *exec, const void *graph)
+{
+    struct double_graph *found = exec->copy_of == graph ? exec : NULL;
+    for (unsigned i = 0; i < exec->count && !found; i++) {
+        const struct graph_node *node = &exec->nodes[i];
+        for (unsigned b = 0; b < 2 && node->type == NODE_CONDITIONAL && !found; b++)
+            found = node->of.bodies[b] ? graph_in(node->of.bodies[b], graph) : NULL;
+    }
+    return found;
+}
+
+/* The node of an executable graph that stands for `node`. */
+static inline struct graph_node *node_in(void *exec, void *node)
+{
+    struct double_graph *all = graph_of(exec), *found = graph_in(all, node_of(node)->graph);
+    return &(found ? found : all)->nodes[node_of(node)->index];
 }
 
 /* Adds a node; NULL: there are too many. */

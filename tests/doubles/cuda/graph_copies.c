@@ -29,7 +29,7 @@ EXPORT int cudaGraphMemcpyNodeSetParams(void *node, const struct ibx_cuda_memcpy
 EXPORT int cudaGraphExecMemcpyNodeSetParams(void *exec, void *node,
                                             const struct ibx_cuda_memcpy3d *copy)
 {
-    return cudaGraphMemcpyNodeSetParams(&graph_of(exec)->nodes[node_of(node)->index], copy);
+    return cudaGraphMemcpyNodeSetParams(node_in(exec, node), copy);
 }
 
 EXPORT int cudaGraphMemcpyNodeGetParams(void *node, struct ibx_cuda_memcpy3d *copy)

@@ -41,7 +41,9 @@ EXPORT int cudaGraphAddEmptyNode(void **node, void *graph, void *const *behind, 
 EXPORT int cudaGraphAddChildGraphNode(void **node, void *graph, void *const *behind, size_t count,
                                       void *child)
 {
-    struct double_graph *copy = graph_copy(child); /* first: it may be of the same one */
+    if (graph == child)
+        abort(); /* as CUDA ends the process */
+    struct double_graph *copy = graph_copy(child);
     struct graph_node *made = graph_add(graph, NODE_GRAPH, behind, count);
     if (made)
         made->of.child = copy;
@@ -153,13 +155,13 @@ EXPORT int cudaGraphNodeGetDependentNodes(void *node, void **nodes, void *edges,
 
 EXPORT int cudaGraphNodeSetEnabled(void *exec, void *node, unsigned on)
 {
-    graph_of(exec)->nodes[node_of(node)->index].off = !on;
+    node_in(exec, node)->off = !on;
     return returns(0);
 }
 
 EXPORT int cudaGraphNodeGetEnabled(void *exec, void *node, unsigned *on)
 {
-    *on = !graph_of(exec)->nodes[node_of(node)->index].off;
+    *on = !node_in(exec, node)->off;
     return returns(0);
 }
 
@@ -190,7 +192,7 @@ EXPORT int cudaGraphMemsetNodeSetParams(void *node, const struct ibx_cuda_memset
 EXPORT int cudaGraphExecMemsetNodeSetParams(void *exec, void *node,
                                             const struct ibx_cuda_memset *set)
 {
-    return cudaGraphMemsetNodeSetParams(&graph_of(exec)->nodes[node_of(node)->index], set);
+    return cudaGraphMemsetNodeSetParams(node_in(exec, node), set);
 }
 
 EXPORT int cudaDeviceGetGraphMemAttribute(int device, int attribute, void *value)

@@ -7,11 +7,6 @@
 
 #define INVALID_VALUE 1
 
-static struct graph_node *in_exec(void *exec, void *node)
-{
-    return &graph_of(exec)->nodes[node_of(node)->index];
-}
-
 /* ---------------------------------------------------------------------------------- kernels */
 
 /* cudaKernelNodeParams */
@@ -103,19 +98,19 @@ EXPORT int cudaGraphEventWaitNodeSetEvent(void *node, void *event)
 
 EXPORT int cudaGraphExecEventRecordNodeSetEvent(void *exec, void *node, void *event)
 {
-    return set_event(in_exec(exec, node), NODE_RECORD, event);
+    return set_event(node_in(exec, node), NODE_RECORD, event);
 }
 
 EXPORT int cudaGraphExecEventWaitNodeSetEvent(void *exec, void *node, void *event)
 {
-    return set_event(in_exec(exec, node), NODE_WAIT, event);
+    return set_event(node_in(exec, node), NODE_WAIT, event);
 }
 
 /* ------------------------------------------------------------------------ functions, memory */
 
 EXPORT int cudaGraphExecHostNodeSetParams(void *exec, void *node, const void *host)
 {
-    struct graph_node *mine = in_exec(exec, node);
+    struct graph_node *mine = node_in(exec, node);
     if (mine->type != NODE_HOST)
         return returns(INVALID_VALUE);
     memcpy(&mine->of.host, host, sizeof(mine->of.host));

@@ -34,6 +34,7 @@ struct double_graph *graph_copy(void *handle)
 {
     struct double_graph *graph = malloc(sizeof(*graph));
     memcpy(graph, graph_of(handle), sizeof(*graph));
+    graph->copy_of = handle;
     for (unsigned i = 0; i < graph->count; i++) {
         graph->nodes[i].graph = graph;
         if (graph->nodes[i].type == NODE_GRAPH)

@@ -199,7 +199,7 @@ EXPORT int cuGraphKernelNodeSetParams_v2(void *node, const struct kernel_paramet
 EXPORT int cuGraphExecKernelNodeSetParams_v2(void *exec, void *node,
                                              const struct kernel_parameters *p)
 {
-    return set_kernel(&graph_of(exec)->nodes[node_of(node)->index], p);
+    return set_kernel(node_in(exec, node), p);
 }
 
 /* CUlaunchAttribute and CUlaunchConfig */
