@@ -201,12 +201,14 @@ static int add_empty(struct own_request *e)
                                                         : CUDA_INVALID_VALUE;
 }
 
+/* CUDA ends the process if a graph is to be within itself. */
 static int add_child(struct own_request *e)
 {
     struct place p;
     const bool there = ibx_own_request_get_place(e, &p);
     const void *child = pointer(&e->in);
-    if (!there || !whole(e) || !is_graph(e, child))
+    if (!there || !whole(e) || !is_graph(e, child) ||
+        ibx_handles_contains(e->x, (uintptr_t)child, (uintptr_t)p.graph))
         return CUDA_INVALID_VALUE;
     const struct ibx_graph_size size = ibx_handles_size(e->x, IBX_HANDLE_GRAPH, (uintptr_t)child);
     p.inner = size.nodes;

@@ -349,6 +349,12 @@ bool graphs_within_others()
     REQUIRE(inner && outer && node && child && child != inner);
     REQUIRE(gpu.remote.call("cudaGraphDestroy", Body().u64(child)) != 0);
     REQUIRE(gpu.remote.address("ibxRuntime", number(IBX_OWN_GET_CHILD).u64(node)) == child);
+    // CUDA ends the process if a graph is to be within itself.
+    for (const std::uint64_t place : {outer, child}) {
+        Body itself = number(IBX_OWN_NODE_CHILD).u64(place);
+        itself.put(static_cast<std::uint16_t>(0));
+        REQUIRE(gpu.remote.call("ibxRuntime", itself.u64(outer)) == bad_value);
+    }
     REQUIRE(gpu.remote.call("cudaGraphDestroy", Body().u64(outer)) == 0);
     return HOLDS(gpu.remote.call("cudaGraphDestroy", Body().u64(inner)) == 0);
 }
