@@ -59,17 +59,25 @@ static size_t images_of(const uint8_t *fat, size_t n)
     return count;
 }
 
-static void expand(const uint8_t *fat, size_t n)
+static void expand_for(const uint8_t *fat, size_t n, const struct ibx_image_targets *targets)
 {
     bool compressed = false;
     size_t all, again;
-    uint8_t *plain = ibx_image_expand(fat, n, &all);
+    uint8_t *plain = ibx_image_expand(fat, n, targets, &all);
     if (!plain)
         return;
-    require(images_of(plain, all) == images_of(fat, n));
+    require(ibx_image_is_compressed(fat, n) && !ibx_image_is_compressed(plain, all));
+    require(targets->count ? images_of(plain, all) && images_of(plain, all) <= images_of(fat, n)
+                           : images_of(plain, all) == images_of(fat, n));
     require(look(plain, all, &compressed) || !compressed);
-    require(!ibx_image_expand(plain, all, &again));
+    require(!ibx_image_expand(plain, all, targets, &again));
     free(plain);
+}
+
+static void expand(const uint8_t *fat, size_t n)
+{
+    expand_for(fat, n, &(struct ibx_image_targets){.count = 0});
+    expand_for(fat, n, &(struct ibx_image_targets){2, {90, 89}});
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

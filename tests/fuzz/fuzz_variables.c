@@ -132,9 +132,20 @@ void **ibx_frontend_module_gone(void **handle, struct ibx_image_wrapper **expand
     *expanded = NULL;
     return handle;
 }
-struct ibx_image_wrapper *ibx_image_expand_wrapped(const void *wrapper)
+const uint8_t *ibx_image_wrapped(const struct ibx_image_wrapper *wrapper, size_t *n)
 {
-    (void)wrapper;
+    (void)wrapper, (void)n;
+    return NULL;
+}
+bool ibx_image_is_compressed(const uint8_t *fat, size_t n)
+{
+    (void)fat, (void)n;
+    return false;
+}
+struct ibx_image_wrapper *ibx_image_expand_wrapped(const void *wrapper,
+                                                   const struct ibx_image_targets *targets)
+{
+    (void)wrapper, (void)targets;
     return NULL;
 }
 void ibx_image_free_wrapped(struct ibx_image_wrapper *wrapper)

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * nvcc compresses the images of a program, since CUDA 12.8 by Zstandard, before by LZ4. GVirtuS
- * reads LZ4 at most, and refuses a module if it cannot read one of its images. So it gets all
- * images decompressed.
+ * reads LZ4 at most, and refuses a module if it cannot read one of its images. So it gets images
+ * decompressed. A module may have an image for each of many architectures, and both ends keep what
+ * GVirtuS gets: of PyTorch's, all images take 14 GB in each.
  *
  * The two libraries are loaded only when an image needs them. This library is in every process of a
  * program that uses GVirtuS, where its dependencies would precede the program's own.
@@ -71,18 +72,71 @@ static size_t padded(uint64_t n)
     return (n + 7) & ~(uint64_t)7;
 }
 
-/* The length of all images when decompressed, with headers; 0: none is compressed, or one is
- * malformed. */
-static size_t measure(const uint8_t *fat, size_t n)
+/* ------------------------------------------------------------------------ which images are used */
+
+/* Of each target the architecture of the cubins that its driver chooses; no target: it takes all
+ * images. */
+struct chosen {
+    unsigned count, of[IBX_IMAGE_TARGETS];
+};
+
+/* Whether a device surely loads a cubin of that architecture. Others may, too: but some cubins of
+ * 9.0 and more are for that architecture alone, and embedded devices load none of others. */
+static bool surely_loads(unsigned target, const struct ibx_image_entry *e)
+{
+    const unsigned of = e->architecture;
+    return e->kind == IBX_IMAGE_OF_CUBIN &&
+           (of == target || (of == 80 && target == 86) || ((of == 80 || of == 86) && target == 89));
+}
+
+/* The highest architecture of a cubin that the target surely loads; 0: there is none. */
+static unsigned best_for(unsigned target, const uint8_t *fat, size_t n)
+{
+    struct ibx_image_entry e;
+    unsigned best = 0;
+    for (size_t at = IBX_IMAGE_FAT_HEAD; at < n && ibx_image_next(fat, n, &at, &e);)
+        if (surely_loads(target, &e) && e.architecture > best)
+            best = e.architecture;
+    return best;
+}
+
+static struct chosen choose(const uint8_t *fat, size_t n, const struct ibx_image_targets *targets)
+{
+    struct chosen c = {.count = targets->count};
+    for (unsigned i = 0; i < targets->count; i++) {
+        c.of[i] = best_for(targets->of[i], fat, n);
+        if (!c.of[i])
+            return (struct chosen){.count = 0};
+    }
+    return c;
+}
+
+static bool is_chosen(const struct chosen *c, const struct ibx_image_entry *e)
+{
+    bool is = !c->count;
+    for (unsigned i = 0; i < c->count && !is; i++)
+        is = e->kind == IBX_IMAGE_OF_CUBIN && e->architecture == c->of[i];
+    return is;
+}
+
+/* -------------------------------------------------------------------------------- decompression */
+
+/* The length of the chosen images when decompressed, with headers; 0: no image is compressed, or
+ * one is malformed. */
+static size_t measure(const uint8_t *fat, size_t n, const struct chosen *chosen)
 {
     struct ibx_image_entry e;
     size_t all = IBX_IMAGE_FAT_HEAD;
     bool any = false;
     for (size_t at = IBX_IMAGE_FAT_HEAD; at < n;) {
         const uint8_t *image = ibx_image_next(fat, n, &at, &e);
-        if (!image || (e.uncompressed_n && !is_of_that_length(&e, image)))
+        if (!image)
             return 0;
         any = any || e.uncompressed_n;
+        if (!is_chosen(chosen, &e))
+            continue;
+        if (e.uncompressed_n && !is_of_that_length(&e, image))
+            return 0;
         if (__builtin_add_overflow(
                 all, e.head + (e.uncompressed_n ? padded(e.uncompressed_n) : e.n), &all))
             return 0;
@@ -114,16 +168,29 @@ static bool expand_one(uint8_t *to, const uint8_t *head, const uint8_t *image,
     return true;
 }
 
-uint8_t *ibx_image_expand(const uint8_t *fat, size_t n, size_t *expanded)
+bool ibx_image_is_compressed(const uint8_t *fat, size_t n)
 {
     struct ibx_image_entry e;
-    const size_t all = measure(fat, n);
+    for (size_t at = IBX_IMAGE_FAT_HEAD; at < n && ibx_image_next(fat, n, &at, &e);)
+        if (e.uncompressed_n)
+            return true;
+    return false;
+}
+
+uint8_t *ibx_image_expand(const uint8_t *fat, size_t n, const struct ibx_image_targets *targets,
+                          size_t *expanded)
+{
+    struct ibx_image_entry e;
+    const struct chosen chosen = choose(fat, n, targets);
+    const size_t all = measure(fat, n, &chosen);
     uint8_t *to = all ? malloc(all) : NULL;
     if (!to)
         return NULL;
     memcpy(to, fat, IBX_IMAGE_FAT_HEAD);
     for (size_t at = IBX_IMAGE_FAT_HEAD, done = IBX_IMAGE_FAT_HEAD; at < n;) {
         const uint8_t *head = fat + at, *image = ibx_image_next(fat, n, &at, &e);
+        if (!is_chosen(&chosen, &e))
+            continue;
         if (!expand_one(to + done, head, image, &e)) {
             free(to);
             return NULL;
@@ -136,11 +203,12 @@ uint8_t *ibx_image_expand(const uint8_t *fat, size_t n, size_t *expanded)
     return to;
 }
 
-struct ibx_image_wrapper *ibx_image_expand_wrapped(const void *wrapper)
+struct ibx_image_wrapper *ibx_image_expand_wrapped(const void *wrapper,
+                                                   const struct ibx_image_targets *targets)
 {
     size_t n, expanded;
     const uint8_t *fat = ibx_image_wrapped(wrapper, &n);
-    uint8_t *to = fat ? ibx_image_expand(fat, n, &expanded) : NULL;
+    uint8_t *to = fat ? ibx_image_expand(fat, n, targets, &expanded) : NULL;
     struct ibx_image_wrapper *w = to ? malloc(sizeof(*w)) : NULL;
     if (!w) {
         free(to);

@@ -5,11 +5,15 @@
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
 
+#include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 
-#define WRAPPER_MAGIC 0x466243b1u
-#define MODULE_MAGIC  0xba55ed50u
-#define FUNCTION      "vprintf" /* the symbol by which the code of a module calls printf */
+#define CAPABILITY_MAJOR 75 /* enum cudaDeviceAttr */
+#define CAPABILITY_MINOR 76
+#define WRAPPER_MAGIC    0x466243b1u
+#define MODULE_MAGIC     0xba55ed50u
+#define FUNCTION         "vprintf" /* the symbol by which the code of a module calls printf */
 
 /* The wrapper that nvcc's code passes, and the header of the fat binary. */
 struct wrapper {
@@ -29,10 +33,58 @@ static bool may_print(const struct wrapper *w)
            memmem(m, m->head + (size_t)m->rest, FUNCTION, strlen(FUNCTION));
 }
 
+/* Not by CALL_NEXT: the loader may be held here, which a thread in its first call needs. */
+static bool add_target(struct ibx_image_targets *t, int device)
+{
+    __typeof__(&cudaDeviceGetAttribute) get = NEXT(cudaDeviceGetAttribute);
+    int major = 0, minor = 0;
+    if (!get || get(&major, CAPABILITY_MAJOR, device) || get(&minor, CAPABILITY_MINOR, device) ||
+        major <= 0 || minor < 0 || minor > 9)
+        return false;
+    t->of[t->count++] = 10 * (unsigned)major + (unsigned)minor;
+    return true;
+}
+
+static void look_for_targets(struct ibx_image_targets *t)
+{
+    __typeof__(&cudaGetDeviceCount) count_devices = NEXT(cudaGetDeviceCount);
+    int count = 0;
+    bool good = count_devices && !count_devices(&count) && count <= (int)IBX_IMAGE_TARGETS;
+    for (int i = 0; i < count && good; i++)
+        good = add_target(t, i);
+    if (!good)
+        t->count = 0;
+}
+
+/* Without a lock, which a thread that the loader waits for might hold: several threads may look. */
+const struct ibx_image_targets *ibx_frontend_targets(void)
+{
+    static const struct ibx_image_targets none;
+    static _Atomic(const struct ibx_image_targets *) known;
+    const struct ibx_image_targets *there = atomic_load(&known);
+    struct ibx_image_targets *found = there ? NULL : calloc(1, sizeof(*found));
+    if (!found)
+        return there ? there : &none;
+    look_for_targets(found);
+    if (atomic_compare_exchange_strong(&known, &there, found))
+        return found;
+    free(found);
+    return there;
+}
+
+static struct ibx_image_wrapper *expand(const void *wrapper)
+{
+    size_t n;
+    const uint8_t *fat = ibx_image_wrapped(wrapper, &n);
+    return fat && ibx_image_is_compressed(fat, n)
+               ? ibx_image_expand_wrapped(wrapper, ibx_frontend_targets())
+               : NULL;
+}
+
 void **__cudaRegisterFatBinary(void *compressed)
 {
     __typeof__(&__cudaRegisterFatBinary) next = NEXT(__cudaRegisterFatBinary);
-    struct ibx_image_wrapper *expanded = ibx_image_expand_wrapped(compressed);
+    struct ibx_image_wrapper *expanded = expand(compressed);
     void *wrapper = expanded ? expanded : compressed;
     void **handle = next ? next(wrapper) : NULL;
     if (ibx_image_lacks_cubin(wrapper))

@@ -10,9 +10,7 @@
 #define FAT_MAGIC         0xba55ed50u
 #define ENTRY_VERSION     0x0101u
 #define ENTRY_HEAD        64u
-#define OPTIONS           16u /* bytes of an (empty) options entry after the header of PTX */
-#define KIND_PTX          1u
-#define KIND_CUBIN        2u
+#define OPTIONS           16u   /* bytes of an (empty) options entry after the header of PTX */
 #define FLAGS             0x11u /* 64 bits, Linux */
 #define CUDA_ENTRY        0x10u /* st_other: a kernel, not a device function */
 #define INFO_SIZED        4u    /* format of an entry of .nv.info whose data follows it */
@@ -138,7 +136,7 @@ size_t ibx_image_head(uint8_t head[IBX_IMAGE_HEADER], enum ibx_image_kind kind, 
     else
         version_of(image, version);
     const struct ibx_image_entry e = {
-        .kind = cubin ? KIND_CUBIN : KIND_PTX,
+        .kind = cubin ? IBX_IMAGE_OF_CUBIN : IBX_IMAGE_OF_PTX,
         .version = ENTRY_VERSION,
         .head = ENTRY_HEAD + (cubin ? 0 : OPTIONS),
         .n = (n + 7) & ~(size_t)7,
@@ -505,7 +503,7 @@ bool ibx_image_lacks_cubin(const struct ibx_image_wrapper *wrapper)
     if (!fat)
         return false;
     for (size_t at = IBX_IMAGE_FAT_HEAD; at < n && ibx_image_next(fat, n, &at, &e);)
-        if (e.kind == KIND_CUBIN)
+        if (e.kind == IBX_IMAGE_OF_CUBIN)
             return false;
     return true;
 }
@@ -520,9 +518,10 @@ bool ibx_image_look(const uint8_t *fat, size_t n, ibx_image_found *found, void *
         if (!image)
             return false;
         *compressed = e.uncompressed_n;
-        if (*compressed || (e.kind == KIND_CUBIN && !look_at_cubin(image, e.n, found, argument)))
+        if (*compressed ||
+            (e.kind == IBX_IMAGE_OF_CUBIN && !look_at_cubin(image, e.n, found, argument)))
             return false;
-        if (e.kind == KIND_PTX && memchr(image, 0, e.n))
+        if (e.kind == IBX_IMAGE_OF_PTX && memchr(image, 0, e.n))
             look_at_ptx((const char *)image, found, argument);
     }
     return true;
@@ -572,7 +571,7 @@ bool ibx_image_begins(const uint8_t *fat, size_t n, const char *name, size_t byt
     const uint8_t *image = fat;
     for (size_t at = IBX_IMAGE_FAT_HEAD; image && at < n;) {
         image = ibx_image_next(fat, n, &at, &e);
-        if (image && !e.uncompressed_n && e.kind == KIND_CUBIN &&
+        if (image && !e.uncompressed_n && e.kind == IBX_IMAGE_OF_CUBIN &&
             begins_in_cubin(image, e.n, name, bytes, begin))
             return true;
     }
@@ -590,8 +589,8 @@ struct ibx_image_parameter *ibx_image_parameters(const uint8_t *fat, size_t n, c
         image = ibx_image_next(fat, n, &at, &e);
         if (!image || e.uncompressed_n)
             continue;
-        if ((e.kind == KIND_CUBIN && parameters_in_cubin(image, e.n, kernel, all, count)) ||
-            (e.kind == KIND_PTX && memchr(image, 0, e.n) &&
+        if ((e.kind == IBX_IMAGE_OF_CUBIN && parameters_in_cubin(image, e.n, kernel, all, count)) ||
+            (e.kind == IBX_IMAGE_OF_PTX && memchr(image, 0, e.n) &&
              parameters_in_ptx((const char *)image, kernel, all, count)))
             return all;
     }

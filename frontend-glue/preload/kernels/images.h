@@ -20,6 +20,10 @@ struct ibx_image_wrapper {
 
 enum ibx_image_kind { IBX_IMAGE_NONE, IBX_IMAGE_PTX, IBX_IMAGE_CUBIN, IBX_IMAGE_FAT };
 
+/* Of an image in a fat binary. */
+#define IBX_IMAGE_OF_PTX   1u
+#define IBX_IMAGE_OF_CUBIN 2u
+
 /* The header of an image in a fat binary, `head` bytes long. Bytes beyond this structure are not
  * interpreted. */
 struct ibx_image_entry {
@@ -48,11 +52,22 @@ const uint8_t *ibx_image_wrapped(const struct ibx_image_wrapper *wrapper, size_t
  * is at *at, e->n bytes, and moves *at to the next header. NULL: no further image, or it is
  * malformed. */
 const uint8_t *ibx_image_next(const uint8_t *fat, size_t n, size_t *at, struct ibx_image_entry *e);
-/* Decompresses: a fat binary with the same images, *expanded bytes, which the caller frees. NULL:
+/* Whether an image of a fat binary of n bytes is compressed. */
+bool ibx_image_is_compressed(const uint8_t *fat, size_t n);
+/* The architectures of the devices that are to load images, as images state theirs: 90 is compute
+ * capability 9.0. None: not known. */
+#define IBX_IMAGE_TARGETS 64u
+struct ibx_image_targets {
+    unsigned count, of[IBX_IMAGE_TARGETS];
+};
+/* Decompresses: a fat binary, *expanded bytes, which the caller frees, with the images that the
+ * driver chooses for these devices; with all images, if that is not certain for each of them. NULL:
  * no image is compressed, or one cannot be decompressed, which is logged. */
-uint8_t *ibx_image_expand(const uint8_t *fat, size_t n, size_t *expanded);
+uint8_t *ibx_image_expand(const uint8_t *fat, size_t n, const struct ibx_image_targets *targets,
+                          size_t *expanded);
 /* The same for a wrapper; returns a new one, which _free_wrapped() frees. */
-struct ibx_image_wrapper *ibx_image_expand_wrapped(const void *wrapper);
+struct ibx_image_wrapper *ibx_image_expand_wrapped(const void *wrapper,
+                                                   const struct ibx_image_targets *targets);
 void ibx_image_free_wrapped(struct ibx_image_wrapper *wrapper);
 
 /* Whether none of the images is a cubin. GVirtuS reads kernels' arguments from cubins only. */

@@ -74,6 +74,12 @@ bool ibx_frontend_kernel_arguments(const void *function, uint8_t *bytes, size_t 
 const void *ibx_frontend_kernel_of_name(uint64_t name);
 bool ibx_frontend_kernel_name(const void *function, uint8_t name[8]);
 
+/* ------------------------------------------------------------------------------- fat_binaries.c */
+
+/* The architectures of all devices of the back end, which is asked once; none: it does not say. */
+struct ibx_image_targets;
+const struct ibx_image_targets *ibx_frontend_targets(void);
+
 /* ------------------------------------------------------------------------------ child_modules.c */
 
 struct ibx_image_wrapper;

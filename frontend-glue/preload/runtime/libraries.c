@@ -98,7 +98,9 @@ static struct library *read_image(const void *code, int *rc)
     size_t n = 0;
     bool compressed = false;
     const enum ibx_image_kind kind = ibx_image_measure(&code, SIZE_MAX, &n);
-    uint8_t *expanded = kind == IBX_IMAGE_FAT ? ibx_image_expand(code, n, &n) : NULL;
+    uint8_t *expanded = kind == IBX_IMAGE_FAT && ibx_image_is_compressed(code, n)
+                            ? ibx_image_expand(code, n, ibx_frontend_targets(), &n)
+                            : NULL;
     uint8_t begin[IBX_IMAGE_HEADER];
     *rc = CUDA_INVALID_IMAGE;
     if (kind == IBX_IMAGE_NONE)

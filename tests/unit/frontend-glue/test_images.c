@@ -244,6 +244,8 @@ static size_t compressed_fat(uint8_t *fat)
     return at;
 }
 
+static const struct ibx_image_targets any;
+
 static void test_compressed(void **state)
 {
     (void)state;
@@ -252,17 +254,17 @@ static void test_compressed(void **state)
     bool compressed = true;
     const size_t n = compressed_fat(fat);
     size_t all = 0, again;
-    uint8_t *plain = ibx_image_expand(fat, n, &all);
+    uint8_t *plain = ibx_image_expand(fat, n, &any, &all);
     assert_non_null(plain);
     assert_true(ibx_image_look(plain, all, note, found, &compressed) && !compressed);
     assert_string_equal(found, "kernel:0 var:12 con:16c first:0 second$1:0 first:0 second$1:0 ");
     const void *code = plain;
     assert_int_equal(ibx_image_measure(&code, all, &again), IBX_IMAGE_FAT);
     assert_int_equal(again, all);
-    assert_null(ibx_image_expand(plain, all, &again)); /* nothing is compressed */
+    assert_null(ibx_image_expand(plain, all, &any, &again)); /* nothing is compressed */
     free(plain);
     const struct ibx_image_wrapper wrapper = ibx_image_wrap(fat);
-    struct ibx_image_wrapper *wrapped = ibx_image_expand_wrapped(&wrapper);
+    struct ibx_image_wrapper *wrapped = ibx_image_expand_wrapped(&wrapper, &any);
     assert_non_null(wrapped);
     assert_true(wrapped->magic == wrapper.magic && wrapped->data != fat);
     assert_false(ibx_image_lacks_cubin(wrapped));
@@ -270,13 +272,77 @@ static void test_compressed(void **state)
     /* A wrong length, another way of compression, and bytes that are not compressed. */
     const size_t at = 16 + sizeof(struct ibx_image_entry) + ((sizeof(struct cubin) + 7) & ~7ul);
     fat[at + 56]++;
-    assert_null(ibx_image_expand(fat, n, &all));
+    assert_null(ibx_image_expand(fat, n, &any, &all));
     fat[at + 56]--;
     fat[at + 41] = 0x40;
-    assert_null(ibx_image_expand(fat, n, &all));
+    assert_null(ibx_image_expand(fat, n, &any, &all));
     fat[at + 41] = 0x80;
     fat[at + 64]++;
-    assert_null(ibx_image_expand(fat, n, &all));
+    assert_null(ibx_image_expand(fat, n, &any, &all));
+}
+
+/* An image of each of these architectures: cubins, and PTX behind them, all compressed. */
+static size_t fat_for(uint8_t *fat, const unsigned *architectures, unsigned count)
+{
+    const struct cubin c = cubin();
+    uint8_t packed[2][1000];
+    const uint64_t begin = 0x00100001ba55ed50;
+    const size_t of_cubin = ZSTD_compress(packed[0], sizeof(packed[0]), &c, sizeof(c), 19);
+    const size_t of_ptx = ZSTD_compress(packed[1], sizeof(packed[1]), ptx, sizeof(ptx), 19);
+    size_t at = 16;
+    assert_true(!ZSTD_isError(of_cubin) && !ZSTD_isError(of_ptx));
+    for (unsigned i = 0; i < 2 * count; i++) {
+        const uint32_t architecture = architectures[i % count];
+        const size_t here = at;
+        at += i < count ? put_image(fat + at, 2, 0x8000, packed[0], of_cubin, sizeof(c))
+                        : put_image(fat + at, 1, 0x8000, packed[1], of_ptx, sizeof(ptx));
+        memcpy(fat + here + 28, &architecture, sizeof(architecture));
+    }
+    const uint64_t length = at - 16;
+    memcpy(fat, &begin, sizeof(begin));
+    memcpy(fat + 8, &length, sizeof(length));
+    return at;
+}
+
+/* The images, as "cubin's architecture " or "pARCHITECTURE ", of a fat binary for these devices. */
+static void expect_for(const uint8_t *fat, size_t n, struct ibx_image_targets targets,
+                       const char *expected)
+{
+    struct ibx_image_entry e;
+    char found[256] = "";
+    size_t all = 0;
+    uint8_t *plain = ibx_image_expand(fat, n, &targets, &all);
+    assert_non_null(plain);
+    for (size_t at = IBX_IMAGE_FAT_HEAD; at < all;) {
+        assert_non_null(ibx_image_next(plain, all, &at, &e));
+        assert_true(!e.uncompressed_n && strlen(found) < 200);
+        snprintf(found + strlen(found), 20, "%s%u ", e.kind == 1 ? "p" : "", e.architecture);
+    }
+    assert_string_equal(found, expected);
+    free(plain);
+}
+
+static void test_chosen(void **state)
+{
+    (void)state;
+    static const unsigned architectures[] = {75, 80, 86, 90, 90, 100};
+    static const char all[] = "75 80 86 90 90 100 p75 p80 p86 p90 p90 p100 ";
+    uint8_t fat[16000];
+    const size_t n = fat_for(fat, architectures, 6);
+    assert_true(ibx_image_is_compressed(fat, n));
+    expect_for(fat, n, any, all);
+    expect_for(fat, n, (struct ibx_image_targets){1, {90}}, "90 90 ");
+    expect_for(fat, n, (struct ibx_image_targets){1, {80}}, "80 ");
+    expect_for(fat, n, (struct ibx_image_targets){3, {90, 75, 90}}, "75 90 90 ");
+    expect_for(fat, n, (struct ibx_image_targets){1, {89}}, "86 "); /* Ada loads Ampere's */
+    /* Nothing says that these devices load any of the cubins: they may be for others alone. */
+    for (const unsigned *of = (const unsigned[]){70, 72, 87, 103, 120, 0}; *of; of++) {
+        expect_for(fat, n, (struct ibx_image_targets){1, {*of}}, all);
+        expect_for(fat, n, (struct ibx_image_targets){2, {90, *of}}, all);
+    }
+    const size_t few = fat_for(fat, architectures, 2);
+    expect_for(fat, few, (struct ibx_image_targets){2, {86, 89}}, "80 ");
+    expect_for(fat, few, (struct ibx_image_targets){1, {90}}, "75 80 p75 p80 ");
 }
 
 static void test_what_is_none(void **state)
@@ -297,6 +363,7 @@ static void change(const uint8_t *image, size_t all)
 {
     char found[256] = "";
     bool compressed;
+    const struct ibx_image_targets some = {.count = (unsigned)rand() % 2, .of = {100}};
     size_t n = rand() % 4 ? all : (size_t)rand() % all, measured;
     uint8_t *changed = malloc(n + !n);
     assert_non_null(changed);
@@ -304,7 +371,7 @@ static void change(const uint8_t *image, size_t all)
     for (int i = rand() % 4; n && i >= 0; i--)
         changed[(size_t)rand() % n] = (uint8_t)(rand() % 3 ? rand() : rand() % 2 ? 0 : 255);
     ibx_image_look(changed, n, note, found, &compressed);
-    free(ibx_image_expand(changed, n, &measured));
+    free(ibx_image_expand(changed, n, &some, &measured));
     const void *code = changed;
     if (n)
         ibx_image_measure(&code, n, &measured);
@@ -339,11 +406,9 @@ static void test_any(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_what_is_in_one),
-        cmocka_unit_test(test_parameters),
-        cmocka_unit_test(test_compressed),
-        cmocka_unit_test(test_what_is_none),
-        cmocka_unit_test(test_any),
+        cmocka_unit_test(test_what_is_in_one), cmocka_unit_test(test_parameters),
+        cmocka_unit_test(test_compressed),     cmocka_unit_test(test_chosen),
+        cmocka_unit_test(test_what_is_none),   cmocka_unit_test(test_any),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
