@@ -17,6 +17,8 @@
 #define INFO_PARAMETER    0x17u
 #define INFO_PARAMETER_V2 0x45u /* used for kernels with more than 4 KiB of parameters */
 #define INFO_BYTES        12u   /* bytes of a parameter entry of either kind */
+/* The driver's area for arguments begins at a multiple of so many bytes, and not of more. */
+#define AREA_ALIGNED 16u
 
 /* Whether n bytes at offset `at` are within `size` bytes. */
 static bool holds(size_t size, uint64_t at, uint64_t n)
@@ -248,7 +250,7 @@ static void note_parameter(const uint8_t *info, bool second, struct ibx_image_pa
     memcpy(&flags, info + 8, sizeof(flags));
     if (index >= IBX_IMAGE_PARAMETERS)
         return;
-    all[index] = (struct ibx_image_parameter){at, second ? n : flags >> 18};
+    all[index] = (struct ibx_image_parameter){at, second ? n : flags >> 18, false};
     *count = *count > index ? *count : index + 1u;
 }
 
@@ -430,7 +432,8 @@ static bool read_parameter(const char **text, struct token *t, struct ibx_image_
     const size_t up = aligned ? aligned - 1 : 0;
     if (!n || n > UINT16_MAX || aligned & up || up > UINT16_MAX)
         return false;
-    *p = (struct ibx_image_parameter){(uint32_t)((before + up) & ~up), (uint32_t)n};
+    *p = (struct ibx_image_parameter){(uint32_t)((before + up) & ~up), (uint32_t)n,
+                                      aligned > AREA_ALIGNED};
     return before <= UINT16_MAX;
 }
 
@@ -467,6 +470,7 @@ static bool parameters_in_ptx(const char *text, const char *kernel, struct ibx_i
         if (!is(t, ".param") || !read_parameter(&text, &t, &all[*count], before))
             return false;
         before = all[*count].at + all[*count].n;
+        all[*count].elsewhere = all[*count].elsewhere || (*count && all[*count - 1].elsewhere);
         ++*count;
     }
     return !*count || is(t, ")");
@@ -578,22 +582,33 @@ bool ibx_image_begins(const uint8_t *fat, size_t n, const char *name, size_t byt
     return false;
 }
 
+/* In an image of that kind. */
+static bool parameters_in(const uint8_t *fat, size_t n, unsigned kind, const char *kernel,
+                          struct ibx_image_parameter *all, size_t *count)
+{
+    struct ibx_image_entry e;
+    const uint8_t *image = fat;
+    bool found = false;
+    for (size_t at = IBX_IMAGE_FAT_HEAD; !found && image && at < n;) {
+        *count = 0;
+        image = ibx_image_next(fat, n, &at, &e);
+        if (!image || e.uncompressed_n || e.kind != kind)
+            continue;
+        found = kind == IBX_IMAGE_OF_CUBIN
+                    ? parameters_in_cubin(image, e.n, kernel, all, count)
+                    : memchr(image, 0, e.n) &&
+                          parameters_in_ptx((const char *)image, kernel, all, count);
+    }
+    return found;
+}
+
 struct ibx_image_parameter *ibx_image_parameters(const uint8_t *fat, size_t n, const char *kernel,
                                                  size_t *count)
 {
-    struct ibx_image_entry e;
     struct ibx_image_parameter *all = calloc(IBX_IMAGE_PARAMETERS, sizeof(*all));
-    const uint8_t *image = fat;
-    for (size_t at = IBX_IMAGE_FAT_HEAD; all && image && at < n;) {
-        *count = 0;
-        image = ibx_image_next(fat, n, &at, &e);
-        if (!image || e.uncompressed_n)
-            continue;
-        if ((e.kind == IBX_IMAGE_OF_CUBIN && parameters_in_cubin(image, e.n, kernel, all, count)) ||
-            (e.kind == IBX_IMAGE_OF_PTX && memchr(image, 0, e.n) &&
-             parameters_in_ptx((const char *)image, kernel, all, count)))
-            return all;
-    }
+    if (all && (parameters_in(fat, n, IBX_IMAGE_OF_CUBIN, kernel, all, count) ||
+                parameters_in(fat, n, IBX_IMAGE_OF_PTX, kernel, all, count)))
+        return all;
     free(all);
     return NULL;
 }

@@ -89,9 +89,11 @@ bool ibx_image_begins(const uint8_t *fat, size_t n, const char *name, size_t byt
 #define IBX_IMAGE_PARAMETERS 32768u /* bytes of a kernel's parameters, at most */
 struct ibx_image_parameter {
     uint32_t at, n; /* the offset among all parameters, and the length, in bytes */
+    bool elsewhere; /* the driver may have it at another offset: PTX does not say where, if it or an
+                       earlier one is aligned to more than the driver's area for arguments */
 };
-/* The parameters of a kernel in their order, *count of them; the caller frees them. NULL: no
- * readable image has the kernel, or there is no memory. */
+/* The parameters of a kernel in their order, *count of them, as a cubin has them, or only otherwise
+ * PTX; the caller frees them. NULL: no readable image has the kernel, or there is no memory. */
 struct ibx_image_parameter *ibx_image_parameters(const uint8_t *fat, size_t n, const char *kernel,
                                                  size_t *count);
 

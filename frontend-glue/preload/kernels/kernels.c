@@ -304,13 +304,18 @@ static enum answer ask_some(struct kernel **k, size_t first, uint32_t *count)
     return ASKED_SOME;
 }
 
+static bool is_at(const struct argument *a, const struct ibx_image_parameter *p)
+{
+    return p->elsewhere || a->at == p->at;
+}
+
 /* Whether the image in the program, if it can be read, has the same arguments: the program has no
  * bytes for others, and no pointers for more. */
 static bool has_all(const struct kernel *k)
 {
     size_t count = 0, i = 0;
     struct ibx_image_parameter *own = ibx_frontend_module_parameters(k->function, &count);
-    while (own && i < k->count && i < count && k->arguments[i].at == own[i].at &&
+    while (own && i < k->count && i < count && is_at(&k->arguments[i], &own[i]) &&
            k->arguments[i].bytes <= own[i].n)
         i++;
     static atomic_flag told = ATOMIC_FLAG_INIT;
@@ -329,7 +334,7 @@ static bool is_another(const struct kernel *k)
 {
     size_t count = 0, i = 0;
     struct ibx_image_parameter *own = ibx_frontend_module_parameters(k->function, &count);
-    while (own && i < k->count && i < count && k->arguments[i].at == own[i].at &&
+    while (own && i < k->count && i < count && is_at(&k->arguments[i], &own[i]) &&
            k->arguments[i].bytes == own[i].n)
         i++;
     const bool another = own ? i < k->count || i < count : name_is_shared(k->function);

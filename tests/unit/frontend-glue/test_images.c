@@ -206,6 +206,12 @@ static void test_parameters(void **state)
     free(fat);
 }
 
+/* Arguments whose alignment is more than that of the area in which the driver puts them. */
+static const char ptx_aligned[] =
+    ".version 9.0\n.target sm_90\n.visible .entry big(.param .u32 big_param_0)\n{\n}\n"
+    ".visible .entry maps(.param .u64 maps_param_0,\n\t.param .align 128 .b8 maps_param_1[128],"
+    "\n\t.param .u32 maps_param_2)\n{\n}\n.visible .entry few(.param .align 16 .b8 p[16])\n{\n}\n";
+
 /* An image of `kind` with that head and its first `n` bytes, which become `uncompressed`. */
 static size_t put_image(uint8_t *to, uint16_t kind, uint64_t flags, const void *bytes, size_t n,
                         size_t uncompressed)
@@ -222,6 +228,41 @@ static size_t put_image(uint8_t *to, uint16_t kind, uint64_t flags, const void *
     memset(to + sizeof(e), 0, room);
     memcpy(to + sizeof(e), bytes, n);
     return sizeof(e) + room;
+}
+
+static void test_places(void **state)
+{
+    (void)state;
+    struct {
+        struct cubin c;
+        uint8_t info[sizeof(big_info)];
+    } with = {.c = cubin()};
+    uint8_t fat[6000];
+    size_t count = 0, at = 16;
+    memcpy(with.info, big_info, sizeof(big_info));
+    memcpy(with.c.names, "\0.nv.info.big", 14);
+    with.c.sections[1] = (Elf64_Shdr){.sh_name = 1,
+                                      .sh_type = 0x70000000,
+                                      .sh_offset = sizeof(struct cubin),
+                                      .sh_size = sizeof(big_info)};
+    with.c.sections[2].sh_name = 0;
+    /* nvcc writes the PTX of some architectures before the cubin, which says more. */
+    at += put_image(fat + at, 1, 0, ptx_aligned, sizeof(ptx_aligned), 0);
+    at += put_image(fat + at, 2, 0, &with, sizeof(with), 0);
+    struct ibx_image_parameter *found = ibx_image_parameters(fat, at, "big", &count);
+    assert_non_null(found);
+    assert_int_equal(count, 6);
+    for (size_t i = 0; i < count; i++)
+        assert_true(found[i].at == big_layout[i][0] && !found[i].elsewhere);
+    free(found);
+    found = ibx_image_parameters(fat, at, "maps", &count);
+    assert_non_null(found);
+    assert_true(count == 3 && !found[0].elsewhere && found[1].elsewhere && found[2].elsewhere);
+    assert_true(found[0].n == 8 && found[1].n == 128 && found[2].n == 4);
+    free(found);
+    found = ibx_image_parameters(fat, at, "few", &count);
+    assert_true(found && count == 1 && !found->at && !found->elsewhere);
+    free(found);
 }
 
 /* Of a cubin as it is, and the text twice: by Zstandard, and by LZ4. */
@@ -406,9 +447,13 @@ static void test_any(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_what_is_in_one), cmocka_unit_test(test_parameters),
-        cmocka_unit_test(test_compressed),     cmocka_unit_test(test_chosen),
-        cmocka_unit_test(test_what_is_none),   cmocka_unit_test(test_any),
+        cmocka_unit_test(test_what_is_in_one),
+        cmocka_unit_test(test_parameters),
+        cmocka_unit_test(test_places),
+        cmocka_unit_test(test_compressed),
+        cmocka_unit_test(test_chosen),
+        cmocka_unit_test(test_what_is_none),
+        cmocka_unit_test(test_any),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
