@@ -31,18 +31,18 @@ struct handle {
     } in[LISTS];
     enum ibx_handle_kind kind;
     uint64_t value;
-    uint64_t last;         /* of memory: its last byte; else as `value` */
-    uint64_t of;           /* of a node or an executable graph: its graph; of a level: its mipmapped
-                              array; 0: not known, or gone */
-    uint64_t number;       /* in the order of making; 0: a node that came by a capture or a clone */
-    uint64_t client;       /* whose it is (client_list.c); 0: not known */
-    uint64_t heir_of;      /* the client that has made it and has ended; 0: `client` has made it */
-    unsigned functions;    /* of clients, in an executable graph */
-    unsigned level, depth; /* of a graph: graphs around it, graphs within each other in it */
-    uint64_t weight;       /* as how many it counts */
-    uint64_t nodes;        /* of a graph: 1, and the weights of its nodes, with those in them */
-    uint64_t stream;       /* selected for a library's handle */
-    uint64_t object;       /* of a node: see ibx_handles_set_object(); 0: none */
+    uint64_t last;      /* of memory: its last byte; else as `value` */
+    uint64_t of;        /* of a node or an executable graph: its graph; of a level: its mipmapped
+                           array; 0: not known, or gone */
+    uint64_t number;    /* in the order of making; 0: a node that came by a capture or a clone */
+    uint64_t client;    /* whose it is (client_list.c); 0: not known */
+    uint64_t heir_of;   /* the client that has made it and has ended; 0: `client` has made it */
+    unsigned functions; /* of clients, in an executable graph */
+    unsigned depth;     /* of a graph: graphs within each other in it */
+    uint64_t weight;    /* as how many it counts */
+    uint64_t nodes;     /* of a graph: 1, and the weights of its nodes, with those in them */
+    uint64_t stream;    /* selected for a library's handle */
+    uint64_t object;    /* of a node: see ibx_handles_set_object(); 0: none */
     uint64_t relies, relied;   /* another handle that a library's uses, and that one's number */
     const void *context;       /* in which it is; NULL: not known */
     int gpu;                   /* of an executable graph: where it was made */

@@ -96,6 +96,17 @@ void ibx_handles_grow(struct gpu_session *x, uint64_t graph, uint64_t nodes, uns
     pthread_mutex_unlock(&ibx_handles_lock);
 }
 
+/* Locked. How many graphs are around a graph. */
+static unsigned level_of(const struct gpu_session *x, const struct handle *graph)
+{
+    unsigned level = 0;
+    while (graph && graph->of) {
+        graph = ibx_handle_find(x, IBX_HANDLE_GRAPH, graph->of);
+        level++;
+    }
+    return level;
+}
+
 struct ibx_graph_size ibx_handles_size(struct gpu_session *x, enum ibx_handle_kind kind,
                                        uint64_t value)
 {
@@ -104,7 +115,7 @@ struct ibx_graph_size ibx_handles_size(struct gpu_session *x, enum ibx_handle_ki
     const struct ibx_graph_size size = {.nodes = !h                         ? 0
                                                  : kind == IBX_HANDLE_GRAPH ? h->nodes
                                                                             : h->weight,
-                                        .level = h ? h->level : 0,
+                                        .level = kind == IBX_HANDLE_GRAPH ? level_of(x, h) : 0,
                                         .depth = h ? h->depth : 0};
     pthread_mutex_unlock(&ibx_handles_lock);
     return size;
@@ -148,7 +159,6 @@ void ibx_handles_within(struct gpu_session *x, uint64_t graph, uint64_t other)
     struct handle *around = ibx_handle_find(x, IBX_HANDLE_GRAPH, other);
     if (found && around) {
         ibx_handle_set_graph(found, other);
-        found->level = around->level + 1;
         for (unsigned depth = 1; around;
              around = ibx_handle_find(x, IBX_HANDLE_GRAPH, around->of)) {
             around->nodes += found->nodes;

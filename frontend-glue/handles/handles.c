@@ -229,7 +229,6 @@ static void renew(struct handle *h, const struct handle *made)
     h->gpu = made->gpu;
     h->weight = made->weight;
     h->nodes = made->nodes;
-    h->level = made->level;
     h->depth = made->depth;
     ibx_handle_count_as(h, made->tenant);
     h->context = made->context;

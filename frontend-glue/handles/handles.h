@@ -37,8 +37,8 @@ unsigned ibx_handles_gone_so_far(void);
 /* Adds a level of a mipmapped array; whether an array is a level. */
 bool ibx_handles_add_level(struct gpu_session *x, uint64_t array, uint64_t mipmap);
 bool ibx_handles_is_level(struct gpu_session *x, uint64_t array);
-/* Notes that a graph is that of a conditional node of `other`, with which it ends; whether a graph
- * is one of these. */
+/* Notes that a graph is that of a conditional node of `other`, or has been moved there, and ends
+ * with it; whether a graph is one of these. */
 void ibx_handles_within(struct gpu_session *x, uint64_t graph, uint64_t other);
 bool ibx_handles_is_within(struct gpu_session *x, uint64_t graph);
 /* Whether a graph is `outer` itself, or is within it, however deep. */

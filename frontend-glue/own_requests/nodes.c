@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #define CONDITIONAL_NODE 13 /* enum cudaGraphNodeType */
+#define MOVE             1  /* cudaGraphChildGraphOwnershipMove */
 
 _Static_assert(IBX_HANDLES_HELD >= IBX_OWN_BEHIND + IBX_OWN_GRAPHS_DEEP + 1,
                "a new node depends on nodes of a graph that is within others");
@@ -311,13 +312,12 @@ struct conditional {
 };
 
 /* Before CUDA 13 the function takes no array of edges' data. */
-static int call_add(struct own_request *e, const struct place *p, struct conditional *c,
-                    void **node)
+static int call_add(struct own_request *e, const struct place *p, void *parameters, void **node)
 {
     int (*add)(void **made, void *graph, void *const *behind, const void *edges, size_t count,
-               struct conditional *parameters) = NULL;
+               void *parameters) = NULL;
     int (*add_before)(void **made, void *graph, void *const *behind, size_t count,
-                      struct conditional *parameters) = NULL;
+                      void *parameters) = NULL;
     int (*version)(int *found) = NULL;
     int found = 0;
     *(void **)&version = ibx_back_end_runtime("cudaRuntimeGetVersion");
@@ -325,8 +325,8 @@ static int call_add(struct own_request *e, const struct place *p, struct conditi
         return CUDA_NOT_SUPPORTED;
     FUNCTION(e, add);
     FUNCTION(e, add_before);
-    return found < 13000 ? add_before(node, p->graph, p->behind, p->count, c)
-                         : add(node, p->graph, p->behind, NULL, p->count, c);
+    return found < 13000 ? add_before(node, p->graph, p->behind, p->count, parameters)
+                         : add(node, p->graph, p->behind, NULL, p->count, parameters);
 }
 
 /* The node's graphs are filled by the client, and end with the node. */
@@ -355,6 +355,32 @@ static int add_conditional(struct own_request *e)
         ibx_put_u64(&e->out, rc ? 0 : body);
     }
     return rc;
+}
+
+/* cudaGraphNodeParams of a graph; moved: it is the node's own from then on, no clone of it is. */
+struct moved {
+    int type, reserved[3];
+    void *graph;
+    int ownership;
+    uint64_t rest[28];
+};
+
+static int add_moved(struct own_request *e)
+{
+    struct place p;
+    void *node = NULL;
+    const bool there = ibx_own_request_get_place(e, &p);
+    struct moved m = {.type = CHILD_NODE, .graph = pointer(&e->in), .ownership = MOVE};
+    if (!there || !whole(e) || !is_graph(e, m.graph) ||
+        ibx_handles_is_within(e->x, (uintptr_t)m.graph) ||
+        ibx_handles_contains(e->x, (uintptr_t)m.graph, (uintptr_t)p.graph))
+        return CUDA_INVALID_VALUE;
+    p.depth = ibx_handles_size(e->x, IBX_HANDLE_GRAPH, (uintptr_t)m.graph).depth;
+    int rc = ibx_own_request_node_room(e, &p);
+    rc = rc ? rc : call_add(e, &p, &m, &node);
+    if (!rc) /* its nodes are counted by themselves */
+        ibx_handles_within(e->x, (uintptr_t)m.graph, (uintptr_t)p.graph);
+    return ibx_own_request_answer_node(e, rc, &p, node);
 }
 
 /* ------------------------------------------------------------------------------ what it is */
@@ -540,6 +566,7 @@ const struct own_request_call ibx_node_own_requests[IBX_OWN_REQUESTS] = {
     [IBX_OWN_NODE_FREE] = {"cudaGraphAddMemFreeNode", add_release},
     [IBX_OWN_GRAPH_CONDITION] = {"cudaGraphConditionalHandleCreate", make_condition},
     [IBX_OWN_NODE_CONDITIONAL] = {"cudaGraphAddNode", add_conditional},
+    [IBX_OWN_NODE_MOVED] = {"cudaGraphAddNode", add_moved},
     [IBX_OWN_NODE_TYPE] = {"cudaGraphNodeGetType", type_of},
     [IBX_OWN_NODE_IN_CLONE] = {"cudaGraphNodeFindInClone", in_clone},
     [IBX_OWN_NODE_NEIGHBOURS] = {"cudaGraphNodeGetDependencies", list_neighbours},

@@ -142,7 +142,11 @@ struct node_parameters {
         struct host_node host;
         struct allocation_node allocation;
         struct conditional_node conditional;
-        void *handle; /* of a graph or event; an address */
+        struct {
+            void *graph;
+            int ownership; /* 1: it is moved to the node, which otherwise has a clone of it */
+        } child;
+        void *handle; /* of an event; an address */
     } of;
     long long more;
 };

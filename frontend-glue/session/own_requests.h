@@ -164,6 +164,7 @@ enum ibx_own_request {
     IBX_OWN_TENSOR_MAP,          /* cuTensorMapEncode*: enum ibx_own_request_tensor_map */
     IBX_OWN_TENSOR_ADDRESS,      /* cuTensorMapReplaceAddress */
     IBX_OWN_COMPILE,             /* what the driver's compiler says of PTX */
+    IBX_OWN_NODE_MOVED,          /* cudaGraphAddNode, of a graph that is moved there */
     IBX_OWN_REQUESTS             /* one more than the last */
 };
 

@@ -136,6 +136,7 @@ static const struct maker {
     {IBX_OWN_NODE_FREE, 0, FORM_NODE},
     {IBX_OWN_NODE_COPY, 0, FORM_NODE},
     {IBX_OWN_NODE_CONDITIONAL, 0, FORM_NODE},
+    {IBX_OWN_NODE_MOVED, 0, FORM_NODE},
 };
 
 static struct made {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// Graphs with nodes that decide what comes next.
+// Graphs with nodes that decide what comes next, and graphs that are moved into others.
 #include "tests/gvirtus/graph_calls.h"
 
 #include <cstddef>
@@ -17,10 +17,15 @@ struct Condition {
     unsigned size;
     void **graphs;
 };
+struct Child {
+    void *graph;
+    int ownership;
+};
 struct Parameters {
     int type, reserved[3];
     union {
         long long words[29];
+        Child child;
         Kernel kernel;
         Set set;
         Condition conditional;
@@ -147,6 +152,45 @@ bool changed_in_bodies(char *device, void *stream)
     return HOLDS(run("cudaGraphDestroy", other) == 0);
 }
 
+int add_graph(void **node, void *graph, void *child, int ownership)
+{
+    Parameters p = {};
+    p.type = 4;
+    p.child = {child, ownership};
+    return add_node(node, graph, nullptr, 0, &p);
+}
+
+// A graph that is moved into another one is that one's, with the nodes that the program knows.
+bool moved(char *device, void *stream)
+{
+    void *graphs[3], *set = nullptr, *node = nullptr, *child = nullptr, *exec = nullptr;
+    for (void *&graph : graphs)
+        REQUIRE((run<void **, unsigned>("cudaGraphCreate", &graph, 0) == 0));
+    REQUIRE(add_set(&set, graphs[0], nullptr, 0, device, 'a') == 0);
+    REQUIRE(fails(add_graph(&node, graphs[1], graphs[0], 2), 1));
+    REQUIRE(fails(add_graph(&node, graphs[0], graphs[0], 1), 1));
+    for (int i : {0, 1}) {
+        REQUIRE(add_graph(&node, graphs[i + 1], graphs[i], 1) == 0);
+        REQUIRE(run("cudaGraphChildGraphNodeGetGraph", node, &child) == 0 && child == graphs[i]);
+        REQUIRE(fails(run("cudaGraphDestroy", graphs[i]), 1));
+        REQUIRE(fails(add_graph(&node, graphs[2], graphs[i], 1), 1));
+    }
+    REQUIRE(fails(add_graph(&node, graphs[0], graphs[2], 1), 1)); // it would be within itself
+    REQUIRE((run<void **, void *, unsigned long long>("cudaGraphInstantiate", &exec, graphs[2],
+                                                      0) == 0));
+    REQUIRE(launch(exec, stream) == 0 && cudaStreamSynchronize(stream) == 0);
+    REQUIRE(device_has(device, "aaaaaaaaaa", 10));
+    const Set bs = {device, 10, 'b', 1, 10, 1};
+    REQUIRE((run<void *, void *, const Set *>("cudaGraphExecMemsetNodeSetParams", exec, set, &bs) ==
+             0));
+    REQUIRE(launch(exec, stream) == 0 && cudaStreamSynchronize(stream) == 0);
+    REQUIRE(device_has(device, "bbbbbbbbbb", 10) && run("cudaGraphExecDestroy", exec) == 0);
+    // It goes with the other one.
+    REQUIRE(run("cudaGraphDestroy", graphs[2]) == 0);
+    REQUIRE(fails(add_set(&node, graphs[0], nullptr, 0, device, 'd'), 1));
+    return HOLDS(fails(run("cudaGraphDestroy", graphs[1]), 1));
+}
+
 // What was captured so far comes before the node that is added to the capture, the rest behind it.
 bool while_captured(char *device, void *stream)
 {
@@ -193,5 +237,6 @@ bool conditions()
     void *stream = nullptr;
     REQUIRE(cudaStreamCreate(&stream) == 0);
     REQUIRE(node_by_node(device, stream) && changed_in_bodies(device, stream));
+    REQUIRE(moved(device, stream));
     return HOLDS(while_captured(device, stream));
 }

@@ -43,6 +43,16 @@ static struct bodies *keep_bodies(struct ibx_reader *r)
     return made;
 }
 
+static void begin_node(struct own_request *e, enum ibx_own_request number, const void *graph,
+                       void *const *behind, size_t count)
+{
+    ibx_frontend_request_begin(e, number, "cudaGraphAddNode");
+    ibx_put_u64(&e->body, (uintptr_t)graph);
+    ibx_put_u16(&e->body, (uint16_t)count);
+    for (size_t i = 0; i < count; i++)
+        ibx_put_u64(&e->body, (uintptr_t)behind[i]);
+}
+
 static int add_conditional(void **node, const void *graph, void *const *behind, size_t count,
                            struct conditional_node *c)
 {
@@ -51,11 +61,7 @@ static int add_conditional(void **node, const void *graph, void *const *behind, 
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     if (!c->size || c->size > IBX_OWN_LISTED)
         return ibx_frontend_fail(c->size ? CUDA_NOT_SUPPORTED : CUDA_INVALID_VALUE);
-    ibx_frontend_request_begin(&e, IBX_OWN_NODE_CONDITIONAL, "cudaGraphAddNode");
-    ibx_put_u64(&e.body, (uintptr_t)graph);
-    ibx_put_u16(&e.body, (uint16_t)count);
-    for (size_t i = 0; i < count; i++)
-        ibx_put_u64(&e.body, (uintptr_t)behind[i]);
+    begin_node(&e, IBX_OWN_NODE_CONDITIONAL, graph, behind, count);
     ibx_put_u64(&e.body, c->handle);
     ibx_put_u32(&e.body, (uint32_t)c->type);
     ibx_put_u32(&e.body, c->size);
@@ -66,6 +72,26 @@ static int add_conditional(void **node, const void *graph, void *const *behind, 
     struct bodies *made = keep_bodies(&r);
     c->graphs = made ? made->graphs : NULL;
     return made ? CUDA_SUCCESS : ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
+}
+
+/* A graph in another one: its clone, or, from CUDA 12.9 on, it itself. */
+static int add_child(void **node, void *graph, void *const *behind, size_t count, void *child,
+                     int ownership)
+{
+    struct own_request e;
+    uint64_t made = 0;
+    if (!ownership)
+        return cudaGraphAddChildGraphNode(node, graph, behind, count, child);
+    if (ownership != 1)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    begin_node(&e, IBX_OWN_NODE_MOVED, graph, behind, count);
+    ibx_put_u64(&e.body, (uintptr_t)child);
+    const int rc = ibx_frontend_request_ask(&e, &made);
+    if (rc)
+        return rc;
+    *node = (void *)(uintptr_t)made;
+    ibx_frontend_objects_share(child, graph);
+    return CUDA_SUCCESS;
 }
 
 /* Before CUDA 13 there was no parameter for edge data: the count is one place earlier. */
@@ -92,7 +118,7 @@ int cudaGraphAddNode(void **node, void *graph, void *const *behind, const void *
     case IBX_FRONTEND_NODE_HOST:
         return cudaGraphAddHostNode(node, graph, behind, count, &p->of.host);
     case IBX_FRONTEND_NODE_GRAPH:
-        return cudaGraphAddChildGraphNode(node, graph, behind, count, p->of.handle);
+        return add_child(node, graph, behind, count, p->of.child.graph, p->of.child.ownership);
     case IBX_FRONTEND_NODE_EMPTY:
         return cudaGraphAddEmptyNode(node, graph, behind, count);
     case IBX_FRONTEND_NODE_WAIT:

@@ -105,13 +105,15 @@ static inline struct graph_node *node_of(void *handle)
     return node;
 }
 
-/* The part of an executable graph that is the copy of `graph`: itself, or a body of one of its
- * conditional nodes. NULL: there is none. */
+/* The part of an executable graph that is the copy of `graph`: itself, or a graph in one of its
+ * nodes. NULL: there is none. */
 static inline struct double_graph *graph_in(struct double_graph *exec, const void *graph)
 {
     struct double_graph *found = exec->copy_of == graph ? exec : NULL;
     for (unsigned i = 0; i < exec->count && !found; i++) {
         const struct graph_node *node = &exec->nodes[i];
+        if (node->type == NODE_GRAPH)
+            found = graph_in(node->of.child, graph);
         for (unsigned b = 0; b < 2 && node->type == NODE_CONDITIONAL && !found; b++)
             found = node->of.bodies[b] ? graph_in(node->of.bodies[b], graph) : NULL;
     }

@@ -277,10 +277,29 @@ struct conditional {
     void **graphs;
 };
 
-/* An "if", with a body for each of the two or for the first. */
+struct child {
+    int type, reserved[3];
+    void *graph;
+    int ownership;
+};
+
+static int add_moved(void **made, void *graph, void *const *behind, size_t count,
+                     const struct child *p)
+{
+    if (p->ownership != 1 || p->graph == graph)
+        return returns(INVALID_VALUE);
+    struct graph_node *node = graph_add(graph, NODE_GRAPH, behind, count);
+    node->of.child = graph_of(p->graph);
+    *made = node;
+    return returns(0);
+}
+
+/* An "if", with a body for each of the two or for the first; or a graph that is moved there. */
 EXPORT int cudaGraphAddNode(void **made, void *graph, void *const *behind, const void *edges,
                             size_t count, struct conditional *p)
 {
+    if (p->type == NODE_GRAPH)
+        return add_moved(made, graph, behind, count, (struct child *)p);
     if ((p->handle >> 30 & 3) != 3)
         abort(); /* as CUDA may */
     if (p->type != NODE_CONDITIONAL || edges || p->kind || p->size > 2)
