@@ -74,7 +74,7 @@ static int set_rows(const struct set *s, size_t n, void *stream)
     return rc;
 }
 
-static int set(struct set s, void *stream, bool waits)
+static int set_now(struct set s, void *stream, bool waits)
 {
     size_t n, all;
     if (__builtin_mul_overflow(s.width, s.element, &n) ||
@@ -96,6 +96,12 @@ static int set(struct set s, void *stream, bool waits)
     const struct ibx_cuda_memset whole = as_runtime(&s);
     int rc;
     return ibx_frontend_set_elements(&whole, stream, &rc) ? rc : set_rows(&s, n, stream);
+}
+
+static int set(struct set s, void *stream, bool waits)
+{
+    const int rc = set_now(s, stream, waits);
+    return waits ? ibx_frontend_was_set(rc, at(s.at)) : rc;
 }
 
 /* Each call with and without a stream, and both for programs with a default stream for each

@@ -256,6 +256,11 @@ bool mapped()
         REQUIRE(stub_launch(to, from, n, nullptr) == 0);
         REQUIRE(cudaDeviceSynchronize() == 0 && has(to, bytes));
     }
+    // A call that sets it returns when it is set.
+    for (int i = 1; i < 100; i++) {
+        std::memset(to, 0, n);
+        REQUIRE(cudaMemset(to, i, n) == 0 && to[0] == i && to[n - 1] == i);
+    }
     // It may be used as page-locked memory as well.
     const std::vector<char> bytes = random_bytes(n, 9);
     char *device = device_memory(n);

@@ -97,6 +97,20 @@ bool ibx_frontend_host_known(const void *address, int *device, unsigned *flags)
     return known;
 }
 
+int ibx_frontend_was_set(int rc, const void *address)
+{
+    int device;
+    unsigned flags;
+    return !rc && ibx_frontend_host_any() && ibx_frontend_host_known(address, &device, &flags)
+               ? cudaStreamSynchronize(NULL)
+               : rc;
+}
+
+int cudaMemset(void *address, int value, size_t n)
+{
+    return ibx_frontend_was_set(ibx_frontend_set(address, value, n), address);
+}
+
 bool ibx_frontend_host_range(const void *address, struct range *range)
 {
     ibx_frontend_ranges_lock();

@@ -5,6 +5,7 @@
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
 #include "frontend-glue/preload/memory/managed.h"
+#include "frontend-glue/preload/memory/memory.h"
 
 #include <stdio.h>
 
@@ -51,7 +52,7 @@ int cudaMemset3DAsync(struct ibx_cuda_pitched memory, int value, struct ibx_cuda
 
 int cudaMemset3D(struct ibx_cuda_pitched memory, int value, struct ibx_cuda_extent extent)
 {
-    return cudaMemset3DAsync(memory, value, extent, NULL);
+    return ibx_frontend_was_set(cudaMemset3DAsync(memory, value, extent, NULL), memory.at);
 }
 
 /* ------------------------------------------------------------------ names before CUDA 4 */

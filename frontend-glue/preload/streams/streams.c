@@ -72,7 +72,7 @@ static bool is_nowhere(const void *address, size_t n)
     return !address && n && ibx_frontend_plugin();
 }
 
-int cudaMemset(void *address, int value, size_t n)
+int ibx_frontend_set(void *address, int value, size_t n)
 {
     int rc;
     if (is_nowhere(address, n))

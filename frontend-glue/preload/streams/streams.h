@@ -32,6 +32,8 @@ void ibx_frontend_print_all(void);
 
 /* ------------------------------------------------------------------------------------ streams.c */
 
+/* cudaMemset() of memory of any kind, which may return before it is set. */
+int ibx_frontend_set(void *address, int value, size_t n);
 /* A copy within the device, in the order of the stream, or of the graph into which the stream is
  * captured. False: the back end does not know the request. */
 bool ibx_frontend_planes_in_stream(const struct ibx_cuda_memcpy3d *copy, void *stream, int *rc);
