@@ -192,7 +192,7 @@ static struct {
 static unsigned function_count;
 
 /* The program's code says which arguments the last kernel has; no others are read. */
-static const struct ibx_image_parameter of_last[2] = {{0, 8}, {8, 4}};
+static const struct ibx_image_parameter of_last[2] = {{0, 8, false}, {8, 4, false}};
 
 struct ibx_image_parameter *ibx_frontend_module_parameters(const void *function, size_t *count)
 {
