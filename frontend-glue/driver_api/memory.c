@@ -54,7 +54,7 @@ EXPORTED int cuMemAllocPitch_v2(uint64_t *address, size_t *pitch, size_t width, 
 
 EXPORTED int cuMemFree_v2(uint64_t address)
 {
-    return IN_CONTEXT(cudaFree(at(address)));
+    return ANYWHERE(cudaFree(at(address)));
 }
 
 static int allocate_managed(uint64_t *address, size_t n, unsigned flags)
@@ -104,7 +104,7 @@ EXPORTED int cuMemAllocHost_v2(void **address, size_t n)
 
 EXPORTED int cuMemFreeHost(void *address)
 {
-    return IN_CONTEXT(address ? cudaFreeHost(address) : CUDA_SUCCESS);
+    return ANYWHERE(address ? cudaFreeHost(address) : CUDA_SUCCESS);
 }
 
 EXPORTED int cuMemHostRegister_v2(void *address, size_t n, unsigned flags)

@@ -132,7 +132,7 @@ EXPORTED int cuModuleGetFunction(void **function, void *module, const char *name
 
 EXPORTED int cuModuleGetFunctionCount(unsigned *count, void *module)
 {
-    return IN_CONTEXT(cudaLibraryGetKernelCount(count, module));
+    return ANYWHERE(cudaLibraryGetKernelCount(count, module));
 }
 
 EXPORTED int cuModuleEnumerateFunctions(void **functions, unsigned count, void *module)

@@ -38,56 +38,57 @@ EXPORTED int cuMemFreeAsync(uint64_t address, void *stream)
     return IN_CONTEXT_OF(stream, cudaFreeAsync(at(address), stream));
 }
 
+/* A pool is no context's. */
 EXPORTED int cuMemPoolCreate(void **pool, const struct pool_properties *properties)
 {
-    return IN_CONTEXT(cudaMemPoolCreate(pool, properties));
+    return ANYWHERE(cudaMemPoolCreate(pool, properties));
 }
 
 EXPORTED int cuMemPoolDestroy(void *pool)
 {
-    return IN_CONTEXT(cudaMemPoolDestroy(pool));
+    return ANYWHERE(cudaMemPoolDestroy(pool));
 }
 
 EXPORTED int cuMemPoolTrimTo(void *pool, size_t keep)
 {
-    return IN_CONTEXT(cudaMemPoolTrimTo(pool, keep));
+    return ANYWHERE(cudaMemPoolTrimTo(pool, keep));
 }
 
 EXPORTED int cuMemPoolSetAttribute(void *pool, int attribute, void *value)
 {
-    return IN_CONTEXT(cudaMemPoolSetAttribute(pool, attribute, value));
+    return ANYWHERE(cudaMemPoolSetAttribute(pool, attribute, value));
 }
 
 EXPORTED int cuMemPoolGetAttribute(void *pool, int attribute, void *value)
 {
-    return IN_CONTEXT(cudaMemPoolGetAttribute(pool, attribute, value));
+    return ANYWHERE(cudaMemPoolGetAttribute(pool, attribute, value));
 }
 
 EXPORTED int cuMemPoolSetAccess(void *pool, const struct memory_access *list, size_t count)
 {
-    return IN_CONTEXT(cudaMemPoolSetAccess(pool, list, count));
+    return ANYWHERE(cudaMemPoolSetAccess(pool, list, count));
 }
 
 EXPORTED int cuMemPoolGetAccess(int *flags, void *pool, const struct memory_location *location)
 {
-    return IN_CONTEXT(cudaMemPoolGetAccess(flags, pool, location));
+    return ANYWHERE(cudaMemPoolGetAccess(flags, pool, location));
 }
 
 EXPORTED int cuMemPoolExportToShareableHandle(void *made, void *pool, int type,
                                               unsigned long long flags)
 {
-    return IN_CONTEXT(cudaMemPoolExportToShareableHandle(made, pool, type, (unsigned)flags));
+    return ANYWHERE(cudaMemPoolExportToShareableHandle(made, pool, type, (unsigned)flags));
 }
 
 EXPORTED int cuMemPoolImportFromShareableHandle(void **pool, void *handle, int type,
                                                 unsigned long long flags)
 {
-    return IN_CONTEXT(cudaMemPoolImportFromShareableHandle(pool, handle, type, (unsigned)flags));
+    return ANYWHERE(cudaMemPoolImportFromShareableHandle(pool, handle, type, (unsigned)flags));
 }
 
 EXPORTED int cuMemPoolExportPointer(struct ipc_handle *handle, uint64_t address)
 {
-    return IN_CONTEXT(cudaMemPoolExportPointer(handle, at(address)));
+    return ANYWHERE(cudaMemPoolExportPointer(handle, at(address)));
 }
 
 static int import_pointer(uint64_t *address, void *pool, const struct ipc_handle *handle)

@@ -90,19 +90,37 @@ bool driver_lone_variables()
     return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
 }
 
+// A pool of the device's memory, which is no context's.
+static bool uses_pool()
+{
+    struct {
+        int allocations = 1, handles = 0, location = 1, device = 0;
+        void *security = nullptr;
+        std::size_t most = 0;
+        unsigned char reserved[56] = {0};
+    } properties;
+    void *pool = nullptr;
+    std::uint64_t keep = 1 << 20, kept = 0;
+    REQUIRE(cu("cuMemPoolCreate", &pool, static_cast<const void *>(&properties)) == 0 && pool);
+    REQUIRE(cu("cuMemPoolSetAttribute", pool, 4, static_cast<void *>(&keep)) == 0);
+    REQUIRE(cu("cuMemPoolGetAttribute", pool, 4, static_cast<void *>(&kept)) == 0 && kept == keep);
+    return HOLDS(cu("cuMemPoolDestroy", pool) == 0);
+}
+
 // A call that names a stream or an event runs in that one's context; any other call needs a current
-// context.
+// context, unless it names a module, a pool or memory that is to be freed.
 bool driver_without_context()
 {
     void *context = nullptr, *stream = nullptr, *event = nullptr, *module = nullptr;
-    void *function = nullptr, *own = nullptr;
-    Address memory = 0;
+    void *function = nullptr, *own = nullptr, *pinned = nullptr;
+    Address memory = 0, other = 0;
     constexpr std::size_t n = 1000;
     const std::vector<char> image = library_cubin(), bytes = random_bytes(n, 8);
     std::vector<char> back(n);
     std::atomic<int> called{0};
     bool good = false;
     REQUIRE(driver_has_context(&context) && cu("cuMemAlloc_v2", &memory, 2 * n) == 0);
+    REQUIRE(cu("cuMemAlloc_v2", &other, n) == 0 && cu("cuMemAllocHost_v2", &pinned, n) == 0);
     REQUIRE(cu("cuStreamCreate", &stream, 1u) == 0 && cu("cuEventCreate", &event, 0u) == 0);
     REQUIRE(cu("cuModuleLoadData", &module, static_cast<const void *>(image.data())) == 0);
     const auto call = [](void *argument) { ++*static_cast<std::atomic<int> *>(argument); };
@@ -143,6 +161,11 @@ bool driver_without_context()
         REQUIRE(cu("cuPointerGetAttribute", static_cast<void *>(&type), 2, memory) == 0);
         REQUIRE(type == 2 && cu("cuStreamGetCtx", static_cast<const void *>(stream), &of) == 0);
         REQUIRE(of == context && cu("cuMemAlloc_v2", &pooled, n) == 201);
+        // What names the memory, the module or the pool, as C++ wrappers of the driver call it.
+        unsigned count = 0;
+        REQUIRE(cu("cuModuleGetFunctionCount", &count, module) == 0 && count);
+        REQUIRE(cu("cuMemFreeHost", pinned) == 0 && cu("cuMemFree_v2", other) == 0);
+        REQUIRE(uses_pool());
         return HOLDS(cu("cuCtxGetCurrent", &current) == 0 && !current);
     };
     std::thread([&] { good = works(); }).join();
