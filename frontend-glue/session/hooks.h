@@ -129,6 +129,10 @@ int ibx_session_process_watch(const struct ibx_session *session);
  * the peer's process has ended. */
 bool ibx_session_took_leave(const struct ibx_session *session);
 bool ibx_session_process_ended(const struct ibx_session *session);
+/* Server, while a request takes long: whether its client is gone for good, as far as can be seen:
+ * its process has ended, or its connection has and the time is over for which the session is kept.
+ * *since: 0 at first, then what the last call has left there. The session itself stays as it is. */
+bool ibx_session_client_gone(struct ibx_session *session, uint64_t *since);
 /* Server: ibx_session_abandon() was called. */
 bool ibx_session_abandoned(const struct ibx_session *session);
 bool ibx_session_broken(const struct ibx_session *session);

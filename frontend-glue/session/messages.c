@@ -2,6 +2,7 @@
 /* The messages of a session: sent with credit, received into one of two queues. */
 #include "frontend-glue/session/session_internal.h"
 
+#include "common/clock.h"
 #include "common/handlers.h"
 
 #include <errno.h>
@@ -174,6 +175,24 @@ static void watch_process(struct ibx_session *s)
 static bool process_ended(const struct ibx_session *s)
 {
     return s->server && ibx_wait_watched(s->conn) && ibx_link_peer_died(s);
+}
+
+bool ibx_session_client_gone(struct ibx_session *s, uint64_t *since)
+{
+    struct ibx_event events[8];
+    const bool polls = ibx_session_live(s) && !s->ended && !ibx_link_has_offer(s);
+    const int n = polls ? ibx_poll(s->conn, events, 8) : 0;
+    for (int i = 0; i < n && ibx_session_live(s); i++)
+        file_event(s, &events[i]);
+    if (!ibx_session_live(s) || ibx_link_peer_died(s))
+        return true;
+    if (!s->ended || ibx_link_has_offer(s)) {
+        *since = 0;
+        return false;
+    }
+    const uint64_t now = ibx_now_ns();
+    *since = *since ? *since : now;
+    return !ibx_link_survives(s) || now - *since > s->link.seconds * 1000 * IBX_NS_PER_MS;
 }
 
 /* All that the client has sent has arrived. */
