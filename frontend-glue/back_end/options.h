@@ -38,6 +38,7 @@ struct ibx_tenant_limits {
 struct ibx_gpu_options {
     enum ibx_gpu_mode mode;
     size_t memory;    /* bytes of pinned memory that this process's sessions share */
+    bool nccl;        /* rdma.nccl: clients may call NCCL [no] */
     unsigned threads; /* copy threads of one session; 0: as tuned, or by the number of processors */
     struct ibx_tuning tuning; /* used if it was measured on this GPU */
     struct ibx_tenant_limits limits;

@@ -25,6 +25,7 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "common/thread.h"
+#include "frontend-glue/session/math_calls.h"
 #include "frontend-glue/tenants/shared_handles.h"
 
 #include <pthread.h>
@@ -75,11 +76,19 @@ struct giving {
     uint64_t whose; /* the client whose work is in the way */
 };
 
+/* A communicator of NCCL. It is aborted without a wait for work: its own, which waits for ranks
+ * that may never come, ends by that. */
+static bool is_communicator(enum ibx_handle_kind kind)
+{
+    return kind == IBX_HANDLE_MATH + IBX_MATH_COMM;
+}
+
 /* Whether CUDA waits for work as it frees such a thing. */
 static bool waits(enum ibx_handle_kind kind)
 {
     return kind == IBX_HANDLE_ARRAY || kind == IBX_HANDLE_MIPMAP || kind == IBX_HANDLE_MEMORY ||
-           kind == IBX_HANDLE_MADE_POOL || kind == IBX_HANDLE_OPENED || kind >= IBX_HANDLE_MATH;
+           kind == IBX_HANDLE_MADE_POOL || kind == IBX_HANDLE_OPENED ||
+           (kind >= IBX_HANDLE_MATH && !is_communicator(kind));
 }
 
 /* Whether such a thing can be freed while others' work is under way. */
@@ -270,9 +279,10 @@ static bool give_there(struct giving *g, enum ibx_handle_kind kind, const void *
         return false;
     }
     const int mode = ibx_cuda_capture_relax(g->x->cuda);
-    learn(g, waits(kind), context);
-    const bool can =
-        g->work == IBX_WORK_OVER || (g->work == IBX_WORK_OF_OTHERS && goes_beside(kind));
+    if (!is_communicator(kind))
+        learn(g, waits(kind), context);
+    const bool can = is_communicator(kind) || g->work == IBX_WORK_OVER ||
+                     (g->work == IBX_WORK_OF_OTHERS && goes_beside(kind));
     const uint64_t began = can ? give(g, kind, context) : 0;
     ibx_cuda_capture_restore(g->x->cuda, mode);
     if (context)

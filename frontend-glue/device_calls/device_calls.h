@@ -7,6 +7,7 @@
  *   math_calls.c     functions of cuBLAS and others; math_libraries.c: where these are
  *   math_descriptors.c  descriptors of cuBLASLt
  *   math_dnn.c       graphs of cuDNN
+ *   math_nccl.c, math_nccl_operations.c  communicators of NCCL, and what they do
  */
 #ifndef IBX_FRONTEND_GLUE_DEVICE_CALLS_DEVICE_CALLS_H
 #define IBX_FRONTEND_GLUE_DEVICE_CALLS_DEVICE_CALLS_H

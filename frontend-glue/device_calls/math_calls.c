@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Functions of cuBLAS, cuBLASLt, cuRAND, cuFFT, cuSPARSE, cuSOLVER and cuDNN
+ * Functions of cuBLAS, cuBLASLt, cuRAND, cuFFT, cuSPARSE, cuSOLVER, cuDNN and NCCL
  * (session/math_calls.h). They are called in the library that GVirtuS's plugin for it has loaded;
- * without that plugin they are missing.
+ * without that plugin they are missing. For NCCL, whose calls math_nccl.c makes, there is no
+ * plugin.
  *
  * A library uses a handle as an address in this process, and also a scalar if the handle's pointer
  * mode says that scalars are in host memory. So a handle has to be one that was made here, of the
@@ -16,6 +17,7 @@
 #include "frontend-glue/device_calls/device_calls.h"
 #include "frontend-glue/device_calls/math_descriptors.h"
 #include "frontend-glue/device_calls/math_dnn.h"
+#include "frontend-glue/device_calls/math_nccl.h"
 #include "frontend-glue/tenants/math_limits.h"
 #include "frontend-glue/session/math_calls.h"
 
@@ -432,7 +434,9 @@ void ibx_math_end(unsigned type, uint64_t handle)
         value.p = (void *)(uintptr_t)handle;
     if (type == IBX_MATH_GRAPH)
         ibx_dnn_ended(handle);
-    if (function)
+    if (type == IBX_MATH_COMM)
+        ibx_nccl_end(handle);
+    else if (function)
         f->call(function, &value);
 }
 
@@ -446,6 +450,8 @@ static uint64_t made_at(const struct ibx_math_argument *a, const void *at)
 /* Notes the handle that the call has made. False: no memory; it was destroyed. */
 static bool note(struct call *c, const struct ibx_math_argument *a, uint64_t made)
 {
+    if (!made && a->n == IBX_MATH_COMM) /* this rank gets none */
+        return true;
     if (ibx_handles_add_heavy(c->x, kind_of(a->n), made, c->weight))
         return true;
     ibx_math_end(a->n, made);
@@ -550,6 +556,8 @@ static int run(struct call *c, void *function)
     const bool ends = c->f->use == IBX_MATH_USE_ENDS, selects = c->f->use == IBX_MATH_USE_SELECTS;
     if (!ends && !selects && !ibx_math_names_stream(c->f) && !has_stream(c))
         return c->statuses->invalid_value;
+    if (ends && c->kind == kind_of(IBX_MATH_COMM))
+        ibx_nccl_leave(c->handle);
     if (ends && !ibx_handles_remove(c->x, kind_of(c->f->arguments[0].n), c->handle))
         return c->statuses->not_initialized;
     if (ends) /* destroying a handle waits for the device */
@@ -560,9 +568,10 @@ static int run(struct call *c, void *function)
         ibx_clients_hide_work(c->x);
     if (ends && c->kind == IBX_HANDLE_MATH + IBX_MATH_GRAPH)
         ibx_dnn_ended(c->handle); /* after the call, another descriptor may have its address */
-    const int status = c->f->number == IBX_MATH_cudnnBackendExecute
-                           ? ibx_dnn_execute(c->x, function, c->values)
-                           : c->f->call(function, c->values);
+    const int status =
+        c->f->number == IBX_MATH_cudnnBackendExecute ? ibx_dnn_execute(c->x, function, c->values)
+        : ibx_math_is_nccl(c->f->number)             ? ibx_nccl_run(c->x, c->f, function, c->values)
+                                                     : c->f->call(function, c->values);
     if (!status && ibx_math_is_dnn(c->f->number))
         ibx_dnn_done(c->x, c->f, c->values);
     if (ends)
@@ -597,7 +606,8 @@ int ibx_device_math(struct gpu_session *x, const struct ibx_request *q, struct i
     c.on_device = ibx_get_u8(&c.in);
     c.f = ibx_math_find(number);
     c.statuses = ibx_math_statuses_of(number);
-    void *function = !c.in.failed && c.f ? ibx_math_function_of(c.f) : NULL;
+    const bool may = !ibx_math_is_nccl(number) || ibx_nccl_allowed(x);
+    void *function = !c.in.failed && c.f && may ? ibx_math_function_of(c.f) : NULL;
     if (!function || !ibx_back_end_begin_context(x))
         return IBX_MATH_ABSENT;
     const enum ibx_hold hold = ibx_math_makes(c.f);

@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Libraries of CUDA that GVirtuS's plugins have loaded, and their functions. */
+/* Libraries of CUDA that GVirtuS's plugins have loaded, and their functions; and NCCL, for which
+ * GVirtuS has no plugin. */
 #include "frontend-glue/device_calls/math_descriptors.h"
 #include "frontend-glue/session/math_calls.h"
+
+#include "common/log.h"
 
 #include <dlfcn.h>
 #include <limits.h>
 #include <link.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 struct search {
@@ -25,6 +29,19 @@ static int note_library(struct dl_phdr_info *info, size_t size, void *argument)
     return snprintf(s->path, sizeof(s->path), "%s", info->dlpi_name) < (int)sizeof(s->path);
 }
 
+static void *load_nccl(void)
+{
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    const char *named = secure_getenv("IBX_LIBNCCL");
+    void *library = dlopen(named ? named : "libnccl.so.2", RTLD_LAZY | RTLD_LOCAL | RTLD_NODELETE);
+    if (!library && !atomic_flag_test_and_set(&told))
+        ibx_log(IBX_LOG_WARN,
+                "clients get no NCCL: %s (install libnccl2, or set IBX_LIBNCCL to the path of "
+                "libnccl.so.2, where the back end is started)",
+                dlerror());
+    return library;
+}
+
 /* NULL: the library is not loaded. Once it is found, it stays the same. */
 static void *library_of(unsigned number)
 {
@@ -33,6 +50,8 @@ static void *library_of(unsigned number)
     struct search s = {.begins = ibx_math_statuses_of(number)->file};
     if (!atomic_load(handle) && dl_iterate_phdr(note_library, &s))
         atomic_store(handle, dlopen(s.path, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE));
+    if (ibx_math_is_nccl(number) && !atomic_load(handle))
+        atomic_store(handle, load_nccl());
     return atomic_load(handle);
 }
 

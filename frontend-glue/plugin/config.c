@@ -176,6 +176,15 @@ static int set_tenants(struct ibx_glue_config *config, const char *value, struct
     return shared < 0 ? shared : 0;
 }
 
+static int set_nccl(struct ibx_glue_config *config, const char *value, struct ibx_error *err)
+{
+    static const char *const names[] = {"off", "on"};
+    int on = one_of(names, 2, "nccl", value, "on or off", err);
+    if (on >= 0)
+        config->gpu.nccl = on;
+    return on < 0 ? on : 0;
+}
+
 /* Sets *number to the value, which has to be from `least` to `most`. */
 static int set_limit(const char *key, const char *value, size_t least, size_t most,
                      uint64_t *number, struct ibx_error *err)
@@ -271,6 +280,8 @@ static int set_key(struct ibx_glue_config *config, const char *key, const char *
         return set_gpu_memory(config, value, err);
     if (!strcmp(key, "gpu_threads"))
         return set_gpu_threads(config, value, err);
+    if (!strcmp(key, "nccl"))
+        return set_nccl(config, value, err);
     if (!strcmp(key, "tenants"))
         return set_tenants(config, value, err);
     if (!strcmp(key, "sessions"))

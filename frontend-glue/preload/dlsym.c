@@ -76,7 +76,7 @@ static bool is_named(const char *path, const char *begin)
 /* Whether this library replaces functions of the library at `path`. */
 static bool is_known(const char *path)
 {
-    static const char *const names[] = {IBX_REMOTE_LIBRARIES, "libcudnn"};
+    static const char *const names[] = {IBX_REMOTE_LIBRARIES, "libcudnn", "libnccl.so"};
     bool known = false;
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
         known = known || is_named(path, names[i]);
@@ -90,7 +90,8 @@ APART static void *ours(look_up *next, void *handle, const char *name, const voi
 {
     struct link_map *library = NULL;
     Dl_info info;
-    if ((!begins(name, "cu") && !begins(name, "__cuda")) ||
+    if ((!begins(name, "cu") && !begins(name, "__cuda") && !begins(name, "nccl") &&
+         !begins(name, "pnccl")) ||
         (begins(name, "cudnn") && dladdr(caller, &info) && is_named(info.dli_fname, "libcudnn")))
         return NULL;
     void *function = next(itself, name), *theirs = function ? next(handle, name) : NULL;

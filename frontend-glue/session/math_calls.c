@@ -69,6 +69,7 @@
 #include "frontend-glue/session/math_dnn.def"
 #include "frontend-glue/session/math_fft.def"
 #include "frontend-glue/session/math_lt.def"
+#include "frontend-glue/session/math_nccl.def"
 #include "frontend-glue/session/math_rng.def"
 #include "frontend-glue/session/math_solver.def"
 #include "frontend-glue/session/math_sparse.def"
@@ -85,19 +86,23 @@ static const struct ibx_math_function functions[] = {
 #include "frontend-glue/session/math_solver.def"
 #include "frontend-glue/session/math_lt.def"
 #include "frontend-glue/session/math_dnn.def"
+#include "frontend-glue/session/math_nccl.def"
 };
 #undef MATH
 
 /* Where a library's begin, and what is behind the last one's. */
 #define BEFORE_FFT    (IBX_MATH_OF(CUBLAS) + IBX_MATH_OF(CURAND))
 #define BEFORE_SPARSE (BEFORE_FFT + IBX_MATH_OF(CUFFT))
+#define BEFORE_NCCL   (IBX_MATH_FUNCTIONS - IBX_MATH_OF(NCCL))
+#define BEFORE_DNN    (BEFORE_NCCL - IBX_MATH_OF(CUDNN))
 static const unsigned begins[IBX_MATH_LIBRARIES + 1] = {
     [IBX_MATH_CURAND] = IBX_MATH_OF(CUBLAS),
     [IBX_MATH_CUFFT] = BEFORE_FFT,
     [IBX_MATH_CUSPARSE] = BEFORE_SPARSE,
     [IBX_MATH_CUSOLVER] = BEFORE_SPARSE + IBX_MATH_OF(CUSPARSE),
-    [IBX_MATH_CUBLASLT] = IBX_MATH_FUNCTIONS - IBX_MATH_OF(CUDNN) - IBX_MATH_OF(CUBLASLT),
-    [IBX_MATH_CUDNN] = IBX_MATH_FUNCTIONS - IBX_MATH_OF(CUDNN),
+    [IBX_MATH_CUBLASLT] = BEFORE_DNN - IBX_MATH_OF(CUBLASLT),
+    [IBX_MATH_CUDNN] = BEFORE_DNN,
+    [IBX_MATH_NCCL] = BEFORE_NCCL,
     [IBX_MATH_LIBRARIES] = IBX_MATH_FUNCTIONS,
 };
 
@@ -111,6 +116,7 @@ static const struct ibx_math_statuses libraries[IBX_MATH_LIBRARIES] = {
     [IBX_MATH_CUSOLVER] = {"libcusolver.so", 1, 2, 3, 9, 0, IBX_MATH_SOLVER},
     [IBX_MATH_CUBLASLT] = {"libcublasLt.so", 1, 3, 7, 15, 0, IBX_MATH_LT},
     [IBX_MATH_CUDNN] = {"libcudnn.so", 1001, 4003, 2000, 3000, 0, IBX_MATH_DNN},
+    [IBX_MATH_NCCL] = {"libnccl.so", 4, 2, 4, 5, 0, IBX_MATH_COMM},
 };
 
 const struct ibx_math_function *ibx_math_each(size_t i)
@@ -135,6 +141,7 @@ const struct ibx_math_statuses *ibx_math_statuses_of(unsigned number)
 unsigned ibx_math_end_of(enum ibx_math_type type)
 {
     static const uint16_t ends[IBX_MATH_TYPES] = {
+        [IBX_MATH_COMM] = IBX_MATH_ncclCommAbort,
         [IBX_MATH_GRAPH] = IBX_MATH_cudnnBackendDestroyDescriptor,
         [IBX_MATH_TENSOR] = IBX_MATH_cudnnDestroyTensorDescriptor,
         [IBX_MATH_FILTER] = IBX_MATH_cudnnDestroyFilterDescriptor,

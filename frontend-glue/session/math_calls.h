@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Requests of ibx's own for functions of cuBLAS, cuBLASLt, cuRAND, cuFFT, cuSPARSE, cuSOLVER and
- * cuDNN. GVirtuS has plugins for these libraries, but many functions are missing there or return
- * something else: so all functions in math_*.def are called through these requests. The preload
- * makes them (preload/math_libraries/math_calls.c), and the back end's plugin runs them
- * (device_calls/math_calls.c) with the library that GVirtuS's plugin has loaded.
+ * Requests of ibx's own for functions of cuBLAS, cuBLASLt, cuRAND, cuFFT, cuSPARSE, cuSOLVER,
+ * cuDNN and NCCL. GVirtuS has plugins for these libraries except NCCL, but many functions are
+ * missing there or return something else: so all functions in math_*.def are called through these
+ * requests. The preload makes them (preload/math_libraries/math_calls.c), and the back end's plugin
+ * runs them (device_calls/math_calls.c) with the library that GVirtuS's plugin has loaded. NCCL it
+ * loads itself.
  *
  * A line of the lists is MATH(name, use, arguments...). Both sides use it: for the exported
  * function, the encoding of its arguments, and the call. All functions return a status of the
@@ -24,6 +25,8 @@
 #define IBX_MATH_SELECTS "ibxMathSelects" /* selects the handle's stream, the last 8 bytes */
 #define IBX_MATH_SETS_UP "ibxMathSetsUp"  /* changes, makes or destroys what other calls use */
 #define IBX_MATH_WAITS   "ibxMathWaits"   /* waits for its output */
+#define IBX_MATH_ASKS    "ibxMathAsks"    /* the same, and depends on no work of the device */
+#define IBX_MATH_ABORTS  "ibxMathAborts"  /* as SetsUp, but comes before work that is under way */
 
 /* Exit codes besides the library's own, which are not negative. */
 #define IBX_MATH_ABSENT (-2) /* the back end lacks the library, or the library the function */
@@ -32,7 +35,8 @@ static inline bool ibx_math_is(const char *name)
 {
     return !strcmp(name, IBX_MATH_ADDS) || !strcmp(name, IBX_MATH_ADDS_IN) ||
            !strcmp(name, IBX_MATH_SELECTS) || !strcmp(name, IBX_MATH_SETS_UP) ||
-           !strcmp(name, IBX_MATH_WAITS);
+           !strcmp(name, IBX_MATH_WAITS) || !strcmp(name, IBX_MATH_ASKS) ||
+           !strcmp(name, IBX_MATH_ABORTS);
 }
 
 /* What a function does, which decides the name of its request. */
@@ -46,6 +50,7 @@ enum ibx_math_use {
 
 /* Types of handles, in the order in which they are destroyed. */
 enum ibx_math_type {
+    IBX_MATH_COMM,  /* ncclComm_t */
     IBX_MATH_GRAPH, /* cudnnBackendDescriptor_t, and so on */
     IBX_MATH_TENSOR,
     IBX_MATH_FILTER,
@@ -94,6 +99,7 @@ enum ibx_math_library {
     IBX_MATH_CUSOLVER,
     IBX_MATH_CUBLASLT,
     IBX_MATH_CUDNN,
+    IBX_MATH_NCCL,
     IBX_MATH_LIBRARIES /* one more than the last */
 };
 
@@ -226,14 +232,17 @@ enum ibx_math_number {
     IBX_MATH_BEHIND_CUBLASLT,
     IBX_MATH_BEFORE_CUDNN = IBX_MATH_CUDNN << 12,
 #include "frontend-glue/session/math_dnn.def"
-    IBX_MATH_BEHIND_CUDNN
+    IBX_MATH_BEHIND_CUDNN,
+    IBX_MATH_BEFORE_NCCL = IBX_MATH_NCCL << 12,
+#include "frontend-glue/session/math_nccl.def"
+    IBX_MATH_BEHIND_NCCL
 #undef MATH
 };
 
 #define IBX_MATH_OF(LIBRARY) (IBX_MATH_BEHIND_##LIBRARY - IBX_MATH_BEFORE_##LIBRARY - 1)
 #define IBX_MATH_FUNCTIONS                                                                         \
     (IBX_MATH_OF(CUBLAS) + IBX_MATH_OF(CURAND) + IBX_MATH_OF(CUFFT) + IBX_MATH_OF(CUSPARSE) +      \
-     IBX_MATH_OF(CUSOLVER) + IBX_MATH_OF(CUBLASLT) + IBX_MATH_OF(CUDNN))
+     IBX_MATH_OF(CUSOLVER) + IBX_MATH_OF(CUBLASLT) + IBX_MATH_OF(CUDNN) + IBX_MATH_OF(NCCL))
 
 struct ibx_math_statuses {
     const char *file; /* the beginning of the library's file name */
@@ -256,6 +265,11 @@ static inline bool ibx_math_is_lt(unsigned number)
 static inline bool ibx_math_is_dnn(unsigned number)
 {
     return number >> 12 == IBX_MATH_CUDNN;
+}
+/* Whether the function is NCCL's. */
+static inline bool ibx_math_is_nccl(unsigned number)
+{
+    return number >> 12 == IBX_MATH_NCCL;
 }
 /* Whether it names the stream to which it adds work. */
 bool ibx_math_names_stream(const struct ibx_math_function *f);

@@ -21,6 +21,7 @@ static const struct {
     enum alone alone;
     bool filled; /* functions whose own handle is another one may write to it, too */
 } types[IBX_MATH_TYPES] = {
+    [IBX_MATH_COMM] = {IBX_HOLD_LIBRARIES, WHO_SELECTS, false}, /* math_nccl.c has it alone */
     [IBX_MATH_DNN] = {IBX_HOLD_LIBRARIES, WHO_SELECTS, false},
     [IBX_MATH_GRAPH] = {IBX_HOLD_GRAPH_PARTS, WHO_SETS_UP, false},
     [IBX_MATH_TENSOR] = {IBX_HOLD_DESCRIPTORS, WHO_SETS_UP, false},
@@ -90,12 +91,12 @@ unsigned ibx_math_weight(const struct ibx_math_function *f, const union ibx_math
 {
     const bool heavy = f->number == IBX_MATH_cudnnBackendCreateDescriptor &&
                        (values[0].i == HEURISTIC || values[0].i == PLAN);
-    return heavy ? IBX_MATH_HEAVY : 1;
+    return heavy || made_by(f) == IBX_MATH_COMM ? IBX_MATH_HEAVY : 1;
 }
 
 unsigned ibx_math_weight_most(unsigned type)
 {
-    return type == IBX_MATH_GRAPH ? IBX_MATH_HEAVY : 1;
+    return type == IBX_MATH_GRAPH || type == IBX_MATH_COMM ? IBX_MATH_HEAVY : 1;
 }
 
 /* Functions that make a handle: these are few, and handlers of libraries get many requests. */

@@ -11,7 +11,8 @@ enum ibx_hold ibx_math_hold(unsigned type);
 /* What the handle that the function makes counts as; IBX_HOLDS: it makes none. */
 enum ibx_hold ibx_math_makes(const struct ibx_math_function *f);
 /* As how many the handle counts that the function makes: an execution plan of cuDNN has kernels,
- * which may also be in GPU memory, and a heuristic that finds engines for a graph has 39 KB. */
+ * which may also be in GPU memory, a heuristic that finds engines for a graph has 39 KB, and a
+ * communicator of NCCL has threads, sockets and buffers in GPU memory. */
 #define IBX_MATH_HEAVY 16u
 unsigned ibx_math_weight(const struct ibx_math_function *f, const union ibx_math_value *values);
 /* The most that a handle of that type counts as, if it is not known with which values it was

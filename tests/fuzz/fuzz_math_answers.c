@@ -48,6 +48,7 @@ static void *const exported[] = {
 #undef MATH_APART
 #define MATH_APART(...) NULL, /* its parameters are others */
 #include "frontend-glue/session/math_dnn.def"
+#include "frontend-glue/session/math_nccl.def"
 };
 #undef MATH
 _Static_assert(sizeof(exported) / sizeof(exported[0]) == IBX_MATH_FUNCTIONS, "all of them");

@@ -139,6 +139,15 @@ bool libraries();
 bool libraries_again();
 bool taken_for_another();
 bool math_libraries();
+// application_nccl.cpp
+bool nccl_threads();
+bool nccl_one_thread();
+bool nccl_without_waiting();
+bool nccl_aborts();
+bool nccl_rank(int rank);
+bool nccl_left();
+bool no_nccl();
+bool nccl_by_name();
 // application_dnn.cpp
 bool dnn_graphs();
 bool dnn_tensors();

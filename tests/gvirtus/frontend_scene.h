@@ -132,6 +132,9 @@ inline bool has_maps(const GpuBackEnd &back)
     return any;
 }
 
+// frontend_nccl.cpp
+void check_nccl(bool all);
+
 // frontend_failures.cpp
 bool functions_lost(const char *test);
 bool memory_that_may_not_be_touched();

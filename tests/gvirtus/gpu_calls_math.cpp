@@ -56,7 +56,7 @@ bool malformed()
     REQUIRE(remote.call(IBX_MATH_ADDS, axpy(handle, x)) == INVALID_VALUE && at(remote, x) == 3);
     REQUIRE(remote.call(IBX_MATH_ADDS, axpy(handle, x, 1, x)) == 0 && at(remote, x) == 12);
     // Numbers of no function, and of functions that this library lacks.
-    for (const unsigned number : {0u, 0x1000u, 0x1fffu, 0x7fffu, 0x8001u, 0xffffu})
+    for (const unsigned number : {0u, 0x1000u, 0x1fffu, 0x7fffu, 0x8fffu, 0x9001u, 0xffffu})
         REQUIRE(remote.call(IBX_MATH_ADDS, function(number, handle)) == IBX_MATH_ABSENT);
     REQUIRE(remote.call(IBX_MATH_WAITS, function(IBX_MATH_cublasSnrm2_v2, handle)) ==
             IBX_MATH_ABSENT);

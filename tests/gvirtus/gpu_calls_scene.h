@@ -110,6 +110,7 @@ void check_calls_apart();
 void check_calls_mapped();
 void check_calls_math();
 void check_calls_dnn();
+void check_calls_nccl();
 void check_calls_beside();
 void check_calls_captures();
 void check_calls_ends();

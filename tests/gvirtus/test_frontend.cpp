@@ -628,7 +628,9 @@ int main(int argc, char **argv)
         local_library = toy;
     scene_open(argv[1], argv[6]);
     check_what_the_provider_changes();
-    if (argc < 8 || std::strcmp(argv[7], "short") != 0)
+    const bool all = argc < 8 || std::strcmp(argv[7], "short") != 0;
+    check_nccl(all);
+    if (all)
         check_what_it_does_not();
     return scene_close();
 }

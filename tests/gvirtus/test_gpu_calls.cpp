@@ -538,6 +538,7 @@ int main(int argc, char **argv)
     check("... or by a handler of GVirtuS's", given_back_by_a_handler);
     check_calls_math();
     check_calls_dnn();
+    check_calls_nccl();
     check_calls_apart();
     check_calls_mapped();
     check_calls_beside();

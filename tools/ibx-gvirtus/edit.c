@@ -149,6 +149,9 @@ const struct gvirtus_key ibx_gvirtus_own_keys[] = {
      "bytes of pinned memory for these copies, in each process of the back end"},
     {"gpu_threads", "0", "0",
      "threads that copy for one connection (0 to 16; 0: depends on the processors)"},
+    {"nccl", "off", "off",
+     "whether clients may call NCCL, by which a client makes the back end connect to addresses of "
+     "the client's choice (on or off)"},
     {"tenants", "isolated", "isolated",
      "whether copies may name device memory that a client with another name has allocated "
      "(isolated: no, or shared)"},

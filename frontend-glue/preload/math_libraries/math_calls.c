@@ -58,18 +58,28 @@ static void note_foreign(const struct call *c)
 static void tell(const struct call *c, int status)
 {
     static atomic_flag told = ATOMIC_FLAG_INIT;
-    if (!atomic_flag_test_and_set(&told))
+    if (atomic_flag_test_and_set(&told))
+        return;
+    if (ibx_math_is_nccl(c->f->number))
+        ibx_log(IBX_LOG_WARN,
+                "%s returns %d: the back end allows no NCCL (write rdma.nccl : on in its "
+                "gvirtus.properties), or has no libnccl.so.2 (install libnccl2 there), or its "
+                "communicator is older than libibx-frontend.so",
+                c->f->name, status);
+    else
         ibx_log(IBX_LOG_WARN,
                 "%s returns %d: the back end has no %s (GVirtuS loads it as a plugin), or its "
                 "communicator is older than libibx-frontend.so, or has rdma.gpu : off",
                 c->f->name, status, c->statuses->file);
 }
 
-/* Whether GVirtuS's function, or NVIDIA's cuDNN in this process, may get the call. cuDNN would
- * dereference a handle of the back end: so it gets only handles that it has made, and no graphs,
- * whose attributes contain other handles. */
+/* Whether GVirtuS's function, or NVIDIA's cuDNN or NCCL in this process, may get the call. cuDNN
+ * would dereference a handle of the back end: so it gets only handles that it has made, and no
+ * graphs, whose attributes contain other handles. NCCL has no GPU here. */
 static bool may_pass(const struct call *c)
 {
+    if (ibx_math_is_nccl(c->f->number))
+        return c->f->number == IBX_MATH_ncclGetVersion;
     for (unsigned i = 0; i < c->f->count && ibx_math_is_dnn(c->f->number); i++) {
         const struct ibx_math_argument *a = &c->f->arguments[i];
         const bool names = a->kind == IBX_MATH_HANDLE || a->kind == IBX_MATH_OTHER;
@@ -296,6 +306,10 @@ static bool encode(struct call *c, struct ibx_writer *w)
 
 static const char *name_of(const struct call *c)
 {
+    if (ibx_math_is_nccl(c->f->number) && c->f->use == IBX_MATH_USE_ASKS)
+        return IBX_MATH_ASKS;
+    if (c->f->number == IBX_MATH_ncclCommAbort)
+        return IBX_MATH_ABORTS;
     switch ((enum ibx_math_use)c->f->use) {
     case IBX_MATH_USE_ADDS:
         return c->out                        ? IBX_MATH_WAITS

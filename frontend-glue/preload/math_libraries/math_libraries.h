@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Functions of cuBLAS, cuBLASLt, cuRAND, cuFFT, cuSPARSE, cuSOLVER and cuDNN.
+ * Functions of cuBLAS, cuBLASLt, cuRAND, cuFFT, cuSPARSE, cuSOLVER, cuDNN and NCCL.
  *
  *   math_calls.c     makes calls as requests of ibx's own
  *   math_handles.c   which handles are the back end's, and which GVirtuS's
@@ -11,7 +11,8 @@
  *   math_answers.c   answers that are kept, because the same question has the same answer
  *   math_dnn_descriptors.c, math_contents.c  descriptors of cuDNN, and what is set in them
  *   math_dnn.c       graphs of cuDNN (cudnnBackend*)
- *   math_absent.c, math_dnn_absent.c  functions that a remote GPU cannot have
+ *   math_nccl.c      functions of NCCL; the operations of a group are one request
+ *   math_absent.c, math_dnn_absent.c, math_nccl_absent.c  functions that a remote GPU cannot have
  */
 #ifndef IBX_FRONTEND_GLUE_PRELOAD_MATH_LIBRARIES_MATH_LIBRARIES_H
 #define IBX_FRONTEND_GLUE_PRELOAD_MATH_LIBRARIES_MATH_LIBRARIES_H

@@ -66,6 +66,8 @@ static void names_are_found(void **state)
         {"ibxMathSelects", IBX_CALL_SELECTS},
         {"ibxMathSetsUp", IBX_CALL_SETS_UP},
         {"ibxMathWaits", IBX_CALL_OTHER},
+        {"ibxMathAsks", IBX_CALL_ASKS},
+        {"ibxMathAborts", IBX_CALL_SETS_UP},
         {"cudaLaunchKernel_", IBX_CALL_OTHER},
         {"cudaLaunchKerne", IBX_CALL_OTHER},
         {"", IBX_CALL_OTHER},

@@ -272,8 +272,8 @@ static void test_bad_keys(void **state)
     expect_refused(
         "a : b\nrdma.colour : 1M\n", "line 2 (rdma.colour)",
         "timeout_ms, memory, pipeline, resume_seconds, processes, "
-        "most_processes, spare_processes, idle_seconds, gpu, gpu_memory, gpu_threads, tenants, "
-        "sessions, pins, requests, device_memory, tenant_share, share, tuning, log");
+        "most_processes, spare_processes, idle_seconds, gpu, gpu_memory, gpu_threads, nccl, "
+        "tenants, sessions, pins, requests, device_memory, tenant_share, share, tuning, log");
     expect_refused("rdma.resume_seconds : 86401\n", "\"86401\"", "0 to 86400");
     expect_refused("rdma.processes : two\n", "\"two\"", "tenant, program or one");
     expect_refused("rdma.resume_seconds : -1\n", "\"-1\"", "0 to 86400");
@@ -368,10 +368,9 @@ static void test_keys_without_a_dot(void **state)
 {
     (void)state;
     static const char *const ours[] = {
-        "memory",       "processes",  "pipeline",    "resume_seconds",
-        "gpu",          "gpu_memory", "gpu_threads", "tenants",
-        "sessions",     "pins",       "requests",    "device_memory",
-        "tenant_share", "share",      "tuning",      "log"};
+        "memory",        "processes",    "pipeline", "resume_seconds", "gpu",  "gpu_memory",
+        "gpu_threads",   "nccl",         "tenants",  "sessions",       "pins", "requests",
+        "device_memory", "tenant_share", "share",    "tuning",         "log"};
     const unsigned count = sizeof(ours) / sizeof(ours[0]);
     unsigned options = 0;
     while (ibx_options_key(options))
@@ -526,7 +525,10 @@ static void test_gpu(void **state)
     assert_int_equal(config.gpu.mode, IBX_GPU_AUTO);
     assert_int_equal(config.gpu.memory, 64 << 20);
     assert_int_equal(config.gpu.threads, 0);
-    load_text("rdma.gpu : off\nrdma.gpu_memory : 8M\nrdma.gpu_threads : 16\n");
+    assert_false(config.gpu.nccl);
+    expect_refused("rdma.nccl : yes\n", "line 1 (rdma.nccl): nccl: \"yes\"", "on or off");
+    load_text("rdma.gpu : off\nrdma.gpu_memory : 8M\nrdma.gpu_threads : 16\nrdma.nccl : on\n");
+    assert_true(config.gpu.nccl);
     assert_int_equal(config.gpu.mode, IBX_GPU_OFF);
     assert_int_equal(config.gpu.memory, 8 << 20);
     assert_int_equal(config.gpu.threads, 16);

@@ -29,6 +29,7 @@ static void numbers(void **state)
         {0x1124, "cublasNrm2Ex_64"},         {0x1203, "cublasTSSgemvStridedBatched_64"},
         {0x7001, "cudnnGetProperty"},        {0x700b, "cudnnBackendExecute"},
         {0x7021, "cudnnConvolutionForward"}, {0x7063, "cudnnSpatialTfSamplerBackward"},
+        {0x8001, "ncclGetVersion"},          {0x800f, "ncclGroupEnd"},
     };
     for (size_t i = 0; i < sizeof(golden) / sizeof(golden[0]); i++) {
         const struct ibx_math_function *f = ibx_math_find(golden[i].number);
@@ -40,8 +41,8 @@ static void numbers(void **state)
 static void numbers_of_none(void **state)
 {
     (void)state;
-    static const unsigned none[] = {0,      1,      0xfff,  0x1000, 0x1fff, 0x2000, 0x2fff,
-                                    0x3000, 0x3fff, 0x6fff, 0x7fff, 0x8001, 0xf001, 0xffff};
+    static const unsigned none[] = {0,      1,      0xfff,  0x1000, 0x1fff, 0x2000, 0x2fff, 0x3000,
+                                    0x3fff, 0x6fff, 0x7fff, 0x8fff, 0x9001, 0xf001, 0xffff};
     for (size_t i = 0; i < sizeof(none) / sizeof(none[0]); i++)
         assert_null(ibx_math_find(none[i]));
     size_t count = 0;
@@ -299,6 +300,8 @@ static void handles_count(void **state)
     assert_int_equal(ibx_math_makes(ibx_math_find(IBX_MATH_cusparseCreateCsr)),
                      IBX_HOLD_DESCRIPTORS);
     assert_int_equal(ibx_math_makes(ibx_math_find(IBX_MATH_cublasSaxpy_v2)), IBX_HOLDS);
+    const union ibx_math_value none = {0};
+    assert_int_equal(ibx_math_weight(ibx_math_find(IBX_MATH_ncclCommSplit), &none), IBX_MATH_HEAVY);
     /* For each function that makes one, by as much of its name as a server keeps of a request's. */
     const size_t most = sizeof(((struct ibx_request_watch *)NULL)->name) - 1;
     const struct ibx_math_function *f;
@@ -317,6 +320,7 @@ static void handles_count(void **state)
     assert_int_equal(ibx_math_statuses_of(IBX_MATH_cusparseCreateCsr)->no_memory, 2);
     assert_int_equal(ibx_math_statuses_of(IBX_MATH_cusolverDnCreate)->no_memory, 2);
     assert_int_equal(ibx_math_statuses_of(IBX_MATH_cudnnCreate)->no_memory, 4003);
+    assert_int_equal(ibx_math_statuses_of(IBX_MATH_ncclGetUniqueId)->no_memory, 2);
 }
 
 int main(void)
