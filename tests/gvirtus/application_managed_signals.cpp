@@ -2,6 +2,7 @@
 //
 // Managed memory, and the program's own signals.
 #include "tests/gvirtus/application.h"
+#include "tests/fixtures/patience.h"
 
 #include <atomic>
 #include <cerrno>
@@ -429,21 +430,29 @@ void only_counts(int)
     interrupted = interrupted + 1;
 }
 
-// Handlers run while their thread waits for the device, and not only after that.
+// Handlers run while their thread waits for the device, and not only after that: the device does
+// nothing until some have run.
 bool signals_in_waits(char *m, char *device)
 {
     char byte = 0;
-    interrupted = 0;
     REQUIRE(signal(SIGUSR2, only_counts) != SIG_ERR && cudaDeviceSynchronize() == 0);
-    stub_remote()->slow(100000);
     for (int way = 0; way < 2; way++) {
+        stub_remote()->hold(true);
         REQUIRE(stub_launch(m + 1, m, 1, nullptr) == 0);
+        interrupted = 0;
+        bool some = false;
         const Sender sender(pthread_self(), SIGUSR2);
-        const sig_atomic_t before = interrupted;
-        REQUIRE((way ? cudaMemcpy(&byte, device, 1, D2H) : cudaDeviceSynchronize()) == 0);
-        REQUIRE(interrupted > before + 5);
+        std::thread lets_go([&some] {
+            for (unsigned left = patience_ms(3000); left && !some; left--) {
+                usleep(1000);
+                some = interrupted > 20;
+            }
+            stub_remote()->hold(false);
+        });
+        const int rc = way ? cudaMemcpy(&byte, device, 1, D2H) : cudaDeviceSynchronize();
+        lets_go.join();
+        REQUIRE(rc == 0 && some);
     }
-    stub_remote()->slow(0);
     return HOLDS(signal(SIGUSR2, SIG_DFL) == only_counts);
 }
 
