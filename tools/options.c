@@ -216,6 +216,18 @@ static void check_line(const struct line *line)
 
 /* ---------------------------------------------------------------------- argp */
 
+static bool parsed;
+
+/* Called by exit(3), with which argp ends the process after --help and --version. */
+static void check_printed(int status, void *nothing)
+{
+    (void)nothing;
+    if (parsed || status || (!fflush(stdout) && !ferror(stdout)))
+        return;
+    fprintf(stderr, "%s: standard output could not be written\n", tool_name);
+    _exit(EXIT_FAILURE);
+}
+
 static error_t parse(int key, char *text, struct argp_state *state)
 {
     struct line *line = state->input;
@@ -379,7 +391,9 @@ void ibx_tool_parse(const struct ibx_tool *tool, int argc, char **argv, void *ar
                               .parser = parse,
                               .args_doc = usage,
                               .doc = only ? only->help : tool->help};
+    on_exit(check_printed, NULL);
     argp_parse(&argp, argc, argv, 0, NULL, &line);
+    parsed = true;
     free(usage);
     free(keys);
     if (command)

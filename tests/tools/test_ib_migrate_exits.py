@@ -239,7 +239,7 @@ def standard_output_that_cannot_be_written_changes_the_status(scene):
         json.dump(OLD_RECORD, file)
     os.chmod(path, 0o600)
     for line in ("status", "status --json", "status --prometheus", "check --json --qmp Q",
-                 "prune --json"):
+                 "prune --json", "--help", "send --help", "--version"):
         with open("/dev/full", "w", encoding="ascii") as full:
             process = scene.start(*line.split(), stdout=full)
             _, err = process.communicate(timeout=LIMIT)
