@@ -49,6 +49,7 @@ def a_cache_that_has_not_all_pages_serves(scene):
         while not line["bytes"]:
             line = json.loads(cache.stdout.readline())["serving"]
         equal((line["whole"], line["bytes"] < PAGES * PAGE / 2), (False, True))
+        cache.stdout.close()  # nobody has to read how it gets on
         vm.do("check")
         ended(vm, tool)
         for process in (cache, server):
