@@ -439,12 +439,12 @@ static int turn(struct destination *d, struct ibx_error *err)
     return rc ? ibx_destination_link_trouble(d, rc, err) : 0;
 }
 
-/* While no pages are served: why, and what libvirt's VM waits for. */
+/* Why the phase is broken, and what libvirt's VM waits for. */
 static void say_lost(struct destination *d)
 {
-    const bool lost = d->link.state.now != LINK_SERVING;
-    const char *undecided = lost ? ibx_destination_undecided(d) : NULL;
-    snprintf(d->status.message, sizeof(d->status.message), "%s%s%s", lost ? d->lost : "",
+    const bool broken = d->status.phase == IBX_PHASE_BROKEN;
+    const char *undecided = broken ? ibx_destination_undecided(d) : NULL;
+    snprintf(d->status.message, sizeof(d->status.message), "%s%s%s", broken ? d->lost : "",
              undecided && d->lost[0] ? "; " : "", undecided ? undecided : "");
 }
 
