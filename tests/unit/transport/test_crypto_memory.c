@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* OpenSSL has no memory for a digest: it matches nothing, and nobody else is blamed for that. */
+/* OpenSSL has no memory for a digest: it matches nothing, and nobody else is blamed for that. Nor
+ * is there a connection whose copies in forked children would not be noticed. */
 #include "tests/fixtures/unit.h"
 #include "transport/core/crypto.h"
 #include "transport/handshake/pool.h"
@@ -72,6 +73,15 @@ void __wrap_ibx_pool_note_wrong(struct ibx_pool *pool, const struct ibx_source *
 {
     blamed++;
     __real_ibx_pool_note_wrong(pool, source);
+}
+
+static atomic_bool forks_unseen; /* no memory to be told of forks */
+int __real_pthread_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(void));
+int __wrap_pthread_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(void));
+
+int __wrap_pthread_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(void))
+{
+    return forks_unseen ? ENOMEM : __real_pthread_atfork(prepare, parent, child);
 }
 
 static void make(unsigned what, uint8_t out[IBX_HASH_BYTES])
@@ -204,6 +214,22 @@ static int claim(struct server *server, struct ibx_claim *claim, struct ibx_erro
     return rc;
 }
 
+/* Before any other connection of this process. */
+static void test_no_memory_to_see_forks(NO_STATE)
+{
+    struct server server;
+    struct ibx_claim claimed;
+    struct ibx_error err = {0};
+    begin(&server, NOTHING);
+    forks_unseen = true;
+    assert_int_equal(claim(&server, &claimed, &err), -ENOMEM);
+    assert_non_null(strstr(err.message, "forked"));
+    forks_unseen = false;
+    if (claim(&server, &claimed, &err))
+        fail_msg("%s", err.message);
+    end(&server);
+}
+
 static void lacks_once(enum lacks lacks)
 {
     struct server server;
@@ -246,10 +272,12 @@ static void test_no_memory_before(NO_STATE)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_no_memory_for_a_digest),
-        cmocka_unit_test(test_no_memory_for_a_secret), cmocka_unit_test(test_no_memory_for_a_claim),
-        cmocka_unit_test(test_no_memory_for_a_transcript), cmocka_unit_test(test_no_memory_before)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_no_memory_to_see_forks),
+                                       cmocka_unit_test(test_no_memory_for_a_digest),
+                                       cmocka_unit_test(test_no_memory_for_a_secret),
+                                       cmocka_unit_test(test_no_memory_for_a_claim),
+                                       cmocka_unit_test(test_no_memory_for_a_transcript),
+                                       cmocka_unit_test(test_no_memory_before)};
     if (!CRYPTO_set_mem_functions(get, resize, give))
         return 77;
     return cmocka_run_group_tests(tests, NULL, NULL);
