@@ -159,17 +159,24 @@ static void forked(void)
     atomic_fetch_add(&ibx_conn_forks, 1);
 }
 
-static void watch_forks(void)
+/* Threads that meet here have a fork counted twice, which does no harm. A lock would, in the child
+ * of a fork at that moment. */
+static int watch_forks(void)
 {
-    pthread_atfork(NULL, NULL, forked);
+    static atomic_bool watched;
+    const int rc = atomic_load(&watched) ? 0 : -pthread_atfork(NULL, NULL, forked);
+    if (!rc)
+        atomic_store(&watched, true);
+    return rc;
 }
 
 int ibx_conn_prepare(struct ibx_conn *conn, struct ibx_error *err)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, watch_forks);
+    const int rc = watch_forks();
     conn->owner = getpid();
     conn->forks = atomic_load(&ibx_conn_forks);
+    if (rc)
+        return ibx_error_set(err, rc, "a forked child would not be noticed: %s", strerror(-rc));
     conn->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     conn->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (conn->epoll_fd < 0 || conn->wake_fd < 0 || ibx_link_watch(&conn->link, conn->wake_fd))

@@ -127,7 +127,7 @@ struct ibx_conn {
     uint8_t program[IBX_PROGRAM_BYTES];  /* server: the client's program, which proves nothing */
 };
 
-/* How often this process and its parents were forked. */
+/* Grows in each forked child. */
 extern _Atomic unsigned ibx_conn_forks;
 
 /* Whether a forked child has this copy of its parent's connection. Whatever it did would meet what
