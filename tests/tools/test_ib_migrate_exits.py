@@ -139,6 +139,26 @@ def two_signals_before_anything_was_begun_print_one_result(scene):
 
 
 @case
+def a_second_signal_in_the_middle_of_the_first_loses_no_result(scene):
+    if "IBX_SECOND_SIGNAL" not in os.environ:
+        raise Skip("needs IBX_SECOND_SIGNAL in the environment")
+    twice = dict(os.environ, LD_PRELOAD=os.environ["IBX_SECOND_SIGNAL"],
+                 ASAN_OPTIONS="verify_asan_link_order=0")
+    with socket.socket(socket.AF_UNIX) as monitor:
+        monitor.bind(scene.path("monitor"))
+        monitor.listen()
+        process = scene.start("send", "--qmp", scene.path("monitor"), "tcp://127.0.0.1:1", "--json",
+                              env=twice)
+        client = monitor.accept()[0]
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=LIMIT)
+        client.close()
+    (result,) = objects(out)
+    equal((process.returncode, result["result"]["exit_status"]), (1, 1))
+    equal(err, f"ib-migrate: {result['result']['error']}\n")
+
+
+@case
 def every_failure_is_an_object(scene):
     missing, file = scene.path("missing"), scene.path("file")
     with open(file, "w", encoding="ascii"):
