@@ -3,6 +3,7 @@
  * have a summary; this is for all other commands, and for what ends before a migration begins. */
 #include "tools/ib-migrate/ib-migrate.h"
 
+#include <poll.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -56,19 +57,31 @@ static struct {
     int status;
 } early;
 
-/* A further signal comes in the middle of this, and ends what waits for its output. */
+/* Waits until there is room, where a further signal comes in (ppoll(2)), and writes at once: pipes
+ * and terminals with room have it for all of a result. */
+static void put(int fd, const char *text, const sigset_t *signals)
+{
+    struct pollfd room = {.fd = fd, .events = POLLOUT};
+    ppoll(&room, 1, NULL, signals);
+    const ssize_t ignored = write(fd, text, strlen(text));
+    (void)ignored; /* a failed write changes nothing */
+}
+
+/* A further signal ends what waits for somebody to take its output, and nothing else. */
 static void on_signal(int number)
 {
     static atomic_flag told = ATOMIC_FLAG_INIT;
+    sigset_t all, before;
     (void)number;
     if (early.leave)
         early.leave();
+    sigfillset(&all);
+    sigprocmask(SIG_BLOCK, &all, &before);
     if (atomic_flag_test_and_set(&told))
         _exit(early.status);
-    ssize_t n = write(STDERR_FILENO, early.message, strlen(early.message));
+    put(STDERR_FILENO, early.message, &before);
     if (result.json && !result.told)
-        n = write(STDOUT_FILENO, early.json, strlen(early.json));
-    (void)n; /* a failed write changes nothing */
+        put(STDOUT_FILENO, early.json, &before);
     _exit(early.status);
 }
 
