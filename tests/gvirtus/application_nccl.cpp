@@ -204,8 +204,8 @@ bool nccl_threads()
     constexpr int ranks = 2;
     std::array<bool, ranks> good{};
     std::vector<std::thread> threads;
-    int version = 0;
-    REQUIRE(math("ncclGetVersion", &version) == 0 && version == 22809);
+    int of_double = 0;
+    REQUIRE(math("ncclGetVersion", &of_double) == 0 && of_double == 22809);
     const Id id = new_id();
     for (int rank = 0; rank < ranks; rank++)
         threads.emplace_back([&good, id, rank] {

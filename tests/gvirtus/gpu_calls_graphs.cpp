@@ -169,13 +169,13 @@ bool replaced_beside_graphs()
     body.bytes.insert(body.bytes.end(), 2, 0);
     const std::uint64_t node = answer(remote, "ibxRuntime", body.u64(w.queue).u64(1));
     w.exec = answer(remote, "ibxRuntime", number(IBX_OWN_GRAPH_INSTANTIATE).u64(made).u64(0));
-    for (std::uint64_t function : {2, 3, 4}) {
+    for (const std::uint64_t function : {2U, 3U, 4U}) {
         body = number(IBX_OWN_SET_HOST).u64(w.exec).u64(node).u64(w.queue).u64(function);
         REQUIRE(remote.call("ibxRuntime", body) == 0 && w.launch());
     }
     body = number(IBX_OWN_EXEC_UPDATE).u64(w.exec).u64(made);
     std::uint64_t called = 0;
-    for (std::uint64_t function : {2, 3, 4}) {
+    for (const std::uint64_t function : {2U, 3U, 4U}) {
         for (std::uint64_t next = 0; !next; called = next)
             next = ask(w.calls.remote, called);
         REQUIRE(called == function);

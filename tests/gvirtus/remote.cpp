@@ -564,10 +564,15 @@ int execute(const std::string &name, Frame &f, int *current)
     if (name == "cudaDeviceReset")
         return app->primary_reset(*current);
     static thread_local unsigned pushed;
-    if (name == "cudaPushCallConfiguration")
-        return pushed++ * 0;
-    if (name == "cudaPopCallConfiguration")
-        return pushed ? pushed-- * 0 : 52;
+    if (name == "cudaPushCallConfiguration") {
+        pushed++;
+        return 0;
+    }
+    if (name == "cudaPopCallConfiguration") {
+        const bool none = pushed == 0;
+        pushed -= none ? 0 : 1;
+        return none ? 52 : 0;
+    }
     if (name == "cudaHostRegister") {
         const auto key = f.get<std::uint64_t>(), n = f.get<std::uint64_t>();
         void *memory = std::malloc(n);
