@@ -71,11 +71,33 @@ static __attribute__((cold, noinline)) int grow(struct kept *kept)
     return 0;
 }
 
+static void swap(struct kept_message *a, struct kept_message *b)
+{
+    const struct kept_message before = *a;
+    *a = *b;
+    *b = before;
+}
+
+/* Memory of a long message: it is kept as a spare, unless all spares are as long. */
+static void spare(struct kept *kept, struct kept_message *memory)
+{
+    unsigned shortest = 0;
+    if (kept->spares < KEPT_SPARES) {
+        kept->spare[kept->spares++] = *memory;
+        return;
+    }
+    for (unsigned i = 1; i < KEPT_SPARES; i++)
+        shortest = kept->spare[i].size < kept->spare[shortest].size ? i : shortest;
+    if (kept->spare[shortest].size < memory->size)
+        swap(&kept->spare[shortest], memory);
+    free_memory(memory);
+}
+
 /* The message needs its memory no more. */
 static __attribute__((noinline)) void give(struct kept *kept, struct kept_message *message)
 {
-    if (message->size >= LONG && kept->spares < KEPT_SPARES)
-        kept->spare[kept->spares++] = *message;
+    if (message->size >= LONG)
+        spare(kept, message);
     else
         free_memory(message);
     message->bytes = NULL;

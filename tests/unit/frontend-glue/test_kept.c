@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 #include <cmocka.h>
 
@@ -83,9 +84,34 @@ static void test_memory_of_long_messages(void **state)
     free(bytes);
 }
 
+static long faults(void)
+{
+    struct rusage usage;
+    assert_int_equal(getrusage(RUSAGE_THREAD, &usage), 0);
+    return usage.ru_minflt;
+}
+
+/* Memory of shorter ones, of which there is enough, is not in the way. */
+static void test_long_messages_take_turns(void **state)
+{
+    struct kept kept;
+    uint8_t *bytes = calloc(1, LONGEST);
+    (void)state;
+    assert_int_equal(ibx_kept_init(&kept, SLOTS), 0);
+    add(&kept, bytes, 64u << 10, 100);
+    add(&kept, bytes, 100, 100);
+    add(&kept, bytes, LONGEST, 100);
+    const long before = faults();
+    add(&kept, bytes, LONGEST, 100);
+    assert_in_range(faults() - before, 0, 1000); /* of 12,900 pages */
+    ibx_kept_fini(&kept);
+    free(bytes);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_long_messages_take_turns),
         cmocka_unit_test(test_memory_of_long_messages),
         cmocka_unit_test(test_no_memory_ends_the_session),
     };
