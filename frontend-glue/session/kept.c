@@ -5,9 +5,10 @@
  * that were sent on a connection, at most the last `slots` were not taken, and no acknowledgement
  * is needed. Twice as many are kept, because an end whose connection breaks may free the slots of
  * messages that it drops. A client forgets its messages when it has the answer to the last one, so
- * a long payload stays in memory that is cached. Memory of long messages is that of the messages
- * that are kept, and of a few spare ones, so that a session that had long ones and has short ones
- * now does not hold it.
+ * a long payload stays in memory that is cached, and the next payload finds memory that is mapped.
+ * Apart from that, memory of long messages is that of the messages that are kept, and of a few
+ * spare ones, so that a session that had long ones and has had short ones for a while does not hold
+ * it.
  */
 #include "frontend-glue/session/session_internal.h"
 
@@ -17,7 +18,8 @@
 #include <sys/mman.h>
 
 #define FIRST_SIZE 32u
-#define ROUND      64u         /* bytes; the memory of a kept message is a multiple of this */
+#define MANY_SHORT 1000u /* messages; to map memory for a payload again takes longer than few */
+#define ROUND      64u   /* bytes; the memory of a kept message is a multiple of this */
 #define LONG       (64u << 10) /* memory of so many bytes or more is mapped by itself */
 
 int ibx_kept_init(struct kept *kept, unsigned slots)
@@ -96,12 +98,28 @@ static void spare(struct kept *kept, struct kept_message *memory)
 /* The message needs its memory no more. */
 static __attribute__((noinline)) void give(struct kept *kept, struct kept_message *message)
 {
-    if (message->size >= LONG)
+    if (message->size >= LONG) {
         spare(kept, message);
-    else
+        kept->shorts = --kept->longs ? kept->shorts : 0;
+    } else {
         free_memory(message);
+    }
     message->bytes = NULL;
     message->size = 0;
+}
+
+/* There is memory of long messages. After many short ones, places that hold no message give theirs:
+ * one for each further short one. */
+static __attribute__((cold, noinline)) void note_length(struct kept *kept, size_t length)
+{
+    unsigned i = kept->count;
+    kept->shorts = length < LONG ? kept->shorts + 1 : 0;
+    if (kept->shorts <= MANY_SHORT)
+        return;
+    while (i < kept->size && at(kept, i)->size < LONG)
+        i++;
+    if (i < kept->size)
+        give(kept, at(kept, i));
 }
 
 /* Memory for a long message: the last spare one that is long enough, or new one. */
@@ -130,6 +148,7 @@ static __attribute__((noinline)) int more_room(struct kept *kept, struct kept_me
         size = (size + LONG - 1) / LONG * LONG;
     message->bytes = size >= LONG ? take(kept, size, &size) : malloc(size);
     message->size = message->bytes ? size : 0;
+    kept->longs += message->size >= LONG;
     return message->bytes ? 0 : -ENOMEM;
 }
 
@@ -161,6 +180,8 @@ int ibx_kept_add(struct kept *kept, const struct iovec *iov, int iovcnt, bool se
         length += iov[i].iov_len;
     if (kept->count == kept->size && grow(kept))
         return -ENOMEM;
+    if (kept->longs)
+        note_length(kept, length);
     struct kept_message *message = at(kept, kept->count);
     if (message->size < length && more_room(kept, message, length))
         return -ENOMEM;

@@ -112,6 +112,8 @@ struct kept {
     unsigned size, first, count; /* ring; size is a power of two */
     unsigned sent; /* how many of them were sent on this connection; the others wait for credit */
     unsigned slots;
+    unsigned longs;                         /* places in the ring with memory of a long message */
+    unsigned shorts;                        /* short messages since the last long one, then */
     uint64_t numbers[ORDERS];               /* the numbers of the next messages */
     struct kept_message spare[KEPT_SPARES]; /* memory of long messages */
     unsigned spares;

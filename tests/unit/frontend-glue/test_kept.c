@@ -84,6 +84,39 @@ static void test_memory_of_long_messages(void **state)
     free(bytes);
 }
 
+static void add_answered(struct kept *kept, uint8_t *bytes, size_t length, unsigned times)
+{
+    while (times--) {
+        add(kept, bytes, length, 1);
+        ibx_kept_forget(kept);
+    }
+}
+
+/* An end whose messages are all answered, as a client's: the short ones that follow have the same
+ * place each. */
+static void test_memory_of_answered_messages(void **state)
+{
+    struct kept all[SESSIONS];
+    uint8_t *bytes = calloc(1, LONGEST);
+    (void)state;
+    const size_t before = resident();
+    for (unsigned i = 0; i < SESSIONS; i++) {
+        assert_int_equal(ibx_kept_init(&all[i], SLOTS), 0);
+        for (unsigned k = 0; k < 5; k++) { /* it keeps what it is about to need again */
+            add(&all[i], bytes, LONGEST, 2 * SLOTS);
+            ibx_kept_forget(&all[i]);
+            add_answered(&all[i], bytes, 100, 500);
+        }
+    }
+    assert_true(resident() - before >= (size_t)SESSIONS * (2 * SLOTS - 1) * LONGEST);
+    for (unsigned i = 0; i < SESSIONS; i++)
+        add_answered(&all[i], bytes, 100, 600);
+    assert_in_range(resident(), 0, before + SESSIONS * 8u * LONGEST);
+    for (unsigned i = 0; i < SESSIONS; i++)
+        ibx_kept_fini(&all[i]);
+    free(bytes);
+}
+
 static long faults(void)
 {
     struct rusage usage;
@@ -111,6 +144,7 @@ static void test_long_messages_take_turns(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_memory_of_answered_messages),
         cmocka_unit_test(test_long_messages_take_turns),
         cmocka_unit_test(test_memory_of_long_messages),
         cmocka_unit_test(test_no_memory_ends_the_session),
