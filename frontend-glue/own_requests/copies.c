@@ -129,16 +129,21 @@ static bool has_error(void)
     return peek && peek();
 }
 
-/* The node has another object in that graph, or none (NULL): the graph no longer needs the one
- * before. */
-static void set_object(struct own_request *e, void *graph, const void *node, const void *object)
+/* The graph no longer needs an object; NULL: there is none. */
+static void release_object(void *graph, void *object)
 {
     int (*release)(void *of, void *what, unsigned references) = NULL;
-    void *before = pointer_to(ibx_handles_set_object(e->x, (uintptr_t)node, (uintptr_t)object));
     const bool had_error = has_error();
     *(void **)&release = ibx_back_end_runtime("cudaGraphReleaseUserObject");
-    if (before && release && release(graph, before, 1) && !had_error)
+    if (object && release && release(graph, object, 1) && !had_error)
         ibx_back_end_forget_error();
+}
+
+/* The node has another object in that graph, or none (NULL). */
+static void set_object(struct own_request *e, void *graph, const void *node, const void *object)
+{
+    release_object(graph,
+                   pointer_to(ibx_handles_set_object(e->x, (uintptr_t)node, (uintptr_t)object)));
 }
 
 static int keep(const struct runtime *r, void *graph, void *object)
@@ -434,9 +439,9 @@ void ibx_own_request_node_calls(struct own_request *e, const void *node, void *r
     set_object(e, graph, node, graph_calls(graph, repeated));
 }
 
-void ibx_own_request_node_calls_end(struct own_request *e, const void *node)
+void ibx_own_request_node_calls_end(void *graph, uint64_t object)
 {
-    set_object(e, pointer_to(ibx_handles_graph_of(e->x, (uintptr_t)node, false)), node, NULL);
+    release_object(graph, pointer_to(object));
 }
 
 void ibx_own_request_capture_calls(void *stream, void *repeated)

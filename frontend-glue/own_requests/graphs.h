@@ -64,10 +64,10 @@ void ibx_own_request_forget_child(struct own_request *e, void *node);
 uint64_t ibx_own_request_copy_of_node(struct own_request *e, void *node);
 /* From now on a node of a graph, or the capture of a stream, has a function of the client
  * (host_work.c). The function is released when that graph, its copies and executable graphs are
- * gone; of a node's, the graph itself keeps only the last one, and none of a node that is about to
- * be destroyed (end). */
+ * gone; of a node's, the graph itself keeps only the last one, and none of a node that has been
+ * destroyed (end), whose object ibx_handles_set_object() told. */
 void ibx_own_request_node_calls(struct own_request *e, const void *node, void *repeated);
-void ibx_own_request_node_calls_end(struct own_request *e, const void *node);
+void ibx_own_request_node_calls_end(void *graph, uint64_t object);
 void ibx_own_request_capture_calls(void *stream, void *repeated);
 
 #endif

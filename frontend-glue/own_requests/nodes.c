@@ -415,30 +415,41 @@ static int in_clone(struct own_request *e)
     return rc;
 }
 
-/* Whether the node is conditional. Such a node is not destroyed alone: its graphs would end with
- * it, and it is not known here which these are. */
-static bool is_conditional(const struct own_request *e, void *node)
+static bool is_of_type(void *node, int wanted)
 {
     int (*get)(void *of, int *type) = NULL;
     int type = 0;
     *(void **)&get = ibx_back_end_runtime("cudaGraphNodeGetType");
-    return is_node(e, node) && get && !get(node, &type) && type == CONDITIONAL_NODE;
+    return get && !get(node, &type) && type == wanted;
 }
 
+/* CUDA refuses it in a graph that allocates memory: then the node stays, with its function. A
+ * conditional node is not destroyed alone: its graphs would end with it, and it is not known here
+ * which these are. */
 static int destroy_node(struct own_request *e)
 {
     int (*give_back)(void *node) = NULL;
     void *node = pointer(&e->in);
-    if (whole(e) && is_conditional(e, node))
-        return CUDA_NOT_SUPPORTED;
-    if (whole(e) && is_node(e, node)) {
-        ibx_own_request_forget_child(e, node);
-        ibx_own_request_node_calls_end(e, node);
-    }
-    if (!whole(e) || !ibx_handles_remove(e->x, IBX_HANDLE_NODE, (uintptr_t)node))
+    const uint64_t value = (uintptr_t)node;
+    if (!whole(e) || !is_node(e, node))
         return CUDA_INVALID_VALUE;
+    if (is_of_type(node, CONDITIONAL_NODE))
+        return CUDA_NOT_SUPPORTED;
     FUNCTION(e, give_back);
-    return give_back(node);
+    const bool calls = is_of_type(node, HOST_NODE);
+    const uint64_t graph = ibx_handles_graph_of(e->x, value, false);
+    const uint64_t weight = ibx_handles_size(e->x, IBX_HANDLE_NODE, value).nodes;
+    const uint64_t object = ibx_handles_set_object(e->x, value, 0);
+    ibx_own_request_forget_child(e, node);
+    const bool ours = ibx_handles_remove(e->x, IBX_HANDLE_NODE, value);
+    const int rc = ours ? give_back(node) : CUDA_INVALID_VALUE;
+    if (ours && rc && ibx_handles_list_node(e->x, value, graph))
+        ibx_handles_grow(e->x, graph, weight, 0);
+    if (rc)
+        ibx_handles_set_object(e->x, value, object);
+    else if (calls) /* the objects of others are in graphs within them */
+        ibx_own_request_node_calls_end(pointer_to(graph), object);
+    return rc;
 }
 
 /* Before CUDA 13 the function takes no array of edges' data, and ends with the count. */

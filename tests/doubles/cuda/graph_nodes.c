@@ -165,9 +165,13 @@ EXPORT int cudaGraphNodeGetEnabled(void *exec, void *node, unsigned *on)
     return returns(0);
 }
 
+/* CUDA destroys no node of a graph that allocates memory; this destroys the last allocation. */
 EXPORT int cudaGraphDestroyNode(void *node)
 {
     struct graph_node *gone = node_of(node);
+    for (unsigned i = 0; i < gone->graph->count; i++)
+        if (i != gone->index && gone->graph->nodes[i].type == NODE_ALLOC)
+            return returns(801); /* cudaErrorNotSupported */
     if (gone->type == NODE_GRAPH)
         graph_discard(gone->of.child);
     gone->type = NODE_NONE;

@@ -528,6 +528,26 @@ static void test_functions_go_with_the_next_one(void **state)
     ibx_host_work_end(&alice.x);
 }
 
+/* CUDA destroys no node of a graph that allocates memory: it stays with its function. */
+static void test_functions_stay_with_nodes(void **state)
+{
+    uint64_t queue, graph, node, other;
+    (void)state;
+    assert_int_equal(ibx_host_work_open(&alice.x, &queue), 0);
+    assert_int_equal(own_graph_create(&alice, &graph), 0);
+    assert_int_equal(add_host_node(graph, queue, 1, &node), 0);
+    assert_int_equal(add_allocation(&alice, graph, 4096, &other), 0);
+    const struct ibx_graph_size before = ibx_handles_size(&alice.x, IBX_HANDLE_GRAPH, graph);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_NODE_DESTROY, node, NULL), CUDA_NOT_SUPPORTED);
+    assert_true(ibx_host_work_repeats());
+    const struct ibx_graph_size after = ibx_handles_size(&alice.x, IBX_HANDLE_GRAPH, graph);
+    assert_int_equal(after.nodes, before.nodes);
+    assert_int_equal(set_host_node(0, node, queue, 2), 0);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, graph, NULL), 0);
+    assert_false(ibx_host_work_repeats());
+    ibx_host_work_end(&alice.x);
+}
+
 static uint8_t *bytes_of(uint64_t slot, size_t n)
 {
     struct ibx_slot_memory memory;
@@ -663,6 +683,7 @@ int main(void)
         cmocka_unit_test(test_dependencies_deep_down),
         cmocka_unit_test(test_functions_go_with_graphs),
         cmocka_unit_test(test_functions_go_with_the_next_one),
+        cmocka_unit_test(test_functions_stay_with_nodes),
         cmocka_unit_test(test_one_request_for_a_graph),
         cmocka_unit_test(test_one_change_of_what_is_launched),
         cmocka_unit_test(test_slots_come_and_go),
