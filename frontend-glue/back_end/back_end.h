@@ -311,7 +311,10 @@ struct gpu_session {
 /* A function of the runtime that GVirtuS's handlers call; NULL: it has no such function, or it is
  * not clear which runtime that is. */
 void *ibx_back_end_runtime(const char *name);
-/* Clears the thread's last error in the runtime. */
+/* The thread's last error in the runtime: whether there is one, and clears it. An error of a call
+ * of our own is not the client's, and is cleared, unless one of the client's was pending before,
+ * which would be lost. */
+bool ibx_back_end_has_error(void);
 void ibx_back_end_forget_error(void);
 /* Calls the runtime's function of that name to destroy what was made and cannot be noted. */
 void ibx_back_end_undo(const char *name, uint64_t made);

@@ -52,6 +52,13 @@ void *ibx_back_end_runtime(const char *name)
     return handle ? dlsym(handle, name) : NULL;
 }
 
+bool ibx_back_end_has_error(void)
+{
+    int (*peek)(void) = NULL;
+    *(void **)&peek = ibx_back_end_runtime("cudaPeekAtLastError");
+    return peek && peek();
+}
+
 void ibx_back_end_forget_error(void)
 {
     int (*get_error)(void) = NULL;

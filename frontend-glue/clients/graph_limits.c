@@ -53,7 +53,8 @@ void **ibx_graph_nodes_of(void *function, void *graph, size_t *count, int *rc)
     return nodes;
 }
 
-/* How many edges a graph has, apart from those in graphs within it. */
+/* How many edges a graph has, apart from those in graphs within it; 0: not known. CUDA may refuse
+ * to tell if edges have data, such as those of programmatic launches. */
 static size_t edges_of(void *graph)
 {
     int (*get)(void *graph, void **from, void **to, void *edges, size_t *count) = NULL;
@@ -67,8 +68,11 @@ static size_t edges_of(void *graph)
         return 0;
     memcpy(&get, &function, sizeof(get));
     memcpy(&get_before, &function, sizeof(get_before));
+    const bool had_error = ibx_back_end_has_error();
     const int rc =
         found < NEW_EDGES ? get_before(graph, NULL, NULL, &n) : get(graph, NULL, NULL, NULL, &n);
+    if (rc && !had_error)
+        ibx_back_end_forget_error();
     return rc ? 0 : n;
 }
 

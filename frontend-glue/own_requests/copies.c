@@ -120,20 +120,11 @@ static int take_slot(struct own_request *e, const struct runtime *r, struct aske
 
 /* ------------------------------------------------------------------------ objects of graphs */
 
-/* An error in here is not the client's, and is cleared. If an error of the client was pending
- * before, nothing is cleared: that would lose the client's error. */
-static bool has_error(void)
-{
-    int (*peek)(void) = NULL;
-    *(void **)&peek = ibx_back_end_runtime("cudaPeekAtLastError");
-    return peek && peek();
-}
-
 /* The graph no longer needs an object; NULL: there is none. */
 static void release_object(void *graph, void *object)
 {
     int (*release)(void *of, void *what, unsigned references) = NULL;
-    const bool had_error = has_error();
+    const bool had_error = ibx_back_end_has_error();
     *(void **)&release = ibx_back_end_runtime("cudaGraphReleaseUserObject");
     if (object && release && release(graph, object, 1) && !had_error)
         ibx_back_end_forget_error();
@@ -418,7 +409,7 @@ static void *graph_calls(void *graph, void *repeated)
 {
     struct runtime r;
     void *object = NULL;
-    const bool had_error = has_error();
+    const bool had_error = ibx_back_end_has_error();
     const bool tells = graph && look_up(&r) &&
                        !r.make_object(&object, repeated, ibx_host_work_release, 1, NO_SYNC);
     if (tells && !r.retain(graph, object, 1, MOVES))
