@@ -61,16 +61,29 @@ static void add(struct kept *kept, uint8_t *bytes, size_t length, unsigned times
         assert_int_equal(ibx_kept_add(kept, &iov, 1, true), 0);
 }
 
+/* Returns a long message. */
+static uint8_t *open_all(struct kept all[SESSIONS])
+{
+    for (unsigned i = 0; i < SESSIONS; i++)
+        assert_int_equal(ibx_kept_init(&all[i], SLOTS), 0);
+    return calloc(1, LONGEST);
+}
+
+static void close_all(struct kept all[SESSIONS], uint8_t *bytes)
+{
+    for (unsigned i = 0; i < SESSIONS; i++)
+        ibx_kept_fini(&all[i]);
+    free(bytes);
+}
+
 static void test_memory_of_long_messages(void **state)
 {
     struct kept all[SESSIONS];
-    uint8_t *bytes = calloc(1, LONGEST);
+    uint8_t *bytes = open_all(all);
     (void)state;
     const size_t before = resident();
-    for (unsigned i = 0; i < SESSIONS; i++) {
-        assert_int_equal(ibx_kept_init(&all[i], SLOTS), 0);
+    for (unsigned i = 0; i < SESSIONS; i++)
         add(&all[i], bytes, LONGEST, 100);
-    }
     assert_true(resident() - before >= (size_t)SESSIONS * 2 * SLOTS * LONGEST);
     for (unsigned i = 0; i < SESSIONS; i++) {
         add(&all[i], bytes, 100, 100);
@@ -78,10 +91,8 @@ static void test_memory_of_long_messages(void **state)
         add(&all[i], bytes, LONGEST, 1);
     }
     assert_in_range(resident(), 0, before + SESSIONS * 8u * LONGEST);
-    for (unsigned i = 0; i < SESSIONS; i++)
-        ibx_kept_fini(&all[i]);
+    close_all(all, bytes);
     assert_in_range(resident(), 0, before + LONGEST);
-    free(bytes);
 }
 
 static void add_answered(struct kept *kept, uint8_t *bytes, size_t length, unsigned times)
@@ -97,11 +108,10 @@ static void add_answered(struct kept *kept, uint8_t *bytes, size_t length, unsig
 static void test_memory_of_answered_messages(void **state)
 {
     struct kept all[SESSIONS];
-    uint8_t *bytes = calloc(1, LONGEST);
+    uint8_t *bytes = open_all(all);
     (void)state;
     const size_t before = resident();
     for (unsigned i = 0; i < SESSIONS; i++) {
-        assert_int_equal(ibx_kept_init(&all[i], SLOTS), 0);
         for (unsigned k = 0; k < 5; k++) { /* it keeps what it is about to need again */
             add(&all[i], bytes, LONGEST, 2 * SLOTS);
             ibx_kept_forget(&all[i]);
@@ -112,9 +122,7 @@ static void test_memory_of_answered_messages(void **state)
     for (unsigned i = 0; i < SESSIONS; i++)
         add_answered(&all[i], bytes, 100, 600);
     assert_in_range(resident(), 0, before + SESSIONS * 8u * LONGEST);
-    for (unsigned i = 0; i < SESSIONS; i++)
-        ibx_kept_fini(&all[i]);
-    free(bytes);
+    close_all(all, bytes);
 }
 
 static long faults(void)
