@@ -30,6 +30,7 @@
 #define SERVER     "10.99.0.1"
 #define OTHER      "127.0.0.1"
 #define SOON_MS    patience_ms(5000)
+#define LONG_MS    2100u /* reconnect.c: SOON_MS, and more */
 #define CALL_BYTES 4u
 
 #define MEAN_PAUSE_MS 25u /* of 200 attempts for changes of the network alone */
@@ -249,6 +250,18 @@ static void other_end(struct other *other)
     ibx_session_destroy(other->listening);
 }
 
+/* Attempts for longer than a name of one server would be trusted. */
+static void attempt_for_long(void)
+{
+    const uint64_t until = ibx_deadline_in_ms(LONG_MS);
+    while (ibx_now_ns() < until && !called) {
+        const unsigned before = paused;
+        shell("ip addr add 10.99.0.9/32 dev lo && ip addr del 10.99.0.9/32 dev lo");
+        while (paused == before && !called)
+            sched_yield();
+    }
+}
+
 static void without_address(bool beside_other)
 {
     struct session_pair pair;
@@ -259,11 +272,14 @@ static void without_address(bool beside_other)
         other_begin(&other, pair.client, BOTH);
     forget_process(pair.client);
     paused = 0;
+    called = false;
     endless = true;
     lose_addresses();
     assert_int_equal(pthread_create(&thread, NULL, call_in_thread, &pair), 0);
     while (!paused)
         sched_yield();
+    if (beside_other)
+        attempt_for_long();
     shell("ip addr add " SERVER "/32 dev lo");
     pthread_join(thread, NULL);
     endless = false;
