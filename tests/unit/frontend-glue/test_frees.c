@@ -17,10 +17,12 @@ static struct timespec now; /* the clock stands but for launches that are held *
 static unsigned follow_ms;  /* a graph runs so long: is one launched meanwhile, so is the next */
 static unsigned rounds;
 
+static _Atomic int counted; /* launches of functions that only an executable graph calls */
+
 void ibx_exec_functions_launch(const void *exec, int more)
 {
     (void)exec;
-    (void)more;
+    counted += more;
 }
 
 void ibx_exec_functions_keep(const void *exec)
@@ -209,9 +211,31 @@ static void test_launches_that_follow(NO_STATE)
     assert_in_range(now.tv_sec - before, 20, 20 * 5);
 }
 
+static int counted_inside;
+
+static int launch_counted(void *graph, void *stream)
+{
+    (void)graph;
+    counted_inside = counted; /* CUDA may call its functions before it returns */
+    return stream != NULL;
+}
+
+/* A launch counts from before CUDA makes it, and not if CUDA refuses it. */
+static void test_launches_of_functions(void **state)
+{
+    (void)state;
+    counted = 0;
+    assert_int_equal(ibx_frees_launch(&x, launch_counted, &x, &x), 1);
+    assert_int_equal(counted_inside, 1);
+    assert_int_equal(counted, 0);
+    assert_int_equal(ibx_frees_launch(&x, launch_counted, &x, NULL), 0);
+    assert_int_equal(counted, 1);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_launch_under_way),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_launches_of_functions),
+                                       cmocka_unit_test(test_launch_under_way),
                                        cmocka_unit_test(test_launches_that_follow)};
     return cmocka_run_group_tests_name("frees", tests, NULL, NULL);
 }
