@@ -204,8 +204,8 @@ bool nccl_threads()
     constexpr int ranks = 2;
     std::array<bool, ranks> good{};
     std::vector<std::thread> threads;
-    int of_double = 0;
-    REQUIRE(math("ncclGetVersion", &of_double) == 0 && of_double == 22809);
+    int version = 0;
+    REQUIRE(math("ncclGetVersion", &version) == 0 && version == 22809);
     const Id id = new_id();
     for (int rank = 0; rank < ranks; rank++)
         threads.emplace_back([&good, id, rank] {
@@ -214,8 +214,8 @@ bool nccl_threads()
         });
     for (std::thread &thread : threads)
         thread.join();
-    auto *text = preloaded<const char *(int)>("ncclGetErrorString");
-    REQUIRE(!std::strcmp(text(0), "no error") && !std::strcmp(text(-1), "unknown result code"));
+    auto *error = preloaded<const char *(int)>("ncclGetErrorString");
+    REQUIRE(!std::strcmp(error(0), "no error") && !std::strcmp(error(-1), "unknown result code"));
     auto *last = preloaded<const char *(void *)>("ncclGetLastError");
     REQUIRE(!std::strcmp(last(nullptr), "the double's last error"));
     return HOLDS(good[0] && good[1]);
