@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Shared by the files about handles: handles.c, handle_ends.c, handle_sizes.c, handle_openers.c,
- * handle_memory.c. */
+/* Shared by the files about handles: handles.c, handle_ends.c, handle_graphs.c, handle_sizes.c,
+ * handle_openers.c, handle_memory.c. */
 #ifndef IBX_FRONTEND_GLUE_HANDLES_HANDLE_LISTS_H
 #define IBX_FRONTEND_GLUE_HANDLES_HANDLE_LISTS_H
 
@@ -94,6 +94,9 @@ void ibx_handle_set_graph(struct handle *h, uint64_t graph);
  * does so in its graph. False: no memory. Not locked. */
 bool ibx_handle_add(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value, uint64_t of,
                     uint64_t weight, bool listed);
+
+/* handle_graphs.c: whether `graph` is `outer`, or within it. */
+bool ibx_handle_is_in(const struct gpu_session *x, uint64_t outer, uint64_t graph);
 
 /* handle_sizes.c */
 

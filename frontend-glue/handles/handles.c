@@ -12,8 +12,9 @@
  * client that did not would damage the back end of all. A request that changes an executable graph,
  * or the object of a library's handle, has it alone.
  *
- * What graphs count as: handle_sizes.c; what other clients have opened: handle_openers.c; memory:
- * handle_memory.c; what a client leaves: handle_ends.c.
+ * In which graphs something is: handle_graphs.c; what graphs count as: handle_sizes.c; what other
+ * clients have opened: handle_openers.c; memory: handle_memory.c; what a client leaves:
+ * handle_ends.c.
  */
 #include "frontend-glue/handles/handle_lists.h"
 
@@ -429,32 +430,15 @@ uint64_t ibx_handles_selected(struct gpu_session *x, enum ibx_handle_kind kind, 
     return stream;
 }
 
-/* Locked. */
-static bool is_in(const struct gpu_session *x, uint64_t outer, uint64_t graph)
-{
-    while (graph && graph != outer) {
-        const struct handle *found = ibx_handle_find(x, IBX_HANDLE_GRAPH, graph);
-        graph = found ? found->of : 0;
-    }
-    return graph;
-}
-
-bool ibx_handles_contains(struct gpu_session *x, uint64_t outer, uint64_t graph)
-{
-    pthread_mutex_lock(&ibx_handles_lock);
-    const bool is = is_in(x, outer, graph);
-    pthread_mutex_unlock(&ibx_handles_lock);
-    return is;
-}
-
 bool ibx_handles_has_node(struct gpu_session *x, uint64_t exec, uint64_t node)
 {
     pthread_mutex_lock(&ibx_handles_lock);
     const bool known = hold_alone(x, IBX_HANDLE_EXEC, exec);
     struct handle *found = known ? find_free(x, IBX_HANDLE_NODE, node) : NULL;
     const struct handle *made = found ? ibx_handle_find(x, IBX_HANDLE_EXEC, exec) : NULL;
-    const bool has = made && made->user == x && made->of && is_in(x, made->of, found->of) &&
-                     found->number < made->number && hold(x, found);
+    const bool has = made && made->user == x && made->of &&
+                     ibx_handle_is_in(x, made->of, found->of) && found->number < made->number &&
+                     hold(x, found);
     pthread_mutex_unlock(&ibx_handles_lock);
     return has;
 }
@@ -509,26 +493,6 @@ void ibx_handles_forget_nodes(uint64_t graph)
     pthread_mutex_unlock(&ibx_handles_lock);
 }
 
-bool ibx_handles_is_within(struct gpu_session *x, uint64_t graph)
-{
-    pthread_mutex_lock(&ibx_handles_lock);
-    const struct handle *found = ibx_handle_find(x, IBX_HANDLE_GRAPH, graph);
-    const bool is = found && found->of;
-    pthread_mutex_unlock(&ibx_handles_lock);
-    return is;
-}
-
-uint64_t ibx_handles_graph_of(struct gpu_session *x, uint64_t node, bool outermost)
-{
-    pthread_mutex_lock(&ibx_handles_lock);
-    const struct handle *found = ibx_handle_find(x, IBX_HANDLE_NODE, node);
-    uint64_t graph = found ? found->of : 0;
-    while (outermost && (found = ibx_handle_find(x, IBX_HANDLE_GRAPH, graph)) && found->of)
-        graph = found->of;
-    pthread_mutex_unlock(&ibx_handles_lock);
-    return graph;
-}
-
 bool ibx_handles_is_node_of(struct gpu_session *x, uint64_t node, uint64_t graph)
 {
     pthread_mutex_lock(&ibx_handles_lock);
@@ -536,17 +500,6 @@ bool ibx_handles_is_node_of(struct gpu_session *x, uint64_t node, uint64_t graph
     const bool is = found && found->of == graph && hold(x, found);
     pthread_mutex_unlock(&ibx_handles_lock);
     return is;
-}
-
-uint64_t ibx_handles_set_object(struct gpu_session *x, uint64_t node, uint64_t object)
-{
-    pthread_mutex_lock(&ibx_handles_lock);
-    struct handle *found = ibx_handle_find(x, IBX_HANDLE_NODE, node);
-    const uint64_t before = found ? found->object : 0;
-    if (found)
-        found->object = object;
-    pthread_mutex_unlock(&ibx_handles_lock);
-    return before;
 }
 
 void ibx_handles_forget(const void *context)

@@ -4,12 +4,14 @@
  *
  *   handles.c        the list of all handles
  *   handle_ends.c    handles that a client leaves
+ *   handle_graphs.c  in which graphs something is
  *   handle_openers.c handles that other clients have opened
  *   handle_sizes.c   as how many graphs and executable graphs count
  *   handle_memory.c  device memory: which program has it, and who frees it
  *   named_streams.c  which streams, events and other handles a request may name
  *
- * handles.c, handle_openers.c and handle_sizes.c call each other: they are one list under one lock.
+ * handles.c, handle_graphs.c, handle_openers.c and handle_sizes.c call each other: they are one
+ * list under one lock.
  */
 #ifndef IBX_FRONTEND_GLUE_HANDLES_HANDLES_H
 #define IBX_FRONTEND_GLUE_HANDLES_HANDLES_H
@@ -20,7 +22,7 @@
 
 struct handle;
 
-/* handles.c, handle_ends.c, handle_sizes.c, handle_openers.c */
+/* handles.c, handle_ends.c, handle_graphs.c, handle_sizes.c, handle_openers.c */
 
 /* Adds a handle of the session's tenant and client; a device's own pool is of all. False: no
  * memory. "The request holds" below: nobody gives the handle back until ibx_handles_let_go(). */

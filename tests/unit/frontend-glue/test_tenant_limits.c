@@ -24,31 +24,15 @@ static int add_to_graph(struct client *c, unsigned number, uint64_t graph, uint6
     return own_run(c, &w, node);
 }
 
-static struct ibx_quota *quota_of(const struct client *c, enum ibx_hold hold)
-{
-    return ibx_tenant_quota(c->x.isolation.tenant, hold);
-}
-
-static uint64_t used_by(const struct client *c, enum ibx_hold hold)
-{
-    return atomic_load(&quota_of(c, hold)->used);
-}
-
-/* Sets how many more there may be; what there may be of all now. */
-static uint64_t allow_more(const struct client *c, enum ibx_hold hold, uint64_t more)
-{
-    return atomic_exchange(&quota_of(c, hold)->most, used_by(c, hold) + more);
-}
-
 /* Each graph has the one before twice, and CUDA copies it with all that is in it: a few requests
  * would ask for more memory than there is. */
 static void test_graphs_in_graphs(void **state)
 {
     (void)state;
-    const uint64_t before = used_by(&alice, IBX_HOLD_GRAPHS),
-                   execs = used_by(&alice, IBX_HOLD_EXECS);
-    const uint64_t most = allow_more(&alice, IBX_HOLD_GRAPHS, 1000);
-    const uint64_t most_execs = allow_more(&alice, IBX_HOLD_EXECS, 300);
+    const uint64_t before = own_used(&alice, IBX_HOLD_GRAPHS),
+                   execs = own_used(&alice, IBX_HOLD_EXECS);
+    const uint64_t most = own_allow_more(&alice, IBX_HOLD_GRAPHS, 1000);
+    const uint64_t most_execs = own_allow_more(&alice, IBX_HOLD_EXECS, 300);
     uint64_t graphs[20] = {0}, node, exec, other, last;
     unsigned n = 0;
     int rc = own_graph_create(&alice, &graphs[n++]);
@@ -77,17 +61,17 @@ static void test_graphs_in_graphs(void **state)
     assert_int_equal(own_call_one(&alice, IBX_OWN_EXEC_DESTROY, last, NULL), 0);
     while (n)
         assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, graphs[--n], NULL), 0);
-    assert_true(used_by(&alice, IBX_HOLD_GRAPHS) == before);
-    assert_true(used_by(&alice, IBX_HOLD_EXECS) == execs);
-    atomic_store(&quota_of(&alice, IBX_HOLD_GRAPHS)->most, most);
-    atomic_store(&quota_of(&alice, IBX_HOLD_EXECS)->most, most_execs);
+    assert_true(own_used(&alice, IBX_HOLD_GRAPHS) == before);
+    assert_true(own_used(&alice, IBX_HOLD_EXECS) == execs);
+    atomic_store(&own_quota(&alice, IBX_HOLD_GRAPHS)->most, most);
+    atomic_store(&own_quota(&alice, IBX_HOLD_EXECS)->most, most_execs);
 }
 
 static void test_nodes_have_a_limit(void **state)
 {
     (void)state;
-    const uint64_t before = used_by(&alice, IBX_HOLD_GRAPHS);
-    const uint64_t most = allow_more(&alice, IBX_HOLD_GRAPHS, 4);
+    const uint64_t before = own_used(&alice, IBX_HOLD_GRAPHS);
+    const uint64_t most = own_allow_more(&alice, IBX_HOLD_GRAPHS, 4);
     uint64_t graph, other, nodes[4];
     assert_int_equal(own_graph_create(&alice, &graph), 0);
     for (unsigned i = 0; i < 3; i++)
@@ -108,15 +92,15 @@ static void test_nodes_have_a_limit(void **state)
     assert_int_equal(own_run(&alice, &w, NULL), 0);
     assert_int_equal(own_run(&alice, &w, NULL), CUDA_MEMORY_ALLOCATION);
     assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, graph, NULL), 0);
-    assert_true(used_by(&alice, IBX_HOLD_GRAPHS) == before);
-    atomic_store(&quota_of(&alice, IBX_HOLD_GRAPHS)->most, most);
+    assert_true(own_used(&alice, IBX_HOLD_GRAPHS) == before);
+    atomic_store(&own_quota(&alice, IBX_HOLD_GRAPHS)->most, most);
 }
 
 /* Code that walks through graphs, CUDA's or this back end's, goes as deep as they are nested. */
 static void test_depth_of_graphs(void **state)
 {
     (void)state;
-    const uint64_t before = used_by(&alice, IBX_HOLD_GRAPHS);
+    const uint64_t before = own_used(&alice, IBX_HOLD_GRAPHS);
     uint64_t graph, next, node;
     unsigned deep = 0;
     int rc = own_graph_create(&alice, &graph);
@@ -130,7 +114,7 @@ static void test_depth_of_graphs(void **state)
     assert_int_equal(rc, CUDA_NOT_SUPPORTED);
     assert_int_equal(deep, IBX_OWN_GRAPHS_DEEP);
     assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, graph, NULL), 0);
-    assert_true(used_by(&alice, IBX_HOLD_GRAPHS) == before);
+    assert_true(own_used(&alice, IBX_HOLD_GRAPHS) == before);
 }
 
 static uint64_t asked_of_cuda(struct gpu_session *x, uint64_t bytes)
@@ -149,13 +133,13 @@ static uint64_t asked_of_cuda(struct gpu_session *x, uint64_t bytes)
 static void test_allocations_have_an_owner(void **state)
 {
     (void)state;
-    const uint64_t most = allow_more(&alice, IBX_HOLD_ALLOCATIONS, 1);
+    const uint64_t most = own_allow_more(&alice, IBX_HOLD_ALLOCATIONS, 1);
     assert_int_equal(asked_of_cuda(&alice.x, 4096), 4096);
-    atomic_store(&quota_of(&alice, IBX_HOLD_ALLOCATIONS)->most, most);
-    allow_more(&alice, IBX_HOLD_ALLOCATIONS, 0);
+    atomic_store(&own_quota(&alice, IBX_HOLD_ALLOCATIONS)->most, most);
+    own_allow_more(&alice, IBX_HOLD_ALLOCATIONS, 0);
     assert_true(asked_of_cuda(&alice.x, 4096) >= 1ull << 50); /* more than CUDA has */
     assert_int_equal(asked_of_cuda(&bob.x, 4096), 4096);
-    atomic_store(&quota_of(&alice, IBX_HOLD_ALLOCATIONS)->most, most);
+    atomic_store(&own_quota(&alice, IBX_HOLD_ALLOCATIONS)->most, most);
     assert_int_equal(asked_of_cuda(&alice.x, 4096), 4096);
 }
 
@@ -187,8 +171,8 @@ static int add_conditional(struct client *c, uint64_t graph, uint64_t *body)
 static void test_conditions_in_conditions(void **state)
 {
     (void)state;
-    const uint64_t before = used_by(&alice, IBX_HOLD_GRAPHS);
-    const uint64_t most = allow_more(&alice, IBX_HOLD_EXECS, 100);
+    const uint64_t before = own_used(&alice, IBX_HOLD_GRAPHS);
+    const uint64_t most = own_allow_more(&alice, IBX_HOLD_EXECS, 100);
     uint64_t graph, body, exec;
     unsigned deep = 0;
     assert_int_equal(own_graph_create(&alice, &graph), 0);
@@ -202,238 +186,8 @@ static void test_conditions_in_conditions(void **state)
     assert_int_equal(own_call(&alice, IBX_OWN_GRAPH_INSTANTIATE, 2, (uint64_t[]){graph, 0}, &exec),
                      CUDA_MEMORY_ALLOCATION);
     assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, graph, NULL), 0);
-    assert_true(used_by(&alice, IBX_HOLD_GRAPHS) == before);
-    atomic_store(&quota_of(&alice, IBX_HOLD_EXECS)->most, most);
-}
-
-/* CUDA makes the graph as it is captured: what that grows to counts meanwhile, and is measured when
- * it is there. */
-static void test_captures_have_a_limit(void **state)
-{
-    (void)state;
-    int (*begin_capture)(void *stream, int mode) = NULL;
-    int (*end_capture)(void *stream, void **graph) = NULL;
-    void *runtime = dlopen(getenv("IBX_TEST_CUDART"), RTLD_LAZY), *stream, *graph = NULL;
-    struct gpu_session *x = &alice.x;
-    const uint64_t before = used_by(&alice, IBX_HOLD_GRAPHS);
-    const uint64_t most = allow_more(&alice, IBX_HOLD_GRAPHS, 5);
-    *(void **)&begin_capture = dlsym(runtime, "cudaStreamBeginCapture");
-    *(void **)&end_capture = dlsym(runtime, "cudaStreamEndCapture");
-    assert_int_equal(app->stream_create(&stream, 1), 0);
-    assert_true(ibx_handles_add(x, IBX_HANDLE_STREAM, (uintptr_t)stream));
-    x->handler.captures = CAPTURES_BEGUN;
-    ibx_captures_run(x);
-    assert_int_equal(begin_capture(stream, 2), 0);
-    ibx_captures_answered(x, 0);
-    uint8_t bytes[64];
-    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_OWN_MEMSET);
-    ibx_put_u64(&w, alice.memory);
-    ibx_put_u32(&w, 1);
-    ibx_put_u64(&w, 8);
-    ibx_put_u64(&w, (uintptr_t)stream);
-    for (unsigned i = 0; i < 5; i++)
-        assert_int_equal(own_run(&alice, &w, NULL), 0);
-    assert_int_equal(own_run(&alice, &w, NULL), CUDA_MEMORY_ALLOCATION);
-    const struct ibx_call *record = ibx_call_find("cudaEventRecord", 16);
-    uint8_t body[16] = {0};
-    struct ibx_writer named = ibx_writer_of(body, sizeof(body));
-    ibx_put_u64(&named, 0);
-    assert_true(ibx_graph_captures(x, record, body, sizeof(body))); /* in another stream */
-    struct ibx_writer none = named;
-    ibx_put_u64(&none, UINT64_C(0x123450)); /* which CUDA must not be given */
-    assert_true(ibx_graph_captures(x, record, body, sizeof(body)));
-    ibx_put_u64(&named, (uintptr_t)stream);
-    assert_false(ibx_graph_captures(x, record, body, sizeof(body)));
-    assert_true(ibx_graph_captures(&bob.x, record, body, sizeof(body)));
-    assert_false(ibx_graph_launches(x, alice.exec, (uintptr_t)stream));
-    atomic_store(&quota_of(&alice, IBX_HOLD_GRAPHS)->most, most);
-    assert_int_equal(end_capture(stream, &graph), 0);
-    assert_true(ibx_handles_add(x, IBX_HANDLE_GRAPH, (uintptr_t)graph));
-    assert_true(ibx_graph_measure(x, (uintptr_t)graph));
-    x->handler.captures = CAPTURES_ENDED;
-    ibx_captures_run(x);
-    ibx_captures_answered(x, 0);
-    assert_true(used_by(&alice, IBX_HOLD_GRAPHS) == before + 6);
-    assert_int_equal(ibx_tenant_captured(x->isolation.tenant)->all, 0);
-    assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, (uintptr_t)graph, NULL), 0);
-    assert_true(used_by(&alice, IBX_HOLD_GRAPHS) == before);
-    ibx_handles_remove(x, IBX_HANDLE_STREAM, (uintptr_t)stream);
-    dlclose(runtime);
-}
-
-/* A request of GVirtuS's about a capture in that stream, which a handler runs. */
-static void capture_by_handler(struct gpu_session *x, enum captures_use use, void *stream)
-{
-    void *graph = NULL;
-    struct ibx_writer first = ibx_writer_of(x->requests.first, sizeof(x->requests.first));
-    ibx_put_u64(&first, (uintptr_t)stream);
-    x->requests.length = 8;
-    x->handler.captures = use;
-    ibx_captures_run(x);
-    const int rc = use == CAPTURES_BEGUN ? app->begin_capture(stream, IBX_CUDA_CAPTURE_RELAXED)
-                                         : app->end_capture(stream, &graph);
-    assert_int_equal(rc, 0);
-    ibx_captures_answered(x, 0);
-}
-
-static bool is_recorded_in(struct gpu_session *x, void *stream)
-{
-    uint8_t body[16] = {0};
-    struct ibx_writer named = ibx_writer_of(body, sizeof(body));
-    ibx_put_u64(&named, 0);
-    ibx_put_u64(&named, (uintptr_t)stream);
-    return ibx_graph_captures(x, ibx_call_find("cudaEventRecord", 16), body, sizeof(body));
-}
-
-/* There is always one capture: nodes of captures that are over no longer count. */
-static void test_captures_that_overlap(void **state)
-{
-    (void)state;
-    struct gpu_session *x = &alice.x;
-    void *streams[2];
-    const uint64_t most = allow_more(&alice, IBX_HOLD_GRAPHS, 10);
-    for (unsigned i = 0; i < 2; i++) {
-        assert_int_equal(app->stream_create(&streams[i], 1), 0);
-        assert_true(ibx_handles_add(x, IBX_HANDLE_STREAM, (uintptr_t)streams[i]));
-    }
-    capture_by_handler(x, CAPTURES_BEGUN, streams[0]);
-    for (unsigned i = 1; i <= 20; i++) {
-        capture_by_handler(x, CAPTURES_BEGUN, streams[i % 2]);
-        for (unsigned k = 0; k < 3; k++)
-            assert_true(is_recorded_in(x, streams[i % 2]));
-        capture_by_handler(x, CAPTURES_ENDED, streams[(i + 1) % 2]);
-    }
-    /* A capture that lasts has only the room that there is, and so have nodes that a library may
-     * add to it. */
-    const struct ibx_call *of_library = ibx_call_find("cublasSgemm_v2", 15);
-    for (unsigned i = 3; i < 10; i++) {
-        x->handler.captures = CAPTURES_SPARED;
-        assert_true(i % 2 ? is_recorded_in(x, streams[0])
-                          : ibx_graph_captures(x, of_library, NULL, 0));
-    }
-    assert_false(is_recorded_in(x, streams[0]));
-    assert_false(ibx_graph_captures(x, of_library, NULL, 0));
-    /* Calls that add no work to a stream do not count. */
-    x->handler.captures = CAPTURES_UNUSED;
-    assert_true(ibx_graph_captures(x, ibx_call_find("cudaMalloc3D", 13), NULL, 0));
-    assert_true(is_recorded_in(x, streams[1]));
-    capture_by_handler(x, CAPTURES_ENDED, streams[0]);
-    assert_int_equal(ibx_tenant_captured(x->isolation.tenant)->all, 0);
-    for (unsigned i = 0; i < 2; i++)
-        ibx_handles_remove(x, IBX_HANDLE_STREAM, (uintptr_t)streams[i]);
-    atomic_store(&quota_of(&alice, IBX_HOLD_GRAPHS)->most, most);
-}
-
-/* Has a stream that is captured wait for an event, or record one: after that its next node would
- * come behind so many others. False: the request, or the next one, is refused. */
-static bool joins(struct gpu_session *x, const char *name, void *stream, size_t nodes)
-{
-    uint8_t body[20] = {0};
-    struct ibx_writer w = ibx_writer_of(body, sizeof(body));
-    ibx_put_u64(&w, strstr(name, "Wait") ? (uintptr_t)stream : 0);
-    ibx_put_u64(&w, strstr(name, "Wait") ? 0 : (uintptr_t)stream);
-    const struct ibx_call *call = ibx_call_find(name, strlen(name) + 1);
-    if (!ibx_graph_joins_begin(x, name, body, sizeof(body)))
-        return false;
-    app->captures_behind(stream, nodes);
-    const bool room = ibx_graph_captures(x, call, body, sizeof(body));
-    return ibx_graph_joins_end(x) && room;
-}
-
-/* One wait for an event adds as many nodes to those that the next one comes behind as the event's
- * stream had, and each that comes behind them has so many edges. So two requests for each of a
- * thousand nodes would make a million edges, of 58 bytes each on an H200. */
-static void test_captures_that_join(void **state)
-{
-    (void)state;
-    struct gpu_session *x = &alice.x;
-    void *streams[3];
-    const uint64_t most = allow_more(&alice, IBX_HOLD_GRAPHS, 100);
-    for (unsigned i = 0; i < 3; i++) {
-        assert_int_equal(app->stream_create(&streams[i], 1), 0);
-        assert_true(ibx_handles_add(x, IBX_HANDLE_STREAM, (uintptr_t)streams[i]));
-        capture_by_handler(x, CAPTURES_BEGUN, streams[i]);
-    }
-    /* A program that joins its streams, one after the other: each node counts once. */
-    for (size_t n = 1; n <= 10; n++)
-        assert_true(joins(x, "cudaStreamWaitEvent", streams[0], n));
-    assert_int_equal(ibx_tenant_captured(x->isolation.tenant)->all, 20);
-    /* Work has one node to come behind again, and the same ones are joined once more. */
-    for (unsigned i = 0; i < 4; i++) {
-        app->captures_behind(streams[0], 1);
-        assert_true(joins(x, "cudaStreamWaitEvent", streams[0], 11));
-    }
-    assert_int_equal(ibx_tenant_captured(x->isolation.tenant)->all, 64);
-    /* An event keeps all of them, too. */
-    assert_true(joins(x, "cudaEventRecord", streams[0], 11));
-    assert_true(joins(x, "cudaEventRecordWithFlags", streams[0], 11));
-    assert_true(ibx_tenant_captured(x->isolation.tenant)->all >= 86);
-    assert_false(joins(x, "cudaStreamWaitEvent", streams[1], 50));
-    assert_false(joins(x, "cudaStreamWaitEvent", streams[2], 50)); /* before CUDA gets it */
-    for (unsigned i = 0; i < 3; i++) {
-        capture_by_handler(x, CAPTURES_ENDED, streams[i]);
-        ibx_handles_remove(x, IBX_HANDLE_STREAM, (uintptr_t)streams[i]);
-    }
-    assert_int_equal(ibx_tenant_captured(x->isolation.tenant)->all, 0);
-    atomic_store(&quota_of(&alice, IBX_HOLD_GRAPHS)->most, most);
-}
-
-/* What a capture has made counts with its edges, which CUDA tells. If it does not, that is no error
- * of the client's. */
-static void test_captured_edges_count(void **state)
-{
-    (void)state;
-    int (*create)(void **graph, unsigned flags) = NULL;
-    int (*add)(void **made, void *graph, void *const *behind, size_t count) = NULL;
-    void (*have_data)(bool they) = NULL;
-    int (*last_error)(void) = NULL;
-    void *runtime = dlopen(getenv("IBX_TEST_CUDART"), RTLD_LAZY), *graph = NULL, *nodes[12];
-    struct gpu_session *x = &alice.x;
-    const uint64_t before = used_by(&alice, IBX_HOLD_GRAPHS);
-    *(void **)&have_data = dlsym(runtime, "ibx_double_edges_have_data");
-    *(void **)&last_error = dlsym(runtime, "cudaGetLastError");
-    *(void **)&create = dlsym(runtime, "cudaGraphCreate");
-    *(void **)&add = dlsym(runtime, "cudaGraphAddEmptyNode");
-    assert_int_equal(create(&graph, 0), 0);
-    for (unsigned i = 0; i < 12; i++) /* six nodes, and six more behind all of these */
-        assert_int_equal(add(&nodes[i], graph, nodes, i < 6 ? 0 : 6), 0);
-    assert_true(ibx_handles_add(x, IBX_HANDLE_GRAPH, (uintptr_t)graph));
-    assert_true(ibx_graph_measure(x, (uintptr_t)graph));
-    assert_int_equal(used_by(&alice, IBX_HOLD_GRAPHS) - before, 1 + 36);
-    have_data(true);
-    last_error();
-    assert_true(ibx_graph_measure(x, (uintptr_t)graph));
-    have_data(false);
-    assert_int_equal(last_error(), 0);
-    assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, (uintptr_t)graph, NULL), 0);
-    assert_true(used_by(&alice, IBX_HOLD_GRAPHS) == before);
-    dlclose(runtime);
-}
-
-/* A capture that another client's wait has ended takes no more nodes, however long the client does
- * not end it. */
-static void test_captures_that_are_lost(void **state)
-{
-    (void)state;
-    struct gpu_session *x = &alice.x;
-    void *stream, *graph;
-    const uint64_t most = allow_more(&alice, IBX_HOLD_GRAPHS, 10);
-    assert_int_equal(app->stream_create(&stream, 1), 0);
-    assert_true(ibx_handles_add(x, IBX_HANDLE_STREAM, (uintptr_t)stream));
-    capture_by_handler(x, CAPTURES_BEGUN, stream);
-    assert_int_not_equal(app->ctx_synchronize(), 0);
-    for (unsigned i = 0; i < 100; i++) {
-        x->handler.captures = CAPTURES_SPARED;
-        assert_true(ibx_graph_captures(x, ibx_call_find("cublasSgemm_v2", 15), NULL, 0));
-        assert_true(is_recorded_in(x, stream));
-    }
-    x->handler.captures = CAPTURES_ENDED;
-    ibx_captures_run(x);
-    assert_int_equal(app->end_capture(stream, &graph), IBX_CALL_CAPTURE_INVALIDATED);
-    ibx_captures_answered(x, IBX_CALL_CAPTURE_INVALIDATED);
-    assert_false(ibx_captures_any());
-    ibx_handles_remove(x, IBX_HANDLE_STREAM, (uintptr_t)stream);
-    atomic_store(&quota_of(&alice, IBX_HOLD_GRAPHS)->most, most);
+    assert_true(own_used(&alice, IBX_HOLD_GRAPHS) == before);
+    atomic_store(&own_quota(&alice, IBX_HOLD_EXECS)->most, most);
 }
 
 /* Those of ranks that have a GPU each. */
@@ -462,11 +216,11 @@ static void test_executables_of_each_gpu(void **state)
     assert_true(atomic_load(&ibx_tenant_execs(tenant, 0)->used) == before[0] + 2);
     assert_true(atomic_load(&ibx_tenant_execs(tenant, 1)->used) == before[1] + 4);
     cuda_application_use(0);
-    const uint64_t of_all = allow_more(&alice, IBX_HOLD_EXECS, 1);
+    const uint64_t of_all = own_allow_more(&alice, IBX_HOLD_EXECS, 1);
     assert_int_equal(
         own_call(&alice, IBX_OWN_GRAPH_INSTANTIATE, 2, (uint64_t[]){alice.graph, 0}, &more),
         CUDA_MEMORY_ALLOCATION);
-    atomic_store(&quota_of(&alice, IBX_HOLD_EXECS)->most, of_all);
+    atomic_store(&own_quota(&alice, IBX_HOLD_EXECS)->most, of_all);
     const uint64_t left[] = {execs[0][1], execs[1][0], execs[1][1]};
     for (unsigned i = 0; i < 3; i++)
         assert_int_equal(own_call_one(&alice, IBX_OWN_EXEC_DESTROY, left[i], NULL), 0);
@@ -483,7 +237,7 @@ static void test_textures_have_a_limit(void **state)
                                                .of = {.array = (void *)(uintptr_t)alice.array}};
     uint8_t bytes[256];
     uint64_t first, second;
-    const uint64_t most = allow_more(&alice, IBX_HOLD_TEXTURES, 1);
+    const uint64_t most = own_allow_more(&alice, IBX_HOLD_TEXTURES, 1);
     struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_OWN_CREATE_SURFACE);
     ibx_resource_put(&w, &resource);
     assert_int_equal(own_run(&alice, &w, &first), 0);
@@ -491,7 +245,7 @@ static void test_textures_have_a_limit(void **state)
     assert_int_equal(own_call_one(&alice, IBX_OWN_DESTROY_SURFACE, first, NULL), 0);
     assert_int_equal(own_run(&alice, &w, &first), 0);
     assert_int_equal(own_call_one(&alice, IBX_OWN_DESTROY_SURFACE, first, NULL), 0);
-    atomic_store(&quota_of(&alice, IBX_HOLD_TEXTURES)->most, most);
+    atomic_store(&own_quota(&alice, IBX_HOLD_TEXTURES)->most, most);
 }
 
 /* GVirtuS's handler has made it, and answers so many bytes of where it is. */
@@ -516,18 +270,18 @@ static void test_textures_of_handlers(void **state)
 {
     (void)state;
     struct gpu_session *x = &alice.x;
-    const uint64_t made = 0x7e000001, before = used_by(&alice, IBX_HOLD_TEXTURES);
-    const uint64_t most = allow_more(&alice, IBX_HOLD_TEXTURES, 1);
+    const uint64_t made = 0x7e000001, before = own_used(&alice, IBX_HOLD_TEXTURES);
+    const uint64_t most = own_allow_more(&alice, IBX_HOLD_TEXTURES, 1);
     assert_true(may_make_texture(x));
     made_by_handler(x, made, 8);
-    assert_true(used_by(&alice, IBX_HOLD_TEXTURES) == before + 1);
+    assert_true(own_used(&alice, IBX_HOLD_TEXTURES) == before + 1);
     assert_true(ibx_handles_has(x, IBX_HANDLE_TEXTURE, made));
     assert_false(may_make_texture(x));
     ibx_handles_remove(x, IBX_HANDLE_TEXTURE, made);
-    assert_true(used_by(&alice, IBX_HOLD_TEXTURES) == before && may_make_texture(x));
+    assert_true(own_used(&alice, IBX_HOLD_TEXTURES) == before && may_make_texture(x));
     made_by_handler(x, made, 3); /* nobody knows where: nothing that requests name */
     assert_false(ibx_named_any_unseen());
-    atomic_store(&quota_of(&alice, IBX_HOLD_TEXTURES)->most, most);
+    atomic_store(&own_quota(&alice, IBX_HOLD_TEXTURES)->most, most);
 }
 
 /* Which descriptor of cuDNN's graphs a handler makes nobody knows here: it counts as a plan. */
@@ -536,12 +290,12 @@ static void test_graphs_of_handlers(void **state)
     (void)state;
     struct gpu_session *x = &alice.x;
     const enum ibx_handle_kind kind = (enum ibx_handle_kind)(IBX_HANDLE_MATH + IBX_MATH_GRAPH);
-    const uint64_t made = 0x7e000001, before = used_by(&alice, IBX_HOLD_GRAPH_PARTS);
+    const uint64_t made = 0x7e000001, before = own_used(&alice, IBX_HOLD_GRAPH_PARTS);
     ibx_made_read(x, "cudnnBackendCreateDescriptor");
     made_by_handler(x, made, 8);
-    assert_true(used_by(&alice, IBX_HOLD_GRAPH_PARTS) == before + IBX_MATH_HEAVY);
+    assert_true(own_used(&alice, IBX_HOLD_GRAPH_PARTS) == before + IBX_MATH_HEAVY);
     assert_true(ibx_handles_remove(x, kind, made));
-    assert_true(used_by(&alice, IBX_HOLD_GRAPH_PARTS) == before);
+    assert_true(own_used(&alice, IBX_HOLD_GRAPH_PARTS) == before);
 }
 
 /* CUDA has room for so few that one client could take all of them. */
@@ -551,7 +305,7 @@ static void test_pools_have_a_limit(void **state)
     uint64_t pools[8], other = 0;
     unsigned n = 0;
     uint8_t bytes[64];
-    const uint64_t most = allow_more(&alice, IBX_HOLD_POOLS, 3);
+    const uint64_t most = own_allow_more(&alice, IBX_HOLD_POOLS, 3);
     struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_OWN_POOL_CREATE);
     ibx_put_u32(&w, 0);
     ibx_put_u64(&w, 0);
@@ -565,7 +319,7 @@ static void test_pools_have_a_limit(void **state)
     assert_int_equal(own_call_one(&bob, IBX_OWN_POOL_DESTROY, other, NULL), 0);
     while (n)
         assert_int_equal(own_call_one(&alice, IBX_OWN_POOL_DESTROY, pools[--n], NULL), 0);
-    atomic_store(&quota_of(&alice, IBX_HOLD_POOLS)->most, most);
+    atomic_store(&own_quota(&alice, IBX_HOLD_POOLS)->most, most);
 }
 
 /* A tenant has so many handles for other processes, and the other one has its own. */
@@ -647,11 +401,11 @@ static unsigned count_in(const char *text, const char *part)
 static void test_limits_are_told(void **state)
 {
     (void)state;
-    const uint64_t graphs = allow_more(&bob, IBX_HOLD_GRAPHS, 0),
-                   pools = allow_more(&bob, IBX_HOLD_POOLS, 0);
+    const uint64_t graphs = own_allow_more(&bob, IBX_HOLD_GRAPHS, 0),
+                   pools = own_allow_more(&bob, IBX_HOLD_POOLS, 0);
     const char *text = said(meet_two_limits);
-    atomic_store(&quota_of(&bob, IBX_HOLD_GRAPHS)->most, graphs);
-    atomic_store(&quota_of(&bob, IBX_HOLD_POOLS)->most, pools);
+    atomic_store(&own_quota(&bob, IBX_HOLD_GRAPHS)->most, graphs);
+    atomic_store(&own_quota(&bob, IBX_HOLD_POOLS)->most, pools);
     assert_int_equal(count_in(text, "no more graphs and nodes"), 1);
     assert_int_equal(count_in(text, "no more pools"), 1);
 }
@@ -675,15 +429,15 @@ static void test_executables_of_handlers(void **state)
 {
     (void)state;
     const uint8_t nothing[8] = {0};
-    const uint64_t used = used_by(&bob, IBX_HOLD_EXECS);
+    const uint64_t used = own_used(&bob, IBX_HOLD_EXECS);
     instantiate_by_handler();
     assert_memory_not_equal(handler_body, nothing, 8);
-    assert_true(used_by(&bob, IBX_HOLD_EXECS) == used);
-    const uint64_t most = allow_more(&bob, IBX_HOLD_EXECS, 1);
+    assert_true(own_used(&bob, IBX_HOLD_EXECS) == used);
+    const uint64_t most = own_allow_more(&bob, IBX_HOLD_EXECS, 1);
     const char *text = said(instantiate_by_handler);
-    atomic_store(&quota_of(&bob, IBX_HOLD_EXECS)->most, most);
+    atomic_store(&own_quota(&bob, IBX_HOLD_EXECS)->most, most);
     assert_memory_equal(handler_body, nothing, 8);
-    assert_true(used_by(&bob, IBX_HOLD_EXECS) == used);
+    assert_true(own_used(&bob, IBX_HOLD_EXECS) == used);
     assert_non_null(strstr(text, "no more nodes of graphs that can be launched"));
     assert_null(strstr(text, "that no call has returned"));
 }
@@ -696,11 +450,6 @@ int main(void)
         cmocka_unit_test(test_nodes_have_a_limit),
         cmocka_unit_test(test_depth_of_graphs),
         cmocka_unit_test(test_conditions_in_conditions),
-        cmocka_unit_test(test_captures_have_a_limit),
-        cmocka_unit_test(test_captures_that_overlap),
-        cmocka_unit_test(test_captures_that_join),
-        cmocka_unit_test(test_captured_edges_count),
-        cmocka_unit_test(test_captures_that_are_lost),
         cmocka_unit_test(test_executables_of_each_gpu),
         cmocka_unit_test(test_textures_have_a_limit),
         cmocka_unit_test(test_textures_of_handlers),

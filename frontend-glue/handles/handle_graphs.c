@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* In which graphs nodes and graphs are, and the object that belongs to a node. */
+#include "frontend-glue/handles/handle_lists.h"
+
+#include <pthread.h>
+
+bool ibx_handle_is_in(const struct gpu_session *x, uint64_t outer, uint64_t graph)
+{
+    while (graph && graph != outer) {
+        const struct handle *found = ibx_handle_find(x, IBX_HANDLE_GRAPH, graph);
+        graph = found ? found->of : 0;
+    }
+    return graph;
+}
+
+bool ibx_handles_contains(struct gpu_session *x, uint64_t outer, uint64_t graph)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    const bool is = ibx_handle_is_in(x, outer, graph);
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return is;
+}
+
+bool ibx_handles_is_within(struct gpu_session *x, uint64_t graph)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    const struct handle *found = ibx_handle_find(x, IBX_HANDLE_GRAPH, graph);
+    const bool is = found && found->of;
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return is;
+}
+
+uint64_t ibx_handles_graph_of(struct gpu_session *x, uint64_t node, bool outermost)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    const struct handle *found = ibx_handle_find(x, IBX_HANDLE_NODE, node);
+    uint64_t graph = found ? found->of : 0;
+    while (outermost && (found = ibx_handle_find(x, IBX_HANDLE_GRAPH, graph)) && found->of)
+        graph = found->of;
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return graph;
+}
+
+uint64_t ibx_handles_set_object(struct gpu_session *x, uint64_t node, uint64_t object)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    struct handle *found = ibx_handle_find(x, IBX_HANDLE_NODE, node);
+    const uint64_t before = found ? found->object : 0;
+    if (found)
+        found->object = object;
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return before;
+}

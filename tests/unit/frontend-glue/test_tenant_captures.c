@@ -1,0 +1,252 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* As how much the graphs count that a client's streams are captured into. */
+#include "tests/fixtures/own_requests.h"
+
+#include <dlfcn.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+/* CUDA makes the graph as it is captured: what that grows to counts meanwhile, and is measured when
+ * it is there. */
+static void test_captures_have_a_limit(void **state)
+{
+    (void)state;
+    int (*begin_capture)(void *stream, int mode) = NULL;
+    int (*end_capture)(void *stream, void **graph) = NULL;
+    void *runtime = dlopen(getenv("IBX_TEST_CUDART"), RTLD_LAZY), *stream, *graph = NULL;
+    struct gpu_session *x = &alice.x;
+    const uint64_t before = own_used(&alice, IBX_HOLD_GRAPHS);
+    const uint64_t most = own_allow_more(&alice, IBX_HOLD_GRAPHS, 5);
+    *(void **)&begin_capture = dlsym(runtime, "cudaStreamBeginCapture");
+    *(void **)&end_capture = dlsym(runtime, "cudaStreamEndCapture");
+    assert_int_equal(app->stream_create(&stream, 1), 0);
+    assert_true(ibx_handles_add(x, IBX_HANDLE_STREAM, (uintptr_t)stream));
+    x->handler.captures = CAPTURES_BEGUN;
+    ibx_captures_run(x);
+    assert_int_equal(begin_capture(stream, 2), 0);
+    ibx_captures_answered(x, 0);
+    uint8_t bytes[64];
+    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_OWN_MEMSET);
+    ibx_put_u64(&w, alice.memory);
+    ibx_put_u32(&w, 1);
+    ibx_put_u64(&w, 8);
+    ibx_put_u64(&w, (uintptr_t)stream);
+    for (unsigned i = 0; i < 5; i++)
+        assert_int_equal(own_run(&alice, &w, NULL), 0);
+    assert_int_equal(own_run(&alice, &w, NULL), CUDA_MEMORY_ALLOCATION);
+    const struct ibx_call *record = ibx_call_find("cudaEventRecord", 16);
+    uint8_t body[16] = {0};
+    struct ibx_writer named = ibx_writer_of(body, sizeof(body));
+    ibx_put_u64(&named, 0);
+    assert_true(ibx_graph_captures(x, record, body, sizeof(body))); /* in another stream */
+    struct ibx_writer none = named;
+    ibx_put_u64(&none, UINT64_C(0x123450)); /* which CUDA must not be given */
+    assert_true(ibx_graph_captures(x, record, body, sizeof(body)));
+    ibx_put_u64(&named, (uintptr_t)stream);
+    assert_false(ibx_graph_captures(x, record, body, sizeof(body)));
+    assert_true(ibx_graph_captures(&bob.x, record, body, sizeof(body)));
+    assert_false(ibx_graph_launches(x, alice.exec, (uintptr_t)stream));
+    atomic_store(&own_quota(&alice, IBX_HOLD_GRAPHS)->most, most);
+    assert_int_equal(end_capture(stream, &graph), 0);
+    assert_true(ibx_handles_add(x, IBX_HANDLE_GRAPH, (uintptr_t)graph));
+    assert_true(ibx_graph_measure(x, (uintptr_t)graph));
+    x->handler.captures = CAPTURES_ENDED;
+    ibx_captures_run(x);
+    ibx_captures_answered(x, 0);
+    assert_true(own_used(&alice, IBX_HOLD_GRAPHS) == before + 6);
+    assert_int_equal(ibx_tenant_captured(x->isolation.tenant)->all, 0);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, (uintptr_t)graph, NULL), 0);
+    assert_true(own_used(&alice, IBX_HOLD_GRAPHS) == before);
+    ibx_handles_remove(x, IBX_HANDLE_STREAM, (uintptr_t)stream);
+    dlclose(runtime);
+}
+
+/* A request of GVirtuS's about a capture in that stream, which a handler runs. */
+static void capture_by_handler(struct gpu_session *x, enum captures_use use, void *stream)
+{
+    void *graph = NULL;
+    struct ibx_writer first = ibx_writer_of(x->requests.first, sizeof(x->requests.first));
+    ibx_put_u64(&first, (uintptr_t)stream);
+    x->requests.length = 8;
+    x->handler.captures = use;
+    ibx_captures_run(x);
+    const int rc = use == CAPTURES_BEGUN ? app->begin_capture(stream, IBX_CUDA_CAPTURE_RELAXED)
+                                         : app->end_capture(stream, &graph);
+    assert_int_equal(rc, 0);
+    ibx_captures_answered(x, 0);
+}
+
+static bool is_recorded_in(struct gpu_session *x, void *stream)
+{
+    uint8_t body[16] = {0};
+    struct ibx_writer named = ibx_writer_of(body, sizeof(body));
+    ibx_put_u64(&named, 0);
+    ibx_put_u64(&named, (uintptr_t)stream);
+    return ibx_graph_captures(x, ibx_call_find("cudaEventRecord", 16), body, sizeof(body));
+}
+
+/* There is always one capture: nodes of captures that are over no longer count. */
+static void test_captures_that_overlap(void **state)
+{
+    (void)state;
+    struct gpu_session *x = &alice.x;
+    void *streams[2];
+    const uint64_t most = own_allow_more(&alice, IBX_HOLD_GRAPHS, 10);
+    for (unsigned i = 0; i < 2; i++) {
+        assert_int_equal(app->stream_create(&streams[i], 1), 0);
+        assert_true(ibx_handles_add(x, IBX_HANDLE_STREAM, (uintptr_t)streams[i]));
+    }
+    capture_by_handler(x, CAPTURES_BEGUN, streams[0]);
+    for (unsigned i = 1; i <= 20; i++) {
+        capture_by_handler(x, CAPTURES_BEGUN, streams[i % 2]);
+        for (unsigned k = 0; k < 3; k++)
+            assert_true(is_recorded_in(x, streams[i % 2]));
+        capture_by_handler(x, CAPTURES_ENDED, streams[(i + 1) % 2]);
+    }
+    /* A capture that lasts has only the room that there is, and so have nodes that a library may
+     * add to it. */
+    const struct ibx_call *of_library = ibx_call_find("cublasSgemm_v2", 15);
+    for (unsigned i = 3; i < 10; i++) {
+        x->handler.captures = CAPTURES_SPARED;
+        assert_true(i % 2 ? is_recorded_in(x, streams[0])
+                          : ibx_graph_captures(x, of_library, NULL, 0));
+    }
+    assert_false(is_recorded_in(x, streams[0]));
+    assert_false(ibx_graph_captures(x, of_library, NULL, 0));
+    /* Calls that add no work to a stream do not count. */
+    x->handler.captures = CAPTURES_UNUSED;
+    assert_true(ibx_graph_captures(x, ibx_call_find("cudaMalloc3D", 13), NULL, 0));
+    assert_true(is_recorded_in(x, streams[1]));
+    capture_by_handler(x, CAPTURES_ENDED, streams[0]);
+    assert_int_equal(ibx_tenant_captured(x->isolation.tenant)->all, 0);
+    for (unsigned i = 0; i < 2; i++)
+        ibx_handles_remove(x, IBX_HANDLE_STREAM, (uintptr_t)streams[i]);
+    atomic_store(&own_quota(&alice, IBX_HOLD_GRAPHS)->most, most);
+}
+
+/* Has a stream that is captured wait for an event, or record one: after that its next node would
+ * come behind so many others. False: the request, or the next one, is refused. */
+static bool joins(struct gpu_session *x, const char *name, void *stream, size_t nodes)
+{
+    uint8_t body[20] = {0};
+    struct ibx_writer w = ibx_writer_of(body, sizeof(body));
+    ibx_put_u64(&w, strstr(name, "Wait") ? (uintptr_t)stream : 0);
+    ibx_put_u64(&w, strstr(name, "Wait") ? 0 : (uintptr_t)stream);
+    const struct ibx_call *call = ibx_call_find(name, strlen(name) + 1);
+    if (!ibx_graph_joins_begin(x, name, body, sizeof(body)))
+        return false;
+    app->captures_behind(stream, nodes);
+    const bool room = ibx_graph_captures(x, call, body, sizeof(body));
+    return ibx_graph_joins_end(x) && room;
+}
+
+/* One wait for an event adds as many nodes to those that the next one comes behind as the event's
+ * stream had, and each that comes behind them has so many edges. So two requests for each of a
+ * thousand nodes would make a million edges, of 58 bytes each on an H200. */
+static void test_captures_that_join(void **state)
+{
+    (void)state;
+    struct gpu_session *x = &alice.x;
+    void *streams[3];
+    const uint64_t most = own_allow_more(&alice, IBX_HOLD_GRAPHS, 100);
+    for (unsigned i = 0; i < 3; i++) {
+        assert_int_equal(app->stream_create(&streams[i], 1), 0);
+        assert_true(ibx_handles_add(x, IBX_HANDLE_STREAM, (uintptr_t)streams[i]));
+        capture_by_handler(x, CAPTURES_BEGUN, streams[i]);
+    }
+    /* A program that joins its streams, one after the other: each node counts once. */
+    for (size_t n = 1; n <= 10; n++)
+        assert_true(joins(x, "cudaStreamWaitEvent", streams[0], n));
+    assert_int_equal(ibx_tenant_captured(x->isolation.tenant)->all, 20);
+    /* Work has one node to come behind again, and the same ones are joined once more. */
+    for (unsigned i = 0; i < 4; i++) {
+        app->captures_behind(streams[0], 1);
+        assert_true(joins(x, "cudaStreamWaitEvent", streams[0], 11));
+    }
+    assert_int_equal(ibx_tenant_captured(x->isolation.tenant)->all, 64);
+    /* An event keeps all of them, too. */
+    assert_true(joins(x, "cudaEventRecord", streams[0], 11));
+    assert_true(joins(x, "cudaEventRecordWithFlags", streams[0], 11));
+    assert_true(ibx_tenant_captured(x->isolation.tenant)->all >= 86);
+    assert_false(joins(x, "cudaStreamWaitEvent", streams[1], 50));
+    assert_false(joins(x, "cudaStreamWaitEvent", streams[2], 50)); /* before CUDA gets it */
+    for (unsigned i = 0; i < 3; i++) {
+        capture_by_handler(x, CAPTURES_ENDED, streams[i]);
+        ibx_handles_remove(x, IBX_HANDLE_STREAM, (uintptr_t)streams[i]);
+    }
+    assert_int_equal(ibx_tenant_captured(x->isolation.tenant)->all, 0);
+    atomic_store(&own_quota(&alice, IBX_HOLD_GRAPHS)->most, most);
+}
+
+/* What a capture has made counts with its edges, which CUDA tells. If it does not, that is no error
+ * of the client's. */
+static void test_captured_edges_count(void **state)
+{
+    (void)state;
+    int (*create)(void **graph, unsigned flags) = NULL;
+    int (*add)(void **made, void *graph, void *const *behind, size_t count) = NULL;
+    void (*have_data)(bool they) = NULL;
+    int (*last_error)(void) = NULL;
+    void *runtime = dlopen(getenv("IBX_TEST_CUDART"), RTLD_LAZY), *graph = NULL, *nodes[12];
+    struct gpu_session *x = &alice.x;
+    const uint64_t before = own_used(&alice, IBX_HOLD_GRAPHS);
+    *(void **)&have_data = dlsym(runtime, "ibx_double_edges_have_data");
+    *(void **)&last_error = dlsym(runtime, "cudaGetLastError");
+    *(void **)&create = dlsym(runtime, "cudaGraphCreate");
+    *(void **)&add = dlsym(runtime, "cudaGraphAddEmptyNode");
+    assert_int_equal(create(&graph, 0), 0);
+    for (unsigned i = 0; i < 12; i++) /* six nodes, and six more behind all of these */
+        assert_int_equal(add(&nodes[i], graph, nodes, i < 6 ? 0 : 6), 0);
+    assert_true(ibx_handles_add(x, IBX_HANDLE_GRAPH, (uintptr_t)graph));
+    assert_true(ibx_graph_measure(x, (uintptr_t)graph));
+    assert_int_equal(own_used(&alice, IBX_HOLD_GRAPHS) - before, 1 + 36);
+    have_data(true);
+    last_error();
+    assert_true(ibx_graph_measure(x, (uintptr_t)graph));
+    have_data(false);
+    assert_int_equal(last_error(), 0);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, (uintptr_t)graph, NULL), 0);
+    assert_true(own_used(&alice, IBX_HOLD_GRAPHS) == before);
+    dlclose(runtime);
+}
+
+/* A capture that another client's wait has ended takes no more nodes, however long the client does
+ * not end it. */
+static void test_captures_that_are_lost(void **state)
+{
+    (void)state;
+    struct gpu_session *x = &alice.x;
+    void *stream, *graph;
+    const uint64_t most = own_allow_more(&alice, IBX_HOLD_GRAPHS, 10);
+    assert_int_equal(app->stream_create(&stream, 1), 0);
+    assert_true(ibx_handles_add(x, IBX_HANDLE_STREAM, (uintptr_t)stream));
+    capture_by_handler(x, CAPTURES_BEGUN, stream);
+    assert_int_not_equal(app->ctx_synchronize(), 0);
+    for (unsigned i = 0; i < 100; i++) {
+        x->handler.captures = CAPTURES_SPARED;
+        assert_true(ibx_graph_captures(x, ibx_call_find("cublasSgemm_v2", 15), NULL, 0));
+        assert_true(is_recorded_in(x, stream));
+    }
+    x->handler.captures = CAPTURES_ENDED;
+    ibx_captures_run(x);
+    assert_int_equal(app->end_capture(stream, &graph), IBX_CALL_CAPTURE_INVALIDATED);
+    ibx_captures_answered(x, IBX_CALL_CAPTURE_INVALIDATED);
+    assert_false(ibx_captures_any());
+    ibx_handles_remove(x, IBX_HANDLE_STREAM, (uintptr_t)stream);
+    atomic_store(&own_quota(&alice, IBX_HOLD_GRAPHS)->most, most);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_captures_have_a_limit),  cmocka_unit_test(test_captures_that_overlap),
+        cmocka_unit_test(test_captures_that_join),     cmocka_unit_test(test_captured_edges_count),
+        cmocka_unit_test(test_captures_that_are_lost),
+    };
+    return cmocka_run_group_tests(tests, own_set_up, own_tear_down);
+}
