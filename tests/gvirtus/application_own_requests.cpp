@@ -405,6 +405,11 @@ bool capture_modes()
         mode = 0;
         REQUIRE(exchange(&mode) == 0 && mode == 2 && stub_capture_mode() == 1);
     }
+    // From GLOBAL to THREAD_LOCAL and back nothing changes there.
+    const unsigned set = stub_capture_modes_set();
+    int mode = 1;
+    REQUIRE(exchange(&mode) == 0 && mode == 0 && exchange(&mode) == 0 && mode == 1);
+    REQUIRE(stub_capture_modes_set() == set && stub_capture_mode() == 1);
     return HOLDS(fails(exchange(nullptr), 1));
 }
 

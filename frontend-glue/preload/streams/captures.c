@@ -9,14 +9,18 @@
 
 #include <pthread.h>
 
+#define NOT_KNOWN (-1) /* no mode */
+
 static _Atomic unsigned captures; /* captures that this process has begun */
 /* Captures of threads' own streams, and those of them that had no work before. Protected by the
  * lock of ranges. */
 static unsigned of_threads, of_rested;
 static _Thread_local int thread_mode = CUDA_CAPTURE_GLOBAL; /* the mode that the program has set */
+static _Thread_local int mode_there = NOT_KNOWN;            /* that of its thread at the back end */
 
 static void in_child(void)
 {
+    mode_there = NOT_KNOWN;
     atomic_store(&captures, 0);
     of_threads = of_rested = 0;
 }
@@ -60,16 +64,21 @@ bool ibx_frontend_threads_capture(unsigned *rested)
 }
 
 /* All clients are threads of one process at the back end. In mode GLOBAL calls of this client would
- * invalidate captures of others, and theirs this one's: so THREAD_LOCAL is used. */
+ * invalidate captures of others, and theirs this one's: so THREAD_LOCAL is used. PyTorch changes
+ * between the two and back around each of its queries, which changes nothing there. */
 int cudaThreadExchangeStreamCaptureMode(int *mode)
 {
     if (!mode)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    const int wanted = *mode;
-    int there = wanted == CUDA_CAPTURE_GLOBAL ? CUDA_CAPTURE_THREAD_LOCAL : wanted;
-    const int rc = CALL_NEXT(cudaThreadExchangeStreamCaptureMode, &there);
-    if (rc)
-        return rc;
+    const int wanted = *mode,
+              used = wanted == CUDA_CAPTURE_GLOBAL ? CUDA_CAPTURE_THREAD_LOCAL : wanted;
+    int there = used;
+    if (used != mode_there) {
+        const int rc = CALL_NEXT(cudaThreadExchangeStreamCaptureMode, &there);
+        if (rc)
+            return rc;
+    }
+    mode_there = used;
     *mode = thread_mode;
     thread_mode = wanted;
     return CUDA_SUCCESS;

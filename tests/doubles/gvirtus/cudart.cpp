@@ -484,9 +484,11 @@ EXPORTED void stub_at_end(void (*function)())
 
 // As at the back end: its plugin has chosen this mode.
 static thread_local int capture_mode = 1;
+static thread_local unsigned capture_modes_set;
 
 EXPORTED int cudaThreadExchangeStreamCaptureMode(int *mode)
 {
+    capture_modes_set++;
     if (*mode < 0 || *mode > 2)
         return 1;
     std::swap(*mode, capture_mode);
@@ -496,6 +498,11 @@ EXPORTED int cudaThreadExchangeStreamCaptureMode(int *mode)
 EXPORTED int stub_capture_mode()
 {
     return capture_mode;
+}
+
+EXPORTED unsigned stub_capture_modes_set()
+{
+    return capture_modes_set;
 }
 
 EXPORTED void stub_close()

@@ -103,6 +103,7 @@ void stub_same_number(pid_t ended);
 // The mode of this thread's captures.
 int cudaThreadExchangeStreamCaptureMode(int *mode);
 int stub_capture_mode();
+unsigned stub_capture_modes_set();
 // A function that the library's destructor calls.
 void stub_at_end(void (*function)());
 // Ends this thread's connection, as GVirtuS's destructors do.
