@@ -337,6 +337,7 @@ int main(int argc, char **argv)
         {"nccl-one-thread", nccl_one_thread},
         {"nccl-without-waiting", nccl_without_waiting},
         {"nccl-aborts", nccl_aborts},
+        {"nccl-asked", nccl_asked},
         {"nccl-first-rank", [] { return nccl_rank(0); }},
         {"nccl-second-rank", [] { return nccl_rank(1); }},
         {"nccl-left", nccl_left},

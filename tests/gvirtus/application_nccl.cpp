@@ -6,6 +6,7 @@
 #include "tests/gvirtus/application_math.h"
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -311,6 +312,30 @@ bool nccl_aborts()
     REQUIRE(math("ncclCommAbort", comms[0]) == 0);
     waits.join();
     return HOLDS(status != 0 && math("ncclCommAbort", comms[1]) == 0);
+}
+
+// Threads ask for the state of a communicator, as PyTorch's watchdog does, while another splits it.
+bool nccl_asked()
+{
+    void *comm = rank_of(new_id(), 1, 0);
+    std::atomic<bool> over{false}, good{true};
+    std::vector<std::thread> threads;
+    REQUIRE(comm);
+    for (int i = 0; i < 2; i++)
+        threads.emplace_back([&] {
+            for (int state = 0; !over;)
+                if (math("ncclCommGetAsyncError", comm, &state))
+                    good = false;
+        });
+    for (int i = 0; i < 500 && good; i++) {
+        void *made = nullptr;
+        if (math("ncclCommSplit", comm, 0, 0, &made, nullptr) || math("ncclCommDestroy", made))
+            good = false;
+    }
+    over = true;
+    for (std::thread &thread : threads)
+        thread.join();
+    return HOLDS(good && math("ncclCommDestroy", comm) == 0);
 }
 
 // A rank of several processes. The first one tells the id, the others read it.
