@@ -129,6 +129,20 @@ static void note_made(struct communicator *c)
 
 static void forget_id(uint64_t id);
 
+/* A split may have begun since its state was asked for, so that is asked for again. */
+static void look_at_child(struct communicator *c)
+{
+    pthread_mutex_lock(&links);
+    if (c->child) {
+        pthread_mutex_lock(&c->lock);
+        const int state = state_of(c->of);
+        pthread_mutex_unlock(&c->lock);
+        if (state != NCCL_IN_PROGRESS)
+            split_is_over(c);
+    }
+    pthread_mutex_unlock(&links);
+}
+
 /* What NCCL says; for a client's blocking communicator that is made, no work is in progress. */
 int ibx_nccl_look(struct communicator *c)
 {
@@ -144,11 +158,8 @@ int ibx_nccl_look(struct communicator *c)
     c->id = c->made ? 0 : c->id;
     pthread_mutex_unlock(&c->lock);
     forget_id(id);
-    if (state != NCCL_IN_PROGRESS) {
-        pthread_mutex_lock(&links);
-        split_is_over(c);
-        pthread_mutex_unlock(&links);
-    }
+    if (state != NCCL_IN_PROGRESS)
+        look_at_child(c);
     return state;
 }
 
@@ -339,22 +350,18 @@ static int split(void *function, const union ibx_math_value *values)
             return NCCL_SYSTEM_ERROR;
     }
     const bool busy = ibx_nccl_look(parent) != NCCL_SUCCESS;
-    pthread_mutex_lock(&links);
-    if (!busy) {
-        parent->child = child;
-        if (child)
-            child->parent = parent;
-    }
-    pthread_mutex_unlock(&links);
+    pthread_mutex_lock(&links); /* nobody sees the child before its split has begun */
     pthread_mutex_lock(&parent->lock);
     int rc = busy ? NCCL_INVALID_USAGE
                   : begin(parent->of, color, values[2].i, child ? &child->of : &none, given);
     pthread_mutex_unlock(&parent->lock);
     rc = rc == NCCL_IN_PROGRESS ? NCCL_SUCCESS : rc;
+    if (!rc && child) {
+        parent->child = child;
+        child->parent = parent;
+    }
+    pthread_mutex_unlock(&links);
     if (rc && child) {
-        pthread_mutex_lock(&links);
-        parent->child = busy ? parent->child : NULL;
-        pthread_mutex_unlock(&links);
         pthread_mutex_destroy(&child->lock);
         free(child);
         child = NULL;
