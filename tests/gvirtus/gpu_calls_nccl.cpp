@@ -201,6 +201,20 @@ bool limits()
     return HOLDS(own.end(own.comm) == 0 && remote.library_handles() == 0);
 }
 
+// NCCL's thread for an id waits for all ranks, also if the communicator was aborted meanwhile.
+bool aborted_ids()
+{
+    Gpu gpu(allowed);
+    Ranks own(gpu.remote);
+    int code = 0;
+    REQUIRE(own.comm);
+    for (int i = 0; i < 256; i++) {
+        const std::uint64_t one = own.made(unique_id(gpu.remote), 2, 0);
+        REQUIRE(one && own.end(one) == 0);
+    }
+    return HOLDS(unique_id(gpu.remote, &code).empty() && code == NCCL_SYSTEM_ERROR);
+}
+
 // A client that ends while it waits for a rank that never comes.
 bool waits_and_ends()
 {
@@ -238,6 +252,7 @@ void check_calls_nccl()
     check("operations of NCCL", operations);
     check("communicators of another program", communicators_apart);
     check("communicators that wait for ever", limits);
+    check("ids of communicators that were aborted", aborted_ids);
     check("communicators of a client that ends in a wait", waits_and_ends);
     check("NCCL where it is not allowed", not_allowed);
 }
