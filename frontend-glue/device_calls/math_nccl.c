@@ -193,8 +193,8 @@ static int get_state(struct gpu_session *x, struct communicator *c, bool wait, i
 
 /* ------------------------------------------------------------------------------- unique ids */
 
-/* For each id NCCL has a thread that waits for all ranks, and nothing but these ends it. So a
- * client gets only so many before their communicators are made. */
+/* For each id NCCL has a thread that waits for all ranks, and nothing but these ends it, not even
+ * an abort. So a client gets only so many before their communicators are made. */
 static struct {
     uint64_t id; /* a hash; 0: a free place */
     const struct ibx_tenant *tenant;
@@ -402,7 +402,6 @@ static int end(struct communicator *c, bool gently)
     rc = gently && destroy && c->of ? destroy(c->of) : abort_of(c->of);
     c->of = NULL;
     pthread_mutex_unlock(&c->lock);
-    forget_id(c->id);
     pthread_mutex_lock(&links);
     split_is_over(c);
     pthread_mutex_unlock(&links);
