@@ -291,6 +291,7 @@ static int split(struct communicator *c, const struct operation *o)
     if (!joined) {
         free(made);
         math_handles--;
+        *o->made = NULL;
         return c->color < 0 ? 0 : INTERNAL_ERROR;
     }
     made->state = 0;
@@ -509,10 +510,18 @@ static int add(struct communicator *c, struct operation o)
     return 0;
 }
 
+/* Whether it is in the stack of the calling thread, near where that is now. */
+static bool is_in_stack(const void *address)
+{
+    const uintptr_t here = (uintptr_t)__builtin_frame_address(0), at = (uintptr_t)address;
+    return (at > here ? at - here : here - at) < 65536;
+}
+
+/* *made is written when the split is over, also without a new communicator. */
 EXPORT int ncclCommSplit(struct communicator *c, int color, int key, struct communicator **made,
                          const struct config *config)
 {
-    if ((config && config->blocking && config->blocking != -1) || !is_ready(c))
+    if ((config && config->blocking && config->blocking != -1) || !is_ready(c) || is_in_stack(made))
         return INVALID_ARGUMENT;
     c->splits++;
     c->color = color;
