@@ -341,7 +341,6 @@ static int split(void *function, const union ibx_math_value *values)
     const int color = values[1].i, count = values[4].i;
     struct config config = config_of(values[5].p, count);
     struct config *given = count > 0 ? &config : NULL; /* without it, the parent's */
-    void *none = NULL;
     *(void **)&begin = function;
     if (color >= 0) {
         child =
@@ -352,8 +351,9 @@ static int split(void *function, const union ibx_math_value *values)
     const bool busy = ibx_nccl_look(parent) != NCCL_SUCCESS;
     pthread_mutex_lock(&links); /* nobody sees the child before its split has begun */
     pthread_mutex_lock(&parent->lock);
-    int rc = busy ? NCCL_INVALID_USAGE
-                  : begin(parent->of, color, values[2].i, child ? &child->of : &none, given);
+    int rc = busy
+                 ? NCCL_INVALID_USAGE
+                 : begin(parent->of, color, values[2].i, child ? &child->of : &parent->none, given);
     pthread_mutex_unlock(&parent->lock);
     rc = rc == NCCL_IN_PROGRESS ? NCCL_SUCCESS : rc;
     if (!rc && child) {

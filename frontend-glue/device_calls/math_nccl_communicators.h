@@ -30,6 +30,7 @@ struct communicator {
     uint64_t id;             /* a hash of its unique id; 0: a split has made it */
     struct reduction operators[OWN_OPERATORS];
     unsigned operator_count;
+    void *none; /* what NCCL writes at the end of a split in which this rank gets no new one */
     /* While it is being split; locked by `links`. */
     struct communicator *parent, *child;
     bool orphan; /* its client has ended it before its parent had made it */
