@@ -338,6 +338,7 @@ int main(int argc, char **argv)
         {"nccl-without-waiting", nccl_without_waiting},
         {"nccl-aborts", nccl_aborts},
         {"nccl-asked", nccl_asked},
+        {"nccl-destroyed", nccl_destroyed},
         {"nccl-first-rank", [] { return nccl_rank(0); }},
         {"nccl-second-rank", [] { return nccl_rank(1); }},
         {"nccl-left", nccl_left},

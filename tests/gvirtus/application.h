@@ -145,6 +145,7 @@ bool nccl_one_thread();
 bool nccl_without_waiting();
 bool nccl_aborts();
 bool nccl_asked();
+bool nccl_destroyed();
 bool nccl_rank(int rank);
 bool nccl_left();
 bool no_nccl();

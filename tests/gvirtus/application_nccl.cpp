@@ -338,6 +338,22 @@ bool nccl_asked()
     return HOLDS(good && math("ncclCommDestroy", comm) == 0);
 }
 
+// Destroying a communicator lets the work of its GPU end first: only an abort cuts operations off.
+bool nccl_destroyed()
+{
+    void *comm = rank_of(new_id(), 1, 0), *stream = nullptr;
+    std::atomic<bool> over{false};
+    void (*const work)(void *) = [](void *of) {
+        usleep(50000);
+        *static_cast<std::atomic<bool> *>(of) = true;
+    };
+    REQUIRE(comm && cudaStreamCreate(&stream) == 0);
+    REQUIRE(preloaded<int(void *, void (*)(void *), void *)>("cudaLaunchHostFunc")(stream, work,
+                                                                                   &over) == 0);
+    REQUIRE(math("ncclCommDestroy", comm) == 0);
+    return HOLDS(over && cudaGetLastError() == 0);
+}
+
 // A rank of several processes. The first one tells the id, the others read it.
 bool nccl_rank(int rank)
 {
