@@ -443,12 +443,6 @@ EXPORTED int ncclCommFinalize(void *communicator)
     return within(status ? status : settle(communicator));
 }
 
-EXPORTED int ncclCommDestroy(void *communicator)
-{
-    const union ibx_math_value values[] = {{.p = communicator}};
-    return communicator ? within(ask(IBX_MATH_ncclCommDestroy, values)) : NCCL_SUCCESS;
-}
-
 EXPORTED int ncclCommAbort(void *communicator)
 {
     const union ibx_math_value values[] = {{.p = communicator}};
@@ -498,6 +492,28 @@ EXPORTED int ncclCommCuDevice(void *communicator, int *device)
 EXPORTED int ncclCommUserRank(void *communicator, int *rank)
 {
     return number_of(IBX_MATH_ncclCommUserRank, communicator, rank);
+}
+
+/* The back end cuts off operations that are under way. So the work of the communicator's GPU ends
+ * first, for which NCCL waits, too. A communicator that is not made has none. */
+static void wait_for_work(void *communicator)
+{
+    int device = 0, before = 0;
+    if (ncclCommCuDevice(communicator, &device) || cudaGetDevice(&before))
+        return;
+    if (device == before || !cudaSetDevice(device))
+        cudaDeviceSynchronize();
+    if (device != before)
+        cudaSetDevice(before);
+}
+
+EXPORTED int ncclCommDestroy(void *communicator)
+{
+    const union ibx_math_value values[] = {{.p = communicator}};
+    if (!communicator)
+        return NCCL_SUCCESS;
+    wait_for_work(communicator);
+    return within(ask(IBX_MATH_ncclCommDestroy, values));
 }
 
 /* ------------------------------------------------------------------------------- operators */
