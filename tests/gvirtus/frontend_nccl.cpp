@@ -102,9 +102,8 @@ void check_nccl(bool all)
     check("nccl of a program that is killed", nccl_left);
     if (!all)
         return;
-    for (const char *test :
-         {"nccl-threads", "nccl-one-thread", "nccl-without-waiting", "nccl-aborts", "nccl-asked",
-          "nccl-destroyed"})
+    for (const char *test : {"nccl-threads", "nccl-one-thread", "nccl-without-waiting",
+                             "nccl-aborts", "nccl-asked", "nccl-destroyed"})
         check(test, [=] { return run_nccl(test); });
     check("nccl where it is not allowed", without_nccl);
     check("nccl where its library is missing", without_libnccl);
