@@ -191,6 +191,24 @@ bool moved(char *device, void *stream)
     return HOLDS(fails(run("cudaGraphDestroy", graphs[1]), 1));
 }
 
+// What is moved into a graph comes too late for the executable graphs that it has already.
+bool moved_later(char *device)
+{
+    void *graphs[2], *set = nullptr, *node = nullptr, *exec = nullptr;
+    for (void *&graph : graphs)
+        REQUIRE((run<void **, unsigned>("cudaGraphCreate", &graph, 0) == 0));
+    REQUIRE(add_set(&set, graphs[0], nullptr, 0, device, 'a') == 0);
+    REQUIRE(add_set(&node, graphs[1], nullptr, 0, device, 'a') == 0);
+    REQUIRE((run<void **, void *, unsigned long long>("cudaGraphInstantiate", &exec, graphs[1],
+                                                      0) == 0));
+    REQUIRE(add_graph(&node, graphs[1], graphs[0], 1) == 0);
+    const Set bs = {device, 10, 'b', 1, 10, 1};
+    REQUIRE(fails(
+        run<void *, void *, const Set *>("cudaGraphExecMemsetNodeSetParams", exec, set, &bs), 1));
+    REQUIRE(run("cudaGraphExecDestroy", exec) == 0);
+    return HOLDS(run("cudaGraphDestroy", graphs[1]) == 0);
+}
+
 // What was captured so far comes before the node that is added to the capture, the rest behind it.
 bool while_captured(char *device, void *stream)
 {
@@ -237,6 +255,6 @@ bool conditions()
     void *stream = nullptr;
     REQUIRE(cudaStreamCreate(&stream) == 0);
     REQUIRE(node_by_node(device, stream) && changed_in_bodies(device, stream));
-    REQUIRE(moved(device, stream));
+    REQUIRE(moved(device, stream) && moved_later(device));
     return HOLDS(while_captured(device, stream));
 }
