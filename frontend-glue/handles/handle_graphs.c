@@ -4,11 +4,11 @@
 
 #include <pthread.h>
 
-bool ibx_handle_is_in(const struct gpu_session *x, uint64_t outer, uint64_t graph)
+bool ibx_handle_is_in(const struct gpu_session *x, uint64_t outer, uint64_t graph, uint64_t number)
 {
     while (graph && graph != outer) {
         const struct handle *found = ibx_handle_find(x, IBX_HANDLE_GRAPH, graph);
-        graph = found ? found->of : 0;
+        graph = found && found->moved < number ? found->of : 0;
     }
     return graph;
 }
@@ -16,7 +16,7 @@ bool ibx_handle_is_in(const struct gpu_session *x, uint64_t outer, uint64_t grap
 bool ibx_handles_contains(struct gpu_session *x, uint64_t outer, uint64_t graph)
 {
     pthread_mutex_lock(&ibx_handles_lock);
-    const bool is = ibx_handle_is_in(x, outer, graph);
+    const bool is = ibx_handle_is_in(x, outer, graph, UINT64_MAX);
     pthread_mutex_unlock(&ibx_handles_lock);
     return is;
 }
@@ -50,4 +50,14 @@ uint64_t ibx_handles_set_object(struct gpu_session *x, uint64_t node, uint64_t o
         found->object = object;
     pthread_mutex_unlock(&ibx_handles_lock);
     return before;
+}
+
+void ibx_handles_move(struct gpu_session *x, uint64_t graph, uint64_t other)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    struct handle *found = ibx_handle_find(x, IBX_HANDLE_GRAPH, graph);
+    if (found)
+        found->moved = ibx_handle_next_number();
+    pthread_mutex_unlock(&ibx_handles_lock);
+    ibx_handles_within(x, graph, other);
 }

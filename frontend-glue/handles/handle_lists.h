@@ -35,6 +35,7 @@ struct handle {
     uint64_t of;        /* of a node or an executable graph: its graph; of a level: its mipmapped
                            array; 0: not known, or gone */
     uint64_t number;    /* in the order of making; 0: a node that came by a capture or a clone */
+    uint64_t moved;     /* of a graph: the number that it got when it was moved; 0: it was not */
     uint64_t client;    /* whose it is (client_list.c); 0: not known */
     uint64_t heir_of;   /* the client that has made it and has ended; 0: `client` has made it */
     unsigned functions; /* of clients, in an executable graph */
@@ -83,6 +84,8 @@ struct handle *ibx_handle_new(struct gpu_session *x, enum ibx_handle_kind kind, 
 /* Enters it in the lists, and owns it; no other handle may overlap it. False: no memory, and it is
  * freed. */
 bool ibx_handle_enter(struct handle *made);
+/* A number for `number` or `moved`. */
+uint64_t ibx_handle_next_number(void);
 void ibx_handle_drop(struct handle *h);
 void ibx_handle_set_client(struct handle *h, uint64_t client);
 /* The list with the client's handles of that kind, which may have others' as well. */
@@ -95,8 +98,10 @@ void ibx_handle_set_graph(struct handle *h, uint64_t graph);
 bool ibx_handle_add(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value, uint64_t of,
                     uint64_t weight, bool listed);
 
-/* handle_graphs.c: whether `graph` is `outer`, or within it. */
-bool ibx_handle_is_in(const struct gpu_session *x, uint64_t outer, uint64_t graph);
+/* handle_graphs.c */
+
+/* Whether a graph is `outer` itself, or was within it when something got that number. */
+bool ibx_handle_is_in(const struct gpu_session *x, uint64_t outer, uint64_t graph, uint64_t number);
 
 /* handle_sizes.c */
 

@@ -33,7 +33,6 @@ static void *tree;
 #define CLIENT_BUCKETS 8192u
 #define GRAPH_BUCKETS  8192u
 static struct handle *of_kind[KINDS], *of_client[CLIENT_BUCKETS], *of_graph[GRAPH_BUCKETS];
-static uint64_t numbers;
 static atomic_uint there[KINDS]; /* how many there are; 0: nobody needs to take the lock */
 static atomic_uint gone;         /* streams and events that were given back */
 
@@ -230,6 +229,7 @@ static void renew(struct handle *h, const struct handle *made)
     h->gpu = made->gpu;
     h->weight = made->weight;
     h->nodes = made->nodes;
+    h->moved = 0;
     h->depth = made->depth;
     ibx_handle_count_as(h, made->tenant);
     h->context = made->context;
@@ -266,6 +266,12 @@ struct handle *ibx_handle_new(struct gpu_session *x, enum ibx_handle_kind kind, 
     return made;
 }
 
+uint64_t ibx_handle_next_number(void)
+{
+    static uint64_t numbers;
+    return ++numbers;
+}
+
 bool ibx_handle_enter(struct handle *made)
 {
     struct handle *const *at = tsearch(made, &tree, compare);
@@ -273,7 +279,7 @@ bool ibx_handle_enter(struct handle *made)
         free(made);
         return false;
     }
-    made->number = ++numbers;
+    made->number = ibx_handle_next_number();
     link_all(made);
     ibx_handle_count_as(made, made->tenant);
     return true;
@@ -287,7 +293,7 @@ static bool add(struct handle *made, bool listed)
     struct handle *const *at = tsearch(made, &tree, compare);
     const bool is_new = at && *at == made;
     if (at && !listed)
-        (*at)->number = ++numbers;
+        (*at)->number = ibx_handle_next_number();
     if (is_new) {
         link_all(made);
         ibx_handle_count_as(made, made->tenant);
@@ -437,8 +443,8 @@ bool ibx_handles_has_node(struct gpu_session *x, uint64_t exec, uint64_t node)
     struct handle *found = known ? find_free(x, IBX_HANDLE_NODE, node) : NULL;
     const struct handle *made = found ? ibx_handle_find(x, IBX_HANDLE_EXEC, exec) : NULL;
     const bool has = made && made->user == x && made->of &&
-                     ibx_handle_is_in(x, made->of, found->of) && found->number < made->number &&
-                     hold(x, found);
+                     ibx_handle_is_in(x, made->of, found->of, made->number) &&
+                     found->number < made->number && hold(x, found);
     pthread_mutex_unlock(&ibx_handles_lock);
     return has;
 }

@@ -43,6 +43,9 @@ bool ibx_handles_is_level(struct gpu_session *x, uint64_t array);
  * with it; whether a graph is one of these. */
 void ibx_handles_within(struct gpu_session *x, uint64_t graph, uint64_t other);
 bool ibx_handles_is_within(struct gpu_session *x, uint64_t graph);
+/* As ibx_handles_within(), for a graph that is moved: it is not in the executable graphs that
+ * `other` has already. */
+void ibx_handles_move(struct gpu_session *x, uint64_t graph, uint64_t other);
 /* Whether a graph is `outer` itself, or is within it, however deep. */
 bool ibx_handles_contains(struct gpu_session *x, uint64_t outer, uint64_t graph);
 /* Adds a handle with which conditional nodes of a graph are made; it ends with the graph. */

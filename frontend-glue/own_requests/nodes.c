@@ -379,7 +379,7 @@ static int add_moved(struct own_request *e)
     int rc = ibx_own_request_node_room(e, &p);
     rc = rc ? rc : call_add(e, &p, &m, &node);
     if (!rc) /* its nodes are counted by themselves */
-        ibx_handles_within(e->x, (uintptr_t)m.graph, (uintptr_t)p.graph);
+        ibx_handles_move(e->x, (uintptr_t)m.graph, (uintptr_t)p.graph);
     return ibx_own_request_answer_node(e, rc, &p, node);
 }
 
