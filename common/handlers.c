@@ -76,8 +76,9 @@ static void leave(void *before)
     ibx_thread_release_cancel(*(const int *)before);
 }
 
-/* A handler's calls begin at 0, and it may never return here (longjmp). */
-void ibx_handlers_run(void)
+/* A handler's calls begin at 0, and it may never return here (longjmp). AddressSanitizer may move
+ * what is on the stack elsewhere, where longjmp(3) would not find that it leaves it. */
+__attribute__((no_sanitize("address"))) void ibx_handlers_run(void)
 {
     const struct ibx_handlers_calls *calls = atomic_load(&in_use);
     const unsigned inside = depth, around = pairs;
