@@ -32,8 +32,10 @@ int ibx_nccl_make_operator(struct communicator *c, void *function,
         return NCCL_INVALID_ARGUMENT;
     if (c->operator_count == OWN_OPERATORS)
         return NCCL_SYSTEM_ERROR;
+    pthread_mutex_lock(&c->lock);
     const int rc =
         make(values[5].p, on_host ? values[4].p : values[3].p, type, on_host ? 1 : 0, c->of);
+    pthread_mutex_unlock(&c->lock);
     if (!rc)
         c->operators[c->operator_count++] = (struct reduction){*(int *)values[5].p, scalar};
     return rc;
@@ -55,7 +57,10 @@ int ibx_nccl_end_operator(struct communicator *c, void *function, int number)
     if (!gone)
         return NCCL_INVALID_ARGUMENT;
     *gone = c->operators[--c->operator_count];
-    return destroy_one(number, c->of);
+    pthread_mutex_lock(&c->lock);
+    const int rc = destroy_one(number, c->of);
+    pthread_mutex_unlock(&c->lock);
+    return rc;
 }
 
 /* ------------------------------------------------------------------------------- operations */
