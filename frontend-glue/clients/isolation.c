@@ -358,6 +358,24 @@ static bool in_pieces(const struct ibx_request_watch *w, const uint8_t *bytes, s
            (ibx_naming_known(w->name) || ibx_naming_allocates(w->name));
 }
 
+/* Ends the session if the handler would go beyond the memory that it has. */
+static int end_for_unfit(struct gpu_session *x, const uint8_t *body, size_t n)
+{
+    const char *name = x->requests.name, *peer = ibx_session_path(x->s)->peer;
+    if (!strcmp(name, "cudaRegisterFatBinary") && !ibx_fat_binary_fits(body, n))
+        return ibx_session_fail(x->s, -EPROTO,
+                                "%s registers a fat binary that is malformed, or that GVirtuS "
+                                "cannot read: preload libibx-frontend.so",
+                                peer);
+    if (!strcmp(name, "cuModuleLoadDataEx") && !ibx_load_options_fit(body, n))
+        return ibx_session_fail(x->s, -EOPNOTSUPP,
+                                "%s calls cuModuleLoadDataEx with a log or a list of symbols, for "
+                                "which GVirtuS gives CUDA a wrong length: preload "
+                                "libibx-frontend.so",
+                                peer);
+    return 0;
+}
+
 int ibx_isolation_before_read(struct gpu_session *x, uint8_t *bytes, size_t n)
 {
     struct isolation *i = &x->isolation;
@@ -387,7 +405,11 @@ int ibx_isolation_before_read(struct gpu_session *x, uint8_t *bytes, size_t n)
                                 "%s of tenant \"%s\" registers kernels: with the others that is "
                                 "more than rdma.requests and rdma.tenant_share allow",
                                 ibx_session_path(x->s)->peer, ibx_tenant_name(i->tenant));
+    const int rc = end_for_unfit(x, bytes, n);
+    if (rc)
+        return rc;
     ibx_shapes_mend(w->name, bytes, n);
+    ibx_library_shapes_mend(w->name, bytes, n, i->held);
     ibx_named_spoil(x, bytes, n);
     return inspect(x, bytes, n);
 }

@@ -201,16 +201,19 @@ static void bar(struct gpu_session *x, uint8_t *bytes, size_t n)
     }
     why = x->isolation.limited ? why : why & ~IBX_BARRED_LIMITED;
     why = x->options.limits.pins ? why : why & ~IBX_BARRED_PINNED;
+    why = x->isolation.on ? why : why & ~IBX_BARRED_TENANTS;
     if (!why)
         return;
     *last = '?';
     if (why != IBX_BARRED && !atomic_flag_test_and_set(&told))
         ibx_log(IBX_LOG_WARN,
-                "GVirtuS's own mapped and registered memory (cuMemCreate, cudaHostRegister and the "
-                "like) is refused to %s, since %s: preload libibx-frontend.so",
+                "GVirtuS's own contexts, IPC handles, mapped and registered memory (cuCtxCreate, "
+                "cudaIpcOpenMemHandle, cuMemCreate, cudaHostRegister and the like) are refused to "
+                "%s, since %s: preload libibx-frontend.so",
                 ibx_session_path(x->s)->peer,
-                why & IBX_BARRED_BESIDE ? "it reaches what other programs have here"
-                                        : "rdma.device_memory and rdma.pins do not count it");
+                why & (IBX_BARRED_BESIDE | IBX_BARRED_TENANTS)
+                    ? "they reach what other programs have"
+                    : "rdma.device_memory and rdma.pins do not count them");
 }
 
 static int note_read(void *context, void *bytes, size_t n)

@@ -122,6 +122,10 @@ static const struct naming namings[] = {
     /* An IPC handle lets another process map the memory. That process does not know the memory's
      * owner. */
     COPY("cudaIpcGetMemHandle", ANY, 0, AT(F(72))),
+    COPY("cublasGetMatrix", ANY, 0, AT(F(12))),
+    COPY("cublasGetVector", ANY, 0, AT(F(16))),
+    COPY("cublasSetMatrix", ANY, 0, AT(F(12))),
+    COPY("cublasSetVector", ANY, 0, AT(F(16))),
     COPY("cuMemcpyDtoH", ANY, 0, {.at = F(0), .n = F(8), .reply = F(8)}),
     COPY("cuMemcpyHtoD", ANY, 0, RANGE(F(8), F(0))),
     /* A struct CUDA_MEMCPY2D behind its length; types 2: device memory, 3: an array. */
@@ -153,6 +157,7 @@ static bool may_be_named(const char *name)
         return false;
     name += !strncmp(name, "cuda", 4) ? 4 : 2;
     return *name == 'M' || *name == 'F' || *name == 'A' || *name == 'I' || *name == 'G' ||
+           !strncmp(name, "blasGet", 7) || !strncmp(name, "blasSet", 7) ||
            !strncmp(name, "StreamW", 7) || !strncmp(name, "EventD", 6) ||
            !strncmp(name, "CreateT", 7);
 }
@@ -168,7 +173,8 @@ uint64_t ibx_naming_allocated(const uint8_t *payload, size_t n)
 
 bool ibx_naming_copies(const char *name)
 {
-    return !strncmp(name, "cudaMemcpy", 10) || !strncmp(name, "cuMemcpy", 8);
+    return !strncmp(name, "cudaMemcpy", 10) || !strncmp(name, "cuMemcpy", 8) ||
+           !strcmp(name, "cublasGetMatrix") || !strcmp(name, "cublasGetVector");
 }
 
 bool ibx_naming_known(const char *name)

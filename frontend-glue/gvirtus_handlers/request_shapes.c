@@ -200,6 +200,13 @@ static const struct {
 } barred[] = {
     {"cudaMemPoolSetAttribute", IBX_BARRED}, /* its handler takes the value for an address */
     {"cudaMemPoolCreate", IBX_BARRED},       /* its handler does not return the pool */
+    {"cudnnGetCallback", IBX_BARRED},        /* its handler sets a callback, which it has not got */
+    {"cudnnSetCallback", IBX_BARRED}, /* its handler has cuDNN call an address of the client's */
+    {"cufftXtMemcpy", IBX_BARRED},    /* its handler copies what follows a request of one byte */
+    /* IPC handles of CUDA are not secrets: they hold a process's number and small ones. */
+    {"cudaIpcOpenEventHandle", IBX_BARRED_TENANTS},
+    {"cudaIpcOpenMemHandle", IBX_BARRED_TENANTS},
+    {"cuCtxCreate", IBX_BARRED_LIMITED}, /* hundreds of MB, which stay after its session */
     /* Their handlers note the client's addresses in one table for all clients, which they change
      * without a lock, and pin memory of their own. */
     {"cudaHostRegister", IBX_BARRED_BESIDE | IBX_BARRED_PINNED},

@@ -20,16 +20,28 @@ void ibx_copy_planes_mend(uint8_t *body, size_t n);
  * names. */
 uint64_t ibx_copy_planes_bytes(const uint8_t *body, size_t n);
 
+/* library_shapes.c: the same for libraries' handlers. `longest`: the length of the session's
+ * longest request; GVirtuS's buffer for requests has room for it, which is memory that some
+ * handlers write to. */
+void ibx_library_shapes_mend(const char *name, uint8_t *body, size_t n, uint64_t longest);
+
+/* fat_binaries.c, load_options.c: whether the handler of cudaRegisterFatBinary, or that of
+ * cuModuleLoadDataEx, stays within what it has. A request for which it would not cannot be
+ * changed so that it is refused: the session has to end. */
+bool ibx_fat_binary_fits(const uint8_t *body, size_t n);
+bool ibx_load_options_fit(const uint8_t *body, size_t n);
+
 /* To be called before `watch` notes the bytes. False: they are of a name that is longer than any,
  * or is not of printable ASCII. GVirtuS keeps a name in memory until its end comes, which counts
  * nowhere, and writes one that it does not know to its log as it is. */
 bool ibx_shapes_is_name(const struct ibx_request_watch *watch, const uint8_t *bytes, size_t n);
 
 /* Why a handler must not get a request. */
-#define IBX_BARRED         1u /* it cannot succeed */
-#define IBX_BARRED_BESIDE  2u /* it reaches what other clients of the process have */
-#define IBX_BARRED_LIMITED 4u /* it takes memory of the GPU that is not counted */
-#define IBX_BARRED_PINNED  8u /* it pins memory that is not counted */
+#define IBX_BARRED         1u  /* it cannot succeed */
+#define IBX_BARRED_BESIDE  2u  /* it reaches what other clients of the process have */
+#define IBX_BARRED_LIMITED 4u  /* it takes memory of the GPU that is not counted */
+#define IBX_BARRED_PINNED  8u  /* it pins memory that is not counted */
+#define IBX_BARRED_TENANTS 16u /* it reaches what other tenants have in other processes */
 
 /* To be called before `watch` notes the bytes: the bits that hold for a name that ends or goes on
  * in them, or 0; *last: a character to change, so that the name is that of no request. */

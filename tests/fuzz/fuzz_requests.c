@@ -72,6 +72,13 @@ static const char *const names[] = {
     "cuMemcpyDtoH",
     "cuMemcpy",
     "cuArrayCreate",
+    "cuModuleLoadDataEx",
+    "cublasGetMatrix",
+    "cublasGetVector",
+    "cublasSetMatrix",
+    "cublasSetVector",
+    "cudnnGetLastErrorString",
+    "curandGenerate",
 };
 #define NAMES (sizeof(names) / sizeof(names[0]))
 
@@ -139,7 +146,10 @@ static void request(unsigned client, const char *name, const uint8_t *bytes, siz
         note_kernel(client, name, body, n);
     ibx_functions_let_go(&users[client]);
     require_own(client);
+    ibx_fat_binary_fits(body, n);
+    ibx_load_options_fit(body, n);
     ibx_shapes_mend(name, body, n);
+    ibx_library_shapes_mend(name, body, n, 0);
     look_at_memory(name, body, n);
     free(body);
 }

@@ -249,6 +249,7 @@ bool mapped_counts()
     REQUIRE(all && own.malloc(each) == 0 && release(own, all) == 0 && own.malloc(each));
     // Nor is what G5's handlers make counted.
     REQUIRE(own.call("cuMemCreate", Body().u64(each)) == unknown);
+    REQUIRE(own.call("cuCtxCreate", Body().i32(0).i32(0)) == unknown);
     return HOLDS(free_addresses(own, mapped.at, 4 * each) == 0 && nothing_left(gpu));
 }
 

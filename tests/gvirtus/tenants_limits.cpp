@@ -110,6 +110,41 @@ bool module_files()
     return HOLDS(has_session(&bob) && back.alive());
 }
 
+// A registration with an image of n bytes, of which 8 come.
+Body fat_binary(std::uint32_t n)
+{
+    Body body;
+    body.string("0x7f0011223344").i32(0x466243b1).i32(1).u64(88).u64(88);
+    body.u64(0x00100001ba55ed50).u64(72).i32(0x1010001).i32(64).i32(static_cast<int>(n)).i32(0);
+    for (int i = 0; i < 7; i++)
+        body.u64(0);
+    return body;
+}
+
+Body load(int option)
+{
+    return Body().i32(1).u64(4).i32(option).string("PTX").u64(8).u64(32);
+}
+
+// Handlers would follow these lengths beyond the request, and beyond memory of 1,024 bytes.
+bool beyond_memory()
+{
+    constexpr int registers = 0, log = 3;
+    TenantsBackEnd back;
+    Client bob(back, "bob");
+    REQUIRE(bob.remote.call("cudaRegisterFatBinary", fat_binary(8)) != gone);
+    REQUIRE(bob.remote.call("cuModuleLoadDataEx", load(registers)) != gone);
+    for (const std::uint32_t n : {16u, UINT32_MAX}) {
+        Client alice(back, "alice");
+        REQUIRE(alice.remote.call("cudaRegisterFatBinary", fat_binary(n)) == gone);
+    }
+    Client alice(back, "alice");
+    REQUIRE(alice.remote.call("cuCtxCreate", Body().i32(0).i32(0)) == 0);
+    REQUIRE(alice.remote.call("cudaIpcOpenMemHandle", Body()) == -1); // no secret leads there
+    REQUIRE(alice.remote.call("cuModuleLoadDataEx", load(log)) == gone);
+    return HOLDS(has_session(&bob) && back.alive());
+}
+
 // The runtime keeps what is pushed until it is popped.
 bool pushed()
 {
@@ -332,6 +367,7 @@ void check_tenants_limits()
     check("... also those of handlers that throw", requests_that_throw);
     check("... and so have their names", names);
     check("modules that GVirtuS takes from a file", module_files);
+    check("lengths beyond the memory of a handler", beyond_memory);
     check("what GVirtuS registers", registered);
     check("configurations of launches that none pops", pushed);
     check("memory of the GPU has a limit", device_memory);

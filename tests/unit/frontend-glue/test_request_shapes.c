@@ -314,14 +314,21 @@ static void capture_modes(void **state)
 
 static void barred(void **state)
 {
-    static const char *const names[] = {"cudaMemPoolSetAttribute",      "cudaMemPoolCreate",
-                                        "cuMemExportToShareableHandle", "cuMemCreate",
-                                        "cudaMemPoolGetAttribute",      "cudaMemPoolDestroy"};
-    static const unsigned whys[] = {IBX_BARRED, IBX_BARRED, IBX_BARRED_BESIDE,
-                                    IBX_BARRED_BESIDE | IBX_BARRED_LIMITED};
+    static const char *const names[] = {
+        "cudaMemPoolSetAttribute", "cudaMemPoolCreate", "cuMemExportToShareableHandle",
+        "cuMemCreate", "cudnnSetCallback", "cudnnGetCallback", "cufftXtMemcpy",
+        "cudaIpcOpenMemHandle", "cudaIpcOpenEventHandle", "cuCtxCreate",
+        /* others */
+        "cudaMemPoolGetAttribute", "cudaMemPoolDestroy", "cuCtxGetCurrent"};
+    static const unsigned whys[] = {IBX_BARRED,         IBX_BARRED,
+                                    IBX_BARRED_BESIDE,  IBX_BARRED_BESIDE | IBX_BARRED_LIMITED,
+                                    IBX_BARRED,         IBX_BARRED,
+                                    IBX_BARRED,         IBX_BARRED_TENANTS,
+                                    IBX_BARRED_TENANTS, IBX_BARRED_LIMITED};
+    const unsigned barred_names = sizeof(whys) / sizeof(whys[0]);
     (void)state;
     for (size_t step = 1; step < 30; step++) {
-        for (unsigned i = 0; i < 6; i++) {
+        for (unsigned i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
             struct ibx_request_watch watch;
             uint8_t bytes[32], *last;
             unsigned found = 0;
@@ -335,7 +342,7 @@ static void barred(void **state)
                 found |= why;
                 ibx_request_note_read(&watch, bytes + at, n);
             }
-            assert_int_equal(found, i < 4 ? whys[i] : 0);
+            assert_int_equal(found, i < barred_names ? whys[i] : 0);
         }
     }
 }

@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Fat binaries that clients register. Handlers follow all offsets and lengths in them: those of the
+ * images, of the sections of a cubin, and of the parameters of its kernels, which are the places of
+ * the arguments in an array on the handler's stack.
+ */
+#include "frontend-glue/gvirtus_handlers/request_shapes.h"
+
+#include "common/wire.h"
+
+#include <dlfcn.h>
+#include <elf.h>
+#include <limits.h>
+#include <lz4.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define WRAPPER_MAGIC 0x466243b1u
+#define FAT_MAGIC     0xba55ed50u
+#define FAT_HEAD      16u  /* bytes of a fat binary before its first image */
+#define IMAGE_HEAD    64u  /* of an image, at least */
+#define CUBIN         2u   /* a kind of image */
+#define LZ4_RATIO     255u /* the most that a byte becomes */
+#define LZ4_LAST      64u
+#define INFO          ".nv.info." /* the sections that have parameters of kernels begin so */
+#define PARAMETER     0x17u       /* EIATTR_KPARAM_INFO, of PARAMETER_BYTES */
+#define SIZED         4u          /* EIFMT_SVAL: a value of that size follows */
+#define ATTRIBUTE     4u          /* bytes of an attribute without such a value */
+
+#define PARAMETER_BYTES 16u
+#define PARAMETERS      32768u /* more than a kernel can have */
+
+struct bytes {
+    const uint8_t *at;
+    uint64_t n;
+};
+
+/* Whether `bytes` of a whole begin at `from`. */
+static bool contains(const struct bytes *whole, uint64_t from, uint64_t bytes)
+{
+    return from <= whole->n && bytes <= whole->n - from;
+}
+
+static uint64_t number(const struct bytes *whole, uint64_t at, unsigned bytes)
+{
+    struct ibx_reader r = ibx_reader_of(whole->at + at, bytes);
+    return ibx_get_uint(&r, bytes);
+}
+
+/* ------------------------------------------------------------------------------ cubins */
+
+/* The parameters of a kernel: each has a place of its own among all of them. */
+static bool parameters_fit(const struct bytes *section)
+{
+    unsigned count = 0, last = 0;
+    for (uint64_t at = 0; at < section->n;) {
+        if (!contains(section, at, ATTRIBUTE))
+            return false;
+        const uint64_t format = number(section, at, 1), what = number(section, at + 1, 1);
+        if (what == PARAMETER) {
+            if (!contains(section, at, PARAMETER_BYTES))
+                return false;
+            const unsigned ordinal = (unsigned)number(section, at + 8, 2);
+            last = ordinal > last ? ordinal : last;
+            count++;
+        }
+        at += ATTRIBUTE + (format == SIZED ? number(section, at + 2, 2) : 0);
+    }
+    return count <= PARAMETERS && (!count || last < count);
+}
+
+static Elf64_Shdr header_of(const struct bytes *cubin, const Elf64_Ehdr *elf, unsigned i)
+{
+    Elf64_Shdr header;
+    memcpy(&header, cubin->at + elf->e_shoff + i * sizeof(header), sizeof(header));
+    return header;
+}
+
+static bool section_fits(const struct bytes *cubin, const struct bytes *names,
+                         const Elf64_Shdr *header)
+{
+    if (header->sh_name >= names->n)
+        return false;
+    if (strncmp((const char *)names->at + header->sh_name, INFO, strlen(INFO)) != 0)
+        return true;
+    const struct bytes section = {cubin->at + header->sh_offset, header->sh_size};
+    return contains(cubin, header->sh_offset, header->sh_size) && parameters_fit(&section);
+}
+
+static bool cubin_fits(const struct bytes *cubin)
+{
+    Elf64_Ehdr elf;
+    if (!contains(cubin, 0, sizeof(elf)) || memcmp(cubin->at, ELFMAG, SELFMAG) != 0)
+        return false;
+    memcpy(&elf, cubin->at, sizeof(elf));
+    if (elf.e_shentsize != sizeof(Elf64_Shdr) || elf.e_shstrndx >= elf.e_shnum ||
+        !contains(cubin, elf.e_shoff, elf.e_shnum * sizeof(Elf64_Shdr)))
+        return false;
+    const Elf64_Shdr strings = header_of(cubin, &elf, elf.e_shstrndx);
+    const struct bytes names = {cubin->at + strings.sh_offset, strings.sh_size};
+    if (!contains(cubin, strings.sh_offset, strings.sh_size) || !names.n || names.at[names.n - 1])
+        return false;
+    for (unsigned i = 0; i < elf.e_shnum; i++) {
+        const Elf64_Shdr header = header_of(cubin, &elf, i);
+        if (!section_fits(cubin, &names, &header))
+            return false;
+    }
+    return true;
+}
+
+/* ------------------------------------------------------------------------------ images */
+
+/* A cubin that G5's handler decompresses by LZ4, however it is compressed; it gives up if that
+ * fails, and takes what it has if that makes less. G3's does not look into it. */
+static bool compressed_fits(const struct bytes *image, uint64_t uncompressed)
+{
+    const uint64_t most = image->n * LZ4_RATIO + LZ4_LAST;
+    const uint64_t room = uncompressed < most ? uncompressed : most;
+    __typeof__(&LZ4_decompress_safe) expand = NULL;
+    void *library = dlopen("liblz4.so.1", RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    if (!library)
+        return true; /* then the handler has not got it either */
+    *(void **)&expand = dlsym(library, "LZ4_decompress_safe");
+    uint8_t *to = expand ? malloc(room) : NULL;
+    bool fits = false;
+    if (to) {
+        const struct bytes whole = {to, uncompressed};
+        const int made = expand((const char *)image->at, (char *)to, (int)image->n, (int)room);
+        fits = made < 0 || ((uint64_t)made == uncompressed && cubin_fits(&whole));
+    }
+    free(to);
+    dlclose(library);
+    return fits;
+}
+
+/* Moves *at behind the image whose header is there. */
+static bool image_fits(const struct bytes *fat, uint64_t *at)
+{
+    if (!contains(fat, *at, IMAGE_HEAD))
+        return false;
+    const uint64_t kind = number(fat, *at, 2), head = number(fat, *at + 4, 4);
+    const uint64_t n = number(fat, *at + 8, 4), compressed = number(fat, *at + 16, 4);
+    const uint64_t uncompressed = number(fat, *at + 56, 8);
+    if (head < IMAGE_HEAD || !contains(fat, *at, head + n))
+        return false;
+    struct bytes image = {fat->at + *at + head, n};
+    *at += head + n;
+    if (!uncompressed)
+        return kind != CUBIN || cubin_fits(&image);
+    image.n = compressed;
+    return compressed <= n && compressed <= INT_MAX && uncompressed <= INT_MAX &&
+           (kind != CUBIN || compressed_fits(&image, uncompressed));
+}
+
+static bool fat_fits(const struct bytes *all)
+{
+    if (!contains(all, 0, FAT_HEAD))
+        return false;
+    if (number(all, 0, 4) != FAT_MAGIC)
+        return false;
+    const uint64_t head = number(all, 6, 2), n = number(all, 8, 8);
+    if (head < FAT_HEAD || !contains(all, head, n))
+        return false;
+    const struct bytes fat = {all->at, head + n};
+    uint64_t at = head;
+    while (at < fat.n) {
+        if (!image_fits(&fat, &at))
+            return false;
+    }
+    /* G3 looks for a cubin behind headers of the usual length only. */
+    const struct bytes first = {fat.at + FAT_HEAD + IMAGE_HEAD, fat.n - FAT_HEAD - IMAGE_HEAD};
+    return fat.n <= FAT_HEAD + IMAGE_HEAD + SELFMAG || memcmp(first.at, ELFMAG, SELFMAG) != 0 ||
+           cubin_fits(&first);
+}
+
+/* A string, which a handler skips only if its second length is not 0, two u32 of the wrapper, the
+ * length, and that once more before the bytes. */
+bool ibx_fat_binary_fits(const uint8_t *body, size_t n)
+{
+    struct ibx_reader r = ibx_reader_of(body, n);
+    const uint64_t name = ibx_get_u64(&r), again = ibx_get_u64(&r);
+    if (again && (name > ibx_reader_left(&r) || !ibx_get_bytes(&r, (size_t)name)))
+        return true; /* the handler finds too few bytes */
+    const uint32_t magic = ibx_get_u32(&r);
+    ibx_get_u32(&r);
+    struct bytes fat = {.n = ibx_get_u64(&r)};
+    const uint64_t present = ibx_get_u64(&r);
+    if (r.failed || magic != WRAPPER_MAGIC)
+        return true; /* it refuses that */
+    fat.at = body + r.position;
+    if (!present)
+        return false; /* it follows NULL */
+    return fat.n > ibx_reader_left(&r) || fat_fits(&fat);
+}

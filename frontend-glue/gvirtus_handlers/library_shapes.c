@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Handlers of libraries (cuBLAS, cuDNN, cuRAND, NVML) take numbers of a request as lengths of their
+ * stack, of a reply or of host memory, whatever came with the request.
+ */
+#include "frontend-glue/gvirtus_handlers/request_shapes.h"
+
+#include "common/wire.h"
+
+#include <string.h>
+
+#define NAME_KNOWN    23u /* characters of a request's name */
+#define BUFFER_BLOCK  UINT64_C(4096)
+#define DIMENSIONS    64u    /* of tensors; cuDNN has at most 8 */
+#define REPLY_NUMBERS 960u   /* behind others in a reply's first block, which must not move */
+#define STACK_BYTES   65536u /* that a handler may take */
+#define HEURISTICS    512u   /* of 96 bytes each */
+#define NVML_TEXT     256u   /* NVML's longest has 96 */
+#define RANDOM_MOST   (UINT64_C(1) << 40)
+
+static const struct limit {
+    const char *name;
+    unsigned at, bytes;
+    uint64_t most, instead; /* `instead` replaces larger numbers, and those below 0 */
+} limits[] = {
+    {"cublasLtMatmulAlgoGetHeuristic", 56, 4, HEURISTICS, 0},
+    {"cudnnBackendGetAttribute", 16, 8, INT32_MAX, 0},
+    {"cudnnBackendSetAttribute", 16, 8, INT32_MAX, 0},
+    {"cudnnGetConvolutionNdForwardOutputDim", 24, 4, DIMENSIONS, 0},
+    {"cudnnGetLastErrorString", 0, 8, STACK_BYTES, STACK_BYTES},
+    {"cudnnGetRNNDataDescriptor", 8, 4, REPLY_NUMBERS, 0},
+    {"cudnnGetTensorNdDescriptor", 8, 4, DIMENSIONS, 0},
+    {"nvmlDeviceGetName", 16, 4, NVML_TEXT, 0},
+    {"nvmlSystemGetDriverVersion", 0, 4, NVML_TEXT, 0},
+    /* Its `extra`: the handler has CUDA read what follows this number on the stack. */
+    {"cuLaunchKernel", 52, 8, 0, UINT64_MAX},
+};
+
+/* Where bodies have the numbers of vectors and matrices, i32 unless shown. */
+static const struct shape {
+    const char *name;
+    unsigned rows, columns; /* columns: 0 of a vector, which is one row */
+    unsigned element, step; /* step: from an element to the next, or from a column to the next */
+    unsigned length;        /* u64, of the bytes that came; 0: the host's bytes are written */
+    unsigned host;          /* where the host's bytes begin, or are written to */
+} shapes[] = {
+    {"cublasSetVector", 0, 0, 4, 8, 24, 32},
+    {"cublasSetMatrix", 0, 4, 8, 24, 28, 36},
+    {"cublasGetVector", 0, 0, 4, 12, 0, 32},
+    {"cublasGetMatrix", 0, 4, 8, 33, 0, 32},
+};
+
+static uint64_t number(const uint8_t *body, unsigned at, unsigned bytes)
+{
+    struct ibx_reader r = ibx_reader_of(body + at, bytes);
+    return bytes == 4 ? ibx_get_u32(&r) : ibx_get_u64(&r);
+}
+
+static void put(uint8_t *body, unsigned at, unsigned bytes, uint64_t value)
+{
+    struct ibx_writer w = ibx_writer_of(body + at, bytes);
+    ibx_put_uint(&w, value, bytes);
+}
+
+static int64_t whole(const uint8_t *body, unsigned at)
+{
+    return (int32_t)number(body, at, 4);
+}
+
+/* The bytes of host memory that the call reaches, and those that the handler sends, which it counts
+ * as an int. UINT64_MAX: too many. */
+static uint64_t reach(const struct shape *s, const uint8_t *body)
+{
+    const int64_t rows = whole(body, s->rows), element = whole(body, s->element);
+    const int64_t columns = s->columns ? whole(body, s->columns) : 1, step = whole(body, s->step);
+    int64_t sent = 0, most = 0;
+    if (!rows || !columns || !element)
+        return 0;
+    if (rows < 0 || columns < 0 || element < 0 || step <= 0)
+        return UINT64_MAX; /* cuBLAS refuses it, but the handler sends something nevertheless */
+    const int64_t elements = s->columns ? rows : 1, steps = (s->columns ? columns : rows) - 1;
+    if (__builtin_mul_overflow(rows, columns, &sent) ||
+        __builtin_mul_overflow(sent, element, &sent) || sent > INT32_MAX ||
+        __builtin_mul_overflow(steps, step, &most) ||
+        __builtin_add_overflow(most, elements, &most) ||
+        __builtin_mul_overflow(most, element, &most))
+        return UINT64_MAX;
+    return (uint64_t)(sent > most ? sent : most);
+}
+
+/* Elements of 0 bytes: cuBLAS refuses them, and the handler sends none. */
+static void mend_vector(const struct shape *s, uint8_t *body, size_t n, uint64_t room)
+{
+    if (n < s->host || n < s->step + 4)
+        return; /* the handler finds too few bytes */
+    const uint64_t left = n - s->host;
+    const uint64_t come = s->length ? number(body, s->length, 8) : room - s->host;
+    if ((s->length && come > left) || reach(s, body) > come)
+        put(body, s->element, 4, 0);
+}
+
+static void mend_number(const struct limit *l, uint8_t *body, size_t n)
+{
+    if (n >= l->at + l->bytes && number(body, l->at, l->bytes) > l->most)
+        put(body, l->at, l->bytes, l->instead);
+}
+
+static uint64_t room_for(uint64_t longest)
+{
+    return longest > UINT64_MAX - BUFFER_BLOCK ? longest
+                                               : (longest / BUFFER_BLOCK + 1) * BUFFER_BLOCK;
+}
+
+void ibx_library_shapes_mend(const char *name, uint8_t *body, size_t n, uint64_t longest)
+{
+    static const struct limit random = {"curandGenerate", 8, 8, RANDOM_MOST, 0};
+    const uint64_t room = room_for(longest > n ? longest : n);
+    for (size_t i = 0; i < sizeof(limits) / sizeof(limits[0]); i++) {
+        if (!strncmp(limits[i].name, name, NAME_KNOWN))
+            mend_number(&limits[i], body, n);
+    }
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+        if (!strcmp(shapes[i].name, name))
+            mend_vector(&shapes[i], body, n, room);
+    }
+    if (!strncmp(name, random.name, strlen(random.name)))
+        mend_number(&random, body, n);
+}

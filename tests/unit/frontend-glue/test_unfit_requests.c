@@ -1,0 +1,380 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Requests whose handler would go beyond its memory: each as a front end makes it, then not. */
+#include "frontend-glue/gvirtus_handlers/request_shapes.h"
+#include "tests/fixtures/unit.h"
+
+#include "common/wire.h"
+
+#include <elf.h>
+#include <lz4.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define HOST   32u /* where bytes of vectors begin */
+#define BLOCK  4096u
+#define HANDLE "0x7f0011223344"
+
+struct body {
+    uint8_t bytes[4096];
+    size_t n;
+};
+
+static void add(struct body *b, uint64_t value, unsigned bytes)
+{
+    struct ibx_writer w = ibx_writer_of(b->bytes + b->n, sizeof(b->bytes) - b->n);
+    ibx_put_uint(&w, value, bytes);
+    b->n += w.length;
+}
+
+static void add_bytes(struct body *b, const void *bytes, size_t n)
+{
+    assert_true(n <= sizeof(b->bytes) - b->n);
+    if (n)
+        memcpy(b->bytes + b->n, bytes, n);
+    b->n += n;
+}
+
+/* Looked at without a byte to spare. */
+static bool fits(bool (*fit)(const uint8_t *, size_t), const struct body *b)
+{
+    uint8_t *copy = malloc(b->n ? b->n : 1);
+    assert_non_null(copy);
+    memcpy(copy, b->bytes, b->n);
+    const bool good = fit(copy, b->n);
+    free(copy);
+    return good;
+}
+
+/* ---------------------------------------------------------------------- fat binaries */
+
+/* A cubin with the parameters of one kernel. */
+struct cubin {
+    Elf64_Ehdr elf;
+    Elf64_Shdr sections[2]; /* names, parameters */
+    char names[24];
+    struct {
+        uint8_t format, what;
+        uint16_t size;
+        uint32_t index;
+        uint16_t ordinal, offset;
+        uint32_t rest;
+    } parameters[2];
+};
+
+static struct cubin cubin(void)
+{
+    struct cubin c = {.elf = {.e_shoff = offsetof(struct cubin, sections),
+                              .e_shentsize = sizeof(Elf64_Shdr),
+                              .e_shnum = 2},
+                      .names = "\0.nv.info.kernel",
+                      .parameters = {{4, 0x17, 12, 0, 1, 8, 0}, {4, 0x17, 12, 0, 0, 0, 0}}};
+    memcpy(c.elf.e_ident, ELFMAG, SELFMAG);
+    c.sections[0] =
+        (Elf64_Shdr){.sh_offset = offsetof(struct cubin, names), .sh_size = sizeof(c.names)};
+    c.sections[1] = (Elf64_Shdr){.sh_name = 1,
+                                 .sh_offset = offsetof(struct cubin, parameters),
+                                 .sh_size = sizeof(c.parameters)};
+    return c;
+}
+
+struct image {
+    uint16_t kind, version;
+    uint32_t head;
+    uint32_t n, unknown;
+    uint32_t compressed, more[9];
+    uint64_t uncompressed;
+};
+_Static_assert(sizeof(struct image) == 64, "as in fat binaries");
+
+static struct image image_of(size_t n)
+{
+    return (struct image){.kind = 2, .version = 0x101, .head = 64, .n = (uint32_t)n};
+}
+
+/* A registration of `count` times that image. */
+static struct body registration(const struct image *image, const void *data, size_t n,
+                                unsigned count)
+{
+    struct body b = {0};
+    const uint64_t images = count * (sizeof(*image) + n);
+    add(&b, sizeof(HANDLE), 8);
+    add(&b, sizeof(HANDLE), 8);
+    add_bytes(&b, HANDLE, sizeof(HANDLE));
+    add(&b, 0x466243b1, 4);
+    add(&b, 1, 4);
+    add(&b, 16 + images, 8);
+    add(&b, 16 + images, 8);
+    add(&b, 0x00100001ba55ed50, 8);
+    add(&b, images, 8);
+    for (unsigned i = 0; i < count; i++) {
+        add_bytes(&b, image, sizeof(*image));
+        add_bytes(&b, data, n);
+    }
+    return b;
+}
+
+static bool registers(const struct cubin *c)
+{
+    const struct image image = image_of(sizeof(*c));
+    const struct body b = registration(&image, c, sizeof(*c), 2);
+    return fits(ibx_fat_binary_fits, &b);
+}
+
+static void cubins(void **state)
+{
+    struct cubin c = cubin();
+    (void)state;
+    assert_true(registers(&c));
+    c.parameters[0].ordinal = 2; /* beyond the arguments */
+    assert_false(registers(&c));
+    c = cubin(), c.parameters[0].size = 20; /* the other one is not found */
+    assert_false(registers(&c));
+    c = cubin(), c.parameters[0].ordinal = 0, c.parameters[1].size = UINT16_MAX;
+    assert_true(registers(&c)); /* nothing follows */
+    c = cubin(), c.sections[1].sh_size--;
+    assert_false(registers(&c));
+    c = cubin(), c.sections[1].sh_size++;
+    assert_false(registers(&c));
+    c = cubin(), c.sections[1].sh_offset = UINT64_MAX - 8;
+    assert_false(registers(&c));
+    c = cubin(), c.sections[1].sh_name = sizeof(c.names);
+    assert_false(registers(&c));
+    c = cubin(), c.names[sizeof(c.names) - 1] = 'n';
+    assert_false(registers(&c));
+    c = cubin(), c.sections[0].sh_size = UINT64_MAX;
+    assert_false(registers(&c));
+    c = cubin(), c.elf.e_shstrndx = 2;
+    assert_false(registers(&c));
+    c = cubin(), c.elf.e_shnum = 0;
+    assert_false(registers(&c));
+    c = cubin(), c.elf.e_shnum = UINT16_MAX;
+    assert_false(registers(&c));
+    c = cubin(), c.elf.e_shentsize = 65; /* the handler's table has entries of 64 bytes */
+    assert_false(registers(&c));
+    c = cubin(), c.elf.e_shoff = UINT64_MAX;
+    assert_false(registers(&c));
+    c = cubin(), c.elf.e_ident[0] = 0;
+    assert_false(registers(&c));
+}
+
+static bool takes(const struct image *image, const void *data, size_t n)
+{
+    const struct body b = registration(image, data, n, 1);
+    return fits(ibx_fat_binary_fits, &b);
+}
+
+static void images(void **state)
+{
+    const struct cubin c = cubin();
+    struct image image = image_of(sizeof(c));
+    (void)state;
+    image.n++;
+    assert_false(takes(&image, &c, sizeof(c)));
+    image = image_of(sizeof(c)), image.head = 0; /* the handler would not come to an end */
+    assert_false(takes(&image, &c, sizeof(c)));
+    image = image_of(sizeof(c)), image.head = UINT32_MAX;
+    assert_false(takes(&image, &c, sizeof(c)));
+    image = image_of(8), image.kind = 1;
+    assert_true(takes(&image, "PTX here", 8));
+    struct body b = registration(&image, "PTX here", 8, 1);
+    for (size_t n = 0; n < b.n; n++) { /* the handler finds too few bytes */
+        const struct body less = {.n = n};
+        assert_true(fits(ibx_fat_binary_fits, &less));
+    }
+    const size_t fat = 16 + sizeof(HANDLE) + 24;
+    b.bytes[fat + 8]++; /* images beyond the fat binary */
+    assert_false(fits(ibx_fat_binary_fits, &b));
+    b = registration(&image, "PTX here", 8, 1), b.bytes[fat]++;
+    assert_false(fits(ibx_fat_binary_fits, &b));
+    b = registration(&image, "PTX here", 8, 1), memset(b.bytes + fat - 8, 0, 8);
+    assert_false(fits(ibx_fat_binary_fits, &b));
+    b = registration(&image, "PTX here", 8, 1), b.bytes[fat - 24]++; /* no wrapper: refused */
+    b.bytes[fat + 8]++;
+    assert_true(fits(ibx_fat_binary_fits, &b));
+}
+
+static bool takes_compressed(const struct cubin *c, uint64_t uncompressed, uint32_t less)
+{
+    char data[1024];
+    const int n = LZ4_compress_default((const char *)c, data, (int)sizeof(*c), sizeof(data));
+    assert_true(n > 0);
+    struct image image = image_of((size_t)n);
+    image.uncompressed = uncompressed;
+    image.compressed = (uint32_t)n - less;
+    return takes(&image, data, (size_t)n);
+}
+
+static void compressed_images(void **state)
+{
+    struct cubin c = cubin();
+    (void)state;
+    assert_true(takes_compressed(&c, sizeof(c), 0));
+    assert_false(takes_compressed(&c, sizeof(c) + 1, 0)); /* the last byte is an earlier image's */
+    assert_false(takes_compressed(&c, (UINT64_C(1) << 32) + sizeof(c), 0));
+    assert_true(takes_compressed(&c, sizeof(c) - 1, 0));       /* the handler gives up */
+    assert_false(takes_compressed(&c, sizeof(c), UINT32_MAX)); /* one byte more than came */
+    c.parameters[0].ordinal = 2;
+    assert_false(takes_compressed(&c, sizeof(c), 0));
+}
+
+/* ------------------------------------------------------------------ options of modules */
+
+static struct body load(uint32_t count, uint64_t bytes, const uint32_t *options, uint64_t present)
+{
+    struct body b = {0};
+    add(&b, count, 4);
+    add(&b, bytes, 8);
+    add_bytes(&b, options, count * sizeof(*options));
+    add(&b, 4, 8);
+    add(&b, 4, 8);
+    add_bytes(&b, "PTX", 4);
+    for (uint32_t i = 0; i < count; i++) {
+        add(&b, present, 8);
+        add(&b, 32, 8);
+    }
+    return b;
+}
+
+static void load_options(void **state)
+{
+    static const uint32_t numbers[] = {0, 7}; /* registers, level of optimization */
+    static const uint32_t memory[] = {3, 5, 17, 18, 25, 27};
+    struct body b = load(2, 8, numbers, 8);
+    (void)state;
+    assert_true(fits(ibx_load_options_fit, &b));
+    b = load(0, 0, numbers, 8);
+    assert_true(fits(ibx_load_options_fit, &b));
+    b = load(2, 4, numbers, 8); /* the handler reads as many options as it is told */
+    assert_false(fits(ibx_load_options_fit, &b));
+    b = load(2, 8, numbers, 0); /* it follows NULL */
+    assert_false(fits(ibx_load_options_fit, &b));
+    b.n = 3;
+    assert_false(fits(ibx_load_options_fit, &b));
+    b = load(2, 8, numbers, 8), memset(b.bytes, 0xff, 4);
+    assert_false(fits(ibx_load_options_fit, &b));
+    for (size_t i = 0; i < sizeof(memory) / sizeof(memory[0]); i++) {
+        b = load(1, 4, memory + i, 8);
+        assert_false(fits(ibx_load_options_fit, &b));
+    }
+}
+
+/* ---------------------------------------------------------------- vectors and numbers */
+
+static struct body numbers(unsigned count, const uint32_t *values, size_t more)
+{
+    struct body b = {0};
+    for (unsigned i = 0; i < count; i++)
+        add(&b, values[i], 4);
+    b.n += more;
+    return b;
+}
+
+/* Whether the request is left as it is; else elements have 0 bytes. */
+static bool good(const char *name, struct body b, uint64_t longest, unsigned element)
+{
+    const struct body before = b;
+    uint32_t bytes;
+    ibx_library_shapes_mend(name, b.bytes, b.n, longest);
+    memcpy(&bytes, b.bytes + element, 4);
+    const bool same = !memcmp(b.bytes, before.bytes, b.n);
+    assert_true(same || !bytes);
+    return same;
+}
+
+static bool sets_vector(uint32_t n, uint32_t element, uint32_t step, uint32_t come)
+{
+    const uint32_t values[] = {n, element, step, 1, 7, 7, come, 0};
+    return good("cublasSetVector", numbers(8, values, 64), 0, 4);
+}
+
+static bool sets_matrix(uint32_t rows, uint32_t columns, uint32_t step, uint32_t come)
+{
+    const uint32_t values[] = {rows, columns, 4, 7, 7, rows, step, come, 0};
+    return good("cublasSetMatrix", numbers(9, values, 64), 0, 8);
+}
+
+static bool gets_vector(uint32_t n, uint32_t element, uint32_t step, uint64_t longest)
+{
+    const uint32_t values[] = {n, element, 1, step, 7, 7, 1, 0};
+    return good("cublasGetVector", numbers(8, values, 1), longest, 4);
+}
+
+static bool gets_matrix(uint32_t rows, uint32_t columns, uint32_t step, uint64_t longest)
+{
+    const uint32_t values[] = {rows, columns, 4, 7, 7, rows, 1, 0};
+    struct body b = numbers(8, values, 1);
+    add(&b, step, 4);
+    return good("cublasGetMatrix", b, longest, 8);
+}
+
+static void vectors(void **state)
+{
+    (void)state;
+    assert_true(sets_vector(16, 4, 1, 64) && sets_vector(0, 4, 1, 0));
+    assert_false(sets_vector(17, 4, 1, 64) || sets_vector(16, 4, 2, 64));
+    assert_false(sets_vector(1, 4, 1, 65) || sets_vector(UINT32_MAX, UINT32_MAX, 1, 64));
+    assert_true(sets_vector(8, 4, 2, 60) && !sets_vector(8, 4, 2, 59));
+    assert_true(sets_matrix(4, 4, 4, 64) && sets_matrix(3, 4, 4, 60));
+    assert_false(sets_matrix(4, 4, 5, 64) || sets_matrix(4, 5, 4, 64));
+    assert_false(sets_matrix(INT32_MAX, INT32_MAX, 1, 64));
+}
+
+/* They are written to GVirtuS's buffer for requests. */
+static void results(void **state)
+{
+    (void)state;
+    assert_true(gets_vector(BLOCK - HOST, 1, 1, 0));
+    assert_false(gets_vector(BLOCK - HOST + 1, 1, 1, 0));
+    assert_true(gets_vector(BLOCK - HOST + 1, 1, 1, BLOCK)); /* a longer request has been there */
+    assert_false(gets_vector(BLOCK / 4, 4, 1, 0) || gets_vector(BLOCK / 2, 1, 2, 0));
+    assert_false(gets_vector(UINT32_MAX, 4, 1, 0) || gets_vector(1, UINT32_MAX, 1, 0));
+    assert_false(gets_vector(1u << 30, 4, 1, UINT32_MAX)); /* more than an int */
+    assert_true(gets_matrix(16, 16, 16, 0) && !gets_matrix(16, 16, 1024, 0));
+    assert_true(gets_matrix(16, 16, 1024, 65536) && !gets_matrix(64, 64, 64, 0));
+}
+
+static uint64_t mended(const char *name, unsigned at, unsigned bytes, uint64_t value)
+{
+    struct body b = {.n = at};
+    uint64_t after = 0;
+    add(&b, value, bytes);
+    ibx_library_shapes_mend(name, b.bytes, b.n, 0);
+    memcpy(&after, b.bytes + at, bytes);
+    return after;
+}
+
+static void lengths(void **state)
+{
+    (void)state;
+    assert_int_equal(mended("cublasLtMatmulAlgoGetHe", 56, 4, 100), 100);
+    assert_int_equal(mended("cublasLtMatmulAlgoGetHe", 56, 4, UINT32_MAX), 0);
+    assert_int_equal(mended("cudnnGetConvolutionNdFo", 24, 4, 8), 8);
+    assert_int_equal(mended("cudnnGetConvolutionNdFo", 24, 4, 1u << 24), 0);
+    assert_int_equal(mended("cudnnGetLastErrorString", 0, 8, 512), 512);
+    assert_int_equal(mended("cudnnGetLastErrorString", 0, 8, UINT64_MAX), 65536);
+    assert_int_equal(mended("cudnnGetTensorNdDescrip", 8, 4, 8), 8);
+    assert_int_equal(mended("cudnnGetTensorNdDescrip", 8, 4, 2048), 0);
+    assert_int_equal(mended("cudnnGetRNNDataDescript", 8, 4, 2048), 0);
+    assert_int_equal(mended("cudnnBackendSetAttribut", 16, 8, 4), 4);
+    assert_int_equal(mended("cudnnBackendGetAttribut", 16, 8, UINT64_C(1) << 61), 0);
+    assert_int_equal(mended("curandGenerateUniformDo", 8, 8, 1u << 20), 1u << 20);
+    assert_int_equal(mended("curandGenerate", 8, 8, (UINT64_C(1) << 62) + 1), 0);
+    assert_int_equal(mended("nvmlDeviceGetName", 16, 4, 96), 96);
+    assert_int_equal(mended("nvmlDeviceGetName", 16, 4, UINT32_MAX), 0);
+    assert_int_equal(mended("cuLaunchKernel", 52, 8, 0), 0);
+    assert_true(mended("cuLaunchKernel", 52, 8, 1) == UINT64_MAX);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(cubins),
+        cmocka_unit_test(images),
+        cmocka_unit_test(compressed_images),
+        cmocka_unit_test(load_options),
+        cmocka_unit_test(vectors),
+        cmocka_unit_test(results),
+        cmocka_unit_test(lengths),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
