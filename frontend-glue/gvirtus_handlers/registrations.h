@@ -11,6 +11,9 @@
  *   module_owners.c  whose modules these are
  *   request_shapes.c what handlers do with a request before CUDA checks it
  *   copy_structs.c   ... with the parameters of a copy as a struct
+ *   library_shapes.c ... with lengths of arrays of libraries
+ *   fat_binaries.c   fat binaries by which a handler would leave them
+ *   load_options.c   options of modules by which a handler would leave its memory
  *   named_memory.c   which device memory GVirtuS's requests name
  */
 #ifndef IBX_FRONTEND_GLUE_GVIRTUS_HANDLERS_REGISTRATIONS_H
