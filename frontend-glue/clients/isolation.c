@@ -361,18 +361,18 @@ static bool in_pieces(const struct ibx_request_watch *w, const uint8_t *bytes, s
 /* Ends the session if the handler would go beyond the memory that it has. */
 static int end_for_unfit(struct gpu_session *x, const uint8_t *body, size_t n)
 {
-    const char *name = x->requests.name, *peer = ibx_session_path(x->s)->peer;
+    const char *name = x->requests.name;
     if (!strcmp(name, "cudaRegisterFatBinary") && !ibx_fat_binary_fits(body, n))
         return ibx_session_fail(x->s, -EPROTO,
                                 "%s registers a fat binary that is malformed, or that GVirtuS "
                                 "cannot read: preload libibx-frontend.so",
-                                peer);
+                                ibx_session_path(x->s)->peer);
     if (!strcmp(name, "cuModuleLoadDataEx") && !ibx_load_options_fit(body, n))
         return ibx_session_fail(x->s, -EOPNOTSUPP,
                                 "%s calls cuModuleLoadDataEx with a log or a list of symbols, for "
                                 "which GVirtuS gives CUDA a wrong length: preload "
                                 "libibx-frontend.so",
-                                peer);
+                                ibx_session_path(x->s)->peer);
     return 0;
 }
 

@@ -83,8 +83,10 @@ static bool section_fits(const struct bytes *cubin, const struct bytes *names,
         return false;
     if (strncmp((const char *)names->at + header->sh_name, INFO, strlen(INFO)) != 0)
         return true;
+    if (!contains(cubin, header->sh_offset, header->sh_size))
+        return false;
     const struct bytes section = {cubin->at + header->sh_offset, header->sh_size};
-    return contains(cubin, header->sh_offset, header->sh_size) && parameters_fit(&section);
+    return parameters_fit(&section);
 }
 
 static bool cubin_fits(const struct bytes *cubin)
@@ -97,8 +99,10 @@ static bool cubin_fits(const struct bytes *cubin)
         !contains(cubin, elf.e_shoff, elf.e_shnum * sizeof(Elf64_Shdr)))
         return false;
     const Elf64_Shdr strings = header_of(cubin, &elf, elf.e_shstrndx);
+    if (!contains(cubin, strings.sh_offset, strings.sh_size))
+        return false;
     const struct bytes names = {cubin->at + strings.sh_offset, strings.sh_size};
-    if (!contains(cubin, strings.sh_offset, strings.sh_size) || !names.n || names.at[names.n - 1])
+    if (!names.n || names.at[names.n - 1])
         return false;
     for (unsigned i = 0; i < elf.e_shnum; i++) {
         const Elf64_Shdr header = header_of(cubin, &elf, i);
@@ -167,10 +171,11 @@ static bool fat_fits(const struct bytes *all)
         if (!image_fits(&fat, &at))
             return false;
     }
+    if (fat.n <= FAT_HEAD + IMAGE_HEAD + SELFMAG)
+        return true;
     /* G3 looks for a cubin behind headers of the usual length only. */
     const struct bytes first = {fat.at + FAT_HEAD + IMAGE_HEAD, fat.n - FAT_HEAD - IMAGE_HEAD};
-    return fat.n <= FAT_HEAD + IMAGE_HEAD + SELFMAG || memcmp(first.at, ELFMAG, SELFMAG) != 0 ||
-           cubin_fits(&first);
+    return memcmp(first.at, ELFMAG, SELFMAG) != 0 || cubin_fits(&first);
 }
 
 /* A string, which a handler skips only if its second length is not 0, two u32 of the wrapper, the
