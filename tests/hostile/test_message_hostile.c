@@ -318,11 +318,12 @@ static void forked_child_uses(struct ibx_conn *conn)
     struct ibx_remote remote = {.address = 4096, .length = 1};
     struct ibx_span span = ibx_span_host(&byte, 1);
     struct ibx_mr *mr = NULL;
-    const bool refused = ibx_send(conn, &iov, 1, 0, 0) == -ENOTCONN &&
-                         ibx_poll(conn, &event, 1) == -ENOTCONN &&
-                         ibx_mr_register(conn, &span, IBX_ACCESS_LOCAL, &mr, NULL) == -ENOTCONN &&
-                         ibx_read(conn, mr, &byte, &remote, 0, 1, 0, 0) == -ENOTCONN &&
-                         ibx_wait(conn, -1) == 1 && ibx_conn_over(conn);
+    const bool refused =
+        ibx_send(conn, &iov, 1, 0, 0) == -ENOTCONN && ibx_poll(conn, &event, 1) == -ENOTCONN &&
+        ibx_mr_register(conn, &span, IBX_ACCESS_LOCAL, &mr, NULL) == -ENOTCONN &&
+        ibx_read(conn, mr, &byte, &remote, 0, 1, 0, 0) == -ENOTCONN && ibx_wait(conn, -1) == 1 &&
+        ibx_conn_over(conn) && ibx_wait_watch(conn, STDIN_FILENO) == -ENOTCONN;
+    ibx_wake(conn);
     ibx_close(conn);
     _exit(refused ? 0 : 1);
 }
@@ -341,6 +342,7 @@ static void test_a_forked_child_sends_nothing(void **state)
         if (!child)
             forked_child_uses(pair.client);
         assert_true(child > 0 && waitpid(child, &status, 0) == child);
+        assert_int_not_equal(ibx_wait(pair.client, 0), -EINTR);
         for (unsigned i = 1; i < 4; i++)
             send_one(pair.client, i);
         const struct outcome o = receive(pair.server, pair.client, 4);

@@ -36,6 +36,8 @@ int ibx_fd(const struct ibx_conn *conn)
 int ibx_wait_watch(struct ibx_conn *conn, int fd)
 {
     struct epoll_event event = {.events = EPOLLIN | EPOLLONESHOT, .data.fd = -1};
+    if (ibx_conn_is_copy(conn))
+        return -ENOTCONN;
     return epoll_ctl(conn->epoll_fd, EPOLL_CTL_ADD, fd, &event) ? -errno : 0;
 }
 
@@ -227,7 +229,9 @@ void ibx_expect(struct ibx_conn *conn, unsigned us)
 void ibx_wake(struct ibx_conn *conn)
 {
     uint64_t one = 1;
-    int before = errno; /* of the code that a signal handler interrupted */
+    int before = errno;         /* of the code that a signal handler interrupted */
+    if (ibx_conn_is_copy(conn)) /* the parent waits at the same descriptor */
+        return;
     ssize_t ignored = write(conn->wake_fd, &one, sizeof(one));
     (void)ignored;
     errno = before;
