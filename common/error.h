@@ -30,6 +30,9 @@ struct ibx_error {
 #define IBX_ERROR_RAISE_FILES "raise the limit on open files (ulimit -n)"
 #define IBX_ERROR_MORE_FILES  "; " IBX_ERROR_RAISE_FILES
 
+/* The remedy for -EFBIG of a write. */
+#define IBX_ERROR_RAISE_SIZE "raise the limit on the size of files (ulimit -f)"
+
 /* Fills `err`, which may be NULL, and returns `code`. The message may quote a peer, a QEMU or a
  * file, so ibx_text_plain() is applied to it, as in ibx_error_prefix(). For -EMFILE the remedy is
  * added, unless the sentence names a limit. */

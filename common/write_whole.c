@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "common/write_whole.h"
 
+#include "common/error.h"
+
 #include <errno.h>
 #include <stdbool.h>
 #include <unistd.h>
@@ -26,4 +28,9 @@ int ibx_write_whole(int fd, const void *bytes, size_t length)
 int ibx_write_whole_at(int fd, const void *bytes, size_t length, uint64_t at)
 {
     return write_all(fd, bytes, length, true, at);
+}
+
+const char *ibx_write_remedy(int code, const char *room)
+{
+    return code == -EFBIG ? IBX_ERROR_RAISE_SIZE : room;
 }

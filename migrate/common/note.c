@@ -42,7 +42,7 @@ static const char *remedy(int code)
     case ENFILE:
         return "raise fs.file-max (sysctl)";
     case EFBIG:
-        return "raise the limit on the size of files (ulimit -f)";
+        return IBX_ERROR_RAISE_SIZE;
     case EEXIST:
         return "remove it, which no ib-migrate has made";
     default:

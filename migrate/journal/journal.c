@@ -55,7 +55,7 @@ void ibx_journal_note_path(const struct ibx_record *record, enum ibx_journal_not
 static const char *remedy(int code, const char *other, char text[REMEDY_BYTES])
 {
     struct rlimit limit = {0};
-    snprintf(text, REMEDY_BYTES, "%s", other);
+    snprintf(text, REMEDY_BYTES, "%s", code == -EFBIG ? "; " IBX_ERROR_RAISE_SIZE : other);
     if (code != -EMFILE || getrlimit(RLIMIT_NOFILE, &limit))
         return text;
     const rlim_t more = limit.rlim_cur < 512 ? 1024 : 2 * limit.rlim_cur;

@@ -2,6 +2,8 @@
 /* Locks, which end with the processes that hold them; whether a process is the one that it was. */
 #include "migrate/journal/journal_internal.h"
 
+#include "common/write_whole.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -95,11 +97,21 @@ static int cannot_lock(const char *path, int rc, struct ibx_error *err)
                          path, strerror(-rc));
 }
 
+static int write_holder(int lock, const char *path, struct ibx_error *err)
+{
+    char text[16];
+    const int length = snprintf(text, sizeof(text), "%d\n", (int)getpid());
+    const int rc = ftruncate(lock, 0) ? -errno : ibx_write_whole_at(lock, text, (size_t)length, 0);
+    return rc ? ibx_error_set(err, rc, "lock %s cannot be written: %s; %s", path, strerror(-rc),
+                              ibx_write_remedy(rc, "free space there, or choose another folder "
+                                                   "with --state-dir"))
+              : 0;
+}
+
 /* -EAGAIN: the file was removed between open and lock. */
 static int lock_once(const char *path, int *fd, struct ibx_error *err)
 {
     struct stat mine, there;
-    char text[16];
     int lock = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (lock < 0)
         return cannot_lock(path, -errno, err);
@@ -110,14 +122,8 @@ static int lock_once(const char *path, int *fd, struct ibx_error *err)
         cannot_lock(path, rc, err);
     else if (fstat(lock, &mine) || stat(path, &there) || mine.st_ino != there.st_ino)
         rc = -EAGAIN;
-    int length = snprintf(text, sizeof(text), "%d\n", (int)getpid());
-    if (!rc && (ftruncate(lock, 0) || pwrite(lock, text, (size_t)length, 0) != length)) {
-        rc = ibx_error_set(err, -EIO,
-                           "lock %s cannot be written: %s; free space there, or choose another "
-                           "folder with --state-dir",
-                           path, strerror(errno));
+    if (!rc && (rc = write_holder(lock, path, err)))
         unlink(path);
-    }
     if (rc)
         close(lock);
     else

@@ -15,9 +15,9 @@ int ibx_snapshot_put(int fd, const uint8_t *bytes, uint64_t length, uint64_t at,
 {
     const int rc = ibx_write_whole_at(fd, bytes, (size_t)length, at);
     return rc ? ibx_error_set(err, rc,
-                              "%s cannot be written into the snapshot: %s; free space there, or "
-                              "choose another folder",
-                              what, strerror(-rc))
+                              "%s cannot be written into the snapshot: %s; %s, or choose "
+                              "another folder", /* whose filesystem may take longer files */
+                              what, strerror(-rc), ibx_write_remedy(rc, "free space there"))
               : 0;
 }
 

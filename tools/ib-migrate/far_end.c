@@ -117,10 +117,9 @@ static int write_key(const struct far *far, const char *key, struct ibx_error *e
     const int rc = fd < 0 ? -errno : ibx_write_whole(fd, key, strlen(key));
     if (fd >= 0)
         close(fd);
-    return rc ? ibx_error_set(err, rc,
-                              "%s cannot be written: %s; free space there, or choose another "
-                              "place with --run-dir",
-                              far->key, strerror(-rc))
+    return rc ? ibx_error_set(err, rc, "%s cannot be written: %s; %s", far->key, strerror(-rc),
+                              ibx_write_remedy(rc, "free space there, or choose another place with "
+                                                   "--run-dir"))
               : 0;
 }
 

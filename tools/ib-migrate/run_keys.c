@@ -57,10 +57,9 @@ int ibx_run_key_make(const char *path, const char *key, struct ibx_error *err)
     int rc = fd < 0 || flock(fd, LOCK_EX | LOCK_NB) ? -errno : 0;
     if (!rc)
         rc = ibx_write_whole(fd, key, strlen(key));
-    return rc ? ibx_error_set(err, rc,
-                              "%s cannot be written: %s; free space and rights in that folder, or "
-                              "choose another with --state-dir",
-                              path, strerror(-rc))
+    return rc ? ibx_error_set(err, rc, "%s cannot be written: %s; %s", path, strerror(-rc),
+                              ibx_write_remedy(rc, "free space and rights in that folder, or "
+                                                   "choose another with --state-dir"))
               : 0; /* it stays open, and locked, until this process ends */
 }
 

@@ -503,6 +503,24 @@ static void a_lock_that_cannot_be_made(NO_STATE)
     error_has("choose another with --state-dir");
 }
 
+/* There is room enough: the limit on the size of files is the cause. */
+static void no_file_may_grow(NO_STATE)
+{
+    struct ibx_record r = sample(true, 9);
+    struct rlimit before;
+    int fd;
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &(struct rlimit){0, before.rlim_max}), 0);
+    struct ibx_error of_lock = {0};
+    const int locked = ibx_journal_lock(folder, &r, &fd, &of_lock), written = write_record(&r);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+    assert_int_equal(locked, -EFBIG);
+    assert_non_null(strstr(of_lock.message, "too large; raise the limit on the size of files"));
+    assert_int_equal(written, -EFBIG);
+    error_has("too large; raise the limit on the size of files");
+}
+
 /* Takes a name that looks like what follows it in /proc/PID/stat. */
 static bool has_an_odd_name(const struct ibx_record *r)
 {
@@ -642,6 +660,7 @@ int main(void)
         TEST(one_holds_it_at_a_time),
         TEST(an_ended_holder_is_told_apart),
         TEST(a_lock_that_cannot_be_made),
+        TEST(no_file_may_grow),
         TEST(processes_are_told_apart),
         TEST(folders_of_run_are_known),
         TEST(home_is_noted_by_its_own_file),
