@@ -29,6 +29,13 @@ int ibx_tool_fail(const struct ibx_error *err)
     return EXIT_FAILURE;
 }
 
+int ibx_tool_flush(struct ibx_error *err)
+{
+    return fflush(stdout) || ferror(stdout)
+               ? ibx_error_set(err, -EIO, "standard output could not be written")
+               : 0;
+}
+
 void ibx_tool_print_line(FILE *out, const char *before, const char *format, va_list args)
 {
     char line[4 * PATH_MAX];
@@ -221,11 +228,10 @@ static bool parsed;
 /* Called by exit(3), with which argp ends the process after --help and --version. */
 static void check_printed(int status, void *nothing)
 {
+    struct ibx_error err = {0};
     (void)nothing;
-    if (parsed || status || (!fflush(stdout) && !ferror(stdout)))
-        return;
-    fprintf(stderr, "%s: standard output could not be written\n", tool_name);
-    _exit(EXIT_FAILURE);
+    if (!parsed && !status && ibx_tool_flush(&err))
+        _exit(ibx_tool_fail(&err));
 }
 
 static error_t parse(int key, char *text, struct argp_state *state)

@@ -96,6 +96,9 @@ int ibx_tool_fail(const struct ibx_error *err);
 /* After ibx_tool_parse(): the same with a message of its own, and ends the process with status 1.
  */
 void ibx_tool_end(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
+/* Writes what is still to be printed on standard output. -EIO: that fails, or an earlier write
+ * has. */
+int ibx_tool_flush(struct ibx_error *err);
 /* Prints a line in which control characters, including those of UTF-8 (C2 80 to C2 9F), are
  * replaced by question marks. */
 void ibx_tool_print_line(FILE *out, const char *before, const char *format, va_list args)

@@ -4,13 +4,14 @@
 import os
 import re
 import socket
+import subprocess
 import sys
 
 from harness import Skip, equal, need_for_all, run_all, test, until
 from ib_bw_scene import fails, works
 
 
-def tune(scene, *args, **environment):
+def tune(scene, *args, stdout=subprocess.PIPE, **environment):
     """On the double of CUDA."""
     if "IBX_TEST_LIBCUDA" not in os.environ:
         raise Skip("IBX_TEST_LIBCUDA does not name the double")
@@ -18,7 +19,8 @@ def tune(scene, *args, **environment):
            "GVIRTUS_HOME": scene.path("home"), **environment}
     for unset in ("GVIRTUS_CONFIG", "GVIRTUS_RDMA_PROPERTIES"):
         env.pop(unset, None)
-    return scene.run("tune", "--sizes=64K,4K,8K", "--count=3", "--rounds=1", *args, env=env)
+    return scene.run("tune", "--sizes=64K,4K,8K", "--count=3", "--rounds=1", *args, env=env,
+                     stdout=stdout)
 
 
 def stored(path):
@@ -69,6 +71,13 @@ def tune_takes_another_file(scene):
     with open(scene.path("home/etc/gvirtus.properties"), "w", encoding="ascii") as file:
         file.write("rdma.tuning : none\n")
     fails(scene, (), "rdma.tuning", "--output", run=tune)
+
+
+@test
+def tune_names_standard_output_that_cannot_be_written(scene):
+    with open("/dev/full", "w", encoding="ascii") as full:
+        code, _, err = tune(scene, "--output", scene.path("mine"), stdout=full)
+    equal((code, err), (1, "ib-bw: standard output could not be written\n"))
 
 
 @test

@@ -504,6 +504,18 @@ def show_says_what_to_preload(scene):
 
 
 @test
+def a_full_disk_is_the_reason(scene):
+    home = Home(scene)
+    with open("/dev/full", "w", encoding="ascii") as full:
+        for args in (("install", "--library", PLUGIN), ("remove",), ("--help",)):
+            done = subprocess.run([scene.program, "--home", home.folder, *args], stdout=full,
+                                  stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+                                  env=ENVIRONMENT)
+            equal((done.returncode, done.stderr),
+                  (1, "ibx-gvirtus: standard output could not be written\n"))
+
+
+@test
 def usage(scene):
     home = Home(scene)
     for args, words in (((), "give install, remove or show"),

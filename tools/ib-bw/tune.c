@@ -439,7 +439,7 @@ int ibx_bw_tune(const struct bw_args *args)
     prepare(&bench, args);
     int rc = tune(&bench, &err);
     finish(&bench);
-    if (rc)
-        return ibx_tool_fail(&err);
-    return fflush(stdout) ? EXIT_FAILURE : EXIT_SUCCESS;
+    if (!rc)
+        rc = ibx_tool_flush(&err);
+    return rc ? ibx_tool_fail(&err) : EXIT_SUCCESS;
 }

@@ -3,6 +3,7 @@
 #include "tools/ib-doctor/ib-doctor.h"
 #include "tools/options.h"
 
+#include <errno.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <string.h>
@@ -124,8 +125,8 @@ int main(int argc, char **argv)
         good = print_json(answers);
     else
         print_page(answers);
-    if (good && !fflush(stdout) && !ferror(stdout))
-        return 0;
-    fprintf(stderr, "ib-doctor: the report could not be written\n");
-    return 1;
+    struct ibx_error err = {0};
+    if (!good)
+        ibx_error_set(&err, -EILSEQ, "the report could not be written");
+    return !good || ibx_tool_flush(&err) ? ibx_tool_fail(&err) : 0;
 }

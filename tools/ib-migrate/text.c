@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What ib-migrate prints: messages, the progress bar, a line for each phase, the summary. */
 #include "tools/ib-migrate/ib-migrate.h"
+#include "tools/options.h"
 
 #include "common/clock.h"
 
@@ -73,9 +74,8 @@ void ibx_cli_print_json(json_t *json)
 
 int ibx_cli_flush(int status)
 {
-    return !fflush(stdout) && !ferror(stdout) && !json_lost
-               ? status
-               : ibx_cli_fail("standard output could not be written");
+    return ibx_tool_flush(NULL) || json_lost ? ibx_cli_fail("standard output could not be written")
+                                             : status;
 }
 
 /* ------------------------------------------------------------ figures */

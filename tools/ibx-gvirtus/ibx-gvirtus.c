@@ -255,6 +255,7 @@ int main(int argc, char **argv)
     args.home_given = args.home != NULL;
     if (!args.home && home && *home)
         args.home = home;
+    struct ibx_error err = {0};
     run[command](&args);
-    return fflush(stdout) ? 1 : 0;
+    return ibx_tool_flush(&err) ? ibx_tool_fail(&err) : 0;
 }
