@@ -2,7 +2,8 @@
 /*
  * A memory backend that another client of QEMU removes while pages are missing, as when the guest
  * has ejected memory: QEMU unmaps it, and nobody waits for its pages. They belong in its file all
- * the same, which may be plugged in again. If the file is gone as well, they take no memory here.
+ * the same, which may be plugged in again. If a tool that recovers finds the file gone as well, it
+ * keeps none of them; otherwise the descriptor that it has open keeps the file.
  */
 #include "migrate/destination/ram.h"
 
