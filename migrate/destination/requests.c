@@ -48,12 +48,12 @@ static int on_lend(void *context, struct ibx_error *err)
         return ibx_error_set(err, -EINVAL, "no borrowed VM runs here");
     if (!destination_linked(&d->link))
         return ibx_error_set(err, -ENOTCONN,
-                             "%s the other side is away (%s): the VM cannot go before it is back "
+                             "%s the other side is away%s%s%s: the VM cannot go before it is back "
                              "(ib-migrate recover there)",
                              ibx_destination_ram_whole(&d->ram)
                                  ? "the VM runs on with all of its pages, but"
                                  : "the VM waits for pages, since",
-                             d->lost);
+                             *d->lost ? " (" : "", d->lost, *d->lost ? ")" : "");
     ibx_destination_borrow_lend(d);
     return 0;
 }

@@ -313,6 +313,13 @@ static void test_killed_and_never_back(void)
     mover_ends(&bringer, 1);
     mover_must_print(&bringer, "the VM waits for pages, since the other side is away");
     mover_must_print(&bringer, "ib-migrate recover there");
+
+    mover_kill(&receiver, SIGKILL); /* the next tool has never had a link */
+    pair_recover(&receiver);
+    mover_await(&receiver, "broken", 0);
+    bring(NULL);
+    mover_ends(&bringer, 1);
+    mover_must_print(&bringer, "since the other side is away: the VM cannot go before it is back");
     mover_end_all(NULL);
     pair_timeout = PAIR_TIMEOUT;
 
