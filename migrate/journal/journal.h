@@ -357,6 +357,8 @@ static inline bool ibx_journal_stands(const struct ibx_record *record)
 {
     return record->vm_status[0] && strcmp(record->vm_status, "running") != 0;
 }
+/* The other host, for an operator: as it calls itself, or where it was to be found. */
+void ibx_journal_name_peer(const struct ibx_record *record, char *name, size_t size);
 /* What the record means for the VM: one sentence for an operator. */
 void ibx_journal_describe(const struct ibx_record *record, char *text, size_t size);
 

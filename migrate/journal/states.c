@@ -168,9 +168,18 @@ static const char *borrowed_text(const struct ibx_record *record)
                  "\"ib-migrate return\" brings it home" BORROWED_END;
 }
 
+void ibx_journal_name_peer(const struct ibx_record *record, char *name, size_t size)
+{
+    snprintf(name, size, "%s",
+             record->peer[0]                    ? record->peer
+             : record->source && record->uri[0] ? record->uri
+                                                : "the other side");
+    ibx_text_sanitize(name);
+}
+
 void ibx_journal_describe(const struct ibx_record *record, char *text, size_t size)
 {
-    char vm[256], does[96], peer[sizeof(record->peer) + sizeof(record->uri)];
+    char vm[256], does[96], peer[sizeof(record->uri)];
     bool uuid = record->uuid[0] && strspn(record->uuid, "0-") != strlen(record->uuid);
     if (record->name[0])
         snprintf(vm, sizeof(vm), "VM %s", record->name);
@@ -178,11 +187,7 @@ void ibx_journal_describe(const struct ibx_record *record, char *text, size_t si
         snprintf(vm, sizeof(vm), "VM %s", record->uuid);
     else
         snprintf(vm, sizeof(vm), "the VM of %.200s", record->qmp);
-    snprintf(peer, sizeof(peer), "%s",
-             record->peer[0]                    ? record->peer
-             : record->source && record->uri[0] ? record->uri
-                                                : "the other side");
-    ibx_text_sanitize(peer);
+    ibx_journal_name_peer(record, peer, sizeof(peer));
     const char *form = "nothing is known of %s and its migration with %s";
     if (ibx_journal_state_of(record->source, (unsigned)record->state))
         form = record->source ? source_texts[record->state] : destination_texts[record->state];

@@ -191,15 +191,14 @@ static const struct ibx_record *left_by(const struct found *found, const struct 
 static void vm_state(const struct found *found, const struct ibx_record *record, char *sentence,
                      size_t size)
 {
-    char vm[PATH_MAX], peer[PATH_MAX];
+    char vm[PATH_MAX], peer[sizeof(record->uri)];
     const struct ibx_record *later = ibx_journal_qemu_gone(record) ? NULL : left_by(found, record);
     if (!later) {
         ibx_cli_vm_state(record, sentence, size);
         return;
     }
     ibx_cli_vm_name(record, vm, sizeof(vm));
-    snprintf(peer, sizeof(peer), "%s", later->peer[0] ? later->peer : later->uri);
-    ibx_text_sanitize(peer);
+    ibx_journal_name_peer(later, peer, sizeof(peer));
     snprintf(sentence, size,
              "%s %s: where it is now is told by the record of its later migration to %s", vm,
              !record->source       ? "came here with all of its pages"

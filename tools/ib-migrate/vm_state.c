@@ -4,20 +4,13 @@
 
 #include <string.h>
 
-/* What the other host has told of itself. */
-static void name_peer(const struct ibx_record *record, char *out, size_t size)
-{
-    snprintf(out, size, "%s", record->peer[0] ? record->peer : "the other side");
-    ibx_text_sanitize(out);
-}
-
 /* Describes the memory of a source whose QEMU has ended before the migration was complete. */
 static void describe_memory(const struct ibx_record *record, const char *vm, char *sentence,
                             size_t size)
 {
-    char path[PATH_MAX], peer[sizeof(record->peer)];
+    char path[PATH_MAX], peer[sizeof(record->uri)];
     const bool there = ibx_journal_memory_file(record, path);
-    name_peer(record, peer, sizeof(peer));
+    ibx_journal_name_peer(record, peer, sizeof(peer));
     if (ibx_journal_lost_there(record)) {
         snprintf(sentence, size,
                  "%s ran at %s, and its QEMU there has ended, and so has that here (process %d): "
@@ -44,13 +37,13 @@ static void describe_memory(const struct ibx_record *record, const char *vm, cha
 /* As ibx_cli_vm_state() for a QEMU that has ended; false: the record alone tells it. */
 static bool describe_ended(const struct ibx_record *record, char *sentence, size_t size)
 {
-    char vm[PATH_MAX], peer[sizeof(record->peer)], end[sizeof(record->vm_status)];
+    char vm[PATH_MAX], peer[sizeof(record->uri)], end[sizeof(record->vm_status)];
     const int pid = (int)record->pid;
     /* QEMU's reason for its end, if it gave one: "host-signal". */
     const bool told =
         !strncmp(record->vm_status, "host-", 5) || !strncmp(record->vm_status, "guest-", 6);
     ibx_cli_vm_name(record, vm, sizeof(vm));
-    name_peer(record, peer, sizeof(peer));
+    ibx_journal_name_peer(record, peer, sizeof(peer));
     snprintf(end, sizeof(end), "%s", record->vm_status);
     ibx_text_sanitize(end);
     if (!record->source &&
