@@ -33,6 +33,7 @@
 #define SOON_NS  20000000u /* ... and for so long its naps stay short */
 #define LOOK_NS  1000000u  /* ... and so often it looks after its client */
 
+/* For all clients: nothing that may take long is done under it, and no other lock waited for. */
 static pthread_mutex_t links = PTHREAD_MUTEX_INITIALIZER;
 
 bool ibx_nccl_allowed(const struct gpu_session *x)
@@ -87,34 +88,55 @@ static int abort_of(void *of)
     return rc == NCCL_IN_PROGRESS ? 0 : rc;
 }
 
-/* `links` is locked: the parent has made its child, or has failed to. */
-static void split_is_over(struct communicator *parent)
+static void free_communicator(struct communicator *c)
+{
+    pthread_mutex_destroy(&c->lock);
+    free(c);
+}
+
+/* `links` is locked: the parent has made its child, or has failed to. What is returned is to be
+ * given to end_orphan() without that lock. */
+static struct communicator *split_is_over(struct communicator *parent)
 {
     struct communicator *child = parent->child;
     parent->child = NULL;
     if (!child)
-        return;
+        return NULL;
     child->parent = NULL;
-    if (child->orphan) {
-        abort_of(child->of);
-        free(child);
-    }
+    return child->orphan ? child : NULL;
+}
+
+static void end_orphan(struct communicator *orphan)
+{
+    if (!orphan)
+        return;
+    abort_of(orphan->of);
+    free_communicator(orphan);
+}
+
+/* `links` is locked. The parent's state: it is in progress, too, while NCCL is called for it. */
+static int look_at_split(struct communicator *parent, struct communicator **orphan)
+{
+    int state = NCCL_IN_PROGRESS;
+    if (pthread_mutex_trylock(&parent->lock))
+        return state;
+    state = state_of(parent->of);
+    pthread_mutex_unlock(&parent->lock);
+    if (state != NCCL_IN_PROGRESS)
+        *orphan = split_is_over(parent);
+    return state;
 }
 
 /* The state of a communicator that is being split off; NCCL_SUCCESS also if it is none. */
 static int state_of_split(struct communicator *c)
 {
+    struct communicator *orphan = NULL;
     int state = NCCL_SUCCESS;
     pthread_mutex_lock(&links);
-    struct communicator *parent = c->parent;
-    if (parent) {
-        pthread_mutex_lock(&parent->lock);
-        state = state_of(parent->of);
-        pthread_mutex_unlock(&parent->lock);
-        if (state != NCCL_IN_PROGRESS)
-            split_is_over(parent);
-    }
+    if (c->parent)
+        state = look_at_split(c->parent, &orphan);
     pthread_mutex_unlock(&links);
+    end_orphan(orphan);
     return state;
 }
 
@@ -132,15 +154,12 @@ static void forget_id(uint64_t id);
 /* A split may have begun since its state was asked for, so that is asked for again. */
 static void look_at_child(struct communicator *c)
 {
+    struct communicator *orphan = NULL;
     pthread_mutex_lock(&links);
-    if (c->child) {
-        pthread_mutex_lock(&c->lock);
-        const int state = state_of(c->of);
-        pthread_mutex_unlock(&c->lock);
-        if (state != NCCL_IN_PROGRESS)
-            split_is_over(c);
-    }
+    if (c->child)
+        look_at_split(c, &orphan);
     pthread_mutex_unlock(&links);
+    end_orphan(orphan);
 }
 
 /* What NCCL says; for a client's blocking communicator that is made, no work is in progress. */
@@ -326,7 +345,7 @@ static int begin_rank(struct gpu_session *x, void *function, const union ibx_mat
     *(void **)&begin = function;
     const int rc = begin(&c->of, ranks, id, rank, &config);
     if ((rc && rc != NCCL_IN_PROGRESS) || !c->of) {
-        free(c);
+        free_communicator(c);
         return rc ? rc : NCCL_INTERNAL_ERROR;
     }
     memcpy(values[0].p, &c, sizeof(c));
@@ -349,21 +368,20 @@ static int split(void *function, const union ibx_math_value *values)
             return NCCL_SYSTEM_ERROR;
     }
     const bool busy = ibx_nccl_look(parent) != NCCL_SUCCESS;
-    pthread_mutex_lock(&links); /* nobody sees the child before its split has begun */
     pthread_mutex_lock(&parent->lock);
     int rc = busy
                  ? NCCL_INVALID_USAGE
                  : begin(parent->of, color, values[2].i, child ? &child->of : &parent->none, given);
-    pthread_mutex_unlock(&parent->lock);
     rc = rc == NCCL_IN_PROGRESS ? NCCL_SUCCESS : rc;
-    if (!rc && child) {
+    if (!rc && child) { /* under both locks, so it is not seen to be over before it has begun */
+        pthread_mutex_lock(&links);
         parent->child = child;
         child->parent = parent;
+        pthread_mutex_unlock(&links);
     }
-    pthread_mutex_unlock(&links);
+    pthread_mutex_unlock(&parent->lock);
     if (rc && child) {
-        pthread_mutex_destroy(&child->lock);
-        free(child);
+        free_communicator(child);
         child = NULL;
     }
     memcpy(values[3].p, &child, sizeof(child));
@@ -403,10 +421,10 @@ static int end(struct communicator *c, bool gently)
     c->of = NULL;
     pthread_mutex_unlock(&c->lock);
     pthread_mutex_lock(&links);
-    split_is_over(c);
+    struct communicator *orphan = split_is_over(c);
     pthread_mutex_unlock(&links);
-    pthread_mutex_destroy(&c->lock);
-    free(c);
+    end_orphan(orphan);
+    free_communicator(c);
     return rc == NCCL_IN_PROGRESS ? NCCL_SUCCESS : rc;
 }
 

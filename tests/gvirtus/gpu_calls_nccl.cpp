@@ -23,6 +23,17 @@ std::vector<char> unique_id(Remote &remote, int *code = nullptr)
     return good ? std::vector<char>(remote.out.begin(), remote.out.end()) : std::vector<char>();
 }
 
+// -1: the request has failed.
+int state_of(Remote &remote, std::uint64_t comm, int wait)
+{
+    std::int32_t value = -1;
+    if (!remote.call(IBX_MATH_ASKS,
+                     byte(function(IBX_MATH_ncclCommGetAsyncError, comm).i32(wait), 1)) &&
+        remote.out.size() == sizeof(value))
+        std::memcpy(&value, remote.out.data(), sizeof(value));
+    return value;
+}
+
 // A communicator of one rank.
 struct Ranks {
     Remote &remote;
@@ -47,14 +58,14 @@ struct Ranks {
         return remote.address(IBX_MATH_SETS_UP, byte(body, 0));
     }
 
-    int state(int wait)
+    int state(int wait) { return state_of(remote, comm, wait); }
+
+    // Begins to split it; all ranks are for one new communicator.
+    std::uint64_t split(std::uint64_t one, int key)
     {
-        std::int32_t value = -1;
-        if (!remote.call(IBX_MATH_ASKS,
-                         byte(function(IBX_MATH_ncclCommGetAsyncError, comm).i32(wait), 1)) &&
-            remote.out.size() == sizeof(value))
-            std::memcpy(&value, remote.out.data(), sizeof(value));
-        return value;
+        const Body body =
+            byte(function(IBX_MATH_ncclCommSplit, 0).u64(one).i32(0).i32(key).i32(0), 1);
+        return remote.address(IBX_MATH_SETS_UP, byte(body, 0));
     }
 
     int end(std::uint64_t one)
@@ -215,6 +226,41 @@ bool aborted_ids()
     return HOLDS(unique_id(gpu.remote, &code).empty() && code == NCCL_SYSTEM_ERROR);
 }
 
+// An abort takes long: that of a part that was aborted before its parent had made it, and that of a
+// parent for whose part another thread waits. Others get their answers meanwhile.
+bool long_aborts()
+{
+    Gpu gpu(allowed);
+    Client asking(gpu), waiting(gpu);
+    Ranks own(gpu.remote), others(asking.remote);
+    waiting.remote.get_last_error();
+    std::vector<char> id = unique_id(gpu.remote);
+    REQUIRE(own.comm && others.comm && !id.empty());
+    id[100] = 1; // the double's aborts wait until others were answered
+    const std::uint64_t a = own.made(id, 2, 0), b = own.made(id, 2, 1);
+    REQUIRE(a && b && state_of(gpu.remote, a, 1) == 0 && state_of(gpu.remote, b, 1) == 0);
+    std::atomic<bool> over{false};
+    std::thread asks([&] {
+        while (!over)
+            others.state(0);
+    });
+    const std::uint64_t left = own.split(a, 0);
+    const bool was_left = left && own.end(left) == 0;
+    const std::uint64_t part = own.split(b, 1);
+    const bool parted =
+        part && state_of(gpu.remote, a, 1) == 0 && state_of(gpu.remote, part, 1) == 0;
+    const std::uint64_t awaited = own.split(a, 0);
+    int state = 0;
+    std::thread waits([&] { state = state_of(waiting.remote, awaited, 1); });
+    const bool ended = own.end(a) == 0;
+    waits.join();
+    const bool rest = own.end(awaited) == 0 && own.end(b) == 0 && own.end(part) == 0;
+    over = true;
+    asks.join();
+    REQUIRE(was_left && parted && awaited && ended && rest && state == NCCL_INTERNAL_ERROR);
+    return HOLDS(gpu.remote.library_handles() == 2);
+}
+
 // A client that ends while it waits for a rank that never comes.
 bool waits_and_ends()
 {
@@ -253,6 +299,7 @@ void check_calls_nccl()
     check("communicators of another program", communicators_apart);
     check("communicators that wait for ever", limits);
     check("ids of communicators that were aborted", aborted_ids);
+    check("communicators whose abort takes long", long_aborts);
     check("communicators of a client that ends in a wait", waits_and_ends);
     check("NCCL where it is not allowed", not_allowed);
 }
