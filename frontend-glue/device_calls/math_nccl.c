@@ -68,6 +68,74 @@ void ibx_nccl_end_alone(const struct gpu_session *x, struct communicator *c)
     atomic_compare_exchange_strong(&c->user, &user, NULL);
 }
 
+/* ------------------------------------------------------------------------------- unique ids */
+
+/* For each id NCCL has a thread that waits for all ranks, and nothing but these ends it, not even
+ * an abort. So a client gets only so many before their communicators are made. An id has room for
+ * what NCCL does not read: its bytes themselves are compared, so no other one passes for it. */
+static struct place {
+    struct place *next;
+    enum { PLACE_FREE, PLACE_TAKEN /* without an id yet */, PLACE_WAITS } state;
+    const struct ibx_tenant *tenant;
+    uint8_t id[IBX_NCCL_ID_BYTES];
+} * places; /* kept, and used again */
+static pthread_mutex_t places_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void forget_id(const uint8_t id[IBX_NCCL_ID_BYTES])
+{
+    pthread_mutex_lock(&places_lock);
+    for (struct place *p = places; p; p = p->next)
+        if (p->state == PLACE_WAITS && !memcmp(p->id, id, sizeof(p->id)))
+            p->state = PLACE_FREE;
+    pthread_mutex_unlock(&places_lock);
+}
+
+/* NULL: the tenant has as many as it may have, or there is no memory. */
+static struct place *take_place(const struct ibx_tenant *tenant)
+{
+    struct place *place = NULL;
+    unsigned own = 0;
+    pthread_mutex_lock(&places_lock);
+    for (struct place *p = places; p; p = p->next) {
+        own += p->state != PLACE_FREE && p->tenant == tenant;
+        place = p->state == PLACE_FREE ? p : place;
+    }
+    if (own >= IDS)
+        place = NULL;
+    else if (!place && (place = calloc(1, sizeof(*place)))) {
+        place->next = places;
+        places = place;
+    }
+    if (place) {
+        place->state = PLACE_TAKEN;
+        place->tenant = tenant;
+    }
+    pthread_mutex_unlock(&places_lock);
+    return place;
+}
+
+static int get_id(struct gpu_session *x, void *function, uint8_t *out)
+{
+    int (*get)(uint8_t * id) = NULL;
+    struct place *place = take_place(x->isolation.tenant);
+    *(void **)&get = function;
+    if (!place) {
+        static atomic_flag told = ATOMIC_FLAG_INIT;
+        if (!atomic_flag_test_and_set(&told))
+            ibx_log(IBX_LOG_WARN,
+                    "a client gets no more unique ids of NCCL: with %u no "
+                    "communicator was made yet",
+                    IDS);
+        return NCCL_SYSTEM_ERROR;
+    }
+    const int rc = get(out);
+    pthread_mutex_lock(&places_lock);
+    memcpy(place->id, out, sizeof(place->id));
+    place->state = rc ? PLACE_FREE : PLACE_WAITS;
+    pthread_mutex_unlock(&places_lock);
+    return rc;
+}
+
 /* ------------------------------------------------------------------------------- its state */
 
 /* Locked. */
@@ -141,15 +209,14 @@ static int state_of_split(struct communicator *c)
 }
 
 /* Whether all ranks are there is known once; then so are these numbers. */
-static void note_made(struct communicator *c)
+static bool note_made(struct communicator *c)
 {
     int (*count)(void *communicator, int *n) = NULL, (*rank)(void *communicator, int *n) = NULL;
     *(void **)&count = FUNCTION(ncclCommCount);
     *(void **)&rank = FUNCTION(ncclCommUserRank);
     c->made = count && rank && !count(c->of, &c->ranks) && !rank(c->of, &c->rank);
+    return c->made;
 }
-
-static void forget_id(uint64_t id);
 
 /* A split may have begun since its state was asked for, so that is asked for again. */
 static void look_at_child(struct communicator *c)
@@ -171,12 +238,10 @@ int ibx_nccl_look(struct communicator *c)
     pthread_mutex_lock(&c->lock);
     const int own = state_of(c->of);
     state = state ? state : own;
-    if (!state && !c->made)
-        note_made(c);
-    const uint64_t id = c->made ? c->id : 0;
-    c->id = c->made ? 0 : c->id;
+    const bool newly_made = !state && !c->made && note_made(c);
     pthread_mutex_unlock(&c->lock);
-    forget_id(id);
+    if (newly_made)
+        forget_id(c->id);
     if (state != NCCL_IN_PROGRESS)
         look_at_child(c);
     return state;
@@ -208,76 +273,6 @@ static int get_state(struct gpu_session *x, struct communicator *c, bool wait, i
     if (*out == NCCL_IN_PROGRESS && c->blocking && c->made)
         *out = NCCL_SUCCESS;
     return NCCL_SUCCESS;
-}
-
-/* ------------------------------------------------------------------------------- unique ids */
-
-/* For each id NCCL has a thread that waits for all ranks, and nothing but these ends it, not even
- * an abort. So a client gets only so many before their communicators are made. */
-static struct {
-    uint64_t id; /* a hash; 0: a free place */
-    const struct ibx_tenant *tenant;
-} ids[16 * IDS];
-
-#define PLACES (sizeof(ids) / sizeof(ids[0]))
-
-static uint64_t hash_of(const uint8_t id[IBX_NCCL_ID_BYTES])
-{
-    uint64_t hash = 14695981039346656037u;
-    for (unsigned i = 0; i < IBX_NCCL_ID_BYTES; i++)
-        hash = (hash ^ id[i]) * 1099511628211u;
-    return hash ? hash : 1;
-}
-
-static void forget_id(uint64_t id)
-{
-    if (!id)
-        return;
-    pthread_mutex_lock(&links);
-    for (unsigned i = 0; i < PLACES; i++)
-        if (ids[i].id == id)
-            ids[i].id = 0;
-    pthread_mutex_unlock(&links);
-}
-
-/* The number of a place for one more; PLACES: there is none. Taken until an id is noted there. */
-static unsigned take_place(const struct ibx_tenant *tenant)
-{
-    unsigned place = PLACES, own = 0;
-    pthread_mutex_lock(&links);
-    for (unsigned i = 0; i < PLACES; i++) {
-        own += ids[i].id && ids[i].tenant == tenant;
-        place = ids[i].id ? place : i;
-    }
-    if (own >= IDS)
-        place = PLACES;
-    if (place < PLACES) {
-        ids[place].id = 1;
-        ids[place].tenant = tenant;
-    }
-    pthread_mutex_unlock(&links);
-    return place;
-}
-
-static int get_id(struct gpu_session *x, void *function, uint8_t *out)
-{
-    int (*get)(uint8_t * id) = NULL;
-    const unsigned place = take_place(x->isolation.tenant);
-    *(void **)&get = function;
-    if (place == PLACES) {
-        static atomic_flag told = ATOMIC_FLAG_INIT;
-        if (!atomic_flag_test_and_set(&told))
-            ibx_log(IBX_LOG_WARN,
-                    "a client gets no more unique ids of NCCL: with %u no "
-                    "communicator was made yet",
-                    IDS);
-        return NCCL_SYSTEM_ERROR;
-    }
-    const int rc = get(out);
-    pthread_mutex_lock(&links);
-    ids[place].id = rc ? 0 : hash_of(out);
-    pthread_mutex_unlock(&links);
-    return rc;
 }
 
 /* ------------------------------------------------------------------------------- making one */
@@ -341,7 +336,7 @@ static int begin_rank(struct gpu_session *x, void *function, const union ibx_mat
     if (!c)
         return NCCL_SYSTEM_ERROR;
     memcpy(&id, values[3].p, sizeof(id));
-    c->id = hash_of(values[3].p);
+    memcpy(c->id, values[3].p, sizeof(c->id));
     *(void **)&begin = function;
     const int rc = begin(&c->of, ranks, id, rank, &config);
     if ((rc && rc != NCCL_IN_PROGRESS) || !c->of) {

@@ -26,8 +26,8 @@ struct communicator {
     atomic_bool ends; /* its client aborts it */
     bool blocking;    /* the client's own mode */
     bool made, finalized;
-    int device, ranks, rank; /* once it is made */
-    uint64_t id;             /* a hash of its unique id; 0: a split has made it */
+    int device, ranks, rank;       /* once it is made */
+    uint8_t id[IBX_NCCL_ID_BYTES]; /* all 0: a split has made it */
     struct reduction operators[OWN_OPERATORS];
     unsigned operator_count;
     void *none; /* what NCCL writes at the end of a split in which this rank gets no new one */

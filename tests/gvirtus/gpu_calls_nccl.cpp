@@ -226,6 +226,28 @@ bool aborted_ids()
     return HOLDS(unique_id(gpu.remote, &code).empty() && code == NCCL_SYSTEM_ERROR);
 }
 
+// An id counts until a communicator is made of it, and not of another one with the same address.
+bool ids_alike()
+{
+    Gpu gpu(allowed);
+    Ranks own(gpu.remote);
+    const auto makes_one = [&](const std::vector<char> &id) {
+        const std::uint64_t one = own.made(id, 1, 0);
+        return one && state_of(gpu.remote, one, 1) == 0 && own.end(one) == 0;
+    };
+    std::vector<char> last;
+    REQUIRE(own.comm);
+    for (int i = 0; i < 256; i++)
+        REQUIRE(!(last = unique_id(gpu.remote)).empty());
+    for (const std::size_t at : {std::size_t{40}, last.size() - 1}) {
+        std::vector<char> alike = last;
+        alike[at] = 1;
+        REQUIRE(makes_one(alike) && unique_id(gpu.remote).empty());
+    }
+    REQUIRE(makes_one(last) && !unique_id(gpu.remote).empty());
+    return HOLDS(unique_id(gpu.remote).empty());
+}
+
 // An abort takes long: that of a part that was aborted before its parent had made it, and that of a
 // parent for whose part another thread waits. Others get their answers meanwhile.
 bool long_aborts()
@@ -299,6 +321,7 @@ void check_calls_nccl()
     check("communicators of another program", communicators_apart);
     check("communicators that wait for ever", limits);
     check("ids of communicators that were aborted", aborted_ids);
+    check("ids that are alike", ids_alike);
     check("communicators whose abort takes long", long_aborts);
     check("communicators of a client that ends in a wait", waits_and_ends);
     check("NCCL where it is not allowed", not_allowed);
