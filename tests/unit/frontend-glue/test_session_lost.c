@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A session that is kept has lost its connection, and its peer does not come back: where it finds
- * out as it registers memory for a long payload, it ends as anywhere else. What of a client's
- * broken connections is taken for packets that are lost, which ends a session. And who answers in
- * the server's place without speaking its protocol ends none. */
+ * out as it registers memory for a long payload, it ends as anywhere else. When a server whose
+ * request takes long takes its client for gone. What of a client's broken connections is taken for
+ * packets that are lost, which ends a session. And who answers in the server's place without
+ * speaking its protocol ends none. */
 #include "tests/fixtures/session_pair.h"
 
 #include "common/clock.h"
@@ -38,6 +39,12 @@ static int setup(void **state)
 {
     (void)state;
     return open_pair(1);
+}
+
+static int setup_without(void **state)
+{
+    (void)state;
+    return open_pair(0);
 }
 
 static int setup_for_long(void **state)
@@ -102,6 +109,70 @@ static void a_server_reads(void **state)
     assert_true(ibx_session_read(pair.server, memory, LONG) < 0);
     expect_lost(pair.server);
 }
+
+/* ------------------------------------------------------------------------------- a long request */
+
+/* Until the server, which looks after its client now and then, has seen its connection end. */
+static uint64_t await_loss(void)
+{
+    uint64_t since = 0;
+    assert_false(ibx_session_client_gone(pair.server, &since));
+    assert_int_equal(since, 0);
+    vanish(pair.client);
+    while (!since)
+        assert_false(ibx_session_client_gone(pair.server, &since));
+    return since;
+}
+
+static void a_client_is_gone_once_its_time_is_over(void **state)
+{
+    (void)state;
+    stop_listening();
+    uint64_t since = await_loss();
+    const uint64_t then = since;
+    assert_false(ibx_session_client_gone(pair.server, &since));
+    assert_int_equal(since, then);
+    since -= 30001 * IBX_NS_PER_MS;
+    assert_true(ibx_session_client_gone(pair.server, &since));
+}
+
+static void *come_back(void *argument)
+{
+    const uint8_t byte = 3;
+    (void)argument;
+    return ibx_session_write(pair.client, &byte, 1) == 1 && !ibx_session_sync(pair.client) ? &pair
+                                                                                           : NULL;
+}
+
+static void a_client_that_comes_back_is_not_gone(void **state)
+{
+    (void)state;
+    uint8_t byte = 0;
+    pthread_t client;
+    void *came = NULL;
+    uint64_t since = await_loss();
+    assert_int_equal(pthread_create(&client, NULL, come_back, NULL), 0);
+    while (since)
+        assert_false(ibx_session_client_gone(pair.server, &since));
+    assert_int_equal(ibx_session_read(pair.server, &byte, 1), 1);
+    assert_int_equal(byte, 3);
+    pthread_join(client, &came);
+    assert_non_null(came);
+    assert_false(ibx_session_client_gone(pair.server, &since));
+    assert_int_equal(since, 0);
+}
+
+static void a_client_whose_session_is_not_kept_is_gone_at_once(void **state)
+{
+    (void)state;
+    uint64_t since = 0;
+    assert_false(ibx_session_client_gone(pair.server, &since));
+    vanish(pair.client);
+    while (!ibx_session_client_gone(pair.server, &since))
+        assert_int_equal(since, 0);
+}
+
+/* ------------------------------------------------------------------------------- resets */
 
 /* What the client says about a connection that it has had for so long when it is reset. */
 static int judge_reset(uint64_t lived_ms)
@@ -236,6 +307,12 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(a_client_writes, setup, teardown),
         cmocka_unit_test_setup_teardown(a_server_reads, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_client_is_gone_once_its_time_is_over, setup_for_long,
+                                        teardown),
+        cmocka_unit_test_setup_teardown(a_client_that_comes_back_is_not_gone, setup_for_long,
+                                        teardown),
+        cmocka_unit_test_setup_teardown(a_client_whose_session_is_not_kept_is_gone_at_once,
+                                        setup_without, teardown),
         cmocka_unit_test_setup_teardown(a_connection_that_brought_something_lost_nothing, setup,
                                         teardown),
         cmocka_unit_test_setup_teardown(a_client_is_reset_now_and_then, setup, teardown),
