@@ -305,6 +305,26 @@ bool waits_and_ends()
     return becomes_true([&] { return gpu.remote.library_handles() == 1; });
 }
 
+// A kernel of NCCL's may wait for ranks that never come: what a client has left is aborted without
+// a wait for its work.
+bool left_with_endless_work()
+{
+    Gpu gpu(allowed);
+    Ranks own(gpu.remote);
+    REQUIRE(own.comm);
+    const pid_t pid = leaves(gpu, false, End::killed, [](Remote &theirs) {
+        const Ranks ranks(theirs);
+        theirs.set_device(0);
+        const std::uint64_t x = theirs.malloc(some), stream = theirs.stream_create(1);
+        theirs.hold_stream(stream);
+        return ranks.comm && theirs.library_handles() == 2 &&
+               theirs.call("cudaLaunchKernel", kernel(IBX_DOUBLE_KERNEL, 32, stream, x, x, some)) ==
+                   0;
+    });
+    REQUIRE(result_of(pid) == 128 + SIGKILL);
+    return becomes_true([&] { return gpu.remote.library_handles() == 1; });
+}
+
 bool not_allowed()
 {
     Gpu gpu;
@@ -324,5 +344,6 @@ void check_calls_nccl()
     check("ids that are alike", ids_alike);
     check("communicators whose abort takes long", long_aborts);
     check("communicators of a client that ends in a wait", waits_and_ends);
+    check("communicators of a client with endless work", left_with_endless_work);
     check("NCCL where it is not allowed", not_allowed);
 }
