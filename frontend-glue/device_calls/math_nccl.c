@@ -423,8 +423,10 @@ static int end(struct communicator *c, bool gently)
     return rc == NCCL_IN_PROGRESS ? NCCL_SUCCESS : rc;
 }
 
+/* Its handle is gone, and what other threads waited for in it has returned: only this one waits. */
 static int destroy(struct gpu_session *x, struct communicator *c)
 {
+    atomic_store(&c->ends, false);
     const int rc = c->finalized ? ibx_nccl_wait(x, c) : c->made ? finalize(x, c, true) : 1;
     return end(c, !rc);
 }

@@ -23,7 +23,7 @@ struct communicator {
     _Atomic(const struct gpu_session *)
         user;         /* the session whose request has it alone; NULL: none */
     void *of;         /* ncclComm_t; NULL: its parent has not made it yet, or it has ended */
-    atomic_bool ends; /* its client aborts it */
+    atomic_bool ends; /* its client ends it: nobody waits in it any more */
     bool blocking;    /* the client's own mode */
     bool made, finalized;
     int device, ranks, rank;       /* once it is made */

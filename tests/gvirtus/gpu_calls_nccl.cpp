@@ -248,6 +248,21 @@ bool ids_alike()
     return HOLDS(unique_id(gpu.remote).empty());
 }
 
+// What ranks have sent arrives, also if their communicators are destroyed at once.
+bool destroyed()
+{
+    Gpu gpu(allowed);
+    Ranks first(gpu.remote), second(gpu.remote);
+    const auto call = [&](unsigned number, const Ranks &of) {
+        return gpu.remote.call(IBX_MATH_SETS_UP, function(number, of.comm));
+    };
+    REQUIRE(first.comm && second.comm && gpu.remote.library_handles() == 2);
+    REQUIRE(call(IBX_MATH_ncclCommDestroy, first) == 0);
+    REQUIRE(call(IBX_MATH_ncclCommFinalize, second) == 0);
+    REQUIRE(call(IBX_MATH_ncclCommDestroy, second) == 0);
+    return HOLDS(gpu.remote.library_handles() == 0);
+}
+
 // An abort takes long: that of a part that was aborted before its parent had made it, and that of a
 // parent for whose part another thread waits. Others get their answers meanwhile.
 bool long_aborts()
@@ -342,6 +357,7 @@ void check_calls_nccl()
     check("communicators that wait for ever", limits);
     check("ids of communicators that were aborted", aborted_ids);
     check("ids that are alike", ids_alike);
+    check("communicators that are destroyed", destroyed);
     check("communicators whose abort takes long", long_aborts);
     check("communicators of a client that ends in a wait", waits_and_ends);
     check("communicators of a client with endless work", left_with_endless_work);

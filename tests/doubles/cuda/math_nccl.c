@@ -28,6 +28,7 @@
 #define MAGIC      0x6e63636c
 #define LATE       100 /* the place in an id where a test writes 1: see ncclCommAbort() */
 #define ASKED      200u
+#define SENDS      2
 
 struct id {
     char name[128];
@@ -73,8 +74,8 @@ struct communicator {
     char name[128];
     int rank, ranks, device, splits, color, key;
     void *context;
-    atomic_int state, aborted, users;
-    bool is_running, in_group, ends_late;
+    atomic_int state, aborted, users, asked; /* asked: for its state */
+    bool is_running, in_group, ends_late, finalizes;
     pthread_t runner;
     struct operation all[OPERATIONS];
     int count;
@@ -310,6 +311,8 @@ static void *run(void *of)
     *(void **)&set = math_driver("cuCtxSetCurrent");
     set(c->context);
     int status = c->shared || join_all(c) ? 0 : SYSTEM_ERROR;
+    if (c->finalizes && !UNTIL(c, c->asked > SENDS))
+        status = INTERNAL_ERROR;
     for (int i = 0; i < c->count && !status; i++) {
         const struct handle in = {.stream = c->all[i].stream};
         const bool sends = c->all[i].call == SEND || c->all[i].call == RECEIVE;
@@ -393,6 +396,7 @@ EXPORT int ncclCommGetAsyncError(struct communicator *c, int *state)
     if (c->magic != MAGIC)
         abort();
     asked++;
+    c->asked++;
     *state = c->state;
     return 0;
 }
@@ -415,9 +419,14 @@ EXPORT int ncclCommCuDevice(const struct communicator *c, int *device)
     return is_ready(c) ? 0 : INVALID_ARGUMENT;
 }
 
+/* What the network still has to send takes until the state was asked for a few times. */
 EXPORT int ncclCommFinalize(struct communicator *c)
 {
-    return is_ready(c) ? start(c) : INVALID_ARGUMENT;
+    if (!is_ready(c))
+        return INVALID_ARGUMENT;
+    c->finalizes = true;
+    c->asked = 0;
+    return start(c);
 }
 
 static int end(struct communicator *c)
@@ -438,11 +447,14 @@ EXPORT int ncclCommDestroy(struct communicator *c)
     return is_ready(c) ? end(c) : INVALID_ARGUMENT;
 }
 
-/* Takes as long as NCCL's may, if a test wants that: until states were asked for so often. */
+/* If that cuts off what is still to be sent, the communicator counts for ever, so tests see it.
+ * Takes as long as NCCL's may, if a test wants that: until states were asked for so often. */
 EXPORT int ncclCommAbort(struct communicator *c)
 {
     if (c->magic != MAGIC)
         abort();
+    if (c->finalizes && c->state == IN_PROGRESS)
+        math_handles++;
     atomic_store(&c->aborted, 1);
     const unsigned before = asked;
     while (c->ends_late && asked - before < ASKED)
