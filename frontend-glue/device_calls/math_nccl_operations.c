@@ -14,13 +14,6 @@
 
 /* ------------------------------------------------------------------------------- operators */
 
-/* ncclDataType_t; 0: unknown. */
-static size_t bytes_of(int type)
-{
-    static const uint8_t bytes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
-    return type >= 0 && (size_t)type < sizeof(bytes) ? bytes[type] : 0;
-}
-
 int ibx_nccl_make_operator(struct communicator *c, void *function,
                            const union ibx_math_value *values)
 {
@@ -28,7 +21,7 @@ int ibx_nccl_make_operator(struct communicator *c, void *function,
     const int type = values[1].i, on_host = values[2].i;
     const uint64_t scalar = on_host ? 0 : (uintptr_t)values[3].p;
     *(void **)&make = function;
-    if (!bytes_of(type) || (on_host ? !values[4].p : !scalar))
+    if (!ibx_nccl_bytes(type) || (on_host ? !values[4].p : !scalar))
         return NCCL_INVALID_ARGUMENT;
     if (c->operator_count == OWN_OPERATORS)
         return NCCL_SYSTEM_ERROR;
@@ -122,7 +115,7 @@ static bool is_of_device(const struct gpu_session *x, uint64_t address, int devi
            type != IBX_CUDA_MEMORY_DEVICE || managed || ordinal == device;
 }
 
-/* Checks one of an operation's buffers, of which `used` tells whether NCCL uses it. */
+/* Whether the operation may have that buffer, of which NCCL uses so many bytes. */
 static bool is_buffer(struct gpu_session *x, const struct communicator *c, uint64_t address,
                       uint64_t bytes)
 {
@@ -135,7 +128,7 @@ static bool is_buffer(struct gpu_session *x, const struct communicator *c, uint6
 static uint64_t bytes_in(const struct communicator *c, const struct ibx_nccl_operation *o,
                          enum share share)
 {
-    const uint64_t one = share == NONE ? 0 : o->count * bytes_of(o->type);
+    const uint64_t one = share == NONE ? 0 : o->count * ibx_nccl_bytes(o->type);
     return share == ALL ? one * (uint64_t)c->ranks : one;
 }
 
@@ -144,7 +137,7 @@ static bool is_operator(struct gpu_session *x, struct communicator *c, int numbe
 {
     const struct reduction *own = operator_of(c, number);
     return (number >= 0 && number < OPERATORS) ||
-           (own && (!own->scalar || ibx_isolation_is_memory(x, own->scalar, bytes_of(type))));
+           (own && (!own->scalar || ibx_isolation_is_memory(x, own->scalar, ibx_nccl_bytes(type))));
 }
 
 /* Checks the operation of a communicator that the request has alone. An address that NCCL does not
@@ -152,7 +145,7 @@ static bool is_operator(struct gpu_session *x, struct communicator *c, int numbe
 static bool check(struct gpu_session *x, struct ibx_nccl_operation *o)
 {
     struct communicator *c = communicator_of((void *)(uintptr_t)o->communicator);
-    if (o->call >= IBX_NCCL_CALLS || !bytes_of(o->type) || !ibx_named_stream(x, o->stream) ||
+    if (o->call >= IBX_NCCL_CALLS || !ibx_nccl_bytes(o->type) || !ibx_named_stream(x, o->stream) ||
         o->stream == STREAM_PER_THREAD || !function_of((enum ibx_nccl_call)o->call) ||
         (!c->made && ibx_nccl_look(c)))
         return false;

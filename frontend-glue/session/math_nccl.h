@@ -3,6 +3,7 @@
 #ifndef IBX_FRONTEND_GLUE_SESSION_MATH_NCCL_H
 #define IBX_FRONTEND_GLUE_SESSION_MATH_NCCL_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 /* ncclResult_t, as far as it is named here. */
@@ -15,6 +16,13 @@
 #define NCCL_IN_PROGRESS      7
 
 #define IBX_NCCL_ID_BYTES 128u
+
+/* Bytes of an element of that ncclDataType_t, 8 at most; 0: unknown. */
+static inline size_t ibx_nccl_bytes(int type)
+{
+    static const uint8_t bytes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
+    return type >= 0 && (size_t)type < sizeof(bytes) ? bytes[type] : 0;
+}
 
 /* On the wire: new ones come last. */
 enum ibx_nccl_call {

@@ -521,7 +521,6 @@ EXPORTED int ncclCommDestroy(void *communicator)
 EXPORTED int ncclRedOpCreatePreMulSum(int *op, const void *scalar, int type, int residence,
                                       void *communicator)
 {
-    static const uint8_t sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
     uint8_t bytes[SCALAR_BYTES] = {0};
     const bool of_host = residence == SCALAR_OF_HOST;
     const union ibx_math_value values[] = {{.p = communicator},
@@ -530,10 +529,10 @@ EXPORTED int ncclRedOpCreatePreMulSum(int *op, const void *scalar, int type, int
                                            {.p = of_host ? NULL : (void *)(uintptr_t)scalar},
                                            {.p = of_host ? bytes : NULL},
                                            {.p = op}};
-    if (!op || !scalar || !communicator || type < 0 || (size_t)type >= sizeof(sizes))
+    if (!op || !scalar || !communicator || !ibx_nccl_bytes(type))
         return within(NCCL_INVALID_ARGUMENT);
     if (of_host)
-        memcpy(bytes, scalar, sizes[type]);
+        memcpy(bytes, scalar, ibx_nccl_bytes(type));
     return within(ask(IBX_MATH_ncclRedOpCreatePreMulSum, values));
 }
 
