@@ -8,7 +8,7 @@
  */
 #include "frontend-glue/preload/preload.h"
 
-#include "common/log.h"
+#include <stdio.h>
 
 /* The prototypes are in the libraries' headers. */
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"
@@ -21,11 +21,9 @@
 
 static int absent(const char *call, int status, atomic_flag *told)
 {
-    if (!atomic_flag_test_and_set(told))
-        ibx_log(IBX_LOG_WARN,
-                "%s returns %d: it is not there for a remote GPU; ibx-gvirtus(1) lists what is",
-                call, status);
-    return status;
+    char number[16];
+    snprintf(number, sizeof(number), "%d", status);
+    return ibx_frontend_absent(call, status, number, told);
 }
 
 /* Arguments of unknown types: integers and addresses, and up to four floating-point values. The

@@ -7,28 +7,16 @@
  */
 #include "frontend-glue/preload/preload.h"
 
-#include "common/log.h"
-
 /* The prototypes are in the library's header. */
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"
 
 #define NOT_SUPPORTED 3000 /* CUDNN_STATUS_NOT_SUPPORTED */
 
-static int absent(const char *call, atomic_flag *told)
-{
-    if (!atomic_flag_test_and_set(told))
-        ibx_log(IBX_LOG_WARN,
-                "%s returns CUDNN_STATUS_NOT_SUPPORTED: it is not there for a remote GPU; "
-                "ibx-gvirtus(1) lists what is",
-                call);
-    return NOT_SUPPORTED;
-}
-
 #define ABSENT(call)                                                                               \
     __attribute__((visibility("default"))) int call(void)                                          \
     {                                                                                              \
         static atomic_flag told = ATOMIC_FLAG_INIT;                                                \
-        return absent(#call, &told);                                                               \
+        return ibx_frontend_absent(#call, NOT_SUPPORTED, "CUDNN_STATUS_NOT_SUPPORTED", &told);     \
     }
 
 ABSENT(cudnnBackendInitialize)

@@ -5,29 +5,16 @@
  * but would dereference the back end's communicators.
  */
 #include "frontend-glue/preload/preload.h"
-
-#include "common/log.h"
+#include "frontend-glue/session/math_nccl.h"
 
 /* The prototypes are in the library's header. */
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"
-
-#define INVALID_USAGE 5
-
-static int absent(const char *call, atomic_flag *told)
-{
-    if (!atomic_flag_test_and_set(told))
-        ibx_log(IBX_LOG_WARN,
-                "%s returns ncclInvalidUsage: it is not there for a remote GPU; ibx-gvirtus(1) "
-                "lists what is",
-                call);
-    return INVALID_USAGE;
-}
 
 #define ABSENT(call)                                                                               \
     __attribute__((visibility("default"))) int call(void)                                          \
     {                                                                                              \
         static atomic_flag told = ATOMIC_FLAG_INIT;                                                \
-        return absent(#call, &told);                                                               \
+        return ibx_frontend_absent(#call, NCCL_INVALID_USAGE, "ncclInvalidUsage", &told);          \
     }                                                                                              \
     extern __attribute__((visibility("default"), alias(#call))) int p##call(void);
 

@@ -13,14 +13,19 @@
 /* The prototypes are in CUDA's header. */
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"
 
-static int absent(const char *call, atomic_flag *told)
+int ibx_frontend_absent(const char *call, int status, const char *name, atomic_flag *told)
 {
     if (!atomic_flag_test_and_set(told))
         ibx_log(IBX_LOG_WARN,
-                "%s returns cudaErrorNotSupported: it is not there for a remote GPU; "
-                "ibx-gvirtus(1) lists what is",
-                call);
-    return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
+                "%s returns %s: it is not there for a remote GPU; ibx-gvirtus(1) lists what is",
+                call, name);
+    return status;
+}
+
+static int absent(const char *call, atomic_flag *told)
+{
+    return ibx_frontend_absent(call, ibx_frontend_fail(CUDA_NOT_SUPPORTED), "cudaErrorNotSupported",
+                               told);
 }
 
 #define ABSENT_WITH(call, parameters, ...)                                                         \
