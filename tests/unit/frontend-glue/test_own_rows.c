@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Requests of our own that name rows of memory: they count from the first byte to the end of the
+ * last row.
+ */
+#include "tests/fixtures/own_requests.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+#include <cmocka.h>
+
+static int copy_planes(struct client *c, const struct ibx_cuda_memcpy3d *p)
+{
+    uint8_t bytes[200];
+    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_OWN_MEMCPY_3D);
+    ibx_layout_put(&w, IBX_LAYOUT_MEMCPY3D, p);
+    return own_run(c, &w, NULL);
+}
+
+/* Rows that begin in one's own memory, but for where the copy begins in them. */
+static void test_rows_of_others(void **state)
+{
+    (void)state;
+    uint8_t letters[2 * MEMORY], got[MEMORY];
+    const size_t apart = (size_t)(bob.memory - alice.memory);
+    void *own = (void *)(uintptr_t)alice.memory;
+    struct ibx_cuda_memcpy3d copy = {
+        .from = {own, 64, 64, 1}, .to = {own, 64, 64, 1}, .extent = {64, 1, 1}, .kind = 3};
+    struct ibx_cuda_memcpy3d wide = copy;
+    assert_true(bob.memory > alice.memory);
+    memset(letters, 'b', sizeof(letters));
+    assert_int_equal(app->to_device(bob.memory, letters, MEMORY), 0);
+    assert_int_equal(copy_planes(&alice, &copy), 0);
+    copy.to_at.width = apart;
+    assert_int_equal(copy_planes(&alice, &copy), CUDA_INVALID_VALUE);
+    copy.to_at.width = 0;
+    copy.from_at.width = apart;
+    assert_int_equal(copy_planes(&alice, &copy), CUDA_INVALID_VALUE);
+    wide.extent.width = apart + 1; /* a row that is longer than it should be */
+    assert_int_equal(copy_planes(&alice, &wide), CUDA_INVALID_VALUE);
+    assert_int_equal(app->ctx_synchronize(), 0);
+    assert_int_equal(app->from_device(got, bob.memory, MEMORY), 0);
+    assert_memory_equal(got, letters, MEMORY);
+    /* The last byte of one's own, and of an array. */
+    copy.from_at.width = MEMORY - 64;
+    assert_int_equal(copy_planes(&alice, &copy), 0);
+    const struct ibx_cuda_memcpy3d from_array = {.from_array = (void *)(uintptr_t)alice.array,
+                                                 .to = {own, 64, 64, 4},
+                                                 .to_at = {0, MEMORY / 64 - 4, 0},
+                                                 .extent = {64, 4, 1},
+                                                 .kind = 3};
+    assert_int_equal(copy_planes(&alice, &from_array), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rows_of_others),
+    };
+    return cmocka_run_group_tests(tests, own_set_up, own_tear_down);
+}
