@@ -8,6 +8,7 @@
 
 #include "common/wire.h"
 #include "frontend-glue/gvirtus_handlers/request_shapes.h"
+#include "frontend-glue/session/own_requests.h"
 
 #include <string.h>
 
@@ -31,6 +32,7 @@ struct place {
     bool handle;           /* it is a handle, not memory */
     bool array;            /* it is the handle of an array */
     bool planes;           /* ibx_copy_planes_bytes() says how many bytes */
+    int channel;           /* of a texture's element; n of these are in a row */
 };
 
 struct naming {
@@ -108,12 +110,13 @@ static const struct naming namings[] = {
          {.at = F(104), .planes = true}),
     COPY("cudaGetChannelDesc", ANY, 0, ARRAY(F(28))),
     /* A struct cudaResourceDesc behind its length; kinds 0 and 1: an array, 2: memory, 3: rows of
-     * memory, which count with their pitch, also the last one, as in own_requests/arrays.c. */
+     * memory. */
     COPY("cudaCreateTextureObject", ANY, 0,
          {.at = F(16), .type = F(8), .type_wanted = 0, .array = true},
          {.at = F(16), .type = F(8), .type_wanted = 1, .array = true},
          {.at = F(16), .n = F(48), .type = F(8), .type_wanted = 2},
-         {.at = F(16), .n = F(64), .pitch = F(64), .rows = F(56), .type = F(8), .type_wanted = 3}),
+         {.at = F(16), .n = F(48), .channel = F(24), .pitch = F(64), .rows = F(56), .type = F(8),
+          .type_wanted = 3}),
     COPY("cudaMemset", ANY, 0, RANGE(F(0), F(12))),
     COPY("cudaMemsetAsync", ANY, 0, RANGE(F(0), F(12))),
     COPY("cudaMemset2D", ANY, 0, ROWS(F(0), F(20), F(8), F(28))),
@@ -241,12 +244,23 @@ static uint64_t value(const struct body *body, int where, uint64_t none)
     return where ? number(body, position(body, where), 8) : none;
 }
 
+static uint64_t texture_row(const struct body *body, const struct place *place)
+{
+    const uint64_t at = position(body, place->channel);
+    const struct ibx_cuda_channel channel = {
+        (int)number(body, at, 4), (int)number(body, at + 4, 4), (int)number(body, at + 8, 4),
+        (int)number(body, at + 12, 4), (int)number(body, at + 16, 4)};
+    return ibx_texture_row(&channel, value(body, place->n, 0), value(body, place->pitch, 0));
+}
+
 static void take(const struct body *body, const struct place *place, struct ibx_named *named)
 {
     uint64_t bytes = value(body, place->n, 1), rows = value(body, place->rows, 1);
     rows = sum(rows, value(body, place->skipped, 0));
     bytes =
         sum(product(bytes, place->unit ? (uint64_t)place->unit : 1), value(body, place->skip, 0));
+    if (place->channel)
+        bytes = texture_row(body, place);
     *named = (struct ibx_named){
         .at = position(body, place->at),
         .address = value(body, place->at, 0),

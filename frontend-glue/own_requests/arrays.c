@@ -269,14 +269,15 @@ static int channel_of(struct own_request *e)
 
 static bool is_resource(const struct own_request *e, const struct ibx_cuda_resource *resource)
 {
-    size_t n = resource->of.memory.sizes[0];
+    const size_t *sizes = resource->of.memory.sizes;
+    size_t n = sizes[0];
     if (resource->kind == IBX_RESOURCE_ARRAY)
         return is_array(e, resource->of.array);
     if (resource->kind == IBX_RESOURCE_MIPMAP)
         return is_mipmap(e, resource->of.array);
     if (resource->kind == IBX_RESOURCE_PITCH_2D &&
-        !span_of(resource->of.memory.sizes[2], resource->of.memory.sizes[2],
-                 resource->of.memory.sizes[1], &n))
+        !span_of(sizes[2], ibx_texture_row(&resource->of.memory.channel, sizes[0], sizes[2]),
+                 sizes[1], &n))
         return false;
     /* A program may name more bytes than there are: CUDA checks only the beginning. */
     const uint64_t at = (uintptr_t)resource->of.memory.at;

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "frontend-glue/session/own_requests.h"
 
+#define FLOATS 2 /* enum cudaChannelFormatKind; before it are integers */
+
 static size_t size_of(char field)
 {
     return field == 'q' ? 8 : 4;
@@ -74,4 +76,19 @@ void ibx_resource_get(struct ibx_reader *r, struct ibx_cuda_resource *resource)
         ibx_layout_get(r, layout, &resource->of);
     else
         r->failed = true;
+}
+
+size_t ibx_texture_row(const struct ibx_cuda_channel *channel, size_t width, size_t pitch)
+{
+    const uint32_t bits[] = {(uint32_t)channel->x, (uint32_t)channel->y, (uint32_t)channel->z,
+                             (uint32_t)channel->w};
+    bool sure = bits[0] && channel->kind >= 0 && channel->kind <= FLOATS;
+    size_t element = bits[0], row;
+    for (unsigned i = 1; i < 4; i++) {
+        sure = sure && (!bits[i] || bits[i] == bits[i - 1]);
+        element += bits[i];
+    }
+    if (__builtin_mul_overflow(width, (element + 7) / 8, &row))
+        return SIZE_MAX;
+    return sure || row > pitch ? row : pitch;
 }

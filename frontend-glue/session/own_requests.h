@@ -275,5 +275,8 @@ void ibx_layout_get(struct ibx_reader *r, const char *layout, void *structure);
 /* For an unknown kind, put() writes only the kind, and get() fails the reader. */
 void ibx_resource_put(struct ibx_writer *w, const struct ibx_cuda_resource *resource);
 void ibx_resource_get(struct ibx_reader *r, struct ibx_cuda_resource *resource);
+/* Bytes that a row of a texture of IBX_RESOURCE_PITCH_2D may reach: those of its elements, or a
+ * whole pitch if it is not sure how CUDA takes the channels. SIZE_MAX: more than any number. */
+size_t ibx_texture_row(const struct ibx_cuda_channel *channel, size_t width, size_t pitch);
 
 #endif

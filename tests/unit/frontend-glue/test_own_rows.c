@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Requests of our own that name rows of memory: they count from the first byte to the end of the
- * last row.
+ * last row, and that is as long as CUDA takes it to be.
  */
 #include "tests/fixtures/own_requests.h"
 
@@ -53,10 +53,56 @@ static void test_rows_of_others(void **state)
     assert_int_equal(copy_planes(&alice, &from_array), 0);
 }
 
+/* Makes a texture of rows of alice's memory, and destroys it. */
+static int texture(const struct ibx_cuda_channel *channel, size_t width, size_t rows, size_t pitch)
+{
+    const struct ibx_cuda_resource resource = {
+        .kind = IBX_RESOURCE_PITCH_2D,
+        .of = {.memory = {(void *)(uintptr_t)alice.memory, *channel, {width, rows, pitch}}}};
+    struct ibx_cuda_texture how;
+    uint64_t made;
+    uint8_t bytes[256];
+    for (int i = 0; i < 18; i++) /* as the double wants it */
+        how.words[i] = i + 1;
+    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_OWN_CREATE_TEXTURE);
+    ibx_resource_put(&w, &resource);
+    ibx_layout_put(&w, IBX_LAYOUT_TEXTURE, &how);
+    ibx_put_u8(&w, 0);
+    const int rc = own_run(&alice, &w, &made);
+    if (!rc)
+        assert_int_equal(own_call_one(&alice, IBX_OWN_DESTROY_TEXTURE, made, NULL), 0);
+    return rc;
+}
+
+/* A part of an image, at its bottom on the right: another tenant's memory may begin where the last
+ * row ends. */
+static void test_textures_before_others(void **state)
+{
+    (void)state;
+    const struct ibx_cuda_channel pairs = {32, 32, 0, 0, 2};
+    const size_t apart = (size_t)(bob.memory - alice.memory), row = 64 * 8;
+    assert_true(bob.memory > alice.memory);
+    assert_int_equal(texture(&pairs, 64, 2, apart - row), 0);
+    assert_int_equal(texture(&pairs, 64, 2, apart - row + 1), CUDA_INVALID_VALUE);
+    assert_int_equal(texture(&pairs, 64, SIZE_MAX / 2, apart), CUDA_INVALID_VALUE);
+    /* Whatever the pitch is. */
+    const size_t fit = apart / 8 / 64 * 64;
+    assert_int_equal(texture(&pairs, fit, 1, 64), 0);
+    assert_int_equal(texture(&pairs, fit + 64, 1, 64), CUDA_INVALID_VALUE);
+    assert_int_equal(texture(&pairs, SIZE_MAX / 64 * 64, 1, 64), CUDA_INVALID_VALUE);
+    /* CUDA may see other channels otherwise: a whole pitch counts. */
+    const struct ibx_cuda_channel others[] = {{32, 16, 0, 0, 2}, {8, 0, 8, 0, 2}, {0, 0, 0, 0, 2}};
+    for (unsigned i = 0; i < 3; i++) {
+        assert_int_equal(texture(&others[i], 64, 2, apart - row), CUDA_INVALID_VALUE);
+        assert_int_equal(texture(&others[i], 64, 2, apart / 2), 0);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rows_of_others),
+        cmocka_unit_test(test_textures_before_others),
     };
     return cmocka_run_group_tests(tests, own_set_up, own_tear_down);
 }

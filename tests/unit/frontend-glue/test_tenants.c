@@ -341,6 +341,13 @@ static void test_arrays(void **state)
 }
 
 /* The kind of a resource, and then an array, or memory, with a channel's format of 20 bytes. */
+static struct built resource(uint64_t kind, uint64_t bits, uint64_t width, uint64_t rows,
+                             uint64_t pitch)
+{
+    return build("qqqiiiiiiqqq", 64ull, kind, A, bits, bits, 0ull, 0ull, 2ull, 0ull, width, rows,
+                 pitch);
+}
+
 static void test_textures(void **state)
 {
     (void)state;
@@ -349,15 +356,19 @@ static void test_textures(void **state)
     const uint64_t pitch = 100;
     for (uint64_t i = 0; i < 10; i++) {
         const uint64_t kind = i % 5, rows = 1 + i / 5 * 2;
-        struct built body =
-            build("qqqqqqqqq", 64ull, kind, A, 0ull, 0ull, 0ull, 30ull, rows, pitch);
+        struct built body = resource(kind, 8, 30, rows, pitch);
         const unsigned count =
             ibx_naming_find("cudaCreateTextureObject", body.bytes, body.n, &role, named);
         assert_int_equal(count, kind < 4);
         assert_true(!count || (named[0].address == A && role == IBX_NAMING_COPIES));
         assert_true(!count || named[0].array == (kind < 2));
-        assert_true(!count || named[0].n == (kind < 2 ? 1 : kind == 2 ? 30 : rows * pitch));
+        assert_true(!count || named[0].n == (kind < 2    ? 1
+                                             : kind == 2 ? 30
+                                                         : (rows - 1) * pitch + 60));
     }
+    expect("cudaCreateTextureObject", resource(3, 32, 30, 3, 100), 1, A, 200ull + 240ull);
+    expect("cudaCreateTextureObject", resource(3, 32, UINT64_MAX, 3, 100), 1, A, UINT64_MAX);
+    expect("cudaCreateTextureObject", resource(3, 0, 30, 3, 100), 1, A, 300ull);
     expect("cudaGetChannelDesc", build("qqqiq", 20ull, 0ull, 0ull, 0ull, A), 1, A, 1ull);
     assert_true(ibx_naming_known("cudaGetChannelDesc"));
     assert_true(ibx_naming_known("cudaCreateTextureObject"));
