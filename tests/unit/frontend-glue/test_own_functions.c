@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Functions of clients that graphs call: how long they are known. */
+#include "tests/fixtures/own_requests.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <time.h>
+#include <cmocka.h>
+
+static int add_host_node(uint64_t graph, uint64_t queue, uint64_t number, uint64_t *node)
+{
+    uint8_t bytes[64];
+    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_OWN_NODE_HOST);
+    ibx_put_u64(&w, graph);
+    ibx_put_u16(&w, 0);
+    ibx_put_u64(&w, queue);
+    ibx_put_u64(&w, number);
+    return own_run(&alice, &w, node);
+}
+
+/* In the executable graph `exec`, or (0) in the graph itself. */
+static int set_host_node(uint64_t exec, uint64_t node, uint64_t queue, uint64_t number)
+{
+    return own_call(&alice, IBX_OWN_SET_HOST, 4, (uint64_t[]){exec, node, queue, number}, NULL);
+}
+
+static double seconds_of_functions(uint64_t queue, uint64_t from, uint64_t until)
+{
+    struct timespec begun, done;
+    int rc = 0;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &begun);
+    for (uint64_t number = from; number < until; number++) {
+        void *made = ibx_host_work_repeat(&alice.x, queue, number, &rc);
+        assert_true(made && made == ibx_host_work_repeat(&alice.x, queue, number, &rc));
+        assert_true(ibx_host_work_number(&alice.x, made) == number);
+    }
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &done);
+    return (double)(done.tv_sec - begun.tv_sec) + 1e-9 * (double)(done.tv_nsec - begun.tv_nsec);
+}
+
+/* Functions that graphs call cost no more time beside very many others. */
+static void test_very_many_functions(void **state)
+{
+    (void)state;
+    uint64_t queue = 0;
+    assert_int_equal(ibx_host_work_open(&alice.x, &queue), 0);
+    const double first = seconds_of_functions(queue, 1, 5001);
+    seconds_of_functions(queue, 5001, 60001);
+    const double last = seconds_of_functions(queue, 60001, 65001);
+    ibx_host_work_end(&alice.x);
+    if (last > 10 * first + 0.1)
+        fail_msg("%f s for 5000 functions beside 60000, %f s before", last, first);
+}
+
+/* A function of the client's is known as long as a graph may call it, whose copies and what was
+ * made of them count; and of those that come and go there may be any number. */
+static void test_functions_go_with_graphs(void **state)
+{
+    uint64_t queue, graph, node, clone, exec;
+    (void)state;
+    assert_int_equal(ibx_host_work_open(&alice.x, &queue), 0);
+    assert_int_equal(own_graph_create(&alice, &graph), 0);
+    assert_int_equal(add_host_node(graph, queue, 1, &node), 0);
+    assert_int_equal(add_host_node(graph, queue, 1, &node), 0);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_CLONE, graph, &clone), 0);
+    const uint64_t of[] = {clone, 0};
+    assert_int_equal(own_call(&alice, IBX_OWN_GRAPH_INSTANTIATE, 2, of, &exec), 0);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, graph, NULL), 0);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, clone, NULL), 0);
+    assert_true(ibx_host_work_repeats());
+    assert_int_equal(own_call_one(&alice, IBX_OWN_EXEC_DESTROY, exec, NULL), 0);
+    assert_false(ibx_host_work_repeats());
+    for (uint64_t i = 1; i < 70000; i++) {
+        assert_int_equal(own_graph_create(&alice, &graph), 0);
+        assert_int_equal(add_host_node(graph, queue, i, &node), 0);
+        assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, graph, NULL), 0);
+    }
+    assert_false(ibx_host_work_repeats());
+    /* One that a node gets later, too. */
+    assert_int_equal(own_graph_create(&alice, &graph), 0);
+    assert_int_equal(add_host_node(graph, queue, 1, &node), 0);
+    assert_int_equal(set_host_node(0, node, queue, 2), 0);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, graph, NULL), 0);
+    assert_false(ibx_host_work_repeats());
+    ibx_host_work_end(&alice.x);
+}
+
+/* Of the functions that a node gets one after the other, in its graph or in an executable graph,
+ * the last one is known. */
+static void test_functions_go_with_the_next_one(void **state)
+{
+    uint64_t queue, graph, node, exec, told;
+    (void)state;
+    assert_int_equal(ibx_host_work_open(&alice.x, &queue), 0);
+    assert_int_equal(own_graph_create(&alice, &graph), 0);
+    assert_int_equal(add_host_node(graph, queue, 1, &node), 0);
+    const uint64_t of[] = {graph, 0};
+    assert_int_equal(own_call(&alice, IBX_OWN_GRAPH_INSTANTIATE, 2, of, &exec), 0);
+    for (uint64_t i = 1; i < 70000; i++) {
+        assert_int_equal(set_host_node(0, node, queue, i), 0);
+        assert_int_equal(set_host_node(exec, node, queue, 100000 + i), 0);
+    }
+    assert_int_equal(own_call_one(&alice, IBX_OWN_NODE_DESTROY, node, NULL), 0);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_EXEC_DESTROY, exec, NULL), 0);
+    assert_false(ibx_host_work_repeats());
+    /* An update, and the end of the context. */
+    assert_int_equal(add_host_node(graph, queue, 1, &node), 0);
+    for (int i = 0; i < 2; i++) {
+        void *context = NULL;
+        assert_int_equal(own_call(&alice, IBX_OWN_GRAPH_INSTANTIATE, 2, of, &exec), 0);
+        assert_int_equal(set_host_node(exec, node, queue, 2), 0);
+        if (i) {
+            assert_int_equal(alice.x.cuda->ctx_get_current(&context), 0);
+            ibx_frees_forget(context);
+        } else {
+            assert_int_equal(
+                own_call(&alice, IBX_OWN_EXEC_UPDATE, 2, (uint64_t[]){exec, graph}, &told), 0);
+            assert_true(told == 0);
+        }
+        assert_int_equal(own_call_one(&alice, IBX_OWN_EXEC_DESTROY, exec, NULL), 0);
+    }
+    assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, graph, NULL), 0);
+    assert_false(ibx_host_work_repeats());
+    ibx_host_work_end(&alice.x);
+}
+
+/* CUDA destroys no node of a graph that allocates memory: it stays with its function. */
+static void test_functions_stay_with_nodes(void **state)
+{
+    uint64_t queue, graph, node, other;
+    (void)state;
+    assert_int_equal(ibx_host_work_open(&alice.x, &queue), 0);
+    assert_int_equal(own_graph_create(&alice, &graph), 0);
+    assert_int_equal(add_host_node(graph, queue, 1, &node), 0);
+    assert_int_equal(own_allocation_add(&alice, graph, 4096, &other), 0);
+    const struct ibx_graph_size before = ibx_handles_size(&alice.x, IBX_HANDLE_GRAPH, graph);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_NODE_DESTROY, node, NULL), CUDA_NOT_SUPPORTED);
+    assert_true(ibx_host_work_repeats());
+    const struct ibx_graph_size after = ibx_handles_size(&alice.x, IBX_HANDLE_GRAPH, graph);
+    assert_int_equal(after.nodes, before.nodes);
+    assert_int_equal(set_host_node(0, node, queue, 2), 0);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, graph, NULL), 0);
+    assert_false(ibx_host_work_repeats());
+    ibx_host_work_end(&alice.x);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_very_many_functions),
+        cmocka_unit_test(test_functions_go_with_graphs),
+        cmocka_unit_test(test_functions_go_with_the_next_one),
+        cmocka_unit_test(test_functions_stay_with_nodes),
+    };
+    return cmocka_run_group_tests(tests, own_set_up, own_tear_down);
+}
