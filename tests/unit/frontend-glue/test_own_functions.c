@@ -2,6 +2,7 @@
 /* Functions of clients that graphs call: how long they are known. */
 #include "tests/fixtures/own_requests.h"
 
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <time.h>
@@ -144,6 +145,74 @@ static void test_functions_stay_with_nodes(void **state)
     ibx_host_work_end(&alice.x);
 }
 
+static void *call_in_graph(void *function)
+{
+    ibx_host_work_call(function);
+    return NULL;
+}
+
+/* A launch of a graph calls the function, which is known, and the client its own of that number. */
+static void is_called(void *function, uint64_t number)
+{
+    struct ibx_host_called called;
+    pthread_t thread;
+    assert_true(ibx_host_work_number(&alice.x, function) == number);
+    assert_int_equal(pthread_create(&thread, NULL, call_in_graph, function), 0);
+    do
+        assert_int_equal(ibx_host_work_ask(&alice.x, 0, true, &called), 0);
+    while (!called.number);
+    assert_true(called.number == number);
+    assert_int_equal(ibx_host_work_ask(&alice.x, number, false, &called), 0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+}
+
+static int launch(void *exec, void *stream)
+{
+    return exec && stream ? 0 : CUDA_INVALID_VALUE;
+}
+
+/* A function that an executable graph has no more is known until its launches have called it. If
+ * one was captured, what comes of that may call it any number of times. */
+static void test_functions_stay_for_launches(void **state)
+{
+    uint64_t queue, graph, node, exec;
+    struct gpu_session *x = &alice.x;
+    void *stream = NULL, *captured = NULL, *within = NULL;
+    int rc = 0;
+    (void)state;
+    assert_int_equal(ibx_host_work_open(x, &queue), 0);
+    assert_int_equal(own_graph_create(&alice, &graph), 0);
+    assert_int_equal(add_host_node(graph, queue, 1, &node), 0);
+    assert_int_equal(own_call(&alice, IBX_OWN_GRAPH_INSTANTIATE, 2, (uint64_t[]){graph, 0}, &exec),
+                     0);
+    void *const launched = pointer_to(exec), *of = pointer_to(node);
+    void *const function = ibx_host_work_repeat_lone(x, queue, 2, &rc);
+    assert_int_equal(app->stream_create(&stream, 1), 0);
+    ibx_exec_functions_set(x, launched, of, function);
+    for (unsigned i = 0; i < 3; i++)
+        assert_int_equal(ibx_frees_launch(x, launch, launched, i < 2 ? stream : NULL),
+                         i < 2 ? 0 : CUDA_INVALID_VALUE);
+    is_called(function, 2);
+    within = ibx_host_work_repeat_lone(x, queue, 3, &rc);
+    ibx_exec_functions_set(x, launched, of, within);
+    is_called(function, 2);
+    assert_true(ibx_host_work_number(x, function) == 0);
+    x->handler.captures = CAPTURES_BEGUN;
+    ibx_captures_run(x);
+    assert_int_equal(app->begin_capture(stream, IBX_CUDA_CAPTURE_RELAXED), 0);
+    ibx_captures_answered(x, 0);
+    assert_int_equal(ibx_frees_launch(x, launch, launched, stream), 0);
+    assert_int_equal(app->end_capture(stream, &captured), 0);
+    x->handler.captures = CAPTURES_ENDED;
+    ibx_captures_run(x);
+    ibx_captures_answered(x, 0);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_EXEC_DESTROY, exec, NULL), 0);
+    for (unsigned i = 0; i < 3; i++)
+        is_called(within, 3);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, graph, NULL), 0);
+    ibx_host_work_end(x);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -151,6 +220,7 @@ int main(void)
         cmocka_unit_test(test_functions_go_with_graphs),
         cmocka_unit_test(test_functions_go_with_the_next_one),
         cmocka_unit_test(test_functions_stay_with_nodes),
+        cmocka_unit_test(test_functions_stay_for_launches),
     };
     return cmocka_run_group_tests(tests, own_set_up, own_tear_down);
 }
