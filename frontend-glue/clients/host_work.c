@@ -282,19 +282,6 @@ static struct ibx_host_queue *with_room(const struct gpu_session *x, uint64_t id
     return *rc ? NULL : q;
 }
 
-/* Adds a function, and returns its id for CUDA; NULL: *rc is the error. */
-static void *add(const struct gpu_session *x, uint64_t id, uint64_t number, int *rc)
-{
-    pthread_mutex_lock(&lock);
-    struct ibx_host_queue *q = with_room(x, id, number, rc);
-    const struct function *f = q ? enter(q, number, FUNCTION_WAITING, false) : NULL;
-    void *made = f ? (void *)f->id : NULL;
-    pthread_mutex_unlock(&lock);
-    if (!made && !*rc)
-        *rc = CUDA_MEMORY_ALLOCATION;
-    return made;
-}
-
 /* Locked. The queue's function in REPEATED with that number; NULL: there is none. */
 static struct function *find_repeated(struct ibx_host_queue *q, uint64_t number)
 {
@@ -322,6 +309,23 @@ static struct function *enter_repeated(struct ibx_host_queue *q, uint64_t number
         ibx_graph_functions_count(1);
     }
     return f;
+}
+
+/* Adds a function, in REPEATED one of a node alone, and returns its id for CUDA; NULL: *rc is the
+ * error. */
+static void *add(const struct gpu_session *x, uint64_t id, uint64_t number,
+                 enum function_state state, int *rc)
+{
+    pthread_mutex_lock(&lock);
+    struct ibx_host_queue *q = with_room(x, id, number, rc);
+    const struct function *f = !q                           ? NULL
+                               : state == FUNCTION_REPEATED ? enter_repeated(q, number, false, true)
+                                                            : enter(q, number, state, false);
+    void *made = f ? (void *)f->id : NULL;
+    pthread_mutex_unlock(&lock);
+    if (!made && !*rc)
+        *rc = CUDA_MEMORY_ALLOCATION;
+    return made;
 }
 
 /* Locked. */
@@ -401,14 +405,7 @@ void *ibx_host_work_repeat(struct gpu_session *x, uint64_t id, uint64_t number, 
 
 void *ibx_host_work_repeat_lone(struct gpu_session *x, uint64_t id, uint64_t number, int *rc)
 {
-    pthread_mutex_lock(&lock);
-    struct ibx_host_queue *q = with_room(x, id, number, rc);
-    const struct function *f = q ? enter_repeated(q, number, false, true) : NULL;
-    void *made = f ? (void *)f->id : NULL;
-    pthread_mutex_unlock(&lock);
-    if (!made && !*rc)
-        *rc = CUDA_MEMORY_ALLOCATION;
-    return made;
+    return add(x, id, number, FUNCTION_REPEATED, rc);
 }
 
 void ibx_host_work_launch(const void *lone, int more)
@@ -521,7 +518,7 @@ int ibx_host_work_add(struct gpu_session *x, const struct ibx_host_work *work, v
         rc = x->cuda->stream_is_capturing((void *)(uintptr_t)work->stream, &capturing);
     if (rc || capturing) /* a graph would call the function more than once */
         return rc ? rc : CUDA_NOT_SUPPORTED;
-    void *id = add(x, work->queue, work->number, &rc);
+    void *id = add(x, work->queue, work->number, FUNCTION_WAITING, &rc);
     if (!id)
         return rc;
     if (work->callback) {
