@@ -14,24 +14,26 @@
 
 /* The function of a node. */
 struct set {
-    struct set *next;
     const void *node, *function;
+    struct set *next;
 };
 
 /* An executable graph with such functions. */
 struct changed {
     const void *exec, *context; /* NULL: it is not known in which context it is */
     struct set *sets;
+    void *by_node; /* a tree of them */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static void *all; /* a tree, by exec */
 static _Atomic unsigned count;
 
+/* By the first member, of both structures. */
 static int compare(const void *a, const void *b)
 {
-    const struct changed *left = a, *right = b;
-    const uintptr_t at = (uintptr_t)left->exec, other = (uintptr_t)right->exec;
+    const void *const *left = a, *const *right = b;
+    const uintptr_t at = (uintptr_t)*left, other = (uintptr_t)*right;
     return (at > other) - (at < other);
 }
 
@@ -63,14 +65,20 @@ static struct changed *make(struct gpu_session *x, const void *exec)
 /* Locked. The entry of a node; NULL: no memory. */
 static struct set *set_of(struct changed *c, const void *node)
 {
-    struct set *s = c->sets;
-    while (s && s->node != node)
-        s = s->next;
-    if (!s && (s = malloc(sizeof(*s)))) {
-        *s = (struct set){c->sets, node, NULL};
-        c->sets = s;
+    const struct set wanted = {.node = node};
+    struct set *const *found = tfind(&wanted, &c->by_node, compare);
+    if (found)
+        return *found;
+    struct set *made = malloc(sizeof(*made));
+    if (!made)
+        return NULL;
+    *made = (struct set){node, NULL, c->sets};
+    if (!tsearch(made, &c->by_node, compare)) {
+        free(made);
+        return NULL;
     }
-    return s;
+    c->sets = made;
+    return made;
 }
 
 void ibx_exec_functions_set(struct gpu_session *x, const void *exec, const void *node,
@@ -117,9 +125,15 @@ void ibx_exec_functions_keep(const void *exec)
     pthread_mutex_unlock(&lock);
 }
 
+static void keep_set(void *set)
+{
+    (void)set;
+}
+
 /* Locked; it is not in the tree any more. */
 static void end(struct changed *c, bool over)
 {
+    tdestroy(c->by_node, keep_set);
     for (struct set *s; (s = c->sets);) {
         c->sets = s->next;
         ibx_host_work_replace(s->function, over);

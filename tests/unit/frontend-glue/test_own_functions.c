@@ -25,32 +25,43 @@ static int set_host_node(uint64_t exec, uint64_t node, uint64_t queue, uint64_t 
     return own_call(&alice, IBX_OWN_SET_HOST, 4, (uint64_t[]){exec, node, queue, number}, NULL);
 }
 
-static double seconds_of_functions(uint64_t queue, uint64_t from, uint64_t until)
+/* So many functions that graphs call; or, if there is one, that nodes of an executable graph do. */
+static double seconds_of_functions(const char *exec, uint64_t queue, uint64_t from, uint64_t until)
 {
     struct timespec begun, done;
     int rc = 0;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &begun);
     for (uint64_t number = from; number < until; number++) {
-        void *made = ibx_host_work_repeat(&alice.x, queue, number, &rc);
-        assert_true(made && made == ibx_host_work_repeat(&alice.x, queue, number, &rc));
-        assert_true(ibx_host_work_number(&alice.x, made) == number);
+        void *made = exec ? ibx_host_work_repeat_lone(&alice.x, queue, number, &rc)
+                          : ibx_host_work_repeat(&alice.x, queue, number, &rc);
+        assert_true(made && ibx_host_work_number(&alice.x, made) == number);
+        if (exec)
+            ibx_exec_functions_set(&alice.x, exec, exec + number, made);
+        else
+            assert_true(made == ibx_host_work_repeat(&alice.x, queue, number, &rc));
     }
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &done);
     return (double)(done.tv_sec - begun.tv_sec) + 1e-9 * (double)(done.tv_nsec - begun.tv_nsec);
 }
 
-/* Functions that graphs call cost no more time beside very many others. */
+/* Functions cost no more time beside very many others. */
 static void test_very_many_functions(void **state)
 {
+    static const char exec[65536];
     (void)state;
-    uint64_t queue = 0;
-    assert_int_equal(ibx_host_work_open(&alice.x, &queue), 0);
-    const double first = seconds_of_functions(queue, 1, 5001);
-    seconds_of_functions(queue, 5001, 60001);
-    const double last = seconds_of_functions(queue, 60001, 65001);
-    ibx_host_work_end(&alice.x);
-    if (last > 10 * first + 0.1)
-        fail_msg("%f s for 5000 functions beside 60000, %f s before", last, first);
+    for (unsigned i = 0; i < 2; i++) {
+        const char *of = i ? exec : NULL;
+        uint64_t queue = 0;
+        assert_int_equal(ibx_host_work_open(&alice.x, &queue), 0);
+        const double first = seconds_of_functions(of, queue, 1, 5001);
+        seconds_of_functions(of, queue, 5001, 60001);
+        const double last = seconds_of_functions(of, queue, 60001, 65001);
+        ibx_exec_functions_gone(exec);
+        assert_true(ibx_host_work_repeats() == !i);
+        ibx_host_work_end(&alice.x);
+        if (last > 10 * first + 0.1)
+            fail_msg("%f s for 5000 functions beside 60000, %f s before", last, first);
+    }
 }
 
 /* A function of the client's is known as long as a graph may call it, whose copies and what was
