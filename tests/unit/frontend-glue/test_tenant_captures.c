@@ -11,6 +11,14 @@
 #include <unistd.h>
 #include <cmocka.h>
 
+static void *stream_of(struct gpu_session *x)
+{
+    void *stream = NULL;
+    assert_int_equal(app->stream_create(&stream, 1), 0);
+    assert_true(ibx_handles_add(x, IBX_HANDLE_STREAM, (uintptr_t)stream));
+    return stream;
+}
+
 /* CUDA makes the graph as it is captured: what that grows to counts meanwhile, and is measured when
  * it is there. */
 static void test_captures_have_a_limit(void **state)
@@ -24,8 +32,7 @@ static void test_captures_have_a_limit(void **state)
     const uint64_t most = own_allow_more(&alice, IBX_HOLD_GRAPHS, 5);
     *(void **)&begin_capture = dlsym(runtime, "cudaStreamBeginCapture");
     *(void **)&end_capture = dlsym(runtime, "cudaStreamEndCapture");
-    assert_int_equal(app->stream_create(&stream, 1), 0);
-    assert_true(ibx_handles_add(x, IBX_HANDLE_STREAM, (uintptr_t)stream));
+    stream = stream_of(x);
     x->handler.captures = CAPTURES_BEGUN;
     ibx_captures_run(x);
     assert_int_equal(begin_capture(stream, 2), 0);
@@ -97,10 +104,8 @@ static void test_captures_that_overlap(void **state)
     struct gpu_session *x = &alice.x;
     void *streams[2];
     const uint64_t most = own_allow_more(&alice, IBX_HOLD_GRAPHS, 10);
-    for (unsigned i = 0; i < 2; i++) {
-        assert_int_equal(app->stream_create(&streams[i], 1), 0);
-        assert_true(ibx_handles_add(x, IBX_HANDLE_STREAM, (uintptr_t)streams[i]));
-    }
+    for (unsigned i = 0; i < 2; i++)
+        streams[i] = stream_of(x);
     capture_by_handler(x, CAPTURES_BEGUN, streams[0]);
     for (unsigned i = 1; i <= 20; i++) {
         capture_by_handler(x, CAPTURES_BEGUN, streams[i % 2]);
@@ -155,8 +160,7 @@ static void test_captures_that_join(void **state)
     void *streams[3];
     const uint64_t most = own_allow_more(&alice, IBX_HOLD_GRAPHS, 100);
     for (unsigned i = 0; i < 3; i++) {
-        assert_int_equal(app->stream_create(&streams[i], 1), 0);
-        assert_true(ibx_handles_add(x, IBX_HANDLE_STREAM, (uintptr_t)streams[i]));
+        streams[i] = stream_of(x);
         capture_by_handler(x, CAPTURES_BEGUN, streams[i]);
     }
     /* A program that joins its streams, one after the other: each node counts once. */
@@ -223,8 +227,7 @@ static void test_captures_that_are_lost(void **state)
     struct gpu_session *x = &alice.x;
     void *stream, *graph;
     const uint64_t most = own_allow_more(&alice, IBX_HOLD_GRAPHS, 10);
-    assert_int_equal(app->stream_create(&stream, 1), 0);
-    assert_true(ibx_handles_add(x, IBX_HANDLE_STREAM, (uintptr_t)stream));
+    stream = stream_of(x);
     capture_by_handler(x, CAPTURES_BEGUN, stream);
     assert_int_not_equal(app->ctx_synchronize(), 0);
     for (unsigned i = 0; i < 100; i++) {
