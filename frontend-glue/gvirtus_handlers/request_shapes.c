@@ -195,7 +195,7 @@ bool ibx_shapes_is_name(const struct ibx_request_watch *watch, const uint8_t *by
 
 /* Names have at most NAME_KNOWN characters here, and may go on. */
 static const struct {
-    const char *name;
+    char name[NAME_KNOWN + 1]; /* with NUL up to the end */
     unsigned why;
 } barred[] = {
     {"cudaMemPoolSetAttribute", IBX_BARRED}, /* its handler takes the value for an address */
@@ -227,7 +227,12 @@ static const struct {
 unsigned ibx_shapes_barred(const struct ibx_request_watch *watch, uint8_t *bytes, size_t n,
                            uint8_t **last)
 {
+    const size_t from = watch->got, until = n < NAME_KNOWN ? from + n : NAME_KNOWN;
+    if (!n || from >= NAME_KNOWN)
+        return 0;
     for (size_t i = 0; i < sizeof(barred) / sizeof(barred[0]); i++) {
+        if (barred[i].name[from] != (char)bytes[0] || (until < NAME_KNOWN && barred[i].name[until]))
+            continue; /* as for nearly all bytes: GVirtuS reads names one by one */
         *last = ibx_request_ends_name(watch, bytes, n, barred[i].name);
         if (*last)
             return barred[i].why;
