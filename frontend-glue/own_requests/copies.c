@@ -292,7 +292,11 @@ static int set_in_graph(struct own_request *e, const struct runtime *r, struct a
     if (rc)
         return rc;
     rc = set_parameters(pair->copy, &a->p);
-    rc = rc ? rc : set_host(pair->host, &a->host);
+    if (rc) {
+        release_object(pair->graph, object);
+        return rc;
+    }
+    rc = set_host(pair->host, &a->host);
     if (!rc)
         set_object(e, pair->graph, node, object);
     return rc;

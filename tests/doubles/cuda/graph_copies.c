@@ -20,10 +20,20 @@ EXPORT int cudaGraphAddMemcpyNode(void **node, void *graph, void *const *behind,
     return returns(made ? 0 : 2);
 }
 
+/* Rows do not overlap. */
+static bool has_rows(const struct ibx_cuda_memcpy3d *copy)
+{
+    const size_t width = copy->extent.width;
+    return copy->extent.height < 2 || ((copy->from_array || copy->from.pitch >= width) &&
+                                       (copy->to_array || copy->to.pitch >= width));
+}
+
 EXPORT int cudaGraphMemcpyNodeSetParams(void *node, const struct ibx_cuda_memcpy3d *copy)
 {
+    if (node_of(node)->type != NODE_MEMCPY || !has_rows(copy))
+        return returns(INVALID_VALUE);
     node_of(node)->of.copy = *copy;
-    return returns(node_of(node)->type == NODE_MEMCPY ? 0 : INVALID_VALUE);
+    return returns(0);
 }
 
 EXPORT int cudaGraphExecMemcpyNodeSetParams(void *exec, void *node,

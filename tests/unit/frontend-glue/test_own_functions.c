@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Functions of clients that graphs call: how long they are known. */
+#include "frontend-glue/clients/graph_slots.h"
 #include "tests/fixtures/own_requests.h"
 
 #include <pthread.h>
@@ -156,6 +157,46 @@ static void test_functions_stay_with_nodes(void **state)
     ibx_host_work_end(&alice.x);
 }
 
+/* Two rows between the host and alice's memory, in a new node of the graph, or in `node`. */
+static int copy_rows(uint64_t graph, uint64_t queue, uint64_t number, size_t pitch, uint64_t *node)
+{
+    const struct ibx_cuda_memcpy3d copy = {
+        .to = {pointer_to(alice.memory), pitch, pitch, 2}, .extent = {64, 2, 1}, .kind = 1};
+    uint8_t bytes[256];
+    struct ibx_writer w =
+        own_body(bytes, sizeof(bytes), graph ? IBX_OWN_NODE_COPY : IBX_OWN_SET_COPY);
+    ibx_put_u64(&w, graph);
+    if (graph)
+        ibx_put_u16(&w, 0);
+    else
+        ibx_put_u64(&w, *node);
+    ibx_put_u64(&w, queue);
+    ibx_put_u64(&w, number);
+    ibx_layout_put(&w, IBX_LAYOUT_MEMCPY3D, &copy);
+    return own_run(&alice, &w, graph ? node : NULL);
+}
+
+/* What a node does not get, since CUDA refuses its other parameters, is not kept for it. */
+static void test_refused_copies_leave_nothing(void **state)
+{
+    const size_t before = ibx_slots_bytes();
+    uint64_t queue, graph, node;
+    (void)state;
+    assert_int_equal(ibx_host_work_open(&alice.x, &queue), 0);
+    assert_int_equal(own_graph_create(&alice, &graph), 0);
+    assert_int_equal(copy_rows(graph, queue, 1, 64, &node), 0);
+    for (uint64_t i = 2; i < 1000; i++)
+        assert_int_equal(copy_rows(0, queue, i, 63, &node), CUDA_INVALID_VALUE);
+    const size_t one = ibx_slots_bytes();
+    assert_int_equal(copy_rows(0, queue, 1000, 64, &node), 0);
+    assert_int_equal(copy_rows(0, queue, 1001, 64, &node), 0);
+    assert_true(ibx_slots_bytes() - one == one - before);
+    assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, graph, NULL), 0);
+    assert_true(ibx_slots_bytes() == before);
+    assert_false(ibx_host_work_repeats());
+    ibx_host_work_end(&alice.x);
+}
+
 static void *call_in_graph(void *function)
 {
     ibx_host_work_call(function);
@@ -231,6 +272,7 @@ int main(void)
         cmocka_unit_test(test_functions_go_with_graphs),
         cmocka_unit_test(test_functions_go_with_the_next_one),
         cmocka_unit_test(test_functions_stay_with_nodes),
+        cmocka_unit_test(test_refused_copies_leave_nothing),
         cmocka_unit_test(test_functions_stay_for_launches),
     };
     return cmocka_run_group_tests(tests, own_set_up, own_tear_down);
