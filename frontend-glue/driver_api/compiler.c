@@ -85,17 +85,18 @@ static size_t room_of(const struct ibx_driver_log *log)
     return log->to ? room : 0;
 }
 
-/* Copies a log of n bytes from memory of the device, as far as there is room. */
-static void take(const struct ibx_driver_log *log, const char *from, size_t n)
+/* Copies a log of n bytes from this address of the device, as far as there is room. */
+static void take(const struct ibx_driver_log *log, uintptr_t from, size_t n)
 {
     const size_t room = room_of(log);
     const size_t most = room && n >= room ? room - 1 : n;
-    const bool good = room && most && !cudaMemcpy(log->to, from, most, CUDA_MEMCPY_FROM_DEVICE);
+    const bool good =
+        room && most && !cudaMemcpy(log->to, (const void *)from, most, CUDA_MEMCPY_FROM_DEVICE);
     fill(log, good ? most : 0);
 }
 
 /* Returns what the driver returned, or 0 if this is not known. */
-static int ask(const struct ibx_driver_compiler *c, char *memory, size_t n, bool adds)
+static int ask(const struct ibx_driver_compiler *c, uintptr_t memory, size_t n, bool adds)
 {
     struct own_request e;
     uint8_t bytes[16] = {0};
@@ -103,7 +104,7 @@ static int ask(const struct ibx_driver_compiler *c, char *memory, size_t n, bool
     const size_t info = room_of(&c->info), error = room_of(&c->error);
     int rc = CUDA_SUCCESS;
     ibx_frontend_request_begin(&e, IBX_OWN_COMPILE, "cuModuleLoadDataEx");
-    ibx_put_u64(&e.body, (uintptr_t)memory);
+    ibx_put_u64(&e.body, memory);
     ibx_put_u64(&e.body, n);
     ibx_put_u32(&e.body, (uint32_t)info);
     ibx_put_u32(&e.body, (uint32_t)error);
@@ -129,8 +130,9 @@ int ibx_driver_compile(const struct ibx_driver_compiler *c, const void *code, bo
         n > IBX_OWN_PTX_MOST || ibx_frontend_capturing() ||
         cudaMalloc(&memory, n + room_of(&c->info) + room_of(&c->error)))
         return CUDA_SUCCESS;
-    const int rc =
-        cudaMemcpy(memory, code, n, CUDA_MEMCPY_TO_DEVICE) ? CUDA_SUCCESS : ask(c, memory, n, adds);
+    const int rc = cudaMemcpy(memory, code, n, CUDA_MEMCPY_TO_DEVICE)
+                       ? CUDA_SUCCESS
+                       : ask(c, (uintptr_t)memory, n, adds);
     cudaFree(memory);
     return rc;
 }

@@ -16,6 +16,7 @@ static uint8_t answers[64];
 static char logs[2][ROOM + 1]; /* behind the room a letter that stays */
 static void *values[6];
 static size_t ptx_bytes = 4;
+static uint64_t memory = 0x10000; /* where the back end says that memory is */
 
 enum ibx_image_kind ibx_image_measure(const void **code, size_t most, size_t *n)
 {
@@ -34,7 +35,6 @@ static void add(struct ibx_writer *w, const void *bytes, size_t n)
 /* What the driver returns, and how long the logs are. */
 static struct ibx_writer answer(uint32_t said, uint32_t info, uint32_t error)
 {
-    const uint64_t memory = 0x10000;
     const float ms = 2;
     uint32_t words[4] = {said, 0, info, error};
     memcpy(&words[1], &ms, sizeof(ms));
@@ -92,6 +92,20 @@ static void logs_of_any_length(void **state)
     expect(1, 0);
 }
 
+/* Any number may be an address of the device. */
+static void logs_at_any_address(void **state)
+{
+    (void)state;
+    static const uint64_t all[] = {0, 1, UINT64_MAX};
+    for (unsigned i = 0; i < 3; i++) {
+        memory = all[i];
+        assert_int_equal(compile(ROOM, 218, 4, 5), 218);
+        expect(0, 4);
+        expect(1, 5);
+    }
+    memory = 0x10000;
+}
+
 static void logs_without_room(void **state)
 {
     (void)state;
@@ -122,6 +136,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(logs_of_any_length),
+        cmocka_unit_test(logs_at_any_address),
         cmocka_unit_test(logs_without_room),
         cmocka_unit_test(logs_that_nobody_can_tell),
     };
