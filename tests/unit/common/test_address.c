@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Addresses of hosts: made from bytes, compared, and read from sockets; IPv4 in IPv6 is IPv4. */
+/* Addresses of hosts: making them from bytes or from a socket, and comparing them. An IPv4
+ * address that is mapped into IPv6 counts as IPv4. */
 #include "common/address.h"
 
 #include <arpa/inet.h>
@@ -17,17 +18,17 @@ static const struct sockaddr *plain(const struct sockaddr_storage *address)
     return (const struct sockaddr *)address;
 }
 
-/* What is made of a host's text, and the family that it has then. */
+/* The text of a host's address, and the address and family that ibx makes of it. */
 static const struct {
     const char *text;
     int family, made;
-    const char *same; /* the text of what is made */
+    const char *same; /* the resulting address as text */
 } hosts[] = {
     {"10.1.2.3", AF_INET, AF_INET, "10.1.2.3"},
     {"fe80::17", AF_INET6, AF_INET6, "fe80::17"},
     {"::ffff:10.1.2.3", AF_INET6, AF_INET, "10.1.2.3"},
     {"::1", AF_INET6, AF_INET6, "::1"},
-    {"a01:203::", AF_INET6, AF_INET6, "a01:203::"}, /* begins as the first one */
+    {"a01:203::", AF_INET6, AF_INET6, "a01:203::"}, /* begins with the bytes of the first one */
 };
 
 #define HOSTS (sizeof(hosts) / sizeof(hosts[0]))
@@ -41,7 +42,7 @@ static struct sockaddr_storage make(size_t i, in_port_t port)
     return address;
 }
 
-static void test_made_from_bytes(void **state)
+static void test_addresses_made_from_bytes(void **state)
 {
     (void)state;
     for (size_t i = 0; i < HOSTS; i++) {
@@ -60,7 +61,7 @@ static void test_made_from_bytes(void **state)
     assert_null(ibx_address_port(&other));
 }
 
-static void test_same_host(void **state)
+static void test_comparison_of_hosts(void **state)
 {
     (void)state;
     for (size_t i = 0; i < HOSTS; i++) {
@@ -74,8 +75,8 @@ static void test_same_host(void **state)
     assert_false(ibx_address_same(plain(&none), plain(&none)));
 }
 
-/* A listener for both families has an IPv4 peer, and a unix socket has no address. */
-static void test_of_sockets(void **state)
+/* A listener for both families sees an IPv4 peer; a unix socket has no address. */
+static void test_addresses_of_sockets(void **state)
 {
     (void)state;
     struct sockaddr_storage own, peer;
@@ -90,7 +91,7 @@ static void test_of_sockets(void **state)
     int listener = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (listener < 0 || setsockopt(listener, IPPROTO_IPV6, IPV6_V6ONLY, &zero, sizeof(zero)) ||
         bind(listener, (struct sockaddr *)&any, length) || listen(listener, 1))
-        skip(); /* no IPv6 here */
+        skip(); /* this host has no IPv6 */
     assert_int_equal(getsockname(listener, (struct sockaddr *)&any, &length), 0);
     struct sockaddr_in to = {.sin_family = AF_INET,
                              .sin_port = any.sin6_port,
@@ -112,9 +113,9 @@ static void test_of_sockets(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_made_from_bytes),
-        cmocka_unit_test(test_same_host),
-        cmocka_unit_test(test_of_sockets),
+        cmocka_unit_test(test_addresses_made_from_bytes),
+        cmocka_unit_test(test_comparison_of_hosts),
+        cmocka_unit_test(test_addresses_of_sockets),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Descriptors that go with messages: one is kept of those that come, and nothing stays open. */
+/* Descriptors that are sent with messages. The receiver keeps one of those that a message
+ * carries and closes the others. A sender is refused when too many descriptors are in flight. */
 #include "common/descriptor.h"
 
 #include <errno.h>
@@ -33,7 +34,7 @@ static void send_one(int socket, int fd)
     assert_int_equal(sendmsg(socket, &message, 0), 1);
 }
 
-/* As one that has gone wrong does. */
+/* Sends several descriptors with one message, as a faulty or hostile peer may. */
 static void send_several(int socket, const int *fds, size_t count)
 {
     char byte = 'x';
@@ -64,7 +65,7 @@ static int receive_one(int socket)
     return ibx_descriptor_take(&message);
 }
 
-static void test_one(void **state)
+static void test_receiver_keeps_one_descriptor(void **state)
 {
     int ends[2], pipes[2];
     char byte = 0;
@@ -108,10 +109,11 @@ static ssize_t send_by(int socket, int fd, bool to_stranger)
     return ibx_descriptor_send(socket, &message, MSG_DONTWAIT, to_stranger);
 }
 
-/* Nobody reads. 0: as many go as the hard limit has, and the soft one is what it was. */
+/* Sends descriptors that nobody receives. Returns 0 if as many could be sent as the hard limit
+ * allows, and if the soft limit is what it was before. */
 static int fill(void)
 {
-    const uid_t user = 200000 + (uid_t)getpid(); /* of nobody else's */
+    const uid_t user = 200000 + (uid_t)getpid(); /* a user with no other processes */
     const struct rlimit few = {SOFT, HARD};
     struct rlimit now;
     int ends[2];
@@ -134,7 +136,7 @@ static int fill(void)
     return send_by(ends[0], STDIN_FILENO, false) == -1 && errno == ETOOMANYREFS ? 0 : 5;
 }
 
-static void test_many_on_their_way(void **state)
+static void test_limit_of_descriptors_in_flight(void **state)
 {
     (void)state;
     int status = -1;
@@ -149,7 +151,7 @@ static void test_many_on_their_way(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_one),
-                                       cmocka_unit_test(test_many_on_their_way)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_receiver_keeps_one_descriptor),
+                                       cmocka_unit_test(test_limit_of_descriptors_in_flight)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* struct ibx_error: a message may contain the previous one, is cut at its limit, and has no
+ * control characters. */
 #include "common/error.h"
 
 #include <errno.h>
@@ -9,8 +11,8 @@
 #include <string.h>
 #include <cmocka.h>
 
-/* A function that adds a remedy to a reason keeps the reason itself. */
-static void test_a_message_may_hold_the_one_before(void **state)
+/* A function that adds advice to a message passes the message itself as an argument. */
+static void test_message_may_contain_the_previous_one(void **state)
 {
     struct ibx_error err = {0};
     (void)state;
@@ -22,7 +24,7 @@ static void test_a_message_may_hold_the_one_before(void **state)
     assert_string_equal(err.message, "VM web: page 7 is gone: try again");
 }
 
-static void test_a_long_message_is_cut(void **state)
+static void test_long_message_is_cut(void **state)
 {
     struct ibx_error err = {0};
     char much[2 * IBX_ERROR_MAX];
@@ -36,8 +38,8 @@ static void test_a_long_message_is_cut(void **state)
     assert_int_equal(ibx_error_set(NULL, -EIO, "%s", much), -EIO);
 }
 
-/* Descriptors may lack in any place. */
-static void test_a_lack_of_descriptors_has_its_remedy(void **state)
+/* Any system call may fail for lack of descriptors. */
+static void test_lack_of_descriptors_comes_with_advice(void **state)
 {
     static const char whole[] = "no pipe: Too many open files; raise the limit on open files "
                                 "(ulimit -n)";
@@ -51,8 +53,8 @@ static void test_a_lack_of_descriptors_has_its_remedy(void **state)
     assert_string_equal(err.message, "no pipe");
 }
 
-/* Texts of a peer or of QEMU are parts of sentences that go to a terminal. */
-static void test_a_message_has_no_control_characters(void **state)
+/* Messages contain texts of a peer or of QEMU, and are printed to a terminal. */
+static void test_message_has_no_control_characters(void **state)
 {
     struct ibx_error err = {0};
     (void)state;
@@ -67,10 +69,10 @@ static void test_a_message_has_no_control_characters(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_message_may_hold_the_one_before),
-        cmocka_unit_test(test_a_long_message_is_cut),
-        cmocka_unit_test(test_a_lack_of_descriptors_has_its_remedy),
-        cmocka_unit_test(test_a_message_has_no_control_characters),
+        cmocka_unit_test(test_message_may_contain_the_previous_one),
+        cmocka_unit_test(test_long_message_is_cut),
+        cmocka_unit_test(test_lack_of_descriptors_comes_with_advice),
+        cmocka_unit_test(test_message_has_no_control_characters),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A lock that another thread has when a process forks is free in the child. */
+/* A lock that another thread holds when the process forks is free in the child. */
 #include "common/fork_lock.h"
 
 #include <setjmp.h>
@@ -24,7 +24,7 @@ static void *hold(void *unused)
     return told ? unused : NULL;
 }
 
-static void a_child_finds_them_free(void **state)
+static void locks_are_free_in_a_child(void **state)
 {
     pthread_t thread;
     char byte;
@@ -44,7 +44,8 @@ static void a_child_finds_them_free(void **state)
     }
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_int_equal(status, 0);
-    assert_int_equal(pthread_mutex_trylock(&first.mutex) != 0, 1); /* it is the thread's here */
+    /* in this process the thread still holds it */
+    assert_int_equal(pthread_mutex_trylock(&first.mutex) != 0, 1);
     assert_int_equal(write(over[1], "", 1), 1);
     assert_int_equal(pthread_join(thread, &told), 0);
     assert_non_null(told);
@@ -54,6 +55,6 @@ static void a_child_finds_them_free(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(a_child_finds_them_free)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(locks_are_free_in_a_child)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What a process shares with those that it forks. */
+/* Memory that a process shares with its forked children, and waiting for a word in it. */
 #include "common/forked.h"
 
 #include "common/clock.h"
@@ -18,15 +18,16 @@ struct table {
     atomic_uint word;
 };
 
-/* A process that waits is woken by another one, long before its time is over. */
-static void test_woken(void **state)
+/* A waiting process is woken by another one long before its time limit. */
+static void test_waiting_process_is_woken(void **state)
 {
     struct table *table = ibx_forked_map(sizeof(*table));
     int status = 0;
     (void)state;
     assert_non_null(table);
-    ibx_forked_wait(&table->word, 1, UINT64_MAX / 2);      /* it has another value */
-    ibx_forked_wait(&table->word, 0, ibx_now_ns() + 1000); /* the time is over */
+    /* returns at once: the word has another value */
+    ibx_forked_wait(&table->word, 1, UINT64_MAX / 2);
+    ibx_forked_wait(&table->word, 0, ibx_now_ns() + 1000); /* returns when the time is over */
     const pid_t pid = fork();
     if (!pid) {
         alarm(60);
@@ -37,7 +38,7 @@ static void test_woken(void **state)
         _exit(0);
     }
     alarm(60);
-    while (!atomic_load(&table->word)) /* it is about to wait */
+    while (!atomic_load(&table->word)) /* until the child is about to wait */
         sched_yield();
     atomic_store(&table->word, 2);
     ibx_forked_wake(&table->word);
@@ -54,7 +55,7 @@ static void test_no_memory(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_woken),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_waiting_process_is_woken),
                                        cmocka_unit_test(test_no_memory)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

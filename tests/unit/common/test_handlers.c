@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Handlers of signals that wait while their thread is inside of a library. */
+/* Handlers of signals are delayed while their thread is inside a library. */
 #include "common/handlers.h"
 
 #include <pthread.h>
@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-static bool any; /* the program has handlers */
+static bool any; /* whether the program has handlers */
 static int held, calls;
 
 static bool hold(void)
@@ -27,7 +27,7 @@ static void let(void)
 
 static const struct ibx_handlers_calls all = {hold, let};
 
-static void test_nobody_wants_that(void **state)
+static void test_nothing_delays_handlers(void **state)
 {
     (void)state;
     const struct ibx_inside inside = ibx_inside_begin();
@@ -38,8 +38,8 @@ static void test_nobody_wants_that(void **state)
     assert_int_equal(calls, 0);
 }
 
-/* They nest, and run in between without a trace. */
-static void test_held(void **state)
+/* Calls nest. Delayed handlers may run in between without changing the state. */
+static void test_handlers_are_delayed(void **state)
 {
     (void)state;
     ibx_handlers_use(&all);
@@ -59,15 +59,15 @@ static void test_held(void **state)
     assert_false(ibx_handlers_held());
 }
 
-static bool called; /* a handler of the program's, as soon as one may run */
+static bool called; /* whether the program's handler has run */
 
-static void let_and_call(void)
+static void release_and_call(void)
 {
     let();
     if (called)
         return;
     called = true;
-    const struct ibx_inside inside = ibx_inside_begin(); /* its call */
+    const struct ibx_inside inside = ibx_inside_begin(); /* a call that the handler makes */
     assert_true(inside.holds && ibx_handlers_held());
     assert_int_equal(held, 1);
     ibx_handlers_run();
@@ -77,10 +77,10 @@ static void let_and_call(void)
     assert_false(ibx_handlers_held());
 }
 
-static const struct ibx_handlers_calls calling = {hold, let_and_call};
+static const struct ibx_handlers_calls calling = {hold, release_and_call};
 
-/* A handler that runs in between makes calls as any does: others do not run within these. */
-static void test_calls_of_handlers(void **state)
+/* A handler that runs inside a call may make calls itself; no other handler runs within those. */
+static void test_handlers_make_calls(void **state)
 {
     (void)state;
     ibx_handlers_use(&calling);
@@ -104,10 +104,10 @@ static int cancel_state(void)
     return now;
 }
 
-/* A handler that leaves by longjmp(3) leaves the call as well. */
+/* A handler that leaves by longjmp(3) ends the call too. */
 static jmp_buf out;
 
-static void let_and_leave(void)
+static void release_and_leave(void)
 {
     let();
     if (called)
@@ -116,9 +116,9 @@ static void let_and_leave(void)
     longjmp(out, 1);
 }
 
-static const struct ibx_handlers_calls leaving = {hold, let_and_leave};
+static const struct ibx_handlers_calls leaving = {hold, release_and_leave};
 
-static void test_handlers_that_leave(void **state)
+static void test_handler_leaves_by_longjmp(void **state)
 {
     (void)state;
     ibx_handlers_use(&leaving);
@@ -137,7 +137,7 @@ static void test_handlers_that_leave(void **state)
     ibx_inside_end(again);
     assert_int_equal(held, 0);
     assert_int_equal(cancel_state(), PTHREAD_CANCEL_ENABLE);
-    /* Where the program has turned cancellation off, it stays so. */
+    /* A program that has turned cancellation off keeps it off. */
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
     called = false;
     if (!setjmp(out)) {
@@ -148,8 +148,8 @@ static void test_handlers_that_leave(void **state)
     pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL);
 }
 
-/* Also where nobody wants handlers to be held. */
-static void test_cancellation(void **state)
+/* Cancellation is off inside a call even if nothing delays handlers. */
+static void test_cancellation_is_off_inside_a_call(void **state)
 {
     (void)state;
     ibx_handlers_use(&all);
@@ -163,8 +163,8 @@ static void test_cancellation(void **state)
     }
 }
 
-/* Those that come while a thread is inside are not waited with. */
-static void test_without_handlers(void **state)
+/* Handlers that arrive while a thread is inside are not waited for. */
+static void test_program_without_handlers(void **state)
 {
     (void)state;
     ibx_handlers_use(&all);
@@ -183,9 +183,12 @@ static void test_without_handlers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_nobody_wants_that), cmocka_unit_test(test_held),
-        cmocka_unit_test(test_calls_of_handlers), cmocka_unit_test(test_handlers_that_leave),
-        cmocka_unit_test(test_without_handlers),  cmocka_unit_test(test_cancellation),
+        cmocka_unit_test(test_nothing_delays_handlers),
+        cmocka_unit_test(test_handlers_are_delayed),
+        cmocka_unit_test(test_handlers_make_calls),
+        cmocka_unit_test(test_handler_leaves_by_longjmp),
+        cmocka_unit_test(test_program_without_handlers),
+        cmocka_unit_test(test_cancellation_is_off_inside_a_call),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

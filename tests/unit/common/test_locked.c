@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The limit of locked memory, and what of guest RAM counts for it. */
+/* The limit of locked memory (RLIMIT_MEMLOCK), and which parts of guest RAM count towards it. */
 #include "migrate/pages/pages.h"
 #include "migrate/preflight/preflight.h"
 
@@ -54,7 +54,7 @@ static int as_before(void **state)
     return 0;
 }
 
-static void test_refused(void **state)
+static void test_too_much_memory_is_refused(void **state)
 {
     struct ibx_blockers blockers = {0};
     uint64_t limit = 0;
@@ -72,20 +72,21 @@ static void test_refused(void **state)
     assert_non_null(strstr(blockers.reasons[0], "ulimit -l unlimited"));
 }
 
-/* Nobody is held to the limit who may lock what he likes. */
-static void test_a_capability_knows_no_limit(void **state)
+/* CAP_IPC_LOCK lifts the limit. */
+static void test_capability_lifts_the_limit(void **state)
 {
     struct ibx_blockers blockers = {0};
     uint64_t limit;
     (void)state;
     set_lock_capability(true);
     if (ibx_locked_limit(&limit))
-        skip(); /* not to be had here */
+        skip(); /* this process cannot get the capability */
     ibx_preflight_locked("verbs", UINT64_MAX, &blockers);
     assert_int_equal(blockers.count, 0);
 }
 
-/* Pieces that hold data count as wholes, the last one for what it is; private RAM not at all. */
+/* A piece that holds data counts whole, the last one with its actual length. Private RAM does
+ * not count. */
 static void test_pieces_that_hold_data(void **state)
 {
     struct ibx_guest_block blocks[2] = {{.fd = -1, .size = 64 * MIB, .page_size = 4096},
@@ -109,8 +110,8 @@ static void test_pieces_that_hold_data(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_refused, limited, as_before),
-        cmocka_unit_test_setup_teardown(test_a_capability_knows_no_limit, limited, as_before),
+        cmocka_unit_test_setup_teardown(test_too_much_memory_is_refused, limited, as_before),
+        cmocka_unit_test_setup_teardown(test_capability_lifts_the_limit, limited, as_before),
         cmocka_unit_test(test_pieces_that_hold_data),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

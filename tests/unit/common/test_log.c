@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Where log lines of a library go: not into a file that a program has opened in place of its
- * standard error. Each case is a process of its own. */
+/* Where a library writes its log: to standard error, but never to a file that a program has
+ * opened at that descriptor. Each case runs in a process of its own. Also: levels, the limit on
+ * lines, readers that do not read, and threads that are cancelled while they log. */
 #include "common/log.h"
 
 #include <errno.h>
@@ -19,17 +20,19 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
-/* Behind the five above. */
+/* cmocka.h needs the standard headers above. */
 #include <cmocka.h>
 
 enum place { SAME, CLOSED, FILE_OF_ITS_OWN, APPENDED, AS_OUTPUT, A_PIPE, ITS_PIPE, A_SOCKET };
 
-/* What comes to be standard error; where that can be read. -1: nowhere. */
+/* Puts something in the place of standard error. Returns a descriptor from which its contents
+ * can be read, or -1 if there are none. */
 static int put(enum place place)
 {
     int ends[2] = {-1, -1};
     const int made = memfd_create("log", MFD_CLOEXEC);
-    const int file = fcntl(made, F_DUPFD_CLOEXEC, STDERR_FILENO + 1); /* it may be that itself */
+    /* standard error itself may be closed */
+    const int file = fcntl(made, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
     if (place == A_PIPE || place == ITS_PIPE ? pipe2(ends, O_CLOEXEC | O_NONBLOCK)
         : place == A_SOCKET
             ? socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends)
@@ -47,7 +50,8 @@ static int put(enum place place)
     return read_end;
 }
 
-/* Whether a line is written. `begun`: what standard error is when the library is loaded. */
+/* Whether a line is written. `begun`: what standard error is when the library is loaded; `now`:
+ * when it logs. */
 static bool is_written(bool library, enum place begun, enum place now)
 {
     const pid_t child = fork();
@@ -76,13 +80,13 @@ static void test_where_lines_go(void **state)
         enum place begun, now;
         bool written;
     } cases[] = {
-        /* its standard error, or what is meant to take its place */
+        /* standard error itself, or a replacement meant to be standard error */
         {true, FILE_OF_ITS_OWN, SAME, true},
         {true, FILE_OF_ITS_OWN, APPENDED, true},
         {true, FILE_OF_ITS_OWN, AS_OUTPUT, true},
         {true, FILE_OF_ITS_OWN, A_PIPE, true},
         {true, CLOSED, APPENDED, true},
-        /* files of the program */
+        /* files that the program has opened for itself */
         {true, CLOSED, SAME, false},
         {true, CLOSED, FILE_OF_ITS_OWN, false},
         {true, CLOSED, ITS_PIPE, false},
@@ -90,7 +94,7 @@ static void test_where_lines_go(void **state)
         {true, FILE_OF_ITS_OWN, FILE_OF_ITS_OWN, false},
         {true, FILE_OF_ITS_OWN, ITS_PIPE, false},
         {true, FILE_OF_ITS_OWN, A_SOCKET, false},
-        /* programs of ours */
+        /* programs of ibx, not libraries */
         {false, CLOSED, FILE_OF_ITS_OWN, true},
         {false, FILE_OF_ITS_OWN, A_SOCKET, true},
     };
@@ -101,7 +105,7 @@ static void test_where_lines_go(void **state)
     }
 }
 
-static void test_a_line_is_one(void **state)
+static void test_line_is_one_write(void **state)
 {
     char text[100] = "";
     (void)state;
@@ -116,8 +120,7 @@ static void test_a_line_is_one(void **state)
     assert_string_equal(text, "ibx: error: a?ibx: warning: b?[2J asks\n");
 }
 
-/* What a process with this IBX_LOG writes for a line of details; it has not read the variable
- * before. */
+/* Writes to `text` what a new process with this value of IBX_LOG logs at the level of details. */
 static void detail(const char *name, char *text, size_t room)
 {
     int ends[2];
@@ -137,7 +140,7 @@ static void detail(const char *name, char *text, size_t room)
     close(ends[0]);
 }
 
-/* First: the level is read once. */
+/* Must run first: the level is read only once in a process. */
 static void test_levels(void **state)
 {
     char text[200];
@@ -163,8 +166,9 @@ static size_t lines_of(int file, char *text, size_t room)
     return lines;
 }
 
-/* Clients do not fill a server's log, nor hide what it says of itself. Last: that stays so. */
-static void test_not_too_many(void **state)
+/* Clients can neither fill a server's log nor hide the server's own messages. Must run last: the
+ * limit stays reached. */
+static void test_limit_of_lines(void **state)
 {
     static char text[1u << 20];
     const int before = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0), from = put(FILE_OF_ITS_OWN);
@@ -192,9 +196,8 @@ static void test_not_too_many(void **state)
     assert_non_null(strstr(text, "were left out"));
 }
 
-/* Clients do not fill the log by errors, either, such as the end of a process that each of them
- * causes. */
-static void test_not_too_many_errors(void **state)
+/* Clients cannot fill the log by causing errors, such as the end of a process. */
+static void test_limit_of_errors(void **state)
 {
     static char text[1u << 20];
     const int before = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0), from = put(FILE_OF_ITS_OWN);
@@ -208,8 +211,8 @@ static void test_not_too_many_errors(void **state)
     assert_true(lines >= 50 && lines < 1000);
 }
 
-/* ... nor by coming to one process after the other. */
-static void test_not_too_many_of_all(void **state)
+/* The limit also holds across the processes of one server. */
+static void test_limit_across_processes(void **state)
 {
     static char text[1u << 20];
     const int before = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0), from = put(FILE_OF_ITS_OWN);
@@ -230,15 +233,16 @@ static void test_not_too_many_of_all(void **state)
     assert_true(lines >= 50 && lines < 2000);
 }
 
-/* Nobody waits for a reader that takes nothing, and it is told when it does again. */
-static void test_a_reader_that_takes_nothing(void **state)
+/* A reader that does not read blocks nobody. When it reads again, it learns that lines were
+ * lost. */
+static void test_reader_that_does_not_read(void **state)
 {
     static char text[1u << 20], full[1u << 20];
     const int before = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0), from = put(A_PIPE);
     (void)state;
     while (write(STDERR_FILENO, full, 1) == 1)
         ;
-    fcntl(STDERR_FILENO, F_SETFL, 0); /* whoever writes to it now waits */
+    fcntl(STDERR_FILENO, F_SETFL, 0); /* a plain write(2) would block from now on */
     alarm(60);
     for (unsigned i = 0; i < 2; i++)
         ibx_log(IBX_LOG_ERROR, "nobody sees this");
@@ -255,7 +259,7 @@ static void test_a_reader_that_takes_nothing(void **state)
                               "ibx: error: somebody does\n");
 }
 
-/* The process's end by a signal that it had before it wrote, or none. */
+/* Which signal ends the process: one that it had pending before it wrote, or none. */
 static int ends_by(int signal_before, bool full)
 {
     const pid_t child = fork();
@@ -288,17 +292,19 @@ static int ends_by(int signal_before, bool full)
     return WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status);
 }
 
-static void test_nobody_reads(void **state)
+static void test_closed_pipe_and_full_file(void **state)
 {
     (void)state;
     for (int full = 0; full < 2; full++) {
         assert_int_equal(ends_by(0, full), 0);
-        assert_int_equal(ends_by(SIGPIPE, full), SIGPIPE); /* the process's own stays */
+        /* the signal that was already pending is delivered */
+        assert_int_equal(ends_by(SIGPIPE, full), SIGPIPE);
         assert_int_equal(ends_by(SIGXFSZ, full), SIGXFSZ);
     }
 }
 
-/* pthread_cancel(3) ends a thread behind the line, not in it: it may have locks there. */
+/* pthread_cancel(3) ends a thread after the line, not within it, where the thread may hold
+ * locks. */
 static void *log_cancelled(void *good)
 {
     pthread_cancel(pthread_self());
@@ -308,7 +314,7 @@ static void *log_cancelled(void *good)
     return NULL;
 }
 
-static void test_of_a_cancelled_thread(void **state)
+static void test_cancelled_thread_finishes_its_line(void **state)
 {
     (void)state;
     const pid_t child = fork();
@@ -332,13 +338,13 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_levels),
         cmocka_unit_test(test_where_lines_go),
-        cmocka_unit_test(test_a_line_is_one),
-        cmocka_unit_test(test_not_too_many),
-        cmocka_unit_test(test_not_too_many_errors),
-        cmocka_unit_test(test_not_too_many_of_all),
-        cmocka_unit_test(test_a_reader_that_takes_nothing),
-        cmocka_unit_test(test_nobody_reads),
-        cmocka_unit_test(test_of_a_cancelled_thread),
+        cmocka_unit_test(test_line_is_one_write),
+        cmocka_unit_test(test_limit_of_lines),
+        cmocka_unit_test(test_limit_of_errors),
+        cmocka_unit_test(test_limit_across_processes),
+        cmocka_unit_test(test_reader_that_does_not_read),
+        cmocka_unit_test(test_closed_pipe_and_full_file),
+        cmocka_unit_test(test_cancelled_thread_finishes_its_line),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Users who can change where a path leads. Only root can make files that others own. */
+/* Finds users who can change where a path leads. Only root can create files that others own, so
+ * most cases need root. */
 #include "common/path_check.h"
 #include "common/file_check.h"
 
@@ -24,7 +25,7 @@
 #include <sys/wait.h>
 #include <sys/xattr.h>
 #include <unistd.h>
-/* Behind the five above. */
+/* cmocka.h needs the standard headers above. */
 #include <cmocka.h>
 
 #define OTHER 12345
@@ -60,7 +61,8 @@ static void write_file(const char *name)
     close(fd);
 }
 
-/* own/ and theirs/, with folders and files of root's in them, and links of both. */
+/* Creates own/ and theirs/ with folders and files of root in them, and links of root and of
+ * OTHER. */
 static int set_up(void **state)
 {
     (void)state;
@@ -114,7 +116,7 @@ static void is_theirs(const char *path, const char *why)
         fail_msg("%s: %d, \"%s\", and not \"%s\"", path, rc, err.message, why);
 }
 
-static void test_ways_of_ones_own(void **state)
+static void test_own_paths_are_accepted(void **state)
 {
     static const char *const names[] = {
         "",
@@ -126,7 +128,7 @@ static void test_ways_of_ones_own(void **state)
         "like-tmp/own",
         "like-tmp/own-link",
         "like-tmp/file",
-        "theirs", /* it is the caller who looks at the last one */
+        "theirs", /* the caller checks the last component itself */
         "no/such/way",
         "loop",
         "own/file/below",
@@ -140,14 +142,14 @@ static void test_ways_of_ones_own(void **state)
     is_ours("/");
     is_ours("/etc/passwd");
     is_ours("/proc/self/fd/0");
-    /* The folder in which the tests were begun may belong to a user. */
+    /* A user may own the folder in which the tests were started. */
     assert_non_null(getcwd(before, sizeof(before)));
     assert_int_equal(chdir(folder), 0);
     is_ours("relative");
     assert_int_equal(chdir(before), 0);
 }
 
-static void test_ways_of_others(void **state)
+static void test_paths_of_others_are_refused(void **state)
 {
     char folder_of_theirs[PATH_MAX + 64], link_of_theirs[PATH_MAX + 64], before[PATH_MAX];
     (void)state;
@@ -174,8 +176,8 @@ static void test_ways_of_others(void **state)
     assert_int_equal(chdir(before), 0);
 }
 
-/* A user's own places are its own. */
-static void test_ways_of_a_user(void **state)
+/* A user trusts that user's own folders. */
+static void test_a_user_trusts_own_folders(void **state)
 {
     struct ibx_error err = {0};
     (void)state;
@@ -189,8 +191,8 @@ static void test_ways_of_a_user(void **state)
     assert_int_equal(links, 0);
 }
 
-/* Another user's link leads to one of root's with that user's words in it. */
-static void test_files_are_opened_by_ones_own_ways(void **state)
+/* A link of another user may lead to a file of root that contains text of that user. */
+static void test_files_are_opened_by_trusted_paths(void **state)
 {
     struct ibx_error err = {0};
     (void)state;
@@ -206,9 +208,9 @@ static void test_files_are_opened_by_ones_own_ways(void **state)
 int __real_open64(const char *path, int flags, ...);
 int __wrap_open64(const char *path, int flags, ...);
 
-static bool late; /* somebody makes like-tmp/late as late as he can */
+static bool late; /* somebody creates like-tmp/late just before it is opened */
 
-/* That a file is opened by its path shows that the way was looked at. */
+/* If the path itself is opened, it has been checked before. */
 int __wrap_open64(const char *path, int flags, ...)
 {
     va_list rest;
@@ -223,8 +225,8 @@ int __wrap_open64(const char *path, int flags, ...)
     return __real_open64(path, flags, mode);
 }
 
-/* A path that did not lead anywhere when it was checked counts as none. */
-static void test_what_comes_late_is_not_opened(void **state)
+/* A path that led nowhere when it was checked is not opened later. */
+static void test_path_created_after_the_check_is_not_opened(void **state)
 {
     struct ibx_error err = {0};
     (void)state;
@@ -235,8 +237,8 @@ static void test_what_comes_late_is_not_opened(void **state)
     late = false;
 }
 
-/* As a shell hands a file over. */
-static void test_files_that_are_open(void **state)
+/* A path like /dev/stdin, with which a shell passes an open file. */
+static void test_files_that_are_already_open(void **state)
 {
     struct ibx_error err = {0};
     char name[40], gone[40];
@@ -257,14 +259,14 @@ static void test_files_that_are_open(void **state)
         close(all[i]);
 }
 
-/* A POSIX access control list shows in the mode: the group's bits are what it grants at most. */
-static void test_what_a_list_grants(void **state)
+/* An access control list appears in the mode: the bits of the group are the most that it grants. */
+static void test_access_control_lists(void **state)
 {
     static const struct {
         uint16_t tag, right;
         uint32_t id;
     } entries[] = {
-        /* the owner, one user, the group, what all but the owner may at most, everybody */
+        /* the owner, one user, the group, the mask of all but the owner, everybody */
         {1, 6, UINT32_MAX},  {2, 4, OTHER},       {4, 0, UINT32_MAX},
         {16, 4, UINT32_MAX}, {32, 0, UINT32_MAX},
     };
@@ -283,8 +285,8 @@ static void test_what_a_list_grants(void **state)
     assert_true(ibx_file_open(at("listed"), IBX_FILE_KEY, &err) < 0);
 }
 
-/* What is said of a path: n bytes. */
-static ssize_t said_of(const char *path, char *text, size_t size)
+/* Writes the warning about a path to `text`. Returns its length. */
+static ssize_t warning_about(const char *path, char *text, size_t size)
 {
     struct ibx_error err = {0};
     const int before = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0);
@@ -300,35 +302,35 @@ static ssize_t said_of(const char *path, char *text, size_t size)
     return n;
 }
 
-/* As containers have them: they work, and it is said once. */
-static void test_folders_that_all_can_write(void **state)
+/* Such folders are usual in containers: they are accepted, with one warning. */
+static void test_folders_that_everybody_can_write(void **state)
 {
     char text[1000], expected[1000];
     (void)state;
     assert_int_equal(mkdir(at("empty-dir"), 0700), 0);
     assert_int_equal(mkdir(at("empty-dir/own"), 0700), 0);
-    assert_int_equal(said_of(at("empty-dir/own"), text, sizeof(text)), 0);
+    assert_int_equal(warning_about(at("empty-dir/own"), text, sizeof(text)), 0);
     assert_int_equal(chmod(at("empty-dir"), 01777), 0);
-    assert_int_equal(said_of(at("empty-dir/own"), text, sizeof(text)), 0);
+    assert_int_equal(warning_about(at("empty-dir/own"), text, sizeof(text)), 0);
     assert_int_equal(chmod(at("empty-dir"), 0777), 0);
-    assert_int_equal(said_of(at("empty-dir"), text, sizeof(text)), 0);
-    assert_true(said_of(at("empty-dir/own"), text, sizeof(text)) > 0);
+    assert_int_equal(warning_about(at("empty-dir"), text, sizeof(text)), 0);
+    assert_true(warning_about(at("empty-dir/own"), text, sizeof(text)) > 0);
     snprintf(
         expected, sizeof(expected),
         "ibx: warn: %s/empty-dir has mode 0777, so others can replace folder %s/empty-dir/own: "
         "chmod go-w it, or chmod +t it if others need it\n",
         folder, folder);
     assert_string_equal(text, expected);
-    assert_int_equal(said_of(at("empty-dir/own"), text, sizeof(text)), 0);
+    assert_int_equal(warning_about(at("empty-dir/own"), text, sizeof(text)), 0);
 }
 
-/* ------------------------------------------------------------ folders that are mounted when used
- */
+/* -------------------------------------------------- folders that are mounted when they are used */
 
 #define SKIPPED 77
-#define LOOK_S  20 /* for who looks for the key */
+#define LOOK_S  20 /* time limit of the process that looks for the key */
 
-/* The process that looks is not in the daemon's group, and only that group sees what is below. */
+/* The process that looks is not in the daemon's group, and only that group may enter the mounted
+ * folder. */
 static pid_t look_for_key(int kept)
 {
     const pid_t child = fork();
@@ -392,14 +394,14 @@ int main(void)
 {
     umask(022);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ways_of_ones_own),
-        cmocka_unit_test(test_ways_of_others),
-        cmocka_unit_test(test_ways_of_a_user),
-        cmocka_unit_test(test_files_are_opened_by_ones_own_ways),
-        cmocka_unit_test(test_what_comes_late_is_not_opened),
-        cmocka_unit_test(test_files_that_are_open),
-        cmocka_unit_test(test_what_a_list_grants),
-        cmocka_unit_test(test_folders_that_all_can_write),
+        cmocka_unit_test(test_own_paths_are_accepted),
+        cmocka_unit_test(test_paths_of_others_are_refused),
+        cmocka_unit_test(test_a_user_trusts_own_folders),
+        cmocka_unit_test(test_files_are_opened_by_trusted_paths),
+        cmocka_unit_test(test_path_created_after_the_check_is_not_opened),
+        cmocka_unit_test(test_files_that_are_already_open),
+        cmocka_unit_test(test_access_control_lists),
+        cmocka_unit_test(test_folders_that_everybody_can_write),
         cmocka_unit_test(test_folders_that_are_mounted_when_used),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Parser of GVirtuS's properties file: entries, comments, duplicates, lists, limits, and files
+ * that others can change. */
 #include "common/properties.h"
 
 #include <errno.h>
@@ -96,7 +98,7 @@ static void test_hash_cuts_anywhere(void **state)
     expect(&p, "key", "va", 1);
     expect(&p, "other", "", 3);
     ibx_properties_fini(&p);
-    /* The hash hides the colon, and what is left is no entry. */
+    /* The hash cuts the entry before its colon, and the rest is not an entry. */
     refused("fine : 1\nkey # : value\n", 23, "a.properties line 2: \"key\"");
 }
 
@@ -209,8 +211,8 @@ static void test_load(void **state)
     ibx_properties_fini(&p);
     assert_int_equal(unlink(file), 0);
 
-    /* Neither a FIFO without a writer nor a directory may hold us up. To open a device may do
-     * something already, so what is refused is not even opened. */
+    /* Neither a FIFO without a writer nor a directory may block the loading. A refused file is
+     * not even opened, because opening a device may have effects. */
     struct inotify_event event;
     int watch = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
     assert_int_equal(mkfifo(file, 0600), 0);
@@ -257,7 +259,7 @@ static void test_files_of_others_are_refused(void **state)
     assert_int_equal(fchmod(fd, 0644), 0);
     assert_int_equal(ibx_properties_load(file, &p, &error), 0);
     ibx_properties_fini(&p);
-    if (!geteuid()) { /* only root can give files away, and root's are everybody's */
+    if (!geteuid()) { /* only root can give files away, and files of root are trusted by all */
         assert_int_equal(fchown(fd, 12345, 0), 0);
         load_refused(file, "belongs to user 12345, not to user 0 or root: chown it");
         assert_int_equal(seteuid(12345), 0);

@@ -10,13 +10,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
-/* Behind the four above. */
+/* cmocka.h needs the standard headers above. */
 #include <cmocka.h>
 
 static const char *const names[] = {"graphs", "graphs, cloned", "test_huge_pages", "test_pages"};
 #define NAMES (sizeof(names) / sizeof(names[0]))
 
-/* Its sentences begin as those of failed tests do. */
+/* Calls selection_unmatched() without its output, which looks like the output of failed tests. */
 static int unmatched_silently(void)
 {
     const int before = dup(STDERR_FILENO), nowhere = open("/dev/null", O_WRONLY | O_CLOEXEC);
@@ -31,7 +31,7 @@ static int unmatched_silently(void)
     return missed;
 }
 
-/* A bit for each name that runs; in `missed` what selection_unmatched() says. */
+/* Returns a bit for each name that runs; sets `missed` to the result of selection_unmatched(). */
 static unsigned chosen(const char *only, const char *skip, int *missed)
 {
     unsigned bits = 0;
@@ -63,7 +63,7 @@ static void test_what_is_chosen(void **state)
         {NULL, "graphs,huge", 0x8, 0},
         {"nothing", NULL, 0, 1},
         {"graphs,nothing", NULL, 0x3, 1},
-        {"pages*", NULL, 0, 1}, /* with a star it stands for the whole name */
+        {"pages*", NULL, 0, 1}, /* a trailing star matches longer names */
         {"", NULL, 0, 1},
         {",", NULL, 0, 1},
     };

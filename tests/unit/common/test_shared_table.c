@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A table that processes share: one of them that is stopped anywhere in it holds nobody up and
- * leaves whole values, and one that has written nonsense there misleads nobody out of it. */
+/* A table that processes share. A process that stops at any instruction blocks no other one and
+ * leaves complete values; a process that writes nonsense into the table misleads no other one to
+ * memory outside. */
 #include "common/shared_table.h"
 #include "tests/unit/forked_memory.h"
 
@@ -18,7 +19,7 @@
 #define THEIRS 7u
 #define OURS   9u
 
-/* Not a whole number of words. */
+/* the size is not a multiple of a word */
 struct value {
     uint8_t key[16], filled[29];
 };
@@ -59,7 +60,7 @@ static void test_places(void **state)
     for (unsigned i = 0; i < PLACES; i++) {
         places[i] = ibx_shared_table_take(table, i % 2 ? THEIRS : OURS);
         assert_true(places[i] >= 0);
-        assert_int_equal(find(table, 0, &v), 0); /* nothing is written there */
+        assert_int_equal(find(table, 0, &v), 0); /* nothing has been written there */
     }
     assert_int_equal(ibx_shared_table_take(table, OURS), -1);
     for (uint8_t i = 0; i < PLACES; i++)
@@ -99,7 +100,7 @@ static _Noreturn void come_and_go(struct ibx_shared_table *table)
     _exit(0);
 }
 
-/* What this process can do while that one stands still: all there is. */
+/* Checks all that this process can do with the table while the other one stands still. */
 static uint8_t look(struct ibx_shared_table *table)
 {
     struct value v;
@@ -112,7 +113,8 @@ static uint8_t look(struct ibx_shared_table *table)
     }
     unsigned at = 0;
     while (ibx_shared_table_next(table, &at, NULL, 0, &v))
-        assert_true(is_whole(&v) && v.key[0] == 1 && v.filled[0]); /* not half overwritten */
+        /* no value is half overwritten */
+        assert_true(is_whole(&v) && v.key[0] == 1 && v.filled[0]);
     const int place = ibx_shared_table_take(table, OURS);
     assert_true(place >= 0);
     ibx_shared_table_write(table, place, &(struct value[]){value_of(2, 9)}[0]);
@@ -122,7 +124,8 @@ static uint8_t look(struct ibx_shared_table *table)
     return seen;
 }
 
-/* `kill_at`: ends it at that step, as if it were killed there. Steps that it made. */
+/* Steps through the other process's instructions. At step `kill_at` it is killed. Returns how
+ * many steps it made. */
 static unsigned step_through(struct ibx_shared_table *table, unsigned kill_at, bool looks)
 {
     int status = 0;
@@ -134,7 +137,8 @@ static unsigned step_through(struct ibx_shared_table *table, unsigned kill_at, b
     assert_int_equal(waitpid(pid, &status, 0), pid);
     while (WIFSTOPPED(status) && steps < kill_at) {
         const uint8_t now = looks ? look(table) : 0;
-        assert_true(now >= seen || !now); /* once it is written, until it is given back */
+        /* the value is visible from when it is written until it is given back */
+        assert_true(now >= seen || !now);
         seen = now;
         steps++;
         assert_int_equal(ptrace(PTRACE_SINGLESTEP, pid, NULL, NULL), 0);
@@ -147,7 +151,7 @@ static unsigned step_through(struct ibx_shared_table *table, unsigned kill_at, b
     return steps;
 }
 
-static void test_stopped_anywhere(void **state)
+static void test_process_stopped_at_any_instruction(void **state)
 {
     struct value v;
     struct ibx_shared_table *table = ibx_shared_table_create(PLACES, sizeof(v), false);
@@ -156,7 +160,8 @@ static void test_stopped_anywhere(void **state)
     alarm(300);
     const unsigned steps = step_through(table, UINT32_MAX, true);
     assert_true(steps > 100);
-    for (unsigned i = 1; i < 7; i++) { /* killed there: it is forgotten, and its place is free */
+    /* after a kill, the process is forgotten and its place is free */
+    for (unsigned i = 1; i < 7; i++) {
         step_through(table, steps / 7 * i, false);
         ibx_shared_table_forget(table, THEIRS);
         assert_int_equal(find(table, 1, &v), 0);
@@ -169,7 +174,7 @@ static void test_stopped_anywhere(void **state)
 
 /* ------------------------------------------------------------------------------------ nonsense */
 
-static void test_nonsense(void **state)
+static void test_nonsense_in_the_table(void **state)
 {
     struct value v;
     uint64_t seed = 1;
@@ -189,7 +194,8 @@ static void test_nonsense(void **state)
         if (own < 0)
             continue;
         ibx_shared_table_write(table, own, &(struct value[]){value_of(3, 3)}[0]);
-        assert_int_equal(find(table, 3, &v), OURS); /* whatever was there */
+        /* a new value is correct whatever was in the place before */
+        assert_int_equal(find(table, 3, &v), OURS);
         ibx_shared_table_forget(table, OURS);
         assert_int_equal(find(table, 3, &v), 0);
     }
@@ -199,8 +205,9 @@ static void test_nonsense(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_places), cmocka_unit_test(test_no_memory),
-        cmocka_unit_test(test_stopped_anywhere), cmocka_unit_test(test_nonsense)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_places),
+                                       cmocka_unit_test(test_no_memory),
+                                       cmocka_unit_test(test_process_stopped_at_any_instruction),
+                                       cmocka_unit_test(test_nonsense_in_the_table)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* common/state_machine.h, built once as a debug build has it and once as a release (NDEBUG). */
+/* common/state_machine.h, compiled once for a debug build and once for a release (NDEBUG). */
 #include "common/state_machine.h"
 
 #include <errno.h>
@@ -64,7 +64,7 @@ static int begin_in(unsigned first, unsigned unused)
     return rc == -EINVAL && lid.now == 7 && !lid.table;
 }
 
-/* In a release the call is refused and changes nothing; a debug build ends in it. */
+/* A release refuses the move and changes nothing; a debug build aborts. */
 static void assert_refused(int (*attempt)(unsigned, unsigned), unsigned a, unsigned b)
 {
     const pid_t child = fork();
@@ -85,11 +85,11 @@ static void assert_refused(int (*attempt)(unsigned, unsigned), unsigned a, unsig
 static void test_refused_moves(void **state)
 {
     (void)state;
-    assert_refused(move_to, LID_BROKEN, LID_OPEN); /* out of a final state */
+    assert_refused(move_to, LID_BROKEN, LID_OPEN); /* from a final state */
     assert_refused(move_to, LID_OPEN, LID_OPEN);
-    assert_refused(move_to, LID_OPEN, 3); /* no state */
+    assert_refused(move_to, LID_OPEN, 3); /* not a state */
     assert_refused(move_to, LID_OPEN, 40);
-    assert_refused(begin_in, LID_OPEN, 0); /* not an initial one */
+    assert_refused(begin_in, LID_OPEN, 0); /* not an initial state */
     assert_refused(begin_in, 3, 0);
 }
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Copies past the caches: every byte, and none beside, from and to wherever in a line. */
+/* Copies that bypass the caches: every byte is copied and no other one is written, from and to
+ * any offset in a cache line. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -25,7 +26,7 @@ static void check(size_t to, size_t from, size_t n)
         assert_int_equal(target[i], i < to || i >= to + n ? BESIDE : source[from + i - to]);
 }
 
-static void test_everywhere_in_a_line(void **state)
+static void test_each_offset_in_a_line(void **state)
 {
     (void)state;
     for (size_t to = 0; to < LINE; to++) {
@@ -34,7 +35,7 @@ static void test_everywhere_in_a_line(void **state)
     }
 }
 
-static void test_each_shift(void **state)
+static void test_each_difference_of_offsets(void **state)
 {
     (void)state;
     for (size_t from = 0; from < LINE; from++)
@@ -44,8 +45,8 @@ static void test_each_shift(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_everywhere_in_a_line),
-        cmocka_unit_test(test_each_shift),
+        cmocka_unit_test(test_each_offset_in_a_line),
+        cmocka_unit_test(test_each_difference_of_offsets),
     };
     for (size_t i = 0; i < ROOM; i++)
         source[i] = (uint8_t)(i * 37 + 11) % 0xed;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Waiting that begins busily, who gives way to others, and what signals a thread gets. The clock is
- * the test's: each look at it takes a microsecond. */
+/* Waiting that polls at first and sleeps later; which thread yields to others; which signals a
+ * thread receives. The test has its own clock, which each look advances by a microsecond. */
 #include "common/thread.h"
 
 #include <errno.h>
@@ -17,9 +17,9 @@
 #define LOOK_NS 1000u
 
 static uint64_t now_ns;
-static unsigned looks, sleeps, ready_at; /* at which look something is there; 0: never */
+static unsigned looks, sleeps, ready_at; /* the look at which an event is there; 0: never */
 static uint64_t slept_ns;
-static int failure; /* of poll(2) and ppoll(2) */
+static int failure; /* the error of poll(2) and ppoll(2) */
 
 int __wrap_clock_gettime(clockid_t clock, struct timespec *t);
 int __wrap_poll(struct pollfd *fds, nfds_t count, int timeout_ms);
@@ -135,7 +135,7 @@ static void test_sleeps_for_what_is_left(void **state)
     assert_in_range(slept_ns, 1000000 - 20 * LOOK_NS, 1000000 - 15 * LOOK_NS);
 }
 
-/* The limit is kept while it looks, too. */
+/* The time limit also holds while the thread polls. */
 static void test_ends_in_time(void **state)
 {
     (void)state;
@@ -144,8 +144,8 @@ static void test_ends_in_time(void **state)
     assert_int_equal(slept_ns, 0);
 }
 
-/* A program may have set RLIMIT_NOFILE to less than it has open. */
-static void test_sleeps_where_poll_fails(void **state)
+/* Programs may set RLIMIT_NOFILE below the number of their open descriptors. */
+static void test_sleeps_if_poll_fails(void **state)
 {
     (void)state;
     struct pollfd fds[3];
@@ -170,8 +170,8 @@ static void test_sleeps_where_poll_fails(void **state)
     failure = 0;
 }
 
-/* If threads sleep at once, there is nobody to give way to, and the work takes longer. */
-static void test_gives_way_where_threads_poll(void **state)
+/* Threads that sleep at once take no time from others, so they keep their priority. */
+static void test_polling_threads_lower_their_priority(void **state)
 {
     (void)state;
     const int before = getpriority(PRIO_PROCESS, 0);
@@ -190,7 +190,7 @@ static void *look_at_mask(void *mask)
     return NULL;
 }
 
-/* Only those of its own faults. */
+/* A thread receives only the signals of its own faults. */
 static void test_signals_of_a_thread(void **state)
 {
     sigset_t its, before, after;
@@ -215,8 +215,8 @@ int main(void)
         cmocka_unit_test(test_looks_until_something_is_there),
         cmocka_unit_test(test_sleeps_for_what_is_left),
         cmocka_unit_test(test_ends_in_time),
-        cmocka_unit_test(test_sleeps_where_poll_fails),
-        cmocka_unit_test(test_gives_way_where_threads_poll),
+        cmocka_unit_test(test_sleeps_if_poll_fails),
+        cmocka_unit_test(test_polling_threads_lower_their_priority),
         cmocka_unit_test(test_signals_of_a_thread),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The encoding everything on a wire uses: golden bytes, and every way to be too short. */
+/* The encoding of everything that ibx sends: golden bytes, and every truncation. */
 #include "common/wire.h"
 #include "transport/transport.h"
 
@@ -77,12 +77,13 @@ static void decodes_golden_bytes(void **state)
     assert_memory_equal(f.bytes, "\xde\xad", 2);
 }
 
-/* Whatever is missing at the end, nothing beyond it is touched and the failure stays. */
+/* Whatever is cut off, the reader touches nothing behind the end and remains failed. */
 static void reader_fails_at_every_truncation(void **state)
 {
     (void)state;
     for (size_t length = 0; length < sizeof(golden); length++) {
-        uint8_t *exact = malloc(length ? length : 1); /* a sanitizer sees one byte too many */
+        /* of this size, so that a sanitizer detects a read behind the end */
+        uint8_t *exact = malloc(length ? length : 1);
         struct fields f;
         memcpy(exact, golden, length);
         struct ibx_reader r = ibx_reader_of(exact, length);
@@ -121,7 +122,7 @@ static void failed_reader_gives_zeros(void **state)
     char text[4] = "old";
     struct ibx_reader r = ibx_reader_of(three, sizeof(three));
     assert_int_equal(ibx_get_u32(&r), 0);
-    /* Three bytes would suffice for these, but what follows a failure means nothing. */
+    /* Three bytes would suffice for these reads, but after a failure all reads return 0. */
     assert_int_equal(ibx_get_u8(&r), 0);
     assert_int_equal(ibx_get_u16(&r), 0);
     assert_true(ibx_get_u64(&r) == 0);
@@ -193,7 +194,7 @@ static void string_limits(void **state)
     free(out);
 }
 
-/* What names remote memory in messages: address, length, four keys. */
+/* struct ibx_remote, which names remote memory in messages: address, length, four keys. */
 static void remote_golden_bytes(void **state)
 {
     (void)state;

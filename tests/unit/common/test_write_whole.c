@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Bytes that a file takes only in parts, and those that it does not take. */
+/* Writing all bytes to a file that accepts only a part at a time, or refuses the rest. */
 #include "common/write_whole.h"
 #include "tests/fixtures/unit.h"
 
@@ -31,7 +31,7 @@ static int file(void)
     return fd;
 }
 
-static void test_a_file(NO_STATE)
+static void test_whole_file(NO_STATE)
 {
     const int fd = file();
     assert_int_equal(ibx_write_whole_at(fd, bytes, BYTES, 100), 0);
@@ -43,8 +43,8 @@ static void test_a_file(NO_STATE)
     close(fd);
 }
 
-/* A write(2) that reaches the limit takes what is below it, and only the next one fails. */
-static void test_a_file_that_takes_a_part(NO_STATE)
+/* A write(2) up to the file size limit accepts the bytes below it; only the next one fails. */
+static void test_file_at_its_size_limit(NO_STATE)
 {
     struct rlimit before, limit;
     const int fd = file();
@@ -64,8 +64,8 @@ static void test_a_file_that_takes_a_part(NO_STATE)
     assert_int_equal(ibx_write_whole(fd, bytes, 1), -EBADF);
 }
 
-/* A pipe that somebody empties, little by little. */
-static void test_a_pipe(NO_STATE)
+/* A reader empties the pipe little by little. */
+static void test_slowly_emptied_pipe(NO_STATE)
 {
     int ends[2];
     uint8_t got[BYTES];
@@ -86,8 +86,8 @@ static void test_a_pipe(NO_STATE)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_a_file),
-                                       cmocka_unit_test(test_a_file_that_takes_a_part),
-                                       cmocka_unit_test(test_a_pipe)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_whole_file),
+                                       cmocka_unit_test(test_file_at_its_size_limit),
+                                       cmocka_unit_test(test_slowly_emptied_pipe)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
