@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* READs and WRITEs as chunks, their events, and what becomes of them at the end of a connection. */
+/* READs and WRITEs that are cut into chunks, their events, and what happens to them when the
+ * connection ends. */
 #include "tests/fixtures/memory_pair.h"
 #include "tests/fixtures/patience.h"
 
@@ -13,7 +14,7 @@
 
 #define BYTES (256u << 10)
 
-/* A pair, and memory on both sides: the client works on the server's. */
+/* A connected pair with memory on both sides. The client reads and writes the server's. */
 static struct {
     struct memory_pair pair;
     struct ibx_mr *near, *far;
@@ -38,7 +39,7 @@ static void open_with(const struct ibx_options *options)
         b.distant[i] = (uint8_t)(i * 7 + i / 251);
 }
 
-/* With memory_control as it is. */
+/* Opens the pair with memory_control unchanged. */
 static void open_default(void)
 {
     struct ibx_options options;
@@ -79,7 +80,7 @@ static int read_some(size_t at, size_t length, uint64_t cookie, unsigned flags)
     return ibx_read(b.pair.client, b.near, b.local + at, &b.remote, at, length, cookie, flags);
 }
 
-/* Polls until an event comes; the fabric here answers within a poll or never. */
+/* Polls until an event comes. This fabric completes work in the next poll or never. */
 static struct ibx_event next_event(struct ibx_conn *conn)
 {
     struct ibx_event event;
@@ -111,7 +112,7 @@ static void expect_silence(struct ibx_conn *conn)
 
 /* ------------------------------------------------------------------------ cutting */
 
-static void read_is_cut_and_whole(void **state)
+static void read_is_cut_into_chunks_and_complete(void **state)
 {
     (void)state;
     assert_int_equal(read_some(3, 3 * 4096 + 5, 77, 0), 0);
@@ -155,8 +156,8 @@ static void every_length_round_a_chunk(void **state)
     }
 }
 
-/* It completes like any other, in its turn, without a chunk. */
-static void nothing_completes_too(void **state)
+/* A READ or WRITE of 0 bytes completes in its order, without a chunk. */
+static void zero_bytes_complete_too(void **state)
 {
     (void)state;
     assert_int_equal(read_some(5, 0, 1, 0), 0);
@@ -205,11 +206,11 @@ static void outside_of_region_or_remote(void **state)
         if (rc != -ERANGE || also != -ERANGE)
             fail_msg("case %zu: READ %d, WRITE %d", i, rc, also);
     }
-    /* What a peer may put into a message: addresses that wrap round. */
+    /* A hostile peer may name addresses that wrap around. */
     struct ibx_remote remote = {.address = UINT64_MAX - 10, .length = UINT64_MAX};
     assert_int_equal(ibx_read(conn, b.near, base, &remote, 5, 100, 0, 0), -ERANGE);
     assert_int_equal(ibx_read(conn, b.near, base, &remote, 20, 1, 0, 0), -ERANGE);
-    /* A post may not leave the piece that was named, either, though the region goes on. */
+    /* A post must stay within the part of the region that was named. */
     remote = b.remote;
     remote.length = 1000;
     assert_int_equal(ibx_read(conn, b.near, base, &remote, 1, 1000, 0, 0), -ERANGE);
@@ -264,7 +265,7 @@ static void many_outstanding_complete_once_each(void **state)
     assert_true(memory_in_flight_max <= 5);
 }
 
-/* However large a copy, no more than caps.depth chunks of it are in the fabric. */
+/* At most caps.depth chunks of a copy are in the fabric. */
 static void depth_is_kept(void **state)
 {
     (void)state;
@@ -287,14 +288,14 @@ static void urgent_passes_bulk(void **state)
     (void)state;
     memory_control.hold = true;
     assert_int_equal(read_some(0, BYTES, 1, 0), 0);
-    unsigned bulk = memory_log_count; /* all that depth allows; the rest waits */
+    unsigned bulk = memory_log_count; /* as much as the depth allows; the rest waits */
     assert_int_equal(bulk, memory_control.depth);
     assert_int_equal(read_some(100, 8, 2, IBX_URGENT), 0);
     assert_int_equal(memory_log_count, bulk + 1);
     assert_int_equal(memory_log[bulk].lane, 0);
     for (unsigned i = 0; i < bulk; i++)
         assert_int_not_equal(memory_log[i].lane, 0);
-    /* A fabric that is full: when it has room again, the urgent one is the first. */
+    /* When a full fabric has room again, the urgent post is the first. */
     memory_control.room = bulk + 1;
     assert_int_equal(read_some(200, 8, 3, IBX_URGENT), 0);
     assert_int_equal(memory_log_count, bulk + 1);
@@ -306,8 +307,8 @@ static void urgent_passes_bulk(void **state)
     expect_event(b.pair.client, IBX_EVENT_READ, 1, 0);
 }
 
-/* Urgent posts beyond the places kept for them wait their turn and lose nothing. */
-static void many_urgent(void **state)
+/* Urgent posts beyond the places that are reserved for them wait, and none is lost. */
+static void more_urgent_posts_than_places(void **state)
 {
     (void)state;
     memory_control.hold = true;
@@ -330,7 +331,7 @@ static void lanes_share_bulk(void **state)
     unsigned on_lane[4] = {0};
     for (unsigned i = 0; i < memory_log_count; i++)
         on_lane[memory_log[i].lane]++;
-    /* Six places; a full lane does not keep the others empty. */
+    /* There are six places. One full lane leaves the other lanes' places usable. */
     assert_int_equal(memory_log_count, 6);
     for (unsigned lane = 1; lane <= 3; lane++)
         assert_int_equal(on_lane[lane], 2);
@@ -351,7 +352,7 @@ static void without_bulk_lanes(void **state)
 
 /* ------------------------------------------------------------------------ failure */
 
-/* One chunk fails: the operation fails once, its remaining chunks are not asked for, and the
+/* If one chunk fails, the operation fails once, its remaining chunks are not posted, and the
  * operations before and after it succeed. */
 static void failure_in_the_middle(void **state)
 {
@@ -359,7 +360,7 @@ static void failure_in_the_middle(void **state)
     memory_control.depth = 3;
     open_default();
     for (unsigned nth = 1; nth <= 8; nth++) {
-        memory_control.per_round = nth % 3; /* what else of it is in flight then */
+        memory_control.per_round = nth % 3; /* how many other chunks are then in flight */
         unsigned before = memory_log_count;
         assert_int_equal(read_some(0, 4096, 1, 0), 0);
         assert_int_equal(read_some(0, 8 * 4096, 2, 0), 0);
@@ -386,7 +387,8 @@ static void forbidden_memory_fails_the_operation_only(void **state)
     assert_string_equal(ibx_conn_reason(b.pair.client), "");
 }
 
-/* A fabric that answers a chunk with an error is over; everything posted comes back. */
+/* A fabric that answers a post with an error ends the connection. Everything posted is
+ * completed. */
 static void broken_fabric_ends_the_connection(void **state)
 {
     (void)state;
@@ -413,8 +415,8 @@ static void broken_fabric_ends_the_connection(void **state)
     assert_string_not_equal(ibx_conn_reason(b.pair.client), "");
 }
 
-/* The peer closes: what is in the fabric, what waits and the close itself are all reported, in that
- * order of things; with `late`, no sooner than the fabric lets go. */
+/* The peer closes. Chunks in the fabric, waiting chunks and then the close itself are reported,
+ * in this order; with `late`, not before the fabric has released its chunks. */
 static void flush(bool late)
 {
     memory_control.depth = 4;
@@ -455,8 +457,8 @@ static void peer_closes_and_the_fabric_lets_go_late(void **state)
     flush(true);
 }
 
-/* A fabric that still carries out what it is given (memory shared with the dead): the end is
- * noticed by one that never stops posting. */
+/* The fabric still carries out posts although the peer is dead, as shared memory does. A side
+ * that posts without pause still learns of the death. */
 static void peer_dies_under_load(void **state)
 {
     (void)state;
@@ -474,7 +476,7 @@ static void peer_dies_under_load(void **state)
     assert_int_equal(event.status, -ECONNRESET);
 }
 
-/* Whatever is on its way when this side closes is given back before ibx_close() returns. */
+/* All work in flight is completed before ibx_close() returns. */
 static void close_with_work_in_flight(void **state)
 {
     (void)state;
@@ -539,7 +541,7 @@ static void message_limits(void **state)
     assert_int_equal(ibx_send(b.pair.client, two, 2, 0, 0), 0);
 }
 
-/* The smaller value of both ends counts. */
+/* The smaller message size of both ends counts. */
 static void ends_agree_on_the_smaller_message(void **state)
 {
     (void)state;
@@ -551,7 +553,7 @@ static void ends_agree_on_the_smaller_message(void **state)
     assert_int_equal(ibx_conn_caps(b.pair.client)->message_max, 8192);
 }
 
-#define LAST_MESSAGES 12 /* more than the fabric here hands over in one round */
+#define LAST_MESSAGES 12 /* more than this fabric delivers in one round */
 
 static void send_and_close(void)
 {
@@ -564,8 +566,8 @@ static void send_and_close(void)
     b.pair.server = NULL;
 }
 
-/* Messages sent just before the close are delivered before the close, even when both happen between
- * this side's look at the fabric and its look at the handshake socket. */
+/* Messages sent just before the close are delivered before the close, even if both arrive
+ * between this side's look at the fabric and its look at the handshake socket. */
 static void last_messages_are_delivered(void **state)
 {
     (void)state;
@@ -611,7 +613,7 @@ static void wait_ends_by_wake_time_and_event(void **state)
     ibx_message_release(b.pair.client, &event);
 }
 
-/* A peer that keeps this side busy holds up neither a time-out nor a wake. */
+/* A peer that keeps this side busy delays neither a time-out nor a wake. */
 static void busy_peer_does_not_hold_up_the_wait(void **state)
 {
     (void)state;
@@ -623,7 +625,7 @@ static void busy_peer_does_not_hold_up_the_wait(void **state)
         assert_int_equal(ibx_options_set(&options, "spin_us", spins[i], NULL), 0);
         open_with(&options);
         memory_control.busy = true;
-        alarm(30 * patience_times()); /* instead of hanging */
+        alarm(30 * patience_times()); /* a test that hangs is killed */
         assert_int_equal(ibx_wait(b.pair.client, 30), 0);
         ibx_wake(b.pair.client);
         assert_int_equal(ibx_wait(b.pair.client, -1), -EINTR);
@@ -637,16 +639,16 @@ int main(void)
 #define TEST(f) cmocka_unit_test_setup_teardown(f, reset, check_and_close)
 #define OPEN(f) cmocka_unit_test_setup_teardown(f, reset_and_open, check_and_close)
     const struct CMUnitTest tests[] = {
-        OPEN(read_is_cut_and_whole),
+        OPEN(read_is_cut_into_chunks_and_complete),
         OPEN(write_is_cut_and_whole),
         OPEN(every_length_round_a_chunk),
-        OPEN(nothing_completes_too),
+        OPEN(zero_bytes_complete_too),
         OPEN(outside_of_region_or_remote),
         OPEN(remote_names_only_what_may_be_reached),
         OPEN(many_outstanding_complete_once_each),
         TEST(depth_is_kept),
         OPEN(urgent_passes_bulk),
-        OPEN(many_urgent),
+        OPEN(more_urgent_posts_than_places),
         TEST(lanes_share_bulk),
         TEST(without_bulk_lanes),
         TEST(failure_in_the_middle),

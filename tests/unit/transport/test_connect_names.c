@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Connecting to a name that has several addresses: one that does not answer costs a moment, and of
- * the errors of all the most telling one is reported. And a socket that meets itself is no
- * server. */
+/* Connecting to a name that has several addresses. An address that does not answer costs a
+ * moment only; of all addresses' errors the most informative one is reported. Also: a socket
+ * that TCP connects to itself is not taken for a server. */
 #include "common/clock.h"
 #include "transport/handshake/handshake.h"
 
@@ -21,7 +21,7 @@
 #define PATIENT_NS (60000 * IBX_NS_PER_MS)
 #define QUEUED     2u
 
-/* What the name's addresses are. */
+/* the addresses that the name resolves to */
 static struct sockaddr_in addresses[ADDRESSES];
 static struct addrinfo list[ADDRESSES];
 static unsigned count;
@@ -52,7 +52,7 @@ void __wrap_freeaddrinfo(struct addrinfo *res)
     assert_ptr_equal(res, list);
 }
 
-/* Where it is set, each socket has that local address already: the kernel may choose it, too. */
+/* If set, each new socket is bound to this address, which the kernel could also choose. */
 static const struct sockaddr_in *local;
 static bool no_descriptors;
 
@@ -82,7 +82,7 @@ static int listen_at(struct sockaddr_in *at)
     return fd;
 }
 
-/* Nobody listens there. */
+/* Gives an address at which nobody listens. */
 static void refusing(struct sockaddr_in *at)
 {
     close(listen_at(at));
@@ -185,9 +185,9 @@ static void test_all_refuse(void **state)
     assert_non_null(strstr(err.message, "start the server there"));
 }
 
-/* As where a host has no route for one of the kinds of addresses that the name has: that is known
- * before anybody answers, and is not what keeps the client from the server. */
-static void test_a_refusal_tells_more_than_a_missing_route(void **state)
+/* The host has no route for one of the name's kinds of addresses. The client learns this first,
+ * but it is not the reason why it cannot reach the server. */
+static void test_refusal_is_reported_before_missing_route(void **state)
 {
     (void)state;
     for (unsigned refused = 0; refused < 2; refused++) {
@@ -203,8 +203,9 @@ static void test_a_refusal_tells_more_than_a_missing_route(void **state)
     }
 }
 
-/* TCP connects a socket to itself where nobody listens at the port that it happens to have. */
-static void test_a_socket_that_meets_itself(void **state)
+/* If nobody listens at a port, TCP may connect a socket to itself when the kernel chooses the
+ * same local port. */
+static void test_socket_connected_to_itself(void **state)
 {
     (void)state;
     struct ibx_error err = {0};
@@ -217,13 +218,13 @@ static void test_a_socket_that_meets_itself(void **state)
     assert_int_equal(rc, -ECONNREFUSED);
     assert_int_equal(fd, -1);
     assert_non_null(strstr(err.message, "start the server there"));
-    /* A server may begin there at once: nothing is left of it. */
+    /* Nothing occupies the port afterwards: a server can start there at once. */
     const int server = __real_socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     assert_int_equal(bind(server, (struct sockaddr *)&addresses[0], sizeof(addresses[0])), 0);
     close(server);
 }
 
-static void test_no_descriptors(void **state)
+static void test_no_descriptors_left(void **state)
 {
     (void)state;
     struct ibx_options options;
@@ -251,9 +252,9 @@ int main(void)
         cmocka_unit_test(test_refused_then_silent_then_good),
         cmocka_unit_test(test_all_are_silent),
         cmocka_unit_test(test_all_refuse),
-        cmocka_unit_test(test_a_refusal_tells_more_than_a_missing_route),
-        cmocka_unit_test(test_a_socket_that_meets_itself),
-        cmocka_unit_test(test_no_descriptors),
+        cmocka_unit_test(test_refusal_is_reported_before_missing_route),
+        cmocka_unit_test(test_socket_connected_to_itself),
+        cmocka_unit_test(test_no_descriptors_left),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

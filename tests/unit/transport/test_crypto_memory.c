@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* OpenSSL has no memory for a digest: it matches nothing, and nobody else is blamed for that. Nor
- * is there a connection whose copies in forked children would not be noticed. */
+/* OpenSSL gets no memory. A digest that cannot be computed matches nothing, and the peer is not
+ * blamed for it. A connection is refused if ibx cannot notice forks. */
 #include "tests/fixtures/unit.h"
 #include "transport/core/crypto.h"
 #include "transport/handshake/pool.h"
@@ -14,11 +14,11 @@
 #include <string.h>
 #include <unistd.h>
 
-#define ACCEPT_MS 10 /* without a client; then the server's thread looks whether it is to end */
+#define ACCEPT_MS 10 /* without a client; after that the server's thread checks whether to stop */
 
-static _Thread_local bool none;          /* no memory */
-static _Thread_local bool none_for_hash; /* ... for the next digest of this kind */
-static _Thread_local bool none_for_hmac; /* likewise */
+static _Thread_local bool none;          /* no memory at all */
+static _Thread_local bool none_for_hash; /* no memory for the next digest of a hash */
+static _Thread_local bool none_for_hmac; /* no memory for the next HMAC */
 
 static void *get(size_t bytes, const char *file, int line)
 {
@@ -64,7 +64,7 @@ void __wrap_ibx_hash(const struct ibx_piece *pieces, int count, uint8_t out[IBX_
     none = had_none;
 }
 
-/* Whom the server takes for a source of wrong PROOFs. */
+/* how often the server has counted a client's PROOF as wrong */
 static atomic_uint blamed;
 void __real_ibx_pool_note_wrong(struct ibx_pool *pool, const struct ibx_source *source);
 void __wrap_ibx_pool_note_wrong(struct ibx_pool *pool, const struct ibx_source *source);
@@ -75,7 +75,7 @@ void __wrap_ibx_pool_note_wrong(struct ibx_pool *pool, const struct ibx_source *
     __real_ibx_pool_note_wrong(pool, source);
 }
 
-static atomic_bool forks_unseen; /* no memory to be told of forks */
+static atomic_bool forks_unseen; /* pthread_atfork() fails for lack of memory */
 int __real_pthread_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(void));
 int __wrap_pthread_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(void));
 
@@ -133,8 +133,8 @@ static void test_no_memory_for_a_secret(NO_STATE)
 
 static const uint8_t secret_of_all[IBX_SECRET_BYTES] = {7};
 
-/* For which digest the server's thread has no memory: none; the last one before it accepts; the
- * first one of a handshake, of what both ends have said; the proof of a claim, which is right. */
+/* The digest for which the server's thread has no memory: none; the last one before it accepts;
+ * the transcript of a handshake; the proof of a claim that is correct. */
 enum lacks { NOTHING, BEFORE, TRANSCRIPT, CLAIM };
 
 struct server {
@@ -142,7 +142,7 @@ struct server {
     struct ibx_options options;
     struct ibx_listener *listener;
     pthread_t thread;
-    enum lacks lacks; /* once */
+    enum lacks lacks; /* takes effect once */
     atomic_bool ends;
     char key_file[32];
 };
@@ -175,7 +175,7 @@ static void *accept_all(void *context)
     return NULL;
 }
 
-/* server->options are a client's after that. */
+/* Afterwards server->options are those for a client. */
 static void begin(struct server *server, enum lacks lacks)
 {
     struct ibx_options *options = &server->options;
@@ -203,7 +203,7 @@ static void end(struct server *server)
     unlink(server->key_file);
 }
 
-/* Connects as a client that proves what it claims. */
+/* Connects as a client with a correct proof of its claim. */
 static int claim(struct server *server, struct ibx_claim *claim, struct ibx_error *err)
 {
     struct ibx_conn *conn = NULL;
@@ -214,7 +214,7 @@ static int claim(struct server *server, struct ibx_claim *claim, struct ibx_erro
     return rc;
 }
 
-/* Before any other connection of this process. */
+/* Must run before any other connection of this process. */
 static void test_no_memory_to_see_forks(NO_STATE)
 {
     struct server server;
@@ -251,13 +251,13 @@ static void test_no_memory_for_a_claim(NO_STATE)
     lacks_once(CLAIM);
 }
 
-/* It is a later turn of the same handshake in which nothing matches. */
+/* The failure affects a later step of the same handshake. */
 static void test_no_memory_for_a_transcript(NO_STATE)
 {
     lacks_once(TRANSCRIPT);
 }
 
-/* What the thread lacked for something else is not the client's matter. */
+/* If memory lacked for something else, the client does not notice. */
 static void test_no_memory_before(NO_STATE)
 {
     struct server server;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What connections of one domain share, and a process that forks meanwhile. */
+/* The part that connections of a domain share, in a process that forks while another thread
+ * opens it. */
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/unit.h"
 #include "transport/core/provider.h"
@@ -10,9 +11,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define CHILD_S 20 /* for it to open a part: it takes no time */
+#define CHILD_S 20 /* generous: opening a part takes no time */
 
-static sem_t opening, go_on; /* the slow one */
+static sem_t opening, go_on; /* posted when the slow part is being opened; lets it continue */
 static const char slow[] = "slow", quick[] = "quick";
 
 struct part {
@@ -60,8 +61,9 @@ static void *open_slowly(void *domain)
     return NULL;
 }
 
-/* While a thread opens a device, which may take seconds: the child goes on without that thread. */
-static void a_child_opens_its_own(NO_STATE)
+/* Opening a device may take seconds. A child that is forked meanwhile does not have the thread
+ * that opens it, and must not wait for it. */
+static void a_child_opens_its_own_part(NO_STATE)
 {
     struct ibx_domain *domain;
     struct ibx_domain_part *ours, *again;
@@ -95,6 +97,6 @@ static void a_child_opens_its_own(NO_STATE)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(a_child_opens_its_own)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(a_child_opens_its_own_part)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

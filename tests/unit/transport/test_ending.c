@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The end of a connection comes, whatever the peer goes on doing. */
+/* The end of a connection is reported, whatever the peer continues to do. */
 #include "tests/fixtures/memory_pair.h"
 #include "transport/core/conn.h"
 
@@ -25,7 +25,8 @@ static int reset(void **state)
     return 0;
 }
 
-/* Takes one event of the server's, gives messages back: how many that were. */
+/* Takes one event of the server's connection and releases received messages. Returns how many it
+ * released. */
 static unsigned take(bool *closed)
 {
     struct ibx_event event;
@@ -40,8 +41,8 @@ static unsigned take(bool *closed)
     return 1;
 }
 
-/* Each message that is given back is credit for the next one. */
-static void test_a_talker_does_not_put_off_the_end(void **state)
+/* Each released message gives the peer credit for another one. */
+static void test_peer_that_keeps_sending_does_not_delay_the_end(void **state)
 {
     (void)state;
     bool closed = false;
@@ -58,8 +59,8 @@ static void test_a_talker_does_not_put_off_the_end(void **state)
     memory_pair_close(&pair);
 }
 
-/* Messages from before the end are still received. */
-static void test_all_that_was_sent_before_is_heard(void **state)
+/* Messages that were sent before the end are still received. */
+static void test_messages_sent_before_the_end_are_received(void **state)
 {
     (void)state;
     bool closed = false;
@@ -75,8 +76,8 @@ static void test_all_that_was_sent_before_is_heard(void **state)
     memory_pair_close(&pair);
 }
 
-/* A client that named only providers which this build lacks: none was opened. */
-static void test_nothing_is_shared_with_a_connection_that_was_never_set_up(void **state)
+/* The client allows only providers that this build lacks, so none was opened. */
+static void test_connection_without_provider_shares_nothing(void **state)
 {
     (void)state;
     static char memory[64];
@@ -99,10 +100,9 @@ static void test_nothing_is_shared_with_a_connection_that_was_never_set_up(void 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(test_a_talker_does_not_put_off_the_end, reset),
-        cmocka_unit_test_setup(test_all_that_was_sent_before_is_heard, reset),
-        cmocka_unit_test_setup(test_nothing_is_shared_with_a_connection_that_was_never_set_up,
-                               reset),
+        cmocka_unit_test_setup(test_peer_that_keeps_sending_does_not_delay_the_end, reset),
+        cmocka_unit_test_setup(test_messages_sent_before_the_end_are_received, reset),
+        cmocka_unit_test_setup(test_connection_without_provider_shares_nothing, reset),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

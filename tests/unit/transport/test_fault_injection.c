@@ -19,7 +19,7 @@
 
 /* ------------------------------------------------------ the endpoint below */
 
-/* Completes nothing by itself: tests make its reports, and see what reached it. */
+/* Completes nothing by itself: the tests make its reports and see which calls reached it. */
 static struct {
     struct ibx_link *link;
     struct ibx_chunk *chunks[SEEN_MAX];
@@ -27,11 +27,11 @@ static struct {
     char sent[SEEN_MAX][32];
     size_t sent_length[SEEN_MAX];
     int sent_count;
-    int answer; /* of rdma and send */
-    int moved;  /* of progress, without a report */
+    int answer; /* what rdma and send return */
+    int moved;  /* what progress returns if it reports nothing */
     uint64_t released[SEEN_MAX];
     int released_count;
-    void (*script)(void); /* reports from inside progress */
+    void (*script)(void); /* makes reports while progress runs */
     bool aborted, closed;
 } inner;
 
@@ -109,7 +109,7 @@ static struct end core;
 static bool abort_when_lost;
 static struct ibx_conn conn;
 
-/* The core may abort from inside. */
+/* The core may abort while the endpoint reports. */
 static void core_lost(struct ibx_link *link, int status, const char *reason)
 {
     assert_ptr_equal(link->owner, &core);
@@ -308,7 +308,7 @@ static void test_fail_strikes_the_nth_chunk(void **state)
         chunks[i] = chunk_of(IBX_RDMA_WRITE, NULL, 8);
         assert_int_equal(post(&chunks[i]), 0);
     }
-    assert_int_equal(core.count, 0); /* no report from inside a post */
+    assert_int_equal(core.count, 0); /* a post reports nothing itself */
     assert_int_equal(inner.chunk_count, 2);
     assert_int_equal(conn.provider->arm(conn.endpoint), 1);
     inner.script = complete_all;
@@ -359,7 +359,7 @@ static void test_corrupt_flips_one_bit_of_a_received_message(void **state)
     assert_string_equal(core.notes[0].data, "first");
     assert_int_equal(bits_that_differ(core.notes[1].data, "second", 6), 1);
     assert_int_equal(core.notes[1].length, 6);
-    /* Given back in another order; the copy of the second goes with it. */
+    /* The messages are released in another order; the second one's copy is released with it. */
     conn.provider->release(conn.endpoint, 102);
     conn.provider->release(conn.endpoint, 101);
     assert_int_equal(inner.released_count, 2);
@@ -385,7 +385,7 @@ static void test_drop_swallows_a_sent_message(void **state)
     assert_int_equal(send_text("three", 0), 0);
     assert_int_equal(inner.sent_count, 2);
     assert_memory_equal(inner.sent[1], "three", 5);
-    assert_int_equal(end_turn(&core), 1); /* its sender notices nothing */
+    assert_int_equal(end_turn(&core), 1); /* the sender does not notice */
     assert_int_equal(core.notes[0].kind, NOTE_SEND);
     assert_int_equal(core.notes[0].status, 0);
     assert_int_equal(core.notes[0].token, 77);
@@ -399,7 +399,7 @@ static void test_drop_swallows_a_received_message(void **state)
     end_turn(&core);
     assert_int_equal(core.count, 1);
     assert_string_equal(core.notes[0].data, "second");
-    assert_int_equal(inner.released_count, 1); /* the credit is not lost with it */
+    assert_int_equal(inner.released_count, 1); /* the credit of the dropped message is returned */
     assert_int_equal(inner.released[0], 101);
 }
 
@@ -433,12 +433,12 @@ static void test_disconnect_strikes_a_message(void **state)
     faults.disconnect_in = 2;
     assert_int_equal(send_text("one", 0), 0);
     inner.script = two_messages;
-    end_turn(&core); /* the first one strikes: neither is delivered */
+    end_turn(&core); /* the break comes with the first one: neither is delivered */
     assert_int_equal(core.count, 0);
     end_turn(&core);
     assert_int_equal(core.count, 1);
     assert_int_equal(core.notes[0].kind, NOTE_LOST);
-    assert_int_equal(inner.released_count, 0); /* so the peer has no credit for more */
+    assert_int_equal(inner.released_count, 0); /* so the peer gets no credit for more messages */
 }
 
 static void test_abort_reports_what_was_held(void **state)
@@ -469,7 +469,8 @@ static void test_only_established_connections(void **state)
     assert_true(err.message[0]);
 }
 
-/* Work for the peer and credit are no reports, but the core wants to know of them. */
+/* Work done for the peer, and credit, are not reported as events, but progress must return that
+ * something moved. */
 static void test_progress_passes_movement_on(void **state)
 {
     (void)state;

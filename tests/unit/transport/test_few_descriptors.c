@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * A process with few descriptors left, as client and as server: however many it has, a connection
- * is made, or both ends say what it lacked, and whose limit that is. The client is a child.
- */
+/* A client or server process that has few descriptors left. Whatever their number, either a
+ * connection is made, or both ends say that descriptors lack and whose limit it is. The client
+ * is a child process. */
 #include "tests/fixtures/patience.h"
 
 #include "common/clock.h"
@@ -21,16 +20,16 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#define MORE_MAX 40u /* descriptors; a connection takes fewer */
+#define MORE_MAX 40u /* more descriptors than a connection takes */
 
 enum end { CLIENT, SERVER };
 enum outcome { CONNECTED, REFUSED, WITHOUT_REMEDY };
 
-static enum end limited; /* whose descriptors are few */
+static enum end limited; /* whose descriptors are limited */
 static struct ibx_options options;
 static struct ibx_listener *listener;
 
-/* So many more than are open. */
+/* Limits this process to `more` descriptors beyond those that are open. Returns the old limit. */
 static struct rlimit leave(unsigned more)
 {
     struct rlimit before, few;
@@ -57,7 +56,7 @@ static enum outcome outcome_of(int rc, const char *who, unsigned more, const str
     return WITHOUT_REMEDY;
 }
 
-/* Ends as the server's end does, so that both have their reason. */
+/* Ends the connection in the same way as the server, so that both report their reason. */
 static enum outcome client(unsigned more)
 {
     struct ibx_conn *conn = NULL;
@@ -70,7 +69,7 @@ static enum outcome client(unsigned more)
     return outcome_of(rc, "client", more, &err);
 }
 
-/* Whether both were connected. */
+/* Whether both ends were connected. */
 static bool connects(unsigned more)
 {
     struct ibx_conn *conn = NULL;
@@ -107,7 +106,7 @@ static void with_few(const char *provider, enum end who)
     char uri[64];
     limited = who;
     ibx_options_init(&options);
-    options.timeout_ms = patience_ms(300); /* a server without descriptors does not answer */
+    options.timeout_ms = patience_ms(300); /* a server without descriptors cannot answer */
     snprintf(uri, sizeof(uri), "%s://127.0.0.1:0", provider);
     assert_int_equal(ibx_listen(uri, &options, &listener, &err), 0);
     while (!connects(more))

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The server's side of the handshake against clients that send it byte by byte, rightly and
- * wrongly. */
+/* The server's side of the handshake. The client sends its frames byte by byte, correct and
+ * wrong ones. */
 #include "tests/fixtures/handshake_scene.h"
 
 #include "common/clock.h"
@@ -16,8 +16,8 @@
 #include <sys/socket.h>
 #include <cmocka.h>
 
-#define TIMEOUT_MS 60000u /* of the test's clock */
-#define PROVE_MS   10000u /* for HELLO and PROOF */
+#define TIMEOUT_MS 60000u /* on the test's clock */
+#define PROVE_MS   10000u /* time limit for HELLO and PROOF */
 
 static atomic_bool no_descriptor;
 
@@ -35,8 +35,8 @@ int __wrap_open64(const char *path, int flags, ...)
     return -1;
 }
 
-/* A server that cannot know at present whether a client is on its host does not say that it is not.
- * The first test: none may have read the boot id before. */
+/* A server that cannot read its boot id now does not claim that the client is on another host.
+ * Must run first: no other test may have read the boot id. */
 static void boot_id_without_descriptors(void **state)
 {
     (void)state;
@@ -53,7 +53,7 @@ static void boot_id_without_descriptors(void **state)
     handshake_close(&s);
 }
 
-static void honest_client_gets_in(void **state)
+static void correct_client_is_accepted(void **state)
 {
     (void)state;
     for (int with_key = 0; with_key < 2; with_key++) {
@@ -91,7 +91,7 @@ static void challenge_golden_bytes(void **state)
     raw_take_opening(&raw, &frame);
     raw_host_mark(&raw, mark);
     assert_memory_equal(frame.bytes + 90, mark, RAW_HASH);
-    bool found = false; /* the server's end is one of this process's sockets */
+    bool found = false; /* the server's socket is in this process */
     for (int fd = 3; fd < 1000 && !found; fd++) {
         raw_end_mark(&raw, fd, mark);
         found = fd != raw.fd && !memcmp(frame.bytes + 122, mark, RAW_HASH);
@@ -113,7 +113,7 @@ static void proof_offer_and_result_golden_bytes(void **state)
     raw_set_key(&raw);
     handshake_play_to(&raw, AT_PROOF);
     raw_expect(&raw, CHALLENGE, &frame);
-    assert_int_equal(frame.bytes[11], 1); /* it has a key */
+    assert_int_equal(frame.bytes[11], 1); /* the server has a key */
     raw_take_opening(&raw, &frame);
     raw_derive(&raw, client, server);
     raw_send_proof(&raw, client);
@@ -137,8 +137,8 @@ static void proof_offer_and_result_golden_bytes(void **state)
 
 /* ------------------------------------------------------------- cut short, and silent */
 
-/* The client goes away after any byte of any of its frames. */
-static void cut_off_at_every_byte(void **state)
+/* The client disconnects after any byte of any of its frames. */
+static void client_disconnects_after_every_byte(void **state)
 {
     (void)state;
     struct handshake_scene s;
@@ -159,8 +159,9 @@ static void cut_off_at_every_byte(void **state)
     handshake_close(&s);
 }
 
-/* A client that stays and sends no more: the deadline holds, no sooner and not much later. */
-static void silent_in_every_state(void **state)
+/* The client stays connected and sends no more. The server gives up at the deadline, not before
+ * and not much later. */
+static void client_is_silent_in_every_state(void **state)
 {
     (void)state;
     struct handshake_scene s;
@@ -177,15 +178,16 @@ static void silent_in_every_state(void **state)
             forward_clock_until(&s.over, (unsigned)limit / 4);
             handshake_expect_failure(&s, -ETIMEDOUT, "no answer in time");
             assert_true(s.took_ns >= (limit - 1) * IBX_NS_PER_MS);
-            assert_true(s.took_ns < (limit + TIMEOUT_MS) * IBX_NS_PER_MS); /* a busy machine */
+            /* a generous limit: the machine may be busy */
+            assert_true(s.took_ns < (limit + TIMEOUT_MS) * IBX_NS_PER_MS);
             raw_close(&raw);
         }
     }
     handshake_close(&s);
 }
 
-/* A byte now and then does not put the deadline off. */
-static void trickle(void **state)
+/* A byte now and then does not extend the deadline. */
+static void slow_bytes_do_not_extend_the_deadline(void **state)
 {
     (void)state;
     struct handshake_scene s;
@@ -206,7 +208,7 @@ static void trickle(void **state)
 
 /* -------------------------------------------------------------------------- nonsense */
 
-/* Sends bytes at a step, then hangs up; the server must refuse with one of three codes. */
+/* Sends bytes at a step, then disconnects. The server must refuse with one of three codes. */
 static void expect_rejection(struct handshake_scene *s, enum handshake_step step, const void *bytes,
                              size_t length)
 {
@@ -240,7 +242,7 @@ static void wrong_lengths(void **state)
             handshake_play_to(&raw, step);
             handshake_make_step(&raw, step, &frame);
             raw_send(&raw, bytes, 5);
-            /* At once, without waiting for so many bytes. */
+            /* The server refuses at once; it does not wait for that many bytes. */
             handshake_expect_failure(&s, -EPROTO, "it does not speak this protocol");
             raw_close(&raw);
         }
@@ -248,7 +250,7 @@ static void wrong_lengths(void **state)
     handshake_close(&s);
 }
 
-/* Once frames carry MACs, one that has no room for it. */
+/* Once frames carry MACs, a frame that is too short for one is refused. */
 static void too_short_for_a_mac(void **state)
 {
     (void)state;
@@ -269,7 +271,7 @@ static void too_short_for_a_mac(void **state)
     handshake_close(&s);
 }
 
-/* A well-made frame of every other type in every state. */
+/* A well-formed frame of every other type in every state. */
 static void frames_out_of_order(void **state)
 {
     (void)state;
@@ -278,7 +280,7 @@ static void frames_out_of_order(void **state)
     handshake_open(&s, false, 10000);
     for (enum handshake_step step = 0; step < STEPS; step++) {
         for (unsigned type = 0; type < 12; type++) {
-            /* A client may give an attempt up by RESULT. */
+            /* A client may end an attempt with RESULT. */
             if (type == right[step] || (step == AT_ANSWER && type == RESULT))
                 continue;
             struct raw_frame frame, other;
@@ -327,8 +329,8 @@ static void other_protocols_and_versions(void **state)
         {4, 1, -EPROTONOSUPPORT, "another version of the protocol is needed"},
         {4, 3, -EPROTONOSUPPORT, "another version of the protocol is needed"},
         {5, 1, -EPROTONOSUPPORT, "another version of the protocol is needed"},
-        {71, 3, -EPROTO, "it does not speak this protocol"}, /* encryption */
-        {72, 3, -EPROTO, "it does not speak this protocol"}, /* slots */
+        {71, 3, -EPROTO, "it does not speak this protocol"}, /* encryption: unknown value */
+        {72, 3, -EPROTO, "it does not speak this protocol"}, /* slots: too many */
         {77, 0, -EPROTO, "it does not speak this protocol"}, /* message: 0 */
     };
     struct handshake_scene s;
@@ -341,7 +343,7 @@ static void other_protocols_and_versions(void **state)
         opening[bad[i].at] = bad[i].value;
         raw_send_frame(&raw, HELLO, opening, n);
         handshake_expect_failure(&s, bad[i].code, bad[i].expected);
-        raw_expect(&raw, REFUSE, &frame); /* it is told why */
+        raw_expect(&raw, REFUSE, &frame); /* the client is told why */
         assert_memory_equal(frame.payload + 6, bad[i].expected, frame.payload_length - 6);
         assert_true(raw_receives_end(&raw));
         raw_close(&raw);
@@ -349,7 +351,7 @@ static void other_protocols_and_versions(void **state)
     handshake_close(&s);
 }
 
-/* A client of version 1, byte by byte: it is told in the frame that it knows. */
+/* A client of version 1, byte by byte, is refused with the frame of that version. */
 static void client_of_version_1(void **state)
 {
     (void)state;
@@ -369,14 +371,14 @@ static void client_of_version_1(void **state)
     handshake_close(&s);
 }
 
-/* What follows the names is told apart by its length. Clients from before there were programs send
- * nothing there, or a claim; those of today send a program, behind a claim or alone. In a later
- * version's HELLO without a claim there is room for 31 more bytes behind that. */
-static void fields_behind_the_names(void **state)
+/* The length of the fields after the names decides what they are. Old clients send nothing
+ * there, or a claim; current ones send a program number, alone or after a claim. In a later
+ * version's HELLO without a claim, 31 bytes may follow. */
+static void fields_after_the_names(void **state)
 {
     (void)state;
     static const struct {
-        size_t n, program_at; /* SIZE_MAX: there is none */
+        size_t n, program_at; /* SIZE_MAX: no program number */
         bool claims;
     } tails[] = {
         {0, SIZE_MAX, false}, {15, SIZE_MAX, false}, {16, 0, false},
@@ -398,7 +400,7 @@ static void fields_behind_the_names(void **state)
             handshake_make_step(&raw, step, &frame);
             raw_send(&raw, frame.bytes, frame.length);
         }
-        if (tails[i].claims) { /* nobody has this session */
+        if (tails[i].claims) { /* the server has no such session */
             handshake_expect_failure(&s, -ESTALE, "no such session is waiting here");
             raw_close(&raw);
             continue;
@@ -412,7 +414,7 @@ static void fields_behind_the_names(void **state)
     handshake_close(&s);
 }
 
-/* Any payload shorter than its fields, in a frame that is well made otherwise. */
+/* A payload cut to any length below that of its fields, in an otherwise well-formed frame. */
 static void truncated_payloads(void **state)
 {
     (void)state;
@@ -430,7 +432,8 @@ static void truncated_payloads(void **state)
             memcpy(payload, frame.bytes + 5, n);
             raw_frame_make(&raw, &shorter, frame.bytes[4], payload, n);
             raw_send(&raw, shorter.bytes, shorter.length);
-            if (step == AT_RESULT) { /* read as a failure of the client's; then it hangs up */
+            /* the server reads it as a failure of the client; then the client disconnects */
+            if (step == AT_RESULT) {
                 raw_close(&raw);
                 assert_int_not_equal(handshake_result(&s), 0);
             } else {
@@ -446,19 +449,19 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(boot_id_without_descriptors),
-        cmocka_unit_test(honest_client_gets_in),
+        cmocka_unit_test(correct_client_is_accepted),
         cmocka_unit_test(challenge_golden_bytes),
         cmocka_unit_test(proof_offer_and_result_golden_bytes),
-        cmocka_unit_test(cut_off_at_every_byte),
-        cmocka_unit_test(silent_in_every_state),
-        cmocka_unit_test(trickle),
+        cmocka_unit_test(client_disconnects_after_every_byte),
+        cmocka_unit_test(client_is_silent_in_every_state),
+        cmocka_unit_test(slow_bytes_do_not_extend_the_deadline),
         cmocka_unit_test(wrong_lengths),
         cmocka_unit_test(too_short_for_a_mac),
         cmocka_unit_test(frames_out_of_order),
         cmocka_unit_test(garbage),
         cmocka_unit_test(other_protocols_and_versions),
         cmocka_unit_test(client_of_version_1),
-        cmocka_unit_test(fields_behind_the_names),
+        cmocka_unit_test(fields_after_the_names),
         cmocka_unit_test(truncated_payloads),
     };
     return cmocka_run_group_tests(tests, raw_make_key, raw_remove_key);

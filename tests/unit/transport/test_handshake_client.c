@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The client's side of the handshake against servers that send it byte by byte, and stop or refuse.
- */
+/* The client's side of the handshake. The server sends its frames byte by byte, and stops or
+ * refuses. */
 #include "tests/fixtures/client_scene.h"
 
 #include "common/clock.h"
@@ -18,10 +18,10 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#define TIMEOUT_MS 60000u /* of the test's clock */
+#define TIMEOUT_MS 60000u /* on the test's clock */
 
-/* A host that cannot read its boot id when the first handshake comes knows it at a later one. The
- * first test: none may have read it before. */
+/* If a host cannot read its boot id during one handshake, it can in a later one. Must run first:
+ * no other test may have read the boot id. */
 static void boot_id_that_could_not_be_read(void **state)
 {
     (void)state;
@@ -54,7 +54,7 @@ static void boot_id_that_could_not_be_read(void **state)
     close(ends[1]);
 }
 
-static void honest_server_is_believed(void **state)
+static void correct_server_is_accepted(void **state)
 {
     (void)state;
     for (int with_key = 0; with_key < 2; with_key++) {
@@ -125,7 +125,7 @@ static void hello_try_answer_and_result_golden_bytes(void **state)
     close_scene(&s);
 }
 
-/* A failure of the client's: -errno in four bytes, then its sentence. */
+/* When the client fails, it sends -errno in four bytes, then a sentence. */
 static void failing_result_golden_bytes(void **state)
 {
     (void)state;
@@ -144,8 +144,8 @@ static void failing_result_golden_bytes(void **state)
     close_scene(&s);
 }
 
-/* A round trip less: the first TRY, with its MAC, follows the client's PROOF. Where TLS begins it
- * waits. */
+/* The client saves a round trip: it sends its first TRY, with a MAC, right after its PROOF. If
+ * TLS follows, it waits. */
 static void first_try_does_not_wait_for_the_proof(void **state)
 {
     (void)state;
@@ -156,7 +156,7 @@ static void first_try_does_not_wait_for_the_proof(void **state)
     raw_set_key(&raw);
     play_to(&raw, AT_PROOF);
     make_step(&raw, AT_PROOF, &proof);
-    raw.authenticated = true; /* of what is received */
+    raw.authenticated = true; /* concerns received frames */
     raw_expect(&raw, TRY, &try);
     raw_send(&raw, proof.bytes, proof.length);
     uint8_t payload[16];
@@ -171,8 +171,8 @@ static void first_try_does_not_wait_for_the_proof(void **state)
 
 /* ------------------------------------------------------------- cut short, and silent */
 
-/* A client's half, which has said nothing yet to a server that has closed the connection already,
- * or before that has refused it for this reason. */
+/* The client's half of a handshake that has sent nothing yet. Its server has already closed the
+ * connection, after a refusal for this reason if `refusal` is not NULL. */
 static struct ibx_handshake *greeted(const char *refusal)
 {
     static struct ibx_options options;
@@ -189,8 +189,8 @@ static struct ibx_handshake *greeted(const char *refusal)
     return h;
 }
 
-/* Sending to a server that is gone fails as receiving from it does. */
-static void frame_for_nobody(void **state)
+/* Sending to a server that has gone fails with the same error as receiving from it. */
+static void frame_to_a_server_that_has_gone(void **state)
 {
     (void)state;
     struct frame frame;
@@ -204,8 +204,8 @@ static void frame_for_nobody(void **state)
     ibx_close(h->conn);
 }
 
-/* A server that is full turns a client away that has only connected: it hears why, as one that has
- * sent its HELLO in time, and so tries again. */
+/* A full server refuses a client that has only connected. The client learns the reason as it
+ * would after its HELLO, and tries again. */
 static void refused_before_its_hello(void **state)
 {
     (void)state;
@@ -217,7 +217,7 @@ static void refused_before_its_hello(void **state)
     ibx_close(h->conn);
 }
 
-static void cut_off_at_every_byte(void **state)
+static void server_disconnects_after_every_byte(void **state)
 {
     (void)state;
     struct scene s;
@@ -231,7 +231,8 @@ static void cut_off_at_every_byte(void **state)
             make_step(&raw, step, &frame);
             raw_send(&raw, frame.bytes, n);
             length = frame.length;
-            /* All that the client has sent is read, so that it meets an end and no reset. */
+            /* The server reads everything before it closes, so that the client sees an end of
+             * stream, not a reset. */
             shutdown(raw.fd, SHUT_WR);
             expect_failure(&s, -ECONNRESET, "it closed the connection");
             raw_close(&raw);
@@ -240,7 +241,7 @@ static void cut_off_at_every_byte(void **state)
     close_scene(&s);
 }
 
-static void silent_in_every_state(void **state)
+static void server_is_silent_in_every_state(void **state)
 {
     (void)state;
     struct scene s;
@@ -263,7 +264,7 @@ static void silent_in_every_state(void **state)
     close_scene(&s);
 }
 
-/* A web server waits for the end of its request: a HELLO has none. */
+/* A web server waits for the end of an HTTP request; HELLO does not contain one. */
 static void silent_web_server_is_named(void **state)
 {
     (void)state;
@@ -283,8 +284,8 @@ static void silent_web_server_is_named(void **state)
     close_scene(&s);
 }
 
-/* A listening socket that nobody accepts from. */
-static void nobody_takes_the_knock(void **state)
+/* A listening socket from which nobody accepts. */
+static void nobody_accepts_the_connection(void **state)
 {
     (void)state;
     struct scene s;
@@ -296,9 +297,9 @@ static void nobody_takes_the_knock(void **state)
     close_scene(&s);
 }
 
-/* Each link has the first, so the kernel wants to know which one is meant; nobody can listen at the
- * other, which is no host's. */
-static void addresses_of_no_one_host(void **state)
+/* Every link has an address fe80::1, so the kernel must be told which link is meant. Nobody can
+ * listen at the other address, which belongs to no host. */
+static void addresses_that_need_a_link_or_belong_to_no_host(void **state)
 {
     (void)state;
     static const char words[] = "give the address of one host, a link-local one with its interface";
@@ -344,7 +345,8 @@ static void try_is(struct raw *raw, const char *name)
     assert_memory_equal(frame.payload, expected, n);
 }
 
-/* The server refuses one; the other is tried on the same socket, and the reason is kept. */
+/* The server refuses one provider. The client tries the other one on the same socket and keeps
+ * the reason. */
 static void refused_provider_and_its_reason(void **state)
 {
     (void)state;
@@ -372,7 +374,7 @@ static void refused_provider_and_its_reason(void **state)
     close_scene(&s);
 }
 
-/* A mark that is not this host's: shared memory is not even asked for. */
+/* The server's mark is of another host, so the client does not ask for shared memory. */
 static void server_on_another_host(void **state)
 {
     (void)state;
@@ -398,8 +400,8 @@ static void server_on_another_host(void **state)
 
 /* ----------------------------------------------------------------------- encryption */
 
-/* Requiring what the server refuses, or what cannot be without a key. */
-static void encryption_that_cannot_be(void **state)
+/* The client requires encryption; the server refuses it, or has no key for it. */
+static void encryption_that_is_impossible(void **state)
 {
     (void)state;
     struct scene s;
@@ -424,7 +426,7 @@ static void encryption_that_cannot_be(void **state)
     close_scene(&s);
 }
 
-/* A public key of low order, with which everybody knows the secret. */
+/* A public key of low order makes the shared secret known to everybody. */
 static void public_key_of_low_order(void **state)
 {
     (void)state;
@@ -443,7 +445,7 @@ static void public_key_of_low_order(void **state)
     close_scene(&s);
 }
 
-/* A server that has too many to authenticate is asked again. */
+/* A server that has too many clients to authenticate is asked again. */
 static void busy_server(void **state)
 {
     (void)state;
@@ -465,7 +467,7 @@ static void busy_server(void **state)
     close_scene(&s);
 }
 
-/* A server of version 1 says so, as it always did. */
+/* A server of version 1 is recognized by the frame of that version. */
 static void server_of_version_1(void **state)
 {
     (void)state;
@@ -483,7 +485,7 @@ static void server_of_version_1(void **state)
     close_scene(&s);
 }
 
-/* Offers that the provider does not like, up to the longest frame. */
+/* Offers that the provider rejects, up to the longest frame. */
 static void offers_of_nonsense(void **state)
 {
     (void)state;
@@ -514,21 +516,21 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(boot_id_that_could_not_be_read),
-        cmocka_unit_test(honest_server_is_believed),
+        cmocka_unit_test(correct_server_is_accepted),
         cmocka_unit_test(hello_try_answer_and_result_golden_bytes),
         cmocka_unit_test(failing_result_golden_bytes),
         cmocka_unit_test(first_try_does_not_wait_for_the_proof),
-        cmocka_unit_test(frame_for_nobody),
+        cmocka_unit_test(frame_to_a_server_that_has_gone),
         cmocka_unit_test(refused_before_its_hello),
-        cmocka_unit_test(cut_off_at_every_byte),
-        cmocka_unit_test(silent_in_every_state),
+        cmocka_unit_test(server_disconnects_after_every_byte),
+        cmocka_unit_test(server_is_silent_in_every_state),
         cmocka_unit_test(silent_web_server_is_named),
-        cmocka_unit_test(nobody_takes_the_knock),
-        cmocka_unit_test(addresses_of_no_one_host),
+        cmocka_unit_test(nobody_accepts_the_connection),
+        cmocka_unit_test(addresses_that_need_a_link_or_belong_to_no_host),
         cmocka_unit_test(nobody_listens),
         cmocka_unit_test(refused_provider_and_its_reason),
         cmocka_unit_test(server_on_another_host),
-        cmocka_unit_test(encryption_that_cannot_be),
+        cmocka_unit_test(encryption_that_is_impossible),
         cmocka_unit_test(public_key_of_low_order),
         cmocka_unit_test(busy_server),
         cmocka_unit_test(server_of_version_1),

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Clients without a key: only servers of this host that belong to their user or root. */
+/* Clients without a key accept only servers on this host that belong to their own user or to
+ * root. */
 #include "tests/fixtures/client_scene.h"
 
 #include "tests/fixtures/patience.h"
@@ -23,9 +24,9 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-/* The server's end is another socket than the one that the client is connected to: a process of
- * this host passes on, which may lead to a clone of it. Its user says nothing then. */
-static void without_a_key_nobody_in_between(void **state)
+/* The server's socket is not the peer of the client's socket: a process of this host forwards
+ * the bytes, perhaps to a clone of this host. So the kernel cannot say who the server is. */
+static void without_a_key_no_process_in_between(void **state)
 {
     (void)state;
     struct scene s;
@@ -44,7 +45,8 @@ static void without_a_key_nobody_in_between(void **state)
     close_scene(&s);
 }
 
-/* Nobody proves anything then: not a word to another host, unless it is asked for. */
+/* Without a key nothing can be proven. The client sends nothing to another host unless an option
+ * allows it. */
 static void without_a_key_no_other_host(void **state)
 {
     (void)state;
@@ -62,8 +64,8 @@ static void without_a_key_no_other_host(void **state)
     close_scene(&s);
 }
 
-/* Runs a server of this user id until it has sent its CHALLENGE and hears the end, or `parent` has
- * ended, which may not kill it any more. */
+/* Runs a server as user `uid` until it has sent its CHALLENGE and sees the connection end, or
+ * until `parent`, which may not be allowed to kill it, has ended. */
 static int serve_as(uid_t uid, int listening, pid_t parent)
 {
     struct raw_frame frame;
@@ -111,8 +113,8 @@ static bool write_to(const char *file, const char *text)
     return written;
 }
 
-/* Becomes nobody (65534) of a user namespace that has this user alone: so all others are nobody,
- * too. */
+/* Becomes user 65534 (nobody) of a user namespace that maps only this user, so that all other
+ * users appear as nobody too. */
 static bool become_nobody(void)
 {
     return !setresuid(12346, 12346, 12346) && !prctl(PR_SET_DUMPABLE, 1) &&
@@ -121,7 +123,7 @@ static bool become_nobody(void)
 
 #define CANNOT 77
 
-/* A server of a user that this namespace does not have is not this user's. */
+/* A server whose user is not mapped in this namespace is not taken for this user's. */
 static int client_as_nobody(struct scene *s)
 {
     alarm(30 * patience_times());
@@ -153,9 +155,9 @@ static void without_a_key_no_user_from_outside(void **state)
     assert_int_equal(status, 0);
 }
 
-/* Its CHALLENGE and its end come together. Whether the client makes another connection: it does not
- * when it has looked before the kernel had forgotten whose the first one was. */
-static bool comes_again(struct scene *s, bool resets)
+/* The server's CHALLENGE and its end arrive together. Returns whether the client connects again:
+ * it does not if it asked the kernel for the socket's owner in time. */
+static bool connects_again(struct scene *s, bool resets)
 {
     const struct linger at_once = {.l_onoff = resets};
     struct raw_frame frame;
@@ -175,12 +177,12 @@ static bool comes_again(struct scene *s, bool resets)
     return !s->over;
 }
 
-/* A busy server turns clients away: that says nothing about its user, or about its host. */
+/* A busy server refuses clients. This says nothing about its user or its host. */
 static void from_a_server_that_has_closed(bool resets)
 {
     struct scene s;
     struct raw_frame frame;
-    for (open_scene(&s, false, 10000); !comes_again(&s, resets); open_scene(&s, false, 10000)) {
+    for (open_scene(&s, false, 10000); !connects_again(&s, resets); open_scene(&s, false, 10000)) {
         expect_failure(&s, -ECONNRESET, "the handshake with");
         close_scene(&s);
     }
@@ -204,8 +206,8 @@ static void without_a_key_from_a_server_that_resets(void **state)
     from_a_server_that_has_closed(true);
 }
 
-/* A socket that listens at this address, and one that is connected to it; -1: there is no such
- * address here. */
+/* Opens a socket that listens at this address, and one connected to it. -1: this host has no
+ * such address. */
 static int connected_at(const char *host, int *listening)
 {
     struct sockaddr_in6 six = {.sin6_family = AF_INET6};
@@ -226,7 +228,7 @@ static int connected_at(const char *host, int *listening)
     return fd;
 }
 
-/* The owner of the other end, by socket of every kind; not before it is accepted. */
+/* Finds the user at the other end, for sockets of every kind, once the connection is accepted. */
 static void user_at_the_other_end(void **state)
 {
     (void)state;
@@ -235,7 +237,7 @@ static void user_at_the_other_end(void **state)
         int listening;
         uid_t uid = 4711;
         const int fd = connected_at(hosts[i], &listening);
-        if (fd < 0) /* no IPv6 here */
+        if (fd < 0) /* this host has no IPv6 */
             continue;
         assert_int_equal(ibx_handshake_peer_user(fd, &uid), -ENOENT);
         int accepted = accept4(listening, NULL, NULL, SOCK_CLOEXEC);
@@ -254,8 +256,9 @@ static void user_at_the_other_end(void **state)
     close(pair[1]);
 }
 
-/* The kernel says it of one socket: its table of all, which takes milliseconds, is not read. */
-static void user_without_the_table(void **state)
+/* The kernel is asked about one socket. Reading its table of all sockets would take
+ * milliseconds. */
+static void user_is_found_without_the_table(void **state)
 {
     (void)state;
     int listening, status;
@@ -267,7 +270,7 @@ static void user_without_the_table(void **state)
         uid_t uid = 4711;
         if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
             mount("none", "/proc", "tmpfs", 0, NULL))
-            _exit(2); /* not allowed here */
+            _exit(2); /* not permitted here */
         _exit(ibx_handshake_peer_user(fd, &uid) || uid != geteuid());
     }
     assert_int_equal(waitpid(child, &status, 0), child);
@@ -284,13 +287,13 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(without_a_key_no_other_host),
-        cmocka_unit_test(without_a_key_nobody_in_between),
+        cmocka_unit_test(without_a_key_no_process_in_between),
         cmocka_unit_test(without_a_key_no_other_user),
         cmocka_unit_test(without_a_key_no_user_from_outside),
         cmocka_unit_test(without_a_key_from_a_server_that_has_closed),
         cmocka_unit_test(without_a_key_from_a_server_that_resets),
         cmocka_unit_test(user_at_the_other_end),
-        cmocka_unit_test(user_without_the_table),
+        cmocka_unit_test(user_is_found_without_the_table),
     };
     return cmocka_run_group_tests(tests, raw_make_key, raw_remove_key);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The server's side of the handshake: which clients are authenticated, and which provider is taken.
- */
+/* The server's side of the handshake: which clients it authenticates, and which provider it
+ * chooses. */
 #include "tests/fixtures/handshake_scene.h"
 
 #include "common/clock.h"
@@ -41,7 +41,7 @@ static void expect_refused(struct handshake_scene *s, bool has_key, const char *
     raw_close(&raw);
 }
 
-static void keys_that_do_not_fit(void **state)
+static void wrong_keys(void **state)
 {
     (void)state;
     struct handshake_scene s;
@@ -65,7 +65,8 @@ static void listen_again(struct handshake_scene *s)
     s->port = (uint16_t)atoi(strrchr(ibx_listener_uri(s->listener), ':') + 1);
 }
 
-/* Behind its fields, to a client that knows the key; nobody else learns what to compare it with. */
+/* A proof follows the refusal's fields if the client knows the key. Other clients do not get it,
+ * since they could test guesses of the key with it. */
 static void expect_proof_of_refusal(const struct raw *raw, const struct raw_frame *frame,
                                     bool expected)
 {
@@ -78,7 +79,7 @@ static void expect_proof_of_refusal(const struct raw *raw, const struct raw_fram
         assert_memory_equal(frame->payload + n, proof, RAW_HASH);
 }
 
-/* A client with this key, name and purpose; NULL: it gets in. */
+/* Connects a client with this key, name and purpose. `refusal` is NULL if it is accepted. */
 static void meet(struct handshake_scene *s, const char *key, const char *name, const char *purpose,
                  const char *refusal)
 {
@@ -113,7 +114,7 @@ static void meet(struct handshake_scene *s, const char *key, const char *name, c
 #define ALICE "alice:616c69636520616c69636520616c696365\n" /* "alice alice alice" */
 #define BOB   "bob:626f6220626f6220626f6220626f6220\n"     /* "bob bob bob bob " */
 
-static void names_purposes_and_who_is_allowed(void **state)
+static void names_purposes_and_allowed_clients(void **state)
 {
     (void)state;
     struct handshake_scene s;
@@ -126,7 +127,7 @@ static void names_purposes_and_who_is_allowed(void **state)
     snprintf(s.options.key_file, sizeof(s.options.key_file), "%s", file);
     listen_again(&s);
     meet(&s, alice, "alice", "", NULL);
-    meet(&s, bob, "bob", "whatever", NULL); /* a server without a purpose */
+    meet(&s, bob, "bob", "whatever", NULL); /* this server has no purpose */
     meet(&s, alice, "bob", "", "the key differs from the server's");
     meet(&s, alice, "carol", "", "the server has no key of this name");
     meet(&s, alice, "", "", "the server's keys have names");
@@ -153,12 +154,13 @@ static void names_purposes_and_who_is_allowed(void **state)
         static const char *const others[] = {"ib-migrate", "ib-bw,gvirtus", "ib"};
         meet(&s, alice, "alice", others[i], "the server is for \"ib-bw,gvirtus\", the client for");
     }
-    snprintf(s.options.purpose, sizeof(s.options.purpose), "gvirtus"); /* of the last client */
+    /* the purpose of the last client */
+    snprintf(s.options.purpose, sizeof(s.options.purpose), "gvirtus");
     handshake_close(&s);
     unlink(file);
 }
 
-/* Names that no key file holds, and strings longer than their fields. */
+/* Names that cannot be in a key file, and strings longer than their fields. */
 static void names_of_nonsense(void **state)
 {
     (void)state;
@@ -205,7 +207,7 @@ static void public_key_of_low_order(void **state)
 
 /* ----------------------------------------------------------------------- encryption */
 
-/* The server's answer to a client with this wish that concludes `flags`. */
+/* Checks which flags the server agrees to for this wish of the client, or its refusal. */
 static void agree(struct handshake_scene *s, uint8_t wish, uint8_t flags, const char *refusal)
 {
     struct raw_frame frame;
@@ -228,12 +230,12 @@ static void agree(struct handshake_scene *s, uint8_t wish, uint8_t flags, const 
         raw_close(&raw);
     } else {
         raw_close(&raw);
-        assert_int_not_equal(handshake_result(s), 0); /* it has gone away */
+        assert_int_not_equal(handshake_result(s), 0); /* the client has disconnected */
     }
 }
 
-/* Encryption is what both ends want, and no client does without it against that. */
-static void encryption_that_was_agreed(void **state)
+/* Encryption is on if both ends want it. The server refuses a client that ignores the agreement. */
+static void agreement_on_encryption(void **state)
 {
     (void)state;
     enum { OFF, AUTO, REQUIRED };
@@ -263,7 +265,7 @@ static void encryption_that_was_agreed(void **state)
     handshake_close(&s);
 }
 
-/* "The same host" is not believed of a client that comes from another address. */
+/* The server does not believe "the same host" from a client with another address. */
 static void same_host_by_address(void **state)
 {
     (void)state;
@@ -277,7 +279,7 @@ static void same_host_by_address(void **state)
     handshake_make_step(&raw, AT_HELLO, &frame);
     raw_send(&raw, frame.bytes, frame.length);
     raw_expect(&raw, CHALLENGE, &frame);
-    assert_int_equal(frame.payload[RAW_OPENING], 0); /* the server tells what it sees */
+    assert_int_equal(frame.payload[RAW_OPENING], 0); /* the server reports what it sees */
     raw_take_opening(&raw, &frame);
     raw_derive(&raw, client, server);
     raw_send_proof(&raw, client);
@@ -286,8 +288,8 @@ static void same_host_by_address(void **state)
     handshake_close(&s);
 }
 
-/* 127.0.0.2 is not the address that the server has on this connection: the nearest to another host
- * that one host has. */
+/* 127.0.0.2 is not the server's address on this connection. This is as close to another host as
+ * one host can come. */
 static void without_a_key_only_this_host(void **state)
 {
     (void)state;
@@ -308,8 +310,8 @@ static void without_a_key_only_this_host(void **state)
     handshake_close(&s);
 }
 
-/* All of 127.0.0.0/8 is this host, and Debian has the host's name at 127.0.1.1: a client that goes
- * there comes from 127.0.0.1. */
+/* All of 127.0.0.0/8 is this host. Debian maps the host's name to 127.0.1.1, and a client that
+ * connects there has the address 127.0.0.1. */
 static void without_a_key_by_the_hosts_own_name(void **state)
 {
     (void)state;
@@ -326,8 +328,8 @@ static void without_a_key_by_the_hosts_own_name(void **state)
     handshake_close(&s);
 }
 
-/* One bit of any byte of HELLO or PROOF turned on the way: the transcripts differ, so the
- * proof is wrong if nothing was noticed before. */
+/* One bit of any byte of HELLO or PROOF is flipped in transit. The transcripts then differ, so
+ * the proof is wrong if nothing fails earlier. */
 static void tampered_before_the_proof(void **state)
 {
     (void)state;
@@ -343,7 +345,7 @@ static void tampered_before_the_proof(void **state)
             length = frame.length;
             frame.bytes[at] ^= (uint8_t)(1u << at % 8);
             raw_send(&raw, frame.bytes, frame.length);
-            if (at < 4) /* a longer frame would be waited for */
+            if (at < 4) /* the server would wait for the rest of a longer frame */
                 shutdown(raw.fd, SHUT_WR);
             if (step == AT_HELLO && raw_receive(&raw, &received) && received.type == CHALLENGE) {
                 uint8_t client[RAW_HASH], server[RAW_HASH];
@@ -378,7 +380,7 @@ static void tampered_after_the_proof(void **state)
             shutdown(raw.fd, SHUT_WR);
             int rc = handshake_result(&s);
             assert_true(rc == -EBADMSG || rc == -EPROTO || rc == -ECONNRESET);
-            if (at >= 4) /* the length itself is right */
+            if (at >= 4) /* the frame's length is unchanged */
                 assert_int_equal(rc, -EBADMSG);
             raw_close(&raw);
         }
@@ -386,8 +388,8 @@ static void tampered_after_the_proof(void **state)
     handshake_close(&s);
 }
 
-/* Frames that were right once, sent again: the same frame, another connection's proof, the server's
- * own. */
+/* Frames that were once correct are sent again: the same frame, the proof of another connection,
+ * the server's own proof. */
 static void replays(void **state)
 {
     (void)state;
@@ -405,7 +407,7 @@ static void replays(void **state)
     handshake_expect_failure(&s, -EBADMSG, "a frame was tampered with");
     raw_close(&raw);
 
-    /* The server's frame reflected. */
+    /* the server's own frame, sent back to it */
     raw = handshake_connect(&s);
     raw_set_key(&raw);
     handshake_play_to(&raw, AT_ANSWER);
@@ -414,7 +416,7 @@ static void replays(void **state)
     handshake_expect_failure(&s, -EBADMSG, "a frame was tampered with");
     raw_close(&raw);
 
-    /* A recorded dialogue, with the very nonce of then. */
+    /* A recorded dialogue, with the same nonce. */
     struct raw first = handshake_connect(&s);
     raw_set_key(&first);
     handshake_play_to(&first, AT_PROOF);
@@ -444,8 +446,8 @@ static void offer_answer(struct raw *raw, const char *name, uint8_t expected)
     raw_expect(raw, expected, &frame);
 }
 
-/* One provider after another is refused with a reason; the fourth failure is the last. */
-static void providers_that_are_not_there(void **state)
+/* The server refuses one provider after the other with a reason, and stops after the fourth. */
+static void providers_that_fail(void **state)
 {
     (void)state;
     struct handshake_scene s;
@@ -466,7 +468,7 @@ static void providers_that_are_not_there(void **state)
     handshake_close(&s);
 }
 
-static void provider_fails_then_another_stands(void **state)
+static void provider_fails_then_another_works(void **state)
 {
     (void)state;
     for (int where = 0; where < 3; where++) {
@@ -501,7 +503,7 @@ static void provider_fails_then_another_stands(void **state)
     }
 }
 
-/* The client's half fails: by RESULT instead of ANSWER, or after it. */
+/* The client fails, before its ANSWER or after it. */
 static void client_gives_up_and_goes(void **state)
 {
     (void)state;
@@ -520,7 +522,7 @@ static void client_gives_up_and_goes(void **state)
     }
 }
 
-/* An answer the provider does not like is the provider's to refuse. */
+/* The provider refuses an answer that it does not understand. */
 static void answer_of_nonsense(void **state)
 {
     (void)state;
@@ -558,8 +560,8 @@ static void only_the_providers_that_the_server_allows(void **state)
     handshake_close(&s);
 }
 
-/* After establishment the client sends on the handshake socket. */
-static void door_is_silent_after_establishment(void **state)
+/* After establishment nothing may be sent on the handshake socket. */
+static void nothing_is_sent_on_the_handshake_socket_later(void **state)
 {
     (void)state;
     struct handshake_scene s;
@@ -574,8 +576,8 @@ static void door_is_silent_after_establishment(void **state)
     handshake_close(&s);
 }
 
-/* More than any machine has: the server's own wishes count then. */
-static void wishes_without_measure(void **state)
+/* The client wishes for more than any machine has; the server's own options count. */
+static void excessive_wishes(void **state)
 {
     (void)state;
     struct handshake_scene s;
@@ -605,24 +607,24 @@ static void wishes_without_measure(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(keys_that_do_not_fit),
-        cmocka_unit_test(names_purposes_and_who_is_allowed),
+        cmocka_unit_test(wrong_keys),
+        cmocka_unit_test(names_purposes_and_allowed_clients),
         cmocka_unit_test(names_of_nonsense),
         cmocka_unit_test(public_key_of_low_order),
-        cmocka_unit_test(encryption_that_was_agreed),
+        cmocka_unit_test(agreement_on_encryption),
         cmocka_unit_test(same_host_by_address),
         cmocka_unit_test(without_a_key_only_this_host),
         cmocka_unit_test(without_a_key_by_the_hosts_own_name),
         cmocka_unit_test(tampered_before_the_proof),
         cmocka_unit_test(tampered_after_the_proof),
         cmocka_unit_test(replays),
-        cmocka_unit_test(providers_that_are_not_there),
-        cmocka_unit_test(provider_fails_then_another_stands),
+        cmocka_unit_test(providers_that_fail),
+        cmocka_unit_test(provider_fails_then_another_works),
         cmocka_unit_test(client_gives_up_and_goes),
         cmocka_unit_test(answer_of_nonsense),
         cmocka_unit_test(only_the_providers_that_the_server_allows),
-        cmocka_unit_test(door_is_silent_after_establishment),
-        cmocka_unit_test(wishes_without_measure),
+        cmocka_unit_test(nothing_is_sent_on_the_handshake_socket_later),
+        cmocka_unit_test(excessive_wishes),
     };
     return cmocka_run_group_tests(tests, raw_make_key, raw_remove_key);
 }

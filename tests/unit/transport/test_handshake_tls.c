@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The handshake through a relay that records, or changes a byte: what crosses once both ends agreed
- * on TLS. */
+/* The handshake through a relay that records the bytes, or changes one: what is visible and what
+ * can be changed once both ends have agreed on TLS. */
 #include "tests/fixtures/handshake_scene.h"
 #include "tests/fixtures/patience.h"
 
@@ -18,7 +18,7 @@
 #define ALL     65536u
 #define NOWHERE ALL
 
-/* One direction: what crossed, and which byte is changed. */
+/* One direction: the bytes that crossed, and which one the relay changes. */
 struct way {
     uint8_t bytes[ALL];
     size_t length, flip;
@@ -27,10 +27,10 @@ struct way {
 struct relay {
     int listening;
     uint16_t port, to;
-    struct way up, down; /* from the client, to it */
+    struct way up, down; /* from the client; to the client */
 };
 
-/* False at the end of the stream. */
+/* Returns false at the end of the stream. */
 static bool pass_on(int from, int to, struct way *way)
 {
     uint8_t *at = way->bytes + way->length;
@@ -86,7 +86,7 @@ static void close_relay(void)
     handshake_close(&s.server);
 }
 
-/* A client through the relay: what ibx_connect() returns. */
+/* Connects a client through the relay. Returns the result of ibx_connect(). */
 static int connect_through(struct ibx_path *path, struct ibx_error *err)
 {
     pthread_t thread;
@@ -109,7 +109,7 @@ static bool crossed(const struct way *way, const char *text)
     return memmem(way->bytes, way->length, text, strlen(text)) != NULL;
 }
 
-/* HELLO without names, and PROOF; CHALLENGE and PROOF. */
+/* Bytes in plain text: HELLO without names and PROOF; CHALLENGE and PROOF. */
 #define UP_PLAIN   (4u + 1 + RAW_OPENING + 4 + IBX_PROGRAM_BYTES + 4 + 1 + 1 + 32)
 #define DOWN_PLAIN (4u + 1 + RAW_OPENING + 1 + 32 + 32 + 4 + 1 + 32)
 
@@ -134,8 +134,8 @@ static void frames_after_the_proofs_are_in_tls(void **state)
     close_relay();
 }
 
-/* Two hosts with one boot id, cloned virtual machines, behind proxies see what these two ends see:
- * each other at 127.0.0.1, and one boot id. They are not one host for that. */
+/* Two cloned virtual machines with the same boot id behind proxies look like these two ends:
+ * each sees the other at 127.0.0.1. They are not on one host. */
 static void ends_with_a_relay_between_them_are_not_on_one_host(void **state)
 {
     (void)state;
@@ -149,18 +149,19 @@ static void ends_with_a_relay_between_them_are_not_on_one_host(void **state)
     close_relay();
 }
 
-/* No byte of what crosses can be changed: neither end takes the connection for established. */
+/* Whichever byte the relay changes, neither end considers the connection established. */
 static void no_byte_can_be_changed(void **state)
 {
     (void)state;
     struct ibx_path path;
     open_relay(IBX_ENCRYPTION_REQUIRED);
     assert_int_equal(connect_through(&path, NULL), 0);
-    s.server.options.timeout_ms = 500; /* the client's: a length that grew is waited for */
+    /* the client's: if a length is increased, it waits for the rest */
+    s.server.options.timeout_ms = 500;
     size_t lengths[2] = {s.relay.up.length, s.relay.down.length};
     for (int down = 0; down < 2; down++) {
         struct way *way = down ? &s.relay.down : &s.relay.up;
-        /* The last frames are RESULTs, after which an end may have returned already. */
+        /* After the last frames, the RESULTs, an end may have returned already. */
         size_t plain = down ? DOWN_PLAIN : UP_PLAIN, last = lengths[down] - 100;
         for (way->flip = 0; way->flip < last; way->flip += way->flip < plain ? 3 : 7) {
             struct ibx_error err = {0};

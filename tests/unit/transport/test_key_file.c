@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Key files and the keyed hash. */
+/* Key files: formats, owners and modes, lifetime of the keys in memory; and the keyed hash. */
 #include "transport/handshake/handshake.h"
 #include "tests/fixtures/patience.h"
 
@@ -69,7 +69,7 @@ static void expect_refusal(const char *path, int code, const char *expected)
     assert_int_equal(ibx_keys_load(path, &keys, NULL), code);
 }
 
-#define DIGITS "000102030405060708090a0b0c0d0e0f" /* 32 of them */
+#define DIGITS "000102030405060708090a0b0c0d0e0f" /* 32 digits */
 
 static const uint8_t hash_of_digits[IBX_HASH_BYTES] = {
     0xbe, 0x45, 0xcb, 0x26, 0x05, 0xbf, 0x36, 0xbe, 0xbd, 0xe6, 0x84, 0x84, 0x1a, 0x28, 0xf0, 0xfd,
@@ -100,7 +100,7 @@ static void no_file_is_no_key(void **state)
     ibx_keys_release(keys);
 }
 
-/* The key is the SHA-256 of the bytes that the digits stand for. */
+/* The key is the SHA-256 hash of the bytes that the hexadecimal digits stand for. */
 static void key_is_the_hash_of_its_bytes(void **state)
 {
     (void)state;
@@ -166,7 +166,7 @@ static void named_keys(void **state)
     ibx_keys_release(keys);
 }
 
-/* A held set outlives its first holder. */
+/* Keys live until their last holder releases them. */
 static void keys_live_as_long_as_a_holder(void **state)
 {
     (void)state;
@@ -192,15 +192,15 @@ static void refuse(const char *text, const char *expected)
 {
     const char *path = write_key("key", text, strlen(text), 0600);
     expect_refusal(path, -EINVAL, expected);
-    /* No remedy that would overwrite the keys of others. */
+    /* The advice must not be a command that would overwrite the keys of others. */
     expect_refusal(path, -EINVAL,
                    strcmp(expected, "holds no key") ? "; correct it: a line is KEY, or name:KEY"
                                                     : "copy the other end's into it, or make one "
                                                       "by \"openssl rand -hex 32 > ");
 }
 
-/* Words, short keys and lines that say less than they should: the line, and the remedy. */
-static void what_is_no_key(void **state)
+/* Words, short keys and incomplete lines are refused with the line's number and advice. */
+static void lines_that_are_not_keys(void **state)
 {
     (void)state;
     static const struct {
@@ -238,8 +238,8 @@ static void what_is_no_key(void **state)
     refuse(text, "a name that is not");
 }
 
-/* A message tells nobody what stands in the file. */
-static void errors_tell_no_secret(void **state)
+/* No message contains text of the file. */
+static void errors_contain_no_secret(void **state)
 {
     (void)state;
     static const char *const bad[] = {"Tr0ub4dor", "alice:Tr0ub4dor", "Tr0ub4dor x:00"};
@@ -273,11 +273,12 @@ static void not_a_file(void **state)
 {
     (void)state;
     expect_refusal(place("missing"), -ENOENT, "cannot be read");
-    expect_refusal(place("missing"), -ENOENT, "install -m 600 /dev/stdin "); /* by umask 022 too */
+    /* gives the mode 600 whatever the umask */
+    expect_refusal(place("missing"), -ENOENT, "install -m 600 /dev/stdin ");
     assert_int_equal(mkdir(place("directory"), 0700), 0);
     expect_refusal(place("directory"), -EINVAL, "is not a regular file");
     assert_int_equal(mkfifo(place("fifo"), 0600), 0);
-    alarm(20 * patience_times()); /* a FIFO nobody writes to must not hold up the caller */
+    alarm(20 * patience_times()); /* a FIFO without a writer must not block the caller */
     expect_refusal(place("fifo"), -EINVAL, "is not a regular file");
     alarm(0);
     expect_refusal("/dev/zero", -EINVAL, "is not a regular file");
@@ -313,12 +314,12 @@ static struct ibx_keys *load_as_client(const char *path)
 
 static bool left_out_of_dumps(const void *address);
 
-/* In a child that becomes another user. */
-static int becomes_another(const char *path, const char *other)
+/* Runs in a child that becomes another user. */
+static int become_another_user(const char *path, const char *other)
 {
     struct ibx_keys *first = load_as_client(path), *second;
     if (!first || chmod(path, 0644) || load_as_client(path) || chmod(path, 0600))
-        return 1; /* the user who has read them has none of a file that is no good any more */
+        return 1; /* keys that were loaded before do not hide that the file has become unusable */
     if (setresuid(12345, 12345, 12345) || ibx_keys_load(path, &second, NULL) != -EACCES)
         return 2;
     ibx_keys_release(first);
@@ -329,7 +330,7 @@ static int becomes_another(const char *path, const char *other)
     return load_as_client(other) ? 4 : 0;
 }
 
-/* A program that gives up its rights after its first call has threads that connect later. */
+/* A program may drop its privileges after its first call and have threads that connect later. */
 static void keys_of_another_user(void **state)
 {
     (void)state;
@@ -342,7 +343,7 @@ static void keys_of_another_user(void **state)
     assert_int_equal(chmod(folder, 0755), 0);
     const pid_t child = fork();
     if (!child)
-        _exit(becomes_another(path, other));
+        _exit(become_another_user(path, other));
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_int_equal(status, 0);
 }
@@ -362,7 +363,7 @@ static void descriptors_are_closed(void **state)
     assert_int_equal(after, before);
 }
 
-/* Whether the kernel leaves the page of `address` out of core dumps. */
+/* Whether the kernel omits the page of `address` from core dumps. */
 static bool left_out_of_dumps(const void *address)
 {
     char line[512];
@@ -394,7 +395,7 @@ static void secrets_are_not_dumped(void **state)
     ibx_secret_free(NULL);
 }
 
-/* RFC 4231 has no case with a key of 32 bytes; this one was computed with Python's hmac. */
+/* RFC 4231 has no case with a key of 32 bytes. Python's hmac computed this one. */
 static void hmac_known_answer(void **state)
 {
     (void)state;
@@ -477,8 +478,8 @@ int main(void)
         cmocka_unit_test(named_keys),
         cmocka_unit_test(keys_live_as_long_as_a_holder),
         cmocka_unit_test(modes),
-        cmocka_unit_test(what_is_no_key),
-        cmocka_unit_test(errors_tell_no_secret),
+        cmocka_unit_test(lines_that_are_not_keys),
+        cmocka_unit_test(errors_contain_no_secret),
         cmocka_unit_test(lengths),
         cmocka_unit_test(not_a_file),
         cmocka_unit_test(owners),

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Connecting to a unix socket with a full queue; errors of connecting and listening name a remedy.
- */
+/* Listening: full queues, sockets that are in use or left behind, and errors with advice. */
 #include "common/clock.h"
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/thread_state.h"
@@ -33,11 +32,11 @@
 
 #define QUEUED_MAX 8
 
-static unsigned patience; /* ms, for what is to come: main() sets it */
+static unsigned patience; /* milliseconds for what must happen; set by main() */
 static char directory[] = "/tmp/ibx-test-XXXXXX";
 static struct ibx_uri uri;
 static int listener;
-static int queued[QUEUED_MAX]; /* connected, and not accepted */
+static int queued[QUEUED_MAX]; /* connected but not accepted */
 static unsigned queued_count;
 
 static int full_queue(void **state)
@@ -92,7 +91,7 @@ static void *client_run(void *arg)
     return NULL;
 }
 
-/* Until the kernel says that the thread sleeps. */
+/* Waits until the kernel reports that the thread sleeps. */
 static void await_asleep(const struct client *client)
 {
     uint64_t deadline = ibx_deadline_in_ms(patience);
@@ -102,7 +101,7 @@ static void await_asleep(const struct client *client)
     }
 }
 
-static void test_a_full_queue_is_waited_for(void **state)
+static void test_client_waits_for_a_full_queue(void **state)
 {
     (void)state;
     struct client client = {.fd = -1};
@@ -121,7 +120,7 @@ static void test_a_full_queue_is_waited_for(void **state)
     close(taken);
 }
 
-static void test_not_for_ever(void **state)
+static void test_client_stops_waiting_for_a_full_queue(void **state)
 {
     (void)state;
     struct ibx_error err = {0};
@@ -132,8 +131,8 @@ static void test_not_for_ever(void **state)
     assert_int_equal(fd, -1);
 }
 
-/* A process that wants to listen there is told at once that the place is taken. */
-static void test_a_second_listener_is_refused(void **state)
+/* A second process that wants to listen there learns at once that the address is in use. */
+static void test_second_listener_is_refused(void **state)
 {
     (void)state;
     struct ibx_options options;
@@ -148,14 +147,14 @@ static void test_a_second_listener_is_refused(void **state)
 
 static void *let_go(void *old)
 {
-    poll(NULL, 0, 50); /* as the kernel does behind a kill */
+    poll(NULL, 0, 50); /* like the kernel, which closes a killed process's sockets a moment later */
     close(*(int *)old);
     return NULL;
 }
 
-/* A killed server that is started again at once comes before the kernel has closed the old
+/* A killed server that is restarted at once may come before the kernel has closed the old
  * sockets. */
-static void test_a_port_that_is_let_go_of_a_moment_later(void **state)
+static void test_port_is_released_a_moment_later(void **state)
 {
     (void)state;
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -176,7 +175,7 @@ static void test_a_port_that_is_let_go_of_a_moment_later(void **state)
     ibx_listener_close(again);
 }
 
-/* A child that closes an inherited listener does not remove its socket. */
+/* A child that closes an inherited listener must not remove its socket file. */
 static void test_a_forked_child_leaves_the_socket(void **state)
 {
     (void)state;
@@ -220,9 +219,9 @@ static void *serve(void *arg)
     return NULL;
 }
 
-/* They begin at once at a socket that a killed one has left: one of them has it then, and the
- * others know that. */
-static void test_one_of_several_takes_a_left_socket(void **state)
+/* Several servers start at once at the socket of a killed one. One of them gets it, and the
+ * others learn that it is in use. */
+static void test_one_of_several_servers_gets_a_left_socket(void **state)
 {
     (void)state;
     char place[] = "/tmp/ibx-test-XXXXXX", text[64];
@@ -277,7 +276,7 @@ static void expect_connecting(const char *text, int code, const char *remedy)
         fail_msg("\"%s\" lacks \"%s\"", err.message, remedy);
 }
 
-/* The text that listening at a URI logs on standard error. */
+/* Listens at a URI and returns what that logs on standard error. */
 static void listen_and_log(const char *text, char *logged, size_t size)
 {
     struct ibx_options options;
@@ -296,8 +295,8 @@ static void listen_and_log(const char *text, char *logged, size_t size)
     ibx_listener_close(l);
 }
 
-/* "127.1" is 127.0.0.1 to the resolver, and a name to us. */
-static void test_a_name_that_is_loopback(void **state)
+/* The resolver reads "127.1" as 127.0.0.1; to ibx it is a name. */
+static void test_name_of_loopback(void **state)
 {
     (void)state;
     char logged[512];
@@ -311,7 +310,7 @@ static void test_a_name_that_is_loopback(void **state)
     assert_string_equal(logged, "");
 }
 
-static void test_sentences_say_what_to_do(void **state)
+static void test_errors_say_what_to_do(void **state)
 {
     (void)state;
     struct ibx_options options;
@@ -328,8 +327,8 @@ static void test_sentences_say_what_to_do(void **state)
     expect_connecting("rdma:///nosuch/ibx/socket", -ENOENT, "; start the server there");
 }
 
-/* connect(2) fails with `code` in this process from now on, as behind a firewall's rule, or without
- * a local port that is free. */
+/* From now on connect(2) fails with `code` in this process, as it would with a firewall or
+ * without a free local port. */
 static bool fail_connecting(int code)
 {
     struct sock_filter filter[] = {
@@ -359,7 +358,7 @@ static bool connecting_says(const char *text, int code, const char *remedy)
     return says;
 }
 
-/* To an address, and to the socket at a path. */
+/* Checks the messages for a connection to an address and to a socket's path. */
 static int refused_says(int code, const char *by_address, const char *by_path)
 {
     if (!fail_connecting(code))
@@ -368,7 +367,7 @@ static int refused_says(int code, const char *by_address, const char *by_path)
            !connecting_says("rdma:///tmp/socket", code, by_path);
 }
 
-static void test_remedies_are_those_of_connecting(void **state)
+static void test_advice_is_about_connecting(void **state)
 {
     static const char rule[] = "; look for a rule that forbids it: of a firewall";
     static const char user[] = "; run this as a user who may write it";
@@ -404,9 +403,9 @@ int __wrap_poll(struct pollfd *fds, nfds_t count, int timeout_ms)
     return 1;
 }
 
-/* There is always something to do for some of those who have not proven themselves, and nobody
- * does. */
-static void test_strangers_delay_no_deadline(void **state)
+/* Unauthenticated clients always give the server something to do, and none of them
+ * authenticates. */
+static void test_unauthenticated_clients_delay_no_deadline(void **state)
 {
     struct ibx_options options;
     struct ibx_listener *listening;
@@ -421,7 +420,7 @@ static void test_strangers_delay_no_deadline(void **state)
     ibx_listener_close(listening);
 }
 
-/* A server that could serve nobody does not begin. */
+/* A server without a usable provider does not start. */
 static void test_no_provider(void **state)
 {
     static const char nowhere[] = "rdma://127.0.0.1:0?provider=verbs,ofi&device=no_such_device";
@@ -433,7 +432,7 @@ static void test_no_provider(void **state)
     assert_non_null(strstr(err.message, "nobody could be served at rdma://127.0.0.1:0?"));
     assert_true(ibx_listen_check("verbs://127.0.0.1:0?device=no_such_device", &options, &err) < 0);
     assert_int_equal(ibx_listen_check("verbs://127.0.0.1", &options, &err), -EINVAL);
-    strcpy(options.device, "no_such_device"); /* tcp needs none */
+    strcpy(options.device, "no_such_device"); /* tcp needs no device */
     assert_int_equal(ibx_listen_check("rdma://127.0.0.1:0", &options, &err), 0);
     assert_int_equal(ibx_listen_check("tcp://127.0.0.1:0", &options, &err), 0);
 }
@@ -442,16 +441,17 @@ int main(void)
 {
     patience = patience_ms(20000);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_a_full_queue_is_waited_for, full_queue, end),
-        cmocka_unit_test_setup_teardown(test_not_for_ever, full_queue, end),
-        cmocka_unit_test_setup_teardown(test_a_second_listener_is_refused, full_queue, end),
+        cmocka_unit_test_setup_teardown(test_client_waits_for_a_full_queue, full_queue, end),
+        cmocka_unit_test_setup_teardown(test_client_stops_waiting_for_a_full_queue, full_queue,
+                                        end),
+        cmocka_unit_test_setup_teardown(test_second_listener_is_refused, full_queue, end),
         cmocka_unit_test_setup_teardown(test_a_forked_child_leaves_the_socket, full_queue, end),
-        cmocka_unit_test(test_one_of_several_takes_a_left_socket),
-        cmocka_unit_test(test_a_port_that_is_let_go_of_a_moment_later),
-        cmocka_unit_test(test_a_name_that_is_loopback),
-        cmocka_unit_test(test_sentences_say_what_to_do),
-        cmocka_unit_test(test_remedies_are_those_of_connecting),
-        cmocka_unit_test(test_strangers_delay_no_deadline),
+        cmocka_unit_test(test_one_of_several_servers_gets_a_left_socket),
+        cmocka_unit_test(test_port_is_released_a_moment_later),
+        cmocka_unit_test(test_name_of_loopback),
+        cmocka_unit_test(test_errors_say_what_to_do),
+        cmocka_unit_test(test_advice_is_about_connecting),
+        cmocka_unit_test(test_unauthenticated_clients_delay_no_deadline),
         cmocka_unit_test(test_no_provider),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

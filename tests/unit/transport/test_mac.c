@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* MACs of messages: their bytes, and that nothing but the peer's next message is taken. */
+/* MACs of messages: their bytes, and that only the peer's next message is accepted. */
 #include "transport/core/mac.h"
 
 #include <errno.h>
@@ -31,7 +31,7 @@ static int teardown(void **state)
     return 0;
 }
 
-/* A message as it travels; returns its length. */
+/* Makes the message with its MAC, as it is sent. Returns its length. */
 static size_t seal(struct ibx_mac *from, const void *text, size_t length, uint8_t *out)
 {
     memcpy(out, text, length);
@@ -48,7 +48,7 @@ static void assert_bytes(const uint8_t *message, const char *hex)
     assert_string_equal(text, hex);
 }
 
-/* By openssl kdf, enc and mac with docs/protocol.md. */
+/* Computed by openssl kdf, enc and mac according to docs/protocol.md. */
 static void test_golden_bytes(void **state)
 {
     (void)state;
@@ -63,7 +63,7 @@ static void test_golden_bytes(void **state)
     assert_bytes(message + 4, "8df8cb4dce125d9f51238b7672b99892");
 }
 
-/* Both ways at once, over many refills of the one-time keys, of all lengths. */
+/* Both directions at once, messages of all lengths, over many refills of the one-time keys. */
 static void test_good_messages(void **state)
 {
     (void)state;
@@ -80,8 +80,8 @@ static void test_good_messages(void **state)
     }
 }
 
-/* A MAC of a message that was not sent after all leaves the next number to the next one. */
-static void test_unsent(void **state)
+/* If a message is not sent after all, the next message gets its number. */
+static void test_message_that_is_not_sent(void **state)
 {
     (void)state;
     uint8_t message[64], unsent[IBX_MAC_BYTES];
@@ -96,11 +96,11 @@ static void test_unsent(void **state)
 static uint8_t sent[MESSAGES][64];
 static size_t lengths[MESSAGES];
 
-/* In the place of message `expected`. */
+/* The message must be refused in the place of message `expected`. */
 static void refused(const void *message, size_t length, unsigned expected)
 {
     assert_int_equal(ibx_mac_check(server, message, length), -EBADMSG);
-    /* It stays so for those that would come next, and for the right one. */
+    /* After a failure all later messages are refused, correct ones too. */
     for (unsigned i = expected + 1; i < MESSAGES; i++)
         assert_int_equal(ibx_mac_check(server, sent[i], lengths[i]), -EBADMSG);
     for (unsigned i = 0; i < MESSAGES; i++)
@@ -135,7 +135,7 @@ static void test_other_lengths(void **state)
         begin(1);
         if (n == lengths[1])
             continue;
-        /* Cut or longer, with the MAC at the new end as well. */
+        /* Shortened or lengthened, with the MAC at the new end. */
         uint8_t moved[64] = {0};
         memcpy(moved, sent[1], n < lengths[1] ? n : lengths[1]);
         if (n % 2 && n >= IBX_MAC_BYTES)
@@ -158,7 +158,7 @@ static void test_other_places(void **state)
     }
 }
 
-static void test_turned_round(void **state)
+static void test_message_sent_back(void **state)
 {
     (void)state;
     begin(0);
@@ -182,11 +182,11 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_golden_bytes, setup, teardown),
         cmocka_unit_test_setup_teardown(test_good_messages, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_unsent, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_message_that_is_not_sent, setup, teardown),
         cmocka_unit_test_setup_teardown(test_changed_bits, setup, teardown),
         cmocka_unit_test_setup_teardown(test_other_lengths, setup, teardown),
         cmocka_unit_test_setup_teardown(test_other_places, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_turned_round, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_message_sent_back, setup, teardown),
         cmocka_unit_test_setup_teardown(test_another_session, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

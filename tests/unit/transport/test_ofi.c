@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * The libfabric provider without the core: two ends in one process over
- * libfabric's tcp, outsiders on the same fabric, and a peer that lies.
- */
+/* The libfabric provider without the core: two ends in one process over libfabric's tcp,
+ * outsiders on the same fabric, and a peer that breaks the protocol. */
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/provider_end.h"
 #include "transport/ofi/ofi.h"
@@ -86,7 +84,7 @@ static void send_text(struct pair *pair, struct end *from, const char *text)
     assert_int_equal(rc, 0);
 }
 
-/* The server has received exactly these. */
+/* Checks that the server has received exactly these messages. */
 static void assert_received(const struct pair *pair, const char *const *texts, unsigned count)
 {
     assert_int_equal(pair->server.count, count);
@@ -162,13 +160,13 @@ static void test_malformed_offers(void **state)
     bad[0].slots = 0;
     bad[1].slots = UINT32_MAX;
     bad[2].message = UINT32_MAX;
-    bad[3].message = 64; /* shorter than what the communicator puts into one */
+    bad[3].message = 64; /* smaller than the communicator's messages */
     bad[4].lanes = 0;
     bad[5].address[1].length = 0;
     for (int i = 0; i < 6; i++)
         assert_int_equal(read_back(&bad[i]), -EPROTO);
 
-    /* libfabric is not told how long an address is. */
+    /* libfabric is not given an address's length, so ibx must check it. */
     struct ofi_side own = some_side(), peer = some_side();
     assert_true(ibx_ofi_side_fits(&own, &peer));
     peer.address[1].length = 2;
@@ -181,7 +179,7 @@ static void test_malformed_offers(void **state)
     assert_false(ibx_ofi_side_fits(&own, &peer));
 }
 
-/* The bytes of an address are checked before its endpoint is. */
+/* The bytes of an address are checked before they reach the endpoint. */
 static void test_malformed_addresses(void **state)
 {
     (void)state;
@@ -254,7 +252,7 @@ static void test_refused_offers(void **state)
     pair_close(pair);
 }
 
-/* All that is derived from the session's key is wrong, or only the proof itself. */
+/* Everything derived from the session's key is wrong, or only the proof. */
 static void test_wrong_proofs(void **state)
 {
     (void)state;
@@ -318,7 +316,7 @@ static void outsider_close(struct outsider *s)
     fi_freeinfo(s->info);
 }
 
-/* Sends and waits until it has left; the pair goes on meanwhile. */
+/* Sends, and drives the pair until the message has left. */
 static void outsider_send(struct outsider *s, struct pair *pair, const void *bytes, size_t length)
 {
     struct fi_context2 context;
@@ -338,7 +336,7 @@ static void test_unauthenticated_senders(void **state)
     struct outsider outsider = outsider_open(&pair->server);
     static uint8_t bytes[8192];
     send_text(pair, &pair->client, "one");
-    /* Each kind more often than there are receives. */
+    /* More messages of each kind than there are receive buffers. */
     for (unsigned i = 0; i < 40; i++) {
         static const uint8_t kinds[] = {OFI_DATA, OFI_HELLO, OFI_CREDIT, OFI_FENCE};
         memset(bytes, 0x77, sizeof(bytes));
@@ -366,7 +364,7 @@ int __wrap_ibx_ofi_io_take(struct ofi_endpoint *e)
     return __real_ibx_ofi_io_take(e) + outsiders_without_end;
 }
 
-/* Messages come as fast as they are dropped, and none is the client's. */
+/* Messages arrive as fast as they are dropped, and none is from the client. */
 static void test_outsiders_delay_no_deadline(void **state)
 {
     (void)state;
@@ -407,7 +405,7 @@ static void test_order_is_restored(void **state)
     pair_close(pair);
 }
 
-/* A breach of the protocol ends the connection, with a sentence. */
+/* A breach of the protocol ends the connection with this sentence. */
 static void expect_lost(struct pair *pair, const char *sentence)
 {
     AWAIT(pair, end_lost(&pair->server));
@@ -418,7 +416,7 @@ static void expect_lost(struct pair *pair, const char *sentence)
     pair_close(pair);
 }
 
-static void test_a_sequence_out_of_the_window(void **state)
+static void test_sequence_number_outside_the_window(void **state)
 {
     (void)state;
     struct pair *pair = pair_connect();
@@ -434,7 +432,7 @@ static void test_a_sequence_out_of_the_window(void **state)
     expect_lost(pair, "message 0");
 }
 
-static void test_credits_out_of_nothing(void **state)
+static void test_credits_that_were_never_given(void **state)
 {
     (void)state;
     struct pair *pair = pair_connect();
@@ -444,8 +442,8 @@ static void test_credits_out_of_nothing(void **state)
     expect_lost(pair, "returned 1 credits");
 }
 
-/* Nothing of what it sent was released, so that it has none. */
-static void test_a_message_without_a_credit(void **state)
+/* None of its messages was released, so the peer has no credit. */
+static void test_message_without_credit(void **state)
 {
     (void)state;
     struct pair *pair = pair_connect();
@@ -457,12 +455,13 @@ static void test_a_message_without_a_credit(void **state)
     expect_lost(pair, "message 16");
 }
 
-static void test_fences_without_end(void **state)
+static void test_too_many_fences(void **state)
 {
     (void)state;
     struct pair *pair = pair_connect();
     struct ofi_endpoint *client = pair->client.ofi;
-    /* An answer waits for old chunks; with one in flight for ever the second FENCE is too many. */
+    /* The answer to a FENCE waits for older chunks. If one stays in flight for ever, the second
+     * FENCE is refused. */
     pair->server.ofi->chunks_in_flight++;
     assert_int_equal(ibx_ofi_msg_control(client, OFI_FENCE, 1), 0);
     assert_int_equal(ibx_ofi_msg_control(client, OFI_FENCE, 2), 0);
@@ -477,7 +476,7 @@ static void test_keys(void **state)
     struct ibx_mr *mr[2];
     for (int i = 0; i < 2; i++)
         mr[i] = end_register(&pair->server, memory[i], sizeof(memory[i]), IBX_ACCESS_REMOTE_READ);
-    /* Chosen by chance: neither small nor one after the other. */
+    /* Keys are random: neither small nor consecutive. */
     uint64_t a = mr[0]->keys[0], b = mr[1]->keys[0];
     assert_true(a > UINT32_MAX && b > UINT32_MAX && a - b > 1000 && b - a > 1000);
 
@@ -514,8 +513,8 @@ static int close_later(struct fid *fid)
     return -FI_EBUSY;
 }
 
-/* If a region belongs to an endpoint, as on Slingshot, it is closed first: once, although the
- * endpoint does not close at the first try. */
+/* On fabrics such as Slingshot a region belongs to an endpoint and is closed before it. It must
+ * be closed only once, even if the endpoint cannot be closed at the first attempt. */
 static void test_endpoint_that_closes_later(void **state)
 {
     (void)state;
@@ -550,7 +549,7 @@ static int close_in_the_end(struct fid *fid)
     return usual->close(fid);
 }
 
-/* Until then libfabric may use its memory. */
+/* Until the endpoint is closed libfabric may use its memory. */
 static void test_endpoint_that_closes_at_the_end(void **state)
 {
     (void)state;
@@ -566,7 +565,7 @@ static void test_endpoint_that_closes_at_the_end(void **state)
     assert_true(is_closed);
 }
 
-/* Before it is loaded: a lack that passes is no reason to do without it for ever. */
+/* Before libfabric is loaded: a temporary lack of descriptors must not disable it for ever. */
 static void test_without_descriptors_for_a_while(void **state)
 {
     (void)state;
@@ -598,10 +597,10 @@ int main(void)
         cmocka_unit_test(test_unauthenticated_senders),
         cmocka_unit_test(test_outsiders_delay_no_deadline),
         cmocka_unit_test(test_order_is_restored),
-        cmocka_unit_test(test_a_sequence_out_of_the_window),
-        cmocka_unit_test(test_credits_out_of_nothing),
-        cmocka_unit_test(test_a_message_without_a_credit),
-        cmocka_unit_test(test_fences_without_end),
+        cmocka_unit_test(test_sequence_number_outside_the_window),
+        cmocka_unit_test(test_credits_that_were_never_given),
+        cmocka_unit_test(test_message_without_credit),
+        cmocka_unit_test(test_too_many_fences),
         cmocka_unit_test(test_keys),
         cmocka_unit_test(test_endpoint_that_closes_later),
         cmocka_unit_test(test_endpoint_that_closes_at_the_end),

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * A process that forks while another thread of it finds out what libfabric has: the child may do
- * the same, and is not to wait for a thread that it does not have. It cannot use libfabric's verbs
- * then, and says so where there are some.
- */
+/* A process forks while another thread looks for libfabric's providers. The child may look for
+ * them too, and must not wait for a thread that it does not have. The child cannot use
+ * libfabric's verbs, and says so if there are any. */
 #include "transport/ofi/ofi.h"
 
 #include "common/clock.h"
@@ -23,10 +21,10 @@
 
 #define PATIENCE_S 60
 
-/* A thread is at the place where the other one is to fork; that has been done. */
+/* a thread has reached the place where the other one shall fork; the fork is done */
 static atomic_bool there, forked;
 
-/* Until the fork, which may have to wait itself. */
+/* Waits until the process has forked; the fork itself may have to wait. */
 static void let_fork(void)
 {
     const uint64_t deadline = ibx_deadline_in_ms(300);
@@ -43,7 +41,7 @@ void *__wrap_dlopen(const char *name, int flags)
     return __real_dlopen(name, flags);
 }
 
-/* Whether a thread is in libfabric: its locks are taken, which a child has for ever. */
+/* Whether a thread is inside libfabric. It holds locks then, which would stay locked in a child. */
 static atomic_bool within;
 static int (*getinfo)(uint32_t, const char *, const char *, uint64_t, const struct fi_info *,
                       struct fi_info **);
@@ -57,8 +55,8 @@ static int watched_getinfo(uint32_t version, const char *node, const char *servi
     return rc;
 }
 
-/* The next function of libfabric's that a thread calls behind its load: it rests there until the
- * fork, since sanitizers' allocators may be locked for ever in a child that is forked beside a
+/* The first libfabric function that a thread calls after loading it. The thread stays there
+ * until the fork: sanitizers' allocators may stay locked in a child that is forked beside a
  * thread that allocates. */
 static struct fi_info *(*dupinfo)(const struct fi_info *);
 
@@ -70,7 +68,7 @@ static struct fi_info *resting_dupinfo(const struct fi_info *info)
     return dupinfo(info);
 }
 
-/* Sanitizers call it before they have begun. */
+/* Sanitizers call this function before they are initialized. */
 #define UNSANITIZED __attribute__((no_sanitize("address", "thread", "undefined")))
 UNSANITIZED static bool equal(const char *a, const char *b)
 {
@@ -97,7 +95,7 @@ UNSANITIZED void *__wrap_dlsym(void *handle, const char *name)
     return found;
 }
 
-/* Handlers that were there first run last before a fork, however long that takes. */
+/* Handlers that were registered first run last before a fork, however long the others take. */
 static atomic_bool looks_on, caught;
 
 static void late_handler(void)
@@ -132,7 +130,7 @@ static void *look_thread(void *argument)
     return NULL;
 }
 
-static void a_fork_meanwhile(void **state)
+static void a_child_of_a_fork_meanwhile_can_look_too(void **state)
 {
     pthread_t thread;
     int found = -1, status;
@@ -161,8 +159,8 @@ static void *look_on_thread(void *argument)
     return NULL;
 }
 
-/* Between the end of its wait and the fork none begins. */
-static void a_fork_that_takes_long(void **state)
+/* No thread enters libfabric between the end of the handler's wait and the fork. */
+static void no_thread_enters_before_a_slow_fork(void **state)
 {
     pthread_t thread;
     int bad = 0, status;
@@ -183,7 +181,7 @@ static void a_fork_that_takes_long(void **state)
     assert_true(!bad && !status);
 }
 
-static void what_a_child_lacks(void **state)
+static void a_child_lacks_verbs(void **state)
 {
     struct ibx_error err = {0};
     int status;
@@ -202,9 +200,9 @@ static void what_a_child_lacks(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(a_fork_meanwhile),
-                                       cmocka_unit_test(a_fork_that_takes_long),
-                                       cmocka_unit_test(what_a_child_lacks)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(a_child_of_a_fork_meanwhile_can_look_too),
+                                       cmocka_unit_test(no_thread_enters_before_a_slow_fork),
+                                       cmocka_unit_test(a_child_lacks_verbs)};
     pthread_atfork(late_handler, NULL, NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

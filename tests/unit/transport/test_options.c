@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Options: defaults, every key's limits, and errors that name the value and what is accepted. */
+/* Options: defaults, limits of every key, and errors that name the value and the accepted ones. */
 #include "transport/transport.h"
 
 #include <errno.h>
@@ -9,8 +9,8 @@
 #include <string.h>
 #include <cmocka.h>
 
-/* Every key with its default, values it takes (and gives back as the text after '=', when it
- * differs), and values it refuses. */
+/* Every key with its default, values that it accepts (and the text after '=' with which they are
+ * printed, if it differs), and values that it refuses. */
 static const struct {
     const char *key, *fallback;
     const char *good[8];
@@ -75,7 +75,7 @@ static void defaults(void **state)
     }
 }
 
-static void takes_and_gives_back(void **state)
+static void accepts_and_prints(void **state)
 {
     (void)state;
     struct ibx_options options;
@@ -141,8 +141,8 @@ static void texts_have_limits(void **state)
     }
 }
 
-/* "dd,dd,...d" as long as the option takes: given back whole; one character more is refused. */
-static void longest_is_given_back(void **state)
+/* "dd,dd,...d" with the longest accepted length is printed whole; one more character is refused. */
+static void longest_value_is_printed_whole(void **state)
 {
     (void)state;
     struct ibx_options options;
@@ -253,10 +253,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(table_covers_every_key),
         cmocka_unit_test(defaults),
-        cmocka_unit_test(takes_and_gives_back),
+        cmocka_unit_test(accepts_and_prints),
         cmocka_unit_test(refuses_and_keeps_the_old_value),
         cmocka_unit_test(texts_have_limits),
-        cmocka_unit_test(longest_is_given_back),
+        cmocka_unit_test(longest_value_is_printed_whole),
         cmocka_unit_test(unknown_key_names_the_known_ones),
         cmocka_unit_test(get_truncates),
         cmocka_unit_test(sizes),

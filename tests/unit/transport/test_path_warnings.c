@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What a client's user sees when a connection has less protection than it should have. */
+/* The warnings that a user sees if a connection has less protection than it should have. */
 #include "common/log.h"
 #include "tests/fixtures/client_scene.h"
 #include "tests/fixtures/memory_pair.h"
@@ -15,7 +15,7 @@
 
 #include <cmocka.h>
 
-/* Standard error since begin_log(). */
+/* standard error since begin_log() */
 static int log_file = -1, real_stderr = -1;
 static char text[8192];
 
@@ -41,7 +41,7 @@ static const char *end_log(void)
     return text;
 }
 
-/* What a client says if this goes wrong with shm when it connects. */
+/* Returns what a client logs if these steps of shm fail while it connects. */
 static const char *connect_without_shm(int fail_open, int fail_offer, int fail_finish)
 {
     struct memory_pair pair;
@@ -61,7 +61,7 @@ static const char *connect_without_shm(int fail_open, int fail_offer, int fail_f
     return log;
 }
 
-static void test_shared_memory_in_others_hands(void **state)
+static void test_shared_memory_of_another_user(void **state)
 {
     (void)state;
     assert_non_null(strstr(connect_without_shm(0, 0, -EACCES), "ibx: warn: shm with 127.0.0.1:"));
@@ -70,18 +70,18 @@ static void test_shared_memory_in_others_hands(void **state)
     assert_non_null(strstr(connect_without_shm(-EPERM, 0, 0), "open told to fail"));
     assert_non_null(strstr(connect_without_shm(-ENOTSOCK, 0, 0), "open told to fail"));
     assert_non_null(strstr(connect_without_shm(0, 0, -ETIMEDOUT), "finish told to fail"));
-    /* One line, of the client's. */
+    /* Only the client logs, and only one line. */
     assert_null(strchr(strchr(text, '\n') + 1, '\n'));
 }
 
-static void test_other_refusals_are_no_news(void **state)
+static void test_other_refusals_are_not_logged(void **state)
 {
     (void)state;
     assert_string_equal(connect_without_shm(-ENOSYS, 0, 0), "");
     assert_string_equal(connect_without_shm(0, -ENOMEM, 0), "");
 }
 
-static void test_a_choice_is_no_news(void **state)
+static void test_chosen_provider_is_not_logged(void **state)
 {
     (void)state;
     struct ibx_options options;
@@ -94,7 +94,7 @@ static void test_a_choice_is_no_news(void **state)
     memory_pair_close(&pair);
 }
 
-/* The same server as before, now without shm. */
+/* The same server, which now lacks shm. */
 static const char *connect_again(struct memory_pair *pair, const struct ibx_options *options,
                                  int fail_open)
 {
@@ -107,7 +107,7 @@ static const char *connect_again(struct memory_pair *pair, const struct ibx_opti
     return log;
 }
 
-static void test_less_than_the_last_time(void **state)
+static void test_less_protection_than_last_time(void **state)
 {
     (void)state;
     struct memory_pair pair;
@@ -121,13 +121,14 @@ static void test_less_than_the_last_time(void **state)
         strstr(connect_again(&pair, &options, -ENOMEM),
                "by tcp and are not encrypted, and the last time they were in shared memory"));
     assert_string_equal(ibx_conn_path(pair.client)->provider, "tcp");
-    /* Once: that was the last time. */
+    /* Only once: that was the last time. */
     assert_string_equal(connect_again(&pair, &options, -ENOMEM), "");
     assert_string_equal(connect_again(&pair, &options, 0), "");
-    snprintf(options.provider, sizeof(options.provider), "tcp"); /* who asks for it knows it */
+    /* a user who asks for tcp knows it */
+    snprintf(options.provider, sizeof(options.provider), "tcp");
     assert_string_equal(connect_again(&pair, &options, 0), "");
     memory_pair_close(&pair);
-    /* A server that asked for encryption and does so no more. */
+    /* A server that used to require encryption and no longer does. */
     snprintf(options.key_file, sizeof(options.key_file), "%s", raw_key_file);
     options.encryption = IBX_ENCRYPTION_REQUIRED;
     assert_int_equal(memory_pair_open(&pair, &options, NULL), 0);
@@ -141,7 +142,7 @@ static void test_less_than_the_last_time(void **state)
     memory_pair_close(&pair);
 }
 
-/* A keyed client of a server that is on another host and wishes no encryption. */
+/* A client with a key, and a server on another host that does not want encryption. */
 static const char *connect_to_another_host(enum ibx_encryption wish, bool key, bool mark)
 {
     struct scene s;
@@ -163,7 +164,7 @@ static const char *connect_to_another_host(enum ibx_encryption wish, bool key, b
     raw_host_mark(&raw, payload + n);
     if (mark)
         payload[n] ^= 1;
-    else /* of a clone of this one */
+    else /* a clone of this host */
         payload[n - 1] = 0;
     raw_send_frame(&raw, CHALLENGE, payload, n + RAW_HASH);
     raw.flags = 0;
@@ -195,7 +196,7 @@ static void test_no_encryption_between_hosts(void **state)
                            "are not encrypted: the server has encryption : off"));
 }
 
-/* What a server says of a connection, with the handshake in TLS or not. */
+/* Returns what a server logs about a connection, with the handshake in TLS or not. */
 static const char *log_of_server(enum ibx_encryption wish, const char *provider)
 {
     struct ibx_options options;
@@ -213,7 +214,7 @@ static const char *log_of_server(enum ibx_encryption wish, const char *provider)
     return log;
 }
 
-static void test_a_server_says_what_is_encrypted(void **state)
+static void test_server_logs_what_is_encrypted(void **state)
 {
     (void)state;
     const char *log = log_of_server(IBX_ENCRYPTION_REQUIRED, "tcp");
@@ -229,12 +230,12 @@ static void test_a_server_says_what_is_encrypted(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shared_memory_in_others_hands),
-        cmocka_unit_test(test_other_refusals_are_no_news),
-        cmocka_unit_test(test_a_choice_is_no_news),
-        cmocka_unit_test(test_less_than_the_last_time),
+        cmocka_unit_test(test_shared_memory_of_another_user),
+        cmocka_unit_test(test_other_refusals_are_not_logged),
+        cmocka_unit_test(test_chosen_provider_is_not_logged),
+        cmocka_unit_test(test_less_protection_than_last_time),
         cmocka_unit_test(test_no_encryption_between_hosts),
-        cmocka_unit_test(test_a_server_says_what_is_encrypted),
+        cmocka_unit_test(test_server_logs_what_is_encrypted),
     };
     return cmocka_run_group_tests(tests, raw_make_key, raw_remove_key);
 }

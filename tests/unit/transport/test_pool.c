@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Which of the clients that have not proven themselves give way, and what a fork does with them. */
+/* Which unauthenticated clients the server drops when it has no room, and what a fork does with
+ * them. */
 #include "tests/fixtures/handshake_scene.h"
 
 #include "common/clock.h"
@@ -24,16 +25,16 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#define PLACES     8      /* one of them for silent clients of one address */
-#define PROVE_MS   10000u /* for HELLO and PROOF */
-#define CROWDED_MS 2000u  /* ... while more than half of the places are taken */
+#define PLACES     8      /* silent clients of one address may have one of them */
+#define PROVE_MS   10000u /* time limit for HELLO and PROOF */
+#define CROWDED_MS 2000u  /* the limit while more than half of the places are taken */
 
 static struct handshake_scene s;
 static struct raw raws[PLACES + 4];
 
 static void open_pool(void)
 {
-    forward_clock_hold(false); /* a test that failed has left it so */
+    forward_clock_hold(false); /* a failed test may have left the clock stopped */
     handshake_open(&s, true, 10000);
     ibx_listener_close(s.listener);
     s.options.unauthenticated = PLACES;
@@ -43,7 +44,7 @@ static void open_pool(void)
         raws[i].fd = -1;
 }
 
-/* All that there is to do; the last reason why a client was turned away. */
+/* Does all that there is to do. Returns the last reason why a client was refused. */
 static struct ibx_error step(void)
 {
     struct pollfd wait = {.fd = ibx_listener_fd(s.listener), .events = POLLIN};
@@ -63,7 +64,8 @@ static void close_pool(void)
     handshake_close(&s);
 }
 
-/* Client i from 127.0.0.`from`, up to the CHALLENGE or silent; a place is its own at the end. */
+/* Connects client i from 127.0.0.`from`, which stays silent or goes as far as the CHALLENGE. It
+ * has a place afterwards. */
 static void come(int i, int from, bool silent)
 {
     struct raw_frame frame;
@@ -82,7 +84,7 @@ static void come(int i, int from, bool silent)
     raw_take_opening(&raws[i], &frame);
 }
 
-/* Whether client i, and no other one of the first `count`, had to give way. */
+/* Checks that client i, and no other one of the first `count`, was dropped. */
 static void only_lost(int i, int count)
 {
     struct raw_frame frame;
@@ -98,8 +100,7 @@ static void only_lost(int i, int count)
     }
 }
 
-/* An address has an eighth of the places for clients that say nothing, also when others are free.
- */
+/* Silent clients of one address get an eighth of the places, even if others are free. */
 static void silent_ones_of_one_address(void **state)
 {
     (void)state;
@@ -110,14 +111,14 @@ static void silent_ones_of_one_address(void **state)
     come(2, 2, false);
     only_lost(0, 3);
     raw_close(&raws[0]);
-    come(3, 2, true); /* the only one that says nothing */
+    come(3, 2, true); /* the only silent one */
     only_lost(-1, 4);
     come(4, 2, true);
     only_lost(3, 5);
     close_pool();
 }
 
-/* Clients that have said HELLO are as many as there are places. */
+/* Clients that have sent HELLO may take all places. */
 static void silent_ones_give_way_first(void **state)
 {
     (void)state;
@@ -130,21 +131,22 @@ static void silent_ones_give_way_first(void **state)
     close_pool();
 }
 
-static void then_the_oldest_of_a_greedy_address(void **state)
+static void then_the_oldest_of_the_address_with_most_places(void **state)
 {
     (void)state;
     open_pool();
     for (int i = 0; i < PLACES; i++)
         come(i, i == 4 || i == 6 ? 2 : 10 + i, false);
-    come(PLACES, 2, false); /* 127.0.0.2 has two: its oldest one goes */
+    come(PLACES, 2, false); /* 127.0.0.2 has two places: its oldest client is dropped */
     only_lost(4, PLACES + 1);
     raw_close(&raws[4]);
-    come(PLACES + 1, 99, false); /* has none: the oldest one of all goes */
+    /* this address has no place: the oldest client of all is dropped */
+    come(PLACES + 1, 99, false);
     only_lost(0, PLACES + 2);
     close_pool();
 }
 
-/* A client from 127.0.0.`from` proves that it has the key, and goes. */
+/* A client from 127.0.0.`from` proves that it has the key, and disconnects. */
 static void prove(int from)
 {
     struct raw_frame frame;
@@ -161,18 +163,18 @@ static void prove(int from)
     raws[0].fd = -1;
 }
 
-/* Clients from an address at which one has proven itself have half of the places before others. */
+/* Clients from an address that has authenticated before are preferred for half of the places. */
 static void known_addresses_have_half_of_the_places(void **state)
 {
     (void)state;
     open_pool();
     prove(1);
     for (int i = 0; i < PLACES / 2; i++)
-        come(i, 1, i < 2); /* also silent ones */
+        come(i, 1, i < 2); /* silent ones too */
     for (int i = PLACES / 2; i < PLACES; i++)
         come(i, 10 + i, false);
     only_lost(-1, PLACES);
-    for (int i = 0; i < 3; i++) { /* the oldest one of the others goes */
+    for (int i = 0; i < 3; i++) { /* the oldest client of the others is dropped */
         come(PLACES + i, 50 + i, false);
         only_lost(PLACES / 2 + i, PLACES + i + 1);
         raw_close(&raws[PLACES / 2 + i]);
@@ -181,7 +183,7 @@ static void known_addresses_have_half_of_the_places(void **state)
     close_pool();
 }
 
-static void and_no_more_than_half(void **state)
+static void known_addresses_have_no_more_than_half(void **state)
 {
     (void)state;
     open_pool();
@@ -211,9 +213,9 @@ static bool is_refused(int i)
     return true;
 }
 
-/* The last client with a PROOF is checked before those from an address of wrong proofs; from a
- * known address it is checked before all. Returns how many of the six others were checked. */
-static int looked_at_before(int from)
+/* The last client with a PROOF is checked before clients from an address that has sent wrong
+ * proofs, and from a known address before all. Returns how many of the six others were checked. */
+static int checked_before(int from)
 {
     struct raw_frame frame;
     struct ibx_conn *conn = NULL;
@@ -233,7 +235,7 @@ static int looked_at_before(int from)
     ibx_close(conn);
     for (int i = 0; i < 6; i++)
         refused += told[i] = is_refused(i);
-    step(); /* the others wake the listener without any event of theirs */
+    step(); /* the others wake the listener without an event of their own */
     for (int i = 0; i < 6; i++) {
         assert_true(told[i] || is_refused(i));
         raw_close(&raws[i]);
@@ -245,29 +247,30 @@ static int looked_at_before(int from)
     return refused;
 }
 
-static void wrong_proofs_keep_nobody_waiting(void **state)
+static void wrong_proofs_delay_nobody(void **state)
 {
     (void)state;
     open_pool();
-    assert_int_equal(looked_at_before(50), 1); /* the first one of an address with none yet */
-    assert_int_equal(looked_at_before(50), 0);
-    assert_int_equal(looked_at_before(51), 0);
+    /* the first client from an address without wrong proofs */
+    assert_int_equal(checked_before(50), 1);
+    assert_int_equal(checked_before(50), 0);
+    assert_int_equal(checked_before(51), 0);
     close_pool();
 }
 
-/* At an address where one has proven itself before, clients with wrong proofs come after those of
- * other addresses. */
+/* At an address that has authenticated before, clients come after those of other addresses if
+ * they send wrong proofs. */
 static void wrong_proofs_at_a_known_address(void **state)
 {
     (void)state;
     open_pool();
     prove(2);
-    assert_int_equal(looked_at_before(50), 1);
+    assert_int_equal(checked_before(50), 1);
     close_pool();
 }
 
-/* A client that leaves while it waits is not checked, and causes no event any more. */
-static void gone_while_it_waits(void **state)
+/* A client that disconnects while it waits is not checked and causes no more events. */
+static void client_disconnects_while_it_waits(void **state)
 {
     (void)state;
     struct linger reset = {.l_onoff = 1};
@@ -288,7 +291,7 @@ static void gone_while_it_waits(void **state)
     close_pool();
 }
 
-/* Clients of the same second get the same half of the key exchange, with nonces of their own. */
+/* Clients of the same second get the same public key of the server, with different nonces. */
 static void a_key_pair_serves_a_second(void **state)
 {
     (void)state;
@@ -307,7 +310,7 @@ static void a_key_pair_serves_a_second(void **state)
     close_pool();
 }
 
-/* The descriptor wakes for the deadline, without anything that is to be read. */
+/* The descriptor wakes for the deadline although nothing can be read. */
 static void deadline_wakes(void **state)
 {
     (void)state;
@@ -325,19 +328,19 @@ static void deadline_wakes(void **state)
     while (!err.code)
         assert_int_equal(ibx_accept(s.listener, &conn, &err), -EAGAIN);
     assert_int_equal(err.code, -ETIMEDOUT);
-    raw_expect(&raws[0], REFUSE, &frame); /* it may not have had a processor */
+    raw_expect(&raws[0], REFUSE, &frame); /* the server may not have had a processor */
     assert_int_equal((int8_t)frame.payload[0], -EBUSY);
     assert_true(raw_receives_end(&raws[0]));
-    assert_int_equal(poll(&wait, 1, 0), 0); /* and has nothing to do afterwards */
+    assert_int_equal(poll(&wait, 1, 0), 0); /* nothing is left to do */
     ibx_listener_close(s.listener);
     s.options.timeout_ms = 10000;
     assert_int_equal(ibx_listen("rdma://127.0.0.1:0", &s.options, &s.listener, NULL), 0);
     close_pool();
 }
 
-/* A host with so much to do that neither end gets a processor in time: a PROOF that has come counts
- * all the same, and who has not sent it is told to try again. */
-static void nobody_had_a_processor(void **state)
+/* The host is so busy that neither end gets a processor in time. A PROOF that has arrived counts
+ * anyway, and a client that has not sent it is told to try again. */
+static void busy_host_counts_proofs_that_have_arrived(void **state)
 {
     (void)state;
     struct raw_frame proof, frame;
@@ -358,15 +361,15 @@ static void nobody_had_a_processor(void **state)
         ibx_accept(s.listener, &conn, &err);
     assert_non_null(conn);
     ibx_close(conn);
-    assert_int_equal(err.code, -ETIMEDOUT); /* of the other one */
+    assert_int_equal(err.code, -ETIMEDOUT); /* the error of the other client */
     raw_expect(&raws[0], REFUSE, &frame);
     assert_int_equal((int8_t)frame.payload[0], -EBUSY);
     assert_true(raw_receives_end(&raws[0]));
     close_pool();
 }
 
-/* A slow client has time while there is room, and less time when there is not. */
-static void deadlines_come_sooner_in_a_crowd(void **state)
+/* A slow client has more time while there is room. */
+static void deadlines_are_shorter_when_places_are_few(void **state)
 {
     (void)state;
     const atomic_bool nobody_waits = true;
@@ -379,7 +382,7 @@ static void deadlines_come_sooner_in_a_crowd(void **state)
     only_lost(-1, PLACES / 2);
     come(PLACES / 2, 9, false);
     assert_int_equal(ibx_accept(s.listener, &conn, NULL), -EAGAIN);
-    only_lost(0, PLACES / 2 + 1); /* which leaves half of the places */
+    only_lost(0, PLACES / 2 + 1); /* now half of the places are taken */
     forward_clock(PROVE_MS - CROWDED_MS, &nobody_waits);
     assert_int_equal(ibx_accept(s.listener, &conn, NULL), -EAGAIN);
     for (int i = 1; i < PLACES / 2; i++) {
@@ -391,7 +394,7 @@ static void deadlines_come_sooner_in_a_crowd(void **state)
     close_pool();
 }
 
-/* Without a descriptor left, one that has not proven itself goes, and the server goes on. */
+/* Without a free descriptor an unauthenticated client is dropped, and the server continues. */
 static void descriptors_run_out(void **state)
 {
     (void)state;
@@ -412,8 +415,8 @@ static void descriptors_run_out(void **state)
     close_pool();
 }
 
-/* A stranger's REFUSE is no frame of a client. Its code is not "again", with which the server would
- * come back to it at once, again and again, and its words are not in the log. */
+/* A stranger's REFUSE is not a frame that a client may send. It is not answered with -EAGAIN, on
+ * which the server would retry at once for ever, and its text is not logged. */
 static void a_stranger_that_refuses(void **state)
 {
     (void)state;
@@ -439,7 +442,7 @@ static int serve_one(void)
     return 0;
 }
 
-/* Without descriptors for its own events a child does not use its parent's: it tries again. */
+/* Without descriptors for its own events a child does not use its parent's, but tries again. */
 static int serve_one_later(void)
 {
     struct rlimit all, few;
@@ -458,8 +461,8 @@ static int serve_one_later(void)
     return serve_one();
 }
 
-/* A client whose PROOF comes while the child stands still is the child's, and nothing to the
- * parent. The child ends with it. */
+/* A client whose PROOF arrives while the child is stopped belongs to the child; the parent
+ * ignores it. The child ends with that client. */
 static void child_takes_one(pid_t child)
 {
     struct raw_frame frame;
@@ -492,8 +495,9 @@ static void a_child_without_descriptors(void **state)
     close_pool();
 }
 
-/* The clients in their handshake stay the parent's; parent and child accept at one descriptor. */
-static void both_after_a_fork(void **state)
+/* Clients that are in their handshake stay with the parent. Parent and child accept at the same
+ * descriptor. */
+static void parent_and_child_accept_after_a_fork(void **state)
 {
     (void)state;
     struct raw_frame frame;
@@ -505,7 +509,7 @@ static void both_after_a_fork(void **state)
     if (!child)
         _exit(serve_one());
     child_takes_one(child);
-    /* The one of before, which the child has dropped without a word. */
+    /* the earlier client, which the child has dropped silently */
     only_lost(-1, 1);
     raw_derive(&raws[0], ours, theirs);
     raw_send_proof(&raws[0], ours);
@@ -516,7 +520,7 @@ static void both_after_a_fork(void **state)
     close_pool();
 }
 
-/* A child that lives on holds no socket of a client that was in its handshake then. */
+/* A child that lives on keeps no socket of a client that was in its handshake. */
 static void a_child_keeps_no_client(void **state)
 {
     (void)state;
@@ -546,7 +550,8 @@ static void a_child_keeps_no_client(void **state)
 
 /* ------------------------------------------------------------------------- IPv6 */
 
-/* A network of this process alone. False: none is allowed. */
+/* Moves this process into a network namespace of its own. Returns false if that is not
+ * permitted. */
 static bool own_network(void)
 {
     return (!unshare(CLONE_NEWNET) || !unshare(CLONE_NEWUSER | CLONE_NEWNET)) &&
@@ -566,7 +571,7 @@ static void come_from(int i, const char *from)
     step();
 }
 
-/* A host with one IPv6 address has the 2^64 addresses of its network: they count as one. */
+/* A host with one IPv6 address can use the 2^64 addresses of its network, so these count as one. */
 static void addresses_of_one_network(void **state)
 {
     (void)state;
@@ -578,7 +583,7 @@ static void addresses_of_one_network(void **state)
     s.port = (uint16_t)atoi(strrchr(ibx_listener_uri(s.listener), ':') + 1);
     come_from(0, "fd99::1");
     come_from(1, "fd99:0:0:1::1");
-    come(2, 1, true); /* IPv4 in IPv6 */
+    come(2, 1, true); /* IPv4 mapped into IPv6 */
     come(3, 2, true);
     only_lost(-1, 4);
     come_from(4, "fd99::2");
@@ -596,9 +601,9 @@ static unsigned times(const char *text, const char *word)
     return count;
 }
 
-/* What the pool says within a second about three strangers from one address and one from another,
- * and about a connection that closes before its first byte. */
-static void said_of_strangers(char *text, size_t size)
+/* What the pool logs within a second about three strangers from one address, one from another,
+ * and a connection that closes before its first byte. */
+static void log_about_strangers(char *text, size_t size)
 {
     static const uint8_t nonsense[256] = {0xff, 1, 2, 3};
     open_pool();
@@ -606,7 +611,7 @@ static void said_of_strangers(char *text, size_t size)
     ibx_log_set_level(IBX_LOG_WARN);
     dup2(log, STDERR_FILENO);
     forward_clock_hold(true);
-    for (int i = 0; i < 4; i++) { /* as a probe, with and without a FIN */
+    for (int i = 0; i < 4; i++) { /* like a port scan, with FIN and with RST */
         const struct linger reset = {.l_onoff = i % 2};
         come(i, 4 + i, true);
         setsockopt(raws[i].fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
@@ -634,12 +639,12 @@ static void said_of_strangers(char *text, size_t size)
     close_pool();
 }
 
-/* A client whose key is wrong may have come with several connections: one line says so. */
+/* A client with a wrong key may come with several connections; one line says so. */
 static void one_line_says_why(void **state)
 {
     static char text[8192];
     (void)state;
-    said_of_strangers(text, sizeof(text));
+    log_about_strangers(text, sizeof(text));
     assert_int_equal(times(text, "127.0.0.2:"), 1);
     assert_int_equal(times(text, "127.0.0.3:"), 1);
     assert_int_equal(times(text, "127.0.0.9:"), 1);
@@ -652,23 +657,23 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(silent_ones_of_one_address),
         cmocka_unit_test(silent_ones_give_way_first),
-        cmocka_unit_test(then_the_oldest_of_a_greedy_address),
+        cmocka_unit_test(then_the_oldest_of_the_address_with_most_places),
         cmocka_unit_test(known_addresses_have_half_of_the_places),
-        cmocka_unit_test(and_no_more_than_half),
-        cmocka_unit_test(wrong_proofs_keep_nobody_waiting),
+        cmocka_unit_test(known_addresses_have_no_more_than_half),
+        cmocka_unit_test(wrong_proofs_delay_nobody),
         cmocka_unit_test(wrong_proofs_at_a_known_address),
-        cmocka_unit_test(gone_while_it_waits),
+        cmocka_unit_test(client_disconnects_while_it_waits),
         cmocka_unit_test(a_key_pair_serves_a_second),
         cmocka_unit_test(deadline_wakes),
-        cmocka_unit_test(nobody_had_a_processor),
-        cmocka_unit_test(deadlines_come_sooner_in_a_crowd),
+        cmocka_unit_test(busy_host_counts_proofs_that_have_arrived),
+        cmocka_unit_test(deadlines_are_shorter_when_places_are_few),
         cmocka_unit_test(descriptors_run_out),
         cmocka_unit_test(a_stranger_that_refuses),
-        cmocka_unit_test(both_after_a_fork),
+        cmocka_unit_test(parent_and_child_accept_after_a_fork),
         cmocka_unit_test(a_child_without_descriptors),
         cmocka_unit_test(a_child_keeps_no_client),
         cmocka_unit_test(one_line_says_why),
-        cmocka_unit_test(addresses_of_one_network), /* the last one: it changes the network */
+        cmocka_unit_test(addresses_of_one_network), /* must be last: it changes the network */
     };
     return cmocka_run_group_tests(tests, raw_make_key, raw_remove_key);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The registration cache in one thread: hits, deaths, bounds, errors. */
+/* The registration cache in one thread: hits, invalidation, limits, errors. */
 #include "tests/fixtures/regcache_fake.h"
 
 #include <stdio.h>
@@ -16,7 +16,7 @@ static int set_up(void **state)
     return 0;
 }
 
-/* Whatever was registered is not any more. */
+/* Checks that nothing is registered any more. */
 static int tear_down(void **state)
 {
     (void)state;
@@ -60,13 +60,13 @@ static void test_access(void **state)
     char *other = memory + PAGE;
     ibx_regcache_put(cache, get(cache, other, PAGE, READ));
     ASSERT_MISS(r, mr = get(cache, other, PAGE, WRITE));
-    assert_int_equal(mr->access, WRITE); /* no more than was asked for */
+    assert_int_equal(mr->access, WRITE); /* no more access than requested */
     ibx_regcache_put(cache, mr);
     ASSERT_HIT(r, ibx_regcache_put(cache, get(cache, other, PAGE, READ)));
     munmap(memory, 2 * PAGE);
 }
 
-/* A larger registration takes the place of the smaller ones inside it. */
+/* A larger registration replaces the smaller ones inside it. */
 static void test_growth_replaces(void **state)
 {
     (void)state;
@@ -104,8 +104,9 @@ static void test_bad_ranges(void **state)
 
 /* ---------------------------------------------------------------------- deaths */
 
-/* Registers new memory, has `change` put other memory in its place, and checks what is found. */
-static void check_death(void (*change)(char *memory, size_t length))
+/* Registers new memory, lets `change` put other memory in its place, and checks that the cache
+ * notices. */
+static void check_invalidation(void (*change)(char *memory, size_t length))
 {
     const size_t length = 4 * PAGE;
     char *memory = map(4);
@@ -118,7 +119,7 @@ static void check_death(void (*change)(char *memory, size_t length))
     ASSERT_MISS(r, mr = get(cache, memory, length, LOCAL));
     assert_int_equal(mr->keys[0], 0xbeef);
     assert_int_equal(stats(cache).stale, 1);
-    assert_int_equal(r.left, 1); /* the owner has cleared up */
+    assert_int_equal(r.left, 1); /* the owner's next call has removed it */
     ibx_regcache_put(cache, mr);
     ASSERT_HIT(r, get_and_put(cache, memory, length));
     tear_down(NULL);
@@ -126,8 +127,8 @@ static void check_death(void (*change)(char *memory, size_t length))
     munmap(memory, length);
 }
 
-/* Another connection would register the memory anew, which is not there any more. */
-static void test_what_died_leaves_before_a_move(void **state)
+/* Otherwise another connection would register memory that is gone. */
+static void test_invalid_entries_leave_before_a_move(void **state)
 {
     (void)state;
     char *gone = map(2), *kept = map(2), *used = map(2);
@@ -147,8 +148,8 @@ static void test_what_died_leaves_before_a_move(void **state)
     munmap(kept, 2 * PAGE);
 }
 
-/* At the limit on locked memory another connection may have no room for all that is cached. */
-static void test_what_could_not_be_moved_leaves(void **state)
+/* At the limit of locked memory another connection may have no room for all that is cached. */
+static void test_entries_that_cannot_move_leave(void **state)
 {
     (void)state;
     char *idle = map(2), *used = map(2);
@@ -193,7 +194,7 @@ static void moved(char *memory, size_t length)
     munmap(there, length);
 }
 
-/* Its pages move, the empty mapping stays. */
+/* The pages move and the mapping stays, empty. */
 static void moved_out(char *memory, size_t length)
 {
     char *there = map(length / PAGE);
@@ -230,19 +231,19 @@ static void given_back(char *memory, size_t length)
 static void test_deaths(void **state)
 {
     (void)state;
-    check_death(unmapped);
-    check_death(holed);
-    check_death(mapped_over);
-    check_death(moved);
-    check_death(moved_out);
-    check_death(moved_upon);
-    check_death(shrunk);
-    check_death(emptied);
-    check_death(given_back);
+    check_invalidation(unmapped);
+    check_invalidation(holed);
+    check_invalidation(mapped_over);
+    check_invalidation(moved);
+    check_invalidation(moved_out);
+    check_invalidation(moved_upon);
+    check_invalidation(shrunk);
+    check_invalidation(emptied);
+    check_invalidation(given_back);
 }
 
-/* A registration in use when its memory goes stays until it is put back, and is not found. */
-static void test_death_in_use(void **state)
+/* A registration in use whose memory goes stays until it is put back, and is not found. */
+static void test_memory_goes_while_in_use(void **state)
 {
     (void)state;
     char *memory = map(1);
@@ -262,8 +263,8 @@ static void test_death_in_use(void **state)
     munmap(memory, PAGE);
 }
 
-/* Other memory that goes does not matter. */
-static void test_neighbours_live(void **state)
+/* The end of other memory has no effect. */
+static void test_neighbours_stay(void **state)
 {
     (void)state;
     char *memory = map(6);
@@ -280,12 +281,12 @@ static void test_realloc_of_a_buffer(void **state)
     (void)state;
     uint64_t *buffer = NULL;
     for (size_t round = 1; round <= 400; round++) {
-        /* Up and down, past where malloc changes from the heap to mappings. */
+        /* Sizes on both sides of the one from which malloc() uses mappings. */
         size_t size = (round * 7919 % 40 + 1) * PAGE;
         buffer = realloc(buffer, size);
         assert_non_null(buffer);
         memset(buffer, 0, size);
-        /* The page may hold another's bytes before ours. */
+        /* The page may contain other bytes before the buffer. */
         uint64_t *page = (uint64_t *)((uintptr_t)buffer & ~(uintptr_t)(PAGE - 1));
         struct ibx_mr *mr = get(cache, buffer, size, LOCAL);
         assert_true((uint64_t *)mr->span.address <= page);
@@ -304,7 +305,8 @@ static void test_eviction_by_entries(void **state)
     struct ibx_mr *held = get(cache, memory, 1, LOCAL);
     for (unsigned i = 1; i < ENTRIES; i++)
         get_and_put(cache, memory + i * PAGE, 1);
-    ASSERT_HIT(r, get_and_put(cache, memory + PAGE, 1)); /* 2 is the longest unused now */
+    /* now the entry of page 2 is the least recently used */
+    ASSERT_HIT(r, get_and_put(cache, memory + PAGE, 1));
     get_and_put(cache, memory + ENTRIES * PAGE, 1);
     assert_int_equal(r.left, 1);
     assert_int_equal(r.last, (uintptr_t)memory + 2 * PAGE);
@@ -324,16 +326,17 @@ static void test_eviction_by_bytes(void **state)
     struct ibx_mr *held = get(cache, memory, 40 * PAGE, LOCAL);
     get_and_put(cache, memory + 40 * PAGE, 10 * PAGE);
     get_and_put(cache, memory + 50 * PAGE, 10 * PAGE);
-    get_and_put(cache, memory + 60 * PAGE, 24 * PAGE); /* both others must go, not the held one */
+    /* both others are evicted, but not the held one */
+    get_and_put(cache, memory + 60 * PAGE, 24 * PAGE);
     assert_int_equal(r.left, 2);
     assert_int_equal(stats(cache).bytes, 64 * PAGE);
     ASSERT_HIT(r, get_and_put(cache, memory, 40 * PAGE));
-    /* Nothing idle is left that could make room: registered for this one use. */
+    /* Nothing idle could make room, so the memory is registered for this use only. */
     struct ibx_mr *last = get(cache, memory + 60 * PAGE, 24 * PAGE, LOCAL);
     ASSERT_MISS(r, get_and_put(cache, memory + 100 * PAGE, PAGE));
     assert_int_equal(stats(cache).uncached, 1);
     assert_int_equal(r.last, (uintptr_t)memory + 100 * PAGE);
-    /* So is memory larger than the whole cache, which loses nothing by it. */
+    /* Memory larger than the whole cache is not cached either, and evicts nothing. */
     ibx_regcache_put(cache, last);
     ASSERT_MISS(r, get_and_put(cache, memory, 65 * PAGE));
     ASSERT_HIT(r, get_and_put(cache, memory + 60 * PAGE, 24 * PAGE));
@@ -341,7 +344,7 @@ static void test_eviction_by_bytes(void **state)
     munmap(memory, 128 * PAGE);
 }
 
-/* Whether the kernel sees these pages as part of one piece. */
+/* Whether the kernel has these pages in one mapping. */
 static bool one_piece(const char *memory, size_t length)
 {
     char line[256];
@@ -356,7 +359,7 @@ static bool one_piece(const char *memory, size_t length)
     return whole;
 }
 
-/* A lack that passes is no reason to register memory anew for ever. */
+/* A temporary lack of descriptors must not disable the cache for ever. */
 static void test_without_descriptors_for_a_while(void **state)
 {
     (void)state;
@@ -376,7 +379,8 @@ static void test_without_descriptors_for_a_while(void **state)
     munmap(memory, 2 * PAGE);
 }
 
-/* poll(2) refuses more descriptors than a process may open: deaths are seen, and the end comes. */
+/* poll(2) refuses more descriptors than a process may open. The cache still notices unmapping
+ * and its own end. */
 static void test_fewer_descriptors_than_are_waited_for(void **state)
 {
     (void)state;
@@ -396,7 +400,7 @@ static void test_fewer_descriptors_than_are_waited_for(void **state)
     munmap(memory, 2 * PAGE);
 }
 
-/* Memory that is no longer cached is no longer watched, either, unless another cache has it. */
+/* Memory that is no longer cached is not watched any more, unless another cache has it. */
 static void test_evicted_is_unwatched(void **state)
 {
     (void)state;
@@ -446,7 +450,7 @@ static void test_file_memory(void **state)
     assert_int_equal(ftruncate(fd, PAGE), 0);
     char *file = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
     assert_true(file != MAP_FAILED);
-    assert_int_equal(first_word(file), 0); /* now it is there, and still the file's */
+    assert_int_equal(first_word(file), 0); /* now the page is present, and still the file's */
     check_uncached(file, PAGE);
     munmap(file, PAGE);
     close(fd);
@@ -472,7 +476,7 @@ static void test_registrar_fails(void **state)
     munmap(memory, PAGE);
 }
 
-/* If the system's limit is lower than ours, idle registrations make room. */
+/* If the system's limit is lower than the cache's, idle registrations make room. */
 static void test_no_memory_evicts(void **state)
 {
     (void)state;
@@ -498,10 +502,10 @@ int main(void)
         TEST(test_growth_replaces),
         TEST(test_bad_ranges),
         TEST(test_deaths),
-        TEST(test_death_in_use),
-        TEST(test_neighbours_live),
-        TEST(test_what_died_leaves_before_a_move),
-        TEST(test_what_could_not_be_moved_leaves),
+        TEST(test_memory_goes_while_in_use),
+        TEST(test_neighbours_stay),
+        TEST(test_invalid_entries_leave_before_a_move),
+        TEST(test_entries_that_cannot_move_leave),
         TEST(test_realloc_of_a_buffer),
         TEST(test_eviction_by_entries),
         TEST(test_eviction_by_bytes),

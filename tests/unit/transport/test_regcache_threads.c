@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The registration cache among threads and in forked children. */
+/* The registration cache with several threads and in forked children. */
 #include "tests/fixtures/regcache_fake.h"
 
 #include "transport/core/regcache_watch.h"
@@ -24,7 +24,7 @@ static unsigned thread_count(void)
     return count;
 }
 
-/* A thread that was joined still takes a moment to leave the kernel's list. */
+/* A joined thread takes a moment to leave the kernel's list. */
 static void await_threads(unsigned count)
 {
     time_t end = time(NULL) + 20;
@@ -40,7 +40,8 @@ static void test_reader_ends(void **state)
     char *memory = map(1);
     for (int i = 0; i < 50; i++) {
         struct ibx_regcache *one = make(&r), *two = make(&r);
-        assert_int_equal(thread_count(), before); /* it starts when it is needed */
+        /* the thread is started when it is first needed */
+        assert_int_equal(thread_count(), before);
         get_and_put(one, memory, 1);
         get_and_put(two, memory, 1);
         assert_int_equal(thread_count(), before + 1);
@@ -53,11 +54,11 @@ static void test_reader_ends(void **state)
     munmap(memory, PAGE);
 }
 
-/* One thread unmaps what another has cached; the other maps the same address the moment it is free,
- * when the first has not yet returned from munmap. */
+/* One thread unmaps memory that another one has cached. The other maps the same address as soon
+ * as it is free, when the first has not yet returned from munmap(2). */
 struct swap {
     char *where;
-    _Atomic(unsigned) turn; /* even: the owner's */
+    _Atomic(unsigned) turn; /* even: it is the owner's turn */
     unsigned rounds;
 };
 
@@ -73,7 +74,7 @@ static void *unmapper(void *argument)
     return NULL;
 }
 
-static void test_unmapped_by_another(void **state)
+static void test_unmapped_by_another_thread(void **state)
 {
     (void)state;
     struct registrar r = {0};
@@ -106,8 +107,8 @@ static void test_unmapped_by_another(void **state)
     munmap(swap.where, 16 * PAGE);
 }
 
-/* A handler that unmaps waits for the reader; were it to run while its thread holds the lock that
- * the reader wants, both would wait forever. */
+/* A signal handler that unmaps memory waits for the reader. If it ran while its thread holds a
+ * lock that the reader needs, both would wait for ever. */
 static char *handler_memory;
 static volatile sig_atomic_t handled;
 
@@ -143,7 +144,7 @@ static void test_a_signal_waits_for_the_lock(void **state)
     munmap(handler_memory, PAGE);
 }
 
-/* Several caches at once, each thread with the allocator and mappings of all. */
+/* Several caches at once. Every thread uses the same allocator and address space. */
 struct churn {
     unsigned seed, rounds;
 };
@@ -184,7 +185,7 @@ static void test_threads(void **state)
 
 /* ------------------------------------------------------------------------ fork */
 
-/* Sanitizers do not work in the children of processes with threads. */
+/* Sanitizers do not work in children of processes that have threads. */
 static void need_fork(bool threads_allocate)
 {
 #if defined(__SANITIZE_THREAD__)
@@ -198,7 +199,7 @@ static void need_fork(bool threads_allocate)
 #endif
 }
 
-/* In a child; its exit status says whether it got to the end. */
+/* Runs `run` in a child. Its exit status says whether it completed. */
 static void in_child(void (*run)(void))
 {
     pid_t child = fork();
@@ -229,14 +230,14 @@ static struct ibx_mr *family_held;
 static void child_with_the_parents_cache(void)
 {
     unsigned entered = family.entered;
-    /* This process may neither use nor end its parent's registrations. */
+    /* This process must neither use nor end its parent's registrations. */
     get_and_put(family_cache, family_memory, PAGE);
     CHILD_CHECK(family.entered == entered + 1 && family.left == 0);
     get_and_put(family_cache, family_memory, PAGE);
     CHILD_CHECK(family.entered == entered + 1);
     ibx_regcache_put(family_cache, family_held);
     CHILD_CHECK(family.left == 0);
-    /* This process's memory is watched now. */
+    /* Now this process's own memory is watched. */
     munmap(family_memory, PAGE);
     map_at(family_memory, PAGE, MAP_FIXED_NOREPLACE);
     get_and_put(family_cache, family_memory, PAGE);
@@ -278,7 +279,7 @@ static void child_of_threads(void)
     churn(&few);
 }
 
-/* Whatever other threads were at when the fork came: holding the lock, waiting for the reader. */
+/* The fork comes while other threads hold the lock or wait for the reader. */
 static void test_fork_amid_threads(void **state)
 {
     (void)state;
@@ -293,7 +294,7 @@ static void test_fork_amid_threads(void **state)
         pthread_join(threads[i], NULL);
 }
 
-/* Without userfaultfd - here for want of descriptors - everything still works, without a cache. */
+/* Without userfaultfd, here for lack of descriptors, everything works without a cache. */
 static void without_userfaultfd(void)
 {
     struct rlimit none = {3, 3};
@@ -312,7 +313,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_without_userfaultfd),         cmocka_unit_test(test_reader_ends),
-        cmocka_unit_test(test_unmapped_by_another),         cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_unmapped_by_another_thread),  cmocka_unit_test(test_threads),
         cmocka_unit_test(test_a_signal_waits_for_the_lock), cmocka_unit_test(test_forked_child),
         cmocka_unit_test(test_fork_amid_threads),
     };

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A core dump of a process with an encrypted connection does not have the connection's keys. */
+/* A core dump of a process that has an encrypted connection does not contain the connection's
+ * keys. */
 #include "tests/fixtures/handshake_scene.h"
 #include "tests/fixtures/patience.h"
 #include "transport/core/conn.h"
@@ -24,7 +25,8 @@ static struct {
 } maps[MAPS_MAX];
 static unsigned map_count;
 
-/* The mappings that a core dump has. Their list changes while it is read, so it is read first. */
+/* The mappings that a core dump contains. Their list changes while they are read, so it is read
+ * first. */
 static void find_mappings(void)
 {
     char line[512];
@@ -45,7 +47,8 @@ static void find_mappings(void)
     fclose(file);
 }
 
-/* `wanted` and what is read lie where no dump has them, or else they would be found. */
+/* `wanted` and the buffer lie in memory that is in no dump; otherwise they would be found
+ * themselves. */
 static bool dump_has(const uint8_t wanted[IBX_HASH_BYTES])
 {
     uint8_t *chunk = ibx_secret_allocate(CHUNK);
@@ -62,7 +65,7 @@ static bool dump_has(const uint8_t wanted[IBX_HASH_BYTES])
             if (n <= 0)
                 break;
             found = memmem(chunk, (size_t)n, wanted, IBX_HASH_BYTES) != NULL;
-            /* Chunks overlap: a key may lie across their ends. */
+            /* parts overlap: a key may lie across their border */
             at += at + (uint64_t)n < maps[i].to ? (uint64_t)n - IBX_HASH_BYTES : (uint64_t)n;
         }
     }
@@ -71,7 +74,7 @@ static bool dump_has(const uint8_t wanted[IBX_HASH_BYTES])
     return found;
 }
 
-/* Whether it lies where a core dump has it. */
+/* Whether this memory is in a core dump. */
 static bool is_dumped(const void *memory)
 {
     const uint64_t at = (uintptr_t)memory;
@@ -122,7 +125,7 @@ static void keys_are_in_no_dump(void **state)
         assert_false(is_dumped(ends[i]->tls->out.secret));
         assert_false(is_dumped(ends[i]->tls->in.secret));
     }
-    uint8_t *copy = malloc(IBX_HASH_BYTES); /* that this test would see it */
+    uint8_t *copy = malloc(IBX_HASH_BYTES); /* shows that this test would find a key */
     memcpy(copy, client->session_key, IBX_HASH_BYTES);
     assert_true(dump_has(client->session_key) && is_dumped(copy));
     OPENSSL_cleanse(copy, IBX_HASH_BYTES);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The shm provider between two honest ends: messages, sleep, and copies. */
+/* The shm provider between two correct ends: messages, sleep, and copies. */
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/shm_pair.h"
 
@@ -29,7 +29,7 @@ static void test_messages_of_all_lengths(void **state)
         4000, 8192};
     uint8_t bytes[8192];
     fill(bytes, sizeof(bytes));
-    /* Three laps through slots and commands, and both ways. */
+    /* Three rounds through all slots and commands, in both directions. */
     for (int lap = 0; lap < 30; lap++) {
         struct end *from = lap % 2 ? server : client, *to = lap % 2 ? client : server;
         to->count = 0;
@@ -50,8 +50,8 @@ static void test_messages_of_all_lengths(void **state)
     assert_true(caps.register_free);
 }
 
-/* It makes no upcall, and ends when there is one to make. */
-static void test_looks(void **state)
+/* look() reports no events, and returns when there is one to report. */
+static void test_look_polls_without_events(void **state)
 {
     (void)state;
     ibx_provider_shm.look(server->shm, 3);
@@ -70,15 +70,15 @@ static void test_credit(void **state)
     await_notes(server, NULL, 8);
     assert_int_equal(end_send(client, "x", 1, 0), -EAGAIN);
     assert_int_equal(end_turn(client), 0);
-    /* Out of order; a second release of the same message counts for nothing. */
+    /* Released out of order; a second release of the same message has no effect. */
     release(server, 5);
     release(server, 5);
-    assert_true(end_turn(client) > 0); /* credit is worth a look */
+    assert_true(end_turn(client) > 0); /* returned credit counts as progress */
     assert_int_equal(end_send(client, "y", 1, 0), 0);
     assert_int_equal(end_send(client, "z", 1, 0), -EAGAIN);
     await_notes(server, NULL, 9);
     assert_int_equal(server->notes[8].data[0], 'y');
-    for (int i = 0; i < 8; i++) /* those that are held have not changed */
+    for (int i = 0; i < 8; i++) /* the messages that are still held have not changed */
         assert_memory_equal(server->notes[i].data, i == 5 ? (void *)"y" : (void *)&i, 1);
 }
 
@@ -87,7 +87,7 @@ static void test_signalled_sends(void **state)
     (void)state;
     assert_int_equal(end_send(client, "a", 1, 0), 0);
     assert_int_equal(end_send(client, "b", 1, IBX_SIGNALED), 0);
-    assert_int_equal(client->count, 0); /* not from inside send */
+    assert_int_equal(client->count, 0); /* send itself reports nothing */
     assert_int_equal(ibx_provider_shm.arm(client->shm), 1);
     await_notes(client, NULL, 1);
     assert_int_equal(client->notes[0].kind, NOTE_SEND);
@@ -104,13 +104,13 @@ static void test_signalled_sends(void **state)
 static void test_sleeping(void **state)
 {
     (void)state;
-    /* A side that is awake is not woken. */
+    /* An end that is awake is not woken. */
     assert_int_equal(end_send(client, "a", 1, 0), 0);
     assert_false(end_wakes(server, 0));
-    /* A side that has something to do does not sleep. */
+    /* An end that has something to do does not sleep. */
     assert_int_equal(ibx_provider_shm.arm(server->shm), 1);
     await_notes(server, NULL, 1);
-    /* A side that sleeps is woken, once. */
+    /* An end that sleeps is woken, once. */
     assert_int_equal(ibx_provider_shm.arm(server->shm), 0);
     assert_false(end_wakes(server, 0));
     assert_int_equal(end_send(client, "b", 1, 0), 0);
@@ -123,8 +123,8 @@ static void test_sleeping(void **state)
     assert_int_equal(ibx_provider_shm.arm(server->shm), 0);
 }
 
-static unsigned no_memory; /* packets for which the kernel has none */
-static int send_code;      /* of the next one */
+static unsigned no_memory; /* how many packets the kernel refuses for lack of memory */
+static int send_code;      /* the error of the next send */
 
 ssize_t __real_sendmsg(int socket, const struct msghdr *message, int flags);
 ssize_t __wrap_sendmsg(int socket, const struct msghdr *message, int flags);
@@ -137,7 +137,8 @@ ssize_t __wrap_sendmsg(int socket, const struct msghdr *message, int flags)
     return -1;
 }
 
-/* A side that has sent something to a sleeping one does not sleep before that is woken. */
+/* An end that has sent something to a sleeping one does not sleep before that one has been
+ * woken. */
 static void test_waking_without_memory(void **state)
 {
     (void)state;
@@ -156,7 +157,7 @@ static void test_waking_without_memory(void **state)
     await_notes(server, NULL, 1);
 }
 
-static int receive_code; /* of the shm socket, once */
+static int receive_code; /* the error of the next receive at the shm socket */
 
 ssize_t __real_recvmsg(int socket, struct msghdr *message, int flags);
 ssize_t __wrap_recvmsg(int socket, struct msghdr *message, int flags);
@@ -167,7 +168,8 @@ ssize_t __wrap_recvmsg(int socket, struct msghdr *message, int flags)
     return errno ? -1 : __real_recvmsg(socket, message, flags);
 }
 
-/* Nobody can be woken by a socket that cannot be read: both ends would sleep for ever. */
+/* If the socket cannot be read, it can wake nobody, and both ends would sleep for ever. So the
+ * connection ends. */
 static void test_a_socket_that_cannot_be_read(void **state)
 {
     (void)state;
@@ -181,7 +183,8 @@ static void test_a_socket_that_cannot_be_read(void **state)
     assert_int_equal(server->notes[server->count - 1].status, -EACCES);
 }
 
-/* The same if it takes no packets, but for a peer that is gone, which others notice. */
+/* The same if the socket accepts no packets, unless the peer is gone, which is noticed
+ * elsewhere. */
 static void test_a_socket_that_takes_nothing(void **state)
 {
     (void)state;
@@ -198,7 +201,7 @@ static void test_sleeping_for_credit(void **state)
     for (int i = 0; i < 8; i++)
         assert_int_equal(end_send(client, "a", 1, 0), 0);
     await_notes(server, NULL, 8);
-    /* No send was refused: a release is no reason to wake up. */
+    /* No send was refused, so a release need not wake the sender. */
     assert_int_equal(ibx_provider_shm.arm(client->shm), 0);
     release(server, 0);
     assert_false(end_wakes(client, 0));
@@ -209,7 +212,7 @@ static void test_sleeping_for_credit(void **state)
     assert_true(end_wakes(client, 0));
     assert_true(end_turn(client) > 0);
     assert_int_equal(end_send(client, "a", 1, 0), 0);
-    /* Credit that came before is seen in time. */
+    /* Credit that arrived before arm() is noticed. */
     assert_int_equal(end_send(client, "a", 1, 0), -EAGAIN);
     release(server, 2);
     assert_int_equal(ibx_provider_shm.arm(client->shm), 1);
@@ -221,7 +224,7 @@ static void test_sleeping_for_credit(void **state)
 
 enum way { MAPPED, DIRECT, REQUESTED };
 
-/* Has `end` copy in one way only. */
+/* Makes `end` copy in this way only. */
 static void choose(struct end *end, enum way way)
 {
     end->shm->direct = way != REQUESTED;
@@ -236,13 +239,13 @@ static void assert_done(const struct end *end, unsigned i, const struct ibx_chun
     assert_int_equal(end->notes[i].status, status);
 }
 
-/* Unaligned on both sides, larger than all bounce buffers together, with guards. */
+/* Unaligned on both sides, larger than all bounce buffers together, with guard bytes around. */
 static void read_and_write(enum way way)
 {
     uint8_t *theirs = way == MAPPED ? NULL : malloc(LENGTH + 64), *mine = calloc(1, LENGTH + 64);
     struct ibx_mr *mr = end_register(client, theirs, LENGTH + 64, READ_WRITE);
     struct ibx_chunk chunk;
-    /* A direct copy and a mapped one need no help. */
+    /* Direct and mapped copies need no help of the peer. */
     struct end *helper = way == REQUESTED ? client : NULL;
     choose(server, way);
     theirs = mr->span.address;
@@ -300,7 +303,8 @@ static void refusals(enum way way)
     };
     forged.keys[0] ^= 1ull << 40;
     end_deregister(client, writes);
-    writes = end_register(client, theirs, 100, IBX_ACCESS_REMOTE_WRITE); /* in the same place */
+    /* in the same place of the table */
+    writes = end_register(client, theirs, 100, IBX_ACCESS_REMOTE_WRITE);
     choose(server, way);
     cases[1].mr = writes;
     for (unsigned i = 0; i < 9; i++) {
@@ -321,7 +325,7 @@ static void test_refusals_direct(void **state)
     refusals(DIRECT);
 }
 
-/* The published table does not decide alone: the owner checks by itself. */
+/* The published table alone does not decide: the owner checks too. */
 static void test_refusals_requested(void **state)
 {
     (void)state;
@@ -345,7 +349,7 @@ static void test_refusals_requested(void **state)
     post(server, &chunk, IBX_RDMA_READ, 1, mine, &forged, 0, 8);
     await_notes(server, client, 3);
     assert_done(server, 2, &chunk, -EACCES);
-    for (int i = -1; i < 2; i += 2) { /* the ends of the range, one byte beyond */
+    for (int i = -1; i < 2; i += 2) { /* one byte beyond either end of the range */
         post(server, &chunk, IBX_RDMA_READ, 1, mine, mr, 0, 1);
         chunk.remote_address = (uintptr_t)theirs + (i < 0 ? (size_t)-1 : sizeof(theirs));
         atomic_store(&shared->key, mr->keys[0]);
@@ -388,7 +392,7 @@ static void urgent_first(enum way way)
     choose(server, way);
     post(server, &bulk, IBX_RDMA_READ, 1, mine, mr, 0, sizeof(theirs));
     while (way == REQUESTED && ibx_shm_request_room(server->shm, &bulk))
-        end_turn(server); /* until every bounce buffer for bulk is requested */
+        end_turn(server); /* until every bounce buffer for bulk copies is in use */
     post(server, &urgent, IBX_RDMA_READ, 0, word, mr, 0, sizeof(word));
     await_notes(server, way == REQUESTED ? client : NULL, 2);
     assert_done(server, 0, &urgent, 0);
@@ -413,7 +417,7 @@ static void test_urgent_does_not_starve_bulk(void **state)
     choose(server, DIRECT);
     post(server, &bulk, IBX_RDMA_READ, 1, mine, mr, 0, sizeof(mine));
     int i = 0;
-    do { /* there always is an urgent one */
+    do { /* an urgent READ is always pending */
         server->count = 0;
         post(server, &urgent, IBX_RDMA_READ, 0, word, mr, 0, sizeof(word));
         await_notes(server, NULL, 1);
@@ -434,7 +438,7 @@ static void test_abort(void **state)
     for (int i = 0; i < 4; i++)
         post(server, &chunks[i], IBX_RDMA_READ, i ? 1 : 0, mine, mr, 0, i == 1 ? LENGTH : 64);
     for (int i = 0; i < 3; i++)
-        end_turn(server); /* some are requested, some still wait */
+        end_turn(server); /* some pieces are requested, others still wait */
     assert_non_null(server->shm->bulk.head);
     ibx_provider_shm.abort(server->shm);
     assert_int_equal(server->count, 4);
@@ -449,11 +453,11 @@ static void test_abort(void **state)
 
 /* ------------------------------------------------------------------- overtaken */
 
-#define ROUNDS 300 /* more commands than the ring has places, several times */
+#define ROUNDS 300 /* more commands than the ring has places, several times over */
 
 static uint8_t remote_bytes[IBX_SHM_PIECE], local_bytes[IBX_SHM_PIECE];
 
-/* Two urgent READs: as many as the client serves between two looks at its ring. */
+/* Makes two urgent READs, as many as the client serves between two looks at its ring. */
 static void overtake(struct ibx_mr *mr)
 {
     struct ibx_chunk urgent[2];
@@ -471,9 +475,9 @@ static void overtake(struct ibx_mr *mr)
     server->count = 0;
 }
 
-/* A requested copy, overtaken by so many urgent ones that the ring of commands goes round: its own
- * bytes arrive, once. */
-static void test_overtaken(void **state)
+/* A requested bulk copy is overtaken by so many urgent ones that the ring of commands wraps. Its
+ * own bytes arrive, once. */
+static void test_copy_overtaken_by_urgent_ones(void **state)
 {
     (void)state;
     server->shm->direct = false;
@@ -483,12 +487,12 @@ static void test_overtaken(void **state)
         server->count = 0;
         fill(remote_bytes, sizeof(remote_bytes));
         fill(local_bytes,
-             write ? sizeof(local_bytes) : 0); /* the urgent READs look at the remote ones */
+             write ? sizeof(local_bytes) : 0); /* the urgent READs compare the remote bytes */
         local_bytes[5000] ^= 1;
         post(server, &bulk, write ? IBX_RDMA_WRITE : IBX_RDMA_READ, 1, local_bytes, mr, 0,
              sizeof(local_bytes));
         while (ibx_shm_request_room(server->shm, &bulk) && end_turn(server))
-            ; /* it is requested */
+            ; /* until it is requested */
         for (unsigned i = 0; i < ROUNDS; i++)
             overtake(mr);
         await_notes(server, client, 1);
@@ -514,9 +518,9 @@ static void test_a_peer_that_polls_gets_requests(void **state)
     post(server, &chunk, IBX_RDMA_READ, 1, mine, mr, 0, sizeof(mine));
     end_turn(server);
     assert_int_equal(server->count, 0);
-    assert_int_equal(ibx_provider_shm.arm(server->shm), 1); /* no answer may come */
+    assert_int_equal(ibx_provider_shm.arm(server->shm), 1); /* an answer may still come */
     await_notes(server, client, 1);
-    /* A process that sleeps is left alone. */
+    /* A process that sleeps is not asked. */
     assert_int_equal(ibx_provider_shm.arm(client->shm), 0);
     post(server, &chunk, IBX_RDMA_READ, 1, mine, mr, 0, sizeof(mine));
     end_turn(server);
@@ -540,14 +544,14 @@ static void test_a_request_without_answer_is_withdrawn(void **state)
     assert_done(server, 0, &chunk, 0);
     check(theirs, sizeof(theirs), 0);
     assert_int_equal(server->shm->peer.now, SHM_PEER_ABSENT);
-    /* A peer that serves it later must not write old bytes over new ones. */
+    /* If the peer serves the request later, it must not overwrite new bytes with old ones. */
     memset(theirs, 1, sizeof(theirs));
     assert_int_equal(end_turn(client) > 0, 1);
     while (end_turn(client))
         ;
     for (size_t i = 0; i < sizeof(theirs); i++)
         assert_int_equal(theirs[i], 1);
-    /* Its answers make it present again, and complete nothing twice. */
+    /* Its answers make it count as present again, and complete nothing a second time. */
     end_turn(server);
     assert_int_equal(server->count, 1);
     assert_int_equal(server->shm->peer.now, SHM_PEER_PRESENT);
@@ -580,8 +584,8 @@ static void test_an_absent_peer_gets_a_request_now_and_then(void **state)
     end_deregister(client, mr);
 }
 
-/* A client that keeps the segment mapped keeps none of the server's bytes, once it has closed its
- * end; one that has not may still read what was sent. */
+/* A client that keeps the segment mapped after closing its end finds none of the server's bytes
+ * there. A client that has not closed may still read what was sent. */
 static void test_a_kept_segment_is_empty(void **state)
 {
     static const char word[] =
@@ -592,7 +596,7 @@ static void test_a_kept_segment_is_empty(void **state)
         assert_int_equal(end_send(server, word, sizeof(word), 0), 0);
         uint8_t *kept = client->shm->segment;
         assert_non_null(memmem(kept, length, word, sizeof(word)));
-        client->shm->segment = NULL; /* not unmapped */
+        client->shm->segment = NULL; /* so that it stays mapped */
         ibx_provider_shm.abort(client->shm);
         ibx_provider_shm.abort(server->shm);
         end_close(early ? server : client);
@@ -607,7 +611,7 @@ int main(void)
 #define TEST(f) cmocka_unit_test_setup_teardown(f, both_connected, both_close)
     const struct CMUnitTest tests[] = {
         TEST(test_messages_of_all_lengths),
-        TEST(test_looks),
+        TEST(test_look_polls_without_events),
         TEST(test_credit),
         TEST(test_signalled_sends),
         TEST(test_sleeping),
@@ -622,7 +626,7 @@ int main(void)
         TEST(test_urgent_first),
         TEST(test_urgent_does_not_starve_bulk),
         TEST(test_abort),
-        TEST(test_overtaken),
+        TEST(test_copy_overtaken_by_urgent_ones),
         TEST(test_a_peer_that_polls_gets_requests),
         TEST(test_a_request_without_answer_is_withdrawn),
         TEST(test_an_absent_peer_gets_a_request_now_and_then),

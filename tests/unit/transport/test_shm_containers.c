@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * shm between containers: the client has its own user, mount, PID and network namespaces, as
- * container engines make them, and sees one folder of the server's under another name. Or it shares
- * the network namespace alone, as containers of one pod do.
- */
+/* shm between containers. The client has its own user, mount, PID and network namespaces, as
+ * container engines make them, and sees a folder of the server under another name. Or it shares
+ * the server's network namespace only, like containers of one pod. */
 #include "tests/fixtures/patience.h"
 
 #include "common/clock.h"
@@ -35,9 +33,9 @@ enum { ENDED_WELL, ENDED_BADLY, NO_NAMESPACES };
 
 static char folder[64];
 
-/* What the client is to be refused with, or NULL. */
+/* refusal: the error that the client must get, or NULL */
 struct client {
-    int namespaces; /* beside user, mount and PID */
+    int namespaces; /* besides user, mount and PID */
     const char *uri, *shm_dir, *refusal;
 };
 
@@ -53,7 +51,8 @@ static void write_text(const char *file, const char *text)
     }
 }
 
-/* Only the folder, as INSIDE, and /proc; as root of its own user namespace. */
+/* The new root contains only the folder, as INSIDE, and /proc; the client is root of its own
+ * user namespace. */
 static bool enter_container(const struct client *client)
 {
     char user[32], group[32];
@@ -81,7 +80,7 @@ static struct ibx_event next_event(struct ibx_conn *conn)
     return event;
 }
 
-/* Exposes BYTES, names them to the server, and stays until it has gone. */
+/* Exposes BYTES, sends their place to the server, and stays until the server has gone. */
 static bool be_read(struct ibx_conn *conn)
 {
     struct ibx_mr *mr;
@@ -111,7 +110,7 @@ static bool said(const struct ibx_error *err, const char *part)
     return false;
 }
 
-/* In process 1 of the new PID namespace. */
+/* Runs as process 1 of the new PID namespace. */
 static int client_run(const struct client *client)
 {
     struct ibx_options options;
@@ -193,7 +192,7 @@ static void read_and_check(struct ibx_conn *conn)
     ibx_mr_deregister(mr);
 }
 
-/* Serves such a client, who gets what it comes for unless it is to be refused. */
+/* Serves one client. It reads the client's bytes unless the client must be refused. */
 static void serve(struct ibx_listener *listener, const struct client *client)
 {
     struct ibx_error err = {0};
@@ -223,17 +222,17 @@ static void serve(struct ibx_listener *listener, const struct client *client)
     "the server's rdma.shm_dir has to be mounted here too, and rdma.shm_dir on this side has to "  \
     "name it"
 
-/* Servers listen at a socket in the folder, or at 127.0.0.1, and may have the folder as shm_dir. */
+/* Servers listen at a socket in the folder or at 127.0.0.1, and may use the folder as shm_dir. */
 static const struct scene {
     const char *name;
     bool by_socket, with_folder;
-    struct client client; /* no uri: the listener's */
+    struct client client; /* without a URI: the listener's */
 } scenes[] = {
     {"a shared folder", true, true, {OWN_NETWORK, SOCKET, INSIDE, NULL}},
-    /* Neither a folder nor an option is needed. */
+    /* The client needs neither a folder nor an option. */
     {"a shared network namespace", false, false, {0, NULL, "", NULL}},
     {"a shared socket alone", true, false, {OWN_NETWORK, SOCKET, "", ELSEWHERE}},
-    /* The server says where its folder is there; here it is elsewhere. */
+    /* The server names its folder as it sees it; the client sees it elsewhere. */
     {"a folder of another name", true, true, {OWN_NETWORK, SOCKET, "", NOT_HERE}},
 };
 

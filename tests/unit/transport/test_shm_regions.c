@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Regions of the shm provider between two honest ends: how they end, those that both map, and
- * memory of the process. */
+/* Regions of the shm provider between two correct ends: deregistration, memory that both ends
+ * map, and memory that belongs to the process. */
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/shm_pair.h"
 
@@ -36,7 +36,7 @@ static void *drop_run(void *arg)
     return NULL;
 }
 
-/* Starts the deregistration of a region that the server pretends to be copying. */
+/* Starts to deregister a region that the server pretends to be copying. */
 static uint32_t drop_in_use(struct dropping *d, void *memory)
 {
     d->mr = end_register(client, memory, 64, READ_WRITE);
@@ -54,7 +54,7 @@ static void test_deregistration_waits_for_a_copy(void **state)
     uint32_t index = drop_in_use(&d, memory);
     uint64_t deadline = ibx_deadline_in_ms(patience_ms(20000));
     while (atomic_load(&server->shm->theirs.regions[index].key))
-        assert_true(ibx_now_ns() < deadline); /* the key goes first */
+        assert_true(ibx_now_ns() < deadline); /* the key is removed first */
     assert_false(atomic_load(&d.done));
     atomic_store(&server->shm->mine.control->copying, 0);
     pthread_join(d.thread, NULL);
@@ -70,7 +70,7 @@ static void test_deregistration_does_not_wait_for_the_dead(void **state)
     struct dropping d = {0};
     drop_in_use(&d, memory);
     shutdown(server->shm->control, SHUT_RDWR);
-    pthread_join(d.thread, NULL); /* the test's own time limit is the deadline */
+    pthread_join(d.thread, NULL); /* the test's own time limit applies */
     end_turn(client);
     assert_int_equal(client->count, 0);
 }
@@ -97,7 +97,7 @@ static void test_many_regions(void **state)
     struct ibx_mr more = {.span = ibx_span_host(memory, 1), .access = IBX_ACCESS_REMOTE_READ};
     assert_int_equal(ibx_provider_shm.mr_register(client->shm, &more, &client->err), -ENOMEM);
     assert_non_null(strstr(client->err.message, "16384"));
-    /* Memory that the peer never names needs no place. */
+    /* Memory that the peer never names takes no place in the table. */
     end_deregister(client, end_register(client, memory, sizeof(memory), IBX_ACCESS_LOCAL));
     for (unsigned i = 0; i < IBX_SHM_REGIONS; i++)
         end_deregister(client, mrs[i]);
@@ -106,7 +106,7 @@ static void test_many_regions(void **state)
 
 /* ---------------------------------------------------------------------- arenas */
 
-/* Memory of the provider's with pages: only that is reached through a mapping. */
+/* Memory of the provider with pages in it: only such memory is copied through a mapping. */
 static struct ibx_mr *register_filled(size_t length, unsigned access)
 {
     struct ibx_mr *mr = end_register(client, NULL, length, access);
@@ -126,7 +126,7 @@ static void test_mapped_regions(void **state)
         assert_int_equal(there[i], 0);
     fill(mr->span.address, LENGTH);
     check(there, LENGTH, 0);
-    /* Memory that may only be read cannot be made writable, either. */
+    /* Memory that may only be read cannot be made writable by mprotect(2). */
     uintptr_t page = (uintptr_t)there & ~4095ul;
     assert_int_equal(mprotect((void *)page, 4096, PROT_READ | PROT_WRITE), -1);
     assert_int_equal(errno, EACCES);
@@ -135,15 +135,15 @@ static void test_mapped_regions(void **state)
     struct ibx_mr old = *mr;
     end_deregister(client, mr);
     assert_null(pointer(server, &old, 1));
-    /* Memory of the heap has none. */
+    /* Heap memory has no mapping at the peer. */
     uint8_t memory[64];
     mr = end_register(client, memory, sizeof(memory), IBX_ACCESS_REMOTE_READ);
     assert_null(pointer(server, mr, 1));
     end_deregister(client, mr);
 }
 
-/* The whole allocation under one id, which the next one at the same place does not have; a part of
- * it that is registered by itself is in the same. */
+/* A whole allocation has one id, and the next allocation at the same place has another one. A
+ * part of it that is registered separately has the same id. */
 static void test_reach(void **state)
 {
     (void)state;
@@ -183,7 +183,7 @@ static void test_reach(void **state)
     end_deregister(client, mr);
     end_deregister(client, first);
 
-    /* Memory that is only read is not writable, and a WRITE to it fails. */
+    /* The mapping of memory that may only be read is not writable, and a WRITE to it fails. */
     mr = register_filled(4096, IBX_ACCESS_REMOTE_READ);
     assert_int_equal(hold(server, mr, 0, 1, IBX_ACCESS_REMOTE_READ, &next), 0);
     ibx_provider_shm.remote_release(server->shm);
@@ -192,7 +192,7 @@ static void test_reach(void **state)
     end_deregister(client, mr);
 }
 
-/* Memory of the heap: not mapped, but copied by the kernel, from any thread. */
+/* Heap memory is not mapped; the kernel copies it, for any thread. */
 static void test_reach_of_the_heap(void **state)
 {
     (void)state;
@@ -218,7 +218,7 @@ static void test_reach_of_the_heap(void **state)
     end_deregister(client, mr);
 }
 
-/* Deregistration waits for who holds. */
+/* Deregistration waits until the reach is released. */
 static void test_reach_is_held(void **state)
 {
     (void)state;
@@ -246,7 +246,7 @@ static blkcnt_t blocks(int fd)
 static void test_arena_memory_is_given_back(void **state)
 {
     (void)state;
-    /* Of different sizes, freed in another order than allocated. */
+    /* Different sizes, freed in another order than allocated. */
     struct ibx_mr *mrs[4];
     for (size_t i = 0; i < 4; i++) {
         mrs[i] = end_register(client, NULL, (i + 1) * 300000, READ_WRITE);
@@ -262,7 +262,8 @@ static void test_arena_memory_is_given_back(void **state)
     struct ibx_mr *again = end_register(client, NULL, 400000, READ_WRITE);
     for (size_t i = 0; i < 400000; i++)
         assert_int_equal(((uint8_t *)again->span.address)[i], 0);
-    assert_ptr_equal(pointer(server, again, 1), hole); /* first fit */
+    /* the first free place that is large enough */
+    assert_ptr_equal(pointer(server, again, 1), hole);
     end_deregister(client, mrs[0]);
     end_deregister(client, again);
     check(mrs[2]->span.address, mrs[2]->span.length, 0);
@@ -284,7 +285,7 @@ static void test_more_than_an_arena(void **state)
     end_deregister(client, mr);
 }
 
-/* ------------------------------ memory of the process, which belongs to no connection */
+/* memory of the process */
 
 #define UNIT ((size_t)700001)
 
@@ -301,7 +302,7 @@ static void test_in_two_connections(void **state)
             assert_int_equal(memory[i][at], 0);
         memset(memory[i], 'a' + (int)i, (i + 1) * UNIT);
     }
-    /* Odd parts of it, in any connection; the peer sees them and may write there. */
+    /* Any connection may register odd parts of it. The peer sees them and may write there. */
     struct pair second;
     pair_open(&second);
     ends_connect(&second.server, &second.client);
@@ -315,7 +316,7 @@ static void test_in_two_connections(void **state)
     assert_non_null(writable);
     memcpy(writable, "written", 7);
     assert_memory_equal(memory[1] + 5, "written", 7);
-    /* All pieces are one allocation to who would pin them, at the places where they are. */
+    /* For whoever pins it, all parts are one allocation, each at its own offset. */
     struct ibx_reach reach;
     assert_int_equal(hold(server, mr, 67, 1000, IBX_ACCESS_REMOTE_WRITE, &reach), 0);
     ibx_provider_shm.remote_release(server->shm);
@@ -323,7 +324,7 @@ static void test_in_two_connections(void **state)
     assert_ptr_equal(reach.base, there - 333);
     assert_true(reach.length == (3 * UNIT + 4095) / 4096 * 4096);
     assert_true(reach.id == IBX_SHM_SHARED_ID && reach.writable);
-    /* A key is good on its own connection only, until the deregistration. */
+    /* A key is valid on its own connection only, until the deregistration. */
     assert_null(pointer(server, other, 7));
     const struct ibx_mr old = *mr;
     end_deregister(client, mr);
@@ -331,7 +332,8 @@ static void test_in_two_connections(void **state)
     end_deregister(&second.client, other);
     pair_close(&second);
 
-    /* It outlives the connection, and its pages are the same when it was freed in between. */
+    /* The memory outlives the connection. Its pages are the same although it was freed in
+     * between. */
     memcpy(memory[2], "seen", 5);
     const uint8_t *page = there - 333;
     assert_true(ibx_shared_free(memory[2]));
@@ -347,7 +349,7 @@ static void test_in_two_connections(void **state)
     assert_non_null(strstr(err.message, "17179869185 bytes"));
 }
 
-/* A child has the allocations of its parent, but neither frees them for the parent nor shares
+/* A child inherits its parent's allocations. It neither frees them for the parent nor shares
  * them. */
 static void test_in_a_child(void **state)
 {
@@ -372,9 +374,9 @@ static void test_in_a_child(void **state)
     assert_true(ibx_shared_free(memory) && ibx_shared_free(more));
 }
 
-/* ------------------------------------------------------------- brought in by several */
+/* populated by several threads */
 
-static unsigned processors; /* that there seem to be; 0: those there are */
+static unsigned processors; /* simulated number of processors; 0: the real one */
 static _Atomic unsigned made, made_most = UINT_MAX, populated, full_at;
 
 unsigned __real_ibx_thread_processors(void);
@@ -416,8 +418,9 @@ static bool all_there(uint8_t *memory, size_t n)
     return pages == n / 4096;
 }
 
-/* By several threads, by fewer where the system has no more, and not at all when one fails. */
-static void test_brought_in(void **state)
+/* Several threads populate memory; fewer if the system allows no more; if one fails, the
+ * allocation fails. */
+static void test_populated_by_several_threads(void **state)
 {
     (void)state;
     struct ibx_error err = {0};
@@ -452,7 +455,7 @@ static void test_brought_in(void **state)
     assert_true(ibx_shared_free(memory));
 }
 
-/* A cancellation point, also where the thread has ended already: glibc's is none then. */
+/* Always a cancellation point; glibc's pthread_join() is none if the thread has already ended. */
 int __real_pthread_join(pthread_t thread, void **result);
 int __wrap_pthread_join(pthread_t thread, void **result);
 int __wrap_pthread_join(pthread_t thread, void **result)
@@ -461,8 +464,8 @@ int __wrap_pthread_join(pthread_t thread, void **result)
     return __real_pthread_join(thread, result);
 }
 
-/* A region that stays when its memory has been freed is of no use: who serves a request for it
- * would die of a signal. */
+/* A region whose memory has been freed must not stay usable: serving a request for it would end
+ * in a signal. */
 static void test_freed_under_its_region(void **state)
 {
     (void)state;
@@ -490,8 +493,8 @@ static void test_freed_under_its_region(void **state)
     assert_true(ibx_shared_free(memory));
 }
 
-/* The same where the peer has not been given that memory, and asks for each copy. */
-static void test_freed_that_the_peer_does_not_map(void **state)
+/* The same if the peer has not mapped that memory and requests each copy. */
+static void test_freed_without_mapping_at_the_peer(void **state)
 {
     (void)state;
     struct shm *shm = client->shm;
@@ -524,7 +527,7 @@ static void *free_again_and_again(void *memory)
     return NULL;
 }
 
-/* The same by another thread, at any moment of a copy. */
+/* The same if another thread frees the memory at any moment of a copy. */
 static void test_freed_during_copies(void **state)
 {
     (void)state;
@@ -559,7 +562,8 @@ static void *allocate_and_be_cancelled(void *memory)
     return NULL;
 }
 
-/* pthread_cancel() ends a thread behind its allocation, which other threads' come after. */
+/* pthread_cancel() ends a thread after its allocation, not within it, so that other threads can
+ * allocate. */
 static void test_a_cancelled_thread(void **state)
 {
     (void)state;
@@ -575,8 +579,8 @@ static void test_a_cancelled_thread(void **state)
     assert_true(ibx_shared_free(memory));
 }
 
-/* The peer's memory arrives when this process has no room for a descriptor: it is copied without.
- */
+/* The peer's memory arrives when this process has no free descriptor. It is then copied without
+ * a mapping. */
 static void test_no_descriptor_for_an_arena(void **state)
 {
     (void)state;
@@ -603,8 +607,8 @@ static void test_no_descriptor_for_an_arena(void **state)
     assert_int_equal(server->count, 1);
 }
 
-/* A process that was out of descriptors when it wanted such memory first has it later. The first
- * test: none may have had any before. */
+/* A process that had no descriptors when it first wanted shared memory gets it later. Must run
+ * first: no other test may have used such memory. */
 static void test_shared_without_descriptors(void **state)
 {
     struct rlimit usual, none;
@@ -639,10 +643,10 @@ int main(void)
         TEST(test_more_than_an_arena),
         TEST(test_in_two_connections),
         TEST(test_freed_under_its_region),
-        TEST(test_freed_that_the_peer_does_not_map),
+        TEST(test_freed_without_mapping_at_the_peer),
         TEST(test_freed_during_copies),
         TEST(test_in_a_child),
-        TEST(test_brought_in),
+        TEST(test_populated_by_several_threads),
         TEST(test_a_cancelled_thread),
         TEST(test_no_descriptor_for_an_arena),
     };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* How the two ends of the shm provider connect: unproven connections, false servers, and the wrong
- * namespace. */
+/* How the two ends of the shm provider connect: unauthenticated connections, false servers, and
+ * the wrong namespace. */
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/shm_pair.h"
 
@@ -22,7 +22,7 @@
 
 static struct end *const server = &both.server, *const client = &both.client;
 
-static struct ibx_reader no_answer; /* the client's */
+static struct ibx_reader no_answer; /* what the client gets as the server's answer: nothing */
 
 static uint64_t in_time(void)
 {
@@ -97,7 +97,7 @@ static void test_more_unproven_connections_than_room(void **state)
     for (int i = 0; i < 20; i++) {
         fds[i] = connect_unproven(NULL);
         struct pollfd first = {.fd = fds[0], .events = POLLRDHUP};
-        if (i == 19) /* the oldest had to go */
+        if (i == 19) /* the oldest connection was dropped for it */
             assert_int_equal(poll(&first, 1, (int)patience_ms(20000)), 1);
     }
     join_client(bytes, length);
@@ -106,8 +106,8 @@ static void test_more_unproven_connections_than_room(void **state)
         close(fds[i]);
 }
 
-/* The wait for a client is not longer than agreed, uses no processor, and its end is blamed on
- * nobody else. */
+/* The server waits for a client no longer than agreed, uses no processor time meanwhile, and
+ * reports its own lack of descriptors as the reason. */
 static void test_no_descriptors_for_the_client(void **state)
 {
     (void)state;
@@ -142,7 +142,7 @@ static void test_wrong_key(void **state)
     size_t length = pair_offer(&both, bytes, sizeof(bytes));
     join_client(bytes, length);
     struct finishing one;
-    finish_start(&one, client, NULL, in_time()); /* sees its socket closed */
+    finish_start(&one, client, NULL, in_time()); /* sees that its socket is closed */
     assert_int_equal(
         ibx_provider_shm.finish(server->shm, &no_answer, ibx_deadline_in_ms(200), &server->err),
         -ETIMEDOUT);
@@ -151,7 +151,7 @@ static void test_wrong_key(void **state)
     assert_null(server->shm->segment);
 }
 
-/* The client alone, and a server of the test's own making. */
+/* Runs the client against a server that the test makes. */
 static void refuse_segment(bool wrong_proof, uint32_t slots, uint32_t message, int segment,
                            int expected)
 {
@@ -182,7 +182,7 @@ static void refuse_segment(bool wrong_proof, uint32_t slots, uint32_t message, i
 static void test_segments_that_are_refused(void **state)
 {
     int sealed = ibx_shm_memfd("segment", 16 << 20), small = ibx_shm_memfd("segment", 4096);
-    int loose = memfd_create("loose", MFD_CLOEXEC); /* as large as it has to be */
+    int loose = memfd_create("loose", MFD_CLOEXEC); /* of the right size but not sealed */
     struct pair honest;
     pair_open(&honest);
     ends_connect(&honest.server, &honest.client);
@@ -193,7 +193,7 @@ static void test_segments_that_are_refused(void **state)
         uint32_t slots, message;
         int segment, expected;
     } cases[] = {
-        {true, 8, 8192, sealed, -EACCES}, /* not the server */
+        {true, 8, 8192, sealed, -EACCES}, /* not the server's proof */
         {false, 8, 8192, small, -EPROTO},       {false, 8, 8192, loose, -EPROTO},
         {false, 8, 8192, -1, -EPROTO},          {false, 0x80000001, 8192, small, -EPROTO},
         {false, 64, 8192, small, -EPROTO}, /* more slots than agreed */
@@ -273,7 +273,7 @@ static unsigned entries(const char *directory)
     return n;
 }
 
-/* Two containers that see one directory under different names. */
+/* Two containers see one directory under different names. */
 static void test_a_shared_directory(void **state)
 {
     (void)state;
@@ -287,12 +287,12 @@ static void test_a_shared_directory(void **state)
     assert_string_equal(client->shm->directory, other);
     assert_int_equal(end_send(client, "hello", 5, 0), 0);
     await_notes(server, NULL, 1);
-    assert_int_equal(entries(directory), 0); /* the name is gone once it has served */
+    assert_int_equal(entries(directory), 0); /* the name is removed once it has been used */
     unlink(other);
     assert_int_equal(rmdir(directory), 0);
 }
 
-/* Longer than the path of a unix socket may be. */
+/* The path is longer than that of a unix socket may be. */
 static void test_a_long_path(void **state)
 {
     (void)state;
@@ -345,7 +345,7 @@ static void test_a_bad_directory(void **state)
         0);
 }
 
-/* Descriptors and mappings of a whole life are given back. */
+/* Whole connections leave neither descriptors nor mappings. */
 static void test_nothing_is_left(void **state)
 {
     (void)state;
@@ -363,9 +363,9 @@ static void test_nothing_is_left(void **state)
     assert_int_equal(entries("/proc/self/fd"), before);
 }
 
-/* A message without its descriptor leads to a sentence that says why; otherwise a full table would
- * seem the peer's fault. */
-static void test_no_place_for_a_descriptor(void **state)
+/* If a message arrives without its descriptor, the error says why; otherwise a full table of
+ * this process would look like a fault of the peer. */
+static void test_no_room_for_a_descriptor(void **state)
 {
     (void)state;
     struct rlimit before, none;
@@ -404,7 +404,7 @@ int main(void)
         TEST(test_an_attempt_given_up_leaves_nothing),
         TEST(test_a_bad_directory),
         TEST(test_nothing_is_left),
-        cmocka_unit_test(test_no_place_for_a_descriptor),
+        cmocka_unit_test(test_no_room_for_a_descriptor),
     };
     alarm(120 * patience_times());
     return cmocka_run_group_tests_name("shm_setup", tests, NULL, NULL);

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * A peer that is stopped just before it copies, and continued when the memory is no longer
- * registered. It stands in front of its system call while the owner deregisters: the calls lead
- * here first (the linker's --wrap). And a peer that goes on without its first thread.
- */
+/* A peer that is stopped just before it copies and continued when the memory is no longer
+ * registered. The linker's --wrap stops it right before its system call. Also: a peer whose
+ * first thread has ended. */
 #include "tests/fixtures/shm_pair.h"
 #include "tests/fixtures/thread_state.h"
 
@@ -22,9 +20,9 @@
 static struct pair pair;
 static uint8_t owned[LENGTH], local[LENGTH];
 static struct ibx_mr *mr;
-static bool stop_here; /* at the next call that moves more than the nonce ... */
-static bool crowded;   /* ... when the process has as many mappings as it may have */
-static bool forbidden; /* such calls, from now on */
+static bool stop_here; /* stop at the next call that copies more than the nonce */
+static bool crowded;   /* first use up the process's mappings */
+static bool forbidden; /* such calls fail from now on */
 
 ssize_t __real_process_vm_readv(pid_t pid, const struct iovec *to, unsigned long to_count,
                                 const struct iovec *from, unsigned long from_count,
@@ -39,10 +37,10 @@ ssize_t __wrap_process_vm_writev(pid_t pid, const struct iovec *from, unsigned l
                                  const struct iovec *to, unsigned long to_count,
                                  unsigned long flags);
 
-#define CROWD ((size_t)4 << 30) /* a million pages: more mappings than most kernels allow */
+#define CROWD ((size_t)4 << 30) /* a million pages, more mappings than most kernels allow */
 #define PAGE  4096u
 
-/* Every second page differs from the first, until there is no mapping left. */
+/* Makes every second page differ from the one before until no more mappings are possible. */
 static uint8_t *crowd(void)
 {
     uint8_t *pages =
@@ -64,7 +62,7 @@ static void maybe_stopped(void)
     mr = NULL;
     if (pages)
         munmap(pages, CROWD);
-    memset(owned, 0x0f, sizeof(owned)); /* other data by now */
+    memset(owned, 0x0f, sizeof(owned)); /* new data after the deregistration */
 }
 
 ssize_t __wrap_process_vm_readv(pid_t pid, const struct iovec *to, unsigned long to_count,
@@ -110,7 +108,7 @@ static void stopped_before(enum ibx_rdma_kind kind)
     mr = end_register(&pair.client, owned, LENGTH, READ_WRITE);
     memset(owned, 0xaa, sizeof(owned));
     memset(local, 0x55, sizeof(local));
-    copy(kind, 0); /* the way is open */
+    copy(kind, 0); /* shows that direct copies work */
     assert_memory_equal(owned, local, LENGTH);
     memset(local, 0x55, sizeof(local));
     stop_here = true;
@@ -121,7 +119,8 @@ static void stopped_before(enum ibx_rdma_kind kind)
         assert_int_equal(local[i], 0x55);
     }
     assert_lost(&pair.server, -ECONNRESET);
-    /* The owner knows that it is over, and gives out no place where the other may still be. */
+    /* The owner knows that the region has ended, and does not reuse memory that the peer may
+     * still copy to. */
     struct ibx_mr next = {
         .span = ibx_span_host(NULL, LENGTH), .access = READ_WRITE, .allocated = true};
     assert_int_equal(ibx_provider_shm.mr_register(pair.client.shm, &next, NULL), -ENOTCONN);
@@ -151,7 +150,7 @@ static void test_stopped_in_a_crowd(void **state)
     crowded = false;
 }
 
-/* A process that forbids them keeps out the peer's, too. */
+/* If one process forbids direct copies, its peer may not copy directly either. */
 static void test_forbidden_by_one(void **state)
 {
     (void)state;
@@ -165,7 +164,7 @@ static void test_forbidden_by_one(void **state)
     }
 }
 
-/* ... or for a while, whatever its option says. */
+/* The system forbids them for a while, whatever the option says. */
 static void test_forbidden_at_present(void **state)
 {
     (void)state;
@@ -187,8 +186,7 @@ static void test_forbidden_at_present(void **state)
     pair_close(&pair);
 }
 
-/* The peer becomes another user, or undumpable, when it has been requested to copy: it still does.
- */
+/* The peer becomes another user, or undumpable, after it was asked to copy. It still copies. */
 static void test_forbidden_later(void **state)
 {
     (void)state;
@@ -203,13 +201,13 @@ static void test_forbidden_later(void **state)
     memset(owned, 0xaa, sizeof(owned));
     memset(local, 0x55, sizeof(local));
     assert_int_equal(end_send(&pair.client, "here", 4, 0), 0);
-    await_notes(&pair.server, NULL, 1); /* it is at work */
+    await_notes(&pair.server, NULL, 1); /* the peer is copying */
     post(&pair.server, &chunk, IBX_RDMA_READ, 1, local, mr, 0, LENGTH);
     end_turn(&pair.server);
     assert_true(ibx_shm_request_open(pair.server.shm));
     forbidden = true;
     while (pair.server.shm->direct && pair.server.count == 1)
-        end_turn(&pair.server); /* until it takes the peer for absent */
+        end_turn(&pair.server); /* until the peer counts as absent */
     forbidden = false;
     await_notes(&pair.server, &pair.client, 2);
     assert_int_equal(pair.server.notes[1].kind, NOTE_CHUNK);
@@ -220,11 +218,11 @@ static void test_forbidden_later(void **state)
     pair_close(&pair);
 }
 
-/* ------------------------------------------------- without the thread that had its id */
+/* ------------------------------------------------------------- after the first thread has ended */
 
-#define NO_DIRECT 77 /* exit status */
+#define NO_DIRECT 77 /* exit status: direct copies are not possible here */
 
-/* Only this end polls, so that it copies alone. */
+/* Only this end polls, so it must copy alone. */
 static void copy_alone(enum ibx_rdma_kind kind)
 {
     static struct ibx_chunk chunks[2];

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Busy polling, where it helps and where it does not. Both ends are this thread's: the server acts
- * when the client gives its core away, by sched_yield() in its polling or by going to sleep, or at
- * a certain time. The clock is the test's as well, or a busy machine would take part, and so is the
- * number of processors, the first argument.
- */
+/* When busy polling helps and when it does not. One thread drives both ends: the server acts
+ * when the client gives up its processor, by sched_yield() while it polls or by going to sleep,
+ * or at a given time. The clock is simulated, because a busy machine would change the results;
+ * so is the number of processors, the first argument. */
 #include "tests/fixtures/memory_pair.h"
 
 #include <errno.h>
@@ -16,19 +14,19 @@
 #include <time.h>
 #include <cmocka.h>
 
-#define LOOK_NS   100        /* from one look at the clock to the next */
-#define OTHERS_NS 4000000ull /* another process has the core for so long */
-#define PLENTY    4          /* so many processors, and polling goes about it in another way */
-#define LATER_NS  10000u     /* there the first yield comes after so long */
+#define LOOK_NS   100        /* time between two looks at the clock */
+#define OTHERS_NS 4000000ull /* how long another process keeps the processor */
+#define PLENTY    4          /* with so many processors, polling yields later */
+#define LATER_NS  10000u     /* then the first yield comes after this time */
 
 static int processors;
 static struct memory_pair pair;
 static unsigned yields, sleeps;
-static bool on_yield, on_sleep; /* when the server sends; once a wait */
-static bool others;             /* who want this core, and get it by a yield */
+static bool on_yield, on_sleep; /* when the server sends, once in each wait */
+static bool others;             /* other processes want the processor and get it at each yield */
 static uint64_t now_ns;
-static uint64_t sends_at_ns;    /* when the server sends all the same; 0: not so */
-static uint64_t first_yield_ns; /* of a wait */
+static uint64_t sends_at_ns;    /* when the server sends in any case; 0: never */
+static uint64_t first_yield_ns; /* when the wait yielded for the first time */
 
 int __real_sched_yield(void);
 int __wrap_sched_yield(void);
@@ -56,7 +54,7 @@ static void server_sends(void)
     struct iovec word = {"word", 4};
     on_yield = on_sleep = false;
     sends_at_ns = 0;
-    assert_int_equal(ibx_poll(pair.server, &event, 1), 0); /* credit comes this way */
+    assert_int_equal(ibx_poll(pair.server, &event, 1), 0); /* returns credit */
     assert_int_equal(ibx_send(pair.server, &word, 1, 0, 0), 0);
 }
 
@@ -111,8 +109,8 @@ static int drop(void **state)
     return 0;
 }
 
-/* One message waited for: whether that took polling. */
-static bool wait_polls(bool yield_helps)
+/* Waits for one message. Returns whether the wait polled. */
+static bool polls_in_a_wait(bool yield_helps)
 {
     struct ibx_event event;
     yields = sleeps = 0;
@@ -126,22 +124,23 @@ static bool wait_polls(bool yield_helps)
     return yields > 0;
 }
 
-/* Likewise, with the message in so many microseconds or at the first sleep: whether it slept. */
-static bool wait_sleeps(unsigned us)
+/* Waits for a message that comes after `us` microseconds or at the first sleep. Returns whether
+ * the wait slept. */
+static bool sleeps_in_a_wait(unsigned us)
 {
     sends_at_ns = now_ns + us * 1000u;
-    wait_polls(false);
+    polls_in_a_wait(false);
     return sleeps > 0;
 }
 
-/* As where sched_yield() does not give the core to the peer, which then waits for the end of each
- * polling: a message and its answer would take two of these times. */
-static void test_polling_in_vain_is_left_out(void **state)
+/* sched_yield() does not give the processor to the peer, which then waits for the end of each
+ * polling period. A message and its answer would take two of these periods. */
+static void test_useless_polling_stops(void **state)
 {
     unsigned polled = 0;
     (void)state;
     for (unsigned i = 0; i < 400; i++)
-        polled += wait_polls(false);
+        polled += polls_in_a_wait(false);
     assert_true(polled < 40);
 }
 
@@ -149,7 +148,7 @@ static void test_polling_that_finds_goes_on(void **state)
 {
     (void)state;
     for (unsigned i = 0; i < 400; i++) {
-        assert_true(wait_polls(true));
+        assert_true(polls_in_a_wait(true));
         assert_int_equal(sleeps, 0);
     }
 }
@@ -159,37 +158,37 @@ static void test_polling_comes_back_when_it_helps_again(void **state)
     unsigned slept = 0;
     (void)state;
     for (unsigned i = 0; i < 100; i++)
-        wait_polls(false);
+        polls_in_a_wait(false);
     for (unsigned i = 0; i < 400; i++) {
-        wait_polls(true);
+        polls_in_a_wait(true);
         slept += sleeps > 0;
     }
     assert_true(slept < 100);
 }
 
-/* A peer that takes longer now and then, or an application that pauses, is not that peer. */
+/* A peer that takes longer now and then, or an application that pauses, does not end polling. */
 static void test_one_success_counts_for_some_failures(void **state)
 {
     (void)state;
     for (unsigned i = 0; i < 400; i++)
-        assert_true(wait_polls(i % 4 == 3));
+        assert_true(polls_in_a_wait(i % 4 == 3));
 }
 
-/* If another process has the core for milliseconds after each yield, it is better to sleep: a
- * sleeper has the core back as soon as it is woken. That the message is there by then does not
- * count as success. */
-static void test_polling_that_loses_the_core_is_left_out(void **state)
+/* If another process takes the processor for milliseconds at each yield, it is better to sleep:
+ * a sleeper gets the processor back as soon as it is woken. That the message has arrived by then
+ * does not count as success. */
+static void test_polling_that_loses_the_processor_stops(void **state)
 {
     unsigned polled = 0;
     (void)state;
     others = true;
     for (unsigned i = 0; i < 1000; i++)
-        polled += wait_polls(true);
+        polled += polls_in_a_wait(true);
     assert_true(polled < 10);
     others = false;
     for (unsigned i = 0; i < 4000; i++)
-        wait_polls(true);
-    assert_true(wait_polls(true));
+        polls_in_a_wait(true);
+    assert_true(polls_in_a_wait(true));
 }
 
 static void test_the_core_lost_now_and_then_is_borne(void **state)
@@ -197,16 +196,16 @@ static void test_the_core_lost_now_and_then_is_borne(void **state)
     (void)state;
     for (unsigned i = 0; i < 1000; i++) {
         others = i % 20 == 0;
-        assert_true(wait_polls(true));
+        assert_true(polls_in_a_wait(true));
     }
 }
 
-/* If the peer has a processor of its own, a yield only makes this side late. */
-static void test_the_first_yield_waits_where_processors_abound(void **state)
+/* If the peer has a processor of its own, a yield only delays this side. */
+static void test_first_yield_is_later_with_many_processors(void **state)
 {
     (void)state;
     uint64_t start = now_ns;
-    assert_true(wait_polls(true));
+    assert_true(polls_in_a_wait(true));
     assert_int_equal(first_yield_ns - start >= LATER_NS, processors >= PLENTY);
 }
 
@@ -214,51 +213,51 @@ static void test_expected_events_are_polled_for(void **state)
 {
     (void)state;
     ibx_expect(pair.client, 200);
-    assert_int_equal(wait_sleeps(100), processors < PLENTY);
-    assert_true(wait_sleeps(200)); /* they were due before */
+    assert_int_equal(sleeps_in_a_wait(100), processors < PLENTY);
+    assert_true(sleeps_in_a_wait(200)); /* both messages were due earlier */
     ibx_expect(pair.client, 200);
-    assert_true(wait_sleeps(300));
+    assert_true(sleeps_in_a_wait(300));
 }
 
 static void test_expectations_do_not_bring_polling_back(void **state)
 {
     (void)state;
     for (unsigned i = 0; i < 20; i++)
-        wait_polls(false);
+        polls_in_a_wait(false);
     ibx_expect(pair.client, 200);
-    assert_true(wait_sleeps(100));
+    assert_true(sleeps_in_a_wait(100));
 }
 
-/* It makes no event, but more of it follows. */
+/* Work for the peer makes no event, but more of it follows. */
 static void test_work_done_for_the_peer_keeps_the_poller_awake(void **state)
 {
     (void)state;
-    assert_true(wait_sleeps(500));
+    assert_true(sleeps_in_a_wait(500));
     memory_control.busy = true;
-    assert_false(wait_sleeps(500));
+    assert_false(sleeps_in_a_wait(500));
 }
 
 static void test_work_done_for_the_peer_brings_polling_back(void **state)
 {
     (void)state;
     for (unsigned i = 0; i < 20; i++)
-        wait_polls(false);
-    assert_false(wait_polls(true));
+        polls_in_a_wait(false);
+    assert_false(polls_in_a_wait(true));
     memory_control.busy = true;
-    assert_false(wait_sleeps(500));
+    assert_false(sleeps_in_a_wait(500));
     memory_control.busy = false;
-    assert_true(wait_polls(true));
+    assert_true(polls_in_a_wait(true));
 }
 
-/* ... but not where the core is lost by it. */
-static void test_work_done_for_the_peer_does_not_cost_the_core(void **state)
+/* The poller sleeps if yielding costs it the processor. */
+static void test_work_done_for_the_peer_does_not_cost_the_processor(void **state)
 {
     (void)state;
     others = true;
     for (unsigned i = 0; i < 100; i++)
-        wait_polls(true);
+        polls_in_a_wait(true);
     memory_control.busy = true;
-    assert_true(wait_sleeps(500));
+    assert_true(sleeps_in_a_wait(500));
 }
 
 int main(int argc, char **argv)
@@ -270,18 +269,18 @@ int main(int argc, char **argv)
     }
 #define TEST(f) cmocka_unit_test_setup_teardown(f, reset, drop)
     const struct CMUnitTest tests[] = {
-        TEST(test_polling_in_vain_is_left_out),
+        TEST(test_useless_polling_stops),
         TEST(test_polling_that_finds_goes_on),
         TEST(test_polling_comes_back_when_it_helps_again),
         TEST(test_one_success_counts_for_some_failures),
-        TEST(test_polling_that_loses_the_core_is_left_out),
+        TEST(test_polling_that_loses_the_processor_stops),
         TEST(test_the_core_lost_now_and_then_is_borne),
-        TEST(test_the_first_yield_waits_where_processors_abound),
+        TEST(test_first_yield_is_later_with_many_processors),
         TEST(test_expected_events_are_polled_for),
         TEST(test_expectations_do_not_bring_polling_back),
         TEST(test_work_done_for_the_peer_keeps_the_poller_awake),
         TEST(test_work_done_for_the_peer_brings_polling_back),
-        TEST(test_work_done_for_the_peer_does_not_cost_the_core),
+        TEST(test_work_done_for_the_peer_does_not_cost_the_processor),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

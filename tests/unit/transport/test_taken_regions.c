@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The contents of regions that a connection takes over from one that has ended. */
+/* A connection takes over the regions of one that has ended, with their contents. */
 #include "tests/fixtures/memory_pair.h"
 #include "transport/core/conn.h"
 
@@ -24,7 +24,7 @@ void *__wrap_malloc(size_t size)
     return no_memory && size == LENGTH ? NULL : __real_malloc(size);
 }
 
-/* Three connections; the first one has allocated memory with these bytes, and ends. */
+/* Opens three connections. The first one allocates memory with these bytes, and ends. */
 static int open_all(void **state)
 {
     struct ibx_options options;
@@ -72,7 +72,8 @@ static void test_contents_move(void **state)
     check_contents();
 }
 
-/* The next connection has them again: what is posted anew there is what was to be sent. */
+/* The next connection has the contents again, so that a transfer posted anew sends the right
+ * bytes. */
 static void test_contents_outlive_a_connection_that_has_no_room(void **state)
 {
     (void)state;

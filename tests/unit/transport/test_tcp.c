@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The tcp provider: its frames, messages, and who is woken. */
+/* The tcp provider: frames, messages, and which end is woken. */
 #include "tests/fixtures/tcp_end.h"
 
 #include "common/clock.h"
@@ -57,7 +57,7 @@ static void test_frames_are_these_bytes(void **state)
     assert_int_equal(back.length, 5);
 }
 
-/* Every byte that a type does not use must be zero, every number in its bounds. */
+/* Every byte that a type does not use must be zero, and every number within its limits. */
 static void test_malformed_frames_are_refused(void **state)
 {
     (void)state;
@@ -92,16 +92,16 @@ static void test_malformed_frames_are_refused(void **state)
     }
     const uint8_t wrong[][IBX_TCP_FRAME_BYTES] = {
         {0},
-        {8}, /* PAD of nothing */
+        {8}, /* PAD of 0 bytes */
         {9, 0, 1},
         {255},
         {1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0x10}, /* MESSAGE of 1 MiB + 1 */
-        {2, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0},          /* READ of nothing */
+        {2, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0},          /* READ of 0 bytes */
         {3, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 4}, /* DATA of 64 MiB + 1 */
         {4, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0xff, 0xff, 0xff, 0xff},
         {6, 0, 0, 0, 0, 0, 0, 0, 1}, /* NAK without a reason */
         {6, 0, 0, 0, 3, 0, 0, 0, 1},
-        {7}, /* CREDIT for nothing */
+        {7}, /* CREDIT of 0 */
     };
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
         assert_int_equal(ibx_tcp_frame_get(wrong[i], &frame), -EPROTO);
@@ -157,7 +157,8 @@ static size_t row_length(unsigned lap, unsigned i)
     return (i * 97 + lap * 13) % (lap % 2 ? 50 : 2500);
 }
 
-/* Several at once, so that one read of the socket brings the end of one and the start of others. */
+/* Several messages at once, so that one read of the socket gets the end of one and the start of
+ * the next. */
 static void test_messages_in_a_row_stay_whole(void **state)
 {
     (void)state;
@@ -177,19 +178,19 @@ static void test_messages_in_a_row_stay_whole(void **state)
         }
         for (unsigned i = 0; i < 60; i++)
             release(&client, (i * 7) % 60);
-        /* Credits that were given back reach the sender without a message that carries them. */
+        /* Credits that were returned reach the sender in a frame of their own. */
         end_settle(&client);
         end_settle(&server);
     }
     ends_close(&server, &client);
 }
 
-/* The socket takes a part of a message now and the rest later. */
-static void test_a_message_in_two_goes(void **state)
+/* The socket accepts a part of a message now and the rest later. */
+static void test_message_written_in_two_parts(void **state)
 {
     (void)state;
     static uint8_t bytes[12000];
-    int little = 1; /* the kernel makes its minimum of it */
+    int little = 1; /* the kernel raises it to its minimum */
     ends_open(&server, &client, sockets_unix, 1, 4);
     assert_int_equal(
         setsockopt(server.handshake_socket, SOL_SOCKET, SO_SNDBUF, &little, sizeof(little)), 0);
@@ -210,8 +211,8 @@ static void test_a_message_in_two_goes(void **state)
     ends_close(&server, &client);
 }
 
-/* A long message that waits for the socket is not overtaken by a short one behind it. */
-static void test_order_where_the_socket_is_full(void **state)
+/* A short message does not overtake a long one that waits for the socket. */
+static void test_order_if_the_socket_is_full(void **state)
 {
     (void)state;
     static uint8_t bytes[100000];
@@ -244,12 +245,12 @@ static void test_credits_bound_the_sender(void **state)
     end_settle(&server);
     assert_int_equal(end_send(&server, "abcd", 4, 0), -EAGAIN);
     release(&client, 2);
-    release(&client, 2); /* once is enough */
+    release(&client, 2); /* a second release has no effect */
     end_settle(&client);
     end_settle(&server);
     assert_int_equal(end_send(&server, "efgh", 4, 0), 0);
     assert_int_equal(end_send(&server, "efgh", 4, 0), -EAGAIN);
-    /* Or they ride on a message, which needs no frame of their own. */
+    /* Credits may also travel in a message, without a frame of their own. */
     release(&client, 0);
     release(&client, 1);
     assert_int_equal(end_send(&client, "back", 4, 0), 0);
@@ -265,7 +266,7 @@ static void test_signaled_sends_are_reported_once(void **state)
     (void)state;
     ends_open(&server, &client, sockets_tcp, 1, 4);
     assert_int_equal(end_send(&server, "abcd", 4, IBX_SIGNALED), 0);
-    assert_int_equal(server.count, 0); /* nothing is reported from inside send */
+    assert_int_equal(server.count, 0); /* send itself reports nothing */
     assert_true(end_await(&server, &client, 1));
     assert_int_equal(server.notes[0].kind, NOTE_SEND);
     assert_int_equal(server.notes[0].status, 0);
@@ -312,7 +313,7 @@ static void test_sleepers_are_woken_by_input(void **state)
     ends_close(&server, &client);
 }
 
-/* A sender whose socket is full sleeps until it takes bytes again. */
+/* A sender whose socket is full sleeps until the socket accepts bytes again. */
 static void test_sleepers_are_woken_by_room(void **state)
 {
     (void)state;
@@ -336,7 +337,8 @@ static void test_sleepers_are_woken_by_room(void **state)
     ends_close(&server, &client);
 }
 
-/* A packet lost alone, on whatever lane, costs 20 ms instead of 200 (where the kernel can). */
+/* On every lane, the loss of a single packet costs 20 ms instead of 200, if the kernel supports
+ * it. */
 static void test_losses_are_noticed_early(void **state)
 {
     (void)state;
@@ -353,13 +355,13 @@ static void test_losses_are_noticed_early(void **state)
         assert_int_equal(getsockopt(fd, IPPROTO_TCP, retransmit_min, &us, &length), 0);
         assert_int_equal(us, 20000);
         assert_int_equal(getsockopt(fd, IPPROTO_TCP, acknowledge_max, &us, &length), 0);
-        assert_in_range(us, 1, 19999); /* it counts in jiffies */
+        assert_in_range(us, 1, 19999); /* the kernel rounds to jiffies */
     }
     ends_close(&server, &client);
 }
 
 #ifdef IBX_WITH_URING
-static unsigned refusals; /* of the kernel's, from now on */
+static unsigned refusals; /* how many submissions the kernel refuses from now on */
 
 int __real_io_uring_submit(struct io_uring *ring);
 int __wrap_io_uring_submit(struct io_uring *ring);
@@ -372,7 +374,7 @@ int __wrap_io_uring_submit(struct io_uring *ring)
     return -EAGAIN;
 }
 
-/* Nothing wakes a sleeper then, so that nobody may sleep. */
+/* Nothing would wake a sleeper in this state, so arm() must not let anybody sleep. */
 static void test_work_that_the_kernel_refuses(void **state)
 {
     (void)state;
@@ -405,8 +407,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_malformed_frames_are_refused),
         cmocka_unit_test(test_messages_of_all_lengths),
         cmocka_unit_test(test_messages_in_a_row_stay_whole),
-        cmocka_unit_test(test_a_message_in_two_goes),
-        cmocka_unit_test(test_order_where_the_socket_is_full),
+        cmocka_unit_test(test_message_written_in_two_parts),
+        cmocka_unit_test(test_order_if_the_socket_is_full),
         cmocka_unit_test(test_credits_bound_the_sender),
         cmocka_unit_test(test_signaled_sends_are_reported_once),
         cmocka_unit_test(test_sleepers_are_woken_by_input),
@@ -416,9 +418,9 @@ int main(int argc, char **argv)
         end_choose(argv[1]);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
 #ifdef IBX_WITH_URING
-    const struct CMUnitTest of_the_ring[] = {cmocka_unit_test(test_work_that_the_kernel_refuses)};
+    const struct CMUnitTest ring_tests[] = {cmocka_unit_test(test_work_that_the_kernel_refuses)};
     if (argc > 1 && !strcmp(argv[1], "uring"))
-        failed += cmocka_run_group_tests(of_the_ring, NULL, NULL);
+        failed += cmocka_run_group_tests(ring_tests, NULL, NULL);
 #endif
     return failed;
 }

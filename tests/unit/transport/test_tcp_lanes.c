@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* How the lanes of the tcp provider come to be: hello, terms, who is kept out. */
+/* How the lanes of the tcp provider are connected: hello, terms, which sockets are refused; and
+ * padding. */
 #include "tests/fixtures/tcp_end.h"
 
 #include "common/clock.h"
@@ -119,8 +120,7 @@ static void test_lanes_over_tcp(void **state)
 
 #define PADDING ((size_t)300000) /* whole frames and a part of one */
 
-/* What TCP is made to say about the wire, in place of the truth: packets wait on their way, or do
- * not. */
+/* What TCP is made to report: the truth, that no packets wait on the wire, or that they do. */
 static enum { WIRE_REAL, WIRE_FREE, WIRE_FULL } wire;
 
 int getsockopt(int fd, int level, int name, void *restrict value, socklen_t *restrict length)
@@ -144,8 +144,8 @@ static uint64_t received(const struct tcp_lane *lane)
     return info.tcpi_bytes_received;
 }
 
-/* The ends are on one host, and do as between two. */
-static void connect_far(unsigned lanes)
+/* Connects ends on one host that act as if they were on two. */
+static void connect_as_between_hosts(unsigned lanes)
 {
     wire = WIRE_FREE;
     ends_open(&server, &client, sockets_tcp, lanes, 4);
@@ -170,11 +170,11 @@ static void padding_ends(void)
     assert_false(pads(server.tcp));
 }
 
-/* So many bytes on each bulk lane; the rest is whole, and comes behind them. */
-static void test_padding_goes_ahead(void **state)
+/* So many bytes of padding go on each bulk lane; other work comes complete, after them. */
+static void test_padding_goes_first(void **state)
 {
     (void)state;
-    connect_far(2);
+    connect_as_between_hosts(2);
     const uint64_t before[] = {received(&client.tcp->lanes[0]), received(&client.tcp->lanes[1]),
                                received(&client.tcp->lanes[2])};
     ibx_provider_tcp.pad(server.tcp, PADDING);
@@ -188,7 +188,7 @@ static void test_padding_goes_ahead(void **state)
     ends_close(&server, &client);
 }
 
-/* If one socket is used for all, messages wait for one frame of it at most. */
+/* If one socket is used for all, messages wait for at most one frame of padding. */
 static void test_padding_on_one_socket(void **state)
 {
     (void)state;
@@ -215,11 +215,11 @@ static void test_padding_on_one_socket(void **state)
     ends_close(&server, &client);
 }
 
-/* Ended, it is at its end with the frame that is under way. */
+/* If padding is ended, it stops after the frame that is being sent. */
 static void test_padding_that_is_ended(void **state)
 {
     (void)state;
-    connect_far(1);
+    connect_as_between_hosts(1);
     ibx_provider_tcp.pad(server.tcp, (size_t)1 << 40);
     for (unsigned i = 0; i < 100; i++) {
         end_turn(&server);
@@ -232,11 +232,11 @@ static void test_padding_that_is_ended(void **state)
     ends_close(&server, &client);
 }
 
-/* If the wire has as much as it can carry, more would only delay what is sent next. */
+/* If the wire is full, more padding would only delay what is sent next. */
 static void test_padding_ends_where_packets_wait(void **state)
 {
     (void)state;
-    connect_far(1);
+    connect_as_between_hosts(1);
     ibx_provider_tcp.pad(server.tcp, (size_t)1 << 40);
     end_turn(&server);
     assert_true(pads(server.tcp));
@@ -256,7 +256,7 @@ static void test_no_padding_within_a_host(void **state)
     ends_close(&server, &client);
 }
 
-static void test_lanes_beside_a_unix_door(void **state)
+static void test_lanes_beside_a_unix_socket(void **state)
 {
     (void)state;
     ends_open(&server, &client, sockets_unix, 2, 4);
@@ -265,8 +265,8 @@ static void test_lanes_beside_a_unix_door(void **state)
     ends_close(&server, &client);
 }
 
-/* A server that offers two lanes at a port where nobody answers (a firewall would do the same). */
-static void test_without_lanes_all_goes_by_the_door(void **state)
+/* A server offers two lanes at a port where nobody answers, as behind a firewall. */
+static void test_without_lanes_all_goes_over_the_handshake_socket(void **state)
 {
     (void)state;
     int door[2];
@@ -281,7 +281,7 @@ static void test_without_lanes_all_goes_by_the_door(void **state)
     ends_close(&server, &client);
 }
 
-/* Its sockets would be a round trip more, and nobody would use them. */
+/* Lanes would cost a round trip, and nobody would use them. */
 static void test_no_lanes_for_messages_only(void **state)
 {
     (void)state;
@@ -318,8 +318,8 @@ static void *finish_server(void *rc)
     return NULL;
 }
 
-/* A crowd that comes behind a lane, before the server looks, does not take its place. */
-static void test_a_crowd_keeps_no_lane_out(void **state)
+/* Many connections that come after a lane, before the server looks, do not take its place. */
+static void test_many_connections_keep_no_lane_out(void **state)
 {
     (void)state;
     uint8_t offered[64], answered[64];
@@ -365,7 +365,8 @@ static void test_unproven_sockets_are_no_lanes(void **state)
         unproven[i] = raw_lane(&raw.address, 0);
         proof_of(i % 2 ? "tcp lane 1" : "tcp lane 2", proof);
         ibx_tcp_hello_put(i % 2 ? 2 : 1, proof, hello);
-        /* Some send nothing, some half of it, some the proof of another lane, some rubbish. */
+        /* Some send nothing, some half of a hello, some the proof of another lane, some random
+         * bytes. */
         size_t n = i % 4 == 0 ? 0 : i % 4 == 1 ? 20 : sizeof(hello);
         if (i % 4 == 3)
             memset(hello, 'G', sizeof(hello));
@@ -374,7 +375,7 @@ static void test_unproven_sockets_are_no_lanes(void **state)
     int lane = raw_lane(&raw.address, 1);
     assert_int_equal(raw_finish(&raw, &server, 1, ibx_deadline_in_ms(END_PATIENCE_MS), NULL), 0);
     assert_int_equal(end_caps(&server).lanes, 1);
-    /* It is the right one: a frame on it is heard, with a sentence. */
+    /* The lane is the right socket: a wrong frame on it ends the connection with a message. */
     const uint8_t ack[IBX_TCP_FRAME_BYTES] = {IBX_TCP_ACK};
     assert_int_equal(send(lane, ack, sizeof(ack), MSG_NOSIGNAL), sizeof(ack));
     assert_true(end_await(&server, NULL, 1));
@@ -388,8 +389,8 @@ static void test_unproven_sockets_are_no_lanes(void **state)
     assert_int_equal(open_descriptors(), before);
 }
 
-/* A second socket with the proof of a lane takes neither its target nor that of another lane. */
-static void test_a_lane_comes_once(void **state)
+/* A second socket with a lane's proof gets neither that lane nor another one. */
+static void test_lane_is_connected_once(void **state)
 {
     (void)state;
     int door[2];
@@ -424,7 +425,7 @@ static void test_missing_lanes_are_an_error(void **state)
     close(door[1]);
 }
 
-/* Lanes that came, and for which this process has no descriptors. */
+/* The lanes connect, but this process has no descriptors for them. */
 static void test_no_descriptors_for_lanes(void **state)
 {
     (void)state;
@@ -450,7 +451,7 @@ static void test_no_descriptors_for_lanes(void **state)
     close(door[1]);
 }
 
-static void test_senseless_setups_are_refused(void **state)
+static void test_malformed_setups_are_refused(void **state)
 {
     (void)state;
     int door[2];
@@ -461,12 +462,12 @@ static void test_senseless_setups_are_refused(void **state)
     struct ibx_writer offer = ibx_writer_of(offered, sizeof(offered));
     struct ibx_error err = {0};
     assert_int_equal(ibx_provider_tcp.offer(server.tcp, &offer, NULL), 0);
-    for (size_t n = 0; n < offer.length; n++) { /* cut off anywhere */
+    for (size_t n = 0; n < offer.length; n++) { /* cut off after any byte */
         struct ibx_writer answer = ibx_writer_of(answered, sizeof(answered));
         struct ibx_reader r = ibx_reader_of(offered, n);
         assert_int_equal(ibx_provider_tcp.join(client.tcp, &r, &answer, &err), -EPROTO);
     }
-    /* A name beside a TCP door. */
+    /* The name of a unix socket in the offer of a TCP handshake socket. */
     const uint8_t name[] = {2, 5, 0, 'h', 'e', 'l', 'l', 'o'};
     memcpy(offered + IBX_TCP_TERMS_BYTES, name, sizeof(name));
     struct ibx_writer answer = ibx_writer_of(answered, sizeof(answered));
@@ -485,20 +486,20 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_hello_and_terms),
         cmocka_unit_test(test_lanes_over_tcp),
-        cmocka_unit_test(test_padding_goes_ahead),
+        cmocka_unit_test(test_padding_goes_first),
         cmocka_unit_test(test_padding_on_one_socket),
         cmocka_unit_test(test_padding_that_is_ended),
         cmocka_unit_test(test_padding_ends_where_packets_wait),
         cmocka_unit_test(test_no_padding_within_a_host),
-        cmocka_unit_test(test_lanes_beside_a_unix_door),
-        cmocka_unit_test(test_without_lanes_all_goes_by_the_door),
+        cmocka_unit_test(test_lanes_beside_a_unix_socket),
+        cmocka_unit_test(test_without_lanes_all_goes_over_the_handshake_socket),
         cmocka_unit_test(test_no_lanes_for_messages_only),
-        cmocka_unit_test(test_a_crowd_keeps_no_lane_out),
+        cmocka_unit_test(test_many_connections_keep_no_lane_out),
         cmocka_unit_test(test_unproven_sockets_are_no_lanes),
-        cmocka_unit_test(test_a_lane_comes_once),
+        cmocka_unit_test(test_lane_is_connected_once),
         cmocka_unit_test(test_missing_lanes_are_an_error),
         cmocka_unit_test(test_no_descriptors_for_lanes),
-        cmocka_unit_test(test_senseless_setups_are_refused),
+        cmocka_unit_test(test_malformed_setups_are_refused),
     };
     if (argc > 1)
         end_choose(argv[1]);

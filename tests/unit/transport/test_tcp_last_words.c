@@ -12,14 +12,15 @@
 
 #include <cmocka.h>
 
-#define SLOTS     16u
-#define MESSAGES  15u   /* one less than would leave no credit */
-#define BYTES     12288 /* of each: together more than a receiver that does not read takes */
+#define SLOTS    16u
+#define MESSAGES 15u /* one more would use up the credits */
+/* of each message; together more than a receiver that does not read accepts */
+#define BYTES     12288
 #define SEND_ROOM (1 << 20)
 #define LONG      ((size_t)48 << 20) /* more than the sockets hold */
 
 static struct end server, client;
-static int lanes[3]; /* of a raw client: lane 0, two bulk lanes */
+static int lanes[3]; /* of a raw client: lane 0 and two bulk lanes */
 
 static void send_message(const char *four)
 {
@@ -39,7 +40,7 @@ static void expect_end(unsigned messages)
     assert_non_null(strstr(server.notes[messages].reason, "closed"));
 }
 
-/* Three messages. */
+/* Connects a raw client, which sends three messages. */
 static void connect_raw(void)
 {
     int sockets[2];
@@ -52,7 +53,7 @@ static void connect_raw(void)
     assert_true(end_await(&server, NULL, 3));
 }
 
-/* The bulk lanes end, which the server knows. */
+/* The bulk lanes end, and the server notices. */
 static void lose_lanes(void)
 {
     close(lanes[1]);
@@ -67,15 +68,16 @@ static void arm(void)
         end_turn(&server);
 }
 
-/* As where it had to wait for the window. The host of a closed socket drops what it still has for
- * us when anything but an end arrives, so the server sends nothing more. */
-static void test_later_than_the_end_of_other_lanes(void **state)
+/* The peer's last bytes come late, as if they had to wait for the window. A host drops what a
+ * closed socket still has to send when anything but an end arrives, so the server must send
+ * nothing more. */
+static void test_bytes_after_the_end_of_other_lanes(void **state)
 {
     (void)state;
     uint8_t byte;
     connect_raw();
     lose_lanes();
-    for (unsigned i = 0; i < 3; i++) /* credits that would be returned */
+    for (unsigned i = 0; i < 3; i++) /* would return credits */
         ibx_provider_tcp.release(server.tcp, server.notes[i].token);
     assert_int_equal(end_send(&server, "hello", 5, 0), -EAGAIN);
     arm();
@@ -90,8 +92,8 @@ static void test_later_than_the_end_of_other_lanes(void **state)
     end_close(&server);
 }
 
-/* The same if more work is given to it meanwhile, which waits until the end is known. */
-static void test_behind_requests_of_this_side(void **state)
+/* The same if the server is given more work meanwhile, which waits until the end is known. */
+static void test_bytes_while_requests_of_this_side_wait(void **state)
 {
     (void)state;
     uint64_t key = 1;
@@ -114,8 +116,8 @@ static void test_behind_requests_of_this_side(void **state)
     end_close(&server);
 }
 
-/* Output that the peer does not read is no reason to stay awake any more. */
-static void test_behind_output_that_waits(void **state)
+/* Output that the peer does not read is no longer a reason to stay awake. */
+static void test_bytes_while_output_waits(void **state)
 {
     (void)state;
     uint64_t key = 1;
@@ -127,7 +129,7 @@ static void test_behind_output_that_waits(void **state)
     while (!server.tcp->lanes[0].blocked)
         end_turn(&server);
     arm();
-    assert_false(end_wakes(&server, 0)); /* but for room there */
+    assert_false(end_wakes(&server, 0)); /* only room in the socket would wake it */
     lose_lanes();
     arm();
     assert_false(end_wakes(&server, 0));
@@ -135,7 +137,7 @@ static void test_behind_output_that_waits(void **state)
     assert_true(end_wakes(&server, 10000));
     assert_true(end_await(&server, NULL, 4));
     assert_int_equal(server.notes[3].kind, NOTE_MESSAGE);
-    close(lanes[0]); /* with bytes that it has not read, which is no orderly end */
+    close(lanes[0]); /* with unread bytes, so the kernel sends a reset */
     assert_true(end_await(&server, NULL, 5));
     assert_int_equal(server.notes[4].kind, NOTE_LOST);
     assert_int_equal(server.notes[4].status, -ECONNRESET);
@@ -143,7 +145,7 @@ static void test_behind_output_that_waits(void **state)
     free(chunk.local);
 }
 
-/* A peer that keeps lane 0 open and closes others is lost soon. */
+/* A peer that keeps lane 0 open and closes others is soon considered lost. */
 static void test_no_end_of_lane_0(void **state)
 {
     (void)state;
@@ -156,8 +158,9 @@ static void test_no_end_of_lane_0(void **state)
     end_close(&server);
 }
 
-/* More than the server's window takes before it reads, given back while the rest arrives. */
-static void test_behind_a_full_window(void **state)
+/* More than the server's window holds before it reads; the messages are released while the rest
+ * arrives. */
+static void test_bytes_behind_a_full_window(void **state)
 {
     (void)state;
     static uint8_t text[BYTES];
@@ -193,11 +196,11 @@ int main(int argc, char **argv)
     if (argc > 1)
         end_choose(argv[1]);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_later_than_the_end_of_other_lanes),
-        cmocka_unit_test(test_behind_requests_of_this_side),
-        cmocka_unit_test(test_behind_output_that_waits),
+        cmocka_unit_test(test_bytes_after_the_end_of_other_lanes),
+        cmocka_unit_test(test_bytes_while_requests_of_this_side_wait),
+        cmocka_unit_test(test_bytes_while_output_waits),
         cmocka_unit_test(test_no_end_of_lane_0),
-        cmocka_unit_test(test_behind_a_full_window),
+        cmocka_unit_test(test_bytes_behind_a_full_window),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Which peer is dead and which is only slow. Runs in a network of its own, where that is permitted,
- * to be able to take it down; a stopped peer is one that does not poll.
- */
+/* Which peer is dead and which is only slow. If permitted, the test runs in a network namespace
+ * of its own, which it can take down. A stopped peer is one that does not poll. */
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/tcp_end.h"
 
@@ -76,7 +74,7 @@ static void disconnect(void)
 }
 
 /* One turn of a client that sleeps in between as long as it may. */
-static void doze(int limit_ms)
+static void sleep_and_turn(int limit_ms)
 {
     end_turn(&client);
     if (!ibx_provider_tcp.arm(client.tcp))
@@ -92,15 +90,15 @@ static struct tcp_info info_of(const struct end *end, unsigned lane)
     return info;
 }
 
-/* Writes until the server's window is full and its kernel has answered several probes: that takes
- * several times TIMEOUT_MS. */
+/* Writes until the server's window is full and its kernel has answered several probes, which
+ * takes several times TIMEOUT_MS. */
 static void write_into_full_window(unsigned lane)
 {
     uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
     assert_int_equal(ibx_provider_tcp.rdma(client.tcp, &chunk), 0);
     while (info_of(&client, lane).tcpi_backoff < 4 && !client.count) {
         assert_true(ibx_now_ns() < deadline);
-        doze(10);
+        sleep_and_turn(10);
     }
 }
 
@@ -110,7 +108,7 @@ static void stopped(unsigned lanes)
     assert_int_equal(client.tcp->lane_count, lanes);
     write_into_full_window(lanes);
     assert_int_equal(client.count, 0);
-    /* Goes on where it was. */
+    /* The transfer continues. */
     assert_true(end_await(&client, &server, 1));
     assert_int_equal(client.notes[0].kind, NOTE_CHUNK);
     assert_int_equal(client.notes[0].status, 0);
@@ -118,26 +116,26 @@ static void stopped(unsigned lanes)
     disconnect();
 }
 
-static void test_a_peer_that_takes_nothing_lives(void **state)
+static void test_peer_that_does_not_read_is_alive(void **state)
 {
     (void)state;
     stopped(1);
 }
 
 /* Without the keepalive of another lane. */
-static void test_it_lives_also_on_one_socket(void **state)
+static void test_peer_is_alive_on_one_socket_too(void **state)
 {
     (void)state;
     stopped(0);
 }
 
-/* The client reports that the peer is dead. */
+/* Waits until the client reports that the peer is dead. */
 static void await_death(void)
 {
     uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
     while (!client.count) {
         assert_true(ibx_now_ns() < deadline);
-        doze((int)PATIENCE_MS);
+        sleep_and_turn((int)PATIENCE_MS);
     }
     assert_int_equal(client.notes[0].kind, NOTE_LOST);
     assert_int_equal(client.notes[0].status, -ETIMEDOUT);
@@ -146,7 +144,7 @@ static void await_death(void)
     disconnect();
 }
 
-static void test_dead_while_data_is_on_its_way(void **state)
+static void test_dead_while_data_is_in_flight(void **state)
 {
     (void)state;
     if (!own_network)
@@ -187,12 +185,12 @@ static void test_an_idle_connection_sleeps(void **state)
     struct itimerspec timer;
     uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
     connect_ends(1);
-    /* The acknowledgement comes behind what follows, as it does without TCP_DELACK_MAX_US. */
+    /* The acknowledgement comes after the following data, as it does without TCP_DELACK_MAX_US. */
     const int late_us = 200000;
     setsockopt(server.tcp->lanes[0].fd, IPPROTO_TCP, 46, &late_us, sizeof(late_us));
     assert_int_equal(end_send(&client, "abcd", 4, 0), 0);
     ibx_provider_tcp.arm(client.tcp);
-    assert_true(client.tcp->look_at); /* later it may have found that all is acknowledged */
+    assert_true(client.tcp->look_at); /* later the client may have found everything acknowledged */
     assert_true(end_await(&server, &client, 1));
     end_settle(&client);
     assert_int_equal(ibx_provider_tcp.arm(client.tcp), 0);
@@ -212,10 +210,10 @@ static void test_an_idle_connection_sleeps(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_peer_that_takes_nothing_lives),
-        cmocka_unit_test(test_it_lives_also_on_one_socket),
+        cmocka_unit_test(test_peer_that_does_not_read_is_alive),
+        cmocka_unit_test(test_peer_is_alive_on_one_socket_too),
         cmocka_unit_test(test_an_idle_connection_sleeps),
-        cmocka_unit_test(test_dead_while_data_is_on_its_way),
+        cmocka_unit_test(test_dead_while_data_is_in_flight),
         cmocka_unit_test(test_dead_while_idle),
         cmocka_unit_test(test_dead_behind_a_full_window),
     };

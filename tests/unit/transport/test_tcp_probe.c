@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Which silences of lanes end a connection when a new one is answered. What the kernel says of the
- * lanes is the test's, and so is the time. */
+/* Lanes that stay silent although the peer answers a new connection: which of them end the
+ * connection. The kernel's answers about the lanes, and the time, are simulated. */
 #include "transport/tcp/tcp.h"
 
 #include "common/clock.h"
@@ -23,9 +23,9 @@
 
 #include <cmocka.h>
 
-#define LANES   3u   /* the first one's included */
+#define LANES   3u   /* including lane 0 */
 #define STEP_MS 50u  /* between two looks */
-#define OLD_MS  5000 /* a connection that is not young */
+#define OLD_MS  5000 /* the age of a connection that is not new */
 
 static struct tcp tcp;
 static struct tcp_info infos[LANES];
@@ -108,7 +108,8 @@ static int begin(void **state)
     if (bind(listener, (struct sockaddr *)&address, length) || listen(listener, 16) ||
         getsockname(listener, (struct sockaddr *)&address, &length))
         return -1;
-    tcp = (struct tcp){.lane_count = LANES - 1, .wrote = true}; /* so nobody is asked by a frame */
+    /* wrote: so that no frame is sent as a probe */
+    tcp = (struct tcp){.lane_count = LANES - 1, .wrote = true};
     for (unsigned i = 0; i < LANES; i++) {
         acknowledge(i);
         tcp.lanes[i].fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -144,9 +145,9 @@ static void test_a_silent_lane_ends_it(void **state)
     assert_int_equal(tcp.status, -ETIMEDOUT);
 }
 
-/* A congested wire: each lane in turn waits for its retransmission for a while, so that there is
- * always one. */
-static void test_lanes_in_turn_do_not(void **state)
+/* On a congested network each lane in turn waits for its retransmission for a while, so that one
+ * is always silent. */
+static void test_lanes_silent_in_turn_do_not_end_it(void **state)
 {
     (void)state;
     for (unsigned turn = 0; turn < 20; turn++) {
@@ -161,9 +162,9 @@ static void test_lanes_in_turn_do_not(void **state)
     }
 }
 
-/* The answer says nothing about a lane that was not silent when it was asked, or was silent only
+/* The answer says nothing about a lane that was not silent when the probe was sent, or only
  * briefly. */
-static void test_the_lane_that_was_asked_for(void **state)
+static void test_answer_concerns_the_lane_that_was_silent(void **state)
 {
     (void)state;
     silence(1);
@@ -179,8 +180,8 @@ static void test_the_lane_that_was_asked_for(void **state)
     assert_int_equal(tcp.status, -ETIMEDOUT);
 }
 
-/* The network is back, and a part of what was sent again on the lane has arrived. */
-static void test_a_lane_that_was_heard_since(void **state)
+/* The network is back, and the lane has received a part of what was sent again. */
+static void test_lane_that_has_received_since(void **state)
 {
     (void)state;
     silence(1);
@@ -192,10 +193,10 @@ static void test_a_lane_that_was_heard_since(void **state)
     assert_int_equal(tcp.status, 0);
 }
 
-/* A child that was forked meanwhile has the request's socket open, too: its events no longer count,
- * since otherwise a thread that waits for the connection would be woken as long as the child
+/* A child that was forked meanwhile also has the probe's socket open. Its events must no longer
+ * count; otherwise they would wake a thread that waits for the connection as long as the child
  * lives. */
-static void test_a_child_keeps_nobody_awake(void **state)
+static void test_child_keeps_nobody_awake(void **state)
 {
     int ends[2];
     (void)state;
@@ -224,10 +225,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_a_silent_lane_ends_it, begin, end),
-        cmocka_unit_test_setup_teardown(test_lanes_in_turn_do_not, begin, end),
-        cmocka_unit_test_setup_teardown(test_the_lane_that_was_asked_for, begin, end),
-        cmocka_unit_test_setup_teardown(test_a_lane_that_was_heard_since, begin, end),
-        cmocka_unit_test_setup_teardown(test_a_child_keeps_nobody_awake, begin, end),
+        cmocka_unit_test_setup_teardown(test_lanes_silent_in_turn_do_not_end_it, begin, end),
+        cmocka_unit_test_setup_teardown(test_answer_concerns_the_lane_that_was_silent, begin, end),
+        cmocka_unit_test_setup_teardown(test_lane_that_has_received_since, begin, end),
+        cmocka_unit_test_setup_teardown(test_child_keeps_nobody_awake, begin, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

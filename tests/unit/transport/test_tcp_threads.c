@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Bulk lanes that have a thread, encrypted or (argument "plain") not: what moves, what is taken
- * back, what ends. */
+/* Bulk lanes that have threads, encrypted or (argument "plain") not: transfers, deregistration,
+ * and the end. */
 #include "tests/fixtures/tcp_end.h"
 
 #include "common/clock.h"
@@ -54,14 +54,13 @@ static void turn_both(void)
     end_turn(&client);
 }
 
-/* Turns until that is so. */
+/* Makes turns until the condition holds. */
 #define UNTIL(condition, turn)                                                                     \
     for (uint64_t until_ = ibx_deadline_in_ms(END_PATIENCE_MS); !(condition); turn)                \
     assert_true(ibx_now_ns() < until_)
 
-/* READs and WRITEs of both ends at once, each on both lanes, in pieces that are short, odd, and
- * long. */
-static void test_all_ways_at_once(void **state)
+/* READs and WRITEs of both ends at once, each on both lanes, in short, odd and long pieces. */
+static void test_both_directions_at_once(void **state)
 {
     static const size_t pieces[] = {1, 20000, 32768, 100001, 400000, 495806};
     static uint8_t read_to[2][LENGTH], write_from[2][LENGTH];
@@ -108,8 +107,8 @@ static void test_all_ways_at_once(void **state)
     end();
 }
 
-/* Only long bodies are worth a thread, and only as many as there may be. */
-static void test_threads_come_when_they_are_of_use(void **state)
+/* Only long bodies get a thread, and only as many threads as allowed. */
+static void test_threads_start_when_useful(void **state)
 {
     static uint8_t here[LENGTH];
     (void)state;
@@ -130,8 +129,8 @@ static void test_threads_come_when_they_are_of_use(void **state)
     end();
 }
 
-/* Each of several connections has one thread, which sends what is READ from it. */
-static void test_a_domain_sends_without(void **state)
+/* With several connections each has one thread, which sends the data of READs. */
+static void test_connections_of_a_domain_have_one_thread(void **state)
 {
     static uint8_t here[LENGTH];
     (void)state;
@@ -151,8 +150,8 @@ static void test_a_domain_sends_without(void **state)
     end_domain = NULL;
 }
 
-/* The first connection has the threads, until it closes. */
-static void test_a_process_has_so_many_threads(void **state)
+/* The first connection has the threads until it closes. */
+static void test_limit_of_threads_in_a_process(void **state)
 {
     static uint8_t here[LENGTH];
     (void)state;
@@ -174,7 +173,8 @@ static void test_a_process_has_so_many_threads(void **state)
     end_threads_all = 16;
 }
 
-/* The client's READ is given to the thread, which can send a part; another one is behind it. */
+/* The client's READ is given to the thread, which can send a part of it; another READ waits
+ * behind it. */
 static void test_deregistration_under_reads(void **state)
 {
     static uint8_t there[LENGTH];
@@ -187,7 +187,8 @@ static void test_deregistration_under_reads(void **state)
                                  chunk_of(IBX_RDMA_READ, 1, room, second, 0, LENGTH)};
     for (unsigned i = 0; i < 2; i++)
         assert_int_equal(ibx_provider_tcp.rdma(client.tcp, &chunks[i]), 0);
-    /* Until the thread has begun with the first: before that it can be taken back, too. */
+    /* Waits until the thread has begun with the first one. Before that it could be taken back as
+     * well. */
     UNTIL(client.tcp->lanes[1].body_left, turn_both());
     end_settle(&server); /* the socket is full of it */
     end_deregister(&server, second);
@@ -198,7 +199,7 @@ static void test_deregistration_under_reads(void **state)
     assert_ptr_equal(client.notes[0].chunk, &chunks[1]);
     assert_int_equal(client.notes[0].status, -EACCES);
     assert_true(ibx_tcp_thread_sends(&server.tcp->lanes[1]));
-    end_deregister(&server, first); /* gives the memory back: who reads it now ends by a signal */
+    end_deregister(&server, first); /* frees the memory: a later read of it would end in a signal */
     UNTIL(end_lost(&server), end_turn(&server));
     assert_int_equal(end_lost(&server)->status, -ECONNABORTED);
     ibx_provider_tcp.abort(server.tcp);
@@ -207,7 +208,7 @@ static void test_deregistration_under_reads(void **state)
     free(room);
 }
 
-/* Once all of a buffer was sent, its memory is free, even before that is reported. */
+/* Once all of a buffer was sent, its memory is free, even before the completion is reported. */
 static void test_deregistration_after_a_read(void **state)
 {
     static uint8_t here[LENGTH];
@@ -218,7 +219,7 @@ static void test_deregistration_after_a_read(void **state)
         struct ibx_chunk chunk = chunk_of(IBX_RDMA_READ, 1, here, mr, 0, LENGTH);
         assert_int_equal(ibx_provider_tcp.rdma(client.tcp, &chunk), 0);
         UNTIL(ibx_tcp_thread_sends(&server.tcp->lanes[1]), turn_both());
-        UNTIL(client.count == i + 1, end_turn(&client)); /* and the server makes no turn */
+        UNTIL(client.count == i + 1, end_turn(&client)); /* the server makes no turn meanwhile */
         assert_int_equal(client.notes[i].status, 0);
         end_deregister(&server, mr);
         assert_null(end_lost(&server));
@@ -226,7 +227,7 @@ static void test_deregistration_after_a_read(void **state)
     end();
 }
 
-/* A WRITE of the client's that the server's thread has begun to receive: its memory there. */
+/* The server's thread has begun to receive a WRITE of the client. Returns its memory there. */
 static struct ibx_mr *write_arrives(uint8_t *here, struct ibx_chunk *chunk)
 {
     struct ibx_mr *mr = end_register(&server, NULL, MUCH, BOTH);
@@ -249,7 +250,7 @@ static void test_deregistration_stops_an_arriving_write(void **state)
     UNTIL(client.count, turn_both());
     assert_int_equal(client.notes[0].status, -EACCES);
     assert_null(end_lost(&server));
-    /* The lane goes on. */
+    /* The lane continues to work. */
     mr = end_register(&server, NULL, LENGTH, BOTH);
     memset(here, 0x3c, LENGTH);
     chunk = chunk_of(IBX_RDMA_WRITE, 1, here, mr, 0, LENGTH);
@@ -262,7 +263,7 @@ static void test_deregistration_stops_an_arriving_write(void **state)
     free(here);
 }
 
-/* When all is reported, no thread touches the memory, which is taken away. */
+/* When everything is reported, no thread touches the memory any more, and the test unmaps it. */
 static void test_abort_stops_all(void **state)
 {
     (void)state;
@@ -286,7 +287,7 @@ static void test_abort_stops_all(void **state)
     }
 }
 
-/* A sleeper is woken by its threads, and not by the socket that they read. */
+/* A sleeper is woken by its threads, not by the socket that they read. */
 static void test_sleepers_are_woken_by_threads(void **state)
 {
     (void)state;
@@ -298,7 +299,7 @@ static void test_sleepers_are_woken_by_threads(void **state)
         end_turn(&server);
     assert_false(end_wakes(&server, 0));
     UNTIL(end_wakes(&server, 0), end_turn(&client));
-    assert_int_equal(client.count, 0); /* the answer is the polling thread's */
+    assert_int_equal(client.count, 0); /* the polling thread sends the answer */
     end_turn(&server);
     UNTIL(client.count, turn_both());
     assert_int_equal(client.notes[0].status, 0);
@@ -331,7 +332,7 @@ static void test_changed_bytes_end_the_connection(void **state)
     free(here);
 }
 
-/* A child has none of the threads: its close waits for none. */
+/* A child has none of the threads, so its close waits for none. */
 static void test_a_child_closes_its_part(void **state)
 {
     static uint8_t here[LENGTH];
@@ -363,10 +364,10 @@ int main(int argc, char **argv)
 {
     end_encrypts = argc < 2 || strcmp(argv[1], "plain") != 0;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_all_ways_at_once),
-        cmocka_unit_test(test_threads_come_when_they_are_of_use),
-        cmocka_unit_test(test_a_domain_sends_without),
-        cmocka_unit_test(test_a_process_has_so_many_threads),
+        cmocka_unit_test(test_both_directions_at_once),
+        cmocka_unit_test(test_threads_start_when_useful),
+        cmocka_unit_test(test_connections_of_a_domain_have_one_thread),
+        cmocka_unit_test(test_limit_of_threads_in_a_process),
         cmocka_unit_test(test_deregistration_under_reads),
         cmocka_unit_test(test_deregistration_after_a_read),
         cmocka_unit_test(test_deregistration_stops_an_arriving_write),

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The tcp provider where the handshake was encrypted: what it takes from whom. */
+/* The tcp provider after an encrypted handshake: bytes that are not from the peer are refused. */
 #include "tests/fixtures/tcp_end.h"
 
 #include "common/clock.h"
@@ -33,12 +33,12 @@ static void end(void)
     end_close(&server);
 }
 
-static void test_the_path_says_what_encrypts(void **state)
+static void test_path_names_the_cipher(void **state)
 {
     (void)state;
     struct ibx_caps caps;
     char description[192];
-    end_engine = "uring"; /* which cannot */
+    end_engine = "uring"; /* does not support encryption */
     begin();
     end_engine = "syscalls";
     ends_encrypt_and_connect(&server, &client);
@@ -48,7 +48,7 @@ static void test_the_path_says_what_encrypts(void **state)
     end();
 }
 
-/* Bytes of somebody who cannot seal them. */
+/* Sends bytes as somebody who does not have the keys. */
 static void inject(unsigned lane, const void *bytes, size_t n)
 {
     begin();
@@ -70,13 +70,14 @@ static void test_injected_bytes_end_the_connection(void **state)
     memset(record, 0x5a, sizeof(record));
     memcpy(record, (const uint8_t[]){0x17, 3, 3, 0, sizeof(record) - 5}, 5);
     for (unsigned lane = 0; lane <= 2; lane++) {
-        inject(lane, message, sizeof(message)); /* as if there was no TLS */
+        inject(lane, message, sizeof(message)); /* in plain text */
         inject(lane, record, sizeof(record));
     }
 }
 
-/* A WRITE whose bytes are changed: the client's memory has none of the change, the server knows. */
-static void test_a_changed_write_is_no_write(void **state)
+/* The bytes of a WRITE are changed. The client's memory gets none of the change, and the
+ * server's connection ends. */
+static void test_changed_write_is_refused(void **state)
 {
     (void)state;
     static uint8_t here[LENGTH], there[LENGTH], sealed[2 * LENGTH];
@@ -93,7 +94,8 @@ static void test_a_changed_write_is_no_write(void **state)
     assert_int_equal(ibx_provider_tcp.rdma(server.tcp, &chunk), 0);
     while (ibx_tcp_lane_has_output(&server.tcp->lanes[1]) || !server.tcp->moved)
         end_turn(&server);
-    /* Taken from the client's socket, changed, and put where its TLS reads next. */
+    /* Takes the bytes from the client's socket, changes them, and puts them where its TLS reads
+     * next. */
     int pair[2], fd = client.tcp->lanes[1].fd, at = 0;
     while ((size_t)at < LENGTH)
         at += (int)recv(fd, sealed + at, sizeof(sealed) - (size_t)at, 0);
@@ -119,7 +121,7 @@ static void test_a_changed_write_is_no_write(void **state)
     end();
 }
 
-/* The proof of a lane, but not through TLS; and TLS with another key. */
+/* A lane's proof without TLS, and TLS with another key. */
 static void test_lanes_must_be_encrypted(void **state)
 {
     (void)state;
@@ -143,9 +145,9 @@ static void test_lanes_must_be_encrypted(void **state)
     end();
 }
 
-/* Data that came with the last bytes of the handshake waits inside TLS, where poll(2) does not see
- * it. */
-static void test_a_sleeper_looks_inside(void **state)
+/* Data that came with the last bytes of the handshake waits inside TLS, where poll(2) does not
+ * see it. */
+static void test_arm_notices_data_inside_tls(void **state)
 {
     (void)state;
     uint8_t psk[IBX_TLS_PSK_BYTES] = {7}, bytes[IBX_TCP_FRAME_BYTES] = {0};
@@ -160,7 +162,7 @@ static void test_a_sleeper_looks_inside(void **state)
     ibx_tcp_frame_put(&(struct ibx_tcp_frame){.type = IBX_TCP_MESSAGE}, bytes);
     struct iovec early = {bytes, sizeof(bytes)};
     assert_int_equal(ibx_tls_send(client.tls, &early, 1), sizeof(bytes));
-    int there = 0; /* more than the 58 bytes of the client's last flight */
+    int there = 0; /* more than the 58 bytes with which the client ends its handshake */
     while (there <= 58)
         assert_int_equal(ioctl(server.handshake_socket, FIONREAD, &there), 0);
     assert_int_equal(ibx_tls_handshake(server.tls, &events), 0);
@@ -181,11 +183,11 @@ int main(void)
 {
     end_encrypts = true;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_the_path_says_what_encrypts),
+        cmocka_unit_test(test_path_names_the_cipher),
         cmocka_unit_test(test_injected_bytes_end_the_connection),
-        cmocka_unit_test(test_a_changed_write_is_no_write),
+        cmocka_unit_test(test_changed_write_is_refused),
         cmocka_unit_test(test_lanes_must_be_encrypted),
-        cmocka_unit_test(test_a_sleeper_looks_inside),
+        cmocka_unit_test(test_arm_notices_data_inside_tls),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* TLS over a socket: two ends of ours with a relay between them, and OpenSSL as one end. */
+/* TLS over a socket: two ends of ibx with a relay between them, and an end of OpenSSL. */
 #include "transport/core/tls.h"
 
 #include "tests/fixtures/tls_pair.h"
@@ -68,7 +68,7 @@ static void test_records_are_those_of_the_rfc(void **state)
         assert_int_equal(job.content, IBX_TLS_DATA);
         assert_memory_equal(back, text, sizeof(text));
     }
-    /* The same bytes are not the second record, and leave nothing behind. */
+    /* The same bytes fail as the second record, and leave no plain text behind. */
     job.number = 1;
     ibx_tls_open(&in, 0, &job);
     assert_int_equal(job.status, -EBADMSG);
@@ -78,7 +78,7 @@ static void test_records_are_those_of_the_rfc(void **state)
     ibx_tls_direction_fini(&in);
 }
 
-static void test_what_is_no_record_is_refused(void **state)
+static void test_malformed_records_are_refused(void **state)
 {
     (void)state;
     static const uint8_t bad[][5] = {{0x16, 3, 3, 0, 0x43}, {0x17, 3, 1, 0, 0x43},
@@ -89,8 +89,8 @@ static void test_what_is_no_record_is_refused(void **state)
     assert_int_equal(ibx_tls_record_size((const uint8_t[]){0x17, 3, 3, 0x40, 0x11}, 5), 0x4016);
 }
 
-/* A long piece begins a record, so that it can be opened where it belongs. */
-static void test_long_pieces_begin_records(void **state)
+/* A long piece starts a new record, so that it can be decrypted in place. */
+static void test_long_pieces_start_records(void **state)
 {
     (void)state;
     static uint8_t bytes[100000];
@@ -108,7 +108,7 @@ static void test_long_pieces_begin_records(void **state)
 
 static uint8_t words[2][WORDS];
 
-/* Both say their words; what each hears is a beginning of them, and then the end. */
+/* Both send their words. Each must receive a prefix of the other's, and then the end. */
 static void talk(struct tls_pair *pair)
 {
     for (unsigned i = 0; i < 2; i++) {
@@ -177,11 +177,11 @@ static void flip_at(unsigned from, size_t offset)
     talk(&pair);
     tls_pair_cut(&pair);
     if (pair.relay[from].passed > offset) {
-        /* The side that got that byte knows whether it came after its own handshake. */
+        /* The receiver of that byte knows whether it came after its own handshake. */
         int status = pair.status[!from];
         assert_true(status == -EBADMSG || status == -EACCES || status == -EPROTO ||
                     status == -ECONNRESET || status == -EAGAIN);
-        /* But for the third byte of a hello, a version that TLS 1.3 does not look at. */
+        /* Exception: the third byte of a hello is a version that TLS 1.3 ignores. */
         assert_true(pair.heard[!from] < WORDS || offset == 2);
     }
     tls_pair_close(&pair);
@@ -204,7 +204,7 @@ static void test_every_flipped_byte_is_noticed(void **state)
     }
 }
 
-/* A connection that ends without the peer's word for it is broken, wherever that is. */
+/* A connection that ends without close_notify counts as broken, wherever it is cut. */
 static void test_every_cut_is_noticed(void **state)
 {
     (void)state;
@@ -229,7 +229,7 @@ static void test_every_cut_is_noticed(void **state)
     fail_msg("no session was shorter than %u bytes", BASE_BYTES);
 }
 
-static void test_an_end_in_order_is_known(void **state)
+static void test_orderly_end_is_recognized(void **state)
 {
     (void)state;
     struct tls_pair pair;
@@ -247,7 +247,7 @@ static void test_an_end_in_order_is_known(void **state)
     tls_pair_close(&pair);
 }
 
-/* Three records of one direction, as a thief has them, in another order. */
+/* Three records of one direction, in another order, as an attacker could send them. */
 static void order(const unsigned *which, unsigned count)
 {
     struct tls_pair pair;
@@ -285,7 +285,7 @@ static void test_records_keep_their_order(void **state)
 
 /* ----------------------------------------------------------------------- much of it */
 
-/* Gather lists with pieces of all lengths, through sockets that take little at a time. */
+/* Gather lists with pieces of all lengths, through sockets with small buffers. */
 static void pour(bool unix_socket, size_t much, int socket_bytes, unsigned seed)
 {
     static uint8_t source[MOST], sink[MOST];
@@ -315,7 +315,7 @@ static void pour(bool unix_socket, size_t much, int socket_bytes, unsigned seed)
             got += n > 0 ? (size_t)n : 0;
         } while (n > 0 && rand() % 4);
         assert_true(n > 0 || n == -EAGAIN);
-        /* A message that is whole inside TLS must not wait for the socket. */
+        /* A message that is complete inside TLS must not wait for the socket. */
         while (count && ibx_tls_readable(pair.tls[1]) && got < much) {
             count = tls_pieces(in, sink + got, much - got);
             n = ibx_tls_receive(pair.tls[1], in, count);
@@ -328,7 +328,7 @@ static void pour(bool unix_socket, size_t much, int socket_bytes, unsigned seed)
     tls_pair_close(&pair);
 }
 
-static void test_much_arrives_whole(void **state)
+static void test_long_transfers_arrive_complete(void **state)
 {
     (void)state;
     pour(true, MOST, 0, 1);
@@ -337,7 +337,7 @@ static void test_much_arrives_whole(void **state)
     pour(false, MOST / 32, 8192, 4);
 }
 
-/* ThreadSanitizer allows a child of a process with threads no threads of its own. */
+/* ThreadSanitizer does not allow a child of a process with threads to start threads. */
 #ifndef __has_feature
 #define __has_feature(x) 0
 #endif
@@ -347,13 +347,13 @@ static void test_much_arrives_whole(void **state)
 #define FORKS 1
 #endif
 
-/* A child has none of its parent's helpers, and its own connections get some. */
+/* A child has none of its parent's helper threads; its own connections start new ones. */
 static void test_a_child_has_its_own_helpers(void **state)
 {
     (void)state;
     struct tls_pair pair;
     int status = -1;
-    tls_pair_open(&pair, true, tls_key, tls_key); /* keeps the parent's */
+    tls_pair_open(&pair, true, tls_key, tls_key); /* still uses the parent's */
     tls_pair_shake(&pair);
     pour(true, MOST / 4, 0, 5);
     for (int i = 0; i < 3 * FORKS; i++) {
@@ -374,8 +374,8 @@ static void test_a_child_has_its_own_helpers(void **state)
 
 /* ------------------------------------------------------------------- OpenSSL's own end */
 
-static int stranger_use(SSL *ssl, const EVP_MD *md, const unsigned char **id, size_t *length,
-                        SSL_SESSION **session)
+static int openssl_use(SSL *ssl, const EVP_MD *md, const unsigned char **id, size_t *length,
+                       SSL_SESSION **session)
 {
     (void)md;
     *id = (const unsigned char *)"ibx";
@@ -384,28 +384,28 @@ static int stranger_use(SSL *ssl, const EVP_MD *md, const unsigned char **id, si
     return 1;
 }
 
-/* Its context, and the end of ours on the other side of the socket. */
-struct stranger {
+/* OpenSSL's context, and the end of ibx on the other side of the socket. */
+struct openssl_end {
     SSL_CTX *context;
     SSL *ssl;
     struct ibx_tls *tls;
     int fd[2];
 };
 
-static void stranger_open(struct stranger *s, bool server, const char *suites)
+static void stranger_open(struct openssl_end *s, bool server, const char *suites)
 {
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, s->fd), 0);
     s->context = SSL_CTX_new(server ? TLS_server_method() : TLS_client_method());
     SSL_CTX_set_ciphersuites(s->context, suites);
     SSL_CTX_set_num_tickets(s->context, 0);
     SSL_CTX_set_psk_find_session_callback(s->context, tls_stranger_find);
-    SSL_CTX_set_psk_use_session_callback(s->context, stranger_use);
+    SSL_CTX_set_psk_use_session_callback(s->context, openssl_use);
     assert_int_equal(ibx_tls_create(s->fd[0], server ? IBX_ROLE_CLIENT : IBX_ROLE_SERVER, tls_key,
                                     &s->tls, NULL),
                      0);
 }
 
-static int stranger_shake(struct stranger *s, bool server)
+static int stranger_shake(struct openssl_end *s, bool server)
 {
     s->ssl = SSL_new(s->context);
     SSL_set_fd(s->ssl, s->fd[1]);
@@ -419,7 +419,7 @@ static int stranger_shake(struct stranger *s, bool server)
     return mine;
 }
 
-static void stranger_close(struct stranger *s)
+static void stranger_close(struct openssl_end *s)
 {
     ibx_tls_destroy(s->tls);
     SSL_free(s->ssl);
@@ -428,7 +428,7 @@ static void stranger_close(struct stranger *s)
     close(s->fd[1]);
 }
 
-static void stranger_talk(struct stranger *s, bool update)
+static void stranger_talk(struct openssl_end *s, bool update)
 {
     for (unsigned i = 0; i < 9; i++) {
         uint8_t heard[WORDS];
@@ -446,12 +446,12 @@ static void stranger_talk(struct stranger *s, bool update)
     }
 }
 
-static void test_openssl_understands_us(void **state)
+static void test_openssl_is_compatible(void **state)
 {
     (void)state;
     static const char *const suites[] = {"TLS_AES_128_GCM_SHA256", "TLS_CHACHA20_POLY1305_SHA256"};
     for (unsigned i = 0; i < 8; i++) {
-        struct stranger s;
+        struct openssl_end s;
         bool server = i & 1;
         stranger_open(&s, server, suites[i >> 1 & 1]);
         assert_int_equal(stranger_shake(&s, server), 0);
@@ -467,11 +467,11 @@ static void test_openssl_understands_us(void **state)
     }
 }
 
-/* A server without the key, but with a certificate. */
-static void test_a_certificate_is_no_proof(void **state)
+/* A server with a certificate, but without the key. */
+static void test_certificate_does_not_replace_the_key(void **state)
 {
     (void)state;
-    struct stranger s;
+    struct openssl_end s;
     stranger_open(&s, true, "TLS_AES_128_GCM_SHA256");
     EVP_PKEY *key = EVP_EC_gen("P-256");
     X509 *certificate = X509_new();
@@ -488,11 +488,11 @@ static void test_a_certificate_is_no_proof(void **state)
     EVP_PKEY_free(key);
 }
 
-/* A cipher without forward secrecy is not accepted, either, and no older TLS. */
-static void test_less_than_tls_13_with_dhe_is_refused(void **state)
+/* A key exchange without forward secrecy, and older versions of TLS, are refused too. */
+static void test_weaker_than_tls_13_with_dhe_is_refused(void **state)
 {
     (void)state;
-    struct stranger s;
+    struct openssl_end s;
     stranger_open(&s, false, "TLS_AES_128_GCM_SHA256");
     SSL_CTX_set_max_proto_version(s.context, TLS1_2_VERSION);
     SSL_CTX_set_cipher_list(s.context, "ALL:@SECLEVEL=0");
@@ -513,19 +513,19 @@ int main(void)
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_records_are_those_of_the_rfc),
-        cmocka_unit_test(test_what_is_no_record_is_refused),
-        cmocka_unit_test(test_long_pieces_begin_records),
+        cmocka_unit_test(test_malformed_records_are_refused),
+        cmocka_unit_test(test_long_pieces_start_records),
         cmocka_unit_test(test_two_ends_talk),
         cmocka_unit_test(test_another_key_is_refused),
         cmocka_unit_test(test_every_flipped_byte_is_noticed),
         cmocka_unit_test(test_every_cut_is_noticed),
-        cmocka_unit_test(test_an_end_in_order_is_known),
+        cmocka_unit_test(test_orderly_end_is_recognized),
         cmocka_unit_test(test_records_keep_their_order),
-        cmocka_unit_test(test_much_arrives_whole),
+        cmocka_unit_test(test_long_transfers_arrive_complete),
         cmocka_unit_test(test_a_child_has_its_own_helpers),
-        cmocka_unit_test(test_openssl_understands_us),
-        cmocka_unit_test(test_a_certificate_is_no_proof),
-        cmocka_unit_test(test_less_than_tls_13_with_dhe_is_refused),
+        cmocka_unit_test(test_openssl_is_compatible),
+        cmocka_unit_test(test_certificate_does_not_replace_the_key),
+        cmocka_unit_test(test_weaker_than_tls_13_with_dhe_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

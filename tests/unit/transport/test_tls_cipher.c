@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What the fastest cipher here seals is what OpenSSL seals, and each opens the other's. */
+/* The fastest cipher of this processor and OpenSSL encrypt alike, and each decrypts the other's
+ * output. */
 #include "transport/core/tls_cipher.h"
 
 #include "transport/transport.h"
@@ -19,7 +20,7 @@ static const uint8_t header[] = {23, 3, 3, 0, 17};
 
 static uint8_t text[BYTES_MAX];
 
-/* In pieces of changing lengths. */
+/* Processes n bytes in pieces of varying lengths. */
 static void pass(struct ibx_tls_cipher *cipher, uint8_t *to, const uint8_t *from, size_t n)
 {
     static const size_t pieces[] = {1, 16, 5000, 15, 17, 4096, 3, 256};
@@ -33,7 +34,7 @@ static void pass(struct ibx_tls_cipher *cipher, uint8_t *to, const uint8_t *from
     }
 }
 
-/* With keys[0], then keys[1] in the same ciphers. */
+/* Uses keys[0], then keys[1] in the same ciphers. */
 static void compare(enum ibx_tls_suite suite, size_t n)
 {
     static uint8_t sealed[2][BYTES_MAX], back[BYTES_MAX];
@@ -71,7 +72,7 @@ static void compare(enum ibx_tls_suite suite, size_t n)
     }
 }
 
-static void test_both_ciphers_are_the_same(void **state)
+static void test_both_ciphers_agree(void **state)
 {
     static const size_t lengths[] = {0, 1, 15, 16, 17, 255, 256, 257, 767, 769, 5033, 16385, 17000};
     (void)state;
@@ -83,8 +84,8 @@ static void test_both_ciphers_are_the_same(void **state)
     }
 }
 
-/* Otherwise the comparison above is one of OpenSSL with itself. */
-static void test_the_fastest_is_taken(void **state)
+/* Otherwise the comparison above would compare OpenSSL with itself. */
+static void test_the_fastest_is_chosen(void **state)
 {
     (void)state;
     const char *remedy;
@@ -109,8 +110,8 @@ static void test_the_fastest_is_taken(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_both_ciphers_are_the_same),
-        cmocka_unit_test(test_the_fastest_is_taken),
+        cmocka_unit_test(test_both_ciphers_agree),
+        cmocka_unit_test(test_the_fastest_is_chosen),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

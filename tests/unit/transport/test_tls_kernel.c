@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * The kernel seals what one end sends, or both: the other end, which opens in user space, must not
- * know the difference. Where the kernel cannot, only the first tests run. With the argument "works"
- * or "falls-back" it is an error when this kernel does not do that.
- */
+/* The kernel encrypts what one end sends, or both. The other end, which decrypts in user space,
+ * must not notice a difference. If the kernel cannot encrypt, only the first tests run. With the
+ * argument "works" or "falls-back" it is an error if this kernel does not do that. */
 #include "transport/core/tls_kernel.h"
 
 #include "common/clock.h"
@@ -27,7 +25,7 @@
 #define MOST  (2u << 20)
 #define WORDS 100u
 
-static unsigned patience; /* ms, for what is to come: main() sets it */
+static unsigned patience; /* milliseconds for what must happen; set by main() */
 static uint8_t source[MOST], sink[MOST];
 static const char *wanted = "";
 
@@ -64,8 +62,8 @@ static void shake(struct tls_pair *pair)
     assert_int_equal(pair->status[1], 0);
 }
 
-/* Receives up to `most` bytes at one end, until there is nothing more. Returns the last status. */
-static int hear(struct tls_pair *pair, unsigned end, uint8_t *to, size_t most, size_t *got)
+/* Receives up to `most` bytes at one end until there are no more. Returns the last status. */
+static int receive_all(struct tls_pair *pair, unsigned end, uint8_t *to, size_t most, size_t *got)
 {
     uint64_t until = ibx_now_ns() + patience * IBX_NS_PER_MS;
     *got = 0;
@@ -81,7 +79,7 @@ static int hear(struct tls_pair *pair, unsigned end, uint8_t *to, size_t most, s
     return -EAGAIN;
 }
 
-/* Passes on all that the client has sent. */
+/* Forwards everything that the client has sent. */
 static void relay_all(struct tls_pair *pair)
 {
     int unread = 1, unacknowledged = 1;
@@ -93,7 +91,7 @@ static void relay_all(struct tls_pair *pair)
     }
 }
 
-/* Gather lists of all lengths from one end to the other. */
+/* Sends gather lists of all lengths from one end to the other. */
 static void pour(struct tls_pair *pair, unsigned from, size_t much)
 {
     uint64_t until = ibx_now_ns() + patience * IBX_NS_PER_MS;
@@ -118,7 +116,7 @@ static void pour(struct tls_pair *pair, unsigned from, size_t much)
 
 /* -------------------------------------------------------------------- on any kernel */
 
-static void test_this_kernel_does_what_is_wanted(void **state)
+static void test_this_kernel_does_what_the_argument_says(void **state)
 {
     (void)state;
     const char *why = "";
@@ -135,7 +133,7 @@ static void test_this_kernel_does_what_is_wanted(void **state)
     }
 }
 
-/* Each end has its own way. */
+/* Each end decides for itself who encrypts. */
 static void test_ends_choose_for_themselves(void **state)
 {
     (void)state;
@@ -153,7 +151,7 @@ static void test_ends_choose_for_themselves(void **state)
     }
 }
 
-static void test_a_unix_socket_goes_on_in_user_space(void **state)
+static void test_unix_socket_stays_in_user_space(void **state)
 {
     (void)state;
     struct tls_pair pair;
@@ -165,9 +163,9 @@ static void test_a_unix_socket_goes_on_in_user_space(void **state)
     tls_pair_close(&pair);
 }
 
-/* ----------------------------------------------------------------- where it works */
+/* -------------------------------------------------------------------- if the kernel can encrypt */
 
-static void test_much_arrives_whole(void **state)
+static void test_long_transfers_arrive_complete(void **state)
 {
     (void)state;
     static const struct {
@@ -192,7 +190,7 @@ static void test_much_arrives_whole(void **state)
     }
 }
 
-/* Nothing that a relay changed is taken, wherever it is in a record of the kernel's. */
+/* A record of the kernel that a relay has changed is refused, whichever byte it is. */
 static void test_a_flipped_byte_ends_the_connection(void **state)
 {
     (void)state;
@@ -209,15 +207,16 @@ static void test_a_flipped_byte_ends_the_connection(void **state)
         assert_int_equal(ibx_tls_send(pair.tls[0], &iov, 1), WORDS);
         ibx_tls_finish(pair.tls[0]);
         relay_all(&pair);
-        shutdown(pair.middle[1], SHUT_WR); /* or a length that was made longer waits for more */
-        int status = hear(&pair, 1, heard, WORDS, &got);
+        /* otherwise a length that was increased waits for more */
+        shutdown(pair.middle[1], SHUT_WR);
+        int status = receive_all(&pair, 1, heard, WORDS, &got);
         assert_int_equal(got, 0);
         assert_true(status == -EBADMSG || (status == -ECONNRESET && (at == 3 || at == 4)));
         tls_pair_close(&pair);
     }
 }
 
-static void test_an_end_in_order_is_known(void **state)
+static void test_orderly_end_is_recognized(void **state)
 {
     (void)state;
     need_kernel();
@@ -231,14 +230,14 @@ static void test_an_end_in_order_is_known(void **state)
         assert_int_equal(ibx_tls_send(pair.tls[0], &iov, 1), WORDS);
         if (in_order)
             ibx_tls_finish(pair.tls[0]);
-        assert_int_equal(hear(&pair, 1, heard, WORDS, &got), -EAGAIN);
+        assert_int_equal(receive_all(&pair, 1, heard, WORDS, &got), -EAGAIN);
         assert_memory_equal(heard, source, WORDS);
         if (in_order) {
             assert_int_equal(ibx_tls_send(pair.tls[0], &iov, 1), -EPIPE);
-            assert_int_equal(hear(&pair, 1, heard, 1, &got), 0);
+            assert_int_equal(receive_all(&pair, 1, heard, 1, &got), 0);
         } else {
             tls_pair_cut(&pair);
-            assert_int_equal(hear(&pair, 1, heard, 1, &got), -ECONNRESET);
+            assert_int_equal(receive_all(&pair, 1, heard, 1, &got), -ECONNRESET);
         }
         assert_int_equal(got, 0);
         tls_pair_close(&pair);
@@ -247,14 +246,15 @@ static void test_an_end_in_order_is_known(void **state)
 
 /* ------------------------------------------------------------- OpenSSL at the other end */
 
-/* To go on waiting until `end`. */
+/* Whether to wait on until `end`. */
 static bool waits(uint64_t end)
 {
     assert_true(ibx_now_ns() < end);
     return true;
 }
 
-/* It opens what the kernel seals, and both ends' keys change whenever it wants. */
+/* OpenSSL decrypts what the kernel encrypts, and the keys of both ends change whenever OpenSSL
+ * wants. */
 static void test_openssl_understands_the_kernel(void **state)
 {
     (void)state;
@@ -292,7 +292,7 @@ static void test_openssl_understands_the_kernel(void **state)
             SSL_key_update(ssl, i & 1 ? SSL_KEY_UPDATE_REQUESTED : SSL_KEY_UPDATE_NOT_REQUESTED),
             1);
         assert_int_equal(SSL_write(ssl, source + 50, WORDS), WORDS);
-        assert_int_equal(hear(&pair, 0, heard, WORDS, &got), -EAGAIN);
+        assert_int_equal(receive_all(&pair, 0, heard, WORDS, &got), -EAGAIN);
         assert_memory_equal(heard, source + 50, WORDS);
     }
     ibx_tls_finish(pair.tls[0]);
@@ -314,12 +314,12 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < sizeof(source); i++)
         source[i] = (uint8_t)rand();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_this_kernel_does_what_is_wanted),
+        cmocka_unit_test(test_this_kernel_does_what_the_argument_says),
         cmocka_unit_test(test_ends_choose_for_themselves),
-        cmocka_unit_test(test_a_unix_socket_goes_on_in_user_space),
-        cmocka_unit_test(test_much_arrives_whole),
+        cmocka_unit_test(test_unix_socket_stays_in_user_space),
+        cmocka_unit_test(test_long_transfers_arrive_complete),
         cmocka_unit_test(test_a_flipped_byte_ends_the_connection),
-        cmocka_unit_test(test_an_end_in_order_is_known),
+        cmocka_unit_test(test_orderly_end_is_recognized),
         cmocka_unit_test(test_openssl_understands_the_kernel),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* URIs: what is accepted, what is refused and in which words, and what a query does to options. */
+/* URIs: which are accepted and refused, with which messages, and how a query sets options. */
 #include "transport/transport.h"
 
 #include <errno.h>
@@ -9,7 +9,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-/* Interfaces of this test. */
+/* Simulates the interfaces. */
 unsigned __wrap_if_nametoindex(const char *name);
 unsigned __wrap_if_nametoindex(const char *name)
 {
@@ -63,7 +63,7 @@ static void accepts(void **state)
     }
 }
 
-/* What the sentence must quote or advise. */
+/* What the message must quote or advise. */
 static const struct {
     const char *text, *expected;
 } bad[] = {
@@ -111,12 +111,12 @@ static void refuses_and_says_why(void **state)
         assert_int_equal(err.code, -EINVAL);
         if (!strstr(err.message, bad[i].expected))
             fail_msg("%s: \"%s\", not \"%s\"", bad[i].text, err.message, bad[i].expected);
-        assert_string_equal(uri.scheme, "kept"); /* set on success only */
+        assert_string_equal(uri.scheme, "kept"); /* outputs are set only on success */
         assert_int_equal(ibx_uri_parse(bad[i].text, &uri, NULL), -EINVAL);
     }
 }
 
-/* head, n times 'x', tail */
+/* Returns `head`, n times 'x', and `tail`. */
 static char *long_text(const char *head, size_t n, const char *tail)
 {
     size_t size = strlen(head) + n + strlen(tail) + 1;
@@ -188,7 +188,7 @@ static void scheme_and_query_become_options(void **state)
     assert_string_equal(options.provider, "shm,tcp");
     assert_int_equal(apply("rdma://h:1?&&slots=8&", &options, NULL), 0);
     assert_int_equal(options.slots, 8);
-    /* The scheme leaves alone what the properties file chose only when it is rdma. */
+    /* The scheme overrides the properties file's choice unless it is rdma. */
     struct ibx_uri uri;
     assert_int_equal(ibx_uri_parse("rdma://h:1", &uri, NULL), 0);
     assert_int_equal(ibx_options_set(&options, "provider", "ofi", NULL), 0);

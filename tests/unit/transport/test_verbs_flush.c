@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A device that flushes too late (the linker's --wrap: no device is needed). */
+/* A device that flushes work requests too late. The linker's --wrap replaces libibverbs, so no
+ * device is needed. */
 #include "transport/verbs/verbs.h"
 
 #include <errno.h>
@@ -17,7 +18,8 @@ static const struct ibx_state any[] = {
 static const struct ibx_state_table table = IBX_STATE_TABLE("any", any);
 
 static struct ibx_chunk chunk;
-static unsigned reports, stale; /* completions that the queue has once the queue pair is gone */
+/* stale: completions that the queue has after the queue pair was destroyed */
+static unsigned reports, stale;
 
 int __wrap_ibv_destroy_qp(struct ibv_qp *qp);
 int __wrap_ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask);
@@ -55,8 +57,8 @@ static void chunk_done(struct ibx_link *link, struct ibx_chunk *done, int status
     reports++;
 }
 
-/* A chunk is reported when its queue pair is given up, and not once more when the device is done
- * with it after all. */
+/* A chunk is reported when its queue pair is given up, and not a second time when the device
+ * completes it after all. */
 static void test_flushed_after_it_was_given_up(void **state)
 {
     (void)state;
@@ -72,7 +74,7 @@ static void test_flushed_after_it_was_given_up(void **state)
     assert_int_equal(ibx_state_begin(&v.state, &table, VERBS_LIVE), 0);
     ibx_provider_verbs.abort(&v);
     assert_int_equal(ibx_provider_verbs.progress(&v), 0);
-    v.abort_deadline = 0; /* over */
+    v.abort_deadline = 0; /* has passed */
     assert_int_equal(ibx_provider_verbs.progress(&v), 1);
     assert_int_equal(reports, 1);
     assert_int_equal(stale, 1);

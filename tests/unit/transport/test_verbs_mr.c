@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What the verbs provider asks libibverbs to register (the linker's --wrap: no device is needed).
- */
+/* What the verbs provider asks libibverbs to register. The linker's --wrap replaces libibverbs,
+ * so no device is needed. */
 #include "transport/verbs/verbs.h"
 
 #include <errno.h>
@@ -16,8 +16,8 @@ static struct asked {
     uint64_t offset, iova;
     size_t length;
     int fd, access;
-    int refuse;    /* errno of the next registrations, 0: none */
-    bool readonly; /* the memory: nobody may write to it */
+    int refuse;    /* errno of the next registrations; 0: they succeed */
+    bool readonly; /* the memory is mapped read-only */
     struct ibv_pd *of;
 } asked;
 static struct ibv_mr made[IBX_RAILS_MAX];
@@ -29,13 +29,13 @@ struct ibv_mr *__wrap_ibv_reg_mr_iova2(struct ibv_pd *pd, void *address, size_t 
                                        uint64_t iova, unsigned access);
 int __wrap_ibv_dereg_mr(struct ibv_mr *mr);
 
-/* What the provider asks of queue pairs. */
+/* How the provider has changed queue pairs. */
 static struct changed {
     unsigned times;
     int mask, refuse;
     unsigned access;
     struct ibv_qp *qps[8];
-    enum ibv_qp_state state; /* of all of them */
+    enum ibv_qp_state state; /* the state of all of them */
 } changed;
 
 int __wrap_ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask);
@@ -133,8 +133,9 @@ static struct ibx_mr gpu_memory(int fd)
     };
 }
 
-/* By its dma-buf, with local access only: a READ may write to it, and no peer gets a key. */
-static void test_dmabuf(void **state)
+/* GPU memory is registered by its dma-buf, with local access only: a READ may write to it, and
+ * no peer gets a key. */
+static void test_gpu_memory_by_dmabuf(void **state)
 {
     (void)state;
     struct verbs *v = provider(2);
@@ -155,8 +156,8 @@ static void test_dmabuf(void **state)
     assert_int_equal(asked.left, 2);
 }
 
-/* Without one, by its address, which nvidia-peermem understands. */
-static void test_pointer(void **state)
+/* Without a dma-buf it is registered by its address, which nvidia-peermem handles. */
+static void test_gpu_memory_by_address(void **state)
 {
     (void)state;
     struct verbs *v = provider(1);
@@ -167,7 +168,8 @@ static void test_pointer(void **state)
     ibx_verbs_mr_deregister(v, &mr);
 }
 
-/* A refusal is reported, and unlike that of host memory not tried again without write access. */
+/* A refusal is reported. Unlike host memory, GPU memory is not registered again without write
+ * access. */
 static void test_refused(void **state)
 {
     (void)state;
@@ -206,12 +208,12 @@ static void test_read_only(void **state)
     assert_int_equal(ibx_verbs_mr_lkey(&mr, 0, false, &lkey), 0);
     assert_int_equal(lkey, 5);
     ibx_verbs_mr_deregister(v, &mr);
-    /* Access for a peer to write to it is refused. */
+    /* Remote write access to it is refused. */
     mr.access = IBX_ACCESS_REMOTE_WRITE;
     assert_int_equal(ibx_verbs_mr_register(v, &mr, NULL), -EFAULT);
 }
 
-/* Whether the device's driver knows dma-bufs at all shows by what it says to none. */
+/* The error for an invalid dma-buf shows whether the device's driver supports dma-bufs. */
 static void test_probe(void **state)
 {
     (void)state;
@@ -223,8 +225,8 @@ static void test_probe(void **state)
     assert_true(asked.fd == -1 && !asked.left);
 }
 
-/* A region and its twin are one registration where their protection domain is one, which goes with
- * the last of them. */
+/* A region and its twin share one registration if they have the same protection domain. It ends
+ * with the last of them. */
 static void test_twins(void **state)
 {
     (void)state;
@@ -255,7 +257,7 @@ static void test_twins(void **state)
     assert_int_equal(asked.left, 3);
 }
 
-/* Registers with this access; returns how many queue pairs were changed. */
+/* Registers with this access. Returns how many queue pairs were changed. */
 static unsigned exposing(struct verbs *v, unsigned access)
 {
     static uint8_t bytes[64];
@@ -266,9 +268,9 @@ static unsigned exposing(struct verbs *v, unsigned access)
     return changed.times - before;
 }
 
-/* Queue pairs take a peer's requests from the first region on that is exposed to them, and of its
- * kind only. */
-static void test_exposure(void **state)
+/* Queue pairs accept a peer's requests from the first exposed region on, and only of the kind
+ * that it is exposed to. */
+static void test_queue_pairs_accept_requests_once_exposed(void **state)
 {
     (void)state;
     struct ibv_qp qps[3];
@@ -291,7 +293,8 @@ static void test_exposure(void **state)
     assert_int_equal(exposing(v, IBX_ACCESS_REMOTE_READ), 0);
 }
 
-/* A device that refuses exposes nothing. One whose queue pairs have ended has nobody to refuse. */
+/* If the device refuses the change, the region is not exposed. If the queue pairs have ended,
+ * nothing needs to be changed. */
 static void test_exposure_refused(void **state)
 {
     (void)state;
@@ -316,10 +319,14 @@ static void test_exposure_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_dmabuf),   cmocka_unit_test(test_pointer),
-        cmocka_unit_test(test_refused),  cmocka_unit_test(test_probe),
-        cmocka_unit_test(test_twins),    cmocka_unit_test(test_read_only),
-        cmocka_unit_test(test_exposure), cmocka_unit_test(test_exposure_refused),
+        cmocka_unit_test(test_gpu_memory_by_dmabuf),
+        cmocka_unit_test(test_gpu_memory_by_address),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_probe),
+        cmocka_unit_test(test_twins),
+        cmocka_unit_test(test_read_only),
+        cmocka_unit_test(test_queue_pairs_accept_requests_once_exposed),
+        cmocka_unit_test(test_exposure_refused),
     };
     return cmocka_run_group_tests_name("verbs_mr", tests, NULL, NULL);
 }

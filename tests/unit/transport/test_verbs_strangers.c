@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Requests for RDMA connections from those who are not the client, as fast as they are looked at
- * (the linker's --wrap: no device is needed). */
+/* RDMA connection requests from strangers, as fast as the server can look at them. The linker's
+ * --wrap replaces librdmacm, so no device is needed. */
 #include "transport/core/conn.h"
 #include "transport/verbs/verbs.h"
 
@@ -65,9 +65,9 @@ void __wrap_ibx_log(enum ibx_log_level level, const char *format, ...)
     lines += level <= IBX_LOG_WARN;
 }
 
-/* The client does not come. The server waits for it until the deadline, and no longer; the log has
- * one of the strangers. */
-static void test_without_end(void **state)
+/* The client does not come. The server waits until the deadline and no longer, and logs one of
+ * the strangers. */
+static void test_requests_without_end_delay_no_deadline(void **state)
 {
     static struct ibx_conn conn = {.role = IBX_ROLE_SERVER};
     static struct ibx_link link = {.conn = &conn};
@@ -88,7 +88,7 @@ static void test_without_end(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_without_end),
+        cmocka_unit_test(test_requests_without_end_delay_no_deadline),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
