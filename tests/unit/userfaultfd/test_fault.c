@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The fault engine on this process's own memory. */
+/* The fault engine on memory of this process. */
 #include "tests/fixtures/fault_memory.h"
 
 #include "userfaultfd/histogram.h"
@@ -21,7 +21,7 @@
 #include <cmocka.h>
 
 #define TOUCHERS     3
-#define HELD_BACK_MS 300 /* longer than the bandwidth limit holds anything back */
+#define HELD_BACK_MS 300 /* longer than the bandwidth limit delays anything */
 #define LOOK_MS      400
 
 static void completes(void)
@@ -38,8 +38,9 @@ static void completes_once_each(void)
     }
 }
 
-/* Several threads touch, several workers fetch, and the readers do everything but fail. */
-static void test_crowd(void **state)
+/* Several threads touch pages, several workers fetch them, and the readers deliver in every
+ * allowed way except failure. */
+static void test_many_threads_and_workers(void **state)
 {
     const unsigned workers = *state ? 3 : 1, spin_us = *state ? 50 : 0, delay = *state ? 5 : 20;
     struct look touchers[TOUCHERS];
@@ -55,10 +56,11 @@ static void test_crowd(void **state)
     }
     rig_start();
     for (unsigned i = 0; i < TOUCHERS; i++) {
-        const uint32_t first = next_random(&seed), step = next_random(&seed) | 1; /* visits all */
+        /* visits all pages */
+        const uint32_t first = next_random(&seed), step = next_random(&seed) | 1;
         look_start(&touchers[i], first, PAGES, step);
     }
-    assert_true(REACHES(waiting, TOUCHERS)); /* before the background is through */
+    assert_true(REACHES(waiting, TOUCHERS)); /* before the background has fetched everything */
     assert_int_equal(ibx_fault_serve(rig.engine), 0);
     for (unsigned i = 0; i < TOUCHERS; i++)
         look_sees_right(&touchers[i]);
@@ -95,7 +97,7 @@ static void test_zero_is_not_fetched(void **state)
     assert_true(REACHES(zero_faults, 124));
 }
 
-/* The reader answers that pages are zero, also to who waits for one. */
+/* The reader answers that pages are zero, also pages that a thread waits for. */
 static void test_zero_arrivals(void **state)
 {
     (void)state;
@@ -108,7 +110,7 @@ static void test_zero_arrivals(void **state)
     assert_int_equal(stats_now().bytes, 0);
 }
 
-static void test_held(void **state)
+static void test_held_pages(void **state)
 {
     (void)state;
     struct look t, u;
@@ -128,7 +130,7 @@ static void test_held(void **state)
     assert_int_equal(stats_now().waiting, 0);
 }
 
-/* The faulted page alone and first, then the aligned window round it, and nothing else. */
+/* First the faulted page alone, then the rest of the aligned window around it, and nothing else. */
 static void test_order(void **state)
 {
     (void)state;
@@ -136,7 +138,7 @@ static void test_order(void **state)
     rig.config.no_background = true;
     rig.readers[0]->hold_bulk = true;
     rig_serve();
-    touch(105); /* although nothing else has arrived */
+    touch(105); /* continues although nothing else has arrived */
     assert_true(reader_asked(rig.readers[0], 3));
     const struct ibx_fault_request *log = rig.readers[0]->log;
     assert_int_equal(log[0].page, 105);
@@ -152,8 +154,8 @@ static void test_order(void **state)
     assert_int_equal(rig.readers[0]->accepted, 3);
 }
 
-/* Pages that are about to fault come before the background begins, and no others do. */
-static void test_early(void **state)
+/* Pages that will fault soon are fetched before the background starts, and no others are. */
+static void test_pages_before_the_background(void **state)
 {
     (void)state;
     rig_make(2, 0);
@@ -177,8 +179,8 @@ static void test_early(void **state)
     completes();
 }
 
-/* Beyond the last page there is nothing. */
-static void test_early_at_the_end(void **state)
+/* Nothing is fetched beyond the last page. */
+static void test_pages_before_the_background_at_the_end(void **state)
 {
     (void)state;
     const uint64_t from[] = {PAGES - 8, PAGES, UINT64_MAX};
@@ -195,9 +197,9 @@ static void test_early_at_the_end(void **state)
     }
 }
 
-/* The background begins when it is told to, and leaves the first worker alone, which serves
- * all faults. */
-static void test_a_worker_for_faults(void **state)
+/* The background starts when it is told to. It does not use the first worker, which serves all
+ * faults. */
+static void test_worker_that_serves_faults_only(void **state)
 {
     (void)state;
     rig_make(3, 0);
@@ -205,10 +207,10 @@ static void test_a_worker_for_faults(void **state)
     rig.config.fault_workers = 1;
     rig_serve();
     for (unsigned i = 0; i < 16;
-         i++) { /* no three of them at one distance: that would be a stride */
+         i++) { /* no three of them at equal distances, which would be a stride */
         unsigned window = (i & 1) + (i >> 1 & 1) * 3 + (i >> 2 & 1) * 9 + (i >> 3) * 27;
         touch(window * 16 + 9);
-        assert_true(REACHES(present, (i + 1) * 16)); /* the window round it */
+        assert_true(REACHES(present, (i + 1) * 16)); /* the window around it */
     }
     assert_int_equal(stats_now().present, 16 * 16);
     assert_int_equal(stats_now().by_cause[IBX_FAULT_BY_BACKGROUND], 0);
@@ -219,7 +221,7 @@ static void test_a_worker_for_faults(void **state)
     assert_int_equal(rig.readers[0]->accepted, before);
 }
 
-/* The background's requests grow while it is quiet, and are small again after a fault. */
+/* The background's requests grow while there are no faults, and are small again after one. */
 static void test_window(void **state)
 {
     (void)state;
@@ -247,10 +249,10 @@ static void test_window_falls_back(void **state)
     rig.config.depth = 1;
     rig.config.fault_around = 1;
     struct memory_reader *s = rig.readers[0];
-    s->hold_bulk_from = 5; /* then a large one is out, and no other may be */
+    s->hold_bulk_from = 5; /* now a large request is in flight, and no other may be */
     rig_serve();
     assert_true(reader_asked(s, 5));
-    touch(800); /* not behind the background */
+    touch(800); /* does not wait behind the background */
     s->hold_bulk = false;
     completes_once_each();
     assert_int_equal(s->log[4].length, 64 * PAGE);
@@ -258,7 +260,7 @@ static void test_window_falls_back(void **state)
     assert_int_equal(s->log[6].length, 4 * PAGE);
 }
 
-/* More threads wait than a worker can ask for at once. */
+/* More threads wait than a worker can request pages for at once. */
 static void test_many_faults(void **state)
 {
     (void)state;
@@ -278,8 +280,9 @@ static void test_many_faults(void **state)
     assert_int_equal(rig.readers[0]->accepted, 40);
 }
 
-/* The last page of an arrived chunk is awaited, and nothing before it can be placed. */
-static void test_awaited_goes_first(void **state)
+/* A thread waits for the last page of a chunk that has arrived, and none of the pages before can
+ * be placed. */
+static void test_awaited_page_is_placed_first(void **state)
 {
     (void)state;
     struct look t;
@@ -293,7 +296,7 @@ static void test_awaited_goes_first(void **state)
     assert_true(reader_asked(rig.readers[0], 1));
     look_at(&t, 255);
     assert_true(REACHES(waiting, 1));
-    munmap(rig.memory, 64 * PAGE); /* without an event to tell */
+    munmap(rig.memory, 64 * PAGE); /* the engine gets no event of this */
     rig.readers[0]->hold = false;
     look_sees_right(&t);
     assert_int_equal(engine_settled(), IBX_FAULT_STOPPED);
@@ -305,34 +308,34 @@ static void test_bandwidth(void **state)
 {
     (void)state;
     rig_make(1, 0);
-    rig.config.max_bandwidth = 1; /* byte a second */
+    rig.config.max_bandwidth = 1; /* 1 byte per second */
     rig_serve();
     assert_true(REACHES(cap_stalls, 1));
-    touch(PAGES - 1); /* a fault is not held back */
+    touch(PAGES - 1); /* the limit does not delay faults */
     assert_int_equal(ibx_fault_state(rig.engine), IBX_FAULT_SERVING);
     assert_true(stats_now().present < PAGES / 2);
     ibx_fault_set_bandwidth(rig.engine, 0);
     completes_once_each();
 }
 
-/* Workers that were held back when the engine stopped sleep like any others: the time until which
- * they were is over, and wakes nobody any more. */
+/* Workers that the limit delayed when the engine stopped sleep like any others: the end of their
+ * delay wakes nobody. */
 static void test_bandwidth_and_stopped(void **state)
 {
     (void)state;
     rig_make(2, 0);
-    rig.config.max_bandwidth = 2u << 20; /* held back for some 60 ms at a time */
+    rig.config.max_bandwidth = 2u << 20; /* delays for about 60 ms at a time */
     rig_serve();
     assert_true(REACHES(cap_stalls, 2));
     ibx_fault_stop(rig.engine, -EPIPE, "that will do");
     assert_int_equal(engine_settled(), IBX_FAULT_STOPPED);
     poll(NULL, 0, HELD_BACK_MS);
-    clock_t before = clock(); /* of the process, on its processors */
+    clock_t before = clock(); /* processor time of the process */
     poll(NULL, 0, LOOK_MS);
     assert_true(clock() - before < LOOK_MS * CLOCKS_PER_SEC / 1000 / 10);
 }
 
-/* So do workers that had more faults to serve than they could at once. */
+/* Workers that had more faults than they could serve at once sleep as well. */
 static void test_faults_and_stopped(void **state)
 {
     (void)state;
@@ -358,7 +361,8 @@ static void test_faults_and_stopped(void **state)
         look_sees_right(&t[i]);
 }
 
-/* Whatever way the reader goes, pages stay missing, faults wait, and another reader goes on. */
+/* In whatever way the reader fails, pages stay missing, faults wait, and another reader
+ * continues. */
 static void test_failure(void **state)
 {
     const int dead = *state ? -ENOTCONN : 0;
@@ -425,12 +429,12 @@ static void test_stop_and_destroy_in_flight(void **state)
     rig.readers[0]->hold = true;
     assert_int_equal(ibx_fault_resume(rig.engine, rig.as, &err), 0);
     assert_true(REACHES(requests, 4));
-    rig_destroy_engine(); /* returns, with two of them out */
+    rig_destroy_engine(); /* returns although two of them are in flight */
     assert_int_equal(rig.readers[0]->count, 0);
 }
 
-/* An engine that takes over from a dead one, which had read a fault already. */
-static void test_rebuild(void **state)
+/* An engine takes over from a dead one that had already read a fault. */
+static void test_takeover_from_a_dead_engine(void **state)
 {
     (void)state;
     struct look u;
@@ -446,7 +450,7 @@ static void test_rebuild(void **state)
     look_at(&u, 34);
     assert_true(reader_asked(rig.readers[0], 2));
     ibx_fault_destroy(rig.engine);
-    /* It had placed page 34 too, but died before it woke who waits. */
+    /* The dead engine had placed page 34 too, but died before it woke the waiting thread. */
     struct uffdio_copy copy = {.dst = rig.range.start + 34 * PAGE,
                                .src = (uintptr_t)rig.data.bytes + 34 * PAGE,
                                .len = PAGE,
@@ -530,26 +534,26 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_histogram, rig_end),
         cmocka_unit_test_teardown(test_configs_are_checked, rig_end),
-        {"test_crowd_sleeping", test_crowd, NULL, rig_end, NULL},
-        {"test_crowd_of_workers", test_crowd, NULL, rig_end, &rig},
+        {"test_crowd_sleeping", test_many_threads_and_workers, NULL, rig_end, NULL},
+        {"test_crowd_of_workers", test_many_threads_and_workers, NULL, rig_end, &rig},
         cmocka_unit_test_teardown(test_zero_is_not_fetched, rig_end),
         cmocka_unit_test_teardown(test_zero_arrivals, rig_end),
-        cmocka_unit_test_teardown(test_held, rig_end),
+        cmocka_unit_test_teardown(test_held_pages, rig_end),
         cmocka_unit_test_teardown(test_order, rig_end),
-        cmocka_unit_test_teardown(test_early, rig_end),
-        cmocka_unit_test_teardown(test_early_at_the_end, rig_end),
-        cmocka_unit_test_teardown(test_a_worker_for_faults, rig_end),
+        cmocka_unit_test_teardown(test_pages_before_the_background, rig_end),
+        cmocka_unit_test_teardown(test_pages_before_the_background_at_the_end, rig_end),
+        cmocka_unit_test_teardown(test_worker_that_serves_faults_only, rig_end),
         cmocka_unit_test_teardown(test_window, rig_end),
         cmocka_unit_test_teardown(test_bandwidth, rig_end),
         cmocka_unit_test_teardown(test_bandwidth_and_stopped, rig_end),
         cmocka_unit_test_teardown(test_faults_and_stopped, rig_end),
         cmocka_unit_test_teardown(test_window_falls_back, rig_end),
         cmocka_unit_test_teardown(test_many_faults, rig_end),
-        cmocka_unit_test_teardown(test_awaited_goes_first, rig_end),
+        cmocka_unit_test_teardown(test_awaited_page_is_placed_first, rig_end),
         {"test_reader_fails", test_failure, NULL, rig_end, NULL},
         {"test_reader_ends", test_failure, NULL, rig_end, &rig},
         cmocka_unit_test_teardown(test_stop_and_destroy_in_flight, rig_end),
-        cmocka_unit_test_teardown(test_rebuild, rig_end),
+        cmocka_unit_test_teardown(test_takeover_from_a_dead_engine, rig_end),
     };
     int skipped = rig_skipped(0);
     return skipped ? skipped : cmocka_run_group_tests(tests, NULL, NULL);

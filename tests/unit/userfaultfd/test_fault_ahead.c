@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Strides through huge pages: what the background fetches before all else. */
+/* Strides through huge pages: what the background fetches first. */
 #include "tests/fixtures/fault_memory.h"
 
 #include <fcntl.h>
@@ -14,10 +14,11 @@
 
 #define HUGE  (2u << 20)
 #define HUGES 14u
-#define SMALL (HUGE / PAGE)   /* pages of a huge one */
+#define SMALL (HUGE / PAGE)   /* small pages in a huge one */
 #define STEP  (SMALL * 9 / 4) /* two huge pages and a quarter */
 
-/* A worker for faults and one for the rest, whose first request does not arrive yet. */
+/* One worker serves faults, one does the rest; the first request of the latter does not arrive
+ * yet. */
 static void huge_serve(uint32_t fault_around)
 {
     int file = memfd_create("ibx-test", MFD_CLOEXEC | MFD_HUGETLB | MFD_HUGE_2MB);
@@ -39,7 +40,7 @@ static void huge_serve(uint32_t fault_around)
     assert_true(reader_asked(rig.readers[1], 1));
 }
 
-/* A fault in a huge page, at this small page; served. */
+/* Touches this small page and waits until its huge page is served. */
 static void fault_at(unsigned small)
 {
     const volatile uint8_t *byte = rig.memory + (size_t)small * PAGE;
@@ -56,10 +57,10 @@ static void all_came_once(void)
     }
 }
 
-/* With a stride of two and a quarter huge pages, which only small pages show, 2, 4 and 6 follow,
- * then 9, 11 and 13, then the end of the memory. The rest comes in order, from behind the last
- * fault without a stride on. */
-static void test_what_follows_comes_first(void **state)
+/* The stride is two and a quarter huge pages, so that only small pages show it. The pages 2, 4
+ * and 6 follow, then 9, 11 and 13, then the end of the memory. The rest comes in order, starting
+ * after the last fault without a stride. */
+static void test_the_stride_is_fetched_first(void **state)
 {
     static const uint64_t follow[] = {9, 11, 13, 5, 7, 8, 10, 12};
     (void)state;
@@ -82,11 +83,11 @@ static void test_downwards(void **state)
     all_came_once();
     assert_int_equal(rig.readers[1]->log[1].page, 5);
     assert_int_equal(rig.readers[1]->log[2].page, 2);
-    assert_int_equal(stats_now().by_cause[IBX_FAULT_BY_PREFETCH], 2); /* page 0 was asked for */
+    assert_int_equal(stats_now().by_cause[IBX_FAULT_BY_PREFETCH], 2); /* page 0 was fetched too */
 }
 
-/* Without fault-around nothing is foreseen, in huge pages neither. */
-static void test_not_without_fault_around(void **state)
+/* Without fault-around no stride is predicted, in huge pages neither. */
+static void test_no_prediction_without_fault_around(void **state)
 {
     (void)state;
     huge_serve(1);
@@ -96,8 +97,8 @@ static void test_not_without_fault_around(void **state)
     assert_int_equal(stats_now().by_cause[IBX_FAULT_BY_PREFETCH], 0);
 }
 
-/* While the background is off, only what faults comes. */
-static void test_not_without_a_background(void **state)
+/* While the background is off, only faulting pages are fetched. */
+static void test_no_prediction_without_a_background(void **state)
 {
     (void)state;
     huge_serve(0);
@@ -117,10 +118,10 @@ static void test_not_without_a_background(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        AHEAD_TEST(test_what_follows_comes_first),
+        AHEAD_TEST(test_the_stride_is_fetched_first),
         AHEAD_TEST(test_downwards),
-        AHEAD_TEST(test_not_without_fault_around),
-        AHEAD_TEST(test_not_without_a_background),
+        AHEAD_TEST(test_no_prediction_without_fault_around),
+        AHEAD_TEST(test_no_prediction_without_a_background),
     };
     int skipped = rig_skipped(0);
     return skipped ? skipped : cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What the owner of the memory does to it while it is filled: discard, unmap, move, fork. */
+/* What the owner of the memory does to it while it is being filled: discard, unmap, move, fork. */
 #include "tests/fixtures/fault_memory.h"
 
 #include <errno.h>
@@ -31,7 +31,8 @@ static void discard(uint64_t page, uint64_t pages)
     assert_int_equal(madvise(rig.memory + page * PAGE, pages * PAGE, MADV_DONTNEED), 0);
 }
 
-/* Discarded while in flight, while missing, and when present: zero each time, and zero for good. */
+/* Pages are discarded while in flight, while missing, and when present. Each time they are zero,
+ * and they stay zero. */
 static void test_discard(void **state)
 {
     (void)state;
@@ -40,13 +41,13 @@ static void test_discard(void **state)
     rig.config.chunk_min = 16 * PAGE;
     rig.config.arrived = arrived;
     rig_serve();
-    assert_true(reader_asked(rig.readers[0], 2)); /* 2 x 16 pages are in flight, at least */
+    assert_true(reader_asked(rig.readers[0], 2)); /* at least 2 x 16 pages are in flight */
     assert_int_equal(rig.readers[0]->log[0].length, 16 * PAGE);
     discard(8, 16);
     discard(900, 10);
     assert_true(REACHES(removes, 2));
-    ibx_fault_note_events(rig.engine);   /* they are counted first, and noted then */
-    for (unsigned i = 0; i < PAGES; i++) /* for an engine after this one they are there */
+    ibx_fault_note_events(rig.engine);   /* pages are counted first, and marked later */
+    for (unsigned i = 0; i < PAGES; i++) /* for the next engine they count as arrived */
         assert_int_equal(arrived[i / 64] >> i % 64 & 1,
                          (i >= 8 && i < 24) || (i >= 900 && i < 910));
     rig.readers[0]->hold = false;
@@ -62,7 +63,8 @@ static void test_discard(void **state)
     assert_int_equal(stats_now().bytes, (PAGES - 26) * PAGE);
 }
 
-/* A thread waits for a page that is in flight when another discards it: it goes on, with zeros. */
+/* A thread waits for a page in flight when another thread discards it. It continues, and reads
+ * zeros. */
 static void test_discard_awaited(void **state)
 {
     (void)state;
@@ -77,8 +79,8 @@ static void test_discard_awaited(void **state)
     look_sees_zero(&look);
 }
 
-/* Every other page is discarded while all of them come, from two workers: from the moment that
- * madvise() has returned it is zero, also when its data was just being placed. */
+/* Every other page is discarded while two workers fetch all of them. Once madvise() has returned
+ * a page is zero, even if its data was just being placed. */
 static void discard_some(uint32_t seed)
 {
     uint32_t page = next_random(&seed), step = next_random(&seed) | 1;
@@ -93,7 +95,7 @@ static void discard_some(uint32_t seed)
         assert_true(i % 2 ? page_is_zero(i) : page_is_right(i));
 }
 
-/* The same with all at once, at some moment of the transfer: the marking takes longer then. */
+/* The same for all pages at once, at some moment of the transfer: marking them takes longer. */
 static void discard_all(unsigned from)
 {
     while (stats_now().present < from)
@@ -118,7 +120,7 @@ static void test_discard_race(void **state)
     for (unsigned round = 0; round < 10; round++) {
         again(state);
         rig.readers[0]->delay = rig.readers[1]->delay = 3;
-        rig.config.fault_workers = round % 2; /* then some are fetched twice */
+        rig.config.fault_workers = round % 2; /* in these rounds some pages are fetched twice */
         rig_serve();
         discard_some(5 + round);
     }
@@ -177,13 +179,13 @@ static void test_move_of_a_part(void **state)
     munmap(place, 8 * PAGE);
 }
 
-/* The parent goes on; the child waits rather than see zero pages. */
+/* The parent continues; the child waits and must not see zero pages. */
 static void test_fork(void **state)
 {
     (void)state;
     rig.readers[0]->hold = true;
     rig_serve();
-    /* Not fork(): it holds locks that the worker may need before it has read the event. */
+    /* fork() would hold locks that the worker may need before it has read the event. */
     pid_t child = (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
     if (!child)
         syscall(SYS_exit_group, *(volatile uint8_t *)(rig.memory + 70 * PAGE) ? 1 : 2);

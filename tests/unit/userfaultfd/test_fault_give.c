@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Pages that come another way than by a reader. */
+/* Pages that reach the engine in another way than by a reader. */
 #include "tests/fixtures/fault_memory.h"
 
 #include <errno.h>
@@ -13,9 +13,9 @@
 
 #include <cmocka.h>
 
-#define GIVER 7u /* as a worker of the check */
+#define GIVER 7u /* its number as a worker in check() */
 
-static _Atomic unsigned checked; /* by GIVER */
+static _Atomic unsigned checked; /* how often GIVER has checked */
 
 static int check(void *context, unsigned worker, uint64_t page, uint32_t pages, const void *bytes,
                  struct ibx_error *err)
@@ -65,7 +65,7 @@ static void test_given_pages(void **state)
     assert_int_equal(give(5, right(5)), 1);
     assert_false(ibx_fault_missing(rig.engine, 5));
     assert_true(page_is_right(5));
-    assert_int_equal(give(5, right(6)), 0); /* it is there: nothing is compared */
+    assert_int_equal(give(5, right(6)), 0); /* already present: nothing is compared */
     assert_int_equal(checked, 1);
     assert_int_equal(give(PAGES, right(0)), 0);
     assert_int_equal(give(~0ull, right(0)), 0);
@@ -84,7 +84,7 @@ static void begin_in_place(void)
     begin_rig();
 }
 
-/* In place they are where a READ would have put them, and nothing is fetched again. */
+/* Given in place, pages are where a READ would have put them, and nothing is fetched again. */
 static void test_in_place(void **state)
 {
     (void)state;
@@ -99,7 +99,7 @@ static void test_in_place(void **state)
     assert_int_equal(engine_settled(), IBX_FAULT_COMPLETE);
 }
 
-/* Before the engine serves, who waits for a given page goes on; all others wait. */
+/* Before the engine serves, a thread that waits for a given page continues; all others wait. */
 static void goes_on_before_it_serves(void)
 {
     struct look look, other;
@@ -112,7 +112,7 @@ static void goes_on_before_it_serves(void)
     assert_int_equal(stats_now().waiting, 1);
     assert_int_equal(give(9, right(9)), 0);
     assert_int_equal(ibx_fault_state(rig.engine), IBX_FAULT_HELD);
-    assert_int_equal(ibx_fault_mark_present(rig.engine, 9, 1), 0); /* it is counted once */
+    assert_int_equal(ibx_fault_mark_present(rig.engine, 9, 1), 0); /* the page is counted once */
     assert_int_equal(stats_now().present, 1);
     assert_int_equal(ibx_fault_serve(rig.engine), 0);
     look_sees_right(&other);
@@ -123,21 +123,21 @@ static void goes_on_before_it_serves(void)
         assert_true(page_is_right(i));
 }
 
-static void test_held(void **state)
+static void test_pages_given_before_serving(void **state)
 {
     (void)state;
     begin();
     goes_on_before_it_serves();
 }
 
-static void test_held_in_place(void **state)
+static void test_pages_given_in_place_before_serving(void **state)
 {
     (void)state;
     begin_in_place();
     goes_on_before_it_serves();
 }
 
-/* A page that was marked as present comes after all: by whom is the same. */
+/* A page that was marked as present comes after all; it does not matter from whom. */
 static void test_missing_after_all(void **state)
 {
     struct look look;
@@ -164,7 +164,7 @@ static void test_missing_after_all(void **state)
     assert_int_equal(s.present, PAGES);
 }
 
-/* Wrong bytes change nothing, and nobody waits for them. */
+/* Wrong bytes change nothing, and no thread waits for them. */
 static void test_wrong_bytes(void **state)
 {
     (void)state;
@@ -178,7 +178,7 @@ static void test_wrong_bytes(void **state)
     assert_int_equal(ibx_fault_state(rig.engine), IBX_FAULT_SERVING);
 }
 
-/* A page that a worker fetches is its own; a page that was given is not fetched. */
+/* A page that a worker is fetching belongs to the worker; a page that was given is not fetched. */
 static void test_beside_faults(void **state)
 {
     struct look look;
@@ -199,7 +199,7 @@ static void test_beside_faults(void **state)
         assert_true(page_is_right(i) && rig.data.fetched[i] == (i == 9));
 }
 
-/* The last page may be a given one, and a stopped engine takes none. */
+/* The last page may be a given one. A stopped engine accepts none. */
 static void test_ends(void **state)
 {
     (void)state;
@@ -217,8 +217,8 @@ static void test_ends(void **state)
     assert_int_equal(stats_now().by_cause[IBX_FAULT_BY_GIFT], PAGES);
 }
 
-/* Threads touch what is given at the same time: everybody sees the right bytes. */
-static void test_crowd(void **state)
+/* Threads touch the pages that are given at the same time. All read the right bytes. */
+static void test_many_threads(void **state)
 {
     struct look looks[3];
     uint32_t seed = 5;
@@ -241,13 +241,13 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_given_pages, rig_end),
         cmocka_unit_test_teardown(test_in_place, rig_end),
-        cmocka_unit_test_teardown(test_held, rig_end),
-        cmocka_unit_test_teardown(test_held_in_place, rig_end),
+        cmocka_unit_test_teardown(test_pages_given_before_serving, rig_end),
+        cmocka_unit_test_teardown(test_pages_given_in_place_before_serving, rig_end),
         cmocka_unit_test_teardown(test_missing_after_all, rig_end),
         cmocka_unit_test_teardown(test_wrong_bytes, rig_end),
         cmocka_unit_test_teardown(test_beside_faults, rig_end),
         cmocka_unit_test_teardown(test_ends, rig_end),
-        cmocka_unit_test_teardown(test_crowd, rig_end),
+        cmocka_unit_test_teardown(test_many_threads, rig_end),
     };
     const int skipped = rig_skipped(0);
     return skipped ? skipped : cmocka_run_group_tests(tests, NULL, NULL);

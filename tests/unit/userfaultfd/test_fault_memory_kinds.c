@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Memory of another process, shared memory in place, huge pages, and memory that runs out. */
+/* Memory of another process, shared memory filled in place, huge pages, and memory that runs
+ * out. */
 #include "tests/fixtures/fault_memory.h"
 #include "userfaultfd/dirty.h"
 
@@ -42,11 +43,11 @@ static bool has_arrived(unsigned page)
 
 /* --------------------------------------------------------- another process */
 
-/* The faulting process: says which descriptor it made, then looks at its memory. */
+/* The faulting process. It sends the number of its descriptor, then looks at its memory. */
 static void child_main(int to_parent)
 {
     int uffd;
-    prctl(PR_SET_PDEATHSIG, SIGKILL); /* when a test fails */
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* ends the child if a test fails */
     if (ibx_fault_uffd_open(0, &uffd, NULL) || ibx_fault_register(uffd, &rig.range, NULL) ||
         write(to_parent, &uffd, sizeof uffd) != sizeof uffd)
         _exit(2);
@@ -56,7 +57,7 @@ static void child_main(int to_parent)
     _exit(0);
 }
 
-/* Starts the engine on the memory of a child, which waits for its first page. */
+/* Starts the engine for the memory of a child that waits for its first page. */
 static pid_t child_start(void)
 {
     struct ibx_error err = {0};
@@ -109,7 +110,7 @@ static void test_child_dies(void **state)
 
 /* --------------------------------------------------------- shared memory */
 
-/* Memory of a file of `length` bytes, filled in place or by copies. */
+/* Maps `length` bytes of a file, to be filled in place or by copies. */
 static void map_file(int file, unsigned workers, size_t length, uint32_t page_size, bool in_place)
 {
     const bool huge = page_size == HUGE;
@@ -120,7 +121,7 @@ static void map_file(int file, unsigned workers, size_t length, uint32_t page_si
         rig_register(huge ? UFFD_FEATURE_MISSING_HUGETLBFS : 0);
 }
 
-/* In place, into a file that has its pages (as after fallocate) or has none. */
+/* Fills in place a file that has its pages, as after fallocate(2), or has none. */
 static void test_minor(void **state)
 {
     int file = memfd_create("ibx-test", MFD_CLOEXEC);
@@ -151,7 +152,8 @@ static void test_minor(void **state)
     assert_int_equal(ibx_fault_unregister(rig.config.uffd, &rig.range, NULL), 0);
 }
 
-/* Pages come write-protected: those that were only read, zero pages among them, are not written. */
+/* Pages are placed write-protected. Pages that were only read, zero pages included, do not count
+ * as written. */
 static void test_protected(void **state)
 {
     (void)state;
@@ -178,7 +180,8 @@ static void test_protected(void **state)
     for (unsigned i = 0; i < PAGES / 2; i++)
         assert_true(page_is_right(i));
     rig.memory[3 * PAGE] = rig.memory[21 * PAGE] = rig.memory[700 * PAGE] = 1;
-    /* A page fetched ahead has arrived before it is placed, and missing pages count as written. */
+    /* A page that was fetched ahead has arrived before it is placed. Missing pages count as
+     * written. */
     rig_destroy_engine();
     assert_int_equal(
         ibx_dirty_scan(pagemap, rig.range.start, PAGES * PAGE, PAGE, false, bits, &count, &err), 0);
@@ -193,8 +196,8 @@ static void test_protected(void **state)
     close(pagemap);
 }
 
-/* In place a page is fetched once, however long its fault waits for the worker that has claimed it:
- * what came later would overwrite what the owner of the memory has written since. */
+/* In place, a page is fetched only once, however long its fault waits for the worker that has
+ * claimed it: a second arrival would overwrite what the owner of the memory has written since. */
 static void test_minor_is_fetched_once(void **state)
 {
     (void)state;
@@ -219,9 +222,9 @@ static void test_minor_is_fetched_once(void **state)
         assert_int_equal(rig.data.fetched[i], 1);
 }
 
-/* A tmpfs that has room for an eighth: the engine stops with a reason, and nothing is marked
- * present that is not. */
-static void test_full(void **state)
+/* A tmpfs with room for an eighth of the pages. The engine stops with a reason, and no page is
+ * marked present that is not. */
+static void test_memory_runs_out(void **state)
 {
     struct ibx_error err = {0};
     char directory[] = "/tmp/ibx-test-XXXXXX";
@@ -250,7 +253,7 @@ static void test_full(void **state)
 
 /* --------------------------------------------------------- huge pages */
 
-/* A file of them, or skips. */
+/* Returns a file of huge pages, or skips the test. */
 static int huge_file(void)
 {
     int file = memfd_create("ibx-test", MFD_CLOEXEC | MFD_HUGETLB | MFD_HUGE_2MB);
@@ -263,8 +266,8 @@ static int huge_file(void)
     return file;
 }
 
-/* The guest goes on behind a page that it has touched, and the background in front of it: not where
- * it was. */
+/* After a touch the guest goes on behind the touched page, and the background too, instead of
+ * where it was. */
 static void test_huge_goes_on_behind_a_fault(void **state)
 {
     (void)state;
@@ -288,7 +291,8 @@ static void test_huge_goes_on_behind_a_fault(void **state)
         assert_int_equal(rig.data.fetched[i], 1);
 }
 
-/* A page that is on its way with the background, which does not get on, comes at once. */
+/* A page that the background is fetching, while the background makes no progress, is fetched at
+ * once. */
 static void test_huge_fetched_twice(void **state)
 {
     (void)state;
@@ -330,11 +334,11 @@ static void test_huge(void **state)
         assert_int_equal(rig.data.fetched[i], i != 1);
 }
 
-/* A checker of pages in minor mode; meanwhile the owner of the memory empties one of them. */
+/* A checker of pages in minor mode. Meanwhile the owner of the memory empties one of the pages. */
 static struct {
-    bool in_check;        /* the event comes while the page is checked, or behind its placing */
-    bool behind;          /* it is emptied when it has been checked, and no event comes */
-    _Atomic bool emptied; /* page EMPTIED, and then checked */
+    bool in_check;        /* the event comes while the page is checked, or after it is placed */
+    bool behind;          /* the page is emptied after its check, without an event */
+    _Atomic bool emptied; /* page EMPTIED was emptied, and then checked */
     pthread_t thread;
     _Atomic int noted[PAGES]; /* 1: checked, and right; 2: checked, and not what was sent */
 } checker;
@@ -347,7 +351,7 @@ static void *discard_emptied(void *unused)
     return unused;
 }
 
-/* No event tells of that. */
+/* This makes no event. */
 static void empty(void)
 {
     fallocate(rig.file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, EMPTIED * PAGE, PAGE);
@@ -363,7 +367,7 @@ static int note_checked(void *context, unsigned worker, uint64_t page, uint32_t 
             if (checker.in_check)
                 pthread_create(&checker.thread, NULL, discard_emptied, NULL);
             while (checker.in_check && !stats_now().removes)
-                sched_yield(); /* another worker reads it */
+                sched_yield(); /* until another worker has read the event */
         }
         const uint8_t *is = (const uint8_t *)bytes + (i - page) * PAGE;
         checker.noted[i] = memcmp(is, rig.data.bytes + i * PAGE, PAGE) ? 2 : 1;
@@ -387,7 +391,7 @@ static void serve_checked(void)
     assert_int_equal(ftruncate(file, PAGES * PAGE), 0);
     rig_map(2, file, PAGES * PAGE, PAGE, true);
     rig_register(UFFD_FEATURE_MINOR_SHMEM | IBX_FAULT_EVENT_REMOVE);
-    rig.config.fault_workers = 1; /* which reads events while the other one checks */
+    rig.config.fault_workers = 1; /* it reads events while the other worker checks */
     rig.config.check = note_checked;
     rig.config.removed = note_removed;
     rig_serve();
@@ -395,7 +399,7 @@ static void serve_checked(void)
     assert_true(checker.emptied);
 }
 
-/* If the owner had emptied a page before it said so, what the checker saw is taken back. */
+/* If the owner emptied a page before the check's result was noted, the result is taken back. */
 static void test_minor_emptied(void **state)
 {
     memset(&checker, 0, sizeof(checker));
@@ -410,7 +414,7 @@ static void test_minor_emptied(void **state)
         assert_int_equal(checker.noted[i], i != EMPTIED);
 }
 
-/* A page that is gone when it is to be placed was given back, and no event has told so yet. */
+/* A page that is gone when it is to be placed was given back, although no event has said so yet. */
 static void test_minor_emptied_behind_check(void **state)
 {
     static const uint8_t zeros[PAGE];
@@ -424,7 +428,7 @@ static void test_minor_emptied_behind_check(void **state)
     assert_memory_equal(rig.memory + EMPTIED * PAGE, zeros, PAGE);
 }
 
-/* A page that was discarded while it came in place is zero, and takes no memory. */
+/* A page that was discarded while it was filled in place is zero and takes no memory. */
 static void test_minor_discarded(void **state)
 {
     unsigned char there[PAGES];
@@ -436,7 +440,7 @@ static void test_minor_discarded(void **state)
     rig.readers[0]->hold = true;
     rig.config.chunk_min = 16 * PAGE;
     rig_serve();
-    assert_true(reader_asked(rig.readers[0], 2)); /* 2 x 16 pages are in flight, at least */
+    assert_true(reader_asked(rig.readers[0], 2)); /* at least 2 x 16 pages are in flight */
     assert_int_equal(madvise(rig.memory + 8 * PAGE, 16 * PAGE, MADV_REMOVE), 0);
     rig.readers[0]->hold = false;
     assert_int_equal(engine_settled(), IBX_FAULT_COMPLETE);
@@ -462,8 +466,8 @@ int main(void)
         {"test_minor_emptied_in_check", test_minor_emptied, NULL, rig_end, &rig},
         cmocka_unit_test_teardown(test_minor_emptied_behind_check, rig_end),
         cmocka_unit_test_teardown(test_minor_discarded, rig_end),
-        {"test_full", test_full, NULL, rig_end, NULL},
-        {"test_full_in_place", test_full, NULL, rig_end, &rig},
+        {"test_memory_runs_out", test_memory_runs_out, NULL, rig_end, NULL},
+        {"test_full_in_place", test_memory_runs_out, NULL, rig_end, &rig},
         {"test_huge", test_huge, NULL, rig_end, NULL},
         {"test_huge_in_place", test_huge, NULL, rig_end, &rig},
         cmocka_unit_test_teardown(test_huge_goes_on_behind_a_fault, rig_end),

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * A kernel that lacks what is asked of its userfaultfd: before 5.18 it does not tell where in a
- * huge page a fault was, which is done without; other features are not.
- */
+/* A kernel that lacks features of userfaultfd. Before Linux 5.18 it does not report where in a
+ * huge page a fault was, and ibx works without that. Other features are required. */
 #include "tests/fixtures/fault_memory.h"
 
 #include <errno.h>
@@ -19,8 +17,8 @@
 #define WP_ASYNC      (1ull << 15)
 
 static uint64_t lacks;      /* features that the kernel does not know */
-static unsigned handshakes; /* that were tried */
-static uint64_t enabled;    /* with these one was right */
+static unsigned handshakes; /* attempted handshakes */
+static uint64_t enabled;    /* features of the successful one */
 
 int __real_ioctl(int fd, unsigned long request, ...);
 int __wrap_ioctl(int fd, unsigned long request, ...);
@@ -54,8 +52,8 @@ static int begin(void **state)
     return 0;
 }
 
-/* One handshake, with it; on an older kernel a second one, without. */
-static void test_exact_addresses_where_they_are(void **state)
+/* One handshake with the feature; on an older kernel a second one without it. */
+static void test_exact_addresses_if_available(void **state)
 {
     struct ibx_error err = {0};
     int fd;
@@ -83,8 +81,8 @@ static void test_faults_are_served(void **state)
     assert_int_equal(enabled, IBX_FAULT_EVENT_REMOVE);
 }
 
-/* The sentence names the feature that was asked for, not the other one. */
-static void test_what_is_needed_is_missed(void **state)
+/* The message names the required feature, not the optional one. */
+static void test_required_feature_is_missing(void **state)
 {
     struct ibx_error err = {0};
     int fd = -1;
@@ -106,9 +104,9 @@ static void test_what_is_needed_is_missed(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        OLDER_TEST(test_exact_addresses_where_they_are),
+        OLDER_TEST(test_exact_addresses_if_available),
         cmocka_unit_test_setup_teardown(test_faults_are_served, begin, rig_end),
-        OLDER_TEST(test_what_is_needed_is_missed),
+        OLDER_TEST(test_required_feature_is_missing),
     };
     int skipped = rig_skipped(0);
     return skipped ? skipped : cmocka_run_group_tests(tests, NULL, NULL);

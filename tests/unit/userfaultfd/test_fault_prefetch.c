@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Pages that are fetched before they fault, and the cost of that for pages that fault. */
+/* Pages that are fetched before they fault, and what that costs the pages that fault. */
 #include "tests/fixtures/fault_memory.h"
 
 #include "userfaultfd/engine.h"
@@ -13,8 +13,9 @@
 
 #include <cmocka.h>
 
-/* Every fourth page, one after the other: few faults bring all of them, by the fault worker. */
-static void test_a_stride_is_followed(void **state)
+/* A thread touches every fourth page in order. After a few faults the fault worker fetches all
+ * of them. */
+static void test_stride_is_followed(void **state)
 {
     (void)state;
     rig.config.no_background = true;
@@ -33,8 +34,8 @@ static void test_a_stride_is_followed(void **state)
         assert_int_equal(rig.data.fetched[i], 1);
 }
 
-/* All pages that are about to fault are on their way before any of them has arrived. */
-static void test_early_at_once(void **state)
+/* All pages that will fault soon are requested before any of them has arrived. */
+static void test_early_pages_are_requested_at_once(void **state)
 {
     (void)state;
     rig.config.no_background = true;
@@ -51,15 +52,16 @@ static void test_early_at_once(void **state)
     everything_is_right();
 }
 
-static _Atomic bool refuses; /* the next request */
+static _Atomic bool refuse_next; /* whether the next request is refused */
 
 static int refusing_request(void *reader, const struct ibx_fault_request *request)
 {
-    return atomic_exchange(&refuses, false) ? -EAGAIN : memory_reader_ops.request(reader, request);
+    return atomic_exchange(&refuse_next, false) ? -EAGAIN
+                                                : memory_reader_ops.request(reader, request);
 }
 
-/* A page that the reader did not take is asked for again as a fault, not as a part of its
- * window. */
+/* If the reader refuses a page, it is requested again as a fault, not as a part of its window.
+ */
 static void test_a_refused_fault_comes_before_its_window(void **state)
 {
     (void)state;
@@ -70,13 +72,13 @@ static void test_a_refused_fault_comes_before_its_window(void **state)
     rig.config.worker_count = 1;
     rig.config.no_background = true;
     rig.config.fault_around = 16 * PAGE;
-    refuses = true;
+    refuse_next = true;
     rig_serve();
     assert_true(page_is_right(100));
     assert_true(REACHES(by_cause[IBX_FAULT_BY_PREFETCH], 15));
     assert_int_equal(rig.readers[0]->log[0].length, PAGE);
     assert_true(rig.readers[0]->log[0].page == 100 && rig.readers[0]->log[0].urgent);
-    assert_true(stats_now().by_cause[IBX_FAULT_BY_FAULT] == 1 && !refuses);
+    assert_true(stats_now().by_cause[IBX_FAULT_BY_FAULT] == 1 && !refuse_next);
 }
 
 /* ------------------------------------------------------------ before the first fault */
@@ -93,9 +95,9 @@ static bool resident(void *memory, size_t length)
     return true;
 }
 
-/* The buffers for the first pages have memory before a page is asked for: with huge pages the
- * kernel clears 2 MiB at the first touch, and a VM that stands still would wait for that. */
-static void test_room_is_made_before(void **state)
+/* The buffers for the first pages have memory before a page is requested. With huge pages the
+ * kernel clears 2 MiB at the first touch, and a stopped VM would wait for that. */
+static void test_buffers_are_populated_before(void **state)
 {
     (void)state;
     const size_t single = (URGENT_SLOTS + STRIDE_SLOTS) * PAGE;
@@ -116,7 +118,7 @@ static void test_room_is_made_before(void **state)
     munmap(buffers[1], bytes);
 }
 
-/* ------------------------------------------------------------ who has nothing is not asked */
+/* ------------------------------------------------------ a reader without arrivals is not polled */
 
 static _Atomic unsigned looks;
 static int ready; /* readable when a request has arrived */
@@ -143,9 +145,9 @@ static int ready_fd(void *reader)
     return ready;
 }
 
-/* One look at the reader for a fault, when poll(2) says that the page has come: each further one is
- * a system call or several, while others wait for the processor. */
-static void test_looks(void **state)
+/* The worker looks at the reader once for a fault, when poll(2) says that the page has arrived.
+ * Each further look costs system calls while others wait for the processor. */
+static void test_reader_is_looked_at_once_per_fault(void **state)
 {
     (void)state;
     struct ibx_fault_reader_ops ops = memory_reader_ops;
@@ -174,11 +176,11 @@ static void test_looks(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        ENGINE_TEST(test_a_stride_is_followed),
-        ENGINE_TEST(test_early_at_once),
+        ENGINE_TEST(test_stride_is_followed),
+        ENGINE_TEST(test_early_pages_are_requested_at_once),
         ENGINE_TEST(test_a_refused_fault_comes_before_its_window),
-        ENGINE_TEST(test_room_is_made_before),
-        ENGINE_TEST(test_looks),
+        ENGINE_TEST(test_buffers_are_populated_before),
+        ENGINE_TEST(test_reader_is_looked_at_once_per_fault),
     };
     int skipped = rig_skipped(IBX_FAULT_EVENT_REMOVE);
     return skipped ? skipped : cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Where a series of faults goes on: strides, and loops of them. And the map of pages, in runs. */
+/* How a series of faults continues: strides, and loops of them. Also: runs of pages in the map. */
 #include "tests/fixtures/fault_memory.h"
 
 #include "userfaultfd/pagemap.h"
@@ -26,8 +26,9 @@ static void expect_next(struct stride_detector *t, uint64_t page, uint64_t from,
     }
 }
 
-/* Seen with its third page, and then twice as far ahead each time that it comes as foreseen: at the
- * end of what was asked for, or within. */
+/* A stride is recognized at its third page. Each time that it continues as predicted, twice as
+ * many pages are fetched ahead. The next fault may be at the end of the fetched pages or within
+ * them. */
 static void test_stride(void **state)
 {
     (void)state;
@@ -41,11 +42,11 @@ static void test_stride(void **state)
         expect_next(&t, p + 7 * s, p + 7 * s, s, 8);
         expect_next(&t, p + 9 * s, p + 15 * s, s, 10);
         expect_next(&t, p + 26 * s, p + 26 * s, s, MOST);
-        expect_next(&t, p + 50 * s, p + 50 * s, s, MOST); /* some were there already */
+        expect_next(&t, p + 50 * s, p + 50 * s, s, MOST); /* some pages had been fetched already */
     }
 }
 
-/* Two strides at once, each with faults of the other in between. */
+/* Two strides at once, whose faults alternate. */
 static void test_two_strides(void **state)
 {
     (void)state;
@@ -60,8 +61,8 @@ static void test_two_strides(void **state)
     expect_next(&t, 89720, 89720, (uint64_t)-40, 8);
 }
 
-/* A loop in a loop: the stride that begins elsewhere is known by its step, for a while. */
-static void test_next_stride(void **state)
+/* A loop within a loop: a stride that starts elsewhere is recognized by its step, for a while. */
+static void test_nested_loop(void **state)
 {
     (void)state;
     struct stride_detector t = {0};
@@ -76,11 +77,11 @@ static void test_next_stride(void **state)
         ibx_fault_stride(&t, (uint64_t)next_random(&seed) << 20, MOST);
     for (unsigned i = 0; i < 1000; i++)
         asked += ibx_fault_stride(&t, (uint64_t)next_random(&seed) << 20, MOST).pages;
-    assert_int_equal(asked, 0); /* who goes nowhere is not followed */
+    assert_int_equal(asked, 0); /* faults without a pattern are not followed */
 }
 
-/* Many threads that go through one loop wait for the same pages. The engine knows all the same
- * where the next pass begins, and does not take that for a separate fault. */
+/* Many threads that run through one loop wait for the same pages. The detector still knows where
+ * the next pass starts, and does not take this for an unrelated fault. */
 static void test_many_threads(void **state)
 {
     (void)state;
@@ -98,12 +99,12 @@ static void test_many_threads(void **state)
 
 /* ------------------------------------------------------------ loops */
 
-/* Somebody who goes through `pages` pages from BASE on at a constant distance, round and round.
- * For each page that is visited the background brings two of the loop, `lost` of a thousand of them
- * too late. How many visits fault. */
+/* A thread visits `pages` pages from BASE on at a constant distance, again and again. For each
+ * visited page the background fetches two of the loop; `lost` of a thousand come too late.
+ * Returns how many visits fault. */
 #define ROUND_BASE  4096u
 #define ROUND_PAGES 65536u
-#define ROUND_ALL   131072u /* of memory */
+#define ROUND_ALL   131072u /* pages of the memory */
 
 static unsigned go_round(uint64_t step, bool down, unsigned visits, unsigned lost)
 {
@@ -131,7 +132,7 @@ static unsigned go_round(uint64_t step, bool down, unsigned visits, unsigned los
     return faults;
 }
 
-/* Each pass has about 40 pages, and the passes begin at a constant shift of each other. */
+/* Each pass has about 40 pages, and each starts at a constant offset from the one before. */
 static void test_loop(void **state)
 {
     (void)state;
@@ -141,7 +142,7 @@ static void test_loop(void **state)
             assert_in_range(go_round(steps[i], down, 30000, 0), 3, 40);
 }
 
-/* A loop that skips pages here and there is still the same loop. */
+/* A loop that skips some pages is still the same loop. */
 static void test_loop_with_gaps(void **state)
 {
     (void)state;
@@ -150,7 +151,7 @@ static void test_loop_with_gaps(void **state)
             assert_in_range(go_round(1607, down, 30000, lost), 3, 150 + 15 * lost);
 }
 
-/* The first pass of a loop that is seen is followed where the fault is, not from its begin. */
+/* A loop is followed from the fault on, not from its start. */
 static void test_loop_that_is_overtaken(void **state)
 {
     (void)state;
@@ -166,7 +167,7 @@ static void test_loop_that_is_overtaken(void **state)
     assert_int_equal(page, 10000 + 7 * 9 + 100);
     assert_true(ibx_fault_loop_next(&t.loop, 0, 20000, &page));
     assert_int_equal(page, 10000 + 7 * 9 + 200);
-    ibx_fault_stride(&t, 10000 + 7 * 7 + 100, MOST); /* and two back, which was missed */
+    ibx_fault_stride(&t, 10000 + 7 * 7 + 100, MOST); /* two passes back, a page that was missed */
     assert_true(ibx_fault_loop_next(&t.loop, 0, 20000, &page));
     assert_int_equal(page, 10000 + 7 * 7 + 100);
     ibx_fault_stride(&t, 10000 + 7 * 9 + 300, MOST);
@@ -178,7 +179,7 @@ static void test_loop_that_is_overtaken(void **state)
     assert_int_equal(page % 100, 70);
 }
 
-/* A loop that was seen within two ranges and beyond goes on in one. */
+/* A loop that was seen in two ranges is followed in one. */
 static void test_loop_through_ranges(void **state)
 {
     (void)state;
@@ -199,7 +200,7 @@ static void test_loop_through_ranges(void **state)
         }
 }
 
-/* A reader without direction has no loop, and each loop ends. */
+/* Random reads make no loop, and each loop ends. */
 static void test_no_loop(void **state)
 {
     (void)state;
@@ -258,7 +259,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_stride),
         cmocka_unit_test(test_two_strides),
-        cmocka_unit_test(test_next_stride),
+        cmocka_unit_test(test_nested_loop),
         cmocka_unit_test(test_many_threads),
         cmocka_unit_test(test_loop),
         cmocka_unit_test(test_loop_with_gaps),

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* An engine in another process that is killed, and the one that takes over with its map. */
+/* An engine in another process is killed, and a new one takes over with its map. */
 #include "tests/fixtures/fault_memory.h"
 #include "tests/fixtures/unit.h"
 #include "userfaultfd/engine.h"
@@ -40,26 +40,26 @@ static void discard(uint64_t page, uint64_t pages)
     assert_int_equal(madvise(rig.memory + page * PAGE, pages * PAGE, MADV_DONTNEED), 0);
 }
 
-/* Pages of an engine are neither fetched nor served again by the one after it. */
-static void test_pages_of_the_first_are_known(NO_STATE)
+/* Pages that the first engine has placed are neither fetched nor served again by the next one. */
+static void test_pages_of_the_first_engine_are_known(NO_STATE)
 {
     rig_serve();
     touch(3);
-    discard(3, 1);   /* was there: zero */
-    discard(100, 5); /* was not */
+    discard(3, 1);   /* was present: now zero */
+    discard(100, 5); /* was missing */
     rig_destroy_engine();
     assert_int_equal(rig.data.fetched[3], 1);
     rig_serve();
     assert_true(page_is_zero(3));
     assert_true(page_is_zero(102));
-    assert_true(page_is_right(5)); /* perhaps around the first one */
+    assert_true(page_is_right(5)); /* perhaps fetched in the window of the first one */
     assert_true(page_is_right(200));
     assert_int_equal(rig.data.fetched[102], 0);
     assert_int_equal(rig.data.fetched[3], 1);
     assert_true(stats_now().by_cause[IBX_FAULT_BY_REBUILD] >= 6);
 }
 
-/* The kernel had told of a removal, and its caller had gone on, when the engine was killed. */
+/* The kernel had reported a removal, and its caller had continued, when the engine was killed. */
 static void test_an_event_that_was_read_is_not_lost(NO_STATE)
 {
     struct map_memory *map = rig.config.map_memory;
@@ -76,8 +76,8 @@ static void test_an_event_that_was_read_is_not_lost(NO_STATE)
     assert_int_equal(map->events[1].event, 0);
 }
 
-/* The number of a descriptor that the killed process had: here it is another one's. */
-static void test_a_child_of_the_first_is_left(NO_STATE)
+/* The number of a descriptor of the killed process now belongs to another one here. */
+static void test_descriptor_of_another_process_is_left_alone(NO_STATE)
 {
     struct map_memory *map = rig.config.map_memory;
     const int own = dup(0);
@@ -91,7 +91,7 @@ static void test_a_child_of_the_first_is_left(NO_STATE)
     assert_int_equal(close(own), 0);
 }
 
-/* Pages that were claimed: some of them were placed and written to. */
+/* Pages were claimed; some of them had been placed and written to. */
 static void test_claimed_pages_are_fetched_again(NO_STATE)
 {
     struct map_memory *map = rig.config.map_memory;
@@ -135,7 +135,7 @@ static pid_t engine_process(void)
         pause();
 }
 
-/* Pages are looked at, written, and discarded, while the process that serves them is killed. */
+/* Pages are read, written and discarded while the process that serves them is killed. */
 static void test_killed_at_any_time(NO_STATE)
 {
     uint8_t zero[PAGES] = {0}, written[PAGES] = {0};
@@ -192,7 +192,8 @@ static void test_the_plan_comes_first_and_in_order(NO_STATE)
     assert_int_equal(rig.readers[0]->accepted, 5);
 }
 
-/* Pages on their way when the reader was lost are asked for again, though nobody faults on them. */
+/* Pages in flight when the reader was lost are requested again although no thread faults on
+ * them. */
 static void test_the_plan_goes_on_with_another_reader(NO_STATE)
 {
     static const struct ibx_fault_run plan[] = {{700, 2}};
@@ -203,7 +204,7 @@ static void test_the_plan_goes_on_with_another_reader(NO_STATE)
     rig.readers[0]->hold = true;
     rig_serve();
     assert_true(reader_asked(rig.readers[0], 1));
-    poll(NULL, 0, 20); /* the plan is at its end */
+    poll(NULL, 0, 20); /* the plan has ended */
     ibx_fault_stop(rig.engine, -EPIPE, "for the test");
     assert_int_equal(engine_settled(), IBX_FAULT_STOPPED);
     rig.readers[0]->hold = false;
@@ -222,7 +223,7 @@ static void see(void *context, uint64_t page)
         seen[seen_count++] = page;
 }
 
-static void test_faults_are_told_in_order(NO_STATE)
+static void test_faults_are_reported_in_order(NO_STATE)
 {
     rig.config.touched = see;
     rig.config.touched_context = seen;
@@ -240,15 +241,16 @@ static void test_faults_are_told_in_order(NO_STATE)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_pages_of_the_first_are_known, make, end),
+        cmocka_unit_test_setup_teardown(test_pages_of_the_first_engine_are_known, make, end),
         cmocka_unit_test_setup_teardown(test_an_event_that_was_read_is_not_lost, make, end),
-        cmocka_unit_test_setup_teardown(test_a_child_of_the_first_is_left, make, end),
+        cmocka_unit_test_setup_teardown(test_descriptor_of_another_process_is_left_alone, make,
+                                        end),
         cmocka_unit_test_setup_teardown(test_claimed_pages_are_fetched_again, make, end),
         cmocka_unit_test_setup_teardown(test_another_memory_is_refused, make, end),
         cmocka_unit_test_setup_teardown(test_killed_at_any_time, make, end),
         cmocka_unit_test_setup_teardown(test_the_plan_comes_first_and_in_order, make, end),
         cmocka_unit_test_setup_teardown(test_the_plan_goes_on_with_another_reader, make, end),
-        cmocka_unit_test_setup_teardown(test_faults_are_told_in_order, make, end),
+        cmocka_unit_test_setup_teardown(test_faults_are_reported_in_order, make, end),
     };
     int skipped = rig_skipped(IBX_FAULT_EVENT_REMOVE);
     return skipped ? skipped : cmocka_run_group_tests(tests, NULL, NULL);

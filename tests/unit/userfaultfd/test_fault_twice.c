@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A page that faults while the background is fetching it: it is fetched twice, and counts once. */
+/* A page that faults while the background is fetching it. It is fetched twice and counted once. */
 #include "tests/fixtures/fault_memory.h"
 #include "tests/fixtures/patience.h"
 
@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-#define TWICE 5u /* a page that the background is fetching when it faults */
+#define TWICE 5u /* the page that the background is fetching when it faults */
 static struct look looker;
 
 static void begin_looking(void)
@@ -23,7 +23,7 @@ static void begin_looking(void)
     look_at(&looker, TWICE);
 }
 
-/* The page is on its way twice, and nothing arrives. */
+/* Requests the page twice; neither request arrives. */
 static void fetch_twice(void)
 {
     rig.readers[0]->hold = rig.readers[1]->hold = true;
@@ -32,7 +32,7 @@ static void fetch_twice(void)
     assert_int_equal(rig.readers[0]->log[0].page, TWICE);
 }
 
-/* Several threads wait for one page, which nobody has asked for yet: it is asked for once. */
+/* Several threads wait for one page that has not been requested yet. It is requested once. */
 static void test_faults_on_one_page(void **state)
 {
     (void)state;
@@ -49,14 +49,14 @@ static void test_faults_on_one_page(void **state)
     assert_int_equal(rig.data.fetched[TWICE], 1);
 }
 
-/* A page that is on its way with the background, which does not get on. */
+/* The background is fetching the page and makes no progress. */
 static void test_fetched_twice(void **state)
 {
     (void)state;
     rig.readers[1]->hold = true;
     begin_looking();
     look_sees_right(&looker);
-    rig.memory[TWICE * PAGE]++; /* and what comes later does not touch it */
+    rig.memory[TWICE * PAGE]++; /* the later arrival does not change it */
     rig.readers[1]->hold = false;
     everything_is_right();
     for (unsigned i = 0; i < PAGES; i++) {
@@ -66,10 +66,11 @@ static void test_fetched_twice(void **state)
     assert_int_equal(stats_now().twice, 1);
 }
 
-/* Discarded while it is on both ways, it is zero, whichever comes first. */
+/* If the page is discarded while both requests are in flight, it is zero, whichever arrives
+ * first. */
 static void test_fetched_twice_and_discarded_early(void **state)
 {
-    const bool first = *state; /* the worker with the claim is the first to go on */
+    const bool first = *state; /* whether the worker with the claim continues first */
     fetch_twice();
     assert_int_equal(madvise(rig.memory + TWICE * PAGE, PAGE, MADV_DONTNEED), 0);
     rig.readers[first]->hold = false;
@@ -84,7 +85,7 @@ static void test_fetched_twice_and_discarded_early(void **state)
     assert_true(page_is_zero(TWICE));
 }
 
-/* The worker that has the claim gives it back: nothing is lost or counted twice. */
+/* The worker with the claim gives it back. Nothing is lost or counted twice. */
 static void test_fetched_twice_and_given_back(void **state)
 {
     (void)state;
@@ -98,7 +99,8 @@ static void test_fetched_twice_and_given_back(void **state)
     everything_is_right();
 }
 
-/* Every page has come, this one from the background, and once more it is still on its way. */
+/* Every page has arrived, this one from the background, and its second request is still in
+ * flight. */
 static void complete_with_one_on_its_way(void)
 {
     fetch_twice();
@@ -108,8 +110,7 @@ static void complete_with_one_on_its_way(void)
     assert_int_equal(rig.data.fetched[TWICE], 1);
 }
 
-/* Then the page is taken from its reader all the same: left there, it would wake its worker for
- * ever. */
+/* The late page is still taken from its reader. Otherwise it would wake its worker for ever. */
 static void test_fetched_twice_and_late(void **state)
 {
     (void)state;
@@ -122,7 +123,7 @@ static void test_fetched_twice_and_late(void **state)
     assert_int_equal(ibx_fault_state(rig.engine), IBX_FAULT_COMPLETE);
 }
 
-/* And a reader that breaks then is no harm. */
+/* A reader that breaks at this point does no harm. */
 static void test_fetched_twice_from_a_broken_source(void **state)
 {
     (void)state;
@@ -135,19 +136,19 @@ static void test_fetched_twice_from_a_broken_source(void **state)
     assert_true(page_is_zero(0)); /* faults are answered as before */
 }
 
-/* It is not cancelled at the end, either, when it is about to come. */
+/* At the end the request is not cancelled if its page is about to arrive. */
 static void test_fetched_twice_and_ended(void **state)
 {
     (void)state;
     complete_with_one_on_its_way();
-    rig.readers[0]->flying[0].polls_left = 2; /* while it is held nobody else looks there */
+    rig.readers[0]->flying[0].polls_left = 2; /* while it is held, only this thread looks there */
     rig.readers[0]->hold = false;
     rig_destroy_engine();
     assert_int_equal(rig.readers[0]->cancelled, 0);
     assert_int_equal(rig.data.fetched[TWICE], 2);
 }
 
-/* But one that does not come is. */
+/* A request whose page does not arrive is cancelled. */
 static void test_fetched_twice_and_never_come(void **state)
 {
     (void)state;
