@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Which connections a destination keeps: peers with keys that say nothing afterwards keep out
+/* Which connections a destination keeps. Peers that know a key and then stay silent keep out
  * neither each other nor the source of the running migration. */
 #include "migrate/channel/channel.h"
 #include "migrate/common/common.h"
@@ -67,7 +67,7 @@ static void begin_at(const char *uri)
     assert_int_equal(ibx_acceptor_open(uri, &options, &acceptor, NULL), 0);
 }
 
-/* A silent peer keeps its place for as long as a test takes. */
+/* A silent peer keeps its place longer than the test runs. */
 static void begin(void)
 {
     begin_at("tcp://127.0.0.1:0");
@@ -82,8 +82,8 @@ static void end(void)
     assert_int_equal(open_fds(), fds);
 }
 
-/* Whether a peer with this key gets a place; it then says nothing. */
-static bool comes(unsigned name)
+/* Connects a peer with this key, which then sends nothing. Returns whether it gets a place. */
+static bool gets_place(unsigned name)
 {
     struct ibx_options options = options_of(name);
     struct ibx_error err = {0};
@@ -95,8 +95,8 @@ static bool comes(unsigned name)
     return !rc;
 }
 
-/* The connection that came last says JOIN, and is taken. */
-static struct ibx_connection_request joins(void)
+/* The latest connection sends JOIN and is taken. */
+static struct ibx_connection_request take_join(void)
 {
     struct ibx_migrate_any join = {.type = IBX_MIGRATE_JOIN, .is.join = {.id = {1}, .epoch = 1}};
     struct ibx_connection_request request;
@@ -107,14 +107,14 @@ static struct ibx_connection_request joins(void)
     while (!ibx_acceptor_take(acceptor, &request)) {
         struct pollfd wait = {.fd = ibx_acceptor_fd(acceptor), .events = POLLIN};
         assert_true(ibx_now_ns() < deadline);
-        ibx_poll(conns[count - 1], NULL, 0); /* it may need one to leave */
+        ibx_poll(conns[count - 1], NULL, 0); /* sending may need a poll */
         poll(&wait, 1, 10);
     }
     return request;
 }
 
-/* HELLO announces `length` bytes, and messages with these follow; `bad`: then an invalid
- * message. */
+/* Sends a HELLO that announces a description of `length` bytes, and messages with these parts;
+ * with `bad`, an invalid message after them. */
 static void describes(uint32_t length, const char *const *parts, bool bad)
 {
     struct ibx_migrate_hello hello = {.purpose = IBX_PURPOSE_CHECK,
@@ -125,7 +125,7 @@ static void describes(uint32_t length, const char *const *parts, bool bad)
                                       .description_length = length};
     struct ibx_migrate_any message = {.type = IBX_MIGRATE_HELLO, .is.hello = &hello};
     struct ibx_channel channel;
-    assert_true(comes(0));
+    assert_true(gets_place(0));
     ibx_channel_init(&channel, conns[count - 1]);
     assert_int_equal(ibx_channel_send(&channel, &message, NULL), 0);
     for (; *parts; parts++) {
@@ -139,7 +139,7 @@ static void describes(uint32_t length, const char *const *parts, bool bad)
         ibx_channel_send(&channel, &message, NULL);
 }
 
-/* Bits of types. */
+/* bits of message types */
 struct seen {
     unsigned types, awaited;
 };
@@ -151,8 +151,8 @@ static int note_type(void *context, const struct ibx_migrate_any *message)
     return (seen->types & seen->awaited) == seen->awaited ? -EISCONN : 0;
 }
 
-/* They may have come together; whoever waits for one of them leaves the others to the next. */
-static void messages_behind_the_awaited_one_stay(NO_STATE)
+/* Messages may arrive together. Waiting for one of them leaves the others for the next wait. */
+static void messages_after_the_awaited_one_stay(NO_STATE)
 {
     static const enum ibx_migrate_message types[] = {IBX_MIGRATE_READY, IBX_MIGRATE_LOADED,
                                                      IBX_MIGRATE_CONFIRMED};
@@ -160,8 +160,8 @@ static void messages_behind_the_awaited_one_stay(NO_STATE)
     struct seen seen = {.awaited = 1u << types[0]};
     struct ibx_channel server, client;
     begin();
-    assert_true(comes(1));
-    struct ibx_connection_request request = joins();
+    assert_true(gets_place(1));
+    struct ibx_connection_request request = take_join();
     ibx_channel_init(&server, request.conn);
     ibx_channel_init(&client, conns[count - 1]);
     for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++)
@@ -190,12 +190,12 @@ static void *greeter_main(void *argument)
                                                    .blocks = {{"ram0", 1u << 30, 4096, 0}}};
     struct ibx_migrate_answer answer;
     struct ibx_channel control;
-    /* A peer that tells a destination where the VM is needs no sentence. */
+    /* a peer that asks where the VM is gets no sentence */
     g->rc = ibx_migration_greet(g->uri, &g->options, &hello, &control, &answer, NULL);
     return NULL;
 }
 
-/* A lane takes a round trip, and a handshake of TLS, and messages need none. */
+/* A bulk lane costs a round trip and a TLS handshake, and messages need none. */
 static void a_control_connection_has_no_bulk_lane(NO_STATE)
 {
     struct ibx_options options = options_of(0);
@@ -217,7 +217,7 @@ static void a_control_connection_has_no_bulk_lane(NO_STATE)
     ibx_migrate_message_free(&request.first);
     ibx_close(request.conn);
     pthread_join(thread, NULL);
-    assert_int_equal(g.rc, -ENODATA); /* it closed without an answer */
+    assert_int_equal(g.rc, -ENODATA); /* the destination closed it without an answer */
     end();
 }
 
@@ -237,7 +237,7 @@ static void a_description_follows_its_hello(NO_STATE)
     end();
 }
 
-/* Too much of it, or something else in its place, ends the connection. */
+/* Too long a description, or another message in its place, ends the connection. */
 static void a_bad_description_ends_its_connection(NO_STATE)
 {
     for (unsigned i = 0; i < 2; i++) {
@@ -265,9 +265,9 @@ static int note_reason(void *context, const struct ibx_migrate_any *message)
     return -EISCONN;
 }
 
-/* Otherwise it would look at its own host for what is wrong. More that it says is of its version,
- * too, and hinders nothing. */
-static void a_peer_of_another_version_learns_that_it_is_one(NO_STATE)
+/* The peer must learn that the versions differ, or its user would search for a fault on that
+ * host. Further fields belong to the other version and are ignored. */
+static void peer_of_another_version_is_told(NO_STATE)
 {
     static const struct ibx_migrate_hello hello = {.purpose = IBX_PURPOSE_QUERY, .id = {1}};
     const struct ibx_migrate_any message = {.type = IBX_MIGRATE_HELLO, .is.hello = &hello};
@@ -279,9 +279,9 @@ static void a_peer_of_another_version_learns_that_it_is_one(NO_STATE)
     begin();
     const ssize_t length = ibx_migrate_encode(&message, bytes, sizeof(bytes));
     assert_true(length > 7);
-    assert_int_equal(bytes[5], IBX_MIGRATE_VERSION); /* behind the type and the magic */
+    assert_int_equal(bytes[5], IBX_MIGRATE_VERSION); /* after the type and the magic */
     bytes[5]++;
-    assert_true(comes(1));
+    assert_true(gets_place(1));
     const struct iovec first = {bytes, (size_t)length}, more = {unknown, sizeof(unknown)};
     assert_int_equal(ibx_send(conns[0], &first, 1, 0, 0), 0);
     assert_int_equal(ibx_send(conns[0], &more, 1, 0, 0), 0);
@@ -297,15 +297,15 @@ static void crowd(unsigned from, unsigned to)
 {
     for (unsigned name = from; name < to; name++)
         for (unsigned i = 0; i < IBX_ACCEPTOR_PEER; i++)
-            assert_true(comes(name));
+            assert_true(gets_place(name));
 }
 
 static void a_peer_has_few_places(NO_STATE)
 {
     begin();
     crowd(0, 1);
-    assert_false(comes(0));
-    assert_true(comes(1));
+    assert_false(gets_place(0));
+    assert_true(gets_place(1));
     end();
 }
 
@@ -319,15 +319,16 @@ static void ends(struct ibx_conn *conn)
     }
 }
 
-/* However long the migration waits for a host that is silent. */
-static void who_says_nothing_loses_its_place(NO_STATE)
+/* A silent connection loses its place, however long the migration waits for a host that does not
+ * answer. */
+static void silent_connection_loses_its_place(NO_STATE)
 {
     begin_at("tcp://127.0.0.1:0");
     crowd(0, 1);
     for (unsigned i = 0; i < IBX_ACCEPTOR_PEER; i++)
         ends(conns[i]);
-    assert_true(comes(0));
-    struct ibx_connection_request request = joins();
+    assert_true(gets_place(0));
+    struct ibx_connection_request request = take_join();
     ibx_close(request.conn);
     end();
 }
@@ -348,13 +349,13 @@ static bool may_force_buffers(void)
     return !rc;
 }
 
-/* The kernel's buffers for a connection that nobody reads grow only if the peer has said what it
- * is. At this address the ends do not see that they are on one host. */
-static void much_is_received_once_a_peer_has_said_what_it_is(NO_STATE)
+/* The kernel's buffers for an unread connection grow only once the peer has said what it is. At
+ * this address the ends do not notice that they are on one host. */
+static void buffers_grow_once_a_peer_has_said_what_it_is(NO_STATE)
 {
     begin_at("tcp://127.0.0.2:0");
-    assert_true(comes(0));
-    struct ibx_connection_request request = joins();
+    assert_true(gets_place(0));
+    struct ibx_connection_request request = take_join();
     assert_true(receive_buffer(conns[0]->handshake_socket) < 4 << 20);
     if (may_force_buffers())
         assert_true(receive_buffer(request.conn->handshake_socket) >= 4 << 20);
@@ -362,7 +363,7 @@ static void much_is_received_once_a_peer_has_said_what_it_is(NO_STATE)
     end();
 }
 
-/* A side that waits for requests is told of one before its first message: there is something to
+/* A side that waits for requests is told of one before its first message, so that it can
  * prepare. */
 static void it_is_busy_before_the_first_message(NO_STATE)
 {
@@ -371,12 +372,12 @@ static void it_is_busy_before_the_first_message(NO_STATE)
     struct pollfd wait = {.fd = ibx_acceptor_fd(acceptor), .events = POLLIN};
     assert_false(ibx_acceptor_busy(acceptor));
     assert_int_equal(poll(&wait, 1, 0), 0);
-    assert_true(comes(0));
+    assert_true(gets_place(0));
     assert_int_equal(poll(&wait, 1, (int)PATIENCE_MS), 1);
     assert_true(ibx_acceptor_busy(acceptor));
     assert_false(ibx_acceptor_take(acceptor, &request));
-    assert_int_equal(poll(&wait, 1, 0), 0); /* once */
-    request = joins();
+    assert_int_equal(poll(&wait, 1, 0), 0); /* reported once */
+    request = take_join();
     const uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
     while (ibx_acceptor_busy(acceptor))
         assert_true(ibx_now_ns() < deadline);
@@ -388,51 +389,52 @@ static void a_place_is_free_once_it_is_taken(NO_STATE)
 {
     begin();
     crowd(0, 1);
-    struct ibx_connection_request request = joins();
+    struct ibx_connection_request request = take_join();
     assert_int_equal(request.first.type, IBX_MIGRATE_JOIN);
-    assert_true(comes(0));
-    assert_false(comes(0));
+    assert_true(gets_place(0));
+    assert_false(gets_place(0));
     ibx_close(request.conn);
     end();
 }
 
-/* Also a peer that still has earlier connections. */
-static void the_expected_peer_always_gets_in(NO_STATE)
+/* Even if that peer still has earlier connections. */
+static void the_expected_peer_always_gets_a_place(NO_STATE)
 {
     const unsigned all = IBX_ACCEPTOR_OTHERS / IBX_ACCEPTOR_PEER;
     begin();
-    assert_true(comes(9));
-    struct ibx_connection_request first = joins();
+    assert_true(gets_place(9));
+    struct ibx_connection_request first = take_join();
     ibx_acceptor_expect(acceptor, first.conn);
     crowd(0, all);
-    assert_false(comes(all)); /* one of another name, from the same host */
+    assert_false(gets_place(all)); /* a peer of another name, from the same host */
     for (unsigned i = 0; i < 2 * (1 + PAGES); i++)
-        assert_true(comes(9));
-    assert_false(comes(9)); /* it has an end, too */
+        assert_true(gets_place(9));
+    assert_false(gets_place(9)); /* the expected peer has a limit too */
     ibx_close(first.conn);
     end();
 }
 
 /* After `recover`, which knows the key unless its record is old. */
-static void the_expected_host_always_gets_in(NO_STATE)
+static void the_expected_host_always_gets_a_place(NO_STATE)
 {
     begin();
     ibx_acceptor_expect_host(acceptor, "10.0.0.7", "");
     crowd(0, IBX_ACCEPTOR_OTHERS / IBX_ACCEPTOR_PEER);
-    assert_false(comes(9));
+    assert_false(gets_place(9));
     ibx_acceptor_expect_host(acceptor, "127.0.0.1", "n8");
-    assert_false(comes(9));
-    assert_true(comes(8));
+    assert_false(gets_place(9));
+    assert_true(gets_place(8));
     ibx_acceptor_expect_host(acceptor, "127.0.0.1", "");
     for (unsigned i = 0; i <= PAGES; i++) {
-        assert_true(comes(9));
-        struct ibx_connection_request request = joins();
+        assert_true(gets_place(9));
+        struct ibx_connection_request request = take_join();
         ibx_close(request.conn);
     }
     end();
 }
 
-/* A peer with a name is the same from everywhere, one without a name only from one host. */
+/* A peer with a name is the same peer from everywhere; one without a name only from the same
+ * host. */
 static void a_peer_is_its_name_or_its_host(NO_STATE)
 {
     const struct ibx_peer bob = {"bob", "10.0.0.1"}, moved = {"bob", "10.0.0.2"},
@@ -450,15 +452,15 @@ int main(void)
         cmocka_unit_test(a_peer_has_few_places),
         cmocka_unit_test(it_is_busy_before_the_first_message),
         cmocka_unit_test(a_place_is_free_once_it_is_taken),
-        cmocka_unit_test(who_says_nothing_loses_its_place),
-        cmocka_unit_test(much_is_received_once_a_peer_has_said_what_it_is),
-        cmocka_unit_test(the_expected_peer_always_gets_in),
-        cmocka_unit_test(the_expected_host_always_gets_in),
-        cmocka_unit_test(messages_behind_the_awaited_one_stay),
+        cmocka_unit_test(silent_connection_loses_its_place),
+        cmocka_unit_test(buffers_grow_once_a_peer_has_said_what_it_is),
+        cmocka_unit_test(the_expected_peer_always_gets_a_place),
+        cmocka_unit_test(the_expected_host_always_gets_a_place),
+        cmocka_unit_test(messages_after_the_awaited_one_stay),
         cmocka_unit_test(a_control_connection_has_no_bulk_lane),
         cmocka_unit_test(a_description_follows_its_hello),
         cmocka_unit_test(a_bad_description_ends_its_connection),
-        cmocka_unit_test(a_peer_of_another_version_learns_that_it_is_one),
+        cmocka_unit_test(peer_of_another_version_is_told),
     };
     return cmocka_run_group_tests(tests, make_keys, remove_keys);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What the channel of a migration says of a connection that has brought a last message and its end
- * together, and of one that brings messages without end. The transport's part is this file's. */
+/* What the channel of a migration reports if a connection brings a last message and its end
+ * together, or messages without end. This file replaces the transport. */
 #include "migrate/channel/channel.h"
 #include "tests/fixtures/unit.h"
 
@@ -13,7 +13,7 @@
 static uint8_t bytes[IBX_MIGRATE_MESSAGE];
 static size_t length;
 static bool taken;
-static bool flooded; /* there is always one more message */
+static bool flooded; /* another message always follows */
 static char seen[IBX_ERROR_MAX];
 
 int __wrap_ibx_poll(struct ibx_conn *conn, struct ibx_event *events, int max);
@@ -23,7 +23,7 @@ void __wrap_ibx_message_release(struct ibx_conn *conn, const struct ibx_event *e
 const char *__wrap_ibx_conn_reason(const struct ibx_conn *conn);
 const struct ibx_path *__wrap_ibx_conn_path(const struct ibx_conn *conn);
 
-/* The message and the end in one batch, where there is room for both. */
+/* Returns the message and the end in one batch if there is room for both. */
 int __wrap_ibx_poll(struct ibx_conn *conn, struct ibx_event *events, int max)
 {
     const struct ibx_event message = {.type = IBX_EVENT_MESSAGE, .data = bytes, .length = length};
@@ -82,7 +82,7 @@ static int on_message(void *context, const struct ibx_migrate_any *message)
     return ibx_error_set(context, -ECONNABORTED, "the other side gave up: %s", message->is.reason);
 }
 
-static void test_a_reason_before_the_end(NO_STATE)
+static void test_reason_before_the_end_is_reported(NO_STATE)
 {
     const struct ibx_migrate_any last = {.type = IBX_MIGRATE_ABORT, .is.reason = "it is too small"};
     struct ibx_channel channel;
@@ -95,7 +95,7 @@ static void test_a_reason_before_the_end(NO_STATE)
     assert_string_equal(seen, "it is too small");
     assert_string_equal(err.message, "the other side gave up: it is too small");
     assert_int_equal(err.code, -ECONNABORTED);
-    /* That the peer has gone is said only if there is nothing better to say. */
+    /* That the peer has gone is reported only if there is no better reason. */
     assert_int_equal(ibx_channel_take(&channel, on_message, &err, &err), -ENOTCONN);
     assert_string_equal(err.message, "the connection with there is lost: it was cut");
 }
@@ -107,9 +107,8 @@ static int count(void *context, const struct ibx_migrate_any *message)
     return 0;
 }
 
-/* A peer that sends without end keeps nobody: the caller has other things to look at, and lingers
- * no longer than it wants to. */
-static void test_a_flood(NO_STATE)
+/* A peer that sends without end does not keep the caller longer than the caller allows. */
+static void test_endless_messages(NO_STATE)
 {
     const struct ibx_migrate_any ready = {.type = IBX_MIGRATE_READY};
     struct ibx_channel channel;
@@ -127,7 +126,7 @@ static void test_a_flood(NO_STATE)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_a_reason_before_the_end),
-                                       cmocka_unit_test(test_a_flood)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_reason_before_the_end_is_reported),
+                                       cmocka_unit_test(test_endless_messages)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The control socket of a running migration, both ends in this process, and the status that it
- * carries. */
+/* The control socket of a running migration, with both ends in this process, and the status that
+ * it carries. */
 #include "migrate/operator/control_socket.h"
 #include "tests/fixtures/unit.h"
 
@@ -20,8 +20,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define GENEROUS 60000 /* ms: for what is to come */
-#define SHORT    30    /* ms: for what is never to come */
+#define GENEROUS 60000 /* milliseconds, for events that must come */
+#define SHORT    30    /* milliseconds, for events that must not come */
 #define NOBODY   65534
 
 static char folder[64], path[96];
@@ -29,7 +29,7 @@ static struct ibx_error error;
 
 /* ------------------------------------------------------------ the migration */
 
-/* The running tool's end in a thread of its own, served as a side serves it. */
+/* The running tool's end, in a thread of its own, which serves it as a side of a migration does. */
 struct scene {
     struct ibx_control_socket *socket;
     struct ibx_migrate_status status;
@@ -138,7 +138,7 @@ static int ask_command(const char *command)
     return rc;
 }
 
-/* A socket that connect(2) or bind(2) has given the path. */
+/* Opens a socket and gives it the path by connect(2) or bind(2). */
 static int raw_by(int (*call)(int fd, const struct sockaddr *to, socklen_t size))
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -164,7 +164,7 @@ static void send_text(int fd, const char *text)
     assert_int_equal(send(fd, text, strlen(text), MSG_NOSIGNAL), (ssize_t)strlen(text));
 }
 
-/* The next line, without its newline; "" at the end. */
+/* Returns the next line without its newline; "" at the end. */
 static const char *next_line(int fd)
 {
     static char line[16384];
@@ -194,7 +194,7 @@ static void test_status(NO_STATE)
     assert_int_equal(taken.present, 40);
     assert_int_equal(taken.downtime_ns, 12345678);
     assert_int_equal(taken.reconnects, 2);
-    assert_int_equal(taken.record.epoch, 9); /* left alone */
+    assert_int_equal(taken.record.epoch, 9); /* unchanged */
     json_decref(answer);
 }
 
@@ -269,9 +269,9 @@ static void test_too_long_line(NO_STATE)
     memset(much, '[', sizeof(much));
     assert_int_equal(send(fd, much, sizeof(much), MSG_NOSIGNAL), sizeof(much));
     expect_line(fd, "longer than 4096 bytes");
-    assert_string_equal(next_line(fd), ""); /* and closed */
+    assert_string_equal(next_line(fd), ""); /* the connection is closed */
     close(fd);
-    /* The longest that is allowed is answered. */
+    /* The longest request that is allowed gets an answer. */
     fd = raw();
     much[sizeof(much) - 1] = '\n';
     assert_int_equal(send(fd, much, sizeof(much), MSG_NOSIGNAL), sizeof(much));
@@ -280,8 +280,8 @@ static void test_too_long_line(NO_STATE)
     assert_int_equal(ask_command("status"), 0);
 }
 
-/* Asks for ever and reads nothing: it is closed when its buffer is full, and other clients do not
- * notice. */
+/* A client sends requests for ever and reads nothing. It is closed when its buffer is full, and
+ * other clients do not notice. */
 static void test_client_that_never_reads(NO_STATE)
 {
     static const char request[] = "{\"command\": \"status\"}\n";
@@ -301,9 +301,10 @@ static void test_many_clients(NO_STATE)
         fds[i] = raw();
         send_text(fds[i], "{\"command\": \"status\"}\n");
         expect_line(fds[i], "filling");
-        assert_int_equal(ask_command("status"), 0); /* there is always room for one more */
+        assert_int_equal(ask_command("status"), 0); /* there is always room for another client */
     }
-    assert_string_equal(next_line(fds[0]), ""); /* the one that was idle for longest */
+    /* the client that was idle for longest was closed */
+    assert_string_equal(next_line(fds[0]), "");
     const unsigned last = 3 * IBX_CONTROL_SOCKET_CLIENTS_MAX - 1;
     send_text(fds[last], "{\"command\": \"status\"}\n");
     expect_line(fds[last], "filling");
@@ -324,7 +325,8 @@ static void test_half_a_line_and_gone(NO_STATE)
     assert_int_equal(atomic_load(&scene.canceled), 0);
 }
 
-/* The socket's mode keeps others out already; with that gone, the user's number does. */
+/* The socket's mode keeps other users out. If the mode is changed, the check of the user id
+ * does. */
 static void test_other_users_are_not_served(NO_STATE)
 {
     if (geteuid())
@@ -339,7 +341,8 @@ static void test_other_users_are_not_served(NO_STATE)
         if (setgid(NOBODY) || setuid(NOBODY))
             _exit(3);
         int fd = raw();
-        send(fd, "{\"command\": \"cancel\"}\n", 22, MSG_NOSIGNAL); /* or it is closed already */
+        /* fails if the connection is already closed */
+        send(fd, "{\"command\": \"cancel\"}\n", 22, MSG_NOSIGNAL);
         char byte;
         _exit(recv(fd, &byte, 1, 0) > 0 ? 1 : 0);
     }
@@ -384,7 +387,7 @@ static void test_other_files_are_left_alone(NO_STATE)
     assert_int_equal(ibx_control_socket_open(path, &ops, NULL, &first, &error), -EEXIST);
     assert_int_equal(access(path, F_OK), 0);
     assert_int_equal(unlink(path), 0);
-    /* A socket that has taken the place of ours is not removed, either. */
+    /* A socket that has taken this one's place is not removed either. */
     struct ibx_control_socket *other = NULL;
     assert_int_equal(ibx_control_socket_open(path, &ops, NULL, &first, &error), 0);
     assert_int_equal(unlink(path), 0);
@@ -412,7 +415,7 @@ static void test_path_too_long(NO_STATE)
 
 struct answer_of {
     int listener;
-    const char *text; /* NULL: hangs up */
+    const char *text; /* NULL: disconnects */
     size_t times;
     pthread_t thread;
 };
@@ -459,10 +462,10 @@ static void test_bad_answers(NO_STATE)
 
 static void test_silent_tool(NO_STATE)
 {
-    struct ibx_control_socket *first = NULL; /* never served: a tool that is stopped */
+    struct ibx_control_socket *first = NULL; /* never served, like that of a stopped tool */
     assert_int_equal(ibx_control_socket_open(path, &ops, NULL, &first, &error), 0);
     json_t *answer = NULL;
-    for (unsigned i = 0; i < 40; i++) /* beyond its queue, too */
+    for (unsigned i = 0; i < 40; i++) /* also more requests than its queue holds */
         assert_int_equal(ibx_control_socket_ask(path, json_object(), &answer,
                                                 ibx_deadline_in_ms(i ? 0 : SHORT), &error),
                          -ETIMEDOUT);
@@ -470,7 +473,7 @@ static void test_silent_tool(NO_STATE)
     ibx_control_socket_close(first);
 }
 
-/* The tool that has to answer is stopped: nobody waits for it. */
+/* The tool that should answer is stopped: requests time out. */
 static void test_stopped_tool(NO_STATE)
 {
     int status;
@@ -528,7 +531,7 @@ static void test_status_json(NO_STATE)
     json_decref(json);
     assert_string_equal(ibx_migrate_phase_name(IBX_PHASE_WAITING), "waiting");
     assert_string_equal(ibx_migrate_phase_name(IBX_PHASE_FAILED), "failed");
-    status.record.state = 0; /* not on record yet */
+    status.record.state = 0; /* not in the record yet */
     json = ibx_migrate_status_json(&status);
     has(json, "record", "null");
     json_decref(json);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A VM as QEMU's texts describe it, and which differences keep it from migrating. */
+/* The description of a VM, made from QEMU's texts, and which differences between two VMs prevent
+ * a migration. */
 #include "migrate/preflight/description.h"
 #include "tests/fixtures/unit.h"
 
@@ -9,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* As "info qtree" has it, shortened: properties that are not looked at are some of many. */
+/* The output of "info qtree", shortened. It contains properties that are ignored. */
 static const char tree[] =
     "bus: main-system-bus\r\n"
     "  type System\r\n"
@@ -93,7 +94,7 @@ static const char devices[] = "b ioapic @ ioapic;"
                               "b ide-cd @ q35-pcihost/1f.2/1:0;"
                               "b cfi.pflash01 @ system.flash1;";
 
-/* "p TYPE @ PLACE;" of each device. */
+/* Writes "p TYPE @ PLACE;" for each device. */
 static void list(const json_t *all, char *out, size_t size)
 {
     size_t index, used = 0;
@@ -112,7 +113,7 @@ static void devices_have_their_places(NO_STATE)
     char text[8192];
     json_t *all = ibx_devices_of_qtree(tree);
     list(all, text, sizeof(text));
-    /* ich9-ahci is on PCI, where devices are plugged in. */
+    /* ich9-ahci is on PCI, to which devices can be hot-plugged. */
     char wanted[sizeof(devices)];
     memcpy(wanted, devices, sizeof(devices));
     memcpy(strstr(wanted, "b ich9"), "p", 1);
@@ -123,7 +124,7 @@ static void devices_have_their_places(NO_STATE)
     json_decref(all);
 }
 
-/* Properties of both halves of a virtio device, but none that only the host sees. */
+/* Both halves of a virtio device contribute properties, except those that only the host sees. */
 static void devices_have_their_properties(NO_STATE)
 {
     json_t *all = ibx_devices_of_qtree(tree);
@@ -137,11 +138,12 @@ static void devices_have_their_properties(NO_STATE)
     const json_t *flash = json_array_get(all, 13);
     assert_string_equal(ibx_member(flash, "drive"), "pflash1");
     assert_string_equal(ibx_member(json_object_get(flash, "properties"), "width"), "4");
-    assert_int_equal(json_object_size(json_object_get(flash, "properties")), 2); /* and name */
+    /* this one and `name` */
+    assert_int_equal(json_object_size(json_object_get(flash, "properties")), 2);
     json_decref(all);
 }
 
-/* A QEMU that answers something else, or another program. */
+/* Texts of a QEMU with another format, or of another program. */
 static void odd_trees_do_no_harm(NO_STATE)
 {
     static const char *const odd[] = {
@@ -165,8 +167,8 @@ static void odd_trees_do_no_harm(NO_STATE)
     }
 }
 
-/* As deep as it is read, with names as long as they are kept: buses of no type have an index. */
-static void a_deep_tree_of_long_names_does_no_harm(NO_STATE)
+/* As deep as is read, with names as long as are kept. Buses without a type have an index. */
+static void deep_tree_of_long_names_does_no_harm(NO_STATE)
 {
     enum { DEPTH = 12, LONG = 63 };
     char name[LONG + 1], text[DEPTH * 256];
@@ -184,8 +186,8 @@ static void a_deep_tree_of_long_names_does_no_harm(NO_STATE)
     json_decref(all);
 }
 
-/* 9 bytes each, and each takes a hundred times that here. */
-static void a_tree_of_too_many_devices_is_none(NO_STATE)
+/* Each device takes 9 bytes of text, and a hundred times that in memory. */
+static void tree_of_too_many_devices_is_refused(NO_STATE)
 {
     static const char one[] = "  dev: e\n";
     static char text[(IBX_DESCRIBED_MAX + 1) * (sizeof(one) - 1) + 1];
@@ -219,7 +221,7 @@ static void ram_blocks_have_two_sizes(NO_STATE)
 
 static struct ibx_blockers refused;
 
-/* Written with ' in the place of ". */
+/* Parses JSON that is written with ' in place of ". */
 static json_t *parsed(const char *text)
 {
     char *copy = strdup(text);
@@ -262,8 +264,8 @@ static void nothing(const char *source, const char *destination)
         fail_msg("%s and %s: %s%s", source, destination, refused.reasons[0], refused.notes[0]);
 }
 
-/* A VM with a virtio-mem device of which its guest has taken so many MiB, in node 1, and `later`
- * by the time of QEMU's second answer. */
+/* A VM with a virtio-mem device in node 1 of which the guest has taken `mib` MiB, and `later`
+ * MiB by QEMU's second answer. */
 static char *with_virtio_mem(unsigned mib, unsigned later, unsigned most, unsigned block)
 {
     char info[256], answer[512];
@@ -285,8 +287,9 @@ static char *with_virtio_mem(unsigned mib, unsigned later, unsigned most, unsign
     return text;
 }
 
-/* What it has taken comes with the device state; a QEMU that waits for the VM has none of it. */
-static void what_a_guest_has_taken_of_virtio_mem_does_not_matter(NO_STATE)
+/* The size that the guest has taken is part of the device state, so a waiting QEMU does not have
+ * it yet. */
+static void size_taken_of_virtio_mem_does_not_matter(NO_STATE)
 {
     char *here = with_virtio_mem(192, 192, 256, 2), *there = with_virtio_mem(0, 0, 256, 2),
          *other = with_virtio_mem(0, 0, 512, 2), *blocks = with_virtio_mem(0, 0, 256, 4),
@@ -308,8 +311,8 @@ static void what_a_guest_has_taken_of_virtio_mem_does_not_matter(NO_STATE)
         free(all[i]);
 }
 
-/* QEMU tells no other difference between two blocks of one size. */
-static void exchanged_backends_are_seen(NO_STATE)
+/* QEMU's texts show no other difference between two blocks of one size. */
+static void exchanged_backends_are_noticed(NO_STATE)
 {
     static const char mtree[] =
         "FlatView #1\r\n AS \"memory\", root: system\r\n Root memory region: system\r\n"
@@ -331,7 +334,7 @@ static void exchanged_backends_are_seen(NO_STATE)
     only("{'order':['ma','mb','mc']}", "{'order':['mb','ma','mc']}",
          "guest RAM lies in the order ma, mb here and mb, ma at the destination: give each node");
     nothing("{'order':['ma','mb']}", "{'order':['ma','mb']}");
-    nothing("{'order':['ma','mb']}", "{}"); /* an earlier release */
+    nothing("{'order':['ma','mb']}", "{}"); /* from an earlier release */
     nothing("{'order':['ma','mb']}", "{'order':['mb']}");
     nothing("{'order':['ma','mb']}", "{'order':['mb','mx']}");
 }
@@ -370,7 +373,7 @@ static void differences_have_a_sentence_each(NO_STATE)
     only("{'machine':{'smm':'on','hpet':'true'}}", "{'machine':{'smm':'off','hpet':'true'}}",
          "the machine differs: smm is on here and off at the destination");
     compare(DEVICES(P("nic", "03.0")), DEVICES(P("nic", "04.0")),
-            true); /* one missing, one extra */
+            true); /* one is missing, one is extra */
     assert_int_equal(refused.count, 2);
 }
 
@@ -390,13 +393,13 @@ static void a_property_is_named_with_both_values(NO_STATE)
     only(DEVICES(NIC("'serial':'x'")), DEVICES(NIC("'serial':''")), "serial is x here and \"\" at");
     nothing(DEVICES(NIC("'new':'1','both':'2'")), DEVICES(NIC("'both':'2','old':'1'")));
     nothing(DEVICES(NIC("'msi':'auto'")), DEVICES(NIC("'msi':'on'")));
-    /* Two of the board in one place, in another order. */
+    /* Two devices of the board in one place, in another order. */
 #define DMA(base) "{'plugged':false,'type':'i8257','at':'x','properties':{'base':'" base "'}}"
     nothing(DEVICES(DMA("0") "," DMA("192")), DEVICES(DMA("192") "," DMA("0")));
     only(DEVICES(DMA("0") "," DMA("192")), DEVICES(DMA("192") "," DMA("1")),
          "base is 0 here and 1");
     only(DEVICES(NIC("'a':'1','b':'2'")), DEVICES(NIC("'a':'2','b':'3'")), "with a=1, b=2 for it");
-    /* Another version may leave to itself what this one has chosen, or have another type for it. */
+    /* Another version may leave to the guest what this one has chosen, or use another type. */
     compare(DEVICES(NIC("'rombar':'1','msi':'true','size':'5','speed':''")),
             DEVICES(NIC("'rombar':'-1','msi':'on','size':'18446744073709551615','speed':'x'")),
             false);
@@ -404,11 +407,11 @@ static void a_property_is_named_with_both_values(NO_STATE)
     only(DEVICES(NIC("'rombar':'1'")), DEVICES(NIC("'rombar':'-1'")), "rombar is 1 here and -1");
     compare(DEVICES(NIC("'num-queues':'4'")), DEVICES(NIC("'num-queues':'1'")), false);
     assert_int_equal(refused.count, 1);
-    compare(DEVICES(DMA("0")), DEVICES(DMA("1")), false); /* another version knows what to do */
+    compare(DEVICES(DMA("0")), DEVICES(DMA("1")), false); /* the other version may accept this */
     assert_int_equal(refused.count, 0);
 }
 
-static void what_does_not_matter_is_not_refused(NO_STATE)
+static void harmless_differences_are_accepted(NO_STATE)
 {
     static const char *const fine[][2] = {
         {DEVICES(P("a", "1") "," P("b", "2")), DEVICES(P("b", "2") "," P("a", "1"))},
@@ -428,7 +431,7 @@ static void what_does_not_matter_is_not_refused(NO_STATE)
     assert_int_equal(refused.count, 2);
 }
 
-static void a_driver_needs_what_it_uses(NO_STATE)
+static void negotiated_features_are_needed(NO_STATE)
 {
 #define NET(addr, used, offered)                                                                   \
     "{'virtio':{'/p':{'name':'virtio-net','addr':" addr ",'used':[" used "],'offered':[" offered   \
@@ -438,7 +441,7 @@ static void a_driver_needs_what_it_uses(NO_STATE)
          "virtio-net /p has the feature B here, which the destination cannot offer");
     only(NET("8", "", "'VIRTIO_NET_F_CSUM'"), NET("8", "", "'A'"), "a tap with vnet_hdr=on");
     nothing(NET("8", "", "'A'"), NET("8", "", "'VIRTIO_NET_F_CSUM'"));
-    nothing(NET("8", "'B'", "'B'"), NET("16", "", "'A'")); /* without ids: another device */
+    nothing(NET("8", "'B'", "'B'"), NET("16", "", "'A'")); /* without ids it is another device */
     nothing(NET("8", "'B'", "'B'"), "{'virtio':{}}");
 #undef NET
 }
@@ -493,7 +496,7 @@ static void a_disk_is_the_same_on_two_hosts(NO_STATE)
     only(ON("a", SHARE("//s/e", "/x")), ON("b", SHARE("//t/e", "/x")), "(//t/e on cifs) at");
     only(ON("a", FILE_AT("'unsafe':true,'reach':'cluster','inode':'5','source':'s:/e'")),
          ON("b", NFS("s:/e", "/x", "5", "d")), "cache=unsafe");
-    /* Block devices. */
+    /* block devices */
     nothing(ON("a", SAN("'wwn':'naa.1',", "d")), ON("b", SAN("'wwn':'naa.1',", "e")));
     only(ON("a", SAN("'wwn':'naa.1',", "d")), ON("b", SAN("'wwn':'naa.2',", "d")),
          "is /x (naa.1) here and /x (naa.2) at");
@@ -501,16 +504,16 @@ static void a_disk_is_the_same_on_two_hosts(NO_STATE)
     compare(ON("a", SAN("", "d")), ON("b", SAN("", "d")), true);
     assert_int_equal(refused.count, 0);
     assert_non_null(strstr(refused.notes[0], "has no name that both hosts know"));
-    /* Storage that QEMU reaches by a URL. */
+    /* storage that QEMU accesses by a URL */
     nothing(ON("a", NET("rbd:pool/x")), ON("b", NET("rbd:pool/x")));
     only(ON("a", NET("rbd:pool/x")), ON("b", NET("rbd:pool/y")), "rbd:pool/x here");
     only(ON("a", NET("nbd://localhost/x")), ON("b", NET("nbd://localhost/x")), "nothing shows");
     only(ON("a", NET("nbd+unix:///x?socket=/s")), ON("b", NET("nbd+unix:///x?socket=/s")),
          "nothing shows");
-    /* Nobody writes to it, and it is the same: a copy is as good. */
+    /* Nobody writes to it and its contents are the same, so a copy will do. */
     nothing(ON("a", ISO(LOCAL("5") ",'digest':'d'")), ON("b", ISO(LOCAL("6") ",'digest':'d'")));
     only(ON("a", ISO(LOCAL("5") ",'digest':'d'")), ON("b", ISO(LOCAL("5") ",'digest':'e'")), sn);
-    /* Nobody may look. */
+    /* The file cannot be read. */
     only(ON("a", FILE_AT("'x':1")), ON("b", FILE_AT("'x':1")), "nothing shows that these are one");
     nothing(ON("a", FILE_AT("'x':1")), ON("a", FILE_AT("'x':1")));
 }
@@ -542,7 +545,7 @@ static void a_disk_has_the_same_size_and_medium(NO_STATE)
     nothing(EMPTY, EMPTY);
     only(EMPTY, ON("a", FILE_AT("'id':'5'")), "is an empty drive here and /x at the destination");
     only(ON("a", FILE_AT("'id':'5'")), EMPTY, "is /x here and an empty drive at the destination");
-    /* A drive that was started empty: nothing names its device. */
+    /* A drive that was started empty has no name for its device. */
 #define DRIVE    "'devices':[{'type':'vb','at':'05.0','plugged':false,'properties':{}}]"
 #define NAMELESS "{'host':'a'," DRIVE ",'disks':[{'at':'sata0','type':'','removable':true}]}"
 #define IN_DRIVE                                                                                   \
@@ -554,13 +557,13 @@ static void a_disk_has_the_same_size_and_medium(NO_STATE)
     only(IN_DRIVE, NAMELESS, "is /x here and an empty drive at the destination");
     only(ON("a", "'read-only':false,'layers':[]"), ON("a", "'read-only':true,'layers':[]"),
          "is writable here and read-only at");
-    nothing("{'disks':[{'at':'1','type':'vb'}]}",
-            "{'disks':[]}"); /* its device is what is missing */
+    nothing("{'disks':[{'at':'1','type':'vb'}]}", "{'disks':[]}"); /* its device is missing */
 #define FLASH(digest, read_only)                                                                   \
     "'firmware':true,'read-only':" read_only                                                       \
     "," LAYER("'file':'/fw'," LOCAL("1") ",'digest':'" digest "'")
     nothing(ON("a", FLASH("d", "true")), ON("b", FLASH("d", "true")));
-    nothing(ON("a", FLASH("d", "false")), ON("b", FLASH("e", "false"))); /* variables go along */
+    /* flash with variables is copied */
+    nothing(ON("a", FLASH("d", "false")), ON("b", FLASH("e", "false")));
     compare(ON("a", FLASH("d", "true")), ON("b", FLASH("e", "true")), true);
     assert_int_equal(refused.count, 0);
     assert_non_null(strstr(refused.notes[0], "the firmware /fw here is another one than /fw at"));
@@ -581,7 +584,7 @@ static void risks_are_noted(NO_STATE)
 
 /* ------------------------------------------------------------ as QEMU and peers have them */
 
-/* The source's description is a peer's. */
+/* The description comes from a peer. */
 static void odd_descriptions_do_no_harm(NO_STATE)
 {
     static const char whole[] =
@@ -633,8 +636,8 @@ static void odd_descriptions_do_no_harm(NO_STATE)
     assert_int_equal(ibx_description_read("", 0, &good, NULL), -EPROTO);
 }
 
-/* Which would be compared each with each. */
-static void a_description_of_endless_lists_is_refused(NO_STATE)
+/* All entries would be compared with each other. */
+static void description_with_long_lists_is_refused(NO_STATE)
 {
     json_t *read;
     for (unsigned count = 8192; count <= 8193; count++) {
@@ -658,22 +661,22 @@ int main(void)
         cmocka_unit_test(devices_have_their_places),
         cmocka_unit_test(devices_have_their_properties),
         cmocka_unit_test(odd_trees_do_no_harm),
-        cmocka_unit_test(a_deep_tree_of_long_names_does_no_harm),
-        cmocka_unit_test(a_tree_of_too_many_devices_is_none),
+        cmocka_unit_test(deep_tree_of_long_names_does_no_harm),
+        cmocka_unit_test(tree_of_too_many_devices_is_refused),
         cmocka_unit_test(ram_blocks_have_two_sizes),
-        cmocka_unit_test(what_a_guest_has_taken_of_virtio_mem_does_not_matter),
-        cmocka_unit_test(exchanged_backends_are_seen),
+        cmocka_unit_test(size_taken_of_virtio_mem_does_not_matter),
+        cmocka_unit_test(exchanged_backends_are_noticed),
         cmocka_unit_test(differences_have_a_sentence_each),
         cmocka_unit_test(a_property_is_named_with_both_values),
-        cmocka_unit_test(what_does_not_matter_is_not_refused),
-        cmocka_unit_test(a_driver_needs_what_it_uses),
+        cmocka_unit_test(harmless_differences_are_accepted),
+        cmocka_unit_test(negotiated_features_are_needed),
         cmocka_unit_test(a_disk_is_the_same_file_on_one_host),
         cmocka_unit_test(a_disk_is_the_same_on_two_hosts),
         cmocka_unit_test(a_disk_has_the_same_chain),
         cmocka_unit_test(a_disk_has_the_same_size_and_medium),
         cmocka_unit_test(risks_are_noted),
         cmocka_unit_test(odd_descriptions_do_no_harm),
-        cmocka_unit_test(a_description_of_endless_lists_is_refused),
+        cmocka_unit_test(description_with_long_lists_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

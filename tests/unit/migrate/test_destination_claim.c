@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A receiver claims a QEMU by the file of its memory, and looks whether QEMU still maps that file.
- * This process stands for QEMU. */
+/* A receiver recognizes a QEMU by the file of its memory, and checks that QEMU still maps that
+ * file. This process acts as QEMU. */
 #include "migrate/destination/destination.h"
 #include "tests/fixtures/unit.h"
 
@@ -28,7 +28,7 @@ static void *map(int fd, void *at)
     return memory;
 }
 
-/* Guest RAM in this file, as it is when a receiver finds it. */
+/* Maps guest RAM in this file, as a receiver finds it. */
 static void *ram_in(int fd)
 {
     static struct ibx_guest_block block;
@@ -64,7 +64,7 @@ static void test_other_memory(NO_STATE)
     close(now);
 }
 
-/* The first file of a tmpfs has the same number in each. */
+/* The first file of each tmpfs has the same inode number. */
 static int first_file_of(const char *place)
 {
     char path[64];
@@ -77,7 +77,7 @@ static int first_file_of(const char *place)
     return fd;
 }
 
-static void test_other_memory_of_the_same_number(NO_STATE)
+static void test_other_memory_with_the_same_inode_number(NO_STATE)
 {
     char folder[] = "/tmp/ibx-claim-XXXXXX", places[2][40];
     struct stat st[2];
@@ -107,7 +107,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_other_memory),
-        cmocka_unit_test(test_other_memory_of_the_same_number),
+        cmocka_unit_test(test_other_memory_with_the_same_inode_number),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

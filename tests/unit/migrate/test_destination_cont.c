@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A VM that has been loaded is continued until it runs, or paused, against a scripted peer. */
+/* A loaded VM is continued until it runs, or is paused, with a scripted peer in place of QEMU. */
 #include "migrate/destination/qemu.h"
 #include "tests/fixtures/qmp_peer.h"
 
@@ -7,7 +7,7 @@
 #define RUNS                                                                                       \
     "{\"timestamp\": {\"seconds\": 1, \"microseconds\": 2}, \"event\": \"RESUME\"}\r\n" READY(2)
 
-static unsigned told; /* sentences; only that they came matters */
+static unsigned told; /* number of sentences; their words do not matter */
 
 static void notified(void *context, const char *sentence)
 {
@@ -17,7 +17,7 @@ static void notified(void *context, const char *sentence)
 
 static struct destination_qemu paused;
 
-/* A VM that is to run has been loaded, and is paused. */
+/* Continues a loaded, paused VM. */
 static void run_it(const struct step *steps)
 {
     static const struct ibx_migrate_observer observer = {.notify = notified};
@@ -39,8 +39,8 @@ static void test_refused(NO_STATE)
     done();
 }
 
-/* It may have got there or not. */
-static void test_a_monitor_that_is_lost(NO_STATE)
+/* It is not known whether the command arrived. */
+static void test_lost_monitor(NO_STATE)
 {
     run_it(SCRIPT({"cont", NULL, 0}));
     assert_int_equal(told, 1);
@@ -48,15 +48,15 @@ static void test_a_monitor_that_is_lost(NO_STATE)
     done();
 }
 
-/* QEMU has continued it, and is slow to say so: nothing is tried again. */
-static void test_a_late_status(NO_STATE)
+/* QEMU has continued the VM and answers late: the command is not repeated. */
+static void test_late_status(NO_STATE)
 {
     deaf = true;
     run_it(SCRIPT({"cont", READY(2), 0}, {"query-status", NULL, 0}));
     deaf = false;
     assert_int_equal(told, 0);
     assert_false(ibx_destination_qemu_stands(&paused));
-    assert_true(paused.stale); /* it is asked again */
+    assert_true(paused.stale); /* QEMU is asked for the status again */
     done();
 }
 
@@ -70,7 +70,7 @@ static void test_continued(NO_STATE)
     done();
 }
 
-/* Its memory is wrong, and it is told to stop. */
+/* The VM's memory is wrong, so it is told to stop. */
 static void pause_it(const char *was, const struct step *steps)
 {
     static struct ibx_record record;
@@ -85,14 +85,14 @@ static void pause_it(const char *was, const struct step *steps)
     done();
 }
 
-/* QEMU has stopped it, and does not say so any more: the record must not say that it runs. */
+/* QEMU has stopped the VM and no longer answers. The record must not say that the VM runs. */
 static void test_paused_without_a_status(NO_STATE)
 {
     pause_it("running", SCRIPT({"stop", READY(2), 0}, {"query-status", NULL, 0}));
     assert_string_equal(paused.status, "paused");
 }
 
-/* QEMU stops no VM that does not run. */
+/* QEMU does not stop a VM that is not running. */
 static void test_stopped_without_a_status(NO_STATE)
 {
     pause_it("io-error", SCRIPT({"stop", READY(2), 0}, {"query-status", NULL, 0}));
@@ -103,8 +103,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_a_monitor_that_is_lost),
-        cmocka_unit_test(test_a_late_status),
+        cmocka_unit_test(test_lost_monitor),
+        cmocka_unit_test(test_late_status),
         cmocka_unit_test(test_continued),
         cmocka_unit_test(test_paused_without_a_status),
         cmocka_unit_test(test_stopped_without_a_status),

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* When the destination tells what has come in a range of pages. In minor mode QEMU can give back a
- * page while it comes: its hash is taken back before QEMU answers its monitor. */
+/* When the destination reports the digests of a range of pages. In minor mode QEMU may give a
+ * page back while it arrives; its hash is then removed before QEMU answers its monitor. */
 #include "migrate/destination/destination.h"
 #include "tests/fixtures/unit.h"
 
@@ -19,13 +19,13 @@ static struct destination d;
 static _Atomic uint64_t words[PAGES];
 static struct ibx_error error;
 
-/* ---------------------------------------------------------------- what stands in for others */
+/* --------------------------------------------------------------------------- replaced functions */
 
 static struct {
-    unsigned passes, notes; /* how often QEMU was asked, and events were awaited */
-    int pass;               /* what QEMU answers; 0: and it has given back GIVEN */
-    uint64_t comes;         /* a page that is not in its place yet; PAGES: none */
-    bool told[RANGES];
+    unsigned passes, notes; /* how often QEMU was asked, and how often events were awaited */
+    int pass;               /* QEMU's answer; 0: it has also given back GIVEN */
+    uint64_t comes;         /* a page that is not in place yet; PAGES: none */
+    bool told_ranges[RANGES];
     uint8_t entries[RANGES][IBX_DIGEST_ENTRY];
 } is;
 
@@ -65,7 +65,7 @@ int __wrap_ibx_channel_send(struct ibx_channel *channel, const struct ibx_migrat
     assert_int_equal(message->type, IBX_MIGRATE_DIGEST);
     assert_true(first + count <= RANGES);
     memcpy(is.entries[first], digest->entries.bytes, digest->entries.length);
-    memset(&is.told[first], true, count);
+    memset(&is.told_ranges[first], true, count);
     return 0;
 }
 
@@ -104,14 +104,14 @@ static int end(void **state)
     return 0;
 }
 
-/* As the loop does when it is time; returns how many ranges have been told by now. */
-static unsigned told(void)
+/* Makes a turn of the loop. Returns how many ranges have been reported so far. */
+static unsigned told_ranges(void)
 {
     unsigned count = 0;
     d.digests.look_ns = 0;
     const int rc = ibx_destination_send_digests(&d, &error);
     for (unsigned i = 0; i < RANGES; i++)
-        count += is.told[i];
+        count += is.told_ranges[i];
     assert_int_equal(rc, count == RANGES ? 0 : -EAGAIN);
     return count;
 }
@@ -124,9 +124,9 @@ static bool tells_of(uint64_t page)
 
 /* ---------------------------------------------------------------- tests */
 
-static void what_is_taken_back_is_not_told(NO_STATE)
+static void removed_hashes_are_not_reported(NO_STATE)
 {
-    assert_int_equal(told(), RANGES);
+    assert_int_equal(told_ranges(), RANGES);
     assert_false(tells_of(GIVEN));
     assert_true(tells_of(GIVEN + 1));
     assert_int_equal(is.passes, 1);
@@ -136,25 +136,26 @@ static void what_is_taken_back_is_not_told(NO_STATE)
 static void nothing_is_told_before_qemu_answers(NO_STATE)
 {
     is.pass = -ETIMEDOUT;
-    assert_int_equal(told(), 0);
+    assert_int_equal(told_ranges(), 0);
     is.pass = 0;
-    assert_int_equal(told(), RANGES);
+    assert_int_equal(told_ranges(), RANGES);
     assert_false(tells_of(GIVEN));
 }
 
-/* It may have been hashed, and be given back. */
-static void a_page_that_is_not_in_its_place_is_awaited(NO_STATE)
+/* A page that is not in place may have been hashed and given back. */
+static void page_that_is_not_in_place_is_awaited(NO_STATE)
 {
     is.comes = GIVEN;
-    assert_int_equal(told(), RANGES - 1);
-    assert_false(is.told[0]);
+    assert_int_equal(told_ranges(), RANGES - 1);
+    assert_false(is.told_ranges[0]);
     d.state.now = DESTINATION_COMPLETE;
-    assert_int_equal(told(), RANGES);
+    assert_int_equal(told_ranges(), RANGES);
     assert_false(tells_of(GIVEN));
 }
 
-/* The last pages: from COMPLETE on no event comes any more. Its record cannot be written here. */
-static void before_the_end_qemu_is_asked(NO_STATE)
+/* From COMPLETE on no event comes any more, so the last pages are checked before. The record
+ * cannot be written in this test. */
+static void qemu_is_asked_before_the_end(NO_STATE)
 {
     static const struct ibx_receive_options options = {.folder = "/proc/none"};
     d.options = &options;
@@ -163,26 +164,26 @@ static void before_the_end_qemu_is_asked(NO_STATE)
     assert_int_equal(d.state.now, DESTINATION_FILLING);
     assert_int_equal(is.passes, 1);
     d.state.now = DESTINATION_COMPLETE;
-    assert_int_equal(told(), RANGES);
+    assert_int_equal(told_ranges(), RANGES);
     assert_false(tells_of(GIVEN));
 }
 
-/* There the tool had hashed a buffer of its own. */
-static void elsewhere_qemu_is_not_asked(NO_STATE)
+/* In the other modes the tool hashed a buffer of its own. */
+static void qemu_is_not_asked_in_other_modes(NO_STATE)
 {
     d.ram.minor = false;
-    assert_int_equal(told(), RANGES);
+    assert_int_equal(told_ranges(), RANGES);
     assert_int_equal(is.passes, 0);
 }
 
-/* A source that has connected again sends the map again: until it is whole, the one before counts.
- */
-static void half_a_page_map_is_in_no_record(NO_STATE)
+/* After a reconnection the source sends the map again. Until that is complete the previous one
+ * counts. */
+static void incomplete_page_map_is_not_recorded(NO_STATE)
 {
     struct ibx_journal_totals totals;
     uint8_t hash[IBX_MIGRATE_HASH_BYTES];
     ibx_page_map_hash(&d.ram.map, hash);
-    memcpy(d.link.map_end.hash, hash, sizeof(hash)); /* as MAP_END has brought it */
+    memcpy(d.link.map_end.hash, hash, sizeof(hash)); /* as MAP_END would set it */
     ibx_page_map_restart(&d.ram.map);
     ibx_page_map_set(&d.ram.map, 0, 1);
     ibx_destination_total(&d, &totals);
@@ -194,12 +195,9 @@ int main(void)
 {
 #define A_TEST(test) cmocka_unit_test_setup_teardown(test, start, end)
     const struct CMUnitTest tests[] = {
-        A_TEST(what_is_taken_back_is_not_told),
-        A_TEST(nothing_is_told_before_qemu_answers),
-        A_TEST(a_page_that_is_not_in_its_place_is_awaited),
-        A_TEST(before_the_end_qemu_is_asked),
-        A_TEST(elsewhere_qemu_is_not_asked),
-        A_TEST(half_a_page_map_is_in_no_record),
+        A_TEST(removed_hashes_are_not_reported),      A_TEST(nothing_is_told_before_qemu_answers),
+        A_TEST(page_that_is_not_in_place_is_awaited), A_TEST(qemu_is_asked_before_the_end),
+        A_TEST(qemu_is_not_asked_in_other_modes),     A_TEST(incomplete_page_map_is_not_recorded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

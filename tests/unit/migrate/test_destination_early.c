@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Pages that come with the page map, or of a VM that returns before it: which may, and that nobody
- * asks for them. */
+/* Pages that arrive with the page map, or before a returning VM: which are allowed, and that
+ * nobody requests them again. */
 #include "migrate/destination/destination.h"
 #include "tests/fixtures/fault_memory.h"
 #include "tests/fixtures/unit.h"
@@ -14,7 +14,7 @@
 static struct destination destination;
 static struct ibx_error error;
 
-/* A VM of one block of PAGES pages, of which `data` from page 32 on hold data. */
+/* A VM of one block of PAGES pages; `data` pages from page 32 on hold data. */
 static void begin(uint64_t page_size, uint64_t data)
 {
     const struct ibx_migrate_block block = {"ram", PAGES * page_size, page_size, 0};
@@ -39,7 +39,7 @@ static int take(uint64_t first, size_t length)
     return ibx_destination_early_take(&destination, &pages, &error);
 }
 
-static void test_they_are_there_before_anybody_asks(NO_STATE)
+static void test_early_pages_are_not_requested(NO_STATE)
 {
     begin(PAGE, 20);
     rig.config.no_background = true;
@@ -55,8 +55,8 @@ static void test_they_are_there_before_anybody_asks(NO_STATE)
     assert_int_equal(stats_now().faults, 0);
     assert_int_equal(stats_now().by_cause[IBX_FAULT_BY_GIFT], 4);
     assert_int_equal(destination.ram.early_bytes, 4 * PAGE);
-    assert_true(page_is_right(43));          /* it has not come */
-    assert_int_equal(take(42, 2 * PAGE), 0); /* ... and these have */
+    assert_true(page_is_right(43));          /* fetched: it has not arrived early */
+    assert_int_equal(take(42, 2 * PAGE), 0); /* placed: these have arrived */
     assert_int_equal(ibx_destination_early_place(&destination, &error), 0);
     assert_int_equal(destination.ram.early_bytes, 4 * PAGE);
     ibx_fault_set_background(rig.engine, true);
@@ -66,7 +66,7 @@ static void test_they_are_there_before_anybody_asks(NO_STATE)
     end();
 }
 
-/* Memory that the VM left here: `covered` if QEMU sees no page of it before it is served. */
+/* Memory that the VM left here. `covered`: QEMU sees none of it before it is served. */
 static void begin_return(bool covered)
 {
     const int file = memfd_create("ibx-test", MFD_CLOEXEC);
@@ -90,7 +90,7 @@ static void test_before_the_map(NO_STATE)
                                        &(struct ibx_migrate_block){"ram", PAGES * PAGE, PAGE, 0}, 1,
                                        &error),
                      0);
-    ibx_page_map_set(&destination.ram.had, 41, 5); /* also what is here may have been written */
+    ibx_page_map_set(&destination.ram.had, 41, 5); /* pages that are here may have been written */
     assert_int_equal(ibx_destination_ram_mark_had(&destination.ram, &error), 0);
     assert_int_equal(take(40, 3 * PAGE), 0);
     assert_int_equal(destination.ram.had.data_pages, 3);
@@ -100,13 +100,13 @@ static void test_before_the_map(NO_STATE)
         assert_true(page_is_right(page));
     assert_int_equal(destination.ram.early_bytes, 3 * PAGE);
     assert_int_equal(ibx_destination_early_check(&destination, &error), 0);
-    assert_int_equal(take(31, PAGE), 0); /* it may hold data */
+    assert_int_equal(take(31, PAGE), 0); /* this page may hold data */
     assert_int_equal(ibx_destination_early_check(&destination, &error), -EPROTO);
     assert_non_null(strstr(error.message, "page 31"));
     end();
 }
 
-/* ... where QEMU sees what is there: such a page is dropped, or has been, when the map has come. */
+/* If QEMU can see the memory, such a page is dropped at the latest when the map has arrived. */
 static void test_not_before_it_serves(NO_STATE)
 {
     begin_return(false);
@@ -127,7 +127,7 @@ static void refused(uint64_t first, size_t length, const char *words)
         fail_msg("\"%s\" does not say \"%s\"", error.message, words);
 }
 
-static void test_what_may_not_come(NO_STATE)
+static void test_pages_that_may_not_come_early(NO_STATE)
 {
     begin(PAGE, 40);
     refused(40, PAGE + 1, "4097 bytes of pages");
@@ -148,11 +148,10 @@ static void test_what_may_not_come(NO_STATE)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_they_are_there_before_anybody_asks, rig_make_pair,
-                                        rig_end),
+        cmocka_unit_test_setup_teardown(test_early_pages_are_not_requested, rig_make_pair, rig_end),
         cmocka_unit_test_teardown(test_before_the_map, rig_end),
         cmocka_unit_test_teardown(test_not_before_it_serves, rig_end),
-        cmocka_unit_test(test_what_may_not_come),
+        cmocka_unit_test(test_pages_that_may_not_come_early),
     };
     int skipped = rig_skipped(0);
     return skipped ? skipped : cmocka_run_group_tests(tests, NULL, NULL);

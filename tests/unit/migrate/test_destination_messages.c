@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Every message in every state of a destination: it is taken in the few where it belongs, and
- * anywhere else it is a named error that changes nothing. */
+/* Every message in every state of a destination. A message is accepted in the few states to
+ * which it belongs; in any other one it causes a named error and changes nothing. */
 #include "migrate/destination/destination.h"
 #include "tests/fixtures/unit.h"
 
@@ -18,13 +18,13 @@ static const struct ibx_receive_options options = {.folder = "/nonexistent"};
     (IN(DESTINATION_RESUMING) | IN(DESTINATION_FILLING) | IN(DESTINATION_COMPLETE) |               \
      IN(DESTINATION_SHUT_DOWN))
 
-/* What a destination is at. */
+/* the state of a destination */
 struct at {
     unsigned state, link, stream, warm, peer;
     bool managed, kept;
 };
 
-/* Combinations that exist: states of the link, of the device state, and of pages before the
+/* Combinations that can occur: states of the link, of the device state, and of pages before the
  * stop. */
 static const struct {
     unsigned states, links, streams, warms; /* bits */
@@ -51,7 +51,7 @@ static const struct {
 static const struct belongs {
     enum ibx_migrate_message type;
     unsigned states, links, streams, warms; /* bits */
-    bool managed, kept;                     /* only so */
+    bool managed, kept;                     /* valid only in this case */
 } belong[] = {
     {IBX_MIGRATE_ROUND, IN(DESTINATION_READY), IN(LINK_OPEN), ANY,
      IN(WARM_IDLE) | IN(WARM_PREPARED), false, false},
@@ -112,7 +112,7 @@ static void begin(const struct at *at)
     destination.ram.kept = at->kept;
 }
 
-/* A well-formed one, of a VM without memory. */
+/* Makes a well-formed message of a VM without memory. */
 static struct ibx_migrate_any message_of(enum ibx_migrate_message type, uint64_t epoch)
 {
     static const uint8_t one[1];
@@ -120,7 +120,7 @@ static struct ibx_migrate_any message_of(enum ibx_migrate_message type, uint64_t
     if (type == IBX_MIGRATE_STATE)
         message.is.state = (struct ibx_bytes){one, sizeof(one)};
     else if (type == IBX_MIGRATE_PAGES)
-        message.is.pages.bytes.bytes = one; /* none of them */
+        message.is.pages.bytes.bytes = one; /* bits: no pages */
     else if (type == IBX_MIGRATE_MAP_END)
         ibx_page_map_hash(&destination.ram.map, message.is.map_end.hash);
     else if (type == IBX_MIGRATE_ABORT || type == IBX_MIGRATE_BROKEN)
@@ -129,7 +129,7 @@ static struct ibx_migrate_any message_of(enum ibx_migrate_message type, uint64_t
         message.is.commit.epoch = epoch;
     else if (type == IBX_MIGRATE_CONFIRM || type == IBX_MIGRATE_DECIDED)
         message.is.epoch = epoch;
-    else if (type == IBX_MIGRATE_ROUND_END) /* not the next one */
+    else if (type == IBX_MIGRATE_ROUND_END) /* not the next number */
         message.is.round = (struct ibx_migrate_round){.number = 7, .kind = IBX_ROUND_STALE};
     return message;
 }
@@ -177,7 +177,7 @@ static void each_message(const struct at *at)
 {
     for (enum ibx_migrate_message type = IBX_MIGRATE_HELLO; type <= IBX_MIGRATE_PAGES; type++) {
         if (type == IBX_MIGRATE_MAP_END && at->warm == WARM_SETTLED)
-            continue; /* it drops pages of guest RAM */
+            continue; /* it would drop pages of guest RAM */
         one_message(at, type, EPOCH);
         if (of_an_epoch(type)) {
             one_message(at, type, EPOCH - 1);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Messages of a source in an order that no source of ours sends, once the VM runs here. */
+/* Messages of a source in an order that ibx's source never uses, once the VM runs at the
+ * destination. */
 #include "migrate/destination/destination.h"
 #include "tests/fixtures/unit.h"
 
@@ -33,7 +34,7 @@ static int on(const struct ibx_migrate_any *message)
 static const struct ibx_migrate_any gives_up = {.type = IBX_MIGRATE_ABORT, .is.reason = "no"};
 static const struct ibx_migrate_any confirm = {.type = IBX_MIGRATE_CONFIRM, .is.epoch = EPOCH};
 
-/* An ABORT after the commit ends a connection and nothing else: the source may confirm later. */
+/* An ABORT after the commit only ends its connection: the source may confirm later. */
 static void test_confirmed_after_an_abort(NO_STATE)
 {
     struct ibx_error err = {0};
@@ -46,7 +47,7 @@ static void test_confirmed_after_an_abort(NO_STATE)
     assert_int_equal(destination.peer.now, PEER_CONFIRMED);
 }
 
-/* What is confirmed stays so. */
+/* A confirmed migration stays confirmed. */
 static void test_aborted_after_the_confirmation(NO_STATE)
 {
     begin(DESTINATION_COMPLETE);
@@ -56,8 +57,8 @@ static void test_aborted_after_the_confirmation(NO_STATE)
     assert_int_equal(destination.peer.now, PEER_CONFIRMED);
 }
 
-/* The source finds wrong pages while the link is lost: it tells what it has found, and goes. It may
- * know that they are wrong where they are not compared, too. */
+/* The source finds wrong pages while the link is lost. It reports them and ends. It may know of
+ * wrong pages even if pages are not compared. */
 static void test_broken_after_the_shutdown(NO_STATE)
 {
     static const struct ibx_migrate_any broken = {.type = IBX_MIGRATE_BROKEN, .is.reason = "no"};
@@ -73,7 +74,7 @@ static void test_broken_after_the_shutdown(NO_STATE)
 
 static const struct ibx_migrate_any decided = {.type = IBX_MIGRATE_DECIDED, .is.epoch = EPOCH};
 
-/* A process stands for QEMU. */
+/* Another process acts as QEMU. */
 static void begin_managed(enum destination_state first, bool ran)
 {
     struct ibx_record *record = &destination.status.record;
@@ -98,7 +99,7 @@ static bool ended(void)
     return !ibx_journal_qemu_lives(record);
 }
 
-/* libvirt has continued the VM at the source: nobody may do so here. */
+/* libvirt has continued the VM at the source, so it must not start here. */
 static void test_taken_back_before_it_ran(NO_STATE)
 {
     static const enum destination_state states[] = {DESTINATION_RESUMING, DESTINATION_FILLING};
@@ -110,7 +111,7 @@ static void test_taken_back_before_it_ran(NO_STATE)
     }
 }
 
-/* ... nor may it run on. */
+/* It must not run on here either. */
 static void test_taken_back_when_it_ran(NO_STATE)
 {
     begin_managed(DESTINATION_FILLING, true);
@@ -121,7 +122,7 @@ static void test_taken_back_when_it_ran(NO_STATE)
     assert_true(ended());
 }
 
-/* With all of its pages it needs nothing of the source. */
+/* With all of its pages the VM does not need the source. */
 static void test_taken_back_when_complete(NO_STATE)
 {
     begin_managed(DESTINATION_COMPLETE, true);
@@ -134,7 +135,7 @@ static void test_taken_back_when_complete(NO_STATE)
 static void test_decided(NO_STATE)
 {
     begin(DESTINATION_RESUMING);
-    assert_int_equal(on(&decided), -EPROTO); /* libvirt does not drive */
+    assert_int_equal(on(&decided), -EPROTO); /* libvirt does not drive this migration */
     begin_managed(DESTINATION_RESUMING, false);
     assert_int_equal(on(&decided), 0);
     assert_true(destination.qemu.decided);

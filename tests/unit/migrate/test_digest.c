@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Digests of pages: tags, ranges, the destination's table, and the source that compares. */
+/* Digests of pages: tags, ranges, the destination's table, and the comparison at the source. */
 #include "migrate/pages/digest.h"
 #include "tests/fixtures/unit.h"
 
@@ -11,9 +11,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define SMALL   4096u
-#define HUGE    (2u << 20)
-#define FIRST   1300u /* pages of the first block, and the huge ones: two ranges and a half */
+#define SMALL 4096u
+#define HUGE  (2u << 20)
+/* pages of the first block and huge pages of the second, together two ranges and a half */
+#define FIRST   1300u
 #define HUGES   12u
 #define PAGES   (FIRST + HUGES)
 #define BYTES   (FIRST * SMALL)
@@ -98,7 +99,7 @@ static int note(uint64_t page, const void *bytes)
     return ibx_page_tags_note(tags, (unsigned)page % 2, page, 1, bytes, &error);
 }
 
-/* All pages with data arrive, from the last one on, as they are at the source. */
+/* All pages with data arrive as they are at the source, the last one first. */
 static void all_arrive(void)
 {
     for (uint64_t page = PAGES; page-- > 0;)
@@ -125,7 +126,7 @@ static int result(void)
 
 /* ------------------------------------------------------------ tests */
 
-/* A tag depends on the key and on every byte; these are of both ends, and never change. */
+/* A tag depends on the key and on every byte. Both ends must compute these tags in all versions. */
 static void test_golden(NO_STATE)
 {
     struct ibx_digest_keys keys, others;
@@ -170,14 +171,14 @@ static void test_agrees(NO_STATE)
     assert_int_equal(result(), -EAGAIN);
     assert_int_equal(give(0, 2), 0);
     assert_int_equal(result(), 0);
-    assert_int_equal(give(0, 3), 0); /* once more, as after a reconnection */
+    assert_int_equal(give(0, 3), 0); /* again, as after a reconnection */
     assert_int_equal(result(), 0);
     ibx_verifier_pages(verifier, &compared, &left_out);
     assert_int_equal(compared, map.data_pages);
     assert_int_equal(left_out, 0);
 }
 
-/* Also when they come again, as often as that happens. */
+/* A page may arrive any number of times. */
 static void test_pages_come_again(NO_STATE)
 {
     uint8_t forged[SMALL];
@@ -189,11 +190,12 @@ static void test_pages_come_again(NO_STATE)
     assert_int_equal(note(8, forged), 0);
     assert_int_equal(ibx_page_tags_conflict(tags, &error), -EBADMSG);
     assert_non_null(strstr(error.message, "page 8 of guest RAM came twice"));
-    assert_int_equal(give(0, 1), 0); /* the first counts */
+    assert_int_equal(give(0, 1), 0); /* the first arrival counts */
     assert_int_equal(result(), -EAGAIN);
 }
 
-/* Pages that the guest gave back before they came: neither a digest nor the end waits for them. */
+/* Pages that the guest gave back before they arrived: neither a digest nor the end waits for
+ * them. */
 static void test_left_out(NO_STATE)
 {
     uint64_t compared, left_out;
@@ -210,10 +212,10 @@ static void test_left_out(NO_STATE)
     assert_int_equal(compared, map.data_pages - 2);
 }
 
-/* Digests that the source has before the destination names pages are of its RAM as it was then:
- * what is changed there afterwards has come as it was. Where a page was given back they do not
- * count. */
-static void test_foreseen(NO_STATE)
+/* The source may compute digests before the destination has named the pages. They describe its
+ * RAM at that time, which is what has arrived, even if the RAM changes afterwards. If a page was
+ * given back they do not count. */
+static void test_digests_computed_early(NO_STATE)
 {
     uint64_t compared, left_out;
     for (uint64_t page = 0; page < PAGES; page++)
@@ -230,8 +232,8 @@ static void test_foreseen(NO_STATE)
     assert_int_equal(compared, map.data_pages - 1);
 }
 
-/* The page that has come is not the one that was expected. */
-static void test_foreseen_differs(NO_STATE)
+/* The page that has arrived differs from the expected one. */
+static void test_early_digest_differs(NO_STATE)
 {
     uint8_t forged[SMALL];
     memcpy(forged, page_at(1), sizeof(forged));
@@ -254,7 +256,7 @@ static void differs(uint64_t range, const char *said)
         fail_msg("\"%s\" does not say \"%s\"", error.message, said);
 }
 
-static void test_forged_on_the_way(NO_STATE)
+static void test_forged_in_transit(NO_STATE)
 {
     uint8_t forged[SMALL];
     memcpy(forged, page_at(701), sizeof(forged));
@@ -275,7 +277,7 @@ static void test_changed_at_the_source(NO_STATE)
     differs(2, "pages 1024 to 1311");
 }
 
-/* Several threads share a range of huge pages: none of them is left out. */
+/* Several threads share a range of huge pages; none of the pages is left out. */
 static void test_changed_in_a_huge_page(void **state)
 {
     for (uint64_t page = FIRST; page < PAGES; page++) {
@@ -298,7 +300,7 @@ static void test_huge_pages_are_gone(NO_STATE)
     assert_non_null(strstr(error.message, "guest RAM huge cannot be read"));
 }
 
-/* The bytes of one page in the place of another, and the other way round. */
+/* Two pages have each other's bytes. */
 static void test_swapped(NO_STATE)
 {
     assert_int_equal(note(1, page_at(2)), 0);
@@ -313,7 +315,7 @@ static void test_zero_pages_have_none(NO_STATE)
     differs(0, "where they are zero here");
 }
 
-/* ... but they may have been pages when the destination was told of them. */
+/* A hole may have been a page when the destination was told of it. */
 static void test_holes_that_were_pages(NO_STATE)
 {
     static const uint8_t zeros[SMALL];
@@ -330,8 +332,8 @@ static void test_holes_that_had_bytes(NO_STATE)
     differs(0, "are not at the destination what they are here");
 }
 
-/* The digests of a destination that makes them up. */
-static void test_lies(NO_STATE)
+/* The destination makes up its digests. */
+static void test_made_up_digests(NO_STATE)
 {
     uint8_t entries[RANGES * IBX_DIGEST_ENTRY] = {0};
     struct ibx_bytes bytes = {entries, sizeof(entries)};
@@ -342,7 +344,7 @@ static void test_lies(NO_STATE)
     assert_int_equal(result(), -EBADMSG);
 }
 
-/* Neither a job nor an end. */
+/* No ranges make neither a job nor an end. */
 static void test_no_ranges(NO_STATE)
 {
     const struct ibx_bytes none = {(const uint8_t *)"", 0};
@@ -353,8 +355,8 @@ static void test_no_ranges(NO_STATE)
     assert_int_equal(result(), 0);
 }
 
-/* Threads compare the same ranges at the same time: each range counts once. */
-static void test_all_come_twice(NO_STATE)
+/* Threads compare the same ranges at the same time; each range counts once. */
+static void test_all_ranges_come_twice(NO_STATE)
 {
     uint64_t compared, left_out;
     all_arrive();
@@ -381,7 +383,7 @@ static void test_the_file_is_shorter(NO_STATE)
     assert_non_null(strstr(error.message, "guest RAM ram0 cannot be read"));
 }
 
-/* The tool before this one has tagged pages: the table goes on with them. */
+/* An earlier tool has tagged pages; the table is continued with them. */
 static void test_the_table_goes_on(NO_STATE)
 {
     all_arrive();
@@ -397,7 +399,7 @@ static void test_the_table_goes_on(NO_STATE)
     assert_int_equal(result(), 0);
 }
 
-/* Bits of pages behind the last one. */
+/* The bits after the last page. */
 static void test_spare_bits(NO_STATE)
 {
     uint8_t entry[IBX_DIGEST_ENTRY];
@@ -416,9 +418,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_agrees, start, end),
         cmocka_unit_test_setup_teardown(test_pages_come_again, start, end),
         cmocka_unit_test_setup_teardown(test_left_out, start, end),
-        cmocka_unit_test_setup_teardown(test_foreseen, start, end),
-        cmocka_unit_test_setup_teardown(test_foreseen_differs, start, end),
-        cmocka_unit_test_setup_teardown(test_forged_on_the_way, start, end),
+        cmocka_unit_test_setup_teardown(test_digests_computed_early, start, end),
+        cmocka_unit_test_setup_teardown(test_early_digest_differs, start, end),
+        cmocka_unit_test_setup_teardown(test_forged_in_transit, start, end),
         cmocka_unit_test_setup_teardown(test_changed_at_the_source, start, end),
         cmocka_unit_test_setup_teardown(test_changed_in_a_huge_page, start, end),
         cmocka_unit_test_setup_teardown(test_huge_pages_are_gone, start, end),
@@ -426,9 +428,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_zero_pages_have_none, start, end),
         cmocka_unit_test_setup_teardown(test_holes_that_were_pages, start, end),
         cmocka_unit_test_setup_teardown(test_holes_that_had_bytes, start, end),
-        cmocka_unit_test_setup_teardown(test_lies, start, end),
+        cmocka_unit_test_setup_teardown(test_made_up_digests, start, end),
         cmocka_unit_test_setup_teardown(test_no_ranges, start, end),
-        cmocka_unit_test_setup_teardown(test_all_come_twice, start, end),
+        cmocka_unit_test_setup_teardown(test_all_ranges_come_twice, start, end),
         cmocka_unit_test_setup_teardown(test_the_file_is_shorter, start, end),
         cmocka_unit_test_setup_teardown(test_the_table_goes_on, start, end),
         cmocka_unit_test_setup_teardown(test_spare_bits, start, end),

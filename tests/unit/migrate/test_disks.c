@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What tells one disk from another, and what is told of it: never a password. */
+/* What identifies a disk, and what a description says about it: never a password. */
 #include "migrate/preflight/description.h"
 #include "tests/fixtures/qmp_peer.h"
 
@@ -25,7 +25,7 @@ static void a_mount_has_its_source_and_path(NO_STATE)
     json_decref(layer);
 }
 
-static void a_file_is_found_as_a_process_has_it(NO_STATE)
+static void file_is_found_by_the_descriptor_of_a_process(NO_STATE)
 {
     char path[] = "/tmp/ibx-disk-XXXXXX", moved[64];
     json_t *layer = json_object(), *again = json_object(), *other = json_object();
@@ -36,7 +36,7 @@ static void a_file_is_found_as_a_process_has_it(NO_STATE)
     assert_string_equal(ibx_member(layer, "reach"), "local");
     assert_int_equal(strlen(ibx_member(layer, "id")), 16);
     assert_int_equal(json_integer_value(json_object_get(layer, "bytes")), 1 << 20);
-    /* It has another name now, and its own is another file's. */
+    /* The file has another name now, and another file has its old name. */
     snprintf(moved, sizeof(moved), "%s.moved", path);
     assert_int_equal(rename(path, moved), 0);
     ibx_disk_identify(getpid(), moved, NULL, false, again);
@@ -53,7 +53,7 @@ static void a_file_is_found_as_a_process_has_it(NO_STATE)
     json_decref(other);
 }
 
-/* Not where a container forbids it: nothing is taken from a QEMU there either. */
+/* Some containers forbid pidfd_getfd(2); then no descriptor can be taken from a QEMU either. */
 static bool can_take(void)
 {
     const int taken = ibx_proc_take(getpid(), STDERR_FILENO);
@@ -62,9 +62,9 @@ static bool can_take(void)
     return taken >= 0;
 }
 
-/* A process can have any file in its table, by O_PATH: it has not opened that, and may not be
- * allowed to. Who is root must not read it for it. */
-static void what_a_process_cannot_read_has_no_digest(NO_STATE)
+/* A process can have any file in its table by O_PATH, without the right to read it. Root must
+ * not read it for that process. */
+static void file_that_a_process_cannot_read_has_no_digest(NO_STATE)
 {
     static const int flags[] = {O_RDONLY, O_RDWR, O_WRONLY, O_PATH};
     char path[] = "/tmp/ibx-disk-XXXXXX";
@@ -110,7 +110,7 @@ static void a_disk_is_named_without_its_password(NO_STATE)
           "json:{\"file\": [\"https://bob@h/a\", \"b\"]}");
     named("https://bob:secret@h/web.img", "https://bob@h/web.img");
     named("https://bob:se@cret@h:443/a:b@c", "https://bob@h:443/a:b@c");
-    /* Nothing else is touched. */
+    /* Nothing else in a name is changed. */
     const char *const others[] = {"/srv/a:b@c.img",
                                   "",
                                   "json:",
@@ -124,8 +124,8 @@ static void a_disk_is_named_without_its_password(NO_STATE)
         named(others[i], others[i]);
 }
 
-/* A value takes a hundred times the memory of its text: such a name is not read. */
-static void a_name_without_an_end(NO_STATE)
+/* A value takes a hundred times the memory of its text, so such a name is not read. */
+static void endless_name_is_not_read(NO_STATE)
 {
     static const char begin[] = "json:{\"password\": \"secret\", \"a\": [";
     const size_t length = 1 << 20;
@@ -138,7 +138,7 @@ static void a_name_without_an_end(NO_STATE)
     free(name);
 }
 
-/* What goes to the other host, and into the messages of both. */
+/* The description goes to the other host and into messages of both. */
 static void a_description_has_no_password(NO_STATE)
 {
 #define NODE  "\"node-name\": \"n\""
@@ -165,9 +165,9 @@ static void a_description_has_no_password(NO_STATE)
     done();
 }
 
-/* One by the source's earlier release has it: the disk is the same, and whose password it is the
- * messages do not tell. */
-static void a_password_that_comes_is_dropped(NO_STATE)
+/* A source of an earlier release still sends the password. The disk is recognized, and messages
+ * do not contain the password. */
+static void received_password_is_dropped(NO_STATE)
 {
 #define DISK(url)                                                                                  \
     "{\"disks\": [{\"at\": \"d\", \"type\": \"t\", \"layers\": [{\"role\": \"\", \"driver\": "     \
@@ -192,12 +192,12 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_mount_has_its_source_and_path),
-        cmocka_unit_test(a_file_is_found_as_a_process_has_it),
-        cmocka_unit_test(what_a_process_cannot_read_has_no_digest),
+        cmocka_unit_test(file_is_found_by_the_descriptor_of_a_process),
+        cmocka_unit_test(file_that_a_process_cannot_read_has_no_digest),
         cmocka_unit_test(a_disk_is_named_without_its_password),
-        cmocka_unit_test(a_name_without_an_end),
+        cmocka_unit_test(endless_name_is_not_read),
         cmocka_unit_test(a_description_has_no_password),
-        cmocka_unit_test(a_password_that_comes_is_dropped),
+        cmocka_unit_test(received_password_is_dropped),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

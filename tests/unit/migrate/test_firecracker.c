@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Firecracker's message, and the file of a working set. */
+/* Firecracker's messages, the file of a working set, and the socket at which a handler listens. */
 #include "migrate/firecracker/firecracker.h"
 #include "migrate/firecracker/internal.h"
 #include "tests/fixtures/unit.h"
@@ -33,7 +33,7 @@ static int parse_one(const char *start, const char *size, const char *offset, co
     return parse(text);
 }
 
-/* What each version sends; the manual calls the old field KiB. */
+/* The forms that each version sends. The manual says that the old field is in KiB. */
 static void test_every_documented_form(NO_STATE)
 {
     static const struct {
@@ -82,7 +82,7 @@ static void test_regions_that_meet(NO_STATE)
     text_has(err.message, "parts of the memory file");
 }
 
-static void test_what_is_no_message(NO_STATE)
+static void test_malformed_messages(NO_STATE)
 {
     const struct {
         const char *text, *words;
@@ -138,8 +138,8 @@ static const uint8_t golden[] =
         'i', 'b',  'x', ' ', 'w', 'o', 'r', 'k', 'i', 'n', 'g', ' ', 's', 'e',
         't', '\n', 1,   0,   0,   0,   0,   0,   0,   0,   0,   1,   0,   0,
         0,   0,    0,   0,   2,   0,   0,   0,   0,   0,   0,   0, /* 256 pages, 2 runs */
-        16,  0,    0,   0,   0,   0,   0,   0,   3,   0,   0,   0, /* 3 from 16 on */
-        255, 0,    0,   0,   0,   0,   0,   0,   1,   0,   0,   0, /* the last */
+        16,  0,    0,   0,   0,   0,   0,   0,   3,   0,   0,   0, /* 3 pages from 16 on */
+        255, 0,    0,   0,   0,   0,   0,   0,   1,   0,   0,   0, /* the last page */
 };
 
 static uint8_t *encoded(size_t *length)
@@ -171,7 +171,7 @@ static void test_the_bytes_of_a_working_set(NO_STATE)
     free(bytes);
 }
 
-/* Memory that has no such pages. */
+/* The memory has no such pages. */
 static void test_pages_beyond_the_memory_are_refused(NO_STATE)
 {
     static const struct ibx_fault_run runs[] = {{255, 2}, {256, 1}, {257, 1}};
@@ -187,15 +187,15 @@ static void test_pages_beyond_the_memory_are_refused(NO_STATE)
     }
 }
 
-/* Root writes what a run has touched, and the user of the microVM has a folder on the way there: by
- * it he would choose the folder in which a file is made, or replaced. */
-static void test_a_way_that_is_another_users(NO_STATE)
+/* Root writes the working set of a run. The microVM's user owns a folder on the path, and could
+ * choose by it in which folder root creates or replaces a file. */
+static void test_path_of_another_user(NO_STATE)
 {
     char top[] = "/tmp/ibx-test-working-set-XXXXXX", own[64], theirs[64], way[80], file[96];
     struct ibx_working_set set = {.image_pages = 256};
     struct stat st;
     if (geteuid())
-        return; /* there is no other user */
+        return; /* this process cannot act for another user */
     assert_non_null(mkdtemp(top));
     snprintf(own, sizeof(own), "%s/own", top);
     snprintf(theirs, sizeof(theirs), "%s/theirs", top);
@@ -209,13 +209,13 @@ static void test_a_way_that_is_another_users(NO_STATE)
     assert_int_equal(ibx_working_set_save(file, &set, &err), -EPERM);
     text_has(err.message, "user 65534 owns");
     snprintf(file, sizeof(file), "%s/pages", own);
-    assert_int_not_equal(stat(file, &st), 0); /* it is as it was */
+    assert_int_not_equal(stat(file, &st), 0); /* nothing was created */
     assert_int_equal(ibx_working_set_save(file, &set, &err), 0);
     assert_int_equal(stat(file, &st) | unlink(file), 0);
     assert_int_equal(unlink(way) | rmdir(theirs) | rmdir(own) | rmdir(top), 0);
 }
 
-/* Every byte counts, and every length but one. */
+/* Every byte counts, and only one length is accepted. */
 static void test_a_damaged_working_set_is_refused(NO_STATE)
 {
     struct ibx_working_set set;
@@ -252,8 +252,8 @@ static void test_a_file_is_replaced_as_a_whole(NO_STATE)
     unlink(path);
 }
 
-/* To open a device may do something: arm a watchdog, rewind a tape. */
-static void test_what_is_no_file_is_not_opened(NO_STATE)
+/* Opening a device may have effects, such as arming a watchdog. */
+static void test_only_regular_files_are_opened(NO_STATE)
 {
     struct ibx_working_set set = {0};
     struct inotify_event event;
@@ -280,7 +280,7 @@ static void test_what_is_no_file_is_not_opened(NO_STATE)
 static struct ibx_firecracker_config config;
 static pthread_barrier_t all_begin;
 
-/* The listener, or an error. */
+/* returns the listener, or an error */
 static void *begin(void *argument)
 {
     int *listener = argument;
@@ -292,9 +292,9 @@ static void *begin(void *argument)
     return NULL;
 }
 
-/* Several begin at once where a dead one has left its socket: one of them has the name, and keeps
+/* Several servers start at once at the socket of a dead one. One of them gets the name and keeps
  * it. */
-static void test_one_server_at_a_socket_that_is_left(NO_STATE)
+static void test_one_server_gets_a_left_socket(NO_STATE)
 {
     char folder[] = "/tmp/ibx-test-servers-XXXXXX", path[64];
     pthread_t threads[SERVERS];
@@ -313,7 +313,7 @@ static void test_one_server_at_a_socket_that_is_left(NO_STATE)
             assert_true(listeners[i] >= 0 || listeners[i] == -EADDRINUSE);
             count += listeners[i] >= 0;
             if (listeners[i] >= 0)
-                close(listeners[i]); /* and the file is left */
+                close(listeners[i]); /* leaves the file */
         }
         assert_int_equal(count, 1);
     }
@@ -322,8 +322,8 @@ static void test_one_server_at_a_socket_that_is_left(NO_STATE)
     rmdir(folder);
 }
 
-/* One after the other has the name. Until it has ended nobody else has, and who listens is found.
- */
+/* Several servers use the name in turns. Only one has it at a time, and a client finds the one
+ * that listens. */
 static void *take_turns(void *argument)
 {
     unsigned *lost = argument;
@@ -334,7 +334,7 @@ static void *take_turns(void *argument)
         struct ibx_error why;
         int listener;
         if (ibx_firecracker_listen(&config, &listener, &why)) {
-            sched_yield(); /* another one's turn */
+            sched_yield(); /* another one has the name */
             continue;
         }
         int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -346,7 +346,7 @@ static void *take_turns(void *argument)
     return NULL;
 }
 
-/* A server that ends removes its own socket, not that of one that begins. */
+/* A server that ends removes its own socket, not that of one that starts. */
 static void test_a_server_ends_where_another_begins(NO_STATE)
 {
     char folder[] = "/tmp/ibx-test-servers-XXXXXX", path[64];
@@ -366,8 +366,8 @@ static void test_a_server_ends_where_another_begins(NO_STATE)
     assert_int_equal(rmdir(folder), 0);
 }
 
-/* In a folder like /tmp others can have made files of any name. */
-static void test_a_name_that_somebody_has(NO_STATE)
+/* In a folder like /tmp others can create files of any name. */
+static void test_name_that_is_taken(NO_STATE)
 {
     char folder[] = "/tmp/ibx-test-servers-XXXXXX", path[64], taken[64];
     struct ibx_error why;
@@ -389,18 +389,18 @@ int main(void)
         cmocka_unit_test(test_every_documented_form),
         cmocka_unit_test(test_two_regions),
         cmocka_unit_test(test_regions_that_meet),
-        cmocka_unit_test(test_what_is_no_message),
+        cmocka_unit_test(test_malformed_messages),
         cmocka_unit_test(test_a_part_of_a_message),
         cmocka_unit_test(test_too_many_regions),
         cmocka_unit_test(test_the_bytes_of_a_working_set),
         cmocka_unit_test(test_pages_beyond_the_memory_are_refused),
         cmocka_unit_test(test_a_damaged_working_set_is_refused),
         cmocka_unit_test(test_a_file_is_replaced_as_a_whole),
-        cmocka_unit_test(test_what_is_no_file_is_not_opened),
-        cmocka_unit_test(test_one_server_at_a_socket_that_is_left),
+        cmocka_unit_test(test_only_regular_files_are_opened),
+        cmocka_unit_test(test_one_server_gets_a_left_socket),
         cmocka_unit_test(test_a_server_ends_where_another_begins),
-        cmocka_unit_test(test_a_name_that_somebody_has),
-        cmocka_unit_test(test_a_way_that_is_another_users),
+        cmocka_unit_test(test_name_that_is_taken),
+        cmocka_unit_test(test_path_of_another_user),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

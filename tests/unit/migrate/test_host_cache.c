@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * The process that fills this host's cache writes what it says into the folder that it has found,
- * though somebody puts another one in its place: in a container /dev/shm may have no sticky bit.
- * The test is its server, and what fills it; /dev/shm is the test's own.
- */
+/* The process that fills this host's cache writes its log into the folder that it was started
+ * with, even if somebody replaces that folder: in a container /dev/shm may lack the sticky bit.
+ * The test acts as the server and as the filling process, and has a /dev/shm of its own. */
 #include "migrate/snapshot/snapshot.h"
 #include "tests/fixtures/unit.h"
 
@@ -22,7 +20,7 @@
 
 static char top[64], moved[80];
 
-/* ------------------------------------------------------------ in place of others */
+/* --------------------------------------------------------------------------- replaced functions */
 
 int __wrap_ibx_snapshot_reader_open(const char *uri, const struct ibx_options *options,
                                     unsigned links, struct ibx_snapshot_reader **out,
@@ -51,9 +49,9 @@ void __wrap_ibx_snapshot_reader_close(struct ibx_snapshot_reader *reader)
     (void)reader;
 }
 
-static unsigned rounds; /* of the loop of a server that says much; 0: it says nothing */
+static unsigned rounds; /* how often the server logs; 0: never */
 
-static int say_much(const struct ibx_serve_options *options)
+static int log_much(const struct ibx_serve_options *options)
 {
     const struct ibx_serve_status status = {.whole = false};
     char line[200];
@@ -68,13 +66,13 @@ static int say_much(const struct ibx_serve_options *options)
     return rc;
 }
 
-/* The cache is made, and somebody has the user's folder of caches in another place then. */
+/* The cache is made; then somebody moves the user's folder of caches elsewhere. */
 int __wrap_ibx_snapshot_serve(const struct ibx_serve_options *options, struct ibx_error *err);
 int __wrap_ibx_snapshot_serve(const struct ibx_serve_options *options, struct ibx_error *err)
 {
     const struct ibx_serve_status status = {.whole = false};
     if (rounds)
-        return say_much(options);
+        return log_much(options);
     if (mkdir(options->folder, 0700) || rename(top, moved) || mkdir(top, 0755) ||
         mkdir(options->folder, 0755))
         return ibx_error_set(err, -errno, "%s: %s", options->folder, strerror(errno));
@@ -91,7 +89,7 @@ static bool is_there(const char *folder)
     return !access(path, F_OK);
 }
 
-/* The cache of this host in a /dev/shm that is empty; false: there can be none. */
+/* Makes the cache of this host in an empty /dev/shm. Returns false if that is not possible. */
 static bool make_cache(struct ibx_host_cache *cache, const char *tmpfs)
 {
     const struct ibx_serve_options options = {.caches = {"tcp://127.0.0.1:1"}, .cache_count = 1};
@@ -106,7 +104,7 @@ static bool make_cache(struct ibx_host_cache *cache, const char *tmpfs)
     return true;
 }
 
-static void test_a_folder_that_is_exchanged(NO_STATE)
+static void test_replaced_folder(NO_STATE)
 {
     struct ibx_host_cache cache;
     if (!make_cache(&cache, "mode=0777"))
@@ -131,21 +129,21 @@ static unsigned long last_line(const struct ibx_host_cache *cache, const char *n
     return last;
 }
 
-/* It takes memory that the host's VMs need, and may serve children for weeks. */
-static void say_much_in(struct ibx_host_cache *cache, const char *tmpfs)
+/* The log takes memory that the host's VMs need, and the process may run for weeks. */
+static void log_much_in(struct ibx_host_cache *cache, const char *tmpfs)
 {
     rounds = 500;
     if (!make_cache(cache, tmpfs))
         skip();
-    while (wait(NULL) > 0) /* also what fills the cache of the other case */
+    while (wait(NULL) > 0) /* also the process of the other case */
         ;
 }
 
-static void test_a_log_that_becomes_long(NO_STATE)
+static void test_long_log(NO_STATE)
 {
     struct ibx_host_cache cache;
     off_t bytes = 0;
-    say_much_in(&cache, "mode=0777");
+    log_much_in(&cache, "mode=0777");
     const unsigned long last = last_line(&cache, "log", &bytes),
                         before = last_line(&cache, "log.old", &bytes);
     assert_int_equal(last, rounds * ROUND_LINES - 1);
@@ -153,20 +151,20 @@ static void test_a_log_that_becomes_long(NO_STATE)
     assert_in_range(bytes, 1 << 20, 3 << 20);
 }
 
-/* The folder of caches, this cache, its lock and its log are all the files that there can be. */
-static void test_a_log_that_cannot_be_opened_anew(NO_STATE)
+/* There is only room for the folder of caches, this cache, its lock and its log. */
+static void test_log_that_cannot_be_reopened(NO_STATE)
 {
     struct ibx_host_cache cache;
     off_t bytes = 0;
-    say_much_in(&cache, "mode=0777,nr_inodes=5");
+    log_much_in(&cache, "mode=0777,nr_inodes=5");
     assert_int_equal(last_line(&cache, "log.old", &bytes), rounds * ROUND_LINES - 1);
     assert_in_range(bytes, 1, 3 << 20);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_a_folder_that_is_exchanged),
-                                       cmocka_unit_test(test_a_log_that_becomes_long),
-                                       cmocka_unit_test(test_a_log_that_cannot_be_opened_anew)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_replaced_folder),
+                                       cmocka_unit_test(test_long_log),
+                                       cmocka_unit_test(test_log_that_cannot_be_reopened)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Records of migrations: which state may follow which, and what each version of them says. */
+/* Records of migrations: which state may follow which, and the records of each version. */
 #include "tests/fixtures/journal_scene.h"
 
 #include <errno.h>
@@ -17,7 +17,7 @@ static void records_come_back_as_they_were(NO_STATE)
         struct ibx_record r = sample(source, 7);
         const time_t before = time(NULL);
         assert_int_equal(write_record(&r), 0);
-        /* time(2) looks at a coarse clock. */
+        /* time(2) uses a coarse clock */
         assert_in_range(r.written_s, (uint64_t)before, (uint64_t)time(NULL) + 1);
         struct ibx_record found = only();
         assert_memory_equal(found.id, r.id, sizeof(r.id));
@@ -72,7 +72,7 @@ static void the_largest_record_comes_back(NO_STATE)
         struct ibx_journal_block *block = &r.blocks[r.block_count];
         *block = last;
         memset(block->id, '"', sizeof(block->id) - 1);
-        block->id[0] = (char)('0' + r.block_count); /* each follows by it */
+        block->id[0] = (char)('0' + r.block_count); /* makes each id different */
         memset(block->file.path, '"', sizeof(block->file.path) - 1);
         block->file.path[0] = '/';
     }
@@ -84,7 +84,7 @@ static void the_largest_record_comes_back(NO_STATE)
     assert_int_equal(ibx_journal_remove(folder, &r, &error), 0);
 }
 
-/* Written by hand, as the first version did. */
+/* Written by hand, as the first version wrote it. */
 static void records_of_the_first_version(NO_STATE)
 {
     static const char text[] =
@@ -102,7 +102,7 @@ static void records_of_the_first_version(NO_STATE)
     assert_int_equal(r.state, IBX_JOURNAL_MAY_RUN);
     assert_int_equal(r.uffd, 31);
     assert_int_equal(r.block_count, 0);
-    assert_true(r.was_running); /* as it was taken to have been */
+    assert_true(r.was_running); /* the first version assumed that */
     r.state = IBX_JOURNAL_RUNNING;
     assert_int_equal(write_record(&r), 0);
     assert_int_equal(only().state, IBX_JOURNAL_RUNNING);
@@ -111,7 +111,8 @@ static void records_of_the_first_version(NO_STATE)
     list_refuses(&r, "unpacked");
 }
 
-/* From each state (rows, as the enum; 0 is a new record) to which others, besides itself. */
+/* For each state (row, in the order of the enum; 0: a new record) a bit for each other state
+ * that may follow. */
 static const unsigned source_table[14] = {
     [0] = 1 << IBX_JOURNAL_HERE,
     [IBX_JOURNAL_HERE] =
@@ -157,7 +158,7 @@ static void totals_are_checked(NO_STATE)
     each_is_refused(&r, wrong, COUNT(wrong));
 }
 
-/* Takes out what a version after this one has added to its file. */
+/* Removes what versions after `version` have added to the file. */
 static void make_older(const struct ibx_record *r, unsigned version)
 {
     char now[32];
@@ -230,7 +231,7 @@ static void borrowed(NO_STATE)
     each_is_refused(&r, wrong, COUNT(wrong));
 }
 
-/* Nobody is told to remove what a later version needs, and knows. */
+/* No advice to remove records that a later version knows and needs. */
 static void records_of_a_later_version(NO_STATE)
 {
     struct ibx_record r = sample(true, 7), *records;
@@ -243,7 +244,8 @@ static void records_of_a_later_version(NO_STATE)
     assert_null(strstr(error.message, "remove"));
 }
 
-/* Which knew neither how many migrations had been begun before, nor what QEMU tells of this one. */
+/* The eighth version knew neither how many migrations had started before, nor what QEMU reports
+ * about this one. */
 static void records_of_the_eighth_version(NO_STATE)
 {
     struct ibx_record r = sample(true, 7);
@@ -253,12 +255,12 @@ static void records_of_the_eighth_version(NO_STATE)
     assert_int_equal(only().number, 0);
     assert_string_equal(only().qemu_migration, "");
     assert_true(only().guarded);
-    r.state = IBX_JOURNAL_MAY_RUN; /* and it has none when it goes on */
+    r.state = IBX_JOURNAL_MAY_RUN; /* a record without a number stays without */
     assert_int_equal(write_record(&r), 0);
     assert_int_equal(only().number, 0);
 }
 
-/* Which did not note whether all of guest RAM was protected. */
+/* The seventh version did not note whether all of guest RAM was protected. */
 static void records_of_the_seventh_version(NO_STATE)
 {
     struct ibx_record r = sample(true, 7);
@@ -269,7 +271,7 @@ static void records_of_the_seventh_version(NO_STATE)
     assert_int_equal(only().stream, r.stream);
 }
 
-/* Which did not note whose migration QEMU is at. */
+/* The sixth version did not note which migration QEMU is running. */
 static void records_of_the_sixth_version(NO_STATE)
 {
     struct ibx_record r = sample(true, 7);
@@ -279,7 +281,7 @@ static void records_of_the_sixth_version(NO_STATE)
     assert_int_equal(only().hold, r.hold);
 }
 
-/* Which did not note whether libvirt drove the migration. */
+/* The fifth version did not note whether libvirt drove the migration. */
 static void records_of_the_fifth_version(NO_STATE)
 {
     struct ibx_record r = sample(true, 7);
@@ -291,8 +293,8 @@ static void records_of_the_fifth_version(NO_STATE)
     assert_true(only().insecure);
 }
 
-/* Which did not note what QEMU's settings were, what holds its migration, nor the files of guest
- * RAM. */
+/* The fourth version noted neither QEMU's settings, nor what delays its migration, nor the files
+ * of guest RAM. */
 static void records_of_the_fourth_version(NO_STATE)
 {
     struct ibx_record r = sample(false, 7), found;
@@ -336,8 +338,8 @@ static void settings_are_an_object(NO_STATE)
     assert_string_equal(only().settings, "");
 }
 
-/* The first one without a name, too, and those of an earlier version stay without one. */
-static void the_key_of_a_source(NO_STATE)
+/* The first key has no name either; records of an earlier version stay without a key. */
+static void key_of_a_source(NO_STATE)
 {
     static const struct wrong wrong[] = {
         {"\"source-key\": \"node-b\"", "\"source-key\": 7", "source-key is no text"},
@@ -358,7 +360,7 @@ static void the_key_of_a_source(NO_STATE)
     each_is_refused(&r, wrong, COUNT(wrong));
 }
 
-/* Which knew no names. */
+/* The third version had no names. */
 static void records_of_the_third_version(NO_STATE)
 {
     struct ibx_record r = sample(false, 7), found;
@@ -384,8 +386,8 @@ static void find_refuses(const struct ibx_guest_block *block, struct ibx_guest_f
     error_has(word);
 }
 
-/* As long as it is the same file in the same boot of this host. */
-static void a_file_of_guest_ram_is_known_again(NO_STATE)
+/* If it is the same file in the same boot of this host. */
+static void file_of_guest_ram_is_recognized(NO_STATE)
 {
     char path[128], found[PATH_MAX];
     struct ibx_guest_block block = {.id = "mem0", .size = 4096};
@@ -402,7 +404,7 @@ static void a_file_of_guest_ram_is_known_again(NO_STATE)
     ibx_guest_file_describe(getpid(), &block, &file);
     assert_string_equal(file.path, path);
     assert_int_equal(file.owner, geteuid());
-    find_refuses(&block, file, "started anew"); /* its number in this boot was not known */
+    find_refuses(&block, file, "started anew"); /* an earlier boot, whose id was not noted */
     char line[160] = "";
     FILE *boot = fopen("/proc/sys/kernel/random/boot_id", "re");
     assert_true(boot && fgets(line, 64, boot));
@@ -455,7 +457,7 @@ static void a_folder_that_was_replaced_is_noticed(NO_STATE)
     assert_int_equal(rename(own, moved), 0);
     assert_int_equal(symlink("other", own), 0);
     assert_int_equal(ibx_guest_file_folder(path, st.st_dev, st.st_ino, &base), -ESTALE);
-    assert_int_equal(unlinkat(at, "ram", 0), 0); /* of the folder that was looked into */
+    assert_int_equal(unlinkat(at, "ram", 0), 0); /* in the folder that was looked into */
     assert_int_equal(access(path, F_OK), 0);
     close(at);
     assert_int_equal(unlink(path), 0);
@@ -478,7 +480,7 @@ static void options_are_checked(NO_STATE)
     each_is_refused(&r, wrong, COUNT(wrong));
 }
 
-/* A key that a tool needs again, and no tool after the end. */
+/* The key is kept while a tool may need it, and removed at the end. */
 static void a_key_lasts_as_long_as_the_migration(NO_STATE)
 {
     char path[PATH_MAX], text[4096];
@@ -497,7 +499,7 @@ static void a_key_lasts_as_long_as_the_migration(NO_STATE)
     assert_null(strstr(text, "5c5c"));
 }
 
-/* As version 2 wrote it, which called a migration done when all pages had come. */
+/* The second version called a migration done when all pages had arrived. */
 static void records_of_the_second_version(NO_STATE)
 {
     struct ibx_record r = sample(false, 7);
@@ -517,7 +519,7 @@ static void check_step(bool source, unsigned from, unsigned to, bool allowed)
     int rc = write_record(&r);
     if (rc != (allowed ? 0 : -EINVAL))
         fail_msg("%s from %u to %u: %d", source ? "source" : "destination", from, to, rc);
-    if (rc && from) { /* it is as it was */
+    if (rc && from) { /* the record is unchanged */
         assert_int_equal(only().state, from);
         error_has(ibx_journal_state_name((enum ibx_journal_state)from));
     }
@@ -541,7 +543,7 @@ static void only_moves_of_the_table(NO_STATE)
         for (unsigned from = 0; from < 14; from++) {
             if (from && !(all[source] >> from & 1))
                 continue;
-            for (unsigned to = 0; to < 16; to++) /* some are no states */
+            for (unsigned to = 0; to < 16; to++) /* some numbers are no states */
                 check_step(source, from, to, table[from] >> to & 1 || (from && to == from));
         }
     }
@@ -582,7 +584,7 @@ static void states_have_names_and_meanings(NO_STATE)
         if (!strstr(text, "VM db1") || !strstr(text, "node-b") || strchr(text, '%'))
             fail_msg("%s", text);
     }
-    /* What QEMU reported is not called running. */
+    /* A state that QEMU has reported is not called running. */
     struct ibx_record r = sample(false, 1);
     r.state = IBX_JOURNAL_RUNNING;
     ibx_journal_describe(&r, text, sizeof(text));
@@ -591,13 +593,13 @@ static void states_have_names_and_meanings(NO_STATE)
     strcpy(r.vm_status, "paused");
     ibx_journal_describe(&r, text, sizeof(text));
     text_has(text, "VM db1 was \"paused\" when QEMU was last asked, and is here and needs");
-    /* Its own host has named it, and the other one itself. */
+    /* The first was named by this host, the second by the other one. */
     strcpy(r.name, "K\u00f6ln");
     strcpy(r.peer, "N\u00f6rd");
     ibx_journal_describe(&r, text, sizeof(text));
     text_has(text, "VM K\u00f6ln was \"paused\"");
     text_has(text, "still at N??rd");
-    /* A borrowed VM, and one that has returned to a host that keeps its memory warm. */
+    /* A borrowed VM, and one that has returned to a host that keeps its memory. */
     r = sample(false, 1);
     r.state = IBX_JOURNAL_RUNNING;
     r.borrow = IBX_BORROW_FILL;
@@ -637,7 +639,7 @@ int main(void)
         TEST(the_largest_record_comes_back),
         TEST(records_of_the_first_version),
         TEST(records_of_the_second_version),
-        TEST(the_key_of_a_source),
+        TEST(key_of_a_source),
         TEST(records_of_the_third_version),
         TEST(borrowed),
         TEST(records_of_a_later_version),
@@ -647,7 +649,7 @@ int main(void)
         TEST(records_of_the_fifth_version),
         TEST(records_of_the_fourth_version),
         TEST(settings_are_an_object),
-        TEST(a_file_of_guest_ram_is_known_again),
+        TEST(file_of_guest_ram_is_recognized),
         TEST(a_folder_that_was_replaced_is_noticed),
         TEST(options_are_checked),
         TEST(a_key_lasts_as_long_as_the_migration),

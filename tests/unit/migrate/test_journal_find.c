@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Which records are found, and which of them are pruned. */
+/* Which records are found, and which are pruned. */
 #include "tests/fixtures/journal_scene.h"
 
 #include <errno.h>
@@ -9,7 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* The clock of the day, for whoever asks in whole seconds; 0: as it is. */
+/* the time of day in whole seconds; 0: the real time */
 static time_t day_s;
 
 time_t time(time_t *out)
@@ -22,7 +22,7 @@ time_t time(time_t *out)
     return now.tv_sec;
 }
 
-/* Gives the file of a record another time, as its writing did. */
+/* Sets the time of a record's file, which is when it was written. */
 static void set_written(const struct ibx_record *r, uint64_t seconds)
 {
     char from[64], to[64];
@@ -53,8 +53,8 @@ static void newest_come_first(NO_STATE)
     free(all);
 }
 
-/* An earlier version has begun them: all that is known is when they were written. */
-static void those_without_a_number_come_last(NO_STATE)
+/* An earlier version began them, so only the time of writing is known. */
+static void records_without_a_number_come_last(NO_STATE)
 {
     struct ibx_record *all;
     size_t count;
@@ -140,7 +140,7 @@ static struct seen prune(struct ibx_journal_prune which)
     return seen;
 }
 
-/* In this state, and of a QEMU that lives (this process) or has ended. */
+/* Makes a record in this state, of a QEMU that lives (this process) or has ended. */
 static struct ibx_record in_state(bool source, uint8_t number, enum ibx_journal_state state,
                                   bool lives)
 {
@@ -196,22 +196,22 @@ static void pruning_leaves_others_alone(NO_STATE)
     int lock;
     assert_int_equal(prune((struct ibx_journal_prune){.qmp = "/run/other"}).gone, 0);
     assert_int_equal(prune((struct ibx_journal_prune){.before_s = a.written_s, .keep = 2}).gone, 0);
-    assert_int_equal(ibx_journal_lock(folder, &a, &lock, &error), 0); /* a tool works on it */
+    assert_int_equal(ibx_journal_lock(folder, &a, &lock, &error), 0); /* a tool is working on it */
     struct seen seen = prune((struct ibx_journal_prune){0});
     assert_int_equal(seen.gone, 1);
     assert_int_equal(seen.kept, 1);
     assert_memory_equal(only().id, a.id, sizeof(a.id));
     close(lock);
     const uint64_t number = b.number;
-    assert_int_equal(write_record(&b), 0); /* a tool that still has it */
+    assert_int_equal(write_record(&b), 0); /* by a tool that still has it */
     assert_int_equal(ibx_journal_reload(folder, &b, &error), 0);
     assert_int_equal(b.number, number);
     assert_int_equal(ibx_journal_remove(folder, &b, &error), 0);
     b.written_s = 0;
-    assert_int_equal(write_record(&b), -EINVAL); /* it is new, and over */
+    assert_int_equal(write_record(&b), -EINVAL); /* a new record cannot be in a final state */
     b = in_state(true, 2, IBX_JOURNAL_KEPT, false);
     set_written(&a, 1000);
-    /* Young records go if there are too many; old ones go in any case. */
+    /* Young records are pruned if there are too many, old ones always. */
     assert_int_equal(prune((struct ibx_journal_prune){.before_s = 500, .keep = 1}).gone, 1);
     assert_memory_equal(only().id, b.id, sizeof(b.id));
     set_written(&b, 1000);
@@ -225,7 +225,7 @@ static void pruning_leaves_others_alone(NO_STATE)
     assert_int_equal(ibx_journal_remove(folder, &b, &error), 0);
 }
 
-/* Else its borrower could have the VM return once more, into the memory in which it runs. */
+/* Otherwise the borrower could send the VM back a second time, into the memory in which it runs. */
 static void a_return_is_known_until_the_borrowing_is_over(NO_STATE)
 {
     static const enum ibx_journal_state states[] = {IBX_JOURNAL_DONE, IBX_JOURNAL_ENDED,
@@ -250,8 +250,8 @@ static void a_return_is_known_until_the_borrowing_is_over(NO_STATE)
     }
 }
 
-/* A host without a battery for its clock begins in 1970: no record is old then. */
-static void a_clock_that_has_just_begun_prunes_nothing(NO_STATE)
+/* A host whose clock has no battery starts in 1970. No record counts as old then. */
+static void unset_clock_prunes_nothing(NO_STATE)
 {
     const struct ibx_record r = in_state(true, 4, IBX_JOURNAL_KEPT, false);
     day_s = 1000;
@@ -261,9 +261,9 @@ static void a_clock_that_has_just_begun_prunes_nothing(NO_STATE)
     assert_int_equal(ibx_journal_remove(folder, &r, &error), 0);
 }
 
-/* Somebody has emptied the folder, its locks too: who still works on a migration keeps others from
- * it, which find the record that is there again. */
-static void a_record_that_is_there_again_is_locked(NO_STATE)
+/* Somebody has emptied the folder, locks included. A tool that still works on a migration keeps
+ * others from it once they find its rewritten record. */
+static void rewritten_record_is_locked(NO_STATE)
 {
     struct ibx_record r = in_state(true, 6, IBX_JOURNAL_MAY_RUN, true);
     char path[PATH_MAX];
@@ -290,8 +290,9 @@ static size_t records(void)
     return count;
 }
 
-/* A script that tries a migration again and again leaves one record; others leave some. */
-static void failed_ones_do_not_pile_up(NO_STATE)
+/* A script that repeats a failing migration leaves one record; different migrations leave one
+ * each. */
+static void failed_migrations_leave_one_record(NO_STATE)
 {
     struct ibx_record r = sample(true, 1);
     for (uint8_t i = 1; i <= 15; i++)
@@ -319,8 +320,8 @@ static void make_notes(const struct ibx_record *record)
     assert_true(has_notes(record));
 }
 
-/* A tool that is killed leaves them: the next one needs them, unless the migration is over. */
-static void notes_of_what_is_over_go(NO_STATE)
+/* A killed tool leaves notes. The next tool needs them unless the migration is over. */
+static void notes_of_finished_migrations_are_removed(NO_STATE)
 {
     struct ibx_record over = in_state(true, 1, IBX_JOURNAL_DONE, true),
                       open_yet = in_state(true, 2, IBX_JOURNAL_MOVED, true);
@@ -335,7 +336,7 @@ static void notes_of_what_is_over_go(NO_STATE)
     assert_false(has_notes(&open_yet));
 }
 
-/* While the newest one goes, a tool has come to work on the next, or another has removed it. */
+/* While the newest record is pruned, another tool starts to work on the next one or removes it. */
 struct meddling {
     struct ibx_record next;
     bool removes;
@@ -365,7 +366,7 @@ static void what_counts_is_read_under_the_lock(NO_STATE)
         const struct ibx_journal_prune which = {
             .unfinished = true, .before_s = UINT64_MAX, .each = meddle, .context = &m};
         char lock[PATH_MAX];
-        m.next.pid = getpid(); /* its QEMU lives, as the meddler writes */
+        m.next.pid = getpid(); /* its QEMU lives, so the record must stay */
         m.next.pid_started = ibx_process_started(m.next.pid);
         assert_int_equal(ibx_journal_prune(folder, &which, &error), 0);
         assert_int_equal(m.seen, 2);
@@ -386,16 +387,16 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(newest_come_first),
-        TEST(those_without_a_number_come_last),
+        TEST(records_without_a_number_come_last),
         TEST(the_newest_that_fits_is_found),
         TEST(what_is_over_can_be_pruned),
         TEST(a_return_is_known_until_the_borrowing_is_over),
-        TEST(failed_ones_do_not_pile_up),
-        TEST(notes_of_what_is_over_go),
+        TEST(failed_migrations_leave_one_record),
+        TEST(notes_of_finished_migrations_are_removed),
         TEST(what_counts_is_read_under_the_lock),
         TEST(pruning_leaves_others_alone),
-        TEST(a_clock_that_has_just_begun_prunes_nothing),
-        TEST(a_record_that_is_there_again_is_locked),
+        TEST(unset_clock_prunes_nothing),
+        TEST(rewritten_record_is_locked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

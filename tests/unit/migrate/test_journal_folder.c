@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The folder of the records, its rights, damaged files in it, the lock, processes. */
+/* The folder of the records: its permissions, damaged files in it, locks, and processes. */
 #include "tests/fixtures/journal_scene.h"
 
 #include <errno.h>
@@ -28,7 +28,7 @@ static void every_truncation_is_noticed(NO_STATE)
         put_file(path, text, n);
         list_refuses(&r, "line ");
     }
-    assert_int_equal(write_record(&r), -EBADMSG); /* and it is not written over */
+    assert_int_equal(write_record(&r), -EBADMSG); /* the damaged record is not overwritten */
     put_file(path, text, length);
     assert_int_equal(write_record(&r), 0);
 }
@@ -165,7 +165,7 @@ static void only_plain_files_of_this_user_count(NO_STATE)
     assert_int_equal(ibx_journal_list(folder, &none, &count, &error), -EBADMSG);
     error_has("copy.json is not a record of a migration (its id or role is not that of its name)");
     assert_int_equal(unlink(path), 0);
-    snprintf(path, sizeof(path), "%s/notes.txt", folder); /* no concern of ours */
+    snprintf(path, sizeof(path), "%s/notes.txt", folder); /* not a record */
     put_file(path, "x", 1);
     assert_int_equal(ibx_journal_list(folder, &all, &count, &error), 0);
     assert_int_equal(count, 0);
@@ -195,7 +195,7 @@ static void folders_are_chosen_and_made(NO_STATE)
     assert_int_equal(ibx_journal_write(chosen, &r, &error), 0);
     ibx_journal_path(chosen, &r, ".json", deep, sizeof(deep));
     assert_int_equal(mode_of(deep), 0600);
-    umask(0777); /* takes nothing away from the owner either */
+    umask(0777); /* permits nothing, not even to the owner */
     assert_int_equal(ibx_journal_write(chosen, &r, &error), 0);
     umask(mask);
     assert_int_equal(mode_of(deep), 0600);
@@ -222,7 +222,7 @@ static int as_a_user(void)
     strcat(expected, "/ibx");
     CHECK(!ibx_journal_folder(NULL, true, chosen, sizeof(chosen), &error) &&
           !strcmp(chosen, expected));
-    setenv("XDG_STATE_HOME", "relative", 1); /* the standard ignores it */
+    setenv("XDG_STATE_HOME", "relative", 1); /* the standard says to ignore a relative path */
     snprintf(expected, sizeof(expected), "%s/.local/state/ibx", folder);
     CHECK(!ibx_journal_folder(NULL, true, chosen, sizeof(chosen), &error) &&
           !strcmp(chosen, expected));
@@ -247,7 +247,7 @@ static void unfit_folders_are_refused(NO_STATE)
     assert_int_equal(ibx_journal_folder(path, true, chosen, sizeof(chosen), &error), -ENOTDIR);
     strcat(path, "/below");
     assert_int_equal(ibx_journal_folder(path, true, chosen, sizeof(chosen), &error), -ENOTDIR);
-    /* A folder's name that is accepted leaves room for the longest name in it. */
+    /* An accepted folder name leaves room for the longest file name in it. */
     struct ibx_record r = sample(false, 1);
     snprintf(path, sizeof(path), "%s/", folder);
     memset(path + strlen(path), 'x', 200);
@@ -262,7 +262,7 @@ static void unfit_folders_are_refused(NO_STATE)
     error_has("--state-dir");
 }
 
-/* The owner of a folder above it can put another one in its place. */
+/* The owner of a folder above could replace it. */
 static void folders_in_those_of_others_are_refused(NO_STATE)
 {
     char theirs[PATH_MAX], path[PATH_MAX + 16], chosen[PATH_MAX];
@@ -278,13 +278,13 @@ static void folders_in_those_of_others_are_refused(NO_STATE)
     error_has("on the path to it, and could replace the file");
     strcat(path, "/new");
     assert_int_equal(ibx_journal_folder(path, true, chosen, sizeof(chosen), &error), -EPERM);
-    assert_int_equal(access(path, F_OK), -1); /* root makes nothing there */
+    assert_int_equal(access(path, F_OK), -1); /* root creates nothing there */
     snprintf(path, sizeof(path), "%s/state", theirs);
     assert_int_equal(rmdir(path), 0);
     assert_int_equal(rmdir(theirs), 0);
 }
 
-/* There was no folder, and somebody else makes one, with records in it. */
+/* The folder did not exist, and then somebody else creates it, with records in it. */
 static void folders_that_others_make_late_are_refused(NO_STATE)
 {
     char path[PATH_MAX + 16], chosen[PATH_MAX];
@@ -308,7 +308,7 @@ static void folders_that_others_make_late_are_refused(NO_STATE)
 
 static pthread_barrier_t watched;
 
-/* A child that does this, and then lives until it is killed. */
+/* Starts a child that calls `does` and then lives until it is killed. */
 static pid_t child_that(bool (*does)(const struct ibx_record *r), const struct ibx_record *r)
 {
     int pipes[2];
@@ -344,7 +344,7 @@ static void locks_name_their_holder(NO_STATE)
     assert_int_equal(fd, -1);
     snprintf(expected, sizeof(expected), "process %d (", (int)child);
     error_has(expected);
-    assert_int_equal(ibx_journal_lock(folder, &other, &fd, &error), 0); /* the other role's */
+    assert_int_equal(ibx_journal_lock(folder, &other, &fd, &error), 0); /* of the other role */
     assert_true(fcntl(fd, F_GETFD) & FD_CLOEXEC);
     close(fd);
     kill(child, SIGKILL);
@@ -364,7 +364,7 @@ static bool holds_it_without_a_number(const struct ibx_record *r)
     return !flock(fd, LOCK_EX) && write(fd, " ", 1) == 1;
 }
 
-/* Writes its number there as soon as somebody has read the blank in it. */
+/* Writes its number into the lock's file as soon as somebody has read the file empty. */
 static void *number_it(void *path)
 {
     char event[512];
@@ -378,8 +378,8 @@ static void *number_it(void *path)
     return NULL;
 }
 
-/* A process that has just locked it writes its number a moment later. */
-static void locks_name_who_has_just_come(NO_STATE)
+/* A process that has just taken the lock writes its number a moment later. */
+static void locks_name_the_process_that_has_just_come(NO_STATE)
 {
     struct ibx_record r = sample(true, 1);
     char path[PATH_MAX], expected[64];
@@ -401,7 +401,7 @@ static void locks_name_who_has_just_come(NO_STATE)
     assert_int_equal(ibx_journal_worker(folder, &r), 0);
 }
 
-/* Another folder would not help. */
+/* Using another folder would not help. */
 static void no_descriptor_for_a_lock(NO_STATE)
 {
     struct ibx_record r = sample(true, 1);
@@ -417,7 +417,7 @@ static void no_descriptor_for_a_lock(NO_STATE)
     assert_null(strstr(error.message, "--state-dir"));
 }
 
-/* Removing the record takes the lock's file away: who comes next locks the new one. */
+/* Removing a record removes the lock's file; the next tool locks a new one. */
 static void locks_outlive_their_file(NO_STATE)
 {
     struct ibx_record r = sample(true, 1);
@@ -431,7 +431,7 @@ static void locks_outlive_their_file(NO_STATE)
     close(second);
 }
 
-/* Takes the lock again and again and removes its file, as the end of a migration does. */
+/* Takes the lock and removes its file again and again, as the end of a migration does. */
 static int lock_and_remove(const struct ibx_record *r)
 {
     char path[PATH_MAX], marker[PATH_MAX];
@@ -443,7 +443,7 @@ static int lock_and_remove(const struct ibx_record *r)
             continue;
         CHECK(!rc);
         int mine = open(marker, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-        CHECK(mine >= 0); /* else two hold it */
+        CHECK(mine >= 0); /* otherwise two processes hold the lock */
         close(mine);
         CHECK(!unlink(marker) && !unlink(path));
         close(fd);
@@ -468,7 +468,7 @@ static void one_holds_it_at_a_time(NO_STATE)
     }
 }
 
-/* A child of the process that took it keeps the lock: the source's watchdog. */
+/* A child of the process that took it, the source's watchdog, keeps the lock. */
 static void an_ended_holder_is_told_apart(NO_STATE)
 {
     struct ibx_record r = sample(true, 1);
@@ -492,7 +492,7 @@ static void an_ended_holder_is_told_apart(NO_STATE)
     close(kept);
 }
 
-/* If no file can be made, the sentence has a remedy. */
+/* If no file can be created the message has advice. */
 static void a_lock_that_cannot_be_made(NO_STATE)
 {
     struct ibx_record r = sample(true, 1);
@@ -503,7 +503,7 @@ static void a_lock_that_cannot_be_made(NO_STATE)
     error_has("choose another with --state-dir");
 }
 
-/* There is room enough: the limit on the size of files is the cause. */
+/* There is space; the limit of file sizes is the reason. */
 static void no_file_may_grow(NO_STATE)
 {
     struct ibx_record r = sample(true, 9);
@@ -521,7 +521,7 @@ static void no_file_may_grow(NO_STATE)
     error_has("too large; raise the limit on the size of files");
 }
 
-/* Takes a name that looks like what follows it in /proc/PID/stat. */
+/* Takes a name that looks like the fields that follow it in /proc/PID/stat. */
 static bool has_an_odd_name(const struct ibx_record *r)
 {
     (void)r;
@@ -540,7 +540,7 @@ static void processes_are_told_apart(NO_STATE)
     pid_t child = child_that(has_an_odd_name, NULL);
     const uint64_t started = ibx_process_started(child);
     assert_true(started >= mine);
-    /* A process with this number and another start is another process. */
+    /* A process with this number that started at another time is another process. */
     struct ibx_record r = {.pid = child, .pid_started = started};
     assert_false(ibx_journal_qemu_gone(&r));
     r.pid_started++;
@@ -548,12 +548,12 @@ static void processes_are_told_apart(NO_STATE)
     kill(child, SIGKILL);
     siginfo_t info;
     assert_int_equal(waitid(P_PID, (id_t)child, &info, WEXITED | WNOWAIT), 0);
-    assert_int_equal(ibx_process_started(child), 0); /* a zombie runs nothing */
+    assert_int_equal(ibx_process_started(child), 0); /* a zombie does not count as running */
     assert_int_equal(waitpid(child, NULL, 0), child);
     assert_int_equal(ibx_process_started(child), 0);
 }
 
-/* Only the folder that a file is in counts, and it has to be as mkdtemp(3) made it. */
+/* Only the folder of a file counts, and it must be as mkdtemp(3) made it. */
 static void folders_of_run_are_known(NO_STATE)
 {
     static const struct {
@@ -584,8 +584,8 @@ static void folders_of_run_are_known(NO_STATE)
     assert_int_equal(rmdir(base), 0);
 }
 
-/* In a folder of everybody's. Another user may have made it first, so that it counts for nobody;
- * where it cannot be removed, the note is beside the record. */
+/* In a folder that everybody can write to. Another user may have created the file first, so it
+ * counts for nobody. If it cannot be removed, the note is next to the record. */
 static void home_is_noted_by_its_own_file(NO_STATE)
 {
     struct ibx_record r = sample(true, 0xcd);
@@ -623,7 +623,7 @@ static void home_is_noted_by_its_own_file(NO_STATE)
     }
 }
 
-/* The lock of a migration whose first record could not be written goes with its tool. */
+/* If the first record of a migration cannot be written, its lock is removed when the tool ends. */
 static void a_lock_without_a_record(NO_STATE)
 {
     struct ibx_record r = sample(true, 8);
@@ -654,7 +654,7 @@ int main(void)
         TEST(folders_in_those_of_others_are_refused),
         TEST(folders_that_others_make_late_are_refused),
         TEST(locks_name_their_holder),
-        TEST(locks_name_who_has_just_come),
+        TEST(locks_name_the_process_that_has_just_come),
         TEST(no_descriptor_for_a_lock),
         TEST(locks_outlive_their_file),
         TEST(one_holds_it_at_a_time),

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A record in its file is whole or not there, whatever happens to who writes it. */
+/* A record in its file is complete or absent, whatever happens to the process that writes it. */
 #include "tests/fixtures/journal_scene.h"
 
 #include <errno.h>
@@ -15,7 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* Writes for ever, records of very different lengths. */
+/* Writes records of very different lengths for ever. */
 static void write_until_killed(void)
 {
     struct ibx_record r = only();
@@ -37,7 +37,7 @@ static void a_killed_writer_leaves_a_whole_record(NO_STATE)
         pid_t child = fork_bound();
         if (!child)
             write_until_killed();
-        /* Whatever it is doing, what is read is whole. Some turns end at once. */
+        /* Whatever the writer is doing, a complete record is read. Some rounds end at once. */
         while (only().epoch < from + turn % 5)
             assert_int_equal(waitpid(child, NULL, WNOHANG), 0);
         kill(child, SIGKILL);
@@ -48,7 +48,7 @@ static void a_killed_writer_leaves_a_whole_record(NO_STATE)
     }
     r = only();
     r.epoch++;
-    assert_int_equal(write_record(&r), 0); /* over what a killed one left behind */
+    assert_int_equal(write_record(&r), 0); /* over what a killed process left behind */
     assert_int_equal(only().epoch, r.epoch);
 }
 
@@ -61,7 +61,7 @@ static bool unwritten(int rc, int expected)
            strstr(error.message, strerror(-expected)) && access(path, F_OK);
 }
 
-/* Changes what is on record until there is no room for the next. */
+/* Changes the record until there is no space for the next one. */
 static int on_a_full_disk(void)
 {
     struct ibx_record r = sample(true, 3), *all;
@@ -94,10 +94,10 @@ static int on_a_full_disk(void)
 
 static void full_and_read_only_disks(NO_STATE)
 {
-    passes_in_child(on_a_full_disk); /* only root mounts */
+    passes_in_child(on_a_full_disk); /* only root may mount */
 }
 
-static unsigned syncs, fails_at; /* 0: none of them does */
+static unsigned syncs, fails_at; /* which fsync(2) fails; 0: none */
 
 int fsync(int fd)
 {
@@ -108,8 +108,8 @@ int fsync(int fd)
     return (int)syscall(SYS_fsync, fd);
 }
 
-/* Of its text, or of the folder, where it has its name already. */
-static void what_is_not_durable_is_not_there(NO_STATE)
+/* The sync of the text fails, or that of the folder, when the text already has its name. */
+static void failed_sync_leaves_no_record(NO_STATE)
 {
     static const enum ibx_journal_state states[] = {IBX_JOURNAL_HERE, IBX_JOURNAL_MAY_RUN,
                                                     IBX_JOURNAL_MOVED, IBX_JOURNAL_DONE};
@@ -165,7 +165,7 @@ static void folders_without_rights(NO_STATE)
 static void text_that_is_none(NO_STATE)
 {
     struct ibx_record r = sample(true, 1);
-    strcpy(r.name, "b\xc3"); /* cut in the middle of a character */
+    strcpy(r.name, "b\xc3"); /* cut within a character */
     assert_int_equal(write_record(&r), 0);
     assert_string_equal(only().name, "b?");
     strcpy(r.name, "b\xc3\xbc\"\n");
@@ -176,10 +176,10 @@ static void text_that_is_none(NO_STATE)
     error_has("/run/?");
 }
 
-/* Whatever cannot be opened for it: the folder, what was recorded before, or the new record. */
-static int says_how_to_open_more(void)
+/* The folder, the previous record or the new one cannot be opened. */
+static int message_says_how_to_open_more(void)
 {
-    CHECK(geteuid() || !chown(folder, 0, 0)); /* whose records they are */
+    CHECK(geteuid() || !chown(folder, 0, 0)); /* the owner of the records */
     struct ibx_record r = only();
     char wanted[64];
     snprintf(wanted, sizeof(wanted), "prlimit --pid %d --nofile=", (int)getpid());
@@ -198,10 +198,10 @@ static int says_how_to_open_more(void)
     return 0;
 }
 
-/* A process that may open many descriptors has them all open: then more are needed. */
-static int says_how_many_more(void)
+/* A process that may open many descriptors has all of them open, so it needs a higher limit. */
+static int message_says_how_many_more(void)
 {
-    CHECK(geteuid() || !chown(folder, 0, 0)); /* whose records they are */
+    CHECK(geteuid() || !chown(folder, 0, 0)); /* the owner of the records */
     struct ibx_record r = only();
     struct ibx_error why = {0};
     struct rlimit limit;
@@ -219,8 +219,8 @@ static void too_many_open_files(NO_STATE)
 {
     struct ibx_record r = sample(true, 1);
     assert_int_equal(write_record(&r), 0);
-    passes_in_child(says_how_to_open_more);
-    passes_in_child(says_how_many_more);
+    passes_in_child(message_says_how_to_open_more);
+    passes_in_child(message_says_how_many_more);
 }
 
 int main(void)
@@ -228,7 +228,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(a_killed_writer_leaves_a_whole_record),
         TEST(full_and_read_only_disks),
-        TEST(what_is_not_durable_is_not_there),
+        TEST(failed_sync_leaves_no_record),
         TEST(folders_without_rights),
         TEST(text_that_is_none),
         TEST(too_many_open_files),

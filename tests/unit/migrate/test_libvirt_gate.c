@@ -15,7 +15,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#define TIMES 300 /* with the name there before the socket listens, some of them are refused */
+/* if the name existed before the socket listens, some attempts would be refused */
+#define TIMES 300
 
 static char folder[] = "/tmp/ibx-gate-XXXXXX", path[64];
 
@@ -29,7 +30,7 @@ static int try_to_connect(void)
     return rc;
 }
 
-/* Connects as soon as there is something to connect to. */
+/* Connects as soon as the socket exists. */
 static void *libvirt(void *result)
 {
     int rc;
@@ -39,7 +40,7 @@ static void *libvirt(void *result)
     return NULL;
 }
 
-static void test_who_sees_it_waits(NO_STATE)
+static void test_connections_wait_for_the_destination(NO_STATE)
 {
     for (unsigned i = 0; i < TIMES; i++) {
         struct ibx_gate gate;
@@ -50,7 +51,7 @@ static void test_who_sees_it_waits(NO_STATE)
         assert_int_equal(pthread_create(&thread, NULL, libvirt, &first), 0);
         assert_int_equal(ibx_gate_shut(&gate, getpid(), &err), 0);
         pthread_join(thread, NULL);
-        assert_int_equal(atomic_load(&first), -EAGAIN); /* a blocking one would wait */
+        assert_int_equal(atomic_load(&first), -EAGAIN); /* a blocking connection would wait */
         assert_int_equal(ibx_gate_let(&gate, &err), 0);
         assert_int_equal(try_to_connect(), 0);
         ibx_gate_close(&gate);
@@ -68,7 +69,7 @@ static void refused(int code, const char *words)
     ibx_gate_close(&gate);
 }
 
-static void test_what_is_there_stays(NO_STATE)
+static void test_existing_file_stays(NO_STATE)
 {
     struct ibx_gate other;
     struct stat st;
@@ -83,17 +84,17 @@ static void test_what_is_there_stays(NO_STATE)
     assert_int_equal(try_to_connect(), -EAGAIN);
     ibx_gate_close(&other);
     snprintf(early, sizeof(early), "%s/.ibx-%d", folder, (int)getpid());
-    close(open(early, O_CREAT | O_WRONLY | O_CLOEXEC, 0600)); /* where the socket is at first */
+    close(open(early, O_CREAT | O_WRONLY | O_CLOEXEC, 0600)); /* the temporary name of the socket */
     refused(-EADDRINUSE, "no socket at");
     assert_int_equal(unlink(early), 0);
-    assert_int_equal(rmdir(folder), 0); /* and nothing else is left */
+    assert_int_equal(rmdir(folder), 0); /* nothing else is left */
     assert_int_equal(mkdir(folder, 0700), 0);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_who_sees_it_waits),
-                                       cmocka_unit_test(test_what_is_there_stays)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_connections_wait_for_the_destination),
+                                       cmocka_unit_test(test_existing_file_stays)};
     if (!mkdtemp(folder))
         return 1;
     snprintf(path, sizeof(path), "%s/web.sock", folder);

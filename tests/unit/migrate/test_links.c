@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* How many page connections a move has by default, by the processors of this machine. */
+/* The default number of page connections, which depends on the number of processors. */
 #include "common/thread.h"
 #include "migrate/common/common.h"
 #include "migrate/pages/pages.h"
@@ -43,7 +43,7 @@ static void test_links_follow_processors(NO_STATE)
     offered(0, 0, 1, 7);
 }
 
-static void test_what_is_wished_is_all_that_is_offered(NO_STATE)
+static void test_wished_number_is_offered(NO_STATE)
 {
     offered(2, 1, 1, 1);
     offered(2, 9, 9, 9);
@@ -66,7 +66,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_links_follow_processors),
-        cmocka_unit_test(test_what_is_wished_is_all_that_is_offered),
+        cmocka_unit_test(test_wished_number_is_offered),
         cmocka_unit_test(test_processors_are_counted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * A sender of pages by multicast with its members in one process, over the loopback interface; in
- * the guest of tests/vm, with `verbs`, and perhaps which tests, from veth0 to veth1.
- */
+/* A sender of pages by multicast and its members in one process, over the loopback interface. In
+ * the guest of tests/vm: with the argument `verbs`, and optionally a filter of tests, from veth0
+ * to veth1. */
 #include "migrate/multicast/datagrams.h"
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/unit.h"
@@ -25,10 +24,10 @@
 
 #define PAGE     IBX_MULTICAST_PAGE
 #define PAGES    1100u       /* three chunks */
-#define RATE     (64u << 20) /* of which it begins with a quarter */
+#define RATE     (64u << 20) /* the sender starts with a quarter of it */
 #define QUIET_MS 50
 
-static unsigned patience; /* ms, for what is to come: main() sets it */
+static unsigned patience; /* milliseconds for what must happen; set by main() */
 static struct ibx_error error;
 
 /* ---------------------------------------------------------------- a sender */
@@ -45,7 +44,7 @@ static unsigned page_parts = 1;
 static uint8_t memory[PAGES][PAGE];
 static uint64_t data[PAGES / 64 + 1];
 static _Atomic bool ready = true;
-static uint64_t left_out; /* a page that is not there; 0: none */
+static uint64_t left_out; /* a page that the sender does not have; 0: none */
 static struct ibx_multicast_sender *sender;
 
 static const uint8_t *memory_of(void *context, uint64_t page)
@@ -77,7 +76,7 @@ static void open_sender(uint64_t rate)
     assert_int_equal(ibx_multicast_sender_create(&config, &sender, &error), 0);
 }
 
-/* How many pages hold something. */
+/* How many pages hold data. */
 static unsigned all(void)
 {
     unsigned sum = 0;
@@ -149,7 +148,8 @@ static unsigned receive(struct member *m)
     return (unsigned)n;
 }
 
-/* Until this member was sent everything and nothing comes any more: how many datagrams. */
+/* Receives until this member was sent everything and nothing more comes. Returns the number of
+ * datagrams. */
 static uint64_t receive_all(struct member *m)
 {
     const uint64_t until = ibx_deadline_in_ms(patience);
@@ -193,7 +193,7 @@ static void test_members_get_what_they_want(NO_STATE)
     ready = false;
     listen_as(&m[0], 0);
     listen_as(&m[1], 0);
-    join(&m[0], ~0ull); /* also beyond the last */
+    join(&m[0], ~0ull); /* also chunks beyond the last one */
     join(&m[1], 2);
     left_out = 700;
     ready = true;
@@ -201,7 +201,7 @@ static void test_members_get_what_they_want(NO_STATE)
     receive_all(&m[1]);
     assert_int_equal(count(&m[0], 0, PAGES), all() - (left_out % 5 != 0));
     assert_false(m[0].got[700]);
-    /* It hears the others' as well. */
+    /* The member receives what was sent for the others too. */
     assert_true(count(&m[1], 512, 1024) >= 409);
     ibx_multicast_sender_stats(sender, &stats);
     assert_true(stats.chunks == 3 && stats.members == 0 && stats.joined == 2);
@@ -210,7 +210,7 @@ static void test_members_get_what_they_want(NO_STATE)
     leave(&m[1]);
 }
 
-/* A member that comes later also gets what was sent before, and the others get no chunk twice. */
+/* A member that joins later also gets what was sent before, and the others get no chunk twice. */
 static void test_late_joiner(NO_STATE)
 {
     struct member first, late, none;
@@ -239,7 +239,7 @@ static void test_late_joiner(NO_STATE)
     leave(&none);
 }
 
-/* It ends in the middle of a chunk when all have left. */
+/* The sender stops in the middle of a chunk when all members have left. */
 static void test_bounded_rate(NO_STATE)
 {
     struct member m;
@@ -254,9 +254,9 @@ static void test_bounded_rate(NO_STATE)
     }
     ibx_multicast_sender_stats(sender, &stats);
     const double seconds = (double)(ibx_now_ns() - began) / 1e9;
-    /* A batch of four pages ahead, and what two milliseconds bring. */
+    /* A batch of four pages may be ahead, plus what is sent in two milliseconds. */
     assert_true((double)stats.bytes <= (double)rate * (seconds + 0.002) + 4 * 4400);
-    while (stats.bytes < 64 * PAGE) { /* it counts a batch once all of it has left */
+    while (stats.bytes < 64 * PAGE) { /* a batch is counted when all of it has been sent */
         assert_true(ibx_now_ns() < until);
         poll(NULL, 0, 1);
         ibx_multicast_sender_stats(sender, &stats);
@@ -283,7 +283,7 @@ static void test_lost_datagrams_cost_their_pages(NO_STATE)
     leave(&m);
 }
 
-/* ---------------------------------------------------------------- who lies */
+/* ----------------------------------------------------------------------------- forged datagrams */
 
 static void send_raw(const struct ibx_multicast_group *group, const void *bytes, size_t length)
 {
@@ -307,7 +307,7 @@ static void receive_some(struct member *m, unsigned n)
     }
 }
 
-/* What a member writes with, and a stranger with another key. */
+/* Makes the cipher of a member, and that of a stranger with another key. */
 static void ciphers_of(const struct ibx_multicast_group *group,
                        struct ibx_multicast_cipher **member, struct ibx_multicast_cipher **other)
 {
@@ -317,7 +317,7 @@ static void ciphers_of(const struct ibx_multicast_group *group,
     *other = ibx_multicast_cipher_create(&stranger, true);
 }
 
-static void test_liars(NO_STATE)
+static void test_forged_datagrams(NO_STATE)
 {
     struct member m;
     struct ibx_multicast_receiver_stats stats;
@@ -327,7 +327,7 @@ static void test_liars(NO_STATE)
     const struct ibx_multicast_group group = *ibx_multicast_sender_group(sender);
     struct ibx_multicast_cipher *member, *other;
     ciphers_of(&group, &member, &other);
-    /* One without the key, with the first part of a page between. */
+    /* A datagram without the key, then one in the place of the first part of a page. */
     struct ibx_multicast_packet p = {1, 9, 0, 2};
     size_t n = ibx_multicast_seal(member, &p, memory[9], out);
     send_raw(&group, out, n);
@@ -343,7 +343,8 @@ static void test_liars(NO_STATE)
     receive_some(&m, 5);
     ibx_multicast_receiver_stats(m.receiver, &stats);
     assert_true(stats.strange == 3 && stats.pages == 1 && m.got[9] && !stats.wrong);
-    /* A member that forges a page costs a comparison; again, and the right one is taken. */
+    /* A page that a member forges costs a comparison; when it comes again, the right one is
+     * accepted. */
     p = (struct ibx_multicast_packet){3, 11, 0, 1};
     n = ibx_multicast_seal(member, &p, page, out);
     send_raw(&group, out, n);
@@ -351,8 +352,8 @@ static void test_liars(NO_STATE)
     p.number = 4;
     n = ibx_multicast_seal(member, &p, memory[11], out);
     send_raw(&group, out, n);
-    /* Pages that nobody wants, or that there are not: who has the key is counted, once for each
-     * number, whatever overtakes what. */
+    /* Pages that nobody wants or that do not exist: the holder of the key is counted once for
+     * each number, in whatever order the datagrams arrive. */
     p = (struct ibx_multicast_packet){9000, 9, 0, 1};
     n = ibx_multicast_seal(other, &p, page, out);
     send_raw(&group, out, n);
@@ -364,7 +365,7 @@ static void test_liars(NO_STATE)
     n = ibx_multicast_seal(member, &p, page, out);
     send_raw(&group, out, n);
     send_raw(&group, out, n);
-    p.number = 5; /* it is forgotten whether that has come */
+    p.number = 5; /* too old for the receiver to know whether it has come before */
     n = ibx_multicast_seal(member, &p, page, out);
     send_raw(&group, out, n);
     receive_some(&m, 7);
@@ -377,8 +378,8 @@ static void test_liars(NO_STATE)
     leave(&m);
 }
 
-/* Over verbs, where all have the queue pair's key: a page with one part from a stranger, then
- * something that is no datagram of ours, then the page itself. */
+/* Over verbs every host has the queue pair's key. A stranger sends one part of a page, then an
+ * invalid datagram, before the page itself is sent. */
 static void test_datagrams_of_strangers_by_verbs(NO_STATE)
 {
     struct member m;
@@ -426,7 +427,7 @@ static uint32_t crc32_of(const uint8_t *bytes, size_t length)
 #define ROCE_HEADS (20u + 8 + 12 + 8) /* IPv4, UDP, BTH, DETH */
 #define ROCE_BYTES 5000u
 
-/* A UD datagram to the group as RoCE v2 has it, of more bytes than any port's MTU. */
+/* Sends a UD datagram of RoCE v2 to the group that is longer than any port's MTU. */
 static void send_too_long(const struct ibx_multicast_group *group)
 {
     const size_t udp = 8 + 12 + 8 + ROCE_BYTES + 4, all = 20 + udp;
@@ -450,7 +451,7 @@ static void send_too_long(const struct ibx_multicast_group *group)
     packet[3] = (uint8_t)all;
     memset(packet + ROCE_HEADS, 0x69, ROCE_BYTES);
     memcpy(wire, packet, ROCE_HEADS + ROCE_BYTES);
-    /* Fields that a router may change are not in the checksum. */
+    /* The checksum does not cover fields that a router may change. */
     packet[1] = packet[8] = packet[10] = packet[11] = packet[26] = packet[27] = packet[32] = 0xff;
     const uint32_t crc = htole32(crc32_of(masked, sizeof(masked)));
     memcpy(wire + ROCE_HEADS + ROCE_BYTES, &crc, 4);
@@ -461,7 +462,8 @@ static void send_too_long(const struct ibx_multicast_group *group)
     close(fd);
 }
 
-/* Soft-RoCE (6.1) ends a queue pair that gets one, other devices drop it. The member is told. */
+/* Soft-RoCE (Linux 6.1) ends a queue pair that gets such a datagram; other devices drop it. The
+ * member reports it. */
 static void test_datagram_too_long_by_verbs(NO_STATE)
 {
     struct member m;
@@ -505,7 +507,7 @@ static void test_what_cannot_be_sent(NO_STATE)
     open_sender(RATE);
     memset(&m, 0, sizeof(m));
     ready = false;
-    /* An interface that there is not: the member is told, and a later one may have more luck. */
+    /* The interface does not exist. The member is told, and a later attempt may succeed. */
     assert_int_equal(ibx_multicast_join(sender, 0x7ffffff0, &wanted, wake, &m, &m.at, &error), 0);
     const uint64_t until = ibx_deadline_in_ms(patience);
     while (!m.woken) {
@@ -539,7 +541,7 @@ static int run_by_verbs(const char *only)
     sends_by = "veth0";
     hears_by = "veth1";
     group_text = "verbs://";
-    page_parts = 2; /* of 4096 bytes at most */
+    page_parts = 2; /* of at most 4096 bytes */
     if (only)
         cmocka_set_test_filter(only);
     return cmocka_run_group_tests(tests, NULL, NULL);
@@ -555,7 +557,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_teardown(test_late_joiner, end),
         cmocka_unit_test_teardown(test_bounded_rate, end),
         cmocka_unit_test_teardown(test_lost_datagrams_cost_their_pages, end),
-        cmocka_unit_test_teardown(test_liars, end),
+        cmocka_unit_test_teardown(test_forged_datagrams, end),
         cmocka_unit_test_teardown(test_what_cannot_be_sent, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

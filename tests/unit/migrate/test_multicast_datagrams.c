@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Datagrams of multicast byte by byte, sent as they are; groups as texts. */
+/* Multicast datagrams byte by byte, as they are sent; and groups as text. */
 #include "migrate/multicast/datagrams.h"
 #include "tests/fixtures/unit.h"
 
@@ -33,7 +33,7 @@ static void fill(uint8_t *page, unsigned seed)
         page[i] = (uint8_t)(i * 7 + seed);
 }
 
-/* Computed elsewhere, from what docs/protocol.md says. */
+/* Computed by another program, from docs/protocol.md. */
 static void test_golden(NO_STATE)
 {
     static const uint8_t begins[] = {0x69, 0x62, 0x78, 0x6d, 0x01, 0x0f, 0x10, 0x00, 0x10, 0x11,
@@ -62,7 +62,7 @@ static void test_golden(NO_STATE)
     ibx_multicast_cipher_destroy(opens);
 }
 
-static void test_what_is_changed_is_refused(NO_STATE)
+static void test_changed_datagrams_are_refused(NO_STATE)
 {
     const struct ibx_multicast_group group = golden_group();
     struct ibx_multicast_packet packet = {1, 2, 1, 3}, back;
@@ -72,7 +72,7 @@ static void test_what_is_changed_is_refused(NO_STATE)
     fill(page, 0);
     const size_t n = ibx_multicast_seal(seals, &packet, page, out);
     assert_int_equal(n, 32 + 1376 + 16);
-    for (size_t i = 0; i < n; i++) { /* each byte is either looked at or sealed */
+    for (size_t i = 0; i < n; i++) { /* each byte is either checked in plain text or sealed */
         out[i] ^= 1;
         assert_false(ibx_multicast_peek(out, n, group.id, &back) &&
                      ibx_multicast_open(opens, out, n, part));
@@ -81,7 +81,7 @@ static void test_what_is_changed_is_refused(NO_STATE)
     for (size_t i = 0; i < n; i++)
         assert_false(ibx_multicast_peek(out, i, group.id, &back));
     assert_true(ibx_multicast_peek(out, n, group.id, &back));
-    out[5] = 3; /* part 3 of 3 */
+    out[5] = 3; /* part 3 of 3, counted from 0 */
     assert_false(ibx_multicast_peek(out, n, group.id, &back));
     out[6] = 0;
     assert_false(ibx_multicast_peek(out, n, group.id, &back));
@@ -105,7 +105,7 @@ static void test_parts(NO_STATE)
     assert_int_equal(ibx_multicast_parts(65508), 1);
     assert_int_equal(ibx_multicast_parts(4144), 1);
     assert_int_equal(ibx_multicast_parts(4143), 2);
-    assert_int_equal(ibx_multicast_parts(4096), 2); /* verbs, as what follows */
+    assert_int_equal(ibx_multicast_parts(4096), 2); /* verbs, like the next sizes */
     assert_int_equal(ibx_multicast_parts(1472), 3);
     assert_int_equal(ibx_multicast_parts(1232), 4);
     assert_int_equal(ibx_multicast_parts(1024), 5);
@@ -129,7 +129,7 @@ static void test_key(NO_STATE)
     memset(other.key, 0, sizeof(other.key));
     assert_true(ibx_multicast_key_open(secret, &other, sealed));
     assert_memory_equal(other.key, group.key, sizeof(group.key));
-    other.id[0] ^= 1; /* another group's */
+    other.id[0] ^= 1; /* of another group */
     assert_false(ibx_multicast_key_open(secret, &other, sealed));
     other.id[0] ^= 1;
     sealed[31] ^= 1;
@@ -141,7 +141,7 @@ static void test_key(NO_STATE)
 
 /* ---------------------------------------------------------------- datagrams of several pages */
 
-/* Whether the kernel cuts them or not, the other end gets the same. */
+/* The other end receives the same whether or not the kernel splits the datagrams. */
 static void pages_in_parts(int domain, unsigned parts)
 {
     const struct ibx_multicast_group group = golden_group();
@@ -197,7 +197,7 @@ static void test_pages_in_parts(NO_STATE)
     static const unsigned parts[] = {1, 2, 3, 5, 16};
     for (size_t i = 0; i < COUNT(parts); i++) {
         pages_in_parts(AF_INET, parts[i]);
-        if (parts[i] < 10) /* as many as such a socket may hold for its reader */
+        if (parts[i] < 10) /* no more than such a socket queues for its reader */
             pages_in_parts(AF_UNIX, parts[i]);
     }
 }
@@ -262,7 +262,7 @@ static void test_groups(NO_STATE)
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_golden),         cmocka_unit_test(test_what_is_changed_is_refused),
+        cmocka_unit_test(test_golden),         cmocka_unit_test(test_changed_datagrams_are_refused),
         cmocka_unit_test(test_parts),          cmocka_unit_test(test_key),
         cmocka_unit_test(test_pages_in_parts), cmocka_unit_test(test_groups),
     };

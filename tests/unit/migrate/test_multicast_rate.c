@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* How a sender's rate follows what its members hear: reports of hosts and links that are computed.
- */
+/* How a sender's rate follows the reports of its members. Hosts and links are simulated. */
 #include "migrate/multicast/multicast.h"
 #include "tests/fixtures/unit.h"
 
@@ -15,8 +14,8 @@
 
 struct host {
     struct ibx_multicast_hearing hearing;
-    uint64_t capacity; /* bytes a second; 0: any */
-    unsigned lost;     /* thousandths, at any rate */
+    uint64_t capacity; /* bytes per second; 0: unlimited */
+    unsigned lost;     /* losses in thousandths, at any rate */
     uint64_t came, rest;
 };
 
@@ -34,7 +33,7 @@ static int begin(void **state)
     return 0;
 }
 
-/* Sends for a tenth of a second, and then each member says what it has received. */
+/* Sends for a tenth of a second; then each member reports what it has received. */
 static void step(unsigned count)
 {
     const uint64_t datagrams = rate.now / 10 / DATAGRAM;
@@ -63,8 +62,8 @@ static void steps(unsigned n, unsigned count)
         step(count);
 }
 
-/* Links that lose a little by themselves are not slower for it. It begins slowly, but not for long.
- */
+/* Links that always lose a little do not lower the rate. The sender starts slowly, but not for
+ * long. */
 static void test_nobody_loses_much(NO_STATE)
 {
     hosts[1].lost = 10;
@@ -75,7 +74,8 @@ static void test_nobody_loses_much(NO_STATE)
     assert_true(rate.now == MOST && !rate.lowered);
 }
 
-/* The slowest host is found in a second, and gets most of what it can take, with little loss. */
+/* The slowest host is found within a second and gets most of what it can receive, with little
+ * loss. */
 static void test_follows_the_slowest(NO_STATE)
 {
     hosts[0].capacity = MOST * 2 / 5;
@@ -86,15 +86,14 @@ static void test_follows_the_slowest(NO_STATE)
     steps(200, HOSTS);
     assert_true(delivered * DATAGRAM > hosts[0].capacity * 20 / 100 * 75);
     assert_true(delivered > (sent - before) / 100 * 93);
-    /* And when it can take more it gets that. */
+    /* When it can receive more, it gets more. */
     hosts[0].capacity = 0;
     steps(60, HOSTS);
     assert_int_equal(rate.now, MOST);
 }
 
-/* A loss is answered once: what was sent before the rate was lowered says nothing of the new one.
- */
-static void test_once_a_rate(NO_STATE)
+/* A loss lowers the rate once: what was sent before says nothing about the new rate. */
+static void test_loss_lowers_the_rate_once(NO_STATE)
 {
     rate.now = MOST;
     assert_true(ibx_multicast_rate_heard(&rate, &hosts[0].hearing, 1000, 1000, 1000, now));
@@ -108,9 +107,9 @@ static void test_once_a_rate(NO_STATE)
     assert_true(rate.now < once && rate.lowered == 2);
 }
 
-/* A host that loses most however slow it is, or hears nothing at all, slows the others down for a
- * while only. When it hears again it has a say again. */
-static void test_a_bad_host_has_no_say(NO_STATE)
+/* A host that loses most datagrams at any rate, or receives nothing, slows the others down for a
+ * while only. When it receives again, its reports count again. */
+static void test_unreachable_host_has_no_influence(NO_STATE)
 {
     for (unsigned kind = 0; kind < 2; kind++) {
         begin(NULL);
@@ -123,7 +122,7 @@ static void test_a_bad_host_has_no_say(NO_STATE)
         assert_false(ibx_multicast_counts(&hosts[2].hearing));
         hosts[2].lost = 0;
         if (kind)
-            continue; /* in this model it would hear of all that was sent before */
+            continue; /* in this model it would receive everything that was sent before */
         steps(3, HOSTS);
         assert_true(ibx_multicast_counts(&hosts[2].hearing));
         hosts[2].capacity = MOST / 2;
@@ -132,8 +131,9 @@ static void test_a_bad_host_has_no_say(NO_STATE)
     }
 }
 
-/* A host that loses most of what was sent too fast is not a bad one, however often it says so. */
-static void test_a_slow_host_has_a_say(NO_STATE)
+/* A host that loses most of what was sent too fast keeps its influence, however often it reports
+ * that. */
+static void test_slow_host_has_influence(NO_STATE)
 {
     struct ibx_multicast_hearing *h = &hosts[0].hearing;
     rate.now = MOST;
@@ -145,8 +145,8 @@ static void test_a_slow_host_has_a_say(NO_STATE)
     assert_true(ibx_multicast_counts(h));
 }
 
-/* Behind a loss it is steady for half a second, and then grows by small steps. */
-static void test_is_calm_behind_a_loss(NO_STATE)
+/* After a loss the rate is constant for half a second, and then grows in small steps. */
+static void test_rate_is_constant_after_a_loss(NO_STATE)
 {
     struct ibx_multicast_hearing *h = &hosts[0].hearing;
     rate.now = MOST;
@@ -160,8 +160,8 @@ static void test_is_calm_behind_a_loss(NO_STATE)
     assert_int_equal(rate.now, lowered + MOST / 32);
 }
 
-/* Impossible reports are named; reports that another member may have forged are ignored. */
-static void test_reports_that_cannot_be(NO_STATE)
+/* Impossible reports are an error. Reports that another member may have forged are ignored. */
+static void test_impossible_reports(NO_STATE)
 {
     struct ibx_multicast_hearing *h = &hosts[0].hearing;
     assert_true(ibx_multicast_rate_heard(&rate, h, 1000, 900, 1000, now));
@@ -169,7 +169,8 @@ static void test_reports_that_cannot_be(NO_STATE)
     assert_false(ibx_multicast_rate_heard(&rate, h, 999, 900, 2000, now));
     assert_false(ibx_multicast_rate_heard(&rate, h, 1100, 899, 2000, now));
     assert_true(ibx_multicast_rate_heard(&rate, h, UINT64_MAX, 900, 2000, now));
-    assert_true(ibx_multicast_rate_heard(&rate, h, 1010, 900, 1010, now)); /* too few to tell */
+    /* too few datagrams to judge */
+    assert_true(ibx_multicast_rate_heard(&rate, h, 1010, 900, 1010, now));
     assert_true(rate.now == MOST / 4 && h->through == 1000);
     ibx_multicast_rate_init(&rate, IBX_MULTICAST_RATE_MIN);
     assert_true(ibx_multicast_rate_heard(&rate, h, 2000, 900, 2000, now));
@@ -181,11 +182,11 @@ int main(void)
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(test_nobody_loses_much, begin),
         cmocka_unit_test_setup(test_follows_the_slowest, begin),
-        cmocka_unit_test_setup(test_once_a_rate, begin),
-        cmocka_unit_test_setup(test_a_bad_host_has_no_say, begin),
-        cmocka_unit_test_setup(test_a_slow_host_has_a_say, begin),
-        cmocka_unit_test_setup(test_is_calm_behind_a_loss, begin),
-        cmocka_unit_test_setup(test_reports_that_cannot_be, begin),
+        cmocka_unit_test_setup(test_loss_lowers_the_rate_once, begin),
+        cmocka_unit_test_setup(test_unreachable_host_has_no_influence, begin),
+        cmocka_unit_test_setup(test_slow_host_has_influence, begin),
+        cmocka_unit_test_setup(test_rate_is_constant_after_a_loss, begin),
+        cmocka_unit_test_setup(test_impossible_reports, begin),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A note is found by the next tool, and nobody else's is taken for it: /dev/shm is open to all. */
+/* The next tool finds a note, and takes no other user's file for one, although everybody can
+ * write to /dev/shm. */
 #include "migrate/common/note.h"
 #include "tests/fixtures/unit.h"
 
@@ -15,12 +16,12 @@
 #include <unistd.h>
 
 #define BYTES 4096u
-#define OTHER 12345 /* a user */
+#define OTHER 12345 /* another user's id */
 
 static char top[] = "/tmp/ibx-note-XXXXXX", path[64], aside[64];
 static struct ibx_error error;
 
-/* One that a tool has left. */
+/* Makes a note, as an earlier tool would leave it. */
 static int begin(void **state)
 {
     struct ibx_note note;
@@ -64,8 +65,9 @@ static void test_found(NO_STATE)
     assert_int_equal(find(BYTES), 0);
 }
 
-/* Of this process, at 0: what is lacking then is told, and what to raise. */
-static void lacks(__rlimit_resource_t resource, int code, const char *words)
+/* Lowers this limit of the process to 0. The message must say what is lacking and which limit to
+ * raise. */
+static void limit_is_reported(__rlimit_resource_t resource, int code, const char *words)
 {
     struct ibx_note note;
     struct rlimit before, none;
@@ -79,16 +81,19 @@ static void lacks(__rlimit_resource_t resource, int code, const char *words)
     assert_int_equal(access(aside, F_OK), -1);
 }
 
-static void test_what_is_lacking(NO_STATE)
+static void test_message_says_what_is_lacking(NO_STATE)
 {
     signal(SIGXFSZ, SIG_IGN);
-    lacks(RLIMIT_NOFILE, -EMFILE, "Too many open files; raise the limit on open files (ulimit -n)");
-    lacks(RLIMIT_FSIZE, -EFBIG, "File too large; raise the limit on the size of files (ulimit -f)");
-    lacks(RLIMIT_AS, -ENOMEM, "cannot be mapped: Cannot allocate memory; raise the limit on addr");
+    limit_is_reported(RLIMIT_NOFILE, -EMFILE,
+                      "Too many open files; raise the limit on open files (ulimit -n)");
+    limit_is_reported(RLIMIT_FSIZE, -EFBIG,
+                      "File too large; raise the limit on the size of files (ulimit -f)");
+    limit_is_reported(RLIMIT_AS, -ENOMEM,
+                      "cannot be mapped: Cannot allocate memory; raise the limit on addr");
 }
 
-/* As where /dev/shm is not there, or cannot be written to: there is room enough. */
-static void test_nowhere(NO_STATE)
+/* /dev/shm does not exist, or cannot be written to. */
+static void test_no_folder_for_notes(NO_STATE)
 {
     struct ibx_note note;
     char at[96];
@@ -98,13 +103,13 @@ static void test_nowhere(NO_STATE)
     assert_null(strstr(error.message, "make room"));
 }
 
-static void test_not_of_this_length(NO_STATE)
+static void test_wrong_length(NO_STATE)
 {
     assert_int_equal(find(BYTES * 2), -ESTALE);
     assert_int_equal(find(BYTES / 2), -ESTALE);
 }
 
-static void test_not_what_others_can_write(NO_STATE)
+static void test_file_that_others_can_write(NO_STATE)
 {
     for (unsigned bit = 020; bit; bit = bit == 020 ? 002 : 0) {
         assert_int_equal(chmod(path, 0600 | bit), 0);
@@ -114,7 +119,7 @@ static void test_not_what_others_can_write(NO_STATE)
     assert_int_equal(find(BYTES), 0);
 }
 
-static void test_not_another_users(NO_STATE)
+static void test_file_of_another_user(NO_STATE)
 {
     if (geteuid())
         skip();
@@ -122,7 +127,7 @@ static void test_not_another_users(NO_STATE)
     assert_int_equal(find(BYTES), -ESTALE);
 }
 
-static void test_not_by_a_link(NO_STATE)
+static void test_link_is_not_followed(NO_STATE)
 {
     assert_int_equal(rename(path, aside), 0);
     assert_int_equal(symlink(aside, path), 0);
@@ -133,12 +138,12 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_found, begin, end),
-        cmocka_unit_test_setup_teardown(test_what_is_lacking, begin, end),
-        cmocka_unit_test_setup_teardown(test_nowhere, begin, end),
-        cmocka_unit_test_setup_teardown(test_not_of_this_length, begin, end),
-        cmocka_unit_test_setup_teardown(test_not_what_others_can_write, begin, end),
-        cmocka_unit_test_setup_teardown(test_not_another_users, begin, end),
-        cmocka_unit_test_setup_teardown(test_not_by_a_link, begin, end),
+        cmocka_unit_test_setup_teardown(test_message_says_what_is_lacking, begin, end),
+        cmocka_unit_test_setup_teardown(test_no_folder_for_notes, begin, end),
+        cmocka_unit_test_setup_teardown(test_wrong_length, begin, end),
+        cmocka_unit_test_setup_teardown(test_file_that_others_can_write, begin, end),
+        cmocka_unit_test_setup_teardown(test_file_of_another_user, begin, end),
+        cmocka_unit_test_setup_teardown(test_link_is_not_followed, begin, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

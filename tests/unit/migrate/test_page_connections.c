@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Page connections that are begun before it is known how many the destination wants. */
+/* Page connections that are started before the number that the destination wants is known. */
 #include "migrate/pages/pages.h"
 #include "tests/fixtures/open_fds.h"
 #include "tests/fixtures/patience.h"
@@ -48,7 +48,7 @@ static int take(struct ibx_page_connections *c, const char *uri, unsigned links,
     return ibx_page_connections_take(&config, conns, &domain, err);
 }
 
-/* So many JOINs come, each by another link. */
+/* Waits for this many JOINs, each on another link. */
 static void join(unsigned links)
 {
     const uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
@@ -93,7 +93,7 @@ static void test_as_many_as_were_begun(NO_STATE)
     end(3);
 }
 
-/* With a domain the thread that serves faults would encrypt bulk, too. */
+/* In a domain, the thread that serves faults would encrypt bulk data too. */
 static void test_one_alone_has_no_domain(NO_STATE)
 {
     begin();
@@ -104,7 +104,7 @@ static void test_one_alone_has_no_domain(NO_STATE)
     end(1);
 }
 
-/* The others are closed, which is no trouble to the destination. */
+/* The others are closed; the destination accepts that. */
 static void test_fewer_than_were_begun(NO_STATE)
 {
     struct ibx_connection_request request;
@@ -125,7 +125,7 @@ static void test_more_than_were_begun(NO_STATE)
     end(3);
 }
 
-/* What has failed is tried again when it is needed. */
+/* Connections that failed are made again when they are needed. */
 static void test_those_that_failed_are_made_again(NO_STATE)
 {
     struct ibx_error err = {0};
@@ -140,7 +140,7 @@ static void test_those_that_failed_are_made_again(NO_STATE)
     end(0);
 }
 
-/* The destination does not wait any more for those that were begun. */
+/* The destination has stopped waiting for the old ones. */
 static void test_those_that_are_old_are_made_again(NO_STATE)
 {
     begin();
@@ -155,7 +155,7 @@ static void test_those_that_are_old_are_made_again(NO_STATE)
     while (ibx_acceptor_busy(acceptor))
         assert_true(ibx_now_ns() < deadline);
     ibx_acceptor_first_within(acceptor, PATIENCE_MS);
-    poll(NULL, 0, 1050); /* half of the time for the first message, of these options */
+    poll(NULL, 0, 1050); /* half of the limit for the first message with these options */
     assert_int_equal(take(c, uri, 1, NULL), 0);
     join(1);
     end(1);
@@ -171,7 +171,7 @@ static void test_dropped(NO_STATE)
     end(0);
 }
 
-/* Threads when there is none to wait for: ThreadSanitizer has one of its own with the first. */
+/* Threads of an idle process: ThreadSanitizer has one of its own once a thread is started. */
 #if defined(__SANITIZE_THREAD__)
 #define OWN_TASKS 2
 #elif defined(__has_feature)
@@ -183,8 +183,8 @@ static void test_dropped(NO_STATE)
 #define OWN_TASKS 1
 #endif
 
-/* The acceptor's threads are detached: what OpenSSL keeps for each goes when it has ended. */
-static int alone(void **state)
+/* The acceptor's threads are detached. OpenSSL frees its data of each when the thread has ended. */
+static int await_own_threads(void **state)
 {
     const uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
     struct stat tasks;
@@ -206,5 +206,5 @@ int main(void)
         cmocka_unit_test(test_those_that_are_old_are_made_again),
         cmocka_unit_test(test_dropped),
     };
-    return cmocka_run_group_tests(tests, NULL, alone);
+    return cmocka_run_group_tests(tests, NULL, await_own_threads);
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The page map against a plain array of one byte a page, and against malformed pieces.
- */
+/* The page map compared with a plain array of one byte per page, and malformed pieces of it. */
 #include "migrate/pages/pages.h"
 #include "tests/fixtures/unit.h"
 
@@ -9,7 +8,7 @@
 #include <string.h>
 
 #define SEGMENT IBX_PAGE_MAP_SEGMENT
-#define PIECE   9000u /* the least that ibx_page_map_encode() takes */
+#define PIECE   9000u /* the least that ibx_page_map_encode() accepts */
 
 static struct ibx_error error;
 static uint64_t seed = 1;
@@ -40,7 +39,7 @@ static void put(struct ibx_page_map *map, unsigned block, const uint8_t *model)
     assert_non_null(bits);
     for (uint64_t i = 0; i < pages; i++)
         bits[i / 64] |= (uint64_t)(model[i] != 0) << i % 64;
-    if (pages % 64) /* the bits behind the last page may be any */
+    if (pages % 64) /* the bits after the last page may have any value */
         bits[words - 1] |= UINT64_MAX << pages % 64;
     ibx_page_map_put_block(map, block, bits);
     free(bits);
@@ -57,7 +56,7 @@ static void check(const struct ibx_page_map *map, const uint8_t *model)
     assert_int_equal(map->data_pages, data);
 }
 
-/* Sends it in pieces of `size` bytes; returns the bytes. */
+/* Sends the map in pieces of `size` bytes. Returns the number of bytes. */
 static size_t send_over(const struct ibx_page_map *from, struct ibx_page_map *to, size_t size)
 {
     uint64_t page = 0;
@@ -65,7 +64,7 @@ static size_t send_over(const struct ibx_page_map *from, struct ibx_page_map *to
     uint8_t *piece = malloc(size);
     assert_non_null(piece);
     while ((n = ibx_page_map_encode(from, &page, piece, size))) {
-        uint8_t *copy = malloc(n); /* a sanitizer sees every byte read past it */
+        uint8_t *copy = malloc(n); /* so that a sanitizer detects reads behind it */
         assert_non_null(copy);
         memcpy(copy, piece, n);
         assert_int_equal(ibx_page_map_decode(to, copy, n, &error), 0);
@@ -90,7 +89,7 @@ static void same(const struct ibx_page_map *a, const struct ibx_page_map *b)
 
 /* ------------------------------------------------------------ round trips */
 
-/* Each stretch of a model is one of these: all four encodings come up. */
+/* Fills a model with stretches of different kinds, so that all four encodings are used. */
 static void paint(uint8_t *model, uint64_t pages)
 {
     for (uint64_t at = 0; at < pages;) {
@@ -113,7 +112,7 @@ struct run_check {
     const struct ibx_page_map *map;
     const uint8_t *model;
     uint64_t at;
-    bool last; /* what the run before was */
+    bool last; /* the value of the previous run */
 };
 
 static bool is_block_start(const struct ibx_page_map *map, uint64_t page)
@@ -139,7 +138,7 @@ static int check_run(void *context, uint64_t first, uint64_t count, bool data)
     return 0;
 }
 
-/* Blocks of 4 KiB, 2 MiB and 1 GiB pages, whose ends are on no border of words or segments. */
+/* Blocks of 4 KiB, 2 MiB and 1 GiB pages that end within words and segments. */
 static void random_maps_arrive(NO_STATE)
 {
     for (unsigned turn = 0; turn < 10; turn++) {
@@ -154,7 +153,7 @@ static void random_maps_arrive(NO_STATE)
         struct ibx_page_map from = made(blocks, count), to = made(blocks, count);
         uint8_t *model = calloc(1, from.pages);
         assert_non_null(model);
-        for (unsigned pass = 0; pass < 2; pass++) { /* the second over the first */
+        for (unsigned pass = 0; pass < 2; pass++) { /* the second map is received over the first */
             paint(model, from.pages);
             for (unsigned i = 0; i < count; i++)
                 put(&from, i, model + from.blocks[i].first);
@@ -172,7 +171,7 @@ static void random_maps_arrive(NO_STATE)
     }
 }
 
-/* The same map by its shape: which encoding it gets, and how long it is. */
+/* Which encoding a map gets, by its shape, and how long that is. */
 static void the_shortest_is_chosen(NO_STATE)
 {
     static uint8_t model[SEGMENT];
@@ -207,7 +206,7 @@ static void the_shortest_is_chosen(NO_STATE)
     }
 }
 
-/* 8 GiB and more: 2^22 pages, all but a few zero, in one message. */
+/* 8 GiB and more: 2^22 pages, nearly all of them zero, in one message. */
 static void large_maps_are_short(NO_STATE)
 {
     const uint64_t pages = 1ull << 22;
@@ -279,10 +278,10 @@ static void pieces_are_golden(NO_STATE)
     model[SEGMENT - 1] = 1;
     memset(model + SEGMENT, 1, SEGMENT);
     model[2 * SEGMENT] = model[2 * SEGMENT + 9] = model[2 * SEGMENT + 19] = 1;
-    const uint8_t expected[] = {0, 0,    0,    0,    0,    0, 0, 0, /* from page 0 on */
-                                2, 2,    0,    0xff, 0xff, 1, 0,    /* 65535 zero, one data */
-                                1,                                  /* all data */
-                                4, 0x01, 0x02, 0x08};               /* bits */
+    const uint8_t expected[] = {0, 0, 0, 0, 0, 0, 0, 0, /* from page 0 on */
+                                /* 65535 zero pages, one with data */
+                                2, 2, 0, 0xff, 0xff, 1, 0, 1, /* all data */
+                                4, 0x01, 0x02, 0x08};         /* bits */
     struct ibx_page_map map = made_pages(sizeof(model));
     put(&map, 0, model);
     uint8_t piece[PIECE];
@@ -293,7 +292,7 @@ static void pieces_are_golden(NO_STATE)
     ibx_page_map_fini(&map);
 }
 
-/* Reasons to refuse a piece for a map of 65556 pages (its last segment has 20). */
+/* A piece for a map of 65556 pages (its last segment has 20) must be refused with this word. */
 static void refused(const char *word, const uint8_t *bytes, size_t length)
 {
     struct ibx_page_map map = made_pages(SEGMENT + 20);
@@ -305,7 +304,7 @@ static void refused(const char *word, const uint8_t *bytes, size_t length)
     if (!strstr(error.message, word))
         fail_msg("\"%s\" does not say \"%s\"", error.message, word);
     assert_true(map.next <= map.pages && map.data_pages <= map.pages);
-    /* It can be started again, and nothing stays. */
+    /* The map can be started again, and nothing of it stays. */
     static const uint8_t zeros[] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
     ibx_page_map_restart(&map);
     assert_int_equal(ibx_page_map_decode(&map, zeros, sizeof(zeros), &error), 0);
@@ -363,7 +362,7 @@ static void pieces_come_once_and_in_order(NO_STATE)
     ibx_page_map_fini(&to);
 }
 
-/* Random changes of good pieces: an error or a map, and never anything outside of it. */
+/* Randomly changed pieces give an error or a map, and write nothing outside it. */
 static void mutations_stay_inside(NO_STATE)
 {
     static uint8_t model[SEGMENT + 200];
@@ -396,7 +395,7 @@ static void mutations_stay_inside(NO_STATE)
     ibx_page_map_fini(&to);
 }
 
-/* Each keeps count of the pages that are left. */
+/* The number of pages in the result is kept up to date. */
 static void sets_of_pages_are_combined(NO_STATE)
 {
     enum { PAGES = 200 };

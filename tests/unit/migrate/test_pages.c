@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Pages of a guest over real connections: exposed by the page server, fetched by the fault engine.
- */
+/* Pages of a guest over real connections: the page server exposes them, and the fault engine
+ * fetches them. */
 #include "tests/fixtures/pages_scene.h"
 #include "tests/fixtures/unit.h"
 
@@ -13,7 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define MORE_MAX (5 * (2u << 20) / SMALL) /* pages: what five regions hold at most */
+#define MORE_MAX (5 * (2u << 20) / SMALL) /* pages that five regions hold at most */
 
 static uint64_t data_bytes(const struct scene *s)
 {
@@ -48,7 +48,7 @@ static void move_all(struct scene *s, bool minor)
     assert_string_equal(ibx_page_reader_reason(s->readers[0]), "");
     assert_string_equal(ibx_page_server_path(s->pages)->provider,
                         ibx_conn_path(ibx_page_reader_conn(s->readers[0]))->provider);
-    /* If registering allocates memory, holes far from data stay holes. */
+    /* Even if registering allocates memory, holes far from data stay holes. */
     assert_true(scene_allocated(s) <= before + (whole ? 0 : MORE_MAX));
     scene_end(s);
 }
@@ -79,7 +79,7 @@ static void test_huge(NO_STATE)
 
 /* ------------------------------------------------------------------- exposing */
 
-/* Waits until the page server has failed, while the destination's ends go on. */
+/* Waits until the page server has failed, while the destination's ends continue. */
 static bool server_fails(struct scene *s, int code, const char *says)
 {
     struct pollfd fd = {.fd = ibx_page_server_fd(s->pages), .events = POLLIN};
@@ -94,7 +94,7 @@ static bool server_fails(struct scene *s, int code, const char *says)
     return err.code == code && strstr(err.message, says);
 }
 
-/* Pages that got data while the VM ran are exposed when it has stopped. */
+/* Pages that get data while the VM runs are exposed when it has stopped. */
 static void test_later_data(NO_STATE)
 {
     struct scene s;
@@ -105,14 +105,14 @@ static void test_later_data(NO_STATE)
     uint32_t before = s.regions;
     bool whole = ibx_conn_caps(ibx_page_reader_conn(s.readers[0]))->register_free;
     page_write(&s, IBX_EXPORT_STRETCH / SMALL + 17); /* in a stretch that was a hole */
-    page_write(&s, 700);                             /* in one that was not */
+    page_write(&s, 700);                             /* in a stretch with data */
     scene_expose(&s);
     assert_int_equal(s.regions, whole ? before : before + 1);
     struct pollfd fd = {.fd = ibx_page_server_fd(s.pages), .events = POLLIN};
     assert_int_equal(ibx_page_server_failed(s.pages, NULL), 0);
     assert_int_equal(poll(&fd, 1, 0), 0);
     assert_int_equal(ibx_page_server_expose(s.pages, &s.map, NULL), 0);
-    assert_int_equal(poll(&fd, 1, 0), 1); /* nothing new: at once */
+    assert_int_equal(poll(&fd, 1, 0), 1); /* nothing new, so it is ready at once */
     scene_expose(&s);
     assert_int_equal(s.regions, whole ? before : before + 1);
     scene_fill(&s, false);
@@ -124,7 +124,7 @@ static void test_later_data(NO_STATE)
     scene_end(&s);
 }
 
-/* The memory that exposing pins, and in minor mode maps again, does not grow with the
+/* The memory that exposing pins, and in minor mode maps again, does not grow with the number of
  * connections. */
 static void test_pinned_once(NO_STATE)
 {
@@ -176,7 +176,8 @@ static void test_cpu_time(NO_STATE)
     ibx_page_reader_destroy(s.readers[0]);
     s.readers[0] = NULL;
     assert_true(server_fails(&s, -ECONNRESET, "has ended"));
-    /* Now the thread rests: its time is the same from one look to the next. */
+    /* Waits until the thread rests, when its processor time does not change from one look to the
+     * next. */
     uint64_t deadline = ibx_deadline_in_ms(60000), last;
     do {
         last = ibx_page_server_cpu_ns(s.pages);
@@ -224,8 +225,8 @@ static void test_bad_config(NO_STATE)
 
 /* ---------------------------------------------------------------- connections die */
 
-/* New connections, and on it goes from what is there. */
-static void go_on(struct scene *s)
+/* Makes new connections and continues with the pages that have arrived. */
+static void reconnect_and_continue(struct scene *s)
 {
     struct toucher touchers[TOUCHERS];
     struct ibx_fault_stats stats;
@@ -254,7 +255,7 @@ static void test_source_dies(NO_STATE)
     scene_connect(&s);
     scene_expose(&s);
     scene_fill(&s, false);
-    ibx_fault_set_bandwidth(s.engine, 128 << 10); /* not over before it is cut */
+    ibx_fault_set_bandwidth(s.engine, 128 << 10); /* so that the link is cut before the end */
     assert_int_equal(ibx_fault_serve(s.engine), 0);
     assert_true(scene_fetched(&s, 1));
     ibx_page_server_close(s.pages);
@@ -262,13 +263,13 @@ static void test_source_dies(NO_STATE)
     assert_int_equal(scene_settled(&s), IBX_FAULT_STOPPED);
     assert_true(ibx_fault_reason(s.engine, &err) < 0);
     assert_non_null(strstr(err.message, "no more pages come: "));
-    /* A side that had nothing in flight when the other one ended has not noticed. */
+    /* A side without work in flight may not have noticed that the other one ended. */
     assert_true(*ibx_page_reader_reason(s.readers[0]) || *ibx_page_reader_reason(s.readers[1]));
-    go_on(&s);
+    reconnect_and_continue(&s);
     scene_end(&s);
 }
 
-/* In the midst of many READs: the connection breaks, or one READ alone. */
+/* During many READs, the connection breaks or one READ fails. */
 static void broken(unsigned disconnect_in, unsigned fail_in, int code)
 {
     struct ibx_injected_faults faults = {0};
@@ -286,7 +287,7 @@ static void broken(unsigned disconnect_in, unsigned fail_in, int code)
     assert_int_equal(ibx_fault_reason(s.engine, &err), code);
     assert_true(*ibx_page_reader_reason(s.readers[0]));
     faults = (struct ibx_injected_faults){0};
-    go_on(&s);
+    reconnect_and_continue(&s);
     pages_faults = NULL;
     scene_end(&s);
 }
@@ -306,7 +307,7 @@ static void test_read_fails(NO_STATE)
 struct asked {
     struct scene scene;
     uint8_t *buffer;
-    size_t each; /* bytes of it for one cookie */
+    size_t each; /* bytes of it for each cookie */
 };
 
 static void ask_make(struct asked *a, size_t each)
@@ -332,7 +333,7 @@ static int ask(struct asked *a, uint64_t offset, uint64_t length, uint64_t cooki
     return a->scene.as[0].ops->request(a->scene.as[0].context, &request);
 }
 
-/* Waits until `count` have arrived, or the source has ended: returns poll's answer then. */
+/* Waits until `count` have arrived or the source has ended. Returns the last result of poll(). */
 static int arrive(struct asked *a, struct ibx_fault_arrival *arrivals, int count)
 {
     const struct ibx_fault_reader *as = &a->scene.as[0];
@@ -350,7 +351,7 @@ static int arrive(struct asked *a, struct ibx_fault_arrival *arrivals, int count
     return got;
 }
 
-/* Through two regions, and arrives once. */
+/* A request that crosses two regions arrives once. */
 static void test_request_is_cut(NO_STATE)
 {
     struct asked a;
@@ -368,8 +369,8 @@ static void test_request_is_cut(NO_STATE)
     scene_end(&a.scene);
 }
 
-/* Pages that do not follow each other, on both sides of a border between regions, in any order:
- * they arrive as one, in this order. The source has to expose each of them. */
+/* Pages that are not adjacent, on both sides of a border of regions, in any order, arrive as one
+ * request in this order. The source must expose each of them. */
 static void test_request_of_scattered_pages(NO_STATE)
 {
     struct asked a;
@@ -403,8 +404,8 @@ static void test_request_of_scattered_pages(NO_STATE)
     scene_end(&a.scene);
 }
 
-/* Bulk finds the source full before what is urgent does; all arrive once. */
-static void test_full(NO_STATE)
+/* The queue is full for bulk requests before it is full for urgent ones. All arrive once. */
+static void test_full_queue(NO_STATE)
 {
     struct asked a;
     struct ibx_fault_arrival arrivals[120];
@@ -418,7 +419,7 @@ static void test_full(NO_STATE)
         ;
     assert_int_equal(rc, -EAGAIN);
     assert_in_range(bulk, 8, 64);
-    assert_true(all >= bulk + 48); /* the engine's pages of faults, and ahead of them */
+    assert_true(all >= bulk + 48); /* places for faults of the engine and for pages ahead of them */
     assert_int_equal(arrive(&a, arrivals, (int)all), all);
     for (unsigned i = 0; i < all; i++) {
         assert_int_equal(arrivals[i].status, 0);
@@ -433,7 +434,7 @@ static void test_full(NO_STATE)
     scene_end(&a.scene);
 }
 
-/* More than is in flight at once on any fabric, then one that somebody waits for. */
+/* More requests than any fabric has in flight, then an urgent one. */
 static void test_urgent(NO_STATE)
 {
     struct asked a;
@@ -449,12 +450,12 @@ static void test_urgent(NO_STATE)
     assert_int_equal(arrive(&a, arrivals, (int)bulk + 1), bulk + 1);
     while (arrivals[place].cookie != bulk)
         place++;
-    assert_true(place < bulk); /* not behind all of the others */
+    assert_true(place < bulk); /* not after all of the others */
     assert_true(bytes_right(&a.scene, 3, a.buffer + bulk * each));
     scene_end(&a.scene);
 }
 
-/* Nobody exposes what is behind the end: the reader ends with a message. */
+/* Nothing behind the end is exposed. The reader ends with a message. */
 static void test_not_exposed(NO_STATE)
 {
     struct asked a;
@@ -467,7 +468,7 @@ static void test_not_exposed(NO_STATE)
     scene_end(&a.scene);
 }
 
-/* After a cancel what is in flight comes back, and then the source is over. */
+/* After a cancel the requests in flight complete, and then the source has ended. */
 static void test_cancel(NO_STATE)
 {
     struct asked a;
@@ -476,7 +477,7 @@ static void test_cancel(NO_STATE)
     assert_int_equal(ask(&a, 3 * SMALL, SMALL, 1, false), 0);
     a.scene.as[0].ops->cancel(a.scene.as[0].context, 1);
     int rc = arrive(&a, arrivals, 1);
-    if (rc == 1) { /* with its data, or not */
+    if (rc == 1) { /* with its data, or without */
         assert_int_equal(arrivals[0].cookie, 1);
         assert_true(arrivals[0].status == 0 || arrivals[0].status == -ECANCELED);
         rc = arrive(&a, arrivals, 1);
@@ -495,7 +496,7 @@ static struct ibx_migrate_any region_of(unsigned block, uint64_t offset, uint64_
     return message;
 }
 
-/* How the destination takes these, and then the arming. */
+/* Gives the destination these messages, then the final one. Returns its result. */
 static int hostile(const struct ibx_migrate_any *messages, unsigned count, struct ibx_error *err)
 {
     struct scene s;
@@ -564,7 +565,7 @@ static void test_hostile_key(NO_STATE)
     assert_int_equal(hostile(&message, 1, &err), -EPROTO);
 }
 
-/* A source that speaks when it is to be silent. */
+/* A source that sends a region when it must be silent. */
 static void test_late_region(NO_STATE)
 {
     struct asked a;
@@ -601,7 +602,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_read_fails),
         cmocka_unit_test(test_request_is_cut),
         cmocka_unit_test(test_request_of_scattered_pages),
-        cmocka_unit_test(test_full),
+        cmocka_unit_test(test_full_queue),
         cmocka_unit_test(test_urgent),
         cmocka_unit_test(test_not_exposed),
         cmocka_unit_test(test_cancel),

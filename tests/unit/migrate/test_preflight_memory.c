@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What control groups leave a QEMU of memory, in a made-up tree of both versions, and what a host
- * has left; and how several reasons become one sentence. */
+/* How much memory control groups leave to a QEMU, in a simulated tree of both versions, and how
+ * much a host has left; how several reasons become one sentence. */
 #include "migrate/common/common.h"
 #include "migrate/preflight/preflight.h"
 #include "tests/fixtures/unit.h"
@@ -18,7 +18,7 @@
 
 static char root[] = "/tmp/ibx-groups-XXXXXX", name[PATH_MAX];
 
-/* A folder of it, or a file with this content. */
+/* Creates a folder of the tree, or a file with this content. */
 static void make(const char *at, const char *content)
 {
     char path[300];
@@ -56,7 +56,8 @@ static void leaves(const char *groups, uint64_t swap_mib, uint64_t mib, const ch
         assert_string_equal(name + strlen(root), of);
 }
 
-/* The least of all groups that a process is in counts, with the files that can be forgotten. */
+/* The smallest remainder of all groups of a process counts. Cached files that can be dropped
+ * count as free. */
 static void test_second_version(void **state)
 {
     (void)state;
@@ -82,8 +83,8 @@ static void test_second_version(void **state)
     leaves("0::/slice/vm\n", 0, 0, "/slice");
     leaves("0::/../vm\n", 0, UINT64_MAX, NULL); /* of another namespace */
     leaves("", 0, UINT64_MAX, NULL);
-    leaves("0::/\n", 0, UINT64_MAX, NULL); /* the root of all has no files of these names */
-    make("/memory.max", "3145728\n");      /* that of a container has, seen from within */
+    leaves("0::/\n", 0, UINT64_MAX, NULL); /* the real root group has no files of these names */
+    make("/memory.max", "3145728\n");      /* the root that a container sees does */
     make("/memory.current", "1048576\n");
     leaves("0::/\n", 0, 2, "");
     leaves("0::/slice/vm\n", 3, 3, "/slice");
@@ -131,7 +132,7 @@ static void test_first_version(void **state)
     leaves(groups, 9, 9, "/memory/m");
 }
 
-/* With free swap, and what ZFS would give up. */
+/* Free swap counts, and the memory that ZFS would give up. */
 static void test_host(void **state)
 {
     (void)state;
@@ -159,7 +160,7 @@ static void test_commit(void **state)
     (void)state;
     make("/meminfo", "MemAvailable:    4096 kB\nCommitLimit:  204800 kB\n"
                      "Committed_AS:  143361 kB\n");
-    assert_true(ibx_preflight_commit_room(root) == UINT64_MAX); /* it does not tell */
+    assert_true(ibx_preflight_commit_room(root) == UINT64_MAX); /* the host does not say */
     make("/sys", NULL);
     make("/sys/vm", NULL);
     make("/sys/vm/overcommit_memory", "0\n");
@@ -171,7 +172,8 @@ static void test_commit(void **state)
     ibx_preflight_commit(root, &blockers);
     assert_int_equal(blockers.count, 1);
     assert_non_null(strstr(blockers.reasons[0], "59 MiB are left"));
-    make("/meminfo", "CommitLimit:  204800 kB\nCommitted_AS:  304800 kB\n"); /* set since */
+    /* the limit was set later */
+    make("/meminfo", "CommitLimit:  204800 kB\nCommitted_AS:  304800 kB\n");
     assert_int_equal(ibx_preflight_commit_room(root), 0);
     make("/meminfo", "CommitLimit:  204800 kB\nCommitted_AS:  104800 kB\n");
     memset(&blockers, 0, sizeof(blockers));
@@ -179,8 +181,8 @@ static void test_commit(void **state)
     assert_int_equal(blockers.count, 0);
 }
 
-/* What the VM holds has to fit, with some to spare; if only the rest does not fit, the tool says
- * so. */
+/* The VM's data must fit, with a reserve. If only the rest of its memory does not fit, the tool
+ * says so. */
 static void test_what_a_vm_holds(void **state)
 {
     static struct ibx_blockers blockers;
@@ -215,8 +217,8 @@ static void test_what_a_vm_holds(void **state)
     close(block.fd);
 }
 
-/* A process that fills all memory would be ended; with --on-demand the tool says so. On a full file
- * system the process waits: the tool always says this. */
+/* A process that fills all memory would be killed; with --on-demand the tool says so. On a full
+ * file system the process waits; the tool always says this. */
 static void test_what_a_cache_needs(void **state)
 {
     static struct ibx_blockers blockers;
@@ -241,7 +243,7 @@ static bool ends(const char *text, const char *with)
     return strlen(text) >= strlen(with) && !strcmp(text + strlen(text) - strlen(with), with);
 }
 
-/* Whole ones, and how many there are beyond the end of a message. */
+/* The sentence contains whole reasons, and the number of those for which there is no room. */
 static void test_reasons_in_one_sentence(void **state)
 {
     static struct ibx_blockers blockers;
@@ -257,7 +259,7 @@ static void test_reasons_in_one_sentence(void **state)
         snprintf(more, sizeof(more), " END; and %zu more reason%s", n - 2, n > 3 ? "s" : "");
         assert_true(ends(err.message, n > 2 ? more : " END"));
     }
-    /* The first one alone is cut where it has to be. */
+    /* Only a first reason that is too long is cut. */
     memset(&blockers, 0, sizeof(blockers));
     blockers.count = 2;
     memset(blockers.reasons[0], 'y', sizeof(blockers.reasons[0]) - 1);

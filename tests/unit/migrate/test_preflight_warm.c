@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What may change guest RAM unseen, with QEMUs that are not at hand (KVM, virtio-mem); and pages
- * that the kernel clears because it was told to drop them. */
+/* What may change guest RAM without being noticed, with simulated QEMUs (KVM, virtio-mem); and
+ * pages that the kernel clears because it was told to drop them. */
 #include "migrate/destination/destination.h"
 #include "migrate/preflight/preflight.h"
 #include "tests/fixtures/patience.h"
@@ -21,14 +21,14 @@
 #define LINE_BYTES 4096
 #define PAGE       4096u
 
-/* A QEMU with one vCPU and one device. */
+/* a QEMU with one vCPU and one device */
 static struct fake {
     bool kvm;
-    const char *feature; /* that its processor has */
-    const char *device;  /* its type; NULL: it has none */
+    const char *feature; /* a feature of its processor */
+    const char *device;  /* the device's type; NULL: no device */
     bool reports;        /* free-page-reporting */
     const char *registers;
-    const char *negotiated; /* a feature of the device; NULL: not to be known */
+    const char *negotiated; /* a feature of the device; NULL: unknown */
     int fd;
     pthread_t thread;
 } fake;
@@ -59,7 +59,7 @@ static json_t *result_of(const char *command, const json_t *arguments)
         return !strcmp(path, "/machine/cpu0") && fake.feature
                    ? json_boolean(!strcmp(property, fake.feature))
                    : NULL;
-    return json_array(); /* no devices, no disks */
+    return json_array(); /* neither devices nor disks */
 }
 
 static void answer(const char *line)
@@ -124,8 +124,8 @@ static int warm(const struct fake *like)
 
 static bool nests;
 
-/* As warm(), for what lasts so short that one may look again. */
-static int warm_now(const struct fake *like)
+/* Like warm(), for reasons that pass, so that the tool may check again. */
+static int warm_for_now(const struct fake *like)
 {
     const struct ibx_guest_ram none = {.pid = getpid()};
     begin(like);
@@ -141,13 +141,13 @@ static void says(int rc, const char *words)
         fail_msg("\"%s\" is not in: %s", words, error.message);
 }
 
-/* Under KVM, and only there, the processor writes pages of a VM in the VM past all page tables. */
+/* Under KVM the processor writes pages of a nested VM, bypassing all page tables. */
 static void test_a_vm_that_can_run_vms(NO_STATE)
 {
     says(warm(&(struct fake){.kvm = true, .feature = "vmx"}), "vmx=off");
     says(warm(&(struct fake){.kvm = true, .feature = "svm"}), "its processor can run VMs (svm)");
     assert_int_equal(warm(&(struct fake){.kvm = true, .feature = "avx"}), 0);
-    assert_int_equal(warm(&(struct fake){.kvm = true}), 0); /* a processor without either */
+    assert_int_equal(warm(&(struct fake){.kvm = true}), 0); /* a processor without either feature */
     assert_int_equal(warm(&(struct fake){.kvm = false, .feature = "svm"}), 0);
 }
 
@@ -156,20 +156,20 @@ static void test_a_vm_that_can_run_vms(NO_STATE)
     "\r\nDR0=0 DR1=0\r\nEFER=" efer "\r\n"
 #define PLAIN CPU("0", "00150ef0", "0000000000000d01")
 
-/* ... but only while its guest does: a vCPU has CR4.VMXE or EFER.SVME. */
-static void test_a_vm_that_runs_none_now(NO_STATE)
+/* This matters only while the guest uses it: a vCPU has CR4.VMXE or EFER.SVME set. */
+static void test_a_vm_that_runs_no_vms_now(NO_STATE)
 {
     struct fake like = {.kvm = true, .feature = "vmx", .registers = PLAIN PLAIN};
-    assert_int_equal(warm_now(&like), 0);
+    assert_int_equal(warm_for_now(&like), 0);
     assert_true(nests);
     like.registers = PLAIN CPU("1", "00152ef0", "0000000000000d01");
-    says(warm_now(&like), "runs VMs of its own (CR4.VMXE is on)");
+    says(warm_for_now(&like), "runs VMs of its own (CR4.VMXE is on)");
     like.registers = PLAIN CPU("1", "00150ef0", "0000000000001d01");
-    says(warm_now(&like), "runs VMs of its own (EFER.SVME is on)");
+    says(warm_for_now(&like), "runs VMs of its own (EFER.SVME is on)");
     like.registers = NULL;
-    says(warm_now(&like), "does not tell whether its guest runs VMs");
+    says(warm_for_now(&like), "does not tell whether its guest runs VMs");
     like.feature = "avx";
-    assert_int_equal(warm_now(&like), 0);
+    assert_int_equal(warm_for_now(&like), 0);
     assert_false(nests);
 }
 
@@ -181,7 +181,7 @@ static int gives_back(const struct fake *like)
     return rc;
 }
 
-static void test_a_guest_that_gives_registered_pages_back(NO_STATE)
+static void test_guest_that_gives_registered_pages_back(NO_STATE)
 {
     says(gives_back(&(struct fake){.device = "child<virtio-mem-pci>"}),
          "device one0 (virtio-mem), and verbs registers its memory");
@@ -200,8 +200,8 @@ static int wants_zeros(const struct fake *like)
     return rc;
 }
 
-/* Linux without init_on_free=1 clears a page as it takes it. */
-static void test_a_guest_that_takes_what_comes_for_zeros(NO_STATE)
+/* Linux without init_on_free=1 clears a page only when it allocates it. */
+static void test_guest_that_expects_zero_pages(NO_STATE)
 {
     struct fake like = {.device = "child<virtio-balloon-pci>",
                         .reports = true,
@@ -217,7 +217,7 @@ static void test_a_guest_that_takes_what_comes_for_zeros(NO_STATE)
     assert_int_equal(wants_zeros(&(struct fake){.device = "child<virtio-net-pci>"}), 0);
 }
 
-/* The reason against minor mode, or "". */
+/* The reason not to use minor mode, or "". */
 static const char *against_minor(const struct fake *like, uint64_t page_size)
 {
     static struct ibx_blockers blockers;
@@ -244,7 +244,7 @@ static void test_huge_pages_that_are_given_back(NO_STATE)
 
 /* ---------------------------------------------------------------- dropping */
 
-static bool clears; /* as the kernel does with a part of a huge page that it cannot split */
+static bool clears; /* like the kernel with a part of a huge page that it cannot split */
 
 int __real_fallocate64(int fd, int mode, off64_t from, off64_t length);
 int __wrap_fallocate64(int fd, int mode, off64_t from, off64_t length);
@@ -266,7 +266,7 @@ static void test_pages_that_stay(NO_STATE)
     struct ibx_page_map pages;
     ibx_destination_ram_init(&ram, false, 0);
     struct ibx_guest_block *block = ram.guest.blocks =
-        calloc(1, sizeof(*block)); /* fini frees it */
+        calloc(1, sizeof(*block)); /* freed by fini */
     ram.guest.count = 1;
     *block = (struct ibx_guest_block){.size = sizeof(bytes), .page_size = PAGE};
     snprintf(block->id, sizeof(block->id), "mem0");
@@ -293,9 +293,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_vm_that_can_run_vms),
-        cmocka_unit_test(test_a_vm_that_runs_none_now),
-        cmocka_unit_test(test_a_guest_that_gives_registered_pages_back),
-        cmocka_unit_test(test_a_guest_that_takes_what_comes_for_zeros),
+        cmocka_unit_test(test_a_vm_that_runs_no_vms_now),
+        cmocka_unit_test(test_guest_that_gives_registered_pages_back),
+        cmocka_unit_test(test_guest_that_expects_zero_pages),
         cmocka_unit_test(test_huge_pages_that_are_given_back),
         cmocka_unit_test(test_pages_that_stay),
     };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A file that another process shows in /proc is checked before it is opened, and is the same
- * afterwards. */
+/* A file that another process shows in /proc is checked before it is opened, and must be the
+ * same afterwards. */
 #include "migrate/qemu/qemu.h"
 #include "tests/fixtures/unit.h"
 
@@ -20,8 +20,8 @@ static bool is_regular(const void *context, const struct stat *st)
     return S_ISREG(st->st_mode);
 }
 
-/* As a QEMU does that changes what its descriptor is while this is looked at. */
-static bool exchanges(const void *context, const struct stat *st)
+/* Acts as a QEMU that replaces its descriptor while it is checked. */
+static bool replace_descriptor(const void *context, const struct stat *st)
 {
     const int other = open("/dev/null", O_RDONLY | O_CLOEXEC);
     (void)context;
@@ -64,7 +64,7 @@ static bool fits_not(const void *context, const struct stat *st)
     return false;
 }
 
-static void test_what_does_not_fit_is_not_opened(NO_STATE)
+static void test_wrong_file_is_not_opened(NO_STATE)
 {
     assert_int_equal(ibx_proc_open(own, O_RDONLY, fits_not, NULL), -ESTALE);
     assert_false(was_opened());
@@ -74,10 +74,10 @@ static void test_what_does_not_fit_is_not_opened(NO_STATE)
     close(fd);
 }
 
-static void test_what_was_looked_at_is_opened(NO_STATE)
+static void test_checked_file_is_opened(NO_STATE)
 {
     char bytes[8];
-    const int fd = ibx_proc_open(own, O_RDONLY, exchanges, NULL);
+    const int fd = ibx_proc_open(own, O_RDONLY, replace_descriptor, NULL);
     assert_true(fd >= 0);
     assert_int_equal(read(fd, bytes, sizeof(bytes)), 5);
     close(fd);
@@ -86,7 +86,7 @@ static void test_what_was_looked_at_is_opened(NO_STATE)
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_what_does_not_fit_is_not_opened, begin, end),
-        cmocka_unit_test_setup_teardown(test_what_was_looked_at_is_opened, begin, end)};
+        cmocka_unit_test_setup_teardown(test_wrong_file_is_not_opened, begin, end),
+        cmocka_unit_test_setup_teardown(test_checked_file_is_opened, begin, end)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

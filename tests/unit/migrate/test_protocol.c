@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Messages of a move: golden bytes, every way to be cut, changed or out of range, and the VM in a
- * HELLO. */
+/* Messages of a migration: golden bytes; truncated, changed and out-of-range messages; and the
+ * VM in a HELLO. */
 #include "migrate/channel/protocol.h"
 #include "tests/fixtures/unit.h"
 
@@ -168,8 +168,8 @@ static const struct sample {
 };
 #define SAMPLES (sizeof(samples) / sizeof(samples[0]))
 
-static struct ibx_migrate_any message; /* what a test changes and decodes into */
-static struct ibx_migrate_hello hello; /* what a fresh() HELLO points to */
+static struct ibx_migrate_any message; /* the message that a test changes and decodes into */
+static struct ibx_migrate_hello hello; /* the HELLO that fresh() points to */
 static struct ibx_migrate_answer answer;
 static struct ibx_error error;
 
@@ -183,14 +183,14 @@ static size_t golden_bytes(const struct sample *sample, uint8_t *out)
     return length;
 }
 
-/* Nothing but bytes, as many as there are. */
+/* The message consists of bytes only, of any number. */
 static bool is_bytes(enum ibx_migrate_message type)
 {
     return type == IBX_MIGRATE_STATE || type == IBX_MIGRATE_MAP ||
            type == IBX_MIGRATE_DESCRIPTION || type == IBX_MIGRATE_ROUND || type == IBX_MIGRATE_HAVE;
 }
 
-/* Decodes a copy of exactly `length` bytes, so that a sanitizer sees every byte read past them. */
+/* Decodes a copy of exactly `length` bytes, so that a sanitizer detects reads behind it. */
 static int decode(const uint8_t *bytes, size_t length, struct ibx_migrate_any *into)
 {
     uint8_t *copy = malloc(length ? length : 1);
@@ -259,7 +259,7 @@ static void decodes_golden_bytes(NO_STATE)
     }
 }
 
-static void refuses_what_is_cut_or_too_long(NO_STATE)
+static void refuses_truncated_and_long_messages(NO_STATE)
 {
     uint8_t bytes[513] = {0};
     for (size_t i = 0; i < SAMPLES; i++) {
@@ -273,13 +273,13 @@ static void refuses_what_is_cut_or_too_long(NO_STATE)
         bytes[length] = 0;
         if (!free_length)
             assert_int_equal(decode(bytes, length + 1, &message), -EPROTO);
-        for (size_t b = 0; b < sizeof(message); b++) /* set on success only */
+        for (size_t b = 0; b < sizeof(message); b++) /* outputs are set only on success */
             assert_int_equal(((const uint8_t *)&message)[b], 0xee);
     }
 }
 
-/* Whatever decodes encodes again, to the same but for bytes that are no text. */
-static void survives_mutations(NO_STATE)
+/* Whatever can be decoded encodes to the same bytes again, except for bytes that are not text. */
+static void decodes_mutated_messages_safely(NO_STATE)
 {
     uint8_t bytes[512], out[512], twice[512];
     static struct ibx_migrate_any again;
@@ -324,7 +324,8 @@ static void refused(void)
     assert_int_equal(ibx_migrate_encode(&message, out, sizeof(out)), -EINVAL);
 }
 
-/* Changes `length` bytes at `offset` of a golden message; the decoder says `word`. */
+/* Changes `length` bytes at `offset` of a golden message. The decoder's message must contain
+ * `word`. */
 static void says(enum ibx_migrate_message type, size_t offset, uint64_t value, size_t length,
                  int code, const char *word)
 {
@@ -361,7 +362,7 @@ static void refuses_other_protocols_and_versions(NO_STATE)
 
 static void refuses_fields_out_of_range(NO_STATE)
 {
-    const size_t uuid = 60, ram0 = 104, huge = 134; /* of their lengths */
+    const size_t uuid = 60, ram0 = 104, huge = 134; /* offsets of their lengths */
     says(IBX_MIGRATE_HELLO, 7, 0, 1, -EPROTO, "purpose is 0");
     says(IBX_MIGRATE_HELLO, 7, 6, 1, -EPROTO, "purpose is 6");
     says(IBX_MIGRATE_HELLO, 24, 0, 8, -EPROTO, "epoch is 0");
@@ -425,7 +426,7 @@ static void refuses_fields_out_of_range(NO_STATE)
     says(IBX_MIGRATE_COMPLETE, 74, 300001, 8, -EPROTO, "do not make");
 }
 
-static void encoder_keeps_to_the_same(NO_STATE)
+static void encoder_has_the_same_limits(NO_STATE)
 {
     REFUSED(IBX_MIGRATE_HELLO, hello.block_count = 65);
     REFUSED(IBX_MIGRATE_HELLO, memset(hello.id, 0, IBX_MIGRATE_ID_BYTES));
@@ -453,7 +454,7 @@ static void text_is_fit_for_a_terminal(NO_STATE)
     assert_int_equal(decode(bytes, 8, &message), -EPROTO);
 }
 
-/* Ids that differ only in what is not shown are the same. */
+/* Ids that differ only in characters that cannot be shown count as equal. */
 static void ids_stay_unique(NO_STATE)
 {
     uint8_t bytes[512];
@@ -493,7 +494,7 @@ static void purposes_need_different_things(NO_STATE)
     memset(hello.id, 7, sizeof(hello.id));
     hello.machine[0] = hello.uuid[0] = '\0';
     hello.links_least = hello.links = hello.block_count = 0;
-    assert_int_equal(passes(), -EINVAL); /* it describes a VM */
+    assert_int_equal(passes(), -EINVAL); /* the HELLO describes a VM */
     hello.description_length = 0;
     assert_int_equal(passes(), 0);
     hello.purpose = IBX_PURPOSE_CONFIRM;
@@ -504,8 +505,8 @@ static void purposes_need_different_things(NO_STATE)
     assert_int_equal(passes(), -EINVAL);
 }
 
-/* The largest of both long messages fits. */
-static void the_longest_fit(NO_STATE)
+/* The largest versions of both long messages fit. */
+static void longest_messages_fit(NO_STATE)
 {
     fresh(IBX_MIGRATE_HELLO);
     hello.block_count = IBX_GUEST_BLOCKS_MAX;
@@ -537,7 +538,7 @@ static void the_longest_fit(NO_STATE)
     assert_int_equal(ibx_migrate_encode(&message, room, sizeof(room)), -EMSGSIZE);
 }
 
-static void a_vm_goes_there_and_back(NO_STATE)
+static void a_vm_is_encoded_and_decoded(NO_STATE)
 {
     struct ibx_guest_block blocks[2] = {
         {.id = "ram0", .size = 1u << 30, .page_size = 4096, .shared = true, .file = 77, .fd = -1},
@@ -570,9 +571,9 @@ static void a_vm_goes_there_and_back(NO_STATE)
     ibx_guest_ram_fini(&back);
 }
 
-/* The fuzzer begins with these messages, in the present version: what no version knows any more
- * gets no further than to that. */
-static void the_fuzzer_begins_with_them(NO_STATE)
+/* The fuzzer starts with these messages in the present version; a message of an old version
+ * would be refused at its version number. */
+static void fuzzer_seeds_are_these_messages(NO_STATE)
 {
     const char *folder = getenv("IBX_FUZZ_SEEDS");
     uint8_t expected[512], seed[1024];
@@ -614,17 +615,17 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(encodes_golden_bytes),
         cmocka_unit_test(decodes_golden_bytes),
-        cmocka_unit_test(the_fuzzer_begins_with_them),
-        cmocka_unit_test(refuses_what_is_cut_or_too_long),
-        cmocka_unit_test(survives_mutations),
+        cmocka_unit_test(fuzzer_seeds_are_these_messages),
+        cmocka_unit_test(refuses_truncated_and_long_messages),
+        cmocka_unit_test(decodes_mutated_messages_safely),
         cmocka_unit_test(refuses_other_protocols_and_versions),
         cmocka_unit_test(refuses_fields_out_of_range),
-        cmocka_unit_test(encoder_keeps_to_the_same),
+        cmocka_unit_test(encoder_has_the_same_limits),
         cmocka_unit_test(text_is_fit_for_a_terminal),
         cmocka_unit_test(ids_stay_unique),
         cmocka_unit_test(purposes_need_different_things),
-        cmocka_unit_test(the_longest_fit),
-        cmocka_unit_test(a_vm_goes_there_and_back),
+        cmocka_unit_test(longest_messages_fit),
+        cmocka_unit_test(a_vm_is_encoded_and_decoded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

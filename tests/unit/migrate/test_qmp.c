@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The QMP client against a scripted peer. */
+/* The QMP client with a scripted peer. */
 #include "migrate/preflight/preflight.h"
 #include "migrate/source/vm.h"
 #include "tests/fixtures/qmp_peer.h"
@@ -42,7 +42,8 @@ static void test_returns_what_qemu_returns(NO_STATE)
     done();
 }
 
-/* As -qmp-pretty writes: messages of many lines; only the first and the last are not indented. */
+/* -qmp-pretty writes messages of many lines, of which only the first and the last are not
+ * indented. */
 static void test_takes_messages_of_many_lines(NO_STATE)
 {
     static const char greeting[] =
@@ -76,8 +77,8 @@ static void test_takes_messages_of_many_lines(NO_STATE)
     done();
 }
 
-/* A QEMU whose monitor cannot read ahead is not asked to, and is told nothing that it might not
- * know. */
+/* A QEMU whose monitor cannot execute out of band is not asked to, and gets no member that it
+ * might not know. */
 static void test_enables_only_what_is_offered(NO_STATE)
 {
     static const char *const offers[] = {"", ", \"capabilities\": []",
@@ -98,8 +99,8 @@ static void test_enables_only_what_is_offered(NO_STATE)
     }
 }
 
-/* An unsigned number of 64 bits, as a property may be: the connection goes on. */
-static void test_takes_great_numbers(NO_STATE)
+/* An unsigned number of 64 bits, such as a property may have, does not end the connection. */
+static void test_takes_large_numbers(NO_STATE)
 {
     const struct step steps[] = {{NULL, GREETING, 0},
                                  {"qmp_capabilities", READY(1), 0},
@@ -117,8 +118,8 @@ static void test_takes_great_numbers(NO_STATE)
     done();
 }
 
-/* The id of an answer may be any real number: one out of the range of integers is not ours, nor is
- * one that is no number. Without a space behind "id" the peer sends it as it stands. */
+/* The id of an answer may be any number. One outside the range of integers, or one that is not a
+ * number, is not an id of ours. Without a space after "id" the scripted peer sends it unchanged. */
 static void test_takes_ids_out_of_range(NO_STATE)
 {
     static const char *const ids[] = {"18446744073709551616", "1e68", "-1e68", "-1", "0", "\"2\""};
@@ -139,7 +140,7 @@ static void test_passes_refusals_on(NO_STATE)
          0},
         {"fly", "{\"id\": 3, \"error\": {\"class\": \"CommandNotFound\", \"desc\": \"gone\"}}\n",
          0}));
-    json_t *result = (json_t *)&peer; /* untouched on failure */
+    json_t *result = (json_t *)&peer; /* unchanged on failure */
     says(run("cont", &result, GENEROUS), -EREMOTEIO, "QEMU refused cont: no ?[1mway");
     assert_ptr_equal(result, &peer);
     says(run("fly", NULL, GENEROUS), -EOPNOTSUPP, "does not know fly");
@@ -162,8 +163,8 @@ static void listed(const char *path, json_int_t expected)
     json_decref(result);
 }
 
-/* QEMU gets all of them before it answers the first; each answer is that of its question, whatever
- * is asked first, and what was not sent before is sent then. */
+/* QEMU gets all questions before it answers the first. Each caller gets the answer to its
+ * question, in whatever order they ask, and questions that had not been sent are sent then. */
 static void test_questions_are_sent_ahead(NO_STATE)
 {
     attached(SCRIPT({"\"path\":\"/a\"", NULL, 0}, {"\"path\":\"/b\"", NULL, 0}, {"fly", NULL, 0},
@@ -188,7 +189,7 @@ static void test_questions_are_sent_ahead(NO_STATE)
     done();
 }
 
-/* Questions of an outer caller stay, and are not sent again when that asks them. */
+/* Questions of an outer caller stay, and are not sent again when that caller asks them. */
 static void test_questions_of_an_outer_caller_stay(NO_STATE)
 {
     attached(SCRIPT({"\"path\":\"/a\"", NULL, 0}, {"\"path\":\"/b\"", NULL, 0},
@@ -210,7 +211,7 @@ static void test_questions_of_an_outer_caller_stay(NO_STATE)
     done();
 }
 
-/* By two callers that do not know of each other. */
+/* Two callers that do not know of each other ask the same. */
 static void test_nothing_is_sent_ahead_twice(NO_STATE)
 {
     attached(
@@ -225,8 +226,8 @@ static void test_nothing_is_sent_ahead_twice(NO_STATE)
     done();
 }
 
-/* The description of a VM is not made of what it was long ago. */
-static void test_told_too_long_ago(NO_STATE)
+/* The description of a VM must not be made of old answers. */
+static void test_old_answers_are_not_used(NO_STATE)
 {
     attached(SCRIPT({"query-cpus-fast", NULL, 0}));
     struct source_vm vm = {.qmp = qmp};
@@ -241,7 +242,7 @@ static void test_told_too_long_ago(NO_STATE)
     done();
 }
 
-/* An answer that nobody asked for does not answer a later question. */
+/* An answer without a question does not answer a later question. */
 static void test_unasked_answers_are_dropped(NO_STATE)
 {
     attached(
@@ -253,7 +254,7 @@ static void test_unasked_answers_are_dropped(NO_STATE)
     done();
 }
 
-/* A QEMU that answers no question in time is asked again, and its late answer is dropped. */
+/* A QEMU that does not answer in time is asked again, and its late answer is dropped. */
 static void test_late_answers_to_questions_ahead(NO_STATE)
 {
     attached(SCRIPT({"slow", NULL, 0},
@@ -280,7 +281,7 @@ static void test_late_answers_are_dropped(NO_STATE)
     done();
 }
 
-/* An answer that comes while no call waits is not taken for that of the next command. */
+/* An answer that arrives while no call waits is not taken for the next command's. */
 static void test_answer_between_two_commands(NO_STATE)
 {
     static const char late[] = "{\"return\": 2, \"id\": 2}\n";
@@ -295,8 +296,8 @@ static void test_answer_between_two_commands(NO_STATE)
     done();
 }
 
-/* The answer to a posted command waits to be taken, whatever else is run meanwhile. */
-static void test_posted(NO_STATE)
+/* The answer to a posted command is kept until it is taken, whatever commands run meanwhile. */
+static void test_posted_command(NO_STATE)
 {
     json_t *result = NULL, *reply;
     attached(SCRIPT({"asked", NULL, 0},
@@ -313,8 +314,8 @@ static void test_posted(NO_STATE)
     done();
 }
 
-/* ... which is kept when another command could not be sent. */
-static void test_posted_and_then_another_that_is_not_sent(NO_STATE)
+/* It is also kept if another command could not be sent. */
+static void test_posted_answer_stays_if_another_is_not_sent(NO_STATE)
 {
     static const char much[4096];
     const struct step steps[] = {
@@ -362,8 +363,8 @@ static json_int_t first_of(const char *command)
     return number;
 }
 
-/* A property of the machine is asked for once, but one that changes; and while it is wished so is
- * what lasts for a moment. */
+/* A constant property of the machine is asked for only once; one that may change is asked for
+ * each time, unless the caller wants short-lived answers to be remembered. */
 static void test_remembers(NO_STATE)
 {
     attached(SCRIPT({"usb", "{\"return\": 10, \"id\": 2}\r\n", 0},
@@ -407,7 +408,7 @@ static void test_passes_a_descriptor(NO_STATE)
 
 /* ------------------------------------------------------------ events */
 
-/* They come in their order, those before an answer too. */
+/* Events are kept in order, also those that arrive before an answer. */
 static void test_queues_events(NO_STATE)
 {
     static const char *const names[] = {"SETUP", "STOP", "ACTIVE"};
@@ -457,8 +458,7 @@ static bool next_is(const char *name, bool data)
     return yes;
 }
 
-/* Events that a guest can cause again and again do not push out those that a migration waits
- * for. */
+/* Events that a guest can cause repeatedly do not displace those that a migration waits for. */
 static void test_keeps_what_migrations_need(NO_STATE)
 {
     attached(SCRIPT({"flood", "{\"event\": \"RTC_CHANGE\"}\n", 3},
@@ -477,7 +477,7 @@ static void test_keeps_what_migrations_need(NO_STATE)
     done();
 }
 
-/* A thousand events of megabytes are not kept as they are. */
+/* A thousand events of megabytes each are not kept in full. */
 static void test_keeps_no_long_events(NO_STATE)
 {
     static char text[1 << 20];
@@ -496,7 +496,7 @@ int main(void)
         cmocka_unit_test(test_returns_what_qemu_returns),
         cmocka_unit_test(test_takes_messages_of_many_lines),
         cmocka_unit_test(test_enables_only_what_is_offered),
-        cmocka_unit_test(test_takes_great_numbers),
+        cmocka_unit_test(test_takes_large_numbers),
         cmocka_unit_test(test_takes_ids_out_of_range),
         cmocka_unit_test(test_passes_refusals_on),
         cmocka_unit_test(test_questions_are_sent_ahead),
@@ -504,12 +504,12 @@ int main(void)
         cmocka_unit_test(test_late_answers_to_questions_ahead),
         cmocka_unit_test(test_late_answers_are_dropped),
         cmocka_unit_test(test_answer_between_two_commands),
-        cmocka_unit_test(test_posted),
-        cmocka_unit_test(test_posted_and_then_another_that_is_not_sent),
+        cmocka_unit_test(test_posted_command),
+        cmocka_unit_test(test_posted_answer_stays_if_another_is_not_sent),
         cmocka_unit_test(test_remembers),
         cmocka_unit_test(test_questions_of_an_outer_caller_stay),
         cmocka_unit_test(test_nothing_is_sent_ahead_twice),
-        cmocka_unit_test(test_told_too_long_ago),
+        cmocka_unit_test(test_old_answers_are_not_used),
         cmocka_unit_test(test_passes_a_descriptor),
         cmocka_unit_test(test_queues_events),
         cmocka_unit_test(test_keeps_the_newest_events),

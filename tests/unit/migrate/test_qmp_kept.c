@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* How much memory a QEMU that its guest has taken over can make its QMP client hold. */
+/* How much memory a QEMU that its guest controls can make its QMP client hold. */
 #include "migrate/preflight/description.h"
 #include "tests/fixtures/qmp_peer.h"
 
@@ -10,8 +10,8 @@
 #define MIB        ((size_t)1 << 20)
 #define EVENTS     30u
 #define EVENT_MIB  (64 * 1024)
-#define QUESTIONS  18u /* whose answers are more than is kept ahead */
-#define REPEATED   10u /* ... than is remembered */
+#define QUESTIONS  18u /* with more answers than are kept ahead */
+#define REPEATED   10u /* with more answers than are remembered */
 #define ANSWER_MIB (6 * MIB)
 
 static size_t held(void)
@@ -20,7 +20,7 @@ static size_t held(void)
     return all.uordblks + all.hblkhd;
 }
 
-/* `head`, as many of `item` as there is room for, and `tail`. */
+/* Returns `head`, as many of `item` as fit, and `tail`. */
 static char *text_of(size_t length, const char *head, const char *item, const char *tail)
 {
     const size_t step = strlen(item);
@@ -32,7 +32,7 @@ static char *text_of(size_t length, const char *head, const char *item, const ch
     return text;
 }
 
-/* Wherever in the event its bulk is: what is kept of a thousand is not for QEMU to say. */
+/* Wherever in an event its bulk is, QEMU does not decide how much is kept of a thousand events. */
 static void test_events(NO_STATE)
 {
     char *in_data =
@@ -55,7 +55,7 @@ static void test_events(NO_STATE)
     done();
 }
 
-/* A value takes a hundred times the memory that its text has. */
+/* A value takes a hundred times the memory of its text. */
 static void test_too_many_values(NO_STATE)
 {
     char *text = text_of(ANSWER_MIB, "{\"return\": [", "{},", "1], \"id\": 2}\n");
@@ -65,11 +65,11 @@ static void test_too_many_values(NO_STATE)
     free(text);
 }
 
-/* As dense as block nodes are, which have 22 bytes for a value. */
+/* as dense as block nodes, which take 22 bytes for a value */
 #define NODE  "{\"detect-zeroes-or-whatever\": \"off-or-on\", \"write_threshold\": 1000},"
 #define NODES (8 * MIB - 4096)
 
-/* 256 disks of 18 images each have more than a quarter of a million values, in 6 MB. */
+/* 256 disks of 18 images each have more than 250,000 values in 6 MB. */
 static void test_a_vm_of_many_images(NO_STATE)
 {
     char *nodes = text_of(NODES, "{\"return\": [", NODE, "1], \"id\": 2}\n");
@@ -90,7 +90,7 @@ static void test_a_vm_of_many_images(NO_STATE)
     done();
 }
 
-/* A text that only looks like values has none. */
+/* A text that contains what looks like values has none. */
 static void test_a_long_text(NO_STATE)
 {
     char *text = text_of(ANSWER_MIB, "{\"return\": \"", "{,\\\"[", "\\\\\", \"id\": 2}\n");
@@ -106,7 +106,7 @@ static void test_a_long_text(NO_STATE)
 static struct step steps[QUESTIONS + 4];
 static char numbers[QUESTIONS][64];
 
-/* Questions like this one, each of which is answered at length, and then `last`. */
+/* Scripts `questions` long answers to this question, and then `last`. */
 static void script(const char *question, const char *answer, unsigned questions)
 {
     unsigned n = 0;
@@ -119,7 +119,7 @@ static void script(const char *question, const char *answer, unsigned questions)
     steps[n] = (struct step){0};
 }
 
-/* Answers that nobody has asked for yet. */
+/* Answers to questions that were sent ahead. */
 static void test_answers_to_questions_ahead(NO_STATE)
 {
     char *answers = text_of(ANSWER_MIB, "", "x", "\"}\n");
@@ -146,7 +146,7 @@ static void test_answers_to_questions_ahead(NO_STATE)
     free(answers);
 }
 
-/* Remembered answers are asked for anew if they would be too much. */
+/* Remembered answers are dropped and asked for again if they take too much memory. */
 static void test_answers_that_are_remembered(NO_STATE)
 {
     char *rest = text_of(ANSWER_MIB, "", "x", "\"}\n");
@@ -178,7 +178,7 @@ static void test_answers_that_are_remembered(NO_STATE)
     free(rest);
 }
 
-/* What a description is made of: no longer than one may be. */
+/* Properties become part of a description, and must not be longer than one may be. */
 static void test_properties(NO_STATE)
 {
     static const char list[] =
@@ -210,6 +210,6 @@ int main(void)
         cmocka_unit_test(test_answers_that_are_remembered),
         cmocka_unit_test(test_properties),
     };
-    signal(SIGPIPE, SIG_IGN); /* the peer still speaks when its client has had enough */
+    signal(SIGPIPE, SIG_IGN); /* the peer may write after its client has closed */
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The QMP client and peers that are no QEMU, flood it, stand still, or cannot be reached. */
+/* The QMP client with peers that are not QEMU, flood it, do not answer, or cannot be reached. */
 #include "tests/fixtures/qmp_peer.h"
 
 #include <errno.h>
@@ -16,9 +16,9 @@
 
 #define EVENT "{\"event\": \"RTC_CHANGE\"}\n"
 
-#define FLOOD 1024u  /* bytes of one: a call ends behind so many bytes, or its deadline */
-static bool flooded; /* there is always something to read, whoever sends faster than it is read */
-static const char *flood_of; /* events that fill all of it; NULL: one EVENT */
+#define FLOOD 1024u          /* a call ends after this many bytes, or at its deadline */
+static bool flooded;         /* there is always something to read */
+static const char *flood_of; /* events that fill the buffer; NULL: one EVENT */
 
 ssize_t __real_recv(int fd, void *buffer, size_t size, int flags);
 ssize_t __wrap_recv(int fd, void *buffer, size_t size, int flags);
@@ -35,7 +35,7 @@ ssize_t __wrap_recv(int fd, void *buffer, size_t size, int flags)
     return FLOOD;
 }
 
-/* The call ends all the same. */
+/* The call ends anyway. */
 static void test_flood_without_an_answer(NO_STATE)
 {
     attached(SCRIPT({"query-status", EVENT, 0}, {"query-status", NULL, 0}));
@@ -76,7 +76,7 @@ static uint64_t pump_ns(const char *event)
     return took;
 }
 
-/* A search for events takes no longer if none of them may be left out. */
+/* Searching the events takes no longer if none of them may be dropped. */
 static void test_flood_of_what_migrations_need(NO_STATE)
 {
     attached(SCRIPT({"bye", NULL, 0}));
@@ -129,18 +129,18 @@ static void test_endless_line(NO_STATE)
     "{\"event\": \"SHUTDOWN\", \"data\": {\"guest\": true, \"reason\": \"guest-shutdown\"}}\n"
 #define STOPPED "{\"event\": \"STOP\"}\n"
 
-static bool stays; /* as the command line of QEMU says */
+static bool stays; /* whether QEMU's command line says that it stays */
 
 bool __real_ibx_proc_stays(pid_t pid);
 bool __wrap_ibx_proc_stays(pid_t pid);
 bool __wrap_ibx_proc_stays(pid_t pid)
 {
-    assert_int_equal(pid, getpid()); /* who made the peer's socket */
+    assert_int_equal(pid, getpid()); /* the process that made the peer's socket */
     return stays;
 }
 
-/* QEMU (-no-shutdown) says no STOP of a VM that stands still: nothing but SHUTDOWN comes. */
-static void test_who_stays_without_a_stop(NO_STATE)
+/* QEMU with -no-shutdown sends no STOP for a VM that is already stopped: only SHUTDOWN comes. */
+static void test_shutdown_without_stop(NO_STATE)
 {
     static const char by_signal[] =
         "{\"event\": \"SHUTDOWN\", \"data\": {\"guest\": false, \"reason\": \"host-signal\"}}\n";
@@ -159,7 +159,7 @@ static void test_who_stays_without_a_stop(NO_STATE)
     stays = false;
 }
 
-/* A process with these arguments stays, as a QEMU would. */
+/* Whether a process with these arguments stays after a shutdown, as QEMU would. */
 static bool process_stays(const char *one, const char *two, const char *three)
 {
     int up[2], status;
@@ -172,7 +172,7 @@ static bool process_stays(const char *one, const char *two, const char *three)
         execl("/bin/sh", "sh", "-c", "echo; kill -STOP $$", one, two, three, NULL);
         _exit(1);
     }
-    assert_int_equal(read(up[0], &byte, 1), 1); /* it has its arguments */
+    assert_int_equal(read(up[0], &byte, 1), 1); /* the child has its arguments now */
     const bool is = __real_ibx_proc_stays(pid);
     kill(pid, SIGKILL);
     assert_int_equal(waitpid(pid, &status, 0), pid);
@@ -181,7 +181,7 @@ static bool process_stays(const char *one, const char *two, const char *three)
     return is;
 }
 
-static void test_what_a_command_line_says_of_the_end(NO_STATE)
+static void test_command_line_says_whether_qemu_stays(NO_STATE)
 {
     assert_true(process_stays("-no-reboot", "-no-shutdown", "-S"));
     assert_true(process_stays("-S", "-action", "panic=shutdown,shutdown=pause"));
@@ -192,8 +192,8 @@ static void test_what_a_command_line_says_of_the_end(NO_STATE)
     assert_false(__real_ibx_proc_stays(0));
 }
 
-/* A QEMU that ends may hang over a command that comes then, until its client goes. */
-static void test_who_ends_is_left_alone(NO_STATE)
+/* A QEMU that is about to end may hang at a command until its client disconnects. */
+static void test_ending_qemu_gets_no_commands(NO_STATE)
 {
     char more;
     int status;
@@ -221,8 +221,8 @@ static void test_who_ends_is_left_alone(NO_STATE)
     done();
 }
 
-/* ... and one that stays (-no-shutdown) is asked as before. */
-static void test_who_stays_is_asked(NO_STATE)
+/* One that stays (-no-shutdown) is asked as before. */
+static void test_remaining_qemu_is_asked(NO_STATE)
 {
     attached(SCRIPT({"query-status", SHUT_DOWN READY(2), 0}, {NULL, STOPPED, 0},
                     {"query-jobs", READY(3), 0}));
@@ -232,8 +232,8 @@ static void test_who_stays_is_asked(NO_STATE)
     done();
 }
 
-/* QEMU answers the next client what an earlier one has asked: in whatever state this one is until
- * its first answer, which is behind it. */
+/* QEMU sends the next client the answers to an earlier one's commands, in any state before the
+ * first answer to its own. */
 static void test_answers_to_an_earlier_client(NO_STATE)
 {
 #define FOREIGN "{\"return\": {}, \"id\" : 3}\r\n"
@@ -269,7 +269,7 @@ static void test_ids_of_two_clients(NO_STATE)
     assert_true(first < (1ll << 53) && peer.before < (1ll << 53));
 }
 
-/* QEMU greets twice who comes while it begins, and wants to negotiate after that. */
+/* QEMU greets a client that connects during its start twice, and then expects the negotiation. */
 static void test_greeted_twice(NO_STATE)
 {
     static const char again[] = "{\"error\": {\"class\": \"CommandNotFound\", \"desc\": "
@@ -291,7 +291,7 @@ static void test_greeted_twice(NO_STATE)
     }
 }
 
-/* A peer that answers a command twice, or after a later one, is trusted in nothing any more. */
+/* A peer that answers a command twice, or after a later one, is not trusted any more. */
 static void test_answered_twice(NO_STATE)
 {
     attached(SCRIPT({"status", "{\"return\": 1, \"id\": 2}\n{\"return\": 2, \"id\": 2}\n", 0}));
@@ -317,11 +317,11 @@ static void test_death_is_remembered(NO_STATE)
         says(run("query-status", NULL, GENEROUS), -ECONNRESET, "its QEMU ends with it");
         says(ibx_qmp_pump(qmp, &error), -ECONNRESET, "its QEMU ends with it");
     }
-    assert_true(ibx_qmp_has_events(qmp)); /* what came before it is not lost */
+    assert_true(ibx_qmp_has_events(qmp)); /* earlier events are not lost */
     done();
 }
 
-/* Commands fill the socket, and the one that no longer fits fails at its deadline. */
+/* Commands fill the socket. The one that does not fit fails at its deadline. */
 static void test_peer_that_does_not_read(NO_STATE)
 {
     const struct step steps[] = {{NULL, GREETING, 0}, {"qmp_capabilities", READY(1), 0}, {0}};
@@ -351,7 +351,7 @@ static void test_bad_paths(NO_STATE)
          "unix:/nowhere/at/all,server=on,wait=off");
 }
 
-/* A QEMU that is told to listen at a file removes it, so nobody is told to have it do that. */
+/* QEMU removes a file at which it is told to listen, so the message must not advise that. */
 static void test_no_socket(NO_STATE)
 {
     char file[] = "/tmp/ibx-qmp-XXXXXX";
@@ -368,7 +368,7 @@ static void test_no_socket(NO_STATE)
     unlink(file);
 }
 
-/* In a folder so deep that no socket's address has room for it: it was made from there. */
+/* The path is too long for a socket's address; the socket was created from within the folder. */
 static void test_deep_folder(NO_STATE)
 {
     struct sockaddr_un at = {.sun_family = AF_UNIX};
@@ -382,7 +382,7 @@ static void test_deep_folder(NO_STATE)
     assert_int_equal(bind(fd, (struct sockaddr *)&at, sizeof(at)), 0);
     assert_int_equal(listen(fd, 1), 0);
     memset(&error, 0, sizeof(error));
-    /* No process accepts, but the socket is there. */
+    /* No process accepts, but the socket exists. */
     assert_int_equal(ibx_qmp_connect(path, ibx_deadline_in_ms(SHORT), &qmp, &error), -ETIMEDOUT);
     close(fd);
     close(folder);
@@ -392,7 +392,7 @@ static void test_deep_folder(NO_STATE)
     assert_int_equal(ibx_qmp_connect(path, ibx_deadline_in_ms(SHORT), &qmp, &error), -ENOENT);
 }
 
-/* A listener whose backlog is full must not hold the caller. */
+/* A listener with a full backlog must not block the caller. */
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77
 #endif
@@ -410,7 +410,7 @@ static bool knows_who_listened(void)
     return knows;
 }
 
-/* A process that has listened at `path` and has ended, while its child has the socket. Returns the
+/* Starts a process that listens at `path` and ends while its child has the socket. Returns the
  * child. */
 static pid_t leave_a_listener(const char *path)
 {
@@ -437,8 +437,8 @@ static pid_t leave_a_listener(const char *path)
     return child;
 }
 
-/* Its number may be another QEMU's by now: nobody's memory is looked for there. */
-static void test_who_listened_has_ended(NO_STATE)
+/* The process's number may belong to another QEMU by now, so that one's memory is not used. */
+static void test_listening_process_has_ended(NO_STATE)
 {
     char folder[] = "/tmp/ibx-qmp-XXXXXX", path[64];
     assert_non_null(mkdtemp(folder));
@@ -455,8 +455,8 @@ static void test_who_listened_has_ended(NO_STATE)
         print_message("not looked at: this kernel does not tell who has ended\n");
 }
 
-/* Nobody answers for one that has just ended, and nobody is said to. */
-static void test_who_listened_has_just_ended(NO_STATE)
+/* The message names no process as the listener. */
+static void test_listening_process_has_just_ended(NO_STATE)
 {
     struct sockaddr_un at = {.sun_family = AF_UNIX};
     int told[2];
@@ -516,10 +516,10 @@ int main(void)
         cmocka_unit_test(test_bad_greetings),
         cmocka_unit_test(test_silent_monitor),
         cmocka_unit_test(test_endless_line),
-        cmocka_unit_test(test_who_ends_is_left_alone),
-        cmocka_unit_test(test_who_stays_without_a_stop),
-        cmocka_unit_test(test_what_a_command_line_says_of_the_end),
-        cmocka_unit_test(test_who_stays_is_asked),
+        cmocka_unit_test(test_ending_qemu_gets_no_commands),
+        cmocka_unit_test(test_shutdown_without_stop),
+        cmocka_unit_test(test_command_line_says_whether_qemu_stays),
+        cmocka_unit_test(test_remaining_qemu_is_asked),
         cmocka_unit_test(test_answers_to_an_earlier_client),
         cmocka_unit_test(test_ids_of_two_clients),
         cmocka_unit_test(test_greeted_twice),
@@ -529,8 +529,8 @@ int main(void)
         cmocka_unit_test(test_bad_paths),
         cmocka_unit_test(test_no_socket),
         cmocka_unit_test(test_deep_folder),
-        cmocka_unit_test(test_who_listened_has_ended),
-        cmocka_unit_test(test_who_listened_has_just_ended),
+        cmocka_unit_test(test_listening_process_has_ended),
+        cmocka_unit_test(test_listening_process_has_just_ended),
         cmocka_unit_test(test_full_backlog),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The memory of a VM that has returned gets the name that QEMU tells: of a file that QEMU's user
- * could replace by itself, and of nothing else. And what that user puts in the place of the memory
- * is not taken for it. */
+/* The memory of a returned VM gets the name that QEMU reports, if that is a file that QEMU's
+ * user could replace anyway. Another file that this user puts in the memory's place is not
+ * mistaken for it. */
 #include "migrate/journal/journal.h"
 #include "migrate/qemu/qemu_internal.h"
 #include "tests/fixtures/unit.h"
@@ -17,7 +17,8 @@
 
 #define QEMU  4711u
 #define BYTES 4096
-#define TIMES 2000 /* opened by a name that was looked at before, some are the other file */
+/* with a name that was checked earlier, some attempts would open the other file */
+#define TIMES 2000
 
 static char folder[32], base[64], names[IBX_GUEST_BLOCKS_MAX][IBX_GUEST_FILE_PATH];
 static struct ibx_record record;
@@ -37,7 +38,7 @@ static ino_t inode(const char *path)
     return lstat(path, &st) ? 0 : st.st_ino;
 }
 
-/* The folder is root's, with a file that QEMU's user could not replace. */
+/* The folder is root's and contains a file that QEMU's user could not replace. */
 static int begin(void **state)
 {
     struct stat st;
@@ -93,7 +94,7 @@ static void test_a_file_of_its_own(NO_STATE)
     assert_int_equal(rename_to("own"), 0);
     assert_int_equal(inode(names[0]), is);
     assert_int_equal(inode(base), 0);
-    assert_int_equal(rename_to("own"), 0); /* it has that name already */
+    assert_int_equal(rename_to("own"), 0); /* the memory has that name already */
 }
 
 static void test_files_of_others(NO_STATE)
@@ -106,7 +107,7 @@ static void test_files_of_others(NO_STATE)
     const ino_t before = inode(path);
     assert_int_equal(rename_to("root"), -EPERM);
     assert_int_equal(inode(path), before);
-    assert_true(rename_to("nothing") < 0); /* in a folder where it could make none */
+    assert_true(rename_to("nothing") < 0); /* in a folder where that user cannot create files */
     snprintf(link, sizeof(link), "%s/link", folder);
     assert_int_equal(symlink(path, link), 0);
     assert_int_equal(rename_to("link"), -EPERM);
@@ -116,7 +117,7 @@ static void test_files_of_others(NO_STATE)
     assert_int_equal(inode(base), is);
 }
 
-/* QEMU tells the name that it was given, which may be a link to its file. */
+/* QEMU reports the name that it was given, which may be a link to the file. */
 static void test_a_link_to_a_file_of_its_own(NO_STATE)
 {
     char path[64], link[64];
@@ -130,10 +131,10 @@ static void test_a_link_to_a_file_of_its_own(NO_STATE)
     assert_int_equal(rename_to("link"), 0);
     assert_int_equal(inode(path), is);
     assert_true(!lstat(link, &st) && S_ISLNK(st.st_mode));
-    assert_int_equal(rename_to("link"), 0); /* it leads to the memory already */
+    assert_int_equal(rename_to("link"), 0); /* the link leads to the memory already */
 }
 
-/* One with a second name may be another's by that. */
+/* A file with a second name may belong to another user under that name. */
 static void test_a_file_with_two_names(NO_STATE)
 {
     char path[64], second[64];
@@ -147,8 +148,8 @@ static void test_a_file_with_two_names(NO_STATE)
 
 static atomic_bool over;
 
-/* As QEMU's user may while the memory is looked for. */
-static void *exchanges(void *with)
+/* Replaces the file while the memory is searched for, as QEMU's user could. */
+static void *replace_repeatedly(void *with)
 {
     while (!atomic_load(&over))
         renameat2(AT_FDCWD, base, AT_FDCWD, with, RENAME_EXCHANGE);
@@ -166,7 +167,7 @@ static void test_another_file_in_its_place(NO_STATE)
     make(with, QEMU);
     record.pid_started = 1; /* its QEMU has ended */
     atomic_store(&over, false);
-    assert_int_equal(pthread_create(&thread, NULL, exchanges, with), 0);
+    assert_int_equal(pthread_create(&thread, NULL, replace_repeatedly, with), 0);
     while (opened < TIMES) {
         struct ibx_guest_ram ram;
         const int rc = ibx_journal_open_base(&record, &ram, NULL);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Guest RAM that a record describes is opened again while its QEMU, here this process, lives: one
- * block that is mapped, and one that the owner has removed. */
+/* Guest RAM that a record describes is opened again while its QEMU, here this process, lives:
+ * one block that is mapped, and one whose file has been removed. */
 #include "migrate/journal/journal.h"
 #include "migrate/qemu/qemu_internal.h"
 #include "tests/fixtures/open_fds.h"
@@ -19,7 +19,7 @@
 
 static char folder[32], mapped[64], removed[64];
 static void *memory;
-static int file; /* of the mapped block, as QEMU has it open */
+static int file; /* the mapped block's file, as QEMU has it open */
 static struct ibx_record record;
 
 static int make(const char *path, mode_t mode)
@@ -74,7 +74,7 @@ static int end(void **state)
     return rmdir(folder);
 }
 
-/* How many descriptors it keeps open, or an error. */
+/* Returns how many descriptors it keeps open, or an error. */
 static int reopen(int (*by)(const struct ibx_record *, struct ibx_guest_ram *, struct ibx_error *),
                   struct ibx_guest_ram *ram, struct ibx_error *err)
 {
@@ -93,14 +93,14 @@ static int access_mode(const struct ibx_guest_ram *ram, unsigned i)
     return fcntl(ram->blocks[i].fd, F_GETFL) & O_ACCMODE;
 }
 
-/* Does as nobody what root is not refused. */
+/* Becomes a user to whom access can be refused, unlike root. */
 static void become(uid_t user)
 {
     assert_int_equal(seteuid(user), 0);
     prctl(PR_SET_DUMPABLE, 1); /* so that /proc shows this process to it */
 }
 
-static void test_where_writing_is_not_allowed(NO_STATE)
+static void test_writing_is_not_allowed(NO_STATE)
 {
     struct ibx_guest_ram ram;
     struct ibx_error err;
@@ -118,7 +118,7 @@ static void test_where_writing_is_not_allowed(NO_STATE)
     assert_int_equal(source, 2);
     assert_int_equal(modes[0], O_RDONLY);
     assert_int_equal(modes[1], O_RDONLY);
-    /* Its pages have to be written into the file. */
+    /* The pages must be written into the file. */
     assert_int_equal(destination, -EACCES);
     assert_non_null(strstr(err.message, removed));
     assert_int_equal(after, before);
@@ -162,7 +162,8 @@ static void test_its_file_was_replaced_or_removed(NO_STATE)
 {
     char other[80];
     snprintf(other, sizeof(other), "%s/other", folder);
-    close(make(other, 0600)); /* while the first one is there, so that it has another inode */
+    /* created while the first one exists, so that it gets another inode */
+    close(make(other, 0600));
     assert_int_equal(rename(other, removed), 0);
     look(removed);
     assert_int_equal(unlink(removed), 0);
@@ -178,7 +179,7 @@ static void test_its_file_had_no_name(NO_STATE)
     look("without a name");
 }
 
-/* One that has a name, which is too long for a record, may be plugged in again. */
+/* A file whose name is too long for a record may be hot-plugged again. */
 static void test_its_file_has_a_name_that_is_not_known(NO_STATE)
 {
     struct ibx_guest_ram ram;
@@ -187,7 +188,7 @@ static void test_its_file_has_a_name_that_is_not_known(NO_STATE)
     assert_int_equal(reopen(ibx_journal_reopen_to_fill, &ram, &err), -ENOENT);
 }
 
-/* QEMU tells the name that it was given, which may be a link to its file. */
+/* QEMU reports the name that it was given, which may be a link to the file. */
 static void test_its_file_is_behind_a_link(NO_STATE)
 {
     char link[80];
@@ -204,7 +205,7 @@ static void test_its_file_is_behind_a_link(NO_STATE)
     close(block.fd);
     look(NULL);
     assert_string_equal(noted->file.path, removed);
-    /* The record of an earlier version names the link. The file is not gone. */
+    /* A record of an earlier version names the link. The file exists. */
     snprintf(noted->file.path, sizeof(noted->file.path), "%s", link);
     const int rc = reopen(ibx_journal_reopen_to_fill, &ram, &err);
     assert_int_equal(unlink(link), 0);
@@ -214,7 +215,7 @@ static void test_its_file_is_behind_a_link(NO_STATE)
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_where_writing_is_not_allowed, begin, end),
+        cmocka_unit_test_setup_teardown(test_writing_is_not_allowed, begin, end),
         cmocka_unit_test_setup_teardown(test_a_block_that_is_left, begin, end),
         cmocka_unit_test_setup_teardown(test_its_file_was_replaced_or_removed, begin, end),
         cmocka_unit_test_setup_teardown(test_its_file_had_no_name, begin, end),

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What a returning VM has written and given back; this process's memory stands for QEMU's. Also at
- * the moment when a page is in its place and not noted yet. */
+/* Which pages a returning VM has written, and which it has given back. This process's memory
+ * stands for QEMU's. Includes the moment when a page is in place and not noted yet. */
 #include "migrate/source/source.h"
 #include "tests/fixtures/tracking_uffd.h"
 #include "tests/fixtures/unit.h"
@@ -18,13 +18,13 @@
 #define PAGE  4096u
 #define PAGES 300u
 #define WORDS ((PAGES + 63) / 64)
-#define FIRST 70u  /* pages of the first block: the second begins within a word of a map */
-#define CAME  100u /* the first pages, which are here; home has all */
+#define FIRST 70u  /* pages of the first block; the second one starts within a word of the map */
+#define CAME  100u /* the first pages, which are here; the VM's home has all */
 
 static struct ibx_error error;
 
-/* What another process does while pages of files are counted: a page of `memory` comes, and is
- * noted as placed by the end of it or later. 0: none does. */
+/* What another process does while the pages of files are counted: this page of `memory` arrives,
+ * and is noted as placed at once or later. 0: nothing. */
 static struct memory *coming_to;
 static uint64_t coming;
 static bool noted_at_once;
@@ -33,7 +33,7 @@ struct memory {
     uint8_t *bytes;
     int uffd;
     struct ibx_guest_block blocks[2];
-    uint64_t base[WORDS], arrived[2 * WORDS]; /* that have arrived, and that are placed */
+    uint64_t base[WORDS], arrived[2 * WORDS]; /* pages that have arrived; pages that are placed */
     struct source source;
 };
 
@@ -83,7 +83,7 @@ static void make_block(struct memory *m, unsigned block, uint64_t first, uint64_
         ibx_dirty_register(m->uffd, m->blocks[block].address, m->blocks[block].size, &error), 0);
 }
 
-/* A VM that stands still, with its first pages in their place, protected. */
+/* A stopped VM whose first pages are in place and write-protected. */
 static struct memory *begin(void)
 {
     static struct memory memory;
@@ -130,8 +130,8 @@ static void end(struct memory *m)
     close(m->uffd);
 }
 
-/* These pages and no others; the map of the stop has all pages that home had except these. -1:
- * there is none. */
+/* Checks that exactly these pages are found. The map of the stop has all pages that home had
+ * except these. -1: none. */
 static void found(struct memory *m, int64_t written, int64_t given_back)
 {
     struct source *s = &m->source;
@@ -180,13 +180,13 @@ static void test_in_the_second_block(NO_STATE)
     end(m);
 }
 
-/* A page has come, was written, and is not noted yet. */
+/* A page has arrived and was written, and is not noted yet. */
 static void test_before_it_is_noted(NO_STATE)
 {
     struct memory *m = begin();
     found(m, -1, -1);
     note(m, 200, false);
-    found(m, -1, -1); /* it is on its way */
+    found(m, -1, -1); /* it is in flight */
     m->bytes[200 * PAGE] = 2;
     found(m, 200, -1);
     note(m, 200, true);
@@ -194,8 +194,8 @@ static void test_before_it_is_noted(NO_STATE)
     end(m);
 }
 
-/* ... while another one is given back, so that the number of pages is that from before. */
-static void test_as_many_come_as_go(NO_STATE)
+/* Another page is given back meanwhile, so that the number of pages stays the same. */
+static void test_as_many_pages_arrive_as_are_given_back(NO_STATE)
 {
     struct memory *m = begin();
     found(m, -1, -1);
@@ -208,7 +208,7 @@ static void test_as_many_come_as_go(NO_STATE)
     end(m);
 }
 
-/* ... which is counted on one side only, of the files or of what is placed. */
+/* The page is counted on one side only: in the files, or as placed. */
 static void test_one_comes_while_they_are_counted(NO_STATE)
 {
     for (int at_once = 0; at_once < 2; at_once++) {
@@ -230,7 +230,7 @@ int main(void)
         cmocka_unit_test(test_one_after_the_other),
         cmocka_unit_test(test_in_the_second_block),
         cmocka_unit_test(test_before_it_is_noted),
-        cmocka_unit_test(test_as_many_come_as_go),
+        cmocka_unit_test(test_as_many_pages_arrive_as_are_given_back),
         cmocka_unit_test(test_one_comes_while_they_are_counted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* QEMU's migration settings, of QEMUs that are not at hand: newer ones, and ones that refuse. */
+/* QEMU's migration settings, with simulated QEMUs: newer ones, and ones that refuse. */
 #include "migrate/preflight/preflight.h"
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/unit.h"
@@ -20,12 +20,12 @@
 #define GENEROUS   patience_ms(20000)
 #define LINE_BYTES 4096
 
-/* A QEMU with these settings; it notes what it is told to set, and may refuse that. */
+/* A QEMU with these settings. It notes what it is told to set, and may refuse it. */
 static struct fake {
     const char *capabilities, *parameters;
     bool refuses;
     int fd;
-    char told[2 * LINE_BYTES]; /* the commands and their arguments, in their order */
+    char told[2 * LINE_BYTES]; /* the commands and their arguments, in order */
     pthread_t thread;
 } fake;
 static struct ibx_qmp *qmp;
@@ -104,7 +104,7 @@ static void end(void)
     close(fake.fd);
 }
 
-/* In any order of the members. */
+/* Compares JSON, in any order of the members. */
 static void is(const json_t *json, const char *text)
 {
     json_t *wanted = json_loads(text, 0, NULL);
@@ -126,8 +126,8 @@ static void test_a_qemu_as_it_starts(NO_STATE)
     end();
 }
 
-/* Everything that was ever set for another migration goes, and comes back, in the order in which
- * QEMU never sees two that it refuses together. */
+/* Everything that was set for another migration is reset, and restored later, in an order in
+ * which QEMU never sees two settings that it refuses together. */
 static void test_everything_set(NO_STATE)
 {
     begin("[" NEEDED ", " ON("switchover-ack") ", " ON("mapped-ram") ", " ON("dirty-limit") ", " ON(
@@ -142,7 +142,7 @@ static void test_everything_set(NO_STATE)
        "\"\", \"tls-authz\": \"\", \"mode\": \"normal\", \"max-bandwidth\": 134217728, "
        "\"downtime-limit\": 300, \"direct-io\": false, \"avail-switchover-bandwidth\": 0}}");
     assert_int_equal(set(), 0);
-    /* As it was set, but for what an operator has set since. */
+    /* As it was, except for what an operator has set since. */
     fake.parameters =
         "{\"tls-creds\": \"\", \"tls-hostname\": \"\", \"tls-authz\": \"\", \"mode\": "
         "\"normal\", \"max-bandwidth\": 5555, \"downtime-limit\": 300, \"direct-io\": false, "
@@ -168,7 +168,7 @@ static void test_no_limit_is_left_alone(NO_STATE)
     end();
 }
 
-/* A later QEMU's, which may change the stream. */
+/* A later QEMU's capabilities may change the stream. */
 static void test_unknown_capabilities(NO_STATE)
 {
     begin("[" NEEDED ", " ON("x-warp") ", " OFF("x-woof") ", " ON("gallop") "]", "{}");
@@ -192,7 +192,7 @@ static void test_a_qemu_without(NO_STATE)
     end();
 }
 
-/* While QEMU's own migration is not over it refuses, and can be asked again. */
+/* While QEMU's own migration is not over QEMU refuses. The settings can be tried again. */
 static void test_refused_at_first(NO_STATE)
 {
     begin("[" NEEDED "]", "{}");
@@ -207,7 +207,7 @@ static void test_refused_at_first(NO_STATE)
 
 int main(void)
 {
-    signal(SIGPIPE, SIG_IGN); /* who has seen enough hangs up before the last answer */
+    signal(SIGPIPE, SIG_IGN); /* a client that has seen enough disconnects before the last answer */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_qemu_as_it_starts),    cmocka_unit_test(test_everything_set),
         cmocka_unit_test(test_no_limit_is_left_alone), cmocka_unit_test(test_unknown_capabilities),

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The folder of a snapshot, in one that others can write to, or that two processes want; a memory
- * file. */
+/* The folder of a snapshot if others can write to its parent or two processes want it; and a
+ * memory file. */
 #include "migrate/common/common.h"
 #include "migrate/snapshot/snapshot.h"
 #include "tests/fixtures/unit.h"
@@ -47,7 +47,7 @@ static void manifest_make(struct ibx_snapshot_folder *folder)
     m->description = json_object();
 }
 
-/* A whole snapshot in the folder at `path`. */
+/* Makes a complete snapshot in the folder at `path`. */
 static void snapshot_make(void)
 {
     struct ibx_snapshot_folder folder = {.count = 0};
@@ -78,8 +78,8 @@ static void test_a_link_is_no_folder(NO_STATE)
     assert_int_equal(ibx_snapshot_folder_open(path, false, &folder, &error), -ENOTDIR);
 }
 
-/* An empty path, of a variable that is not set, is not this process's working directory; and where
- * the folder above is missing, too, it is said what to do. */
+/* An empty path, for example of an unset variable, does not mean the working directory. If the
+ * parent folder is missing too, the message says what to do. */
 static void test_there_is_no_such_folder(NO_STATE)
 {
     struct ibx_snapshot_folder folder = {.count = 0};
@@ -100,8 +100,8 @@ static void test_there_is_no_such_folder(NO_STATE)
     assert_non_null(strstr(error.message, "correct the path"));
 }
 
-/* A user who can write to the folder above puts a link there, between two steps. */
-static void test_what_is_put_in_its_place_gets_nothing(NO_STATE)
+/* A user who can write to the parent folder puts a link there between two steps. */
+static void test_link_in_its_place_gets_nothing(NO_STATE)
 {
     struct ibx_snapshot_folder folder = {.count = 0}, again;
     assert_int_equal(ibx_snapshot_folder_make(path, &folder, &error), 0);
@@ -121,7 +121,7 @@ static void test_what_is_put_in_its_place_gets_nothing(NO_STATE)
     ibx_snapshot_folder_close(&folder);
 }
 
-/* Another folder there, which may be somebody's, is not removed, either. */
+/* Another folder there, perhaps of another user, is not removed either. */
 static void test_another_folder_in_its_place_stays(NO_STATE)
 {
     struct ibx_snapshot_folder folder = {.count = 0};
@@ -133,8 +133,7 @@ static void test_another_folder_in_its_place_stays(NO_STATE)
     ibx_snapshot_folder_close(&folder);
 }
 
-/* A link to a file of the right size is none of the snapshot's files: what is served is what is
- * there. */
+/* A link to a file of the right size is not accepted as one of the snapshot's files. */
 static void test_a_link_is_no_file(NO_STATE)
 {
     struct ibx_snapshot_folder again = {.count = 0};
@@ -152,9 +151,9 @@ static void in_theirs(const char *file)
     snprintf(name, sizeof(name), "%s/theirs/%s", top, file);
 }
 
-/* The owner of a folder on the path makes it lead to another folder of root's: that VM's memory
- * would be served, or a folder would be made there. */
-static void test_the_way_is_nobody_elses(NO_STATE)
+/* The owner of a folder on the path could redirect it to another folder of root: root would
+ * serve the VM's memory there, or create a folder. */
+static void test_path_of_another_user_is_refused(NO_STATE)
 {
     struct ibx_snapshot_folder folder = {.count = 0};
     char theirs[80], memory[80];
@@ -187,8 +186,8 @@ static void test_the_way_is_nobody_elses(NO_STATE)
     assert_false(has(top, "new"));
 }
 
-/* Whoever owns a file of the folder, as before it was moved here, may have it open still. */
-static void test_a_file_is_nobody_elses(NO_STATE)
+/* A previous owner of a file may still have it open. */
+static void test_file_of_another_user_is_refused(NO_STATE)
 {
     static const char *const files[] = {"ram.0", "state", "manifest.json"};
     struct ibx_snapshot_folder folder = {.count = 0};
@@ -208,7 +207,7 @@ static void test_a_file_is_nobody_elses(NO_STATE)
     ibx_snapshot_folder_close(&folder);
 }
 
-/* Who reads a whole file blocks signals, and ends when there is one. */
+/* A tool that reads a whole file blocks signals, and stops when one is pending. */
 static void test_a_memory_file_is_read_until_a_signal(NO_STATE)
 {
     struct ibx_snapshot_folder folder = {.count = 0};
@@ -222,13 +221,13 @@ static void test_a_memory_file_is_read_until_a_signal(NO_STATE)
     ibx_snapshot_folder_close(&folder);
     assert_int_equal(kill(getpid(), SIGTERM), 0);
     const int rc = ibx_snapshot_memory_file(path, true, &folder, &error);
-    assert_int_equal(ibx_migration_signals_take(&signals, true), 1); /* it is there still */
+    assert_int_equal(ibx_migration_signals_take(&signals, true), 1); /* it is still pending */
     ibx_migration_signals_close(&signals);
     assert_int_equal(rc, -EINTR);
 }
 
-/* Two begin at once: the second does nothing, and takes nothing away. */
-static void test_one_fills_it(NO_STATE)
+/* Two start at once: the second one does nothing and removes nothing. */
+static void test_one_process_fills_it(NO_STATE)
 {
     struct ibx_snapshot_folder folder = {.count = 0}, second = {.count = 0};
     assert_int_equal(ibx_snapshot_folder_make(path, &folder, &error), 0);
@@ -252,13 +251,13 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_a_link_is_no_folder, begin, end),
         cmocka_unit_test_setup_teardown(test_there_is_no_such_folder, begin, end),
-        cmocka_unit_test_setup_teardown(test_what_is_put_in_its_place_gets_nothing, begin, end),
+        cmocka_unit_test_setup_teardown(test_link_in_its_place_gets_nothing, begin, end),
         cmocka_unit_test_setup_teardown(test_another_folder_in_its_place_stays, begin, end),
         cmocka_unit_test_setup_teardown(test_a_link_is_no_file, begin, end),
-        cmocka_unit_test_setup_teardown(test_the_way_is_nobody_elses, begin, end),
-        cmocka_unit_test_setup_teardown(test_a_file_is_nobody_elses, begin, end),
+        cmocka_unit_test_setup_teardown(test_path_of_another_user_is_refused, begin, end),
+        cmocka_unit_test_setup_teardown(test_file_of_another_user_is_refused, begin, end),
         cmocka_unit_test_setup_teardown(test_a_memory_file_is_read_until_a_signal, begin, end),
-        cmocka_unit_test_setup_teardown(test_one_fills_it, begin, end),
+        cmocka_unit_test_setup_teardown(test_one_process_fills_it, begin, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

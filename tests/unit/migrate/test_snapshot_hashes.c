@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * The hashes of a snapshot's pages: what they are, byte by byte, and what readers do with a server
- * whose pages, hashes or map are not those of its manifest.
- */
+/* The hashes of a snapshot's pages byte by byte, and what readers do with a server whose pages,
+ * hashes or map do not match its manifest. */
 #include "migrate/snapshot/snapshot.h"
 #include "tests/fixtures/unit.h"
 
@@ -20,7 +18,7 @@ static struct ibx_error error;
 static struct ibx_snapshot_folder folder;
 static struct ibx_snapshot_table table;
 static struct ibx_snapshot_index list;
-static struct ibx_page_map map; /* what the table says */
+static struct ibx_page_map map; /* the map that the table describes */
 static uint8_t ram[PAGES * PAGE], device[PAGE];
 static void *memory[3];
 static struct ibx_snapshot_server *server;
@@ -34,8 +32,8 @@ static int fd_of(const void *bytes, size_t length)
     return fd;
 }
 
-/* A folder of guest RAM and device state, and its table; `files_of`: first pages and numbers of
- * those that files have, up to 0 of them. */
+/* Makes a folder of guest RAM, device state and the table. `files_of`: first pages and numbers
+ * of pages with data, ended by a number of 0. */
 static int make_folder(unsigned (*files_of)[2])
 {
     struct ibx_snapshot_manifest *m = &folder.manifest;
@@ -64,7 +62,7 @@ static int make_folder(unsigned (*files_of)[2])
     return 0;
 }
 
-/* Pages 1 and 5 of guest RAM hold something, page 2 only zeros, and there is device state. */
+/* Pages 1 and 5 of guest RAM hold data, page 2 only zeros, and there is device state. */
 static int begin(void **unused)
 {
     (void)unused;
@@ -72,7 +70,7 @@ static int begin(void **unused)
     memset(ram + 1 * PAGE, 0x11, PAGE);
     ram[6 * PAGE - 1] = 0x55;
     memset(device, 0x77, 100);
-    /* The last two: device state and hashes. */
+    /* the last two: device state and hashes */
     return make_folder((unsigned[][2]){{1, 2}, {5, 1}, {PAGES, 2}, {0, 0}});
 }
 
@@ -96,7 +94,7 @@ static int end(void **unused)
     return 0;
 }
 
-/* Computed elsewhere, from the bytes that docs/protocol.md names. */
+/* Computed by another program, from docs/protocol.md. */
 static void test_golden(NO_STATE)
 {
     static const uint8_t zeros[16],
@@ -119,8 +117,8 @@ static void test_golden(NO_STATE)
     assert_memory_equal(folder.manifest.digest, digest, sizeof(digest));
 }
 
-/* Both are of this snapshot: at another place, or of another one, a page has another hash. */
-static void test_a_hash_is_of_one_place_in_one_snapshot(NO_STATE)
+/* At another place, or in another snapshot, the same page has another hash. */
+static void test_hash_depends_on_place_and_snapshot(NO_STATE)
 {
     struct ibx_snapshot_table other;
     memcpy(ram + 5 * PAGE, ram + 1 * PAGE, PAGE);
@@ -147,7 +145,7 @@ static void test_pages_that_arrive(NO_STATE)
     struct ibx_snapshot_checker *checker;
     assert_int_equal(ibx_snapshot_checker_create(&folder.manifest, &list, 1, &checker, &error), 0);
     assert_null(list.hashes);
-    /* Their hashes come first. */
+    /* The hashes of these pages must come first. */
     assert_int_equal(ibx_snapshot_checker_lacks(checker, 0, 1), 0);
     assert_int_equal(checked(checker, 0, 1, ram), -EBADMSG);
     assert_non_null(strstr(error.message, "the hash of page 0 did not come"));
@@ -164,12 +162,12 @@ static void test_pages_that_arrive(NO_STATE)
     assert_int_equal(checked(checker, 0, PAGES, ram), -EBADMSG);
     assert_non_null(strstr(error.message, "page 5 came with other bytes"));
     ram[5 * PAGE] ^= 1;
-    /* Zeros in place of data, data in place of zeros, a page of elsewhere. */
+    /* zeros in place of data, data in place of zeros, the page of another place */
     assert_int_equal(checked(checker, 1, 1, ram), -EBADMSG);
     assert_int_equal(checked(checker, 2, 1, ram + 1 * PAGE), -EBADMSG);
     assert_int_equal(checked(checker, 5, 1, ram + 1 * PAGE), -EBADMSG);
     assert_int_equal(checked(checker, PAGES + 1, 2, device), -ERANGE);
-    /* The caller's pages have four of them. */
+    /* The caller's pages are four pages of the snapshot. */
     ibx_snapshot_checker_scale(checker, 4 * PAGE);
     assert_int_equal(checked(checker, 1, 1, ram + 4 * PAGE), 0);
     assert_int_equal(checked(checker, 0, 2, ram), 0);
@@ -239,7 +237,7 @@ static void test_a_page_is_left_out(NO_STATE)
     assert_null(reader);
 }
 
-/* The index is checked as a whole, each page of the table when it comes. */
+/* The index is checked as a whole, each page of the table when it arrives. */
 static void test_a_hash_is_changed(NO_STATE)
 {
     struct ibx_snapshot_reader *reader = NULL;
@@ -249,7 +247,7 @@ static void test_a_hash_is_changed(NO_STATE)
     assert_non_null(strstr(error.message, "the hashes of its pages, or"));
     assert_null(reader);
     list.hashes[0] ^= 1;
-    table.hashes[2 * 16] = 1; /* of a page of zeros */
+    table.hashes[2 * 16] = 1; /* of a zero page */
     assert_int_equal(read_from(&reader), 0);
     struct ibx_snapshot_index own = ibx_snapshot_reader_take_index(reader);
     assert_int_equal(ibx_snapshot_checker_create(&folder.manifest, &own, 1, &checker, &error), 0);
@@ -262,8 +260,8 @@ static void test_a_hash_is_changed(NO_STATE)
     ibx_snapshot_reader_close(reader);
 }
 
-/* In its folder stands that it was right: it is read once, and again when somebody has written to
- * a file, who may have put back the time at which it was modified. */
+/* The folder notes that its contents were verified. They are read once, and again if somebody
+ * has written to a file, even if the modification time was set back. */
 static void test_verified_until_it_changes(NO_STATE)
 {
     char place[] = "/tmp/ibx-verified-XXXXXX", mark[64];
@@ -278,7 +276,7 @@ static void test_verified_until_it_changes(NO_STATE)
     assert_int_equal(ibx_snapshot_verify(&folder, &bytes, &error), 0);
     assert_int_equal(bytes, 0);
     assert_int_equal(fstat(folder.fds[0], &was), 0);
-    do { /* the clock of files moves in steps */
+    do { /* until the time changes: the clock of files is coarse */
         assert_int_equal(pwrite(folder.fds[0], "x", 1, PAGE), 1);
         assert_int_equal(futimens(folder.fds[0], (struct timespec[2]){was.st_atim, was.st_mtim}),
                          0);
@@ -296,8 +294,8 @@ int __wrap_ibx_snapshot_digest(const struct ibx_snapshot_folder *of,
                                const struct ibx_page_map *pages,
                                uint8_t digest[IBX_SNAPSHOT_DIGEST], struct ibx_error *err);
 
-/* So often somebody writes to the first file when it has been read: `written`, or what it has. */
-static unsigned meddles;
+/* how often the first file is changed after it was read; the byte that is written */
+static unsigned changes_left;
 static char written;
 
 int __wrap_ibx_snapshot_digest(const struct ibx_snapshot_folder *of,
@@ -307,20 +305,20 @@ int __wrap_ibx_snapshot_digest(const struct ibx_snapshot_folder *of,
     struct stat was, is;
     char byte = written;
     const int rc = __real_ibx_snapshot_digest(of, pages, digest, err);
-    if (!meddles)
+    if (!changes_left)
         return rc;
-    meddles--;
+    changes_left--;
     assert_int_equal(fstat(of->fds[0], &was), 0);
     if (!byte)
         assert_int_equal(pread(of->fds[0], &byte, 1, PAGE), 1);
-    do { /* the clock of files moves in steps */
+    do { /* until the time changes: the clock of files is coarse */
         assert_int_equal(pwrite(of->fds[0], &byte, 1, PAGE), 1);
         assert_int_equal(fstat(of->fds[0], &is), 0);
     } while (!memcmp(&is.st_ctim, &was.st_ctim, sizeof(is.st_ctim)));
     return rc;
 }
 
-/* It is not verified by what was read before. */
+/* What was read before does not verify the changed file. */
 static void test_changed_while_it_is_verified(NO_STATE)
 {
     char place[] = "/tmp/ibx-verified-XXXXXX", mark[64];
@@ -329,16 +327,16 @@ static void test_changed_while_it_is_verified(NO_STATE)
     snprintf(mark, sizeof(mark), "%s/verified", place);
     folder.at = open(place, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     folder.opened = folder.at >= 0;
-    meddles = 100;
+    changes_left = 100;
     assert_int_equal(ibx_snapshot_verify(&folder, &bytes, &error), -EBUSY);
     assert_int_equal(access(mark, F_OK), -1);
-    meddles = 1;
+    changes_left = 1;
     assert_int_equal(ibx_snapshot_verify(&folder, &bytes, &error), 0);
-    assert_int_equal(meddles, 0);
+    assert_int_equal(changes_left, 0);
     assert_int_equal(ibx_snapshot_verify(&folder, &bytes, &error), 0);
     assert_int_equal(bytes, 0);
     assert_int_equal(unlink(mark), 0);
-    meddles = 1;
+    changes_left = 1;
     written = 'x';
     assert_int_equal(ibx_snapshot_verify(&folder, &bytes, &error), -EBADMSG);
     written = 0;
@@ -350,7 +348,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_golden, begin, end),
-        cmocka_unit_test_setup_teardown(test_a_hash_is_of_one_place_in_one_snapshot, begin, end),
+        cmocka_unit_test_setup_teardown(test_hash_depends_on_place_and_snapshot, begin, end),
         cmocka_unit_test_setup_teardown(test_pages_that_arrive, begin, end),
         cmocka_unit_test_setup_teardown(test_the_map_is_what_the_hashes_say, begin, end),
         cmocka_unit_test_setup_teardown(test_all_pages_are_zero, begin_empty, end),

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Whole folders with records of children, who wait since the process that filled the folder was
- * killed; somebody else may have made the folder, with records of his own. A process stands for
- * QEMU here, with memory of which nobody answers the faults.
- */
+/* Complete folders with records of children that have waited since the process that filled the
+ * folder was killed. Somebody else may have made the folder, with records of that user. A
+ * process acts as QEMU, with memory whose faults nobody serves. */
 #include "migrate/journal/journal.h"
 #include "migrate/snapshot/cache.h"
 #include "tests/fixtures/patience.h"
@@ -33,7 +31,7 @@ static char top[] = "/dev/shm/ibx-left-XXXXXX", path[64], name[96];
 static struct ibx_snapshot_folder folder;
 static struct snapshot_child child;
 static pid_t qemu;
-static int said; /* a pipe from it: where its memory is, and the first byte there */
+static int said; /* a pipe from it: the address of its memory, and then the first byte there */
 static struct ibx_error error;
 
 static int begin(void **state)
@@ -71,7 +69,7 @@ static int end(void **state)
     return system(command);
 }
 
-/* Its memory is of the file, or of none (-1). */
+/* Acts as QEMU with memory of the file, or of none (-1). */
 static void be_qemu(int fd, int out)
 {
     const int kind = MAP_PRIVATE | (fd < 0 ? MAP_ANONYMOUS : 0);
@@ -97,7 +95,7 @@ static bool says(void *to, size_t n)
     return poll(&p, 1, (int)patience_ms(20000)) == 1 && read(said, to, n) == (ssize_t)n;
 }
 
-/* A process that waits at its first page, and a record of it in the folder. */
+/* Starts a process that waits at its first page, and writes a record of it into the folder. */
 static void leave_child(int fd)
 {
     int from[2];
@@ -110,7 +108,7 @@ static void leave_child(int fd)
     close(from[1]);
     said = from[0];
     if (!says(&address, sizeof(address)))
-        skip(); /* no userfaultfd here */
+        skip(); /* this host has no userfaultfd */
     child = (struct snapshot_child){
         .pid = qemu, .started = ibx_process_started(qemu), .count = 1, .addresses = {address}};
     assert_true(says(&child.remote, sizeof(child.remote)));
@@ -118,7 +116,7 @@ static void leave_child(int fd)
     assert_true(ibx_snapshot_children_left(&folder));
 }
 
-static void test_who_was_left_is_let_go(NO_STATE)
+static void test_left_child_continues(NO_STATE)
 {
     char byte = 'x';
     leave_child(folder.fds[0]);
@@ -128,8 +126,8 @@ static void test_who_was_left_is_let_go(NO_STATE)
     assert_false(ibx_snapshot_children_left(&folder));
 }
 
-/* Its pages are to come from elsewhere, and not to be zeros. */
-static void test_who_has_other_memory_is_left_alone(NO_STATE)
+/* Its pages must come from elsewhere, and must not become zeros. */
+static void test_child_with_other_memory_keeps_waiting(NO_STATE)
 {
     static char bytes[PAGE] = "v";
     char byte = 'x';
@@ -160,8 +158,8 @@ static void put_pipe(const char *file)
     assert_int_equal(mkfifo(name, 0600), 0);
 }
 
-/* Pipes in place of its files, which nobody else ever opens. */
-static void test_a_pipe_is_no_file(NO_STATE)
+/* Pipes in place of the files, which nobody else ever opens. */
+static void test_pipe_is_refused(NO_STATE)
 {
     char mark[32];
     snprintf(mark, sizeof(mark), "verified.%d", (int)getpid());
@@ -180,9 +178,9 @@ static void test_a_pipe_is_no_file(NO_STATE)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_who_was_left_is_let_go, begin, end),
-        cmocka_unit_test_setup_teardown(test_who_has_other_memory_is_left_alone, begin, end),
-        cmocka_unit_test_setup_teardown(test_a_pipe_is_no_file, begin, end),
+        cmocka_unit_test_setup_teardown(test_left_child_continues, begin, end),
+        cmocka_unit_test_setup_teardown(test_child_with_other_memory_keeps_waiting, begin, end),
+        cmocka_unit_test_setup_teardown(test_pipe_is_refused, begin, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

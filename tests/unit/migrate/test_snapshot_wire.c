@@ -17,7 +17,7 @@ static void golden(const struct ibx_snapshot_any *m, const void *bytes, size_t l
     assert_memory_equal(out, bytes, length);
     assert_int_equal(ibx_snapshot_decode(bytes, length, &back, &error), 0);
     assert_int_equal(back.type, m->type);
-    /* Neither shorter nor, where the length is not the text's, longer. */
+    /* It must not be shorter nor, if the length is not that of a text, longer. */
     if (m->type == IBX_SNAPSHOT_OPEN || m->type == IBX_SNAPSHOT_LIST ||
         m->type == IBX_SNAPSHOT_ASK || m->type == IBX_SNAPSHOT_JOIN ||
         m->type == IBX_SNAPSHOT_GROUP || m->type == IBX_SNAPSHOT_FED ||
@@ -130,7 +130,7 @@ static void test_messages_are_refused(void **state)
     refused("\x40\x69\x62\x78\x6d\x01\x00\x01", 8, -EPROTO);
     refused("\x40\x69\x62\x78\x73\x02\x00\x01", 8, -EPROTONOSUPPORT);
     refused("\x40\x69\x62\x78\x73\x03\x00\x02", 8, -EPROTO);
-    refused("\x41\x0a\0\0\0\x08\0\0\0abc", 12, -EPROTO); /* beyond its end */
+    refused("\x41\x0a\0\0\0\x08\0\0\0abc", 12, -EPROTO); /* beyond the end */
     refused("\x41\x0a\0\0\0\x07\0\0\0", 9, -EPROTO);
     refused("\x41\xff\xff\xff\xff\x07\0\0\0abc", 12, -EPROTO);
     refused("\x42", 1, -EPROTO);
@@ -147,7 +147,7 @@ static void test_messages_are_refused(void **state)
     refused("\x47ibxm\x02\x00"
             "0123456789abcdef",
             23, -EPROTO);
-    /* An address of one host, and a length that no address has. */
+    /* an address of one host, and a length that no address has */
     refused("\x48\x04\x0a\x01\x02\x03\x58\x1b"
             "01234567ssssssssssssssssssssssssssssssss\x02\x01\0\0\0\0\0\0",
             56, -EPROTO);
@@ -157,11 +157,11 @@ static void test_messages_are_refused(void **state)
     refused("\x49\0\0\0\0"
             "abc",
             8, -EPROTO);
-    refused("\x4a\x0a\0\0\0\x08\0\0\0abc", 12, -EPROTO); /* beyond its end */
-    refused("\x4a\x01\0\x10\0\0\0\0\0abc", 12, -EPROTO); /* more than there can be */
+    refused("\x4a\x0a\0\0\0\x08\0\0\0abc", 12, -EPROTO); /* beyond the end */
+    refused("\x4a\x01\0\x10\0\0\0\0\0abc", 12, -EPROTO); /* more than is possible */
     refused("\x43"
             "0123456789abcdef\x02\x01\0\0\x01",
-            22, -EPROTO); /* regions, and none */
+            22, -EPROTO); /* says regions and has none */
 }
 
 static const char good[] =
@@ -196,7 +196,7 @@ static void test_manifest(void **state)
     ibx_snapshot_manifest_fini(&m);
 }
 
-/* `from` in the good one replaced: it is refused with this word. */
+/* Each replacement of `from` in the good manifest is refused with this word. */
 static void each_is_refused(const char *const (*wrong)[3])
 {
     for (; (*wrong)[0]; wrong++) {
@@ -228,12 +228,12 @@ static void test_manifests_are_refused(void **state)
         {"[7,2,17]", "[7,2]", "\"qemu\""},
         {"[7,2,17]", "[7,2,-1]", "\"qemu\""},
         {"\"q35\"", "7", "\"machine, uuid and name\""},
-        {"\"a\"", "\"b\"", "\"id\""}, /* twice */
+        {"\"a\"", "\"b\"", "\"id\""}, /* twice the same */
         {"\"a\"", "\"\"", "\"id\""},
         {"8192", "8191", "\"size\""},
         {"8192", "0", "\"size\""},
         {"8192", "-4096", "\"size\""},
-        {"8192", "17592186044416", "\"size\""}, /* with the other one too much */
+        {"8192", "17592186044416", "\"size\""}, /* too much together with the other one */
         {"4097", "0", "\"state_bytes\""},
         {"4097", "1073741825", "\"state_bytes\""},
         {"{}", "[]", "\"description\""},
@@ -243,7 +243,7 @@ static void test_manifests_are_refused(void **state)
     each_is_refused(wrong);
 }
 
-/* `from` in the good one replaced. */
+/* Replaces `from` in the good manifest. */
 static bool is_same(const char *from, const char *to)
 {
     struct ibx_snapshot_manifest one, other;
@@ -259,8 +259,8 @@ static bool is_same(const char *from, const char *to)
     return same;
 }
 
-/* Whoever serves the memory of a snapshot may say other things of its VM, and a cache keeps what
- * it was told first. */
+/* A server may describe the VM of a snapshot differently later. A cache keeps what it was told
+ * first. */
 static void test_same_snapshots(void **state)
 {
     static const char *const others[][2] = {

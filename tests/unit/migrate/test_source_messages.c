@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Every message in every state of a source: it is taken in the few where it belongs, and anywhere
- * else it is a named error that changes nothing. */
+/* Every message in every state of a source. A message is accepted in the few states to which it
+ * belongs; in any other one it causes a named error and changes nothing. */
 #include "migrate/source/source.h"
 #include "tests/fixtures/unit.h"
 
@@ -19,7 +19,7 @@ static const struct ibx_send_options options = {.folder = "/nonexistent"};
 #define AFTER_COMMIT                                                                               \
     (IN(SOURCE_COMMITTED) | IN(SOURCE_SERVING) | IN(SOURCE_LOST) | IN(SOURCE_CONFIRMING))
 
-/* In which states of the source the destination can have said that last. */
+/* in which states of the source this can be the destination's last message */
 static const unsigned reached[] = {
     [PEER_QUIET] = BEFORE_READY,
     [PEER_READY] = BEFORE_STATE,
@@ -32,7 +32,7 @@ static const unsigned reached[] = {
 };
 #define PEERS (sizeof(reached) / sizeof(reached[0]))
 
-/* What a migration has agreed on. */
+/* what the migration has agreed on */
 #define VERIFIES 1u
 #define RETURNS  2u
 
@@ -40,7 +40,7 @@ static const unsigned reached[] = {
 static const struct belongs {
     enum ibx_migrate_message type;
     unsigned states, peers; /* bits */
-    unsigned needs;         /* one of these, or nothing */
+    unsigned needs;         /* one of these must be agreed; 0: nothing */
 } belong[] = {
     {IBX_MIGRATE_READY, IN(SOURCE_EXPOSING), IN(PEER_QUIET), 0},
     {IBX_MIGRATE_HAVE, IN(SOURCE_EXPOSING), IN(PEER_QUIET), RETURNS},
@@ -64,7 +64,7 @@ static const struct belongs {
 static bool belongs(unsigned state, unsigned peer, enum ibx_migrate_message type, unsigned agreed)
 {
     if (peer == PEER_ABORTED)
-        return type == IBX_MIGRATE_ABORT; /* it has given up */
+        return type == IBX_MIGRATE_ABORT; /* the destination has given up */
     for (size_t i = 0; i < sizeof(belong) / sizeof(belong[0]); i++)
         if (belong[i].type == type && belong[i].states & IN(state) && belong[i].peers & IN(peer) &&
             (!belong[i].needs || belong[i].needs & agreed))
@@ -91,7 +91,7 @@ static void begin(unsigned state, unsigned peer, unsigned agreed)
     assert_int_equal(source_returns(&source), !!(agreed & RETURNS));
 }
 
-/* A well-formed one, of a VM without memory. */
+/* Makes a well-formed message of a VM without memory. */
 static struct ibx_migrate_any message_of(enum ibx_migrate_message type)
 {
     struct ibx_migrate_any message = {.type = type};
@@ -141,7 +141,7 @@ static void test_each_message_in_each_state(NO_STATE)
                     each_message(in, peer, agreed);
 }
 
-/* Any statement of the end will do, and a second one does not count. */
+/* Any statement of the end is accepted, and a second one does not count. */
 static void test_complete_after_the_end(NO_STATE)
 {
     struct ibx_error err = {0};
@@ -164,7 +164,7 @@ static void count_line(void *context, const char *line)
     snprintf(last_line, sizeof(last_line), "%s", line);
 }
 
-/* A destination neither fills the log of this host nor keeps other lines out of it. */
+/* A destination can neither fill this host's log nor displace other lines. */
 static void test_a_destination_that_changes_its_mind(NO_STATE)
 {
     static const struct ibx_send_options watched = {.folder = "/nonexistent",
@@ -184,8 +184,8 @@ static void test_a_destination_that_changes_its_mind(NO_STATE)
     assert_non_null(strstr(last_line, "the guest has shut the VM down at the destination"));
 }
 
-/* Wherever their words are: a flood of one kind of line keeps no other kind out. */
-static void test_kinds_of_lines_are_apart(NO_STATE)
+/* Many lines of one kind do not suppress lines of another kind, whatever their wording. */
+static void test_kinds_of_lines_are_limited_separately(NO_STATE)
 {
     static const struct ibx_migrate_observer observer = {.notify = count_line};
     static char formats[300][8];
@@ -205,6 +205,6 @@ int main(void)
         cmocka_unit_test(test_each_message_in_each_state),
         cmocka_unit_test(test_complete_after_the_end),
         cmocka_unit_test(test_a_destination_that_changes_its_mind),
-        cmocka_unit_test(test_kinds_of_lines_are_apart)};
+        cmocka_unit_test(test_kinds_of_lines_are_limited_separately)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What a source asks QEMU once its VM has moved, and what it marks there, against a scripted peer.
- */
+/* What a source asks QEMU after its VM has moved, and what it marks there, with a scripted peer. */
 #include "migrate/common/hold.h"
 #include "migrate/source/source.h"
 #include "tests/fixtures/qmp_peer.h"
@@ -8,9 +7,9 @@
 #include <fcntl.h>
 #include <sys/resource.h>
 
-/* Without its answer nobody knows that all was protected: a question that could not be sent is
- * asked again. */
-static void test_the_guard_asks_until_it_has_asked(NO_STATE)
+/* Only QEMU's answer shows that all memory was protected, so a question that could not be sent
+ * is asked source_with_new_monitor. */
+static void test_guard_repeats_an_unsent_question(NO_STATE)
 {
     static struct source s;
     static const struct ibx_send_options options = {.folder = "/nonexistent"};
@@ -20,11 +19,11 @@ static void test_the_guard_asks_until_it_has_asked(NO_STATE)
     ibx_source_warm_init(&s.warm);
     ibx_source_guard_init(&s);
     assert_int_equal(ibx_source_begin(&s, SOURCE_SERVING), 0);
-    s.guard.state.now = GUARD_ARMED; /* and the question behind it was not sent */
+    s.guard.state.now = GUARD_ARMED; /* the question after it was not sent */
     s.guarding.now = GUARDING_NOTED;
     ibx_source_guard(&s);
     assert_int_equal(s.guarding.now, GUARDING_ASKED);
-    ibx_source_guard(&s); /* once */
+    ibx_source_guard(&s); /* asked once */
     for (const uint64_t by = ibx_deadline_in_ms(GENEROUS); ibx_now_ns() < by;) {
         ibx_qmp_pump(qmp, NULL);
         ibx_source_guard_answered(&s);
@@ -35,8 +34,8 @@ static void test_the_guard_asks_until_it_has_asked(NO_STATE)
     done();
 }
 
-/* An answer to what was asked when every page had come, whatever the guard had come to; with what
- * QEMU told before it nothing is known. */
+/* Only an answer to a question that was asked when every page had arrived counts, whatever the
+ * guard's state. Earlier answers prove nothing. */
 static void test_asks_when_every_page_has_come(NO_STATE)
 {
     static struct source s;
@@ -59,7 +58,7 @@ static void test_asks_when_every_page_has_come(NO_STATE)
     done();
 }
 
-/* A guard that was whole is not given up because every page has come before QEMU said so. */
+/* A complete guard is not given up if every page arrives before QEMU answers. */
 static void test_a_whole_guard_when_every_page_has_come(NO_STATE)
 {
     static struct source s;
@@ -85,8 +84,8 @@ static void test_a_whole_guard_when_every_page_has_come(NO_STATE)
     done();
 }
 
-/* A guard that no record can name, since the record was removed, is not tried again in each
- * turn. */
+/* The record was removed, so no record can name a guard. The source does not try
+ * source_with_new_monitor in each turn. */
 static void test_no_guard_without_a_record(NO_STATE)
 {
     static struct source s;
@@ -105,7 +104,7 @@ static void test_no_guard_without_a_record(NO_STATE)
     ibx_source_guard(&s);
     assert_int_equal(s.guarding.now, GUARDING_IMPOSSIBLE);
     assert_int_equal(s.guard.state.now, GUARD_NONE);
-    assert_int_equal(s.note_ns, 0); /* the link is closed, as by any other note */
+    assert_int_equal(s.note_ns, 0); /* the link is closed as after any other note */
     assert_int_equal(run("query-status", NULL, GENEROUS), 0);
     done();
     assert_int_equal(rmdir(folder), 0);
@@ -115,7 +114,7 @@ static void test_no_guard_without_a_record(NO_STATE)
     "{\"return\": {\"total-time\": 10, \"downtime\": 1, \"setup-time\": 2, \"ram\": "              \
     "{\"normal\": " #pages "}}, \"id\": " #id "}\r\n"
 
-/* Migrations that took as long as each other are told apart by what they have sent. */
+/* Migrations of equal duration are distinguished by what they have sent. */
 static void test_a_marked_migration(NO_STATE)
 {
     const int any = open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -137,8 +136,8 @@ static void test_a_marked_migration(NO_STATE)
     "\"setup-time\": 2, \"ram\": {\"normal\": " #pages "}}, \"id\": " #id "}\r\n"
 #define LASTS(id) "{\"return\": {\"status\": \"active\", \"total-time\": 1}, \"id\": " #id "}\r\n"
 
-/* A VM that libvirt's migration has left is known by what QEMU tells of that: after another one of
- * whomever, or in the middle of it, its pages are not served. */
+/* A VM that libvirt's migration has left is recognized by what QEMU reports about that
+ * migration. After or during another migration its pages are not served. */
 static void test_the_migration_that_libvirt_drove(NO_STATE)
 {
     static struct source s;
@@ -150,12 +149,12 @@ static void test_the_migration_that_libvirt_drove(NO_STATE)
     strcpy(s.vm.ram.status, "postmigrate");
     ibx_source_vm_drive(&s.vm, true);
     ibx_source_guard_init(&s);
-    assert_int_equal(ibx_source_guard_check_past(&s, &error), 0); /* none is noted */
+    assert_int_equal(ibx_source_guard_check_past(&s, &error), 0); /* no migration is noted */
     ibx_source_note_figures(&s);
     assert_string_equal(s.status.record.qemu_migration, "");
     ibx_source_note_figures(&s);
     assert_string_equal(s.status.record.qemu_migration, "10-1-2-5");
-    ibx_source_note_figures(&s); /* once */
+    ibx_source_note_figures(&s); /* noted once */
     assert_int_equal(ibx_source_guard_check_past(&s, &error), 0);
     says(ibx_source_guard_check_past(&s, &error), -EBUSY, "may be another program's");
     says(ibx_source_guard_check_past(&s, &error), -EBUSY, "may be another program's");
@@ -167,8 +166,8 @@ static void test_the_migration_that_libvirt_drove(NO_STATE)
 #define NO_X86(id)          REGISTERS("PC=0000000000000040", id)
 #define AT_ITS_RESET(id)    REGISTERS("EIP=0000fff0 CS =f000 ffff0000 ", id)
 
-/* A source that has found its monitor again before its memory was protected. */
-static struct source *again(bool was_running)
+/* A source that has reconnected to its monitor before the VM's memory was protected. */
+static struct source *source_with_new_monitor(bool was_running)
 {
     static struct source s;
     static const struct ibx_send_options options = {.folder = "/nonexistent"};
@@ -181,15 +180,15 @@ static struct source *again(bool was_running)
     return &s;
 }
 
-/* If nobody can tell whether the VM was reset meanwhile, its pages are served all the same; the
- * next tool serves none. */
-static void test_what_nobody_can_tell(NO_STATE)
+/* If the monitor was lost for a while, it is unknown whether the VM was reset. This tool still
+ * serves the VM's pages; the next tool does not. */
+static void test_unknown_reset_lets_this_tool_serve_pages(NO_STATE)
 {
     attached(SCRIPT({"info registers", NO_X86(2), 0}, {"info registers", NO_X86(3), 0},
                     {"info registers", AT_ITS_RESET(4), 0}, {"info registers", AT_ITS_RESET(5), 0},
                     {"query-status", READY(6), 0}));
     for (int runs = 1; runs >= 0; runs--) {
-        struct source *s = again(runs);
+        struct source *s = source_with_new_monitor(runs);
         says(ibx_source_guard_check_past(s, &error), -EOPNOTSUPP, "its pages are not served");
         assert_int_equal(ibx_source_guard_again(s, &error), 0);
         assert_int_equal(s->state.now, SOURCE_SERVING);
@@ -198,12 +197,12 @@ static void test_what_nobody_can_tell(NO_STATE)
     done();
 }
 
-/* ... and what could not be asked, for want of a descriptor, ends nothing. */
-static void test_what_could_not_be_asked(NO_STATE)
+/* If no descriptor is free to ask QEMU with, nothing ends. */
+static void test_lack_of_descriptors_ends_nothing(NO_STATE)
 {
     struct rlimit before, none;
     attached(SCRIPT({"query-status", READY(2), 0}));
-    struct source *s = again(true);
+    struct source *s = source_with_new_monitor(true);
     s->status.record.stream = 1;
     s->vm.ram.pid = getpid();
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
@@ -225,17 +224,16 @@ static enum source_vm_event happens(struct source_vm *vm, const char *event)
     return means;
 }
 
-/* QEMU (-no-shutdown) says STOP of a VM that runs alone. One that its guest shuts down in the
- * moment in which QEMU stops it stands still all the same, and the source does not wait for STOP.
- */
-static void test_a_vm_that_is_shut_down_as_it_stops(NO_STATE)
+/* QEMU with -no-shutdown sends STOP only for a running VM. A guest may shut down at the moment
+ * in which QEMU stops the VM. The source must not wait for STOP then. */
+static void test_vm_shuts_down_while_it_is_stopped(NO_STATE)
 {
     struct source_vm vm;
     ibx_source_vm_init(&vm);
     assert_int_equal(happens(&vm, "MIGRATION_PASS"), VM_NOTHING);
     assert_false(vm.asks);
     assert_int_equal(happens(&vm, "SHUTDOWN"), VM_SHUT_DOWN);
-    assert_true(vm.paused); /* it is not continued when the migration fails */
+    assert_true(vm.paused); /* it is not continued if the migration fails */
     assert_int_equal(happens(&vm, "MIGRATION_PASS"), VM_NOTHING);
     assert_true(vm.asks);
     assert_int_equal(happens(&vm, "RESUME"), VM_CONTINUED);
@@ -246,15 +244,15 @@ static void test_a_vm_that_is_shut_down_as_it_stops(NO_STATE)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_the_guard_asks_until_it_has_asked),
+        cmocka_unit_test(test_guard_repeats_an_unsent_question),
         cmocka_unit_test(test_asks_when_every_page_has_come),
         cmocka_unit_test(test_a_whole_guard_when_every_page_has_come),
         cmocka_unit_test(test_no_guard_without_a_record),
         cmocka_unit_test(test_a_marked_migration),
         cmocka_unit_test(test_the_migration_that_libvirt_drove),
-        cmocka_unit_test(test_what_nobody_can_tell),
-        cmocka_unit_test(test_what_could_not_be_asked),
-        cmocka_unit_test(test_a_vm_that_is_shut_down_as_it_stops),
+        cmocka_unit_test(test_unknown_reset_lets_this_tool_serve_pages),
+        cmocka_unit_test(test_lack_of_descriptors_ends_nothing),
+        cmocka_unit_test(test_vm_shuts_down_while_it_is_stopped),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A move that the source's table refuses changes nothing, above all not where the VM may run. */
+/* A transition that the source's table refuses changes nothing, above all not where the VM may
+ * run. */
 #include "migrate/source/source.h"
 #include "tests/fixtures/unit.h"
 
@@ -14,7 +15,7 @@
 static struct source source;
 static const struct ibx_send_options options = {.folder = "/nonexistent"};
 
-/* Of a VM whose QEMU, were it asked to continue, would be missed. */
+/* The record's QEMU does not exist, so a command to continue it would be noticed. */
 static void begin(enum source_state first)
 {
     source = (struct source){.options = &options, .lock_fd = -1};
@@ -28,7 +29,7 @@ static void begin(enum source_state first)
     source.vm.undo.touched = true;
 }
 
-/* A debug build ends there, any other refuses. */
+/* A debug build aborts; any other build refuses. */
 static void test_refused(NO_STATE)
 {
     static const enum source_state from[] = {SOURCE_ASKING, SOURCE_COMMITTED, SOURCE_SERVING};
@@ -56,7 +57,7 @@ static void test_entries(NO_STATE)
     assert_int_equal(source.peer.now, PEER_LOADED);
 }
 
-/* The VM runs at the destination: whatever goes wrong, it is not continued here. */
+/* The VM runs at the destination. Whatever fails, it is not continued here. */
 static void test_never_kept_once_it_runs_there(NO_STATE)
 {
     struct ibx_error err = {.message = "something went wrong"};
@@ -66,7 +67,7 @@ static void test_never_kept_once_it_runs_there(NO_STATE)
     assert_true(source.vm.undo.touched);
 }
 
-/* The destination has given up, but QEMU has ended here: there is nothing that could continue. */
+/* The destination has given up, but QEMU has ended here, so nothing can be continued. */
 static void test_kept_without_qemu(NO_STATE)
 {
     struct ibx_error err = {.message = "the destination gave up"};
@@ -77,7 +78,8 @@ static void test_kept_without_qemu(NO_STATE)
     assert_non_null(strstr(err.message, "ib-migrate rollback"));
 }
 
-/* For so long: the transport's timeout, 60 times. */
+/* After this time without a sign of life the destination counts as gone: 60 times the
+ * transport's timeout. */
 static int unheard_after_s(enum source_state in, unsigned looked_s)
 {
     struct ibx_error err = {0};
@@ -91,7 +93,7 @@ static int unheard_after_s(enum source_state in, unsigned looked_s)
     return rc ? rc : ibx_source_check_unheard(&source, &err);
 }
 
-/* A tool that was itself stopped does not blame the other side for what it has not heard. */
+/* A tool that was stopped itself does not blame the other side for its silence. */
 static void test_stopped_while_nothing_is_heard(NO_STATE)
 {
     static const enum source_state in[] = {SOURCE_COMMITTED, SOURCE_SERVING};
@@ -104,22 +106,22 @@ static void test_stopped_while_nothing_is_heard(NO_STATE)
     }
 }
 
-/* The time that a host needs to find a name does not count as silence: otherwise the end would
- * never come. */
+/* The time that a host needs to resolve a name does not count as silence; otherwise the end
+ * would never come. */
 static void test_a_long_try_is_not_an_absence(NO_STATE)
 {
     struct ibx_error err = {0};
     begin(SOURCE_COMMITTED);
     source.transport.timeout_ms = 1000;
     source.heard_ns = ibx_now_ns() - 70 * 1000 * IBX_NS_PER_MS;
-    source.unheard_look_ns = ibx_now_ns() - 40 * 1000 * IBX_NS_PER_MS; /* before the try */
+    source.unheard_look_ns = ibx_now_ns() - 40 * 1000 * IBX_NS_PER_MS; /* before the attempt */
     source.link.retry_ns = UINT64_MAX;
     assert_int_equal(ibx_source_reconnect(&source, &err), 0);
     assert_int_equal(ibx_source_check_unheard(&source, &err), -ETIMEDOUT);
 }
 
-/* While the disk is full the epoch goes on only if somebody may have seen it: the next tool begins
- * at that on the disk, and passes those by tries of some seconds each. */
+/* While the disk is full the epoch grows only if somebody may have seen it. The next tool starts
+ * with the one on disk, and passes later ones by attempts of some seconds each. */
 static void test_no_new_epoch_without_a_disk_and_an_answer(NO_STATE)
 {
     static const struct ibx_send_options full = {.folder = "/dev/full/journal"};
@@ -136,7 +138,7 @@ static void test_no_new_epoch_without_a_disk_and_an_answer(NO_STATE)
         assert_true(source.note_ns && !source_linked(&source.link));
         assert_int_equal(source.status.record.epoch, 6);
     }
-    ibx_source_tried(&source, -EAGAIN, IBX_ANSWER_RUNNING); /* refused: it was seen */
+    ibx_source_tried(&source, -EAGAIN, IBX_ANSWER_RUNNING); /* refused, so it was seen */
     assert_int_equal(ibx_source_note_epoch(&source, &err), 0);
     assert_int_equal(source.status.record.epoch, 7);
 }
@@ -149,8 +151,8 @@ static int reset_happens(struct ibx_error *err)
     return rc;
 }
 
-/* When QEMU has answered since every page had come, no page that came can be another one. What is
- * not compared yet cannot be, and the tool does not end with success. */
+/* If QEMU has answered after every page had arrived, no page can be of another VM. Pages that
+ * are not compared yet cannot be compared any more, and the tool does not end with success. */
 static void test_reset_when_every_page_has_come(NO_STATE)
 {
     struct ibx_error err = {0};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A device state that never ends, as a QEMU writes that its guest has taken over: how long the
- * source is at it, and how much of it is held. QEMU's end and the channel are this file's. */
+/* An endless device state, from a QEMU that its guest controls: how long the source spends on it
+ * in one call, and how much of it is held. This file replaces QEMU's end and the channel. */
 #include "migrate/source/stream.h"
 #include "tests/fixtures/unit.h"
 
@@ -10,11 +10,11 @@
 #include <unistd.h>
 
 #define MIB    ((uint64_t)1 << 20)
-#define A_CALL (16 * MIB) /* far more than a call may take */
+#define A_CALL (16 * MIB) /* far more than one call may take */
 
-static const uint8_t *head; /* what comes first, and then noise */
+static const uint8_t *head; /* what comes first; noise follows */
 static size_t head_length;
-static uint64_t written, before, sent; /* `before` this call */
+static uint64_t written, before, sent; /* `before`: before this call */
 
 ssize_t __real_read(int fd, void *bytes, size_t length);
 ssize_t __wrap_read(int fd, void *bytes, size_t length);
@@ -30,7 +30,7 @@ ssize_t __wrap_read(int fd, void *bytes, size_t length)
     if (!written)
         memcpy(bytes, head, head_length);
     written += length;
-    return written - before < A_CALL ? (ssize_t)length : 0; /* or nobody has had enough */
+    return written - before < A_CALL ? (ssize_t)length : 0; /* 0 if the call reads without limit */
 }
 
 int __wrap_ibx_channel_send(struct ibx_channel *channel, const struct ibx_migrate_any *message,
@@ -47,7 +47,7 @@ size_t __wrap_ibx_channel_room(const struct ibx_channel *channel)
     return IBX_MIGRATE_MESSAGE - 1;
 }
 
-/* Calls until QEMU has written so much; how much is held at most. */
+/* Makes calls until QEMU has written this many bytes. Returns how much was held at most. */
 static size_t carry(const uint8_t *begin, size_t length, uint64_t bytes)
 {
     struct source_stream stream;
@@ -81,15 +81,15 @@ static void test_it_has_no_end(NO_STATE)
     assert_true(carry(magic, sizeof(magic), 4 * A_CALL) < MIB);
 }
 
-/* It says that it ends, and goes on. */
-static void test_behind_its_end(NO_STATE)
+/* The state announces its end and continues. */
+static void test_bytes_after_its_end(NO_STATE)
 {
     static const uint8_t end[] = {'Q', 0, 6, 0, 0, 1, 0, '{'};
     assert_true(carry(end, sizeof(end), 4 * A_CALL) < MIB);
 }
 
-/* A description of 4 GiB. */
-static void test_an_end_without_an_end(NO_STATE)
+/* The description is 4 GiB long. */
+static void test_endless_description(NO_STATE)
 {
     static const uint8_t end[] = {'Q', 0, 6, 0xff, 0xff, 0xff, 0xff, '{'};
     assert_true(carry(end, sizeof(end), 4 * A_CALL) < MIB);
@@ -99,8 +99,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_it_has_no_end),
-        cmocka_unit_test(test_behind_its_end),
-        cmocka_unit_test(test_an_end_without_an_end),
+        cmocka_unit_test(test_bytes_after_its_end),
+        cmocka_unit_test(test_endless_description),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

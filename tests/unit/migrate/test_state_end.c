@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Which bytes of a device state the source sends, and which it holds back, wherever the pieces are
- * cut: all but the description for debuggers. */
+/* Which bytes of a device state the source sends and which it holds back: all but the
+ * description for debuggers, wherever the pieces are cut. */
 #include "migrate/source/stream.h"
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/unit.h"
@@ -26,7 +26,8 @@ static void put(struct state *s, const void *bytes, size_t n)
     s->length += n;
 }
 
-/* Noise that is full of what the end begins with, then an end with so much JSON. */
+/* Makes noise that is full of the bytes with which the end starts, then an end with this much
+ * JSON. */
 static void state_make(struct state *s, unsigned *seed, size_t json)
 {
     static const uint8_t noise[] = {0, 6, 0, 0, 0, 1, '{', 0x7f, 6, 0};
@@ -58,10 +59,11 @@ static void test_all_but_the_end(NO_STATE)
     }
 }
 
-/* Nothing is held back for long that cannot be the end. */
+/* Bytes that cannot be the end are not held back for long. */
 static void test_no_end(NO_STATE)
 {
-    static const uint8_t none[] = "states without a zero"; /* but for the last byte */
+    /* without a zero except for the last byte */
+    static const uint8_t none[] = "states without a zero";
     static const uint8_t json[] = {0, 6, 0, 0, 0, 9, '{', 'x', 'x', '}'};
     static const uint8_t later[] = {0, 6, 0, 0, 0, 9, '{', 'x', 0, 5, 5, 5, 5, 5, 5};
     assert_int_equal(ibx_state_may_end(none, sizeof(none) - 1), sizeof(none) - 1);
@@ -72,9 +74,9 @@ static void test_no_end(NO_STATE)
     assert_int_equal(ibx_state_may_end(later, sizeof(later)), sizeof(later));
 }
 
-/* The state waits for the page map, unless QEMU cannot write more of it before the stop: from then
- * on it is read from without pauses. */
-static void test_what_waits(NO_STATE)
+/* The state waits for the page map, unless QEMU cannot write more of it before the stop. From
+ * then on it is read without pauses. */
+static void test_state_waits_for_the_page_map(NO_STATE)
 {
     struct source_stream stream;
     struct ibx_error err = {0};
@@ -94,7 +96,7 @@ static void test_what_waits(NO_STATE)
          ibx_source_stream_look(&stream))
         sched_yield();
     assert_in_range(ibx_now_ns(), from_ns + 5 * IBX_NS_PER_MS, deadline - 1);
-    assert_true(ibx_source_stream_waits(&stream, true)); /* that is all, as far as it is known */
+    assert_true(ibx_source_stream_waits(&stream, true)); /* as far as is known, this is all */
     assert_int_equal(read(pair[0], bytes, sizeof(bytes)), sizeof(bytes));
     ibx_source_stream_look(&stream);
     assert_false(ibx_source_stream_waits(&stream, false));
@@ -110,7 +112,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_all_but_the_end),
         cmocka_unit_test(test_no_end),
-        cmocka_unit_test(test_what_waits),
+        cmocka_unit_test(test_state_waits_for_the_page_map),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -10,10 +10,11 @@
 
 struct stream {
     uint8_t bytes[STREAM];
-    size_t length, eof; /* eof: where EOF is */
+    size_t length, eof; /* eof: the position of EOF */
 };
 
-/* Noise that is full of the bytes that matter, EOF, and a description unless there is none. */
+/* Makes noise that is full of the relevant bytes, then EOF, and a description unless its length
+ * is 0. */
 static void stream_make(struct stream *s, unsigned *seed, size_t description)
 {
     static const uint8_t noise[] = {0, 6, 0, 0, 0, 1, '{', 0x7f, 6, 0};
@@ -34,7 +35,7 @@ static void stream_make(struct stream *s, unsigned *seed, size_t description)
     s->length += description;
 }
 
-/* Gives the stream in random pieces, as a tool does, and returns how much QEMU was given. */
+/* Gives the stream in random pieces, as a tool does. Returns how much QEMU was given. */
 static size_t give_in_pieces(const struct stream *s, unsigned *seed, bool *whole)
 {
     size_t given = 0;
@@ -62,7 +63,7 @@ static void test_eof_is_never_given(NO_STATE)
     }
 }
 
-/* Without noise that looks like it, exactly EOF and its description are held back. */
+/* If no noise looks like it, exactly EOF and its description are held back. */
 static void test_no_more_than_the_tail(NO_STATE)
 {
     static const uint8_t plain[] = "\5state\0\6\0\0\0\2{}", short_one[] = {5, 5, 5, 0};

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Hashes that come with the pages that need them. The reader below is the test's: it notes what is
- * requested of it, and answers when, and as, the test says.
- */
+/* Hashes that are fetched together with the pages that need them. The test provides the lower
+ * reader, which notes requests and answers them when, and as, the test says. */
 #include "migrate/snapshot/hasher.h"
 #include "tests/fixtures/unit.h"
 
@@ -12,10 +10,11 @@
 
 #define PAGE   IBX_SNAPSHOT_PAGE
 #define PIECE  IBX_SNAPSHOT_PIECE_MIN      /* bytes of a piece of the table */
-#define GROUP  (PIECE / IBX_SNAPSHOT_HASH) /* pages whose hashes share one */
+#define GROUP  (PIECE / IBX_SNAPSHOT_HASH) /* pages whose hashes are in one piece */
 #define GROUPS 20u
 #define RAM    (GROUPS * GROUP) /* pages */
-#define TABLE  (RAM + 1)        /* the number of its first page: there is a page of device state */
+/* the number of its first page; one page of device state comes before it */
+#define TABLE (RAM + 1)
 
 static struct ibx_error error;
 static struct ibx_snapshot_manifest manifest;
@@ -25,7 +24,7 @@ static struct ibx_page_map map;
 static struct ibx_snapshot_checker *checker;
 static uint8_t buffer[IBX_SNAPSHOT_TABLE_BUFFER];
 
-/* The first page of each group has a byte of its own; group 3 is zero. */
+/* The first page of each group has its own byte; group 3 is zero. */
 static void fill_page(uint64_t page, uint8_t *to)
 {
     memset(to, 0, PAGE);
@@ -33,14 +32,14 @@ static void fill_page(uint64_t page, uint8_t *to)
         to[7] = (uint8_t)(1 + page / GROUP);
 }
 
-/* ---------------------------------------------------------------- the reader below */
+/* ----------------------------------------------------------------------------- the lower reader */
 
 struct below {
     struct ibx_fault_request asked[64];
-    unsigned count, taken; /* requests; of them, answered */
-    int refuses;           /* the next ones: with this */
-    int status;            /* of arrivals */
-    bool lies;             /* a bit of each is another */
+    unsigned count, taken; /* requests; requests that were answered */
+    int refuses;           /* the error of the next requests */
+    int status;            /* the status of arrivals */
+    bool lies;             /* flips a bit of each page */
     uint64_t cancelled;
 };
 
@@ -68,7 +67,7 @@ static void below_fill(const struct below *below, const struct ibx_fault_request
     }
 }
 
-/* Nothing arrives before the test says how much. */
+/* Nothing arrives before the test allows it. */
 static unsigned ready;
 static int below_poll(void *context, struct ibx_fault_arrival *arrivals, int max)
 {
@@ -154,8 +153,8 @@ static int ask(struct scene *s, uint64_t page, uint64_t pages, bool urgent, uint
     return s->as.ops->request(s->as.context, &r);
 }
 
-/* Lets so many arrive below; what arrives above. */
-static int let(struct scene *s, unsigned count, struct ibx_fault_arrival *arrivals)
+/* Lets this many requests arrive below. Returns what arrives above. */
+static int let_arrive(struct scene *s, unsigned count, struct ibx_fault_arrival *arrivals)
 {
     ready = count;
     return s->as.ops->poll(s->as.context, arrivals, 16);
@@ -188,7 +187,7 @@ static int check(const struct scene *s, unsigned worker, uint64_t page, uint32_t
 
 /* ---------------------------------------------------------------- what is asked, and when */
 
-/* Both are on their way before either has come, and the page waits for its hash. */
+/* Page and hash are requested before either has arrived, and the page waits for its hash. */
 static void test_one_round_trip(NO_STATE)
 {
     struct scene *s = &scenes[0];
@@ -197,72 +196,72 @@ static void test_one_round_trip(NO_STATE)
     assert_int_equal(s->below.count, 2);
     asked(s, 0, GROUP, 1, true);
     asked_hashes(s, 1, 1, 1, true);
-    assert_int_equal(let(s, 1, got), 0);
+    assert_int_equal(let_arrive(s, 1, got), 0);
     assert_int_equal(s->as.ops->arm(s->as.context), 0);
-    assert_int_equal(let(s, 1, got), 1);
+    assert_int_equal(let_arrive(s, 1, got), 1);
     assert_int_equal(got[0].cookie, 77);
     assert_int_equal(got[0].length, PAGE);
     assert_int_equal(check(s, 0, GROUP, 1), 0);
-    /* It is kept: the next page of the same group needs nothing more, here and elsewhere. */
+    /* The hash is kept: the next page of the same group needs no further request, here and in
+     * other readers. */
     assert_int_equal(ask(s, GROUP + 1, 2, true, 78), 0);
     assert_int_equal(ask(&scenes[1], GROUP, 1, true, 79), 0);
     assert_int_equal(s->below.count, 3);
     assert_int_equal(scenes[1].below.count, 1);
-    assert_int_equal(let(s, 1, got), 1);
+    assert_int_equal(let_arrive(s, 1, got), 1);
     assert_int_equal(got[0].cookie, 78);
 }
 
-/* The hash may come first, and a request may need two pieces of the table; zeros need none. */
+/* The hash may arrive first. A request may need two pieces of the table; zero pages need none. */
 static void test_which_are_needed(NO_STATE)
 {
     struct scene *s = &scenes[0];
     struct ibx_fault_arrival got[16];
     assert_int_equal(ask(s, 2 * GROUP - 1, 2, true, 1), 0);
     asked_hashes(s, 1, 1, 2, true);
-    assert_int_equal(let(s, 2, got), 1);
-    assert_int_equal(ask(s, 3 * GROUP, GROUP, true, 2), 0); /* all zeros, by a larger page */
+    assert_int_equal(let_arrive(s, 2, got), 1);
+    assert_int_equal(ask(s, 3 * GROUP, GROUP, true, 2), 0); /* a larger page of zeros */
     assert_int_equal(s->below.count, 3);
     assert_int_equal(ask(s, 3 * GROUP + 5, GROUP, true, 3), 0);
     assert_int_equal(s->below.count, 5);
     asked_hashes(s, 4, 4, 1, true);
-    assert_int_equal(let(s, 3, got), 2);
-    /* Pages on their way are not asked for again, unless they are bulk and this request is
-     * urgent. */
+    assert_int_equal(let_arrive(s, 3, got), 2);
+    /* Pieces in flight are not requested again, unless they are bulk and this request is urgent. */
     assert_int_equal(ask(s, 6 * GROUP, 1, false, 4), 0);
     assert_int_equal(ask(s, 6 * GROUP + 1, 1, false, 5), 0);
     assert_int_equal(s->below.count, 8);
     assert_int_equal(ask(s, 6 * GROUP + 2, 1, true, 6), 0);
     asked_hashes(s, 9, 6, 1, true);
-    assert_int_equal(let(s, 5, got), 3);
+    assert_int_equal(let_arrive(s, 5, got), 3);
 }
 
-/* The background brings more and more of the next ones, but none that is on its way for somebody
- * else; where nothing is known of those before, it may be no background. */
+/* The background fetches more and more of the following hashes, except those that another reader
+ * is fetching. After a gap it may not be a background request. */
 static void test_ahead_of_the_background(NO_STATE)
 {
     struct scene *s = &scenes[0];
     struct ibx_fault_arrival got[16];
     assert_int_equal(ask(s, 12 * GROUP, 1, false, 1), 0);
     asked_hashes(s, 1, 12, 1, false);
-    assert_int_equal(let(s, 2, got), 1);
+    assert_int_equal(let_arrive(s, 2, got), 1);
     assert_int_equal(ask(s, 13 * GROUP, GROUP, false, 2), 0);
     asked_hashes(s, 3, 13, 2, false);
-    assert_int_equal(let(s, 2, got), 1);
+    assert_int_equal(let_arrive(s, 2, got), 1);
     assert_int_equal(ask(s, 15 * GROUP, 1, true, 3), 0);
     asked_hashes(s, 5, 15, 1, true);
-    assert_int_equal(let(s, 2, got), 1);
+    assert_int_equal(let_arrive(s, 2, got), 1);
     assert_int_equal(ask(&scenes[1], 18 * GROUP, 1, true, 4), 0);
     assert_int_equal(ask(s, 16 * GROUP, GROUP, false, 5), 0);
     asked_hashes(s, 7, 16, 2, false);
-    assert_int_equal(let(s, 2, got) + let(&scenes[1], 2, got), 2);
+    assert_int_equal(let_arrive(s, 2, got) + let_arrive(&scenes[1], 2, got), 2);
     assert_int_equal(ask(&scenes[1], 19 * GROUP, GROUP, false, 6), 0);
-    asked_hashes(&scenes[1], 3, 19, 1, false); /* the last one; the device state is zeros */
+    asked_hashes(&scenes[1], 3, 19, 1, false); /* the last piece; the device state is zeros */
     assert_int_equal(ask(s, 13 * GROUP, 6 * GROUP, false, 7), 0);
     assert_int_equal(s->below.count, 9);
 }
 
-/* Everything that is asked for comes in the end, also more than can be fetched at once. */
-static void test_many(NO_STATE)
+/* Every request is answered in the end, even if there are more than can be fetched at once. */
+static void test_many_requests(NO_STATE)
 {
     struct scene *s = &scenes[0];
     struct ibx_fault_arrival got[16];
@@ -270,7 +269,7 @@ static void test_many(NO_STATE)
     for (unsigned i = 0; i < GROUPS; i++)
         assert_int_equal(ask(s, i * GROUP, 1, true, i), 0);
     for (unsigned turn = 0; turn < 100 && came < GROUPS; turn++)
-        came += (unsigned)let(s, 1, got);
+        came += (unsigned)let_arrive(s, 1, got);
     assert_int_equal(came, GROUPS);
     assert_int_equal(ibx_snapshot_checker_lacks(checker, 0, GROUPS), GROUPS);
     /* The first page is zero, and so is its hash. */
@@ -278,20 +277,20 @@ static void test_many(NO_STATE)
                      (GROUPS - 1) * GROUP * IBX_SNAPSHOT_HASH);
 }
 
-/* Pages of the table itself, for others: from what is kept, or by the wire. */
+/* Pages of the table itself are requested: from the kept ones, or over the network. */
 static void test_the_table_itself(NO_STATE)
 {
     struct scene *s = &scenes[0];
     struct ibx_fault_arrival got[16];
     assert_int_equal(ask(s, TABLE, 2, true, 1), 0);
     assert_int_equal(s->below.count, 1);
-    assert_int_equal(let(s, 1, got), 1);
+    assert_int_equal(let_arrive(s, 1, got), 1);
     assert_int_equal(check(s, 0, TABLE, 2), 0);
     memset(s->pages, 0, sizeof(s->pages));
     assert_int_equal(ask(s, TABLE, 2, true, 2), 0);
     assert_int_equal(s->below.count, 1);
     assert_int_equal(s->as.ops->arm(s->as.context), 1);
-    assert_int_equal(let(s, 0, got), 1);
+    assert_int_equal(let_arrive(s, 0, got), 1);
     assert_int_equal(got[0].cookie, 2);
     assert_memory_equal(s->pages, table.hashes, 2 * PAGE);
     assert_int_equal(ask(s, GROUP, 1, true, 3), 0);
@@ -300,62 +299,63 @@ static void test_the_table_itself(NO_STATE)
 
 /* ---------------------------------------------------------------- what goes wrong */
 
-/* The page is right, its hash is not: it is given, and refused. From elsewhere it is good. */
-static void test_a_lie(NO_STATE)
+/* The page is right and its hash is not. The page is delivered and refused; from another source
+ * it is accepted. */
+static void test_wrong_hash(NO_STATE)
 {
     struct scene *s = &scenes[0];
     struct ibx_fault_arrival got[16];
     assert_int_equal(ask(s, GROUP, 1, true, 1), 0);
-    assert_int_equal(let(s, 1, got), 0);
+    assert_int_equal(let_arrive(s, 1, got), 0);
     s->below.lies = true;
-    assert_int_equal(let(s, 1, got), 1);
+    assert_int_equal(let_arrive(s, 1, got), 1);
     assert_int_equal(got[0].status, 0);
     assert_int_equal(check(s, 0, GROUP, 1), -EBADMSG);
     assert_non_null(strstr(error.message, "the hash of page 16 did not come, or is not the one"));
     s = &scenes[1];
     assert_int_equal(ask(s, GROUP, 1, true, 2), 0);
-    assert_int_equal(let(s, 2, got), 1);
+    assert_int_equal(let_arrive(s, 2, got), 1);
     assert_int_equal(check(s, 1, GROUP, 1), 0);
     fill_page(GROUP, scenes[0].pages);
     assert_int_equal(check(&scenes[0], 0, GROUP, 1), 0);
 }
 
-/* A hash that does not come: the page is requested again, and the hash with it. */
-static void test_lost(NO_STATE)
+/* A hash does not arrive. The page is requested again, and its hash with it. */
+static void test_lost_hash(NO_STATE)
 {
     struct scene *s = &scenes[0];
     struct ibx_fault_arrival got[16];
     assert_int_equal(ask(s, GROUP, 1, true, 1), 0);
-    assert_int_equal(let(s, 1, got), 0);
+    assert_int_equal(let_arrive(s, 1, got), 0);
     s->below.status = -EAGAIN;
-    assert_int_equal(let(s, 1, got), 1);
+    assert_int_equal(let_arrive(s, 1, got), 1);
     assert_int_equal(got[0].status, -EAGAIN);
     assert_int_equal(ibx_snapshot_checker_fetched(checker), 0);
     s->below.status = 0;
     assert_int_equal(ask(s, GROUP, 1, true, 2), 0);
     assert_int_equal(s->below.count, 4);
-    /* Its own failure is reported as it is, at once. */
+    /* The page's own failure is reported at once, unchanged. */
     s->below.status = -ECANCELED;
-    assert_int_equal(let(s, 1, got), 1);
+    assert_int_equal(let_arrive(s, 1, got), 1);
     assert_int_equal(got[0].status, -ECANCELED);
 }
 
-/* The page is there, and its hash is on its way: that is what has to arrive soon. */
+/* The page has arrived, and its hash is in flight, so the hash must arrive soon. */
 static void test_cancelled(NO_STATE)
 {
     struct scene *s = &scenes[0];
     struct ibx_fault_arrival got[16];
     assert_int_equal(ask(s, GROUP, 1, true, 77), 0);
-    assert_int_equal(let(s, 1, got), 0);
+    assert_int_equal(let_arrive(s, 1, got), 0);
     s->as.ops->cancel(s->as.context, 77);
     assert_int_equal(s->below.cancelled, s->below.asked[1].cookie);
     s->below.status = -ECANCELED;
-    assert_int_equal(let(s, 1, got), 1);
+    assert_int_equal(let_arrive(s, 1, got), 1);
     assert_int_equal(got[0].status, -EAGAIN);
 }
 
-/* The reader below is full: first for the page, then for its hash alone. */
-static void test_full(NO_STATE)
+/* The lower reader is full: first for the page, then for its hash only. */
+static void test_lower_reader_is_full(NO_STATE)
 {
     struct scene *s = &scenes[0];
     struct ibx_fault_arrival got[16];
@@ -363,8 +363,8 @@ static void test_full(NO_STATE)
     assert_int_equal(ask(s, GROUP, 1, true, 1), -EAGAIN);
     s->below.refuses = 0;
     assert_int_equal(ask(s, 2 * GROUP, 1, true, 1), 0);
-    assert_int_equal(let(s, 2, got), 1);
-    /* Only so much is fetched ahead of the background at once; the rest comes when that has. */
+    assert_int_equal(let_arrive(s, 2, got), 1);
+    /* Only a limited amount is fetched ahead of the background at once; the rest follows. */
     for (unsigned i = 0; i < 10; i++) {
         assert_int_equal(ask(s, (4 + i) * GROUP, 1, true, i), 0);
         assert_int_equal(s->below.count, 4 + 2 * i);
@@ -373,7 +373,7 @@ static void test_full(NO_STATE)
     assert_int_equal(s->below.cancelled, s->below.asked[2 + 2 * 3].cookie);
     int came = 0;
     for (unsigned turn = 0; turn < 3; turn++)
-        came += let(s, 16, got);
+        came += let_arrive(s, 16, got);
     assert_int_equal(came, 10);
 }
 
@@ -383,12 +383,12 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_one_round_trip, begin, end),
         cmocka_unit_test_setup_teardown(test_which_are_needed, begin, end),
         cmocka_unit_test_setup_teardown(test_ahead_of_the_background, begin, end),
-        cmocka_unit_test_setup_teardown(test_many, begin, end),
+        cmocka_unit_test_setup_teardown(test_many_requests, begin, end),
         cmocka_unit_test_setup_teardown(test_the_table_itself, begin, end),
-        cmocka_unit_test_setup_teardown(test_a_lie, begin, end),
-        cmocka_unit_test_setup_teardown(test_lost, begin, end),
+        cmocka_unit_test_setup_teardown(test_wrong_hash, begin, end),
+        cmocka_unit_test_setup_teardown(test_lost_hash, begin, end),
         cmocka_unit_test_setup_teardown(test_cancelled, begin, end),
-        cmocka_unit_test_setup_teardown(test_full, begin, end),
+        cmocka_unit_test_setup_teardown(test_lower_reader_is_full, begin, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Scans for written pages, of memory of this process. The last one, with few and with many
- * processors: the same pages are found by one thread and by several, and none is missed where one
- * was looked for. And what is protected with some pages, and found then. */
+/* Scans for written pages, in memory of this process. The final scan finds the same pages with
+ * one thread as with several, and no requested page is missed. Also: protecting some pages, and
+ * finding them when they are written. */
 #include "migrate/qemu/qemu.h"
 #include "tests/fixtures/tracking_uffd.h"
 #include "tests/fixtures/unit.h"
@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #define PAGE  4096u
-#define PART  4096u /* pages: of one thread at a time */
+#define PART  4096u /* pages that one thread takes at a time */
 #define PAGES (5 * PART + 70)
 #define WORDS ((PAGES + 63) / 64)
 
@@ -44,14 +44,14 @@ struct memory {
     struct ibx_tracker tracker;
 };
 
-/* Pages at both ends of parts, and here and there. */
+/* Pages at both ends of parts, and some others. */
 static bool is_written(uint64_t page)
 {
     return page % PART == 0 || page % PART == PART - 1 || page % 97 == 5 || page == PAGES - 1;
 }
 
-/* All of it is there and protected; then some pages are written. It begins `shift` pages after a
- * multiple of 2 MiB. */
+/* All pages are present and protected; then some are written. The memory starts `shift` pages
+ * after a multiple of 2 MiB. */
 static void begin_at(struct memory *m, unsigned shift)
 {
     memset(m, 0, sizeof(*m));
@@ -97,7 +97,7 @@ static void find_all(struct memory *m)
     assert_int_equal(count, expected);
 }
 
-/* Pages that nobody asks for may be found or not. */
+/* Pages that nobody asked for may or may not be found. */
 static void find_some(struct memory *m, const uint64_t *asked, unsigned count)
 {
     uint64_t bits[WORDS] = {0}, among[WORDS] = {0};
@@ -112,7 +112,7 @@ static void find_some(struct memory *m, const uint64_t *asked, unsigned count)
     }
 }
 
-static void test_by_one_and_by_several(NO_STATE)
+static void test_one_thread_and_several_find_the_same(NO_STATE)
 {
     static const uint64_t ends[] = {0, PART - 1, 5 * PART, PAGES - 1},
                           inner[] = {3 * PART - 1, 97 * 140 + 5};
@@ -134,14 +134,14 @@ static bool has(const uint64_t *bits, uint64_t page)
     return bits[page / 64] >> page % 64 & 1;
 }
 
-/* Whether the kernel could map both by one entry. */
+/* Whether the kernel could map both pages by one entry. */
 static bool together(const struct memory *m, uint64_t a, uint64_t b)
 {
     const uint64_t first = m->block.address / PAGE;
     return (first + a) / HUGE == (first + b) / HUGE;
 }
 
-/* The pages that have no protection are those of `bits` and no others, in and out of the 2 MiB
+/* Checks that the unprotected pages are exactly those in `bits`, inside and outside the 2 MiB
  * around any of `asked`. */
 static void find_after(const struct memory *m, const uint64_t *bits, const uint64_t *asked,
                        unsigned count)
@@ -169,7 +169,8 @@ static void protect(const struct memory *m, const uint64_t *asked, unsigned coun
     find_after(m, bits, asked, count);
 }
 
-/* Each of these pages is protected with its neighbours; those that were written are named. */
+/* Each of these pages is protected together with its neighbours. Pages that were written are
+ * reported. */
 static void test_neighbours_are_protected_and_named(NO_STATE)
 {
     static const uint64_t asked[] = {0,    1,        HUGE - 1, HUGE, 3 * HUGE - 5, 9 * HUGE + 64,
@@ -182,7 +183,7 @@ static void test_neighbours_are_protected_and_named(NO_STATE)
     }
 }
 
-/* A write after that is found by a scan, as often as one looks, until it is protected again. */
+/* A later write is found by every scan until the page is protected again. */
 static void test_found_until_it_is_protected(NO_STATE)
 {
     const uint64_t page = 2 * PART + 7;
@@ -203,7 +204,7 @@ static void test_found_until_it_is_protected(NO_STATE)
 
 /* ---------------------------------------------------------------- failures */
 
-static void test_who_cannot_look_says_so(NO_STATE)
+static void test_failed_scan_is_reported(NO_STATE)
 {
     uint64_t bits[WORDS] = {0};
     struct memory memory;
@@ -219,10 +220,10 @@ static void test_who_cannot_look_says_so(NO_STATE)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_by_one_and_by_several),
+        cmocka_unit_test(test_one_thread_and_several_find_the_same),
         cmocka_unit_test(test_neighbours_are_protected_and_named),
         cmocka_unit_test(test_found_until_it_is_protected),
-        cmocka_unit_test(test_who_cannot_look_says_so),
+        cmocka_unit_test(test_failed_scan_is_reported),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

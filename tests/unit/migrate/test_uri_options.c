@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Settings in the query of a URI count in a record like options of the command line: a listener
- * that went on without them would take other peers, or go on unencrypted. */
+/* Settings in the query of a URI are recorded like options of the command line. Otherwise a
+ * listener that continues without them would accept other peers, or run unencrypted. */
 #include "migrate/common/common.h"
 #include "tests/fixtures/unit.h"
 
@@ -12,7 +12,7 @@
 
 static struct ibx_record record;
 
-/* The record of a migration with this URI, on the command line beside `options`. */
+/* Makes the record of a migration with this URI and these options of the command line. */
 static void describe(const struct ibx_options *options, const char *uri)
 {
     struct ibx_options ours = ibx_migration_options(options, uri);
@@ -24,7 +24,7 @@ static void describe(const struct ibx_options *options, const char *uri)
     free(ram);
 }
 
-static void test_a_record_has_what_the_uri_asks_for(NO_STATE)
+static void test_record_has_the_settings_of_the_uri(NO_STATE)
 {
     struct ibx_options options;
     ibx_options_init(&options);
@@ -51,7 +51,7 @@ static void test_the_uri_wins(NO_STATE)
     assert_int_equal(ibx_migration_options(&options, NULL).timeout_ms, 700);
     assert_int_equal(ibx_migration_options(&options, "rdma://there:1?timeout_ms=800").timeout_ms,
                      800);
-    /* The fabric is chosen anew each time. */
+    /* the fabric is chosen anew each time */
     assert_string_equal(ibx_migration_options(&options, "tcp://there:1").provider, "auto");
 }
 
@@ -68,7 +68,7 @@ static void test_the_key_file_is_noted_from_the_root(NO_STATE)
     describe(&options, "tcp://0.0.0.0:0?key_file=keys");
     snprintf(whole, sizeof(whole), "%s/keys", folder);
     assert_string_equal(record.key_file, whole);
-    /* The URI wins when it is connected to again. */
+    /* The URI's setting wins when it is used to connect again. */
     snprintf(uri, sizeof(uri), "tcp://0.0.0.0:0?name=a&key_file=%s&insecure=no", whole);
     describe(&options, "tcp://0.0.0.0:0?name=a&key_file=keys&insecure=no");
     assert_string_equal(record.uri, uri);
@@ -82,8 +82,8 @@ static void test_the_key_file_is_noted_from_the_root(NO_STATE)
     assert_int_equal(rmdir(folder), 0);
 }
 
-/* The record has the key's file where no query can name it, so that who recovers elsewhere, or with
- * a URI of his own, finds it. */
+/* The record has the key's file even if no query can name it, so that a tool finds it that
+ * recovers in another folder or with another URI. */
 static void test_a_folder_that_no_uri_can_have(NO_STATE)
 {
     char folder[] = "/tmp/ibx-uri&name=b-XXXXXX", before[4096], deep[512], uri[1000], whole[64];
@@ -115,7 +115,8 @@ static void test_a_folder_that_no_uri_can_have(NO_STATE)
     assert_int_equal(rmdir(deep), 0);
 }
 
-/* Keys are replaced by links: what is noted leads to the new ones, and stays when they go. */
+/* Keys are replaced by links. The recorded path leads to the new keys, and stays when the old
+ * ones are removed. */
 static void test_links_to_the_key_file_stay(NO_STATE)
 {
     char folder[] = "/tmp/ibx-uri-options-XXXXXX", link[64], file[64];
@@ -134,7 +135,7 @@ static void test_links_to_the_key_file_stay(NO_STATE)
     assert_int_equal(rmdir(folder), 0);
 }
 
-/* A URI that is cut still is one: without its last options, or with half of a name. */
+/* A truncated URI would still be valid, but without its last options, or with half of a name. */
 static void test_a_long_uri_is_not_cut(NO_STATE)
 {
     struct ibx_options options;
@@ -150,7 +151,7 @@ static void test_a_long_uri_is_not_cut(NO_STATE)
     assert_string_equal(record.uri, uri);
     memset(uri, 'x', 950);
     uri[950] = '\0';
-    describe(&options, uri); /* too long: it has to stay so */
+    describe(&options, uri); /* too long, so it must stay too long in the record */
     struct ibx_uri parsed;
     assert_true(ibx_uri_parse(record.uri, &parsed, NULL) < 0 && strlen(record.uri) > IBX_URI_MAX);
 }
@@ -158,7 +159,7 @@ static void test_a_long_uri_is_not_cut(NO_STATE)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_record_has_what_the_uri_asks_for),
+        cmocka_unit_test(test_record_has_the_settings_of_the_uri),
         cmocka_unit_test(test_the_uri_wins),
         cmocka_unit_test(test_the_key_file_is_noted_from_the_root),
         cmocka_unit_test(test_a_folder_that_no_uri_can_have),

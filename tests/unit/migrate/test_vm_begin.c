@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What QEMU is asked before it is told to migrate, against a scripted peer. */
+/* What QEMU is asked before it is told to migrate, with a scripted peer. */
 #include "migrate/common/vm.h"
 #include "tests/fixtures/qmp_peer.h"
 
@@ -24,7 +24,7 @@ static int begin(const struct step *steps)
     return rc;
 }
 
-static void test_nothing_is_left_of_another(NO_STATE)
+static void test_nothing_is_left_of_another_migration(NO_STATE)
 {
     assert_int_equal(begin(SCRIPT({"query-yank", NOTHING(2), 0}, {"getfd", READY(3), 0},
                                   {"\"migrate\"", READY(4), 0})),
@@ -32,8 +32,8 @@ static void test_nothing_is_left_of_another(NO_STATE)
     done();
 }
 
-/* A QEMU that is told to migrate meanwhile ends by SIGSEGV (7.2). */
-static void test_the_thread_of_the_last_one_ends(NO_STATE)
+/* QEMU 7.2 ends with SIGSEGV if it is told to migrate while this thread runs. */
+static void test_thread_of_the_last_migration_ends(NO_STATE)
 {
     assert_int_equal(
         begin(SCRIPT({"query-yank", THREAD(2), 0}, {"query-migrate", STATUS("completed", 3), 0},
@@ -44,8 +44,8 @@ static void test_the_thread_of_the_last_one_ends(NO_STATE)
     done();
 }
 
-/* It may come to its end before QEMU is told. */
-static void test_another_is_under_way(NO_STATE)
+/* The other migration may end before QEMU is told. */
+static void test_another_migration_is_running(NO_STATE)
 {
     const int rc =
         begin(SCRIPT({"query-yank", THREAD(2), 0}, {"query-migrate", STATUS("device", 3), 0}));
@@ -53,7 +53,7 @@ static void test_another_is_under_way(NO_STATE)
     done();
 }
 
-static void test_a_qemu_that_does_not_tell(NO_STATE)
+static void test_qemu_that_does_not_report_its_migration(NO_STATE)
 {
     assert_int_equal(begin(SCRIPT({"query-yank", ERROR("CommandNotFound", 2), 0},
                                   {"getfd", READY(3), 0}, {"\"migrate\"", READY(4), 0})),
@@ -61,8 +61,8 @@ static void test_a_qemu_that_does_not_tell(NO_STATE)
     done();
 }
 
-/* QEMU would keep what it was given for the next client of its monitor. */
-static void test_a_qemu_that_refuses(NO_STATE)
+/* Otherwise QEMU would keep the descriptor for the next client of its monitor. */
+static void test_qemu_that_refuses(NO_STATE)
 {
     const int rc =
         begin(SCRIPT({"query-yank", NOTHING(2), 0}, {"getfd", READY(3), 0},
@@ -74,11 +74,11 @@ static void test_a_qemu_that_refuses(NO_STATE)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_nothing_is_left_of_another),
-        cmocka_unit_test(test_the_thread_of_the_last_one_ends),
-        cmocka_unit_test(test_another_is_under_way),
-        cmocka_unit_test(test_a_qemu_that_does_not_tell),
-        cmocka_unit_test(test_a_qemu_that_refuses),
+        cmocka_unit_test(test_nothing_is_left_of_another_migration),
+        cmocka_unit_test(test_thread_of_the_last_migration_ends),
+        cmocka_unit_test(test_another_migration_is_running),
+        cmocka_unit_test(test_qemu_that_does_not_report_its_migration),
+        cmocka_unit_test(test_qemu_that_refuses),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

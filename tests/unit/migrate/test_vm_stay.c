@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A VM is continued where its migration has failed, has its disks activated, and stops again,
- * against a scripted peer. */
+/* After a failed migration a VM is continued, has its disks activated, and stops again, with a
+ * scripted peer. */
 #include "migrate/common/vm.h"
 #include "tests/fixtures/qmp_peer.h"
 
@@ -18,7 +18,7 @@
 
 static int stay(const char *after)
 {
-    static struct step steps[8]; /* for the peer's thread */
+    static struct step steps[8]; /* read by the peer's thread */
     const struct step script[] = {GREETED,
                                   {"query-migrate", STATUS("failed", 2), 0},
                                   {"query-status", STATUS("postmigrate", 3), 0},
@@ -38,7 +38,8 @@ static void test_runs(NO_STATE)
     done();
 }
 
-/* It ran, and a request failed: its migration is over all the same, and the settings go back. */
+/* The VM ran, and a disk request failed. Its migration is still over, and the settings are
+ * restored. */
 static void test_is_stopped_by_its_disk(NO_STATE)
 {
     assert_int_equal(stay(STATUS("io-error", 5)), 0);
@@ -49,7 +50,7 @@ static void test_does_not_run(NO_STATE)
 {
     const int rc = stay(STATUS("postmigrate", 5));
     says(rc, -EIO, "is \"postmigrate\" after cont");
-    ibx_qmp_close(qmp); /* the script has a step more */
+    ibx_qmp_close(qmp); /* the script has one more step */
     pthread_join(peer.thread, NULL);
     close(peer.fd);
 }
@@ -68,8 +69,8 @@ static void stays_with_libvirt(const struct step *steps)
     done();
 }
 
-/* QEMU before 10.0 may have left its disks inactive. cont is given when the cancel has ended, since
- * QEMU inactivates them before that. */
+/* QEMU before 10.0 may have left its disks inactive. cont is sent after the cancel has ended,
+ * because QEMU deactivates the disks before that. */
 static void test_has_its_disks_activated(NO_STATE)
 {
     stays_with_libvirt(SCRIPT({"query-migrate", STATUS("cancelling", 2), 0},
@@ -84,7 +85,7 @@ static void test_is_left_paused(NO_STATE)
                               {"query-status", STATUS("paused", 3), 0}));
 }
 
-/* By another client, between the two commands. */
+/* Another client pauses the VM between the two commands. */
 static void test_is_paused_meanwhile(NO_STATE)
 {
     stays_with_libvirt(SCRIPT({"query-migrate", STATUS("cancelled", 2), 0},
@@ -98,8 +99,8 @@ static void test_has_a_qemu_that_activates_them(NO_STATE)
     stays_with_libvirt(steps);
 }
 
-/* A migration that began before the tool had set anything was not the tool's. */
-static void test_has_another_migration_than_the_tools(NO_STATE)
+/* A migration that started before the tool had set anything was not the tool's. */
+static void test_has_a_migration_of_another_client(NO_STATE)
 {
     struct ibx_vm_undo vm = {.libvirt = "/run/ibx/web.sock"};
     static const struct step steps[] = {GREETED, {0}};
@@ -108,7 +109,7 @@ static void test_has_another_migration_than_the_tools(NO_STATE)
     done();
 }
 
-/* The VM stays all the same, and what to do is logged. */
+/* The VM stays anyway, and advice is logged. */
 static void test_has_a_qemu_that_refuses(NO_STATE)
 {
     struct ibx_vm_undo vm = {.libvirt = "/run/ibx/web.sock", .before = json_object()};
@@ -132,7 +133,8 @@ static void test_has_a_qemu_that_refuses(NO_STATE)
     done();
 }
 
-/* Without libvirt: the migration was cancelled before the stop, and QEMU runs the VM by itself. */
+/* Without libvirt: the migration was cancelled before the stop, and the VM continues without a
+ * command. */
 static void test_has_its_disks_activated_without_libvirt(NO_STATE)
 {
     struct ibx_vm_undo vm = {.was_running = true, .touched = true};
@@ -172,7 +174,7 @@ int main(void)
         cmocka_unit_test(test_is_left_paused),
         cmocka_unit_test(test_is_paused_meanwhile),
         cmocka_unit_test(test_has_a_qemu_that_activates_them),
-        cmocka_unit_test(test_has_another_migration_than_the_tools),
+        cmocka_unit_test(test_has_a_migration_of_another_client),
         cmocka_unit_test(test_has_a_qemu_that_refuses),
         cmocka_unit_test(test_has_its_disks_activated_without_libvirt),
         cmocka_unit_test(test_names_the_disk),

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The order in which pages go to the destination before the stop, and when they cease to. */
+/* The order in which pages are sent to the destination before the stop, and when that ends. */
 #include "migrate/source/source.h"
 #include "tests/fixtures/unit.h"
 
@@ -14,7 +14,7 @@ static struct source s;
 static struct ibx_send_options options;
 static struct ibx_error error;
 
-/* Guest RAM of one block, and all of it is wanted. */
+/* Guest RAM of one block, all of which is wanted. */
 static void ram_of(uint64_t pages, uint64_t page_size)
 {
     const struct ibx_migrate_block block = {"ram", pages * page_size, page_size, 0};
@@ -40,7 +40,7 @@ static void done(void)
     ibx_page_map_fini(&s.warm.part);
 }
 
-/* The next part has come. */
+/* The next part has arrived. */
 static uint64_t send_part(void)
 {
     ibx_source_warm_choose(&s);
@@ -66,7 +66,7 @@ static void test_each_page_once(void **state)
     }
 }
 
-/* A part that ends within a piece goes on there. */
+/* A part that ends within a piece continues there. */
 static void test_huge_pages(void **state)
 {
     (void)state;
@@ -78,7 +78,7 @@ static void test_huge_pages(void **state)
     done();
 }
 
-/* No quarter of guest RAM has much more than a quarter of what was sent first. */
+/* No quarter of guest RAM has much more than a quarter of what is sent first. */
 static void test_spread(void **state)
 {
     (void)state;
@@ -113,17 +113,17 @@ static bool ends_with(unsigned of, unsigned parts)
     return ends;
 }
 
-static void test_ends_when_it_cannot_pay(void **state)
+static void test_ends_when_it_is_useless(void **state)
 {
     (void)state;
     assert_true(ends_with(9, 3));
     assert_true(ends_with(8, 2));
     assert_false(ends_with(7, 3));
     assert_false(ends_with(0, 3));
-    assert_false(ends_with(12, 1)); /* too few to know */
+    assert_false(ends_with(12, 1)); /* too few to judge */
 }
 
-/* Pages [first, first + count) of guest RAM are wanted, or are not any more. */
+/* Marks pages [first, first + count) of guest RAM as wanted, or as not. */
 static void wanted(bool is, uint64_t first, uint64_t count)
 {
     if (is)
@@ -133,7 +133,8 @@ static void wanted(bool is, uint64_t first, uint64_t count)
     ibx_page_map_recount(&s.warm.wanted);
 }
 
-/* Half of guest RAM is empty at first: what the guest fills of it was not written again. */
+/* Half of guest RAM is empty at first. Pages that the guest fills later do not count as written
+ * again. */
 static void test_goes_on_with_new_pages(void **state)
 {
     (void)state;
@@ -148,7 +149,7 @@ static void test_goes_on_with_new_pages(void **state)
     done();
 }
 
-/* In a later pass, what was held before it says nothing of what was sent in it. */
+/* In a later pass, earlier results say nothing about the pages that it sends. */
 static void test_later_passes_go_on(void **state)
 {
     (void)state;
@@ -172,7 +173,7 @@ int main(void)
         cmocka_unit_test(test_each_page_once),
         cmocka_unit_test(test_huge_pages),
         cmocka_unit_test(test_spread),
-        cmocka_unit_test(test_ends_when_it_cannot_pay),
+        cmocka_unit_test(test_ends_when_it_is_useless),
         cmocka_unit_test(test_goes_on_with_new_pages),
         cmocka_unit_test(test_later_passes_go_on),
     };
