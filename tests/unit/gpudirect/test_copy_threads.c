@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Threads that copy: every piece once, reported once, and none after the end. */
+/* Threads that copy: every piece is copied and reported once, and none after the end. */
 #include "gpudirect/copy_threads.h"
 #include "tests/fixtures/patience.h"
 
@@ -26,18 +26,18 @@ static uint8_t peer[PIECES * PIECE], local[PIECES * PIECE];
 
 struct copying {
     atomic_uint begun, running, most;
-    unsigned fail_at; /* the piece that fails, 0: none */
-    unsigned meet;    /* so many pieces wait for each other */
-    unsigned wide;    /* threads of this copy, 0: the usual ones */
-    size_t slice;     /* of these, 0: a whole piece */
+    unsigned fail_at; /* the piece that fails; 0: none */
+    unsigned meet;    /* how many pieces wait for each other */
+    unsigned wide;    /* threads of this copy; 0: the usual number */
+    size_t slice;     /* bytes of a slice; 0: a whole piece */
     pthread_t owner;
     atomic_bool owners; /* the owner has copied */
-    atomic_bool others; /* a thread that is not the owner has */
-    atomic_bool failed; /* the piece that fails is over ... */
-    atomic_bool told;   /* ... and the owner knows */
+    atomic_bool others; /* a thread other than the owner has copied */
+    atomic_bool failed; /* the failing piece has ended */
+    atomic_bool told;   /* the owner has been told of the failure */
 };
 
-/* Makes other pieces last until the failure is reported, even when its thread has no processor. */
+/* Delays other pieces until the failure is reported, even if its thread gets no processor. */
 static void outlast_failure(struct copying *c, unsigned piece, bool owner)
 {
     while (piece > c->fail_at && !(owner ? c->failed : c->told))
@@ -49,7 +49,8 @@ static void outlast_failure(struct copying *c, unsigned piece, bool owner)
 static int copy(void *context, void *to, uint64_t offset, size_t n)
 {
     struct copying *c = context;
-    /* It runs before the others know of it: those that meet are over once the last has begun. */
+    /* counted before the others notice: pieces that wait for each other end once the last one
+     * has started */
     unsigned now = ++c->running, piece = ++c->begun, most = c->most;
     while (now > most && !atomic_compare_exchange_weak(&c->most, &most, now))
         ;
@@ -69,7 +70,7 @@ static int copy(void *context, void *to, uint64_t offset, size_t n)
     return fails ? -ESRCH : 0;
 }
 
-/* All pieces through eight slots. */
+/* Copies all pieces through eight slots. */
 static int copy_all(struct ibx_copy_threads *t, struct copying *c)
 {
     unsigned next = 0, over = 0;
@@ -112,14 +113,15 @@ static void test_all_pieces(void **state)
         assert_int_equal(copy_all(t, &c), 0);
         assert_memory_equal(local, peer, sizeof(peer));
         assert_int_equal(c.begun, PIECES);
-        assert_true(c.most <= threads && c.most >= c.meet); /* and they did meet */
+        /* the pieces did run at the same time */
+        assert_true(c.most <= threads && c.most >= c.meet);
         assert_int_equal(c.others, threads > 1);
         ibx_copy_threads_destroy(t);
     }
 }
 
-/* More threads take part in a long copy, and no more than before in the next one. */
-static void test_wide(void **state)
+/* More threads take part in a long copy; the next copy has the usual number again. */
+static void test_more_threads_for_a_long_copy(void **state)
 {
     (void)state;
     struct ibx_copy_threads *t;
@@ -131,7 +133,7 @@ static void test_wide(void **state)
         assert_int_equal(copy_all(t, &wide), 0);
         assert_memory_equal(local, peer, sizeof(peer));
         assert_int_equal(wide.begun, PIECES);
-        assert_int_equal(wide.most, 5); /* the owner has something else to do */
+        assert_int_equal(wide.most, 5); /* the owner has other work */
         assert_false(wide.owners);
         assert_int_equal(copy_all(t, &usual), 0);
         assert_int_equal(usual.most, 3);
@@ -171,7 +173,7 @@ static void test_slices(void **state)
     ibx_copy_threads_destroy(t);
 }
 
-/* A failure is told by each call until the next copy begins, also by one that does not wait. */
+/* Every call reports the failure until the next copy begins, even a call that does not wait. */
 static void test_failure_is_told(void **state)
 {
     (void)state;
@@ -220,8 +222,8 @@ static void test_one_copy(void **state)
     }
 }
 
-/* The first failure is returned, the rest is not begun, and the threads are ready for the next
- * copy. */
+/* The first failure is returned, the remaining pieces are not started, and the threads are ready
+ * for the next copy. */
 static void test_failure(void **state)
 {
     (void)state;
@@ -260,7 +262,7 @@ static void test_fork(void **state)
 static struct {
     uint8_t *at;
     int fd;
-    atomic_int signal; /* that came for it last */
+    atomic_int signal; /* the latest signal for this memory */
     pthread_t owner;
     atomic_bool in_copy_thread;
 } watched;
@@ -274,7 +276,7 @@ static void touched(int number)
         abort();
 }
 
-/* One piece, copied by the other thread: whoever does not wait copies nothing. */
+/* Copies one piece by the other thread: a caller that does not wait copies nothing itself. */
 static void copy_into_watched(struct ibx_copy_threads *t)
 {
     struct copying c = {.owner = pthread_self()};
@@ -291,8 +293,8 @@ static void copy_into_watched(struct ibx_copy_threads *t)
     assert_true(watched.in_copy_thread);
 }
 
-/* Memory that the application watches by its signals: checkpoints, garbage collectors. A thread
- * that had them blocked would end the process. */
+/* An application may watch memory by its signals, for checkpoints or garbage collection. If a
+ * copying thread had blocked them, the process would end. */
 static void test_signals_of_memory(void **state)
 {
     (void)state;
@@ -309,7 +311,7 @@ static void test_signals_of_memory(void **state)
     memset(peer, 1, PIECE);
     copy_into_watched(t);
     assert_int_equal(watched.signal, SIGSEGV);
-    assert_int_equal(ftruncate(watched.fd, 0), 0); /* nothing there any more */
+    assert_int_equal(ftruncate(watched.fd, 0), 0); /* the memory has no pages any more */
     memset(peer, 2, PIECE);
     copy_into_watched(t);
     assert_int_equal(watched.signal, SIGBUS);
@@ -323,9 +325,10 @@ static void test_signals_of_memory(void **state)
 /* ------------------------------------------------------------------------------ idle */
 
 static struct {
-    atomic_bool armed;           /* nobody calls, and waits are short */
-    atomic_uint asleep;          /* threads that have waited */
-    atomic_uint waits, readings; /* of the clock, by threads other than the owner */
+    atomic_bool armed;  /* no calls come, and waits are short */
+    atomic_uint asleep; /* threads that have waited */
+    /* waits, and looks at the clock, by threads other than the owner */
+    atomic_uint waits, readings;
     pthread_t owner;
 } idle;
 
@@ -360,7 +363,7 @@ bool __wrap_ibx_thread_wait(pthread_cond_t *condition, pthread_mutex_t *lock)
     return false;
 }
 
-/* Threads that wake for nothing but the limit of their wait do not poll before they sleep again. */
+/* A thread that only wakes because its wait is over does not poll before it sleeps again. */
 static void test_idle(void **state)
 {
     (void)state;
@@ -371,7 +374,7 @@ static void test_idle(void **state)
     while (idle.asleep < 2)
         sched_yield();
     const unsigned readings = idle.readings, waits = idle.waits;
-    assert_true(readings); /* they have looked for a job at first */
+    assert_true(readings); /* the threads have looked for work at first */
     while (idle.waits < waits + 10)
         sched_yield();
     assert_int_equal(idle.readings, readings);
@@ -386,7 +389,7 @@ static void test_idle(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_all_pieces), cmocka_unit_test(test_wide),
+        cmocka_unit_test(test_all_pieces), cmocka_unit_test(test_more_threads_for_a_long_copy),
         cmocka_unit_test(test_slices),     cmocka_unit_test(test_failure_is_told),
         cmocka_unit_test(test_one_copy),   cmocka_unit_test(test_failure),
         cmocka_unit_test(test_fork),       cmocka_unit_test(test_signals_of_memory),

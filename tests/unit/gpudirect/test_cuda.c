@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The driver is loaded, or a sentence says what is missing. It is looked for once a process. */
+/* The CUDA driver is loaded, or a message says what is missing. A process looks for it once. */
 #include "gpudirect/cuda.h"
 
 #include <setjmp.h>
@@ -11,7 +11,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-/* Returns whether the sentence for IBX_LIBCUDA=`library` has both parts; runs in a process of its
+/* Whether the message for IBX_LIBCUDA=`library` contains both parts. Runs in a process of its
  * own. */
 static bool refuses(const char *library, const char *part, const char *other)
 {
@@ -35,8 +35,9 @@ static void test_missing(void **state)
     assert_true(refuses("libc.so.6", "libc.so.6", "cuCtxGetCurrent"));
 }
 
-/* The one for programs over a remote GPU: its calls would come back to the back end. */
-static void test_of_remote_gpu(void **state)
+/* The driver library for programs that use a remote GPU: in the back end, its calls would return
+ * to the back end. */
+static void test_library_for_remote_gpus(void **state)
 {
     (void)state;
     const char *ours = getenv("IBX_TEST_DRIVER");
@@ -44,7 +45,7 @@ static void test_of_remote_gpu(void **state)
     assert_true(refuses(ours, ours, "LD_LIBRARY_PATH"));
 }
 
-static void test_there(void **state)
+static void test_driver_is_loaded(void **state)
 {
     (void)state;
     void *context = &context;
@@ -52,7 +53,7 @@ static void test_there(void **state)
     assert_non_null(cuda);
     assert_ptr_equal(ibx_cuda_load(NULL), cuda);
     assert_int_equal(cuda->ctx_get_current(&context), 0);
-    assert_null(context); /* none was made */
+    assert_null(context); /* no context was made */
     assert_string_equal(ibx_cuda_error_name(cuda, 1), "CUDA_ERROR_INVALID_VALUE");
 }
 
@@ -62,8 +63,8 @@ static int mode_of(const struct ibx_cuda *cuda, int wanted)
     return wanted;
 }
 
-/* There and back, also twice. */
-static void test_aside(void **state)
+/* Turns the capture mode aside and back, also twice. */
+static void test_capture_mode_is_turned_aside(void **state)
 {
     (void)state;
     const int inside = IBX_CUDA_CAPTURE_RELAXED;
@@ -80,8 +81,8 @@ static void test_aside(void **state)
     }
 }
 
-/* No driver, or one that knows no modes: it is not asked. */
-static void test_aside_without(void **state)
+/* Without a driver, or with one that has no capture modes, no call is made. */
+static void test_no_capture_mode_to_turn_aside(void **state)
 {
     (void)state;
     struct ibx_cuda old = *ibx_cuda_load(NULL);
@@ -95,9 +96,11 @@ static void test_aside_without(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_missing),       cmocka_unit_test(test_of_remote_gpu),
-        cmocka_unit_test(test_there),         cmocka_unit_test(test_aside),
-        cmocka_unit_test(test_aside_without),
+        cmocka_unit_test(test_missing),
+        cmocka_unit_test(test_library_for_remote_gpus),
+        cmocka_unit_test(test_driver_is_loaded),
+        cmocka_unit_test(test_capture_mode_is_turned_aside),
+        cmocka_unit_test(test_no_capture_mode_to_turn_aside),
     };
     return cmocka_run_group_tests_name("cuda", tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* GPU memory that the double exports, registered with a fabric's device that is a stub. */
+/* GPU memory of the simulated driver is registered with a simulated device of a fabric. */
 #include "gpudirect/gpu_registrations.h"
 #include "tests/fixtures/cuda_unit.h"
 
@@ -11,12 +11,12 @@
 
 #define BYTES ((size_t)300000)
 
-/* A fabric's device. */
+/* the fabric's device */
 static struct device {
     bool refuse_dmabuf, refuse_pointer;
     unsigned entered, left, by_pointer;
     struct ibx_span last;
-    uint8_t first; /* of the exported bytes */
+    uint8_t first; /* the first exported byte */
 } nic;
 
 static int enter(void *context, const struct ibx_span *span, void **registration,
@@ -61,8 +61,9 @@ static int get(struct ibx_gpu_registrations *cache, uint64_t device, size_t n, v
     return ibx_gpu_registration_get(cache, cuda, device, n, out, &err);
 }
 
-/* The whole allocation, once, whatever part is asked for; the descriptor does not stay open. */
-static void test_once(void **state)
+/* The whole allocation is registered once, whatever part is requested, and the descriptor is
+ * closed. */
+static void test_registered_once(void **state)
 {
     (void)state;
     struct ibx_gpu_registrations cache = cache_of(true, true);
@@ -89,7 +90,8 @@ static void test_once(void **state)
     app->mem_free(device);
 }
 
-/* Mapped by PCIe where the driver can; where only the device cannot, the other way. */
+/* A dma-buf is mapped by PCIe if the driver supports that; if only the device refuses it, in the
+ * other way. */
 static void test_pcie_first(void **state)
 {
     (void)state;
@@ -112,7 +114,8 @@ static void test_pcie_first(void **state)
     app->mem_free(device);
 }
 
-/* Without dma-bufs the address, where that means something; a refusal is told once. */
+/* Without dma-bufs the address is registered, if the device understands it. A refusal is logged
+ * once. */
 static void test_second_choice(void **state)
 {
     (void)state;
@@ -158,7 +161,7 @@ static void test_another_buffer(void **state)
     void *registration;
     assert_int_equal(app->mem_alloc(&device, BYTES), 0);
     assert_int_equal(get(&cache, device, 1, &registration), 0);
-    cache.entries[0].id++; /* as if this had been the buffer before it */
+    cache.entries[0].id++; /* as if another buffer had been there before */
     assert_int_equal(get(&cache, device, 1, &registration), 0);
     assert_true(nic.entered == 2 && nic.left == 1);
     app->mem_free(device);
@@ -191,7 +194,8 @@ static void test_bounded(void **state)
         app->mem_free(devices[i]);
 }
 
-/* Flushed only where the GPU does not order by itself; refused where it cannot be. */
+/* A copy is flushed only if the GPU does not order writes itself; if it cannot be flushed, the
+ * registration is refused. */
 static void test_order(void **state)
 {
     (void)state;
@@ -214,9 +218,9 @@ static void test_order(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_once),          cmocka_unit_test(test_pcie_first),
-        cmocka_unit_test(test_second_choice), cmocka_unit_test(test_another_buffer),
-        cmocka_unit_test(test_bounded),       cmocka_unit_test(test_order),
+        cmocka_unit_test(test_registered_once), cmocka_unit_test(test_pcie_first),
+        cmocka_unit_test(test_second_choice),   cmocka_unit_test(test_another_buffer),
+        cmocka_unit_test(test_bounded),         cmocka_unit_test(test_order),
     };
     return cmocka_run_group_tests_name("gpu-registrations", tests, find_cuda, NULL);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Copies that nobody waits for, beside a session that copies little: on the double of libcuda, by a
- * clock of the test's own. */
+/* Copies that the session does not wait for, beside another session with short copies. Uses the
+ * simulated driver and a simulated clock. */
 #include "gpudirect/staging.h"
 #include "tests/fixtures/cuda_unit.h"
 #include "tests/fixtures/random_fill.h"
@@ -12,7 +12,7 @@
 #define PIECES 16u
 #define SIZE   (PIECES * IBX_TURN_PIECE)
 
-static uint64_t now_ns = 1000000000u, tick_ns; /* each look at the clock takes that long */
+static uint64_t now_ns = 1000000000u, tick_ns; /* tick_ns: how much each look at the clock takes */
 
 static struct ibx_staging *staging;
 static struct ibx_turn mine, other;
@@ -63,7 +63,7 @@ static int tear_down(void **state)
     return 0;
 }
 
-/* The number of asynchronous copies that it made. */
+/* Starts the copy and leaves it. Returns the number of asynchronous copies that it made. */
 static unsigned leave(bool to_device)
 {
     const struct ibx_gpu_copy copy = {
@@ -97,7 +97,7 @@ static void test_two_pieces_at_once(void **state)
     free(sent);
 }
 
-/* Nobody copies little: the GPU has it at once. */
+/* No other session has short copies, so the GPU gets the whole copy at once. */
 static void test_alone(void **state)
 {
     (void)state;
@@ -106,7 +106,8 @@ static void test_alone(void **state)
     assert_int_equal(leave(true), 1);
 }
 
-/* The stream waits for other work, perhaps for the client itself, which has to go on. */
+/* The stream waits for other work, perhaps for the client itself, which must be able to
+ * continue. */
 static void test_behind_other_work(void **state)
 {
     (void)state;
@@ -115,14 +116,14 @@ static void test_behind_other_work(void **state)
     assert_int_equal(app->copy_async(device, device + SIZE / 2, 4, stream), 0);
     const uint64_t before = now_ns;
     const unsigned pieces = leave(true);
-    assert_in_range(pieces, 2, PIECES / 2); /* so that others come in between all the same */
+    assert_in_range(pieces, 2, PIECES / 2); /* so that other sessions still come in between */
     assert_true(now_ns - before < 200 * tick_ns);
     app->hold_stream(NULL);
     assert_int_equal(app->stream_synchronize(stream), 0);
     assert_on_device(device, host, SIZE);
 }
 
-/* It came to stand still meanwhile. */
+/* The copy made no progress meanwhile. */
 static void test_patience_ends(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The pool of pinned chunks: what there is of it while it is made, and of a driver that refuses. */
+/* The pool of pinned chunks: how much of it is usable while it is being pinned, and what happens
+ * if the driver refuses. */
 #include "gpudirect/pinned.h"
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/unit.h"
@@ -10,20 +11,20 @@
 #include <unistd.h>
 
 #define CHUNKS 20u
-#define PIECE  8u /* chunks that are pinned at a time */
+#define PIECE  8u /* chunks that one call pins */
 #define BYTES  ((size_t)CHUNKS * IBX_PINNED_STRIDE)
 
 /* CUresult */
 #define ILLEGAL_ADDRESS      700
 #define CONTEXT_IS_DESTROYED 709
 
-/* As much of a driver as it takes. */
+/* The driver functions that the pool uses. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static const void *registered[8];
-static unsigned calls, refuse, stay; /* which call to refuse, and which stands still for now */
-static unsigned reset;               /* which call finds its context gone */
-static bool broken;                  /* earlier work has failed: all calls do */
+static unsigned calls, refuse, stay; /* which call to refuse; which call blocks for now */
+static unsigned reset;               /* which call finds that its context is gone */
+static bool broken;                  /* earlier work has failed, so all calls fail */
 static bool stands;
 
 static unsigned find(const void *address)
@@ -110,7 +111,7 @@ static int set_up(void **state)
     return 0;
 }
 
-/* Nothing is left of a pool if not even its first chunks can be pinned. */
+/* If not even the first chunks can be pinned there is no pool. */
 static void test_refused(void **state)
 {
     (void)state;
@@ -124,7 +125,7 @@ static void test_refused(void **state)
     assert_int_equal(ibx_pinned_open(&cuda, 1, &err), -EINVAL);
 }
 
-/* A process of its own, which has a pool then. Its exit status: what was wrong. */
+/* Runs in a process of its own, which has a pool. Its exit status says what was wrong. */
 static int reset_in_child(int log)
 {
     char said[4096] = "";
@@ -142,8 +143,8 @@ static int reset_in_child(int log)
     return chunks == CHUNKS ? 0 : 4;
 }
 
-/* A reset in the middle is no reason for less memory, and says nothing: whoever comes next pins
- * again, in the context that there is then. */
+/* A reset during pinning does not shrink the pool and logs nothing: the next caller pins again
+ * in the new context. */
 static void test_reset_meanwhile(void **state)
 {
     (void)state;
@@ -183,14 +184,14 @@ static void let_go_on(void)
     pthread_mutex_unlock(&lock);
 }
 
-/* A child of a process whose thread is in the driver does not wait for that thread. */
+/* A child must not wait for a thread of its parent that is in the driver. */
 static void expect_child_goes_on(void)
 {
     int status = 0;
     const pid_t child = fork();
     assert_true(child >= 0);
     if (!child) {
-        alarm(30 * patience_times()); /* ends it where it hangs */
+        alarm(30 * patience_times()); /* kills the child if it hangs */
         ibx_pinned_open(&cuda, BYTES, NULL);
         _exit(0);
     }
@@ -198,8 +199,8 @@ static void expect_child_goes_on(void)
     assert_int_equal(status, 0);
 }
 
-/* Others have the first chunks while a thread pins more; and all of them what CUDA does not refuse.
- */
+/* While a thread pins more chunks, others can use the first ones; in the end they can use all
+ * that CUDA does not refuse. */
 static void test_first_chunks(void **state)
 {
     (void)state;
@@ -220,8 +221,8 @@ static void test_first_chunks(void **state)
     assert_int_equal(pieces(), 2);
 }
 
-/* A reset unpins all. What had been refused is tried again, and may be refused again; what a thread
- * has pinned meanwhile stays. */
+/* A reset unpins all chunks. What was refused is tried again, and may be refused again; what a
+ * thread has pinned meanwhile stays. */
 static void test_pinned_again(void **state)
 {
     (void)state;
@@ -246,7 +247,7 @@ static void test_pinned_again(void **state)
     const unsigned before = calls;
     assert_int_equal(ibx_pinned_open(&cuda, 1, NULL), 0);
     assert_int_equal(calls, before);
-    /* If pinning fails for another reason, the chunks are unused until it succeeds. */
+    /* If pinning fails for another reason, the chunks stay unused until it succeeds. */
     broken = true;
     assert_int_equal(ibx_pinned_open(&cuda, 1, &err), ILLEGAL_ADDRESS);
     expect_chunks(0);
@@ -255,8 +256,8 @@ static void test_pinned_again(void **state)
     expect_chunks(CHUNKS);
 }
 
-/* Meanwhile others get no chunk that is not pinned yet, also of those that are given back; and all
- * go without what CUDA refuses now. */
+/* Meanwhile nobody gets a chunk that is not pinned yet, not even one that was just returned.
+ * Chunks that CUDA refuses now are lost to all. */
 static void test_while_pinned_again(void **state)
 {
     (void)state;
@@ -290,7 +291,7 @@ static void test_while_pinned_again(void **state)
 
 #define TEST(name) cmocka_unit_test_setup(name, set_up)
 
-/* In this order: there is one pool in a process. */
+/* the order matters: a process has one pool */
 int main(void)
 {
     const struct CMUnitTest tests[] = {TEST(test_refused), TEST(test_reset_meanwhile),

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A client's allocations, pinned while they are the same allocations. */
+/* A client's allocations are pinned as long as they are the same allocations. */
 #include "gpudirect/client_pins.h"
 #include "tests/fixtures/cuda_unit.h"
 
@@ -14,7 +14,7 @@
 
 static uint8_t memory[512 * KIB];
 static struct ibx_client_pins pins;
-static unsigned long ever; /* pinned before this test */
+static unsigned long ever; /* pins that were made before this test */
 
 static bool pin(size_t at, size_t n, uint64_t id)
 {
@@ -23,7 +23,7 @@ static bool pin(size_t at, size_t n, uint64_t id)
 }
 
 static void *streams[3];
-static uint64_t device; /* a KIB for each */
+static uint64_t device; /* device memory, one KIB for each stream */
 
 static void make_streams(void)
 {
@@ -31,7 +31,7 @@ static void make_streams(void)
         assert_int_equal(app->stream_create(&streams[i], 1), 0);
 }
 
-/* Streams and memory go with their context. */
+/* Streams and memory end with their context. */
 static void reset(void)
 {
     assert_int_equal(app->primary_reset(0), 0);
@@ -47,7 +47,7 @@ static int set_up(void **state)
     return 0;
 }
 
-/* Drops what a test left: nothing stays pinned, is unpinned while it is used, or leaks. */
+/* Drops what a test has left. Nothing may stay pinned, be unpinned while in use, or leak. */
 static int drop(void **state)
 {
     (void)state;
@@ -73,8 +73,8 @@ static void test_once(void **state)
     assert_int_equal(pins.bytes, 68 * KIB);
 }
 
-/* The same address under another id is other memory: the GPU must not see the old pages. */
-static void test_made_anew(void **state)
+/* The same address with another id is other memory, and the GPU must not see the old pages. */
+static void test_new_allocation_at_the_same_address(void **state)
 {
     (void)state;
     assert_true(pin(0, BLOCK, 1));
@@ -82,13 +82,13 @@ static void test_made_anew(void **state)
     assert_true(pin(0, BLOCK, 3));
     assert_int_equal(cuda_stats().host_pinned, ever + 3);
     assert_int_equal(cuda_stats().host_pins, 2);
-    assert_true(pin(4 * KIB, 120 * KIB, 4)); /* over both */
+    assert_true(pin(4 * KIB, 120 * KIB, 4)); /* covers both */
     assert_int_equal(cuda_stats().host_pins, 1);
-    assert_true(pin(0, 4 * KIB, 5)); /* beside it */
+    assert_true(pin(0, 4 * KIB, 5)); /* next to it */
     assert_int_equal(cuda_stats().host_pins, 2);
 }
 
-/* Bounded in bytes and number: what was not used for longest goes. */
+/* Pins are limited in bytes and number; the least recently used one is dropped. */
 static void test_bounds(void **state)
 {
     (void)state;
@@ -99,14 +99,14 @@ static void test_bounds(void **state)
     assert_true(pin(0, 40 * KIB, 1));
     assert_true(pin(80 * KIB, 40 * KIB, 3));
     assert_int_equal(pins.bytes, 80 * KIB);
-    assert_true(pin(0, 40 * KIB, 1)); /* still there */
+    assert_true(pin(0, 40 * KIB, 1)); /* still pinned */
     assert_int_equal(cuda_stats().host_pinned, ever + 3);
     for (unsigned i = 0; i < 2 * IBX_CLIENT_PINS; i++)
         assert_true(pin(200 * KIB + i * KIB, KIB, 10 + i));
     assert_true(cuda_stats().host_pins <= IBX_CLIENT_PINS && pins.bytes <= pins.bytes_max);
 }
 
-/* An error once, and no second attempt for that allocation. */
+/* An error is reported once, and that allocation is not tried again. */
 static void test_refused(void **state)
 {
     (void)state;
@@ -129,10 +129,10 @@ static void test_reset(void **state)
     assert_true(pin(0, BLOCK, 1));
     assert_int_equal(cuda_stats().host_pins, 1);
     assert_int_equal(pins.bytes, BLOCK);
-    reset(); /* drop() finds nothing pinned */
+    reset(); /* so that drop() finds nothing pinned */
 }
 
-/* A reset unpins, and CUDA does not pin again: no third attempt. */
+/* After a reset CUDA does not pin again; there is no third attempt. */
 static void test_refused_after_a_reset(void **state)
 {
     (void)state;
@@ -146,8 +146,8 @@ static void test_refused_after_a_reset(void **state)
 }
 
 /* A session can end in a thread that has no context. */
-/* An error of other work is all that CUDA tells as long as it lasts: the memory is pinned still,
- * and no later client who maps its own there finds it so. */
+/* While an error of other work lasts, CUDA reports only that error. The memory stays pinned, and
+ * a later client that maps its own memory there must not find it pinned. */
 static void test_errors_of_others(void **state)
 {
     (void)state;
@@ -183,7 +183,7 @@ static void copy(size_t at, unsigned stream)
         cuda->memcpy_to_device_async(device + stream * KIB, memory + at, KIB, streams[stream]), 0);
 }
 
-/* A copy that outlives its call. */
+/* Starts a copy that outlives its call. */
 static bool leave(size_t at, unsigned stream)
 {
     if (!ibx_client_pin_fence(&pins, cuda, memory + at, streams[stream]))
@@ -198,7 +198,7 @@ static bool is_over(unsigned stream)
     return app->stream_query(streams[stream]) == 0;
 }
 
-/* All of them, in whichever stream; not what another stream does without end. */
+/* Waits for all left copies in all streams, but not for endless work in another stream. */
 static void test_wait(void **state)
 {
     (void)state;
@@ -215,10 +215,10 @@ static void test_wait(void **state)
     assert_false(is_over(2));
     app->slow(0);
     app->hold_stream(NULL);
-    assert_int_equal(cuda->stream_synchronize(streams[2]), 0); /* no fence is behind that one */
+    assert_int_equal(cuda->stream_synchronize(streams[2]), 0); /* no fence follows that work */
 }
 
-/* The thread captures a stream itself: waiting, which is forbidden to it, must not fail. */
+/* This thread captures a stream and may not wait; the wait must not fail. */
 static void test_wait_while_capturing(void **state)
 {
     (void)state;
@@ -232,24 +232,26 @@ static void test_wait_while_capturing(void **state)
     app->exchange_mode(&relaxed);
     assert_true(is_over(0));
     app->exchange_mode(&relaxed);
-    assert_int_equal(relaxed, IBX_CUDA_CAPTURE_RELAXED); /* it was the thread's until now */
+    /* until now it was the thread's own mode */
+    assert_int_equal(relaxed, IBX_CUDA_CAPTURE_RELAXED);
     ibx_client_pins_drop(&pins, cuda);
     assert_int_equal(app->end_capture(streams[2], &graph), 0);
 }
 
-/* Before the driver unpins, for it would keep others waiting as long. */
-static void test_unpinned_when_over(void **state)
+/* Copies are waited for before the driver unpins, because unpinning would block other sessions
+ * for that time. */
+static void test_unpinned_after_copies_have_ended(void **state)
 {
     (void)state;
     app->slow(20000);
-    for (unsigned i = 0; i < 3; i++) { /* for other memory at its address, and at the end */
+    for (unsigned i = 0; i < 3; i++) { /* because other memory is at its address, and at the end */
         assert_true(pin(0, BLOCK, i));
         assert_true(leave(0, 0));
         assert_true(leave(0, 1));
     }
 }
 
-/* A copy without an event behind it is waited for at once. */
+/* If no event can be recorded after a copy, the call waits for the copy at once. */
 static void test_no_event(void **state)
 {
     (void)state;
@@ -260,14 +262,14 @@ static void test_no_event(void **state)
     assert_true(is_over(0));
 }
 
-/* One stream more than there are fences: its copy must not be left, until another one's is over. */
+/* There is one stream more than fences. Its copy must not be left until a fence is free. */
 static void test_many_streams(void **state)
 {
     (void)state;
     assert_true(pin(0, BLOCK, 1));
     app->hold(true);
     assert_true(leave(0, 0));
-    for (unsigned i = 1; i < IBX_STREAM_FENCES; i++) { /* as if of 63 others */
+    for (unsigned i = 1; i < IBX_STREAM_FENCES; i++) { /* as if 63 other streams had fences */
         pins.fences[i] =
             (struct ibx_stream_fence){.context = pins.fences[0].context, .stream = &pins.fences[i]};
         assert_int_equal(cuda->event_create(&pins.fences[i].event, 0), 0);
@@ -281,8 +283,8 @@ static void test_many_streams(void **state)
     assert_true(leave(0, 1));
 }
 
-/* Events of a context that was reset are gone. */
-static void test_forgotten(void **state)
+/* Events of a context that was reset do not exist any more. */
+static void test_fences_of_a_reset_context(void **state)
 {
     (void)state;
     assert_true(pin(0, BLOCK, 1));
@@ -294,14 +296,14 @@ static void test_forgotten(void **state)
     assert_true(leave(0, 0));
 }
 
-/* Copies in other contexts than the one that is gone are still waited for. */
+/* Copies in other contexts are still waited for. */
 static void test_others_are_not_forgotten(void **state)
 {
     (void)state;
     assert_true(pin(0, BLOCK, 1));
     app->slow(20000);
     assert_true(leave(0, 0));
-    ibx_client_pins_forget(&pins, &pins); /* no context of ours */
+    ibx_client_pins_forget(&pins, &pins); /* not a context of this client */
     ibx_client_pins_wait(&pins, cuda);
     assert_true(is_over(0));
     assert_true(leave(0, 0));
@@ -329,8 +331,8 @@ static void test_room_for_another_context(void **state)
     cuda_application_use(0);
 }
 
-/* The current context has no event for a stream of another one. */
-static void test_not_left_elsewhere(void **state)
+/* The current context has no event for a stream of another context. */
+static void test_copy_in_another_context_is_not_left(void **state)
 {
     (void)state;
     assert_true(pin(0, BLOCK, 1));
@@ -341,12 +343,12 @@ static void test_not_left_elsewhere(void **state)
     assert_true(leave(0, 0));
 }
 
-/* Memory that other connections have pinned counts, too: then nothing is unpinned in vain, and
- * pinning is tried again. */
+/* Memory pinned by other connections counts too. If it takes the whole quota nothing is unpinned
+ * in vain, and pinning is tried again later. */
 static void test_quota(void **state)
 {
     (void)state;
-    static struct ibx_quota all, mine; /* the pins' until drop() */
+    static struct ibx_quota all, mine; /* used by the pins until drop() */
     all = (struct ibx_quota){.most = 100 * KIB};
     mine = (struct ibx_quota){.most = 80 * KIB, .of = &all};
     struct ibx_error err = {0};
@@ -354,14 +356,14 @@ static void test_quota(void **state)
     assert_true(pin(0, 40 * KIB, 1));
     assert_true(pin(40 * KIB, 40 * KIB, 2));
     assert_int_equal(all.used, 80 * KIB);
-    assert_true(pin(80 * KIB, 40 * KIB, 3)); /* in place of the first */
+    assert_true(pin(80 * KIB, 40 * KIB, 3)); /* replaces the first one */
     assert_int_equal(mine.used, 80 * KIB);
     assert_true(ibx_quota_take(&all, 20 * KIB));
     assert_false(ibx_client_pin(&pins, cuda, memory + 200 * KIB, 81 * KIB, 4, true, &err));
     assert_int_equal(err.code, -EDQUOT);
     assert_non_null(strstr(err.message, "rdma.pins"));
     assert_int_equal(mine.used, 80 * KIB);
-    assert_true(pin(0, 41 * KIB, 5)); /* in place of both */
+    assert_true(pin(0, 41 * KIB, 5)); /* replaces both */
     assert_int_equal(all.used, 61 * KIB);
     assert_true(ibx_quota_take(&all, 39 * KIB));
     assert_false(pin(100 * KIB, 42 * KIB, 6));
@@ -371,7 +373,7 @@ static void test_quota(void **state)
     ibx_client_pins_drop(&pins, cuda);
     assert_int_equal(mine.used, 0);
     assert_int_equal(all.used, 20 * KIB);
-    /* CUDA's refusal and a reset leave the sum right. */
+    /* The sum stays right after CUDA's refusal and after a reset. */
     app->inject("cuMemHostRegister", 1, 2, false);
     assert_false(pin(0, 40 * KIB, 7));
     assert_int_equal(mine.used, 0);
@@ -382,8 +384,8 @@ static void test_quota(void **state)
     assert_int_equal(mine.used, 40 * KIB);
 }
 
-/* Pages that the client has not touched are not made here. */
-static void test_holes(void **state)
+/* Pages that the client has not touched are not allocated by pinning. */
+static void test_untouched_pages(void **state)
 {
     (void)state;
     struct ibx_error err = {0};
@@ -423,10 +425,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(test_once),
-        TEST(test_made_anew),
+        TEST(test_new_allocation_at_the_same_address),
         TEST(test_bounds),
         TEST(test_quota),
-        TEST(test_holes),
+        TEST(test_untouched_pages),
         TEST(test_refused),
         TEST(test_reset),
         TEST(test_refused_after_a_reset),
@@ -434,13 +436,13 @@ int main(void)
         TEST(test_dropped_elsewhere),
         TEST(test_wait),
         TEST(test_wait_while_capturing),
-        TEST(test_unpinned_when_over),
+        TEST(test_unpinned_after_copies_have_ended),
         TEST(test_no_event),
         TEST(test_many_streams),
-        TEST(test_forgotten),
+        TEST(test_fences_of_a_reset_context),
         TEST(test_others_are_not_forgotten),
         TEST(test_room_for_another_context),
-        TEST(test_not_left_elsewhere),
+        TEST(test_copy_in_another_context_is_not_left),
     };
     return cmocka_run_group_tests_name("pins", tests, set_up_group, NULL);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The staging pipeline between a wire in memory and the double of libcuda. */
+/* The staging pipeline between a simulated network and the simulated driver. */
 #include "gpudirect/staging.h"
 #include "tests/fixtures/cuda_unit.h"
 #include "tests/fixtures/random_fill.h"
@@ -9,18 +9,18 @@
 #include <stdlib.h>
 
 #define POOL_CHUNKS 10u
-#define LARGE       ((size_t)13 * IBX_PINNED_CHUNK + 77) /* slots are used again */
+#define LARGE       ((size_t)13 * IBX_PINNED_CHUNK + 77) /* uses slots more than once */
 
-/* A peer. Moves are done when they are reported, the latest first unless in order. */
+/* A peer. Moves complete when they are reported, the latest first unless ordered. */
 struct wire {
     uint8_t *bytes;
     size_t length;
     bool to_peer, in_order;
-    unsigned fail_in; /* the n-th move fails */
-    unsigned open_in; /* the n-th call of open knows where to */
-    bool refuse;      /* ... and says no */
+    unsigned fail_in; /* which move fails */
+    unsigned open_in; /* which call of open() knows the target */
+    bool refuse;      /* open() refuses */
     struct ibx_gpu_copy target;
-    unsigned spread;   /* 0: 1 */
+    unsigned spread;   /* 0 means 1 */
     uint64_t first[4]; /* offsets of the first moves */
     struct move {
         bool busy;
@@ -93,12 +93,12 @@ static struct ibx_staging_wire ops_of(struct wire *wire, bool gated)
 struct scene {
     struct ibx_staging *staging;
     struct wire wire;
-    uint8_t *device_bytes; /* what the device's memory should hold */
+    uint8_t *device_bytes; /* the expected contents of the device's memory */
     uint64_t device;
     size_t size;
 };
 
-static struct scene scene; /* of most tests; reset() closes it */
+static struct scene scene; /* the scene of most tests; reset() closes it */
 
 static void scene_open(struct scene *s, size_t size)
 {
@@ -211,7 +211,7 @@ static void test_spread(void **state)
     begin(most);
     for (unsigned spread = 1; spread <= 5; spread++) {
         for (size_t n = most - 3 * IBX_PINNED_CHUNK - 5; n <= most; n += IBX_PINNED_CHUNK / 2 + 1) {
-            random_fill(scene.wire.bytes, n, n + spread); /* other bytes each time */
+            random_fill(scene.wire.bytes, n, n + spread); /* different bytes in each round */
             scene.wire.moved = 0;
             scene.wire.spread = spread;
             assert_int_equal(send_plain(n), 0);
@@ -239,7 +239,8 @@ static void test_from_device(void **state)
     }
 }
 
-/* Chunks are used again only when the GPU has read them (the double reads when a copy runs). */
+/* Chunks are reused only when the GPU has read them. The simulated driver reads when a copy
+ * runs. */
 static void test_slow_dma(void **state)
 {
     (void)state;
@@ -268,11 +269,12 @@ static void test_stream_order(void **state)
     assert_true(app->poke(other, old, 4 << 20));
     assert_int_equal(app->stream_create(&stream, 0), 0);
     app->slow(20000);
-    /* A blocking stream's copy over the same memory, slow, and then ours on the legacy stream. */
+    /* A slow copy in a blocking stream over the same memory, and then the tested one in the
+     * legacy stream. */
     assert_int_equal(app->copy_async(scene.device, other, 4 << 20, stream), 0);
     assert_int_equal(send_plain(4 << 20), 0);
     assert_device(scene.wire.bytes, 4 << 20);
-    /* ... and one that its result waits for. */
+    /* The same with a copy whose result the fetch needs. */
     assert_int_equal(app->copy_async(scene.device, other, 4 << 20, stream), 0);
     assert_int_equal(fetch_plain(4 << 20, 1 << 20), 0);
     assert_memory_equal(scene.wire.bytes, old, 4 << 20);
@@ -306,7 +308,7 @@ static void test_rows(void **state)
     assert_int_equal(ibx_staging_from_device(scene.staging, &copy, true), 0);
     assert_int_equal(ibx_staging_deliver(scene.staging, &ops, host_pitch * height), 0);
     ibx_staging_end(scene.staging);
-    const uint8_t gap[111] = {0}; /* nobody else's bytes */
+    const uint8_t gap[111] = {0}; /* bytes that must not change */
     for (size_t row = 0; row < height; row++) {
         const uint8_t *got = scene.wire.bytes + row * host_pitch;
         assert_memory_equal(got, scene.device_bytes + row * device_pitch, width);
@@ -325,7 +327,7 @@ static void test_refusals_of_cuda(void **state)
         assert_int_equal(fetch_plain(LARGE, LARGE + 8), 2);
         app->inject("dma", in, 700, true);
         assert_int_equal(send_plain(LARGE), 700);
-        assert_int_equal(send_plain(LARGE), 700); /* it stays */
+        assert_int_equal(send_plain(LARGE), 700); /* the error is sticky */
         app->inject(NULL, 0, 0, false);
         for (unsigned i = 0; i < IBX_STAGING_DEPTH; i++)
             assert_false(scene.wire.moves[i].busy);
@@ -335,8 +337,8 @@ static void test_refusals_of_cuda(void **state)
     }
 }
 
-/* The bytes that the next user puts into the chunk that was given back last, and what happens to
- * them. */
+/* Writes this byte into the chunk that was returned last, as its next user would, and checks
+ * what happens to it. */
 static void use_chunk(uint8_t byte)
 {
     int chunk = ibx_pinned_take(NULL, 0);
@@ -349,9 +351,9 @@ static void use_chunk(uint8_t byte)
     ibx_pinned_give(NULL, (unsigned)chunk);
 }
 
-/* CUDA copies on the stream of another device, but records no event there. The copy has begun, and
- * the chunk is somebody else's only when it is over: which counts as the event of that stream, but
- * is no cure for another error. */
+/* CUDA copies in a stream of another device, but records no event there. The copy has started,
+ * and its chunk may be reused only when the copy has ended. A wait for the stream replaces the
+ * event, but does not hide other errors. */
 static void test_event_refused(void **state)
 {
     (void)state;
@@ -425,7 +427,7 @@ static void test_exhausted(void **state)
     ibx_staging_end(scene.staging);
 }
 
-/* The end of a copy of one tenant, while another waits for a chunk. */
+/* Ends a copy of one tenant while another tenant waits for a chunk. */
 static void *end_soon(void *argument)
 {
     app->stream_synchronize(IBX_CUDA_STREAM_LEGACY);
@@ -433,7 +435,7 @@ static void *end_soon(void *argument)
     return NULL;
 }
 
-/* One tenant's copies that do not end leave chunks to the others. */
+/* Endless copies of one tenant leave chunks to the others. */
 static void test_quota(void **state)
 {
     (void)state;
@@ -453,7 +455,7 @@ static void test_quota(void **state)
     assert_int_equal(ibx_staging_chunks(third), 3);
     ibx_staging_end(third);
     assert_int_equal(other.used, 0);
-    /* It waits for its own tenant's chunks, and gets the first. */
+    /* The copy waits for a chunk of its own tenant, and gets the first one. */
     pthread_create(&thread, NULL, end_soon, scene.staging);
     while (!ibx_staging_begin(second, 4))
         ;
@@ -482,7 +484,7 @@ static void *client(void *argument)
     return NULL;
 }
 
-/* More connections than the pool has chunks for: all finish, none waits while it holds some. */
+/* There are more connections than chunks. All finish, and none waits while it holds a chunk. */
 static void test_many_clients(void **state)
 {
     (void)state;
@@ -507,9 +509,9 @@ static void test_many_clients(void **state)
     }
 }
 
-/* Pinned memory that is no chunk: whole copies out of it, and parts of a copy into it, between
- * parts that take the other way. */
-static void test_straight(void **state)
+/* Pinned memory outside the pool: whole copies out of it, and parts of a copy into it, between
+ * parts that are staged. */
+static void test_pinned_memory_outside_the_pool(void **state)
 {
     (void)state;
     const size_t parts[] = {70000, 1, 3 * IBX_PINNED_CHUNK, 65536, LARGE};
@@ -519,7 +521,7 @@ static void test_straight(void **state)
     assert_int_equal(app->host_register(host, LARGE, 0), 0);
     void *stream;
     assert_int_equal(app->stream_create(&stream, 0), 0);
-    for (unsigned own = 0; own < 2; own++) { /* of the default stream by one call of the driver */
+    for (unsigned own = 0; own < 2; own++) { /* in the default stream the driver needs one call */
         copy.stream = own ? stream : NULL;
         memset(host, (int)own + 1, LARGE / 2);
         const struct ibx_double_stats before = cuda_stats();
@@ -568,14 +570,14 @@ static void test_context_reset(void **state)
     assert_int_equal(send_plain(LARGE), 0);
     app->primary_reset(0);
     ibx_staging_forget(scene.staging, NULL);
-    assert_int_equal(app->mem_alloc(&scene.device, LARGE), 0); /* it went as well */
+    assert_int_equal(app->mem_alloc(&scene.device, LARGE), 0); /* the reset has freed it */
     assert_int_equal(ibx_pinned_open(cuda, 1, NULL), 0);
     random_fill(scene.wire.bytes, LARGE, 77);
     assert_int_equal(send_plain(LARGE), 0);
     assert_device(scene.wire.bytes, LARGE);
 }
 
-/* A client that goes from device to device and back leaves no events behind. */
+/* A client that alternates between devices leaves no events behind. */
 static void test_devices_in_turn(void **state)
 {
     (void)state;
@@ -587,7 +589,7 @@ static void test_devices_in_turn(void **state)
         assert_device(scene.wire.bytes, LARGE);
         assert_in_range(cuda_stats().events, before.events, before.events + IBX_STAGING_DEPTH);
     }
-    cuda_application_use(0); /* and ends on another one than that of its last copy */
+    cuda_application_use(0); /* it ends on another device than that of its last copy */
     reset(NULL);
     assert_int_equal(cuda_stats().events, before.events);
     assert_int_equal(cuda_stats().lost_events, before.lost_events);
@@ -597,7 +599,7 @@ static pthread_mutex_t driver = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t driver_changed = PTHREAD_COND_INITIALIZER;
 static bool asked, answers;
 
-/* As a driver that another client's work holds up. */
+/* Blocks like a driver that works for another client. */
 static int flags_later(unsigned *flags, void *address)
 {
     pthread_mutex_lock(&driver);
@@ -618,7 +620,7 @@ static void *open_late(void *argument)
     return NULL;
 }
 
-/* While a driver keeps one client waiting, all others go on. */
+/* While the driver blocks one client, all others continue. */
 static void test_driver_stands_still(void **state)
 {
     (void)state;
@@ -660,7 +662,7 @@ int main(void)
         TEST(test_many_clients),
         TEST(test_context_reset),
         TEST(test_event_refused),
-        TEST(test_straight),
+        TEST(test_pinned_memory_outside_the_pool),
         TEST(test_spread),
         TEST(test_devices_in_turn),
         TEST(test_driver_stands_still),

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Whose copies come next. One thread plays all sessions, by a clock of its own: while one would
- * wait, the others copy. */
+/* Which session copies next. One thread plays all sessions with a simulated clock: while one
+ * session would wait, the others copy. */
 #include "gpudirect/turns.h"
 
 #include <setjmp.h>
@@ -16,13 +16,13 @@
 #define PIECE_NS ((uint64_t)5000)
 #define OTHERS   8u
 
-static uint64_t now_ns, tick_ns; /* each look at the clock takes that long */
+static uint64_t now_ns, tick_ns; /* tick_ns: how much each look at the clock takes */
 static struct ibx_turn one, other[OTHERS];
 static unsigned long waits;
-static struct ibx_turn *comes;  /* who copies now */
+static struct ibx_turn *comes;  /* the session that copies now */
 static uint64_t mine, theirs;   /* bytes */
-static uint64_t at_once;        /* what the one copies while another waits */
-static void (*meanwhile)(void); /* what the others do while the one waits, each time */
+static uint64_t at_once;        /* bytes that the session copies while another one waits */
+static void (*meanwhile)(void); /* what the others do each time the session waits */
 
 static uint64_t copy(struct ibx_turn *turn, uint64_t bytes)
 {
@@ -36,7 +36,7 @@ static void one_copies(void)
 {
     mine += copy(&one, at_once);
 }
-static void (*one_comes)(void) = one_copies; /* while another waits */
+static void (*one_comes)(void) = one_copies; /* while another one waits */
 
 int __wrap_clock_gettime(clockid_t clock, struct timespec *time);
 int __wrap_clock_gettime(clockid_t clock, struct timespec *time)
@@ -52,7 +52,7 @@ void __wrap_ibx_forked_wait(atomic_uint *word, unsigned value, uint64_t until_ns
 {
     (void)word;
     (void)value;
-    static int depth; /* a session that comes while another waits may have to wait, too */
+    static int depth; /* a session that comes while another one waits may have to wait too */
     struct ibx_turn *waiting = comes;
     waits++;
     if (++depth > 1)
@@ -68,7 +68,7 @@ void __wrap_ibx_forked_wait(atomic_uint *word, unsigned value, uint64_t until_ns
 static int set_up(void **state)
 {
     (void)state;
-    now_ns += (uint64_t)100 * 1000000000u; /* long after the test before */
+    now_ns += (uint64_t)100 * 1000000000u; /* long after the previous test */
     waits = 0;
     tick_ns = 0;
     meanwhile = NULL;
@@ -120,8 +120,8 @@ static void test_company(void **state)
     assert_int_equal(ibx_turn_company(&one), IBX_TURN_ALONE);
 }
 
-/* A session that copies on another GPU does not count, and nobody waits for its turns; on the same
- * GPU it counts. */
+/* A session that copies on another GPU does not count, and nobody waits for its turns. On the
+ * same GPU it counts. */
 static void test_another_gpu(void **state)
 {
     (void)state;
@@ -141,7 +141,7 @@ static void test_another_gpu(void **state)
     ibx_turn_go(&one, 0);
     assert_int_equal(ibx_turn_company(&one), IBX_TURN_ALONE);
     ibx_turn_leave(&other[0]);
-    ibx_turn_go(&other[0], 2); /* it has left */
+    ibx_turn_go(&other[0], 2); /* it has left that GPU */
     ibx_turn_go(&one, 2);
     assert_int_equal(ibx_turn_company(&one), IBX_TURN_ALONE);
 }
@@ -153,7 +153,7 @@ static void other_copies(void)
     theirs += copy(&other[0], PIECE);
 }
 
-/* A session that comes `times` as often would copy so many times the bytes. */
+/* A session that copies `times` as often would, without turns, copy that many times the bytes. */
 static double ratio_at(unsigned times, unsigned weight)
 {
     mine = theirs = 0;
@@ -188,7 +188,7 @@ static void test_small_weights(void **state)
     assert_true(ratio > 0.005 && ratio < 0.1);
 }
 
-/* Sessions of one owner have the weight of one. */
+/* All sessions of one owner together have the weight of one. */
 static void test_owners(void **state)
 {
     (void)state;
@@ -212,7 +212,7 @@ static void slow_copies(void)
     other_copies();
 }
 
-/* One whose connection makes no more than 62 in a hundred of what the other's does. */
+/* A session whose connection reaches at most 62% of the other's throughput. */
 static void test_one_that_is_slower(void **state)
 {
     (void)state;
@@ -229,14 +229,14 @@ static void test_one_that_is_slower(void **state)
     assert_true((double)theirs / (double)mine > 0.95);
 }
 
-/* ---------------------------------------------------------------- who holds nobody */
+/* sessions for which nobody waits */
 
 static void nobody_copies(void)
 {
     now_ns += PIECE_NS;
 }
 
-/* In the middle of its turn. */
+/* It stops in the middle of its turn. */
 static void test_one_that_stops(void **state)
 {
     (void)state;
@@ -277,7 +277,7 @@ static void test_one_that_dies(void **state)
     assert_int_equal(one.held_ns, 0);
 }
 
-/* Copies that are short, or few, hold nobody up, however many sessions make them. */
+/* Short or rare copies delay nobody, however many sessions make them. */
 static void test_little_copies(void **state)
 {
     (void)state;
@@ -297,8 +297,8 @@ static void other_dawdles(void)
     theirs += copy(&other[0], PIECE);
 }
 
-/* One that copies as slowly as it may without being left out. */
-static void test_one_that_dawdles(void **state)
+/* A session that copies as slowly as it may without losing its turns. */
+static void test_one_that_is_very_slow(void **state)
 {
     (void)state;
     ibx_turn_join(&other[0], NULL, 100);
@@ -319,7 +319,7 @@ static void other_copies_and_stops(void)
     now_ns += IBX_TURN_BUSY_NS + 1000000;
 }
 
-/* It counts from the end of its wait on, whoever has copied meanwhile. */
+/* Its time counts from the end of its wait, whoever has copied meanwhile. */
 static void test_one_that_has_waited(void **state)
 {
     (void)state;
@@ -335,9 +335,9 @@ static void test_one_that_has_waited(void **state)
     assert_int_equal(ibx_turn_company(&other[1]), IBX_TURN_BESIDE_LONG);
 }
 
-/* More sessions copy at once than are seen: nobody waits for those that are not, which know of the
- * others all the same. When there is room they are seen again. */
-static void test_a_crowd(void **state)
+/* More sessions copy at once than the table holds. Nobody waits for the others, which still know
+ * of those in the table. When there is room they get a place again. */
+static void test_more_sessions_than_places(void **state)
 {
     static struct ibx_turn crowd[IBX_TURN_SEEN];
     (void)state;
@@ -359,7 +359,8 @@ static void test_a_crowd(void **state)
         ibx_turn_leave(&crowd[i]);
 }
 
-/* One thread at a time goes into the driver, beside others; but it is not waited for forever. */
+/* One thread at a time may enter the driver, beside others, but it is not waited for without
+ * limit. */
 static void test_into_the_driver(void **state)
 {
     (void)state;
@@ -372,9 +373,9 @@ static void test_into_the_driver(void **state)
     assert_false(ibx_turn_enter(&one, IBX_TURN_NEAR));
     for (int i = 0; i < 2; i++) {
         assert_true(ibx_turn_enter(&one, IBX_TURN_BESIDE));
-        assert_false(ibx_turn_enter(&other[0], IBX_TURN_BESIDE_LONG)); /* who gives up */
+        assert_false(ibx_turn_enter(&other[0], IBX_TURN_BESIDE_LONG)); /* gives up */
         ibx_turn_exit(&other[0], false);
-        assert_true(ibx_turn_enter(&other[1], IBX_TURN_BESIDE)); /* of another GPU */
+        assert_true(ibx_turn_enter(&other[1], IBX_TURN_BESIDE)); /* a thread of another GPU */
         ibx_turn_exit(&other[1], true);
         assert_false(ibx_turn_enter(&one, IBX_TURN_BESIDE));
         ibx_turn_exit(&one, true);
@@ -402,9 +403,9 @@ int main(void)
         CASE(test_one_that_stops),
         CASE(test_one_that_dies),
         CASE(test_little_copies),
-        CASE(test_one_that_dawdles),
+        CASE(test_one_that_is_very_slow),
         CASE(test_one_that_has_waited),
-        CASE(test_a_crowd),
+        CASE(test_more_sessions_than_places),
         CASE(test_into_the_driver),
     };
     return cmocka_run_group_tests_name("turns", tests, NULL, NULL);

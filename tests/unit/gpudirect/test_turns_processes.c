@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Turns of several processes, by a clock that they share. Each does one step when it is told to: it
- * copies a piece, or waits. */
+/* Turns of several processes, which share a simulated clock. Each process makes one step when it
+ * is told to: it copies a piece, or waits. */
 #include "gpudirect/turns.h"
 
 #include "common/forked.h"
@@ -23,7 +23,7 @@
 #define PIECE     IBX_TURN_PIECE
 #define QUANTUM   IBX_TURN_QUANTUM
 #define PIECE_NS  ((uint64_t)5000)
-#define ROUND_NS  ((uint64_t)20000000) /* nobody waits for longer */
+#define ROUND_NS  ((uint64_t)20000000) /* nobody waits longer */
 #define PLAYERS   5u
 #define SCRIBBLES 300u
 #define TRIES     40u
@@ -49,9 +49,9 @@ static struct player {
 } all[PLAYERS];
 static unsigned players;
 
-/* In a player's process. */
+/* the variables of a player's process */
 static int ordered = -1;
-static bool runs; /* it is told nothing any more */
+static bool runs; /* it makes steps by itself */
 static uint64_t tick_ns;
 
 int __wrap_clock_gettime(clockid_t clock, struct timespec *time);
@@ -178,7 +178,7 @@ static struct answer tell(struct player *p, enum order order)
     return p->last;
 }
 
-/* When all of them wait the time comes until which the first one does. */
+/* When all of them wait, the clock advances to the end of the first wait. */
 static void pass_time(void)
 {
     uint64_t first = UINT64_MAX;
@@ -200,8 +200,8 @@ static void step(struct player *p)
     pass_time();
 }
 
-/* Alone as many pieces as `times` says would be one's. */
-static void share_the_gpu(const unsigned *times, unsigned rounds)
+/* Lets each process copy as many pieces as `times` says in each round. */
+static void share_gpu_for(const unsigned *times, unsigned rounds)
 {
     for (unsigned i = 0; i < players; i++)
         all[i].copied = 0;
@@ -247,7 +247,7 @@ static void test_the_faster_waits(void **state)
     (void)state;
     for (unsigned i = 0; i < 2; i++)
         begin(i, NULL, 100);
-    share_the_gpu((unsigned[]){2, 1}, 2000);
+    share_gpu_for((unsigned[]){2, 1}, 2000);
     assert_ratio(all[0].copied, all[1].copied, 1);
 }
 
@@ -256,7 +256,7 @@ static void test_five(void **state)
     (void)state;
     for (unsigned i = 0; i < 5; i++)
         begin(i, NULL, 100);
-    share_the_gpu((unsigned[]){3, 2, 2, 2, 3}, 1000);
+    share_gpu_for((unsigned[]){3, 2, 2, 2, 3}, 1000);
     for (unsigned i = 1; i < 5; i++)
         assert_ratio(all[i].copied, all[0].copied, 1);
 }
@@ -266,7 +266,7 @@ static void test_weights(void **state)
     (void)state;
     begin(0, "alice", 300);
     begin(1, "bob", 100);
-    share_the_gpu((unsigned[]){1, 1}, 3000);
+    share_gpu_for((unsigned[]){1, 1}, 3000);
     assert_ratio(all[0].copied, all[1].copied, 3);
 }
 
@@ -278,14 +278,14 @@ static void test_owners(void **state)
     for (unsigned i = 0; i < 3; i++)
         begin(i, owner, 100);
     begin(3, NULL, 100);
-    share_the_gpu((unsigned[]){1, 1, 1, 1}, 3000);
+    share_gpu_for((unsigned[]){1, 1, 1, 1}, 3000);
     assert_ratio(all[0].copied + all[1].copied + all[2].copied, all[3].copied, 1);
 }
 
-/* -------------------------------------------------------------- who has ended or stands still */
+/* processes that have ended or are stopped */
 
-/* The survivor copies for ten rounds, and waits at most in the present one. */
-static void goes_on(struct player *p)
+/* The survivor copies for ten rounds, and waits in the present round at most. */
+static void copies_on(struct player *p)
 {
     const uint64_t held = tell(p, COPY).held_ns;
     while (p->waits)
@@ -297,7 +297,7 @@ static void goes_on(struct player *p)
     assert_true(atomic_load(&shared->now_ns) - began <= ROUND_NS + 10 * QUANTUM / PIECE * PIECE_NS);
 }
 
-/* It has copied, or waits for its turn. */
+/* The killed process has copied, or waits for its turn. */
 static void test_killed(void **state)
 {
     (void)state;
@@ -311,14 +311,14 @@ static void test_killed(void **state)
         }
         killed(b);
         if (i % 3)
-            goes_on(a); /* nobody knows yet */
+            copies_on(a); /* the death is not noticed yet */
         ended(b);
         assert_int_equal(tell(a, COPY).waits ? IBX_TURN_ALONE : a->last.company, IBX_TURN_ALONE);
-        goes_on(a);
+        copies_on(a);
     }
 }
 
-/* Those that run do so many steps. */
+/* Waits until the running processes have made this many steps. */
 static void wait_for_steps(unsigned long steps)
 {
     const uint64_t until = atomic_load(&shared->steps) + steps;
@@ -326,15 +326,15 @@ static void wait_for_steps(unsigned long steps)
         sched_yield();
 }
 
-/* It goes on by itself from now on. */
+/* From now on the process makes steps by itself. */
 static void let_run(struct player *p, unsigned long steps)
 {
     tell(p, RUN);
     wait_for_steps(steps);
 }
 
-/* At whatever instruction of a call. */
-static void test_killed_anywhere(void **state)
+/* Killed at any instruction of a call. */
+static void test_killed_at_any_instruction(void **state)
 {
     (void)state;
     struct player *a = begin(0, NULL, 100);
@@ -348,7 +348,7 @@ static void test_killed_anywhere(void **state)
         ended(b);
         ended(c);
         assert_int_equal(tell(a, COPY).company, IBX_TURN_ALONE);
-        goes_on(a);
+        copies_on(a);
     }
 }
 
@@ -362,9 +362,9 @@ static void test_stopped_anywhere(void **state)
         let_run(b, 1 + (unsigned)rand() % 500);
         assert_int_equal(kill(b->pid, SIGSTOP), 0);
         assert_int_equal(waitpid(b->pid, &status, WUNTRACED), b->pid);
-        b->waits = true; /* ... and time passes without it */
+        b->waits = true; /* it is stopped while time passes */
         b->until_ns = UINT64_MAX;
-        goes_on(a);
+        copies_on(a);
         ended(b);
     }
 }
@@ -378,7 +378,7 @@ static uint64_t nonsense(void)
     return some[(unsigned)rand() % 5];
 }
 
-/* One in so many of the words that they have in common. */
+/* Overwrites one in `one_in` of the shared words. */
 static void scribble(size_t n, int one_in)
 {
     for (size_t at = 0; at + 8 <= n; at += 8) {
@@ -388,24 +388,25 @@ static void scribble(size_t n, int one_in)
     }
 }
 
-/* They take turns again when whoever wrote nonsense is gone. */
+/* The others take turns again when the process that wrote nonsense is gone. */
 static void assert_healed(void)
 {
     ibx_turns_ended(3);
-    share_the_gpu((unsigned[]){2, 2, 2}, 100); /* rounds that were begun are over */
-    share_the_gpu((unsigned[]){2, 2, 2}, 2000);
+    share_gpu_for((unsigned[]){2, 2, 2}, 100); /* rounds that had started end */
+    share_gpu_for((unsigned[]){2, 2, 2}, 2000);
     assert_ratio(all[0].copied, all[1].copied + all[2].copied, 1);
     assert_ratio(all[1].copied, all[2].copied, 1);
 }
 
-/* A process of the back end that was taken over writes what it likes: the others go on. */
+/* A process of the back end that an attacker controls writes anything to the table. The others
+ * continue. */
 static void test_nonsense(void **state)
 {
     (void)state;
     for (unsigned i = 0; i < 3; i++)
         begin(i, i ? "alice" : NULL, 100);
     for (unsigned i = 0; i < SCRIBBLES; i++) {
-        scribble(17000, i % 2 ? 1 : 20); /* those of one GPU */
+        scribble(17000, i % 2 ? 1 : 20); /* the words of one GPU */
         for (unsigned k = 0; k < 1 + i % 40; k++)
             for (unsigned n = 0; n < 3; n++)
                 step(&all[n]);
@@ -421,9 +422,15 @@ int main(void)
 {
 #define CASE(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
     const struct CMUnitTest tests[] = {
-        CASE(test_company),         CASE(test_the_faster_waits), CASE(test_five),
-        CASE(test_weights),         CASE(test_owners),           CASE(test_killed),
-        CASE(test_killed_anywhere), CASE(test_stopped_anywhere), CASE(test_nonsense),
+        CASE(test_company),
+        CASE(test_the_faster_waits),
+        CASE(test_five),
+        CASE(test_weights),
+        CASE(test_owners),
+        CASE(test_killed),
+        CASE(test_killed_at_any_instruction),
+        CASE(test_stopped_anywhere),
+        CASE(test_nonsense),
     };
     shared = __real_ibx_forked_map(sizeof(*shared));
     return shared ? cmocka_run_group_tests_name("turns-processes", tests, NULL, NULL) : 1;

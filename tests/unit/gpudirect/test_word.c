@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Words that the GPU sets behind copies: whose they are, and what straight copies make of them. */
+/* Words that the GPU writes after copies: to whom they belong, and how copies without staging
+ * use them. */
 #include "gpudirect/word.h"
 #include "gpudirect/pinned.h"
 #include "gpudirect/staging.h"
@@ -18,11 +19,11 @@
 
 #define LARGE     ((size_t)4 << 20)
 #define SHORT     ((size_t)100000)
-#define PINNED    712 /* CUresult: registered already */
+#define PINNED    712 /* CUresult: already registered */
 #define ILLEGAL   700
-#define HELD_FROM 2000 /* microseconds: longer than until the driver is asked */
+#define HELD_FROM 2000 /* microseconds, more than pass before the driver is asked */
 
-static bool spins; /* processors abound */
+static bool spins; /* there are many processors */
 bool __wrap_ibx_thread_may_spin(void);
 bool __wrap_ibx_thread_may_spin(void)
 {
@@ -30,7 +31,7 @@ bool __wrap_ibx_thread_may_spin(void)
 }
 
 static struct ibx_word *words[IBX_WORD_COUNT];
-static void *event; /* of context 0 */
+static void *event; /* an event of context 0 */
 static void *contexts[2];
 static struct ibx_staging *staging;
 static struct ibx_gpu_copy copy;
@@ -42,7 +43,7 @@ static void use(int device)
     assert_int_equal(cuda->ctx_get_current(&contexts[device]), 0);
 }
 
-/* With all that set_up() made there; what had failed before is forgotten. */
+/* Resets the device with all that set_up() created there. Earlier failures are forgotten. */
 static void reset_device(void)
 {
     app->inject(NULL, 0, 0, false);
@@ -106,8 +107,9 @@ static void give(unsigned count)
         ibx_word_give(words[i]);
 }
 
-/* A page of them a context, each in a cache line, and that page is pinned once and stays so. */
-static void test_shared(void **state)
+/* Each context has a page of words, one in each cache line. The page is pinned once and stays
+ * pinned. */
+static void test_words_share_a_pinned_page(void **state)
 {
     (void)state;
     unsigned long pins = 0;
@@ -129,7 +131,8 @@ static void test_shared(void **state)
     ibx_word_give(NULL);
 }
 
-/* Nobody has a word before the last copy has written it, whose end nobody may have waited for. */
+/* A word is reused only when the last copy has written it, even if nobody has waited for that
+ * copy. */
 static void test_still_written(void **state)
 {
     (void)state;
@@ -149,7 +152,8 @@ static void test_still_written(void **state)
     give(IBX_WORD_COUNT);
 }
 
-/* A reset takes the registration, and what the GPU had to write; not another device's. */
+/* A reset removes the registration and the pending writes of the GPU, but not those of another
+ * device. */
 static void test_reset(void **state)
 {
     (void)state;
@@ -164,7 +168,7 @@ static void test_reset(void **state)
     const unsigned long ever = cuda_stats().host_pinned;
     reset_device();
     assert_int_equal(take_all(contexts[0]), IBX_WORD_COUNT);
-    assert_int_equal(cuda_stats().host_pinned, ever + 2); /* and `host` */
+    assert_int_equal(cuda_stats().host_pinned, ever + 2); /* one more is `host` */
     for (unsigned i = 0; i < IBX_WORD_COUNT; i++) {
         assert_int_equal(ibx_word_set(cuda, words[i], NULL), 0);
         assert_int_equal(ibx_word_wait(cuda, words[i], NULL, event), 0);
@@ -191,7 +195,7 @@ static void test_refused(void **state)
     ibx_word_give(word);
 }
 
-/* What a forked child sees as the driver. */
+/* the driver that a forked child sees */
 static int any_device(int *device)
 {
     *device = 0;
@@ -208,7 +212,7 @@ static int one_address(int *value, int attribute, int device)
 static int registered(void *address, size_t n, unsigned flags)
 {
     (void)flags;
-    memset(address, 1, n); /* it is there in this process */
+    memset(address, 1, n); /* in this process the memory exists */
     memset(address, 0, n);
     return PINNED;
 }
@@ -226,8 +230,8 @@ static int of_child(struct ibx_word *parents)
     return missing + !!ibx_word_take(&fake, (void *)(uintptr_t)(IBX_WORD_CONTEXTS + 1));
 }
 
-/* A forked child has neither pages nor words of its parent's. If there are more contexts than
- * pages, the rest has none. */
+/* A forked child has neither pages nor words of its parent. Contexts beyond the number of pages
+ * have no words. */
 static void test_child(void **state)
 {
     (void)state;
@@ -244,7 +248,7 @@ static void test_child(void **state)
     give(IBX_WORD_COUNT);
 }
 
-/* ---------------------------------------------------------------------- straight copies */
+/* copies without staging */
 
 static void expect_straight(bool to_device, bool by_word)
 {
@@ -255,8 +259,8 @@ static void expect_straight(bool to_device, bool by_word)
         assert_on_device(copy.device, host, copy.width);
 }
 
-/* The end of a copy is seen by its word: not before, and not never, whatever becomes of the stream
- * and of the word. */
+/* The end of a copy is noticed by its word, neither too early nor never, whatever happens to the
+ * stream and to the word. */
 static void test_copies(void **state)
 {
     (void)state;
@@ -278,18 +282,18 @@ static void test_copies(void **state)
     app->inject("cuMemcpyHtoDAsync", 1, ILLEGAL, false);
     assert_int_equal(ibx_staging_straight(staging, host, &copy, true), ILLEGAL);
     expect_straight(true, true);
-    app->inject("dma", 1, ILLEGAL, true); /* and what is before it */
+    app->inject("dma", 1, ILLEGAL, true); /* the copy and its predecessor fail */
     assert_int_equal(ibx_staging_straight(staging, host, &copy, true), ILLEGAL);
     reset_device();
     expect_straight(true, true);
-    app->inject("cuEventQuery", 1, ILLEGAL, false); /* where the driver is asked */
+    app->inject("cuEventQuery", 1, ILLEGAL, false); /* the driver's answer fails */
     app->slow(10 * HELD_FROM);
     assert_int_equal(ibx_staging_straight(staging, host, &copy, true), ILLEGAL);
     app->slow(0);
     expect_straight(true, true);
 }
 
-/* Words that copies through chunks have had the GPU set, and what the driver was asked. */
+/* words that staged copies had the GPU write; how often the driver was asked */
 static unsigned long set;
 static atomic_ulong asked;
 
@@ -340,7 +344,7 @@ static void expect_staged(uint64_t width, bool by_word)
     assert_on_device(copy.device, host, width);
 }
 
-/* Staging that is counted. */
+/* Counts what the staging does. */
 static void count(void)
 {
     static struct ibx_cuda counts;
@@ -352,8 +356,8 @@ static void count(void)
     assert_int_equal(ibx_staging_create(&counts, &staging, NULL), 0);
 }
 
-/* So is that of a copy from the device that one chunk holds. */
-static void test_chunk(void **state)
+/* The same for a copy from the device that fits into one chunk. */
+static void test_copy_of_one_chunk(void **state)
 {
     (void)state;
     count();
@@ -395,14 +399,15 @@ static void await_asked(unsigned long times)
     assert_true(asked >= before + times);
 }
 
-/* A copy that waits long in the legacy stream lets others capture, and does not fail by that. */
+/* A copy that waits long in the legacy stream allows others to capture, and does not fail
+ * because of that. */
 static void test_beside_captures(void **state)
 {
     (void)state;
     void *stream, *graph;
     int rc = -1;
     count();
-    assert_int_equal(app->stream_create(&stream, 0), 0); /* waits for the legacy one */
+    assert_int_equal(app->stream_create(&stream, 0), 0); /* waits for the legacy stream */
     for (unsigned i = 0; i < 3; i++) {
         pthread_t thread;
         random_fill(host, SHORT, i);
@@ -419,9 +424,9 @@ static void test_beside_captures(void **state)
     }
 }
 
-/* If the driver does not write words, or does not pin them, an event or the driver is used to
- * wait. */
-static void test_without(void **state)
+/* If the driver does not write words, or does not pin them, ibx waits by an event or asks the
+ * driver. */
+static void test_driver_without_words(void **state)
 {
     (void)state;
     const unsigned long waited = cuda_stats().copies_async;
@@ -430,9 +435,9 @@ static void test_without(void **state)
     app->inject("cuStreamWriteValue32", 1, 801, false); /* not supported */
     random_fill(host, SHORT, 6);
     app->slow(HELD_FROM);
-    expect_straight(true, true); /* begun already: by an event */
+    expect_straight(true, true); /* the copy had started already and uses an event */
     assert_int_equal(cuda_stats().copies_async, waited + 2);
-    expect_straight(true, false); /* and no longer tried */
+    expect_straight(true, false); /* not tried again */
     ibx_staging_drop_events(staging);
     expect_straight(true, true);
     app->inject("cuMemHostRegister", 1, ILLEGAL, false);
@@ -440,13 +445,13 @@ static void test_without(void **state)
     expect_straight(true, false);
     app->inject(NULL, 0, 0, false);
     ibx_staging_drop_events(staging);
-    assert_int_equal(take_all(contexts[0]), IBX_WORD_COUNT); /* others have them all */
+    assert_int_equal(take_all(contexts[0]), IBX_WORD_COUNT); /* others have all words */
     expect_straight(true, false);
     give(IBX_WORD_COUNT);
-    expect_straight(true, false); /* nor does it ask again */
+    expect_straight(true, false); /* not tried again */
 }
 
-/* Beside other sessions, and graphs that wait for their client, the GPU has nothing but copies to
+/* Beside other sessions, and graphs that wait for their client, the GPU is only given copies to
  * do. */
 static void test_beside_others(void **state)
 {
@@ -457,7 +462,7 @@ static void test_beside_others(void **state)
     ibx_staging_set_turn(staging, &mine);
     for (unsigned i = 0; i < 2; i++) {
         ibx_turn_take(&other, 4096);
-        expect_straight(true, true); /* in pieces behind events */
+        expect_straight(true, true); /* in pieces that are followed by events */
         assert_int_equal(take_all(contexts[0]), IBX_WORD_COUNT);
         give(IBX_WORD_COUNT);
     }
@@ -474,7 +479,7 @@ static void test_beside_others(void **state)
     ibx_turn_leave(&mine);
 }
 
-/* Each context has its own; one that goes, and a session that ends, leave theirs to others. */
+/* Each context has its own words. A context or session that ends leaves them to others. */
 static void test_contexts(void **state)
 {
     (void)state;
@@ -509,10 +514,17 @@ static void test_contexts(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_shared),   TEST(test_still_written), TEST(test_reset),
-        TEST(test_refused),  TEST(test_child),         TEST(test_copies),
-        TEST(test_without),  TEST(test_beside_others), TEST(test_beside_captures),
-        TEST(test_contexts), TEST(test_chunk),
+        TEST(test_words_share_a_pinned_page),
+        TEST(test_still_written),
+        TEST(test_reset),
+        TEST(test_refused),
+        TEST(test_child),
+        TEST(test_copies),
+        TEST(test_driver_without_words),
+        TEST(test_beside_others),
+        TEST(test_beside_captures),
+        TEST(test_contexts),
+        TEST(test_copy_of_one_chunk),
     };
     return cmocka_run_group_tests_name("word", tests, find_cuda, NULL);
 }

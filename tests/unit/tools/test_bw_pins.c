@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Which processors ib-bw gives the ends of a session, on machines of all sorts. */
+/* To which processors ib-bw pins the two ends of a session, on machines of all kinds. */
 #include "tools/ib-bw/ib-bw.h"
 
 #include <errno.h>
@@ -9,12 +9,13 @@
 #include <string.h>
 #include <cmocka.h>
 
-/* A machine. Siblings are side by side in number, or all first ones come before all second ones. */
+/* A simulated machine. The threads of a core have adjacent numbers, or all first threads come
+ * before all second ones. */
 static struct machine {
-    int packages, cores, threads;  /* cores a package, threads a core */
-    bool apart;                    /* in number */
-    bool no_packages, no_siblings; /* it does not say */
-    int first, step;               /* of the processors that are allowed; 0: all */
+    int packages, cores, threads;  /* cores in a package, threads in a core */
+    bool apart;                    /* the numbers of a core's threads are not adjacent */
+    bool no_packages, no_siblings; /* the system does not report them */
+    int first, step;               /* the allowed processors; 0: all */
 } machine;
 
 static unsigned opened; /* files */
@@ -68,7 +69,7 @@ int __wrap_sched_getaffinity(pid_t pid, size_t size, cpu_set_t *set)
 
 static struct bw_pins pins;
 
-/* Each end has so many processors, on cores of its own, all in one package. */
+/* Checks that each end has this many processors, on cores of its own, all in one package. */
 static void expect(struct machine on, int client, int server)
 {
     cpu_set_t both;
@@ -106,7 +107,7 @@ static void test_few_have_one_each(void **state)
             expect((struct machine){4, cores, 2, .apart = apart}, 1, 1);
         }
     }
-    assert_int_equal(pins.client, 55); /* the last: the first have the interrupts */
+    assert_int_equal(pins.client, 55); /* the last ones: the first ones handle interrupts */
 }
 
 static void test_many_have_half_of_a_package_each(void **state)
@@ -126,12 +127,12 @@ static void test_many_have_half_of_a_package_each(void **state)
         {{1, 128, 2, .apart = true}, 64, 64},
         {{4, 32, 8, .apart = false}, 16, 16},
         {{4, 32, 8, .apart = true}, 16, 16},
-        /* A control group, or a task set, allows some only. */
+        /* A control group or taskset(1) allows only some processors. */
         {{1, 16, 2, .step = 2}, 8, 8},
         {{1, 16, 2, .apart = true, .step = 2}, 4, 4},
         {{2, 16, 1, .first = 25}, 1, 1},
         {{2, 16, 1, .first = 12}, 8, 8},
-        /* The system does not tell cores or packages. */
+        /* The system does not report cores or packages. */
         {{1, 4, 2, .no_packages = true, .no_siblings = true}, 4, 4},
         {{1, 16, 1, .no_packages = true}, 8, 8},
         {{2, 4, 2, .no_packages = true}, 4, 4},
@@ -141,7 +142,8 @@ static void test_many_have_half_of_a_package_each(void **state)
         expect(cases[i].on, cases[i].client, cases[i].server);
 }
 
-/* On one core in each package both ends have one, and so they have on two threads of one core. */
+/* With one core in each package each end gets one core; with two threads of one core each end
+ * gets one thread. */
 static void test_two_of_one_kind(void **state)
 {
     (void)state;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What ib-migrate prints: the bar fits into one line and keeps the most important figures. */
+/* What ib-migrate prints. The bar fits into one line and keeps the most important figures. */
 #include "tools/ib-migrate/ib-migrate.h"
 #include "tests/fixtures/unit.h"
 
 #include <stdlib.h>
 
-/* Of result.c, which prints JSON of records. */
+/* Replaces the function of result.c that prints JSON of records. */
 void ibx_cli_result_failed(const char *sentence)
 {
     (void)sentence;
@@ -102,7 +102,7 @@ static void test_vm(NO_STATE)
     snprintf(record.name, sizeof(record.name), "web\033[2J");
     is(vm_name(&record), "web?[2J");
     snprintf(record.name, sizeof(record.name),
-             "K\u00f6ln \u65e5\u672c\xc2\x9b"); /* CSI, of 8 bits */
+             "K\u00f6ln \u65e5\u672c\xc2\x9b"); /* CSI as one byte */
     is(vm_name(&record), "K\u00f6ln \u65e5\u672c??");
 }
 
@@ -114,7 +114,7 @@ static void test_wide_bar(NO_STATE)
        "p50 45.6 us p99 1.23 ms  1:15 left");
 }
 
-/* The source is told that pages were faulted for before it is told how long that took. */
+/* The source learns that pages have faulted before it learns how long that took. */
 static void test_bar_before_latencies(NO_STATE)
 {
     struct ibx_migrate_status status = filling();
@@ -123,7 +123,7 @@ static void test_bar_before_latencies(NO_STATE)
        "filling  [#####---------------] 25%  750 pages left  40.0 KiB/s  34 faults/s  1:15 left");
 }
 
-/* Nobody has shut down a VM that has gone home. */
+/* A VM that has returned home was not shut down. */
 static void test_ended(NO_STATE)
 {
     struct ibx_migrate_status status = {.phase = IBX_PHASE_ENDED};
@@ -133,7 +133,7 @@ static void test_ended(NO_STATE)
     is(phase_line(&status), "ended: the VM was borrowed and has returned");
 }
 
-/* When nothing comes, that is shown in place of the rate. */
+/* When no pages arrive, the bar says so in place of the rate. */
 static void test_silent_bar(NO_STATE)
 {
     struct ibx_migrate_status status = filling();
@@ -142,7 +142,7 @@ static void test_silent_bar(NO_STATE)
     is(bar(&status, 80), "filling  [#####---------------] 25%  750 pages left  nothing for 12 s");
 }
 
-/* At every width it fits, and what matters most goes last. */
+/* The bar fits at every width, and drops the most important figures last. */
 static void test_narrow_bars(NO_STATE)
 {
     struct ibx_migrate_status status = filling();
@@ -161,8 +161,8 @@ static void test_narrow_bars(NO_STATE)
     is(bar(&status, 4), "fill");
 }
 
-/* Only once its destination has said so does a source know which pages came before the stop, or
- * were left there by a VM that returns: the text calls none of them missing. */
+/* A source learns from its destination which pages were sent before the stop, or were left there
+ * by a returning VM. Before that the text calls none of them missing. */
 static void test_pages_that_are_there(NO_STATE)
 {
     struct ibx_migrate_status status = filling();
@@ -180,7 +180,8 @@ static void test_pages_that_are_there(NO_STATE)
     text_has(phase_line(&status), ", 1000 pages to fetch over verbs");
 }
 
-/* Pages that a borrowed VM does not need are not fetched: nothing tells when the last one comes. */
+/* Pages that a borrowed VM does not need are not fetched, so it is unknown when the last one
+ * will arrive. */
 static void test_bar_of_a_borrowed_vm(NO_STATE)
 {
     struct ibx_migrate_status status = filling();
@@ -200,11 +201,12 @@ static void test_bar_without_figures(NO_STATE)
     const char *text = bar(&status, 200);
     assert_null(strstr(text, "p50"));
     assert_null(strstr(text, "1:15"));
-    text_has(text, "0 B/s"); /* it stands still */
+    text_has(text, "0 B/s"); /* no pages arrive */
     status.faults_per_second = 0;
-    status.now_ns = status.began_ns + 900000000; /* or has just begun: that is not known yet */
+    /* the transfer may have just started, so the rate is unknown */
+    status.now_ns = status.began_ns + 900000000;
     assert_null(strstr(bar(&status, 200), "/s"));
-    status.present = 0; /* the bar and the pages left agree */
+    status.present = 0; /* the bar and the number of pages agree */
     status.zero_pages = 600;
     text_has(bar(&status, 200), "[############--------] 60%  400 pages left");
     status.present = 2000; /* a peer may send any number */
@@ -237,7 +239,7 @@ static void test_phase_lines(NO_STATE)
     status.source = true;
     text_has(phase_line(&status), "waiting for the destination at tcp://0.0.0.0:18600");
     struct ibx_migrate_status again = {.phase =
-                                           IBX_PHASE_FILLING}; /* before anything was looked at */
+                                           IBX_PHASE_FILLING}; /* before anything was checked */
     is(phase_line(&again), "filling: the VM runs at the destination");
     again.phase = IBX_PHASE_BROKEN;
     is(phase_line(&again), "broken: the other side has not connected yet");
@@ -247,7 +249,7 @@ static void test_phase_lines(NO_STATE)
     again = (struct ibx_migrate_status){.phase = IBX_PHASE_PREPARING, .ram_bytes = 64 << 20};
     is(phase_line(&again), "preparing: the VM is at the source, 64.0 MiB");
     again.phase = IBX_PHASE_WARMING;
-    is(phase_line(&again), "warming: the VM is at the source"); /* no page map has come */
+    is(phase_line(&again), "warming: the VM is at the source"); /* no page map has arrived */
     again.source = true;
     is(phase_line(&again), "warming: the VM is paused at the source");
     again.pages = 40;
@@ -308,7 +310,7 @@ static void test_summary(NO_STATE)
     free(text);
 }
 
-/* A figure that is not known is left out. */
+/* Unknown figures are left out. */
 static void test_summary_of_little(NO_STATE)
 {
     struct ibx_migrate_status status = {.began_ns = 5, .now_ns = 1005};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Keys that killed runs have left: removed by their names, unless somebody may need them. */
+/* Keys that killed runs have left are removed by their names, unless they may be needed. */
 #include "tests/fixtures/journal_scene.h"
 #include "tools/ib-migrate/run.h"
 
@@ -16,7 +16,7 @@ static void path_of(char digit, char path[PATH_MAX])
     snprintf(path, PATH_MAX, "%s/run-%s.key", folder, id);
 }
 
-/* A key of a run with this id, so many seconds old. */
+/* Creates the key of a run with this id, `old` seconds ago. */
 static void make_key(char digit, int old)
 {
     char path[PATH_MAX];
@@ -38,9 +38,9 @@ static void test_what_nobody_needs_goes(NO_STATE)
     char path[PATH_MAX];
     make_key('a', 1000);
     make_key('b', 0);    /* its maker may not have locked it yet */
-    make_key('c', 1000); /* its maker lives */
+    make_key('c', 1000); /* its maker is alive */
     path_of('d', path);
-    assert_int_equal(ibx_run_key_make(path, "k", &error), 0); /* this one, too */
+    assert_int_equal(ibx_run_key_make(path, "k", &error), 0); /* this prunes too */
     path_of('c', path);
     const int fd = open(path, O_RDONLY | O_CLOEXEC);
     assert_true(fd >= 0 && !flock(fd, LOCK_EX));
@@ -50,14 +50,14 @@ static void test_what_nobody_needs_goes(NO_STATE)
     ibx_cli_prune_keys(folder);
     assert_false(is_there('a'));
     assert_true(is_there('b') && is_there('c') && is_there('d'));
-    assert_int_equal(unlink(other), 0); /* no name of a run's */
+    assert_int_equal(unlink(other), 0); /* not the name of a run's key */
     close(fd);
     ibx_cli_prune_keys(folder);
     assert_false(is_there('c'));
 }
 
-/* Its record has the folder as the operator typed it then. */
-static void test_what_a_record_names_stays(NO_STATE)
+/* The record has the folder as the operator typed it at that time. */
+static void test_key_in_a_record_stays(NO_STATE)
 {
     char path[PATH_MAX];
     struct ibx_record r = sample(true, 5);
@@ -75,7 +75,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(test_what_nobody_needs_goes),
-        TEST(test_what_a_record_names_stays),
+        TEST(test_key_in_a_record_stays),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

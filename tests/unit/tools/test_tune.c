@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What `ib-bw tune` makes of times. */
+/* How `ib-bw tune` chooses from measured times. */
 #include "tools/ib-bw/tune.h"
 
 #include "tests/fixtures/choice_sound.h"
@@ -24,7 +24,7 @@ static struct tune_way *way(enum tune_kind kind, unsigned threads, size_t chunk)
     return added;
 }
 
-/* A fixed cost and one for each KiB; so many of the sizes, from one on. */
+/* Sets times: a fixed cost and one for each KiB, for the sizes from `from` to `to`. */
 static void times(struct tune_way *of, double fixed, double per_kib, unsigned from, unsigned to)
 {
     for (unsigned d = 0; d < 2; d++) {
@@ -33,7 +33,7 @@ static void times(struct tune_way *of, double fixed, double per_kib, unsigned fr
     }
 }
 
-/* Sizes 1K, 4K .. 16M; inline up to 16K, in place from 64K on. */
+/* The sizes are 1K, 4K .. 16M. Inline is measured up to 16K, in place from 64K on. */
 static int set_up(void **state)
 {
     (void)state;
@@ -52,7 +52,7 @@ static const struct ibx_choice_way *to_device(void)
     ibx_tune_choose(&tune);
     assert_true(tune.result.found && choice_sound(&tune.result.choice));
     struct ibx_choice_way from = tune.result.choice.ways[1];
-    const struct ibx_choice_way *none = ibx_choice_default.ways; /* were measured */
+    const struct ibx_choice_way *none = ibx_choice_default.ways; /* no copy threads were measured */
     if (tune.result.choice.ways[0].copy_threads_min == none[0].copy_threads_min) {
         assert_true(from.copy_threads_min == none[1].copy_threads_min);
         from.copy_threads_min = none[0].copy_threads_min;
@@ -79,7 +79,7 @@ static void test_ways(void **state)
 {
     (void)state;
     const struct ibx_choice_way *chosen = to_device();
-    assert_int_equal(chosen->inline_max, 4096); /* 13 to 12.4, within the margin */
+    assert_int_equal(chosen->inline_max, 4096); /* 13 compared with 12.4 is within the margin */
     assert_int_equal(chosen->in_place_min, 0);
     assert_true(chosen->copy_threads_min == 4u << 20 &&
                 tune.result.choice.threads == 0); /* no such way */
@@ -87,7 +87,7 @@ static void test_ways(void **state)
     assert_int_equal(chosen->direct_min, 0);
 }
 
-/* However fast it is: what is longer is not sent so. */
+/* Longer payloads are not sent inline, however fast that was. */
 static void test_inline_is_bounded(void **state)
 {
     (void)state;
@@ -102,7 +102,7 @@ static void test_threads(void **state)
 {
     (void)state;
     times(way(TUNE_THREADS, 2, 0), 20, 0.1, 3, SIZES);
-    assert_true(to_device()->copy_threads_min == IBX_CHOICE_NEVER); /* they gain nothing */
+    assert_true(to_device()->copy_threads_min == IBX_CHOICE_NEVER); /* copy threads bring no gain */
     times(&tune.ways[4], 40, 0.06, 3, SIZES);
     times(way(TUNE_THREADS, 4, 0), 50, 0.04, 3, SIZES);
     times(way(TUNE_THREADS, 8, 0), 90, 0.039, 3, SIZES);
@@ -119,7 +119,7 @@ static void test_chunk(void **state)
     assert_int_equal(tune.result.choice.chunk, 256u << 10);
 }
 
-/* In place is dearer below some size; or there is no such memory at all. */
+/* In place is slower below some size; or there is no such memory. */
 static void test_in_place(void **state)
 {
     (void)state;
@@ -129,7 +129,8 @@ static void test_in_place(void **state)
     assert_int_equal(to_device()->in_place_min, 0);
 }
 
-/* By the adapter, over another fabric than the rest: beside chunks over the same. */
+/* Direct uses the adapter and another fabric than the rest, so it is compared with chunks over
+ * the same fabric. */
 static void test_direct(void **state)
 {
     (void)state;
@@ -141,7 +142,7 @@ static void test_direct(void **state)
     assert_true(to_device()->direct_min == IBX_CHOICE_NEVER);
     times(direct, 10, 0.05, 0, SIZES);
     assert_int_equal(to_device()->direct_min, 0);
-    memset(direct->times, 0, sizeof(direct->times)); /* it could not be done */
+    memset(direct->times, 0, sizeof(direct->times)); /* it was not possible */
     assert_true(to_device()->direct_min == ibx_choice_default.ways[0].direct_min);
 }
 
