@@ -1,20 +1,18 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * How long calls wait when the connection of their session breaks, or its network stands still. No
- * test: it judges nothing. Needs root.
+/* Measures how long calls wait when the connection of their session breaks, or when its network
+ * is silent. This is not a test: it checks nothing. Needs root.
  *
  *   bench_gaps [TIMES [KEY-FILE]]
  *
- * A back end and a client in two network namespaces, between them a bridge that can drop packets,
- * as it does for a VM that has left its host. Calls of 8 bytes; milliseconds: median, nine of ten,
- * (most):
+ * A back end and a client in two network namespaces, connected by a bridge that can drop
+ * packets, as when a VM leaves its host. Calls have 8 bytes. Prints milliseconds: median, 90th
+ * percentile, (maximum):
  *
  *   cut     the connection is closed: from then to the answer to the next call
- *   path    the same, and the next one is of another provider (both on one host)
- *   silent  nothing reaches the client for a while, an answer neither: from the end of that, where
- *           the connection is no longer young
- *   moved   the client has no address for a while, and then another one: from then on
- */
+ *   path    the same, and the next connection is of another provider (both on one host)
+ *   silent  nothing reaches the client for a while: from the end of that to the answer, when the
+ *           connection is no longer new
+ *   moved   the client has no address for a while, and then another one: from then on */
 #include "tests/fixtures/session_pair.h"
 #include "tests/fixtures/shell.h"
 
@@ -45,7 +43,7 @@ static const char *key_file;
 static char uri[64];
 static unsigned port;
 
-/* Of the pause in hand. */
+/* of the current pause */
 static unsigned pause_ms;
 static _Atomic uint64_t pause_over;
 
@@ -83,7 +81,7 @@ static void *serve(void *argument)
     return NULL;
 }
 
-/* As GVirtuS: a thread for each session. */
+/* Starts a thread for each session, as GVirtuS does. */
 static void *accept_all(void *argument)
 {
     pthread_t thread;
@@ -136,7 +134,7 @@ static void connect_by(const char *provider)
     must(!rc, err.message);
 }
 
-/* When it has the answer. */
+/* Returns the time of the answer. */
 static uint64_t call(enum ask ask)
 {
     uint8_t bytes[CALL_BYTES] = {(uint8_t)ask};
@@ -166,7 +164,7 @@ static void calls(unsigned n)
         call(ASK_ECHO);
 }
 
-/* `other`: NULL, or a provider to be changed to and back. */
+/* `other`: NULL, or a provider to change to and back. */
 static void cuts(const char *provider, const char *other)
 {
     double ms[TIMES_MAX];
@@ -195,7 +193,7 @@ static void silent(unsigned pause)
         calls(20);
         pause_ms = pause + i % 17;
         const uint64_t at = call(ASK_DROP);
-        call(ASK_ECHO); /* behind it */
+        call(ASK_ECHO); /* the answer follows it */
         const uint64_t over = pause_over;
         ms[i] = at > over ? (double)(at - over) / 1e6 : 0;
     }
@@ -236,7 +234,7 @@ static void moved(unsigned pause)
         shell("ip addr del 10.99.0.11/24 dev v1 && ip addr add 10.99.0.10/24 dev v1");
 }
 
-/* In a namespace of its own. */
+/* the thread of the client, in a namespace of its own */
 static _Atomic int client_tid;
 static _Atomic bool wired;
 
@@ -264,7 +262,7 @@ int main(int argc, char **argv)
     key_file = argc > 2 ? argv[2] : NULL;
     must(times && times <= TIMES_MAX, "TIMES is 1 to 1000");
     must(!unshare(CLONE_NEWNET), "a network namespace needs root");
-    /* The bridge has another port: without one that forwards it has no carrier. */
+    /* Without another port that forwards packets the bridge has no carrier. */
     shell("ip link set lo up && ip link add br0 type bridge && ip addr add " SERVER
           "/24 dev br0 && ip link set br0 up && ip link add v0 type veth peer name v1 && "
           "ip link add w0 type veth peer name w1 && ip link set w0 master br0 up && "

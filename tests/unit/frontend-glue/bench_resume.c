@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * What a call of 4 bytes costs more if its session can survive the connection. This is no test: it
- * judges nothing.
+/* Measures how much longer a call of 4 bytes takes if its session can survive its connection.
+ * This is not a test: it checks nothing.
  *
  *   bench_resume PROVIDER [PAIRS [CALLS]]
  *
- * Sessions that can (for 30 s) and sessions that cannot make CALLS calls each, in turns, PAIRS
- * times: prints the median of the pairs' ratios and its 95 % interval.
- */
+ * Sessions that can (for 30 s) and sessions that cannot make CALLS calls each, alternately,
+ * PAIRS times. Prints the median of the pairs' ratios and its 95 % interval. */
 #include "tests/fixtures/session_pair.h"
 
 #include "common/clock.h"
@@ -46,7 +44,7 @@ static void close_pair(struct session_pair *pair)
     session_pair_close(pair);
 }
 
-/* Nanoseconds. */
+/* Returns nanoseconds. */
 static double calls(struct session_pair *pair, unsigned n)
 {
     uint8_t bytes[CALL_BYTES] = "abc";
@@ -66,7 +64,7 @@ static int compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The order of the two changes with each pair, so that neither gains by it. */
+/* The order within a pair alternates, so that it favours neither. */
 static void pairs(unsigned count, unsigned n)
 {
     struct session_pair with, without;
@@ -83,7 +81,7 @@ static void pairs(unsigned count, unsigned n)
     }
     qsort(ratios, count, sizeof(double), compare);
     qsort(ns, count, sizeof(double), compare);
-    /* Order statistics: the median is between these in 95 of 100 samples. */
+    /* Order statistics: the median is between these two in 95 of 100 samples. */
     const unsigned half = (unsigned)(0.98 * sqrt(count)) + 1, middle = count / 2;
     printf("%u pairs of %u calls: %.0f ns a call without, ratio %.4f, %.4f to %.4f\n", count, n,
            ns[middle], ratios[middle], ratios[middle < half ? 0 : middle - half],

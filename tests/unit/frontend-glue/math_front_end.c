@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Functions of the front end that math_calls.c calls besides requests, without GVirtuS. */
+/* Replaces functions of the front end that math_calls.c calls besides requests. */
 #include "frontend-glue/preload/math_libraries/math_calls.h"
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Copies in the background, over sessions of the test's own: a copy ends when the test says so.
- */
+/* Asynchronous copies over simulated sessions: a copy ends when the test says so. */
 #include "frontend-glue/client_copies/client_copies.h"
 
 #include "common/clock.h"
@@ -25,13 +23,14 @@ struct ibx_session {
 
 static struct ibx_session session = {.live = true};
 static uint8_t bytes[64];
-static atomic_uint may_end[STREAMS], over[STREAMS]; /* copies of a stream */
-static atomic_uint helpers;                         /* that have connected */
-static atomic_uint mended;                          /* sessions whose connections had broken */
-static atomic_uint waiting_lost;                    /* helpers without a session */
-static atomic_bool breaks, ends; /* all connections have broken, all sessions have ended */
+/* by stream: copies that may end, copies that have ended */
+static atomic_uint may_end[STREAMS], over[STREAMS];
+static atomic_uint helpers;                 /* helper threads that have connected */
+static atomic_uint mended;                  /* sessions whose broken connections were replaced */
+static atomic_uint waiting_without_session; /* helpers that wait although their session has ended */
+static atomic_bool breaks, ends; /* all connections have broken; all sessions have ended */
 
-/* ------------------------------------------------------------------ in place of sessions */
+/* --------------------------------------------------------------- replaced functions of sessions */
 
 int ibx_session_create_like(const struct ibx_session *other, struct ibx_session **out,
                             struct ibx_error *err)
@@ -90,24 +89,24 @@ void ibx_session_destroy(struct ibx_session *s)
     free(s);
 }
 
-/* ------------------------------------------------------------------ one that waits */
+/* ----------------------------------------------------------------------------- a waiting thread */
 
 struct waiter {
     pthread_t thread;
     uint64_t stream;
-    unsigned over; /* copies of the stream, when it was let go */
+    unsigned over; /* copies of the stream that had ended when the wait returned */
 };
 
 static _Thread_local bool watched;
-static atomic_bool waits; /* who is watched */
+static atomic_bool waits; /* the watched thread waits */
 
 bool __wrap_ibx_thread_wait(pthread_cond_t *cond, pthread_mutex_t *mutex);
 
 bool __wrap_ibx_thread_wait(pthread_cond_t *cond, pthread_mutex_t *mutex)
 {
     if (watched)
-        waits = true;     /* and the lock is free in a moment */
-    waiting_lost += ends; /* nobody else waits meanwhile */
+        waits = true;                /* the lock is released in a moment */
+    waiting_without_session += ends; /* no other thread waits at this time */
     return !pthread_cond_wait(cond, mutex);
 }
 
@@ -143,7 +142,7 @@ static void waiter_start(struct waiter *waiter, uint64_t stream)
     waiter_run(waiter, stream, wait_for_stream);
 }
 
-/* It ends, sooner or later. */
+/* Joins the waiting thread. */
 static void waiter_end(struct waiter *waiter)
 {
     struct timespec until;
@@ -169,7 +168,7 @@ static int reset(void **state)
 
 /* ------------------------------------------------------------------ tests */
 
-/* Another thread that goes on copying in the stream does not keep it for ever. */
+/* A thread that keeps copying in the stream does not prolong another thread's wait. */
 static void wait_is_for_copies_begun_before(uint64_t stream, uint64_t other)
 {
     struct waiter waiter;
@@ -216,7 +215,7 @@ static void test_wait_is_for_one_stream(void **state)
     assert_false(ibx_async_copy_any());
 }
 
-/* It ends behind its wait, and no other thread misses the lock. */
+/* Cancellation ends the thread after its wait, with the lock released for the others. */
 static void test_waiter_is_cancelled(void **state)
 {
     (void)state;
@@ -244,8 +243,8 @@ static void await_count(atomic_uint *count, unsigned wanted)
     assert_true(*count >= wanted);
 }
 
-/* The back end does not keep a session for long whose connection has broken. */
-static void test_idle_sessions_go_on(void **state)
+/* The back end does not keep a session for long after its connection has broken. */
+static void test_idle_sessions_reconnect(void **state)
 {
     (void)state;
     may_end[10] = 1;
@@ -257,7 +256,7 @@ static void test_idle_sessions_go_on(void **state)
     breaks = false;
 }
 
-/* A copy goes over none that has ended while nothing was copied. */
+/* A session that has ended while idle is not used for a copy. */
 static void test_idle_sessions_end(void **state)
 {
     (void)state;
@@ -266,7 +265,7 @@ static void test_idle_sessions_end(void **state)
     ibx_async_copy_wait(0);
     const unsigned before = helpers;
     ends = true;
-    await_count(&waiting_lost, before);
+    await_count(&waiting_without_session, before);
     ends = false;
     begin_copy(10);
     ibx_async_copy_wait(0);
@@ -281,7 +280,7 @@ int main(void)
         cmocka_unit_test_setup(test_wait_for_all_is_for_copies_begun_before, reset),
         cmocka_unit_test_setup(test_wait_is_for_one_stream, reset),
         cmocka_unit_test_setup(test_waiter_is_cancelled, reset),
-        cmocka_unit_test_setup(test_idle_sessions_go_on, reset),
+        cmocka_unit_test_setup(test_idle_sessions_reconnect, reset),
         cmocka_unit_test_setup(test_idle_sessions_end, reset),
     };
     return cmocka_run_group_tests_name("async_copy", tests, NULL, NULL);

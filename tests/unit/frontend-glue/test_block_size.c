@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Which size of block the driver's call proposes, by what a back end says of its device. */
+/* Which block size cuOccupancyMaxPotentialBlockSize() proposes, depending on what a back end
+ * reports about its device. */
 #include "frontend-glue/preload/kernels/kernels.h"
 #include "frontend-glue/preload/streams/streams.h"
 #include "frontend-glue/driver_api/driver.h"
@@ -16,7 +17,8 @@
 int cuOccupancyMaxPotentialBlockSize(int *grid, int *block, const void *function,
                                      size_t (*shared_of)(int threads), size_t shared, int limit);
 
-/* The back end's answers: blocks of any size that fit at once have `fit` threads. */
+/* The back end's answers. Blocks that run at the same time have `fit` threads together, whatever
+ * their size. */
 static int threads_of_block, warp, multiprocessors, threads_at_once, fit;
 
 static const char kernel;
@@ -45,7 +47,7 @@ static void the_largest_that_fills_most(void **state)
     assert_true(block == 768 && grid == 2 * 132);
 }
 
-/* As natively. */
+/* Without GVirtuS the driver returns the same. */
 static void none_that_fits(void **state)
 {
     int grid, block;
@@ -69,7 +71,7 @@ static void more_than_a_device_has(void **state)
     }
 }
 
-/* Either number may be, and both together may not: too many threads, or sizes to try. */
+/* Either number is allowed alone; together they give too many threads or too many sizes to try. */
 static void more_by_two_numbers(void **state)
 {
     const int both[][2] = {{1 << 24, 1 << 14}, {1 << 14, 1}};
@@ -92,7 +94,7 @@ int main(void)
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
 
-/* ------------------------------------------------------------- what other files have */
+/* ------------------------------------------------------------ replaced functions of other files */
 
 int cudaFuncGetAttributes(void *attributes, const void *function)
 {
@@ -131,7 +133,7 @@ int ibx_driver_end(const struct ibx_driver_call *call, int begun, int rc)
     return rc;
 }
 
-/* Nothing is kept of a kernel from one test to the next. */
+/* No information about a kernel is kept between tests. */
 unsigned ibx_frontend_modules_gone(void)
 {
     static unsigned gone;
@@ -143,7 +145,7 @@ int ibx_frontend_current_device(void)
     return 0;
 }
 
-/* Not called. */
+/* not called in this test */
 
 int cudaFuncSetAttribute(const void *function, int attribute, int value)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A reply to a call of the application's own that breaks off, or that has another length than the
- * call: the call returns an error. Within a reply that GVirtuS reads the application ends
- * (session-copy), since that cannot report it. */
+/* A reply to a call that ibx makes for the application ends early, or does not match the call's
+ * output: the call returns an error. If a reply that GVirtuS reads is broken, the application
+ * ends (session-copy), because GVirtuS cannot report it. */
 #include "frontend-glue/client_calls/pipeline.h"
 #include "frontend-glue/session/own_requests.h"
 #include "tests/fixtures/session_pair.h"
@@ -14,12 +14,12 @@
 
 #define OUT 8u
 
-/* How a back end answers: so many bytes of output, and it says that there are more. */
+/* How a back end answers: `out` bytes of output, although it may announce more. */
 struct reply {
     int code;
     uint64_t said;
     size_t head, out; /* bytes that are sent */
-    bool ends;        /* with the reply */
+    bool ends;        /* the connection ends with the reply */
 };
 
 static int serve(struct session_pair *pair, void *argument)
@@ -41,7 +41,7 @@ static int serve(struct session_pair *pair, void *argument)
     return 0;
 }
 
-/* What the call returns. Behind a connection that has ended the next one fails, too. */
+/* Returns what the call returns. After the connection has ended, the next call fails too. */
 static int call(struct reply reply, uint8_t out[OUT])
 {
     struct session_pair pair;
@@ -73,7 +73,7 @@ static void a_reply_breaks_off(void **state)
     assert_int_equal(call((struct reply){2, UINT64_MAX, 20, 64, true}, out), 999);
 }
 
-/* The output has room for eight bytes: no others are touched. */
+/* The output has room for eight bytes, and no others are written. */
 static void a_reply_has_another_length(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What a front end knows of GVirtuS's calls, and what it learns from replies. */
+/* What a front end knows about GVirtuS's calls, and what it learns from replies. */
 #include "common/wire.h"
 #include "frontend-glue/client_calls/learned.h"
 #include "frontend-glue/session/calls.h"
@@ -26,12 +26,12 @@ static void names_are_found(void **state)
         enum ibx_call_kind kind;
     } calls[] = {
         {"cudaLaunchKernel", IBX_CALL_LAUNCH},
-        {"cudaDeviceCanAccessPeer", IBX_CALL_CONSTANT}, /* the first */
-        {"cudaStreamWaitEvent", IBX_CALL_REPEATS},      /* the last */
-        {"__cudaPushCallConfiguration", IBX_CALL_PUSH}, /* as some generations name them */
+        {"cudaDeviceCanAccessPeer", IBX_CALL_CONSTANT}, /* the first in the table */
+        {"cudaStreamWaitEvent", IBX_CALL_REPEATS},      /* the last in the table */
+        {"__cudaPushCallConfiguration", IBX_CALL_PUSH}, /* the name in some generations */
         {"cudaPopCallConfiguration", IBX_CALL_POP},
         {"__cudaRegisterFunction", IBX_CALL_REGISTERS},
-        {"__cudaRegisterFatBinary", IBX_CALL_RESETS}, /* others of that kind */
+        {"__cudaRegisterFatBinary", IBX_CALL_RESETS}, /* other calls of this kind */
         {"cudaFuncSetAttribute", IBX_CALL_RESETS},
         {"cudaDeviceReset", IBX_CALL_RESETS},
         {"cuCtxSetCurrent", IBX_CALL_RESETS},
@@ -47,10 +47,10 @@ static void names_are_found(void **state)
         {"cublasGemmEx", IBX_CALL_LIBRARY},
         {"cublasLtMatmul", IBX_CALL_LIBRARY},
         {"cublasLtMatmulDescCreate", IBX_CALL_SETS_UP},
-        {"cublasSdot_v2", IBX_CALL_OTHER}, /* these return something */
+        {"cublasSdot_v2", IBX_CALL_OTHER}, /* these return a value */
         {"cublasScnrm2_v2", IBX_CALL_OTHER},
         {"cublasIsamax_v2", IBX_CALL_OTHER},
-        {"cublasXtSgemm", IBX_CALL_OTHER}, /* of the host's memory */
+        {"cublasXtSgemm", IBX_CALL_OTHER}, /* uses memory of the host */
         {"cublas", IBX_CALL_OTHER},
         {"cublasS", IBX_CALL_OTHER},
         {"cublasSetStream_v2", IBX_CALL_SELECTS},
@@ -62,7 +62,7 @@ static void names_are_found(void **state)
         {"cudnnSetTensor4dDescriptor", IBX_CALL_SETS_UP},
         {"curandGenerateUniform", IBX_CALL_LIBRARY},
         {"cusolverDnSgetrf", IBX_CALL_OTHER},
-        {"ibxMathAdds", IBX_CALL_LIBRARY}, /* our own */
+        {"ibxMathAdds", IBX_CALL_LIBRARY}, /* ibx's own */
         {"ibxMathSelects", IBX_CALL_SELECTS},
         {"ibxMathSetsUp", IBX_CALL_SETS_UP},
         {"ibxMathWaits", IBX_CALL_OTHER},
@@ -76,11 +76,12 @@ static void names_are_found(void **state)
         if (find(calls[i].name)->kind != calls[i].kind)
             fail_msg("%s", calls[i].name);
     }
-    assert_int_equal(ibx_call_find("cudaLaunchKernel", 16)->kind, IBX_CALL_RESETS); /* no NUL */
+    /* without a NUL */
+    assert_int_equal(ibx_call_find("cudaLaunchKernel", 16)->kind, IBX_CALL_RESETS);
     assert_int_equal(ibx_call_find("cudaFree\0x", 10)->kind, IBX_CALL_RESETS);
 }
 
-static void what_is_unknown_comes_after_everything(void **state)
+static void unknown_calls_come_after_everything(void **state)
 {
     (void)state;
     static const char *const names[] = {"cusolverDnSgetrf", "cudaDeviceReset", "cudaBeginCapture"};
@@ -120,7 +121,8 @@ static void streams_are_where_requests_have_them(void **state)
     ibx_put_u64(&w, 0x1122);
     assert_true(ibx_call_stream(find("cudaLaunchKernel"), body, 64, &stream));
     assert_int_equal(stream, 0x1122);
-    assert_true(ibx_call_stream(find("cudaMemsetAsync"), body, 48, &stream)); /* its last bytes */
+    /* the stream is in its last bytes */
+    assert_true(ibx_call_stream(find("cudaMemsetAsync"), body, 48, &stream));
     assert_int_equal(stream, 0x1122);
     assert_false(ibx_call_stream(find("cudaLaunchKernel"), body, 47, &stream));
     assert_false(ibx_call_stream(find("cudaMemsetAsync"), body, 7, &stream));
@@ -162,7 +164,7 @@ static void successes_are_remembered(void **state)
         assert_true(ibx_successes_hold(&set, ibx_request_hash(1, &i, sizeof(i))));
     ibx_successes_clear(&set);
     assert_false(ibx_successes_hold(&set, ibx_request_hash(1, "", 0)));
-    for (uint64_t i = 1; i <= IBX_SUCCESSES_MAX + 10; i++) /* then it begins anew */
+    for (uint64_t i = 1; i <= IBX_SUCCESSES_MAX + 10; i++) /* then the set starts anew */
         ibx_successes_add(&set, i);
     assert_int_equal(set.count, 10);
     ibx_successes_fini(&set);
@@ -173,7 +175,7 @@ static void replies_are_remembered(void **state)
     (void)state;
     struct ibx_known_replies replies = {0};
     char request[8], reply[8];
-    for (unsigned i = 0; i < IBX_REPLIES + 5; i++) { /* the oldest give way */
+    for (unsigned i = 0; i < IBX_REPLIES + 5; i++) { /* the oldest are dropped */
         snprintf(request, sizeof(request), "q%u", i);
         snprintf(reply, sizeof(reply), "r%u", i);
         assert_null(ibx_replies_find(&replies, request, strlen(request)));
@@ -193,7 +195,8 @@ static void replies_are_remembered(void **state)
     assert_null(ibx_replies_find(&replies, "q5", 2));
 }
 
-/* A reply to cudaPopCallConfiguration; the bits of `form` are fields with their length in front. */
+/* Makes a reply to cudaPopCallConfiguration. Each bit in `form` says that a field is preceded by
+ * its length. */
 static size_t pop_reply(const uint8_t *pushed, int form, uint8_t out[72])
 {
     static const size_t fields[] = {12, 12, 8, 8};
@@ -234,7 +237,7 @@ static void configurations_come_back_as_the_back_end_gives_them(void **state)
     }
 }
 
-static void another_form_is_never_given(void **state)
+static void replies_of_another_form_are_never_made(void **state)
 {
     (void)state;
     struct ibx_configurations all;
@@ -249,8 +252,8 @@ static void another_form_is_never_given(void **state)
     assert_int_equal(ibx_configurations_pop(&all, out), 0);
 }
 
-/* Only the back end has those beyond, and they are popped first. */
-static void what_does_not_fit_is_popped_first(void **state)
+/* Only the back end has those that do not fit, and they are popped first. */
+static void configurations_that_do_not_fit_are_popped_first(void **state)
 {
     (void)state;
     struct ibx_configurations all;
@@ -276,15 +279,15 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(names_are_found),
-        cmocka_unit_test(what_is_unknown_comes_after_everything),
+        cmocka_unit_test(unknown_calls_come_after_everything),
         cmocka_unit_test(replies_of_quick_calls_wait),
         cmocka_unit_test(streams_are_where_requests_have_them),
         cmocka_unit_test(requests_are_found_whole),
         cmocka_unit_test(successes_are_remembered),
         cmocka_unit_test(replies_are_remembered),
         cmocka_unit_test(configurations_come_back_as_the_back_end_gives_them),
-        cmocka_unit_test(another_form_is_never_given),
-        cmocka_unit_test(what_does_not_fit_is_popped_first),
+        cmocka_unit_test(replies_of_another_form_are_never_made),
+        cmocka_unit_test(configurations_that_do_not_fit_are_popped_first),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

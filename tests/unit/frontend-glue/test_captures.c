@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* One client captures a stream, as most programs do in the mode that forbids much to all others in
- * the process, while another one's copies are run: neither is to notice.
+/* One client captures a stream in the mode that most programs use, which forbids many calls to
+ * all threads of the process. Meanwhile another client's copies run. Neither must notice the
+ * other.
  *
  *   test_captures PROVIDER */
 #include "tests/fixtures/copies_scene.h"
@@ -13,7 +14,7 @@
 #include <cmocka.h>
 
 #define NONBLOCKING 1u
-#define GRAPH       ((void *)2) /* the double's, of two copies */
+#define GRAPH       ((void *)2) /* the simulated driver's graph of two copies */
 
 static bool over_shm;
 
@@ -62,7 +63,7 @@ static void capture_stop(void)
     neighbour.captures = false;
 }
 
-/* It ends, and has captured all. */
+/* Ends the capture, which must contain everything. */
 static void capture_end(void)
 {
     capture_stop();
@@ -82,7 +83,7 @@ static void *new_stream(void)
 static _Atomic int mode_found, mode_wanted, own_code;
 static void *own_stream;
 
-/* In the thread that runs the copies. */
+/* Runs in the thread that runs the copies. */
 static void handle(const char *name)
 {
     int mode = mode_wanted;
@@ -99,7 +100,7 @@ static int set_up_both(void **state)
 {
     on_request = handle;
     int mode = IBX_CUDA_CAPTURE_THREAD_LOCAL, rc = set_up(state);
-    app->exchange_mode(&mode); /* this thread looks on, and is no client */
+    app->exchange_mode(&mode); /* this thread only looks, and is not a client */
     assert_int_equal(app->mem_alloc(&neighbour.memory, 1024), 0);
     if (!neighbour.stream)
         neighbour.stream = new_stream();
@@ -119,7 +120,7 @@ static int tear_down_both(void **state)
 static const size_t sizes[] = {4, 3000, 70000, 300000, 2000001, DEVICE_BYTES - 8};
 #define SIZES (sizeof(sizes) / sizeof(sizes[0]))
 
-/* As GVirtuS's front end has them copied: from messages, by chunks, by several threads. */
+/* Copies as GVirtuS's front end requests them: from messages, by chunks, by several threads. */
 static void test_pageable(void **state)
 {
     (void)state;
@@ -137,7 +138,7 @@ static void test_pageable(void **state)
     capture_end();
 }
 
-/* From where they are, asynchronous ones too, in a stream that nobody captures. */
+/* Copies from the application's memory, asynchronous ones too, in a stream that nobody captures. */
 static void test_from_the_application(void **state)
 {
     (void)state;
@@ -185,9 +186,9 @@ static void test_rows(void **state)
 
 #define LASTING ((size_t)3000000)
 
-/* Of memory that both ends map, to be freed by ibx_shared_free(), in a stream that nobody captures.
- */
-static struct ibx_frontend_copy lasting(void *stream)
+/* Makes a copy of memory that both ends map, in a stream that nobody captures. Freed by
+ * ibx_shared_free(). */
+static struct ibx_frontend_copy lasting_copy(void *stream)
 {
     void *memory = ibx_shared_allocate(LASTING, NULL);
     assert_non_null(memory);
@@ -199,8 +200,8 @@ static struct ibx_frontend_copy lasting(void *stream)
                                       .lasting = true};
 }
 
-/* Memory that both ends map is pinned, copied in place, and let go when there is other memory at
- * its place, with a copy under way until then. */
+/* Memory that both ends map is pinned and copied in place. It is unpinned when other memory
+ * takes its place, after a copy that is still running. */
 static void test_lasting(void **state)
 {
     (void)state;
@@ -208,7 +209,7 @@ static void test_lasting(void **state)
     app->slow(2000);
     capture_begin();
     for (unsigned i = 0; i < 4; i++) {
-        struct ibx_frontend_copy to = lasting(stream), from = to;
+        struct ibx_frontend_copy to = lasting_copy(stream), from = to;
         from.to_device = false;
         pattern_fill(to.host, LASTING, i);
         assert_int_equal(copy_by_client(to), 0);
@@ -225,12 +226,12 @@ static void test_lasting(void **state)
     capture_end();
 }
 
-/* The back end's thread finds that its client has gone, with copies under way. */
+/* The back end's thread notices that its client has gone while copies run. */
 static void test_client_leaves(void **state)
 {
     (void)state;
     void *stream = new_stream();
-    struct ibx_frontend_copy wish = lasting(stream),
+    struct ibx_frontend_copy wish = lasting_copy(stream),
                              first = {.to_device = true, .host = pattern(LASTING, 1), .n = LASTING};
     pattern_fill(wish.host, LASTING, 5);
     capture_begin();
@@ -247,10 +248,10 @@ static void test_client_leaves(void **state)
 
 /* ---------------------------------------------------------- what GVirtuS's handler runs */
 
-#define HANDED ((size_t)8 << 20) /* in 16 frames; the last one says SETTLE */
+#define HANDED ((size_t)8 << 20) /* in 16 frames, of which the last one says SETTLE */
 #define PART   ((size_t)512 << 10)
 
-/* As in test_stage.c: no chunks, and no short copy in place that may not be left under way. */
+/* As in test_stage.c: no chunks, and no short copy in place may outlive its call. */
 static int set_up_poor(void **state)
 {
     const struct ibx_gpu_options before = gpu;
@@ -263,10 +264,10 @@ static int set_up_poor(void **state)
     return rc;
 }
 
-/* The copies before the last frame are waited for, and nothing else: neither what is captured nor
- * what runs for another client without end. The back end copies an asynchronous one's last frame in
- * the stream's order, and leaves that of one that is waited for to the handler. */
-static void test_settles_alone(void **state)
+/* Only the copies before the last frame are waited for, not captured work and not another
+ * client's endless work. The back end copies an asynchronous copy's last frame in stream order,
+ * and leaves that of a synchronous copy to the handler. */
+static void test_waits_only_for_its_own_copies(void **state)
 {
     (void)state;
     void *endless = new_stream();
@@ -300,12 +301,13 @@ static void call(const char *name)
     expect_code(name, &nothing, HANDLED);
 }
 
-/* The client's own cudaThreadExchangeStreamCaptureMode() finds what it left there. */
+/* The client's own cudaThreadExchangeStreamCaptureMode() returns the mode that the client has
+ * set. */
 static void test_mode_is_the_clients(void **state)
 {
     (void)state;
     uint8_t *bytes = pattern(300000, 1);
-    int before = IBX_CUDA_CAPTURE_THREAD_LOCAL; /* at first: it minds its own captures only */
+    int before = IBX_CUDA_CAPTURE_THREAD_LOCAL; /* the initial mode: only its own captures count */
     for (int i = 0; i < 6; i++) {
         mode_wanted = i % 3;
         call("exchange");
@@ -318,8 +320,8 @@ static void test_mode_is_the_clients(void **state)
     }
 }
 
-/* As on a driver (580) without GVirtuS: a client copies while it captures a stream that does not
- * wait for the legacy one, and neither fails. */
+/* As with driver 580 without GVirtuS: a client copies while it captures a stream that does not
+ * wait for the legacy stream, and neither fails. */
 static void test_own_capture(void **state)
 {
     (void)state;
@@ -340,22 +342,22 @@ static void test_own_capture(void **state)
         assert_int_equal(own_code, 0);
         app->slow(5000);
         expect_code("cudaMemcpy", &request, 0);
-        assert_int_equal(app->stream_query(NULL), 0); /* its chunks are other clients' again */
+        assert_int_equal(app->stream_query(NULL), 0); /* other clients can use its chunks again */
         app->slow(0);
         call("end");
         assert_int_equal(own_code, 0);
     }
 }
 
-/* A client that leaves in the middle of a capture of its own: what was pinned for it is let go. */
+/* A client leaves in the middle of its own capture. Memory that was pinned for it is unpinned. */
 static void test_leaves_capturing(void **state)
 {
     (void)state;
     struct ibx_double_stats before, after;
     void *stream = new_stream();
-    struct ibx_frontend_copy wish = lasting(stream);
+    struct ibx_frontend_copy wish = lasting_copy(stream);
     own_stream = new_stream();
-    assert_int_equal(copy_by_client(wish), 0); /* pins it, too */
+    assert_int_equal(copy_by_client(wish), 0); /* pins it as well */
     assert_int_equal(app->stream_synchronize(stream), 0);
     app->get_stats(&before);
     call("begin");
@@ -368,11 +370,11 @@ static void test_leaves_capturing(void **state)
     assert_true(ibx_shared_free(wish.host));
 }
 
-/* A reset takes the events behind such copies along, as it does the copies and their stream. */
+/* A reset destroys the events after such copies, together with the copies and their stream. */
 static void test_reset(void **state)
 {
     (void)state;
-    struct ibx_frontend_copy wish = lasting(NULL);
+    struct ibx_frontend_copy wish = lasting_copy(NULL);
     for (unsigned i = 0; i < 3; i++) {
         void *stream = new_stream();
         wish.stream = (uintptr_t)stream;
@@ -405,7 +407,7 @@ static void second_end(void)
     session_pair_close(&second);
 }
 
-/* A request that returns only the exit code. */
+/* Sends a request that returns only the exit code. */
 static void request(struct ibx_session *client, const char *name, const void *body, uint64_t n)
 {
     uint8_t reply[20];
@@ -416,8 +418,8 @@ static void request(struct ibx_session *client, const char *name, const void *bo
     assert_int_equal(ibx_session_read(client, reply, sizeof(reply)), sizeof(reply));
 }
 
-/* The events that a client's copies have left stay when one of two clients resets what is its own:
- * the context stays, too. They go as the client leaves. */
+/* If one of two clients resets what is its own, the events after a client's copies stay, because
+ * the context stays. They are destroyed when the client leaves. */
 static void test_both_reset(void **state)
 {
     (void)state;
@@ -439,31 +441,31 @@ static void test_both_reset(void **state)
     second_end();
 }
 
-/* Who ends a context, which context, and the handler's answer. */
+/* Who ends a context, which one, and the handler's answer. */
 struct lost_context {
     struct session_pair *whose;
     void *context;
-    bool primary; /* that of device 0, whose address is known later */
+    bool primary; /* the context of device 0, whose address is known later */
     int answer;
 };
 static struct lost_context lost_contexts[] = {
     {&second, &second, false, HANDLED},
     {&pair, &second, false, HANDLED},
-    {&second, NULL, true, 201}, /* refused: it takes nothing away */
+    {&second, NULL, true, 201}, /* refused: nothing is destroyed */
     {&second, NULL, false, HANDLED},
 };
 
-/* A copy is left under way, a client names a context that goes, and the next copy notices it: the
- * first one is waited for all the same before its memory is let go. */
+/* A copy is left running, a client ends the context, and the next copy notices that. The first
+ * copy is still waited for before its memory is unpinned. */
 static void test_leave_while_a_context_goes(void **state)
 {
     const struct lost_context *lost = *state;
     struct ibx_double_stats before, after;
     uint8_t few[100] = {0};
     void *context = lost->context;
-    struct ibx_frontend_copy wish = lasting(new_stream()),
+    struct ibx_frontend_copy wish = lasting_copy(new_stream()),
                              other = {.to_device = true,
-                                      .device = LASTING, /* what the first one does not write */
+                                      .device = LASTING, /* not written by the first one */
                                       .host = few,
                                       .n = sizeof(few)};
     if (lost->primary)
@@ -495,8 +497,9 @@ static void test_leave_while_a_context_goes(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        /* First: the process has one pool, which others make. */
-        cmocka_unit_test_setup_teardown(test_settles_alone, set_up_poor, tear_down_both),
+        /* Must run first: a process has one pool, which the other tests create. */
+        cmocka_unit_test_setup_teardown(test_waits_only_for_its_own_copies, set_up_poor,
+                                        tear_down_both),
         TEST(test_pageable),
         TEST(test_from_the_application),
         TEST(test_rows),
@@ -515,7 +518,7 @@ int main(int argc, char **argv)
     over_shm = argc > 1 && !strcmp(argv[1], "shm");
     session_pair_use(argc > 1 ? argv[1] : "tcp", NULL, NULL, NULL);
     app = cuda_application();
-    /* The first one is about memory that both ends map. */
+    /* The first test needs memory that both ends map. */
     return _cmocka_run_group_tests("captures", tests + !over_shm,
                                    sizeof(tests) / sizeof(tests[0]) - !over_shm, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Copies take the paths that a tuning file says where that was measured on this GPU, and the usual
- * ones elsewhere. */
+/* Copies take the paths that a tuning file gives if it was measured on this GPU, and the default
+ * paths otherwise. */
 #include "tests/fixtures/copies_scene.h"
 
 #include <setjmp.h>
@@ -9,7 +9,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-/* The opposite of the defaults, as far as that shows. */
+/* The opposite of the defaults where that makes a difference. */
 static const struct ibx_choice unusual = {
     .ways = {{.inline_max = 0,
               .in_place_min = IBX_CHOICE_NEVER,
@@ -20,10 +20,10 @@ static const struct ibx_choice unusual = {
               .copy_threads_min = IBX_CHOICE_NEVER,
               .direct_min = IBX_CHOICE_NEVER}},
     .chunk = 64u << 10,
-    .threads = 5, /* no number of processors brings that */
+    .threads = 5, /* a value that no number of processors gives */
 };
 
-static _Atomic unsigned threads_made; /* as many as were asked for, the last time */
+static _Atomic unsigned threads_made; /* how many were requested last */
 
 int __real_ibx_copy_threads_create(unsigned threads, struct ibx_copy_threads **of,
                                    struct ibx_error *err);
@@ -43,7 +43,7 @@ static int set_up_tuned(void **state)
     gpu.tuning = (struct ibx_tuning){.found = true, .choice = unusual, .file = "a file"};
     ibx_tuning_machine_of(ibx_cuda_load(NULL), 0, &gpu.tuning.machine);
     int rc = set_up(state);
-    /* Otherwise it would have all memory in parts in what both ends map. */
+    /* over shm it would have all memory in parts that both ends map */
     strcpy(pair.client->path.provider, "another");
     return rc;
 }
@@ -56,11 +56,11 @@ static int set_up_elsewhere(void **state)
 }
 
 struct counts {
-    unsigned long sync, async;   /* by CUDA */
-    struct ibx_copy_counts ways; /* by us */
+    unsigned long sync, async;   /* copies by CUDA */
+    struct ibx_copy_counts ways; /* copies by path */
 };
 
-/* What one copy adds to them. */
+/* Returns what one copy adds to the counts. */
 static struct counts copy(bool to_device, void *host, size_t n)
 {
     struct ibx_double_stats before, after;
@@ -74,7 +74,7 @@ static struct counts copy(bool to_device, void *host, size_t n)
     assert_int_equal(ibx_client_copy(pair.client, &wish, &code), 0);
     assert_int_equal(code, 0);
     app->get_stats(&after);
-    expect_code("cudaOther", &other, HANDLED); /* brings seen() up to date */
+    expect_code("cudaOther", &other, HANDLED); /* updates seen() */
     is = seen().copies;
     assert_int_equal(is.all, was.all + 1);
     return (struct counts){
@@ -86,7 +86,7 @@ static struct counts copy(bool to_device, void *host, size_t n)
     };
 }
 
-/* To the device and back. */
+/* Copies to the device and back. */
 static void both(void *host, size_t n, struct counts *to, struct counts *from)
 {
     pattern_fill(host, n, n);
@@ -97,7 +97,7 @@ static void both(void *host, size_t n, struct counts *to, struct counts *from)
     assert_int_equal(pattern_check(host, n, n), n);
 }
 
-/* `tuned`: the file was measured here. */
+/* `tuned`: the file was measured on this GPU. */
 static void test_sizes(void **state)
 {
     const bool tuned = *state;
@@ -119,8 +119,8 @@ static void test_sizes(void **state)
     assert_true(ibx_shared_free(shared));
 }
 
-/* A program's module, as long as a copy, comes before all copies, when it is not known yet what the
- * file says of this GPU. */
+/* A module as long as a copy is sent before all copies, when it is unknown what the file says
+ * about this GPU. */
 static void test_threads_behind_a_long_body(void **state)
 {
     (void)state;

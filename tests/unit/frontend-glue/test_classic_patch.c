@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The jump over a function's first bytes. Nothing runs it here: the classic tests do. */
+/* The jump that replaces a function's first bytes. It is not executed here; the classic tests do
+ * that. */
 #include "frontend-glue/classic/patch.h"
 
 #include <errno.h>
@@ -34,7 +35,7 @@ static int tear_down(void **state)
     return munmap(code, sizeof(before));
 }
 
-/* If a function is shorter than the jump, the bytes behind it belong to another function. */
+/* If a function is shorter than the jump, the bytes after it belong to another function. */
 static void test_too_short(void **state)
 {
     (void)state;
@@ -48,7 +49,7 @@ static void test_too_short(void **state)
     }
 }
 
-/* On and off, across the end of a page; nothing but the jump changes. */
+/* Set and removed, across a page border; only the bytes of the jump change. */
 static void test_on_and_off(void **state)
 {
     (void)state;
@@ -71,7 +72,7 @@ static void test_on_and_off(void **state)
     }
 }
 
-static bool refuses; /* to take the right to write away */
+static bool refuses; /* mprotect() refuses to remove the right to write */
 int __real_mprotect(void *address, size_t n, int protection);
 int __wrap_mprotect(void *address, size_t n, int protection);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Modules and kernels of several clients under the same addresses. */
+/* Modules and kernels of several clients with the same addresses. */
 #include "frontend-glue/gvirtus_handlers/client_functions.h"
 #include "tests/fixtures/unit.h"
 
@@ -34,7 +34,7 @@ static void put_string(struct ibx_writer *w, const char *text)
     ibx_put_bytes(w, text, strlen(text) + 1);
 }
 
-/* As G5's front end; `kernel` 0: of a module. */
+/* Makes a request like G5's front end; `kernel` 0: that of a module. */
 static struct request request(const char *handle, uint64_t kernel, const char *called)
 {
     struct request q = {0};
@@ -98,7 +98,7 @@ static void end(struct ibx_functions_user *user, const char *handle)
     passed(user, "cudaUnregisterFatBinary", handle, 0, NULL);
 }
 
-/* First: nothing is registered, by a handler that this code can read. */
+/* Must run first: no handler that this code understands has registered anything yet. */
 static void unknown_forms(void **state)
 {
     struct request q = passed(PARENT, "cudaRegisterFunction", HANDLE, 0, NULL);
@@ -106,7 +106,7 @@ static void unknown_forms(void **state)
     (void)state;
     assert_memory_equal(&q, &same, sizeof(q));
     assert_true(take(PARENT, KERNEL) == KERNEL);
-    /* Handlers get what they can read under a made-up name. */
+    /* Handlers get requests that they understand with a made-up name. */
     struct request forged = {.n = 31};
     memcpy(forged.bytes + 16, "m0000000000001", 15);
     forged.bytes[0] = 15;
@@ -118,7 +118,7 @@ static void unknown_forms(void **state)
     assert_true(is_refused(&forged) && is_refused(&empty));
 }
 
-/* "handle", a NUL, and what makes `n` bytes of it. */
+/* "handle", a NUL, and bytes up to `n`. */
 static struct request padded(const char *handle, size_t n)
 {
     struct request q = {.n = 16 + n};
@@ -129,7 +129,7 @@ static struct request padded(const char *handle, size_t n)
     return q;
 }
 
-/* Second: a module without a kernel, which other clients name. */
+/* Must run second: a module without a kernel, which other clients name. */
 static void names_of_others(void **state)
 {
     static const char *const calls[] = {"cudaRegisterFatBinary", "cudaRegisterFatBinaryEn",
@@ -167,7 +167,7 @@ static void same_addresses(void **state)
                    other = begin(OTHER, HANDLE, KERNEL, "product");
     assert_true(first != other && take(PARENT, KERNEL) == first && take(OTHER, KERNEL) == other);
     assert_true(!take(PARENT, NOBODYS));
-    /* The other way round a name is the client's that has it, and nobody else's. */
+    /* In the other direction a name belongs only to the client that has it. */
     assert_true(ibx_functions_address(PARENT, first) == KERNEL);
     assert_true(ibx_functions_address(OTHER, other) == KERNEL);
     assert_true(!ibx_functions_address(OTHER, first) && !ibx_functions_address(PARENT, other));
@@ -177,10 +177,10 @@ static void same_addresses(void **state)
     assert_true(take(PARENT, KERNEL) == first);
     end(PARENT, HANDLE);
     assert_true(!take(PARENT, KERNEL) && !take(OTHER, KERNEL));
-    end(PARENT, HANDLE); /* once more */
+    end(PARENT, HANDLE); /* a second time */
 }
 
-/* Two libraries of a client have the same template at one address: whichever is closed first. */
+/* Two libraries of a client have the same template at one address. Either may be closed first. */
 static void shared_addresses(void **state)
 {
     (void)state;
@@ -190,13 +190,13 @@ static void shared_addresses(void **state)
                    again = begin(OTHER, HANDLE, KERNEL, "product");
     assert_true(first != second && second != third && take(PARENT, KERNEL) == third);
     assert_true(ibx_functions_address(PARENT, third) == KERNEL);
-    assert_true(ibx_functions_address(PARENT, first) == KERNEL); /* though it is hidden */
+    assert_true(ibx_functions_address(PARENT, first) == KERNEL); /* although it is hidden */
     assert_true(!ibx_functions_address(OTHER, first));
     end(PARENT, "0x7f0055667788");
     assert_true(take(PARENT, KERNEL) == third);
     end(PARENT, "0x7f0099aabbcc");
     assert_true(take(PARENT, KERNEL) == first && take(OTHER, KERNEL) == again);
-    passed(PARENT, "cudaRegisterFunction", HANDLE, KERNEL, "sum"); /* once more */
+    passed(PARENT, "cudaRegisterFunction", HANDLE, KERNEL, "sum"); /* a second time */
     assert_true(take(PARENT, KERNEL) > again);
     end(PARENT, HANDLE);
     assert_true(take(PARENT, KERNEL) != first && take(OTHER, KERNEL) == again);
@@ -212,7 +212,8 @@ static void forked_children(void **state)
     const struct request left = passed(CHILD, "cudaUnregisterFatBinary", HANDLE, 0, NULL);
     assert_true(is_refused(&left));
     assert_true(take(PARENT, KERNEL) == name && take(CHILD, KERNEL) == name);
-    /* The parent has ended, another program has the same addresses: whose is it? */
+    /* The parent has ended, and another program has the same addresses: it is unclear whose the
+     * child is. */
     ibx_functions_orphan(PARENT->client);
     assert_true(take(CHILD, KERNEL) == name);
     const uint64_t others = begin(OTHER, HANDLE, KERNEL, "product");
@@ -220,7 +221,7 @@ static void forked_children(void **state)
     assert_true(take(OTHER, KERNEL) == others && !take(CHILD, KERNEL));
     end(OTHER, HANDLE);
     assert_true(take(CHILD, KERNEL) == name);
-    /* Nobody of another tenant. */
+    /* Clients of another tenant do not count. */
     const struct ibx_tenant *const elsewhere = (const struct ibx_tenant *)&name;
     CHILD->tenant = elsewhere;
     assert_true(!take(CHILD, KERNEL));
@@ -229,7 +230,7 @@ static void forked_children(void **state)
     assert_true(!take(CHILD, KERNEL));
 }
 
-/* Two programs, or two that run: a third one has the variables of neither. */
+/* There are two possible parents, ended or running. A third program gets variables of neither. */
 static void doubtful_parents(void **state)
 {
     (void)state;
@@ -240,7 +241,7 @@ static void doubtful_parents(void **state)
     CHILD->parent = PARENT->client;
     assert_true(take(CHILD, KERNEL) == first);
     CHILD->parent = 0;
-    ibx_functions_orphan(PARENT->client); /* one behind the other */
+    ibx_functions_orphan(PARENT->client); /* one after the other */
     assert_true(take(CHILD, KERNEL) == other && take(OTHER, KERNEL) == other);
     assert_true(take(PARENT, KERNEL) == first); /* it comes again */
     assert_true(!take(CHILD, KERNEL));
@@ -255,7 +256,7 @@ static void doubtful_parents(void **state)
     assert_false(ibx_functions_any(PARENT->client));
 }
 
-static void uses(void **state)
+static void launches_use_modules(void **state)
 {
     const uint64_t name = begin(PARENT, HANDLE, KERNEL, "sum");
     static const struct {
@@ -284,7 +285,7 @@ static void uses(void **state)
     end(PARENT, HANDLE);
 }
 
-/* No handler gets strings that do not end, or are longer than their request. */
+/* No handler gets strings without an end, or strings longer than their request. */
 static void malformed(void **state)
 {
     begin(PARENT, HANDLE, KERNEL, "sum");
@@ -313,8 +314,8 @@ static void *end_it(void *argument)
     return NULL;
 }
 
-/* A module that a launch uses goes behind that. */
-static void used_meanwhile(void **state)
+/* A module in use by a launch is removed after that launch. */
+static void module_in_use_is_removed_later(void **state)
 {
     pthread_t ending;
     (void)state;
@@ -330,7 +331,7 @@ static void used_meanwhile(void **state)
     assert_false(ibx_functions_hold(CHILD, module));
     assert_null(CHILD->held);
     assert_true(ibx_functions_hold(CHILD, NULL));
-    /* One that does not return: the module stays. */
+    /* The launch does not return, so the module stays. */
     begin(PARENT, HANDLE, KERNEL, "sum");
     assert_true(ibx_functions_take(CHILD, KERNEL));
     const struct request left = passed(PARENT, "cudaUnregisterFatBinary", HANDLE, 0, NULL);
@@ -338,7 +339,7 @@ static void used_meanwhile(void **state)
     ibx_functions_let_go(CHILD);
 }
 
-/* Seconds of this thread's processor for a client of many modules with a kernel each. */
+/* Processor time of this thread, in seconds, for a client of many modules with one kernel each. */
 static double seconds_to_begin(uint64_t client)
 {
     struct ibx_functions_user user = {.client = client};
@@ -355,7 +356,7 @@ static double seconds_to_begin(uint64_t client)
     return (double)(done.tv_sec - begun.tv_sec) + 1e-9 * (double)(done.tv_nsec - begun.tv_nsec);
 }
 
-/* Of this thread's processor, for 100 clients that come and go. */
+/* Processor time of this thread for 100 clients that come and go. */
 static double seconds_to_leave(uint64_t first)
 {
     struct timespec begun, done;
@@ -368,7 +369,7 @@ static double seconds_to_leave(uint64_t first)
     return (double)(done.tv_sec - begun.tv_sec) + 1e-9 * (double)(done.tv_nsec - begun.tv_nsec);
 }
 
-/* A client that registers without end, and leaves everything behind: others come and go as fast as
+/* A client registers without end and leaves everything behind. Others come and go as fast as
  * before. */
 static void a_client_of_very_many_modules(void **state)
 {
@@ -386,14 +387,14 @@ static void a_client_of_very_many_modules(void **state)
         fail_msg("100 clients leave in %f s beside 100000 modules of another one", leaving);
     if (beside > 10 * alone + 0.05)
         fail_msg("%f s beside 100000 modules of another client, %f s before", beside, alone);
-    /* It has its own, those that were registered last. */
+    /* It has its own modules, those that were registered last. */
     assert_true(take(&many, 0x600000));
     end(&many, HANDLE);
 }
 
-/* A tenant's registrations have a limit; those of a module no longer count after its end, but for
- * its entry, which stays. */
-static void what_is_registered_counts(void **state)
+/* A tenant's registrations are limited. Those of a module no longer count after its end, except
+ * for its entry, which stays. */
+static void registrations_count_for_the_tenant(void **state)
 {
     struct ibx_quota quota = {.most = 8000};
     struct ibx_functions_user user = {.client = 200, .quota = &quota};
@@ -409,10 +410,10 @@ static void what_is_registered_counts(void **state)
     module = request("0x4a0200", 0, NULL);
     assert_false(ibx_functions_name(&user, "cudaRegisterFatBinary", module.bytes, module.n));
     assert_true(is_refused(&module));
-    assert_true(take(&user, KERNEL)); /* what there is goes on */
+    assert_true(take(&user, KERNEL)); /* existing ones still work */
     end(&user, HANDLE);
     assert_true(atomic_load(&quota.used) > 0 && atomic_load(&quota.used) < 200);
-    for (n = 0; n < 1000; n++) { /* but not for ever */
+    for (n = 0; n < 1000; n++) { /* but not without limit */
         module = request(HANDLE, 0, NULL);
         if (!ibx_functions_name(&user, "cudaRegisterFatBinary", module.bytes, module.n))
             break;
@@ -421,8 +422,8 @@ static void what_is_registered_counts(void **state)
     assert_true(n > 20 && n < 1000);
 }
 
-/* A module of the client's goes next. */
-static void goes(const char *given)
+/* The client's next module to end is this one. */
+static void expect_removal(const char *given)
 {
     char name[IBX_FUNCTIONS_MODULE];
     assert_int_equal(ibx_functions_next_over(name), strlen(given) + 1);
@@ -435,8 +436,8 @@ static void none_goes(void)
     assert_int_equal(ibx_functions_next_over(name), 0);
 }
 
-/* A module of an ended process: it goes when the children have said that they ask, and none uses
- * it. */
+/* A module of an ended process is removed when its children have said that they ask for their
+ * modules, and none uses it. */
 static void modules_of_ended(void **state)
 {
     struct ibx_quota quota = {.most = 100000};
@@ -456,7 +457,7 @@ static void modules_of_ended(void **state)
     const struct request second = passed(child, "cudaRegisterFatBinary", "0x4a0200", 0, NULL);
     ibx_functions_ended(300);
     none_goes();
-    /* A child's child, whose parent ends before it has asked. Another program is there, too. */
+    /* The child of a child asks after its parent has ended. Another program exists too. */
     passed(&of[3], "cudaRegisterFatBinary", HANDLE, 0, NULL);
     passed(&of[3], "cudaRegisterFunction", HANDLE, KERNEL, "product");
     assert_true(take(child, KERNEL) == name && !take(grandchild, KERNEL));
@@ -464,19 +465,19 @@ static void modules_of_ended(void **state)
     assert_true(ibx_functions_share(grandchild, KERNEL));
     grandchild->parent = 0;
     ibx_functions_ended(301);
-    goes(handle_of(&second));
+    expect_removal(handle_of(&second));
     none_goes();
     assert_true(take(grandchild, KERNEL) == name);
     ibx_functions_ended(302);
     end(&of[3], HANDLE);
     assert_true(atomic_load(&quota.used) > used);
-    goes(handle_of(&first));
+    expect_removal(handle_of(&first));
     none_goes();
     assert_true(atomic_load(&quota.used) < used && !take(grandchild, KERNEL));
     assert_true(!ibx_functions_share(grandchild, KERNEL));
     ibx_functions_ended(302);
     assert_true(!ibx_functions_any(300) && !ibx_functions_end(300) && !ibx_functions_end(302));
-    /* A process that has not said so: an unknown child may come. */
+    /* A process that has not said so: an unknown child may still come. */
     passed(&of[3], "cudaRegisterFatBinary", HANDLE, 0, NULL);
     ibx_functions_ended(303);
     none_goes();
@@ -492,11 +493,11 @@ int main(void)
         cmocka_unit_test(shared_addresses),
         cmocka_unit_test(forked_children),
         cmocka_unit_test(doubtful_parents),
-        cmocka_unit_test(uses),
+        cmocka_unit_test(launches_use_modules),
         cmocka_unit_test(malformed),
-        cmocka_unit_test(used_meanwhile),
+        cmocka_unit_test(module_in_use_is_removed_later),
         cmocka_unit_test(a_client_of_very_many_modules),
-        cmocka_unit_test(what_is_registered_counts),
+        cmocka_unit_test(registrations_count_for_the_tenant),
         cmocka_unit_test(modules_of_ended),
     };
     for (unsigned i = 0; i < sizeof(users) / sizeof(users[0]); i++)

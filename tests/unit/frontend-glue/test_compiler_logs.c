@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Logs of the compiler end within the program's room, whatever the back end says of how long they
- * are, and as it says where it cannot be asked. */
+/* The compiler's logs never exceed the program's buffers, whatever length the back end reports.
+ * If the back end cannot be asked, or does not know the request, the logs stay empty. */
 #include "frontend-glue/driver_api/driver.h"
 #include "frontend-glue/preload/kernels/images.h"
 #include "tests/fuzz/fake_frontend.h"
@@ -13,10 +13,10 @@
 #define ROOM 10u
 
 static uint8_t answers[64];
-static char logs[2][ROOM + 1]; /* behind the room a letter that stays */
+static char logs[2][ROOM + 1]; /* a letter behind the buffer, which must not change */
 static void *values[6];
 static size_t ptx_bytes = 4;
-static uint64_t memory = 0x10000; /* where the back end says that memory is */
+static uint64_t memory = 0x10000; /* the address of device memory that the back end returns */
 
 enum ibx_image_kind ibx_image_measure(const void **code, size_t most, size_t *n)
 {
@@ -32,7 +32,7 @@ static void add(struct ibx_writer *w, const void *bytes, size_t n)
     ibx_put_bytes(w, bytes, n);
 }
 
-/* What the driver returns, and how long the logs are. */
+/* The back end's answer: what the driver returned, and the lengths of the logs. */
 static struct ibx_writer answer(uint32_t said, uint32_t info, uint32_t error)
 {
     const float ms = 2;
@@ -55,7 +55,7 @@ static struct ibx_driver_compiler asked(size_t room)
     return c;
 }
 
-/* The double's memory of the device has ones. */
+/* The simulated device's memory consists of ones. */
 static void expect(unsigned log, size_t n)
 {
     for (size_t i = 0; i < n; i++)
@@ -106,15 +106,15 @@ static void logs_at_any_address(void **state)
     memory = 0x10000;
 }
 
-static void logs_without_room(void **state)
+static void logs_without_a_buffer(void **state)
 {
     (void)state;
     assert_int_equal(compile(0, 218, 7, 7), 218);
     assert_true(logs[0][0] == 'x' && logs[1][0] == 'x' && !values[1] && !values[3]);
 }
 
-/* PTX that is too long is not sent; a back end that has no memory, or does not know the request. */
-static void logs_that_nobody_can_tell(void **state)
+/* PTX that is too long is not sent. Or the back end has no memory, or does not know the request. */
+static void logs_stay_empty_if_the_back_end_cannot_tell(void **state)
 {
     (void)state;
     ptx_bytes = IBX_OWN_PTX_MOST + 1;
@@ -137,8 +137,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(logs_of_any_length),
         cmocka_unit_test(logs_at_any_address),
-        cmocka_unit_test(logs_without_room),
-        cmocka_unit_test(logs_that_nobody_can_tell),
+        cmocka_unit_test(logs_without_a_buffer),
+        cmocka_unit_test(logs_stay_empty_if_the_back_end_cannot_tell),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The keys of gvirtus.properties: which file is read, which values are accepted, and which
+ * mistakes are reported. */
 #include "frontend-glue/plugin/config.h"
 
 #include "common/log.h"
@@ -18,8 +20,8 @@
 
 #define MAY_NOT 2
 
-/* A directory of one test:  DIR/named  DIR/conf/gvirtus.properties  DIR/home/etc/gvirtus.properties
- */
+/* The directory of one test:  DIR/named  DIR/conf/gvirtus.properties
+ * DIR/home/etc/gvirtus.properties */
 static char dir[64];
 static struct ibx_glue_config config;
 static struct ibx_error error;
@@ -100,7 +102,7 @@ static void fail_text(const char *file, const char *message)
     expect_message(message);
 }
 
-/* Loads a file that must be refused with all of the texts. */
+/* Loads a file that must be refused; the message contains all of the texts. */
 static void expect_refused(const char *file, const char *first, const char *second)
 {
     write_file("home/etc/gvirtus.properties", file);
@@ -138,7 +140,7 @@ static void test_search_order(void **state)
     load_text("communicator : rdma://home:1\n");
     assert_string_equal(config.uri, "rdma://home:1");
 
-    /* A properties.json without a neighbour leaves the home's file in charge. */
+    /* If there is no gvirtus.properties beside properties.json, the file in the home counts. */
     setenv("GVIRTUS_CONFIG", in_dir("conf/properties.json"), 1);
     assert_int_equal(load(), 0);
     assert_string_equal(config.uri, "rdma://home:1");
@@ -158,7 +160,7 @@ static void test_search_order(void **state)
     assert_string_equal(config.uri, "rdma://named:3");
 }
 
-/* In namespaces of its own: where they are permitted, /etc is not this host's. */
+/* In namespaces of its own, where /etc is not this host's if that is permitted. */
 static int look_into_etc(void)
 {
     char map[32];
@@ -204,7 +206,8 @@ static void test_classic_order(void **state)
     assert_int_equal(config.options.slots, 5);
     assert_string_equal(config.uri, "rdma://a:1");
 
-    /* Its own communicator has been read by classic GVirtuS, and COMMUNICATOR may override it. */
+    /* Classic GVirtuS has read its own communicator from the file, and COMMUNICATOR may override
+     * it. */
     write_file("conf/gvirtus.properties", "communicator : afunix://x:1\nrdma.slots : 6\n");
     setenv("GVIRTUS_CONFIG", in_dir("conf/properties.json"), 1);
     assert_int_equal(ibx_glue_config_load_classic("rdma://a:1", in_dir("conf/gvirtus.properties"),
@@ -229,7 +232,7 @@ static void test_uris(void **state)
         load_text(text);
         assert_string_equal(config.uri, good[i]);
     }
-    /* The file's URI makes up for an endpoint that GVirtuS did not understand. */
+    /* The file's URI replaces an endpoint that GVirtuS did not understand. */
     assert_int_equal(ibx_glue_config_load("", 0, &config, &error), 0);
     load_text("communicator :\n");
     assert_string_equal(config.uri, "rdma://10.0.0.7:9999");
@@ -300,8 +303,8 @@ static void test_bad_keys(void **state)
     expect_refused(text, "line 1 (rdma.key_file)", "longer than");
 }
 
-/* GVirtuS would ignore them without a word. */
-static void test_keys_that_are_almost_ours(void **state)
+/* GVirtuS would silently ignore such keys. */
+static void test_keys_that_are_almost_right(void **state)
 {
     (void)state;
     static const char *const bad[] = {
@@ -333,7 +336,7 @@ static void test_keys_that_are_almost_ours(void **state)
               "mdra.a : 1\narmed.a : 1\nrandom.a : 1\n");
 }
 
-/* Without the prefix GVirtuS would ignore them, too, and all would go on without encryption. */
+/* Without the prefix, GVirtuS would ignore the keys too, and everything would run unencrypted. */
 static void test_keys_without_the_prefix(void **state)
 {
     (void)state;
@@ -344,7 +347,7 @@ static void test_keys_without_the_prefix(void **state)
     load_text("name : a\nlog : b\ndevice : c\nmemory : 1\nencrypted : 1\nkey_files : d\n");
 }
 
-/* For a misspelt key the list of all keys would be long. */
+/* For a misspelt key, the list of all keys would be too long. */
 static void test_misspelt_behind_the_prefix(void **state)
 {
     (void)state;
@@ -363,7 +366,7 @@ static void test_misspelt_behind_the_prefix(void **state)
     expect_refused("rdma.colour : 1\n", "line 1 (rdma.colour)", "there are");
 }
 
-/* Every key that gvirtus.properties(5) has, without the dot. */
+/* Every key of gvirtus.properties(5), without the dot. */
 static void test_keys_without_a_dot(void **state)
 {
     (void)state;
@@ -443,8 +446,8 @@ static void expect_bound(const char *file, unsigned slots, size_t message)
 static void test_memory(void **state)
 {
     (void)state;
-    /* tcp: (2 x slots + 1) x message, and a long message: 32 x message, but no more than 512K by
-     * that, or else 8 x message; and 4K. */
+    /* tcp needs (2 x slots + 1) x message, plus room for a long message: 32 x message but at
+     * most 512K, or else 8 x message; plus 4K. */
 #define TCP "rdma.provider : tcp\n"
     expect_bound("rdma.memory : 2M\n" TCP, 16, 16384); /* large enough: nothing changes */
     expect_bound("rdma.memory : 1069056\n" TCP, 16, 16384);
@@ -460,13 +463,13 @@ static void test_memory(void **state)
     expect_refused("rdma.message : 64K\nrdma.memory : 256K\n" TCP, "line 2",
                    "give 1118208 or more");
     expect_refused("rdma.memory : lots\n", "\"lots\"", "64K, 1M");
-    /* What the query asks for is asked for by the user, too. */
+    /* What the query asks for counts as the user's wish too. */
     expect_bound("rdma.memory : 2M\n" TCP "communicator : tcp://host:9999?slots=8\n", 16, 16384);
     expect_refused("rdma.memory : 1M\n" TCP "communicator : tcp://host:9999?slots=64\n",
                    "line 3 (communicator)", "rdma.memory");
 }
 
-/* Whatever fabric it will be, and no lower than that one needs. */
+/* Whichever fabric is chosen, and no less than that one needs. */
 static void test_memory_on_every_fabric(void **state)
 {
     (void)state;
@@ -550,7 +553,7 @@ static void test_share(void **state)
     expect_refused("rdma.share : much\n", "\"much\"", "1 to 10000");
 }
 
-/* The file of choices: beside the properties file, or where the key says. */
+/* The tuning file: beside the properties file, or where the key says. */
 static void test_tuning(void **state)
 {
     (void)state;
@@ -568,11 +571,11 @@ static void test_tuning(void **state)
     assert_int_equal(load(), 0);
     assert_true(config.gpu.tuning.found);
     write_file("home/etc/ibx-tuning.properties", "\nchunk : 100K\n");
-    assert_int_equal(load(), 0); /* nobody named it: a line in the log */
+    assert_int_equal(load(), 0); /* nobody named the file, so there is only a line in the log */
     assert_false(config.gpu.tuning.found);
     fail_text("rdma.tuning : ibx-tuning.properties\n",
               "ibx-tuning.properties line 2 (chunk): \"100K\" is not accepted");
-    /* Another file, relative to the properties file; none. */
+    /* Another file, relative to the properties file; and no file. */
     fail_text("\nrdma.tuning : other\n",
               "gvirtus.properties line 2 (rdma.tuning): tuning: there is no file");
     expect_message("home/etc/other: ");
@@ -590,7 +593,7 @@ static void test_tuning(void **state)
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
-/* The file and what it names are refused like key files. */
+/* The file, and files that it names, are refused under the same conditions as key files. */
 static void test_files_of_others(void **state)
 {
     (void)state;
@@ -601,7 +604,7 @@ static void test_files_of_others(void **state)
     assert_int_equal(load(), -EPERM);
     expect_message("home/etc/ibx-tuning.properties has mode 0664, so others can change it: chmod");
     write_file("home/etc/gvirtus.properties", "");
-    assert_int_equal(load(), 0); /* what nobody asked for is left alone */
+    assert_int_equal(load(), 0); /* a file that nobody named is ignored */
     assert_false(config.gpu.tuning.found);
     assert_int_equal(chmod(in_dir("home/etc/gvirtus.properties"), 0646), 0);
     assert_int_equal(load(), -EPERM);
@@ -627,7 +630,7 @@ int main(void)
         TEST(test_uris),
         TEST(test_options),
         TEST(test_bad_keys),
-        TEST(test_keys_that_are_almost_ours),
+        TEST(test_keys_that_are_almost_right),
         TEST(test_keys_without_the_prefix),
         TEST(test_misspelt_behind_the_prefix),
         TEST(test_keys_without_a_dot),

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A session whose server runs copies, against what GVirtuS's front ends do not do every day:
- * requests ahead, in pieces, and ends in the middle.
+/* A session whose server runs copies, and requests that GVirtuS's front ends rarely make:
+ * requests ahead of replies, in pieces, and sessions that end in the middle.
  *
  *   test_copies PROVIDER */
 #include "tests/fixtures/copies_scene.h"
@@ -18,7 +18,8 @@ static bool over_shm;
 
 /* ------------------------------------------------------------------------- tests */
 
-/* Several requests before the first reply: each is answered, in order, by whom it is for. */
+/* Several requests are sent before the first reply. Each is answered in order, by ibx or by
+ * GVirtuS. */
 static void test_ahead(void **state)
 {
     (void)state;
@@ -38,7 +39,7 @@ static void test_ahead(void **state)
     }
 }
 
-/* A request in messages that end anywhere: run by us or by GVirtuS, but whole. */
+/* A request in messages that end at any byte is run as a whole, by ibx or by GVirtuS. */
 static void test_pieces(void **state)
 {
     (void)state;
@@ -56,7 +57,7 @@ static void test_pieces(void **state)
         assert_true(ibx_session_write(pair.client, all.bytes + cuts[i], all.n - cuts[i]) > 0);
         assert_int_equal(ibx_session_sync(pair.client), 0);
         int code = receive_reply(NULL, 0);
-        if (cuts[i] < 19) { /* name and length in two messages */
+        if (cuts[i] < 19) { /* name and length are in two messages */
             assert_int_equal(code, HANDLED);
             assert_int_equal(seen().requests, before + 1);
             assert_string_equal(seen().last_name, "cudaMemcpy");
@@ -70,7 +71,7 @@ static void test_pieces(void **state)
     }
 }
 
-/* The body's ends inline and its payload exposed, with more behind it in the same message. */
+/* The body ends inline and its payload is exposed; more follows in the same message. */
 static void test_payload_apart(void **state)
 {
     (void)state;
@@ -78,7 +79,7 @@ static void test_payload_apart(void **state)
         uint8_t *bytes = pattern(n, n);
         struct frame good = to_device(bytes, n), bad = to_device(bytes, n), other = {0};
         unsigned before = seen().requests;
-        bad.bytes[8]++; /* more than is there */
+        bad.bytes[8]++; /* more than there is */
         put_u64(&other, 5);
         send_apart("cudaMemcpy", &good, n);
         expect_code("cudaOther", &other, 0);
@@ -90,12 +91,12 @@ static void test_payload_apart(void **state)
         assert_int_equal(seen().requests, before + 2);
         assert_int_equal(seen().last_length, bad.n);
         assert_memory_equal(seen().last_body, bad.bytes, 64);
-        /* And the last byte with the tail. */
+        /* The last byte of the payload is inline as well. */
         expect_apart("cudaMemcpy", &good, n - 1, n > pair.rendezvous ? HANDLED : 0);
     }
 }
 
-/* Memory of the client's that both ends have mapped: the GPU uses it in place. */
+/* The GPU uses a client's memory in place if both ends map it. */
 static void test_in_place(void **state)
 {
     (void)state;
@@ -103,7 +104,8 @@ static void test_in_place(void **state)
     struct ibx_double_stats before, after;
     unsigned both = IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE;
     for (unsigned round = 0; round < 5; round++) {
-        /* Each time at the same place, but of the connection's region it is other memory. */
+        /* Always at the same address; if the memory is the connection's region, it is new memory
+         * each time. */
         bool process = round > 2;
         assert_int_equal(ibx_mr_allocate(pair.client->conn, 3 << 20, both, &mr, NULL), 0);
         uint8_t *memory = process ? ibx_shared_allocate(3 << 20, NULL) : ibx_mr_address(mr);
@@ -126,7 +128,8 @@ static void test_in_place(void **state)
             assert_int_equal(after.copies_async, before.copies_async);
             assert_int_equal(after.host_pinned, before.host_pinned + (round < 4));
         }
-        /* Back again: the first time a chunk comes in front, then nothing but the copy. */
+        /* Back to the client: the first copy uses a chunk at first, the others are only the
+         * copy. */
         for (unsigned i = 0; i < 3; i++) {
             memset(bytes, 0, n);
             app->get_stats(&before);
@@ -154,7 +157,7 @@ static void test_in_place(void **state)
     assert_true(after.host_pins <= 1); /* the pool */
 }
 
-/* Memory that a client copies to the device is sent from its place, however long it is. */
+/* Memory that a client copies to the device is sent from its place, whatever its length. */
 static void test_sent_in_place(void **state)
 {
     (void)state;
@@ -170,8 +173,8 @@ static void test_sent_in_place(void **state)
     assert_int_equal(seen().requests, 1);
 }
 
-/* The greatest part of a copy there and back that the GPU got at once, while `other` copies, too.
- * `slowest_ns`: of the two. */
+/* The largest part of a copy there and back that the GPU was given at once while `other` copies
+ * too. `slowest_ns`: the longer time of the two copies. */
 static unsigned long parts_beside(struct ibx_turn *other, uint8_t *bytes, size_t n,
                                   uint64_t *slowest_ns)
 {
@@ -194,7 +197,7 @@ static unsigned long parts_beside(struct ibx_turn *other, uint8_t *bytes, size_t
     return after.copies_async - before.copies_async;
 }
 
-/* Beside another session's copies a long one is given to the GPU in short pieces. */
+/* While another session copies, a long copy is given to the GPU in short pieces. */
 static void test_beside_another(void **state)
 {
     (void)state;
@@ -206,11 +209,12 @@ static void test_beside_another(void **state)
     assert_non_null(bytes);
     pattern_fill(bytes, n, 3);
     ibx_turn_join(&other, NULL, 100);
-    ibx_turn_leave(&other); /* who has left is no company */
+    ibx_turn_leave(&other); /* a session that has left does not count */
     assert_true(parts_beside(&other, bytes, n, &took) < pieces);
     ibx_turn_join(&other, NULL, 100);
     unsigned long parts = 0;
-    bool in_time = false; /* on a busy machine `other` counts as gone before the copy has begun */
+    /* on a busy machine `other` may count as gone before the copy has started */
+    bool in_time = false;
     for (unsigned tries = 0; tries < 20 && parts < pieces; tries++) {
         parts = parts_beside(&other, bytes, n, &took);
         in_time |= took < IBX_TURN_BUSY_NS;
@@ -221,8 +225,8 @@ static void test_beside_another(void **state)
     assert_true(ibx_shared_free(bytes));
 }
 
-/* Long copies of memory that only one process has: by several threads where the kernel reaches it.
- */
+/* Long copies of memory that only one process maps are made by several threads, if the kernel
+ * allows access to it. */
 static void test_by_threads(void **state)
 {
     (void)state;
@@ -244,9 +248,10 @@ static void test_by_threads(void **state)
     }
 }
 
-#define PARTS_OUT 3 /* of one copy without an answer: IN_FLIGHT of client_stage.c */
+#define PARTS_OUT 3 /* parts of one copy without an answer: IN_FLIGHT of client_stage.c */
 
-/* The payload of a reply goes where the request said; what fails on the way there is GVirtuS's. */
+/* The payload of a reply goes to the memory that the request named. If that fails, GVirtuS gets
+ * the reply. */
 static void test_early_cts(void **state)
 {
     (void)state;
@@ -273,7 +278,7 @@ static void test_early_cts(void **state)
     }
 }
 
-/* Memory that the client does not have, or has not opened for writing. */
+/* The client names memory that it does not have, or has not exposed for writing. */
 static void test_early_cts_of_nothing(void **state)
 {
     (void)state;
@@ -310,8 +315,8 @@ static void test_from_device(void **state)
     assert_int_equal(seen().requests, 1);
 }
 
-/* A copy in a stream that is being captured belongs into a graph: GVirtuS runs it, in the
- * per-thread stream (2), too. */
+/* A copy in a stream that is being captured becomes part of a graph, so GVirtuS runs it; also in
+ * the per-thread stream (2). */
 static void test_captured(void **state)
 {
     (void)state;
@@ -335,9 +340,9 @@ static void test_captured(void **state)
     }
 }
 
-/* The back end lets go of pinned memory when the events behind its copies have passed. None of its
- * context can be put into a stream of another device, in which CUDA copies, too: what is copied
- * there has ended when it is answered. */
+/* The back end unpins memory when the events after its copies have completed. Such an event
+ * cannot be recorded in a stream of another device, in which CUDA copies too. A copy there has
+ * therefore ended when it is answered. */
 static void test_stream_of_another_device(void **state)
 {
     (void)state;
@@ -374,7 +379,7 @@ static void test_stream_of_another_device(void **state)
         assert_true(ibx_shared_free(memory));
 }
 
-/* A READ that fails ends this session, and nothing else. */
+/* A READ that fails ends this session and no other. */
 static void test_read_fails(void **state)
 {
     (void)state;
@@ -389,7 +394,7 @@ static void test_read_fails(void **state)
     assert_int_equal(ibx_pinned_taken(), 0);
 }
 
-/* The GPU fails when half of the reply is with the client: no success is ever told. */
+/* The GPU fails when half of the reply has been sent. The client must not see a success. */
 static void test_gpu_fails_in_reply(void **state)
 {
     (void)state;
@@ -404,7 +409,7 @@ static void test_gpu_fails_in_reply(void **state)
     app->inject(NULL, 0, 0, false);
 }
 
-/* The client leaves with a request half sent ... */
+/* The client leaves with half of a request sent. */
 static void test_client_leaves_early(void **state)
 {
     (void)state;
@@ -418,10 +423,10 @@ static void test_client_leaves_early(void **state)
     ibx_session_close(pair.client);
     join_server();
     assert_int_equal(seen().requests, 1);
-    assert_int_equal(seen().end, 0); /* between requests, as far as GVirtuS knows */
+    assert_int_equal(seen().end, 0); /* for GVirtuS the session ends between requests */
 }
 
-/* ... or a result not taken. */
+/* The client leaves without taking a result. */
 static void test_client_leaves_late(void **state)
 {
     (void)state;
@@ -435,8 +440,8 @@ static void test_client_leaves_late(void **state)
     assert_int_equal(ibx_pinned_taken(), 0);
 }
 
-/* An application's last call is often a reset, which takes our events with it. Some do not wait for
- * the answer. */
+/* An application's last call is often a reset, which destroys the session's events. Some
+ * applications do not wait for the answer. */
 static void test_reset_and_end(void **state)
 {
     bool waits = *state;
@@ -449,8 +454,8 @@ static void test_reset_and_end(void **state)
     join_server();
 }
 
-/* A body that goes on behind a copy in pieces has not been read when the copy is answered, and no
- * FLUSHED may say so. */
+/* A body may continue after the copy that is made in pieces. It has not been read when the copy
+ * is answered, and no FLUSHED may say so. */
 static void test_flush_before_all_is_read(void **state)
 {
     (void)state;
@@ -478,7 +483,7 @@ static void test_flush_before_all_is_read(void **state)
     ibx_put_u8(&w, 2);
     ibx_remote_put(&w, &rest);
     send_message(client, bytes, w.length);
-    /* An RTS_WRITE: the answer is long. */
+    /* an RTS_WRITE, because the answer is long */
     assert_true(receive_message(client, bytes, sizeof(bytes)) > 5);
     send_message(client, "\4", 1);
     expect_closed(client);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Copies by the fabric alone. A real one reaches the memory of a real GPU; here the double's
- * dma-bufs can be mapped, and what the session asks of its connection (the linker's --wrap) is done
- * in that mapping.
+/* Copies that the fabric alone makes. A real fabric accesses the memory of a real GPU. Here the
+ * dma-bufs of the simulated driver can be mapped, and the session's requests to its connection
+ * (the linker's --wrap) are carried out in that mapping.
  *
  *   test_direct PROVIDER */
 #include "tests/fixtures/copies_scene.h"
@@ -20,12 +20,14 @@
 
 #define REGIONS 8u
 
-/* The device of the fabric. */
+/* the fabric's device */
 static struct {
     atomic_bool there, refuses;
     atomic_uint registered, ever, reads, writes;
-    atomic_uint breaks_in, breaks; /* the connection, under such a READ or WRITE: how often */
-    atomic_bool gone_then;         /* the next connection is of another fabric */
+    /* breaks_in: the connection breaks during the READ or WRITE with this number; breaks: how
+     * often it did */
+    atomic_uint breaks_in, breaks;
+    atomic_bool gone_then; /* the next connection uses another fabric */
     struct {
         struct ibx_mr *mr;
         uint8_t *mapped, *address;
@@ -70,7 +72,7 @@ int __wrap_ibx_mr_register(struct ibx_conn *conn, const struct ibx_span *span, u
     if (span->kind == IBX_MEMORY_HOST)
         return __real_ibx_mr_register(conn, span, access, mr, err);
     if (access != IBX_ACCESS_LOCAL || fcntl(span->dmabuf_fd, F_GETFD) < 0)
-        abort(); /* no key to GPU memory, for anybody */
+        abort(); /* no peer may get a key to GPU memory */
     if (nic.refuses)
         return ibx_error_set(err, -EOPNOTSUPP, "this device refuses");
     unsigned i = 0;
@@ -84,7 +86,7 @@ int __wrap_ibx_mr_register(struct ibx_conn *conn, const struct ibx_span *span, u
     int rc = __real_ibx_mr_register(conn, &host, access, mr, err);
     if (rc)
         return rc;
-    (*mr)->span.kind = span->kind; /* no other connection takes it over */
+    (*mr)->span.kind = span->kind; /* no other connection can take it over */
     nic.regions[i].mr = *mr;
     nic.regions[i].mapped = mapped;
     nic.regions[i].address = span->address;
@@ -94,7 +96,7 @@ int __wrap_ibx_mr_register(struct ibx_conn *conn, const struct ibx_span *span, u
     return 0;
 }
 
-/* The region of GPU memory, or REGIONS. */
+/* The index of the region of GPU memory, or REGIONS. */
 static unsigned region_of(const struct ibx_mr *mr)
 {
     unsigned i = 0;
@@ -114,7 +116,7 @@ void __wrap_ibx_mr_deregister(struct ibx_mr *mr)
     nic.registered--;
 }
 
-/* As a queue pair in error: what was posted ends with an error, or has ended. */
+/* Acts as a queue pair in the error state: posted work ends with an error or has completed. */
 static void break_under(struct ibx_conn *conn, unsigned region)
 {
     if (region == REGIONS || !nic.breaks || --nic.breaks_in)
@@ -168,7 +170,7 @@ static int set_up_direct(void **state)
     return set_up(state);
 }
 
-/* Copies so far that were the fabric's. */
+/* How many copies the fabric has made so far. */
 static unsigned long by_fabric(void)
 {
     struct frame other = {0};
@@ -199,7 +201,8 @@ static void round_trip(size_t n, bool apart)
     assert_memory_equal(out + 8, bytes, n);
 }
 
-/* No CPU of ours and no copy engine: a READ and a WRITE, and one registration for all. */
+/* One READ, one WRITE and one registration; neither this host's processors nor a copy engine
+ * copy. */
 static void test_both_ways(void **state)
 {
     (void)state;
@@ -218,7 +221,7 @@ static void test_both_ways(void **state)
     assert_int_equal(nic.registered, 0);
 }
 
-/* The device does not want it: through chunks, after one sentence. */
+/* The device refuses. Copies go through chunks, and one message says so. */
 static void test_refused(void **state)
 {
     (void)state;
@@ -227,13 +230,13 @@ static void test_refused(void **state)
     round_trip(1000000, false);
     round_trip(2000000, true);
     assert_int_equal(by_fabric(), 0);
-    assert_int_equal(seen().requests, 2); /* and not by GVirtuS */
+    assert_int_equal(seen().requests, 2); /* not run by GVirtuS */
     assert_non_null(strstr(seen().refused, "this device refuses"));
     assert_true(stats().copies_async > copies && !nic.ever);
 }
 
-/* Bytes that the fabric wrote are flushed if the GPU does not order them; if that is impossible,
- * nothing is written directly. */
+/* Data that the fabric has written is flushed if the GPU does not order it. If that is
+ * impossible, nothing is written directly. */
 static void test_flush(void **state)
 {
     (void)state;
@@ -251,7 +254,7 @@ static void test_flush(void **state)
     app->attribute(IBX_CUDA_DEVICE_RDMA_ORDERING, IBX_CUDA_ORDERING_OWNER);
 }
 
-/* Memory is released before the handler frees it; a reset releases all. */
+/* Memory is deregistered before the handler frees it. A reset deregisters all. */
 static atomic_uint registered_then;
 
 static void note_registered(const char *name)
@@ -273,13 +276,13 @@ static void test_freed(void **state)
     put_u64(&request, device);
     expect_code("cudaFree", &request, HANDLED);
     assert_int_equal(registered_then, 0);
-    round_trip(1000000, false); /* the handler did not free it here */
+    round_trip(1000000, false); /* in this test the handler did not free it */
     assert_int_equal(nic.registered, 1);
     expect_code("cudaDeviceReset", &nothing, HANDLED);
     assert_int_equal(registered_then, 0);
 }
 
-/* Earlier work of all blocking streams comes first, and its errors are the copy's. */
+/* Earlier work of all blocking streams comes first, and the copy returns its errors. */
 static void test_order(void **state)
 {
     (void)state;
@@ -296,7 +299,8 @@ static void test_order(void **state)
     assert_int_equal(app->copy_async(device, other, n, stream), 0);
     expect_out("cudaMemcpy", &back, out, n + 8, 0);
     assert_memory_equal(out + 8, bytes, n);
-    /* A copy over the same memory that has not begun yet does not overwrite what came later. */
+    /* An earlier copy over the same memory that has not started yet must not overwrite later
+     * data. */
     memset(bytes, 0x77, n);
     request = to_device(bytes, n);
     assert_int_equal(app->copy_async(device, other, n, stream), 0);
@@ -313,7 +317,7 @@ static void test_order(void **state)
     app->mem_free(other);
 }
 
-/* From the size on that a file of choices says. */
+/* Direct copies start at the size in the tuning file. */
 static void test_chosen(void **state)
 {
     (void)state;
@@ -334,7 +338,7 @@ static int set_up_chosen(void **state)
     return rc;
 }
 
-/* ------------------------------------------------------- connections that break under it */
+/* -------------------------------------------------- connections that break during a direct copy */
 
 static int set_up_kept(void **state)
 {
@@ -350,7 +354,7 @@ static void break_in(unsigned n, unsigned times)
     nic.breaks = times;
 }
 
-/* A copy each way; its n-th READ or WRITE breaks. */
+/* Copies in both directions; the READ or WRITE with this number breaks the connection. */
 static void test_broken(void **state)
 {
     (void)state;
@@ -367,7 +371,7 @@ static void test_broken(void **state)
     assert_true(nic.reads == 4 + 2 && nic.ever == 1 + 4);
 }
 
-/* With an EARLY_CTS, as the preload's copies have one. */
+/* The same with an EARLY_CTS, which the preload's copies have. */
 static void test_broken_to_client(void **state)
 {
     (void)state;
@@ -391,7 +395,7 @@ static void test_broken_to_client(void **state)
     assert_int_equal(by_fabric(), 2);
 }
 
-/* The next connection does not reach GPU memory, and the one after that does again. */
+/* The next connection does not reach GPU memory; the one after that does. */
 static void test_broken_onto_another_fabric(void **state)
 {
     (void)state;
@@ -409,7 +413,7 @@ static void test_broken_onto_another_fabric(void **state)
     assert_int_equal(nic.registered, 0);
 }
 
-/* In the middle of a reply that the client takes in pieces. */
+/* The connection breaks in a reply that the client takes in pieces. */
 static void test_broken_in_pieces(void **state)
 {
     (void)state;
@@ -435,7 +439,7 @@ static void test_broken_in_pieces(void **state)
     assert_int_equal(ibx_session_resumed(pair.client), 2);
 }
 
-/* If such a READ always breaks the connection, the copy is made through chunks. */
+/* If a direct READ breaks the connection every time, the copy goes through chunks. */
 static void test_broken_by_it(void **state)
 {
     (void)state;

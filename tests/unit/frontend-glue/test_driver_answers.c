@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The driver's copies name the bytes of a row. What a back end answers about an array's elements
- * decides nothing about how far the program's memory is written, or read. */
+/* The driver's copies name the bytes of a row. A back end's answer about an array's elements
+ * must not decide how much of the program's memory is read or written. */
 #include "frontend-glue/driver_api/driver.h"
 #include "tests/fuzz/fake_frontend.h"
 
@@ -9,7 +9,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-#define WIDTH 16u /* bytes of a row that is copied */
+#define WIDTH 16u /* bytes of a row that are copied */
 #define PITCH 512u
 #define ROWS  2u
 
@@ -17,7 +17,7 @@ int cuMemcpy2D_v2(const struct ibx_driver_memcpy2d *rows);
 
 static uint8_t answers[512], memory[PITCH * (ROWS + 1)];
 
-/* Of a request, that succeeds. */
+/* Adds the answer of a request that succeeds. */
 static void add(struct ibx_writer *w, const void *bytes, size_t n)
 {
     ibx_put_u8(w, 0);
@@ -25,14 +25,15 @@ static void add(struct ibx_writer *w, const void *bytes, size_t n)
     ibx_put_bytes(w, bytes, n);
 }
 
-/* An element of so many bytes; it is a success of any other request, too. */
+/* Adds the answer about an element of this many bytes; for any other request it is a success
+ * too. */
 static void add_channel(struct ibx_writer *w, int bytes)
 {
     const int32_t words[5] = {8 * bytes, 0, 0, 0, 0};
     add(w, words, sizeof(words));
 }
 
-/* Rows from an array to memory with a pitch; what it returns. */
+/* Copies rows from an array to memory with a pitch. Returns what the call returns. */
 static int copy(const struct ibx_writer *w, void *array, size_t rows)
 {
     const struct ibx_driver_memcpy2d p = {.from_type = IN_ARRAY,
@@ -47,7 +48,7 @@ static int copy(const struct ibx_writer *w, void *array, size_t rows)
     return cuMemcpy2D_v2(&p);
 }
 
-/* Nothing but the rows. */
+/* Checks that only the rows were written. */
 static void expect_rows(size_t rows, bool written)
 {
     for (size_t i = 0; i < sizeof(memory); i++)
@@ -57,7 +58,8 @@ static void expect_rows(size_t rows, bool written)
             assert_int_equal(memory[i], 1);
 }
 
-/* Of four bytes each. The back end says that they have one, and later nothing else. */
+/* The elements have four bytes. The back end first says that they have one, and later nothing
+ * else. */
 static void arrays_of_this_process(void **state)
 {
     (void)state;
@@ -80,8 +82,8 @@ static void arrays_of_this_process(void **state)
     cudaFreeArray(array);
 }
 
-/* The back end says something else each time that it is asked. */
-static void arrays_of_nobody(void **state)
+/* The back end gives another answer each time. */
+static void arrays_of_other_processes(void **state)
 {
     (void)state;
     for (size_t rows = 1; rows <= ROWS; rows++) {
@@ -94,8 +96,8 @@ static void arrays_of_nobody(void **state)
     }
 }
 
-/* An honest one. Rows with gaps between them it may still not have. */
-static void an_array_that_is_as_it_is_said(void **state)
+/* The back end answers correctly. It may still not write into the gaps between rows. */
+static void array_with_correct_answers(void **state)
 {
     (void)state;
     struct ibx_writer w = ibx_writer_of(answers, sizeof(answers));
@@ -108,7 +110,7 @@ static void an_array_that_is_as_it_is_said(void **state)
 }
 
 /* More bits than a number has. */
-static void elements_without_end(void **state)
+static void elements_of_too_many_bits(void **state)
 {
     (void)state;
     const int32_t words[5] = {INT32_MAX, INT32_MAX, INT32_MAX, INT32_MAX, 0};
@@ -122,12 +124,12 @@ static void elements_without_end(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(arrays_of_this_process), cmocka_unit_test(arrays_of_nobody),
-        cmocka_unit_test(an_array_that_is_as_it_is_said), cmocka_unit_test(elements_without_end)};
+        cmocka_unit_test(arrays_of_this_process), cmocka_unit_test(arrays_of_other_processes),
+        cmocka_unit_test(array_with_correct_answers), cmocka_unit_test(elements_of_too_many_bits)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
 
-/* What other files have. */
+/* ------------------------------------------------------------ replaced functions of other files */
 
 int ibx_driver_begin(struct ibx_driver_call *call, bool in_context)
 {

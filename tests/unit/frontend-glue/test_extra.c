@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* CUDA's structures in requests of our own. */
+/* CUDA's structures in ibx's own requests. */
 #include "frontend-glue/session/own_requests.h"
 
 #include <setjmp.h>
@@ -37,7 +37,7 @@ static void planes(void **state)
     (void)state;
     struct ibx_cuda_memcpy3d p, got;
     uint8_t bytes[200];
-    /* Without what the ABI puts behind the last field. */
+    /* without the padding after the last field */
     const size_t fields = offsetof(struct ibx_cuda_memcpy3d, kind) + sizeof(p.kind);
     for (size_t i = 0; i < sizeof(p); i++)
         ((uint8_t *)&p)[i] = (uint8_t)i;
@@ -45,7 +45,7 @@ static void planes(void **state)
     struct ibx_writer w = ibx_writer_of(bytes, sizeof(bytes));
     ibx_layout_put(&w, IBX_LAYOUT_MEMCPY3D, &p);
     assert_int_equal(w.length, 19 * 8 + 4);
-    assert_memory_equal(bytes, &p, fields); /* little-endian here, and no gaps */
+    assert_memory_equal(bytes, &p, fields); /* this host is little-endian, and there are no gaps */
     struct ibx_reader r = ibx_reader_of(bytes, w.length);
     ibx_layout_get(&r, IBX_LAYOUT_MEMCPY3D, &got);
     assert_memory_equal(&got, &p, fields);
@@ -75,7 +75,7 @@ static void resources(void **state)
     }
     assert_ptr_equal(got.of.memory.at, pitch.of.memory.at);
     assert_int_equal(got.of.memory.sizes[2], 512);
-    for (int kind = -1; kind < 6; kind++) { /* of what is not known nothing is read */
+    for (int kind = -1; kind < 6; kind++) { /* nothing is read of unknown kinds */
         struct ibx_cuda_resource other = {.kind = kind};
         w = ibx_writer_of(bytes, sizeof(bytes));
         ibx_resource_put(&w, &other);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Golden frames of GVirtuS, and what differs from them in a byte or a length. */
+/* Golden frames of GVirtuS, and frames that differ from them in a byte or a length. */
 #include "frontend-glue/device_copies/copies.h"
 
 #include "common/wire.h"
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <cmocka.h>
 
-/* The windows of a body that lies in one piece. */
+/* Parses a body that is in one piece. */
 static bool parse(enum ibx_frame_call call, const uint8_t *bytes, size_t n, struct ibx_frame *frame)
 {
     size_t window = n < IBX_FRAME_WINDOW ? n : IBX_FRAME_WINDOW;
@@ -38,8 +38,7 @@ static const uint8_t from_device_2d[] = {U64(1, 0), 0,         SRC,       U64(3,
 static const uint8_t on_device_2d[] = {DST,       SRC,       U64(3, 0), U64(9, 0),
                                        U64(2, 0), U64(4, 0), KIND(3)};
 
-/* The variable at 0x4afe00 of the client, whose first byte there is 0; 3 bytes from its fourth on.
- */
+/* The client's variable at 0x4afe00, whose name starts with 0; 3 bytes from the fourth on. */
 static const uint8_t to_symbol[] = {U64(9, 0), U64(9, 0), '0', 'x', '4',       'a',       'f',
                                     'e',       '0',       '0', 0,   U64(1, 0), U64(1, 0), 0,
                                     U64(3, 0), 'o',       'n', 'e', U64(3, 0), U64(4, 0), KIND(1)};
@@ -104,7 +103,7 @@ static void test_golden(void **state)
     }
 }
 
-/* A frame of one call is not taken for another's; only its own length is right. */
+/* A frame of one call is not taken for another call's; only its exact length is accepted. */
 static void test_other_calls_and_lengths(void **state)
 {
     (void)state;
@@ -122,11 +121,12 @@ static void test_other_calls_and_lengths(void **state)
             if (n != golden[i].n)
                 assert_false(parse(golden[i].call, bytes, n, &frame));
         }
-        assert_int_equal(frame.call, IBX_FRAME_OTHER); /* set on success only */
+        assert_int_equal(frame.call, IBX_FRAME_OTHER); /* outputs are set only on success */
     }
 }
 
-/* Each byte is looked at: changed, the frame is refused, or another one, or has another payload. */
+/* Every byte matters: if it is changed, the frame is refused, is another one, or has another
+ * payload. */
 static void test_each_byte_counts(void **state)
 {
     (void)state;
@@ -147,8 +147,8 @@ static void test_each_byte_counts(void **state)
     }
 }
 
-/* Addresses that printf() does not write so, strings without an end or with two, and a payload
- * whose place is not in the window. */
+/* Addresses in a form that printf() does not write, strings without an end or with two, and
+ * payloads outside the window. */
 static void test_hostile_symbols(void **state)
 {
     (void)state;
@@ -203,18 +203,18 @@ static void put_2d(struct ibx_writer *w, uint64_t n, const uint64_t sizes[4])
 {
     ibx_put_u64(w, dst);
     ibx_put_u64(w, n);
-    w->length += n; /* whatever is there */
+    w->length += n; /* anything */
     for (int i = 0; i < 4; i++)
         ibx_put_u64(w, sizes[i]);
     ibx_put_u32(w, IBX_FRAME_H2D);
 }
 
-/* Products that wrap to the right length, rows longer than their pitch, and nothing at all. */
+/* Products that wrap to the right length, rows longer than their pitch, and copies of 0 bytes. */
 static void test_hostile_sizes(void **state)
 {
     (void)state;
     static const uint64_t bad[][4] = {
-        {64, (1ull << 61) + 8, 8, 8}, /* 8 rows: 2^64 + 64 bytes */
+        {64, (1ull << 61) + 8, 8, 8}, /* 8 rows are 2^64 + 64 bytes */
         {1ull << 61, 8, 8, 8},
         {7, 8, 8, 8},
         {8, 8, 9, 8},
@@ -268,10 +268,11 @@ static void test_names(void **state)
         "cudaMemcpyasync"};
     for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
         assert_int_equal(ibx_frame_name((const uint8_t *)others[i], strlen(others[i]) + 1, &n), 0);
-    assert_int_equal(ibx_frame_name((const uint8_t *)"cudaMemcpy", 10, &n), 0); /* no NUL yet */
+    /* the NUL has not arrived yet */
+    assert_int_equal(ibx_frame_name((const uint8_t *)"cudaMemcpy", 10, &n), 0);
 }
 
-/* --------------------------------------------------------------- requests passing by */
+/* -------------------------------------------------------- requests of which only parts are seen */
 
 static size_t put_request(uint8_t *at, const char *name, const void *body, uint64_t length)
 {
@@ -283,8 +284,8 @@ static size_t put_request(uint8_t *at, const char *name, const void *body, uint6
     return w.length;
 }
 
-/* However GVirtuS reads: where a request begins is known after each byte. */
-static void test_requests_pass_by(void **state)
+/* However GVirtuS reads, the start of each request is known after each byte. */
+static void test_starts_of_requests_are_known(void **state)
 {
     (void)state;
     static const char *const names[] = {"cudaGetDevice",
@@ -321,8 +322,8 @@ static void test_requests_pass_by(void **state)
     }
 }
 
-/* A context is named by the first 8 bytes, as GVirtuS's handlers take them, or it is a device's. */
-static void test_contexts_that_go(void **state)
+/* A context is named by the first 8 bytes, as GVirtuS's handlers read them, or it is a device's. */
+static void test_contexts_that_end(void **state)
 {
     (void)state;
     static const struct {
@@ -350,7 +351,8 @@ static void test_contexts_that_go(void **state)
 
 /* ----------------------------------------------------------------------- replies */
 
-/* The shape after one reply of these writes; `second` is the value of the second one. */
+/* Returns the shape after one reply that is written with these sizes; `second` is the value of
+ * the second write. */
 static enum ibx_reply_shape shape_after(struct ibx_reply_watch *watch, const size_t *sizes,
                                         uint64_t second, uint64_t third)
 {
@@ -362,7 +364,7 @@ static enum ibx_reply_shape shape_after(struct ibx_reply_watch *watch, const siz
     }
     ibx_reply_note_write(watch, bytes, 0);
     ibx_reply_note_sync(watch);
-    ibx_reply_note_sync(watch); /* nothing in between */
+    ibx_reply_note_sync(watch); /* no call in between */
     return watch->shape;
 }
 
@@ -399,7 +401,7 @@ static void test_reply_shapes(void **state)
     assert_int_equal(shape_after(&watch, three, 0, 0), IBX_REPLY_TIMED);
     assert_int_equal(shape_after(&watch, timed_12, time_bits, 12), IBX_REPLY_TIMED);
     assert_int_equal(shape_after(&watch, out_12, 12, 0),
-                     IBX_REPLY_ODD); /* it changes: never sure */
+                     IBX_REPLY_ODD); /* it changes, so it is never certain */
     assert_int_equal(shape_after(&watch, three, 0, 0), IBX_REPLY_ODD);
 }
 
@@ -419,11 +421,16 @@ static void test_reply_heads(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_golden),           cmocka_unit_test(test_other_calls_and_lengths),
-        cmocka_unit_test(test_each_byte_counts), cmocka_unit_test(test_hostile_sizes),
-        cmocka_unit_test(test_long_body),        cmocka_unit_test(test_names),
-        cmocka_unit_test(test_requests_pass_by), cmocka_unit_test(test_contexts_that_go),
-        cmocka_unit_test(test_reply_shapes),     cmocka_unit_test(test_reply_heads),
+        cmocka_unit_test(test_golden),
+        cmocka_unit_test(test_other_calls_and_lengths),
+        cmocka_unit_test(test_each_byte_counts),
+        cmocka_unit_test(test_hostile_sizes),
+        cmocka_unit_test(test_long_body),
+        cmocka_unit_test(test_names),
+        cmocka_unit_test(test_starts_of_requests_are_known),
+        cmocka_unit_test(test_contexts_that_end),
+        cmocka_unit_test(test_reply_shapes),
+        cmocka_unit_test(test_reply_heads),
         cmocka_unit_test(test_hostile_symbols),
     };
     return cmocka_run_group_tests_name("frames", tests, NULL, NULL);

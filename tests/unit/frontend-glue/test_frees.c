@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Memory that is given back beside a launch of a graph: this file is all that is around it. */
+/* Memory that is freed while a graph is launched. This file replaces everything around frees.c. */
 #include "frontend-glue/device_copies/copies.h"
 #include "tests/fixtures/unit.h"
 
@@ -9,12 +9,14 @@
 #include <stdatomic.h>
 
 static struct gpu_session x;
-static sem_t begun, go, stopped; /* the launch is in CUDA; it may go on; who gives back waits */
+/* the launch is in CUDA; it may continue; the freeing thread waits */
+static sem_t begun, go, stopped;
 static atomic_bool launched;
-static bool saw_launch; /* the last wait for the device */
+static bool saw_launch; /* at the last wait for the device */
 static __thread bool gives_back;
-static struct timespec now; /* the clock stands but for launches that are held */
-static unsigned follow_ms;  /* a graph runs so long: is one launched meanwhile, so is the next */
+static struct timespec now; /* the clock stands still except while launches are held */
+/* how long a graph runs; if another one is launched meanwhile, that one runs as long */
+static unsigned follow_ms;
 static unsigned rounds;
 
 static _Atomic int counted; /* launches of functions that only an executable graph calls */
@@ -114,7 +116,7 @@ static int launch_at_once(void *graph, void *stream)
     return 0;
 }
 
-/* Another client launches its next graph as soon as it may. */
+/* Another client launches its next graph as soon as it is allowed to. */
 static void follow(void)
 {
     const struct timespec before = now;
@@ -123,7 +125,7 @@ static void follow(void)
         (int64_t)(now.tv_sec - before.tv_sec) * 1000 + (now.tv_nsec - before.tv_nsec) / 1000000;
     rounds++;
     if (held >= follow_ms)
-        follow_ms = 0; /* the one before has ended first */
+        follow_ms = 0; /* the previous graph has ended first */
 }
 
 static int wait_for_device(void)
@@ -175,7 +177,8 @@ static void *give_back(void *argument)
     return argument;
 }
 
-/* The device is waited for when the graph is in its stream: before that no wait sees it. */
+/* The device is waited for only once the graph is in its stream: an earlier wait would not
+ * include it. */
 static void test_launch_under_way(NO_STATE)
 {
     pthread_t launches, frees;
@@ -192,9 +195,9 @@ static void test_launch_under_way(NO_STATE)
     assert_true(saw_launch);
 }
 
-/* Graphs that are launched one behind the other by others: the longer memory is to be given back,
- * the longer the next one is held. Behind that launches are held as before. */
-static void test_launches_that_follow(NO_STATE)
+/* Other clients launch graphs one after the other. The longer a free waits, the longer the next
+ * launch is held. Afterwards launches are held as before. */
+static void test_free_waits_while_launches_follow(NO_STATE)
 {
     for (unsigned again = 0; again < 2; again++) {
         follow_ms = 1000;
@@ -203,7 +206,7 @@ static void test_launches_that_follow(NO_STATE)
         assert_int_equal(follow_ms, 0);
         assert_in_range(rounds, 3, 5);
     }
-    follow_ms = 100000; /* it may wait for ever, and launches go on */
+    follow_ms = 100000; /* the free might wait for ever, while launches continue */
     rounds = 0;
     const int64_t before = now.tv_sec;
     give_back(NULL);
@@ -216,11 +219,11 @@ static int counted_inside;
 static int launch_counted(void *graph, void *stream)
 {
     (void)graph;
-    counted_inside = counted; /* CUDA may call its functions before it returns */
+    counted_inside = counted; /* CUDA may call its functions before the launch returns */
     return stream != NULL;
 }
 
-/* A launch counts from before CUDA makes it, and not if CUDA refuses it. */
+/* A launch counts before CUDA makes it, and does not count if CUDA refuses it. */
 static void test_launches_of_functions(void **state)
 {
     (void)state;
@@ -236,6 +239,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_launches_of_functions),
                                        cmocka_unit_test(test_launch_under_way),
-                                       cmocka_unit_test(test_launches_that_follow)};
+                                       cmocka_unit_test(test_free_waits_while_launches_follow)};
     return cmocka_run_group_tests_name("frees", tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Copies in graphs whose bytes the preload has taken: a back end that names such a copy's function
- * when the bytes were given back gets none of what is in that memory now. */
+/* Copies in graphs whose bytes the preload has taken. If a back end names the function of such a
+ * copy after the bytes were freed, it gets none of what is in that memory now. */
 #include "frontend-glue/preload/graphs/graphs.h"
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
@@ -18,9 +18,9 @@
 
 #define BYTES 64u
 
-/* ------------------------------------------------------------------------ other files' */
+/* ------------------------------------------------------------ replaced functions of other files */
 
-static struct host_node named; /* the function that was asked for last */
+static struct host_node named; /* the function that was requested last */
 static unsigned copies;
 static uint8_t seen;
 
@@ -65,7 +65,7 @@ bool ibx_frontend_slot_node(void **node, void *graph, const struct ibx_cuda_memc
 void *ibx_frontend_next(_Atomic(void *) *known, const char *symbol)
 {
     (void)known, (void)symbol;
-    return (void *)&copies; /* is there, and not called */
+    return (void *)&copies; /* exists, and is not called */
 }
 
 int cudaGraphCreate(void **graph, unsigned flags)
@@ -166,7 +166,7 @@ static struct ibx_cuda_memcpy3d copy_to_device(void *from, uint64_t device)
                                       .kind = CUDA_MEMCPY_TO_DEVICE};
 }
 
-/* Whether the function that was named copies, with that byte first. */
+/* Whether the named function copies data that starts with this byte. */
 static bool copies_byte(uint8_t byte)
 {
     const unsigned before = copies;
@@ -174,7 +174,7 @@ static bool copies_byte(uint8_t byte)
     return copies != before && seen == byte;
 }
 
-static void bytes_that_were_given_back(void **state)
+static void freed_bytes_are_not_copied(void **state)
 {
     (void)state;
     const struct ibx_cuda_memcpy3d copy = copy_to_device(memory, 0x1000);
@@ -195,8 +195,8 @@ static void bytes_that_were_given_back(void **state)
     assert_int_equal(ibx_frontend_graph_failure(), CUDA_UNKNOWN);
 }
 
-/* The memory that the program has named is still copied, though one graph that named it has
- * gone. */
+/* Memory that the program has named is still copied after one of the graphs that named it was
+ * destroyed. */
 static void memory_of_the_program(void **state)
 {
     (void)state;
@@ -218,8 +218,8 @@ void *__wrap_tsearch(const void *key, void **root, int (*compare)(const void *, 
 
 static atomic_bool stays, changes, went_on;
 
-/* In the middle of a change the tree is not usable. The thread stays there until another one has
- * forked, or waits for it. */
+/* While the tree changes it is not usable. The thread stops here until another thread has forked
+ * or waits for it. */
 void *__wrap_tsearch(const void *key, void **root, int (*compare)(const void *, const void *))
 {
     void *const before = *root;
@@ -242,8 +242,8 @@ static void *copy_another(void *unused)
     return unused;
 }
 
-/* A process that forks while another thread of it makes a copy. */
-static void a_child_has_them(void **state)
+/* The process forks while another thread makes a copy. */
+static void a_child_has_the_copies(void **state)
 {
     const struct ibx_cuda_memcpy3d copy = copy_to_device(memory, 0x5000);
     pthread_t thread;
@@ -270,9 +270,9 @@ static void a_child_has_them(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bytes_that_were_given_back),
+        cmocka_unit_test(freed_bytes_are_not_copied),
         cmocka_unit_test(memory_of_the_program),
-        cmocka_unit_test(a_child_has_them),
+        cmocka_unit_test(a_child_has_the_copies),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

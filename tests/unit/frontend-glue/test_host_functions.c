@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * How the preload's thread for functions of the host waits for the next one: with many processors
- * it polls for a while, and then sleeps. The clock is the test's, and so is the back end: a thread
- * that asks is given the function that is enqueued. Each case is a process of its own, since the
- * thread is begun once.
- */
+/* How the preload's thread for host functions waits for the next one. With many processors it
+ * polls for a while and then sleeps. The clock and the back end are simulated: a thread that
+ * asks gets the function that is enqueued. Each case is a process of its own, because the thread
+ * is started only once. */
 #include "frontend-glue/preload/graphs/graphs.h"
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
@@ -23,12 +21,12 @@
 #define POLL_NS  100000u
 #define FAILED_S (30 * patience_times())
 
-/* ------------------------------------------------------------ what is the test's own */
+/* --------------------------------------------------------------------------- replaced functions */
 
 static _Atomic uint64_t now_ns = 1000000000;
 static bool spins;
 static pthread_t application;
-static _Atomic unsigned looks; /* at the clock by the thread */
+static _Atomic unsigned looks; /* how often the thread has looked at the clock */
 static _Atomic unsigned sleeps;
 
 int __wrap_clock_gettime(clockid_t clock, struct timespec *at);
@@ -58,9 +56,9 @@ bool __wrap_ibx_thread_may_spin(void)
 static struct {
     pthread_mutex_t lock;
     pthread_cond_t more;
-    uint64_t number; /* of the function that nobody has called yet; 0: none */
-    uint64_t before; /* of one that is named before it, and that nobody has enqueued; 0: none */
-    uint64_t over;   /* the first that was said to be over since this was 0 */
+    uint64_t number; /* of the function that has not been called yet; 0: none */
+    uint64_t before; /* of a function that was never enqueued and is named before it; 0: none */
+    uint64_t over;   /* the first function that was reported as over since this was 0 */
 } back_end = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0, 0};
 
 void ibx_frontend_request_begin(struct own_request *e, enum ibx_own_request number,
@@ -74,11 +72,11 @@ void ibx_frontend_request_begin(struct own_request *e, enum ibx_own_request numb
 int ibx_frontend_request_ask(const struct own_request *e, uint64_t *answer)
 {
     (void)e;
-    *answer = 7; /* the queue */
+    *answer = 7; /* the number of the queue */
     return 0;
 }
 
-/* Of HOST_ADD: a stream, the queue, and the number. */
+/* HOST_ADD: a stream, the queue, and the number. */
 int ibx_frontend_request_make(const struct own_request *e, void *out, size_t n)
 {
     struct ibx_reader r = ibx_reader_of(e->bytes, e->body.length);
@@ -93,7 +91,7 @@ int ibx_frontend_request_make(const struct own_request *e, void *out, size_t n)
     return 0;
 }
 
-/* Of HOST_ASK: what was called, and whether to wait for the next one. */
+/* HOST_ASK: what was called, and whether to wait for the next function. */
 bool ibx_frontend_request_try(const struct own_request *e, void *out, size_t n, int *code)
 {
     struct ibx_reader r = ibx_reader_of(e->bytes, e->body.length);
@@ -169,11 +167,11 @@ static void count(void *argument)
 
 static void await(const _Atomic unsigned *figure, unsigned least)
 {
-    while (*figure < least) /* an alarm ends what never comes */
+    while (*figure < least) /* an alarm ends a wait in vain */
         sched_yield();
 }
 
-/* It was called, and the stream goes on: the thread waits for the next one. */
+/* The function was called and the stream continues. The thread waits for the next one. */
 static int call_one(_Atomic unsigned *called)
 {
     const unsigned before = *called;
@@ -185,7 +183,8 @@ static int call_one(_Atomic unsigned *called)
     return 0;
 }
 
-/* While the time lasts it does not sleep, and sees the next one; then it sleeps, and is woken. */
+/* For a time the thread does not sleep, and sees the next function; then it sleeps, and is
+ * woken. */
 static int polls(void)
 {
     static _Atomic unsigned called;
@@ -210,7 +209,7 @@ static int polls(void)
     return 0;
 }
 
-/* It sleeps at once, and looks at no clock. */
+/* The thread sleeps at once, and does not look at the clock. */
 static int sleeps_at_once(void)
 {
     static _Atomic unsigned called;
@@ -230,9 +229,9 @@ static uint64_t first_over(void)
     return over;
 }
 
-/* A number that was not enqueued: that of a function of graphs that were not launched, or an
- * unknown one. It is not called, and reported as over. Otherwise its stream would stand still, and
- * all clients' functions behind it. */
+/* A number that was not enqueued: of a function in a graph that was not launched, or an unknown
+ * number. The function is not called, and is reported as over. Otherwise its stream would stop,
+ * and with it all clients' later functions. */
 static int not_outstanding(void)
 {
     static _Atomic unsigned called, repeated;
@@ -247,7 +246,7 @@ static int not_outstanding(void)
         const unsigned before = called;
         if (cudaLaunchHostFunc(NULL, count, (void *)&called))
             return 1;
-        await(&called, before + 1); /* it has said that the one before it was over */
+        await(&called, before + 1); /* it has reported that the previous one was over */
         if (repeated || first_over() != befores[i])
             return 2;
         while (ibx_frontend_host_functions())
@@ -256,7 +255,7 @@ static int not_outstanding(void)
     return 0;
 }
 
-/* A graph that gets to another function than it was launched with. */
+/* A graph calls another function than the one that it had when it was launched. */
 static int launch_changed(void *exec, void *stream)
 {
     (void)stream;
@@ -267,7 +266,7 @@ static int launch_changed(void *exec, void *stream)
     return 0;
 }
 
-/* It is called, once for each launch, and nothing stays outstanding. */
+/* The function is called once for each launch, and nothing stays outstanding. */
 static int changed(void)
 {
     static _Atomic unsigned called, first, second;
@@ -284,7 +283,7 @@ static int changed(void)
         while (ibx_frontend_host_functions())
             sched_yield();
     }
-    if (call_one(&called)) /* whatever was named before it is over */
+    if (call_one(&called)) /* whatever was named before is over */
         return 1;
     return first || second != 3 ? 3 : 0;
 }

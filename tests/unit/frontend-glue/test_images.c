@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Images of kernels, and bytes that are no image: nothing is read beyond their ends. */
+/* Images of kernels, and bytes that are not images: nothing behind their ends is read. */
 #include "frontend-glue/preload/kernels/images.h"
 
 #include <elf.h>
@@ -12,7 +12,7 @@
 #include <zstd.h>
 #include <cmocka.h>
 
-#define CHANGED 20000u /* images */
+#define CHANGED 20000u /* number of changed images */
 
 static const char ptx[] = ".version 8.4\n.target sm_90a\n.address_size 64\n"
                           ".visible .entry\tfirst(.param .u64 p)\n{\nret;\n}\n"
@@ -78,7 +78,7 @@ static void note(const char *name, size_t length, size_t n, bool constant, void 
                  constant ? "c" : "");
 }
 
-/* What is in it, with a head before it. To be freed. */
+/* Makes a fat binary that contains this image. The caller frees it. */
 static uint8_t *fat_of(const void *image, size_t *n)
 {
     const void *code = image;
@@ -93,7 +93,7 @@ static uint8_t *fat_of(const void *image, size_t *n)
     return fat;
 }
 
-static void test_what_is_in_one(void **state)
+static void test_contents_of_an_image(void **state)
 {
     (void)state;
     const struct cubin c = cubin();
@@ -118,7 +118,7 @@ static void test_what_is_in_one(void **state)
     assert_string_equal(found, "first:0 second$1:0 ");
     assert_int_equal(fat[16 + 28], 90);
     assert_true(fat[16 + 24] == 4 && fat[16 + 26] == 8);
-    /* Where its options are, as `fatbinary` writes it: the driver looks there. */
+    /* The offset of its options, as `fatbinary` writes it; the driver looks there. */
     const uint8_t options_at[4] = {64}, options[16] = {72};
     assert_memory_equal(fat + 16 + 20, options_at, sizeof(options_at));
     assert_memory_equal(fat + 16 + 64, options, sizeof(options));
@@ -129,7 +129,7 @@ static void test_what_is_in_one(void **state)
     assert_true(ibx_image_look(more, n, note, variables, &compressed));
     assert_string_equal(variables, "one:4 four:96 con:8c last:8c k:0 ");
     free(more);
-    fat[16 + 56] = 1; /* bytes when it is not compressed */
+    fat[16 + 56] = 1; /* the uncompressed length */
     assert_true(!ibx_image_look(fat, n, note, found, &compressed) && compressed);
     free(fat);
 }
@@ -151,9 +151,9 @@ static void expect_parameters(const void *image, size_t n, const char *kernel, s
     free(fat);
 }
 
-/* As nvcc 13 writes them of
- *   (int *p, struct { char b[3]; } t, struct { char b[5000]; } s, short q, struct { double d; short
- *    s; } u, float4 f), without s for the short one. */
+/* As nvcc 13 lays out the parameters of
+ *   (int *p, struct { char b[3]; } t, struct { char b[5000]; } s, short q, struct { double d;
+ *   short s; } u, float4 f), without s in the short one. */
 static const uint32_t big_layout[][2] = {{0, 8},    {8, 3},     {11, 5000},
                                          {5012, 2}, {5016, 16}, {5040, 16}};
 static const char ptx_parameters[] =
@@ -199,20 +199,21 @@ static void test_parameters(void **state)
                                       .sh_size = sizeof(big_info)};
     expect_parameters(&with, sizeof(with), "big", 6, big_layout);
     expect_parameters(&with, sizeof(with), "none", 0, NULL);
-    with.info[2] = 0xff; /* an entry that goes beyond the section */
+    with.info[2] = 0xff; /* an entry that extends beyond the section */
     n = sizeof(with);
     fat = fat_of(&with, &n);
     assert_null(ibx_image_parameters(fat, n, "big", &count));
     free(fat);
 }
 
-/* Arguments whose alignment is more than that of the area in which the driver puts them. */
+/* Parameters with a larger alignment than the area in which the driver puts them. */
 static const char ptx_aligned[] =
     ".version 9.0\n.target sm_90\n.visible .entry big(.param .u32 big_param_0)\n{\n}\n"
     ".visible .entry maps(.param .u64 maps_param_0,\n\t.param .align 128 .b8 maps_param_1[128],"
     "\n\t.param .u32 maps_param_2)\n{\n}\n.visible .entry few(.param .align 16 .b8 p[16])\n{\n}\n";
 
-/* An image of `kind` with that head and its first `n` bytes, which become `uncompressed`. */
+/* Writes an image of `kind` with this head and the first `n` bytes, which expand to
+ * `uncompressed`. */
 static size_t put_image(uint8_t *to, uint16_t kind, uint64_t flags, const void *bytes, size_t n,
                         size_t uncompressed)
 {
@@ -246,7 +247,7 @@ static void test_places(void **state)
                                       .sh_offset = sizeof(struct cubin),
                                       .sh_size = sizeof(big_info)};
     with.c.sections[2].sh_name = 0;
-    /* nvcc writes the PTX of some architectures before the cubin, which says more. */
+    /* nvcc writes the PTX of some architectures before the cubin, which has more information. */
     at += put_image(fat + at, 1, 0, ptx_aligned, sizeof(ptx_aligned), 0);
     at += put_image(fat + at, 2, 0, &with, sizeof(with), 0);
     struct ibx_image_parameter *found = ibx_image_parameters(fat, at, "big", &count);
@@ -265,7 +266,8 @@ static void test_places(void **state)
     free(found);
 }
 
-/* Of a cubin as it is, and the text twice: by Zstandard, and by LZ4. */
+/* Makes a fat binary of an uncompressed cubin and of the text twice: compressed by Zstandard,
+ * and by LZ4. */
 static size_t compressed_fat(uint8_t *fat)
 {
     const struct cubin c = cubin();
@@ -310,7 +312,7 @@ static void test_compressed(void **state)
     assert_true(wrapped->magic == wrapper.magic && wrapped->data != fat);
     assert_false(ibx_image_lacks_cubin(wrapped));
     ibx_image_free_wrapped(wrapped);
-    /* A wrong length, another way of compression, and bytes that are not compressed. */
+    /* A wrong length, another kind of compression, and bytes that are not compressed. */
     const size_t at = 16 + sizeof(struct ibx_image_entry) + ((sizeof(struct cubin) + 7) & ~7ul);
     fat[at + 56]++;
     assert_null(ibx_image_expand(fat, n, &any, &all));
@@ -322,7 +324,7 @@ static void test_compressed(void **state)
     assert_null(ibx_image_expand(fat, n, &any, &all));
 }
 
-/* An image of each of these architectures: cubins, and PTX behind them, all compressed. */
+/* Makes an image for each of these architectures: cubins, then PTX, all compressed. */
 static size_t fat_for(uint8_t *fat, const unsigned *architectures, unsigned count)
 {
     const struct cubin c = cubin();
@@ -345,7 +347,8 @@ static size_t fat_for(uint8_t *fat, const unsigned *architectures, unsigned coun
     return at;
 }
 
-/* The images, as "cubin's architecture " or "pARCHITECTURE ", of a fat binary for these devices. */
+/* Checks the images, as "cubin's architecture " or "pARCHITECTURE ", of a fat binary for these
+ * devices. */
 static void expect_for(const uint8_t *fat, size_t n, struct ibx_image_targets targets,
                        const char *expected)
 {
@@ -375,8 +378,8 @@ static void test_chosen(void **state)
     expect_for(fat, n, (struct ibx_image_targets){1, {90}}, "90 90 ");
     expect_for(fat, n, (struct ibx_image_targets){1, {80}}, "80 ");
     expect_for(fat, n, (struct ibx_image_targets){3, {90, 75, 90}}, "75 90 90 ");
-    expect_for(fat, n, (struct ibx_image_targets){1, {89}}, "86 "); /* Ada loads Ampere's */
-    /* Nothing says that these devices load any of the cubins: they may be for others alone. */
+    expect_for(fat, n, (struct ibx_image_targets){1, {89}}, "86 "); /* Ada loads images of Ampere */
+    /* It is unknown whether these devices load any of the cubins, which may be for others only. */
     for (const unsigned *of = (const unsigned[]){70, 72, 87, 103, 120, 0}; *of; of++) {
         expect_for(fat, n, (struct ibx_image_targets){1, {*of}}, all);
         expect_for(fat, n, (struct ibx_image_targets){2, {90, *of}}, all);
@@ -386,7 +389,7 @@ static void test_chosen(void **state)
     expect_for(fat, few, (struct ibx_image_targets){1, {90}}, "75 80 p75 p80 ");
 }
 
-static void test_what_is_none(void **state)
+static void test_bytes_that_are_not_images(void **state)
 {
     (void)state;
     size_t n;
@@ -399,7 +402,7 @@ static void test_what_is_none(void **state)
     assert_int_equal(ibx_image_measure(&code, sizeof(ptx) - 1, &n), IBX_IMAGE_NONE);
 }
 
-/* Some bytes of it are others, and its end may be missing. */
+/* Some of its bytes are changed, and its end may be missing. */
 static void change(const uint8_t *image, size_t all)
 {
     char found[256] = "";
@@ -423,7 +426,7 @@ static void change(const uint8_t *image, size_t all)
     free(changed);
 }
 
-static void test_any(void **state)
+static void test_changed_images(void **state)
 {
     (void)state;
     const struct cubin c = cubin();
@@ -447,13 +450,13 @@ static void test_any(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_what_is_in_one),
+        cmocka_unit_test(test_contents_of_an_image),
         cmocka_unit_test(test_parameters),
         cmocka_unit_test(test_places),
         cmocka_unit_test(test_compressed),
         cmocka_unit_test(test_chosen),
-        cmocka_unit_test(test_what_is_none),
-        cmocka_unit_test(test_any),
+        cmocka_unit_test(test_bytes_that_are_not_images),
+        cmocka_unit_test(test_changed_images),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

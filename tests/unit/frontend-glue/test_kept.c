@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A message that has left and cannot be kept: it must not leave twice. Memory that was needed for
- * long messages does not stay once these are not kept any more. */
+/* If a message was sent and cannot be kept, it must not be sent twice. Memory for long kept
+ * messages is freed once they are not kept any more. */
 #include "tests/fixtures/session_pair.h"
 
 #include <errno.h>
@@ -27,7 +27,7 @@ int __wrap_ibx_kept_add(struct kept *kept, const struct iovec *iov, int iovcnt, 
     return no_memory ? -ENOMEM : __real_ibx_kept_add(kept, iov, iovcnt, sent);
 }
 
-/* "Nothing was sent" would have the caller send it again. */
+/* After "nothing was sent", the caller would send the message again. */
 static void test_no_memory_ends_the_session(void **state)
 {
     static const uint8_t request[] = "cudaLaunchKernel";
@@ -103,8 +103,8 @@ static void add_answered(struct kept *kept, uint8_t *bytes, size_t length, unsig
     }
 }
 
-/* An end whose messages are all answered, as a client's: the short ones that follow have the same
- * place each. */
+/* An end whose messages are all answered, such as a client's: each of the following short ones
+ * uses the same place. */
 static void test_memory_of_answered_messages(void **state)
 {
     struct kept all[SESSIONS];
@@ -112,7 +112,7 @@ static void test_memory_of_answered_messages(void **state)
     (void)state;
     const size_t before = resident();
     for (unsigned i = 0; i < SESSIONS; i++) {
-        for (unsigned k = 0; k < 5; k++) { /* it keeps what it is about to need again */
+        for (unsigned k = 0; k < 5; k++) { /* it keeps memory that it will soon need again */
             add(&all[i], bytes, LONGEST, 2 * SLOTS);
             ibx_kept_forget(&all[i]);
             add_answered(&all[i], bytes, 100, 500);
@@ -132,7 +132,7 @@ static long faults(void)
     return usage.ru_minflt;
 }
 
-/* Memory of shorter ones, of which there is enough, is not in the way. */
+/* Memory of shorter messages, of which there is enough, does not matter. */
 static void test_long_messages_take_turns(void **state)
 {
     struct kept kept;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Parts of long copies that are answered when the GPU has the next part. */
+/* Parts of long copies that are answered only when the GPU has the next part. */
 #include "frontend-glue/client_copies/client_frame.h"
 #include "tests/fixtures/copies_scene.h"
 #include "tests/fixtures/patience.h"
@@ -17,19 +17,19 @@
 
 #define PART    ((size_t)2 << 20)
 #define PARTS   3u                /* IN_FLIGHT of client_stage.c */
-#define LONG    ((size_t)9 << 20) /* five parts, by a client that has threads */
-#define SLOW_US 20000u            /* a copy, where something has to happen before it has ended */
-#define INVALID 700               /* an illegal address */
-#define GONE    709               /* its context was destroyed */
+#define LONG    ((size_t)9 << 20) /* five parts, from a client that has threads */
+#define SLOW_US 20000u /* a copy takes this long if something must happen before it has ended */
+#define INVALID 700    /* an illegal address */
+#define GONE    709    /* its context was destroyed */
 #define WAIT_MS patience_ms(60000)
 
-/* ------------------------------------------------------------------- what is watched */
+/* ------------------------------------------------------------------------------ what is watched */
 
 enum cut { CUT_DELAYED, CUT_ANSWERING, CUT_ANSWERED, CUTS };
 
-static atomic_uint delays; /* of answers */
-static atomic_ulong given; /* copies that the GPU had been given before the last of them */
-static atomic_bool waits;  /* the server, behind a delay, before it looks for what comes next */
+static atomic_uint delays; /* delayed answers */
+static atomic_ulong given; /* copies that the GPU had been given before the last delayed answer */
+static atomic_bool waits;  /* after a delay the server waits before it looks for what comes next */
 static atomic_uint
     cut_at; /* the delay or answer at which the server's connection breaks; 0: none */
 static atomic_uint cut_when;
@@ -72,11 +72,11 @@ int __wrap_ibx_session_sync_delayed(struct ibx_session *s)
 
 /* ------------------------------------------------------------------------- the scene */
 
-static uint8_t *memory; /* both ends map it: PARTS parts */
+static uint8_t *memory; /* PARTS parts that both ends map */
 static struct ibx_mr *mr;
 static uint64_t far; /* LONG bytes of the device */
 static atomic_bool go;
-static atomic_int last_error; /* the runtime's, of the back end's thread */
+static atomic_int last_error; /* the runtime's last error in the back end's thread */
 
 static void ask_runtime(void)
 {
@@ -86,7 +86,7 @@ static void ask_runtime(void)
     last_error = get ? get() : -1;
 }
 
-/* The back end is busy until all that the test sends is there. */
+/* The back end is busy until everything that the test sends has arrived. */
 static void handle(const char *name)
 {
     while (!strcmp(name, "busy") && !go)
@@ -105,7 +105,7 @@ static int begin(void **state)
     assert_int_equal(app->mem_alloc(&far, LONG), 0);
     memory = ibx_shared_allocate(PARTS * PART, &err);
     assert_non_null(memory);
-    memset(memory, 0, PARTS * PART); /* it is pinned when all of it is there */
+    memset(memory, 0, PARTS * PART); /* so that all of it is there before it is pinned */
     const struct ibx_span span = ibx_span_host(memory, PARTS * PART);
     assert_int_equal(ibx_mr_register(pair.client->conn, &span, both, &mr, &err), 0);
     delays = cut_at = 0;
@@ -113,7 +113,7 @@ static int begin(void **state)
     return rc;
 }
 
-/* A back end that copies a page and less without a chunk. */
+/* The back end copies up to a page without a chunk. */
 static int begin_inline(void **state)
 {
     struct ibx_choice choice = ibx_choice_default;
@@ -152,7 +152,7 @@ static struct ibx_frontend_copy part(unsigned i)
         .device = far + i * PART, .host = memory + i * PART, .n = PART};
 }
 
-/* As client_stage.c does it. */
+/* Sends a part as client_stage.c does. */
 static void send_part(unsigned i)
 {
     const struct ibx_frontend_copy copy = part(i);
@@ -173,7 +173,7 @@ static int take_part(unsigned i)
     return code;
 }
 
-/* On the device; the client has other bytes. */
+/* Fills the part on the device; the client's memory has other bytes. */
 static void fill(unsigned i, uint64_t seed)
 {
     memset(memory + i * PART, 0, PART);
@@ -186,7 +186,7 @@ static void expect_part(unsigned i, uint64_t seed)
     assert_int_equal(pattern_check(memory + i * PART, PART, seed), PART);
 }
 
-/* The server finds all of them at once. */
+/* The server finds all parts at once. */
 static void send_parts(unsigned count)
 {
     const struct frame nothing = {0};
@@ -210,7 +210,7 @@ static void await_begun(unsigned long count)
     assert_int_equal(begun(), count);
 }
 
-/* Both parts are the GPU's, which does nothing yet. */
+/* The GPU has both parts, and does not start yet. */
 static void begin_two(void)
 {
     const unsigned long before = begun();
@@ -222,8 +222,9 @@ static void begin_two(void)
 
 /* ------------------------------------------------------------------------- the tests */
 
-/* Each is answered when all of its bytes are there, and the GPU has the next one before. */
-static void test_next_begins_first(void **state)
+/* Each part is answered when all of its bytes are there, and the GPU has the next one before
+ * that. */
+static void test_next_part_starts_before_the_answer(void **state)
 {
     (void)state;
     fill(0, 1);
@@ -236,8 +237,8 @@ static void test_next_begins_first(void **state)
     assert_int_equal(delays, 2);
 }
 
-/* The same if the next one comes while the first is the GPU's. */
-static void test_next_comes_later(void **state)
+/* The same if the next part arrives while the GPU copies the first. */
+static void test_next_part_arrives_during_the_copy(void **state)
 {
     (void)state;
     const uint64_t until = ibx_deadline_in_ms(WAIT_MS);
@@ -257,11 +258,11 @@ static void test_next_comes_later(void **state)
     expect_part(1, 2);
 }
 
-/* Whatever comes behind it, its own reply is the first. */
+/* Whatever follows, the reply of the part comes first. */
 static void test_order(void **state)
 {
     (void)state;
-    static const size_t sizes[] = {4, 4096, 100000}; /* of copies that are not late */
+    static const size_t sizes[] = {4, 4096, 100000}; /* of copies that are not answered late */
     const struct frame nothing = {0};
     uint8_t *got = scene_memory(200000), *bytes = pattern(200000, 5);
     assert_true(app->poke(device, bytes, 200000));
@@ -275,7 +276,7 @@ static void test_order(void **state)
         send_frame("cudaMemcpy", &f);
         let_go();
         expect_part(0, i);
-        assert_true(!out || given == before + 1); /* no chunk was its, meanwhile */
+        assert_true(!out || given == before + 1); /* it used no chunk meanwhile */
         memset(got, 0, n + 8);
         assert_int_equal(receive_reply(got, out ? out + 8 : 0), 0);
         assert_int_equal(pattern_check(got + 8, out, 5), out);
@@ -289,7 +290,7 @@ static void test_order(void **state)
     assert_int_equal(receive_reply(NULL, 0), HANDLED);
 }
 
-/* While anybody captures a copy ends before the next one begins. */
+/* While a client captures, a copy ends before the next one begins. */
 static void test_captures(void **state)
 {
     (void)state;
@@ -310,7 +311,7 @@ static void test_captures(void **state)
 
 /* ------------------------------------------------------------------------- failures */
 
-/* A copy that breaks the context: this part fails, and all behind it. */
+/* A copy breaks the context: this part and all later ones fail. */
 static void test_failures(void **state)
 {
     (void)state;
@@ -322,7 +323,7 @@ static void test_failures(void **state)
         app->hold(false);
         const int first = take_part(0), second = take_part(1);
         assert_true(first == INVALID || (fails && !first));
-        assert_true(second == INVALID || second == HANDLED); /* perhaps before it has an event */
+        assert_true(second == INVALID || second == HANDLED); /* it may not have an event yet */
         expect_code("error", &nothing, HANDLED);
         assert_int_equal(last_error, INVALID);
         app->inject(NULL, 0, 0, false);
@@ -332,14 +333,14 @@ static void test_failures(void **state)
     }
 }
 
-/* GVirtuS makes a copy that cannot be begun, as before, and the one before it stays as it is. */
+/* GVirtuS makes a copy that cannot be started, as before. The previous one is not affected. */
 static void test_not_begun(void **state)
 {
     (void)state;
     for (unsigned i = 0; i < 2; i++) {
         fill(0, i);
         app->slow(SLOW_US / 4);
-        /* The second copy, or the first of two events behind it. */
+        /* The second copy fails, or the first of two events after it. */
         app->inject(i ? "cuEventRecord" : "cuMemcpyDtoHAsync", i ? 3 : 2, 1, false);
         send_parts(2);
         let_go();
@@ -350,8 +351,8 @@ static void test_not_begun(void **state)
     }
 }
 
-/* A context that is gone has its copies ended, whoever asks. */
-static void test_gone(void **state)
+/* If a context is destroyed its copies end, whichever client asks. */
+static void test_destroyed_context(void **state)
 {
     (void)state;
     struct ibx_staging *staging;
@@ -389,7 +390,8 @@ static void copy_long(uint64_t seed)
     assert_int_equal(pattern_check(host, LONG, seed), LONG);
 }
 
-/* At each delayed answer: before the session waits, before the answer leaves, and behind it. */
+/* At each delayed answer the connection breaks: before the session waits, before the answer is
+ * sent, and after it. */
 static void test_cuts(void **state)
 {
     (void)state;
@@ -404,11 +406,11 @@ static void test_cuts(void **state)
         assert_true(delays >= cut_at);
         cut_at = 0;
     }
-    copy_long(0); /* the last cut has been seen, too */
+    copy_long(0); /* so that the last break is noticed too */
     assert_int_equal(ibx_session_resumed(pair.client), CUTS * all);
 }
 
-/* The GPU goes on when the client has come again. */
+/* The GPU continues when the client has reconnected. */
 static void *go_on(void *argument)
 {
     while (!ibx_link_has_offer(pair.server))
@@ -417,7 +419,7 @@ static void *go_on(void *argument)
     return argument;
 }
 
-/* The client's end breaks, while the GPU has both parts. */
+/* The client's connection breaks while the GPU has both parts. */
 static void test_client_cuts(void **state)
 {
     (void)state;
@@ -433,7 +435,7 @@ static void test_client_cuts(void **state)
     assert_int_equal(ibx_session_resumed(pair.client), 1);
 }
 
-/* The GPU's copies are waited for before the memory's mapping goes. */
+/* The GPU's copies are waited for before the memory is unmapped. */
 static void test_client_leaves(void **state)
 {
     (void)state;
@@ -441,7 +443,7 @@ static void test_client_leaves(void **state)
     begin_two();
     ibx_session_close(pair.client);
     app->hold(false);
-    join_server(); /* tear_down() looks at busy_unpins */
+    join_server(); /* so that tear_down() can check busy_unpins */
     assert_int_equal(seen().end, 0);
 }
 
@@ -453,13 +455,13 @@ static void test_client_leaves(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_next_begins_first, begin),
-        TEST(test_next_comes_later, begin),
+        TEST(test_next_part_starts_before_the_answer, begin),
+        TEST(test_next_part_arrives_during_the_copy, begin),
         TEST(test_order, begin_inline),
         TEST(test_captures, begin),
         TEST(test_failures, begin),
         TEST(test_not_begun, begin),
-        TEST(test_gone, begin),
+        TEST(test_destroyed_context, begin),
         TEST(test_cuts, begin_kept),
         TEST(test_client_cuts, begin_kept),
         TEST(test_client_leaves, begin),

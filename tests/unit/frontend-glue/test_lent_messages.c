@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Long messages that come into page-locked memory: the GPU reads their payloads there. */
+/* Long messages that are received into page-locked memory, where the GPU reads their payloads. */
 #include "tests/fixtures/copies_scene.h"
 
 #include <setjmp.h>
@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-static atomic_uint taken, lent, most; /* chunks: ever, now, at most */
+static atomic_uint taken, lent, most; /* chunks: in total, now, at most */
 
 static void *take(size_t bytes)
 {
@@ -31,7 +31,7 @@ static void give(void *memory)
 
 static const struct ibx_message_memory memory = {take, give};
 
-/* One call of the driver for each copy, and no chunk of its own. */
+/* One driver call for each copy, and no further chunk. */
 static void test_payload_is_read_where_it_came(void **state)
 {
     (void)state;
@@ -63,7 +63,7 @@ static void test_frame_in_pieces(void **state)
     assert_int_equal(cuda_stats().copies_async, was.copies_async);
 }
 
-/* In the order of its stream. */
+/* The copy is made in the order of its stream. */
 static void test_streams(void **state)
 {
     (void)state;
@@ -84,7 +84,7 @@ static void test_streams(void **state)
     assert_int_equal(taken, before + 1);
 }
 
-/* A client that sends many messages ahead holds no more of the memory than one that waits. */
+/* A client that sends many messages ahead gets no more of the memory than one that waits. */
 static void test_one_at_a_time(void **state)
 {
     (void)state;
@@ -100,7 +100,7 @@ static void test_one_at_a_time(void **state)
     assert_int_equal(most, 1);
 }
 
-/* GVirtuS reads the requests that it runs as before. */
+/* GVirtuS reads requests that it runs as before. */
 static void test_request_of_gvirtus(void **state)
 {
     (void)state;

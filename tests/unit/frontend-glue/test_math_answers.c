@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Answers that are kept: in a process that forks while another thread of it keeps one, and one that
- * comes when all have been forgotten. */
+/* Answers that are kept: if a process forks while another thread keeps one, and if one arrives
+ * after all have been dropped. */
 #include "frontend-glue/preload/math_libraries/math_calls.h"
 
 #include <pthread.h>
@@ -18,7 +18,8 @@ void __wrap_free(void *memory);
 static const uint8_t body[9] = "a search", answer[6] = "found";
 static atomic_int keeping, gone, went_on;
 
-/* The thread stays where an older answer is gone until another one has forked, or waits for it. */
+/* The thread stops here, when an older answer was removed, until another thread has forked or
+ * waits for it. */
 void __wrap_free(void *memory)
 {
     __real_free(memory);
@@ -40,7 +41,7 @@ static void *keep_another(void *unused)
     return NULL;
 }
 
-static void the_child_has_whole_answers(void **state)
+static void child_has_complete_answers(void **state)
 {
     pthread_t thread;
     uint8_t out[sizeof(answer)];
@@ -56,7 +57,7 @@ static void the_child_has_whole_answers(void **state)
     if (!child) {
         const bool known = ibx_math_answer_known(body, sizeof(body), out, sizeof(out), &since);
         const bool same = known && !memcmp(out, answer, sizeof(out));
-        ibx_math_answers_forget(); /* no answer goes twice */
+        ibx_math_answers_forget(); /* no answer is freed twice */
         _exit(same ? 0 : 1);
     }
     atomic_store(&went_on, 1);
@@ -67,19 +68,19 @@ static void the_child_has_whole_answers(void **state)
     assert_false(ibx_math_answer_known(body, sizeof(body), out, sizeof(out), &since));
 }
 
-/* The thing that it names existed when the back end was asked, and may be another one now. */
-static void one_that_comes_late_is_not_kept(void **state)
+/* The handle in the answer existed when the back end was asked, and may be another one now. */
+static void late_answer_is_not_kept(void **state)
 {
     uint8_t out[sizeof(answer)];
     uint64_t since, later;
     (void)state;
     assert_false(ibx_math_answer_known(body, sizeof(body), out, sizeof(out), &since));
-    ibx_math_answers_forget(); /* by another thread */
+    ibx_math_answers_forget(); /* as another thread would */
     ibx_math_answer_keep(body, sizeof(body), answer, sizeof(answer), since);
     assert_false(ibx_math_answer_known(body, sizeof(body), out, sizeof(out), &later));
     ibx_math_answer_keep(body, sizeof(body), answer, sizeof(answer), later);
     assert_true(ibx_math_answer_known(body, sizeof(body), out, sizeof(out), &later));
-    ibx_math_answer_keep(body, sizeof(body), answer, sizeof(answer), since); /* that one stays */
+    ibx_math_answer_keep(body, sizeof(body), answer, sizeof(answer), since); /* this one is kept */
     assert_true(ibx_math_answer_known(body, sizeof(body), out, sizeof(out), &later));
     ibx_math_answers_forget();
 }
@@ -87,8 +88,8 @@ static void one_that_comes_late_is_not_kept(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_child_has_whole_answers),
-        cmocka_unit_test(one_that_comes_late_is_not_kept),
+        cmocka_unit_test(child_has_complete_answers),
+        cmocka_unit_test(late_answer_is_not_kept),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

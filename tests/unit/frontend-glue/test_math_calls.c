@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The lists of functions of cuBLAS and others: what both ends take from them. */
+/* The lists of functions of cuBLAS and other libraries, from which both ends derive their code. */
 #include "frontend-glue/tenants/math_limits.h"
 #include "frontend-glue/session/frames.h"
 #include "frontend-glue/session/math_calls.h"
@@ -11,8 +11,8 @@
 #include <string.h>
 #include <cmocka.h>
 
-/* Numbers stay as they are: they are on the wire. */
-static void numbers(void **state)
+/* Numbers never change: they are part of the protocol. */
+static void numbers_never_change(void **state)
 {
     (void)state;
     static const struct {
@@ -38,7 +38,7 @@ static void numbers(void **state)
     }
 }
 
-static void numbers_of_none(void **state)
+static void numbers_of_no_function(void **state)
 {
     (void)state;
     static const unsigned none[] = {0,      1,      0xfff,  0x1000, 0x1fff, 0x2000, 0x2fff, 0x3000,
@@ -55,8 +55,9 @@ static void numbers_of_none(void **state)
     assert_null(ibx_math_each(count));
 }
 
-/* The sizes of arguments are integers among the function's own arguments. */
-static bool refers_well(const struct ibx_math_function *f, const struct ibx_math_argument *a)
+/* The sizes of arguments refer to integers among the function's own arguments. */
+static bool has_valid_references(const struct ibx_math_function *f,
+                                 const struct ibx_math_argument *a)
 {
     const bool typed = a->size > IBX_MATH_BYTES_OF_LONG;
     const bool array = a->kind == IBX_MATH_ARRAY || a->kind == IBX_MATH_ARRAY_OR_NULL ||
@@ -67,14 +68,14 @@ static bool refers_well(const struct ibx_math_function *f, const struct ibx_math
     const bool second = array || a->size == IBX_MATH_OF_COMPUTE || by_long;
     if (a->kind < IBX_MATH_SCALAR && a->kind != IBX_MATH_WORKSPACE)
         return true;
-    if (by_descriptor) /* which comes first */
+    if (by_descriptor) /* the descriptor must come first */
         return a->of < a - f->arguments && f->arguments[a->of].kind == IBX_MATH_DESCRIPTOR;
     return (!typed || (a->n < f->count && f->arguments[a->n].kind == IBX_MATH_INT)) &&
            (!second || (a->of < f->count &&
                         f->arguments[a->of].kind == (by_long ? IBX_MATH_LONG : IBX_MATH_INT)));
 }
 
-static void lists_are_whole(void **state)
+static void lists_are_consistent(void **state)
 {
     (void)state;
     for (size_t i = 0; ibx_math_each(i); i++) {
@@ -85,11 +86,11 @@ static void lists_are_whole(void **state)
             const struct ibx_math_argument *a = &f->arguments[k];
             handles += a->kind == IBX_MATH_HANDLE || a->kind == IBX_MATH_PLAN;
             makes += a->kind == IBX_MATH_MAKES || a->kind == IBX_MATH_MAKES_PLAN;
-            good = good && refers_well(f, a);
+            good = good && has_valid_references(f, a);
             good = good && (a->kind != IBX_MATH_LAST_STREAM || k == f->count - 1u);
         }
         good = good && handles <= 1 && makes <= 1 && !(handles && makes);
-        /* A stream is the last: its request has it there. */
+        /* A stream is the last argument, because its request has it there. */
         if (f->use == IBX_MATH_USE_SELECTS)
             good = good && f->count == 2 && f->arguments[1].kind == IBX_MATH_STREAM;
         if (f->use == IBX_MATH_USE_ADDS || f->use == IBX_MATH_USE_ENDS)
@@ -137,10 +138,10 @@ static void sizes(void **state)
     assert_int_equal(bytes(IBX_MATH_cublasGemmGroupedBatchedEx, 6, 17, 5, 19, 70), 40);
     const unsigned grouped = IBX_MATH_cublasGemmGroupedBatchedEx_64;
     assert_int_equal(bytes(grouped, 6, 17, 5, 19, 70), 40);
-    assert_int_equal(bytes(grouped, 3, 17, 5, 19, 70), 40); /* of 64-bit integers */
-    assert_int_equal(bytes(grouped, 1, 17, 5, 19, 70), 20); /* of enums */
+    assert_int_equal(bytes(grouped, 3, 17, 5, 19, 70), 40); /* 64-bit integers */
+    assert_int_equal(bytes(grouped, 1, 17, 5, 19, 70), 20); /* enums */
     assert_int_equal(bytes(IBX_MATH_cublasIsamax_v2_64, 4, 0, 0, 0, 0), 8);
-    /* More than a body has, though not by its lower half. */
+    /* More than a body has, although the lower half is small. */
     union ibx_math_value values[IBX_MATH_ARGUMENTS] = {{0}};
     values[17].l = ((uint64_t)1 << 32) + 1;
     values[19].i = 70;
@@ -167,27 +168,28 @@ static void descriptors(void **state)
                                      0,    0,  35, 8, 0x7f, 0x11, 0, 0, 0, 0x66, 0x55, 100, 1};
     made_n = 0;
     set_in(type, IBX_MATMUL_COMPUTE_TYPE, 68);
-    assert_false(ibx_descriptor_good(type, made, made_n)); /* half of what it is made of */
+    /* this depends on another attribute that is still missing */
+    assert_false(ibx_descriptor_good(type, made, made_n));
     set_in(type, IBX_MATMUL_SCALE_TYPE, 0);
     assert_true(ibx_descriptor_good(type, made, made_n));
     set_in(type, IBX_MATMUL_POINTER_MODE, 1);
     set_in(type, 8, 0x5566000000117f08);
     set_in(type, 25, 1);
-    set_in(type, IBX_MATMUL_POINTER_MODE, 4); /* in its place */
+    set_in(type, IBX_MATMUL_POINTER_MODE, 4); /* replaces the earlier value */
     assert_int_equal(made_n, sizeof(golden));
     assert_memory_equal(made, golden, sizeof(golden));
     assert_true(ibx_descriptor_good(type, made, made_n));
     assert_true(ibx_descriptor_value(type, made, made_n, 8) == 0x5566000000117f08);
     assert_int_equal(ibx_descriptor_value(type, made, made_n, 25), 1);
-    assert_int_equal(ibx_descriptor_value(type, made, made_n, 7), 1); /* as usual */
-    for (size_t n = 0; n < made_n; n++) /* one that ends within an attribute, or too early */
+    assert_int_equal(ibx_descriptor_value(type, made, made_n, 7), 1); /* the default */
+    for (size_t n = 0; n < made_n; n++) /* cut within an attribute, or too early */
         assert_true(!ibx_descriptor_good(type, made, n) || n == 10 || n == 15 || n == 24);
     size_t room = made_n;
     assert_false(ibx_descriptor_set(made, made_n + 4, &room, ibx_attribute_find(type, 3), 1));
     assert_int_equal(room, made_n);
 }
 
-static void descriptors_that_are_bad(void **state)
+static void malformed_descriptors(void **state)
 {
     (void)state;
     static const uint8_t layout[] = {0x02, 0, 0, 0, 0, 11, 1, 0,  0, 0, 0, 0, 0, 0, 15, 1,
@@ -196,9 +198,9 @@ static void descriptors_that_are_bad(void **state)
     assert_true(ibx_descriptor_good(IBX_DESCRIPTOR_LAYOUT, layout, sizeof(layout)));
     assert_false(ibx_descriptor_good(IBX_DESCRIPTOR_MATMUL, layout, sizeof(layout)));
     memcpy(bytes, layout, sizeof(layout));
-    memcpy(bytes + sizeof(layout), layout, 5); /* twice the same */
+    memcpy(bytes + sizeof(layout), layout, 5); /* the same attribute twice */
     assert_false(ibx_descriptor_good(IBX_DESCRIPTOR_LAYOUT, bytes, sizeof(layout) + 5));
-    bytes[sizeof(layout)] = 63 << 2 | 2; /* none of that number, none of that size */
+    bytes[sizeof(layout)] = 63 << 2 | 2; /* unknown number, unknown size */
     assert_false(ibx_descriptor_good(IBX_DESCRIPTOR_LAYOUT, bytes, sizeof(layout) + 5));
     bytes[sizeof(layout)] = 1 << 2 | 1;
     assert_false(ibx_descriptor_good(IBX_DESCRIPTOR_LAYOUT, bytes, sizeof(layout) + 3));
@@ -239,8 +241,7 @@ static void scalars_of_descriptors(void **state)
     assert_int_equal(ibx_descriptor_scalar(type, made, made_n, false, &size), IBX_SCALAR_UNKNOWN);
 }
 
-/* A function that works in memory of the host is asked, with its own arguments, how much it
- * needs. */
+/* A function that needs memory of the host is asked, with its own arguments, how much it needs. */
 static void workspaces(void **state)
 {
     (void)state;
@@ -274,12 +275,12 @@ static void workspaces(void **state)
     union ibx_math_value asked[IBX_MATH_ARGUMENTS];
     size_t sizes[2];
     ibx_math_size_call(ibx_math_find(IBX_MATH_cusolverDnXgetrf), values, sizes, asked);
-    assert_int_equal(asked[7].l, 8); /* behind the pivots */
+    assert_int_equal(asked[7].l, 8); /* after the pivots */
     ibx_math_size_call(ibx_math_find(IBX_MATH_cusolverDnXsyevBatched), values, sizes, asked);
-    assert_int_equal(asked[13].l, 16); /* how many matrices */
+    assert_int_equal(asked[13].l, 16); /* the number of matrices */
 }
 
-/* Each kind of handle counts, and what has most memory least often. */
+/* Each kind of handle counts; the limit is lowest for kinds that use most memory. */
 static void handles_count(void **state)
 {
     (void)state;
@@ -288,7 +289,8 @@ static void handles_count(void **state)
         assert_true(hold == IBX_HOLD_LIBRARIES || hold == IBX_HOLD_PLANS ||
                     hold == IBX_HOLD_DESCRIPTORS || hold == IBX_HOLD_GRAPH_PARTS);
     }
-    for (int type = 0; type < 50; type++) { /* of graphs: plans, and what finds engines */
+    /* kinds of graph descriptors: plans, and what finds engines */
+    for (int type = 0; type < 50; type++) {
         const union ibx_math_value value = {.i = type};
         assert_int_equal(
             ibx_math_weight(ibx_math_find(IBX_MATH_cudnnBackendCreateDescriptor), &value),
@@ -302,7 +304,7 @@ static void handles_count(void **state)
     assert_int_equal(ibx_math_makes(ibx_math_find(IBX_MATH_cublasSaxpy_v2)), IBX_HOLDS);
     const union ibx_math_value none = {0};
     assert_int_equal(ibx_math_weight(ibx_math_find(IBX_MATH_ncclCommSplit), &none), IBX_MATH_HEAVY);
-    /* For each function that makes one, by as much of its name as a server keeps of a request's. */
+    /* Each function that makes one is recognized by the part of its name that a server keeps. */
     const size_t most = sizeof(((struct ibx_request_watch *)NULL)->name) - 1;
     const struct ibx_math_function *f;
     for (size_t i = 0; (f = ibx_math_each(i)); i++) {
@@ -326,12 +328,12 @@ static void handles_count(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(numbers),
-        cmocka_unit_test(numbers_of_none),
-        cmocka_unit_test(lists_are_whole),
+        cmocka_unit_test(numbers_never_change),
+        cmocka_unit_test(numbers_of_no_function),
+        cmocka_unit_test(lists_are_consistent),
         cmocka_unit_test(sizes),
         cmocka_unit_test(descriptors),
-        cmocka_unit_test(descriptors_that_are_bad),
+        cmocka_unit_test(malformed_descriptors),
         cmocka_unit_test(scalars_of_descriptors),
         cmocka_unit_test(workspaces),
         cmocka_unit_test(handles_count),

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Scalars of a program that uses sparse vectors, and a back end that says of any vector what it
- * likes: no more is read than the program has. Both scalars end where nothing is readable any more.
- */
+/* A program uses scalars with sparse vectors, and a back end reports any type for a vector. ibx
+ * reads no more than the scalar that the program has. Both scalars are at the end of readable
+ * memory. */
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/math_libraries/math_calls.h"
 
@@ -14,7 +13,7 @@
 #include <cmocka.h>
 
 #define SINGLE  0 /* cudaDataType */
-#define COMPLEX 5 /* of doubles */
+#define COMPLEX 5 /* two doubles */
 #define VECTOR  ((void *)0x7000)
 #define HANDLE  ((void *)0x8000)
 
@@ -22,7 +21,7 @@ static uint8_t sent[2][16];
 static unsigned requests;
 static enum ibx_math_handle handle_is;
 
-/* In place of math_calls.c, with that back end. */
+/* Replaces math_calls.c, with that back end. */
 int ibx_frontend_math(unsigned number, const union ibx_math_value *values)
 {
     if (number == IBX_MATH_cusparseDnVecGet || number == IBX_MATH_cusparseConstDnVecGet) {
@@ -49,7 +48,7 @@ bool ibx_math_handle_set(enum ibx_math_type type, uint64_t handle, enum ibx_math
     return true;
 }
 
-/* n bytes, behind which nothing is. */
+/* Returns n bytes at the end of readable memory. */
 static uint8_t *last_bytes(size_t n, uint8_t value)
 {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -78,8 +77,8 @@ static void no_more_is_read(void **state)
     expect(sent[1], 4, 1);
 }
 
-/* ... and nothing for a vector that the program has not made, or not any more. */
-static void of_no_vector(void **state)
+/* Nothing is read for a vector that the program has not made, or has destroyed. */
+static void unknown_vector(void **state)
 {
     uint8_t *one = last_bytes(4, 1);
     (void)state;
@@ -91,7 +90,7 @@ static void of_no_vector(void **state)
     assert_int_equal(requests, 0);
 }
 
-/* A descriptor comes at the address of another one whose end was not seen. */
+/* A vector gets the address of another one whose end was not noticed. */
 static void another_vector(void **state)
 {
     uint8_t *one = last_bytes(16, 1), *other = last_bytes(16, 2);
@@ -104,8 +103,8 @@ static void another_vector(void **state)
     ibx_math_vector_ended((uintptr_t)VECTOR);
 }
 
-/* Scalars on the device, and handles of GVirtuS's: they are passed on as they are. */
-static void not_ours(void **state)
+/* Scalars on the device, and handles of GVirtuS, are passed on unchanged. */
+static void scalars_and_handles_of_others(void **state)
 {
     (void)state;
     for (handle_is = IBX_MATH_ON_DEVICE; handle_is <= IBX_MATH_FOREIGN; handle_is++) {
@@ -119,12 +118,12 @@ static void not_ours(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(no_more_is_read), cmocka_unit_test(of_no_vector),
-        cmocka_unit_test(another_vector), cmocka_unit_test(not_ours)};
+        cmocka_unit_test(no_more_is_read), cmocka_unit_test(unknown_vector),
+        cmocka_unit_test(another_vector), cmocka_unit_test(scalars_and_handles_of_others)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
 
-/* What the rest of the file calls. */
+/* --------------------------------------------------------------------------- replaced functions */
 
 int cudaMemcpy(void *to, const void *from, size_t n, int kind)
 {

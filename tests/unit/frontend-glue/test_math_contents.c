@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Descriptors of cuDNN that share what is at the back end, while that goes: with a process of the
- * server's, with the device's reset, in a forked child, and while another thread looks at it.
- */
+/* Descriptors of cuDNN that share contents at the back end, when these contents are lost: with
+ * the server's process, by a reset of the device, in a forked child, or while another thread
+ * looks at them. */
 #include "frontend-glue/preload/math_libraries/math_contents.h"
 #include "frontend-glue/preload/math_libraries/math_libraries.h"
 #include "frontend-glue/preload/memory/memory.h"
@@ -20,18 +19,18 @@
 #define NOT_INITIALIZED 1001
 #define BAD_PARAM       2000
 #define NO_MEMORY       4003
-#define LIBRARY         ((void *)0x7770) /* its handle */
+#define LIBRARY         ((void *)0x7770) /* the library's handle */
 #define STATES          ((void *)0x5550)
 #define REMOTES         4096u
 #define FIRST           0x7a5b3c2d1000u
-#define WAIT_MS         20 /* for another thread, at most: it may wait for this one */
+#define WAIT_MS         20 /* at most, for another thread, which may be waiting for this one */
 
 /* ------------------------------------------------------------------------------- memory */
 
 void *__real_malloc(size_t n);
 void *__wrap_malloc(size_t n);
 
-static atomic_int mallocs_left = -1; /* until one gets none; -1: all get some */
+static atomic_int mallocs_left = -1; /* how many calls succeed before one fails; -1: all succeed */
 
 void *__wrap_malloc(size_t n)
 {
@@ -48,12 +47,12 @@ static struct {
     enum { NEVER, LIVE, ENDED } state;
     uint64_t set;
 } remotes[REMOTES];
-static unsigned made, wrong;                 /* requests that name made-up handles */
-static unsigned ended_last, again = REMOTES; /* which one is given again; REMOTES: none */
+static unsigned made, wrong;                 /* requests that name unknown handles */
+static unsigned ended_last, again = REMOTES; /* which handle is given again; REMOTES: none */
 static atomic_uint requests, networks_made, networks_ended, server_ends;
 static atomic_bool racing;
-/* Behind that request, 0: none, another thread resets the device; there is no memory but for its
- * answer, which is kept. */
+/* After the request with this number (0: none) another thread resets the device, or there is
+ * memory only for its answer, which is kept. */
 static unsigned resets_behind, fails_behind;
 
 static uint64_t remote_of(unsigned i)
@@ -81,7 +80,7 @@ static uint64_t sum_of(const struct ibx_writer *body)
     return sum;
 }
 
-/* Every address in it that looks like one of a descriptor's is that of one. */
+/* Whether every address that looks like a descriptor's is that of an existing one. */
 static bool names_live(const struct ibx_writer *body)
 {
     for (size_t i = IBX_CONTENTS_FIRST_AT; i + 8 <= body->length; i++) {
@@ -99,7 +98,8 @@ static void wait_for_more(atomic_uint *count, unsigned than)
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
 }
 
-/* Two threads make a network at once, and who looks into one does so when another one has ended. */
+/* Two threads make a network at once. A thread that looks into one continues when another
+ * network has ended. */
 static void race(const struct ibx_math_function *f)
 {
     if (f->number == IBX_MATH_cudnnCreateRNNDescriptor) {
@@ -121,7 +121,7 @@ static int make(uint8_t *out)
     return 0;
 }
 
-/* What a request names behind its handle. */
+/* What a request names after its handle. */
 static void fill_named(const struct ibx_writer *body)
 {
     for (size_t i = IBX_CONTENTS_FIRST_AT; i + 8 <= body->length; i++) {
@@ -230,7 +230,7 @@ static int end_tensor(void *of)
     return end_by(IBX_MATH_cudnnDestroyTensorDescriptor, of);
 }
 
-/* 0: an error. */
+/* Returns 0 after an error. */
 static uint64_t size_of(void *of)
 {
     uint64_t size = 0;
@@ -272,7 +272,7 @@ static int find_matrix(void *of, void *matrix)
     return ibx_frontend_math(IBX_MATH_cudnnGetRNNWeightParams, values);
 }
 
-/* With so many dimensions its answer is longer than most. */
+/* With this many dimensions the answer is longer than most. */
 static int dimensions_of(void *of)
 {
     int type, n, sizes[80], steps[80];
@@ -281,7 +281,7 @@ static int dimensions_of(void *of)
     return ibx_frontend_math(IBX_MATH_cudnnGetTensorNdDescriptor, values);
 }
 
-/* What the library is told of so many sequences is longer than most requests. */
+/* With this many sequences the request is longer than most. */
 static int set_sequences(void *of)
 {
     int lengths[2000] = {0};
@@ -299,7 +299,7 @@ static int begin(void **state)
     return 0;
 }
 
-static void alike_are_asked_once(void **state)
+static void equal_contents_are_requested_once(void **state)
 {
     void *one = tensor(), *other = tensor();
     (void)state;
@@ -316,8 +316,8 @@ static void alike_are_asked_once(void **state)
     assert_int_equal(wrong, 0);
 }
 
-/* The back end is not asked about it: the same number may be a handle of its own. */
-static void one_that_has_ended_is_none(void **state)
+/* The back end is not asked, because it may use the same number for another handle. */
+static void destroyed_descriptor_is_invalid(void **state)
 {
     void *one = tensor(), *network = made_by(IBX_MATH_cudnnCreateRNNDescriptor);
     void *dropout = made_by(IBX_MATH_cudnnCreateDropoutDescriptor);
@@ -333,13 +333,13 @@ static void one_that_has_ended_is_none(void **state)
     assert_int_equal(set_network(network, 1, dropout), BAD_PARAM);
     assert_int_equal(find_matrix(network, one), BAD_PARAM);
     assert_int_equal(atomic_load(&requests), before);
-    assert_int_equal(ask_network(network), 0); /* it is what it was */
+    assert_int_equal(ask_network(network), 0); /* unchanged */
     assert_int_equal(end_by(IBX_MATH_cudnnDestroyRNNDescriptor, network), 0);
     assert_int_equal(wrong, 0);
 }
 
-/* Of the contents that nobody uses, those that were used last are kept. */
-static void what_is_used_again_is_kept(void **state)
+/* Of the contents that no descriptor uses, the most recently used ones are kept. */
+static void recently_used_contents_are_kept(void **state)
 {
     void *one = tensor(), *other = tensor();
     (void)state;
@@ -354,17 +354,17 @@ static void what_is_used_again_is_kept(void **state)
         assert_true(i < 200 || atomic_load(&requests) == before);
     }
     const unsigned before = atomic_load(&requests);
-    assert_int_equal(set_tensor(other, 700), 0); /* 300 others were set since */
+    assert_int_equal(set_tensor(other, 700), 0); /* 300 others were set since then */
     assert_int_equal(atomic_load(&requests), before);
-    assert_int_equal(set_tensor(other, 100), 0); /* 900 */
+    assert_int_equal(set_tensor(other, 100), 0); /* 900 others */
     assert_true(atomic_load(&requests) > before);
     assert_int_equal(end_tensor(one), 0);
     assert_int_equal(end_tensor(other), 0);
     assert_int_equal(wrong, 0);
 }
 
-/* What existed is made anew, and nobody destroys it at the back end a second time. */
-static bool is_there_again(void *before, uint64_t size)
+/* Existing contents are made again, and the back end is not asked to destroy them twice. */
+static bool is_made_again(void *before, uint64_t size)
 {
     void *one = tensor();
     bool good = !set_tensor(one, 1) && size_of(one) == size;
@@ -385,7 +385,7 @@ static void the_server_ends(void **state)
     const uint64_t size = size_of(one);
     lose_all();
     atomic_fetch_add(&server_ends, 1);
-    assert_true(is_there_again(one, size));
+    assert_true(is_made_again(one, size));
 }
 
 static void the_device_is_reset(void **state)
@@ -395,14 +395,14 @@ static void the_device_is_reset(void **state)
     assert_int_equal(set_tensor(one, 1), 0);
     const uint64_t size = size_of(one);
     reset_device();
-    assert_int_equal(size_of(one), size); /* natively it is in memory of the host */
+    assert_int_equal(size_of(one), size); /* without GVirtuS it is in memory of the host */
     reset_device();
-    assert_true(is_there_again(one, size));
+    assert_true(is_made_again(one, size));
 }
 
-/* Something that was made before, and belongs to no descriptor yet, is not given to anybody
- * else. */
-static void the_device_is_reset_beside_it(void **state)
+/* Contents that were made before the reset and belong to no descriptor yet are not given to
+ * another one. */
+static void the_device_is_reset_meanwhile(void **state)
 {
     static const unsigned behind[] = {IBX_MATH_cudnnCreateTensorDescriptor,
                                       IBX_MATH_cudnnSetTensor4dDescriptor};
@@ -414,14 +414,14 @@ static void the_device_is_reset_beside_it(void **state)
         assert_int_equal(set_tensor(one, 1), 0);
         assert_int_equal(resets_behind, 0);
         const uint64_t size = size_of(one);
-        assert_true(size && is_there_again(one, size));
+        assert_true(size && is_made_again(one, size));
     }
     void *network = made_by(IBX_MATH_cudnnCreateRNNDescriptor), *matrix = tensor();
     assert_int_equal(set_network(network, 1, NULL), 0);
     resets_behind = IBX_MATH_cudnnGetRNNWeightParams;
     assert_int_equal(find_matrix(network, matrix), 0);
     assert_int_equal(resets_behind, 0);
-    assert_int_equal(size_of(matrix), 0); /* it relies on the network */
+    assert_int_equal(size_of(matrix), 0); /* it depends on the network */
     assert_int_equal(find_matrix(network, matrix), 0);
     wrong = 0;
     assert_true(size_of(matrix));
@@ -430,8 +430,8 @@ static void the_device_is_reset_beside_it(void **state)
     assert_int_equal(wrong, 0);
 }
 
-/* What the back end has filled cannot be kept, and is destroyed there. Another descriptor gets its
- * number, and a call that is the same request fills it. */
+/* Contents that the back end has filled cannot be kept, and are destroyed there. Another
+ * descriptor gets their number, and an identical request fills it. */
 static void there_is_no_memory(void **state)
 {
     void *network = made_by(IBX_MATH_cudnnCreateRNNDescriptor), *matrix = tensor();
@@ -457,7 +457,7 @@ static void a_call_has_no_memory(void **state)
     atomic_store(&mallocs_left, 0);
     assert_int_equal(dimensions_of(one), NO_MEMORY);
     assert_int_equal(dimensions_of(one), 0);
-    assert_int_equal(set_sequences(data), 0); /* it has one of its own then */
+    assert_int_equal(set_sequences(data), 0); /* now it has one of its own */
     atomic_store(&mallocs_left, 0);
     assert_int_equal(set_sequences(data), NO_MEMORY);
     assert_int_equal(set_sequences(data), 0);
@@ -466,8 +466,8 @@ static void a_call_has_no_memory(void **state)
     assert_int_equal(wrong, 0);
 }
 
-/* The back end's are its parent's, for which they stay. */
-static void a_child_has_its_own(void **state)
+/* The contents at the back end belong to the parent, and stay for it. */
+static void a_child_makes_its_own(void **state)
 {
     void *one = tensor(), *network = made_by(IBX_MATH_cudnnCreateRNNDescriptor);
     int status = -1;
@@ -478,9 +478,9 @@ static void a_child_has_its_own(void **state)
     const pid_t child = fork();
     if (!child) {
         lose_all();
-        void *new_one = made_by(IBX_MATH_cudnnCreateRNNDescriptor); /* as it is made */
+        void *new_one = made_by(IBX_MATH_cudnnCreateRNNDescriptor); /* newly made */
         const bool good = !ask_network(new_one);
-        _exit(good && is_there_again(one, size) ? 0 : 1);
+        _exit(good && is_made_again(one, size) ? 0 : 1);
     }
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_int_equal(status, 0);
@@ -498,8 +498,8 @@ static void *use_network(void *network)
     return ask_network(network) ? "refused" : NULL;
 }
 
-/* It is set again, for its dropout is another one than it was: once, and what one thread has found
- * stays as long as that looks at it. */
+/* The network is set again, because its dropout has changed: once, and the contents that a
+ * thread has found stay as long as it uses them. */
 static void threads_use_one_network(void **state)
 {
     void *network = made_by(IBX_MATH_cudnnCreateRNNDescriptor);
@@ -527,15 +527,15 @@ static void threads_use_one_network(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(alike_are_asked_once, begin),
-        cmocka_unit_test_setup(one_that_has_ended_is_none, begin),
-        cmocka_unit_test_setup(what_is_used_again_is_kept, begin),
+        cmocka_unit_test_setup(equal_contents_are_requested_once, begin),
+        cmocka_unit_test_setup(destroyed_descriptor_is_invalid, begin),
+        cmocka_unit_test_setup(recently_used_contents_are_kept, begin),
         cmocka_unit_test_setup(the_server_ends, begin),
         cmocka_unit_test_setup(the_device_is_reset, begin),
-        cmocka_unit_test_setup(the_device_is_reset_beside_it, begin),
+        cmocka_unit_test_setup(the_device_is_reset_meanwhile, begin),
         cmocka_unit_test_setup(there_is_no_memory, begin),
         cmocka_unit_test_setup(a_call_has_no_memory, begin),
-        cmocka_unit_test_setup(a_child_has_its_own, begin),
+        cmocka_unit_test_setup(a_child_makes_its_own, begin),
         cmocka_unit_test_setup(threads_use_one_network, begin),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

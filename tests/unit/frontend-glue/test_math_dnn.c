@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Graphs and networks of cuDNN in a back end, in which no library is loaded: what is checked before
- * it. */
+/* Graphs and networks of cuDNN in a back end without the library: what is checked before the
+ * library is called. */
 #include "frontend-glue/device_calls/math_dnn.h"
 #include "tests/fixtures/patience.h"
 
@@ -12,11 +12,12 @@
 #include <semaphore.h>
 #include <time.h>
 
-#define BAD_PARAM     2000
-#define NOT_SUPPORTED 3000 /* or there is no library: nothing else was wrong */
+#define BAD_PARAM 2000
+/* also returned if everything else was right, because there is no library */
+#define NOT_SUPPORTED 3000
 #define WAIT_MS       5000u
 
-/* Descriptors, which nothing looks at, and addresses of the device. */
+/* Descriptors, which are never accessed, and an address of the device. */
 enum { PLAN = 0x1000, GRAPH = 0x2000, TENSOR = 0x3000, ANOTHER = 0x4000, DEVICE = 0x70000000 };
 enum { OPERATIONS = 800, TYPE = 901, SIZES = 902, NUMBER = 906, BY_VALUE = 908 };
 enum { DATA = 1, BOOLEAN = 2, INT64 = 3, POINTER = 6, DESCRIPTOR = 15 };
@@ -68,7 +69,7 @@ static int tear_down(void **state)
     return 0;
 }
 
-/* As when the library takes it: 0. Otherwise what refuses it. */
+/* Returns 0 as if the library accepted it, or the error of the check that refuses it. */
 static int set(uint64_t descriptor, int name, int type, uint64_t count, void *array)
 {
     const struct ibx_math_function *f = ibx_math_find(IBX_MATH_cudnnBackendSetAttribute);
@@ -101,7 +102,7 @@ static int get_descriptor(uint64_t descriptor, uint64_t other)
     return status;
 }
 
-/* That number, of one element of that type, by its value. */
+/* A tensor with this number, of one element of this type, passed by value. */
 static void set_tensor(int64_t number, uint32_t type)
 {
     uint8_t yes = 1;
@@ -112,7 +113,7 @@ static void set_tensor(int64_t number, uint32_t type)
     assert_int_equal(set(TENSOR, BY_VALUE, BOOLEAN, 1, &yes), 0);
 }
 
-/* One tensor, and whether the request has its value. */
+/* Executes with one tensor; `has`: whether the request contains its value. */
 static int execute(int64_t number, uint64_t address, uint8_t has)
 {
     uint64_t value = 0;
@@ -122,14 +123,14 @@ static int execute(int64_t number, uint64_t address, uint8_t has)
     return ibx_dnn_execute(&alice, NULL, values);
 }
 
-/* A new descriptor of that type. */
+/* Creates a descriptor of this type. */
 static int create(int type)
 {
     const union ibx_math_value values[] = {{.i = type}, {.p = NULL}};
     return ibx_dnn_check(&alice, ibx_math_find(IBX_MATH_cudnnBackendCreateDescriptor), values);
 }
 
-/* ------------------------------------------------------------------------- whose it is */
+/* ----------------------------------------------------------------- descriptors of other clients */
 
 static void descriptors_of_others(void **state)
 {
@@ -141,7 +142,7 @@ static void descriptors_of_others(void **state)
     assert_int_equal(get_descriptor(GRAPH, ANOTHER), BAD_PARAM);
 }
 
-/* The library would read and write there. */
+/* The library would read and write at this address. */
 static void memory_of_the_back_end(void **state)
 {
     static uint64_t own;
@@ -166,8 +167,9 @@ static void values_are_in_the_request(void **state)
     assert_int_equal(execute(8, DEVICE, 0), NOT_SUPPORTED);
 }
 
-/* Descriptors that have this one have its contents already: nothing is added later. */
-static void nothing_comes_later(void **state)
+/* A descriptor that contains this one already has a copy of its contents, so nothing may be
+ * added later. */
+static void contents_cannot_be_added_later(void **state)
 {
     (void)state;
     uint8_t yes = 1;
@@ -179,7 +181,7 @@ static void nothing_comes_later(void **state)
     assert_int_equal(execute(7, DEVICE, 0), BAD_PARAM);
 }
 
-/* A request has 8 bytes of it. */
+/* A request has only 8 bytes for a value. */
 static void values_that_are_long(void **state)
 {
     enum { DOUBLE = 1, FOUR_BYTES_BY_32 = 8, NONE = 1000 };
@@ -194,7 +196,7 @@ static void values_that_are_long(void **state)
 
 /* --------------------------------------------------------------------------- networks */
 
-/* The library keeps where a network's dropout is. */
+/* The library remembers the address of a network's dropout. */
 static int use_dropout(uint64_t network, uint64_t dropout)
 {
     const struct ibx_math_function *f = ibx_math_find(IBX_MATH_cudnnSetRNNDescriptor_v8);
@@ -213,8 +215,8 @@ static int use_network(uint64_t network)
     return ibx_dnn_check(&alice, f, values);
 }
 
-/* A dropout at the address of the network's earlier one is another one. */
-static void dropouts_that_are_others(void **state)
+/* A new dropout at the address of the network's earlier one is a different one. */
+static void dropouts_that_were_replaced(void **state)
 {
     enum { NETWORK = 0x5000, DROPOUT = 0x6000 };
     const enum ibx_handle_kind network = (enum ibx_handle_kind)(IBX_HANDLE_MATH + IBX_MATH_RNN);
@@ -224,7 +226,7 @@ static void dropouts_that_are_others(void **state)
     assert_true(ibx_handles_add(&alice, dropout, DROPOUT));
     assert_int_equal(use_dropout(NETWORK, DROPOUT), 0);
     assert_int_equal(use_network(NETWORK), 0);
-    assert_int_equal(alice.held_count, 1); /* it stays while the library looks at it */
+    assert_int_equal(alice.held_count, 1); /* it stays while the library uses it */
     ibx_handles_let_go(&alice);
     assert_true(ibx_handles_remove(&alice, dropout, DROPOUT));
     assert_int_equal(use_network(NETWORK), BAD_PARAM);
@@ -251,7 +253,7 @@ static void *end_other(void *unused)
     return NULL;
 }
 
-/* CUDA may take its time: another client's descriptor ends meanwhile. */
+/* CUDA may take its time; another client's descriptor is destroyed meanwhile. */
 static void let_other_end(void)
 {
     struct timespec until;
@@ -291,8 +293,9 @@ static void others_do_not_wait(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(descriptors_of_others), TEST(memory_of_the_back_end), TEST(values_are_in_the_request),
-        TEST(nothing_comes_later),   TEST(values_that_are_long),   TEST(dropouts_that_are_others),
+        TEST(descriptors_of_others),     TEST(memory_of_the_back_end),
+        TEST(values_are_in_the_request), TEST(contents_cannot_be_added_later),
+        TEST(values_that_are_long),      TEST(dropouts_that_were_replaced),
         TEST(others_do_not_wait)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

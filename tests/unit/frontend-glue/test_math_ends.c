@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * What a program's process knows about a handle goes with the handle, but not what another thread
- * has made since: the back end gives a new handle the same number as soon as the first one has
- * ended.
- */
+/* What a process knows about a handle ends with the handle, but not what another thread has
+ * noted since: the back end reuses the number as soon as the first handle is destroyed. */
 #include "frontend-glue/preload/math_libraries/math_contents.h"
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"
@@ -18,7 +15,8 @@
 #define DOUBLE  1
 #define REFUSED 7 /* cusparseStatus_t */
 
-/* What the back end answers, and what it gives another thread before its answer is read. */
+/* The back end's answer, and whether it gives the number to another thread before the answer is
+ * read. */
 static int answer;
 static bool comes_again;
 
@@ -53,7 +51,7 @@ static void begin(bool again, int status)
     answer = status;
 }
 
-static void nothing_is_known_behind_it(void **state)
+static void nothing_is_known_after_the_end(void **state)
 {
     (void)state;
     begin(false, 0);
@@ -63,7 +61,7 @@ static void nothing_is_known_behind_it(void **state)
     assert_int_equal(ibx_math_handle_is(IBX_MATH_SPARSE, SPARSE), IBX_MATH_USUAL);
 }
 
-static void another_one_has_its_number(void **state)
+static void another_handle_has_its_number(void **state)
 {
     (void)state;
     begin(true, 0);
@@ -73,7 +71,7 @@ static void another_one_has_its_number(void **state)
     assert_int_equal(ibx_math_handle_is(IBX_MATH_SPARSE, SPARSE), IBX_MATH_ON_DEVICE);
 }
 
-static void it_did_not_end(void **state)
+static void handle_that_was_not_destroyed(void **state)
 {
     (void)state;
     begin(false, REFUSED);
@@ -85,13 +83,13 @@ static void it_did_not_end(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(nothing_is_known_behind_it),
-                                       cmocka_unit_test(another_one_has_its_number),
-                                       cmocka_unit_test(it_did_not_end)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(nothing_is_known_after_the_end),
+                                       cmocka_unit_test(another_handle_has_its_number),
+                                       cmocka_unit_test(handle_that_was_not_destroyed)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
 
-/* What math_calls.c calls besides. */
+/* Replaced functions that math_calls.c calls. */
 
 enum ibx_math_named ibx_math_contents_name(unsigned number, const union ibx_math_value *values,
                                            union ibx_math_value *own, int *status)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A process that forks while another thread of it notes a handle. */
+/* A process forks while another thread notes a handle. */
 #include "frontend-glue/preload/math_libraries/math_calls.h"
 
 #include <pthread.h>
@@ -12,14 +12,14 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#define FIRST 16u /* that there is room for before the list grows */
+#define FIRST 16u /* entries before the list grows */
 
 void *__wrap_realloc(void *from, size_t n);
 
 static atomic_int moving, went_on;
 
-/* If memory moves, others find the old place gone before anybody knows the new one. The thread
- * stays there until another one has forked, or waits for it. */
+/* If memory moves, the old place is invalid before the new one is known. The thread stops here
+ * until another thread has forked or waits for it. */
 void *__wrap_realloc(void *from, size_t n)
 {
     void *to = malloc(n);
@@ -41,7 +41,7 @@ static void *note_one_more(void *unused)
     return NULL;
 }
 
-static void the_child_has_all(void **state)
+static void child_has_all_handles(void **state)
 {
     pthread_t thread;
     int status = 0;
@@ -69,7 +69,7 @@ static void the_child_has_all(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_child_has_all),
+        cmocka_unit_test(child_has_all_handles),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A program that asks for so many algorithms of cuBLASLt, and a back end that says that it has
- * more: the program would go through what is behind its own memory. */
+/* A program asks for a number of algorithms of cuBLASLt, and the back end claims to return more.
+ * The program must not read beyond its own memory. */
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/math_libraries/math_calls.h"
 
@@ -15,7 +15,7 @@
 static int answers, status; /* of the back end */
 static uint64_t bytes_written;
 
-/* In place of math_calls.c. */
+/* Replaces math_calls.c. */
 int ibx_frontend_math(unsigned number, const union ibx_math_value *values)
 {
     if (number == IBX_MATH_cublasLtGetProperty)
@@ -65,8 +65,8 @@ static void no_more_than_were_asked_for(void **state)
     assert_true(search(4, &count) == NOT_SUPPORTED && list(4, &count) == NOT_SUPPORTED);
 }
 
-/* If more results are asked for than fit into one reply, the rest does not come. */
-static void no_more_than_can_come(void **state)
+/* If more results are requested than fit into one reply, the rest is missing. */
+static void no_more_than_fit_into_a_reply(void **state)
 {
     int count = 9;
     (void)state;
@@ -77,8 +77,9 @@ static void no_more_than_can_come(void **state)
     assert_true(search(1000, &count) == 0 && count == 128);
 }
 
-/* How many bytes of an attribute were written. A caller without room asks how many there are. */
-static void no_more_bytes_than_there_is_room_for(void **state)
+/* How many bytes of an attribute were written. A caller with an empty buffer asks how many there
+ * are. */
+static void no_more_bytes_than_the_buffer_has(void **state)
 {
     typedef int get(void *algorithm, int which, void *value, uint64_t n, void *count);
     static get *const calls[] = {cublasLtMatmulAlgoCapGetAttribute,
@@ -104,12 +105,12 @@ static void no_more_bytes_than_there_is_room_for(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(no_more_than_were_asked_for),
-                                       cmocka_unit_test(no_more_than_can_come),
-                                       cmocka_unit_test(no_more_bytes_than_there_is_room_for)};
+                                       cmocka_unit_test(no_more_than_fit_into_a_reply),
+                                       cmocka_unit_test(no_more_bytes_than_the_buffer_has)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
 
-/* What the rest of the file calls. */
+/* --------------------------------------------------------------------------- replaced functions */
 
 int cublasLtGetProperty(int which, void *value)
 {

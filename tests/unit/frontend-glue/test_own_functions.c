@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Functions of clients that graphs call: how long they are known. */
+/* Functions of clients that graphs call, and how long they stay known. */
 #include "frontend-glue/clients/graph_slots.h"
 #include "tests/fixtures/own_requests.h"
 
@@ -20,13 +20,15 @@ static int add_host_node(uint64_t graph, uint64_t queue, uint64_t number, uint64
     return own_run(&alice, &w, node);
 }
 
-/* In the executable graph `exec`, or (0) in the graph itself. */
+/* Sets the function of a node in the executable graph `exec` or, if that is 0, in the graph
+ * itself. */
 static int set_host_node(uint64_t exec, uint64_t node, uint64_t queue, uint64_t number)
 {
     return own_call(&alice, IBX_OWN_SET_HOST, 4, (uint64_t[]){exec, node, queue, number}, NULL);
 }
 
-/* So many functions that graphs call; or, if there is one, that nodes of an executable graph do. */
+/* Adds these functions to graphs or, if `exec` is given, to nodes of an executable graph.
+ * Returns the time. */
 static double seconds_of_functions(const char *exec, uint64_t queue, uint64_t from, uint64_t until)
 {
     struct timespec begun, done;
@@ -45,7 +47,7 @@ static double seconds_of_functions(const char *exec, uint64_t queue, uint64_t fr
     return (double)(done.tv_sec - begun.tv_sec) + 1e-9 * (double)(done.tv_nsec - begun.tv_nsec);
 }
 
-/* Functions cost no more time beside very many others. */
+/* The time for a function does not depend on how many others there are. */
 static void test_very_many_functions(void **state)
 {
     static const char exec[65536];
@@ -65,9 +67,9 @@ static void test_very_many_functions(void **state)
     }
 }
 
-/* A function of the client's is known as long as a graph may call it, whose copies and what was
- * made of them count; and of those that come and go there may be any number. */
-static void test_functions_go_with_graphs(void **state)
+/* A function stays known while a graph may call it; copies of the graph and executable graphs
+ * count. Any number of functions may come and go. */
+static void test_functions_end_with_graphs(void **state)
 {
     uint64_t queue, graph, node, clone, exec;
     (void)state;
@@ -89,7 +91,7 @@ static void test_functions_go_with_graphs(void **state)
         assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, graph, NULL), 0);
     }
     assert_false(ibx_host_work_repeats());
-    /* One that a node gets later, too. */
+    /* The same for a function that a node gets later. */
     assert_int_equal(own_graph_create(&alice, &graph), 0);
     assert_int_equal(add_host_node(graph, queue, 1, &node), 0);
     assert_int_equal(set_host_node(0, node, queue, 2), 0);
@@ -98,9 +100,9 @@ static void test_functions_go_with_graphs(void **state)
     ibx_host_work_end(&alice.x);
 }
 
-/* Of the functions that a node gets one after the other, in its graph or in an executable graph,
- * the last one is known. */
-static void test_functions_go_with_the_next_one(void **state)
+/* If a node gets one function after the other, in its graph or in an executable graph, only the
+ * last one stays known. */
+static void test_functions_end_when_replaced(void **state)
 {
     uint64_t queue, graph, node, exec, told;
     (void)state;
@@ -137,7 +139,7 @@ static void test_functions_go_with_the_next_one(void **state)
     ibx_host_work_end(&alice.x);
 }
 
-/* CUDA destroys no node of a graph that allocates memory: it stays with its function. */
+/* CUDA destroys no node of a graph that allocates memory: the node stays, and its function too. */
 static void test_functions_stay_with_nodes(void **state)
 {
     uint64_t queue, graph, node, other;
@@ -157,7 +159,7 @@ static void test_functions_stay_with_nodes(void **state)
     ibx_host_work_end(&alice.x);
 }
 
-/* Two rows between the host and alice's memory, in a new node of the graph, or in `node`. */
+/* Copies two rows between the host and alice's memory, in a new node of the graph or in `node`. */
 static int copy_rows(uint64_t graph, uint64_t queue, uint64_t number, size_t pitch, uint64_t *node)
 {
     const struct ibx_cuda_memcpy3d copy = {
@@ -176,7 +178,7 @@ static int copy_rows(uint64_t graph, uint64_t queue, uint64_t number, size_t pit
     return own_run(&alice, &w, graph ? node : NULL);
 }
 
-/* What a node does not get, since CUDA refuses its other parameters, is not kept for it. */
+/* If CUDA refuses the other parameters of a node, nothing is kept for it. */
 static void test_refused_copies_leave_nothing(void **state)
 {
     const size_t before = ibx_slots_bytes();
@@ -203,7 +205,8 @@ static void *call_in_graph(void *function)
     return NULL;
 }
 
-/* A launch of a graph calls the function, which is known, and the client its own of that number. */
+/* A launch calls the function, which is known, and the client calls its own function with this
+ * number. */
 static void is_called(void *function, uint64_t number)
 {
     struct ibx_host_called called;
@@ -223,8 +226,8 @@ static int launch(void *exec, void *stream)
     return exec && stream ? 0 : CUDA_INVALID_VALUE;
 }
 
-/* A function that an executable graph has no more is known until its launches have called it. If
- * one was captured, what comes of that may call it any number of times. */
+/* A function that an executable graph no longer has stays known until its launches have called
+ * it. If a launch was captured, the resulting graph may call it any number of times. */
 static void test_functions_stay_for_launches(void **state)
 {
     uint64_t queue, graph, node, exec;
@@ -269,8 +272,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_very_many_functions),
-        cmocka_unit_test(test_functions_go_with_graphs),
-        cmocka_unit_test(test_functions_go_with_the_next_one),
+        cmocka_unit_test(test_functions_end_with_graphs),
+        cmocka_unit_test(test_functions_end_when_replaced),
         cmocka_unit_test(test_functions_stay_with_nodes),
         cmocka_unit_test(test_refused_copies_leave_nothing),
         cmocka_unit_test(test_functions_stay_for_launches),

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Requests of our own, on doubles of CUDA that end the process at a handle that is none: a tenant
- * can name only its own things, and things of others cost it no time. Requests with random
- * contents: test_random_requests.c.
- */
+/* ibx's own requests, with simulated libraries that abort at an invalid handle. A tenant can
+ * name only its own objects, and objects of others cost it no time. Requests with random
+ * contents: test_random_requests.c. */
 #include "frontend-glue/clients/graph_slots.h"
 #include "frontend-glue/session/session_internal.h"
 #include "tests/fixtures/own_requests.h"
@@ -23,7 +21,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-/* Memory of a graph whose owner cannot be noted is not given out: it would be anybody's. */
+/* A graph's memory is not returned if its owner cannot be noted: it would belong to nobody. */
 static void test_memory_without_owner(void **state)
 {
     (void)state;
@@ -31,7 +29,7 @@ static void test_memory_without_owner(void **state)
     uint64_t graph, node, answers[2] = {0};
     const uint64_t most = atomic_load(&quota->most);
     assert_int_equal(own_graph_create(&alice, &graph), 0);
-    atomic_store(&quota->most, 1); /* it has more already */
+    atomic_store(&quota->most, 1); /* the quota is exceeded already */
     assert_int_equal(own_allocation_add(&alice, graph, 4096, &node), CUDA_MEMORY_ALLOCATION);
     assert_int_equal(own_nodes_count(&alice, graph), 0);
     atomic_store(&quota->most, most);
@@ -40,7 +38,7 @@ static void test_memory_without_owner(void **state)
     assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, graph, answers), 0);
 }
 
-/* A node that what is launched has never had: of another graph, or added later. */
+/* A node that the launched graph has never had: of another graph, or added later. */
 static void test_nodes_of_others(void **state)
 {
     (void)state;
@@ -53,7 +51,7 @@ static void test_nodes_of_others(void **state)
     assert_int_equal(own_call(&alice, IBX_OWN_GRAPH_INSTANTIATE, 2, (uint64_t[]){graph, 0}, &exec),
                      0);
     assert_int_equal(own_memset_add(&alice, graph, alice.memory, &later), 0);
-    assert_int_equal(own_nodes_count(&alice, graph), 2); /* that it is listed changes nothing */
+    assert_int_equal(own_nodes_count(&alice, graph), 2); /* listing it changes nothing */
     const uint64_t nodes[] = {node, later, strange};
     for (unsigned i = 0; i < 3; i++) {
         uint8_t bytes[100];
@@ -68,7 +66,7 @@ static void test_nodes_of_others(void **state)
     assert_int_equal(own_call_one(&alice, IBX_OWN_EXEC_DESTROY, exec, NULL), 0);
 }
 
-/* Levels go with what they are of, and with it alone. */
+/* Mipmap levels end with their array, and only with it. */
 static void test_levels_of_others(void **state)
 {
     (void)state;
@@ -115,8 +113,8 @@ static size_t allocated(void)
     return now.uordblks + now.hblkhd;
 }
 
-/* Memory that is there for long, and clients that open it, and end without closing it. */
-static void test_openers_that_are_gone(void **state)
+/* Memory that lives long, and clients that open it and end without closing it. */
+static void test_openers_that_have_ended(void **state)
 {
     (void)state;
     const size_t before = allocated();
@@ -133,9 +131,9 @@ static void test_openers_that_are_gone(void **state)
         fail_msg("20000 clients that have ended take %zu bytes", after - before);
 }
 
-/* Sessions of one client end, one after the other, while what they have begun waits: it is known
- * when all of it is over, by a few events. */
-static void test_work_that_is_left(void **state)
+/* Sessions of one client end one after the other while their work waits. A few events show when
+ * all of it is over. */
+static void test_work_of_ended_sessions(void **state)
 {
     (void)state;
     void *const own = IBX_CUDA_STREAM_PER_THREAD;
@@ -165,7 +163,7 @@ static void test_work_that_is_left(void **state)
 
 static uint64_t slots[SLOTS];
 
-/* Of this thread's processor. */
+/* Processor time of this thread, in seconds. */
 static double seconds_of_slots(unsigned from, unsigned until)
 {
     struct timespec begun, done;
@@ -181,8 +179,8 @@ static void release(uint64_t slot)
     ibx_slot_release((void *)(uintptr_t)slot);
 }
 
-/* All clients' copies in graphs wait for each other there: none waits for a walk through another
- * one's. */
+/* All clients' copies in graphs are in one list. A client must not wait for a walk through
+ * another client's copies. */
 static void test_very_many_slots(void **state)
 {
     (void)state;
@@ -209,7 +207,7 @@ static uint64_t copy_slot(uint64_t queue, uint64_t number)
     return copy.slot;
 }
 
-/* Slots of copies in graphs that no longer exist make room for others. */
+/* Slots of copies in graphs that were destroyed become free for others. */
 static void test_functions_come_and_go(void **state)
 {
     (void)state;
@@ -222,14 +220,14 @@ static void test_functions_come_and_go(void **state)
     assert_true(copy_slot(queue, 1) == copy.slot); /* of two graphs */
     for (uint64_t number = 2; number < 70000; number++)
         release(copy_slot(queue, number));
-    release(copy_slot(queue, 2)); /* the same, once more */
+    release(copy_slot(queue, 2)); /* a second time */
     release(copy.slot);
     assert_true(ibx_host_work_number(&alice.x, lasting) == 1);
     release(copy.slot);
     assert_true(ibx_host_work_number(&alice.x, lasting) == 0);
     assert_false(ibx_host_work_repeats());
     release(copy_slot(queue, 1));
-    void *context = NULL; /* nor when that goes with all its graphs */
+    void *context = NULL; /* neither when the context ends with all its graphs */
     assert_int_equal(alice.x.cuda->ctx_get_current(&context), 0);
     copy_slot(queue, 1);
     ibx_slots_forget(context);
@@ -237,7 +235,7 @@ static void test_functions_come_and_go(void **state)
     ibx_host_work_end(&alice.x);
 }
 
-/* Another session of alice's that names her graph. */
+/* Another session of alice that names her graph. */
 struct other_session {
     struct gpu_session x;
     uint64_t exec;
@@ -257,7 +255,7 @@ static void *name_graph(void *argument)
     return NULL;
 }
 
-/* CUDA's graphs bear no two threads at once. */
+/* CUDA does not allow two threads to use one graph at once. */
 static void test_one_request_for_a_graph(void **state)
 {
     struct other_session other = {.x = alice.x};
@@ -287,7 +285,7 @@ static void *name_exec(void *argument)
     return NULL;
 }
 
-/* An executable graph must not be changed beside another call, either. */
+/* An executable graph must not be changed during another call either. */
 static void test_one_change_of_what_is_launched(void **state)
 {
     uint64_t graph, node, exec;
@@ -316,7 +314,7 @@ static void test_one_change_of_what_is_launched(void **state)
     assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, graph, NULL), 0);
 }
 
-/* The graph within a new node of a graph. */
+/* Returns the graph within a new node of a graph. */
 static uint64_t graph_within(uint64_t graph)
 {
     uint64_t empty, node, child;
@@ -332,8 +330,7 @@ static uint64_t graph_within(uint64_t graph)
     return child;
 }
 
-/* A node with as many dependencies as there may be, in a graph that is as deep in others as it may
- * be. */
+/* A node with the greatest number of dependencies, in a graph that is nested as deep as allowed. */
 static void test_dependencies_deep_down(void **state)
 {
     uint64_t outermost, graph, node, nodes[IBX_OWN_BEHIND - 1];
@@ -345,7 +342,7 @@ static void test_dependencies_deep_down(void **state)
         graph = graph_within(graph);
     struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_OWN_NODE_EMPTY);
     ibx_put_u64(&w, graph);
-    ibx_put_u16(&w, IBX_OWN_BEHIND - 1); /* the double has room for so many nodes */
+    ibx_put_u16(&w, IBX_OWN_BEHIND - 1); /* the simulated driver has room for this many nodes */
     for (unsigned i = 0; i < IBX_OWN_BEHIND - 1; i++) {
         assert_int_equal(own_memset_add(&alice, graph, alice.memory, &nodes[i]), 0);
         ibx_put_u64(&w, nodes[i]);
@@ -365,7 +362,7 @@ static uint8_t *bytes_of(uint64_t slot, size_t n)
     return memory.at;
 }
 
-/* They come and go, each with bytes of its own. */
+/* Slots come and go, each with different bytes. */
 static void test_slots_come_and_go(void **state)
 {
     enum { MOST = 300 };
@@ -390,7 +387,8 @@ static void test_slots_come_and_go(void **state)
     assert_true(ibx_slots_bytes() == before);
 }
 
-/* Seconds of this thread's processor for graphs that come and go, and for clients that do. */
+/* Processor time of this thread, in seconds, for graphs that come and go, and for clients that
+ * do. */
 static double seconds_of_graphs(void)
 {
     struct timespec begun, done;
@@ -407,7 +405,7 @@ static double seconds_of_graphs(void)
     return (double)(done.tv_sec - begun.tv_sec) + 1e-9 * (double)(done.tv_nsec - begun.tv_nsec);
 }
 
-/* A client with very many things does not slow others down. */
+/* A client with very many objects does not slow others down. */
 static void test_very_many_of_others(void **state)
 {
     const uint64_t first = UINT64_C(1) << 48;
@@ -423,7 +421,7 @@ static void test_very_many_of_others(void **state)
         fail_msg("%f s beside 300000 events of another client, %f s before", beside, alone);
 }
 
-/* Seconds of this thread's processor for frees of what nobody has shared. */
+/* Processor time of this thread, in seconds, for freeing memory that nobody has shared. */
 static double seconds_of_frees(void)
 {
     struct timespec begun, done;
@@ -434,7 +432,7 @@ static double seconds_of_frees(void)
     return (double)(done.tv_sec - begun.tv_sec) + 1e-9 * (double)(done.tv_nsec - begun.tv_nsec);
 }
 
-/* Things that a client has shared do not slow down others' frees, and are found by their kind. */
+/* Objects that a client has shared do not slow down others' frees, and are found by their kind. */
 static void test_very_many_are_shared(void **state)
 {
     enum { MANY = 4096 };
@@ -481,8 +479,8 @@ int main(void)
         cmocka_unit_test(test_nodes_of_others),
         cmocka_unit_test(test_levels_of_others),
         cmocka_unit_test(test_pointers_of_others),
-        cmocka_unit_test(test_openers_that_are_gone),
-        cmocka_unit_test(test_work_that_is_left),
+        cmocka_unit_test(test_openers_that_have_ended),
+        cmocka_unit_test(test_work_of_ended_sessions),
         cmocka_unit_test(test_very_many_slots),
         cmocka_unit_test(test_functions_come_and_go),
         cmocka_unit_test(test_dependencies_deep_down),

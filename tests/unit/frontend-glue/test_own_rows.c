@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Requests of our own that name rows of memory: they count from the first byte to the end of the
- * last row, and that is as long as CUDA takes it to be.
- */
+/* ibx's own requests that name rows of memory. The rows count from the first byte to the end of
+ * the last row, with the row length that CUDA uses. */
 #include "tests/fixtures/own_requests.h"
 
 #include <setjmp.h>
@@ -18,7 +16,8 @@ static int copy_planes(struct client *c, const struct ibx_cuda_memcpy3d *p)
     return own_run(c, &w, NULL);
 }
 
-/* Rows that begin in one's own memory, but for where the copy begins in them. */
+/* Rows that start in the client's own memory, except that the position of the copy in them is
+ * outside. */
 static void test_rows_of_others(void **state)
 {
     (void)state;
@@ -37,12 +36,12 @@ static void test_rows_of_others(void **state)
     copy.to_at.width = 0;
     copy.from_at.width = apart;
     assert_int_equal(copy_planes(&alice, &copy), CUDA_INVALID_VALUE);
-    wide.extent.width = apart + 1; /* a row that is longer than it should be */
+    wide.extent.width = apart + 1; /* a row that is too long */
     assert_int_equal(copy_planes(&alice, &wide), CUDA_INVALID_VALUE);
     assert_int_equal(app->ctx_synchronize(), 0);
     assert_int_equal(app->from_device(got, bob.memory, MEMORY), 0);
     assert_memory_equal(got, letters, MEMORY);
-    /* The last byte of one's own, and of an array. */
+    /* Up to the last byte of the client's memory, and of an array. */
     copy.from_at.width = MEMORY - 64;
     assert_int_equal(copy_planes(&alice, &copy), 0);
     const struct ibx_cuda_memcpy3d from_array = {.from_array = (void *)(uintptr_t)alice.array,
@@ -62,7 +61,7 @@ static int texture(const struct ibx_cuda_channel *channel, size_t width, size_t 
     struct ibx_cuda_texture how;
     uint64_t made;
     uint8_t bytes[256];
-    for (int i = 0; i < 18; i++) /* as the double wants it */
+    for (int i = 0; i < 18; i++) /* as the simulated driver expects it */
         how.words[i] = i + 1;
     struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_OWN_CREATE_TEXTURE);
     ibx_resource_put(&w, &resource);
@@ -74,8 +73,7 @@ static int texture(const struct ibx_cuda_channel *channel, size_t width, size_t 
     return rc;
 }
 
-/* A part of an image, at its bottom on the right: another tenant's memory may begin where the last
- * row ends. */
+/* The lower right part of an image: another tenant's memory may start where the last row ends. */
 static void test_textures_before_others(void **state)
 {
     (void)state;
@@ -85,12 +83,12 @@ static void test_textures_before_others(void **state)
     assert_int_equal(texture(&pairs, 64, 2, apart - row), 0);
     assert_int_equal(texture(&pairs, 64, 2, apart - row + 1), CUDA_INVALID_VALUE);
     assert_int_equal(texture(&pairs, 64, SIZE_MAX / 2, apart), CUDA_INVALID_VALUE);
-    /* Whatever the pitch is. */
+    /* For any pitch. */
     const size_t fit = apart / 8 / 64 * 64;
     assert_int_equal(texture(&pairs, fit, 1, 64), 0);
     assert_int_equal(texture(&pairs, fit + 64, 1, 64), CUDA_INVALID_VALUE);
     assert_int_equal(texture(&pairs, SIZE_MAX / 64 * 64, 1, 64), CUDA_INVALID_VALUE);
-    /* CUDA may see other channels otherwise: a whole pitch counts. */
+    /* CUDA may interpret other channels differently, so a whole pitch counts. */
     const struct ibx_cuda_channel others[] = {{32, 16, 0, 0, 2}, {8, 0, 8, 0, 2}, {0, 0, 0, 0, 2}};
     for (unsigned i = 0; i < 3; i++) {
         assert_int_equal(texture(&others[i], 64, 2, apart - row), CUDA_INVALID_VALUE);

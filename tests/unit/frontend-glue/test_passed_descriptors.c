@@ -20,7 +20,7 @@
 
 #define STRANGER 12345
 
-/* As passed_descriptors.c has it. */
+/* as in passed_descriptors.c */
 struct where {
     uint8_t key[16];
     pid_t process;
@@ -35,7 +35,7 @@ static ino_t file_of(int fd)
     return st.st_ino;
 }
 
-/* In another process: what it gets there. 0: the descriptor of that file. */
+/* Fetches in another process. Returns 0 if it gets the descriptor of that file. */
 static int fetched(const struct ibx_cuda_handle *where, ino_t file)
 {
     int status = -1;
@@ -69,8 +69,8 @@ static void test_offered(void **state)
     ibx_passed_withdraw(&other);
 }
 
-/* Nobody listens there, or the table has nonsense. */
-static void test_nobody(void **state)
+/* Nobody listens there, or the table contains nonsense. */
+static void test_no_listener_or_nonsense(void **state)
 {
     (void)state;
     struct ibx_cuda_handle where = {{0}};
@@ -82,7 +82,7 @@ static void test_nobody(void **state)
     assert_int_equal(fetched(&where, 0), -ENOENT);
 }
 
-/* Gives who asks a descriptor, whatever he asks for, if that user can be had. */
+/* A process of `user`, if that is possible, that gives a descriptor to everyone who asks. */
 static void stranger(int ready, uid_t user)
 {
     struct sockaddr_un at = {.sun_family = AF_UNIX};
@@ -110,7 +110,7 @@ static void stranger(int ready, uid_t user)
     }
 }
 
-/* 0: the stranger's was taken. */
+/* Returns 0 if the stranger's descriptor was accepted. */
 static int fetched_from(uid_t user)
 {
     int ready[2];
@@ -128,11 +128,12 @@ static int fetched_from(uid_t user)
     return rc;
 }
 
-/* The name of a process that has ended, and its number, may be those of another user's. */
+/* A process of another user may have the name and number of one that has ended. */
 static void test_stranger(void **state)
 {
     (void)state;
-    assert_int_equal(fetched_from(getuid()), 0); /* it would be taken */
+    /* shows that a stranger of the same user would be accepted */
+    assert_int_equal(fetched_from(getuid()), 0);
     if (geteuid())
         skip();
     assert_int_equal(fetched_from(STRANGER), -ENOENT);
@@ -142,7 +143,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_offered),
-        cmocka_unit_test(test_nobody),
+        cmocka_unit_test(test_no_listener_or_nonsense),
         cmocka_unit_test(test_stranger),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

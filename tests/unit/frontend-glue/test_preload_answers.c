@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A back end's answers about arrays that this process has not made do not decide how far the
- * program's memory is written: the program names rows, and their bytes come from the device. */
+/* A back end's answers about arrays that this process has not made must not decide how much of
+ * the program's memory is written. The program names rows, and their bytes come from the device. */
 #include "frontend-glue/preload/preload.h"
 #include "tests/fuzz/fake_frontend.h"
 
@@ -15,7 +15,7 @@
 
 static uint8_t answers[512], memory[2 * PITCH * ROWS + PITCH];
 
-/* Of a request, that succeeds. */
+/* Adds the answer of a request that succeeds. */
 static void add(struct ibx_writer *w, const void *bytes, size_t n)
 {
     ibx_put_u8(w, 0);
@@ -23,7 +23,7 @@ static void add(struct ibx_writer *w, const void *bytes, size_t n)
     ibx_put_bytes(w, bytes, n);
 }
 
-/* Which is a success of any other request, too. */
+/* Adds the answer about an element; for any other request it is a success too. */
 static void add_channel(struct ibx_writer *w, int bits)
 {
     const int32_t words[5] = {bits, bits, bits, bits, 0};
@@ -36,7 +36,7 @@ static void add_memory(struct ibx_writer *w)
     add(w, &address, sizeof(address));
 }
 
-/* 16 elements a row from an array; what it returns. */
+/* Copies 16 elements per row from an array. Returns what the call returns. */
 static int copy(struct ibx_writer *w, void *array, size_t pitch, size_t rows)
 {
     const struct ibx_cuda_memcpy3d p = {.from_array = array,
@@ -59,7 +59,7 @@ static void elements_that_grow_while_they_are_copied(void **state)
     (void)state;
     struct ibx_writer w = ibx_writer_of(answers, sizeof(answers));
     for (unsigned i = 0; i < 2; i++)
-        add_channel(&w, 8); /* four bytes an element: a row fills its pitch */
+        add_channel(&w, 8); /* four bytes per element: a row fills its pitch */
     for (unsigned i = 0; i < 4; i++)
         add_channel(&w, 32);
     copy(&w, (void *)0x5000, PITCH, ROWS);
@@ -77,7 +77,7 @@ static void elements_that_do_not_fit(void **state)
     expect_written(0);
 }
 
-/* Nothing but the back end says how long it is. */
+/* Only the back end says how long the row is. */
 static void a_row_without_a_pitch(void **state)
 {
     (void)state;

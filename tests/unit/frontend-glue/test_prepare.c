@@ -13,7 +13,7 @@
 #define BYTES ((size_t)3 << 20)
 
 static uint8_t *memory;
-static unsigned long pins; /* before the test */
+static unsigned long pins; /* pins before the test */
 
 /* The back end's pool is made before anything is counted. */
 static int set_up_memory(void **state)
@@ -44,7 +44,8 @@ static struct ibx_frontend_copy wish(bool to_device)
         .to_device = to_device, .host = memory, .n = BYTES, .lasting = true, .pinned = true};
 }
 
-/* There and back, right; how many pieces of memory were pinned for that. */
+/* Copies there and back and checks the bytes. Returns how many pieces of memory were pinned for
+ * that. */
 static unsigned long copies_pin(void)
 {
     const unsigned long before = cuda_stats().host_pinned;
@@ -56,7 +57,7 @@ static unsigned long copies_pin(void)
     return cuda_stats().host_pinned - before;
 }
 
-/* The first one: the pool is there when the back end's thread has its context, before any copy. */
+/* Must run first: the pool exists when the back end's thread has its context, before any copy. */
 static void test_pool(void **state)
 {
     (void)state;
@@ -76,16 +77,16 @@ static void test_before_the_first_copy(void **state)
     assert_int_equal(cuda_stats().host_pins, pins + 1);
 }
 
-/* Without it, the first copy pins: so the test above tests something. */
-static void test_control(void **state)
+/* Without the preparation, the first copy pins. This shows that the test above tests something. */
+static void test_first_copy_pins_without_preparation(void **state)
 {
     (void)state;
     assert_int_equal(copies_pin(), 1);
 }
 
-/* The back end would have to allocate memory that has no pages yet; it does not map other
+/* The back end would have to allocate pages for untouched memory, and it does not map other
  * memory. */
-static void test_left_alone(void **state)
+static void test_memory_that_is_not_prepared(void **state)
 {
     (void)state;
     ibx_session_prepare(pair.client, scene_memory(BYTES), BYTES);
@@ -107,7 +108,7 @@ static int set_up_leaving(void **state)
     return set_up_memory(state);
 }
 
-/* The back end's thread may have made no call yet that has given it a context. */
+/* The back end's thread may not have made a call yet that gives it a context. */
 static void test_without_a_context(void **state)
 {
     (void)state;
@@ -132,7 +133,7 @@ static void test_more_than_allowed(void **state)
     assert_int_equal(cuda_stats().host_pins, pins);
     assert_int_equal(copies_pin(), 0);
     struct frame nothing = {0};
-    expect_code("other", &nothing, HANDLED); /* brings seen() up to date */
+    expect_code("other", &nothing, HANDLED); /* updates seen() */
     assert_non_null(strstr(seen().refused, "rdma.pins"));
 }
 
@@ -145,11 +146,11 @@ static void test_refused_by_cuda(void **state)
     copies_pin();
 }
 
-/* Registrations go with the session: LeakSanitizer sees those that do not. */
+/* Registrations end with the session; LeakSanitizer detects those that do not. */
 static void test_broken_meanwhile(void **state)
 {
     (void)state;
-    struct ibx_injected_faults faults = {.disconnect_in = 2}; /* FLUSH */
+    struct ibx_injected_faults faults = {.disconnect_in = 2}; /* the FLUSH */
     assert_int_equal(ibx_fault_injection_attach(pair.client->conn, &faults, NULL), 0);
     ibx_session_prepare(pair.client, memory, BYTES);
     assert_false(ibx_session_live(pair.client));
@@ -164,8 +165,8 @@ static void test_ends_with_the_client(void **state)
     assert_int_equal(cuda_stats().host_pins, 1); /* the pool */
 }
 
-/* The back end ignores a key that names nothing; a length of 0 is an error. */
-static void test_lies(void **state)
+/* The back end ignores an unknown key; a length of 0 is an error. */
+static void test_wrong_keys_and_lengths(void **state)
 {
     (void)state;
     struct ibx_remote remote = {.address = 4096, .length = 1 << 20, .keys = {12345}};
@@ -187,14 +188,14 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_pool, set_up, tear_down),
         CASE(test_before_the_first_copy, set_up_memory),
-        CASE(test_control, set_up_memory),
-        CASE(test_left_alone, set_up_memory),
+        CASE(test_first_copy_pins_without_preparation, set_up_memory),
+        CASE(test_memory_that_is_not_prepared, set_up_memory),
         CASE(test_without_a_context, set_up_leaving),
         CASE(test_more_than_allowed, set_up_little),
         CASE(test_refused_by_cuda, set_up_memory),
         CASE(test_broken_meanwhile, set_up_memory),
         CASE(test_ends_with_the_client, set_up_memory),
-        CASE(test_lies, set_up_memory),
+        CASE(test_wrong_keys_and_lengths, set_up_memory),
     };
     app = cuda_application();
     session_pair_use("shm", NULL, NULL, NULL);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Whose connection is which process's. */
+/* To which client's process a connection belongs. */
 #include "frontend-glue/session/process_owners.h"
 
 #include <setjmp.h>
@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-/* user -1: it is not known. number 0: there is none. */
+/* user -1: unknown; number 0: none */
 static struct ibx_process_client client(const char *name, int user, unsigned number)
 {
     struct ibx_process_client c = {.has_user = user >= 0, .user = user < 0 ? 0 : (unsigned)user};
@@ -53,7 +53,7 @@ static void test_same(void **state)
     }
 }
 
-/* A program that was on this host and has moved: its next thread has no user any more. */
+/* The program was on this host and has moved, so its next thread has no known user. */
 static void test_moved(void **state)
 {
     struct ibx_process_clients of = {.first = client("alice", 1, 7)};
@@ -75,7 +75,7 @@ static void test_numbers(void **state)
     struct ibx_process_clients of = {.first = client("", -1, 0)};
     (void)state;
     ibx_process_clients_note(&of, &of.first);
-    assert_false(ibx_process_clients_have(&of, &of.first)); /* it says none */
+    assert_false(ibx_process_clients_have(&of, &of.first)); /* this client has no number */
     for (unsigned i = 1; i <= IBX_PROCESS_NUMBERS + 1; i++) {
         const struct ibx_process_client c = client("", -1, i), last = client("", -1, i - 1);
         ibx_process_clients_note(&of, &c);

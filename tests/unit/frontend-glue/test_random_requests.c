@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Requests of our own by a client that sends anything, on doubles of CUDA that end the process at a
- * handle that is none: it harms no other tenant, and not the back end.
- */
+/* ibx's own requests with random contents, with simulated libraries that abort at an invalid
+ * handle. They harm neither other tenants nor the back end. */
 #include "frontend-glue/session/session_internal.h"
 #include "tests/fixtures/request_forms.h"
 
@@ -14,9 +12,9 @@
 #include <cmocka.h>
 
 #define REQUESTS 15000u
-#define RENEWED  100u /* requests after which a client has all kinds again */
+#define RENEWED  100u /* after this many requests the client gets new objects of all kinds */
 
-/* One in eight is cut off somewhere, or has more bytes than it should. */
+/* One request in eight is truncated or too long. */
 static void request_anything(struct client *c)
 {
     uint8_t bytes[1024] = {0};
@@ -54,7 +52,7 @@ static void test_anything(void **state)
         }
         request_anything(&alice);
     }
-    /* All that is the other tenant's is as it was. */
+    /* The other tenant's objects and memory are unchanged. */
     assert_int_equal(app->ctx_synchronize(), 0);
     assert_int_equal(app->from_device(after, bob.memory, MEMORY), 0);
     assert_memory_equal(after, before, MEMORY);

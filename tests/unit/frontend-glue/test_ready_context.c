@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The context of a spare process. Each test is a process of its own: it has one at most. */
+/* The context that a spare process makes in advance. Each test is a process of its own, since a
+ * process has at most one. */
 #include "common/clock.h"
 #include "frontend-glue/device_copies/copies.h"
 #include "gpudirect/pinned.h"
@@ -47,7 +48,7 @@ static bool has_none(void)
     return !has_context();
 }
 
-/* The thread that makes and watches it. */
+/* Whether the thread that makes and watches the context has ended. */
 static bool thread_is_gone(void)
 {
     unsigned n = 0;
@@ -77,7 +78,7 @@ static void make(void)
     ibx_ready_context_make(&x);
 }
 
-/* Its exit status. */
+/* Returns the process's exit status. */
 static int process_of(int (*body)(void))
 {
     int status = 0;
@@ -85,7 +86,7 @@ static int process_of(int (*body)(void))
     if (!child) {
         alarm(60 * patience_times());
         const int status_of_it = body();
-        ibx_pinned_settle(); /* its thread */
+        ibx_pinned_settle(); /* waits for the pool's thread */
         _exit(status_of_it);
     }
     assert_int_equal(waitpid(child, &status, 0), child);
@@ -108,14 +109,14 @@ static void test_breaks(void **state)
     assert_int_equal(process_of(ends_when_it_breaks), EXIT_FAILURE);
 }
 
-/* The thread that pins the memory for copies retains the context, too, until it ends. */
-static bool only_we_hold_it(void)
+/* The thread that pins memory for copies also retains the context until it ends. */
+static bool only_this_process_holds_it(void)
 {
     ibx_pinned_settle();
     return has_context();
 }
 
-/* It is the client's from then on, and what breaks it is the client's to see. */
+/* From then on the context is the client's, and the client sees what breaks it. */
 static int is_taken(void)
 {
     make();
@@ -126,14 +127,14 @@ static int is_taken(void)
         return 3;
     inject("cuStreamQuery", ECC);
     ibx_ready_context_taken();
-    return only_we_hold_it() ? 0 : 4;
+    return only_this_process_holds_it() ? 0 : 4;
 }
 
 static int is_taken_at_once(void)
 {
     make();
     ibx_ready_context_taken();
-    return in_time(has_context) && in_time(thread_is_gone) && only_we_hold_it() ? 0 : 2;
+    return in_time(has_context) && in_time(thread_is_gone) && only_this_process_holds_it() ? 0 : 2;
 }
 
 static void test_taken(void **state)
@@ -151,14 +152,14 @@ static int uses_another(void)
     ibx_ready_context_taken();
     ibx_ready_context_selected(-1);
     ibx_ready_context_selected(0);
-    if (!in_time(thread_is_gone) || !only_we_hold_it())
+    if (!in_time(thread_is_gone) || !only_this_process_holds_it())
         return 3;
     ibx_ready_context_selected(1);
     ibx_ready_context_selected(1);
     return in_time(has_none) && in_time(thread_is_gone) ? 0 : 4;
 }
 
-/* ... before there is one to let go. */
+/* A client uses another device before there is a context to release. */
 static int has_used_another(void)
 {
     ibx_ready_context_selected(1);
@@ -178,7 +179,7 @@ static int is_exclusive(void)
 {
     void (*attribute)(int, int) = NULL;
     *(void **)&attribute = ibx_cuda_symbol("ibx_double_attribute");
-    attribute(COMPUTE_MODE, 3); /* one process at a time */
+    attribute(COMPUTE_MODE, 3); /* only one process at a time */
     make();
     return in_time(thread_is_gone) && has_none() ? 0 : 2;
 }

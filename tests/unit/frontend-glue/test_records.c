@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Calls that do not wait, over a fabric whose messages cost much. Event records leave with what
- * comes behind them, so that they time the work and not the wire; and they leave, whatever comes.
- * Calls behind more than a message takes cost no more than others. */
+/* Calls that do not wait, over a fabric with slow messages. Event records are sent together with
+ * the following calls, so that they time the work and not the network; but they are always sent.
+ * A long backlog does not make calls slower. */
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/session_pair.h"
 
@@ -17,15 +17,15 @@
 #include <time.h>
 #include <cmocka.h>
 
-#define REQUESTS 64u    /* that are looked at */
-#define MANY     15000u /* more than a message takes, and fewer than a thread may be ahead */
+#define REQUESTS 64u    /* requests that are checked */
+#define MANY     15000u /* more than fit into a message, and fewer than a thread may be ahead */
 
 static struct session_pair pair;
 static struct ibx_pipeline *pipeline;
 static atomic_uint requests;
-static atomic_bool last_of_message[REQUESTS]; /* nothing is behind it in its message */
+static atomic_bool last_of_message[REQUESTS]; /* it is the last one in its message */
 static atomic_bool held;                      /* the back end reads nothing */
-static atomic_ulong looks;                    /* at requests that wait to be sent */
+static atomic_ulong looks;                    /* how often waiting requests were looked at */
 
 size_t __real_ibx_call_request(const uint8_t *bytes, size_t n, const struct ibx_call **call);
 size_t __wrap_ibx_call_request(const uint8_t *bytes, size_t n, const struct ibx_call **call);
@@ -41,7 +41,7 @@ static void pause_briefly(void)
     nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
 }
 
-/* As GVirtuS. */
+/* Serves as GVirtuS does. */
 static int serve(struct session_pair *p, void *argument)
 {
     static const uint8_t reply[20];
@@ -97,7 +97,7 @@ static void set_memory(void)
     call("cudaMemsetAsync", body, sizeof(body));
 }
 
-/* Nothing is under way. */
+/* Waits until no call is pending. */
 static void settle(unsigned count)
 {
     await_requests(count);
@@ -114,7 +114,7 @@ static int begin(void **state)
     assert_non_null(pipeline);
     ibx_pipeline_learn(pipeline, "cudaEventRecord");
     ibx_pipeline_learn(pipeline, "cudaMemsetAsync");
-    record(); /* it waits, and is known to succeed since */
+    record(); /* waits, and is known to succeed from now on */
     settle(1);
     return 0;
 }
@@ -129,8 +129,8 @@ static int end(void **state)
     return 0;
 }
 
-/* The process's own thread may have sent the record before the next call was made: then that try
- * says nothing. */
+/* The process's sending thread may have sent the record before the next call was made. Such an
+ * attempt shows nothing. */
 static void test_leaves_with_the_next(void **state)
 {
     (void)state;
@@ -146,7 +146,7 @@ static void test_leaves_with_the_next(void **state)
     assert_true(together >= 1);
 }
 
-/* Nothing comes behind it. */
+/* No call follows. */
 static void test_leaves_alone(void **state)
 {
     (void)state;
@@ -157,8 +157,7 @@ static void test_leaves_alone(void **state)
     }
 }
 
-/* The back end does not keep up, so that most records wait here: none is looked at again and
- * again. */
+/* The back end is slow, so most records wait in the client. None is looked at again and again. */
 static void test_many_wait(void **state)
 {
     (void)state;
@@ -166,7 +165,7 @@ static void test_many_wait(void **state)
     held = true;
     looks = 0;
     for (unsigned i = 0; i < MANY && looks < 8 * MANY; i++) {
-        if (i % 7 < 3) /* messages are of different lengths */
+        if (i % 7 < 3) /* so that messages have different lengths */
             record();
         else
             set_memory();

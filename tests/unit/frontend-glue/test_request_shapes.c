@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Requests that would end the back end in their handler: each as a front end makes it, then not. */
+/* Requests whose handlers would end the back end. Each is made first as a front end makes it,
+ * and then malformed. */
 #include "frontend-glue/gvirtus_handlers/request_shapes.h"
 #include "tests/fixtures/unit.h"
 
@@ -7,7 +8,7 @@
 
 #include <string.h>
 
-#define LENGTH 64u /* of payloads */
+#define LENGTH 64u /* length of payloads */
 #define H2D    1u
 #define D2H    2u
 #define D2D    3u
@@ -42,7 +43,7 @@ static struct body with(struct body b, uint64_t value, unsigned bytes)
     return b;
 }
 
-static struct body mended(const char *name, struct body b)
+static struct body repaired(const char *name, struct body b)
 {
     ibx_shapes_mend(name, b.bytes, b.n);
     return b;
@@ -50,7 +51,7 @@ static struct body mended(const char *name, struct body b)
 
 static bool good(const char *name, struct body b)
 {
-    const struct body after = mended(name, b);
+    const struct body after = repaired(name, b);
     return !memcmp(b.bytes, after.bytes, b.n);
 }
 
@@ -104,16 +105,16 @@ static void payloads(void **state)
             assert_false(good(name, calls[i].make(LENGTH, LENGTH, kind)));
         assert_false(good(name, calls[i].make(LENGTH, LENGTH, UINT32_MAX)));
     }
-    /* They are refused: by CUDA as NULL and as too much for any symbol, or by the handler. */
-    struct body b = mended("cudaMemcpy", copy(LENGTH, 1000, H2D));
+    /* They are refused: by CUDA as NULL or as too long for any symbol, or by the handler. */
+    struct body b = repaired("cudaMemcpy", copy(LENGTH, 1000, H2D));
     assert_true(!number(&b, 0, 8) && number(&b, b.n - 12, 8) == 1);
-    b = mended("cudaMemcpyToSymbol", symbol(LENGTH, 1000, H2D));
+    b = repaired("cudaMemcpyToSymbol", symbol(LENGTH, 1000, H2D));
     assert_true(number(&b, b.n - 20, 8) > UINT32_MAX);
-    b = mended("cudaMemcpyAsync", copy_async(UINT64_MAX - 8, 1, H2D));
+    b = repaired("cudaMemcpyAsync", copy_async(UINT64_MAX - 8, 1, H2D));
     assert_true(number(&b, 8, 8) == UINT64_C(1) << 62);
-    b = mended("cudaMemcpyAsync", copy_async(LENGTH, 1, 77));
+    b = repaired("cudaMemcpyAsync", copy_async(LENGTH, 1, 77));
     assert_true(!number(&b, 0, 8) && !number(&b, 8, 8) && number(&b, b.n - 12, 4) == D2D);
-    b = mended("cudaMemcpyToArray", array(LENGTH, 1, 77));
+    b = repaired("cudaMemcpyToArray", array(LENGTH, 1, 77));
     assert_true(number(&b, b.n - 4, 4) == 0);
     assert_false(good("cudaMemcpy", copy(LENGTH, LENGTH, 0)));
     assert_false(good("cudaMemcpy", copy(LENGTH, LENGTH, 4)));
@@ -141,17 +142,18 @@ static void planes(void **state)
         assert_false(good(name, rows(before, 16, 16, 5)));
         assert_false(good(name, rows(before, UINT64_MAX, 16, 5)));
         assert_false(good(name, rows(before, UINT64_MAX, UINT64_MAX, 2)));
-        const struct body b = mended(name, rows(before, 16, 16, 5));
+        const struct body b = repaired(name, rows(before, 16, 16, 5));
         assert_true(number(&b, b.n - 20, 8) == UINT64_MAX); /* a width beyond its pitch */
         assert_true(number(&b, b.n - 28, 8) == 1);
-        assert_true(good(name, rows(before, 0, LENGTH, 1))); /* a row for which CUDA needs none */
+        /* one row, for which CUDA needs no pitch */
+        assert_true(good(name, rows(before, 0, LENGTH, 1)));
         assert_false(good(name, rows(before, 0, LENGTH + 1, 1)));
         assert_true(good(name, rows(before, 1000, 1000, 0)));
         assert_true(good(name, rows(before, 16, 17, 5))); /* CUDA refuses the pitch */
     }
 }
 
-/* The handler looks behind what is not NULL, finds too little there, and refuses it. */
+/* The handler reads what follows a pointer that is not NULL, finds too little, and refuses it. */
 static void nulls(void **state)
 {
     static const struct {
@@ -177,8 +179,8 @@ static void nulls(void **state)
     assert_memory_equal(devices.bytes + 8, "\xff\xff\xff\x7f", 4);
 }
 
-/* Whatever is missing. */
-static void cut(void **state)
+/* Truncated anywhere. */
+static void truncated(void **state)
 {
     static const char *const names[] = {
         "cudaMemcpy",           "cudaMemcpyAsync",     "cudaMemcpy2D",
@@ -189,7 +191,7 @@ static void cut(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         for (size_t n = 0; n < 120; n++) {
-            uint8_t *bytes = test_malloc(n ? n : 1); /* of that length, for the sanitizer */
+            uint8_t *bytes = test_malloc(n ? n : 1); /* of exactly this length, for the sanitizer */
             memset(bytes, 1, n);
             ibx_shapes_mend(names[i], bytes, n);
             test_free(bytes);
@@ -212,11 +214,11 @@ static struct body plane(uint64_t source, uint64_t target, uint64_t pitch, uint6
 
 static uint64_t type_of_source(struct body b)
 {
-    const struct body after = mended("cuMemcpy2D", b);
+    const struct body after = repaired("cuMemcpy2D", b);
     return number(&after, 24, 4);
 }
 
-/* Memory of the host is the back end's own, unless it comes with the request. */
+/* Memory of the host would be the back end's own, unless it is part of the request. */
 static void driver_rows(void **state)
 {
     enum { HOST = 1, DEVICE, ARRAY, UNIFIED };
@@ -224,12 +226,13 @@ static void driver_rows(void **state)
     assert_true(good("cuMemcpy2D", plane(DEVICE, ARRAY, 20, 10, 0)));
     assert_true(good("cuMemcpy2D", plane(ARRAY, DEVICE, 20, 10, 1)));
     assert_int_equal(type_of_source(plane(UNIFIED, DEVICE, 20, 10, 0)), DEVICE);
-    const struct body unified = mended("cuMemcpy2D", plane(DEVICE, UNIFIED, 20, 10, 0));
+    const struct body unified = repaired("cuMemcpy2D", plane(DEVICE, UNIFIED, 20, 10, 0));
     assert_int_equal(number(&unified, 80, 4), DEVICE);
     assert_int_equal(type_of_source(plane(HOST, DEVICE, 20, 10, 0)), 0);
     assert_int_equal(type_of_source(plane(HOST, DEVICE, 20, 10, 1)), 0);
     assert_int_equal(type_of_source(plane(DEVICE, HOST, 20, 10, 0)), 0);
-    for (uint64_t come = 70; come < 78; come++) { /* three rows behind the first one */
+    /* the length of the rows that follow, around the right one */
+    for (uint64_t come = 70; come < 78; come++) {
         struct body b = with(plane(HOST, DEVICE, 20, 10, 1), come, 8);
         b.n += come;
         assert_int_equal(type_of_source(b), come >= 74 ? HOST : 0);
@@ -239,20 +242,20 @@ static void driver_rows(void **state)
     struct body much = with(plane(HOST, DEVICE, UINT64_MAX / 2, 10, 1), 64, 8);
     much.n += 64;
     assert_int_equal(type_of_source(much), 0);
-    for (size_t n = 8; n < 140; n++) { /* it would read on */
+    for (size_t n = 8; n < 140; n++) { /* the handler would read beyond the end */
         struct body b = plane(DEVICE, DEVICE, 20, 10, 0);
         b.n = n;
-        b = mended("cuMemcpy2D", b);
+        b = repaired("cuMemcpy2D", b);
         assert_int_equal(number(&b, 0, 8), UINT64_C(1) << 62);
     }
     struct body small = plane(DEVICE, DEVICE, 20, 10, 0);
     small.bytes[0] = 1;
-    small = mended("cuMemcpy2D", small);
+    small = repaired("cuMemcpy2D", small);
     assert_int_equal(number(&small, 0, 8), UINT64_C(1) << 62);
 }
 
-/* struct cudaMemcpy3DParms: array, x, y, z, address, pitch, width and rows of both ends; then the
- * extent and the kind. */
+/* struct cudaMemcpy3DParms: array, x, y, z, address, pitch, width and rows of both ends; then
+ * the extent and the kind. */
 static struct body volume(uint64_t kind, bool from_array, bool to_array, uint64_t payload)
 {
     const uint64_t fields[] = {160, from_array,        1,  1,  1, 99, 16, 16, 4,   to_array, 2, 1,
@@ -267,7 +270,7 @@ static struct body volume(uint64_t kind, bool from_array, bool to_array, uint64_
 
 static uint64_t kind_of(struct body b)
 {
-    const struct body after = mended("cudaMemcpy3D", b);
+    const struct body after = repaired("cudaMemcpy3D", b);
     return number(&after, 160, 4);
 }
 
@@ -275,7 +278,7 @@ static void volumes(void **state)
 {
     enum { ANY = 4, NONE = 5 };
     (void)state;
-    const uint64_t last = (2 * 4 + 3) * 16 + 11; /* in bytes; else a whole row */
+    const uint64_t last = (2 * 4 + 3) * 16 + 11; /* in bytes; otherwise a whole row */
     for (uint64_t come = last - 3; come < last + 9; come++) {
         assert_int_equal(kind_of(volume(H2D, false, false, come)), come >= last ? H2D : NONE);
         assert_int_equal(kind_of(volume(ANY, false, false, come)), come >= last ? H2D : NONE);
@@ -284,7 +287,8 @@ static void volumes(void **state)
     for (uint64_t kind = 0; kind < 7; kind++) {
         const bool any = kind == D2D || kind == ANY;
         assert_int_equal(kind_of(volume(kind, true, false, 0)), any ? D2D : NONE);
-        assert_int_equal(kind_of(volume(kind, false, false, 0)), NONE); /* at the position itself */
+        /* too short at the position itself */
+        assert_int_equal(kind_of(volume(kind, false, false, 0)), NONE);
         assert_int_equal(kind_of(volume(kind, false, false, last)),
                          kind == H2D || kind == ANY ? H2D : NONE);
     }
@@ -347,7 +351,7 @@ static void barred(void **state)
     }
 }
 
-/* However GVirtuS's reads cut a name: whether all pieces of it may be a name's. */
+/* Whether all pieces of the bytes may belong to a name, in whatever pieces GVirtuS reads it. */
 static bool may_be_name(const uint8_t *bytes, size_t size, size_t piece)
 {
     struct ibx_request_watch watch;
@@ -376,7 +380,7 @@ static void names(void **state)
             bytes[20] = (uint8_t)odd[k];
             assert_false(may_be_name(bytes, 30, pieces[i]));
         }
-        bytes[20] = 0; /* behind it comes the length */
+        bytes[20] = 0; /* the length follows */
         memset(bytes + 21, 0, 8);
         assert_true(may_be_name(bytes, 29, pieces[i]));
         bytes[21] = '\n';
@@ -388,7 +392,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(payloads),      cmocka_unit_test(planes),      cmocka_unit_test(nulls),
-        cmocka_unit_test(cut),           cmocka_unit_test(barred),      cmocka_unit_test(names),
+        cmocka_unit_test(truncated),     cmocka_unit_test(barred),      cmocka_unit_test(names),
         cmocka_unit_test(capture_modes), cmocka_unit_test(driver_rows), cmocka_unit_test(volumes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Calls that were answered before the back end has run them, over connections that break: each is
- * run once, in order, whatever the next connection carries.
+/* Calls that were answered before the back end has run them, over connections that break. Each
+ * is run once and in order, whatever the next connection can carry.
  *
- *   test_resume_calls PROVIDER [CUTS]    shm, tcp, ...; how many random cuts there are at least
- */
+ *   test_resume_calls PROVIDER [CUTS]    shm, tcp, ...; the least number of random cuts */
 #include "tests/fixtures/cuts.h"
 #include "tests/fixtures/patience.h"
 
@@ -25,21 +23,22 @@
 
 #define SLOTS     16u
 #define LONG_BODY 1900u
-#define LONG_OWN  34000u /* a launch of the longest arguments */
+#define LONG_OWN  34000u /* a launch with the longest arguments */
 #define LONG_COPY 65536u
-#define OWN       65536u /* such a number is of no request of our own that has an effect here */
-#define TINY      1024u  /* bytes of the shortest message that can be agreed on */
+#define OWN       65536u /* no request of ibx's own with such a number has an effect in this test */
+#define TINY      1024u  /* the shortest message length that can be agreed on */
 
 static unsigned random_cuts = 40;
 static struct session_pair pair;
 static struct ibx_pipeline *pipeline;
-static atomic_uint effects; /* calls that the back end has run: each has its number in its body */
+/* calls that the back end has run, each of which has its number in its body */
+static atomic_uint effects;
 static atomic_bool wrong, busy;
-static atomic_uint cut_short; /* requests of our own that a message ends in */
-static unsigned gone_ahead;   /* copies */
-static bool gathers;          /* some of them in the backlog: then the keeper alone finds a cut */
-static bool runs_own;         /* the back end's plugin does, as device_copies/ */
-static bool between;          /* it reads the first byte of a request */
+static atomic_uint cut_short; /* own requests that continue in another message */
+static unsigned gone_ahead;   /* copies that have returned early */
+static bool gathers; /* some calls stay in the backlog; then only the keeper thread notices a cut */
+static bool runs_own; /* the back end's plugin runs requests, as in device_copies/ */
+static bool between;  /* the back end is about to read the first byte of a request */
 
 /* ---------------------------------------------------------------------- the back end */
 
@@ -82,7 +81,8 @@ static int run_own(void *context, const struct ibx_request *q)
 static const struct ibx_session_hooks own_hooks = {.wants_request = wants_request,
                                                    .request = run_own};
 
-/* As GVirtuS, of calls whose body begins with a number: their effect is to count. */
+/* Serves like GVirtuS. The body of each call starts with a number; the call's effect is to
+ * count. */
 static int serve(struct ibx_session *s, void *argument)
 {
     uint8_t *body = malloc(1 << 20);
@@ -120,7 +120,7 @@ static int serve_pair(struct session_pair *p, void *argument)
 
 /* ------------------------------------------------------------------------- the calls */
 
-/* A copy of n bytes to the device, at its number, in a stream. */
+/* A copy of n bytes to the device address `number`, in a stream. */
 static void put_call(uint8_t *body, unsigned number, size_t n)
 {
     struct ibx_writer w = ibx_writer_of(body, n + 36);
@@ -140,7 +140,7 @@ static void put_own_call(uint8_t *body, unsigned number, size_t n)
     memcpy(body, &own, 8);
 }
 
-/* Answered at once. */
+/* A call that is answered at once. */
 static void call_ahead(unsigned number, size_t n)
 {
     uint8_t body[LONG_BODY + 36];
@@ -151,7 +151,7 @@ static void call_ahead(unsigned number, size_t n)
     assert_int_equal(code, 0);
 }
 
-/* A synchronous copy that is answered at once, whose memory is used for something else then. */
+/* A synchronous copy that is answered at once; its memory is reused then. */
 static void copy_ahead(unsigned number, size_t n)
 {
     static uint8_t bytes[LONG_COPY];
@@ -181,7 +181,7 @@ static void copy_ahead(unsigned number, size_t n)
     gone_ahead++;
 }
 
-/* A call that GVirtuS does not have, and that waits. */
+/* A call that GVirtuS does not have, and that waits for its reply. */
 static void call_own(unsigned number, size_t n)
 {
     static uint8_t body[LONG_OWN + 36];
@@ -193,7 +193,7 @@ static void call_own(unsigned number, size_t n)
     assert_int_equal(effects, number + 1);
 }
 
-/* As GVirtuS's front end makes one that waits. */
+/* A call that waits, as GVirtuS's front end makes it. */
 static void call_and_wait(unsigned number, size_t n)
 {
     uint8_t body[LONG_BODY + 36];
@@ -258,14 +258,15 @@ static void always_tiny_messages(struct ibx_options *options, unsigned n)
     options->message = TINY;
 }
 
-/* The session goes on over a connection that has such messages: how many calls were made. */
-static unsigned go_on_with_shorter_messages(void)
+/* The session continues over a connection with shorter messages. Returns how many calls were
+ * made. */
+static unsigned continue_with_shorter_messages(void)
 {
     unsigned number = 0;
     cuts_plan_nothing();
     cuts_connect_with = tiny_messages;
     begin();
-    while (number < 2 * SLOTS) /* the messages that are kept are short */
+    while (number < 2 * SLOTS) /* so that the messages that are kept are short */
         call_and_wait(number++, 10);
     ibx_pipeline_lock(pipeline);
     ibx_abort(pair.client->conn);
@@ -275,13 +276,13 @@ static unsigned go_on_with_shorter_messages(void)
     return number;
 }
 
-/* A call that was taken for longer messages than the next connection has goes in several, though no
- * further call comes. */
+/* A call that was accepted when messages were longer is sent in several messages, even if no
+ * further call follows. */
 static void test_shorter_messages(void **state)
 {
     (void)state;
-    unsigned number = go_on_with_shorter_messages();
-    if (strcmp(ibx_session_path(pair.client)->provider, "tcp")) /* which has long ones always */
+    unsigned number = continue_with_shorter_messages();
+    if (strcmp(ibx_session_path(pair.client)->provider, "tcp")) /* tcp always has long messages */
         assert_in_range(ibx_session_room(pair.client), 1, TINY);
     for (unsigned i = 0; i < 3; i++) {
         call_ahead(number++, LONG_BODY);
@@ -295,11 +296,11 @@ static void test_shorter_messages(void **state)
     cuts_connect_with = NULL;
 }
 
-/* The calls that the end of the process waits for are among them. */
+/* The same for calls for which the end of the process waits. */
 static void test_shorter_messages_at_the_end(void **state)
 {
     (void)state;
-    unsigned number = go_on_with_shorter_messages();
+    unsigned number = continue_with_shorter_messages();
     for (unsigned i = 0; i < 20; i++)
         call_ahead(number++, LONG_BODY);
     assert_true(ibx_pipeline_finish(pipeline, 10000));
@@ -308,7 +309,7 @@ static void test_shorter_messages_at_the_end(void **state)
     cuts_connect_with = NULL;
 }
 
-/* A request of our own, which only the plugin can run: only if it fits into one message. */
+/* An own request, which only the plugin can run, must fit into one message. */
 static void test_whole_requests(void **state)
 {
     (void)state;
@@ -321,7 +322,7 @@ static void test_whole_requests(void **state)
         int code = -1;
         const struct ibx_pipeline_request call = {
             .name = IBX_OWN_NAME, .body = body, .n = sizeof(body)};
-        busy = true; /* so that nobody takes messages, and calls wait for each other */
+        busy = true; /* so that messages are not taken, and calls wait in the backlog */
         for (unsigned k = 0; k < 60 + i; k++)
             call_ahead(number++, LONG_BODY);
         put_own_call(body, number++, LONG_BODY);
@@ -334,17 +335,17 @@ static void test_whole_requests(void **state)
     assert_int_equal(cut_short, 0);
 }
 
-/* A request that is longer than the messages of the connection over which the session goes on. */
+/* A request that is longer than the messages of the connection over which the session continues. */
 static void test_own_requests_in_pieces(void **state)
 {
     (void)state;
     runs_own = true;
-    unsigned number = go_on_with_shorter_messages();
+    unsigned number = continue_with_shorter_messages();
     for (size_t n = 800; n < LONG_BODY; n += 7) { /* wherever they are cut */
         call_ahead(number++, n / 3);
         call_own(number++, n);
     }
-    for (size_t n = LONG_BODY; n <= LONG_OWN; n += 401) { /* nor do they fit into a short request */
+    for (size_t n = LONG_BODY; n <= LONG_OWN; n += 401) { /* too long for a short request as well */
         call_ahead(number++, n % LONG_BODY);
         call_own(number++, n);
     }
@@ -354,7 +355,7 @@ static void test_own_requests_in_pieces(void **state)
     cuts_connect_with = NULL;
 }
 
-/* With the connection cut at each message, of either end, of copies that have returned. */
+/* Copies that have returned early, with the connection cut at each message of either end. */
 static void test_copies_ahead(void **state)
 {
     (void)state;
@@ -374,7 +375,7 @@ static void test_copies_ahead(void **state)
     assert_true(gone_ahead > 1000);
 }
 
-/* How often the session went on. */
+/* Returns how often the session has continued. */
 static unsigned run_calls(uint64_t seed)
 {
     struct random random = {seed};
@@ -422,7 +423,7 @@ static void test_at_random(void **state)
     print_message("%u cuts\n", cut_at_random(random_cuts));
 }
 
-/* Each is run once, whatever comes in pieces. */
+/* Each request is run once, whatever is sent in pieces. */
 static void test_own_requests_at_random(void **state)
 {
     (void)state;

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * A session that comes back by a path on which one of its ends cannot register memory, as where
- * verbs may lock less than the program has registered: it goes on by tcp, which locks none.
- */
+/* A session continues over a connection on which one end cannot register memory, for example
+ * because verbs may lock less memory than the program has registered. It then uses tcp, which
+ * locks none. */
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/session_pair.h"
 
@@ -21,7 +20,7 @@
 
 #define BODY          (3u << 20)
 #define SECONDS       20
-#define SHORT_SECONDS 5 /* the server waits for so long in vain */
+#define SHORT_SECONDS 5 /* the server waits this long in vain */
 
 static atomic_bool register_none, may_read;
 static enum ibx_role fails_at;
@@ -38,7 +37,7 @@ int __wrap_ibx_shm_mr_register(void *endpoint, struct ibx_mr *mr, struct ibx_err
     return ibx_error_set(err, failure, "this memory cannot be registered");
 }
 
-/* 1 when both bodies were right. */
+/* Returns 1 if both bodies were right. */
 static int read_bodies(struct session_pair *pair, void *argument)
 {
     uint8_t *bytes = malloc(BODY);
@@ -55,7 +54,7 @@ static int read_bodies(struct session_pair *pair, void *argument)
                  ibx_session_write(pair->server, &answer, 1) == 1 &&
                  !ibx_session_sync(pair->server);
     }
-    if (ibx_session_live(pair->server)) /* else it is gone with the connection */
+    if (ibx_session_live(pair->server)) /* otherwise it has ended with the connection */
         ibx_mr_deregister(mr);
     free(bytes);
     return right;
@@ -76,7 +75,7 @@ static void send_body(struct session_pair *pair, uint8_t *body, unsigned number,
 
 static struct session_pair pair;
 
-/* The client's part of a body is under way. */
+/* The client's part of a body is in flight. */
 static void comes_back_by_shm(void)
 {
     strcpy(pair.client->options.provider, "shm,tcp");
@@ -96,7 +95,7 @@ static void goes_on(enum ibx_role role)
     session_pair_use("tcp,shm", NULL, NULL, NULL);
     session_pair_open(&pair);
     assert_string_equal(ibx_session_path(pair.client)->provider, "tcp");
-    /* The server's memory is registered from now on. */
+    /* From now on the server's memory is registered. */
     session_pair_start(&pair, read_bodies, NULL);
     send_body(&pair, body, 0, NULL);
     send_body(&pair, body, 1, comes_back_by_shm);
@@ -126,8 +125,8 @@ static void comes_back(void)
     may_read = true;
 }
 
-/* The server does not take tcp, either: it may be able to lock memory a little later. */
-static void nothing_else_goes(void **state)
+/* The server does not accept tcp either. It may be able to lock memory a little later. */
+static void no_other_path(void **state)
 {
     (void)state;
     uint8_t *body = malloc(BODY);
@@ -149,8 +148,8 @@ static void nothing_else_goes(void **state)
     free(body);
 }
 
-/* The program no longer may write to its memory, say, which another attempt does not change. */
-static void it_never_goes(void **state)
+/* The program may no longer write to its memory, which another attempt does not change. */
+static void registration_never_succeeds(void **state)
 {
     (void)state;
     uint8_t *body = malloc(BODY), answer;
@@ -170,7 +169,7 @@ static void it_never_goes(void **state)
     comes_back();
     assert_int_not_equal(ibx_session_read(pair.client, &answer, 1), 1);
     assert_non_null(strstr(ibx_session_reason(pair.client), strerror(EACCES)));
-    session_pair_join(&pair); /* after its time */
+    session_pair_join(&pair); /* when its time is over */
     session_pair_close(&pair);
     free(body);
     failure = -ENOMEM;
@@ -181,8 +180,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_client_cannot),
         cmocka_unit_test(the_server_cannot),
-        cmocka_unit_test(nothing_else_goes),
-        cmocka_unit_test(it_never_goes),
+        cmocka_unit_test(no_other_path),
+        cmocka_unit_test(registration_never_succeeds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -15,9 +15,9 @@
 #include <cmocka.h>
 
 #define CHILDREN 200
-#define CHILD_S  10 /* in which a child that hangs is killed */
+#define CHILD_S  10 /* a child that hangs is killed after this time */
 
-static uint32_t process; /* that the server says it is */
+static uint32_t process; /* the process number that the server reports */
 static uint64_t its_namespace;
 
 uint32_t __wrap_ibx_session_process(const struct ibx_session *s, uint64_t *process_namespace);
@@ -44,7 +44,7 @@ static bool ends(const struct ibx_pipeline *p)
 static void test_each_process_once(void **state)
 {
     (void)state;
-    for (unsigned i = 0; i < 3; i++) { /* a container that is restarted has the same numbers */
+    for (unsigned i = 0; i < 3; i++) { /* a restarted container has the same numbers */
         process = 7;
         its_namespace = 4026531836;
         const struct ibx_pipeline one = begun(), other = begun();
@@ -56,7 +56,7 @@ static void test_each_process_once(void **state)
     assert_true(ends(&another));
 }
 
-static void test_one_that_has_not_said_who_it_is(void **state)
+static void test_server_without_process_number(void **state)
 {
     (void)state;
     process = 0;
@@ -87,12 +87,13 @@ static void *look(void *argument)
     return argument;
 }
 
-/* A thread that is looking when another one forks is not there in the child. */
+/* A thread that is checking when another one forks does not exist in the child. */
 static void test_children(void **state)
 {
     struct ibx_pipeline any = {.process = 0};
     pthread_t thread;
-    const unsigned seconds = CHILD_S * patience_times(); /* asked here: it allocates */
+    /* asked here, because it allocates memory */
+    const unsigned seconds = CHILD_S * patience_times();
     unsigned good = 0, bad = 0;
     (void)state;
     ibx_process_add(&any);
@@ -118,7 +119,8 @@ static void test_children(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_one_that_has_not_said_who_it_is), /* before another one ends */
+        /* must run before another process ends */
+        cmocka_unit_test(test_server_without_process_number),
         cmocka_unit_test(test_each_process_once),
         cmocka_unit_test(test_told_before),
         cmocka_unit_test(test_children),

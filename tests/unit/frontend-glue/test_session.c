@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * The byte stream of a session, between two threads: any split of writes and reads gives the same
- * bytes.
+/* The byte stream of a session between two threads: however writes and reads are split, the
+ * bytes are the same.
  *
  *   test_session PROVIDER [PATTERN [ADDRESS]]     shm, tcp, ...; tests whose names match; where the
  *                                                 server listens
  *
- * Linked with memory_provider.c it runs on the fabric inside the process, whatever the name.
- */
+ * Linked with memory_provider.c it runs on the fabric inside the process, whatever PROVIDER is. */
 #include "tests/fixtures/open_fds.h"
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/session_pair.h"
@@ -23,10 +21,10 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-/* --------------------------------------------------------------------- random talks */
+/* ----------------------------------------------------------------------------- random dialogues */
 
-/* Both sides make the same plan from the same seed: who writes how much, in which pieces, with a
- * sync where, and in which pieces it is read. The client and the server take turns. */
+/* Both sides make the same plan from the same seed: who writes how much, in which pieces and
+ * with which syncs, and in which pieces it is read. Client and server alternate. */
 struct talk {
     uint64_t seed;
     unsigned turns;
@@ -114,7 +112,7 @@ static void any_split_gives_the_same_bytes(void **state)
         session_pair_start(&pair, serve_talk, &t);
         int rc = talk(pair.client, &t, false);
         if (rc)
-            ibx_session_close(pair.client); /* so that the other side ends, too */
+            ibx_session_close(pair.client); /* so that the other side ends too */
         int served = session_pair_join(&pair);
         if (rc || served)
             fail_msg("seed %u: client %d \"%s\", server %d \"%s\"", (unsigned)seed, rc,
@@ -125,7 +123,7 @@ static void any_split_gives_the_same_bytes(void **state)
 
 /* ---------------------------------------------------------------------- plain calls */
 
-/* The server's part of most tests: requests of a size each, answered by as many bytes. */
+/* The server's part of most tests: requests of one size each, answered by as many bytes. */
 struct exchange {
     const size_t *sizes;
     unsigned count;
@@ -142,7 +140,7 @@ static int read_pattern(struct ibx_session *s, size_t n, uint64_t seed)
     return rc;
 }
 
-/* Its bytes are the caller's to free once it is known that the other side has them. */
+/* The caller frees the bytes once the other side is known to have them. */
 static int write_pattern(struct ibx_session *s, size_t n, uint64_t seed, uint8_t **bytes)
 {
     *bytes = malloc(n + 1);
@@ -184,7 +182,7 @@ static void check_both(struct session_pair *pair, int rc)
 }
 
 /* The client's part. */
-static int ask(struct ibx_session *client, const struct exchange *e)
+static int send_requests(struct ibx_session *client, const struct exchange *e)
 {
     int rc = 0;
     for (unsigned i = 0; i < e->count && !rc; i++) {
@@ -200,7 +198,7 @@ static int ask(struct ibx_session *client, const struct exchange *e)
 static void run_exchange(struct session_pair *pair, const struct exchange *e)
 {
     session_pair_start(pair, serve_exchange, (void *)(uintptr_t)e);
-    check_both(pair, ask(pair->client, e));
+    check_both(pair, send_requests(pair->client, e));
 }
 
 static void sizes_round_the_boundaries(void **state)
@@ -222,7 +220,7 @@ static void sizes_round_the_boundaries(void **state)
     run_exchange(&pair, &e);
 }
 
-/* 16 MiB and an odd rest, both ways, in one write and one read each. */
+/* 16 MiB and an odd rest in both directions, in one write and one read each. */
 static void long_bodies_both_ways(void **state)
 {
     (void)state;
@@ -253,16 +251,16 @@ static void nothing_is_written_and_read(void **state)
     session_pair_close(&pair);
 }
 
-/* ------------------------------------------------------------ without taking turns */
+/* ------------------------------------------------------ several requests before the first reply */
 
-/* As after so many payloads that what counts them is about to begin anew. */
+/* As after so many payloads that their counter is about to wrap. */
 static void begin_near_the_wrap(struct session_pair *pair, uint32_t before)
 {
     pair->server->payloads_read = pair->client->payloads_read = 0u - before;
     pair->client->payloads_flushed = 0u - before;
 }
 
-/* Requests that leave one after another, and only then are the answers read. */
+/* Requests are sent one after another; only then are the answers read. */
 static void exchange_ahead(uint32_t before_wrap)
 {
     for (int at_once = 0; at_once < 2; at_once++) {
@@ -271,7 +269,7 @@ static void exchange_ahead(uint32_t before_wrap)
             session_pair_open(&pair);
             begin_near_the_wrap(&pair, before_wrap);
             size_t sizes[3];
-            unsigned ahead = at_once ? 3 : 2; /* a server that answers at once bears less */
+            unsigned ahead = at_once ? 3 : 2; /* a server that answers at once allows fewer */
             for (unsigned i = 0; i < ahead; i++)
                 sizes[i] = kinds & 1u << i ? pair.rendezvous + 5000 * i : 10 + i;
             struct exchange e = {sizes, ahead, at_once};
@@ -305,8 +303,8 @@ static void requests_when_counters_wrap(void **state)
         exchange_ahead(before);
 }
 
-/* A reply that was on its way when FLUSHED came tells of fewer payloads than that, however many
- * there were. */
+/* A reply that was sent before FLUSHED arrived counts fewer payloads than FLUSHED, even if the
+ * counter has wrapped. */
 static void late_reply_when_counters_wrap(void **state)
 {
     (void)state;
@@ -319,7 +317,7 @@ static void late_reply_when_counters_wrap(void **state)
     session_pair_close(&pair);
 }
 
-/* Further ahead than that neither side could go on: an error, and no standstill. */
+/* Further ahead neither side could continue: this is an error, not a deadlock. */
 static void too_far_ahead(void **state)
 {
     (void)state;
@@ -349,7 +347,7 @@ static int serve_reading(struct session_pair *pair, void *argument)
     return rc ? rc : answer(pair->server, 1, 0);
 }
 
-/* A client that only writes: a body's memory may be used again when the write after its sync has
+/* A client that only writes may reuse a body's memory when the write after its sync has
  * returned. */
 static void writes_and_syncs_without_a_read(void **state)
 {
@@ -380,7 +378,7 @@ static void writes_and_syncs_without_a_read(void **state)
     free(two[1]);
 }
 
-/* Several long pieces and more small ones than fit into all message slots together, in one sync. */
+/* One sync of several long pieces and more small ones than all message slots hold. */
 static int write_mixture(struct ibx_session *s, size_t rendezvous, uint8_t **bytes)
 {
     size_t longs = rendezvous + 777, shorts = 600000;
@@ -449,7 +447,7 @@ static void end_comes_after_the_bytes(void **state)
     for (unsigned writes = 0; writes < 28; writes++) {
         struct session_pair pair;
         size_t count = 0;
-        bool before = writes % 2; /* the client has gone before the server begins to read */
+        bool before = writes % 2; /* the client closes before the server begins to read */
         session_pair_open(&pair);
         for (unsigned i = 0; i < writes / 2; i++) {
             uint8_t byte = (uint8_t)i;
@@ -479,7 +477,7 @@ static int serve_one_read(struct session_pair *pair, void *argument)
     return (int)n;
 }
 
-/* In the middle of a read the end is an end all the same, never a short count. */
+/* An end in the middle of a read is reported as an end, never as a short count. */
 static void end_in_the_middle_of_a_read(void **state)
 {
     (void)state;
@@ -494,8 +492,8 @@ static void end_in_the_middle_of_a_read(void **state)
     session_pair_close(&pair);
 }
 
-/* A client that goes while its body is wanted, a server that goes while its own is: the other side
- * comes back with an error or the end. */
+/* A client closes while its body is wanted, or a server while its own is. The other side returns
+ * with an error or the end. */
 static void end_in_the_middle_of_a_body(void **state)
 {
     (void)state;
@@ -555,7 +553,7 @@ static int serve_exchange_and_close(struct session_pair *pair, void *argument)
     return rc;
 }
 
-/* The n-th chunk or message of one side breaks the connection: both sides come back, and what was
+/* The n-th chunk or message of one side breaks the connection. Both sides return, and what was
  * read before was right. */
 static void disconnected_at_every_step(void **state)
 {
@@ -572,7 +570,7 @@ static void disconnected_at_every_step(void **state)
             struct exchange e = {sizes, 2, false};
             faults.disconnect_in = nth;
             session_pair_start(&pair, serve_exchange_and_close, &e);
-            int rc = ask(pair.client, &e);
+            int rc = send_requests(pair.client, &e);
             if (rc)
                 ibx_session_close(pair.client);
             int served = session_pair_join(&pair);
@@ -609,7 +607,7 @@ static void failing_copy_ends_the_session(void **state)
     free(bytes);
 }
 
-/* The child's copy of the session ends, and the parent's goes on. */
+/* The child's copy of the session ends, and the parent's continues. */
 static void a_forked_child_has_none(void **state)
 {
     (void)state;
@@ -637,14 +635,14 @@ static int warm_up(void **state)
     struct session_pair pair;
     (void)state;
     ibx_log_set_level(IBX_LOG_ERROR);
-    session_pair_open(&pair); /* what a fabric's library opens once and keeps */
+    session_pair_open(&pair); /* opens what a fabric's library opens once and keeps */
     session_pair_close(&pair);
     return 0;
 }
 
 static int fds_before;
 
-/* A test that hangs dies of the alarm. */
+/* An alarm kills a test that hangs. */
 static int begin(void **state)
 {
     (void)state;

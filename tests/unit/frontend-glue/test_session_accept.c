@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A thread that accepts sessions and is cancelled in the middle of it leaves nothing behind. */
+/* A thread that accepts sessions and is cancelled meanwhile leaves nothing behind. */
 #include "tests/fixtures/session_pair.h"
 
 #include <dirent.h>
@@ -17,7 +17,7 @@ static atomic_uint closed_there;
 int __real_close(int fd);
 int __wrap_close(int fd);
 
-/* The first thread that accepts is cancelled in the middle of giving up a connection. */
+/* The first accepting thread is cancelled while it closes a connection. */
 int __wrap_close(int fd)
 {
     if (accepts && !closed_there++)
@@ -33,8 +33,8 @@ static void *accept_all(void *argument)
     return argument;
 }
 
-/* With a session that this server does not have. */
-static void *go_on(void *argument)
+/* Connects with a session that this server does not have. */
+static void *resume_unknown_session(void *argument)
 {
     static const uint8_t secret[IBX_SECRET_BYTES] = {1};
     struct ibx_claim claim = {.id = "gone", .secret = secret};
@@ -58,7 +58,7 @@ static unsigned open_descriptors(void)
     return count;
 }
 
-/* Another thread goes on with what the cancelled one has not done. */
+/* Another thread continues with what the cancelled one has not done. */
 static void cancelled_while_it_refuses(void **state)
 {
     struct ibx_options options;
@@ -73,7 +73,7 @@ static void cancelled_while_it_refuses(void **state)
     ibx_session_keep(listening, 30);
     assert_int_equal(ibx_session_serve(listening, NULL), 0);
     pthread_create(&accepting[0], NULL, accept_all, NULL);
-    pthread_create(&client, NULL, go_on, &answer);
+    pthread_create(&client, NULL, resume_unknown_session, &answer);
     pthread_join(accepting[0], &ended[0]);
     pthread_create(&accepting[1], NULL, accept_all, NULL);
     pthread_join(client, NULL);

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * A session whose host gets another address, as in a VM that has migrated to another network: it
- * goes on from the new one at once, and not when TCP has given the old connection up. So it does
- * when the host has none for a while, when only another server of the same name answers meanwhile,
- * and when nobody resolves the name, or no resolver answers. It ends when the name leads to another
- * server instead.
+/* The host of a session gets another address, for example in a VM that has migrated to another
+ * network. The session continues from the new address at once, not when TCP has given the old
+ * connection up. It also does if the host has no address for a while, if only another server of
+ * the same name answers meanwhile, and if nobody resolves the name or no resolver answers. It
+ * ends if the name leads to another server instead.
  *
- *   test_session_address PROVIDER
- */
+ *   test_session_address PROVIDER */
 #include "tests/fixtures/last_client.h"
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/session_pair.h"
@@ -36,11 +34,11 @@
 #define LONG_MS    (MOMENT_MS + 100)
 #define CALL_BYTES 4u
 
-#define MEAN_PAUSE_MS 25u /* of 200 attempts for changes of the network alone */
+#define MEAN_PAUSE_MS 25u /* between 200 attempts that only changes of the network cause */
 
 static const char *provider;
 
-/* The client's packets to the server come from this address. */
+/* From now on the client's packets to the server come from this address. */
 static void come_from(const char *address)
 {
     shell("ip addr add %s/32 dev lo && ip route replace local " SERVER " dev lo table local src %s",
@@ -89,7 +87,7 @@ static void echo_end(struct session_pair *pair)
     session_pair_close(pair);
 }
 
-/* From here on the client's server has this name. */
+/* From now on the client's server has this name. */
 static void rename_server(struct ibx_session *client, const char *host)
 {
     struct ibx_uri uri;
@@ -100,7 +98,7 @@ static void rename_server(struct ibx_session *client, const char *host)
     client->uri = strdup(name);
 }
 
-/* The client is as on another host, where it does not see its server's process. */
+/* The client behaves as on another host, where it cannot see its server's process. */
 static void forget_process(struct ibx_session *client)
 {
     close(client->link.peer_fd);
@@ -119,10 +117,11 @@ static void another_address(void **state)
     struct session_pair pair;
     (void)state;
     echo_begin(&pair, 30, "600000");
-    shell("ip addr add 10.99.0.9/32 dev lo && ip addr del 10.99.0.9/32 dev lo"); /* another's */
+    /* another address */
+    shell("ip addr add 10.99.0.9/32 dev lo && ip addr del 10.99.0.9/32 dev lo");
     call(&pair, 2);
     assert_int_equal(ibx_session_resumed(pair.client), 0);
-    /* The old address takes its route along; packets to it are dropped. */
+    /* The route of the old address is removed with it; packets to it are dropped. */
     shell("ip addr del 10.99.0.2/32 dev lo");
     come_from("10.99.0.3");
     const uint64_t began = ibx_now_ns();
@@ -134,7 +133,7 @@ static void another_address(void **state)
     echo_end(&pair);
 }
 
-/* A session that makes no calls meanwhile; another thread looks after its connection. */
+/* The session makes no calls meanwhile; another thread looks after its connection. */
 static void another_address_at_rest(void **state)
 {
     struct session_pair pair;
@@ -153,9 +152,9 @@ static void another_address_at_rest(void **state)
     echo_end(&pair);
 }
 
-/* The pause of a client that has found no way to its server: the only two descriptors that it waits
- * for. `endless`: time does not end it. `restless`: the network changes at once each time, and what
- * the client sleeps before it listens for that is only summed up. */
+/* The pause of a client that has found no way to its server: it waits for these two descriptors
+ * only. `endless`: time does not end the pause. `restless`: the network changes at once each
+ * time; what the client sleeps before it listens for changes is only added up. */
 static _Atomic bool endless, restless;
 static _Atomic unsigned paused, slept_ms;
 int __real_poll(struct pollfd *fds, nfds_t count, int timeout);
@@ -174,9 +173,9 @@ int __wrap_poll(struct pollfd *fds, nfds_t count, int timeout)
     return __real_poll(fds, count, pause ? -1 : timeout);
 }
 
-/* What looks up this name waits until the test lets it. */
+/* Looking up this name waits until the test lets it. */
 #define SILENT "says-nothing.invalid"
-/* This one leads to OTHER and to SERVER. */
+/* This name leads to OTHER and to SERVER. */
 #define BOTH "has-two-addresses.invalid"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -215,7 +214,7 @@ static void *call_in_thread(void *argument)
     return NULL;
 }
 
-/* Another back end, which has no sessions, at that address and the port of the client's. */
+/* Another back end, which has no sessions, at OTHER with the port of the client's server. */
 struct other {
     struct ibx_session *listening;
     pthread_t thread;
@@ -229,8 +228,8 @@ static void *accept_other(void *argument)
     return NULL;
 }
 
-/* The client's server has this name from here on, which leads there or to both. */
-static void other_begin(struct other *other, struct ibx_session *client, const char *name)
+/* From now on the client's server has this name, which leads to OTHER or to both. */
+static void other_server_begin(struct other *other, struct ibx_session *client, const char *name)
 {
     struct ibx_error err = {0};
     struct ibx_options options;
@@ -256,7 +255,7 @@ static void other_end(struct other *other)
     ibx_session_destroy(other->listening);
 }
 
-/* Attempts for longer than a refusal by the server of another address counts for nothing. */
+/* The client tries for longer than it ignores refusals by the server of another address. */
 static void attempt_for_long(void)
 {
     const uint64_t until = ibx_deadline_in_ms(LONG_MS);
@@ -275,7 +274,7 @@ static void without_address(bool beside_other)
     pthread_t thread;
     echo_begin(&pair, 3600, "60000");
     if (beside_other)
-        other_begin(&other, pair.client, BOTH);
+        other_server_begin(&other, pair.client, BOTH);
     forget_process(pair.client);
     paused = 0;
     called = false;
@@ -297,22 +296,23 @@ static void without_address(bool beside_other)
     come_from("10.99.0.2");
 }
 
-/* Neither the server's nor its own; on one host it is enough that the server's is gone. */
+/* Neither the server's address nor its own exists; on one host it is enough that the server's is
+ * gone. */
 static void no_address_for_a_while(void **state)
 {
     (void)state;
     without_address(false);
 }
 
-/* A server that does not have the session, and says so. */
+/* The other server does not have the session, and says so. */
 static void another_server_answers(void **state)
 {
     (void)state;
     without_address(true);
 }
 
-/* A name of one server leads to one that does not have the session: it was started again, at
- * another address. But the name may also differ from network to network, for a moment. */
+/* A name of one server leads to one that does not have the session: the server was restarted at
+ * another address. But the name may also lead elsewhere for a moment, in another network. */
 static void the_server_has_moved(void **state)
 {
     struct session_pair pair;
@@ -320,8 +320,8 @@ static void the_server_has_moved(void **state)
     uint8_t bytes[CALL_BYTES] = {1};
     (void)state;
     echo_begin(&pair, 1, "60000");
-    pair.client->link.agreed = 30; /* the client would wait for so long */
-    other_begin(&other, pair.client, OTHER);
+    pair.client->link.agreed = 30; /* the client would wait this long */
+    other_server_begin(&other, pair.client, OTHER);
     forget_process(pair.client);
     lose_addresses();
     const uint64_t began = ibx_now_ns();
@@ -334,12 +334,12 @@ static void the_server_has_moved(void **state)
     other_end(&other);
     shell("ip addr add " SERVER "/32 dev lo");
     come_from("10.99.0.2");
-    shutdown(server_socket, SHUT_RDWR); /* its session belongs to its thread */
+    shutdown(server_socket, SHUT_RDWR); /* ends its thread, to which its session belongs */
     session_pair_join(&pair);
     session_pair_close(&pair);
 }
 
-/* An attempt for each change, but not as many a second as there may be changes. */
+/* The client tries after each change, but not as often as changes may come. */
 static void a_restless_network(void **state)
 {
     struct session_pair pair;
@@ -373,7 +373,7 @@ static void no_resolver(void **state)
     echo_end(&pair);
 }
 
-/* One that does not answer, while the server can be reached again. */
+/* The resolver does not answer, while the server can be reached again. */
 static void silent_resolver(void **state)
 {
     struct session_pair pair;
@@ -398,14 +398,14 @@ static void silent_resolver(void **state)
     pthread_mutex_unlock(&lock);
     assert_true(goes_on);
     pthread_join(thread, NULL);
-    while (asked != answered) /* the thread that asks ends by itself */
+    while (asked != answered) /* until the thread that asks has ended */
         sched_yield();
     echo_end(&pair);
     come_from("10.99.0.2");
 }
 
-/* The server that answered last does not have the session, and proves it, while nobody says where
- * else its name leads: the session is over. */
+/* The last server that answered does not have the session, and proves it, while no resolver says
+ * where else its name leads. The session has ended. */
 static void end_without_resolver(const char *named)
 {
     struct session_pair pair;
@@ -423,7 +423,7 @@ static void end_without_resolver(const char *named)
     session_pair_close(&pair);
 }
 
-static void gone_without_resolver(void **state)
+static void restarted_without_resolver(void **state)
 {
     (void)state;
     end_without_resolver("nobody-knows-it.invalid");
@@ -442,7 +442,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(no_resolver),
                                        cmocka_unit_test(silent_resolver),
-                                       cmocka_unit_test(gone_without_resolver),
+                                       cmocka_unit_test(restarted_without_resolver),
                                        cmocka_unit_test(no_address_for_a_while),
                                        cmocka_unit_test(another_server_answers),
                                        cmocka_unit_test(the_server_has_moved),

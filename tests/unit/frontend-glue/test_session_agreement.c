@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * What both ends of a session say about their processes: a process's number means nothing on
- * another host, even if both hosts have the same address and their first namespaces the same
- * number. Here the client reads another boot id than the server.
- */
+/* What both ends of a session report about their processes. A process number means nothing on
+ * another host, even if both hosts have the same address, and their first namespaces the same
+ * number. In this test the client reads another boot id than the server. */
 #include "tests/fixtures/session_pair.h"
 
 #include <fcntl.h>
@@ -57,7 +55,7 @@ static uint64_t namespace_of_peer(const struct ibx_session *s)
     return its_namespace;
 }
 
-/* The end of the peer's process is seen at once. */
+/* The end of the peer's process is noticed at once. */
 static void test_one_host(void **state)
 {
     struct session_pair pair;
@@ -69,7 +67,7 @@ static void test_one_host(void **state)
     close_pair(&pair);
 }
 
-/* The numbers name strangers there. */
+/* On another host the numbers belong to other processes. */
 static void test_two_hosts(void **state)
 {
     static const char *const boots[] = {"01234567-89ab-cdef-0123-456789abcdef\n",

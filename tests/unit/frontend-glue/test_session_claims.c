@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Clients that come to go on with a session, by messages that the test makes itself: what the
- * server takes, which clients it refuses, how long it waits, and which keys a client has then.
- *
- *   test_session_claims PROVIDER [HOST]    shm, tcp, ...; the server's address (127.0.0.1)
- */
+/* Clients that ask to continue a session, with messages that the test makes: what the server
+ * accepts and refuses, how long it waits, and which keys a client may have then.
+ *   test_session_claims PROVIDER [HOST]    shm, tcp, ...; the server's address (127.0.0.1) */
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/raw_handshake.h"
 #include "tests/fixtures/resume_scene.h"
@@ -29,7 +26,7 @@
 
 /* ---------------------------------------------------------------- messages by hand */
 
-/* A client's end of a session without one. */
+/* A client's end that the test plays without a session. */
 struct hand {
     struct scene scene;
     struct ibx_conn *conn;
@@ -58,7 +55,7 @@ static void expect_message(struct ibx_conn *conn, const void *bytes, size_t n)
     assert_memory_equal(got, bytes, n);
 }
 
-/* To a server of its own. */
+/* Connects to a server of its own. */
 static void hand_connect(struct hand *hand, unsigned seconds)
 {
     struct ibx_error err = {0};
@@ -130,8 +127,8 @@ static void golden_bytes(void **state)
     hand_close(&hand);
 }
 
-/* A client that comes again is served, whether its loss was noticed or not; if it comes once more,
- * the new connection replaces the old one. */
+/* A client that reconnects is served, whether or not its loss was noticed. If it comes once
+ * more, the new connection replaces the old one. */
 static void duplicates(void **state)
 {
     static const uint8_t resume[29] = {9, 7};
@@ -157,9 +154,9 @@ static void duplicates(void **state)
     hand_close(&hand);
 }
 
-/* A client that has proven itself and its claim, and tries a provider over a network that carries
- * nothing more once the server has offered it, or over tcp, with `joined`, once the client has said
- * that it has all of its lanes, which the server does not see yet. */
+/* A client that has proven its key and claim, and then gets stuck: once the server has offered a
+ * provider, or over tcp, with `joined`, once it has reported all of its lanes, which the server
+ * does not see yet. */
 static struct raw claim_and_stop(const struct hand *hand, bool joined)
 {
     const char *port = strrchr(ibx_session_uri(hand->scene.listening), ':') + 1;
@@ -183,7 +180,7 @@ static struct raw claim_and_stop(const struct hand *hand, bool joined)
     raw.authenticated = true;
     raw_send_frame(&raw, TRY, hello, raw_string(hello, scene_provider));
     raw_expect(&raw, OFFER, &frame);
-    if (joined) { /* an answer has the same terms as the offer begins with */
+    if (joined) { /* the answer's terms are those with which the offer starts */
         const int on = 1;
         assert_int_equal(setsockopt(raw.fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)), 0);
         raw_send_frame(&raw, ANSWER, frame.payload, 11);
@@ -192,8 +189,8 @@ static struct raw claim_and_stop(const struct hand *hand, bool joined)
     return raw;
 }
 
-/* A client that comes once more need not wait until the server gives up the previous connection,
- * with its stalled handshake: here that would take an hour. */
+/* A client that comes once more need not wait until the server gives up the stuck handshake,
+ * which would take an hour here. */
 static void replace_in_handshake(bool joined)
 {
     static const uint8_t resume[29] = {9, 7};
@@ -247,21 +244,22 @@ static void impostors(void **state)
     wrong.secret = secret;
     assert_int_equal(claim(&hand, &wrong, &none), -ESTALE);
     assert_true(!wrong.reached && wrong.refused);
-    send_message(hand.conn, ASKS("A"), 10); /* and the session is where it was */
+    send_message(hand.conn, ASKS("A"), 10); /* the session is unchanged */
     expect_message(hand.conn, SAYS("B"), 14);
     send_message(hand.conn, "\14", 1);
     hand_close(&hand);
 }
 
-/* Numbers that cannot be: of messages that were never sent. */
-static void lies(void **state)
+/* Impossible numbers: of messages that were never sent. */
+static void impossible_numbers(void **state)
 {
     static const uint8_t wrong[][29] = {
-        {9, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1},                         /* taken */
-        {9, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1}, /* of control */
-        {9, 0},                                                             /* an old epoch */
-        {9, 1, 0, 1},                                                       /* too high a one */
-        {10, 1},                                                            /* no RESUME */
+        {9, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1}, /* messages taken */
+        /* control messages taken */
+        {9, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1},
+        {9, 0},       /* an old epoch */
+        {9, 1, 0, 1}, /* an epoch that is too high */
+        {10, 1},      /* not a RESUME */
     };
     static const uint8_t right[29] = {9, 5};
     (void)state;
@@ -273,7 +271,7 @@ static void lies(void **state)
         assert_int_equal(claim(&hand, &how, &hand.conn), 0);
         send_message(hand.conn, wrong[i], sizeof(wrong[i]));
         expect_closed(hand.conn);
-        ibx_close(hand.conn); /* and the session is there for who says the truth */
+        ibx_close(hand.conn); /* the session is still there for a correct claim */
         assert_int_equal(claim(&hand, &how, &hand.conn), 0);
         send_message(hand.conn, right, sizeof(right));
         uint8_t got[64];
@@ -311,8 +309,9 @@ static void key_file_remove(void)
     scene_key_file[0] = 0;
 }
 
-/* They have seen all that the client has: and have its key, but are another user of this host, or
- * a good key of their own. Where it is not known that both are on this host, the key counts. */
+/* They have seen everything of the client. They have its key but are another user of this host,
+ * or they have another valid key. If it is unknown whether both are on this host, the key
+ * decides. */
 static void impostors_with_keys(void **state)
 {
     struct hand hand;
@@ -331,7 +330,7 @@ static void impostors_with_keys(void **state)
     assert_int_equal(claim(&hand, &how, &conn), -ESTALE);
     assert_true(!how.reached && how.refused);
     assert_int_equal(ibx_options_set(&hand.options, "name", "alice", NULL), 0);
-    send_message(hand.conn, ASKS("A"), 10); /* the session is where it was */
+    send_message(hand.conn, ASKS("A"), 10); /* the session is unchanged */
     expect_message(hand.conn, SAYS("B"), 14);
     ibx_close(hand.conn);
     assert_int_equal(claim(&hand, &how, &hand.conn), 0);
@@ -343,8 +342,8 @@ static void impostors_with_keys(void **state)
     key_file_remove();
 }
 
-/* The client's file of keys has another key by now, or is only half written: the server goes on
- * with the one that it has read as it began, and so does the session. */
+/* The client's key file has another key by now, or is half written. The server continues with
+ * the key that it read at its start, and so does the session. */
 static void keys_are_replaced(void **state)
 {
     static const char *const texts[] = {"", ALICE_NEW};
@@ -362,7 +361,7 @@ static void keys_are_replaced(void **state)
     }
 }
 
-/* ... also where another thread has begun with the new key since, here at another server. */
+/* The same if another thread has since connected with the new key, here to another server. */
 static void keys_are_replaced_and_used(void **state)
 {
     struct talk t = {11, 6};
@@ -383,24 +382,24 @@ static void keys_are_replaced_and_used(void **state)
     key_file_remove();
 }
 
-/* ---------------------------------------------------- who answers in the server's place */
+/* ---------------------------------------------- others that answer in the server's place */
 
 enum answer { STALE_AT_ONCE, DENIED_AT_ONCE, STALE, STALE_PROVEN_WRONGLY, WRONG_PROOF, NO_KEY };
 #define ANSWERS (NO_KEY + 1u)
 
-/* Without the key. */
+/* without the key */
 static struct {
     int listening;
     uint16_t port;
     pthread_t thread;
     char uri[32];
-    unsigned most, came; /* so many attempts of the client's lead to him */
+    unsigned most, came; /* how many of the client's attempts reach it */
     bool begun;          /* the first connection is the server's */
     atomic_bool ends;
 } other;
 
-/* False: on a busy host the client has given this attempt up before it was answered. */
-static bool hears(struct raw *raw, uint8_t type, struct raw_frame *frame)
+/* False: on a busy host the client has given up this attempt before it was answered. */
+static bool receives(struct raw *raw, uint8_t type, struct raw_frame *frame)
 {
     if (!raw_receive(raw, frame))
         return false;
@@ -413,14 +412,14 @@ static void answer(struct raw *raw, enum answer how)
     static const uint8_t nothing[RAW_HASH] = {1};
     struct raw_frame frame;
     uint8_t payload[300];
-    if (!hears(raw, HELLO, &frame))
+    if (!receives(raw, HELLO, &frame))
         return;
     raw_take_opening(raw, &frame);
     if (how > DENIED_AT_ONCE) {
         const size_t n = raw_opening(raw, payload, how != NO_KEY);
         raw_host_mark(raw, payload + n);
         raw_send_frame(raw, CHALLENGE, payload, n + RAW_HASH);
-        if (how != NO_KEY && !hears(raw, PROOF, &frame))
+        if (how != NO_KEY && !receives(raw, PROOF, &frame))
             return;
     }
     const bool denies = how == DENIED_AT_ONCE;
@@ -469,14 +468,14 @@ static void other_begins(unsigned most)
 static void other_ends(void)
 {
     other.ends = true;
-    struct raw raw = raw_connect(other.port, "127.0.0.1", "127.0.0.1"); /* wakes him */
+    struct raw raw = raw_connect(other.port, "127.0.0.1", "127.0.0.1"); /* wakes its thread */
     raw_close(&raw);
     pthread_join(other.thread, NULL);
     close(other.listening);
     cuts_connect_to = NULL;
 }
 
-/* Somebody has the server's address for a while, and refuses what is claimed there. */
+/* Somebody has the server's address for a while, and refuses the claims. */
 static void others_refuse(void **state)
 {
     struct talk t = {11, 6};
@@ -491,7 +490,7 @@ static void others_refuse(void **state)
     key_file_remove();
 }
 
-/* ... and for longer than the session is kept. */
+/* The same for longer than the session is kept. */
 static void others_refuse_for_good(void **state)
 {
     struct scene scene;
@@ -512,7 +511,7 @@ static void others_refuse_for_good(void **state)
     key_file_remove();
 }
 
-/* A back end that was started again, to which the client's next attempts lead. */
+/* A restarted back end, to which the client's next attempts lead. */
 static struct ibx_listener *again;
 static atomic_bool again_ends;
 
@@ -564,7 +563,8 @@ static void started_again_with(const char *key, const char *new_key, const char 
     key_file_remove();
 }
 
-/* It says so, at once where the client can know that it is the same one. */
+/* The restarted back end says so. The client believes it at once if it can know that it is the
+ * same back end. */
 static void started_again(void **state)
 {
     static const char gone[] = "cannot go on: 127.0.0.1", perhaps[] = "no connection for 1 seconds";
@@ -593,8 +593,8 @@ static void not_kept(void **state)
 
 #define SENDS_AT 3u
 
-/* A device that has taken the thread's BYE sends it some polls later, unless the connection has
- * ended by then. */
+/* A device that has accepted the thread's BYE sends it some polls later, unless the connection
+ * has ended by then. */
 static _Thread_local struct {
     bool is_late;
     uint8_t bytes[4];
@@ -627,8 +627,8 @@ int __wrap_ibx_poll(struct ibx_conn *conn, struct ibx_event *events, int n)
     return __real_ibx_poll(conn, events, n);
 }
 
-/* False: the client, on a busy host, was given no time to poll until the device has sent it. */
-static bool is_heard(void)
+/* False: on a busy host the client had no time to poll until the device has sent it. */
+static bool bye_arrives(void)
 {
     struct scene scene;
     cuts_plan_nothing();
@@ -646,12 +646,12 @@ static bool is_heard(void)
     return heard;
 }
 
-/* A client that takes its leave is not waited for, however soon its connection ends then. */
-static void leave_is_heard(void **state)
+/* A client that says BYE is not waited for, however soon its connection ends after that. */
+static void bye_arrives_before_the_end(void **state)
 {
     unsigned tries = 1;
     (void)state;
-    while (!is_heard())
+    while (!bye_arrives())
         assert_in_range(++tries, 2, 20);
 }
 
@@ -678,7 +678,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(replaced_in_its_handshake),
         cmocka_unit_test(replaced_behind_its_result),
         cmocka_unit_test(impostors),
-        cmocka_unit_test(lies),
+        cmocka_unit_test(impossible_numbers),
         cmocka_unit_test(impostors_with_keys),
         cmocka_unit_test(keys_are_replaced),
         cmocka_unit_test(keys_are_replaced_and_used),
@@ -686,7 +686,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(others_refuse_for_good),
         cmocka_unit_test(started_again),
         cmocka_unit_test(not_kept),
-        cmocka_unit_test(leave_is_heard),
+        cmocka_unit_test(bye_arrives_before_the_end),
         cmocka_unit_test(time_is_up),
     };
     if (argc < 2)

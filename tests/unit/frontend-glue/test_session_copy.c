@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Copies that a client asks for by itself: the bytes of docs/protocol.md, and every way to get the
- * answer wrong. What a session keeps registered, and what a client reads once its back end is gone.
- * Runs on the fabric inside the process.
- */
+/* Copies that a client requests by itself: the bytes of docs/protocol.md, and malformed answers.
+ * Also: what a session keeps registered, and what a client reads once its back end has gone.
+ * Runs on the fabric inside the process. */
 #include "tests/fixtures/session_memory.h"
 
 #include "frontend-glue/client_copies/client_copies.h"
@@ -26,8 +24,8 @@ static struct ibx_frontend_copy copy_of(bool to_device, bool async, size_t n)
                                       .stream = async ? 0x77 : 0};
 }
 
-/* Over the fabric inside the process; as over `shm` long copies go through memory of the session's
- * own, otherwise they are what these tests say the bytes of. */
+/* Opens a connection over the fabric inside the process. `as_shm`: long copies go through memory
+ * of the session's own, as over shm; otherwise the tests check their bytes. */
 static struct ibx_conn *open_server(struct session_pair *pair, bool as_shm)
 {
     struct ibx_conn *server = session_pair_open_bare_server(pair);
@@ -36,7 +34,7 @@ static struct ibx_conn *open_server(struct session_pair *pair, bool as_shm)
     return server;
 }
 
-/* A reply: exit code, seconds, length, and then these bytes of segments. */
+/* Sends a reply: exit code, seconds, length, and then these bytes of segments. */
 static void send_reply(struct ibx_conn *server, uint32_t bodies, int code, uint64_t out,
                        const void *more, size_t n)
 {
@@ -53,7 +51,8 @@ static void send_reply(struct ibx_conn *server, uint32_t bodies, int code, uint6
     send_message(server, bytes, w.length);
 }
 
-/* The end of such a reply: the count inline, and where the payload is. */
+/* Writes the end of such a reply: the count inline, and the place of the payload. Returns its
+ * length. */
 static size_t payload_at(uint8_t *bytes, uint64_t count, uint8_t kind, uint64_t length)
 {
     struct ibx_writer w = ibx_writer_of(bytes, 64);
@@ -139,7 +138,7 @@ static void from_device_golden_bytes(void **state)
     session_pair_close(&pair);
 }
 
-/* A frame of rows with gaps describes, and contains, only the rows; a reply fills nothing else. */
+/* A frame of rows with gaps describes and contains only the rows; a reply writes nothing else. */
 static void rows_golden_bytes(void **state)
 {
     (void)state;
@@ -190,7 +189,7 @@ static void rows_golden_bytes(void **state)
 
 /* --------------------------------------------------------------------- odd answers */
 
-/* That GVirtuS's handlers give, or might: the session goes on. */
+/* Answers that GVirtuS's handlers give or might give. The session continues. */
 static void answers_of_handlers(void **state)
 {
     (void)state;
@@ -200,7 +199,7 @@ static void answers_of_handlers(void **state)
     struct ibx_conn *server = open_server(&pair, false);
     struct ibx_frontend_copy from = copy_of(false, true, 5), to = copy_of(true, false, 5);
     memset(memory, 'm', 16);
-    /* Memory, although it has failed; the count of something else; nothing at all. */
+    /* Memory although the call has failed; the count of something else; nothing at all. */
     struct {
         int code, expected;
         uint64_t out, count;
@@ -244,7 +243,7 @@ static void nonsense_instead_of_an_answer(void **state)
         struct ibx_frontend_copy copy = copy_of(i == 2, false, i == 1 ? 100 : BODY);
         size_t n = payload_at(end, copy.n, 7, i == 0 ? BODY - 1 : copy.n);
         uint64_t out = copy.n + 8;
-        if (i == 3) { /* to more memory than it said, and elsewhere */
+        if (i == 3) { /* to more memory than it announced, and elsewhere */
             n = payload_at(end, copy.n + 1, 7, copy.n);
             out++;
         }
@@ -278,7 +277,7 @@ static void not_between_requests(void **state)
     session_pair_close(&pair);
 }
 
-/* An early CTS is sent once a request. */
+/* An early CTS may be sent once per request. */
 static void early_cts_twice(void **state)
 {
     (void)state;
@@ -291,7 +290,7 @@ static void early_cts_twice(void **state)
     assert_int_equal(ibx_session_read(pair.server, &byte, 1), 1);
     assert_int_equal(ibx_session_write(pair.server, "a", 1), 1);
     assert_int_equal(ibx_session_sync(pair.server), 0);
-    send_message(client, aim, sizeof(aim)); /* of the next one */
+    send_message(client, aim, sizeof(aim)); /* of the next request */
     send_message(client, "\1\1\1\0\0\0q", 7);
     assert_int_equal(ibx_session_read(pair.server, &byte, 1), 1);
     send_message(client, aim, sizeof(aim));
@@ -300,7 +299,7 @@ static void early_cts_twice(void **state)
     session_pair_close(&pair);
 }
 
-/* ------------------------------------------------------------ exposures taken back */
+/* registrations that are undone */
 
 struct exchange {
     size_t request, reply;
@@ -319,8 +318,8 @@ static int serve_exchange(struct session_pair *pair, void *argument)
     return rc;
 }
 
-/* Memory of either side is registered, and the client's within reach of the server, only while a
- * payload of it is under way. */
+/* Memory of either side is registered, and the client's is exposed to the server, only while a
+ * payload of it is in flight. */
 static void nothing_stays_registered(void **state)
 {
     (void)state;
@@ -342,9 +341,9 @@ static void nothing_stays_registered(void **state)
     session_pair_close(&pair);
 }
 
-/* -------------------------------------------------------- a back end that is gone */
+/* -------------------------------------------------------------------- a back end that has ended */
 
-/* Two calls whose back end goes after the first one's answer, or in the middle of it. */
+/* The back end ends after the first of two calls' answer, or in the middle of it. */
 static int serve_part_of_an_answer(struct session_pair *pair, void *argument)
 {
     char call[4];
@@ -374,7 +373,7 @@ static void expect_answer(struct ibx_session *s, size_t n, int exit_code)
     assert_memory_equal(bytes, expected, n);
 }
 
-/* A dead back end answers every call with cudaErrorUnknown, no time and no output. */
+/* If the back end is dead, every call returns cudaErrorUnknown, no time and no output. */
 static void dead_back_end_answers(void **state)
 {
     (void)state;
@@ -397,7 +396,7 @@ static void dead_back_end_answers(void **state)
     session_pair_close(&pair);
 }
 
-/* Half of an answer is no answer: the application must not go on with it. */
+/* With half of an answer the application must not continue. */
 static void half_an_answer_ends_the_application(void **state)
 {
     (void)state;

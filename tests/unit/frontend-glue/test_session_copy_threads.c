@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Long bodies that several threads of the server copy, where the client's memory is within its
- * reach: over shm.
- */
+/* Long bodies that several threads of the server copy directly from or to the client's memory,
+ * over shm. */
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/session_pair.h"
 
@@ -23,14 +21,14 @@
 
 #define BYTES    ((size_t)8 << 20)
 #define THREADS  3u
-#define SHORTLY  100u   /* ms, for which a client waits for a server that does not go on */
-#define FOR_LONG 90000u /* ms, likewise */
-#define YIELDS   500u   /* for whoever would be too early; others may want the core */
+#define SHORTLY  100u   /* how long a client waits for a server that is stuck (ms) */
+#define FOR_LONG 90000u /* the same, long enough for all tests (ms) */
+#define YIELDS   500u   /* yields that give a too early thread its chance */
 
 static const size_t sizes[] = {(3u << 20) - 1, 3u << 20, (5u << 20) + 77, 3, (33u << 20) + 4097};
 #define SIZES  (sizeof(sizes) / sizeof(sizes[0]))
-#define READS  4u /* of them by the threads: the last one is two ... */
-#define WRITES 3u /* ... and the first is too short, as is another one */
+#define READS  4u /* bodies that the threads read: the last one counts as two */
+#define WRITES 3u /* bodies that they write: the first one and another one are too short */
 
 /* ------------------------------------------------------------------ the copy threads, watched */
 
@@ -38,7 +36,7 @@ enum stand { NOT_AT_ALL, UNTIL_LEAVING, UNTIL_LEFT };
 
 static struct {
     atomic_uint copies;
-    enum stand stand; /* before a copy, until the client does so */
+    enum stand stand; /* what the copy waits for before it starts */
     atomic_bool there, leaving, left, over;
 } threads;
 
@@ -93,12 +91,12 @@ static int serve_sizes(struct session_pair *pair, void *argument)
         free(bytes);
     }
     if (rc)
-        ibx_session_close(pair->server); /* so that the other side ends, too */
+        ibx_session_close(pair->server); /* so that the other side ends too */
     return rc;
 }
 
-/* There and back, between memory of the client's that is `bytes` of at least the longest and 64
- * more. */
+/* Exchanges bodies in both directions with client memory of at least the longest length and 64
+ * bytes more. */
 static void exchange(struct session_pair *pair, uint8_t *bytes)
 {
     session_pair_start(pair, serve_sizes, NULL);
@@ -145,7 +143,7 @@ static void memory_that_both_map(void **state)
     assert_true(ibx_shared_free(bytes));
 }
 
-/* Which the server has mapped for reading alone: nothing is written there. */
+/* The server has mapped the memory for reading only, so nothing is written there. */
 static void memory_that_both_map_for_reading(void **state)
 {
     (void)state;
@@ -179,7 +177,7 @@ static uint8_t *expose(struct session_pair *pair)
 }
 
 /* The memory that the client has exposed no longer exists. */
-static void memory_that_is_gone(void **state)
+static void memory_that_no_longer_exists(void **state)
 {
     (void)state;
     struct session_pair pair;
@@ -196,8 +194,8 @@ static void memory_that_is_gone(void **state)
     session_pair_close(&pair);
 }
 
-/* A client that leaves in the middle has its memory back when nobody uses it any more. One that has
- * waited for as long as it was told takes it back earlier, and nobody uses it later. */
+/* A client that leaves in the middle gets its memory back when nobody uses it any more. One that
+ * has waited as long as it was told takes it back earlier, and nobody uses it later. */
 static void client_that_leaves(void **state)
 {
     bool waits = *state;
@@ -230,7 +228,7 @@ int main(void)
         cmocka_unit_test(memory_of_the_client_alone),
         cmocka_unit_test(memory_that_both_map),
         cmocka_unit_test(memory_that_both_map_for_reading),
-        cmocka_unit_test(memory_that_is_gone),
+        cmocka_unit_test(memory_that_no_longer_exists),
         cmocka_unit_test(client_that_leaves),
         {"client_that_leaves_and_waits", client_that_leaves, NULL, NULL, "waits"},
     };

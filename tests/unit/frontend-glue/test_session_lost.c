@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A session that is kept has lost its connection, and its peer does not come back: where it finds
- * out as it registers memory for a long payload, it ends as anywhere else. When a server whose
- * request takes long takes its client for gone. What of a client's broken connections is taken for
- * packets that are lost, which ends a session. And who answers in the server's place without
- * speaking its protocol ends none. */
+/* A kept session has lost its connection and its peer does not come back. If it notices that
+ * while it registers memory for a long payload, it ends in the same way. Also: when the server
+ * of a long request considers its client gone; when a client takes resets for lost packets,
+ * which ends a session; and that an answer of another protocol does not end a session. */
 #include "tests/fixtures/session_pair.h"
 
 #include "common/clock.h"
@@ -61,7 +60,7 @@ static int teardown(void **state)
     return 0;
 }
 
-/* As when the peer's process dies. */
+/* Vanishes like a peer whose process dies. */
 static void vanish(struct ibx_session *s)
 {
     ibx_abort(s->conn);
@@ -112,7 +111,8 @@ static void a_server_reads(void **state)
 
 /* ------------------------------------------------------------------------------- a long request */
 
-/* Until the server, which looks after its client now and then, has seen its connection end. */
+/* Waits until the server, which checks its client now and then, has noticed that the connection
+ * has ended. */
 static uint64_t await_loss(void)
 {
     uint64_t since = 0;
@@ -174,7 +174,7 @@ static void a_client_whose_session_is_not_kept_is_gone_at_once(void **state)
 
 /* ------------------------------------------------------------------------------- resets */
 
-/* What the client says about a connection that it has had for so long when it is reset. */
+/* How the client judges the reset of a connection that it has had this long. */
 static int judge_reset(uint64_t lived_ms)
 {
     struct session_link *link = &pair.client->link;
@@ -185,7 +185,7 @@ static int judge_reset(uint64_t lived_ms)
     return ibx_reconnect_judge(pair.client, &err);
 }
 
-/* As if the connections since then had taken longer than the session would be kept. */
+/* As if the connections since then had lasted longer than the session would be kept. */
 static void time_passes(void)
 {
     pair.client->link.futile.since -= (pair.client->link.agreed * 1000 + 1) * IBX_NS_PER_MS;
@@ -205,7 +205,7 @@ static void a_client_is_reset_again_and_again(void **state)
     assert_int_equal(judge_reset(10), -EMSGSIZE);
 }
 
-/* A call that takes hours, on a network where something resets connections now and then. */
+/* A call takes hours, on a network where something resets connections now and then. */
 static void a_client_is_reset_now_and_then(void **state)
 {
     (void)state;
@@ -228,7 +228,7 @@ static void a_connection_that_brought_something_lost_nothing(void **state)
     assert_int_equal(segments_limit(), before);
 }
 
-/* Its server needs 2 seconds to find out, however short the time-out is. */
+/* The server needs 2 seconds to notice, however short the time-out is. */
 static void a_short_timeout_is_no_reason_to_try_for_ever(void **state)
 {
     (void)state;
@@ -249,7 +249,7 @@ static int answer(struct session_pair *of, void *argument)
                : -1;
 }
 
-/* Takes one connection, and answers it as a web server does what is no HTTP. */
+/* Accepts one connection, and answers it as a web server answers a malformed request. */
 static void *answer_as_another(void *argument)
 {
     static const char answer[] = "HTTP/1.1 400 Bad Request\r\n\r\n";
@@ -261,7 +261,7 @@ static void *answer_as_another(void *argument)
     return NULL;
 }
 
-static _Atomic unsigned elsewhere; /* the port of the next connection */
+static _Atomic unsigned elsewhere; /* the port of the next connection; 0: unchanged */
 
 int __real_ibx_connect(const char *uri, const struct ibx_options *options, struct ibx_conn **out,
                        struct ibx_error *err);

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * A session over a network that loses long packets without a word, and passes short ones: a tunnel
- * in the way, say, and a firewall that drops what ICMP would tell. It goes on with segments that
- * pass, whichever way the long ones went and whatever carried them; where not even short ones of
- * TCP pass it ends, with the reason.
+/* A session over a network that silently drops long packets and passes short ones, for example
+ * through a tunnel with a firewall that drops ICMP. The session continues with segments that
+ * pass, in whichever direction and over whichever provider the long ones were lost. If not even
+ * short TCP packets pass, it ends with that reason.
  *
- * Two network namespaces. An interface takes no packet that is longer than its MTU, and each end
- * offers the other one longer ones.
- */
+ * The test uses two network namespaces. An interface accepts no packet longer than its MTU, and
+ * each end offers the other one longer ones. */
 #include "tests/fixtures/networks.h"
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/session_pair.h"
@@ -33,7 +31,8 @@ struct call {
     uint32_t there, back; /* bytes of the request and of the reply */
 };
 
-static unsigned server = 1; /* 10.98.0.2 and so on: what is known of one is not known of the next */
+/* the address is 10.98.0.2 and so on, because results for one server do not apply to the next */
+static unsigned server = 1;
 static uint8_t pattern[LONG], got[LONG];
 
 static void in_client(const char *command)
@@ -133,7 +132,7 @@ static void long_payloads_back_are_lost(void **state)
     goes_on(16, LONG);
 }
 
-/* Shorter than what every IPv4 network takes, longer than the frames of a handshake. */
+/* Shorter than every IPv4 network passes, longer than the frames of a handshake. */
 static void all_but_the_shortest_are_lost(void **state)
 {
     struct session_pair pair;

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * A client's long copies in parts (client_stage.c) against a back end that has no GPU of its own:
- * it does what GVirtuS's handlers do, one request after the other.
- */
+/* A client's long copies in parts (client_stage.c) with a back end without a GPU, which serves
+ * one request after the other like GVirtuS's handlers. */
 #include "tests/fixtures/session_pair.h"
 
 #include "frontend-glue/client_copies/client_frame.h"
@@ -16,14 +14,14 @@
 
 #include <cmocka.h>
 
-#define DEVICE  0x1000u /* the address of device memory, as far as a client knows */
+#define DEVICE  0x1000u /* the address of device memory that the client uses */
 #define LONGEST ((size_t)33 << 20)
 
 static struct session_pair pair;
 static uint8_t *device;     /* LONGEST bytes */
-static unsigned ends_after; /* requests, 0: never */
+static unsigned ends_after; /* after this many requests; 0: never */
 
-/* One request; false: the stream has ended. */
+/* Serves one request. Returns false if the stream has ended. */
 static bool serve_one(struct ibx_session *s, uint8_t *body)
 {
     char name[32];
@@ -91,8 +89,8 @@ static void end(void)
     session_pair_close(&pair);
 }
 
-/* However few messages may be under way: parts that are sent ahead leave room for what the reply to
- * the first of them wants. */
+/* However few messages may be in flight, parts that are sent ahead leave room for what the reply
+ * to the first of them needs. */
 static void test_few_messages(void **state)
 {
     (void)state;
@@ -114,14 +112,14 @@ static void test_few_messages(void **state)
     free(host);
 }
 
-/* A copy whose answers have all been given is good, whatever becomes of the back end then. */
+/* A copy succeeds once all of its answers have arrived, whatever happens to the back end then. */
 static void test_end_behind_the_last(void **state)
 {
     (void)state;
     const size_t n = 3u << 20;
     uint8_t *host = malloc(n);
     assert_non_null(host);
-    ends_after = 6; /* the parts of so long a copy */
+    ends_after = 6; /* the number of parts of such a copy */
     for (unsigned i = 0; i < 100; i++) {
         begin("16");
         pattern_fill(host, n, i);
@@ -133,7 +131,7 @@ static void test_end_behind_the_last(void **state)
     free(host);
 }
 
-/* A forked child's use of its parent's session does not affect the parent. */
+/* A forked child that uses its parent's session does not affect the parent. */
 static void test_child_ends_it(void **state)
 {
     (void)state;

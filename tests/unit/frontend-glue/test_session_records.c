@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What the processes of a back end know of each other's sessions and handles, when one of them is
- * stopped, or has gone wrong and has written to the memory that all of them share. */
+/* What the processes of a back end know about each other's sessions and handles if one of them
+ * is stopped, or has written nonsense to their shared memory. */
 #include "frontend-glue/tenants/shared_handles.h"
 #include "frontend-glue/session/records.h"
 #include "tests/unit/forked_memory.h"
@@ -47,7 +47,7 @@ static void test_records(void **state)
     ibx_records_destroy(records);
 }
 
-/* Texts without an end, and counts of more than there are. */
+/* Texts without an end, and counts beyond the limit. */
 static void test_records_gone_wrong(void **state)
 {
     (void)state;
@@ -69,7 +69,7 @@ static void test_records_gone_wrong(void **state)
     ibx_records_destroy(records);
 }
 
-/* How many more the tenant can publish. */
+/* Returns how many more handles the tenant can publish. */
 static unsigned published(const char *tenant)
 {
     struct ibx_shared_handle made = {.number = {1}, .kind = IBX_SHARED_EVENT};
@@ -79,7 +79,7 @@ static unsigned published(const char *tenant)
     return n;
 }
 
-/* Tenants that take all they can leave room for others, whoever comes when. */
+/* Tenants that take all they can get leave room for others, in whatever order they come. */
 static void test_greedy_tenants(void **state)
 {
     (void)state;
@@ -96,7 +96,7 @@ static void test_greedy_tenants(void **state)
     ibx_shared_handles_ended(1);
 }
 
-/* Existing records cost the next one no time: they are not even looked at. */
+/* Existing records do not slow down a new one: they are not even looked at. */
 static void test_many(void **state)
 {
     (void)state;
@@ -139,7 +139,7 @@ static void test_handles(void **state)
     ibx_shared_handles_are_of(2);
     assert_true(ibx_shared_handles_find("carol", IBX_SHARED_MEMORY, made.number, &found));
     assert_int_equal(found.n, UINT64_MAX);
-    memset(shared_bytes, 0xff, shared_size); /* each place is taken, its name has no end */
+    memset(shared_bytes, 0xff, shared_size); /* each place is taken, and its name has no end */
     assert_false(ibx_shared_handles_find("carol", IBX_SHARED_MEMORY, made.number, &found));
     assert_true(ibx_shared_handles_publish("carol", &made) < (int)PLACES);
     ibx_shared_handles_withdraw(-1);

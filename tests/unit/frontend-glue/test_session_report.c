@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What a back end says of its sessions: those of the asking client's name that have gone on over
- * another connection, by which path and when. */
+/* What a back end reports about its sessions: those under the asking client's name that have
+ * continued over another connection, with path and time. */
 #include "tests/fixtures/last_client.h"
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/session_pair.h"
@@ -25,9 +25,9 @@ static struct {
     struct ibx_session *listening, *client, *servers[8];
     pthread_t accepting, serving[8];
     atomic_uint count;
-    atomic_uint answers; /* of all sessions: what their threads did before is seen then */
-    atomic_bool ends;    /* the next session is none to be served */
-    atomic_bool breaks;  /* the first session's connection, behind its next answer */
+    atomic_uint answers; /* of all sessions; all earlier work of their threads is visible then */
+    atomic_bool ends;    /* the next session is not served */
+    atomic_bool breaks;  /* the first session's connection, after its next answer */
 } scene;
 
 static void *echo(void *argument)
@@ -128,13 +128,13 @@ static void ask(struct ibx_sessions_report *report)
     ibx_close(conn);
 }
 
-/* The next connection goes by this path. */
-static void go_on_by(const char *provider)
+/* The next connection uses this provider. */
+static void continue_by(const char *provider)
 {
     const unsigned before = ibx_session_resumed(scene.client);
     assert_int_equal(ibx_options_set(&scene.client->options, "provider", provider, NULL), 0);
     scene.breaks = true;
-    call(); /* its answer comes before the end or after it */
+    call(); /* its answer comes before the connection ends, or after it */
     call();
     assert_int_equal(ibx_session_resumed(scene.client), before + 1);
 }
@@ -149,7 +149,7 @@ static void the_path_and_its_changes(void **state)
     assert_int_equal(report.sessions, 1);
     assert_int_equal(report.resumed, 0);
     assert_int_equal(report.count, 0);
-    go_on_by("tcp");
+    continue_by("tcp");
     ask(&report);
     assert_int_equal(report.resumed, 1);
     assert_int_equal(report.count, 1);
@@ -161,9 +161,9 @@ static void the_path_and_its_changes(void **state)
     assert_string_equal(told->changes[0].from, "shm");
     assert_string_equal(told->changes[0].to, "tcp");
     assert_in_range(told->changes[0].when, 0, 60000);
-    /* The last ones are remembered. */
+    /* The latest changes are remembered. */
     for (unsigned i = 0; i < IBX_REPORT_CHANGES; i++)
-        go_on_by(i % 2 ? "tcp" : "shm");
+        continue_by(i % 2 ? "tcp" : "shm");
     ask(&report);
     assert_int_equal(told->resumed, 1 + IBX_REPORT_CHANGES);
     assert_int_equal(told->count, IBX_REPORT_CHANGES);
@@ -171,7 +171,7 @@ static void the_path_and_its_changes(void **state)
     assert_string_equal(told->changes[IBX_REPORT_CHANGES - 1].to, "tcp");
 }
 
-/* The thread of the first session waits in its next read. */
+/* The first session's thread waits in its next read. */
 static struct ibx_session *first_server(void)
 {
     while (!scene.answers)
@@ -179,7 +179,7 @@ static struct ibx_session *first_server(void)
     return scene.servers[0];
 }
 
-static void of_ones_own_name(void **state)
+static void only_sessions_of_the_same_name(void **state)
 {
     struct ibx_sessions_report report;
     (void)state;
@@ -194,13 +194,13 @@ static void of_ones_own_name(void **state)
 
 static void golden_bytes(void **state)
 {
-    static const uint8_t wanted[] = "\16\1\0\0\0\1\0\0\0\1"      /* type, sessions, resumed, told */
+    static const uint8_t wanted[] = "\16\1\0\0\0\1\0\0\0\1" /* type, sessions, resumed, reported */
                                     "\5\0a:123\3\0tcp\7\0\0\0\1" /* peer, provider, resumed */
                                     "\0\0\0\0\0\0\0\0\11\0\0\0\3\0shm\3\0tcp";
     struct ibx_conn *conn = connected();
     uint8_t got[256];
     (void)state;
-    /* Nobody else looks at it now. */
+    /* no other thread looks at it now */
     struct ibx_session_report *report = &first_server()->link.report;
     *report = (struct ibx_session_report){
         .peer = "a:123",
@@ -218,7 +218,7 @@ static void golden_bytes(void **state)
     ibx_close(conn);
 }
 
-/* Behind KEEP it is no question, and neither is it with more bytes. */
+/* The question is invalid after KEEP, and with additional bytes. */
 static void out_of_place(void **state)
 {
     static const uint8_t keep[13] = {7, 1};
@@ -236,7 +236,7 @@ static void out_of_place(void **state)
     ibx_close(conn);
 }
 
-/* ------------------------------------------------------------------------- a server that lies */
+/* ---------------------------------------------------------------------------- malformed reports */
 
 static const struct {
     const char *bytes;
@@ -244,15 +244,16 @@ static const struct {
     int rc;
 } answers[] = {
     {"\16\0\0\0\0\0\0\0\0\0", 10, 0},
-    {"\16\0\0\0\0\0\0\0\0", 9, -EPROTO},                      /* short */
-    {"\16\0\0\0\0\0\0\0\0\0\0", 11, -EPROTO},                 /* long */
-    {"\15\0\0\0\0\0\0\0\0\0", 10, -EPROTO},                   /* no answer */
-    {"\16\1\0\0\0\2\0\0\0\0", 10, -EPROTO},                   /* more have gone on than there are */
-    {"\16\1\0\0\0\1\0\0\0\2", 10, -EPROTO},                   /* more are told of */
+    {"\16\0\0\0\0\0\0\0\0", 9, -EPROTO},                      /* too short */
+    {"\16\0\0\0\0\0\0\0\0\0\0", 11, -EPROTO},                 /* too long */
+    {"\15\0\0\0\0\0\0\0\0\0", 10, -EPROTO},                   /* not an answer */
+    {"\16\1\0\0\0\2\0\0\0\0", 10, -EPROTO},                   /* more have continued than exist */
+    {"\16\1\0\0\0\1\0\0\0\2", 10, -EPROTO},                   /* more are reported than continued */
     {"\16\377\0\0\0\377\0\0\0\11", 10, -EPROTO},              /* more than fit */
     {"\16\1\0\0\0\1\0\0\0\1\0\0\0\0\1\0\0\0\5", 19, -EPROTO}, /* more changes than fit */
-    {"\16\1\0\0\0\1\0\0\0\1\0\0\21\0aaaaaaaaaaaaaaaaa\1\0\0\0\0", 36, -EPROTO}, /* a name */
-    {"\16\1\0\0\0\1\0\0\0\1\2\0\33X\3\0tcp\1\0\0\0\0", 24, 0},                  /* for a terminal */
+    /* a name that is too long */
+    {"\16\1\0\0\0\1\0\0\0\1\0\0\21\0aaaaaaaaaaaaaaaaa\1\0\0\0\0", 36, -EPROTO},
+    {"\16\1\0\0\0\1\0\0\0\1\2\0\33X\3\0tcp\1\0\0\0\0", 24, 0}, /* for a terminal */
 };
 
 static void *lie(void *argument)
@@ -275,7 +276,7 @@ static void *lie(void *argument)
     return NULL;
 }
 
-static void lies(void **state)
+static void malformed_reports(void **state)
 {
     struct ibx_listener *listener;
     struct ibx_options options;
@@ -303,10 +304,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(the_path_and_its_changes, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(of_ones_own_name, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(only_sessions_of_the_same_name, set_up, tear_down),
         cmocka_unit_test_setup_teardown(golden_bytes, set_up, tear_down),
         cmocka_unit_test_setup_teardown(out_of_place, set_up, tear_down),
-        cmocka_unit_test(lies),
+        cmocka_unit_test(malformed_reports),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Sessions whose connections break: at every message and chunk of a talk, in the middle of going
- * on, and at random. The bytes of both streams stay what was written, once each, in order.
+/* Sessions whose connections break: at every message and chunk of a dialogue, while the session
+ * is being continued, and at random. The bytes of both streams are what was written, once each
+ * and in order.
  *
- *   test_session_resume PROVIDER [CUTS [HOST]]    shm, tcp, ...; how many random cuts there are at
- *                                                  least; the server's address (127.0.0.1)
- */
+ *   test_session_resume PROVIDER [CUTS [HOST]]    shm, tcp, ...; the least number of random cuts;
+ *                                                 the server's address (127.0.0.1) */
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/resume_scene.h"
 
@@ -24,7 +23,7 @@ static void change_path(struct ibx_options *options, unsigned n)
         ibx_options_set(options, "provider", n % 2 ? scene_other_path() : scene_provider, NULL);
 }
 
-/* The server allows tcp alone at first. */
+/* At first the server allows only tcp. */
 static void tcp_first(struct ibx_options *options, unsigned n)
 {
     if (!n)
@@ -48,7 +47,7 @@ static void every_boundary(void **state)
     run_talk(&t, events);
     struct cut_end *ends[] = {&client_end, &server_end};
     for (unsigned side = 0; side < 2; side++) {
-        /* KEEP and KEPT are the first two; those of the last call and BYE are not cut. */
+        /* KEEP and KEPT are the first two. The messages of the last call and BYE are not cut. */
         for (unsigned n = 3; n < events[side] - 1; n++) {
             cuts_plan_nothing();
             ends[side]->plan[0] = n;
@@ -58,8 +57,8 @@ static void every_boundary(void **state)
     assert_in_range(resumed, (events[0] + events[1] - 4) / 2, UINT32_MAX);
 }
 
-/* The connections that are to go on break in their first messages, too. */
-static void while_going_on(void **state)
+/* The connections over which the session continues break in their first messages too. */
+static void while_it_is_continued(void **state)
 {
     static const struct talk t = {9, 6};
     (void)state;
@@ -91,7 +90,7 @@ static void at_random(void **state)
     print_message("%u cuts\n", cuts);
 }
 
-/* Longer messages than shm carries go on by tcp. */
+/* A session whose messages are too long for shm continues over tcp. */
 static void another_path(void **state)
 {
     (void)state;
@@ -107,7 +106,7 @@ static void another_path(void **state)
     scene_paths_change = false;
 }
 
-/* The same where the URI, not an option, asks for shm before tcp. */
+/* The same if the URI, not an option, asks for shm before tcp. */
 static void another_path_than_the_uri_asks_for(void **state)
 {
     unsigned refused = 0;
@@ -124,7 +123,8 @@ static void another_path_than_the_uri_asks_for(void **state)
         assert_int_equal(run_talk(&t, NULL), 1);
         refused += client_end.count - 2;
     }
-    assert_in_range(refused, 1, 3); /* by shm, over which not all fits that was under way */
+    /* by shm, which does not have room for all that was in flight */
+    assert_in_range(refused, 1, 3);
     cuts_establish_with = NULL;
     cuts_connect_with = change_path;
     scene_paths_change = scene_paths_in_query = false;
@@ -145,9 +145,9 @@ static void shm_alone(struct ibx_options *options, unsigned n)
         ibx_options_set(options, "provider", "shm", NULL);
 }
 
-/* A client has sent a message that shm does not carry, and one of the ends, which says so, allows
- * nothing else than shm now. The server waits for the rest of `seconds`. False: it had given the
- * session up before it could say that. */
+/* A client has sent a message that is too long for shm, and one of the ends, which says so, now
+ * allows only shm. The server waits for the rest of `seconds`. False: it had given the session
+ * up before it could say that. */
 static bool only_shm_within(unsigned seconds, bool at_server, const char *words)
 {
     static const uint8_t bytes[100000];
@@ -205,7 +205,7 @@ static int serve_one(struct ibx_session *s, void *argument)
     return ibx_session_read(s, bytes, 4) == 4 ? 0 : -1;
 }
 
-/* The back end was started again: at once an error, and never an old answer. */
+/* The back end was restarted. The client gets an error at once, and never an old answer. */
 static void a_back_end_started_again(void **state)
 {
     struct scene scene, again = {0};
@@ -220,7 +220,7 @@ static void a_back_end_started_again(void **state)
     snprintf(uri, sizeof(uri), "%s", ibx_session_uri(scene.listening));
     scene_stop_accepting(&scene);
     ibx_session_destroy(scene.listening);
-    ibx_abort(scene.server->conn); /* as if it were killed: no BYE */
+    ibx_abort(scene.server->conn); /* as if it were killed: without BYE */
     struct ibx_options options;
     scene_options(&options);
     assert_int_equal(ibx_session_create(uri, &options, &again.listening, NULL), 0);
@@ -235,7 +235,7 @@ static void a_back_end_started_again(void **state)
     ibx_session_destroy(scene.client);
     scene_stop_accepting(&again);
     ibx_session_destroy(again.listening);
-    scene.server->link.state.now = LINK_SINGLE; /* its process would be no more */
+    scene.server->link.state.now = LINK_SINGLE; /* a restarted back end would not have it */
     ibx_session_destroy(scene.server);
 }
 
@@ -243,7 +243,7 @@ int main(int argc, char **argv)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_boundary),
-        cmocka_unit_test(while_going_on),
+        cmocka_unit_test(while_it_is_continued),
         cmocka_unit_test(at_random),
         cmocka_unit_test(another_path),
         cmocka_unit_test(another_path_than_the_uri_asks_for),

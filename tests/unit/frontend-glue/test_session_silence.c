@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * A session whose network is silent for a connection and not for the next one: it goes on over
- * another, long before TCP finds out, also if only the server has sent something into the silence.
- * A server that takes its time is no silence.
+/* The network is silent for one connection of a session and not for the next one. The session
+ * continues over another connection long before TCP notices, even if only the server has sent
+ * something. A slow server does not count as silent.
  *
- *   test_session_silence [slow]    that last one alone, or the others
+ *   test_session_silence [slow]    the test of the slow server, or the others
  *
- * Two network namespaces. What the server's host sends to an address of the client goes to nobody's
- * MAC address; the next connection comes from another address.
- */
+ * The test uses two network namespaces. What the server's host sends to an address of the client
+ * goes to a MAC address that nobody has; the next connection comes from another address. */
 #include "tests/fixtures/networks.h"
 #include "tests/fixtures/session_pair.h"
 #include "tests/fixtures/shell.h"
@@ -28,13 +26,13 @@
 
 #define SERVER     "10.99.0.1"
 #define CALL_BYTES 4u
-#define SLOW_MS    4000u /* a silence of as much would end the connection */
+#define SLOW_MS    4000u /* a silence this long would end the connection */
 
 enum ask { ASK_ECHO, ASK_SILENCE, ASK_SLOWLY }; /* the first byte of a call */
 
-static unsigned client_address; /* the last byte of it */
+static unsigned client_address; /* its last byte */
 
-/* Nothing reaches the client's address any more; what it connects from next has another. */
+/* From now on nothing reaches the client's address. Its next connection comes from another one. */
 static void silence(void)
 {
     const unsigned now = client_address++;
@@ -103,7 +101,7 @@ static void session_end(struct session_pair *pair, unsigned resumed)
     session_pair_close(pair);
 }
 
-static void a_request_into_the_silence(void **state)
+static void a_request_is_lost(void **state)
 {
     struct session_pair pair;
     (void)state;
@@ -113,7 +111,7 @@ static void a_request_into_the_silence(void **state)
     session_end(&pair, 1);
 }
 
-static void an_answer_into_the_silence(void **state)
+static void an_answer_is_lost(void **state)
 {
     struct session_pair pair;
     (void)state;
@@ -152,8 +150,8 @@ static bool wire_make(void)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(a_request_into_the_silence),
-                                       cmocka_unit_test(an_answer_into_the_silence)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(a_request_is_lost),
+                                       cmocka_unit_test(an_answer_is_lost)};
     const struct CMUnitTest slow[] = {cmocka_unit_test(a_slow_server)};
     if (!wire_make()) {
         print_message("needs root, for two networks of its own\n");

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A session goes on although memory that was registered is gone when its connection breaks: over a
- * fabric that refuses to register it once more. */
+/* Registered memory was unmapped when the session's connection breaks. The session continues,
+ * although the new connection refuses to register that memory again. */
 #include "tests/fixtures/island.h"
 #include "tests/fixtures/memory_provider.h"
 #include "tests/fixtures/session_pair.h"
@@ -23,8 +23,8 @@ static struct session_pair pair;
 
 static atomic_bool unmapped;
 
-/* A long request and a short one, with an answer of a byte each: the second over another
- * connection. */
+/* Serves a long request and a short one, with an answer of one byte each; the second one comes
+ * over another connection. */
 static int answer(struct session_pair *of, void *argument)
 {
     static const size_t lengths[] = {LENGTH, 1};
@@ -72,7 +72,7 @@ static void test_unmapped_memory_does_not_end_a_session(void **state)
     session_pair_start(&pair, answer, NULL);
     ask(memory, LENGTH);
     take_answer();
-    ask(&nine, 1); /* registers nothing, so that the cache is not looked at */
+    ask(&nine, 1); /* registers nothing, so that the cache does not notice */
     munmap(memory, LENGTH);
     unmapped = true;
     take_answer();

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Which registrations stay of memory that both ends map, and until when. */
+/* Which registrations of memory that both ends map are kept, and for how long. */
 #include "tests/fixtures/copies_scene.h"
 
 #include "transport/core/conn.h"
@@ -22,7 +22,7 @@ static uint8_t *allocate(size_t n)
     return memory;
 }
 
-/* The client's only registration around this address; NULL: there is none. */
+/* The client's only registration around this address; NULL: none. */
 static struct ibx_mr *registration(const uint8_t *at)
 {
     struct ibx_mr *found = NULL;
@@ -44,7 +44,7 @@ static unsigned registered(uint8_t *const *pieces)
     return count;
 }
 
-/* Right, there and back. */
+/* Copies there and back, and checks the bytes. */
 static void copies(uint8_t *memory, size_t n, uint64_t seed)
 {
     struct ibx_frontend_copy to = {.to_device = true, .host = memory, .n = n, .lasting = true};
@@ -57,7 +57,7 @@ static void copies(uint8_t *memory, size_t n, uint64_t seed)
     assert_int_equal(pattern_check(memory, n, seed), n);
 }
 
-/* To the device, not waited for. */
+/* Starts a copy to the device, and does not wait for it. */
 static void leave_copy(uint8_t *memory, size_t n)
 {
     int code = -1;
@@ -86,13 +86,13 @@ static void test_registered_once(void **state)
         assert_ptr_equal(registration(memory), mr);
         assert_true(mr->keys[0] == key);
     }
-    /* Beyond its end there is nothing of it. */
+    /* Beyond its end nothing belongs to it. */
     assert_false(ibx_shared_region_get(pair.client, memory + 1, BYTES));
     assert_false(ibx_shared_region_get(pair.client, memory - 1, 2));
     assert_true(ibx_shared_free(memory));
 }
 
-/* Other memory is registered for the call alone. */
+/* Other memory is registered for one call only. */
 static void test_other_memory(void **state)
 {
     (void)state;
@@ -101,7 +101,7 @@ static void test_other_memory(void **state)
     assert_null(registration(memory));
 }
 
-/* The next one at the same place is another one, be it longer or shorter. */
+/* New memory at the same place is registered anew, whether longer or shorter. */
 static void test_freed(void **state)
 {
     (void)state;
@@ -135,7 +135,8 @@ static void test_many_pieces(void **state)
         assert_true(ibx_shared_free(pieces[i]));
 }
 
-/* Registrations in use stay in any case; what does not fit beside them is registered by itself. */
+/* Registrations in use stay in any case. What does not fit beside them is registered for one
+ * call. */
 static void test_in_use(void **state)
 {
     (void)state;
@@ -149,7 +150,7 @@ static void test_in_use(void **state)
     assert_ptr_equal(ibx_shared_region_get(pair.client, pieces[0] + 1, 1), mrs[0]);
     copies(pieces[PIECES - 1], BYTES, 1);
     assert_null(registration(pieces[PIECES - 1]));
-    /* A registration that is freed meanwhile goes with its last user. */
+    /* A registration that is freed meanwhile ends with its last user. */
     assert_true(ibx_shared_free(pieces[0]));
     assert_ptr_equal(allocate(BYTES), pieces[0]);
     assert_null(ibx_shared_region_get(pair.client, pieces[0], BYTES));
@@ -164,7 +165,7 @@ static void test_in_use(void **state)
         assert_true(ibx_shared_free(pieces[i]));
 }
 
-/* They are one connection's: the next one may be of another kind. */
+/* Registrations belong to one connection: the next one may be of another kind. */
 static void test_next_connection(void **state)
 {
     (void)state;

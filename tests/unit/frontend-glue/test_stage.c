@@ -13,7 +13,7 @@
 
 #include <cmocka.h>
 
-#define LONGEST  ((size_t)40 << 20) /* more than all that is in flight at once */
+#define LONGEST  ((size_t)40 << 20) /* more than is in flight at once */
 #define GUARD    16u
 #define INVALID  700 /* an illegal address */
 #define MOST_OUT 3u  /* frames of one copy without an answer: IN_FLIGHT of client_stage.c */
@@ -39,8 +39,8 @@ static int set_up_threads(void **state)
     return rc;
 }
 
-/* Many processors: a client with the default uses them. */
-static unsigned processors; /* 0: as many as there are */
+/* With many processors a client uses more threads by default. */
+static unsigned processors; /* 0: the real number */
 unsigned __real_ibx_thread_processors(void);
 unsigned __wrap_ibx_thread_processors(void);
 
@@ -85,12 +85,12 @@ static struct ibx_copy_counts counts(void)
 {
     struct frame other = {0};
     put_u64(&other, 5);
-    expect_code("cudaOther", &other, handler_says); /* brings seen() up to date */
+    expect_code("cudaOther", &other, handler_says); /* updates seen() */
     return seen().copies;
 }
 
-/* There and back, wherever in a page the memory begins, and nothing beside it. */
-static void check(size_t n, size_t into_page, bool async)
+/* Copies there and back, with memory at any offset in a page; nothing beside it is written. */
+static void check_copies(size_t n, size_t into_page, bool async)
 {
     uint8_t *memory = aligned_alloc(4096, (n + into_page + GUARD + 4095) & ~(size_t)4095);
     uint8_t *host = memory + into_page;
@@ -114,10 +114,10 @@ static void test_sizes(void **state)
     (void)state;
     static const size_t places[] = {0, 16, 64, 2063, 4095};
     for (size_t i = 0; i < SIZES; i++)
-        check(sizes[i], places[i % 5], i % 2);
+        check_copies(sizes[i], places[i % 5], i % 2);
     for (size_t i = 0; i < 5; i++)
-        check(3 << 20, places[i], true);
-    /* No copy was GVirtuS's, and every part one in place. */
+        check_copies(3 << 20, places[i], true);
+    /* GVirtuS ran no copy, and every part was in place. */
     struct ibx_copy_counts now = counts();
     assert_int_equal(seen().requests, 2);
     assert_int_equal(now.in_place, now.all);
@@ -133,7 +133,7 @@ static unsigned parts_of(bool to_device, uint8_t *host, size_t n)
 
 #define EXITING 4u /* the kernel's PF_EXITING */
 
-/* One that was joined may be seen for a little longer. */
+/* A joined thread may be visible a little longer. */
 static bool is_alive(const char *thread)
 {
     char path[64], text[512];
@@ -159,37 +159,38 @@ static unsigned threads_now(void)
     return count;
 }
 
-/* More threads copy what is long: three and the caller, then seven and the caller. */
+/* More threads copy long memory: three and the caller, then seven and the caller. */
 static void test_many_threads(void **state)
 {
     (void)state;
     const unsigned threads = threads_now();
     processors = 16;
-    check(5 << 20, 16, false);
+    check_copies(5 << 20, 16, false);
     assert_int_equal(threads_now(), threads + 3);
-    check(LONGEST - 12345, 48, false);
+    check_copies(LONGEST - 12345, 48, false);
     assert_int_equal(threads_now(), threads + 7);
     uint8_t *host = scene_memory(LONGEST);
-    assert_int_equal(parts_of(true, host, 16 << 20), 8); /* of 2 MiB */
+    assert_int_equal(parts_of(true, host, 16 << 20), 8); /* parts of 2 MiB */
     assert_int_equal(parts_of(false, host, 16 << 20),
-                     10); /* the first two, and the last, of 1 MiB */
+                     10); /* the first two and the last are 1 MiB long */
     assert_int_equal(parts_of(false, host, (16 << 20) + 1), 10);
     app->slow(500);
-    check(LONGEST, 2063, true);
-    check(5 << 20, 16, true);
+    check_copies(LONGEST, 2063, true);
+    check_copies(5 << 20, 16, true);
     processors = 0;
 }
 
-/* Bytes that the GPU has not taken yet are not overwritten: here it is slower than the client. */
+/* Bytes that the GPU has not read yet are not overwritten; here the GPU is slower than the
+ * client. */
 static void test_slow_gpu(void **state)
 {
     (void)state;
     app->slow(500);
-    check(LONGEST, 16, false);
-    check(LONGEST - 12345, 48, true);
+    check_copies(LONGEST, 16, false);
+    check_copies(LONGEST - 12345, 48, true);
 }
 
-/* The first failure is the call's; the rest of the copy is not tried for ever. */
+/* The call returns the first failure, and the rest of the copy is not tried without end. */
 static void test_failures(void **state)
 {
     (void)state;
@@ -201,17 +202,18 @@ static void test_failures(void **state)
         app->inject("dma", 1 + i % 5, INVALID, true);
         const int code = copy(to_device, i % 3 == 0, host, 0, n);
         app->inject(NULL, 0, 0, false);
-        assert_true(code == HANDLED || code == INVALID); /* GVirtuS's, or of one that had begun */
+        /* GVirtuS's answer, or that of a part that had started */
+        assert_true(code == HANDLED || code == INVALID);
         assert_in_range(seen().requests, before + (code == HANDLED), before + MOST_OUT);
-        check(n, 16, to_device);
+        check_copies(n, 16, to_device);
     }
 }
 
 /* ------------------------------------------------------------------------ giving up */
 
-/* A back end that runs nothing by itself sees what it would of a client without such memory, but
- * for the first copies; and nobody is left who would copy. */
-static void test_useless(void **state)
+/* A back end that runs nothing by itself soon gets the same requests as from a client without
+ * such memory, and no copy threads remain. */
+static void test_stage_that_is_useless(void **state)
 {
     (void)state;
     const size_t n = 5 << 20;
@@ -257,8 +259,8 @@ static int set_up_at_first(void **state)
     return rc;
 }
 
-/* An application that copies little does not wait for memory that it would not use. */
-static void test_made_when_it_pays(void **state)
+/* An application with few long copies does not wait for memory that it would not use. */
+static void test_stage_is_made_when_useful(void **state)
 {
     (void)state;
     const size_t n = 1 << 20;
@@ -266,12 +268,12 @@ static void test_made_when_it_pays(void **state)
     for (unsigned i = 0; i < 20; i++)
         assert_int_equal(parts_of(i % 2, host, n), 1);
     for (unsigned i = 0; i < 3; i++)
-        check(LONGEST - 7, 0, false); /* there and back: the sixth makes it */
+        check_copies(LONGEST - 7, 0, false); /* there and back: the sixth copy makes the memory */
     assert_true(parts_of(true, host, n) > 1);
-    check(LONGEST - 7, 64, false);
+    check_copies(LONGEST - 7, 64, false);
 }
 
-/* A further connection of an application, for its copies in the background, has as many threads. */
+/* A second connection of an application, for asynchronous copies, has as many threads. */
 static void test_twins_have_threads(void **state)
 {
     (void)state;
@@ -292,12 +294,12 @@ static void test_twins_have_threads(void **state)
     ibx_session_destroy(twin.server);
 }
 
-#define SHORT ((size_t)1 << 20) /* in four parts of 256 KiB */
-#define LONG  ((size_t)3 << 20) /* in six of 512 KiB */
+#define SHORT ((size_t)1 << 20) /* four parts of 256 KiB */
+#define LONG  ((size_t)3 << 20) /* six parts of 512 KiB */
 
 static uint64_t some = 300000, never = IBX_CHOICE_NEVER;
 
-/* A back end for which copies in place begin with as many bytes as the state says. */
+/* A back end for which copies in place start at the size in the state. */
 static int set_up_tuned(void **state)
 {
     const uint64_t least = *(uint64_t *)*state;
@@ -311,21 +313,21 @@ static int set_up_tuned(void **state)
     return rc;
 }
 
-/* Copies from the device in a row: each part is waited for, and is in place only if it is long. */
+/* Several copies from the device: each part is waited for, and is in place only if it is long. */
 static void expect_parts(unsigned copies, uint8_t *host, size_t n, unsigned parts)
 {
     for (unsigned i = 0; i < copies; i++)
         assert_int_equal(parts_of(false, host, n), parts);
 }
 
-/* A stage that pays only for long copies is not given up because of short ones. */
+/* A stage that helps only long copies is not given up because of short ones. */
 static void test_short_ones_are_given_up_alone(void **state)
 {
     (void)state;
     uint8_t *host = scene_memory(LONG);
     for (unsigned i = 0; i < 2; i++) {
         expect_parts(2, host, SHORT, 4);
-        expect_parts(1, host, LONG, 6); /* one that was of use */
+        expect_parts(1, host, LONG, 6); /* a copy for which it was useful */
     }
     expect_parts(3, host, SHORT, 4);
     expect_parts(1, host, SHORT, 1);
@@ -343,8 +345,8 @@ static void test_long_ones_are_judged_for_themselves(void **state)
     expect_parts(1, host, SHORT, 1);
 }
 
-/* A copy that is waited for has its bytes in the stage before it is requested: no earlier work of a
- * stream fills them, and the size decides. An asynchronous copy is in the stream's order. */
+/* A synchronous copy has its bytes in the stage before it is requested: no earlier work of a
+ * stream writes them, so the size decides. An asynchronous copy follows its stream's order. */
 static void test_waited_for_has_its_size(void **state)
 {
     (void)state;
@@ -354,12 +356,12 @@ static void test_waited_for_has_its_size(void **state)
     assert_int_equal(counts().in_place, 0);
     assert_int_equal(copy(true, true, host, 0, n), 0);
     assert_int_equal(counts().in_place, 1);
-    assert_int_equal(seen().requests, 3); /* counts() twice, and the scene's first */
+    assert_int_equal(seen().requests, 3); /* counts() twice, and the scene's first request */
 }
 
 /* ------------------------------------------------------------- parts to a fast GPU */
 
-/* Each is a third of the one before, unless the last one were too short for a frame. */
+/* Each part is a third of the previous one, unless the last one would be too short for a frame. */
 static void test_parts_shrink(void **state)
 {
     (void)state;
@@ -371,13 +373,13 @@ static void test_parts_shrink(void **state)
     assert_int_equal(parts_of(true, host, SHORT), 3);
 }
 
-/* A GPU, or a bus, that is no faster than this processor gets parts of one length, and is asked now
- * and then whether it is still so slow. */
+/* A GPU, or a bus, that is no faster than this processor gets parts of equal length. Its speed
+ * is measured again now and then. */
 static void test_parts_for_a_slow_gpu(void **state)
 {
     (void)state;
     uint8_t *host = scene_memory(SHORT);
-    unsigned least = 3; /* copies in a row; more where this host stood still in one */
+    unsigned least = 3; /* copies in a row; more if this host was slow during one */
     for (unsigned round = 0; round < 2; round++) {
         unsigned tries = 0;
         app->slow(200000);
@@ -394,11 +396,12 @@ static void test_parts_for_a_slow_gpu(void **state)
 /* --------------------------------------------------------- what GVirtuS's handler runs */
 
 #define HANDED ((size_t)8 << 20)   /* in 16 frames; the last one says SETTLE */
-#define PART   ((size_t)512 << 10) /* bytes of it */
+#define PART   ((size_t)512 << 10) /* bytes of a frame */
 
 static uint64_t two_parts = 2 * PART;
 
-/* It has no chunks, and shorter copies are not in place unless they may be left to the GPU. */
+/* The back end has no chunks, and shorter copies are in place only if they may outlive their
+ * call. */
 static int set_up_poor(void **state)
 {
     size_t pool = gpu.memory;
@@ -408,15 +411,15 @@ static int set_up_poor(void **state)
     return rc;
 }
 
-/* The answer to such a frame says that all copies before it have ended, too, for which the handler
- * does not wait: memory that the client used anew would change under the GPU. */
+/* The answer to such a frame says that all earlier copies have ended too, for which the handler
+ * does not wait. Otherwise memory that the client reuses would change under the GPU. */
 static void test_handled_frames_settle(void **state)
 {
     (void)state;
     uint8_t *host = scene_memory(HANDED), *got = scene_memory(HANDED);
     assert_non_null(got);
     unsigned before = seen().requests;
-    uint64_t there[2]; /* without room for the last frame, which is the handler's therefore */
+    uint64_t there[2]; /* too short for the last frame, which the handler therefore gets */
     for (unsigned i = 0; i < 2; i++)
         assert_int_equal(app->mem_alloc(&there[i], HANDED - PART), 0);
     app->slow(2000);
@@ -426,7 +429,8 @@ static void test_handled_frames_settle(void **state)
         assert_int_equal(copy(true, true, host, there[i] - far, HANDED), 0);
     }
     assert_int_equal(counts().in_place, 30);
-    assert_int_equal(seen().requests, before + 3); /* the last frames, and that of counts() */
+    /* the last frames, and the request of counts() */
+    assert_int_equal(seen().requests, before + 3);
     handler_says = HANDLED;
     assert_int_equal(app->ctx_synchronize(), 0);
     for (unsigned i = 0; i < 2; i++) {
@@ -442,15 +446,15 @@ static void test_handled_frames_settle(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        /* First: the process has one pool, which others make. */
+        /* Must run first: a process has one pool, which the other tests create. */
         TEST(test_handled_frames_settle, set_up_poor, &two_parts),
         TEST(test_sizes, set_up_long, NULL),
         {"test_many_threads", test_many_threads, set_up_many, tear_down_long, NULL},
         {"test_sizes_by_several", test_sizes, set_up_threads, tear_down_long, NULL},
         TEST(test_slow_gpu, set_up_threads, NULL),
         TEST(test_failures, set_up_threads, NULL),
-        TEST(test_useless, set_up_off, NULL),
-        TEST(test_made_when_it_pays, set_up_at_first, NULL),
+        TEST(test_stage_that_is_useless, set_up_off, NULL),
+        TEST(test_stage_is_made_when_useful, set_up_at_first, NULL),
         TEST(test_twins_have_threads, set_up_threads, NULL),
         TEST(test_short_ones_are_given_up_alone, set_up_tuned, &some),
         TEST(test_long_ones_are_judged_for_themselves, set_up_tuned, &never),

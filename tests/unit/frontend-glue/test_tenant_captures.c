@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* As how much the graphs count that a client's streams are captured into. */
+/* How much the graphs of a client's stream captures count for its limit. */
 #include "tests/fixtures/own_requests.h"
 
 #include <dlfcn.h>
@@ -19,8 +19,8 @@ static void *stream_of(struct gpu_session *x)
     return stream;
 }
 
-/* CUDA makes the graph as it is captured: what that grows to counts meanwhile, and is measured when
- * it is there. */
+/* CUDA makes the graph during the capture. Its growth counts meanwhile, and is measured when the
+ * graph exists. */
 static void test_captures_have_a_limit(void **state)
 {
     (void)state;
@@ -52,7 +52,8 @@ static void test_captures_have_a_limit(void **state)
     ibx_put_u64(&named, 0);
     assert_true(ibx_graph_captures(x, record, body, sizeof(body))); /* in another stream */
     struct ibx_writer none = named;
-    ibx_put_u64(&none, UINT64_C(0x123450)); /* which CUDA must not be given */
+    /* an invalid stream, which must not be passed to CUDA */
+    ibx_put_u64(&none, UINT64_C(0x123450));
     assert_true(ibx_graph_captures(x, record, body, sizeof(body)));
     ibx_put_u64(&named, (uintptr_t)stream);
     assert_false(ibx_graph_captures(x, record, body, sizeof(body)));
@@ -73,7 +74,7 @@ static void test_captures_have_a_limit(void **state)
     dlclose(runtime);
 }
 
-/* A request of GVirtuS's about a capture in that stream, which a handler runs. */
+/* A request of GVirtuS about a capture in that stream, which a handler runs. */
 static void capture_by_handler(struct gpu_session *x, enum captures_use use, void *stream)
 {
     void *graph = NULL;
@@ -97,7 +98,7 @@ static bool is_recorded_in(struct gpu_session *x, void *stream)
     return ibx_graph_captures(x, ibx_call_find("cudaEventRecord", 16), body, sizeof(body));
 }
 
-/* There is always one capture: nodes of captures that are over no longer count. */
+/* A capture is always active. Nodes of finished captures no longer count. */
 static void test_captures_that_overlap(void **state)
 {
     (void)state;
@@ -113,8 +114,7 @@ static void test_captures_that_overlap(void **state)
             assert_true(is_recorded_in(x, streams[i % 2]));
         capture_by_handler(x, CAPTURES_ENDED, streams[(i + 1) % 2]);
     }
-    /* A capture that lasts has only the room that there is, and so have nodes that a library may
-     * add to it. */
+    /* A long capture may only grow to the limit, and so may nodes that a library adds to it. */
     const struct ibx_call *of_library = ibx_call_find("cublasSgemm_v2", 15);
     for (unsigned i = 3; i < 10; i++) {
         x->handler.captures = CAPTURES_SPARED;
@@ -134,8 +134,8 @@ static void test_captures_that_overlap(void **state)
     atomic_store(&own_quota(&alice, IBX_HOLD_GRAPHS)->most, most);
 }
 
-/* Has a stream that is captured wait for an event, or record one: after that its next node would
- * come behind so many others. False: the request, or the next one, is refused. */
+/* Has a captured stream wait for an event, or records one. Its next node would then depend on
+ * `nodes` others. Returns false if this request or the next one is refused. */
 static bool joins(struct gpu_session *x, const char *name, void *stream, size_t nodes)
 {
     uint8_t body[20] = {0};
@@ -150,9 +150,9 @@ static bool joins(struct gpu_session *x, const char *name, void *stream, size_t 
     return ibx_graph_joins_end(x) && room;
 }
 
-/* One wait for an event adds as many nodes to those that the next one comes behind as the event's
- * stream had, and each that comes behind them has so many edges. So two requests for each of a
- * thousand nodes would make a million edges, of 58 bytes each on an H200. */
+/* By one wait for an event the next node depends on as many additional nodes as the event's
+ * stream had, and every later one has as many edges. Two requests for each of a thousand nodes
+ * would make a million edges, of 58 bytes each on an H200. */
 static void test_captures_that_join(void **state)
 {
     (void)state;
@@ -163,22 +163,22 @@ static void test_captures_that_join(void **state)
         streams[i] = stream_of(x);
         capture_by_handler(x, CAPTURES_BEGUN, streams[i]);
     }
-    /* A program that joins its streams, one after the other: each node counts once. */
+    /* A program that joins its streams one after the other: each node counts once. */
     for (size_t n = 1; n <= 10; n++)
         assert_true(joins(x, "cudaStreamWaitEvent", streams[0], n));
     assert_int_equal(ibx_tenant_captured(x->isolation.tenant)->all, 20);
-    /* Work has one node to come behind again, and the same ones are joined once more. */
+    /* New work depends on one node again, and the same streams are joined once more. */
     for (unsigned i = 0; i < 4; i++) {
         app->captures_behind(streams[0], 1);
         assert_true(joins(x, "cudaStreamWaitEvent", streams[0], 11));
     }
     assert_int_equal(ibx_tenant_captured(x->isolation.tenant)->all, 64);
-    /* An event keeps all of them, too. */
+    /* An event keeps all of these nodes as well. */
     assert_true(joins(x, "cudaEventRecord", streams[0], 11));
     assert_true(joins(x, "cudaEventRecordWithFlags", streams[0], 11));
     assert_true(ibx_tenant_captured(x->isolation.tenant)->all >= 86);
     assert_false(joins(x, "cudaStreamWaitEvent", streams[1], 50));
-    assert_false(joins(x, "cudaStreamWaitEvent", streams[2], 50)); /* before CUDA gets it */
+    assert_false(joins(x, "cudaStreamWaitEvent", streams[2], 50)); /* refused before CUDA gets it */
     for (unsigned i = 0; i < 3; i++) {
         capture_by_handler(x, CAPTURES_ENDED, streams[i]);
         ibx_handles_remove(x, IBX_HANDLE_STREAM, (uintptr_t)streams[i]);
@@ -187,8 +187,8 @@ static void test_captures_that_join(void **state)
     atomic_store(&own_quota(&alice, IBX_HOLD_GRAPHS)->most, most);
 }
 
-/* What a capture has made counts with its edges, which CUDA tells. If it does not, that is no error
- * of the client's. */
+/* The edges that a capture has made count too, as reported by CUDA. If CUDA does not report
+ * them, this is not an error of the client. */
 static void test_captured_edges_count(void **state)
 {
     (void)state;
@@ -204,7 +204,7 @@ static void test_captured_edges_count(void **state)
     *(void **)&create = dlsym(runtime, "cudaGraphCreate");
     *(void **)&add = dlsym(runtime, "cudaGraphAddEmptyNode");
     assert_int_equal(create(&graph, 0), 0);
-    for (unsigned i = 0; i < 12; i++) /* six nodes, and six more behind all of these */
+    for (unsigned i = 0; i < 12; i++) /* six nodes, and six more that depend on all of these */
         assert_int_equal(add(&nodes[i], graph, nodes, i < 6 ? 0 : 6), 0);
     assert_true(ibx_handles_add(x, IBX_HANDLE_GRAPH, (uintptr_t)graph));
     assert_true(ibx_graph_measure(x, (uintptr_t)graph));
@@ -219,9 +219,9 @@ static void test_captured_edges_count(void **state)
     dlclose(runtime);
 }
 
-/* A capture that another client's wait has ended takes no more nodes, however long the client does
- * not end it. */
-static void test_captures_that_are_lost(void **state)
+/* A capture that another client's wait has invalidated accepts no more nodes, even if the client
+ * does not end it. */
+static void test_captures_that_are_invalid(void **state)
 {
     (void)state;
     struct gpu_session *x = &alice.x;
@@ -247,9 +247,11 @@ static void test_captures_that_are_lost(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_captures_have_a_limit),  cmocka_unit_test(test_captures_that_overlap),
-        cmocka_unit_test(test_captures_that_join),     cmocka_unit_test(test_captured_edges_count),
-        cmocka_unit_test(test_captures_that_are_lost),
+        cmocka_unit_test(test_captures_have_a_limit),
+        cmocka_unit_test(test_captures_that_overlap),
+        cmocka_unit_test(test_captures_that_join),
+        cmocka_unit_test(test_captured_edges_count),
+        cmocka_unit_test(test_captures_that_are_invalid),
     };
     return cmocka_run_group_tests(tests, own_set_up, own_tear_down);
 }

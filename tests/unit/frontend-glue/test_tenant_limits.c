@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* How much the clients of a tenant may make the back end hold by requests of our own. */
+/* How much a tenant's clients may make the back end hold by ibx's own requests. */
 #include "frontend-glue/tenants/math_limits.h"
 #include "tests/fixtures/own_requests.h"
 
@@ -24,8 +24,8 @@ static int add_to_graph(struct client *c, unsigned number, uint64_t graph, uint6
     return own_run(c, &w, node);
 }
 
-/* Each graph has the one before twice, and CUDA copies it with all that is in it: a few requests
- * would ask for more memory than there is. */
+/* Each graph contains the previous one twice, and CUDA copies it with its contents: a few
+ * requests would ask for more memory than exists. */
 static void test_graphs_in_graphs(void **state)
 {
     (void)state;
@@ -54,7 +54,7 @@ static void test_graphs_in_graphs(void **state)
                          0);
     assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_CLONE, graphs[n - 2], &other),
                      CUDA_MEMORY_ALLOCATION);
-    /* Others have theirs, and so has she once these are gone. */
+    /* Other tenants have their own limit, and alice has hers again once these are destroyed. */
     assert_int_equal(own_graph_create(&bob, &other), 0);
     assert_int_equal(own_call_one(&bob, IBX_OWN_GRAPH_DESTROY, other, NULL), 0);
     assert_int_equal(own_call_one(&alice, IBX_OWN_EXEC_DESTROY, exec, NULL), 0);
@@ -82,7 +82,7 @@ static void test_nodes_have_a_limit(void **state)
                      CUDA_MEMORY_ALLOCATION);
     assert_int_equal(own_graph_create(&alice, &other), CUDA_MEMORY_ALLOCATION);
     assert_int_equal(own_call_one(&alice, IBX_OWN_NODE_DESTROY, nodes[2], NULL), 0);
-    /* A tenant's graphs cannot have edges without end, either. */
+    /* A tenant's graphs cannot have edges without limit either. */
     uint8_t bytes[64];
     struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_OWN_GRAPH_ORDER);
     ibx_put_u64(&w, graph);
@@ -96,7 +96,7 @@ static void test_nodes_have_a_limit(void **state)
     atomic_store(&own_quota(&alice, IBX_HOLD_GRAPHS)->most, most);
 }
 
-/* Code that walks through graphs, CUDA's or this back end's, goes as deep as they are nested. */
+/* Code that walks through graphs, CUDA's or the back end's, recurses as deep as they are nested. */
 static void test_depth_of_graphs(void **state)
 {
     (void)state;
@@ -129,7 +129,7 @@ static uint64_t asked_of_cuda(struct gpu_session *x, uint64_t bytes)
     return ibx_get_u64(&r);
 }
 
-/* An allocation that is not noted as its tenant's would be anybody's. */
+/* An allocation that is not noted for its tenant would belong to nobody. */
 static void test_allocations_have_an_owner(void **state)
 {
     (void)state;
@@ -167,7 +167,7 @@ static int add_conditional(struct client *c, uint64_t graph, uint64_t *body)
     return rc;
 }
 
-/* The same of graphs that conditional nodes have, which what is launched has, too. */
+/* The same for the graphs of conditional nodes, which executable graphs have too. */
 static void test_conditions_in_conditions(void **state)
 {
     (void)state;
@@ -190,7 +190,7 @@ static void test_conditions_in_conditions(void **state)
     atomic_store(&own_quota(&alice, IBX_HOLD_EXECS)->most, most);
 }
 
-/* Those of ranks that have a GPU each. */
+/* Executable graphs of ranks that have a GPU each. */
 static void test_executables_of_each_gpu(void **state)
 {
     (void)state;
@@ -211,7 +211,7 @@ static void test_executables_of_each_gpu(void **state)
             own_call(&alice, IBX_OWN_GRAPH_INSTANTIATE, 2, (uint64_t[]){alice.graph, 0}, &more),
             CUDA_MEMORY_ALLOCATION);
     }
-    /* They are given back wherever that is asked for; and the host has its own limit. */
+    /* They may be destroyed with any device current. The host has a limit of its own. */
     assert_int_equal(own_call_one(&alice, IBX_OWN_EXEC_DESTROY, execs[0][0], NULL), 0);
     assert_true(atomic_load(&ibx_tenant_execs(tenant, 0)->used) == before[0] + 2);
     assert_true(atomic_load(&ibx_tenant_execs(tenant, 1)->used) == before[1] + 4);
@@ -248,7 +248,7 @@ static void test_textures_have_a_limit(void **state)
     atomic_store(&own_quota(&alice, IBX_HOLD_TEXTURES)->most, most);
 }
 
-/* GVirtuS's handler has made it, and answers so many bytes of where it is. */
+/* GVirtuS's handler has made it, and answers with `n` bytes of its address. */
 static void made_by_handler(struct gpu_session *x, uint64_t made, size_t n)
 {
     struct ibx_writer w = ibx_writer_of(x->replies.last, sizeof(x->replies.last));
@@ -265,7 +265,7 @@ static bool may_make_texture(struct gpu_session *x)
     return ibx_made_room(x);
 }
 
-/* They count as those of our own requests, which may give them back. */
+/* They count like those of ibx's own requests, which may destroy them. */
 static void test_textures_of_handlers(void **state)
 {
     (void)state;
@@ -279,12 +279,12 @@ static void test_textures_of_handlers(void **state)
     assert_false(may_make_texture(x));
     ibx_handles_remove(x, IBX_HANDLE_TEXTURE, made);
     assert_true(own_used(&alice, IBX_HOLD_TEXTURES) == before && may_make_texture(x));
-    made_by_handler(x, made, 3); /* nobody knows where: nothing that requests name */
+    made_by_handler(x, made, 3); /* the address is unknown, so no request can name it */
     assert_false(ibx_named_any_unseen());
     atomic_store(&own_quota(&alice, IBX_HOLD_TEXTURES)->most, most);
 }
 
-/* Which descriptor of cuDNN's graphs a handler makes nobody knows here: it counts as a plan. */
+/* It is unknown which descriptor of cuDNN's graphs a handler makes, so it counts as a plan. */
 static void test_graphs_of_handlers(void **state)
 {
     (void)state;
@@ -322,7 +322,8 @@ static void test_pools_have_a_limit(void **state)
     atomic_store(&own_quota(&alice, IBX_HOLD_POOLS)->most, most);
 }
 
-/* A tenant has so many handles for other processes, and the other one has its own. */
+/* A tenant has a limited number of handles for other processes; another tenant has its own
+ * limit. */
 static void test_handles_have_a_limit(void **state)
 {
     enum { MOST = 4096 };
@@ -342,7 +343,7 @@ static void test_handles_have_a_limit(void **state)
     ibx_ipc_gone((uintptr_t)events[MOST]);
     ibx_ipc_gone((uintptr_t)events[7]);
     assert_int_equal(own_call_one(&alice, IBX_OWN_IPC_EVENT, (uintptr_t)events[MOST], &answer), 0);
-    /* When a session has ended, what it has shared gives way. */
+    /* What a session has shared makes room when the session has ended. */
     assert_int_equal(app->event_create(&more, 4), 0);
     assert_true(ibx_handles_add(&alice.x, IBX_HANDLE_EVENT, (uintptr_t)more));
     assert_int_equal(own_call_one(&alice, IBX_OWN_IPC_EVENT, (uintptr_t)more, &answer), 2);
@@ -356,8 +357,8 @@ static void test_handles_have_a_limit(void **state)
         own_event_destroy(events[i]);
 }
 
-/* What the log says while `act` runs. */
-static const char *said(void (*act)(void))
+/* Returns what the log contains while `act` runs. */
+static const char *log_of(void (*act)(void))
 {
     static char text[4096];
     FILE *log = tmpfile();
@@ -397,13 +398,13 @@ static unsigned count_in(const char *text, const char *part)
     return n;
 }
 
-/* Each limit is told once. */
-static void test_limits_are_told(void **state)
+/* Each limit is logged once. */
+static void test_limits_are_logged(void **state)
 {
     (void)state;
     const uint64_t graphs = own_allow_more(&bob, IBX_HOLD_GRAPHS, 0),
                    pools = own_allow_more(&bob, IBX_HOLD_POOLS, 0);
-    const char *text = said(meet_two_limits);
+    const char *text = log_of(meet_two_limits);
     atomic_store(&own_quota(&bob, IBX_HOLD_GRAPHS)->most, graphs);
     atomic_store(&own_quota(&bob, IBX_HOLD_POOLS)->most, pools);
     assert_int_equal(count_in(text, "no more graphs and nodes"), 1);
@@ -412,7 +413,7 @@ static void test_limits_are_told(void **state)
 
 static uint8_t handler_body[8];
 
-/* GVirtuS's handler is about to make what can be launched. */
+/* GVirtuS's handler is about to make an executable graph. */
 static void instantiate_by_handler(void)
 {
     struct gpu_session *x = &bob.x;
@@ -434,7 +435,7 @@ static void test_executables_of_handlers(void **state)
     assert_memory_not_equal(handler_body, nothing, 8);
     assert_true(own_used(&bob, IBX_HOLD_EXECS) == used);
     const uint64_t most = own_allow_more(&bob, IBX_HOLD_EXECS, 1);
-    const char *text = said(instantiate_by_handler);
+    const char *text = log_of(instantiate_by_handler);
     atomic_store(&own_quota(&bob, IBX_HOLD_EXECS)->most, most);
     assert_memory_equal(handler_body, nothing, 8);
     assert_true(own_used(&bob, IBX_HOLD_EXECS) == used);
@@ -455,7 +456,7 @@ int main(void)
         cmocka_unit_test(test_textures_of_handlers),
         cmocka_unit_test(test_graphs_of_handlers),
         cmocka_unit_test(test_pools_have_a_limit),
-        cmocka_unit_test(test_limits_are_told),
+        cmocka_unit_test(test_limits_are_logged),
         cmocka_unit_test(test_executables_of_handlers),
         cmocka_unit_test(test_handles_have_a_limit),
     };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Tenants of several processes: who they are, and what they share when one is killed or has written
- * to it. */
+/* Tenants of several processes: who they are, and what they share if a process is killed or has
+ * written nonsense to the shared memory. */
 #include "frontend-glue/tenants/tenants.h"
 
 #include "tests/unit/forked_memory.h"
@@ -11,7 +11,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-/* Two processes serve carol; the first one does this, and ends. */
+/* Two processes serve carol. The first one does this, and ends. */
 static bool first_of_two(void (*does)(struct ibx_tenant *carol),
                          const struct ibx_tenant_limits *limits)
 {
@@ -35,15 +35,15 @@ static struct ibx_quota *memory_in_second(const struct ibx_tenant_limits *limits
     return ibx_tenant_quota(ibx_tenant_get("carol", limits, 8), IBX_HOLD_DEVICE);
 }
 
-/* The process was killed when it had taken the memory from its own quota, and not yet from what all
- * processes share. */
+/* The process was killed after it had taken the memory from its own quota, and before it took it
+ * from the quota of all processes. */
 static void half_take(struct ibx_tenant *carol)
 {
     atomic_fetch_add(ibx_tenant_quota(carol, IBX_HOLD_DEVICE)->shared, 300);
 }
 
-/* What others of the same name hold is theirs, and is given back with them. */
-static int goes_on_beside_half_a_take(void)
+/* What other processes of the same name hold is theirs, and is returned when they end. */
+static int continues_after_half_a_take(void)
 {
     const struct ibx_tenant_limits limits = {.device = 1000, .share = 50};
     if (!first_of_two(half_take, &limits))
@@ -56,7 +56,7 @@ static int goes_on_beside_half_a_take(void)
     return !ibx_quota_take(quota, 500) ? 3 : ibx_quota_take(quota, 1) ? 4 : 0;
 }
 
-/* Runs in a process of its own, which shares memory with nobody else. */
+/* Runs in a process of its own, which shares memory with no other one. */
 static void expect_good(int (*body)(void))
 {
     int status = -1;
@@ -67,7 +67,7 @@ static void expect_good(int (*body)(void))
     assert_int_equal(status, 0);
 }
 
-/* Without a name, users are tenants; beyond very many of them the others are one. */
+/* Without names each user is a tenant; beyond a large number all others are one. */
 static int keeps_users_apart(void)
 {
     const struct ibx_tenant_limits limits = {.device = 1000, .share = 50};
@@ -97,7 +97,7 @@ static int keeps_users_apart(void)
     const pid_t last = fork();
     if (!last) {
         ibx_tenants_are_of(3);
-        _exit(!ibx_tenant_get("erin", &limits, 8) ? 0 : 1); /* nobody has written it */
+        _exit(!ibx_tenant_get("erin", &limits, 8) ? 0 : 1); /* the name has not been written */
     }
     if (waitpid(last, &status, 0) != last || status)
         return 4;
@@ -121,8 +121,8 @@ static int has(unsigned process, const struct ibx_tenant_limits *limits, uint64_
     return !good;
 }
 
-/* The back end's own user, and root, could end it or set the share: it keeps nothing from them
- * unless it is set. From others it does. */
+/* The back end's own user, and root, could end it or change its share, so it reserves nothing
+ * from them unless told to. From others it does. */
 static int keeps_nothing_from_its_own_user(void)
 {
     struct ibx_tenant_limits limits = {.device = 1000};
@@ -153,11 +153,11 @@ static void test_users(void **state)
 static void test_killed_in_a_take(void **state)
 {
     (void)state;
-    expect_good(goes_on_beside_half_a_take);
+    expect_good(continues_after_half_a_take);
 }
 
-/* One whose kernels, or who else has come to its memory, have written to what it shares. */
-static void goes_wrong(struct ibx_tenant *carol)
+/* A process that was taken over has written to what it shares. */
+static void write_nonsense(struct ibx_tenant *carol)
 {
     for (unsigned i = 0; i < IBX_HOLDS; i++) {
         struct ibx_quota *quota = ibx_tenant_quota(carol, (enum ibx_hold)i);
@@ -169,15 +169,15 @@ static void goes_wrong(struct ibx_tenant *carol)
 static int outlives_one_that_goes_wrong(void)
 {
     const struct ibx_tenant_limits limits = {.device = 1000, .share = 50};
-    if (!first_of_two(goes_wrong, &limits))
+    if (!first_of_two(write_nonsense, &limits))
         return 1;
     ibx_tenants_ended(1);
     return ibx_quota_take(memory_in_second(&limits), 500) ? 0 : 2;
 }
 
-/* Whatever is there, the process that listens and those of others go on: they follow no address
- * and wait for nobody. Their limits may be gone. */
-static int goes_on_with_anything(void)
+/* Whatever is there, the listening process and those of others continue: they follow no address
+ * and wait for nobody. Their limits may be lost. */
+static int continues_with_any_contents(void)
 {
     const struct ibx_tenant_limits limits = {.device = 1000, .share = 50};
     if (!ibx_tenants_share(4))
@@ -197,7 +197,8 @@ static int goes_on_with_anything(void)
         ibx_quota_note(quota, 5);
         ibx_tenants_ended(1);
         ibx_tenants_ended(2);
-        if (ibx_tenant_get(i % 2 ? "erin" : "frank", &limits, 8)) /* nobody has written it */
+        /* the name has not been written */
+        if (ibx_tenant_get(i % 2 ? "erin" : "frank", &limits, 8))
             return 3;
     }
     return 0;
@@ -206,7 +207,7 @@ static int goes_on_with_anything(void)
 static void test_anything(void **state)
 {
     (void)state;
-    expect_good(goes_on_with_anything);
+    expect_good(continues_with_any_contents);
 }
 
 static void test_gone_wrong(void **state)

@@ -53,8 +53,8 @@ static void test_ranges(void **state)
     assert_null(ibx_owners_other(bob, 1000, 100));
 }
 
-/* Memory at the address of an earlier allocation was seen later. */
-static void test_replaced(void **state)
+/* Memory at the address of an earlier allocation was noticed later. */
+static void test_replaced_allocation(void **state)
 {
     (void)state;
     assert_true(ibx_owners_add(alice, 4096, 4096, NULL, 0));
@@ -70,8 +70,8 @@ static void test_replaced(void **state)
     assert_int_equal(ibx_owners_number(4096), 0);
 }
 
-/* A graph's stays its tenant's until something else takes its place, or its context goes. */
-static void test_of_graphs(void **state)
+/* A graph's memory belongs to its tenant until it is replaced, or its context ends. */
+static void test_memory_of_graphs(void **state)
 {
     (void)state;
     assert_true(ibx_owners_add(bob, 4096, 512, NULL, 0));
@@ -114,8 +114,8 @@ static void test_cache(void **state)
     assert_null(ibx_owners_other_cached(alice, &cache, 1001, 1));
 }
 
-/* A range across very many allocations takes no time that others wait for. */
-static void test_crowd(void **state)
+/* A range across very many allocations takes no time for which others must wait. */
+static void test_many_allocations(void **state)
 {
     (void)state;
     for (uint64_t i = 0; i < 1000; i++)
@@ -164,7 +164,8 @@ static void test_limits(void **state)
     assert_int_equal(ibx_tenant_quota(alice, IBX_HOLD_CHUNKS)->most, 1);
 }
 
-/* Descriptors are nearly used up: who has more than an even share gets no further connection. */
+/* Descriptors are nearly used up: a tenant that has more than an even share gets no further
+ * connection. */
 static void test_descriptors(void **state)
 {
     (void)state;
@@ -193,8 +194,8 @@ struct built {
     size_t n;
 };
 
-/* 'q': 64 bits, 'i': 32, 'b': that many bytes with their length before them, 'm': the mark of D2H,
- * 's': a string of so many bytes, as GVirtuS marshals it. */
+/* 'q': 64 bits; 'i': 32; 'b': this many bytes after their length; 'm': the mark of D2H; 's': a
+ * string of this length, as GVirtuS marshals it. */
 static struct built build(const char *shape, ...)
 {
     struct built body = {0};
@@ -219,7 +220,7 @@ static struct built build(const char *shape, ...)
     return body;
 }
 
-/* That the body names just these, and that spoiling takes the address away. */
+/* Checks that the body names exactly these ranges, and that spoiling removes the address. */
 static void expect(const char *name, struct built body, unsigned count, ...)
 {
     struct ibx_named named[IBX_NAMED_MAX];
@@ -270,9 +271,9 @@ static void test_copies(void **state)
     expect("cudaMemcpy2D", build("mqqqqqi", A, 20ull, 100ull, 10ull, 3ull, 2ull), 1, A, 210ull);
     expect("cudaMemcpy2D", build("qqqqqqi", A, B, 50ull, 100ull, 10ull, 3ull, 3ull), 2, A, 110ull,
            B, 210ull);
-    /* Without the mark's byte, which the handler then does not skip. */
+    /* Without the byte of the mark, which the handler then does not skip. */
     expect("cudaMemcpy", build("qqqi", 0ull, A, 30ull, 2ull), 1, A, 30ull);
-    /* Bytes that no handler looks at. */
+    /* With bytes that no handler reads. */
     expect("cudaMemcpy2D", build("qbqqqqqi", A, 40ull, 100ull, 20ull, 10ull, 2ull, 9ull, 1ull), 1,
            A, 110ull);
     expect("cudaMemset", build("qiq", A, 0ull, 50ull), 1, A, 50ull);
@@ -340,7 +341,7 @@ static void test_arrays(void **state)
            3, A, 1ull, B, 1ull, A + 4096, 64ull * 30);
 }
 
-/* The kind of a resource, and then an array, or memory, with a channel's format of 20 bytes. */
+/* The kind of a resource, and then an array, or memory with a channel format of 20 bytes. */
 static struct built resource(uint64_t kind, uint64_t bits, uint64_t width, uint64_t rows,
                              uint64_t pitch)
 {
@@ -391,7 +392,7 @@ static void test_driver(void **state)
     expect("cuMemsetD32Async", build("qiqq", A, 0ull, 30ull, 0ull), 1, A, 120ull);
     expect("cuMemsetD32Async", build("qiqq", A, 0ull, 1ull << 62, 0ull), 1, A, UINT64_MAX);
     expect("cuStreamWriteValue32", build("qqii", 7ull, A, 1ull, 0ull), 1, A, 1ull);
-    /* By it another process maps that memory. */
+    /* Another process could map the memory by this handle. */
     expect("cudaIpcGetMemHandle", build("bq", 64ull, A), 1, A, 1ull);
     static const char *const frees[] = {"cudaFree", "cudaFreeAsync", "cudaFreeArray", "cuMemFree",
                                         "cuArrayDestroy"};
@@ -399,8 +400,8 @@ static void test_driver(void **state)
         expect(frees[i], build("q", A), 1, A, 1ull);
 }
 
-/* Lengths that are too long, bodies that are too short: nothing is read outside. */
-static void test_odd(void **state)
+/* Lengths that are too long, bodies that are too short: nothing outside is read. */
+static void test_malformed_requests(void **state)
 {
     (void)state;
     static const char *const names[] = {
@@ -442,43 +443,45 @@ static void test_allocated(void **state)
     assert_int_equal(ibx_naming_allocated(plain.bytes, 0), 0);
 }
 
-/* A request's memory, and a request for more than there is. */
-static void asks(const char *name, struct built body, uint64_t bytes)
+/* The memory of a request, and a request for more than there is. */
+static void expect_bytes(const char *name, struct built body, uint64_t bytes)
 {
     assert_true(ibx_naming_allocates(name));
     assert_int_equal(ibx_naming_allocation(name, body.bytes, body.n), bytes);
     ibx_naming_enlarge(name, body.bytes, body.n);
     const uint64_t absurd = ibx_naming_allocation(name, body.bytes, body.n);
     assert_true(absurd >= 1ull << 50 && absurd < UINT64_MAX / 2);
-    for (size_t n = 0; n < body.n; n++) /* one that was cut off */
+    for (size_t n = 0; n < body.n; n++) /* truncated */
         ibx_naming_enlarge(name, body.bytes, n);
 }
 
 static void test_sizes(void **state)
 {
     (void)state;
-    asks("cudaMalloc", build("q", 1ull), 512);
-    asks("cudaMalloc", build("q", 1024ull), 1024);
-    asks("cudaMalloc", build("q", UINT64_MAX), UINT64_MAX);
-    asks("cudaMallocManaged", build("qqi", A, 1000ull, 1ull), 1024);
-    asks("cudaMallocPitch", build("qqq", 0ull, 513ull, 10ull), 10240);
-    asks("cudaMallocPitch", build("qqqq", 8ull, 0ull, 513ull, 10ull), 10240); /* G2's */
-    asks("cudaMallocPitch", build("qqq", 0ull, 1ull << 20, UINT64_MAX), UINT64_MAX);
-    asks("cuMemAlloc", build("q", 700ull), 1024);
-    asks("cuMemAllocPitch", build("qqi", 512ull, 3ull, 4ull), 1536);
-    asks("cudaMallocArray", build("qiiiiiqq", 20ull, 32ull, 32ull, 0ull, 0ull, 2ull, 64ull, 3ull),
-         1536);
-    asks("cudaMallocArray", build("qiiiiiqq", 20ull, 8ull, 0ull, 0ull, 0ull, 2ull, 600ull, 0ull),
-         1024);
-    asks("cudaMalloc3DArray",
-         build("qiiiiiqqqi", 20ull, 32ull, 0ull, 0ull, 0ull, 2ull, 128ull, 2ull, 3ull, 0ull), 3072);
-    asks("cuArrayCreate", build("qqqii", 24ull, 256ull, 4ull, 0x20ull, 4ull), 16384);
-    asks("cuArray3DCreate", build("qqqqiii", 40ull, 256ull, 4ull, 2ull, 1ull, 1ull, 0ull), 2048);
+    expect_bytes("cudaMalloc", build("q", 1ull), 512);
+    expect_bytes("cudaMalloc", build("q", 1024ull), 1024);
+    expect_bytes("cudaMalloc", build("q", UINT64_MAX), UINT64_MAX);
+    expect_bytes("cudaMallocManaged", build("qqi", A, 1000ull, 1ull), 1024);
+    expect_bytes("cudaMallocPitch", build("qqq", 0ull, 513ull, 10ull), 10240);
+    expect_bytes("cudaMallocPitch", build("qqqq", 8ull, 0ull, 513ull, 10ull), 10240); /* as in G2 */
+    expect_bytes("cudaMallocPitch", build("qqq", 0ull, 1ull << 20, UINT64_MAX), UINT64_MAX);
+    expect_bytes("cuMemAlloc", build("q", 700ull), 1024);
+    expect_bytes("cuMemAllocPitch", build("qqi", 512ull, 3ull, 4ull), 1536);
+    expect_bytes("cudaMallocArray",
+                 build("qiiiiiqq", 20ull, 32ull, 32ull, 0ull, 0ull, 2ull, 64ull, 3ull), 1536);
+    expect_bytes("cudaMallocArray",
+                 build("qiiiiiqq", 20ull, 8ull, 0ull, 0ull, 0ull, 2ull, 600ull, 0ull), 1024);
+    expect_bytes(
+        "cudaMalloc3DArray",
+        build("qiiiiiqqqi", 20ull, 32ull, 0ull, 0ull, 0ull, 2ull, 128ull, 2ull, 3ull, 0ull), 3072);
+    expect_bytes("cuArrayCreate", build("qqqii", 24ull, 256ull, 4ull, 0x20ull, 4ull), 16384);
+    expect_bytes("cuArray3DCreate", build("qqqqiii", 40ull, 256ull, 4ull, 2ull, 1ull, 1ull, 0ull),
+                 2048);
     assert_int_equal(ibx_naming_allocation("cudaMalloc", NULL, 0), 0);
     assert_int_equal(ibx_naming_allocation("cudaFree", build("q", 5ull).bytes, 8), 0);
 }
 
-/* What an allocation has taken from the limit is given back once, however it ends. */
+/* What an allocation has taken from the limit is returned once, however it ends. */
 static void test_charges(void **state)
 {
     (void)state;
@@ -491,7 +494,7 @@ static void test_charges(void **state)
     ibx_owners_remove(100, number);
     ibx_owners_remove(100, number);
     assert_int_equal(quota->used, 500);
-    assert_true(ibx_owners_add(alice, 205, 10, NULL, 0)); /* in its place */
+    assert_true(ibx_owners_add(alice, 205, 10, NULL, 0)); /* replaces it */
     assert_int_equal(quota->used, 300);
     ibx_owners_forget(&contexts[0]);
     assert_int_equal(quota->used, 0);
@@ -501,11 +504,11 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(test_ranges, set_up),
-        cmocka_unit_test_setup(test_replaced, set_up),
-        cmocka_unit_test_setup(test_of_graphs, set_up),
+        cmocka_unit_test_setup(test_replaced_allocation, set_up),
+        cmocka_unit_test_setup(test_memory_of_graphs, set_up),
         cmocka_unit_test_setup(test_contexts, set_up),
         cmocka_unit_test_setup(test_cache, set_up),
-        cmocka_unit_test_setup(test_crowd, set_up),
+        cmocka_unit_test_setup(test_many_allocations, set_up),
         cmocka_unit_test_setup(test_limits, set_up),
         cmocka_unit_test_setup(test_descriptors, set_up),
         cmocka_unit_test(test_weights),
@@ -514,7 +517,7 @@ int main(void)
         cmocka_unit_test(test_textures),
         cmocka_unit_test(test_replies),
         cmocka_unit_test(test_driver),
-        cmocka_unit_test(test_odd),
+        cmocka_unit_test(test_malformed_requests),
         cmocka_unit_test(test_allocated),
         cmocka_unit_test(test_sizes),
         cmocka_unit_test_setup(test_charges, set_up),

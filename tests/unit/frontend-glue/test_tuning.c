@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The file of choices: what is read, what is refused and how, and where it counts. */
+/* The tuning file: what is read, what is refused with which message, and when it applies. */
 #include "tests/fixtures/choice_sound.h"
 
 #include <errno.h>
@@ -19,7 +19,7 @@ static int parse(const char *text)
     return ibx_tuning_parse("a-file", text, strlen(text), &tuning, &err);
 }
 
-/* What is printed is read back as the same. */
+/* What is printed is read back unchanged. */
 static void assert_printable(void)
 {
     const struct ibx_tuning printed = tuning;
@@ -72,11 +72,11 @@ static void test_all(void **state)
     assert_true(from->copy_threads_min == IBX_CHOICE_NEVER && from->direct_min == 1u << 30);
     assert_true(tuning.choice.chunk == 256u << 10 && tuning.choice.threads == 6);
     assert_printable();
-    assert_int_equal(parse("h2d.crew : 2M\nd2h.crew : never\n"), 0); /* of earlier versions */
+    assert_int_equal(parse("h2d.crew : 2M\nd2h.crew : never\n"), 0); /* keys of earlier versions */
     assert_true(to->copy_threads_min == 2u << 20 && from->copy_threads_min == IBX_CHOICE_NEVER);
 }
 
-/* Each names the file, the line, the key, what stands there and what may. */
+/* Each message names the file, the line, the key, the value and the allowed ones. */
 static void test_bad(void **state)
 {
     (void)state;
@@ -137,12 +137,12 @@ static void test_elsewhere(void **state)
     strcpy(other.host, "gpu02");
     assert_int_equal(ibx_tuning_fits(&tuning, &other, &err), -EXDEV);
     assert_non_null(strstr(err.message, "the host \"gpu01\" and this is \"gpu02\""));
-    /* What the file does not say is not compared. */
+    /* What the file does not contain is not compared. */
     assert_int_equal(parse("gpu : NVIDIA: H200\n"), 0);
     assert_int_equal(ibx_tuning_fits(&tuning, &other, &err), 0);
 }
 
-/* The double's names; also that they can stand in the file. */
+/* The simulated GPU's names, which must be valid in the file. */
 static void test_place(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Requests whose handler would go beyond its memory: each as a front end makes it, then not. */
+/* Requests whose handlers would access memory outside their own. Each is made first as a front
+ * end makes it, and then malformed. */
 #include "frontend-glue/gvirtus_handlers/request_shapes.h"
 #include "tests/fixtures/unit.h"
 
@@ -10,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define HOST   32u /* where bytes of vectors begin */
+#define HOST   32u /* where the bytes of vectors start */
 #define BLOCK  4096u
 #define HANDLE "0x7f0011223344"
 
@@ -34,7 +35,7 @@ static void add_bytes(struct body *b, const void *bytes, size_t n)
     b->n += n;
 }
 
-/* Looked at without a byte to spare. */
+/* Checks a copy of exactly this length, so that a sanitizer detects reads behind it. */
 static bool fits(bool (*fit)(const uint8_t *, size_t), const struct body *b)
 {
     uint8_t *copy = malloc(b->n ? b->n : 1);
@@ -91,7 +92,7 @@ static struct image image_of(size_t n)
     return (struct image){.kind = 2, .version = 0x101, .head = 64, .n = (uint32_t)n};
 }
 
-/* A registration of `count` times that image. */
+/* A registration of `count` copies of that image. */
 static struct body registration(const struct image *image, const void *data, size_t n,
                                 unsigned count)
 {
@@ -170,7 +171,7 @@ static void images(void **state)
     (void)state;
     image.n++;
     assert_false(takes(&image, &c, sizeof(c)));
-    image = image_of(sizeof(c)), image.head = 0; /* the handler would not come to an end */
+    image = image_of(sizeof(c)), image.head = 0; /* the handler would loop for ever */
     assert_false(takes(&image, &c, sizeof(c)));
     image = image_of(sizeof(c)), image.head = UINT32_MAX;
     assert_false(takes(&image, &c, sizeof(c)));
@@ -188,7 +189,8 @@ static void images(void **state)
     assert_false(fits(ibx_fat_binary_fits, &b));
     b = registration(&image, "PTX here", 8, 1), memset(b.bytes + fat - 8, 0, 8);
     assert_false(fits(ibx_fat_binary_fits, &b));
-    b = registration(&image, "PTX here", 8, 1), b.bytes[fat - 24]++; /* no wrapper: refused */
+    /* not a wrapper: the handler refuses it */
+    b = registration(&image, "PTX here", 8, 1), b.bytes[fat - 24]++;
     b.bytes[fat + 8]++;
     assert_true(fits(ibx_fat_binary_fits, &b));
 }
@@ -209,10 +211,11 @@ static void compressed_images(void **state)
     struct cubin c = cubin();
     (void)state;
     assert_true(takes_compressed(&c, sizeof(c), 0));
-    assert_false(takes_compressed(&c, sizeof(c) + 1, 0)); /* the last byte is an earlier image's */
+    /* the last byte would be of an earlier image */
+    assert_false(takes_compressed(&c, sizeof(c) + 1, 0));
     assert_false(takes_compressed(&c, (UINT64_C(1) << 32) + sizeof(c), 0));
     assert_true(takes_compressed(&c, sizeof(c) - 1, 0));       /* the handler gives up */
-    assert_false(takes_compressed(&c, sizeof(c), UINT32_MAX)); /* one byte more than came */
+    assert_false(takes_compressed(&c, sizeof(c), UINT32_MAX)); /* one byte more than was sent */
     c.parameters[0].ordinal = 2;
     assert_false(takes_compressed(&c, sizeof(c), 0));
 }
@@ -246,7 +249,7 @@ static void load_options(void **state)
     assert_true(fits(ibx_load_options_fit, &b));
     b = load(2, 4, numbers, 8); /* the handler reads as many options as it is told */
     assert_false(fits(ibx_load_options_fit, &b));
-    b = load(2, 8, numbers, 0); /* it follows NULL */
+    b = load(2, 8, numbers, 0); /* the handler follows NULL */
     assert_false(fits(ibx_load_options_fit, &b));
     b.n = 3;
     assert_false(fits(ibx_load_options_fit, &b));
@@ -269,7 +272,7 @@ static struct body numbers(unsigned count, const uint32_t *values, size_t more)
     return b;
 }
 
-/* Whether the request is left as it is; else elements have 0 bytes. */
+/* Whether the request is unchanged; otherwise its elements get a size of 0 bytes. */
 static bool good(const char *name, struct body b, uint64_t longest, unsigned element)
 {
     const struct body before = b;
@@ -319,13 +322,13 @@ static void vectors(void **state)
     assert_false(sets_matrix(INT32_MAX, INT32_MAX, 1, 64));
 }
 
-/* They are written to GVirtuS's buffer for requests. */
+/* Results are written to GVirtuS's buffer for requests. */
 static void results(void **state)
 {
     (void)state;
     assert_true(gets_vector(BLOCK - HOST, 1, 1, 0));
     assert_false(gets_vector(BLOCK - HOST + 1, 1, 1, 0));
-    assert_true(gets_vector(BLOCK - HOST + 1, 1, 1, BLOCK)); /* a longer request has been there */
+    assert_true(gets_vector(BLOCK - HOST + 1, 1, 1, BLOCK)); /* after a request this long */
     assert_false(gets_vector(BLOCK / 4, 4, 1, 0) || gets_vector(BLOCK / 2, 1, 2, 0));
     assert_false(gets_vector(UINT32_MAX, 4, 1, 0) || gets_vector(1, UINT32_MAX, 1, 0));
     assert_false(gets_vector(1u << 30, 4, 1, UINT32_MAX)); /* more than an int */

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Memory that is mapped apart from its addresses: how much one client has costs others nothing, and
- * what its threads do at once each other's results do not change. What clients may ask for:
- * gvirtus/gpu_calls_mapped.cpp.
- */
+/* Memory that is mapped separately from its addresses. One client's mappings cost others no
+ * time, and threads of a client do not change each other's results. What clients may request:
+ * gvirtus/gpu_calls_mapped.cpp. */
 #include "frontend-glue/clients/ranges.h"
 #include "frontend-glue/tenants/tenants.h"
 #include "frontend-glue/clients/virtual_memory.h"
@@ -18,7 +16,7 @@
 #include <time.h>
 #include <cmocka.h>
 
-#define PIECE ((uint64_t)2 << 20) /* bytes: the double's granularity */
+#define PIECE ((uint64_t)2 << 20) /* bytes: the simulated driver's granularity */
 
 static uint64_t reserve(struct client *c, uint64_t n)
 {
@@ -54,7 +52,7 @@ static int unmap(struct client *c, uint64_t at, uint64_t n)
     return own_call(c, IBX_OWN_VIRTUAL_UNMAP, 2, (uint64_t[]){at, n}, NULL);
 }
 
-/* The question of each copy, many times. */
+/* Asks the question that each copy asks, many times. */
 static double seconds_to_ask(uint64_t address, uint64_t n, bool lacks)
 {
     struct timespec begun, done;
@@ -84,7 +82,8 @@ static void test_much_that_is_reserved(void **state)
                  FEW);
 }
 
-/* ... by a client that asks about all of it, again and again: meanwhile nobody else is answered. */
+/* The same by a client that asks about all of it again and again. Meanwhile nobody else would be
+ * answered. */
 static void test_much_that_is_mapped(void **state)
 {
     enum { FEW = 20, MANY = 2000 };
@@ -107,7 +106,7 @@ static void test_much_that_is_mapped(void **state)
         fail_msg("%f s for 2000 questions about %u pieces, %f s about %u", last, MANY, first, FEW);
 }
 
-/* One client's addresses have an end, and are not another one's. */
+/* One client's addresses are limited, and do not reduce another one's. */
 static void test_too_many_addresses(void **state)
 {
     struct ibx_quota *quota = ibx_tenant_quota(alice.x.isolation.tenant, IBX_HOLD_ADDRESSES);
@@ -125,11 +124,10 @@ static void test_too_many_addresses(void **state)
     assert_true(ibx_quota_left(quota) == left);
 }
 
-/* ------------------------------------------------------------------------ two threads of a client
- */
+/* ---------------------------------------------------------------------- two threads of a client */
 
 struct freeing {
-    struct client own; /* another session of alice's */
+    struct client own; /* another session of alice */
     _Atomic uint64_t at;
     atomic_bool done;
     unsigned freed;
@@ -148,7 +146,7 @@ static void *free_again(void *argument)
     return NULL;
 }
 
-/* Addresses at which something is mapped are not given back, whenever that was mapped. */
+/* Addresses at which something is mapped are not freed, whenever it was mapped. */
 static void test_freed_while_it_is_mapped(void **state)
 {
     struct freeing f = {.own = alice};
@@ -175,8 +173,8 @@ static void test_freed_while_it_is_mapped(void **state)
 
 enum { PLACES = 6, STEPS = 1500 };
 
-/* Addresses that all threads of a client name: some no longer exist, or are somebody else's by
- * now. */
+/* Addresses that all threads of a client name. Some are no longer reserved, or belong to another
+ * client by now. */
 struct shared {
     _Atomic uint64_t at[PLACES], pieces[PLACES];
 };
@@ -185,7 +183,7 @@ struct crowd {
     struct client own;
     struct shared *shared;
     uint32_t random;
-    uint64_t reserved[STEPS]; /* all that ever was */
+    uint64_t reserved[STEPS]; /* all that were ever reserved */
     unsigned count;
 };
 
@@ -258,7 +256,7 @@ static void *in_the_crowd(void *argument)
     return NULL;
 }
 
-/* All that there is of a thread's goes. */
+/* Ends everything of a thread. */
 static void end_all(struct crowd *c)
 {
     for (unsigned i = 0; i < c->count; i++) {
@@ -269,7 +267,7 @@ static void end_all(struct crowd *c)
         own_call_one(&c->own, IBX_OWN_VIRTUAL_RELEASE, c->shared->pieces[i], NULL);
 }
 
-/* Nobody is harmed, and what each tenant may have it may have again. */
+/* Nobody is harmed, and each tenant can have its whole limit again. */
 static void test_all_at_once(void **state)
 {
     static struct crowd crowd[4];
@@ -295,7 +293,7 @@ static void test_all_at_once(void **state)
     assert_true(ibx_quota_left(quotas[1]) == before[1]);
 }
 
-/* ------------------------------------------------------------------------------ what is covered */
+/* covered ranges */
 
 #define UNITS 300u
 
@@ -306,7 +304,7 @@ static bool covers(const bool *is, unsigned begin, unsigned last)
     return begin > last;
 }
 
-/* Units come and go in any order, also the first address and the last one. */
+/* Units come and go in any order, including the first and the last address. */
 static void test_covers(void **state)
 {
     static const uint64_t bases[] = {0, 4096, UINT64_MAX - 10 * UNITS + 1};
