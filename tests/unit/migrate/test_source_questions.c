@@ -8,7 +8,7 @@
 #include <sys/resource.h>
 
 /* Only QEMU's answer shows that all memory was protected, so a question that could not be sent
- * is asked source_with_new_monitor. */
+ * is asked again. */
 static void test_guard_repeats_an_unsent_question(NO_STATE)
 {
     static struct source s;
@@ -85,7 +85,7 @@ static void test_a_whole_guard_when_every_page_has_come(NO_STATE)
 }
 
 /* The record was removed, so no record can name a guard. The source does not try
- * source_with_new_monitor in each turn. */
+ * again in each turn. */
 static void test_no_guard_without_a_record(NO_STATE)
 {
     static struct source s;
