@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* One end of a connection with its books, and the patterns that travel over it. */
+/* One end of a connection, the record of its posts, and the patterns that it sends and receives. */
 #include "tests/contract/harness.h"
 
 #include "common/clock.h"
@@ -17,9 +17,10 @@
 
 /* ------------------------------------------------------------------- patterns */
 
-#define LONG_MESSAGE ((size_t)64 * 1024) /* longer ones are rare: each byte is computed, twice */
+/* longer messages are rare, because each byte is computed twice */
+#define LONG_MESSAGE ((size_t)64 * 1024)
 
-/* Empty, one byte, short, anything, and the longest. */
+/* Lengths: zero, one byte, short, any, and the longest. */
 size_t sequence_length(uint64_t seed, uint64_t n, size_t message_max)
 {
     uint64_t random = pattern_mix(seed ^ pattern_mix(n));
@@ -71,7 +72,7 @@ void pages_unmap(void *pages, size_t length)
     munmap(pages, length);
 }
 
-/* ----------------------------------------------------------------------- books */
+/* ----------------------------------------------------------------------------- records of posts */
 
 void end_init(struct end *end, struct ibx_conn *conn)
 {
@@ -256,7 +257,7 @@ struct ibx_mr *end_register(struct end *end, void *pages, size_t length, unsigne
 
 /* -------------------------------------------------------------------- messages */
 
-/* The next message of the sequence, in three pieces, some of them empty. */
+/* Fills in the next message of the sequence, in three pieces, some of which are empty. */
 static void compose(struct end *end, struct iovec iov[3])
 {
     static uint8_t bytes[1 << 20];
@@ -272,7 +273,7 @@ static void compose(struct end *end, struct iovec iov[3])
 static void book_send(struct end *end, const struct iovec iov[3], unsigned flags)
 {
     for (int i = 0; i < 3; i++)
-        memset(iov[i].iov_base, 0xee, iov[i].iov_len); /* it has been copied */
+        memset(iov[i].iov_base, 0xee, iov[i].iov_len); /* the transport has copied it */
     end->sent++;
     end->signaled += flags & IBX_SIGNALED ? 1 : 0;
 }
@@ -287,8 +288,8 @@ int end_send_next(struct end *end, unsigned flags)
     return rc;
 }
 
-/* Credit comes by ibx_poll() and is no event: after a poll the send is tried again before there is
- * any sleep. */
+/* ibx_poll() takes in credit without an event, so the send is tried again after each poll,
+ * before any sleep. */
 void end_push(struct end *end, const struct iovec *iov, int iovcnt, uint64_t cookie, unsigned flags)
 {
     uint64_t deadline = await_until();
@@ -342,7 +343,7 @@ static void release_one(struct end *end)
 {
     end->random = pattern_mix(end->random);
     unsigned i = (unsigned)(end->random % end->held_count);
-    /* Still what it was when it came. */
+    /* The message must not have changed since it arrived. */
     check_message(end, &end->held[i].event, end->held[i].number);
     ibx_message_release(end->conn, &end->held[i].event);
     end->held[i] = end->held[--end->held_count];

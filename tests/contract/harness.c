@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Processes, pairs and failures of the contract tests. */
+/* Processes, pairs of ends, and failures of the contract tests. */
 #include "tests/contract/harness.h"
 
 #include "common/clock.h"
@@ -24,7 +24,7 @@
 struct contract contract;
 enum side contract_sides[2] = {SIDE_SERVER, SIDE_CLIENT};
 
-/* What a failing test leaves behind. */
+/* What a failing test leaves open. */
 static struct pair *open_pairs[PAIRS_MAX];
 static pid_t children[CHILDREN_MAX];
 static bool in_child;
@@ -79,14 +79,15 @@ void contract_fail(const char *file, int line, const char *format, ...)
     }
     print_error("%s\n", text);
     _fail(file, line);
-    abort(); /* not reached: _fail jumps */
+    abort(); /* not reached: _fail() jumps */
 }
 
 int contract_setup(void **state)
 {
     (void)state;
     started_ns = ibx_now_ns();
-    alarm(4 * contract_patience_ms() / 1000); /* whatever hangs ends here, by name */
+    /* a test that hangs is killed, and the output names it */
+    alarm(4 * contract_patience_ms() / 1000);
     return 0;
 }
 
@@ -156,7 +157,7 @@ bool await_asleep(pid_t process, pid_t thread)
     return true;
 }
 
-/* Sleeps until the child ends: a pidfd is readable then. The alarm bounds it. */
+/* Sleeps until the child ends, which makes its pidfd readable. The alarm limits the wait. */
 int process_end(pid_t pid)
 {
     int status;

@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * The contract tests ask of every provider what transport.h promises, through
- * transport.h only.
+/* The contract tests check for every provider what transport.h promises, and use nothing but
+ * transport.h.
  *
- * A test is one process; its peer is another one, forked for the test, that
- * serves its end of the connection and takes orders over a socket pair
- * (peer.c). Both keep books on their end of the connection (struct end): each
- * accepted post completes exactly once, messages arrive whole and in order,
- * nothing follows the end. Waiting is always for a condition, with a deadline.
- */
+ * A test is one process. Its peer is another one, forked for the test, that serves its end of
+ * the connection and takes orders over a socket pair (peer.c). Both record the posts of their
+ * end (struct end): each accepted post completes exactly once, messages arrive whole and in
+ * order, and nothing follows the end. Every wait is for a condition, with a deadline. */
 #ifndef IBX_TESTS_CONTRACT_HARNESS_H
 #define IBX_TESTS_CONTRACT_HARNESS_H
 
@@ -21,33 +18,33 @@
 
 #include <cmocka.h>
 
-#define HELD_MAX 8 /* messages that MODE_HOLD keeps: less than the default slots */
+#define HELD_MAX 8 /* messages that MODE_HOLD keeps: fewer than the default number of slots */
 
 /* The command line. */
 struct contract {
     const char *provider;
     const char *host;
-    bool fault_injection; /* idle, on both sides */
+    bool fault_injection; /* active on both sides, without faults */
     bool key;             /* both sides have one */
     bool small;           /* IBX_CONTRACT_SMALL=1: less data for emulators and sanitizers */
     struct setting {
-        char side; /* 's', 'c' or 'b'oth */
+        char side; /* 's' for the server, 'c' for the client, 'b' for both */
         const char *key_value;
     } settings[32];
     unsigned setting_count;
 };
 extern struct contract contract;
 
-/* What either process may spend on one wait. */
+/* How long either process may wait for one condition. */
 unsigned contract_patience_ms(void);
-/* The full size normally, the small one when asked for. */
+/* `full`, or `small` with IBX_CONTRACT_SMALL=1. */
 size_t contract_size(size_t full, size_t small);
-/* Defaults of the run for one side: IBX_CONTRACT and command-line settings applied. */
+/* The options of one side in this run: defaults, IBX_CONTRACT, and settings of the command line. */
 void contract_options(struct ibx_options *options, char side);
 /* SCHEME://HOST:0 */
 const char *contract_uri(void);
 
-/* Fails the test; in the peer process prints and exits, which the test then sees. */
+/* Fails the test. In the peer process it prints and exits, which the test notices. */
 void contract_fail(const char *file, int line, const char *format, ...)
     __attribute__((format(printf, 3, 4), noreturn));
 #define FAIL(...) contract_fail(__FILE__, __LINE__, __VA_ARGS__)
@@ -66,16 +63,16 @@ void contract_fail(const char *file, int line, const char *format, ...)
 /* ----------------------------------------------------------------- patterns */
 
 uint64_t pattern_mix(uint64_t value);
-/* Bytes [position, position + length) of the endless pattern `seed`. */
+/* Fills in bytes [position, position + length) of the endless pattern `seed`. */
 void pattern_fill(void *bytes, size_t length, uint64_t seed, uint64_t position);
-/* Index of the first byte that differs, or -1. */
+/* Returns the index of the first byte that differs, or -1. */
 ssize_t pattern_check(const void *bytes, size_t length, uint64_t seed, uint64_t position);
-/* Message number `n` of a sequence: its length, and the contents are the pattern of seed + n. */
+/* The length of message number `n` of a sequence. Its contents are the pattern of seed + n. */
 size_t sequence_length(uint64_t seed, uint64_t n, size_t message_max);
 
-/* Private zeroed pages. */
+/* Maps private zeroed pages. */
 void *pages_map(size_t length);
-/* The same `period` bytes (whole pages) again and again; shared, for pages_unmap(). */
+/* Maps the same `period` bytes (whole pages) again and again, shared. Freed by pages_unmap(). */
 void *pages_map_repeating(size_t length, size_t period);
 void pages_unmap(void *pages, size_t length);
 
@@ -86,22 +83,23 @@ struct held_message {
     uint64_t number;
 };
 
-/* One end of a connection, with its books. */
+/* One end of a connection, with the record of its posts. */
 struct end {
     struct ibx_conn *conn;
     const struct ibx_caps *caps;
 
-    /* Posts: a cookie is the number of the post. */
+    /* A cookie is the number of its post. */
     struct post {
         enum ibx_event_type kind;
-        unsigned times; /* completed: 1 in the end */
-        unsigned order; /* among the completions */
+        unsigned times; /* how often it has completed; must be 1 in the end */
+        unsigned order; /* its place among the completions */
         int status;
     } * posts;
     unsigned posted, completed, failed, capacity;
     unsigned signaled, signals;
 
-    /* Messages, by default checked against the sequence `seed_in` and released at once. */
+    /* Messages are compared with the sequence `seed_in` and released at once, unless `message`
+     * is changed. */
     void (*message)(struct end *end, const struct ibx_event *event);
     uint64_t seed_in, received, seed_out, sent;
     struct held_message held[HELD_MAX];
@@ -110,17 +108,18 @@ struct end {
 
     bool closed;
     int closed_status;
-    void *owner; /* peer.c's */
+    void *owner; /* used by peer.c */
 };
 
 void end_init(struct end *end, struct ibx_conn *conn);
 void end_fini(struct end *end);
-/* Polls once and keeps the books. Returns the number of events. */
+/* Polls once and records the events. Returns their number. */
 int end_poll(struct end *end);
-/* Polls; when there was nothing, sleeps until there may be something or the deadline. */
+/* Polls. If there was nothing, sleeps until something may have happened or the deadline has
+ * passed. */
 void end_turn(struct end *end, uint64_t deadline_ns, const char *awaited, const char *file,
               int line);
-/* Sleeps only, as soon as arming allows it. */
+/* Sleeps only, once arm() allows it. */
 void end_sleep(struct end *end, uint64_t deadline_ns, const char *awaited, const char *file,
                int line);
 #define AWAIT(end, condition)                                                                      \
@@ -131,27 +130,27 @@ void end_sleep(struct end *end, uint64_t deadline_ns, const char *awaited, const
     } while (0)
 uint64_t await_until(void);
 
-/* Post, expecting acceptance; return the cookie. */
+/* Post; the post must be accepted. Return the cookie. */
 unsigned end_read(struct end *end, struct ibx_mr *mr, void *local, const struct ibx_remote *remote,
                   uint64_t offset, size_t length, unsigned flags);
 unsigned end_write(struct end *end, struct ibx_mr *mr, const void *local,
                    const struct ibx_remote *remote, uint64_t offset, size_t length, unsigned flags);
-/* The same, returning what the call returned: nothing is booked unless it was accepted. */
+/* The same, but return the result of the call. A post that is not accepted is not recorded. */
 int end_try_read(struct end *end, struct ibx_mr *mr, void *local, const struct ibx_remote *remote,
                  uint64_t offset, size_t length, unsigned flags);
 int end_try_write(struct end *end, struct ibx_mr *mr, const void *local,
                   const struct ibx_remote *remote, uint64_t offset, size_t length, unsigned flags);
-/* Sends, polling and sleeping until there is credit. */
+/* Sends; polls and sleeps until there is credit. */
 void end_push(struct end *end, const struct iovec *iov, int iovcnt, uint64_t cookie,
               unsigned flags);
-/* The same with the next message of the sequence `seed_out`, and with the next `count`. */
+/* The same for the next message, or the next `count`, of the sequence `seed_out`. */
 void end_send(struct end *end, unsigned flags);
 void end_send_many(struct end *end, uint64_t count);
-/* Tries to send it once; returns what ibx_send returned. */
+/* Tries to send the next message once. Returns what ibx_send() returned. */
 int end_send_next(struct end *end, unsigned flags);
-/* Post `one` has completed, and `other` not before it. */
+/* Whether post `one` has completed, and `other` not before it. */
 bool end_before(const struct end *end, unsigned one, unsigned other);
-/* Every post has completed, each once. */
+/* Checks that every post has completed exactly once. */
 void end_check_books(struct end *end);
 
 /* Message handlers. */
@@ -175,10 +174,10 @@ enum verb {
                       it cannot be READ */
     ORDER_POLLING, /* value: whether to poll the connection */
     ORDER_MODE,    /* value: enum mode, seed: of the expected sequence */
-    ORDER_SEND,    /* value: so many messages of the sequence `seed`; goes on by itself */
+    ORDER_SEND, /* value: how many messages of the sequence `seed`; the peer sends them by itself */
     ORDER_COUNT,   /* -> value: messages received so far */
     ORDER_STATUS,  /* -> value: 1 once the connection has ended */
-    ORDER_SLEEPER, /* value: enum sleeper, once the test's process `length` sleeps */
+    ORDER_SLEEPER, /* value: enum sleeper, done once process `length`, the test's, sleeps */
     ORDER_CLOSE,   /* ibx_close() */
     ORDER_EXIT,
 };
@@ -190,7 +189,7 @@ struct order {
     enum verb verb;
     unsigned region, access;
     uint64_t offset, length, seed, position, value;
-    uint64_t period; /* of memory that repeats itself, 0: it does not */
+    uint64_t period; /* of repeating memory; 0: it does not repeat */
     bool allocate;
     struct ibx_remote remote;
 };
@@ -209,7 +208,7 @@ struct pair {
     int control;
 };
 
-/* What a pair may be opened with besides the run's defaults. */
+/* How a pair differs from the run's defaults. */
 struct pair_options {
     const char *uri;                    /* to listen at instead of contract_uri(), or NULL */
     const char *set;                    /* one more key=value for both sides, or NULL */
@@ -217,28 +216,28 @@ struct pair_options {
     struct ibx_domain *domain;          /* likewise */
 };
 
-/* The test takes `side`, its peer the other. */
+/* Opens a pair. The test has `side`, its peer the other one. */
 struct pair *pair_open(enum side side);
 struct pair *pair_open_with(enum side side, const struct pair_options *with);
 /* Waits for one connection request. */
 struct ibx_conn *contract_accept(struct ibx_listener *listener);
-/* Until a client is turned away, for the reason in `err`. */
+/* Accepts until a client is refused; `err` says why. */
 void contract_turn_away(struct ibx_listener *listener, struct ibx_error *err);
-/* A TCP connection to the listener that sends no handshake. */
+/* Makes a TCP connection to the listener that sends no handshake. */
 int contract_raw_connect(const struct ibx_listener *listener);
-/* Ends both: the peer must have noticed nothing wrong. */
+/* Ends both processes. The peer must have found no error. */
 void pair_close(struct pair *pair);
 void pair_kill(struct pair *pair);
 void pair_tell(struct pair *pair, const struct order *order);
 struct answer pair_answer(struct pair *pair);
-/* The same, polling the connection meanwhile. */
+/* Waits for the peer's answer, and polls the connection meanwhile. */
 struct answer pair_answer_polling(struct pair *pair);
 /* Sends an order and checks that the peer carried it out. */
 struct answer pair_ask(struct pair *pair, struct order order);
 struct ibx_remote pair_expose(struct pair *pair, unsigned region, size_t length, unsigned access,
                               uint64_t seed);
 
-/* Asks until the peer's answer to `verb` is `value` or more, and returns it; polls meanwhile. */
+/* Repeats the order until the peer's answer is `value` or more, and returns it. Polls meanwhile. */
 uint64_t pair_await(struct pair *pair, enum verb verb, uint64_t value);
 
 #define R           IBX_ACCESS_REMOTE_READ
@@ -246,37 +245,37 @@ uint64_t pair_await(struct pair *pair, enum verb verb, uint64_t value);
 #define SEED_REMOTE 101u
 #define SEED_LOCAL  202u
 
-/* A pair; the peer's region 0, with the pattern SEED_REMOTE; and memory of the same length here,
- * with SEED_LOCAL, registered for local use. */
+/* A pair; the peer's region 0, which has the pattern SEED_REMOTE; and memory of the same length
+ * here, which has SEED_LOCAL and is registered for local use. */
 struct field {
     struct pair *pair;
-    struct end *end; /* the pair's */
+    struct end *end; /* that of the pair */
     size_t length;
     struct ibx_remote remote;
     uint8_t *bytes;
     struct ibx_mr *mr;
 };
 struct field field_open(struct pair *pair, size_t length, unsigned access);
-/* Unless the test has closed the connection, every post has completed. */
+/* Checks that every post has completed, unless the test has closed the connection. */
 void field_close(struct field *field);
-/* What differs in the peer's [offset, offset + length) from this part of the pattern: the first
- * byte, counted from `offset`, or -1. */
+/* Compares [offset, offset + length) of the peer's region with this part of the pattern. Returns
+ * the first byte that differs, counted from `offset`, or -1. */
 int64_t field_peers_mismatch(struct field *field, size_t offset, size_t length, uint64_t seed,
                              uint64_t position);
 
-/* A process that runs `run` and exits with what it returned. */
+/* Starts a process that runs `run` and exits with its result. */
 pid_t process_start(int (*run)(void *arg), void *arg);
-/* Waits until the kernel says, three times in a row, that this thread of the process sleeps. False:
- * it is gone. */
+/* Waits until the kernel says three times in a row that this thread of the process sleeps.
+ * Returns false if the thread has ended. */
 bool await_asleep(pid_t process, pid_t thread);
-/* Waits for its end: the exit status, or -signal. */
+/* Waits until the process ends. Returns its exit status, or -signal. */
 int process_end(pid_t pid);
 
-/* Frees what a failed test has left; every test's teardown. */
+/* Set-up and tear-down of every test. They free what a failed test has left. */
 int contract_setup(void **state);
 int contract_teardown(void **state);
 
-/* peer.c: serves orders until told to exit. */
+/* Serves orders until told to exit (peer.c). */
 void peer_serve(struct ibx_conn *conn, int control) __attribute__((noreturn));
 
 /* ------------------------------------------------------------------- groups */
@@ -287,7 +286,7 @@ extern enum side contract_sides[2];
         name, f, contract_setup, contract_teardown, state                                          \
     }
 #define TEST(f) TEST_AS(f, #f, NULL)
-/* Once with the test as the server, once as the client; SIDE_OF(state) tells which. */
+/* Runs the test once as the server and once as the client; SIDE_OF(state) says which. */
 #define TEST_BOTH(f)                                                                               \
     TEST_AS(f, #f "_as_server", &contract_sides[SIDE_SERVER]),                                     \
         TEST_AS(f, #f "_as_client", &contract_sides[SIDE_CLIENT])
@@ -304,7 +303,7 @@ struct group {
 extern const struct group group_connect, group_messages, group_rdma, group_regions, group_deaths,
     group_sleep, group_auth, group_faults, group_domains;
 
-/* Prints why and skips. */
+/* Prints the reason and skips the test. */
 #define SKIP(...)                                                                                  \
     do {                                                                                           \
         print_message("SKIPPED: " __VA_ARGS__);                                                    \

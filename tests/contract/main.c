@@ -62,7 +62,7 @@ static void add_setting(char side, const char *key_value)
     contract.settings[contract.setting_count++].key_value = key_value;
 }
 
-/* A key file for both sides, which the process that made it removes. */
+/* A key file for both sides. The process that created it removes it. */
 static char key_setting[64] = "key_file=/tmp/ibx-contract-both-XXXXXX";
 static pid_t key_owner;
 
@@ -132,14 +132,15 @@ static const char *parse(int argc, char **argv)
     return group;
 }
 
-/* Exit status 77, meson's "skipped", when this host cannot use the provider. */
+/* Exits with status 77, meson's "skipped", if this host cannot use the provider. */
 static void check_usable(void)
 {
     struct ibx_options options;
     struct ibx_error err = {0};
     char description[256];
     contract_options(&options, 'b');
-    snprintf(options.provider, sizeof(options.provider), "%s", contract.provider); /* forced */
+    /* no other provider is tried */
+    snprintf(options.provider, sizeof(options.provider), "%s", contract.provider);
     int rc =
         ibx_provider_probe(contract.provider, &options, description, sizeof(description), &err);
     if (rc) {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Half of what the contract computes: it is compiled with optimization in every build. */
+/* The patterns, which take half of the contract tests' time. This file is compiled with
+ * optimization in every build. */
 #include "tests/contract/harness.h"
 
 #include <string.h>
@@ -13,7 +14,8 @@ uint64_t pattern_mix(uint64_t value)
     return value ^ (value >> 31);
 }
 
-/* Whole words by memcpy() and memcmp() of a known length: with sanitizers each call is slow. */
+/* Uses memcpy() and memcmp() with whole words of a known length: with sanitizers each call is
+ * slow. */
 void pattern_fill(void *bytes, size_t length, uint64_t seed, uint64_t position)
 {
     uint8_t *out = bytes;

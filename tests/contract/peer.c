@@ -13,12 +13,13 @@
 
 #define REGIONS_MAX    4
 #define POLLS_PER_TURN 50
-#define SURROUND       16384u /* bytes before and behind an exposed region */
+#define SURROUND       16384u /* bytes before and after an exposed region */
 #define SEED_SURROUND  0x5055ull
 
 struct region {
-    uint8_t *pages; /* SURROUND, the region, SURROUND; NULL when the transport allocated, or it
-                       repeats itself */
+    /* SURROUND, the region, SURROUND; NULL if the transport allocated the memory, or if it
+     * repeats */
+    uint8_t *pages;
     uint8_t *bytes;
     size_t length;
     struct ibx_mr *mr;
@@ -37,7 +38,7 @@ struct peer {
 
 /* -------------------------------------------------------------------- messages */
 
-/* In the order they came; what finds no credit waits, and so does its sender. */
+/* Sends echoes in the order of arrival. An echo without credit waits, and delays its sender. */
 static void send_echoes(struct peer *peer)
 {
     unsigned sent = 0;
@@ -58,13 +59,13 @@ static void send_echoes(struct peer *peer)
 static void message_echoed(struct end *end, const struct ibx_event *event)
 {
     struct peer *peer = end->owner;
-    CHECK(peer->echo_count < HELD_MAX); /* tests have fewer echoes on their way */
+    CHECK(peer->echo_count < HELD_MAX); /* tests have fewer echoes in flight */
     peer->echoes[peer->echo_count++] = *event;
     end->received++;
     send_echoes(peer);
 }
 
-/* The message names the bytes of a WRITE that completed before it. */
+/* The message names the bytes of a WRITE that completed before it was sent. */
 static void message_of_place(struct end *end, const struct ibx_event *event)
 {
     struct peer *peer = end->owner;
@@ -125,7 +126,7 @@ static int expose(struct peer *peer, const struct order *order, struct answer *a
     return 0;
 }
 
-/* Deregisters, and at once gives the addresses to other pages, with another pattern. */
+/* Deregisters the region, and maps other pages with another pattern at its addresses at once. */
 static int drop(struct peer *peer, const struct order *order)
 {
     struct region *region = &peer->regions[order->region];
@@ -157,7 +158,7 @@ static int64_t check(struct peer *peer, const struct order *order)
 
 /* ----------------------------------------------------------------------- READs */
 
-/* Nothing may have come when it fails. */
+/* If the READ fails, no byte may have arrived. */
 static int64_t read_remote(struct peer *peer, const struct order *order)
 {
     struct end *end = &peer->end;
@@ -264,14 +265,14 @@ static void carry_out(struct peer *peer, const struct order *order, struct answe
     }
 }
 
-/* Takes one order; the sleeper's alone has no answer. */
+/* Takes one order. Only the sleeper's has no answer. */
 static void take_order(struct peer *peer)
 {
     struct order order;
     struct answer answer = {0};
     ssize_t n = recv(peer->control, &order, sizeof(order), 0);
     if (n == 0)
-        _exit(0); /* the test has failed and gone */
+        _exit(0); /* the test has failed and its process has ended */
     CHECK(n == sizeof(order) && order.region < REGIONS_MAX);
     carry_out(peer, &order, &answer);
     if (order.verb != ORDER_SLEEPER)
@@ -280,7 +281,8 @@ static void take_order(struct peer *peer)
         _exit(0);
 }
 
-/* Polls the connection; true when it is safe to sleep until its fd or an order wakes. */
+/* Polls the connection. Returns true if it is safe to sleep until its descriptor or an order
+ * wakes the peer. */
 static bool serve_connection(struct peer *peer)
 {
     bool idle = true;

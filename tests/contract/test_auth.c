@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Who may connect: the same key on both sides, or no key on the same host. */
+/* Which clients may connect: those with the same key, or without a key on the same host. */
 #include "tests/contract/harness.h"
 
 #include <errno.h>
@@ -13,7 +13,7 @@
 #define KEY_ONE "0b07e4d5000000000000000000000000a0b1c2d3e4f5061728394a5b6c7d8e9f"
 #define KEY_TWO "50e0000000000000000000000000000050e000000000000000000000ffffffff"
 
-/* Makes a key file; the name is good until two more have been made. */
+/* Makes a key file. The returned name stays valid until two more have been made. */
 static const char *key_file(const char *key, mode_t mode)
 {
     static char names[3][64];
@@ -33,7 +33,7 @@ struct attempt {
     bool welcome;
 };
 
-/* Whether clients here have the server's own address: not so with other routes. */
+/* Whether clients on this host have the server's own address, which depends on routes. */
 static bool same_host(const struct ibx_listener *listener)
 {
     struct sockaddr_storage ours = {0}, theirs = {0};
@@ -73,7 +73,7 @@ static int client_attempt(void *arg)
 
 enum welcome { WELCOME, UNWELCOME, WELCOME_HERE };
 
-/* Both sides must agree whether the client is welcome. */
+/* Both sides must agree whether the client is accepted. */
 static void connect_with(const char *server_key, const char *client_key, bool insecure,
                          enum welcome expected)
 {
@@ -91,7 +91,7 @@ static void connect_with(const char *server_key, const char *client_key, bool in
     CHECK_OK(ibx_listen(contract_uri(), &options, &attempt.listener, &err), err);
     if (expected == WELCOME_HERE) {
         attempt.welcome = same_host(attempt.listener);
-        contract_turn_away(attempt.listener, &err); /* the peer that found this out */
+        contract_turn_away(attempt.listener, &err); /* the server refused the client */
     }
     pid_t client = process_start(client_attempt, &attempt);
     struct ibx_conn *conn = NULL;

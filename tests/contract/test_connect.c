@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Listening, connecting, establishing, closing; unauthenticated peers; many at once. */
+/* Listening, connecting, establishing and closing; unauthenticated peers; many connections at
+ * once. */
 #include "tests/contract/harness.h"
 
 #include <netinet/in.h>
@@ -28,7 +29,7 @@ static void test_path_and_caps(void **state)
     CHECK(caps->depth >= 1);
     CHECK(caps->lanes >= 1);
     CHECK(!strcmp(ibx_conn_reason(pair->end.conn), ""));
-    CHECK(path->refused_count == 0); /* forced: nothing was passed over */
+    CHECK(path->refused_count == 0); /* only one provider was allowed, so none was refused */
     CHECK(ibx_fd(pair->end.conn) >= 0);
     pair_close(pair);
 }
@@ -47,18 +48,18 @@ static void test_listener_has_a_real_port(void **state)
     CHECK(uri.port != 0);
     CHECK(!strcmp(uri.scheme, contract.provider));
     CHECK(ibx_accept(one, &conn, &err) == -EAGAIN);
-    /* The same port again is refused in words. */
+    /* Listening at the same port again is refused with a message. */
     CHECK(ibx_listen(ibx_listener_uri(one), &options, &two, &err) == -EADDRINUSE);
     CHECK(!two && err.message[0]);
     char taken[300];
     snprintf(taken, sizeof(taken), "%s", ibx_listener_uri(one));
     ibx_listener_close(one);
-    /* Nobody answers there any more. */
+    /* Nobody listens there any more. */
     CHECK(ibx_connect(taken, &options, &conn, &err) == -ECONNREFUSED);
     CHECK(!conn && err.message[0]);
 }
 
-/* Opens at the test's own URI and exchanges messages, to see that it is a connection. */
+/* Opens at the test's own URI and exchanges messages, which shows that it is a connection. */
 static struct pair *open_at(enum side side, const char *uri, const char *set)
 {
     struct pair *pair = pair_open_with(side, &(struct pair_options){.uri = uri, .set = set});
@@ -67,7 +68,7 @@ static struct pair *open_at(enum side side, const char *uri, const char *set)
     return pair;
 }
 
-/* The `n`-th of a list of providers by commas; "" behind the last. */
+/* The `n`-th of a list of providers separated by commas; "" after the last one. */
 static const char *nth_of(const char *list, unsigned n, char name[16])
 {
     for (; n && *list; n--) {
@@ -78,8 +79,8 @@ static const char *nth_of(const char *list, unsigned n, char name[16])
     return name;
 }
 
-/* The first of the list that works is taken, and there is a reason for each one before it. What
- * fails on the client alone does not reach the server. */
+/* The first provider of the list that works is used, and there is a reason for each one before
+ * it. A failure on the client alone does not reach the server. */
 static void check_first(const struct ibx_path *path, enum side side, const char *list)
 {
     char name[16];
@@ -96,14 +97,14 @@ static void check_first(const struct ibx_path *path, enum side side, const char 
     CHECK(told == path->refused_count && path->description[0]);
 }
 
-/* rdma:// takes the best that works, and has a reason for everything better. */
+/* rdma:// uses the best provider that works, and gives a reason for every better one. */
 static void test_chosen_by_itself(void **state)
 {
     char uri[300], set[64];
     snprintf(uri, sizeof(uri), "rdma%s", strchr(contract_uri(), ':'));
     struct pair *pair = open_at(SIDE_OF(state), uri, NULL);
     check_first(ibx_conn_path(pair->end.conn), SIDE_OF(state), "shm,verbs,ofi,tcp");
-    CHECK(!strcmp(ibx_conn_path(pair->end.conn)->provider, "shm")); /* one host */
+    CHECK(!strcmp(ibx_conn_path(pair->end.conn)->provider, "shm")); /* both ends are on one host */
     pair_close(pair);
 
     pair = open_at(SIDE_OF(state), uri, "provider=verbs,ofi,tcp");
@@ -160,7 +161,7 @@ static void test_close_by_the_peer(void **state)
     struct iovec iov = {"x", 1};
     CHECK(ibx_send(pair->end.conn, &iov, 1, 0, 0) == -ENOTCONN);
     for (int i = 0; i < 3; i++)
-        end_poll(&pair->end); /* -ENOTCONN for ever */
+        end_poll(&pair->end); /* returns -ENOTCONN for ever */
     pair_close(pair);
 }
 
@@ -168,7 +169,7 @@ static void test_close_by_this_side(void **state)
 {
     struct pair *pair = pair_open(SIDE_OF(state));
     ibx_close(pair->end.conn);
-    pair->end.conn = NULL; /* pair_close() then tests ibx_close(NULL) too */
+    pair->end.conn = NULL; /* pair_close() then calls ibx_close(NULL) */
     pair_await(pair, ORDER_STATUS, true);
     pair_close(pair);
 }
@@ -179,8 +180,7 @@ static int live_on(void *arg)
     return pause();
 }
 
-/* A child that was forked meanwhile has the sockets open, too: the peer sees the close all the
- * same. */
+/* A child that was forked meanwhile has the sockets open too. The peer still notices the close. */
 static void test_close_while_a_child_lives(void **state)
 {
     struct pair *pair = pair_open(SIDE_OF(state));
@@ -195,7 +195,7 @@ static void test_close_while_a_child_lives(void **state)
 /* ----------------------------------------------------- a server and its clients */
 
 /* A client exposes a region, sends its description, and waits until the server has READ and
- * rewritten it. */
+ * overwritten it. */
 struct visit {
     struct end end;
     struct ibx_mr *mr;
@@ -278,7 +278,7 @@ static void visit_server(const char *uri, uint64_t seed, int rounds)
     struct ibx_remote remote;
     struct visit visit;
     contract_options(&options, 'c');
-    options.timeout_ms = contract_patience_ms(); /* in a crowd everything takes longer */
+    options.timeout_ms = contract_patience_ms(); /* with many connections everything takes longer */
     CHECK_OK(ibx_connect(uri, &options, &conn, &err), err);
     visit_init(&visit, conn, R | W);
     CHECK(ibx_mr_remote(visit.mr, 0, REGION_BYTES, &remote) == 0);
@@ -321,7 +321,8 @@ static int establish_and_serve(void *arg)
     return 0;
 }
 
-/* As a forking server does: the parent accepts and lets go, the child establishes. */
+/* Like a forking server: the parent accepts and drops the connection, and the child establishes
+ * it. */
 static void test_fork_between_accept_and_establish(void **state)
 {
     (void)state;
@@ -343,7 +344,7 @@ static int close_inherited(void *arg)
     return 0;
 }
 
-/* A child that runs its exit handlers closes what it inherited; the parent must not notice. */
+/* A child that runs its exit handlers closes what it inherited. The parent must not notice. */
 static void test_close_in_a_forked_child(void **state)
 {
     struct pair *pair = pair_open(SIDE_OF(state));
@@ -367,7 +368,7 @@ static int want_another_provider(void *arg)
     return 0;
 }
 
-/* A server with one provider in its options uses no other. */
+/* A server whose options name one provider uses no other. */
 static void test_no_provider_in_common(void **state)
 {
     (void)state;
@@ -382,7 +383,7 @@ static void test_no_provider_in_common(void **state)
     ibx_listener_close(listener);
 }
 
-/* Garbage, silence and a closed socket end one connection request and disturb no other. */
+/* Random bytes, silence and a closed socket end one connection request and disturb no other. */
 static void test_unauthenticated_peers(void **state)
 {
     (void)state;
@@ -403,7 +404,7 @@ static void test_unauthenticated_peers(void **state)
         close(fd);
     }
     ibx_listener_close(listener);
-    /* Slow emulators need longer than the 300 ms above for a real client. */
+    /* With slow emulators a real client needs longer than the 300 ms above. */
     listener = listen_here(0);
     int silent = contract_raw_connect(listener);
     pid_t client = process_start(visit_three_times, listener);
@@ -441,7 +442,7 @@ static void *crowd_client(void *arg)
     return NULL;
 }
 
-/* Runs in a process of its own, since a test cannot fail from another thread. */
+/* Runs in a process of its own, because a test cannot fail in another thread. */
 static int crowd_run(const struct crowd *crowd, void *(*run)(void *))
 {
     struct crowd_member *members = calloc(crowd->size, sizeof(*members));

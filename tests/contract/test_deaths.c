@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The peer is killed or stopped: every post completes once, then the end, once. */
+/* The peer is killed or stopped. Every post completes once; then the end is reported once. */
 #include "tests/contract/harness.h"
 
 #include "common/clock.h"
@@ -19,7 +19,7 @@ static struct field open_field(enum side side)
     return field_open(pair_open(side), contract_size(LENGTH, LENGTH / 8), R | W);
 }
 
-/* The end has come: nothing follows, and nothing is taken any more. */
+/* After the end nothing is reported, and no post is accepted. */
 static void check_ended(struct field *field)
 {
     struct iovec iov = {"x", 1};
@@ -42,7 +42,8 @@ static void test_killed_while_idle(void **state)
     field_close(&field);
 }
 
-/* Keeps posts outstanding; kills the peer after some have completed; goes on posting until told. */
+/* Keeps posts outstanding, kills the peer after some have completed, and continues to post until
+ * the end is reported. */
 static void kill_under_load(enum side side, bool reads, bool writes, bool messages)
 {
     struct field field = open_field(side);
@@ -75,7 +76,7 @@ static void kill_under_load(enum side side, bool reads, bool writes, bool messag
             FAIL("the death goes unnoticed");
     }
     check_ended(&field);
-    /* What was outstanding at the end did not all succeed. */
+    /* The posts that were outstanding at the end did not all succeed. */
     CHECK(!(reads || writes) || (end->failed > 0 && end->completed > after));
     field_close(&field);
 }
@@ -95,7 +96,7 @@ static void test_killed_during_work(void **state)
     }
 }
 
-/* Held messages stay readable after the end, until they are given back. */
+/* Held messages stay readable after the end, until they are released. */
 static void test_killed_while_messages_are_held(void **state)
 {
     struct field field = open_field(SIDE_OF(state));
@@ -109,7 +110,7 @@ static void test_killed_while_messages_are_held(void **state)
     field_close(&field);
 }
 
-/* READs into places of their own: whatever completes without an error has its bytes. */
+/* READs into separate places: a place whose READ has succeeded contains the right bytes. */
 static void read_into_places(struct field *field, size_t place)
 {
     pattern_fill(field->bytes, field->length, SEED_LOCAL, 0);
@@ -126,7 +127,7 @@ static void check_places(struct field *field, size_t place)
     }
 }
 
-/* This side ends it, but wants its memory and its completions back first. */
+/* This side aborts. It gets its completions before its memory is freed. */
 static void test_aborted(void **state)
 {
     struct field field = open_field(SIDE_OF(state));
@@ -140,7 +141,7 @@ static void test_aborted(void **state)
     field_close(&field);
 }
 
-/* A stopped peer serves nothing more, so with luck it dies with all of them outstanding. */
+/* A stopped peer serves nothing more, so it probably dies with all READs outstanding. */
 static void test_killed_owing_reads(void **state)
 {
     struct field field = open_field(SIDE_OF(state));
@@ -154,7 +155,7 @@ static void test_killed_owing_reads(void **state)
     field_close(&field);
 }
 
-/* Several ends in one process; one peer dies, and no other notices. */
+/* One process has several connections. When one peer dies, no other connection notices. */
 static void test_others_live_on(void **state)
 {
     struct field one = open_field(SIDE_OF(state)), two = open_field(SIDE_OF(state));
@@ -182,7 +183,7 @@ static void last_messages(enum side side, bool killed, enum last_act act)
     struct end *end = field.end;
     end->seed_in = SEED_REMOTE;
     pair_ask(field.pair, (struct order){.verb = ORDER_SEND, .value = LAST, .seed = SEED_REMOTE});
-    pair_ask(field.pair, (struct order){.verb = ORDER_PING}); /* they are on their way */
+    pair_ask(field.pair, (struct order){.verb = ORDER_PING}); /* the messages have been sent */
     if (killed)
         pair_kill(field.pair);
     else
@@ -196,11 +197,11 @@ static void last_messages(enum side side, bool killed, enum last_act act)
     field_close(&field);
 }
 
-/* What the peer sent before its end comes before the end, also when this side has sent into the
- * dead connection before it looked, or asked for more. */
+/* What the peer sent before its end is delivered before the end, even if this side has sent or
+ * READ over the dead connection before it looked. */
 static void test_last_messages_come_first(void **state)
 {
-    /* A queue pair is destroyed with what it has not sent. */
+    /* A queue pair is destroyed together with messages that it has not sent. */
     if (!strcmp(contract.provider, "verbs"))
         SKIP("a promise of memory and sockets");
     for (unsigned act = ACT_NONE; act < ACTS; act++) {
@@ -209,7 +210,7 @@ static void test_last_messages_come_first(void **state)
     }
 }
 
-/* A peer that is stopped for a while is not dead. */
+/* A peer that is stopped for a while does not count as dead. */
 static void test_stopped_and_continued(void **state)
 {
     struct field field = open_field(SIDE_OF(state));

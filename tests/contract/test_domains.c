@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Memory registered with one connection and shared with another, in one domain and without. */
+/* Memory that is registered with one connection and shared with another, with and without a
+ * common domain. */
 #include "tests/contract/harness.h"
 
 #include <errno.h>
@@ -9,8 +10,8 @@
 #define SEED_SHARED 51u
 #define SEED_OTHER  52u
 
-/* Two pairs with one domain, or each alone, and memory that this side has registered with the first
- * and shares with the second. */
+/* Two pairs, with a common domain or without. This side has registered memory with the first one
+ * and shares it with the second. */
 struct scene {
     struct ibx_domain *domain;
     struct pair *pairs[2];
@@ -27,7 +28,7 @@ static struct scene scene_open(enum side side, bool domain, unsigned access)
         CHECK_OK(ibx_domain_create(&s.domain, &err), err);
     for (int i = 0; i < 2; i++)
         s.pairs[i] = pair_open_with(side, &(struct pair_options){.domain = s.domain});
-    ibx_domain_release(s.domain); /* the connections keep it */
+    ibx_domain_release(s.domain); /* the connections keep the domain */
     s.bytes = pages_map(LENGTH);
     pattern_fill(s.bytes, LENGTH, SEED_SHARED, 0);
     s.mrs[0] = end_register(&s.pairs[0]->end, s.bytes, LENGTH, access);
@@ -47,7 +48,7 @@ static void scene_close(struct scene *s)
     pages_unmap(s->bytes, LENGTH);
 }
 
-/* What becomes of a READ by the peer of pair `i`. */
+/* The result of a READ by the peer of pair `i`. */
 static int64_t peer_reads(struct scene *s, int i, const struct ibx_remote *remote)
 {
     struct order order = {.verb = ORDER_READ, .remote = *remote, .seed = SEED_SHARED};
@@ -61,8 +62,8 @@ static bool registers_once(const struct scene *s)
     return caps->shares && !caps->register_free;
 }
 
-/* Each handle is good until it is deregistered, or its connection closed, whatever becomes of the
- * other. */
+/* Each handle is valid until it is deregistered or its connection closed, whatever happens to
+ * the other one. */
 static void test_shared_regions(void **state)
 {
     struct scene s = scene_open(SIDE_OF(state), true, IBX_ACCESS_REMOTE_READ);
@@ -80,7 +81,7 @@ static void test_shared_regions(void **state)
     scene_close(&s);
 }
 
-/* The other way round, and by closing alone. */
+/* The same in the other order, and by closing only. */
 static void test_shared_regions_of_closed_connections(void **state)
 {
     struct scene s = scene_open(SIDE_OF(state), true, IBX_ACCESS_REMOTE_READ);
@@ -90,7 +91,7 @@ static void test_shared_regions_of_closed_connections(void **state)
     scene_close(&s);
 }
 
-/* As the local side, a part of it through either connection. */
+/* The shared memory as the local side; a part of it through either connection. */
 static void test_shared_local_memory(void **state)
 {
     struct scene s = scene_open(SIDE_OF(state), true, IBX_ACCESS_LOCAL);
@@ -107,8 +108,8 @@ static void test_shared_local_memory(void **state)
     scene_close(&s);
 }
 
-/* Without a domain in common it is as good as registered twice, and each key is for one connection.
- */
+/* Without a common domain it is as if it were registered twice. Each key is valid for one
+ * connection. */
 static void test_shared_without_a_domain(void **state)
 {
     struct scene s = scene_open(SIDE_OF(state), false, IBX_ACCESS_REMOTE_READ);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Fault injection over the real provider: each fault reaches the user as promised. */
+/* Fault injection on the real provider: each fault has the effect that the interface promises. */
 #include "tests/contract/harness.h"
 
 #include "common/clock.h"
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Four chunks and a bit. */
+/* Opens memory of four chunks and a little more. */
 static struct field open_field(enum side side, struct ibx_injected_faults *faults)
 {
     struct pair *pair = pair_open_with(side, &(struct pair_options){.faults = faults});
@@ -62,7 +62,7 @@ static void test_corrupt_read(void **state)
     field_close(&field);
 }
 
-/* Echoes come back here: one character each, in order. */
+/* Notes the echoes that arrive: one character each, in order. */
 static void message_noted(struct end *end, const struct ibx_event *event)
 {
     char *text = end->owner;
@@ -92,13 +92,13 @@ static struct field open_chat(enum side side, struct ibx_injected_faults *faults
 static void await_fault(struct field *field, const unsigned *countdown)
 {
     uint64_t deadline = await_until();
-    while (*countdown) { /* which is no event to sleep for */
+    while (*countdown) { /* the fault makes no event to sleep for */
         end_poll(field->end);
         CHECK(ibx_now_ns() < deadline);
     }
 }
 
-/* With a key a changed message ends the connection, and so does the one after a lost one. */
+/* With a key, a changed message ends the connection, and so does the message after a lost one. */
 static void check_noticed(enum side side, bool lost)
 {
     char echoed[16] = "";
@@ -128,13 +128,13 @@ static void test_drop(void **state)
     char echoed[16] = "";
     struct ibx_injected_faults faults = {0};
     struct field field = open_chat(SIDE_OF(state), &faults, echoed);
-    faults.drop_in = 2; /* the second one that leaves */
+    faults.drop_in = 2; /* the second one that is sent */
     send_text(&field, "abc");
     AWAIT(field.end, field.end->received == 2);
     CHECK(!strcmp(echoed, "ac"));
     send_text(&field, "d");
     AWAIT(field.end, field.end->received == 3);
-    faults.drop_in = 2; /* "e" leaves, and does not come back */
+    faults.drop_in = 2; /* "e" is sent, and its echo is lost */
     send_text(&field, "e");
     await_fault(&field, &faults.drop_in);
     send_text(&field, "f");
@@ -191,7 +191,7 @@ static void check_cut(struct field *field)
     CHECK(field->end->closed_status == -ECONNRESET);
     CHECK(strstr(ibx_conn_reason(field->end->conn), "fault"));
     end_check_books(field->end);
-    ibx_close(field->end->conn); /* deregisters, too */
+    ibx_close(field->end->conn); /* deregisters too */
     field->end->conn = NULL;
     pair_await(field->pair, ORDER_STATUS, true);
     field_close(field);
@@ -216,7 +216,7 @@ static void test_disconnect_by_message(void **state)
     struct field field = open_chat(SIDE_OF(state), &faults, echoed);
     send_text(&field, "a");
     AWAIT(field.end, field.end->received == 1);
-    faults.disconnect_in = 2; /* the echo of the next */
+    faults.disconnect_in = 2; /* the echo of the next one */
     send_text(&field, "b");
     check_cut(&field);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Messages: whole, in order, bounded by credits, given back in any order. */
+/* Messages arrive whole and in order, are limited by credits, and may be released in any order. */
 #include "tests/contract/harness.h"
 
 #include <errno.h>
@@ -22,14 +22,14 @@ static void let_the_peer_send(struct pair *pair, uint64_t count)
     pair_ask(pair, (struct order){.verb = ORDER_SEND, .value = count, .seed = SEED_IN});
 }
 
-/* The peer has taken all that was sent; it checks each message itself. */
+/* Waits until the peer has received all messages; it checks each one itself. */
 static void await_arrival(struct pair *pair)
 {
     CHECK(pair_await(pair, ORDER_COUNT, pair->end.sent) == pair->end.sent);
 }
 
-/* Messages in order, one way or both ways at once, without waiting for each other; held by one side
- * they are given back in random order and keep their bytes until then. */
+/* Messages in order, in one direction or both, without waiting for each other. Messages that one
+ * side holds are released in random order and do not change until then. */
 static void test_order(void **state)
 {
     const struct {
@@ -67,7 +67,7 @@ static void message_counted(struct end *end, const struct ibx_event *event)
 static void test_ping_pong(void **state)
 {
     struct pair *pair = open_with_sequences(SIDE_OF(state), MODE_ECHO);
-    pair->end.seed_in = SEED_OUT; /* its own messages come back */
+    pair->end.seed_in = SEED_OUT; /* its own messages are echoed */
     for (uint64_t i = 1; i <= contract_size(3000, 500); i++) {
         end_send_many(&pair->end, 1);
         AWAIT(&pair->end, pair->end.received == i);
@@ -75,7 +75,7 @@ static void test_ping_pong(void **state)
     pair_close(pair);
 }
 
-/* A peer that does not poll stops the sender by -EAGAIN; nothing is lost by it. */
+/* A peer that does not poll stops the sender by -EAGAIN. No message is lost. */
 static void test_flood_without_polling(void **state)
 {
     struct pair *pair = open_with_sequences(SIDE_OF(state), MODE_SEQUENCE);
@@ -89,7 +89,7 @@ static void test_flood_without_polling(void **state)
                      (unsigned long long)(pair->end.sent - before));
         }
         CHECK(rc == -EAGAIN);
-        CHECK(round || pair->end.sent > before); /* later some credit may still be on its way */
+        CHECK(round || pair->end.sent > before); /* in later rounds some credit may still arrive */
         for (int i = 0; i < 1000; i++) {
             end_poll(&pair->end);
             rc = end_send_next(&pair->end, 0);
@@ -103,14 +103,14 @@ static void test_flood_without_polling(void **state)
     pair_close(pair);
 }
 
-/* A sender that spares the last credit stops one message before the room of a peer that does not
- * poll is full, and goes on when that polls. */
+/* A sender that spares the last credit stops one message before the peer's room is full. It
+ * continues when the peer polls. */
 static void test_last_credit_is_spared(void **state)
 {
     struct pair *pair = open_with_sequences(SIDE_OF(state), MODE_SEQUENCE);
     for (size_t round = 0; round < contract_size(5, 2); round++) {
         pair_ask(pair, (struct order){.verb = ORDER_POLLING, .value = 0});
-        for (int polls = 0; polls < 1000; polls++) { /* some credit may still be on its way */
+        for (int polls = 0; polls < 1000; polls++) { /* some credit may still arrive */
             end_poll(&pair->end);
             while (!end_send_next(&pair->end, IBX_SPARING))
                 ;
@@ -126,7 +126,8 @@ static void test_last_credit_is_spared(void **state)
     pair_close(pair);
 }
 
-/* A receiver that keeps everything stops its sender after the agreed slots, not for ever. */
+/* A receiver that keeps all messages stops its sender after the agreed number of slots, until it
+ * releases some. */
 static void message_kept(struct end *end, const struct ibx_event *event)
 {
     struct ibx_event *kept = end->owner;

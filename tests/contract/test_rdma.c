@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* READ and WRITE: any size and offset, exactly once, urgent before bulk. */
+/* READ and WRITE: any size and offset, exactly once, and urgent before bulk. */
 #include "tests/contract/harness.h"
 
 #include "common/clock.h"
@@ -10,7 +10,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define MARGIN         8192u /* bytes looked at on either side of a transfer */
+#define MARGIN         8192u /* bytes that are checked on either side of a transfer */
 #define MIB            ((size_t)1 << 20)
 #define OUTSTANDING    64u
 #define AVAILABLE_NEED (5ull << 30)
@@ -162,7 +162,8 @@ static void test_random_reads(void **state)
     close_field(&field);
 }
 
-/* The lower half is READ and the upper half WRITTEN in pieces, thousands in flight, all mixed. */
+/* The lower half is READ and the upper half WRITTEN in pieces, thousands of them in flight, in
+ * random order. */
 static void test_exactly_once(void **state)
 {
     size_t half = contract_size(16 * MIB, 2 * MIB);
@@ -194,7 +195,7 @@ static void test_exactly_once(void **state)
     close_field(&field);
 }
 
-/* Each message names a place; its WRITE has completed, so the peer must find the bytes there. */
+/* The message names a place whose WRITE has completed, so the peer must find the bytes there. */
 static void send_place(struct field *field, uint64_t offset, uint64_t length, uint64_t seed)
 {
     uint8_t bytes[24];
@@ -223,13 +224,13 @@ static void test_message_after_write_sees_the_bytes(void **state)
             end_write(field.end, field.mr, field.bytes + i * PLACE, &field.remote, i * PLACE,
                       bytes[i], i % 4 ? 0 : IBX_URGENT);
         }
-        /* In the order they were posted, each as soon as it has completed. */
+        /* In the order of the posts, each as soon as it has completed. */
         for (unsigned i = 0; i < PLACES; i++) {
             AWAIT(field.end, field.end->posts[first + i].times);
             send_place(&field, i * PLACE, bytes[i], 1000 + sent + i);
         }
         sent += PLACES;
-        /* The peer has looked before the places are used again. */
+        /* The peer has checked the places before they are used again. */
         pair_await(field.pair, ORDER_COUNT, sent);
     }
     close_field(&field);
@@ -239,8 +240,8 @@ static void test_message_after_write_sees_the_bytes(void **state)
 
 enum { PAGE = 4096, PAGES = 16 };
 
-/* Pages wanted one after the other while a large READ is on its way. The one that is wanted when
- * that comes to its end may lose the race. */
+/* Urgent pages one after the other while a large READ is in flight. The last one may complete
+ * after the READ. */
 static void urgent_one_by_one(struct field *field, uint8_t *page, struct ibx_mr *page_mr)
 {
     struct end *end = field->end;
@@ -259,7 +260,7 @@ static void urgent_one_by_one(struct field *field, uint8_t *page, struct ibx_mr 
         FAIL("no urgent READ got through during a READ of %zu bytes", field->length);
 }
 
-/* Many wanted at once, a WRITE among them into bytes that the large READ leaves out. */
+/* Many urgent pages at once, and a WRITE to bytes that the large READ leaves out. */
 static void urgent_all_at_once(struct field *field, uint8_t *page, struct ibx_mr *page_mr)
 {
     struct end *end = field->end;
@@ -278,8 +279,8 @@ static void urgent_all_at_once(struct field *field, uint8_t *page, struct ibx_mr
 
 static void test_urgent_before_bulk(void **state)
 {
-    /* Well over what libfabric has in flight at once: that much is ahead of what comes later.
-     * soft-RoCE paces itself, and runs out of memory for packets with more. */
+    /* Much more than libfabric has in flight at once, because that much is ahead of urgent work.
+     * Soft-RoCE paces itself and, with more, runs out of memory for packets. */
     size_t length = contract_size(128 * MIB, (!strcmp(contract.provider, "verbs") ? 16 : 64) * MIB);
     struct field field = open_field(SIDE_OF(state), length);
     uint8_t *page = pages_map(PAGES * PAGE);
@@ -292,8 +293,8 @@ static void test_urgent_before_bulk(void **state)
     close_field(&field);
 }
 
-/* Pages that are wanted all the time, several at once, while large READs go on: what was overtaken
- * arrives all the same, with its own bytes. */
+/* Urgent pages all the time, several at once, during large READs. Bulk data that was overtaken
+ * still arrives, with its own bytes. */
 static void test_bulk_under_urgent(void **state)
 {
     struct field field = open_field(SIDE_OF(state), 8 * MIB);
@@ -318,7 +319,7 @@ static void test_bulk_under_urgent(void **state)
                 end_read(end, page_mr, page + i * PAGE, &field.remote, from[i], PAGE, IBX_URGENT);
         }
         end_poll(end);
-        /* Not for ever: a provider may well hold back bulk for as long as there is urgent work. */
+        /* Not without limit: a provider may hold back bulk as long as there is urgent work. */
         if (!end->posts[bulk].times && wanted < contract_size(20000, 4000))
             continue;
         await_all(&field);
@@ -346,7 +347,7 @@ static unsigned long long memory_available(void)
     return kib << 10;
 }
 
-/* On a busy host so much is not there within what one wait may take. */
+/* On a busy host this much does not arrive within one wait. */
 static void await_long(struct end *end)
 {
     uint64_t deadline = ibx_deadline_in_ms(3 * contract_patience_ms());
@@ -355,7 +356,7 @@ static void await_long(struct end *end)
     CHECK(end->failed == 0);
 }
 
-/* The peer's pages between the marks are the zero page. */
+/* Between the marks, the peer's pages are the zero page. */
 static void over_two_gib(enum side side)
 {
     size_t length = OVER_TWO_GIB, mark = 4096;
@@ -386,7 +387,7 @@ static void over_two_gib(enum side side)
     pair_close(pair);
 }
 
-/* If that is too much memory, both sides use a few MiB of it again and again. */
+/* If that needs too much memory, both sides use a few MiB of it repeatedly. */
 static struct field open_repeating(enum side side)
 {
     struct field field = {.pair = pair_open(side), .length = OVER_TWO_GIB};
@@ -403,7 +404,8 @@ static struct field open_repeating(enum side side)
     return field;
 }
 
-/* Places behind 2^31 bytes: of an offset cut to 31 bits others would be read and written. */
+/* Places behind 2^31 bytes: if an offset were truncated to 31 bits, other bytes would be read
+ * and written. */
 static void test_behind_two_gib(void **state)
 {
     size_t far = ((size_t)1 << 31) + 1, mark = 4096;
@@ -426,7 +428,7 @@ static void test_behind_two_gib(void **state)
     close_field(&field);
 }
 
-/* Were a length cut to 31 bits, most of these bytes would not arrive. */
+/* If a length were truncated to 31 bits, most of these bytes would not arrive. */
 static void over_two_gib_repeating(enum side side)
 {
     struct field field = open_repeating(side);
@@ -439,7 +441,7 @@ static void over_two_gib_repeating(enum side side)
     close_field(&field);
 }
 
-/* Lengths that do not fit in 31 bits. */
+/* Lengths of more than 31 bits. */
 static void test_over_two_gib(void **state)
 {
     if (contract.small || memory_available() < AVAILABLE_NEED)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What may be reached and what may not: bounds, access, keys, deregistration, allocation. */
+/* Which memory a peer can access: bounds, access rights, keys, deregistration, allocation. */
 #include "tests/contract/harness.h"
 
 #include "common/clock.h"
@@ -25,7 +25,7 @@ static void check_peers(struct field *field, size_t offset, size_t length, uint6
 
 /* -------------------------------------------------- what the peer's side must refuse */
 
-/* Posts something that must not work: it completes with an error, perhaps with the connection. */
+/* Posts a forbidden transfer. It completes with an error; the connection may end too. */
 static void must_fail(struct field *field, bool write, uint64_t offset, size_t length,
                       const char *what)
 {
@@ -38,8 +38,8 @@ static void must_fail(struct field *field, bool write, uint64_t offset, size_t l
     pair_ask(field->pair, (struct order){.verb = ORDER_PING});
 }
 
-/* Every byte here is one of two: what it was, or byte [position + i] of the peer's pattern, where
- * only [0, LENGTH) of that may come. */
+/* Every byte must be its old value or byte [position + i] of the peer's pattern, of which only
+ * [0, LENGTH) may arrive. */
 static void check_either(const uint8_t *bytes, int64_t position, const char *what)
 {
     for (size_t i = 0; i < LENGTH; i++) {
@@ -66,7 +66,7 @@ static void test_access_is_checked(void **state)
     must_fail_alone(SIDE_OF(state), R, true, "no remote WRITE access");
 }
 
-/* One bit is enough. Bits beyond those that a provider uses may be anything. */
+/* A key with one wrong bit is refused. Bits that a provider does not use may have any value. */
 static void try_wrong_key(enum side side, unsigned bit)
 {
     struct field field = open_field(side, R | W);
@@ -95,21 +95,21 @@ static void test_wrong_keys(void **state)
         try_wrong_key(SIDE_OF(state), bit);
 }
 
-/* The peer's memory goes on beyond its region on both sides, with bytes that no transfer may reach.
- * Chunks of a failing post that lie inside the region may be moved or not. */
+/* The peer's memory continues beyond its region on both sides, with bytes that no transfer may
+ * reach. Chunks of a failing post that are inside the region may or may not be moved. */
 static void test_beyond_the_region(void **state)
 {
     static const struct {
-        int64_t shift; /* of the address, a lie about where the region begins */
+        int64_t shift; /* of the address: a false start of the region */
         uint64_t offset;
         size_t length;
         bool all_outside;
     } lies[] = {
-        {0, 1, LENGTH, false},             /* one byte behind it */
-        {-1, 0, LENGTH, false},            /* one byte before it */
-        {LENGTH, 0, 4096, true},           /* behind it */
-        {-4096, 0, 4096, true},            /* before it */
-        {LENGTH - 100, 0, 4096, false},    /* across its end */
+        {0, 1, LENGTH, false},             /* one byte behind the region */
+        {-1, 0, LENGTH, false},            /* one byte before the region */
+        {LENGTH, 0, 4096, true},           /* behind the region */
+        {-4096, 0, 4096, true},            /* before the region */
+        {LENGTH - 100, 0, 4096, false},    /* across the end */
         {(int64_t)1 << 40, 0, 4096, true}, /* far away */
     };
     for (size_t i = 0; i < 2 * sizeof(lies) / sizeof(lies[0]); i++) {
@@ -121,7 +121,7 @@ static void test_beyond_the_region(void **state)
         if (!write)
             check_either(field.bytes, lies[i / 2].shift + (int64_t)lies[i / 2].offset,
                          "a READ beyond the region");
-        /* The peer checks what surrounds the region each time that it is asked. */
+        /* The peer checks the bytes around the region each time that it is asked. */
         int64_t at = field_peers_mismatch(&field, 0, LENGTH, SEED_REMOTE, 0);
         CHECK(at < 0 || (write && !lies[i / 2].all_outside));
         field_close(&field);
@@ -146,8 +146,8 @@ static void test_deregistered_regions(void **state)
     }
 }
 
-/* The peer deregisters and remaps in the middle of everything: no crash there, no byte of the new
- * mapping comes here, none of ours goes there. */
+/* The peer deregisters and maps other memory while transfers run. It does not crash, no byte of
+ * the new mapping arrives here, and none of this side's arrives there. */
 static void drop_under_load(enum side side, bool write)
 {
     struct field field = open_field(side, R | W);
@@ -183,7 +183,7 @@ static void test_deregistration_under_load(void **state)
     }
 }
 
-/* Local memory may go as soon as the work on it is over, or the connection is closed. */
+/* Local memory may be freed as soon as its work has completed or the connection is closed. */
 static void test_local_memory_freed_at_once(void **state)
 {
     struct field field = open_field(SIDE_OF(state), R | W);
@@ -211,7 +211,7 @@ static void test_closed_in_the_middle_of_a_read(void **state)
     AWAIT(field.end, field.end->completed >= 3);
     ibx_close(field.end->conn);
     field.end->conn = NULL;
-    /* What the peer still sends goes nowhere. */
+    /* Data that the peer still sends is dropped. */
     pattern_fill(field.bytes, LENGTH, SEED_LOCAL, 0);
     pair_await(field.pair, ORDER_STATUS, true);
     CHECK(pattern_check(field.bytes, LENGTH, SEED_LOCAL, 0) < 0);
@@ -244,7 +244,7 @@ static void test_allocated_memory(void **state)
     end_read(end, mr, bytes, &remote, 0, length, 0);
     AWAIT(end, end->completed == 1);
     CHECK(end->failed == 0 && pattern_check(bytes, length, SEED_REMOTE, 0) < 0);
-    /* A READ and a WRITE of all but the margins leave these alone. */
+    /* A READ and a WRITE of everything but the margins do not change these. */
     pattern_fill(bytes, length, SEED_LOCAL, 0);
     end_read(end, mr, bytes + 5, &remote, 5, length - 12, 0);
     AWAIT(end, end->completed == 2);
@@ -258,7 +258,7 @@ static void test_allocated_memory(void **state)
     check_peers(&(struct field){.pair = pair}, 5, length - 12, SEED_LOCAL);
     check_peers(&(struct field){.pair = pair}, length - 7, 7, SEED_REMOTE);
 
-    /* Where both ends map the same memory, the peer's can be looked at in place. */
+    /* If both ends map the same memory, the peer's can be checked in place. */
     struct ibx_reach reach;
     if (!ibx_remote_hold(end->conn, &remote, R, &reach)) {
         uint8_t *mapped = reach.address;
@@ -291,7 +291,7 @@ static void test_allocate_again_and_again(void **state)
         memset(bytes, 0xa5, length);
     }
     for (size_t i = 0; i < 8; i++)
-        ibx_mr_deregister(regions[i]); /* the rest goes with the connection */
+        ibx_mr_deregister(regions[i]); /* the others end with the connection */
     pair_close(pair);
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A side that sleeps (spin_us=0) is woken by whatever concerns it, and by nothing less. */
+/* A side that sleeps (spin_us=0) is woken by everything that concerns it, and by nothing else. */
 #include "tests/contract/harness.h"
 
 #include "common/clock.h"
@@ -31,7 +31,7 @@ static void arrange(struct pair *pair, enum sleeper what)
     pair_tell(pair, &order);
 }
 
-/* As any user would sleep: wait, poll, and again, until there is an event. */
+/* Sleeps as a user does: waits and polls until there is an event. */
 static void sleep_until_event(struct end *end)
 {
     uint64_t deadline = await_until();
@@ -42,7 +42,7 @@ static void sleep_until_event(struct end *end)
     } while (!end_poll(end));
 }
 
-/* The same with the pieces. */
+/* The same with the single steps. */
 static void sleep_by_hand(struct end *end)
 {
     uint64_t deadline = await_until();
@@ -104,7 +104,7 @@ static void test_woken_by_a_signaled_send(void **state)
     pair_close(pair);
 }
 
-/* A sender out of credit must be able to sleep until there is some. */
+/* A sender without credit must be able to sleep until there is some. */
 static void test_woken_by_credit(void **state)
 {
     struct pair *pair = open_sleeper(SIDE_OF(state));
@@ -148,7 +148,8 @@ struct waker {
 static void *wake_the_sleeper(void *arg)
 {
     struct waker *waker = arg;
-    if (await_asleep(getpid(), waker->sleeper)) /* else nobody is woken, and the test says so */
+    /* otherwise nothing is woken, and the test reports that */
+    if (await_asleep(getpid(), waker->sleeper))
         ibx_wake(waker->conn);
     return NULL;
 }
@@ -164,7 +165,7 @@ static void test_woken_by_ibx_wake(void **state)
         CHECK(!pthread_join(thread, NULL));
         CHECK(rc == -EINTR);
     }
-    /* A wake that comes just before the wait is not lost; the wait uses it up. */
+    /* A wake that comes just before the wait is not lost, and the wait consumes it. */
     ibx_wake(pair->end.conn);
     CHECK(ibx_wait(pair->end.conn, (int)contract_patience_ms()) == -EINTR);
     CHECK(ibx_wait(pair->end.conn, 20) == 0);
@@ -178,8 +179,8 @@ static uint64_t own_processor_ns(void)
     return (uint64_t)t.tv_sec * 1000 * IBX_NS_PER_MS + (uint64_t)t.tv_nsec;
 }
 
-/* Also one that would go on spinning for longer than it may wait: on a busy host it gets less of a
- * processor than that, but much more than it takes to see that it was woken. */
+/* A wake also ends spinning that would last longer than the allowed wait. On a busy host the
+ * side gets less processor time than that, but much more than it needs to notice the wake. */
 static void test_ibx_wake_ends_spinning(void **state)
 {
     struct pair_options with = {.set = "spin_us=10000000"};
@@ -202,7 +203,7 @@ static void test_a_wait_that_nothing_ends(void **state)
     pair_close(pair);
 }
 
-/* An idle connection sleeps: its descriptor is not readable without a cause. */
+/* An idle connection sleeps: its descriptor does not become readable without a reason. */
 static void test_an_idle_descriptor_is_silent(void **state)
 {
     struct pair *pair = open_sleeper(SIDE_OF(state));
@@ -216,7 +217,7 @@ static void test_an_idle_descriptor_is_silent(void **state)
         end_send_many(&pair->end, 1);
         AWAIT(&pair->end, pair->end.received == i);
     }
-    /* Some late credit may still come; after that there is silence. */
+    /* Some late credit may still arrive; after that the descriptor is silent. */
     unsigned wakes = 0;
     for (int quiet = 0; quiet < 3;) {
         while (end_poll(&pair->end))
