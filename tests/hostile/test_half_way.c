@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Clients that hold a key, prove it, and then stop in the middle of setting up. GVirtuS gives each
- * connection that it is handed a thread, so it is handed no more of them than rdma.sessions and
- * rdma.tenant_share allow, and one tenant's do not keep another out.
- */
+/* Clients that hold a key, prove it, and then stop in the middle of the set-up. GVirtuS starts a
+ * thread for each connection that it gets, so it gets no more of them than rdma.sessions and
+ * rdma.tenant_share allow, and one tenant's clients do not keep another tenant out. */
 #include "frontend-glue/device_copies/device_copies.h"
 #include "tests/fixtures/handshake_scene.h"
 #include "tests/fixtures/last_client.h"
@@ -24,7 +22,7 @@
 #define BOB      "bob bob bob bob "
 #define KEYS     "alice:616c69636520616c69636520616c696365\nbob:626f6220626f6220626f6220626f6220\n"
 #define SESSIONS 8u
-#define SHARE    6u /* of a tenant */
+#define SHARE    6u /* of one tenant */
 #define CROWD    40u
 #define PATIENCE patience_ms(20000)
 
@@ -34,9 +32,9 @@ static uint16_t port;
 static pthread_t accepting, serving[2 * CROWD];
 static unsigned served;
 static atomic_uint threads, most;
-static atomic_bool ends; /* the next session is none to be served */
+static atomic_bool ends; /* the next session is not served */
 
-/* As GVirtuS: a thread for each session, which reads from it. */
+/* Reads from the session, in a thread of its own like GVirtuS's. */
 static void *serve(void *session)
 {
     char byte;
@@ -65,7 +63,7 @@ static void *accept_all(void *unused)
     return NULL;
 }
 
-/* Has proven itself, and does not go on. */
+/* A client that has authenticated and does not continue. */
 static struct raw stop_half_way(const char *key, const char *name)
 {
     struct raw raw = raw_connect(port, "127.0.0.1", "127.0.0.1");
@@ -124,7 +122,7 @@ static void test_one_tenant_stops_half_way(void **state)
     for (unsigned i = 0; i < CROWD; i++)
         raw_close(&crowd[i]);
     all_have_gone();
-    /* None of them counts any more. */
+    /* None of the stopped clients counts any more. */
     struct raw later = stop_half_way(ALICE, "alice");
     assert_true(goes_on(&later));
     raw_close(&later);
@@ -141,7 +139,7 @@ static int setup(void **state)
         return -1;
     ibx_options_init(&options);
     snprintf(options.key_file, sizeof(options.key_file), "%s", key_file);
-    options.timeout_ms = 60000; /* longer than the test */
+    options.timeout_ms = 60000; /* longer than the test takes */
     if (ibx_session_create("rdma://127.0.0.1:0", &options, &listening, NULL) ||
         ibx_device_copies_attach(listening, &gpu, NULL) || ibx_session_serve(listening, NULL))
         return -1;

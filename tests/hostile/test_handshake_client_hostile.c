@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The client's side of the handshake against peers that are no server, lack the key, or changes
+/* The client's side of the handshake with peers that are no server, lack the key, or change
  * frames. */
 #include "tests/fixtures/client_scene.h"
 
@@ -45,7 +45,7 @@ static void frames_out_of_order(void **state)
     open_scene(&s, false, 10000);
     for (enum step step = 0; step < STEPS; step++) {
         for (unsigned type = 0; type < 12; type++) {
-            /* RESULT instead of OFFER gives one provider up, REFUSE everything. */
+            /* RESULT instead of OFFER ends the attempt with one provider; REFUSE ends all. */
             if (type == right[step] || type == REFUSE || (step == AT_OFFER && type == RESULT))
                 continue;
             struct raw_frame frame, other;
@@ -64,8 +64,8 @@ static void frames_out_of_order(void **state)
     close_scene(&s);
 }
 
-/* If the peer is no server of ours at all, the sentence quotes its first bytes. */
-static void banners(void **state)
+/* If the peer is not a server of ibx, the message quotes its first bytes. */
+static void banners_of_other_servers(void **state)
 {
     (void)state;
     static const struct {
@@ -91,8 +91,7 @@ static void banners(void **state)
     close_scene(&s);
 }
 
-/* A REFUSE, which takes the place of any frame before TRY: its sentence arrives, made fit for a
- * terminal. */
+/* A REFUSE may replace any frame before TRY. Its sentence is reported, made safe for a terminal. */
 static void refusals(void **state)
 {
     (void)state;
@@ -104,9 +103,10 @@ static void refusals(void **state)
         {-EACCES, "not you", "refuses: not you", -EACCES},
         {0, "no code", "refuses: no code", -ECONNREFUSED},
         {-EPROTONOSUPPORT, "red \x1b[31m\nline\x80", "refuses: red ?[31m?line?", -EPROTONOSUPPORT},
-        {-ECANCELED, "given up", "refuses: given up", -ECONNREFUSED}, /* callers decide by it */
+        {-ECANCELED, "given up", "refuses: given up", -ECONNREFUSED}, /* callers act on this code */
         {-ETIMEDOUT, "no host", "refuses: no host", -ECONNREFUSED},
-        {-ESTALE, "no such session", "refuses: no such session", -ECONNREFUSED}, /* none claimed */
+        /* nothing was claimed */
+        {-ESTALE, "no such session", "refuses: no such session", -ECONNREFUSED},
         {5, "positive", "refuses: positive", -EPROTO},
         {INT32_MIN, "huge", "refuses: huge", -EPROTO},
     };
@@ -130,8 +130,8 @@ static void refusals(void **state)
     close_scene(&s);
 }
 
-/* The peer's sentence is longer than any sentence, or its length lies. */
-static void refusal_without_measure(void **state)
+/* The peer's sentence is longer than any message, or its length is false. */
+static void refusal_that_is_too_long(void **state)
 {
     (void)state;
     struct scene s;
@@ -167,7 +167,7 @@ static void server_without_the_key(void **state)
     uint8_t payload[300];
     open_scene(&s, true, 10000);
 
-    /* It announces no key. */
+    /* The server announces that it has no key. */
     struct raw raw = take_client(&s);
     raw_expect(&raw, HELLO, &frame);
     assert_int_equal(frame.payload[6], 1);
@@ -177,8 +177,8 @@ static void server_without_the_key(void **state)
     expect_failure(&s, -EACCES, "has no key, this side has one");
     raw_close(&raw);
 
-    /* The server has another key, does not check the client's proof, and sends any proof of its
-     * own. */
+    /* The server has another key, does not check the client's proof, and sends an arbitrary
+     * proof. */
     for (int wrong = 0; wrong < 3; wrong++) {
         uint8_t client_proof[RAW_HASH], server_proof[RAW_HASH];
         raw = take_client(&s);
@@ -191,11 +191,11 @@ static void server_without_the_key(void **state)
         raw_derive(&raw, client_proof, server_proof);
         raw_expect(&raw, PROOF, &frame);
         memcpy(client_proof, frame.payload + 1, RAW_HASH);
-        /* wrong key; the client's own proof back; nothing */
+        /* the proof of the wrong key; the client's own proof; nothing */
         raw_send_frame(&raw, PROOF, wrong == 0 ? server_proof : client_proof,
                        wrong == 2 ? 0 : RAW_HASH);
         expect_failure(&s, -EACCES, "does not know the key");
-        /* Its TRY had followed its PROOF, and tells nothing. */
+        /* The client's TRY has followed its PROOF, and reveals nothing. */
         assert_int_equal(recv(raw.fd, payload, TRY_BYTES, MSG_WAITALL), TRY_BYTES);
         assert_int_equal(payload[4], TRY);
         assert_true(raw_receives_end(&raw));
@@ -203,7 +203,7 @@ static void server_without_the_key(void **state)
     }
     close_scene(&s);
 
-    /* The server asks for a key and the client has none. */
+    /* The server asks for a key, and the client has none. */
     open_scene(&s, false, 10000);
     raw = take_client(&s);
     raw_expect(&raw, HELLO, &frame);
@@ -230,7 +230,7 @@ static void tampered_frames(void **state)
             frame.bytes[at] ^= (uint8_t)(1u << at % 8);
             raw_send(&raw, frame.bytes, frame.length);
             if (step == AT_CHALLENGE && at >= 5) {
-                /* Wishes and nonce are believed; then neither side's proof is what it should be. */
+                /* The peer's wishes and nonce are accepted; then neither proof is right. */
                 uint8_t proof[RAW_HASH] = {0};
                 raw_send(&raw, "\x21\0\0\0\x03", 5);
                 raw_send(&raw, proof, RAW_HASH);
@@ -252,9 +252,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(wrong_lengths),
         cmocka_unit_test(frames_out_of_order),
-        cmocka_unit_test(banners),
+        cmocka_unit_test(banners_of_other_servers),
         cmocka_unit_test(refusals),
-        cmocka_unit_test(refusal_without_measure),
+        cmocka_unit_test(refusal_that_is_too_long),
         cmocka_unit_test(server_without_the_key),
         cmocka_unit_test(tampered_frames),
     };

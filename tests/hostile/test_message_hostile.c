@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Somebody between two ends that have a key, on a path that does not encrypt: a relay stands at the
- * receiver's end between the provider and the core, and changes, drops, repeats, swaps, cuts,
- * lengthens, invents and turns round messages. The receiver never takes one that the sender did not
- * send next, and the connection ends with -EBADMSG.
+/* An attacker between two ends that have a key, on a path that does not encrypt. A relay between
+ * the receiver's provider and core changes, drops, repeats, swaps, shortens, lengthens, invents
+ * and sends back messages. The receiver never accepts a message that is not the sender's next
+ * one, and the connection ends with -EBADMSG.
  *
- * On shm one test writes to the shared memory itself.
- */
+ * Over shm one test writes to the shared memory itself. */
 #include "common/clock.h"
 #include "common/log.h"
 #include "tests/fixtures/memory_pair.h"
@@ -26,7 +24,7 @@
 #include <cmocka.h>
 
 #define FLIPS    500u
-#define SENT     8u   /* messages of one session */
+#define SENT     8u   /* messages of a session */
 #define WORDS    300u /* bytes of the longest */
 #define PATIENCE patience_ms(5000)
 
@@ -41,10 +39,10 @@ enum attack { NONE, FLIP, DROP, REPEAT, SWAP, CUT, LENGTHEN, INVENT, TURN_ROUND,
 
 static struct {
     enum attack attack;
-    unsigned at;   /* the message that it is done to */
-    size_t offset; /* of the flipped byte */
-    unsigned seen; /* messages */
-    bool done;     /* the attack */
+    unsigned at;   /* the message that is attacked */
+    size_t offset; /* of the byte that is flipped */
+    unsigned seen; /* messages so far */
+    bool done;     /* the attack has been made */
     const struct ibx_upcalls *core;
     uint8_t bytes[SENT][WORDS + 64];
     size_t lengths[SENT];
@@ -71,7 +69,7 @@ static void attack(struct ibx_link *link, unsigned i)
     case REPEAT:
         pass(link, i);
         break;
-    case SWAP: /* this one after the next */
+    case SWAP: /* this one goes after the next */
         relay.done = false;
         return;
     case CUT:
@@ -86,7 +84,7 @@ static void attack(struct ibx_link *link, unsigned i)
     case TURN_ROUND:
         relay.core->message(link, relay.ours, relay.ours_length, relay.slots[i]);
         break;
-    case LATE: /* an old one in the place of this */
+    case LATE: /* an old one in the place of this one */
         pass(link, 0);
         return;
     case NONE:
@@ -142,7 +140,7 @@ static void open_pair(const char *key)
         fail_msg("%s", err.message);
 }
 
-/* Message number i: of different lengths, and the only one with these bytes. */
+/* Makes message number i. Lengths differ, and no other message has these bytes. */
 static size_t words(unsigned i, uint8_t *out)
 {
     size_t n = i % 3 ? 10 + 7 * i : WORDS - i;
@@ -160,13 +158,13 @@ static void send_one(struct ibx_conn *conn, unsigned i)
     assert_true(rc == 0 || rc == -ENOTCONN);
 }
 
-/* How the receiver's end came out. */
+/* The result at the receiver's end. */
 struct outcome {
     unsigned taken; /* messages, all of them right and in order */
-    int status;     /* of the end, 0: it goes on */
+    int status;     /* of the end; 0: not ended */
 };
 
-/* Takes events until nothing comes any more; every message must be the next one of the sender. */
+/* Takes events until there are no more. Every message must be the sender's next one. */
 static struct outcome receive(struct ibx_conn *receiver, struct ibx_conn *sender, unsigned expected)
 {
     struct outcome o = {0};
@@ -191,7 +189,7 @@ static struct outcome receive(struct ibx_conn *receiver, struct ibx_conn *sender
     return o;
 }
 
-/* The receiver sends a message, too: what crosses the other way is known to the relay. */
+/* The receiver sends a message too, so that the relay knows one of the other direction. */
 static void note_ours(struct ibx_conn *receiver)
 {
     uint8_t bytes[WORDS];
@@ -247,7 +245,7 @@ static void test_attacks(void **state)
     }
 }
 
-/* Nobody can say that the last one is missing: the connection goes on, and then ends. */
+/* That the last message is missing cannot be detected: the connection continues, and then ends. */
 static void test_the_last_one_is_dropped(void **state)
 {
     (void)state;
@@ -282,7 +280,8 @@ static void test_no_changed_byte_is_taken(void **state)
     }
 }
 
-/* A process that got hold of the segment: behind the sender's back, before the receiver looks. */
+/* A process that has access to the segment writes to it after the sender and before the receiver
+ * looks. */
 static void test_the_segment_is_written_to(void **state)
 {
     (void)state;
@@ -290,7 +289,7 @@ static void test_the_segment_is_written_to(void **state)
         skip();
     for (unsigned i = 0; i < 40; i++) {
         uint8_t bytes[WORDS] = {0};
-        bool inside = i % 2; /* its command, or a buffer of its own */
+        bool inside = i % 2; /* its command, or a separate buffer */
         struct iovec iov = {bytes, inside ? 20 : WORDS};
         open_pair(key_file);
         assert_int_equal(ibx_send(pair.client, &iov, 1, 0, 0), 0);
@@ -307,9 +306,9 @@ static void test_the_segment_is_written_to(void **state)
     }
 }
 
-/* A forked child has its parent's keys. Whatever it sent would have a number, and so a key or a
- * nonce, that a message of the parent's has, too: two messages under one such key tell whoever
- * hears them how to forge others. */
+/* A forked child has its parent's keys. A message of the child's would have a number, and so a
+ * key or a nonce, that a message of the parent's has too. With two messages under one such key,
+ * an eavesdropper could forge others. */
 static void forked_child_uses(struct ibx_conn *conn)
 {
     struct ibx_event event;
@@ -354,7 +353,7 @@ static void test_a_forked_child_sends_nothing(void **state)
     encryption = IBX_ENCRYPTION_OFF;
 }
 
-/* That the relay does what it says: without a key, where messages carry nothing, all is taken. */
+/* Shows that the relay works: without a key all messages are accepted. */
 static void test_the_relay_works(void **state)
 {
     (void)state;

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * `ib-migrate send` against a destination that lies: the test process is that destination and
- * sends something wrong at each state. Afterwards the guest is alive and right at the source, which
- * has a real QEMU.
- */
+/* `ib-migrate send` with a hostile destination: the test process is the destination and sends
+ * something wrong in each state. Afterwards the guest, of a real QEMU, is alive and unharmed at
+ * the source. */
 #include "migrate/pages/pages.h"
 #include "migrate/channel/channel.h"
 #include "migrate/preflight/preflight.h"
@@ -19,8 +17,8 @@
 
 #define LISTEN  "tcp://127.0.0.1:0?timeout_ms=10000"
 #define LOOK_MS 5
-#define LATE_MS 200  /* sooner it would be received in any case */
-#define TELL_MS 5000 /* for how long a source makes new links to tell that all is broken */
+#define LATE_MS 200  /* earlier data would be received in any case */
+#define TELL_MS 5000 /* how long a source makes new links to report wrong memory */
 
 static struct ibx_options options;
 
@@ -28,7 +26,7 @@ static void start_source(void)
 {
     ibx_options_init(&options);
     options.message = IBX_MIGRATE_MESSAGE;
-    options.slots = 4; /* much fewer than the device state has messages */
+    options.slots = 4; /* far fewer than the device state has messages */
     pair_start_source();
 }
 
@@ -60,13 +58,13 @@ static void answer_links(struct line *line, bool accepted, enum ibx_answer_state
     line_send(line, &(struct ibx_migrate_any){.type = IBX_MIGRATE_ANSWER, .is.answer = &reply});
 }
 
-/* With as many page connections as are offered. */
+/* Answers with as many page connections as are offered. */
 static void answer(struct line *line, bool accepted, enum ibx_answer_state state)
 {
     answer_links(line, accepted, state, 1);
 }
 
-/* The source's HELLO, not answered yet. */
+/* Takes the source's HELLO without answering. */
 static void greeted(enum ibx_migrate_purpose purpose)
 {
     struct ibx_connection_request request;
@@ -90,7 +88,7 @@ static void joined(void)
     assert_true(line_receives(&source_page, IBX_MIGRATE_REGION));
 }
 
-/* The VM stands still at the source, and all of its state has come. */
+/* The VM is stopped at the source, and all of its state has arrived. */
 static void got_state(void)
 {
     joined();
@@ -156,13 +154,14 @@ static void fib_complete_early(void)
     line_closes(&source);
 }
 
-/* Sends nothing any more while the VM is stopped. */
+/* Sends nothing more while the VM is stopped. */
 static void fib_silent_with_the_state(void)
 {
     assert_true(line_receives(&source, IBX_MIGRATE_ABORT));
 }
 
-/* Is stopped itself and has given back no credit: the ABORT is there when it continues. */
+/* The destination is stopped itself and has returned no credit. The ABORT is there when it
+ * continues. */
 static void fib_stopped_with_the_state(void)
 {
     line_send_plain(&source, IBX_MIGRATE_READY);
@@ -171,7 +170,7 @@ static void fib_stopped_with_the_state(void)
     assert_false(source.received & 1u << IBX_MIGRATE_STATE_END);
 }
 
-/* Its ABORT comes when the end of its page connection has been noticed already. */
+/* Its ABORT arrives after the end of its page connection was noticed. */
 static void fib_aborts_behind_the_end(void)
 {
     line_close(&source_page);
@@ -187,14 +186,14 @@ static void fib_gives_up_when_asked(void)
     line_closes(&source);
 }
 
-/* All goes well until `after`; then this message is sent, for which the source ends the connection,
- * or `tell` is called, or the connection is closed. */
+/* Everything is correct until `after`. Then this message, for which the source ends the
+ * connection, is sent; or `tell` is called; or the connection is closed. */
 struct fib {
     const char *name;
     void (*after)(void);
-    enum ibx_migrate_message message; /* 0: none */
+    enum ibx_migrate_message message; /* 0: no message */
     void (*tell)(void);               /* NULL: nothing */
-    const char *words;                /* that `send` prints at its end */
+    const char *words;                /* what `send` prints at its end */
     const char *timed;
 };
 
@@ -219,7 +218,7 @@ static const struct fib fibs[] = {
     {"GIVEN_UP when asked", got_commit, 0, fib_gives_up_when_asked, "has given up", NULL},
     {0}};
 
-/* The source waits for these, for five times its timeout. */
+/* The source waits five times its timeout for these. */
 static const struct fib waits[] = {{"silent with the state", got_state, 0,
                                     fib_silent_with_the_state, "has been stopped",
                                     "timeout_ms=2000"},
@@ -269,7 +268,7 @@ static void test_long_destinations_that_wait(void)
     mover_end_all(NULL);
 }
 
-/* Nobody confirms any more. */
+/* The destination confirms nothing any more. */
 static void interrupted(void)
 {
     mover_kill(&sender, SIGINT);
@@ -277,7 +276,7 @@ static void interrupted(void)
     mover_kill(&sender, SIGINT);
 }
 
-/* The sender ends with this status. The operator takes the VM back. */
+/* The sender ends with this status, and the operator takes the VM back. */
 static void taken_back(int status)
 {
     mover_ends(&sender, status);
@@ -286,8 +285,8 @@ static void taken_back(int status)
     pair_runs_at_the_source();
 }
 
-/* A destination of another version cannot be asked whether the VM runs there. It may: the operator
- * ends it first, or uses that version. */
+/* A destination of another version cannot be asked whether the VM runs there, and it may. The
+ * operator must end it first, or use that version. */
 static void test_no_rollback_beside_another_version(void)
 {
     struct mover rollback;
@@ -300,7 +299,7 @@ static void test_no_rollback_beside_another_version(void)
     mover_await(&sender, "filling", 0);
     mover_kill(&sender, SIGKILL);
     close_both();
-    for (unsigned tells = 0; tells < 2; tells++) { /* earlier ones only close */
+    for (unsigned tells = 0; tells < 2; tells++) { /* earlier versions only close */
         mover_start(&rollback,
                     (const char *[]){"rollback", "--qmp", vms[0].tool, "--yes", TIMED, NULL});
         greeted(IBX_PURPOSE_QUERY);
@@ -313,7 +312,7 @@ static void test_no_rollback_beside_another_version(void)
         mover_must_print(&rollback,
                          tells ? "the peer speaks version 7, this is 8" : "of an earlier release");
         mover_must_print(&rollback, "by an ib-migrate of that version");
-        /* ... as do those that are just ending */
+        /* so do tools that are about to end */
         assert_int_equal(mover_printed(&rollback, "call rollback again in a second"), !tells);
         assert_false(vm_runs(&vms[0]));
     }
@@ -322,7 +321,8 @@ static void test_no_rollback_beside_another_version(void)
     pair_runs_at_the_source();
 }
 
-/* Calls a move complete whose pages it cannot have: the source keeps them all. */
+/* The destination calls a migration complete whose pages it cannot have. The source keeps all
+ * pages. */
 static void test_a_lie_about_the_end(void)
 {
     struct ibx_migrate_any message = {.type = IBX_MIGRATE_COMPLETE};
@@ -342,8 +342,8 @@ static void test_a_lie_about_the_end(void)
     mover_must_print(&sender, "ib-migrate rollback here restarts the VM from where it stopped");
 }
 
-/* A stranger that listens at the destination's address refuses connections as if the migration had
- * been given up: that proves nothing, and the VM may run at the destination. */
+/* A stranger at the destination's address refuses connections as if the migration had been given
+ * up. That proves nothing: the VM may run at the destination. */
 static void test_refused_after_the_commit(void)
 {
     static const uint8_t refuse[] = {7, 0, 0, 0, 8, 0x83, 0xff, 0xff, 0xff, 0, 0}; /* -125 */
@@ -370,8 +370,8 @@ static void test_refused_after_the_commit(void)
     taken_back(3);
 }
 
-/* After COMMIT, as if the VM ran here: the source ends it, keeps all pages and gives the VM back.
- */
+/* After COMMIT, as if the VM ran here, the destination sends something false. The source ends
+ * the connection, keeps all pages, and gives the VM back. */
 static void lie_to_the_end(void (*lie)(void), const char *words, int status)
 {
     start_source();
@@ -389,7 +389,7 @@ static void lie_to_the_end(void (*lie)(void), const char *words, int status)
     mover_end_all(NULL);
 }
 
-/* Of ranges that it never READ. */
+/* Digests of ranges that it never READ. */
 static void lie_digests(void)
 {
     static const uint8_t entries[2 * IBX_MIGRATE_DIGEST_ENTRY] = {0xff};
@@ -411,7 +411,7 @@ static void lie_digests_outside(void)
     line_closes(&source);
 }
 
-/* With the map that the source has, and no digests. */
+/* With the source's map, and without digests. */
 static void lie_complete(void)
 {
     struct ibx_guest_ram ram;
@@ -440,8 +440,8 @@ static void test_lies_about_pages(void)
     lie_to_the_end(lie_complete, "without the digests of all pages", 3);
 }
 
-/* A cut cable ends no connection: BROKEN gets no answer, and comes again over the next one; after
- * `slow_ms`, in which the destination's host does nothing. */
+/* A cut cable ends no connection. BROKEN gets no answer, and is sent again over the next
+ * connection, after `slow_ms` in which the destination's host does nothing. */
 static void broken_comes_again(const char *reason, uint64_t slow_ms)
 {
     start_source();
@@ -470,14 +470,14 @@ static void broken_comes_again(const char *reason, uint64_t slow_ms)
 
 static void test_broken_comes_again(void)
 {
-    broken_comes_again(NULL, TELL_MS); /* it has paused the VM */
+    broken_comes_again(NULL, TELL_MS); /* the destination has paused the VM */
     assert_false(mover_printed(&sender, "could not pause"));
     mover_end_all(NULL);
     broken_comes_again("not paused: its monitor sleeps", 0);
     mover_must_print(&sender, "could not pause the VM (its monitor sleeps)");
 }
 
-/* ... and meets one that the destination has sent by itself, about which it says nothing more. */
+/* The source's BROKEN meets one of the destination, about which it reports nothing more. */
 static void test_broken_from_both(void)
 {
     broken_comes_again("page 7 came twice with different bytes", 0);

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * `ib-migrate receive` against a source that lies: the test process is that source and sends
- * something wrong at each state; both have real QEMUs. Afterwards the guest is alive and right at
- * the source, and the destination's QEMU never ran.
- */
+/* `ib-migrate receive` with a hostile source: the test process is the source and sends something
+ * wrong in each state. Both sides have real QEMUs. Afterwards the guest is alive and unharmed at
+ * the source, and the destination's QEMU has never run. */
 #include "migrate/pages/pages.h"
 #include "migrate/preflight/preflight.h"
 #include "migrate/common/vm.h"
@@ -42,14 +40,14 @@ static void start_source(void)
 struct liar {
     struct line control, page;
     struct ibx_guest_ram ram;
-    void *memory; /* the source's, READ by the destination */
+    void *memory; /* the source's RAM, which the destination READs */
     struct ibx_migrate_hello hello;
     struct ibx_page_map map;
     uint64_t pages;
 };
 
 static struct liar liar;
-static uint8_t *real_state; /* of the source's QEMU, whole */
+static uint8_t *real_state; /* the complete state of the source's QEMU */
 static size_t real_length;
 
 static void serve_pages(void)
@@ -90,7 +88,7 @@ static void send_join(struct line *line, uint8_t id, uint64_t epoch, uint16_t nu
     begin_line(line, &message);
 }
 
-/* The answer that came. */
+/* Takes the answer, which refuses with this state. */
 static void refused_by(struct line *line, enum ibx_answer_state state)
 {
     assert_false(line->last.is.answer->accepted);
@@ -98,14 +96,14 @@ static void refused_by(struct line *line, enum ibx_answer_state state)
     line_close(line);
 }
 
-/* Not accepted, with this state. */
+/* Expects a refusal with this state. */
 static void refused(struct line *line, enum ibx_answer_state state)
 {
     assert_true(line_receives(line, IBX_MIGRATE_ANSWER));
     refused_by(line, state);
 }
 
-/* The destination ends it. */
+/* Waits until the destination ends the connection. */
 static void line_ends(struct line *line)
 {
     line_closes(line);
@@ -141,7 +139,7 @@ static void send_map(uint64_t data_pages, uint32_t regions)
     line_send(&liar.control, &message);
 }
 
-/* All of the source's RAM, truly exposed: devices look at it when they are loaded. */
+/* Exposes all of the source's RAM correctly, because devices access it when they are loaded. */
 static void send_whole_map(void)
 {
     const struct ibx_guest_block *block = &liar.ram.blocks[0];
@@ -181,7 +179,7 @@ static void one_page_has_data(void)
     free(bits);
 }
 
-/* Closes all that the test has open. */
+/* Closes everything that the test has open. */
 static void liar_ends(void)
 {
     line_close(&liar.control);
@@ -191,7 +189,7 @@ static void liar_ends(void)
     liar.memory = NULL;
 }
 
-/* QEMU has everything but the end, truly. */
+/* Sends QEMU's real state up to its end. */
 static void to_loaded(void)
 {
     to_ready();
@@ -253,13 +251,13 @@ static void to_rounds(void)
     assert_true(liar.control.answer.warm);
 }
 
-/* Without having asked for it. */
+/* Sends a round that was not requested. */
 static void lie_round(void)
 {
     line_send_bytes(&liar.control, IBX_MIGRATE_ROUND, "\0\0\0\0\0\0\0\0\0", 9);
 }
 
-/* What was written last before the stop is not named. */
+/* Does not name the pages that were written last before the stop. */
 static void lie_map_without_its_round(void)
 {
     send_map(0, 0);
@@ -271,7 +269,7 @@ static void lie_garbage_state(void)
     line_send_bytes(&liar.control, IBX_MIGRATE_STATE, "this is no QEMU's device state, is it?", 38);
 }
 
-/* Cut off in the middle, and called complete. */
+/* Sends half of the state and calls it complete. */
 static void lie_truncated_state(void)
 {
     send_map(0, 0);
@@ -281,7 +279,7 @@ static void lie_truncated_state(void)
     assert_false(liar.control.received & 1u << IBX_MIGRATE_LOADED);
 }
 
-/* At the place of EOF in the real state: its description follows. */
+/* The position of EOF in the real state; its description follows. */
 static size_t real_eof(void)
 {
     for (size_t at = real_length - 7; at; at--)
@@ -291,14 +289,14 @@ static size_t real_eof(void)
     return 0;
 }
 
-/* The very last thing before the end is wrong: it must be found before LOADED. */
+/* The last section before the end is wrong, which must be found before LOADED. */
 static void lie_last_section(void)
 {
     uint8_t *wrong = malloc(real_length);
     size_t at = real_eof();
     assert_non_null(wrong);
     memcpy(wrong, real_state, real_length);
-    wrong[at - 1] ^= 0x55; /* the last section's footer */
+    wrong[at - 1] ^= 0x55; /* the footer of the last section */
     send_whole_map();
     line_send_bytes(&liar.control, IBX_MIGRATE_STATE, wrong, real_length);
     line_send_state_end(&liar.control, real_length);
@@ -307,7 +305,7 @@ static void lie_last_section(void)
     assert_false(liar.control.received & 1u << IBX_MIGRATE_LOADED);
 }
 
-/* EOF where the tool cannot know it: QEMU runs, and is stopped at once. */
+/* Sends EOF where the tool cannot recognize it. QEMU runs, and is stopped at once. */
 static void lie_end_in_the_middle(void)
 {
     size_t at = real_eof();
@@ -329,7 +327,8 @@ static void offers(struct line *line, enum ibx_migrate_purpose purpose, uint16_t
 
 static void nothing(void) {}
 
-/* As many as processors are there for, within what is offered, and no more. */
+/* Offers more links than there are processors for. The destination takes no more than offered,
+ * and no more than useful. */
 static void lie_more_links_than_taken(void)
 {
     const unsigned good = ibx_page_links_default();
@@ -343,7 +342,7 @@ static void lie_more_links_than_taken(void)
     line_ends(&other);
 }
 
-/* Other sources, while a migration is under way: it goes on. */
+/* Other sources come while a migration runs; it continues. */
 static void lie_others(void)
 {
     struct line other;
@@ -365,7 +364,7 @@ static void lie_others(void)
               &(struct ibx_migrate_any){.type = IBX_MIGRATE_ABORT, .is.reason = "enough"});
 }
 
-/* All is well until the commit, which is of another epoch. */
+/* Everything is correct until the commit, which has another epoch. */
 static void lie_epochs(void)
 {
     struct line other;
@@ -387,7 +386,7 @@ static void lie_epochs(void)
     line_ends(&other);
 }
 
-/* A peer that has another key of the file, and knows the migration's number. */
+/* A peer with another key of the file that knows the migration's number. */
 static void lie_join_by_another_key(void)
 {
     struct line other;
@@ -414,7 +413,7 @@ static void lie_by_another_key(void)
                                "\"mallory\""));
         refused_by(&other, IBX_ANSWER_WAITING);
     }
-    use_key("alice"); /* whose link is what it was */
+    use_key("alice"); /* whose link is unchanged */
     line_send(&liar.control,
               &(struct ibx_migrate_any){.type = IBX_MIGRATE_ABORT, .is.reason = "it stays"});
 }
@@ -425,7 +424,7 @@ static void lie_broken_early(void)
               &(struct ibx_migrate_any){.type = IBX_MIGRATE_BROKEN, .is.reason = "all wrong"});
 }
 
-/* That the pages there are not its own: nobody goes on with them. */
+/* Says that the pages there are wrong. The migration ends. */
 static void lie_broken(void)
 {
     line_send_epoch(&liar.control, IBX_MIGRATE_COMMIT, 1);
@@ -433,7 +432,7 @@ static void lie_broken(void)
     lie_broken_early();
 }
 
-/* The receiver's main thread stands still, its others do not. */
+/* Stops the receiver's main thread, but not its other threads. */
 static void hold_main(void)
 {
     int status;
@@ -443,7 +442,7 @@ static void hold_main(void)
     assert_true(WIFSTOPPED(status));
 }
 
-/* The end of a page connection is noticed by a thread of its own, and before the ABORT. */
+/* A thread of its own notices the end of a page connection, before the ABORT. */
 static void lie_abort_behind_the_end(void)
 {
     const uint64_t deadline = vm_soon();
@@ -453,7 +452,7 @@ static void lie_abort_behind_the_end(void)
     int asleep = 0;
     for (; asleep < 3; asleep = threads_are(receiver.pid, 'S', receiver.pid) ? asleep + 1 : 0) {
         assert_true(ibx_now_ns() < deadline);
-        poll(NULL, 0, (int)patience_ms(1)); /* what was sent may not have come */
+        poll(NULL, 0, (int)patience_ms(1)); /* the data may not have arrived yet */
     }
     line_send(&liar.control,
               &(struct ibx_migrate_any){.type = IBX_MIGRATE_ABORT, .is.reason = "it stays"});
@@ -467,7 +466,7 @@ static void send_page(uint64_t page)
                                                        .is.pages = {page, {bytes, sizeof(bytes)}}});
 }
 
-/* A peer that asks so is refused, and the next source is served. */
+/* A peer with a malformed description is refused, and the next source is served. */
 static void lie_garbage_description(void)
 {
     static const uint8_t purposes[] = {IBX_PURPOSE_CHECK, IBX_PURPOSE_MOVE};
@@ -496,8 +495,8 @@ static void lie_pages_without_data(void)
     send_page(hole);
 }
 
-/* Rollback is answered that the VM does not run here while COMMIT is under way: the answer stays
- * true. */
+/* While COMMIT is in flight, rollback is told that the VM does not run here. That answer must
+ * stay true. */
 static void lie_query_beside_the_commit(void)
 {
     const uint64_t deadline = vm_soon();
@@ -508,7 +507,7 @@ static void lie_query_beside_the_commit(void)
     int asleep = 0;
     for (; asleep < 3; asleep = threads_are(receiver.pid, 'S', receiver.pid) ? asleep + 1 : 0) {
         assert_true(ibx_now_ns() < deadline);
-        poll(NULL, 0, (int)patience_ms(1)); /* what was sent may not have come */
+        poll(NULL, 0, (int)patience_ms(1)); /* the data may not have arrived yet */
     }
     assert_int_equal(ptrace(PTRACE_DETACH, receiver.pid, 0, 0), 0);
     assert_true(line_receives(&other, IBX_MIGRATE_ANSWER));
@@ -525,14 +524,14 @@ static void lie_query_beside_the_commit(void)
     line_ends(&other);
 }
 
-/* All goes well until `after`. */
+/* Everything is correct until `after`. */
 static const struct lie {
     const char *name;
     void (*after)(void);
     void (*tell)(void); /* NULL: closes */
-    const char *words;  /* that `receive` prints at its end */
-    bool closes;        /* the destination ends the control connection for it */
-    bool runs;          /* its QEMU runs for an instant */
+    const char *words;  /* what `receive` prints at its end */
+    bool closes;        /* the destination then ends the control connection */
+    bool runs;          /* its QEMU runs for a moment */
 } lies[] = {
     {"COMMIT before LOADED", to_joining, lie_commit_early, "COMMIT while", false, false},
     {"STATE before READY", to_joining, lie_state_early, "STATE while", true, false},
@@ -602,7 +601,7 @@ static void describe(void)
     vm_ok(ibx_page_map_init(&liar.map, liar.hello.blocks, liar.hello.block_count, &vm_error));
 }
 
-/* The destination's QEMU has not run; or was stopped, where nothing better is possible. */
+/* The destination's QEMU has not run; or, where that cannot be prevented, it was stopped. */
 static void lie_came_to_nothing(const struct lie *lie)
 {
     struct ibx_error silent;
@@ -623,8 +622,8 @@ static void test_sources_that_lie(void)
     for (unsigned i = 0; i < sizeof(lies) / sizeof(lies[0]); i++) {
         print_message("%s\n", lies[i].name);
         describe();
-        liar.hello.id[1] = (uint8_t)i; /* a move's id is used once */
-        /* A guest on RAM of zeros does not last long: QEMU shall not end with it. */
+        liar.hello.id[1] = (uint8_t)i; /* a migration's id is used once */
+        /* A guest whose RAM is all zeros soon fails, and QEMU must not end with it. */
         vm_start(&vms[1],
                  &(struct vm_options){.append = "", .incoming = true, .extra = {"-no-shutdown"}});
         mover_receive(&receiver, &vms[1], LISTEN,

@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * A relay between the two tools of a migration that encrypt. It has all of their sockets, records
- * what crosses, and changes one byte of it. No VM ever runs with a wrong page: it stays at the
- * source, or the connection breaks, is made again, and what was changed comes once more. Nothing
- * that is recorded has a guest page in it.
+/* A relay between the two encrypting tools of a migration. All of their bytes go through it; it
+ * records them and changes one. No VM ever runs with a wrong page: it stays at the source, or
+ * the connection breaks and is made again, and the changed data is sent once more. The recorded
+ * bytes contain no guest page.
  *
- * Without encryption, but with a key, it changes one byte of a field that it knows: of the
- * handshake, of the frames of tcp, or of a message of the migration. It is the same there, but for
- * where a READ reads: a page from elsewhere is found behind the commit, and the VM is paused.
+ * Without encryption but with a key, the relay changes one byte of a known field: of the
+ * handshake, of tcp's frames, or of a message of the migration. The result is the same, except
+ * where a READ gets another page than it should: that is detected after the commit, and the VM
+ * is paused.
  *
- * The relay is at another address of this host than the destination, so that lanes, which go to the
- * address of the first socket, find nobody, and all goes through it.
- */
+ * The relay has another address of this host than the destination. Lanes go to the address of
+ * the first socket and find no listener there, so all data goes through the relay. */
 #include "tests/migrations/guest/churn.h"
 #include "tests/fixtures/mover.h"
 
@@ -25,24 +24,24 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 
-#define FLIPS    6u /* IBX_FLIPS in the environment: another number */
+#define FLIPS    6u /* IBX_FLIPS in the environment changes the number */
 #define SOCKETS  64u
 #define RECORDED ((size_t)128 << 20)
-#define SAMPLES  16u  /* guest pages that are looked for */
-#define STALL_MS 8000 /* a changed length makes an end wait for bytes that do not come */
+#define SAMPLES  16u  /* guest pages that are searched for */
+#define STALL_MS 8000 /* if a length is changed, an end waits for bytes that do not come */
 
-#define HANDSHAKE_HEAD 5u /* length, type */
+#define HANDSHAKE_HEAD 5u /* length and type */
 #define FRAME_HEAD     32u
 #define FRAME_MESSAGE  1u
 #define FRAME_READ     2u
-#define READ_ADDRESS   24u /* in the frame */
-#define RESULT         7u  /* the last frame of a handshake, of each side */
+#define READ_ADDRESS   24u /* its offset in the frame */
+#define RESULT         7u  /* the last frame of each side's handshake */
 #define TYPES          32u
 
 enum layer { HANDSHAKE, FRAME, MESSAGE, LAYERS };
 static const char *const layers[] = {"handshake", "tcp", "message"};
 
-/* One byte of the first of its type. */
+/* One byte of the first frame or message of its type. */
 struct field {
     enum layer layer;
     bool to_receiver;
@@ -50,33 +49,34 @@ struct field {
     size_t at;
 };
 
-/* What comes in one direction of a socket. */
+/* The bytes of one direction of a socket. */
 struct way {
     bool frames; /* the handshake is over */
     uint8_t head[FRAME_HEAD];
-    size_t have, left; /* of the head, and behind it */
+    size_t have, left; /* bytes of the head so far; bytes that follow it */
     struct field next;
 };
 
 /* ------------------------------------------------------------------------- the relay */
 
-/* Of the process that relays, shared with the test. */
+/* Of the relay's process, shared with the test. */
 static struct wire {
-    _Atomic size_t passed; /* bytes, of all sockets and both directions, as they came */
-    size_t flip;           /* which of them is changed; SIZE_MAX: none */
+    _Atomic size_t passed; /* bytes of all sockets and both directions, in order of arrival */
+    size_t flip;           /* the number of the byte that is changed; SIZE_MAX: none */
     atomic_bool flipped, cut;
-    bool looks; /* at fields; one of them is changed in these bits */
+    bool looks; /* whether fields are looked for, and one of them changed in these bits */
     struct field field;
     uint8_t bits;
-    size_t longest[LAYERS][2][TYPES]; /* such one; 0: none came */
+    /* the length of the longest one of each type; 0: none was sent */
+    size_t longest[LAYERS][2][TYPES];
     bool records;
     uint8_t record[RECORDED];
 } * wire;
 
 static pid_t relay_pid;
-static struct pollfd ends[1 + 2 * SOCKETS]; /* the listener; then the two ends of each */
+static struct pollfd ends[1 + 2 * SOCKETS]; /* the listener; then the two ends of each connection */
 
-static struct way ways[1 + 2 * SOCKETS]; /* that come from these */
+static struct way ways[1 + 2 * SOCKETS]; /* the directions that start at these ends */
 
 static void one_byte(struct way *way, uint8_t *byte)
 {
@@ -93,7 +93,7 @@ static void one_byte(struct way *way, uint8_t *byte)
     way->next.at++;
 }
 
-/* The length of a frame of the handshake comes before its type, and is known with that. */
+/* The length of a handshake frame comes before its type, and is handled with the type. */
 static void head_byte(struct way *way, uint8_t *byte)
 {
     const size_t head = way->frames ? FRAME_HEAD : HANDSHAKE_HEAD;
@@ -213,7 +213,7 @@ static void relay_end(void)
     relay_pid = 0;
 }
 
-/* Between 127.0.0.2 and the receiver, whose URI becomes the relay's. */
+/* Starts the relay between 127.0.0.2 and the receiver, whose URI is replaced by the relay's. */
 static void relay_begin(size_t flip, bool records)
 {
     struct sockaddr_in here = {.sin_family = AF_INET}, onward = here;
@@ -247,7 +247,7 @@ static int end(void **state)
 
 static uint8_t samples[SAMPLES][256];
 
-/* Hash of the guest's pages as the source has them; nothing changes them after the stop. */
+/* Hashes some of the guest's pages at the source; nothing changes them after the stop. */
 static void take_samples(void)
 {
     int fd = open(vms[0].ram, O_RDONLY | O_CLOEXEC);
@@ -283,7 +283,8 @@ static void begin(const char *encryption, size_t flip, bool records)
     pair_send(more);
 }
 
-/* Until the sender ends: its status. Where nothing goes on, the relay cuts all. */
+/* Waits for the sender's end. Returns its status. If nothing is sent any more, the relay cuts
+ * all connections. */
 static int sender_wait(unsigned *stalled)
 {
     siginfo_t ended = {0};
@@ -303,8 +304,8 @@ static int sender_wait(unsigned *stalled)
     return mover_wait(&sender);
 }
 
-/* The VM stays at the source: a destination waits for it, or for another one, until it is told,
- * unless it has ended already. */
+/* The VM stays at the source. The destination, unless it has ended, waits for it or another VM
+ * until it is told to end. */
 static void receiver_gives_up(void)
 {
     const uint64_t deadline = vm_soon();
@@ -322,7 +323,7 @@ static void receiver_gives_up(void)
     assert_int_not_equal(mover_wait(&receiver), 0);
 }
 
-/* The VM is where the tools say that it is. Whether it is at the destination. */
+/* Checks that the VM is where the tools say. Returns whether it is at the destination. */
 static bool check_the_end(int status)
 {
     if (status) {
@@ -336,7 +337,7 @@ static bool check_the_end(int status)
     return !status;
 }
 
-/* How many of some pages came by. */
+/* Returns how many of the sampled pages were seen. */
 static unsigned found_in_a_move(const char *encryption)
 {
     begin(encryption, SIZE_MAX, true);
@@ -352,7 +353,7 @@ static unsigned found_in_a_move(const char *encryption)
 
 static void test_a_recorder_finds_no_guest_page(void)
 {
-    assert_true(found_in_a_move("encryption=off") > SAMPLES / 2); /* it does look */
+    assert_true(found_in_a_move("encryption=off") > SAMPLES / 2); /* shows that the search works */
     end(NULL);
     assert_int_equal(found_in_a_move("encryption=required"), 0);
 }
@@ -367,10 +368,11 @@ static void test_no_changed_byte_is_taken(void)
     const size_t total = wire->passed;
     end(NULL);
     srand((unsigned)time(NULL));
-    /* A change behind the end of its own migration, which may be shorter than the first one, has no
-     * effect. */
+    /* A byte after the end of this migration, which may be shorter than the first one, is not
+     * changed. */
     for (unsigned i = 0; flipped < flips && i < 2 * flips; i++) {
-        /* Every other one while handshakes and control messages cross, where less is. */
+        /* Every other change is during handshakes and control messages, which are only a small
+         * part. */
         const size_t flip = ((size_t)rand() << 16 ^ (size_t)rand()) % (i % 2 ? total : 16384);
         begin("encryption=required", flip, false);
         const int status = sender_wait(&stalled);
@@ -390,11 +392,11 @@ static void test_no_changed_byte_is_taken(void)
                   "%u times nothing went on\n",
                   flipped, stayed, again, unnoticed, stalled);
     assert_int_equal(flipped, flips);
-    /* The last words of an end: nothing depends on them. */
+    /* The last frames of an end: nothing depends on them. */
     assert_true(unnoticed <= flips / 8);
 }
 
-/* With what comes by in a migration: how many. */
+/* Collects the fields of a migration. Returns their number. */
 static size_t find_fields(struct field *all, size_t most)
 {
     size_t n = 0;
@@ -415,7 +417,7 @@ static size_t find_fields(struct field *all, size_t most)
     return n;
 }
 
-/* Whether it was there, in a migration in which another frame of its type may come first. */
+/* Returns whether the field was sent; another frame of its type may come first. */
 static bool change_field(const struct field *f)
 {
     unsigned stalled = 0;
@@ -454,7 +456,7 @@ static void test_no_changed_field_is_taken(void)
 
 int main(void)
 {
-    pair_beats = 40; /* visit every page */
+    pair_beats = 40; /* the guest visits every page */
     wire = mmap(NULL, sizeof(*wire), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (wire == MAP_FAILED)
         return 1;

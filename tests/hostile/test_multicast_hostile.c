@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Readers that ask for a group and lie, and servers that offer one and lie. The test process is the
- * one that lies: a server goes on with all others, a cache says what is wrong and goes on without.
- */
+/* Hostile readers that ask for a multicast group, and hostile servers that offer one. The test
+ * process is the hostile side. A server continues with all other readers; a cache reports the
+ * fault and continues without the group. */
 #include "migrate/multicast/datagrams.h"
 #include "migrate/snapshot/cache.h"
 #include "tests/fixtures/fault_memory.h"
@@ -20,9 +19,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#define CHUNKS (PAGES / IBX_MULTICAST_CHUNK_PAGES) /* two, in a byte */
+#define CHUNKS (PAGES / IBX_MULTICAST_CHUNK_PAGES) /* two chunks, whose bits are in one byte */
 
-static unsigned patience; /* ms, for what is to come: main() sets it */
+static unsigned patience; /* milliseconds for what must happen; set by main() */
 static struct ibx_error error;
 static struct ibx_snapshot_manifest manifest;
 static struct ibx_page_map map;
@@ -37,7 +36,7 @@ static struct ibx_options options(void)
     return o;
 }
 
-/* The rig's memory as a snapshot. */
+/* Makes a snapshot of the rig's memory. */
 static void make_snapshot(void)
 {
     manifest = (struct ibx_snapshot_manifest){
@@ -61,7 +60,7 @@ static void send_message(struct ibx_conn *conn, const struct ibx_snapshot_any *m
     ibx_snapshot_send(conn, m, ibx_deadline_in_ms(patience), NULL);
 }
 
-/* False: the other side has closed. */
+/* Returns false if the other side has closed. */
 static bool next_message(struct ibx_conn *conn, struct ibx_snapshot_any *m)
 {
     const uint64_t until = ibx_deadline_in_ms(patience);
@@ -162,7 +161,7 @@ static void honest_one_is_fed(void)
     ibx_conn_secret(conn, IBX_SNAPSHOT_SECRET, secret);
     assert_true(ibx_multicast_key_open(secret, &group, m.sealed));
     assert_memory_equal(&group.key, ibx_multicast_sender_group(multicast.sender)->key, 16);
-    secret[0] ^= 1; /* of another connection */
+    secret[0] ^= 1; /* the secret of another connection */
     assert_false(ibx_multicast_key_open(secret, &group, m.sealed));
     m = wanting(1, 0, "\x03", 1);
     send_message(conn, &m);
@@ -172,7 +171,7 @@ static void honest_one_is_fed(void)
     ibx_close(conn);
 }
 
-/* It says that it has heard what cannot be. */
+/* The reader claims to have received more than was sent. */
 static void hears_too_much(void)
 {
     struct ibx_snapshot_any m = joining();
@@ -182,12 +181,12 @@ static void hears_too_much(void)
     send_message(conn, &m);
     m = (struct ibx_snapshot_any){.type = IBX_SNAPSHOT_HEARD, .through = 2, .packets = 3};
     send_message(conn, &m);
-    while (next_message(conn, &m)) /* it may have been fed before that was looked at */
+    while (next_message(conn, &m)) /* it may have been fed before the claim was checked */
         assert_int_equal(m.type, IBX_SNAPSHOT_FED);
     ibx_close(conn);
 }
 
-/* It gets the group, sends this, and is closed. */
+/* The reader gets the group, sends this, and is closed. */
 static void closes_on(struct ibx_snapshot_any lie)
 {
     struct ibx_snapshot_any m = joining();
@@ -198,7 +197,7 @@ static void closes_on(struct ibx_snapshot_any lie)
     ibx_close(conn);
 }
 
-/* Each is closed for its lie: the server's own patience is longer than this test's. */
+/* The server closes each for its message; its own time limit is longer than this test. */
 static void test_readers(NO_STATE)
 {
     open_server(true, 600000);
@@ -222,8 +221,7 @@ static void test_readers(NO_STATE)
     close_server();
 }
 
-/* The connection of a member that says nothing more is closed, and one that leaves while it is fed
- * costs nothing. */
+/* The connection of a silent member is closed. One that leaves while it is fed does no harm. */
 static void test_readers_that_fall_silent(NO_STATE)
 {
     open_server(true, 1000);
@@ -232,7 +230,7 @@ static void test_readers_that_fall_silent(NO_STATE)
     assert_true(next_message(leaves, &m) && m.type == IBX_SNAPSHOT_GROUP);
     m = wanting(1, 0, "\x03", 1);
     send_message(leaves, &m);
-    send_message(leaves, &m); /* and wants twice */
+    send_message(leaves, &m); /* wants it twice */
     ibx_close(leaves);
     honest_one_is_fed();
     assert_true(next_message(silent, &m) && m.type == IBX_SNAPSHOT_GROUP);
@@ -310,7 +308,7 @@ static void says_no(struct ibx_conn *conn)
     refuses_with(conn, -EBUSY);
 }
 
-/* A code that could be one of the cache's own. */
+/* Sends a code that could be one of the cache's own. */
 static void says_cancelled(struct ibx_conn *conn)
 {
     refuses_with(conn, -ECANCELED);
@@ -356,7 +354,7 @@ static void feeds_nothing(struct ibx_conn *conn)
     await_close(conn);
 }
 
-/* The server falls silent; somebody without the key goes on to send to its group what nobody wants,
+/* The server is silent. Somebody without the key keeps sending to its group what nobody wants,
  * and what the server has sent. */
 static void strangers_speak(struct ibx_conn *conn)
 {
@@ -431,7 +429,7 @@ static void feed_of(void (*lie)(struct ibx_conn *conn), const char *words)
     ibx_snapshot_checker_destroy(checker);
 }
 
-/* Threads of this process. */
+/* The number of threads of this process. */
 static unsigned threads(void)
 {
     unsigned count = 0;
@@ -443,8 +441,8 @@ static unsigned threads(void)
     return count;
 }
 
-/* A server's host takes the connection, and nobody answers. Whoever closes the feed meanwhile does
- * not wait for that: the connection is still there when it has. */
+/* The server's host accepts the connection, and nobody answers. A thread that closes the feed
+ * meanwhile does not wait for that: the connection is still there afterwards. */
 static void test_closed_while_it_connects(NO_STATE)
 {
     struct ibx_options o = options();
@@ -482,7 +480,7 @@ static void test_closed_while_it_connects(NO_STATE)
     ibx_snapshot_checker_destroy(checker);
     end_snapshot();
     ssize_t n;
-    while ((n = recv(conn, &byte, 1, MSG_DONTWAIT)) > 0) /* the rest of its first words */
+    while ((n = recv(conn, &byte, 1, MSG_DONTWAIT)) > 0) /* the rest of its first bytes */
         ;
     assert_true(n < 0 && errno == EAGAIN);
     close(conn);

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * A relay between two ends that encrypt: it has all sockets of the connection (connect(2) leads to
- * it), records what crosses, and changes one byte of it, or drops, repeats or delays what comes in
- * one piece. No end ever takes wrong bytes for right ones, and nothing that is recorded has a
- * payload in it.
- */
+/* A relay between two ends that encrypt. All sockets of the connection go through it (connect(2)
+ * is wrapped). It records the bytes, and changes one of them, or drops, repeats or delays one
+ * piece. No end ever accepts wrong bytes, and the recorded bytes contain no payload. */
 #include "tests/fixtures/must.h"
 
 #include "common/clock.h"
@@ -29,13 +26,13 @@
 
 #define FLIPS  500u
 #define LENGTH ((size_t)300000)
-#define EARLY                                                                                      \
-    4000u /* bytes, in which at least a quarter of the flips is: handshakes and small messages */
+/* The first bytes, handshakes and small messages, which get at least a quarter of the flips. */
+#define EARLY     4000u
 #define RECORDED  ((size_t)4 << 20)
-#define STALL_MS  400u /* without an event: a changed length makes an end wait for more */
-#define SOCKETS   8u   /* of one session, at most */
+#define STALL_MS  400u /* without an event: if a length is changed, an end waits for more */
+#define SOCKETS   8u   /* of a session, at most */
 #define MAX_WORDS 256u
-#define PIECES    40u /* of each kind, that do not come as they were sent */
+#define PIECES    40u /* of each kind that are dropped, repeated or delayed */
 
 int __real_connect(int fd, const struct sockaddr *address, socklen_t length);
 int __wrap_connect(int fd, const struct sockaddr *address, socklen_t length);
@@ -47,7 +44,8 @@ struct pipe {
     pthread_t thread;
 };
 
-/* What becomes of the piece that has the byte. LATE: behind the next one of its socket. */
+/* What happens to the piece that contains the byte. LATE: it is sent after its socket's next
+ * piece. */
 enum harm { CHANGED, DROPPED, REPEATED, LATE };
 
 static struct {
@@ -55,8 +53,8 @@ static struct {
     struct pipe pipes[2 * SOCKETS];
     unsigned count;
     pthread_mutex_t lock;
-    size_t passed; /* bytes, of all sockets and both directions, in the order in which they came */
-    size_t flip;   /* which of them is changed; SIZE_MAX: none */
+    size_t passed; /* bytes of all sockets and both directions, in order of arrival */
+    size_t flip;   /* the number of the byte that is changed; SIZE_MAX: none */
     bool flipped;
     uint8_t *record;
 } relay = {.lock = PTHREAD_MUTEX_INITIALIZER, .flip = SIZE_MAX};
@@ -66,7 +64,7 @@ static void send_on(const struct pipe *pipe, const uint8_t *bytes, ssize_t n)
     for (ssize_t at = 0, m; at < n; at += m) {
         m = send(pipe->to, bytes + at, (size_t)(n - at), MSG_NOSIGNAL);
         if (m < 0)
-            m = n; /* nobody is there any more */
+            m = n; /* the receiver has gone */
     }
 }
 
@@ -116,7 +114,7 @@ static void relay_end(void)
     relay.count = 0;
 }
 
-/* Every TCP connection of the client gets the relay between. */
+/* The relay is put into every TCP connection of the client. */
 int __wrap_connect(int fd, const struct sockaddr *address, socklen_t length)
 {
     struct sockaddr_in here = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -149,17 +147,17 @@ int __wrap_connect(int fd, const struct sockaddr *address, socklen_t length)
 
 static struct ibx_listener *listener;
 static struct ibx_options options;
-static unsigned patience;          /* ms, for the next event */
-static uint8_t payload[2][LENGTH]; /* the client's, which is read; the server's, which is written */
+static unsigned patience;          /* milliseconds, for the next event */
+static uint8_t payload[2][LENGTH]; /* the client's, which is READ; the server's, which is WRITTEN */
 static char key_file[] = "/tmp/ibx-test-key-XXXXXX";
 
-/* What came of one session at one end. */
+/* The result of a session at one end. */
 struct outcome {
-    bool whole; /* all of it, and right */
+    bool whole; /* everything arrived, and is right */
     int status;
 };
 
-/* The next event of that type: its status, or why it does not come. */
+/* Waits for the next event of that type. Returns its status, or why it does not come. */
 static int await(struct ibx_conn *conn, enum ibx_event_type type, uint8_t *words, size_t *length)
 {
     uint64_t deadline = ibx_deadline_in_ms(patience);
@@ -281,18 +279,18 @@ static int use(struct ibx_conn *conn)
         MUST(!memcmp(bytes, payload[1], LENGTH));
         rc = say(conn, payload[0], 200);
     }
-    /* The server closes when it has that. */
+    /* The server closes when it has everything. */
     while (!rc)
         rc = await(conn, IBX_EVENT_CLOSED, NULL, NULL);
     ibx_close(conn);
-    /* Whatever happened: each byte of the memory is an old or a new one, or zero. */
+    /* In any case each byte of the memory is an old one, a new one, or zero. */
     for (size_t i = 0; i < LENGTH; i++)
         MUST(bytes[i] == payload[0][i] || bytes[i] == payload[1][i] || !bytes[i]);
     free(bytes);
     return rc;
 }
 
-/* One session through the relay; whether both ends had all of it. */
+/* Runs a session through the relay. Returns whether both ends received everything. */
 static bool session(size_t flip, int *status)
 {
     struct outcome server;
@@ -315,7 +313,7 @@ static bool session(size_t flip, int *status)
     return server.whole;
 }
 
-/* Each session that is to fail may cost a moment; one that is to go well has time. */
+/* A session that must fail may only take a moment; one that must succeed has time. */
 static void listen_with(const char *encryption, bool well)
 {
     char uri[64] = "tcp://127.0.0.1:0";
@@ -358,9 +356,9 @@ static void record(const char *encryption, bool found)
 static void test_a_recorder_finds_no_payload(void **state)
 {
     (void)state;
-    record("off", true); /* it does look */
+    record("off", true); /* shows that the search works */
     record("required", false);
-    record("auto", false); /* both see 127.0.0.1 and one boot id, but are not each other's ends */
+    record("auto", false); /* both see 127.0.0.1 and one boot id, but the relay is in between */
 }
 
 static void test_no_changed_byte_is_taken(void **state)
@@ -385,13 +383,14 @@ static void test_no_changed_byte_is_taken(void **state)
     print_message("%u bytes changed, %u sessions ended by it, %u of them with -EBADMSG\n", flipped,
                   noticed, told);
     assert_true(flipped >= FLIPS - FLIPS / 50);
-    /* The other changes hit a record on which nothing depended: credits, the last words. */
+    /* The other changes affected a record on which nothing depended: credits, or the last
+     * message. */
     assert_true(noticed >= flipped - FLIPS / 50);
     assert_true(told >= FLIPS / 4);
 }
 
-/* A record that is missing, comes twice, or behind a later one, ends the session, too, but where
- * nothing came behind it. What was lost an end may wait for. */
+/* A record that is missing, is repeated, or comes after a later one ends the session too, unless
+ * nothing follows it. An end may wait for a lost record. */
 static void test_no_record_is_taken_out_of_order(void **state)
 {
     (void)state;

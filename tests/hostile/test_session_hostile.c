@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Sessions whose peer sends messages by hand: the bytes of docs/protocol.md, and every way to get
- * them wrong. Runs on the fabric inside the process, which can also refuse memory on command.
- */
+/* Sessions whose peer sends handmade messages: the bytes of docs/protocol.md, and malformed
+ * ones. Runs on the fabric inside the process, which can refuse memory on command. */
 #include "tests/fixtures/session_memory.h"
 
 /* Sends `head` (a type, or a type and a kind of segment) and a remote. */
@@ -15,7 +13,7 @@ static void send_remote(struct ibx_conn *conn, const char *head, const struct ib
     send_message(conn, bytes, w.length);
 }
 
-/* Registers n bytes of `conn` and names them. */
+/* Registers n bytes of `conn` and describes them in `remote`. */
 static struct ibx_mr *memory_of(struct ibx_conn *conn, size_t n, unsigned access,
                                 struct ibx_remote *remote)
 {
@@ -54,8 +52,8 @@ static void client_data_golden_bytes(void **state)
     ibx_remote_get(&r, &remote);
     assert_true(remote.address == (uintptr_t)body && remote.length == BODY);
 
-    /* It writes again without a reply: FLUSH, and nothing more before FLUSHED. */
-    send_message(server, "\5", 1); /* FLUSHED, before it is asked for */
+    /* The client writes again without a reply: it sends FLUSH, and nothing more before FLUSHED. */
+    send_message(server, "\5", 1); /* FLUSHED before FLUSH */
     assert_int_equal(ibx_session_write(pair.client, "z", 1), 1);
     assert_int_equal(receive_message(server, heard, sizeof(heard)), 1);
     assert_int_equal(heard[0], 4);
@@ -75,7 +73,7 @@ static void server_data_and_done_golden_bytes(void **state)
     uint8_t heard[100];
     struct ibx_conn *client = session_pair_open_bare_client(&pair);
 
-    /* A request with a body of 16 bytes, which it READs. */
+    /* A request with a body of 16 bytes, which the server READs. */
     struct ibx_remote remote;
     uint8_t got[16];
     struct ibx_mr *mr = memory_of(client, 16, IBX_ACCESS_REMOTE_READ, &remote);
@@ -84,7 +82,7 @@ static void server_data_and_done_golden_bytes(void **state)
     assert_int_equal(ibx_session_read(pair.server, got, 16), 16);
     assert_memory_equal(got, "sixteen bytes!!!", 16);
 
-    /* The reply: short bytes and a body; it counts the body it has read. */
+    /* The reply has short bytes and a body, and counts the body that the server has READ. */
     static uint8_t body[BODY];
     pattern_fill(body, BODY, 9);
     assert_int_equal(ibx_session_write(pair.server, "ok", 2), 2);
@@ -94,7 +92,7 @@ static void server_data_and_done_golden_bytes(void **state)
     assert_int_equal(receive_message(client, heard, sizeof(heard)), sizeof(data));
     assert_memory_equal(heard, data, sizeof(data));
 
-    /* Two CTSs of half of it each, and their DONEs. */
+    /* Two CTSs for half of it each, and their DONEs. */
     struct ibx_mr *to = memory_of(client, BODY, IBX_ACCESS_REMOTE_WRITE, &remote);
     for (unsigned half = 0; half < 2; half++) {
         assert_int_equal(ibx_mr_remote(to, half * BODY / 2, BODY / 2, &remote), 0);
@@ -105,7 +103,7 @@ static void server_data_and_done_golden_bytes(void **state)
     assert_int_equal(session_pair_join(&pair), 0);
     assert_int_equal(pattern_check(ibx_mr_address(to), BODY, 9), BODY);
 
-    /* FLUSH is answered by whoever reads. */
+    /* The side that reads answers FLUSH. */
     send_message(client, "\4", 1);
     send_message(client, "\1\1\1\0\0\0q", 7);
     assert_int_equal(ibx_session_read(pair.server, got, 1), 1);
@@ -117,29 +115,29 @@ static void server_data_and_done_golden_bytes(void **state)
 /* ------------------------------------------------- nonsense to a server that reads */
 
 static const struct message to_server[] = {
-    {0, {0}},            /* nothing at all */
-    BYTES(0),            /* no such type */
-    BYTES(6),            /* nor this */
-    BYTES(255, 1, 2, 3), /* nor this */
-    BYTES(4, 0),         /* FLUSH with more to it */
-    BYTES(1, 0),         /* segment of no kind */
-    BYTES(1, 10),        /* of an unknown kind */
-    BYTES(1, 9),         /* PLACED: for servers */
-    BYTES(1, 8, 0),      /* settle, and then no kind */
-    BYTES(1, 6),         /* EARLY_CTS, cut off */
-    BYTES(1, 6, REMOTE_1, REMOTE_0, REMOTE_1, REMOTE_0, REMOTE_0, REMOTE_0), /* of no length */
-    BYTES(1, 7, REMOTE_1), /* EARLY_DONE: for servers */
-    BYTES(1, 4),           /* of an unknown kind */
-    BYTES(1, 4, REMOTE_1, REMOTE_0, REMOTE_1, REMOTE_0, REMOTE_0, REMOTE_0), /* of no length */
-    BYTES(1, 5, REMOTE_1),                     /* of an unknown kind */
+    {0, {0}},            /* an empty message */
+    BYTES(0),            /* unknown type */
+    BYTES(6),            /* unknown type */
+    BYTES(255, 1, 2, 3), /* unknown type */
+    BYTES(4, 0),         /* FLUSH with more bytes */
+    BYTES(1, 0),         /* segment without a kind */
+    BYTES(1, 10),        /* unknown kind */
+    BYTES(1, 9),         /* PLACED: only servers send it */
+    BYTES(1, 8, 0),      /* SETTLE without a kind after it */
+    BYTES(1, 6),         /* truncated EARLY_CTS */
+    BYTES(1, 6, REMOTE_1, REMOTE_0, REMOTE_1, REMOTE_0, REMOTE_0, REMOTE_0), /* length 0 */
+    BYTES(1, 7, REMOTE_1), /* EARLY_DONE: only servers send it */
+    BYTES(1, 4),           /* unknown kind */
+    BYTES(1, 4, REMOTE_1, REMOTE_0, REMOTE_1, REMOTE_0, REMOTE_0, REMOTE_0), /* length 0 */
+    BYTES(1, 5, REMOTE_1),                                                   /* unknown kind */
     BYTES(1, 1),                               /* inline without a length */
-    BYTES(1, 1, 1, 0, 0),                      /* with half of it */
+    BYTES(1, 1, 1, 0, 0),                      /* with half a length */
     BYTES(1, 1, 2, 0, 0, 0, 'x'),              /* longer than the message */
     BYTES(1, 1, 0xff, 0xff, 0xff, 0xff, 'x'),  /* much longer */
-    BYTES(1, 3, REMOTE_1),                     /* RTS_WRITE: for servers */
-    BYTES(1, 2),                               /* RTS_READ, cut off */
-    BYTES(1, 2, REMOTE_1, REMOTE_1, REMOTE_1), /* likewise */
-    BYTES(1, 2, REMOTE_1, REMOTE_0, REMOTE_1, REMOTE_0, REMOTE_0, REMOTE_0), /* of no length */
+    BYTES(1, 3, REMOTE_1),                     /* RTS_WRITE: only servers send it */
+    BYTES(1, 2),                               /* truncated RTS_READ */
+    BYTES(1, 2, REMOTE_1, REMOTE_1, REMOTE_1), /* truncated RTS_READ */
+    BYTES(1, 2, REMOTE_1, REMOTE_0, REMOTE_1, REMOTE_0, REMOTE_0, REMOTE_0), /* length 0 */
 };
 
 static int read_100(struct session_pair *pair, void *argument)
@@ -157,7 +155,7 @@ static void nonsense_to_a_reading_server(void **state)
     for (size_t i = 0; i < sizeof(to_server) / sizeof(to_server[0]); i++) {
         struct session_pair pair;
         struct ibx_conn *client = session_pair_open_bare_client(&pair);
-        send_message(client, "\1\1\2\0\0\0ok", 8); /* it may begin well */
+        send_message(client, "\1\1\2\0\0\0ok", 8); /* the start may be correct */
         send_message(client, to_server[i].bytes, to_server[i].length);
         int rc = read_100(&pair, NULL);
         if (rc != -EPROTO)
@@ -192,7 +190,7 @@ static void data_cut_at_every_byte(void **state)
     }
 }
 
-/* Memory that the client does not have, or has not opened for reading. */
+/* Memory that the client does not have, or has not exposed for reading. */
 static void rts_memory_that_is_not_there(void **state)
 {
     (void)state;
@@ -215,8 +213,8 @@ static void rts_memory_that_is_not_there(void **state)
     }
 }
 
-/* Answers that nobody asked for wait as long as there is credit, and change nothing. */
-static void answers_without_a_question(void **state)
+/* Unrequested answers wait as long as there is credit, and change nothing. */
+static void unrequested_answers(void **state)
 {
     (void)state;
     static const uint8_t control[] = {2, 3, 5};
@@ -239,12 +237,13 @@ static void answers_without_a_question(void **state)
 
 /* ---------------------------------------------- nonsense to a server that delivers */
 
-static void cts_of_nonsense(void **state)
+static void malformed_cts(void **state)
 {
     (void)state;
     static uint8_t body[BODY];
     static const struct message ctss[] = {
-        BYTES(2, REMOTE_1, REMOTE_1, REMOTE_1, REMOTE_0, REMOTE_0, REMOTE_0), /* not its memory */
+        /* not the server's memory */
+        BYTES(2, REMOTE_1, REMOTE_1, REMOTE_1, REMOTE_0, REMOTE_0, REMOTE_0),
         BYTES(2),
         BYTES(2, REMOTE_1, REMOTE_1, REMOTE_1),
         BYTES(2, REMOTE_1, REMOTE_0, REMOTE_1, REMOTE_0, REMOTE_0, REMOTE_0),
@@ -268,8 +267,8 @@ static void cts_of_nonsense(void **state)
     }
 }
 
-/* Over shm the peer says how a copy ended: by any errno, also one that means something to the
- * caller. */
+/* Over shm the peer reports how a copy ended, by any errno, also one on which the caller would
+ * act. */
 static void a_copy_that_is_not_supported(void **state)
 {
     (void)state;
@@ -298,7 +297,7 @@ static void nonsense_to_a_client(void **state)
     static const struct message to_client[] = {
         {0, {0}},
         BYTES(0),
-        BYTES(4), /* FLUSH: for clients */
+        BYTES(4), /* FLUSH: only clients send it */
         BYTES(1), /* DATA without its count */
         BYTES(1, 0, 0, 0),
         BYTES(1, 1, 0, 0, 0, 1, 1, 0, 0, 0, 'x'), /* counts a body that was never sent */
@@ -307,13 +306,13 @@ static void nonsense_to_a_client(void **state)
         BYTES(1, 0, 0, 0, 0, 1, 2, 0, 0, 0, 'x'),
         BYTES(1, 0, 0, 0, 0, 3, REMOTE_0),
         BYTES(1, 0, 0, 0, 0, 3, 1, 0, 0),
-        BYTES(1, 0, 0, 0, 0, 5, REMOTE_1), /* of an unknown kind */
+        BYTES(1, 0, 0, 0, 0, 5, REMOTE_1), /* unknown kind */
         BYTES(1, 0, 0, 0, 0, 7, REMOTE_1), /* EARLY_DONE, but no CTS was sent */
-        BYTES(1, 0, 0, 0, 0, 8),           /* SETTLE: for clients */
-        BYTES(1, 0, 0, 0, 0, 9, 10),       /* placed, and then an unknown kind */
+        BYTES(1, 0, 0, 0, 0, 8),           /* SETTLE: only clients send it */
+        BYTES(1, 0, 0, 0, 0, 9, 10),       /* PLACED, and then an unknown kind */
         BYTES(1, 0, 0, 0, 0, 6, REMOTE_1, REMOTE_1, REMOTE_1, REMOTE_0, REMOTE_0, REMOTE_0),
         BYTES(1, 0, 0, 0, 0, 4, REMOTE_1, REMOTE_1, REMOTE_1, REMOTE_0, REMOTE_0, REMOTE_0),
-        BYTES(6), /* likewise */
+        BYTES(6), /* unknown type */
         BYTES(6, 0),
         BYTES(1, 0, 0, 0, 0, 2, REMOTE_1, REMOTE_1, REMOTE_1, REMOTE_0, REMOTE_0, REMOTE_0),
     };
@@ -330,7 +329,8 @@ static void nonsense_to_a_client(void **state)
     }
 }
 
-/* A payload announced, cleared to send, and never written: anything but DONE ends it. */
+/* A payload was announced and cleared to send, and is never written. Any message but DONE ends
+ * the session. */
 static void body_that_is_never_confirmed(void **state)
 {
     (void)state;
@@ -377,8 +377,8 @@ static int echo_body(struct session_pair *pair, void *argument)
     return rc;
 }
 
-/* With a limit on locked memory nothing of GVirtuS's can be registered: copies then, in bounded
- * pieces; 600000 bytes are more than the pipeline holds at once. */
+/* If locked memory is limited, none of GVirtuS's memory can be registered. The data is then
+ * copied in bounded pieces; 600000 bytes are more than the pipeline holds at once. */
 static void without_registration_bytes_go_by_copy(void **state)
 {
     (void)state;
@@ -401,7 +401,7 @@ static void without_registration_bytes_go_by_copy(void **state)
     }
 }
 
-/* No bounce buffers, either: an error that says so, on the side that has none. */
+/* If there are no bounce buffers either, the side that lacks them reports that as the error. */
 static void without_any_memory(void **state)
 {
     (void)state;
@@ -429,8 +429,8 @@ int main(void)
         TEST(nonsense_to_a_reading_server),
         TEST(data_cut_at_every_byte),
         TEST(rts_memory_that_is_not_there),
-        TEST(answers_without_a_question),
-        TEST(cts_of_nonsense),
+        TEST(unrequested_answers),
+        TEST(malformed_cts),
         TEST(a_copy_that_is_not_supported),
         TEST(nonsense_to_a_client),
         TEST(body_that_is_never_confirmed),

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What a peer can make this process hold: pages in memory that the peer never touched, mappings,
+/* What a peer can make this process hold: pages of memory that the peer never touched, mappings,
  * and address space. */
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/shm_pair.h"
@@ -29,7 +29,7 @@ static blkcnt_t blocks(enum shm_arena_kind kind)
     return status.st_blocks;
 }
 
-/* Only the server does something. */
+/* Only the server polls. */
 static void read_alone(const struct ibx_mr *mr, size_t offset, size_t length)
 {
     struct ibx_chunk chunk;
@@ -55,7 +55,7 @@ static void test_reading_holes(void **state)
         for (size_t at = 0; at < LENGTH; at++)
             assert_int_equal(mine[at], 0);
         assert_int_equal(blocks(arenas[i].kind), 0);
-        /* Among pages that are there, from the middle of one to the middle of another. */
+        /* Among present pages, from the middle of one to the middle of another. */
         memory[5 * PAGE + 7] = 'a';
         memory[7 * PAGE + 7] = 'b';
         const blkcnt_t before = blocks(arenas[i].kind);
@@ -68,7 +68,7 @@ static void test_reading_holes(void **state)
     }
 }
 
-/* The pages of a WRITE are the peer's work. */
+/* The peer allocates the pages of a WRITE. */
 static void test_writing_into_holes(void **state)
 {
     (void)state;
@@ -84,7 +84,7 @@ static void test_writing_into_holes(void **state)
     await_notes(server, client, 1);
     assert_int_equal(server->notes[0].status, 0);
     check(mr->span.address, LENGTH, 0);
-    /* They are there now. */
+    /* Now the pages are present. */
     server->count = 0;
     memset(mr->span.address, 0, LENGTH);
     post(server, &chunk, IBX_RDMA_WRITE, 1, mine, mr, 0, LENGTH);
@@ -93,7 +93,7 @@ static void test_writing_into_holes(void **state)
     end_deregister(client, mr);
 }
 
-/* Where the system lets this process write in the peer's address space, it does. */
+/* If the system allows this process to write to the peer's address space, it does so itself. */
 static void test_writing_into_holes_alone(void **state)
 {
     (void)state;
@@ -126,13 +126,13 @@ static void test_holes_are_not_lent(void **state)
                      -EOPNOTSUPP);
     assert_int_equal(hold(server, mr, 0, (size_t)20 * PAGE, IBX_ACCESS_REMOTE_READ, &reach), 0);
     ibx_provider_shm.remote_release(server->shm);
-    /* What was seen ends at the hole. */
+    /* What may be held ends at the hole. */
     assert_int_equal(hold(server, mr, 0, (size_t)20 * PAGE + 1, IBX_ACCESS_REMOTE_READ, &reach),
                      -EOPNOTSUPP);
     end_deregister(client, mr);
 }
 
-/* To a user who may not write the file, the system calls all of its pages resident. */
+/* For a user who may not write to the file, mincore(2) reports all of its pages as resident. */
 static void test_a_file_that_hides_its_holes(void **state)
 {
     (void)state;
@@ -158,7 +158,8 @@ static void test_a_file_that_hides_its_holes(void **state)
 
 #define CONNECTIONS ((unsigned)(IBX_SHM_MAPPED / IBX_SHM_ARENA / 3) + 10)
 
-/* Beyond the limit of the process arenas are not mapped, and what they held is freed with them. */
+/* Beyond the process's limit arenas are not mapped; an arena's address space is released with
+ * it. */
 static void test_address_space_has_a_limit(void **state)
 {
     (void)state;
@@ -180,7 +181,7 @@ static void test_address_space_has_a_limit(void **state)
                 assert_true(many[i].peer_arenas[kind].seen && !many[i].broken);
                 if (many[i].peer_arenas[kind].base)
                     mapped += IBX_SHM_ARENA;
-                else /* and no descriptor is kept */
+                else /* no descriptor is kept either */
                     assert_int_equal(fcntl(fd, F_GETFD), -1);
             }
         }

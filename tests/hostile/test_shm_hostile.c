@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The shm provider against a peer that lies. */
+/* The shm provider with a hostile peer. */
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/shm_pair.h"
 
@@ -12,9 +12,9 @@
 
 static struct end *const server = &both.server, *const client = &both.client;
 
-/* ----------------------------------------------------------------------- lies */
+/* -------------------------------------------------------------------- false data in the segment */
 
-/* The client is honest; these make the server's half lie to it. */
+/* The client is correct; these functions put false data into the server's half. */
 
 static struct shm_command *entry(void)
 {
@@ -34,7 +34,7 @@ static void assert_broken(const char *about)
     const char *reason = end_lost(client)->reason;
     if (!strstr(reason, about))
         fail_msg("\"%s\" does not say \"%s\"", reason, about);
-    /* Nothing more is looked at. */
+    /* Nothing more is read from the segment. */
     ibx_provider_shm.abort(client->shm);
     unsigned count = client->count;
     lie(&(struct shm_command){.kind = SHM_COMMAND_MESSAGE, .length = 1});
@@ -42,7 +42,7 @@ static void assert_broken(const char *about)
     assert_int_equal(client->count, count);
 }
 
-/* Each alone ends the connection. */
+/* Each one ends the connection. */
 static void test_malformed_commands(void **state)
 {
     static const struct {
@@ -132,7 +132,7 @@ static void test_request_twice(void **state)
     assert_broken("an impossible copy");
 }
 
-/* A message is private once it has been delivered. */
+/* A message cannot be changed once it has been delivered. */
 static void test_message_rewritten_later(void **state)
 {
     (void)state;
@@ -148,7 +148,8 @@ static void test_message_rewritten_later(void **state)
     assert_memory_equal(client->notes[1].data, text, sizeof(text));
 }
 
-/* What it says of an allocation is checked against the mapping and the region: no pin beside it. */
+/* The peer's description of an allocation is checked against the mapping and the region: nothing
+ * outside is pinned. */
 static void test_allocation_out_of_range(void **state)
 {
     (void)state;
@@ -179,7 +180,7 @@ static void test_allocation_out_of_range(void **state)
     end_deregister(server, mr);
 }
 
-/* What the table says of an arena is checked against the mapping. */
+/* The table's offset of an arena is checked against the mapping. */
 static void test_arena_offset_out_of_range(void **state)
 {
     (void)state;
@@ -198,7 +199,7 @@ static void test_arena_offset_out_of_range(void **state)
         shared->arena = arenas[i];
         assert_null(pointer(client, mr, 8192));
     }
-    /* A WRITE may not land in a read-only mapping, either. */
+    /* A WRITE must not go to a read-only mapping either. */
     uint8_t bytes[8] = {0};
     struct ibx_chunk chunk;
     shared->arena = SHM_ARENA_READ;
@@ -218,7 +219,7 @@ static void malformed(const char *packet, size_t length, int fd)
     assert_broken("");
 }
 
-/* No arena, one without seals, no memfd, one that is too large. */
+/* No arena, one without seals, not a memfd, one that is too large. */
 static void test_malformed_packets(void **state)
 {
     int fds[] = {-1, memfd_create("loose", MFD_CLOEXEC), open("/dev/zero", O_RDWR | O_CLOEXEC),
@@ -234,13 +235,13 @@ static void test_malformed_packets(void **state)
     }
 }
 
-/* Without huge pages in the system a look at it would be a SIGBUS. */
+/* If the system has no huge pages, an access would end in SIGBUS. */
 static void test_arena_of_huge_pages(void **state)
 {
     (void)state;
     int fd = memfd_create("huge", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB);
     if (fd < 0)
-        skip(); /* a kernel without them */
+        skip(); /* the kernel does not support them */
     assert_int_equal(ftruncate(fd, 2 << 20), 0);
     assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
     malformed("a\2", 2, fd);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Somebody else has the name of the unix socket at which a client looks for shm: a process that
- * passes on what both ends say, one that says nothing, or something that is no socket. */
+/* Something else has the name of the unix socket at which a client looks for shm: a process that
+ * forwards what both ends send, one that sends nothing, or a file that is no socket. */
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/shm_places.h"
 
@@ -19,7 +19,7 @@
 
 static struct end *const server = &both.server, *const client = &both.client;
 
-/* What the kernel does not say in some containers: the linker's --wrap leads here first. */
+/* What the kernel does not report in some containers, simulated by the linker's --wrap. */
 static bool no_netlink, no_namespace;
 
 int __real_socket(int domain, int type, int protocol);
@@ -49,19 +49,20 @@ static int set_up(void **state)
     return places_make(state);
 }
 
-/* -------------------------------------------------------------- in the middle */
+/* -------------------------------------------------------------------------------------- a relay */
 
 static struct middleman {
     char name[IBX_SHM_NAME + 1];
-    char here[108], there[108]; /* where the client looks, and where the server is */
+    char here[108], there[108]; /* where the client looks, and where the server listens */
     int listener;
     bool in_process;
     pthread_t thread;
     pid_t pid;
-    int told[2]; /* a byte when it has got hold of a descriptor */
+    int told[2]; /* a pipe: a byte for each descriptor that the relay has received */
 } middle;
 
-/* Passes one packet on, and keeps what comes with it: whether there was one. */
+/* Forwards one packet, and keeps a descriptor that comes with it. Returns whether there was a
+ * packet. */
 static bool pass_on(int from, int to)
 {
     uint8_t packet[256];
@@ -93,7 +94,7 @@ static void *relay(void *unused)
     return NULL;
 }
 
-/* The client is given another directory than the server's, where somebody else listens. */
+/* The client gets another directory than the server's, where the relay listens. */
 static void stand_between(bool in_process)
 {
     uint8_t bytes[512];
@@ -135,8 +136,9 @@ static void assert_kept_out(int expected, const char *words)
     assert_int_equal(finish_join(&one), -ETIMEDOUT);
     assert_null(client->shm->segment);
     assert_null(server->shm->segment);
-    assert_int_equal(read(middle.told[0], &byte, 1), -1); /* nor did anybody else get it */
-    ibx_provider_shm.close(client->shm);                  /* so that the relay ends */
+    /* the relay did not get the descriptor either */
+    assert_int_equal(read(middle.told[0], &byte, 1), -1);
+    ibx_provider_shm.close(client->shm); /* ends the relay */
     assert_int_equal(ibx_provider_shm.open(&client->link, &client->endpoint, &client->err), 0);
     if (middle.in_process)
         pthread_join(middle.thread, NULL);
@@ -146,7 +148,7 @@ static void assert_kept_out(int expected, const char *words)
     close(middle.told[1]);
 }
 
-/* The sockets tell it, even where it is one process. */
+/* The sockets show that there is a relay, even if it is in the same process. */
 static void test_a_relay(void **state)
 {
     (void)state;
@@ -165,7 +167,7 @@ static void relay_elsewhere(void)
     assert_int_equal(read(middle.told[0], &byte, 1), 1);
 }
 
-/* The process tells it, where the kernel does not tell sockets. */
+/* If the kernel does not report peers of sockets, the process numbers show the relay. */
 static void test_a_relay_without_unix_diag(void **state)
 {
     (void)state;
@@ -182,7 +184,7 @@ static void test_a_relay_that_nobody_sees(void **state)
     assert_kept_out(-EOPNOTSUPP, "unix_diag");
 }
 
-/* Either fact is enough for an honest connection. */
+/* Either fact is enough to accept a correct connection. */
 static void test_one_fact_is_enough(void **state)
 {
     for (int i = 0; i < 2; i++) {
@@ -194,7 +196,7 @@ static void test_one_fact_is_enough(void **state)
     }
 }
 
-/* An answer to the server's hello is good on that socket only. */
+/* An answer to the server's hello is valid on that socket only. */
 static void test_an_answer_on_another_socket(void **state)
 {
     (void)state;
@@ -233,7 +235,7 @@ static void test_files_that_are_no_sockets(void **state)
     snprintf(path, sizeof(path), "%s/%s", client->options.shm_dir, server->shm->place.name);
     char target[160];
     snprintf(target, sizeof(target), "%s/%s", server->options.shm_dir, server->shm->place.name);
-    assert_int_equal(symlink(target, path), 0); /* even to the right one */
+    assert_int_equal(symlink(target, path), 0); /* even if it leads to the right socket */
     assert_int_equal(join(offered, length), -ENOTSOCK);
     both.client.provider->close(client->shm);
     assert_int_equal(ibx_provider_shm.open(&client->link, &client->endpoint, &client->err), 0);
@@ -242,8 +244,8 @@ static void test_files_that_are_no_sockets(void **state)
     assert_int_equal(join(offered, length), -ENOTSOCK);
 }
 
-/* A process that has this name, or fills the server's queue, and then neither proves nor says
- * anything: the client's user has to be told, as with a wrong proof. */
+/* A process that has this name, or fills the server's queue, and then neither proves nor sends
+ * anything. The client's user must be warned as after a wrong proof. */
 
 enum sitting { SAYS_NOTHING, CLOSES, SITTINGS };
 

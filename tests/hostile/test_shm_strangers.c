@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Users of the host who have no key, against the unix socket of shm: they change files and links
- * under its feet, or come in crowds. Where it takes another user, that is nobody, and the test runs
- * as root. test_shm_relay.c has those who stand in the middle.
- */
+/* Users of this host without a key attack the unix socket of shm: they replace files and links
+ * while these are used, or come in large numbers. Tests that need another user run as root and
+ * use nobody. Relays are in test_shm_relay.c. */
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/shm_places.h"
 
@@ -24,7 +22,7 @@
 #include <unistd.h>
 
 #define NOBODY 65534u
-#define OFFERS 4000u /* against a process that races with them */
+#define OFFERS 4000u /* enough against a process that races with them */
 
 static struct end *const server = &both.server, *const client = &both.client;
 
@@ -86,7 +84,7 @@ static void test_directories_that_are_refused(void **state)
     }
 }
 
-/* The other end of a connection, as another user, who says hello and hears it. */
+/* The other end of a connection, as another user, which sends a hello and receives one. */
 static void client_as_nobody(void)
 {
     become_nobody();
@@ -108,14 +106,15 @@ static void test_a_client_of_another_user(void **state)
         struct ibx_reader none = {0};
         int status;
         directory_of(server, "sock", modes[i], 0);
-        mode_t mask = umask(0077); /* does not shut the client out */
+        mode_t mask = umask(0077); /* must not keep the client out */
         offered_length = pair_offer(&both, offered, sizeof(offered));
         umask(mask);
         pid_t pid = start(client_as_nobody);
         int rc = ibx_provider_shm.finish(server->shm, &none, in_time(), &server->err);
         if (rc)
             fail_msg("%s", server->err.message);
-        assert_int_equal(entries(server->options.shm_dir), 0); /* the name has served */
+        /* the name is removed after its use */
+        assert_int_equal(entries(server->options.shm_dir), 0);
         await_notes(server, NULL, 1);
         assert_int_equal(end_send(server, "hello", 5, 0), 0);
         assert_int_equal(waitpid(pid, &status, 0), pid);
@@ -125,7 +124,7 @@ static void test_a_client_of_another_user(void **state)
     }
 }
 
-/* In a sticky directory of root's the socket lies in a folder that only the server can change. */
+/* In a sticky directory of root the socket is in a folder that only the server can change. */
 static void test_a_sticky_directory(void **state)
 {
     (void)state;
@@ -140,7 +139,7 @@ static void test_a_sticky_directory(void **state)
     snprintf(path, sizeof(path), "%s/%s", server->options.shm_dir, name);
     assert_int_equal(lstat(path, &status), 0);
     assert_true(S_ISDIR(status.st_mode) && (status.st_mode & 07777) == 0711);
-    /* Neither moved nor entered by others. */
+    /* Others can neither move nor enter it. */
     assert_int_equal(seteuid(NOBODY), 0);
     assert_int_equal(rename(path, "/tmp/ibx-strangers-elsewhere"), -1);
     assert_int_equal(rmdir(path), -1);
@@ -152,13 +151,14 @@ static void test_a_sticky_directory(void **state)
     both_close(state);
     both_apart(state);
     snprintf(path, sizeof(path), "%s/sock", base);
-    assert_int_equal(entries(path), 0); /* an attempt given up leaves nothing */
+    assert_int_equal(entries(path), 0); /* an abandoned attempt leaves nothing */
 }
 
 /* ---------------------------------------------------------------- a racing user */
 
-/* Whatever appears in DIR appears in EVIL as a link to the victim, and the two change names. */
-static void swap_for_ever(void)
+/* Creates in EVIL a link to the victim for whatever appears in DIR, and exchanges the two
+ * directories. */
+static void exchange_repeatedly(void)
 {
     char victim[160], dir[160], evil[160], link[512];
     snprintf(victim, sizeof(victim), "%s/victim", base);
@@ -182,7 +182,7 @@ static void swap_for_ever(void)
     }
 }
 
-/* The directory is root's, but its parent is not: a stranger can exchange it at any moment. */
+/* The directory is root's, but its parent is not: a stranger can replace it at any moment. */
 static void test_links_swapped_in_a_race(void **state)
 {
     char victim[160], theirs[160];
@@ -197,7 +197,7 @@ static void test_links_swapped_in_a_race(void **state)
     directory_of(server, "theirs/sock", 0755, 0);
     assert_int_equal(chown(theirs, NOBODY, NOBODY), 0);
     const struct ibx_options options = server->options;
-    pid_t pid = start(swap_for_ever);
+    pid_t pid = start(exchange_repeatedly);
     unsigned made = 0;
     for (unsigned i = 0; i < OFFERS; i++) {
         uint8_t bytes[512];
@@ -214,7 +214,7 @@ static void test_links_swapped_in_a_race(void **state)
     assert_int_equal(status.st_mode & 0777, 0600);
 }
 
-/* ----------------------------------------------------------------------- crowds */
+/* ------------------------------------------------------------------------------- many strangers */
 
 static int stranger(void)
 {
@@ -230,8 +230,8 @@ static int stranger(void)
     return fd;
 }
 
-/* More than the queue holds: the client waits for its turn. */
-static void test_a_crowd_in_the_queue(void **state)
+/* More connections than the queue holds: the client waits for its turn. */
+static void test_full_queue(void **state)
 {
     (void)state;
     int fds[300];
@@ -241,7 +241,7 @@ static void test_a_crowd_in_the_queue(void **state)
         fds[i] = stranger();
         in += fds[i] >= 0;
     }
-    assert_true(in < 300); /* it is full */
+    assert_true(in < 300); /* the queue is full */
     assert_int_equal(join(offered, length), 0);
     struct finishing one, other;
     struct ibx_reader none = {0};
@@ -278,9 +278,9 @@ static void test_the_queue_stays_full(void **state)
     }
 }
 
-/* The server closes its end, as if others had taken the client's place, before it has read the
- * client's answer. */
-static void test_a_client_that_is_pushed_out(void **state)
+/* The server closes its end before it has read the client's answer, as if others had taken the
+ * client's place. */
+static void test_client_that_loses_its_place(void **state)
 {
     (void)state;
     uint8_t hello[128];
@@ -300,7 +300,8 @@ static void test_a_client_that_is_pushed_out(void **state)
     said(&client->err, "at the shm socket and does not answer");
 }
 
-/* A stranger's descriptors are not even taken, so nothing is to be closed; the client's are. */
+/* A stranger's descriptors are not even received, so none needs to be closed. Those of the
+ * client are received. */
 static void test_descriptors_of_strangers(void **state)
 {
     (void)state;
@@ -323,7 +324,7 @@ static void test_descriptors_of_strangers(void **state)
     assert_int_equal(finish_join(&other), 0);
     close(fd);
     close(ends[1]);
-    assert_int_equal(read(ends[0], &byte, 1), 0); /* nobody else holds it */
+    assert_int_equal(read(ends[0], &byte, 1), 0); /* no other process holds it */
     close(ends[0]);
     struct ibx_mr *mr = end_register(client, NULL, 4096, IBX_ACCESS_REMOTE_READ);
     memset(mr->span.address, 1, 4096);
@@ -336,10 +337,14 @@ static void test_descriptors_of_strangers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_directories_that_are_refused), TEST(test_a_client_of_another_user),
-        TEST(test_a_sticky_directory),           TEST(test_links_swapped_in_a_race),
-        TEST(test_a_crowd_in_the_queue),         TEST(test_the_queue_stays_full),
-        TEST(test_a_client_that_is_pushed_out),  TEST(test_descriptors_of_strangers),
+        TEST(test_directories_that_are_refused),
+        TEST(test_a_client_of_another_user),
+        TEST(test_a_sticky_directory),
+        TEST(test_links_swapped_in_a_race),
+        TEST(test_full_queue),
+        TEST(test_the_queue_stays_full),
+        TEST(test_client_that_loses_its_place),
+        TEST(test_descriptors_of_strangers),
     };
     alarm(120 * patience_times());
     return cmocka_run_group_tests_name("shm_strangers", tests, NULL, NULL);

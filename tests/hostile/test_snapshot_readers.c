@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Snapshots' readers that break the protocol, or take more than their share. The test process is
- * the one that lies; the server closes its connection and serves all others as before.
- */
+/* Readers of snapshots that break the protocol, or take more than their share. The test process
+ * is the hostile reader. The server closes its connection and serves all others as before. */
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/snapshot_peer.h"
 
@@ -18,7 +16,7 @@ static struct ibx_snapshot_manifest own;
 static struct ibx_page_map own_map;
 static uint8_t *memory;
 static void *blocks[2];
-static bool vast; /* a VM of 1 TiB, of which every other page holds data; nobody gets its pages */
+static bool vast; /* a VM of 1 TiB in which every other page holds data; its pages are never sent */
 
 static char keys[] = "/tmp/ibx-snapshot-keys-XXXXXX";
 
@@ -66,7 +64,7 @@ static void close_server(void)
     free(memory);
 }
 
-/* An honest one gets what there is. */
+/* A correct reader gets everything. */
 static void read_all(void)
 {
     const struct ibx_options o = options();
@@ -109,7 +107,7 @@ static void test_readers(void **state)
     struct ibx_options patient = options();
     patient.timeout_ms = 600000;
     open_server_for(patient, 0);
-    /* A quiet one holds nobody up, and does not stay, however long this server waits for hosts. */
+    /* A silent reader delays nobody, and is closed, however long this server waits for hosts. */
     struct ibx_conn *quiet = connect_raw(IBX_SNAPSHOT_PURPOSE);
     assert_non_null(quiet);
     read_all();
@@ -125,8 +123,8 @@ static void test_readers(void **state)
     close_server();
 }
 
-/* It is told by an OPEN of this version, from which it has the number; and goes, or is sent away.
- * The more that it says hinders nothing. */
+/* The reader learns the server's version from an OPEN of this version. It leaves, or is closed.
+ * Further fields are ignored. */
 static void test_a_reader_of_another_version(void **state)
 {
     (void)state;
@@ -154,8 +152,8 @@ static void test_a_reader_of_another_version(void **state)
     close_server();
 }
 
-/* A large VM's description takes long over a slow link; a reader that reads none of it does not
- * hold up the server's end. */
+/* Sending a large VM's description takes long over a slow link. A reader that does not read it
+ * does not delay the end of the server. */
 static void test_a_reader_that_stands_still(void **state)
 {
     (void)state;
@@ -179,13 +177,13 @@ static void test_a_reader_that_stands_still(void **state)
     ibx_close(conn);
 }
 
-/* Readers who have to ask for pages, and ask for what is not theirs. */
+/* Readers must ask for pages; these ask for wrong ones. */
 static void test_who_asks(void **state)
 {
     (void)state;
     static const char open_it[] = "\x40\x69\x62\x78\x73\x03\x00\x00";
     static const struct ibx_snapshot_any wrong[] = {
-        {.type = IBX_SNAPSHOT_ASK, .at = RAM - 1, .length = 2}, /* of two blocks */
+        {.type = IBX_SNAPSHOT_ASK, .at = RAM - 1, .length = 2}, /* in two blocks */
         {.type = IBX_SNAPSHOT_ASK, .at = RAM + IBX_SNAPSHOT_PAGE, .length = 1},
         {.type = IBX_SNAPSHOT_ASK, .at = UINT64_MAX, .length = 4096},
         {.type = IBX_SNAPSHOT_LIST},
@@ -199,7 +197,8 @@ static void test_who_asks(void **state)
         assert_true(n > 0);
         closes_on((const struct step[]){{open_it, 8}, {bytes, (size_t)n}, end});
     }
-    /* More than may be open: they are answered as they come, or it ends; nobody else notices. */
+    /* More requests than allowed: they are answered in order, or the connection ends. Other
+     * readers do not notice. */
     const struct ibx_snapshot_any most = {.type = IBX_SNAPSHOT_ASK, .length = RAM};
     uint8_t bytes[64];
     const size_t n = (size_t)ibx_snapshot_encode(&most, bytes, sizeof(bytes));
@@ -215,7 +214,7 @@ static void test_who_asks(void **state)
     close_server();
 }
 
-/* NULL: it was turned away. */
+/* Returns NULL if the reader was refused. */
 static struct ibx_snapshot_reader *reader_of(const char *key)
 {
     const struct ibx_options o = with_key(key);
@@ -232,8 +231,7 @@ static void reads(struct ibx_snapshot_reader *reader)
     assert_memory_equal(got, memory, sizeof(got));
 }
 
-/* The first reader cannot keep others out, and memory that is registered for one reader serves
- * all. */
+/* The first reader cannot keep others out. Memory that was registered for one reader serves all. */
 static void test_one_name_leaves_room(void **state)
 {
     struct ibx_snapshot_server_stats stats;

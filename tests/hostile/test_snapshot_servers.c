@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Snapshots' servers that break the protocol. The test process is the one that lies; a reader names
- * what is wrong and is left with nothing.
- */
+/* Servers of snapshots that break the protocol. The test process is the hostile server. The
+ * reader reports the fault and is left with nothing. */
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/snapshot_peer.h"
 
@@ -19,7 +17,7 @@
 
 struct liar {
     struct ibx_listener *listener;
-    const struct step *steps; /* to each connection; up to an empty one */
+    const struct step *steps; /* what is sent on each connection, ended by an empty step */
     unsigned connections;
     pthread_t thread;
 };
@@ -41,7 +39,7 @@ static void *lie(void *argument)
     return NULL;
 }
 
-/* The reader refuses what this server says, with these words. */
+/* The reader refuses what this server sends, with these words. */
 static void refused(const struct step *steps, unsigned links, int code, const char *words)
 {
     struct liar liar = {.steps = steps, .connections = links};
@@ -105,11 +103,11 @@ static void test_servers(void **state)
                       l = {list, list_length}, r = {region, region_length}, end = {NULL, 0};
     uint8_t later[1024], other[32], beyond[256];
     memcpy(later, whole_manifest, manifest_length);
-    later[5] = 1; /* it begins with its second byte */
+    later[5] = 1; /* it starts with its second byte */
     memcpy(other, list, list_length);
     other[1] ^= 1;
     memcpy(beyond, region, region_length);
-    beyond[1] = 7; /* a block that there is not */
+    beyond[1] = 7; /* a block that does not exist */
     refused((const struct step[]){{"\xff", 1}, end}, 1, -EPROTO, "is none of a snapshot's");
     refused((const struct step[]){{"\x40\x69\x62\x78\x73\x09\x00\x00", 8}, end}, 1,
             -EPROTONOSUPPORT, "speaks version 9 of the snapshot protocol");
@@ -122,20 +120,20 @@ static void test_servers(void **state)
     refused((const struct step[]){m, p, {other, list_length}, end}, 1, -ESTALE, "another snapshot");
     refused((const struct step[]){m, p, l, {beyond, region_length}, end}, 1, -EPROTO, "block 7");
     refused((const struct step[]){m, p, l, l, end}, 1, -EPROTO, "");
-    /* What holds data is not exposed: the device state. */
+    /* The device state holds data and is not exposed. */
     refused((const struct step[]){m, p, l, r, end}, 1, -EPROTO, "does not expose it");
     refused((const struct step[]){{"\x45\x01\0\0\0\0\0\0\0abc", 12}, end}, 1, -EPROTO,
             "message 69, which nobody expects");
-    /* Says nothing more, and does not end. */
+    /* Sends nothing more and does not close. */
     refused((const struct step[]){m, end}, 1, -ETIMEDOUT, "in time");
 }
 
-#define LONG (2u << 20) /* 32 s at 64 KiB a second */
+#define LONG (2u << 20) /* 32 s at 64 KiB per second */
 
 static bool stalls;
 
-/* An honest server over a slow link: a long manifest comes little by little, in twice the time in
- * which something must come; or most of it comes at once, and the rest never (`stalls`). */
+/* A correct server over a slow link: a long manifest arrives slowly, in twice the time within
+ * which something must arrive; or, with `stalls`, most of it arrives at once and the rest never. */
 static void *describe_slowly(void *argument)
 {
     static char text[LONG];
@@ -144,7 +142,7 @@ static void *describe_slowly(void *argument)
     struct ibx_snapshot_any m = {.type = IBX_SNAPSHOT_MANIFEST, .length = sizeof(text)};
     struct ibx_event open;
     struct ibx_conn *conn;
-    const size_t end = strlen(manifest) - 1; /* without the last bracket */
+    const size_t end = strlen(manifest) - 1; /* without the final bracket */
     memset(text, ' ', sizeof(text));
     memcpy(text, manifest, end);
     text[sizeof(text) - 1] = '}';
@@ -194,13 +192,13 @@ static void test_a_slow_link(void **state)
 {
     (void)state;
     const int rc = read_from(describe_slowly);
-    /* All of its description was taken: a part of what it describes is missing. */
+    /* All of the description was accepted; a part of what it describes is missing. */
     if (rc != -EPROTO || !strstr(error.message, "does not expose it"))
         fail_msg("%d %s", rc, error.message);
 }
 
-/* Even if the first part came quickly, the reader does not wait long for the rest: another server
- * may have it. */
+/* Even if the first part arrived quickly, the reader does not wait long for the rest: another
+ * server may have it. */
 static void test_a_server_that_stalls(void **state)
 {
     (void)state;
@@ -214,7 +212,8 @@ static void test_a_server_that_stalls(void **state)
 
 #define REGIONS (RAM / IBX_SNAPSHOT_PAGE)
 
-/* It pins what it exposes piece by piece: in all in more than the time in which one must come. */
+/* The server pins and exposes piece by piece, which takes longer in total than one piece may
+ * take. */
 static void *expose_slowly(void *argument)
 {
     struct ibx_listener *listener = argument;
@@ -246,10 +245,10 @@ static void *expose_slowly(void *argument)
 static void test_regions_that_come_slowly(void **state)
 {
     (void)state;
-    answer_ms = 4000; /* one may come late on a busy machine */
+    answer_ms = 4000; /* a piece may be late on a busy machine */
     const int rc = read_from(expose_slowly);
     answer_ms = 1500;
-    /* All of these were taken: the device state is not among them. */
+    /* All of these were accepted; the device state is not among them. */
     if (rc != -EPROTO || !strstr(error.message, "does not expose it"))
         fail_msg("%d %s", rc, error.message);
 }
@@ -257,8 +256,8 @@ static void test_regions_that_come_slowly(void **state)
 static const struct step *before_the_end;
 static sem_t ended;
 
-/* Says what there is before the end, has this process told to end when that is on its way, and
- * answers nothing meanwhile. */
+/* Sends these steps, has this process told to end when they are in flight, and then sends
+ * nothing. */
 static void *say_and_end(void *argument)
 {
     struct ibx_listener *listener = argument;
@@ -274,7 +273,7 @@ static void *say_and_end(void *argument)
     return NULL;
 }
 
-/* Likewise with a server that listens, and does not shake hands. */
+/* The same with a server that listens and makes no handshake. */
 static void *take_and_end(void *argument)
 {
     const int fd = accept(*(const int *)argument, NULL, NULL);
@@ -294,7 +293,7 @@ static void told_to_end(void *(*server)(void *), void *argument, const char *uri
     snprintf(folder, sizeof(folder), "/dev/shm/ibx-snapshot-told-%d", (int)getpid());
     sigemptyset(&term);
     sigaddset(&term, SIGTERM);
-    pthread_sigmask(SIG_BLOCK, &term, &before); /* of the server's thread, too */
+    pthread_sigmask(SIG_BLOCK, &term, &before); /* for the server's thread too */
     o.timeout_ms = 2 * patience;
     sem_init(&ended, 0, 0);
     assert_int_equal(pthread_create(&thread, NULL, server, argument), 0);
@@ -311,7 +310,7 @@ static void told_to_end(void *(*server)(void *), void *argument, const char *uri
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
-/* ... while a slow server describes its snapshot. */
+/* It is told while a slow server describes its snapshot. */
 static void ends_when_told(const struct step *steps)
 {
     const struct ibx_options o = options();
@@ -322,7 +321,7 @@ static void ends_when_told(const struct step *steps)
     ibx_listener_close(listener);
 }
 
-/* ... while it connects. */
+/* It is told while it connects. */
 static void test_told_while_it_connects(void **state)
 {
     (void)state;
@@ -356,7 +355,7 @@ static void test_told_to_end(void **state)
                       end = {NULL, 0};
     ends_when_told((const struct step[]){m, end});
     ends_when_told((const struct step[]){m, p, t, end});
-    /* All is described, and the device state does not come. */
+    /* Everything is described, and the device state is not sent. */
     ends_when_told((const struct step[]){m, p, t, r0, r1, end});
     l.asked = true;
     l.regions = 0;
@@ -364,7 +363,7 @@ static void test_told_to_end(void **state)
     ends_when_told((const struct step[]){m, p, a, end});
 }
 
-/* A snapshot with hashes: their index has 16 bytes here, and is all wrong. */
+/* A snapshot with hashes. Their index has 16 bytes here, all of them wrong. */
 static void test_an_index_that_lies(void **state)
 {
     (void)state;
@@ -403,7 +402,7 @@ static void test_an_index_that_lies(void **state)
     refused((const struct step[]){h, p, i, l, end}, 1, -EBADMSG, "not those that were frozen");
 }
 
-/* A server that sends what nobody asked for. */
+/* A server that sends unrequested data. */
 static void test_who_answers(void **state)
 {
     (void)state;

@@ -1,15 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * A snapshot's server that sends every page but one, and goes on with the others for as long as
+/* A snapshot's server that sends every page but one, and continues with the others as long as
  * anybody wants some. The test process is both servers of a cache: this one, and one that sends
- * all. A reader that waits for the page gets it from the other one.
+ * all pages. A reader that waits for the missing page gets it from the other server.
  *
- * Likewise a server that could send all of them by multicast, but has its group send what nobody
- * wants.
+ * The same with a server that could send all pages by multicast, but has its group send what
+ * nobody wants.
  *
- * Also, the process that fills a cache is told to end while it computes the digest of the pages
- * that have come, which may be many GiB.
- */
+ * Also: the process that fills a cache is told to end while it computes the digest of the pages
+ * that have arrived, which may be many GiB. */
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/snapshot_peer.h"
 
@@ -28,11 +26,12 @@
 #include <unistd.h>
 
 #define PAGES    4096u
-#define WITHHELD 2048u /* the page */
-#define AROUND   4u    /* pages come together in a cache that is filled on demand */
+#define WITHHELD 2048u /* the page that is not sent */
+#define AROUND   4u    /* how many pages arrive together in a cache that is filled on demand */
 #define TOUCH_MS 40
-#define TOUCHES  900u /* for twice as long as the cache waits for the page, and more when idle */
-#define LIMIT_MS 300u /* timeout_ms of the cache, when idle: within it pages come, but for one */
+#define TOUCHES  900u /* twice as long as the cache waits for the page on an idle host, and more */
+/* timeout_ms of the cache on an idle host; all pages but one arrive within it */
+#define LIMIT_MS 300u
 
 static const char large[] =
     "{\"format\":\"ibx snapshot\",\"version\":3,\"id\":\"00112233445566778899aabbccddeeff\","
@@ -56,7 +55,7 @@ static void send_all(struct ibx_conn *conn, const struct ibx_snapshot_any *m)
     ibx_snapshot_send(conn, m, ibx_deadline_in_ms(patience), NULL);
 }
 
-/* All pages of both blocks hold data; they are asked for. */
+/* All pages of both blocks hold data, and must be asked for. */
 static void describe(struct ibx_conn *conn)
 {
     struct ibx_snapshot_any m = {.type = IBX_SNAPSHOT_MANIFEST, .length = sizeof(large) - 1};
@@ -97,8 +96,8 @@ static bool is_withheld(const struct server *server, const struct ibx_snapshot_a
     return server->withholds && ask->at <= withheld && ask->at + ask->length > withheld;
 }
 
-/* The next part, of half a page; each page has its number in its first bytes. False: there is no
- * credit, or nothing to send. */
+/* Sends the next half of a page; each page has its number in its first bytes. Returns false if
+ * there is no credit or nothing to send. */
 static bool send_part(struct ibx_conn *conn, struct asks *asks)
 {
     const uint32_t part = IBX_SNAPSHOT_PAGE / 2;
@@ -204,15 +203,16 @@ static void *wait_for_it(void *argument)
     return NULL;
 }
 
-static atomic_uint came, wrong; /* of other pages */
+static atomic_uint came, wrong; /* of the other pages */
 
-/* In no order that the cache would fetch ahead. */
+/* In an order in which the cache does not fetch ahead. */
 static void *want_others(void *argument)
 {
     unsigned windows[PAGES / AROUND], count = 0;
     uint32_t number = 1;
     (void)argument;
-    for (unsigned i = 0; i < PAGES / AROUND; i++) { /* each is put somewhere among those before */
+    /* each is inserted at a random place among those before */
+    for (unsigned i = 0; i < PAGES / AROUND; i++) {
         number = number * 1664525u + 1013904223u;
         const unsigned at = (number >> 16) % (count + 1);
         windows[count++] = windows[at];
@@ -245,7 +245,7 @@ static const char *uris[2];
 
 static char path[64];
 
-/* A cache of both servers. */
+/* Fills a cache from both servers. */
 static void fill(bool withholds, unsigned timeout_ms)
 {
     static const struct ibx_snapshot_multicast_options none;
@@ -278,7 +278,7 @@ static void step(void)
         fail_msg("%s", error.message);
 }
 
-/* Also of a test that has failed: the next one, and the next run, begin anew. */
+/* Runs also after a failed test, so that the next test or run starts clean. */
 static int end_all(void **state)
 {
     (void)state;
@@ -312,7 +312,7 @@ static void test_one_page_of_all(void **state)
 
 /* ------------------------------------------------------------ by multicast */
 
-static char group[1]; /* that gives no page, and does not end */
+static char group[1]; /* a group that gives no page, and does not end */
 
 bool __wrap_ibx_snapshot_feed_over(struct snapshot_feed *feed);
 bool __wrap_ibx_snapshot_feed_over(struct snapshot_feed *feed)
@@ -336,12 +336,12 @@ void __wrap_ibx_snapshot_feed_close(struct snapshot_feed *feed,
     (void)feed, (void)sum;
 }
 
-/* Nobody waits for a page, and the background holds back for the group. */
+/* Nobody waits for a page, and the background leaves the pages to the group. */
 static void test_a_group_without_pages(void **state)
 {
     const uint64_t until = ibx_deadline_in_ms(patience);
     (void)state;
-    fill(false, 5 * LIMIT_MS); /* all of them are to come in one go */
+    fill(false, 5 * LIMIT_MS); /* all pages must arrive in one go */
     cache.background = true;
     cache.feed = (struct snapshot_feed *)(void *)group;
     cache.feeds = true;
@@ -359,12 +359,13 @@ static void test_a_group_without_pages(void **state)
 #define BEGUN "a digest that takes long"
 
 static pid_t filler;
-static int from_filler = -1; /* what it says, and BEGUN */
-static bool takes_long;      /* its digest */
+static int from_filler = -1; /* reads what the filling process says, and BEGUN */
+static bool takes_long;      /* computing the digest takes long */
 
 static void say(void *context, const char *line)
 {
-    char whole[IBX_ERROR_MAX + 1]; /* one write(2): the other thread may end this process */
+    /* in one write(2), because the other thread may end this process */
+    char whole[IBX_ERROR_MAX + 1];
     const int n = snprintf(whole, sizeof(whole), "%s\n", line);
     (void)context;
     assert_int_equal(write(from_filler, whole, (size_t)n), n);
@@ -387,7 +388,7 @@ int __wrap_ibx_snapshot_digest(const struct ibx_snapshot_folder *of,
     return __real_ibx_snapshot_digest(of, pages, digest, err);
 }
 
-/* The process that fills the cache, from the server with this URI. */
+/* The process that fills the cache from the server with this URI. */
 static void fill_from(int uri, int says)
 {
     static char source[300];
@@ -402,7 +403,7 @@ static void fill_from(int uri, int says)
     _exit(2);
 }
 
-/* Until it has said that, or has ended. */
+/* Waits until the process has said that, or has ended. */
 static void hear(const char *words)
 {
     const uint64_t until = ibx_deadline_in_ms(patience);
@@ -436,7 +437,7 @@ static int end_filler(void **state)
     return system(command);
 }
 
-/* It ends at once, and does not say that pages have not come. */
+/* It ends at once, and does not claim that pages are missing. */
 static void test_told_to_end_while_it_checks(void **state)
 {
     int uri[2], says[2], status = -1;

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Clients with the key among a crowd without: 2,000 sockets that say nothing, stop in the middle of
- * a HELLO, send a byte now and then, or go as far as one can without the key; and 200 new ones a
- * second, from the clients' own address and from others. Each client gets in, soon, and the server
- * holds a bounded number of descriptors and bytes.
- */
+/* Clients with the key among many without: 2,000 sockets that send nothing, stop in the middle
+ * of a HELLO, send a byte now and then, or go as far as possible without the key; and 200 new
+ * ones per second, from the clients' own address and from others. Every client is soon accepted,
+ * and the server holds a limited number of descriptors and bytes. */
 #include "common/clock.h"
 #include "tests/fixtures/handshake_scene.h"
 #include "tests/fixtures/open_fds.h"
@@ -23,17 +21,17 @@
 
 #define CLIENTS     100
 #define VISITS      20
-#define CLIENT_MS   30u /* from one to the next */
+#define CLIENT_MS   30u /* time from one client to the next */
 #define PLACES      64u
-#define CONNECT_MS  60000u /* for a client's tries: without a processor they take long */
+#define CONNECT_MS  60000u /* for a client's attempts, which take long without a processor */
 #define SOON_MS     1000u
-#define LATE_MS     5000u /* one of twenty may take so long */
+#define LATE_MS     5000u /* one of twenty clients may take this long */
 #define PLACE_BYTES 32768u
 
-static uint8_t hello[RAW_FRAME], proof[RAW_FRAME]; /* that any of them may send */
+static uint8_t hello[RAW_FRAME], proof[RAW_FRAME]; /* what any of them may send */
 static size_t hello_length, proof_length;
 
-/* A HELLO as a client with the key sends it, from its file's point of view. */
+/* Makes the HELLO of a client with the key. */
 static void make_hello(struct handshake_scene *s)
 {
     struct raw_frame frame;
@@ -87,7 +85,8 @@ static void *server_main(void *argument)
 
 /* ------------------------------------------------------------------------- the test */
 
-/* A server with a thread of its own; `places` for clients in their handshake, 0: the default. */
+/* A server with a thread of its own. `places`: for clients in their handshake; 0: the default
+ * number. */
 static void begin(struct handshake_scene *s, struct server *server, unsigned places)
 {
     handshake_open(s, true, CONNECT_MS);
@@ -120,7 +119,7 @@ struct times {
     unsigned late;
 };
 
-/* For how long this thread has wanted a processor and had none; 0: this kernel does not tell. */
+/* How long this thread has waited for a processor; 0: this kernel does not report it. */
 static uint64_t kept_waiting(pid_t tid)
 {
     char path[64];
@@ -190,7 +189,7 @@ static void clients_get_in_among_strangers(void **state)
                   (server.bytes_most - server.bytes) / 1024);
     assert_int_equal(server.served, CLIENTS);
     assert_soon(&took, CLIENTS);
-    /* Beside the strangers: one who has proven itself, and the clients of this process. */
+    /* Besides the strangers: a client that has authenticated, and the clients of this process. */
     assert_true(server.fds_most - server.fds <= (int)PLACES + 16);
     assert_true(server.bytes_most <= server.bytes + PLACES * PLACE_BYTES + (1 << 20));
     end(&s, &server);
@@ -198,7 +197,7 @@ static void clients_get_in_among_strangers(void **state)
 
 static bool own_network;
 
-/* Connection requests of this network namespace that found no room. */
+/* Connection requests in this network namespace that found no room in a queue. */
 static unsigned long overflows(void)
 {
     char names[4096], values[4096], *name = NULL, *value = NULL, *next_name, *next_value;
@@ -217,7 +216,7 @@ static unsigned long overflows(void)
     return count;
 }
 
-/* As many handshakes as the flood's processor can begin; all of them fail. */
+/* Starts as many handshakes as one processor can; all of them fail. */
 static void flood(const char *from, unsigned addresses)
 {
     struct handshake_scene s;
@@ -247,9 +246,9 @@ static void clients_get_in_among_a_flood(void **state)
 {
     (void)state;
     const unsigned long before = overflows();
-    flood("127.0.0.1", 1); /* which is the clients' own */
+    flood("127.0.0.1", 1); /* the clients' own address */
     flood("127.0.1.0", 200);
-    /* Whose request finds no room comes again after a second, or three, or seven. */
+    /* A client whose request finds no room tries again after a second, or three, or seven. */
     if (own_network)
         assert_int_equal(overflows(), before);
     else

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The tcp provider against a raw socket that goes away, or whose memory does. */
+/* The tcp provider with a raw socket that is closed, or that loses its memory. */
 #include "tests/fixtures/tcp_raw.h"
 
 #include <errno.h>
@@ -28,7 +28,7 @@ static void test_messages_before_the_end_are_delivered(void **state)
 {
     (void)state;
     send_last();
-    /* The bulk lanes end first, as far as the server can see. */
+    /* The bulk lanes end first from the server's point of view. */
     for (int i = 2; i >= 0; i--)
         close_lane(i);
     expect_lost(-ECONNRESET, "closed");
@@ -36,13 +36,14 @@ static void test_messages_before_the_end_are_delivered(void **state)
     assert_int_equal(server.count, 2);
 }
 
-/* The server hears of the end first when it sends. */
+/* The server only notices the end when it sends. */
 static void test_messages_before_a_reset_are_delivered(void **state)
 {
     (void)state;
     send_last();
     close_lane(0);
-    for (int i = 0; i < 3; i++) /* the first meets a closed socket and makes the rest fail */
+    /* the first one meets a closed socket, which makes the others fail */
+    for (int i = 0; i < 3; i++)
         assert_int_equal(end_send(&server, "hello", 5, 0), 0);
     expect_lost(-ECONNRESET, "");
     expect_last();
@@ -59,14 +60,15 @@ static void test_a_lost_lane_ends_the_connection(void **state)
     expect_lost(-ECONNRESET, "closed");
 }
 
-/* Writing to a socket whose other end is gone raises no signal: this process would die of it. */
+/* Writing to a socket whose other end is closed must not raise SIGPIPE, which would end this
+ * process. */
 static void test_no_signal_from_dead_sockets(void **state)
 {
     (void)state;
     for (int i = 0; i < 3; i++)
         close_lane(i);
     struct ibx_mr *mr = end_register(&server, region, BYTES, BOTH);
-    static struct ibx_chunk chunk; /* the provider has it to the end */
+    static struct ibx_chunk chunk; /* the provider uses it to the end */
     chunk = (struct ibx_chunk){.kind = IBX_RDMA_WRITE,
                                .lane = 1,
                                .local = region,
@@ -96,7 +98,7 @@ static void test_abort_flushes_all(void **state)
         assert_int_equal(ibx_provider_tcp.rdma(server.tcp, &chunks[i]), 0);
         end_turn(&server);
     }
-    for (int i = 0; i < 3; i++) /* stuck behind a WRITE that nobody takes */
+    for (int i = 0; i < 3; i++) /* stuck behind a WRITE that nobody reads */
         assert_int_equal(end_send(&server, "hello", 5, IBX_SIGNALED), 0);
     end_settle(&server);
     assert_int_equal(server.count, 0);
@@ -139,7 +141,7 @@ static void test_deregistration_stops_an_arriving_write(void **state)
     end_deregister(&server, mr);
 }
 
-/* An answer that has not begun is refused instead; one that has begun can only be broken off. */
+/* An answer that has not started is refused; one that has started can only be broken off. */
 static void test_deregistration_under_reads(void **state)
 {
     (void)state;
@@ -153,7 +155,7 @@ static void test_deregistration_under_reads(void **state)
     frame.lane = 1;
     frame.id = 43;
     send_frame(0, frame);
-    assert_int_equal(receive_frame(1).type, IBX_TCP_DATA); /* the first has begun */
+    assert_int_equal(receive_frame(1).type, IBX_TCP_DATA); /* the first one has started */
     end_settle(&server);                                   /* the socket is full of it */
     end_deregister(&server, second);
     expect_nak(43, IBX_TCP_STATUS_ACCESS);
@@ -163,7 +165,7 @@ static void test_deregistration_under_reads(void **state)
     ibx_provider_tcp.abort(server.tcp);
 }
 
-/* Whatever was moving, the memory is left alone when deregistration returns. */
+/* Whatever was in flight, the memory is not accessed any more when deregistration returns. */
 static void test_deregistration_after_the_end(void **state)
 {
     (void)state;

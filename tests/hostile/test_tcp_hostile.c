@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The tcp provider against a raw socket that lies and breaks the rules. */
+/* The tcp provider with a raw socket that forges frames and breaks the protocol. */
 #include "tests/fixtures/tcp_raw.h"
 
 #include <errno.h>
@@ -29,7 +29,7 @@ static void test_reads_outside_are_refused(void **state)
     wraps.address = UINT64_MAX - 8;
     send_frame(0, wraps);
     expect_nak(42, IBX_TCP_STATUS_RANGE);
-    /* All of it is inside. */
+    /* This request is inside the region. */
     uint8_t bytes[BYTES];
     send_frame(0, request(IBX_TCP_READ, mr, 0, BYTES));
     assert_int_equal(receive_frame(0).type, IBX_TCP_DATA);
@@ -53,13 +53,13 @@ static void test_keys_are_checked(void **state)
     end_deregister(&server, mr);
     send_frame(0, stale);
     expect_nak(42, IBX_TCP_STATUS_ACCESS);
-    /* The same place in the table and the same memory, another key. */
+    /* The same place in the table and the same memory, with another key. */
     mr = end_register(&server, region, BYTES, IBX_ACCESS_REMOTE_READ);
     assert_int_not_equal(mr->keys[0], stale.key);
     send_frame(0, stale);
     expect_nak(42, IBX_TCP_STATUS_ACCESS);
     end_deregister(&server, mr);
-    /* Memory that the peer may not name has no key at all. */
+    /* Memory that the peer may not access has no key. */
     mr = end_register(&server, region, BYTES, IBX_ACCESS_LOCAL);
     assert_int_equal(mr->keys[0], 0);
     send_frame(0, request(IBX_TCP_READ, mr, 0, 8));
@@ -77,7 +77,7 @@ static void test_access_is_checked(void **state)
     expect_nak(42, IBX_TCP_STATUS_ACCESS);
     end_deregister(&server, mr);
     mr = end_register(&server, region, BYTES, IBX_ACCESS_REMOTE_READ);
-    /* Its bytes are taken from the stream all the same, on either kind of lane. */
+    /* The frame's data is still taken from the stream, on both kinds of lanes. */
     for (int lane = 0; lane < 2; lane++) {
         send_frame(lane, request(IBX_TCP_WRITE, mr, 0, BYTES));
         send_raw(lane, bytes, BYTES);
@@ -103,7 +103,7 @@ static void test_writes_outside_touch_nothing(void **state)
     send_raw(2, bytes, sizeof(bytes));
     expect_nak(42, IBX_TCP_STATUS_RANGE);
     expect_memory_unchanged();
-    /* The lanes are still in step. */
+    /* The lanes are still at the start of a frame. */
     send_frame(2, request(IBX_TCP_WRITE, mr, 8, 8));
     send_raw(2, bytes, 8);
     assert_int_equal(receive_frame(0).type, IBX_TCP_ACK);
@@ -115,13 +115,13 @@ static void test_more_requests_than_agreed(void **state)
 {
     (void)state;
     struct ibx_mr *mr = end_register(&server, NULL, 8u << 20, BOTH);
-    for (int i = 0; i < 9; i++) /* 8 were agreed; nobody takes the answers */
+    for (int i = 0; i < 9; i++) /* 8 were agreed, and nobody reads the answers */
         send_frame(0, request(IBX_TCP_READ, mr, 0, 8u << 20));
     expect_lost(-EPROTO, "8 requests");
     end_deregister(&server, mr);
 }
 
-/* A peer that has an answer may request the next one at once, also before this side has noticed
+/* A peer that has an answer may send its next request at once, even before this side has noticed
  * that the answer was sent. */
 static void test_as_many_requests_as_agreed(void **state)
 {
@@ -164,7 +164,7 @@ static void test_answers_are_asked_for_on_lanes_that_exist(void **state)
 static struct ibx_chunk chunk;
 static uint8_t target[BYTES];
 
-/* The server posts, the client receives the request. */
+/* The server posts, and the client receives the request. */
 static struct ibx_tcp_frame take_request(enum ibx_rdma_kind kind, unsigned lane)
 {
     chunk = (struct ibx_chunk){
@@ -216,13 +216,13 @@ static void test_refusals_become_errno(void **state)
     expect_alive();
 }
 
-/* Each alone ends the connection: answers that nobody waits for, frames on the wrong lane. */
-static void test_frames_out_of_turn(void **state)
+/* Each one ends the connection: answers without a request, and frames on the wrong lane. */
+static void test_unexpected_frames(void **state)
 {
     (void)state;
     enum { NO_REQUEST = -1 };
     static const struct {
-        int request; /* of the server, before */
+        int request; /* a request that the server sends before; 0: none */
         int lane;
         struct ibx_tcp_frame frame;
         const char *words;
@@ -252,7 +252,7 @@ static void test_answer_given_twice(void **state)
     struct ibx_tcp_frame frame = take_request(IBX_RDMA_WRITE, 1);
     send_frame(0, (struct ibx_tcp_frame){.type = IBX_TCP_ACK, .id = frame.id});
     expect_chunk(0);
-    /* The next request takes the same place, under another number. */
+    /* The next request takes the same place with another number. */
     struct ibx_tcp_frame next = take_request(IBX_RDMA_WRITE, 1);
     assert_int_equal(next.id & 0xffff, frame.id & 0xffff);
     send_frame(0, (struct ibx_tcp_frame){.type = IBX_TCP_ACK, .id = frame.id});
@@ -275,7 +275,7 @@ static void test_data_twice(void **state)
 
 /* ------------------------------------------------------------------ broken framing */
 
-static void test_rubbish(void **state)
+static void test_random_bytes(void **state)
 {
     (void)state;
     uint8_t bytes[IBX_TCP_FRAME_BYTES];
@@ -303,14 +303,14 @@ static void test_messages_without_credit(void **state)
         send_raw(0, "x", 1);
     }
     expect_lost(-EPROTO, "room for 0");
-    assert_int_equal(server.count, 5); /* the four before it came through */
+    assert_int_equal(server.count, 5); /* the four before it were received */
 }
 
-/* Room counts for the peer from when it was told, not from when there is some. */
+/* The peer may use room from when it was told of it, not from when it exists. */
 static void test_messages_ahead_of_credit(void **state)
 {
     (void)state;
-    expect_alive(); /* released by now, which is too little to be told of at once */
+    expect_alive(); /* they are released by now, but so little room is not reported at once */
     uint8_t burst[4 * IBX_TCP_FRAME_BYTES];
     for (unsigned i = 0; i < 4; i++)
         ibx_tcp_frame_put(&(struct ibx_tcp_frame){.type = IBX_TCP_MESSAGE},
@@ -333,10 +333,10 @@ int main(int argc, char **argv)
         TEST(test_as_many_requests_as_agreed),
         TEST(test_answers_are_asked_for_on_lanes_that_exist),
         TEST(test_refusals_become_errno),
-        TEST(test_frames_out_of_turn),
+        TEST(test_unexpected_frames),
         TEST(test_answer_given_twice),
         TEST(test_data_twice),
-        TEST(test_rubbish),
+        TEST(test_random_bytes),
         TEST(test_message_too_long),
         TEST(test_messages_without_credit),
         TEST(test_messages_ahead_of_credit),
