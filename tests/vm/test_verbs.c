@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What only the verbs provider promises, over the two soft-RoCE devices of the guest (README.md);
- * the contract tests check the rest. Runs as root there. */
+/* What only the verbs provider promises, over the guest's two soft-RoCE devices (README.md). The
+ * contract tests check everything else. Runs as root in the guest. */
 #include "tests/vm/verbs_scene.h"
 #include "tests/vm/wire.h"
 
@@ -29,7 +29,7 @@
 
 /* -------------------------------------------------------------------- choices */
 
-/* What both sides have after each has set its own options. */
+/* The settings of both sides after each has set its own options. */
 static void test_settings(void **state)
 {
     (void)state;
@@ -69,8 +69,8 @@ static void test_two_rails(void **state)
     assert_int_equal(ibx_conn_caps(s.conn)->lanes, 4);
     check_read(&s);
     session_end(&s);
-    /* Options that fit both devices, and a second address of one: a device for each all the same.
-     */
+    /* Options that fit both devices, and a second address of one. Each side still uses its own
+     * device. */
     shell("ip address add 10.77.0.3/32 dev veth0");
     open_pair(&s, "rails=2", "rails=2 gid_index=1 port_num=1");
     check_both(&s);
@@ -98,8 +98,8 @@ static void test_local_addresses(void **state)
     unlink("/tmp/test_verbs.sock");
 }
 
-/* The handshake by IPv6, and another link-local network than the device's, to which a link-local
- * address leads that comes without its interface: another address of the device is offered. */
+/* The handshake uses IPv6 and another link-local network than the device's. A link-local address
+ * without its interface would lead there, so another address of the device is offered. */
 static void test_no_link_local_address(void **state)
 {
     (void)state;
@@ -115,8 +115,8 @@ static void test_no_link_local_address(void **state)
           "echo 1 >/proc/sys/net/ipv6/conf/$d/disable_ipv6; done");
 }
 
-/* The client's device has addresses of both kinds, the server's only one, which is not that of the
- * handshake. */
+/* The client's device has addresses of both kinds. The server's has only one, which is not of
+ * the handshake's kind. */
 static void test_an_address_of_the_servers_kind(void **state)
 {
     (void)state;
@@ -130,7 +130,7 @@ static void test_an_address_of_the_servers_kind(void **state)
     shell("echo 1 >/proc/sys/net/ipv6/conf/veth1/disable_ipv6");
 }
 
-/* Both sides are told, in a sentence that names `value` and `told`. */
+/* Both sides get a message that contains `value` and `told`. */
 static void check_refused(const char *server_settings, const char *client_settings,
                           const char *value, const char *told)
 {
@@ -151,7 +151,7 @@ static void test_options_refused(void **state)
     check_refused("", "gid_index=99", "GID index 99", "no address");
     check_refused("gid_index=99", "", "GID index 99", "no address");
     check_refused("port_num=2", "", "no address", "an RDMA device");
-    /* Link-local, and so not the one that the route gives. */
+    /* It is link-local, so the route does not lead to it. */
     check_refused("", "gid_index=0", "GID index 0", "no address");
 }
 
@@ -177,8 +177,8 @@ static void check_mtu(const char *mtus, const char *agreed)
     session_end(&s);
 }
 
-/* Networks with long packets and without: rdma_cm knows only the client's port, and packets longer
- * than the server's port takes are lost. */
+/* Networks with and without long packets: rdma_cm knows only the client's port, and packets that
+ * are longer than the server's port accepts are lost. */
 static void test_mtu_of_both_ports(void **state)
 {
     (void)state;
@@ -211,7 +211,7 @@ static void test_locked_memory(void **state)
 
 /* ------------------------------------------------------------------ permissions */
 
-/* What a user without rights is told about verbs. */
+/* What a user without permissions is told about verbs. */
 static void probe_as_nobody(char *told, size_t size)
 {
     int status, ends[2];
@@ -241,8 +241,8 @@ static void expect_told(const char *told, const char *file, const char *why, con
         fail_msg("\"%s\" says not: %s, %s, %s", told, file, why, remedy);
 }
 
-/* A device that one may not use, or that a container has only by name, is not one that is down, nor
- * none at all; and what rdma_cm lacks is said before somebody tries to connect. */
+/* A device that may not be used, or that a container has by name only, is reported as neither
+ * down nor missing; and what rdma_cm lacks is reported before anybody connects. */
 static void test_without_rights(void **state)
 {
     (void)state;
@@ -270,8 +270,8 @@ static void test_without_rights(void **state)
 
 #define SHARED_BYTES (32u << 20)
 
-/* Two connections of one domain pin memory once, of two domains twice; the last one's end, and not
- * the first one's, lets it go. */
+/* Two connections of one domain pin memory once, those of two domains twice. It is unpinned when
+ * the last one ends, not the first one. */
 static void test_pinned_once(void **state)
 {
     (void)state;
@@ -282,7 +282,7 @@ static void test_pinned_once(void **state)
         struct ibx_span span = ibx_span_host(NULL, SHARED_BYTES);
         for (unsigned i = 0; i < 2; i++) {
             if (i < domains) {
-                ibx_domain_release(server_domain); /* the connections keep it */
+                ibx_domain_release(server_domain); /* the connections keep the domain */
                 assert_int_equal(ibx_domain_create(&server_domain, &err), 0);
             }
             open_pair(&s[i], "", "");
@@ -309,7 +309,7 @@ static void test_pinned_once(void **state)
     }
 }
 
-/* A child has a copy of registered memory (Linux 5.12), as of what else lies in its pages. */
+/* A child has a copy of registered memory (Linux 5.12), and of what else is in its pages. */
 static void test_a_forked_child(void **state)
 {
     (void)state;
@@ -332,8 +332,8 @@ static void test_a_forked_child(void **state)
     free(heap);
 }
 
-/* libfabric's verbs keep devices open that a child cannot use: it would wait for timeout_ms, and be
- * told of firewalls. */
+/* libfabric's verbs keeps devices open that a child cannot use: the child would wait for
+ * timeout_ms, and be told of firewalls. */
 static void test_a_forked_child_by_libfabric(void **state)
 {
     static const char *const settings = "provider=ofi ofi_provider=verbs timeout_ms=60000";
@@ -357,7 +357,7 @@ static void test_a_forked_child_by_libfabric(void **state)
 
 /* -------------------------------------------------------------------- the wire */
 
-/* A silence shorter than timeout_ms costs time and nothing else. */
+/* A silence shorter than timeout_ms costs only time. */
 static void test_short_silence(void **state)
 {
     (void)state;
@@ -370,7 +370,7 @@ static void test_short_silence(void **state)
     session_end(&s);
 }
 
-/* As open_pair(); a busy emulator may be too slow for so short a time now and then. */
+/* Like open_pair(). A busy emulator may sometimes be too slow for so short a time limit. */
 static void open_quick_pair(struct session *s, const char *settings)
 {
     for (unsigned tries = 0; tries < 20; tries++) {
@@ -396,7 +396,8 @@ static void test_long_silence(void **state)
     uint64_t start = ibx_now_ns();
     assert_int_not_equal(next_event(s.conn, IBX_EVENT_READ).status, 0);
     next_event(s.conn, IBX_EVENT_CLOSED);
-    /* Each side alone: there is nobody to tell it. The factor is for retries and a busy guest. */
+    /* Each side notices by itself, since nobody can tell it. The factor allows for retries and a
+     * busy guest. */
     assert_true(ibx_now_ns() - start < 20000 * IBX_NS_PER_MS);
     int status;
     assert_int_equal(waitpid(s.child, &status, 0), s.child);
@@ -405,8 +406,8 @@ static void test_long_silence(void **state)
     ibx_listener_close(s.listener);
 }
 
-/* Nobody answers for the device's address, which takes longer to find out than the server waits:
- * tcp is there. */
+/* Nobody answers at the device's address, which takes longer to notice than the server waits;
+ * tcp is used. */
 static void test_no_route_in_time(void **state)
 {
     static const char *const settings = "provider=verbs,tcp timeout_ms=2000";
@@ -430,7 +431,7 @@ static void test_no_route_in_time(void **state)
 
 /* ------------------------------------------------------------------- intruders */
 
-/* For other threads than cmocka's, whose assertions they may not use. */
+/* For threads other than cmocka's, which must not use its assertions. */
 #define MUST(condition)                                                                            \
     do {                                                                                           \
         if (!(condition)) {                                                                        \
@@ -439,7 +440,7 @@ static void test_no_route_in_time(void **state)
         }                                                                                          \
     } while (0)
 
-/* The port of an rdma_cm listener on A; 0 when there is none. */
+/* The port of an rdma_cm listener on A; 0: there is none. */
 static uint16_t rdma_listener(void)
 {
     char line[512], pattern[64];
@@ -475,7 +476,8 @@ static void cm_expect(struct intruder *intruder, enum rdma_cm_event_type type)
 static void intruder_request(struct intruder *intruder, uint16_t port, unsigned version,
                              unsigned lane)
 {
-    static uint32_t queue_pair = 0xf00077; /* nobody's, or the kernel takes it for a repeat */
+    /* of nobody; otherwise the kernel takes the request for a repetition */
+    static uint32_t queue_pair = 0xf00077;
     struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(port)};
     inet_pton(AF_INET, address_a, &to.sin_addr);
     intruder->channel = rdma_create_event_channel();
@@ -500,14 +502,14 @@ static void intruder_is_rejected(struct intruder *intruder)
     rdma_destroy_event_channel(intruder->channel);
 }
 
-/* Stands between the client and the server. When the server listens on its device and tells the
- * client where, four intruders connect before it. */
+/* Stands between client and server. When the server listens on its device and tells the client
+ * where, four intruders connect before the client. */
 struct proxy {
     int listen_fd;
     uint16_t server_port;
 };
 
-/* Passes bytes on; false at the end of the stream. */
+/* Forwards bytes. Returns false at the end of the stream. */
 static bool pass_on(int from, int to)
 {
     char bytes[4096];
@@ -597,8 +599,8 @@ static void test_an_impostor(void **state)
 
 /* -------------------------------------------------------------- receivers ready */
 
-/* How often a device had no receive for a message. (READs count here too when the kernel is short
- * of packets.) */
+/* How often a device had no receive buffer for a message. (If the kernel lacks packets, READs
+ * count here too.) */
 static unsigned long not_ready(void)
 {
     static const char *const names[] = {
@@ -618,8 +620,8 @@ static unsigned long not_ready(void)
     return sum;
 }
 
-/* As many messages as credits allow, in both directions at once, and echoes held back in odd
- * numbers: there is always a receive. */
+/* As many messages as credits allow, in both directions at once, with echoes held back in odd
+ * numbers: there is always a receive buffer. */
 static void test_receivers_are_always_ready(void **state)
 {
     (void)state;
@@ -650,7 +652,7 @@ static void test_receivers_are_always_ready(void **state)
     session_end(&s);
 }
 
-/* An argument is a pattern of test names. */
+/* The argument is a pattern of test names. */
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {

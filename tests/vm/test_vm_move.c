@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * A running VM moved by ib-migrate between two QEMUs of the test guest, its pages READ through the
- * guest's two soft-RoCE devices. What goes wrong on the way goes wrong here as well: the wire is
- * cut, tools are killed, a bit of a page that has not come yet is flipped.
+/* ib-migrate moves a running VM between two QEMUs of the test guest, whose pages are READ
+ * through the guest's two soft-RoCE devices. Faults are tested too: the wire is cut, tools are
+ * killed, a bit of a page that has not arrived is flipped.
  *
- * Runs in the guest only (README.md): two emulators in an emulator, hence the small beats.
- */
+ * Runs in the guest only (README.md). It is an emulator in an emulator, so the guest does little
+ * work. */
 #include "tests/migrations/guest/churn.h"
 #include "tests/fixtures/mover.h"
 #include "tests/vm/wire.h"
@@ -32,23 +31,24 @@
 #include <cmocka.h>
 
 #define GUEST "mib=16 beat=64"
-#define BEATS 64     /* after so many each of its pages was visited */
-#define SLOW  "256K" /* bytes a second of the background: the move is not over before us */
-/* After which time a host that does not answer is dead. */
+#define BEATS 64 /* after this many beats each of the guest's pages was visited */
+/* bytes per second of the background, so that the migration is not over too early */
+#define SLOW "256K"
+/* After this time a host that does not answer counts as dead. */
 #define QUICK     "timeout_ms=5000"
 #define USUAL     "timeout_ms=10000"
 #define LONG      "timeout_ms=30000"
-#define CUT_MS    3000 /* how long the wire is cut when nobody is to notice */
+#define CUT_MS    3000 /* how long the wire is cut if nobody must notice */
 #define PAGE      4096
 #define CHURN_END (CHURN_BASE + (16 << 20)) /* physical address behind the guest's pages */
 
-/* Bytes that may be locked: too few for the RAM and buffers. */
+/* Bytes that may be locked: too few for the RAM and the buffers. */
 #define LOCKED        ((rlim_t)VM_RAM_MIB << 20)
 #define LOCKED_SOURCE ((rlim_t)16 << 20) /* for the messages of all connections */
 
 #define BIG_M     "256"
 #define BIG_MIB   256u
-#define BIG_FIRST (64u << 20 >> 12) /* page; the guest uses none from here on */
+#define BIG_FIRST (64u << 20 >> 12) /* the first page that the guest does not use */
 #define BIG_END   (BIG_MIB << 20 >> 12)
 
 static char key[128], big[2][64];
@@ -74,7 +74,7 @@ static void begin(void)
     vm_wait_beats(&vms[0], BEATS);
 }
 
-/* `more`: another option of the receiver, and `its` of the sender, or NULL. */
+/* `more`: another option of the receiver, and `its` one of the sender, or NULL. */
 static void move_with(const char *bandwidth, const char *timeout, const char *more, const char *its)
 {
     char uri[96];
@@ -98,7 +98,7 @@ static void at_full_speed(void)
     mover_ends(&set, 0);
 }
 
-/* Both tools are content; the VM runs at the destination and each of its pages is right. */
+/* Both tools succeed; the VM runs at the destination, and each of its pages is right. */
 static void arrived(void)
 {
     char said[256];
@@ -134,8 +134,8 @@ static void test_move(void **state)
         (double)mover_figure(&sender, "fault_p99_ns") / 1e3);
 }
 
-/* Pages come before the stop where the kernel tells which are written, and from all others all of
- * them come after it, which one sentence says. */
+/* Pages are sent before the stop if the kernel reports which are written. Otherwise all pages
+ * are sent after it, and a message says so. */
 static void test_warm(void **state)
 {
     struct utsname kernel;
@@ -159,7 +159,7 @@ static void test_warm(void **state)
     assert_int_equal(mover_figure(&receiver, "warm_pages") > 0, tells);
 }
 
-/* READs go into the VM's memory itself. */
+/* READs go to the VM's memory itself. */
 static void test_minor(void **state)
 {
     (void)state;
@@ -168,7 +168,7 @@ static void test_minor(void **state)
     arrived();
 }
 
-/* check and send say it in the same words, and the VM goes on. */
+/* check and send report the same, and the VM continues. */
 static void refused_for_locked_memory(void)
 {
     static const char words[] = "bytes of memory (RLIMIT_MEMLOCK); raise it: ulimit -l unlimited";
@@ -181,12 +181,11 @@ static void refused_for_locked_memory(void)
                (const char *[]){"--key-file", key, "--set", LONG, NULL});
     mover_ends(&sender, 1);
     mover_must_print(&sender, words);
-    assert_false(mover_resumed(&vms[0])); /* and so it never stopped */
+    assert_false(mover_resumed(&vms[0])); /* it never stopped */
     vm_wait_beats(&vms[0], vm_beats(&vms[0]) + BEATS);
 }
 
-/* For that the receiver has to pin all of it, more than it may: this is known before the VM
- * stops. */
+/* The receiver must pin all of it, more than it may. This is noticed before the VM stops. */
 static void test_minor_and_little_locked_memory(void **state)
 {
     (void)state;
@@ -195,7 +194,7 @@ static void test_minor_and_little_locked_memory(void **state)
     begin();
     assert_false(mover_resumed(&vms[0])); /* from now on */
     snprintf(uri, sizeof(uri), "verbs://%s:0?" LONG, getenv("IBX_VM_ADDR_A"));
-    assert_int_equal(prctl(PR_CAPBSET_DROP, CAP_IPC_LOCK), 0); /* else no limit counts */
+    assert_int_equal(prctl(PR_CAPBSET_DROP, CAP_IPC_LOCK), 0); /* otherwise no limit applies */
     assert_int_equal(setrlimit(RLIMIT_MEMLOCK, &little), 0);
     mover_receive(&receiver, &vms[1], uri, (const char *[]){"--key-file", key, "--minor", NULL});
     assert_int_equal(setrlimit(RLIMIT_MEMLOCK, &usual), 0);
@@ -203,7 +202,7 @@ static void test_minor_and_little_locked_memory(void **state)
     mover_must_print(&receiver, "RLIMIT_MEMLOCK");
 }
 
-/* The same of the source, whose page connections pin what holds data. */
+/* The same for the source, whose page connections pin memory that holds data. */
 static void test_source_and_little_locked_memory(void **state)
 {
     (void)state;
@@ -214,7 +213,7 @@ static void test_source_and_little_locked_memory(void **state)
     begin();
     assert_false(mover_resumed(&vms[0])); /* from now on */
     snprintf(uri, sizeof(uri), "verbs://%s:0?" LONG, getenv("IBX_VM_ADDR_A"));
-    assert_int_equal(prctl(PR_CAPBSET_DROP, CAP_IPC_LOCK), 0); /* else no limit counts */
+    assert_int_equal(prctl(PR_CAPBSET_DROP, CAP_IPC_LOCK), 0); /* otherwise no limit applies */
     mover_receive(&receiver, &vms[1], uri, (const char *[]){"--key-file", key, NULL});
     mover_start(&check, (const char *[]){"check", "--qmp", vms[0].tool, receiver.uri, "--key-file",
                                          key, "--set", LONG, NULL});
@@ -224,7 +223,7 @@ static void test_source_and_little_locked_memory(void **state)
     assert_int_equal(setrlimit(RLIMIT_MEMLOCK, &usual), 0);
 }
 
-/* Its RAM in a file of ours; what the guest does not use of it is to be filled with `fill`. */
+/* A VM whose RAM is in a file of the test. `fill`: whether to fill what the guest does not use. */
 static uint64_t *big_start(unsigned i, bool fill)
 {
     char ram[160];
@@ -247,7 +246,7 @@ static uint64_t *big_start(unsigned i, bool fill)
     return words;
 }
 
-/* Of all threads of a process. */
+/* The processor time of all threads of a process. */
 static uint64_t cpu_ns(pid_t pid)
 {
     clockid_t clock;
@@ -257,8 +256,9 @@ static uint64_t cpu_ns(pid_t pid)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* The pages come without the source's processor, as long as nobody compares them. Both tools' time
- * grows alike where the machine has other work, of which an emulator's clocks know nothing. */
+/* Pages are transferred without the source's processor, as long as nobody compares them. If the
+ * machine has other work, of which an emulator's clock knows nothing, both tools' times grow
+ * alike. */
 static void test_source_rests(void **state)
 {
     (void)state;
@@ -298,7 +298,7 @@ static int mend_and_end(void **state)
     return mover_end_all(state) || rc;
 }
 
-/* Bytes of a VM's RAM that are there. */
+/* Bytes of a VM's RAM that have arrived. */
 static off_t there(const struct vm *vm)
 {
     struct stat is;
@@ -306,7 +306,7 @@ static off_t there(const struct vm *vm)
     return is.st_blocks * 512;
 }
 
-/* The VM waits, and nobody makes a fuss. */
+/* The VM waits, and no tool reports anything. */
 static void test_short_cut(void **state)
 {
     (void)state;
@@ -314,7 +314,7 @@ static void test_short_cut(void **state)
     move(SLOW, LONG, NULL);
     mover_await(&receiver, "filling", 0);
     wire_cut();
-    poll(NULL, 0, CUT_MS / 2); /* what was under way has come */
+    poll(NULL, 0, CUT_MS / 2); /* work in flight has arrived */
     off_t before = there(&vms[1]);
     poll(NULL, 0, CUT_MS / 2);
     assert_int_equal(there(&vms[1]), before);
@@ -343,7 +343,7 @@ static void test_long_cut(void **state)
 
 /* ------------------------------------------------------------- dead tools, wrong pages */
 
-/* Either tool is killed; the other one notices and waits for a new one. */
+/* One of the tools is killed. The other one notices and waits for a new one. */
 static void test_tool_dies(void **state)
 {
     struct mover *dead = *state, *left = dead == &receiver ? &sender : &receiver;
@@ -360,8 +360,8 @@ static void test_tool_dies(void **state)
     assert_true(mover_figure(left, "reconnects") > 0);
 }
 
-/* Flips a bit of the guest's last page that has not come yet. */
-static void poison(void)
+/* Flips a bit of the guest's last page that has not arrived. */
+static void flip_a_bit(void)
 {
     int from = open(vms[0].ram, O_RDWR | O_CLOEXEC), to = open(vms[1].ram, O_RDONLY | O_CLOEXEC);
     assert_true(from >= 0 && to >= 0);
@@ -377,7 +377,7 @@ static void poison(void)
     close(to);
 }
 
-/* That right heartbeats mean right pages. */
+/* Shows that right heartbeats mean right pages. */
 static void test_wrong_bit_is_seen(void **state)
 {
     (void)state;
@@ -386,8 +386,8 @@ static void test_wrong_bit_is_seen(void **state)
     move(SLOW, LONG, NULL);
     mover_await(&receiver, "filling", 0);
     wire_cut();
-    poll(NULL, 0, CUT_MS / 2); /* what was under way has come */
-    poison();
+    poll(NULL, 0, CUT_MS / 2); /* work in flight has arrived */
+    flip_a_bit();
     wire_mend();
     at_full_speed();
     mover_ends(&sender, 0);

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Sessions over verbs, and the wire between the guest's two devices cut: briefly, and nothing has
- * happened; for long, and both ends come back with an error and the next session stands.
+/* Sessions over verbs while the wire between the guest's two devices is cut. After a short cut
+ * nothing has happened. After a long one both ends return with an error, and the next session
+ * works.
  *
- * Runs in the guest only (README.md).
- */
+ * Runs in the guest only (README.md). */
 #include "tests/fixtures/session_pair.h"
 #include "tests/vm/wire.h"
 
@@ -28,7 +27,7 @@ static int mend_after(void **state)
     return wire_mend_any();
 }
 
-/* Reads bodies until there are no more; the number of those that were right, or -1. */
+/* Reads bodies until there are no more. Returns how many were right, or -1. */
 static int read_bodies(struct session_pair *pair, void *argument)
 {
     uint8_t *bytes = malloc(BODY);
@@ -48,7 +47,7 @@ static int read_bodies(struct session_pair *pair, void *argument)
     return count;
 }
 
-/* A cut is short or long beside this, even where a busy host stretches it. */
+/* Relative to this time a cut is clearly short or long, even if a busy host prolongs it. */
 static void give_up_after(const char *ms)
 {
     session_pair_use("verbs", getenv("IBX_VM_ADDR_A"), "timeout_ms", ms);
@@ -83,7 +82,7 @@ static void short_cut_is_not_noticed(void **state)
     free(bytes);
 }
 
-/* The wire goes for good: in the middle of a body, or while nothing is under way. */
+/* The wire is cut for good: in the middle of a body, or while nothing is in flight. */
 static void long_cut(void **state)
 {
     const bool idle = *state;
@@ -103,7 +102,7 @@ static void long_cut(void **state)
     assert_int_equal(session_pair_join(&pair), 1);
     uint64_t took_ms = (ibx_now_ns() - began) / IBX_NS_PER_MS;
     print_message("both ends noticed after %u ms\n", (unsigned)took_ms);
-    assert_true(took_ms < 60000); /* a busy emulator; the time asked for is 2 s */
+    assert_true(took_ms < 60000); /* generous for a busy emulator; the limit asked for is 2 s */
     assert_string_not_equal(ibx_session_reason(pair.client), "");
     assert_string_not_equal(ibx_session_reason(pair.server), "");
     wire_mend();

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Sessions over verbs that go on: after a cut of the wire that both ends noticed, a queue pair in
- * error, whichever it is, a device that is unplugged and plugged in again, and links that were
- * down. Every body is read once and right.
+/* Sessions over verbs that continue: after a cut of the wire that both ends noticed, with any
+ * queue pair in error, after a device was unplugged and plugged in again, and after links were
+ * down. Every body is read once and is right.
  *
- * Linked with --wrap: the queue pairs are known here. Runs in the guest only (README.md).
- */
+ * Linked with --wrap, so that the test knows the queue pairs. Runs in the guest only
+ * (README.md). */
 #include "tests/fixtures/session_pair.h"
 #include "tests/vm/wire.h"
 
@@ -25,11 +24,11 @@
 
 #define BODY        (3u << 20)
 #define QUEUE_PAIRS 32u
-#define PATIENCE_MS 60000u /* an emulator on a busy host */
+#define PATIENCE_MS 60000u /* for an emulator on a busy host */
 
 /* ----------------------------------------------------------------- the queue pairs */
 
-static _Atomic(struct ibv_qp *) queue_pairs[QUEUE_PAIRS]; /* of the first connection, both ends' */
+static _Atomic(struct ibv_qp *) queue_pairs[QUEUE_PAIRS]; /* of both ends of the first connection */
 static atomic_uint queue_pair_count;
 
 struct ibv_qp *__real_ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr);
@@ -53,10 +52,10 @@ static void put_in_error(unsigned i)
 
 static struct session_pair pair;
 static atomic_uint bodies;          /* that the server has read */
-static atomic_bool ends_connection; /* the server, behind the next one */
+static atomic_bool ends_connection; /* the server ends it after the next body */
 static const char *paths = "verbs"; /* in order of preference */
 
-/* The number of bodies that were right, or -1. Each answer has its number. */
+/* Reads bodies. Returns how many were right, or -1. Each answer contains its number. */
 static int read_bodies(struct session_pair *p, void *argument)
 {
     uint8_t *bytes = malloc(BODY);
@@ -122,14 +121,14 @@ static void end(unsigned sent)
 
 /* ---------------------------------------------------------------------------- tests */
 
-static unsigned breaks_at; /* body */
+static unsigned breaks_at; /* the body */
 static int breaks_after_us;
 static void (*breaks)(void);
-static void (*mends)(void); /* when both ends have noticed; NULL: there is nothing to mend */
+static void (*mends)(void); /* called when both ends have noticed; NULL: nothing to mend */
 
 static bool noticed(const struct ibx_session *s)
 {
-    const volatile unsigned *now = &s->link.state.now; /* of another thread */
+    const volatile unsigned *now = &s->link.state.now; /* written by another thread */
     return *now != (unsigned)LINK_CONNECTED || ibx_session_resumed(s);
 }
 
@@ -151,9 +150,9 @@ static void *break_and_mend(void *argument)
     return NULL;
 }
 
-/* Sends so many bodies at least, and goes on until they go by `path`. A device is unplugged when
+/* Sends at least `count` bodies, and continues until they use `path`. A device is unplugged when
  * its users have closed it, and a session closes a connection when it has read the last message
- * that came by it. Returns how many there were. */
+ * from it. Returns the number of bodies. */
 static unsigned meet(unsigned count, const char *path)
 {
     const uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
@@ -172,7 +171,7 @@ static unsigned meet(unsigned count, const char *path)
     return sent;
 }
 
-/* How often the session went on. */
+/* Returns how often the session has continued. */
 static unsigned run(unsigned count)
 {
     const unsigned sent = meet(count, "verbs");
@@ -191,7 +190,7 @@ static void cut_that_is_noticed(void **state)
     assert_in_range(run(5), 1, 10);
 }
 
-/* A NIC that is unplugged, as before its VM moves, and plugged in again. */
+/* A NIC is unplugged, as before its VM migrates, and plugged in again. */
 static void device_removed_and_added(void **state)
 {
     (void)state;
@@ -208,9 +207,9 @@ static void device_removed_and_added(void **state)
     end(sent + 2);
 }
 
-/* A soft-RoCE device that had to send while its link was down connects no queue pairs any more, up
- * to Linux 7.3, rping's neither: TCP is what remains. In 6.1 rdma_destroy_id() does not return
- * then. */
+/* A soft-RoCE device that had to send while its link was down connects no more queue pairs, up
+ * to Linux 7.3, not even for rping. TCP remains. In Linux 6.1 rdma_destroy_id() then does not
+ * return. */
 static void link_down_and_up(void **state)
 {
     struct utsname kernel;
@@ -234,8 +233,8 @@ static void break_queue_pair(void)
     put_in_error(victim);
 }
 
-/* A queue pair that carries nothing may die unnoticed: the messages' and the first bulk one's do
- * not. */
+/* An idle queue pair may fail unnoticed. That of the messages and the first bulk one are
+ * noticed. */
 static void queue_pair_in_error(void **state)
 {
     unsigned resumed = 0, all = queue_pair_count;

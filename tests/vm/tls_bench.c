@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * What sending costs with TLS in user space and in the kernel, beside plain sockets: time inside
- * the calls that send, over loopback. If QEMU counts instructions (guest --accel count), a
- * nanosecond is an instruction.
- */
+/* Measures what sending costs with TLS in user space and in the kernel, compared with plain
+ * sockets: the time inside the calls that send, over loopback. If QEMU counts instructions
+ * (guest --accel count), a nanosecond is an instruction. */
 #include "tests/fixtures/tls_pair.h"
 
 #include "common/clock.h"
@@ -39,7 +37,7 @@ static void drain(const struct tls_pair *pair)
         ;
 }
 
-/* One body behind a header; returns the nanoseconds inside send. */
+/* Sends one body after a header. Returns the nanoseconds inside send. */
 static uint64_t send_one(struct tls_pair *pair, enum way way, size_t length)
 {
     uint64_t spent = 0;

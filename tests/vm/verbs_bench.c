@@ -1,18 +1,16 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * The transport's figures over real verbs; tests/vm/verbs compares them with perftest's in the same
- * guest.
+/* Measures the transport over real verbs; tests/vm/verbs compares the figures with perftest's in
+ * the same guest.
  *
  *   verbs_bench ADDRESS read|write BYTES [OPTION=VALUE...]   MB/s (10^6)
  *   verbs_bench ADDRESS latency [OPTION=VALUE...]            us, half a round trip (below)
- *   verbs_bench ADDRESS call [OPTION=VALUE...]               likewise, waiting as a session does
+ *   verbs_bench ADDRESS call [OPTION=VALUE...]               the same, waiting as a session does
  *   verbs_bench ADDRESS cache [OPTION=VALUE...]              is cached memory always the right one?
  *
- * Of round trips there are two figures: what the fastest hundredth took, and the median.
+ * There are two figures for round trips: the maximum of the fastest hundredth, and the median.
  *
- * This process serves and initiates, as GVirtuS's back end does; a forked one
- * connects to it.
- */
+ * This process is the server and initiates transfers, as GVirtuS's back end does; a forked
+ * process connects to it. */
 #include "common/clock.h"
 #include "transport/core/regcache.h"
 #include "transport/transport.h"
@@ -39,7 +37,7 @@ static void fail(const char *what, const char *why)
     exit(1);
 }
 
-static bool waits; /* where there is nothing to poll, instead of polling again */
+static bool waits; /* if there is nothing to poll, waits instead of polling again */
 
 static struct ibx_event next_event(struct ibx_conn *conn, enum ibx_event_type type)
 {
@@ -138,7 +136,7 @@ static void bandwidth(struct ibx_conn *conn, bool reads, size_t bytes)
 
 /* -------------------------------------------------------------------- latency */
 
-/* Both sides poll: on one processor each would wait for the other's time slice to end. */
+/* Both sides poll. On one processor each would wait for the end of the other's time slice. */
 static void stay_on(size_t processor)
 {
     cpu_set_t set;
@@ -184,8 +182,8 @@ static void latency(struct ibx_conn *conn)
 
 /* ---------------------------------------------------------------------- cache */
 
-/* Fills new memory, mostly where freed memory was, and lets the other side READ it by a cached
- * registration: it must never see what was there before. */
+/* Fills new memory, mostly where freed memory was, and lets the other side READ it through a
+ * cached registration, which must never show what was there before. */
 static void cache_peer(struct ibx_conn *conn)
 {
     struct ibx_regcache *cache;
@@ -201,7 +199,7 @@ static void cache_peer(struct ibx_conn *conn)
             fail("mmap", strerror(errno));
         same += memory == last;
         last = memory;
-        /* Every way in which memory goes: unmapped, emptied, moved - and not at all. */
+        /* Every way in which memory can go: unmapped, emptied, moved; and memory that stays. */
         for (int use = 0; use < 3; use++) {
             memset(memory, (int)(round * 3 + (unsigned)use) & 0xff, CACHE_BYTES);
             struct ibx_mr *mr;

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A server here and a client in a process of its own, over the two soft-RoCE devices of the guest.
- */
+/* A server in this process and a client in another one, over the guest's two soft-RoCE devices. */
 #ifndef IBX_TESTS_VM_VERBS_SCENE_H
 #define IBX_TESTS_VM_VERBS_SCENE_H
 
@@ -20,7 +19,7 @@
 #define BYTES   (4u << 20)
 
 static char address_a[32];
-static struct ibx_domain *server_domain; /* for sessions to come; NULL: none */
+static struct ibx_domain *server_domain; /* for later sessions; NULL: none */
 
 /* ------------------------------------------------------------------- sessions */
 
@@ -30,10 +29,10 @@ struct outcome {
     char description[192];
 };
 
-/* A server here and a client in a process of its own. */
+/* A server in this process and a client in another one. */
 struct session {
     struct ibx_listener *listener;
-    struct ibx_conn *conn; /* NULL when it did not come about */
+    struct ibx_conn *conn; /* NULL if the connection was not made */
     pid_t child;
     struct outcome server, client;
 };
@@ -64,7 +63,7 @@ static void note_outcome(struct outcome *outcome, int rc, const struct ibx_conn 
                sizeof(outcome->description));
 }
 
-/* The client's life: sends every message back, when it has credit, until the server has gone. */
+/* Runs the client: it sends every message back, when it has credit, until the server has gone. */
 static void echo(struct ibx_conn *conn)
 {
     struct ibx_event waiting[64], event;
@@ -136,7 +135,7 @@ static struct ibx_conn *take(struct ibx_listener *listener)
     return conn;
 }
 
-/* `through`: where the client is to go instead of the listener, or NULL. */
+/* `through`: where the client connects instead of the listener, or NULL. */
 static void session_start(struct session *s, const char *listen_at, const char *server_settings,
                           const char *client_settings, void (*prepare)(void), const char *through)
 {
@@ -181,7 +180,7 @@ static const char *uri_a(void)
     return uri;
 }
 
-/* A session that comes about; `listen_at`, `through`: as session_start(). */
+/* Starts a session that must succeed; `listen_at` and `through` as in session_start(). */
 static void open_at(struct session *s, const char *listen_at, const char *server_settings,
                     const char *client_settings, const char *through)
 {
@@ -222,7 +221,7 @@ static struct ibx_remote receive_remote(struct ibx_conn *conn)
     return remote;
 }
 
-/* Reads what the client exposes and looks at every byte. */
+/* READs what the client exposes and checks every byte. */
 static void check_read(struct session *s)
 {
     struct ibx_mr *mr;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The wire between the two devices of the guest: cut, every packet is lost in both directions. */
+/* The wire between the guest's two devices. While it is cut, every packet in both directions is
+ * lost. */
 #ifndef IBX_TESTS_VM_WIRE_H
 #define IBX_TESTS_VM_WIRE_H
 
@@ -35,7 +36,7 @@ static inline void *wire_mend_main(void *ms)
     return NULL;
 }
 
-/* In a thread, which the caller joins. */
+/* Mends the wire after a while, in a thread that the caller joins. */
 static inline pthread_t wire_mend_in(int ms)
 {
     pthread_t thread;
@@ -48,7 +49,7 @@ static inline void links_down(void)
     shell("ip link set veth0 down && ip link set veth1 down");
 }
 
-/* With the routes and neighbours of guest-setup, which went with them. */
+/* Restores routes and neighbours of guest-setup too, which are removed with the links. */
 static inline void links_up(void)
 {
     shell("set -e\n"
@@ -62,7 +63,7 @@ static inline void links_up(void)
           "one veth1 veth0 $IBX_VM_ADDR_B $IBX_VM_ADDR_A 102\n");
 }
 
-/* Of the client. */
+/* Removes the client's device. */
 static inline void device_remove(void)
 {
     shell("rdma link delete rxe1");
@@ -73,7 +74,7 @@ static inline void device_add(void)
     shell("rdma link add rxe1 type rxe netdev veth1");
 }
 
-/* For a teardown: whatever a test has left. */
+/* For a tear-down: mends whatever a test has left. */
 static inline int wire_mend_any(void)
 {
     return system("tc qdisc del dev veth0 root 2>/dev/null; "
