@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* In place of gpudirect/cuda.c. */
+/* Replaces gpudirect/cuda.c. */
 #include "tests/fuzz/fake_cuda.h"
 
 #include "gpudirect/gpudirect.h"
@@ -258,7 +258,7 @@ const char *ibx_cuda_error_name(const struct ibx_cuda *cuda, int code)
     return "told to fail";
 }
 
-/* It has no functions, either, that the table lacks. */
+/* It lacks all functions that the table lacks. */
 void *ibx_cuda_symbol(const char *name)
 {
     (void)name;

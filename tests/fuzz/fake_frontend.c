@@ -40,7 +40,8 @@ const uint8_t *fake_frontend_steps(const uint8_t *data, size_t size, size_t byte
 
 /* ------------------------------------------------------------------------------- answers */
 
-/* -1: the back end does not know it; the last ones: no connection. */
+/* Takes the next answer. -1: the back end does not know the request; a few values: no
+ * connection. */
 static int answer(void *to, size_t room, int *rc)
 {
     static const int errors[] = {1, 2, 400, 600, 700, 801, 900, 908, 999, -1};
@@ -57,7 +58,7 @@ static int answer(void *to, size_t room, int *rc)
     *rc = how < ERRORS_FROM ? CUDA_SUCCESS : errors[how - ERRORS_FROM];
     if (*rc || !room)
         return 0;
-    memset(to, 0, room); /* all of it is the caller's */
+    memset(to, 0, room); /* the caller owns all of it */
     if (n)
         memcpy(to, bytes, n < room ? n : room);
     return 0;
@@ -71,7 +72,7 @@ static int call(const struct ibx_frontend_request *request, int *exit_code)
     return answer(request->out, request->out_n, exit_code);
 }
 
-/* All that is named is read, or written. */
+/* Everything that is named is read or written. */
 static int make_copy(const struct ibx_frontend_copy *wish, int *exit_code)
 {
     static volatile uint8_t sum;
@@ -121,7 +122,7 @@ bool ibx_frontend_called(const char *name, const struct ibx_writer *body, int *r
     return !call(&request, rc);
 }
 
-/* A line for each lie of the back end would take longer than all else. */
+/* Logging every false answer would take longer than everything else. */
 void ibx_log(enum ibx_log_level level, const char *format, ...)
 {
     char line[512];
@@ -190,7 +191,7 @@ int cudaPeekAtLastError(void)
     return CUDA_SUCCESS;
 }
 
-/* --------------------------------------------------------------------- files of others */
+/* ------------------------------------------------------------ replaced functions of other files */
 
 int cudaGetDevice(int *device)
 {
@@ -235,7 +236,7 @@ int cudaMemcpy(void *to, const void *from, size_t n, int kind)
     return cudaMemcpy2D(to, n, from, n, n, 1, kind);
 }
 
-/* From the device all that is named is written. */
+/* A copy from the device writes everything that is named. */
 int cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
                  size_t height, int kind)
 {
@@ -294,7 +295,7 @@ void ibx_frontend_ranges_unlock(void)
     pthread_mutex_unlock(&ranges);
 }
 
-/* Of functions; none of them copies. */
+/* Calls that take a function; none of them copies. */
 static void nothing(void *argument)
 {
     (void)argument;
@@ -381,7 +382,7 @@ const void *ibx_frontend_kernel_of_name(uint64_t name)
     return (const void *)(uintptr_t)name;
 }
 
-/* All of them are read. */
+/* All arguments are read. */
 int ibx_frontend_arguments_reach(const void *arguments, size_t n)
 {
     static volatile uint8_t sum;
@@ -402,7 +403,7 @@ int ibx_frontend_put_launch(struct own_request *e, const struct launch_config *c
     return CUDA_NOT_SUPPORTED;
 }
 
-/* The rest knows nothing and has nothing to do. */
+/* The other functions know nothing and do nothing. */
 
 bool ibx_frontend_forbidden(int *rc)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The path of a session whose client a fuzzer is, for --wrap=ibx_session_path. */
+/* The path of a session whose client is a fuzzer, for --wrap=ibx_session_path. */
 #include "frontend-glue/session/hooks.h"
 
 /* There is no connection. */

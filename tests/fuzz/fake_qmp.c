@@ -4,7 +4,7 @@
 #include <errno.h>
 #include <stdio.h>
 
-#define NOBODY 0x3fffff /* no process has that number */
+#define NOBODY 0x3fffff /* no process has this number */
 
 json_t *fake_qmp_answers;
 

@@ -15,21 +15,21 @@
 #define ENDS  0xffffu /* in place of a message's length */
 
 struct ibx_conn {
-    struct ibx_reader messages; /* of the peer, still to come */
+    struct ibx_reader messages; /* of the peer, not yet delivered */
     uint8_t flags;
     unsigned sends;
     unsigned unreleased;
     void *held[FAKE_SLOTS];
-    unsigned completions; /* of copies, not yet polled */
-    bool read;            /* what they were */
+    unsigned completions; /* of copies that have not been polled yet */
+    bool read;            /* whether they were READs */
     uint64_t cookies[64]; /* the oldest first */
-    bool holding;         /* memory of the peer's: nothing else is done meanwhile */
+    bool holding;         /* whether memory of the peer is held; no other call is made meanwhile */
     bool closed;
 };
 
-static struct ibx_conn fakes[CONNS]; /* one after the other */
+static struct ibx_conn fakes[CONNS]; /* used one after the other */
 static unsigned conn_count;
-static struct ibx_reader rest; /* of the input, for further ones */
+static struct ibx_reader rest; /* of the input, for further connections */
 static uint8_t how;            /* the flags */
 static struct ibx_session *session;
 static struct ibx_mr *regions[256]; /* of all connections */
@@ -121,7 +121,7 @@ int ibx_accept(struct ibx_listener *listener, struct ibx_conn **conn, struct ibx
     return ibx_error_set(err, -ENOSYS, "not here");
 }
 
-/* Nobody here serves programs. */
+/* No programs are served here. */
 uint64_t ibx_listener_taken(const struct ibx_listener *listener)
 {
     (void)listener;
@@ -191,7 +191,7 @@ void ibx_conn_packets_lost(const struct ibx_conn *conn)
     (void)conn;
 }
 
-/* A region is where its memory is, and nothing else. */
+/* A region consists of its memory's address only. */
 struct ibx_mr {
     struct ibx_span span;
     bool allocated;
@@ -313,7 +313,7 @@ int ibx_write(struct ibx_conn *conn, struct ibx_mr *mr, const void *local,
     return copy(conn, false, mr, (void *)(uintptr_t)local, remote, offset, length, cookie);
 }
 
-/* Memory of the peer's under an odd key is mapped here, one allocation of it. */
+/* Memory of the peer with an odd key is mapped here, as one allocation. */
 int ibx_remote_hold(struct ibx_conn *conn, const struct ibx_remote *remote, unsigned access,
                     struct ibx_reach *reach)
 {
@@ -339,7 +339,7 @@ int ibx_remote_copy(struct ibx_conn *conn, bool read, void *local, const struct 
     (void)remote;
     (void)offset;
     (void)n;
-    abort(); /* said to be impossible */
+    abort(); /* the session was told that this is impossible */
 }
 
 void ibx_remote_release(struct ibx_conn *conn)
@@ -369,7 +369,7 @@ int ibx_send(struct ibx_conn *conn, const struct iovec *iov, int iovcnt, uint64_
     return 0;
 }
 
-/* Each message in memory of exactly its size, freed when it is released. */
+/* Each message is in memory of exactly its size, which is freed when it is released. */
 static bool next_message(struct ibx_conn *conn, struct ibx_event *event)
 {
     size_t length = ibx_get_u16(&conn->messages);
@@ -415,7 +415,7 @@ void ibx_message_release(struct ibx_conn *conn, const struct ibx_event *event)
     conn->unreleased--;
 }
 
-/* There is no memory that both ends map. */
+/* No memory is mapped by both ends. */
 void *ibx_shared_allocate(size_t length, struct ibx_error *err)
 {
     (void)length;
@@ -527,7 +527,7 @@ bool ibx_conn_over(const struct ibx_conn *conn)
     return false;
 }
 
-/* A client comes again while there is input; then its process has ended. */
+/* A client reconnects while there is input; then its process has ended. */
 void ibx_hang_up(struct ibx_conn *conn)
 {
     struct session_link *link = &session->link;
@@ -626,7 +626,7 @@ void ibx_close(struct ibx_conn *conn)
     require(region_count == 0 || (session && conn != session->conn));
 }
 
-/* Everything taken from the cache is put back before its end, and once. */
+/* Everything that is taken from the cache must be put back once, before the cache's end. */
 struct ibx_regcache {
     unsigned out;
 };
@@ -665,7 +665,7 @@ void ibx_regcache_put(struct ibx_regcache *cache, struct ibx_mr *mr)
     ibx_mr_deregister(mr);
 }
 
-/* Nothing here has a key. */
+/* No connection has a key. */
 void ibx_keys_release(struct ibx_keys *keys)
 {
     require(!keys);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Connections in the place of transport's, whose peer is a fuzzer's input: its messages, each after
- * its length in two bytes; 0xffff is the end of a connection, and what follows is of the next one.
- * What the session must not do aborts. */
+/* Replaces transport's connections by ones whose peer is the fuzzer's input: its messages, each
+ * after its length in two bytes; 0xffff ends a connection, and what follows belongs to the next
+ * one. Aborts if the session does what it must not do. */
 #ifndef IBX_TESTS_FUZZ_FAKE_TRANSPORT_H
 #define IBX_TESTS_FUZZ_FAKE_TRANSPORT_H
 
@@ -22,15 +22,15 @@ static inline void require(bool good)
         abort();
 }
 
-/* Before each input. The flags: bit 1: nothing can be registered; 2: every third send finds no
- * credit; 3: copies fail; 4: registrations come from a cache; 7: what is READ is a request's frame.
- * `name`: of the peer, "": it has none. */
+/* Called before each input. Flags: bit 1: nothing can be registered; 2: every third send has no
+ * credit; 3: copies fail; 4: registrations come from a cache; 7: what is READ is the frame of a
+ * request. `name`: the peer's, "": none. */
 void fake_transport_begin(uint8_t flags, struct ibx_reader input, const char *name);
-/* The session that uses the connections; NULL: none any more. */
+/* Sets the session that uses the connections; NULL: no session uses them any more. */
 void fake_transport_of(struct ibx_session *session);
-/* The next connection, with the messages up to its end; NULL: there are no more. */
+/* Returns the next connection, with the messages up to its end; NULL: there are no more. */
 struct ibx_conn *fake_conn_next(void);
-/* How many regions of all connections there are. */
+/* Returns the number of regions of all connections. */
 unsigned fake_transport_regions(void);
 
 #endif

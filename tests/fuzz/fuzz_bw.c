@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Each end of ib-bw hears anything of the other: a client ends with one sentence or has read the
- * replies that it asked for, a server answers or ends the connection, and neither touches memory
- * beyond its buffers.
+/* Each end of ib-bw receives anything from the other. A client ends with one sentence or has
+ * read the replies that it asked for; a server answers or ends the connection; and neither
+ * accesses memory beyond its buffers.
  *
  *   u8 which end and what it does (bit 0: the server; bit 1: from the device), u8 bytes of the
- *   payload (client), then what the other end sends
- */
+ *   payload (client), then what the other end sends */
 #include "tests/fuzz/require.h"
 #include "tests/fuzz/quiet.h"
 #include "tools/ib-bw/ib-bw.h"
@@ -20,7 +18,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* In place of the session's: the streams here have none. */
+/* Replaces the session's byte stream; the streams here have no session. */
 struct ibx_session;
 const char *ibx_session_reason(const struct ibx_session *s);
 const struct ibx_path *ibx_session_path(const struct ibx_session *s);
@@ -44,7 +42,7 @@ static ssize_t hear(struct bw_stream *stream, void *buffer, size_t n)
 {
     (void)stream;
     require(n);
-    memset(buffer, 0, n); /* all of it is the caller's */
+    memset(buffer, 0, n); /* the caller owns all of it */
     if (n > ibx_reader_left(&input))
         return 0;
     memcpy(buffer, ibx_get_bytes(&input, n), n);
@@ -74,7 +72,7 @@ static void destroy(struct bw_stream *stream)
 
 static const struct bw_stream_ops operations = {hear, say, sync_it, destroy};
 
-/* The buffers are made anew for each input, so that they are no longer than the slice needs. */
+/* The buffers are allocated for each input, no longer than the slice needs. */
 static void client(struct bw_stream *stream, enum bw_op op, size_t bytes)
 {
     struct bw_bench bench = {.results = {.lock = PTHREAD_MUTEX_INITIALIZER}};

@@ -1,16 +1,14 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * A client's calls whose back end answers anything: each call comes to an end, writes no more than
- * its output has room for, and returns an error where there was no answer of that length.
+/* A client's calls whose back end answers anything. Each call ends, writes no more than its
+ * output has room for, and returns an error if there was no answer of the right length.
  *
- * fake_transport.c takes the place of transport, and calls that were answered are sent at once, or
- * by the next one. Input, in this order:
+ * fake_transport.c replaces transport. Calls that were answered early are sent at once, or with
+ * the next one. Input, in this order:
  *
- * - flags: see fake_transport_begin(); bit 0: calls within the device are answered early, too; 7:
- * the session survives its connections;
- * - u8 n, and n steps of two bytes: what is done, and an argument of it: see run_step();
- * - what fake_transport.h says.
- */
+ * - flags: see fake_transport_begin(); bit 0: calls within the device are answered early too; 7:
+ *   the session survives its connections;
+ * - u8 n, and n steps of two bytes: an action and its argument, see run_step();
+ * - the messages, see fake_transport.h. */
 #include "frontend-glue/client_calls/internal.h"
 #include "frontend-glue/session/own_requests.h"
 #include "frontend-glue/session/session_internal.h"
@@ -25,8 +23,8 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* In place of dead_backend.c: a reply that breaks while GVirtuS reads it ends the program, which
- * no call of the application's own may do. */
+/* Replaces dead_backend.c. A reply that breaks while GVirtuS reads it ends the program; a call
+ * that ibx makes for the application must not do that. */
 static bool is_own;
 
 void ibx_session_tell_end(struct ibx_session *s)
@@ -44,7 +42,7 @@ void ibx_session_answer(struct ibx_session *s, void *buffer, size_t n)
         memcpy(buffer, &unknown, sizeof(unknown));
 }
 
-/* No thread of the process's own: a fuzzer's inputs come one after the other. */
+/* No sending thread, because a fuzzer runs its inputs one after the other. */
 bool __wrap_ibx_process_send_soon(uint32_t patience);
 bool __wrap_ibx_process_send_soon(uint32_t patience)
 {
@@ -54,7 +52,7 @@ bool __wrap_ibx_process_send_soon(uint32_t patience)
 void ibx_keeper_begin(void) {}
 void ibx_keeper_look(void) {}
 
-/* None whose effects stay for the process, for the next input's sake. */
+/* No calls whose effects would stay for the next input. */
 static const struct {
     const char *name;
     unsigned length, out;
@@ -111,7 +109,7 @@ static void put_body(unsigned which, uint8_t argument)
     }
 }
 
-/* As GVirtuS's front end does it. False: it would throw an exception. */
+/* Makes a call as GVirtuS's front end does. False: GVirtuS would throw an exception. */
 static bool call_by_gvirtus(struct ibx_pipeline *p, unsigned which)
 {
     uint8_t head[IBX_REPLY_HEAD] = {0};
@@ -167,7 +165,7 @@ static bool copy_it(struct ibx_pipeline *p, uint8_t argument)
     return done;
 }
 
-/* Up to 127 a call, from 128 on one of what comes between. False: the front end is over. */
+/* Up to 127: a call; from 128 on: an action between calls. False: the front end has ended. */
 static bool run_step(struct ibx_pipeline *p, uint8_t what, uint8_t argument)
 {
     int number;
@@ -209,7 +207,7 @@ static bool run_step(struct ibx_pipeline *p, uint8_t what, uint8_t argument)
         ibx_pipeline_is_over(p, argument % 4);
         break;
     default:
-        pthread_mutex_lock(&p->lock); /* as the sender does */
+        pthread_mutex_lock(&p->lock); /* as the sending thread does */
         ibx_backlog_push(p, argument & 1);
         pthread_mutex_unlock(&p->lock);
     }
@@ -240,7 +238,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         pthread_mutex_lock(&p->lock);
         if (!ibx_session_live(s) || !ibx_pipeline_idle(p))
             ibx_backlog_finish(p);
-        require(ibx_pipeline_idle(p)); /* or its end would wait */
+        require(ibx_pipeline_idle(p)); /* otherwise its end would wait */
         pthread_mutex_unlock(&p->lock);
         require(ibx_pipeline_destroy(p));
     }

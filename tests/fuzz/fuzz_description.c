@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * A source's description of its VM, as a destination takes it, and texts for people that both take
- * from QEMU. Whatever these are, the comparison ends, and its sentences are whole lines.
+/* A source's description of its VM as a destination accepts it, and texts for people that both
+ * read from QEMU. Whatever they contain, the comparison ends, and its sentences are whole lines.
  *
  *   first byte 0   the rest is a peer's description
- *              1   "info qtree"        2   "info ramblock"        3   a line of mountinfo
- */
+ *              1   "info qtree"        2   "info ramblock"        3   a line of mountinfo */
 #include "migrate/preflight/description.h"
 #include "tests/fuzz/require.h"
 

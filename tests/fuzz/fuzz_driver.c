@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Calls of the driver's API (driver_api/) of an application whose back end answers anything: what a
- * call writes is what its caller has named, in memory that has no byte to spare, and each comes to
- * its end.
+/* Calls of the driver API (driver_api/) of an application whose back end answers anything. A
+ * call writes only what its caller has named, in memory without a spare byte, and each call
+ * ends.
  *
- * fake_frontend.c takes the place of the plugin and of GVirtuS's front end. Input, in this order:
+ * fake_frontend.c replaces the plugin and GVirtuS's front end. Input, in this order:
  *
- * - u8 n, and n steps of two bytes: which call, and its arguments: see run_step();
- * - what fake_frontend.h says.
- */
+ * - u8 n, and n steps of two bytes: a call and its arguments, see run_step();
+ * - the answers, see fake_frontend.h. */
 #include "frontend-glue/preload/kernels/images.h"
 #include "frontend-glue/preload/kernels/kernels.h"
 #include "frontend-glue/preload/memory/memory.h"
@@ -20,7 +18,7 @@
 
 #include <stdlib.h>
 
-/* Of launches.c: no node's arguments lie one behind the other. */
+/* Replaces launches.c: no node's arguments are contiguous. */
 bool ibx_driver_is_packed(void *const *extra)
 {
     (void)extra;
@@ -43,15 +41,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 #define HANDLES    4u
 #define FAR_DEVICE 100
-#define CALLS      4096u /* of the back end in one call */
+#define CALLS      4096u /* requests to the back end in one call */
 
 static uint64_t handles[HANDLES];
 static void *named[16];
 static unsigned named_count, calls;
 
-/* ------------------------------------------------------------ what others would have */
+/* ------------------------------------------------------------ replaced functions of other files */
 
-/* An answer that is as long as this. */
+/* An answer of this length. */
 static int answer(void *to, size_t n)
 {
     int rc = CUDA_UNKNOWN;
@@ -60,7 +58,7 @@ static int answer(void *to, size_t n)
     return ibx_frontend_plugin()->call(&request, &rc) ? CUDA_UNKNOWN : rc;
 }
 
-/* One of the calls that leave nothing for later inputs. */
+/* Always the same, so that nothing is left for later inputs. */
 int ibx_frontend_current_device(void)
 {
     return FAR_DEVICE;
@@ -95,7 +93,7 @@ int ibx_frontend_no_kernel(const void *function)
 }
 unsigned ibx_frontend_modules_gone(void)
 {
-    static unsigned gone; /* nothing is known from the input before */
+    static unsigned gone; /* nothing is known from the previous input */
     return named_count ? gone : ++gone;
 }
 enum ibx_image_kind ibx_image_measure(const void **code, size_t most, size_t *n)
@@ -130,7 +128,7 @@ bool ibx_frontend_host_range(const void *address, struct range *range)
 int cudaFuncGetAttributes(void *attributes, const void *function)
 {
     (void)function;
-    return answer(attributes, 144); /* CUDA 12's */
+    return answer(attributes, 144); /* the size in CUDA 12 */
 }
 int cudaFuncSetAttribute(const void *function, int attribute, int value)
 {
@@ -261,7 +259,7 @@ int cuMemGetAccess(unsigned long long *flags, const struct memory_location *at, 
 int cuMemRetainAllocationHandle(uint64_t *handle, void *address);
 int cuMemGetAllocationGranularity(size_t *n, const struct memory_properties *p, int option);
 
-/* Memory for n bytes, until the step is over. */
+/* Memory for n bytes, which is freed after the step. */
 static void *out(size_t n)
 {
     require(named_count < 16);
@@ -309,7 +307,7 @@ static int ask_device(unsigned which, unsigned argument)
     }
 }
 
-/* To the last byte of the last row, and no further. */
+/* Up to the last byte of the last row, and no further. */
 static int copy_rows(unsigned which, unsigned argument)
 {
     const size_t pitch = argument & 128 ? 512 : 16, rows = 1 + (argument >> 4 & 3);
@@ -368,7 +366,7 @@ static int call_array(unsigned which, unsigned argument)
     }
 }
 
-/* Logs of few bytes or none, which end within their room. */
+/* Logs of a few bytes or none, which must end within their buffers. */
 static int load_with_logs(unsigned argument)
 {
     const size_t info = argument >> 3 & 3, error = argument >> 5 & 7;
@@ -440,7 +438,7 @@ static void run_step(uint8_t what, uint8_t argument)
         free(named[--named_count]);
 }
 
-/* How many devices there are is asked once. */
+/* The number of devices is asked for only once. */
 int LLVMFuzzerInitialize(int *argc, char ***argv)
 {
     static const uint8_t devices[] = {0, 4, 0, FAR_DEVICE + 1, 0, 0, 0};
@@ -461,7 +459,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         handles[i] = 0x10000 * (i + 1);
     for (unsigned i = 0; i < count; i++)
         run_step(steps[2 * i], steps[2 * i + 1]);
-    /* As a program would that goes on: nothing of this input is left. */
+    /* Like a program that continues: nothing of this input is kept. */
     fake_frontend_begin(ibx_reader_of(NULL, 0));
     require(!cudaDeviceReset());
     ibx_frontend_modules_gone();

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The symbol table of a program that is preloaded into, or of a library that it opens. */
+/* The symbol table of a program into which ibx is preloaded, or of a library that it opens. */
 #include "frontend-glue/preload/static_runtime/elf_functions.h"
 #include "tests/fuzz/require.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Firecracker's message, and the file of a working set: whichever the first byte says. */
+/* Firecracker's message, or the file of a working set, as the first byte says. */
 #include "migrate/firecracker/firecracker.h"
 #include "tests/fuzz/require.h"
 
@@ -42,7 +42,7 @@ static void working_set(const uint8_t *bytes, size_t length)
     for (size_t i = 0; i < set.count; i++)
         require(set.runs[i].pages && set.runs[i].page + set.runs[i].pages <= set.image_pages);
     uint8_t *copy = ibx_working_set_encode(&set, &again);
-    require(copy && again <= length); /* runs that touch become one */
+    require(copy && again <= length); /* adjacent runs become one */
     free(copy);
     ibx_working_set_fini(&set);
 }

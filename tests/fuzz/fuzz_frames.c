@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* `name NUL, u64 length, body`: a frame that parses, written again from what was understood, is the
- * same byte for byte; and what it says is sound. Before it, one byte chooses replies to watch. */
+/* `name NUL, u64 length, body`: a frame that is parsed and encoded again has the same bytes, and
+ * its values are consistent. The byte before it chooses replies to watch. */
 #include "frontend-glue/device_copies/copies.h"
 
 #include "common/wire.h"
@@ -120,7 +120,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     if (!size)
         return 0;
-    /* Exact copies, so that a byte read too far is seen. */
+    /* an exact copy, so that a read behind it is detected */
     uint8_t *copy = malloc(size);
     memcpy(copy, data + 1, size - 1);
     if (data[0] & 1)

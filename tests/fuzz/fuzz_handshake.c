@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * A handshake that receives anything, on either side, ends in an error with a message or in a
+/* A handshake on either side that receives anything ends in an error with a message, or in a
  * connection that closes in order, and leaks nothing.
  *
  *   first byte   bit 0: this side is the client; bit 1: it has a key; bit 2: "shm" fails
- *   the rest     what the peer sends, as on the wire
+ *   the rest     what the peer sends, byte by byte
  *
- * Random numbers, hashes, MACs and secrets are all zeros here, so that inputs get beyond the
- * proofs. The wire of the fabric inside the process that offers may name has the number 1.
- */
+ * Random numbers, hashes, MACs and secrets are all zero here, so that inputs get beyond the
+ * proofs. Offers may name the wire of the fabric inside the process, which has the number 1. */
 #include "tests/fixtures/memory_provider.h"
 #include "tests/fuzz/require.h"
 
@@ -25,7 +23,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv);
 
 static bool with_key;
 static struct ibx_options options;
-static int next_socket; /* what ibx_connect() gets */
+static int next_socket; /* the socket that ibx_connect() returns next */
 
 /* ------------------------------------------------------- in place of crypto.c, key_file.c,
  * connect.c */
@@ -129,7 +127,7 @@ int ibx_exchange_hold(struct ibx_exchange *exchange, struct ibx_error *err)
     return 0;
 }
 
-/* A public key that begins with 1 is of low order. */
+/* A public key that starts with 1 is of low order. */
 int ibx_exchange_secret(struct ibx_exchange *exchange, const uint8_t theirs[IBX_PUBLIC_BYTES],
                         uint8_t secret[IBX_HASH_BYTES], struct ibx_error *err)
 {
@@ -177,7 +175,7 @@ int ibx_handshake_connect(const struct ibx_uri *uri, const struct ibx_lookup *lo
 
 /* -------------------------------------------------------------------------- the test */
 
-/* The peer has hung up already: the end comes by itself. */
+/* The peer has closed already, so the end comes by itself. */
 static void live_and_die(struct ibx_conn *conn)
 {
     struct ibx_event event = {.type = IBX_EVENT_MESSAGE};
@@ -207,7 +205,7 @@ static void run(bool client, int socket)
         do
             rc = ibx_handshake_turn(h, &turn, &err);
         while (rc == -EAGAIN && turn.phase == IBX_TURN_WAITS);
-        require(rc != -EAGAIN); /* the peer has sent all, and has room */
+        require(rc != -EAGAIN); /* the peer has sent everything, and has room */
         if (!rc)
             rc = ibx_establish(conn, &err);
     }
@@ -231,7 +229,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     int ends[2];
-    if (!size || size > 1 << 16) /* what a socket takes without a reader */
+    if (!size || size > 1 << 16) /* as much as a socket holds without a reader */
         return 0;
     memory_control_reset();
     with_key = data[0] & 2;

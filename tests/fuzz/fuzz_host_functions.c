@@ -1,17 +1,15 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Functions of an application's that its back end names, which answers anything: a function is
- * called as often as it was enqueued at most, of graphs in all as often as graphs that were
- * launched call one, and none that the program has not named. No function is waited for once the
- * back end is gone.
+/* Functions of an application that its back end names; the back end answers anything. A function
+ * is called at most as often as it was enqueued, functions of graphs in total as often as
+ * launched graphs call one, and no function is called that the program has not named. Once the
+ * back end has gone, no function is waited for.
  *
- * fake_frontend.c takes the place of the plugin and of GVirtuS's front end. The thread that calls
- * functions runs when the program waits for it, and between steps while one is outstanding. Input,
+ * fake_frontend.c replaces the plugin and GVirtuS's front end. The thread that calls functions
+ * runs when the program waits for it, and between steps while a function is outstanding. Input,
  * in this order:
  *
- * - u8 n, and n steps of two bytes: what is done, and an argument of it: see run_step();
- * - what fake_frontend.h says.
- */
+ * - u8 n, and n steps of two bytes: an action and its argument, see run_step();
+ * - the answers, see fake_frontend.h. */
 #include "frontend-glue/preload/graphs/graphs.h"
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
@@ -29,7 +27,7 @@ const char *__asan_default_options(void);
 
 #define FUNCTIONS 4u
 
-/* A process that forks leaves behind what it knows of its functions. */
+/* A process that forks leaks what it knows about its functions. */
 const char *__asan_default_options(void)
 {
     return "detect_leaks=0";
@@ -38,7 +36,7 @@ const char *__asan_default_options(void)
 /* ------------------------------------------------------------ the thread */
 
 static void *(*thread)(void *argument);
-static void (*forgets)(void); /* in a child */
+static void (*forgets)(void); /* called in a child */
 static bool inside;
 static jmp_buf before;
 
@@ -56,7 +54,7 @@ int __wrap_pthread_create(pthread_t *id, const pthread_attr_t *how, void *(*star
     return 0;
 }
 
-/* The last one is that of the functions: others are said before main(). */
+/* The last handlers are those of the functions; others are registered before main(). */
 int __wrap_pthread_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(void));
 int __wrap_pthread_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(void))
 {
@@ -65,7 +63,7 @@ int __wrap_pthread_atfork(void (*prepare)(void), void (*parent)(void), void (*ch
     return 0;
 }
 
-/* Until it would sleep, or ends. */
+/* Runs the thread until it would sleep, or ends. */
 static void run_thread(void)
 {
     if (!thread || inside)
@@ -103,7 +101,7 @@ bool __wrap_ibx_thread_may_spin(void)
     return false;
 }
 
-/* ------------------------------------------------------------ what others would have */
+/* ------------------------------------------------------------ replaced functions of other files */
 
 static bool takes_bytes;
 
@@ -137,11 +135,11 @@ int ibx_frontend_capture_function(void *stream, void (*function)(void *argument)
 
 /* ------------------------------------------------------------ the program */
 
-static unsigned enqueued[2][FUNCTIONS], called[2][FUNCTIONS]; /* of streams */
+static unsigned enqueued[2][FUNCTIONS], called[2][FUNCTIONS]; /* by stream */
 static unsigned launched, called_of_graphs;
 static bool known[FUNCTIONS]; /* to graphs */
 static char marks[3][FUNCTIONS];
-static uint64_t numbers[FUNCTIONS]; /* of those of graphs */
+static uint64_t numbers[FUNCTIONS]; /* of the functions of graphs */
 
 static unsigned which_of(const char *marked, unsigned kind)
 {
@@ -178,7 +176,7 @@ static int launch(void *exec, void *stream)
     return ibx_frontend_plugin()->call(&r, &rc) ? CUDA_UNKNOWN : rc;
 }
 
-/* What fails has not been enqueued; its function may have been called all the same. */
+/* A failed call has not enqueued the function, which may have been called anyway. */
 static void enqueue(unsigned kind, unsigned argument)
 {
     const unsigned i = argument % FUNCTIONS;
@@ -261,7 +259,7 @@ static void run_step(uint8_t what, uint8_t argument)
         run_thread();
 }
 
-/* No answers are left: the thread ends, and nobody waits. */
+/* There are no more answers: the thread ends, and nobody waits. */
 static void end(void)
 {
     fake_frontend_begin(ibx_reader_of(NULL, 0));

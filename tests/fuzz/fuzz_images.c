@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Images of kernels that a program loads: cubin, PTX, and fat binaries, also of what is compressed.
- * What is found in one lies in it. One that is expanded has nothing that is compressed, and the
- * same images.
- */
+/* Images of kernels that a program loads: cubin, PTX, and fat binaries, also compressed ones.
+ * What is found in an image lies within it. An expanded image contains nothing compressed, and
+ * the same images. */
 #include "frontend-glue/preload/kernels/images.h"
 #include "tests/fuzz/require.h"
 
@@ -30,7 +28,7 @@ static void note(const char *name, size_t length, size_t n, bool constant, void 
         measure_parameters(name, length, b->begin, b->n);
 }
 
-/* A kernel's parameters, of whatever is a name. */
+/* A kernel's parameters, for anything that is a name. */
 static void measure_parameters(const char *name, size_t length, const uint8_t *fat, size_t n)
 {
     size_t count = 0;

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * What the two ends of `ib-migrate run` say to each other. However the bytes arrive, the objects
- * are those of the lines, in their order, up to the first line that is no object. The first byte
- * says in what pieces they come.
- */
+/* What the two ends of `ib-migrate run` send to each other. However the bytes arrive, the
+ * objects are those of the lines, in order, up to the first line that is not an object. The
+ * first byte says in which pieces they arrive. */
 #include "tests/fuzz/require.h"
 #include "tools/ib-migrate/run.h"
 
@@ -15,7 +13,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* For comparison: the object of the next line, or NULL if that is no object. */
+/* For comparison: the object of the next line, or NULL if it is not an object. */
 static json_t *wanted_of(const char **text, const char *end)
 {
     const char *line = *text, *stop = memchr(line, '\n', (size_t)(end - line));
@@ -28,13 +26,13 @@ static json_t *wanted_of(const char **text, const char *end)
     return NULL;
 }
 
-/* All that is there now; false behind a line that is no object. */
+/* Takes all that has arrived. False after a line that is not an object. */
 static bool take_all(struct json_lines *lines, const char **text, const char *written)
 {
     while (*text < written && memchr(*text, '\n', (size_t)(written - *text))) {
         int rc = 1;
         json_t *object = ibx_json_lines_next(lines, &rc);
-        if (!object && !rc) /* the rest of a line that has been read before */
+        if (!object && !rc) /* the rest of a line that was read before */
             continue;
         json_t *wanted = wanted_of(text, written);
         require(object ? !rc : rc == -EPROTO);
@@ -65,7 +63,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         good = take_all(&lines, &text, at);
     }
     close(ends[1]);
-    for (unsigned i = 0; good && i < 2; i++) /* a line that does not end does not count */
+    for (unsigned i = 0; good && i < 2; i++) /* a line without an end does not count */
         require(!ibx_json_lines_next(&lines, &rc) && (!rc || rc == -EPIPE));
     require(!good || rc == -EPIPE);
     ibx_json_lines_fini(&lines);

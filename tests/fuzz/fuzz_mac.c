@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * An attacker who can write to a connection puts messages together from earlier ones and from bytes
- * of his own: the checker takes the peer's next message, byte for byte, and nothing else.
+/* An attacker who can write to a connection composes messages from earlier ones and from bytes
+ * of his own. The checker accepts the peer's next message, byte for byte, and nothing else.
  *
  * The input is a series of attempts: u8 which of the sent messages (or none: all bytes are the
- * input's), u8 bytes that are left of it, u8 where a byte is changed, u8 by what; for none, u8
- * length and that many bytes.
- */
+ * input's), u8 how many of its bytes are kept, u8 where a byte is changed, u8 by what; for none:
+ * u8 length and that many bytes. */
 #include "transport/core/mac.h"
 
 #include "common/wire.h"
@@ -30,7 +28,7 @@ static void make_all(struct ibx_mac *client)
     }
 }
 
-/* The next attempt; returns its length. */
+/* Makes the next attempt. Returns its length. */
 static size_t compose(struct ibx_reader *r, uint8_t out[256])
 {
     unsigned which = ibx_get_u8(r);

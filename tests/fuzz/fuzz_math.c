@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Requests for functions of cuBLAS and others (session/math_calls.h) by a client that sends
- * anything: what the back end makes of them reaches these libraries, whose doubles look into each
- * handle, and into memory of the host where the pointer mode says so.
+/* Requests for functions of cuBLAS and other libraries (session/math_calls.h) from a client that
+ * sends anything. What the back end makes of them reaches simulated libraries, which check each
+ * handle, and memory of the host if the pointer mode says so.
  *
  * Input, request after request: the function's number, two bytes; its handle, one; the pointer
  * mode, one; how many bytes of the body are cut off, one; then a byte for each choice of its
- * arguments.
- */
+ * arguments. */
 #include "common/log.h"
 #include "frontend-glue/session/hooks.h"
 #include "frontend-glue/session/math_calls.h"
@@ -64,7 +62,7 @@ static void put_plain(struct ibx_writer *w, const struct ibx_math_argument *a,
     }
 }
 
-/* A descriptor of few attributes, most of them good ones, that the type has. */
+/* A descriptor of few attributes, most of them valid for its type. */
 static void put_descriptor(struct ibx_writer *w, enum ibx_descriptor_type type)
 {
     uint8_t bytes[IBX_DESCRIPTOR_MAX];
@@ -86,7 +84,7 @@ static void put_descriptor(struct ibx_writer *w, enum ibx_descriptor_type type)
         ibx_put_bytes(w, bytes, n);
 }
 
-/* The descriptor says where it is; here the input may say otherwise. */
+/* The descriptor says where the scalar is; here the input may contradict it. */
 static void put_scalar(struct ibx_writer *w)
 {
     const uint8_t kind = choice() % 4;
@@ -99,7 +97,7 @@ static void put_scalar(struct ibx_writer *w)
     }
 }
 
-/* False: it is another kind. */
+/* Returns false if it is another kind. */
 static bool put_of_lt(struct ibx_writer *w, const struct ibx_math_argument *a)
 {
     switch (a->kind) {

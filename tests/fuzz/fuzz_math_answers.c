@@ -1,15 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Functions of cuBLAS and others (session/math_calls.h) of an application whose back end answers
- * anything: what a function writes is what its caller has named, in memory that has no byte to
- * spare, and no more results are said to be there than it has room for.
+/* Functions of cuBLAS and other libraries (session/math_calls.h) of an application whose back
+ * end answers anything. A function writes only what its caller has named, in memory without a
+ * spare byte, and reports no more results than there is room for.
  *
- * fake_frontend.c takes the place of the plugin and of GVirtuS's front end. Input, in this order:
+ * fake_frontend.c replaces the plugin and GVirtuS's front end. Input, in this order:
  *
  * - u8 n, and n steps of eight bytes: the function's number, two bytes, and choices for its
- *   arguments, which go round;
- * - what fake_frontend.h says.
- */
+ *   arguments, which are used cyclically;
+ * - the answers, see fake_frontend.h. */
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/math_libraries/math_calls.h"
@@ -26,7 +24,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 #define HANDLES 4u
 #define MADE    256u /* by one input, at most */
 
-/* A tensor's address here is in memory of this program: it may be that of a value. */
+/* A tensor's address here is in memory of this program, so it may be that of a value. */
 bool ibx_frontend_is_readable(const void *address)
 {
     return address;
@@ -34,7 +32,7 @@ bool ibx_frontend_is_readable(const void *address)
 
 /* ------------------------------------------------------------ the program */
 
-/* What the library exports, in the order of ibx_math_each(). */
+/* The functions that the library exports, in the order of ibx_math_each(). */
 #undef MATH_BY_HAND
 #define MATH_BY_HAND    MATH
 #define MATH(name, ...) (void *)(uintptr_t)name,
@@ -46,7 +44,7 @@ static void *const exported[] = {
 #include "frontend-glue/session/math_solver.def"
 #include "frontend-glue/session/math_lt.def"
 #undef MATH_APART
-#define MATH_APART(...) NULL, /* its parameters are others */
+#define MATH_APART(...) NULL, /* it has other parameters */
 #include "frontend-glue/session/math_dnn.def"
 #include "frontend-glue/session/math_nccl.def"
 };
@@ -59,7 +57,7 @@ static void *descriptors[IBX_DESCRIPTOR_TYPES];
 static void *named[IBX_MATH_ARGUMENTS + 1];
 static unsigned named_count;
 
-/* Memory for n bytes, until the step is over. */
+/* Memory for n bytes, which is freed after the step. */
 static void *memory(size_t n)
 {
     require(named_count <= IBX_MATH_ARGUMENTS);
@@ -101,10 +99,10 @@ static void put_plain(const struct ibx_math_argument *a, union ibx_math_value *v
     }
 }
 
-/* As many results of a search as come at once, at most: the function asks for no more. */
+/* The largest number of results of a search at once; the function asks for no more. */
 #define SEARCH_MOST (128u * 96u)
 
-/* In the host's memory, as much as the function takes for it. */
+/* As much of the host's memory as the function uses. */
 static void put_host(const struct ibx_math_argument *a, unsigned i, union ibx_math_value *values,
                      uint8_t choice)
 {
@@ -137,7 +135,7 @@ static void put_host(const struct ibx_math_argument *a, unsigned i, union ibx_ma
         values[i].p = memory(SEARCH_MOST);
 }
 
-/* What a later step may use, as a program would. */
+/* Keeps what a later step may use, as a program would. */
 static void keep(const struct ibx_math_function *f, const union ibx_math_value *values,
                  uint8_t choice)
 {
@@ -152,7 +150,7 @@ static void keep(const struct ibx_math_function *f, const union ibx_math_value *
     }
 }
 
-/* How many results, or bytes, are said to be there: a program goes through them. */
+/* Checks how many results or bytes are reported: a program reads that many. */
 static void require_room(const struct ibx_math_function *f, const union ibx_math_value *values)
 {
     int count = 0;
@@ -200,7 +198,7 @@ static void make_descriptors(void)
     require(!cublasLtMatmulPreferenceCreate(&descriptors[IBX_DESCRIPTOR_PREFERENCE]));
 }
 
-/* The answer to the first request says whose descriptors are, for the whole process. */
+/* The answer to the first request says, for the whole process, whose descriptors they are. */
 int LLVMFuzzerInitialize(int *argc, char ***argv)
 {
     static const uint8_t good[] = {0, 4, 0, 1, 0, 0, 0};
@@ -211,7 +209,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     return 0;
 }
 
-/* As a program would that goes on: nothing of this input is left. */
+/* Like a program that continues: nothing of this input is kept. */
 static void forget(void)
 {
     fake_frontend_begin(ibx_reader_of(NULL, 0));

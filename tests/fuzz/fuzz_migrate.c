@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * What the two tools of a move take from each other: a message that decodes encodes to one that
- * decodes to the same; a page map takes any piece or says why not, and what it took goes over once
- * more.
+/* What the two tools of a migration receive from each other. A message that can be decoded
+ * encodes to one that decodes to the same. A page map accepts any piece or says why not, and its
+ * contents can be sent again.
  *
- *   first byte 0   the rest is a message; a MAP goes on to the map below
+ *   first byte 0   the rest is a message; a MAP also goes to the map below
  *   else           pieces of a map, each after its length in two bytes. The byte chooses the map's
- *                  blocks: one or two of up to 3 segments, with a last word that is not full
- */
+ *                  blocks: one or two of up to 3 segments, with a last word that is not full */
 #include "migrate/pages/pages.h"
 
 #include "common/wire.h"
@@ -100,7 +98,7 @@ static void take_message(const uint8_t *data, size_t size)
         refused(rc, &err);
         return;
     }
-    /* Text may have been changed to be shown, nothing else. */
+    /* Only text may have been changed, so that it can be shown. */
     require(ibx_migrate_encode(&message, out, sizeof(out)) == (ssize_t)size);
     for (size_t i = 0; i < size; i++)
         require(out[i] == data[i] || out[i] == '?');

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * A datagram of a multicast group. What is taken has room in a page, and is the same when it is
- * made again; what nobody with the key has made is refused. The fuzzer cannot seal: where the first
- * byte is odd, the rest is what a member says, and is sealed here.
- */
+/* A datagram of a multicast group. What is accepted fits into a page and is the same when it is
+ * made again; what was made without the key is refused. The fuzzer cannot seal, so if the first
+ * byte is odd, the rest is what a member sends, and is sealed here. */
 #include "migrate/multicast/multicast.h"
 #include "tests/fuzz/require.h"
 

@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * The ofi provider reads anything of a peer: an offer or answer that parses is written as the same
- * bytes, and messages are delivered once each, in the order of their numbers, from the buffer into
- * which they came. libfabric's endpoint is one of this file's, which takes every receive and send.
+/* The ofi provider receives anything from a peer. An offer or answer that can be parsed encodes
+ * to the same bytes; messages are delivered once each, in the order of their numbers, from the
+ * buffer into which they were received. This file replaces libfabric's endpoint, and accepts
+ * every receive and send.
  *
  *   first byte 0   the rest is an offer
- *   else           messages, each of them u8 receive (of those that are posted), u8 what is put in
+ *   else           messages, each of them: u8 which of the posted receives, u8 what is filled in
  *                  (bit 0: the cookie; 1: the right length; 2: a sequence number near the next one;
- *                  3: the proof of a HELLO; 4: libfabric says that it was truncated; 5 to 7: the
- *                  oldest messages that were delivered are released, first), u16 length, bytes
- */
+ *                  3: the proof of a HELLO; 4: libfabric reports that it was truncated; 5 to 7: how
+ *                  many of the oldest delivered messages are released first), u16 length, bytes */
 #include "tests/fuzz/require.h"
 #include "tests/fuzz/quiet.h"
 #include "transport/ofi/ofi.h"
@@ -79,7 +78,7 @@ static void on_lost(struct ibx_link *link, int status, const char *reason)
 
 static const struct ibx_upcalls upcalls = {.message = on_message, .lost = on_lost};
 
-/* As ofi_finish() leaves it. */
+/* The state in which ofi_finish() leaves it. */
 static void begin(struct ibx_link *link)
 {
     void *made;

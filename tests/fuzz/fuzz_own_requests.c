@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Requests of our own by a client that sends anything, in any order: what the back end makes of
- * them reaches CUDA's runtime and driver, whose doubles end the process at a handle that is none.
- * Another tenant's things stay as they are.
+/* ibx's own requests from a client that sends anything in any order. What the back end makes of
+ * them reaches simulations of CUDA's runtime and driver, which abort at an invalid handle.
+ * Another tenant's objects stay unchanged.
  *
- * Input, request after request: its number, then what its body is made of (request_forms.c): a byte
- * for each choice, of which 255 stands for the eight bytes behind it. RAW and a number: its body is
- * as many bytes of the input as the next one says. CUT is before a request of which a part comes.
- */
+ * Input, request after request: its number, then what its body is made of (request_forms.c): a
+ * byte for each choice, of which 255 stands for the eight bytes that follow it. RAW and a
+ * number: the body is as many bytes of the input as the next byte says. CUT precedes a request
+ * that is truncated. */
 #include "common/log.h"
 #include "frontend-glue/clients/graph_slots.h"
 #include "frontend-glue/session/session_internal.h"
@@ -30,14 +29,14 @@
 #define NS            UINT64_C(1000000000)
 #define REQUESTS      64u
 #define MADE_MOST     (REQUESTS + 16)
-#define NODES         2000u /* of graphs, those in others too, that there may be at a time */
+#define NODES         2000u /* the greatest number of nodes at a time, also of nested graphs */
 #define POOLS         8u
 #define BEHIND_DOUBLE (UINT64_C(1) << 40) /* of the addresses that such memory may have */
 
 int LLVMFuzzerInitialize(int *argc, char ***argv);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* The client says which process it is: kernels reach memory of such a one. */
+/* The client reports its process, because kernels can only use memory of a known one. */
 uint32_t __wrap_ibx_session_process(const struct ibx_session *s, uint64_t *process_namespace);
 uint32_t __wrap_ibx_session_process(const struct ibx_session *s, uint64_t *process_namespace)
 {
@@ -56,8 +55,8 @@ int __wrap_ibx_shared_of_peer(const struct ibx_conn *conn, uint64_t *bytes)
     return shared;
 }
 
-/* A wait for other clients ends at once: there are none. */
-static _Atomic uint64_t ahead_ns; /* of the real clock */
+/* A wait for other clients ends at once, because there are none. */
+static _Atomic uint64_t ahead_ns; /* relative to the real clock */
 int __real_clock_gettime(clockid_t clock, struct timespec *now);
 int __wrap_clock_gettime(clockid_t clock, struct timespec *now);
 int __wrap_clock_gettime(clockid_t clock, struct timespec *now)
@@ -105,7 +104,7 @@ static uint64_t next_choice(void)
 
 /* ------------------------------------------------------------------------ what was made */
 
-/* Which request takes back what another one has made; its kind for later ones. */
+/* Which request destroys what another one has made; its kind, for later requests. */
 static const struct maker {
     unsigned makes, takes_back;
     enum form_kind kind;
@@ -165,16 +164,16 @@ static void note(unsigned number, uint64_t answer)
 /* ------------------------------------------------------------------------ the requests */
 
 static void *stream, *captured, *event; /* alice's */
-static uint64_t of_kernels;             /* memory that nobody frees */
+static uint64_t of_kernels;             /* memory that is never freed */
 
-/* The runtime's, as a handler calls them. */
+/* Functions of the runtime, as a handler calls them. */
 static struct {
     int (*begin)(void *stream, int mode);
     int (*end)(void *stream, void **graph);
     int (*destroy)(void *graph);
 } capture;
 
-/* Requests that request_forms.c lacks, of bounded size. */
+/* Requests that request_forms.c does not have, of limited size. */
 static void put_bounded(struct ibx_writer *w, unsigned number)
 {
     static const char *const forms[IBX_OWN_REQUESTS] = {
@@ -195,26 +194,27 @@ static void put_bounded(struct ibx_writer *w, unsigned number)
     ibx_put_u64(w, next_choice() % 4 ? IBX_OWN_OWN_PAGES : next_choice() * 4096);
 }
 
-/* A stream that is not captured stays at a function until the client has called it, which nobody
- * here does. */
+/* A stream that is not captured stays at a host function until the client has called it, which
+ * no client here does. */
 static bool waits(unsigned number, struct ibx_writer *w)
 {
     struct ibx_reader r = ibx_reader_of(w->data + 2, w->length - 2);
     if (number == IBX_OWN_HOST_ASK && w->length == 11)
-        w->data[10] = 0; /* nor is there anything to wait for */
+        w->data[10] = 0; /* there is nothing to wait for */
     return number == IBX_OWN_HOST_ADD ||
            (number == IBX_OWN_HOST_CAPTURE && ibx_get_u64(&r) != (uintptr_t)captured);
 }
 
-/* Arrays of the double's are memory like any other, at addresses that were perhaps the client's; in
- * CUDA they have none. */
+/* Arrays of the simulation are ordinary memory, at addresses that may have been the client's; in
+ * CUDA they have no addresses. */
 static bool frees_an_array(unsigned number, const struct ibx_writer *w)
 {
     struct ibx_reader r = ibx_reader_of(w->data + 2, w->length - 2);
     return number == IBX_OWN_FREE_ASYNC && !ibx_owners_number(ibx_get_u64(&r));
 }
 
-/* A kernel that goes astray breaks the context of all: it gets good arguments, if it gets any. */
+/* A kernel with wrong arguments would break the context of all clients, so it gets right ones or
+ * none. */
 static void tame(unsigned number, struct ibx_writer *w)
 {
     const uint64_t good[] = {of_kernels, of_kernels + 64, 64};
@@ -224,12 +224,14 @@ static void tame(unsigned number, struct ibx_writer *w)
 
 static void rest(void)
 {
-    void *const all[] = {stream, captured, NULL, (void *)1, (void *)2}; /* legacy, the thread's */
+    /* legacy stream, per-thread stream */
+    void *const all[] = {stream, captured, NULL, (void *)1, (void *)2};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
         app->stream_synchronize(all[i]);
 }
 
-/* What a stream still writes to is the client's own fault, and the double's end. */
+/* If a stream still writes to freed memory, that is the client's fault, but the simulation would
+ * abort. */
 static void let_streams_rest(unsigned number)
 {
     if (number == IBX_OWN_FREE_ASYNC || number == IBX_OWN_FREE_ARRAY ||
@@ -301,7 +303,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     return 0;
 }
 
-/* Each input begins with the same things of alice's. */
+/* Each input starts with the same objects of alice. */
 static void begin(void)
 {
     own_make_all(&alice);

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * CUDA calls of an application whose back end answers anything: what a call writes is what its
- * caller has named, and each comes to its end. All memory that is named has no byte to spare.
+/* CUDA calls of an application whose back end answers anything. A call writes only what its
+ * caller has named, and each call ends. All named memory is without a spare byte.
  *
- * fake_frontend.c takes the place of the plugin and of GVirtuS's front end. Input, in this order:
+ * fake_frontend.c replaces the plugin and GVirtuS's front end. Input, in this order:
  *
- * - u8 n, and n steps of two bytes: which call, and its arguments: see run_step();
- * - what fake_frontend.h says.
- */
+ * - u8 n, and n steps of two bytes: a call and its arguments, see run_step();
+ * - the answers, see fake_frontend.h. */
 #include "frontend-glue/preload/copies/device_things.h"
 #include "frontend-glue/preload/preload.h"
 #include "tests/fuzz/fake_frontend.h"
@@ -19,13 +17,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 #define HANDLES 4u
 
-static void *handles[HANDLES]; /* that calls have returned, or the program has made up */
-static void *named[16];        /* what a call of this step was given to write to */
+static void *handles[HANDLES]; /* returned by calls, or invented by the program */
+static void *named[16];        /* what a call of this step may write to */
 static unsigned named_count;
 static void *executables[64];
 static unsigned executable_count;
 
-/* Memory for n bytes, until the step is over. */
+/* Memory for n bytes, which is freed after the step. */
 static void *out(size_t n)
 {
     require(named_count < 16);
@@ -40,7 +38,7 @@ static void *handle(unsigned argument)
     return handles[argument % HANDLES];
 }
 
-/* Has a later step use what the call has returned, as a program would. */
+/* Lets a later step use what the call has returned, as a program would. */
 static int keep(int rc, void **made, unsigned argument)
 {
     if (!rc)
@@ -50,7 +48,7 @@ static int keep(int rc, void **made, unsigned argument)
 
 static const struct ibx_cuda_channel channel = {32, 0, 0, 0, 0};
 
-/* From an array or memory of the device, of two rows or, without a pitch, of one. */
+/* A copy from an array or memory of the device: two rows or, without a pitch, one. */
 static struct ibx_cuda_memcpy3d copy_of(unsigned argument)
 {
     const bool two = argument & 128;
@@ -306,7 +304,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         handles[i] = (void *)(uintptr_t)(0x1000 * (i + 1));
     for (unsigned i = 0; i < count; i++)
         run_step(steps[2 * i], steps[2 * i + 1]);
-    /* As a program would that goes on: nothing of this input is left. */
+    /* Like a program that continues: nothing of this input is kept. */
     fake_frontend_begin(ibx_reader_of(NULL, 0));
     while (executable_count)
         cudaGraphExecDestroy(executables[--executable_count]);

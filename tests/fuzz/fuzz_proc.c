@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * What /proc tells of a process's memory: the kernel writes it, but a program chooses the names of
- * its files. The input is what /proc/PID/maps and /proc/PID/smaps say. The program is linked with
- * --wrap=fopen64.
- */
+/* What /proc reports about a process's memory. The kernel writes it, but a program chooses the
+ * names of its files. The input is the contents of /proc/PID/maps and /proc/PID/smaps. The
+ * program is linked with --wrap=fopen64. */
 #include "migrate/qemu/qemu_internal.h"
 #include "tests/fuzz/require.h"
 
@@ -25,8 +23,7 @@ FILE *__wrap_fopen64(const char *path, const char *mode)
     return fmemopen((void *)(uintptr_t)said, length, "r");
 }
 
-/* Whether a line begins with `start`, and the one thereafter that does not give another range, and
- * begins so, with `flags`. */
+/* A mapping to look for in the input: its addresses, and what its line VmFlags starts with. */
 struct search {
     uint64_t start, end;
     const char *flags;
@@ -83,7 +80,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     unsigned looks = 0;
     said = (const char *)data;
     length = size;
-    if (!size || memchr(data, '\0', size)) /* the kernel writes none */
+    if (!size || memchr(data, '\0', size)) /* the kernel writes no NUL */
         return 0;
     ibx_proc_find_flags(7, look, &looks);
     looks = 0;

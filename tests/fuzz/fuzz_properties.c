@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Whatever parses is found again, and, written out plainly, parses to the same; likewise what is a
- * file of choices. */
+/* Whatever can be parsed is found again and, printed in plain form, parses to the same; the same
+ * for a tuning file. */
 #include "common/properties.h"
 #include "tests/fixtures/choice_sound.h"
 #include "tests/fuzz/require.h"

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * A QEMU that answers anything (fake_qmp.h): what is asked of one before a migration and before a
- * child is made. The input is the object of its answers.
- */
+/* A QEMU that answers anything (fake_qmp.h): what is asked before a migration, and before a
+ * child is made. The input is the object of its answers. */
 #include "migrate/common/hold.h"
 #include "migrate/common/libvirt.h"
 #include "migrate/common/vm.h"
@@ -23,7 +21,7 @@ static struct ibx_qmp *const qmp = FAKE_QMP;
 static struct ibx_error err;
 static struct ibx_blockers found;
 
-/* They have a sentence each, which a terminal can show. */
+/* Each has a sentence that a terminal can show. */
 static void check_found(void)
 {
     for (size_t i = 0; i < found.count + found.note_count; i++) {

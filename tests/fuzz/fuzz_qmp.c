@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * What comes over a QMP socket, by itself. The first four bytes say in what pieces; the rest is
- * what the peer sends, whatever it is asked. The program is linked with --wrap: these functions
- * take the place of the socket's, of the wait for it, and of the random number at which ids begin.
- */
+/* What arrives over a QMP socket. The first four bytes say in which pieces; the rest is what the
+ * peer sends, whatever it is asked. The program is linked with --wrap: these functions replace
+ * those of the socket, of the wait for it, and of the random number with which ids start. */
 #include "migrate/qemu/qemu.h"
 #include "tests/fuzz/require.h"
 
@@ -73,7 +71,8 @@ ssize_t __wrap_getrandom(void *buffer, size_t size, unsigned flags)
     return (ssize_t)size;
 }
 
-/* Whether a whole line of the input is an object that has this as `name`, or is it itself. */
+/* Whether a whole line of the input is an object that has this value as `name`, or is the value
+ * itself. */
 static bool is_said(const json_t *value, const char *name)
 {
     bool said = false;

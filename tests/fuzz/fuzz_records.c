@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Texts that one process leaves for the next: the record of a migration, that of a snapshot's
- * child, the parts of its memory that are zero, the kernel's list of a process's control groups,
- * and what a tool says of its migration: whichever the first byte says.
- */
+/* Texts that one process leaves for the next: the record of a migration, the record of a
+ * snapshot's child, the parts of its memory that are zero, the kernel's list of a process's
+ * control groups, and a tool's status of its migration, as the first byte says. */
 #include "migrate/journal/journal_internal.h"
 #include "migrate/migrate.h"
 #include "migrate/preflight/preflight.h"
@@ -24,7 +22,7 @@ static void check_sentence(const struct ibx_error *err)
     require(err->code && err->message[0] && !strpbrk(err->message, "\x1b\n\r"));
 }
 
-/* What was read can be written, and is the same again. */
+/* What was read can be written, and is then the same. */
 static void record(const char *text, size_t length)
 {
     static struct ibx_record first, again;
@@ -87,7 +85,7 @@ static void groups(const char *text, size_t length)
     free(copy);
 }
 
-/* What the tool that is at work answers to `ib-migrate status`. */
+/* The answer of the running tool to `ib-migrate status`. */
 static void status(const char *text, size_t length)
 {
     static struct ibx_migrate_status found;

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Requests of GVirtuS's by clients that send anything, as they are looked at before their handlers
- * run: nothing beyond a body is read or written, and no client comes to what another tenant's has
- * registered. Input, in this order, as often as there is any:
+/* Requests of GVirtuS from clients that send anything, as they are checked before their handlers
+ * run. Nothing beyond a body is read or written, and no client gets what another tenant has
+ * registered. Input, in this order, repeatedly:
  *
- * - u8 which client (its lower two bits; of them 2 and 3 are of another tenant), and from bit 2 on
- *   which request;
- * - u16 n, and n bytes: its body.
- */
+ * - u8 which client (its lower two bits; 2 and 3 are of another tenant) and, from bit 2 on, which
+ *   request;
+ * - u16 n, and n bytes: its body. */
 #include "common/wire.h"
 #include "frontend-glue/gvirtus_handlers/client_functions.h"
 #include "frontend-glue/gvirtus_handlers/named_memory.h"
@@ -24,8 +22,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 #define CLIENTS   4u
 #define BODY_MAX  1024u
-#define QUOTA     4096u /* bytes of registrations, of both clients of a tenant */
-#define ADDRESSES 4u    /* that clients are asked for afterwards */
+#define QUOTA     4096u /* bytes of registrations, for both clients of a tenant together */
+#define ADDRESSES 4u    /* addresses for which clients are asked afterwards */
 
 static const char *const names[] = {
     "cudaRegisterFatBinary",
@@ -83,7 +81,7 @@ static const char *const names[] = {
 #define NAMES (sizeof(names) / sizeof(names[0]))
 
 static struct ibx_functions_user users[CLIENTS];
-static uint64_t kernels[CLIENTS]; /* the last that it has registered, as GVirtuS knows it */
+static uint64_t kernels[CLIENTS]; /* the last kernel that it has registered, as GVirtuS knows it */
 static struct ibx_quota quotas[CLIENTS];
 
 /* What the request names, as isolation.c treats it. */
@@ -103,7 +101,7 @@ static void look_at_memory(const char *name, uint8_t *body, size_t n)
     ibx_naming_allocated(body, n);
 }
 
-/* Where a registration has its function, behind the name of its module. */
+/* Where a registration has its function: after the name of its module. */
 static uint8_t *function_in(uint8_t *body, size_t n)
 {
     struct ibx_reader r = ibx_reader_of(body, n);
@@ -122,7 +120,7 @@ static void note_kernel(unsigned client, const char *name, uint8_t *body, size_t
     kernels[client] = ibx_get_u64(&r);
 }
 
-/* Neither by the name that the runtime has for a kernel, nor by an address. */
+/* Neither by the runtime's name for a kernel, nor by an address. */
 static void require_own(unsigned client)
 {
     for (unsigned other = 0; other < CLIENTS; other++) {
@@ -154,7 +152,7 @@ static void request(unsigned client, const char *name, const uint8_t *bytes, siz
     free(body);
 }
 
-/* Each input has clients of its own; what they leave is given back like that of ended processes. */
+/* Each input has its own clients; what they leave is freed like that of ended processes. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static uint64_t last_client;

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * The command line of a QEMU that may have changed its own, and answers anything (fake_qmp.h), made
- * into one for another host by `ib-migrate run`. The input is an object of answers, and "arguments"
- * among them. What comes of it is texts alone, without the folders' names but where they belong.
- */
+/* The command line of a QEMU that may have changed its own, and answers anything (fake_qmp.h),
+ * is converted to one for another host by `ib-migrate run`. The input is an object of answers,
+ * with "arguments" among them. The result consists of texts, and contains the folders' names
+ * only where they belong. */
 #include "tests/fuzz/fake_qmp.h"
 #include "tests/fuzz/require.h"
 #include "tools/ib-migrate/run.h"
@@ -19,7 +18,7 @@ static const char *text_at(const json_t *list, size_t i)
     return json_string_value(json_array_get(list, i));
 }
 
-/* It waits for a VM, at a monitor of its own, whatever was said. */
+/* It waits for a VM, at a monitor of its own, whatever the input says. */
 static void check(const json_t *arguments)
 {
     const size_t n = json_array_size(arguments);
@@ -35,7 +34,7 @@ static void check(const json_t *arguments)
     require(!strcmp(text_at(arguments, n - 1), "defer"));
 }
 
-/* As /proc/PID/cmdline has them: texts. */
+/* The texts, as in /proc/PID/cmdline. */
 static json_t *texts_of(const json_t *list)
 {
     json_t *texts = json_array(), *one;

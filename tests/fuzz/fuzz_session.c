@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * A session whose peer sends anything: what it says it read is what was sent, each message is given
- * back once, no copy reaches outside of registered memory, and it comes to an end.
+/* A session whose peer sends anything. What it reports to have read is what was sent, each
+ * message is released once, no copy accesses memory outside registered regions, and the session
+ * ends.
  *
- * fake_transport.c takes the place of transport. Input, in this order:
+ * fake_transport.c replaces transport. Input, in this order:
  *
- * - flags: bit 0: this side is the client; 5: the server runs copies of a GPU's; 6: one of the
- * GPU's calls fails; the others: see fake_transport_begin();
- * - n, whose bit 7 is: the session survives its connections;
- * - n steps of what this side does: 0 to 99 reads and 100 to 199 writes that many times 8 bytes
- * (the last three 20000), 200 and up syncs; a client from 240 on copies as run_copy() says;
- * - what fake_transport.h says.
- */
+ * - flags: bit 0: this side is the client; 5: the server runs copies of a GPU; 6: one of the GPU's
+ *   calls fails; the others: see fake_transport_begin();
+ * - n, whose bit 7 says that the session survives its connections;
+ * - n steps of this side: 0 to 99 reads, and 100 to 199 writes, this many times 8 bytes (the last
+ *   three 20000), 200 and up syncs; from 240 on a client copies, see run_copy();
+ * - the messages, see fake_transport.h. */
 #include "frontend-glue/client_copies/client_copies.h"
 #include "frontend-glue/device_copies/copies.h"
 #include "frontend-glue/session/session_internal.h"
@@ -27,7 +26,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* In place of dead_backend.c, which has nothing more to say to a fuzzer. */
+/* Replaces dead_backend.c, whose message is of no use here. */
 void ibx_session_tell_end(struct ibx_session *s)
 {
     s->answering = true;
@@ -36,14 +35,14 @@ void ibx_session_tell_end(struct ibx_session *s)
 /* -------------------------------------------------------------------------- the test */
 
 static uint8_t outgoing[LONGEST];
-static bool named; /* the peer, a tenant */
+static bool named; /* whether the peer has a name, that is, is a tenant */
 
 static size_t step_length(uint8_t step)
 {
     return step % 100 > 96 ? LONGEST : step % 100 * 8u;
 }
 
-/* No byte more than is to be read. */
+/* Memory with not a byte more than is to be read. */
 static uint8_t *room_for(size_t n)
 {
     uint8_t *bytes = malloc(n ? n : 1);
@@ -51,8 +50,8 @@ static uint8_t *room_for(size_t n)
     return bytes;
 }
 
-/* By itself, in the place of GVirtuS. The bits of `step`: to the device, of rows, asynchronous; and
- * short. */
+/* A copy of the client's own, in place of GVirtuS. The bits of `step`: to the device, of rows,
+ * asynchronous; and short. */
 static bool run_copy(struct ibx_session *s, uint8_t step)
 {
     int code = -1;
@@ -78,7 +77,7 @@ static bool run_copy(struct ibx_session *s, uint8_t step)
     return ibx_session_live(s);
 }
 
-/* As GVirtuS reads: of a named tenant all else ends the session. */
+/* Reads as GVirtuS does. For a named tenant any other length ends the session. */
 static size_t read_length(const struct ibx_session *s, size_t n)
 {
     const struct gpu_session *x = ibx_copies_of(s);
@@ -89,7 +88,7 @@ static size_t read_length(const struct ibx_session *s, size_t n)
     return x->requests.length <= LONGEST ? (size_t)x->requests.length : n;
 }
 
-/* False when the session has come to its end. */
+/* Returns false when the session has ended. */
 static bool run_step(struct ibx_session *s, uint8_t step)
 {
     size_t n = step_length(step);
@@ -112,7 +111,7 @@ static bool run_step(struct ibx_session *s, uint8_t step)
     return ibx_session_live(s);
 }
 
-/* None, and both ends of what a file may say. */
+/* No tuning file, and both extremes of one. */
 static const struct ibx_tuning tunings[3] = {
     [1] = {.found = true,
            .choice = {.ways = {{.inline_max = IBX_CHOICE_TO_MAX},
@@ -124,7 +123,7 @@ static const struct ibx_tuning tunings[3] = {
                       .chunk = IBX_PINNED_CHUNK}},
 };
 
-/* Every other page of the device's first ones is another tenant's. */
+/* Every other one of the device's first pages belongs to another tenant. */
 static void own_some(const struct ibx_tenant_limits *limits)
 {
     struct ibx_tenant *other = ibx_tenant_get("bob", limits, 2);

@@ -1,18 +1,16 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * The shm provider reads anything: nothing outside what it registered for writing changes, and each
- * chunk is reported exactly once.
+/* The shm provider receives anything. Nothing outside the memory that it registered for writing
+ * changes, and each chunk is reported exactly once.
  *
  *   first byte 0   an offer
  *              1   a hello, and an answer, at a socket
- *              2   else a connected end hears records from a peer that can write what it likes
- *                  into the shared memory:
+ *              2   or more: a connected end receives records from a peer that can write anything to
+ *                  the shared memory:
  *
- *   record  u8 0: a packet at the control socket, its length, its bytes
- *           u8 1: 8 bytes for a place in the table of regions; u16 which, u8 which field
- *           u8 n: a command of kind n - 2: u8 urgent, u8 piece, u32 length, i32 status, u16 offset,
- *                 with the key of the read-only or (odd n) the writable region
- */
+ *   record  u8 0: a packet at the control socket: its length, its bytes u8 1: 8 bytes for a place
+ *           in the table of regions; u16 which, u8 which field u8 n: a command of kind n - 2: u8
+ *           urgent, u8 piece, u32 length, i32 status, u16 offset, with the key of the read-only or
+ *           (odd n) the writable region */
 #include "tests/fixtures/shm_pair.h"
 #include "tests/fuzz/quiet.h"
 
@@ -24,7 +22,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static uint8_t memory[3 * PAGE]; /* the middle is registered for writing */
+static uint8_t memory[3 * PAGE]; /* the middle page is registered for writing */
 static uint8_t constant[PAGE], mine[PAGE];
 
 static void fuzz_offer(const uint8_t *data, size_t size)
@@ -38,7 +36,7 @@ static void fuzz_offer(const uint8_t *data, size_t size)
              strlen(directory) < IBX_SHM_DIRECTORY);
 }
 
-/* Nobody has the proof, so nothing is believed. */
+/* Nobody has the proof, so no peer may be accepted. */
 static void fuzz_hello(const uint8_t *data, size_t size)
 {
     uint8_t answer[IBX_PROOF_BYTES];

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * What a reader of a snapshot takes from its server, and the server from a reader. What is accepted
- * is within its bounds, and is the same after it was written again.
+/* What a reader of a snapshot receives from its server, and the server from a reader. Accepted
+ * values are within their limits, and the same when they are encoded and decoded again.
  *
  *   first byte even   the rest is a manifest
- *   first byte odd    a message
- */
+ *   first byte odd    a message */
 #include "migrate/snapshot/snapshot.h"
 #include "tests/fuzz/require.h"
 
@@ -56,7 +54,8 @@ static void take_message(const uint8_t *data, size_t size)
         return;
     }
     const ssize_t length = ibx_snapshot_encode(&m, out, sizeof(out));
-    const bool any_number = m.type == IBX_SNAPSHOT_NO_GROUP && m.code == -EPROTO; /* was read so */
+    /* any other code is read as this one */
+    const bool any_number = m.type == IBX_SNAPSHOT_NO_GROUP && m.code == -EPROTO;
     if (length >= 0 && !any_number)
         require((size_t)length == size && !memcmp(out, data, size));
 }

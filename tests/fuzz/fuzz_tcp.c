@@ -1,15 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * The tcp provider hears anything on its sockets: nothing outside what it
- * registered for writing changes, each chunk is reported exactly once, and what
- * parses prints as the same bytes.
+/* The tcp provider receives anything on its sockets. Nothing outside the memory that it
+ * registered for writing changes, each chunk is reported exactly once, and what can be parsed
+ * encodes to the same bytes.
  *
- * First byte 0: the parsers alone. Otherwise a server with a door and one bulk
- * lane hears records, each of them a head, a frame's header and payload:
+ * First byte 0: the parsers alone. Otherwise a server with a handshake socket and one bulk lane
+ * receives records, each of them a head, a frame's header and payload:
  *
- *   head  bit 0: on the bulk lane; bits 1 and 2: with the key and address of the
- *         read-only or the writable region put in; bits 3 to 7: payload / 8
- */
+ *   head  bit 0: on the bulk lane; bits 1 and 2: with the key and address of the read-only or the
+ *         writable region filled in; bits 3 to 7: payload / 8 */
 #include "tests/fixtures/tcp_end.h"
 #include "tests/fuzz/require.h"
 #include "tests/fuzz/quiet.h"
@@ -23,7 +21,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static uint8_t memory[3 * PAGE]; /* the middle is registered for writing */
+static uint8_t memory[3 * PAGE]; /* the middle page is registered for writing */
 static uint8_t constant[PAGE];
 static uint8_t targets[POSTS][PAGE];
 
@@ -51,7 +49,7 @@ static void fuzz_parsers(const uint8_t *data, size_t size)
     }
 }
 
-/* What the server answered is thrown away, so that it can go on. */
+/* Drops what the server answered, so that it can continue. */
 static void drain(const int *lanes)
 {
     uint8_t scrap[4096];

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * An end of TLS, behind its handshake, hears anything: records that the peer's key sealed, with any
- * content, and bytes of strangers. It hands out exactly the data that was sealed, in order, up to
- * the first thing that is wrong, and never a byte after it.
+/* An end of TLS, after its handshake, receives anything: records that the peer's key has sealed,
+ * with any content, and bytes of others. It delivers exactly the data that was sealed, in order,
+ * up to the first fault, and never a byte after it.
  *
- *   operation  u8 kind: 0 bytes as they are, 1 sealed data, 2 sealed handshake, 3 sealed alert,
- *              4 the peer goes on with its next key; u8 length, times 1 or 97 (bit 3 of the kind);
- *              then, for 0, 2 and 3, up to that many bytes
- */
+ *   operation  u8 kind: 0 bytes as they are, 1 sealed data, 2 sealed handshake, 3 sealed alert, 4
+ *              the peer changes to its next key; u8 length, times 1 or 97 (bit 3 of the kind);
+ *              then, for 0, 2 and 3, up to that many bytes */
 #include "transport/core/tls_state.h"
 #include "tests/fuzz/require.h"
 
@@ -23,7 +21,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static uint8_t sent[4 * TEXT_MAX], got[5 * TEXT_MAX];
 static size_t sent_bytes, got_bytes;
-static int status; /* 1: no end yet */
+static int status; /* 1: not ended yet */
 
 static void hear(struct ibx_tls *tls)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A URI that parses prints as one that parses to the same; options that were set read back as text
- * that sets the same. */
+/* A URI that can be parsed prints as one that parses to the same; options that were set print as
+ * text that sets the same. */
 #include "transport/transport.h"
 #include "tests/fuzz/require.h"
 

@@ -1,15 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Variables, managed memory, kernels and copies in graphs of an application whose back end answers
- * anything: managed memory is only where nothing else was, and all of it exists; a call writes only
- * what its caller has named.
+/* Variables, managed memory, kernels, and copies in graphs, of an application whose back end
+ * answers anything. Managed memory is only where nothing else was, and all of it exists; a call
+ * writes only what its caller has named.
  *
- * fake_frontend.c takes the place of the plugin and of GVirtuS's front end; functions of the
- * target's own files come before its. Input, in this order:
+ * fake_frontend.c replaces the plugin and GVirtuS's front end; functions of the tested files
+ * take precedence over its own. Input, in this order:
  *
- * - u8 n, and n steps of two bytes: what is done, and an argument of it: see run_step();
- * - what fake_frontend.h says.
- */
+ * - u8 n, and n steps of two bytes: an action and its argument, see run_step();
+ * - the answers, see fake_frontend.h. */
 #include "frontend-glue/preload/graphs/graphs.h"
 #include "frontend-glue/preload/kernels/kernels.h"
 #include "frontend-glue/preload/memory/memory.h"
@@ -26,7 +24,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* ------------------------------------------------------------------ what others would have */
+/* ------------------------------------------------------------ replaced functions of other files */
 
 bool ibx_managed_faults_begin(void)
 {
@@ -172,7 +170,7 @@ int cudaMemset(void *address, int value, size_t n)
 
 /* ------------------------------------------------------------------------------ the program */
 
-#define ARGUMENTS_MAX 32764u /* bytes that a kernel may have, and as many arguments */
+#define ARGUMENTS_MAX 32764u /* the most bytes of a kernel's arguments, and the most arguments */
 #define MANAGED       3u
 #define COPIES        512u
 
@@ -204,7 +202,7 @@ struct ibx_image_parameter *ibx_frontend_module_parameters(const void *function,
     return known;
 }
 
-/* To be freed, with what they point to. */
+/* The caller frees them, with what they point to. */
 static void **arguments_of_last(void)
 {
     void **all = calloc(2, sizeof(*all));
@@ -223,7 +221,7 @@ uint64_t ibx_frontend_host_repeated(void (*function)(void *argument), void *argu
     while (i < function_count &&
            (functions[i].function != function || functions[i].argument != argument))
         i++;
-    if (i == COPIES) /* a copy of bytes that were taken is there for good */
+    if (i == COPIES) /* a copy of taken bytes stays for good */
         return 0;
     functions[i].function = function;
     functions[i].argument = argument;
@@ -266,8 +264,8 @@ void *ibx_frontend_next(_Atomic(void *) *known, const char *symbol)
     return strcmp(symbol, "cudaDeviceReset") ? NULL : (void *)(uintptr_t)device_reset;
 }
 
-/* What GVirtuS's front end writes of a launch; of one kernel it throws, of another it has no place.
- */
+/* What GVirtuS's front end writes of a launch. For one kernel it throws, for another it has no
+ * entry. */
 const void *ibx_frontend_launch_body(const struct launch_config *config, const void *function,
                                      void **marked, size_t *n, int *rc)
 {
@@ -302,7 +300,7 @@ static void unload(void)
     memset(pointers, 0, sizeof(pointers));
 }
 
-/* All of it, and what is there the program may use. */
+/* All of it exists, and the program may use it. */
 static void require_managed(const void *memory, size_t n)
 {
     uintptr_t at = (uintptr_t)memory, last = at;
@@ -482,7 +480,7 @@ static void ask(unsigned which, unsigned argument)
     else if (which & 8) {
         cudaDeviceReset();
         memset(allocated, 0, sizeof(allocated));
-        for (unsigned k = 0; k < MANAGED; k++) { /* they may be gone */
+        for (unsigned k = 0; k < MANAGED; k++) { /* they may have been freed */
             if (pointers[k] && !ibx_frontend_is_managed(pointers[k]))
                 pointers[k] = NULL;
         }
@@ -545,7 +543,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     load();
     for (unsigned i = 0; i < count; i++)
         run_step(steps[2 * i], steps[2 * i + 1]);
-    /* As a program would that goes on: nothing of this input is left. */
+    /* Like a program that continues: nothing of this input is kept. */
     fake_frontend_begin(ibx_reader_of(NULL, 0));
     unload();
     for (unsigned i = 0; i < 4; i++) {

@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * The verbs provider reads anything of a peer: offers and answers, what comes with requests and
- * replies of the connection manager, in any order, and messages. Neither end connects a queue pair
- * without a proof; each receive buffer is posted once at a time; credits are counted right.
+/* The verbs provider receives anything from a peer: offers and answers, private data of requests
+ * and replies of the connection manager in any order, and messages. Neither end connects a queue
+ * pair without a proof; each receive buffer is posted once at a time; credits are counted
+ * correctly.
  *
  * cm.c and message.c are linked with this file's connection manager and queue pairs. First byte:
  *
  *   0, 1   client, server: u8 length and bytes of the offer or answer, then events: u8 type, u8
  *          which queue pair (bit 7: the listener is wrong), u8 how (bit 0: the proof is right; bit
- *          1: the head of a request, too), u8 length, private data
- *   else   messages: u8 which of the posted receives, u8 how (bit 0: the header is right but for
+ *          1: the head of a request too), u8 length, private data
+ *   else   messages: u8 which of the posted receives, u8 how (bit 0: the header is right except for
  *          its credits; 1: a message is sent first; 2: the oldest one is released first; 3: all
- *          sends are over), u8 credits, u8 length, bytes
- */
+ *          sends have completed), u8 credits, u8 length, bytes */
 #include "tests/fuzz/require.h"
 #include "tests/fuzz/quiet.h"
 #include "transport/verbs/verbs.h"
@@ -27,7 +26,7 @@
 #define SLOTS   4u
 #define MESSAGE 120u
 #define IDS     64u
-#define PROOF   0x5a /* each of its bytes */
+#define PROOF   0x5a /* each byte of it */
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -35,7 +34,8 @@ static struct ibx_reader input;
 static struct ibx_options options;
 static enum ibx_role role;
 static struct verbs *v;
-static bool is_over, is_checked; /* the connection; the proof of the event in hand */
+/* whether the connection has ended; whether the proof of the current event was checked */
+static bool is_over, is_checked;
 
 /* ------------------------------------------------------------------- the core */
 
@@ -201,7 +201,7 @@ static int post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_
     return 0;
 }
 
-/* The header's macro asks for it where nothing is optimised. */
+/* The header's macro calls it if nothing is optimized. */
 struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *address, size_t length, uint64_t iova,
                                 unsigned access)
 {
@@ -269,7 +269,7 @@ int rdma_destroy_id(struct rdma_cm_id *id)
     unsigned i = 0;
     while (i < id_count && ids[i] != id)
         i++;
-    require(i < id_count && !is_taken); /* it would wait for the event's acknowledgement */
+    require(i < id_count && !is_taken); /* it would wait until the event is acknowledged */
     ids[i] = ids[--id_count];
     free(id);
     return 0;
@@ -346,7 +346,7 @@ static struct rdma_cm_id *id_of(unsigned which)
     return NULL;
 }
 
-/* Reads the private data of an event; whether it has the proof. */
+/* Reads the private data of an event. Returns whether it has the proof. */
 static bool take_data(unsigned which, unsigned how)
 {
     const bool request = event.event == RDMA_CM_EVENT_CONNECT_REQUEST;
@@ -403,7 +403,7 @@ int rdma_get_cm_event(struct rdma_event_channel *channel, struct rdma_cm_event *
 int rdma_ack_cm_event(struct rdma_cm_event *of)
 {
     require(of == &event && is_taken);
-    memset(private_data, 0xee, sizeof(private_data)); /* it is freed now */
+    memset(private_data, 0xee, sizeof(private_data)); /* freed now */
     is_taken = false;
     return 0;
 }
@@ -468,7 +468,7 @@ static void end(void)
         if (v->rails[i].listener)
             rdma_destroy_id(v->rails[i].listener);
     }
-    require(!id_count); /* nothing of the peer's is left behind */
+    require(!id_count); /* nothing of the peer's is left */
     free(v->lanes);
     free(v);
 }
@@ -506,7 +506,7 @@ static void release_oldest(void)
     ibx_verbs_release(v, slot);
 }
 
-/* A message comes into the buffer that was posted first behind that one. */
+/* A message arrives in the buffer that was posted first after that one. */
 static void hear(void)
 {
     const uint8_t which = ibx_get_u8(&input), how = ibx_get_u8(&input),
@@ -522,7 +522,7 @@ static void hear(void)
     unsigned slot = 0, n = v->messages.receives;
     while (slot < n && !receives[(which + slot) % n].posted)
         slot++;
-    require(slot < n); /* or the peer met "receiver not ready" */
+    require(slot < n); /* otherwise the peer would get "receiver not ready" */
     slot = (which + slot) % n;
     size_t length = ibx_get_u8(&input);
     length = length < receives[slot].room ? length : receives[slot].room;

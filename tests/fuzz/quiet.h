@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* For one file of a fuzzer: its inputs are full of what would be warned of. */
+/* For one file of a fuzzer whose inputs would cause too many warnings. */
 #ifndef IBX_TESTS_FUZZ_QUIET_H
 #define IBX_TESTS_FUZZ_QUIET_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What holds for each input: libFuzzer keeps one for which it does not. */
+/* Checks what must hold for each input; libFuzzer keeps an input that fails. */
 #ifndef IBX_TESTS_FUZZ_REQUIRE_H
 #define IBX_TESTS_FUZZ_REQUIRE_H
 
