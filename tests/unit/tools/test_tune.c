@@ -82,7 +82,7 @@ static void test_ways(void **state)
     assert_int_equal(chosen->inline_max, 4096); /* 13 compared with 12.4 is within the margin */
     assert_int_equal(chosen->in_place_min, 0);
     assert_true(chosen->copy_threads_min == 4u << 20 &&
-                tune.result.choice.threads == 0); /* no such way */
+                tune.result.choice.threads == 0); /* not measured */
     assert_int_equal(tune.result.choice.chunk, 512u << 10);
     assert_int_equal(chosen->direct_min, 0);
 }
