@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What a HELLO says of its VM. */
+/* The part of a HELLO that describes the VM. */
 #include "migrate/channel/protocol.h"
 
 #include <errno.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Why a VM is stopped that nobody has paused, in words for a person. */
+/* Why a VM is stopped although nobody has paused it, as a sentence for a person. */
 #include "migrate/common/vm.h"
 
 #include <stdio.h>

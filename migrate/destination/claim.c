@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Only one receiver at a time may bring a VM into a QEMU, whichever monitors of it they use,
- * because it empties QEMU's memory, or has QEMU map other memory. A receiver first locks the file
- * of that memory, then checks that QEMU still maps it, and then asks QEMU whether it is still free:
- * once QEMU has begun to load a VM, it says so itself.
- */
+/* Only one receiver at a time may load a VM into a QEMU, whichever monitors they use, because a
+ * receiver empties QEMU's memory or makes QEMU map other memory. A receiver first locks the file
+ * of that memory, then checks that QEMU still maps it, and then asks QEMU whether it is still
+ * free: once QEMU has begun to load a VM, it reports that itself. */
 #include "migrate/common/vm.h"
 #include "migrate/destination/destination.h"
 

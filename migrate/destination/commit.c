@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * The point of no return, at the destination. Without the end of the device state QEMU cannot have
- * run the VM; with it, it does. The journal has been MAY_RUN since before LOADED.
- */
+/* The point of no return, at the destination. Without the end of the device state QEMU cannot
+ * have run the VM; with it, QEMU runs the VM. The journal has been MAY_RUN since before LOADED. */
 #include "migrate/destination/destination.h"
 
 int ibx_destination_commit(struct destination *d, struct ibx_error *err)

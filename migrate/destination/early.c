@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Pages that loading devices needs in every VM, which the source sends with the page map: a request
- * for them would take a round trip while the VM stands still. If a VM returns on one host, they
- * come before the map, because the source finds what was written while QEMU loads here.
- */
+/* Pages that QEMU needs to load any VM's devices. The source sends them with the page map,
+ * because requesting them would take a round trip while the VM is stopped. If a VM returns on
+ * one host, they come before the map, because the source searches for written pages while QEMU
+ * loads here. */
 #include "migrate/destination/destination.h"
 
 #include <errno.h>

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * A memory backend that another client of QEMU removes while pages are missing, as when the guest
- * has ejected memory: QEMU unmaps it, and nobody waits for its pages. They belong in its file all
- * the same, which may be plugged in again. If a tool that recovers finds the file gone as well, it
- * keeps none of them; otherwise the descriptor that it has open keeps the file.
- */
+/* Another client of QEMU removes a memory backend while pages are missing, for example after the
+ * guest has ejected memory. QEMU unmaps it, and nothing waits for its pages. They are still
+ * written to its file, which may be plugged in again. If a tool that recovers finds that the
+ * file has been removed too, it drops the pages; otherwise the open descriptor keeps the file. */
 #include "migrate/destination/ram.h"
 
 #include "common/clock.h"

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * The socket to which Firecracker connects. Whoever connects gets nothing, but could make this
- * process serve memory of its own with pages of the snapshot: so the socket is for one user
- * (0600), in a folder that no other user can change, and the kernel tells who has connected.
- */
+/* The socket to which Firecracker connects. A process that connects gets nothing, but could make
+ * this process fill its memory with pages of the snapshot. So the socket is for one user (0600),
+ * in a folder that no other user can change, and the kernel reports who has connected. */
 #include "migrate/firecracker/internal.h"
 
 #include "common/clock.h"

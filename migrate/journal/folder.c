@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Where the records of this user are, and that nobody else decides what is in them. */
+/* Where the records of this user are, and checks that nobody else decides what is in them. */
 #include "migrate/journal/journal_internal.h"
 
 #include "common/path_check.h"

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Locks, which end with the processes that hold them; whether a process is the one that it was. */
+/* Locks, which end with the processes that hold them; and whether a process is still the one
+ * that was recorded. */
 #include "migrate/journal/journal_internal.h"
 
 #include "common/write_whole.h"

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Page connections on their way, each in a thread: each takes several round trips. */
+/* Page connections that are being made, each in a thread, because each takes several round
+ * trips. */
 #include "migrate/pages/pages.h"
 
 #include "common/clock.h"

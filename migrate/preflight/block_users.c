@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Who else uses the disks of a VM: block jobs and exports. A QEMU whose VM leaves hands its disks
- * over at the switch. A job that still writes then ends QEMU by an assertion, and a client of an
- * export reads, or writes, a disk that another QEMU has. */
+/* Other users of a VM's disks: block jobs and exports. A QEMU whose VM leaves hands its disks
+ * over at the switch. A job that still writes would then end QEMU by an assertion, and a client
+ * of an export would read or write a disk that another QEMU uses. */
 #include "migrate/preflight/preflight.h"
 
 #include <errno.h>

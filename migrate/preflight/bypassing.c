@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Devices and back ends that reach guest RAM past QEMU's page tables, and others with which QEMU
- * cannot migrate. */
+/* Devices and back ends that access guest RAM without QEMU's page tables, and others with which
+ * QEMU cannot migrate. */
 #include "migrate/preflight/preflight.h"
 
 #include <stdio.h>

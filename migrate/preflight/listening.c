@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A QEMU that takes a migration of its own: it takes one, and loads nothing else while it waits. */
+/* A QEMU that waits for a migration of its own (-incoming): it accepts one, and loads nothing
+ * else while it waits. */
 #include "migrate/preflight/description.h"
 #include "migrate/preflight/preflight.h"
 

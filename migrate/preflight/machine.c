@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What of a VM is no device: processors, memory, the machine's properties, the small RAM blocks
- * that QEMU sends itself, and back ends that have a part of their own in the device state. */
+/* The parts of a VM other than its devices: processors, memory, properties of the machine, the
+ * small RAM blocks that QEMU sends itself, and back ends that have a part of their own in the
+ * device state. */
 #include "migrate/preflight/description.h"
 
 #include <errno.h>

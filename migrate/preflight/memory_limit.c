@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* How much memory this host has left, how much the control groups of a QEMU leave it, and the file
- * system of guest RAM. Where a page of that goes beyond it, the kernel ends QEMU, which runs the VM
- * by then, or another process. In minor mode a page is counted to who READs it into the file, so
- * that the kernel ends the tool, and the VM waits. */
+/* How much memory this host has left, how much the control groups of a QEMU leave it, and the
+ * file system of guest RAM. If guest RAM exceeds the limit, the kernel kills QEMU, which already
+ * runs the VM, or another process. In minor mode a page is charged to the process that READs it
+ * into the file, so the kernel kills the tool, and the VM waits. */
 #include "migrate/preflight/preflight.h"
 
 #include "common/control_groups.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Who can reach the file of guest RAM: all that the VM knows is in it. */
+/* Which users can access the file of guest RAM, which contains everything that the VM knows. */
 #include "migrate/preflight/preflight.h"
 
 #include <errno.h>

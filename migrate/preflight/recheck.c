@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Whether a VM still has the devices, and its disks the images, that the destination has compared.
- * Another client of QEMU may take a snapshot of a disk meanwhile, change a medium or plug devices:
- * the VM would write to an image that the destination does not have, and lose that there, or find a
- * disk there that has been taken from it. */
+/* Checks that a VM still has the devices, and its disks the images, that the destination has
+ * compared. Meanwhile another client of QEMU may take a snapshot of a disk, change a medium or
+ * plug devices. The VM would then write to an image that the destination does not have, and lose
+ * that data there, or find a disk there that was removed here. */
 #include "migrate/preflight/description.h"
 
 #include <errno.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Features of virtio devices. What a device offers depends on the host too (a tap with offloads, a
- * kernel with vhost), and QEMU refuses the state of a device whose driver uses what is not offered.
- */
+/* Features of virtio devices. What a device offers also depends on the host (a tap with
+ * offloads, a kernel with vhost), and QEMU refuses a device's state if its driver uses a feature
+ * that is not offered. */
 #include "migrate/preflight/description.h"
 
 #include <stdio.h>

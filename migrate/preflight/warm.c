@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Who changes guest RAM past QEMU's page tables, so that it is not known which pages are written:
- * such a VM is migrated all the same, but no page of it is fetched before it stops. */
+/* Devices and processors that change guest RAM without QEMU's page tables, so that it is unknown
+ * which pages are written. Such a VM is still migrated, but no page of it is fetched before it
+ * stops. */
 #include "migrate/preflight/preflight.h"
 
 #include <errno.h>

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Another file in the place of the one that a block of guest RAM is in: three system calls of
- * QEMU's own, by ptrace (inject.c). Its address in QEMU stays, so that nothing in QEMU notices.
- */
+/* Replaces the file that a block of guest RAM is in, by three system calls that QEMU is made to
+ * call (ptrace, inject.c). The block's address in QEMU does not change, so nothing in QEMU
+ * notices. */
 #include "migrate/qemu/qemu_internal.h"
 
 #include <errno.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The files of guest RAM when QEMU has ended: found by what was noted while it lived. */
+/* The files of guest RAM after QEMU has ended, found by what was noted while it lived. */
 #include "migrate/qemu/qemu_internal.h"
 
 #include "common/file_check.h"

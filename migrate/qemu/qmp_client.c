@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Which process has a monitor, of which QEMU serves one client at a time: asks the kernel by
- * sock_diag(7) for the connections of that socket. */
+/* Finds the process that uses a monitor, of which QEMU serves one client at a time: asks the
+ * kernel by sock_diag(7) for the connections of that socket. */
 #include "migrate/qemu/qemu.h"
 
 #include <ctype.h>

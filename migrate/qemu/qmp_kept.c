@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * How much of what QEMU says is kept: a guest that has taken its QEMU over must not use up the
- * memory, or the time, of a tool that is often root's. A value in JSON takes up to a hundred times
- * the memory that its text has, so what counts is what it takes.
- */
+/* How much of QEMU's output is kept. A guest that controls its QEMU must not be able to use up
+ * the memory or the time of a tool, which often runs as root. A JSON value takes up to a hundred
+ * times the memory of its text, so the memory that it takes is what counts. */
 #include "migrate/qemu/qmp_internal.h"
 
 #include <errno.h>

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * The bytes of a QMP connection: messages that come are sorted into answers, events and greetings,
- * those that go are whole; and how it ends, as QEMU does.
- */
+/* The bytes of a QMP connection. Received messages are sorted into answers, events and
+ * greetings; messages are sent whole; and the end of the connection counts as the end of QEMU. */
 #include "migrate/qemu/qmp_internal.h"
 
 #include "common/clock.h"

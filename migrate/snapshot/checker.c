@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Pages that arrive are compared with their hashes; pieces of the table, where these are, with the
- * index, and then they are kept. So the table is filled as its pieces come, and what is in it is
- * right.
- */
+/* Compares pages that arrive with their hashes. Pieces of the table of hashes are compared with
+ * the index, and then kept. So the table is filled as its pieces arrive, and its contents are
+ * always right. */
 #include "migrate/snapshot/hasher.h"
 
 #include <errno.h>

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * FOLDER/child.PID: what is known of a child, for the next process that fills the folder. While
- * there is none, a child waits at its first missing page.
- */
+/* FOLDER/child.PID: what is known about a child, for the next process that fills the folder.
+ * While no process fills it, a child waits at its first missing page. */
 #include "migrate/snapshot/cache.h"
 
 #include "common/log.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Guest RAM into the file of a snapshot's block: what is zero becomes a hole there. */
+/* Copies guest RAM to the file of a snapshot's block; pages of zeros become holes. */
 #include "migrate/snapshot/snapshot.h"
 
 #include "common/write_whole.h"

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * QEMU migrates the VM into a stream that has everything but its RAM (x-ignore-shared); when that
- * is complete the VM stands still ("postmigrate"), its disks are handed over, and its RAM is
- * copied. When this tool is killed before the snapshot is whole, its watchdog continues the VM.
- */
+/* QEMU migrates the VM into a stream that contains everything but its RAM (x-ignore-shared).
+ * When the stream is complete the VM is stopped ("postmigrate"), its disks are handed over, and
+ * its RAM is copied. If this tool is killed before the snapshot is complete, its watchdog
+ * continues the VM. */
 #include "migrate/snapshot/snapshot.h"
 
 #include "common/clock.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Whether a VM stands still from the moment of which its snapshot is, by QEMU's events. */
+/* Whether a VM has stayed stopped since the moment of its snapshot, by QEMU's events. */
 #include "migrate/snapshot/snapshot.h"
 
 #include "migrate/common/vm.h"

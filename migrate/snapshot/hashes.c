@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * The hashes of a snapshot's pages. Whoever freezes a VM makes them; whoever reads compares each
- * page before anybody sees it, over whatever wire and from whomever it came.
- */
+/* The hashes of a snapshot's pages. The tool that freezes a VM makes them. A reader compares
+ * each page with its hash before the page is used, whatever the network and the sender. */
 #include "migrate/snapshot/hasher.h"
 
 #include "common/write_whole.h"

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * A process that fills a folder lets its children go when the folder has all pages. If it is killed
- * just then, they wait at the next page of zeros, and nobody needs to serve this folder any more:
- * who makes the next child of it lets them go.
- */
+/* A process that fills a folder releases its children when the folder has all pages. If it is
+ * killed just before that, they wait at the next page of zeros, and no process needs to serve
+ * this folder any more. The process that makes the folder's next child releases them. */
 #include "migrate/snapshot/cache.h"
 
 #include "common/log.h"

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * A server's pages by multicast. A reader that wants them has a connection for that alone: it says
- * which chunks it wants and is a member of the group for as long as the connection lasts, or until
- * it was sent all of them.
- */
+/* A server's pages by multicast. A reader that wants them has a connection only for that: it
+ * says which chunks it wants and is a member of the group until the connection ends, or until it
+ * was sent all of them. */
 #include "migrate/snapshot/snapshot.h"
 
 #include "common/clock.h"

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * The end of a migration whose pages at the destination are not, or may not be, what they were
- * here at the stop. The VM must not go on with them, so its tool there has to learn it: over the
- * link, over a new one where that is lost, or when `recover` is called here.
- */
+/* The end of a migration whose pages at the destination are not, or may not be, what they were
+ * here at the stop. The VM must not continue with them, so the tool there must learn it: over
+ * the link, over a new link if that is lost, or when `recover` is called here. */
 #include "migrate/source/source.h"
 
 #include "common/clock.h"

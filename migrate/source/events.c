@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What the source's QEMU tells by its monitor, and what becomes of the monitor after the commit. */
+/* Events from the monitor of the source's QEMU, and what happens to the monitor after the
+ * commit. */
 #include "migrate/source/source.h"
 
 #include "common/clock.h"

@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * The source's QEMU has ended after the commit, and the files of guest RAM have outlived it. They
- * are set aside, that is renamed: whatever starts the VM's QEMU again by its old command line
- * would write to them.
- */
+/* The source's QEMU has ended after the commit, and the files of guest RAM still exist. They are
+ * renamed, because starting the VM's QEMU again by its old command line would write to them. */
 #include "migrate/common/common.h"
 #include "migrate/source/vm.h"
 

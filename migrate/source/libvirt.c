@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Where libvirt drives QEMU's migration: what libvirt sets, the gate, and what libvirt decides. It
+/* A migration that libvirt drives: what libvirt sets, the gate, and what libvirt decides. It
  * continues the VM here if the migration has failed at the destination, and otherwise ends QEMU
- * here.
- */
+ * here. */
 #include "migrate/source/source.h"
 
 #include "common/clock.h"

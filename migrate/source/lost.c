@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * The destination is lost for good: the VM's QEMU has ended there while its pages were still here,
- * or nobody listens there any more. Or it reports the migration as complete with another page map
- * than this side has. Waiting brings nothing back: what is left is said, and the tool ends.
- */
+/* The destination is lost for good: the VM's QEMU has ended there while its pages were still
+ * here, or nobody listens there any more. Or it reports the migration as complete with another
+ * page map than this side has. Waiting would not help, so the tool reports what is left, and
+ * ends. */
 #include "migrate/source/source.h"
 
 #include "common/clock.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The files of guest RAM, which nobody needs once the migration is complete: all with --remove, and
- * always those that were set aside, whose names nobody else knows. */
+/* Removes the files of guest RAM, which are not needed once the migration is complete: all of
+ * them with --remove, and always those that were renamed, whose names nobody else knows. */
 #include "migrate/source/source.h"
 
 #include <errno.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What the destination has received is compared with guest RAM as it is here by now. The source
- * keeps everything until all of it is the same. pages/digest.h says what that does not find. */
+/* Compares what the destination has received with guest RAM as it is here now. The source keeps
+ * everything until all of it is the same. pages/digest.h says what that does not find. */
 #include "migrate/common/vm.h"
 #include "migrate/source/source.h"
 
