@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * READs and WRITEs of any length as chunks in flight, and the event queue.
+/* READs and WRITEs of any length as chunks in flight, and the event queue.
  *
- * Urgent work has chunks of its own, so that a page fault or a small call never waits for bulk.
- */
+ * Urgent work has chunks of its own, so that a page fault or a small call never waits for bulk
+ * data. */
 #include "transport/core/conn.h"
 
 #include <errno.h>

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * A connection whose own address this host has lost: its VM has come to another network, a laptop
- * to another access point. TCP goes on sending from that address, and finds out by the silence that
- * follows, seconds later. The kernel says at once that addresses have changed.
- */
+/* Notices that this host has lost a connection's own address, because its VM has moved to
+ * another network, or a laptop to another access point. TCP continues to send from that address,
+ * and notices only by the silence that follows, seconds later. The kernel reports changed
+ * addresses at once. */
 #include "transport/core/conn.h"
 
 #include "common/address.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A piece of the peer's memory as it travels in messages. */
+/* A part of the peer's memory, as messages name it (struct ibx_remote). */
 #include "transport/transport.h"
 
 void ibx_remote_put(struct ibx_writer *writer, const struct ibx_remote *remote)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Memory for secrets. Apart from crypto.c, which a fuzzer replaces. */
+/* Memory for secrets. It is separate from crypto.c, which a fuzzer replaces. */
 #include "transport/core/crypto.h"
 
 #include <openssl/crypto.h>

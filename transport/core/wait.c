@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * ibx_wait(): busy polling for spin_us, then sleeping.
+/* ibx_wait(): busy polling for spin_us, then sleeping.
  *
- * Busy polling is left out where it costs more than it gains: where two ends share one core and
- * sched_yield() does not switch between them, and where others want the core, which a thread that
- * yields loses for milliseconds while a sleeper that is woken has it at once.
- */
+ * There is no busy polling if it costs more than it gains: if two ends share one processor and
+ * sched_yield() does not switch between them, or if other processes want the processor. A thread
+ * that yields loses it for milliseconds, while a sleeper that is woken gets it at once. */
 #include "transport/core/conn.h"
 
 #include "common/clock.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Listening, and the clients that have proven themselves. */
+/* Listening, and the clients that have authenticated. */
 #include "transport/handshake/handshake.h"
 
 #include "common/address.h"

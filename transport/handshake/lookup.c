@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * The addresses of a host, for a client whose connection has broken: with the network its resolver
- * is often gone as well, and getaddrinfo(3) waits for that one for many seconds. So a thread calls
- * it, and ends by itself if nobody waits for the answer any more.
- */
+/* The addresses of a host, for a client whose connection has broken. If the network is gone, its
+ * resolver often is too, and getaddrinfo(3) then waits for many seconds. So a thread calls it,
+ * and ends by itself if nobody waits for the answer any more. */
 #include "transport/handshake/handshake.h"
 
 #include "common/clock.h"

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What a client has met that is not an ibx server, so that its user sees which port is wrong. */
+/* Finds out what a client has connected to if that is not an ibx server, so that its user sees
+ * which port is wrong. */
 #include "transport/handshake/handshake.h"
 
 #include "common/clock.h"

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * What happens when the peer dies, stops or hangs.
+/* What happens when the peer dies, stops or hangs.
  *
- * Dies: the core sees its handshake socket close; memory mapped from it stays until this side
- * unmaps it. Stops: this side withdraws its requests and copies alone, where it can (copy.c). Hangs
- * in the middle of a copy: only a deregistration waits for that.
- */
+ * If it dies, the core sees its handshake socket close; memory that was mapped from it stays
+ * until this side unmaps it. If it stops, this side withdraws its requests and copies alone, if
+ * it can (copy.c). If it hangs in the middle of a copy, only a deregistration waits for that. */
 #include "transport/shm/shm.h"
 
 #include "common/clock.h"
