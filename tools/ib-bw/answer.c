@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The back end's side of the calls, whose bytes call.c has; ib-bw(1) compares it with GVirtuS's.
- * Names, lengths and layouts are checked; a wrong one ends the connection. */
+/* The back end's side of the calls, whose bytes call.c describes; ib-bw(1) compares it with
+ * GVirtuS's. Names, lengths and layouts are checked; a wrong one ends the connection. */
 #include "tools/ib-bw/ib-bw.h"
 
 #include "common/log.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Files that are there completely or not at all. */
+/* Files that are either complete or absent. */
 #include "tools/ib-bw/ib-bw.h"
 
 #include "common/file_check.h"

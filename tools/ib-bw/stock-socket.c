@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Stock's sockets: plain and blocking. */
+/* The sockets of stock GVirtuS: plain and blocking. */
 #include "tools/ib-bw/ib-bw.h"
 
 #include "common/address.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A stream over a session of ours, as the plugin makes it of GVirtuS's calls. */
+/* A byte stream over a session of ibx, as the plugin makes it of GVirtuS's calls. */
 #include "tools/ib-bw/ib-bw.h"
 
 #include "frontend-glue/session/session.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What a core dump of this process has: see core(5), coredump_filter. */
+/* What a core dump of this process contains: see core(5), coredump_filter. */
 #include "tools/ib-migrate/ib-migrate.h"
 
 #include <fcntl.h>

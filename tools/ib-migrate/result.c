@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* What --json prints last: one object that says how the command ended, on every exit. Migrations
- * have a summary; this is for all other commands, and for what ends before a migration begins. */
+ * print a summary; this is for all other commands, and for failures before a migration begins. */
 #include "tools/ib-migrate/ib-migrate.h"
 
 #include <poll.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The key files that ib-migrate run makes, DIR/run-ID.key: made, and removed when nobody needs one
- * any more. Whoever made one has it locked as long as it lives. */
+/* The key files that ib-migrate run makes, DIR/run-ID.key. They are removed when they are not
+ * needed any more. The process that has made one keeps it locked as long as it lives. */
 #include "tools/ib-migrate/run.h"
 
 #include "common/write_whole.h"

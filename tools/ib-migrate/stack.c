@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The stacks of this process, on which there are records of migrations, of tens of KiB each: where
- * one is too small, the process is killed somewhere in the middle of a migration. */
+/* The stacks of this process, which hold records of migrations of tens of KiB each. If a stack
+ * were too small, the process would be killed somewhere in the middle of a migration. */
 #include "tools/ib-migrate/ib-migrate.h"
 
 #include <errno.h>

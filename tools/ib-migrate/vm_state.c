@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Where a record says that the VM is, and what has become of the QEMU that it ran in. */
+/* Where the VM is according to a record, and what has become of the QEMU that it ran in. */
 #include "tools/ib-migrate/ib-migrate.h"
 
 #include <string.h>
