@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Copies without chunks, between the device and memory that is pinned already: such that are waited
- * for, and copies that are left to their stream. While other sessions copy, they are cut into
- * pieces, so that copies of the others come in between (turns.h).
- */
+/* Copies without chunks, between the device and memory that is already pinned: synchronous ones,
+ * and ones that are left to their stream. While other sessions copy, these copies are cut into
+ * pieces, so that the other sessions' copies come in between (turns.h). */
 #include "gpudirect/staging_internal.h"
 
 #include "common/clock.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Contexts that are gone: each session forgets, in its own thread, what it had in them. */
+/* Contexts that were destroyed: each session drops, in its own thread, what it had in them. */
 #include "frontend-glue/back_end/back_end.h"
 
 #include <pthread.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Streams without work, and events that are over. */
+/* Streams without work, and events that have completed. */
 #include "frontend-glue/client_calls/internal.h"
 
 static const uint64_t *idle_since(const struct ibx_idle *idle, uint64_t handle)

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/*
- * Handles that a client leaves when it ends, or gives up by a reset: they are taken from the lists,
- * for whoever gives them back to CUDA (client_ends.c, own_reset.c).
- */
+/* Handles that a client leaves when it ends, or gives up by a reset: they are taken from the
+ * lists, and the caller returns them to CUDA (client_ends.c, own_reset.c). */
 #include "frontend-glue/handles/handle_lists.h"
 
 #include <stdlib.h>
