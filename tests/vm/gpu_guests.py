@@ -94,7 +94,8 @@ def make_initramfs(scene, key, rdma=False):
             put(tree, path)
     for path in libraries(*programs):
         put(tree, path)
-    # busybox's cpio keeps who owns a file and its mode; the key is root's and nobody else's.
+    # busybox's cpio keeps owner and mode of a file; the key must belong to root and be readable by
+    # nobody else.
     with open(to, "wb") as file:
         subprocess.run("find . | busybox cpio -o -H newc 2>/dev/null", cwd=tree, shell=True,
                        check=True, stdout=file)
@@ -188,7 +189,7 @@ class Vm:
         """How many calls the guest has found right; none may have been wrong."""
         text = self.said()
         assert "WRONG" not in text and "panic" not in text.lower(), text[-2000:]
-        # The last line may not be whole: it goes on at the other QEMU's console.
+        # The last line may be incomplete: the rest is on the other QEMU's console.
         found = re.findall(r"^right (\d+)\s*\n", text, re.M)
         return int(found[-1]) if found else 0
 

@@ -6,10 +6,10 @@
 # shellcheck disable=SC2154
 
 passed=0 failed=0 skipped=0
-# Seconds for one measurement, on a machine that is busy with something else.
+# Time limit of one measurement in seconds, on a machine that is busy with other work.
 readonly step=60
 
-# want PROGRAM...: on the host: these are built.
+# want PROGRAM...: on the host: builds these programs.
 want() {
     local program
     for program in "$@"; do
@@ -19,18 +19,20 @@ want() {
     done
 }
 
-# patient SECONDS: on the host: multiplies them by how much longer than usual things take now.
+# patient SECONDS: on the host: multiplies the seconds by how much longer than usual things take
+# now.
 patient() { echo $(($1 * $("$(dirname "${BASH_SOURCE[0]}")/../slower"))); }
 
 fail() { failed=$((failed + 1)); echo "FAILED  $*"; }
 
-# summary: the last line, and whether all is well.
+# summary: prints the last line, and returns whether everything passed.
 summary() {
     echo "$passed passed, $failed failed, $skipped skipped"
     ((failed == 0))
 }
 
-# count NAME LOG RC: adds what a cmocka program said; one that died names nothing and failed.
+# count NAME LOG RC: adds the results of a cmocka program. One that has ended early names no tests
+# and counts as failed.
 count() {
     local name=$1 log=$2 rc=$3 good bad missed
     good=$(grep -ac '^\[ *OK \]' "$log" || true)
@@ -40,7 +42,7 @@ count() {
     passed=$((passed + good)) failed=$((failed + bad)) skipped=$((skipped + missed))
     if ((bad)); then
         echo "FAILED  $name: $bad failed, exit code $rc"
-        # What follows may be other groups of tests.
+        # Other groups of tests may follow.
         grep -aE -B 3 '^\[ *(ERROR|LINE|FAILED) *\]' "$log" | head -n 40 | sed 's/^/        /' ||
             true
         grep -avE '^\[ *(RUN|OK) *\]' "$log" | tail -n 40 | sed 's/^/        /'
@@ -49,7 +51,7 @@ count() {
     fi
 }
 
-# suite NAME COMMAND...: a cmocka program.
+# suite NAME COMMAND...: runs a cmocka program.
 suite() {
     local name=$1 rc=0
     shift
@@ -57,7 +59,8 @@ suite() {
     count "$name" "$scratch/log" "$rc"
 }
 
-# Until a process listens on TCP port $1. Read from /proc: starting ss costs more than the test.
+# Waits until a process listens on TCP port $1. Reads /proc, because starting ss would take longer
+# than the test.
 wait_listener() {
     local end=$((SECONDS + step)) port
     printf -v port ':%04X 0' "$1"
@@ -67,8 +70,8 @@ wait_listener() {
     done
 }
 
-# perftest_says TOOL OPTIONS...: all that the client prints; server on A, as in our bench. Both
-# sides poll, so each gets a processor of its own.
+# perftest_says TOOL OPTIONS...: prints all output of the client. The server is on A, as in
+# verbs_bench. Both sides poll, so each gets a processor of its own.
 perftest_says() {
     local tool=$1 server
     shift
@@ -81,7 +84,7 @@ perftest_says() {
     wait "$server" || true
 }
 
-# perftest TOOL COLUMN OPTIONS...: a column of the result's only line.
+# perftest TOOL COLUMN OPTIONS...: prints a column of the result's only line.
 perftest() {
     local tool=$1 column=$2
     shift 2

@@ -18,7 +18,7 @@ from gpu_guests import (IB_MIGRATE, RDMA_FILES, Memory, Vm, ask, longest, make_i
 from harness import LIMIT, Skip, run_all, test, until  # gpu_guests.py knows where it is
 
 ARGUMENTS = []
-# By name, which has two addresses: a guest takes the one that it has a route to.
+# By a name with two addresses: a guest uses the one to which it has a route.
 CALLER = "role=call to=gpu rdma=yes provider=verbs,tcp timeout=6000"
 SERVER = "role=serve own=10.78.0.1,10.79.0.1 rdma=yes provider=verbs,tcp timeout=6000"
 GID = "ffff:0a4e:0002"  # of 10.78.0.2
@@ -139,18 +139,18 @@ def the_path_of_a_guest_that_moves_changes(scene):
 def paths(guest):
     until(lambda: guest.vm.right() >= 300, "the guest's first calls", 3 * LIMIT)
     assert not guest.resumed(), guest.said()
-    # An adapter has to be unplugged before its VM moves.
+    # An adapter must be unplugged before its VM moves.
     guest.changes("the RDMA device is unplugged", lambda: guest.vm.run("rdma link delete rxe0"),
                   "tcp")
     guest.moves()
     guest.moves(lambda: guest.vm.run("ip addr add 10.79.0.2/24 dev eth0 && "
                                      "ip addr del 10.78.0.2/24 dev eth0"), "tcp")
-    # The new host has one, and its network another address.
+    # The new host has an adapter too, and its network another address.
     guest.moves(lambda: guest.vm.run(
         "rdma link add rxe0 type rxe netdev eth0 && ip addr add 10.78.0.2/24 dev eth0 && "
         f"until grep -q {GID} /sys/class/infiniband/rxe0/ports/1/gids/*; do sleep 0.01; done && "
         "ip addr del 10.79.0.2/24 dev eth0"), "verbs")
-    guest.moves()  # soft-RoCE is the guest's own, and survives
+    guest.moves()  # soft-RoCE belongs to the guest, and survives
     if without_roce("tap1"):
         guest.moves(None, "tcp")
     else:
