@@ -162,6 +162,27 @@ int cudaFree(void *address)
     ibx_frontend_managed_free(address, &base, &rc);
     return rc;
 }
+int ibx_frontend_was_set(int rc, const void *address)
+{
+    (void)address;
+    return rc;
+}
+int cudaMallocPitch(void **address, size_t *pitch, size_t width, size_t height)
+{
+    *pitch = width;
+    return cudaMalloc(address, width * height);
+}
+int cudaEventRecord(void *event, void *stream)
+{
+    (void)event, (void)stream;
+    return CUDA_SUCCESS;
+}
+int cudaMemset2DAsync(void *address, size_t pitch, int value, size_t width, size_t height,
+                      void *stream)
+{
+    (void)address, (void)pitch, (void)value, (void)width, (void)height, (void)stream;
+    return cudaDeviceSynchronize();
+}
 int cudaMemset(void *address, int value, size_t n)
 {
     (void)address, (void)value, (void)n;
@@ -180,6 +201,7 @@ static void *pointers[MANAGED];
 static const size_t sizes[MANAGED] = {8, 5000, 300000};
 static void *allocated[4];
 static size_t allocated_bytes[4];
+static void *device[3];
 static void *host[2]; /* 64 and 300 bytes */
 static const size_t host_bytes[2] = {64, 300};
 static void *arguments[ARGUMENTS_MAX];
@@ -408,11 +430,12 @@ static void use_kernel(unsigned which, unsigned argument)
 
 static struct ibx_cuda_memcpy3d copy_of(unsigned argument)
 {
-    const unsigned i = argument & 1;
+    const unsigned i = argument & 1, of_device = argument >> 3 & 3;
     const bool to_device = argument & 2, rows = argument & 4;
     const struct ibx_cuda_pitched here = {host[i], rows ? 16 : host_bytes[i],
                                           rows ? 16 : host_bytes[i], rows ? 4 : 1},
-                                  there = {(void *)0x100000, 64, 64, 4};
+                                  there = {of_device ? device[of_device - 1] : (void *)0x100000, 64,
+                                           64, 4};
     return (struct ibx_cuda_memcpy3d){.from = to_device ? here : there,
                                       .to = to_device ? there : here,
                                       .extent = {rows ? 8 : host_bytes[i], rows ? 3 : 1, 1},
@@ -433,6 +456,30 @@ static void copy_in_graph(unsigned which, unsigned argument)
         ibx_frontend_graph_behind_trim();
     else
         cudaGraphMemcpyNodeGetParams(node, &p);
+}
+
+/* Memory of the device is where the back end says, and calls begin in the middle of it. */
+static void use_device(unsigned argument)
+{
+    const unsigned i = argument >> 2 & 3;
+    const size_t offset = argument >> 4;
+    const struct ibx_cuda_pitched memory = {device[i % 3], 64, 16, 4};
+    void *node = NULL;
+    switch (argument & 3) {
+    case 0:
+        cudaMalloc(&device[i % 3], 64 * 16);
+        break;
+    case 1:
+        cudaMemset3D(memory, 0, (struct ibx_cuda_extent){16, 2, offset});
+        break;
+    case 2:
+        cudaGraphAddMemcpyNodeToSymbol(&node, (void *)0x2000, NULL, 0, &symbols[i & 1], host[0], 1,
+                                       offset, CUDA_MEMCPY_TO_DEVICE);
+        break;
+    default:
+        cudaGraphAddMemcpyNodeFromSymbol(&node, (void *)0x2000, NULL, 0, host[0], &symbols[i & 1],
+                                         1, offset, CUDA_MEMCPY_FROM_DEVICE);
+    }
 }
 
 /* The back end names a function, with bytes or without. */
@@ -477,6 +524,8 @@ static void ask(unsigned which, unsigned argument)
                                   &begun);
     else if (which & 4 && allocated[i])
         touch(allocated[i], allocated_bytes[i], argument);
+    else if (which & 16)
+        use_device(argument);
     else if (which & 8) {
         cudaDeviceReset();
         memset(allocated, 0, sizeof(allocated));
@@ -551,6 +600,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             cudaFree(allocated[i]);
         allocated[i] = NULL;
     }
+    memset(device, 0, sizeof(device));
     require(!cudaDeviceReset());
     return 0;
 }

@@ -45,8 +45,8 @@ int cudaMemset3DAsync(struct ibx_cuda_pitched memory, int value, struct ibx_cuda
                                  extent.height * extent.depth, stream);
     int rc = CUDA_SUCCESS;
     for (size_t z = 0; z < extent.depth && !rc; z++)
-        rc = cudaMemset2DAsync((char *)memory.at + z * plane, memory.pitch, value, extent.width,
-                               extent.height, stream);
+        rc = cudaMemset2DAsync((void *)((uintptr_t)memory.at + z * plane), memory.pitch, value,
+                               extent.width, extent.height, stream);
     return rc;
 }
 
@@ -278,7 +278,7 @@ static int place_in(const void *symbol, size_t n, size_t offset, void **at)
     if (!rc && (offset > size || n > size - offset))
         rc = ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (!rc)
-        *at = (char *)*at + offset;
+        *at = (void *)((uintptr_t)*at + offset);
     return rc;
 }
 

@@ -85,11 +85,12 @@ static int stream_of(struct streams *s, int device, void **stream)
     return rc;
 }
 
+/* In memory of the device, any number may be an address. */
 static void *row_of(const struct ibx_cuda_pitched *memory, const struct ibx_cuda_extent *at,
                     size_t y, size_t z)
 {
-    return (char *)memory->at + ((at->depth + z) * memory->y + at->height + y) * memory->pitch +
-           at->width;
+    const size_t row = (at->depth + z) * memory->y + at->height + y;
+    return (void *)((uintptr_t)memory->at + row * memory->pitch + at->width);
 }
 
 /* Without an order with other threads' calls, which may wait for the graph. */
