@@ -13,10 +13,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 struct bounds {
     const uint8_t *begin;
     size_t n;
-    unsigned kernels;
+    unsigned kernels, variables;
 };
 
 static void measure_parameters(const char *name, size_t length, const uint8_t *fat, size_t n);
+static void find_bytes(const char *name, size_t length, size_t bytes, const struct bounds *b);
 
 static void note(const char *name, size_t length, size_t n, bool constant, void *argument)
 {
@@ -26,6 +27,8 @@ static void note(const char *name, size_t length, size_t n, bool constant, void 
     require(!constant || n);
     if (!n && !b->kernels++)
         measure_parameters(name, length, b->begin, b->n);
+    if (n && b->variables++ < 4)
+        find_bytes(name, length, n, b);
 }
 
 /* A kernel's parameters, for anything that is a name. */
@@ -42,9 +45,20 @@ static void measure_parameters(const char *name, size_t length, const uint8_t *f
     free(kernel);
 }
 
+/* The initial bytes of a variable: all of them can be read. */
+static void find_bytes(const char *name, size_t length, size_t bytes, const struct bounds *b)
+{
+    const uint8_t *at = NULL;
+    char *variable = strndup(name, length);
+    require(variable != NULL);
+    if (ibx_image_begins(b->begin, b->n, variable, bytes, &at) && at)
+        require(at >= b->begin && bytes <= b->n && at + bytes <= b->begin + b->n);
+    free(variable);
+}
+
 static bool look(const uint8_t *fat, size_t n, bool *compressed)
 {
-    struct bounds b = {fat, n, 0};
+    struct bounds b = {fat, n, 0, 0};
     return ibx_image_look(fat, n, note, &b, compressed);
 }
 

@@ -560,9 +560,11 @@ static bool begins_in_cubin(const uint8_t *image, size_t n, const char *name, si
                 continue;
             in = &c.sections[symbols[k].st_shndx];
             const bool zeros = in->sh_type == SHT_NOBITS;
+            if (symbols[k].st_size != bytes || is_relocated(&c, symbols[k].st_shndx) ||
+                (!zeros && !holds(in->sh_size, symbols[k].st_value, bytes)))
+                return false;
             *begin = zeros ? NULL : image + in->sh_offset + symbols[k].st_value;
-            return symbols[k].st_size == bytes && !is_relocated(&c, symbols[k].st_shndx) &&
-                   (zeros || holds(in->sh_size, symbols[k].st_value, bytes));
+            return true;
         }
     }
     return false;

@@ -134,6 +134,34 @@ static void test_contents_of_an_image(void **state)
     free(fat);
 }
 
+/* The initial bytes of variables. */
+static void test_initial_bytes(void **state)
+{
+    (void)state;
+    struct cubin c = cubin();
+    const uint8_t *begin = NULL;
+    static const uint64_t outside[] = {1, 1ull << 40, UINT64_MAX - 7, UINT64_MAX};
+    for (unsigned i = 0; i < 4; i++) {
+        c.sections[1].sh_size = 16;
+        c.symbols[3].st_value = outside[i];
+        size_t n = sizeof(c);
+        uint8_t *fat = fat_of(&c, &n);
+        assert_false(ibx_image_begins(fat, n, "con", 16, &begin));
+        assert_null(begin);
+        free(fat);
+    }
+    c.symbols[3].st_value = 0;
+    size_t n = sizeof(c);
+    uint8_t *fat = fat_of(&c, &n);
+    assert_true(ibx_image_begins(fat, n, "con", 16, &begin));
+    assert_memory_equal(begin, (const uint8_t *)&c + 64, 16);
+    assert_false(ibx_image_begins(fat, n, "con", 8, &begin));
+    assert_true(ibx_image_begins(fat, n, "var", 12, &begin));
+    assert_null(begin); /* zeros */
+    assert_false(ibx_image_begins(fat, n, "kernel", 0, &begin));
+    free(fat);
+}
+
 static void expect_parameters(const void *image, size_t n, const char *kernel, size_t expected,
                               const uint32_t (*layout)[2])
 {
@@ -451,6 +479,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_contents_of_an_image),
+        cmocka_unit_test(test_initial_bytes),
         cmocka_unit_test(test_parameters),
         cmocka_unit_test(test_places),
         cmocka_unit_test(test_compressed),
