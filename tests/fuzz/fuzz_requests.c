@@ -111,13 +111,22 @@ static uint8_t *function_in(uint8_t *body, size_t n)
                : NULL;
 }
 
-static void note_kernel(unsigned client, const char *name, uint8_t *body, size_t n)
+static uint64_t kernel_in(const char *name, uint8_t *body, size_t n)
 {
-    uint8_t *function = function_in(body, n);
-    if (strcmp(name, "cudaRegisterFunction") != 0 || !function)
-        return;
-    struct ibx_reader r = ibx_reader_of(function, 8);
-    kernels[client] = ibx_get_u64(&r);
+    const uint8_t *function = function_in(body, n);
+    struct ibx_reader r = ibx_reader_of(function, function ? 8 : 0);
+    return strcmp(name, "cudaRegisterFunction") ? 0 : ibx_get_u64(&r);
+}
+
+/* One that is registered has got a name. It has none if it is refused, or as long as nobody has
+ * registered a module: then it is whatever the client says, perhaps another's. */
+static void name_kernel(unsigned client, const char *name, uint8_t *body, size_t n)
+{
+    const uint64_t before = kernel_in(name, body, n);
+    ibx_functions_name(&users[client], name, body, n);
+    const uint64_t now = kernel_in(name, body, n);
+    if (now && now != before)
+        kernels[client] = now;
 }
 
 /* Neither by the runtime's name for a kernel, nor by an address. */
@@ -140,8 +149,7 @@ static void request(unsigned client, const char *name, const uint8_t *bytes, siz
     uint8_t *body = malloc(n ? n : 1); /* not a byte to spare */
     require(body);
     memcpy(body, bytes, n);
-    if (ibx_functions_name(&users[client], name, body, n))
-        note_kernel(client, name, body, n);
+    name_kernel(client, name, body, n);
     ibx_functions_let_go(&users[client]);
     require_own(client);
     ibx_fat_binary_fits(body, n);
