@@ -77,6 +77,14 @@ static const char *const names[] = {
     "cublasSetVector",
     "cudnnGetLastErrorString",
     "curandGenerate",
+    "cudaCreateTextureObject",
+    "cudaGetChannelDesc",
+    "cudaGetSymbolSize",
+    "cudaGraphLaunch",
+    "cudaGraphExecDestroy",
+    "cudaThreadExchangeStreamCaptureMode",
+    "cuMemsetD32Async",
+    "cuStreamWriteValue32",
 };
 #define NAMES (sizeof(names) / sizeof(names[0]))
 
