@@ -240,6 +240,16 @@ int cuArrayDestroy(void *array);
 int cuMipmappedArrayGetLevel(void **array, void *mipmap, unsigned level);
 int cuTexObjectGetResourceDesc(void *resource, unsigned long long texture);
 int cuTexObjectGetTextureDesc(void *how, unsigned long long texture);
+int cuTexObjectCreate(unsigned long long *texture, const void *resource, const void *how,
+                      const struct ibx_cuda_view *view);
+int cuTexObjectDestroy(unsigned long long texture);
+int cuTexObjectGetResourceViewDesc(struct ibx_cuda_view *view, unsigned long long texture);
+int cuSurfObjectCreate(unsigned long long *surface, const void *resource);
+int cuSurfObjectGetResourceDesc(void *resource, unsigned long long surface);
+int cuPointerGetAttributes(unsigned count, const int *attributes, void **data, uint64_t address);
+int cuGraphKernelNodeGetParams_v2(void *node, void *parameters);
+int cuMemGetAllocationPropertiesFromHandle(struct memory_properties *p, uint64_t handle);
+int cuMemSetAccess(uint64_t address, size_t n, const void *descriptions, size_t count);
 int cuModuleLoadData(void **module, const void *code);
 int cuModuleLoadDataEx(void **module, const void *code, unsigned count, const int *options,
                        void **values);
@@ -398,13 +408,70 @@ static int call_module(unsigned which, unsigned argument)
     }
 }
 
+/* A texture or surface of an array; whether its elements are integers is what the back end says. */
+static int make_object(bool texture, unsigned argument)
+{
+    const int kind = argument >> 2 & 1; /* an array, or a mipmapped one */
+    const uint64_t array = handle(argument);
+    uint8_t *resource = out(144);
+    unsigned long long *made = out(sizeof(*made));
+    memcpy(resource, &kind, sizeof(kind));
+    memcpy(resource + 8, &array, sizeof(array));
+    const int rc =
+        texture ? cuTexObjectCreate(made, resource, out(104), out(sizeof(struct ibx_cuda_view)))
+                : cuSurfObjectCreate(made, resource);
+    return keep(rc, (const uint64_t *)made, argument >> 3);
+}
+
+static int ask_several(unsigned argument)
+{
+    static const int attributes[] = {1, 2, 3, 9, 11, 12};
+    void *data[6];
+    for (unsigned i = 0; i < 6; i++)
+        data[i] = argument >> i & 1 ? out(sizeof(uint64_t)) : NULL;
+    return cuPointerGetAttributes(6, attributes, data, handle(argument >> 6));
+}
+
+/* Textures and surfaces, and some more that is known of handles. */
+static int call_object(unsigned which, unsigned argument)
+{
+    const struct {
+        struct memory_location at;
+        int flags;
+    } access = {{1, 0}, 3};
+    const uint64_t object = handle(argument);
+    switch (which) {
+    case 0:
+    case 1:
+        return make_object(!which, argument);
+    case 2:
+        return cuTexObjectGetResourceViewDesc(out(sizeof(struct ibx_cuda_view)), object);
+    case 3:
+        return cuSurfObjectGetResourceDesc(out(144), object);
+    case 4:
+        return cuTexObjectDestroy(object);
+    case 5:
+        return ask_several(argument);
+    case 6:
+        return cuGraphKernelNodeGetParams_v2((void *)(uintptr_t)object,
+                                             out(sizeof(struct kernel_node) + 2 * sizeof(void *)));
+    case 7:
+        return cuMemGetAllocationPropertiesFromHandle(out(sizeof(struct memory_properties)),
+                                                      object);
+    default:
+        return cuMemSetAccess(object, (size_t)1 << (argument >> 4), &access, 1);
+    }
+}
+
 static int call_mapped(unsigned which, unsigned argument)
 {
+    if (which % 19 >= 10)
+        return call_object(which % 19 - 10, argument);
     const struct memory_properties p = {.type = 1, .at = {1, 0}};
     const struct memory_location at = {1, 0};
     const size_t n = (size_t)1 << (argument >> 4);
     uint64_t *made = out(sizeof(*made));
-    switch (which % 10) {
+    switch (which % 19) {
     case 0:
         return keep(cuMemAddressReserve(made, n, 0, 0, 0), made, argument);
     case 1:
