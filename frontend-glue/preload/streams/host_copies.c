@@ -72,10 +72,14 @@ static void forget_streams(struct streams *s)
     s->resets_seen = now;
 }
 
-/* The device stays selected: the thread is not the program's. */
+/* The device, which may be any number of the back end's, stays selected: the thread is not the
+ * program's. */
 static int stream_of(struct streams *s, int device, void **stream)
 {
-    int now = 0, rc = cudaGetDevice(&now);
+    int now = 0;
+    if (device < 0 || device >= IBX_HOST_COPY_DEVICES)
+        return CUDA_INVALID_DEVICE;
+    int rc = cudaGetDevice(&now);
     forget_streams(s);
     if (!rc && now != device)
         rc = cudaSetDevice(device);

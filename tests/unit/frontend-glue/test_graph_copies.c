@@ -5,6 +5,7 @@
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
 
+#include <limits.h>
 #include <pthread.h>
 #include <search.h>
 #include <setjmp.h>
@@ -267,9 +268,23 @@ static void a_child_has_the_copies(void **state)
     assert_int_equal(status, 0);
 }
 
+/* Which device memory is on is what the back end has said: any number. */
+static void devices_that_are_not_there(void **state)
+{
+    static const int none[] = {-1, INT_MIN, 64, 100000, INT_MAX};
+    (void)state;
+    copies = 0;
+    for (unsigned i = 0; i < 5; i++)
+        assert_int_equal(
+            ibx_frontend_copy_beside((void *)0x5000, memory, BYTES, CUDA_MEMCPY_TO_DEVICE, none[i]),
+            CUDA_INVALID_DEVICE);
+    assert_int_equal(copies, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(devices_that_are_not_there),
         cmocka_unit_test(freed_bytes_are_not_copied),
         cmocka_unit_test(memory_of_the_program),
         cmocka_unit_test(a_child_has_the_copies),
