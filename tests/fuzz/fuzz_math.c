@@ -36,13 +36,21 @@ static uint64_t address(void)
     return made_up[choice() % 5];
 }
 
-static void put_plain(struct ibx_writer *w, const struct ibx_math_argument *a,
+/* Attributes of cuDNN's graphs have numbers from 900 on. */
+static bool is_attribute(const struct ibx_math_function *f, unsigned argument)
+{
+    return argument == 1 && (f->number == IBX_MATH_cudnnBackendSetAttribute ||
+                             f->number == IBX_MATH_cudnnBackendGetAttribute);
+}
+
+static void put_plain(struct ibx_writer *w, const struct ibx_math_function *f, unsigned argument,
                       union ibx_math_value *v)
 {
+    const struct ibx_math_argument *a = &f->arguments[argument];
     switch (a->kind) {
     case IBX_MATH_INT:
     case IBX_MATH_FLOAT:
-        v->i = (int8_t)choice();
+        v->i = is_attribute(f, argument) ? 900 + choice() : (int8_t)choice();
         ibx_put_u32(w, (uint32_t)v->i);
         break;
     case IBX_MATH_LONG:
@@ -133,7 +141,10 @@ static void put_sized(struct ibx_writer *w, const struct ibx_math_argument *a, b
     const bool there = choice() % 8;
     ibx_put_u8(w, there);
     const size_t n = bytes && there ? ibx_math_bytes(a, values) : 0;
-    for (size_t i = 0; i < n; i++)
+    const bool of_handles = a->size == IBX_MATH_OF_ATTRIBUTE && n && !(n % 8) && choice() % 2;
+    for (size_t i = 0; i < (of_handles ? n / 8 : 0); i++)
+        ibx_put_u64(w, handles[choice() % ALONG]);
+    for (size_t i = 0; i < (of_handles ? 0 : n); i++)
         ibx_put_u8(w, choice());
 }
 
@@ -173,7 +184,7 @@ static void request_anything(void)
     ibx_put_u16(&w, f->number);
     ibx_put_u8(&w, on_device);
     for (unsigned i = 0; i < f->count; i++)
-        put_plain(&w, &f->arguments[i], &values[i]);
+        put_plain(&w, f, i, &values[i]);
     for (unsigned i = 0; i < f->count; i++)
         put_sized(&w, &f->arguments[i], on_device, values);
     if (w.failed)
@@ -193,7 +204,8 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     ibx_clients_join(&bob.x);
     require(dlopen(LIBCUBLAS_DOUBLE, RTLD_LAZY) && dlopen(LIBCURAND_DOUBLE, RTLD_LAZY) &&
             dlopen(LIBCUBLASLT_DOUBLE, RTLD_LAZY) && dlopen(LIBCUFFT_DOUBLE, RTLD_LAZY) &&
-            dlopen(LIBCUSPARSE_DOUBLE, RTLD_LAZY) && dlopen(LIBCUSOLVER_DOUBLE, RTLD_LAZY));
+            dlopen(LIBCUSPARSE_DOUBLE, RTLD_LAZY) && dlopen(LIBCUSOLVER_DOUBLE, RTLD_LAZY) &&
+            dlopen(LIBCUDNN_DOUBLE, RTLD_LAZY));
     return 0;
 }
 
