@@ -287,6 +287,7 @@ void ibx_compare_machines(const json_t *source, const json_t *destination, bool 
 {
     compare_processors(source, destination, blockers);
     compare_features(source, destination, blockers);
+    ibx_compare_cpu_properties(source, destination, same_version, blockers);
     if (json_array_size(json_object_get(source, "cpus")) ==
         json_array_size(json_object_get(destination, "cpus")))
         compare_lists(source, destination, "cpus", "plug in the same vCPUs as here", blockers);
@@ -302,8 +303,16 @@ void ibx_compare_machines(const json_t *source, const json_t *destination, bool 
                   "it has a part of its own in the device state, so both QEMUs need it, or none",
                   blockers);
     compare_ram(source, destination, blockers);
-    if (same_version)
-        compare_machine(source, destination, blockers);
+    if (!same_version)
+        return;
+    compare_machine(source, destination, blockers);
+    if (json_array_size(json_object_get(source, "user-networks")) ==
+        json_array_size(json_object_get(destination, "user-networks")))
+        compare_lists(
+            source, destination, "user-networks",
+            "start its QEMU with the same -netdev user as here, since the guest keeps its "
+            "address and gateway",
+            blockers);
 }
 
 /* ------------------------------------------------------------ devices */

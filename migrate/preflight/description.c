@@ -56,8 +56,10 @@ int ibx_describe(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, json_t **
         rc = ibx_describe_devices(&d);
     if (!rc) /* after the devices, which name the disks */
         rc = ibx_describe_disks(&d);
-    if (!rc)
+    if (!rc) {
         ibx_describe_virtio(&d);
+        ibx_describe_options(&d);
+    }
     ibx_qmp_ahead_end(qmp, before);
     if (rc)
         json_decref(d.description);
@@ -145,5 +147,6 @@ void ibx_compare(const json_t *source, const json_t *destination, bool same_vers
     ibx_compare_devices(source, destination, same_version, blockers);
     if (same_version) /* the names of features may differ between versions */
         ibx_compare_virtio(source, destination, blockers);
+    ibx_compare_options(source, destination, blockers);
     ibx_compare_disks(source, destination, disks_differ, blockers);
 }

@@ -7,6 +7,8 @@
 #include "migrate/journal/journal.h"
 #include "migrate/preflight/preflight.h"
 
+#include <stdio.h>
+
 #define IBX_DESCRIBED_MAX 8192u /* vCPUs, devices or disks: more than a VM can have */
 
 /* The QEMU to describe, and the description being made. */
@@ -35,7 +37,8 @@ int ibx_describe_devices(struct describing *d);
 
 /* ------------------------------------------------------------ machine.c */
 
-/* Adds "cpus", "cpu", "cpuid", "machine", "numa", "memory", "order", "ram", "backends". */
+/* Adds "cpus", "cpu", "cpuid", "cpu-properties", "machine", "numa", "memory", "order", "ram",
+ * "backends", "user-networks". */
 int ibx_describe_machine(struct describing *d);
 /* Adds "machine" alone, the properties of the machine. */
 int ibx_describe_board(struct describing *d);
@@ -47,6 +50,9 @@ json_t *ibx_memory_of_devices(const json_t *devices);
 /* "order", from QEMU's "info mtree -f": the ids of guest RAM in the order of their addresses, if
  * the VM has several. NULL: no memory. */
 json_t *ibx_order_of_mtree(const char *tree, const struct ibx_guest_ram *ram);
+/* "user-networks", from QEMU's "info network": "-netdev user,net=ADDRESS,restrict=off", with what
+ * else QEMU reports of each. NULL: no memory. */
+json_t *ibx_user_networks(const char *text);
 /* "numa": the lines of QEMU's "info numa", such as "node 0 cpus: 0 1", without plugged memory.
  * NULL: no memory. */
 json_t *ibx_numa_of_info(const char *text);
@@ -89,6 +95,19 @@ void ibx_disk_mount(char *line, const char *file, json_t *layer);
 /* A name of this host that is the same until it boots (boot_id). "": not known. */
 void ibx_disk_host(char *out, size_t size);
 
+/* ------------------------------------------------------------ options.c */
+
+/*
+ * Adds what QEMU's command line says, if this process may read it and no file has more of it:
+ *   "icount"     "shift=SHIFT" and, if so, ",sleep=off"; "" without -icount
+ *   "rtc-clock"  "host", "vm" or "rt"
+ *   "fw_cfg"     {NAME: DIGEST of the text, or "" if QEMU reads a file}
+ *   "smbios"     [[TYPE, DIGEST of the option]]
+ */
+void ibx_describe_options(struct describing *d);
+/* The same for these arguments, each of which ends with a null byte. */
+void ibx_options_read(FILE *arguments, json_t *description);
+
 /* ------------------------------------------------------------ virtio.c */
 
 /* "virtio": {QOM PATH: {"name", "addr", "used": [FEATURE], "offered": [FEATURE]}} */
@@ -98,10 +117,26 @@ void ibx_compare_virtio(const json_t *source, const json_t *destination,
 
 /* ------------------------------------------------------------ compare_*.c */
 
+/* Properties of a vCPU that cpuid shows to its guest, without features. */
+struct ibx_cpu_property {
+    const char *name;
+    enum {
+        IBX_CPU_SAME,     /* the guest's code depends on it */
+        IBX_CPU_LEAST,    /* a number that may be higher at the destination */
+        IBX_CPU_BY_MODEL, /* may differ where the model is the host's processor */
+    } rule;
+};
+extern const struct ibx_cpu_property ibx_cpu_properties[];
+extern const size_t ibx_cpu_property_count;
+void ibx_compare_cpu_properties(const json_t *source, const json_t *destination, bool same_version,
+                                struct ibx_blockers *blockers);
+
 /* Each compares a part of both descriptions. */
 void ibx_compare_machines(const json_t *source, const json_t *destination, bool same_version,
                           struct ibx_blockers *blockers);
 void ibx_compare_devices(const json_t *source, const json_t *destination, bool same_version,
+                         struct ibx_blockers *blockers);
+void ibx_compare_options(const json_t *source, const json_t *destination,
                          struct ibx_blockers *blockers);
 void ibx_compare_disks(const json_t *source, const json_t *destination, bool differ_on_purpose,
                        struct ibx_blockers *blockers);

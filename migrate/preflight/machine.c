@@ -85,6 +85,19 @@ static json_t *place_of(const json_t *cpu)
     return json_string(place);
 }
 
+/* Adds what cpuid tells besides features, and what QEMU tells its guests about a hypervisor. */
+static void put_cpu_properties(struct describing *d, const char *path)
+{
+    json_t *properties = json_object(), *value;
+    for (size_t i = 0; i < ibx_cpu_property_count; i++)
+        ask_property_ahead(d, path, ibx_cpu_properties[i].name);
+    for (size_t i = 0; i < ibx_cpu_property_count; i++) {
+        if (!ask_property(d, path, ibx_cpu_properties[i].name, &value))
+            json_object_set_new(properties, ibx_cpu_properties[i].name, value);
+    }
+    put(d, "cpu-properties", properties);
+}
+
 static int put_processors(struct describing *d)
 {
     json_t *list, *cpu, *value, *places = json_array();
@@ -109,6 +122,8 @@ static int put_processors(struct describing *d)
         put(d, "cpuid", features_of(value));
         json_decref(value);
     }
+    if (*path)
+        put_cpu_properties(d, path);
     json_decref(list);
     return 0;
 }
@@ -288,19 +303,38 @@ bool ibx_description_has_tpm(const json_t *description)
     return false;
 }
 
-/* Adds back ends that save state of their own: QEMU's user-mode network, and an emulated TPM. */
+json_t *ibx_user_networks(const char *text)
+{
+    static const char type[] = "type=user";
+    json_t *networks = json_array();
+    for (const char *line = text; *line; line += strcspn(line, "\n"), line += *line == '\n') {
+        const char *at = memmem(line, strcspn(line, "\n"), type, strlen(type));
+        char one[128];
+        if (!at)
+            continue;
+        at += strlen(type);
+        snprintf(one, sizeof(one), "-netdev user%.*s", (int)strcspn(at, "\r\n"), at);
+        json_array_append_new(networks, ibx_json_text(one));
+    }
+    return networks;
+}
+
+/* Adds back ends that save state of their own: QEMU's user-mode network, and an emulated TPM. An
+ * earlier release compares only whether there is such a network. */
 static int put_back_ends(struct describing *d)
 {
     json_t *text, *list, *item, *out = json_array();
     size_t index;
     int rc = ask_monitor(d, "info network", &text);
-    const char *line = rc ? NULL : json_string_value(text);
-    for (; line && *line; line += strcspn(line, "\n"), line += *line == '\n')
-        if (memmem(line, strcspn(line, "\n"), "type=user", 9))
+    if (!rc) {
+        const char *lines = json_string_value(text);
+        json_t *networks = ibx_user_networks(lines ? lines : "");
+        for (size_t i = 0; i < json_array_size(networks); i++)
             json_array_append_new(out, json_string("user-mode network (-netdev user)"));
-    put(d, "backends", out);
-    if (!rc)
+        put(d, "user-networks", networks);
         json_decref(text);
+    }
+    put(d, "backends", out);
     if (!rc)
         rc = ask(d, "query-tpm", NULL, &list);
     json_array_foreach(rc ? NULL : list, index, item)

@@ -10,7 +10,8 @@
  *   replay.c         recorded and replayed VMs
  *   recheck.c      whether a VM still has the devices and images that were compared
  *   description.c    the VM as both sides must have it: devices.c, machine.c, disks.c,
- *                    disk_identity.c, virtio.c; and the comparison: compare.c, compare_disks.c
+ *                    disk_identity.c, options.c, virtio.c; and the comparison: compare.c,
+ *                    compare_cpu.c, compare_disks.c, compare_options.c
  *   settings.c       QEMU's migration capabilities and parameters: what a migration needs
  *   listening.c    a QEMU that listens for a migration itself
  *   ram_file.c       who can reach the file of guest RAM

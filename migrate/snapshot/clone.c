@@ -54,12 +54,15 @@ struct cloning {
 
 /* ------------------------------------------------------------ whether it is one */
 
-/* Removes properties in which a child may differ: docs/man/ib-migrate.1, "Identities". */
+/* Removes properties and options in which a child may differ: docs/man/ib-migrate.1,
+ * "Identities". */
 static void drop_identity(json_t *description)
 {
     static const char *const own[] = {"mac", "guid"};
     json_t *device;
     size_t i;
+    json_object_del(description, "fw_cfg");
+    json_object_del(description, "smbios");
     json_array_foreach(json_object_get(description, "devices"), i, device)
     {
         json_t *properties = json_object_get(device, "properties");

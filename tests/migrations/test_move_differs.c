@@ -134,6 +134,38 @@ static void test_other_offloads(void)
             "has the feature VIRTIO_NET_F_CSUM here, which the destination cannot");
 }
 
+/* QEMU would load the state, and the guest's clock would go otherwise from then on. */
+static void test_another_icount(void)
+{
+    mover_begin();
+    refused(&(struct vm_options){.accel = "tcg", .append = "", .extra = {"-icount", "shift=2"}},
+            &(struct vm_options){.append = "", .incoming = true},
+            "the guest's clock goes by -icount shift=2 here and without -icount at the "
+            "destination");
+}
+
+/* QEMU would load the state, and the guest would see another processor, another date, other files
+ * and another network. */
+static void test_another_command_line(void)
+{
+#define LINE(cpu, rtc, file, net)                                                                  \
+    .append = "", .extra = {"-cpu",    "qemu64," cpu,                                              \
+                            "-rtc",    rtc,                                                        \
+                            "-fw_cfg", file,                                                       \
+                            "-netdev", "user,id=n,net=" net,                                       \
+                            "-device", "virtio-net-pci,netdev=n,addr=5,romfile="}
+    mover_begin();
+    refused(&(struct vm_options){LINE("model=5", "base=utc", "opt/ibx/a,string=x", "10.9.0.0/24")},
+            &(struct vm_options){LINE("model=6", "clock=vm", "opt/ibx/b,string=x", "10.8.0.0/24"),
+                                 .incoming = true},
+            "the vCPUs differ: model is 5 here and 6 at the destination");
+    mover_must_print(&sender, "the VM has -netdev user,net=10.9.0.0,restrict=off here and -netdev "
+                              "user,net=10.8.0.0,restrict=off at the destination");
+    mover_must_print(&sender, "the real-time clock goes by -rtc clock=host here and by clock=vm");
+    mover_must_print(&sender, "the destination lacks opt/ibx/a: ");
+    mover_must_print(&sender, "the destination has opt/ibx/b, which the VM here has not: ");
+}
+
 /* Memory that was plugged in lies at another address: QEMU would accept it, and the guest would
  * crash. */
 static void test_memory_elsewhere(void)
@@ -549,6 +581,8 @@ int main(void)
                                            VM_TEST(test_a_device_with_other_queues),
                                            VM_TEST(test_other_back_end),
                                            VM_TEST(test_other_offloads),
+                                           VM_TEST(test_another_icount),
+                                           VM_TEST(test_another_command_line),
                                            VM_TEST(test_memory_elsewhere),
                                            VM_TEST(test_memory_exchanged),
                                            VM_TEST(test_a_machine_plugged_together_since),

@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Compares what two command lines give to the guest, and that QEMU does not compare itself. */
+#include "migrate/preflight/description.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define NAMES_MAX 256
+
+static const char *icount(const json_t *value, char out[64])
+{
+    const char *text = json_string_value(value);
+    snprintf(out, 64, *text ? "by -icount %.40s" : "without -icount", text);
+    return out;
+}
+
+/* The guest would have another clock from then on, or one that has jumped. */
+static void compare_clocks(const json_t *source, const json_t *destination,
+                           struct ibx_blockers *blockers)
+{
+    const json_t *here = json_object_get(source, "icount"),
+                 *there = json_object_get(destination, "icount");
+    const char *clock = ibx_member(source, "rtc-clock"),
+               *other = ibx_member(destination, "rtc-clock");
+    char text[2][64];
+    if (json_is_string(here) && json_is_string(there) && !json_equal(here, there))
+        ibx_blockers_add(blockers,
+                         "the guest's clock goes %s here and %s at the destination: start its QEMU "
+                         "with the same -icount as here",
+                         icount(here, text[0]), icount(there, text[1]));
+    if (*clock && *other && strcmp(clock, other))
+        ibx_blockers_add(blockers,
+                         "the real-time clock goes by -rtc clock=%.32s here and by clock=%.32s at "
+                         "the destination, where it would show another time: start its QEMU with "
+                         "-rtc clock=%.32s",
+                         clock, other, clock);
+}
+
+/* Adds a name to those in `out`, if there is room. */
+static void add_name(char out[NAMES_MAX], const char *name)
+{
+    const size_t used = strlen(out);
+    if (used < NAMES_MAX - 64)
+        snprintf(out + used, NAMES_MAX - used, "%s%.60s", used ? ", " : "", name);
+}
+
+/* A guest knows these files by numbers, which are those of other files if one is missing. */
+static void compare_files(const json_t *source, const json_t *destination,
+                          struct ibx_blockers *blockers)
+{
+    json_t *here = json_object_get(source, "fw_cfg"),
+           *there = json_object_get(destination, "fw_cfg");
+    char lacks[NAMES_MAX] = "", has[NAMES_MAX] = "", differ[NAMES_MAX] = "";
+    const char *name;
+    json_t *value;
+    if (!json_is_object(here) || !json_is_object(there))
+        return;
+    json_object_foreach(here, name, value)
+    {
+        const char *digest = ibx_member(here, name), *other = ibx_member(there, name);
+        if (!json_object_get(there, name))
+            add_name(lacks, name);
+        else if (*digest && *other && strcmp(digest, other))
+            add_name(differ, name);
+    }
+    json_object_foreach(there, name, value)
+    {
+        if (!json_object_get(here, name))
+            add_name(has, name);
+    }
+    if (*lacks)
+        ibx_blockers_add(blockers,
+                         "the destination lacks %s: start its QEMU with the same -fw_cfg as here",
+                         lacks);
+    if (*has)
+        ibx_blockers_add(blockers,
+                         "the destination has %s, which the VM here has not: start its QEMU with "
+                         "the same -fw_cfg as here",
+                         has);
+    if (*differ)
+        ibx_blockers_add(blockers,
+                         "the destination has another text in %s: start its QEMU with the same "
+                         "-fw_cfg string= as here",
+                         differ);
+}
+
+static bool has_equal(const json_t *list, const json_t *wanted)
+{
+    size_t i;
+    json_t *item;
+    json_array_foreach(list, i, item)
+    {
+        if (json_equal(item, wanted))
+            return true;
+    }
+    return false;
+}
+
+/* The guest sees these tables only when it boots, and some differ between hosts on purpose. */
+static void note_smbios(const json_t *source, const json_t *destination,
+                        struct ibx_blockers *blockers)
+{
+    const json_t *lists[] = {json_object_get(source, "smbios"),
+                             json_object_get(destination, "smbios")};
+    size_t i;
+    json_t *item;
+    if (!json_is_array(lists[0]) || !json_is_array(lists[1]))
+        return;
+    for (unsigned side = 0; side < 2; side++) {
+        json_array_foreach(lists[side], i, item)
+        {
+            const char *type = json_string_value(json_array_get(item, 0));
+            if (has_equal(lists[!side], item))
+                continue;
+            ibx_blockers_note(blockers,
+                              "-smbios type=%.16s differs at the destination, which the guest "
+                              "would see when it boots again: start that QEMU with the same "
+                              "-smbios as here, unless this is on purpose",
+                              type ? type : "?");
+            return;
+        }
+    }
+}
+
+void ibx_compare_options(const json_t *source, const json_t *destination,
+                         struct ibx_blockers *blockers)
+{
+    compare_clocks(source, destination, blockers);
+    compare_files(source, destination, blockers);
+    note_smbios(source, destination, blockers);
+}
