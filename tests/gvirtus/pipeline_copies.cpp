@@ -294,7 +294,7 @@ bool wrong_addresses()
     for (std::size_t n : {std::size_t{100}, std::size_t{5000}}) {
         for (std::uint64_t wrong :
              {block - 1, block + 5 * WORLD_BLOCK, block + 2 * WORLD_BLOCK - n + 1,
-              block + WORLD_BLOCK - n + 1, std::uint64_t{50}}) {
+              block + WORLD_BLOCK - n + 1, std::uint64_t{50}, std::uint64_t{0}}) {
             REQUIRE(copy(wrong, n, 1) == 1 && app.last_error() == 1 && app.last_error() == 0);
             REQUIRE(app.malloc() == block + 2 * WORLD_BLOCK); // as an error is forgotten
             REQUIRE(app.free(block + 2 * WORLD_BLOCK) == 0);

@@ -261,7 +261,7 @@ std::vector<char> as_bytes(std::uint64_t number, std::size_t n)
 bool is_memory(const World *world, std::uint64_t at, std::uint64_t n)
 {
     const std::uint64_t i = at / WORLD_BLOCK - 1, into = at % WORLD_BLOCK;
-    return at < WORLD_STREAMS ||
+    return (at && at < WORLD_STREAMS) || // the back end names NULL in place of others' memory
            (i < WORLD_BLOCKS && world->allocated[i] && n <= WORLD_BLOCK - into);
 }
 
