@@ -13,28 +13,51 @@
 namespace
 {
 
-// A thread that ends before the back end has run its launches.
+// Ends with a launch that its back end does not run, once a byte comes.
+int ends_when_told(Scene *scene, int told)
+{
+    static App *kept; // an application that ends does not free it
+    char byte;
+    auto *app = kept = new App(scene->app());
+    if (!warm(app))
+        return 1;
+    scene->world->held = true;
+    if (app->launch(0) || read(told, &byte, 1) != 1)
+        return 1;
+    std::exit(0);
+}
+
+// A thread that ends before the back end has run its launches. It waits for longer than the end of
+// a process that begins later.
 bool a_thread_ends()
 {
+    Scene of_process;
+    int pipe_ends[2];
+    REQUIRE(pipe(pipe_ends) == 0);
+    const pid_t process = spawn([&] { return ends_when_told(&of_process, pipe_ends[0]); });
     Scene scene;
     App app = scene.app();
     App *of_thread = nullptr; // as in GVirtuS it outlives the thread
-    std::atomic<bool> launching{false};
+    std::atomic<bool> launched_all{false};
     REQUIRE(warm(&app));
     std::thread thread([&] {
         of_thread = new App(scene.app());
         if (!warm(of_thread))
             return;
         scene.world->held = true;
-        launching = true;
         for (unsigned i = 0; i < 300; i++)
             of_thread->launch(i);
+        launched_all = true;
     });
-    const bool begun = becomes([&] { return launching.load(); });
-    usleep(2600000); // longer than an exit waits
+    const bool begun = becomes([&] { return launched_all.load(); });
+    const bool told = write(pipe_ends[1], "", 1) == 1;
+    close(pipe_ends[0]);
+    close(pipe_ends[1]);
+    const int result = result_of(process);
     scene.world->held = false;
     thread.join();
-    REQUIRE(begun && app.synchronize() == 0 && scene.world->launches == 304);
+    REQUIRE(begun && told && result == 0);
+    REQUIRE(app.synchronize() == 0 && scene.world->launches == 304);
     delete of_thread;
     return true;
 }
