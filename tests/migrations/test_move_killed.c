@@ -8,6 +8,7 @@
  */
 #include "tests/fixtures/mover.h"
 
+#include "migrate/common/common.h"
 #include "migrate/journal/journal.h"
 
 #include "common/clock.h"
@@ -236,7 +237,7 @@ static void test_resuming_with_a_silent_monitor(void)
     const uint64_t before = ibx_now_ns();
     pair_recover(&receiver);
     mover_await_words(&receiver, "waiting at ");
-    assert_true(ibx_now_ns() - before < 15000 * IBX_NS_PER_MS); /* any answer of QEMU has 20 s */
+    assert_true(ibx_now_ns() - before < MIGRATION_QMP_MS * IBX_NS_PER_MS); /* as an answer has */
     kill(vms[1].pid, SIGCONT);
     pair_done();
     pair_moved("");
