@@ -11,6 +11,9 @@
 #include "tests/fixtures/random_fill.h"
 #include "tests/fixtures/thread_state.h"
 
+#include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -45,6 +48,30 @@ inline bool fails(int rc, int code)
     REQUIRE(rc == code && cudaGetLastError() == code && cudaGetLastError() == 0);
     return true;
 }
+
+// The first calls of threads that begin together. GVirtuS makes a thread's connection then.
+class FirstCalls
+{
+    using Clock = std::chrono::steady_clock;
+    const Clock::time_point began = Clock::now();
+    const unsigned most_before = std::max(2u, stub_connecting_most());
+    std::atomic<Clock::duration> last{};
+
+  public:
+    // The thread's first call has returned.
+    void note_end()
+    {
+        const Clock::duration took = Clock::now() - began;
+        for (Clock::duration seen = last; seen < took && !last.compare_exchange_weak(seen, took);)
+            ;
+    }
+    // Whether at most one that was about to return was beside the next one. A thread waits 3 s for
+    // its turn.
+    bool came_in_turn() const
+    {
+        return stub_connecting_most() <= most_before || last.load() >= std::chrono::seconds(3);
+    }
+};
 
 // Stops the process, and waits until none of its threads runs any more.
 void stop(pid_t process);

@@ -21,7 +21,10 @@ bool run(const char *test, bool taken, const char *properties = "")
     GpuBackEnd back(taken, properties);
     Application app(&back, application, test, taken ? "taken" : nullptr);
     REQUIRE(app.good());
-    REQUIRE(lines_with(app.said(), "ibx:") == 0);
+    // libfabric's emulation is so slow that a machine may be busy for 5 s with a device's work.
+    const std::size_t slow =
+        provider == "ofi" ? lines_with(app.said(), "and waits for 5 s until") : 0;
+    REQUIRE(lines_with(app.said(), "ibx:") == slow);
     return true;
 }
 
