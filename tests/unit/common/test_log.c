@@ -73,7 +73,7 @@ static bool is_written(bool library, enum place begun, enum place now)
     return WEXITSTATUS(status);
 }
 
-static void test_where_lines_go(void **state)
+static void test_destinations_of_lines(void **state)
 {
     static const struct {
         bool library;
@@ -337,7 +337,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_levels),
-        cmocka_unit_test(test_where_lines_go),
+        cmocka_unit_test(test_destinations_of_lines),
         cmocka_unit_test(test_line_is_one_write),
         cmocka_unit_test(test_limit_of_lines),
         cmocka_unit_test(test_limit_of_errors),

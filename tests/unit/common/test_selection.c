@@ -47,7 +47,7 @@ static unsigned chosen(const char *only, const char *skip, int *missed)
     return bits;
 }
 
-static void test_what_is_chosen(void **state)
+static void test_patterns_choose_tests(void **state)
 {
     static const struct {
         const char *only, *skip;
@@ -78,6 +78,6 @@ static void test_what_is_chosen(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_what_is_chosen)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_patterns_choose_tests)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

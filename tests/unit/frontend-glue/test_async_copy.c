@@ -169,7 +169,7 @@ static int reset(void **state)
 /* ------------------------------------------------------------------ tests */
 
 /* A thread that keeps copying in the stream does not prolong another thread's wait. */
-static void wait_is_for_copies_begun_before(uint64_t stream, uint64_t other)
+static void wait_covers_earlier_copies_only(uint64_t stream, uint64_t other)
 {
     struct waiter waiter;
     begin_copy(10);
@@ -184,21 +184,21 @@ static void wait_is_for_copies_begun_before(uint64_t stream, uint64_t other)
     assert_false(ibx_async_copy_any());
 }
 
-static void test_wait_is_for_copies_begun_before(void **state)
+static void test_wait_covers_earlier_copies_only(void **state)
 {
     (void)state;
-    wait_is_for_copies_begun_before(10, 10);
+    wait_covers_earlier_copies_only(10, 10);
 }
 
-static void test_wait_for_all_is_for_copies_begun_before(void **state)
+static void test_wait_for_all_covers_earlier_copies_only(void **state)
 {
     (void)state;
-    wait_is_for_copies_begun_before(0, 10);
+    wait_covers_earlier_copies_only(0, 10);
     reset(NULL);
-    wait_is_for_copies_begun_before(0, 11);
+    wait_covers_earlier_copies_only(0, 11);
 }
 
-static void test_wait_is_for_one_stream(void **state)
+static void test_wait_covers_one_stream(void **state)
 {
     (void)state;
     struct waiter waiter;
@@ -276,9 +276,9 @@ static void test_idle_sessions_end(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(test_wait_is_for_copies_begun_before, reset),
-        cmocka_unit_test_setup(test_wait_for_all_is_for_copies_begun_before, reset),
-        cmocka_unit_test_setup(test_wait_is_for_one_stream, reset),
+        cmocka_unit_test_setup(test_wait_covers_earlier_copies_only, reset),
+        cmocka_unit_test_setup(test_wait_for_all_covers_earlier_copies_only, reset),
+        cmocka_unit_test_setup(test_wait_covers_one_stream, reset),
         cmocka_unit_test_setup(test_waiter_is_cancelled, reset),
         cmocka_unit_test_setup(test_idle_sessions_reconnect, reset),
         cmocka_unit_test_setup(test_idle_sessions_end, reset),

@@ -38,7 +38,7 @@ static int propose(int *grid, int *block)
     return cuOccupancyMaxPotentialBlockSize(grid, block, &kernel, NULL, 0, 0);
 }
 
-static void the_largest_that_fills_most(void **state)
+static void largest_block_that_uses_most_threads(void **state)
 {
     int grid, block;
     (void)state;
@@ -48,7 +48,7 @@ static void the_largest_that_fills_most(void **state)
 }
 
 /* Without GVirtuS the driver returns the same. */
-static void none_that_fits(void **state)
+static void no_block_fits(void **state)
 {
     int grid, block;
     (void)state;
@@ -58,7 +58,7 @@ static void none_that_fits(void **state)
     assert_true(block == 0 && grid == 0);
 }
 
-static void more_than_a_device_has(void **state)
+static void more_threads_than_the_device_allows(void **state)
 {
     int *const all[] = {&threads_of_block, &warp, &multiprocessors, &fit};
     int grid, block;
@@ -72,7 +72,7 @@ static void more_than_a_device_has(void **state)
 }
 
 /* Either number is allowed alone; together they give too many threads or too many sizes to try. */
-static void more_by_two_numbers(void **state)
+static void overflow_by_two_numbers(void **state)
 {
     const int both[][2] = {{1 << 24, 1 << 14}, {1 << 14, 1}};
     int grid, block;
@@ -88,9 +88,10 @@ static void more_by_two_numbers(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_largest_that_fills_most), cmocka_unit_test(none_that_fits),
-        cmocka_unit_test(more_than_a_device_has), cmocka_unit_test(more_by_two_numbers)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(largest_block_that_uses_most_threads),
+                                       cmocka_unit_test(no_block_fits),
+                                       cmocka_unit_test(more_threads_than_the_device_allows),
+                                       cmocka_unit_test(overflow_by_two_numbers)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
 

@@ -139,7 +139,7 @@ static void test_pageable(void **state)
 }
 
 /* Copies from the application's memory, asynchronous ones too, in a stream that nobody captures. */
-static void test_from_the_application(void **state)
+static void test_copies_from_application_memory(void **state)
 {
     (void)state;
     void *stream = new_stream();
@@ -202,7 +202,7 @@ static struct ibx_frontend_copy lasting_copy(void *stream)
 
 /* Memory that both ends map is pinned and copied in place. It is unpinned when other memory
  * takes its place, after a copy that is still running. */
-static void test_lasting(void **state)
+static void test_copy_that_outlives_its_call(void **state)
 {
     (void)state;
     void *stream = new_stream();
@@ -303,7 +303,7 @@ static void call(const char *name)
 
 /* The client's own cudaThreadExchangeStreamCaptureMode() returns the mode that the client has
  * set. */
-static void test_mode_is_the_clients(void **state)
+static void test_client_keeps_its_capture_mode(void **state)
 {
     (void)state;
     uint8_t *bytes = pattern(300000, 1);
@@ -350,7 +350,7 @@ static void test_own_capture(void **state)
 }
 
 /* A client leaves in the middle of its own capture. Memory that was pinned for it is unpinned. */
-static void test_leaves_capturing(void **state)
+static void test_client_leaves_while_it_captures(void **state)
 {
     (void)state;
     struct ibx_double_stats before, after;
@@ -420,7 +420,7 @@ static void request(struct ibx_session *client, const char *name, const void *bo
 
 /* If one of two clients resets what is its own, the events after a client's copies stay, because
  * the context stays. They are destroyed when the client leaves. */
-static void test_both_reset(void **state)
+static void test_one_of_two_clients_resets(void **state)
 {
     (void)state;
     struct ibx_double_stats before, after;
@@ -501,19 +501,19 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(test_waits_only_for_its_own_copies, set_up_poor,
                                         tear_down_both),
         TEST(test_pageable),
-        TEST(test_from_the_application),
+        TEST(test_copies_from_application_memory),
         TEST(test_rows),
-        TEST(test_lasting),
+        TEST(test_copy_that_outlives_its_call),
         TEST(test_client_leaves),
-        TEST(test_mode_is_the_clients),
+        TEST(test_client_keeps_its_capture_mode),
         TEST(test_own_capture),
         TEST(test_reset),
-        TEST(test_both_reset),
+        TEST(test_one_of_two_clients_resets),
         TEST_LOST("another's context goes", 0),
         TEST_LOST("the own context goes", 1),
         TEST_LOST("no context goes", 2),
         TEST_LOST("none is named", 3),
-        TEST(test_leaves_capturing),
+        TEST(test_client_leaves_while_it_captures),
     };
     over_shm = argc > 1 && !strcmp(argv[1], "shm");
     session_pair_use(argc > 1 ? argv[1] : "tcp", NULL, NULL, NULL);

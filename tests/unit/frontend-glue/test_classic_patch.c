@@ -36,7 +36,7 @@ static int tear_down(void **state)
 }
 
 /* If a function is shorter than the jump, the bytes after it belong to another function. */
-static void test_too_short(void **state)
+static void test_function_that_is_too_short(void **state)
 {
     (void)state;
     struct ibx_classic_patch patch = {0};
@@ -50,7 +50,7 @@ static void test_too_short(void **state)
 }
 
 /* Set and removed, across a page border; only the bytes of the jump change. */
-static void test_on_and_off(void **state)
+static void test_jump_is_set_and_removed(void **state)
 {
     (void)state;
     unsigned char *function = code + PAGE - 4;
@@ -85,7 +85,7 @@ int __wrap_mprotect(void *address, size_t n, int protection)
 }
 
 /* A call that fails has changed nothing. */
-static void test_that_stays_writable(void **state)
+static void test_code_that_stays_writable(void **state)
 {
     (void)state;
     struct ibx_classic_patch patch = {0}, none = {0};
@@ -106,9 +106,9 @@ static void test_that_stays_writable(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_too_short, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_on_and_off, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_that_stays_writable, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_function_that_is_too_short, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_jump_is_set_and_removed, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_code_that_stays_writable, set_up, tear_down),
     };
     return cmocka_run_group_tests_name("classic_patch", tests, NULL, NULL);
 }

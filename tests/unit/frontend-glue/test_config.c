@@ -183,7 +183,7 @@ static int look_into_etc(void)
     return last && last_again && before && without_home ? 0 : 1;
 }
 
-static void test_the_hosts_file_comes_last(void **state)
+static void test_file_in_etc_comes_last(void **state)
 {
     (void)state;
     int status;
@@ -348,7 +348,7 @@ static void test_keys_without_the_prefix(void **state)
 }
 
 /* For a misspelt key, the list of all keys would be too long. */
-static void test_misspelt_behind_the_prefix(void **state)
+static void test_misspelt_keys_with_the_prefix(void **state)
 {
     (void)state;
     static const char *const cases[][2] = {{"rdma.key_fil", "rdma.key_file"},
@@ -625,14 +625,14 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(test_defaults),
         TEST(test_search_order),
-        TEST(test_the_hosts_file_comes_last),
+        TEST(test_file_in_etc_comes_last),
         TEST(test_classic_order),
         TEST(test_uris),
         TEST(test_options),
         TEST(test_bad_keys),
         TEST(test_keys_that_are_almost_right),
         TEST(test_keys_without_the_prefix),
-        TEST(test_misspelt_behind_the_prefix),
+        TEST(test_misspelt_keys_with_the_prefix),
         TEST(test_keys_without_a_dot),
         TEST(test_pipeline),
         TEST(test_memory),

@@ -20,7 +20,7 @@ static bool over_shm;
 
 /* Several requests are sent before the first reply. Each is answered in order, by ibx or by
  * GVirtuS. */
-static void test_ahead(void **state)
+static void test_requests_ahead_of_replies(void **state)
 {
     (void)state;
     for (size_t n = 100; n < 3000000; n *= 31) {
@@ -40,7 +40,7 @@ static void test_ahead(void **state)
 }
 
 /* A request in messages that end at any byte is run as a whole, by ibx or by GVirtuS. */
-static void test_pieces(void **state)
+static void test_requests_in_pieces(void **state)
 {
     (void)state;
     uint8_t *payload = pattern(3000, 4);
@@ -72,7 +72,7 @@ static void test_pieces(void **state)
 }
 
 /* The body ends inline and its payload is exposed; more follows in the same message. */
-static void test_payload_apart(void **state)
+static void test_exposed_payload(void **state)
 {
     (void)state;
     for (size_t n = 100000; n <= DEVICE_BYTES; n = n * 3 + 1) {
@@ -279,7 +279,7 @@ static void test_early_cts(void **state)
 }
 
 /* The client names memory that it does not have, or has not exposed for writing. */
-static void test_early_cts_of_nothing(void **state)
+static void test_early_cts_for_unexposed_memory(void **state)
 {
     (void)state;
     struct ibx_mr *mr;
@@ -506,15 +506,15 @@ static int set_up_faulty(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_ahead),
-        TEST(test_pieces),
-        TEST(test_payload_apart),
+        TEST(test_requests_ahead_of_replies),
+        TEST(test_requests_in_pieces),
+        TEST(test_exposed_payload),
         TEST(test_in_place),
         TEST(test_sent_in_place),
         TEST(test_beside_another),
         TEST(test_by_threads),
         TEST(test_early_cts),
-        TEST(test_early_cts_of_nothing),
+        TEST(test_early_cts_for_unexposed_memory),
         TEST(test_from_device),
         TEST(test_captured),
         TEST(test_stream_of_another_device),

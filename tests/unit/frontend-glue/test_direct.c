@@ -318,7 +318,7 @@ static void test_order(void **state)
 }
 
 /* Direct copies start at the size in the tuning file. */
-static void test_chosen(void **state)
+static void test_size_from_the_tuning_file(void **state)
 {
     (void)state;
     round_trip(1000000, false);
@@ -355,7 +355,7 @@ static void break_in(unsigned n, unsigned times)
 }
 
 /* Copies in both directions; the READ or WRITE with this number breaks the connection. */
-static void test_broken(void **state)
+static void test_broken_connection(void **state)
 {
     (void)state;
     unsigned resumed = 0;
@@ -372,7 +372,7 @@ static void test_broken(void **state)
 }
 
 /* The same with an EARLY_CTS, which the preload's copies have. */
-static void test_broken_to_client(void **state)
+static void test_broken_connection_with_early_cts(void **state)
 {
     (void)state;
     const size_t n = 3000000;
@@ -396,7 +396,7 @@ static void test_broken_to_client(void **state)
 }
 
 /* The next connection does not reach GPU memory; the one after that does. */
-static void test_broken_onto_another_fabric(void **state)
+static void test_next_connection_on_another_fabric(void **state)
 {
     (void)state;
     for (unsigned n = 1; n <= 2; n++) {
@@ -414,7 +414,7 @@ static void test_broken_onto_another_fabric(void **state)
 }
 
 /* The connection breaks in a reply that the client takes in pieces. */
-static void test_broken_in_pieces(void **state)
+static void test_broken_connection_within_a_reply(void **state)
 {
     (void)state;
     const size_t n = 5000000, piece = 1250002;
@@ -440,7 +440,7 @@ static void test_broken_in_pieces(void **state)
 }
 
 /* If a direct READ breaks the connection every time, the copy goes through chunks. */
-static void test_broken_by_it(void **state)
+static void test_reads_that_always_break_the_connection(void **state)
 {
     (void)state;
     break_in(1, 3);
@@ -461,12 +461,12 @@ int main(int argc, char **argv)
         TEST(test_flush),
         TEST(test_freed),
         TEST(test_order),
-        cmocka_unit_test_setup_teardown(test_chosen, set_up_chosen, tear_down),
-        TEST_KEPT(test_broken),
-        TEST_KEPT(test_broken_to_client),
-        TEST_KEPT(test_broken_onto_another_fabric),
-        TEST_KEPT(test_broken_in_pieces),
-        TEST_KEPT(test_broken_by_it),
+        cmocka_unit_test_setup_teardown(test_size_from_the_tuning_file, set_up_chosen, tear_down),
+        TEST_KEPT(test_broken_connection),
+        TEST_KEPT(test_broken_connection_with_early_cts),
+        TEST_KEPT(test_next_connection_on_another_fabric),
+        TEST_KEPT(test_broken_connection_within_a_reply),
+        TEST_KEPT(test_reads_that_always_break_the_connection),
     };
     session_pair_use(argc > 1 ? argv[1] : "tcp", NULL, NULL, NULL);
     app = cuda_application();

@@ -313,13 +313,13 @@ static void test_sleeps(void **state)
     run(sleeps_at_once);
 }
 
-static void test_not_outstanding(void **state)
+static void test_function_that_is_not_outstanding(void **state)
 {
     (void)state;
     run(not_outstanding);
 }
 
-static void test_changed(void **state)
+static void test_changed_function_of_a_graph(void **state)
 {
     (void)state;
     run(changed);
@@ -330,8 +330,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_polls),
         cmocka_unit_test(test_sleeps),
-        cmocka_unit_test(test_not_outstanding),
-        cmocka_unit_test(test_changed),
+        cmocka_unit_test(test_function_that_is_not_outstanding),
+        cmocka_unit_test(test_changed_function_of_a_graph),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -334,7 +334,7 @@ static void test_failures(void **state)
 }
 
 /* GVirtuS makes a copy that cannot be started, as before. The previous one is not affected. */
-static void test_not_begun(void **state)
+static void test_copy_that_cannot_start(void **state)
 {
     (void)state;
     for (unsigned i = 0; i < 2; i++) {
@@ -392,7 +392,7 @@ static void copy_long(uint64_t seed)
 
 /* At each delayed answer the connection breaks: before the session waits, before the answer is
  * sent, and after it. */
-static void test_cuts(void **state)
+static void test_server_connection_breaks(void **state)
 {
     (void)state;
     copy_long(0);
@@ -420,7 +420,7 @@ static void *go_on(void *argument)
 }
 
 /* The client's connection breaks while the GPU has both parts. */
-static void test_client_cuts(void **state)
+static void test_client_connection_breaks(void **state)
 {
     (void)state;
     pthread_t thread;
@@ -460,10 +460,10 @@ int main(void)
         TEST(test_order, begin_inline),
         TEST(test_captures, begin),
         TEST(test_failures, begin),
-        TEST(test_not_begun, begin),
+        TEST(test_copy_that_cannot_start, begin),
         TEST(test_destroyed_context, begin),
-        TEST(test_cuts, begin_kept),
-        TEST(test_client_cuts, begin_kept),
+        TEST(test_server_connection_breaks, begin_kept),
+        TEST(test_client_connection_breaks, begin_kept),
         TEST(test_client_leaves, begin),
     };
     session_pair_use("shm", NULL, NULL, NULL);

@@ -91,7 +91,7 @@ static void unknown_vector(void **state)
 }
 
 /* A vector gets the address of another one whose end was not noticed. */
-static void another_vector(void **state)
+static void vector_at_the_address_of_another(void **state)
 {
     uint8_t *one = last_bytes(16, 1), *other = last_bytes(16, 2);
     (void)state;
@@ -117,9 +117,10 @@ static void scalars_and_handles_of_others(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(no_more_is_read), cmocka_unit_test(unknown_vector),
-        cmocka_unit_test(another_vector), cmocka_unit_test(scalars_and_handles_of_others)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(no_more_is_read),
+                                       cmocka_unit_test(unknown_vector),
+                                       cmocka_unit_test(vector_at_the_address_of_another),
+                                       cmocka_unit_test(scalars_and_handles_of_others)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
 

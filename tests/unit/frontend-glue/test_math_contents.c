@@ -432,7 +432,7 @@ static void the_device_is_reset_meanwhile(void **state)
 
 /* Contents that the back end has filled cannot be kept, and are destroyed there. Another
  * descriptor gets their number, and an identical request fills it. */
-static void there_is_no_memory(void **state)
+static void no_memory_to_keep_contents(void **state)
 {
     void *network = made_by(IBX_MATH_cudnnCreateRNNDescriptor), *matrix = tensor();
     (void)state;
@@ -533,7 +533,7 @@ int main(void)
         cmocka_unit_test_setup(the_server_ends, begin),
         cmocka_unit_test_setup(the_device_is_reset, begin),
         cmocka_unit_test_setup(the_device_is_reset_meanwhile, begin),
-        cmocka_unit_test_setup(there_is_no_memory, begin),
+        cmocka_unit_test_setup(no_memory_to_keep_contents, begin),
         cmocka_unit_test_setup(a_call_has_no_memory, begin),
         cmocka_unit_test_setup(a_child_makes_its_own, begin),
         cmocka_unit_test_setup(threads_use_one_network, begin),

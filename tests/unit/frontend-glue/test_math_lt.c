@@ -43,7 +43,7 @@ static int list(int wanted, int *count)
     return cublasLtMatmulAlgoGetIds(results, 68, 0, 0, 0, 0, 0, wanted, ids, count);
 }
 
-static void no_more_than_were_asked_for(void **state)
+static void no_more_results_than_requested(void **state)
 {
     static const int lies[] = {5, 128, 0x7fffffff, -1, -0x7fffffff - 1};
     int count;
@@ -104,7 +104,7 @@ static void no_more_bytes_than_the_buffer_has(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(no_more_than_were_asked_for),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(no_more_results_than_requested),
                                        cmocka_unit_test(no_more_than_fit_into_a_reply),
                                        cmocka_unit_test(no_more_bytes_than_the_buffer_has)};
     return cmocka_run_group_tests(tests, NULL, NULL);

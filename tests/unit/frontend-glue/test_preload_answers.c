@@ -54,7 +54,7 @@ static void expect_written(size_t n)
         assert_int_equal(memory[i], i < n ? 1 : 0xee);
 }
 
-static void elements_that_grow_while_they_are_copied(void **state)
+static void elements_grow_while_they_are_copied(void **state)
 {
     (void)state;
     struct ibx_writer w = ibx_writer_of(answers, sizeof(answers));
@@ -112,7 +112,7 @@ static void arrays_of_this_process(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(elements_that_grow_while_they_are_copied),
+        cmocka_unit_test(elements_grow_while_they_are_copied),
         cmocka_unit_test(elements_that_do_not_fit),
         cmocka_unit_test(a_row_without_a_pitch),
         cmocka_unit_test(arrays_of_this_process),

@@ -147,7 +147,7 @@ static void test_refused_by_cuda(void **state)
 }
 
 /* Registrations end with the session; LeakSanitizer detects those that do not. */
-static void test_broken_meanwhile(void **state)
+static void test_connection_breaks_meanwhile(void **state)
 {
     (void)state;
     struct ibx_injected_faults faults = {.disconnect_in = 2}; /* the FLUSH */
@@ -193,7 +193,7 @@ int main(void)
         CASE(test_without_a_context, set_up_leaving),
         CASE(test_more_than_allowed, set_up_little),
         CASE(test_refused_by_cuda, set_up_memory),
-        CASE(test_broken_meanwhile, set_up_memory),
+        CASE(test_connection_breaks_meanwhile, set_up_memory),
         CASE(test_ends_with_the_client, set_up_memory),
         CASE(test_wrong_keys_and_lengths, set_up_memory),
     };

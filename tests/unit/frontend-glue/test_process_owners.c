@@ -18,7 +18,7 @@ static struct ibx_process_client client(const char *name, int user, unsigned num
     return c;
 }
 
-static void test_same(void **state)
+static void test_connections_of_one_client(void **state)
 {
     static const struct {
         const char *names[2];
@@ -54,7 +54,7 @@ static void test_same(void **state)
 }
 
 /* The program was on this host and has moved, so its next thread has no known user. */
-static void test_moved(void **state)
+static void test_client_that_has_moved(void **state)
 {
     struct ibx_process_clients of = {.first = client("alice", 1, 7)};
     const struct ibx_process_client moved = client("alice", -1, 7), other = client("alice", -1, 8),
@@ -94,8 +94,8 @@ static void test_numbers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same),
-        cmocka_unit_test(test_moved),
+        cmocka_unit_test(test_connections_of_one_client),
+        cmocka_unit_test(test_client_that_has_moved),
         cmocka_unit_test(test_numbers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -103,7 +103,7 @@ static int ends_when_it_breaks(void)
     return in_time(thread_is_gone) ? 3 : 4; /* it has not ended */
 }
 
-static void test_breaks(void **state)
+static void test_context_breaks_before_a_client(void **state)
 {
     (void)state;
     assert_int_equal(process_of(ends_when_it_breaks), EXIT_FAILURE);
@@ -137,7 +137,7 @@ static int is_taken_at_once(void)
     return in_time(has_context) && in_time(thread_is_gone) && only_this_process_holds_it() ? 0 : 2;
 }
 
-static void test_taken(void **state)
+static void test_client_takes_the_context(void **state)
 {
     (void)state;
     assert_int_equal(process_of(is_taken), 0);
@@ -168,7 +168,7 @@ static int has_used_another(void)
     return in_time(thread_is_gone) && has_none() ? 0 : 2;
 }
 
-static void test_another_gpu(void **state)
+static void test_client_uses_another_gpu(void **state)
 {
     (void)state;
     assert_int_equal(process_of(uses_another), 0);
@@ -191,7 +191,7 @@ static int is_refused(void)
     return in_time(thread_is_gone) && has_none() ? 0 : 2;
 }
 
-static void test_none(void **state)
+static void test_no_context(void **state)
 {
     (void)state;
     assert_int_equal(process_of(is_exclusive), 0);
@@ -201,10 +201,10 @@ static void test_none(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_breaks),
-        cmocka_unit_test(test_taken),
-        cmocka_unit_test(test_another_gpu),
-        cmocka_unit_test(test_none),
+        cmocka_unit_test(test_context_breaks_before_a_client),
+        cmocka_unit_test(test_client_takes_the_context),
+        cmocka_unit_test(test_client_uses_another_gpu),
+        cmocka_unit_test(test_no_context),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

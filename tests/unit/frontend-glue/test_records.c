@@ -131,7 +131,7 @@ static int end(void **state)
 
 /* The process's sending thread may have sent the record before the next call was made. Such an
  * attempt shows nothing. */
-static void test_leaves_with_the_next(void **state)
+static void test_record_is_sent_with_the_next_call(void **state)
 {
     (void)state;
     unsigned together = 0;
@@ -147,7 +147,7 @@ static void test_leaves_with_the_next(void **state)
 }
 
 /* No call follows. */
-static void test_leaves_alone(void **state)
+static void test_record_is_sent_alone(void **state)
 {
     (void)state;
     for (unsigned i = 0; i < 20; i++) {
@@ -158,7 +158,7 @@ static void test_leaves_alone(void **state)
 }
 
 /* The back end is slow, so most records wait in the client. None is looked at again and again. */
-static void test_many_wait(void **state)
+static void test_many_records_wait(void **state)
 {
     (void)state;
     const unsigned before = requests;
@@ -178,9 +178,9 @@ static void test_many_wait(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_leaves_with_the_next, begin, end),
-        cmocka_unit_test_setup_teardown(test_leaves_alone, begin, end),
-        cmocka_unit_test_setup_teardown(test_many_wait, begin, end),
+        cmocka_unit_test_setup_teardown(test_record_is_sent_with_the_next_call, begin, end),
+        cmocka_unit_test_setup_teardown(test_record_is_sent_alone, begin, end),
+        cmocka_unit_test_setup_teardown(test_many_records_wait, begin, end),
     };
     session_pair_use("tcp", NULL, NULL, NULL);
     return cmocka_run_group_tests_name("records", tests, NULL, NULL);

@@ -318,7 +318,7 @@ static void late_reply_when_counters_wrap(void **state)
 }
 
 /* Further ahead neither side could continue: this is an error, not a deadlock. */
-static void too_far_ahead(void **state)
+static void too_many_requests_ahead(void **state)
 {
     (void)state;
     struct session_pair pair;
@@ -608,7 +608,7 @@ static void failing_copy_ends_the_session(void **state)
 }
 
 /* The child's copy of the session ends, and the parent's continues. */
-static void a_forked_child_has_none(void **state)
+static void a_forked_child_has_no_session(void **state)
 {
     (void)state;
     static const size_t sizes[] = {100, 300000};
@@ -669,12 +669,12 @@ int main(int argc, char **argv)
         TEST(any_split_gives_the_same_bytes),  TEST(sizes_round_the_boundaries),
         TEST(long_bodies_both_ways),           TEST(nothing_is_written_and_read),
         TEST(requests_before_answers),         TEST(requests_when_counters_wrap),
-        TEST(late_reply_when_counters_wrap),   TEST(too_far_ahead),
+        TEST(late_reply_when_counters_wrap),   TEST(too_many_requests_ahead),
         TEST(writes_and_syncs_without_a_read), TEST(long_and_short_pieces_in_one_sync),
         TEST(end_comes_after_the_bytes),       TEST(end_in_the_middle_of_a_read),
         TEST(end_in_the_middle_of_a_body),     TEST(sessions_in_the_wrong_state),
         TEST(disconnected_at_every_step),      TEST(failing_copy_ends_the_session),
-        TEST(a_forked_child_has_none),
+        TEST(a_forked_child_has_no_session),
     };
     if (argc > 1)
         session_pair_use(argv[1], argc > 3 ? argv[3] : NULL, NULL, NULL);

@@ -59,7 +59,7 @@ static unsigned open_descriptors(void)
 }
 
 /* Another thread continues with what the cancelled one has not done. */
-static void cancelled_while_it_refuses(void **state)
+static void thread_is_cancelled_while_it_refuses_a_client(void **state)
 {
     struct ibx_options options;
     pthread_t accepting[2], client;
@@ -88,6 +88,7 @@ static void cancelled_while_it_refuses(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(cancelled_while_it_refuses)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(thread_is_cancelled_while_it_refuses_a_client)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

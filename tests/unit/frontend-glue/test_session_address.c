@@ -112,7 +112,7 @@ static void lose_addresses(void)
           "ip route del local " SERVER " dev lo table local src 10.99.0.2");
 }
 
-static void another_address(void **state)
+static void another_address_during_calls(void **state)
 {
     struct session_pair pair;
     (void)state;
@@ -134,7 +134,7 @@ static void another_address(void **state)
 }
 
 /* The session makes no calls meanwhile; another thread looks after its connection. */
-static void another_address_at_rest(void **state)
+static void another_address_while_idle(void **state)
 {
     struct session_pair pair;
     (void)state;
@@ -447,8 +447,8 @@ int main(int argc, char **argv)
                                        cmocka_unit_test(another_server_answers),
                                        cmocka_unit_test(the_server_has_moved),
                                        cmocka_unit_test(a_restless_network),
-                                       cmocka_unit_test(another_address),
-                                       cmocka_unit_test(another_address_at_rest)};
+                                       cmocka_unit_test(another_address_during_calls),
+                                       cmocka_unit_test(another_address_while_idle)};
     provider = argc > 1 ? argv[1] : "tcp";
     if (unshare(CLONE_NEWNET)) {
         print_message("needs root, for a network of its own\n");

@@ -129,7 +129,7 @@ static void golden_bytes(void **state)
 
 /* A client that reconnects is served, whether or not its loss was noticed. If it comes once
  * more, the new connection replaces the old one. */
-static void duplicates(void **state)
+static void client_comes_again(void **state)
 {
     static const uint8_t resume[29] = {9, 7};
     struct hand hand;
@@ -220,7 +220,7 @@ static void replaced_in_its_handshake(void **state)
     replace_in_handshake(false);
 }
 
-static void replaced_behind_its_result(void **state)
+static void replaced_after_its_result(void **state)
 {
     (void)state;
     if (strcmp(scene_provider, "tcp") != 0)
@@ -476,7 +476,7 @@ static void other_ends(void)
 }
 
 /* Somebody has the server's address for a while, and refuses the claims. */
-static void others_refuse(void **state)
+static void others_refuse_for_a_while(void **state)
 {
     struct talk t = {11, 6};
     struct scene scene;
@@ -578,7 +578,7 @@ static void started_again(void **state)
 
 /* ------------------------------------------------------------------------------- ends */
 
-static void not_kept(void **state)
+static void session_that_is_not_kept(void **state)
 {
     struct hand hand;
     (void)state;
@@ -655,7 +655,7 @@ static void bye_arrives_before_the_end(void **state)
         assert_in_range(++tries, 2, 20);
 }
 
-static void time_is_up(void **state)
+static void session_ends_when_its_time_is_over(void **state)
 {
     struct hand hand;
     (void)state;
@@ -674,20 +674,20 @@ int main(int argc, char **argv)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(golden_bytes),
-        cmocka_unit_test(duplicates),
+        cmocka_unit_test(client_comes_again),
         cmocka_unit_test(replaced_in_its_handshake),
-        cmocka_unit_test(replaced_behind_its_result),
+        cmocka_unit_test(replaced_after_its_result),
         cmocka_unit_test(impostors),
         cmocka_unit_test(impossible_numbers),
         cmocka_unit_test(impostors_with_keys),
         cmocka_unit_test(keys_are_replaced),
         cmocka_unit_test(keys_are_replaced_and_used),
-        cmocka_unit_test(others_refuse),
+        cmocka_unit_test(others_refuse_for_a_while),
         cmocka_unit_test(others_refuse_for_good),
         cmocka_unit_test(started_again),
-        cmocka_unit_test(not_kept),
+        cmocka_unit_test(session_that_is_not_kept),
         cmocka_unit_test(bye_arrives_before_the_end),
-        cmocka_unit_test(time_is_up),
+        cmocka_unit_test(session_ends_when_its_time_is_over),
     };
     if (argc < 2)
         return EXIT_FAILURE;

@@ -124,7 +124,7 @@ static uint64_t await_loss(void)
     return since;
 }
 
-static void a_client_is_gone_once_its_time_is_over(void **state)
+static void client_is_gone_when_its_time_is_over(void **state)
 {
     (void)state;
     stop_listening();
@@ -216,7 +216,7 @@ static void a_client_is_reset_now_and_then(void **state)
     }
 }
 
-static void a_connection_that_brought_something_lost_nothing(void **state)
+static void connection_that_received_something_has_lost_nothing(void **state)
 {
     (void)state;
     const unsigned before = segments_limit();
@@ -229,7 +229,7 @@ static void a_connection_that_brought_something_lost_nothing(void **state)
 }
 
 /* The server needs 2 seconds to notice, however short the time-out is. */
-static void a_short_timeout_is_no_reason_to_try_for_ever(void **state)
+static void short_timeout_does_not_retry_for_ever(void **state)
 {
     (void)state;
     pair.client->options.timeout_ms = 100;
@@ -277,7 +277,7 @@ int __wrap_ibx_connect(const char *uri, const struct ibx_options *options, struc
     return __real_ibx_connect(port ? other : uri, options, out, err);
 }
 
-static void another_answers_in_the_servers_place(void **state)
+static void another_program_answers_in_the_servers_place(void **state)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t size = sizeof(address);
@@ -307,20 +307,19 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(a_client_writes, setup, teardown),
         cmocka_unit_test_setup_teardown(a_server_reads, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_client_is_gone_once_its_time_is_over, setup_for_long,
+        cmocka_unit_test_setup_teardown(client_is_gone_when_its_time_is_over, setup_for_long,
                                         teardown),
         cmocka_unit_test_setup_teardown(a_client_that_comes_back_is_not_gone, setup_for_long,
                                         teardown),
         cmocka_unit_test_setup_teardown(a_client_whose_session_is_not_kept_is_gone_at_once,
                                         setup_without, teardown),
-        cmocka_unit_test_setup_teardown(a_connection_that_brought_something_lost_nothing, setup,
+        cmocka_unit_test_setup_teardown(connection_that_received_something_has_lost_nothing, setup,
                                         teardown),
         cmocka_unit_test_setup_teardown(a_client_is_reset_now_and_then, setup, teardown),
         cmocka_unit_test_setup_teardown(a_client_is_reset_again_and_again, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_short_timeout_is_no_reason_to_try_for_ever, setup,
-                                        teardown),
-        cmocka_unit_test_setup_teardown(another_answers_in_the_servers_place, setup_for_long,
-                                        teardown),
+        cmocka_unit_test_setup_teardown(short_timeout_does_not_retry_for_ever, setup, teardown),
+        cmocka_unit_test_setup_teardown(another_program_answers_in_the_servers_place,
+                                        setup_for_long, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

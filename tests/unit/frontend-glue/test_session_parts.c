@@ -113,7 +113,7 @@ static void test_few_messages(void **state)
 }
 
 /* A copy succeeds once all of its answers have arrived, whatever happens to the back end then. */
-static void test_end_behind_the_last(void **state)
+static void test_back_end_ends_after_the_last_answer(void **state)
 {
     (void)state;
     const size_t n = 3u << 20;
@@ -132,7 +132,7 @@ static void test_end_behind_the_last(void **state)
 }
 
 /* A forked child that uses its parent's session does not affect the parent. */
-static void test_child_ends_it(void **state)
+static void test_child_uses_its_parents_session(void **state)
 {
     (void)state;
     const size_t n = 1u << 20;
@@ -161,8 +161,8 @@ int main(void)
     device = malloc(LONGEST);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_few_messages),
-        cmocka_unit_test(test_end_behind_the_last),
-        cmocka_unit_test(test_child_ends_it),
+        cmocka_unit_test(test_back_end_ends_after_the_last_answer),
+        cmocka_unit_test(test_child_uses_its_parents_session),
     };
     int rc = device ? cmocka_run_group_tests(tests, NULL, NULL) : 1;
     free(device);

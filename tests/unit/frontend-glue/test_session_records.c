@@ -48,7 +48,7 @@ static void test_records(void **state)
 }
 
 /* Texts without an end, and counts beyond the limit. */
-static void test_records_gone_wrong(void **state)
+static void test_nonsense_in_records(void **state)
 {
     (void)state;
     struct ibx_records *records = ibx_records_create();
@@ -97,7 +97,7 @@ static void test_greedy_tenants(void **state)
 }
 
 /* Existing records do not slow down a new one: they are not even looked at. */
-static void test_many(void **state)
+static void test_many_records(void **state)
 {
     (void)state;
     int places[PLACES / 8];
@@ -147,9 +147,9 @@ static void test_handles(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_records),
-                                       cmocka_unit_test(test_records_gone_wrong),
-                                       cmocka_unit_test(test_greedy_tenants),
-                                       cmocka_unit_test(test_many), cmocka_unit_test(test_handles)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_records), cmocka_unit_test(test_nonsense_in_records),
+        cmocka_unit_test(test_greedy_tenants), cmocka_unit_test(test_many_records),
+        cmocka_unit_test(test_handles)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

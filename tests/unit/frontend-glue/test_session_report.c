@@ -219,7 +219,7 @@ static void golden_bytes(void **state)
 }
 
 /* The question is invalid after KEEP, and with additional bytes. */
-static void out_of_place(void **state)
+static void question_at_the_wrong_time(void **state)
 {
     static const uint8_t keep[13] = {7, 1};
     struct ibx_conn *conn = connected();
@@ -306,7 +306,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(the_path_and_its_changes, set_up, tear_down),
         cmocka_unit_test_setup_teardown(only_sessions_of_the_same_name, set_up, tear_down),
         cmocka_unit_test_setup_teardown(golden_bytes, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(out_of_place, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(question_at_the_wrong_time, set_up, tear_down),
         cmocka_unit_test(malformed_reports),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

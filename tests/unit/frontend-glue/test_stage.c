@@ -274,7 +274,7 @@ static void test_stage_is_made_when_useful(void **state)
 }
 
 /* A second connection of an application, for asynchronous copies, has as many threads. */
-static void test_twins_have_threads(void **state)
+static void test_second_connection_has_threads(void **state)
 {
     (void)state;
     const size_t n = 5 << 20;
@@ -321,7 +321,7 @@ static void expect_parts(unsigned copies, uint8_t *host, size_t n, unsigned part
 }
 
 /* A stage that helps only long copies is not given up because of short ones. */
-static void test_short_ones_are_given_up_alone(void **state)
+static void test_short_copies_stop_using_the_stage_alone(void **state)
 {
     (void)state;
     uint8_t *host = scene_memory(LONG);
@@ -335,7 +335,7 @@ static void test_short_ones_are_given_up_alone(void **state)
     expect_parts(1, host, SHORT, 1);
 }
 
-static void test_long_ones_are_judged_for_themselves(void **state)
+static void test_long_copies_are_judged_separately(void **state)
 {
     (void)state;
     uint8_t *host = scene_memory(LONG);
@@ -347,7 +347,7 @@ static void test_long_ones_are_judged_for_themselves(void **state)
 
 /* A synchronous copy has its bytes in the stage before it is requested: no earlier work of a
  * stream writes them, so the size decides. An asynchronous copy follows its stream's order. */
-static void test_waited_for_has_its_size(void **state)
+static void test_size_decides_for_synchronous_copies(void **state)
 {
     (void)state;
     static const size_t n = 100000;
@@ -413,7 +413,7 @@ static int set_up_poor(void **state)
 
 /* The answer to such a frame says that all earlier copies have ended too, for which the handler
  * does not wait. Otherwise memory that the client reuses would change under the GPU. */
-static void test_handled_frames_settle(void **state)
+static void test_handled_frames_wait_for_earlier_copies(void **state)
 {
     (void)state;
     uint8_t *host = scene_memory(HANDED), *got = scene_memory(HANDED);
@@ -447,7 +447,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         /* Must run first: a process has one pool, which the other tests create. */
-        TEST(test_handled_frames_settle, set_up_poor, &two_parts),
+        TEST(test_handled_frames_wait_for_earlier_copies, set_up_poor, &two_parts),
         TEST(test_sizes, set_up_long, NULL),
         {"test_many_threads", test_many_threads, set_up_many, tear_down_long, NULL},
         {"test_sizes_by_several", test_sizes, set_up_threads, tear_down_long, NULL},
@@ -455,10 +455,10 @@ int main(void)
         TEST(test_failures, set_up_threads, NULL),
         TEST(test_stage_that_is_useless, set_up_off, NULL),
         TEST(test_stage_is_made_when_useful, set_up_at_first, NULL),
-        TEST(test_twins_have_threads, set_up_threads, NULL),
-        TEST(test_short_ones_are_given_up_alone, set_up_tuned, &some),
-        TEST(test_long_ones_are_judged_for_themselves, set_up_tuned, &never),
-        TEST(test_waited_for_has_its_size, set_up_tuned, &some),
+        TEST(test_second_connection_has_threads, set_up_threads, NULL),
+        TEST(test_short_copies_stop_using_the_stage_alone, set_up_tuned, &some),
+        TEST(test_long_copies_are_judged_separately, set_up_tuned, &never),
+        TEST(test_size_decides_for_synchronous_copies, set_up_tuned, &some),
         TEST(test_parts_shrink, set_up_long, NULL),
         TEST(test_parts_for_a_slow_gpu, set_up_long, NULL),
     };

@@ -150,7 +150,7 @@ static void test_users(void **state)
     expect_good(keeps_nothing_from_its_own_user);
 }
 
-static void test_killed_in_a_take(void **state)
+static void test_killed_while_it_takes(void **state)
 {
     (void)state;
     expect_good(continues_after_half_a_take);
@@ -210,7 +210,7 @@ static void test_anything(void **state)
     expect_good(continues_with_any_contents);
 }
 
-static void test_gone_wrong(void **state)
+static void test_process_writes_nonsense(void **state)
 {
     (void)state;
     expect_good(outlives_one_that_goes_wrong);
@@ -220,8 +220,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_users), /* before this process has a tenant without a name */
-        cmocka_unit_test(test_killed_in_a_take),
-        cmocka_unit_test(test_gone_wrong),
+        cmocka_unit_test(test_killed_while_it_takes),
+        cmocka_unit_test(test_process_writes_nonsense),
         cmocka_unit_test(test_anything),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

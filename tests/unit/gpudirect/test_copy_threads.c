@@ -174,7 +174,7 @@ static void test_slices(void **state)
 }
 
 /* Every call reports the failure until the next copy begins, even a call that does not wait. */
-static void test_failure_is_told(void **state)
+static void test_failure_is_reported(void **state)
 {
     (void)state;
     struct ibx_copy_threads *t;
@@ -390,7 +390,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_all_pieces), cmocka_unit_test(test_more_threads_for_a_long_copy),
-        cmocka_unit_test(test_slices),     cmocka_unit_test(test_failure_is_told),
+        cmocka_unit_test(test_slices),     cmocka_unit_test(test_failure_is_reported),
         cmocka_unit_test(test_one_copy),   cmocka_unit_test(test_failure),
         cmocka_unit_test(test_fork),       cmocka_unit_test(test_signals_of_memory),
         cmocka_unit_test(test_idle),

@@ -98,7 +98,7 @@ static void test_two_pieces_at_once(void **state)
 }
 
 /* No other session has short copies, so the GPU gets the whole copy at once. */
-static void test_alone(void **state)
+static void test_without_other_sessions(void **state)
 {
     (void)state;
     now_ns += (uint64_t)10 * 1000000000u;
@@ -108,7 +108,7 @@ static void test_alone(void **state)
 
 /* The stream waits for other work, perhaps for the client itself, which must be able to
  * continue. */
-static void test_behind_other_work(void **state)
+static void test_copy_waits_for_other_work(void **state)
 {
     (void)state;
     tick_ns = 1000;
@@ -124,7 +124,7 @@ static void test_behind_other_work(void **state)
 }
 
 /* The copy made no progress meanwhile. */
-static void test_patience_ends(void **state)
+static void test_wait_has_a_limit(void **state)
 {
     (void)state;
     tick_ns = 1000;
@@ -139,9 +139,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_two_pieces_at_once, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_alone, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_behind_other_work, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_patience_ends, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_without_other_sessions, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_copy_waits_for_other_work, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_wait_has_a_limit, set_up, tear_down),
     };
     return cmocka_run_group_tests_name("left-copies", tests, find_cuda, NULL);
 }

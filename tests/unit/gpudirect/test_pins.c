@@ -61,7 +61,7 @@ static int drop(void **state)
     return 0;
 }
 
-static void test_once(void **state)
+static void test_pinned_once(void **state)
 {
     (void)state;
     for (int i = 0; i < 5; i++) {
@@ -297,7 +297,7 @@ static void test_fences_of_a_reset_context(void **state)
 }
 
 /* Copies in other contexts are still waited for. */
-static void test_others_are_not_forgotten(void **state)
+static void test_fences_of_other_contexts_stay(void **state)
 {
     (void)state;
     assert_true(pin(0, BLOCK, 1));
@@ -424,7 +424,7 @@ static int set_up_group(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_once),
+        TEST(test_pinned_once),
         TEST(test_new_allocation_at_the_same_address),
         TEST(test_bounds),
         TEST(test_quota),
@@ -440,7 +440,7 @@ int main(void)
         TEST(test_no_event),
         TEST(test_many_streams),
         TEST(test_fences_of_a_reset_context),
-        TEST(test_others_are_not_forgotten),
+        TEST(test_fences_of_other_contexts_stay),
         TEST(test_room_for_another_context),
         TEST(test_copy_in_another_context_is_not_left),
     };

@@ -384,7 +384,7 @@ static void test_wire_fails(void **state)
     }
 }
 
-static void test_gate(void **state)
+static void test_target_is_known_late(void **state)
 {
     (void)state;
     for (unsigned in = 1; in < 8; in++) {
@@ -406,7 +406,7 @@ static void test_gate(void **state)
     }
 }
 
-static void test_exhausted(void **state)
+static void test_no_free_chunk(void **state)
 {
     (void)state;
     struct ibx_staging *second, *third;
@@ -621,7 +621,7 @@ static void *open_late(void *argument)
 }
 
 /* While the driver blocks one client, all others continue. */
-static void test_driver_stands_still(void **state)
+static void test_driver_blocks_one_client(void **state)
 {
     (void)state;
     pthread_t thread;
@@ -656,8 +656,8 @@ int main(void)
         TEST(test_rows),
         TEST(test_refusals_of_cuda),
         TEST(test_wire_fails),
-        TEST(test_gate),
-        TEST(test_exhausted),
+        TEST(test_target_is_known_late),
+        TEST(test_no_free_chunk),
         TEST(test_quota),
         TEST(test_many_clients),
         TEST(test_context_reset),
@@ -665,7 +665,7 @@ int main(void)
         TEST(test_pinned_memory_outside_the_pool),
         TEST(test_spread),
         TEST(test_devices_in_turn),
-        TEST(test_driver_stands_still),
+        TEST(test_driver_blocks_one_client),
     };
     return cmocka_run_group_tests_name("staging", tests, find_cuda, NULL);
 }

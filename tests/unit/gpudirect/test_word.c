@@ -133,7 +133,7 @@ static void test_words_share_a_pinned_page(void **state)
 
 /* A word is reused only when the last copy has written it, even if nobody has waited for that
  * copy. */
-static void test_still_written(void **state)
+static void test_word_is_reused_after_its_copy(void **state)
 {
     (void)state;
     struct ibx_word *word = ibx_word_take(cuda, contexts[0]);
@@ -401,7 +401,7 @@ static void await_asked(unsigned long times)
 
 /* A copy that waits long in the legacy stream allows others to capture, and does not fail
  * because of that. */
-static void test_beside_captures(void **state)
+static void test_other_clients_capture(void **state)
 {
     (void)state;
     void *stream, *graph;
@@ -453,7 +453,7 @@ static void test_driver_without_words(void **state)
 
 /* Beside other sessions, and graphs that wait for their client, the GPU is only given copies to
  * do. */
-static void test_beside_others(void **state)
+static void test_other_sessions_copy(void **state)
 {
     (void)state;
     struct ibx_turn mine, other;
@@ -515,14 +515,14 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(test_words_share_a_pinned_page),
-        TEST(test_still_written),
+        TEST(test_word_is_reused_after_its_copy),
         TEST(test_reset),
         TEST(test_refused),
         TEST(test_child),
         TEST(test_copies),
         TEST(test_driver_without_words),
-        TEST(test_beside_others),
-        TEST(test_beside_captures),
+        TEST(test_other_sessions_copy),
+        TEST(test_other_clients_capture),
         TEST(test_contexts),
         TEST(test_copy_of_one_chunk),
     };

@@ -365,7 +365,7 @@ static void buffers_grow_once_a_peer_has_said_what_it_is(NO_STATE)
 
 /* A side that waits for requests is told of one before its first message, so that it can
  * prepare. */
-static void it_is_busy_before_the_first_message(NO_STATE)
+static void connection_is_reported_before_its_first_message(NO_STATE)
 {
     begin();
     struct ibx_connection_request request;
@@ -450,7 +450,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_peer_is_its_name_or_its_host),
         cmocka_unit_test(a_peer_has_few_places),
-        cmocka_unit_test(it_is_busy_before_the_first_message),
+        cmocka_unit_test(connection_is_reported_before_its_first_message),
         cmocka_unit_test(a_place_is_free_once_it_is_taken),
         cmocka_unit_test(silent_connection_loses_its_place),
         cmocka_unit_test(buffers_grow_once_a_peer_has_said_what_it_is),

@@ -343,7 +343,7 @@ static void exchanged_backends_are_noticed(NO_STATE)
 #define B(type)       "{'plugged':false,'type':'" type "','at':'" type "'}"
 #define DEVICES(list) "{'devices':[" list "]}"
 
-static void differences_have_a_sentence_each(NO_STATE)
+static void each_difference_has_a_sentence(NO_STATE)
 {
     only("{'cpus':['a','b']}", "{'cpus':['a','b','c','d']}", "2 vCPUs here and 4");
     only("{'cpus':['socket-id 0','socket-id 1']}", "{'cpus':['socket-id 0','socket-id 2']}",
@@ -666,7 +666,7 @@ int main(void)
         cmocka_unit_test(ram_blocks_have_two_sizes),
         cmocka_unit_test(size_taken_of_virtio_mem_does_not_matter),
         cmocka_unit_test(exchanged_backends_are_noticed),
-        cmocka_unit_test(differences_have_a_sentence_each),
+        cmocka_unit_test(each_difference_has_a_sentence),
         cmocka_unit_test(a_property_is_named_with_both_values),
         cmocka_unit_test(harmless_differences_are_accepted),
         cmocka_unit_test(negotiated_features_are_needed),

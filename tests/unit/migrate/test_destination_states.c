@@ -100,7 +100,7 @@ static bool ended(void)
 }
 
 /* libvirt has continued the VM at the source, so it must not start here. */
-static void test_taken_back_before_it_ran(NO_STATE)
+static void test_source_continues_the_vm_before_it_ran(NO_STATE)
 {
     static const enum destination_state states[] = {DESTINATION_RESUMING, DESTINATION_FILLING};
     for (unsigned i = 0; i < 2; i++) {
@@ -112,7 +112,7 @@ static void test_taken_back_before_it_ran(NO_STATE)
 }
 
 /* It must not run on here either. */
-static void test_taken_back_when_it_ran(NO_STATE)
+static void test_source_continues_the_vm_after_it_ran(NO_STATE)
 {
     begin_managed(DESTINATION_FILLING, true);
     assert_int_equal(on(&gives_up), -EBADMSG);
@@ -123,7 +123,7 @@ static void test_taken_back_when_it_ran(NO_STATE)
 }
 
 /* With all of its pages the VM does not need the source. */
-static void test_taken_back_when_complete(NO_STATE)
+static void test_source_continues_the_vm_when_complete(NO_STATE)
 {
     begin_managed(DESTINATION_COMPLETE, true);
     assert_int_equal(on(&gives_up), -ECONNABORTED);
@@ -153,9 +153,9 @@ int main(void)
         cmocka_unit_test(test_confirmed_after_an_abort),
         cmocka_unit_test(test_aborted_after_the_confirmation),
         cmocka_unit_test(test_broken_after_the_shutdown),
-        cmocka_unit_test(test_taken_back_before_it_ran),
-        cmocka_unit_test(test_taken_back_when_it_ran),
-        cmocka_unit_test(test_taken_back_when_complete),
+        cmocka_unit_test(test_source_continues_the_vm_before_it_ran),
+        cmocka_unit_test(test_source_continues_the_vm_after_it_ran),
+        cmocka_unit_test(test_source_continues_the_vm_when_complete),
         cmocka_unit_test(test_decided),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -291,7 +291,7 @@ static void test_changed_in_a_huge_page(void **state)
     }
 }
 
-static void test_huge_pages_are_gone(NO_STATE)
+static void test_huge_pages_were_removed(NO_STATE)
 {
     all_arrive();
     assert_int_equal(ftruncate(blocks[1].fd, 3 * HUGE), 0);
@@ -372,7 +372,7 @@ static void test_all_ranges_come_twice(NO_STATE)
 }
 
 /* This is neither an error of this process nor a match. */
-static void test_the_file_is_shorter(NO_STATE)
+static void test_file_is_too_short(NO_STATE)
 {
     all_arrive();
     assert_int_equal(ftruncate(blocks[0].fd, 600 * SMALL), 0);
@@ -384,7 +384,7 @@ static void test_the_file_is_shorter(NO_STATE)
 }
 
 /* An earlier tool has tagged pages; the table is continued with them. */
-static void test_the_table_goes_on(NO_STATE)
+static void test_table_is_continued(NO_STATE)
 {
     all_arrive();
     tag_words[600] = 0;
@@ -423,7 +423,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_forged_in_transit, start, end),
         cmocka_unit_test_setup_teardown(test_changed_at_the_source, start, end),
         cmocka_unit_test_setup_teardown(test_changed_in_a_huge_page, start, end),
-        cmocka_unit_test_setup_teardown(test_huge_pages_are_gone, start, end),
+        cmocka_unit_test_setup_teardown(test_huge_pages_were_removed, start, end),
         cmocka_unit_test_setup_teardown(test_swapped, start, end),
         cmocka_unit_test_setup_teardown(test_zero_pages_have_none, start, end),
         cmocka_unit_test_setup_teardown(test_holes_that_were_pages, start, end),
@@ -431,8 +431,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_made_up_digests, start, end),
         cmocka_unit_test_setup_teardown(test_no_ranges, start, end),
         cmocka_unit_test_setup_teardown(test_all_ranges_come_twice, start, end),
-        cmocka_unit_test_setup_teardown(test_the_file_is_shorter, start, end),
-        cmocka_unit_test_setup_teardown(test_the_table_goes_on, start, end),
+        cmocka_unit_test_setup_teardown(test_file_is_too_short, start, end),
+        cmocka_unit_test_setup_teardown(test_table_is_continued, start, end),
         cmocka_unit_test_setup_teardown(test_spare_bits, start, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

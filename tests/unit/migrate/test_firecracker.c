@@ -70,7 +70,7 @@ static void test_two_regions(NO_STATE)
     assert_int_equal(layout.regions[1].start, 4096);
 }
 
-static void test_regions_that_meet(NO_STATE)
+static void test_adjacent_regions(NO_STATE)
 {
     assert_int_equal(parse("[{\"base_host_virt_addr\":4096,\"size\":8192,\"offset\":0},"
                            "{\"base_host_virt_addr\":8192,\"size\":4096,\"offset\":8192}]"),
@@ -347,7 +347,7 @@ static void *take_turns(void *argument)
 }
 
 /* A server that ends removes its own socket, not that of one that starts. */
-static void test_a_server_ends_where_another_begins(NO_STATE)
+static void test_server_ends_while_another_starts(NO_STATE)
 {
     char folder[] = "/tmp/ibx-test-servers-XXXXXX", path[64];
     pthread_t threads[SERVERS];
@@ -388,7 +388,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_documented_form),
         cmocka_unit_test(test_two_regions),
-        cmocka_unit_test(test_regions_that_meet),
+        cmocka_unit_test(test_adjacent_regions),
         cmocka_unit_test(test_malformed_messages),
         cmocka_unit_test(test_a_part_of_a_message),
         cmocka_unit_test(test_too_many_regions),
@@ -398,7 +398,7 @@ int main(void)
         cmocka_unit_test(test_a_file_is_replaced_as_a_whole),
         cmocka_unit_test(test_only_regular_files_are_opened),
         cmocka_unit_test(test_one_server_gets_a_left_socket),
-        cmocka_unit_test(test_a_server_ends_where_another_begins),
+        cmocka_unit_test(test_server_ends_while_another_starts),
         cmocka_unit_test(test_name_that_is_taken),
         cmocka_unit_test(test_path_of_another_user),
     };

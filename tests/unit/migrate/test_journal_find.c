@@ -153,7 +153,7 @@ static struct ibx_record in_state(bool source, uint8_t number, enum ibx_journal_
     return r;
 }
 
-static void what_is_over_can_be_pruned(NO_STATE)
+static void finished_records_can_be_pruned(NO_STATE)
 {
     const struct {
         bool source;
@@ -188,7 +188,7 @@ static void what_is_over_can_be_pruned(NO_STATE)
     }
 }
 
-static void pruning_leaves_others_alone(NO_STATE)
+static void pruning_keeps_other_files(NO_STATE)
 {
     struct ibx_record *all, a = in_state(true, 1, IBX_JOURNAL_KEPT, false),
                             b = in_state(true, 2, IBX_JOURNAL_KEPT, false);
@@ -357,7 +357,7 @@ static void meddle(void *context, const struct ibx_record *record, const char *w
         assert_int_equal(write_record(&m->next), 0);
 }
 
-static void what_counts_is_read_under_the_lock(NO_STATE)
+static void record_is_read_again_under_the_lock(NO_STATE)
 {
     for (int removes = 0; removes < 2; removes++) {
         struct meddling m = {.next = in_state(false, 2, IBX_JOURNAL_RUNNING, false),
@@ -389,12 +389,12 @@ int main(void)
         TEST(newest_come_first),
         TEST(records_without_a_number_come_last),
         TEST(the_newest_that_fits_is_found),
-        TEST(what_is_over_can_be_pruned),
+        TEST(finished_records_can_be_pruned),
         TEST(a_return_is_known_until_the_borrowing_is_over),
         TEST(failed_migrations_leave_one_record),
         TEST(notes_of_finished_migrations_are_removed),
-        TEST(what_counts_is_read_under_the_lock),
-        TEST(pruning_leaves_others_alone),
+        TEST(record_is_read_again_under_the_lock),
+        TEST(pruning_keeps_other_files),
         TEST(unset_clock_prunes_nothing),
         TEST(rewritten_record_is_locked),
     };

@@ -452,7 +452,7 @@ static int lock_and_remove(const struct ibx_record *r)
     return 0;
 }
 
-static void one_holds_it_at_a_time(NO_STATE)
+static void one_process_holds_a_lock_at_a_time(NO_STATE)
 {
     struct ibx_record r = sample(true, 1);
     pid_t children[3];
@@ -469,7 +469,7 @@ static void one_holds_it_at_a_time(NO_STATE)
 }
 
 /* A child of the process that took it, the source's watchdog, keeps the lock. */
-static void an_ended_holder_is_told_apart(NO_STATE)
+static void ended_holder_of_a_lock_is_recognized(NO_STATE)
 {
     struct ibx_record r = sample(true, 1);
     int kept;
@@ -504,7 +504,7 @@ static void a_lock_that_cannot_be_made(NO_STATE)
 }
 
 /* There is space; the limit of file sizes is the reason. */
-static void no_file_may_grow(NO_STATE)
+static void files_may_not_grow(NO_STATE)
 {
     struct ibx_record r = sample(true, 9);
     struct rlimit before;
@@ -529,7 +529,7 @@ static bool has_an_odd_name(const struct ibx_record *r)
     return fd >= 0 && write(fd, "a) Z 1 (", 8) == 8;
 }
 
-static void processes_are_told_apart(NO_STATE)
+static void processes_with_one_number_are_distinguished(NO_STATE)
 {
     const uint64_t mine = ibx_process_started(getpid());
     assert_true(mine > 0);
@@ -554,7 +554,7 @@ static void processes_are_told_apart(NO_STATE)
 }
 
 /* Only the folder of a file counts, and it must be as mkdtemp(3) made it. */
-static void folders_of_run_are_known(NO_STATE)
+static void folders_of_run_are_recognized(NO_STATE)
 {
     static const struct {
         const char *name;
@@ -657,12 +657,12 @@ int main(void)
         TEST(locks_name_the_process_that_has_just_come),
         TEST(no_descriptor_for_a_lock),
         TEST(locks_outlive_their_file),
-        TEST(one_holds_it_at_a_time),
-        TEST(an_ended_holder_is_told_apart),
+        TEST(one_process_holds_a_lock_at_a_time),
+        TEST(ended_holder_of_a_lock_is_recognized),
         TEST(a_lock_that_cannot_be_made),
-        TEST(no_file_may_grow),
-        TEST(processes_are_told_apart),
-        TEST(folders_of_run_are_known),
+        TEST(files_may_not_grow),
+        TEST(processes_with_one_number_are_distinguished),
+        TEST(folders_of_run_are_recognized),
         TEST(home_is_noted_by_its_own_file),
         TEST(a_lock_without_a_record),
     };

@@ -162,7 +162,7 @@ static void folders_without_rights(NO_STATE)
     passes_in_child(without_rights);
 }
 
-static void text_that_is_none(NO_STATE)
+static void invalid_text(NO_STATE)
 {
     struct ibx_record r = sample(true, 1);
     strcpy(r.name, "b\xc3"); /* cut within a character */
@@ -230,7 +230,7 @@ int main(void)
         TEST(full_and_read_only_disks),
         TEST(failed_sync_leaves_no_record),
         TEST(folders_without_rights),
-        TEST(text_that_is_none),
+        TEST(invalid_text),
         TEST(too_many_open_files),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -64,7 +64,7 @@ static void steps(unsigned n, unsigned count)
 
 /* Links that always lose a little do not lower the rate. The sender starts slowly, but not for
  * long. */
-static void test_nobody_loses_much(NO_STATE)
+static void test_lossy_links_keep_the_rate(NO_STATE)
 {
     hosts[1].lost = 10;
     assert_int_equal(rate.now, MOST / 4);
@@ -180,7 +180,7 @@ static void test_impossible_reports(NO_STATE)
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(test_nobody_loses_much, begin),
+        cmocka_unit_test_setup(test_lossy_links_keep_the_rate, begin),
         cmocka_unit_test_setup(test_follows_the_slowest, begin),
         cmocka_unit_test_setup(test_loss_lowers_the_rate_once, begin),
         cmocka_unit_test_setup(test_unreachable_host_has_no_influence, begin),

@@ -94,7 +94,7 @@ static void test_as_many_as_were_begun(NO_STATE)
 }
 
 /* In a domain, the thread that serves faults would encrypt bulk data too. */
-static void test_one_alone_has_no_domain(NO_STATE)
+static void test_single_connection_has_no_domain(NO_STATE)
 {
     begin();
     const char *uri = ibx_acceptor_uri(acceptor);
@@ -126,7 +126,7 @@ static void test_more_than_were_begun(NO_STATE)
 }
 
 /* Connections that failed are made again when they are needed. */
-static void test_those_that_failed_are_made_again(NO_STATE)
+static void test_failed_connections_are_made_again(NO_STATE)
 {
     struct ibx_error err = {0};
     begin();
@@ -141,7 +141,7 @@ static void test_those_that_failed_are_made_again(NO_STATE)
 }
 
 /* The destination has stopped waiting for the old ones. */
-static void test_those_that_are_old_are_made_again(NO_STATE)
+static void test_old_connections_are_made_again(NO_STATE)
 {
     begin();
     const char *uri = ibx_acceptor_uri(acceptor);
@@ -199,11 +199,11 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_as_many_as_were_begun),
-        cmocka_unit_test(test_one_alone_has_no_domain),
+        cmocka_unit_test(test_single_connection_has_no_domain),
         cmocka_unit_test(test_fewer_than_were_begun),
         cmocka_unit_test(test_more_than_were_begun),
-        cmocka_unit_test(test_those_that_failed_are_made_again),
-        cmocka_unit_test(test_those_that_are_old_are_made_again),
+        cmocka_unit_test(test_failed_connections_are_made_again),
+        cmocka_unit_test(test_old_connections_are_made_again),
         cmocka_unit_test(test_dropped),
     };
     return cmocka_run_group_tests(tests, NULL, await_own_threads);

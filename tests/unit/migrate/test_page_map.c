@@ -172,7 +172,7 @@ static void random_maps_arrive(NO_STATE)
 }
 
 /* Which encoding a map gets, by its shape, and how long that is. */
-static void the_shortest_is_chosen(NO_STATE)
+static void shortest_encoding_is_chosen(NO_STATE)
 {
     static uint8_t model[SEGMENT];
     const struct {
@@ -363,7 +363,7 @@ static void pieces_come_once_and_in_order(NO_STATE)
 }
 
 /* Randomly changed pieces give an error or a map, and write nothing outside it. */
-static void mutations_stay_inside(NO_STATE)
+static void changed_pieces_write_nothing_outside(NO_STATE)
 {
     static uint8_t model[SEGMENT + 200];
     struct ibx_page_map from = made_pages(sizeof(model)), to = made_pages(sizeof(model));
@@ -446,14 +446,14 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_maps_arrive),
-        cmocka_unit_test(the_shortest_is_chosen),
+        cmocka_unit_test(shortest_encoding_is_chosen),
         cmocka_unit_test(large_maps_are_short),
         cmocka_unit_test(runs_stop_when_told),
         cmocka_unit_test(hash_is_golden),
         cmocka_unit_test(pieces_are_golden),
         cmocka_unit_test(hostile_pieces_are_refused),
         cmocka_unit_test(pieces_come_once_and_in_order),
-        cmocka_unit_test(mutations_stay_inside),
+        cmocka_unit_test(changed_pieces_write_nothing_outside),
         cmocka_unit_test(sets_of_pages_are_combined),
         cmocka_unit_test(too_much_is_refused),
     };

@@ -270,7 +270,7 @@ static void test_ids_of_two_clients(NO_STATE)
 }
 
 /* QEMU greets a client that connects during its start twice, and then expects the negotiation. */
-static void test_greeted_twice(NO_STATE)
+static void test_qemu_greets_twice(NO_STATE)
 {
     static const char again[] = "{\"error\": {\"class\": \"CommandNotFound\", \"desc\": "
                                 "\"Capabilities negotiation is already complete\"}, \"id\": 2}\n";
@@ -292,7 +292,7 @@ static void test_greeted_twice(NO_STATE)
 }
 
 /* A peer that answers a command twice, or after a later one, is not trusted any more. */
-static void test_answered_twice(NO_STATE)
+static void test_peer_answers_twice(NO_STATE)
 {
     attached(SCRIPT({"status", "{\"return\": 1, \"id\": 2}\n{\"return\": 2, \"id\": 2}\n", 0}));
     json_t *result = NULL;
@@ -522,8 +522,8 @@ int main(void)
         cmocka_unit_test(test_remaining_qemu_is_asked),
         cmocka_unit_test(test_answers_to_an_earlier_client),
         cmocka_unit_test(test_ids_of_two_clients),
-        cmocka_unit_test(test_greeted_twice),
-        cmocka_unit_test(test_answered_twice),
+        cmocka_unit_test(test_qemu_greets_twice),
+        cmocka_unit_test(test_peer_answers_twice),
         cmocka_unit_test(test_death_is_remembered),
         cmocka_unit_test(test_peer_that_does_not_read),
         cmocka_unit_test(test_bad_paths),

@@ -181,7 +181,7 @@ static void test_in_the_second_block(NO_STATE)
 }
 
 /* A page has arrived and was written, and is not noted yet. */
-static void test_before_it_is_noted(NO_STATE)
+static void test_page_that_is_not_noted_yet(NO_STATE)
 {
     struct memory *m = begin();
     found(m, -1, -1);
@@ -209,7 +209,7 @@ static void test_as_many_pages_arrive_as_are_given_back(NO_STATE)
 }
 
 /* The page is counted on one side only: in the files, or as placed. */
-static void test_one_comes_while_they_are_counted(NO_STATE)
+static void test_page_arrives_while_pages_are_counted(NO_STATE)
 {
     for (int at_once = 0; at_once < 2; at_once++) {
         struct memory *m = begin();
@@ -229,9 +229,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_one_after_the_other),
         cmocka_unit_test(test_in_the_second_block),
-        cmocka_unit_test(test_before_it_is_noted),
+        cmocka_unit_test(test_page_that_is_not_noted_yet),
         cmocka_unit_test(test_as_many_pages_arrive_as_are_given_back),
-        cmocka_unit_test(test_one_comes_while_they_are_counted),
+        cmocka_unit_test(test_page_arrives_while_pages_are_counted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -113,7 +113,7 @@ static void is(const json_t *json, const char *text)
     json_decref(wanted);
 }
 
-static void test_a_qemu_as_it_starts(NO_STATE)
+static void test_qemu_with_default_settings(NO_STATE)
 {
     begin("[" OFF("x-ignore-shared") ", " OFF("events") ", " OFF("multifd") ", " OFF("new") "]",
           "{\"tls-creds\": \"\", \"max-bandwidth\": 134217728, \"downtime-limit\": 300}");
@@ -184,7 +184,7 @@ static void test_unknown_capabilities(NO_STATE)
     end();
 }
 
-static void test_a_qemu_without(NO_STATE)
+static void test_qemu_without_these_settings(NO_STATE)
 {
     begin("[" ON("events") "]", "{}");
     assert_int_equal(plan(), -EOPNOTSUPP);
@@ -209,9 +209,12 @@ int main(void)
 {
     signal(SIGPIPE, SIG_IGN); /* a client that has seen enough disconnects before the last answer */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_qemu_as_it_starts),    cmocka_unit_test(test_everything_set),
-        cmocka_unit_test(test_no_limit_is_left_alone), cmocka_unit_test(test_unknown_capabilities),
-        cmocka_unit_test(test_a_qemu_without),         cmocka_unit_test(test_refused_at_first),
+        cmocka_unit_test(test_qemu_with_default_settings),
+        cmocka_unit_test(test_everything_set),
+        cmocka_unit_test(test_no_limit_is_left_alone),
+        cmocka_unit_test(test_unknown_capabilities),
+        cmocka_unit_test(test_qemu_without_these_settings),
+        cmocka_unit_test(test_refused_at_first),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -64,7 +64,7 @@ static bool has(const char *folder, const char *file)
     return !access(name, F_OK);
 }
 
-static void test_a_link_is_no_folder(NO_STATE)
+static void test_link_to_a_folder_is_refused(NO_STATE)
 {
     struct ibx_snapshot_folder folder = {.count = 0};
     char slash[80];
@@ -80,7 +80,7 @@ static void test_a_link_is_no_folder(NO_STATE)
 
 /* An empty path, for example of an unset variable, does not mean the working directory. If the
  * parent folder is missing too, the message says what to do. */
-static void test_there_is_no_such_folder(NO_STATE)
+static void test_missing_folder(NO_STATE)
 {
     struct ibx_snapshot_folder folder = {.count = 0};
     char here[4096];
@@ -134,7 +134,7 @@ static void test_another_folder_in_its_place_stays(NO_STATE)
 }
 
 /* A link to a file of the right size is not accepted as one of the snapshot's files. */
-static void test_a_link_is_no_file(NO_STATE)
+static void test_link_to_a_file_is_refused(NO_STATE)
 {
     struct ibx_snapshot_folder again = {.count = 0};
     char link[80], target[80];
@@ -249,11 +249,11 @@ static void test_one_process_fills_it(NO_STATE)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_a_link_is_no_folder, begin, end),
-        cmocka_unit_test_setup_teardown(test_there_is_no_such_folder, begin, end),
+        cmocka_unit_test_setup_teardown(test_link_to_a_folder_is_refused, begin, end),
+        cmocka_unit_test_setup_teardown(test_missing_folder, begin, end),
         cmocka_unit_test_setup_teardown(test_link_in_its_place_gets_nothing, begin, end),
         cmocka_unit_test_setup_teardown(test_another_folder_in_its_place_stays, begin, end),
-        cmocka_unit_test_setup_teardown(test_a_link_is_no_file, begin, end),
+        cmocka_unit_test_setup_teardown(test_link_to_a_file_is_refused, begin, end),
         cmocka_unit_test_setup_teardown(test_path_of_another_user_is_refused, begin, end),
         cmocka_unit_test_setup_teardown(test_file_of_another_user_is_refused, begin, end),
         cmocka_unit_test_setup_teardown(test_a_memory_file_is_read_until_a_signal, begin, end),

@@ -197,7 +197,7 @@ static int read_from(struct ibx_snapshot_reader **reader)
     return ibx_snapshot_reader_open(ibx_snapshot_server_uri(server), &options, 1, reader, &error);
 }
 
-static void test_the_map_is_what_the_hashes_say(NO_STATE)
+static void test_map_must_match_the_hashes(NO_STATE)
 {
     struct ibx_snapshot_reader *reader;
     assert_int_equal(read_from(&reader), 0);
@@ -350,7 +350,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_golden, begin, end),
         cmocka_unit_test_setup_teardown(test_hash_depends_on_place_and_snapshot, begin, end),
         cmocka_unit_test_setup_teardown(test_pages_that_arrive, begin, end),
-        cmocka_unit_test_setup_teardown(test_the_map_is_what_the_hashes_say, begin, end),
+        cmocka_unit_test_setup_teardown(test_map_must_match_the_hashes, begin, end),
         cmocka_unit_test_setup_teardown(test_all_pages_are_zero, begin_empty, end),
         cmocka_unit_test_setup_teardown(test_a_page_is_left_out, begin, end),
         cmocka_unit_test_setup_teardown(test_a_hash_is_changed, begin, end),

@@ -58,7 +58,7 @@ static void test_entries(NO_STATE)
 }
 
 /* The VM runs at the destination. Whatever fails, it is not continued here. */
-static void test_never_kept_once_it_runs_there(NO_STATE)
+static void test_never_continued_once_it_runs_there(NO_STATE)
 {
     struct ibx_error err = {.message = "something went wrong"};
     begin(SOURCE_SERVING);
@@ -108,7 +108,7 @@ static void test_stopped_while_nothing_is_heard(NO_STATE)
 
 /* The time that a host needs to resolve a name does not count as silence; otherwise the end
  * would never come. */
-static void test_a_long_try_is_not_an_absence(NO_STATE)
+static void test_long_attempt_does_not_count_as_silence(NO_STATE)
 {
     struct ibx_error err = {0};
     begin(SOURCE_COMMITTED);
@@ -174,10 +174,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_entries),
-        cmocka_unit_test(test_never_kept_once_it_runs_there),
+        cmocka_unit_test(test_never_continued_once_it_runs_there),
         cmocka_unit_test(test_kept_without_qemu),
         cmocka_unit_test(test_stopped_while_nothing_is_heard),
-        cmocka_unit_test(test_a_long_try_is_not_an_absence),
+        cmocka_unit_test(test_long_attempt_does_not_count_as_silence),
         cmocka_unit_test(test_no_new_epoch_without_a_disk_and_an_answer),
         cmocka_unit_test(test_reset_when_every_page_has_come),
     };

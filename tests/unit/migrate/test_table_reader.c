@@ -213,7 +213,7 @@ static void test_one_round_trip(NO_STATE)
 }
 
 /* The hash may arrive first. A request may need two pieces of the table; zero pages need none. */
-static void test_which_are_needed(NO_STATE)
+static void test_which_hashes_are_requested(NO_STATE)
 {
     struct scene *s = &scenes[0];
     struct ibx_fault_arrival got[16];
@@ -381,7 +381,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_one_round_trip, begin, end),
-        cmocka_unit_test_setup_teardown(test_which_are_needed, begin, end),
+        cmocka_unit_test_setup_teardown(test_which_hashes_are_requested, begin, end),
         cmocka_unit_test_setup_teardown(test_ahead_of_the_background, begin, end),
         cmocka_unit_test_setup_teardown(test_many_requests, begin, end),
         cmocka_unit_test_setup_teardown(test_the_table_itself, begin, end),

@@ -56,7 +56,7 @@ static void test_the_uri_wins(NO_STATE)
 }
 
 /* The tool that recovers may run in another folder. */
-static void test_the_key_file_is_noted_from_the_root(NO_STATE)
+static void test_key_file_is_recorded_with_its_full_path(NO_STATE)
 {
     char folder[] = "/tmp/ibx-uri-options-XXXXXX", before[4096], whole[64], uri[128];
     struct ibx_options options;
@@ -84,7 +84,7 @@ static void test_the_key_file_is_noted_from_the_root(NO_STATE)
 
 /* The record has the key's file even if no query can name it, so that a tool finds it that
  * recovers in another folder or with another URI. */
-static void test_a_folder_that_no_uri_can_have(NO_STATE)
+static void test_folder_that_no_uri_can_contain(NO_STATE)
 {
     char folder[] = "/tmp/ibx-uri&name=b-XXXXXX", before[4096], deep[512], uri[1000], whole[64];
     struct ibx_options options;
@@ -161,8 +161,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_record_has_the_settings_of_the_uri),
         cmocka_unit_test(test_the_uri_wins),
-        cmocka_unit_test(test_the_key_file_is_noted_from_the_root),
-        cmocka_unit_test(test_a_folder_that_no_uri_can_have),
+        cmocka_unit_test(test_key_file_is_recorded_with_its_full_path),
+        cmocka_unit_test(test_folder_that_no_uri_can_contain),
         cmocka_unit_test(test_links_to_the_key_file_stay),
         cmocka_unit_test(test_a_long_uri_is_not_cut),
     };

@@ -33,7 +33,7 @@ static bool is_there(char digit)
     return !access(path, F_OK);
 }
 
-static void test_what_nobody_needs_goes(NO_STATE)
+static void test_unneeded_keys_are_removed(NO_STATE)
 {
     char path[PATH_MAX];
     make_key('a', 1000);
@@ -74,7 +74,7 @@ static void test_key_in_a_record_stays(NO_STATE)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_what_nobody_needs_goes),
+        TEST(test_unneeded_keys_are_removed),
         TEST(test_key_in_a_record_stays),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
