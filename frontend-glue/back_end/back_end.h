@@ -272,15 +272,16 @@ struct gpu_session {
     bool keeps_kernels;      /* kernels that it unregistered last stay: ibx_own_unload_guard() */
     struct ibx_mr **regions; /* the pool's chunks as far as registered here */
     unsigned region_count;
-    struct ibx_mr **slot_regions; /* likewise the blocks of slots of graphs; NULL: none */
-    struct ibx_mr *windows;       /* both ends of a long body, IBX_FRAME_WINDOW bytes each */
-    uint32_t arrived;             /* a bit for each READ or WRITE that has completed: cookie - 1 */
+    /* the blocks of graphs' slots that are registered here; NULL: none */
+    struct ibx_mr **slot_regions;
+    struct ibx_mr *windows; /* both ends of a long body, IBX_FRAME_WINDOW bytes each */
+    uint32_t arrived;       /* a bit for each READ or WRITE that has completed: cookie - 1 */
 
     struct gvirtus_handler handler;
     struct session_captures capturing;
     struct session_launches launches;
     uint8_t *long_reply;    /* reply of a library's function: math_calls.c; NULL: none so far */
-    uint8_t *long_arrays;   /* arrays for such a function, likewise */
+    uint8_t *long_arrays;   /* arrays for a library's function; NULL: none so far */
     bool tried_runtime;     /* a runtime was looked for, and there was none */
     bool makes_memory;      /* between ibx_memory_make_begin() and _end() */
     bool allocates_plainly; /* GVirtuS's handler of cudaMalloc answers with the address alone */

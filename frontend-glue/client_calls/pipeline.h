@@ -115,8 +115,8 @@ bool ibx_pipeline_is_over(struct ibx_pipeline *pipeline, uint64_t event);
 void ibx_pipeline_enter(struct ibx_pipeline *pipeline, uint64_t stream, bool stays);
 /* The same for a copy that need not come after other threads' requests. */
 void ibx_pipeline_enter_alone(struct ibx_pipeline *pipeline);
-/* For work that another connection is about to enqueue: waits likewise, and until all that was
- * answered here has been run. */
+/* For work that another connection is about to enqueue: waits as enter() does, and until all
+ * calls that were answered here have been run. */
 void ibx_pipeline_settle(struct ibx_pipeline *pipeline, uint64_t stream);
 /* Another connection has taken that work, and the call that brought it is about to return. */
 void ibx_pipeline_elsewhere(void);

@@ -86,9 +86,9 @@ size_t ibx_captures_behind(struct gpu_session *x, uint64_t stream);
 /* Whether the session has begun a capture and not ended it. *id: as above; 0 also if it has begun
  * several. */
 bool ibx_captures_own(struct gpu_session *x, uint64_t *id);
-/* Around a wait for the device, which ends all captures in its context. wait_begin() blocks until
- * no other client captures, for a bounded time. Until wait_end() no capture begins, likewise for a
- * bounded time. */
+/* Around a wait for the device, which ends all captures in its context. wait_begin() blocks
+ * until no other client captures, for a bounded time. No capture begins until wait_end(), or
+ * until a bounded time has passed. */
 void ibx_captures_wait_begin(struct gpu_session *x);
 void ibx_captures_wait_end(void);
 /* As wait_begin(), but does not block. False: a client captures, and there is no wait to end. */
@@ -98,8 +98,8 @@ bool ibx_captures_wait_try(void);
  * `stream` is the legacy one (0 or 1), that would end captures of streams that wait for it: blocks
  * until no other client has such captures, for a bounded time. */
 void ibx_captures_spare(struct gpu_session *x, uint64_t stream);
-/* Around a copy in the legacy stream: legacy_begin() blocks likewise, and no such capture begins
- * until legacy_end(), for a bounded time. */
+/* Around a copy in the legacy stream. legacy_begin() blocks as ibx_captures_spare() does, and no
+ * such capture begins until legacy_end(), for a bounded time. */
 void ibx_captures_legacy_begin(struct gpu_session *x);
 void ibx_captures_legacy_end(void);
 /* ibx_captures_use(): what GVirtuS's handler for requests of that name and kind does with captures.

@@ -83,8 +83,8 @@ void *ibx_own_event_behind_legacy(const struct ibx_cuda *cuda);
  * context has ended. False: there are no others, or not all of the client's work can be found, or
  * CUDA fails. */
 bool ibx_own_work_wait(struct gpu_session *x);
-/* Waits likewise, and frees memory of the client's by cudaFreeAsync while others work. False: the
- * caller has to call cudaFree. */
+/* Waits as ibx_own_work_wait() does, and frees memory of the client by cudaFreeAsync while
+ * others work. False: the caller has to call cudaFree. */
 bool ibx_own_work_free(struct gpu_session *x, uint64_t memory);
 /* The same for something that CUDA frees only behind all work: another thread frees it when that
  * has ended (client_ends.c). False: the caller has to free it. */
@@ -108,9 +108,10 @@ enum ibx_work {
  * relaxed capture mode. Unless OVER, *whose is a client that has work there; 0: it is not known. */
 enum ibx_work ibx_work_wait(struct gpu_session *x, uint64_t client, const void *context,
                             unsigned ms, uint64_t *whose);
-/* If there are other clients: waits likewise until all work has ended that was in the current
- * context at some moment. OVER also if there are no others, or if no such moment is found, as while
- * somebody captures. settle_all() goes on until that, or until the context is broken. */
+/* If there are other clients: waits as ibx_work_wait() does, until all work has ended that was
+ * in the current context at some moment. OVER also if there are no others, or if no such moment
+ * is found, for example while a client captures. settle_all() waits until that, or until the
+ * context is broken. */
 enum ibx_work ibx_own_work_settle(struct gpu_session *x, unsigned ms, uint64_t *whose);
 void ibx_own_work_settle_all(struct gpu_session *x);
 /* Sleeps for *ns, and doubles that up to 10 ms; 0: begins with 50 us. */

@@ -40,7 +40,8 @@ int ibx_virtual_get_access(struct gpu_session *x, uint64_t at, int device,
 
 /* Whether the address is in a range that any client has reserved. */
 bool ibx_virtual_holds(uint64_t address);
-/* Likewise, and not all of the n bytes from there on are mapped: a copy could be made in part. */
+/* Whether the address is in a reserved range, and not all of the n bytes from there on are
+ * mapped: a copy could then be made in part. */
 bool ibx_virtual_lacks(uint64_t address, uint64_t n);
 /* Gives back the reserved addresses that begin there, with their mappings. No work of their client
  * uses them any more. False: there are none. */

@@ -48,8 +48,8 @@ int ibx_device_copies_attach(struct ibx_session *session, const struct ibx_gpu_o
                              struct ibx_error *err);
 /* Copies so far. In the session's thread. */
 void ibx_device_copies_count(const struct ibx_session *session, struct ibx_copy_counts *counts);
-/* Likewise: why the last copy that was refused a better path was; "": none was. Valid until the
- * next copy. */
+/* Why the last copy that was refused a better path was; "": none was. Valid until the next copy.
+ * In the session's thread. */
 const char *ibx_device_copies_refused(const struct ibx_session *session);
 
 #endif

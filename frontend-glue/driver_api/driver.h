@@ -194,7 +194,7 @@ struct ibx_driver_log {
 };
 struct ibx_driver_compiler {
     struct ibx_driver_log info, error;
-    void **time; /* NULL likewise */
+    void **time; /* NULL: the program does not ask for the time */
     bool is_verbose;
 };
 struct ibx_driver_compiler ibx_driver_compiler_of(unsigned count, const int *options,

@@ -127,11 +127,11 @@ struct ibx_taken {
 /* It was given back to CUDA. */
 void ibx_taken_gone(const struct ibx_taken *taken);
 size_t ibx_handles_take(struct gpu_session *x, struct ibx_taken **taken);
-/* Likewise the graphs and executable graphs of a client, in all contexts. */
+/* Takes the graphs and executable graphs of a client, in all contexts. */
 size_t ibx_handles_take_graphs(uint64_t client, struct ibx_taken **taken);
-/* Likewise at most so many of one kind in one context, into an array of the caller's. None of these
- * functions takes a handle that a request holds, or that another client has opened: such a one is
- * that client's from now on. */
+/* Takes at most `most` handles of one kind in one context, into an array of the caller's. None
+ * of these functions takes a handle that a request holds, or that another client has opened: the
+ * latter belongs to that client from now on. */
 size_t ibx_handles_take_some(uint64_t client, enum ibx_handle_kind kind, const void *context,
                              struct ibx_taken *taken, size_t most);
 /* first(): the context of a handle that can be taken; false: there is none. any(): whether the

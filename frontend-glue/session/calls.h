@@ -33,7 +33,7 @@ enum ibx_call_kind {
     IBX_CALL_LAST_ERROR, /* returns the calling thread's last error and resets it */
     IBX_CALL_PEEK_ERROR, /* returns it without a reset */
     IBX_CALL_GET_DEVICE, /* of the calling thread */
-    IBX_CALL_SET_DEVICE, /* likewise */
+    IBX_CALL_SET_DEVICE, /* for the calling thread */
     IBX_CALL_BEGIN_CAPTURE, /* from now on enqueued work is captured, or refused */
     IBX_CALL_END_CAPTURE,
     IBX_CALL_LIBRARY, /* a function of cuBLAS and the like: enqueues; the same request succeeds

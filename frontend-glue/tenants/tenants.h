@@ -43,7 +43,7 @@ enum ibx_hold {
     IBX_HOLD_STREAMS,     /* streams in handles.c */
     IBX_HOLD_EVENTS,
     IBX_HOLD_GRAPHS,      /* graphs and their nodes, with those of graphs in them */
-    IBX_HOLD_EXECS,       /* executable graphs, likewise, of all GPUs */
+    IBX_HOLD_EXECS,       /* executable graphs, counted as graphs are, of all GPUs */
     IBX_HOLD_TEXTURES,    /* and surfaces */
     IBX_HOLD_POOLS,       /* pools of memory that were made */
     IBX_HOLD_LIBRARIES,   /* handles of libraries: math_limits.c says which, */

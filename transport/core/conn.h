@@ -46,7 +46,7 @@ struct ibx_op {
     uint64_t cookie;
     struct ibx_mr *mr;
     char *local;     /* of the next chunk */
-    uint64_t remote; /* likewise */
+    uint64_t remote; /* of the next chunk */
     uint64_t keys[IBX_RAILS_MAX];
     size_t left;          /* bytes not yet given to the provider */
     unsigned outstanding; /* chunks in the provider */

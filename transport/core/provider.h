@@ -42,7 +42,7 @@ struct ibx_chunk {
     size_t length;               /* 1..caps.chunk bytes */
 
     uint64_t cookie[2];     /* the provider's until the report */
-    struct ibx_chunk *next; /* likewise */
+    struct ibx_chunk *next; /* the provider's until the report */
     struct ibx_chunk *prev;
 
     struct ibx_op *op; /* the core's */

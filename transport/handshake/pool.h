@@ -9,8 +9,8 @@
 
 #include "transport/handshake/handshake.h"
 
-#define IBX_POOL_KNOWN   16u /* sources that have proven themselves, the latest ones */
-#define IBX_POOL_FAILING 64u /* sources of wrong PROOFs, likewise */
+#define IBX_POOL_KNOWN   16u /* sources that have authenticated, the latest ones */
+#define IBX_POOL_FAILING 64u /* sources of wrong PROOFs, the latest ones */
 
 /* Where a client comes from: the bytes of its address, or its user. In IPv6 it is the network,
  * since whoever has one of its 2^64 addresses can have them all. Length 0: nobody knows. */

@@ -138,7 +138,7 @@ struct verbs_messages {
     struct verbs_send *sends; /* in flight: `count` from `first` on */
     unsigned first, count;
     unsigned unsignaled;         /* since the last signaled one */
-    struct ibv_send_wr send;     /* what all sends have in common is filled in once */
+    struct ibv_send_wr send;     /* the fields that all sends share are filled in once */
     struct ibv_sge send_segment; /* likewise */
 };
 
