@@ -194,6 +194,11 @@ void ibx_preflight_pair(const struct ibx_guest_ram *source, const struct ibx_gue
                          "the VM's UUID is %s here and %s at the destination: that QEMU waits "
                          "for another VM, or start it with -uuid %s",
                          source->uuid, destination->uuid, source->uuid);
+    else if (strcmp(source->uuid, destination->uuid))
+        ibx_blockers_note(blockers,
+                          "the destination's QEMU has no -uuid, and the VM would have another UUID "
+                          "when it boots again: start that QEMU with -uuid %s",
+                          source->uuid);
     for (size_t i = 0; i < source->count; i++) {
         const struct ibx_guest_block *to = ibx_guest_ram_block(destination, source->blocks[i].id);
         if (to)
