@@ -240,6 +240,14 @@ static void show_medium(const struct comparison *c, const json_t *disk, char out
     }
 }
 
+/* Whether the guest of a SCSI disk has seen that its writes are on the disk when they end, and at
+ * the destination they are not. The device state of virtio and IDE says which it is. */
+static bool needs_flushes_only_there(const struct comparison *c)
+{
+    return json_is_false(json_object_get(c->here, "writeback")) && is_set(c->there, "writeback") &&
+           !is_set(c->here, "read-only") && !strncmp(ibx_member(c->here, "type"), "scsi-", 5);
+}
+
 static void compare_disk(const struct comparison *c)
 {
     const bool here = json_object_get(c->here, "layers"),
@@ -264,6 +272,12 @@ static void compare_disk(const struct comparison *c)
         found(c, is_set(c->here, "read-only") ? "read-only" : "writable",
               is_set(c->there, "read-only") ? "read-only" : "writable",
               "start both QEMUs with the same read-only= for it");
+        return;
+    }
+    if (needs_flushes_only_there(c)) {
+        found(c, "written through (write-cache=off or cache=writethrough)",
+              "cached until a flush, which this guest never sends",
+              "start the destination's QEMU with write-cache=off for the device");
         return;
     }
     if (is_set(c->here, "firmware"))

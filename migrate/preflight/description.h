@@ -60,9 +60,10 @@ json_t *ibx_numa_of_info(const char *text);
 /* ------------------------------------------------------------ disks.c */
 
 /* "disks": an array of
- *   {"at", "type", "removable", "read-only", "bytes", "firmware": bool, "bitmaps", "layers": [...]}
- * bitmaps: dirty bitmaps that are in memory only. "bytes" and "layers" are missing if there is no
- * medium in it. A layer is a node of its chain of images:
+ *   {"at", "type", "removable", "read-only", "writeback": the guest has to flush, "bytes",
+ * "firmware": bool, "bitmaps", "layers": [...]} bitmaps: dirty bitmaps that are in memory only.
+ * "bytes" and "layers" are missing if there is no medium in it. A layer is a node of its chain of
+ * images:
  *   {"role": "", "file", "backing", "backing/file", ..., "driver"}
  * and a node that is not made of others also has "file", by ibx_disk_name(), and the members of
  * disk_identity.c. */

@@ -255,6 +255,8 @@ static json_t *describe_disk(struct graph *graph, const json_t *item)
     json_t *layers = json_array();
     graph->whole = only_read;
     json_object_set_new(disk, "read-only", json_boolean(only_read));
+    json_object_set(disk, "writeback",
+                    json_object_get(json_object_get(inserted, "cache"), "writeback"));
     json_object_set_new(disk, "bytes", json_integer(json_integer_value(size)));
     json_object_set_new(disk, "bitmaps", bitmaps_of(inserted));
     json_object_set_new(disk, "layers", layers);

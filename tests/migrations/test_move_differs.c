@@ -166,6 +166,20 @@ static void test_another_command_line(void)
     mover_must_print(&sender, "the destination has opt/ibx/b, which the VM here has not: ");
 }
 
+/* The guest would lose what it has written when the destination's host loses its power. */
+static void test_a_disk_written_through(void)
+{
+#define CACHE(kind)                                                                                \
+    .append = "", .extra = {"-drive",  "driver=null-co,size=1M,if=none,id=d,cache=" kind,          \
+                            "-device", "virtio-scsi-pci,addr=5",                                   \
+                            "-device", "scsi-hd,drive=d"}
+    mover_begin();
+    refused(&(struct vm_options){CACHE("writethrough")},
+            &(struct vm_options){CACHE("writeback"), .incoming = true},
+            "the disk of scsi-hd @ q35-pcihost/05.0/0:0:0 is written through (write-cache=off or "
+            "cache=writethrough) here and cached until a flush, ");
+}
+
 /* Memory that was plugged in lies at another address: QEMU would accept it, and the guest would
  * crash. */
 static void test_memory_elsewhere(void)
@@ -583,6 +597,7 @@ int main(void)
                                            VM_TEST(test_other_offloads),
                                            VM_TEST(test_another_icount),
                                            VM_TEST(test_another_command_line),
+                                           VM_TEST(test_a_disk_written_through),
                                            VM_TEST(test_memory_elsewhere),
                                            VM_TEST(test_memory_exchanged),
                                            VM_TEST(test_a_machine_plugged_together_since),
