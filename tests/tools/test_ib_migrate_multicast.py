@@ -191,7 +191,9 @@ def hosts_share_what_is_sent(scene):
     # Who comes later is sent what it has missed. Once all are there each page is sent once at most,
     # but for the few that are READ; with READs alone it would be three times as much.
     assert sent - joined < 1.4 * DATA * PAGE, (before, joined, sent)
-    assert top.lines[-1]["multicast_sent"] < sum(hosts().tried(0)) - before, top.lines[-1]
+    told = top.lines[-1]["multicast_sent"]
+    tried = hosts().tried(0)
+    assert told < sum(tried) - before, (before, told, tried)
     finish(scene, *caches, top)
 
 
