@@ -2,9 +2,11 @@
 /*
  * The names and descriptions of CUDA's errors, as its documentation has them. GVirtuS asks its back
  * end for them. Where that fails (G5), the failure hides the error that the application wanted to
- * report.
+ * report. And the error of a call that is not there for a remote GPU.
  */
 #include "frontend-glue/preload/preload.h"
+
+#include "common/log.h"
 
 #include <stdlib.h>
 
@@ -216,4 +218,13 @@ const char *cudaGetErrorName(int code)
 const char *cudaGetErrorString(int code)
 {
     return find(code)->meaning;
+}
+
+int ibx_frontend_absent(const char *call, int status, const char *name, atomic_flag *told)
+{
+    if (!atomic_flag_test_and_set(told))
+        ibx_log(IBX_LOG_WARN,
+                "%s returns %s: it is not there for a remote GPU; ibx-gvirtus(1) lists what is",
+                call, name);
+    return status;
 }

@@ -8,19 +8,8 @@
  */
 #include "frontend-glue/preload/preload.h"
 
-#include "common/log.h"
-
 /* The prototypes are in CUDA's header. */
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"
-
-int ibx_frontend_absent(const char *call, int status, const char *name, atomic_flag *told)
-{
-    if (!atomic_flag_test_and_set(told))
-        ibx_log(IBX_LOG_WARN,
-                "%s returns %s: it is not there for a remote GPU; ibx-gvirtus(1) lists what is",
-                call, name);
-    return status;
-}
 
 static int absent(const char *call, atomic_flag *told)
 {
