@@ -1,14 +1,18 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Modules and libraries of kernels: both are what cudaLibraryLoadData() makes. A module goes with
- * its context. Options of the compiler are accepted; only those that ask for logs or a time have an
- * effect (compiler.c).
+ * its context. A module that cannot be compiled is refused at once, and a library when it is first
+ * used, unless CUDA_MODULE_LOADING is EAGER. Options of the compiler are accepted; only those that
+ * ask for logs or a time have an effect (compiler.c).
  */
 #include "frontend-glue/preload/runtime/runtime.h"
 #include "frontend-glue/preload/streams/streams.h"
 #include "frontend-glue/driver_api/driver.h"
 
+#include <stdlib.h>
+
 #define LOADS_AT_ONCE      1 /* CU_MODULE_EAGER_LOADING */
+#define LOADS_LATE         2 /* CU_MODULE_LAZY_LOADING */
 #define FUNCTION_IS_LOADED 1 /* CU_FUNCTION_LOADING_STATE_LOADED */
 #define ATTRIBUTES_MAX     512u
 
@@ -28,18 +32,37 @@ static int try_one(void *library)
     return rc == CUDA_NOT_SUPPORTED ? CUDA_SUCCESS : rc; /* nobody can tell */
 }
 
-/* Tries what was loaded, if rc is 0, and notes it. The runtime's errors for an image without code
- * for the device become CUDA_ERROR_NO_BINARY_FOR_GPU. */
+/* The runtime's errors for an image without code for the device become
+ * CUDA_ERROR_NO_BINARY_FOR_GPU. */
+static int of_image(int rc)
+{
+    return rc == CUDA_INVALID_FUNCTION || rc == CUDA_INVALID_HANDLE ? 209 : rc;
+}
+
+/* What the linker returns for an undefined symbol, the compiler returns for the module. */
+static int of_linker(int said)
+{
+    return said == CUDA_UNKNOWN ? CUDA_INVALID_PTX : said;
+}
+
+/* Whether the driver loads libraries when they are loaded, and not when they are first used. */
+static bool loads_at_once(void)
+{
+    const char *mode = secure_getenv("CUDA_MODULE_LOADING");
+    return mode && !strcmp(mode, "EAGER");
+}
+
+/* Tries what was loaded, if rc is 0, unless it is tried later; notes a module. */
 static int loaded(int rc, void **library, bool module)
 {
     void *made = *library;
-    if (rc)
+    if (rc || (!module && !loads_at_once()))
         return rc;
     rc = try_one(made);
     if (rc) {
         *library = NULL;
         cudaLibraryUnload(made);
-        return rc == CUDA_INVALID_FUNCTION || rc == CUDA_INVALID_HANDLE ? 209 : rc;
+        return of_image(rc);
     }
     if (module)
         ibx_frontend_owned(OWNED_LIBRARY, made, ibx_driver_current());
@@ -70,24 +93,60 @@ static bool is_tried(void *library)
     return !cudaLibraryGetKernelCount(&count, library) && count;
 }
 
-/* To be called after the attempt to load the image, whose result is `rc`: writes the log that the
- * program wants. An image that was compiled can be used, even if the linker has no memory for the
- * log, or refuses the image. */
+/* Writes the log that the program wants of an image, which is `good` or not. Returns what is wrong
+ * with it, as far as the back end says. An image that was compiled can be used, even if the linker
+ * has no memory for the log, or refuses the image. */
+static int write_log(bool good, const struct ibx_driver_compiler *c, const void *code)
+{
+    const int said =
+        !good || c->is_verbose ? of_linker(ibx_driver_compile(c, code, false)) : CUDA_SUCCESS;
+    if (good && said)
+        ibx_driver_compiler_no_error(c);
+    return good ? CUDA_SUCCESS : said;
+}
+
+/* To be called after the attempt to load the image, whose result is `rc`. */
 static int told(int rc, const struct ibx_driver_compiler *c, void **library, const void *code)
 {
     if (!code || !library || !ibx_driver_compiler_is_asked(c))
         return rc;
-    const bool good = !rc && is_tried(*library);
-    const int said = !good || c->is_verbose ? ibx_driver_compile(c, code, false) : CUDA_SUCCESS;
-    if (good && said)
-        ibx_driver_compiler_no_error(c);
-    if (good || !said)
+    const int said = write_log(!rc && is_tried(*library), c, code);
+    if (!said)
         return rc;
     if (!rc) {
         cudaLibraryUnload(*library);
         *library = NULL;
     }
     return said;
+}
+
+/* The same for a library. If it is to be loaded later, it is compiled only for its log. */
+static int library_told(int rc, const struct ibx_driver_compiler *c, void **library,
+                        const void *code)
+{
+    if (rc || loads_at_once())
+        return told(rc, c, library, code);
+    if (ibx_driver_compiler_is_asked(c))
+        write_log(!try_one(*library) && is_tried(*library), c, code);
+    return CUDA_SUCCESS;
+}
+
+/* A library is compiled, at the latest, when it is first used. */
+static int used(void *library)
+{
+    static const struct ibx_driver_compiler silent;
+    unsigned count = 0;
+    int rc = cudaLibraryGetKernelCount(&count, library);
+    if (rc || ibx_frontend_library_works(library))
+        return rc;
+    rc = of_image(try_one(library));
+    const void *ptx = rc || !count ? ibx_frontend_library_ptx(library) : NULL;
+    const int said = ptx ? write_log(false, &silent, ptx) : CUDA_SUCCESS;
+    if (said)
+        rc = said;
+    if (!rc)
+        ibx_frontend_library_note_works(library);
+    return rc;
 }
 
 /* ------------------------------------------------------------------------------- modules */
@@ -122,7 +181,8 @@ EXPORTED int cuModuleUnload(void *module)
 
 EXPORTED int cuModuleGetLoadingMode(int *mode)
 {
-    return ANYWHERE(mode ? (*mode = LOADS_AT_ONCE, CUDA_SUCCESS) : CUDA_INVALID_VALUE);
+    return ANYWHERE(mode ? (*mode = loads_at_once() ? LOADS_AT_ONCE : LOADS_LATE, CUDA_SUCCESS)
+                         : CUDA_INVALID_VALUE);
 }
 
 EXPORTED int cuModuleGetFunction(void **function, void *module, const char *name)
@@ -167,7 +227,7 @@ EXPORTED int cuLibraryLoadData(void **library, const void *code, const int *opti
     (void)library_options, (void)library_values, (void)library_count;
     const struct ibx_driver_compiler c = ibx_driver_compiler_of(count, options, values);
     ibx_driver_compiler_is_silent(&c);
-    return ANYWHERE(told(load_data(library, code, false), &c, library, code));
+    return ANYWHERE(library_told(load_data(library, code, false), &c, library, code));
 }
 
 EXPORTED int cuLibraryLoadFromFile(void **library, const char *path, const int *options,
@@ -185,9 +245,15 @@ EXPORTED int cuLibraryUnload(void *library)
     return ANYWHERE(cudaLibraryUnload(library));
 }
 
+static int kernel_of(void **kernel, void *library, const char *name)
+{
+    const int rc = kernel && name ? used(library) : CUDA_INVALID_VALUE;
+    return rc ? rc : cudaLibraryGetKernel(kernel, library, name);
+}
+
 EXPORTED int cuLibraryGetKernel(void **kernel, void *library, const char *name)
 {
-    return ANYWHERE(cudaLibraryGetKernel(kernel, library, name));
+    return ANYWHERE(kernel_of(kernel, library, name));
 }
 
 EXPORTED int cuLibraryGetKernelCount(unsigned *count, void *library)
@@ -202,9 +268,7 @@ EXPORTED int cuLibraryEnumerateKernels(void **kernels, unsigned count, void *lib
 
 EXPORTED int cuLibraryGetModule(void **module, void *library)
 {
-    unsigned count;
-    const int rc =
-        module ? IN_CONTEXT(cudaLibraryGetKernelCount(&count, library)) : CUDA_INVALID_VALUE;
+    const int rc = module ? IN_CONTEXT(used(library)) : CUDA_INVALID_VALUE;
     if (!rc)
         *module = library;
     return rc;

@@ -22,6 +22,7 @@
 #define CUDA_INVALID_FUNCTION      98
 #define CUDA_INVALID_DEVICE        101
 #define CUDA_INVALID_IMAGE         200
+#define CUDA_INVALID_PTX           218
 #define CUDA_INVALID_CONTEXT       201
 #define CUDA_MAP_FAILED            205
 #define CUDA_FILE_NOT_FOUND        301

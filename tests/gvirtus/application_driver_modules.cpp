@@ -296,7 +296,8 @@ std::string ptx_with(const std::string &kernels)
 
 const std::string good_ptx = ptx_with(".visible .entry " STUB_LIBRARY_KERNEL
                                       "(.param .u64 a, .param .u64 b, .param .u64 c)\n{\n ret;\n}"),
-                  bad_ptx = ptx_with(".visible .entry " STUB_STRANGE_KERNEL "()\n{\n nonsense;\n}");
+                  bad_ptx = ptx_with(".visible .entry " STUB_STRANGE_KERNEL "()\n{\n nonsense;\n}"),
+                  strange_ptx = ptx_with(".visible .entry " STUB_STRANGE_KERNEL "()\n{\n}");
 
 int load_module(void **module, const std::string &ptx, Told *told)
 {
@@ -309,6 +310,16 @@ int load_library(void **library, const std::string &ptx, Told *told)
     return cu("cuLibraryLoadData", library, static_cast<const void *>(ptx.c_str()),
               static_cast<int *>(told->options), static_cast<void **>(told->values), 6u,
               static_cast<int *>(nullptr), static_cast<void **>(nullptr), 0u);
+}
+
+// A library is compiled when it is first used.
+int use_library(void **module, const std::string &ptx, Told *told)
+{
+    void *library = nullptr;
+    int rc = load_library(&library, ptx, told);
+    if (!rc)
+        rc = cu("cuLibraryGetModule", module, library);
+    return library ? rc : -1;
 }
 
 // By the linker, into a module.
@@ -343,16 +354,56 @@ static bool adds_what_lacks()
     REQUIRE(cu("cuLinkAddData_v2", state, 1, static_cast<const void *>(lacks.data()), lacks.size(),
                "name", 0u, static_cast<int *>(nullptr), static_cast<void **>(nullptr)) == 0);
     REQUIRE(told.is("", "", taken ? 12.5f : 0));
-    REQUIRE(cu("cuLinkComplete", state, &image, &n) == (taken ? 218 : 0) && !image == taken);
+    REQUIRE(cu("cuLinkComplete", state, &image, &n) == (taken ? 999 : 0) && !image == taken);
     REQUIRE(told.is("", taken ? "nvlink error : undefined reference" : "", taken ? 12.5f : 0));
     return HOLDS(cu("cuLinkDestroy", state) == 0);
+}
+
+// A module that lacks something is PTX that cannot be compiled, whoever finds out.
+static bool lacks_something()
+{
+    const std::string lacks = strange_ptx + "\n.extern .func other;";
+    for (auto *load : {load_module, use_library}) {
+        Told told(100, 100, false);
+        void *loaded = nullptr;
+        REQUIRE(load(&loaded, lacks, &told) == 218 && !loaded);
+        REQUIRE(told.is("", "nvlink error : undefined reference", 12.5f));
+    }
+    return true;
+}
+
+// What is wrong with a library appears when it is first used, or at once if modules are to be
+// loaded at once.
+static bool loads_late()
+{
+    void *library = nullptr, *made = nullptr;
+    int mode = 0;
+    Told none(0, 0, false);
+    REQUIRE(cu("cuModuleGetLoadingMode", &mode) == 0 && mode == 2);
+    for (const std::string &ptx : {bad_ptx, ptx_with("nonsense")}) {
+        REQUIRE(load_library(&library, ptx, &none) == 0 && library);
+        REQUIRE(cu("cuLibraryGetKernel", &made, library, STUB_STRANGE_KERNEL) == 218);
+        REQUIRE(cu("cuLibraryGetModule", &made, library) == 218 && !made);
+        REQUIRE(cu("cuLibraryUnload", library) == 0);
+    }
+    REQUIRE(load_library(&library, good_ptx, &none) == 0);
+    REQUIRE(cu("cuLibraryGetKernel", &made, library, "other") == 500 && !made);
+    REQUIRE(cu("cuLibraryGetKernel", &made, library, STUB_LIBRARY_KERNEL) == 0 && made);
+    REQUIRE(cu("cuLibraryGetModule", &made, library) == 0 && cu("cuLibraryUnload", library) == 0);
+    REQUIRE(cu("cuLibraryGetKernel", &made, library, STUB_LIBRARY_KERNEL) == 400);
+    library = nullptr;
+    setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+    const int rc = load_library(&library, bad_ptx, &none);
+    REQUIRE(cu("cuModuleGetLoadingMode", &mode) == 0 && mode == 1);
+    unsetenv("CUDA_MODULE_LOADING");
+    return HOLDS(rc && !library);
 }
 
 // A module that the back end has loaded stays, whatever the linker says of it.
 static bool stays_loaded()
 {
     const std::string odd = good_ptx + "\n.extern .func other;";
-    for (auto *load : {load_module, load_library}) {
+    for (auto *load : {load_module, use_library}) {
         Told told(100, 100, true);
         void *loaded = nullptr;
         REQUIRE(load(&loaded, odd, &told) == 0 && loaded);
@@ -369,7 +420,7 @@ bool driver_compiler_says()
                       info = "ptxas info : 24 registers";
     void *context = nullptr, *loaded = nullptr;
     REQUIRE(driver_has_context(&context));
-    for (auto *load : {load_module, load_library, load_linked}) {
+    for (auto *load : {load_module, use_library, load_linked}) {
         const bool linked = load == load_linked;
         Told wrong(100, 100, false), verbose(100, 100, true), quiet(100, 100, false);
         const int rc = load(&loaded, bad_ptx, &wrong);
@@ -395,5 +446,6 @@ bool driver_compiler_says()
         REQUIRE(!loaded);
     }
     REQUIRE(adds_what_lacks() && stays_loaded());
+    REQUIRE(!taken || (lacks_something() && loads_late()));
     return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
 }

@@ -338,6 +338,8 @@ bool wrong_arguments()
     REQUIRE(ask("cudaMemGetInfo", none, static_cast<void *>(&bytes)) == 0 && bytes);
     REQUIRE(ask("cudaMemGetInfo", none, none) == 0);
     REQUIRE(refused(ask("cudaGetChannelDesc", none, static_cast<void *>(&value)), 1));
+    char channel[20] = {};
+    REQUIRE(refused(ask("cudaGetChannelDesc", static_cast<void *>(channel), none), 400));
     REQUIRE(refused(cudaMemset(nullptr, 0, 64), 1) && cudaMemset(nullptr, 0, 0) == 0);
     REQUIRE(refused(cudaMemsetAsync(nullptr, 0, 64, nullptr), 1));
     REQUIRE(wrong_sides());

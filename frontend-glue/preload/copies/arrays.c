@@ -144,8 +144,8 @@ int cudaGetChannelDesc(struct ibx_cuda_channel *channel, const void *array)
 {
     struct own_request e;
     uint8_t bytes[20];
-    if (!channel)
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (!channel || !array)
+        return ibx_frontend_fail(channel ? CUDA_INVALID_HANDLE : CUDA_INVALID_VALUE);
     ibx_frontend_request_begin(&e, IBX_OWN_CHANNEL_DESC, "cudaGetChannelDesc");
     ibx_put_u64(&e.body, (uintptr_t)array);
     int rc = ibx_frontend_request_make(&e, bytes, sizeof(bytes));

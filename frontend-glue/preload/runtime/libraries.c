@@ -36,7 +36,9 @@ struct library {
     void **module;
     struct part *parts, **last;
     unsigned kernels;
-    bool good; /* there was memory for all parts */
+    bool good;       /* there was memory for all parts */
+    bool works;      /* see ibx_frontend_library_works() */
+    const void *ptx; /* NULL: it is not PTX alone */
     size_t n;
     _Alignas(8) uint8_t fat[];
 };
@@ -120,6 +122,7 @@ static struct library *read_image(const void *code, int *rc)
     memcpy(l->fat + head, expanded ? expanded : code, n);
     free(expanded);
     l->wrapper = ibx_image_wrap(l->fat);
+    l->ptx = kind == IBX_IMAGE_PTX ? l->fat + head : NULL;
     const bool sound =
         ibx_image_look(l->fat, kind == IBX_IMAGE_FAT ? n : all, add_part, l, &compressed);
     if (sound && l->good)
@@ -304,6 +307,33 @@ void *ibx_frontend_library_of(const void *kernel)
     }
     pthread_mutex_unlock(&lock);
     return l;
+}
+
+bool ibx_frontend_library_works(const void *library)
+{
+    pthread_mutex_lock(&lock);
+    const struct library *l = *place_of(library);
+    const bool works = l && l->works;
+    pthread_mutex_unlock(&lock);
+    return works;
+}
+
+void ibx_frontend_library_note_works(const void *library)
+{
+    pthread_mutex_lock(&lock);
+    struct library *l = *place_of(library);
+    if (l)
+        l->works = true;
+    pthread_mutex_unlock(&lock);
+}
+
+const void *ibx_frontend_library_ptx(const void *library)
+{
+    pthread_mutex_lock(&lock);
+    const struct library *l = *place_of(library);
+    const void *ptx = l ? l->ptx : NULL;
+    pthread_mutex_unlock(&lock);
+    return ptx;
 }
 
 int cudaLibraryGetKernelCount(unsigned *count, void *library)

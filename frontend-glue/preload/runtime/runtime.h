@@ -25,6 +25,12 @@
 /* The library (cudaLibrary_t) that has this kernel; NULL: the kernel is the program's own, or there
  * is no such kernel. */
 void *ibx_frontend_library_of(const void *kernel);
+/* Whether note_works() was called for the library. */
+bool ibx_frontend_library_works(const void *library);
+void ibx_frontend_library_note_works(const void *library);
+/* The PTX, with a NUL, of a library that is PTX alone; NULL: it is another one, or there is none.
+ * It is valid until the library is unloaded. */
+const void *ibx_frontend_library_ptx(const void *library);
 
 /* ----------------------------------------------------------------------------- lone_variables.c */
 

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #define INVALID_PTX 218
+#define UNKNOWN     999 /* what the linker of an H200's driver returns for an undefined symbol */
 
 static bool held;
 
@@ -98,7 +99,7 @@ EXPORT int cuLinkComplete(void *state, void **image, size_t *n)
         return code;
     if (l->lacks) {
         say(l, ERROR_LOG, "nvlink error : undefined reference");
-        return leave(INVALID_PTX);
+        return leave(UNKNOWN);
     }
     *image = state;
     *n = l->added;
