@@ -93,6 +93,10 @@ static bool may_be_early(struct ibx_pipeline *p, const uint8_t *body, size_t n, 
     case IBX_CALL_FREES:
         return all && p->freed && ibx_idle_device(p) &&
                ibx_successes_hold(&p->forms, ibx_call_key(call, 0));
+    case IBX_CALL_DESTROYS:
+        return all && ibx_call_ends_event(call) &&
+               ibx_events_hold(ibx_request_event(call, body, n)) &&
+               ibx_successes_hold(&p->forms, ibx_call_key(call, 0));
     case IBX_CALL_WAITS:
         return waiting_copy_is_plain(p, body, n);
     case IBX_CALL_EXTRA:
@@ -132,6 +136,13 @@ bool ibx_answer_no_error(struct ibx_pipeline *p, const struct ibx_call *call)
     ibx_backlog_push(p, false);
     pthread_mutex_unlock(&p->lock);
     return !atomic_load(&p->ended) && !atomic_load(&p->failure);
+}
+
+bool ibx_answer_is_over(const struct ibx_pipeline *p, uint64_t event)
+{
+    return event && p->mode == IBX_PIPELINE_ALL && !atomic_load(&p->failure) &&
+           !ibx_process_captures() && p->losses == ibx_process_losses() &&
+           ibx_events_are_over(event);
 }
 
 static bool answer_known(struct ibx_pipeline *p)
@@ -190,7 +201,8 @@ static bool answer_here(struct ibx_pipeline *p, const uint8_t *body, size_t n)
     case IBX_CALL_SELECTS:
         return ibx_library_has_selected(p, body, n);
     case IBX_CALL_QUERIES:
-        return ibx_idle_answers(p, body, n);
+        return ibx_idle_answers(p, body, n) ||
+               ibx_answer_is_over(p, ibx_request_event(p->call, body, n));
     default:
         return false;
     }

@@ -27,6 +27,7 @@ static void all_replied(struct ibx_pipeline *p)
     p->messages = 0;
     atomic_store(&p->streams, STREAMS_NONE);
     atomic_store(&p->events, false);
+    atomic_store(&p->any_events, false);
     atomic_store(&p->memory, false);
     atomic_store(&p->unsent, false);
 }
@@ -62,6 +63,7 @@ static void replied(void *context, int exit_code)
                 exit_code);
         atomic_compare_exchange_strong(&p->failure, &none, exit_code);
         ibx_process_reset(); /* such calls wait again until they have succeeded */
+        ibx_events_doubt();
     }
     atomic_fetch_add(&p->replied, 1);
     ibx_process_count(-1);
@@ -250,6 +252,10 @@ static void note_scope(struct ibx_pipeline *p, const struct ibx_scope *scope)
         atomic_store(&p->streams, STREAMS_MANY);
     if (scope->events)
         atomic_store(&p->events, true);
+    /* An event that is destroyed early is one of this process. Nobody names it any more. */
+    if (scope->events &&
+        !(scope->event && (ibx_call_ends_event(p->call) || ibx_events_hold(scope->event))))
+        atomic_store(&p->any_events, true);
 }
 
 /* Locked. One more request is about to be answered; returns its number. */
@@ -349,15 +355,34 @@ static bool has_room(struct ibx_pipeline *p)
     return ibx_session_live(p->session) && backlog_room(p, p->staged_length);
 }
 
+/* Before and after the request in hand is added. `number` 0: before. */
+static void note_events(const struct ibx_pipeline *p, const struct ibx_scope *scope,
+                        uint64_t number, bool may_record)
+{
+    const struct ibx_event_use use = {number ? p->id : 0, number};
+    if (may_record)
+        ibx_events_doubt();
+    if (ibx_call_records(p->call))
+        ibx_events_record(scope->event, &use);
+    if (scope->event && number)
+        ibx_events_use(scope->event, &use);
+    if (scope->event && !number && ibx_call_ends_event(p->call)) {
+        ibx_events_remove(scope->event);
+        ibx_process_end(scope->event);
+    }
+}
+
 bool ibx_backlog_add(struct ibx_pipeline *p, const struct ibx_scope *scope, bool sure)
 {
     const bool work = ibx_call_adds_work(p->call);
     size_t n;
     const uint8_t *body = ibx_request_body(p, &n);
     const bool stays = ibx_request_stays(p->call, body, n);
+    const bool may_record = ibx_request_may_record(p->call, body, n);
     if (work)
         ibx_process_work(stays);
     ibx_process_order(p, scope);
+    note_events(p, scope, 0, may_record);
     pthread_mutex_lock(&p->lock);
     bool good = has_room(p);
     if (good) {
@@ -365,7 +390,7 @@ bool ibx_backlog_add(struct ibx_pipeline *p, const struct ibx_scope *scope, bool
         note_kind(p, false, ibx_call_records(p->call));
         p->backlog_end += p->staged_length;
         p->backlog_requests++;
-        if (p->call->kind == IBX_CALL_FREES)
+        if (p->call->kind == IBX_CALL_FREES || ibx_call_ends_event(p->call))
             atomic_store(&p->memory, true);
         const uint64_t request = note_answered(p, scope, p->call->kind == IBX_CALL_LIBRARY);
         if (!ibx_call_is_quick(p->call, body, n))
@@ -376,6 +401,7 @@ bool ibx_backlog_add(struct ibx_pipeline *p, const struct ibx_scope *scope, bool
             ibx_unseen_add(p, request);
         if (p->call->kind == IBX_CALL_REGISTERS)
             p->mute = request;
+        note_events(p, scope, request, may_record);
         leave_behind(p);
         good = !atomic_load(&p->ended);
     }

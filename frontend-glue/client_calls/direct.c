@@ -226,5 +226,12 @@ bool ibx_pipeline_all_rests(struct ibx_pipeline *p)
 
 bool ibx_pipeline_is_over(struct ibx_pipeline *p, uint64_t event)
 {
-    return knows(p) && ibx_idle_holds(p, &p->events_idle, event);
+    return knows(p) && (ibx_idle_holds(p, &p->events_idle, event) || ibx_answer_is_over(p, event));
+}
+
+bool ibx_pipeline_is_pending(struct ibx_pipeline *p, uint64_t event)
+{
+    struct ibx_event_use last;
+    return knows(p) && p->mode == IBX_PIPELINE_ALL && !atomic_load(&p->failure) &&
+           !ibx_process_captures() && ibx_events_last(event, &last) && ibx_process_waits_for(&last);
 }

@@ -61,6 +61,19 @@ struct ibx_unseen {
     unsigned count, open; /* open: not replied */
 };
 
+/* A request that names an event. */
+struct ibx_event_use {
+    uint64_t pipeline, number; /* ids of the pipeline and of the request; 0: none */
+};
+
+/* The last requests that name an event, of each pipeline that has answered one. */
+#define IBX_EVENT_USES 4u
+struct ibx_event_uses {
+    struct ibx_event_use of[IBX_EVENT_USES];
+    unsigned count;
+    bool many; /* there are more pipelines */
+};
+
 /* A number of this process; it is another one after fork(2). */
 unsigned ibx_process_number(void);
 
@@ -107,11 +120,16 @@ struct ibx_pipeline {
     bool unseen;      /* the next request may be a launch by <<<>>> */
     bool plain_known; /* a reply without output has come from this back end */
     struct ibx_unseen unseens;
-    uint64_t epoch;    /* when the request in hand was sent */
-    uint64_t left;     /* ibx_process_left() then */
-    bool stays;        /* ibx_request_stays() of it */
-    bool settles;      /* ibx_request_settles() of it */
-    bool ends_nodes;   /* it destroys a graph, or one of its nodes */
+    uint64_t epoch;   /* when the request in hand was sent */
+    uint64_t left;    /* ibx_process_left() then */
+    bool stays;       /* ibx_request_stays() of it */
+    bool settles;     /* ibx_request_settles() of it */
+    bool ends_nodes;  /* it destroys a graph, or one of its nodes */
+    bool may_record;  /* ibx_request_may_record() of it */
+    uint64_t records; /* the event that it records; 0: none */
+    bool ends_handle; /* it destroys a stream, an event or an executable graph: */
+    uint64_t ended_handle;
+    uint64_t asked_at; /* ibx_events_now() when it was sent */
     uint8_t device[4]; /* the body of the cudaSetDevice that succeeded last */
     bool device_known;
     int32_t current;      /* device, -1: not known */
@@ -147,7 +165,8 @@ struct ibx_pipeline {
     _Atomic uint64_t unsure;    /* the last request that may fail by itself */
     _Atomic uint64_t streams;   /* of requests without reply: one stream, STREAMS_NONE or _MANY */
     _Atomic bool events;        /* one of these is about an event */
-    _Atomic bool memory;        /* ... frees memory */
+    _Atomic bool any_events;    /* ... and does not say about which */
+    _Atomic bool memory;        /* ... frees memory, or destroys an event */
     _Atomic bool ended;         /* the session, or its connection, has ended */
     _Atomic int failure;        /* an error that no call has returned yet */
     _Atomic int launch_failure; /* of a launch by <<<>>>, until cudaGetLastError */
@@ -169,8 +188,9 @@ struct ibx_scope {
     bool any;        /* any at all */
     bool all;        /* those of all streams, or only ... */
     uint64_t stream; /* ... of this stream */
-    bool events;     /* ... and those about events */
-    bool memory;     /* ... and those that free memory */
+    bool events;     /* ... and those about events, or only ... */
+    uint64_t event;  /* ... about this one, if this process has made it; 0: all */
+    bool memory;     /* ... and those that free memory, or destroy an event */
 };
 
 /* request_keys.c: `body` and n of the request in hand are those of ibx_request_body(). */
@@ -191,6 +211,12 @@ bool ibx_request_stays(const struct ibx_call *call, const uint8_t *body, size_t 
 /* Whether the call waits for all work that is ordered with the legacy stream, as a synchronous copy
  * does. */
 bool ibx_request_settles(const struct ibx_call *call, const uint8_t *body, size_t n);
+/* Whether it records events that it does not name, or may. */
+bool ibx_request_may_record(const struct ibx_call *call, const uint8_t *body, size_t n);
+/* The only event that it is about; 0: it is about none, or does not say about which. */
+uint64_t ibx_request_event(const struct ibx_call *call, const uint8_t *body, size_t n);
+/* Whether it is cudaEventDestroy. */
+bool ibx_call_ends_event(const struct ibx_call *call);
 /* Whether it is a launch with a grid that every device accepts. */
 bool ibx_launch_is_plain(const uint8_t *body, size_t n);
 /* Whether the request sets such a launch as the parameters of a graph's node; and the key of what
@@ -231,6 +257,8 @@ void ibx_answer_or_send(struct ibx_pipeline *pipeline, const uint8_t *body, size
 /* Whether there is no last error, and none can come from requests without a reply: for a `call`
  * that returns it. */
 bool ibx_answer_no_error(struct ibx_pipeline *pipeline, const struct ibx_call *call);
+/* Whether the event is over, and a query of it need not ask; 0 is no event. */
+bool ibx_answer_is_over(const struct ibx_pipeline *pipeline, uint64_t event);
 /* The reply to be read next is that of a success without output. */
 void ibx_answer_success(struct ibx_pipeline *pipeline);
 
@@ -312,6 +340,34 @@ void ibx_idle_learn(struct ibx_pipeline *pipeline, const uint8_t *body, size_t n
  * device is used. */
 bool ibx_idle_device(const struct ibx_pipeline *pipeline);
 
+/* events.c: events that this process has made; from any thread */
+
+void ibx_events_add(uint64_t event);
+/* To be called before the request that destroys it can be run. */
+void ibx_events_remove(uint64_t event);
+void ibx_events_clear(void);
+bool ibx_events_hold(uint64_t event);
+/* A request that names the event was answered. */
+void ibx_events_use(uint64_t event, const struct ibx_event_use *use);
+/* False: it is not known who uses it. */
+bool ibx_events_uses(uint64_t event, struct ibx_event_uses *uses);
+/* The event is recorded: called before and after a record that waits, with no use, or one that was
+ * answered. */
+void ibx_events_record(uint64_t event, const struct ibx_event_use *use);
+/* Its last record. False: that has a reply, or the event is not known. */
+bool ibx_events_last(uint64_t event, struct ibx_event_use *last);
+/* Something may have recorded any event, or an error has come; called before and after it. */
+void ibx_events_doubt(void);
+/* A moment; and: a query or a wait that was sent after this moment has said that the event is
+ * over. */
+uint64_t ibx_events_now(void);
+void ibx_events_end(uint64_t event, uint64_t since);
+/* Whether the event is over, as the device has said a short time ago. */
+bool ibx_events_are_over(uint64_t event);
+/* Around a fork; the child, which has no events, clears them. */
+void ibx_events_lock(void);
+void ibx_events_unlock(void);
+
 /* allocations.c: memory that cudaMalloc has returned to this process; from any thread */
 
 void ibx_allocations_add(uint64_t address, uint64_t n);
@@ -348,6 +404,10 @@ unsigned ibx_process_handles(void);
 void ibx_process_handle(void);
 unsigned ibx_process_set_ups(void);
 void ibx_process_set_up(void);
+/* How often streams, events and executable graphs with this handle were destroyed, or one that is
+ * counted with it; one more time. */
+unsigned ibx_process_ended(uint64_t handle);
+void ibx_process_end(uint64_t handle);
 /* How often graphs, or nodes, were destroyed; one more time. */
 unsigned ibx_process_graphs(void);
 void ibx_process_graph(void);
@@ -401,6 +461,8 @@ void ibx_process_count(int n);
 /* Blocks until the back end has run the requests that other threads' pipelines have answered and
  * that the scope covers. */
 void ibx_process_order(const struct ibx_pipeline *pipeline, const struct ibx_scope *scope);
+/* Whether the back end has not run that request yet; sends it, without waiting. */
+bool ibx_process_waits_for(const struct ibx_event_use *use);
 /* The next pipeline with an id below *below, in falling order, whose lock nobody has; it is locked,
  * and *below is its id. NULL: there are no more. It lives until it is unlocked. */
 struct ibx_pipeline *ibx_process_lock_below(uint64_t *below);

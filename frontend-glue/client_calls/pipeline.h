@@ -9,6 +9,7 @@
  *   answers.c    which requests are answered without the back end, or before it
  *   library_calls.c  calls of cuBLAS and the like
  *   idle_handles.c  streams and events without work: queries of these are answered
+ *   events.c     events that this process has made: who uses them, and which are over
  *   allocations.c  memory that cudaMalloc has returned: cudaFree of it will succeed
  *   backlog.c    requests that were answered: sending them, and taking their replies
  *   waiting.c    requests that wait, and what is learned from their replies
@@ -107,6 +108,8 @@ bool ibx_pipeline_rests(struct ibx_pipeline *pipeline, uint64_t stream);
  * itself rests says little about the streams that are ordered with it. */
 bool ibx_pipeline_all_rests(struct ibx_pipeline *pipeline);
 bool ibx_pipeline_is_over(struct ibx_pipeline *pipeline, uint64_t event);
+/* Whether the event cannot have completed, since the back end has not run its last record yet. */
+bool ibx_pipeline_is_pending(struct ibx_pipeline *pipeline, uint64_t event);
 
 /* Around other calls on the session, between two requests of GVirtuS. enter() hands the backlog to
  * the session, in front of the request that follows, and waits until other threads' requests have

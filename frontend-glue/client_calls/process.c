@@ -35,7 +35,9 @@ static _Atomic int untold;
 static _Atomic uint64_t epoch = 1;
 static _Atomic uint64_t left_behind, settled;
 static atomic_bool devices, shares_memory;
-static _Atomic long outstanding; /* of all pipelines */
+#define ENDED 1024u
+static _Atomic unsigned ended[ENDED]; /* by handle; several share a counter */
+static _Atomic long outstanding;      /* of all pipelines */
 static _Atomic enum sender_state sender;
 static _Atomic uint32_t nap_ns; /* while it NAPS */
 static pthread_once_t begun = PTHREAD_ONCE_INIT;
@@ -53,6 +55,7 @@ unsigned ibx_process_resets(void)
 void ibx_process_reset(void)
 {
     ibx_allocations_clear();
+    ibx_events_clear();
     atomic_fetch_add(&resets, 1);
 }
 
@@ -74,6 +77,21 @@ unsigned ibx_process_set_ups(void)
 void ibx_process_set_up(void)
 {
     atomic_fetch_add(&set_ups, 1);
+}
+
+static _Atomic unsigned *ended_of(uint64_t handle)
+{
+    return &ended[(handle >> 4 ^ handle >> 14 ^ handle) % ENDED];
+}
+
+unsigned ibx_process_ended(uint64_t handle)
+{
+    return atomic_load_explicit(ended_of(handle), memory_order_acquire);
+}
+
+void ibx_process_end(uint64_t handle)
+{
+    atomic_fetch_add(ended_of(handle), 1);
 }
 
 unsigned ibx_process_graphs(void)
@@ -284,6 +302,7 @@ static void before_fork(void)
 {
     pthread_mutex_lock(&process.lock);
     ibx_allocations_lock();
+    ibx_events_lock();
     ibx_library_lock();
     pthread_mutex_lock(&gone.lock);
 }
@@ -292,6 +311,7 @@ static void after_fork(void)
 {
     pthread_mutex_unlock(&gone.lock);
     ibx_library_unlock();
+    ibx_events_unlock();
     ibx_allocations_unlock();
     pthread_mutex_unlock(&process.lock);
 }
@@ -305,6 +325,8 @@ static void in_child(void)
     pthread_mutex_unlock(&gone.lock);
     ibx_library_unlock();
     ibx_library_clear();
+    ibx_events_unlock();
+    ibx_events_clear();
     ibx_allocations_unlock();
     ibx_allocations_clear();
     atomic_fetch_add(&number, 1);
@@ -401,16 +423,32 @@ struct target {
     uint64_t id, number;
 };
 
-static bool covers(const struct ibx_scope *scope, const struct ibx_pipeline *p)
+static bool covers(const struct ibx_scope *scope, const struct ibx_pipeline *p, bool named)
 {
     const uint64_t streams = atomic_load(&p->streams);
     if (scope->memory && atomic_load(&p->memory))
         return true;
     if (!scope->all && !scope->events && scope->stream == STREAMS_NONE)
         return false;
-    if (scope->all || (scope->events && atomic_load(&p->events)) || streams == STREAMS_MANY)
+    if (scope->all || (scope->events && atomic_load(named ? &p->any_events : &p->events)))
         return true;
+    if (streams == STREAMS_MANY)
+        return !named || scope->stream != STREAMS_NONE;
     return scope->stream != STREAMS_NONE && streams == scope->stream && streams != STREAM_THREAD;
+}
+
+/* The last request of a pipeline that has to be run first; 0: none. `uses`: those of the only event
+ * that the scope is about; NULL: it is about others, too. */
+static uint64_t covered(const struct ibx_scope *scope, const struct ibx_event_uses *uses,
+                        const struct ibx_pipeline *p)
+{
+    if (covers(scope, p, uses))
+        return atomic_load(&p->answered);
+    for (unsigned i = 0; uses && i < uses->count; i++) {
+        if (uses->of[i].pipeline == p->id)
+            return uses->of[i].number;
+    }
+    return 0;
 }
 
 /* Locked. */
@@ -437,12 +475,15 @@ struct ibx_pipeline *ibx_process_lock_below(uint64_t *below)
 /* Locked. Fills `targets` with the highest pipelines below an id. Later requests of the same
  * threads are not waited for. */
 static unsigned find_targets(const struct ibx_pipeline *but, const struct ibx_scope *scope,
-                             uint64_t below, struct target *targets)
+                             const struct ibx_event_uses *uses, uint64_t below,
+                             struct target *targets)
 {
     unsigned count = 0;
     for (struct ibx_pipeline *p = process.first; p && count < TARGETS_MAX; p = p->next) {
-        if (p != but && p->id < below && !ibx_pipeline_idle(p) && covers(scope, p))
-            targets[count++] = (struct target){p->id, atomic_load(&p->answered)};
+        const uint64_t last =
+            p != but && p->id < below && !ibx_pipeline_idle(p) ? covered(scope, uses, p) : 0;
+        if (last)
+            targets[count++] = (struct target){p->id, last};
     }
     return count;
 }
@@ -469,14 +510,17 @@ void ibx_process_order(const struct ibx_pipeline *pipeline, const struct ibx_sco
     const long everybodys = atomic_load(&outstanding);
     const uint64_t mine = atomic_load(&pipeline->answered) - atomic_load(&pipeline->replied);
     struct target targets[TARGETS_MAX];
+    struct ibx_event_uses of_event;
     unsigned count = 0;
     if (!scope->any || everybodys <= (long)mine)
         return;
+    const struct ibx_event_uses *uses =
+        scope->event && ibx_events_uses(scope->event, &of_event) ? &of_event : NULL;
     const uint64_t spin_until = ibx_now_ns() + SPIN_NS;
     uint64_t below = UINT64_MAX; /* the list is in falling order */
     do {                         /* if there are more than fit, in several rounds */
         pthread_mutex_lock(&process.lock);
-        count = find_targets(pipeline, scope, below, targets);
+        count = find_targets(pipeline, scope, uses, below, targets);
         below = count ? targets[count - 1].id : 0;
         for (unsigned left = approach(targets, count); left; left = approach(targets, left)) {
             pthread_mutex_unlock(&process.lock);
@@ -489,6 +533,21 @@ void ibx_process_order(const struct ibx_pipeline *pipeline, const struct ibx_sco
         }
         pthread_mutex_unlock(&process.lock);
     } while (count == TARGETS_MAX);
+}
+
+bool ibx_process_waits_for(const struct ibx_event_use *use)
+{
+    bool broken = false;
+    pthread_mutex_lock(&process.lock);
+    struct ibx_pipeline *p = pipeline_of(use->pipeline);
+    if (p && atomic_load(&p->replied) < use->number && !pthread_mutex_trylock(&p->lock)) {
+        ibx_backlog_push(p, true);
+        broken = !ibx_session_live(p->session) || ibx_session_broken(p->session);
+        pthread_mutex_unlock(&p->lock);
+    }
+    const bool waits = p && !broken && atomic_load(&p->replied) < use->number;
+    pthread_mutex_unlock(&process.lock);
+    return waits;
 }
 
 /* ------------------------------------------------------------------------ the sender */

@@ -23,6 +23,44 @@ bool ibx_call_records(const struct ibx_call *call)
     return call->kind == IBX_CALL_REPEATS && !strcmp(call->name, "cudaEventRecord");
 }
 
+bool ibx_call_ends_event(const struct ibx_call *call)
+{
+    return call->kind == IBX_CALL_DESTROYS && !strcmp(call->name, "cudaEventDestroy");
+}
+
+uint64_t ibx_request_event(const struct ibx_call *call, const uint8_t *body, size_t n)
+{
+    const bool waits = call->kind == IBX_CALL_REPEATS && call->stream_at == 0;
+    const bool named = ibx_call_records(call) || ibx_call_ends_event(call) ||
+                       (waits && !strcmp(call->name, "cudaStreamWaitEvent")) ||
+                       (call->kind == IBX_CALL_QUERIES && call->event);
+    if (!named || !call->length || n != call->length)
+        return 0;
+    struct ibx_reader r = ibx_reader_of(body + (waits ? 8 : 0), 8);
+    return ibx_get_u64(&r);
+}
+
+bool ibx_request_may_record(const struct ibx_call *call, const uint8_t *body, size_t n)
+{
+    const unsigned number = ibx_call_own_request(call, body, n);
+    switch (call->kind) {
+    case IBX_CALL_OTHER:
+    case IBX_CALL_SHARES:
+    case IBX_CALL_RESETS:
+    case IBX_CALL_BEGIN_CAPTURE:
+    case IBX_CALL_END_CAPTURE:
+    case IBX_CALL_SETS_UP:
+        return true;
+    case IBX_CALL_REPEATS: /* a graph */
+        return !ibx_request_event(call, body, n);
+    case IBX_CALL_EXTRA:
+        return number != IBX_OWN_HOST_ASK && number != IBX_OWN_STREAM_WAIT &&
+               number != IBX_OWN_SET_KERNEL;
+    default:
+        return false;
+    }
+}
+
 bool ibx_call_adds_work(const struct ibx_call *call)
 {
     switch (call->kind) {
@@ -87,6 +125,12 @@ bool ibx_request_settles(const struct ibx_call *call, const uint8_t *body, size_
                : call->kind == IBX_CALL_QUERIES && call->stream_at == IBX_CALL_ALL_STREAMS;
 }
 
+/* What was given back counts no more against limits, and may be given out again. */
+static bool makes_event(const struct ibx_call *call)
+{
+    return call->kind == IBX_CALL_ASKS && !strncmp(call->name, "cudaEventCreate", 15);
+}
+
 struct ibx_scope ibx_request_scope(const struct ibx_call *call, const uint8_t *body, size_t n)
 {
     uint64_t stream = 0;
@@ -94,11 +138,12 @@ struct ibx_scope ibx_request_scope(const struct ibx_call *call, const uint8_t *b
         (ibx_call_stream(call, body, n, &stream) || ibx_library_stream(call, body, n, &stream)) &&
         stream > STREAM_LEGACY;
     bool none = call->stream_at == IBX_CALL_NO_STREAM;
-    bool memory = call->kind == IBX_CALL_ALLOCATES;
+    bool memory = call->kind == IBX_CALL_ALLOCATES || makes_event(call);
     return (struct ibx_scope){.any = !none || call->event || memory,
                               .all = !none && !one,
                               .stream = one ? stream : STREAMS_NONE,
                               .events = call->event,
+                              .event = ibx_request_event(call, body, n),
                               .memory = memory};
 }
 
@@ -147,9 +192,11 @@ uint64_t ibx_launch_key(const struct ibx_pipeline *p, const uint8_t *body)
 
 static uint64_t handle_key(const struct ibx_pipeline *p, uint64_t seed, uint64_t handle)
 {
-    uint8_t key[12];
+    uint8_t key[16];
+    const unsigned ended = ibx_process_ended(handle);
     memcpy(key, &handle, 8);
     memcpy(key + 8, p->device, 4);
+    memcpy(key + 12, &ended, 4);
     return ibx_request_hash(seed, key, sizeof(key));
 }
 
@@ -192,9 +239,15 @@ uint64_t ibx_form_key(const struct ibx_call *call, const uint8_t *body, size_t n
     return ibx_own_request_is(call->name) && n >= 2 ? ibx_request_hash(key, body, 2) : key;
 }
 
+/* The first two numbers of such a body are handles. */
 uint64_t ibx_request_key(const struct ibx_pipeline *p, const uint8_t *body, size_t n)
 {
-    return ibx_request_hash(ibx_call_key(p->call, 0) ^ ibx_request_word(p->device), body, n);
+    struct ibx_reader r = ibx_reader_of(body, n);
+    const uint64_t first = ibx_get_u64(&r), second = ibx_get_u64(&r);
+    const uint64_t ended = (uint64_t)ibx_process_ended(first) << 32 | ibx_process_ended(second);
+    return ibx_request_hash(ibx_call_key(p->call, 0) ^ ibx_request_word(p->device) ^
+                                ibx_request_hash(0, &ended, sizeof(ended)),
+                            body, n);
 }
 
 void ibx_pipeline_forget(struct ibx_pipeline *p)

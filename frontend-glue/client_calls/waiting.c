@@ -8,6 +8,7 @@
 #include <string.h>
 
 #define ILLEGAL_STATE 401
+#define NOT_READY     600
 #define FORM_OUT_MAX  16u /* most bytes of output with which a call's form is noted */
 #define REPLY_READS   3u  /* exit code, seconds, length; and one for the output, if any */
 
@@ -24,10 +25,23 @@ static bool is_end_of_stream(const struct ibx_call *call)
     return call->kind == IBX_CALL_DESTROYS && call->stream_at == 0;
 }
 
+/* Whether the request destroys a stream, an event or an executable graph, *handle. */
+static bool ends_handle(const struct ibx_call *call, const uint8_t *body, size_t n,
+                        uint64_t *handle)
+{
+    struct ibx_reader r = ibx_reader_of(body, n);
+    const bool exec = ibx_call_own_request(call, body, n) == IBX_OWN_EXEC_DESTROY;
+    if (exec)
+        ibx_get_u16(&r);
+    *handle = ibx_get_u64(&r);
+    return exec || call->kind == IBX_CALL_DESTROYS;
+}
+
 /* What other threads have learned may be outdated by the request in hand; called before and after
  * it is run. What is known of an event does not hold in a capture. */
 static void outdates(const struct ibx_pipeline *p)
 {
+    static const struct ibx_event_use none;
     const enum ibx_call_kind kind = p->call->kind;
     if (p->ends_nodes)
         ibx_process_graph();
@@ -37,8 +51,14 @@ static void outdates(const struct ibx_pipeline *p)
     }
     if (kind == IBX_CALL_SETS_UP || is_end_of_stream(p->call))
         ibx_process_set_up();
-    if (kind == IBX_CALL_DESTROYS || kind == IBX_CALL_BEGIN_CAPTURE || kind == IBX_CALL_END_CAPTURE)
+    if (kind == IBX_CALL_BEGIN_CAPTURE || kind == IBX_CALL_END_CAPTURE)
         ibx_process_handle();
+    if (p->ends_handle)
+        ibx_process_end(p->ended_handle);
+    if (p->may_record)
+        ibx_events_doubt();
+    if (p->records)
+        ibx_events_record(p->records, &none);
 }
 
 /* Whether this process shares events with other processes from here on. */
@@ -71,6 +91,10 @@ static void before_waiting(struct ibx_pipeline *p, const uint8_t *body, size_t n
     if (p->call->kind == IBX_CALL_BEGIN_CAPTURE || shares(p->call, body, n))
         ibx_process_capture(true); /* sharing does not end */
     p->ends_nodes = ends_nodes(p->call, body, n);
+    p->ends_handle = ends_handle(p->call, body, n, &p->ended_handle);
+    p->may_record = ibx_request_may_record(p->call, body, n);
+    p->records = ibx_call_records(p->call) ? scope.event : 0;
+    p->asked_at = ibx_events_now();
     if (p->call->kind == IBX_CALL_SETS_UP || p->call->kind == IBX_CALL_SELECTS)
         ibx_library_sets_up(body, n);
     if (is_end_of_stream(p->call))
@@ -90,6 +114,8 @@ static void before_waiting(struct ibx_pipeline *p, const uint8_t *body, size_t n
         p->call->kind == IBX_CALL_RESETS || p->call->kind == IBX_CALL_EXTRA)
         p->clean = false; /* its handler may leave an error of another CUDA call */
     ibx_process_order(p, &scope);
+    if (ibx_call_ends_event(p->call))
+        ibx_events_remove(scope.event);
 }
 
 void ibx_waiting_begin(struct ibx_pipeline *p, const uint8_t *body, size_t n)
@@ -143,6 +169,8 @@ int ibx_waiting_told(struct ibx_pipeline *p, int exit_code, bool waits)
 {
     p->errors += exit_code != 0;
     if (exit_code) {
+        if (exit_code != NOT_READY)
+            ibx_events_doubt();
         p->clean = false;
         int same = exit_code; /* a sticky error, which all calls return: it is told by this one */
         if (waits) {
@@ -246,8 +274,10 @@ static void learn_handle(struct ibx_pipeline *p, size_t out)
     const char *name = p->call->name;
     if ((out != 8 && out != 16) || length != 8 || !made || ibx_process_captures())
         return;
-    if (!strncmp(name, "cudaEventCreate", 15))
+    if (!strncmp(name, "cudaEventCreate", 15)) {
+        ibx_events_add(made);
         ibx_successes_add(&p->others, ibx_event_key(p, made));
+    }
     if (!strncmp(name, "cudaStreamCreate", 16))
         ibx_successes_add(&p->others, ibx_stream_key(p, made));
 }
@@ -291,6 +321,8 @@ static void learn_plain(struct ibx_pipeline *p, const uint8_t *body, size_t n)
      * work. */
     if (call->kind == IBX_CALL_QUERIES || (call->kind == IBX_CALL_FREES && p->freed))
         ibx_idle_learn(p, body, n);
+    if (call->kind == IBX_CALL_QUERIES && call->event)
+        ibx_events_end(ibx_request_event(call, body, n), p->asked_at);
     if (call->kind == IBX_CALL_PUSH)
         p->configurations.push_known = true;
     if (call->kind == IBX_CALL_SET_DEVICE) {

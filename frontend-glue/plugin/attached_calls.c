@@ -93,6 +93,8 @@ static bool knows_now(enum ibx_frontend_fact fact, uint64_t handle, int *answer)
         return ibx_pipeline_rests(ibx_attached->pipeline, handle);
     case IBX_FRONTEND_EVENT_OVER:
         return ibx_pipeline_is_over(ibx_attached->pipeline, handle);
+    case IBX_FRONTEND_EVENT_PENDING:
+        return ibx_pipeline_is_pending(ibx_attached->pipeline, handle);
     case IBX_FRONTEND_LEAVES:
         return ibx_attached_over_shm(ibx_attached_session()) && handle >= IBX_CLIENT_FROM_LEAST;
     case IBX_FRONTEND_ERRORS:

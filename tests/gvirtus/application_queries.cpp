@@ -55,6 +55,24 @@ bool streams()
         refused(ask("cudaStreamGetId", stream, static_cast<unsigned long long *>(nullptr)), 1));
 }
 
+// Events that come and go: a query says at once that one has not completed, which is no error, and
+// later that it has.
+bool short_events()
+{
+    void *stream = nullptr;
+    REQUIRE(cudaStreamCreate(&stream) == 0);
+    for (int i = 0; i < 50; i++) {
+        void *event = nullptr;
+        int rc = 600;
+        REQUIRE(cudaEventCreate(&event) == 0 && cudaEventRecord(event, stream) == 0);
+        while (rc == 600)
+            rc = ask("cudaEventQuery", event);
+        REQUIRE(rc == 0 && cudaGetLastError() == 0 && ask("cudaEventQuery", event) == 0);
+        REQUIRE(ask("cudaEventDestroy", event) == 0);
+    }
+    return HOLDS(cudaStreamDestroy(stream) == 0 && cudaGetLastError() == 0);
+}
+
 bool devices_of_it()
 {
     unsigned flags = 0;
@@ -378,6 +396,7 @@ bool visible_devices()
 
 bool queries()
 {
-    return HOLDS(streams() && devices_of_it() && kernels() && batches() && pools_at_places() &&
-                 copies_of_graphs() && neighbours() && wrong_arguments() && errors_in_order());
+    return HOLDS(streams() && short_events() && devices_of_it() && kernels() && batches() &&
+                 pools_at_places() && copies_of_graphs() && neighbours() && wrong_arguments() &&
+                 errors_in_order());
 }

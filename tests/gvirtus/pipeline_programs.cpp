@@ -127,6 +127,35 @@ Call random_library_call(Random *random)
     }
 }
 
+// Events that come and go, recorded behind launches in a stream of the thread's own: what is to
+// come after them can only be told by the events.
+Call random_event_call(Random *random, std::uint64_t thread)
+{
+    const std::uint64_t event = 1 + random->below(2), stream = STREAM + thread;
+    switch (random->below(20)) {
+    case 0:
+        return {random->below(2) ? "cudaEventQuery" : "cudaEventSynchronize", Body().u64(event)};
+    case 1:
+        return {random->below(2) ? "cudaGetLastError" : "cudaDeviceSynchronize", Body()};
+    case 2:
+    case 3:
+        return {"cudaEventCreate", Body()};
+    case 4:
+    case 5:
+        return {"cudaEventDestroy", Body().u64(event)};
+    case 6:
+    case 7:
+        return {"cudaStreamWaitEvent", Body().u64(stream).u64(event).i32(0)};
+    case 8:
+    case 9:
+    case 10:
+    case 11:
+        return {"cudaEventRecord", Body().u64(event).u64(stream)};
+    default:
+        return {"cudaLaunchKernel", world_launch(KERNEL, 32, stream, random->next() >> 8, 1)};
+    }
+}
+
 // A call that a program could make.
 Call random_call(Random *random, const World *world)
 {
@@ -134,6 +163,8 @@ Call random_call(Random *random, const World *world)
         return random_captured_call(random, world);
     if (!random->below(4))
         return random_graph_call(random);
+    if (!random->below(4))
+        return random_event_call(random, random->below(3));
     const std::uint64_t value = random->next() >> 8, event = random->below(WORLD_EVENTS);
     const std::uint64_t stream = random->below(6) ? STREAM + random->below(WORLD_STREAMS) : 0;
     switch (random->below(40)) {
@@ -261,6 +292,8 @@ bool as_preload(App *app, const Call &made)
         std::memcpy(&device, made.body.bytes.data(), 4);
     app->out.clear();
     app->answer = 0;
+    while (over && direct->knows(IBX_FRONTEND_EVENT_PENDING, handle, nullptr))
+        std::this_thread::yield(); // it is run without another call of this thread
     if ((error && direct->knows(IBX_FRONTEND_NO_ERROR, 0, nullptr)) ||
         (over && direct->knows(IBX_FRONTEND_EVENT_OVER, handle, nullptr)) ||
         (rests && direct->knows(IBX_FRONTEND_STREAM_RESTS, handle, nullptr)) ||
@@ -291,13 +324,15 @@ bool as_preload(App *app, const Call &made)
     return true;
 }
 
+enum class Kind { any, events, breaks };
+
 // Threads that take turns, each with a connection and a counterpart in the model. Connections may
 // break, and the sessions go on.
 class Program
 {
   public:
-    Program(Scene *scene, unsigned count, std::uint64_t seed, bool with_breaks)
-        : random{seed * 77 + 1}, breaks(with_breaks)
+    Program(Scene *scene, unsigned count, std::uint64_t seed, Kind kind)
+        : random{seed * 77 + 1}, breaks(kind == Kind::breaks), of_events(kind == Kind::events)
     {
         apps.resize(count);
         natives.resize(count);
@@ -323,7 +358,7 @@ class Program
 
     const Connections connections;
     Random random;
-    bool breaks;
+    bool breaks, of_events;
     std::vector<std::unique_ptr<App>> apps; // each made by its thread
     unsigned connected_count = 0;
     std::vector<WorldThread> natives;
@@ -386,12 +421,14 @@ bool Program::step(unsigned index, const Call &made)
 
 bool Program::run(unsigned calls)
 {
-    for (unsigned i = 0, copies = 0; i < calls; i++) {
-        const auto index = static_cast<unsigned>(random.below(apps.size()));
-        if (!copies && !random.below(16)) // at rest several in a row
+    for (unsigned i = 0, copies = 0, index = 0; i < calls; i++) {
+        if (!of_events || !random.below(6)) // in a row, so that a thread gets ahead
+            index = static_cast<unsigned>(random.below(apps.size()));
+        if (!copies && !of_events && !random.below(16)) // at rest several in a row
             copies = 6;
         const Call made = copies == 6 ? Call{"cudaDeviceSynchronize", Body()}
                           : copies    ? random_copy(&random)
+                          : of_events ? random_event_call(&random, index)
                                       : random_call(&random, model);
         copies -= copies > 0;
         const bool launch = !std::strcmp(made.name, "cudaLaunchKernel");
@@ -415,16 +452,16 @@ std::uint64_t seed_of_all()
     return seed ? std::strtoull(seed, nullptr, 10) : 0;
 }
 
-bool random_programs(unsigned count, unsigned threads, bool breaks)
+bool random_programs(unsigned count, unsigned threads, Kind kind)
 {
     Scene scene("rdma.gpu : off\n"); // the world runs requests of ours
     for (unsigned i = 0; i < count; i++) {
         world_clear(scene.world);
-        scene.world->slow_us = i % 4 ? 0 : 20;
+        scene.world->slow_us = kind == Kind::events ? 1000 : i % 4 ? 0 : 20;
         // Each in a process of its own: others may have left captures or selected a device, and
         // then nothing returns early.
         const pid_t pid = spawn([&] {
-            Program program(&scene, threads, seed_of_all() * 1000003 + i * 31 + threads, breaks);
+            Program program(&scene, threads, seed_of_all() * 1000003 + i * 31 + threads, kind);
             return program.run(60 + i % 90) ? 0 : 1;
         });
         if (result_of(pid)) {
@@ -440,10 +477,12 @@ bool random_programs(unsigned count, unsigned threads, bool breaks)
 
 void check_programs(unsigned programs)
 {
-    check("random programs", [=] { return random_programs(programs, 1, false); });
+    check("random programs", [=] { return random_programs(programs, 1, Kind::any); });
     check("random programs of three threads",
-          [=] { return random_programs(programs / 2, 3, false); });
+          [=] { return random_programs(programs / 2, 3, Kind::any); });
+    check("random programs of threads that share events",
+          [=] { return random_programs(programs, 3, Kind::events); });
     if (provider != "ofi") // it connects only a few times in a second
         check("random programs whose connections break",
-              [=] { return random_programs(programs / 2 + 1, 2, true); });
+              [=] { return random_programs(programs / 2 + 1, 2, Kind::breaks); });
 }

@@ -249,6 +249,7 @@ void check_direct();
 void check_memory();
 void check_copies();
 void check_errors();
+void check_events();
 void check_threads();
 void check_processes();
 void check_programs(unsigned programs);

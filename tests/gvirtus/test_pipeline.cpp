@@ -28,6 +28,7 @@ int main(int argc, char **argv)
     check_memory();
     check_copies();
     check_errors();
+    check_events();
     check_threads();
     check_processes();
     check_programs(programs);

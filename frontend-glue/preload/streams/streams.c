@@ -260,6 +260,8 @@ int cudaEventSynchronize(void *event)
 int cudaEventQuery(void *event)
 {
     int rc = CUDA_SUCCESS;
+    if (ibx_frontend_knows(IBX_FRONTEND_EVENT_PENDING, (uintptr_t)event, NULL))
+        return CUDA_NOT_READY;
     if (!ibx_frontend_knows(IBX_FRONTEND_EVENT_OVER, (uintptr_t)event, NULL) &&
         !event_called("cudaEventQuery", event, &rc))
         rc = CALL_NEXT(cudaEventQuery, event);

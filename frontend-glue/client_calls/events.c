@@ -1,0 +1,203 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Events that this process has made: which requests without a reply name them, and which of them
+ * are over. An event for which there is no memory here is not noted: calls with it wait, as calls
+ * with events of other processes do.
+ *
+ * That an event is over is known of its last record. A graph may record it, too, so what may launch
+ * one, and what else may record any event, makes all that doubtful; so does an error, since every
+ * call may return one that stays. Natively an error appears when the device has it, so an answer
+ * from here may be a little older than the device's: by SAME_NS at most.
+ */
+#include "frontend-glue/client_calls/internal.h"
+
+#include "common/clock.h"
+
+#include <stdlib.h>
+
+#define CHAINS  1024u
+#define SAME_NS 1000000u /* for so long an event that is over is not asked about again */
+
+struct event {
+    struct event *next;
+    uint64_t handle;
+    uint64_t changed;          /* when it was made or recorded */
+    uint64_t over, over_ns;    /* when it was over, by `changes` and by the clock; 0: not known */
+    struct ibx_event_use last; /* its last record; number 0: it has a reply */
+    struct ibx_event_uses uses;
+};
+
+static struct {
+    pthread_mutex_t lock;
+    struct event *chains[CHAINS];
+} all = {.lock = PTHREAD_MUTEX_INITIALIZER};
+/* A clock of everything that may change whether an event is over; and its last time for all. */
+static _Atomic uint64_t changes = 1, doubts;
+
+/* Locked. The pointer to the event, or to NULL at its chain's end. */
+static struct event **place_of(uint64_t handle)
+{
+    struct event **at = &all.chains[(handle >> 4 ^ handle >> 14) % CHAINS];
+    while (*at && (*at)->handle != handle)
+        at = &(*at)->next;
+    return at;
+}
+
+static uint64_t tick(void)
+{
+    return atomic_fetch_add(&changes, 1) + 1;
+}
+
+void ibx_events_add(uint64_t handle)
+{
+    struct event *made = calloc(1, sizeof(*made));
+    pthread_mutex_lock(&all.lock);
+    struct event **at = place_of(handle);
+    if (*at) { /* it was destroyed by a call that was not seen here */
+        free(made);
+        made = *at;
+        *at = made->next;
+    }
+    if (made) {
+        *made = (struct event){.next = *at, .handle = handle, .changed = tick()};
+        *at = made;
+    }
+    pthread_mutex_unlock(&all.lock);
+}
+
+void ibx_events_remove(uint64_t handle)
+{
+    pthread_mutex_lock(&all.lock);
+    struct event **at = place_of(handle), *gone = *at;
+    if (gone)
+        *at = gone->next;
+    pthread_mutex_unlock(&all.lock);
+    free(gone);
+}
+
+void ibx_events_clear(void)
+{
+    pthread_mutex_lock(&all.lock);
+    for (unsigned i = 0; i < CHAINS; i++) {
+        for (struct event *e; (e = all.chains[i]);) {
+            all.chains[i] = e->next;
+            free(e);
+        }
+    }
+    pthread_mutex_unlock(&all.lock);
+}
+
+bool ibx_events_hold(uint64_t handle)
+{
+    pthread_mutex_lock(&all.lock);
+    const bool held = *place_of(handle);
+    pthread_mutex_unlock(&all.lock);
+    return held;
+}
+
+/* ---------------------------------------------------------------------------- who uses it */
+
+/* Locked. */
+static void note_use(struct event *e, const struct ibx_event_use *use)
+{
+    struct ibx_event_uses *uses = &e->uses;
+    unsigned i = 0;
+    while (i < uses->count && uses->of[i].pipeline != use->pipeline)
+        i++;
+    if (i == IBX_EVENT_USES) {
+        uses->many = true;
+        return;
+    }
+    uses->of[i] = *use;
+    uses->count += i == uses->count;
+}
+
+void ibx_events_use(uint64_t handle, const struct ibx_event_use *use)
+{
+    pthread_mutex_lock(&all.lock);
+    struct event *e = *place_of(handle);
+    if (e)
+        note_use(e, use);
+    pthread_mutex_unlock(&all.lock);
+}
+
+bool ibx_events_uses(uint64_t handle, struct ibx_event_uses *uses)
+{
+    pthread_mutex_lock(&all.lock);
+    const struct event *e = *place_of(handle);
+    if (e)
+        *uses = e->uses;
+    pthread_mutex_unlock(&all.lock);
+    return e && !uses->many;
+}
+
+/* ----------------------------------------------------------------------- whether it is over */
+
+void ibx_events_record(uint64_t handle, const struct ibx_event_use *use)
+{
+    pthread_mutex_lock(&all.lock);
+    struct event *e = *place_of(handle);
+    if (e) {
+        e->changed = tick();
+        e->last = *use;
+    }
+    pthread_mutex_unlock(&all.lock);
+}
+
+bool ibx_events_last(uint64_t handle, struct ibx_event_use *last)
+{
+    pthread_mutex_lock(&all.lock);
+    const struct event *e = *place_of(handle);
+    if (e)
+        *last = e->last;
+    pthread_mutex_unlock(&all.lock);
+    return e && last->number;
+}
+
+void ibx_events_doubt(void)
+{
+    atomic_store(&doubts, tick());
+}
+
+uint64_t ibx_events_now(void)
+{
+    return atomic_load(&changes);
+}
+
+/* Locked. Whether nothing has changed since then. */
+static bool is_as(const struct event *e, uint64_t since)
+{
+    return e->changed <= since && atomic_load(&doubts) <= since;
+}
+
+void ibx_events_end(uint64_t handle, uint64_t since)
+{
+    pthread_mutex_lock(&all.lock);
+    struct event *e = *place_of(handle);
+    if (e && is_as(e, since)) {
+        e->over = since;
+        e->over_ns = ibx_now_ns();
+    }
+    pthread_mutex_unlock(&all.lock);
+}
+
+bool ibx_events_are_over(uint64_t handle)
+{
+    pthread_mutex_lock(&all.lock);
+    const struct event *e = *place_of(handle);
+    const bool over = e && e->over && is_as(e, e->over) && ibx_now_ns() - e->over_ns < SAME_NS;
+    pthread_mutex_unlock(&all.lock);
+    return over;
+}
+
+/* ------------------------------------------------------------------------------- around a fork */
+
+void ibx_events_lock(void)
+{
+    pthread_mutex_lock(&all.lock);
+}
+
+void ibx_events_unlock(void)
+{
+    pthread_mutex_unlock(&all.lock);
+}

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Events that the process has made: their end, and whether they are over.
+#include "tests/gvirtus/pipeline_scene.h"
+
+#include <cstring>
+#include <functional>
+
+namespace
+{
+
+// Makes an event, which has to be this one.
+bool makes_event(App *app, std::uint64_t event)
+{
+    std::uint64_t made = 0;
+    if (!app->call("cudaEventCreate", Body()) && app->out.size() == 16)
+        std::memcpy(&made, app->out.data() + 8, 8);
+    return HOLDS(made == event);
+}
+
+// The end of an event that this process has made does not wait, in whatever thread, and what is
+// known of others stays; that of any other event waits, since it may fail.
+bool events_end_early()
+{
+    Scene scene;
+    App app = scene.app(), other = scene.app();
+    REQUIRE(warm(&app) && warm(&other));
+    for (std::uint64_t event : {4u, 5u, 6u})
+        REQUIRE(asked(&scene, &app, "cudaEventDestroy", Body().u64(event)) == 1);
+    REQUIRE(other.call("cudaEventDestroy", Body().u64(3)) == 0);
+    REQUIRE(makes_event(&app, 3) && makes_event(&app, 4) && makes_event(&app, 5));
+    REQUIRE(app.record(4) == 0 && app.synchronize() == 0);
+    scene.world->held = true;
+    REQUIRE(other.call("cudaEventDestroy", Body().u64(3)) == 0);
+    REQUIRE(app.record(0) == 0 && app.record(4) == 0 && app.wait(STREAM, 4) == 0);
+    REQUIRE(app.call("cudaEventDestroy", Body().u64(4)) == 0 && app.record(5) == 0);
+    scene.world->held = false;
+    REQUIRE(app.synchronize() == 0 && other.synchronize() == 0);
+    REQUIRE(scene.world->destroyed[3] && scene.world->destroyed[4] && !scene.world->destroyed[5]);
+    for (std::uint64_t event : {3u, 4u}) {
+        REQUIRE(app.record(event) == 400 && app.wait(STREAM, event) == 400);
+        REQUIRE(app.last_error() == 400);
+    }
+    REQUIRE(makes_event(&other, 3) && other.record(3) == 0 && app.wait(STREAM, 3) == 0);
+    return HOLDS(app.synchronize() == 0 && app.last_error() == 0 && other.last_error() == 0);
+}
+
+// The end of an event comes after what other threads have recorded in it.
+bool events_end_in_order()
+{
+    Scene scene;
+    App app = scene.app(), other = scene.app();
+    REQUIRE(warm(&app) && warm(&other));
+    REQUIRE(app.call("cudaEventDestroy", Body().u64(6)) == 0 &&
+            other.call("cudaEventDestroy", Body().u64(5)) == 0);
+    scene.world->slow_us = 200;
+    for (unsigned i = 0; i < 6; i++) {
+        REQUIRE(makes_event(&app, 5) && app.record(5) == 0);
+        for (unsigned j = 0; j < 20; j++)
+            REQUIRE(app.launch(j) == 0);
+        REQUIRE(app.record(5) == 0 && app.wait(STREAM, 5) == 0);
+        REQUIRE(other.call("cudaEventDestroy", Body().u64(5)) == 0);
+        REQUIRE(app.synchronize() == 0 && other.synchronize() == 0);
+    }
+    scene.world->slow_us = 0;
+    return HOLDS(app.last_error() == 0);
+}
+
+// An event whose record was not run cannot have completed, and the record is run without another
+// call.
+bool events_pend()
+{
+    Scene scene;
+    App other = scene.app(), app = scene.app(); // the latter's connection is the thread's
+    const auto pends = [](std::uint64_t event) {
+        return direct->knows(IBX_FRONTEND_EVENT_PENDING, event, nullptr) != 0;
+    };
+    REQUIRE(warm(&app) && warm(&other) && app.call("cudaEventDestroy", Body().u64(5)) == 0);
+    REQUIRE(makes_event(&other, 5) && other.record(5) == 0 && other.synchronize() == 0);
+    REQUIRE(!pends(5) && !pends(0) && !pends(7));
+    scene.world->held = true;
+    for (unsigned i = 0; i < 30; i++)
+        REQUIRE(other.launch(i) == 0);
+    REQUIRE(other.record(5) == 0 && other.record(0) == 0);
+    REQUIRE(pends(5) && !pends(0)); // that was not made by this process
+    scene.world->held = false;
+    REQUIRE(becomes([&] { return !pends(5); }));
+    return HOLDS(asked(&scene, &app, "cudaEventQuery", Body().u64(5)) == 1);
+}
+
+// An event that is over stays over, for a moment, whatever else is added, until it is recorded
+// again, by whomever.
+bool events_stay_over()
+{
+    Scene scene;
+    App other = scene.app(), app = scene.app();
+    const Body event = Body().u64(5);
+    const auto query = [&] { return asked(&scene, &app, "cudaEventQuery", event); };
+    REQUIRE(warm(&app) && warm(&other) && app.call("cudaEventDestroy", event) == 0);
+    REQUIRE(makes_event(&other, 5) && other.record(5) == 0 && other.synchronize() == 0);
+    REQUIRE(app.call("cudaGraphLaunch", Body().u64(1).u64(STREAM)) == 0);
+    // A moment may be over before the second look, if the machine is busy.
+    const auto stays = [&] {
+        return becomes([&] {
+            return app.call("cudaEventQuery", event) == 0 && other.launch(1) == 0 &&
+                   direct->knows(IBX_FRONTEND_EVENT_OVER, 5, nullptr);
+        });
+    };
+    const std::function<int()> ends[] = {
+        [&] { return other.record(5); },
+        [&] { return app.record(5); },
+        [&] { return app.call("cudaGraphLaunch", Body().u64(1).u64(STREAM)); },
+        [&] { return app.record(77) == 400 ? 0 : -1; },
+        [&] { return other.call("cudaStreamBeginCapture", Body().u64(STREAM + 2).i32(2)); },
+    };
+    for (const auto &end : ends) {
+        REQUIRE(stays() && end() == 0);
+        REQUIRE(!direct->knows(IBX_FRONTEND_EVENT_OVER, 5, nullptr));
+        REQUIRE(other.call("cudaStreamEndCapture", Body().u64(STREAM + 2).i32(0)) >= 0);
+        REQUIRE(app.synchronize() == 0 && other.synchronize() == 0 && query() == 1);
+    }
+    return HOLDS(app.last_error() == 400);
+}
+
+} // namespace
+
+void check_events()
+{
+    check("events whose end does not wait", events_end_early);
+    check("... and comes after other threads' records", events_end_in_order);
+    check("events whose record was not run", events_pend);
+    // What it does with captures and errors lasts: in a process of its own.
+    check("events that stay over", [] { return apart(events_stay_over); });
+}
