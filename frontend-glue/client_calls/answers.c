@@ -95,7 +95,7 @@ static bool may_be_early(struct ibx_pipeline *p, const uint8_t *body, size_t n, 
                ibx_successes_hold(&p->forms, ibx_call_key(call, 0));
     case IBX_CALL_DESTROYS:
         return all && ibx_call_ends_event(call) &&
-               ibx_events_hold(ibx_request_event(call, body, n)) &&
+               ibx_events_made(ibx_request_event(call, body, n)) &&
                ibx_successes_hold(&p->forms, ibx_call_key(call, 0));
     case IBX_CALL_WAITS:
         return waiting_copy_is_plain(p, body, n);

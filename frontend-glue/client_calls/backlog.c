@@ -254,7 +254,7 @@ static void note_scope(struct ibx_pipeline *p, const struct ibx_scope *scope)
         atomic_store(&p->events, true);
     /* An event that is destroyed early is one of this process. Nobody names it any more. */
     if (scope->events &&
-        !(scope->event && (ibx_call_ends_event(p->call) || ibx_events_hold(scope->event))))
+        !(scope->event && (ibx_call_ends_event(p->call) || ibx_events_made(scope->event))))
         atomic_store(&p->any_events, true);
 }
 
@@ -355,21 +355,20 @@ static bool has_room(struct ibx_pipeline *p)
     return ibx_session_live(p->session) && backlog_room(p, p->staged_length);
 }
 
-/* Before and after the request in hand is added. `number` 0: before. */
+/* Before and after the request in hand is added. `number` 0: before. A query that was sent after
+ * the record was noted comes after it, so its use is noted first. */
 static void note_events(const struct ibx_pipeline *p, const struct ibx_scope *scope,
                         uint64_t number, bool may_record)
 {
     const struct ibx_event_use use = {number ? p->id : 0, number};
     if (may_record)
         ibx_events_doubt();
-    if (ibx_call_records(p->call))
-        ibx_events_record(scope->event, &use);
     if (scope->event && number)
         ibx_events_use(scope->event, &use);
-    if (scope->event && !number && ibx_call_ends_event(p->call)) {
+    if (ibx_call_records(p->call))
+        ibx_events_record(scope->event, &use);
+    if (scope->event && !number && ibx_call_ends_event(p->call))
         ibx_events_remove(scope->event);
-        ibx_process_end(scope->event);
-    }
 }
 
 bool ibx_backlog_add(struct ibx_pipeline *p, const struct ibx_scope *scope, bool sure)

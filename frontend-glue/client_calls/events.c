@@ -21,7 +21,7 @@
 struct event {
     struct event *next;
     uint64_t handle;
-    uint64_t changed;          /* when it was made or recorded */
+    uint64_t made, changed;    /* when it was made, and when it was made or recorded last */
     uint64_t over, over_ns;    /* when it was over, by `changes` and by the clock; 0: not known */
     struct ibx_event_use last; /* its last record; number 0: it has a reply */
     struct ibx_event_uses uses;
@@ -59,7 +59,8 @@ void ibx_events_add(uint64_t handle)
         *at = made->next;
     }
     if (made) {
-        *made = (struct event){.next = *at, .handle = handle, .changed = tick()};
+        const uint64_t now = tick();
+        *made = (struct event){.next = *at, .handle = handle, .made = now, .changed = now};
         *at = made;
     }
     pthread_mutex_unlock(&all.lock);
@@ -87,12 +88,13 @@ void ibx_events_clear(void)
     pthread_mutex_unlock(&all.lock);
 }
 
-bool ibx_events_hold(uint64_t handle)
+uint64_t ibx_events_made(uint64_t handle)
 {
     pthread_mutex_lock(&all.lock);
-    const bool held = *place_of(handle);
+    const struct event *e = *place_of(handle);
+    const uint64_t made = e ? e->made : 0;
     pthread_mutex_unlock(&all.lock);
-    return held;
+    return made;
 }
 
 /* ---------------------------------------------------------------------------- who uses it */

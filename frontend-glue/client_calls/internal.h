@@ -346,7 +346,8 @@ void ibx_events_add(uint64_t event);
 /* To be called before the request that destroys it can be run. */
 void ibx_events_remove(uint64_t event);
 void ibx_events_clear(void);
-bool ibx_events_hold(uint64_t event);
+/* A number that no other event has had; 0: this process has not made it. */
+uint64_t ibx_events_made(uint64_t event);
 /* A request that names the event was answered. */
 void ibx_events_use(uint64_t event, const struct ibx_event_use *use);
 /* False: it is not known who uses it. */

@@ -190,24 +190,31 @@ uint64_t ibx_launch_key(const struct ibx_pipeline *p, const uint8_t *body)
     return ibx_request_hash(1, key, sizeof(key));
 }
 
-static uint64_t handle_key(const struct ibx_pipeline *p, uint64_t seed, uint64_t handle)
+/* A number that changes when the handle is destroyed. `event`: it is an event's. */
+static uint64_t lifetime(uint64_t handle, bool event)
 {
-    uint8_t key[16];
-    const unsigned ended = ibx_process_ended(handle);
+    const uint64_t made = event ? ibx_events_made(handle) : 0;
+    return made ? made : (uint64_t)ibx_process_ended(handle) << 32;
+}
+
+static uint64_t handle_key(const struct ibx_pipeline *p, uint64_t seed, uint64_t handle, bool event)
+{
+    uint8_t key[20];
+    const uint64_t life = lifetime(handle, event);
     memcpy(key, &handle, 8);
     memcpy(key + 8, p->device, 4);
-    memcpy(key + 12, &ended, 4);
+    memcpy(key + 12, &life, 8);
     return ibx_request_hash(seed, key, sizeof(key));
 }
 
 uint64_t ibx_stream_key(const struct ibx_pipeline *p, uint64_t stream)
 {
-    return handle_key(p, 3, stream);
+    return handle_key(p, 3, stream, false);
 }
 
 uint64_t ibx_event_key(const struct ibx_pipeline *p, uint64_t event)
 {
-    return handle_key(p, 4, event);
+    return handle_key(p, 4, event, true);
 }
 
 uint64_t ibx_launch_stream_key(const struct ibx_pipeline *p, const uint8_t *body)
@@ -239,14 +246,16 @@ uint64_t ibx_form_key(const struct ibx_call *call, const uint8_t *body, size_t n
     return ibx_own_request_is(call->name) && n >= 2 ? ibx_request_hash(key, body, 2) : key;
 }
 
-/* The first two numbers of such a body are handles. */
+/* The first two numbers of such a body are handles, one of which may be an event. */
 uint64_t ibx_request_key(const struct ibx_pipeline *p, const uint8_t *body, size_t n)
 {
     struct ibx_reader r = ibx_reader_of(body, n);
     const uint64_t first = ibx_get_u64(&r), second = ibx_get_u64(&r);
-    const uint64_t ended = (uint64_t)ibx_process_ended(first) << 32 | ibx_process_ended(second);
+    const uint64_t event = ibx_request_event(p->call, body, n);
+    const uint64_t lives[] = {lifetime(first, event && event == first),
+                              lifetime(second, event && event == second)};
     return ibx_request_hash(ibx_call_key(p->call, 0) ^ ibx_request_word(p->device) ^
-                                ibx_request_hash(0, &ended, sizeof(ended)),
+                                ibx_request_hash(0, lives, sizeof(lives)),
                             body, n);
 }
 

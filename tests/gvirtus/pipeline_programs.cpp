@@ -131,7 +131,7 @@ Call random_library_call(Random *random)
 // come after them can only be told by the events.
 Call random_event_call(Random *random, std::uint64_t thread)
 {
-    const std::uint64_t event = 1 + random->below(2), stream = STREAM + thread;
+    const std::uint64_t event = 1 + random->below(8) / 7, stream = STREAM + thread;
     switch (random->below(20)) {
     case 0:
         return {random->below(2) ? "cudaEventQuery" : "cudaEventSynchronize", Body().u64(event)};
