@@ -216,6 +216,20 @@ static bool is_known(const char *file)
     return false;
 }
 
+/* What a library that asks for such a table has to do without. */
+static const char *lacks(const char *file)
+{
+    if (file && ibx_frontend_is_named(file, "libcupti"))
+        return "by which profilers see kernels: those of a remote GPU are seen by a profiler of "
+               "the back end's process alone";
+    if (file && ibx_static_runtime_is_of_nvidia(file))
+        return "which is NVIDIA's: what it does by the private tables of this host's driver fails "
+               "over a remote GPU";
+    return "as to all: what relies on the private tables of this host's driver fails over a remote "
+           "GPU. If a CUDA runtime is linked into it statically, as nvcc does by default, do not "
+           "strip it, or link it with nvcc -cudart shared";
+}
+
 /* Private tables of functions, by which NVIDIA's own libraries and tools use the driver. There are
  * none here. */
 EXPORTED int cuGetExportTable(const void **table, const void *id)
@@ -225,16 +239,9 @@ EXPORTED int cuGetExportTable(const void **table, const void *id)
     if (table)
         *table = NULL;
     const char *file = ibx_frontend_file_of(__builtin_return_address(0));
-    const bool is_nvidias = file && ibx_static_runtime_is_of_nvidia(file);
     if (!(file && is_known(file)) && !atomic_flag_test_and_set(&told))
         ibx_log(IBX_LOG_WARN, "cuGetExportTable returns CUDA_ERROR_NOT_FOUND to %s, %s",
-                file ? file : "the program",
-                is_nvidias ? "which is NVIDIA's: what it does by the private tables of this host's "
-                             "driver fails over a remote GPU"
-                           : "as to all: what relies on the private tables of this host's driver "
-                             "fails over a remote GPU. If a CUDA runtime is linked into it "
-                             "statically, as nvcc does by default, do not strip it, or link it "
-                             "with nvcc -cudart shared");
+                file ? file : "the program", lacks(file));
     return table ? CUDA_SYMBOL_NOT_FOUND : CUDA_INVALID_VALUE;
 }
 

@@ -458,7 +458,7 @@ bool libraries_ask_driver()
         const char *name, *says;
     } all[] = {{"libnvidia-ml.so.1", nullptr},
                {"libnvrtc.so.13", nullptr},
-               {"libcupti.so.13", "which is NVIDIA's"},
+               {"libcupti.so.13", "by which profilers see kernels"},
                {"libcudnn_graph.so.9", "which is NVIDIA's"},
                {"libnvidia-mlmine.so", "do not strip it"},
                {"libmine.so", "do not strip it"}};
