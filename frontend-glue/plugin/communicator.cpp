@@ -179,7 +179,7 @@ class RdmaCommunicator final : public Communicator
         if (!size || !session)
             return size ? read_last(buffer, size) : 0;
         if (server)
-            ibx_uncaught_ends(handler_threw, this);
+            ibx_uncaught_ends(handler_failed, this);
         if (pipeline ? ibx_pipeline_read(pipeline, buffer, size)
                      : ibx_session_read(session, buffer, size) == static_cast<ssize_t>(size)) {
             ibx_attachment_on_read(attachment, buffer, size);
@@ -258,13 +258,12 @@ class RdmaCommunicator final : public Communicator
     }
 
     // When this function returns, the thread ends.
-    static void handler_threw(void *communicator, const char *what)
+    static void handler_failed(void *communicator, const char *what)
     {
         auto *mine = static_cast<RdmaCommunicator *>(communicator);
         if (mine->session) {
             ibx_log(IBX_LOG_WARN,
-                    "the session of %s ends: GVirtuS's handler of its request threw an exception: "
-                    "%s",
+                    "the session of %s ends: GVirtuS's handler of its request failed: %s",
                     ibx_session_path(mine->session)->peer, what);
             ibx_session_abandon(mine->session);
         }
@@ -295,7 +294,7 @@ class RdmaCommunicator final : public Communicator
     {
         if (!last)
             return 0;
-        ibx_uncaught_ends(handler_threw, this);
+        ibx_uncaught_ends(handler_failed, this);
         const std::size_t n = ibx_last_requests_read(last, buffer, size);
         if (!n) {
             ibx_uncaught_ends(nullptr, nullptr);

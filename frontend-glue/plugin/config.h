@@ -11,7 +11,7 @@
  *   config.c          gvirtus.properties; the header that other folders include
  *   misspelt_keys.c   its keys that are almost ours
  *   gvirtus_launch.cpp  GVirtuS's cudaLaunchKernel, and its exceptions
- *   uncaught.cpp      exceptions that a handler of GVirtuS's does not catch
+ *   uncaught.cpp      exceptions that a handler of GVirtuS's does not catch, missing results
  *
  * The URI and options of a communicator come from gvirtus.properties. The file is the first of
  * these that exists:

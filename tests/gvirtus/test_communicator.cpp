@@ -469,8 +469,8 @@ bool link_that_is_replayed()
 }
 
 // An exception that a handler does not catch ends its client's session and thread, and nobody
-// else's.
-bool handlers_that_throw()
+// else's. So does a handler that returns no result.
+bool handlers_that(const char *fail)
 {
     BackEnd back;
     auto over = connected(back.port);
@@ -480,7 +480,7 @@ bool handlers_that_throw()
         REQUIRE(result_of(spawn([&]() -> int {
                     auto mine = connected(back.port);
                     FrontEnd front(mine.get());
-                    return !round_trip(&front, 0, 100, i) || front.call("throws", Body()) != 999 ||
+                    return !round_trip(&front, 0, 100, i) || front.call(fail, Body()) != 999 ||
                            front.call("heap", Body()) != 999;
                 })) == 0);
         REQUIRE(back.alive() && round_trip(&witness, 0, 100000, i));
@@ -574,7 +574,11 @@ int main(int argc, char **argv)
         check("each call is answered once although connections break", link_that_breaks);
         check("... and although somebody replays what clients sent", link_that_is_replayed);
     }
-    check("an exception in a handler ends the session of its client alone", handlers_that_throw);
+    check("an exception in a handler ends the session of its client alone",
+          [] { return handlers_that("throws"); });
+    take_result = gvirtus_take_result;
+    check("... and so does a handler that returns no result",
+          [] { return handlers_that("returns-nothing"); });
     check("without a back end connecting fails with one sentence", nobody_there);
     check("keys that are wrong, missing or readable by others are refused", keys);
     check("bad keys and values in gvirtus.properties are refused by name", bad_properties);

@@ -144,6 +144,13 @@ class FrontEnd
 // Runs one request; the exit code.
 using Handler = std::function<int(const std::string &name, const std::vector<char> &in, Body *out)>;
 
+// results.c, in a library of its own: takes what a handler has returned; null: it has returned
+// nothing.
+struct gvirtus_result;
+extern "C" void gvirtus_take_result(struct gvirtus_result *result);
+// ... to be set for the request "returns-nothing".
+extern void (*take_result)(struct gvirtus_result *result);
+
 // What the back end does in its forked child: it calls Serve, and then makes a detached thread for
 // each connection, which has a handler of its own. Never returns.
 [[noreturn]] void serve_clients(std::shared_ptr<Communicator> listening,
