@@ -388,7 +388,7 @@ int ibx_isolation_before_read(struct gpu_session *x, uint8_t *bytes, size_t n)
     if (w->stage == IBX_REQUEST_NAME)
         i->copies = false;
     if (w->stage == IBX_REQUEST_LENGTH)
-        i->copies = i->on && ibx_naming_copies(w->name);
+        i->copies = i->on && (ibx_naming_copies(w->name) || ibx_library_searches(w->name));
     if ((i->on || i->limited) && in_pieces(w, bytes, n))
         return ibx_session_fail(x->s, -EOPNOTSUPP,
                                 "this GVirtuS reads requests in pieces, in which tenants cannot be "
@@ -410,6 +410,7 @@ int ibx_isolation_before_read(struct gpu_session *x, uint8_t *bytes, size_t n)
         return rc;
     ibx_shapes_mend(w->name, bytes, n);
     ibx_library_shapes_mend(w->name, bytes, n, i->held);
+    ibx_library_arrays_mend(w->name, bytes, n);
     ibx_named_spoil(x, bytes, n);
     return inspect(x, bytes, n);
 }

@@ -12,6 +12,7 @@
  *   request_shapes.c what handlers do with a request before CUDA checks it
  *   copy_structs.c   ... with the parameters of a copy as a struct
  *   library_shapes.c ... with lengths of arrays of libraries
+ *   library_arrays.c ... with arrays that are shorter than their count
  *   fat_binaries.c   fat binaries by which a handler would leave them
  *   load_options.c   options of modules by which a handler would leave its memory
  *   named_memory.c   which device memory GVirtuS's requests name

@@ -200,6 +200,7 @@ static const struct {
 } barred[] = {
     {"cudaMemPoolSetAttribute", IBX_BARRED}, /* its handler takes the value for an address */
     {"cudaMemPoolCreate", IBX_BARRED},       /* its handler does not return the pool */
+    {"cudaStreamAddCallback", IBX_BARRED},   /* its handler has CUDA call an address */
     {"cudnnGetCallback", IBX_BARRED},        /* its handler sets a callback, which it has not got */
     {"cudnnSetCallback", IBX_BARRED}, /* its handler has cuDNN call an address of the client's */
     {"cufftXtMemcpy", IBX_BARRED},    /* its handler copies what follows a request of one byte */

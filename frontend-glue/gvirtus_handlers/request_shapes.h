@@ -25,6 +25,12 @@ uint64_t ibx_copy_planes_bytes(const uint8_t *body, size_t n);
  * handlers write to. */
 void ibx_library_shapes_mend(const char *name, uint8_t *body, size_t n, uint64_t longest);
 
+/* library_arrays.c: the same for arrays of libraries and of the driver; `name` is whole.
+ * ibx_library_searches(): whether the handler sends as many results as a library has found, a
+ * number that nobody has set if it fails. */
+void ibx_library_arrays_mend(const char *name, uint8_t *body, size_t n);
+bool ibx_library_searches(const char *name);
+
 /* fat_binaries.c, load_options.c: whether the handler of cudaRegisterFatBinary, or that of
  * cuModuleLoadDataEx, stays within what it has. A request for which it would not cannot be
  * changed so that it is refused: the session has to end. */

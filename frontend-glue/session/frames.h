@@ -86,7 +86,7 @@ enum ibx_request_stage { IBX_REQUEST_NAME, IBX_REQUEST_LENGTH, IBX_REQUEST_BODY 
 struct ibx_request_watch {
     enum ibx_request_stage stage;
     size_t got;         /* bytes of this stage so far */
-    char name[24];      /* truncated, with a NUL */
+    char name[64];      /* truncated, with a NUL; few names of functions are longer */
     uint8_t first[8];   /* the first bytes of the length or of the body */
     uint64_t length;    /* of the body */
     int device;         /* the last device of cudaSetDevice */

@@ -85,6 +85,13 @@ static const char *const names[] = {
     "cudaThreadExchangeStreamCaptureMode",
     "cuMemsetD32Async",
     "cuStreamWriteValue32",
+    "cudnnFindConvolutionForwardAlgorithmEx",
+    "cudnnSetTensorNdDescriptor",
+    "cufftPlanMany",
+    "cufftMakePlanMany",
+    "cuDeviceGetName",
+    "cuParamSetv",
+    "cudaGraphGetNodes",
 };
 #define NAMES (sizeof(names) / sizeof(names[0]))
 
@@ -164,6 +171,7 @@ static void request(unsigned client, const char *name, const uint8_t *bytes, siz
     ibx_load_options_fit(body, n);
     ibx_shapes_mend(name, body, n);
     ibx_library_shapes_mend(name, body, n, 0);
+    ibx_library_arrays_mend(name, body, n);
     look_at_memory(name, body, n);
     free(body);
 }

@@ -321,14 +321,15 @@ static void barred(void **state)
     static const char *const names[] = {
         "cudaMemPoolSetAttribute", "cudaMemPoolCreate", "cuMemExportToShareableHandle",
         "cuMemCreate", "cudnnSetCallback", "cudnnGetCallback", "cufftXtMemcpy",
-        "cudaIpcOpenMemHandle", "cudaIpcOpenEventHandle", "cuCtxCreate",
+        "cudaIpcOpenMemHandle", "cudaIpcOpenEventHandle", "cuCtxCreate", "cudaStreamAddCallback",
         /* others */
         "cudaMemPoolGetAttribute", "cudaMemPoolDestroy", "cuCtxGetCurrent"};
     static const unsigned whys[] = {IBX_BARRED,         IBX_BARRED,
                                     IBX_BARRED_BESIDE,  IBX_BARRED_BESIDE | IBX_BARRED_LIMITED,
                                     IBX_BARRED,         IBX_BARRED,
                                     IBX_BARRED,         IBX_BARRED_TENANTS,
-                                    IBX_BARRED_TENANTS, IBX_BARRED_LIMITED};
+                                    IBX_BARRED_TENANTS, IBX_BARRED_LIMITED,
+                                    IBX_BARRED};
     const unsigned barred_names = sizeof(whys) / sizeof(whys[0]);
     (void)state;
     for (size_t step = 1; step < 30; step++) {

@@ -368,6 +368,96 @@ static void lengths(void **state)
     assert_true(mended("cuLaunchKernel", 52, 8, 1) == UINT64_MAX);
 }
 
+/* ------------------------------------------------------------------------------- arrays */
+
+/* What a number becomes in a request of so many bytes. */
+static uint64_t number_of(const char *name, size_t n, unsigned at, uint64_t value)
+{
+    struct body b = {.n = at};
+    uint32_t after = 0;
+    uint8_t *copy = malloc(n);
+    assert_non_null(copy);
+    add(&b, value, 4);
+    memcpy(copy, b.bytes, n);
+    ibx_library_arrays_mend(name, copy, n);
+    memcpy(&after, copy + at, 4);
+    free(copy);
+    return after;
+}
+
+static void arrays(void **state)
+{
+    (void)state;
+    /* Four dimensions and strides, as G5's front end sends them; then as many as G3's does. */
+    assert_int_equal(number_of("cudnnSetTensorNdDescriptor", 64, 12, 4), 4);
+    assert_int_equal(number_of("cudnnSetTensorNdDescriptor", 40, 12, 1), 1);
+    assert_int_equal(number_of("cudnnSetTensorNdDescriptor", 40, 12, 2), 0);
+    assert_int_equal(number_of("cudnnSetTensorNdDescriptor", 64, 12, UINT32_MAX), 0);
+    assert_int_equal(number_of("cudnnSetPoolingNdDescriptor", 56, 16, 1), 1);
+    assert_int_equal(number_of("cudnnSetPoolingNdDescriptor", 56, 16, 2), 0);
+    assert_int_equal(number_of("cudnnSetPooling2dDescriptor", 56, 16, 2), 2);
+    assert_int_equal(number_of("cudnnGetConvolutionNdDescriptor", 48, 8, 9), 0);
+    assert_int_equal(number_of("cufftMakePlanMany", 80, 4, 3), 3);
+    assert_int_equal(number_of("cufftMakePlanMany", 80, 4, 4), 0);
+    assert_int_equal(number_of("cufftXtSetGPUs", 24, 4, UINT32_MAX), 0);
+    struct body plan = {0};
+    add(&plan, 4, 8);
+    add(&plan, 0, 4);
+    add(&plan, 4, 4);
+    plan.n = 80;
+    ibx_library_arrays_mend("cufftPlanMany", plan.bytes, plan.n);
+    assert_int_equal(plan.bytes[12], 0);
+}
+
+/* Results are written to what has come for them, or to one on the handler's stack. */
+static void searches(void **state)
+{
+    static const char forward[] = "cudnnFindConvolutionForwardAlgorithm",
+                      backward[] = "cudnnFindConvolutionBackwardDataAlgorithm",
+                      more[] = "cudnnFindConvolutionBackwardDataAlgorithmEx";
+    (void)state;
+    assert_int_equal(number_of(forward, 44, 40, 1), 1);
+    assert_int_equal(number_of(forward, 44 + 8 + 10 * 48, 40, 10), 1);
+    assert_int_equal(number_of(backward, 44, 40, 8), 1);
+    assert_int_equal(number_of(backward, 44 + 8 + 8 * 48, 40, 8), 8);
+    assert_int_equal(number_of(backward, 44 + 8 + 8 * 48, 40, 9), 1);
+    assert_int_equal(number_of(backward, 44 + 8 + 8 * 48, 40, UINT32_MAX), 1);
+    assert_int_equal(number_of(more, 68 + 8 + 5 * 48 + 16, 64, 5), 5);
+    assert_int_equal(number_of(more, 68 + 8 + 5 * 48, 64, 6), 1);
+    assert_int_equal(number_of("cudnnGetConvolutionForwardAlgorithm_v7", 44, 40, 8), 1);
+    assert_int_equal(number_of("cudnnGetConvolutionForwardWorkspaceSize", 44, 40, 8), 8);
+    assert_true(ibx_library_searches(forward) && ibx_library_searches(more));
+    assert_false(ibx_library_searches("cudnnFindConvolutionForwardAlgorithm_") ||
+                 ibx_library_searches("cudnnFindConvolutionForwardAlgorith"));
+}
+
+static void driver(void **state)
+{
+    struct body b = {0};
+    (void)state;
+    add(&b, 6, 8);
+    add(&b, 6, 8);
+    add_bytes(&b, "name?", 6);
+    add(&b, 256, 4);
+    add(&b, 0, 4);
+    struct body long_name = b;
+    long_name.bytes[24] = 0xff;
+    ibx_library_arrays_mend("cuDeviceGetName", long_name.bytes, long_name.n);
+    ibx_library_arrays_mend("cuDeviceGetName", b.bytes, b.n);
+    assert_memory_equal(b.bytes + 22, "\0\1\0\0", 4);
+    assert_memory_equal(long_name.bytes + 22, "\0\4\0\0", 4);
+    for (uint32_t bytes = 8; bytes < 10; bytes++) {
+        const uint32_t values[] = {0, bytes, 8, 0, 1, 1, 7, 7};
+        struct body v = numbers(8, values, 0);
+        ibx_library_arrays_mend("cuParamSetv", v.bytes, v.n);
+        assert_int_equal(v.bytes[4], bytes == 8 ? 8 : 0);
+        assert_int_equal(v.bytes[24], bytes == 8 ? 7 : 0); /* the function */
+    }
+    assert_int_equal(number_of("cuPointerGetAttribute", 12, 0, 5), 0);
+    assert_int_equal(number_of("cuPointerGetAttribute", 12, 0, 4), 4);
+    assert_int_equal(number_of("cudaGraphGetNodes", 24, 8, 8), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -378,6 +468,9 @@ int main(void)
         cmocka_unit_test(vectors),
         cmocka_unit_test(results),
         cmocka_unit_test(lengths),
+        cmocka_unit_test(arrays),
+        cmocka_unit_test(searches),
+        cmocka_unit_test(driver),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Arrays that handlers pass on to cuDNN, cuFFT or CUDA with a number of elements of the client's,
+ * while they have only one element, or as many as came.
+ */
+#include "frontend-glue/gvirtus_handlers/request_shapes.h"
+
+#include "common/wire.h"
+
+#include <string.h>
+
+#define DIMENSIONS   3u /* of a plan of cuFFT */
+#define PADDINGS     8u /* more than a convolution has */
+#define DEVICES      64u
+#define DEVICE_NAME  1024u /* bytes that fit into GVirtuS's buffer behind the head of a request */
+#define PARAMETER    8u    /* bytes of a parameter that the handler of cuParamSetv has */
+#define P2P_TOKENS   5u    /* CUpointer_attribute: 16 bytes, for which the handler has 8 */
+#define RESULT_LEAST 44u   /* of a cudnnConvolution...AlgoPerf_t, without what pads it ... */
+#define RESULT_BYTES 48u   /* ... and with that */
+#define ONE_RESULT   1u
+
+static uint64_t number(const uint8_t *body, size_t n, size_t at, unsigned bytes)
+{
+    if (at > n || bytes > n - at)
+        return 0;
+    struct ibx_reader r = ibx_reader_of(body + at, bytes);
+    return ibx_get_uint(&r, bytes);
+}
+
+static void put(uint8_t *body, size_t n, size_t at, unsigned bytes, uint64_t value)
+{
+    if (at > n || bytes > n - at)
+        return;
+    struct ibx_writer w = ibx_writer_of(body + at, bytes);
+    ibx_put_uint(&w, value, bytes);
+}
+
+/* ------------------------------------------------------- as many elements as came */
+
+/* Handlers take one element of each array (G3), or as many as they should. cuDNN reads all of them.
+ * So behind the beginning of the last array, where G3 has it, there must be that many ints. */
+static const struct {
+    const char *name;
+    unsigned count; /* where their number is, an i32 */
+    unsigned last;  /* where the last array begins, if each has one element */
+} arrays[] = {
+    {"cudnnSetConvolutionNdDescriptor", 8, 44},
+    {"cudnnSetFilterNdDescriptor", 16, 28},
+    {"cudnnSetPoolingNdDescriptor", 16, 52},
+    {"cudnnSetRNNDataDescriptor", 20, 36},
+    {"cudnnSetSpatialTransformerNdDescriptor", 16, 28},
+    {"cudnnSetTensorNdDescriptor", 12, 36},
+    {"cudnnSetTensorNdDescriptorEx", 8, 20},
+};
+
+/* Numbers of elements that a library reads or writes behind one element; `most` still is within the
+ * request, or within GVirtuS's buffer. */
+static const struct {
+    const char *name;
+    unsigned at, most;
+} counts[] = {
+    {"cudnnGetConvolutionNdDescriptor", 8, PADDINGS},
+    {"cufftEstimateMany", 0, DIMENSIONS},
+    {"cufftGetSizeMany", 4, DIMENSIONS},
+    {"cufftGetSizeMany64", 4, DIMENSIONS},
+    {"cufftMakePlanMany", 4, DIMENSIONS},
+    {"cufftMakePlanMany64", 4, DIMENSIONS},
+    {"cufftXtMakePlanMany", 4, DIMENSIONS},
+    {"cufftXtSetGPUs", 4, DEVICES},
+};
+
+static void mend_counts(const char *name, uint8_t *body, size_t n)
+{
+    for (size_t i = 0; i < sizeof(arrays) / sizeof(arrays[0]); i++) {
+        const size_t left = n > arrays[i].last ? n - arrays[i].last : 0;
+        if (!strcmp(arrays[i].name, name) && number(body, n, arrays[i].count, 4) > left / 4)
+            put(body, n, arrays[i].count, 4, 0);
+    }
+    for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
+        if (!strcmp(counts[i].name, name) && number(body, n, counts[i].at, 4) > counts[i].most)
+            put(body, n, counts[i].at, 4, 0);
+    }
+}
+
+/* ------------------------------------------------------------------ cuDNN's algorithms */
+
+static const struct {
+    const char *name;
+    unsigned count; /* where the number of results is that are asked for */
+    bool one;       /* every handler has memory for one */
+} searches[] = {
+    {"cudnnFindConvolutionBackwardDataAlgorithm", 40, false},
+    {"cudnnFindConvolutionBackwardDataAlgorithmEx", 64, false},
+    {"cudnnFindConvolutionBackwardFilterAlgorithm", 40, false},
+    {"cudnnFindConvolutionBackwardFilterAlgorithmEx", 64, false},
+    {"cudnnFindConvolutionForwardAlgorithm", 40, true},
+    {"cudnnFindConvolutionForwardAlgorithmEx", 64, false},
+    {"cudnnGetConvolutionBackwardDataAlgorithm_v7", 40, false},
+    {"cudnnGetConvolutionBackwardFilterAlgorithm_v7", 40, false},
+    {"cudnnGetConvolutionForwardAlgorithm_v7", 40, false},
+};
+#define SEARCHES (sizeof(searches) / sizeof(searches[0]))
+
+static size_t find_search(const char *name)
+{
+    size_t i = 0;
+    while (i < SEARCHES && strcmp(searches[i].name, name) != 0)
+        i++;
+    return i;
+}
+
+bool ibx_library_searches(const char *name)
+{
+    return find_search(name) < SEARCHES;
+}
+
+/* A handler takes as many results out of the request, behind their length, as are asked for. If it
+ * does not find them there, it has one, on its stack. */
+static void mend_search(size_t i, uint8_t *body, size_t n)
+{
+    const size_t at = searches[i].count, behind = at + 4 + 8;
+    const uint64_t asked = number(body, n, at, 4), left = n > behind ? n - behind : 0;
+    const uint64_t fit = (left + RESULT_BYTES - RESULT_LEAST) / RESULT_BYTES;
+    if (asked > ONE_RESULT && (searches[i].one || asked > fit))
+        put(body, n, at, 4, ONE_RESULT);
+}
+
+/* -------------------------------------------------------------------------- CUDA's driver */
+
+/* The string is as long as its length says, unless a second length is 0. */
+static size_t behind_string(const uint8_t *body, size_t n)
+{
+    return 16 + (size_t)(number(body, n, 8, 8) ? number(body, n, 0, 8) : 0);
+}
+
+/* The name is written over the string that came. */
+static void mend_device_name(uint8_t *body, size_t n)
+{
+    const size_t at = behind_string(body, n);
+    if (number(body, n, at, 4) > DEVICE_NAME)
+        put(body, n, at, 4, DEVICE_NAME);
+}
+
+/* CUDA refuses a parameter of no function. */
+static void mend_parameter(uint8_t *body, size_t n)
+{
+    if (number(body, n, 4, 4) <= PARAMETER && number(body, n, 8, 8))
+        return;
+    put(body, n, 4, 4, 0);
+    put(body, n, number(body, n, 8, 8) ? 24 : 16, 8, 0);
+}
+
+void ibx_library_arrays_mend(const char *name, uint8_t *body, size_t n)
+{
+    const size_t search = find_search(name);
+    if (search < SEARCHES)
+        mend_search(search, body, n);
+    else if (!strncmp(name, "cudnn", 5) || !strncmp(name, "cufft", 5))
+        mend_counts(name, body, n);
+    if (!strcmp(name, "cufftPlanMany")) {
+        const size_t at = number(body, n, 0, 8) ? 12 : 8; /* behind the place of the plan */
+        if (number(body, n, at, 4) > DIMENSIONS)
+            put(body, n, at, 4, 0);
+    }
+    if (!strcmp(name, "cuDeviceGetName"))
+        mend_device_name(body, n);
+    if (!strcmp(name, "cuParamSetv"))
+        mend_parameter(body, n);
+    if (!strcmp(name, "cuPointerGetAttribute") && number(body, n, 0, 4) == P2P_TOKENS)
+        put(body, n, 0, 4, 0);
+    /* The handler has one node, and a number of them that nobody has set. It returns only how many
+     * there are, which CUDA tells it without nodes. */
+    if (!strcmp(name, "cudaGraphGetNodes"))
+        put(body, n, 8, 8, 0);
+}
