@@ -177,6 +177,8 @@ struct gvirtus_handler {
     unsigned lookups_passed;                  /* when it began: registrations.c */
     enum made_use made;
     enum ibx_handle_kind made_kind;  /* of what it makes, or ends */
+    uint64_t made_of;                /* a module, of which it returns a function */
+    struct ibx_load_options load;    /* with which it loads a module */
     bool makes_graph, makes_exec;    /* it returns a graph; an executable graph */
     struct ibx_graph_size exec_size; /* of the executable graph */
     struct ibx_room exec_room;       /* for it, reserved */

@@ -30,9 +30,39 @@ enum ibx_handle_kind {
     IBX_HANDLE_OPENED_POOL,
     IBX_HANDLE_OPENED_POINTER,
     IBX_HANDLE_MAPPABLE, /* memory that is mapped apart from its addresses: a number */
+    /* What only GVirtuS's handlers of the driver and of libraries make and use: named_handlers.c.
+     * None of it is given back for its client. */
+    IBX_HANDLE_CONTEXT, /* a device's own */
+    IBX_HANDLE_MADE_CONTEXT,
+    IBX_HANDLE_MODULE,
+    IBX_HANDLE_FUNCTION, /* of a module, with which it ends */
+    IBX_HANDLE_TEXTURE_REFERENCE,
+    IBX_HANDLE_LT_OPERATION, /* cublasLtMatmulDesc_t, and so on */
+    IBX_HANDLE_LT_LAYOUT,
+    IBX_HANDLE_LT_PREFERENCE,
+    IBX_HANDLE_NVML_DEVICE,
     IBX_HANDLE_STREAM,
     IBX_HANDLE_EVENT,
     IBX_HANDLE_MATH /* of a library: + enum ibx_math_type */
+};
+
+/* Whether only handlers make and use it. */
+static inline bool ibx_handle_is_of_handlers(enum ibx_handle_kind kind)
+{
+    return kind >= IBX_HANDLE_CONTEXT && kind <= IBX_HANDLE_NVML_DEVICE;
+}
+
+/* Whether it is of all clients, since it is a device's own. */
+static inline bool ibx_handle_is_of_all(enum ibx_handle_kind kind)
+{
+    return kind == IBX_HANDLE_POOL || kind == IBX_HANDLE_CONTEXT || kind == IBX_HANDLE_NVML_DEVICE;
+}
+
+#define IBX_LOAD_OPTIONS 64u /* of cuModuleLoadDataEx; CUDA has fewer */
+
+struct ibx_load_options {
+    uint32_t count;
+    uint8_t kinds[IBX_LOAD_OPTIONS]; /* CUjit_option */
 };
 
 #define IBX_HANDLES_HELD 200u /* most that one request names, with what they belong to */

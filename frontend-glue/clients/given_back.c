@@ -29,6 +29,13 @@ static const struct {
     {IBX_HANDLE_MEMORY, "cudaFree"},
     {IBX_HANDLE_MAPPABLE, NULL},
     {IBX_HANDLE_MADE_POOL, "cudaMemPoolDestroy"},
+    {IBX_HANDLE_MADE_CONTEXT, NULL},
+    {IBX_HANDLE_FUNCTION, NULL},
+    {IBX_HANDLE_TEXTURE_REFERENCE, NULL},
+    {IBX_HANDLE_MODULE, NULL},
+    {IBX_HANDLE_LT_OPERATION, NULL},
+    {IBX_HANDLE_LT_LAYOUT, NULL},
+    {IBX_HANDLE_LT_PREFERENCE, NULL},
 };
 
 static void give_back(struct gpu_session *x, const struct ibx_taken *taken, const char *function)
@@ -41,6 +48,8 @@ static void give_back(struct gpu_session *x, const struct ibx_taken *taken, cons
         ibx_virtual_end_memory(taken->value);
         return;
     }
+    if (ibx_handle_is_of_handlers(taken->kind))
+        return; /* GVirtuS leaves it, too */
     ibx_end_gone(taken->value);
     if (taken->kind == IBX_HANDLE_EXEC)
         ibx_frees_exec(x, pointer_to(taken->value));

@@ -412,7 +412,8 @@ int ibx_isolation_before_read(struct gpu_session *x, uint8_t *bytes, size_t n)
     ibx_library_shapes_mend(w->name, bytes, n, i->held);
     ibx_library_arrays_mend(w->name, bytes, n);
     ibx_named_spoil(x, bytes, n);
-    return inspect(x, bytes, n);
+    const int unknown = ibx_named_handlers_spoil(x, bytes, n);
+    return unknown ? unknown : inspect(x, bytes, n);
 }
 
 /* The runtime keeps configurations of launches until they are popped, without end. */

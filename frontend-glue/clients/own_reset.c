@@ -53,6 +53,32 @@ static const struct {
     {"cudaEventCreateWithFlags", IBX_HANDLE_EVENT, MADE_MAKES},
     {"cuEventCreate", IBX_HANDLE_EVENT, MADE_MAKES},
     {"curandCreateGeneratorHost", IBX_HANDLE_MATH + IBX_MATH_RNG, MADE_MAKES},
+    {"cuCtxAttach", IBX_HANDLE_CONTEXT, MADE_MAKES},
+    {"cuCtxCreate", IBX_HANDLE_MADE_CONTEXT, MADE_MAKES},
+    {"cuCtxDestroy", IBX_HANDLE_MADE_CONTEXT, MADE_ENDS},
+    {"cuCtxDetach", IBX_HANDLE_MADE_CONTEXT, MADE_ENDS},
+    {"cuCtxGetCurrent", IBX_HANDLE_CONTEXT, MADE_MAKES},
+    {"cuCtxPopCurrent", IBX_HANDLE_CONTEXT, MADE_MAKES},
+    {"cuModuleGetFunction", IBX_HANDLE_FUNCTION, MADE_MAKES},
+    {"cuModuleGetTexRef", IBX_HANDLE_TEXTURE_REFERENCE, MADE_MAKES},
+    {"cuModuleLoadData", IBX_HANDLE_MODULE, MADE_MAKES},
+    {"cuModuleLoadDataEx", IBX_HANDLE_MODULE, MADE_MAKES},
+    {"cuModuleLoadFatBinary", IBX_HANDLE_MODULE, MADE_MAKES},
+    {"cuModuleUnload", IBX_HANDLE_MODULE, MADE_ENDS},
+    {"nvmlDeviceGetDeviceHandleFromMigDeviceHandle", IBX_HANDLE_NVML_DEVICE, MADE_MAKES},
+    {"nvmlDeviceGetHandleByIndex", IBX_HANDLE_NVML_DEVICE, MADE_MAKES},
+    {"nvmlDeviceGetHandleByIndex_v2", IBX_HANDLE_NVML_DEVICE, MADE_MAKES},
+    {"nvmlDeviceGetHandleByPciBusId", IBX_HANDLE_NVML_DEVICE, MADE_MAKES},
+    {"nvmlDeviceGetHandleByPciBusId_v2", IBX_HANDLE_NVML_DEVICE, MADE_MAKES},
+    {"nvmlDeviceGetHandleBySerial", IBX_HANDLE_NVML_DEVICE, MADE_MAKES},
+    {"nvmlDeviceGetHandleByUUID", IBX_HANDLE_NVML_DEVICE, MADE_MAKES},
+    {"nvmlDeviceGetMigDeviceHandleByIndex", IBX_HANDLE_NVML_DEVICE, MADE_MAKES},
+    {"cublasLtMatmulDescCreate", IBX_HANDLE_LT_OPERATION, MADE_MAKES},
+    {"cublasLtMatmulDescDestroy", IBX_HANDLE_LT_OPERATION, MADE_ENDS},
+    {"cublasLtMatmulPreferenceCreate", IBX_HANDLE_LT_PREFERENCE, MADE_MAKES},
+    {"cublasLtMatmulPreferenceDestroy", IBX_HANDLE_LT_PREFERENCE, MADE_ENDS},
+    {"cublasLtMatrixLayoutCreate", IBX_HANDLE_LT_LAYOUT, MADE_MAKES},
+    {"cublasLtMatrixLayoutDestroy", IBX_HANDLE_LT_LAYOUT, MADE_ENDS},
     {"cudaEventDestroy", IBX_HANDLE_EVENT, MADE_ENDS},
     {"cuEventDestroy", IBX_HANDLE_EVENT, MADE_ENDS},
 };
@@ -164,8 +190,23 @@ static bool note_made(struct gpu_session *x, uint64_t made)
     return added;
 }
 
+/* Its handle is at the beginning of the reply, whatever follows; 0 is no handle. */
+static void note_of_handlers(struct gpu_session *x)
+{
+    struct ibx_reader r = ibx_reader_of(x->replies.last, 8);
+    const bool done = x->handler.made == MADE_MAKES && !x->replies.exit_code;
+    const uint64_t made = x->replies.last_size >= 8 ? ibx_get_u64(&r) : 0;
+    if (done)
+        ibx_named_handlers_made(x, made, x->replies.last_size >= 8);
+    x->handler.made = MADE_UNUSED;
+}
+
 void ibx_made_answered(struct gpu_session *x)
 {
+    if (ibx_handle_is_of_handlers(x->handler.made_kind) && x->handler.made != MADE_UNUSED) {
+        note_of_handlers(x);
+        return;
+    }
     const uint64_t made = made_by(x);
     const bool seen = made && note_made(x, made);
     ibx_memory_make_end(x);
@@ -174,6 +215,9 @@ void ibx_made_answered(struct gpu_session *x)
         x->handler.made_kind != IBX_HANDLE_MEMORY && x->handler.made_kind != IBX_HANDLE_TEXTURE &&
         x->handler.made_kind < IBX_HANDLE_MATH)
         ibx_named_unseen();
+    if (x->handler.made == MADE_MAKES && !x->replies.exit_code && !seen &&
+        x->handler.made_kind >= IBX_HANDLE_MATH)
+        ibx_named_handlers_made(x, 0, false);
     x->handler.made = MADE_UNUSED;
 }
 

@@ -203,7 +203,13 @@ static const struct {
     {"cudaStreamAddCallback", IBX_BARRED},   /* its handler has CUDA call an address */
     {"cudnnGetCallback", IBX_BARRED},        /* its handler sets a callback, which it has not got */
     {"cudnnSetCallback", IBX_BARRED}, /* its handler has cuDNN call an address of the client's */
-    {"cufftXtMemcpy", IBX_BARRED},    /* its handler copies what follows a request of one byte */
+    /* Their handlers pass on addresses of structs. Without cufftXtMemcpy they are of no use. */
+    {"cufftXtExecDescriptorC2", IBX_BARRED},
+    {"cufftXtFree", IBX_BARRED},
+    {"cufftXtMalloc", IBX_BARRED},
+    {"nvmlEventSetCreate", IBX_BARRED}, /* handlers can make sets of events, and free addresses */
+    {"nvmlEventSetFree", IBX_BARRED},
+    {"cufftXtMemcpy", IBX_BARRED}, /* its handler copies what follows a request of one byte */
     /* IPC handles of CUDA are not secrets: they hold a process's number and small ones. */
     {"cudaIpcOpenEventHandle", IBX_BARRED_TENANTS},
     {"cudaIpcOpenMemHandle", IBX_BARRED_TENANTS},

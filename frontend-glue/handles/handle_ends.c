@@ -8,7 +8,7 @@
 /* Whether it is given back by itself: it is the client's, and does not end with another one. */
 static bool goes_alone(const struct handle *h, uint64_t client)
 {
-    return client && h->client == client && h->kind != IBX_HANDLE_POOL &&
+    return client && h->client == client && !ibx_handle_is_of_all(h->kind) &&
            !(h->of && h->kind != IBX_HANDLE_EXEC);
 }
 

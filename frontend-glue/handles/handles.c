@@ -70,10 +70,10 @@ bool ibx_handle_is_apart(const struct gpu_session *x, const struct handle *h)
            ibx_clients_apart(x, h->client);
 }
 
-/* Whether the client may name it. A device's own pool is all clients'. */
+/* Whether the client may name it. */
 static bool may_name(const struct gpu_session *x, const struct handle *h)
 {
-    return h->kind == IBX_HANDLE_POOL || ibx_handle_is_open(h, ibx_clients_number_of(x)) ||
+    return ibx_handle_is_of_all(h->kind) || ibx_handle_is_open(h, ibx_clients_number_of(x)) ||
            !ibx_handle_is_apart(x, h);
 }
 
@@ -262,7 +262,7 @@ struct handle *ibx_handle_new(struct gpu_session *x, enum ibx_handle_kind kind, 
                             .depth = 1,
                             .weight = 1,
                             .nodes = 1,
-                            .tenant = kind == IBX_HANDLE_POOL ? NULL : x->isolation.tenant};
+                            .tenant = ibx_handle_is_of_all(kind) ? NULL : x->isolation.tenant};
     return made;
 }
 
@@ -337,6 +337,12 @@ bool ibx_handles_add_heavy(struct gpu_session *x, enum ibx_handle_kind kind, uin
                            uint64_t weight)
 {
     return ibx_handle_add(x, kind, value, 0, weight, false);
+}
+
+bool ibx_handles_add_part(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value,
+                          uint64_t module)
+{
+    return ibx_handle_add(x, kind, value, module, 1, false);
 }
 
 bool ibx_handles_add_level(struct gpu_session *x, uint64_t array, uint64_t mipmap)
@@ -484,8 +490,21 @@ static void forget_levels(uint64_t mipmap)
     }
 }
 
+/* Locked. */
+static void forget_functions(uint64_t module)
+{
+    for (struct handle *h = *list_of_graph(module), *next; h; h = next) {
+        next = h->in[OF_GRAPH].next;
+        if (h->of == module &&
+            (h->kind == IBX_HANDLE_FUNCTION || h->kind == IBX_HANDLE_TEXTURE_REFERENCE))
+            ibx_handle_drop(h);
+    }
+}
+
 void ibx_handle_forget_parts(enum ibx_handle_kind kind, uint64_t value)
 {
+    if (kind == IBX_HANDLE_MODULE)
+        forget_functions(value);
     if (kind == IBX_HANDLE_GRAPH)
         forget_nodes(value);
     else if (kind == IBX_HANDLE_MIPMAP)
@@ -606,6 +625,8 @@ bool ibx_handles_remove(struct gpu_session *x, enum ibx_handle_kind kind, uint64
         ibx_handle_grow_graph(x, found->of, found->weight, 0, true);
     if (known && kind == IBX_HANDLE_MIPMAP)
         forget_levels(value);
+    if (known && kind == IBX_HANDLE_MODULE)
+        forget_functions(value);
     if (known)
         ibx_handle_drop(found);
     pthread_mutex_unlock(&ibx_handles_lock);

@@ -9,6 +9,7 @@
  *   handle_sizes.c   as how many graphs and executable graphs count
  *   handle_memory.c  device memory: which program has it, and who frees it
  *   named_streams.c  which streams, events and other handles a request may name
+ *   named_handlers.c which handles of libraries, contexts and modules a handler may get
  *
  * handles.c, handle_graphs.c, handle_openers.c and handle_sizes.c call each other: they are one
  * list under one lock.
@@ -36,6 +37,9 @@ void ibx_handles_let_go(struct gpu_session *x);
  * changes, those that were found are still there. */
 bool ibx_handles_has(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value);
 unsigned ibx_handles_gone_so_far(void);
+/* Adds a function or a texture reference of a module. */
+bool ibx_handles_add_part(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value,
+                          uint64_t module);
 /* Adds a level of a mipmapped array; whether an array is a level. */
 bool ibx_handles_add_level(struct gpu_session *x, uint64_t array, uint64_t mipmap);
 bool ibx_handles_is_level(struct gpu_session *x, uint64_t array);
@@ -208,5 +212,15 @@ void ibx_named_spoil(struct gpu_session *x, uint8_t *body, size_t n);
 void ibx_named_unseen(void);
 bool ibx_named_any_unseen(void);
 void ibx_named_graph_unseen(void);
+
+/* named_handlers.c */
+
+/* Looks at the body of a request that GVirtuS is about to run. A handle of a library, a context, a
+ * module or what is in one that nobody has given the client is replaced by none. Where the library
+ * does not look whether there is one, the session ends; returns 0, or why it does. */
+int ibx_named_handlers_spoil(struct gpu_session *x, uint8_t *body, size_t n);
+/* A handler has returned such a thing. `made`: its handle; 0: it could not be read, and all that
+ * clients name is allowed from now on, or there is none (*seen is true). */
+void ibx_named_handlers_made(struct gpu_session *x, uint64_t made, bool seen);
 
 #endif

@@ -155,9 +155,9 @@ void ibx_named_tell(const struct gpu_session *x)
     static atomic_flag told = ATOMIC_FLAG_INIT;
     if (!atomic_flag_test_and_set(&told))
         ibx_log(IBX_LOG_WARN,
-                "%s names a stream, an event, a graph, an array or a pool in %s that no call has "
-                "returned, that is gone, or that is not its to destroy: GVirtuS gets none in its "
-                "place",
+                "%s names a handle in %s (of a stream, an event, a graph, an array, a pool, a "
+                "context, a module or a library) that no call has returned, that is gone, or that "
+                "is not its to destroy: GVirtuS gets none in its place",
                 ibx_session_path(x->s)->peer, x->requests.name);
 }
 

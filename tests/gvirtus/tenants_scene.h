@@ -117,5 +117,6 @@ inline bool untouched(Remote *owner, std::uint64_t device, const std::vector<cha
 // The tests of tenants_FILE.cpp.
 void check_tenants_requests();
 void check_tenants_limits();
+void check_tenants_handles();
 
 #endif

@@ -287,5 +287,6 @@ int main(int argc, char **argv)
     check("failed copies carry nothing", failed_copies);
     check("one line in the log", log_line);
     check_tenants_limits();
+    check_tenants_handles();
     return scene_close();
 }

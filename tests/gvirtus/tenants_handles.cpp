@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Handles that requests name for GVirtuS's handlers of libraries and of the driver. Those here
+// answer with the body that they get.
+#include "tests/gvirtus/tenants_scene.h"
+
+#include <cstring>
+
+namespace
+{
+
+constexpr std::uint64_t invented = 0x7f00'1234'5670;
+
+// 8 bytes that the handler gets there; `invented`: it gets none.
+std::uint64_t passed(Client *client, const char *name, const Body &body, std::size_t at)
+{
+    std::uint64_t value = invented;
+    if (client->remote.call(name, body) == 0 && client->remote.out.size() >= 8 + at + 8)
+        std::memcpy(&value, client->remote.out.data() + 8 + at, 8);
+    return value;
+}
+
+// A handler makes something, if its request has a byte.
+std::uint64_t made(Client *client, const char *name)
+{
+    return client->remote.address(name, Body().i32(1));
+}
+
+std::uint64_t function_of(Client *client, std::uint64_t module)
+{
+    return client->remote.address("cuModuleGetFunction", Body().string("kernel").u64(module));
+}
+
+std::uint64_t launched(Client *client, std::uint64_t function)
+{
+    Body body;
+    body.u64(function);
+    for (int i = 0; i < 7; i++)
+        body.i32(1);
+    return passed(client, "cuLaunchKernel", body.u64(0).u64(0).u64(0), 0);
+}
+
+bool made_up_modules()
+{
+    TenantsBackEnd back;
+    Client alice(back, "alice"), beside(back, "alice"), bob(back, "bob");
+    const std::uint64_t module = made(&alice, "cuModuleLoadData");
+    const std::uint64_t function = function_of(&alice, module);
+    REQUIRE(module && function && launched(&alice, function) == function);
+    REQUIRE(launched(&beside, function) == function);
+    REQUIRE(launched(&bob, function) == 0 && launched(&alice, invented) == 0);
+    REQUIRE(launched(&alice, module) == 0 && launched(&alice, 0) == 0);
+    const std::string name = "variable";
+    for (Client *client : {&alice, &bob}) {
+        const std::uint64_t got = passed(client, "cuModuleGetGlobal",
+                                         Body().string(name).u64(module), 16 + name.size() + 1);
+        REQUIRE(got == (client == &alice ? module : 0));
+    }
+    const Body attribute = Body().u64(4).i32(0).i32(1).u64(function);
+    REQUIRE(passed(&alice, "cuFuncGetAttribute", attribute, 16) == function);
+    REQUIRE(passed(&bob, "cuFuncGetAttribute", attribute, 16) == 0);
+    const Body none = Body().u64(0).i32(1).u64(function);
+    REQUIRE(passed(&alice, "cuFuncGetAttribute", none, 12) == function);
+    REQUIRE(passed(&bob, "cuFuncGetAttribute", none, 12) == 0);
+    REQUIRE(passed(&alice, "cuTexRefGetFlags", Body().u64(function), 0) == 0);
+    // What is in a module ends with it.
+    REQUIRE(passed(&bob, "cuModuleUnload", Body().u64(module), 0) == 0);
+    REQUIRE(launched(&alice, function) == function);
+    REQUIRE(passed(&alice, "cuModuleUnload", Body().u64(module), 0) == module);
+    REQUIRE(launched(&alice, function) == 0);
+    return HOLDS(passed(&alice, "cuModuleUnload", Body().u64(module), 0) == 0 && back.alive());
+}
+
+bool made_up_contexts()
+{
+    TenantsBackEnd back;
+    Client alice(back, "alice"), bob(back, "bob");
+    const std::uint64_t context = made(&alice, "cuCtxGetCurrent");
+    for (Client *client : {&alice, &bob}) { // it is a device's own
+        REQUIRE(passed(client, "cuCtxSetCurrent", Body().u64(context), 0) == context);
+        REQUIRE(passed(client, "cuCtxSetCurrent", Body().u64(invented), 0) == 0);
+        REQUIRE(passed(client, "cuCtxDestroy", Body().u64(context), 0) == 0);
+    }
+    return HOLDS(back.alive());
+}
+
+Body shape(std::uint64_t tensor)
+{
+    return Body().u64(tensor).i32(0).i32(0).i32(1).i32(1).i32(1).i32(1);
+}
+
+// cuDNN follows what it gets.
+bool library_descriptors()
+{
+    TenantsBackEnd back;
+    Client alice(back, "alice");
+    const std::uint64_t tensor = made(&alice, "cudnnCreateTensorDescriptor");
+    const std::uint64_t handle = made(&alice, "cudnnCreate");
+    REQUIRE(passed(&alice, "cudnnSetTensor4dDescriptor", shape(tensor), 0) == tensor);
+    for (const std::uint64_t other : {invented, handle, tensor, std::uint64_t{0}}) {
+        Client bob(back, "bob");
+        REQUIRE(bob.remote.call("cudnnSetTensor4dDescriptor", shape(other)) == gone);
+    }
+    { // the second handle
+        Client beside(back, "alice");
+        const Body body = Body().u64(handle).u64(invented).u64(tensor);
+        REQUIRE(beside.remote.call("cudnnActivationForward", body) == gone);
+    }
+    // Programs may destroy what a reset has ended.
+    REQUIRE(passed(&alice, "cudnnDestroyTensorDescriptor", Body().u64(invented), 0) == 0);
+    REQUIRE(passed(&alice, "cudnnDestroyTensorDescriptor", Body().u64(tensor), 0) == tensor);
+    REQUIRE(passed(&alice, "cudnnDestroyTensorDescriptor", Body().u64(tensor), 0) == 0);
+    const std::uint64_t operation = made(&alice, "cublasLtMatmulDescCreate");
+    const Body attribute = Body().u64(operation).i32(0).u64(4).u64(4).i32(1);
+    REQUIRE(passed(&alice, "cublasLtMatmulDescSetAttribute", attribute, 0) == operation);
+    Client bob(back, "bob");
+    REQUIRE(bob.remote.call("cublasLtMatmulDescSetAttribute", attribute) == gone);
+    return HOLDS(alice.remote.call("cudaGetLastError", Body()) == 0 && back.alive());
+}
+
+bool nvml_devices()
+{
+    TenantsBackEnd back;
+    Client alice(back, "alice"), bob(back, "bob");
+    const std::uint64_t device = made(&alice, "nvmlDeviceGetHandleByIndex");
+    for (Client *client : {&alice, &bob})
+        REQUIRE(passed(client, "nvmlDeviceGetName", Body().u64(8).u64(device).i32(64), 8) ==
+                device);
+    REQUIRE(bob.remote.call("nvmlDeviceGetName", Body().u64(8).u64(invented).i32(64)) == gone);
+    return HOLDS(alice.remote.call("cudaGetLastError", Body()) == 0 && back.alive());
+}
+
+// A null where a handler's code follows it, and an end where cuBLAS refuses none.
+bool blas_and_plans()
+{
+    TenantsBackEnd back;
+    Client alice(back, "alice");
+    const Body body = Body().u64(invented).u64(0).u64(0);
+    REQUIRE(passed(&alice, "cublasSgemm_v2", body, 0) == 0);
+    REQUIRE(alice.remote.call("cufftExecC2C", Body().i32(77).u64(1).u64(2).i32(1)) == 0);
+    std::int32_t plan = 0;
+    std::memcpy(&plan, alice.remote.out.data() + 8, sizeof(plan));
+    return HOLDS(plan == -1 && back.alive());
+}
+
+} // namespace
+
+void check_tenants_handles()
+{
+    check("modules, and functions in them, that were made up", made_up_modules);
+    check("... contexts", made_up_contexts);
+    check("... descriptors of libraries", library_descriptors);
+    check("... devices of NVML", nvml_devices);
+    check("... handles of cuBLAS, and plans", blas_and_plans);
+}
