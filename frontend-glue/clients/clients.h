@@ -71,6 +71,9 @@ int ibx_isolation_before_read(struct gpu_session *x, uint8_t *bytes, size_t n);
 int ibx_isolation_after_read(struct gpu_session *x, enum ibx_request_stage before);
 /* Whether zeros are to be sent instead of GVirtuS's last write, which x->replies has noted. */
 bool ibx_isolation_withholds(const struct gpu_session *x);
+/* To be called before GVirtuS's bytes of a reply are noted: changes those that its front end would
+ * take for something else. */
+void ibx_isolation_answers(const struct gpu_session *x, uint8_t *bytes, size_t n);
 /* The reply is complete. */
 void ibx_isolation_replied(struct gpu_session *x);
 

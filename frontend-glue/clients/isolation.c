@@ -367,11 +367,16 @@ static int end_for_unfit(struct gpu_session *x, const uint8_t *body, size_t n)
                                 "%s registers a fat binary that is malformed, or that GVirtuS "
                                 "cannot read: preload libibx-frontend.so",
                                 ibx_session_path(x->s)->peer);
+    if ((!strcmp(name, "cuModuleLoadData") || !strcmp(name, "cuModuleLoadFatBinary")) &&
+        !ibx_image_string_fits(body, n))
+        return ibx_session_fail(x->s, -EPROTO,
+                                "%s calls %s with an image that does not end where it says: "
+                                "GVirtuS sends PTX only; preload libibx-frontend.so",
+                                ibx_session_path(x->s)->peer, name);
     if (!strcmp(name, "cuModuleLoadDataEx") && !ibx_load_options_fit(body, n))
         return ibx_session_fail(x->s, -EOPNOTSUPP,
-                                "%s calls cuModuleLoadDataEx with a log or a list of symbols, for "
-                                "which GVirtuS gives CUDA a wrong length: preload "
-                                "libibx-frontend.so",
+                                "%s calls cuModuleLoadDataEx with a list of symbols, or otherwise "
+                                "than GVirtuS does: preload libibx-frontend.so",
                                 ibx_session_path(x->s)->peer);
     return 0;
 }
@@ -405,6 +410,9 @@ int ibx_isolation_before_read(struct gpu_session *x, uint8_t *bytes, size_t n)
                                 "%s of tenant \"%s\" registers kernels: with the others that is "
                                 "more than rdma.requests and rdma.tenant_share allow",
                                 ibx_session_path(x->s)->peer, ibx_tenant_name(i->tenant));
+    x->handler.load.count = 0;
+    if (!strcmp(w->name, "cuModuleLoadDataEx"))
+        ibx_load_options_mend(bytes, n, &x->handler.load);
     const int rc = end_for_unfit(x, bytes, n);
     if (rc)
         return rc;
@@ -458,6 +466,14 @@ bool ibx_isolation_withholds(const struct gpu_session *x)
     return x->isolation.copies && r->exit_code && r->count > head;
 }
 
+void ibx_isolation_answers(const struct gpu_session *x, uint8_t *bytes, size_t n)
+{
+    const struct ibx_reply_watch *r = &x->replies;
+    const unsigned head = r->shape == IBX_REPLY_PLAIN ? 2 : 3;
+    if (x->handler.load.count && !r->exit_code && r->count == head)
+        ibx_load_options_answer(&x->handler.load, bytes, n);
+}
+
 static void note_allocation(struct gpu_session *x, uint64_t address)
 {
     struct isolation *i = &x->isolation;
@@ -499,6 +515,7 @@ void ibx_isolation_replied(struct gpu_session *x)
     ibx_memory_free_end(i->given, i->given_number, done);
     i->pushed -= done && i->pops && i->pushed;
     i->allocates = false;
+    x->handler.load.count = 0; /* the next request may have no body */
     i->reserved = 0;
     i->freed = i->freed_number = i->gone = i->given = i->given_number = 0;
 }

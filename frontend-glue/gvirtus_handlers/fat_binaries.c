@@ -178,6 +178,50 @@ static bool fat_fits(const struct bytes *all)
     return memcmp(first.at, ELFMAG, SELFMAG) != 0 || cubin_fits(&first);
 }
 
+/* ------------------------------------------------------------------- images of the driver */
+
+/* Whether all of it that the headers name is there. What is in it is up to CUDA. */
+static bool elf_fits(const struct bytes *image)
+{
+    Elf64_Ehdr elf;
+    if (!contains(image, 0, sizeof(elf)))
+        return false;
+    memcpy(&elf, image->at, sizeof(elf));
+    if ((elf.e_shnum && elf.e_shentsize != sizeof(Elf64_Shdr)) ||
+        (elf.e_phnum && elf.e_phentsize != sizeof(Elf64_Phdr)) ||
+        !contains(image, elf.e_shoff, elf.e_shnum * sizeof(Elf64_Shdr)) ||
+        !contains(image, elf.e_phoff, elf.e_phnum * sizeof(Elf64_Phdr)))
+        return false;
+    for (unsigned i = 0; i < elf.e_shnum; i++) {
+        const Elf64_Shdr header = header_of(image, &elf, i);
+        if (header.sh_type != SHT_NOBITS && header.sh_type != SHT_NULL &&
+            !contains(image, header.sh_offset, header.sh_size))
+            return false;
+    }
+    return true;
+}
+
+bool ibx_image_fits(const uint8_t *bytes, size_t n)
+{
+    const struct bytes image = {bytes, n};
+    const uint64_t magic = n < 4 ? 0 : number(&image, 0, 4);
+    if (n >= SELFMAG && !memcmp(bytes, ELFMAG, SELFMAG))
+        return elf_fits(&image);
+    if (magic == FAT_MAGIC)
+        return contains(&image, 0, FAT_HEAD) &&
+               contains(&image, number(&image, 6, 2), number(&image, 8, 8));
+    return magic != WRAPPER_MAGIC && n && !bytes[n - 1];
+}
+
+bool ibx_image_string_fits(const uint8_t *body, size_t n)
+{
+    struct ibx_reader r = ibx_reader_of(body, n);
+    const uint64_t length = ibx_get_u64(&r), again = ibx_get_u64(&r);
+    if (r.failed || !again) /* the handler finds too few bytes, or CUDA gets NULL */
+        return true;
+    return length <= ibx_reader_left(&r) && ibx_image_fits(body + r.position, (size_t)length);
+}
+
 /* A string, which a handler skips only if its second length is not 0, two u32 of the wrapper, the
  * length, and that once more before the bytes. */
 bool ibx_fat_binary_fits(const uint8_t *body, size_t n)

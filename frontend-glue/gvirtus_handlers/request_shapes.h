@@ -7,6 +7,7 @@
 #ifndef IBX_FRONTEND_GLUE_GVIRTUS_HANDLERS_REQUEST_SHAPES_H
 #define IBX_FRONTEND_GLUE_GVIRTUS_HANDLERS_REQUEST_SHAPES_H
 
+#include "frontend-glue/back_end/types.h"
 #include "frontend-glue/session/frames.h"
 
 /* Changes the body of a request that GVirtuS is about to run, if its handler would do so: then the
@@ -36,6 +37,19 @@ bool ibx_library_searches(const char *name);
  * changed so that it is refused: the session has to end. */
 bool ibx_fat_binary_fits(const uint8_t *body, size_t n);
 bool ibx_load_options_fit(const uint8_t *body, size_t n);
+
+/* fat_binaries.c: whether an image for the driver, of so many bytes, ends where it says: PTX with a
+ * NUL. One that has an address in it never does. string(): likewise what a request has as a
+ * string. */
+bool ibx_image_fits(const uint8_t *bytes, size_t n);
+bool ibx_image_string_fits(const uint8_t *body, size_t n);
+
+/* load_options.c: the options of the last cuModuleLoadDataEx as the client sent them, if its front
+ * end did; `count` 0: it did not. mend() changes options that want a log, so that the handler can
+ * have them; answer() changes the payload of the reply to what the front end expects: empty logs.
+ */
+void ibx_load_options_mend(uint8_t *body, size_t n, struct ibx_load_options *options);
+void ibx_load_options_answer(const struct ibx_load_options *options, uint8_t *payload, size_t n);
 
 /* To be called before `watch` notes the bytes. False: they are of a name that is longer than any,
  * or is not of printable ASCII. GVirtuS keeps a name in memory until its end comes, which counts

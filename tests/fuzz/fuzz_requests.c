@@ -168,7 +168,11 @@ static void request(unsigned client, const char *name, const uint8_t *bytes, siz
     ibx_functions_let_go(&users[client]);
     require_own(client);
     ibx_fat_binary_fits(body, n);
+    ibx_image_string_fits(body, n);
+    struct ibx_load_options options = {.count = 0};
+    ibx_load_options_mend(body, n, &options);
     ibx_load_options_fit(body, n);
+    ibx_load_options_answer(&options, body, n);
     ibx_shapes_mend(name, body, n);
     ibx_library_shapes_mend(name, body, n, 0);
     ibx_library_arrays_mend(name, body, n);

@@ -71,6 +71,34 @@ bool made_up_modules()
     return HOLDS(passed(&alice, "cuModuleUnload", Body().u64(module), 0) == 0 && back.alive());
 }
 
+// Logs of modules are empty, in the form that GVirtuS's front end reads; and the module is known.
+bool empty_logs()
+{
+    constexpr int log = 3, bytes = 4, last = 0;
+    TenantsBackEnd back;
+    Client alice(back, "alice");
+    const std::vector<char> &out = alice.remote.out;
+    const auto number = [&out](std::size_t at) {
+        std::uint64_t value = 0;
+        std::memcpy(&value, out.data() + at, sizeof(value));
+        return value;
+    };
+    REQUIRE(alice.remote.call("cudaGetLastError", Body()) == 0);
+    Body load;
+    load.i32(3).u64(12).i32(log).i32(bytes).i32(last).string("PTX");
+    for (int i = 0; i < 3; i++)
+        load.u64(8).u64(0x1000);
+    REQUIRE(alice.remote.call("cuModuleLoadDataEx", load) == 0 && out.size() == 8 + 3 * 16);
+    const std::uint64_t module = number(0);
+    REQUIRE(number(8) == std::uint64_t{4} << 32 && number(16) == 0); // no log; its length: 4 bytes
+    const std::uint64_t function = function_of(&alice, module);
+    REQUIRE(function && launched(&alice, function) == function);
+    REQUIRE(alice.remote.call("cuModuleLoadDataEx", load) == 0);
+    // The next reply is as its handler gives it.
+    REQUIRE(alice.remote.call("testSameReply", Body()) == 0);
+    return HOLDS(out.size() == 56 && number(8) == 8 && number(16) == 0x7ffc'0000'1000);
+}
+
 bool made_up_contexts()
 {
     TenantsBackEnd back;
@@ -148,6 +176,7 @@ bool blas_and_plans()
 void check_tenants_handles()
 {
     check("modules, and functions in them, that were made up", made_up_modules);
+    check("modules of which a log is wanted", empty_logs);
     check("... contexts", made_up_contexts);
     check("... descriptors of libraries", library_descriptors);
     check("... devices of NVML", nvml_devices);

@@ -129,7 +129,7 @@ Body load(int option)
 // Handlers would follow these lengths beyond the request, and beyond memory of 1,024 bytes.
 bool beyond_memory()
 {
-    constexpr int registers = 0, log = 3;
+    constexpr int registers = 0, log = 3, symbols = 17;
     TenantsBackEnd back;
     Client bob(back, "bob");
     REQUIRE(bob.remote.call("cudaRegisterFatBinary", fat_binary(8)) != gone);
@@ -140,8 +140,9 @@ bool beyond_memory()
     }
     Client alice(back, "alice");
     REQUIRE(alice.remote.call("cuCtxCreate", Body().i32(0).i32(0)) == 0);
-    REQUIRE(alice.remote.call("cudaIpcOpenMemHandle", Body()) == -1); // no secret leads there
-    REQUIRE(alice.remote.call("cuModuleLoadDataEx", load(log)) == gone);
+    REQUIRE(alice.remote.call("cudaIpcOpenMemHandle", Body()) == -1);    // no secret leads there
+    REQUIRE(alice.remote.call("cuModuleLoadDataEx", load(log)) != gone); // it is empty
+    REQUIRE(alice.remote.call("cuModuleLoadDataEx", load(symbols)) == gone);
     return HOLDS(has_session(&bob) && back.alive());
 }
 

@@ -220,6 +220,39 @@ static void compressed_images(void **state)
     assert_false(takes_compressed(&c, sizeof(c), 0));
 }
 
+/* ------------------------------------------------------------------ images of the driver */
+
+static bool image_fits(const void *bytes, size_t n, uint64_t length)
+{
+    struct body b = {0};
+    add(&b, length, 8);
+    add(&b, length, 8);
+    add_bytes(&b, bytes, n);
+    return fits(ibx_image_string_fits, &b);
+}
+
+static void driver_images(void **state)
+{
+    struct cubin c = cubin(), far;
+    uint32_t fat[6] = {0xba55ed50, 0x00100001, 8, 0, 7, 7}, wrapper[6] = {0x466243b1, 1, 7};
+    (void)state;
+    c.sections[0].sh_type = c.sections[1].sh_type = SHT_PROGBITS;
+    far = c;
+    assert_true(image_fits(".version 7.0", 13, 13) && image_fits("", 1, 1));
+    assert_false(image_fits(".version 7.0", 12, 12)); /* the compiler reads to the NUL */
+    assert_false(image_fits(".version 7.0", 13, 14));
+    assert_true(image_fits("", 0, 0)); /* CUDA gets NULL */
+    assert_true(image_fits(&c, sizeof(c), sizeof(c)));
+    for (size_t n = 0; n < sizeof(c); n++)
+        assert_false(image_fits(&c, n, n) && n > 4);
+    far.sections[1].sh_size++;
+    assert_false(image_fits(&far, sizeof(far), sizeof(far)));
+    assert_true(image_fits(fat, sizeof(fat), sizeof(fat)));
+    fat[2]++;
+    assert_false(image_fits(fat, sizeof(fat), sizeof(fat)));
+    assert_false(image_fits(wrapper, sizeof(wrapper), sizeof(wrapper))); /* it is followed */
+}
+
 /* ------------------------------------------------------------------ options of modules */
 
 static struct body load(uint32_t count, uint64_t bytes, const uint32_t *options, uint64_t present)
@@ -258,6 +291,60 @@ static void load_options(void **state)
     for (size_t i = 0; i < sizeof(memory) / sizeof(memory[0]); i++) {
         b = load(1, 4, memory + i, 8);
         assert_false(fits(ibx_load_options_fit, &b));
+    }
+}
+
+/* What GVirtuS's front end reads of a reply. */
+static void reads_empty_logs(const uint8_t *payload, size_t n, const uint32_t *options,
+                             uint32_t count)
+{
+    struct ibx_reader r = ibx_reader_of(payload, n);
+    assert_int_equal(ibx_get_u64(&r), 7); /* the module */
+    for (uint32_t i = 0; i + 1 < count; i++) {
+        if (options[i] == 3) {
+            assert_int_equal(ibx_get_u32(&r), 0);
+        } else if (options[i] == 5) {
+            assert_int_equal(ibx_get_u64(&r), 1);
+            assert_int_equal(ibx_get_u64(&r), 1);
+            assert_int_equal(ibx_get_u8(&r), 0);
+        } else {
+            assert_true(ibx_get_u64(&r));
+            assert_int_equal(ibx_get_u32(&r), options[i] == 2 ? 9 : 0);
+        }
+    }
+    assert_false(r.failed);
+}
+
+/* A program that wants logs gets empty ones, and its other options are passed on. */
+static void logs(void **state)
+{
+    static const uint32_t wanted[][6] = {{0, 3, 4, 5, 6, 2}, {2, 5, 5, 5, 3, 0}, {5, 3}, {4}};
+    static const uint32_t counts[] = {6, 6, 2, 1};
+    (void)state;
+    for (unsigned k = 0; k < 4; k++) {
+        struct ibx_load_options options;
+        struct body b = load(counts[k], 4 * counts[k], wanted[k], 8), reply = {0};
+        ibx_load_options_mend(b.bytes, b.n, &options);
+        assert_true(fits(ibx_load_options_fit, &b));
+        struct ibx_reader r = ibx_reader_of(b.bytes + 12, b.n - 12);
+        for (uint32_t i = 0; i < counts[k]; i++) {
+            const uint32_t kind = wanted[k][i];
+            assert_int_equal(ibx_get_u32(&r), kind >= 3 && kind <= 6 ? 2 : kind);
+        }
+        ibx_get_bytes(&r, 20);
+        add(&reply, 7, 8);
+        for (uint32_t i = 0; i < counts[k]; i++) {
+            assert_true(ibx_get_u64(&r));
+            assert_int_equal(ibx_get_u32(&r), 32);
+            add(&reply, 8, 8); /* an address of the handler's, or a time */
+            add(&reply, 9, 8);
+        }
+        assert_false(r.failed);
+        ibx_load_options_answer(&options, reply.bytes, reply.n);
+        reads_empty_logs(reply.bytes, reply.n, wanted[k], counts[k]);
+        const struct body other = reply;
+        ibx_load_options_answer(&options, reply.bytes, reply.n - 1); /* of another length */
+        assert_memory_equal(reply.bytes, other.bytes, reply.n);
     }
 }
 
@@ -474,3 +561,5 @@ int main(void)
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
+        cmocka_unit_test(driver_images),
+        cmocka_unit_test(logs),
