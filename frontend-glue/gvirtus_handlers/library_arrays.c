@@ -7,6 +7,7 @@
 
 #include "common/wire.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #define DIMENSIONS   3u /* of a plan of cuFFT */
@@ -125,6 +126,66 @@ static void mend_search(size_t i, uint8_t *body, size_t n)
         put(body, n, at, 4, ONE_RESULT);
 }
 
+/* -------------------------------------------------------------- memory that has to be there */
+
+/* What libraries do not look at before they use it. -n: n bytes; pn: n bytes behind their length,
+ * which must not be 0 (NULL); an: likewise, but they may be NULL. */
+static const struct {
+    const char *name, *layout;
+} present[] = {
+    {"cublasCrot_v2", "-36p4p8"},
+    {"cublasCrotg_v2", "-8p8p8p4p8"},
+    {"cublasCsrot_v2", "-36p4p4"},
+    {"cublasDrot_v2", "-36p8p8"},
+    {"cublasDrotg_v2", "-8p8p8p8p8"},
+    {"cublasDrotm_v2", "-36p8"},
+    {"cublasDrotmg_v2", "-8p8p8p8p8p8"},
+    {"cublasSrot_v2", "-36p4p4"},
+    {"cublasSrotg_v2", "-8p4p4p4p4"},
+    {"cublasSrotm_v2", "-36p4"},
+    {"cublasSrotmg_v2", "-8p4p4p4p4p4"},
+    {"cublasZdrot_v2", "-36p8p8"},
+    {"cublasZrot_v2", "-36p8p16"},
+    {"cublasZrotg_v2", "-8p16p16p8p16"},
+    {"cufftEstimate1d", "-12p8"},
+    {"cufftEstimate2d", "-12p8"},
+    {"cufftEstimate3d", "-16p8"},
+    {"cufftEstimateMany", "-4p4a4-8a4-16p8"},
+    {"cufftGetSize", "-4p8"},
+    {"cufftGetSize1d", "-16p8"},
+    {"cufftGetSize2d", "-16p8"},
+    {"cufftGetSize3d", "-20p8"},
+    {"cufftGetSizeMany", "-8p4a4-8a4-16p8"},
+    {"cufftGetSizeMany64", "-8p8a8-16a8-28p8"},
+    {"cufftMakePlan1d", "-16p8"},
+    {"cufftMakePlan2d", "-16p8"},
+    {"cufftMakePlan3d", "-20p8"},
+    {"cufftMakePlanMany", "-8p4a4-8a4-16p8"},
+    {"cufftMakePlanMany64", "-8p8a8-16a8-28p8"},
+    {"cufftPlan1d", "p4"},
+    {"cufftPlan3d", "p4"},
+    {"cufftPlanMany", "p4-4p4"},
+    {"cufftXtMakePlanMany", "-8p8a8-20a8-28p8"},
+};
+
+/* The handler takes what follows for it, and finds too few bytes. */
+static void mend_absent(const char *name, uint8_t *body, size_t n)
+{
+    const char *layout = "";
+    size_t at = 0;
+    for (size_t i = 0; i < sizeof(present) / sizeof(present[0]); i++)
+        layout = strcmp(present[i].name, name) ? layout : present[i].layout;
+    while (*layout) {
+        char *next;
+        const char kind = *layout;
+        const size_t bytes = strtoul(layout + 1, &next, 10);
+        if (kind == 'p' && !number(body, n, at, 8))
+            put(body, n, at, 8, bytes);
+        at += kind == '-' ? bytes : 8 + (number(body, n, at, 8) ? bytes : 0);
+        layout = next;
+    }
+}
+
 /* -------------------------------------------------------------------------- CUDA's driver */
 
 /* The string is as long as its length says, unless a second length is 0. */
@@ -153,6 +214,8 @@ static void mend_parameter(uint8_t *body, size_t n)
 void ibx_library_arrays_mend(const char *name, uint8_t *body, size_t n)
 {
     const size_t search = find_search(name);
+    if (!strncmp(name, "cublas", 6) || !strncmp(name, "cufft", 5))
+        mend_absent(name, body, n);
     if (search < SEARCHES)
         mend_search(search, body, n);
     else if (!strncmp(name, "cudnn", 5) || !strncmp(name, "cufft", 5))

@@ -518,6 +518,32 @@ static void searches(void **state)
                  ibx_library_searches("cudnnFindConvolutionForwardAlgorith"));
 }
 
+/* A sum of the lengths that were 0. */
+static unsigned put_in_place(const char *name, size_t n, unsigned from)
+{
+    struct body b = {.n = n};
+    unsigned sum = 0;
+    memset(b.bytes, 0, from);
+    ibx_library_arrays_mend(name, b.bytes, b.n);
+    for (size_t i = 0; i < n; i++)
+        sum += b.bytes[i];
+    return sum;
+}
+
+static void absent(void **state)
+{
+    (void)state;
+    assert_int_equal(put_in_place("cufftGetSize", 12, 12), 8);
+    assert_int_equal(put_in_place("cufftGetSize", 11, 11), 0); /* the handler finds nothing */
+    assert_int_equal(put_in_place("cublasSrotg_v2", 64, 64), 16);
+    assert_int_equal(put_in_place("cublasZrot_v2", 80, 80), 24);
+    assert_int_equal(put_in_place("cublasSgemm_v2", 80, 80), 0);
+    /* Embedded dimensions may be missing, the dimensions and the size may not. */
+    assert_int_equal(put_in_place("cufftMakePlanMany", 68, 68), 4 + 8);
+    assert_int_equal(put_in_place("cufftXtMakePlanMany", 100, 100), 8 + 8);
+    assert_int_equal(put_in_place("cufftPlanMany", 60, 60), 4 + 4);
+}
+
 static void driver(void **state)
 {
     struct body b = {0};
@@ -551,15 +577,16 @@ int main(void)
         cmocka_unit_test(cubins),
         cmocka_unit_test(images),
         cmocka_unit_test(compressed_images),
+        cmocka_unit_test(driver_images),
         cmocka_unit_test(load_options),
+        cmocka_unit_test(logs),
         cmocka_unit_test(vectors),
         cmocka_unit_test(results),
         cmocka_unit_test(lengths),
         cmocka_unit_test(arrays),
         cmocka_unit_test(searches),
+        cmocka_unit_test(absent),
         cmocka_unit_test(driver),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
-        cmocka_unit_test(driver_images),
-        cmocka_unit_test(logs),
