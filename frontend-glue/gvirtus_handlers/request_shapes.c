@@ -201,7 +201,14 @@ static const struct {
     {"cudaMemPoolSetAttribute", IBX_BARRED}, /* its handler takes the value for an address */
     {"cudaMemPoolCreate", IBX_BARRED},       /* its handler does not return the pool */
     {"cudaStreamAddCallback", IBX_BARRED},   /* its handler has CUDA call an address */
-    {"cudnnGetCallback", IBX_BARRED},        /* its handler sets a callback, which it has not got */
+    /* Their handlers pass on addresses of resources, which are registered in a context of OpenGL.
+     * A back end has none. */
+    {"cudaGraphicsMapResource", IBX_BARRED},
+    {"cudaGraphicsResourceGet", IBX_BARRED},
+    {"cudaGraphicsResourceSet", IBX_BARRED},
+    {"cudaGraphicsUnmapResour", IBX_BARRED},
+    {"cudaGraphicsUnregisterR", IBX_BARRED},
+    {"cudnnGetCallback", IBX_BARRED}, /* its handler sets a callback, which it has not got */
     {"cudnnSetCallback", IBX_BARRED}, /* its handler has cuDNN call an address of the client's */
     /* Their handlers pass on addresses of structs. Without cufftXtMemcpy they are of no use. */
     {"cufftXtExecDescriptorC2", IBX_BARRED},

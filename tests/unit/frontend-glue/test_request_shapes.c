@@ -322,6 +322,7 @@ static void barred(void **state)
         "cudaMemPoolSetAttribute", "cudaMemPoolCreate", "cuMemExportToShareableHandle",
         "cuMemCreate", "cudnnSetCallback", "cudnnGetCallback", "cufftXtMemcpy",
         "cudaIpcOpenMemHandle", "cudaIpcOpenEventHandle", "cuCtxCreate", "cudaStreamAddCallback",
+        "cudaGraphicsUnregisterResource", "cufftXtFree", "nvmlEventSetFree",
         /* others */
         "cudaMemPoolGetAttribute", "cudaMemPoolDestroy", "cuCtxGetCurrent"};
     static const unsigned whys[] = {IBX_BARRED,         IBX_BARRED,
@@ -329,7 +330,8 @@ static void barred(void **state)
                                     IBX_BARRED,         IBX_BARRED,
                                     IBX_BARRED,         IBX_BARRED_TENANTS,
                                     IBX_BARRED_TENANTS, IBX_BARRED_LIMITED,
-                                    IBX_BARRED};
+                                    IBX_BARRED,         IBX_BARRED,
+                                    IBX_BARRED,         IBX_BARRED};
     const unsigned barred_names = sizeof(whys) / sizeof(whys[0]);
     (void)state;
     for (size_t step = 1; step < 30; step++) {
