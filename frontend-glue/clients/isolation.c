@@ -393,7 +393,9 @@ int ibx_isolation_before_read(struct gpu_session *x, uint8_t *bytes, size_t n)
     if (w->stage == IBX_REQUEST_NAME)
         i->copies = false;
     if (w->stage == IBX_REQUEST_LENGTH)
-        i->copies = i->on && (ibx_naming_copies(w->name) || ibx_library_searches(w->name));
+        i->rest = ibx_library_rest_of(w->name);
+    if (w->stage == IBX_REQUEST_LENGTH)
+        i->copies = i->on && (ibx_naming_copies(w->name) || ibx_library_sends_unset(w->name));
     if ((i->on || i->limited) && in_pieces(w, bytes, n))
         return ibx_session_fail(x->s, -EOPNOTSUPP,
                                 "this GVirtuS reads requests in pieces, in which tenants cannot be "
@@ -470,8 +472,11 @@ void ibx_isolation_answers(const struct gpu_session *x, uint8_t *bytes, size_t n
 {
     const struct ibx_reply_watch *r = &x->replies;
     const unsigned head = r->shape == IBX_REPLY_PLAIN ? 2 : 3;
-    if (x->handler.load.count && !r->exit_code && r->count == head)
+    if (r->exit_code || r->count != head)
+        return;
+    if (x->handler.load.count)
         ibx_load_options_answer(&x->handler.load, bytes, n);
+    ibx_library_clear_rest((enum ibx_library_rest)x->isolation.rest, bytes, n);
 }
 
 static void note_allocation(struct gpu_session *x, uint64_t address)

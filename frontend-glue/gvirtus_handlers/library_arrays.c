@@ -10,15 +10,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define DIMENSIONS   3u /* of a plan of cuFFT */
-#define PADDINGS     8u /* more than a convolution has */
-#define DEVICES      64u
-#define DEVICE_NAME  1024u /* bytes that fit into GVirtuS's buffer behind the head of a request */
-#define PARAMETER    8u    /* bytes of a parameter that the handler of cuParamSetv has */
-#define P2P_TOKENS   5u    /* CUpointer_attribute: 16 bytes, for which the handler has 8 */
-#define RESULT_LEAST 44u   /* of a cudnnConvolution...AlgoPerf_t, without what pads it ... */
-#define RESULT_BYTES 48u   /* ... and with that */
-#define ONE_RESULT   1u
+#define DIMENSIONS      3u /* of a plan of cuFFT */
+#define PADDINGS        8u /* more than a convolution has */
+#define DEVICES         64u
+#define DEVICE_NAME     1024u /* bytes that GVirtuS's buffer has behind the head of a request */
+#define PARAMETER       8u    /* bytes of a parameter that the handler of cuParamSetv has */
+#define P2P_TOKENS      5u    /* CUpointer_attribute: 16 bytes, for which the handler has 8 */
+#define RESULT_LEAST    44u   /* of a cudnnConvolution...AlgoPerf_t, without what pads it ... */
+#define RESULT_BYTES    48u   /* ... and with that */
+#define HEURISTIC_BYTES 96u   /* of a cublasLtMatmulHeuristicResult_t */
+#define ONE_RESULT      1u
 
 static uint64_t number(const uint8_t *body, size_t n, size_t at, unsigned bytes)
 {
@@ -110,9 +111,44 @@ static size_t find_search(const char *name)
     return i;
 }
 
-bool ibx_library_searches(const char *name)
+bool ibx_library_sends_unset(const char *name)
 {
-    return find_search(name) < SEARCHES;
+    static const char *const others[] = {
+        "cublasGetMatrix",
+        "cublasGetVector",
+        "nvmlDeviceGetName",
+        "nvmlSystemGetDriverVersion",
+    };
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
+        if (!strcmp(others[i], name))
+            return true;
+    }
+    return !strncmp(name, "curandGenerate", 14) || find_search(name) < SEARCHES;
+}
+
+enum ibx_library_rest ibx_library_rest_of(const char *name)
+{
+    if (!strcmp(name, "cublasLtMatmulAlgoGetHeuristic"))
+        return IBX_REST_OF_RESULTS;
+    return strcmp(name, "nvmlDeviceGetName") && strcmp(name, "nvmlSystemGetDriverVersion")
+               ? IBX_REST_NONE
+               : IBX_REST_OF_TEXT;
+}
+
+/* The results behind their length in bytes, and then how many there are; or a text with a NUL. */
+void ibx_library_clear_rest(enum ibx_library_rest rest, uint8_t *payload, size_t n)
+{
+    const size_t bytes = n < 8 ? 0 : (size_t)number(payload, n, 0, 8);
+    size_t set = bytes;
+    if (bytes > n || n - bytes < 8)
+        return;
+    if (rest == IBX_REST_OF_RESULTS && n - bytes == 12) {
+        const uint64_t results = number(payload, n, 8 + bytes, 4);
+        set = results > bytes / HEURISTIC_BYTES ? 0 : (size_t)results * HEURISTIC_BYTES;
+    } else if (rest == IBX_REST_OF_TEXT) {
+        set = strnlen((const char *)payload + 8, bytes);
+    }
+    memset(payload + 8 + set, 0, bytes - set);
 }
 
 /* A handler takes as many results out of the request, behind their length, as are asked for. If it

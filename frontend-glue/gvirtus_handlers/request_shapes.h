@@ -27,10 +27,17 @@ uint64_t ibx_copy_planes_bytes(const uint8_t *body, size_t n);
 void ibx_library_shapes_mend(const char *name, uint8_t *body, size_t n, uint64_t longest);
 
 /* library_arrays.c: the same for arrays of libraries and of the driver; `name` is whole.
- * ibx_library_searches(): whether the handler sends as many results as a library has found, a
- * number that nobody has set if it fails. */
+ * ibx_library_sends_unset(): whether the handler sends, after an error, memory that nothing has
+ * set: results of a search, numbers of a generator for the host, elements, or names. */
 void ibx_library_arrays_mend(const char *name, uint8_t *body, size_t n);
-bool ibx_library_searches(const char *name);
+bool ibx_library_sends_unset(const char *name);
+
+/* What a handler sends behind that which its library has set, from its stack or its heap. */
+enum ibx_library_rest { IBX_REST_NONE, IBX_REST_OF_RESULTS, IBX_REST_OF_TEXT };
+
+enum ibx_library_rest ibx_library_rest_of(const char *name);
+/* Replaces it by zeros in the payload of a reply. */
+void ibx_library_clear_rest(enum ibx_library_rest rest, uint8_t *payload, size_t n);
 
 /* fat_binaries.c, load_options.c: whether the handler of cudaRegisterFatBinary, or that of
  * cuModuleLoadDataEx, stays within what it has. A request for which it would not cannot be

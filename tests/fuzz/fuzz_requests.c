@@ -177,6 +177,7 @@ static void request(unsigned client, const char *name, const uint8_t *bytes, siz
     ibx_library_shapes_mend(name, body, n, 0);
     ibx_library_arrays_mend(name, body, n);
     look_at_memory(name, body, n);
+    ibx_library_clear_rest(ibx_library_rest_of(name), body, n);
     free(body);
 }
 

@@ -396,7 +396,7 @@ bool is_echoed(const std::string &name)
                                          "cuModuleGetGlobal",
                                          "cuModuleUnload",
                                          "cuTexRefGetFlags",
-                                         "nvmlDeviceGetName"};
+                                         "nvmlDeviceGetTemperature"};
     for (const char *other : echoed)
         if (name == other)
             return true;
@@ -445,6 +445,13 @@ int execute(const std::string &name, Frame &f, int *current)
     }
     if (name.rfind("test", 0) == 0 || name.rfind("cudaTest", 0) == 0)
         return double_calls(name, f);
+    if (name == "curandGenerateUniform" || name == "nvmlSystemGetDriverVersion") {
+        std::string unset(256, 'g'); // what the heap held
+        if (name[0] == 'n')
+            std::memcpy(unset.data(), "580.1", 6);
+        f.out.host(unset.data(), unset.size());
+        return name[0] == 'n' ? 0 : 103;
+    }
     if (makes_handle(name) && !f.in.empty()) {
         f.out.u64(0x5000'0000 + 16 * ++handles_made);
         return 0;

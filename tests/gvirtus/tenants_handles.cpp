@@ -4,6 +4,7 @@
 // answer with the body that they get.
 #include "tests/gvirtus/tenants_scene.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace
@@ -152,10 +153,25 @@ bool nvml_devices()
     Client alice(back, "alice"), bob(back, "bob");
     const std::uint64_t device = made(&alice, "nvmlDeviceGetHandleByIndex");
     for (Client *client : {&alice, &bob})
-        REQUIRE(passed(client, "nvmlDeviceGetName", Body().u64(8).u64(device).i32(64), 8) ==
+        REQUIRE(passed(client, "nvmlDeviceGetTemperature", Body().u64(8).u64(device).i32(64), 8) ==
                 device);
-    REQUIRE(bob.remote.call("nvmlDeviceGetName", Body().u64(8).u64(invented).i32(64)) == gone);
+    REQUIRE(bob.remote.call("nvmlDeviceGetTemperature", Body().u64(8).u64(invented).i32(64)) ==
+            gone);
     return HOLDS(alice.remote.call("cudaGetLastError", Body()) == 0 && back.alive());
+}
+
+// What handlers of libraries send although nothing has set it.
+bool unset()
+{
+    TenantsBackEnd back;
+    Client alice(back, "alice");
+    const auto has = [&alice](char c) {
+        return std::count(alice.remote.out.begin(), alice.remote.out.end(), c) != 0;
+    };
+    REQUIRE(alice.remote.call("curandGenerateUniform", Body().u64(0).u64(64)) == 103);
+    REQUIRE(alice.remote.out.size() == 8 + 256 && !has('g'));
+    REQUIRE(alice.remote.call("nvmlSystemGetDriverVersion", Body().i32(256)) == 0);
+    return HOLDS(alice.remote.out.size() == 8 + 256 && !has('g') && has('5'));
 }
 
 // A null where a handler's code follows it, and an end where cuBLAS refuses none.
@@ -181,4 +197,5 @@ void check_tenants_handles()
     check("... descriptors of libraries", library_descriptors);
     check("... devices of NVML", nvml_devices);
     check("... handles of cuBLAS, and plans", blas_and_plans);
+    check("memory that nothing has set is sent by no handler of a library", unset);
 }

@@ -513,9 +513,36 @@ static void searches(void **state)
     assert_int_equal(number_of(more, 68 + 8 + 5 * 48, 64, 6), 1);
     assert_int_equal(number_of("cudnnGetConvolutionForwardAlgorithm_v7", 44, 40, 8), 1);
     assert_int_equal(number_of("cudnnGetConvolutionForwardWorkspaceSize", 44, 40, 8), 8);
-    assert_true(ibx_library_searches(forward) && ibx_library_searches(more));
-    assert_false(ibx_library_searches("cudnnFindConvolutionForwardAlgorithm_") ||
-                 ibx_library_searches("cudnnFindConvolutionForwardAlgorith"));
+    assert_true(ibx_library_sends_unset(forward) && ibx_library_sends_unset(more));
+    assert_true(ibx_library_sends_unset("curandGenerateLongLong"));
+    assert_true(ibx_library_sends_unset("cublasGetVector"));
+    assert_false(ibx_library_sends_unset("cudnnFindConvolutionForwardAlgorithm_"));
+    assert_false(ibx_library_sends_unset("curandSetStream"));
+}
+
+static void rests(void **state)
+{
+    const enum ibx_library_rest rest = ibx_library_rest_of("cublasLtMatmulAlgoGetHeuristic");
+    (void)state;
+    for (uint32_t results = 0; results < 5; results++) { /* of three that were asked for */
+        struct body b = {.n = 8 + 3 * 96};
+        const unsigned set = results > 3 ? 0 : 96 * results;
+        memset(b.bytes, 7, b.n);
+        struct ibx_writer w = ibx_writer_of(b.bytes, 8);
+        ibx_put_u64(&w, 3 * 96);
+        add(&b, results, 4);
+        ibx_library_clear_rest(rest, b.bytes, b.n);
+        for (unsigned i = 0; i < 3 * 96; i++)
+            assert_int_equal(b.bytes[8 + i], i < set ? 7 : 0);
+        assert_int_equal(b.bytes[8 + 3 * 96], results);
+    }
+    for (size_t n = 0; n < 16; n++) {
+        uint8_t bytes[16];
+        memset(bytes, n < 8 ? 0 : 0xff, sizeof(bytes));
+        ibx_library_clear_rest(rest, bytes, n);
+        ibx_library_clear_rest(IBX_REST_OF_TEXT, bytes, n);
+        assert_int_equal(bytes[15], n < 8 ? 0 : 0xff);
+    }
 }
 
 /* A sum of the lengths that were 0. */
@@ -586,6 +613,7 @@ int main(void)
         cmocka_unit_test(arrays),
         cmocka_unit_test(searches),
         cmocka_unit_test(absent),
+        cmocka_unit_test(rests),
         cmocka_unit_test(driver),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
