@@ -371,51 +371,6 @@ int double_calls(const std::string &name, Frame &f)
     return -1;
 }
 
-// Handlers whose answer is the request's body, as CUDA would get it.
-bool is_echoed(const std::string &name)
-{
-    static const char *const echoed[] = {"cudaConfigureCall",
-                                         "cudaIpcGetEventHandle",
-                                         "cudaMemcpyPeerAsync",
-                                         "cuEventElapsedTime",
-                                         "cuLaunchGridAsync",
-                                         "cuMemsetD32Async",
-                                         "cuStreamWriteValue32",
-                                         "cudaGraphGetNodes",
-                                         "cudaGraphExecDestroy",
-                                         "cublasSgemm_v2",
-                                         "cublasLtMatmulDescSetAttribute",
-                                         "cudnnActivationForward",
-                                         "cudnnDestroyTensorDescriptor",
-                                         "cudnnSetTensor4dDescriptor",
-                                         "cufftExecC2C",
-                                         "cuCtxDestroy",
-                                         "cuCtxSetCurrent",
-                                         "cuFuncGetAttribute",
-                                         "cuLaunchKernel",
-                                         "cuModuleGetGlobal",
-                                         "cuModuleUnload",
-                                         "cuTexRefGetFlags",
-                                         "nvmlDeviceGetTemperature"};
-    for (const char *other : echoed)
-        if (name == other)
-            return true;
-    return false;
-}
-
-// Handlers whose answer is the handle of something new.
-bool makes_handle(const std::string &name)
-{
-    static const char *const makers[] = {"cublasLtMatmulDescCreate",    "cudnnCreate",
-                                         "cudnnCreateTensorDescriptor", "cuCtxGetCurrent",
-                                         "cuModuleGetFunction",         "cuModuleLoadData",
-                                         "nvmlDeviceGetHandleByIndex"};
-    for (const char *maker : makers)
-        if (name == maker)
-            return true;
-    return false;
-}
-
 std::atomic<std::uint64_t> handles_made;
 
 // A plan is an array of one int, which is counted.

@@ -104,3 +104,46 @@ int library_ends_plan(std::int32_t plan)
     *reinterpret_cast<void **>(&end) = function_of("libcufft.so", "cufftDestroy");
     return end(plan);
 }
+
+bool is_echoed(const std::string &name)
+{
+    static const char *const echoed[] = {"cudaConfigureCall",
+                                         "cudaIpcGetEventHandle",
+                                         "cudaMemcpyPeerAsync",
+                                         "cuEventElapsedTime",
+                                         "cuLaunchGridAsync",
+                                         "cuMemsetD32Async",
+                                         "cuStreamWriteValue32",
+                                         "cudaGraphGetNodes",
+                                         "cudaGraphExecDestroy",
+                                         "cublasSgemm_v2",
+                                         "cublasLtMatmulDescSetAttribute",
+                                         "cudnnActivationForward",
+                                         "cudnnDestroyTensorDescriptor",
+                                         "cudnnSetTensor4dDescriptor",
+                                         "cufftExecC2C",
+                                         "cuCtxDestroy",
+                                         "cuCtxSetCurrent",
+                                         "cuFuncGetAttribute",
+                                         "cuLaunchKernel",
+                                         "cuModuleGetGlobal",
+                                         "cuModuleUnload",
+                                         "cuTexRefGetFlags",
+                                         "nvmlDeviceGetTemperature"};
+    for (const char *other : echoed)
+        if (name == other)
+            return true;
+    return false;
+}
+
+bool makes_handle(const std::string &name)
+{
+    static const char *const makers[] = {"cublasLtMatmulDescCreate",    "cudnnCreate",
+                                         "cudnnCreateTensorDescriptor", "cuCtxGetCurrent",
+                                         "cuModuleGetFunction",         "cuModuleLoadData",
+                                         "nvmlDeviceGetHandleByIndex"};
+    for (const char *maker : makers)
+        if (name == maker)
+            return true;
+    return false;
+}

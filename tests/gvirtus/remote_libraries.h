@@ -19,4 +19,9 @@ bool library_makes(const std::string &name, std::uint64_t *made, int *code);
 int library_ends_blas(std::uint64_t handle);
 int library_ends_plan(std::int32_t plan);
 
+// Whether a handler's answer is the request's body, as CUDA would get it; ... the handle of
+// something new.
+bool is_echoed(const std::string &name);
+bool makes_handle(const std::string &name);
+
 #endif
