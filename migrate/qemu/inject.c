@@ -1,32 +1,27 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "migrate/qemu/qemu_internal.h"
+#include "migrate/qemu/registers.h"
 
 #include "common/clock.h"
 
 #include <errno.h>
-#include <pthread.h>
-#include <signal.h>
-#include <string.h>
-
-#if defined(__x86_64__)
-
 #include <fcntl.h>
 #include <inttypes.h>
+#include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/ptrace.h>
-#include <sys/user.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define SYSCALL_BYTES 2      /* 0f 05 */
-#define CODE_64       0x33   /* %cs of 64-bit user code */
-#define VDSO_MAX      65536u /* bytes */
-#define STACK_BYTES   ((size_t)256 << 10)
-#define SPINS         2000u /* polls of a tracee before the thread sleeps between polls */
-#define PAUSE_NS      100000
+#define VDSO_MAX    65536u /* bytes */
+#define STACK_BYTES ((size_t)256 << 10)
+#define SPINS       2000u /* polls of a tracee before the thread sleeps between polls */
+#define PAUSE_NS    100000
 
 /* One injection. It runs in a task of its own, because a tracee that does not stop is released only
  * when its tracer ends. */
@@ -98,8 +93,8 @@ static int wait_interrupted(const struct injection *in)
 static bool is_syscall(pid_t pid, uint64_t address)
 {
     errno = 0;
-    long word = ptrace(PTRACE_PEEKTEXT, pid, (void *)(uintptr_t)address, NULL);
-    return !errno && (word & 0xffff) == 0x050f;
+    const long word = ptrace(PTRACE_PEEKTEXT, pid, (void *)(uintptr_t)address, NULL);
+    return !errno && !memcmp(&word, ibx_call_instruction.bytes, ibx_call_instruction.length);
 }
 
 struct code {
@@ -115,7 +110,18 @@ static bool is_vdso(void *context, const struct ibx_proc_mapping *m)
     return true;
 }
 
-/* Finds the bytes 0f 05 in QEMU's vDSO: wherever they are, jumping to them makes a system call. */
+/* Returns where the instruction lies in n bytes of code, which begin at a page; n: nowhere. */
+static size_t find_in(const uint8_t *code, size_t n)
+{
+    const struct ibx_call_instruction *call = &ibx_call_instruction;
+    for (size_t at = 0; at + call->length <= n; at += call->alignment)
+        if (!memcmp(code + at, call->bytes, call->length))
+            return at;
+    return n;
+}
+
+/* Finds the bytes of the instruction in QEMU's vDSO: wherever they are, jumping to them makes a
+ * system call. */
 static uint64_t find_in_vdso(pid_t pid)
 {
     char path[64];
@@ -125,20 +131,21 @@ static uint64_t find_in_vdso(pid_t pid)
     int mem = vdso.size && vdso.size <= VDSO_MAX ? open(path, O_RDONLY | O_CLOEXEC) : -1;
     uint8_t *code = mem >= 0 ? malloc((size_t)vdso.size) : NULL;
     ssize_t n = code ? pread(mem, code, (size_t)vdso.size, (off_t)vdso.start) : 0;
-    uint8_t *at = n > 0 ? memmem(code, (size_t)n, "\x0f\x05", SYSCALL_BYTES) : NULL;
-    uint64_t found = at ? vdso.start + (uint64_t)(at - code) : 0;
+    const size_t at = n > 0 ? find_in(code, (size_t)n) : 0;
+    const uint64_t found = n > 0 && at < (size_t)n ? vdso.start + at : 0;
     free(code);
     if (mem >= 0)
         close(mem);
     return found;
 }
 
-/* A thread that sleeps in a system call stands right behind its instruction, which can be used.
- * Otherwise the one in the vDSO is. */
-static uint64_t find_syscall(const struct injection *in, const struct user_regs_struct *regs)
+/* A thread that sleeps in a system call stands right behind its instruction, which some processors
+ * can use again. Otherwise the one in the vDSO is. */
+static uint64_t find_syscall(const struct injection *in, const struct ibx_registers *r)
 {
-    if (is_syscall(in->pid, regs->rip - SYSCALL_BYTES))
-        return regs->rip - SYSCALL_BYTES;
+    const uint64_t last = ibx_registers_last_call(r);
+    if (last && is_syscall(in->pid, last))
+        return last;
     return in->vdso && is_syscall(in->pid, in->vdso) ? in->vdso : 0;
 }
 
@@ -146,33 +153,27 @@ static uint64_t find_syscall(const struct injection *in, const struct user_regs_
 
 /* Single-steps the system call instruction. The stop after it is a SIGTRAP by the kernel: if the
  * registers are restored there, the kernel restarts the system call that was interrupted. */
-static int step(struct injection *in, const struct user_regs_struct *saved, uint64_t at)
+static int step(struct injection *in, const struct ibx_registers *saved, uint64_t at)
 {
-    struct user_regs_struct regs = *saved;
-    const uint64_t *a = in->arguments;
-    regs.rip = at;
-    regs.rax = (uint64_t)in->number;
-    regs.orig_rax = UINT64_MAX; /* no system call to restart on the way out */
-    regs.rdi = a[0], regs.rsi = a[1], regs.rdx = a[2];
-    regs.r10 = a[3], regs.r8 = a[4], regs.r9 = a[5];
-    int status, rc = 0;
-    if (ptrace(PTRACE_SETREGS, in->pid, NULL, &regs))
+    int status;
+    if (ibx_registers_prepare(in->pid, saved, at, in->number, in->arguments))
         return gone(in);
     /* Other signals are blocked, so this wait ends with the instruction or with QEMU. It has no
      * deadline: to leave QEMU in the middle would harm it, and the call does not sleep. */
     if (ptrace(PTRACE_SINGLESTEP, in->pid, NULL, NULL) || wait_stop(in, 0, &status))
         return gone(in);
-    struct user_regs_struct after;
-    if (ptrace(PTRACE_GETREGS, in->pid, NULL, &after))
+    int64_t result;
+    int rc = ibx_registers_result(in->pid, at, &result);
+    if (rc && rc != -EINPROGRESS)
         return gone(in);
-    if (WSTOPSIG(status) == SIGTRAP && after.rip == at + SYSCALL_BYTES)
-        in->result = (int64_t)after.rax;
+    if (!rc && WSTOPSIG(status) == SIGTRAP)
+        in->result = result;
     else
         rc = ibx_error_set(in->err, -EIO,
                            "the step in QEMU ended at signal %d instead of behind "
                            "the system call",
                            WSTOPSIG(status));
-    if (ptrace(PTRACE_SETREGS, in->pid, NULL, saved))
+    if (ibx_registers_restore(in->pid, saved))
         return gone(in);
     return rc;
 }
@@ -180,12 +181,12 @@ static int step(struct injection *in, const struct user_regs_struct *saved, uint
 /* Makes the system call in the stopped thread, and restores its registers and signal mask. */
 static int run_stopped(struct injection *in)
 {
-    struct user_regs_struct saved;
+    struct ibx_registers saved;
     uint64_t mask, held = ~(1ull << (SIGTRAP - 1));
-    if (ptrace(PTRACE_GETREGS, in->pid, NULL, &saved) ||
+    if (ibx_registers_read(in->pid, &saved) ||
         ptrace(PTRACE_GETSIGMASK, in->pid, (void *)sizeof(mask), &mask))
         return gone(in);
-    if (saved.cs != CODE_64)
+    if (!saved.are_wide)
         return ibx_error_set(in->err, -ENOTSUP, "QEMU (process %d) is not a 64-bit program",
                              (int)in->pid);
     uint64_t at = find_syscall(in, &saved);
@@ -286,6 +287,10 @@ static int run_thread(struct injection *in)
 int ibx_inject_syscall(pid_t pid, long number, const uint64_t arguments[6], int64_t *result,
                        uint64_t deadline_ns, struct ibx_error *err)
 {
+    if (!ibx_call_instruction.length)
+        return ibx_error_set(err, -ENOTSUP,
+                             "VMs can be received on hosts with x86-64 or aarch64 only: elsewhere "
+                             "this tool cannot make QEMU create a userfaultfd");
     struct injection in = {.pid = pid,
                            .number = number,
                            .arguments = arguments,
@@ -307,16 +312,3 @@ int ibx_inject_syscall(pid_t pid, long number, const uint64_t arguments[6], int6
     *result = in.result;
     return 0;
 }
-
-#else
-
-int ibx_inject_syscall(pid_t pid, long number, const uint64_t arguments[6], int64_t *result,
-                       uint64_t deadline_ns, struct ibx_error *err)
-{
-    (void)pid, (void)number, (void)arguments, (void)result, (void)deadline_ns;
-    return ibx_error_set(err, -ENOTSUP,
-                         "VMs can be received on x86-64 hosts only: elsewhere this "
-                         "tool cannot make QEMU create a userfaultfd");
-}
-
-#endif

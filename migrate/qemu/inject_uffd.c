@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "migrate/qemu/qemu_internal.h"
+#include "migrate/qemu/registers.h"
 
 #include "userfaultfd/fault.h"
 
@@ -57,9 +58,8 @@ static int open_device(struct ibx_error *err)
 
 int ibx_uffd_possible(pid_t pid, enum ibx_uffd_way *way, struct ibx_error *err)
 {
-#if !defined(__x86_64__)
-    return ibx_inject_syscall(pid, 0, NULL, NULL, 0, err); /* sets the reason */
-#endif
+    if (!ibx_call_instruction.length)
+        return ibx_inject_syscall(pid, 0, NULL, NULL, 0, err); /* sets the reason */
     if (ibx_fault_uffd_absent())
         return ibx_error_set(
             err, -ENOSYS, "no userfaultfd can be made in QEMU (process %d): " IBX_FAULT_UFFD_ABSENT,

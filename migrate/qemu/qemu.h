@@ -9,6 +9,7 @@
  *   guest_ram.c, guest_ram_proc.c its guest RAM, by QMP and by /proc
  *   guest_ram_file.c, file_users.c files of guest RAM after QEMU's end; who can write to them
  *   inject.c, inject_uffd.c       a userfaultfd of QEMU's, made by ptrace
+ *   registers.c                   registers of the processors for which this is known
  *   tracker.c                     which pages of guest RAM are written while the VM runs
  *   adopt.c                       replaces the file of a block by another one
  *   proc.c                        what /proc tells of its descriptors and its memory
@@ -288,7 +289,8 @@ int ibx_guest_ram_check_unused(const struct ibx_guest_ram *ram, pid_t qemu, stru
  * takes some ten microseconds, and finishes it. Only if SIGKILL hits that process, too, within the
  * step (a whole control group is killed, for instance), QEMU ends.
  *
- * x86-64 only; elsewhere every call returns -ENOTSUP.
+ * On aarch64 a sleep of that thread for a length of time begins anew; QEMU's has none.
+ * x86-64 and aarch64 only; elsewhere every call returns -ENOTSUP.
  */
 enum ibx_uffd_way {
     IBX_UFFD_ANY,     /* the system call where QEMU may make it, else the device */
