@@ -96,7 +96,7 @@ static int features_lack(uint64_t wanted, struct ibx_error *err)
     return ibx_error_set(
         err, -EOPNOTSUPP,
         "this kernel's userfaultfd lacks feature %s (0x%llx of 0x%llx); do without "
-        "it, or use Linux 6.1 or later",
+        "it, or use Linux 6.1 or later (6.10 on aarch64)",
         name, (unsigned long long)lack, (unsigned long long)wanted);
 }
 

@@ -34,7 +34,7 @@ static int too_old(struct ibx_error *err)
 {
     return ibx_error_set(err, -EOPNOTSUPP,
                          "this kernel does not tell which pages are written (userfaultfd's "
-                         "WP_ASYNC and PAGEMAP_SCAN): Linux 6.7 does");
+                         "WP_ASYNC and PAGEMAP_SCAN): Linux 6.7 does (6.10 on aarch64)");
 }
 
 int ibx_dirty_enable(int uffd, struct ibx_error *err)
