@@ -10,9 +10,9 @@
 
 const struct ibx_cpu_property ibx_cpu_properties[] = {
     {"vendor", IBX_CPU_SAME},
-    {"level", IBX_CPU_LEAST},
-    {"xlevel", IBX_CPU_LEAST},
-    {"xlevel2", IBX_CPU_LEAST},
+    {"level", IBX_CPU_LEVEL},
+    {"xlevel", IBX_CPU_LEVEL},
+    {"xlevel2", IBX_CPU_LEVEL},
     {"phys-bits", IBX_CPU_LEAST},
     {"family", IBX_CPU_BY_MODEL},
     {"model", IBX_CPU_BY_MODEL},
@@ -69,8 +69,15 @@ static bool is_lower(const json_t *here, const json_t *there)
 
 static bool differ(const struct ibx_cpu_property *property, const json_t *here, const json_t *there)
 {
-    return here && there &&
-           (property->rule == IBX_CPU_LEAST ? is_lower(here, there) : !json_equal(here, there));
+    const bool may_be_higher = property->rule == IBX_CPU_LEAST || property->rule == IBX_CPU_LEVEL;
+    return here && there && (may_be_higher ? is_lower(here, there) : !json_equal(here, there));
+}
+
+/* What -cpu host shows of the host. Levels are those of its KVM, so another version of Linux has
+ * others; the features of all levels are compared elsewhere. */
+static bool is_by_host(const struct ibx_cpu_property *property)
+{
+    return property->rule == IBX_CPU_BY_MODEL || property->rule == IBX_CPU_LEVEL;
 }
 
 /* -cpu host or max: what the processor of the host is. */
@@ -107,8 +114,7 @@ void ibx_compare_cpu_properties(const json_t *source, const json_t *destination,
         if (!differ(property, here, there) ||
             (!same_version && property->rule == IBX_CPU_SAME && strcmp(property->name, "vendor")))
             continue;
-        add(of_host && property->rule == IBX_CPU_BY_MODEL ? other : worse, property->name, here,
-            there);
+        add(of_host && is_by_host(property) ? other : worse, property->name, here, there);
     }
     if (*worse)
         ibx_blockers_add(blockers,
@@ -116,8 +122,9 @@ void ibx_compare_cpu_properties(const json_t *source, const json_t *destination,
                          "-cpu as here",
                          worse);
     if (*other)
-        ibx_blockers_note(blockers,
-                          "the hosts' processors differ (%s at the destination), and so does what "
-                          "-cpu host shows to the guest: a -cpu by name is the same everywhere",
-                          other);
+        ibx_blockers_note(
+            blockers,
+            "the hosts' processors or their KVM differ (%s at the destination), and so does "
+            "what -cpu host shows: a -cpu by name is the same everywhere",
+            other);
 }

@@ -124,6 +124,7 @@ struct ibx_cpu_property {
     enum {
         IBX_CPU_SAME,     /* the guest's code depends on it */
         IBX_CPU_LEAST,    /* a number that may be higher at the destination */
+        IBX_CPU_LEVEL,    /* as IBX_CPU_LEAST, and may differ where the model is the host's */
         IBX_CPU_BY_MODEL, /* may differ where the model is the host's processor */
     } rule;
 };

@@ -150,6 +150,11 @@ static void processors_show_the_same(NO_STATE)
     only(CPU("host", "'phys-bits':46"), CPU("host", "'phys-bits':39"), "phys-bits is 46 here and");
     only_noted(CPU("host", "'model':85,'model-id':'A'"), CPU("host", "'model':106,'model-id':'B'"),
                "(model is 85 here and 106, model-id is A here and B at the destination)");
+    /* Another version of KVM has another number of leaves on the same processor. */
+    only_noted(CPU("host", "'level':31,'xlevel':2147483682"),
+               CPU("host", "'level':30,'xlevel':2147483681"),
+               "(level is 31 here and 30, xlevel is 2147483682 here and 2147483681 at the");
+    only(CPU("qemu64", "'level':13"), CPU("qemu64", "'level':5"), "level is 13 here and 5 at the");
     nothing(CPU("qemu64", "'level':5"), CPU("qemu64", "'level':13"), true);
     nothing(CPU("qemu64", "'kvm':true"), CPU("qemu64", "'kvm':false"), false);
     nothing(CPU("qemu64", "'kvm':true"), CPU("qemu64", ""), true);
