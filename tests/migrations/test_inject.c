@@ -224,6 +224,39 @@ static void test_traced_already(void)
     child_ends_well(child);
 }
 
+/* A thread that runs code of 32 bits has other registers. */
+static void test_code_of_32_bits(void)
+{
+#ifdef __x86_64__
+    enum { THERE = 64 }; /* where it writes that it has come */
+    uint8_t *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE | PROT_EXEC,
+                         MAP_SHARED | MAP_ANONYMOUS | MAP_32BIT, -1, 0);
+    assert_ptr_not_equal(page, MAP_FAILED);
+    const uint32_t at = (uint32_t)(uintptr_t)page, there = at + THERE;
+    memcpy(page, "\xc6\x05....\x01\xeb\xfe", 9); /* movb $1, there; 1: jmp 1b */
+    memcpy(page + 2, &there, sizeof(there));
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (!child) {
+        const struct {
+            uint32_t offset;
+            uint16_t segment; /* __USER32_CS */
+        } code = {at, 0x23};
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        __asm__ volatile("movl %1, %%ds\nljmpl *%0" : : "m"(code), "r"(0x2b)); /* __USER_DS */
+    }
+    while (!*(volatile uint8_t *)(page + THERE))
+        assert_int_equal(waitpid(child, NULL, WNOHANG), 0);
+    for (unsigned i = 0; i < 3; i++)
+        refused(child, -ENOTSUP, "is not a 64-bit program", ibx_deadline_in_ms(VM_WAIT_MS));
+    int status;
+    kill(child, SIGKILL);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    munmap(page, 4096);
+#endif
+}
+
 static void test_nobody_there(void)
 {
     pid_t child = fork();
@@ -590,6 +623,7 @@ int main(void)
                                            VM_TEST(test_errors_come_back),
                                            VM_TEST(test_stopped_by_a_signal),
                                            VM_TEST(test_traced_already),
+                                           VM_TEST(test_code_of_32_bits),
                                            VM_TEST(test_nobody_there),
                                            VM_TEST(test_what_nobody_sees),
                                            VM_TEST(test_mappings_are_found),
