@@ -21,11 +21,10 @@ bool run(const char *test, bool taken, const char *properties = "")
     GpuBackEnd back(taken, properties);
     Application app(&back, application, test, taken ? "taken" : nullptr);
     REQUIRE(app.good());
-    // libfabric's emulation is so slow that a machine may be busy for 5 s with a device's work.
-    const std::size_t slow =
-        provider == "ofi" ? lines_with(app.said(), "and waits for 5 s until") : 0;
-    REQUIRE(lines_with(app.said(), "ibx:") == slow);
-    return true;
+    // libfabric's emulation is so slow that a thread may wait for 5 s for the work of others.
+    const bool many = provider == "ofi" && !std::strcmp(test, "managed");
+    const std::size_t slow = many ? lines_with(app.said(), "and waits for 5 s until") : 0;
+    return HOLDS(lines_with(app.said(), "ibx:") == slow);
 }
 
 // Kernels use page-locked memory: one line says if they cannot reach it. Nothing of it stays.
