@@ -53,7 +53,6 @@ static const struct {
     {"cudaEventCreateWithFlags", IBX_HANDLE_EVENT, MADE_MAKES},
     {"cuEventCreate", IBX_HANDLE_EVENT, MADE_MAKES},
     {"curandCreateGeneratorHost", IBX_HANDLE_MATH + IBX_MATH_RNG, MADE_MAKES},
-    {"cuCtxAttach", IBX_HANDLE_CONTEXT, MADE_MAKES},
     {"cuCtxCreate", IBX_HANDLE_MADE_CONTEXT, MADE_MAKES},
     {"cuCtxDestroy", IBX_HANDLE_MADE_CONTEXT, MADE_ENDS},
     {"cuCtxDetach", IBX_HANDLE_MADE_CONTEXT, MADE_ENDS},

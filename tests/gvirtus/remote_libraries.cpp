@@ -119,6 +119,7 @@ bool is_echoed(const std::string &name)
                                          "cublasSgemm_v2",
                                          "cublasLtMatmulDescSetAttribute",
                                          "cudnnActivationForward",
+                                         "cudnnBackendGetAttribute",
                                          "cudnnDestroyTensorDescriptor",
                                          "cudnnSetTensor4dDescriptor",
                                          "cufftExecC2C",
@@ -138,9 +139,15 @@ bool is_echoed(const std::string &name)
 
 bool makes_handle(const std::string &name)
 {
-    static const char *const makers[] = {"cublasLtMatmulDescCreate",    "cudnnCreate",
-                                         "cudnnCreateTensorDescriptor", "cuCtxGetCurrent",
-                                         "cuModuleGetFunction",         "cuModuleLoadData",
+    static const char *const makers[] = {"cublasLtMatmulDescCreate",
+                                         "cudnnBackendCreateDescriptor",
+                                         "cudnnCreate",
+                                         "cudnnCreateTensorDescriptor",
+                                         "cuCtxAttach",
+                                         "cuCtxCreate",
+                                         "cuCtxGetCurrent",
+                                         "cuModuleGetFunction",
+                                         "cuModuleLoadData",
                                          "nvmlDeviceGetHandleByIndex"};
     for (const char *maker : makers)
         if (name == maker)

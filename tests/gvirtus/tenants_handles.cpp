@@ -110,6 +110,9 @@ bool made_up_contexts()
         REQUIRE(passed(client, "cuCtxSetCurrent", Body().u64(invented), 0) == 0);
         REQUIRE(passed(client, "cuCtxDestroy", Body().u64(context), 0) == 0);
     }
+    // Handlers of cuCtxAttach return where the client's request is.
+    const std::uint64_t request = made(&alice, "cuCtxAttach");
+    REQUIRE(request && passed(&alice, "cuCtxSetCurrent", Body().u64(request), 0) == 0);
     return HOLDS(back.alive());
 }
 
