@@ -128,14 +128,22 @@ static int spoil(struct gpu_session *x, enum ibx_handle_kind kind, size_t at, en
     return 0;
 }
 
+/* Whether the sum of a string's length and of what is before it wraps around. What is changed there
+ * would be the length itself, so that the handler would find the handle elsewhere. */
+static bool wraps(const struct place *place, const uint8_t *body, size_t n)
+{
+    return place->where == AFTER_STRING && position(place, body, n) < place->at + 16u;
+}
+
 static int spoil_all(struct gpu_session *x, const struct naming *naming, enum instead instead,
                      uint8_t *body, size_t n)
 {
     int rc = 0;
     for (unsigned i = 0; i < naming->count && !rc; i++) {
         const struct place *place = &naming->places[i];
-        rc = spoil(x, (enum ibx_handle_kind)place->kind, position(place, body, n), instead, !i,
-                   body, n);
+        rc = wraps(place, body, n) ? refuse(x)
+                                   : spoil(x, (enum ibx_handle_kind)place->kind,
+                                           position(place, body, n), instead, !i, body, n);
     }
     return rc;
 }

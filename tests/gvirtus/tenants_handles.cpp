@@ -72,6 +72,20 @@ bool made_up_modules()
     return HOLDS(passed(&alice, "cuModuleUnload", Body().u64(module), 0) == 0 && back.alive());
 }
 
+// The place of a module behind a string that is so long that the sum of both wraps around. What is
+// overwritten there would be the string's length, and the handler would find the module elsewhere.
+bool wrapped_strings()
+{
+    TenantsBackEnd back;
+    for (std::uint64_t length : {-std::uint64_t{16}, -std::uint64_t{12}, -std::uint64_t{8}, ~0ul}) {
+        Client alice(back, "alice");
+        REQUIRE(made(&alice, "cuModuleLoadData"));
+        const Body body = Body().u64(length).u64(1).u64(invented).u64(invented);
+        REQUIRE(alice.remote.call("cuModuleGetGlobal", body) == gone);
+    }
+    return HOLDS(back.alive());
+}
+
 // Logs of modules are empty, in the form that GVirtuS's front end reads; and the module is known.
 bool empty_logs()
 {
@@ -199,6 +213,7 @@ void check_tenants_handles()
     check("... contexts", made_up_contexts);
     check("... descriptors of libraries", library_descriptors);
     check("... devices of NVML", nvml_devices);
+    check("... behind strings that are too long", wrapped_strings);
     check("... handles of cuBLAS, and plans", blas_and_plans);
     check("memory that nothing has set is sent by no handler of a library", unset);
 }
