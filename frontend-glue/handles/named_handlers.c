@@ -165,12 +165,13 @@ static const struct naming of_dnn[] = {
 };
 
 /* The elements of an attribute: their type, their number, and behind the length of all their bytes
- * the elements themselves. */
-static int spoil_attribute(struct gpu_session *x, uint8_t *body, size_t n)
+ * the elements themselves. `sets`: cuDNN reads them; else it writes handles, and follows only
+ * descriptors. */
+static int spoil_attribute(struct gpu_session *x, bool sets, uint8_t *body, size_t n)
 {
     const uint64_t type = number(body, n, 12, 4), count = number(body, n, 16, 8);
     int rc = 0;
-    if ((type != TYPE_HANDLE && type != TYPE_PARTS) || !number(body, n, 24, 8))
+    if ((type != TYPE_PARTS && !(sets && type == TYPE_HANDLE)) || !number(body, n, 24, 8))
         return 0;
     for (uint64_t i = 0; i < count && !rc && i < n / 8; i++)
         rc = spoil(x, type == TYPE_HANDLE ? MATH(DNN) : MATH(GRAPH), 32 + 8 * (size_t)i, ENDS,
@@ -183,11 +184,11 @@ static int spoil_dnn(struct gpu_session *x, const char *name, uint8_t *body, siz
     const struct naming *found =
         bsearch(name, of_dnn, sizeof(of_dnn) / sizeof(of_dnn[0]), sizeof(of_dnn[0]), by_name);
     const enum instead instead = strncmp(name, "cudnnDestroy", 12) ? ENDS : NONE_INSTEAD;
+    const bool sets = !strcmp(name, "cudnnBackendSetAttribute");
     const int rc = found ? spoil_all(x, found, instead, body, n) : 0;
-    return rc || (strcmp(name, "cudnnBackendSetAttribute") != 0 &&
-                  strcmp(name, "cudnnBackendGetAttribute") != 0)
+    return rc || (!sets && strcmp(name, "cudnnBackendGetAttribute") != 0)
                ? rc
-               : spoil_attribute(x, body, n);
+               : spoil_attribute(x, sets, body, n);
 }
 
 /* ------------------------------------------------------------------- cuBLAS and cuBLASLt */

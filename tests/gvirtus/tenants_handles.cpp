@@ -164,6 +164,20 @@ bool library_descriptors()
     return HOLDS(alice.remote.call("cudaGetLastError", Body()) == 0 && back.alive());
 }
 
+// What cuDNN writes to need not be set.
+bool attributes_to_write()
+{
+    constexpr int name = 1, handle = 0, parts = 15;
+    TenantsBackEnd back;
+    Client alice(back, "alice");
+    const std::uint64_t graph = made(&alice, "cudnnBackendCreateDescriptor");
+    const auto get = [&](int type) {
+        return Body().u64(graph).i32(name).i32(type).u64(1).u64(8).u64(invented);
+    };
+    REQUIRE(passed(&alice, "cudnnBackendGetAttribute", get(handle), 0) == graph);
+    return HOLDS(alice.remote.call("cudnnBackendGetAttribute", get(parts)) == gone && back.alive());
+}
+
 bool nvml_devices()
 {
     TenantsBackEnd back;
@@ -214,6 +228,7 @@ void check_tenants_handles()
     check("... descriptors of libraries", library_descriptors);
     check("... devices of NVML", nvml_devices);
     check("... behind strings that are too long", wrapped_strings);
+    check("memory for attributes of cuDNN need not be set", attributes_to_write);
     check("... handles of cuBLAS, and plans", blas_and_plans);
     check("memory that nothing has set is sent by no handler of a library", unset);
 }
