@@ -66,15 +66,21 @@ static void forget_parts(const struct ibx_taken *taken, size_t count)
         ibx_handle_forget_parts(taken[i].kind, taken[i].value);
 }
 
+/* cuBLASLt's descriptors are not given back, and stay the client's. */
+static bool stays(unsigned kind)
+{
+    return kind < IBX_HANDLE_MATH && ibx_handle_is_of_host((enum ibx_handle_kind)kind);
+}
+
 static size_t take(uint64_t client, bool graphs, const void *context, struct ibx_taken **taken)
 {
     size_t count = 0, i = 0;
     pthread_mutex_lock(&ibx_handles_lock);
     for (unsigned kind = 0; kind < KINDS; kind++)
-        count += take_kind(client, kind, graphs, context, NULL, SIZE_MAX);
+        count += stays(kind) ? 0 : take_kind(client, kind, graphs, context, NULL, SIZE_MAX);
     *taken = calloc(count + 1, sizeof(**taken));
     for (unsigned kind = 0; *taken && kind < KINDS; kind++)
-        i += take_kind(client, kind, graphs, context, *taken + i, count - i);
+        i += stays(kind) ? 0 : take_kind(client, kind, graphs, context, *taken + i, count - i);
     forget_parts(*taken, i);
     pthread_mutex_unlock(&ibx_handles_lock);
     return i;

@@ -62,6 +62,15 @@ struct handle {
     bool of_handler; /* a library's: a handler of GVirtuS's has made it */
 };
 
+/* Whether it is only memory of the host: then it ends with no context. Natively it works after
+ * cudaDeviceReset() as before. */
+static inline bool ibx_handle_is_of_host(enum ibx_handle_kind kind)
+{
+    return (kind >= IBX_HANDLE_LT_OPERATION && kind <= IBX_HANDLE_NVML_DEVICE) ||
+           (kind >= IBX_HANDLE_MATH + IBX_MATH_TENSOR &&
+            kind <= IBX_HANDLE_MATH + IBX_MATH_RNNDATA);
+}
+
 /* handles.c. The functions of this header are called with the lock held, unless they say
  * otherwise. */
 

@@ -533,7 +533,11 @@ void ibx_handles_forget(const void *context)
     for (unsigned kind = 0; kind < KINDS; kind++) {
         for (struct handle *h = of_kind[kind], *next; h; h = next) {
             next = h->in[OF_KIND].next;
-            if (!context || !h->context || h->context == context)
+            if (context && h->context && h->context != context)
+                continue;
+            if (ibx_handle_is_of_host(h->kind))
+                h->context = NULL;
+            else
                 ibx_handle_drop(h);
         }
     }

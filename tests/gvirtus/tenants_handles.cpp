@@ -178,6 +178,31 @@ bool attributes_to_write()
     return HOLDS(alice.remote.call("cudnnBackendGetAttribute", get(parts)) == gone && back.alive());
 }
 
+// Descriptors and devices of NVML are in no context, and do not end with any.
+bool without_context()
+{
+    TenantsBackEnd back;
+    Client alice(back, "alice"), bob(back, "bob");
+    REQUIRE(alice.remote.call("cudaTestNoContext", Body()) == 0);
+    const std::uint64_t tensor = made(&alice, "cudnnCreateTensorDescriptor");
+    const std::uint64_t device = made(&alice, "nvmlDeviceGetHandleByIndex");
+    const std::uint64_t operation = made(&alice, "cublasLtMatmulDescCreate");
+    const auto all_known = [&] {
+        REQUIRE(passed(&alice, "nvmlDeviceGetTemperature", Body().u64(8).u64(device).i32(64), 8) ==
+                device);
+        REQUIRE(passed(&alice, "cublasLtMatmulDescSetAttribute",
+                       Body().u64(operation).i32(0).u64(4).u64(4).i32(1), 0) == operation);
+        return passed(&alice, "cudnnSetTensor4dDescriptor", shape(tensor), 0) == tensor;
+    };
+    REQUIRE(all_known());
+    const std::uint64_t context = made(&bob, "cuCtxCreate");
+    REQUIRE(context && passed(&bob, "cuCtxDestroy", Body().u64(context), 0) == context);
+    REQUIRE(all_known());
+    bob.over->Close();
+    REQUIRE(alice.remote.reset() == 0 && all_known());
+    return HOLDS(back.alive());
+}
+
 bool nvml_devices()
 {
     TenantsBackEnd back;
@@ -229,6 +254,7 @@ void check_tenants_handles()
     check("... devices of NVML", nvml_devices);
     check("... behind strings that are too long", wrapped_strings);
     check("memory for attributes of cuDNN need not be set", attributes_to_write);
+    check("what is in no context does not end with one", without_context);
     check("... handles of cuBLAS, and plans", blas_and_plans);
     check("memory that nothing has set is sent by no handler of a library", unset);
 }
