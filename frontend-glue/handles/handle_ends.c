@@ -42,7 +42,7 @@ void ibx_taken_gone(const struct ibx_taken *taken)
     ibx_memory_free_end(taken->value, taken->number, true);
 }
 
-/* Locked. Takes the handles of a kind; `taken` NULL: only counts them. */
+/* Locked. Takes the handles of a kind that are in a context; `taken` NULL: only counts them. */
 static size_t take_kind(uint64_t client, unsigned kind, bool graphs, const void *context,
                         struct ibx_taken *taken, size_t most)
 {
@@ -50,7 +50,8 @@ static size_t take_kind(uint64_t client, unsigned kind, bool graphs, const void 
     for (struct handle *h = *ibx_handle_list_of_client(client, kind), *next; h && count < most;
          h = next) {
         next = h->in[OF_CLIENT].next;
-        if (h->kind != kind || !is_taken(h, client, graphs, context))
+        if (h->kind != kind || ibx_handle_is_of_host(h->kind) ||
+            !is_taken(h, client, graphs, context))
             continue;
         if (taken)
             taken[count] = take_it(h);
@@ -66,21 +67,15 @@ static void forget_parts(const struct ibx_taken *taken, size_t count)
         ibx_handle_forget_parts(taken[i].kind, taken[i].value);
 }
 
-/* cuBLASLt's descriptors are not given back, and stay the client's. */
-static bool stays(unsigned kind)
-{
-    return kind < IBX_HANDLE_MATH && ibx_handle_is_of_host((enum ibx_handle_kind)kind);
-}
-
 static size_t take(uint64_t client, bool graphs, const void *context, struct ibx_taken **taken)
 {
     size_t count = 0, i = 0;
     pthread_mutex_lock(&ibx_handles_lock);
     for (unsigned kind = 0; kind < KINDS; kind++)
-        count += stays(kind) ? 0 : take_kind(client, kind, graphs, context, NULL, SIZE_MAX);
+        count += take_kind(client, kind, graphs, context, NULL, SIZE_MAX);
     *taken = calloc(count + 1, sizeof(**taken));
     for (unsigned kind = 0; *taken && kind < KINDS; kind++)
-        i += stays(kind) ? 0 : take_kind(client, kind, graphs, context, *taken + i, count - i);
+        i += take_kind(client, kind, graphs, context, *taken + i, count - i);
     forget_parts(*taken, i);
     pthread_mutex_unlock(&ibx_handles_lock);
     return i;

@@ -67,8 +67,7 @@ struct handle {
 static inline bool ibx_handle_is_of_host(enum ibx_handle_kind kind)
 {
     return (kind >= IBX_HANDLE_LT_OPERATION && kind <= IBX_HANDLE_NVML_DEVICE) ||
-           (kind >= IBX_HANDLE_MATH + IBX_MATH_TENSOR &&
-            kind <= IBX_HANDLE_MATH + IBX_MATH_RNNDATA);
+           (kind >= IBX_HANDLE_MATH + IBX_MATH_GRAPH && kind <= IBX_HANDLE_MATH + IBX_MATH_RNNDATA);
 }
 
 /* handles.c. The functions of this header are called with the lock held, unless they say

@@ -185,6 +185,7 @@ bool without_context()
     Client alice(back, "alice"), bob(back, "bob");
     REQUIRE(alice.remote.call("cudaTestNoContext", Body()) == 0);
     const std::uint64_t tensor = made(&alice, "cudnnCreateTensorDescriptor");
+    const std::uint64_t graph = made(&alice, "cudnnBackendCreateDescriptor");
     const std::uint64_t device = made(&alice, "nvmlDeviceGetHandleByIndex");
     const std::uint64_t operation = made(&alice, "cublasLtMatmulDescCreate");
     const auto all_known = [&] {
@@ -192,6 +193,8 @@ bool without_context()
                 device);
         REQUIRE(passed(&alice, "cublasLtMatmulDescSetAttribute",
                        Body().u64(operation).i32(0).u64(4).u64(4).i32(1), 0) == operation);
+        REQUIRE(passed(&alice, "cudnnBackendGetAttribute",
+                       Body().u64(graph).i32(1).i32(1).u64(0).u64(0), 0) == graph);
         return passed(&alice, "cudnnSetTensor4dDescriptor", shape(tensor), 0) == tensor;
     };
     REQUIRE(all_known());
