@@ -158,7 +158,10 @@ bool ibx_events_last(uint64_t handle, struct ibx_event_use *last)
 
 void ibx_events_doubt(void)
 {
-    atomic_store(&doubts, tick());
+    const uint64_t now = tick();
+    uint64_t before = atomic_load(&doubts);
+    while (before < now && !atomic_compare_exchange_weak(&doubts, &before, now))
+        ; /* another thread's later doubt stays */
 }
 
 uint64_t ibx_events_now(void)
