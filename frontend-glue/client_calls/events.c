@@ -15,8 +15,8 @@
 
 #include <stdlib.h>
 
-#define CHAINS  1024u
-#define SAME_NS 1000000u /* for so long an event that is over is not asked about again */
+#define FIRST_BITS 10u
+#define SAME_NS    1000000u /* for so long an event that is over is not asked about again */
 
 struct event {
     struct event *next;
@@ -27,20 +27,54 @@ struct event {
     struct ibx_event_uses uses;
 };
 
+static struct event *first_chains[1u << FIRST_BITS];
 static struct {
     pthread_mutex_t lock;
-    struct event *chains[CHAINS];
-} all = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    struct event **chains; /* 1 << bits of them */
+    unsigned bits;
+    size_t count; /* of events */
+} all = {.lock = PTHREAD_MUTEX_INITIALIZER, .chains = first_chains, .bits = FIRST_BITS};
 /* A clock of everything that may change whether an event is over; and its last time for all. */
 static _Atomic uint64_t changes = 1, doubts;
 
 /* Locked. The pointer to the event, or to NULL at its chain's end. */
 static struct event **place_of(uint64_t handle)
 {
-    struct event **at = &all.chains[(handle >> 4 ^ handle >> 14) % CHAINS];
+    struct event **at = &all.chains[handle * 0x9e3779b97f4a7c15u >> (64 - all.bits)];
     while (*at && (*at)->handle != handle)
         at = &(*at)->next;
     return at;
+}
+
+/* Locked. Replaces the chains, which have no events. */
+static void set_chains(struct event **chains, unsigned bits)
+{
+    if (all.chains != first_chains)
+        free(all.chains);
+    all.chains = chains;
+    all.bits = bits;
+}
+
+/* Locked. Twice as many chains, if there is memory: a program may have very many events. */
+static void grow(void)
+{
+    const size_t chains = (size_t)1 << all.bits;
+    struct event **more = calloc(2 * chains, sizeof(*more)), *events = NULL;
+    if (!more)
+        return;
+    for (size_t i = 0; i < chains; i++) {
+        for (struct event *e; (e = all.chains[i]); events = e) {
+            all.chains[i] = e->next;
+            e->next = events;
+        }
+    }
+    set_chains(more, all.bits + 1);
+    for (struct event *e; (e = events);) {
+        struct event **at = place_of(e->handle);
+        events = e->next;
+        e->next = NULL;
+        *at = e;
+    }
 }
 
 static uint64_t tick(void)
@@ -57,11 +91,14 @@ void ibx_events_add(uint64_t handle)
         free(made);
         made = *at;
         *at = made->next;
+        all.count--;
     }
     if (made) {
         const uint64_t now = tick();
         *made = (struct event){.next = *at, .handle = handle, .made = now, .changed = now};
         *at = made;
+        if (++all.count > (size_t)1 << all.bits)
+            grow();
     }
     pthread_mutex_unlock(&all.lock);
 }
@@ -70,8 +107,10 @@ void ibx_events_remove(uint64_t handle)
 {
     pthread_mutex_lock(&all.lock);
     struct event **at = place_of(handle), *gone = *at;
-    if (gone)
+    if (gone) {
         *at = gone->next;
+        all.count--;
+    }
     pthread_mutex_unlock(&all.lock);
     free(gone);
 }
@@ -79,12 +118,14 @@ void ibx_events_remove(uint64_t handle)
 void ibx_events_clear(void)
 {
     pthread_mutex_lock(&all.lock);
-    for (unsigned i = 0; i < CHAINS; i++) {
+    for (size_t i = 0; i < (size_t)1 << all.bits; i++) {
         for (struct event *e; (e = all.chains[i]);) {
             all.chains[i] = e->next;
             free(e);
         }
     }
+    set_chains(first_chains, FIRST_BITS);
+    all.count = 0;
     pthread_mutex_unlock(&all.lock);
 }
 
