@@ -355,19 +355,20 @@ static bool has_room(struct ibx_pipeline *p)
     return ibx_session_live(p->session) && backlog_room(p, p->staged_length);
 }
 
-/* Before and after the request in hand is added. `number` 0: before. A query that was sent after
- * the record was noted comes after it, so its use is noted first. */
+/* Before and after the request in hand is added. `number` 0: before. */
 static void note_events(const struct ibx_pipeline *p, const struct ibx_scope *scope,
                         uint64_t number, bool may_record)
 {
     const struct ibx_event_use use = {number ? p->id : 0, number};
     if (may_record)
         ibx_events_doubt();
-    if (scope->event && number)
-        ibx_events_use(scope->event, &use);
+    if (!scope->event)
+        return;
     if (ibx_call_records(p->call))
         ibx_events_record(scope->event, &use);
-    if (scope->event && !number && ibx_call_ends_event(p->call))
+    else if (number)
+        ibx_events_use(scope->event, &use);
+    else if (ibx_call_ends_event(p->call))
         ibx_events_remove(scope->event);
 }
 

@@ -183,6 +183,8 @@ void ibx_events_record(uint64_t handle, const struct ibx_event_use *use)
     if (e) {
         e->changed = tick();
         e->last = *use;
+        if (use->number)
+            note_use(e, use);
     }
     pthread_mutex_unlock(&all.lock);
 }

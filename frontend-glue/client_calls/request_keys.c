@@ -30,11 +30,13 @@ bool ibx_call_ends_event(const struct ibx_call *call)
 
 uint64_t ibx_request_event(const struct ibx_call *call, const uint8_t *body, size_t n)
 {
+    if (!call->event || !call->length || n != call->length)
+        return 0;
     const bool waits = call->kind == IBX_CALL_REPEATS && call->stream_at == 0;
     const bool named = ibx_call_records(call) || ibx_call_ends_event(call) ||
                        (waits && !strcmp(call->name, "cudaStreamWaitEvent")) ||
-                       (call->kind == IBX_CALL_QUERIES && call->event);
-    if (!named || !call->length || n != call->length)
+                       call->kind == IBX_CALL_QUERIES;
+    if (!named)
         return 0;
     struct ibx_reader r = ibx_reader_of(body + (waits ? 8 : 0), 8);
     return ibx_get_u64(&r);
@@ -42,7 +44,7 @@ uint64_t ibx_request_event(const struct ibx_call *call, const uint8_t *body, siz
 
 bool ibx_request_may_record(const struct ibx_call *call, const uint8_t *body, size_t n)
 {
-    const unsigned number = ibx_call_own_request(call, body, n);
+    unsigned number;
     switch (call->kind) {
     case IBX_CALL_OTHER:
     case IBX_CALL_SHARES:
@@ -54,6 +56,7 @@ bool ibx_request_may_record(const struct ibx_call *call, const uint8_t *body, si
     case IBX_CALL_REPEATS: /* a graph */
         return !ibx_request_event(call, body, n);
     case IBX_CALL_EXTRA:
+        number = ibx_call_own_request(call, body, n);
         return number != IBX_OWN_HOST_ASK && number != IBX_OWN_STREAM_WAIT &&
                number != IBX_OWN_SET_KERNEL;
     default:
