@@ -138,13 +138,6 @@ bool ibx_answer_no_error(struct ibx_pipeline *p, const struct ibx_call *call)
     return !atomic_load(&p->ended) && !atomic_load(&p->failure);
 }
 
-bool ibx_answer_is_over(const struct ibx_pipeline *p, uint64_t event)
-{
-    return event && p->mode == IBX_PIPELINE_ALL && !atomic_load(&p->failure) &&
-           !ibx_process_captures() && p->losses == ibx_process_losses() &&
-           ibx_events_are_over(event);
-}
-
 static bool answer_known(struct ibx_pipeline *p)
 {
     uint8_t key[sizeof(p->staged)];
@@ -201,8 +194,7 @@ static bool answer_here(struct ibx_pipeline *p, const uint8_t *body, size_t n)
     case IBX_CALL_SELECTS:
         return ibx_library_has_selected(p, body, n);
     case IBX_CALL_QUERIES:
-        return ibx_idle_answers(p, body, n) ||
-               ibx_answer_is_over(p, ibx_request_event(p->call, body, n));
+        return ibx_idle_answers(p, body, n);
     default:
         return false;
     }

@@ -63,7 +63,6 @@ static void replied(void *context, int exit_code)
                 exit_code);
         atomic_compare_exchange_strong(&p->failure, &none, exit_code);
         ibx_process_reset(); /* such calls wait again until they have succeeded */
-        ibx_events_doubt();
     }
     atomic_fetch_add(&p->replied, 1);
     ibx_process_count(-1);
@@ -357,11 +356,9 @@ static bool has_room(struct ibx_pipeline *p)
 
 /* Before and after the request in hand is added. `number` 0: before. */
 static void note_events(const struct ibx_pipeline *p, const struct ibx_scope *scope,
-                        uint64_t number, bool may_record)
+                        uint64_t number)
 {
     const struct ibx_event_use use = {number ? p->id : 0, number};
-    if (may_record)
-        ibx_events_doubt();
     if (!scope->event)
         return;
     if (ibx_call_records(p->call))
@@ -378,11 +375,10 @@ bool ibx_backlog_add(struct ibx_pipeline *p, const struct ibx_scope *scope, bool
     size_t n;
     const uint8_t *body = ibx_request_body(p, &n);
     const bool stays = ibx_request_stays(p->call, body, n);
-    const bool may_record = ibx_request_may_record(p->call, body, n);
     if (work)
         ibx_process_work(stays);
     ibx_process_order(p, scope);
-    note_events(p, scope, 0, may_record);
+    note_events(p, scope, 0);
     pthread_mutex_lock(&p->lock);
     bool good = has_room(p);
     if (good) {
@@ -401,7 +397,7 @@ bool ibx_backlog_add(struct ibx_pipeline *p, const struct ibx_scope *scope, bool
             ibx_unseen_add(p, request);
         if (p->call->kind == IBX_CALL_REGISTERS)
             p->mute = request;
-        note_events(p, scope, request, may_record);
+        note_events(p, scope, request);
         leave_behind(p);
         good = !atomic_load(&p->ended);
     }

@@ -226,7 +226,7 @@ bool ibx_pipeline_all_rests(struct ibx_pipeline *p)
 
 bool ibx_pipeline_is_over(struct ibx_pipeline *p, uint64_t event)
 {
-    return knows(p) && (ibx_idle_holds(p, &p->events_idle, event) || ibx_answer_is_over(p, event));
+    return knows(p) && ibx_idle_holds(p, &p->events_idle, event);
 }
 
 bool ibx_pipeline_is_pending(struct ibx_pipeline *p, uint64_t event)

@@ -1,28 +1,19 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Events that this process has made: which requests without a reply name them, and which of them
- * are over. An event for which there is no memory here is not noted: calls with it wait, as calls
- * with events of other processes do.
- *
- * That an event is over is known of its last record. A graph may record it, too, so what may launch
- * one, and what else may record any event, makes all that doubtful; so does an error, since every
- * call may return one that stays. Natively an error appears when the device has it, so an answer
- * from here may be a little older than the device's: by SAME_NS at most.
+ * Events that this process has made, and which requests without a reply name them. An event for
+ * which there is no memory here is not noted: calls with it wait, as calls with events of other
+ * processes do.
  */
 #include "frontend-glue/client_calls/internal.h"
-
-#include "common/clock.h"
 
 #include <stdlib.h>
 
 #define FIRST_BITS 10u
-#define SAME_NS    1000000u /* for so long an event that is over is not asked about again */
 
 struct event {
     struct event *next;
     uint64_t handle;
-    uint64_t made, changed;    /* when it was made, and when it was made or recorded last */
-    uint64_t over, over_ns;    /* when it was over, by `changes` and by the clock; 0: not known */
+    uint64_t made;             /* no other event has had this number */
     struct ibx_event_use last; /* its last record; number 0: it has a reply */
     struct ibx_event_uses uses;
 };
@@ -32,10 +23,9 @@ static struct {
     pthread_mutex_t lock;
     struct event **chains; /* 1 << bits of them */
     unsigned bits;
-    size_t count; /* of events */
+    size_t count;  /* of events */
+    uint64_t made; /* the last one's number */
 } all = {.lock = PTHREAD_MUTEX_INITIALIZER, .chains = first_chains, .bits = FIRST_BITS};
-/* A clock of everything that may change whether an event is over; and its last time for all. */
-static _Atomic uint64_t changes = 1, doubts;
 
 /* Locked. The pointer to the event, or to NULL at its chain's end. */
 static struct event **place_of(uint64_t handle)
@@ -77,11 +67,6 @@ static void grow(void)
     }
 }
 
-static uint64_t tick(void)
-{
-    return atomic_fetch_add(&changes, 1) + 1;
-}
-
 void ibx_events_add(uint64_t handle)
 {
     struct event *made = calloc(1, sizeof(*made));
@@ -94,8 +79,7 @@ void ibx_events_add(uint64_t handle)
         all.count--;
     }
     if (made) {
-        const uint64_t now = tick();
-        *made = (struct event){.next = *at, .handle = handle, .made = now, .changed = now};
+        *made = (struct event){.next = *at, .handle = handle, .made = ++all.made};
         *at = made;
         if (++all.count > (size_t)1 << all.bits)
             grow();
@@ -174,14 +158,11 @@ bool ibx_events_uses(uint64_t handle, struct ibx_event_uses *uses)
     return e && !uses->many;
 }
 
-/* ----------------------------------------------------------------------- whether it is over */
-
 void ibx_events_record(uint64_t handle, const struct ibx_event_use *use)
 {
     pthread_mutex_lock(&all.lock);
     struct event *e = *place_of(handle);
     if (e) {
-        e->changed = tick();
         e->last = *use;
         if (use->number)
             note_use(e, use);
@@ -197,45 +178,6 @@ bool ibx_events_last(uint64_t handle, struct ibx_event_use *last)
         *last = e->last;
     pthread_mutex_unlock(&all.lock);
     return e && last->number;
-}
-
-void ibx_events_doubt(void)
-{
-    const uint64_t now = tick();
-    uint64_t before = atomic_load(&doubts);
-    while (before < now && !atomic_compare_exchange_weak(&doubts, &before, now))
-        ; /* another thread's later doubt stays */
-}
-
-uint64_t ibx_events_now(void)
-{
-    return atomic_load(&changes);
-}
-
-/* Locked. Whether nothing has changed since then. */
-static bool is_as(const struct event *e, uint64_t since)
-{
-    return e->changed <= since && atomic_load(&doubts) <= since;
-}
-
-void ibx_events_end(uint64_t handle, uint64_t since)
-{
-    pthread_mutex_lock(&all.lock);
-    struct event *e = *place_of(handle);
-    if (e && is_as(e, since)) {
-        e->over = since;
-        e->over_ns = ibx_now_ns();
-    }
-    pthread_mutex_unlock(&all.lock);
-}
-
-bool ibx_events_are_over(uint64_t handle)
-{
-    pthread_mutex_lock(&all.lock);
-    const struct event *e = *place_of(handle);
-    const bool over = e && e->over && is_as(e, e->over) && ibx_now_ns() - e->over_ns < SAME_NS;
-    pthread_mutex_unlock(&all.lock);
-    return over;
 }
 
 /* ------------------------------------------------------------------------------- around a fork */

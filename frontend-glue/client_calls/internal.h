@@ -125,11 +125,9 @@ struct ibx_pipeline {
     bool stays;       /* ibx_request_stays() of it */
     bool settles;     /* ibx_request_settles() of it */
     bool ends_nodes;  /* it destroys a graph, or one of its nodes */
-    bool may_record;  /* ibx_request_may_record() of it */
     uint64_t records; /* the event that it records; 0: none */
     bool ends_handle; /* it destroys a stream, an event or an executable graph: */
     uint64_t ended_handle;
-    uint64_t asked_at; /* ibx_events_now() when it was sent */
     uint8_t device[4]; /* the body of the cudaSetDevice that succeeded last */
     bool device_known;
     int32_t current;      /* device, -1: not known */
@@ -211,8 +209,6 @@ bool ibx_request_stays(const struct ibx_call *call, const uint8_t *body, size_t 
 /* Whether the call waits for all work that is ordered with the legacy stream, as a synchronous copy
  * does. */
 bool ibx_request_settles(const struct ibx_call *call, const uint8_t *body, size_t n);
-/* Whether it records events that it does not name, or may. */
-bool ibx_request_may_record(const struct ibx_call *call, const uint8_t *body, size_t n);
 /* The only event that it is about; 0: it is about none, or does not say about which. */
 uint64_t ibx_request_event(const struct ibx_call *call, const uint8_t *body, size_t n);
 /* Whether it is cudaEventDestroy. */
@@ -257,8 +253,6 @@ void ibx_answer_or_send(struct ibx_pipeline *pipeline, const uint8_t *body, size
 /* Whether there is no last error, and none can come from requests without a reply: for a `call`
  * that returns it. */
 bool ibx_answer_no_error(struct ibx_pipeline *pipeline, const struct ibx_call *call);
-/* Whether the event is over, and a query of it need not ask; 0 is no event. */
-bool ibx_answer_is_over(const struct ibx_pipeline *pipeline, uint64_t event);
 /* The reply to be read next is that of a success without output. */
 void ibx_answer_success(struct ibx_pipeline *pipeline);
 
@@ -357,14 +351,6 @@ bool ibx_events_uses(uint64_t event, struct ibx_event_uses *uses);
 void ibx_events_record(uint64_t event, const struct ibx_event_use *use);
 /* Its last record. False: that has a reply, or the event is not known. */
 bool ibx_events_last(uint64_t event, struct ibx_event_use *last);
-/* Something may have recorded any event, or an error has come; called before and after it. */
-void ibx_events_doubt(void);
-/* A moment; and: a query or a wait that was sent after this moment has said that the event is
- * over. */
-uint64_t ibx_events_now(void);
-void ibx_events_end(uint64_t event, uint64_t since);
-/* Whether the event is over, as the device has said a short time ago. */
-bool ibx_events_are_over(uint64_t event);
 /* Around a fork; the child, which has no events, clears them. */
 void ibx_events_lock(void);
 void ibx_events_unlock(void);

@@ -42,28 +42,6 @@ uint64_t ibx_request_event(const struct ibx_call *call, const uint8_t *body, siz
     return ibx_get_u64(&r);
 }
 
-bool ibx_request_may_record(const struct ibx_call *call, const uint8_t *body, size_t n)
-{
-    unsigned number;
-    switch (call->kind) {
-    case IBX_CALL_OTHER:
-    case IBX_CALL_SHARES:
-    case IBX_CALL_RESETS:
-    case IBX_CALL_BEGIN_CAPTURE:
-    case IBX_CALL_END_CAPTURE:
-    case IBX_CALL_SETS_UP:
-        return true;
-    case IBX_CALL_REPEATS: /* a graph */
-        return !ibx_request_event(call, body, n);
-    case IBX_CALL_EXTRA:
-        number = ibx_call_own_request(call, body, n);
-        return number != IBX_OWN_HOST_ASK && number != IBX_OWN_STREAM_WAIT &&
-               number != IBX_OWN_SET_KERNEL;
-    default:
-        return false;
-    }
-}
-
 bool ibx_call_adds_work(const struct ibx_call *call)
 {
     switch (call->kind) {

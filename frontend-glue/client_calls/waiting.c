@@ -55,8 +55,6 @@ static void outdates(const struct ibx_pipeline *p)
         ibx_process_handle();
     if (p->ends_handle)
         ibx_process_end(p->ended_handle);
-    if (p->may_record)
-        ibx_events_doubt();
     if (p->records)
         ibx_events_record(p->records, &none);
 }
@@ -92,9 +90,7 @@ static void before_waiting(struct ibx_pipeline *p, const uint8_t *body, size_t n
         ibx_process_capture(true); /* sharing does not end */
     p->ends_nodes = ends_nodes(p->call, body, n);
     p->ends_handle = ends_handle(p->call, body, n, &p->ended_handle);
-    p->may_record = ibx_request_may_record(p->call, body, n);
     p->records = ibx_call_records(p->call) ? scope.event : 0;
-    p->asked_at = ibx_events_now();
     if (p->call->kind == IBX_CALL_SETS_UP || p->call->kind == IBX_CALL_SELECTS)
         ibx_library_sets_up(body, n);
     if (is_end_of_stream(p->call))
@@ -169,8 +165,6 @@ int ibx_waiting_told(struct ibx_pipeline *p, int exit_code, bool waits)
 {
     p->errors += exit_code != 0;
     if (exit_code) {
-        if (exit_code != NOT_READY)
-            ibx_events_doubt();
         p->clean = false;
         int same = exit_code; /* a sticky error, which all calls return: it is told by this one */
         if (waits) {
@@ -321,8 +315,6 @@ static void learn_plain(struct ibx_pipeline *p, const uint8_t *body, size_t n)
      * work. */
     if (call->kind == IBX_CALL_QUERIES || (call->kind == IBX_CALL_FREES && p->freed))
         ibx_idle_learn(p, body, n);
-    if (call->kind == IBX_CALL_QUERIES && call->event)
-        ibx_events_end(ibx_request_event(call, body, n), p->asked_at);
     if (call->kind == IBX_CALL_PUSH)
         p->configurations.push_known = true;
     if (call->kind == IBX_CALL_SET_DEVICE) {

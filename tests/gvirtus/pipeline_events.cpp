@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// Events that the process has made: their end, and whether they are over.
+// Events that the process has made: their end, and whether their last record was run.
 #include "tests/gvirtus/pipeline_scene.h"
 
 #include <cstring>
-#include <functional>
 
 namespace
 {
@@ -88,40 +87,6 @@ bool events_pend()
     return HOLDS(asked(&scene, &app, "cudaEventQuery", Body().u64(5)) == 1);
 }
 
-// An event that is over stays over, for a moment, whatever else is added, until it is recorded
-// again, by whomever.
-bool events_stay_over()
-{
-    Scene scene;
-    App other = scene.app(), app = scene.app();
-    const Body event = Body().u64(5);
-    const auto query = [&] { return asked(&scene, &app, "cudaEventQuery", event); };
-    REQUIRE(warm(&app) && warm(&other) && app.call("cudaEventDestroy", event) == 0);
-    REQUIRE(makes_event(&other, 5) && other.record(5) == 0 && other.synchronize() == 0);
-    REQUIRE(app.call("cudaGraphLaunch", Body().u64(1).u64(STREAM)) == 0);
-    // A moment may be over before the second look, if the machine is busy.
-    const auto stays = [&] {
-        return becomes([&] {
-            return app.call("cudaEventQuery", event) == 0 && other.launch(1) == 0 &&
-                   direct->knows(IBX_FRONTEND_EVENT_OVER, 5, nullptr);
-        });
-    };
-    const std::function<int()> ends[] = {
-        [&] { return other.record(5); },
-        [&] { return app.record(5); },
-        [&] { return app.call("cudaGraphLaunch", Body().u64(1).u64(STREAM)); },
-        [&] { return app.record(77) == 400 ? 0 : -1; },
-        [&] { return other.call("cudaStreamBeginCapture", Body().u64(STREAM + 2).i32(2)); },
-    };
-    for (const auto &end : ends) {
-        REQUIRE(stays() && end() == 0);
-        REQUIRE(!direct->knows(IBX_FRONTEND_EVENT_OVER, 5, nullptr));
-        REQUIRE(other.call("cudaStreamEndCapture", Body().u64(STREAM + 2).i32(0)) >= 0);
-        REQUIRE(app.synchronize() == 0 && other.synchronize() == 0 && query() == 1);
-    }
-    return HOLDS(app.last_error() == 400);
-}
-
 } // namespace
 
 void check_events()
@@ -129,6 +94,4 @@ void check_events()
     check("events whose end does not wait", events_end_early);
     check("... and comes after other threads' records", events_end_in_order);
     check("events whose record was not run", events_pend);
-    // What it does with captures and errors lasts: in a process of its own.
-    check("events that stay over", [] { return apart(events_stay_over); });
 }
