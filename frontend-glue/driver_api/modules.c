@@ -274,9 +274,17 @@ EXPORTED int cuLibraryGetModule(void **module, void *library)
     return rc;
 }
 
+/* A library that does not work has no variables, and its error comes first. */
+static int variable_of(uint64_t *address, size_t *n, void *library, const char *name)
+{
+    const int error = name && (address || n) ? used(library) : CUDA_SUCCESS;
+    const int rc = variable(address, n, library, name);
+    return error ? error : rc;
+}
+
 EXPORTED int cuLibraryGetGlobal(uint64_t *address, size_t *n, void *library, const char *name)
 {
-    return IN_CONTEXT(variable(address, n, library, name));
+    return IN_CONTEXT(variable_of(address, n, library, name));
 }
 
 /* ------------------------------------------------------------------------------- kernels */

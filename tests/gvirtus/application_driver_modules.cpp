@@ -378,15 +378,21 @@ static bool loads_late()
 {
     void *library = nullptr, *made = nullptr;
     int mode = 0;
+    std::uint64_t address = 1;
     Told none(0, 0, false);
     REQUIRE(cu("cuModuleGetLoadingMode", &mode) == 0 && mode == 2);
     for (const std::string &ptx : {bad_ptx, ptx_with("nonsense")}) {
         REQUIRE(load_library(&library, ptx, &none) == 0 && library);
         REQUIRE(cu("cuLibraryGetKernel", &made, library, STUB_STRANGE_KERNEL) == 218);
         REQUIRE(cu("cuLibraryGetModule", &made, library) == 218 && !made);
+        REQUIRE(cu("cuLibraryGetGlobal", &address, static_cast<std::size_t *>(nullptr), library,
+                   "other") == 218 &&
+                !address);
         REQUIRE(cu("cuLibraryUnload", library) == 0);
     }
     REQUIRE(load_library(&library, good_ptx, &none) == 0);
+    REQUIRE(cu("cuLibraryGetGlobal", &address, static_cast<std::size_t *>(nullptr), library,
+               "other") == 500);
     REQUIRE(cu("cuLibraryGetKernel", &made, library, "other") == 500 && !made);
     REQUIRE(cu("cuLibraryGetKernel", &made, library, STUB_LIBRARY_KERNEL) == 0 && made);
     REQUIRE(cu("cuLibraryGetModule", &made, library) == 0 && cu("cuLibraryUnload", library) == 0);
