@@ -514,8 +514,8 @@ static int fetch_first(struct ibx_staging *st, unsigned count)
     return rc;
 }
 
-/* Fetches a plain copy that fits into one chunk, and waits for it by a word (word.h): most such
- * copies have a few bytes, and the program waits for them. */
+/* Fetches a plain copy that fits into one chunk, and waits for it by a word (completion_word.h):
+ * most such copies have a few bytes, and the program waits for them. */
 static int fetch_whole(struct ibx_staging *st)
 {
     struct ibx_staging_slot *slot = &st->slots[st->fetched++];

@@ -5,7 +5,7 @@
 
 #include "common/state_machine.h"
 #include "gpudirect/staging.h"
-#include "gpudirect/word.h"
+#include "gpudirect/completion_word.h"
 
 #define IBX_STAGING_AT_ONCE 2u /* pieces of a straight copy given to the GPU at a time */
 
@@ -88,8 +88,8 @@ int ibx_staging_record(struct ibx_staging *staging, void *event, void *stream);
 int ibx_staging_dma(struct ibx_staging *staging, void *host, uint64_t at, size_t length,
                     bool to_device, void *event, bool *begun);
 
-/* unstaged.c. Whether a word (word.h) may tell the end of the current copy. The events must be
- * ready. */
+/* unstaged.c. Whether a word (completion_word.h) may tell the end of the current copy. The events
+ * must be ready. */
 bool ibx_staging_has_word(struct ibx_staging *staging);
 /* unstaged.c. Copies the first `length` bytes of the current copy from the device to pinned memory
  * and waits for them by a word. 0 or a CUresult. */

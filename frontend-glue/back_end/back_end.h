@@ -4,7 +4,7 @@
  * CUDA in this process.
  *
  *   runtime.c        CUDA in this process: the driver, and the runtime of GVirtuS's handlers
- *   gone_contexts.c  contexts that are gone
+ *   destroyed_contexts.c  contexts that are gone
  *   replies.c        the shape of GVirtuS's replies
  *   tuning.c         which path a copy of which size takes, and the file of `ib-bw tune`
  */
@@ -330,7 +330,7 @@ bool ibx_back_end_able(struct gpu_session *x);
 /* The same, but first makes the context, as a thread's first call of the runtime would. */
 bool ibx_back_end_begin_context(struct gpu_session *x);
 
-/* gone_contexts.c */
+/* destroyed_contexts.c */
 
 /* How many contexts have gone so far. */
 unsigned ibx_back_end_resets(void);

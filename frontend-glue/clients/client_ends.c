@@ -6,9 +6,9 @@
  *
  * cudaFree waits for all work of the device, and meanwhile the driver keeps other calls out, such
  * as one that a kernel waits for. So a few things at a time are freed, each time when all work has
- * ended that was there a moment ago (moments.c), and not while somebody captures. Then the thread
- * rests for three times as long as that took, unless there are no clients, or somebody waits for
- * memory.
+ * ended that was there a moment ago (work_under_way.c), and not while somebody captures. Then the
+ * thread rests for three times as long as that took, unless there are no clients, or somebody waits
+ * for memory.
  *
  * Work that never ends would block all this. If it is another client's, memory is freed by
  * cudaFreeAsync, which does not wait for that work, and things whose freeing never waits are freed

@@ -19,8 +19,8 @@
  *   frees.c          frees memory while graphs of clients run
  *   own_streams.c    streams of the back end's own
  *   own_work.c       waits for a client's own work, where CUDA would wait for all clients'
- *   moments.c        when all work that is under way now is over
- *   given_back.c     how each kind of thing is given back
+ *   work_under_way.c  when all work that is under way now is over
+ *   release.c        how each kind of thing is given back
  *   own_reset.c      cudaDeviceReset of one client of several
  *   client_ends.c, left_work.c  what clients leave behind
  *   ended.c          whether there are such clients, for those who wait for memory

@@ -94,7 +94,7 @@ bool ibx_own_work_leave(struct gpu_session *x, enum ibx_handle_kind kind, uint64
  * until the client's process has ended: the request gets the name of no call. */
 void ibx_own_unload_guard(struct gpu_session *x, uint8_t *bytes, size_t n);
 
-/* moments.c */
+/* work_under_way.c */
 
 /* What has become of a context's work. */
 enum ibx_work {
@@ -154,7 +154,7 @@ void ibx_end_forget(const void *context);
 void ibx_end_opened(enum ibx_handle_kind kind, uint64_t value);
 void ibx_end_math(unsigned type, uint64_t handle);
 
-/* given_back.c */
+/* release.c */
 
 /* The i-th kind of what is given back one by one, in the order of giving back; false: there are
  * fewer. */

@@ -74,7 +74,7 @@ const struct copy_path *ibx_copies_path(struct gpu_session *x);
 /* Hook: moves the next n bytes of a reply into the client's memory; as ibx_session_fail(). */
 int ibx_copies_deliver(void *context, const struct ibx_remote *remote, size_t n);
 
-/* late.c: as ibx_session_fail() */
+/* parts_ahead.c: as ibx_session_fail() */
 
 /* The copy in hand, which is `late`, is answered later; that before is now. */
 int ibx_copies_delay(struct gpu_session *x, const struct ibx_request *q, uint64_t began);

@@ -20,7 +20,7 @@
  *   direct.c         the fabric accesses the GPU's memory
  *   choice.c         from which sizes paths are used, and the outcome of a copy
  *   check.c          asks CUDA about a copy before it runs
- *   late.c           parts of long copies from the device that are answered late
+ *   parts_ahead.c    parts of long copies from the device that are answered late
  *   slot_copies.c    copies between slots of graphs and clients
  *   symbol.c         the address of a symbol of the program
  *

@@ -8,7 +8,7 @@
  * pause.
  *
  *   agreement.c  whether a session survives at all
- *   kept.c       messages that may have to be sent again
+ *   unacknowledged.c  messages that may have to be sent again
  *   names.c      the names (remotes) of the client's memory on each connection
  *   reconnect.c  how the client finds its server again
  *   waiting.c    where the server finds the session

@@ -15,10 +15,10 @@
  *   math_calls.c    functions of cuBLAS and others; math_descriptors.c: cuBLASLt's descriptors
  *   own_requests.c  encodes the structures in requests of ibx's own
  *   frames.c        the frames of GVirtuS's own wire
- *   owed.c          replies to requests that were answered before the server has run them
+ *   deferred_replies.c  replies to requests that were answered before the server has run them
  *   agreement.c     whether a session survives its connection
  *   link.c          continues a session over another connection
- *   kept.c          messages that may have to be sent again then
+ *   unacknowledged.c  messages that may have to be sent again then
  *   reconnect.c     how the client finds its server again
  *   waiting.c       where the server finds the session
  *   report.c        what a server reports about such sessions

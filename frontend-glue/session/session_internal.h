@@ -381,7 +381,7 @@ bool ibx_shared_region_put(struct ibx_session *s, struct ibx_mr *mr);
  * connection. */
 void ibx_shared_regions_leave(struct ibx_session *s);
 
-/* kept.c */
+/* unacknowledged.c */
 
 int ibx_kept_init(struct kept *kept, unsigned slots);
 void ibx_kept_fini(struct kept *kept);
@@ -506,7 +506,7 @@ void ibx_waiting_each(struct ibx_session *asks,
 /* Server: answers SESSIONS. 0 or a negative errno. */
 int ibx_report_send(struct ibx_session *s);
 
-/* owed.c */
+/* deferred_replies.c */
 
 /* Whether there is an unread message of the stream, or an unread part of one. */
 bool ibx_session_has_bytes(const struct ibx_session *s);

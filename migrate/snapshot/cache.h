@@ -10,7 +10,7 @@
  *   children.c  the faults of QEMUs on this host that have the files mapped privately
  *   child.c     how such a QEMU is handed over to that
  *   child_record.c  what is known of it, for the next process
- *   left_behind.c   children of a process that was killed when the folder had all pages
+ *   orphaned_children.c   children of a process that was killed when the folder had all pages
  *   holes.c     the parts of its memory that are zero in a whole snapshot
  *   network.c   its network cards, whose MACs are not the parent's
  *   multicast_cache.c  pages that come by multicast
@@ -287,7 +287,7 @@ bool ibx_snapshot_child_records(const struct ibx_snapshot_folder *folder,
 /* Whether there is one, for which nobody may answer. */
 bool ibx_snapshot_children_left(const struct ibx_snapshot_folder *folder);
 
-/* ------------------------------------------------------------ left_behind.c */
+/* ------------------------------------------------------------ orphaned_children.c */
 
 /* Of a whole folder: if nobody serves its children, and some are left, they are let go. What fails
  * is logged: each of them waits on. */

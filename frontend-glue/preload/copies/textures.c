@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Textures and surfaces, as requests of ibx's own. Their descriptions are kept here. */
-#include "frontend-glue/preload/copies/device_things.h"
+#include "frontend-glue/preload/copies/device_objects.h"
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
 

@@ -11,7 +11,7 @@
  *   absent.c           calls that a remote GPU cannot have
  *   per_thread.c       the names of calls with a default stream for each thread
  *   libraries.c        libraries of kernels that a program loads (cudaLibraryLoadData)
- *   lone_variables.c   variables of such libraries that have no kernel
+ *   variables_without_kernels.c  variables of such libraries that have no kernel
  *   libcublaslt.c      libcublasLt.so for programs that link it
  *   search.c           libibx-search.so: where the loader finds CUDA's libraries
  */
@@ -32,7 +32,7 @@ void ibx_frontend_library_note_works(const void *library);
  * It is valid until the library is unloaded. */
 const void *ibx_frontend_library_ptx(const void *library);
 
-/* ----------------------------------------------------------------------------- lone_variables.c */
+/* --------------------------------------------------------------- variables_without_kernels.c */
 
 /* The memory, on the current device, of a variable of n bytes in a library without kernels;
  * allocates it if needed. `fat`: the fat binary of the library, `size` bytes. *all: the list of the

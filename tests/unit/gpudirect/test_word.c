@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Words that the GPU writes after copies: to whom they belong, and how copies without staging
  * use them. */
-#include "gpudirect/word.h"
+#include "gpudirect/completion_word.h"
 #include "gpudirect/pinned.h"
 #include "gpudirect/staging.h"
 #include "common/clock.h"

@@ -12,8 +12,8 @@
  * Used only where there are enough processors, since polling occupies one. From any thread; a word
  * belongs to the thread that took it.
  */
-#ifndef IBX_GPUDIRECT_WORD_H
-#define IBX_GPUDIRECT_WORD_H
+#ifndef IBX_GPUDIRECT_COMPLETION_WORD_H
+#define IBX_GPUDIRECT_COMPLETION_WORD_H
 
 #include "gpudirect/cuda.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-#include "gpudirect/word.h"
+#include "gpudirect/completion_word.h"
 
 #include "common/clock.h"
 #include "common/thread.h"
