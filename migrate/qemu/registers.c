@@ -41,6 +41,9 @@ static int set_general(pid_t pid, const struct user_regs_struct *general)
 
 #if defined(__x86_64__)
 
+#define AT     rip /* members of user_regs_struct: the next instruction, */
+#define RESULT rax /* ... and what a system call has returned */
+
 /* syscall */
 const struct ibx_call_instruction ibx_call_instruction = {{0x0f, 0x05}, 2, 1};
 
@@ -64,25 +67,17 @@ int ibx_registers_prepare(pid_t pid, const struct ibx_registers *r, uint64_t at,
 {
     struct user_regs_struct g = r->general;
     const uint64_t *a = arguments;
-    g.rip = at;
+    g.AT = at;
     g.rax = (uint64_t)number;
     g.orig_rax = UINT64_MAX; /* no system call to restart on the way out */
     g.rdi = a[0], g.rsi = a[1], g.rdx = a[2], g.r10 = a[3], g.r8 = a[4], g.r9 = a[5];
     return set_general(pid, &g);
 }
 
-int ibx_registers_result(pid_t pid, uint64_t at, int64_t *result)
-{
-    struct user_regs_struct g;
-    bool are_wide;
-    const int rc = get_general(pid, &g, &are_wide);
-    if (rc || !are_wide)
-        return rc ? rc : -EINPROGRESS;
-    *result = (int64_t)g.rax;
-    return g.rip == at + ibx_call_instruction.length ? 0 : -EINPROGRESS;
-}
-
 #elif defined(__aarch64__)
+
+#define AT     pc
+#define RESULT regs[0]
 
 #define ARM_SSVE         0x40b    /* NT_ARM_SSVE, Linux 5.19 */
 #define VECTORS_ARE_WIDE 1u       /* SVE_PT_REGS_SVE */
@@ -147,20 +142,9 @@ int ibx_registers_prepare(pid_t pid, const struct ibx_registers *r, uint64_t at,
     struct user_regs_struct g = r->general;
     memcpy(g.regs, arguments, 6 * sizeof(*arguments));
     g.regs[8] = (uint64_t)number;
-    g.pc = at;
+    g.AT = at;
     g.pstate &= ~BRANCH_TYPE; /* the instruction is no target of branches */
     return set_general(pid, &g);
-}
-
-int ibx_registers_result(pid_t pid, uint64_t at, int64_t *result)
-{
-    struct user_regs_struct g;
-    bool are_wide;
-    const int rc = get_general(pid, &g, &are_wide);
-    if (rc || !are_wide)
-        return rc ? rc : -EINPROGRESS;
-    *result = (int64_t)g.regs[0];
-    return g.pc == at + ibx_call_instruction.length ? 0 : -EINPROGRESS;
 }
 
 #else
@@ -196,6 +180,21 @@ int ibx_registers_result(pid_t pid, uint64_t at, int64_t *result)
 {
     (void)pid, (void)at, (void)result;
     return -ENOTSUP;
+}
+
+#endif
+
+#ifdef AT
+
+int ibx_registers_result(pid_t pid, uint64_t at, int64_t *result)
+{
+    struct user_regs_struct g;
+    bool are_wide;
+    const int rc = get_general(pid, &g, &are_wide);
+    if (rc || !are_wide)
+        return rc ? rc : -EINPROGRESS;
+    *result = (int64_t)g.RESULT;
+    return g.AT == at + ibx_call_instruction.length ? 0 : -EINPROGRESS;
 }
 
 #endif
