@@ -129,7 +129,11 @@ static int take_transport(const struct ibx_tool_option *option, const char *text
     snprintf(key, sizeof(key), "%s", option->name);
     for (char *dash = key; (dash = strchr(dash, '-'));)
         *dash = '_';
-    return ibx_options_set(options, key, text, err);
+    const int rc = ibx_options_set(options, key, text, err);
+    const size_t named = strlen(key);
+    if (rc && !strncmp(err->message, key, named) && !strncmp(err->message + named, ": ", 2))
+        ibx_error_set(err, rc, "%s", err->message + named + 2); /* parse() names the option */
+    return rc;
 }
 
 static int take_value(const struct ibx_tool_option *option, const char *text, void *args,

@@ -123,6 +123,11 @@ def bad_values_exit_1_with_one_sentence(scene):
             ("receive", "--set", ("chunk", "chunk=7", "nonsense=1"))):
         for value in values:
             says(fails(scene, command, option, value), option)
+    for option, value, words in (
+            ("--encryption", "maybe", '"maybe" is not accepted: give required, auto or off\n'),
+            ("--key-file", "x" * 300, '"xxx')):
+        err = fails(scene, "receive", option, value)
+        assert err.startswith(f"ib-migrate: {option}: {words}"), err
     says(fails(scene, "serve --multicast --multicast-interface eth77 --cache tcp://a:1 F"),
          'no interface "eth77"')
     says(fails(scene, "serve --listen tcp://127.0.0.1:0", scene.path("F")), "there is no folder")
