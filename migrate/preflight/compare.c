@@ -7,8 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define NAMED_MAX 3   /* devices or properties in one sentence */
-#define NAMES_MAX 400 /* bytes of their names */
+#define NAMED_MAX 3 /* devices or properties in one sentence */
 
 const char *ibx_member(const json_t *object, const char *name)
 {
@@ -16,14 +15,7 @@ const char *ibx_member(const json_t *object, const char *name)
     return text ? text : "";
 }
 
-/* The first names of a list, for a message. */
-struct names {
-    char text[NAMES_MAX];
-    size_t used;
-    unsigned count;
-};
-
-__attribute__((format(printf, 2, 3))) static void name(struct names *names, const char *format, ...)
+void ibx_names_add(struct ibx_names *names, const char *format, ...)
 {
     va_list arguments;
     if (names->count++ >= NAMED_MAX || names->used >= sizeof(names->text) - 3)
@@ -37,7 +29,7 @@ __attribute__((format(printf, 2, 3))) static void name(struct names *names, cons
     va_end(arguments);
 }
 
-static const char *more(const struct names *names, char out[32])
+const char *ibx_names_more(const struct ibx_names *names, char out[32])
 {
     *out = '\0';
     if (names->count > NAMED_MAX)
@@ -106,7 +98,7 @@ static size_t count_of(const json_t *list, const char *text)
 }
 
 /* Collects the texts that `other` has less often than `list`. */
-static void name_missing(const json_t *list, const json_t *other, struct names *missing)
+static void name_missing(const json_t *list, const json_t *other, struct ibx_names *missing)
 {
     size_t index;
     json_t *item;
@@ -114,7 +106,7 @@ static void name_missing(const json_t *list, const json_t *other, struct names *
     {
         const char *text = json_is_string(item) ? json_string_value(item) : "";
         if (count_of(list, text) > count_of(other, text))
-            name(missing, "%.120s", text);
+            ibx_names_add(missing, "%.120s", text);
     }
 }
 
@@ -123,7 +115,7 @@ static void compare_lists(const json_t *source, const json_t *destination, const
 {
     const json_t *here = json_object_get(source, member),
                  *there = json_object_get(destination, member);
-    struct names lacks = {.count = 0}, has = {.count = 0};
+    struct ibx_names lacks = {.count = 0}, has = {.count = 0};
     char tail[32], other_tail[32];
     if (!json_is_array(here) || !json_is_array(there))
         return;
@@ -131,13 +123,14 @@ static void compare_lists(const json_t *source, const json_t *destination, const
     name_missing(there, here, &has);
     if (lacks.count && has.count)
         ibx_blockers_add(blockers, "the VM has %s%s here and %s%s at the destination: %s",
-                         lacks.text, more(&lacks, tail), has.text, more(&has, other_tail), remedy);
+                         lacks.text, ibx_names_more(&lacks, tail), has.text,
+                         ibx_names_more(&has, other_tail), remedy);
     else if (lacks.count)
-        ibx_blockers_add(blockers, "the destination lacks %s%s: %s", lacks.text, more(&lacks, tail),
-                         remedy);
+        ibx_blockers_add(blockers, "the destination lacks %s%s: %s", lacks.text,
+                         ibx_names_more(&lacks, tail), remedy);
     else if (has.count)
         ibx_blockers_add(blockers, "the destination has %s%s, which the VM here has not: %s",
-                         has.text, more(&has, tail), remedy);
+                         has.text, ibx_names_more(&has, tail), remedy);
 }
 
 static const char *text_of(const json_t *item)
@@ -152,7 +145,7 @@ static void compare_order(const json_t *source, const json_t *destination,
 {
     const json_t *here = json_object_get(source, "order"),
                  *there = json_object_get(destination, "order");
-    struct names is = {.count = 0}, other = {.count = 0};
+    struct ibx_names is = {.count = 0}, other = {.count = 0};
     char tail[32], other_tail[32];
     size_t index;
     json_t *item;
@@ -166,14 +159,15 @@ static void compare_order(const json_t *source, const json_t *destination,
     {
         if (json_equal(item, json_array_get(there, index)))
             continue;
-        name(&is, "%.60s", text_of(item));
-        name(&other, "%.60s", text_of(json_array_get(there, index)));
+        ibx_names_add(&is, "%.60s", text_of(item));
+        ibx_names_add(&other, "%.60s", text_of(json_array_get(there, index)));
     }
     ibx_blockers_add(blockers,
                      "guest RAM lies in the order %s%s here and %s%s at the destination: give each "
                      "node (-numa node,memdev=) and each DIMM (memdev=) the backend there that it "
                      "has here",
-                     is.text, more(&is, tail), other.text, more(&other, other_tail));
+                     is.text, ibx_names_more(&is, tail), other.text,
+                     ibx_names_more(&other, other_tail));
 }
 
 /* ------------------------------------------------------------ RAM of devices and firmware */
@@ -191,7 +185,7 @@ static void compare_ram(const json_t *source, const json_t *destination,
     const char *id;
     json_t *here;
     const json_t *ram = json_object_get(destination, "ram");
-    struct names missing = {.count = 0}, sizes = {.count = 0};
+    struct ibx_names missing = {.count = 0}, sizes = {.count = 0};
     char tail[32];
     json_object_foreach(json_is_object(ram) ? json_object_get(source, "ram") : NULL, id, here)
     {
@@ -199,21 +193,21 @@ static void compare_ram(const json_t *source, const json_t *destination,
         const uint64_t used = bytes_of(here, 0), own = bytes_of(there, 0),
                        most = bytes_of(there, 1);
         if (!there)
-            name(&missing, "%.100s", id);
+            ibx_names_add(&missing, "%.100s", id);
         else if (used != own && (own == most || used > most))
-            name(&sizes, "%.100s (%" PRIu64 " bytes here and %" PRIu64 ")", id, used, own);
+            ibx_names_add(&sizes, "%.100s (%" PRIu64 " bytes here and %" PRIu64 ")", id, used, own);
     }
     if (missing.count)
         ibx_blockers_add(blockers,
                          "the destination lacks memory of a device or of the firmware: %s%s: start "
                          "its QEMU with the same devices, ROMs and firmware as here",
-                         missing.text, more(&missing, tail));
+                         missing.text, ibx_names_more(&missing, tail));
     if (sizes.count)
         ibx_blockers_add(blockers,
                          "memory of a device or of the firmware has another size at the "
                          "destination: %s%s: give both QEMUs images of one size (-bios, pflash, "
                          "romfile) and devices with the same memory",
-                         sizes.text, more(&sizes, tail));
+                         sizes.text, ibx_names_more(&sizes, tail));
 }
 
 /* ------------------------------------------------------------ properties */
@@ -247,7 +241,7 @@ static bool differ(const char *here, const char *there, bool same_version)
 /* Collects properties that differ; one that only one side has belongs to another version of QEMU.
  * `remedy` gets the source's values, in the form in which the destination needs them. */
 static unsigned differences(const json_t *source, const json_t *destination, bool same_version,
-                            struct names *names, struct names *remedy)
+                            struct ibx_names *names, struct ibx_names *remedy)
 {
     const char *key;
     json_t *value;
@@ -260,10 +254,10 @@ static unsigned differences(const json_t *source, const json_t *destination, boo
             continue;
         count++;
         if (names)
-            name(names, "%.60s is %.60s here and %.60s", key, *here ? here : "\"\"",
-                 *json_string_value(other) ? json_string_value(other) : "\"\"");
+            ibx_names_add(names, "%.60s is %.60s here and %.60s", key, *here ? here : "\"\"",
+                          *json_string_value(other) ? json_string_value(other) : "\"\"");
         if (remedy)
-            name(remedy, "%.60s=%.60s", key, here);
+            ibx_names_add(remedy, "%.60s=%.60s", key, here);
     }
     return count;
 }
@@ -271,7 +265,7 @@ static unsigned differences(const json_t *source, const json_t *destination, boo
 static void compare_machine(const json_t *source, const json_t *destination,
                             struct ibx_blockers *blockers)
 {
-    struct names names = {.count = 0};
+    struct ibx_names names = {.count = 0};
     char tail[32];
     differences(json_object_get(source, "machine"), json_object_get(destination, "machine"), true,
                 &names, NULL);
@@ -279,7 +273,7 @@ static void compare_machine(const json_t *source, const json_t *destination,
         ibx_blockers_add(blockers,
                          "the machine differs: %s at the destination%s: start its QEMU with the "
                          "same -M, -m and -smp as here",
-                         names.text, more(&names, tail));
+                         names.text, ibx_names_more(&names, tail));
 }
 
 void ibx_compare_machines(const json_t *source, const json_t *destination, bool same_version,
@@ -342,9 +336,9 @@ static const json_t *take_partner(const json_t *others, char *taken, const json_
     return NULL;
 }
 
-static void name_device(struct names *names, const json_t *device)
+static void name_device(struct ibx_names *names, const json_t *device)
 {
-    name(names, "%.50s @ %.70s", ibx_member(device, "type"), ibx_member(device, "at"));
+    ibx_names_add(names, "%.50s @ %.70s", ibx_member(device, "type"), ibx_member(device, "at"));
 }
 
 /* Whether a device is compared. Between two versions of QEMU only plugged ones are: those of the
@@ -357,7 +351,7 @@ static bool counts(const json_t *device, bool same_version)
 static void compare_pair(const json_t *device, const json_t *other, bool same_version,
                          struct ibx_blockers *blockers)
 {
-    struct names names = {.count = 0}, remedy = {.count = 0};
+    struct ibx_names names = {.count = 0}, remedy = {.count = 0};
     char tail[32];
     differences(json_object_get(device, "properties"), json_object_get(other, "properties"),
                 same_version, &names, &remedy);
@@ -368,11 +362,11 @@ static void compare_pair(const json_t *device, const json_t *other, bool same_ve
                          "device %.60s @ %.90s differs: %s at the destination%s: start its QEMU "
                          "with %s%s",
                          ibx_member(device, "type"), ibx_member(device, "at"), names.text,
-                         more(&names, tail), memory ? "the same -m as here" : remedy.text,
+                         ibx_names_more(&names, tail), memory ? "the same -m as here" : remedy.text,
                          memory ? "" : " for it");
 }
 
-static void report_missing(const struct names *lacks, const struct names *has,
+static void report_missing(const struct ibx_names *lacks, const struct ibx_names *has,
                            struct ibx_blockers *blockers)
 {
     char tail[32];
@@ -380,12 +374,12 @@ static void report_missing(const struct names *lacks, const struct names *has,
         ibx_blockers_add(blockers,
                          "the destination lacks %s%s: start its QEMU with the same devices in the "
                          "same places as here, also those that were plugged in since",
-                         lacks->text, more(lacks, tail));
+                         lacks->text, ibx_names_more(lacks, tail));
     if (has->count)
         ibx_blockers_add(blockers,
                          "the destination has %s%s, which the VM here has not: start its QEMU "
                          "with the same devices in the same places as here",
-                         has->text, more(has, tail));
+                         has->text, ibx_names_more(has, tail));
 }
 
 /* Pairs devices of both lists and compares them. Devices of the board have no distinct places, so
@@ -393,7 +387,7 @@ static void report_missing(const struct names *lacks, const struct names *has,
 static void compare_lists_of_devices(const json_t *here, const json_t *there, char *done,
                                      char *taken, bool same_version, struct ibx_blockers *blockers)
 {
-    struct names lacks = {.count = 0}, has = {.count = 0};
+    struct ibx_names lacks = {.count = 0}, has = {.count = 0};
     size_t index;
     json_t *device;
     json_array_foreach(here, index, device)

@@ -6,8 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TEXT_MAX 400
-
 const struct ibx_cpu_property ibx_cpu_properties[] = {
     {"vendor", IBX_CPU_SAME},
     {"level", IBX_CPU_LEVEL},
@@ -87,13 +85,11 @@ static bool is_of_host(const json_t *description)
     return !strncmp(type, "host-", 5) || !strncmp(type, "max-", 4);
 }
 
-static void add(char text[TEXT_MAX], const char *name, const json_t *here, const json_t *there)
+static void add(struct ibx_names *names, const char *name, const json_t *here, const json_t *there)
 {
     char values[2][64];
-    const size_t used = strlen(text);
-    if (used < TEXT_MAX - 200) /* the first few */
-        snprintf(text + used, TEXT_MAX - used, "%s%s is %s here and %s", used ? ", " : "", name,
-                 text_of(here, values[0]), text_of(there, values[1]));
+    ibx_names_add(names, "%s is %s here and %s", name, text_of(here, values[0]),
+                  text_of(there, values[1]));
 }
 
 /* A later version of QEMU may report what an earlier one leaves to its accelerator: between two
@@ -104,7 +100,8 @@ void ibx_compare_cpu_properties(const json_t *source, const json_t *destination,
     const json_t *from = json_object_get(source, "cpu-properties"),
                  *to = json_object_get(destination, "cpu-properties");
     const bool of_host = is_of_host(source) && is_of_host(destination);
-    char worse[TEXT_MAX] = "", other[TEXT_MAX] = "";
+    struct ibx_names worse = {.count = 0}, other = {.count = 0};
+    char tail[32];
     if (strcmp(ibx_member(source, "cpu"), ibx_member(destination, "cpu")))
         return; /* reported, and everything is different */
     for (size_t i = 0; i < ibx_cpu_property_count; i++) {
@@ -114,17 +111,17 @@ void ibx_compare_cpu_properties(const json_t *source, const json_t *destination,
         if (!differ(property, here, there) ||
             (!same_version && property->rule == IBX_CPU_SAME && strcmp(property->name, "vendor")))
             continue;
-        add(of_host && is_by_host(property) ? other : worse, property->name, here, there);
+        add(of_host && is_by_host(property) ? &other : &worse, property->name, here, there);
     }
-    if (*worse)
+    if (worse.count)
         ibx_blockers_add(blockers,
-                         "the vCPUs differ: %s at the destination: start its QEMU with the same "
+                         "the vCPUs differ: %s at the destination%s: start its QEMU with the same "
                          "-cpu as here",
-                         worse);
-    if (*other)
+                         worse.text, ibx_names_more(&worse, tail));
+    if (other.count)
         ibx_blockers_note(
             blockers,
-            "the hosts' processors or their KVM differ (%s at the destination), and so does "
+            "the hosts' processors or their KVM differ (%s at the destination%s), and so does "
             "what -cpu host shows: a -cpu by name is the same everywhere",
-            other);
+            other.text, ibx_names_more(&other, tail));
 }

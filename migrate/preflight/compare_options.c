@@ -5,8 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define NAMES_MAX 256
-
 static const char *icount(const json_t *value, char out[64])
 {
     const char *text = json_string_value(value);
@@ -36,21 +34,14 @@ static void compare_clocks(const json_t *source, const json_t *destination,
                          clock, other, clock);
 }
 
-/* Adds a name to those in `out`, if there is room. */
-static void add_name(char out[NAMES_MAX], const char *name)
-{
-    const size_t used = strlen(out);
-    if (used < NAMES_MAX - 64)
-        snprintf(out + used, NAMES_MAX - used, "%s%.60s", used ? ", " : "", name);
-}
-
 /* A guest knows these files by numbers, which are those of other files if one is missing. */
 static void compare_files(const json_t *source, const json_t *destination,
                           struct ibx_blockers *blockers)
 {
     json_t *here = json_object_get(source, "fw_cfg"),
            *there = json_object_get(destination, "fw_cfg");
-    char lacks[NAMES_MAX] = "", has[NAMES_MAX] = "", differ[NAMES_MAX] = "";
+    struct ibx_names lacks = {.count = 0}, has = {.count = 0}, differ = {.count = 0};
+    char tail[32];
     const char *name;
     json_t *value;
     if (!json_is_object(here) || !json_is_object(there))
@@ -59,29 +50,29 @@ static void compare_files(const json_t *source, const json_t *destination,
     {
         const char *digest = ibx_member(here, name), *other = ibx_member(there, name);
         if (!json_object_get(there, name))
-            add_name(lacks, name);
+            ibx_names_add(&lacks, "%.60s", name);
         else if (*digest && *other && strcmp(digest, other))
-            add_name(differ, name);
+            ibx_names_add(&differ, "%.60s", name);
     }
     json_object_foreach(there, name, value)
     {
         if (!json_object_get(here, name))
-            add_name(has, name);
+            ibx_names_add(&has, "%.60s", name);
     }
-    if (*lacks)
+    if (lacks.count)
         ibx_blockers_add(blockers,
-                         "the destination lacks %s: start its QEMU with the same -fw_cfg as here",
-                         lacks);
-    if (*has)
+                         "the destination lacks %s%s: start its QEMU with the same -fw_cfg as here",
+                         lacks.text, ibx_names_more(&lacks, tail));
+    if (has.count)
         ibx_blockers_add(blockers,
-                         "the destination has %s, which the VM here has not: start its QEMU with "
+                         "the destination has %s%s, which the VM here has not: start its QEMU with "
                          "the same -fw_cfg as here",
-                         has);
-    if (*differ)
+                         has.text, ibx_names_more(&has, tail));
+    if (differ.count)
         ibx_blockers_add(blockers,
-                         "the destination has another text in %s: start its QEMU with the same "
+                         "the destination has another text in %s%s: start its QEMU with the same "
                          "-fw_cfg string= as here",
-                         differ);
+                         differ.text, ibx_names_more(&differ, tail));
 }
 
 static bool has_equal(const json_t *list, const json_t *wanted)

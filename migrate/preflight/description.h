@@ -143,6 +143,19 @@ void ibx_compare_options(const json_t *source, const json_t *destination,
 void ibx_compare_disks(const json_t *source, const json_t *destination, bool differ_on_purpose,
                        struct ibx_blockers *blockers);
 
+#define IBX_NAMES_MAX 400 /* bytes of names in one sentence */
+
+/* The first names of a list, for a message; zeroed before. */
+struct ibx_names {
+    char text[IBX_NAMES_MAX];
+    size_t used;
+    unsigned count; /* of all */
+};
+void ibx_names_add(struct ibx_names *names, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+/* " and 2 more", or "" if `text` has all. */
+const char *ibx_names_more(const struct ibx_names *names, char out[32]);
+
 /* A member that is text, or "". */
 const char *ibx_member(const json_t *object, const char *name);
 

@@ -130,6 +130,8 @@ static void differences_have_a_sentence_each(NO_STATE)
     only("{'rtc-clock':'vm'}", "{'rtc-clock':'host'}", "start its QEMU with -rtc clock=vm");
     only("{'fw_cfg':{'opt/a':'1','opt/b':''}}", "{'fw_cfg':{'opt/b':'2'}}",
          "the destination lacks opt/a: start its QEMU with the same -fw_cfg");
+    only("{'fw_cfg':{'opt/a':'1','opt/b':'','opt/c':'','opt/d':'','opt/e':''}}", "{'fw_cfg':{}}",
+         "the destination lacks opt/a, opt/b, opt/c and 2 more: start");
     only("{'fw_cfg':{}}", "{'fw_cfg':{'opt/b':'2'}}", "has opt/b, which the VM here has not");
     only("{'fw_cfg':{'opt/b':'1'}}", "{'fw_cfg':{'opt/b':'2'}}", "has another text in opt/b");
     only("{'user-networks':['-netdev user,net=10.0.2.0']}",
@@ -145,6 +147,10 @@ static void processors_show_the_same(NO_STATE)
     only(CPU("qemu64", "'model':5,'l3-cache':true"), CPU("qemu64", "'model':6,'l3-cache':false"),
          "the vCPUs differ: model is 5 here and 6, l3-cache is on here and off at the destination: "
          "start its QEMU with the same -cpu as here");
+    only(CPU("qemu64", "'level':4,'family':1,'kvm':true,'pmu':true"),
+         CPU("qemu64", "'level':3,'family':2,'kvm':false,'pmu':false"),
+         "level is 4 here and 3, family is 1 here and 2, kvm is on here and off at the destination "
+         "and 1 more: start");
     only(CPU("host", "'vendor':'GenuineIntel'"), CPU("host", "'vendor':'AuthenticAMD'"),
          "vendor is GenuineIntel here and AuthenticAMD");
     only(CPU("host", "'phys-bits':46"), CPU("host", "'phys-bits':39"), "phys-bits is 46 here and");
