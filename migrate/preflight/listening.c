@@ -65,8 +65,7 @@ static void read_incoming(pid_t pid, char value[108])
     char *argument = NULL;
     size_t size = 0;
     bool next = false;
-    snprintf(value, 108, "/proc/%d/cmdline", (int)pid);
-    FILE *file = fopen(value, "re");
+    FILE *file = ibx_proc_arguments(pid);
     *value = '\0';
     while (file && getdelim(&argument, &size, '\0', file) > 0) {
         if (next)

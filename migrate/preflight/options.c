@@ -161,9 +161,7 @@ void ibx_options_read(FILE *arguments, json_t *description)
 
 void ibx_describe_options(struct describing *d)
 {
-    char path[64];
-    snprintf(path, sizeof(path), "/proc/%d/cmdline", (int)ibx_qmp_pid(d->qmp));
-    FILE *arguments = ibx_qmp_pid(d->qmp) > 0 ? fopen(path, "re") : NULL;
+    FILE *arguments = ibx_proc_arguments(ibx_qmp_pid(d->qmp));
     if (!arguments)
         return;
     ibx_options_read(arguments, d->description);

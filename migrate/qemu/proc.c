@@ -188,13 +188,19 @@ static bool shutdown_pauses(const char *actions, bool pauses)
     return pauses;
 }
 
+FILE *ibx_proc_arguments(pid_t pid)
+{
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/%d/cmdline", (int)pid);
+    return pid > 0 ? fopen(path, "re") : NULL;
+}
+
 bool ibx_proc_stays(pid_t pid)
 {
-    char path[64], *argument = NULL;
+    char *argument = NULL;
     size_t size = 0;
     bool stays = false, actions = false;
-    snprintf(path, sizeof(path), "/proc/%d/cmdline", (int)pid);
-    FILE *file = pid > 0 ? fopen(path, "re") : NULL;
+    FILE *file = ibx_proc_arguments(pid);
     while (file && getdelim(&argument, &size, '\0', file) > 0) {
         const char *option = argument + (argument[0] == '-' && argument[1] == '-');
         if (actions)

@@ -122,8 +122,7 @@ static void describe(pid_t pid, char *text, size_t size)
         name[strcspn(name, "\n")] = '\0';
     if (comm)
         fclose(comm);
-    snprintf(path, sizeof(path), "/proc/%d/cmdline", (int)pid);
-    FILE *words = strcmp(name, "ib-migrate") ? NULL : fopen(path, "re");
+    FILE *words = strcmp(name, "ib-migrate") ? NULL : ibx_proc_arguments(pid);
     const size_t n = words ? fread(line, 1, sizeof(line) - 1, words) : 0;
     if (words)
         fclose(words);
