@@ -122,6 +122,6 @@ void ibx_compare_cpu_properties(const json_t *source, const json_t *destination,
         ibx_blockers_note(
             blockers,
             "the hosts' processors or their KVM differ (%s at the destination%s), and so does "
-            "what -cpu host shows: a -cpu by name is the same everywhere",
+            "what -cpu host or max shows: a -cpu by name is the same everywhere",
             other.text, ibx_names_more(&other, tail));
 }

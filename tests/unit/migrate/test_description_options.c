@@ -156,6 +156,8 @@ static void processors_show_the_same(NO_STATE)
     only(CPU("host", "'phys-bits':46"), CPU("host", "'phys-bits':39"), "phys-bits is 46 here and");
     only_noted(CPU("host", "'model':85,'model-id':'A'"), CPU("host", "'model':106,'model-id':'B'"),
                "(model is 85 here and 106, model-id is A here and B at the destination)");
+    only_noted(CPU("max", "'stepping':1"), CPU("max", "'stepping':2"),
+               "and so does what -cpu host or max shows");
     /* Another version of KVM has another number of leaves on the same processor. */
     only_noted(CPU("host", "'level':31,'xlevel':2147483682"),
                CPU("host", "'level':30,'xlevel':2147483681"),
