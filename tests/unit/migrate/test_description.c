@@ -557,8 +557,7 @@ static void a_disk_has_the_same_size_and_medium(NO_STATE)
     only(IN_DRIVE, NAMELESS, "is /x here and an empty drive at the destination");
     only(ON("a", "'read-only':false,'layers':[]"), ON("a", "'read-only':true,'layers':[]"),
          "is writable here and read-only at");
-#define CACHED(type, cached)                                                                       \
-    "{'disks':[{'at':'p','type':'" type "','read-only':false," cached "'layers':[]}]}"
+#define CACHED(type, cached) "{'disks':[{'at':'p','type':'" type "'," cached "'layers':[]}]}"
     only(CACHED("scsi-hd", "'writeback':false,"), CACHED("scsi-hd", "'writeback':true,"),
          "is written through (write-cache=off or cache=writethrough) here and cached until a "
          "flush, which this guest never sends at the destination");
@@ -566,6 +565,8 @@ static void a_disk_has_the_same_size_and_medium(NO_STATE)
     nothing(CACHED("virtio-blk-pci", "'writeback':false,"),
             CACHED("virtio-blk-pci", "'writeback':true,"));
     nothing(CACHED("scsi-hd", ""), CACHED("scsi-hd", "'writeback':true,"));
+    nothing(CACHED("scsi-hd", "'read-only':true,'writeback':false,"),
+            CACHED("scsi-hd", "'read-only':true,'writeback':true,"));
     nothing("{'disks':[{'at':'1','type':'vb'}]}", "{'disks':[]}"); /* its device is missing */
 #define FLASH(digest, read_only)                                                                   \
     "'firmware':true,'read-only':" read_only                                                       \

@@ -46,6 +46,7 @@ static void clocks_are_read_as_qemu_reads_them(NO_STATE)
     is_described("qemu|-icount|sleep=no|-icount|1|", PLAIN("shift=1,sleep=off", "host"));
     is_described("qemu|-rtc|base=utc,clock=vm|-rtc|driftfix=slew|", PLAIN("", "vm"));
     is_described("qemu|-rtc|clock=vm|-rtc|clock=rt|", PLAIN("", "rt"));
+    is_described("qemu|-rtc|clockwise=vm|-icount|shiftless|", PLAIN("shift=auto", "host"));
     is_described("qemu|-append|clock=vm|-rtc|base=2000-01-01,xclock=rt|", PLAIN("", "host"));
     /* A value may look like an option, and an option may lack its value. */
     is_described("qemu|-rtc|-icount|7|", PLAIN("", "host"));
@@ -166,6 +167,8 @@ static void processors_show_the_same(NO_STATE)
     nothing(CPU("qemu64", "'level':5"), CPU("qemu64", "'level':13"), true);
     nothing(CPU("qemu64", "'kvm':true"), CPU("qemu64", "'kvm':false"), false);
     nothing(CPU("qemu64", "'kvm':true"), CPU("qemu64", ""), true);
+    compare(CPU("qemu64", "'vendor':'a'"), CPU("qemu64", "'vendor':'b'"), false);
+    assert_int_equal(refused.count, 1);
 }
 
 /* An earlier release does not describe them, and a liar something else. */
