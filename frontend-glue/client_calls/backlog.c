@@ -354,19 +354,14 @@ static bool has_room(struct ibx_pipeline *p)
     return ibx_session_live(p->session) && backlog_room(p, p->staged_length);
 }
 
-/* Before and after the request in hand is added. `number` 0: before. */
-static void note_events(const struct ibx_pipeline *p, const struct ibx_scope *scope,
-                        uint64_t number)
+/* The request in hand, which has this number now, names the event. */
+static void note_event(const struct ibx_pipeline *p, uint64_t event, uint64_t number)
 {
-    const struct ibx_event_use use = {number ? p->id : 0, number};
-    if (!scope->event)
-        return;
+    const struct ibx_event_use use = {p->id, number};
     if (ibx_call_records(p->call))
-        ibx_events_record(scope->event, &use);
-    else if (number)
-        ibx_events_use(scope->event, &use);
-    else if (ibx_call_ends_event(p->call))
-        ibx_events_remove(scope->event);
+        ibx_events_record(event, &use);
+    else
+        ibx_events_use(event, &use);
 }
 
 bool ibx_backlog_add(struct ibx_pipeline *p, const struct ibx_scope *scope, bool sure)
@@ -378,7 +373,8 @@ bool ibx_backlog_add(struct ibx_pipeline *p, const struct ibx_scope *scope, bool
     if (work)
         ibx_process_work(stays);
     ibx_process_order(p, scope);
-    note_events(p, scope, 0);
+    if (ibx_call_ends_event(p->call))
+        ibx_events_remove(scope->event);
     pthread_mutex_lock(&p->lock);
     bool good = has_room(p);
     if (good) {
@@ -397,7 +393,8 @@ bool ibx_backlog_add(struct ibx_pipeline *p, const struct ibx_scope *scope, bool
             ibx_unseen_add(p, request);
         if (p->call->kind == IBX_CALL_REGISTERS)
             p->mute = request;
-        note_events(p, scope, request);
+        if (scope->event)
+            note_event(p, scope->event, request);
         leave_behind(p);
         good = !atomic_load(&p->ended);
     }

@@ -346,8 +346,8 @@ uint64_t ibx_events_made(uint64_t event);
 void ibx_events_use(uint64_t event, const struct ibx_event_use *use);
 /* False: it is not known who uses it. */
 bool ibx_events_uses(uint64_t event, struct ibx_event_uses *uses);
-/* The event is recorded: called before and after a record that waits, with no use, or before and
- * after one that was answered, then with its use. */
+/* The event is recorded: called before and after a record that waits, with no use, or after a
+ * record that was answered, with its use. */
 void ibx_events_record(uint64_t event, const struct ibx_event_use *use);
 /* Its last record. False: that has a reply, or the event is not known. */
 bool ibx_events_last(uint64_t event, struct ibx_event_use *last);
