@@ -9,7 +9,7 @@
  *   answers.c    which requests are answered without the back end, or before it
  *   library_calls.c  calls of cuBLAS and the like
  *   idle_handles.c  streams and events without work: queries of these are answered
- *   events.c     events that this process has made: who uses them, and which are over
+ *   events.c     events that this process has made: which requests name them, and record them
  *   allocations.c  memory that cudaMalloc has returned: cudaFree of it will succeed
  *   backlog.c    requests that were answered: sending them, and taking their replies
  *   waiting.c    requests that wait, and what is learned from their replies

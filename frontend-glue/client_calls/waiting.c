@@ -8,7 +8,6 @@
 #include <string.h>
 
 #define ILLEGAL_STATE 401
-#define NOT_READY     600
 #define FORM_OUT_MAX  16u /* most bytes of output with which a call's form is noted */
 #define REPLY_READS   3u  /* exit code, seconds, length; and one for the output, if any */
 
