@@ -200,12 +200,15 @@ EXPORTED int cuModuleEnumerateFunctions(void **functions, unsigned count, void *
     return IN_CONTEXT(cudaLibraryEnumerateKernels(functions, count, module));
 }
 
-static int variable(uint64_t *address, size_t *n, void *library, const char *name)
+/* A library that does not work has no variables. A module works: it was tried. */
+static int variable(uint64_t *address, size_t *n, void *library, const char *name, bool module)
 {
     void *at = NULL;
     if (!name || (!address && !n))
         return CUDA_INVALID_VALUE;
-    const int rc = cudaLibraryGetGlobal(&at, n, library, name);
+    int rc = module ? CUDA_SUCCESS : used(library);
+    if (!rc)
+        rc = cudaLibraryGetGlobal(&at, n, library, name);
     if (address) /* the driver clears these on an error, too */
         *address = (uintptr_t)at;
     if (rc && n)
@@ -215,7 +218,7 @@ static int variable(uint64_t *address, size_t *n, void *library, const char *nam
 
 EXPORTED int cuModuleGetGlobal_v2(uint64_t *address, size_t *n, void *module, const char *name)
 {
-    return IN_CONTEXT(variable(address, n, module, name));
+    return IN_CONTEXT(variable(address, n, module, name, true));
 }
 
 /* ------------------------------------------------------------------------------- libraries */
@@ -274,17 +277,9 @@ EXPORTED int cuLibraryGetModule(void **module, void *library)
     return rc;
 }
 
-/* A library that does not work has no variables, and its error comes first. */
-static int variable_of(uint64_t *address, size_t *n, void *library, const char *name)
-{
-    const int error = name && (address || n) ? used(library) : CUDA_SUCCESS;
-    const int rc = variable(address, n, library, name);
-    return error ? error : rc;
-}
-
 EXPORTED int cuLibraryGetGlobal(uint64_t *address, size_t *n, void *library, const char *name)
 {
-    return IN_CONTEXT(variable_of(address, n, library, name));
+    return IN_CONTEXT(variable(address, n, library, name, false));
 }
 
 /* ------------------------------------------------------------------------------- kernels */
