@@ -8,8 +8,6 @@
  */
 #include "frontend-glue/driver_api/driver.h"
 
-#include "common/log.h"
-
 #include <string.h>
 
 /* All of them, each as X(call). */
@@ -99,23 +97,11 @@
     ABSENT_1(X) ABSENT_3(X) ABSENT_4(X) ABSENT_5(X) ABSENT_6(X)
 /* clang-format on */
 
-void ibx_driver_tell(atomic_flag *told, const char *call, const char *why)
-{
-    if (!atomic_flag_test_and_set(told))
-        ibx_log(IBX_LOG_WARN, "%s returns CUDA_ERROR_NOT_SUPPORTED: %s", call, why);
-}
-
-static int absent(const char *call, atomic_flag *told)
-{
-    ibx_driver_tell(told, call, "it is not there for a remote GPU; ibx-gvirtus(1) lists what is");
-    return CUDA_NOT_SUPPORTED;
-}
-
 #define CALL(call)                                                                                 \
     EXPORTED int call(void)                                                                        \
     {                                                                                              \
         static atomic_flag told = ATOMIC_FLAG_INIT;                                                \
-        return absent(#call, &told);                                                               \
+        return ibx_frontend_absent(#call, CUDA_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", &told);  \
     }
 FOUND(CALL)
 NOT_FOUND(CALL)

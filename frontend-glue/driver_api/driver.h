@@ -259,7 +259,5 @@ enum ibx_driver_place ibx_driver_mapping(uint64_t address, struct ibx_driver_map
 /* Whether it is a call that is exported, returns CUDA_ERROR_NOT_SUPPORTED, and is not found by its
  * name in cuGetProcAddress(). */
 bool ibx_driver_is_absent(const char *name);
-/* Logs, once, what this library does not do. */
-void ibx_driver_tell(atomic_flag *told, const char *call, const char *why);
 
 #endif

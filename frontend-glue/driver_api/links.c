@@ -6,6 +6,7 @@
 #include "frontend-glue/driver_api/driver.h"
 #include "frontend-glue/preload/kernels/images.h"
 
+#include "common/log.h"
 #include "common/thread.h"
 
 #include <stdio.h>
@@ -51,18 +52,23 @@ static int compiled(const struct link *l, const void *image)
                : CUDA_SUCCESS;
 }
 
+static int tell_several(void)
+{
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    if (!atomic_flag_test_and_set(&told))
+        ibx_log(IBX_LOG_WARN,
+                "cuLinkAddData returns CUDA_ERROR_NOT_SUPPORTED: several images are "
+                "not linked for a remote GPU; nvrtc and nvJitLink link them into one");
+    return CUDA_NOT_SUPPORTED;
+}
+
 /* Keeps a copy of the image, with a NUL behind it, which PTX needs. */
 static int add(struct link *l, const void *image, size_t n)
 {
-    static atomic_flag told = ATOMIC_FLAG_INIT;
     if (!l || !image || !n)
         return l ? CUDA_INVALID_VALUE : CUDA_INVALID_HANDLE;
-    if (l->images) {
-        ibx_driver_tell(&told, "cuLinkAddData",
-                        "several images are not linked for a remote GPU; nvrtc and nvJitLink "
-                        "link them into one");
-        return CUDA_NOT_SUPPORTED;
-    }
+    if (l->images)
+        return tell_several();
     char *copy = malloc(n + 1);
     size_t length = 0;
     if (!copy)
