@@ -392,10 +392,10 @@ int ibx_isolation_before_read(struct gpu_session *x, uint8_t *bytes, size_t n)
                                 ibx_session_path(x->s)->peer);
     if (w->stage == IBX_REQUEST_NAME)
         i->copies = false;
-    if (w->stage == IBX_REQUEST_LENGTH)
+    if (w->stage == IBX_REQUEST_LENGTH) {
         i->rest = ibx_library_rest_of(w->name);
-    if (w->stage == IBX_REQUEST_LENGTH)
         i->copies = i->on && (ibx_naming_copies(w->name) || ibx_library_sends_unset(w->name));
+    }
     if ((i->on || i->limited) && in_pieces(w, bytes, n))
         return ibx_session_fail(x->s, -EOPNOTSUPP,
                                 "this GVirtuS reads requests in pieces, in which tenants cannot be "

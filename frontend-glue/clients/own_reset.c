@@ -209,14 +209,13 @@ void ibx_made_answered(struct gpu_session *x)
     const uint64_t made = made_by(x);
     const bool seen = made && note_made(x, made);
     ibx_memory_make_end(x);
+    const bool missed = x->handler.made == MADE_MAKES && !x->replies.exit_code && !seen;
+    const enum ibx_handle_kind kind = x->handler.made_kind;
     /* Only things that handlers name matter; they name no textures. */
-    if (x->handler.made == MADE_MAKES && !x->replies.exit_code && !seen &&
-        x->handler.made_kind != IBX_HANDLE_MEMORY && x->handler.made_kind != IBX_HANDLE_TEXTURE &&
-        x->handler.made_kind < IBX_HANDLE_MATH)
-        ibx_named_unseen();
-    if (x->handler.made == MADE_MAKES && !x->replies.exit_code && !seen &&
-        x->handler.made_kind >= IBX_HANDLE_MATH)
+    if (missed && kind >= IBX_HANDLE_MATH)
         ibx_named_handlers_made(x, 0, false);
+    else if (missed && kind != IBX_HANDLE_MEMORY && kind != IBX_HANDLE_TEXTURE)
+        ibx_named_unseen();
     x->handler.made = MADE_UNUSED;
 }
 
