@@ -266,7 +266,7 @@ static struct body load(uint32_t count, uint64_t bytes, const uint32_t *options,
     add_bytes(&b, "PTX", 4);
     for (uint32_t i = 0; i < count; i++) {
         add(&b, present, 8);
-        add(&b, 32, 8);
+        add(&b, 32 + i, 8);
     }
     return b;
 }
@@ -274,7 +274,7 @@ static struct body load(uint32_t count, uint64_t bytes, const uint32_t *options,
 static void load_options(void **state)
 {
     static const uint32_t numbers[] = {0, 7}; /* registers, level of optimization */
-    static const uint32_t memory[] = {3, 5, 17, 18, 25, 27};
+    static const uint32_t memory[] = {3, 5, 17, 18, 25, 27}, many[IBX_LOAD_OPTIONS + 1];
     struct body b = load(2, 8, numbers, 8);
     (void)state;
     assert_true(fits(ibx_load_options_fit, &b));
@@ -286,12 +286,24 @@ static void load_options(void **state)
     assert_false(fits(ibx_load_options_fit, &b));
     b.n = 3;
     assert_false(fits(ibx_load_options_fit, &b));
+    b = load(2, 8, numbers, 8), b.bytes[12 + 8 + 16 + 3] = 'X'; /* PTX without an end */
+    assert_false(fits(ibx_load_options_fit, &b));
+    b = load(IBX_LOAD_OPTIONS, 4 * IBX_LOAD_OPTIONS, many, 8);
+    assert_true(fits(ibx_load_options_fit, &b));
+    b = load(IBX_LOAD_OPTIONS + 1, 4 * (IBX_LOAD_OPTIONS + 1), many, 8);
+    assert_false(fits(ibx_load_options_fit, &b));
     b = load(2, 8, numbers, 8), memset(b.bytes, 0xff, 4);
     assert_false(fits(ibx_load_options_fit, &b));
     for (size_t i = 0; i < sizeof(memory) / sizeof(memory[0]); i++) {
         b = load(1, 4, memory + i, 8);
         assert_false(fits(ibx_load_options_fit, &b));
     }
+}
+
+static void ends_in_zeros(struct ibx_reader *r)
+{
+    while (ibx_reader_left(r))
+        assert_int_equal(ibx_get_u8(r), 0);
 }
 
 /* What GVirtuS's front end reads of a reply. */
@@ -308,18 +320,19 @@ static void reads_empty_logs(const uint8_t *payload, size_t n, const uint32_t *o
             assert_int_equal(ibx_get_u64(&r), 1);
             assert_int_equal(ibx_get_u8(&r), 0);
         } else {
-            assert_true(ibx_get_u64(&r));
-            assert_int_equal(ibx_get_u32(&r), options[i] == 2 ? 9 : 0);
+            assert_int_equal(ibx_get_u64(&r), 4);
+            assert_int_equal(ibx_get_u32(&r), options[i] == 2 ? 9 + i : 0);
         }
     }
     assert_false(r.failed);
+    ends_in_zeros(&r);
 }
 
 /* A program that wants logs gets empty ones, and its other options are passed on. */
 static void logs(void **state)
 {
-    static const uint32_t wanted[][6] = {{0, 3, 4, 5, 6, 2}, {2, 5, 5, 5, 3, 0}, {5, 3}, {4}};
-    static const uint32_t counts[] = {6, 6, 2, 1};
+    static const uint32_t wanted[][6] = {{0, 3, 4, 5, 6, 2}, {2, 5, 5, 5, 3, 0}, {5, 2, 3}, {4}};
+    static const uint32_t counts[] = {6, 6, 3, 1};
     (void)state;
     for (unsigned k = 0; k < 4; k++) {
         struct ibx_load_options options;
@@ -334,18 +347,25 @@ static void logs(void **state)
         ibx_get_bytes(&r, 20);
         add(&reply, 7, 8);
         for (uint32_t i = 0; i < counts[k]; i++) {
-            assert_true(ibx_get_u64(&r));
-            assert_int_equal(ibx_get_u32(&r), 32);
+            assert_int_equal(ibx_get_u64(&r), 4);
+            assert_int_equal(ibx_get_u32(&r), 32 + i);
             add(&reply, 8, 8); /* an address of the handler's, or a time */
-            add(&reply, 9, 8);
+            add(&reply, 9 + i, 8);
         }
         assert_false(r.failed);
-        ibx_load_options_answer(&options, reply.bytes, reply.n);
-        reads_empty_logs(reply.bytes, reply.n, wanted[k], counts[k]);
+        ends_in_zeros(&r);
         const struct body other = reply;
         ibx_load_options_answer(&options, reply.bytes, reply.n - 1); /* of another length */
         assert_memory_equal(reply.bytes, other.bytes, reply.n);
+        ibx_load_options_answer(&options, reply.bytes, reply.n);
+        reads_empty_logs(reply.bytes, reply.n, wanted[k], counts[k]);
     }
+    struct ibx_load_options options = {.count = 1};
+    struct body b = load(2, 8, wanted[0], 4); /* not as GVirtuS's front end sends it */
+    const struct body same = b;
+    ibx_load_options_mend(b.bytes, b.n, &options);
+    assert_memory_equal(b.bytes, same.bytes, b.n);
+    assert_int_equal(options.count, 0);
 }
 
 /* ---------------------------------------------------------------- vectors and numbers */
@@ -407,6 +427,10 @@ static void vectors(void **state)
     assert_true(sets_matrix(4, 4, 4, 64) && sets_matrix(3, 4, 4, 60));
     assert_false(sets_matrix(4, 4, 5, 64) || sets_matrix(4, 5, 4, 64));
     assert_false(sets_matrix(INT32_MAX, INT32_MAX, 1, 64));
+    assert_true(sets_matrix(0, 4, 4, 0) && sets_matrix(4, 0, 1, 0)); /* nothing */
+    /* cuBLAS refuses numbers below 0, and steps of 0 */
+    assert_false(sets_matrix(16, UINT32_MAX, 1, 64) || sets_vector(16, 4, UINT32_MAX, 64));
+    assert_false(sets_vector(16, 4, 0, 64));
 }
 
 /* Results are written to GVirtuS's buffer for requests. */
@@ -418,7 +442,11 @@ static void results(void **state)
     assert_true(gets_vector(BLOCK - HOST + 1, 1, 1, BLOCK)); /* after a request this long */
     assert_false(gets_vector(BLOCK / 4, 4, 1, 0) || gets_vector(BLOCK / 2, 1, 2, 0));
     assert_false(gets_vector(UINT32_MAX, 4, 1, 0) || gets_vector(1, UINT32_MAX, 1, 0));
+    assert_true(gets_vector(INT32_MAX, 1, 1, UINT32_MAX));
     assert_false(gets_vector(1u << 30, 4, 1, UINT32_MAX)); /* more than an int */
+    assert_false(gets_matrix(1u << 15, 1u << 14, 1u << 15, UINT32_MAX));
+    assert_true(gets_matrix((BLOCK - HOST) / 4, 1, BLOCK, 0));
+    assert_false(gets_matrix((BLOCK - HOST) / 4 + 1, 1, BLOCK, 0));
     assert_true(gets_matrix(16, 16, 16, 0) && !gets_matrix(16, 16, 1024, 0));
     assert_true(gets_matrix(16, 16, 1024, 65536) && !gets_matrix(64, 64, 64, 0));
 }
@@ -433,26 +461,36 @@ static uint64_t mended(const char *name, unsigned at, unsigned bytes, uint64_t v
     return after;
 }
 
+/* By as many characters of their names as are known. */
 static void lengths(void **state)
 {
+    static const struct {
+        const char *name;
+        unsigned at, bytes;
+        uint64_t most, instead;
+    } calls[] = {
+        {"cublasLtMatmulAlgoGetHe", 56, 4, 512, 0},
+        {"cudnnBackendGetAttribut", 16, 8, INT32_MAX, 0},
+        {"cudnnBackendSetAttribut", 16, 8, INT32_MAX, 0},
+        {"cudnnGetConvolutionNdFo", 24, 4, 64, 0},
+        {"cudnnGetLastErrorString", 0, 8, 65536, 65536},
+        {"cudnnGetRNNDataDescript", 8, 4, 960, 0},
+        {"cudnnGetTensorNdDescrip", 8, 4, 64, 0},
+        {"nvmlDeviceGetName", 16, 4, 256, 0},
+        {"nvmlSystemGetDriverVers", 0, 4, 256, 0},
+        {"curandGenerate", 8, 8, UINT64_C(1) << 40, 0},
+        {"curandGenerateUniformDo", 8, 8, UINT64_C(1) << 40, 0},
+        {"cuLaunchKernel", 52, 8, 0, UINT64_MAX},
+    };
     (void)state;
-    assert_int_equal(mended("cublasLtMatmulAlgoGetHe", 56, 4, 100), 100);
-    assert_int_equal(mended("cublasLtMatmulAlgoGetHe", 56, 4, UINT32_MAX), 0);
-    assert_int_equal(mended("cudnnGetConvolutionNdFo", 24, 4, 8), 8);
-    assert_int_equal(mended("cudnnGetConvolutionNdFo", 24, 4, 1u << 24), 0);
-    assert_int_equal(mended("cudnnGetLastErrorString", 0, 8, 512), 512);
-    assert_int_equal(mended("cudnnGetLastErrorString", 0, 8, UINT64_MAX), 65536);
-    assert_int_equal(mended("cudnnGetTensorNdDescrip", 8, 4, 8), 8);
-    assert_int_equal(mended("cudnnGetTensorNdDescrip", 8, 4, 2048), 0);
-    assert_int_equal(mended("cudnnGetRNNDataDescript", 8, 4, 2048), 0);
-    assert_int_equal(mended("cudnnBackendSetAttribut", 16, 8, 4), 4);
-    assert_int_equal(mended("cudnnBackendGetAttribut", 16, 8, UINT64_C(1) << 61), 0);
-    assert_int_equal(mended("curandGenerateUniformDo", 8, 8, 1u << 20), 1u << 20);
-    assert_int_equal(mended("curandGenerate", 8, 8, (UINT64_C(1) << 62) + 1), 0);
-    assert_int_equal(mended("nvmlDeviceGetName", 16, 4, 96), 96);
-    assert_int_equal(mended("nvmlDeviceGetName", 16, 4, UINT32_MAX), 0);
-    assert_int_equal(mended("cuLaunchKernel", 52, 8, 0), 0);
-    assert_true(mended("cuLaunchKernel", 52, 8, 1) == UINT64_MAX);
+    for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
+        const char *name = calls[i].name;
+        const unsigned at = calls[i].at, bytes = calls[i].bytes;
+        const uint64_t most = calls[i].most, largest = bytes == 4 ? UINT32_MAX : UINT64_MAX;
+        assert_true(mended(name, at, bytes, most) == most);
+        assert_true(mended(name, at, bytes, most + 1) == calls[i].instead);
+        assert_true(mended(name, at, bytes, largest) == calls[i].instead);
+    }
 }
 
 int main(void)
