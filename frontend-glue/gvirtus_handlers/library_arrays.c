@@ -39,48 +39,40 @@ static void put(uint8_t *body, size_t n, size_t at, unsigned bytes, uint64_t val
 
 /* ------------------------------------------------------- as many elements as came */
 
-/* Handlers take one element of each array (G3), or as many as they should. cuDNN reads all of them.
- * So behind the beginning of the last array, where G3 has it, there must be that many ints. */
-static const struct {
-    const char *name;
-    unsigned count; /* where their number is, an i32 */
-    unsigned last;  /* where the last array begins, if each has one element */
-} arrays[] = {
-    {"cudnnSetConvolutionNdDescriptor", 8, 44},
-    {"cudnnSetFilterNdDescriptor", 16, 28},
-    {"cudnnSetPoolingNdDescriptor", 16, 52},
-    {"cudnnSetRNNDataDescriptor", 20, 36},
-    {"cudnnSetSpatialTransformerNdDescriptor", 16, 28},
-    {"cudnnSetTensorNdDescriptor", 12, 36},
-    {"cudnnSetTensorNdDescriptorEx", 8, 20},
-};
-
-/* Numbers of elements that a library reads or writes behind one element; `most` still is within the
+/* `last`: handlers take one element of each array (G3), or as many as they should. cuDNN reads all
+ * of them. So behind the beginning of the last array, where G3 has it, there must be that many
+ * ints. `most`: a library reads or writes so many elements behind one, and is still within the
  * request, or within GVirtuS's buffer. */
 static const struct {
     const char *name;
-    unsigned at, most;
-} counts[] = {
-    {"cudnnGetConvolutionNdDescriptor", 8, PADDINGS},
-    {"cufftEstimateMany", 0, DIMENSIONS},
-    {"cufftGetSizeMany", 4, DIMENSIONS},
-    {"cufftGetSizeMany64", 4, DIMENSIONS},
-    {"cufftMakePlanMany", 4, DIMENSIONS},
-    {"cufftMakePlanMany64", 4, DIMENSIONS},
-    {"cufftXtMakePlanMany", 4, DIMENSIONS},
-    {"cufftXtSetGPUs", 4, DEVICES},
+    unsigned count; /* where the number of elements is, an i32 */
+    unsigned last;  /* where the last array begins, if each has one element; 0: `most` counts */
+    unsigned most;
+} arrays[] = {
+    {"cudnnGetConvolutionNdDescriptor", 8, 0, PADDINGS},
+    {"cudnnSetConvolutionNdDescriptor", 8, 44, 0},
+    {"cudnnSetFilterNdDescriptor", 16, 28, 0},
+    {"cudnnSetPoolingNdDescriptor", 16, 52, 0},
+    {"cudnnSetRNNDataDescriptor", 20, 36, 0},
+    {"cudnnSetSpatialTransformerNdDescriptor", 16, 28, 0},
+    {"cudnnSetTensorNdDescriptor", 12, 36, 0},
+    {"cudnnSetTensorNdDescriptorEx", 8, 20, 0},
+    {"cufftEstimateMany", 0, 0, DIMENSIONS},
+    {"cufftGetSizeMany", 4, 0, DIMENSIONS},
+    {"cufftGetSizeMany64", 4, 0, DIMENSIONS},
+    {"cufftMakePlanMany", 4, 0, DIMENSIONS},
+    {"cufftMakePlanMany64", 4, 0, DIMENSIONS},
+    {"cufftXtMakePlanMany", 4, 0, DIMENSIONS},
+    {"cufftXtSetGPUs", 4, 0, DEVICES},
 };
 
 static void mend_counts(const char *name, uint8_t *body, size_t n)
 {
     for (size_t i = 0; i < sizeof(arrays) / sizeof(arrays[0]); i++) {
-        const size_t left = n > arrays[i].last ? n - arrays[i].last : 0;
-        if (!strcmp(arrays[i].name, name) && number(body, n, arrays[i].count, 4) > left / 4)
+        const size_t last = arrays[i].last;
+        const size_t come = n > last ? (n - last) / 4 : 0, most = last ? come : arrays[i].most;
+        if (!strcmp(arrays[i].name, name) && number(body, n, arrays[i].count, 4) > most)
             put(body, n, arrays[i].count, 4, 0);
-    }
-    for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
-        if (!strcmp(counts[i].name, name) && number(body, n, counts[i].at, 4) > counts[i].most)
-            put(body, n, counts[i].at, 4, 0);
     }
 }
 
