@@ -12,7 +12,7 @@
  *   freeze.c    makes a snapshot of a VM
  *   freeze_phase.c  ... whether the VM stands still meanwhile
  *   copy_ram.c  ... copies guest RAM into a file
- *   wire.c      the messages of a snapshot's connections
+ *   messages.c  the messages of a snapshot's connections
  *   clone.c     makes a QEMU that waits for a VM a child of a snapshot
  *   holes.c     the parts of a child's memory that are zero
  *   network.c   a child's network cards
@@ -365,7 +365,7 @@ struct ibx_clone_config {
 int ibx_snapshot_clone(const struct ibx_clone_config *config, struct ibx_clone_result *result,
                        struct ibx_error *err);
 
-/* ------------------------------------------------------------ wire.c */
+/* ------------------------------------------------------------ messages.c */
 
 /* docs/protocol.md, "Snapshots". After these a server sends REGION messages (channel/protocol.h).
  */

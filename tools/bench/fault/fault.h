@@ -15,10 +15,11 @@
  *
  * Every page that arrived is compared with what was served; a wrong byte ends the program.
  *
- *   args.c     command line           ib-fault.c   main, and self's two processes
- *   serve.c    the source's part      fetch.c      the destination's part: connections, rounds
- *   wire.c     READs alone            measure.c    faults      floor.c   faults without a network
- *   show.c     table and JSON         memory.c     memory that both ends make and check
+ *   args.c        command line          ib-fault.c   main, and self's two processes
+ *   serve.c       the source's part     fetch.c      the destination's part: connections, rounds
+ *   bare_reads.c  READs alone           measure.c    faults
+ *   floor.c       faults without a network           show.c   table and JSON
+ *   memory.c      memory that both ends make and check
  */
 #ifndef IBX_TOOLS_BENCH_FAULT_FAULT_H
 #define IBX_TOOLS_BENCH_FAULT_FAULT_H
