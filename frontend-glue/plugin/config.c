@@ -390,12 +390,32 @@ int ibx_glue_uri_pipeline(const char *text, char rest[IBX_GLUE_URI_MAX],
     return rc;
 }
 
+int ibx_glue_uri_paths(const char *text, struct ibx_error *err)
+{
+    static const char *const paths[] = {"key_file", "shm_dir"};
+    for (const char *at = text + strcspn(text, "?"); *at; at += strcspn(at, "&")) {
+        size_t key = strcspn(++at, "=&");
+        for (size_t i = 0; i < sizeof(paths) / sizeof(paths[0]); i++) {
+            if (strlen(paths[i]) == key && !strncmp(at, paths[i], key) && at[key] == '=' &&
+                !strchr("/&", at[key + 1]))
+                return ibx_error_set(
+                    err, -EINVAL,
+                    "\"%.*s\" in the URI: give an absolute path, or the key " PREFIX
+                    "%s, whose path starts at the properties file",
+                    (int)strcspn(at, "&"), at, paths[i]);
+        }
+    }
+    return 0;
+}
+
 /* Checks every part of the URI, its query too. */
 static int set_uri(struct ibx_glue_config *config, const char *whole, struct ibx_error *err)
 {
     char text[IBX_GLUE_URI_MAX];
     struct ibx_uri uri;
     int rc = ibx_glue_uri_pipeline(whole, text, &config->pipeline, err);
+    if (!rc)
+        rc = ibx_glue_uri_paths(text, err);
     if (!rc)
         rc = ibx_uri_parse(strlen(whole) < sizeof(text) ? text : whole, &uri, err);
     if (rc)

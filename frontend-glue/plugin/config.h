@@ -77,6 +77,9 @@ int ibx_glue_config_load_classic(const char *communicator, const char *own_file,
 int ibx_glue_uri_pipeline(const char *uri, char rest[IBX_GLUE_URI_MAX],
                           enum ibx_pipeline_mode *pipeline, struct ibx_error *err);
 
+/* -EINVAL: a path in the URI's query is relative: it would start where the application runs. */
+int ibx_glue_uri_paths(const char *uri, struct ibx_error *err);
+
 /* Finds the file that rdma.tuning names, or its default, which need not exist; "": the key is
  * "none". Looks at no other key. Errors as above, and -ENAMETOOLONG. */
 int ibx_glue_tuning_file(char file[PATH_MAX], struct ibx_error *err);

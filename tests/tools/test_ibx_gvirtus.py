@@ -91,7 +91,8 @@ def uris(scene):
     home.unlink(PROPERTIES)
     for uri, words in (("rdma://host", "has no port"), ("rdma://host:0", "port 0"),
                        ("ucx://host:1", "use rdma, shm, verbs, ofi or tcp"),
-                       ("rdma://host:1?slots=x", 'slots: "x"')):
+                       ("rdma://host:1?slots=x", 'slots: "x"'),
+                       ("rdma://host:1?key_file=k", "give an absolute path")):
         home.fails_to_install(words, "--uri", uri)
     # Nothing is configured yet: GVirtuS's defaults, and the plugins of a gvirtus.properties.
     home.unlink(CONFIG)

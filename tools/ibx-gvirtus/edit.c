@@ -280,7 +280,7 @@ static void choose_uri(struct gvirtus_edit *edit, const struct ibx_properties *p
     enum ibx_pipeline_mode pipeline;
     if (edit->uri) {
         if (ibx_glue_uri_pipeline(edit->uri, rest, &pipeline, &err) ||
-            ibx_uri_parse(rest, uri, &err))
+            ibx_glue_uri_paths(rest, &err) || ibx_uri_parse(rest, uri, &err))
             ibx_tool_end("%s", err.message);
         if (!uri->path[0] && !uri->port)
             ibx_tool_end("\"%s\" has port 0: give the back end's port, such as 9999", edit->uri);

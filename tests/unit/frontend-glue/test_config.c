@@ -248,6 +248,13 @@ static void test_uris(void **state)
     expect_refused("communicator : rdma://host:0\n", "line 1", "port 0");
     expect_refused("communicator : rdma://host:1?chnk=1\n", "\"chnk\"", "there are provider");
     expect_refused("communicator : rdma://host:1?slots=one\n", "\"one\"", "4 to 1024");
+    /* It would start where the application runs. */
+    expect_refused("communicator : rdma://host:1?slots=8&key_file=k\n", "\"key_file=k\"",
+                   "absolute path");
+    expect_refused("communicator : rdma://host:1?shm_dir=../d&slots=8\n", "\"shm_dir=../d\"",
+                   "rdma.shm_dir");
+    load_text("communicator : rdma://host:1?key_file=/k&shm_dir=\n");
+    assert_string_equal(config.uri, "rdma://host:1?key_file=/k&shm_dir=");
 }
 
 static void test_options(void **state)
