@@ -87,8 +87,6 @@ int ibx_frontend_cuda_version(void);
 /* Returns `rc`, an error that this library has detected, and has cudaGetLastError() return it as
  * well. */
 int ibx_frontend_fail(int rc);
-/* Of a call that a remote GPU cannot have: returns the status, and logs its name the first time. */
-int ibx_frontend_absent(const char *call, int status, const char *name, atomic_flag *told);
 /* The functions of the driver's API are made from calls of the runtime's, which stand between
  * _drives() and _drove(). Errors of these calls do not appear in cudaGetLastError(), except sticky
  * ones. _drives() returns whether the thread has called the runtime's API itself since the last
@@ -132,6 +130,11 @@ void ibx_frontend_is_no_caller(void);
         ibx_frontend_first_is_over();                                                              \
         returned;                                                                                  \
     })
+
+/* ------------------------------------------------------------------------------------- errors.c */
+
+/* Of a call that a remote GPU cannot have: returns the status, and logs its name the first time. */
+int ibx_frontend_absent(const char *call, int status, const char *name, atomic_flag *told);
 
 /* --------------------------------------------------------------------------- loaded_libraries.c */
 

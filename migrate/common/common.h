@@ -153,6 +153,10 @@ int ibx_migration_confirm(const struct ibx_record *record, const struct ibx_opti
  * errors: no tool answers there. */
 int ibx_migration_disown(const struct ibx_record *record, const struct ibx_options *transport,
                          const char *why, struct ibx_error *err);
+/* Notifies the operator if guest RAM crosses a network without encryption because this side was
+ * told so (--encryption off). */
+void ibx_migration_warn_plain(const struct ibx_migrate_observer *observer,
+                              const struct ibx_options *options, const struct ibx_conn *conn);
 
 /* ---------------------------------------------------------------- records.c */
 
@@ -171,10 +175,6 @@ void ibx_migration_describe(struct ibx_record *record, const struct ibx_guest_ra
                             const char *qmp, const char *uri, const struct ibx_options *transport);
 /* Notes the URI. A relative path of a key file in its query becomes absolute. */
 void ibx_migration_note_uri(struct ibx_record *record, const char *uri);
-/* Notifies the operator if guest RAM crosses a network without encryption because this side was
- * told so (--encryption off). */
-void ibx_migration_warn_plain(const struct ibx_migrate_observer *observer,
-                              const struct ibx_options *options, const struct ibx_conn *conn);
 /* Notes the name of the key with which the source has authenticated on `conn`. Both sides do this.
  */
 void ibx_migration_note_key(struct ibx_record *record, const struct ibx_conn *conn);

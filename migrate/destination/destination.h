@@ -315,7 +315,7 @@ struct destination {
     uint64_t let_go_by_ns; /* until when to try to close QEMU's descriptor */
 };
 
-/* `first`: LISTENING, or for recover RESUMING, FILLING, COMPLETE or SHUT_DOWN. */
+/* states.c. `first`: LISTENING, or for recover RESUMING, FILLING, COMPLETE or SHUT_DOWN. */
 int ibx_destination_begin(struct destination *d, enum destination_state first);
 /* The one place that moves. -EINVAL: refused, nothing has changed. */
 int ibx_destination_move(struct destination *d, enum destination_state to, struct ibx_error *err);

@@ -93,6 +93,9 @@ unsigned ibx_snapshot_blocks(const struct ibx_snapshot_manifest *manifest,
 /* An empty page map of all blocks. */
 int ibx_snapshot_map_init(const struct ibx_snapshot_manifest *manifest, struct ibx_page_map *map,
                           struct ibx_error *err);
+/* The number of pages that have a hash; bytes of the table of hashes as a block. */
+uint64_t ibx_snapshot_hashed_pages(const struct ibx_snapshot_manifest *manifest);
+uint64_t ibx_snapshot_table_bytes(const struct ibx_snapshot_manifest *manifest);
 
 /* ------------------------------------------------------------ folder.c */
 
@@ -126,13 +129,11 @@ bool ibx_snapshot_folder_is_whole_now(const struct ibx_snapshot_folder *folder);
 /* Opens a folder that has a manifest. `folder` is set on success only. */
 int ibx_snapshot_folder_open(const char *path, bool writable, struct ibx_snapshot_folder *folder,
                              struct ibx_error *err);
-/* Opens a memory file as if it were a folder with one block and no device state, to be served only.
- * With `hashed` all of it is read. -EPERM: others can read or change the file; -EINTR: a signal
- * that ends this process is pending (ibx_migration_signals_pending()). */
+/* memory_file.c: opens a memory file as if it were a folder with one block and no device state, to
+ * be served only. With `hashed` all of it is read. -EPERM: others can read or change the file;
+ * -EINTR: a signal that ends this process is pending (ibx_migration_signals_pending()). */
 int ibx_snapshot_memory_file(const char *path, bool hashed, struct ibx_snapshot_folder *folder,
                              struct ibx_error *err);
-/* Sets `times`. Opening the files does so, too. */
-void ibx_snapshot_folder_note_times(struct ibx_snapshot_folder *folder);
 /* Waits until the disk has all blocks. */
 int ibx_snapshot_folder_sync(const struct ibx_snapshot_folder *folder, struct ibx_error *err);
 /* Writes manifest.json as a whole: from then on the folder is a snapshot. */
@@ -170,10 +171,7 @@ struct ibx_snapshot_index {
     uint64_t pieces; /* of the table: so many hashes */
 };
 
-/* The number of pages that have a hash; bytes of the table as a block; bytes of one of its pieces;
- * number of its pieces. */
-uint64_t ibx_snapshot_hashed_pages(const struct ibx_snapshot_manifest *manifest);
-uint64_t ibx_snapshot_table_bytes(const struct ibx_snapshot_manifest *manifest);
+/* Bytes of one piece of the table; number of its pieces. */
 uint32_t ibx_snapshot_piece_bytes(const struct ibx_snapshot_manifest *manifest);
 uint64_t ibx_snapshot_pieces(const struct ibx_snapshot_manifest *manifest);
 /* The first piece from `piece` on that has the hash of a page of the map; the number of pieces:
@@ -272,6 +270,8 @@ void ibx_snapshot_checker_destroy(struct ibx_snapshot_checker *checker);
  * -EBUSY: the files are changed all the time. */
 int ibx_snapshot_verify(const struct ibx_snapshot_folder *folder, uint64_t *bytes,
                         struct ibx_error *err);
+/* Sets `times` of the folder. Opening the files does so, too. */
+void ibx_snapshot_folder_note_times(struct ibx_snapshot_folder *folder);
 /* Notes that the caller has verified the folder; and removes that note. */
 void ibx_snapshot_mark_verified(const struct ibx_snapshot_folder *folder);
 void ibx_snapshot_unmark(const struct ibx_snapshot_folder *folder);

@@ -206,21 +206,6 @@ static inline bool source_returns(const struct source *s)
 }
 /* Finds which pages hold data at this moment. */
 int ibx_source_find_map(struct source *s, struct ibx_error *err);
-/* Makes the note for the page map of the stop. To be called once there is a record, without which
- * nobody would look for the note. If it cannot be made, only the return of a borrowed VM fails;
- * otherwise the operator is told. */
-int ibx_source_stop_map_make(struct source *s, struct ibx_error *err);
-/* Recover, after the commit: takes the page map from the note. -ENOENT: nothing is noted, and the
- * pages have to be looked for again; -ESTALE: the note of a return is gone, and nobody can find its
- * map again. */
-int ibx_source_stop_map_recall(struct source *s, struct ibx_error *err);
-/* The page map is that of the stop: notes it, before the destination is told. */
-void ibx_source_stop_map_note(struct source *s);
-void ibx_source_stop_map_fini(struct source *s);
-/* Sets QEMU's migration settings, once the record and the watchdog know what they were before.
- * Unless libvirt drives, this is done as late as possible: a snapshot that another client takes of
- * the VM with these settings has no RAM. */
-int ibx_source_set_settings(struct source *s, struct ibx_error *err);
 /* The one place that moves. -EINVAL: refused, nothing has changed. */
 int ibx_source_move(struct source *s, enum source_state to, struct ibx_error *err);
 /* In STARTING: nothing writes to guest RAM any more, and QEMU writes the device state meanwhile.
@@ -241,6 +226,27 @@ static inline bool source_over(const struct source *s)
 {
     return s->state.now >= SOURCE_DONE;
 }
+
+/* ---------------------------------------------------------------- begin.c */
+
+/* Sets QEMU's migration settings, once the record and the watchdog know what they were before.
+ * Unless libvirt drives, this is done as late as possible: a snapshot that another client takes of
+ * the VM with these settings has no RAM. */
+int ibx_source_set_settings(struct source *s, struct ibx_error *err);
+
+/* ---------------------------------------------------------------- stop_map.c */
+
+/* Makes the note for the page map of the stop. To be called once there is a record, without which
+ * nobody would look for the note. If it cannot be made, only the return of a borrowed VM fails;
+ * otherwise the operator is told. */
+int ibx_source_stop_map_make(struct source *s, struct ibx_error *err);
+/* Recover, after the commit: takes the page map from the note. -ENOENT: nothing is noted, and the
+ * pages have to be looked for again; -ESTALE: the note of a return is gone, and nobody can find its
+ * map again. */
+int ibx_source_stop_map_recall(struct source *s, struct ibx_error *err);
+/* The page map is that of the stop: notes it, before the destination is told. */
+void ibx_source_stop_map_note(struct source *s);
+void ibx_source_stop_map_fini(struct source *s);
 
 /* ---------------------------------------------------------------- events.c */
 
@@ -402,6 +408,14 @@ int ibx_source_verified(struct source *s, struct ibx_error *err);
  * of them, and notifies of those that stay. */
 void ibx_source_remove_files(struct source *s);
 
+/* ---------------------------------------------------------------- broken.c */
+
+/* The pages at the destination are not those here, as `err` says: BROKEN, and with `untold` the
+ * destination is told, over a new link where this one is lost. Returns -EBADMSG. */
+int ibx_source_broken(struct source *s, bool untold, struct ibx_error *err);
+/* Recover of such a migration: tells the destination. -EBADMSG. */
+int ibx_source_recover_broken(struct source *s, struct ibx_error *err);
+
 /* ---------------------------------------------------------------- ending.c */
 
 /* Whether QEMU has ended. Waits shortly for one whose monitor has ended a moment ago. */
@@ -415,11 +429,6 @@ int ibx_source_link_trouble(struct source *s, int code, struct ibx_error *err);
 /* In SERVING: takes what has come, up to an ABORT, within `ms`; with `err` also BROKEN, which leads
  * to that state. */
 void ibx_source_take_last_abort(struct source *s, unsigned ms, struct ibx_error *err);
-/* The pages at the destination are not those here, as `err` says: BROKEN, and with
- * `untold` the destination is told, over a new link where this one is lost. Returns -EBADMSG. */
-int ibx_source_broken(struct source *s, bool untold, struct ibx_error *err);
-/* Recover of such a migration: tells the destination. -EBADMSG. */
-int ibx_source_recover_broken(struct source *s, struct ibx_error *err);
 /* After the commit: writes the record, or notifies that it cannot be written: 0 as well, since the
  * VM at the destination does not wait for a disk that is full. The record on the disk is true then,
  * but not the latest. */

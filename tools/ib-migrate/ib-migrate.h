@@ -140,6 +140,17 @@ json_t *ibx_cli_ask_status(const struct migrate_args *args, const struct ibx_rec
 /* Takes the key file, the key's name, the accepted names and the encryption from the record, unless
  * the command line gives them. */
 void ibx_cli_use_record(struct ibx_options *options, const struct ibx_record *record);
+
+/* A migration, or a receiver that waits for one, as status knows it. */
+struct migrate_view {
+    struct ibx_record record; /* has no state if this is a waiting receiver */
+    bool live;                /* an ib-migrate works on it and has answered; `status` is set */
+    bool mute;                /* an ib-migrate works on it but did not answer */
+    struct ibx_migrate_status status;
+};
+
+/* ------------------------------------------------------------ run_keys.c */
+
 /* Removes the key of a migration that is over, if ib-migrate run has made it. A source's key is
  * kept until the destination knows that the source is done, since it may ask once more. */
 void ibx_cli_forget_key(const char *folder, const struct ibx_record *record);
@@ -149,14 +160,6 @@ bool ibx_cli_key_forgotten(const char *folder, const struct ibx_record *record);
 bool ibx_cli_is_run_key(const char *folder, const char *path);
 /* Removes keys that killed processes of ib-migrate run have left, and that no record names. */
 void ibx_cli_prune_keys(const char *folder);
-
-/* A migration, or a receiver that waits for one, as status knows it. */
-struct migrate_view {
-    struct ibx_record record; /* has no state if this is a waiting receiver */
-    bool live;                /* an ib-migrate works on it and has answered; `status` is set */
-    bool mute;                /* an ib-migrate works on it but did not answer */
-    struct ibx_migrate_status status;
-};
 
 /* ------------------------------------------------------------ vm_state.c */
 

@@ -48,10 +48,13 @@ json_t *ibx_run_backend_ids(const json_t *given);
 bool ibx_run_folder_of(const char *value, char *folder, size_t size);
 /* The unix socket at which QEMU listens by this argument, to be freed by free(); NULL: none. */
 char *ibx_run_socket_of(const char *argument);
-/* The process that listens at this socket; 0: none. */
-pid_t ibx_run_listener(const char *path);
 /* Replaces a token in an argument; the result is to be freed by free(). */
 char *ibx_run_replace(const char *text, const char *token, const char *by);
+
+/* ------------------------------------------------------------ far_end.c */
+
+/* The process that listens at this socket; 0: none. */
+pid_t ibx_run_listener(const char *path);
 
 /* ------------------------------------------------------------ run_keys.c */
 
