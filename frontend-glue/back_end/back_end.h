@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * One session of a back end, as the files see it that run its requests: what they keep for it, and
- * CUDA in this process.
+ * A session of a back end: what the files that run its requests keep for it; and CUDA in this
+ * process.
  *
  *   runtime.c        CUDA in this process: the driver, and the runtime of GVirtuS's handlers
  *   destroyed_contexts.c  contexts that are gone

@@ -231,7 +231,8 @@ static uint64_t joined_stream(const char *name, const uint8_t *body, size_t n, b
     return ibx_get_u64(&r);
 }
 
-/* Locked by nobody: a tenant that has too much already may have a little more. */
+/* Whether the tenant's captured work fits into its limit. Takes no room: threads that ask at the
+ * same time may together exceed the limit a little. */
 static bool may_join(struct gpu_session *x)
 {
     struct ibx_tenant *tenant = x->isolation.tenant;

@@ -63,9 +63,9 @@ void ibx_own_request_forget_child(struct own_request *e, void *node);
  * node. */
 uint64_t ibx_own_request_copy_of_node(struct own_request *e, void *node);
 /* From now on a node of a graph, or the capture of a stream, has a function of the client
- * (host_work.c). The function is released when that graph, its copies and executable graphs are
- * gone; of a node's, the graph itself keeps only the last one, and none of a node that has been
- * destroyed (end), whose object ibx_handles_set_object() told. */
+ * (host_work.c). The function is released when that graph, its copies and its executable graphs are
+ * gone. The graph itself holds only the latest function of a node, and none once the node was
+ * destroyed: then _end() is called, with the object that ibx_handles_set_object() has returned. */
 void ibx_own_request_node_calls(struct own_request *e, const void *node, void *repeated);
 void ibx_own_request_node_calls_end(void *graph, uint64_t object);
 void ibx_own_request_capture_calls(void *stream, void *repeated);

@@ -17,7 +17,7 @@
 namespace
 {
 
-constexpr std::size_t STACK = 8 << 20; // as threads have; of it only what is used is there
+constexpr std::size_t STACK = 8 << 20; // a thread's usual size; only touched pages take memory
 
 struct Stack {
     void *bytes = nullptr;

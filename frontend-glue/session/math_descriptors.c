@@ -103,7 +103,7 @@ const struct ibx_attribute *ibx_attribute_find(enum ibx_descriptor_type type, un
     return NULL;
 }
 
-/* What is at the reader's place; false: there is nothing, or nothing good. */
+/* Reads the next attribute; false: there is none, or it is malformed or refused. */
 static bool next(enum ibx_descriptor_type type, struct ibx_reader *r,
                  const struct ibx_attribute **attribute, uint64_t *value)
 {

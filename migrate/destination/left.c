@@ -27,7 +27,7 @@ static bool is_of(void *context, const struct ibx_proc_mapping *m)
            m->ino == block->ino;
 }
 
-/* 1, 0, or an error: QEMU ends. */
+/* 1: QEMU has the block mapped; 0: it has not. An error: QEMU is ending. */
 static int find_mapping(const struct destination_ram *ram, unsigned i)
 {
     return ibx_proc_find_mapping(ram->guest.pid, is_of, (void *)&ram->guest.blocks[i]);

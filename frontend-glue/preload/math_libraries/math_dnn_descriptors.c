@@ -388,8 +388,9 @@ static void make_again(struct descriptor *d, const struct ibx_contents *was)
         become(d, is);
 }
 
-/* What a call returns for a descriptor that is none here, as the back end does; 0: that is asked.
- * Once there have been some, the address may be what the back end calls another one. */
+/* What a call returns for an address that is no descriptor of this library: the status that the
+ * back end would return. 0: the back end is asked. It is not asked once this process has had
+ * descriptors: the address may be the back end's handle of another one. */
 static int status_of_none(const struct ibx_math_argument *a, const void *at)
 {
     pthread_mutex_lock(&ibx_contents_lock);
@@ -400,7 +401,8 @@ static int status_of_none(const struct ibx_math_argument *a, const void *at)
     return a->kind == IBX_MATH_HANDLE ? NOT_INITIALIZED : BAD_PARAM;
 }
 
-/* One that is only used has its dropout as it is now. */
+/* Resolves argument i. If the call only uses a network, the network gets its dropout as it is now.
+ */
 static void name_one(struct named *n, unsigned i, const void *at)
 {
     const bool uses = n->f->use != IBX_MATH_USE_ENDS && !(sets(n->f) && !i);

@@ -32,7 +32,7 @@
 #define SCALAR_BYTES   8
 #define CONFIG_MAGIC   0xcafebeefu
 #define DEVICES_MOST   1024
-#define SAME_NS        1000000u /* for so long no error stays none */
+#define SAME_NS        1000000u /* for so long "no error" is answered without a request */
 #define SPLIT_NO_COLOR (-1)
 #define SCALAR_OF_HOST 1 /* ncclScalarHostImmediate */
 
@@ -351,7 +351,8 @@ static bool read_config(const void *config, int numbers[IBX_NCCL_NUMBERS])
     return magic == CONFIG_MAGIC;
 }
 
-/* A communicator that could not be made is none. */
+/* After a call that makes a communicator: aborts one that could not be made, and sets it to NULL.
+ */
 static int is_made(void **made, int status)
 {
     if (!status || status == NCCL_IN_PROGRESS)
@@ -547,8 +548,8 @@ EXPORTED int ncclRedOpDestroy(int op, void *communicator)
 
 /* ------------------------------------------------------------------------------- memory */
 
-/* Memory that NCCL allocates, or that is registered, can be sent faster; to others it is like any
- * memory, and so it is here. */
+/* NCCL can send memory faster if it has allocated or registered it. For everything else this is
+ * ordinary device memory, as here. */
 EXPORTED int ncclMemAlloc(void **made, size_t n)
 {
     if (!made)

@@ -407,7 +407,7 @@ void ibx_frontend_host_memory_reset(int device)
     keep_in_place();
 }
 
-/* MS_ASYNC does nothing but look for what is not. A thread that is cancelled would end there. */
+/* msync(2) with MS_ASYNC only checks that all pages are mapped. It is a cancellation point. */
 bool ibx_frontend_all_mapped(const void *address, size_t n)
 {
     const size_t before = (uintptr_t)address % (uintptr_t)sysconf(_SC_PAGESIZE);

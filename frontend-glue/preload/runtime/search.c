@@ -111,9 +111,9 @@ static bool is_loadable(const char *path)
            head.e_machine == __ehdr_start.e_machine;
 }
 
-/* What the loader puts in the place of a word of LD_LIBRARY_PATH (ld.so(8), "Dynamic string
- * tokens"). It tells nobody which name $LIB has where it was built, nor which $PLATFORM it has
- * found out: those that there are are tried, the most particular one first. */
+/* What the loader replaces in LD_LIBRARY_PATH (ld.so(8), "Dynamic string tokens"). It does not tell
+ * which values $LIB and $PLATFORM have on this host. So all values that exist are tried, the most
+ * specific one first. */
 struct token {
     const char *name;
     const char *values[3]; /* NULL: it has no more */
