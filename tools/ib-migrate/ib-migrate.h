@@ -203,7 +203,7 @@ void ibx_cli_result_late_signals(void);
 void ibx_cli_result_off_signals(void);
 /* Has SIGBUS print a sentence before it ends the process. */
 void ibx_cli_result_on_bus_error(void);
-/* The name of an exit status: "done", "failed", "wrong-usage", "unfinished", "ended". */
+/* The name of an exit status, as ib-migrate(1) lists them: "done", "failed". */
 const char *ibx_cli_outcome(int status);
 
 /* ------------------------------------------------------------ text.c */
