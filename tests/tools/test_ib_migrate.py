@@ -167,15 +167,21 @@ def without_records_there_is_nothing_to_do(scene):
     assert not os.path.exists(scene.path("state"))
     none = (f"no migration is recorded in {scene.path('state')}: there is no such folder; see "
             "--state-dir\n")
-    for line, out in (("status", none), ("status --json", ""), ("prune", none)):
-        equal(succeeds(scene, line), out)
+    for line in ("status", "prune"):
+        equal(succeeds(scene, line), none)
+    # A program, or a metric, must not take a wrong folder for a host without migrations.
+    for line in ("status --json", "status --prometheus"):
+        code, out, err = scene.run(*line.split())
+        equal((line, code, err), (line, 0, f"ib-migrate: {none}"))
+        assert line.endswith("prometheus") or not out, out
     for line in ("cancel", "cancel --qmp Q", "set --max-bandwidth 1G", "recover --qmp Q",
                  "rollback --yes --qmp Q"):
         says(fails(scene, line), "ib-migrate status")
     # Whoever looks makes no folder, not even one that nobody could make.
     for folder in (scene.path("other"), "/proc/1/none"):
-        for line in ("status", "status --prometheus", "prune"):
-            assert folder in succeeds(scene, line, "--state-dir", folder) or "--prom" in line
+        for line in ("status", "prune"):
+            assert folder in succeeds(scene, line, "--state-dir", folder)
+        assert folder in scene.run("status", "--prometheus", "--state-dir", folder)[2]
         says(fails(scene, "recover --qmp Q", "--state-dir", folder), folder)
         assert not os.path.exists(folder)
     # ... nor does who needs none, even where nobody could make one.

@@ -489,6 +489,7 @@ def none_of(families, name, **labels):
 
 @case
 def without_migrations_there_are_figures_too(scene):
+    os.mkdir(scene.path("state"), 0o700)
     families = figures(scene)
     equal(figure(families, "receivers_waiting"), 0)
     equal(sum(families["ibx_migration_records"][1].values()), 0)
@@ -604,6 +605,7 @@ def what_is_printed_has_no_control_characters(scene):
 def the_file_for_the_collector_is_always_whole(scene):
     folder, path = scene.path("collector"), scene.path("collector/ibx.prom")
     os.mkdir(folder)
+    os.mkdir(scene.path("state"), 0o700)
     os.umask(0o077)
     try:
         code, out, err = scene.run("status", "--prometheus", "--output", path)

@@ -321,11 +321,19 @@ static int print_prometheus(const struct migrate_args *args, const struct found 
     return rc ? ibx_cli_fail(err.message) : ibx_cli_flush(MIGRATE_DONE);
 }
 
+/* Says that nothing is recorded: on standard error where standard output is for programs, and there
+ * only if the folder does not exist, which may be a wrong one. */
 static void print_none(const struct migrate_args *args)
 {
-    ibx_cli_print("no migration%s%s is recorded in %s%s", args->qmp[0] ? " of the QEMU at " : "",
-                  args->qmp, args->folder,
-                  access(args->folder, F_OK) ? ": there is no such folder; see --state-dir" : "");
+    const bool absent = access(args->folder, F_OK) != 0;
+    char text[3 * PATH_MAX];
+    snprintf(text, sizeof(text), "no migration%s%s is recorded in %s%s",
+             args->qmp[0] ? " of the QEMU at " : "", args->qmp, args->folder,
+             absent ? ": there is no such folder; see --state-dir" : "");
+    if (!args->json && !args->prometheus)
+        ibx_cli_print("%s", text);
+    else if (absent)
+        ibx_cli_message(text);
 }
 
 int ibx_cli_status(const struct migrate_args *args)
@@ -334,6 +342,8 @@ int ibx_cli_status(const struct migrate_args *args)
     struct ibx_error err = {0};
     if (find(args, &found, &err))
         return ibx_cli_fail(err.message);
+    if (!found.record_count && !found.receiver_count)
+        print_none(args);
     if (args->prometheus) {
         int status = print_prometheus(args, &found);
         found_free(&found);
@@ -343,8 +353,6 @@ int ibx_cli_status(const struct migrate_args *args)
         print_receiver(args, &found.receivers[i]);
     for (size_t i = 0; i < found.record_count; i++)
         print_record(args, &found, &found.records[i]);
-    if (!found.record_count && !found.receiver_count && !args->json)
-        print_none(args);
     found_free(&found);
     return ibx_cli_flush(MIGRATE_DONE);
 }
