@@ -7,10 +7,10 @@
 #include <errno.h>
 #include <string.h>
 
-#define VALUES_MAX     393216u            /* in a message: as many as 8 MiB of block nodes have */
-#define EVENT_MAX      65536u             /* weight of an event that is kept with its data */
-#define NAME_MAX_BYTES 64u                /* of an event that is kept without its data */
-#define AHEAD_MAX      ((size_t)96 << 20) /* weight: of such block nodes and of their disks */
+#define VALUES_MAX     393216u /* in a message: 8 MiB that list block nodes have so many */
+#define EVENT_MAX      65536u  /* weight of an event that is kept with its data */
+#define NAME_MAX_BYTES 64u     /* of an event that is kept without its data */
+#define AHEAD_MAX      ((size_t)96 << 20) /* weight of such a list, and of one of their disks */
 #define REMEMBERED_MAX ((size_t)32 << 20)
 
 /* Memory that the JSON library takes, on a 64-bit system. */

@@ -32,7 +32,7 @@
 #define READY 'r' /* the folder's path follows */
 #define WRONG 'w' /* an error message follows */
 
-#define LOG_BYTES (1u << 20) /* of a log and of the one before it, about */
+#define LOG_BYTES (1u << 20) /* after about so many a new log is begun; the old one is kept */
 
 #define PAUSE_MS     100u /* before it is started again; it doubles */
 #define PAUSE_MAX_MS 5000u

@@ -13,8 +13,7 @@
 #include <string.h>
 
 #define NO_GROUP_TEXT 300 /* bytes */
-#define MISSING_SHARE                                                                              \
-    8u /* of the pages of a chunk: so many parts that one of them may be missing */
+#define MISSING_SHARE 8u  /* a chunk is sent if at most one in so many of its pages is missing */
 
 /* ------------------------------------------------------------ what is sent */
 

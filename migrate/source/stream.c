@@ -19,7 +19,7 @@
 #define JSON_MAX     (64u << 20) /* bytes, far more than any VM has */
 #define BYTES_A_TURN (4u << 20)  /* a QEMU that writes on and on does not keep the caller */
 
-#define GROWS_MS  6             /* without more of the state: QEMU cannot write */
+#define GROWS_MS  6             /* if no more comes for so long, QEMU has filled its socket */
 #define WAITS_MAX (256u * 1024) /* bytes of the state that may wait for the page map */
 
 static const struct ibx_state stream_states[] = {

@@ -83,7 +83,7 @@ int ibx_source_verified(struct source *s, struct ibx_error *err)
 {
     if (!s->status.record.verify || s->uncompared)
         return 0;
-    /* In this order: the comparison at work may be the last. */
+    /* Asked before the result, which the last comparison may set meanwhile. */
     const bool idle = !s->verifier || ibx_verifier_idle(s->verifier);
     int rc = s->verifier ? ibx_verifier_result(s->verifier, err) : -EAGAIN;
     if (rc == -EAGAIN && idle)

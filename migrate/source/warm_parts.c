@@ -24,7 +24,7 @@
 #define ENOUGH_MS       10           /* what is fetched within this is as well left to post-copy */
 #define PIECE_PAGES     512u
 #define PIECE_SMALL     (64u << 10) /* bytes of a page: greater ones are pieces of their own */
-#define SAMPLE_PIECES   8u          /* less says nothing of the rest */
+#define SAMPLE_PIECES   8u          /* a smaller sample of a pass decides nothing */
 
 /* ---------------------------------------------------------------- the order */
 
