@@ -50,13 +50,15 @@ struct ibx_qmp_version {
 /* Whether a path can be connected to: it, or its last component, fits a socket address. */
 bool ibx_qmp_reachable(const char *path);
 /* Connects to the socket at `path`, waits for the greeting and negotiates. -ETIMEDOUT also when
- * another client holds the monitor: QEMU serves one at a time. `*qmp` is set on success only. */
+ * another client holds the monitor: QEMU serves one at a time. -EBUSY, after a second: that client
+ * is an ib-migrate, which keeps it. `*qmp` is set on success only. */
 int ibx_qmp_connect(const char *path, uint64_t deadline_ns, struct ibx_qmp **qmp,
                     struct ibx_error *err);
 /* The process that has the monitor at `path`, with its name, for a person: "process 7 (ib-migrate
- * freeze)". -ENOENT: none has it; also where the kernel does not tell (unix_diag), or the process
- * is another user's. */
-int ibx_qmp_client_find(const char *path, char *text, size_t size);
+ * freeze)". `at_work`: it is an ib-migrate that works on the VM, and not one that asks about it or
+ * puts it back. -ENOENT: none has it; also where the kernel does not tell (unix_diag), or the
+ * process is another user's. */
+int ibx_qmp_client_find(const char *path, bool *at_work, char *text, size_t size);
 /* The same over a connected socket, which the client takes over, also on failure. */
 int ibx_qmp_attach(int fd, uint64_t deadline_ns, struct ibx_qmp **qmp, struct ibx_error *err);
 /* Accepts NULL. QEMU still executes the commands that it has received. */

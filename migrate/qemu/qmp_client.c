@@ -112,8 +112,18 @@ static pid_t find_owner(uint32_t inode)
     return found;
 }
 
+/* Whether an ib-migrate with this command keeps a monitor for as long as it works on a VM. */
+static bool works(const char *command)
+{
+    static const char *const asks[] = {"check", "rollback"};
+    for (size_t i = 0; i < sizeof(asks) / sizeof(asks[0]); i++)
+        if (!strcmp(command, asks[i]))
+            return false;
+    return true;
+}
+
 /* The name of its program; of an ib-migrate also its first argument, the command. */
-static void describe(pid_t pid, char *text, size_t size)
+static bool describe(pid_t pid, char *text, size_t size)
 {
     char path[32], name[32] = "?", line[64] = "";
     snprintf(path, sizeof(path), "/proc/%d/comm", (int)pid);
@@ -131,15 +141,16 @@ static void describe(pid_t pid, char *text, size_t size)
     snprintf(text, size, "process %d (%s%s%.16s)", (int)pid, name, known ? " " : "",
              known ? command : "");
     ibx_text_sanitize(text);
+    return words && (!known || works(command));
 }
 
-int ibx_qmp_client_find(const char *path, char *text, size_t size)
+int ibx_qmp_client_find(const char *path, bool *at_work, char *text, size_t size)
 {
     struct stat st;
     const uint32_t peer = stat(path, &st) || !S_ISSOCK(st.st_mode) ? 0 : find_peer(&st);
     const pid_t pid = peer ? find_owner(peer) : 0;
     if (!pid || pid == getpid())
         return -ENOENT;
-    describe(pid, text, size);
+    *at_work = describe(pid, text, size);
     return 0;
 }

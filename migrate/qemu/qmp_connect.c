@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #define RETRY_MS      5
+#define GREETING_MS   1000 /* without one, another client has the monitor */
 #define ADDRESS_BYTES sizeof(((struct sockaddr_un *)NULL)->sun_path)
 
 bool ibx_qmp_reachable(const char *path)
@@ -93,6 +94,21 @@ static int connect_to(const char *path, const struct sockaddr_un *to, uint64_t d
     return fd;
 }
 
+/* QEMU greets at once if no other client has the monitor. */
+static int await_greeting(const char *path, int fd, uint64_t deadline_ns, struct ibx_error *err)
+{
+    struct pollfd greeting = {.fd = fd, .events = POLLIN};
+    char client[64];
+    bool at_work;
+    if (ibx_ms_until(deadline_ns) <= GREETING_MS || poll(&greeting, 1, GREETING_MS) ||
+        ibx_qmp_client_find(path, &at_work, client, sizeof(client)) || !at_work)
+        return 0;
+    return ibx_error_set(err, -EBUSY,
+                         "%s works at the QMP socket %s, and QEMU serves one client at a time: "
+                         "wait until it has ended, or end it",
+                         client, path);
+}
+
 int ibx_qmp_connect(const char *path, uint64_t deadline_ns, struct ibx_qmp **qmp,
                     struct ibx_error *err)
 {
@@ -106,9 +122,15 @@ int ibx_qmp_connect(const char *path, uint64_t deadline_ns, struct ibx_qmp **qmp
         close(folder);
     if (fd < 0)
         return fd;
+    rc = await_greeting(path, fd, deadline_ns, err);
+    if (rc) {
+        close(fd);
+        return rc;
+    }
     char client[64];
+    bool at_work;
     rc = ibx_qmp_attach(fd, deadline_ns, qmp, err);
-    if (rc == -ETIMEDOUT && !ibx_qmp_client_find(path, client, sizeof(client)))
+    if (rc == -ETIMEDOUT && !ibx_qmp_client_find(path, &at_work, client, sizeof(client)))
         return ibx_error_set(err, rc,
                              "%s has the QMP socket %s, and QEMU serves one client at a time: give "
                              "this tool a -qmp socket of its own, or end that process",

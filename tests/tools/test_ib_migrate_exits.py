@@ -241,14 +241,33 @@ def whoever_has_the_monitor_is_named(scene):
         monitor.connect(other.socket)
         assert monitor.recv(1)
         for process, *words in (
-                (scene.start("check", *frozen.qmp), frozen.socket,
-                 f"process {freeze.pid} (ib-migrate freeze)"),
-                (scene.start("check", *other.qmp), other.socket, f"process {os.getpid()} (")):
+                (scene.start("check", *frozen.qmp), f"{frozen.socket}, and QEMU serves one client",
+                 f"process {freeze.pid} (ib-migrate freeze) works at"),
+                (scene.start("check", *other.qmp), f"process {os.getpid()} (",
+                 f"has the QMP socket {other.socket}", "-qmp socket of its own")):
             _, err = process.communicate(timeout=LIMIT)
             equal(process.returncode, 1)
-            tool.says(err, "-qmp socket of its own", *words)
+            tool.says(err, *words)
     freeze.send_signal(signal.SIGCONT)
     freeze.communicate(timeout=LIMIT)
+
+
+@case
+def the_slower_of_two_tools_does_not_wait_for_the_other(scene):
+    """Neither had a record when they began, as with two that begin in the same instant."""
+    source, destination = Vm(scene), Vm(scene, incoming=True)
+    waiting, uri = tool.receiver(scene, destination)
+    sender = tool.start(scene, "send --json", *source.qmp, uri, env=tool.stops_at("source:sending"))
+    until(lambda: process_state(sender.pid) == "T", "the sender")
+    for vm, other, command in ((destination, waiting, "receive"), (source, sender, "send")):
+        line = "receive --listen tcp://127.0.0.1:0" if command == "receive" else f"send {uri}"
+        tool.says(tool.fails(scene, f"{line} --state-dir {scene.path('another')}", *vm.qmp),
+                  f"process {other.pid} (ib-migrate {command}) works at the QMP socket {vm.socket}")
+    tool.says(tool.fails(scene, "freeze", *destination.qmp, scene.path("folder")),
+              f"process {waiting.pid} (ib-migrate receive) works at")
+    sender.send_signal(signal.SIGCONT)
+    for process in (sender, waiting):
+        equal(tool.finish(process)[0], 0)
 
 
 @case

@@ -153,10 +153,11 @@ int ibx_cli_monitor_check(const struct migrate_args *args, struct ibx_error *err
                           found.records[i].state != IBX_JOURNAL_SHUT_DOWN;
         json_t *status = busy ? ibx_cli_ask_status(args, &found.records[i], &silent) : NULL;
         if (status)
-            rc = ibx_error_set(err, -EBUSY,
-                               "the monitor %s has a client already: an ib-migrate that works on a "
-                               "migration; ib-migrate status shows it",
-                               args->qmp);
+            rc = ibx_error_set(
+                err, -EBUSY,
+                "the monitor %s has a client already: an ib-migrate (process %d) that "
+                "works on a migration; ib-migrate status shows it",
+                args->qmp, (int)ibx_journal_worker(args->folder, &found.records[i]));
         json_decref(status);
     }
     found_free(&found);
