@@ -204,7 +204,15 @@ static bool is_record(const char *name)
     return name[0] != '.' && n > 5 && !strcmp(name + n - 5, ".json");
 }
 
-static int list_folder(const char *folder, struct list *list, struct ibx_error *err)
+/* Whether the error is one of a single record, beside which others may be good. */
+static bool is_of_record(int rc)
+{
+    return rc == -EBADMSG || rc == -EPROTONOSUPPORT;
+}
+
+/* With `unread`, as ibx_journal_list_readable(). */
+static int list_folder(const char *folder, struct list *list, struct ibx_error *unread,
+                       struct ibx_error *err)
 {
     if (access(folder, F_OK) && errno == ENOENT) /* no folder: no records */
         return 0;
@@ -217,8 +225,15 @@ static int list_folder(const char *folder, struct list *list, struct ibx_error *
         return ibx_error_set(err, -ENOMEM, "no memory for the records in %s", folder);
     }
     for (const struct dirent *entry; !rc && (entry = readdir(dir));) {
+        struct ibx_error why = {0};
         if (is_record(entry->d_name))
-            rc = list_add(list, folder, fd, entry->d_name, err);
+            rc = list_add(list, folder, fd, entry->d_name, &why);
+        if (rc && unread && is_of_record(rc)) {
+            *unread = why;
+            rc = 0;
+        } else if (rc) {
+            ibx_error_set(err, rc, "%s", why.message);
+        }
     }
     closedir(dir);
     if (list->count)
@@ -226,11 +241,11 @@ static int list_folder(const char *folder, struct list *list, struct ibx_error *
     return rc;
 }
 
-int ibx_journal_list(const char *folder, struct ibx_record **records, size_t *count,
-                     struct ibx_error *err)
+int ibx_journal_list_readable(const char *folder, struct ibx_record **records, size_t *count,
+                              struct ibx_error *unread, struct ibx_error *err)
 {
     struct list list = {0};
-    int rc = list_folder(folder, &list, err);
+    int rc = list_folder(folder, &list, unread, err);
     if (rc) {
         free(list.items);
         return rc;
@@ -238,6 +253,12 @@ int ibx_journal_list(const char *folder, struct ibx_record **records, size_t *co
     *records = list.items;
     *count = list.count;
     return 0;
+}
+
+int ibx_journal_list(const char *folder, struct ibx_record **records, size_t *count,
+                     struct ibx_error *err)
+{
+    return ibx_journal_list_readable(folder, records, count, NULL, err);
 }
 
 int ibx_journal_reload(const char *folder, struct ibx_record *record, struct ibx_error *err)
@@ -262,13 +283,17 @@ int ibx_journal_find(const char *folder, const char *qmp,
                      struct ibx_error *err)
 {
     struct ibx_record *all;
+    struct ibx_error unread = {0};
     size_t count, i = 0;
-    int rc = ibx_journal_list(folder, &all, &count, err);
+    int rc = ibx_journal_list_readable(folder, &all, &count, &unread, err);
     if (rc)
         return rc;
     while (i < count && (strcmp(qmp, all[i].qmp) || !fits(&all[i])))
         i++;
-    if (i < count)
+    /* What a borrowed VM and its return may do depends on each other's records. */
+    if (unread.code && (i == count || all[i].borrow || ibx_journal_returns(&all[i])))
+        rc = ibx_error_set(err, unread.code, "%s", unread.message);
+    else if (i < count)
         *record = all[i];
     else
         rc = ibx_error_set(err, -ENOENT,

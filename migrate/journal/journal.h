@@ -158,12 +158,17 @@ int ibx_journal_write(const char *folder, struct ibx_record *record, struct ibx_
  * by free(); it may be NULL if there are none. */
 int ibx_journal_list(const char *folder, struct ibx_record **records, size_t *count,
                      struct ibx_error *err);
+/* The same, but passes over such files: `unread` is the error of one of them (code 0: there are
+ * none). */
+int ibx_journal_list_readable(const char *folder, struct ibx_record **records, size_t *count,
+                              struct ibx_error *unread, struct ibx_error *err);
 /* Reads a record again; the caller holds its lock. -ENOENT: it was removed. */
 int ibx_journal_reload(const char *folder, struct ibx_record *record, struct ibx_error *err);
 /* Whether `record` was begun later than `than`, even if the clock was set back between. */
 bool ibx_journal_is_later(const struct ibx_record *record, const struct ibx_record *than);
 /* Finds the newest record whose monitor is `qmp` and for which `fits` is true. -ENOENT, with a
- * message that no migration is unfinished. */
+ * message that no migration is unfinished. Another record that cannot be read is an error only if
+ * none was found, or that of a borrowed VM or its return. */
 int ibx_journal_find(const char *folder, const char *qmp,
                      bool (*fits)(const struct ibx_record *record), struct ibx_record *record,
                      struct ibx_error *err);

@@ -134,6 +134,34 @@ def killed_tools_are_recovered_from(scene):
     same_memory(source, destination)
 
 
+@case
+def a_torn_record_hides_no_other(scene):
+    """... and lets nothing begin, since it may be that of any VM here."""
+    source, destination, sender, waiting = slow_migration(scene)
+    torn = scene.path("state/" + "ab" * 16 + ".source.json")
+    with open(torn, "w", encoding="ascii") as file:
+        file.write('{"version": 9, "sta')
+    code, out, err = scene.run("status")
+    equal((code, out.count(source.socket), out.count(destination.socket)), (1, 1, 1))
+    says(err, torn)
+    code, out, _ = scene.run("status", "--json")
+    lines = [json.loads(line) for line in out.splitlines()]
+    equal((code, ["record" in line for line in lines[:-1]]), (1, [True, True]))
+    assert torn in lines[-1]["result"]["error"], lines
+    code, out, err = scene.run("status", "--qmp", scene.path("nothing"))
+    equal((code, out), (1, ""))
+    for line in ("recover --qmp", "rollback --yes --qmp", "send tcp://127.0.0.1:1 --qmp"):
+        says(fails(scene, line, scene.path("nothing")), torn)
+    for one, vm in ((sender, source), (waiting, destination)):
+        one.kill()
+        one.communicate()
+        assert "no ib-migrate works on it" in scene.run("status", *vm.qmp)[1]
+    again = [start(scene, "recover --json", *vm.qmp) for vm in (destination, source)]
+    for process in again:
+        equal(finish(process)[0], 0)
+    same_memory(source, destination)
+
+
 def records(scene):
     """What a backup of them has."""
     found = {}

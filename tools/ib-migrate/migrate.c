@@ -217,10 +217,11 @@ static int find_unfinished(const struct migrate_args *args, struct ibx_record *r
                            struct ibx_error *err)
 {
     struct ibx_record *all;
+    struct ibx_error unread;
     size_t count;
     bool found = false;
     int lock, rc = ibx_journal_find(args->folder, args->qmp, is_unfinished, record, err);
-    if (rc || ibx_journal_list(args->folder, &all, &count, NULL))
+    if (rc || ibx_journal_list_readable(args->folder, &all, &count, &unread, NULL))
         return rc;
     for (size_t i = 0; !found && i < count; i++) {
         if (strcmp(args->qmp, all[i].qmp) != 0 || !is_unfinished(&all[i]) ||

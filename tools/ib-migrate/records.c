@@ -63,6 +63,7 @@ struct found {
     size_t record_count, all_count; /* those of --qmp come first, then the others */
     struct receiver *receivers;
     size_t receiver_count;
+    struct ibx_error unread; /* of a record that is not among them */
     bool no_memory;
 };
 
@@ -119,7 +120,8 @@ static int find(const struct migrate_args *args, struct found *found, struct ibx
     if (!rc && found->no_memory)
         rc = ibx_error_set(err, -ENOMEM, "no memory for the receivers in %s", args->folder);
     if (!rc)
-        rc = ibx_journal_list(args->folder, &found->records, &found->record_count, err);
+        rc = ibx_journal_list_readable(args->folder, &found->records, &found->record_count,
+                                       &found->unread, err);
     found->all_count = found->record_count;
     for (size_t i = 0; !rc && i < found->all_count; i++) {
         if (args->qmp[0] && strcmp(args->qmp, found->records[i].qmp) != 0)
@@ -140,7 +142,9 @@ int ibx_cli_monitor_check(const struct migrate_args *args, struct ibx_error *err
     int rc = find(args, &found, err);
     if (rc)
         return rc;
-    if (found.receiver_count)
+    if (found.unread.code)
+        rc = ibx_error_set(err, found.unread.code, "%s", found.unread.message);
+    else if (found.receiver_count)
         rc = ibx_error_set(err, -EBUSY,
                            "the monitor %s has a client already: an ib-migrate (process %d) that "
                            "waits for a VM; ib-migrate cancel --qmp %s ends it",
@@ -319,7 +323,9 @@ static int print_prometheus(const struct migrate_args *args, const struct found 
         view_record(args, &found->records[i], &views[i]);
     int rc = ibx_cli_prometheus(args, views, count, &err);
     free(views);
-    return rc ? ibx_cli_fail(err.message) : ibx_cli_flush(MIGRATE_DONE);
+    if (!rc)
+        err = found->unread;
+    return err.code ? ibx_cli_fail(err.message) : ibx_cli_flush(MIGRATE_DONE);
 }
 
 /* Says that nothing is recorded: on standard error where standard output is for programs, and there
@@ -343,7 +349,7 @@ int ibx_cli_status(const struct migrate_args *args)
     struct ibx_error err = {0};
     if (find(args, &found, &err))
         return ibx_cli_fail(err.message);
-    if (!found.record_count && !found.receiver_count)
+    if (!found.record_count && !found.receiver_count && !found.unread.code)
         print_none(args);
     if (args->prometheus) {
         int status = print_prometheus(args, &found);
@@ -355,7 +361,7 @@ int ibx_cli_status(const struct migrate_args *args)
     for (size_t i = 0; i < found.record_count; i++)
         print_record(args, &found, &found.records[i]);
     found_free(&found);
-    return ibx_cli_flush(MIGRATE_DONE);
+    return found.unread.code ? ibx_cli_fail(found.unread.message) : ibx_cli_flush(MIGRATE_DONE);
 }
 
 /* ------------------------------------------------------------ cancel, set */
@@ -404,6 +410,8 @@ static int find_live(const struct migrate_args *args, const char *hint, char pat
         return ibx_error_set(err, -ENOTUNIQ,
                              "%zu ib-migrate processes work here, choose one of them%s: %s", live,
                              hint, list);
+    if (!why.code)
+        why = found.unread;
     if (why.code)
         return ibx_error_set(err, why.code, "%s", why.message);
     return ibx_error_set(err, -ENOENT,

@@ -114,6 +114,31 @@ static void the_newest_that_fits_is_found(NO_STATE)
     error_has("no unfinished migration of the QEMU at /run/nobody");
 }
 
+/* One of the unread records may be the return of a borrowed VM. */
+static void a_damaged_record_hides_those_of_borrowed_vms_alone(NO_STATE)
+{
+    struct ibx_record plain = sample(true, 1), lent = sample(true, 2), back = sample(false, 3),
+                      found;
+    char path[PATH_MAX];
+    strcpy(lent.qmp, "/run/lent");
+    strcpy(back.qmp, "/run/back");
+    lent.borrow = IBX_BORROW_LAZY;
+    memcpy(back.base, lent.id, sizeof(back.base));
+    assert_int_equal(write_record(&plain), 0);
+    assert_int_equal(write_record(&lent), 0);
+    assert_int_equal(write_record(&back), 0);
+    snprintf(path, sizeof(path), "%s/torn.json", folder);
+    put_file(path, "{", 1);
+    assert_int_equal(ibx_journal_find(folder, plain.qmp, is_unfinished, &found, &error), 0);
+    assert_memory_equal(found.id, plain.id, sizeof(plain.id));
+    const char *others[] = {lent.qmp, back.qmp, "/run/nobody"};
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
+        assert_int_equal(ibx_journal_find(folder, others[i], is_unfinished, &found, &error),
+                         -EBADMSG);
+        error_has(path);
+    }
+}
+
 /* ------------------------------------------------------------ pruning */
 
 struct seen {
@@ -389,6 +414,7 @@ int main(void)
         TEST(newest_come_first),
         TEST(records_without_a_number_come_last),
         TEST(the_newest_that_fits_is_found),
+        TEST(a_damaged_record_hides_those_of_borrowed_vms_alone),
         TEST(finished_records_can_be_pruned),
         TEST(a_return_is_known_until_the_borrowing_is_over),
         TEST(failed_migrations_leave_one_record),
