@@ -13,6 +13,7 @@
 #define WORD_MAX      64
 #define VALUE_MAX     160 /* bytes of a value that are compared */
 #define BUSLESS_MAX   64  /* devices on no bus that are asked for their properties */
+#define UNATTACHED    "/machine/unattached"
 #define PERIPHERAL    "/machine/peripheral"
 #define PERIPHERAL_NO "/machine/peripheral-anon"
 
@@ -448,6 +449,49 @@ static int add_busless(struct describing *d, const char *folder, json_t *tree, s
     return rc;
 }
 
+/* ------------------------------------------------------------ the south bridge of q35 */
+
+#define ICH9 "ICH9-LPC"
+
+static json_t *ich9_properties(const json_t *tree)
+{
+    size_t index;
+    json_t *device;
+    json_array_foreach(tree, index, device)
+    {
+        if (!strcmp(ibx_member(device, "type"), ICH9))
+            return json_object_get(device, "properties");
+    }
+    return NULL;
+}
+
+/* Adds the properties that "info qtree" has of its like in other machines, but leaves out here. */
+static void add_to_ich9(struct describing *d, const json_t *tree)
+{
+    static const char *const hidden[] = {"acpi-pci-hotplug-with-bridge-support", "disable_s3",
+                                         "disable_s4", "s4_val"};
+    json_t *list, *item, *properties = ich9_properties(tree);
+    size_t index;
+    if (!properties || ibx_qmp_execute(d->qmp, "qom-list", json_pack("{s:s}", "path", UNATTACHED),
+                                       &list, d->deadline_ns, NULL))
+        return;
+    json_array_foreach(list, index, item)
+    {
+        char path[256];
+        snprintf(path, sizeof(path), "%s/%s", UNATTACHED, ibx_member(item, "name"));
+        const bool is = !strcmp(ibx_member(item, "type"), "child<" ICH9 ">");
+        for (size_t i = 0; is && i < sizeof(hidden) / sizeof(hidden[0]); i++)
+            ibx_qmp_ahead(d->qmp, "qom-get", property(path, hidden[i]), d->deadline_ns);
+        for (size_t i = 0; is && i < sizeof(hidden) / sizeof(hidden[0]); i++) {
+            char *text = asked_property(d, path, hidden[i]);
+            if (text)
+                json_object_set_new(properties, hidden[i], ibx_json_text(text));
+            free(text);
+        }
+    }
+    json_decref(list);
+}
+
 int ibx_describe_devices(struct describing *d)
 {
     json_t *text;
@@ -464,6 +508,7 @@ int ibx_describe_devices(struct describing *d)
                              "the VM has more than %u devices, which no VM has, or there is no "
                              "memory for a description of them",
                              IBX_DESCRIBED_MAX);
+    add_to_ich9(d, list);
     const size_t known = json_array_size(list);
     rc = add_busless(d, PERIPHERAL, list, known);
     if (!rc)

@@ -100,6 +100,19 @@ static void test_a_device_with_other_queues(void)
             "is 4 here and 1 at the destination");
 }
 
+/* "info qtree" does not have it, and a guest would not notice what is plugged in there. */
+static void test_another_way_to_plug(void)
+{
+    mover_begin();
+    refused(&(struct vm_options){.append = ""},
+            &(struct vm_options){
+                .append = "",
+                .incoming = true,
+                .extra = {"-global", "ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off"}},
+            "device ICH9-LPC @ q35-pcihost/1f.0 differs: acpi-pci-hotplug-with-bridge-support is "
+            "true here and false at the destination");
+}
+
 static void test_other_back_end(void)
 {
     mover_begin();
@@ -593,6 +606,7 @@ int main(void)
     static const struct vm_test tests[] = {VM_TEST(test_a_stale_disk),
                                            VM_TEST(test_snapshot_since),
                                            VM_TEST(test_a_device_with_other_queues),
+                                           VM_TEST(test_another_way_to_plug),
                                            VM_TEST(test_other_back_end),
                                            VM_TEST(test_other_offloads),
                                            VM_TEST(test_another_icount),
