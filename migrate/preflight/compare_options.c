@@ -113,10 +113,35 @@ static void note_smbios(const json_t *source, const json_t *destination,
     }
 }
 
+/* Some differ on purpose: whoever manages the VM here may not be there. A change by a monitor
+ * (set-action) is not seen. */
+static void note_actions(const json_t *source, const json_t *destination,
+                         struct ibx_blockers *blockers)
+{
+    const json_t *here = json_object_get(source, "actions"),
+                 *there = json_object_get(destination, "actions");
+    if (!json_is_object(here) || !json_is_object(there))
+        return;
+    for (size_t i = 0; i < IBX_ACTIONS; i++) {
+        const char *event = ibx_actions[i].event, *usual = ibx_actions[i].usual;
+        const char *own = ibx_member(here, event), *other = ibx_member(there, event);
+        own = *own ? own : usual;
+        other = *other ? other : usual;
+        if (strcmp(own, other) != 0)
+            ibx_blockers_note(blockers,
+                              "QEMU has -action %s=%.16s here and %s=%.16s at the destination, "
+                              "where that may end the VM, or not end it: start that QEMU with the "
+                              "same -action, -no-reboot and -no-shutdown as here, unless this is "
+                              "on purpose",
+                              event, own, event, other);
+    }
+}
+
 void ibx_compare_options(const json_t *source, const json_t *destination,
                          struct ibx_blockers *blockers)
 {
     compare_clocks(source, destination, blockers);
     compare_files(source, destination, blockers);
     note_smbios(source, destination, blockers);
+    note_actions(source, destination, blockers);
 }

@@ -104,10 +104,16 @@ void ibx_disk_host(char *out, size_t size);
  *   "rtc-clock"  "host", "vm" or "rt"
  *   "fw_cfg"     {NAME: DIGEST of the text, or "" if QEMU reads a file}
  *   "smbios"     [[TYPE, DIGEST of the option]]
+ *   "actions"    {EVENT: ACTION}, by -action and the options that stand for it
  */
 void ibx_describe_options(struct describing *d);
 /* The same for these arguments, each of which ends with a null byte. */
 void ibx_options_read(FILE *arguments, json_t *description);
+/* The events of -action, and what QEMU does without it. */
+#define IBX_ACTIONS 4u
+extern const struct ibx_action {
+    const char *event, *usual;
+} ibx_actions[IBX_ACTIONS];
 
 /* ------------------------------------------------------------ virtio.c */
 

@@ -9,6 +9,9 @@
 
 #define DIGEST_BYTES 8
 
+const struct ibx_action ibx_actions[IBX_ACTIONS] = {
+    {"reboot", "reset"}, {"shutdown", "poweroff"}, {"panic", "shutdown"}, {"watchdog", "reset"}};
+
 /* ------------------------------------------------------------ key=value */
 
 /* The value of `key` in "key=value,key=value", in which a comma of a value is doubled; the last one
@@ -54,7 +57,7 @@ struct reading {
     void (*take)(struct reading *r, const char *value); /* the next argument, or NULL */
     bool elsewhere;              /* a file has options as well, or -set changes them */
     char *shift, *sleep, *clock; /* of -icount, -icount and -rtc */
-    json_t *files, *smbios;
+    json_t *files, *smbios, *actions;
 };
 
 /* A later -icount or -rtc adds to an earlier one. */
@@ -98,15 +101,32 @@ static void take_smbios(struct reading *r, const char *value)
     free(type);
 }
 
+static void put_action(struct reading *r, const char *event, char *action)
+{
+    if (action)
+        json_object_set_new(r->actions, event, ibx_json_text(action));
+    free(action);
+}
+
+static void take_action(struct reading *r, const char *value)
+{
+    for (size_t i = 0; i < IBX_ACTIONS; i++)
+        put_action(r, ibx_actions[i].event, value_of(value, NULL, ibx_actions[i].event));
+}
+
+static void take_watchdog_action(struct reading *r, const char *value)
+{
+    put_action(r, "watchdog", strdup(value));
+}
+
 static void take_argument(struct reading *r, const char *argument)
 {
     static const struct {
         const char *option;
         void (*take)(struct reading *r, const char *value);
-    } taken[] = {{"icount", take_icount},
-                 {"rtc", take_rtc},
-                 {"fw_cfg", take_fw_cfg},
-                 {"smbios", take_smbios}};
+    } taken[] = {{"icount", take_icount}, {"rtc", take_rtc},
+                 {"fw_cfg", take_fw_cfg}, {"smbios", take_smbios},
+                 {"action", take_action}, {"watchdog-action", take_watchdog_action}};
     void (*take)(struct reading *, const char *) = r->take;
     r->take = NULL;
     if (take) {
@@ -115,6 +135,10 @@ static void take_argument(struct reading *r, const char *argument)
     }
     const char *name = *argument == '-' ? argument + 1 + (argument[1] == '-') : "";
     r->elsewhere |= !strcmp(name, "readconfig") || !strcmp(name, "set");
+    if (!strcmp(name, "no-reboot"))
+        take_action(r, "reboot=shutdown");
+    if (!strcmp(name, "no-shutdown"))
+        take_action(r, "shutdown=pause");
     for (size_t i = 0; i < sizeof(taken) / sizeof(taken[0]); i++)
         if (!strcmp(name, taken[i].option))
             r->take = taken[i].take;
@@ -138,7 +162,7 @@ static json_t *icount_of(const struct reading *r)
 
 void ibx_options_read(FILE *arguments, json_t *description)
 {
-    struct reading r = {.files = json_object(), .smbios = json_array()};
+    struct reading r = {.files = json_object(), .smbios = json_array(), .actions = json_object()};
     char *argument = NULL;
     size_t size = 0, count = 0;
     while (getdelim(&argument, &size, '\0', arguments) > 0) {
@@ -150,9 +174,11 @@ void ibx_options_read(FILE *arguments, json_t *description)
         json_object_set_new(description, "rtc-clock", ibx_json_text(r.clock ? r.clock : "host"));
         json_object_set(description, "fw_cfg", r.files);
         json_object_set(description, "smbios", r.smbios);
+        json_object_set(description, "actions", r.actions);
     }
     json_decref(r.files);
     json_decref(r.smbios);
+    json_decref(r.actions);
     free(r.shift);
     free(r.sleep);
     free(r.clock);

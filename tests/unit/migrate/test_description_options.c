@@ -35,7 +35,7 @@ static void is_described(const char *arguments, const char *as)
 }
 
 #define PLAIN(icount, clock)                                                                       \
-    "{'fw_cfg':{},'icount':'" icount "','rtc-clock':'" clock "','smbios':[]}"
+    "{'actions':{},'fw_cfg':{},'icount':'" icount "','rtc-clock':'" clock "','smbios':[]}"
 
 static void clocks_are_read_as_qemu_reads_them(NO_STATE)
 {
@@ -71,6 +71,17 @@ static void files_and_tables_are_read(NO_STATE)
     json_decref(one);
     json_decref(same);
     json_decref(other);
+}
+
+static void actions_are_read_as_qemu_reads_them(NO_STATE)
+{
+    json_t *one = described("qemu|-action|panic=none,reboot=reset|-no-reboot|-watchdog-action|"
+                            "poweroff|-no-shutdown|-action|shutdown=poweroff,panic=pause|");
+    char *text = json_dumps(json_object_get(one, "actions"), JSON_COMPACT | JSON_SORT_KEYS);
+    assert_string_equal(text, "{\"panic\":\"pause\",\"reboot\":\"shutdown\","
+                              "\"shutdown\":\"poweroff\",\"watchdog\":\"poweroff\"}");
+    free(text);
+    json_decref(one);
 }
 
 /* What a file says is not known, nor is what is not there. */
@@ -137,6 +148,11 @@ static void differences_have_a_sentence_each(NO_STATE)
     only("{'fw_cfg':{'opt/b':'1'}}", "{'fw_cfg':{'opt/b':'2'}}", "has another text in opt/b");
     only("{'user-networks':['-netdev user,net=10.0.2.0']}",
          "{'user-networks':['-netdev user,net=10.0.3.0']}", "-netdev user,net=10.0.3.0 at the");
+    only_noted("{'actions':{}}", "{'actions':{'reboot':'shutdown','panic':'shutdown'}}",
+               "-action reboot=reset here and reboot=shutdown at the destination");
+    only_noted("{'actions':{'panic':'none'}}", "{'actions':{}}", "panic=shutdown at the");
+    nothing("{'actions':{'watchdog':'reset'}}", "{'actions':{}}", true);
+    nothing("{'actions':{'watchdog':'none'}}", "{}", true);
     only_noted("{'smbios':[['1','a'],['2','b']]}", "{'smbios':[['2','b']]}", "-smbios type=1");
     only_noted("{'smbios':[['2','b']]}", "{'smbios':[['2','b'],['1','a']]}", "-smbios type=1");
 }
@@ -190,6 +206,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(clocks_are_read_as_qemu_reads_them),
         cmocka_unit_test(files_and_tables_are_read),
+        cmocka_unit_test(actions_are_read_as_qemu_reads_them),
         cmocka_unit_test(options_from_elsewhere_are_not_described),
         cmocka_unit_test(differences_have_a_sentence_each),
         cmocka_unit_test(processors_show_the_same),
