@@ -26,7 +26,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "libvirt"))
 
 # pylint: disable=wrong-import-position
-from hosts import LIMIT, Domain, Hosts, Skip, children, judge  # noqa: E402
+from hosts import LIMIT, Domain, Hosts, Skip, children, judge, patient  # noqa: E402
 from linux_guest import LinuxDomain  # noqa: E402
 from remedies import Remedies  # noqa: E402
 from scene import SLOW_WORDS  # noqa: E402
@@ -102,7 +102,7 @@ class Case:
 
 class Struck(Remedies):
     """A migration with its case, and the operator."""
-    patience, most = 6, 20
+    patience, most = patient(6), 20
 
     def __init__(self, case, domain, source, destination):
         super().__init__()
@@ -159,7 +159,7 @@ class Struck(Remedies):
         """And starts it again, at once or later."""
         host = self.host(side)
         if number != signal.SIGSTOP:
-            host.end_libvirtd(number, TO_END)
+            host.end_libvirtd(number, patient(TO_END))
             if self.case.first:
                 host.start_libvirtd()
             return
@@ -250,7 +250,7 @@ class Struck(Remedies):
 
     def work(self):
         """Until nothing is left to do."""
-        deadline, before = time.monotonic() + AT_MOST, None
+        deadline, before = time.monotonic() + patient(AT_MOST), None
         while True:
             for host in self.domain.hosts.all:
                 if host.run("virsh", "-q", "-c", "qemu:///system", "list").code:
@@ -275,7 +275,7 @@ class Struck(Remedies):
     def where(self):
         """The host where it runs; None: nowhere."""
         name, found = self.domain.name, []
-        end = time.monotonic() + 10
+        end = time.monotonic() + patient(10)
         while time.monotonic() < end and not found:
             found = [host for host in self.domain.hosts.all if host.state(name) == "running"]
             time.sleep(0.2)
@@ -300,7 +300,7 @@ class Struck(Remedies):
             # The next one removes it.
             self.destination.run("rm", "-f", self.move.socket)
         for host in self.domain.hosts.all:
-            nothing_left(host, self.domain, 20)
+            nothing_left(host, self.domain, patient(20))
         return f"runs at the {'source' if at is self.source else 'destination'}", at
 
     def lost(self):

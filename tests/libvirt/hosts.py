@@ -15,8 +15,8 @@ sys.path.insert(0, os.path.join(HERE, "..", "tools"))
 
 # pylint: disable=wrong-import-position
 from guest_vm import judge  # noqa: E402
-from harness import (LIMIT, Skip, children, process_state, run_tests, test,  # noqa: E402,F401
-                     until)
+from harness import (LIMIT, Skip, children, patient, process_state,  # noqa: E402,F401
+                     run_tests, test, until)
 
 QEMU = os.environ.get("QEMU", "/usr/bin/qemu-system-x86_64")
 NAMESPACES = "--mount --net --uts --ipc --pid".split()

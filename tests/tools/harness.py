@@ -29,7 +29,12 @@ def slower():
     return min(max(load, asked, 1), 20)
 
 
-LIMIT = 60 * slower()  # seconds for any one wait
+def patient(seconds):
+    """What these seconds of an idle machine are on this one now."""
+    return seconds * slower()
+
+
+LIMIT = patient(60)  # seconds for any one wait
 TEST_LIMIT = 4 * LIMIT  # ... and for a test
 
 
