@@ -158,6 +158,24 @@ static void cubins(void **state)
     assert_false(registers(&c));
 }
 
+/* Attributes of a kernel that are no parameters: without a value of their own, or not all there. */
+static void attributes(void **state)
+{
+    struct cubin c = cubin();
+    (void)state;
+    c.parameters[0].format = 3, c.parameters[0].what = 0x10; /* three of them follow it */
+    c.parameters[0].index = c.parameters[0].rest = c.parameters[0].ordinal = 3;
+    c.parameters[0].offset = 0;
+    assert_true(registers(&c));
+    c.parameters[1].ordinal = 1; /* of one */
+    assert_false(registers(&c));
+    for (unsigned less = 1; less < 4; less++) {
+        c = cubin(), c.parameters[0].ordinal = 0;
+        c.sections[1].sh_size = sizeof(c.parameters[0]) + less;
+        assert_false(registers(&c));
+    }
+}
+
 static bool takes(const struct image *image, const void *data, size_t n)
 {
     const struct body b = registration(image, data, n, 1);
@@ -195,29 +213,83 @@ static void images(void **state)
     assert_true(fits(ibx_fat_binary_fits, &b));
 }
 
-static bool takes_compressed(const struct cubin *c, uint64_t uncompressed, uint32_t less)
+/* Lengths that lie, each of them alone. */
+static void fat_lengths(void **state)
 {
-    char data[1024];
-    const int n = LZ4_compress_default((const char *)c, data, (int)sizeof(*c), sizeof(data));
+    const size_t fat = 16 + sizeof(HANDLE) + 24;
+    struct image image = image_of(8);
+    struct body b;
+    (void)state;
+    image.kind = 1;
+    image.unknown = image.more[0] = UINT32_MAX; /* what is behind them is no part of them */
+    assert_true(takes(&image, "PTX here", 8));
+    image.n++; /* beyond the request, as the fat binary says, too */
+    b = registration(&image, "PTX here", 8, 1), b.bytes[fat + 8]++;
+    assert_false(fits(ibx_fat_binary_fits, &b));
+    image.n--;
+    b = registration(&image, "PTX here", 8, 1), b.bytes[fat + 6] = 15; /* the header's own */
+    assert_false(fits(ibx_fat_binary_fits, &b));
+    for (unsigned n = 1; n < 64; n++) { /* a part of a header follows */
+        static const uint8_t more[64];
+        b = registration(&image, "PTX here", 8, 1);
+        add_bytes(&b, more, n);
+        b.bytes[fat + 8] = (uint8_t)(b.bytes[fat + 8] + n);
+        b.bytes[fat - 8] = b.bytes[fat - 16] = (uint8_t)(b.bytes[fat - 8] + n);
+        assert_false(fits(ibx_fat_binary_fits, &b));
+    }
+    for (unsigned n = 0; n < 16; n++) { /* there is no whole header of the fat binary */
+        b = registration(&image, "PTX here", 8, 1);
+        b.n = fat + n;
+        b.bytes[fat - 8] = b.bytes[fat - 16] = (uint8_t)n;
+        assert_false(fits(ibx_fat_binary_fits, &b));
+    }
+    b = registration(&image, "PTX here", 8, 1), memset(b.bytes, 0xff, 8); /* the handle's */
+    assert_true(fits(ibx_fat_binary_fits, &b));
+    image = image_of(1), image.kind = 1;
+    assert_true(takes(&image, "P", 1));
+}
+
+/* G3 takes what is behind headers of the usual length for a cubin if it begins so. */
+static void unmarked_cubins(void **state)
+{
+    struct cubin c = cubin();
+    struct image image = image_of(sizeof(c));
+    (void)state;
+    image.kind = 1;
+    assert_true(takes(&image, &c, sizeof(c)));
+    c.sections[1].sh_size++; /* beyond the fat binary */
+    assert_false(takes(&image, &c, sizeof(c)));
+    c = cubin(), c.parameters[0].ordinal = 2;
+    assert_false(takes(&image, &c, sizeof(c)));
+}
+
+/* `more`: bytes of the image behind those that are compressed. */
+static bool takes_compressed(const struct cubin *c, uint64_t uncompressed, uint32_t less,
+                             size_t more)
+{
+    char data[1024] = {0};
+    const int n = LZ4_compress_default((const char *)c, data, (int)sizeof(*c), 512);
     assert_true(n > 0);
-    struct image image = image_of((size_t)n);
+    struct image image = image_of((size_t)n + more);
     image.uncompressed = uncompressed;
     image.compressed = (uint32_t)n - less;
-    return takes(&image, data, (size_t)n);
+    return takes(&image, data, (size_t)n + more);
 }
 
 static void compressed_images(void **state)
 {
     struct cubin c = cubin();
     (void)state;
-    assert_true(takes_compressed(&c, sizeof(c), 0));
+    assert_true(takes_compressed(&c, sizeof(c), 0, 0));
     /* the last byte would be of an earlier image */
-    assert_false(takes_compressed(&c, sizeof(c) + 1, 0));
-    assert_false(takes_compressed(&c, (UINT64_C(1) << 32) + sizeof(c), 0));
-    assert_true(takes_compressed(&c, sizeof(c) - 1, 0));       /* the handler gives up */
-    assert_false(takes_compressed(&c, sizeof(c), UINT32_MAX)); /* one byte more than was sent */
+    assert_false(takes_compressed(&c, sizeof(c) + 1, 0, 0));
+    assert_false(takes_compressed(&c, (UINT64_C(1) << 32) + sizeof(c), 0, 0));
+    assert_true(takes_compressed(&c, sizeof(c) - 1, 0, 0));       /* the handler gives up */
+    assert_false(takes_compressed(&c, sizeof(c), UINT32_MAX, 0)); /* one byte more than was sent */
+    assert_true(takes_compressed(&c, sizeof(c), 0, 7));
     c.parameters[0].ordinal = 2;
-    assert_false(takes_compressed(&c, sizeof(c), 0));
+    assert_false(takes_compressed(&c, sizeof(c), 0, 0));
+    assert_false(takes_compressed(&c, sizeof(c), 0, 7)); /* without what is behind it */
 }
 
 /* ------------------------------------------------------------------ images of the driver */
@@ -251,6 +323,15 @@ static void driver_images(void **state)
     fat[2]++;
     assert_false(image_fits(fat, sizeof(fat), sizeof(fat)));
     assert_false(image_fits(wrapper, sizeof(wrapper), sizeof(wrapper))); /* it is followed */
+    assert_true(image_fits("abc", 4, 4) && image_fits("ab", 3, 3));
+    c.elf.e_phnum = 1, c.elf.e_phentsize = sizeof(Elf64_Phdr);
+    assert_true(image_fits(&c, sizeof(c), sizeof(c)));
+    c.elf.e_phentsize++;
+    assert_false(image_fits(&c, sizeof(c), sizeof(c)));
+    c.elf.e_phentsize--, c.elf.e_phoff = sizeof(c) - sizeof(Elf64_Phdr) + 1;
+    assert_false(image_fits(&c, sizeof(c), sizeof(c)));
+    c.elf.e_phoff = 0, c.elf.e_shentsize++;
+    assert_false(image_fits(&c, sizeof(c), sizeof(c)));
 }
 
 /* ------------------------------------------------------------------ options of modules */
@@ -287,6 +368,8 @@ static void load_options(void **state)
     b.n = 3;
     assert_false(fits(ibx_load_options_fit, &b));
     b = load(2, 8, numbers, 8), b.bytes[12 + 8 + 16 + 3] = 'X'; /* PTX without an end */
+    assert_false(fits(ibx_load_options_fit, &b));
+    b = load(2, 8, numbers, 8), b.bytes[12 + 8] = 255; /* PTX beyond the request */
     assert_false(fits(ibx_load_options_fit, &b));
     b = load(IBX_LOAD_OPTIONS, 4 * IBX_LOAD_OPTIONS, many, 8);
     assert_true(fits(ibx_load_options_fit, &b));
@@ -497,7 +580,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(cubins),
+        cmocka_unit_test(attributes),
         cmocka_unit_test(images),
+        cmocka_unit_test(fat_lengths),
+        cmocka_unit_test(unmarked_cubins),
         cmocka_unit_test(compressed_images),
         cmocka_unit_test(driver_images),
         cmocka_unit_test(load_options),
