@@ -91,14 +91,14 @@ void ibx_isolation_end(struct gpu_session *x)
     if (i->counted)
         ibx_quota_give(ibx_tenant_quota(i->tenant, IBX_HOLD_SESSIONS), 1);
     if (i->held && !ibx_session_abandoned(x->s))
-        ibx_quota_give(ibx_tenant_quota(i->tenant, IBX_HOLD_REQUESTS), i->held);
+        ibx_quota_give(ibx_tenant_quota(i->tenant, IBX_HOLD_REQUESTS), i->held + i->unpacked);
     if (i->refused > 1)
         ibx_log(IBX_LOG_WARN, "%s of tenant \"%s\" named memory of others in %lu requests",
                 ibx_session_path(x->s)->peer, ibx_tenant_name(i->tenant), i->refused);
     ibx_memory_free_end(i->given, i->given_number, true);
     ibx_memory_make_end(x);
     i->counted = false;
-    i->held = i->refused = i->given = i->given_number = 0;
+    i->held = i->unpacked = i->refused = i->given = i->given_number = 0;
     i->reserved = 0; /* the quota keeps them: an allocation without a reply may have been made */
 }
 
@@ -160,6 +160,23 @@ static int note_length(struct gpu_session *x, uint64_t length)
                                 "than rdma.requests and rdma.tenant_share allow",
                                 ibx_session_path(x->s)->peer, (unsigned long long)length);
     i->held = length;
+    return 0;
+}
+
+/* Counts what a fat binary's images become, until the handler has answered. */
+static int note_unpacked(struct gpu_session *x, const uint8_t *body, size_t n)
+{
+    struct isolation *i = &x->isolation;
+    if (strcmp(x->requests.name, "cudaRegisterFatBinary") != 0)
+        return 0;
+    const uint64_t bytes = ibx_fat_binary_unpacked(body, n);
+    if (!ibx_quota_take(ibx_tenant_quota(i->tenant, IBX_HOLD_REQUESTS), bytes))
+        return ibx_session_fail(x->s, -EDQUOT,
+                                "%s registers a fat binary with an image of %llu bytes: with other "
+                                "requests that is more than rdma.requests and rdma.tenant_share "
+                                "allow",
+                                ibx_session_path(x->s)->peer, (unsigned long long)bytes);
+    i->unpacked = bytes;
     return 0;
 }
 
@@ -415,7 +432,8 @@ int ibx_isolation_before_read(struct gpu_session *x, uint8_t *bytes, size_t n)
     x->handler.load.count = 0;
     if (!strcmp(w->name, "cuModuleLoadDataEx"))
         ibx_load_options_mend(bytes, n, &x->handler.load);
-    const int rc = end_for_unfit(x, bytes, n);
+    int rc = note_unpacked(x, bytes, n);
+    rc = rc ? rc : end_for_unfit(x, bytes, n);
     if (rc)
         return rc;
     ibx_shapes_mend(w->name, bytes, n);
@@ -519,8 +537,10 @@ void ibx_isolation_replied(struct gpu_session *x)
         ibx_end_gone(i->gone);
     ibx_memory_free_end(i->given, i->given_number, done);
     i->pushed -= done && i->pops && i->pushed;
+    if (i->unpacked)
+        ibx_quota_give(ibx_tenant_quota(i->tenant, IBX_HOLD_REQUESTS), i->unpacked);
     i->allocates = false;
     x->handler.load.count = 0; /* the next request may have no body */
     i->reserved = 0;
-    i->freed = i->freed_number = i->gone = i->given = i->given_number = 0;
+    i->freed = i->freed_number = i->gone = i->given = i->given_number = i->unpacked = 0;
 }

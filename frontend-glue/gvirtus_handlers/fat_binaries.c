@@ -137,38 +137,60 @@ static bool compressed_fits(const struct bytes *image, uint64_t uncompressed)
     return fits;
 }
 
-/* Moves *at behind the image whose header is there. */
-static bool image_fits(const struct bytes *fat, uint64_t *at)
+struct image {
+    uint64_t kind, uncompressed, compressed;
+    struct bytes bytes;
+};
+
+/* Reads the header at *at, and moves *at behind its image. */
+static bool next_image(const struct bytes *fat, uint64_t *at, struct image *image)
 {
     if (!contains(fat, *at, IMAGE_HEAD))
         return false;
-    const uint64_t kind = number(fat, *at, 2), head = number(fat, *at + 4, 4);
-    const uint64_t n = number(fat, *at + 8, 4), compressed = number(fat, *at + 16, 4);
-    const uint64_t uncompressed = number(fat, *at + 56, 8);
+    const uint64_t head = number(fat, *at + 4, 4), n = number(fat, *at + 8, 4);
     if (head < IMAGE_HEAD || !contains(fat, *at, head + n))
         return false;
-    struct bytes image = {fat->at + *at + head, n};
+    *image = (struct image){.kind = number(fat, *at, 2),
+                            .compressed = number(fat, *at + 16, 4),
+                            .uncompressed = number(fat, *at + 56, 8),
+                            .bytes = {fat->at + *at + head, n}};
     *at += head + n;
-    if (!uncompressed)
-        return kind != CUBIN || cubin_fits(&image);
-    image.n = compressed;
-    return compressed <= n && compressed <= INT_MAX && uncompressed <= INT_MAX &&
-           (kind != CUBIN || compressed_fits(&image, uncompressed));
+    return true;
 }
 
-static bool fat_fits(const struct bytes *all)
+static bool image_fits(struct image *image)
 {
-    if (!contains(all, 0, FAT_HEAD))
+    if (!image->uncompressed)
+        return image->kind != CUBIN || cubin_fits(&image->bytes);
+    if (image->compressed > image->bytes.n || image->compressed > INT_MAX ||
+        image->uncompressed > INT_MAX)
         return false;
-    if (number(all, 0, 4) != FAT_MAGIC)
+    image->bytes.n = image->compressed;
+    return image->kind != CUBIN || compressed_fits(&image->bytes, image->uncompressed);
+}
+
+/* Its header, and all of its images; *at: where these begin. */
+static bool find_images(const struct bytes *all, struct bytes *fat, uint64_t *at)
+{
+    if (!contains(all, 0, FAT_HEAD) || number(all, 0, 4) != FAT_MAGIC)
         return false;
     const uint64_t head = number(all, 6, 2), n = number(all, 8, 8);
     if (head < FAT_HEAD || !contains(all, head, n))
         return false;
-    const struct bytes fat = {all->at, head + n};
-    uint64_t at = head;
+    *fat = (struct bytes){all->at, head + n};
+    *at = head;
+    return true;
+}
+
+static bool fat_fits(const struct bytes *all)
+{
+    struct bytes fat;
+    struct image image;
+    uint64_t at;
+    if (!find_images(all, &fat, &at))
+        return false;
     while (at < fat.n) {
-        if (!image_fits(&fat, &at))
+        if (!next_image(&fat, &at, &image) || !image_fits(&image))
             return false;
     }
     if (fat.n <= FAT_HEAD + IMAGE_HEAD + SELFMAG)
@@ -222,22 +244,38 @@ bool ibx_image_string_fits(const uint8_t *body, size_t n)
     return length <= ibx_reader_left(&r) && ibx_image_fits(body + r.position, (size_t)length);
 }
 
+/* --------------------------------------------------------------------------- registrations */
+
 /* A string, which a handler skips only if its second length is not 0, two u32 of the wrapper, the
- * length, and that once more before the bytes. */
-bool ibx_fat_binary_fits(const uint8_t *body, size_t n)
+ * length, and that once more before the bytes. False: the handler finds too few bytes, or refuses
+ * the wrapper. all->at NULL: it follows NULL. */
+static bool find_fat(const uint8_t *body, size_t n, struct bytes *all)
 {
     struct ibx_reader r = ibx_reader_of(body, n);
     const uint64_t name = ibx_get_u64(&r), again = ibx_get_u64(&r);
     if (again && (name > ibx_reader_left(&r) || !ibx_get_bytes(&r, (size_t)name)))
-        return true; /* the handler finds too few bytes */
+        return false;
     const uint32_t magic = ibx_get_u32(&r);
     ibx_get_u32(&r);
-    struct bytes fat = {.n = ibx_get_u64(&r)};
-    const uint64_t present = ibx_get_u64(&r);
-    if (r.failed || magic != WRAPPER_MAGIC)
-        return true; /* it refuses that */
-    fat.at = body + r.position;
-    if (!present)
-        return false; /* it follows NULL */
-    return fat.n > ibx_reader_left(&r) || fat_fits(&fat);
+    all->n = ibx_get_u64(&r);
+    all->at = ibx_get_u64(&r) ? body + r.position : NULL;
+    return !r.failed && magic == WRAPPER_MAGIC && (!all->at || all->n <= ibx_reader_left(&r));
+}
+
+bool ibx_fat_binary_fits(const uint8_t *body, size_t n)
+{
+    struct bytes all;
+    return !find_fat(body, n, &all) || (all.at && fat_fits(&all));
+}
+
+uint64_t ibx_fat_binary_unpacked(const uint8_t *body, size_t n)
+{
+    struct bytes all, fat;
+    struct image image;
+    uint64_t at, most = 0;
+    if (!find_fat(body, n, &all) || !all.at || !find_images(&all, &fat, &at))
+        return 0;
+    while (at < fat.n && next_image(&fat, &at, &image))
+        most = image.uncompressed > most ? image.uncompressed : most;
+    return most;
 }

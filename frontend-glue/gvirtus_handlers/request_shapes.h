@@ -44,6 +44,9 @@ void ibx_library_clear_rest(enum ibx_library_rest rest, uint8_t *payload, size_t
  * changed so that it is refused: the session has to end. */
 bool ibx_fat_binary_fits(const uint8_t *body, size_t n);
 bool ibx_load_options_fit(const uint8_t *body, size_t n);
+/* Bytes for which the handler makes room, whatever it finds then: what the longest compressed image
+ * of a fat binary says it becomes. ibx_fat_binary_fits() needs no more. 0: none is compressed. */
+uint64_t ibx_fat_binary_unpacked(const uint8_t *body, size_t n);
 
 /* fat_binaries.c: whether an image for the driver, of so many bytes, ends where it says: PTX with a
  * NUL. One that has an address in it never does. string(): likewise what a request has as a

@@ -15,6 +15,7 @@
 
 #include "common/quota.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -167,7 +168,8 @@ static void request(unsigned client, const char *name, const uint8_t *bytes, siz
     name_kernel(client, name, body, n);
     ibx_functions_let_go(&users[client]);
     require_own(client);
-    ibx_fat_binary_fits(body, n);
+    const uint64_t unpacked = ibx_fat_binary_unpacked(body, n);
+    require(!ibx_fat_binary_fits(body, n) || unpacked <= INT_MAX);
     ibx_image_string_fits(body, n);
     struct ibx_load_options options = {.count = 0};
     ibx_load_options_mend(body, n, &options);

@@ -110,15 +110,32 @@ bool module_files()
     return HOLDS(has_session(&bob) && back.alive());
 }
 
-// A registration with an image of n bytes, of which 8 come.
-Body fat_binary(std::uint32_t n)
+// A registration with an image of n bytes, of which 8 come; it becomes `unpacked` bytes, or is not
+// compressed.
+Body fat_binary(std::uint32_t n, std::uint64_t unpacked = 0)
 {
     Body body;
     body.string("0x7f0011223344").i32(0x466243b1).i32(1).u64(88).u64(88);
     body.u64(0x00100001ba55ed50).u64(72).i32(0x1010001).i32(64).i32(static_cast<int>(n)).i32(0);
-    for (int i = 0; i < 7; i++)
+    for (int i = 0; i < 5; i++)
         body.u64(0);
-    return body;
+    return body.u64(unpacked).u64(0);
+}
+
+// The handler makes room for the whole image, as long as it works.
+bool unpacked_images()
+{
+    TenantsBackEnd back("rdma.requests : 4M\nrdma.tenant_share : 50\n");
+    Client bob(back, "bob");
+    for (int i = 0; i < 3; i++)
+        REQUIRE(bob.remote.call("cudaRegisterFatBinary", fat_binary(8, 1500000)) != gone);
+    for (const std::uint64_t bytes : {std::uint64_t{2200000}, std::uint64_t{1} << 30}) {
+        Client alice(back, "alice");
+        REQUIRE(alice.remote.call("cudaRegisterFatBinary", fat_binary(8, bytes)) == gone);
+        Client second(back, "alice"); // what the first one was refused is nobody's
+        REQUIRE(second.remote.call("cudaRegisterFatBinary", fat_binary(8, 1500000)) != gone);
+    }
+    return HOLDS(bob.remote.call("cudaRegisterFatBinary", fat_binary(8, 1500000)) != gone);
 }
 
 Body load(int option)
@@ -369,6 +386,7 @@ void check_tenants_limits()
     check("... and so have their names", names);
     check("modules that GVirtuS takes from a file", module_files);
     check("lengths beyond the memory of a handler", beyond_memory);
+    check("images that are long once they are decompressed", unpacked_images);
     check("what GVirtuS registers", registered);
     check("configurations of launches that none pops", pushed);
     check("memory of the GPU has a limit", device_memory);

@@ -292,6 +292,24 @@ static void compressed_images(void **state)
     assert_false(takes_compressed(&c, sizeof(c), 0, 7)); /* without what is behind it */
 }
 
+/* The handler makes room for as much as an image says, also if nothing else in it is right. */
+static void unpacked(void **state)
+{
+    const size_t first = 16 + sizeof(HANDLE) + 24 + 16, second = first + 64 + 8;
+    struct image image = image_of(8);
+    struct body b = registration(&image, "PTX here", 8, 2);
+    (void)state;
+    assert_int_equal(ibx_fat_binary_unpacked(b.bytes, b.n), 0);
+    memset(b.bytes + second + 56, 0xff, 5);
+    assert_int_equal(ibx_fat_binary_unpacked(b.bytes, b.n), 0xffffffffff);
+    memset(b.bytes + first + 56, 0xff, 6);
+    assert_int_equal(ibx_fat_binary_unpacked(b.bytes, b.n), 0xffffffffffff);
+    b.bytes[first + 4] = 0; /* the handler would not come to the second one */
+    assert_int_equal(ibx_fat_binary_unpacked(b.bytes, b.n), 0);
+    for (size_t n = 0; n < b.n; n++)
+        assert_int_equal(ibx_fat_binary_unpacked(b.bytes, n), 0);
+}
+
 /* ------------------------------------------------------------------ images of the driver */
 
 static bool image_fits(const void *bytes, size_t n, uint64_t length)
@@ -579,17 +597,12 @@ static void lengths(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(cubins),
-        cmocka_unit_test(attributes),
-        cmocka_unit_test(images),
-        cmocka_unit_test(fat_lengths),
-        cmocka_unit_test(unmarked_cubins),
-        cmocka_unit_test(compressed_images),
-        cmocka_unit_test(driver_images),
-        cmocka_unit_test(load_options),
-        cmocka_unit_test(logs),
-        cmocka_unit_test(vectors),
-        cmocka_unit_test(results),
+        cmocka_unit_test(cubins),          cmocka_unit_test(attributes),
+        cmocka_unit_test(images),          cmocka_unit_test(fat_lengths),
+        cmocka_unit_test(unmarked_cubins), cmocka_unit_test(compressed_images),
+        cmocka_unit_test(unpacked),        cmocka_unit_test(driver_images),
+        cmocka_unit_test(load_options),    cmocka_unit_test(logs),
+        cmocka_unit_test(vectors),         cmocka_unit_test(results),
         cmocka_unit_test(lengths),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
