@@ -50,6 +50,23 @@ static const struct shape {
     {"cublasGetMatrix", 0, 4, 8, 33, 0, 32},
 };
 
+/* The bytes of requests for random numbers, as G5's handlers read them at most. G3's take one
+ * number out of the request, which is then longer, and have cuRAND write all of them there. */
+static const struct {
+    const char *name;
+    unsigned bytes;
+} randoms[] = {
+    {"curandGenerate", 24},
+    {"curandGenerateLogNormal", 32},
+    {"curandGenerateLogNormalDouble", 40},
+    {"curandGenerateLongLong", 24},
+    {"curandGenerateNormal", 32},
+    {"curandGenerateNormalDouble", 40},
+    {"curandGeneratePoisson", 32},
+    {"curandGenerateUniform", 24},
+    {"curandGenerateUniformDouble", 24},
+};
+
 static uint64_t number(const uint8_t *body, unsigned at, unsigned bytes)
 {
     struct ibx_reader r = ibx_reader_of(body + at, bytes);
@@ -105,6 +122,15 @@ static void mend_number(const struct limit *l, uint8_t *body, size_t n)
         put(body, l->at, l->bytes, l->instead);
 }
 
+/* cuRAND refuses to work without a generator. */
+static void mend_random(const char *name, uint8_t *body, size_t n)
+{
+    for (size_t i = 0; i < sizeof(randoms) / sizeof(randoms[0]); i++) {
+        if (!strcmp(randoms[i].name, name) && n > randoms[i].bytes)
+            put(body, 0, 8, 0);
+    }
+}
+
 static uint64_t room_for(uint64_t longest)
 {
     return longest > UINT64_MAX - BUFFER_BLOCK ? longest
@@ -123,6 +149,8 @@ void ibx_library_shapes_mend(const char *name, uint8_t *body, size_t n, uint64_t
         if (!strcmp(shapes[i].name, name))
             mend_vector(&shapes[i], body, n, room);
     }
-    if (!strncmp(name, random.name, strlen(random.name)))
+    if (!strncmp(name, random.name, strlen(random.name))) {
         mend_number(&random, body, n);
+        mend_random(name, body, n);
+    }
 }

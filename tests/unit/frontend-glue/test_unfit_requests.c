@@ -594,6 +594,33 @@ static void lengths(void **state)
     }
 }
 
+/* Where there is a number of the client's for cuRAND to write to, the handler is one that has no
+ * more memory than that. */
+static void random_numbers(void **state)
+{
+    static const struct {
+        const char *name;
+        unsigned others, element; /* bytes */
+    } calls[] = {
+        {"curandGenerate", 0, 4},          {"curandGenerateLongLong", 0, 8},
+        {"curandGenerateUniform", 0, 4},   {"curandGenerateUniformDouble", 0, 8},
+        {"curandGenerateNormal", 8, 4},    {"curandGenerateNormalDouble", 16, 8},
+        {"curandGenerateLogNormal", 8, 4}, {"curandGenerateLogNormalDouble", 16, 8},
+        {"curandGeneratePoisson", 8, 4},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
+        const size_t host = 16 + calls[i].others, device = host + 8;
+        const size_t inside = host + 8 + calls[i].element;
+        for (size_t n = host; n <= inside; n++) {
+            struct body b = {.n = n};
+            memset(b.bytes, 1, n);
+            ibx_library_shapes_mend(calls[i].name, b.bytes, n, 0);
+            assert_int_equal(b.bytes[0] || b.bytes[7], n <= device);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -602,8 +629,8 @@ int main(void)
         cmocka_unit_test(unmarked_cubins), cmocka_unit_test(compressed_images),
         cmocka_unit_test(unpacked),        cmocka_unit_test(driver_images),
         cmocka_unit_test(load_options),    cmocka_unit_test(logs),
-        cmocka_unit_test(vectors),         cmocka_unit_test(results),
-        cmocka_unit_test(lengths),
+        cmocka_unit_test(vectors),         cmocka_unit_test(random_numbers),
+        cmocka_unit_test(results),         cmocka_unit_test(lengths),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
