@@ -325,21 +325,39 @@ static void spoil_arrays(struct gpu_session *x, const struct ibx_named *named, u
     }
 }
 
+/* Whether the handler may make a reply of so many bytes. */
+static int check_reply(struct gpu_session *x, uint64_t bytes)
+{
+    const struct ibx_quota *most = ibx_tenant_quota(x->isolation.tenant, IBX_HOLD_REQUESTS);
+    return bytes <= atomic_load(&most->most)
+               ? 0
+               : ibx_session_fail(x->s, -EDQUOT,
+                                  "%s asks for a reply of %llu bytes: that is more than "
+                                  "rdma.requests and rdma.tenant_share allow",
+                                  ibx_session_path(x->s)->peer, (unsigned long long)bytes);
+}
+
+/* Bytes of random numbers in the reply to a request: those that are generated in host memory. */
+static uint64_t numbers_in_reply(struct gpu_session *x, const uint8_t *body, size_t n)
+{
+    const char *name = x->requests.name;
+    struct ibx_reader r = ibx_reader_of(body, n);
+    if (strncmp(name, "curandGenerate", 14) != 0 || !ibx_handles_is_for_host(x, ibx_get_u64(&r)))
+        return 0;
+    return ibx_get_u64(&r) * (strstr(name, "Double") || strstr(name, "LongLong") ? 8 : 4);
+}
+
 static int inspect(struct gpu_session *x, uint8_t *body, size_t n)
 {
     struct isolation *i = &x->isolation;
-    const struct ibx_quota *most = ibx_tenant_quota(i->tenant, IBX_HOLD_REQUESTS);
     struct ibx_named named[IBX_NAMED_MAX];
     enum ibx_naming_role role;
     const unsigned count = ibx_naming_find(x->requests.name, body, n, &role, named);
-    for (unsigned k = 0; k < count; k++) {
-        if (named[k].reply > atomic_load(&most->most))
-            return ibx_session_fail(x->s, -EDQUOT,
-                                    "%s asks for a reply of %llu bytes: that is more than "
-                                    "rdma.requests and rdma.tenant_share allow",
-                                    ibx_session_path(x->s)->peer,
-                                    (unsigned long long)named[k].reply);
-    }
+    int rc = check_reply(x, numbers_in_reply(x, body, n));
+    for (unsigned k = 0; k < count && !rc; k++)
+        rc = check_reply(x, named[k].reply);
+    if (rc)
+        return rc;
     spoil_arrays(x, named, count, body, n);
     const bool frees = count && role == IBX_NAMING_FREES;
     /* A level is freed with its mipmapped array, not by itself. */

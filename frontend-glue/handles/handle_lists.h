@@ -60,6 +60,7 @@ struct handle {
     bool ending;     /* memory: somebody is giving it back */
     bool of_graph;   /* memory: each launch of a graph allocates it again */
     bool of_handler; /* a library's: a handler of GVirtuS's has made it */
+    bool for_host;   /* it is a generator of cuRAND that fills host memory */
 };
 
 /* Whether it is only memory of the host: then it ends with no context. Natively it works after

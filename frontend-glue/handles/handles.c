@@ -240,6 +240,7 @@ static void renew(struct handle *h, const struct handle *made)
     h->heir_of = 0;
     h->theirs = false;
     h->of_handler = made->of_handler;
+    h->for_host = made->for_host;
     ibx_handle_set_client(h, made->client);
     ibx_handle_set_graph(h, made->of);
 }
@@ -318,13 +319,14 @@ bool ibx_handle_add(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t v
 }
 
 bool ibx_handles_add_of_handler(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value,
-                                uint64_t weight)
+                                uint64_t weight, bool for_host)
 {
     struct handle *made = ibx_handle_new(x, kind, value);
     if (!made)
         return false;
     made->weight = weight;
     made->of_handler = true;
+    made->for_host = for_host;
     return add(made, false);
 }
 
@@ -429,6 +431,16 @@ bool ibx_handles_is_of_handler(struct gpu_session *x, enum ibx_handle_kind kind,
     pthread_mutex_lock(&ibx_handles_lock);
     const struct handle *found = ibx_handle_find(x, kind, value);
     const bool is = found && found->of_handler;
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return is;
+}
+
+bool ibx_handles_is_for_host(struct gpu_session *x, uint64_t generator)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    const struct handle *found =
+        ibx_handle_find(x, (enum ibx_handle_kind)(IBX_HANDLE_MATH + IBX_MATH_RNG), generator);
+    const bool is = found && found->for_host;
     pthread_mutex_unlock(&ibx_handles_lock);
     return is;
 }

@@ -101,10 +101,12 @@ void ibx_handles_rely(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t
 bool ibx_handles_may_rely(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value,
                           enum ibx_handle_kind on);
 /* As ibx_handles_add_heavy(), for a library's handle that one of GVirtuS's handlers has made;
- * whether it is one of these. */
+ * whether it is one of these. `for_host`: a generator of cuRAND that fills host memory; whether it
+ * is one of these. */
 bool ibx_handles_add_of_handler(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value,
-                                uint64_t weight);
+                                uint64_t weight, bool for_host);
 bool ibx_handles_is_of_handler(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value);
+bool ibx_handles_is_for_host(struct gpu_session *x, uint64_t generator);
 /* The context is gone: drops all handles in it; NULL: it is not known which, and all are
  * dropped. */
 void ibx_handles_forget(const void *context);

@@ -421,6 +421,27 @@ bool host_generators()
     return HOLDS(remote.library_handles() == 0);
 }
 
+// What a generator for the host makes is in the reply of GVirtuS's handler, so it has a limit.
+bool numbers_for_host()
+{
+    Gpu gpu("rdma.requests : 1M\n");
+    Remote &remote = gpu.remote;
+    remote.get_last_error();
+    const std::uint64_t host = remote.address("curandCreateGeneratorHost", Body().i32(100)),
+                        device = remote.address("curandCreateGenerator", Body().i32(100));
+    const auto ends = [&remote](const char *name, std::uint64_t of, std::uint64_t n) {
+        return remote.call(name, Body().u64(of).u64(n)) == 999;
+    };
+    const char *floats = "curandGenerateUniform", *doubles = "curandGenerateUniformDouble";
+    REQUIRE(host && device && !ends(floats, host, 1u << 18) && !ends(doubles, host, 1u << 17));
+    REQUIRE(!ends(floats, device, 1u << 30) && !ends(floats, host, std::uint64_t{1} << 62));
+    Client other(gpu);
+    const std::uint64_t theirs = other.remote.address("curandCreateGeneratorHost", Body().i32(100));
+    REQUIRE(theirs);
+    REQUIRE(other.remote.call(doubles, Body().u64(theirs).u64((1u << 17) + 1)) == 999);
+    return HOLDS(ends(floats, host, (1u << 18) + 1));
+}
+
 // A handle that a handler has destroyed does not exist any more.
 bool ended_by_handlers()
 {
@@ -486,6 +507,7 @@ void check_calls_math()
     check("... also those that handlers of GVirtuS's make", limits_of_handlers);
     check("... which are known as theirs, and go with their client", made_by_handlers);
     check("... those of a handler of GVirtuS's fill no memory of the back end", host_generators);
+    check("... whose numbers are in a reply", numbers_for_host);
     check("... what a handler has ended is none of them", ended_by_handlers);
     check("... plans and generators have one user at a time", in_one);
     check("requests for libraries that are malformed", malformed);
