@@ -11,7 +11,11 @@
 #include <csignal>
 #include <cstdlib>
 #include <dlfcn.h>
+#include <exception>
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <thread>
+#include <unistd.h>
 #include <vector>
 
 extern "C" void *__libc_malloc(std::size_t n);
@@ -60,6 +64,73 @@ bool ends_like_a_thread()
     return HOLDS(end.called && !end.blocked && !end.on_signal_stack);
 }
 
+void (*prepare)();
+
+// How a process ends, as wait(2) has it, in which SIGSEGV was handled so before; -1: there is none.
+int ends_with(void (*handler)(int), void (*act)())
+{
+    int status = -1;
+    const pid_t child = fork();
+    if (!child) {
+        const rlimit no_core{};
+        struct sigaction before {
+        };
+        before.sa_handler = handler;
+        sigaction(SIGSEGV, &before, nullptr);
+        setrlimit(RLIMIT_CORE, &no_core);
+        alarm(60);
+        prepare();
+        act();
+        _exit(0);
+    }
+    return child > 0 && waitpid(child, &status, 0) == child ? status : -1;
+}
+
+void fault_elsewhere()
+{
+    *reinterpret_cast<volatile int *>(8) = 0;
+}
+
+// GVirtuS's code accesses 8 bytes behind `result`, for a client or for none.
+void fault_of_gvirtus(std::uintptr_t result, bool client)
+{
+    static End end;
+    if (client)
+        ends(on_end, &end);
+    gvirtus_take_result(reinterpret_cast<gvirtus_result *>(result));
+}
+
+void signal_sent()
+{
+    kill(getpid(), SIGSEGV);
+}
+
+// What was there before is asked for all that is no fault of GVirtuS's at NULL, for a client.
+bool leaves_the_rest()
+{
+    const auto exit_7 = [](int) { _exit(7); };
+    const auto dies = [](void (*act)()) {
+        const int status = ends_with(SIG_DFL, act);
+        return WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV;
+    };
+    const auto exits = [](void (*handler)(int), void (*act)(), int code) {
+        const int status = ends_with(handler, act);
+        return WIFEXITED(status) && WEXITSTATUS(status) == code;
+    };
+    REQUIRE(dies(fault_elsewhere) && dies(signal_sent));
+    REQUIRE(exits(exit_7, fault_elsewhere, 7) && exits(exit_7, signal_sent, 7));
+    REQUIRE(exits(SIG_IGN, signal_sent, 0) && !exits(SIG_IGN, fault_elsewhere, 0));
+    REQUIRE(dies([] { fault_of_gvirtus(0, false); }));
+    REQUIRE(dies([] { fault_of_gvirtus(4096 - 8, true); }));
+    REQUIRE(dies([] { fault_of_gvirtus(std::uintptr_t{1} << 40, true); }));
+    // The thread of the client ends, and with it the process, which has no other.
+    REQUIRE(exits(
+        exit_7, [] { fault_of_gvirtus(4096 - 16, true); }, 0));
+    std::set_terminate([] { _exit(9); });
+    return HOLDS(exits(
+        SIG_DFL, [] { std::terminate(); }, 9));
+}
+
 // The fault may be within malloc(3), whose lock the thread then has.
 bool allocates_nothing_elsewhere()
 {
@@ -95,7 +166,6 @@ extern "C" __attribute__((visibility("default"))) void *calloc(std::size_t n, st
 int main(int argc, char **argv)
 {
     void *library = argc == 2 ? dlopen(argv[1], RTLD_NOW) : nullptr;
-    void (*prepare)() = nullptr;
     if (library) {
         *reinterpret_cast<void **>(&prepare) = dlsym(library, "_Z20ibx_uncaught_preparev");
         *reinterpret_cast<void **>(&ends) = dlsym(library, "_Z17ibx_uncaught_endsPFvPvPKcES_");
@@ -104,6 +174,7 @@ int main(int argc, char **argv)
         std::fprintf(stderr, "usage: test_uncaught LIBRARY\n");
         return EXIT_FAILURE;
     }
+    check("other faults, and signals that are none, are left alone", leaves_the_rest);
     struct sigaction before {
     };
     before.sa_sigaction = on_fault_before;
