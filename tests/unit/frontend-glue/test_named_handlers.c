@@ -474,8 +474,10 @@ static void made(NO_STATE)
     added.count = 0; /* a context that the client has made stays that */
     ibx_named_handlers_made(&x, own(IBX_HANDLE_MADE_CONTEXT), true);
     assert_int_equal(added.count, 0);
-    assert_int_equal(spoil("cuCtxSetCurrent", (uint8_t[8]){0}, 8), 0);
-    assert_int_equal(x.handler.made_of, 0);
+    uint8_t context[8];
+    set(context, 0, own(IBX_HANDLE_CONTEXT), 8);
+    assert_int_equal(spoil("cuCtxSetCurrent", context, sizeof(context)), 0);
+    assert_int_equal(x.handler.made_of, 0); /* it is of no module */
 }
 
 /* How a client is treated that names what it was not given. */
