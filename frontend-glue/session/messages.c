@@ -105,6 +105,7 @@ static int end(struct ibx_session *s)
 int ibx_session_poll(struct ibx_session *s)
 {
     struct ibx_event events[8];
+    ibx_held_replies_take(s);
     if (s->ended || ibx_link_has_offer(s))
         return end(s);
     if (s->link.kept.sent < s->link.kept.count)
@@ -180,10 +181,13 @@ static bool process_ended(const struct ibx_session *s)
 bool ibx_session_client_gone(struct ibx_session *s, uint64_t *since)
 {
     struct ibx_event events[8];
+    const bool lent = ibx_held_replies_take(s);
     const bool polls = ibx_session_live(s) && !s->ended && !ibx_link_has_offer(s);
     const int n = polls ? ibx_poll(s->conn, events, 8) : 0;
     for (int i = 0; i < n && ibx_session_live(s); i++)
         file_event(s, &events[i]);
+    if (lent)
+        ibx_held_replies_lend(s);
     if (!ibx_session_live(s) || ibx_link_peer_died(s))
         return true;
     if (!s->ended || ibx_link_has_offer(s)) {

@@ -189,7 +189,9 @@ int ibx_session_run_requests(struct ibx_session *s)
         rc = find_request(s, &q);
         if (rc <= 0)
             break;
+        ibx_held_replies_lend(s);
         rc = hooks->request(s->context, &q);
+        ibx_held_replies_take(s);
     }
     return rc < 0 ? rc : ibx_session_answer_delayed(s);
 }

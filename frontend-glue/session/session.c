@@ -308,6 +308,7 @@ static void abandon_ops(struct ibx_session *s)
 
 static void release_all(struct ibx_session *s)
 {
+    ibx_held_replies_end(s);
     if (s->state.now != SESSION_DEAD)
         ibx_state_move(&s->state, SESSION_DEAD);
     /* Everything else is the parent's, and in use there. */

@@ -16,6 +16,7 @@
  *   own_requests.c  encodes the structures in requests of ibx's own
  *   frames.c        the frames of GVirtuS's own wire
  *   deferred_replies.c  replies to requests that were answered before the server has run them
+ *   held_replies.c      replies of a server that are sent together
  *   agreement.c     whether a session survives its connection
  *   link.c          continues a session over another connection
  *   unacknowledged.c  messages that may have to be sent again then

@@ -252,6 +252,19 @@ struct shared_region {
     uint64_t freed; /* ibx_shared_freed() when it was registered */
 };
 
+/* Server: replies in `out` that wait for the next one (held_replies.c). */
+struct held_replies {
+    bool any;
+    uint64_t since;         /* ns; of the first one */
+    uint64_t left;          /* bytes of the segment behind the request whose reply is waited for */
+    _Atomic unsigned state; /* whether they are lent: held_replies.c */
+    unsigned loan;
+    int failed;    /* of sending them; 0: it has not */
+    unsigned seen; /* the sender's: the state at its last look */
+    bool listed;
+    struct ibx_session *next;
+};
+
 /* A bounded pipeline of registered memory, for memory that cannot be registered. */
 #define BOUNCE_PIECES      4u
 #define BOUNCE_PIECE_BYTES (256u << 10)
@@ -286,6 +299,7 @@ struct ibx_session {
     size_t sending;     /* bytes of the message that waits for credit or a connection */
     bool out_ahead;     /* client: `out` has only whole requests, before the next one */
     size_t out_inline;  /* the offset of the open inline segment's length; 0: none is open */
+    struct held_replies held;
     struct payload *payloads; /* long writes of this side that were not delivered yet */
     struct payload **payloads_tail;
     bool synced; /* client: payloads were sent with a request, and the server may still need them */
@@ -510,6 +524,24 @@ int ibx_report_send(struct ibx_session *s);
 
 /* Whether there is an unread message of the stream, or an unread part of one. */
 bool ibx_session_has_bytes(const struct ibx_session *s);
+
+/* stream.c */
+
+/* Server: sends the gathered message without waiting: as ibx_session_try_send(). */
+int ibx_session_try_gathered(struct ibx_session *s);
+
+/* held_replies.c: by the session's thread */
+
+/* Whether the replies in `out` may be held until that to the next request, which ends `left` bytes
+ * before the end of the segment. */
+bool ibx_held_replies_hold(struct ibx_session *s, uint64_t left);
+/* Lends them, if any are held, until _take(): meanwhile this thread uses neither `out` nor the
+ * connection. */
+void ibx_held_replies_lend(struct ibx_session *s);
+/* Whether replies that were lent are still held. */
+bool ibx_held_replies_take(struct ibx_session *s);
+/* The session ends. */
+void ibx_held_replies_end(struct ibx_session *s);
 
 /* requests.c */
 

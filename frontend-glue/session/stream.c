@@ -181,6 +181,7 @@ ssize_t ibx_session_read(struct ibx_session *s, void *buffer, size_t n)
 {
     if (s->state.now == SESSION_ACCEPTED)
         ibx_session_establish(s);
+    ibx_held_replies_take(s);
     if (!ibx_session_live(s))
         return 0;
     int rc = s->server && n ? ibx_session_run_requests(s) : 0;
@@ -193,22 +194,34 @@ ssize_t ibx_session_read(struct ibx_session *s, void *buffer, size_t n)
     s->in_frame = s->in_frame || (n && !rc);
     if (!rc && s->server && s->hooks->note_read)
         rc = s->hooks->note_read(s->context, buffer, n);
+    if (!rc && s->segment.left == s->held.left)
+        ibx_held_replies_lend(s); /* GVirtuS runs the request now */
     return rc ? rc : (ssize_t)n;
 }
 
 /* --------------------------------------------------------------------- writing */
 
-/* Sends the gathered message, with further bytes that are not copied into it. A server delivers the
- * payloads that it announces at once: the client waits for one, and takes nothing else. */
-static int send_data(struct ibx_session *s, const struct iovec *iov, int iovcnt)
+static void forget_gathered(struct ibx_session *s)
 {
     s->out_length = 0;
     s->out_inline = 0;
     s->out_ahead = false;
-    if (s->server) {
-        struct ibx_writer w = ibx_writer_of(s->out + 1, 4);
-        ibx_put_u32(&w, s->payloads_read);
-    }
+    s->held.any = false;
+}
+
+static void count_payloads(struct ibx_session *s)
+{
+    struct ibx_writer w = ibx_writer_of(s->out + 1, 4);
+    ibx_put_u32(&w, s->payloads_read);
+}
+
+/* Sends the gathered message, with further bytes that are not copied into it. A server delivers the
+ * payloads that it announces at once: the client waits for one, and takes nothing else. */
+static int send_data(struct ibx_session *s, const struct iovec *iov, int iovcnt)
+{
+    forget_gathered(s);
+    if (s->server)
+        count_payloads(s);
     int rc = ibx_session_send(s, iov, iovcnt);
     return !rc && s->server && s->payloads ? ibx_rendezvous_deliver(s) : rc;
 }
@@ -217,6 +230,16 @@ static int send_gathered(struct ibx_session *s)
 {
     struct iovec iov = {s->out, s->out_length};
     return s->out_length ? send_data(s, &iov, 1) : 0;
+}
+
+int ibx_session_try_gathered(struct ibx_session *s)
+{
+    struct iovec iov = {s->out, s->out_length};
+    count_payloads(s);
+    const int rc = ibx_session_try_send(s, &iov, 1);
+    if (!rc)
+        forget_gathered(s);
+    return rc;
 }
 
 /* Makes room for n more bytes in the gathered message, which may be sent for that. */
@@ -392,6 +415,7 @@ static ssize_t write_zeros(struct ibx_session *s, size_t n)
 
 ssize_t ibx_session_write(struct ibx_session *s, const void *buffer, size_t n)
 {
+    ibx_held_replies_take(s);
     if (!ibx_session_live(s))
         return -ENOTCONN;
     int rc = s->synced ? flush_payloads(s) : 0;
@@ -407,7 +431,7 @@ ssize_t ibx_session_write(struct ibx_session *s, const void *buffer, size_t n)
 
 /* Server: whether the next request has arrived and runs quickly, so that the two replies can be
  * sent together: a client that sends many requests ahead gets few messages back. */
-static bool reply_can_wait(const struct ibx_session *s)
+static bool reply_can_wait(struct ibx_session *s)
 {
     const struct ibx_call *call;
     if (!s->out_length || s->out_length >= REPLIES_MAX || s->payloads || s->behind.kind ||
@@ -418,12 +442,17 @@ static bool reply_can_wait(const struct ibx_session *s)
     if (!length)
         return false;
     const size_t head = strlen((const char *)next) + 1 + 8;
-    return ibx_call_is_quick(call, next + head, length - head);
+    return ibx_call_is_quick(call, next + head, length - head) &&
+           ibx_held_replies_hold(s, s->segment.left - length);
 }
 
 int ibx_session_sync(struct ibx_session *s)
 {
     s->in_frame = false;
+    ibx_held_replies_take(s);
+    if (s->held.failed)
+        return ibx_session_fail(s, s->held.failed, "sending to %s failed: %s", s->path.peer,
+                                strerror(-s->held.failed));
     if (s->server && s->hooks->note_sync)
         s->hooks->note_sync(s->context); /* before the client learns the result of its request */
     if (!ibx_session_live(s))

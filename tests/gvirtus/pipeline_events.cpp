@@ -3,6 +3,7 @@
 // Events that the process has made: their end, and whether their last record was run.
 #include "tests/gvirtus/pipeline_scene.h"
 
+#include <atomic>
 #include <cstring>
 
 namespace
@@ -87,6 +88,32 @@ bool events_pend()
     return HOLDS(asked(&scene, &app, "cudaEventQuery", Body().u64(5)) == 1);
 }
 
+// A launch keeps its thread as long as CUDA's queue is full. The replies to calls before it do not
+// wait for that: whoever waits for their event may be the one that ends it.
+bool events_before_a_launch_that_blocks()
+{
+    constexpr std::uint64_t full = STREAM + WORLD_NON_BLOCKING;
+    Scene scene;
+    App app = scene.app(), other = scene.app();
+    REQUIRE(warm(&app) && warm(&other) && app.call("cudaEventDestroy", Body().u64(5)) == 0);
+    REQUIRE(makes_event(&app, 5) && app.record(5) == 0 && app.launch(0, full) == 0);
+    REQUIRE(app.launch(1, full) == 0 && app.synchronize() == 0);
+    const std::uint64_t launches = scene.world->launches;
+    scene.world->held = true;
+    scene.world->full = true;
+    for (unsigned i = 0; i < 20; i++)
+        REQUIRE(app.launch(i) == 0);
+    REQUIRE(app.record(5) == 0 && app.launch(2, full) == 0);
+    scene.world->held = false;
+    std::atomic<bool> over{false};
+    Waiting thread([&] { over = other.call("cudaEventSynchronize", Body().u64(5)) == 0; });
+    const bool good = becomes([&] { return over.load(); });
+    REQUIRE(scene.world->launches == launches + 20);
+    scene.world->full = false;
+    thread.join();
+    return HOLDS(good && app.synchronize() == 0 && scene.world->launches == launches + 21);
+}
+
 } // namespace
 
 void check_events()
@@ -94,4 +121,5 @@ void check_events()
     check("events whose end does not wait", events_end_early);
     check("... and comes after other threads' records", events_end_in_order);
     check("events whose record was not run", events_pend);
+    check("events before a launch that blocks", events_before_a_launch_that_blocks);
 }

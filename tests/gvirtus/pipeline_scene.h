@@ -91,6 +91,7 @@ struct Scene {
     ~Scene()
     {
         world->held = false;
+        world->full = false;
         back.end();
         world_destroy(world);
     }

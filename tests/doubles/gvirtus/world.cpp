@@ -605,6 +605,8 @@ int world_run(World *world, WorldThread *thread, const std::string &name,
     world->requests++;
     if (enqueues(name, in))
         world->held.pass();
+    if (name == "cudaLaunchKernel" && number(in, 40) == 100 + WORLD_NON_BLOCKING)
+        world->full.pass();
     if (world->slow_us)
         usleep(world->slow_us);
     if (name == "cudaGetLastError" || name == "cudaPeekAtLastError") {

@@ -84,6 +84,7 @@ struct World {
 
     // The test sets these while the back end runs.
     Gate held;                           // what is enqueued waits meanwhile
+    Gate full;                           // launches in WORLD_NON_BLOCKING do, as if too many were
     std::atomic<unsigned> slow_us;       // each call takes so long
     std::atomic<unsigned> fails_in;      // launches, 0: none fails
     std::atomic<int> fails_with;         // and how

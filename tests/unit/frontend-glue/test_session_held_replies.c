@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* A server holds a reply until that to the next request, which has arrived and runs quickly; but
+ * not if it takes long. */
+#include "tests/fixtures/session_pair.h"
+
+#include <semaphore.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+#include <cmocka.h>
+
+#define RECORD  "cudaEventRecord"
+#define LAUNCH  "cudaGraphLaunch"
+#define BODY_OF 16u
+
+static sem_t may_end;
+static unsigned requests;
+
+/* The second request, and each one after it, takes as long as the test wants. */
+static void run(void)
+{
+    if (requests++)
+        sem_wait(&may_end);
+}
+
+static int answer(struct ibx_session *s)
+{
+    const uint8_t byte = (uint8_t)requests;
+    return ibx_session_write(s, &byte, 1) == 1 ? ibx_session_sync(s) : -1;
+}
+
+/* ------------------------------------------------------------- requests that a hook runs */
+
+static bool wants_request(void *context)
+{
+    (void)context;
+    return true;
+}
+
+static int run_in_hook(void *context, const struct ibx_request *q)
+{
+    run();
+    ibx_session_consume(context, q);
+    return answer(context) ? -1 : IBX_REQUEST_DONE;
+}
+
+static const struct ibx_session_hooks hooks = {.wants_request = wants_request,
+                                               .request = run_in_hook};
+
+static int serve_by_hook(struct session_pair *pair, void *argument)
+{
+    uint8_t byte;
+    (void)argument;
+    ibx_session_set_hooks(pair->server, &hooks, pair->server);
+    return ibx_session_read(pair->server, &byte, 1) != 1 || byte != '.';
+}
+
+/* ------------------------------------------------------------------ ... that GVirtuS runs */
+
+static int serve_as_gvirtus(struct session_pair *pair, void *argument)
+{
+    const unsigned count = *(const unsigned *)argument;
+    uint8_t byte, request[BODY_OF + 8];
+    for (unsigned i = 0; i < count; i++) {
+        do {
+            if (ibx_session_read(pair->server, &byte, 1) != 1)
+                return -1;
+        } while (byte);
+        if (ibx_session_read(pair->server, request, 8) != 8 ||
+            ibx_session_read(pair->server, request, BODY_OF) != BODY_OF)
+            return -1;
+        run();
+        if (answer(pair->server))
+            return -1;
+    }
+    return ibx_session_read(pair->server, &byte, 1) != 1 || byte != '.';
+}
+
+/* ------------------------------------------------------------------------------- tests */
+
+static void ask(struct ibx_session *s, const char *name)
+{
+    const uint8_t body[8 + BODY_OF] = {BODY_OF};
+    assert_int_equal(ibx_session_write(s, name, strlen(name) + 1), strlen(name) + 1);
+    assert_int_equal(ibx_session_write(s, body, sizeof(body)), sizeof(body));
+}
+
+static void expect_answer(struct ibx_session *s, unsigned number)
+{
+    uint8_t byte = 0;
+    assert_int_equal(ibx_session_read(s, &byte, 1), 1);
+    assert_int_equal(byte, number);
+}
+
+/* Each reply arrives while the next request runs; the test's limit ends it if one does not. */
+static void replies_come(int (*serve)(struct session_pair *, void *))
+{
+    unsigned count = 4;
+    struct session_pair pair;
+    requests = 0;
+    session_pair_open(&pair);
+    session_pair_start(&pair, serve, &count);
+    ask(pair.client, RECORD);
+    for (unsigned i = 1; i < count; i++)
+        ask(pair.client, LAUNCH);
+    assert_int_equal(ibx_session_write(pair.client, ".", 1), 1);
+    assert_int_equal(ibx_session_sync(pair.client), 0);
+    for (unsigned i = 1; i <= count; i++) {
+        expect_answer(pair.client, i);
+        sem_post(&may_end);
+    }
+    assert_int_equal(session_pair_join(&pair), 0);
+    sem_wait(&may_end); /* the last one */
+    session_pair_close(&pair);
+}
+
+static void while_a_hook_runs_the_next(void **state)
+{
+    (void)state;
+    replies_come(serve_by_hook);
+}
+
+static void while_gvirtus_runs_the_next(void **state)
+{
+    (void)state;
+    replies_come(serve_as_gvirtus);
+}
+
+/* The session ends while a reply is held; the client may be gone by then. */
+static void the_end_comes_first(void **state)
+{
+    (void)state;
+    unsigned count = 2;
+    for (unsigned i = 0; i < 20; i++) {
+        struct session_pair pair;
+        requests = 0;
+        session_pair_open(&pair);
+        session_pair_start(&pair, i % 2 ? serve_by_hook : serve_as_gvirtus, &count);
+        ask(pair.client, RECORD);
+        ask(pair.client, LAUNCH);
+        assert_int_equal(ibx_session_sync(pair.client), 0);
+        if (i % 4 < 2)
+            expect_answer(pair.client, 1);
+        ibx_session_close(pair.client);
+        sem_post(&may_end);
+        assert_int_not_equal(session_pair_join(&pair), 0);
+        while (!sem_trywait(&may_end)) /* it may have seen the end before its second request */
+            ;
+        session_pair_close(&pair);
+    }
+}
+
+int main(void)
+{
+    sem_init(&may_end, 0, 0);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(while_a_hook_runs_the_next),
+        cmocka_unit_test(while_gvirtus_runs_the_next),
+        cmocka_unit_test(the_end_comes_first),
+    };
+    int failed = 0;
+    for (unsigned i = 0; i < 2; i++) {
+        session_pair_use(i ? "tcp" : "shm", NULL, NULL, NULL);
+        failed += cmocka_run_group_tests_name(i ? "tcp" : "shm", tests, NULL, NULL);
+    }
+    return failed;
+}
