@@ -25,7 +25,6 @@ static const struct ibx_scope of_copies = {
 static void all_replied(struct ibx_pipeline *p)
 {
     p->messages = 0;
-    atomic_store(&p->streams, STREAMS_NONE);
     atomic_store(&p->events, false);
     atomic_store(&p->any_events, false);
     atomic_store(&p->memory, false);
@@ -242,13 +241,30 @@ static bool is_far_ahead(const struct ibx_pipeline *p)
     return p->answered - p->replied >= AHEAD_MOST;
 }
 
-static void note_scope(struct ibx_pipeline *p, const struct ibx_scope *scope)
+/* The stream takes the place of the one that was used longest ago. Other threads look for a stream
+ * first, and then among the others. */
+static void note_stream(struct ibx_pipeline *p, uint64_t stream, uint64_t number)
 {
-    uint64_t before = atomic_load(&p->streams), stream = scope->all ? STREAMS_MANY : scope->stream;
-    if (before == STREAMS_NONE)
-        atomic_store(&p->streams, stream);
-    else if (before != stream)
-        atomic_store(&p->streams, STREAMS_MANY);
+    struct ibx_stream_uses *uses = &p->streams;
+    unsigned at = 0;
+    for (unsigned i = 0; i < IBX_STREAM_USES && uses->of[at].stream != stream; i++) {
+        if (uses->of[i].stream == stream || uses->of[i].number < uses->of[at].number)
+            at = i;
+    }
+    if (uses->of[at].stream != stream) {
+        if (uses->of[at].number > uses->others)
+            atomic_store(&uses->others, uses->of[at].number);
+        atomic_store(&uses->of[at].stream, stream);
+    }
+    atomic_store(&uses->of[at].number, number);
+}
+
+static void note_scope(struct ibx_pipeline *p, const struct ibx_scope *scope, uint64_t number)
+{
+    if (scope->all)
+        atomic_store(&p->streams.all, number);
+    else if (scope->stream != STREAMS_NONE && scope->stream != STREAM_THREAD)
+        note_stream(p, scope->stream, number);
     if (scope->events)
         atomic_store(&p->events, true);
     /* An event that is destroyed early is one of this process. Nobody names it any more. */
@@ -260,10 +276,11 @@ static void note_scope(struct ibx_pipeline *p, const struct ibx_scope *scope)
 /* Locked. One more request is about to be answered; returns its number. */
 static uint64_t note_answered(struct ibx_pipeline *p, const struct ibx_scope *scope, bool library)
 {
-    note_scope(p, scope);
+    const uint64_t number = atomic_load(&p->answered) + 1;
+    note_scope(p, scope, number);
     ibx_session_owe(p->session, replied, p);
     ibx_process_count(1);
-    const uint64_t number = atomic_fetch_add(&p->answered, 1) + 1;
+    atomic_store(&p->answered, number);
     ibx_library_note(p, number, library);
     return number;
 }

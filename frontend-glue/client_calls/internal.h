@@ -15,10 +15,9 @@
 #define STAGED_MAX    4608u      /* bytes of a request that may be answered here: any launch */
 #define BACKLOG_MAX   (8u << 20) /* most bytes that are not sent; beyond it a call waits */
 #define AHEAD_MOST    16384u     /* most requests without a reply, for which others may wait */
-#define STREAMS_NONE  UINT64_MAX /* of outstanding requests: there are none */
-#define STREAMS_MANY  (UINT64_MAX - 1)
-#define STREAM_LEGACY 1u /* 0 and 1: the legacy stream, ordered with all others */
-#define STREAM_THREAD 2u /* each thread has a stream of its own with this handle */
+#define STREAMS_NONE  UINT64_MAX /* in a scope: no stream */
+#define STREAM_LEGACY 1u         /* 0 and 1: the legacy stream, ordered with all others */
+#define STREAM_THREAD 2u         /* each thread has a stream of its own with this handle */
 
 /*
  * state machine: request of GVirtuS
@@ -72,6 +71,16 @@ struct ibx_event_uses {
     struct ibx_event_use of[IBX_EVENT_USES];
     unsigned count;
     bool many; /* there are more pipelines */
+};
+
+/* The last requests that were answered, by the streams that they concern. */
+#define IBX_STREAM_USES 8u
+struct ibx_stream_uses {
+    struct {
+        _Atomic uint64_t stream, number; /* number 0: unused */
+    } of[IBX_STREAM_USES];
+    _Atomic uint64_t others; /* the last one in any other stream */
+    _Atomic uint64_t all;    /* the last one that concerns all streams */
 };
 
 /* A number of this process; it is another one after fork(2). */
@@ -157,12 +166,12 @@ struct ibx_pipeline {
     _Atomic bool unsent;       /* there is a backlog, or replies have to be taken */
     _Atomic uint32_t patience; /* ns for which that can wait */
     uint64_t library_calls[AHEAD_MOST / 64]; /* one bit for each request, by number */
-    uint64_t chatty;            /* the last request whose reply does not wait for others */
-    _Atomic uint64_t answered;  /* requests so far */
-    _Atomic uint64_t replied;   /* of these, how many have a reply */
-    _Atomic uint64_t unsure;    /* the last request that may fail by itself */
-    _Atomic uint64_t streams;   /* of requests without reply: one stream, STREAMS_NONE or _MANY */
-    _Atomic bool events;        /* one of these is about an event */
+    uint64_t chatty;           /* the last request whose reply does not wait for others */
+    _Atomic uint64_t answered; /* requests so far */
+    _Atomic uint64_t replied;  /* of these, how many have a reply */
+    _Atomic uint64_t unsure;   /* the last request that may fail by itself */
+    struct ibx_stream_uses streams;
+    _Atomic bool events;        /* a request without reply is about an event */
     _Atomic bool any_events;    /* ... and does not say about which */
     _Atomic bool memory;        /* ... frees memory, or destroys an event */
     _Atomic bool ended;         /* the session, or its connection, has ended */

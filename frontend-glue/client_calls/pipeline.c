@@ -62,7 +62,6 @@ struct ibx_pipeline *ibx_pipeline_create(struct ibx_session *session, enum ibx_p
     p->others_from = ibx_process_handles();
     p->libraries_from = ibx_process_set_ups();
     p->losses = ibx_process_told_losses();
-    p->streams = STREAMS_NONE;
     p->call = ibx_call_find("", 0);
     pthread_mutex_init(&p->lock, NULL);
     ibx_session_set_pause(session, pause_wait, p);

@@ -423,18 +423,26 @@ struct target {
     uint64_t id, number;
 };
 
-static bool covers(const struct ibx_scope *scope, const struct ibx_pipeline *p, bool named)
+static bool covers_all(const struct ibx_scope *scope, const struct ibx_pipeline *p, bool named)
 {
-    const uint64_t streams = atomic_load(&p->streams);
-    if (scope->memory && atomic_load(&p->memory))
-        return true;
-    if (!scope->all && !scope->events && scope->stream == STREAMS_NONE)
-        return false;
-    if (scope->all || (scope->events && atomic_load(named ? &p->any_events : &p->events)))
-        return true;
-    if (streams == STREAMS_MANY)
-        return !named || scope->stream != STREAMS_NONE;
-    return scope->stream != STREAMS_NONE && streams == scope->stream && streams != STREAM_THREAD;
+    return (scope->memory && atomic_load(&p->memory)) || scope->all ||
+           (scope->events && atomic_load(named ? &p->any_events : &p->events));
+}
+
+static uint64_t later(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* The last request of a pipeline that concerns the stream; 0: none. */
+static uint64_t last_in_stream(const struct ibx_stream_uses *uses, uint64_t stream)
+{
+    const uint64_t all = atomic_load(&uses->all);
+    for (unsigned i = 0; i < IBX_STREAM_USES; i++) {
+        if (atomic_load(&uses->of[i].stream) == stream)
+            return later(all, atomic_load(&uses->of[i].number));
+    }
+    return stream == STREAM_THREAD ? all : later(all, atomic_load(&uses->others));
 }
 
 /* The last request of a pipeline that has to be run first; 0: none. `uses`: those of the only event
@@ -442,13 +450,18 @@ static bool covers(const struct ibx_scope *scope, const struct ibx_pipeline *p, 
 static uint64_t covered(const struct ibx_scope *scope, const struct ibx_event_uses *uses,
                         const struct ibx_pipeline *p)
 {
-    if (covers(scope, p, uses))
+    uint64_t last = 0;
+    if (covers_all(scope, p, uses))
         return atomic_load(&p->answered);
+    if (scope->stream != STREAMS_NONE)
+        last = last_in_stream(&p->streams, scope->stream);
+    else if (scope->events && !uses)
+        last = atomic_load(&p->streams.all);
     for (unsigned i = 0; uses && i < uses->count; i++) {
         if (uses->of[i].pipeline == p->id)
-            return uses->of[i].number;
+            last = later(last, uses->of[i].number);
     }
-    return 0;
+    return last;
 }
 
 /* Locked. */

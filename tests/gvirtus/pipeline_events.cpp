@@ -90,7 +90,7 @@ bool events_pend()
 
 // A launch keeps its thread as long as CUDA's queue is full. The replies to calls before it do not
 // wait for that: whoever waits for their event may be the one that ends it.
-bool events_before_a_launch_that_blocks()
+bool before_a_launch_that_blocks(const char *name, std::uint64_t handle)
 {
     constexpr std::uint64_t full = STREAM + WORLD_NON_BLOCKING;
     Scene scene;
@@ -106,12 +106,23 @@ bool events_before_a_launch_that_blocks()
     REQUIRE(app.record(5) == 0 && app.launch(2, full) == 0);
     scene.world->held = false;
     std::atomic<bool> over{false};
-    Waiting thread([&] { over = other.call("cudaEventSynchronize", Body().u64(5)) == 0; });
+    Waiting thread([&] { over = other.call(name, Body().u64(handle)) == 0; });
     const bool good = becomes([&] { return over.load(); });
     REQUIRE(scene.world->launches == launches + 20);
     scene.world->full = false;
     thread.join();
     return HOLDS(good && app.synchronize() == 0 && scene.world->launches == launches + 21);
+}
+
+bool events_before_a_launch_that_blocks()
+{
+    return before_a_launch_that_blocks("cudaEventSynchronize", 5);
+}
+
+// Nor does a wait for another stream.
+bool streams_beside_a_launch_that_blocks()
+{
+    return before_a_launch_that_blocks("cudaStreamSynchronize", STREAM);
 }
 
 } // namespace
@@ -122,4 +133,5 @@ void check_events()
     check("... and comes after other threads' records", events_end_in_order);
     check("events whose record was not run", events_pend);
     check("events before a launch that blocks", events_before_a_launch_that_blocks);
+    check("streams beside a launch that blocks", streams_beside_a_launch_that_blocks);
 }
