@@ -14,6 +14,12 @@
 
 /* ------------------------------------------------------------------------------- operators */
 
+/* While it is being made, or split off, there is perhaps nothing yet that NCCL could be given. */
+static bool is_made(struct communicator *c)
+{
+    return c->made || (!ibx_nccl_look(c) && c->made);
+}
+
 int ibx_nccl_make_operator(struct communicator *c, void *function,
                            const union ibx_math_value *values)
 {
@@ -21,7 +27,7 @@ int ibx_nccl_make_operator(struct communicator *c, void *function,
     const int type = values[1].i, on_host = values[2].i;
     const uint64_t scalar = on_host ? 0 : (uintptr_t)values[3].p;
     *(void **)&make = function;
-    if (!ibx_nccl_bytes(type) || (on_host ? !values[4].p : !scalar))
+    if (!ibx_nccl_bytes(type) || (on_host ? !values[4].p : !scalar) || !is_made(c))
         return NCCL_INVALID_ARGUMENT;
     if (c->operator_count == OWN_OPERATORS)
         return NCCL_SYSTEM_ERROR;
@@ -146,10 +152,9 @@ static bool check(struct gpu_session *x, struct ibx_nccl_operation *o)
 {
     struct communicator *c = communicator_of((void *)(uintptr_t)o->communicator);
     if (o->call >= IBX_NCCL_CALLS || !ibx_nccl_bytes(o->type) || !ibx_named_stream(x, o->stream) ||
-        o->stream == STREAM_PER_THREAD || !function_of((enum ibx_nccl_call)o->call) ||
-        (!c->made && ibx_nccl_look(c)))
+        o->stream == STREAM_PER_THREAD || !function_of((enum ibx_nccl_call)o->call) || !is_made(c))
         return false;
-    if (!c->made || c->finalized || o->count > UINT64_MAX / 16 / (uint64_t)c->ranks ||
+    if (c->finalized || o->count > UINT64_MAX / 16 / (uint64_t)c->ranks ||
         (calls[o->call].peer && (o->peer < 0 || o->peer >= c->ranks)) ||
         (calls[o->call].reduces && !is_operator(x, c, o->op, o->type)))
         return false;
