@@ -95,9 +95,14 @@ static const struct {
 };
 #define SEARCHES (sizeof(searches) / sizeof(searches[0]))
 
+static bool is_dnn(const char *name)
+{
+    return !strncmp(name, "cudnn", 5);
+}
+
 static size_t find_search(const char *name)
 {
-    size_t i = 0;
+    size_t i = is_dnn(name) ? 0 : SEARCHES;
     while (i < SEARCHES && strcmp(searches[i].name, name) != 0)
         i++;
     return i;
@@ -246,7 +251,7 @@ void ibx_library_arrays_mend(const char *name, uint8_t *body, size_t n)
         mend_absent(name, body, n);
     if (search < SEARCHES)
         mend_search(search, body, n);
-    else if (!strncmp(name, "cudnn", 5) || !strncmp(name, "cufft", 5))
+    else if (is_dnn(name) || !strncmp(name, "cufft", 5))
         mend_counts(name, body, n);
     if (!strcmp(name, "cufftPlanMany")) {
         const size_t at = number(body, n, 0, 8) ? 12 : 8; /* behind the place of the plan */
