@@ -71,6 +71,9 @@ enum ibx_math_type {
     IBX_MATH_DNVEC,
     IBX_MATH_CSRIC02, /* csric02Info_t, and so on */
     IBX_MATH_CSRILU02,
+    IBX_MATH_BSRIC02,
+    IBX_MATH_BSRILU02,
+    IBX_MATH_CSRU2CSR,
     IBX_MATH_MATRIX,       /* cusparseMatDescr_t */
     IBX_MATH_SYEVJ,        /* syevjInfo_t */
     IBX_MATH_GESVDJ,       /* gesvdjInfo_t */

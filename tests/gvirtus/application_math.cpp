@@ -307,6 +307,31 @@ bool solvers()
     return HOLDS(math("cusolverDnDestroy", handle) == 0);
 }
 
+// Functions of cuSPARSE for single matrices: a result that is in memory of either side, and an
+// object that one call fills and another one uses.
+static bool sorts_matrix(void *matrix)
+{
+    void *sparse = nullptr, *info = nullptr;
+    float *dense = device_copy<float>({1, 0, 2, 3, 0, 4});
+    double *values = device_copy<double>({5, 6});
+    int *each = device_copy<int>({9, 9, 9}), total = 9;
+    const auto sort = [&](const char *name, void *with) {
+        return math(name, sparse, 1, 2, 2, matrix, values, each, each, with, nullptr);
+    };
+    REQUIRE(math("cusparseCreate", &sparse) == 0);
+    REQUIRE(math("cusparseSnnz", sparse, 0, 2, 3, matrix, dense, 2, each, &total) == 0);
+    REQUIRE(total == 4 && (host_copy(each, 3) == std::vector<int>{2, 2, 9}));
+    REQUIRE(math("cusparseSetPointerMode", sparse, 1) == 0);
+    REQUIRE(math("cusparseSnnz", sparse, 1, 2, 3, matrix, dense, 2, each, each) == 0);
+    REQUIRE((host_copy(each, 3) == std::vector<int>{4, 2, 1}));
+    REQUIRE(math("cusparseCreateCsru2csrInfo", &info) == 0 && info);
+    REQUIRE(sort("cusparseDcsru2csr", info) == 0 && host_copy(values, 2)[0] == 6);
+    REQUIRE(sort("cusparseDcsr2csru", info) == 0 && host_copy(values, 2)[0] == 5);
+    REQUIRE(sort("cusparseDcsru2csr", matrix) == 3 && sort("cusparseDcsru2csr", nullptr) == 3);
+    REQUIRE(math("cusparseDestroyCsru2csrInfo", info) == 0);
+    return HOLDS(sort("cusparseDcsr2csru", info) == 3 && math("cusparseDestroy", sparse) == 0);
+}
+
 // Solvers for sparse matrices, which cuSPARSE describes.
 bool sparse_solvers()
 {
@@ -333,6 +358,7 @@ bool sparse_solvers()
     for (void *wrong : {info, handle, none})
         REQUIRE(solve(handle, wrong, 0.1) == 3);
     REQUIRE(solve(matrix, matrix, 0.1) == 1 && math("cusolverSpDestroyCsrqrInfo", info) == 0);
+    REQUIRE(sorts_matrix(matrix));
     REQUIRE(math("cusparseDestroyMatDescr", matrix) == 0 && solve(handle, matrix, 0.1) == 3);
     REQUIRE(math("cusolverSpDestroy", handle) == 0 && solve(handle, matrix, 0.1) == 1);
     // A handle that is the last argument.
@@ -448,7 +474,7 @@ bool absent_from_math()
     for (int round = 0; round < 2; round++) {
         REQUIRE(math("cusparseSnnz_compress", nullptr, 1, nullptr, &a, nullptr, nullptr, nullptr,
                      0.5f) == 10);
-        REQUIRE(math("cusparseCreateBsrilu02Info", nullptr) == 10);
+        REQUIRE(math("cusparseCreateColorInfo", nullptr) == 10);
         REQUIRE(math("cusolverSpCcsreigvsi", nullptr, 1, 1) == 9);
         REQUIRE(math("cufftXtSetWorkArea", 1, nullptr) == 16);
         REQUIRE(math("cufftXtExecDescriptorZ2Z", 1, nullptr, nullptr, 1) == 16);

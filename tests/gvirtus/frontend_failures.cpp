@@ -442,8 +442,8 @@ bool libraries_of_its_own()
     const char *opener = std::getenv("IBX_TEST_LOCAL_OPENER"),
                *sparse = std::getenv("IBX_TEST_LOCAL_SPARSE");
     REQUIRE(opener && sparse);
-    Application app(nullptr, opener, sparse, "cusparseSnnz");
-    return HOLDS(app.good() && lines_with(app.said(), "cusparseSnnz") == 0);
+    Application app(nullptr, opener, sparse, "cusparseSbsrxmv");
+    return HOLDS(app.good() && lines_with(app.said(), "cusparseSbsrxmv") == 0);
 }
 
 // Libraries that ask the driver for a private table. Nothing is said about one that works without

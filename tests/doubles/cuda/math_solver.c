@@ -150,6 +150,62 @@ EXPORT int cusparseGetMatType(const struct handle *h)
     return (int)h->seed;
 }
 
+/* Of a matrix of m rows and columns; `by_column`: how many are in each column. */
+EXPORT int cusparseSnnz(const struct handle *h, int by_column, int m, int n,
+                        const struct handle *matrix, const float *a, int lda, int *each, int *total)
+{
+    int count[8] = {0}, sum = 0;
+    float value;
+    (void)matrix;
+    for (int i = 0; i < m * n; i++) {
+        if (!math_get(&value, a + i % m + i / m * lda, sizeof(value)))
+            return EXECUTION_FAILED;
+        count[by_column ? i / m : i % m] += value != 0;
+        sum += value != 0;
+    }
+    return math_put(each, count, sizeof(int) * (size_t)(by_column ? n : m)) &&
+                   math_result(h, total, &sum, sizeof(sum))
+               ? 0
+               : EXECUTION_FAILED;
+}
+
+EXPORT int cusparseCreateCsru2csrInfo(struct handle **made)
+{
+    return math_make(made);
+}
+
+EXPORT int cusparseDestroyCsru2csrInfo(struct handle *h)
+{
+    return math_end(h);
+}
+
+/* Of two elements, which change their places. */
+static int swap(struct handle *info, double *values)
+{
+    double both[2];
+    if (!math_get(both, values, sizeof(both)))
+        return EXECUTION_FAILED;
+    const double swapped[2] = {both[1], both[0]};
+    info->seed ^= 1;
+    return math_put(values, swapped, sizeof(swapped)) ? 0 : EXECUTION_FAILED;
+}
+
+EXPORT int cusparseDcsru2csr(const struct handle *h, int m, int n, int nnz,
+                             const struct handle *matrix, double *values, const int *rows,
+                             int *columns, struct handle *info, void *buffer)
+{
+    (void)h, (void)m, (void)n, (void)matrix, (void)rows, (void)columns, (void)buffer;
+    return nnz != 2 || info->seed & 1 ? INVALID_VALUE : swap(info, values);
+}
+
+EXPORT int cusparseDcsr2csru(const struct handle *h, int m, int n, int nnz,
+                             const struct handle *matrix, double *values, const int *rows,
+                             int *columns, struct handle *info, void *buffer)
+{
+    (void)h, (void)m, (void)n, (void)matrix, (void)rows, (void)columns, (void)buffer;
+    return nnz != 2 || !(info->seed & 1) ? INVALID_VALUE : swap(info, values);
+}
+
 /* A sparse matrix is its attributes here. */
 EXPORT int cusparseCreateCsr(struct handle **made, int64_t rows, int64_t columns, int64_t nnz,
                              void *offsets, void *indices, void *values, int offset_type,
