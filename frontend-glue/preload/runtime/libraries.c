@@ -24,7 +24,7 @@
 /* A kernel (n is 0) or a variable of n bytes. Its own address is its handle in CUDA. */
 struct part {
     struct part *next;
-    struct lone_variable *lone; /* the memory of a variable whose library has no kernel */
+    struct variable_memory *memory; /* the memory of a variable whose library has no kernel */
     size_t n;
     bool constant;
     char name[];
@@ -60,7 +60,7 @@ static void discard(struct library *l)
 {
     for (struct part *p; l && (p = l->parts);) {
         l->parts = p->next;
-        ibx_frontend_lone_variables_end(p->lone);
+        ibx_frontend_variable_memory_end(p->memory);
         free(p);
     }
     free(l);
@@ -373,8 +373,8 @@ int cudaLibraryGetGlobal(void **address, size_t *n, void *library, const char *n
     const struct library *l = library; /* found: so `library` is one */
     if (found)
         rc = l->kernels ? cudaGetSymbolAddress(&at, found)
-                        : ibx_frontend_lone_variable(&found->lone, l->fat, l->n, found->name,
-                                                     found->n, &at);
+                        : ibx_frontend_variable_memory(&found->memory, l->fat, l->n, found->name,
+                                                       found->n, &at);
     if (!rc && address)
         *address = at;
     if (!rc && n)

@@ -37,9 +37,9 @@ const void *ibx_frontend_library_ptx(const void *library);
 /* The memory, on the current device, of a variable of n bytes in a library without kernels;
  * allocates it if needed. `fat`: the fat binary of the library, `size` bytes. *all: the list of the
  * variable's memory on each device, which _end() frees. Returns a CUDA error. */
-struct lone_variable;
-int ibx_frontend_lone_variable(struct lone_variable **all, const uint8_t *fat, size_t size,
-                               const char *name, size_t n, void **address);
-void ibx_frontend_lone_variables_end(struct lone_variable *all);
+struct variable_memory;
+int ibx_frontend_variable_memory(struct variable_memory **all, const uint8_t *fat, size_t size,
+                                 const char *name, size_t n, void **address);
+void ibx_frontend_variable_memory_end(struct variable_memory *all);
 
 #endif

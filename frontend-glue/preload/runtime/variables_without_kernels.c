@@ -14,8 +14,8 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-struct lone_variable {
-    struct lone_variable *next;
+struct variable_memory {
+    struct variable_memory *next;
     int device;
     void *at;
     uint64_t number; /* of its allocation (struct range): tells it from a later one at the same
@@ -35,7 +35,7 @@ __attribute__((constructor)) static void begin(void)
 }
 
 /* Whether its memory still exists: a reset of the device, or the end of its context, frees it. */
-static bool is_there(const struct lone_variable *v)
+static bool is_there(const struct variable_memory *v)
 {
     struct range range;
     return v->at && ibx_frontend_allocation(v->at, &range) && range.begin == (uintptr_t)v->at &&
@@ -43,7 +43,7 @@ static bool is_there(const struct lone_variable *v)
 }
 
 /* Allocates its memory and copies the initial bytes; `from` NULL: zeros. */
-static int fill(struct lone_variable *v, const uint8_t *from, size_t n)
+static int fill(struct variable_memory *v, const uint8_t *from, size_t n)
 {
     struct range range;
     uint8_t *zeros = from ? NULL : calloc(1, n);
@@ -60,8 +60,8 @@ static int fill(struct lone_variable *v, const uint8_t *from, size_t n)
     return rc;
 }
 
-int ibx_frontend_lone_variable(struct lone_variable **all, const uint8_t *fat, size_t size,
-                               const char *name, size_t n, void **address)
+int ibx_frontend_variable_memory(struct variable_memory **all, const uint8_t *fat, size_t size,
+                                 const char *name, size_t n, void **address)
 {
     const uint8_t *from;
     const int device = ibx_frontend_current_device();
@@ -69,11 +69,11 @@ int ibx_frontend_lone_variable(struct lone_variable **all, const uint8_t *fat, s
     if (!ibx_image_begins(fat, size, name, n, &from))
         return ibx_frontend_fail(CUDA_SYMBOL_NOT_FOUND);
     pthread_mutex_lock(&lock);
-    struct lone_variable *v = *all;
+    struct variable_memory *v = *all;
     while (v && v->device != device)
         v = v->next;
     if (!v && (v = calloc(1, sizeof(*v)))) {
-        *v = (struct lone_variable){.next = *all, .device = device};
+        *v = (struct variable_memory){.next = *all, .device = device};
         *all = v;
     }
     if (!v)
@@ -86,10 +86,10 @@ int ibx_frontend_lone_variable(struct lone_variable **all, const uint8_t *fat, s
     return rc;
 }
 
-void ibx_frontend_lone_variables_end(struct lone_variable *all)
+void ibx_frontend_variable_memory_end(struct variable_memory *all)
 {
     while (all) {
-        struct lone_variable *v = all;
+        struct variable_memory *v = all;
         all = v->next;
         if (is_there(v))
             cudaFree(v->at);
