@@ -56,6 +56,7 @@ struct ended {
     uint64_t began;         /* 0: not yet */
     size_t things;          /* given back */
     bool told;              /* that something is in the way */
+    bool in_calls;          /* sessions of it still are: only what may keep them there is freed */
     struct ibx_taken *rest; /* things that are to be freed when all work has ended: locked */
     size_t rest_count;
 };
@@ -351,6 +352,17 @@ static bool give_kinds(struct giving *g)
     return all && !first_of_rest(g->of, &context);
 }
 
+/* Aborts the client's communicators. Those that a request holds come later. */
+static bool give_communicators(struct giving *g)
+{
+    const void *context = NULL;
+    const enum ibx_handle_kind kind = (enum ibx_handle_kind)(IBX_HANDLE_MATH + IBX_MATH_COMM);
+    bool all = true;
+    while (all && ibx_handles_first(g->of->client, kind, &context))
+        all = give_there(g, kind, context);
+    return all;
+}
+
 /* -------------------------------------------------------------------------- what is in the way */
 
 /* The name of a client, also of one in the queue. 0: it is not known whose work it is. */
@@ -407,7 +419,7 @@ static bool give_back(struct gpu_session *x, struct ended *of)
         return true;
     of->began = of->began ? of->began : ibx_now_ns();
     for (;; ibx_nap(&ns)) {
-        done = give_kinds(&g);
+        done = of->in_calls ? give_communicators(&g) : give_kinds(&g);
         /* What a request held a moment ago may be free by now. */
         held = done && g.work != IBX_WORK_LOST && ibx_handles_any(of->client);
         if (!held || ibx_now_ns() >= deadline)
@@ -417,7 +429,7 @@ static bool give_back(struct gpu_session *x, struct ended *of)
     const uint64_t ms = (ibx_now_ns() - of->began) / IBX_NS_PER_MS;
     if (!done && !of->told && ms >= TOLD_MS)
         tell(&g);
-    if (done && of->client != IBX_CLIENT_NONE)
+    if (done && of->client != IBX_CLIENT_NONE && !of->in_calls)
         ibx_log(IBX_LOG_INFO,
                 "%zu allocations, streams and the like of a client whose process has ended were "
                 "given back in %llu ms",
@@ -559,6 +571,17 @@ void ibx_client_ends_add(uint64_t client, const struct ibx_client_name *name)
 {
     pthread_mutex_lock(&lock);
     enter(client, name);
+    pthread_mutex_unlock(&lock);
+}
+
+void ibx_client_ends_in_calls(uint64_t client, const struct ibx_client_name *name)
+{
+    pthread_mutex_lock(&lock);
+    struct ended *e = enter(client, name);
+    if (e) {
+        e->in_calls = e->told = true;
+        ibx_ended_stuck();
+    }
     pthread_mutex_unlock(&lock);
 }
 

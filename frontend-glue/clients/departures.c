@@ -33,6 +33,13 @@ static void ends(const struct ibx_client *c)
     ibx_client_ends_add(c->number, &name);
 }
 
+/* Locked. The same of a client that has sessions. */
+static void ends_in_calls(const struct ibx_client *c)
+{
+    const struct ibx_client_name name = ibx_client_name_of(c);
+    ibx_client_ends_in_calls(c->number, &name);
+}
+
 static void forget(struct ibx_client *gone)
 {
     drop(gone);
@@ -165,6 +172,18 @@ void ibx_clients_ended(uint64_t number)
 {
     const struct leftovers has = {.handles = ibx_handles_any(number), .modules = true};
     pthread_mutex_lock(&ibx_client_list.lock);
+    const struct ibx_client *c = ibx_client_find_number(number);
+    if (c && c->sessions)
+        ends_in_calls(c);
     settle(number, true, has);
+    pthread_mutex_unlock(&ibx_client_list.lock);
+}
+
+void ibx_clients_watch(struct gpu_session *x)
+{
+    const uint64_t number = ibx_clients_number(x);
+    pthread_mutex_lock(&ibx_client_list.lock);
+    if (x->client && x->client->process_fd >= 0)
+        ibx_client_ends_watch(x->client->process_fd, number);
     pthread_mutex_unlock(&ibx_client_list.lock);
 }

@@ -25,8 +25,13 @@ void ibx_cleared_forget(const void *context);
 /* The session ends. If it is its client's last one, and the client cannot come again, what the
  * client has made is given back. */
 void ibx_clients_leave(struct gpu_session *x);
-/* The client's process has ended: what it has made is given back, unless it has a session still. */
+/* The client's process has ended: what it has made is given back. If it has sessions still, only
+ * its communicators of NCCL are: a session may wait for their work, which lasts for ever if other
+ * ranks are gone. */
 void ibx_clients_ended(uint64_t number);
+/* Has ibx_clients_ended() called as soon as the process of the session's client has ended, if this
+ * host sees that. */
+void ibx_clients_watch(struct gpu_session *x);
 
 /* ended.c: counts clients whose processes have ended and whose things are still to be given back.
  * client_ends.c reports them: */
@@ -50,6 +55,8 @@ bool ibx_clients_several(struct gpu_session *x);
 
 /* The client's process has ended: another thread gives back what it has made. */
 void ibx_client_ends_add(uint64_t client, const struct ibx_client_name *name);
+/* The same, but sessions of it are still in calls: only its communicators are ended. */
+void ibx_client_ends_in_calls(uint64_t client, const struct ibx_client_name *name);
 /* Has ibx_clients_ended() called when `process_fd` becomes readable, once at most. It stays the
  * caller's. */
 void ibx_client_ends_watch(int process_fd, uint64_t client);

@@ -452,10 +452,13 @@ static bool note(struct call *c, const struct ibx_math_argument *a, uint64_t mad
 {
     if (!made && a->n == IBX_MATH_COMM) /* this rank gets none */
         return true;
-    if (ibx_handles_add_heavy(c->x, kind_of(a->n), made, c->weight))
-        return true;
-    ibx_math_end(a->n, made);
-    return false;
+    if (!ibx_handles_add_heavy(c->x, kind_of(a->n), made, c->weight)) {
+        ibx_math_end(a->n, made);
+        return false;
+    }
+    if (a->n == IBX_MATH_COMM)
+        ibx_clients_watch(c->x);
+    return true;
 }
 
 static bool is_made(const struct ibx_math_argument *a)

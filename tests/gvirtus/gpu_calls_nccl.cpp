@@ -298,25 +298,30 @@ bool long_aborts()
     return HOLDS(gpu.remote.library_handles() == 2);
 }
 
+// A request that gets no reply.
+void send(const Client &client, const std::string &name, const Body &body)
+{
+    const std::uint64_t n = body.bytes.size();
+    client.over->Write(name.c_str(), name.size() + 1);
+    client.over->Write(reinterpret_cast<const char *>(&n), sizeof(n));
+    client.over->Write(body.bytes.data(), n);
+    client.over->Sync();
+}
+
 // A client that ends while it waits for a rank that never comes.
 bool waits_and_ends()
 {
     Gpu gpu(allowed);
     Ranks own(gpu.remote);
-    REQUIRE(own.comm && result_of(spawn([&] {
-                            Client client(gpu);
-                            Ranks theirs(client.remote);
-                            theirs.comm = theirs.made(unique_id(client.remote), 2, 0);
-                            const Body body = byte(
-                                function(IBX_MATH_ncclCommGetAsyncError, theirs.comm).i32(1), 1);
-                            const std::uint64_t n = body.bytes.size();
-                            const char name[] = IBX_MATH_ASKS;
-                            client.over->Write(&name[0], sizeof(name));
-                            client.over->Write(reinterpret_cast<const char *>(&n), sizeof(n));
-                            client.over->Write(body.bytes.data(), n);
-                            client.over->Sync(); // there is no reply
-                            return theirs.comm ? 0 : 1;
-                        })) == 0);
+    REQUIRE(own.comm &&
+            result_of(spawn([&] {
+                Client client(gpu);
+                Ranks theirs(client.remote);
+                theirs.comm = theirs.made(unique_id(client.remote), 2, 0);
+                send(client, IBX_MATH_ASKS,
+                     byte(function(IBX_MATH_ncclCommGetAsyncError, theirs.comm).i32(1), 1));
+                return theirs.comm ? 0 : 1;
+            })) == 0);
     return becomes_true([&] { return gpu.remote.library_handles() == 1; });
 }
 
@@ -337,6 +342,27 @@ bool left_with_endless_work()
                    0;
     });
     REQUIRE(result_of(pid) == 128 + SIGKILL);
+    return becomes_true([&] { return gpu.remote.library_handles() == 1; });
+}
+
+// The same, but the client waits for that work: its session sees that it is gone only when the work
+// has ended.
+bool killed_in_a_wait()
+{
+    Gpu gpu(allowed);
+    Ranks own(gpu.remote);
+    REQUIRE(own.comm && result_of(spawn([&] {
+                            Client client(gpu);
+                            const Ranks theirs(client.remote);
+                            client.remote.set_device(0);
+                            const std::uint64_t x = client.remote.malloc(some),
+                                                stream = client.remote.stream_create(1);
+                            client.remote.hold_stream(stream);
+                            client.remote.call("cudaLaunchKernel",
+                                               kernel(IBX_DOUBLE_KERNEL, 32, stream, x, x, some));
+                            send(client, "cudaStreamSynchronize", Body().u64(stream));
+                            return theirs.comm ? 0 : 1;
+                        })) == 0);
     return becomes_true([&] { return gpu.remote.library_handles() == 1; });
 }
 
@@ -361,5 +387,6 @@ void check_calls_nccl()
     check("communicators whose abort takes long", long_aborts);
     check("communicators of a client that ends in a wait", waits_and_ends);
     check("communicators of a client with endless work", left_with_endless_work);
+    check("communicators of a client that is killed in a wait for its work", killed_in_a_wait);
     check("NCCL where it is not allowed", not_allowed);
 }
