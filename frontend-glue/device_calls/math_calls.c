@@ -168,10 +168,11 @@ static void *host_bytes(struct call *c, size_t n, bool may_be_null)
     return at;
 }
 
-/* Whether the function is told that the output has no room, and does not write to it. */
+/* Whether the function is told that the output has no room, and does not write to it. Numbers below
+ * 0 do not say that: cuDNN takes -1 for as many as there are. */
 static bool has_no_bytes(const struct call *c, const struct ibx_math_argument *a)
 {
-    return (a->size == IBX_MATH_BYTES_OF_INT && c->values[a->of].i <= 0) ||
+    return (a->size == IBX_MATH_BYTES_OF_INT && !c->values[a->of].i) ||
            (a->size == IBX_MATH_BYTES_OF_LONG && !c->values[a->of].l);
 }
 

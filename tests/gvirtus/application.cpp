@@ -322,6 +322,7 @@ int main(int argc, char **argv)
         {"dnn-addresses", dnn_addresses},
         {"dnn-networks", dnn_networks},
         {"dnn-too-long", dnn_too_long},
+        {"dnn-without-number", dnn_without_number},
         {"dnn-threads", dnn_threads},
         {"dnn-alike", dnn_alike},
         {"dnn-long", dnn_long},

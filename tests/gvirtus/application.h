@@ -184,6 +184,7 @@ bool dnn_values();
 bool dnn_addresses();
 bool dnn_networks();
 bool dnn_too_long();
+bool dnn_without_number();
 bool dnn_threads();
 bool dnn_alike();
 bool dnn_long();

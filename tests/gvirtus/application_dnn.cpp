@@ -368,6 +368,31 @@ bool dnn_too_long()
     return HOLDS(end(pack) == 0);
 }
 
+// cuDNN writes all results that there are if it is asked for -1: there is no room for these.
+bool dnn_without_number()
+{
+    std::array<void *, 4> of{};
+    void *handle = nullptr;
+    std::array<std::array<std::uint8_t, 48>, 8> results{};
+    int n = 0;
+    REQUIRE(math("cudnnCreate", &handle) == 0);
+    REQUIRE(math("cudnnCreateTensorDescriptor", &of[0]) == 0);
+    REQUIRE(math("cudnnCreateFilterDescriptor", &of[1]) == 0);
+    REQUIRE(math("cudnnCreateConvolutionDescriptor", &of[2]) == 0);
+    REQUIRE(math("cudnnCreateTensorDescriptor", &of[3]) == 0);
+    const auto search = [&](int most) {
+        return math("cudnnGetConvolutionForwardAlgorithm_v7", handle, of[0], of[1], of[2], of[3],
+                    most, &n, results.data());
+    };
+    REQUIRE(search(-1) == BAD_PARAM && search(0) == 0 && n == 0);
+    REQUIRE(search(3) == 0 && n == 3 && results[2][47] == 3 && results[3][0] == 0);
+    REQUIRE(math("cudnnDestroyTensorDescriptor", of[3]) == 0);
+    REQUIRE(math("cudnnDestroyConvolutionDescriptor", of[2]) == 0);
+    REQUIRE(math("cudnnDestroyFilterDescriptor", of[1]) == 0);
+    REQUIRE(math("cudnnDestroyTensorDescriptor", of[0]) == 0);
+    return HOLDS(math("cudnnDestroy", handle) == 0);
+}
+
 // Two threads may set one dropout, each with a handle of its own: the library has no lock for that.
 bool dnn_threads()
 {

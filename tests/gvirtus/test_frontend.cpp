@@ -448,6 +448,7 @@ void check_what_it_does_not()
                              "dnn-values",
                              "dnn-addresses",
                              "dnn-networks",
+                             "dnn-without-number",
                              "dnn-threads",
                              "dnn-alike",
                              "dnn-long",
