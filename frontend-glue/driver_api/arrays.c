@@ -108,17 +108,17 @@ EXPORTED int cuArray3DCreate_v2(void **array, const struct ibx_driver_array *des
 
 EXPORTED int cuArrayGetDescriptor_v2(struct planar *description, void *array)
 {
-    return IN_CONTEXT(describe_planar(description, array));
+    return ANYWHERE(describe_planar(description, array));
 }
 
 EXPORTED int cuArray3DGetDescriptor_v2(struct ibx_driver_array *description, void *array)
 {
-    return IN_CONTEXT(describe(description, array));
+    return ANYWHERE(describe(description, array));
 }
 
 EXPORTED int cuArrayDestroy(void *array)
 {
-    return IN_CONTEXT(array ? cudaFreeArray(array) : CUDA_INVALID_HANDLE);
+    return ANYWHERE(array ? cudaFreeArray(array) : CUDA_INVALID_HANDLE);
 }
 
 static int create_levels(void **mipmap, const struct ibx_driver_array *d, unsigned levels)

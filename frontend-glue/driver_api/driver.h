@@ -73,7 +73,8 @@ int ibx_driver_end(const struct ibx_driver_call *call, int begun, int rc);
         ibx_driver_end(&driver_call, begun, begun ? begun : (expression));                         \
     })
 /* The result of a call that the runtime makes in the thread's context, or without one: the driver
- * frees memory, and answers about modules and pools, in the context of these. */
+ * frees memory and arrays, and answers about modules, functions and pools, in the context of
+ * these. */
 #define IN_CONTEXT(expression) MADE(true, expression)
 #define ANYWHERE(expression)   MADE(false, expression)
 /* In the context of the stream or event that the call names, as the driver does: then the thread

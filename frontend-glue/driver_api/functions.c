@@ -80,17 +80,17 @@ static int attribute_of(int *value, int attribute, const void *function)
 
 EXPORTED int cuFuncGetAttribute(int *value, int attribute, const void *function)
 {
-    return IN_CONTEXT(attribute_of(value, attribute, function));
+    return ANYWHERE(attribute_of(value, attribute, function));
 }
 
 EXPORTED int cuFuncSetAttribute(const void *function, int attribute, int value)
 {
-    return IN_CONTEXT(cudaFuncSetAttribute(function, attribute, value));
+    return ANYWHERE(cudaFuncSetAttribute(function, attribute, value));
 }
 
 EXPORTED int cuFuncSetCacheConfig(const void *function, int config)
 {
-    return IN_CONTEXT(cudaFuncSetCacheConfig(function, config));
+    return ANYWHERE(cudaFuncSetCacheConfig(function, config));
 }
 
 EXPORTED int cuFuncSetSharedMemConfig(const void *function, int config)
@@ -100,7 +100,7 @@ EXPORTED int cuFuncSetSharedMemConfig(const void *function, int config)
 
 EXPORTED int cuFuncGetParamInfo(const void *function, size_t index, size_t *offset, size_t *n)
 {
-    return IN_CONTEXT(cudaFuncGetParamInfo(function, index, offset, n));
+    return ANYWHERE(cudaFuncGetParamInfo(function, index, offset, n));
 }
 
 /* The attribute on a device that need not be the current one. */

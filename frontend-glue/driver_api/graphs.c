@@ -13,11 +13,12 @@ struct kernel_parameters {
     void *context;
 };
 
-/* Defines a call of that name with these parameters, by the runtime's call. */
+/* Defines a call of that name with these parameters, by the runtime's call: a graph is no
+ * context's. */
 #define AS(call, runtime, parameters, ...)                                                         \
     EXPORTED int call parameters                                                                   \
     {                                                                                              \
-        return IN_CONTEXT(runtime(__VA_ARGS__));                                                   \
+        return ANYWHERE(runtime(__VA_ARGS__));                                                     \
     }
 
 /* ------------------------------------------------------------------------------- graphs */

@@ -114,7 +114,7 @@ EXPORTED int cuMemHostRegister_v2(void *address, size_t n, unsigned flags)
 
 EXPORTED int cuMemHostUnregister(void *address)
 {
-    return IN_CONTEXT(cudaHostUnregister(address));
+    return ANYWHERE(cudaHostUnregister(address));
 }
 
 static int device_pointer(uint64_t *address, void *memory, unsigned flags)

@@ -176,7 +176,7 @@ EXPORTED int cuModuleLoad(void **module, const char *path)
 
 EXPORTED int cuModuleUnload(void *module)
 {
-    return IN_CONTEXT(cudaLibraryUnload(module));
+    return ANYWHERE(cudaLibraryUnload(module));
 }
 
 EXPORTED int cuModuleGetLoadingMode(int *mode)
@@ -197,7 +197,7 @@ EXPORTED int cuModuleGetFunctionCount(unsigned *count, void *module)
 
 EXPORTED int cuModuleEnumerateFunctions(void **functions, unsigned count, void *module)
 {
-    return IN_CONTEXT(cudaLibraryEnumerateKernels(functions, count, module));
+    return ANYWHERE(cudaLibraryEnumerateKernels(functions, count, module));
 }
 
 /* A library that does not work has no variables. A module works: it was tried. */
@@ -218,7 +218,7 @@ static int variable(uint64_t *address, size_t *n, void *library, const char *nam
 
 EXPORTED int cuModuleGetGlobal_v2(uint64_t *address, size_t *n, void *module, const char *name)
 {
-    return IN_CONTEXT(variable(address, n, module, name, true));
+    return ANYWHERE(variable(address, n, module, name, true));
 }
 
 /* ------------------------------------------------------------------------------- libraries */
@@ -310,7 +310,7 @@ EXPORTED int cuKernelGetLibrary(void **library, const void *kernel)
 
 EXPORTED int cuFuncGetModule(void **module, const void *function)
 {
-    return IN_CONTEXT(library_of(module, function));
+    return ANYWHERE(library_of(module, function));
 }
 
 EXPORTED int cuFuncGetName(const char **name, const void *function)

@@ -108,11 +108,17 @@ static bool uses_pool()
 }
 
 // A call that names a stream or an event runs in that one's context; any other call needs a current
-// context, unless it names a module, a pool or memory that is to be freed.
+// context, unless it names a module, a function, a graph, a pool, an array, or memory that is to be
+// freed.
 bool driver_without_context()
 {
     void *context = nullptr, *stream = nullptr, *event = nullptr, *module = nullptr;
-    void *function = nullptr, *own = nullptr, *pinned = nullptr;
+    void *function = nullptr, *own = nullptr, *pinned = nullptr, *array = nullptr;
+    const struct {
+        std::size_t width = 8, height = 4;
+        int format = 32; // float
+        unsigned channels = 1;
+    } floats;
     Address memory = 0, other = 0;
     constexpr std::size_t n = 1000;
     const std::vector<char> image = library_cubin(), bytes = random_bytes(n, 8);
@@ -120,6 +126,7 @@ bool driver_without_context()
     std::atomic<int> called{0};
     bool good = false;
     REQUIRE(driver_has_context(&context) && cu("cuMemAlloc_v2", &memory, 2 * n) == 0);
+    REQUIRE(cu("cuArrayCreate_v2", &array, static_cast<const void *>(&floats)) == 0);
     REQUIRE(cu("cuMemAlloc_v2", &other, n) == 0 && cu("cuMemAllocHost_v2", &pinned, n) == 0);
     REQUIRE(cu("cuStreamCreate", &stream, 1u) == 0 && cu("cuEventCreate", &event, 0u) == 0);
     REQUIRE(cu("cuModuleLoadData", &module, static_cast<const void *>(image.data())) == 0);
@@ -163,9 +170,23 @@ bool driver_without_context()
         REQUIRE(of == context && cu("cuMemAlloc_v2", &pooled, n) == 201);
         // What names the memory, the module or the pool, as C++ wrappers of the driver call it.
         unsigned count = 0;
+        void *found = nullptr, *graph = nullptr, *node = nullptr;
+        int registers = -1;
         REQUIRE(cu("cuModuleGetFunctionCount", &count, module) == 0 && count);
+        REQUIRE(cu("cuModuleEnumerateFunctions", &found, 1u, module) == 0 && found);
+        REQUIRE(cu("cuModuleGetGlobal_v2", &to, &length, module,
+                   static_cast<const char *>("none")) == 500);
+        REQUIRE(cu("cuFuncGetModule", &found, static_cast<const void *>(function)) == 0);
+        REQUIRE(found == module &&
+                cu("cuFuncGetAttribute", &registers, 4, static_cast<const void *>(function)) == 0);
+        REQUIRE(cu("cuGraphCreate", &graph, 0u) == 0);
+        REQUIRE(cu("cuGraphAddEmptyNode", &node, graph, static_cast<const void **>(nullptr),
+                   std::size_t{0}) == 0);
+        REQUIRE(cu("cuGraphDestroy", graph) == 0 && cu("cuArrayDestroy", array) == 0);
+        REQUIRE(cu("cuMemHostUnregister", static_cast<void *>(back.data())) == 713);
         REQUIRE(cu("cuMemFreeHost", pinned) == 0 && cu("cuMemFree_v2", other) == 0);
         REQUIRE(uses_pool());
+        REQUIRE(cu("cuModuleUnload", module) == 0);
         return HOLDS(cu("cuCtxGetCurrent", &current) == 0 && !current);
     };
     std::thread([&] { good = works(); }).join();
