@@ -525,6 +525,14 @@ static int make(struct call *c, bool theirs)
     return theirs ? pass(c) : request(c);
 }
 
+/* A reset takes handles of libraries at the back end. Natively they are then destroyed as before;
+ * cuDNN's process ends by that. */
+static bool went_with_a_reset(const struct call *c, int status)
+{
+    return status == ibx_math_statuses_of(c->f->number)->not_initialized && c->handle &&
+           !ibx_math_is_dnn(c->f->number) && ibx_frontend_reserved_resets();
+}
+
 /* Destroys a handle. What is known of it is dropped before the call: right after it another thread
  * may get the same handle. */
 static int end(struct call *c, bool theirs, enum ibx_math_handle is)
@@ -534,6 +542,8 @@ static int end(struct call *c, bool theirs, enum ibx_math_handle is)
     if (vector >= 0)
         ibx_math_vector_ended(c->handle);
     const int status = make(c, theirs);
+    if (status && !theirs && went_with_a_reset(c, status))
+        return 0;
     if (status && is != IBX_MATH_USUAL)
         ibx_math_handle_set(c->type, c->handle, is);
     if (status && vector >= 0)
