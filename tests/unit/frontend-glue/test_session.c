@@ -8,6 +8,7 @@
  * Linked with memory_provider.c it runs on the fabric inside the process, whatever PROVIDER is. */
 #include "tests/fixtures/open_fds.h"
 #include "tests/fixtures/patience.h"
+#include "tests/fixtures/rounds.h"
 #include "tests/fixtures/session_pair.h"
 
 #include "common/log.h"
@@ -105,7 +106,7 @@ static int serve_talk(struct session_pair *pair, void *argument)
 static void any_split_gives_the_same_bytes(void **state)
 {
     (void)state;
-    for (uint64_t seed = 1; seed <= 20; seed++) {
+    for (uint64_t seed = 1; seed <= ROUNDS(20, 5); seed++) {
         struct session_pair pair;
         session_pair_open(&pair);
         struct talk t = {seed, 16, pair.rendezvous, pair.message};

@@ -6,6 +6,7 @@
 #include "frontend-glue/tenants/tenants.h"
 #include "frontend-glue/clients/virtual_memory.h"
 #include "tests/fixtures/own_requests.h"
+#include "tests/fixtures/rounds.h"
 
 #include <pthread.h>
 #include <setjmp.h>
@@ -156,7 +157,7 @@ static void test_freed_while_it_is_mapped(void **state)
     (void)state;
     atomic_store(&f.at, reserve(&alice, PIECE));
     assert_int_equal(pthread_create(&thread, NULL, free_again, &f), 0);
-    for (unsigned i = 0; i < 1000000 && mapped < 100000 && !lost; i++) {
+    for (unsigned i = 0; i < 1000000 && mapped < ROUNDS(100000, 10000) && !lost; i++) {
         const uint64_t at = atomic_load(&f.at);
         if (map(&alice, at, piece))
             continue;

@@ -3,6 +3,7 @@
 #include "gpudirect/staging.h"
 #include "tests/fixtures/cuda_unit.h"
 #include "tests/fixtures/random_fill.h"
+#include "tests/fixtures/rounds.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -208,9 +209,10 @@ static void test_spread(void **state)
     (void)state;
     static const size_t far[] = {0, 2u << 20, 4u << 20, 512u << 10};
     const size_t most = (size_t)20 << 20;
+    const size_t step = ROUNDS(IBX_PINNED_CHUNK / 2, 2 * IBX_PINNED_CHUNK) + 1;
     begin(most);
     for (unsigned spread = 1; spread <= 5; spread++) {
-        for (size_t n = most - 3 * IBX_PINNED_CHUNK - 5; n <= most; n += IBX_PINNED_CHUNK / 2 + 1) {
+        for (size_t n = most - 3 * IBX_PINNED_CHUNK - 5; n <= most; n += step) {
             random_fill(scene.wire.bytes, n, n + spread); /* different bytes in each round */
             scene.wire.moved = 0;
             scene.wire.spread = spread;
