@@ -44,7 +44,7 @@ static void test_of_a_vm_that_runs_on(void)
 {
     struct vm before;
     mover_begin();
-    vm_start(&vms[0], &(struct vm_options){.append = CALM});
+    vm_start(&vms[0], &(struct vm_options){.append = MIB});
     vm_wait_beats(&vms[0], 2);
     snprintf(snapshot, sizeof(snapshot), "%s/snapshot", mover_folder);
     MOVER_RUN(0, "freeze", snapshot, "--qmp", vms[0].tool, "--resume");
@@ -119,17 +119,17 @@ static void test_two_in_one_qemu(void)
 static void test_refused(void)
 {
     freeze();
-    vm_start(&children[0], &(struct vm_options){.append = CALM, .incoming = true});
+    vm_start(&children[0], &(struct vm_options){.append = MIB, .incoming = true});
     mover_must_print(MOVER_RUN(1, "clone", snapshot, "--qmp", children[0].tool),
                      "memory backend mem0 is shared, but a child's memory must be private");
     vm_end(&children[0]);
-    vm_start(&children[0], &(struct vm_options){.append = CALM, .ram = PRIVATE});
+    vm_start(&children[0], &(struct vm_options){.append = MIB, .ram = PRIVATE});
     mover_must_print(MOVER_RUN(1, "clone", snapshot, "--qmp", children[0].tool),
                      "start it with -incoming defer");
     assert_true(vm_runs(&children[0]));
     vm_end(&children[0]);
     vm_start(&children[0],
-             &(struct vm_options){.append = CALM, .ram = PRIVATE, .incoming = true, .two = true});
+             &(struct vm_options){.append = MIB, .ram = PRIVATE, .incoming = true, .two = true});
     mover_must_print(MOVER_RUN(1, "clone", snapshot, "--qmp", children[0].tool),
                      "cannot become a child (\"here\" is the snapshot's VM");
     vm_end(&children[0]);
@@ -184,7 +184,7 @@ static void test_identities(void)
 {
     uint8_t parent[16], child[16];
     static const char uuid[] = "6d1e0a35-2c5b-4ed2-8f14-0123456789ab";
-    struct vm_options options = {.append = CALM " host=1",
+    struct vm_options options = {.append = MIB " host=1",
                                  .extra = {"-device", "vmgenid,guid=auto", "-fw_cfg",
                                            "name=opt/ibx/host,string=parent", "-name", "web",
                                            "-uuid", "6d1e0a35-2c5b-4ed2-8f14-000000000000"}};
@@ -229,7 +229,7 @@ static void test_tpm(void)
 {
     static char chardevs[2][256];
     char command[256];
-    struct vm_options options = {.append = CALM};
+    struct vm_options options = {.append = MIB};
     if (system("command -v swtpm >/dev/null"))
         skip();
     mover_begin();

@@ -13,7 +13,7 @@
 
 #define PARENT_MAC "52:54:00:11:22:01"
 #define CHILD_MAC  "52:54:00:11:22:02"
-#define NET        CALM " net=1"
+#define NET        MIB " net=1"
 #define CARD       "virtio-net-pci,disable-modern=on,id=net0,addr=6,romfile=,"
 #define NOWHERE    "socket,udp=127.0.0.1:9,localaddr=127.0.0.1:0"
 

@@ -20,7 +20,7 @@
 static void freezes(const char *state, const char *option)
 {
     mover_begin();
-    vm_start(&vms[0], &(struct vm_options){.append = CALM});
+    vm_start(&vms[0], &(struct vm_options){.append = MIB});
     vm_wait_beats(&vms[0], 2);
     snprintf(snapshot, sizeof(snapshot), "%s/snapshot", mover_folder);
     mover_stop_next(state);

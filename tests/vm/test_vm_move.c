@@ -30,7 +30,7 @@
 
 #include <cmocka.h>
 
-#define GUEST "mib=16 beat=64"
+#define GUEST "mib=16 beat=64 doze=0"
 #define BEATS 64 /* after this many beats each of the guest's pages was visited */
 /* bytes per second of the background, so that the migration is not over too early */
 #define SLOW "256K"
