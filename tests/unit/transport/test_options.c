@@ -19,7 +19,7 @@ static const struct {
     {"provider",
      "auto",
      {"auto", "shm", "verbs,tcp", "tcp,ofi,verbs,shm"},
-     {"", "udp", "shm,", ",shm", "shm,,tcp", "shm,shm", "auto,shm", "SHM", "shm, tcp"}},
+     {"", "udp", "shm,", ",shm", "shm,,tcp", "shm,tcp,shm", "auto,shm", "SHM", "shm, tcp"}},
     {"device", "", {"", "mlx5_0", "mlx5_0,mlx5_1"}, {NULL}},
     {"ofi_provider", "", {"", "efa", "verbs;ofi_rxm"}, {NULL}},
     {"shm_dir", "", {"", "/run/ibx"}, {NULL}},
@@ -141,6 +141,19 @@ static void texts_have_limits(void **state)
     }
 }
 
+/* A longer name can belong to no key. */
+static void names_of_keys_have_limits(void **state)
+{
+    (void)state;
+    struct ibx_options options;
+    char names[IBX_NAME_MAX + 4] = "a,";
+    ibx_options_init(&options);
+    memset(names + 2, 'd', IBX_NAME_MAX);
+    assert_int_equal(ibx_options_set(&options, "allow", names, NULL), 0);
+    names[2 + IBX_NAME_MAX] = 'd';
+    assert_int_equal(ibx_options_set(&options, "allow", names, NULL), -EINVAL);
+}
+
 /* "dd,dd,...d" with the longest accepted length is printed whole; one more character is refused. */
 static void longest_value_is_printed_whole(void **state)
 {
@@ -195,6 +208,7 @@ static void sizes(void **state)
         {"1M", 1 << 20},   {"1MiB", 1 << 20},
         {"2G", 2ul << 30}, {"2gib", 2ul << 30},
         {"100B", 100},     {"0K", 0},
+        {"9K", 9 << 10},   {"99", 99},
         {"1Ki", 1024},     {"8589934591G", 8589934591ul << 30},
     };
     static const char *const bad[] = {"",
@@ -257,6 +271,7 @@ int main(void)
         cmocka_unit_test(refuses_and_keeps_the_old_value),
         cmocka_unit_test(texts_have_limits),
         cmocka_unit_test(longest_value_is_printed_whole),
+        cmocka_unit_test(names_of_keys_have_limits),
         cmocka_unit_test(unknown_key_names_the_known_ones),
         cmocka_unit_test(get_truncates),
         cmocka_unit_test(sizes),
