@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -156,6 +157,32 @@ static void totals_are_checked(NO_STATE)
     const struct ibx_record found = only();
     assert_memory_equal(&found.totals, &r.totals, sizeof(r.totals));
     each_is_refused(&r, wrong, COUNT(wrong));
+}
+
+/* Each alone: a number that is cut or turned names another process or descriptor. */
+static void numbers_are_checked(NO_STATE)
+{
+    static const struct wrong wrong[] = {
+        {"\"epoch\": 1", "\"epoch\": 0", "epoch 0, "},
+        {"\"pid\": ", "\"pid\": -", "pid -4242, "},
+        {"\"pid\": 4242", "\"pid\": 2147483648", "pid 2147483648, "},
+        {"\"pid-started\": ", "\"pid-started\": -", "pid-started -123456789, "},
+        {"\"uffd\": 31", "\"uffd\": -2", "uffd -2, "},
+        {"\"uffd\": 31", "\"uffd\": 2147483648", "uffd 2147483648, "},
+        {"\"written\": ", "\"written\": -", "written -"},
+        {"\"hold\": ", "\"hold\": -1", "hold -10, "},
+        {"\"stream\": ", "\"stream\": -1", "stream -10, "},
+        {"\"number\": ", "\"number\": -1", "number -1"},
+    };
+    struct ibx_record r = sample(false, 7), found;
+    assert_int_equal(write_record(&r), 0);
+    each_is_refused(&r, wrong, COUNT(wrong));
+    change(&r, wrong[COUNT(wrong) - 1].to, wrong[COUNT(wrong) - 1].from);
+    change(&r, "\"pid\": 4242", "\"pid\": 2147483647");
+    change(&r, "\"pid-started\": 123456789", "\"pid-started\": 0");
+    change(&r, "\"uffd\": 31", "\"uffd\": 2147483647");
+    found = only();
+    assert_true(found.pid == INT_MAX && found.pid_started == 0 && found.uffd == INT_MAX);
 }
 
 /* Removes what versions after `version` have added to the file. */
@@ -656,6 +683,7 @@ int main(void)
         TEST(totals_are_checked),
         TEST(only_moves_of_the_table),
         TEST(epochs_only_rise),
+        TEST(numbers_are_checked),
         TEST(states_have_names_and_meanings),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
