@@ -42,6 +42,7 @@ static void clocks_are_read_as_qemu_reads_them(NO_STATE)
     is_described("qemu|", PLAIN("", "host"));
     is_described("qemu|-icount|shift=7|", PLAIN("shift=7", "host"));
     is_described("qemu|--icount|0x7,sleep=off|", PLAIN("shift=7,sleep=off", "host"));
+    is_described("qemu|-icount|7,sleep=on|", PLAIN("shift=7", "host"));
     is_described("qemu|-icount|auto,align=on|", PLAIN("shift=auto", "host"));
     is_described("qemu|-icount|sleep=no|-icount|1|", PLAIN("shift=1,sleep=off", "host"));
     is_described("qemu|-rtc|base=utc,clock=vm|-rtc|driftfix=slew|", PLAIN("", "vm"));
