@@ -180,7 +180,7 @@ struct gvirtus_handler {
     enum made_use made;
     enum ibx_handle_kind made_kind;  /* of what it makes, or ends */
     uint64_t made_of;                /* a module, of which it returns a function */
-    bool for_host;                   /* it makes a generator that fills host memory */
+    enum ibx_handle_maker maker;     /* of what it makes, if that is a library's */
     struct ibx_load_options load;    /* with which it loads a module */
     bool makes_graph, makes_exec;    /* it returns a graph; an executable graph */
     struct ibx_graph_size exec_size; /* of the executable graph */

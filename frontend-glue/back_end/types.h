@@ -46,6 +46,13 @@ enum ibx_handle_kind {
     IBX_HANDLE_MATH /* of a library: + enum ibx_math_type */
 };
 
+/* Who has made a handle of a library. */
+enum ibx_handle_maker {
+    IBX_MAKER_REQUEST,         /* a request of ibx's own, or it is not known */
+    IBX_MAKER_HANDLER,         /* one of GVirtuS's handlers */
+    IBX_MAKER_HANDLER_FOR_HOST /* ... and it is a generator of cuRAND that fills host memory */
+};
+
 /* Whether only handlers make and use it. */
 static inline bool ibx_handle_is_of_handlers(enum ibx_handle_kind kind)
 {

@@ -12,6 +12,7 @@
 #include "common/log.h"
 #include "frontend-glue/gvirtus_handlers/named_memory.h"
 #include "frontend-glue/gvirtus_handlers/request_shapes.h"
+#include "frontend-glue/session/math_calls.h"
 
 #include <errno.h>
 #include <stdatomic.h>
@@ -337,12 +338,15 @@ static int check_reply(struct gpu_session *x, uint64_t bytes)
                                   ibx_session_path(x->s)->peer, (unsigned long long)bytes);
 }
 
-/* Bytes of random numbers in the reply to a request: those that are generated in host memory. */
+/* Bytes of random numbers in the reply to a request: those that are generated in host memory. There
+ * are at most RANDOM_MOST of them (library_shapes.c). */
 static uint64_t numbers_in_reply(struct gpu_session *x, const uint8_t *body, size_t n)
 {
     const char *name = x->requests.name;
     struct ibx_reader r = ibx_reader_of(body, n);
-    if (strncmp(name, "curandGenerate", 14) != 0 || !ibx_handles_is_for_host(x, ibx_get_u64(&r)))
+    const enum ibx_handle_kind kind = (enum ibx_handle_kind)(IBX_HANDLE_MATH + IBX_MATH_RNG);
+    if (strncmp(name, "curandGenerate", 14) != 0 ||
+        ibx_handles_maker(x, kind, ibx_get_u64(&r)) != IBX_MAKER_HANDLER_FOR_HOST)
         return 0;
     return ibx_get_u64(&r) * (strstr(name, "Double") || strstr(name, "LongLong") ? 8 : 4);
 }

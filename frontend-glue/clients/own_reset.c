@@ -106,7 +106,8 @@ static void find_library_use(struct gpu_session *x, const char *name)
 void ibx_made_read(struct gpu_session *x, const char *name)
 {
     x->handler.made = MADE_UNUSED;
-    x->handler.for_host = !strcmp(name, "curandCreateGeneratorHost");
+    x->handler.maker = strcmp(name, "curandCreateGeneratorHost") != 0 ? IBX_MAKER_HANDLER
+                                                                      : IBX_MAKER_HANDLER_FOR_HOST;
     for (size_t i = 0; i < sizeof(makers) / sizeof(makers[0]); i++) {
         /* x->requests has only the beginning of a long name. */
         if (strncmp(makers[i].name, name, sizeof(x->requests.name) - 1) != 0)
@@ -177,7 +178,7 @@ static bool note_made(struct gpu_session *x, uint64_t made)
     if (x->handler.made_kind >= IBX_HANDLE_MATH)
         return ibx_handles_add_of_handler(
             x, x->handler.made_kind, made,
-            ibx_math_weight_most(x->handler.made_kind - IBX_HANDLE_MATH), x->handler.for_host);
+            ibx_math_weight_most(x->handler.made_kind - IBX_HANDLE_MATH), x->handler.maker);
     if (x->handler.made_kind != IBX_HANDLE_MEMORY)
         return ibx_handles_add(x, x->handler.made_kind, made);
     if (!ibx_back_end_have_cuda(x) || x->cuda->mem_get_address_range(&base, &n, made) ||

@@ -59,8 +59,7 @@ struct handle {
     bool of_process; /* it is known which process has made it */
     bool ending;     /* memory: somebody is giving it back */
     bool of_graph;   /* memory: each launch of a graph allocates it again */
-    bool of_handler; /* a library's: a handler of GVirtuS's has made it */
-    bool for_host;   /* it is a generator of cuRAND that fills host memory */
+    enum ibx_handle_maker maker;
 };
 
 /* Whether it is only memory of the host: then it ends with no context. Natively it works after

@@ -239,8 +239,7 @@ static void renew(struct handle *h, const struct handle *made)
     h->opener_count = 0;
     h->heir_of = 0;
     h->theirs = false;
-    h->of_handler = made->of_handler;
-    h->for_host = made->for_host;
+    h->maker = made->maker;
     ibx_handle_set_client(h, made->client);
     ibx_handle_set_graph(h, made->of);
 }
@@ -319,14 +318,13 @@ bool ibx_handle_add(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t v
 }
 
 bool ibx_handles_add_of_handler(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value,
-                                uint64_t weight, bool for_host)
+                                uint64_t weight, enum ibx_handle_maker maker)
 {
     struct handle *made = ibx_handle_new(x, kind, value);
     if (!made)
         return false;
     made->weight = weight;
-    made->of_handler = true;
-    made->for_host = for_host;
+    made->maker = maker;
     return add(made, false);
 }
 
@@ -426,23 +424,14 @@ bool ibx_handles_may_rely(struct gpu_session *x, enum ibx_handle_kind kind, uint
     return may;
 }
 
-bool ibx_handles_is_of_handler(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
+enum ibx_handle_maker ibx_handles_maker(struct gpu_session *x, enum ibx_handle_kind kind,
+                                        uint64_t value)
 {
     pthread_mutex_lock(&ibx_handles_lock);
     const struct handle *found = ibx_handle_find(x, kind, value);
-    const bool is = found && found->of_handler;
+    const enum ibx_handle_maker maker = found ? found->maker : IBX_MAKER_REQUEST;
     pthread_mutex_unlock(&ibx_handles_lock);
-    return is;
-}
-
-bool ibx_handles_is_for_host(struct gpu_session *x, uint64_t generator)
-{
-    pthread_mutex_lock(&ibx_handles_lock);
-    const struct handle *found =
-        ibx_handle_find(x, (enum ibx_handle_kind)(IBX_HANDLE_MATH + IBX_MATH_RNG), generator);
-    const bool is = found && found->for_host;
-    pthread_mutex_unlock(&ibx_handles_lock);
-    return is;
+    return maker;
 }
 
 uint64_t ibx_handles_selected(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)

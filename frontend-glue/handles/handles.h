@@ -100,13 +100,12 @@ void ibx_handles_rely(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t
                       enum ibx_handle_kind on, uint64_t other);
 bool ibx_handles_may_rely(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value,
                           enum ibx_handle_kind on);
-/* As ibx_handles_add_heavy(), for a library's handle that one of GVirtuS's handlers has made;
- * whether it is one of these. `for_host`: a generator of cuRAND that fills host memory; whether it
- * is one of these. */
+/* As ibx_handles_add_heavy(), for a library's handle that one of GVirtuS's handlers has made; and
+ * who has made a handle. */
 bool ibx_handles_add_of_handler(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value,
-                                uint64_t weight, bool for_host);
-bool ibx_handles_is_of_handler(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value);
-bool ibx_handles_is_for_host(struct gpu_session *x, uint64_t generator);
+                                uint64_t weight, enum ibx_handle_maker maker);
+enum ibx_handle_maker ibx_handles_maker(struct gpu_session *x, enum ibx_handle_kind kind,
+                                        uint64_t value);
 /* The context is gone: drops all handles in it; NULL: it is not known which, and all are
  * dropped. */
 void ibx_handles_forget(const void *context);
