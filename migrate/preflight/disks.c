@@ -2,6 +2,8 @@
 /* The VM's disks: the chain of images behind each device, from QEMU's graph of block nodes. */
 #include "migrate/preflight/description.h"
 
+#include "transport/transport.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -162,6 +164,21 @@ static void identify(const struct graph *graph, const char *file, json_t *layer)
     json_decref(options);
 }
 
+/* The driver, and for raw where in its file the disk begins. QEMU repeats the number as it got it.
+ */
+static json_t *driver_of(const char *driver, const char *file)
+{
+    json_t *options = strcmp(driver, "raw") ? NULL : options_of(file), *text;
+    const json_t *offset = json_object_get(options, "offset");
+    size_t bytes = json_is_integer(offset) ? (size_t)json_integer_value(offset) : 0;
+    if (json_is_string(offset) && ibx_size_parse(json_string_value(offset), &bytes, NULL))
+        text = json_sprintf("raw from %s", json_string_value(offset));
+    else
+        text = bytes ? json_sprintf("raw from byte %zu", bytes) : json_string(driver);
+    json_decref(options);
+    return text;
+}
+
 static void add_children(const struct graph *graph, const char *name, const char *role, bool same,
                          unsigned depth, json_t *layers);
 
@@ -176,7 +193,7 @@ static void add_layer(const struct graph *graph, const char *name, const char *r
     const size_t before = json_array_size(layers);
     json_t *layer = NULL;
     if (!same) {
-        layer = json_pack("{s:s, s:s}", "role", role, "driver", driver);
+        layer = json_pack("{s:s, s:o}", "role", role, "driver", driver_of(driver, file));
         json_array_append_new(layers, layer);
     }
     add_children(graph, name, role, same, depth + 1, layers);
