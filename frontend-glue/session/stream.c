@@ -192,10 +192,10 @@ ssize_t ibx_session_read(struct ibx_session *s, void *buffer, size_t n)
     if (rc == -ENOTCONN)
         return 0;
     s->in_frame = s->in_frame || (n && !rc);
+    if (!rc && s->segment.left == s->held.left)
+        ibx_held_replies_lend(s); /* the request is complete, and is run now */
     if (!rc && s->server && s->hooks->note_read)
         rc = s->hooks->note_read(s->context, buffer, n);
-    if (!rc && s->segment.left == s->held.left)
-        ibx_held_replies_lend(s); /* GVirtuS runs the request now */
     return rc ? rc : (ssize_t)n;
 }
 

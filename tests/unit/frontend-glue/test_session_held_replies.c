@@ -58,9 +58,8 @@ static int serve_by_hook(struct session_pair *pair, void *argument)
 
 /* ------------------------------------------------------------------ ... that GVirtuS runs */
 
-static int serve_as_gvirtus(struct session_pair *pair, void *argument)
+static int serve_requests(struct session_pair *pair, unsigned count, void (*run_one)(void))
 {
-    const unsigned count = *(const unsigned *)argument;
     uint8_t byte, request[BODY_OF + 8];
     for (unsigned i = 0; i < count; i++) {
         do {
@@ -70,11 +69,34 @@ static int serve_as_gvirtus(struct session_pair *pair, void *argument)
         if (ibx_session_read(pair->server, request, 8) != 8 ||
             ibx_session_read(pair->server, request, BODY_OF) != BODY_OF)
             return -1;
-        run();
+        if (run_one)
+            run_one();
         if (answer(pair->server))
             return -1;
     }
     return ibx_session_read(pair->server, &byte, 1) != 1 || byte != '.';
+}
+
+static int serve_as_gvirtus(struct session_pair *pair, void *argument)
+{
+    return serve_requests(pair, *(const unsigned *)argument, run);
+}
+
+/* The request waits for another session's before GVirtuS gets the last of its bytes. */
+static int wait_at_end(void *context, void *bytes, size_t n)
+{
+    (void)context, (void)bytes;
+    if (n == BODY_OF)
+        run();
+    return 0;
+}
+
+static const struct ibx_session_hooks waiting_hooks = {.note_read = wait_at_end};
+
+static int serve_late_as_gvirtus(struct session_pair *pair, void *argument)
+{
+    ibx_session_set_hooks(pair->server, &waiting_hooks, pair->server);
+    return serve_requests(pair, *(const unsigned *)argument, NULL);
 }
 
 /* ------------------------------------------------------------------------------- tests */
@@ -127,6 +149,12 @@ static void while_gvirtus_runs_the_next(void **state)
     replies_come(serve_as_gvirtus);
 }
 
+static void before_gvirtus_runs_the_next(void **state)
+{
+    (void)state;
+    replies_come(serve_late_as_gvirtus);
+}
+
 /* The session ends while a reply is held; the client may be gone by then. */
 static void the_end_comes_first(void **state)
 {
@@ -157,6 +185,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(while_a_hook_runs_the_next),
         cmocka_unit_test(while_gvirtus_runs_the_next),
+        cmocka_unit_test(before_gvirtus_runs_the_next),
         cmocka_unit_test(the_end_comes_first),
     };
     int failed = 0;
