@@ -16,7 +16,8 @@
 #define TICK_NS    2000000u /* a request that runs for one to two ticks takes long */
 #define IDLE_TICKS 50u      /* without replies that are lent; then the thread sleeps */
 
-/* What session->held.state has in its lowest bits; above them is the number of the loan.
+/* What session->held.state has in its lowest bits. Above them is the number of the loan, which is
+ * another one for each request.
  *   OWN -> LENT         by the session's thread, before a request runs
  *   LENT -> SENDING     by the thread that sends: its loan has lasted too long
  *   SENDING -> LENT     ... there is no credit
@@ -108,6 +109,7 @@ bool ibx_held_replies_hold(struct ibx_session *s, uint64_t left)
         s->held.since = now;
     s->held.any = s->held.listed && now - s->held.since < HOLD_NS;
     s->held.left = left;
+    s->held.loan = (s->held.loan + 1) % (UINT_MAX / STATES);
     return s->held.any;
 }
 
@@ -115,7 +117,6 @@ void ibx_held_replies_lend(struct ibx_session *s)
 {
     if (!s->held.any)
         return;
-    s->held.loan = (s->held.loan + 1) % (UINT_MAX / STATES);
     atomic_store(&s->held.state, s->held.loan * STATES + LENT);
     if (atomic_load(&sender.asleep) && atomic_exchange(&sender.asleep, false))
         sem_post(&sender.wake);

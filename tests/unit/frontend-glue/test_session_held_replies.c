@@ -56,6 +56,28 @@ static int serve_by_hook(struct session_pair *pair, void *argument)
     return ibx_session_read(pair->server, &byte, 1) != 1 || byte != '.';
 }
 
+/* Looks after the client meanwhile, as a request does that waits for NCCL. */
+static int look_in_hook(void *context, const struct ibx_request *q)
+{
+    uint64_t since = 0;
+    const bool waits = requests++;
+    while (waits && sem_trywait(&may_end))
+        assert_false(ibx_session_client_gone(context, &since));
+    ibx_session_consume(context, q);
+    return answer(context) ? -1 : IBX_REQUEST_DONE;
+}
+
+static const struct ibx_session_hooks looking_hooks = {.wants_request = wants_request,
+                                                       .request = look_in_hook};
+
+static int serve_by_looking_hook(struct session_pair *pair, void *argument)
+{
+    uint8_t byte;
+    (void)argument;
+    ibx_session_set_hooks(pair->server, &looking_hooks, pair->server);
+    return ibx_session_read(pair->server, &byte, 1) != 1 || byte != '.';
+}
+
 /* ------------------------------------------------------------------ ... that GVirtuS runs */
 
 static int serve_requests(struct session_pair *pair, unsigned count, void (*run_one)(void))
@@ -143,6 +165,12 @@ static void while_a_hook_runs_the_next(void **state)
     replies_come(serve_by_hook);
 }
 
+static void while_a_hook_looks_after_the_client(void **state)
+{
+    (void)state;
+    replies_come(serve_by_looking_hook);
+}
+
 static void while_gvirtus_runs_the_next(void **state)
 {
     (void)state;
@@ -184,6 +212,7 @@ int main(void)
     sem_init(&may_end, 0, 0);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(while_a_hook_runs_the_next),
+        cmocka_unit_test(while_a_hook_looks_after_the_client),
         cmocka_unit_test(while_gvirtus_runs_the_next),
         cmocka_unit_test(before_gvirtus_runs_the_next),
         cmocka_unit_test(the_end_comes_first),
