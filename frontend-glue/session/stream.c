@@ -237,7 +237,7 @@ int ibx_session_try_gathered(struct ibx_session *s)
     struct iovec iov = {s->out, s->out_length};
     count_payloads(s);
     const int rc = ibx_session_try_send(s, &iov, 1);
-    if (!rc)
+    if (rc != -EAGAIN && rc != -ENOTCONN) /* else it may have been sent, and is not sent twice */
         forget_gathered(s);
     return rc;
 }

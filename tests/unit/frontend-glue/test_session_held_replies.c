@@ -3,9 +3,11 @@
  * not if it takes long. */
 #include "tests/fixtures/session_pair.h"
 
+#include <errno.h>
 #include <semaphore.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <string.h>
 #include <cmocka.h>
@@ -80,7 +82,7 @@ static int serve_by_looking_hook(struct session_pair *pair, void *argument)
 
 /* ------------------------------------------------------------------ ... that GVirtuS runs */
 
-static int serve_requests(struct session_pair *pair, unsigned count, void (*run_one)(void))
+static int take_requests(struct session_pair *pair, unsigned count, void (*run_one)(void))
 {
     uint8_t byte, request[BODY_OF + 8];
     for (unsigned i = 0; i < count; i++) {
@@ -96,7 +98,14 @@ static int serve_requests(struct session_pair *pair, unsigned count, void (*run_
         if (answer(pair->server))
             return -1;
     }
-    return ibx_session_read(pair->server, &byte, 1) != 1 || byte != '.';
+    return 0;
+}
+
+static int serve_requests(struct session_pair *pair, unsigned count, void (*run_one)(void))
+{
+    uint8_t byte;
+    return take_requests(pair, count, run_one) || ibx_session_read(pair->server, &byte, 1) != 1 ||
+           byte != '.';
 }
 
 static int serve_as_gvirtus(struct session_pair *pair, void *argument)
@@ -119,6 +128,52 @@ static int serve_late_as_gvirtus(struct session_pair *pair, void *argument)
 {
     ibx_session_set_hooks(pair->server, &waiting_hooks, pair->server);
     return serve_requests(pair, *(const unsigned *)argument, NULL);
+}
+
+/* --------------------------------------------------------------- ... both, and memory is short */
+
+static struct ibx_session *_Atomic failing; /* its first message is sent, but not kept */
+static sem_t has_failed, is_lent, may_go_on;
+
+int __real_ibx_session_try_send(struct ibx_session *s, const struct iovec *iov, int iovcnt);
+int __wrap_ibx_session_try_send(struct ibx_session *s, const struct iovec *iov, int iovcnt);
+int __wrap_ibx_session_try_send(struct ibx_session *s, const struct iovec *iov, int iovcnt)
+{
+    struct ibx_session *once = s;
+    const int rc = __real_ibx_session_try_send(s, iov, iovcnt);
+    if (rc || !atomic_compare_exchange_strong(&failing, &once, NULL))
+        return rc;
+    sem_post(&has_failed);
+    return -ENOMEM;
+}
+
+static const struct ibx_session_hooks no_hooks;
+
+static int pass_late(void *context, const struct ibx_request *q)
+{
+    (void)q;
+    ibx_session_set_hooks(context, &no_hooks, NULL);
+    sem_wait(&has_failed);
+    return IBX_REQUEST_PASS;
+}
+
+static const struct ibx_session_hooks passing_hooks = {.wants_request = wants_request,
+                                                       .request = pass_late};
+
+static void wait_to_go_on(void)
+{
+    sem_post(&is_lent);
+    sem_wait(&may_go_on);
+}
+
+static int serve_without_memory(struct session_pair *pair, void *argument)
+{
+    (void)argument;
+    atomic_store(&failing, pair->server);
+    if (take_requests(pair, 1, NULL))
+        return -1;
+    ibx_session_set_hooks(pair->server, &passing_hooks, pair->server);
+    return take_requests(pair, 1, wait_to_go_on);
 }
 
 /* ------------------------------------------------------------------------------- tests */
@@ -183,6 +238,26 @@ static void before_gvirtus_runs_the_next(void **state)
     replies_come(serve_late_as_gvirtus);
 }
 
+/* The sender has looked twice when another session's reply has come. */
+static void a_reply_whose_sending_failed_comes_once(void **state)
+{
+    uint8_t byte;
+    struct session_pair pair;
+    (void)state;
+    session_pair_open(&pair);
+    session_pair_start(&pair, serve_without_memory, NULL);
+    ask(pair.client, RECORD);
+    ask(pair.client, LAUNCH);
+    assert_int_equal(ibx_session_sync(pair.client), 0);
+    sem_wait(&is_lent);
+    replies_come(serve_by_hook);
+    sem_post(&may_go_on);
+    assert_int_equal(ibx_session_read(pair.client, &byte, 1), 1);
+    assert_int_equal(ibx_session_read(pair.client, &byte, 1), 0);
+    assert_int_not_equal(session_pair_join(&pair), 0);
+    session_pair_close(&pair);
+}
+
 /* The session ends while a reply is held; the client may be gone by then. */
 static void the_end_comes_first(void **state)
 {
@@ -209,12 +284,15 @@ static void the_end_comes_first(void **state)
 
 int main(void)
 {
-    sem_init(&may_end, 0, 0);
+    sem_t *const all[] = {&may_end, &has_failed, &is_lent, &may_go_on};
+    for (unsigned i = 0; i < sizeof(all) / sizeof(all[0]); i++)
+        sem_init(all[i], 0, 0);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(while_a_hook_runs_the_next),
         cmocka_unit_test(while_a_hook_looks_after_the_client),
         cmocka_unit_test(while_gvirtus_runs_the_next),
         cmocka_unit_test(before_gvirtus_runs_the_next),
+        cmocka_unit_test(a_reply_whose_sending_failed_comes_once),
         cmocka_unit_test(the_end_comes_first),
     };
     int failed = 0;
