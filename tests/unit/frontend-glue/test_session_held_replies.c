@@ -258,6 +258,38 @@ static void a_reply_whose_sending_failed_comes_once(void **state)
     session_pair_close(&pair);
 }
 
+/* Each reply comes once over the next connection, or had come before. */
+static void the_connection_breaks(void **state)
+{
+    int (*const serve[])(struct session_pair *, void *) = {serve_by_hook, serve_by_looking_hook,
+                                                           serve_as_gvirtus};
+    unsigned count = 4;
+    (void)state;
+    session_keeps = 30;
+    for (unsigned i = 0; i < 12; i++) {
+        struct session_pair pair;
+        requests = 0;
+        session_pair_open(&pair);
+        session_pair_start(&pair, serve[i % 3], &count);
+        ask(pair.client, RECORD);
+        for (unsigned k = 1; k < count; k++)
+            ask(pair.client, LAUNCH);
+        assert_int_equal(ibx_session_sync(pair.client), 0);
+        if (i % 4 < 2)
+            expect_answer(pair.client, 1);
+        ibx_abort(pair.client->conn);
+        for (unsigned k = 1; k < count; k++)
+            sem_post(&may_end);
+        for (unsigned k = i % 4 < 2 ? 2 : 1; k <= count; k++)
+            expect_answer(pair.client, k);
+        assert_int_equal(ibx_session_write(pair.client, ".", 1), 1);
+        assert_int_equal(ibx_session_sync(pair.client), 0);
+        assert_int_equal(session_pair_join(&pair), 0);
+        session_pair_close(&pair);
+    }
+    session_keeps = 0;
+}
+
 /* The session ends while a reply is held; the client may be gone by then. */
 static void the_end_comes_first(void **state)
 {
@@ -293,6 +325,7 @@ int main(void)
         cmocka_unit_test(while_gvirtus_runs_the_next),
         cmocka_unit_test(before_gvirtus_runs_the_next),
         cmocka_unit_test(a_reply_whose_sending_failed_comes_once),
+        cmocka_unit_test(the_connection_breaks),
         cmocka_unit_test(the_end_comes_first),
     };
     int failed = 0;
