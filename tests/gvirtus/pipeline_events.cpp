@@ -125,6 +125,26 @@ bool streams_beside_a_launch_that_blocks()
     return before_a_launch_that_blocks("cudaStreamSynchronize", STREAM);
 }
 
+// A wait for a stream comes after what another thread has added to it, however many streams that
+// thread has used since.
+bool streams_before_many_others()
+{
+    Scene scene;
+    App app = scene.app(), other = scene.app();
+    REQUIRE(warm(&app) && warm(&other));
+    for (unsigned i = 0; i < WORLD_STREAMS; i++)
+        REQUIRE(app.launch(0, STREAM + i) == 0);
+    REQUIRE(app.synchronize() == 0);
+    const std::uint64_t launches = scene.world->launches;
+    scene.world->slow_us = 200;
+    for (unsigned i = 0; i < 20; i++)
+        REQUIRE(app.launch(i) == 0);
+    for (unsigned i = 1; i < WORLD_STREAMS; i++)
+        REQUIRE(app.launch(0, STREAM + i) == 0);
+    REQUIRE(other.call("cudaStreamSynchronize", Body().u64(STREAM)) == 0);
+    return HOLDS(scene.world->launches >= launches + 20) && app.synchronize() == 0;
+}
+
 } // namespace
 
 void check_events()
@@ -134,4 +154,5 @@ void check_events()
     check("events whose record was not run", events_pend);
     check("events before a launch that blocks", events_before_a_launch_that_blocks);
     check("streams beside a launch that blocks", streams_beside_a_launch_that_blocks);
+    check("streams before many others", streams_before_many_others);
 }

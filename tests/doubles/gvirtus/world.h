@@ -14,7 +14,7 @@
 #include <pthread.h>
 
 constexpr std::uint64_t WORLD_THREAD_STREAM = 2; // each thread has its own, which keeps nothing
-constexpr unsigned WORLD_STREAMS = 4, WORLD_EVENTS = 8, WORLD_BLOCKS = 4, WORLD_GRAPHS = 32;
+constexpr unsigned WORLD_STREAMS = 10, WORLD_EVENTS = 8, WORLD_BLOCKS = 4, WORLD_GRAPHS = 32;
 constexpr unsigned WORLD_NON_BLOCKING = WORLD_STREAMS - 1; // of the streams: not for the legacy one
 constexpr std::uint64_t WORLD_BLOCK = 1u << 20;            // bytes; the first one begins there, too
 // cudaGraphLaunch takes what cudaGraphInstantiate returns, and a number below WORLD_EVENTS as well,
