@@ -204,10 +204,11 @@ static bool is_record(const char *name)
     return name[0] != '.' && n > 5 && !strcmp(name + n - 5, ".json");
 }
 
-/* Whether the error is one of a single record, beside which others may be good. */
+/* Whether the error is one of a single record, beside which others may be good, and not of this
+ * process. */
 static bool is_of_record(int rc)
 {
-    return rc == -EBADMSG || rc == -EPROTONOSUPPORT;
+    return rc != -ENOMEM && rc != -EMFILE && rc != -ENFILE;
 }
 
 /* With `unread`, as ibx_journal_list_readable(). */

@@ -6,6 +6,9 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -137,6 +140,36 @@ static void a_damaged_record_hides_those_of_borrowed_vms_alone(NO_STATE)
                          -EBADMSG);
         error_has(path);
     }
+}
+
+/* No kind of file with a record's name, even one that cannot be opened, hides the others. */
+static void files_of_any_kind_hide_no_record(NO_STATE)
+{
+    struct ibx_record plain = sample(true, 1), *all;
+    struct ibx_error unread;
+    struct sockaddr_un place = {.sun_family = AF_UNIX};
+    char path[sizeof(place.sun_path)];
+    size_t count;
+    assert_int_equal(write_record(&plain), 0);
+    assert_true((size_t)snprintf(path, sizeof(path), "%s/odd.json", folder) < sizeof(path));
+    memcpy(place.sun_path, path, sizeof(path));
+    int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    for (unsigned kind = 0; kind < 5; kind++) {
+        unread.code = 0;
+        assert_int_equal(kind == 0   ? mkdir(path, 0700)
+                         : kind == 1 ? mkfifo(path, 0600)
+                         : kind == 2 ? symlink("/dev/null", path)
+                         : kind == 3 ? close(open(path, O_CREAT | O_WRONLY, 0600))
+                                     : bind(fd, (struct sockaddr *)&place, sizeof(place)),
+                         0);
+        assert_int_equal(ibx_journal_list_readable(folder, &all, &count, &unread, &error), 0);
+        assert_int_equal(count, 1);
+        assert_non_null(strstr(unread.message, path));
+        free(all);
+        assert_int_not_equal(ibx_journal_list(folder, &all, &count, &error), 0);
+        assert_int_equal(remove(path), 0);
+    }
+    close(fd);
 }
 
 /* ------------------------------------------------------------ pruning */
@@ -415,6 +448,7 @@ int main(void)
         TEST(records_without_a_number_come_last),
         TEST(the_newest_that_fits_is_found),
         TEST(a_damaged_record_hides_those_of_borrowed_vms_alone),
+        TEST(files_of_any_kind_hide_no_record),
         TEST(finished_records_can_be_pruned),
         TEST(a_return_is_known_until_the_borrowing_is_over),
         TEST(failed_migrations_leave_one_record),
