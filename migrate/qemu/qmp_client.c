@@ -122,26 +122,40 @@ static bool works(const char *command)
     return true;
 }
 
+/* The first argument of the process; NULL: none, or it cannot be read. To be freed by free(). */
+static char *command_of(pid_t pid)
+{
+    FILE *words = ibx_proc_arguments(pid);
+    char *word = NULL;
+    size_t size = 0;
+    const bool has = words && getdelim(&word, &size, '\0', words) > 0 &&
+                     getdelim(&word, &size, '\0', words) > 0 && isalpha((unsigned char)*word);
+    if (words)
+        fclose(words);
+    if (!has) {
+        free(word);
+        word = NULL;
+    }
+    return word;
+}
+
 /* The name of its program; of an ib-migrate also its first argument, the command. */
 static bool describe(pid_t pid, char *text, size_t size)
 {
-    char path[32], name[32] = "?", line[64] = "";
+    char path[32], name[32] = "?";
     snprintf(path, sizeof(path), "/proc/%d/comm", (int)pid);
     FILE *comm = fopen(path, "re");
     if (comm && fgets(name, sizeof(name), comm))
         name[strcspn(name, "\n")] = '\0';
     if (comm)
         fclose(comm);
-    FILE *words = strcmp(name, "ib-migrate") ? NULL : ibx_proc_arguments(pid);
-    const size_t n = words ? fread(line, 1, sizeof(line) - 1, words) : 0;
-    if (words)
-        fclose(words);
-    const char *command = line + strlen(line) + 1;
-    const bool known = command < line + n && isalpha((unsigned char)*command);
-    snprintf(text, size, "process %d (%s%s%.16s)", (int)pid, name, known ? " " : "",
-             known ? command : "");
+    char *command = strcmp(name, "ib-migrate") ? NULL : command_of(pid);
+    snprintf(text, size, "process %d (%s%s%.16s)", (int)pid, name, command ? " " : "",
+             command ? command : "");
     ibx_text_sanitize(text);
-    return words && (!known || works(command));
+    const bool at_work = command && works(command); /* without one, it has just ended */
+    free(command);
+    return at_work;
 }
 
 int ibx_qmp_client_find(const char *path, bool *at_work, char *text, size_t size)
