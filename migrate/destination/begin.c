@@ -58,7 +58,7 @@ static int check(struct destination *d, struct ibx_error *err)
     struct ibx_guest_ram *ram = &d->ram.guest;
     const char *qmp = d->options->qmp;
     uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
-    int rc = d->qemu.qmp ? 0 : ibx_qmp_connect(qmp, deadline, &d->qemu.qmp, err);
+    int rc = d->qemu.qmp ? 0 : ibx_qmp_connect_unless_busy(qmp, deadline, &d->qemu.qmp, err);
     if (!rc)
         rc = ibx_guest_ram_find(d->qemu.qmp, true, ram, deadline, err);
     if (rc)
@@ -189,8 +189,8 @@ static int await_qemu(struct destination *d, struct ibx_error *err)
 {
     struct pollfd fds[2 + IBX_CONTROL_SOCKET_CLIENTS_MAX];
     int rc;
-    while ((rc = ibx_qmp_connect(d->options->qmp, ibx_deadline_in_ms(MIGRATION_QMP_MS),
-                                 &d->qemu.qmp, err)) == -ENOENT ||
+    while ((rc = ibx_qmp_connect_unless_busy(d->options->qmp, ibx_deadline_in_ms(MIGRATION_QMP_MS),
+                                             &d->qemu.qmp, err)) == -ENOENT ||
            rc == -ECONNREFUSED) {
         fds[0] = (struct pollfd){.fd = d->signals.fd, .events = POLLIN};
         const unsigned n = 1 + ibx_control_socket_poll_fds(d->socket, fds + 1);

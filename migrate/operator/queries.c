@@ -340,7 +340,7 @@ int ibx_migrate_check(const char *qmp_path, bool source, const char *uri,
     struct ibx_qmp *qmp;
     struct ibx_guest_ram ram;
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
-    int rc = ibx_qmp_connect(qmp_path, deadline, &qmp, err);
+    int rc = ibx_qmp_connect_unless_busy(qmp_path, deadline, &qmp, err);
     if (rc)
         return rc;
     rc = ibx_guest_ram_find(qmp, !source, &ram, deadline, err);

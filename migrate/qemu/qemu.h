@@ -50,10 +50,13 @@ struct ibx_qmp_version {
 /* Whether a path can be connected to: it, or its last component, fits a socket address. */
 bool ibx_qmp_reachable(const char *path);
 /* Connects to the socket at `path`, waits for the greeting and negotiates. -ETIMEDOUT also when
- * another client holds the monitor: QEMU serves one at a time. -EBUSY, after a second: that client
- * is an ib-migrate, which keeps it. `*qmp` is set on success only. */
+ * another client holds the monitor: QEMU serves one at a time. `*qmp` is set on success only. */
 int ibx_qmp_connect(const char *path, uint64_t deadline_ns, struct ibx_qmp **qmp,
                     struct ibx_error *err);
+/* The same for whoever begins something new. -EBUSY, after a second: that client is an ib-migrate,
+ * which keeps it. (Whoever has to continue a VM waits: that ib-migrate may be about to end.) */
+int ibx_qmp_connect_unless_busy(const char *path, uint64_t deadline_ns, struct ibx_qmp **qmp,
+                                struct ibx_error *err);
 /* The process that has the monitor at `path`, with its name, for a person: "process 7 (ib-migrate
  * freeze)". `at_work`: it is an ib-migrate that works on the VM, and not one that asks about it or
  * puts it back. -ENOENT: none has it; also where the kernel does not tell (unix_diag), or the

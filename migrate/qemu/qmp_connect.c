@@ -109,8 +109,9 @@ static int await_greeting(const char *path, int fd, uint64_t deadline_ns, struct
                          client, path);
 }
 
-int ibx_qmp_connect(const char *path, uint64_t deadline_ns, struct ibx_qmp **qmp,
-                    struct ibx_error *err)
+/* `look`: whether to look who has the monitor, if it does not greet. */
+static int connect_and_greet(const char *path, bool look, uint64_t deadline_ns,
+                             struct ibx_qmp **qmp, struct ibx_error *err)
 {
     struct sockaddr_un to = {.sun_family = AF_UNIX};
     int folder = -1;
@@ -122,7 +123,7 @@ int ibx_qmp_connect(const char *path, uint64_t deadline_ns, struct ibx_qmp **qmp
         close(folder);
     if (fd < 0)
         return fd;
-    rc = await_greeting(path, fd, deadline_ns, err);
+    rc = look ? await_greeting(path, fd, deadline_ns, err) : 0;
     if (rc) {
         close(fd);
         return rc;
@@ -136,4 +137,16 @@ int ibx_qmp_connect(const char *path, uint64_t deadline_ns, struct ibx_qmp **qmp
                              "this tool a -qmp socket of its own, or end that process",
                              client, path);
     return rc ? ibx_error_prefix(err, rc, "%s", path) : 0;
+}
+
+int ibx_qmp_connect(const char *path, uint64_t deadline_ns, struct ibx_qmp **qmp,
+                    struct ibx_error *err)
+{
+    return connect_and_greet(path, false, deadline_ns, qmp, err);
+}
+
+int ibx_qmp_connect_unless_busy(const char *path, uint64_t deadline_ns, struct ibx_qmp **qmp,
+                                struct ibx_error *err)
+{
+    return connect_and_greet(path, true, deadline_ns, qmp, err);
 }

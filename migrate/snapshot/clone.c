@@ -617,7 +617,7 @@ static int begin(struct cloning *c, struct ibx_error *err)
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     int rc = open_parent(c, err);
     if (!rc)
-        rc = ibx_qmp_connect(c->config->qmp, deadline, &c->qmp, err);
+        rc = ibx_qmp_connect_unless_busy(c->config->qmp, deadline, &c->qmp, err);
     if (!rc)
         rc = ibx_guest_ram_find(c->qmp, false, &c->ram, deadline, err);
     if (!rc)

@@ -417,7 +417,7 @@ static int prepare(struct freezing *f, const char *qmp, const char *path,
                    enum ibx_freeze_after after, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
-    int rc = ibx_qmp_connect(qmp, deadline, &f->qmp, err);
+    int rc = ibx_qmp_connect_unless_busy(qmp, deadline, &f->qmp, err);
     if (!rc)
         rc = ibx_guest_ram_find(f->qmp, false, &f->ram, deadline, err);
     if (!rc)

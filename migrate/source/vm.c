@@ -57,7 +57,7 @@ void ibx_source_vm_ask_ahead(struct source_vm *vm)
 int ibx_source_vm_find(struct source_vm *vm, const char *qmp, bool ahead, struct ibx_error *err)
 {
     uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
-    int rc = vm->qmp ? 0 : ibx_qmp_connect(qmp, deadline, &vm->qmp, err);
+    int rc = vm->qmp ? 0 : ibx_qmp_connect_unless_busy(qmp, deadline, &vm->qmp, err);
     if (rc)
         return rc;
     ibx_qmp_remember(vm->qmp, true);

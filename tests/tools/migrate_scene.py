@@ -9,6 +9,7 @@ import pty
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 import termios
 
@@ -208,6 +209,25 @@ def slow_migration(scene):
     sender = start(scene, "send --json", *source.qmp, uri)
     wait_for_phase("filling", sender, waiting)
     return source, destination, sender, waiting
+
+
+def looks_like(scene, command, vm):
+    """A process that has this VM's monitor, as an ib-migrate would that was started by a long path."""
+    folder = scene.path("a" * 100)
+    os.mkdir(folder)
+    os.symlink(sys.executable, f"{folder}/ib-migrate")
+    with open(f"{folder}/{command}", "w", encoding="ascii") as script:
+        script.write("import socket, sys\n"
+                     "monitor = socket.socket(socket.AF_UNIX)\n"
+                     "monitor.connect(sys.argv[1])\n"
+                     "assert monitor.recv(1)\n"
+                     "print(flush=True)\n"
+                     "sys.stdin.read()\n")
+    holder = subprocess.Popen([f"{folder}/ib-migrate", command, vm.socket], cwd=folder,
+                              stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    scene.started.append(holder)
+    equal(holder.stdout.readline(), b"\n")
+    return holder
 
 
 def let_go(scene, destination):

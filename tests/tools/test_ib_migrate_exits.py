@@ -230,30 +230,11 @@ def the_second_of_two_receivers_for_libvirt_is_refused(scene):
     equal(first.returncode, 5)
 
 
-def holder_called_check(scene, vm):
-    """A process that has this VM's monitor and looks like a check that was started by a long path."""
-    folder = scene.path("a" * 100)
-    os.mkdir(folder)
-    os.symlink(sys.executable, f"{folder}/ib-migrate")
-    with open(f"{folder}/check", "w", encoding="ascii") as script:
-        script.write("import socket, sys\n"
-                     "monitor = socket.socket(socket.AF_UNIX)\n"
-                     "monitor.connect(sys.argv[1])\n"
-                     "assert monitor.recv(1)\n"
-                     "print(flush=True)\n"
-                     "sys.stdin.read()\n")
-    holder = subprocess.Popen([f"{folder}/ib-migrate", "check", vm.socket], cwd=folder,
-                              stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    scene.started.append(holder)
-    equal(holder.stdout.readline(), b"\n")
-    return holder
-
-
 @case
 def whoever_has_the_monitor_is_named(scene):
     """A freeze has no record, and other programs have none either. A check is waited for."""
     frozen, other, checked = Vm(scene), Vm(scene), Vm(scene)
-    holder = holder_called_check(scene, checked)
+    holder = tool.looks_like(scene, "check", checked)
     freeze = scene.start("freeze", *frozen.qmp, scene.path("folder"),
                          env=tool.stops_at("freeze:prepared"))
     until(lambda: process_state(freeze.pid) == "T", "the freeze")

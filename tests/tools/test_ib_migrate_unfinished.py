@@ -14,9 +14,9 @@ import sys
 from guest_vm import ask_qmp
 from harness import LIMIT, children, equal, process_state, run_all, until
 from migrate_scene import (Terminal, Vm, case, expect, fails, finish, interrupt_twice, key_file,
-                           let_go, receiver, rewrite_record, same_memory, says, slow_migration,
-                           start, stops_at, succeeds, wait_for_message, wait_for_phase,
-                           wait_for_status)
+                           let_go, looks_like, receiver, rewrite_record, same_memory, says,
+                           slow_migration, start, stops_at, succeeds, wait_for_message,
+                           wait_for_phase, wait_for_status)
 
 
 def left_behind(scene, *extra):
@@ -132,6 +132,16 @@ def killed_tools_are_recovered_from(scene):
         code, summary, _ = finish(process)
         equal((code, summary["complete"], summary["record"]["state"]), (0, True, "done"))
     same_memory(source, destination)
+
+
+@case
+def rollback_waits_for_who_has_the_monitor(scene):
+    """It may be a send that is about to be refused. The VM must not stay stopped for that."""
+    source, _ = left_behind(scene)
+    holder = looks_like(scene, "send", source)
+    code, _, err = scene.run("rollback", "--yes", *source.qmp)
+    equal(code, 1)
+    assert f"process {holder.pid} (ib-migrate send) has the QMP socket" in err, err
 
 
 @case
