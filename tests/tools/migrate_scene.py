@@ -212,7 +212,7 @@ def slow_migration(scene):
 
 
 def looks_like(scene, command, vm):
-    """A process that has this VM's monitor, as an ib-migrate would that was started by a long path."""
+    """A process that has this VM's monitor, like an ib-migrate that was started by a long path."""
     folder = scene.path("a" * 100)
     os.mkdir(folder)
     os.symlink(sys.executable, f"{folder}/ib-migrate")

@@ -520,6 +520,24 @@ def without_migrations_there_are_figures_too(scene):
 
 
 @case
+def a_record_that_cannot_be_read_is_a_figure(scene):
+    """Its migration, for which somebody may be needed, has none."""
+    os.mkdir(scene.path("state"), 0o700)
+    equal(figure(figures(scene), "records_unreadable"), 0)
+    path, torn = scene.path("ibx.prom"), scene.path("state/torn.json")
+    with open(torn, "w", encoding="ascii"):
+        pass
+    for more in ((), ("--output", path)):
+        code, out, err = scene.run("status", "--prometheus", *more)
+        equal(code, 1)
+        tool.says(err, torn)
+        if more:
+            with open(path, encoding="utf-8") as file:
+                out = file.read()
+        equal(figure(parse_exposition(out), "records_unreadable"), 1)
+
+
+@case
 def figures_of_a_migration(scene):
     source, destination = tool.halted(scene), Vm(scene, incoming=True)
     waiting, uri = receiver(scene, destination, "--max-bandwidth", "100K")

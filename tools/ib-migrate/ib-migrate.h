@@ -171,9 +171,10 @@ void ibx_cli_vm_state(const struct ibx_record *record, char *sentence, size_t si
 /* ------------------------------------------------------------ prometheus.c */
 
 /* Prints all of it in Prometheus's text format, newest first, to args->output or standard output.
- * The file is replaced as a whole and readable by everybody, as node_exporter wants it. */
+ * `unread`: there are records that could not be read. The file is replaced as a whole and readable
+ * by everybody, as node_exporter wants it. */
 int ibx_cli_prometheus(const struct migrate_args *args, const struct migrate_view *views,
-                       size_t count, struct ibx_error *err);
+                       size_t count, bool unread, struct ibx_error *err);
 
 /* ------------------------------------------------------------ result.c */
 

@@ -26,6 +26,7 @@ struct sample {
 struct sheet {
     const struct migrate_view *views; /* of receivers without a record, too */
     size_t view_count, count;
+    bool unread;
     struct sample *samples;
     FILE *out;
 };
@@ -288,6 +289,10 @@ static void put_host(const struct sheet *sheet)
     put_head(sheet, "receivers_waiting", "gauge", "Receivers to which no VM has come yet.");
     fprintf(sheet->out, PREFIX "receivers_waiting %zu\n",
             count_of(sheet, false, (enum ibx_journal_state)0));
+    put_head(
+        sheet, "records_unreadable", "gauge",
+        "1: a record cannot be read, and its migration has no figures; see ib-migrate status.");
+    fprintf(sheet->out, PREFIX "records_unreadable %d\n", sheet->unread);
     put_head(sheet, "records", "gauge", "Records on this host, by role and state.");
     for (unsigned source = 0; source < 2; source++)
         for (unsigned i = 0; states[source][i]; i++)
@@ -337,9 +342,9 @@ static int write_file(struct sheet *sheet, const char *path, struct ibx_error *e
 }
 
 int ibx_cli_prometheus(const struct migrate_args *args, const struct migrate_view *views,
-                       size_t count, struct ibx_error *err)
+                       size_t count, bool unread, struct ibx_error *err)
 {
-    struct sheet sheet = {.views = views, .view_count = count, .out = stdout};
+    struct sheet sheet = {.views = views, .view_count = count, .unread = unread, .out = stdout};
     int rc = 0;
     sheet.samples = calloc(count + 1, sizeof(*sheet.samples));
     if (!sheet.samples)

@@ -321,7 +321,7 @@ static int print_prometheus(const struct migrate_args *args, const struct found 
         return ibx_cli_fail("no memory for the figures of all migrations");
     for (size_t i = 0; i < found->record_count; i++)
         view_record(args, &found->records[i], &views[i]);
-    int rc = ibx_cli_prometheus(args, views, count, &err);
+    int rc = ibx_cli_prometheus(args, views, count, found->unread.code != 0, &err);
     free(views);
     if (!rc)
         err = found->unread;
