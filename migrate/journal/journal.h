@@ -158,8 +158,8 @@ int ibx_journal_write(const char *folder, struct ibx_record *record, struct ibx_
  * by free(); it may be NULL if there are none. */
 int ibx_journal_list(const char *folder, struct ibx_record **records, size_t *count,
                      struct ibx_error *err);
-/* The same, but passes over such files, and others that cannot be read: `unread` is the error of one
- * of them (code 0: there are none). */
+/* The same, but passes over such files, and others that cannot be opened: `unread` is the error of
+ * one of them (code 0: there are none). */
 int ibx_journal_list_readable(const char *folder, struct ibx_record **records, size_t *count,
                               struct ibx_error *unread, struct ibx_error *err);
 /* Reads a record again; the caller holds its lock. -ENOENT: it was removed. */
