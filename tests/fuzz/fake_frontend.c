@@ -520,6 +520,10 @@ void ibx_frontend_managed_reset(void) {}
 void ibx_frontend_managed_resets(void) {}
 void ibx_frontend_managed_variables_reset(void) {}
 void ibx_frontend_managed_rests(void) {}
+unsigned ibx_frontend_reserved_resets(void)
+{
+    return 0;
+}
 void ibx_frontend_memory_of(void *address, size_t n, int device)
 {
     (void)address, (void)n, (void)device;

@@ -129,10 +129,6 @@ void ibx_frontend_reserved_memory(void *address, size_t n)
 {
     (void)address, (void)n;
 }
-unsigned ibx_frontend_reserved_resets(void)
-{
-    return 0;
-}
 bool ibx_frontend_allocation(const void *address, struct range *range)
 {
     (void)address, (void)range;
