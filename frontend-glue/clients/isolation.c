@@ -338,15 +338,23 @@ static int check_reply(struct gpu_session *x, uint64_t bytes)
                                   ibx_session_path(x->s)->peer, (unsigned long long)bytes);
 }
 
-/* Bytes of random numbers in the reply to a request: those that are generated in host memory. There
- * are at most RANDOM_MOST of them (library_shapes.c). */
+/* Whether GVirtuS's handlers may take it for a generator that fills host memory. They remember
+ * where they made one, also if a request of our own has ended it and another one has made one
+ * there. */
+static bool may_be_for_host(struct gpu_session *x, uint64_t generator)
+{
+    const enum ibx_handle_kind kind = (enum ibx_handle_kind)(IBX_HANDLE_MATH + IBX_MATH_RNG);
+    const enum ibx_handle_maker maker = ibx_handles_maker(x, kind, generator);
+    return maker == IBX_MAKER_REQUEST || maker == IBX_MAKER_HANDLER_FOR_HOST;
+}
+
+/* Bytes of random numbers in the reply to a request, at most: those that are generated in host
+ * memory. There are at most RANDOM_MOST of them (library_shapes.c). */
 static uint64_t numbers_in_reply(struct gpu_session *x, const uint8_t *body, size_t n)
 {
     const char *name = x->requests.name;
     struct ibx_reader r = ibx_reader_of(body, n);
-    const enum ibx_handle_kind kind = (enum ibx_handle_kind)(IBX_HANDLE_MATH + IBX_MATH_RNG);
-    if (strncmp(name, "curandGenerate", 14) != 0 ||
-        ibx_handles_maker(x, kind, ibx_get_u64(&r)) != IBX_MAKER_HANDLER_FOR_HOST)
+    if (strncmp(name, "curandGenerate", 14) != 0 || !may_be_for_host(x, ibx_get_u64(&r)))
         return 0;
     return ibx_get_u64(&r) * (strstr(name, "Double") || strstr(name, "LongLong") ? 8 : 4);
 }

@@ -410,7 +410,7 @@ static int decode(struct call *c)
     if (!names_handle(c))
         return c->statuses->not_initialized;
     if (c->f->use == IBX_MATH_USE_ADDS &&
-        ibx_handles_maker(c->x, c->kind, c->handle) != IBX_MAKER_REQUEST)
+        ibx_handles_maker(c->x, c->kind, c->handle) >= IBX_MAKER_HANDLER)
         return c->statuses->invalid_value;
     for (unsigned i = 0; i < c->f->count; i++)
         get_plain(c, i);

@@ -260,6 +260,7 @@ struct handle *ibx_handle_new(struct gpu_session *x, enum ibx_handle_kind kind, 
                             .context = context,
                             .gpu = kind == IBX_HANDLE_EXEC ? ibx_room_gpu(x) : 0,
                             .depth = 1,
+                            .maker = IBX_MAKER_REQUEST,
                             .weight = 1,
                             .nodes = 1,
                             .tenant = ibx_handle_is_of_all(kind) ? NULL : x->isolation.tenant};
@@ -429,7 +430,7 @@ enum ibx_handle_maker ibx_handles_maker(struct gpu_session *x, enum ibx_handle_k
 {
     pthread_mutex_lock(&ibx_handles_lock);
     const struct handle *found = ibx_handle_find(x, kind, value);
-    const enum ibx_handle_maker maker = found ? found->maker : IBX_MAKER_REQUEST;
+    const enum ibx_handle_maker maker = found ? found->maker : IBX_MAKER_NONE;
     pthread_mutex_unlock(&ibx_handles_lock);
     return maker;
 }

@@ -435,6 +435,14 @@ bool numbers_for_host()
     const char *floats = "curandGenerateUniform", *doubles = "curandGenerateUniformDouble";
     REQUIRE(host && device && !ends(floats, host, 1u << 18) && !ends(doubles, host, 1u << 17));
     REQUIRE(!ends(floats, device, 1u << 30) && !ends(floats, host, std::uint64_t{1} << 62));
+    // Made by a request of the client's own: the handlers may take it for one that was there
+    // before.
+    Client plain(gpu);
+    plain.remote.get_last_error();
+    const std::uint64_t own = plain.remote.address(
+        IBX_MATH_SETS_UP, byte(function(IBX_MATH_curandCreateGenerator, 0).i32(100), 1));
+    REQUIRE(own && plain.remote.call(floats, Body().u64(own).u64(1u << 18)) != 999);
+    REQUIRE(plain.remote.call(floats, Body().u64(own).u64((1u << 18) + 1)) == 999);
     Client other(gpu);
     const std::uint64_t theirs = other.remote.address("curandCreateGeneratorHost", Body().i32(100));
     REQUIRE(theirs);
