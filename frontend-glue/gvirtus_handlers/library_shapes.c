@@ -51,7 +51,8 @@ static const struct shape {
 };
 
 /* The bytes of requests for random numbers, as G5's handlers read them at most. G3's take one
- * number out of the request, which is then longer, and have cuRAND write all of them there. */
+ * number out of the request, which is then longer, and have cuRAND write all of them there; or
+ * none, which makes it as long, and have cuRAND write to NULL. */
 static const struct {
     const char *name;
     unsigned bytes;
@@ -122,12 +123,17 @@ static void mend_number(const struct limit *l, uint8_t *body, size_t n)
         put(body, l->at, l->bytes, l->instead);
 }
 
-/* cuRAND refuses to work without a generator. */
+/* cuRAND refuses to work without a generator. Where G3 finds NULL and how many numbers, G5 finds
+ * that there are none, and an address. */
 static void mend_random(const char *name, uint8_t *body, size_t n)
 {
     for (size_t i = 0; i < sizeof(randoms) / sizeof(randoms[0]); i++) {
-        if (!strcmp(randoms[i].name, name) && n > randoms[i].bytes)
+        if (strcmp(randoms[i].name, name) != 0)
+            continue;
+        if (n > randoms[i].bytes)
             put(body, 0, 8, 0);
+        else if (n == randoms[i].bytes && !number(body, 8, 8))
+            put(body, 16, 8, 0);
     }
 }
 

@@ -639,6 +639,16 @@ static void random_numbers(void **state)
             ibx_library_shapes_mend(calls[i].name, b.bytes, n, 0);
             assert_int_equal(b.bytes[0] || b.bytes[7], n <= device);
         }
+        for (unsigned count = 0; count < 2; count++) { /* 0: in G3's requests that is NULL */
+            struct body b = {.n = device};
+            memset(b.bytes, 1, device);
+            memset(b.bytes + 8, 0, 8);
+            b.bytes[8] = (uint8_t)count;
+            ibx_library_shapes_mend(calls[i].name, b.bytes, device, 0);
+            assert_true(b.bytes[0] && b.bytes[7] && b.bytes[8] == count);
+            for (size_t at = 16; at < device; at++)
+                assert_int_equal(b.bytes[at], count || at >= 24);
+        }
     }
 }
 
