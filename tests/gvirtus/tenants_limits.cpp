@@ -110,14 +110,15 @@ bool module_files()
     return HOLDS(has_session(&bob) && back.alive());
 }
 
-// A registration with an image of n bytes, of which 8 come; it becomes `unpacked` bytes, or is not
-// compressed.
-Body fat_binary(std::uint32_t n, std::uint64_t unpacked = 0)
+// A registration with an image of n bytes, of which 8 come, and `compressed` of which become
+// `unpacked` bytes; 0: it is not compressed.
+Body fat_binary(std::uint32_t n, std::uint64_t unpacked = 0, std::uint64_t compressed = 0)
 {
     Body body;
     body.string("0x7f0011223344").i32(0x466243b1).i32(1).u64(88).u64(88);
     body.u64(0x00100001ba55ed50).u64(72).i32(0x1010001).i32(64).i32(static_cast<int>(n)).i32(0);
-    for (int i = 0; i < 5; i++)
+    body.u64(compressed);
+    for (int i = 0; i < 4; i++)
         body.u64(0);
     return body.u64(unpacked).u64(0);
 }
@@ -135,6 +136,17 @@ bool unpacked_images()
         Client second(back, "alice"); // what the first one was refused is nobody's
         REQUIRE(second.remote.call("cudaRegisterFatBinary", fat_binary(8, 1500000)) != gone);
     }
+    for (int i = 0; i < 3; i++) { // ... nor is what one took that has no handler
+        Client alice(back, "alice");
+        REQUIRE(alice.remote.call("cudaRegisterFatBinary", fat_binary(8, 1500000, 9)) == gone);
+    }
+    bool has_room = false; // as soon as the last one has been noticed
+    for (const time_t limit = time(nullptr) + patience_ms(30000) / 1000;
+         !has_room && time(nullptr) < limit;) {
+        Client alice(back, "alice");
+        has_room = alice.remote.call("cudaRegisterFatBinary", fat_binary(8, 1500000)) != gone;
+    }
+    REQUIRE(has_room);
     return HOLDS(bob.remote.call("cudaRegisterFatBinary", fat_binary(8, 1500000)) != gone);
 }
 
