@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Handlers of libraries (cuBLAS, cuDNN, cuRAND, NVML) take numbers of a request as lengths of their
- * stack, of a reply or of host memory, whatever came with the request.
+ * stack, of a reply or of host memory, whatever came with the request; and scalars where they lie.
  */
 #include "frontend-glue/gvirtus_handlers/request_shapes.h"
 
@@ -137,6 +137,14 @@ static void mend_random(const char *name, uint8_t *body, size_t n)
     }
 }
 
+/* cuBLAS (13) reads these scalars by instructions that need 16 bytes' alignment, which they do not
+ * have in the request. It refuses to work without a handle before that. */
+static void mend_unaligned(const char *name, uint8_t *body, size_t n)
+{
+    if (!strcmp(name, "cublasZhpmv_v2") && n >= 8)
+        put(body, 0, 8, 0);
+}
+
 static uint64_t room_for(uint64_t longest)
 {
     return longest > UINT64_MAX - BUFFER_BLOCK ? longest
@@ -159,4 +167,5 @@ void ibx_library_shapes_mend(const char *name, uint8_t *body, size_t n, uint64_t
         mend_number(&random, body, n);
         mend_random(name, body, n);
     }
+    mend_unaligned(name, body, n);
 }

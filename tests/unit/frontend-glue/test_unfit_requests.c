@@ -552,6 +552,26 @@ static void results(void **state)
     assert_true(gets_matrix(16, 16, 1024, 65536) && !gets_matrix(64, 64, 64, 0));
 }
 
+static bool has_handle(const char *name)
+{
+    struct body b = {.n = 0};
+    uint64_t handle;
+    add(&b, 0x7000, 8);
+    add(&b, 0, 8); /* triangle, rows */
+    ibx_library_shapes_mend(name, b.bytes, b.n, 0);
+    memcpy(&handle, b.bytes, 8);
+    assert_true(handle == 0x7000 || !handle);
+    return handle;
+}
+
+/* cuBLAS reads scalars by instructions that end the process if they are not aligned. */
+static void scalars_that_are_not_aligned(void **state)
+{
+    (void)state;
+    assert_true(has_handle("cublasZhemv_v2") && has_handle("cublasChpmv_v2"));
+    assert_false(has_handle("cublasZhpmv_v2"));
+}
+
 static uint64_t mended(const char *name, unsigned at, unsigned bytes, uint64_t value)
 {
     struct body b = {.n = at};
@@ -655,13 +675,21 @@ static void random_numbers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(cubins),          cmocka_unit_test(attributes),
-        cmocka_unit_test(images),          cmocka_unit_test(fat_lengths),
-        cmocka_unit_test(unmarked_cubins), cmocka_unit_test(compressed_images),
-        cmocka_unit_test(unpacked),        cmocka_unit_test(driver_images),
-        cmocka_unit_test(load_options),    cmocka_unit_test(logs),
-        cmocka_unit_test(vectors),         cmocka_unit_test(random_numbers),
-        cmocka_unit_test(short_vectors),   cmocka_unit_test(results),
+        cmocka_unit_test(cubins),
+        cmocka_unit_test(attributes),
+        cmocka_unit_test(images),
+        cmocka_unit_test(fat_lengths),
+        cmocka_unit_test(unmarked_cubins),
+        cmocka_unit_test(compressed_images),
+        cmocka_unit_test(unpacked),
+        cmocka_unit_test(driver_images),
+        cmocka_unit_test(load_options),
+        cmocka_unit_test(logs),
+        cmocka_unit_test(vectors),
+        cmocka_unit_test(random_numbers),
+        cmocka_unit_test(short_vectors),
+        cmocka_unit_test(results),
+        cmocka_unit_test(scalars_that_are_not_aligned),
         cmocka_unit_test(lengths),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
