@@ -264,9 +264,10 @@ bool planes_of_memory()
     REQUIRE(set(memory, 1, {9, 0, 3}, stream) == 0);
     REQUIRE(fails(set(memory, 1, {memory.pitch + 1, 1, 1}, stream), 1));
     REQUIRE(fails(set(memory, 1, {1, height + 1, 1}, stream), 1));
+    char *other = device_memory(n); // may follow: nothing is written there
+    REQUIRE(fails(set(memory, 1, {width, 1, depth + 1}, stream), 1));
     // From device to device.
     auto *peer = preloaded<int(void *, int, const void *, int, std::size_t)>("cudaMemcpyPeer");
-    char *other = device_memory(n);
     REQUIRE(peer(other, 0, memory.at, 0, n) == 0 && cudaDeviceSynchronize() == 0);
     REQUIRE(device_has(other, bytes.data(), n));
     REQUIRE(fails(peer(other, -1, memory.at, 0, n), 101));
