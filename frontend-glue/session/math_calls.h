@@ -264,6 +264,11 @@ static inline bool ibx_math_is_lt(unsigned number)
 {
     return number >> 12 == IBX_MATH_CUBLASLT;
 }
+/* Whether the function is cuFFT's. */
+static inline bool ibx_math_is_fft(unsigned number)
+{
+    return number >> 12 == IBX_MATH_CUFFT;
+}
 /* Whether the function is cuDNN's. */
 static inline bool ibx_math_is_dnn(unsigned number)
 {

@@ -124,6 +124,9 @@ bool dnn_tensors()
     REQUIRE(math("cudnnDestroyRNNDescriptor", rnn) == 0);
     REQUIRE(math("cudnnDestroyTensorDescriptor", one) == 0);
     REQUIRE(math("cudnnGetTensorSizeInBytes", one, &size) == 1001);
+    // No descriptor is destroyed with success.
+    for (const char *call : {"cudnnDestroyTensorDescriptor", "cudnnDestroyRNNDescriptor"})
+        REQUIRE(math(call, none) == 0);
     return HOLDS(math("cudnnDestroy", handle) == 0);
 }
 

@@ -212,6 +212,9 @@ bool plans()
     REQUIRE(math("cufftExecC2C", plan, x, y, -1) == 0 && host_copy(y, 1)[0] == 5 + 810 - 1);
     REQUIRE(math("cufftCreate", &other) == 0 && other != plan);
     REQUIRE(math("cufftMakePlanMany", other, 1, n, (int *)nullptr, 1, 0, (int *)nullptr, 1, 0, 0x29,
+                 3, (std::size_t *)nullptr) == 4);
+    REQUIRE(math("cufftGetSize", plan, (std::size_t *)nullptr) == 4);
+    REQUIRE(math("cufftMakePlanMany", other, 1, n, (int *)nullptr, 1, 0, (int *)nullptr, 1, 0, 0x29,
                  3, &work) == 0);
     REQUIRE(work == 800 && math("cufftExecC2C", other, x, y, 1) == 0);
     REQUIRE(host_copy(y, 1)[0] == 5 + 800 + 1);
@@ -280,7 +283,8 @@ bool descriptors(void *other)
     REQUIRE(math("cusparseSetPointerMode", handle, 1) == 0 && times(handle, x, one) == 0);
     REQUIRE(host_copy(one, 1)[0] == 3 * 56 && math("cusparseDestroySpVec", x) == 0);
     REQUIRE(times(handle, x, one) == 3 && math("cusparseDestroyDnVec", y) == 0);
-    return HOLDS(math("cusparseDestroy", handle) == 0);
+    return HOLDS(math("cusparseDestroy", (void *)nullptr) == 0 &&
+                 math("cusparseDestroy", handle) == 0);
 }
 
 // A function that works in memory of the host gets memory of the back end.

@@ -422,6 +422,15 @@ static int encode_long(struct call *c, struct own_request *e)
     return encode(c, &e->body) ? 0 : tell_long(c);
 }
 
+/* cuFFT has to have a place for each result. */
+static bool has_places(const struct call *c)
+{
+    for (unsigned i = 0; ibx_math_is_fft(c->f->number) && i < c->f->count; i++)
+        if (c->f->arguments[i].kind == IBX_MATH_OUTPUT && !c->values[i].p)
+            return false;
+    return true;
+}
+
 static int request(struct call *c)
 {
     struct own_request e;
@@ -431,7 +440,7 @@ static int request(struct call *c)
     e.call = c->f->name;
     e.body = ibx_writer_of(e.bytes, sizeof(e.bytes));
     e.more = NULL;
-    if (!reach(c))
+    if (!has_places(c) || !reach(c))
         return c->statuses->invalid_value;
     int status = encode(c, &e.body) ? 0 : encode_long(c, &e);
     if (!status && c->out > sizeof(usual) && !(out = more = malloc(c->out)))
@@ -533,10 +542,20 @@ static bool went_with_a_reset(const struct call *c, int status)
            !ibx_math_is_dnn(c->f->number) && ibx_frontend_reserved_resets();
 }
 
+/* cuSPARSE's handle, and descriptors of cuDNN, may be NULL when they are destroyed. */
+static bool is_nothing(const struct call *c)
+{
+    const bool descriptor =
+        ibx_math_is_dnn(c->f->number) && c->type != IBX_MATH_DNN && c->type != IBX_MATH_GRAPH;
+    return !c->handle && (descriptor || c->type == IBX_MATH_SPARSE);
+}
+
 /* Destroys a handle. What is known of it is dropped before the call: right after it another thread
  * may get the same handle. */
 static int end(struct call *c, bool theirs, enum ibx_math_handle is)
 {
+    if (is_nothing(c))
+        return 0;
     const int vector = c->type == IBX_MATH_DNVEC ? ibx_math_vector_type(c->handle) : -1;
     ibx_math_handle_set(c->type, c->handle, IBX_MATH_USUAL);
     if (vector >= 0)

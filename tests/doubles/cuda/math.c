@@ -373,7 +373,7 @@ EXPORT int cufftMakePlanMany(int plan, int rank, const int *n, const int *in, in
     struct plan *p = &plans[plan];
     (void)in_stride, (void)in_distance, (void)out_stride, (void)out_distance, (void)type;
     (void)batch;
-    if (rank < 1 || rank > 3 || !n || !in != !out)
+    if (rank < 1 || rank > 3 || !n || !in != !out || !work)
         return 4;
     if (!math_alone(&p->users))
         return 5;
@@ -423,7 +423,7 @@ EXPORT int cusparseCreate(struct handle **made)
 
 EXPORT int cusparseDestroy(struct handle *h)
 {
-    return math_end(h);
+    return h ? math_end(h) : 0;
 }
 
 EXPORT int cusparseSetPointerMode(struct handle *h, int mode)

@@ -49,7 +49,7 @@ EXPORT int cudnnCreateTensorDescriptor(struct handle **made)
 
 EXPORT int cudnnDestroyTensorDescriptor(struct handle *h)
 {
-    return math_end(h);
+    return h ? math_end(h) : 0;
 }
 
 EXPORT int cudnnCreateFilterDescriptor(struct handle **made)
