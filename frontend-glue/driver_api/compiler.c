@@ -12,16 +12,34 @@
 
 /* CUjit_option */
 enum { WALL_TIME = 2, INFO_LOG, INFO_BYTES, ERROR_LOG, ERROR_BYTES, VERBOSE = 12 };
+#define OPTIONS 36 /* CUDA 13's */
+
+static bool lacks_buffer(const struct ibx_driver_log *log)
+{
+    return !log->to && log->room;
+}
+
+bool ibx_driver_compiler_is_wrong(const struct ibx_driver_compiler *c, unsigned count,
+                                  const int *options, void *const *values)
+{
+    if (count && (!options || !values))
+        return true;
+    for (unsigned i = 0; i < count; i++)
+        if (options[i] < 0 || options[i] >= OPTIONS)
+            return true;
+    return lacks_buffer(&c->info) || lacks_buffer(&c->error);
+}
 
 struct ibx_driver_compiler ibx_driver_compiler_of(unsigned count, const int *options, void **values)
 {
     struct ibx_driver_compiler c = {.time = NULL};
+    unsigned times = 0;
     for (unsigned i = 0; i < count && options && values; i++) {
         struct ibx_driver_log *log =
             options[i] == INFO_LOG || options[i] == INFO_BYTES ? &c.info : &c.error;
         switch (options[i]) {
         case WALL_TIME:
-            c.time = &values[i];
+            c.time = times++ ? NULL : &values[i]; /* who asks twice is told nothing */
             break;
         case INFO_LOG:
         case ERROR_LOG:
@@ -47,13 +65,14 @@ static bool is_log(const struct ibx_driver_log *log)
     return log->to && log->room;
 }
 
-/* Ends the log with a NUL after n bytes, for which there is room, and tells the program n. */
-static void fill(const struct ibx_driver_log *log, size_t n)
+/* Ends the log with a NUL after n bytes, for which there is room, and tells the program a length.
+ */
+static void fill(const struct ibx_driver_log *log, size_t n, size_t length)
 {
     if (is_log(log))
         log->to[n] = 0;
     if (log->filled)
-        *log->filled = (void *)(uintptr_t)n;
+        *log->filled = (void *)(uintptr_t)length;
 }
 
 static void say(const struct ibx_driver_compiler *c, float ms)
@@ -64,14 +83,21 @@ static void say(const struct ibx_driver_compiler *c, float ms)
 
 void ibx_driver_compiler_is_silent(const struct ibx_driver_compiler *c)
 {
-    fill(&c->info, 0);
-    fill(&c->error, 0);
+    fill(&c->info, 0, 0);
+    fill(&c->error, 0, 0);
     say(c, 0);
+}
+
+void ibx_driver_compiler_took(const struct ibx_driver_compiler *c, const void *code, uint64_t ns)
+{
+    size_t n;
+    if (c->time && ibx_image_measure(&code, SIZE_MAX, &n) == IBX_IMAGE_PTX)
+        say(c, (float)ns / 1e6f);
 }
 
 void ibx_driver_compiler_no_error(const struct ibx_driver_compiler *c)
 {
-    fill(&c->error, 0);
+    fill(&c->error, 0, 0);
 }
 
 bool ibx_driver_compiler_is_asked(const struct ibx_driver_compiler *c)
@@ -85,14 +111,15 @@ static size_t room_of(const struct ibx_driver_log *log)
     return log->to ? room : 0;
 }
 
-/* Copies a log of n bytes from this address of the device, as far as there is room. */
+/* Copies a log of n bytes from this address of the device, as far as there is room. The length of a
+ * log that is cut is the room. */
 static void take(const struct ibx_driver_log *log, uintptr_t from, size_t n)
 {
     const size_t room = room_of(log);
     const size_t most = room && n >= room ? room - 1 : n;
     const bool good =
-        room && most && !cudaMemcpy(log->to, (const void *)from, most, CUDA_MEMCPY_FROM_DEVICE);
-    fill(log, good ? most : 0);
+        room && (!most || !cudaMemcpy(log->to, (const void *)from, most, CUDA_MEMCPY_FROM_DEVICE));
+    fill(log, good ? most : 0, good ? (n < room ? n : room) : 0);
 }
 
 /* Returns what the driver returned, or 0 if this is not known. */

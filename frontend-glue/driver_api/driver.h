@@ -200,6 +200,11 @@ struct ibx_driver_compiler {
 };
 struct ibx_driver_compiler ibx_driver_compiler_of(unsigned count, const int *options,
                                                   void **values);
+/* Whether cuModuleLoadDataEx() refuses the options. */
+bool ibx_driver_compiler_is_wrong(const struct ibx_driver_compiler *c, unsigned count,
+                                  const int *options, void *const *values);
+/* Tells the program how long it took to load an image, if this is PTX. */
+void ibx_driver_compiler_took(const struct ibx_driver_compiler *c, const void *code, uint64_t ns);
 /* Makes the logs empty, and the time 0. */
 void ibx_driver_compiler_is_silent(const struct ibx_driver_compiler *c);
 /* Takes back what the log of errors says. */

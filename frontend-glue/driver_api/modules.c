@@ -2,12 +2,14 @@
 /*
  * Modules and libraries of kernels: both are what cudaLibraryLoadData() makes. A module goes with
  * its context. A module that cannot be compiled is refused at once, and a library when it is first
- * used, unless CUDA_MODULE_LOADING is EAGER. Options of the compiler are accepted; only those that
- * ask for logs or a time have an effect (compiler.c).
+ * used, unless CUDA_MODULE_LOADING is EAGER. Options of the compiler that exist are accepted; only
+ * those that ask for logs or a time have an effect (compiler.c).
  */
 #include "frontend-glue/preload/runtime/runtime.h"
 #include "frontend-glue/preload/streams/streams.h"
 #include "frontend-glue/driver_api/driver.h"
+
+#include "common/clock.h"
 
 #include <stdlib.h>
 
@@ -75,6 +77,15 @@ static int load_data(void **library, const void *code, bool module)
         return CUDA_INVALID_VALUE;
     return loaded(cudaLibraryLoadData(library, code, NULL, NULL, 0, NULL, NULL, 0), library,
                   module);
+}
+
+static int load_timed(void **module, const void *code, const struct ibx_driver_compiler *c)
+{
+    const uint64_t begin = ibx_now_ns();
+    const int rc = load_data(module, code, true);
+    if (!rc)
+        ibx_driver_compiler_took(c, code, ibx_now_ns() - begin);
+    return rc;
 }
 
 static int load_file(void **library, const char *path, bool module)
@@ -160,8 +171,10 @@ EXPORTED int cuModuleLoadDataEx(void **module, const void *code, unsigned count,
                                 void **values)
 {
     const struct ibx_driver_compiler c = ibx_driver_compiler_of(count, options, values);
+    if (ibx_driver_compiler_is_wrong(&c, count, options, values))
+        return IN_CONTEXT(CUDA_INVALID_VALUE);
     ibx_driver_compiler_is_silent(&c);
-    return IN_CONTEXT(told(load_data(module, code, true), &c, module, code));
+    return IN_CONTEXT(told(load_timed(module, code, &c), &c, module, code));
 }
 
 EXPORTED int cuModuleLoadFatBinary(void **module, const void *code)
@@ -259,14 +272,30 @@ EXPORTED int cuLibraryGetKernel(void **kernel, void *library, const char *name)
     return ANYWHERE(kernel_of(kernel, library, name));
 }
 
+/* A library that does not work has no kernels. */
+static int count_of(unsigned *count, void *library)
+{
+    const int rc = cudaLibraryGetKernelCount(count, library);
+    if (!rc && used(library))
+        *count = 0;
+    return rc;
+}
+
 EXPORTED int cuLibraryGetKernelCount(unsigned *count, void *library)
 {
-    return ANYWHERE(cudaLibraryGetKernelCount(count, library));
+    return ANYWHERE(count_of(count, library));
+}
+
+static int list(void **kernels, unsigned count, void *library)
+{
+    unsigned there = 0;
+    const int rc = count_of(&there, library);
+    return rc || !there ? rc : cudaLibraryEnumerateKernels(kernels, count, library);
 }
 
 EXPORTED int cuLibraryEnumerateKernels(void **kernels, unsigned count, void *library)
 {
-    return ANYWHERE(cudaLibraryEnumerateKernels(kernels, count, library));
+    return ANYWHERE(kernels && count ? list(kernels, count, library) : CUDA_INVALID_VALUE);
 }
 
 EXPORTED int cuLibraryGetModule(void **module, void *library)

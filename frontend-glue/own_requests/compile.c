@@ -41,6 +41,7 @@ struct text {
     char *ptx, *logs;
     struct driver driver;
     float time; /* milliseconds */
+    uint32_t info_length, error_length;
 };
 
 struct options {
@@ -63,6 +64,16 @@ static void add_log(struct options *o, int kind, char *log, size_t room)
     add_option(o, kind + 1, pointer_to(room));
 }
 
+/* The length of a log, as the driver says: the room, if the log is cut. */
+static uint32_t length_of(const struct options *o, int kind, const char *log, size_t room)
+{
+    const size_t n = strnlen(log, room);
+    for (unsigned i = 0; i < o->count; i++)
+        if (o->kinds[i] == kind + 1 && n + 1 == room && (uint32_t)(uintptr_t)o->values[i] == room)
+            return (uint32_t)room;
+    return (uint32_t)n;
+}
+
 /* Returns what the driver returns. The logs are filled even if it fails. */
 static int link_text(struct text *t)
 {
@@ -82,6 +93,8 @@ static int link_text(struct text *t)
     if (!rc && !t->adds)
         rc = driver->complete(state, &image, &n);
     memcpy(&t->time, &o.values[0], sizeof(t->time));
+    t->info_length = length_of(&o, INFO_LOG, t->logs, t->info);
+    t->error_length = length_of(&o, ERROR_LOG, t->logs + t->info, t->error);
     driver->destroy(state);
     return rc;
 }
@@ -119,8 +132,8 @@ static void put_said(struct own_request *e, const struct text *t, int said)
     memcpy(&time, &t->time, sizeof(time));
     ibx_put_u32(&e->out, (uint32_t)said);
     ibx_put_u32(&e->out, time);
-    ibx_put_u32(&e->out, (uint32_t)strnlen(t->logs, t->info));
-    ibx_put_u32(&e->out, (uint32_t)strnlen(t->logs + t->info, t->error));
+    ibx_put_u32(&e->out, t->info_length);
+    ibx_put_u32(&e->out, t->error_length);
 }
 
 static bool get_text(struct own_request *e, struct text *t)

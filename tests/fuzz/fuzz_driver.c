@@ -390,6 +390,13 @@ static int call_array(unsigned which, unsigned argument)
     }
 }
 
+/* The length of a log that is cut is its room. */
+static void require_end(const char *log, const void *length, size_t room)
+{
+    const size_t n = (size_t)length;
+    require(n <= room && (!room || !log[n < room ? n : room - 1]));
+}
+
 /* Logs of a few bytes or none, which must end within their buffers. */
 static int load_with_logs(unsigned argument)
 {
@@ -398,9 +405,8 @@ static int load_with_logs(unsigned argument)
     char *logs[] = {out(info), out(error)};
     void *values[] = {logs[0], (void *)info, logs[1], (void *)error, NULL, (void *)1};
     const int rc = cuModuleLoadDataEx(out(sizeof(void *)), "code", 6, options, values);
-    require((size_t)values[1] <= info && (size_t)values[3] <= error);
-    require(!info || !logs[0][(size_t)values[1]]);
-    require(!error || !logs[1][(size_t)values[3]]);
+    require_end(logs[0], values[1], info);
+    require_end(logs[1], values[3], error);
     return rc;
 }
 

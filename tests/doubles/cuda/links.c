@@ -45,7 +45,8 @@ EXPORT int cuLinkCreate_v2(unsigned count, int *options, void **values, void **s
     return leave(l ? SUCCESS : OUT_OF_MEMORY);
 }
 
-/* Writes as much of the text as there is room for, and a NUL. */
+/* Writes as much of the text as there is room for, and a NUL. The length of a text that is cut is
+ * the room. */
 static void say(struct link *l, int log, const char *text)
 {
     void **to = l->values[log], **room = l->values[log + 1];
@@ -53,7 +54,7 @@ static void say(struct link *l, int log, const char *text)
     if (to && *to && n)
         snprintf(*to, n, "%s", text);
     if (room)
-        *room = (void *)(uintptr_t)(strlen(text) < n ? strlen(text) : n - !!n);
+        *room = (void *)(uintptr_t)(strlen(text) < n ? strlen(text) : n);
 }
 
 static unsigned line_of(const char *text, const char *at)
