@@ -89,7 +89,7 @@ static struct field open_chat(enum side side, struct ibx_injected_faults *faults
     return field;
 }
 
-static void await_fault(struct field *field, const unsigned *countdown)
+static void await_fault(struct field *field, const _Atomic unsigned *countdown)
 {
     uint64_t deadline = await_until();
     while (*countdown) { /* the fault makes no event to sleep for */

@@ -520,6 +520,11 @@ void ibx_frontend_managed_reset(void) {}
 void ibx_frontend_managed_resets(void) {}
 void ibx_frontend_managed_variables_reset(void) {}
 void ibx_frontend_managed_rests(void) {}
+bool ibx_frontend_allocation(const void *address, struct range *range)
+{
+    (void)address, (void)range;
+    return false;
+}
 unsigned ibx_frontend_reserved_resets(void)
 {
     return 0;

@@ -129,11 +129,6 @@ void ibx_frontend_reserved_memory(void *address, size_t n)
 {
     (void)address, (void)n;
 }
-bool ibx_frontend_allocation(const void *address, struct range *range)
-{
-    (void)address, (void)range;
-    return false;
-}
 bool ibx_frontend_host_range(const void *address, struct range *range)
 {
     (void)address, (void)range;

@@ -30,7 +30,7 @@
 
 #include <cmocka.h>
 
-#define GUEST "mib=16 beat=64 doze=0"
+#define GUEST "mib=16 beat=64"
 #define BEATS 64 /* after this many beats each of the guest's pages was visited */
 /* bytes per second of the background, so that the migration is not over too early */
 #define SLOW "256K"
@@ -65,7 +65,7 @@ static void make_key(void)
 
 static void begin(void)
 {
-    struct vm_options options = {.machine = "microvm", .append = GUEST};
+    struct vm_options options = {.machine = "microvm", .append = GUEST " doze=0"};
     mover_begin();
     make_key();
     vm_start(&vms[0], &options);
@@ -239,7 +239,7 @@ static uint64_t *big_start(unsigned i, bool fill)
     for (uint64_t page = BIG_FIRST; fill && page < BIG_END; page++)
         words[page * PAGE / 8 + page % 512] = page;
     vm_start(&vms[i], &(struct vm_options){.machine = "microvm",
-                                           .append = GUEST,
+                                           .append = GUEST " doze=0",
                                            .incoming = !fill,
                                            .ram = ram,
                                            .extra = {"-m", BIG_M}});

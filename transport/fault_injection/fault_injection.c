@@ -50,7 +50,7 @@ struct injector {
 };
 
 /* Counts one; true when it is the one to fail. */
-static bool countdown(unsigned *left)
+static bool countdown(_Atomic unsigned *left)
 {
     return *left && --*left == 0;
 }

@@ -8,17 +8,17 @@
 
 #include "transport/transport.h"
 
-/* The faults of one connection. The thread that owns the connection may change any field at any
- * time. Posted chunks and sent messages count when they leave; received messages and the bytes of
- * READs count when the core gets them. A call that the endpoint refuses with -EAGAIN counts
- * nothing, because the core repeats it. */
+/* The faults of one connection. Any thread may change any field at any time. Posted chunks and sent
+ * messages count when they leave; received messages and the bytes of READs count when the core gets
+ * them. A call that the endpoint refuses with -EAGAIN counts nothing, because the core repeats it.
+ */
 struct ibx_injected_faults {
-    unsigned delay_polls;   /* polls for which completions and messages are held back, in order */
-    unsigned fail_in;       /* the n-th chunk from now fails with -EIO (1: the next), 0: none */
-    unsigned corrupt_in;    /* the n-th READ or message from now has one bit flipped */
-    unsigned drop_in;       /* the n-th message from now is lost */
-    unsigned disconnect_in; /* the n-th chunk or message from now breaks the connection */
-    unsigned long seen;     /* chunks and messages that passed */
+    _Atomic unsigned delay_polls; /* polls for which completions and messages wait, in order */
+    _Atomic unsigned fail_in; /* the n-th chunk from now fails with -EIO (1: the next), 0: none */
+    _Atomic unsigned corrupt_in;    /* the n-th READ or message from now has one bit flipped */
+    _Atomic unsigned drop_in;       /* the n-th message from now is lost */
+    _Atomic unsigned disconnect_in; /* the n-th chunk or message from now breaks the connection */
+    _Atomic unsigned long seen;     /* chunks and messages that passed */
 };
 
 /* `faults` must outlive the connection. ibx_remote_hold() does not work with it, because no copy
