@@ -13,9 +13,11 @@
 
 #include <stdlib.h>
 
-#define LOADS_AT_ONCE      1 /* CU_MODULE_EAGER_LOADING */
-#define LOADS_LATE         2 /* CU_MODULE_LAZY_LOADING */
-#define FUNCTION_IS_LOADED 1 /* CU_FUNCTION_LOADING_STATE_LOADED */
+#define LOADS_AT_ONCE      1   /* CU_MODULE_EAGER_LOADING */
+#define LOADS_LATE         2   /* CU_MODULE_LAZY_LOADING */
+#define FUNCTION_IS_LOADED 1   /* CU_FUNCTION_LOADING_STATE_LOADED */
+#define NO_BINARY          209 /* CUDA_ERROR_NO_BINARY_FOR_GPU */
+#define UNSUPPORTED_PTX    222 /* CUDA_ERROR_UNSUPPORTED_PTX_VERSION */
 #define ATTRIBUTES_MAX     512u
 
 /* The driver compiles an image when it is loaded, and says then what is wrong; the back end does so
@@ -34,11 +36,10 @@ static int try_one(void *library)
     return rc == CUDA_NOT_SUPPORTED ? CUDA_SUCCESS : rc; /* nobody can tell */
 }
 
-/* The runtime's errors for an image without code for the device become
- * CUDA_ERROR_NO_BINARY_FOR_GPU. */
+/* The runtime's errors for an image without code for the device become the driver's. */
 static int of_image(int rc)
 {
-    return rc == CUDA_INVALID_FUNCTION || rc == CUDA_INVALID_HANDLE ? 209 : rc;
+    return rc == CUDA_INVALID_FUNCTION || rc == CUDA_INVALID_HANDLE ? NO_BINARY : rc;
 }
 
 /* What the linker returns for an undefined symbol, the compiler returns for the module. */
@@ -272,11 +273,18 @@ EXPORTED int cuLibraryGetKernel(void **kernel, void *library, const char *name)
     return ANYWHERE(kernel_of(kernel, library, name));
 }
 
-/* A library that does not work has no kernels. */
+/* Whether the error is one of the image, and not of the device, or of the connection to it. */
+static bool is_of_image(int rc)
+{
+    return rc == CUDA_INVALID_IMAGE || rc == NO_BINARY || rc == CUDA_INVALID_PTX ||
+           rc == UNSUPPORTED_PTX;
+}
+
+/* A library whose image does not work has no kernels. */
 static int count_of(unsigned *count, void *library)
 {
     const int rc = cudaLibraryGetKernelCount(count, library);
-    if (!rc && used(library))
+    if (!rc && is_of_image(used(library)))
         *count = 0;
     return rc;
 }

@@ -424,6 +424,14 @@ static bool loads_late()
                 !address);
         REQUIRE(cu("cuLibraryUnload", library) == 0);
     }
+    // Without memory to load it now, it has its kernels.
+    const std::string large = ptx_with(".visible .entry " STUB_LARGE_KERNEL "()\n{\n ret;\n}");
+    REQUIRE(load_library(&library, large, &none) == 0);
+    REQUIRE(cu("cuLibraryGetKernel", &made, library, STUB_LARGE_KERNEL) == 2 && !made);
+    REQUIRE(cu("cuLibraryGetKernelCount", &count, library) == 0 && count == 1);
+    REQUIRE(cu("cuLibraryEnumerateKernels", &made, 1u, library) == 0 && made);
+    made = nullptr;
+    REQUIRE(cu("cuLibraryUnload", library) == 0);
     REQUIRE(load_library(&library, good_ptx, &none) == 0);
     REQUIRE(cu("cuLibraryGetGlobal", &address, static_cast<std::size_t *>(nullptr), library,
                "other") == 500);

@@ -62,9 +62,11 @@ int stub_launch(void *to, const void *from, std::size_t n, void *stream);
 // The function by which an application names this kernel; its arguments are pointers to `to`,
 // `from` and `n`.
 extern char stub_kernel;
-// Names in modules that are loaded: of this kernel, and of one that CUDA cannot compile.
+// Names in modules that are loaded: of this kernel, of one that CUDA cannot compile, and of one for
+// which the device has no memory now.
 #define STUB_LIBRARY_KERNEL "library_kernel"
 #define STUB_STRANGE_KERNEL "strange_kernel"
+#define STUB_LARGE_KERNEL   "large_kernel"
 // Whether this library takes the kernel, as G5 does, for an earlier one of the same name that had
 // only the first two arguments.
 void stub_takes_for_another(bool takes);

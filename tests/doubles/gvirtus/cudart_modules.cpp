@@ -9,7 +9,6 @@
 #include <cstring>
 #include <map>
 #include <mutex>
-#include <set>
 #include <stdexcept>
 #include <string>
 #include <unistd.h>
@@ -150,7 +149,7 @@ extern "C" void __cudaRegisterFunction(void **, const char *, char *, const char
 // known.
 static std::mutex launchable_lock;
 static std::map<const void *, bool> launchable;
-static std::set<const void *> strange; // CUDA cannot compile them
+static std::map<const void *, int> attributes_fail; // with this error, unless it is 0
 
 static std::atomic<bool> takes_for_another;
 
@@ -164,14 +163,19 @@ extern "C" EXPORTED void __cudaRegisterFunction(void **module, const char *funct
                                                 void *, int *)
 {
     registered += std::string("k(") + name + ")";
+    if (!std::strcmp(name, STUB_LARGE_KERNEL)) {
+        std::lock_guard<std::mutex> guard(launchable_lock);
+        attributes_fail[function] = 2; // cudaErrorMemoryAllocation
+    }
     if (!std::strcmp(name, STUB_STRANGE_KERNEL)) {
         std::lock_guard<std::mutex> guard(launchable_lock);
-        launchable[function] = false; // CUDA does not know it either, since it cannot compile it
-        strange.insert(function);
+        attributes_fail[function] = 98; // cudaErrorInvalidDeviceFunction
+        launchable[function] = false;   // CUDA does not know it either, since it cannot compile it
         mine()->call("cudaTestRegisterFunction", Body().u64(0));
     }
     if (!std::strcmp(name, STUB_LIBRARY_KERNEL)) {
         std::lock_guard<std::mutex> guard(launchable_lock);
+        attributes_fail.erase(function); // of one that was unloaded
         const auto *w = reinterpret_cast<const Wrapper *>(module);
         const bool known = !is_fat(w) || has_cubin(w);
         launchable[function] = known;
@@ -244,7 +248,7 @@ extern "C" int cudaFuncGetAttributes(void *, const void *);
 extern "C" EXPORTED int cudaFuncGetAttributes(void *, const void *function)
 {
     std::lock_guard<std::mutex> guard(launchable_lock);
-    return strange.count(function) ? 98 : 0; // cudaErrorInvalidDeviceFunction
+    return attributes_fail[function];
 }
 
 // As in G5, which has no __cudaRegisterManagedVar.
