@@ -30,14 +30,6 @@ int cudaMalloc3D(struct ibx_cuda_pitched *memory, struct ibx_cuda_extent extent)
     return rc;
 }
 
-/* Whether what begins there is all in one allocation, as far as this process knows. The back end
- * and CUDA's 2D calls accept what goes on in the next allocation. */
-static bool is_within(const void *at, size_t n)
-{
-    struct range range;
-    return !ibx_frontend_allocation(at, &range) || n <= range.begin + range.n - (uintptr_t)at;
-}
-
 /* The bytes from the beginning of the first row to the end of the last one. False: too many. */
 static bool bytes_of(const struct ibx_cuda_pitched *memory, const struct ibx_cuda_extent *extent,
                      size_t plane, size_t *n)
@@ -55,7 +47,7 @@ int cudaMemset3DAsync(struct ibx_cuda_pitched memory, int value, struct ibx_cuda
         return CUDA_SUCCESS;
     if (!memory.at || extent.width > memory.pitch || extent.height > memory.y ||
         __builtin_mul_overflow(memory.pitch, memory.y, &plane) ||
-        !bytes_of(&memory, &extent, plane, &n) || !is_within(memory.at, n))
+        !bytes_of(&memory, &extent, plane, &n) || ibx_frontend_goes_beyond((uintptr_t)memory.at, n))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (extent.height == memory.y) /* the planes are contiguous */
         return cudaMemset2DAsync(memory.at, memory.pitch, value, extent.width,
