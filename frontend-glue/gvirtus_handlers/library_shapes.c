@@ -137,8 +137,9 @@ static void mend_random(const char *name, uint8_t *body, size_t n)
     }
 }
 
-/* cuBLAS (13) reads these scalars by instructions that need 16 bytes' alignment, which they do not
- * have in the request. It refuses to work without a handle before that. */
+/* cuBLAS (13) ends the process, likely since it reads these scalars by instructions that need 16
+ * bytes' alignment, which they do not have in the request. It refuses to work without a handle
+ * before that. */
 static void mend_unaligned(const char *name, uint8_t *body, size_t n)
 {
     if (!strcmp(name, "cublasZhpmv_v2") && n >= 8)
