@@ -124,7 +124,8 @@ static void mend_number(const struct limit *l, uint8_t *body, size_t n)
 }
 
 /* cuRAND refuses to work without a generator. Where G3 finds NULL and how many numbers, G5 finds
- * that there are none, and an address. */
+ * that there are none, and what does not matter then: an address, a mean, or Poisson's lambda, 0 of
+ * which cuRAND may refuse. */
 static void mend_random(const char *name, uint8_t *body, size_t n)
 {
     for (size_t i = 0; i < sizeof(randoms) / sizeof(randoms[0]); i++) {
