@@ -525,6 +525,11 @@ bool ibx_frontend_allocation(const void *address, struct range *range)
     (void)address, (void)range;
     return false;
 }
+bool ibx_frontend_goes_beyond(uintptr_t address, size_t n)
+{
+    (void)address, (void)n;
+    return false;
+}
 unsigned ibx_frontend_reserved_resets(void)
 {
     return 0;
