@@ -2,24 +2,10 @@
 /* Requests whose handlers pass on arrays and other memory of the client's. Each is made first as a
  * front end makes it, and then malformed. */
 #include "frontend-glue/gvirtus_handlers/request_shapes.h"
-#include "tests/fixtures/unit.h"
-
-#include "common/wire.h"
+#include "tests/fixtures/request_body.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-struct body {
-    uint8_t bytes[1024];
-    size_t n;
-};
-
-static void add(struct body *b, uint64_t value, unsigned bytes)
-{
-    struct ibx_writer w = ibx_writer_of(b->bytes + b->n, sizeof(b->bytes) - b->n);
-    ibx_put_uint(&w, value, bytes);
-    b->n += w.length;
-}
 
 /* What a number becomes in a request of so many bytes. */
 static uint64_t number_of(const char *name, size_t n, unsigned at, uint64_t value)
@@ -282,7 +268,7 @@ static void driver(void **state)
     (void)state;
     add(&b, 6, 8);
     add(&b, 6, 8);
-    memcpy(b.bytes + b.n, "name?", 6), b.n += 6;
+    add_bytes(&b, "name?", 6);
     add(&b, 256, 4);
     add(&b, 0, 4);
     struct body long_name = b;

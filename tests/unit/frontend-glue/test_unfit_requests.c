@@ -2,9 +2,7 @@
 /* Requests whose handlers would access memory outside their own. Each is made first as a front
  * end makes it, and then malformed. */
 #include "frontend-glue/gvirtus_handlers/request_shapes.h"
-#include "tests/fixtures/unit.h"
-
-#include "common/wire.h"
+#include "tests/fixtures/request_body.h"
 
 #include <elf.h>
 #include <lz4.h>
@@ -14,26 +12,6 @@
 #define HOST   32u /* where the bytes of vectors start */
 #define BLOCK  4096u
 #define HANDLE "0x7f0011223344"
-
-struct body {
-    uint8_t bytes[4096];
-    size_t n;
-};
-
-static void add(struct body *b, uint64_t value, unsigned bytes)
-{
-    struct ibx_writer w = ibx_writer_of(b->bytes + b->n, sizeof(b->bytes) - b->n);
-    ibx_put_uint(&w, value, bytes);
-    b->n += w.length;
-}
-
-static void add_bytes(struct body *b, const void *bytes, size_t n)
-{
-    assert_true(n <= sizeof(b->bytes) - b->n);
-    if (n)
-        memcpy(b->bytes + b->n, bytes, n);
-    b->n += n;
-}
 
 /* Checks a copy of exactly this length, so that a sanitizer detects reads behind it. */
 static bool fits(bool (*fit)(const uint8_t *, size_t), const struct body *b)
