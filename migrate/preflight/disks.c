@@ -2,8 +2,7 @@
 /* The VM's disks: the chain of images behind each device, from QEMU's graph of block nodes. */
 #include "migrate/preflight/description.h"
 
-#include "transport/transport.h"
-
+#include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +11,8 @@
 #define DEPTH_MAX  64  /* levels of block nodes */
 #define LAYERS_MAX 256 /* of one disk */
 #define ROLE_MAX   256
-#define JSON_MAX   65536 /* bytes of an image's name that is JSON */
+#define JSON_MAX   65536                  /* bytes of an image's name that is JSON */
+#define EXACT_MAX  ((double)(1ull << 53)) /* a double has each whole number below */
 
 struct graph {
     struct describing *d;
@@ -164,6 +164,24 @@ static void identify(const struct graph *graph, const char *file, json_t *layer)
     json_decref(options);
 }
 
+/* Reads a number of bytes as QEMU takes one: 4096, 0x1000, 4k, 1.5M. False: it is no whole number,
+ * or cannot be told from its neighbours. */
+static bool read_bytes(const char *text, size_t *bytes)
+{
+    static const char units[] = "BKMGTPE";
+    char *end;
+    double value = strtod(text, &end);
+    const char *unit = *end ? strchr(units, toupper((unsigned char)*end)) : units;
+    if (!isdigit((unsigned char)*text) || !unit || (*end && end[1]))
+        return false;
+    for (; unit > units; unit--)
+        value *= 1024;
+    if (value >= EXACT_MAX || (double)(size_t)value < value)
+        return false;
+    *bytes = (size_t)value;
+    return true;
+}
+
 /* The driver, and for raw where in its file the disk begins. QEMU repeats the number as it got it.
  */
 static json_t *driver_of(const char *driver, const char *file)
@@ -171,7 +189,7 @@ static json_t *driver_of(const char *driver, const char *file)
     json_t *options = strcmp(driver, "raw") ? NULL : options_of(file), *text;
     const json_t *offset = json_object_get(options, "offset");
     size_t bytes = json_is_integer(offset) ? (size_t)json_integer_value(offset) : 0;
-    if (json_is_string(offset) && ibx_size_parse(json_string_value(offset), &bytes, NULL))
+    if (json_is_string(offset) && !read_bytes(json_string_value(offset), &bytes))
         text = json_sprintf("raw from %s", json_string_value(offset));
     else
         text = bytes ? json_sprintf("raw from byte %zu", bytes) : json_string(driver);

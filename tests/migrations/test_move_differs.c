@@ -76,6 +76,24 @@ static void test_a_part_of_the_disk(void)
             "is raw, file file here and raw from byte 1048576, file file at the destination");
 }
 
+/* QEMU tells the number as it was spelled. */
+static void test_a_part_spelled_otherwise(void)
+{
+    static const char *const offsets[] = {"0x80000", "0.5m"};
+    char file[96], drive[2][160];
+    mover_begin();
+    mover_make_file(file, sizeof(file), "disk", 2 << 20);
+    for (unsigned i = 0; i < 2; i++)
+        snprintf(drive[i], sizeof(drive[i]), "file=%s,format=raw,if=none,id=d,offset=%s,size=1M",
+                 file, offsets[i]);
+    vm_start_pair(&(struct vm_options){WITH(drive[0])},
+                  &(struct vm_options){WITH(drive[1]), .incoming = true});
+    pair_receive(NULL);
+    pair_send(NULL);
+    pair_done();
+    pair_moved("");
+}
+
 /* A snapshot was taken at the source since: the destination's image lacks what the overlay has. */
 static void test_snapshot_since(void)
 {
@@ -619,6 +637,7 @@ int main(void)
     pair_beats = 40;
     static const struct vm_test tests[] = {VM_TEST(test_a_stale_disk),
                                            VM_TEST(test_a_part_of_the_disk),
+                                           VM_TEST(test_a_part_spelled_otherwise),
                                            VM_TEST(test_snapshot_since),
                                            VM_TEST(test_a_device_with_other_queues),
                                            VM_TEST(test_another_way_to_plug),
