@@ -486,11 +486,7 @@ static int check_recovered(struct source *s, struct ibx_error *err)
     }
     if (rc != -EAGAIN)
         return rc ? rc : find_pages(s, err);
-    /* Another client may have added or removed memory backends since. */
-    const bool known = record->block_count && record->machine[0];
-    rc = known
-             ? ibx_source_vm_of_record(&s->vm, s->options->qmp, record, err)
-             : ibx_source_vm_find(&s->vm, s->options->qmp, false, err); /* of an earlier version */
+    rc = ibx_source_vm_of_record(&s->vm, s->options->qmp, record, err);
     if (rc) {
         rc = ibx_source_guard_blamed(s, rc, err);
         return rc ? rc : find_pages(s, err);

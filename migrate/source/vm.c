@@ -80,8 +80,12 @@ int ibx_source_vm_of_record(struct source_vm *vm, const char *qmp, const struct 
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     int rc = vm->qmp ? 0 : ibx_qmp_connect(qmp, deadline, &vm->qmp, err);
-    if (!rc)
-        rc = ibx_journal_recall_ram(record, &vm->ram, err);
+    if (rc)
+        return rc;
+    /* Another client may have added or removed memory backends since. */
+    if (!record->block_count || !record->machine[0])
+        return ibx_source_vm_find(vm, qmp, false, err); /* a record of an earlier version */
+    rc = ibx_journal_recall_ram(record, &vm->ram, err);
     if (rc)
         return rc;
     vm->ram.pid = ibx_qmp_pid(vm->qmp);

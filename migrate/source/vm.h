@@ -65,14 +65,15 @@ void ibx_source_vm_init(struct source_vm *vm);
 /* To be called before anything else: whether libvirt drives QEMU's migration. */
 void ibx_source_vm_drive(struct source_vm *vm, bool libvirt);
 /* Connects to QEMU, unless that is done, and finds its RAM; `ahead`: sends at once all questions
- * that are asked until the VM has been described. */
+ * that are asked until the VM has been described. -EBUSY: an ib-migrate works at its monitor. */
 int ibx_source_vm_find(struct source_vm *vm, const char *qmp, bool ahead, struct ibx_error *err);
 /* Sends these questions, so that QEMU answers while this tool does other things. */
 void ibx_source_vm_ask_ahead(struct source_vm *vm);
 /* To be called before the description: drops answers that are too old. */
 void ibx_source_vm_check_ahead(const struct source_vm *vm);
-/* As ibx_source_vm_find(), but finds guest RAM by this record: its files may have other names by
- * now, or QEMU may not use them any more, or have more memory than these. */
+/* The same for whoever continues a VM, and waits for the monitor. Guest RAM is found by this
+ * record, unless it is of an earlier version: its files may have other names by now, or QEMU may
+ * not use them any more, or have more memory than these. */
 int ibx_source_vm_of_record(struct source_vm *vm, const char *qmp, const struct ibx_record *record,
                             struct ibx_error *err);
 /* Finds guest RAM in the files of this record, whose QEMU has ended, and sets them aside. -ESRCH

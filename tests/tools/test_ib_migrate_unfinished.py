@@ -145,6 +145,16 @@ def rollback_waits_for_who_has_the_monitor(scene):
 
 
 @case
+def recover_by_an_early_record_waits_for_who_has_the_monitor(scene):
+    """Such a record does not say where guest RAM is."""
+    source, _ = left_behind(scene)
+    rewrite_record(scene, "source", **{"state": "moved", "machine": "", "guest-ram": []})
+    holder = looks_like(scene, "send", source)
+    _, _, err = scene.run("recover", *source.qmp)
+    assert f"process {holder.pid} (ib-migrate send) has the QMP socket" in err, err
+
+
+@case
 def a_torn_record_hides_no_other(scene):
     """... and lets nothing begin, since it may be that of any VM here."""
     source, destination, sender, waiting = slow_migration(scene)
