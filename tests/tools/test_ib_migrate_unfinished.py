@@ -20,14 +20,17 @@ from migrate_scene import (Terminal, Vm, case, expect, fails, finish, interrupt_
 
 
 def left_behind(scene, *extra):
-    """A VM whose tool and watchdog are killed at once, right after its migration was started."""
+    """A VM whose tool and watchdog are killed at once, right after its migration was started.
+
+    The destination's tool has ended: a rollback that asks it just then must be called again."""
     source, destination = Vm(scene, *extra), Vm(scene, *extra, incoming=True)
-    _, uri = receiver(scene, destination)
+    waiting, uri = receiver(scene, destination)
     sender = start(scene, "send --json", *source.qmp, uri, env=stops_at("source:starting"))
     until(lambda: process_state(sender.pid) == "T", "it to stop itself")
     for pid in (*children(sender.pid), sender.pid):
         os.kill(pid, signal.SIGKILL)
     sender.wait(LIMIT)
+    equal(finish(waiting)[0], 1)
     await_migration(source, "failed")
     return source, uri
 
