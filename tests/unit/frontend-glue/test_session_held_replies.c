@@ -133,6 +133,7 @@ static int serve_late_as_gvirtus(struct session_pair *pair, void *argument)
 /* --------------------------------------------------------------- ... both, and memory is short */
 
 static struct ibx_session *_Atomic failing; /* its first message is sent, but not kept */
+static atomic_int refusal;                  /* of the next message, which is not sent */
 static sem_t has_failed, is_lent, may_go_on;
 
 int __real_ibx_session_try_send(struct ibx_session *s, const struct iovec *iov, int iovcnt);
@@ -140,6 +141,9 @@ int __wrap_ibx_session_try_send(struct ibx_session *s, const struct iovec *iov, 
 int __wrap_ibx_session_try_send(struct ibx_session *s, const struct iovec *iov, int iovcnt)
 {
     struct ibx_session *once = s;
+    const int refused = atomic_exchange(&refusal, 0);
+    if (refused)
+        return refused;
     const int rc = __real_ibx_session_try_send(s, iov, iovcnt);
     if (rc || !atomic_compare_exchange_strong(&failing, &once, NULL))
         return rc;
@@ -258,6 +262,18 @@ static void a_reply_whose_sending_failed_comes_once(void **state)
     session_pair_close(&pair);
 }
 
+/* The sender tries again while the request still runs. */
+static void there_is_no_credit_or_connection_at_first(void **state)
+{
+    static const int refusals[] = {-EAGAIN, -ENOTCONN};
+    (void)state;
+    for (unsigned i = 0; i < 2; i++) {
+        atomic_store(&refusal, refusals[i]);
+        replies_come(serve_by_hook);
+        assert_int_equal(atomic_load(&refusal), 0);
+    }
+}
+
 /* Each reply comes once over the next connection, or had come before. */
 static void the_connection_breaks(void **state)
 {
@@ -325,6 +341,7 @@ int main(void)
         cmocka_unit_test(while_gvirtus_runs_the_next),
         cmocka_unit_test(before_gvirtus_runs_the_next),
         cmocka_unit_test(a_reply_whose_sending_failed_comes_once),
+        cmocka_unit_test(there_is_no_credit_or_connection_at_first),
         cmocka_unit_test(the_connection_breaks),
         cmocka_unit_test(the_end_comes_first),
     };
