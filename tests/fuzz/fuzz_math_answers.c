@@ -8,7 +8,6 @@
  * - u8 n, and n steps of eight bytes: the function's number, two bytes, and choices for its
  *   arguments, which are used cyclically;
  * - the answers, see fake_frontend.h. */
-#include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/math_libraries/math_calls.h"
 #include "tests/fuzz/fake_frontend.h"
@@ -23,12 +22,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 #define CHOICES (STEP - 2)
 #define HANDLES 4u
 #define MADE    256u /* by one input, at most */
-
-/* A tensor's address here is in memory of this program, so it may be that of a value. */
-bool ibx_frontend_is_readable(const void *address)
-{
-    return address;
-}
 
 /* ------------------------------------------------------------ the program */
 

@@ -8,7 +8,6 @@
  * - u8 n, and n steps of six bytes: the function's number, its communicator, two choices of a
  *   number, one of a count, one of where the result goes;
  * - the answers, see fake_frontend.h. */
-#include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/session/math_nccl.h"
 #include "tests/fuzz/fake_frontend.h"
 
@@ -46,12 +45,6 @@ int ncclAllReduce(const void *from, void *to, size_t count, int type, int op, vo
                   void *stream);
 int ncclSend(const void *from, size_t count, int type, int peer, void *communicator, void *stream);
 const char *ncclGetLastError(void *communicator);
-
-/* A tensor's address here is in memory of this program, so it may be that of a value. */
-bool ibx_frontend_is_readable(const void *address)
-{
-    return address;
-}
 
 static void *communicators[COMMS];
 static unsigned open_groups; /* as a program counts them */
