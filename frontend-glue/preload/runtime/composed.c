@@ -30,24 +30,17 @@ int cudaMalloc3D(struct ibx_cuda_pitched *memory, struct ibx_cuda_extent extent)
     return rc;
 }
 
-/* The bytes from the beginning of the first row to the end of the last one. False: too many. */
-static bool bytes_of(const struct ibx_cuda_pitched *memory, const struct ibx_cuda_extent *extent,
-                     size_t plane, size_t *n)
-{
-    return !__builtin_mul_overflow(plane, extent->depth - 1, n) &&
-           !__builtin_add_overflow(*n, memory->pitch * (extent->height - 1), n) &&
-           !__builtin_add_overflow(*n, extent->width, n);
-}
-
 int cudaMemset3DAsync(struct ibx_cuda_pitched memory, int value, struct ibx_cuda_extent extent,
                       void *stream)
 {
-    size_t plane, n;
+    size_t plane, all;
     if (!extent.width || !extent.height || !extent.depth)
         return CUDA_SUCCESS;
     if (!memory.at || extent.width > memory.pitch || extent.height > memory.y ||
         __builtin_mul_overflow(memory.pitch, memory.y, &plane) ||
-        !bytes_of(&memory, &extent, plane, &n) || ibx_frontend_goes_beyond((uintptr_t)memory.at, n))
+        __builtin_mul_overflow(plane, extent.depth, &all) ||
+        ibx_frontend_goes_beyond((uintptr_t)memory.at,
+                                 all - plane + memory.pitch * (extent.height - 1) + extent.width))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (extent.height == memory.y) /* the planes are contiguous */
         return cudaMemset2DAsync(memory.at, memory.pitch, value, extent.width,
