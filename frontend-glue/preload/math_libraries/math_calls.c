@@ -538,8 +538,8 @@ static int make(struct call *c, bool theirs)
  * cuDNN's process ends by that. */
 static bool went_with_a_reset(const struct call *c, int status)
 {
-    return status == ibx_math_statuses_of(c->f->number)->not_initialized && c->handle &&
-           !ibx_math_is_dnn(c->f->number) && ibx_frontend_reserved_resets();
+    return status == c->statuses->not_initialized && c->handle && !ibx_math_is_dnn(c->f->number) &&
+           ibx_frontend_reserved_resets();
 }
 
 /* cuSPARSE's handle, and descriptors of cuDNN, may be NULL when they are destroyed. */
@@ -561,7 +561,7 @@ static int end(struct call *c, bool theirs, enum ibx_math_handle is)
     if (vector >= 0)
         ibx_math_vector_ended(c->handle);
     const int status = make(c, theirs);
-    if (status && !theirs && went_with_a_reset(c, status))
+    if (!theirs && went_with_a_reset(c, status))
         return 0;
     if (status && is != IBX_MATH_USUAL)
         ibx_math_handle_set(c->type, c->handle, is);
