@@ -50,28 +50,28 @@ struct options {
     unsigned count;
 };
 
-static void add_option(struct options *o, int kind, void *value)
+/* Returns where the value is, which the driver may replace. */
+static void **add_option(struct options *o, int kind, void *value)
 {
     o->kinds[o->count] = kind;
-    o->values[o->count++] = value;
+    o->values[o->count] = value;
+    return &o->values[o->count++];
 }
 
-static void add_log(struct options *o, int kind, char *log, size_t room)
+/* Returns where the driver says the length. NULL: there is no room, and so no log. */
+static void **add_log(struct options *o, int kind, char *log, size_t room)
 {
     if (!room)
-        return;
+        return NULL;
     add_option(o, kind, log);
-    add_option(o, kind + 1, pointer_to(room));
+    return add_option(o, kind + 1, pointer_to(room));
 }
 
 /* The length of a log, as the driver says: the room, if the log is cut. */
-static uint32_t length_of(const struct options *o, int kind, const char *log, size_t room)
+static uint32_t length_of(void *const *said, const char *log, size_t room)
 {
     const size_t n = strnlen(log, room);
-    for (unsigned i = 0; i < o->count; i++)
-        if (o->kinds[i] == kind + 1 && n + 1 == room && (uint32_t)(uintptr_t)o->values[i] == room)
-            return (uint32_t)room;
-    return (uint32_t)n;
+    return (uint32_t)(said && n + 1 == room && (uint32_t)(uintptr_t)*said == room ? room : n);
 }
 
 /* Returns what the driver returns. The logs are filled even if it fails. */
@@ -81,9 +81,9 @@ static int link_text(struct text *t)
     const struct driver *driver = &t->driver;
     void *state = NULL, *image;
     size_t n;
-    add_option(&o, WALL_TIME, NULL);
-    add_log(&o, INFO_LOG, t->logs, t->info);
-    add_log(&o, ERROR_LOG, t->logs + t->info, t->error);
+    void **time = add_option(&o, WALL_TIME, NULL);
+    void **info = add_log(&o, INFO_LOG, t->logs, t->info);
+    void **error = add_log(&o, ERROR_LOG, t->logs + t->info, t->error);
     if (t->verbose)
         add_option(&o, VERBOSE, pointer_to(1));
     int rc = driver->create(o.count, o.kinds, o.values, &state);
@@ -92,9 +92,9 @@ static int link_text(struct text *t)
     rc = driver->add(state, IS_PTX, t->ptx, t->n + 1, "the client's PTX", 0, NULL, NULL);
     if (!rc && !t->adds)
         rc = driver->complete(state, &image, &n);
-    memcpy(&t->time, &o.values[0], sizeof(t->time));
-    t->info_length = length_of(&o, INFO_LOG, t->logs, t->info);
-    t->error_length = length_of(&o, ERROR_LOG, t->logs + t->info, t->error);
+    memcpy(&t->time, time, sizeof(t->time));
+    t->info_length = length_of(info, t->logs, t->info);
+    t->error_length = length_of(error, t->logs + t->info, t->error);
     driver->destroy(state);
     return rc;
 }
