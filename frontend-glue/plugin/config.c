@@ -222,6 +222,16 @@ static void resolve(const struct ibx_glue_config *config, const char *value,
         snprintf(path, 2 * PATH_MAX, "%.*s/%s", (int)(slash - config->file), config->file, value);
 }
 
+/* Whether the value of the option with this name of n characters is a path. */
+static bool is_path(const char *name, size_t n)
+{
+    static const char *const paths[] = {"key_file", "shm_dir"};
+    for (size_t i = 0; i < sizeof(paths) / sizeof(paths[0]); i++)
+        if (strlen(paths[i]) == n && !memcmp(paths[i], name, n))
+            return true;
+    return false;
+}
+
 static int set_path(struct ibx_glue_config *config, const char *key, const char *value,
                     struct ibx_error *err)
 {
@@ -298,7 +308,7 @@ static int set_key(struct ibx_glue_config *config, const char *key, const char *
         return set_share(config, value, err);
     if (!strcmp(key, "tuning"))
         return set_tuning(config, value, err);
-    if (!strcmp(key, "key_file") || !strcmp(key, "shm_dir"))
+    if (is_path(key, strlen(key)))
         return set_path(config, key, value, err);
     int rc = ibx_options_set(&config->options, key, value, err);
     char meant[32];
@@ -392,18 +402,13 @@ int ibx_glue_uri_pipeline(const char *text, char rest[IBX_GLUE_URI_MAX],
 
 int ibx_glue_uri_paths(const char *text, struct ibx_error *err)
 {
-    static const char *const paths[] = {"key_file", "shm_dir"};
     for (const char *at = text + strcspn(text, "?"); *at; at += strcspn(at, "&")) {
-        size_t key = strcspn(++at, "=&");
-        for (size_t i = 0; i < sizeof(paths) / sizeof(paths[0]); i++) {
-            if (strlen(paths[i]) == key && !strncmp(at, paths[i], key) && at[key] == '=' &&
-                !strchr("/&", at[key + 1]))
-                return ibx_error_set(
-                    err, -EINVAL,
-                    "\"%.*s\" in the URI: give an absolute path, or the key " PREFIX
-                    "%s, whose path starts at the properties file",
-                    (int)strcspn(at, "&"), at, paths[i]);
-        }
+        const size_t key = strcspn(++at, "=&");
+        if (is_path(at, key) && at[key] == '=' && !strchr("/&", at[key + 1]))
+            return ibx_error_set(err, -EINVAL,
+                                 "\"%.*s\" in the URI: give an absolute path, or the key " PREFIX
+                                 "%.*s, whose path starts at the properties file",
+                                 (int)strcspn(at, "&"), at, (int)key, at);
     }
     return 0;
 }
