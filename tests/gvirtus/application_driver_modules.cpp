@@ -114,11 +114,12 @@ bool driver_without_context()
 {
     void *context = nullptr, *stream = nullptr, *event = nullptr, *module = nullptr;
     void *function = nullptr, *own = nullptr, *pinned = nullptr, *array = nullptr;
-    const struct {
-        std::size_t width = 8, height = 4;
-        int format = 32; // float
-        unsigned channels = 1;
-    } floats;
+    struct Planar {
+        std::size_t width, height;
+        int format; // 32: float
+        unsigned channels;
+    };
+    const Planar floats{8, 4, 32, 1};
     Address memory = 0, other = 0;
     constexpr std::size_t n = 1000;
     const std::vector<char> image = library_cubin(), bytes = random_bytes(n, 8);
@@ -172,6 +173,8 @@ bool driver_without_context()
         unsigned count = 0;
         void *found = nullptr, *graph = nullptr, *node = nullptr;
         int registers = -1;
+        std::size_t offset = 1;
+        Planar found_floats{};
         REQUIRE(cu("cuModuleGetFunctionCount", &count, module) == 0 && count);
         REQUIRE(cu("cuModuleEnumerateFunctions", &found, 1u, module) == 0 && found);
         REQUIRE(cu("cuModuleGetGlobal_v2", &to, &length, module,
@@ -179,6 +182,13 @@ bool driver_without_context()
         REQUIRE(cu("cuFuncGetModule", &found, static_cast<const void *>(function)) == 0);
         REQUIRE(found == module &&
                 cu("cuFuncGetAttribute", &registers, 4, static_cast<const void *>(function)) == 0);
+        // The runtime here lacks these two: 801, but not 201.
+        REQUIRE(cu("cuFuncSetCacheConfig", static_cast<const void *>(function), 0) == 801);
+        REQUIRE(cu("cuFuncSetAttribute", static_cast<const void *>(function), 9, 0) == 801);
+        REQUIRE(cu("cuFuncGetParamInfo", static_cast<const void *>(function), std::size_t{0},
+                   &offset, &length) == 0);
+        REQUIRE(cu("cuArrayGetDescriptor_v2", &found_floats, array) == 0 &&
+                found_floats.width == 8 && found_floats.height == 4);
         REQUIRE(cu("cuGraphCreate", &graph, 0u) == 0);
         REQUIRE(cu("cuGraphAddEmptyNode", &node, graph, static_cast<const void **>(nullptr),
                    std::size_t{0}) == 0);
