@@ -482,9 +482,11 @@ bool options_are_checked()
     };
     REQUIRE(load(1, {77}) == 1 && load(1, {-1}) == 1 && load(1, {}) == 1 && !loaded);
     REQUIRE(load(2, {7, 2}) == 0 && loaded && !values[0] && values[1]);
-    REQUIRE(load(2, {2, 2}) == 0 && !values[0]); // twice: neither, as natively
+    values[1] = nullptr;
+    REQUIRE(load(2, {2, 2}) == 0 && !values[0] && !values[1]); // twice: neither, as natively
     values[1] = reinterpret_cast<void *>(100);
-    REQUIRE(load(2, {5, 6}) == 1 && values[1] == reinterpret_cast<void *>(100));
+    for (const int log : {3, 5})
+        REQUIRE(load(2, {log, log + 1}) == 1 && values[1] == reinterpret_cast<void *>(100));
     values[1] = nullptr;
     return HOLDS(load(0, {}) == 0);
 }
