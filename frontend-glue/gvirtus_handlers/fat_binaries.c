@@ -114,8 +114,8 @@ static bool cubin_fits(const struct bytes *cubin)
 
 /* ------------------------------------------------------------------------------ images */
 
-/* A cubin that G5's handler decompresses by LZ4, however it is compressed; it gives up if that
- * fails, and takes what it has if that makes less. G3's does not look into it. */
+/* G5's handler decompresses a cubin by LZ4, whatever it was compressed with. It gives up if LZ4
+ * fails, and parses the whole buffer if LZ4 fills only a part. G3's does not look into it. */
 static bool compressed_fits(const struct bytes *image, uint64_t uncompressed)
 {
     const uint64_t most = image->n * LZ4_RATIO + LZ4_LAST;

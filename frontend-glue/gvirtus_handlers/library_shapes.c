@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Handlers of libraries (cuBLAS, cuDNN, cuRAND, NVML) take numbers of a request as lengths of their
- * stack, of a reply or of host memory, whatever came with the request; and scalars where they lie.
+ * Handlers of libraries (cuBLAS, cuDNN, cuRAND, NVML) take lengths from a request without checks:
+ * of arrays on their stack, of a reply, of host memory. They pass on scalars at any alignment.
  */
 #include "frontend-glue/gvirtus_handlers/request_shapes.h"
 
@@ -50,9 +50,9 @@ static const struct shape {
     {"cublasGetMatrix", 0, 4, 8, 33, 0, 32},
 };
 
-/* The bytes of requests for random numbers, as G5's handlers read them at most. G3's take one
- * number out of the request, which is then longer, and have cuRAND write all of them there; or
- * none, which makes it as long, and have cuRAND write to NULL. */
+/* Requests for random numbers, with the most bytes that G5's handlers read. G3's handlers have
+ * cuRAND write all numbers into the request. It is longer by one number, which they read; or it has
+ * none, is as long as G5's, and cuRAND writes to NULL. */
 static const struct {
     const char *name;
     unsigned bytes;
@@ -123,9 +123,10 @@ static void mend_number(const struct limit *l, uint8_t *body, size_t n)
         put(body, l->at, l->bytes, l->instead);
 }
 
-/* cuRAND refuses to work without a generator. Where G3 finds NULL and how many numbers, G5 finds
- * that there are none, and what does not matter then: an address, a mean, or Poisson's lambda, 0 of
- * which cuRAND may refuse. */
+/* A longer request loses its generator, without which cuRAND refuses. In one of G5's length with 0
+ * at byte 8, byte 16 becomes 0. For G3's handler that is how many numbers to write to NULL. For
+ * G5's handler byte 8 is that count, so byte 16 (an address, a mean, or Poisson's lambda, 0 of
+ * which cuRAND may refuse) does not matter. */
 static void mend_random(const char *name, uint8_t *body, size_t n)
 {
     for (size_t i = 0; i < sizeof(randoms) / sizeof(randoms[0]); i++) {

@@ -2,11 +2,11 @@
 /*
  * The options of cuModuleLoadDataEx. The handler gives CUDA an address of its own in place of every
  * value: as the length of a log, too, for which it has allocated 1,024 bytes, or as many as the
- * client says, and as lists of symbols. Numbers as options only make no difference to others.
+ * client says, and as lists of symbols. Options whose values are numbers are harmless.
  *
  * So an option for a log becomes one that takes no value, and the reply says that the log is empty.
  * GVirtuS's front end sends 8 bytes of each value, of which the handler takes 4, and reads the
- * reply otherwise than the handler writes it. Both are put right as well.
+ * reply otherwise than the handler writes it. This file corrects both.
  */
 #include "frontend-glue/gvirtus_handlers/request_shapes.h"
 
@@ -17,8 +17,7 @@
 #define SENT  8u /* bytes of a value that the front end sends, behind their number */
 #define TAKEN 4u /* ... that the handler takes */
 
-/* Values of CUjit_option: the first one returns a time, those for logs and the others that are
- * named here stand for memory. */
+/* CUjit_option. WALL_TIME returns a time; the others take addresses, or lengths of logs. */
 enum {
     WALL_TIME = 2,
     INFO_LOG = 3,
@@ -104,7 +103,7 @@ void ibx_load_options_mend(uint8_t *body, size_t n, struct ibx_load_options *opt
         options->kinds[i] = kind > UINT8_MAX ? UINT8_MAX : (uint8_t)kind;
         if (is_of_log(kind))
             ibx_put_u32(&instead, WALL_TIME);
-        ibx_put_u64(&w, TAKEN); /* these are never behind what is read next */
+        ibx_put_u64(&w, TAKEN); /* shorter than what was read: never overtakes it */
         ibx_put_u32(&w, number);
     }
     memset(body + values + w.length, 0, n - values - w.length);

@@ -61,9 +61,9 @@ bool ibx_image_string_fits(const uint8_t *body, size_t n);
 void ibx_load_options_mend(uint8_t *body, size_t n, struct ibx_load_options *options);
 void ibx_load_options_answer(const struct ibx_load_options *options, uint8_t *payload, size_t n);
 
-/* To be called before `watch` notes the bytes. False: they are of a name that is longer than any,
- * or is not of printable ASCII. GVirtuS keeps a name in memory until its end comes, which counts
- * nowhere, and writes one that it does not know to its log as it is. */
+/* request_shapes.c: to be called before `watch` notes the bytes. False: they belong to a name that
+ * is longer than any call's, or that is not printable ASCII. GVirtuS keeps a name in memory, which
+ * no limit counts, until its NUL comes. It writes an unknown name to its log as it is. */
 bool ibx_shapes_is_name(const struct ibx_request_watch *watch, const uint8_t *bytes, size_t n);
 
 /* Why a handler must not get a request. */
@@ -73,8 +73,9 @@ bool ibx_shapes_is_name(const struct ibx_request_watch *watch, const uint8_t *by
 #define IBX_BARRED_PINNED  8u  /* it pins memory that is not counted */
 #define IBX_BARRED_TENANTS 16u /* it reaches what other tenants have in other processes */
 
-/* To be called before `watch` notes the bytes: the bits that hold for a name that ends or goes on
- * in them, or 0; *last: a character to change, so that the name is that of no request. */
+/* request_shapes.c: to be called before `watch` notes the bytes. Returns why the name that they end
+ * or continue is barred, as bits; 0: it is not. *last: the character to change, so that no handler
+ * has the name. */
 unsigned ibx_shapes_barred(const struct ibx_request_watch *watch, uint8_t *bytes, size_t n,
                            uint8_t **last);
 
