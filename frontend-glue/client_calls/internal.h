@@ -463,13 +463,13 @@ bool ibx_process_waits_for(const struct ibx_event_use *use);
  * and *below is its id. NULL: there are no more. It lives until it is unlocked. */
 struct ibx_pipeline *ibx_process_lock_below(uint64_t *below);
 
-/* keeper.c: once a process */
+/* keeper.c: starts the process's keeper, if that was not done yet. */
 void ibx_keeper_begin(void);
 /* Does what the keeper does twice a second. */
 void ibx_keeper_look(void);
 
-/* A pipeline's `unsent` is true: has the sender send its backlog within `patience` ns. False: there
- * is no sender. */
+/* process.c: a pipeline's `unsent` is true: has the sender send its backlog within `patience` ns.
+ * False: there is no sender. */
 bool ibx_process_send_soon(uint32_t patience);
 
 #endif

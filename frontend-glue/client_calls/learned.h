@@ -55,10 +55,9 @@ void ibx_replies_clear(struct ibx_known_replies *replies);
 
 /* ------------------------------------------------------- configurations of launches */
 
-#define IBX_CONFIGURATION_BYTES                                                                    \
-    40u                        /* grid and block, 12 each; shared memory and stream, 8 each        \
-                                */
-#define IBX_CONFIGURATIONS 16u /* most that were pushed and not popped */
+/* grid and block, 12 bytes each; shared memory and stream, 8 each */
+#define IBX_CONFIGURATION_BYTES 40u
+#define IBX_CONFIGURATIONS      16u /* most that were pushed and not popped */
 
 /* The configurations of launches that were pushed, and the form of a reply to
  * cudaPopCallConfiguration: which of the four fields are preceded by their length. */

@@ -106,7 +106,8 @@ bool ibx_request_settles(const struct ibx_call *call, const uint8_t *body, size_
                : call->kind == IBX_CALL_QUERIES && call->stream_at == IBX_CALL_ALL_STREAMS;
 }
 
-/* What was given back counts no more against limits, and may be given out again. */
+/* Whether the call makes an event. It has to come after destructions of events in other threads,
+ * which make room below limits and whose handles it may return. */
 static bool makes_event(const struct ibx_call *call)
 {
     return call->kind == IBX_CALL_ASKS && !strncmp(call->name, "cudaEventCreate", 15);

@@ -32,8 +32,9 @@ struct handle {
     enum ibx_handle_kind kind;
     uint64_t value;
     uint64_t last;      /* of memory: its last byte; else as `value` */
-    uint64_t of;        /* of a node or an executable graph: its graph; of a level: its mipmapped
-                           array; 0: not known, or gone */
+    uint64_t of;        /* what it ends with: of a node, a condition or a graph within another one:
+                           that graph; of a level: its mipmapped array; of a function: its module;
+                           of an executable graph, which stays: its graph; 0: not known, or gone */
     uint64_t number;    /* in the order of making; 0: a node that came by a capture or a clone */
     uint64_t moved;     /* of a graph: the number that it got when it was moved; 0: it was not */
     uint64_t client;    /* whose it is (client_list.c); 0: not known */

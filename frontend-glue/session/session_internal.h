@@ -379,7 +379,7 @@ int ibx_session_next_message(struct ibx_session *s, struct message_queue *queue,
 /* Waits for a control message that consists of this type only, by which the peer confirms `what`.
  * As ibx_session_fail(). */
 int ibx_session_confirmed(struct ibx_session *s, enum message_type type, const char *what);
-/* Releases the message that is being read. */
+/* stream.c: releases the message that is being read. */
 void ibx_session_release_current(struct ibx_session *s);
 /* Whether it is a message of one byte, of this type. */
 bool ibx_message_is(const struct ibx_event *event, enum message_type type);

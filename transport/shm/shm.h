@@ -457,6 +457,7 @@ int ibx_shm_remote_hold(void *endpoint, const struct ibx_remote *remote, unsigne
                         struct ibx_reach *reach);
 void ibx_shm_remote_release(void *endpoint);
 int ibx_shm_remote_copy(void *endpoint, bool read, void *local, uint64_t address, size_t length);
+/* memory.c and peer_arena.c: as the provider's functions of these names (provider.h). */
 int ibx_shm_shared_give(void *endpoint);
 int ibx_shm_shared_of_peer(void *endpoint, uint64_t *bytes);
 
