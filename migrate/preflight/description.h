@@ -59,13 +59,14 @@ json_t *ibx_numa_of_info(const char *text);
 
 /* ------------------------------------------------------------ disks.c */
 
-/* "disks": an array of
- *   {"at", "type", "removable", "read-only", "writeback": the guest has to flush, "bytes",
- * "firmware": bool, "bitmaps", "layers": [...]} bitmaps: dirty bitmaps that are in memory only.
- * "bytes" and "layers" are missing if there is no medium in it. A layer is a node of its chain of
+/* Adds "disks": an array of
+ *   {"at", "type", "removable": bool, "read-only": bool, "writeback": bool, "bytes",
+ *    "firmware": bool, "bitmaps": [NAME], "layers": [LAYER]}
+ * writeback: the guest has to flush; bitmaps: dirty bitmaps that are in memory only. Without a
+ * medium only "at", "type", "removable" and "firmware" are there. A layer is a node of the chain of
  * images:
  *   {"role": "", "file", "backing", "backing/file", ..., "driver"}
- * and a node that is not made of others also has "file", by ibx_disk_name(), and the members of
+ * A node that is not made of others also has "file", by ibx_disk_name(), and the members of
  * disk_identity.c. */
 int ibx_describe_disks(struct describing *d);
 /* The name of an image as QEMU has it, but without a password, since it is sent to the other host
@@ -117,12 +118,12 @@ extern const struct ibx_action {
 
 /* ------------------------------------------------------------ virtio.c */
 
-/* "virtio": {QOM PATH: {"name", "addr", "used": [FEATURE], "offered": [FEATURE]}} */
+/* Adds "virtio": {QOM PATH: {"name", "addr", "used": [FEATURE], "offered": [FEATURE]}} */
 void ibx_describe_virtio(struct describing *d);
 void ibx_compare_virtio(const json_t *source, const json_t *destination,
                         struct ibx_blockers *blockers);
 
-/* ------------------------------------------------------------ compare_*.c */
+/* ------------------------------------------------------------ compare.c and compare_*.c */
 
 /* Properties of a vCPU that cpuid shows to its guest, without features. */
 struct ibx_cpu_property {

@@ -465,7 +465,8 @@ static json_t *ich9_properties(const json_t *tree)
     return NULL;
 }
 
-/* Adds the properties that "info qtree" has of its like in other machines, but leaves out here. */
+/* Adds properties that "info qtree" shows for the south bridges of other machines, and not for this
+ * one. */
 static void add_to_ich9(struct describing *d, const json_t *tree)
 {
     static const char *const hidden[] = {"acpi-pci-hotplug-with-bridge-support", "disable_s3",

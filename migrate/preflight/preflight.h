@@ -5,18 +5,18 @@
  * monitor and the guest RAM, no migration.
  *
  *   blockers.c       QEMU, its RAM, this host; what both sides have in common
- *   bypassing.c    devices and back ends that access guest RAM without QEMU
+ *   bypassing.c      devices and back ends that access guest RAM without QEMU
  *   block_users.c    block jobs, exports and locks: who else uses the disks
  *   replay.c         recorded and replayed VMs
- *   recheck.c      whether a VM still has the devices and images that were compared
+ *   recheck.c        whether a VM still has the devices and images that were compared
  *   description.c    the VM as both sides must have it: devices.c, machine.c, disks.c,
- *                    disk_identity.c, options.c, virtio.c; and the comparison: compare.c,
- *                    compare_cpu.c, compare_disks.c, compare_options.c
+ *                    disk_identity.c, options.c; and the comparison: compare.c, compare_cpu.c,
+ *                    compare_disks.c, compare_options.c; both: virtio.c
  *   settings.c       QEMU's migration capabilities and parameters: what a migration needs
- *   listening.c    a QEMU that listens for a migration itself
+ *   listening.c      a QEMU that listens for a migration itself
  *   ram_file.c       who can reach the file of guest RAM
  *   memory_limit.c   memory that this host, a control group or a file system does not have
- *   warm.c         devices that write to guest RAM without the tracker noticing
+ *   warm.c           devices that write to guest RAM without the tracker noticing
  *
  * Functions that return an int fail only when QEMU could not be asked; what they find goes to
  * `blockers`. A migration may begin when blockers->count is 0.
@@ -75,7 +75,7 @@ void ibx_preflight_listening(const struct ibx_guest_ram *ram, const json_t *migr
 /* -EINVAL: libvirt has this QEMU listen for a migration, but not at the socket `path`. */
 int ibx_preflight_listens_at(struct ibx_qmp *qmp, const char *path, uint64_t deadline_ns,
                              struct ibx_error *err);
-/* Makes the queries of a later preflight of this QEMU now, while answers are cached
+/* blockers.c: makes the queries of a later preflight of this QEMU now, while answers are cached
  * (ibx_qmp_remember()). */
 void ibx_preflight_ask(struct ibx_qmp *qmp, uint64_t deadline_ns);
 /* What the two sides must have in common: machine type, memory backends, sizes, page sizes, UUID.
@@ -103,9 +103,9 @@ const char *ibx_preflight_block_job(json_t *event);
 /* replay.c: finds out whether QEMU records its VM's execution or replays it. */
 int ibx_preflight_replay(struct ibx_qmp *qmp, struct ibx_blockers *blockers, uint64_t deadline_ns,
                          struct ibx_error *err);
-/* Images (files, and with `devices` block devices) that a QEMU writes and that others must not
- * write, by its locks on them. The second function tells whether QEMU still has such a lock
- * although it has handed its disks over, and sets `path` to that image. */
+/* block_users.c: images (files, and with `devices` block devices) that a QEMU writes and that
+ * others must not write, by its locks on them. The second function tells whether QEMU still has
+ * such a lock although it has handed its disks over, and sets `path` to that image. */
 #define IBX_IMAGES_MAX 16u
 struct ibx_images {
     bool devices;
@@ -133,7 +133,7 @@ int ibx_preflight_since(struct ibx_qmp *qmp, bool disks, const json_t *compared,
 /* Adds each child of the QOM path `path` to `types`, as name and type. */
 int ibx_preflight_children(struct ibx_qmp *qmp, const char *path, json_t *types,
                            uint64_t deadline_ns, struct ibx_error *err);
-/* Destination: checks the rights to trace QEMU and to make a userfaultfd. */
+/* blockers.c: at the destination, checks the rights to trace QEMU and to make a userfaultfd. */
 void ibx_preflight_permissions(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
 /* ram_file.c: finds files of guest RAM that other users can read or change, or have made. */
 void ibx_preflight_ram_files(const struct ibx_guest_ram *ram, struct ibx_blockers *blockers);
@@ -173,13 +173,13 @@ void ibx_preflight_space(const struct ibx_guest_ram *ram, struct ibx_blockers *b
 void ibx_preflight_fill(int folder, const char *path, uint64_t bytes, bool all,
                         struct ibx_blockers *blockers);
 
-/* Bytes that the source pins for page connections over a fabric that pins: pieces that hold data.
- */
+/* blockers.c: bytes that the source pins for page connections over a fabric that pins: pieces that
+ * hold data. */
 int ibx_preflight_locked_bytes(const struct ibx_guest_ram *ram, uint64_t *bytes,
                                struct ibx_error *err);
-/* Whether the tracker sees all changes of guest RAM while the VM runs. -EOPNOTSUPP names what it
- * does not see, for instance a guest that can run VMs of its own under KVM. With `nests` (may be
- * NULL) such a guest is accepted if it runs none now, and `*nests` is set: then
+/* warm.c: whether the tracker sees all changes of guest RAM while the VM runs. -EOPNOTSUPP names
+ * what it does not see, for instance a guest that can run VMs of its own under KVM. With `nests`
+ * (may be NULL) such a guest is accepted if it runs none now, and `*nests` is set: then
  * ibx_preflight_nested() has to be called again and again. */
 int ibx_preflight_warm(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, bool *nests,
                        uint64_t deadline_ns, struct ibx_error *err);
@@ -198,7 +198,7 @@ int ibx_preflight_wants_zeros(struct ibx_qmp *qmp, uint64_t deadline_ns, struct 
  * event tells that, and the page may be in flight. */
 void ibx_preflight_minor(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram,
                          struct ibx_blockers *blockers, uint64_t deadline_ns);
-/* Checks that this process may lock `bytes`, which `fabric` has to pin in all. */
+/* blockers.c: checks that this process may lock `bytes`, which `fabric` has to pin in all. */
 void ibx_preflight_locked(const char *fabric, uint64_t bytes, struct ibx_blockers *blockers);
 
 /* Adds a blocker, or a note. */
