@@ -209,7 +209,7 @@ static void forget(void)
     for (unsigned i = 0; i < made_count + HANDLES; i++) {
         const uint64_t handle = i < made_count ? made[i] : handles[i - made_count];
         for (unsigned type = 0; type < IBX_MATH_TYPES; type++)
-            ibx_math_handle_set((enum ibx_math_type)type, handle, IBX_MATH_USUAL);
+            ibx_math_handle_end((enum ibx_math_type)type, handle);
         ibx_math_settings_end(handle);
         ibx_math_vector_ended(handle);
     }

@@ -119,18 +119,23 @@ bool known_no_more(Handle &h)
     return HOLDS(math("cublasDestroy_v2", fresh) == 0);
 }
 
-// A reset takes handles; natively they are destroyed behind it nevertheless, but no made-up ones.
+// A reset takes handles; natively they are destroyed behind it nevertheless, but not twice, and no
+// made-up ones.
 bool ends_after_reset()
 {
     void *handle = nullptr, *generator = nullptr, *sparse = nullptr, *solver = nullptr;
-    int plan = 0;
+    int plan = 0, ended = 0;
     REQUIRE(math("cublasCreate_v2", &handle) == 0 && math("cusparseCreate", &sparse) == 0);
     REQUIRE(math("curandCreateGenerator", &generator, 100) == 0);
     REQUIRE(math("cusolverDnCreate", &solver) == 0 && math("cufftCreate", &plan) == 0);
+    REQUIRE(math("cufftCreate", &ended) == 0 && math("cufftDestroy", ended) == 0);
     REQUIRE(math("cublasDestroy_v2", generator) == 1 && cudaDeviceReset() == 0);
+    REQUIRE(ended != plan && math("cufftDestroy", ended) == 1);
     REQUIRE(math("cublasDestroy_v2", handle) == 0 && math("cusparseDestroy", sparse) == 0);
     REQUIRE(math("curandDestroyGenerator", generator) == 0 && math("cufftDestroy", plan) == 0);
     REQUIRE(math("cusolverDnDestroy", solver) == 0);
+    REQUIRE(math("cufftDestroy", plan) == 1 && math("cusparseDestroy", sparse) != 0);
+    REQUIRE(math("cublasDestroy_v2", handle) == 1);
     return HOLDS(math("cublasDestroy_v2", static_cast<void *>(nullptr)) == 1);
 }
 

@@ -341,7 +341,10 @@ static void take_results(const struct call *c, const uint8_t *out)
         if (makes(a)) {
             const uint64_t made = ibx_get_u64(&r);
             const int plan = (int)(uint32_t)made;
-            ibx_math_handle_set((enum ibx_math_type)a->n, made, IBX_MATH_USUAL);
+            if (ibx_math_is_dnn(c->f->number)) /* its handles do not survive a reset */
+                ibx_math_handle_end((enum ibx_math_type)a->n, made);
+            else
+                ibx_math_handle_set((enum ibx_math_type)a->n, made, IBX_MATH_USUAL);
             if (a->n == IBX_MATH_BLAS)
                 ibx_math_settings_end(made);
             if (a->n == IBX_MATH_DNVEC) /* arguments: handle, size, values, type */
@@ -534,14 +537,6 @@ static int make(struct call *c, bool theirs)
     return theirs ? pass(c) : request(c);
 }
 
-/* A reset takes handles of libraries at the back end. Natively they are then destroyed as before;
- * cuDNN's process ends by that. */
-static bool went_with_a_reset(const struct call *c, int status)
-{
-    return status == c->statuses->not_initialized && c->handle && !ibx_math_is_dnn(c->f->number) &&
-           ibx_frontend_reserved_resets();
-}
-
 /* cuSPARSE's handle, and descriptors of cuDNN, may be NULL when they are destroyed. */
 static bool is_nothing(const struct call *c)
 {
@@ -551,19 +546,20 @@ static bool is_nothing(const struct call *c)
 }
 
 /* Destroys a handle. What is known of it is dropped before the call: right after it another thread
- * may get the same handle. */
+ * may get the same handle. A reset takes handles at the back end; natively they are then destroyed
+ * as before. */
 static int end(struct call *c, bool theirs, enum ibx_math_handle is)
 {
     if (is_nothing(c))
         return 0;
     const int vector = c->type == IBX_MATH_DNVEC ? ibx_math_vector_type(c->handle) : -1;
-    ibx_math_handle_set(c->type, c->handle, IBX_MATH_USUAL);
+    const bool known = ibx_math_handle_end(c->type, c->handle);
     if (vector >= 0)
         ibx_math_vector_ended(c->handle);
     const int status = make(c, theirs);
-    if (!theirs && went_with_a_reset(c, status))
+    if (known && !theirs && status == c->statuses->not_initialized)
         return 0;
-    if (status && is != IBX_MATH_USUAL)
+    if (status && known)
         ibx_math_handle_set(c->type, c->handle, is);
     if (status && vector >= 0)
         ibx_math_vector_made(c->handle, vector);

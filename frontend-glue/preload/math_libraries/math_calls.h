@@ -22,7 +22,7 @@ int ibx_frontend_math(unsigned number, const union ibx_math_value *values);
 /* The same, always as a request at once: deferred settings of the handle are left aside. */
 int ibx_frontend_math_now(unsigned number, const union ibx_math_value *values);
 
-/* math_handles.c: handles that are not IBX_MATH_USUAL */
+/* math_handles.c: the process's handles, except descriptors of cuDNN that requests have made */
 
 enum ibx_math_handle {
     IBX_MATH_USUAL,     /* made by a request; scalar arguments are in host memory */
@@ -31,10 +31,13 @@ enum ibx_math_handle {
     IBX_MATH_ON_HOST /* a random generator of GVirtuS that fills host memory, as GVirtuS's functions
                         do */
 };
-/* The kind of a handle. Handles of different types may have the same value. */
+/* The kind of a handle, IBX_MATH_USUAL if there is none. Handles of different types may have the
+ * same value. */
 enum ibx_math_handle ibx_math_handle_is(enum ibx_math_type type, uint64_t handle);
 /* Sets it. False: there is no memory. */
 bool ibx_math_handle_set(enum ibx_math_type type, uint64_t handle, enum ibx_math_handle is);
+/* The handle is destroyed. False: there was none. */
+bool ibx_math_handle_end(enum ibx_math_type type, uint64_t handle);
 
 /* math_vectors.c: the cudaDataType of dense vectors, as the program stated it: the back end must
  * not decide how many bytes of the program's scalars are read. */

@@ -14,9 +14,10 @@ struct known {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct known *list; /* protected by the lock */
-static size_t room;        /* capacity of the list; protected by the lock */
-static atomic_size_t count;
+/* Protected by the lock. */
+static struct known *list;
+static size_t count, room;    /* handles; capacity of the list */
+static atomic_size_t unusual; /* handles that are not IBX_MATH_USUAL */
 
 /* The lock is held across a fork, because the child uses the list. */
 IBX_FORKS_WAIT_FOR(lock);
@@ -25,18 +26,18 @@ IBX_FORKS_WAIT_FOR(lock);
 static size_t find(enum ibx_math_type type, uint64_t handle)
 {
     size_t i = 0;
-    while (i < atomic_load(&count) && (list[i].handle != handle || list[i].type != type))
+    while (i < count && (list[i].handle != handle || list[i].type != type))
         i++;
     return i;
 }
 
 enum ibx_math_handle ibx_math_handle_is(enum ibx_math_type type, uint64_t handle)
 {
-    if (!atomic_load_explicit(&count, memory_order_acquire))
+    if (!atomic_load_explicit(&unusual, memory_order_acquire))
         return IBX_MATH_USUAL;
     pthread_mutex_lock(&lock);
     const size_t i = find(type, handle);
-    const enum ibx_math_handle is = i < atomic_load(&count) ? list[i].is : IBX_MATH_USUAL;
+    const enum ibx_math_handle is = i < count ? list[i].is : IBX_MATH_USUAL;
     pthread_mutex_unlock(&lock);
     return is;
 }
@@ -45,7 +46,7 @@ enum ibx_math_handle ibx_math_handle_is(enum ibx_math_type type, uint64_t handle
 static bool grow(void)
 {
     const size_t more = room ? 2 * room : 16;
-    if (atomic_load(&count) < room)
+    if (count < room)
         return true;
     struct known *grown = realloc(list, more * sizeof(*grown));
     if (!grown)
@@ -55,20 +56,35 @@ static bool grow(void)
     return true;
 }
 
+/* Called under the lock. Removes the i-th, if there is one. */
+static void take_out(size_t i)
+{
+    if (i == count)
+        return;
+    if (list[i].is != IBX_MATH_USUAL)
+        atomic_fetch_sub(&unusual, 1);
+    list[i] = list[--count];
+}
+
 bool ibx_math_handle_set(enum ibx_math_type type, uint64_t handle, enum ibx_math_handle is)
 {
-    if (is == IBX_MATH_USUAL && !atomic_load(&count))
-        return true;
     pthread_mutex_lock(&lock);
-    const size_t n = atomic_load(&count), i = find(type, handle);
-    bool good = true;
-    if (is == IBX_MATH_USUAL && i < n) {
-        list[i] = list[n - 1];
-        atomic_store(&count, n - 1);
-    } else if (is != IBX_MATH_USUAL && (good = i < n || grow())) {
-        list[i] = (struct known){type, handle, is};
-        atomic_store(&count, i < n ? n : n + 1);
+    take_out(find(type, handle));
+    const bool good = grow();
+    if (good) {
+        list[count++] = (struct known){type, handle, is};
+        atomic_fetch_add(&unusual, is != IBX_MATH_USUAL);
     }
     pthread_mutex_unlock(&lock);
     return good;
+}
+
+bool ibx_math_handle_end(enum ibx_math_type type, uint64_t handle)
+{
+    pthread_mutex_lock(&lock);
+    const size_t i = find(type, handle);
+    const bool known = i < count;
+    take_out(i);
+    pthread_mutex_unlock(&lock);
+    return known;
 }

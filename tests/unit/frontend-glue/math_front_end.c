@@ -25,11 +25,6 @@ void ibx_frontend_request_free(struct own_request *e)
     free(e->more);
 }
 
-unsigned ibx_frontend_reserved_resets(void)
-{
-    return 0;
-}
-
 bool ibx_frontend_first_begins(void)
 {
     return false;
