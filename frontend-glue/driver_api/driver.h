@@ -13,7 +13,6 @@
  *   memory.c, pointers.c  memory, and questions about it
  *   copies.c, planes.c, sets.c  copies of rows, of planes, and memory that is set
  *   modules.c, links.c  modules and libraries of kernels
- *   compiler.c      what the compiler of PTX says
  *   functions.c, launches.c  kernels
  *   streams.c, arrays.c, textures.c, graphs.c, pools.c  the other things of a context
  *   per_thread.c    names of calls in programs with a default stream for each thread
@@ -47,7 +46,6 @@ int cudaDeviceSetCacheConfig(int config);
 int cudaDriverGetVersion(int *version);
 int cudaRuntimeGetVersion(int *version);
 int cudaEventElapsedTime(float *ms, void *from, void *to);
-int cudaFuncGetAttributes(void *attributes, const void *function);
 int cudaFuncSetCacheConfig(const void *function, int config);
 int cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const void *function,
                                                            int threads, size_t shared,
@@ -184,37 +182,6 @@ struct ibx_driver_memcpy3d {
 int ibx_driver_memcpy3d(struct ibx_cuda_memcpy3d *copy, const struct ibx_driver_memcpy3d *planes);
 /* The other way round. */
 void ibx_driver_planes_of(struct ibx_driver_memcpy3d *planes, const struct ibx_cuda_memcpy3d *copy);
-
-/* ------------------------------------------------------------------------- compiler.c */
-
-/* What options of the compiler (CUjit_option) ask for. The values are the program's. */
-struct ibx_driver_log {
-    char *to;
-    size_t room;
-    void **filled; /* NULL: the program does not ask */
-};
-struct ibx_driver_compiler {
-    struct ibx_driver_log info, error;
-    void **time; /* NULL: the program does not ask for the time */
-    bool is_verbose;
-};
-struct ibx_driver_compiler ibx_driver_compiler_of(unsigned count, const int *options,
-                                                  void **values);
-/* Whether cuModuleLoadDataEx() refuses the options. */
-bool ibx_driver_compiler_is_wrong(const struct ibx_driver_compiler *c, unsigned count,
-                                  const int *options, void *const *values);
-/* Tells the program how long it took to load an image, if this is PTX. */
-void ibx_driver_compiler_took(const struct ibx_driver_compiler *c, const void *code, uint64_t ns);
-/* Makes the logs empty, and the time 0. */
-void ibx_driver_compiler_is_silent(const struct ibx_driver_compiler *c);
-/* Takes back what the log of errors says. */
-void ibx_driver_compiler_no_error(const struct ibx_driver_compiler *c);
-/* Whether there is a log to write. */
-bool ibx_driver_compiler_is_asked(const struct ibx_driver_compiler *c);
-/* Writes what the back end's driver says of PTX. Returns what that driver returns, or 0 if this is
- * not known, as for any image other than PTX. `adds`: the PTX is added to a link, whose other
- * images may have what it lacks. To be called within a call of the driver API. */
-int ibx_driver_compile(const struct ibx_driver_compiler *c, const void *code, bool adds);
 
 /* ------------------------------------------------------------------------- graphs.c */
 

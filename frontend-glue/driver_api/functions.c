@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Attributes of kernels, and occupancy. */
 #include "frontend-glue/preload/kernels/kernels.h"
+#include "frontend-glue/preload/runtime/runtime.h"
 #include "frontend-glue/preload/streams/streams.h"
 #include "frontend-glue/driver_api/driver.h"
 

@@ -5,6 +5,7 @@
  */
 #include "frontend-glue/driver_api/driver.h"
 #include "frontend-glue/preload/kernels/images.h"
+#include "frontend-glue/preload/runtime/runtime.h"
 
 #include "common/log.h"
 #include "common/thread.h"
@@ -16,7 +17,7 @@
 
 struct link {
     unsigned mark, images;
-    struct ibx_driver_compiler compiler; /* its values belong to the program, until the link ends */
+    struct ibx_compiler compiler; /* its values belong to the program, until the link ends */
     void *image;
     size_t n;
 };
@@ -33,8 +34,8 @@ EXPORTED int cuLinkCreate_v2(unsigned count, const int *options, void **values, 
     if (!l)
         return IN_CONTEXT(state ? CUDA_MEMORY_ALLOCATION : CUDA_INVALID_VALUE);
     l->mark = MARK;
-    l->compiler = ibx_driver_compiler_of(count, options, values);
-    ibx_driver_compiler_is_silent(&l->compiler);
+    l->compiler = ibx_frontend_compiler_of(count, options, values);
+    ibx_frontend_compiler_is_silent(&l->compiler);
     const int rc = IN_CONTEXT(CUDA_SUCCESS);
     if (rc)
         free(l);
@@ -47,8 +48,8 @@ EXPORTED int cuLinkCreate_v2(unsigned count, const int *options, void **values, 
  * if the program wants a log, since loading the module compiles it again. */
 static int compiled(const struct link *l, const void *image)
 {
-    return ibx_driver_compiler_is_asked(&l->compiler)
-               ? ibx_driver_compile(&l->compiler, image, true)
+    return ibx_frontend_compiler_is_asked(&l->compiler)
+               ? ibx_frontend_compile(&l->compiler, image, true)
                : CUDA_SUCCESS;
 }
 
@@ -129,9 +130,9 @@ EXPORTED int cuLinkAddFile_v2(void *state, int type, const char *path, unsigned 
 static int linked(const struct link *l)
 {
     static const char lacks[] = ".extern";
-    return ibx_driver_compiler_is_asked(&l->compiler) &&
+    return ibx_frontend_compiler_is_asked(&l->compiler) &&
                    memmem(l->image, l->n, lacks, sizeof(lacks) - 1)
-               ? ibx_driver_compile(&l->compiler, l->image, false)
+               ? ibx_frontend_compile(&l->compiler, l->image, false)
                : CUDA_SUCCESS;
 }
 

@@ -13,40 +13,9 @@
 
 #include <stdlib.h>
 
-#define LOADS_AT_ONCE      1   /* CU_MODULE_EAGER_LOADING */
-#define LOADS_LATE         2   /* CU_MODULE_LAZY_LOADING */
-#define FUNCTION_IS_LOADED 1   /* CU_FUNCTION_LOADING_STATE_LOADED */
-#define NO_BINARY          209 /* CUDA_ERROR_NO_BINARY_FOR_GPU */
-#define UNSUPPORTED_PTX    222 /* CUDA_ERROR_UNSUPPORTED_PTX_VERSION */
-#define ATTRIBUTES_MAX     512u
-
-/* The driver compiles an image when it is loaded, and says then what is wrong; the back end does so
- * when a kernel is first used. So this uses a kernel of the image. */
-static int try_one(void *library)
-{
-    _Alignas(16) uint8_t attributes[ATTRIBUTES_MAX];
-    void *kernel = NULL;
-    unsigned count = 0;
-    int rc = cudaLibraryGetKernelCount(&count, library);
-    if (!rc && count)
-        rc = cudaLibraryEnumerateKernels(&kernel, 1, library);
-    if (rc || !count)
-        return rc;
-    rc = cudaFuncGetAttributes(attributes, kernel);
-    return rc == CUDA_NOT_SUPPORTED ? CUDA_SUCCESS : rc; /* nobody can tell */
-}
-
-/* The runtime's errors for an image without code for the device become the driver's. */
-static int of_image(int rc)
-{
-    return rc == CUDA_INVALID_FUNCTION || rc == CUDA_INVALID_HANDLE ? NO_BINARY : rc;
-}
-
-/* What the linker returns for an undefined symbol, the compiler returns for the module. */
-static int of_linker(int said)
-{
-    return said == CUDA_UNKNOWN ? CUDA_INVALID_PTX : said;
-}
+#define LOADS_AT_ONCE      1 /* CU_MODULE_EAGER_LOADING */
+#define LOADS_LATE         2 /* CU_MODULE_LAZY_LOADING */
+#define FUNCTION_IS_LOADED 1 /* CU_FUNCTION_LOADING_STATE_LOADED */
 
 /* Whether the driver loads libraries when they are loaded, and not when they are first used. */
 static bool loads_at_once(void)
@@ -59,13 +28,14 @@ static bool loads_at_once(void)
 static int loaded(int rc, void **library, bool module)
 {
     void *made = *library;
+    bool tried;
     if (rc || (!module && !loads_at_once()))
         return rc;
-    rc = try_one(made);
+    rc = ibx_frontend_library_try(made, &tried);
     if (rc) {
         *library = NULL;
         cudaLibraryUnload(made);
-        return of_image(rc);
+        return rc;
     }
     if (module)
         ibx_frontend_owned(OWNED_LIBRARY, made, ibx_driver_current());
@@ -80,12 +50,12 @@ static int load_data(void **library, const void *code, bool module)
                   module);
 }
 
-static int load_timed(void **module, const void *code, const struct ibx_driver_compiler *c)
+static int load_timed(void **module, const void *code, const struct ibx_compiler *c)
 {
     const uint64_t begin = ibx_now_ns();
     const int rc = load_data(module, code, true);
     if (!rc)
-        ibx_driver_compiler_took(c, code, ibx_now_ns() - begin);
+        ibx_frontend_compiler_took(c, code, ibx_now_ns() - begin);
     return rc;
 }
 
@@ -97,32 +67,31 @@ static int load_file(void **library, const char *path, bool module)
                   module);
 }
 
-/* Whether try_one() has tried the image. One in which no kernel is known may be one that cannot be
- * compiled. */
-static bool is_tried(void *library)
+/* Whether a kernel of the image was loaded. One in which no kernel is known may be one that cannot
+ * be compiled. */
+static bool is_good(void *library)
 {
-    unsigned count = 0;
-    return !cudaLibraryGetKernelCount(&count, library) && count;
+    bool tried;
+    return !ibx_frontend_library_try(library, &tried) && tried;
 }
 
 /* Writes the log that the program wants of an image, which is `good` or not. Returns what is wrong
  * with it, as far as the back end says. An image that was compiled can be used, even if the linker
  * has no memory for the log, or refuses the image. */
-static int write_log(bool good, const struct ibx_driver_compiler *c, const void *code)
+static int write_log(bool good, const struct ibx_compiler *c, const void *code)
 {
-    const int said =
-        !good || c->is_verbose ? of_linker(ibx_driver_compile(c, code, false)) : CUDA_SUCCESS;
+    const int said = !good || c->is_verbose ? ibx_frontend_compile_module(c, code) : CUDA_SUCCESS;
     if (good && said)
-        ibx_driver_compiler_no_error(c);
+        ibx_frontend_compiler_no_error(c);
     return good ? CUDA_SUCCESS : said;
 }
 
 /* To be called after the attempt to load the image, whose result is `rc`. */
-static int told(int rc, const struct ibx_driver_compiler *c, void **library, const void *code)
+static int told(int rc, const struct ibx_compiler *c, void **library, const void *code)
 {
-    if (!code || !library || !ibx_driver_compiler_is_asked(c))
+    if (!code || !library || !ibx_frontend_compiler_is_asked(c))
         return rc;
-    const int said = write_log(!rc && is_tried(*library), c, code);
+    const int said = write_log(!rc && is_good(*library), c, code);
     if (!said)
         return rc;
     if (!rc) {
@@ -133,32 +102,13 @@ static int told(int rc, const struct ibx_driver_compiler *c, void **library, con
 }
 
 /* The same for a library. If it is to be loaded later, it is compiled only for its log. */
-static int library_told(int rc, const struct ibx_driver_compiler *c, void **library,
-                        const void *code)
+static int library_told(int rc, const struct ibx_compiler *c, void **library, const void *code)
 {
     if (rc || loads_at_once())
         return told(rc, c, library, code);
-    if (ibx_driver_compiler_is_asked(c))
-        write_log(!try_one(*library) && is_tried(*library), c, code);
+    if (ibx_frontend_compiler_is_asked(c))
+        write_log(is_good(*library), c, code);
     return CUDA_SUCCESS;
-}
-
-/* A library is compiled, at the latest, when it is first used. */
-static int used(void *library)
-{
-    static const struct ibx_driver_compiler silent;
-    unsigned count = 0;
-    int rc = cudaLibraryGetKernelCount(&count, library);
-    if (rc || ibx_frontend_library_works(library))
-        return rc;
-    rc = of_image(try_one(library));
-    const void *ptx = rc || !count ? ibx_frontend_library_ptx(library) : NULL;
-    const int said = ptx ? write_log(false, &silent, ptx) : CUDA_SUCCESS;
-    if (said)
-        rc = said;
-    if (!rc)
-        ibx_frontend_library_note_works(library);
-    return rc;
 }
 
 /* ------------------------------------------------------------------------------- modules */
@@ -171,10 +121,10 @@ EXPORTED int cuModuleLoadData(void **module, const void *code)
 EXPORTED int cuModuleLoadDataEx(void **module, const void *code, unsigned count, const int *options,
                                 void **values)
 {
-    const struct ibx_driver_compiler c = ibx_driver_compiler_of(count, options, values);
-    if (ibx_driver_compiler_is_wrong(&c, count, options, values))
+    const struct ibx_compiler c = ibx_frontend_compiler_of(count, options, values);
+    if (ibx_frontend_compiler_is_wrong(&c, count, options, values))
         return IN_CONTEXT(CUDA_INVALID_VALUE);
-    ibx_driver_compiler_is_silent(&c);
+    ibx_frontend_compiler_is_silent(&c);
     return IN_CONTEXT(told(load_timed(module, code, &c), &c, module, code));
 }
 
@@ -214,15 +164,12 @@ EXPORTED int cuModuleEnumerateFunctions(void **functions, unsigned count, void *
     return ANYWHERE(cudaLibraryEnumerateKernels(functions, count, module));
 }
 
-/* A library that does not work has no variables. A module works: it was tried. */
-static int variable(uint64_t *address, size_t *n, void *library, const char *name, bool module)
+static int variable(uint64_t *address, size_t *n, void *library, const char *name)
 {
     void *at = NULL;
     if (!name || (!address && !n))
         return CUDA_INVALID_VALUE;
-    int rc = module ? CUDA_SUCCESS : used(library);
-    if (!rc)
-        rc = cudaLibraryGetGlobal(&at, n, library, name);
+    const int rc = cudaLibraryGetGlobal(&at, n, library, name);
     if (address) /* the driver clears these on an error, too */
         *address = (uintptr_t)at;
     if (rc && n)
@@ -232,7 +179,7 @@ static int variable(uint64_t *address, size_t *n, void *library, const char *nam
 
 EXPORTED int cuModuleGetGlobal_v2(uint64_t *address, size_t *n, void *module, const char *name)
 {
-    return ANYWHERE(variable(address, n, module, name, true));
+    return ANYWHERE(variable(address, n, module, name));
 }
 
 /* ------------------------------------------------------------------------------- libraries */
@@ -242,8 +189,8 @@ EXPORTED int cuLibraryLoadData(void **library, const void *code, const int *opti
                                void *const *library_values, unsigned library_count)
 {
     (void)library_options, (void)library_values, (void)library_count;
-    const struct ibx_driver_compiler c = ibx_driver_compiler_of(count, options, values);
-    ibx_driver_compiler_is_silent(&c);
+    const struct ibx_compiler c = ibx_frontend_compiler_of(count, options, values);
+    ibx_frontend_compiler_is_silent(&c);
     return ANYWHERE(library_told(load_data(library, code, false), &c, library, code));
 }
 
@@ -252,8 +199,8 @@ EXPORTED int cuLibraryLoadFromFile(void **library, const char *path, const int *
                                    void *const *library_values, unsigned library_count)
 {
     (void)library_options, (void)library_values, (void)library_count;
-    const struct ibx_driver_compiler c = ibx_driver_compiler_of(count, options, values);
-    ibx_driver_compiler_is_silent(&c);
+    const struct ibx_compiler c = ibx_frontend_compiler_of(count, options, values);
+    ibx_frontend_compiler_is_silent(&c);
     return ANYWHERE(load_file(library, path, false));
 }
 
@@ -262,53 +209,24 @@ EXPORTED int cuLibraryUnload(void *library)
     return ANYWHERE(cudaLibraryUnload(library));
 }
 
-static int kernel_of(void **kernel, void *library, const char *name)
-{
-    const int rc = kernel && name ? used(library) : CUDA_INVALID_VALUE;
-    return rc ? rc : cudaLibraryGetKernel(kernel, library, name);
-}
-
 EXPORTED int cuLibraryGetKernel(void **kernel, void *library, const char *name)
 {
-    return ANYWHERE(kernel_of(kernel, library, name));
-}
-
-/* Whether the error is one of the image, and not of the device, or of the connection to it. */
-static bool is_of_image(int rc)
-{
-    return rc == CUDA_INVALID_IMAGE || rc == NO_BINARY || rc == CUDA_INVALID_PTX ||
-           rc == UNSUPPORTED_PTX;
-}
-
-/* A library whose image does not work has no kernels. */
-static int count_of(unsigned *count, void *library)
-{
-    const int rc = cudaLibraryGetKernelCount(count, library);
-    if (!rc && is_of_image(used(library)))
-        *count = 0;
-    return rc;
+    return ANYWHERE(cudaLibraryGetKernel(kernel, library, name));
 }
 
 EXPORTED int cuLibraryGetKernelCount(unsigned *count, void *library)
 {
-    return ANYWHERE(count_of(count, library));
-}
-
-static int list(void **kernels, unsigned count, void *library)
-{
-    unsigned there = 0;
-    const int rc = count_of(&there, library);
-    return rc || !there ? rc : cudaLibraryEnumerateKernels(kernels, count, library);
+    return ANYWHERE(cudaLibraryGetKernelCount(count, library));
 }
 
 EXPORTED int cuLibraryEnumerateKernels(void **kernels, unsigned count, void *library)
 {
-    return ANYWHERE(kernels && count ? list(kernels, count, library) : CUDA_INVALID_VALUE);
+    return ANYWHERE(cudaLibraryEnumerateKernels(kernels, count, library));
 }
 
 EXPORTED int cuLibraryGetModule(void **module, void *library)
 {
-    const int rc = module ? IN_CONTEXT(used(library)) : CUDA_INVALID_VALUE;
+    const int rc = module ? IN_CONTEXT(ibx_frontend_library_use(library)) : CUDA_INVALID_VALUE;
     if (!rc)
         *module = library;
     return rc;
@@ -316,7 +234,7 @@ EXPORTED int cuLibraryGetModule(void **module, void *library)
 
 EXPORTED int cuLibraryGetGlobal(uint64_t *address, size_t *n, void *library, const char *name)
 {
-    return IN_CONTEXT(variable(address, n, library, name, false));
+    return IN_CONTEXT(variable(address, n, library, name));
 }
 
 /* ------------------------------------------------------------------------------- kernels */

@@ -102,22 +102,17 @@ enum ibx_image_kind ibx_image_measure(const void **code, size_t most, size_t *n)
     *n = strlen(*code);
     return IBX_IMAGE_PTX;
 }
-/* Each library is tried when it is used, and is PTX. */
-bool ibx_frontend_library_works(const void *library)
+int ibx_frontend_library_try(void *library, bool *tried)
 {
     (void)library;
-    return false;
+    *tried = true;
+    return answer(NULL, 0);
 }
 
-void ibx_frontend_library_note_works(const void *library)
+int ibx_frontend_library_use(void *library)
 {
     (void)library;
-}
-
-const void *ibx_frontend_library_ptx(const void *library)
-{
-    (void)library;
-    return "code";
+    return answer(NULL, 0);
 }
 
 void *ibx_frontend_library_of(const void *kernel)

@@ -3,7 +3,7 @@
  * Libraries of kernels that a program loads while it runs (CUDA 12.8). Each becomes a module,
  * registered as nvcc's code registers those of the program; GVirtuS does the rest. The handle of a
  * kernel is the address under which it is registered, so all calls accept it like a kernel of the
- * program.
+ * program. A library that cannot be compiled is found out when it is first used, as natively.
  */
 #include "frontend-glue/preload/kernels/images.h"
 #include "frontend-glue/preload/kernels/kernels.h"
@@ -21,6 +21,10 @@
 #define IS_PRESERVED   1 /* cudaLibraryBinaryIsPreserved */
 #define NAME_MAX_BYTES 4096u
 
+#define NO_BINARY       209 /* cudaErrorNoKernelImageForDevice */
+#define UNSUPPORTED_PTX 222
+#define ATTRIBUTES_MAX  512u
+
 /* A kernel (n is 0) or a variable of n bytes. Its own address is its handle in CUDA. */
 struct part {
     struct part *next;
@@ -37,7 +41,7 @@ struct library {
     struct part *parts, **last;
     unsigned kernels;
     bool good;       /* there was memory for all parts */
-    bool works;      /* see ibx_frontend_library_works() */
+    bool works;      /* the back end has loaded it */
     const void *ptx; /* NULL: it is not PTX alone */
     size_t n;
     _Alignas(8) uint8_t fat[];
@@ -241,8 +245,6 @@ int cudaLibraryLoadFromFile(void **library, const char *path, const int *options
     return rc;
 }
 
-/* ----------------------------------------------------------------------------- what is in one */
-
 /* Called under the lock. The pointer in the list that points to the library, or to NULL at the end.
  */
 static struct library **place_of(const void *library)
@@ -272,10 +274,99 @@ int cudaLibraryUnload(void *library)
     return CUDA_SUCCESS;
 }
 
+/* ------------------------------------------------------------------------- whether it works */
+
+/* A kernel of the library, if there is one. *works: the back end has loaded it. *ptx: the PTX of
+ * one that is PTX alone, valid until the library is unloaded. False: there is no such library. */
+static bool look_at(const void *library, void **kernel, bool *works, const void **ptx)
+{
+    *kernel = NULL;
+    pthread_mutex_lock(&lock);
+    const struct library *l = *place_of(library);
+    for (struct part *p = l ? l->parts : NULL; p && !*kernel; p = p->next)
+        *kernel = p->n ? NULL : p;
+    *works = l && l->works;
+    *ptx = l ? l->ptx : NULL;
+    pthread_mutex_unlock(&lock);
+    return l;
+}
+
+static void note_works(const void *library)
+{
+    pthread_mutex_lock(&lock);
+    struct library *l = *place_of(library);
+    if (l)
+        l->works = true;
+    pthread_mutex_unlock(&lock);
+}
+
+/* The driver compiles an image when it is loaded, and says then what is wrong; the back end does so
+ * when a kernel is first used. The runtime's errors for an image without code for the device become
+ * the driver's. */
+static int load_kernel(const void *kernel)
+{
+    _Alignas(16) uint8_t attributes[ATTRIBUTES_MAX];
+    const int rc = kernel ? cudaFuncGetAttributes(attributes, kernel) : CUDA_SUCCESS;
+    if (rc == CUDA_NOT_SUPPORTED) /* nobody can tell */
+        return CUDA_SUCCESS;
+    return rc == CUDA_INVALID_FUNCTION || rc == CUDA_INVALID_HANDLE ? NO_BINARY : rc;
+}
+
+int ibx_frontend_library_try(void *library, bool *tried)
+{
+    const void *ptx;
+    void *kernel;
+    bool works;
+    if (!look_at(library, &kernel, &works, &ptx))
+        return CUDA_INVALID_HANDLE;
+    *tried = kernel;
+    const int rc = works ? CUDA_SUCCESS : load_kernel(kernel);
+    if (!rc && kernel && !works)
+        note_works(library);
+    return rc;
+}
+
+/* What is wrong with the library, as far as the back end says. One without a known kernel may be
+ * one that cannot be compiled. */
+static int what_is_wrong(void *library)
+{
+    static const struct ibx_compiler silent;
+    const void *ptx;
+    void *kernel;
+    bool works;
+    if (!look_at(library, &kernel, &works, &ptx))
+        return CUDA_INVALID_HANDLE;
+    if (works)
+        return CUDA_SUCCESS;
+    const int rc = load_kernel(kernel);
+    const int said = ptx && (rc || !kernel) ? ibx_frontend_compile_module(&silent, ptx) : 0;
+    if (!rc && !said)
+        note_works(library);
+    return said ? said : rc;
+}
+
+int ibx_frontend_library_use(void *library)
+{
+    struct ibx_frontend_errors before;
+    const bool runtime = ibx_frontend_drives(&before);
+    const int rc = what_is_wrong(library);
+    ibx_frontend_drove(&before, rc);
+    if (runtime)
+        ibx_frontend_runtime_used();
+    return rc;
+}
+
+/* ----------------------------------------------------------------------------- what is in one */
+
 /* The part of this name; NULL: *rc says why not. It is valid until another thread unloads the
  * library. */
-static struct part *find(const void *library, const char *name, bool kernel, int *rc)
+static struct part *find(void *library, const char *name, bool kernel, int *rc)
 {
+    *rc = ibx_frontend_library_use(library);
+    if (*rc) {
+        ibx_frontend_fail(*rc);
+        return NULL;
+    }
     pthread_mutex_lock(&lock);
     const struct library *l = *place_of(library);
     struct part *p = l ? part_of(l, name, strlen(name), kernel) : NULL;
@@ -309,41 +400,23 @@ void *ibx_frontend_library_of(const void *kernel)
     return l;
 }
 
-bool ibx_frontend_library_works(const void *library)
+/* Whether the error is one of the image, and not of the device, or of the connection to it. */
+static bool is_of_image(int rc)
 {
-    pthread_mutex_lock(&lock);
-    const struct library *l = *place_of(library);
-    const bool works = l && l->works;
-    pthread_mutex_unlock(&lock);
-    return works;
+    return rc == CUDA_INVALID_IMAGE || rc == NO_BINARY || rc == CUDA_INVALID_PTX ||
+           rc == UNSUPPORTED_PTX;
 }
 
-void ibx_frontend_library_note_works(const void *library)
-{
-    pthread_mutex_lock(&lock);
-    struct library *l = *place_of(library);
-    if (l)
-        l->works = true;
-    pthread_mutex_unlock(&lock);
-}
-
-const void *ibx_frontend_library_ptx(const void *library)
-{
-    pthread_mutex_lock(&lock);
-    const struct library *l = *place_of(library);
-    const void *ptx = l ? l->ptx : NULL;
-    pthread_mutex_unlock(&lock);
-    return ptx;
-}
-
+/* A library whose image does not work has no kernels. */
 int cudaLibraryGetKernelCount(unsigned *count, void *library)
 {
     if (!count)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    const bool has_none = is_of_image(ibx_frontend_library_use(library));
     pthread_mutex_lock(&lock);
     const struct library *l = *place_of(library);
     if (l)
-        *count = l->kernels;
+        *count = has_none ? 0 : l->kernels;
     pthread_mutex_unlock(&lock);
     return l ? CUDA_SUCCESS : ibx_frontend_fail(CUDA_INVALID_HANDLE);
 }
@@ -353,9 +426,10 @@ int cudaLibraryEnumerateKernels(void **kernels, unsigned count, void *library)
     unsigned i = 0;
     if (!kernels || !count)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    const bool has_none = is_of_image(ibx_frontend_library_use(library));
     pthread_mutex_lock(&lock);
     const struct library *l = *place_of(library);
-    for (struct part *p = l ? l->parts : NULL; p && i < count; p = p->next)
+    for (struct part *p = l && !has_none ? l->parts : NULL; p && i < count; p = p->next)
         if (!p->n)
             kernels[i++] = p;
     pthread_mutex_unlock(&lock);

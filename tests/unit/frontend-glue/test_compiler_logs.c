@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The compiler's logs never exceed the program's buffers, whatever length the back end reports.
  * If the back end cannot be asked, or does not know the request, the logs stay empty. */
-#include "frontend-glue/driver_api/driver.h"
+#include "frontend-glue/preload/runtime/runtime.h"
 #include "frontend-glue/preload/kernels/images.h"
 #include "tests/fuzz/fake_frontend.h"
 
@@ -44,14 +44,14 @@ static struct ibx_writer answer(uint32_t said, uint32_t info, uint32_t error)
     return w;
 }
 
-static struct ibx_driver_compiler asked(size_t room)
+static struct ibx_compiler asked(size_t room)
 {
     static const int options[] = {3, 4, 5, 6, 2, 12};
     void *const all[] = {logs[0], (void *)room, logs[1], (void *)room, logs, NULL};
     memcpy(values, all, sizeof(values));
     memset(logs, 'x', sizeof(logs));
-    const struct ibx_driver_compiler c = ibx_driver_compiler_of(6, options, values);
-    ibx_driver_compiler_is_silent(&c);
+    const struct ibx_compiler c = ibx_frontend_compiler_of(6, options, values);
+    ibx_frontend_compiler_is_silent(&c);
     return c;
 }
 
@@ -78,10 +78,10 @@ static void expect_cut(unsigned log, size_t room)
 
 static int compile(size_t room, uint32_t said, uint32_t info, uint32_t error)
 {
-    const struct ibx_driver_compiler c = asked(room);
+    const struct ibx_compiler c = asked(room);
     const struct ibx_writer w = answer(said, info, error);
     fake_frontend_begin(ibx_reader_of(answers, w.length));
-    return ibx_driver_compile(&c, "PTX", false);
+    return ibx_frontend_compile(&c, "PTX", false);
 }
 
 static void logs_of_any_length(void **state)
@@ -135,10 +135,10 @@ static void logs_stay_empty_if_the_back_end_cannot_tell(void **state)
     expect(0, 0);
     expect(1, 0);
     for (unsigned kept = 0; kept < 2; kept++) {
-        const struct ibx_driver_compiler c = asked(ROOM);
+        const struct ibx_compiler c = asked(ROOM);
         const struct ibx_writer w = answer(218, 7, 7);
         fake_frontend_begin(ibx_reader_of(answers, kept ? w.length - 19 : 0));
-        assert_int_equal(ibx_driver_compile(&c, "PTX", false), 0);
+        assert_int_equal(ibx_frontend_compile(&c, "PTX", false), 0);
         expect(0, 0);
         expect(1, 0);
     }

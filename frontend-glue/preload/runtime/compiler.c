@@ -6,7 +6,7 @@
  * driver. PTX and logs go through memory of the device, since they do not fit into a request. Logs
  * of a back end that does not know this request stay empty.
  */
-#include "frontend-glue/driver_api/driver.h"
+#include "frontend-glue/preload/runtime/runtime.h"
 #include "frontend-glue/preload/kernels/images.h"
 #include "frontend-glue/preload/streams/streams.h"
 
@@ -14,13 +14,13 @@
 enum { WALL_TIME = 2, INFO_LOG, INFO_BYTES, ERROR_LOG, ERROR_BYTES, VERBOSE = 12 };
 #define OPTIONS 36 /* CUDA 13's */
 
-static bool lacks_buffer(const struct ibx_driver_log *log)
+static bool lacks_buffer(const struct ibx_compiler_log *log)
 {
     return !log->to && log->room;
 }
 
-bool ibx_driver_compiler_is_wrong(const struct ibx_driver_compiler *c, unsigned count,
-                                  const int *options, void *const *values)
+bool ibx_frontend_compiler_is_wrong(const struct ibx_compiler *c, unsigned count,
+                                    const int *options, void *const *values)
 {
     if (count && (!options || !values))
         return true;
@@ -30,12 +30,12 @@ bool ibx_driver_compiler_is_wrong(const struct ibx_driver_compiler *c, unsigned 
     return lacks_buffer(&c->info) || lacks_buffer(&c->error);
 }
 
-struct ibx_driver_compiler ibx_driver_compiler_of(unsigned count, const int *options, void **values)
+struct ibx_compiler ibx_frontend_compiler_of(unsigned count, const int *options, void **values)
 {
-    struct ibx_driver_compiler c = {.time = NULL};
+    struct ibx_compiler c = {.time = NULL};
     unsigned times = 0;
     for (unsigned i = 0; i < count && options && values; i++) {
-        struct ibx_driver_log *log =
+        struct ibx_compiler_log *log =
             options[i] == INFO_LOG || options[i] == INFO_BYTES ? &c.info : &c.error;
         switch (options[i]) {
         case WALL_TIME:
@@ -60,14 +60,14 @@ struct ibx_driver_compiler ibx_driver_compiler_of(unsigned count, const int *opt
     return c;
 }
 
-static bool is_log(const struct ibx_driver_log *log)
+static bool is_log(const struct ibx_compiler_log *log)
 {
     return log->to && log->room;
 }
 
 /* Ends the log with a NUL after n bytes, for which there is room, and tells the program a length.
  */
-static void fill(const struct ibx_driver_log *log, size_t n, size_t length)
+static void fill(const struct ibx_compiler_log *log, size_t n, size_t length)
 {
     if (is_log(log))
         log->to[n] = 0;
@@ -75,37 +75,37 @@ static void fill(const struct ibx_driver_log *log, size_t n, size_t length)
         *log->filled = (void *)(uintptr_t)length;
 }
 
-static void say(const struct ibx_driver_compiler *c, float ms)
+static void say(const struct ibx_compiler *c, float ms)
 {
     if (c->time)
         memcpy(c->time, &ms, sizeof(ms));
 }
 
-void ibx_driver_compiler_is_silent(const struct ibx_driver_compiler *c)
+void ibx_frontend_compiler_is_silent(const struct ibx_compiler *c)
 {
     fill(&c->info, 0, 0);
     fill(&c->error, 0, 0);
     say(c, 0);
 }
 
-void ibx_driver_compiler_took(const struct ibx_driver_compiler *c, const void *code, uint64_t ns)
+void ibx_frontend_compiler_took(const struct ibx_compiler *c, const void *code, uint64_t ns)
 {
     size_t n;
     if (c->time && ibx_image_measure(&code, SIZE_MAX, &n) == IBX_IMAGE_PTX)
         say(c, (float)ns / 1e6f);
 }
 
-void ibx_driver_compiler_no_error(const struct ibx_driver_compiler *c)
+void ibx_frontend_compiler_no_error(const struct ibx_compiler *c)
 {
     fill(&c->error, 0, 0);
 }
 
-bool ibx_driver_compiler_is_asked(const struct ibx_driver_compiler *c)
+bool ibx_frontend_compiler_is_asked(const struct ibx_compiler *c)
 {
     return is_log(&c->info) || is_log(&c->error);
 }
 
-static size_t room_of(const struct ibx_driver_log *log)
+static size_t room_of(const struct ibx_compiler_log *log)
 {
     const size_t room = log->room < IBX_OWN_LOG_MOST ? log->room : IBX_OWN_LOG_MOST;
     return log->to ? room : 0;
@@ -113,7 +113,7 @@ static size_t room_of(const struct ibx_driver_log *log)
 
 /* Copies a log of n bytes from this address of the device, as far as there is room. The length of a
  * log that is cut is the room. */
-static void take(const struct ibx_driver_log *log, uintptr_t from, size_t n)
+static void take(const struct ibx_compiler_log *log, uintptr_t from, size_t n)
 {
     const size_t room = room_of(log);
     const size_t most = room && n >= room ? room - 1 : n;
@@ -123,7 +123,7 @@ static void take(const struct ibx_driver_log *log, uintptr_t from, size_t n)
 }
 
 /* Returns what the driver returned, or 0 if this is not known. */
-static int ask(const struct ibx_driver_compiler *c, uintptr_t memory, size_t n, bool adds)
+static int ask(const struct ibx_compiler *c, uintptr_t memory, size_t n, bool adds)
 {
     struct own_request e;
     uint8_t bytes[16] = {0};
@@ -149,7 +149,7 @@ static int ask(const struct ibx_driver_compiler *c, uintptr_t memory, size_t n, 
     return said;
 }
 
-int ibx_driver_compile(const struct ibx_driver_compiler *c, const void *code, bool adds)
+int ibx_frontend_compile(const struct ibx_compiler *c, const void *code, bool adds)
 {
     void *memory = NULL;
     size_t n = 0;
@@ -162,4 +162,10 @@ int ibx_driver_compile(const struct ibx_driver_compiler *c, const void *code, bo
                        : ask(c, (uintptr_t)memory, n, adds);
     cudaFree(memory);
     return rc;
+}
+
+int ibx_frontend_compile_module(const struct ibx_compiler *c, const void *code)
+{
+    const int said = ibx_frontend_compile(c, code, false);
+    return said == CUDA_UNKNOWN ? CUDA_INVALID_PTX : said;
 }
