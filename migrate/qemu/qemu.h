@@ -54,7 +54,8 @@ bool ibx_qmp_reachable(const char *path);
 int ibx_qmp_connect(const char *path, uint64_t deadline_ns, struct ibx_qmp **qmp,
                     struct ibx_error *err);
 /* The same for whoever begins something new. -EBUSY, after a second: that client is an ib-migrate,
- * which keeps it. (Whoever has to continue a VM waits: that ib-migrate may be about to end.) */
+ * which keeps it; another one is named in the log then. (Whoever has to continue a VM waits: that
+ * ib-migrate may be about to end.) */
 int ibx_qmp_connect_unless_busy(const char *path, uint64_t deadline_ns, struct ibx_qmp **qmp,
                                 struct ibx_error *err);
 /* The process that has the monitor at `path`, with its name, for a person: "process 7 (ib-migrate

@@ -3,6 +3,7 @@
 #include "migrate/qemu/qemu.h"
 
 #include "common/clock.h"
+#include "common/log.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -101,12 +102,17 @@ static int await_greeting(const char *path, int fd, uint64_t deadline_ns, struct
     char client[64];
     bool at_work;
     if (ibx_ms_until(deadline_ns) <= GREETING_MS || poll(&greeting, 1, GREETING_MS) ||
-        ibx_qmp_client_find(path, &at_work, client, sizeof(client)) || !at_work)
+        ibx_qmp_client_find(path, &at_work, client, sizeof(client)))
         return 0;
-    return ibx_error_set(err, -EBUSY,
-                         "%s works at the QMP socket %s, and QEMU serves one client at a time: "
-                         "wait until it has ended, or end it",
-                         client, path);
+    if (at_work)
+        return ibx_error_set(err, -EBUSY,
+                             "%s works at the QMP socket %s, and QEMU serves one client at a time: "
+                             "wait until it has ended, or end it",
+                             client, path);
+    ibx_log(IBX_LOG_WARN,
+            "%s has the QMP socket %s, and QEMU serves one client at a time: waiting %d s at most",
+            client, path, ibx_ms_until(deadline_ns) / 1000);
+    return 0;
 }
 
 /* `look`: whether to look who has the monitor, if it does not greet. */

@@ -250,9 +250,23 @@ def whoever_has_the_monitor_is_named(scene):
                  f"has the QMP socket {checked.socket}")):
             _, err = process.communicate(timeout=LIMIT)
             equal(process.returncode, 1)
-            tool.says(err, *words)
+            tool.says(err.splitlines()[-1], *words)
     freeze.send_signal(signal.SIGCONT)
     freeze.communicate(timeout=LIMIT)
+
+
+@case
+def whoever_has_the_monitor_is_named_at_once(scene):
+    """... and waited for."""
+    vm = Vm(scene)
+    holder = tool.looks_like(scene, "check", vm)
+    process = scene.start("check", *vm.qmp)
+    line = process.stderr.readline()
+    assert f"process {holder.pid} (ib-migrate check) has the QMP socket" in line, line
+    assert re.search(r": waiting \d+ s at most\n", line), line
+    holder.communicate()
+    _, err = process.communicate(timeout=LIMIT)
+    equal((process.returncode, err), (0, ""))
 
 
 @case
