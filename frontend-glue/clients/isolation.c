@@ -405,11 +405,12 @@ static bool in_pieces(const struct ibx_request_watch *w, const uint8_t *bytes, s
            (ibx_naming_known(w->name) || ibx_naming_allocates(w->name));
 }
 
-/* Ends the session if the handler would go beyond the memory that it has. */
-static int end_for_unfit(struct gpu_session *x, const uint8_t *body, size_t n)
+/* Ends the session if the handler would go beyond the memory that it has. *kept: the bytes that it
+ * keeps, besides those of the request. */
+static int end_for_unfit(struct gpu_session *x, const uint8_t *body, size_t n, uint64_t *kept)
 {
     const char *name = x->requests.name;
-    if (!strcmp(name, "cudaRegisterFatBinary") && !ibx_fat_binary_fits(body, n))
+    if (!strcmp(name, "cudaRegisterFatBinary") && !ibx_fat_binary_fits(body, n, kept))
         return ibx_session_fail(x->s, -EPROTO,
                                 "%s registers a fat binary that is malformed, or that GVirtuS "
                                 "cannot read: preload libibx-frontend.so",
@@ -454,18 +455,19 @@ int ibx_isolation_before_read(struct gpu_session *x, uint8_t *bytes, size_t n)
         (!ibx_graph_captures(x, ibx_call_find(w->name, strlen(w->name) + 1), bytes, n) ||
          !ibx_graph_joins_begin(x, w->name, bytes, n)))
         return ibx_captures_full(x);
-    if (!ibx_functions_name(ibx_functions_user_of(x), w->name, bytes, n))
+    x->handler.load.count = 0;
+    if (!strcmp(w->name, "cuModuleLoadDataEx"))
+        ibx_load_options_mend(bytes, n, &x->handler.load);
+    uint64_t kept = 0;
+    int rc = note_unpacked(x, bytes, n);
+    rc = rc ? rc : end_for_unfit(x, bytes, n, &kept);
+    if (rc)
+        return rc;
+    if (!ibx_functions_name(ibx_functions_user_of(x), w->name, bytes, n, kept))
         return ibx_session_fail(x->s, -EDQUOT,
                                 "%s of tenant \"%s\" registers kernels: with the others that is "
                                 "more than rdma.requests and rdma.tenant_share allow",
                                 ibx_session_path(x->s)->peer, ibx_tenant_name(i->tenant));
-    x->handler.load.count = 0;
-    if (!strcmp(w->name, "cuModuleLoadDataEx"))
-        ibx_load_options_mend(bytes, n, &x->handler.load);
-    int rc = note_unpacked(x, bytes, n);
-    rc = rc ? rc : end_for_unfit(x, bytes, n);
-    if (rc)
-        return rc;
     ibx_shapes_mend(w->name, bytes, n);
     ibx_library_shapes_mend(w->name, bytes, n, i->held);
     ibx_library_arrays_mend(w->name, bytes, n);

@@ -538,14 +538,15 @@ static bool names_variable(struct ibx_reader *r, uint8_t *body)
 /* Locked. Whether the handler may get the registration. *room becomes false if there is no room for
  * it. */
 static bool registers(struct ibx_functions_user *user, const char *name, uint8_t *body, size_t n,
-                      bool *room)
+                      uint64_t kept, bool *room)
 {
     struct ibx_reader r = ibx_reader_of(body, n);
     size_t length = 0;
     char *handle = get_string(&r, body, &length);
     struct ibx_client_module *m = handle ? module_of(user, handle) : NULL;
     if (!strcmp(name, "cudaRegisterFatBinary"))
-        return handle ? add_module(user, handle, length, n, room) : !handles && !is_string(body, n);
+        return handle ? add_module(user, handle, length, n + kept, room)
+                      : !handles && !is_string(body, n);
     if (!m || strlen(handle) + 1 != length)
         return !handles; /* the module is another client's, or nobody's */
     *room = begins(name, "cudaUnregister") || take_bytes(user, m, n);
@@ -586,12 +587,13 @@ static void name_function(struct ibx_functions_user *user, int at, uint8_t *body
     ibx_put_u64(&w, ibx_functions_take(user, ibx_get_u64(&r)));
 }
 
-bool ibx_functions_name(struct ibx_functions_user *user, const char *name, uint8_t *body, size_t n)
+bool ibx_functions_name(struct ibx_functions_user *user, const char *name, uint8_t *body, size_t n,
+                        uint64_t kept)
 {
     bool room = true;
     if (begins(name, "cudaRegister") || begins(name, "cudaUnregister")) {
         pthread_mutex_lock(&lock);
-        if (!registers(user, name, body, n, &room))
+        if (!registers(user, name, body, n, kept, &room))
             refuse(body, n);
         pthread_mutex_unlock(&lock);
         return room;

@@ -29,10 +29,12 @@ void ibx_functions_let_go(struct ibx_functions_user *user);
 uint64_t ibx_functions_address(const struct ibx_functions_user *user, uint64_t name);
 
 /* Replaces addresses by these names in the body of a request that GVirtuS is about to run; `name`
- * may be cut to 23 characters. Unknown addresses become 0, which no handler finds. False: the
- * request registers more than there is room for. What a module has registered counts until it is
- * unloaded, and a small part for ever. */
-bool ibx_functions_name(struct ibx_functions_user *user, const char *name, uint8_t *body, size_t n);
+ * may be cut to 23 characters. `kept`: bytes that the handler keeps, besides those of the request.
+ * Unknown addresses become 0, which no handler finds. False: the request registers more than there
+ * is room for. What a module has registered counts until it is unloaded, and a small part for
+ * ever. */
+bool ibx_functions_name(struct ibx_functions_user *user, const char *name, uint8_t *body, size_t n,
+                        uint64_t kept);
 
 /* The client has no session: until it comes again, only its children can use what it has
  * registered. */

@@ -29,6 +29,7 @@
 
 #define PARAMETER_BYTES 16u
 #define PARAMETERS      32768u /* more than a kernel can have */
+#define KERNEL_BYTES    128u   /* of a kernel in a map of the handler's, at most */
 
 struct bytes {
     const uint8_t *at;
@@ -76,21 +77,28 @@ static Elf64_Shdr header_of(const struct bytes *cubin, const Elf64_Ehdr *elf, un
     return header;
 }
 
+/* Adds the section of a kernel, and its name, to *used: bytes of the cubin. Sections and names that
+ * overlap would make more of these than there are, which the handler all copies. */
 static bool section_fits(const struct bytes *cubin, const struct bytes *names,
-                         const Elf64_Shdr *header)
+                         const Elf64_Shdr *header, uint64_t *used, uint64_t *kept)
 {
     if (header->sh_name >= names->n)
         return false;
-    if (strncmp((const char *)names->at + header->sh_name, INFO, strlen(INFO)) != 0)
+    const char *name = (const char *)names->at + header->sh_name;
+    if (strncmp(name, INFO, strlen(INFO)) != 0)
         return true;
     if (!contains(cubin, header->sh_offset, header->sh_size))
         return false;
+    *used += strlen(name) + header->sh_size;
+    *kept += strlen(name) + header->sh_size + KERNEL_BYTES;
     const struct bytes section = {cubin->at + header->sh_offset, header->sh_size};
-    return parameters_fit(&section);
+    return *used <= cubin->n && parameters_fit(&section);
 }
 
-static bool cubin_fits(const struct bytes *cubin)
+/* Adds what the handler keeps of its kernels to *kept. */
+static bool cubin_fits(const struct bytes *cubin, uint64_t *kept)
 {
+    uint64_t used = 0;
     Elf64_Ehdr elf;
     if (!contains(cubin, 0, sizeof(elf)) || memcmp(cubin->at, ELFMAG, SELFMAG) != 0)
         return false;
@@ -106,7 +114,7 @@ static bool cubin_fits(const struct bytes *cubin)
         return false;
     for (unsigned i = 0; i < elf.e_shnum; i++) {
         const Elf64_Shdr header = header_of(cubin, &elf, i);
-        if (!section_fits(cubin, &names, &header))
+        if (!section_fits(cubin, &names, &header, &used, kept))
             return false;
     }
     return true;
@@ -116,7 +124,7 @@ static bool cubin_fits(const struct bytes *cubin)
 
 /* G5's handler decompresses a cubin by LZ4, whatever it was compressed with. It gives up if LZ4
  * fails, and parses the whole buffer if LZ4 fills only a part. G3's does not look into it. */
-static bool compressed_fits(const struct bytes *image, uint64_t uncompressed)
+static bool compressed_fits(const struct bytes *image, uint64_t uncompressed, uint64_t *kept)
 {
     const uint64_t most = image->n * LZ4_RATIO + LZ4_LAST;
     const uint64_t room = uncompressed < most ? uncompressed : most;
@@ -130,7 +138,7 @@ static bool compressed_fits(const struct bytes *image, uint64_t uncompressed)
     if (to) {
         const struct bytes whole = {to, uncompressed};
         const int made = expand((const char *)image->at, (char *)to, (int)image->n, (int)room);
-        fits = made < 0 || ((uint64_t)made == uncompressed && cubin_fits(&whole));
+        fits = made < 0 || ((uint64_t)made == uncompressed && cubin_fits(&whole, kept));
     }
     free(to);
     dlclose(library);
@@ -158,15 +166,15 @@ static bool next_image(const struct bytes *fat, uint64_t *at, struct image *imag
     return true;
 }
 
-static bool image_fits(struct image *image)
+static bool image_fits(struct image *image, uint64_t *kept)
 {
     if (!image->uncompressed)
-        return image->kind != CUBIN || cubin_fits(&image->bytes);
+        return image->kind != CUBIN || cubin_fits(&image->bytes, kept);
     if (image->compressed > image->bytes.n || image->compressed > INT_MAX ||
         image->uncompressed > INT_MAX)
         return false;
     image->bytes.n = image->compressed;
-    return image->kind != CUBIN || compressed_fits(&image->bytes, image->uncompressed);
+    return image->kind != CUBIN || compressed_fits(&image->bytes, image->uncompressed, kept);
 }
 
 /* Its header, and all of its images; *at: where these begin. */
@@ -182,22 +190,24 @@ static bool find_images(const struct bytes *all, struct bytes *fat, uint64_t *at
     return true;
 }
 
-static bool fat_fits(const struct bytes *all)
+static bool fat_fits(const struct bytes *all, uint64_t *kept)
 {
     struct bytes fat;
     struct image image;
-    uint64_t at;
+    uint64_t at, by_g3 = 0;
     if (!find_images(all, &fat, &at))
         return false;
     while (at < fat.n) {
-        if (!next_image(&fat, &at, &image) || !image_fits(&image))
+        if (!next_image(&fat, &at, &image) || !image_fits(&image, kept))
             return false;
     }
     if (fat.n <= FAT_HEAD + IMAGE_HEAD + SELFMAG)
         return true;
     /* G3 looks for a cubin behind headers of the usual length only. */
     const struct bytes first = {fat.at + FAT_HEAD + IMAGE_HEAD, fat.n - FAT_HEAD - IMAGE_HEAD};
-    return memcmp(first.at, ELFMAG, SELFMAG) != 0 || cubin_fits(&first);
+    const bool fits = memcmp(first.at, ELFMAG, SELFMAG) != 0 || cubin_fits(&first, &by_g3);
+    *kept = by_g3 > *kept ? by_g3 : *kept;
+    return fits;
 }
 
 /* ------------------------------------------------------------------- images of the driver */
@@ -262,10 +272,11 @@ static bool find_fat(const uint8_t *body, size_t n, struct bytes *all)
     return !r.failed && magic == WRAPPER_MAGIC && (!all->at || all->n <= ibx_reader_left(&r));
 }
 
-bool ibx_fat_binary_fits(const uint8_t *body, size_t n)
+bool ibx_fat_binary_fits(const uint8_t *body, size_t n, uint64_t *kept)
 {
     struct bytes all;
-    return !find_fat(body, n, &all) || (all.at && fat_fits(&all));
+    *kept = 0;
+    return !find_fat(body, n, &all) || (all.at && fat_fits(&all, kept));
 }
 
 uint64_t ibx_fat_binary_unpacked(const uint8_t *body, size_t n)
@@ -277,5 +288,5 @@ uint64_t ibx_fat_binary_unpacked(const uint8_t *body, size_t n)
         return 0;
     while (at < fat.n && next_image(&fat, &at, &image))
         most = image.uncompressed > most ? image.uncompressed : most;
-    return most;
+    return most > UINT64_MAX / 2 ? UINT64_MAX : 2 * most;
 }

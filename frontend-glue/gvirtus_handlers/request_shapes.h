@@ -41,11 +41,14 @@ void ibx_library_clear_rest(enum ibx_library_rest rest, uint8_t *payload, size_t
 
 /* fat_binaries.c, load_options.c: whether the handler of cudaRegisterFatBinary, or that of
  * cuModuleLoadDataEx, stays within what it has. A request for which it would not cannot be
- * changed so that it is refused: the session has to end. */
-bool ibx_fat_binary_fits(const uint8_t *body, size_t n);
+ * changed so that it is refused: the session has to end. *kept: the bytes of kernels' names and
+ * parameters that the handler keeps. */
+bool ibx_fat_binary_fits(const uint8_t *body, size_t n, uint64_t *kept);
 bool ibx_load_options_fit(const uint8_t *body, size_t n);
-/* Bytes for which the handler makes room, whatever it finds then: what the longest compressed image
- * of a fat binary says it becomes. ibx_fat_binary_fits() needs no more. 0: none is compressed. */
+/* Bytes for which the handler makes room, whatever it finds then: twice what the longest compressed
+ * image of a fat binary says it becomes, since there may be an image before it that is as long, or
+ * names of sections that are as long. ibx_fat_binary_fits() needs no more. 0: none is
+ * compressed. */
 uint64_t ibx_fat_binary_unpacked(const uint8_t *body, size_t n);
 
 /* fat_binaries.c: whether an image for the driver, of so many bytes, ends where it says: PTX with a

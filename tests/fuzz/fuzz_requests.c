@@ -139,7 +139,7 @@ static uint64_t kernel_in(const char *name, uint8_t *body, size_t n)
 static void name_kernel(unsigned client, const char *name, uint8_t *body, size_t n)
 {
     const uint64_t before = kernel_in(name, body, n);
-    ibx_functions_name(&users[client], name, body, n);
+    ibx_functions_name(&users[client], name, body, n, 0);
     const uint64_t now = kernel_in(name, body, n);
     if (now && now != before)
         kernels[client] = now;
@@ -169,7 +169,9 @@ static void request(unsigned client, const char *name, const uint8_t *bytes, siz
     ibx_functions_let_go(&users[client]);
     require_own(client);
     const uint64_t unpacked = ibx_fat_binary_unpacked(body, n);
-    require(!ibx_fat_binary_fits(body, n) || unpacked <= INT_MAX);
+    uint64_t kept = 0;
+    require(!ibx_fat_binary_fits(body, n, &kept) ||
+            (unpacked / 2 <= INT_MAX && kept / 4 <= n * UINT64_C(256)));
     ibx_image_string_fits(body, n);
     struct ibx_load_options options = {.count = 0};
     ibx_load_options_mend(body, n, &options);

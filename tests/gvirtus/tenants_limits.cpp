@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
 // What a tenant may make the back end hold: sessions, requests, memory of the GPU.
+#include "tests/gvirtus/cubin.h"
 #include "tests/gvirtus/tenants_scene.h"
 #include "tests/fixtures/patience.h"
 
@@ -123,31 +124,60 @@ Body fat_binary(std::uint32_t n, std::uint64_t unpacked = 0, std::uint64_t compr
     return body.u64(unpacked).u64(0);
 }
 
-// The handler makes room for the whole image, as long as it works.
+// A registration with a cubin of so many kernels.
+Body kernels(unsigned count)
+{
+    Body body;
+    Cubin cubin;
+    for (unsigned i = 0; i < count; i++)
+        cubin.section((".nv.info." + std::to_string(i)).c_str(), SHT_PROGBITS, "");
+    const std::vector<char> image = cubin.image();
+    const std::uint64_t bytes = image.size() + 64;
+    body.string("0x7f0011223344").i32(0x466243b1).i32(1).u64(bytes + 16).u64(bytes + 16);
+    body.u64(0x00100001ba55ed50).u64(bytes).i32(0x1010002).i32(64).u64(image.size());
+    for (int i = 0; i < 6; i++)
+        body.u64(0);
+    body.bytes.insert(body.bytes.end(), image.begin(), image.end());
+    return body;
+}
+
+// The handler keeps names and parameters beside the request: of 5000 kernels 0.4 MiB come, and
+// 0.7 MiB are kept.
+bool kernels_of_cubins()
+{
+    TenantsBackEnd back("rdma.requests : 4M\nrdma.tenant_share : 50\n");
+    Client alice(back, "alice"), bob(back, "bob");
+    const Body many = kernels(5000);
+    REQUIRE(alice.remote.call("cudaRegisterFatBinary", many) != gone);
+    REQUIRE(alice.remote.call("cudaRegisterFatBinary", many) == gone);
+    return HOLDS(bob.remote.call("cudaRegisterFatBinary", many) != gone);
+}
+
+// The handler makes room for the whole image, as long as it works, and for another one as long.
 bool unpacked_images()
 {
     TenantsBackEnd back("rdma.requests : 4M\nrdma.tenant_share : 50\n");
     Client bob(back, "bob");
     for (int i = 0; i < 3; i++)
-        REQUIRE(bob.remote.call("cudaRegisterFatBinary", fat_binary(8, 1500000)) != gone);
-    for (const std::uint64_t bytes : {std::uint64_t{2200000}, std::uint64_t{1} << 30}) {
+        REQUIRE(bob.remote.call("cudaRegisterFatBinary", fat_binary(8, 900000)) != gone);
+    for (const std::uint64_t bytes : {std::uint64_t{1100000}, std::uint64_t{1} << 30}) {
         Client alice(back, "alice");
         REQUIRE(alice.remote.call("cudaRegisterFatBinary", fat_binary(8, bytes)) == gone);
         Client second(back, "alice"); // what the first one was refused is nobody's
-        REQUIRE(second.remote.call("cudaRegisterFatBinary", fat_binary(8, 1500000)) != gone);
+        REQUIRE(second.remote.call("cudaRegisterFatBinary", fat_binary(8, 900000)) != gone);
     }
     for (int i = 0; i < 3; i++) { // ... nor is what one took that has no handler
         Client alice(back, "alice");
-        REQUIRE(alice.remote.call("cudaRegisterFatBinary", fat_binary(8, 1500000, 9)) == gone);
+        REQUIRE(alice.remote.call("cudaRegisterFatBinary", fat_binary(8, 900000, 9)) == gone);
     }
     bool has_room = false; // as soon as the last one has been noticed
     for (const time_t limit = time(nullptr) + patience_ms(30000) / 1000;
          !has_room && time(nullptr) < limit;) {
         Client alice(back, "alice");
-        has_room = alice.remote.call("cudaRegisterFatBinary", fat_binary(8, 1500000)) != gone;
+        has_room = alice.remote.call("cudaRegisterFatBinary", fat_binary(8, 900000)) != gone;
     }
     REQUIRE(has_room);
-    return HOLDS(bob.remote.call("cudaRegisterFatBinary", fat_binary(8, 1500000)) != gone);
+    return HOLDS(bob.remote.call("cudaRegisterFatBinary", fat_binary(8, 900000)) != gone);
 }
 
 Body load(int option)
@@ -399,6 +429,7 @@ void check_tenants_limits()
     check("modules that GVirtuS takes from a file", module_files);
     check("lengths beyond the memory of a handler", beyond_memory);
     check("images that are long once they are decompressed", unpacked_images);
+    check("kernels of cubins, of which more is kept than comes", kernels_of_cubins);
     check("what GVirtuS registers", registered);
     check("configurations of launches that none pops", pushed);
     check("memory of the GPU has a limit", device_memory);

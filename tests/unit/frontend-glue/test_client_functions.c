@@ -55,7 +55,7 @@ static struct request passed(struct ibx_functions_user *user, const char *name, 
                              uint64_t kernel, const char *called)
 {
     struct request q = request(handle, kernel, called);
-    ibx_functions_name(user, name, q.bytes, q.n);
+    ibx_functions_name(user, name, q.bytes, q.n, 0);
     return q;
 }
 
@@ -113,8 +113,8 @@ static void unknown_forms(void **state)
     forged.bytes[8] = 1;
     struct request empty = forged;
     empty.bytes[0] = 0;
-    ibx_functions_name(PARENT, "cudaRegisterFatBinary", forged.bytes, forged.n);
-    ibx_functions_name(PARENT, "cudaRegisterFatBinary", empty.bytes, empty.n);
+    ibx_functions_name(PARENT, "cudaRegisterFatBinary", forged.bytes, forged.n, 0);
+    ibx_functions_name(PARENT, "cudaRegisterFatBinary", empty.bytes, empty.n, 0);
     assert_true(is_refused(&forged) && is_refused(&empty));
 }
 
@@ -143,7 +143,7 @@ static void names_of_others(void **state)
     for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
         for (size_t n = strlen(given) + 2; n < 40; n++) {
             struct request longer = padded(given, n);
-            ibx_functions_name(OTHER, calls[i], longer.bytes, longer.n);
+            ibx_functions_name(OTHER, calls[i], longer.bytes, longer.n, 0);
             assert_true(is_refused(&longer));
         }
         const struct request named = passed(OTHER, calls[i], given, KERNEL, "sum"),
@@ -152,7 +152,7 @@ static void names_of_others(void **state)
         assert_true(is_refused(&mine) || strcmp(handle_of(&mine), given) != 0);
     }
     struct request longer = padded("0x7f0011223344", 300);
-    ibx_functions_name(PARENT, "cudaRegisterFatBinaryEn", longer.bytes, longer.n);
+    ibx_functions_name(PARENT, "cudaRegisterFatBinaryEn", longer.bytes, longer.n, 0);
     assert_true(is_refused(&longer));
     const struct request end_of =
         passed(PARENT, "cudaRegisterFatBinaryEn", "0x7f0011223344", 0, NULL);
@@ -273,14 +273,14 @@ static void launches_use_modules(void **state)
             uint8_t body[200] = {0};
             struct ibx_writer w = ibx_writer_of(body + calls[i].at, 8);
             ibx_put_u64(&w, good ? KERNEL : NOBODYS);
-            ibx_functions_name(PARENT, calls[i].call, body, calls[i].n);
+            ibx_functions_name(PARENT, calls[i].call, body, calls[i].n, 0);
             ibx_functions_let_go(PARENT);
             struct ibx_reader r = ibx_reader_of(body + calls[i].at, 8);
             assert_true(ibx_get_u64(&r) == (good ? name : 0));
         }
         uint8_t none = 0;
-        ibx_functions_name(PARENT, calls[i].call, &none, 0);
-        ibx_functions_name(PARENT, calls[i].call, &none, 1);
+        ibx_functions_name(PARENT, calls[i].call, &none, 0, 0);
+        ibx_functions_name(PARENT, calls[i].call, &none, 1, 0);
     }
     end(PARENT, HANDLE);
 }
@@ -294,7 +294,7 @@ static void malformed(void **state)
     (void)state;
     for (size_t n = 0; n < good.n - 40; n++) {
         struct request q = good;
-        ibx_functions_name(PARENT, "cudaRegisterFunction", q.bytes, n);
+        ibx_functions_name(PARENT, "cudaRegisterFunction", q.bytes, n, 0);
         refused += n >= 16 && is_refused(&q);
         assert_true(!take(PARENT, KERNEL + 16));
     }
@@ -401,21 +401,29 @@ static void registrations_count_for_the_tenant(void **state)
     struct request module = request(HANDLE, 0, NULL), function = request(HANDLE, KERNEL, "k");
     unsigned n = 0;
     (void)state;
-    assert_true(ibx_functions_name(&user, "cudaRegisterFatBinary", module.bytes, module.n));
+    assert_true(ibx_functions_name(&user, "cudaRegisterFatBinary", module.bytes, module.n, 0));
     const uint64_t one = atomic_load(&quota.used);
     assert_true(one > module.n);
-    while (ibx_functions_name(&user, "cudaRegisterFunction", function.bytes, function.n) && n < 100)
+    while (ibx_functions_name(&user, "cudaRegisterFunction", function.bytes, function.n, 0) &&
+           n < 100)
         function = request(HANDLE, KERNEL + 16 * ++n, "k");
     assert_true(n > 5 && n < 16 && is_refused(&function));
     module = request("0x4a0200", 0, NULL);
-    assert_false(ibx_functions_name(&user, "cudaRegisterFatBinary", module.bytes, module.n));
+    assert_false(ibx_functions_name(&user, "cudaRegisterFatBinary", module.bytes, module.n, 0));
     assert_true(is_refused(&module));
     assert_true(take(&user, KERNEL)); /* existing ones still work */
     end(&user, HANDLE);
     assert_true(atomic_load(&quota.used) > 0 && atomic_load(&quota.used) < 200);
+    module = request(HANDLE, 0, NULL);
+    assert_false(ibx_functions_name(&user, "cudaRegisterFatBinary", module.bytes, module.n, 8000));
+    module = request(HANDLE, 0, NULL);
+    assert_true(ibx_functions_name(&user, "cudaRegisterFatBinary", module.bytes, module.n, 5000));
+    assert_in_range(atomic_load(&quota.used), 5000 + one, 5200 + one);
+    end(&user, HANDLE);
+    assert_true(atomic_load(&quota.used) < 400);
     for (n = 0; n < 1000; n++) { /* but not without limit */
         module = request(HANDLE, 0, NULL);
-        if (!ibx_functions_name(&user, "cudaRegisterFatBinary", module.bytes, module.n))
+        if (!ibx_functions_name(&user, "cudaRegisterFatBinary", module.bytes, module.n, 0))
             break;
         end(&user, HANDLE);
     }

@@ -26,10 +26,17 @@ static bool fits(bool (*fit)(const uint8_t *, size_t), const struct body *b)
 
 /* ---------------------------------------------------------------------- fat binaries */
 
+static uint64_t kept; /* of the last one */
+
+static bool fat_binary_fits(const uint8_t *body, size_t n)
+{
+    return ibx_fat_binary_fits(body, n, &kept);
+}
+
 /* A cubin with the parameters of one kernel. */
 struct cubin {
     Elf64_Ehdr elf;
-    Elf64_Shdr sections[2]; /* names, parameters */
+    Elf64_Shdr sections[4]; /* names, parameters, nothing */
     char names[24];
     struct {
         uint8_t format, what;
@@ -44,7 +51,7 @@ static struct cubin cubin(void)
 {
     struct cubin c = {.elf = {.e_shoff = offsetof(struct cubin, sections),
                               .e_shentsize = sizeof(Elf64_Shdr),
-                              .e_shnum = 2},
+                              .e_shnum = 4},
                       .names = "\0.nv.info.kernel",
                       .parameters = {{4, 0x17, 12, 0, 1, 8, 0}, {4, 0x17, 12, 0, 0, 0, 0}}};
     memcpy(c.elf.e_ident, ELFMAG, SELFMAG);
@@ -96,7 +103,7 @@ static bool registers(const struct cubin *c)
 {
     const struct image image = image_of(sizeof(*c));
     const struct body b = registration(&image, c, sizeof(*c), 2);
-    return fits(ibx_fat_binary_fits, &b);
+    return fits(fat_binary_fits, &b);
 }
 
 static void cubins(void **state)
@@ -122,7 +129,7 @@ static void cubins(void **state)
     assert_false(registers(&c));
     c = cubin(), c.sections[0].sh_size = UINT64_MAX;
     assert_false(registers(&c));
-    c = cubin(), c.elf.e_shstrndx = 2;
+    c = cubin(), c.elf.e_shstrndx = 4;
     assert_false(registers(&c));
     c = cubin(), c.elf.e_shnum = 0;
     assert_false(registers(&c));
@@ -157,7 +164,54 @@ static void attributes(void **state)
 static bool takes(const struct image *image, const void *data, size_t n)
 {
     const struct body b = registration(image, data, n, 1);
-    return fits(ibx_fat_binary_fits, &b);
+    return fits(fat_binary_fits, &b);
+}
+
+/* A cubin with three kernels of the same name and parameters, and with more bytes. */
+struct shared_cubin {
+    struct cubin c;
+    char more[512];
+};
+
+static struct shared_cubin shared_cubin(void)
+{
+    struct shared_cubin s = {.c = cubin()};
+    s.c.sections[2] = s.c.sections[3] = s.c.sections[1];
+    return s;
+}
+
+static bool takes_shared(const struct shared_cubin *s)
+{
+    const struct image image = image_of(sizeof(*s));
+    return takes(&image, s, sizeof(*s));
+}
+
+/* The handler copies the name and the parameters of each kernel, and keeps them. If kernels share
+ * these, all copies together must not be longer than the cubin. */
+static void shared_sections(void **state)
+{
+    struct shared_cubin s = shared_cubin();
+    (void)state;
+    assert_true(takes_shared(&s));
+    const uint64_t three = kept;
+    s.c.elf.e_shnum = 3;
+    assert_true(takes_shared(&s));
+    assert_int_equal(kept, three / 3 * 2);
+    assert_true(kept > 2 * (sizeof(s.c.parameters) + strlen(".nv.info.kernel")));
+    s = shared_cubin();
+    s.c.sections[2].sh_size += sizeof(s.more); /* attributes of no size */
+    assert_true(takes_shared(&s));
+    s.c.sections[3] = s.c.sections[2];
+    assert_false(takes_shared(&s));
+    s = shared_cubin();
+    s.c.sections[0].sh_size += sizeof(s.c.parameters) + sizeof(s.more);
+    s.c.sections[2].sh_name =
+        (uint32_t)(offsetof(struct shared_cubin, more) - offsetof(struct cubin, names));
+    memset(s.more, 'k', sizeof(s.more) - 1);
+    memcpy(s.more, ".nv.info.", 9);
+    assert_true(takes_shared(&s));
+    s.c.sections[3] = s.c.sections[2];
+    assert_false(takes_shared(&s));
 }
 
 static void images(void **state)
@@ -176,19 +230,19 @@ static void images(void **state)
     struct body b = registration(&image, "PTX here", 8, 1);
     for (size_t n = 0; n < b.n; n++) { /* the handler finds too few bytes */
         const struct body less = {.n = n};
-        assert_true(fits(ibx_fat_binary_fits, &less));
+        assert_true(fits(fat_binary_fits, &less));
     }
     const size_t fat = 16 + sizeof(HANDLE) + 24;
     b.bytes[fat + 8]++; /* images beyond the fat binary */
-    assert_false(fits(ibx_fat_binary_fits, &b));
+    assert_false(fits(fat_binary_fits, &b));
     b = registration(&image, "PTX here", 8, 1), b.bytes[fat]++;
-    assert_false(fits(ibx_fat_binary_fits, &b));
+    assert_false(fits(fat_binary_fits, &b));
     b = registration(&image, "PTX here", 8, 1), memset(b.bytes + fat - 8, 0, 8);
-    assert_false(fits(ibx_fat_binary_fits, &b));
+    assert_false(fits(fat_binary_fits, &b));
     /* not a wrapper: the handler refuses it */
     b = registration(&image, "PTX here", 8, 1), b.bytes[fat - 24]++;
     b.bytes[fat + 8]++;
-    assert_true(fits(ibx_fat_binary_fits, &b));
+    assert_true(fits(fat_binary_fits, &b));
 }
 
 /* Lengths that lie, each of them alone. */
@@ -203,26 +257,26 @@ static void fat_lengths(void **state)
     assert_true(takes(&image, "PTX here", 8));
     image.n++; /* beyond the request, as the fat binary says, too */
     b = registration(&image, "PTX here", 8, 1), b.bytes[fat + 8]++;
-    assert_false(fits(ibx_fat_binary_fits, &b));
+    assert_false(fits(fat_binary_fits, &b));
     image.n--;
     b = registration(&image, "PTX here", 8, 1), b.bytes[fat + 6] = 15; /* the header's own */
-    assert_false(fits(ibx_fat_binary_fits, &b));
+    assert_false(fits(fat_binary_fits, &b));
     for (unsigned n = 1; n < 64; n++) { /* a part of a header follows */
         static const uint8_t more[64];
         b = registration(&image, "PTX here", 8, 1);
         add_bytes(&b, more, n);
         b.bytes[fat + 8] = (uint8_t)(b.bytes[fat + 8] + n);
         b.bytes[fat - 8] = b.bytes[fat - 16] = (uint8_t)(b.bytes[fat - 8] + n);
-        assert_false(fits(ibx_fat_binary_fits, &b));
+        assert_false(fits(fat_binary_fits, &b));
     }
     for (unsigned n = 0; n < 16; n++) { /* there is no whole header of the fat binary */
         b = registration(&image, "PTX here", 8, 1);
         b.n = fat + n;
         b.bytes[fat - 8] = b.bytes[fat - 16] = (uint8_t)n;
-        assert_false(fits(ibx_fat_binary_fits, &b));
+        assert_false(fits(fat_binary_fits, &b));
     }
     b = registration(&image, "PTX here", 8, 1), memset(b.bytes, 0xff, 8); /* the handle's */
-    assert_true(fits(ibx_fat_binary_fits, &b));
+    assert_true(fits(fat_binary_fits, &b));
     image = image_of(1), image.kind = 1;
     assert_true(takes(&image, "P", 1));
 }
@@ -234,7 +288,7 @@ static void unmarked_cubins(void **state)
     struct image image = image_of(sizeof(c));
     (void)state;
     image.kind = 1;
-    assert_true(takes(&image, &c, sizeof(c)));
+    assert_true(takes(&image, &c, sizeof(c)) && kept > sizeof(c.parameters));
     c.sections[1].sh_size++; /* beyond the fat binary */
     assert_false(takes(&image, &c, sizeof(c)));
     c = cubin(), c.parameters[0].ordinal = 2;
@@ -259,6 +313,7 @@ static void compressed_images(void **state)
     struct cubin c = cubin();
     (void)state;
     assert_true(takes_compressed(&c, sizeof(c), 0, 0));
+    assert_true(kept > sizeof(c.parameters));
     /* the last byte would be of an earlier image */
     assert_false(takes_compressed(&c, sizeof(c) + 1, 0, 0));
     assert_false(takes_compressed(&c, (UINT64_C(1) << 32) + sizeof(c), 0, 0));
@@ -279,9 +334,11 @@ static void unpacked(void **state)
     (void)state;
     assert_int_equal(ibx_fat_binary_unpacked(b.bytes, b.n), 0);
     memset(b.bytes + second + 56, 0xff, 5);
-    assert_int_equal(ibx_fat_binary_unpacked(b.bytes, b.n), 0xffffffffff);
+    assert_int_equal(ibx_fat_binary_unpacked(b.bytes, b.n), 2 * 0xffffffffff);
     memset(b.bytes + first + 56, 0xff, 6);
-    assert_int_equal(ibx_fat_binary_unpacked(b.bytes, b.n), 0xffffffffffff);
+    assert_int_equal(ibx_fat_binary_unpacked(b.bytes, b.n), 2 * 0xffffffffffff);
+    memset(b.bytes + first + 56, 0xff, 8);
+    assert_int_equal(ibx_fat_binary_unpacked(b.bytes, b.n), UINT64_MAX);
     b.bytes[first + 4] = 0; /* the handler would not come to the second one */
     assert_int_equal(ibx_fat_binary_unpacked(b.bytes, b.n), 0);
     for (size_t n = 0; n < b.n; n++)
@@ -655,6 +712,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(cubins),
         cmocka_unit_test(attributes),
+        cmocka_unit_test(shared_sections),
         cmocka_unit_test(images),
         cmocka_unit_test(fat_lengths),
         cmocka_unit_test(unmarked_cubins),
