@@ -212,17 +212,20 @@ static bool is_unfinished(const struct ibx_record *record)
 
 /* Finds the unfinished record of --qmp. A QEMU has two, one as destination and one as source, if
  * its VM was sent on before all pages had arrived, or returns from a borrowing. Then it is the
- * newer one on which no ib-migrate works. */
+ * newer one on which no ib-migrate works. A record that cannot be read may be newer, and is named.
+ */
 static int find_unfinished(const struct migrate_args *args, struct ibx_record *record,
                            struct ibx_error *err)
 {
     struct ibx_record *all;
-    struct ibx_error unread;
+    struct ibx_error unread = {0};
     size_t count;
     bool found = false;
     int lock, rc = ibx_journal_find(args->folder, args->qmp, is_unfinished, record, err);
     if (rc || ibx_journal_list_readable(args->folder, &all, &count, &unread, NULL))
         return rc;
+    if (unread.code)
+        ibx_cli_message(unread.message);
     for (size_t i = 0; !found && i < count; i++) {
         if (strcmp(args->qmp, all[i].qmp) != 0 || !is_unfinished(&all[i]) ||
             ibx_journal_lock(args->folder, &all[i], &lock, NULL))
