@@ -19,7 +19,7 @@
 #define LOOK_MS 10
 
 /* Other mappings of its file, of a backend that is share=off or readonly=on, have no userfaultfd.
- * A recovery does not count them either (ibx_guest_block_is_mapped()). */
+ * A recovery does not count them either (ibx_guest_ram_reopen_left()). */
 static bool is_of(void *context, const struct ibx_proc_mapping *m)
 {
     const struct ibx_guest_block *block = context;

@@ -76,7 +76,6 @@ int ibx_firecracker_session_map(int fd, bool waits, struct session *session, str
 int ibx_firecracker_session_extend(int fd, struct session *session,
                                    const struct ibx_fault_range *ranges, unsigned count,
                                    struct ibx_error *err);
-void ibx_firecracker_session_unmap(struct session *session);
 /* ibx_fault_config.touched: `context` is a session. */
 void ibx_firecracker_touched(void *session, uint64_t page);
 /* Makes the working set of the pages touched so far, in pages of 4096 bytes. */

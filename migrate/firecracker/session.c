@@ -57,6 +57,13 @@ int ibx_firecracker_session_make(const char *message, size_t length, pid_t pid, 
     return 0;
 }
 
+static void unmap(struct session *session)
+{
+    if (session->whole)
+        munmap(session->whole, session->bytes);
+    *session = (struct session){0};
+}
+
 int ibx_firecracker_session_map(int fd, bool waits, struct session *session, struct ibx_error *err)
 {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
@@ -73,7 +80,7 @@ int ibx_firecracker_session_map(int fd, bool waits, struct session *session, str
     if (session->header->magic == SESSION_MAGIC &&
         session->header->length <= IBX_FIRECRACKER_MESSAGE_MAX)
         return 0;
-    ibx_firecracker_session_unmap(session);
+    unmap(session);
     return ibx_error_set(err, -EPROTO,
                          "the descriptors that systemd kept are of another version of ib-migrate: "
                          "restore this microVM from its snapshot again");
@@ -108,13 +115,6 @@ int ibx_firecracker_session_extend(int fd, struct session *s, const struct ibx_f
     /* read(2) puts events there; it must not fail because the page is swapped out. */
     mlock(s->map_memory, PAGE);
     return 0;
-}
-
-void ibx_firecracker_session_unmap(struct session *session)
-{
-    if (session->whole)
-        munmap(session->whole, session->bytes);
-    *session = (struct session){0};
 }
 
 void ibx_firecracker_touched(void *context, uint64_t page)
@@ -181,6 +181,6 @@ int ibx_firecracker_record_left(int fd, const char *path, uint64_t *pages, struc
     if (rc)
         return rc;
     rc = record(fd, &session, path, pages, err);
-    ibx_firecracker_session_unmap(&session);
+    unmap(&session);
     return rc;
 }

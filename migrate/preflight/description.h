@@ -27,9 +27,6 @@ struct describing {
  * plugged: on a bus where devices are plugged in (PCI, USB, SCSI, ...); others are of the board.
  * NULL: no memory, or more than IBX_DESCRIBED_MAX devices. */
 json_t *ibx_devices_of_qtree(const char *qtree);
-/* Whether a property of a device or of the machine may differ between hosts, so that it is not
- * compared. */
-bool ibx_property_is_of_host(const char *name, const char *value);
 /* The simple properties of a QOM object: {NAME: VALUE}. */
 int ibx_describe_properties(struct describing *d, const char *path, json_t *properties);
 /* Adds "devices": those of the tree and those that are on no bus. */
@@ -50,9 +47,6 @@ json_t *ibx_memory_of_devices(const json_t *devices);
 /* "order", from QEMU's "info mtree -f": the ids of guest RAM in the order of their addresses, if
  * the VM has several. NULL: no memory. */
 json_t *ibx_order_of_mtree(const char *tree, const struct ibx_guest_ram *ram);
-/* "user-networks", from QEMU's "info network": "-netdev user,net=ADDRESS,restrict=off", with what
- * else QEMU reports of each. NULL: no memory. */
-json_t *ibx_user_networks(const char *text);
 /* "numa": the lines of QEMU's "info numa", such as "node 0 cpus: 0 1", without plugged memory.
  * NULL: no memory. */
 json_t *ibx_numa_of_info(const char *text);

@@ -19,7 +19,9 @@
 
 /* ------------------------------------------------------------ properties of the host */
 
-bool ibx_property_is_of_host(const char *name, const char *value)
+/* Whether a property of a device or of the machine may differ between hosts, so that it is not
+ * compared. */
+static bool is_of_host(const char *name, const char *value)
 {
     static const char *const names[] = {
         /* Names of back ends on this host. What they are is compared elsewhere (disks), or is a
@@ -253,7 +255,7 @@ static void add_property(struct tree *tree, const struct level *level, const cha
         return; /* the address as it was given; the place has the actual one */
     if (!strcmp(name, "drive") && value[0])
         json_object_set_new(level->device, "drive", ibx_json_text(value));
-    if (!ibx_property_is_of_host(name, value) && !json_object_get(level->properties, name))
+    if (!is_of_host(name, value) && !json_object_get(level->properties, name))
         tree->failed |= json_object_set_new(level->properties, name, ibx_json_text(value)) != 0;
 }
 
@@ -354,8 +356,7 @@ static json_t *property(const char *path, const char *name)
 /* Whether the property of an item of qom-list is compared. */
 static bool is_compared(const json_t *item)
 {
-    return simple(ibx_member(item, "type")) &&
-           !ibx_property_is_of_host(ibx_member(item, "name"), NULL);
+    return simple(ibx_member(item, "type")) && !is_of_host(ibx_member(item, "name"), NULL);
 }
 
 /* The text of a property, to be freed by free(); NULL: it is not compared. */
@@ -367,7 +368,7 @@ static char *asked_property(const struct describing *d, const char *path, const 
     char *text = json_is_string(value) ? strdup(json_string_value(value))
                                        : json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
     json_decref(value);
-    if (!text || !ibx_property_is_of_host(name, text))
+    if (!text || !is_of_host(name, text))
         return text;
     free(text);
     return NULL;

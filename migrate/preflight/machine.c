@@ -303,7 +303,9 @@ bool ibx_description_has_tpm(const json_t *description)
     return false;
 }
 
-json_t *ibx_user_networks(const char *text)
+/* From QEMU's "info network": "-netdev user,net=ADDRESS,restrict=off", with what else QEMU reports
+ * of each. NULL: no memory. */
+static json_t *user_networks(const char *text)
 {
     static const char type[] = "type=user";
     json_t *networks = json_array();
@@ -328,7 +330,7 @@ static int put_back_ends(struct describing *d)
     int rc = ask_monitor(d, "info network", &text);
     if (!rc) {
         const char *lines = json_string_value(text);
-        json_t *networks = ibx_user_networks(lines ? lines : "");
+        json_t *networks = user_networks(lines ? lines : "");
         for (size_t i = 0; i < json_array_size(networks); i++)
             json_array_append_new(out, json_string("user-mode network (-netdev user)"));
         put(d, "user-networks", networks);

@@ -421,8 +421,8 @@ int ibx_guest_ram_find(struct ibx_qmp *qmp, bool writable, struct ibx_guest_ram 
     return 0;
 }
 
-bool ibx_guest_block_is_mapped(const struct guest_mappings *mappings,
-                               const struct ibx_guest_block *block)
+/* Whether the process has anything of this block's file mapped. */
+static bool is_mapped(const struct guest_mappings *mappings, const struct ibx_guest_block *block)
 {
     bool mapped = false;
     for (size_t i = 0; !mapped && i < mappings->count; i++)
@@ -471,7 +471,7 @@ int ibx_guest_ram_reopen_left(struct ibx_guest_ram *ram, const struct ibx_guest_
         if (block->fd >= 0) /* of an earlier attempt that failed at another block */
             close(block->fd);
         block->fd = -1;
-        block->left = files && !ibx_guest_block_is_mapped(&mappings, block);
+        block->left = files && !is_mapped(&mappings, block);
         rc = block->left ? reopen_left_block(ram, &files[i], suffix, writable, block, err)
                          : reopen_block(ram->pid, &mappings, writable, block, err);
     }

@@ -25,9 +25,6 @@ struct guest_mappings {
 /* Reads all shared writable file mappings of the process. */
 int ibx_guest_mappings_read(pid_t pid, struct guest_mappings *mappings, struct ibx_error *err);
 void ibx_guest_mappings_fini(struct guest_mappings *mappings);
-/* Whether the process has anything of this block's file mapped. */
-bool ibx_guest_block_is_mapped(const struct guest_mappings *mappings,
-                               const struct ibx_guest_block *block);
 
 /* Finds the mapping of a shared block and sets the block's address and file. -ENOTUNIQ: several
  * mappings fit; pass the block's `address` to decide (0: it is not known). */

@@ -42,9 +42,10 @@ void ibx_source_vm_drive(struct source_vm *vm, bool libvirt)
     ibx_state_begin(&vm->libvirt, &libvirt_table, libvirt ? LIBVIRT_DRIVES : LIBVIRT_OFF);
 }
 
-/* Questions about guest RAM come first: it is looked for in /proc as soon as QEMU has named its
- * files. */
-void ibx_source_vm_ask_ahead(struct source_vm *vm)
+/* Sends all questions that are asked until the VM has been described, so that QEMU answers while
+ * this tool does other things. Those about guest RAM come first: it is looked for in /proc as soon
+ * as QEMU has named its files. */
+static void ask_ahead(struct source_vm *vm)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     vm->ahead_until_ns = ibx_deadline_in_ms(AHEAD_MS);
@@ -62,7 +63,7 @@ int ibx_source_vm_find(struct source_vm *vm, const char *qmp, bool ahead, struct
         return rc;
     ibx_qmp_remember(vm->qmp, true);
     if (ahead)
-        ibx_source_vm_ask_ahead(vm);
+        ask_ahead(vm);
     rc = ibx_guest_ram_find(vm->qmp, true, &vm->ram, deadline, err);
     if (rc == -EACCES || rc == -EROFS)
         rc = ibx_guest_ram_find(vm->qmp, false, &vm->ram, deadline, err);

@@ -67,8 +67,6 @@ void ibx_source_vm_drive(struct source_vm *vm, bool libvirt);
 /* Connects to QEMU, unless that is done, and finds its RAM; `ahead`: sends at once all questions
  * that are asked until the VM has been described. -EBUSY: an ib-migrate works at its monitor. */
 int ibx_source_vm_find(struct source_vm *vm, const char *qmp, bool ahead, struct ibx_error *err);
-/* Sends these questions, so that QEMU answers while this tool does other things. */
-void ibx_source_vm_ask_ahead(struct source_vm *vm);
 /* To be called before the description: drops answers that are too old. */
 void ibx_source_vm_check_ahead(const struct source_vm *vm);
 /* The same for whoever continues a VM, and waits for the monitor. Guest RAM is found by this

@@ -124,8 +124,9 @@ int ibx_handshake_frame_write(struct ibx_handshake *h, struct frame *frame)
     return transfer(h->conn, true, frame->bytes, frame->length, &frame->at);
 }
 
-int ibx_handshake_frame_push(struct ibx_handshake *h, struct frame *frame, uint64_t deadline,
-                             struct ibx_error *err)
+/* Sends a finished frame. */
+static int push(struct ibx_handshake *h, struct frame *frame, uint64_t deadline,
+                struct ibx_error *err)
 {
     int rc;
     while ((rc = ibx_handshake_frame_write(h, frame)) == -EAGAIN) {
@@ -140,7 +141,7 @@ int ibx_handshake_frame_send(struct ibx_handshake *h, struct frame *frame, uint6
                              struct ibx_error *err)
 {
     int rc = ibx_handshake_frame_finish(h, frame, err);
-    return rc ? rc : ibx_handshake_frame_push(h, frame, deadline, err);
+    return rc ? rc : push(h, frame, deadline, err);
 }
 
 /* Checks the MAC of a received frame, and takes it off `*length`. */

@@ -138,10 +138,8 @@ int ibx_handshake_frame_read(struct ibx_handshake *h, struct frame *frame);
  * which no server refuses strangers becomes -ECONNREFUSED. */
 int ibx_handshake_frame_check(struct ibx_handshake *h, struct frame *frame, enum frame_type type,
                               struct ibx_error *err);
-/* These wait until the deadline: push sends a finished frame, send finishes and sends a begun one,
- * receive takes any frame, and expect one of this type. */
-int ibx_handshake_frame_push(struct ibx_handshake *h, struct frame *frame, uint64_t deadline_ns,
-                             struct ibx_error *err);
+/* These wait until the deadline: send finishes and sends a begun frame, receive takes any frame,
+ * and expect one of this type. */
 int ibx_handshake_frame_send(struct ibx_handshake *h, struct frame *frame, uint64_t deadline_ns,
                              struct ibx_error *err);
 int ibx_handshake_frame_receive(struct ibx_handshake *h, struct frame *frame, uint64_t deadline_ns,

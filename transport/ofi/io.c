@@ -145,7 +145,7 @@ int ibx_ofi_io_rdma(void *endpoint, struct ibx_chunk *chunk)
 
 /* libfabric is done with a chunk or a send. It is reported later, from progress or abort: this may
  * run inside a deregistration. */
-void ibx_ofi_io_over(struct ofi_endpoint *e, struct ofi_request *r, int status)
+static void io_over(struct ofi_endpoint *e, struct ofi_request *r, int status)
 {
     r->busy = false;
     r->status = status;
@@ -195,7 +195,7 @@ static void completed(struct ofi_endpoint *e, const struct fi_cq_msg_entry *entr
         ibx_ofi_on_message(e, r, entry->len);
     }
     if (r->busy)
-        ibx_ofi_io_over(e, r, 0);
+        io_over(e, r, 0);
 }
 
 static const char *name_of(const struct ofi_request *r)
@@ -229,7 +229,7 @@ static void failed(struct ofi_endpoint *e, const struct fi_cq_err_entry *entry)
                  e->own.provider, name_of(r), fi_strerror(entry->err),
                  detail ? detail : "no detail", entry->prov_errno);
     if (r && r->busy)
-        ibx_ofi_io_over(e, r, status);
+        io_over(e, r, status);
 }
 
 static bool take_error(struct ofi_endpoint *e)
@@ -418,11 +418,11 @@ void ibx_ofi_io_stop(struct ofi_endpoint *e)
     }
     for (unsigned i = 0; i < e->work_count; i++) {
         if (e->works[i].busy)
-            ibx_ofi_io_over(e, &e->works[i], -ECONNRESET);
+            io_over(e, &e->works[i], -ECONNRESET);
     }
     for (unsigned i = 0; i < e->send_count; i++) {
         if (e->sends[i].busy)
-            ibx_ofi_io_over(e, &e->sends[i], -ECONNRESET);
+            io_over(e, &e->sends[i], -ECONNRESET);
     }
 }
 

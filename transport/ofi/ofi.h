@@ -317,7 +317,6 @@ int ibx_ofi_io_progress(void *endpoint);
 int ibx_ofi_io_arm(void *endpoint);
 /* Takes completions, without any upcall; returns how many. */
 int ibx_ofi_io_take(struct ofi_endpoint *e);
-void ibx_ofi_io_over(struct ofi_endpoint *e, struct ofi_request *r, int status);
 /* Closes the endpoints; what was in flight is over, reported by the next progress or abort. */
 void ibx_ofi_io_stop(struct ofi_endpoint *e);
 /* Sleeps until there may be completions, at most 1 ms: false when the peer has closed the
