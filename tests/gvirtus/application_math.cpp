@@ -287,6 +287,31 @@ bool descriptors(void *other)
                  math("cusparseDestroy", handle) == 0);
 }
 
+// The function with the most arguments.
+bool random_decomposition()
+{
+    void *handle = nullptr, *parameters = nullptr, *none = nullptr;
+    int *info = device_copy<int>({0});
+    double *a = device_copy<double>({1});
+    std::size_t device = 0, host = 0;
+    const auto number = [](int of) { return std::int64_t{of}; };
+    REQUIRE(math("cusolverDnCreate", &handle) == 0 &&
+            math("cusolverDnCreateParams", &parameters) == 0);
+    REQUIRE(math("cusolverDnXgesvdr_bufferSize", handle, parameters, 'S', 'N', number(1), number(2),
+                 number(3), number(4), number(5), 1, a, number(6), 0, none, 4, a, number(7), 5,
+                 none, number(9), 1, &device, &host) == 0);
+    REQUIRE(device == 8 && host == 24);
+    std::vector<char> workspace(host);
+    for (const std::size_t bytes : {host, host - 1})
+        REQUIRE(math("cusolverDnXgesvdr", handle, parameters, 'S', 'N', number(1), number(2),
+                     number(3), number(4), number(5), 1, a, number(6), 0, none, 4, a, number(7), 5,
+                     none, number(9), 1, a, device, workspace.data(), bytes,
+                     info) == (bytes == host ? 0 : 3));
+    REQUIRE(host_copy(info, 1)[0] == 1234567);
+    REQUIRE(math("cusolverDnDestroyParams", parameters) == 0);
+    return HOLDS(math("cusolverDnDestroy", handle) == 0);
+}
+
 // A function that works in memory of the host gets memory of the back end.
 bool solvers()
 {
@@ -423,6 +448,7 @@ bool math_libraries()
     REQUIRE(handle && scalars(handle) && batches(handle) && order(handle) && refused(handle));
     REQUIRE(of_64_bits(handle));
     REQUIRE(generators() && plans() && vectors() && descriptors(handle) && solvers());
+    REQUIRE(random_decomposition());
     REQUIRE(sparse_solvers() && dense_solvers() && attributes());
     bool other = false; // a thread whose first call is one of these
     std::thread([&] {

@@ -85,7 +85,6 @@ ABSENT(curandGetScrambleConstants64)
 #undef STATUS
 #define STATUS SOLVER
 ABSENT(cusolverDnIRSInfosGetResidualHistory)
-ABSENT(cusolverDnXgesvdr)
 ABSENT(cusolverRfBatchSetupHost)
 ABSENT(cusolverRfBatchZeroPivot)
 ABSENT(cusolverRfExtractBundledFactorsHost)
