@@ -7,7 +7,6 @@
 #ifndef IBX_COMMON_WIRE_H
 #define IBX_COMMON_WIRE_H
 
-#include <endian.h>
 #include <errno.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -57,10 +56,25 @@ static inline void ibx_put_bytes(struct ibx_writer *w, const void *bytes, size_t
     w->length += n;
 }
 
+/* From this host's order to little-endian, or back. <endian.h> has these only if the program that
+ * includes this header asks for more than the C standard. */
+static inline uint16_t ibx_le16(uint16_t v)
+{
+    return __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? v : __builtin_bswap16(v);
+}
+static inline uint32_t ibx_le32(uint32_t v)
+{
+    return __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? v : __builtin_bswap32(v);
+}
+static inline uint64_t ibx_le64(uint64_t v)
+{
+    return __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? v : __builtin_bswap64(v);
+}
+
 /* Writes an integer of 1 to 8 bytes, for tables of fields. */
 static inline void ibx_put_uint(struct ibx_writer *w, uint64_t value, unsigned bytes)
 {
-    const uint64_t little = htole64(value);
+    const uint64_t little = ibx_le64(value);
     ibx_put_bytes(w, &little, bytes);
 }
 
@@ -72,17 +86,17 @@ static inline void ibx_put_u8(struct ibx_writer *w, uint8_t v)
 }
 static inline void ibx_put_u16(struct ibx_writer *w, uint16_t v)
 {
-    const uint16_t little = htole16(v);
+    const uint16_t little = ibx_le16(v);
     ibx_put_bytes(w, &little, sizeof(little));
 }
 static inline void ibx_put_u32(struct ibx_writer *w, uint32_t v)
 {
-    const uint32_t little = htole32(v);
+    const uint32_t little = ibx_le32(v);
     ibx_put_bytes(w, &little, sizeof(little));
 }
 static inline void ibx_put_u64(struct ibx_writer *w, uint64_t v)
 {
-    const uint64_t little = htole64(v);
+    const uint64_t little = ibx_le64(v);
     ibx_put_bytes(w, &little, sizeof(little));
 }
 
@@ -117,7 +131,7 @@ static inline uint64_t ibx_get_uint(struct ibx_reader *r, unsigned bytes)
     const uint8_t *p = ibx_get_bytes(r, bytes);
     if (p)
         memcpy(&little, p, bytes);
-    return le64toh(little);
+    return ibx_le64(little);
 }
 
 static inline uint8_t ibx_get_u8(struct ibx_reader *r)
@@ -131,7 +145,7 @@ static inline uint16_t ibx_get_u16(struct ibx_reader *r)
     const uint8_t *p = ibx_get_bytes(r, sizeof(little));
     if (p)
         memcpy(&little, p, sizeof(little));
-    return le16toh(little);
+    return ibx_le16(little);
 }
 static inline uint32_t ibx_get_u32(struct ibx_reader *r)
 {
@@ -139,7 +153,7 @@ static inline uint32_t ibx_get_u32(struct ibx_reader *r)
     const uint8_t *p = ibx_get_bytes(r, sizeof(little));
     if (p)
         memcpy(&little, p, sizeof(little));
-    return le32toh(little);
+    return ibx_le32(little);
 }
 static inline uint64_t ibx_get_u64(struct ibx_reader *r)
 {
@@ -147,7 +161,7 @@ static inline uint64_t ibx_get_u64(struct ibx_reader *r)
     const uint8_t *p = ibx_get_bytes(r, sizeof(little));
     if (p)
         memcpy(&little, p, sizeof(little));
-    return le64toh(little);
+    return ibx_le64(little);
 }
 
 /* A result: 0 or a negative errno as Linux numbers them; -EPROTO in place of anything else. */

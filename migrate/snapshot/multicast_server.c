@@ -192,7 +192,7 @@ static const uint64_t *as_words(const struct feeding *f)
 {
     uint64_t *words = (uint64_t *)(void *)f->wanted;
     for (uint32_t i = 0; i < (f->length + 7) / 8; i++)
-        words[i] = le64toh(words[i]);
+        words[i] = ibx_le64(words[i]);
     return words;
 }
 

@@ -114,7 +114,7 @@ static bool call_by_gvirtus(struct ibx_pipeline *p, unsigned which)
 {
     uint8_t head[IBX_REPLY_HEAD] = {0};
     const size_t pieces[] = {4, 8, 8};
-    uint64_t length = htole64(calls[which].length);
+    uint64_t length = ibx_le64(calls[which].length);
     ibx_pipeline_write(p, calls[which].name, strlen(calls[which].name) + 1);
     ibx_pipeline_write(p, &length, sizeof(length));
     if (calls[which].length)

@@ -134,11 +134,11 @@ static void hear(struct ibx_reader *input)
     if (length)
         memcpy(r->buffer, bytes, length);
     if (how & 1 && length >= 8)
-        memcpy(r->buffer, &(uint64_t){htole64(e->cookie_in)}, 8);
+        memcpy(r->buffer, &(uint64_t){ibx_le64(e->cookie_in)}, 8);
     if (how & 4 && length >= 12)
-        memcpy(r->buffer + 8, &(uint32_t){htole32(e->next_deliver + number % 4)}, 4);
+        memcpy(r->buffer + 8, &(uint32_t){ibx_le32(e->next_deliver + number % 4)}, 4);
     if (how & 2 && length >= OFI_HEADER_BYTES)
-        memcpy(r->buffer + 12, &(uint32_t){htole32((uint32_t)length - OFI_HEADER_BYTES)}, 4);
+        memcpy(r->buffer + 12, &(uint32_t){ibx_le32((uint32_t)length - OFI_HEADER_BYTES)}, 4);
     if (how & 8 && length >= OFI_HEADER_BYTES + IBX_PROOF_BYTES)
         memcpy(r->buffer + OFI_HEADER_BYTES, e->proof_in, IBX_PROOF_BYTES);
     if (how & 16) {

@@ -18,6 +18,7 @@
 
 #include "common/address.h"
 
+#include <endian.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>

@@ -453,7 +453,7 @@ static void send_too_long(const struct ibx_multicast_group *group)
     memcpy(wire, packet, ROCE_HEADS + ROCE_BYTES);
     /* The checksum does not cover fields that a router may change. */
     packet[1] = packet[8] = packet[10] = packet[11] = packet[26] = packet[27] = packet[32] = 0xff;
-    const uint32_t crc = htole32(crc32_of(masked, sizeof(masked)));
+    const uint32_t crc = ibx_le32(crc32_of(masked, sizeof(masked)));
     memcpy(wire + ROCE_HEADS + ROCE_BYTES, &crc, 4);
     const int fd = socket(AF_INET, SOCK_RAW, IPPROTO_RAW);
     const struct ip_mreqn by = {.imr_ifindex = (int)if_nametoindex(sends_by)};
