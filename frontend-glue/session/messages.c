@@ -230,7 +230,7 @@ int ibx_session_try_send(struct ibx_session *s, const struct iovec *iov, int iov
     if (!ibx_kept_push(kept, s->conn))
         return -EAGAIN;
     int rc = ibx_send(s->conn, iov, iovcnt, 0, 0);
-    return rc ? rc : ibx_kept_add(kept, iov, iovcnt, true);
+    return rc ? rc : ibx_kept_add(kept, iov, iovcnt);
 }
 
 static int send_or_wait(struct ibx_session *s, const struct iovec *iov, int iovcnt)

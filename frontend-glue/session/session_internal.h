@@ -399,8 +399,8 @@ void ibx_shared_regions_leave(struct ibx_session *s);
 
 int ibx_kept_init(struct kept *kept, unsigned slots);
 void ibx_kept_fini(struct kept *kept);
-/* Keeps a message; `sent`: it was sent already. -ENOMEM: it was not kept. */
-int ibx_kept_add(struct kept *kept, const struct iovec *iov, int iovcnt, bool sent);
+/* Keeps a message that was sent. -ENOMEM: it was not kept. */
+int ibx_kept_add(struct kept *kept, const struct iovec *iov, int iovcnt);
 /* Sends those that wait for credit, as far as there is credit. Returns whether none is left. */
 bool ibx_kept_push(struct kept *kept, struct ibx_conn *conn);
 /* Forgets all: the peer has taken them. */

@@ -173,7 +173,7 @@ static __attribute__((noinline)) void put_together(uint8_t *to, const struct iov
     }
 }
 
-int ibx_kept_add(struct kept *kept, const struct iovec *iov, int iovcnt, bool sent)
+int ibx_kept_add(struct kept *kept, const struct iovec *iov, int iovcnt)
 {
     size_t length = iov[0].iov_len;
     for (int i = 1; i < iovcnt; i++)
@@ -193,8 +193,7 @@ int ibx_kept_add(struct kept *kept, const struct iovec *iov, int iovcnt, bool se
     message->order = ibx_message_order(message->bytes[0]);
     message->number = kept->numbers[message->order]++;
     kept->count++;
-    if (sent)
-        note_sent(kept);
+    note_sent(kept);
     return 0;
 }
 

@@ -19,12 +19,12 @@
 
 static bool no_memory;
 
-int __real_ibx_kept_add(struct kept *kept, const struct iovec *iov, int iovcnt, bool sent);
-int __wrap_ibx_kept_add(struct kept *kept, const struct iovec *iov, int iovcnt, bool sent);
+int __real_ibx_kept_add(struct kept *kept, const struct iovec *iov, int iovcnt);
+int __wrap_ibx_kept_add(struct kept *kept, const struct iovec *iov, int iovcnt);
 
-int __wrap_ibx_kept_add(struct kept *kept, const struct iovec *iov, int iovcnt, bool sent)
+int __wrap_ibx_kept_add(struct kept *kept, const struct iovec *iov, int iovcnt)
 {
-    return no_memory ? -ENOMEM : __real_ibx_kept_add(kept, iov, iovcnt, sent);
+    return no_memory ? -ENOMEM : __real_ibx_kept_add(kept, iov, iovcnt);
 }
 
 /* After "nothing was sent", the caller would send the message again. */
@@ -58,7 +58,7 @@ static void add(struct kept *kept, uint8_t *bytes, size_t length, unsigned times
 {
     struct iovec iov = {bytes, length};
     while (times--)
-        assert_int_equal(ibx_kept_add(kept, &iov, 1, true), 0);
+        assert_int_equal(ibx_kept_add(kept, &iov, 1), 0);
 }
 
 /* Returns a long message. */
