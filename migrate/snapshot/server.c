@@ -461,7 +461,6 @@ static void *client_main(void *argument)
     client->over = true;
     server->stats.connections--;
     server->stats.served += !rc;
-    server->stats.turned_away += rc != 0;
     pthread_mutex_unlock(&server->lock);
     return NULL;
 }

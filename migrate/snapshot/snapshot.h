@@ -449,9 +449,8 @@ struct ibx_snapshot_server_config {
 struct ibx_snapshot_server_stats {
     unsigned connections; /* now */
     uint64_t served;      /* connections so far */
-    uint64_t turned_away;
-    uint64_t pinned; /* regions that were registered, and not shared */
-    uint64_t asks;   /* answered by messages */
+    uint64_t pinned;      /* regions that were registered, and not shared */
+    uint64_t asks;        /* answered by messages */
 };
 
 int ibx_snapshot_server_open(const struct ibx_snapshot_server_config *config,
