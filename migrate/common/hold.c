@@ -28,12 +28,12 @@ uint64_t ibx_hold_name(int fd)
     return fstat(fd, &st) ? 0 : (uint64_t)st.st_ino;
 }
 
-int ibx_hold_allow(struct ibx_qmp *qmp, bool on, uint64_t deadline_ns, struct ibx_error *err)
+int ibx_hold_disable(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
 {
     return ibx_qmp_execute(
         qmp, "migrate-set-capabilities",
-        json_pack("{s:[{s:s, s:b}]}", "capabilities", "capability", return_path, "state", (int)on),
-        NULL, deadline_ns, err);
+        json_pack("{s:[{s:s, s:b}]}", "capabilities", "capability", return_path, "state", 0), NULL,
+        deadline_ns, err);
 }
 
 static int ask_suppressed(struct ibx_qmp *qmp, bool *is, uint64_t deadline_ns,

@@ -17,8 +17,8 @@
 /* The inode number of the socket: it names an end of the stream in any process, and is what the
  * journal keeps. 0: fstat(2) has failed. */
 uint64_t ibx_hold_name(int fd);
-/* Sets the capability on or off. QEMU refuses this (-EREMOTEIO) until its migration has ended. */
-int ibx_hold_allow(struct ibx_qmp *qmp, bool on, uint64_t deadline_ns, struct ibx_error *err);
+/* Switches the capability off. QEMU refuses this (-EREMOTEIO) until its migration has ended. */
+int ibx_hold_disable(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err);
 /* Adds the capability to the settings that are changed for a migration, and to those that are put
  * back after it. If the machine does not describe its state (suppress-vmdesc), adds that to the
  * latter. */

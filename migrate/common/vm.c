@@ -426,7 +426,7 @@ int ibx_vm_stay(struct ibx_qmp *qmp, struct ibx_vm_undo *vm, uint64_t deadline_n
     if (!rc && held)
         ibx_hold_forget(qmp, deadline_ns);
     if (!rc && vm->touched)
-        rc = ibx_hold_allow(qmp, false, deadline_ns, err);
+        rc = ibx_hold_disable(qmp, deadline_ns, err);
     if (!rc)
         rc = ibx_vm_restore(qmp, vm->before, vm->libvirt != NULL, deadline_ns, err);
     if (rc)

@@ -128,7 +128,7 @@ int ibx_journal_open_base(const struct ibx_record *record, struct ibx_guest_ram 
     if (rc)
         return rc;
     return ibx_process_started(record->pid) == record->pid_started
-               ? ibx_guest_ram_reopen(ram, true, err)
+               ? ibx_guest_ram_reopen(ram, err)
                : open_base_files(record, ram, err);
 }
 

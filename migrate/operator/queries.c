@@ -380,7 +380,7 @@ static int end_hold(const struct ibx_record *record, struct ibx_error *err)
         if (!rc && fd >= 0)
             ibx_hold_forget(qmp, deadline);
         if (!rc && fd >= 0)
-            rc = ibx_hold_allow(qmp, false, deadline, err);
+            rc = ibx_hold_disable(qmp, deadline, err);
         json_t *before = json_loads(record->settings, 0, NULL);
         if (!rc)
             rc = ibx_settings_restore(qmp, before, deadline, err);

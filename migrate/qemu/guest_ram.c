@@ -479,9 +479,9 @@ int ibx_guest_ram_reopen_left(struct ibx_guest_ram *ram, const struct ibx_guest_
     return rc;
 }
 
-int ibx_guest_ram_reopen(struct ibx_guest_ram *ram, bool writable, struct ibx_error *err)
+int ibx_guest_ram_reopen(struct ibx_guest_ram *ram, struct ibx_error *err)
 {
-    return ibx_guest_ram_reopen_left(ram, NULL, NULL, writable, err);
+    return ibx_guest_ram_reopen_left(ram, NULL, NULL, true, err);
 }
 
 void ibx_guest_ram_fini(struct ibx_guest_ram *ram)

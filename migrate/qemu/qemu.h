@@ -191,9 +191,9 @@ void ibx_guest_ram_ask_backends(struct ibx_qmp *qmp, uint64_t deadline_ns);
 int ibx_guest_ram_find(struct ibx_qmp *qmp, bool writable, struct ibx_guest_ram *ram,
                        uint64_t deadline_ns, struct ibx_error *err);
 /* The same without QMP, from a known layout: pid, and each block's id, size, page_size, offset,
- * address, dev, ino and fd -1. Opens the files; ibx_guest_ram_fini() closes them, also after a
- * failure. -ESTALE: the process has something else there. */
-int ibx_guest_ram_reopen(struct ibx_guest_ram *ram, bool writable, struct ibx_error *err);
+ * address, dev, ino and fd -1. Opens the files for writing, too; ibx_guest_ram_fini() closes them,
+ * also after a failure. -ESTALE: the process has something else there. */
+int ibx_guest_ram_reopen(struct ibx_guest_ram *ram, struct ibx_error *err);
 /* The same where another client of QEMU may have removed a backend since (object-del): if nothing
  * of its file is mapped any more, the block is `left`, and its file is opened as by
  * ibx_guest_file_open(); fd stays -1 if that file is gone, too. `files`: of each block. */
@@ -375,7 +375,7 @@ int ibx_tracker_protect(const struct ibx_tracker *tracker, size_t block, const u
  * protected; small pages that QEMU has not mapped count as written, too. Protects no page, and so
  * costs the VM nothing. `last`: the VM stands still, so the scan may use several threads. */
 int ibx_tracker_scan(const struct ibx_tracker *tracker, size_t block, bool last, uint64_t *bits,
-                     uint64_t *count, struct ibx_error *err);
+                     struct ibx_error *err);
 /* The same when the VM stands still, or for a tracker that was attached; by several threads if
  * there are enough processors. With `among` (or NULL) the scan may skip pages whose bit there is
  * clear. */

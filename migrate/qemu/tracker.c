@@ -201,12 +201,12 @@ int ibx_tracker_scan_last(const struct ibx_tracker *tracker, size_t block, const
 }
 
 int ibx_tracker_scan(const struct ibx_tracker *tracker, size_t block, bool last, uint64_t *bits,
-                     uint64_t *count, struct ibx_error *err)
+                     struct ibx_error *err)
 {
     const struct ibx_guest_block *of = &tracker->ram->blocks[block];
-    return last || tracker->uffd < 0 ? ibx_tracker_scan_last(tracker, block, NULL, bits, count, err)
+    return last || tracker->uffd < 0 ? ibx_tracker_scan_last(tracker, block, NULL, bits, NULL, err)
                                      : ibx_dirty_scan(tracker->pagemap, of->address, of->size,
-                                                      of->page_size, false, bits, count, err);
+                                                      of->page_size, false, bits, NULL, err);
 }
 
 int ibx_tracker_protect(const struct ibx_tracker *tracker, size_t block, const uint64_t *which,

@@ -501,7 +501,7 @@ static int let_go(struct source *s, unsigned ms, struct ibx_error *why)
     int rc = ibx_source_stream_release(&s->stream, s->vm.qmp, ibx_deadline_in_ms(ms), why);
     if (!rc && s->stream.state.now == STREAM_RELEASED && !source_managed(&s->vm) &&
         !ibx_hold_planned(s->vm.undo.before)) /* the record is of an earlier version */
-        rc = ibx_hold_allow(s->vm.qmp, false, ibx_deadline_in_ms(ms), why);
+        rc = ibx_hold_disable(s->vm.qmp, ibx_deadline_in_ms(ms), why);
     return rc;
 }
 

@@ -104,7 +104,7 @@ static int scan_block(struct source *s, unsigned i, const struct ibx_page_map *w
     if (!rc && which && ibx_page_map_get_block(which, i, these))
         rc = ibx_tracker_protect(&warm->tracker, i, these, bits, err);
     if (!rc && !which)
-        rc = ibx_tracker_scan(&warm->tracker, i, last, bits, NULL, err);
+        rc = ibx_tracker_scan(&warm->tracker, i, last, bits, err);
     if (!rc)
         rc = ibx_source_vm_keep_data(&s->vm, i, !which && !last, bits, err);
     if (!rc)

@@ -233,7 +233,7 @@ static void protect_all(const struct ibx_tracker *tracker)
 static void scan(const struct ibx_tracker *tracker, bool last)
 {
     uint64_t found[PAGES / 64] = {0};
-    vm_ok(ibx_tracker_scan(tracker, 0, last, found, NULL, &vm_error));
+    vm_ok(ibx_tracker_scan(tracker, 0, last, found, &vm_error));
     if (!last)
         vm_ok(ibx_tracker_protect(tracker, 0, found, seen, &vm_error));
     for (size_t i = 0; last && i < PAGES / 64; i++)

@@ -69,7 +69,7 @@ static void not_found_again(const struct ibx_guest_ram *ram, size_t member)
     copy_layout(ram, &again);
     *(uint64_t *)((char *)&again.blocks[0] + member) += MIB;
     vm_soon();
-    vm_refused(ibx_guest_ram_reopen(&again, true, &vm_error), -ESTALE, again.blocks[0].id);
+    vm_refused(ibx_guest_ram_reopen(&again, &vm_error), -ESTALE, again.blocks[0].id);
     ibx_guest_ram_fini(&again);
 }
 
@@ -79,7 +79,7 @@ static void found_again(const struct ibx_guest_ram *ram)
     struct ibx_guest_ram again;
     copy_layout(ram, &again);
     vm_soon();
-    vm_ok(ibx_guest_ram_reopen(&again, true, &vm_error));
+    vm_ok(ibx_guest_ram_reopen(&again, &vm_error));
     for (size_t i = 0; i < again.count; i++)
         same_memory(&again, &again.blocks[i], 2 * MIB);
     ibx_guest_ram_fini(&again);
@@ -319,7 +319,7 @@ static int reopen_replaced(const char *path)
     fd = open(again, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     if (fd < 0 || ftruncate(fd, MIB) || close(fd))
         return 2;
-    int rc = ibx_guest_ram_reopen(&ram, true, &vm_error);
+    int rc = ibx_guest_ram_reopen(&ram, &vm_error);
     unlink(again);
     return rc == -ESTALE && strstr(vm_error.message, "was replaced") && block.fd == -1 ? 0 : 3;
 }

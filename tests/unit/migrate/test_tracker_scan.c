@@ -147,7 +147,7 @@ static void find_after(const struct memory *m, const uint64_t *bits, const uint6
                        unsigned count)
 {
     uint64_t now[WORDS] = {0};
-    assert_int_equal(ibx_tracker_scan(&m->tracker, 0, false, now, NULL, &error), 0);
+    assert_int_equal(ibx_tracker_scan(&m->tracker, 0, false, now, &error), 0);
     for (uint64_t page = 0; page < PAGES; page++) {
         bool near = false;
         for (unsigned i = 0; i < count; i++)
@@ -193,7 +193,7 @@ static void test_found_until_it_is_protected(NO_STATE)
     memory.bytes[page * PAGE] = 2;
     for (unsigned time = 0; time < 3; time++) {
         uint64_t now[WORDS] = {0}, which[WORDS] = {0}, bits[WORDS] = {0};
-        assert_int_equal(ibx_tracker_scan(&memory.tracker, 0, false, now, NULL, &error), 0);
+        assert_int_equal(ibx_tracker_scan(&memory.tracker, 0, false, now, &error), 0);
         assert_int_equal(has(now, page), time < 2);
         which[page / 64] |= (uint64_t)(time == 1) << page % 64;
         assert_int_equal(ibx_tracker_protect(&memory.tracker, 0, which, bits, &error), 0);
