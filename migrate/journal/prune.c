@@ -39,6 +39,16 @@ static bool keeps_from_returning(const struct listed *all, const struct ibx_reco
     return keeps;
 }
 
+/* Whether the record is of a completed migration whose QEMU uses memory that somebody has to remove
+ * when it has ended: a source's, but a destination's only if ib-migrate run has made it, since
+ * otherwise it is the VM's own. `path`: where that memory is. */
+static bool has_memory(const struct ibx_record *record, char path[PATH_MAX])
+{
+    return (record->state == IBX_JOURNAL_DONE || record->state == IBX_JOURNAL_ENDED) &&
+           ibx_journal_memory_file(record, path) &&
+           (record->source || ibx_journal_in_run_folder(path));
+}
+
 /* Why the record has to stay; NULL: it may be deleted. */
 static const char *needed(const struct listed *all, const struct ibx_record *record,
                           bool unfinished)
@@ -61,6 +71,9 @@ static const char *needed(const struct listed *all, const struct ibx_record *rec
     if (record->source && !gone &&
         (record->state == IBX_JOURNAL_DONE || record->state == IBX_JOURNAL_ENDED))
         return "its QEMU lives and must not be continued";
+    if (!gone && has_memory(record, path))
+        return "its QEMU lives, in memory that ib-migrate run has made: when it has ended, prune "
+               "--remove removes that";
     return NULL;
 }
 
@@ -68,16 +81,6 @@ static const char *needed(const struct listed *all, const struct ibx_record *rec
 static bool has_failed(const struct ibx_record *record)
 {
     return record->state == IBX_JOURNAL_KEPT || record->state == IBX_JOURNAL_GIVEN_UP;
-}
-
-/* Whether a completed migration has left files of guest RAM to be removed: a source's, but a
- * destination's only if ib-migrate run has made them, since otherwise they are the VM's own. */
-static bool leaves_memory(const struct ibx_record *record)
-{
-    char path[PATH_MAX];
-    return (record->state == IBX_JOURNAL_DONE || record->state == IBX_JOURNAL_ENDED) &&
-           ibx_journal_qemu_gone(record) && ibx_journal_memory_file(record, path) &&
-           (record->source || ibx_journal_in_run_folder(path));
 }
 
 /* Whether the memory of a VM that is lost at both ends was set aside, under a name that only the
@@ -109,7 +112,7 @@ static const char *remove_one(const char *folder, const struct ibx_journal_prune
                               const struct listed *all, struct ibx_record *record,
                               const struct newer *newer, struct ibx_error *err)
 {
-    char lock[PATH_MAX];
+    char lock[PATH_MAX], path[PATH_MAX];
     int lock_fd;
     if (ibx_journal_lock(folder, record, &lock_fd, err))
         return err->message;
@@ -122,7 +125,8 @@ static const char *remove_one(const char *folder, const struct ibx_journal_prune
         unlink(lock);
         rc = 0;
     } else if (!rc && !why) {
-        if ((which->remove && leaves_memory(record)) || leaves_aside(record))
+        if ((which->remove && ibx_journal_qemu_gone(record) && has_memory(record, path)) ||
+            leaves_aside(record))
             rc = ibx_journal_remove_files(record, err);
         rc = rc ? rc : ibx_journal_remove(folder, record, err);
     }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Which records are found, and which are pruned. */
+#include "migrate/qemu/qemu_internal.h"
 #include "tests/fixtures/journal_scene.h"
 
 #include <errno.h>
@@ -246,6 +247,38 @@ static void finished_records_can_be_pruned(NO_STATE)
     }
 }
 
+/* The folder that ib-migrate run makes for the VM's memory stays when the VM ends, and only the
+ * record says where it is. */
+static void memory_that_run_has_made_goes_with_its_record(NO_STATE)
+{
+    char made[] = "/dev/shm/ibx-run-XXXXXX";
+    struct stat st;
+    assert_non_null(mkdtemp(made));
+    struct ibx_record r = sample(false, 5);
+    struct ibx_journal_block *block = &r.blocks[0];
+    snprintf(block->file.path, sizeof(block->file.path), "%s/mem0", made);
+    int fd = open(block->file.path, O_CREAT | O_RDWR | O_CLOEXEC, 0600);
+    assert_int_equal(ftruncate(fd, (off_t)(block->offset + block->size)), 0);
+    assert_int_equal(fstat(fd, &st), 0);
+    close(fd);
+    r.block_count = 1;
+    block->dev = st.st_dev;
+    block->ino = st.st_ino;
+    block->file.file = ibx_guest_file_hash(st.st_dev, st.st_ino);
+    block->file.owner = st.st_uid;
+    block->file.mode = st.st_mode;
+    r.pid = getpid();
+    r.pid_started = ibx_process_started(r.pid);
+    bring_to(&r, IBX_JOURNAL_DONE);
+    const struct seen seen = prune((struct ibx_journal_prune){.remove = true});
+    assert_int_equal(seen.gone, 0);
+    assert_non_null(strstr(seen.why, "its QEMU lives"));
+    r.pid_started++;
+    assert_int_equal(write_record(&r), 0);
+    assert_int_equal(prune((struct ibx_journal_prune){.remove = true}).gone, 1);
+    assert_int_equal(access(made, F_OK), -1);
+}
+
 static void pruning_keeps_other_files(NO_STATE)
 {
     struct ibx_record *all, a = in_state(true, 1, IBX_JOURNAL_KEPT, false),
@@ -450,6 +483,7 @@ int main(void)
         TEST(a_damaged_record_hides_those_of_borrowed_vms_alone),
         TEST(files_of_any_kind_hide_no_record),
         TEST(finished_records_can_be_pruned),
+        TEST(memory_that_run_has_made_goes_with_its_record),
         TEST(a_return_is_known_until_the_borrowing_is_over),
         TEST(failed_migrations_leave_one_record),
         TEST(notes_of_finished_migrations_are_removed),
