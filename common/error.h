@@ -1,10 +1,29 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * common/ is what every folder may use, and includes no other: errors, log.h, clock.h, thread.h,
- * state_machine.h, wire.h (encoding), properties.h (configuration files), file_check.h,
- * path_check.h and path_walk.h (who decides where a path leads), own_user.h, address.h, span.h
- * (memory to register), locked.h (the limit on locked memory), rights.h (capabilities),
- * control_groups.h, verbs_fork.h, quota.h, line_bound.h, bits.h, stream_copy.h.
+ * common/ is what every folder may use, and includes no other:
+ *
+ *   error.c          errors, and text that may go to a terminal
+ *   log.c            log lines on standard error
+ *   line_bound.c     a limit on lines of one kind
+ *   thread.c         threads beside a program's own, and their waits
+ *   handlers.c       a program's signal handlers, in threads that are inside of this library
+ *   fork_lock.c      a lock that a forked child finds free
+ *   forked.c         memory that forked processes share
+ *   shared_table.c   ... as a table without locks
+ *   state_machine.c  state machines as tables
+ *   quota.c          how much of something may be held at once
+ *   properties.c     the grammar of gvirtus.properties
+ *   file_check.c     whether a file may decide what a process does
+ *   path_check.c     who decides where a path leads; by path_walk.c, name by name
+ *   own_user.c       users who may do to this process whatever they like
+ *   rights.c         capabilities
+ *   locked.c         the limit on locked memory
+ *   control_groups.c  which control groups limit the memory of a process
+ *   address.c        IPv4 and IPv6 addresses
+ *   descriptor.c     descriptors that go with a message over a unix socket
+ *   write_whole.c    write(2) until all bytes are written
+ *   stream_copy.c    copies that bypass the caches
+ *   wire.h (encoding), span.h (memory to register), clock.h, bits.h, verbs_fork.h
  *
  * An error is one sentence for a person beside a negative errno for the program. Set-up calls take
  * a last `struct ibx_error *`, which may be NULL. The function that detects the error fills it,
