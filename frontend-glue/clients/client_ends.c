@@ -623,9 +623,9 @@ void ibx_client_ends_watch(int process_fd, uint64_t client)
 
 bool ibx_handles_close(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value)
 {
-    uint64_t nobody;
-    const bool theirs = ibx_handle_close(x, kind, value, &nobody);
-    if (nobody)
-        ibx_client_ends_add(nobody, &(struct ibx_client_name){"a client"});
+    uint64_t maker;
+    const bool theirs = ibx_handle_close(x, kind, value, &maker);
+    if (maker)
+        ibx_client_ends_add(maker, &(struct ibx_client_name){"a client"});
     return theirs;
 }

@@ -144,18 +144,18 @@ static bool close_for(struct handle *h, uint64_t client)
 }
 
 bool ibx_handle_close(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value,
-                      uint64_t *nobody)
+                      uint64_t *maker)
 {
     const uint64_t client = ibx_clients_number(x);
-    *nobody = 0;
+    *maker = 0;
     pthread_mutex_lock(&ibx_handles_lock);
     struct handle *h = client ? ibx_handle_of_tenant(x, kind, value) : NULL;
     const bool last = h && close_for(h, client) && h->client == client &&
                       (h->heir_of || h->theirs) && !ibx_handle_passes_on(h);
     const bool theirs = last && h->theirs;
     if (last && !theirs) {
-        *nobody = h->heir_of;
-        ibx_handle_set_client(h, *nobody);
+        *maker = h->heir_of;
+        ibx_handle_set_client(h, *maker);
         h->heir_of = 0;
     }
     pthread_mutex_unlock(&ibx_handles_lock);

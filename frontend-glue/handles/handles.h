@@ -167,10 +167,10 @@ uint64_t ibx_handles_value(const struct handle *held);
 uint64_t ibx_handles_client(const struct handle *held);
 void ibx_handles_release(struct handle **held, size_t count);
 
-/* As ibx_handles_close(), but gives nothing back. *nobody: the client that has made it and has
- * ended, to which it belongs again; 0: it does not. */
+/* As ibx_handles_close(), but gives nothing back. *maker: the client that has made it and has
+ * ended, if it belongs to that client again; 0 otherwise. */
 bool ibx_handle_close(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t value,
-                      uint64_t *nobody);
+                      uint64_t *maker);
 
 /* handle_memory.c */
 
