@@ -5,10 +5,13 @@
  *
  *   {"command": "status"}                       -> {"status": {...}} (ibx_migrate_status_json)
  *   {"command": "cancel"}                       -> {"ok": true} or {"error": "..."}
- *   {"command": "lend"}  leaves QEMU's monitor to `ib-migrate return` for a while; answers as
- * cancel, and {"error": "...", "away": true} while the other side is not connected
- *   {"command": "reconnect"}  makes the link of a borrowed VM anew, when its return is rolled back
+ *   {"command": "lend"}                         -> {"ok": true} or {"error": "..."}, with
+ *                                                  "away": true while the other side is away
+ *   {"command": "reconnect"}                    -> {"ok": true} or {"error": "..."}
  *   {"command": "set", "max-bandwidth": BYTES}  -> {"ok": true} or {"error": "..."}
+ *
+ * lend leaves QEMU's monitor to `ib-migrate return` for a while; reconnect makes the link of a
+ * borrowed VM anew, when its return is rolled back.
  *
  * operator/ has what a person can ask of a migration: control_socket.c is the socket's end in the
  * running tool (source/ and destination/ implement its ops), control_client.c the other end,
