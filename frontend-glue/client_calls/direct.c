@@ -64,7 +64,7 @@ static void send_long(struct ibx_pipeline *p, const struct ibx_pipeline_request 
 
 /* Reads the reply. If the connection breaks within it, the call returns an error, which GVirtuS's
  * own front end could not do. */
-static int take_reply(struct ibx_pipeline *p, const struct ibx_pipeline_request *call)
+static int take_reply(struct ibx_pipeline *p, const struct ibx_pipeline_request *call, bool ours)
 {
     uint8_t head[IBX_REPLY_HEAD] = {0}, rest[64];
     struct ibx_reader r = ibx_reader_of(head, sizeof(head));
@@ -73,10 +73,10 @@ static int take_reply(struct ibx_pipeline *p, const struct ibx_pipeline_request 
     const int code = (int)ibx_get_u32(&r);
     ibx_get_u64(&r);
     uint64_t left = ibx_get_u64(&r);
-    const bool due = !code && left == call->out_n;
+    const bool due = (!code || ours) && left == call->out_n;
     if (good && due && left)
         good = ibx_pipeline_read(p, call->out, (size_t)left);
-    /* Handlers answer with output even when they fail. */
+    /* GVirtuS's handlers answer with output even when they fail. */
     for (size_t some; good && !due && left; left -= some) {
         some = left < sizeof(rest) ? (size_t)left : sizeof(rest);
         good = ibx_pipeline_read(p, rest, some);
@@ -113,7 +113,7 @@ int ibx_pipeline_call(struct ibx_pipeline *p, const struct ibx_pipeline_request 
     } else {
         send_long(p, call, name);
     }
-    *exit_code = take_reply(p, call);
+    *exit_code = take_reply(p, call, ours);
     return 0;
 }
 

@@ -343,7 +343,7 @@ static int run_math(struct gpu_session *x, const struct ibx_request *q, struct a
     struct ibx_writer out = ibx_writer_of(a->out, sizeof(a->out));
     const int status = ibx_device_math(x, q, &out);
     a->long_out = out.data != a->out ? out.data : NULL;
-    a->out_n = status ? 0 : out.length;
+    a->out_n = out.length;
     x->handler.captures = q->called->kind == IBX_CALL_LIBRARY ? CAPTURES_SPARED : CAPTURES_UNUSED;
     return status;
 }

@@ -622,10 +622,14 @@ int ibx_device_math(struct gpu_session *x, const struct ibx_request *q, struct i
         status = c.statuses->no_memory;
     if (!status && !reply_fits(&c))
         status = c.statuses->invalid_value;
-    if (!status)
+    if (!status) {
         status = run(&c, function);
-    if (!status)
-        status = answer(&c, out);
+        const int unanswered = ibx_math_has_results(number, status) ? answer(&c, out) : 0;
+        if (unanswered) {
+            status = unanswered;
+            out->length = 0;
+        }
+    }
     if (room && hold != IBX_HOLDS) /* the handle counts by itself now */
         ibx_room_give(x, hold, c.weight);
     end_workspace(&c);

@@ -6,6 +6,8 @@
 
 /* ------------------------------------------------------------------------------- the lists */
 
+#define ZERO_PIVOT 9 /* CUSPARSE_STATUS_ZERO_PIVOT */
+
 #define ABOUT(k, a)                                                                                \
     {                                                                                              \
         ABOUT_##a                                                                                  \
@@ -196,6 +198,11 @@ bool ibx_math_has_scalars(const struct ibx_math_function *f)
             return true;
     }
     return false;
+}
+
+bool ibx_math_has_results(unsigned number, int status)
+{
+    return !status || (number >> 12 == IBX_MATH_CUSPARSE && status == ZERO_PIVOT);
 }
 
 bool ibx_math_names_stream(const struct ibx_math_function *f)

@@ -279,6 +279,9 @@ static inline bool ibx_math_is_nccl(unsigned number)
 {
     return number >> 12 == IBX_MATH_NCCL;
 }
+/* Whether a call that returns this status has results: cuSPARSE's status that there is a zero pivot
+ * comes with its position. */
+bool ibx_math_has_results(unsigned number, int status);
 /* Whether it names the stream to which it adds work. */
 bool ibx_math_names_stream(const struct ibx_math_function *f);
 /* The number of the function that destroys handles of this type. */

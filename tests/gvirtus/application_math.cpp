@@ -333,7 +333,22 @@ bool solvers()
     REQUIRE(host_copy(info, 1)[0] == 42);
     std::swap(parameters, none);
     REQUIRE(math("cusolverDnDestroyParams", parameters) == 0 && factor(8) == 3);
+    REQUIRE(math("cusolverDnDestroyParams", none) == 0);
     return HOLDS(math("cusolverDnDestroy", handle) == 0);
+}
+
+// A zero pivot is a status of its own, and where it is, is a result nevertheless.
+static bool finds_pivot(void *sparse, int *on_device)
+{
+    void *info = nullptr;
+    int at = -5;
+    REQUIRE(math("cusparseCreateBsrilu02Info", &info) == 0);
+    REQUIRE(math("cusparseXbsrilu02_zeroPivot", sparse, info, on_device) == 9);
+    REQUIRE(host_copy(on_device, 1)[0] == 7 && math("cusparseSetPointerMode", sparse, 0) == 0);
+    REQUIRE(math("cusparseXbsrilu02_zeroPivot", sparse, info, &at) == 0 && at == -1);
+    REQUIRE(math("cusparseXbsrilu02_zeroPivot", sparse, info, &at) == 9 && at == 7);
+    REQUIRE(math("cusparseDestroyBsrilu02Info", (void *)nullptr) == 0);
+    return HOLDS(math("cusparseDestroyBsrilu02Info", info) == 0);
 }
 
 // Functions of cuSPARSE for single matrices: a result that is in memory of either side, and an
@@ -357,6 +372,7 @@ static bool sorts_matrix(void *matrix)
     REQUIRE(sort("cusparseDcsru2csr", info) == 0 && host_copy(values, 2)[0] == 6);
     REQUIRE(sort("cusparseDcsr2csru", info) == 0 && host_copy(values, 2)[0] == 5);
     REQUIRE(sort("cusparseDcsru2csr", matrix) == 3 && sort("cusparseDcsru2csr", nullptr) == 3);
+    REQUIRE(finds_pivot(sparse, each));
     REQUIRE(math("cusparseDestroyCsru2csrInfo", info) == 0);
     return HOLDS(sort("cusparseDcsr2csru", info) == 3 && math("cusparseDestroy", sparse) == 0);
 }
@@ -437,6 +453,7 @@ bool attributes()
     REQUIRE(math("cusparseSpMatSetAttribute", matrix, 0, &fill, sizeof(fill)) == 0);
     REQUIRE(math("cusparseSpMatGetAttribute", matrix, 0, &back, sizeof(back)) == 0 && back == 1);
     REQUIRE(math("cusparseSpMatGetAttribute", matrix, 1, &back, sizeof(back)) == 3);
+    REQUIRE(math("cusparseDestroySpMat", (void *)nullptr) == 0);
     return HOLDS(math("cusparseDestroySpMat", matrix) == 0);
 }
 

@@ -5,6 +5,7 @@
 
 #define INVALID_VALUE    3
 #define EXECUTION_FAILED 6
+#define ZERO_PIVOT       9
 
 EXPORT int cusolverSpCreate(struct handle **made)
 {
@@ -204,6 +205,26 @@ EXPORT int cusparseDcsr2csru(const struct handle *h, int m, int n, int nnz,
 {
     (void)h, (void)m, (void)n, (void)matrix, (void)rows, (void)columns, (void)buffer;
     return nnz != 2 || !(info->seed & 1) ? INVALID_VALUE : swap(info, values);
+}
+
+EXPORT int cusparseCreateBsrilu02Info(struct handle **made)
+{
+    return math_make(made);
+}
+
+EXPORT int cusparseDestroyBsrilu02Info(struct handle *h)
+{
+    return math_end(h);
+}
+
+/* Every second time there is one. */
+EXPORT int cusparseXbsrilu02_zeroPivot(const struct handle *h, struct handle *info, int *position)
+{
+    info->seed ^= 1;
+    const int found = info->seed & 1 ? 7 : -1;
+    if (!math_result(h, position, &found, sizeof(found)))
+        return EXECUTION_FAILED;
+    return found < 0 ? 0 : ZERO_PIVOT;
 }
 
 /* A sparse matrix is its attributes here. */
