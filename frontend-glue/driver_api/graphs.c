@@ -14,7 +14,7 @@ struct kernel_parameters {
 };
 
 /* Defines a call of that name with these parameters, by the runtime's call: a graph is no
- * context's. */
+ * context's, but one that is instantiated is. */
 #define AS(call, runtime, parameters, ...)                                                         \
     EXPORTED int call parameters                                                                   \
     {                                                                                              \
@@ -26,14 +26,22 @@ struct kernel_parameters {
 AS(cuGraphCreate, cudaGraphCreate, (void **graph, unsigned flags), graph, flags)
 AS(cuGraphDestroy, cudaGraphDestroy, (void *graph), graph)
 AS(cuGraphClone, cudaGraphClone, (void **clone, void *graph), clone, graph)
-AS(cuGraphInstantiateWithFlags, cudaGraphInstantiateWithFlags,
-   (void **exec, void *graph, unsigned long long flags), exec, graph, flags)
-AS(cuGraphInstantiateWithParams, cudaGraphInstantiateWithParams,
-   (void **exec, void *graph, struct instantiate_parameters *p), exec, graph, p)
 AS(cuGraphExecDestroy, cudaGraphExecDestroy, (void *exec), exec)
 AS(cuGraphExecGetFlags, cudaGraphExecGetFlags, (void *exec, unsigned long long *flags), exec, flags)
 AS(cuGraphExecUpdate_v2, cudaGraphExecUpdate,
    (void *exec, void *graph, struct graph_update *result), exec, graph, result)
+
+EXPORTED int cuGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long flags)
+{
+    return IN_CONTEXT(cudaGraphInstantiateWithFlags(exec, graph, flags));
+}
+
+EXPORTED int cuGraphInstantiateWithParams(void **exec, void *graph,
+                                          struct instantiate_parameters *p)
+{
+    return IN_CONTEXT(cudaGraphInstantiateWithParams(exec, graph, p));
+}
+
 EXPORTED int cuGraphUpload(void *exec, void *stream)
 {
     return IN_CONTEXT_OF(stream, cudaGraphUpload(exec, stream));

@@ -192,6 +192,7 @@ bool driver_without_context()
         REQUIRE(cu("cuGraphCreate", &graph, 0u) == 0);
         REQUIRE(cu("cuGraphAddEmptyNode", &node, graph, static_cast<const void **>(nullptr),
                    std::size_t{0}) == 0);
+        REQUIRE(cu("cuGraphInstantiateWithFlags", &found, graph, 0ull) == 201);
         REQUIRE(cu("cuGraphDestroy", graph) == 0 && cu("cuArrayDestroy", array) == 0);
         REQUIRE(cu("cuMemHostUnregister", static_cast<void *>(back.data())) == 713);
         REQUIRE(cu("cuMemFreeHost", pinned) == 0 && cu("cuMemFree_v2", other) == 0);
