@@ -37,17 +37,10 @@
     X(cuGraphExternalSemaphoresSignalNodeGetParams) \
     X(cuGraphExternalSemaphoresSignalNodeSetParams) \
     X(cuGraphExternalSemaphoresWaitNodeGetParams) X(cuGraphExternalSemaphoresWaitNodeSetParams)
-/* Words in memory that streams wait for. */
+/* Nodes of graphs that write words in memory, or wait for them. */
 #define ABSENT_2(X) \
-    X(cuStreamBatchMemOp) X(cuStreamBatchMemOp_ptsz) X(cuStreamBatchMemOp_v2) \
-    X(cuStreamBatchMemOp_v2_ptsz) X(cuStreamWaitValue32) X(cuStreamWaitValue32_ptsz) \
-    X(cuStreamWaitValue32_v2) X(cuStreamWaitValue32_v2_ptsz) X(cuStreamWaitValue64) \
-    X(cuStreamWaitValue64_ptsz) X(cuStreamWaitValue64_v2) X(cuStreamWaitValue64_v2_ptsz) \
-    X(cuStreamWriteValue32) X(cuStreamWriteValue32_ptsz) X(cuStreamWriteValue32_v2) \
-    X(cuStreamWriteValue32_v2_ptsz) X(cuStreamWriteValue64) X(cuStreamWriteValue64_ptsz) \
-    X(cuStreamWriteValue64_v2) X(cuStreamWriteValue64_v2_ptsz) X(cuGraphAddBatchMemOpNode) \
-    X(cuGraphBatchMemOpNodeGetParams) X(cuGraphBatchMemOpNodeSetParams) \
-    X(cuGraphExecBatchMemOpNodeSetParams)
+    X(cuGraphAddBatchMemOpNode) X(cuGraphBatchMemOpNodeGetParams) \
+    X(cuGraphBatchMemOpNodeSetParams) X(cuGraphExecBatchMemOpNodeSetParams)
 /* Contexts of a part of a device, and work of a whole context. */
 #define ABSENT_3(X) \
     X(cuCtxFromGreenCtx) X(cuCtxGetDevResource) X(cuCtxGetExecAffinity) X(cuCtxRecordEvent) \

@@ -15,6 +15,7 @@
  *   modules.c, links.c  modules and libraries of kernels
  *   functions.c, launches.c  kernels
  *   streams.c, arrays.c, textures.c, graphs.c, pools.c  the other things of a context
+ *   stream_values.c  words in memory that streams write, and wait for
  *   per_thread.c    names of calls in programs with a default stream for each thread
  *   entry_points.c  cuGetProcAddress
  *   virtual_memory.c  memory that is mapped to reserved addresses

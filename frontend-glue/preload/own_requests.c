@@ -17,7 +17,8 @@ void ibx_frontend_request_begin(struct own_request *e, enum ibx_own_request numb
 {
     const bool alone = number == IBX_OWN_HOST_ASK || number == IBX_OWN_STREAM_WAIT;
     const bool enqueues = number == IBX_OWN_MEMSET || number == IBX_OWN_MEMSET_2D ||
-                          number == IBX_OWN_MEMSET_ELEMENTS || number == IBX_OWN_MEMCPY_3D_ASYNC;
+                          number == IBX_OWN_MEMSET_ELEMENTS || number == IBX_OWN_MEMCPY_3D_ASYNC ||
+                          number == IBX_OWN_STREAM_VALUE;
     e->name = alone ? IBX_OWN_WORK : enqueues ? IBX_OWN_QUEUE : IBX_OWN_NAME;
     e->call = call;
     e->body = ibx_writer_of(e->bytes, sizeof(e->bytes));

@@ -22,7 +22,7 @@
 #define IBX_OWN_QUEUE                                                                              \
     "ibxEnqueue" /* after what is in its stream, the body's last 8 bytes; its                      \
                     call may return before it is run: MEMSET, MEMSET_2D, MEMSET_ELEMENTS,          \
-                    MEMCPY_3D_ASYNC */
+                    MEMCPY_3D_ASYNC, STREAM_VALUE */
 
 /* On the wire: u16. Numbers are never used again. */
 enum ibx_own_request {
@@ -165,7 +165,16 @@ enum ibx_own_request {
     IBX_OWN_TENSOR_ADDRESS,      /* cuTensorMapReplaceAddress */
     IBX_OWN_COMPILE,             /* what the driver's compiler says of PTX */
     IBX_OWN_NODE_MOVED,          /* cudaGraphAddNode, of a graph that is moved there */
+    IBX_OWN_STREAM_VALUE,        /* cuStreamWaitValue32, and so on: enum ibx_own_request_value */
     IBX_OWN_REQUESTS             /* one more than the last */
+};
+
+/* What a stream does with a word in memory: CUstreamBatchMemOpType. */
+enum ibx_own_request_value {
+    IBX_VALUE_WAIT_32 = 1,
+    IBX_VALUE_WRITE_32 = 2,
+    IBX_VALUE_WAIT_64 = 4,
+    IBX_VALUE_WRITE_64 = 5
 };
 
 /* The kind of a tensor map. */

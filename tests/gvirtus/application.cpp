@@ -412,6 +412,7 @@ int main(int argc, char **argv)
         {"driver-memory", driver_memory},
         {"driver-modules", driver_modules},
         {"driver-streams", driver_streams},
+        {"driver-values", driver_values},
         {"driver-entry-points", driver_entry_points},
         {"driver-planes", driver_planes},
         {"driver-arrays", driver_arrays},

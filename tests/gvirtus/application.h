@@ -242,6 +242,7 @@ bool driver_sets_elements();
 bool driver_lone_variables();
 bool driver_without_context();
 bool driver_packed_nodes();
+bool driver_values();
 bool driver_compiler_says();
 
 // application_driver_virtual.cpp

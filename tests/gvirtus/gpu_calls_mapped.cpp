@@ -86,6 +86,13 @@ bool has(Remote &remote, std::uint64_t memory, const std::vector<char> &bytes)
     return remote.from_device(got.data(), memory, got.size()) == 0 && got == bytes;
 }
 
+// A stream writes a word, or waits for it: CUstreamBatchMemOpType.
+int stream_value(Remote &remote, std::uint64_t at, int type)
+{
+    return remote.call("ibxEnqueue",
+                       number(IBX_OWN_STREAM_VALUE).u64(at).u64(1).i32(type).i32(0).u64(0));
+}
+
 // Another program names what is not its own, in each call.
 bool mapped_of_another()
 {
@@ -114,9 +121,16 @@ bool mapped_of_another()
                                                .u64(1)
                                                .u64(0)) == bad_value);
             REQUIRE(own.call("ibxRuntime", number(IBX_OWN_IPC_MEMORY).u64(at)) == bad_value);
+            for (const int type : {0, 1, 2, 3, 4, 5, 6})
+                REQUIRE(stream_value(own, at, type) == bad_value);
             REQUIRE(own.free(at) == bad_value);
             REQUIRE(map(own, at, each, mine.piece) == bad_value);
         }
+        for (const int type : {0, 3, 6, -1})
+            REQUIRE(stream_value(own, mine.at, type) == bad_value);
+        REQUIRE(stream_value(own, mine.at + 2, 2) == bad_value);
+        REQUIRE(stream_value(own, mine.at + 4, 5) == bad_value);
+        REQUIRE(stream_value(own, mine.at, 2) == 0 && stream_value(own, mine.at, 1) == 0);
         REQUIRE(map(own, mine.at + each, each, spare) == bad_value);
         REQUIRE(map(own, mine.at + each, each, mapped.piece) == bad_value);
         REQUIRE(unmap(own, mapped.at, each) == bad_value);

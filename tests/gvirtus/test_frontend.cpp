@@ -363,6 +363,7 @@ void check_what_the_provider_changes()
     check("memory that ends", [] { return run("memory-that-ends", true); });
     check("page-locked memory", pinned);
     check("... that is freed beside captures", [] { return run("freed-beside-captures", true); });
+    check("words in memory that streams wait for", [] { return run("driver-values", true); });
     check("memory that is registered", [] { return run("host-register", true); });
     check("and is gone without a word", [] { return run("stale-registration", true); });
     if (provider == "tcp") { // its connections can be broken by their socket

@@ -220,3 +220,42 @@ EXPORT int cuMemsetD2D32Async(uint64_t at, size_t pitch, unsigned value, size_t 
 {
     return set_rows(at, pitch, value, 4, width, rows, stream);
 }
+
+/* ------------------------------------------------------------------------- words in memory */
+
+static int await_word(uint64_t at, uint64_t value, unsigned n, unsigned flags, void *handle)
+{
+    const unsigned nor = 3;
+    bool pinned;
+    int code = enter("cuStreamWaitValue32");
+    if (code)
+        return code;
+    struct stream *stream = stream_of(handle);
+    const void *word =
+        at % n || flags > nor ? NULL : end_of(IBX_CUDA_MEMORY_DEVICE, at, NULL, n, &pinned);
+    struct job *job = word ? job_new() : NULL;
+    if (!job)
+        return leave(word ? OUT_OF_MEMORY : INVALID_VALUE);
+    job->word = word;
+    job->word_bytes = n;
+    job->value = value;
+    job->condition = flags;
+    submit(stream, job);
+    return leave(SUCCESS);
+}
+
+EXPORT int cuStreamWaitValue32_v2(void *stream, uint64_t at, uint32_t value, unsigned flags)
+{
+    return await_word(at, value, sizeof(value), flags, stream);
+}
+
+EXPORT int cuStreamWaitValue64_v2(void *stream, uint64_t at, uint64_t value, unsigned flags)
+{
+    return await_word(at, value, sizeof(value), flags, stream);
+}
+
+EXPORT int cuStreamWriteValue64_v2(void *stream, uint64_t at, uint64_t value, unsigned flags)
+{
+    return at % sizeof(value) || flags > 1 ? INVALID_VALUE
+                                           : ibx_double_fill(at, &value, sizeof(value), stream);
+}

@@ -103,6 +103,7 @@ void events_forget(int device);
  * this call returns. */
 int copy_plain(const char *name, unsigned to_type, uint64_t to, unsigned from_type, uint64_t from,
                size_t n, void *stream, bool sync);
+int ibx_double_fill(uint64_t to, const void *bytes, size_t n, void *stream);
 
 /* memory.c */
 

@@ -267,7 +267,7 @@ static void set_word(void *argument)
     drop_word(word);
 }
 
-/* Only for pinned memory. A stream that is broken does not write its word. */
+/* A stream that is broken does not write its word. */
 EXPORT int cuStreamWriteValue32_v2(void *stream, uint64_t address, uint32_t value, unsigned flags)
 {
     int code = enter("cuStreamWriteValue32");
@@ -275,7 +275,10 @@ EXPORT int cuStreamWriteValue32_v2(void *stream, uint64_t address, uint32_t valu
         return code;
     const struct allocation *memory = find((void *)(uintptr_t)address, sizeof(value));
     const bool pinned = memory && memory->device < 0 && !flags;
+    const bool on_device = memory && memory->device >= 0 && flags <= 1;
     leave(0);
+    if (on_device && address % sizeof(value) == 0)
+        return ibx_double_fill(address, &value, sizeof(value), stream);
     struct word *word = pinned ? keep_word(address, value) : NULL;
     if (!word)
         return INVALID_VALUE;

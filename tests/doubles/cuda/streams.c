@@ -71,6 +71,24 @@ EXPORT void ibx_double_capture(void *stream)
 
 /* ---------------------------------------------------------------------- streams */
 
+static bool word_is(const struct job *job)
+{
+    enum { NOT_LESS, EQUAL, AND };
+    const bool wide = job->word_bytes == 8;
+    const uint64_t is = wide ? __atomic_load_n((const uint64_t *)job->word, __ATOMIC_ACQUIRE)
+                             : __atomic_load_n((const uint32_t *)job->word, __ATOMIC_ACQUIRE);
+    switch (job->condition) {
+    case NOT_LESS: /* in a circle */
+        return wide ? (int64_t)(is - job->value) >= 0 : (int32_t)(is - job->value) >= 0;
+    case EQUAL:
+        return is == job->value;
+    case AND:
+        return is & job->value;
+    default:
+        return ~(is | job->value) & (wide ? UINT64_MAX : UINT32_MAX);
+    }
+}
+
 /* While all work is held, markers without work before them are reached, as with CUDA. */
 static bool runnable(const struct stream *stream, const struct job *job)
 {
@@ -82,7 +100,8 @@ static bool runnable(const struct stream *stream, const struct job *job)
         if (s->number < job->count && (int)(s->done - job->needs[s->number]) < 0)
             return false;
     }
-    return !job->awaits || shared_event_done(job->awaits, job->times);
+    return (!job->awaits || shared_event_done(job->awaits, job->times)) &&
+           (!job->word || sticky_error || word_is(job));
 }
 
 static void run_job(const struct job *job, unsigned wait_us, bool broken)
@@ -107,7 +126,7 @@ static void *work(void *argument)
         if (!job || !runnable(stream, job)) {
             if (!job) /* what others do makes no work for it */
                 pthread_cond_wait(&stream->given, &mutex);
-            else if (job->awaits) /* no signal comes from another process */
+            else if (job->awaits || job->word) /* no signal comes from another process */
                 wait_a_moment();
             else
                 wait_for_change();

@@ -23,6 +23,9 @@ struct job {
     uint8_t *snapshot;
     void (*function)(void *argument); /* NULL: a copy, or a marker */
     void *argument;
+    const void *word; /* a word in memory that has to become so; NULL: none */
+    uint64_t value;
+    unsigned word_bytes, condition;        /* CUstreamWaitValue_flags */
     struct shared_event *records, *awaits; /* events that are then done, or have to be, */
     unsigned times;                        /* so often */
     unsigned count;   /* of streams when it was made: it needs nothing of later ones */

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Words in memory that streams write, and wait for.
+#include "tests/gvirtus/application_driver.h"
+
+#include <cstdlib>
+#include <sched.h>
+#include <thread>
+
+namespace values
+{
+namespace
+{
+
+constexpr int NOT_READY = 600, NOT_SUPPORTED = 801;
+enum Condition : unsigned { NOT_LESS, EQUAL, AND, NOR };
+
+struct Operation { // CUstreamBatchMemOpParams
+    int type;
+    unsigned flags;
+    Address address;
+    std::uint64_t value;
+    unsigned value_flags;
+    std::uint64_t rest[2];
+};
+
+int waits(void *stream, Address at, std::uint32_t value, unsigned condition)
+{
+    return cu("cuStreamWaitValue32_v2", stream, at, value, condition);
+}
+int waits_64(void *stream, Address at, std::uint64_t value, unsigned condition)
+{
+    return cu("cuStreamWaitValue64", stream, at, value, condition);
+}
+int writes(void *stream, Address at, std::uint32_t value, unsigned flags = 0)
+{
+    return cu("cuStreamWriteValue32", stream, at, value, flags);
+}
+int writes_64(void *stream, Address at, std::uint64_t value)
+{
+    return cu("cuStreamWriteValue64_v2", stream, at, value, 0u);
+}
+
+struct Streams {
+    void *first = nullptr, *second = nullptr;
+    Address words = 0;
+
+    bool begin()
+    {
+        return HOLDS(
+            cu("cuStreamCreate", &first, 1u) == 0 && cu("cuStreamCreate", &second, 1u) == 0 &&
+            cu("cuMemAlloc_v2", &words, std::size_t{64}) == 0 &&
+            cu("cuMemsetD8_v2", words, static_cast<unsigned char>(0), std::size_t{64}) == 0);
+    }
+    std::uint64_t word(unsigned i) const
+    {
+        std::uint64_t is = 0;
+        cu("cuMemcpyDtoH_v2", static_cast<void *>(&is), words + 8 * i, sizeof(is));
+        return is;
+    }
+};
+
+// What the first stream waits for is written in the second one, behind work of its own.
+bool between_streams(const Streams &s)
+{
+    const struct {
+        unsigned condition;
+        std::uint32_t awaited, before, written;
+    } all[] = {{EQUAL, 7, 6, 7},
+               {NOT_LESS, 3, 2, 0x80000002},
+               {NOT_LESS, 0xffffffff, 0xfffffffe, 1},
+               {AND, 6, 8, 4},
+               {NOR, 0xffff0000, 0xffff, 0xfffe}};
+    for (const auto &each : all) {
+        REQUIRE(writes(s.second, s.words, each.before) == 0);
+        REQUIRE(cu("cuStreamSynchronize", s.second) == 0);
+        REQUIRE(waits(s.first, s.words, each.awaited, each.condition) == 0);
+        REQUIRE(writes(s.first, s.words + 8, each.written) == 0);
+        REQUIRE(cu("cuStreamQuery", s.first) == NOT_READY && s.word(0) == each.before);
+        REQUIRE(writes(s.second, s.words, each.written, 1) == 0);
+        REQUIRE(cu("cuStreamSynchronize", s.first) == 0 && s.word(1) == each.written);
+    }
+    const std::uint64_t wide = 0x123456789abcdef0;
+    REQUIRE(waits_64(s.first, s.words, wide, EQUAL) == 0);
+    REQUIRE(writes(s.second, s.words, 0x9abcdef0) == 0);
+    REQUIRE(cu("cuStreamSynchronize", s.second) == 0 && cu("cuStreamQuery", s.first) == NOT_READY);
+    REQUIRE(writes_64(s.second, s.words, wide) == 0);
+    return HOLDS(cu("cuStreamSynchronize", s.first) == 0 && s.word(0) == wide);
+}
+
+// Another thread is in a call that waits for the stream.
+bool between_threads(const Streams &s, void *context)
+{
+    REQUIRE(writes(s.second, s.words, 0) == 0);
+    REQUIRE(waits(s.first, s.words, 1, EQUAL) == 0);
+    std::atomic<int> code{-1};
+    std::thread thread([&] {
+        const int rc = cu("cuCtxSetCurrent", context);
+        code = rc ? rc : cu("cuStreamSynchronize", s.first);
+    });
+    for (std::uint32_t i = 0; i < 50; i++)
+        REQUIRE(writes(s.second, s.words + 16, i) == 0);
+    REQUIRE(cu("cuStreamSynchronize", s.second) == 0 && s.word(2) == 49 && code == -1);
+    REQUIRE(writes(s.second, s.words, 1) == 0);
+    thread.join();
+    return HOLDS(code == 0);
+}
+
+bool batches(const Streams &s)
+{
+    enum { WAIT = 1, WRITE, FLUSH, WAIT_64, WRITE_64, BARRIER };
+    const Operation waiting[] = {{WAIT, 0, s.words, 0xffffffff00000009, EQUAL, {}},
+                                 {WAIT_64, 0, s.words + 8, 1ull << 40, NOT_LESS, {}},
+                                 {WRITE, 0, s.words + 16, 11, 0, {}}};
+    const Operation writing[] = {{WRITE, 0, s.words, 9, 0, {}},
+                                 {BARRIER, 1, 0, 0, 0, {}},
+                                 {WRITE_64, 0, s.words + 8, 1ull << 41, 0, {}}};
+    const Operation flushing = {FLUSH, 0, 0, 0, 0, {}}, unknown = {77, 0, s.words, 0, 0, {}};
+    const auto run = [](void *stream, unsigned count, const Operation *all, unsigned flags = 0) {
+        return cu("cuStreamBatchMemOp_v2", stream, count, all, flags);
+    };
+    REQUIRE(writes_64(s.second, s.words, 0) == 0 && writes_64(s.second, s.words + 8, 0) == 0);
+    REQUIRE(writes_64(s.second, s.words + 16, 0) == 0);
+    REQUIRE(cu("cuStreamSynchronize", s.second) == 0 && run(s.first, 3, waiting) == 0);
+    REQUIRE(cu("cuStreamQuery", s.first) == NOT_READY && run(s.second, 3, writing) == 0);
+    REQUIRE(cu("cuStreamSynchronize", s.first) == 0 && s.word(2) == 11);
+    REQUIRE(run(s.first, 0, nullptr) == 0 && run(s.first, 1, &flushing) == NOT_SUPPORTED);
+    return HOLDS(run(s.first, 1, &unknown) == 1 && run(s.first, 256, waiting) == 1 &&
+                 run(s.first, 3, waiting, 1) == 1);
+}
+
+// Words in page-locked memory are seen by both sides at once, or refused.
+bool page_locked(const Streams &s)
+{
+    void *memory = nullptr;
+    REQUIRE(cu("cuMemHostAlloc", &memory, std::size_t{64}, 0u) == 0);
+    auto *word = static_cast<volatile std::uint32_t *>(memory);
+    const auto at = reinterpret_cast<Address>(memory);
+    word[0] = word[1] = 0;
+    if (!over_shm) {
+        REQUIRE(waits(s.first, at, 1, EQUAL) == NOT_SUPPORTED);
+        REQUIRE(writes(s.first, at, 1) == NOT_SUPPORTED && word[0] == 0);
+        return HOLDS(cu("cuMemFreeHost", memory) == 0);
+    }
+    REQUIRE(waits(s.first, at, 1, EQUAL) == 0 && writes(s.first, at + 4, 2) == 0);
+    REQUIRE(cu("cuStreamQuery", s.first) == NOT_READY && word[1] == 0);
+    word[0] = 1;
+    while (word[1] != 2) // no call of this thread is needed
+        sched_yield();
+    return HOLDS(cu("cuStreamSynchronize", s.first) == 0 && cu("cuMemFreeHost", memory) == 0);
+}
+
+bool refused(const Streams &s)
+{
+    Address managed = 0, gone = 0;
+    void *graph = nullptr;
+    REQUIRE(waits(s.first, 0, 1, EQUAL) == 1 && writes(s.first, s.words + 2, 1) == 1);
+    REQUIRE(waits_64(s.first, s.words + 4, 1, EQUAL) == 1);
+    REQUIRE(waits(s.first, s.words, 1, 4) == 1 && writes(s.first, s.words, 1, 2) == 1);
+    REQUIRE(waits(s.first, s.words, 1, 1u << 30) == NOT_SUPPORTED);
+    REQUIRE(cu("cuMemAllocManaged", &managed, std::size_t{64}, 1u) == 0);
+    REQUIRE(writes(s.first, managed, 1) == 1 && cu("cuMemFree_v2", managed) == 0);
+    REQUIRE(cu("cuMemAlloc_v2", &gone, std::size_t{64}) == 0 && cu("cuMemFree_v2", gone) == 0);
+    // As for memory that is set, the next wait tells.
+    const int rc = writes(s.first, gone, 1), later = cu("cuStreamSynchronize", s.first);
+    REQUIRE(rc == 1 || (rc == 0 && later == 1));
+    REQUIRE(cu("cuStreamBeginCapture_v2", s.first, 0) == 0);
+    REQUIRE(writes(s.first, s.words, 1) == NOT_SUPPORTED);
+    REQUIRE(cu("cuStreamEndCapture", s.first, &graph) == 0 && cu("cuGraphDestroy", graph) == 0);
+    REQUIRE(writes(s.first, s.words, 5) == 0 && cu("cuStreamSynchronize", s.first) == 0);
+    return HOLDS((s.word(0) & 0xffffffff) == 5);
+}
+
+} // namespace
+} // namespace values
+
+bool driver_values()
+{
+    void *context = nullptr;
+    values::Streams s;
+    REQUIRE(driver_has_context(&context) && s.begin());
+    REQUIRE(values::between_streams(s) && values::between_threads(s, context) &&
+            values::batches(s));
+    REQUIRE(values::page_locked(s) && values::refused(s));
+    REQUIRE(cu("cuStreamDestroy_v2", s.first) == 0 && cu("cuStreamDestroy_v2", s.second) == 0);
+    return HOLDS(cu("cuMemFree_v2", s.words) == 0 && cu("cuCtxDestroy_v2", context) == 0);
+}
