@@ -122,6 +122,7 @@ static bool locks(pid_t pid, int number, unsigned byte, unsigned other)
 struct image_search {
     pid_t pid;
     struct ibx_images *images;
+    char *path; /* of the one that was searched for */
 };
 
 static bool note_image(void *context, int number, const char *path)
@@ -129,29 +130,41 @@ static bool note_image(void *context, int number, const char *path)
     const struct image_search *search = context;
     struct ibx_images *images = search->images;
     struct stat st;
-    const bool of_files = !stat(path, &st) && S_ISREG(st.st_mode);
-    if ((of_files || images->devices) && images->count < IBX_IMAGES_MAX &&
-        locks(search->pid, number, WRITER_LOCK, NO_WRITERS_LOCK))
-        images->fds[images->count++] = number;
+    if (!stat(path, &st) && (S_ISREG(st.st_mode) || images->devices) &&
+        images->count < IBX_IMAGES_MAX &&
+        locks(search->pid, number, WRITER_LOCK, NO_WRITERS_LOCK)) {
+        images->files[images->count].dev = st.st_dev;
+        images->files[images->count++].ino = st.st_ino;
+    }
     return false;
 }
 
 void ibx_preflight_find_images(pid_t pid, bool devices, struct ibx_images *images)
 {
     *images = (struct ibx_images){.devices = devices};
-    ibx_proc_find_descriptor(pid, note_image, &(struct image_search){pid, images});
+    ibx_proc_find_descriptor(pid, note_image, &(struct image_search){pid, images, NULL});
 }
 
-bool ibx_preflight_keeps_image(pid_t pid, const struct ibx_images *images, char path[PATH_MAX])
+static bool keeps(void *context, int number, const char *path)
 {
-    char link[64];
-    for (unsigned i = 0; i < images->count; i++) {
-        if (!locks(pid, images->fds[i], NO_WRITERS_LOCK, NO_WRITERS_LOCK))
-            continue;
-        snprintf(link, sizeof(link), "/proc/%d/fd/%d", (int)pid, images->fds[i]);
-        const ssize_t n = readlink(link, path, PATH_MAX - 1);
-        path[n > 0 ? n : 0] = '\0';
-        return true;
-    }
-    return false;
+    const struct image_search *search = context;
+    const struct ibx_images *images = search->images;
+    struct stat st;
+    if (stat(path, &st))
+        return false;
+    unsigned i = 0;
+    while (i < images->count &&
+           (images->files[i].dev != st.st_dev || images->files[i].ino != st.st_ino))
+        i++;
+    if (i == images->count || !locks(search->pid, number, NO_WRITERS_LOCK, NO_WRITERS_LOCK))
+        return false;
+    const ssize_t n = readlink(path, search->path, PATH_MAX - 1);
+    search->path[n > 0 ? n : 0] = '\0';
+    return true;
+}
+
+bool ibx_preflight_keeps_image(pid_t pid, struct ibx_images *images, char path[PATH_MAX])
+{
+    return images->count &&
+           ibx_proc_find_descriptor(pid, keeps, &(struct image_search){pid, images, path}) >= 0;
 }

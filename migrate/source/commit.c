@@ -52,18 +52,20 @@ void ibx_source_find_images(struct source *s)
                                   &s->images);
 }
 
-int ibx_source_check_images(const struct source *s, struct ibx_error *err)
+int ibx_source_check_images(struct source *s, struct ibx_error *err)
 {
     char path[PATH_MAX];
     if (!ibx_preflight_keeps_image(s->vm.ram.pid, &s->images, path))
         return 0;
-    return ibx_error_set(
-        err, -EPERM,
-        "this QEMU (process %d) does not hand %.300s over: while that is locked here, the VM could "
-        "not run at the destination; if another client of QEMU uses it (an export, a job), end "
-        "that; QEMU never hands over the images of a quorum of raw ones: use images of another "
-        "format (qcow2), or locking=off at both ends",
-        (int)s->vm.ram.pid, path);
+    int rc = ibx_source_check_block_users(s, err);
+    return rc ? rc
+              : ibx_error_set(
+                    err, -EPERM,
+                    "this QEMU (process %d) does not hand %.300s over: while that is locked here, "
+                    "the VM could not run at the destination; QEMU never hands over the images of "
+                    "a quorum of raw ones: use images of another format (qcow2), or locking=off at "
+                    "both ends",
+                    (int)s->vm.ram.pid, path);
 }
 
 /* The first setting that is not as it was set; NULL: none. A plan would switch return-path off,

@@ -281,7 +281,7 @@ int ibx_source_check_memory(struct ibx_error *err);
  * second function returns -EPERM if QEMU has not handed one over, so that the VM could not run at
  * the destination. */
 void ibx_source_find_images(struct source *s);
-int ibx_source_check_images(const struct source *s, struct ibx_error *err);
+int ibx_source_check_images(struct source *s, struct ibx_error *err);
 /* To be called right before QEMU is told to migrate. -EBUSY: its settings are not what they were
  * set to. The VM would stand still without events of that, or its state could not be loaded. */
 int ibx_source_check_settings(struct source *s, struct ibx_error *err);
