@@ -67,8 +67,9 @@ static void check_file(const struct ibx_guest_block *block, uid_t user,
     if (group || others)
         ibx_blockers_add(blockers,
                          "guest RAM %s is in %s, whose mode %04o lets other users %s the VM's "
-                         "memory: chmod 600 that file now, and start QEMU with umask 077 or with a "
-                         "mem-path in a folder that only its user can enter (mode 0700)",
+                         "memory: chmod 600 that file now, and start QEMU with a mem-path in a "
+                         "folder that only its user can enter (mode 0700), or with umask 077 and "
+                         "without -daemonize, which sets another one",
                          block->id, path, (unsigned)st.st_mode & 07777,
                          st.st_mode & 022 ? "change" : "read");
 }
