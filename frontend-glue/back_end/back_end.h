@@ -121,6 +121,7 @@ struct isolation {
     bool counted;              /* as one of the tenant's sessions */
     uint64_t held;             /* bytes that GVirtuS's buffer for requests has grown to */
     uint64_t unpacked;         /* bytes that count while a handler decompresses images */
+    uint64_t reply;            /* bytes that count until a handler's reply has been sent */
     struct ibx_owners_cache owned, own_memory;
     unsigned pushed;       /* configurations of launches that the runtime keeps */
     unsigned long refused; /* requests that were refused */

@@ -91,15 +91,17 @@ void ibx_isolation_end(struct gpu_session *x)
     ibx_clients_leave(x);
     if (i->counted)
         ibx_quota_give(ibx_tenant_quota(i->tenant, IBX_HOLD_SESSIONS), 1);
-    if (i->held && !ibx_session_abandoned(x->s))
+    if (i->held && !ibx_session_abandoned(x->s)) {
         ibx_quota_give(ibx_tenant_quota(i->tenant, IBX_HOLD_REQUESTS), i->held + i->unpacked);
+        ibx_quota_give(ibx_tenant_quota(i->tenant, IBX_HOLD_REPLIES), i->reply);
+    }
     if (i->refused > 1)
         ibx_log(IBX_LOG_WARN, "%s of tenant \"%s\" named memory of others in %lu requests",
                 ibx_session_path(x->s)->peer, ibx_tenant_name(i->tenant), i->refused);
     ibx_memory_free_end(i->given, i->given_number, true);
     ibx_memory_make_end(x);
     i->counted = false;
-    i->held = i->unpacked = i->refused = i->given = i->given_number = 0;
+    i->held = i->unpacked = i->reply = i->refused = i->given = i->given_number = 0;
     i->reserved = 0; /* the quota keeps them: an allocation without a reply may have been made */
 }
 
@@ -326,16 +328,17 @@ static void spoil_arrays(struct gpu_session *x, const struct ibx_named *named, u
     }
 }
 
-/* Whether the handler may make a reply of so many bytes. */
-static int check_reply(struct gpu_session *x, uint64_t bytes)
+/* Counts the reply that the handler makes, until it has been sent. */
+static int note_reply(struct gpu_session *x, uint64_t bytes)
 {
-    const struct ibx_quota *most = ibx_tenant_quota(x->isolation.tenant, IBX_HOLD_REQUESTS);
-    return bytes <= atomic_load(&most->most)
-               ? 0
-               : ibx_session_fail(x->s, -EDQUOT,
-                                  "%s asks for a reply of %llu bytes: that is more than "
-                                  "rdma.requests and rdma.tenant_share allow",
-                                  ibx_session_path(x->s)->peer, (unsigned long long)bytes);
+    struct isolation *i = &x->isolation;
+    if (!ibx_quota_take(ibx_tenant_quota(i->tenant, IBX_HOLD_REPLIES), bytes))
+        return ibx_session_fail(x->s, -EDQUOT,
+                                "%s asks for a reply of %llu bytes: with others that is more than "
+                                "rdma.requests and rdma.tenant_share allow",
+                                ibx_session_path(x->s)->peer, (unsigned long long)bytes);
+    i->reply += bytes;
+    return 0;
 }
 
 /* Whether GVirtuS's handlers may take it for a generator that fills host memory. They remember
@@ -365,9 +368,9 @@ static int inspect(struct gpu_session *x, uint8_t *body, size_t n)
     struct ibx_named named[IBX_NAMED_MAX];
     enum ibx_naming_role role;
     const unsigned count = ibx_naming_find(x->requests.name, body, n, &role, named);
-    int rc = check_reply(x, numbers_in_reply(x, body, n));
+    int rc = note_reply(x, numbers_in_reply(x, body, n));
     for (unsigned k = 0; k < count && !rc; k++)
-        rc = check_reply(x, named[k].reply);
+        rc = note_reply(x, named[k].reply);
     if (rc)
         return rc;
     spoil_arrays(x, named, count, body, n);
@@ -571,8 +574,10 @@ void ibx_isolation_replied(struct gpu_session *x)
     i->pushed -= done && i->pops && i->pushed;
     if (i->unpacked)
         ibx_quota_give(ibx_tenant_quota(i->tenant, IBX_HOLD_REQUESTS), i->unpacked);
+    if (i->reply)
+        ibx_quota_give(ibx_tenant_quota(i->tenant, IBX_HOLD_REPLIES), i->reply);
     i->allocates = false;
     x->handler.load.count = 0; /* the next request may have no body */
     i->reserved = 0;
-    i->freed = i->freed_number = i->gone = i->given = i->given_number = i->unpacked = 0;
+    i->freed = i->freed_number = i->gone = i->given = i->given_number = i->unpacked = i->reply = 0;
 }

@@ -91,6 +91,7 @@ static void set_totals(const struct ibx_tenant_limits *limits, unsigned chunks)
         [IBX_HOLD_SETUPS] = sessions,
         [IBX_HOLD_PINS] = limits->pins ? limits->pins : memory,
         [IBX_HOLD_REQUESTS] = limits->requests ? limits->requests : memory / 2,
+        [IBX_HOLD_REPLIES] = limits->requests ? limits->requests : memory / 2,
         [IBX_HOLD_DEVICE] = limits->device ? limits->device : UINT64_MAX,
         [IBX_HOLD_CHUNKS] = chunks,
         [IBX_HOLD_ALLOCATIONS] = UINT64_MAX,

@@ -37,6 +37,7 @@ enum ibx_hold {
     IBX_HOLD_SETUPS,      /* clients that were authenticated and have no session yet */
     IBX_HOLD_PINS,        /* bytes of clients' memory, pinned here */
     IBX_HOLD_REQUESTS,    /* bytes of GVirtuS's buffers for requests, and of PTX in compile.c */
+    IBX_HOLD_REPLIES,     /* bytes of handlers' replies */
     IBX_HOLD_DEVICE,      /* bytes of GPU memory that they have allocated */
     IBX_HOLD_CHUNKS,      /* chunks of the pool of pinned memory; its size is the total */
     IBX_HOLD_ALLOCATIONS, /* entries of the table of owners */

@@ -124,6 +124,32 @@ Body fat_binary(std::uint32_t n, std::uint64_t unpacked = 0, std::uint64_t compr
     return body.u64(unpacked).u64(0);
 }
 
+// Replies that handlers are making count together.
+bool replies()
+{
+    TenantsBackEnd back("rdma.requests : 4M\nrdma.tenant_share : 50\n");
+    const auto ask = [](Client *client, std::uint64_t n) {
+        const Body body = Body().u64(0).string("0x1000").string("k").u64(n).u64(0).i32(D2H);
+        return client->remote.call("cudaMemcpyFromSymbol", body);
+    };
+    Client slow(back, "alice"), gate(back, "alice");
+    gate.remote.gate(true);
+    std::thread staying([&] { ask(&slow, 1200000); });
+    bool begun = false;
+    for (const time_t limit = time(nullptr) + patience_ms(30000) / 1000;
+         !begun && time(nullptr) < limit;)
+        begun = gate.remote.inside();
+    Client second(back, "alice"); // by a handler that does not stay
+    const Body array = Body().host("", 1).u64(0).u64(0).u64(0).u64(1200000).i32(D2H);
+    const bool refused = begun && second.remote.call("cudaMemcpyFromArray", array) == gone;
+    gate.remote.gate(false);
+    staying.join();
+    REQUIRE(refused);
+    for (int i = 0; i < 3; i++)
+        REQUIRE(ask(&slow, 1200000) == -1);
+    return HOLDS(ask(&slow, 1u << 22) == gone && has_session(&gate));
+}
+
 // A registration with a cubin of so many kernels.
 Body kernels(unsigned count)
 {
@@ -429,6 +455,7 @@ void check_tenants_limits()
     check("modules that GVirtuS takes from a file", module_files);
     check("lengths beyond the memory of a handler", beyond_memory);
     check("images that are long once they are decompressed", unpacked_images);
+    check("what handlers reply counts together", replies);
     check("kernels of cubins, of which more is kept than comes", kernels_of_cubins);
     check("what GVirtuS registers", registered);
     check("configurations of launches that none pops", pushed);
