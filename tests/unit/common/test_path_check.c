@@ -3,6 +3,7 @@
  * most cases need root. */
 #include "common/path_check.h"
 #include "common/file_check.h"
+#include "common/rights.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -28,7 +29,8 @@
 /* cmocka.h needs the standard headers above. */
 #include <cmocka.h>
 
-#define OTHER 12345
+#define OTHER   12345
+#define SKIPPED 77 /* the status of a child that cannot be what the test needs */
 
 static char folder[] = "/tmp/ibx-path-XXXXXX";
 
@@ -174,6 +176,50 @@ static void test_paths_of_others_are_refused(void **state)
     is_theirs("own", folder_of_theirs);
     is_theirs("file", folder_of_theirs);
     assert_int_equal(chdir(before), 0);
+}
+
+/* In a user namespace of root alone. */
+static int check_among_few_users(void)
+{
+    struct ibx_error err = {0};
+    const int map = unshare(CLONE_NEWUSER) ? -1 : open("/proc/self/uid_map", O_WRONLY | O_CLOEXEC);
+    if (map < 0 || write(map, "0 0 1", 5) != 5)
+        return SKIPPED;
+    return ibx_path_check("", at("theirs/own/file"), &err) ? 1 : 0;
+}
+
+/* User 65534 stands for those whom a user namespace lacks, and is a user like others in the first
+ * one. */
+static void test_owners_whom_a_user_namespace_lacks(void **state)
+{
+    int status;
+    (void)state;
+    if (geteuid() || !ibx_in_first_user_namespace())
+        skip();
+    make("nobodys", 0755, 65534);
+    is_theirs(at("nobodys/file"), ": user 65534 owns ");
+    const pid_t child = fork();
+    if (!child)
+        _exit(check_among_few_users());
+    assert_int_equal(waitpid(child, &status, 0), child);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == SKIPPED)
+        skip();
+    assert_int_equal(status, 0);
+}
+
+/* What was opened on the way is closed again. */
+static void test_descriptors_of_refused_paths(void **state)
+{
+    (void)state;
+    if (geteuid())
+        skip();
+    const int before = dup(0);
+    close(before);
+    is_theirs(at("theirs/own/file"), ": user ");
+    is_theirs(at("like-tmp/their-link"), ": user ");
+    const int after = dup(0);
+    close(after);
+    assert_int_equal(after, before);
 }
 
 /* A user trusts that user's own folders. */
@@ -326,8 +372,7 @@ static void test_folders_that_everybody_can_write(void **state)
 
 /* -------------------------------------------------- folders that are mounted when they are used */
 
-#define SKIPPED 77
-#define LOOK_S  20 /* time limit of the process that looks for the key */
+#define LOOK_S 20 /* time limit of the process that looks for the key */
 
 /* The process that looks is not in the daemon's group, and only that group may enter the mounted
  * folder. */
@@ -396,6 +441,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_own_paths_are_accepted),
         cmocka_unit_test(test_paths_of_others_are_refused),
+        cmocka_unit_test(test_owners_whom_a_user_namespace_lacks),
+        cmocka_unit_test(test_descriptors_of_refused_paths),
         cmocka_unit_test(test_a_user_trusts_own_folders),
         cmocka_unit_test(test_files_are_opened_by_trusted_paths),
         cmocka_unit_test(test_path_created_after_the_check_is_not_opened),

@@ -78,6 +78,7 @@ static const struct {
     {"rdma://node7", "\"node7\" has no port: write host:port"},
     {"rdma://node7:", "port \"\" is not a number"},
     {"rdma://node7:65536", "port \"65536\" is not a number from 0 to 65535"},
+    {"rdma://node7:000080", "port \"000080\""},
     {"rdma://node7:99999999999", "port \"99999999999\""},
     {"rdma://node7:-1", "port \"-1\""},
     {"rdma://node7:+1", "port \"+1\""},
