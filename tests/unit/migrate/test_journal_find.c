@@ -333,6 +333,12 @@ static void a_return_is_known_until_the_borrowing_is_over(NO_STATE)
         assert_non_null(strstr(seen.why, "by which it was borrowed is not over"));
         ibx_journal_prune_old(folder, back.qmp);
         assert_int_equal(ibx_journal_reload(folder, &back, &error), 0);
+        struct ibx_record other = sample(false, 3); /* it has returned from another borrowing */
+        other.base[0] = (uint8_t)(away.id[0] + 1);
+        strcpy(other.qmp, "/run/other");
+        bring_to(&other, states[i]);
+        seen = prune((struct ibx_journal_prune){.qmp = other.qmp, .unfinished = true});
+        assert_int_equal(seen.gone, 1);
         away.state = IBX_JOURNAL_ENDED;
         assert_int_equal(write_record(&away), 0);
         seen = prune((struct ibx_journal_prune){.qmp = back.qmp, .unfinished = true});
