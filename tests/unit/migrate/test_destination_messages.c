@@ -210,8 +210,37 @@ static void test_each_message_in_each_state(NO_STATE)
             each_reached(row, agreed);
 }
 
+/* Pages that the map leaves out are taken for zero, so that it must be the one that the source has
+ * summed up. */
+static void test_a_map_that_does_not_add_up(NO_STATE)
+{
+    static const struct ibx_migrate_block block = {"ram", 64 * 4096, 4096, 0};
+    static const struct at at = {.state = DESTINATION_RESUMING, .link = LINK_OPEN};
+    for (unsigned wrong = 0; wrong <= 4; wrong++) {
+        struct ibx_error err = {0};
+        struct message_context context = {&destination, &err};
+        struct ibx_page_map *map = &destination.ram.map;
+        struct ibx_migrate_any end = {.type = IBX_MIGRATE_MAP_END};
+        begin(&at);
+        assert_int_equal(ibx_page_map_init(map, &block, 1, NULL), 0);
+        ibx_page_map_set(map, 7, 9);
+        map->next = map->pages - (wrong == 1);
+        end.is.map_end.pages = map->pages + (wrong == 2);
+        end.is.map_end.data_pages = map->data_pages + (wrong == 3);
+        ibx_page_map_hash(map, end.is.map_end.hash);
+        end.is.map_end.hash[IBX_MIGRATE_HASH_BYTES - 1] ^= wrong == 4;
+        assert_int_equal(ibx_destination_on_message(&context, &end), wrong ? -EPROTO : 0);
+        assert_int_equal(destination.link.state.now, wrong ? LINK_OPEN : LINK_MAPPED);
+        ibx_page_map_fini(map);
+        ibx_destination_early_fini(&destination.early);
+        ibx_destination_warm_fini(&destination.warm);
+        ibx_destination_stream_fini(&destination.stream);
+    }
+}
+
 int main(void)
 {
-    static const struct CMUnitTest tests[] = {cmocka_unit_test(test_each_message_in_each_state)};
+    static const struct CMUnitTest tests[] = {cmocka_unit_test(test_each_message_in_each_state),
+                                              cmocka_unit_test(test_a_map_that_does_not_add_up)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -184,6 +184,29 @@ static void test_a_destination_that_changes_its_mind(NO_STATE)
     assert_non_null(strstr(last_line, "the guest has shut the VM down at the destination"));
 }
 
+/* Pages that home seems to have are not sent, so that its map must be the one it has summed up. */
+static void test_a_map_of_home_that_does_not_add_up(NO_STATE)
+{
+    static const struct ibx_migrate_block block = {"ram", 64 * 4096, 4096, 0};
+    for (unsigned wrong = 0; wrong <= 4; wrong++) {
+        struct ibx_error err = {0};
+        struct message_context context = {&source, &err};
+        struct ibx_page_map *have = &source.home.have;
+        struct ibx_migrate_any end = {.type = IBX_MIGRATE_HAVE_END};
+        begin(SOURCE_EXPOSING, PEER_QUIET, RETURNS);
+        assert_int_equal(ibx_page_map_init(have, &block, 1, NULL), 0);
+        ibx_page_map_set(have, 7, 9);
+        have->next = have->pages - (wrong == 1);
+        end.is.map_end.pages = have->pages + (wrong == 2);
+        end.is.map_end.data_pages = have->data_pages + (wrong == 3);
+        ibx_page_map_hash(have, end.is.map_end.hash);
+        end.is.map_end.hash[IBX_MIGRATE_HASH_BYTES - 1] ^= wrong == 4;
+        assert_int_equal(ibx_source_on_message(&context, &end), wrong ? -EPROTO : 0);
+        assert_int_equal(source.home.have_it, !wrong);
+        ibx_page_map_fini(have);
+    }
+}
+
 /* Many lines of one kind do not suppress lines of another kind, whatever their wording. */
 static void test_kinds_of_lines_are_limited_separately(NO_STATE)
 {
@@ -205,6 +228,7 @@ int main(void)
         cmocka_unit_test(test_each_message_in_each_state),
         cmocka_unit_test(test_complete_after_the_end),
         cmocka_unit_test(test_a_destination_that_changes_its_mind),
+        cmocka_unit_test(test_a_map_of_home_that_does_not_add_up),
         cmocka_unit_test(test_kinds_of_lines_are_limited_separately)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
