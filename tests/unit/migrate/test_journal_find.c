@@ -2,6 +2,7 @@
 /* Which records are found, and which are pruned. */
 #include "migrate/qemu/qemu_internal.h"
 #include "tests/fixtures/journal_scene.h"
+#include "tests/fixtures/open_fds.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -316,6 +317,33 @@ static void pruning_keeps_other_files(NO_STATE)
     assert_int_equal(ibx_journal_remove(folder, &b, &error), 0);
 }
 
+/* A tool that serves a VM for days reads its record again and again. */
+static void no_descriptor_is_left_open(NO_STATE)
+{
+    char given[64], found[PATH_MAX];
+    struct ibx_record *all, r = in_state(true, 1, IBX_JOURNAL_MOVED, true);
+    size_t count;
+    int lock, another;
+    in_state(true, 2, IBX_JOURNAL_KEPT, false);
+    snprintf(given, sizeof(given), "%s", folder);
+    const int fds = open_fds();
+    assert_int_equal(ibx_journal_folder(given, false, found, sizeof(found), &error), 0);
+    assert_int_equal(write_record(&r), 0);
+    assert_int_equal(ibx_journal_reload(folder, &r, &error), 0);
+    assert_int_equal(ibx_journal_list(folder, &all, &count, &error), 0);
+    free(all);
+    assert_int_equal(ibx_journal_lock(folder, &r, &lock, &error), 0);
+    assert_int_equal(ibx_journal_lock(folder, &r, &another, &error), -EBUSY);
+    close(lock);
+    assert_int_equal(ibx_journal_worker(folder, &r), 0);
+    assert_int_equal(ibx_journal_note_home(folder, r.id, &error), 0);
+    ibx_journal_forget_home(folder, r.id);
+    assert_int_equal(prune((struct ibx_journal_prune){0}).gone, 1);
+    assert_int_equal(ibx_journal_remove(folder, &r, &error), 0);
+    assert_int_equal(ibx_journal_reload(folder, &r, &error), -ENOENT);
+    assert_int_equal(open_fds(), fds);
+}
+
 /* Otherwise the borrower could send the VM back a second time, into the memory in which it runs. */
 static void a_return_is_known_until_the_borrowing_is_over(NO_STATE)
 {
@@ -490,6 +518,7 @@ int main(void)
         TEST(files_of_any_kind_hide_no_record),
         TEST(finished_records_can_be_pruned),
         TEST(memory_that_run_has_made_goes_with_its_record),
+        TEST(no_descriptor_is_left_open),
         TEST(a_return_is_known_until_the_borrowing_is_over),
         TEST(failed_migrations_leave_one_record),
         TEST(notes_of_finished_migrations_are_removed),

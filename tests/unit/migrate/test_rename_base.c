@@ -4,6 +4,7 @@
  * mistaken for it. */
 #include "migrate/journal/journal.h"
 #include "migrate/qemu/qemu_internal.h"
+#include "tests/fixtures/open_fds.h"
 #include "tests/fixtures/unit.h"
 
 #include <errno.h>
@@ -91,10 +92,12 @@ static void test_a_file_of_its_own(NO_STATE)
     const ino_t is = inode(base);
     snprintf(names[0], sizeof(names[0]), "%s/own", folder);
     make(names[0], QEMU);
+    const int fds = open_fds();
     assert_int_equal(rename_to("own"), 0);
     assert_int_equal(inode(names[0]), is);
     assert_int_equal(inode(base), 0);
     assert_int_equal(rename_to("own"), 0); /* the memory has that name already */
+    assert_int_equal(open_fds(), fds);
 }
 
 static void test_files_of_others(NO_STATE)
