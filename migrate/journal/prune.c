@@ -51,14 +51,14 @@ static bool has_memory(const struct ibx_record *record, char path[PATH_MAX])
 
 /* Why the record has to stay; NULL: it may be deleted. */
 static const char *needed(const struct listed *all, const struct ibx_record *record,
-                          bool unfinished)
+                          const struct ibx_journal_prune *which)
 {
     char path[PATH_MAX];
     if (keeps_from_returning(all, record))
         return "the VM returned by this migration, and the one by which it was borrowed is not "
                "over: end that one first (ib-migrate recover, or prune --unfinished)";
     const bool gone = ibx_journal_qemu_gone(record);
-    if (!ibx_journal_over(record) && !unfinished)
+    if (!ibx_journal_over(record) && !which->unfinished)
         return "it is not over";
     if (!ibx_journal_over(record) && record->state != IBX_JOURNAL_COMPLETE &&
         record->state != IBX_JOURNAL_SHUT_DOWN && !gone)
@@ -71,7 +71,8 @@ static const char *needed(const struct listed *all, const struct ibx_record *rec
     if (record->source && !gone &&
         (record->state == IBX_JOURNAL_DONE || record->state == IBX_JOURNAL_ENDED))
         return "its QEMU lives and must not be continued";
-    if (!gone && has_memory(record, path))
+    /* Without `each` nobody is told of memory that is left. */
+    if (!record->source && (!gone || !which->each) && has_memory(record, path))
         return "its QEMU lives, in memory that ib-migrate run has made: when it has ended, prune "
                "--remove removes that";
     return NULL;
@@ -117,7 +118,7 @@ static const char *remove_one(const char *folder, const struct ibx_journal_prune
     if (ibx_journal_lock(folder, record, &lock_fd, err))
         return err->message;
     int rc = ibx_journal_reload(folder, record, err);
-    const char *why = rc ? NULL : needed(all, record, which->unfinished);
+    const char *why = rc ? NULL : needed(all, record, which);
     if (!rc && !why && too_young(which, record, newer))
         why = "it has just been written";
     if (rc == -ENOENT) { /* another process has deleted it, and locking has made a new lock file */
@@ -151,7 +152,7 @@ int ibx_journal_prune(const char *folder, const struct ibx_journal_prune *which,
             ibx_journal_forget_notes(record);
         if ((which->qmp && strcmp(which->qmp, record->qmp)) || too_young(which, record, &newer))
             continue;
-        const char *why = needed(&all, record, which->unfinished);
+        const char *why = needed(&all, record, which);
         if (!why)
             why = remove_one(folder, which, &all, record, &newer, &silent);
         if (which->each)

@@ -276,6 +276,10 @@ static void memory_that_run_has_made_goes_with_its_record(NO_STATE)
     assert_non_null(strstr(seen.why, "its QEMU lives"));
     r.pid_started++;
     assert_int_equal(write_record(&r), 0);
+    day_s = (time_t)r.written_s + (IBX_JOURNAL_DAYS + 1) * 86400;
+    ibx_journal_prune_old(folder, "/run/another");
+    day_s = 0;
+    assert_int_equal(only().state, IBX_JOURNAL_DONE);
     assert_int_equal(prune((struct ibx_journal_prune){.remove = true}).gone, 1);
     assert_int_equal(access(made, F_OK), -1);
 }
