@@ -413,6 +413,7 @@ static int saves_ram(struct destination_qemu *qemu, struct ibx_error *err)
     int rc =
         how ? ibx_qmp_execute(qemu->qmp, SET, how, NULL, ibx_deadline_in_ms(MIGRATION_QMP_MS), err)
             : 0;
+    qemu->ram_is_saved = !rc;
     return rc == -EREMOTEIO ? 0 : rc;
 }
 
@@ -493,10 +494,10 @@ int ibx_destination_qemu_settle(struct destination_qemu *qemu, struct ibx_record
     int rc =
         ibx_vm_settle(qemu->qmp, &qemu->settings, record, ibx_deadline_in_ms(MONITOR_MS), &why);
     if (rc && !qemu->settle_ns && !ibx_qmp_ends(qemu->qmp))
-        ibx_migration_notify(qemu->observer,
-                             "QEMU's migration settings are not put back yet (%s): trying again; "
-                             "until then a snapshot of the VM would have no RAM",
-                             why.message);
+        ibx_migration_notify(
+            qemu->observer, "QEMU's migration settings are not put back yet (%s): trying again%s",
+            why.message,
+            qemu->ram_is_saved ? "" : "; until then a snapshot of the VM would have no RAM");
     qemu->settle_ns = rc ? ibx_deadline_in_ms(MONITOR_RETRY_MS) : 0;
     return rc;
 }

@@ -37,6 +37,7 @@ struct destination_qemu {
     uint64_t ask_ns;    /* when to ask for it, because QEMU gave no answer or libvirt is at work */
     json_t *settings;   /* to put back: ibx_settings_restore(); NULL: none */
     bool saves_ram;     /* QEMU was told to save its RAM */
+    bool ram_is_saved;  /* ... and has not refused */
     uint64_t settle_ns; /* when to try again to put them back; 0: that has not failed */
     uint64_t retry_ns;  /* when to try a lost monitor again; 0: it was never lost */
     uint64_t cont_ns;   /* when to tell QEMU again to continue the VM; 0: it has not refused that */

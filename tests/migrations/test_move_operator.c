@@ -164,6 +164,18 @@ static void test_migrate_at_the_destination(void)
     assert_false(vm_runs(&vms[0]));
 }
 
+/* ... also before QEMU's other settings are put back. */
+static void test_migrate_before_the_settings_are_put_back(void)
+{
+    pair_start(NULL);
+    pair_run_to("destination:filling", (const char *[]){"--max-bandwidth", "1M", NULL});
+    give(&vms[1], &(struct attempt){"migrate", "{'uri':'exec:cat >/dev/null'}", NULL, NULL, NULL});
+    mover_kill(&receiver, SIGCONT);
+    mover_await_words(&receiver, "settings are not put back yet");
+    pair_done();
+    assert_false(mover_printed(&receiver, "no RAM"));
+}
+
 static void test_at_the_source(void)
 {
     static const struct attempt attempts[] = {
@@ -313,6 +325,7 @@ int main(void)
     static const struct vm_test tests[] = {VM_TEST(test_at_the_destination),
                                            VM_TEST(test_reset_at_the_destination),
                                            VM_TEST(test_migrate_at_the_destination),
+                                           VM_TEST(test_migrate_before_the_settings_are_put_back),
                                            VM_TEST(test_at_the_source),
                                            VM_TEST(test_quit_at_the_source),
                                            VM_TEST(test_sigterm_at_the_source),
