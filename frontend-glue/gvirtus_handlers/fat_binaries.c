@@ -59,8 +59,8 @@ static bool parameters_fit(const struct bytes *section)
             return false;
         const uint64_t format = number(section, at, 1), what = number(section, at + 1, 1);
         if (what == PARAMETER) {
-            if (!contains(section, at, PARAMETER_BYTES))
-                return false;
+            if (format != SIZED || !contains(section, at, PARAMETER_BYTES))
+                return false; /* G3's handler would note it without end */
             const unsigned ordinal = (unsigned)number(section, at + 8, 2);
             last = ordinal > last ? ordinal : last;
             count++;

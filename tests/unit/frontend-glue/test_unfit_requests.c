@@ -154,6 +154,10 @@ static void attributes(void **state)
     assert_true(registers(&c));
     c.parameters[1].ordinal = 1; /* of one */
     assert_false(registers(&c));
+    for (unsigned format = 0; format < 256; format++) { /* G3's handler would note it for ever */
+        c = cubin(), c.parameters[0].format = (uint8_t)format;
+        assert_int_equal(registers(&c), format == 4);
+    }
     for (unsigned less = 1; less < 4; less++) {
         c = cubin(), c.parameters[0].ordinal = 0;
         c.sections[1].sh_size = sizeof(c.parameters[0]) + less;
