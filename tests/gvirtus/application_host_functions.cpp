@@ -40,6 +40,9 @@ void wait_for_waiting(void *thread)
         asleep = thread_state(getpid(), *static_cast<pid_t *>(thread)) == 'S' ? asleep + 1 : 0;
 }
 
+// how long a copy waits for a function before it
+constexpr auto FUNCTION = std::chrono::milliseconds(100);
+
 struct Step {
     char *memory;
     char expected, written;
@@ -140,10 +143,14 @@ bool host_functions()
         stub_remote()->slow(50000); // the stream gets to the function when the next copy was asked
         REQUIRE(cudaMemcpyAsync(device + 10000, slow, 10000, H2D, stream) == 0);
         REQUIRE(launch_host(stream, step, &s) == 0);
+        const auto asked = std::chrono::steady_clock::now();
         REQUIRE(cudaMemcpyAsync(device, memory, 10000, H2D, stream) == 0);
+        // Whoever has waited for the function in vain reads pageable memory in the call, as CUDA.
+        const bool in_vain =
+            memory != pinned && std::chrono::steady_clock::now() - asked >= FUNCTION;
         REQUIRE(cudaMemcpyAsync(back.data(), device, 10000, D2H, stream) == 0);
         REQUIRE(cudaStreamSynchronize(stream) == 0);
-        REQUIRE(s.right && back == std::vector<char>(10000, 'b'));
+        REQUIRE(s.right && (back == std::vector<char>(10000, 'b') || (in_vain && back == there)));
         stub_remote()->slow(0);
     }
     // For copies from the device to page-locked memory the stream's order is enough.
