@@ -163,20 +163,31 @@ static void test_move(void **state)
     assert_int_equal(engine_settled(), IBX_FAULT_COMPLETE);
 }
 
-static void test_move_of_a_part(void **state)
+static void move_part(unsigned first)
 {
-    (void)state;
     struct ibx_error err = {0};
     rig.readers[0]->hold = true;
     rig_serve();
     uint8_t *place = mmap(NULL, 8 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     assert_ptr_equal(
-        mremap(rig.memory + 64 * PAGE, 8 * PAGE, 8 * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, place),
+        mremap(rig.memory + first * PAGE, 8 * PAGE, 8 * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, place),
         place);
     assert_int_equal(engine_settled(), IBX_FAULT_STOPPED);
     assert_int_equal(ibx_fault_reason(rig.engine, &err), -EOPNOTSUPP);
     assert_non_null(strstr(err.message, "mremap"));
     munmap(place, 8 * PAGE);
+}
+
+static void test_move_of_a_part(void **state)
+{
+    (void)state;
+    move_part(64);
+}
+
+static void test_move_of_the_first_part(void **state)
+{
+    (void)state;
+    move_part(0);
 }
 
 /* The parent continues; the child waits and must not see zero pages. */
@@ -209,6 +220,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_unmap, make, rig_end),
         cmocka_unit_test_setup_teardown(test_move, make, rig_end),
         cmocka_unit_test_setup_teardown(test_move_of_a_part, make, rig_end),
+        cmocka_unit_test_setup_teardown(test_move_of_the_first_part, make, rig_end),
         cmocka_unit_test_setup_teardown(test_fork, make, rig_end),
     };
     int skipped = rig_skipped(EVENTS);
