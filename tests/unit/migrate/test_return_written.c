@@ -224,9 +224,24 @@ static void test_page_arrives_while_pages_are_counted(NO_STATE)
     }
 }
 
+/* Pages that nobody has searched are not taken for zero, or for unwritten. */
+static void test_a_search_that_fails(NO_STATE)
+{
+    uint64_t bits[WORDS] = {0}, count = 42;
+    const uint64_t which[WORDS] = {1}, at = 1u << 30;
+    assert_int_equal(ibx_dirty_mapped(-1, at, PAGES * PAGE, PAGE, true, bits, &count, &error),
+                     -EBADF);
+    assert_int_equal(ibx_dirty_scan(-1, at, PAGES * PAGE, PAGE, true, bits, &count, &error),
+                     -EBADF);
+    assert_int_equal(ibx_dirty_protect(-1, at, PAGES * PAGE, PAGE, which, bits, &error), -EBADF);
+    assert_non_null(strstr(error.message, "cannot be searched for pages"));
+    assert_int_equal(count, 42);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_search_that_fails),
         cmocka_unit_test(test_one_after_the_other),
         cmocka_unit_test(test_in_the_second_block),
         cmocka_unit_test(test_page_that_is_not_noted_yet),
