@@ -121,12 +121,17 @@ static int set_gpu(struct ibx_glue_config *config, const char *value, struct ibx
     return mode < 0 ? mode : 0;
 }
 
+static const char *const pipelines[] = {
+    [IBX_PIPELINE_OFF] = "off", [IBX_PIPELINE_LAUNCHES] = "launches", [IBX_PIPELINE_ALL] = "all"};
+
+const char *ibx_glue_pipeline_name(enum ibx_pipeline_mode mode)
+{
+    return pipelines[mode];
+}
+
 static int set_pipeline(enum ibx_pipeline_mode *pipeline, const char *value, struct ibx_error *err)
 {
-    static const char *const names[] = {[IBX_PIPELINE_OFF] = "off",
-                                        [IBX_PIPELINE_LAUNCHES] = "launches",
-                                        [IBX_PIPELINE_ALL] = "all"};
-    int mode = one_of(names, 3, "pipeline", value, "all, launches or off", err);
+    int mode = one_of(pipelines, 3, "pipeline", value, "all, launches or off", err);
     if (mode >= 0)
         *pipeline = (enum ibx_pipeline_mode)mode;
     return mode < 0 ? mode : 0;

@@ -399,12 +399,12 @@ def show_of_a_back_end_that_is_not_there(scene):
     home.write(PROPERTIES, f"rdma.allow : {names}\n", "a")
     equal(home.run("show"), 1)
     home.says(f"rdma.allow : {names}\n")
-    home.write("etc/query", f"communicator : tcp://127.0.0.1:{port}?slots=11&chunk=1M\n"
-                            "rdma.slots : 9\n")
+    query = "slots=11&pipeline=off&chunk=1M"
+    home.write("etc/query", f"communicator : tcp://127.0.0.1:{port}?{query}\nrdma.slots : 9\n")
     equal(home.run("show", "--properties", home.path("etc/query")), 1)
     home.says("options       ", *(
         f"rdma.{key} (by the communicator, which wins)\n"
-        for key in ("provider : tcp", "slots : 11", "chunk : 1M")))
+        for key in ("provider : tcp", "slots : 11", "chunk : 1M", "pipeline : off")))
     home.write(PROPERTIES, "rdma.slots2 : 9\n", "a")
     equal(home.run("show"), 1)
     home.says('(rdma.slots2): there is no option "slots2"')

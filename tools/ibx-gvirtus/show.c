@@ -93,6 +93,12 @@ static void show_key(struct keys *keys, const char *key, const char *value, cons
                       : "(default)");
 }
 
+/* A key that the communicator's query has set. */
+static void show_overridden(struct keys *keys, const char *key, const char *value)
+{
+    row(keys_name(keys), "rdma.%s : %s (by the communicator, which wins)", key, value);
+}
+
 static void show_others(struct keys *keys)
 {
     if (keys->all || !keys->others)
@@ -116,7 +122,13 @@ static void show_own_keys(const struct ibx_glue_config *config, struct keys *key
     for (const struct gvirtus_key *key = ibx_gvirtus_own_keys; key->name; key++) {
         snprintf(name, sizeof(name), "rdma.%s", key->name);
         const struct ibx_property *entry = ibx_properties_find(&properties, name);
-        show_key(keys, key->name, entry ? entry->value : key->usual, key->usual);
+        const char *value = entry ? entry->value : key->usual, *counts = value;
+        if (!strcmp(key->name, "pipeline"))
+            counts = ibx_glue_pipeline_name(config->pipeline);
+        if (strcmp(counts, value) != 0)
+            show_overridden(keys, key->name, counts);
+        else
+            show_key(keys, key->name, value, key->usual);
     }
     show_others(keys);
     const char *level = secure_getenv("IBX_LOG");
@@ -152,7 +164,7 @@ static void show_config(const struct ibx_glue_config *config, bool all)
         ibx_options_get(&defaults, key, usual, sizeof(usual));
         ibx_options_get(&asked, key, counts, sizeof(counts));
         if (strcmp(counts, value) != 0)
-            row(keys_name(&keys), "rdma.%s : %s (by the communicator, which wins)", key, counts);
+            show_overridden(&keys, key, counts);
         else
             show_key(&keys, key, value, usual);
     }
