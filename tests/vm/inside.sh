@@ -21,7 +21,7 @@ want() {
 
 # patient SECONDS: on the host: multiplies the seconds by how much longer than usual things take
 # now.
-patient() { echo $(($1 * $("$(dirname "${BASH_SOURCE[0]}")/../slower"))); }
+patient() { echo $(($1 * $("$(dirname "${BASH_SOURCE[0]}")/../timeout-multiplier"))); }
 
 fail() { failed=$((failed + 1)); echo "FAILED  $*"; }
 
