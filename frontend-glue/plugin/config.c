@@ -558,9 +558,7 @@ static int read_file(struct ibx_glue_config *config, bool with_uri, struct ibx_e
     return rc;
 }
 
-/* `communicator`: what classic GVirtuS has read, NULL: the file's or the endpoint's counts. */
-static int load(struct ibx_glue_config *config, const char *own_file, const char *beside,
-                const char *communicator, struct ibx_error *err)
+static void set_defaults(struct ibx_glue_config *config)
 {
     *config =
         (struct ibx_glue_config){.pipeline = IBX_PIPELINE_ALL,
@@ -572,6 +570,23 @@ static int load(struct ibx_glue_config *config, const char *own_file, const char
                                  .gpu = {.mode = IBX_GPU_AUTO, .memory = IBX_GLUE_GPU_MEMORY}};
     ibx_options_init(&config->options);
     snprintf(config->options.purpose, sizeof(config->options.purpose), "gvirtus");
+}
+
+int ibx_glue_config_check(const char *file, const struct ibx_properties *properties,
+                          const char *uri, struct ibx_error *err)
+{
+    struct ibx_glue_config config;
+    set_defaults(&config);
+    snprintf(config.file, sizeof(config.file), "%s", file);
+    int rc = apply_entries(&config, properties, err);
+    return rc ? rc : set_uri(&config, uri, err);
+}
+
+/* `communicator`: what classic GVirtuS has read, NULL: the file's or the endpoint's counts. */
+static int load(struct ibx_glue_config *config, const char *own_file, const char *beside,
+                const char *communicator, struct ibx_error *err)
+{
+    set_defaults(config);
     int rc = find_file(config, own_file, beside, err);
     if (rc)
         return rc;

@@ -72,6 +72,12 @@ int ibx_glue_config_load(const char *endpoint_host, uint16_t endpoint_port,
 int ibx_glue_config_load_classic(const char *communicator, const char *own_file,
                                  struct ibx_glue_config *config, struct ibx_error *err);
 
+/* Whether GVirtuS would start with these entries of `file`, and `uri` as the communicator. -EINVAL,
+ * as above. */
+struct ibx_properties;
+int ibx_glue_config_check(const char *file, const struct ibx_properties *properties,
+                          const char *uri, struct ibx_error *err);
+
 /* The value of rdma.pipeline that stands for it. */
 const char *ibx_glue_pipeline_name(enum ibx_pipeline_mode mode);
 /* Takes pipeline=... out of a URI's query, since it is not an option of a connection: `rest` is the

@@ -138,8 +138,15 @@ def refusals(scene):
         home.write(CONFIG, text)
         home.fails_to_install(words)
     home.write(CONFIG, STOCK)
-    home.write(PROPERTIES, "communicator\n")
-    home.fails_to_install("gvirtus.properties line 1")
+    # With each of these GVirtuS would not start.
+    for text, words in (("communicator\n", "gvirtus.properties line 1"),
+                        ("foo : bar\nrdma.slots2 : 9\n", "line 2 (rdma.slots2): there is no"),
+                        ("rdma.chunk : 9T\n", 'line 1 (rdma.chunk): chunk: "9T" is not accepted'),
+                        ("Communicator : rdma://gpu:1\n", "line 1 (Communicator): this is no key"),
+                        ("rdma.memory : 1M\ncommunicator : rdma://gpu:1?slots=1024\n",
+                         "rdma.memory allows 1048576")):
+        home.write(PROPERTIES, text)
+        home.fails_to_install(words)
     for name in (PROPERTIES, CONFIG):
         os.chmod(home.path(name), 0o664)
         home.fails_to_install("has mode 0664, so others can change it: chmod go-w it")

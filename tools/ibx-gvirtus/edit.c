@@ -315,6 +315,8 @@ void ibx_gvirtus_edit(struct gvirtus_edit *edit)
                                        : new_config(&properties);
     struct gvirtus_endpoint endpoint = endpoint_of(endpoint_object(edit->config_file, root));
     choose_uri(edit, &properties, &endpoint, &uri);
+    if (ibx_glue_config_check(edit->properties_file, &properties, edit->chosen, &err))
+        ibx_tool_end("%s", err.message);
     edit_config(edit, root, &uri);
     edit_properties(edit, &properties);
     json_decref(root);
