@@ -166,6 +166,7 @@ enum ibx_own_request {
     IBX_OWN_COMPILE,             /* what the driver's compiler says of PTX */
     IBX_OWN_NODE_MOVED,          /* cudaGraphAddNode, of a graph that is moved there */
     IBX_OWN_STREAM_VALUE,        /* cuStreamWaitValue32, and so on: enum ibx_own_request_value */
+    IBX_OWN_RANDOM_TABLE,        /* curandGetDirectionVectors32, and so on */
     IBX_OWN_REQUESTS             /* one more than the last */
 };
 
@@ -176,6 +177,37 @@ enum ibx_own_request_value {
     IBX_VALUE_WAIT_64 = 4,
     IBX_VALUE_WRITE_64 = 5
 };
+
+/* cuRAND's tables: curandDirectionVectorSet_t in its order, then the constants. */
+enum ibx_own_request_table {
+    IBX_TABLE_VECTORS_32,
+    IBX_TABLE_SCRAMBLED_VECTORS_32,
+    IBX_TABLE_VECTORS_64,
+    IBX_TABLE_SCRAMBLED_VECTORS_64,
+    IBX_TABLE_CONSTANTS_32,
+    IBX_TABLE_CONSTANTS_64,
+    IBX_TABLES /* one more than the last */
+};
+
+/* The bytes of a table: a word for each of 20,000 dimensions, or as many words as each has bits. */
+static inline size_t ibx_table_bytes(enum ibx_own_request_table table)
+{
+    const size_t dimensions = 20000;
+    switch (table) {
+    case IBX_TABLE_VECTORS_32:
+    case IBX_TABLE_SCRAMBLED_VECTORS_32:
+        return dimensions * 32 * 4;
+    case IBX_TABLE_VECTORS_64:
+    case IBX_TABLE_SCRAMBLED_VECTORS_64:
+        return dimensions * 64 * 8;
+    case IBX_TABLE_CONSTANTS_32:
+        return dimensions * 4;
+    case IBX_TABLE_CONSTANTS_64:
+        return dimensions * 8;
+    default:
+        return 0;
+    }
+}
 
 /* The kind of a tensor map. */
 enum ibx_own_request_tensor_map {

@@ -287,6 +287,26 @@ bool descriptors(void *other)
                  math("cusparseDestroy", handle) == 0);
 }
 
+// Tables of the library, which stay where they are.
+bool random_tables()
+{
+    constexpr std::size_t dimensions = 20000;
+    const std::uint32_t *vectors = nullptr, *scrambled = nullptr, *again = nullptr;
+    const std::uint64_t *constants = nullptr, *none = nullptr;
+    REQUIRE(math("curandGetDirectionVectors32", &vectors, 101) == 0);
+    REQUIRE(math("curandGetDirectionVectors32", &scrambled, 102) == 0);
+    REQUIRE(math("curandGetDirectionVectors32", &again, 101) == 0 && again == vectors);
+    for (std::size_t i = 0; i < dimensions * 32; i++)
+        REQUIRE(vectors[i] == i + 101 && scrambled[i] == i + 102);
+    REQUIRE(math("curandGetScrambleConstants64", &constants) == 0);
+    for (std::size_t i = 0; i < dimensions; i++)
+        REQUIRE(constants[i] == i << 33);
+    REQUIRE(math("curandGetDirectionVectors32", &again, 103) == 104);
+    REQUIRE(math("curandGetDirectionVectors64", &none, 102) == 104);
+    REQUIRE(math("curandGetDirectionVectors64", &none, 103) == 203); // the double has none
+    return HOLDS(!none && cudaGetLastError() == 0);
+}
+
 // The function with the most arguments.
 bool random_decomposition()
 {
@@ -465,7 +485,7 @@ bool math_libraries()
     REQUIRE(handle && scalars(handle) && batches(handle) && order(handle) && refused(handle));
     REQUIRE(of_64_bits(handle));
     REQUIRE(generators() && plans() && vectors() && descriptors(handle) && solvers());
-    REQUIRE(random_decomposition());
+    REQUIRE(random_decomposition() && random_tables());
     REQUIRE(sparse_solvers() && dense_solvers() && attributes());
     bool other = false; // a thread whose first call is one of these
     std::thread([&] {

@@ -13,11 +13,10 @@
 /* The prototypes are in the libraries' headers. */
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"
 
-#define BLAS   15  /* CUBLAS_STATUS_NOT_SUPPORTED */
-#define FFT    16  /* CUFFT_NOT_SUPPORTED */
-#define RNG    203 /* it has no "not supported" */
-#define SOLVER 9   /* CUSOLVER_STATUS_NOT_SUPPORTED */
-#define SPARSE 10  /* CUSPARSE_STATUS_NOT_SUPPORTED */
+#define BLAS   15 /* CUBLAS_STATUS_NOT_SUPPORTED */
+#define FFT    16 /* CUFFT_NOT_SUPPORTED */
+#define SOLVER 9  /* CUSOLVER_STATUS_NOT_SUPPORTED */
+#define SPARSE 10 /* CUSPARSE_STATUS_NOT_SUPPORTED */
 
 static int absent(const char *call, int status, atomic_flag *told)
 {
@@ -72,14 +71,6 @@ ABSENT(cufftXtQueryPlan)
 ABSENT(cufftXtSetCallbackSharedSize)
 ABSENT(cufftXtSetJITCallback)
 ABSENT(cufftXtSetWorkArea)
-
-/* cuRAND: tables for kernels. */
-#undef STATUS
-#define STATUS RNG
-ABSENT(curandGetDirectionVectors32)
-ABSENT(curandGetDirectionVectors64)
-ABSENT(curandGetScrambleConstants32)
-ABSENT(curandGetScrambleConstants64)
 
 /* cuSOLVER: host algorithms, complex numbers by value, distributed functions. */
 #undef STATUS

@@ -6,6 +6,7 @@
  *   math_handles.c   which handles are the back end's, and which GVirtuS's
  *   math_settings.c  settings of cuBLAS handles, which are deferred
  *   math_vectors.c   the value types of dense vectors (cuSPARSE)
+ *   math_tables.c    tables of cuRAND
  *   math_composed.c  functions of cuBLAS, cuRAND and cuSPARSE that are no request of their own
  *   math_lt.c, math_descriptors.c  the same for cuBLASLt, and its descriptors
  *   math_answers.c   answers that are kept, because the same question has the same answer

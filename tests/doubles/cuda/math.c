@@ -329,6 +329,29 @@ EXPORT int curandGeneratePoisson(struct handle *h, unsigned *to, size_t n, doubl
     return 0;
 }
 
+#define DIMENSIONS 20000
+
+EXPORT int curandGetDirectionVectors32(const uint32_t (**vectors)[32], int set)
+{
+    static uint32_t all[2][DIMENSIONS][32];
+    if (set != 101 && set != 102)
+        return 104;
+    for (unsigned i = 0; i < DIMENSIONS; i++)
+        for (unsigned bit = 0; bit < 32; bit++)
+            all[set - 101][i][bit] = i * 32 + bit + (unsigned)set;
+    *vectors = all[set - 101];
+    return 0;
+}
+
+EXPORT int curandGetScrambleConstants64(const uint64_t **constants)
+{
+    static uint64_t all[DIMENSIONS];
+    for (unsigned i = 0; i < DIMENSIONS; i++)
+        all[i] = (uint64_t)i << 33;
+    *constants = all;
+    return 0;
+}
+
 /* ------------------------------------------------------------------------------- cuFFT */
 
 #define PLANS 64

@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Tables of cuRAND, which the library has in memory of the host. They are copied to memory of the
+ * client's on the device. */
+#include "frontend-glue/own_requests/own_requests.h"
+#include "frontend-glue/device_calls/math_descriptors.h"
+#include "frontend-glue/session/math_calls.h"
+
+#define FIRST_SET 101 /* curandDirectionVectorSet_t */
+
+static void *symbol(const char *name)
+{
+    return ibx_math_symbol(IBX_MATH_curandGetVersion, name);
+}
+
+/* Returns the library's status, or CUDA_NOT_SUPPORTED below 0: there is no such function. */
+static int find_table(enum ibx_own_request_table table, const void **at)
+{
+    int (*vectors)(const void **at, int set) = NULL;
+    int (*constants)(const void **at) = NULL;
+    const bool wide = table >= IBX_TABLE_VECTORS_64 && table != IBX_TABLE_CONSTANTS_32;
+    if (table < IBX_TABLE_CONSTANTS_32) {
+        *(void **)&vectors =
+            symbol(wide ? "curandGetDirectionVectors64" : "curandGetDirectionVectors32");
+        return vectors ? vectors(at, FIRST_SET + (int)table) : -CUDA_NOT_SUPPORTED;
+    }
+    *(void **)&constants =
+        symbol(wide ? "curandGetScrambleConstants64" : "curandGetScrambleConstants32");
+    return constants ? constants(at) : -CUDA_NOT_SUPPORTED;
+}
+
+/* Another session of the client's could free the memory meanwhile. */
+static int copy_held(const struct own_request *e, uint64_t to, const void *from, size_t n)
+{
+    const struct ibx_cuda *cuda = e->x->cuda;
+    int rc = CUDA_INVALID_VALUE;
+    ibx_held_by_request(e->x, to, n);
+    if (ibx_isolation_allows_now(e->x, to, n)) {
+        const int mode = ibx_cuda_capture_relax(cuda);
+        rc = cuda->memcpy_to_device(to, from, n);
+        ibx_cuda_capture_restore(cuda, mode);
+    }
+    ibx_held_end(e->x);
+    return rc;
+}
+
+static int random_table(struct own_request *e)
+{
+    const uint32_t table = ibx_get_u32(&e->in);
+    const uint64_t to = ibx_get_u64(&e->in);
+    const void *from = NULL;
+    if (!whole(e) || table >= IBX_TABLES)
+        return CUDA_INVALID_VALUE;
+    const size_t n = ibx_table_bytes((enum ibx_own_request_table)table);
+    if (!mine(e, pointer_to(to), n))
+        return CUDA_INVALID_VALUE;
+    const int status =
+        ready(e) ? find_table((enum ibx_own_request_table)table, &from) : -CUDA_NOT_SUPPORTED;
+    if (status < 0)
+        return CUDA_NOT_SUPPORTED;
+    const int rc = status ? 0 : copy_held(e, to, from, n);
+    ibx_put_u32(&e->out, (uint32_t)status);
+    return rc;
+}
+
+const struct own_request_call ibx_table_own_requests[IBX_OWN_REQUESTS] = {
+    [IBX_OWN_RANDOM_TABLE] = {NULL, random_table},
+};
