@@ -610,6 +610,11 @@ static void states_have_names_and_meanings(NO_STATE)
         ibx_journal_describe(&r, text, sizeof(text));
         if (!strstr(text, "VM db1") || !strstr(text, "node-b") || strchr(text, '%'))
             fail_msg("%s", text);
+        /* Nobody has reported that this VM is lost at its borrower's. */
+        r.borrow = IBX_BORROW_LAZY;
+        ibx_journal_describe(&r, text, sizeof(text));
+        if (r.source && (strstr(text, "QEMU there has ended") || strstr(text, "is lost there")))
+            fail_msg("%s", text);
     }
     /* A state that QEMU has reported is not called running. */
     struct ibx_record r = sample(false, 1);
