@@ -579,7 +579,9 @@ int ibx_glue_config_check(const char *file, const struct ibx_properties *propert
     set_defaults(&config);
     snprintf(config.file, sizeof(config.file), "%s", file);
     int rc = apply_entries(&config, properties, err);
-    return rc ? rc : set_uri(&config, uri, err);
+    if (!rc)
+        rc = set_uri(&config, uri, err);
+    return rc ? rc : take_tuning(&config, ibx_properties_find(properties, PREFIX "tuning"), err);
 }
 
 /* `communicator`: what classic GVirtuS has read, NULL: the file's or the endpoint's counts. */

@@ -72,7 +72,7 @@ int ibx_glue_config_load(const char *endpoint_host, uint16_t endpoint_port,
 int ibx_glue_config_load_classic(const char *communicator, const char *own_file,
                                  struct ibx_glue_config *config, struct ibx_error *err);
 
-/* Whether GVirtuS would start with these entries of `file`, and `uri` as the communicator. -EINVAL,
+/* Whether GVirtuS would start with these entries of `file`, and `uri` as the communicator. Errors
  * as above. */
 struct ibx_properties;
 int ibx_glue_config_check(const char *file, const struct ibx_properties *properties,

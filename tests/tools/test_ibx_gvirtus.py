@@ -143,6 +143,7 @@ def refusals(scene):
                         ("foo : bar\nrdma.slots2 : 9\n", "line 2 (rdma.slots2): there is no"),
                         ("rdma.chunk : 9T\n", 'line 1 (rdma.chunk): chunk: "9T" is not accepted'),
                         ("Communicator : rdma://gpu:1\n", "line 1 (Communicator): this is no key"),
+                        ("rdma.tuning : none-there\n", "line 1 (rdma.tuning): tuning: there is no"),
                         ("rdma.memory : 1M\ncommunicator : rdma://gpu:1?slots=1024\n",
                          "rdma.memory allows 1048576")):
         home.write(PROPERTIES, text)
