@@ -228,7 +228,9 @@ bool nccl_one_thread()
     constexpr int ranks = 2;
     std::array<void *, ranks> comms{}, streams{};
     std::array<float *, ranks> from{}, to{};
-    const std::array<int, ranks> devices = {1, 0};
+    const std::array<int, ranks> devices = {1, 0}, none = {0, 99};
+    REQUIRE(math("ncclCommInitAll", comms.data(), ranks, none.data()) == 4);
+    REQUIRE(math("ncclCommInitAll", comms.data(), 9, static_cast<int *>(nullptr)) == 1);
     REQUIRE(math("ncclCommInitAll", comms.data(), ranks, devices.data()) == 0);
     for (std::size_t i = 0; i < ranks; i++) {
         REQUIRE(cudaSetDevice(devices.at(i)) == 0 && cudaStreamCreate(&streams.at(i)) == 0);

@@ -397,12 +397,24 @@ EXPORTED int ncclGetUniqueId(struct unique_id *id)
     return id ? ask(IBX_MATH_ncclGetUniqueId, values) : NCCL_INVALID_ARGUMENT;
 }
 
+/* A rank whose device does not exist would keep the others waiting. */
+static bool has_devices(int count, const int *devices)
+{
+    int there = 0;
+    bool all = !cudaGetDeviceCount(&there);
+    for (int i = 0; i < count && all; i++)
+        all = devices ? devices[i] >= 0 && devices[i] < there : i < there;
+    return all;
+}
+
 EXPORTED int ncclCommInitAll(void **made, int count, const int *devices)
 {
     struct unique_id id;
     int before = 0, status;
     if (!made || count < 1 || count > DEVICES_MOST)
         return NCCL_INVALID_ARGUMENT;
+    if (!has_devices(count, devices))
+        return devices ? NCCL_INVALID_ARGUMENT : CUDA_ERROR;
     status = ncclGetUniqueId(&id);
     if (status)
         return status;
