@@ -447,6 +447,12 @@ static int check_held(struct source *s, struct ibx_error *err)
     const bool held = !rc && !strcmp(status, "finish-migrate");
     if (rc && rc != -ENOENT)
         return rc;
+    if (!held && !strcmp(status, "finish-migrate"))
+        return ibx_error_set(err, -EBUSY,
+                             "QEMU (process %d) is in a migration of this VM that is not this one: "
+                             "end that one, or wait for its end; then ib-migrate rollback ends "
+                             "this one",
+                             (int)record->pid);
     if (!held && strcmp(status, "postmigrate") != 0)
         return ibx_error_set(
             err, -EBUSY,

@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 
 from guest_vm import ask_qmp
@@ -101,6 +102,28 @@ def rollback_leaves_a_migration_of_another_program_alone(scene):
     assert "another program" in err and "cont" in err, err
     equal(ask_qmp(source.own, "query-status")[0]["status"], "postmigrate")
     ask_qmp(source.own, "cont")
+    equal(scene.run("rollback", "--yes", *source.qmp)[0], 0)
+    source.runs_on()
+    expect(source)
+
+
+@case
+def recover_says_that_another_migration_is_under_way(scene):
+    """With return-path it waits for its other end until it is cancelled."""
+    source, _ = left_behind(scene)
+    path = scene.path("away")
+    with socket.socket(socket.AF_UNIX) as away:
+        away.bind(path)
+        away.listen()
+        until(lambda: migrates(source, f"unix:{path}"), "the failed one to be cleaned up")
+        taker = subprocess.Popen(["cat"], stdin=away.accept()[0], stdout=subprocess.DEVNULL)
+        scene.started.append(taker)
+        until(lambda: ask_qmp(source.own, "query-status")[0]["status"] == "finish-migrate",
+              "the end of its stream")
+        err = scene.run("recover", *source.qmp)[2]
+        assert "in a migration of this VM that is not this one" in err, err
+        ask_qmp(source.own, "migrate_cancel")
+        await_migration(source, "cancelled")
     equal(scene.run("rollback", "--yes", *source.qmp)[0], 0)
     source.runs_on()
     expect(source)
