@@ -42,6 +42,8 @@ class Hosts:
                 self.ip("link", "set", f"{self.tag}v{i}", "master", self.tag, "up")
                 self.ip("-n", name, "addr", "add", f"{self.address(i)}/24", "dev", "eth0")
                 self.ip("-n", name, "addr", "add", f"{self.six(i)}/64", "dev", "eth0", "nodad")
+                # Otherwise the kernel cuts pages behind this device, which counts one head a page.
+                self.ip("-n", name, "link", "set", "eth0", "gso_max_segs", "1")
                 self.ip("-n", name, "link", "set", "eth0", "up")
                 self.ip("-n", name, "link", "set", "lo", "up")
         except (OSError, subprocess.CalledProcessError) as why:
