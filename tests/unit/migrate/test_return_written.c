@@ -224,6 +224,19 @@ static void test_page_arrives_while_pages_are_counted(NO_STATE)
     }
 }
 
+/* What cannot be searched has not been given back: home would take the VM's pages for zero. */
+static void test_a_file_that_cannot_be_searched(NO_STATE)
+{
+    struct memory *m = begin();
+    const int fd = m->blocks[1].fd;
+    found(m, -1, -1);
+    m->blocks[1].fd = -1;
+    assert_int_equal(ibx_source_return_find_map(&m->source, &error), -EINVAL);
+    m->blocks[1].fd = fd;
+    found(m, -1, -1);
+    end(m);
+}
+
 /* Pages that nobody has searched are not taken for zero, or for unwritten. */
 static void test_a_search_that_fails(NO_STATE)
 {
@@ -241,6 +254,7 @@ static void test_a_search_that_fails(NO_STATE)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_file_that_cannot_be_searched),
         cmocka_unit_test(test_a_search_that_fails),
         cmocka_unit_test(test_one_after_the_other),
         cmocka_unit_test(test_in_the_second_block),
