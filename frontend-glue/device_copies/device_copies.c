@@ -266,6 +266,8 @@ static bool note_write(void *context, const void *bytes, size_t n)
     struct gpu_session *x = context;
     if (x->answering)
         return false;
+    if (!x->replies.count)
+        handled(x); /* the client may never take the reply */
     ibx_isolation_answers(x, (uint8_t *)(uintptr_t)bytes, n); /* GVirtuS's own, of this reply */
     ibx_reply_note_write(&x->replies, bytes, n);
     return ibx_isolation_withholds(x);

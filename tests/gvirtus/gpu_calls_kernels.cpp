@@ -482,6 +482,35 @@ bool registered_beside_one_that_stays()
     return HOLDS(all);
 }
 
+// A handler that has returned holds nobody up, even if its client does not take the reply, which is
+// longer than what may be on its way.
+bool registered_beside_a_reply_that_waits()
+{
+    Gpu gpu("rdma.slots : 4\nrdma.message : 4K\n");
+    Client slow(gpu);
+    slow.remote.get_last_error();
+    const Body body = Body().u64(60000);
+    const std::uint64_t length = body.bytes.size();
+    const std::string name = "__cudaRegisterFunction";
+    slow.over->Write(name.c_str(), name.size() + 1);
+    slow.over->Write(reinterpret_cast<const char *>(&length), sizeof(length));
+    slow.over->Write(body.bytes.data(), length);
+    slow.over->Sync();
+    slow.over->Sync();
+    REQUIRE(becomes_true([&] { return gpu.remote.registered() == 1; }));
+    std::atomic<bool> registered{false};
+    std::thread registering([&] {
+        Client(gpu).remote.call("__cudaRegisterFunction", Body());
+        registered = true;
+    });
+    for (unsigned left = patience_ms(5000); left && !registered; left--)
+        usleep(1000);
+    const bool beside = registered;
+    slow.over->Close();
+    registering.join();
+    return HOLDS(beside);
+}
+
 } // namespace
 
 void check_calls_kernels()
@@ -498,4 +527,5 @@ void check_calls_kernels()
     check("... beside a free of that memory", compiler_beside_free);
     check("registrations of several clients", registered_at_once);
     check("... beside one that does not return", registered_beside_one_that_stays);
+    check("... beside a reply that waits", registered_beside_a_reply_that_waits);
 }

@@ -32,6 +32,7 @@ namespace
 std::atomic<bool> shut, inside;         // a gate in the way of two handlers
 std::atomic<bool> endless;              // work of a stream
 std::atomic<unsigned> registering, met; // handlers of registrations; how often others met one
+std::atomic<unsigned> registered;       // handlers of registrations that have returned
 std::map<std::uint64_t, void *> host_registered; // of all clients, as in G5
 
 std::atomic<std::uint64_t> handled; // copies and launches
@@ -323,6 +324,10 @@ int double_calls(const std::string &name, Frame &f)
         std::uint64_t count = met;
         return f.answer(&count, 8);
     }
+    if (name == "cudaTestRegistered") {
+        std::uint64_t count = registered;
+        return f.answer(&count, 8);
+    }
     if (name == "cudaTestInside") {
         std::uint64_t is = inside;
         return f.answer(&is, 8);
@@ -475,6 +480,8 @@ int execute(const std::string &name, Frame &f, int *current)
         met += registering++ != 0;
         usleep(100);
         registering--;
+        f.out.bytes.resize(f.get<std::uint64_t>());
+        registered++;
         return -1;
     }
     if (name == "cudaLaunchKernel" || name == "cudaMemcpyToSymbol")

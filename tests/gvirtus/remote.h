@@ -122,6 +122,8 @@ class Remote : public FrontEnd
     std::uint64_t mode() { return value("cudaTestMode", Body(), ~0ull); }
     // How often a handler ran at the same time as one of registrations.
     std::uint64_t met() { return value("cudaTestMet", Body(), ~0ull); }
+    // Registrations whose handlers have returned.
+    std::uint64_t registered() { return value("cudaTestRegistered", Body()); }
     bool inside() { return value("cudaTestInside", Body()) == 1; }
     void capture(std::uint64_t stream) { call("cudaTestCapture", Body().u64(stream)); } // 0: none
     void hold(bool held) { call("cudaTestHold", Body().u64(held)); }
