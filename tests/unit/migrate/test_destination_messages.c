@@ -126,7 +126,7 @@ static struct ibx_migrate_any message_of(enum ibx_migrate_message type, uint64_t
     else if (type == IBX_MIGRATE_ABORT || type == IBX_MIGRATE_BROKEN)
         snprintf(message.is.reason, sizeof(message.is.reason), "no");
     else if (type == IBX_MIGRATE_COMMIT)
-        message.is.commit.epoch = epoch;
+        message.is.commit = (struct ibx_migrate_commit){.epoch = epoch, .runs = true};
     else if (type == IBX_MIGRATE_CONFIRM || type == IBX_MIGRATE_DECIDED)
         message.is.epoch = epoch;
     else if (type == IBX_MIGRATE_ROUND_END) /* not the next number */
@@ -160,6 +160,8 @@ static void one_message(const struct at *at, enum ibx_migrate_message type, uint
         fail_msg("%s in state %u, link %u, stream %u, warm %u, peer %u: %d (%s)",
                  ibx_migrate_message_name(type), at->state, at->link, at->stream, at->warm,
                  at->peer, rc, err.message);
+    if (!refused && type == IBX_MIGRATE_COMMIT) /* whatever HELLO said */
+        assert_int_equal(destination.wish, WISH_RUNS);
     if (refused) {
         assert_int_equal(destination.state.now, at->state);
         assert_int_equal(destination.link.state.now, at->link);
