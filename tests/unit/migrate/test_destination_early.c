@@ -94,6 +94,8 @@ static void test_before_the_map(NO_STATE)
     assert_int_equal(ibx_destination_ram_mark_had(&destination.ram, &error), 0);
     assert_int_equal(take(40, 3 * PAGE), 0);
     assert_int_equal(destination.ram.had.data_pages, 3);
+    for (uint64_t page = 40; page < 47; page++)
+        assert_int_equal(ibx_page_map_data(&destination.ram.had, page), page >= 43 && page < 46);
     assert_int_equal(stats_now().by_cause[IBX_FAULT_BY_REBUILD], 3);
     assert_int_equal(stats_now().by_cause[IBX_FAULT_BY_GIFT], 3);
     for (uint64_t page = 40; page < 43; page++)
