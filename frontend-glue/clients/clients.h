@@ -76,6 +76,8 @@ bool ibx_isolation_withholds(const struct gpu_session *x);
 void ibx_isolation_answers(const struct gpu_session *x, uint8_t *bytes, size_t n);
 /* The reply is complete. */
 void ibx_isolation_replied(struct gpu_session *x);
+/* ... and was sent: it no longer counts. */
+void ibx_isolation_sent(struct gpu_session *x);
 
 /* captures.c */
 

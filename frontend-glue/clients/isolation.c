@@ -574,10 +574,16 @@ void ibx_isolation_replied(struct gpu_session *x)
     i->pushed -= done && i->pops && i->pushed;
     if (i->unpacked)
         ibx_quota_give(ibx_tenant_quota(i->tenant, IBX_HOLD_REQUESTS), i->unpacked);
-    if (i->reply)
-        ibx_quota_give(ibx_tenant_quota(i->tenant, IBX_HOLD_REPLIES), i->reply);
     i->allocates = false;
     x->handler.load.count = 0; /* the next request may have no body */
     i->reserved = 0;
-    i->freed = i->freed_number = i->gone = i->given = i->given_number = i->unpacked = i->reply = 0;
+    i->freed = i->freed_number = i->gone = i->given = i->given_number = i->unpacked = 0;
+}
+
+void ibx_isolation_sent(struct gpu_session *x)
+{
+    struct isolation *i = &x->isolation;
+    if (i->reply)
+        ibx_quota_give(ibx_tenant_quota(i->tenant, IBX_HOLD_REPLIES), i->reply);
+    i->reply = 0;
 }

@@ -314,6 +314,13 @@ static void note_sync(void *context)
     ibx_clients_reset_over(x); /* the reset context is forgotten: others may begin */
 }
 
+static void note_sent(void *context)
+{
+    struct gpu_session *x = context;
+    if (!x->answering)
+        ibx_isolation_sent(x);
+}
+
 static void arrived(void *context, uint64_t cookie)
 {
     struct gpu_session *x = context;
@@ -480,6 +487,7 @@ static const struct ibx_session_hooks hooks = {
     .note_read = note_read,
     .note_write = note_write,
     .note_sync = note_sync,
+    .note_sent = note_sent,
     .arrived = arrived,
     .broken = broken,
     .resumed = resumed,

@@ -84,9 +84,11 @@ struct ibx_session_hooks {
     /* Server: the bytes that GVirtuS is about to get, which may be changed. As ibx_session_fail().
      */
     int (*note_read)(void *context, void *bytes, size_t n);
-    /* Server: what GVirtuS is about to write (true: zeros are written instead), and to send. */
+    /* Server: what GVirtuS is about to write (true: zeros are written instead), to send, and has
+     * sent: it may free that now. */
     bool (*note_write)(void *context, const void *bytes, size_t n);
     void (*note_sync)(void *context);
+    void (*note_sent)(void *context);
 
     /* A READ or WRITE with this cookie (never 0) has completed. */
     void (*arrived)(void *context, uint64_t cookie);

@@ -458,6 +458,8 @@ int ibx_session_sync(struct ibx_session *s)
     if (!ibx_session_live(s))
         return -ENOTCONN;
     int rc = s->server && reply_can_wait(s) ? 0 : send_gathered(s);
+    if (s->server && s->hooks->note_sent)
+        s->hooks->note_sent(s->context);
     if (s->server) {
         s->early_cts.remote.length = 0;
         s->settle = false;

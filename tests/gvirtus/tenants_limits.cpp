@@ -150,6 +150,36 @@ bool replies()
     return HOLDS(ask(&slow, 1u << 22) == gone && has_session(&gate));
 }
 
+// ... until the client has taken them.
+bool replies_that_wait()
+{
+    TenantsBackEnd back("rdma.gpu : off\nrdma.requests : 4M\nrdma.tenant_share : 50\n");
+    const std::size_t n = 1200000;
+    std::vector<char> bytes(n);
+    Client slow(back, "alice"), other(back, "alice");
+    const std::uint64_t own = slow.remote.malloc(n), its = other.remote.malloc(n);
+    const std::uint64_t before = other.remote.handled();
+    const std::string name = "cudaMemcpy";
+    const Body body = Body().host("", 1).u64(own).u64(n).i32(D2H);
+    const std::uint64_t length = body.bytes.size();
+    slow.over->Write(name.c_str(), name.size() + 1);
+    slow.over->Write(reinterpret_cast<const char *>(&length), sizeof(length));
+    slow.over->Write(body.bytes.data(), length);
+    slow.over->Sync();
+    slow.over->Sync();
+    while (other.remote.handled() == before)
+        usleep(1000);
+    REQUIRE(other.remote.from_device(bytes.data(), its, n) == gone);
+    slow.over->Close();
+    for (int tries = 0;; tries++) { // until the back end has seen the end
+        Client again(back, "alice");
+        const std::uint64_t device = again.remote.malloc(n);
+        if (again.remote.from_device(bytes.data(), device, n) == 0)
+            return true;
+        REQUIRE(tries < 2000);
+    }
+}
+
 // A registration with a cubin of so many kernels.
 Body kernels(unsigned count)
 {
@@ -456,6 +486,7 @@ void check_tenants_limits()
     check("lengths beyond the memory of a handler", beyond_memory);
     check("images that are long once they are decompressed", unpacked_images);
     check("what handlers reply counts together", replies);
+    check("... until the client has taken it", replies_that_wait);
     check("kernels of cubins, of which more is kept than comes", kernels_of_cubins);
     check("what GVirtuS registers", registered);
     check("configurations of launches that none pops", pushed);
