@@ -5,8 +5,8 @@
  * a stream would wait for a word of the back end's, which the program never writes.
  *
  * A stream that waits keeps no call of the program waiting, unless that call waits for the stream
- * natively, too. The exception is a long copy of page-locked memory behind the wait, over another
- * path than shm: calls that concern all streams come after it.
+ * natively, too. Copies between host and device behind the wait are made as those behind a host
+ * function (preload/copies/memcpy.c), with the same limits.
  */
 #include "frontend-glue/preload/memory/managed.h"
 #include "frontend-glue/preload/memory/memory.h"
@@ -72,6 +72,8 @@ static int add(void *stream, int type, uint64_t address, uint64_t value, unsigne
         rc = check_address(type, address);
     if (rc)
         return rc;
+    if (type == IBX_VALUE_WAIT_32 || type == IBX_VALUE_WAIT_64)
+        ibx_frontend_word_awaited();
     ibx_frontend_stream_used(stream);
     ibx_frontend_request_begin(&e, IBX_OWN_STREAM_VALUE, "cuStreamWaitValue32");
     ibx_put_u64(&e.body, address);

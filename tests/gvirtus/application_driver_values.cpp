@@ -3,6 +3,8 @@
 // Words in memory that streams write, and wait for.
 #include "tests/gvirtus/application_driver.h"
 
+#include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <sched.h>
 #include <thread>
@@ -129,6 +131,37 @@ bool batches(const Streams &s)
                  run(s.first, 3, waiting, 1) == 1);
 }
 
+// Copies behind a wait return before the thread that calls them writes the word. Bytes of other
+// memory than page-locked are taken in the call.
+bool copies_behind(const Streams &s)
+{
+    constexpr std::size_t most = 256 << 10, few = 32;
+    Address memory = 0;
+    void *pinned = nullptr;
+    REQUIRE(cu("cuMemAlloc_v2", &memory, most) == 0);
+    REQUIRE(cu("cuMemHostAlloc", &pinned, 2 * most, 0u) == 0);
+    char *const from = static_cast<char *>(pinned), *const back = from + most;
+    for (const std::size_t n : {std::size_t{64}, std::size_t{4096}, most}) {
+        std::array<char, few> taken{};
+        taken.fill('t');
+        std::fill(from, from + n, 'a');
+        std::fill(back, back + n, 'b');
+        REQUIRE(writes(s.second, s.words, 0) == 0 && cu("cuStreamSynchronize", s.second) == 0);
+        REQUIRE(waits(s.first, s.words, 1, EQUAL) == 0);
+        REQUIRE(cu("cuMemcpyHtoDAsync_v2", memory, pinned, n, s.first) == 0);
+        REQUIRE(cu("cuMemcpyHtoDAsync_v2", memory, static_cast<void *>(taken.data()), few,
+                   s.first) == 0);
+        REQUIRE(cu("cuMemcpyDtoHAsync_v2", static_cast<void *>(back), memory, n, s.first) == 0);
+        taken.fill('l');
+        std::fill(from, from + n, 'c');
+        REQUIRE(cu("cuStreamQuery", s.first) == NOT_READY && back[0] == 'b');
+        REQUIRE(writes(s.second, s.words, 1) == 0 && cu("cuStreamSynchronize", s.first) == 0);
+        REQUIRE(std::count(back, back + few, 't') == few);
+        REQUIRE(std::count(back + few, back + n, 'c') == static_cast<std::ptrdiff_t>(n - few));
+    }
+    return HOLDS(cu("cuMemFreeHost", pinned) == 0 && cu("cuMemFree_v2", memory) == 0);
+}
+
 // Words in page-locked memory are seen by both sides at once, or refused.
 bool page_locked(const Streams &s)
 {
@@ -181,7 +214,7 @@ bool driver_values()
     REQUIRE(driver_has_context(&context) && s.begin());
     REQUIRE(values::between_streams(s) && values::between_threads(s, context) &&
             values::batches(s));
-    REQUIRE(values::page_locked(s) && values::refused(s));
+    REQUIRE(values::copies_behind(s) && values::page_locked(s) && values::refused(s));
     REQUIRE(cu("cuStreamDestroy_v2", s.first) == 0 && cu("cuStreamDestroy_v2", s.second) == 0);
     return HOLDS(cu("cuMemFree_v2", s.words) == 0 && cu("cuCtxDestroy_v2", context) == 0);
 }

@@ -5,14 +5,19 @@
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
 
+#include "common/clock.h"
+#include "common/thread.h"
+
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #define NO_TIMING 2u          /* cudaEventDisableTiming */
 #define LONG      (32u << 10) /* bytes; shorter copies are made by the calling thread */
 
-#define FUNCTION_MS 100u        /* how long a copy waits for a host function before it */
-#define TAKEN_MOST  (64u << 10) /* bytes of pageable memory that CUDA reads in the call */
+#define WAIT_MS    100u        /* how long a copy waits for host functions and words before it */
+#define QUERY_NS   100000u     /* ... and how often it looks */
+#define TAKEN_MOST (64u << 10) /* bytes of pageable memory that CUDA reads in the call */
 
 /* The direction of the copy. Without a plugin GVirtuS gets the kind that the application passed. */
 static int kind_of(const void *to, const void *from, int kind)
@@ -275,16 +280,39 @@ static bool would_wait(const struct rows *r, bool *takes)
     }
 }
 
-/* The stream is in a host function that may wait for what the program does after this call, so the
- * call must not wait. The copy becomes a graph that is launched in the stream. Page-locked memory
- * is read when the stream gets there. While a stream is being captured no graph is made. */
-static bool copied_behind_function(const struct rows *r, void *stream, int *rc)
+/* Whether the stream has work that does not end for a while, though it may wait for a word in
+ * memory that the program writes after this call. *rc: an error of that work. */
+static bool may_await_word(void *stream, int *rc)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(WAIT_MS);
+    *rc = ibx_frontend_words_awaited() ? cudaStreamQuery(stream) : CUDA_SUCCESS;
+    while (*rc == CUDA_NOT_READY && ibx_now_ns() < deadline) {
+        const int cancel = ibx_thread_hold_cancel();
+        nanosleep(&(struct timespec){.tv_nsec = QUERY_NS}, NULL);
+        ibx_thread_release_cancel(cancel);
+        *rc = cudaStreamQuery(stream);
+    }
+    return *rc;
+}
+
+/* The stream is in a host function, or in a wait for a word, which may wait for what the program
+ * does after this call, so the call must not wait. The copy becomes a graph that is launched in the
+ * stream. Page-locked memory is read when the stream gets there. While a stream is being captured
+ * no graph is made. */
+static bool copied_behind_wait(const struct rows *r, void *stream, int *rc)
 {
     const struct ibx_cuda_memcpy3d copy = planes_of(r);
     bool takes;
-    return ibx_frontend_host_functions() && !ibx_frontend_capturing() && is_ours(r) &&
-           would_wait(r, &takes) && ibx_frontend_host_in_stream(stream, FUNCTION_MS) &&
-           ibx_frontend_graph_copy_behind(&copy, takes, stream, rc);
+    if ((!ibx_frontend_host_functions() && !ibx_frontend_words_awaited()) ||
+        ibx_frontend_capturing() || !is_ours(r) || !would_wait(r, &takes))
+        return false;
+    if (!ibx_frontend_host_in_stream(stream, WAIT_MS)) {
+        if (!may_await_word(stream, rc))
+            return false;
+        if (*rc != CUDA_NOT_READY)
+            return true;
+    }
+    return ibx_frontend_graph_copy_behind(&copy, takes, stream, rc);
 }
 
 int cudaMemcpyAsync(void *to, const void *from, size_t n, int kind, void *stream)
@@ -297,7 +325,7 @@ int cudaMemcpyAsync(void *to, const void *from, size_t n, int kind, void *stream
     if (n && (!to || !from) && ibx_frontend_plugin())
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_frontend_stream_used(stream);
-    if (captured(&all, stream, &rc) || copied_behind_function(&all, stream, &rc))
+    if (captured(&all, stream, &rc) || copied_behind_wait(&all, stream, &rc))
         return rc;
     if (answered(&all, n, true, stream, &rc))
         return rc;

@@ -10,6 +10,8 @@
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
 
+#include <stdatomic.h>
+
 #define BODY_MAX 32
 
 /* A body of up to four numbers of 8 bytes. */
@@ -226,6 +228,18 @@ int cudaStreamSynchronize(void *stream)
     if (!rc && stream)
         ibx_frontend_stream_rests(stream);
     return waited(rc, mark, false, stream);
+}
+
+static atomic_bool words_awaited;
+
+void ibx_frontend_word_awaited(void)
+{
+    atomic_store(&words_awaited, true);
+}
+
+bool ibx_frontend_words_awaited(void)
+{
+    return atomic_load_explicit(&words_awaited, memory_order_relaxed);
 }
 
 int cudaStreamQuery(void *stream)

@@ -41,6 +41,11 @@ bool ibx_frontend_planes_in_stream(const struct ibx_cuda_memcpy3d *copy, void *s
  * does not know the request. */
 bool ibx_frontend_set_elements(const struct ibx_cuda_memset *set, void *stream, int *rc);
 
+/* A stream is to wait for a word in memory; whether one ever was. Others may wait for that stream.
+ */
+void ibx_frontend_word_awaited(void);
+bool ibx_frontend_words_awaited(void);
+
 /* ----------------------------------------------------------------------------- host_functions.c */
 
 /* A host function for a stream: `function` or `callback`, the other one is NULL. */
