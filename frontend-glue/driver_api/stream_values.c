@@ -64,14 +64,16 @@ static int check_address(int type, uint64_t address)
     return ibx_frontend_host_try((const void *)(uintptr_t)address, &range);
 }
 
+static int check(int type, uint64_t address, unsigned flags)
+{
+    const int rc = check_flags(type, flags);
+    return rc ? rc : check_address(type, address);
+}
+
+/* The operation was checked. */
 static int add(void *stream, int type, uint64_t address, uint64_t value, unsigned flags)
 {
     struct own_request e;
-    int rc = check_flags(type, flags);
-    if (!rc)
-        rc = check_address(type, address);
-    if (rc)
-        return rc;
     if (type == IBX_VALUE_WAIT_32 || type == IBX_VALUE_WAIT_64)
         ibx_frontend_word_awaited();
     ibx_frontend_stream_used(stream);
@@ -85,16 +87,33 @@ static int add(void *stream, int type, uint64_t address, uint64_t value, unsigne
     return ibx_frontend_request_make(&e, NULL, 0);
 }
 
+static int add_one(void *stream, int type, uint64_t address, uint64_t value, unsigned flags)
+{
+    const int rc = check(type, address, flags);
+    return rc ? rc : add(stream, type, address, value, flags);
+}
+
+static int check_one(const struct operation *o)
+{
+    switch (o->type) {
+    case FLUSH:
+        return CUDA_NOT_SUPPORTED;
+    case BARRIER:
+        return o->flags > 1 ? CUDA_INVALID_VALUE : CUDA_SUCCESS;
+    default:
+        return check(o->type, o->address, o->value_flags);
+    }
+}
+
+/* A batch that is refused must not leave a wait in the stream, so all of it is checked first. */
 static int add_all(void *stream, unsigned count, const struct operation *all, unsigned flags)
 {
     int rc = flags || count >= BATCH_MOST || (count && !all) ? CUDA_INVALID_VALUE : CUDA_SUCCESS;
+    for (unsigned i = 0; i < count && !rc; i++)
+        rc = check_one(&all[i]);
     for (unsigned i = 0; i < count && !rc; i++) {
         const struct operation *o = &all[i];
-        if (o->type == FLUSH)
-            rc = CUDA_NOT_SUPPORTED;
-        else if (o->type == BARRIER) /* what comes next in the stream comes after it anyway */
-            rc = o->flags > 1 ? CUDA_INVALID_VALUE : CUDA_SUCCESS;
-        else
+        if (o->type != BARRIER) /* what comes next in the stream comes after it anyway */
             rc = add(stream, o->type, o->address, is_wide(o->type) ? o->value : (uint32_t)o->value,
                      o->value_flags);
     }
@@ -104,7 +123,7 @@ static int add_all(void *stream, unsigned count, const struct operation *all, un
 #define VALUE(call, type, number)                                                                  \
     EXPORTED int call(void *stream, uint64_t address, number value, unsigned flags)                \
     {                                                                                              \
-        return IN_CONTEXT_OF(stream, add(stream, type, address, value, flags));                    \
+        return IN_CONTEXT_OF(stream, add_one(stream, type, address, value, flags));                \
     }                                                                                              \
     SAME_AS(call##_v2, call)                                                                       \
     EXPORTED int call##_ptsz(void *stream, uint64_t address, number value, unsigned flags)         \

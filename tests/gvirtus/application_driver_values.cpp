@@ -118,6 +118,9 @@ bool batches(const Streams &s)
                                  {BARRIER, 1, 0, 0, 0, {}},
                                  {WRITE_64, 0, s.words + 8, 1ull << 41, 0, {}}};
     const Operation flushing = {FLUSH, 0, 0, 0, 0, {}}, unknown = {77, 0, s.words, 0, 0, {}};
+    // the last one of a batch is refused, which must not leave the first one
+    const Operation refused[] = {{WAIT, 0, s.words, 77, EQUAL, {}}, flushing},
+                    wrong[] = {{WAIT, 0, s.words, 77, EQUAL, {}}, unknown};
     const auto run = [](void *stream, unsigned count, const Operation *all, unsigned flags = 0) {
         return cu("cuStreamBatchMemOp_v2", stream, count, all, flags);
     };
@@ -127,6 +130,8 @@ bool batches(const Streams &s)
     REQUIRE(cu("cuStreamQuery", s.first) == NOT_READY && run(s.second, 3, writing) == 0);
     REQUIRE(cu("cuStreamSynchronize", s.first) == 0 && s.word(2) == 11);
     REQUIRE(run(s.first, 0, nullptr) == 0 && run(s.first, 1, &flushing) == NOT_SUPPORTED);
+    REQUIRE(run(s.first, 2, refused) == NOT_SUPPORTED && run(s.first, 2, wrong) == 1);
+    REQUIRE(cu("cuStreamQuery", s.first) == 0);
     return HOLDS(run(s.first, 1, &unknown) == 1 && run(s.first, 256, waiting) == 1 &&
                  run(s.first, 3, waiting, 1) == 1);
 }
