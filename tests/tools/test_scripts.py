@@ -80,12 +80,13 @@ def what_they_had_mounted_goes_too(scene):
 
 @test
 def limits_grow_with_the_load(scene):
-    slower = os.path.join(os.path.dirname(scene.program), "slower")
+    multiplier = os.path.join(os.path.dirname(scene.program), "timeout-multiplier")
     with open(scene.path("loadavg"), "w", encoding="ascii") as file:
         file.write(f"{7 * len(os.sched_getaffinity(0))}.00 1.00 1.00 1/100 4321\n")
     bind = f"mount --bind {scene.path('loadavg')} /proc/loadavg && "
-    said = subprocess.run(["unshare", "--mount", "sh", "-c", bind + f"{slower} && {slower} 1.5"],
-                          capture_output=True, text=True, check=False)
+    said = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", bind + f"{multiplier} && {multiplier} 1.5"],
+        capture_output=True, text=True, check=False)
     if os.geteuid() or "mount" in said.stderr or "unshare" in said.stderr:
         raise Skip("needs root, and mounts of its own")
     equal((said.stdout, said.stderr), ("7\n10.5\n", ""))
