@@ -30,7 +30,8 @@
 
 #define VERSION       1u
 #define LANES_DEFAULT 4u
-#define RESOLVE_MS    2000u /* at most */
+#define RESOLVE_MS    2000u /* at most, ... */
+#define RESOLVE_PART  5u    /* ... or this part of timeout_ms, if that is longer */
 #define REQUEST_BYTES (4u + IBX_PROOF_BYTES)
 
 /* An event of rdma_cm, kept beyond its acknowledgement. */
@@ -421,10 +422,12 @@ static int rail_source(struct verbs *v, unsigned n, struct sockaddr_storage *sou
 }
 
 /* How long an address or a route may take to resolve. The server waits for the answer meanwhile, so
- * a path that leads nowhere must leave time to try another one. */
+ * a path that leads nowhere must leave time to try another one. Whoever gives a connection more
+ * time than usual expects a slow host. */
 static unsigned resolve_ms(const struct verbs *v)
 {
-    return smaller(RESOLVE_MS, ibx_link_options(v->link)->timeout_ms / 2);
+    const unsigned all = ibx_link_options(v->link)->timeout_ms;
+    return all / RESOLVE_PART > RESOLVE_MS ? all / RESOLVE_PART : smaller(RESOLVE_MS, all / 2);
 }
 
 static int resolve_start(struct verbs *v, struct ibx_error *err)
