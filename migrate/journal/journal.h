@@ -232,6 +232,7 @@ struct ibx_journal_prune {
     const char *qmp;   /* of this monitor; NULL: any */
     bool unfinished;   /* also records in COMPLETE, or whose QEMU and memory are gone */
     bool remove;       /* remove the files of guest RAM that a completed migration left, too */
+    bool keep_memory;  /* keep records that say where memory is that ib-migrate run has made */
     uint64_t before_s; /* delete records written before this time, ... */
     size_t keep;       /* ... and those beyond this number of newer finished ones */
     /* Also those in KEPT or GIVEN_UP of this monitor, or beyond KEEP_FAILED; NULL: no. */
@@ -245,8 +246,8 @@ struct ibx_journal_prune {
 /* Deletes records that are not needed any more: finished ones on which no tool works. The record
  * of a source in DONE or ENDED stays while its QEMU lives, because that QEMU must not be continued,
  * and that of a return while the migration by which the VM was borrowed is not over. So does that
- * of a destination with memory that ib-migrate run has made, while its QEMU lives or, without
- * `each`, as long as that memory is there: only the record says where it is. */
+ * of a destination with memory that ib-migrate run has made, while its QEMU lives or, with
+ * `keep_memory`, as long as that memory is there: only the record says where it is. */
 int ibx_journal_prune(const char *folder, const struct ibx_journal_prune *which,
                       struct ibx_error *err);
 /* Deletes records by age and number as above. To be called before a new migration of the QEMU at

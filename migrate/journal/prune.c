@@ -71,10 +71,11 @@ static const char *needed(const struct listed *all, const struct ibx_record *rec
     if (record->source && !gone &&
         (record->state == IBX_JOURNAL_DONE || record->state == IBX_JOURNAL_ENDED))
         return "its QEMU lives and must not be continued";
-    /* Without `each` nobody is told of memory that is left. */
-    if (!record->source && (!gone || !which->each) && has_memory(record, path))
+    if (!record->source && !gone && has_memory(record, path))
         return "its QEMU lives, in memory that ib-migrate run has made: when it has ended, prune "
                "--remove removes that";
+    if (!record->source && which->keep_memory && has_memory(record, path))
+        return "only it says where memory is that ib-migrate run has made";
     return NULL;
 }
 
@@ -167,6 +168,7 @@ void ibx_journal_prune_old(const char *folder, const char *qmp)
     const time_t now = time(NULL), age = IBX_JOURNAL_DAYS * 86400; /* the clock may be in 1970 */
     const struct ibx_journal_prune old = {.before_s = now > age ? (uint64_t)(now - age) : 0,
                                           .keep = IBX_JOURNAL_KEEP,
-                                          .superseded = qmp};
+                                          .superseded = qmp,
+                                          .keep_memory = true};
     ibx_journal_prune(folder, &old, NULL);
 }
