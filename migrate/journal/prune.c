@@ -75,7 +75,7 @@ static const char *needed(const struct listed *all, const struct ibx_record *rec
         return "its QEMU lives, in memory that ib-migrate run has made: when it has ended, prune "
                "--remove removes that";
     if (!record->source && which->keep_memory && has_memory(record, path))
-        return "only it says where memory is that ib-migrate run has made";
+        return "nothing else says where the memory is that ib-migrate run has made";
     return NULL;
 }
 
