@@ -400,20 +400,23 @@ void ibx_destination_qemu_describe_end(const struct destination_qemu *qemu, char
 
 void ibx_destination_qemu_save_ram(struct destination_qemu *qemu)
 {
-    json_t *how = qemu->saves_ram || !qemu->qmp ? NULL : ibx_settings_save_ram(qemu->settings);
-    if (how)
-        ibx_qmp_ahead(qemu->qmp, SET, how, ibx_deadline_in_ms(MONITOR_MS));
-    qemu->saves_ram |= how != NULL;
+    json_t *how =
+        qemu->ram != QEMU_RAM_OMITTED || !qemu->qmp ? NULL : ibx_settings_save_ram(qemu->settings);
+    if (!how)
+        return;
+    ibx_qmp_ahead(qemu->qmp, SET, how, ibx_deadline_in_ms(MONITOR_MS));
+    qemu->ram = QEMU_RAM_ASKED;
 }
 
 /* A QEMU that refuses is told again when it runs the VM. */
-static int saves_ram(struct destination_qemu *qemu, struct ibx_error *err)
+static int save_ram(struct destination_qemu *qemu, struct ibx_error *err)
 {
     json_t *how = ibx_settings_save_ram(qemu->settings);
     int rc =
         how ? ibx_qmp_execute(qemu->qmp, SET, how, NULL, ibx_deadline_in_ms(MIGRATION_QMP_MS), err)
             : 0;
-    qemu->ram_is_saved = !rc;
+    if (!rc)
+        qemu->ram = QEMU_RAM_SAVED;
     return rc == -EREMOTEIO ? 0 : rc;
 }
 
@@ -422,7 +425,7 @@ int ibx_destination_qemu_check_loaded(struct destination_qemu *qemu, uint64_t hu
 {
     char status[32], why[256];
     ibx_qmp_spin_until(qemu->qmp, hurry_until_ns);
-    int rc = saves_ram(qemu, err);
+    int rc = save_ram(qemu, err);
     if (!rc)
         rc = ibx_vm_migration(qemu->qmp, status, sizeof(status), why, sizeof(why),
                               ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
@@ -497,7 +500,7 @@ int ibx_destination_qemu_settle(struct destination_qemu *qemu, struct ibx_record
         ibx_migration_notify(
             qemu->observer, "QEMU's migration settings are not put back yet (%s): trying again%s",
             why.message,
-            qemu->ram_is_saved ? "" : "; until then a snapshot of the VM would have no RAM");
+            qemu->ram == QEMU_RAM_SAVED ? "" : "; until then a snapshot of the VM may have no RAM");
     qemu->settle_ns = rc ? ibx_deadline_in_ms(MONITOR_RETRY_MS) : 0;
     return rc;
 }

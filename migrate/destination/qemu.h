@@ -19,6 +19,13 @@ enum destination_qemu_state {
     QEMU_FAILED   /* it could not load the state, or cannot run what it has loaded */
 };
 
+/* Whether QEMU saves guest RAM with the VM. It goes down this list only. */
+enum destination_qemu_ram {
+    QEMU_RAM_OMITTED, /* x-ignore-shared is set; recover: perhaps */
+    QEMU_RAM_ASKED,   /* told to reset it; no answer yet, or it has refused */
+    QEMU_RAM_SAVED
+};
+
 /*
  * The monitor can be lost while QEMU lives: QEMU serves one client, and none while its main thread
  * waits for a page. As long as the process is there, so is the VM, and the monitor is tried again.
@@ -34,10 +41,9 @@ struct destination_qemu {
     char end[IBX_MIGRATE_STATUS];    /* QEMU's reason for its end, of SHUTDOWN; "": none yet */
     bool completed;                  /* QEMU has reported its incoming migration as completed */
     bool stale;                      /* an event says that the status is another one now */
-    uint64_t ask_ns;    /* when to ask for it, because QEMU gave no answer or libvirt is at work */
-    json_t *settings;   /* to put back: ibx_settings_restore(); NULL: none */
-    bool saves_ram;     /* QEMU was told to save its RAM */
-    bool ram_is_saved;  /* ... and has not refused */
+    uint64_t ask_ns;  /* when to ask for it, because QEMU gave no answer or libvirt is at work */
+    json_t *settings; /* to put back: ibx_settings_restore(); NULL: none */
+    enum destination_qemu_ram ram;
     uint64_t settle_ns; /* when to try again to put them back; 0: that has not failed */
     uint64_t retry_ns;  /* when to try a lost monitor again; 0: it was never lost */
     uint64_t cont_ns;   /* when to tell QEMU again to continue the VM; 0: it has not refused that */
@@ -83,8 +89,8 @@ void ibx_destination_qemu_lend(struct destination_qemu *qemu);
 /* Continues without the monitor. */
 void ibx_destination_qemu_lose(struct destination_qemu *qemu, const char *why);
 /* QEMU has read the set-up of guest RAM: tells it to reset x-ignore-shared, so that it saves its
- * RAM when somebody asks it to, whatever becomes of this tool. Does not wait: QEMU has done so when
- * ibx_destination_qemu_check_loaded() returns 0. */
+ * RAM when somebody asks it to, whatever becomes of this tool. Does not wait: QEMU has done so, or
+ * refused, when ibx_destination_qemu_check_loaded() returns 0. */
 void ibx_destination_qemu_save_ram(struct destination_qemu *qemu);
 /* The stream is loaded but for its end: 0 once QEMU's main thread, which loads, answers. */
 int ibx_destination_qemu_check_loaded(struct destination_qemu *qemu, uint64_t hurry_until_ns,
