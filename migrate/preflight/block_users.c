@@ -122,7 +122,6 @@ static bool locks(pid_t pid, int number, unsigned byte, unsigned other)
 struct image_search {
     pid_t pid;
     struct ibx_images *images;
-    char *path; /* of the one that was searched for */
 };
 
 static bool note_image(void *context, int number, const char *path)
@@ -142,12 +141,18 @@ static bool note_image(void *context, int number, const char *path)
 void ibx_preflight_find_images(pid_t pid, bool devices, struct ibx_images *images)
 {
     *images = (struct ibx_images){.devices = devices};
-    ibx_proc_find_descriptor(pid, note_image, &(struct image_search){pid, images, NULL});
+    ibx_proc_find_descriptor(pid, note_image, &(struct image_search){pid, images});
 }
+
+struct kept_search {
+    pid_t pid;
+    const struct ibx_images *images;
+    char *path; /* of the image that is kept */
+};
 
 static bool keeps(void *context, int number, const char *path)
 {
-    const struct image_search *search = context;
+    const struct kept_search *search = context;
     const struct ibx_images *images = search->images;
     struct stat st;
     if (stat(path, &st))
@@ -163,8 +168,8 @@ static bool keeps(void *context, int number, const char *path)
     return true;
 }
 
-bool ibx_preflight_keeps_image(pid_t pid, struct ibx_images *images, char path[PATH_MAX])
+bool ibx_preflight_keeps_image(pid_t pid, const struct ibx_images *images, char path[PATH_MAX])
 {
     return images->count &&
-           ibx_proc_find_descriptor(pid, keeps, &(struct image_search){pid, images, path}) >= 0;
+           ibx_proc_find_descriptor(pid, keeps, &(struct kept_search){pid, images, path}) >= 0;
 }

@@ -116,7 +116,7 @@ struct ibx_images {
     } files[IBX_IMAGES_MAX]; /* QEMU may open them anew as it hands them over (auto-read-only) */
 };
 void ibx_preflight_find_images(pid_t pid, bool devices, struct ibx_images *images);
-bool ibx_preflight_keeps_image(pid_t pid, struct ibx_images *images, char path[PATH_MAX]);
+bool ibx_preflight_keeps_image(pid_t pid, const struct ibx_images *images, char path[PATH_MAX]);
 /* recheck.c: ibx_preflight_compared() makes an object with the devices that have been plugged into
  * a VM, and with `disks` the images of each disk; ibx_preflight_since() adds blockers for what has
  * changed since. Two to five commands of 0.1 ms each; the _ask functions send them and do not wait.
