@@ -30,8 +30,7 @@
 
 #define VERSION       1u
 #define LANES_DEFAULT 4u
-#define RESOLVE_MS    2000u /* at most, ... */
-#define RESOLVE_PART  5u    /* ... or this part of timeout_ms, if that is longer */
+#define RESOLVE_MS    2000u
 #define REQUEST_BYTES (4u + IBX_PROOF_BYTES)
 
 /* An event of rdma_cm, kept beyond its acknowledgement. */
@@ -421,13 +420,15 @@ static int rail_source(struct verbs *v, unsigned n, struct sockaddr_storage *sou
     return *bound ? device_address(v, n, device, v->rails[n].address.ss_family, source, err) : 0;
 }
 
-/* How long an address or a route may take to resolve. The server waits for the answer meanwhile, so
- * a path that leads nowhere must leave time to try another one. Whoever gives a connection more
- * time than usual expects a slow host. */
+/* How long an address or a route may take to resolve: RESOLVE_MS, but half of timeout_ms at most
+ * and a fifth at least. The server waits for the answer meanwhile, so a path that leads nowhere
+ * must leave time to try another one. Whoever gives a connection more time than usual expects a
+ * slow host. */
 static unsigned resolve_ms(const struct verbs *v)
 {
     const unsigned all = ibx_link_options(v->link)->timeout_ms;
-    return all / RESOLVE_PART > RESOLVE_MS ? all / RESOLVE_PART : smaller(RESOLVE_MS, all / 2);
+    const unsigned usual = smaller(RESOLVE_MS, all / 2);
+    return usual > all / 5 ? usual : all / 5;
 }
 
 static int resolve_start(struct verbs *v, struct ibx_error *err)
