@@ -4,6 +4,7 @@
 #include "common/path_check.h"
 #include "common/file_check.h"
 #include "common/rights.h"
+#include "tests/fixtures/in_child.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -11,11 +12,6 @@
 #include <linux/auto_fs.h>
 #include <poll.h>
 #include <sched.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,11 +22,8 @@
 #include <sys/wait.h>
 #include <sys/xattr.h>
 #include <unistd.h>
-/* cmocka.h needs the standard headers above. */
-#include <cmocka.h>
 
-#define OTHER   12345
-#define SKIPPED 77 /* the status of a child that cannot be what the test needs */
+#define OTHER 12345
 
 static char folder[] = "/tmp/ibx-path-XXXXXX";
 
@@ -184,7 +177,7 @@ static int check_among_few_users(void)
     struct ibx_error err = {0};
     const int map = unshare(CLONE_NEWUSER) ? -1 : open("/proc/self/uid_map", O_WRONLY | O_CLOEXEC);
     if (map < 0 || write(map, "0 0 1", 5) != 5)
-        return SKIPPED;
+        return CHILD_SKIPS;
     return ibx_path_check("", at("theirs/own/file"), &err) ? 1 : 0;
 }
 
@@ -192,19 +185,12 @@ static int check_among_few_users(void)
  * one. */
 static void test_owners_whom_a_user_namespace_lacks(void **state)
 {
-    int status;
     (void)state;
     if (geteuid() || !ibx_in_first_user_namespace())
         skip();
     make("nobodys", 0755, 65534);
     is_theirs(at("nobodys/file"), ": user 65534 owns ");
-    const pid_t child = fork();
-    if (!child)
-        _exit(check_among_few_users());
-    assert_int_equal(waitpid(child, &status, 0), child);
-    if (WIFEXITED(status) && WEXITSTATUS(status) == SKIPPED)
-        skip();
-    assert_int_equal(status, 0);
+    passes_in_child(check_among_few_users);
 }
 
 /* What was opened on the way is closed again. */
@@ -403,11 +389,11 @@ static int mount_when_used(void)
     char options[128];
     if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
         setpgid(0, 0) || pipe(requests) || pipe(ended))
-        return SKIPPED;
+        return CHILD_SKIPS;
     snprintf(options, sizeof(options), "fd=%d,pgrp=%d,minproto=5,maxproto=5,direct", requests[1],
              (int)getpgrp());
     if (mount("none", at("auto"), "autofs", 0, options))
-        return SKIPPED;
+        return CHILD_SKIPS;
     close(requests[1]);
     const int mounted = open(at("auto"), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     const pid_t child = look_for_key(ended[1]);
@@ -421,18 +407,11 @@ static int mount_when_used(void)
 
 static void test_folders_that_are_mounted_when_used(void **state)
 {
-    int status;
     (void)state;
     if (geteuid())
         skip();
     make("auto", 0700, 0);
-    const pid_t child = fork();
-    if (!child)
-        _exit(mount_when_used());
-    assert_int_equal(waitpid(child, &status, 0), child);
-    if (WIFEXITED(status) && WEXITSTATUS(status) == SKIPPED)
-        skip();
-    assert_int_equal(status, 0);
+    passes_in_child(mount_when_used);
 }
 
 int main(void)

@@ -4,21 +4,15 @@
 #include "frontend-glue/plugin/config.h"
 
 #include "common/log.h"
+#include "tests/fixtures/in_child.h"
 
 #include <errno.h>
 #include <sched.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
-
-#define MAY_NOT 2
 
 /* The directory of one test:  DIR/named  DIR/conf/gvirtus.properties
  * DIR/home/etc/gvirtus.properties */
@@ -166,12 +160,12 @@ static int look_into_etc(void)
     char map[32];
     snprintf(map, sizeof(map), "0 %u 1", (unsigned)geteuid());
     if (unshare(CLONE_NEWUSER | CLONE_NEWNS))
-        return MAY_NOT;
+        return CHILD_SKIPS;
     FILE *out = fopen("/proc/self/uid_map", "w");
     if (!out || fputs(map, out) < 0 || fclose(out) ||
         mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
         mount(in_dir("etc"), "/etc", NULL, MS_BIND, NULL))
-        return MAY_NOT;
+        return CHILD_SKIPS;
     bool last = !load() && !strcmp(config.file, "/etc/gvirtus/gvirtus.properties") &&
                 !strcmp(config.uri, "rdma://etc:4");
     setenv("GVIRTUS_CONFIG", in_dir("conf/properties.json"), 1);
@@ -186,16 +180,9 @@ static int look_into_etc(void)
 static void test_file_in_etc_comes_last(void **state)
 {
     (void)state;
-    int status;
     assert_int_equal(mkdir(in_dir("etc"), 0700) | mkdir(in_dir("etc/gvirtus"), 0700), 0);
     write_file("etc/gvirtus/gvirtus.properties", "communicator : rdma://etc:4\n");
-    pid_t pid = fork();
-    if (!pid)
-        _exit(look_into_etc());
-    assert_int_equal(waitpid(pid, &status, 0), pid);
-    if (WIFEXITED(status) && WEXITSTATUS(status) == MAY_NOT)
-        skip();
-    assert_int_equal(status, 0);
+    passes_in_child(look_into_etc);
 }
 
 static void test_classic_order(void **state)
