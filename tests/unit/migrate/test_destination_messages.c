@@ -3,6 +3,7 @@
  * which it belongs; in any other one it causes a named error and changes nothing. */
 #include "migrate/destination/destination.h"
 #include "tests/fixtures/unit.h"
+#include "tests/fixtures/wrong_map.h"
 
 #include <errno.h>
 #include <string.h>
@@ -216,24 +217,16 @@ static void test_each_message_in_each_state(NO_STATE)
  * summed up. */
 static void test_a_map_that_does_not_add_up(NO_STATE)
 {
-    static const struct ibx_migrate_block block = {"ram", 64 * 4096, 4096, 0};
     static const struct at at = {.state = DESTINATION_RESUMING, .link = LINK_OPEN};
-    for (unsigned wrong = 0; wrong <= 4; wrong++) {
+    for (unsigned wrong = 0; wrong <= WRONG_SUMS; wrong++) {
         struct ibx_error err = {0};
         struct message_context context = {&destination, &err};
-        struct ibx_page_map *map = &destination.ram.map;
-        struct ibx_migrate_any end = {.type = IBX_MIGRATE_MAP_END};
         begin(&at);
-        assert_int_equal(ibx_page_map_init(map, &block, 1, NULL), 0);
-        ibx_page_map_set(map, 7, 9);
-        map->next = map->pages - (wrong == 1);
-        end.is.map_end.pages = map->pages + (wrong == 2);
-        end.is.map_end.data_pages = map->data_pages + (wrong == 3);
-        ibx_page_map_hash(map, end.is.map_end.hash);
-        end.is.map_end.hash[IBX_MIGRATE_HASH_BYTES - 1] ^= wrong == 4;
+        const struct ibx_migrate_any end =
+            summed_up(&destination.ram.map, IBX_MIGRATE_MAP_END, wrong);
         assert_int_equal(ibx_destination_on_message(&context, &end), wrong ? -EPROTO : 0);
         assert_int_equal(destination.link.state.now, wrong ? LINK_OPEN : LINK_MAPPED);
-        ibx_page_map_fini(map);
+        ibx_page_map_fini(&destination.ram.map);
         ibx_destination_early_fini(&destination.early);
         ibx_destination_warm_fini(&destination.warm);
         ibx_destination_stream_fini(&destination.stream);

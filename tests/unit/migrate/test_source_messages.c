@@ -3,6 +3,7 @@
  * belongs; in any other one it causes a named error and changes nothing. */
 #include "migrate/source/source.h"
 #include "tests/fixtures/unit.h"
+#include "tests/fixtures/wrong_map.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -187,23 +188,15 @@ static void test_a_destination_that_changes_its_mind(NO_STATE)
 /* Pages that home seems to have are not sent, so that its map must be the one it has summed up. */
 static void test_a_map_of_home_that_does_not_add_up(NO_STATE)
 {
-    static const struct ibx_migrate_block block = {"ram", 64 * 4096, 4096, 0};
-    for (unsigned wrong = 0; wrong <= 4; wrong++) {
+    for (unsigned wrong = 0; wrong <= WRONG_SUMS; wrong++) {
         struct ibx_error err = {0};
         struct message_context context = {&source, &err};
-        struct ibx_page_map *have = &source.home.have;
-        struct ibx_migrate_any end = {.type = IBX_MIGRATE_HAVE_END};
         begin(SOURCE_EXPOSING, PEER_QUIET, RETURNS);
-        assert_int_equal(ibx_page_map_init(have, &block, 1, NULL), 0);
-        ibx_page_map_set(have, 7, 9);
-        have->next = have->pages - (wrong == 1);
-        end.is.map_end.pages = have->pages + (wrong == 2);
-        end.is.map_end.data_pages = have->data_pages + (wrong == 3);
-        ibx_page_map_hash(have, end.is.map_end.hash);
-        end.is.map_end.hash[IBX_MIGRATE_HASH_BYTES - 1] ^= wrong == 4;
+        const struct ibx_migrate_any end =
+            summed_up(&source.home.have, IBX_MIGRATE_HAVE_END, wrong);
         assert_int_equal(ibx_source_on_message(&context, &end), wrong ? -EPROTO : 0);
         assert_int_equal(source.home.have_it, !wrong);
-        ibx_page_map_fini(have);
+        ibx_page_map_fini(&source.home.have);
     }
 }
 
