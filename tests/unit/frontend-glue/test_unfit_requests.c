@@ -222,7 +222,7 @@ static bool has_handle(const char *name)
     return handle;
 }
 
-/* cuBLAS reads scalars by instructions that end the process if they are not aligned. */
+/* cuBLAS ends the process, likely since it reads scalars by instructions that need alignment. */
 static void scalars_that_are_not_aligned(void **state)
 {
     (void)state;
@@ -293,6 +293,23 @@ static void short_vectors(void **state)
     }
 }
 
+/* The same of numbers that are 0, and of requests that lose their handle. */
+static void short_requests(void **state)
+{
+    static const char *const names[] = {"curandGenerate", "curandGenerateNormalDouble",
+                                        "cublasZhpmv_v2"};
+    (void)state;
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        for (size_t n = 0; n <= 40; n++) {
+            uint8_t body[64] = {0};
+            memset(body + n, 0x41, sizeof(body) - n);
+            ibx_library_shapes_mend(names[i], body, n, 0);
+            for (size_t at = n; at < sizeof(body); at++)
+                assert_int_equal(body[at], 0x41);
+        }
+    }
+}
+
 /* Where there is a number of the client's for cuRAND to write to, the handler is one that has no
  * more memory than that. */
 static void random_numbers(void **state)
@@ -333,13 +350,10 @@ static void random_numbers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(load_options),
-        cmocka_unit_test(logs),
-        cmocka_unit_test(vectors),
-        cmocka_unit_test(random_numbers),
-        cmocka_unit_test(short_vectors),
-        cmocka_unit_test(results),
-        cmocka_unit_test(scalars_that_are_not_aligned),
+        cmocka_unit_test(load_options),  cmocka_unit_test(logs),
+        cmocka_unit_test(vectors),       cmocka_unit_test(random_numbers),
+        cmocka_unit_test(short_vectors), cmocka_unit_test(short_requests),
+        cmocka_unit_test(results),       cmocka_unit_test(scalars_that_are_not_aligned),
         cmocka_unit_test(lengths),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
