@@ -280,6 +280,10 @@ static void memory_that_run_has_made_goes_with_its_record(NO_STATE)
     ibx_journal_prune_old(folder, "/run/another");
     day_s = 0;
     assert_int_equal(only().state, IBX_JOURNAL_DONE);
+    assert_int_equal(prune((struct ibx_journal_prune){0}).gone, 1);
+    assert_int_equal(access(block->file.path, F_OK), 0);
+    r.written_s = 0; /* another one of the same memory */
+    bring_to(&r, IBX_JOURNAL_DONE);
     assert_int_equal(prune((struct ibx_journal_prune){.remove = true}).gone, 1);
     assert_int_equal(access(made, F_OK), -1);
 }
