@@ -263,16 +263,16 @@ static struct communicator *new_one(int device)
     return c;
 }
 
+/* The name goes when all have joined, or when one gives up. */
 static bool join_all(struct communicator *c)
 {
     if (!join_shared(c))
         return false;
     atomic_fetch_add(&c->shared->joined, 1);
-    if (!UNTIL(c, c->shared->joined == (unsigned)c->ranks))
-        return false;
-    if (!c->rank)
+    const bool whole = UNTIL(c, c->shared->joined == (unsigned)c->ranks);
+    if (!whole || !c->rank)
         shm_unlink(c->name);
-    return true;
+    return whole;
 }
 
 static int split(struct communicator *c, const struct operation *o)
@@ -434,8 +434,6 @@ static int end(struct communicator *c)
     rest(c);
     if (c->shared)
         munmap(c->shared, sizeof(*c->shared));
-    else
-        shm_unlink(c->name);
     c->magic = 0;
     math_handles--;
     free(c);
@@ -459,8 +457,6 @@ EXPORT int ncclCommAbort(struct communicator *c)
     const unsigned before = asked;
     while (c->ends_late && asked - before < ASKED)
         usleep(50);
-    if (c->shared && c->shared->joined < (unsigned)c->ranks)
-        shm_unlink(c->name);
     return end(c);
 }
 
