@@ -2,7 +2,8 @@
 /*
  * Tables of cuRAND, which programs copy to the device for their own kernels. The back end has the
  * library, and so the tables: they come through memory of the device, since they do not fit into a
- * reply, and stay in this process, as natively in the library.
+ * reply, and stay in this process, as natively in the library. Unlike natively, the first call
+ * waits for the work of the device, since cudaFree() does.
  */
 #include "frontend-glue/preload/math_libraries/math_calls.h"
 
