@@ -450,6 +450,38 @@ bool numbers_for_host()
     return HOLDS(ends(floats, host, (1u << 18) + 1));
 }
 
+// Tables of cuRAND are written to memory of the client's that has room for them.
+bool random_tables()
+{
+    constexpr int table = IBX_TABLE_CONSTANTS_64, refused = 1, absent = 801;
+    constexpr std::size_t n = 160000;
+    Gpu gpu;
+    gpu.remote.get_last_error();
+    const auto fetch = [](Remote &remote, int which, std::uint64_t to) {
+        return remote.call("ibxRuntime", number(IBX_OWN_RANDOM_TABLE).i32(which).u64(to));
+    };
+    const std::uint64_t memory = gpu.remote.malloc(n), few = gpu.remote.malloc(n - 1);
+    const std::vector<char> before(n, 'b');
+    std::vector<std::uint64_t> there(n / 8);
+    REQUIRE(memory && few && gpu.remote.to_device(memory, before.data(), n) == 0);
+    REQUIRE(result_of(spawn([&] {
+                Client other(gpu);
+                other.remote.get_last_error();
+                other.remote.set_device(0);
+                return fetch(other.remote, table, memory) == refused ? 0 : 1;
+            })) == 0);
+    for (const int none : {-1, static_cast<int>(IBX_TABLES)})
+        REQUIRE(fetch(gpu.remote, none, memory) == refused);
+    REQUIRE(fetch(gpu.remote, table, few) == refused);
+    REQUIRE(fetch(gpu.remote, table, memory + 1) == refused);
+    REQUIRE(fetch(gpu.remote, IBX_TABLE_CONSTANTS_32, memory) == absent);
+    REQUIRE(gpu.remote.from_device(there.data(), memory, n) == 0);
+    REQUIRE(!std::memcmp(there.data(), before.data(), n));
+    REQUIRE(fetch(gpu.remote, table, memory) == 0);
+    return HOLDS(gpu.remote.from_device(there.data(), memory, n) == 0 && !there[0] &&
+                 there[1] == 1ull << 33 && there.back() == 19999ull << 33);
+}
+
 // A handle that a handler has destroyed does not exist any more.
 bool ended_by_handlers()
 {
@@ -519,4 +551,5 @@ void check_calls_math()
     check("... what a handler has ended is none of them", ended_by_handlers);
     check("... plans and generators have one user at a time", in_one);
     check("requests for libraries that are malformed", malformed);
+    check("tables of libraries", random_tables);
 }
