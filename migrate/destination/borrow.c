@@ -103,7 +103,7 @@ void ibx_destination_borrow_keep_lent(struct destination *d)
 {
     struct ibx_record record;
     if (d->ram.borrow && !d->qemu.qmp && ibx_now_ns() >= d->qemu.retry_ns &&
-        !ibx_journal_find_return(d->options->folder, &d->status.record, may_be_away, &record, NULL))
+        !ibx_journal_find_return(d->options->folder, &d->status.record, may_be_away, &record))
         ibx_destination_borrow_lend(d);
 }
 
@@ -123,7 +123,7 @@ bool ibx_destination_has_returned(const struct destination *d, struct ibx_record
     struct ibx_record found;
     return d->status.record.borrow &&
            !ibx_journal_find_return(d->options->folder, &d->status.record, is_away,
-                                    record ? record : &found, NULL);
+                                    record ? record : &found);
 }
 
 bool ibx_destination_borrow_returned(struct destination *d, bool now, struct ibx_error *err)

@@ -307,11 +307,11 @@ int ibx_journal_find(const char *folder, const char *qmp,
 
 int ibx_journal_find_return(const char *folder, const struct ibx_record *borrowed,
                             bool (*fits)(const struct ibx_record *record),
-                            struct ibx_record *record, struct ibx_error *err)
+                            struct ibx_record *record)
 {
     struct ibx_record *all;
     size_t count, i = 0;
-    int rc = ibx_journal_list(folder, &all, &count, err);
+    int rc = ibx_journal_list(folder, &all, &count, NULL);
     if (rc)
         return rc;
     while (i < count && (all[i].source == borrowed->source ||
@@ -320,7 +320,7 @@ int ibx_journal_find_return(const char *folder, const struct ibx_record *borrowe
     if (i < count)
         *record = all[i];
     else
-        rc = ibx_error_set(err, -ENOENT, "no return of this VM is recorded in %s", folder);
+        rc = -ENOENT;
     free(all);
     return rc;
 }

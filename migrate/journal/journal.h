@@ -194,10 +194,11 @@ void ibx_journal_forget_home(const char *folder, const uint8_t id[IBX_MIGRATE_ID
 /* Removes the notes of a migration that is over. */
 void ibx_journal_forget_notes(const struct ibx_record *record);
 /* Finds the newest record on this host of the return of a borrowed VM (at the borrower the source's
- * record, at home the destination's) for which `fits` is true. -ENOENT: there is none. */
+ * record, at home the destination's) for which `fits` is true. -ENOENT: there is none; others: as
+ * ibx_journal_list(). */
 int ibx_journal_find_return(const char *folder, const struct ibx_record *borrowed,
                             bool (*fits)(const struct ibx_record *record),
-                            struct ibx_record *record, struct ibx_error *err);
+                            struct ibx_record *record);
 /* At home: locks the memory that the VM left, until `*fd` is closed. Only one at a time may use it:
  * a QEMU to which the VM returns, or a rollback, which restarts the VM in it. -EBUSY: it is locked.
  */

@@ -590,7 +590,7 @@ int ibx_source_check_home(struct source *s, struct ibx_error *err)
     s->home_look_ns = ibx_deadline_in_ms(HOME_LOOK_MS);
     if (s->end_ns && s->peer.now == PEER_ENDED) /* ENDED has come before the link was closed */
         return ibx_source_confirm(s, err);
-    if (ibx_journal_find_return(s->options->folder, record, is_home, &found, NULL))
+    if (ibx_journal_find_return(s->options->folder, record, is_home, &found))
         return 0;
     if (!s->home_by_ns)
         s->home_by_ns = ibx_deadline_in_ms(HOME_MS);

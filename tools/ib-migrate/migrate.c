@@ -330,7 +330,7 @@ static bool confirm_return(const struct migrate_args *args, const struct ibx_rec
     struct ibx_error none = {0}, busy = {0};
     int lock;
     if (came->source || !came->borrow ||
-        ibx_journal_find_return(args->folder, came, is_done, &record, NULL))
+        ibx_journal_find_return(args->folder, came, is_done, &record))
         return false;
     with = *args;
     with.quit = true;
