@@ -39,15 +39,20 @@ static bool keeps_from_returning(const struct listed *all, const struct ibx_reco
     return keeps;
 }
 
-/* Whether the record is of a completed migration whose QEMU uses memory that somebody has to remove
- * when it has ended: a source's, but a destination's only if ib-migrate run has made it, since
- * otherwise it is the VM's own. `path`: where that memory is. */
+/* Whether somebody has to remove the memory of the record's QEMU when that has ended: a source's
+ * after a completed migration. A destination's only if ib-migrate run has made it, since otherwise
+ * it is the VM's own; but then however the migration has ended. `path`: where that memory is. */
 static bool has_memory(const struct ibx_record *record, char path[PATH_MAX])
 {
-    return (record->state == IBX_JOURNAL_DONE || record->state == IBX_JOURNAL_ENDED) &&
-           ibx_journal_memory_file(record, path) &&
-           (record->source || ibx_journal_in_run_folder(path));
+    if (!ibx_journal_memory_file(record, path))
+        return false;
+    return record->source ? record->state == IBX_JOURNAL_DONE || record->state == IBX_JOURNAL_ENDED
+                          : ibx_journal_in_run_folder(path);
 }
+
+static const char lives_in_run_folder[] =
+    "its QEMU lives, in memory that ib-migrate run has made: when it has ended, prune --remove "
+    "removes that";
 
 /* Why the record has to stay; NULL: it may be deleted. */
 static const char *needed(const struct listed *all, const struct ibx_record *record,
@@ -71,9 +76,8 @@ static const char *needed(const struct listed *all, const struct ibx_record *rec
     if (record->source && !gone &&
         (record->state == IBX_JOURNAL_DONE || record->state == IBX_JOURNAL_ENDED))
         return "its QEMU lives and must not be continued";
-    if (!record->source && !gone && has_memory(record, path))
-        return "its QEMU lives, in memory that ib-migrate run has made: when it has ended, prune "
-               "--remove removes that";
+    if (!record->source && !gone && ibx_journal_over(record) && has_memory(record, path))
+        return lives_in_run_folder;
     if (!record->source && which->keep_memory && has_memory(record, path))
         return "nothing else says where the memory is that ib-migrate run has made";
     return NULL;
@@ -108,6 +112,20 @@ static bool too_young(const struct ibx_journal_prune *which, const struct ibx_re
     return record->written_s >= which->before_s && newer->over <= which->keep;
 }
 
+/* Ends the migration of a destination whose source will never confirm, if the record has to stay
+ * because it says where the memory of a living QEMU is. Sets `*why` then. */
+static int end_instead(const char *folder, struct ibx_record *record, const char **why,
+                       struct ibx_error *err)
+{
+    char path[PATH_MAX];
+    if (record->source || ibx_journal_over(record) || ibx_journal_qemu_gone(record) ||
+        !has_memory(record, path))
+        return 0;
+    record->state = record->state == IBX_JOURNAL_COMPLETE ? IBX_JOURNAL_DONE : IBX_JOURNAL_ENDED;
+    *why = lives_in_run_folder;
+    return ibx_journal_write(folder, record, err);
+}
+
 /* Deletes one record under its lock. Reads it again, since a tool may have changed it since it was
  * listed. Returns why it stays; NULL: it was deleted. */
 static const char *remove_one(const char *folder, const struct ibx_journal_prune *which,
@@ -122,6 +140,8 @@ static const char *remove_one(const char *folder, const struct ibx_journal_prune
     const char *why = rc ? NULL : needed(all, record, which);
     if (!rc && !why && too_young(which, record, newer))
         why = "it has just been written";
+    if (!rc && !why)
+        rc = end_instead(folder, record, &why, err);
     if (rc == -ENOENT) { /* another process has deleted it, and locking has made a new lock file */
         ibx_journal_path(folder, record, ".lock", lock, sizeof(lock));
         unlink(lock);

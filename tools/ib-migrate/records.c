@@ -486,7 +486,8 @@ static void print_pruned(void *context, const struct ibx_record *record, const c
     ibx_text_sanitize(path);
     if (!why && *path)
         printf("  its memory still takes room in %s: remove that file%s\n", path,
-               record->state == IBX_JOURNAL_DONE || record->state == IBX_JOURNAL_ENDED
+               !record->source || record->state == IBX_JOURNAL_DONE ||
+                       record->state == IBX_JOURNAL_ENDED
                    ? " (prune --remove would have done so)"
                    : "");
 }

@@ -248,11 +248,10 @@ static void finished_records_can_be_pruned(NO_STATE)
     }
 }
 
-/* The folder that ib-migrate run makes for the VM's memory stays when the VM ends, and only the
- * record says where it is. */
-static void memory_that_run_has_made_goes_with_its_record(NO_STATE)
+/* A destination's record of a QEMU that lives in memory that ib-migrate run has made: the folder
+ * `made`, whose name this ends. */
+static struct ibx_record in_run_folder(char made[])
 {
-    char made[] = "/dev/shm/ibx-run-XXXXXX";
     struct stat st;
     assert_non_null(mkdtemp(made));
     struct ibx_record r = sample(false, 5);
@@ -270,6 +269,15 @@ static void memory_that_run_has_made_goes_with_its_record(NO_STATE)
     block->file.mode = st.st_mode;
     r.pid = getpid();
     r.pid_started = ibx_process_started(r.pid);
+    return r;
+}
+
+/* The folder that ib-migrate run makes for the VM's memory stays when the VM ends, and only the
+ * record says where it is. */
+static void memory_that_run_has_made_goes_with_its_record(NO_STATE)
+{
+    char made[] = "/dev/shm/ibx-run-XXXXXX";
+    struct ibx_record r = in_run_folder(made);
     bring_to(&r, IBX_JOURNAL_DONE);
     const struct seen seen = prune((struct ibx_journal_prune){.remove = true});
     assert_int_equal(seen.gone, 0);
@@ -281,10 +289,45 @@ static void memory_that_run_has_made_goes_with_its_record(NO_STATE)
     day_s = 0;
     assert_int_equal(only().state, IBX_JOURNAL_DONE);
     assert_int_equal(prune((struct ibx_journal_prune){0}).gone, 1);
-    assert_int_equal(access(block->file.path, F_OK), 0);
+    assert_int_equal(access(r.blocks[0].file.path, F_OK), 0);
     r.written_s = 0; /* another one of the same memory */
     bring_to(&r, IBX_JOURNAL_DONE);
     assert_int_equal(prune((struct ibx_journal_prune){.remove = true}).gone, 1);
+    assert_int_equal(access(made, F_OK), -1);
+}
+
+/* prune --unfinished ends such a migration, and the record stays as long as the QEMU lives. */
+static void memory_that_run_has_made_outlives_an_unconfirmed_migration(NO_STATE)
+{
+    const enum ibx_journal_state is[] = {IBX_JOURNAL_COMPLETE, IBX_JOURNAL_SHUT_DOWN,
+                                         IBX_JOURNAL_BROKEN},
+                                 becomes[] = {IBX_JOURNAL_DONE, IBX_JOURNAL_ENDED,
+                                              IBX_JOURNAL_BROKEN};
+    for (unsigned i = 0; i < COUNT(is); i++) {
+        char made[] = "/dev/shm/ibx-run-XXXXXX";
+        struct ibx_record r = in_run_folder(made);
+        bring_to(&r, is[i]);
+        const struct seen seen = prune((struct ibx_journal_prune){.unfinished = true});
+        assert_int_equal(seen.kept, 1);
+        assert_non_null(strstr(seen.why, "its QEMU lives, in memory"));
+        assert_int_equal(access(r.blocks[0].file.path, F_OK), 0);
+        r = only();
+        assert_int_equal(r.state, becomes[i]);
+        r.pid_started++;
+        assert_int_equal(write_record(&r), 0);
+        assert_int_equal(prune((struct ibx_journal_prune){.remove = true}).gone, 1);
+        assert_int_equal(access(made, F_OK), -1);
+    }
+}
+
+/* The VM was lost there before all of its pages came. */
+static void memory_of_a_lost_vm_goes_with_its_record(NO_STATE)
+{
+    char made[] = "/dev/shm/ibx-run-XXXXXX";
+    struct ibx_record r = in_run_folder(made);
+    r.pid_started++;
+    bring_to(&r, IBX_JOURNAL_RUNNING);
+    assert_int_equal(prune((struct ibx_journal_prune){.unfinished = true, .remove = true}).gone, 1);
     assert_int_equal(access(made, F_OK), -1);
 }
 
@@ -526,6 +569,8 @@ int main(void)
         TEST(files_of_any_kind_hide_no_record),
         TEST(finished_records_can_be_pruned),
         TEST(memory_that_run_has_made_goes_with_its_record),
+        TEST(memory_that_run_has_made_outlives_an_unconfirmed_migration),
+        TEST(memory_of_a_lost_vm_goes_with_its_record),
         TEST(no_descriptor_is_left_open),
         TEST(a_return_is_known_until_the_borrowing_is_over),
         TEST(failed_migrations_leave_one_record),
