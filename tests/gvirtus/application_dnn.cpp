@@ -127,6 +127,7 @@ bool dnn_tensors()
     // No descriptor is destroyed with success.
     for (const char *call : {"cudnnDestroyTensorDescriptor", "cudnnDestroyRNNDescriptor"})
         REQUIRE(math(call, none) == 0);
+    REQUIRE(end(none) == 2002); // CUDNN_STATUS_BAD_PARAM_NULL_POINTER
     return HOLDS(math("cudnnDestroy", handle) == 0);
 }
 

@@ -362,6 +362,7 @@ bool all()
     const float alpha = 1, beta = 0;
     REQUIRE(math("cublasCreate_v2", &s.handle) == 0 && s.multiply(by, &alpha, &beta) == 0);
     REQUIRE(math("cublasLtDestroy", s.handle) == NOT_INITIALIZED);
+    REQUIRE(math("cublasLtDestroy", static_cast<void *>(nullptr)) == INVALID_VALUE);
     REQUIRE(math("cublasDestroy_v2", s.handle) == 0 && math("cusolverDnCreate", &other) == 0);
     REQUIRE(s.multiply(by, &alpha, &beta) == NOT_INITIALIZED);
     s.handle = other;

@@ -18,6 +18,8 @@
 
 #define UNKNOWN (-1) /* the exit code of GVirtuS's back end for an unknown routine */
 
+#define DNN_NULL_POINTER 2002 /* CUDNN_STATUS_BAD_PARAM_NULL_POINTER */
+
 struct call {
     const struct ibx_math_function *f;
     const struct ibx_math_statuses *statuses;
@@ -560,6 +562,16 @@ static bool is_nothing(const struct call *c)
     }
 }
 
+/* The status of a handle that is destroyed and is none, as natively. */
+static int status_of_none(const struct call *c)
+{
+    if (c->type == IBX_MATH_GRAPH && !c->handle)
+        return DNN_NULL_POINTER;
+    if ((c->type == IBX_MATH_LT && !c->handle) || c->type == IBX_MATH_SPARSE)
+        return c->statuses->invalid_value;
+    return c->statuses->not_initialized;
+}
+
 /* Destroys a handle. What is known of it is dropped before the call: right after it another thread
  * may get the same handle. A reset takes handles at the back end; natively they are then destroyed
  * as before. */
@@ -578,7 +590,7 @@ static int end(struct call *c, bool theirs, enum ibx_math_handle is)
         ibx_math_handle_set(c->type, c->handle, is);
     if (status && vector >= 0)
         ibx_math_vector_made(c->handle, vector);
-    return status;
+    return theirs || status != c->statuses->not_initialized ? status : status_of_none(c);
 }
 
 int ibx_frontend_math(unsigned number, const union ibx_math_value *values)
