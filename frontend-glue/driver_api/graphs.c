@@ -329,6 +329,12 @@ AS(cuGraphKernelNodeSetAttribute, cudaGraphKernelNodeSetAttribute,
 
 /* ------------------------------------------------------------------------ copies, and sets */
 
+/* The result of a call for a node that works in `context`: that or a current one is enough. */
+#define FOR_CONTEXT(context, expression)                                                           \
+    MADE(ibx_driver_current(), ibx_driver_current() || ibx_driver_is_context(context)              \
+                                   ? (expression)                                                  \
+                                   : CUDA_INVALID_VALUE)
+
 static int add_copy(void **node, void *graph, void *const *behind, size_t count,
                     const struct ibx_driver_memcpy3d *planes)
 {
@@ -359,8 +365,7 @@ static int get_copy(void *node, struct ibx_driver_memcpy3d *planes)
 EXPORTED int cuGraphAddMemcpyNode(void **node, void *graph, void *const *behind, size_t count,
                                   const struct ibx_driver_memcpy3d *planes, void *context)
 {
-    (void)context;
-    return IN_CONTEXT(add_copy(node, graph, behind, count, planes));
+    return FOR_CONTEXT(context, add_copy(node, graph, behind, count, planes));
 }
 
 EXPORTED int cuGraphMemcpyNodeGetParams(void *node, struct ibx_driver_memcpy3d *planes)
@@ -383,8 +388,7 @@ EXPORTED int cuGraphExecMemcpyNodeSetParams(void *exec, void *node,
 EXPORTED int cuGraphAddMemsetNode(void **node, void *graph, void *const *behind, size_t count,
                                   const struct ibx_cuda_memset *set, void *context)
 {
-    (void)context;
-    return IN_CONTEXT(cudaGraphAddMemsetNode(node, graph, behind, count, set));
+    return FOR_CONTEXT(context, cudaGraphAddMemsetNode(node, graph, behind, count, set));
 }
 
 AS(cuGraphMemsetNodeGetParams, cudaGraphMemsetNodeGetParams,

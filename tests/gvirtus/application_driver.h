@@ -8,6 +8,13 @@
 
 using Address = std::uint64_t;
 
+struct DriverSet { // CUDA_MEMSET_NODE_PARAMS
+    Address at;
+    std::size_t pitch;
+    unsigned value, element;
+    std::size_t width, height;
+};
+
 // Calls a function by its name. Its arguments have the types of those that are given.
 template <typename... Arguments> int cu(const char *name, Arguments... arguments)
 {

@@ -192,6 +192,12 @@ bool driver_without_context()
         REQUIRE(cu("cuGraphCreate", &graph, 0u) == 0);
         REQUIRE(cu("cuGraphAddEmptyNode", &node, graph, static_cast<const void **>(nullptr),
                    std::size_t{0}) == 0);
+        const DriverSet set = {memory, 0, 1, 1, n, 1};
+        const auto add = [&](void *in) {
+            return cu("cuGraphAddMemsetNode", &node, graph, static_cast<void *const *>(nullptr),
+                      std::size_t{0}, &set, in);
+        };
+        REQUIRE(add(nullptr) == 1 && add(context) == 0);
         REQUIRE(cu("cuGraphInstantiateWithFlags", &found, graph, 0ull) == 201);
         REQUIRE(cu("cuGraphDestroy", graph) == 0 && cu("cuArrayDestroy", array) == 0);
         REQUIRE(cu("cuMemHostUnregister", static_cast<void *>(back.data())) == 713);

@@ -108,12 +108,6 @@ struct DriverKernel {
     const void *kernel;
     void *context;
 };
-struct DriverSet {
-    Address at;
-    std::size_t pitch;
-    unsigned value, element;
-    std::size_t width, height;
-};
 
 } // namespace
 
