@@ -327,6 +327,18 @@ static void look_whose(void *function)
         dlclose(library);
 }
 
+/* Logs that there is no libcudart at all, if it is a function of the runtime's that is missing. */
+static void tell_of_none(const char *symbol)
+{
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    if (!strncmp(symbol, "cuda", 4) && !atomic_flag_test_and_set(&told))
+        ibx_log(IBX_LOG_WARN,
+                "%s returns cudaErrorNotSupported, and so do CUDA's other calls: the program has "
+                "loaded no libcudart.so of GVirtuS's, through which they reach the back end; link "
+                "it with one (nvcc -cudart shared), with its folder in LD_LIBRARY_PATH",
+                symbol);
+}
+
 /* Caches that a function is missing, too, since the search through all libraries takes longer than
  * the call. That answer is final only after a libcudart was loaded. */
 void *ibx_frontend_next(_Atomic(void *) *known, const char *symbol)
@@ -344,6 +356,8 @@ void *ibx_frontend_next(_Atomic(void *) *known, const char *symbol)
         found = find(symbol);
         if (!found && lasts)
             found = &absent;
+        if (!found)
+            tell_of_none(symbol);
         if (found)
             atomic_store_explicit(known, found, memory_order_release);
     }

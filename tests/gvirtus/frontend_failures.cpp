@@ -275,6 +275,17 @@ bool driver_without_gvirtus()
                  lines_with(app.said(), "ibx:") == 1);
 }
 
+// A program that calls the runtime, but has loaded no libcudart.
+bool runtime_without_gvirtus()
+{
+    const char *program = std::getenv("IBX_TEST_DRIVER_PROGRAM");
+    REQUIRE(program);
+    Application app(nullptr, program, "");
+    REQUIRE(app.ended() == 101); // 801
+    return HOLDS(lines_with(app.said(), "has loaded no libcudart.so") == 1 &&
+                 lines_with(app.said(), "ibx:") == 1);
+}
+
 static bool reaches(const std::string &program, const char *how)
 {
     GpuBackEnd back;
