@@ -85,12 +85,11 @@ static void slot_begin(struct ibx_staging *st, struct ibx_staging_slot *slot, un
 
 /* ------------------------------------------------------------------- life and events */
 
-int ibx_staging_create(const struct ibx_cuda *cuda, struct ibx_staging **staging,
-                       struct ibx_error *err)
+int ibx_staging_create(const struct ibx_cuda *cuda, struct ibx_staging **staging)
 {
     struct ibx_staging *st = calloc(1, sizeof(*st));
     if (!st)
-        return ibx_error_set(err, -ENOMEM, "no memory to stage copies");
+        return -ENOMEM;
     st->cuda = cuda;
     st->chunk = IBX_PINNED_CHUNK;
     *staging = st;

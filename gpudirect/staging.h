@@ -66,8 +66,8 @@ struct ibx_staging_wire {
 
 struct ibx_staging;
 
-int ibx_staging_create(const struct ibx_cuda *cuda, struct ibx_staging **staging,
-                       struct ibx_error *err);
+/* -ENOMEM. */
+int ibx_staging_create(const struct ibx_cuda *cuda, struct ibx_staging **staging);
 /* Accepts NULL. Waits for DMA in flight and gives the chunks back; no move may be in flight. */
 void ibx_staging_destroy(struct ibx_staging *staging);
 /* A context was reset or destroyed, with its events; NULL: any may have been. */

@@ -126,7 +126,7 @@ static bool regions_ready(struct gpu_session *x)
 
 struct ibx_staging *ibx_copies_staging(struct gpu_session *x)
 {
-    if (!x->staging && ibx_staging_create(x->cuda, &x->staging, NULL))
+    if (!x->staging && ibx_staging_create(x->cuda, &x->staging))
         return NULL;
     ibx_staging_set_turn(x->staging, &x->turn);
     ibx_staging_set_chunk(x->staging, x->choice.chunk);

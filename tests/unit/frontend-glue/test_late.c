@@ -363,7 +363,7 @@ static void test_destroyed_context(void **state)
     const struct ibx_cuda *cuda = ibx_cuda_load(NULL);
     const struct ibx_gpu_copy copy = {.device = far, .width = PART, .height = 1};
     assert_int_equal(app->host_register(memory, PARTS * PART, 0), 0);
-    assert_int_equal(ibx_staging_create(cuda, &staging, NULL), 0);
+    assert_int_equal(ibx_staging_create(cuda, &staging), 0);
     assert_true(ibx_staging_may_begin(staging, &copy));
     assert_int_equal(ibx_staging_begin_straight(staging, memory, &copy, &one), 0);
     assert_true(ibx_staging_may_begin(staging, &copy));

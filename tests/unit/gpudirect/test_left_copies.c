@@ -38,7 +38,7 @@ static int set_up(void **state)
     assert_int_equal(app->host_register(host, SIZE, 0), 0);
     assert_int_equal(app->mem_alloc(&device, SIZE), 0);
     assert_int_equal(app->stream_create(&stream, 0), 0);
-    assert_int_equal(ibx_staging_create(cuda, &staging, NULL), 0);
+    assert_int_equal(ibx_staging_create(cuda, &staging), 0);
     ibx_turn_join(&mine, NULL, IBX_TURN_WEIGHT);
     ibx_turn_join(&other, NULL, IBX_TURN_WEIGHT);
     ibx_staging_set_turn(staging, &mine);

@@ -113,7 +113,7 @@ static void scene_open(struct scene *s, size_t size)
     assert_int_equal(app->mem_alloc(&s->device, size), 0);
     assert_true(app->poke(s->device, s->device_bytes, size));
     assert_int_equal(ibx_pinned_open(cuda, POOL_CHUNKS * IBX_PINNED_STRIDE, NULL), 0);
-    assert_int_equal(ibx_staging_create(cuda, &s->staging, NULL), 0);
+    assert_int_equal(ibx_staging_create(cuda, &s->staging), 0);
 }
 
 static void scene_close(struct scene *s)
@@ -414,8 +414,8 @@ static void test_no_free_chunk(void **state)
     struct ibx_staging *second, *third;
     begin(LARGE);
     assert_int_equal(ibx_pinned_count(), POOL_CHUNKS);
-    assert_int_equal(ibx_staging_create(cuda, &second, NULL), 0);
-    assert_int_equal(ibx_staging_create(cuda, &third, NULL), 0);
+    assert_int_equal(ibx_staging_create(cuda, &second), 0);
+    assert_int_equal(ibx_staging_create(cuda, &third), 0);
     assert_true(ibx_staging_begin(scene.staging, LARGE));
     assert_int_equal(ibx_staging_chunks(scene.staging), IBX_STAGING_DEPTH);
     assert_true(ibx_staging_begin(second, LARGE));
@@ -445,8 +445,8 @@ static void test_quota(void **state)
     struct ibx_staging *second, *third;
     pthread_t thread;
     begin(LARGE);
-    assert_int_equal(ibx_staging_create(cuda, &second, NULL), 0);
-    assert_int_equal(ibx_staging_create(cuda, &third, NULL), 0);
+    assert_int_equal(ibx_staging_create(cuda, &second), 0);
+    assert_int_equal(ibx_staging_create(cuda, &third), 0);
     ibx_staging_set_quota(scene.staging, &greedy);
     ibx_staging_set_quota(second, &greedy);
     ibx_staging_set_quota(third, &other);

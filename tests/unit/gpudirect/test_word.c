@@ -66,7 +66,7 @@ static int set_up(void **state)
     assert_non_null(host);
     assert_int_equal(app->host_register(host, LARGE, 0), 0);
     assert_int_equal(cuda->event_create(&event, IBX_CUDA_EVENT_DISABLE_TIMING), 0);
-    assert_int_equal(ibx_staging_create(cuda, &staging, NULL), 0);
+    assert_int_equal(ibx_staging_create(cuda, &staging), 0);
     copy = (struct ibx_gpu_copy){.width = SHORT, .height = 1};
     assert_int_equal(app->mem_alloc(&copy.device, LARGE), 0);
     return 0;
@@ -353,7 +353,7 @@ static void count(void)
     counts.event_query = count_events;
     counts.stream_query = count_streams;
     ibx_staging_destroy(staging);
-    assert_int_equal(ibx_staging_create(&counts, &staging, NULL), 0);
+    assert_int_equal(ibx_staging_create(&counts, &staging), 0);
 }
 
 /* The same for a copy from the device that fits into one chunk. */
@@ -503,7 +503,7 @@ static void test_contexts(void **state)
     assert_in_range(cuda_stats().host_pins, pins, pins + 2); /* never unpinned */
     copy.device = devices[0];
     use(0);
-    assert_int_equal(ibx_staging_create(cuda, &staging, NULL), 0);
+    assert_int_equal(ibx_staging_create(cuda, &staging), 0);
     expect_straight(true, true);
     reset_device();
     expect_straight(true, true);
