@@ -104,9 +104,9 @@ static int begin(const char *uri, const struct ibx_options *options,
 }
 
 int ibx_page_connections_begin(const char *uri, const struct ibx_options *options, unsigned count,
-                               struct ibx_page_connections **out, struct ibx_error *err)
+                               struct ibx_page_connections **out)
 {
-    return begin(uri, options, NULL, count, true, out, err);
+    return begin(uri, options, NULL, count, true, out, NULL);
 }
 
 /* Waits until all connections are made or have failed. 0 or the first failure. */

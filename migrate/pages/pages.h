@@ -146,9 +146,9 @@ struct ibx_page_server_config {
 struct ibx_page_connections;
 
 /* Returns at once; connections that fail are reported by ibx_page_connections_take(). -ENOMEM, and
- * errors of pthread_create. */
+ * errors of pthread_create and ibx_domain_create(). */
 int ibx_page_connections_begin(const char *uri, const struct ibx_options *options, unsigned count,
-                               struct ibx_page_connections **out, struct ibx_error *err);
+                               struct ibx_page_connections **out);
 /* Waits for the connections of config->begun, sends JOIN over the first config->links of them and
  * returns these. Makes new ones if it is NULL, has too few, if one has failed, or if the other end
  * will not wait much longer for JOIN. The caller owns the connections and the domain, which is NULL

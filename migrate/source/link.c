@@ -199,7 +199,7 @@ static void begin_pages(struct source_link *link)
 {
     const unsigned wished = link->wished ? link->wished : ibx_page_links_default();
     if (link->vm->libvirt.now == LIBVIRT_OFF && wished <= EARLY_LINKS)
-        ibx_page_connections_begin(link->record->uri, link->transport, wished, &link->begun, NULL);
+        ibx_page_connections_begin(link->record->uri, link->transport, wished, &link->begun);
 }
 
 void ibx_source_link_quiet(struct source_link *link)

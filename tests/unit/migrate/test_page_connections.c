@@ -33,7 +33,7 @@ static void begin(void)
 static struct ibx_page_connections *begun(const char *uri, unsigned count)
 {
     struct ibx_page_connections *c = NULL;
-    assert_int_equal(ibx_page_connections_begin(uri, &options, count, &c, NULL), 0);
+    assert_int_equal(ibx_page_connections_begin(uri, &options, count, &c), 0);
     return c;
 }
 
