@@ -39,27 +39,21 @@ int ibx_protect_forbid(int uffd, uint64_t start, uint64_t length, struct ibx_err
     return 0;
 }
 
-int ibx_protect_retry(int uffd, uint64_t start, uint64_t length, struct ibx_error *err)
+int ibx_protect_retry(int uffd, uint64_t start, uint64_t length)
 {
     struct uffdio_range range = {start, length};
-    if (!ioctl(uffd, UFFDIO_WAKE, &range))
-        return 0;
-    return ibx_error_set(err, -errno, "waking 0x%" PRIx64 " bytes at 0x%" PRIx64 ": %s", length,
-                         start, strerror(errno));
+    return ioctl(uffd, UFFDIO_WAKE, &range) ? -errno : 0;
 }
 
-int ibx_protect_next(int uffd, uint64_t *address, struct ibx_error *err)
+int ibx_protect_next(int uffd, uint64_t *address)
 {
     struct uffd_msg message;
     for (;;) {
         ssize_t n = read(uffd, &message, sizeof(message));
         if (n < 0 && errno == EINTR)
             continue;
-        if (n < 0 && errno == EAGAIN)
-            return -EAGAIN;
         if (n != (ssize_t)sizeof(message))
-            return ibx_error_set(err, n < 0 ? -errno : -EIO, "reading a userfaultfd: %s",
-                                 n < 0 ? strerror(errno) : "it has ended");
+            return n < 0 ? -errno : -EIO;
         if (message.event != UFFD_EVENT_PAGEFAULT)
             continue;
         *address = message.arg.pagefault.address;

@@ -23,8 +23,9 @@ int ibx_protect_register(int uffd, uint64_t start, uint64_t length, struct ibx_e
 int ibx_protect_forbid(int uffd, uint64_t start, uint64_t length, struct ibx_error *err);
 /* Wakes threads that wait for a write to the range. They write again, and since writes are still
  * forbidden, they are reported anew. */
-int ibx_protect_retry(int uffd, uint64_t start, uint64_t length, struct ibx_error *err);
-/* The address of a write that waits and has not been reported yet. -EAGAIN: there is none. */
-int ibx_protect_next(int uffd, uint64_t *address, struct ibx_error *err);
+int ibx_protect_retry(int uffd, uint64_t start, uint64_t length);
+/* The address of a write that waits and has not been reported yet. -EAGAIN: there is none; -EIO:
+ * the userfaultfd has ended; other errors of read(2). */
+int ibx_protect_next(int uffd, uint64_t *address);
 
 #endif

@@ -141,7 +141,7 @@ int ibx_guard_check(struct ibx_guard *guard, struct ibx_error *err)
 {
     uint64_t address;
     if ((guard->state.now != GUARD_MADE && guard->state.now != GUARD_ARMED) ||
-        ibx_protect_next(guard->uffd.fd, &address, NULL))
+        ibx_protect_next(guard->uffd.fd, &address))
         return 0;
     ibx_state_move(&guard->state, GUARD_CAUGHT);
     for (unsigned i = 0; i < guard->count; i++)
@@ -170,7 +170,7 @@ void ibx_guard_release(struct ibx_guard *guard)
         const struct ibx_fault_range range = {.start = guard->ranges[i].start,
                                               .length = guard->ranges[i].length};
         ibx_fault_unregister(guard->uffd.fd, &range, NULL);
-        ibx_protect_retry(guard->uffd.fd, range.start, range.length, NULL);
+        ibx_protect_retry(guard->uffd.fd, range.start, range.length);
     }
     if (ibx_uffd_close_in_qemu(&guard->uffd, ibx_deadline_in_ms(CLOSE_MS), &why))
         ibx_log(IBX_LOG_INFO, "migration: QEMU keeps an unused userfaultfd: %s", why.message);
