@@ -355,9 +355,9 @@ int ibx_watchdog_touched(struct ibx_watchdog *watchdog, struct ibx_error *err)
     return tell(watchdog, "T", 1, err);
 }
 
-int ibx_watchdog_untouched(struct ibx_watchdog *watchdog, struct ibx_error *err)
+void ibx_watchdog_untouched(struct ibx_watchdog *watchdog)
 {
-    return tell(watchdog, "U", 1, err);
+    tell(watchdog, "U", 1, NULL);
 }
 
 int ibx_watchdog_runs(struct ibx_watchdog *watchdog, bool runs, struct ibx_error *err)

@@ -30,8 +30,9 @@ int ibx_watchdog_start(struct ibx_watchdog *watchdog, const char *folder,
 int ibx_watchdog_settings(struct ibx_watchdog *watchdog, json_t *before, struct ibx_error *err);
 /* The migration is about to be started, and the record is MAY_RUN. */
 int ibx_watchdog_touched(struct ibx_watchdog *watchdog, struct ibx_error *err);
-/* QEMU has refused to start it: a migration that is under way there is another client's. */
-int ibx_watchdog_untouched(struct ibx_watchdog *watchdog, struct ibx_error *err);
+/* QEMU has refused to start it: a migration that is under way there is another client's. The tool
+ * gives up then, also if the watchdog has died. */
+void ibx_watchdog_untouched(struct ibx_watchdog *watchdog);
 /* Whether the VM is to run if it stays: another client has paused or continued it. */
 int ibx_watchdog_runs(struct ibx_watchdog *watchdog, bool runs, struct ibx_error *err);
 /* Whether the guest sleeps (S3), in a QEMU that cannot continue it then (ibx_qmp_sleeps_on()): it

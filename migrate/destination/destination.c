@@ -178,7 +178,7 @@ static int step_resuming(struct destination *d, struct ibx_error *err)
     if (rc)
         return rc;
     if (destination_linked(&d->link))
-        ibx_destination_send_running(d, NULL);
+        ibx_destination_send_running(d);
     ibx_destination_qemu_settle(&d->qemu, &d->status.record);
     ibx_destination_home_rename(d);
     record_running(d);

@@ -374,7 +374,8 @@ int ibx_destination_on_message(void *context, const struct ibx_migrate_any *mess
 void ibx_destination_send_progress(struct destination *d);
 /* Sends COMPLETE, or in SHUT_DOWN ENDED. */
 int ibx_destination_send_complete(struct destination *d, struct ibx_error *err);
-int ibx_destination_send_running(struct destination *d, struct ibx_error *err);
+/* Sends RUNNING. A connection that is lost is noticed when it is read. */
+void ibx_destination_send_running(struct destination *d);
 
 /* ---------------------------------------------------------------- digests.c */
 

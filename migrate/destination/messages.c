@@ -183,11 +183,11 @@ static void progress_of(const struct destination *d, struct ibx_migrate_progress
     memcpy(progress->status, d->qemu.status, sizeof(progress->status));
 }
 
-int ibx_destination_send_running(struct destination *d, struct ibx_error *err)
+void ibx_destination_send_running(struct destination *d)
 {
     struct ibx_migrate_any message = {.type = IBX_MIGRATE_RUNNING};
     memcpy(message.is.status, d->qemu.status, sizeof(message.is.status));
-    return ibx_channel_send(&d->link.control, &message, err);
+    ibx_channel_send(&d->link.control, &message, NULL);
 }
 
 static int send_ended(struct destination *d, struct ibx_error *err)

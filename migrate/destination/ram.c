@@ -180,7 +180,7 @@ static int check_covered(struct destination_ram *ram, struct ibx_error *err)
 {
     bool mapped = false;
     if (!destination_ram_covered(ram) ||
-        (!ibx_guest_ram_any_mapped(&ram->guest, &mapped, NULL) && !mapped))
+        (!ibx_guest_ram_any_mapped(&ram->guest, &mapped) && !mapped))
         return 0;
     for (unsigned i = 0; i < ram->guest.count; i++) {
         struct ibx_fault_range range;

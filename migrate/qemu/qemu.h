@@ -364,7 +364,7 @@ int ibx_tracker_attach(struct ibx_tracker *tracker, const struct ibx_guest_ram *
 int ibx_guest_ram_protect(const struct ibx_guest_ram *ram, struct ibx_error *err);
 /* Whether QEMU has mapped any page of guest RAM. -EOPNOTSUPP: the kernel (6.6 or older) does not
  * tell. */
-int ibx_guest_ram_any_mapped(const struct ibx_guest_ram *ram, bool *any, struct ibx_error *err);
+int ibx_guest_ram_any_mapped(const struct ibx_guest_ram *ram, bool *any);
 /* Protects the pages of a block whose bits in `which` are set, so that writes are noted from here
  * on; the first write to each costs a vCPU a page fault (1.5 us). All other pages in the same 2 MiB
  * are protected, too. Sets in `bits` those that were written before, or were never protected: no

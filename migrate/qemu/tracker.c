@@ -88,15 +88,15 @@ int ibx_guest_ram_protect(const struct ibx_guest_ram *ram, struct ibx_error *err
     return rc;
 }
 
-int ibx_guest_ram_any_mapped(const struct ibx_guest_ram *ram, bool *any, struct ibx_error *err)
+int ibx_guest_ram_any_mapped(const struct ibx_guest_ram *ram, bool *any)
 {
     struct ibx_tracker tracker = {.ram = ram, .uffd = -1, .pagemap = -1};
-    int rc = open_pagemap(&tracker, err);
+    int rc = open_pagemap(&tracker, NULL);
     uint64_t count = 0;
     *any = false;
     for (size_t i = 0; !rc && !*any && i < ram->count; i++) {
         rc = ibx_dirty_mapped(tracker.pagemap, ram->blocks[i].address, ram->blocks[i].size,
-                              ram->blocks[i].page_size, true, NULL, &count, err);
+                              ram->blocks[i].page_size, true, NULL, &count, NULL);
         *any = count != 0;
     }
     ibx_tracker_close(&tracker);

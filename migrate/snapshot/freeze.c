@@ -265,7 +265,7 @@ static int save_state(struct freezing *f, struct ibx_error *err)
         rc = ibx_vm_migrate(f->qmp, false, f->theirs, deadline, err);
     if (rc == -EREMOTEIO) { /* QEMU refused: there may be another client's migration, not ours */
         f->undo.touched = false;
-        ibx_watchdog_untouched(&f->watchdog, NULL);
+        ibx_watchdog_untouched(&f->watchdog);
         ibx_vm_not_begun(rc, err);
     }
     close(f->theirs);

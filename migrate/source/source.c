@@ -257,7 +257,7 @@ static int start(struct source *s, struct ibx_error *err)
         rc = ibx_source_stream_open(&s->stream, s->vm.qmp, err);
     if (rc == -EREMOTEIO && !source_managed(&s->vm)) {
         s->vm.undo.touched = false;
-        ibx_watchdog_untouched(&s->vm.watchdog, NULL);
+        ibx_watchdog_untouched(&s->vm.watchdog);
         ibx_vm_not_begun(rc, err);
     }
     /* QEMU plugs no devices from now on, and answers before it stops the VM; the answers are looked
