@@ -85,7 +85,7 @@ struct ibx_processes {
  * serves all. */
 void ibx_session_set_processes(struct ibx_session *session, const struct ibx_processes *processes);
 
-/* How often it has continued over another connection. */
+/* For tests: how often it has continued over another connection. */
 unsigned ibx_session_resumed(const struct ibx_session *session);
 /* Accepts NULL; closes first. */
 void ibx_session_destroy(struct ibx_session *session);

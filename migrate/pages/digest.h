@@ -121,7 +121,7 @@ void ibx_verifier_look_into_holes(struct ibx_verifier *verifier);
  * data. Over a wire, pages come scattered all over guest RAM, so that no range is complete, and
  * none can be compared, until the last pages have arrived. */
 void ibx_verifier_foresee(struct ibx_verifier *verifier);
-/* The number of ranges whose digest was computed in advance. */
+/* For tests: the number of ranges whose digest was computed in advance. */
 uint64_t ibx_verifier_foreseen(struct ibx_verifier *verifier);
 /* Takes the `entries` of a DIGEST message, for the ranges from `first` on; a range may come again.
  * -EPROTO: it does not fit this map. */
@@ -132,8 +132,8 @@ int ibx_verifier_take(struct ibx_verifier *verifier, uint64_t first,
 int ibx_verifier_result(struct ibx_verifier *verifier, struct ibx_error *err);
 /* Whether all ranges that were taken have been compared. */
 bool ibx_verifier_idle(struct ibx_verifier *verifier);
-/* How many pages with data were compared, and how many were left out because the destination never
- * received them: its guest had given them back. */
+/* For tests: how many pages with data were compared, and how many were left out because the
+ * destination never received them: its guest had given them back. */
 void ibx_verifier_pages(struct ibx_verifier *verifier, uint64_t *compared, uint64_t *left_out);
 /* Readable when the result has changed; _result() clears it. */
 int ibx_verifier_fd(const struct ibx_verifier *verifier);

@@ -29,7 +29,7 @@ struct ibx_tls_cipher *ibx_tls_cipher_create(enum ibx_tls_suite suite, enum ibx_
 bool ibx_tls_cipher_rekey(struct ibx_tls_cipher *cipher, const uint8_t *key);
 /* Accepts NULL. */
 void ibx_tls_cipher_destroy(struct ibx_tls_cipher *cipher);
-/* False: it is OpenSSL's. */
+/* For tests. False: it is OpenSSL's. */
 bool ibx_tls_cipher_is_ipsec_mb(const struct ibx_tls_cipher *cipher);
 
 /* A record: begin, any number of updates, one end. False: OpenSSL failed, or at the end of opening:
