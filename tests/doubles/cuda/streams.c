@@ -416,11 +416,16 @@ bool stream_known(void *handle, bool *blocking)
     return stream;
 }
 
-/* As a call of the driver that waits for a stream, and keeps other threads out. */
+/* As a call of the driver that waits for a stream, and keeps other threads out. The stream may have
+ * been destroyed: its work goes on. */
 EXPORT void ibx_double_wait_alone(void *handle)
 {
     pthread_mutex_lock(&mutex);
-    struct stream *stream = stream_of(handle);
+    struct stream *stream = streams;
+    while (stream && stream != handle)
+        stream = stream->next;
+    if ((uintptr_t)handle <= 2)
+        stream = stream_of(handle);
     begin_alone();
     if (stream)
         wait_for(stream, stream->submitted);
