@@ -10,10 +10,11 @@
  * thread rests for three times as long as that took, unless there are no clients, or somebody waits
  * for memory.
  *
- * Work that never ends would block all this. If it is another client's, memory is freed by
- * cudaFreeAsync, which does not wait for that work, and things whose freeing never waits are freed
- * as well. Of the rest (arrays), and of what a client leaves whose own work does not end, the log
- * tells. The thread tries such clients again and again, between the others.
+ * Work that never ends would block all this. If it waits for a word in the client's memory, the
+ * word is written (stream_waits.c). If it is another client's, memory is freed by cudaFreeAsync,
+ * which does not wait for that work, and things whose freeing never waits are freed as well. Of the
+ * rest (arrays), and of what a client leaves whose own work does not end, the log tells. The thread
+ * tries such clients again and again, between the others.
  *
  * What a client itself frees, but CUDA frees only behind all work, comes here as well if others
  * have work that does not end (own_work.c): as the rest of an entry that belongs to no client.
@@ -56,7 +57,7 @@ struct ended {
     uint64_t began;         /* 0: not yet */
     size_t things;          /* given back */
     bool told;              /* that something is in the way */
-    bool in_calls;          /* sessions of it still are: only what may keep them there is freed */
+    bool in_calls;          /* sessions of it still are: only what may keep them there is ended */
     struct ibx_taken *rest; /* things that are to be freed when all work has ended: locked */
     size_t rest_count;
 };
@@ -268,6 +269,8 @@ static void learn(struct giving *g, bool waiting, const void *context)
         return;
     g->work =
         ibx_work_wait(g->x, g->of->client, context, g->of->told ? MOMENT_MS : WORK_MS, &g->whose);
+    if (g->work == IBX_WORK_OWN)
+        ibx_stream_waits_end(g->x, g->of->client);
     g->context = context;
 }
 
@@ -418,6 +421,8 @@ static bool give_back(struct gpu_session *x, struct ended *of)
     if (!ibx_back_end_have_cuda(x))
         return true;
     of->began = of->began ? of->began : ibx_now_ns();
+    if (of->in_calls && ibx_now_ns() - of->began >= WORK_MS * IBX_NS_PER_MS)
+        ibx_stream_waits_end(x, of->client);
     for (;; ibx_nap(&ns)) {
         done = of->in_calls ? give_communicators(&g) : give_kinds(&g);
         /* What a request held a moment ago may be free by now. */
@@ -429,11 +434,13 @@ static bool give_back(struct gpu_session *x, struct ended *of)
     const uint64_t ms = (ibx_now_ns() - of->began) / IBX_NS_PER_MS;
     if (!done && !of->told && ms >= TOLD_MS)
         tell(&g);
-    if (done && of->client != IBX_CLIENT_NONE && !of->in_calls)
+    if (done && of->client != IBX_CLIENT_NONE && !of->in_calls) {
+        ibx_stream_waits_forget(of->client);
         ibx_log(IBX_LOG_INFO,
                 "%zu allocations, streams and the like of a client whose process has ended were "
                 "given back in %llu ms",
                 of->things, (unsigned long long)ms);
+    }
     return done;
 }
 

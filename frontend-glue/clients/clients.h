@@ -23,6 +23,7 @@
  *   release.c        how each kind of thing is given back
  *   own_reset.c      cudaDeviceReset of one client of several
  *   client_ends.c, left_work.c  what clients leave behind
+ *   stream_waits.c   ends waits for words of clients that have ended
  *   ended.c          whether there are such clients, for those who wait for memory
  *   end_hooks.c      calls own_requests/ and device_calls/ for what only they can give back
  *   last_requests.c  unloads modules that a client leaves
@@ -277,6 +278,9 @@ struct ibx_host_map *ibx_host_maps_take(uint64_t client);
  * is mapped for kernels. */
 bool ibx_host_maps_hold(struct gpu_session *x, uint64_t address, uint64_t n);
 void ibx_host_maps_end(struct gpu_session *x, struct ibx_host_map *taken);
+/* Writes a word of 4 or 8 bytes in such a piece of that client, also while it is unpinned. False:
+ * it is in none. */
+bool ibx_host_maps_write(uint64_t client, uint64_t address, unsigned bytes, uint64_t word);
 /* ibx_host_maps_make() maps `length` bytes of the client's page-locked memory at the client's own
  * `address` (both in whole pages), and pins them: from `offset` in the file that both ends map, or
  * as pages of this process. 0, or CUDA_NOT_SUPPORTED, and the log says why.

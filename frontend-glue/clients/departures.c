@@ -30,6 +30,8 @@ static void drop(const struct ibx_client *gone)
 static void ends(const struct ibx_client *c)
 {
     const struct ibx_client_name name = ibx_client_name_of(c);
+    if (c->shares)
+        ibx_stream_waits_forget(c->number);
     ibx_client_ends_add(c->number, &name);
 }
 
@@ -37,6 +39,8 @@ static void ends(const struct ibx_client *c)
 static void ends_in_calls(const struct ibx_client *c)
 {
     const struct ibx_client_name name = ibx_client_name_of(c);
+    if (c->shares)
+        ibx_stream_waits_forget(c->number);
     ibx_client_ends_in_calls(c->number, &name);
 }
 
@@ -91,10 +95,13 @@ static void settle(uint64_t number, bool left, struct leftovers has)
     if (!c || c->sessions)
         return;
     if (!c->process || (!has.handles && !has.modules)) {
+        ibx_stream_waits_forget(number);
         forget(c);
     } else if (ibx_client_has_ended(c) || (c->process_fd < 0 && !left)) {
         if (has.handles)
             ends(c);
+        else
+            ibx_stream_waits_forget(number);
         ibx_functions_ended(number);
         forget(c);
     } else {

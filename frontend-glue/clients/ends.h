@@ -26,8 +26,8 @@ void ibx_cleared_forget(const void *context);
  * client has made is given back. */
 void ibx_clients_leave(struct gpu_session *x);
 /* The client's process has ended: what it has made is given back. If it has sessions still, only
- * its communicators of NCCL are: a session may wait for their work, which lasts for ever if other
- * ranks are gone. */
+ * its communicators of NCCL are, and the words are written that its streams wait for: a session may
+ * wait for such work, which would last for ever. */
 void ibx_clients_ended(uint64_t number);
 /* Has ibx_clients_ended() called as soon as the process of the session's client has ended, if this
  * host sees that. */
@@ -55,7 +55,8 @@ bool ibx_clients_several(struct gpu_session *x);
 
 /* The client's process has ended: another thread gives back what it has made. */
 void ibx_client_ends_add(uint64_t client, const struct ibx_client_name *name);
-/* The same, but sessions of it are still in calls: only its communicators are ended. */
+/* The same, but sessions of it are still in calls: only its communicators are ended, and its
+ * streams' waits for words. */
 void ibx_client_ends_in_calls(uint64_t client, const struct ibx_client_name *name);
 /* Has ibx_clients_ended() called when `process_fd` becomes readable, once at most. It stays the
  * caller's. */
@@ -123,6 +124,18 @@ enum ibx_work ibx_own_work_settle(struct gpu_session *x, unsigned ms, uint64_t *
 void ibx_own_work_settle_all(struct gpu_session *x);
 /* Sleeps for *ns, and doubles that up to 10 ms; 0: begins with 50 us. */
 void ibx_nap(uint64_t *ns);
+
+/* stream_waits.c */
+
+/* Notes that a stream of the client waits for a word of so many bytes, with these flags, in the
+ * current context. */
+void ibx_stream_waits_add(struct gpu_session *x, uint64_t address, unsigned bytes, uint64_t value,
+                          unsigned flags);
+/* The client's process has ended, and its work does not: writes what its streams may wait for. It
+ * may have to be called several times. */
+void ibx_stream_waits_end(struct gpu_session *x, uint64_t client);
+/* The client shares memory or events with others, or has ended, with its work. */
+void ibx_stream_waits_forget(uint64_t client);
 
 /* left_work.c */
 

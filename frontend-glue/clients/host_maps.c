@@ -38,6 +38,7 @@ struct ibx_host_map {
     void *context;           /* the context in which it was pinned */
     struct ibx_quota *quota; /* the quota that its bytes count in */
     bool own;                /* pages of this process's, in no file */
+    bool unpinned;           /* and about to be unmapped */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -119,6 +120,9 @@ static void unmap(const struct ibx_host_map *m)
 static void end(struct gpu_session *x, struct ibx_host_map *m)
 {
     unpin(x, m);
+    pthread_mutex_lock(&lock);
+    m->unpinned = true;
+    pthread_mutex_unlock(&lock);
     unmap(m);
     pthread_mutex_lock(&lock);
     struct ibx_host_map **at = &ends;
@@ -322,6 +326,30 @@ bool ibx_host_maps_hold(struct gpu_session *x, uint64_t address, uint64_t n)
     const bool whole = m && n <= m->length - (address - (uintptr_t)m->base);
     pthread_mutex_unlock(&lock);
     return whole;
+}
+
+static bool has_word(const struct ibx_host_map *m, uint64_t client, uint64_t address,
+                     unsigned bytes)
+{
+    const uint64_t at = address - (uintptr_t)m->base;
+    return m->client == client && !m->unpinned && at < m->length && bytes <= m->length - at;
+}
+
+bool ibx_host_maps_write(uint64_t client, uint64_t address, unsigned bytes, uint64_t word)
+{
+    pthread_mutex_lock(&lock);
+    const struct ibx_host_map *m = maps;
+    while (m && !has_word(m, client, address, bytes))
+        m = m->next;
+    if (!m)
+        for (m = ends; m && !has_word(m, client, address, bytes);)
+            m = m->next_end;
+    if (m && bytes == sizeof(uint64_t))
+        __atomic_store_n((uint64_t *)pointer_to(address), word, __ATOMIC_RELEASE);
+    else if (m)
+        __atomic_store_n((uint32_t *)pointer_to(address), (uint32_t)word, __ATOMIC_RELEASE);
+    pthread_mutex_unlock(&lock);
+    return m;
 }
 
 int ibx_host_maps_make(struct gpu_session *x, const struct ibx_host_map_wish *w)

@@ -300,3 +300,19 @@ void ibx_memory_free_end(uint64_t address, uint64_t number, bool freed)
     }
     pthread_mutex_unlock(&ibx_handles_lock);
 }
+
+bool ibx_memory_keep_begin(uint64_t client, uint64_t address, uint64_t n, uint64_t *base,
+                           uint64_t *number)
+{
+    pthread_mutex_lock(&ibx_handles_lock);
+    struct handle *h = ibx_handle_touched(IBX_HANDLE_MEMORY, address, address);
+    const bool own = h && h->client == client && !h->heir_of && !h->theirs && !h->was_open &&
+                     !h->ending && ibx_range_last(address, n) <= h->last;
+    if (own) {
+        h->ending = true;
+        *base = h->value;
+        *number = h->number;
+    }
+    pthread_mutex_unlock(&ibx_handles_lock);
+    return own;
+}

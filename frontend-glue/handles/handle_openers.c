@@ -38,6 +38,8 @@ static bool open_for(struct handle *h, uint64_t client)
     }
     h->openers[i].times++;
     h->was_open = true;
+    ibx_clients_share(client);
+    ibx_clients_share(h->client);
     return true;
 }
 
@@ -112,8 +114,10 @@ void ibx_handles_expose(struct gpu_session *x, enum ibx_handle_kind kind, uint64
 {
     pthread_mutex_lock(&ibx_handles_lock);
     struct handle *h = ibx_handle_find(x, kind, value);
-    if (h)
+    if (h) {
         h->was_open = true;
+        ibx_clients_share(h->client);
+    }
     pthread_mutex_unlock(&ibx_handles_lock);
 }
 

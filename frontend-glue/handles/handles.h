@@ -193,6 +193,11 @@ uint64_t ibx_memory_not_there(struct gpu_session *x, uint64_t address, uint64_t 
  * nothing to end. */
 bool ibx_memory_free_begin(struct gpu_session *x, uint64_t address, uint64_t *number);
 void ibx_memory_free_end(uint64_t address, uint64_t number, bool freed);
+/* Keeps n bytes of the client's own, of which no other program has ever had any open, from being
+ * freed until ibx_memory_free_end(*base, *number, false). False: they are not that, or somebody is
+ * freeing them. */
+bool ibx_memory_keep_begin(uint64_t client, uint64_t address, uint64_t n, uint64_t *base,
+                           uint64_t *number);
 
 /* named_streams.c */
 

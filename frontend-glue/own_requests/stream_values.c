@@ -45,7 +45,10 @@ static int stream_value(struct own_request *e)
         return CUDA_INVALID_VALUE;
     if (!ready(e) || is_captured(e, stream))
         return CUDA_NOT_SUPPORTED;
-    return add(names[type], wide, stream, (uintptr_t)address, value, flags);
+    const int rc = add(names[type], wide, stream, (uintptr_t)address, value, flags);
+    if (!rc && (type == IBX_VALUE_WAIT_32 || type == IBX_VALUE_WAIT_64))
+        ibx_stream_waits_add(e->x, (uintptr_t)address, (unsigned)n, value, flags);
+    return rc;
 }
 
 const struct own_request_call ibx_value_own_requests[IBX_OWN_REQUESTS] = {

@@ -173,6 +173,15 @@ void ibx_clients_hide_work(struct gpu_session *x)
     pthread_mutex_unlock(&ibx_client_list.lock);
 }
 
+void ibx_clients_share(uint64_t number)
+{
+    pthread_mutex_lock(&ibx_client_list.lock);
+    struct ibx_client *c = ibx_client_find_number(number);
+    if (c)
+        c->shares = true;
+    pthread_mutex_unlock(&ibx_client_list.lock);
+}
+
 /* Locked. Whether sessions of the client's process come from another address of its host, too: they
  * are another client. */
 static bool comes_from_elsewhere(const struct ibx_client *like)

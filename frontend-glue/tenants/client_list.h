@@ -31,6 +31,8 @@ bool ibx_clients_use_thread_streams(const struct gpu_session *x);
  * thread. */
 void ibx_clients_hide_work(struct gpu_session *x);
 bool ibx_clients_find_work(const struct gpu_session *x);
+/* That client shares memory, events or pools with another program, or has. */
+void ibx_clients_share(uint64_t number);
 /* Around calls of CUDA that free what clients have left: no client resets the context meanwhile.
  * False: one does that now, and give_end() is not to follow. */
 bool ibx_clients_give_begin(void);

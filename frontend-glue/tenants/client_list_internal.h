@@ -19,6 +19,7 @@ struct ibx_client {
     bool calls;              /* ibx_clients_calls() was called */
     unsigned thread_streams; /* sessions that use CUDA's per-thread stream */
     atomic_bool hides_work;  /* ibx_clients_hide_work() was called; never reset */
+    bool shares;             /* ibx_clients_share() was called; never reset */
     bool ends;               /* the process has said that it ends, maybe before all sessions */
     uint32_t process;        /* 0: not known */
     uint64_t process_namespace;

@@ -413,6 +413,7 @@ int main(int argc, char **argv)
         {"driver-modules", driver_modules},
         {"driver-streams", driver_streams},
         {"driver-values", driver_values},
+        {"driver-killed-while-waiting", driver_killed_while_waiting},
         {"driver-entry-points", driver_entry_points},
         {"driver-planes", driver_planes},
         {"driver-arrays", driver_arrays},

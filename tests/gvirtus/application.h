@@ -243,6 +243,7 @@ bool driver_lone_variables();
 bool driver_without_context();
 bool driver_packed_nodes();
 bool driver_values();
+bool driver_killed_while_waiting();
 bool driver_compiler_says();
 
 // application_driver_virtual.cpp

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <array>
+#include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <sched.h>
 #include <thread>
 
@@ -211,6 +213,27 @@ bool refused(const Streams &s)
 
 } // namespace
 } // namespace values
+
+// The process is killed while a stream waits for a word in memory of the device, for which a thread
+// waits, and another one for a word in page-locked memory.
+bool driver_killed_while_waiting()
+{
+    void *context = nullptr, *memory = nullptr;
+    values::Streams s;
+    REQUIRE(driver_has_context(&context) && s.begin());
+    REQUIRE(cu("cuMemHostAlloc", &memory, std::size_t{64}, 0u) == 0);
+    std::memset(memory, 0, 64);
+    if (over_shm)
+        REQUIRE(values::waits(s.second, reinterpret_cast<Address>(memory), 1, values::EQUAL) == 0);
+    REQUIRE(values::waits(s.first, s.words, 1, values::EQUAL) == 0);
+    std::thread([&] {
+        cu("cuCtxSetCurrent", context);
+        cu("cuStreamSynchronize", s.first);
+    }).detach();
+    for (unsigned i = 0; i < 50; i++)
+        REQUIRE(cu("cuStreamQuery", s.first) == values::NOT_READY);
+    return raise(SIGKILL) == 0;
+}
 
 bool driver_values()
 {

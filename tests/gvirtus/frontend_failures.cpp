@@ -72,7 +72,7 @@ bool function_for_ever()
     return true;
 }
 
-// A client is killed while its graph waits for it; the next client's graph works.
+// A client is killed while its graph, or its stream, waits for it; the next client's graph works.
 bool killed_in_graph(const char *test)
 {
     GpuBackEnd back;

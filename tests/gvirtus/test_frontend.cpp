@@ -502,6 +502,8 @@ void check_what_it_does_not()
     check("kernels that are loaded beside graphs", [] { return alone("loads-beside-graphs"); });
     check("a client that is killed in a graph", [] { return killed_in_graph("killed-in-graph"); });
     check("... whose memory kernels reach", [] { return killed_in_graph("killed-while-mapped"); });
+    check("a client that is killed while its streams wait for words",
+          [] { return killed_in_graph("driver-killed-while-waiting"); });
     check("a back end that lies", lied_to);
     check("a library of NVIDIA's that is loaded later", [] {
         return library_loaded_later("libcurand.so.99", "local-library",

@@ -544,6 +544,7 @@ int main(int argc, char **argv)
     check_calls_beside();
     check_calls_captures();
     check_calls_ends();
+    check_calls_waits();
     check_calls_graphs();
     check_calls_kernels();
     check("many at once", many);

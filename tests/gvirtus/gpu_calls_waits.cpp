@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later
+//
+// Clients that are killed while streams of theirs wait for words in memory. Natively such a wait
+// ends with its process.
+#include "tests/gvirtus/gpu_calls_clients.h"
+
+#include <algorithm>
+
+namespace
+{
+
+enum Condition { NOT_LESS, EQUAL, AND, NOR };
+
+int waits(Remote &remote, std::uint64_t stream, std::uint64_t at, std::uint64_t value,
+          Condition condition, bool wide = false)
+{
+    return remote.call("ibxEnqueue", number(IBX_OWN_STREAM_VALUE)
+                                         .u64(at)
+                                         .u64(value)
+                                         .i32(wide ? IBX_VALUE_WAIT_64 : IBX_VALUE_WAIT_32)
+                                         .i32(condition)
+                                         .u64(stream));
+}
+
+// Waits of all kinds, several for one word, which have different values.
+bool waits_are_ended()
+{
+    Gpu gpu(resume);
+    const Left before(gpu);
+    const pid_t pid = leaves(gpu, false, End::killed, [](Remote &own) {
+        own.get_last_error();
+        own.set_device(0);
+        std::vector<char> words(some, '\0');
+        std::fill_n(words.begin() + 24, 4, '\xff');
+        const std::uint64_t at = own.malloc(some), first = own.stream_create(1),
+                            second = own.stream_create(1);
+        REQUIRE(at && own.to_device(at, words.data(), some) == 0);
+        REQUIRE(waits(own, first, at, 7, EQUAL) == 0 && waits(own, second, at, 8, EQUAL) == 0);
+        REQUIRE(waits(own, first, at, 9, EQUAL) == 0 && waits(own, second, at, 7, EQUAL) == 0);
+        REQUIRE(waits(own, first, at + 8, 1ull << 40, NOT_LESS, true) == 0);
+        REQUIRE(waits(own, first, at + 16, 6, AND) == 0);
+        REQUIRE(waits(own, second, at + 24, 0xff00, NOR) == 0);
+        return own.call("cudaLaunchKernel",
+                        kernel(IBX_DOUBLE_KERNEL, 32, first, at, at + 1024, 1024)) == 0;
+    });
+    REQUIRE(result_of(pid) == 128 + SIGKILL);
+    return HOLDS(is_as_before(gpu, before));
+}
+
+// A client whose memory another one has open is left alone: that one may still write the word. The
+// wait of a client that was killed just before is ended meanwhile.
+bool wait_for_another_client()
+{
+    Gpu gpu(resume);
+    int shared[2], opened[2];
+    char byte = 0;
+    std::vector<char> handle(64);
+    const std::vector<char> zeros(some, '\0'), ones(4, 1);
+    std::vector<char> got(4, 'x');
+    REQUIRE(!pipe(shared) && !pipe(opened));
+    const Left before(gpu);
+    const auto begins = [&](Remote &own, std::uint64_t *at) {
+        own.get_last_error();
+        own.set_device(0);
+        *at = own.malloc(some);
+        const std::uint64_t stream = own.stream_create(1);
+        REQUIRE(*at && own.to_device(*at, zeros.data(), some) == 0);
+        return waits(own, stream, *at, 0x01010101, EQUAL) == 0;
+    };
+    const pid_t first = leaves(gpu, false, End::killed, [&](Remote &own) {
+        std::uint64_t at = 0;
+        return begins(own, &at) &&
+               own.call("ibxRuntime", number(IBX_OWN_IPC_MEMORY).u64(at)) == 0 &&
+               write(shared[1], own.out.data(), 64) == 64 && read(opened[0], &byte, 1) == 1;
+    });
+    REQUIRE(read(shared[0], handle.data(), 64) == 64);
+    Body open = number(IBX_OWN_IPC_OPEN_MEMORY), close_it = number(IBX_OWN_IPC_CLOSE);
+    open.bytes.insert(open.bytes.end(), handle.begin(), handle.end());
+    const std::uint64_t word = gpu.remote.address("ibxRuntime", open);
+    const pid_t second = leaves(gpu, false, End::killed, [&](Remote &own) {
+        std::uint64_t at = 0;
+        return begins(own, &at);
+    });
+    REQUIRE(result_of(second) == 128 + SIGKILL);
+    REQUIRE(word && write(opened[1], &byte, 1) == 1 && result_of(first) == 128 + SIGKILL);
+    REQUIRE(becomes_true([&] {
+        const Left now(gpu);
+        return now.allocations == before.allocations + 1 && now.streams == before.streams + 1;
+    }));
+    REQUIRE(gpu.remote.peek(word, got.data(), 4) && got == std::vector<char>(4, '\0'));
+    REQUIRE(gpu.remote.to_device(word, ones.data(), 4) == 0);
+    close_it.bytes.push_back(0);
+    REQUIRE(becomes_true([&] { return Left(gpu).streams == before.streams; }));
+    REQUIRE(gpu.remote.call("ibxRuntime", close_it.u64(word)) == 0);
+    for (int fd : {shared[0], shared[1], opened[0], opened[1]})
+        close(fd);
+    return HOLDS(is_as_before(gpu, before));
+}
+
+} // namespace
+
+void check_calls_waits()
+{
+    check("a client that is killed while its streams wait for words", waits_are_ended);
+    if (provider == "shm") // it takes three seconds
+        check("... in memory that another one has open", wait_for_another_client);
+}
