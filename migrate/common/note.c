@@ -3,7 +3,10 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -28,6 +31,12 @@ static int map(struct ibx_note *note, size_t bytes, int fd, const char *path, st
     return 0;
 }
 
+/* Others can give further names to any file that they may write to. */
+static bool is_file(const struct stat *st)
+{
+    return S_ISREG(st->st_mode) && st->st_nlink == 1;
+}
+
 static const char *remedy(int code)
 {
     switch (code) {
@@ -50,10 +59,45 @@ static const char *remedy(int code)
     }
 }
 
+/* Whether no ib-migrate of this user has made what is there. */
+static bool is_of_others(const char *path)
+{
+    struct stat st;
+    return !lstat(path, &st) && !(is_file(&st) && st.st_uid == geteuid());
+}
+
+/* Takes the place of what another user has made there, if this user may, as root may. Removing that
+ * and trying again would not do: the other user could be faster. A folder with files in it stays,
+ * by another name. */
+static int take_place(const char *path)
+{
+    char fresh[PATH_MAX];
+    snprintf(fresh, sizeof(fresh), "%s.XXXXXX", path);
+    int fd = mkostemp(fresh, O_CLOEXEC); /* 0600 */
+    if (fd < 0)
+        return -1;
+    if (renameat2(AT_FDCWD, fresh, AT_FDCWD, path, RENAME_EXCHANGE)) {
+        close(fd);
+        fd = -1;
+        errno = EEXIST;
+    }
+    const int code = errno;
+    if (unlink(fresh) && errno == EISDIR)
+        rmdir(fresh);
+    errno = code;
+    return fd;
+}
+
+static int make_file(const char *path)
+{
+    const int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    return fd < 0 && errno == EEXIST && is_of_others(path) ? take_place(path) : fd;
+}
+
 int ibx_note_make(struct ibx_note *note, size_t bytes, const char *path, const char *what,
                   const char *without, struct ibx_error *err)
 {
-    int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    int fd = make_file(path);
     int code = fd < 0 ? errno : posix_fallocate(fd, 0, (off_t)bytes);
     int rc = code ? ibx_error_set(err, -code, "%s, where %s, cannot be made: %s; %s, or %s", path,
                                   what, strerror(code), remedy(code), without)
@@ -69,7 +113,7 @@ int ibx_note_find(struct ibx_note *note, size_t bytes, const char *path, struct 
 {
     struct stat st;
     int fd = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
-    const bool good = fd >= 0 && !fstat(fd, &st) && S_ISREG(st.st_mode) &&
+    const bool good = fd >= 0 && !fstat(fd, &st) && is_file(&st) &&
                       (st.st_uid == geteuid() || st.st_uid == 0) && !(st.st_mode & 022) &&
                       st.st_size == (off_t)bytes;
     int rc = good ? map(note, bytes, fd, path, err) : -ESTALE;

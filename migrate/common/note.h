@@ -14,12 +14,13 @@ struct ibx_note {
 };
 
 /* Makes the file, filled with zeros, and maps it. For the sentence of an error, `what` says what is
- * noted there, and `without` how to do without it. -EEXIST: the file is there already; others as
- * open(2), posix_fallocate(3) and mmap(2). */
+ * noted there, and `without` how to do without it. What another user has made there gets another
+ * name, or is removed, if this user may do so. -EEXIST: there is such a file, or another user's;
+ * others as open(2), posix_fallocate(3) and mmap(2). */
 int ibx_note_make(struct ibx_note *note, size_t bytes, const char *path, const char *what,
                   const char *without, struct ibx_error *err);
 /* Maps the note that an earlier tool has made. -ESTALE, without a sentence: it is gone, has another
- * size, or another user owns it or may write to it. */
+ * size or several names, or another user owns it or may write to it. */
 int ibx_note_find(struct ibx_note *note, size_t bytes, const char *path, struct ibx_error *err);
 /* Unmaps the note. The file stays. */
 void ibx_note_fini(struct ibx_note *note);

@@ -526,10 +526,11 @@ void ibx_journal_home_path(const uint8_t id[IBX_MIGRATE_ID_BYTES], char *path, s
     snprintf(path, size, "/dev/shm/ibx-%s.source.home", digits);
 }
 
+/* A file of this user's with several names may have got this one from somebody else. */
 static bool is_noted(const char *path)
 {
     struct stat st;
-    return !lstat(path, &st) && (st.st_uid == geteuid() || st.st_uid == 0);
+    return !lstat(path, &st) && st.st_nlink == 1 && (st.st_uid == geteuid() || st.st_uid == 0);
 }
 
 static void home_path_in(const char *folder, const uint8_t id[IBX_MIGRATE_ID_BYTES], char *path,

@@ -590,7 +590,7 @@ static void home_is_noted_by_its_own_file(NO_STATE)
 {
     struct ibx_record r = sample(true, 0xcd);
     struct ibx_error err = {0};
-    char path[PATH_MAX], beside[PATH_MAX];
+    char path[PATH_MAX], beside[PATH_MAX], other[PATH_MAX + 8];
     const pid_t pid = getpid(); /* the name in /dev/shm is this test's own */
     memcpy(r.id, &pid, sizeof(pid));
     r.borrow = IBX_BORROW_LAZY;
@@ -610,6 +610,15 @@ static void home_is_noted_by_its_own_file(NO_STATE)
     assert_int_equal(access(beside, F_OK), -1);
     ibx_journal_forget_home(folder, r.id);
     assert_false(ibx_journal_noted_home(folder, &r));
+    /* Others can give this name to a file of this user's that they may write to. */
+    snprintf(other, sizeof(other), "%s.other", path);
+    put_file(other, "", 0);
+    assert_int_equal(link(other, path), 0);
+    assert_false(ibx_journal_noted_home(folder, &r));
+    assert_int_equal(ibx_journal_note_home(folder, r.id, &err), 0);
+    assert_int_equal(unlink(other), 0);
+    assert_true(ibx_journal_noted_home(folder, &r));
+    ibx_journal_forget_home(folder, r.id);
     if (!geteuid()) {
         assert_int_equal(mkdir(path, 0700), 0);
         assert_int_equal(chown(path, 1234, 1234), 0);

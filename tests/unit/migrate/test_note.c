@@ -127,6 +127,40 @@ static void test_file_of_another_user(NO_STATE)
     assert_int_equal(find(BYTES), -ESTALE);
 }
 
+/* A name like any root's file has, which others may have given it (fs.protected_hardlinks). */
+static void test_file_with_another_name(NO_STATE)
+{
+    assert_int_equal(link(path, aside), 0);
+    assert_int_equal(find(BYTES), -ESTALE);
+}
+
+/* What another user has made at the note's place, or a link to what is not the note's own. */
+static void takes_the_place_of(int made)
+{
+    struct ibx_note note;
+    struct stat st;
+    assert_int_equal(made, 0);
+    assert_int_equal(ibx_note_make(&note, BYTES, path, "it is noted", "do without", &error), 0);
+    ((uint64_t *)note.memory)[1] = 77;
+    ibx_note_fini(&note);
+    assert_int_equal(lstat(path, &st), 0);
+    assert_int_equal(st.st_uid, geteuid());
+    assert_int_equal(st.st_mode & 07777, 0600);
+    assert_int_equal(find(BYTES), 0);
+}
+
+/* Users see the names of notes, and so can guess that of the next one of the same migration. They
+ * must not keep root's VMs from migrating. */
+static void test_others_cannot_occupy_the_name(NO_STATE)
+{
+    if (geteuid())
+        skip();
+    takes_the_place_of(chown(path, OTHER, OTHER));
+    takes_the_place_of(unlink(path) || mkfifo(path, 0666) || chown(path, OTHER, OTHER));
+    takes_the_place_of(unlink(path) || symlink(top, path) || lchown(path, OTHER, OTHER));
+    takes_the_place_of(unlink(path) || mkdir(path, 0777) || chown(path, OTHER, OTHER));
+}
+
 static void test_link_is_not_followed(NO_STATE)
 {
     assert_int_equal(rename(path, aside), 0);
@@ -143,6 +177,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_wrong_length, begin, end),
         cmocka_unit_test_setup_teardown(test_file_that_others_can_write, begin, end),
         cmocka_unit_test_setup_teardown(test_file_of_another_user, begin, end),
+        cmocka_unit_test_setup_teardown(test_file_with_another_name, begin, end),
+        cmocka_unit_test_setup_teardown(test_others_cannot_occupy_the_name, begin, end),
         cmocka_unit_test_setup_teardown(test_link_is_not_followed, begin, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
