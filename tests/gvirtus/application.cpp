@@ -264,6 +264,7 @@ int main(int argc, char **argv)
         {"threads-have-ended", threads_have_ended},
         {"thread-ends-late", thread_ends_late},
         {"threads-go-on", threads_go_on},
+        {"thread-connects-last", thread_connects_last},
         {"threads-go-on-in-child", threads_go_on_in_child},
         {"killed", killed},
         {"killed-background", killed_background},

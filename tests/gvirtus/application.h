@@ -110,6 +110,7 @@ bool forked_exit();
 bool closes_at_exit();
 bool threads_have_ended();
 bool threads_go_on();
+bool thread_connects_last();
 bool thread_ends_late();
 bool threads_go_on_in_child();
 bool first_thread_ends();

@@ -111,6 +111,40 @@ bool threads_go_on()
     return true;
 }
 
+// The destructors of all libraries have run.
+static std::atomic<bool> waits_for_destructors, destroyed;
+
+// The library calls it behind all of them.
+extern "C" int fcloseall()
+{
+    using Close = int();
+    static auto *next = reinterpret_cast<Close *>(dlsym(RTLD_NEXT, "fcloseall"));
+    for (destroyed = true; waits_for_destructors;)
+        std::this_thread::yield();
+    return next();
+}
+
+// The same with one that does not connect before the destructors have run.
+bool thread_connects_last()
+{
+    static std::atomic<bool> rests;
+    std::thread([] {
+        cudaGetLastError();
+        rests = true;
+        pause();
+    }).detach();
+    std::thread([] {
+        while (!destroyed)
+            std::this_thread::yield();
+        std::_Exit(cudaGetLastError() != 0);
+    }).detach();
+    stub_at_end([] { std::_Exit(1); });
+    while (!rests)
+        std::this_thread::yield();
+    waits_for_destructors = true;
+    return true;
+}
+
 // A thread that has returned waits until its launches were answered, and closes its connection
 // then: until then nothing that they use is freed. The back end stands still meanwhile.
 bool thread_ends_late()

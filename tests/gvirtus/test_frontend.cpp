@@ -419,6 +419,8 @@ void check_what_the_provider_changes()
     check("... of a program whose threads have ended",
           [] { return run("threads-have-ended", true); });
     check("threads in calls as the process ends", [] { return run("threads-go-on", true); });
+    check("... and one that connects behind all destructors",
+          [] { return run("thread-connects-last", true); });
     check("a thread that ends late as the process ends",
           [] { return run("thread-ends-late", true); });
     check("threads in calls as a forked child ends",

@@ -12,9 +12,9 @@
  *   which were registered earlier. C++'s streams are flushed when the last library that uses them
  *   is done. log4cplus never is, so the handler flushes them.
  *
- * While other threads may be in calls of CUDA: these threads go on until the process ends. So
- * GVirtuS's destructors, which would free what such calls use, are removed as well, and the handler
- * closes the connections that no thread uses.
+ * While other threads may be in calls of CUDA: these threads go on until the process ends, and may
+ * connect. So the destructors of GVirtuS and of libfabric, which would free what they use, are
+ * removed as well, and the handler closes the connections that no thread uses.
  *
  * If a program has loaded these libraries by dlopen(3), as Python does, what they registered is
  * called earlier, among the program's own. So this library replaces __cxa_atexit() and registers
@@ -37,10 +37,11 @@
 #include <unistd.h>
 
 #define STREAMS_USES  65536u /* more uses of C++'s streams than log4cplus has */
-#define LIBRARIES_MAX 8u
+#define LIBRARIES_MAX 16u
 
-/* log4cplus, and GVirtuS's own libraries, which are looked for only if log4cplus is there. */
-static const char *const names[] = {"liblog4cplus", "libgvirtus-", "libcudart.so"};
+/* log4cplus, and GVirtuS's own libraries and libfabric, which are looked for only if log4cplus is
+ * there. */
+static const char *const names[] = {"liblog4cplus", "libgvirtus-", "libcudart.so", "libfabric.so"};
 
 /* The DT_FINI_ARRAYSZ entries of these libraries; log4cplus's is the first. */
 static ElfW(Dyn) * destructors[LIBRARIES_MAX];
