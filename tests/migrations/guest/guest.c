@@ -31,7 +31,6 @@
 #define ICR_BUSY         0x1000u
 #define LAPIC_SVR_ON     0x1ffu
 #define LAPIC_TIMER      0xfee00320u
-#define LAPIC_COUNT      0xfee00380u
 #define LAPIC_DIVIDE     0xfee003e0u
 #define LAPIC_DIVIDE_ONE 0xbu
 #define WAKE_VECTOR      0x40u
@@ -50,10 +49,11 @@
 #define PIC_MASK_1  0x21
 #define PIC_MASK_2  0xa1
 
+#define GENERAL_PROTECTION 13u
 #define CODE_64        24u     /* of boot.S */
 #define INTERRUPT_GATE 0x8e00u /* present */
 
-#define PRESENT 3u /* and writable */
+#define PRESENT 7u /* writable, and for all levels */
 #define PAGE_2M (PRESENT | 0x80u)
 
 struct multiboot {
@@ -72,7 +72,7 @@ struct guest {
         net;
 };
 
-extern const uint8_t trampoline[], trampoline_end[], guest_wake[];
+extern const uint8_t trampoline[], trampoline_end[], guest_wake[], guest_halt[];
 void guest_main(const struct multiboot *boot);
 void guest_other(void);
 void *memcpy(void *to, const void *from, size_t n);
@@ -81,6 +81,17 @@ void *memcpy(void *to, const void *from, size_t n);
 uint64_t guest_low[4 * 512] __attribute__((aligned(4096)));
 uint64_t guest_directories[512] __attribute__((aligned(4096)));
 static uint64_t guest_work[WORK_GIB][512] __attribute__((aligned(4096)));
+
+/* Interrupts: all vCPUs' gates, which doze_init() fills. */
+static struct {
+    uint16_t low, selector, type, middle;
+    uint32_t high, zero;
+} gates[256];
+extern const struct __attribute__((packed)) table {
+    uint16_t limit;
+    uint64_t base;
+} guest_idt_pointer;
+const struct table guest_idt_pointer = {sizeof(gates) - 1, (uintptr_t)gates};
 
 static struct guest guest = {CHURN_MIB, CHURN_CPUS, CHURN_BEAT, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 static volatile uint32_t serial_lock;
@@ -280,23 +291,14 @@ static void lapic_write(uintptr_t address, uint32_t value)
 /* Every vector only wakes a processor that is halted. */
 static void doze_init(void)
 {
-    static struct {
-        uint16_t low, selector, type, middle;
-        uint32_t high, zero;
-    } gates[256];
-    const struct __attribute__((packed)) {
-        uint16_t limit;
-        uint64_t base;
-    } table = {sizeof(gates) - 1, (uintptr_t)gates};
-    const uintptr_t wake = (uintptr_t)guest_wake;
     for (unsigned i = 0; i < 256; i++) {
+        const uintptr_t wake = (uintptr_t)(i == GENERAL_PROTECTION ? guest_halt : guest_wake);
         gates[i].low = (uint16_t)wake;
         gates[i].selector = CODE_64;
         gates[i].type = INTERRUPT_GATE;
         gates[i].middle = (uint16_t)(wake >> 16);
         gates[i].high = (uint32_t)(wake >> 32);
     }
-    __asm__ volatile("lidt %0" ::"m"(table));
     outb(PIC_MASK_1, 0xff);
     outb(PIC_MASK_2, 0xff);
     lapic_write(LAPIC_SVR, LAPIC_SVR_ON);
@@ -335,8 +337,7 @@ static void turn_network(void)
 
 static void doze(void)
 {
-    lapic_write(LAPIC_COUNT, guest.doze);
-    __asm__ volatile("sti; hlt; cli" ::: "memory");
+    __asm__ volatile("hlt" ::"D"(guest.doze) : "memory");
 }
 
 static void run(uint32_t cpu)
