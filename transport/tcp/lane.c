@@ -386,6 +386,11 @@ void ibx_tcp_lane_broken(struct tcp_lane *lane, int code)
     else if (code == ETIMEDOUT)
         ibx_tcp_fail(tcp, -ETIMEDOUT, "the peer has not answered for %u ms: the link is dead",
                      ibx_link_options(tcp->link)->timeout_ms);
+    else if (code == EFAULT) /* a processor that copies gets SIGBUS instead, as with TLS */
+        ibx_tcp_fail(tcp, -EFAULT,
+                     "memory that was to be sent or filled cannot be accessed (%s): its file was "
+                     "cut short, or this host's memory is broken",
+                     strerror(code));
     else
         ibx_tcp_fail(tcp, -code, "the link to the peer broke: %s", strerror(code));
 }

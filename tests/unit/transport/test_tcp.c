@@ -10,6 +10,8 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 #ifdef IBX_WITH_URING
@@ -337,6 +339,36 @@ static void test_sleepers_are_woken_by_room(void **state)
     ends_close(&server, &client);
 }
 
+/* The reason says where to look: at this host's memory, and not at the network. */
+static void test_memory_that_cannot_be_read(void **state)
+{
+    (void)state;
+    const size_t length = 1u << 20;
+    const int file = memfd_create("cut short", MFD_CLOEXEC);
+    if (end_encrypts) { /* then this process reads it itself, and gets SIGBUS */
+        close(file);
+        skip();
+    }
+    assert_int_equal(ftruncate(file, (off_t)length), 0);
+    uint8_t *bytes = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    assert_ptr_not_equal(bytes, MAP_FAILED);
+    ends_open(&server, &client, sockets_tcp, 1, 4);
+    struct ibx_mr *mr = end_register(&server, bytes, length, BOTH);
+    struct ibx_mr *local = end_register(&client, NULL, length, 0);
+    struct ibx_chunk chunk = read_of(mr, local, length);
+    assert_int_equal(ftruncate(file, 0), 0);
+    assert_int_equal(ibx_provider_tcp.rdma(client.tcp, &chunk), 0);
+    assert_true(end_await(&server, &client, 1));
+    assert_int_equal(server.notes[0].kind, NOTE_LOST);
+    assert_int_equal(server.notes[0].status, -EFAULT);
+    assert_non_null(strstr(server.notes[0].reason, "its file was cut short"));
+    end_deregister(&client, local);
+    end_deregister(&server, mr);
+    ends_close(&server, &client);
+    munmap(bytes, length);
+    close(file);
+}
+
 /* On every lane, the loss of a single packet costs 20 ms instead of 200, if the kernel supports
  * it. */
 static void test_losses_are_noticed_early(void **state)
@@ -413,6 +445,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_signaled_sends_are_reported_once),
         cmocka_unit_test(test_sleepers_are_woken_by_input),
         cmocka_unit_test(test_sleepers_are_woken_by_room),
+        cmocka_unit_test(test_memory_that_cannot_be_read),
     };
     if (argc > 1)
         end_choose(argv[1]);
