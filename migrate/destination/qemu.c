@@ -72,7 +72,9 @@ static int ask_status(struct destination_qemu *qemu, struct ibx_error *err)
     int rc = ibx_vm_status(qemu->qmp, status, sizeof(status), ibx_deadline_in_ms(MONITOR_MS), err);
     if (rc)
         return rc;
-    qemu->stale = false;
+    qemu->stale = !strcmp(status, "finish-migrate"); /* no event says when that is over */
+    if (qemu->stale)
+        qemu->ask_ns = ibx_deadline_in_ms(MONITOR_RETRY_MS);
     qemu->ran |= !strcmp(status, "running");
     memcpy(qemu->status, status, sizeof(status));
     if (strcmp(status, "inmigrate") != 0 && qemu->state.now != QEMU_RUNNING &&

@@ -40,7 +40,7 @@ struct destination_qemu {
     char told[IBX_MIGRATE_STATUS];   /* the status that was last looked at (tell_of_disk()) */
     char end[IBX_MIGRATE_STATUS];    /* QEMU's reason for its end, of SHUTDOWN; "": none yet */
     bool completed;                  /* QEMU has reported its incoming migration as completed */
-    bool stale;                      /* an event says that the status is another one now */
+    bool stale; /* the status is another one now, by an event, or soon, after "finish-migrate" */
     uint64_t ask_ns;  /* when to ask for it, because QEMU gave no answer or libvirt is at work */
     json_t *settings; /* to put back: ibx_settings_restore(); NULL: none */
     enum destination_qemu_ram ram;

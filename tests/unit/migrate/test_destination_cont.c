@@ -70,6 +70,18 @@ static void test_continued(NO_STATE)
     done();
 }
 
+/* Another client has migrated it on. QEMU says that this is complete before it has the status of
+ * that, and says nothing then. */
+static void test_asked_until_migrated_on(NO_STATE)
+{
+    run_it(SCRIPT(
+        {"cont", RUNS, 0},
+        {"query-status", "{\"return\": {\"status\": \"finish-migrate\"}, \"id\": 3}\r\n", 0}));
+    assert_string_equal(paused.status, "finish-migrate");
+    assert_true(paused.stale);
+    done();
+}
+
 /* The VM's memory is wrong, so it is told to stop. */
 static void pause_it(const char *was, const struct step *steps)
 {
@@ -106,6 +118,7 @@ int main(void)
         cmocka_unit_test(test_lost_monitor),
         cmocka_unit_test(test_late_status),
         cmocka_unit_test(test_continued),
+        cmocka_unit_test(test_asked_until_migrated_on),
         cmocka_unit_test(test_paused_without_a_status),
         cmocka_unit_test(test_stopped_without_a_status),
     };
