@@ -372,6 +372,9 @@ struct message_context {
 /* Takes a message of the source; `context` is a struct message_context. */
 int ibx_destination_on_message(void *context, const struct ibx_migrate_any *message);
 void ibx_destination_send_progress(struct destination *d);
+/* Before ABORT, which does not tell it: another client has migrated the VM on. The source may not
+ * know that yet. */
+void ibx_destination_send_migrated_on(struct destination *d);
 /* Sends COMPLETE, or in SHUT_DOWN ENDED. */
 int ibx_destination_send_complete(struct destination *d, struct ibx_error *err);
 /* Sends RUNNING. A connection that is lost is noticed when it is read. */

@@ -144,9 +144,10 @@ static int vm_lost(struct destination *d, int code, struct ibx_error *err)
     if (ibx_destination_qemu_shut_down(&d->qemu))
         return shut_down(d, err);
     ibx_destination_qemu_describe_end(&d->qemu, end, sizeof(end));
-    if (d->qemu.end[0]) { /* for whoever asks later what became of the VM */
+    if (d->qemu.end[0])
         memcpy(d->qemu.status, d->qemu.end, sizeof(d->qemu.status));
-        ibx_destination_update(d);
+    if (d->qemu.end[0] || ibx_journal_is_migrated_on(d->qemu.status)) {
+        ibx_destination_update(d); /* for whoever asks later what became of the VM */
         ibx_destination_record(d, d->status.record.state, &silent);
     }
     ibx_destination_move(d, DESTINATION_FAILED, &silent);
@@ -168,8 +169,10 @@ static int vm_lost(struct destination *d, int code, struct ibx_error *err)
                          "VM from where it was stopped%s%s",
                          end, d->qemu.end[0] ? ", if it is to go on at all" : "",
                          ibx_journal_restarts_if(&d->status.record));
-    if (!resuming || !say_that_it_ran(d))
+    if (!resuming || !say_that_it_ran(d)) {
+        ibx_destination_send_migrated_on(d);
         send_abort(d, err->message);
+    }
     return code;
 }
 

@@ -197,15 +197,26 @@ static int send_ended(struct destination *d, struct ibx_error *err)
     return ibx_channel_send(&d->link.control, &message, err);
 }
 
-void ibx_destination_send_progress(struct destination *d)
+static void send_progress(struct destination *d)
 {
     struct ibx_migrate_any message = {.type = IBX_MIGRATE_PROGRESS};
-    if (!destination_linked(&d->link) || !ibx_channel_idle(&d->link.control) || !d->status.pages ||
-        ibx_now_ns() - d->progress_ns < MIGRATION_TICK_MS * IBX_NS_PER_MS)
-        return;
     d->progress_ns = ibx_now_ns();
     progress_of(d, &message.is.progress);
     ibx_channel_send(&d->link.control, &message, NULL);
+}
+
+void ibx_destination_send_progress(struct destination *d)
+{
+    if (!destination_linked(&d->link) || !ibx_channel_idle(&d->link.control) || !d->status.pages ||
+        ibx_now_ns() - d->progress_ns < MIGRATION_TICK_MS * IBX_NS_PER_MS)
+        return;
+    send_progress(d);
+}
+
+void ibx_destination_send_migrated_on(struct destination *d)
+{
+    if (destination_linked(&d->link) && ibx_journal_is_migrated_on(d->qemu.status))
+        send_progress(d);
 }
 
 int ibx_destination_send_complete(struct destination *d, struct ibx_error *err)
