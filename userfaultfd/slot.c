@@ -67,6 +67,21 @@ int ibx_fault_alias_populate(struct ibx_fault *e, const struct slot *slot, size_
     return -code;
 }
 
+/* The reader has taken no request for the slot, because it is full (-EAGAIN) or has failed. */
+static void not_requested(struct fault_worker *w, struct slot *slot, size_t length, int rc)
+{
+    struct ibx_fault *e = w->engine;
+    ibx_fault_slot_release(w, slot);
+    if (rc == -EAGAIN) {
+        w->reader_full = w->in_flight > 0; /* otherwise no arrival would clear it */
+        w->rescan |= !w->reader_full;
+        count(&e->reader_stalls, 1);
+    } else {
+        ibx_fault_fail(e, rc, "page %llu (%zu bytes) cannot be requested: %s",
+                       (unsigned long long)slot->page, length, strerror(-rc));
+    }
+}
+
 int ibx_fault_slot_request(struct fault_worker *w, struct slot *slot, struct fault_range *r,
                            const struct wanted *wanted)
 {
@@ -104,23 +119,15 @@ int ibx_fault_slot_request(struct fault_worker *w, struct slot *slot, struct fau
     int rc = r->is.alias ? ibx_fault_alias_populate(e, slot, request.length) : 0;
     if (!rc)
         rc = w->reader.ops->request(w->reader.context, &request);
-    if (!rc) {
-        w->in_flight++;
-        if (!request.urgent)
-            ibx_fault_flying(w, (int64_t)request.length);
-        count(&e->requests, 1);
-        return 0;
+    if (rc) {
+        not_requested(w, slot, request.length, rc);
+        return rc;
     }
-    ibx_fault_slot_release(w, slot);
-    if (rc == -EAGAIN) {
-        w->reader_full = w->in_flight > 0; /* otherwise no arrival would clear it */
-        w->rescan |= !w->reader_full;
-        count(&e->reader_stalls, 1);
-    } else {
-        ibx_fault_fail(e, rc, "page %llu (%zu bytes) cannot be requested: %s",
-                       (unsigned long long)page, request.length, strerror(-rc));
-    }
-    return rc;
+    w->in_flight++;
+    if (!request.urgent)
+        ibx_fault_flying(w, (int64_t)request.length);
+    count(&e->requests, 1);
+    return 0;
 }
 
 uint32_t ibx_fault_claim(struct ibx_fault *e, uint64_t page, uint64_t end, uint32_t max)
