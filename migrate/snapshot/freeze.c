@@ -579,6 +579,32 @@ static int end(struct freezing *f, enum ibx_freeze_after after, struct ibx_freez
     return after == IBX_FREEZE_QUIT ? ibx_vm_quit(f->qmp, err) : 0;
 }
 
+/* All up to the whole snapshot. What fails is undone. */
+static int make(struct freezing *f, const char *qmp, const char *path, enum ibx_freeze_after after,
+                struct ibx_freeze_result *result, struct ibx_error *err)
+{
+    int rc = prepare(f, qmp, path, after, err);
+    ibx_migration_stop_at("freeze", "prepared");
+    if (!rc)
+        rc = save_state(f, err);
+    ibx_migration_stop_at("freeze", "saved");
+    if (!rc)
+        rc = check_described(f, err);
+    if (!rc)
+        rc = fill_folder(f, err);
+    if (!rc)
+        rc = check_still(f, err);
+    ibx_migration_stop_at("freeze", "copied");
+    if (!rc)
+        rc = go_on(f, after, result, err);
+    if (!rc)
+        rc = seal(f, result, err);
+    ibx_migration_stop_at("freeze", "sealed");
+    if (rc)
+        undo(f, err);
+    return rc;
+}
+
 int ibx_snapshot_freeze(const char *qmp, const char *path, enum ibx_freeze_after after,
                         struct ibx_freeze_result *result, struct ibx_error *err)
 {
@@ -596,25 +622,7 @@ int ibx_snapshot_freeze(const char *qmp, const char *path, enum ibx_freeze_after
         free(f);
         return rc;
     }
-    rc = prepare(f, qmp, path, after, err);
-    ibx_migration_stop_at("freeze", "prepared");
-    if (!rc)
-        rc = save_state(f, err);
-    ibx_migration_stop_at("freeze", "saved");
-    if (!rc)
-        rc = check_described(f, err);
-    if (!rc)
-        rc = fill_folder(f, err);
-    if (!rc)
-        rc = check_still(f, err);
-    ibx_migration_stop_at("freeze", "copied");
-    if (!rc)
-        rc = go_on(f, after, &got, err);
-    if (!rc)
-        rc = seal(f, &got, err);
-    ibx_migration_stop_at("freeze", "sealed");
-    if (rc)
-        undo(f, err);
+    rc = make(f, qmp, path, after, &got, err);
     const bool whole = !rc;
     ibx_watchdog_release(&f->watchdog);
     if (!rc && after != IBX_FREEZE_QUIT)
