@@ -88,19 +88,13 @@ static void tell_of_disk(const struct source *s)
                          s->vm.ram.status, why);
 }
 
-/* Checks all that can be checked before anything is changed. */
-static int check(struct source *s, struct ibx_error *err)
+/* Finds the VM, and looks for all that prevents its migration. */
+static int check_vm(struct source *s, struct ibx_error *err)
 {
     struct ibx_blockers blockers = {.stands_still = s->options->stand_still,
                                     .returns = s->options->returns != NULL};
-    struct ibx_record *record = &s->status.record;
     const struct ibx_guest_ram *ram = &s->vm.ram;
-    int rc = check_uri(s, err);
-    if (!rc)
-        rc = ibx_source_vm_find(&s->vm, s->options->qmp, !source_managed(&s->vm), err);
-    record->borrow = (uint8_t)s->options->borrow;
-    if (s->options->returns)
-        memcpy(record->base, s->options->returns->id, sizeof(record->base));
+    int rc = ibx_source_vm_find(&s->vm, s->options->qmp, !source_managed(&s->vm), err);
     /* Before other blockers, because their remedies would end a VM that has migrated. */
     if (!rc)
         rc = ibx_migration_check_unfinished(s->options->folder, ram, true,
@@ -112,10 +106,14 @@ static int check(struct source *s, struct ibx_error *err)
         ibx_preflight_host(ram, IBX_MIGRATE_SOURCE, &blockers);
     if (!rc && blockers.count)
         rc = ibx_migration_refused("this VM cannot be migrated", &blockers, err);
-    if (!rc)
-        rc = ibx_page_map_init_ram(&s->vm.map, ram, err);
-    if (rc)
-        return rc;
+    return rc ? rc : ibx_page_map_init_ram(&s->vm.map, ram, err);
+}
+
+/* Begins the record: nothing of the migration has been done yet. */
+static int describe(struct source *s, struct ibx_error *err)
+{
+    struct ibx_record *record = &s->status.record;
+    const struct ibx_guest_ram *ram = &s->vm.ram;
     if (RAND_bytes(record->id, sizeof(record->id)) != 1)
         return ibx_error_set(err, -EIO, "there are no random numbers for the migration's id");
     record->source = true;
@@ -124,6 +122,24 @@ static int check(struct source *s, struct ibx_error *err)
     ibx_journal_note_ram(record, ram);
     record->libvirt = source_managed(&s->vm);
     record->was_running = ibx_vm_lives(ram->status);
+    return 0;
+}
+
+/* Checks all that can be checked before anything is changed. */
+static int check(struct source *s, struct ibx_error *err)
+{
+    struct ibx_record *record = &s->status.record;
+    const struct ibx_guest_ram *ram = &s->vm.ram;
+    int rc = check_uri(s, err);
+    record->borrow = (uint8_t)s->options->borrow;
+    if (s->options->returns)
+        memcpy(record->base, s->options->returns->id, sizeof(record->base));
+    if (!rc)
+        rc = check_vm(s, err);
+    if (!rc)
+        rc = describe(s, err);
+    if (rc)
+        return rc;
     if (source_managed(&s->vm) && strcmp(ram->status, "running") != 0)
         return ibx_error_set(
             err, -EPERM,
@@ -371,6 +387,29 @@ static void quit_qemu(struct source *s)
                              (int)s->vm.ram.pid, err.message);
 }
 
+/* Frees the source and all that it has. The journal is unlocked last, because that admits other
+ * commands. */
+static void let_all_go(struct source *s)
+{
+    ibx_source_warm_end(s);
+    ibx_source_return_fini(s);
+    ibx_source_stop_map_fini(s);
+    ibx_source_stream_close(&s->stream);
+    ibx_guard_leave(&s->guard);
+    ibx_gate_close(&s->gate);
+    if (source_managed(&s->vm) && (s->state.now == SOURCE_DONE || s->state.now == SOURCE_KEPT))
+        ibx_journal_unlink_files(&s->status.record);
+    ibx_control_socket_close(s->socket);
+    ibx_migration_signals_take(&s->signals, true); /* too late: the migration has ended */
+    ibx_migration_signals_close(&s->signals);
+    ibx_source_vm_fini(&s->vm);
+    if (s->state.now == SOURCE_STRANDED)
+        ibx_watchdog_leave(&s->vm.watchdog);
+    ibx_watchdog_release(&s->vm.watchdog);
+    ibx_journal_unlock(s->options->folder, &s->status.record, s->lock_fd);
+    free(s);
+}
+
 static int finish(struct source *s, int rc, struct ibx_migrate_status *last, struct ibx_error *err)
 {
     if (s->state.now == SOURCE_DONE) {
@@ -399,23 +438,7 @@ static int finish(struct source *s, int rc, struct ibx_migrate_status *last, str
     ibx_source_update(s);
     ibx_migration_report(&s->reporter, &s->status, true);
     *last = s->status;
-    ibx_source_warm_end(s);
-    ibx_source_return_fini(s);
-    ibx_source_stop_map_fini(s);
-    ibx_source_stream_close(&s->stream);
-    ibx_guard_leave(&s->guard);
-    ibx_gate_close(&s->gate);
-    if (source_managed(&s->vm) && (s->state.now == SOURCE_DONE || s->state.now == SOURCE_KEPT))
-        ibx_journal_unlink_files(&s->status.record);
-    ibx_control_socket_close(s->socket);
-    ibx_migration_signals_take(&s->signals, true); /* too late: the migration has ended */
-    ibx_migration_signals_close(&s->signals);
-    ibx_source_vm_fini(&s->vm);
-    if (s->state.now == SOURCE_STRANDED)
-        ibx_watchdog_leave(&s->vm.watchdog);
-    ibx_watchdog_release(&s->vm.watchdog);
-    ibx_journal_unlock(s->options->folder, &last->record, s->lock_fd);
-    free(s);
+    let_all_go(s);
     return rc;
 }
 

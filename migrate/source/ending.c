@@ -179,6 +179,17 @@ static bool was_shut_down(struct source *s, int code, struct ibx_error *err)
     return true;
 }
 
+/* The VM stays here, and QEMU could not be told so because of `why`. */
+static void not_continued(struct source *s, int code, const struct ibx_error *why,
+                          struct ibx_error *err)
+{
+    struct ibx_error silent = {0};
+    ibx_error_prefix(err, code, "the VM could not be continued (%s; %s) after this", why->message,
+                     source_committed(s) ? "ib-migrate rollback tries again"
+                                         : "another process, left behind, tries again");
+    ibx_source_move(s, SOURCE_STRANDED, &silent);
+}
+
 int ibx_source_keep(struct source *s, int code, struct ibx_error *err)
 {
     const bool loads = s->state.now == SOURCE_STOPPED || s->state.now == SOURCE_SENDING;
@@ -208,11 +219,7 @@ int ibx_source_keep(struct source *s, int code, struct ibx_error *err)
     if (failed && ibx_source_qemu_has_ended(s)) {
         say_gone(s, code, NULL, err);
     } else if (failed) {
-        ibx_error_prefix(err, code, "the VM could not be continued (%s; %s) after this",
-                         why.message,
-                         source_committed(s) ? "ib-migrate rollback tries again"
-                                             : "another process, left behind, tries again");
-        ibx_source_move(s, SOURCE_STRANDED, &why);
+        not_continued(s, code, &why, err);
         return code;
     }
     const bool disown = may_wait(s);

@@ -93,14 +93,35 @@ static int fell_asleep(struct source *s, struct ibx_error *err)
                               "QEMU's monitor) and migrate it then");
 }
 
-/* When another client continues the VM, the device state that was sent no longer fits its RAM. A
- * reset, by a client or by the guest, writes to guest RAM too and would be lost. */
-static int on_event(struct source *s, json_t *event, struct ibx_error *err)
+/* What an event means for the VM. When another client continues the VM, the device state that was
+ * sent no longer fits its RAM. A reset, by a client or by the guest, writes to guest RAM too and
+ * would be lost. */
+static int on_meaning(struct source *s, enum source_vm_event means, struct ibx_error *err)
 {
     const bool sent = s->state.now == SOURCE_STOPPED || s->state.now == SOURCE_SENDING;
     const char *what = "another client has continued the VM";
     char error[256];
     bool is;
+    switch (means) {
+    case VM_QUIET:
+        return s->state.now == SOURCE_STARTING ? ibx_source_on_quiet(s, err) : 0;
+    case VM_FAILED:
+        return ibx_source_qemu_failed(s, err);
+    case VM_RESET:
+        what = "the VM has been reset";
+        break;
+    case VM_CONTINUED:
+        if (sent && !check_cancelled(s, &is, error, NULL) && is)
+            return cancelled(s, err);
+        break;
+    default:
+        return 0;
+    }
+    return sent ? ibx_error_set(err, -EBUSY, "%s here while it was being migrated", what) : 0;
+}
+
+static int on_event(struct source *s, json_t *event, struct ibx_error *err)
+{
     const char *job = ibx_preflight_block_job(event);
     if (ibx_vm_event_is(event, "RESUME", NULL) && ibx_source_libvirt_resumed(s))
         return 0;
@@ -128,24 +149,7 @@ static int on_event(struct source *s, json_t *event, struct ibx_error *err)
         rc = note_paused(s, err);
     if (!rc && ibx_vm_event_is(event, "MIGRATION", "pre-switchover"))
         rc = ibx_source_libvirt_runs(s, err); /* the VM had stopped before that */
-    if (rc)
-        return rc;
-    switch (means) {
-    case VM_QUIET:
-        return s->state.now == SOURCE_STARTING ? ibx_source_on_quiet(s, err) : 0;
-    case VM_FAILED:
-        return ibx_source_qemu_failed(s, err);
-    case VM_RESET:
-        what = "the VM has been reset";
-        break;
-    case VM_CONTINUED:
-        if (sent && !check_cancelled(s, &is, error, NULL) && is)
-            return cancelled(s, err);
-        break;
-    default:
-        return 0;
-    }
-    return sent ? ibx_error_set(err, -EBUSY, "%s here while it was being migrated", what) : 0;
+    return rc ? rc : on_meaning(s, means, err);
 }
 
 /* ---------------------------------------------------------------- its monitor */
