@@ -34,33 +34,39 @@ static void describe_memory(const struct ibx_record *record, const char *vm, cha
         there ? ", from which \"ib-migrate recover\" sends it: start no QEMU on that file" : "");
 }
 
-/* As ibx_cli_vm_state() for a QEMU that has ended; false: the record alone tells it. */
-static bool describe_ended(const struct ibx_record *record, char *sentence, size_t size)
+/* The VM of a destination that took it over, and whose QEMU has ended. */
+static void describe_arrived(const struct ibx_record *record, const char *vm, char *sentence,
+                             size_t size)
 {
-    char vm[PATH_MAX], peer[sizeof(record->uri)], end[sizeof(record->vm_status)];
-    const int pid = (int)record->pid;
+    char end[sizeof(record->vm_status)];
     /* QEMU's reason for its end, if it gave one: "host-signal". */
     const bool told =
         !strncmp(record->vm_status, "host-", 5) || !strncmp(record->vm_status, "guest-", 6);
-    ibx_cli_vm_name(record, vm, sizeof(vm));
-    ibx_journal_name_peer(record, peer, sizeof(peer));
     snprintf(end, sizeof(end), "%s", record->vm_status);
     ibx_text_sanitize(end);
+    snprintf(sentence, size,
+             "%s does not run here: its QEMU (process %d) has ended%s%s%s; %s%s%s; \"ib-migrate "
+             "prune --unfinished\" ends this record",
+             vm, (int)record->pid, told ? " (" : "", told ? end : "", told ? ")" : "",
+             record->libvirt || record->state == IBX_JOURNAL_RUNNING
+                 ? ""
+                 : "unless it runs at the source, as ib-migrate status there says, ",
+             record->libvirt
+                 ? "if virsh list does not have it at the source, start it from its disk"
+                 : "\"ib-migrate rollback\" at the source restarts it from where it stopped",
+             record->libvirt ? "" : ibx_journal_restarts_if(record));
+}
+
+/* As ibx_cli_vm_state() for a QEMU that has ended; false: the record alone tells it. */
+static bool describe_ended(const struct ibx_record *record, char *sentence, size_t size)
+{
+    char vm[PATH_MAX], peer[sizeof(record->uri)];
+    const int pid = (int)record->pid;
+    ibx_cli_vm_name(record, vm, sizeof(vm));
+    ibx_journal_name_peer(record, peer, sizeof(peer));
     if (!record->source &&
         (record->state == IBX_JOURNAL_MAY_RUN || record->state == IBX_JOURNAL_RUNNING))
-        snprintf(
-            sentence, size,
-            "%s does not run here: its QEMU (process %d) has ended%s%s%s; %s%s%s; \"ib-migrate "
-            "prune --unfinished\" ends this record",
-            vm, pid, told ? " (" : "", told ? end : "", told ? ")" : "",
-            record->libvirt || record->state == IBX_JOURNAL_RUNNING
-                ? ""
-                : "unless it runs at the source, as ib-migrate status there says, ",
-            record->libvirt
-                ? "if virsh list does not have it at the source, start it from "
-                  "its disk"
-                : "\"ib-migrate rollback\" at the source restarts it from where it stopped",
-            record->libvirt ? "" : ibx_journal_restarts_if(record));
+        describe_arrived(record, vm, sentence, size);
     else if (!record->source && record->state == IBX_JOURNAL_DONE)
         snprintf(sentence, size,
                  "%s came here with all of its pages; its QEMU (process %d) has ended since", vm,
