@@ -5,8 +5,6 @@
  */
 #include "frontend-glue/gvirtus_handlers/request_shapes.h"
 
-#include "common/wire.h"
-
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,22 +18,6 @@
 #define RESULT_BYTES    48u   /* ... and with that */
 #define HEURISTIC_BYTES 96u   /* of a cublasLtMatmulHeuristicResult_t */
 #define ONE_RESULT      1u
-
-static uint64_t number(const uint8_t *body, size_t n, size_t at, unsigned bytes)
-{
-    if (at > n || bytes > n - at)
-        return 0;
-    struct ibx_reader r = ibx_reader_of(body + at, bytes);
-    return ibx_get_uint(&r, bytes);
-}
-
-static void put(uint8_t *body, size_t n, size_t at, unsigned bytes, uint64_t value)
-{
-    if (at > n || bytes > n - at)
-        return;
-    struct ibx_writer w = ibx_writer_of(body + at, bytes);
-    ibx_put_uint(&w, value, bytes);
-}
 
 /* ------------------------------------------------------- as many elements as came */
 
@@ -71,8 +53,8 @@ static void mend_counts(const char *name, uint8_t *body, size_t n)
     for (size_t i = 0; i < sizeof(arrays) / sizeof(arrays[0]); i++) {
         const size_t last = arrays[i].last;
         const size_t come = n > last ? (n - last) / 4 : 0, most = last ? come : arrays[i].most;
-        if (!strcmp(arrays[i].name, name) && number(body, n, arrays[i].count, 4) > most)
-            put(body, n, arrays[i].count, 4, 0);
+        if (!strcmp(arrays[i].name, name) && ibx_body_number(body, n, arrays[i].count, 4) > most)
+            ibx_body_set_number(body, n, arrays[i].count, 4, 0);
     }
 }
 
@@ -135,12 +117,12 @@ enum ibx_library_rest ibx_library_rest_of(const char *name)
 /* The results behind their length in bytes, and then how many there are; or a text with a NUL. */
 void ibx_library_clear_rest(enum ibx_library_rest rest, uint8_t *payload, size_t n)
 {
-    const size_t bytes = n < 8 ? 0 : (size_t)number(payload, n, 0, 8);
+    const size_t bytes = n < 8 ? 0 : (size_t)ibx_body_number(payload, n, 0, 8);
     size_t set = bytes;
     if (bytes > n || n - bytes < 8)
         return;
     if (rest == IBX_REST_OF_RESULTS && n - bytes == 12) {
-        const uint64_t results = number(payload, n, 8 + bytes, 4);
+        const uint64_t results = ibx_body_number(payload, n, 8 + bytes, 4);
         set = results > bytes / HEURISTIC_BYTES ? 0 : (size_t)results * HEURISTIC_BYTES;
     } else if (rest == IBX_REST_OF_TEXT) {
         set = strnlen((const char *)payload + 8, bytes);
@@ -153,10 +135,10 @@ void ibx_library_clear_rest(enum ibx_library_rest rest, uint8_t *payload, size_t
 static void mend_search(size_t i, uint8_t *body, size_t n)
 {
     const size_t at = searches[i].count, behind = at + 4 + 8;
-    const uint64_t asked = number(body, n, at, 4), left = n > behind ? n - behind : 0;
+    const uint64_t asked = ibx_body_number(body, n, at, 4), left = n > behind ? n - behind : 0;
     const uint64_t fit = (left + RESULT_BYTES - RESULT_LEAST) / RESULT_BYTES;
     if (asked > ONE_RESULT && (searches[i].one || asked > fit))
-        put(body, n, at, 4, ONE_RESULT);
+        ibx_body_set_number(body, n, at, 4, ONE_RESULT);
 }
 
 /* -------------------------------------------------------------- memory that has to be there */
@@ -212,9 +194,9 @@ static void mend_absent(const char *name, uint8_t *body, size_t n)
         char *next;
         const char kind = *layout;
         const size_t bytes = strtoul(layout + 1, &next, 10);
-        if (kind == 'p' && !number(body, n, at, 8))
-            put(body, n, at, 8, bytes);
-        at += kind == '-' ? bytes : 8 + (number(body, n, at, 8) ? bytes : 0);
+        if (kind == 'p' && !ibx_body_number(body, n, at, 8))
+            ibx_body_set_number(body, n, at, 8, bytes);
+        at += kind == '-' ? bytes : 8 + (ibx_body_number(body, n, at, 8) ? bytes : 0);
         layout = next;
     }
 }
@@ -224,24 +206,24 @@ static void mend_absent(const char *name, uint8_t *body, size_t n)
 /* The string is as long as its length says, unless a second length is 0. */
 static size_t behind_string(const uint8_t *body, size_t n)
 {
-    return 16 + (size_t)(number(body, n, 8, 8) ? number(body, n, 0, 8) : 0);
+    return 16 + (size_t)(ibx_body_number(body, n, 8, 8) ? ibx_body_number(body, n, 0, 8) : 0);
 }
 
 /* The name is written over the string that came. */
 static void mend_device_name(uint8_t *body, size_t n)
 {
     const size_t at = behind_string(body, n);
-    if (number(body, n, at, 4) > DEVICE_NAME)
-        put(body, n, at, 4, DEVICE_NAME);
+    if (ibx_body_number(body, n, at, 4) > DEVICE_NAME)
+        ibx_body_set_number(body, n, at, 4, DEVICE_NAME);
 }
 
 /* CUDA refuses a parameter of no function. */
 static void mend_parameter(uint8_t *body, size_t n)
 {
-    if (number(body, n, 4, 4) <= PARAMETER && number(body, n, 8, 8))
+    if (ibx_body_number(body, n, 4, 4) <= PARAMETER && ibx_body_number(body, n, 8, 8))
         return;
-    put(body, n, 4, 4, 0);
-    put(body, n, number(body, n, 8, 8) ? 24 : 16, 8, 0);
+    ibx_body_set_number(body, n, 4, 4, 0);
+    ibx_body_set_number(body, n, ibx_body_number(body, n, 8, 8) ? 24 : 16, 8, 0);
 }
 
 void ibx_library_arrays_mend(const char *name, uint8_t *body, size_t n)
@@ -254,18 +236,19 @@ void ibx_library_arrays_mend(const char *name, uint8_t *body, size_t n)
     else if (is_dnn(name) || !strncmp(name, "cufft", 5))
         mend_counts(name, body, n);
     if (!strcmp(name, "cufftPlanMany")) {
-        const size_t at = number(body, n, 0, 8) ? 12 : 8; /* behind the place of the plan */
-        if (number(body, n, at, 4) > DIMENSIONS)
-            put(body, n, at, 4, 0);
+        const size_t at =
+            ibx_body_number(body, n, 0, 8) ? 12 : 8; /* behind the place of the plan */
+        if (ibx_body_number(body, n, at, 4) > DIMENSIONS)
+            ibx_body_set_number(body, n, at, 4, 0);
     }
     if (!strcmp(name, "cuDeviceGetName"))
         mend_device_name(body, n);
     if (!strcmp(name, "cuParamSetv"))
         mend_parameter(body, n);
-    if (!strcmp(name, "cuPointerGetAttribute") && number(body, n, 0, 4) == P2P_TOKENS)
-        put(body, n, 0, 4, 0);
+    if (!strcmp(name, "cuPointerGetAttribute") && ibx_body_number(body, n, 0, 4) == P2P_TOKENS)
+        ibx_body_set_number(body, n, 0, 4, 0);
     /* The handler has one node, and a number of them that nobody has set. It returns only how many
      * there are, which CUDA tells it without nodes. */
     if (!strcmp(name, "cudaGraphGetNodes"))
-        put(body, n, 8, 8, 0);
+        ibx_body_set_number(body, n, 8, 8, 0);
 }

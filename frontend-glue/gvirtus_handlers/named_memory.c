@@ -199,10 +199,7 @@ struct body {
 
 static uint64_t number(const struct body *body, uint64_t at, unsigned bytes)
 {
-    if (at > body->n || bytes > body->n - at)
-        return 0;
-    struct ibx_reader r = ibx_reader_of(body->bytes + at, bytes);
-    return bytes == 4 ? ibx_get_u32(&r) : ibx_get_u64(&r);
+    return ibx_body_number(body->bytes, body->n, at, bytes);
 }
 
 static uint64_t sum(uint64_t a, uint64_t b)

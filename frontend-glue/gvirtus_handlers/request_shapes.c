@@ -61,21 +61,9 @@ static size_t position(int where, size_t n)
     return (size_t)where - 1;
 }
 
-/* A number in the body; 0: outside. */
-static uint64_t number(const uint8_t *body, size_t n, size_t at, unsigned bytes)
-{
-    if (at > n || bytes > n - at)
-        return 0;
-    struct ibx_reader r = ibx_reader_of(body + at, bytes);
-    return bytes == 4 ? ibx_get_u32(&r) : ibx_get_u64(&r);
-}
-
 static void put(uint8_t *body, size_t n, size_t at, uint64_t value)
 {
-    if (at > n || n - at < 8)
-        return;
-    struct ibx_writer w = ibx_writer_of(body + at, 8);
-    ibx_put_u64(&w, value);
+    ibx_body_set_number(body, n, at, 8, value);
 }
 
 /* Has CUDA refuse a copy that would read beyond its payload: a copy of rows for a width that is
@@ -98,10 +86,11 @@ static uint64_t bytes_of(const struct shape *s, const uint8_t *body, size_t n)
 {
     uint64_t bytes = 0;
     if (s->count)
-        return number(body, n, position(s->count, n), 8);
+        return ibx_body_number(body, n, position(s->count, n), 8);
     const size_t at = position(s->rows, n);
-    const uint64_t pitch = number(body, n, at, 8), width = number(body, n, at + 8, 8),
-                   height = number(body, n, at + 16, 8);
+    const uint64_t pitch = ibx_body_number(body, n, at, 8),
+                   width = ibx_body_number(body, n, at + 8, 8),
+                   height = ibx_body_number(body, n, at + 16, 8);
     if (!height || (pitch && width > pitch))
         return 0;
     return __builtin_mul_overflow(height - 1, pitch, &bytes) ||
@@ -114,10 +103,10 @@ static void mend_payload(const struct shape *s, uint8_t *body, size_t n)
 {
     size_t at = position(s->payload, n);
     for (int i = 0; i < s->strings; i++) { /* each is preceded by its length twice */
-        const uint64_t string = number(body, n, at, 8);
+        const uint64_t string = ibx_body_number(body, n, at, 8);
         at = string > n || n - string < 16 || at > n - string - 16 ? n : at + 16 + (size_t)string;
     }
-    const uint64_t length = number(body, n, at, 8);
+    const uint64_t length = ibx_body_number(body, n, at, 8);
     if (at > n || n - at < 8 || length > n - at - 8)
         put(body, n, at, TOO_LONG);              /* the handler finds too few bytes */
     if (length && bytes_of(s, body, n) > length) /* without a payload CUDA refuses NULL */
@@ -140,7 +129,7 @@ static void mend_kind(const struct shape *s, uint8_t *body, size_t n)
 static void mend_devices(uint8_t *body, size_t n)
 {
     struct ibx_writer w = ibx_writer_of(body + n - 4, 4);
-    if (number(body, n, n - 4, 4) > INT32_MAX)
+    if (ibx_body_number(body, n, n - 4, 4) > INT32_MAX)
         ibx_put_u32(&w, INT32_MAX);
 }
 
@@ -149,17 +138,17 @@ static void mend_devices(uint8_t *body, size_t n)
 static void mend_capture_mode(uint8_t *body)
 {
     struct ibx_writer w = ibx_writer_of(body, 4);
-    if (!number(body, 4, 0, 4))
+    if (!ibx_body_number(body, 4, 0, 4))
         ibx_put_u32(&w, THREAD_LOCAL);
 }
 
 static void mend(const struct shape *s, uint8_t *body, size_t n)
 {
-    if (s->present && !number(body, n, position(s->present, n), 8))
+    if (s->present && !ibx_body_number(body, n, position(s->present, n), 8))
         put(body, n, position(s->present, n), TOO_LONG); /* the handler finds too few bytes */
     if (!s->kind)
         return;
-    const uint64_t kind = number(body, n, position(s->kind, n), 4);
+    const uint64_t kind = ibx_body_number(body, n, position(s->kind, n), 4);
     if (kind > 31 || !(s->kinds & KIND(kind)))
         mend_kind(s, body, n);
     else if (kind == TO_DEVICE && s->payload)

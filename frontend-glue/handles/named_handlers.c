@@ -11,7 +11,7 @@
  */
 #include "frontend-glue/handles/handles.h"
 
-#include "common/wire.h"
+#include "frontend-glue/session/frames.h"
 #include "frontend-glue/session/math_calls.h"
 
 #include <errno.h>
@@ -92,22 +92,13 @@ static int refuse(struct gpu_session *x)
                             ibx_session_path(x->s)->peer, x->requests.name);
 }
 
-/* A number of the body; 0: it is not all there, and the handler does not find it either. */
-static uint64_t number(const uint8_t *body, size_t n, size_t at, unsigned bytes)
-{
-    if (at > n || bytes > n - at)
-        return 0;
-    struct ibx_reader r = ibx_reader_of(body + at, bytes);
-    return ibx_get_uint(&r, bytes);
-}
-
 static size_t position(const struct place *place, const uint8_t *body, size_t n)
 {
     size_t at = place->at;
     if (place->where == AFTER_NUMBER)
-        at += number(body, n, 0, 8) ? 12 : 8;
+        at += ibx_body_number(body, n, 0, 8) ? 12 : 8;
     if (place->where == AFTER_STRING) /* a handler may move back: the sum may wrap around */
-        at += 16 + (size_t)(number(body, n, 8, 8) ? number(body, n, 0, 8) : 0);
+        at += 16 + (size_t)(ibx_body_number(body, n, 8, 8) ? ibx_body_number(body, n, 0, 8) : 0);
     return at;
 }
 
@@ -118,7 +109,7 @@ static int spoil(struct gpu_session *x, enum ibx_handle_kind kind, size_t at, en
     const unsigned bytes = kind == MATH(FFT) ? 4 : 8;
     if (at > n || bytes > n - at)
         return 0;
-    const uint64_t value = number(body, n, at, bytes);
+    const uint64_t value = ibx_body_number(body, n, at, bytes);
     if (value ? is_known(x, kind, value) : instead != ENDS || !needed)
         return 0;
     if (instead == ENDS)
@@ -169,9 +160,9 @@ static const struct naming of_dnn[] = {
  * descriptors. */
 static int spoil_attribute(struct gpu_session *x, bool sets, uint8_t *body, size_t n)
 {
-    const uint64_t type = number(body, n, 12, 4), count = number(body, n, 16, 8);
+    const uint64_t type = ibx_body_number(body, n, 12, 4), count = ibx_body_number(body, n, 16, 8);
     int rc = 0;
-    if ((type != TYPE_PARTS && !(sets && type == TYPE_HANDLE)) || !number(body, n, 24, 8))
+    if ((type != TYPE_PARTS && !(sets && type == TYPE_HANDLE)) || !ibx_body_number(body, n, 24, 8))
         return 0;
     for (uint64_t i = 0; i < count && !rc && i < n / 8; i++)
         rc = spoil(x, type == TYPE_HANDLE ? MATH(DNN) : MATH(GRAPH), 32 + 8 * (size_t)i, ENDS,
@@ -213,8 +204,8 @@ static const struct naming of_lt[] = {
 /* Behind alpha and beta, each of which has its length before it, or is missing. */
 static int spoil_matmul(struct gpu_session *x, uint8_t *body, size_t n)
 {
-    const size_t a = 24 + (number(body, n, 16, 8) ? SCALAR : 0);
-    const size_t beta = a + 32, c = beta + 8 + (number(body, n, beta, 8) ? SCALAR : 0);
+    const size_t a = 24 + (ibx_body_number(body, n, 16, 8) ? SCALAR : 0);
+    const size_t beta = a + 32, c = beta + 8 + (ibx_body_number(body, n, beta, 8) ? SCALAR : 0);
     const struct naming matmul = {"",
                                   6,
                                   {{MATH(LT), 0, AT},
@@ -337,7 +328,7 @@ static int spoil_driver(struct gpu_session *x, const char *name, uint8_t *body, 
                                          sizeof(of_driver[0]), by_name);
     const int rc = found ? spoil_all(x, found, NONE_INSTEAD, body, n) : 0;
     x->handler.made_of = found && found->places[0].where == AFTER_STRING
-                             ? number(body, n, position(&found->places[0], body, n), 8)
+                             ? ibx_body_number(body, n, position(&found->places[0], body, n), 8)
                              : 0;
     return rc;
 }
@@ -348,7 +339,7 @@ static int spoil_driver(struct gpu_session *x, const char *name, uint8_t *body, 
 static int spoil_nvml(struct gpu_session *x, const char *name, uint8_t *body, size_t n)
 {
     const bool names = !strncmp(name, "nvmlDevice", 10) && !strstr(name, "GetCount") &&
-                       !strstr(name, "GetHandleBy") && number(body, n, 0, 8);
+                       !strstr(name, "GetHandleBy") && ibx_body_number(body, n, 0, 8);
     return names ? spoil(x, IBX_HANDLE_NVML_DEVICE, 8, ENDS, false, body, n) : 0;
 }
 

@@ -26,6 +26,8 @@
 #ifndef IBX_FRONTEND_GLUE_SESSION_FRAMES_H
 #define IBX_FRONTEND_GLUE_SESSION_FRAMES_H
 
+#include "common/wire.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -76,6 +78,27 @@ struct ibx_frame_body {
  * fit into their pitches. */
 bool ibx_frame_parse(enum ibx_frame_call call, const struct ibx_frame_body *body,
                      struct ibx_frame *frame);
+
+/* --------------------------------------------------------------- numbers in bodies */
+
+/* A number of 1 to 8 bytes at offset `at` of a body of n bytes; 0: it is not all there. */
+static inline uint64_t ibx_body_number(const uint8_t *body, size_t n, size_t at, unsigned bytes)
+{
+    if (at > n || bytes > n - at)
+        return 0;
+    struct ibx_reader r = ibx_reader_of(body + at, bytes);
+    return ibx_get_uint(&r, bytes);
+}
+
+/* Writes such a number, if it is all there. */
+static inline void ibx_body_set_number(uint8_t *body, size_t n, size_t at, unsigned bytes,
+                                       uint64_t value)
+{
+    if (at > n || bytes > n - at)
+        return;
+    struct ibx_writer w = ibx_writer_of(body + at, bytes);
+    ibx_put_uint(&w, value, bytes);
+}
 
 /* --------------------------------------------------------------- requests passing by */
 
