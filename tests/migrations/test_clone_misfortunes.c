@@ -23,7 +23,7 @@ static void kill_filler(void)
     mover_must_print(MOVER_RUN(0, "clone", cache, "--qmp", children[0].tool),
                      "paused, though its parent ran");
     mover_kill(&filler, SIGKILL);
-    vm_do(&children[0], "cont", NULL);
+    vm_cont_unserved(&children[0]);
 }
 
 /* The process that fills the cache is killed: the child waits, and goes on with the next one. */
@@ -156,7 +156,7 @@ static void test_filler_of_a_uri_killed(void)
         MOVER_RUN(0, "clone", uri, "--on-demand", "--json", "--qmp", children[0].tool);
     clone_folder(clone, cache);
     signal_filler_of(cache, SIGKILL);
-    vm_do(&children[0], "cont", NULL);
+    vm_cont_unserved(&children[0]);
     child_is_right(&children[0]);
     mover_kill(&server, SIGKILL);
     signal_filler_of(cache, SIGKILL);
@@ -232,7 +232,7 @@ static void test_child_ends_while_the_server_is_lost(void)
     mover_kill(&server, SIGKILL);
     mover_await_words(&filler, "connecting again");
     const json_int_t before = figure(&filler, "child_faults");
-    vm_do(&children[0], "cont", NULL);
+    vm_cont_unserved(&children[0]);
     await_figure(&filler, "child_faults", before + 1);
     assert_int_equal(figure(&filler, "children"), 1);
     vm_end(&children[0]);
@@ -309,7 +309,7 @@ static void test_a_cache_that_waits_later(void)
     MOVER_RUN(0, "clone", second, "--qmp", children[0].tool);
     mover_kill(&server, SIGKILL);
     mover_await_words(&filler, "connecting again");
-    vm_do(&children[0], "cont", NULL);
+    vm_cont_unserved(&children[0]);
     mover_await_words(&further, "it sends no pages");
     child_is_right(&children[0]);
     mover_kill(&other, SIGTERM);
@@ -439,7 +439,7 @@ static void test_filler_killed_while_its_reader_waits(void)
     MOVER_RUN(0, "clone", second, "--qmp", children[0].tool);
     mover_kill(&server, SIGKILL);
     mover_await_words(&filler, "connecting again");
-    vm_do(&children[0], "cont", NULL);
+    vm_cont_unserved(&children[0]);
     const uint64_t until = vm_soon();
     while (!waits_for_page(filler.pid, "ibx-snapshot") && !waits_for_page(further.pid, "ibx-fault"))
         assert_true(ibx_now_ns() < until);
