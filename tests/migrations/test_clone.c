@@ -68,9 +68,9 @@ static void test_command(void)
     snprintf(serial, sizeof(serial), "file:%s", child.serial);
 #define COMMAND(smp)                                                                               \
     "clone", snapshot, "--qmp", monitor, "--json", "--name", "web-1", "--", getenv("QEMU"), "-M",  \
-        "q35", "-accel", "tcg,thread=multi", "-m", "64", "-nodefaults", "-display", "none",        \
-        "-no-reboot", "-smp", smp, "-serial", serial, "-object", PRIVATE, "-machine",              \
-        "memory-backend=mem0", "-kernel", getenv("GUEST_ELF")
+        "q35", "-accel", vm_accel(), "-m", "64", "-nodefaults", "-display", "none", "-no-reboot",  \
+        "-smp", smp, "-serial", serial, "-object", PRIVATE, "-machine", "memory-backend=mem0",     \
+        "-kernel", getenv("GUEST_ELF")
     /* The child does not fit: nothing is left of it. */
     mover_must_print(MOVER_RUN(1, COMMAND("2")), "cannot become a child");
     assert_int_equal(access(monitor, F_OK), -1);

@@ -196,9 +196,9 @@ static void test_started_and_does_not_act(void)
     snprintf(serial, sizeof(serial), "file:%s", child.serial);
     struct mover *done = MOVER_RUN(
         1, "clone", snapshot, "--qmp", monitor, "--mac-wait", "1", "--", getenv("QEMU"), "-M",
-        "q35", "-accel", "tcg,thread=multi", "-m", "64", "-nodefaults", "-display", "none",
-        "-no-reboot", "-smp", "1", "-serial", serial, "-object", PRIVATE, "-machine",
-        "memory-backend=mem0", "-kernel", getenv("GUEST_ELF"), "-netdev", network, "-device",
+        "q35", "-accel", vm_accel(), "-m", "64", "-nodefaults", "-display", "none", "-no-reboot",
+        "-smp", "1", "-serial", serial, "-object", PRIVATE, "-machine", "memory-backend=mem0",
+        "-kernel", getenv("GUEST_ELF"), "-netdev", network, "-device",
         CARD "netdev=n0,mac=" CHILD_MAC, "-fw_cfg", "name=opt/ibx/mac,string=" PARENT_MAC);
     mover_must_print(done, "is a child and runs");
     started = process_in(done->err);

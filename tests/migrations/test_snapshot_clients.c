@@ -214,7 +214,7 @@ static void clones(struct vm *child, char monitor[160])
                                           "--qmp",      monitor,
                                           "--",         getenv("QEMU"),
                                           "-M",         "q35",
-                                          "-accel",     "tcg,thread=multi",
+                                          "-accel",     vm_accel(),
                                           "-m",         "64",
                                           "-display",   "none",
                                           "-serial",    serial,

@@ -44,8 +44,8 @@ header:
     mov %eax, %cr0
 .endm
 
-/* From level 0 to this function at level 3. Interrupts and faults come back to level 0, to a stack of
- * this vCPU, which its task state segment knows. */
+/* From level 0 to this function at level 3. Interrupts and faults come back to level 0, to a stack
+ * of this vCPU, which its task state segment knows. */
 .macro leave_for function, stack, segment, selector
     lidt guest_idt_pointer
     movl $\stack, \segment + 4

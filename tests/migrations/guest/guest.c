@@ -50,8 +50,8 @@
 #define PIC_MASK_2  0xa1
 
 #define GENERAL_PROTECTION 13u
-#define CODE_64        24u     /* of boot.S */
-#define INTERRUPT_GATE 0x8e00u /* present */
+#define CODE_64            24u     /* of boot.S */
+#define INTERRUPT_GATE     0x8e00u /* present */
 
 #define PRESENT 7u /* writable, and for all levels */
 #define PAGE_2M (PRESENT | 0x80u)
