@@ -104,13 +104,15 @@ class Vm:
                         + (" scattered=1" if bench.scattered else ""))
         self.all_options = self.options + (f" doze={bench.doze}" if bench.doze else "")
         backend = f"memory-backend-file,id=mem0,size={size}M,mem-path={self.ram},share=on"
-        command = at_end(bench, incoming) + [bench.qemu, "-M", "pc", "-accel", "tcg,thread=multi",
+        command = at_end(bench, incoming) + [bench.qemu, "-M", "pc", "-accel", bench.accel,
                                              "-m", str(size),
                    "-smp", str(bench.cpus), "-object", backend, "-machine", "memory-backend=mem0",
                    "-nodefaults", "-display", "none", "-no-reboot", "-kernel", bench.guest,
                    "-append", self.all_options, "-serial", f"file:{self.serial}",
                    "-qmp", f"unix:{self.name}.qmp,server=on,wait=off",
                    "-qmp", f"unix:{self.tool},server=on,wait=off"]
+        if bench.bios:
+            command += ["-bios", bench.bios]
         if incoming:
             command += ["-incoming", "defer"]
         self.qmp = None
