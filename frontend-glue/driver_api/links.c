@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The driver's linker. A link of one image is that image, since the back end's driver compiles PTX
- * when it is loaded. Several images are not linked.
+ * The driver's linker. A link of one image that can be loaded is that image, since the back end's
+ * driver compiles PTX when it is loaded. Several images, and what cannot be loaded alone, are
+ * linked by the back end's driver when the link is completed.
  */
 #include "frontend-glue/driver_api/driver.h"
 #include "frontend-glue/preload/kernels/images.h"
 #include "frontend-glue/preload/runtime/runtime.h"
+#include "frontend-glue/preload/streams/streams.h"
 
 #include "common/log.h"
 #include "common/thread.h"
@@ -15,10 +17,22 @@
 
 #define MARK 0x4b4e494cu
 
+#define RESULT_LEAST (1u << 20) /* room for what is linked, beside that of the images */
+
+/* CUjitInputType. Those from OBJECT on cannot be loaded alone. */
+enum { IS_PTX = 1, IS_OBJECT = 3, IS_LIBRARY, IS_NVVM };
+
+struct part {
+    int type;
+    void *image;
+    size_t n;
+};
+
 struct link {
     unsigned mark, images;
     struct ibx_compiler compiler; /* its values belong to the program, until the link ends */
-    void *image;
+    struct part parts[IBX_OWN_LINKED];
+    void *image; /* of several, once they are linked */
     size_t n;
 };
 
@@ -58,17 +72,18 @@ static int tell_several(void)
     static atomic_flag told = ATOMIC_FLAG_INIT;
     if (!atomic_flag_test_and_set(&told))
         ibx_log(IBX_LOG_WARN,
-                "cuLinkAddData returns CUDA_ERROR_NOT_SUPPORTED: several images are "
-                "not linked for a remote GPU; nvrtc and nvJitLink link them into one");
+                "cuLinkComplete returns CUDA_ERROR_NOT_SUPPORTED: the back end's communicator is "
+                "older and links no images, or a stream is captured, or the images have more than "
+                "32 MiB; nvrtc and nvJitLink link them as well");
     return CUDA_NOT_SUPPORTED;
 }
 
 /* Keeps a copy of the image, with a NUL behind it, which PTX needs. */
-static int add(struct link *l, const void *image, size_t n)
+static int add(struct link *l, int type, const void *image, size_t n)
 {
-    if (!l || !image || !n)
+    if (!l || !image || !n || type < 0 || type > IS_NVVM)
         return l ? CUDA_INVALID_VALUE : CUDA_INVALID_HANDLE;
-    if (l->images)
+    if (l->images == IBX_OWN_LINKED)
         return tell_several();
     char *copy = malloc(n + 1);
     size_t length = 0;
@@ -77,26 +92,27 @@ static int add(struct link *l, const void *image, size_t n)
     memcpy(copy, image, n);
     copy[n] = 0;
     const void *code = copy;
-    const bool is_image = ibx_image_measure(&code, n + 1, &length) != IBX_IMAGE_NONE;
-    const int rc = is_image ? compiled(l, copy) : CUDA_INVALID_IMAGE;
+    const bool is_image =
+        type >= IS_OBJECT || ibx_image_measure(&code, n + 1, &length) != IBX_IMAGE_NONE;
+    const int rc = !is_image           ? CUDA_INVALID_IMAGE
+                   : type >= IS_OBJECT ? CUDA_SUCCESS
+                                       : compiled(l, copy);
     if (rc) {
         free(copy);
         return rc;
     }
-    l->image = copy;
-    l->n = n;
-    l->images++;
+    l->parts[l->images++] = (struct part){type, copy, n};
     return CUDA_SUCCESS;
 }
 
 EXPORTED int cuLinkAddData_v2(void *state, int type, const void *data, size_t n, const char *name,
                               unsigned count, const int *options, void **values)
 {
-    (void)type, (void)name, (void)count, (void)options, (void)values;
-    return IN_CONTEXT(add(link_of(state), data, n));
+    (void)name, (void)count, (void)options, (void)values;
+    return IN_CONTEXT(add(link_of(state), type, data, n));
 }
 
-static int add_file(struct link *l, const char *path)
+static int add_file(struct link *l, int type, const char *path)
 {
     FILE *file = path ? fopen(path, "rbe") : NULL;
     char *bytes = NULL;
@@ -110,7 +126,7 @@ static int add_file(struct link *l, const char *path)
         n = bytes ? fread(bytes, 1, (size_t)end, file) : 0;
     }
     fclose(file);
-    const int rc = add(l, bytes, n);
+    const int rc = add(l, type, bytes, n);
     free(bytes);
     return rc;
 }
@@ -118,9 +134,9 @@ static int add_file(struct link *l, const char *path)
 EXPORTED int cuLinkAddFile_v2(void *state, int type, const char *path, unsigned count,
                               const int *options, void **values)
 {
-    (void)type, (void)count, (void)options, (void)values;
+    (void)count, (void)options, (void)values;
     const int cancel = ibx_thread_hold_cancel();
-    const int rc = IN_CONTEXT(add_file(link_of(state), path));
+    const int rc = IN_CONTEXT(add_file(link_of(state), type, path));
     ibx_thread_release_cancel(cancel);
     return rc;
 }
@@ -131,21 +147,97 @@ static int linked(const struct link *l)
 {
     static const char lacks[] = ".extern";
     return ibx_frontend_compiler_is_asked(&l->compiler) &&
-                   memmem(l->image, l->n, lacks, sizeof(lacks) - 1)
-               ? ibx_frontend_compile(&l->compiler, l->image, false)
+                   memmem(l->parts[0].image, l->parts[0].n, lacks, sizeof(lacks) - 1)
+               ? ibx_frontend_compile(&l->compiler, l->parts[0].image, false)
                : CUDA_SUCCESS;
 }
 
-static int complete(const struct link *l, void **image, size_t *n)
+/* The bytes that the linker gets: of PTX with its NUL, unless the program has counted one. */
+static size_t length_of(const struct part *p)
+{
+    const char *bytes = p->image;
+    return p->type == IS_PTX && bytes[p->n - 1] ? p->n + 1 : p->n;
+}
+
+static size_t length_of_all(const struct link *l)
+{
+    size_t n = 0;
+    for (unsigned i = 0; i < l->images; i++)
+        n += ibx_own_linked_room(length_of(&l->parts[i]));
+    return n;
+}
+
+/* Copies all parts to memory of the device. */
+static int send_parts(const struct link *l, char *memory)
+{
+    int rc = CUDA_SUCCESS;
+    for (unsigned i = 0; i < l->images && !rc; i++) {
+        const size_t n = length_of(&l->parts[i]);
+        rc = cudaMemcpy(memory, l->parts[i].image, n, CUDA_MEMCPY_TO_DEVICE);
+        memory += ibx_own_linked_room(n);
+    }
+    return rc;
+}
+
+/* Has the back end link what is in that memory. *n: the bytes of the result, which is there then;
+ * 0: there is no room for it. */
+static int ask(const struct link *l, void *memory, size_t room, size_t *n)
+{
+    struct own_request e;
+    uint8_t bytes[12] = {0};
+    struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
+    int rc = CUDA_SUCCESS;
+    ibx_frontend_request_begin(&e, IBX_OWN_LINK, "cuLinkComplete");
+    ibx_put_u64(&e.body, (uintptr_t)memory);
+    ibx_put_u64(&e.body, room);
+    ibx_put_u16(&e.body, (uint16_t)l->images);
+    for (unsigned i = 0; i < l->images; i++) {
+        ibx_put_u32(&e.body, (uint32_t)l->parts[i].type);
+        ibx_put_u64(&e.body, length_of(&l->parts[i]));
+    }
+    if (!ibx_frontend_request_known(&e, bytes, sizeof(bytes), &rc))
+        return tell_several();
+    const int said = (int)ibx_get_u32(&r);
+    *n = ibx_get_u64(&r);
+    return rc ? rc : said ? said : *n && *n <= room ? CUDA_SUCCESS : CUDA_MEMORY_ALLOCATION;
+}
+
+static int link_parts(struct link *l)
+{
+    const size_t all = length_of_all(l), room = 2 * all + RESULT_LEAST;
+    void *memory = NULL;
+    size_t n = 0;
+    if (all > IBX_OWN_LINK_MOST || ibx_frontend_capturing())
+        return tell_several();
+    int rc = cudaMalloc(&memory, room);
+    if (rc)
+        return rc;
+    rc = send_parts(l, memory);
+    if (!rc)
+        rc = ask(l, memory, room, &n);
+    l->image = rc ? NULL : malloc(n);
+    if (!rc)
+        rc = l->image ? cudaMemcpy(l->image, memory, n, CUDA_MEMCPY_FROM_DEVICE)
+                      : CUDA_MEMORY_ALLOCATION;
+    l->n = rc ? 0 : n;
+    if (rc)
+        free(l->image);
+    l->image = rc ? NULL : l->image;
+    cudaFree(memory);
+    return rc;
+}
+
+static int complete(struct link *l, void **image, size_t *n)
 {
     if (!l || !image || !l->images)
         return l ? CUDA_INVALID_VALUE : CUDA_INVALID_HANDLE;
-    const int rc = linked(l);
+    const bool alone = l->images == 1 && l->parts[0].type < IS_OBJECT;
+    const int rc = alone ? linked(l) : l->n ? CUDA_SUCCESS : link_parts(l);
     if (rc)
         return rc;
-    *image = l->image;
+    *image = alone ? l->parts[0].image : l->image;
     if (n)
-        *n = l->n;
+        *n = alone ? l->parts[0].n : l->n;
     return CUDA_SUCCESS;
 }
 
@@ -160,6 +252,8 @@ EXPORTED int cuLinkDestroy(void *state)
     const int rc = IN_CONTEXT(l ? CUDA_SUCCESS : CUDA_INVALID_HANDLE);
     if (l) {
         l->mark = 0;
+        for (unsigned i = 0; i < l->images; i++)
+            free(l->parts[i].image);
         free(l->image);
         free(l);
     }

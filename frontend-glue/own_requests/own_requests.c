@@ -237,6 +237,7 @@ int ibx_own_request_run(struct gpu_session *x, const struct ibx_request *q, stru
                                                      ibx_virtual_own_requests,
                                                      ibx_tensor_own_requests,
                                                      ibx_compile_own_requests,
+                                                     ibx_link_own_requests,
                                                      ibx_value_own_requests,
                                                      ibx_table_own_requests};
     const struct own_request_call *call = NULL;

@@ -17,6 +17,7 @@
  *   compile.c        what the driver's compiler says of PTX
  *   stream_values.c  words in memory that streams write, and wait for
  *   random_tables.c  tables of cuRAND
+ *   link_images.c    the driver's linker
  *
  * graphs.c, nodes.c, node_parameters.c and copies.c call each other: a copy in a graph is a node
  * with a graph in it, and requests that list or change nodes may meet such a node.
@@ -67,7 +68,8 @@ extern const struct own_request_call ibx_array_own_requests[IBX_OWN_REQUESTS],
     ibx_copy_own_requests[IBX_OWN_REQUESTS], ibx_host_map_own_requests[IBX_OWN_REQUESTS],
     ibx_node_parameter_own_requests[IBX_OWN_REQUESTS], ibx_virtual_own_requests[IBX_OWN_REQUESTS],
     ibx_tensor_own_requests[IBX_OWN_REQUESTS], ibx_compile_own_requests[IBX_OWN_REQUESTS],
-    ibx_value_own_requests[IBX_OWN_REQUESTS], ibx_table_own_requests[IBX_OWN_REQUESTS];
+    ibx_link_own_requests[IBX_OWN_REQUESTS], ibx_value_own_requests[IBX_OWN_REQUESTS],
+    ibx_table_own_requests[IBX_OWN_REQUESTS];
 
 /* Sets a pointer to a function of the runtime's. */
 #define FUNCTION(e, pointer) memcpy(&(pointer), &(e)->function, sizeof(pointer))

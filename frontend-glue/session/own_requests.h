@@ -167,6 +167,7 @@ enum ibx_own_request {
     IBX_OWN_NODE_MOVED,          /* cudaGraphAddNode, of a graph that is moved there */
     IBX_OWN_STREAM_VALUE,        /* cuStreamWaitValue32, and so on: enum ibx_own_request_value */
     IBX_OWN_RANDOM_TABLE,        /* curandGetDirectionVectors32, and so on */
+    IBX_OWN_LINK,                /* cuLinkComplete, of several images */
     IBX_OWN_REQUESTS             /* one more than the last */
 };
 
@@ -234,6 +235,15 @@ enum ibx_own_request_tensor_map {
 #define IBX_OWN_VARIABLE_NAME 1024u /* bytes of a variable's name, at most */
 #define IBX_OWN_PTX_MOST      (8u << 20)  /* bytes of PTX in a COMPILE */
 #define IBX_OWN_LOG_MOST      (64u << 10) /* ... and of each log */
+
+#define IBX_OWN_LINKED    64u         /* images in a LINK, at most */
+#define IBX_OWN_LINK_MOST (32u << 20) /* ... and bytes of all */
+
+/* How far the next image of a LINK is behind the beginning of one with n bytes. */
+static inline size_t ibx_own_linked_room(size_t n)
+{
+    return (n + 15) & ~(size_t)15;
+}
 
 /* How a COMPILE is to be. */
 #define IBX_COMPILE_VERBOSE 1u /* with all that there is to tell */

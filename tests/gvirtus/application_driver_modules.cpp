@@ -407,6 +407,37 @@ static bool adds_what_lacks()
     return HOLDS(cu("cuLinkDestroy", state) == 0);
 }
 
+// Several images are linked by the back end, which says what is wrong when they are.
+static bool links_several()
+{
+    const std::vector<char> cubin = library_cubin();
+    const auto link = [&](const std::string &ptx, std::vector<char> *linked) {
+        void *state = nullptr, *image = nullptr, *again = nullptr;
+        std::size_t n = 0;
+        const auto add = [&](int type, const char *data, std::size_t bytes) {
+            return cu("cuLinkAddData_v2", state, type, static_cast<const void *>(data), bytes,
+                      "name", 0u, static_cast<int *>(nullptr), static_cast<void **>(nullptr));
+        };
+        if (cu("cuLinkCreate_v2", 0u, static_cast<int *>(nullptr), static_cast<void **>(nullptr),
+               &state) ||
+            add(1, ptx.data(), ptx.size()) || add(0, cubin.data(), cubin.size()))
+            return -1;
+        const int rc = cu("cuLinkComplete", state, &image, &n);
+        if (!rc && (cu("cuLinkComplete", state, &again, &n) || again != image))
+            return -1;
+        linked->assign(static_cast<char *>(image), static_cast<char *>(image) + n);
+        return cu("cuLinkDestroy", state) ? -1 : rc;
+    };
+    void *module = nullptr, *function = nullptr;
+    std::vector<char> linked;
+    REQUIRE(link(bad_ptx, &linked) == 218 && linked.empty());
+    REQUIRE(link(good_ptx + "\n.extern .func other;", &linked) == 0 && linked == cubin);
+    REQUIRE(cu("cuModuleLoadData", &module, static_cast<const void *>(linked.data())) == 0);
+    REQUIRE(cu("cuModuleGetFunction", &function, module,
+               static_cast<const char *>(STUB_LIBRARY_KERNEL)) == 0);
+    return HOLDS(cu("cuModuleUnload", module) == 0);
+}
+
 // A module that lacks something is PTX that cannot be compiled, whoever finds out.
 static bool lacks_something()
 {
@@ -535,6 +566,6 @@ bool driver_compiler_says()
         REQUIRE(!loaded);
     }
     REQUIRE(adds_what_lacks() && stays_loaded() && options_are_checked());
-    REQUIRE(!taken || (lacks_something() && loads_late()));
+    REQUIRE(!taken || (lacks_something() && loads_late() && links_several()));
     return HOLDS(cu("cuCtxDestroy_v2", context) == 0 && cudaGetLastError() == 0);
 }

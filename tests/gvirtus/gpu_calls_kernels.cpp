@@ -358,6 +358,43 @@ bool compiler_says()
     return HOLDS(remote.get_last_error() == 0 && remote.free(memory) == 0);
 }
 
+// Images in memory of the device, which the driver's linker makes one of: PTX, and a cubin, which
+// is the result in the double.
+bool linker_links()
+{
+    Gpu gpu;
+    Remote &remote = gpu.remote;
+    const std::string ptx = ".extern .func other;", cubin(100, 'c');
+    const std::uint64_t n = ptx.size() + 1, room = 4096, memory = remote.malloc(room);
+    const auto link = [&](std::uint64_t at, std::uint64_t bytes, std::uint16_t count,
+                          std::uint64_t first, std::uint64_t second) {
+        Body body = number(IBX_OWN_LINK).u64(at).u64(bytes);
+        body.put(count);
+        return remote.call("ibxRuntime", body.i32(1).u64(first).i32(0).u64(second));
+    };
+    const auto said = [&](std::uint64_t *bytes) {
+        std::uint32_t value = 0;
+        std::memcpy(&value, remote.out.data(), 4);
+        std::memcpy(bytes, remote.out.data() + 4, 8);
+        return value;
+    };
+    std::uint64_t made = 0;
+    std::vector<char> back(100);
+    REQUIRE(memory && remote.to_device(memory, ptx.c_str(), n) == 0);
+    REQUIRE(remote.to_device(memory + 32, cubin.data(), 100) == 0);
+    REQUIRE(link(memory, room, 2, n, 100) == 0 && remote.out.size() == 12 && !said(&made));
+    REQUIRE(made == 100 && remote.peek(memory, back.data(), 100) &&
+            std::string(back.data(), 100) == cubin);
+    // No room for the images, or not the client's; none, too many, or too long ones.
+    REQUIRE(link(memory, 32 + 100, 2, n, 100) == 1);
+    REQUIRE(link(memory + (1u << 30), room, 2, n, 100) == 1 && link(0, room, 2, n, 100) == 1);
+    REQUIRE(link(memory, room, 0, n, 100) == 1 && link(memory, room, 65, n, 100) == 1);
+    REQUIRE(link(memory, room, 2, 0, 100) == 1 && link(memory, room, 1, n, 100) == 1);
+    REQUIRE(link(memory, room, 2, ~std::uint64_t{0}, 100) == 1);
+    REQUIRE(link(memory, ~std::uint64_t{0}, 2, n, (32u << 20) + 1) == 1);
+    return HOLDS(remote.get_last_error() == 0 && remote.free(memory) == 0);
+}
+
 // The host's memory for PTX and its logs counts as GVirtuS's buffers for requests do.
 bool compiler_takes_memory()
 {
@@ -523,6 +560,7 @@ void check_calls_kernels()
     check("kernels of a killed client beside endless work", kernels_beside_endless_work);
     check("kernels while some are taken away", kernels_meanwhile);
     check("what the compiler of PTX says", compiler_says);
+    check("... and of images that the driver links", linker_links);
     check("... of as much as the limit on memory for requests allows", compiler_takes_memory);
     check("... beside a free of that memory", compiler_beside_free);
     check("registrations of several clients", registered_at_once);

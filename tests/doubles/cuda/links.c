@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The driver's linker. It compiles any PTX that has no "nonsense" in it; of that it says in which
  * line it is, as far as there is room in the log, and of others a word where it is to be verbose.
- * It links what has no ".extern" in it, and says of that that something is undefined. */
+ * It links what has no ".extern" in it, and says of that that something is undefined, unless there
+ * are several images. These are linked to the last cubin. */
 #include "tests/doubles/cuda/internal.h"
 
 #include <stdio.h>
@@ -20,6 +21,8 @@ struct link {
     void *first[OPTIONS];   /* what they were, such as the room in a log */
     unsigned added;
     bool lacks; /* a symbol that does not exist */
+    void *cubin;
+    size_t cubin_bytes;
 };
 
 EXPORT void ibx_double_hold_linker(bool hold)
@@ -73,7 +76,17 @@ EXPORT int cuLinkAddData_v2(void *state, int kind, void *data, size_t n, const c
     const int code = enter("cuLinkAddData");
     if (code)
         return code;
-    if (kind != 1 || !n || ((const char *)data)[n - 1] || count || options || values)
+    if (!n || count || options || values)
+        return leave(INVALID_VALUE);
+    if (kind == 0) {
+        free(l->cubin);
+        l->cubin = malloc(n);
+        memcpy(l->cubin, data, n);
+        l->cubin_bytes = n;
+        l->added++;
+        return leave(SUCCESS);
+    }
+    if (kind != 1 || ((const char *)data)[n - 1])
         return leave(INVALID_VALUE);
     for (stats.linking++; held;)
         wait_for_change();
@@ -98,12 +111,12 @@ EXPORT int cuLinkComplete(void *state, void **image, size_t *n)
     const int code = enter("cuLinkComplete");
     if (code)
         return code;
-    if (l->lacks) {
+    if (l->lacks && l->added == 1) {
         say(l, ERROR_LOG, "nvlink error : undefined reference");
         return leave(UNKNOWN);
     }
-    *image = state;
-    *n = l->added;
+    *image = l->cubin ? l->cubin : state;
+    *n = l->cubin ? l->cubin_bytes : l->added;
     return leave(l->added ? SUCCESS : INVALID_VALUE);
 }
 
@@ -112,6 +125,7 @@ EXPORT int cuLinkDestroy(void *state)
     const int code = enter("cuLinkDestroy");
     if (code)
         return code;
+    free(((struct link *)state)->cubin);
     free(state);
     return leave(SUCCESS);
 }

@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * The driver's linker, for several images. The client has put them into memory of the device, since
+ * a request holds too little, and finds there what they are linked to.
+ */
+#include "frontend-glue/own_requests/own_requests.h"
+
+#include "gpudirect/cuda.h"
+
+#include <stdlib.h>
+
+/* The driver's, which may be older. */
+struct driver {
+    int (*create)(unsigned count, int *options, void **values, void **state);
+    int (*add)(void *state, int kind, void *data, size_t n, const char *name, unsigned count,
+               int *options, void **values);
+    int (*complete)(void *state, void **image, size_t *n);
+    int (*destroy)(void *state);
+};
+
+struct linked {
+    uint64_t at, room; /* in memory of the device */
+    unsigned count;
+    int kinds[IBX_OWN_LINKED]; /* CUjitInputType */
+    size_t lengths[IBX_OWN_LINKED];
+    size_t bytes; /* of all, with what is between them */
+    uint8_t *images;
+    struct driver driver;
+    uint64_t made; /* bytes of the result; 0: it has no room */
+};
+
+static bool look_up(struct driver *driver)
+{
+    *(void **)&driver->create = ibx_cuda_symbol("cuLinkCreate_v2");
+    *(void **)&driver->add = ibx_cuda_symbol("cuLinkAddData_v2");
+    *(void **)&driver->complete = ibx_cuda_symbol("cuLinkComplete");
+    *(void **)&driver->destroy = ibx_cuda_symbol("cuLinkDestroy");
+    return driver->create && driver->add && driver->complete && driver->destroy;
+}
+
+/* Returns what the driver returns for the first image that it refuses, or for all. */
+static int add_images(const struct linked *l, void *state)
+{
+    size_t at = 0;
+    int rc = 0;
+    for (unsigned i = 0; i < l->count && !rc; i++) {
+        rc = l->driver.add(state, l->kinds[i], l->images + at, l->lengths[i], "the client's image",
+                           0, NULL, NULL);
+        at += ibx_own_linked_room(l->lengths[i]);
+    }
+    return rc;
+}
+
+/* 0, or CUDA's error of the copy; *said: what the driver returns. */
+static int link_images(const struct ibx_cuda *cuda, struct linked *l, int *said)
+{
+    void *state = NULL, *image = NULL;
+    size_t n = 0;
+    int rc = 0;
+    *said = l->driver.create(0, NULL, NULL, &state);
+    if (*said)
+        return 0;
+    *said = add_images(l, state);
+    if (!*said)
+        *said = l->driver.complete(state, &image, &n);
+    if (!*said && n <= l->room) {
+        l->made = n;
+        rc = cuda->memcpy_to_device(l->at, image, n);
+    }
+    l->driver.destroy(state);
+    return rc;
+}
+
+/* The linker takes its time, in which another session of the client's could free the memory. */
+static int link_held(const struct own_request *e, struct linked *l, int *said)
+{
+    const struct ibx_cuda *cuda = e->x->cuda;
+    ibx_held_by_request(e->x, l->at, l->room);
+    int rc = ibx_isolation_allows_now(e->x, l->at, l->room) ? 0 : CUDA_INVALID_VALUE;
+    const int mode = ibx_cuda_capture_relax(cuda);
+    if (!rc)
+        rc = cuda->memcpy_from_device(l->images, l->at, l->bytes);
+    if (!rc)
+        rc = link_images(cuda, l, said);
+    ibx_cuda_capture_restore(cuda, mode);
+    ibx_held_end(e->x);
+    return rc;
+}
+
+static bool get_images(struct own_request *e, struct linked *l)
+{
+    bool good = true;
+    l->at = ibx_get_u64(&e->in);
+    l->room = ibx_get_u64(&e->in);
+    l->count = ibx_get_u16(&e->in);
+    if (!l->count || l->count > IBX_OWN_LINKED)
+        return false;
+    for (unsigned i = 0; i < l->count && good; i++) {
+        l->kinds[i] = (int)ibx_get_u32(&e->in);
+        l->lengths[i] = ibx_get_u64(&e->in);
+        good = l->lengths[i] && l->lengths[i] <= IBX_OWN_LINK_MOST;
+        l->bytes += ibx_own_linked_room(l->lengths[i]);
+    }
+    return good && whole(e) && l->bytes <= IBX_OWN_LINK_MOST && l->bytes <= l->room &&
+           mine(e, pointer_to(l->at), l->room);
+}
+
+static int link_them(struct own_request *e)
+{
+    struct linked l = {.count = 0};
+    int said = 0, rc = CUDA_MEMORY_ALLOCATION;
+    if (!get_images(e, &l))
+        return CUDA_INVALID_VALUE;
+    if (!ready(e) || !look_up(&l.driver))
+        return CUDA_NOT_SUPPORTED;
+    if (!ibx_room_take(e->x, IBX_HOLD_REQUESTS, l.bytes))
+        return CUDA_MEMORY_ALLOCATION;
+    l.images = malloc(l.bytes);
+    if (l.images) {
+        rc = link_held(e, &l, &said);
+        ibx_put_u32(&e->out, (uint32_t)said);
+        ibx_put_u64(&e->out, l.made);
+    }
+    free(l.images);
+    ibx_room_give(e->x, IBX_HOLD_REQUESTS, l.bytes);
+    return rc;
+}
+
+const struct own_request_call ibx_link_own_requests[IBX_OWN_REQUESTS] = {
+    [IBX_OWN_LINK] = {NULL, link_them},
+};
