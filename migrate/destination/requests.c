@@ -324,6 +324,20 @@ static int accept_migration(struct destination *d, const struct ibx_connection_r
                                        record->verify, warm, notes);
 }
 
+/* The source of a migration that failed at its last step may call again, before anybody here knows
+ * that the VM stayed there: then only an operator can end that migration. */
+static const char *why_busy(const struct destination *d)
+{
+    if (destination_over(d))
+        return "a migration has just failed here";
+    return d->state.now == DESTINATION_WAITING
+               ? "a VM that was sent before waits here for its source to hand it over: if it runs "
+                 "on there, end that migration (interrupt its ib-migrate here), then start QEMU "
+                 "and "
+                 "ib-migrate receive anew"
+               : "a migration to this QEMU is under way: \"ib-migrate status\" here shows it";
+}
+
 static int on_new(struct destination *d, const struct ibx_connection_request *request,
                   struct ibx_error *err)
 {
@@ -332,9 +346,7 @@ static int on_new(struct destination *d, const struct ibx_connection_request *re
     char peer[sizeof(d->status.record.peer)];
     const unsigned links = links_of(d, hello);
     if (d->state.now != DESTINATION_LISTENING) {
-        ibx_destination_link_refuse(&d->link, request->conn, IBX_ANSWER_NONE,
-                                    destination_over(d) ? "a migration has just failed here"
-                                                        : "another VM is being migrated here");
+        ibx_destination_link_refuse(&d->link, request->conn, IBX_ANSWER_NONE, why_busy(d));
         return 0;
     }
     int rc = blockers_of(d, hello, &blockers, err);

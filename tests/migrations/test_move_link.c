@@ -267,6 +267,11 @@ static void test_cut_when_loaded(void)
     mover_kill(&receiver, SIGCONT);
     mover_ends(&sender, 1);
     mover_await(&receiver, "broken", 0);
+    wire("up"); /* the same VM once more: what keeps it here, and the remedy */
+    mover_send(&sender, &vms[0], receiver.uri, (const char *[]){QUICK, NULL});
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "waits here for its source to hand it over");
+    mover_must_print(&sender, "interrupt its ib-migrate here");
     interrupt_receiver();
     pair_stayed();
 }
