@@ -333,8 +333,7 @@ static const char *why_busy(const struct destination *d)
     return d->state.now == DESTINATION_WAITING
                ? "a VM that was sent before waits here for its source to hand it over: if it runs "
                  "on there, end that migration (interrupt its ib-migrate here), then start QEMU "
-                 "and "
-                 "ib-migrate receive anew"
+                 "and ib-migrate receive anew"
                : "a migration to this QEMU is under way: \"ib-migrate status\" here shows it";
 }
 
