@@ -22,10 +22,12 @@ int ibx_protect_enable(int uffd, struct ibx_error *err)
 int ibx_protect_register(int uffd, uint64_t start, uint64_t length, struct ibx_error *err)
 {
     struct uffdio_register wish = {.range = {start, length}, .mode = UFFDIO_REGISTER_MODE_WP};
-    if (!ioctl(uffd, UFFDIO_REGISTER, &wish) && wish.ioctls >> _UFFDIO_WRITEPROTECT & 1)
-        return 0;
-    return ibx_error_set(err, -errno, "registering 0x%" PRIx64 " bytes at 0x%" PRIx64 ": %s",
-                         length, start, strerror(errno));
+    int code = ioctl(uffd, UFFDIO_REGISTER, &wish) ? errno : 0;
+    if (!code && !(wish.ioctls >> _UFFDIO_WRITEPROTECT & 1))
+        code = EOPNOTSUPP;
+    return code ? ibx_error_set(err, -code, "registering 0x%" PRIx64 " bytes at 0x%" PRIx64 ": %s",
+                                length, start, strerror(code))
+                : 0;
 }
 
 int ibx_protect_forbid(int uffd, uint64_t start, uint64_t length, struct ibx_error *err)
