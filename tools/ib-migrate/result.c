@@ -120,9 +120,9 @@ void ibx_cli_result_on_signal(int status, const char *sentence)
 static void on_bus_error(int number)
 {
     static const char why[] =
-        "ib-migrate: a file that is mapped here, of guest RAM or of a snapshot, was cut short, or "
-        "this host's memory is broken: this tool ends; \"ib-migrate status\" tells what it "
-        "leaves\n";
+        "ib-migrate: a file that is mapped here, of guest RAM, of a snapshot or of what this "
+        "migration notes (/dev/shm/ibx-*), was cut short, or this host's memory is broken: this "
+        "tool ends; \"ib-migrate status\" tells what it leaves\n";
     const ssize_t ignored = write(STDERR_FILENO, why, sizeof(why) - 1);
     (void)ignored;
     raise(number);
