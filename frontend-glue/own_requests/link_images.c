@@ -5,9 +5,14 @@
  */
 #include "frontend-glue/own_requests/own_requests.h"
 
+#include "frontend-glue/gvirtus_handlers/request_shapes.h"
 #include "gpudirect/cuda.h"
 
 #include <stdlib.h>
+
+enum { IS_PTX = 1, IS_LIBRARY = 4, IS_NVVM }; /* CUjitInputType */
+
+#define INVALID_IMAGE 200
 
 /* The driver's, which may be older. */
 struct driver {
@@ -38,14 +43,26 @@ static bool look_up(struct driver *driver)
     return driver->create && driver->add && driver->complete && driver->destroy;
 }
 
+/* Whether the image ends where it says. The driver reads PTX up to a NUL, follows the lengths that
+ * a cubin and a fat binary have in them, and addresses. */
+static bool fits(int kind, const uint8_t *image, size_t n)
+{
+    if (kind == IS_LIBRARY || kind == IS_NVVM)
+        return true;
+    return ibx_image_fits(image, n) && (kind != IS_PTX || !image[n - 1]);
+}
+
 /* Returns what the driver returns for the first image that it refuses, or for all. */
 static int add_images(const struct linked *l, void *state)
 {
     size_t at = 0;
     int rc = 0;
     for (unsigned i = 0; i < l->count && !rc; i++) {
-        rc = l->driver.add(state, l->kinds[i], l->images + at, l->lengths[i], "the client's image",
-                           0, NULL, NULL);
+        uint8_t *image = l->images + at;
+        if (!fits(l->kinds[i], image, l->lengths[i]))
+            return INVALID_IMAGE;
+        rc = l->driver.add(state, l->kinds[i], image, l->lengths[i], "the client's image", 0, NULL,
+                           NULL);
         at += ibx_own_linked_room(l->lengths[i]);
     }
     return rc;

@@ -364,7 +364,7 @@ bool linker_links()
 {
     Gpu gpu;
     Remote &remote = gpu.remote;
-    const std::string ptx = ".extern .func other;", cubin(100, 'c');
+    const std::string ptx = ".extern .func other;", cubin = "\177ELF" + std::string(96, '\0');
     const std::uint64_t n = ptx.size() + 1, room = 4096, memory = remote.malloc(room);
     const auto link = [&](std::uint64_t at, std::uint64_t bytes, std::uint16_t count,
                           std::uint64_t first, std::uint64_t second) {
@@ -385,6 +385,16 @@ bool linker_links()
     REQUIRE(link(memory, room, 2, n, 100) == 0 && remote.out.size() == 12 && !said(&made));
     REQUIRE(made == 100 && remote.peek(memory, back.data(), 100) &&
             std::string(back.data(), 100) == cubin);
+    // PTX without a NUL, a cubin with sections beyond its end, and one that is an address.
+    const auto refuses = [&](std::size_t at, const std::string &bytes, std::uint64_t first) {
+        std::string changed = cubin;
+        changed.replace(at, bytes.size(), bytes);
+        return remote.to_device(memory, ptx.c_str(), n) == 0 &&
+               remote.to_device(memory + 32, changed.data(), 100) == 0 &&
+               link(memory, room, 2, first, 100) == 0 && said(&made) == 200 && !made;
+    };
+    REQUIRE(refuses(0, "\177ELF", n - 1));
+    REQUIRE(refuses(42, "\x40", n) && refuses(0, "\xb1\x43\x62\x46", n));
     // No room for the images, or not the client's; none, too many, or too long ones.
     REQUIRE(link(memory, 32 + 100, 2, n, 100) == 1);
     REQUIRE(link(memory + (1u << 30), room, 2, n, 100) == 1 && link(0, room, 2, n, 100) == 1);
