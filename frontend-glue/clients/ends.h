@@ -128,9 +128,9 @@ void ibx_nap(uint64_t *ns);
 /* stream_waits.c */
 
 /* Notes that a stream of the client waits for a word of so many bytes, with these flags, in the
- * current context. */
-void ibx_stream_waits_add(struct gpu_session *x, uint64_t address, unsigned bytes, uint64_t value,
-                          unsigned flags);
+ * current context. The latest 1024 are kept; first those of that stream are forgotten. */
+void ibx_stream_waits_add(struct gpu_session *x, void *stream, uint64_t address, unsigned bytes,
+                          uint64_t value, unsigned flags);
 /* The client's process has ended, and its work does not: writes what its streams may wait for. It
  * may have to be called several times. */
 void ibx_stream_waits_end(struct gpu_session *x, uint64_t client);

@@ -20,6 +20,7 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #define WAITS_MOST 1024u    /* of a client; CUDA takes about a thousand entries in a stream */
@@ -34,14 +35,14 @@ struct wait {
     uint64_t address, value;
     unsigned bytes; /* of the word: 4 or 8 */
     enum condition condition;
-    void *context;
+    void *context, *stream;
 };
 
 struct waits {
     struct waits *next;
     uint64_t client;
-    struct wait *all; /* in a circle, once there are WAITS_MOST */
-    size_t room, first, count;
+    struct wait *all; /* the oldest first */
+    size_t room, count;
 };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct waits *clients;
@@ -55,12 +56,11 @@ static struct waits **find(uint64_t client)
     return at;
 }
 
-/* Locked. False: no memory. */
+/* Locked. False: no memory, or enough waits. */
 static bool grow(struct waits *w)
 {
     const size_t room = w->room ? 2 * w->room : WAITS_ROOM;
-    const bool may = room <= WAITS_MOST && !w->first;
-    struct wait *more = may ? realloc(w->all, room * sizeof(*more)) : NULL;
+    struct wait *more = room <= WAITS_MOST ? realloc(w->all, room * sizeof(*more)) : NULL;
     if (!more)
         return false;
     w->all = more;
@@ -68,21 +68,31 @@ static bool grow(struct waits *w)
     return true;
 }
 
-/* Locked. The latest ones are kept. */
-static void put(struct waits *w, const struct wait *added)
+/* Locked. Drops the oldest wait of that stream, which is the most likely to be over; the oldest of
+ * all, if the stream has none. */
+static void drop(struct waits *w, const void *stream)
 {
-    if (w->count == w->room && !grow(w)) {
-        w->first = w->room ? (w->first + 1) % w->room : 0;
-        w->count -= w->count > 0;
-    }
-    if (w->room)
-        w->all[(w->first + w->count++) % w->room] = *added;
+    size_t i = 0;
+    while (i < w->count && w->all[i].stream != stream)
+        i++;
+    i = i < w->count ? i : 0;
+    memmove(w->all + i, w->all + i + 1, (w->count - i - 1) * sizeof(*w->all));
+    w->count--;
 }
 
-void ibx_stream_waits_add(struct gpu_session *x, uint64_t address, unsigned bytes, uint64_t value,
-                          unsigned flags)
+/* Locked. */
+static void put(struct waits *w, const struct wait *added)
 {
-    struct wait added = {address, value, bytes, (enum condition)(flags & CONDITIONS), NULL};
+    if (w->count == w->room && !grow(w) && w->count)
+        drop(w, added->stream);
+    if (w->count < w->room)
+        w->all[w->count++] = *added;
+}
+
+void ibx_stream_waits_add(struct gpu_session *x, void *stream, uint64_t address, unsigned bytes,
+                          uint64_t value, unsigned flags)
+{
+    struct wait added = {address, value, bytes, (enum condition)(flags & CONDITIONS), NULL, stream};
     const uint64_t client = ibx_clients_number(x);
     if (!client || x->cuda->ctx_get_current(&added.context) || !added.context)
         return;
@@ -117,8 +127,8 @@ static struct wait *copy_of(uint64_t client, size_t *count)
     const struct waits *w = *find(client);
     *count = w ? w->count : 0;
     struct wait *all = *count ? calloc(*count, sizeof(*all)) : NULL;
-    for (size_t i = 0; all && i < *count; i++)
-        all[i] = w->all[(w->first + i) % w->room];
+    if (all)
+        memcpy(all, w->all, *count * sizeof(*all));
     pthread_mutex_unlock(&lock);
     return all;
 }
@@ -189,13 +199,23 @@ static bool end_wait(const struct ibx_cuda *cuda, uint64_t client, const struct 
     return written;
 }
 
+static bool has_address(const struct wait *all, size_t count, uint64_t address)
+{
+    size_t i = 0;
+    while (i < count && all[i].address != address)
+        i++;
+    return i < count;
+}
+
 void ibx_stream_waits_end(struct gpu_session *x, uint64_t client)
 {
     size_t count;
     struct wait *all = copy_of(client, &count);
-    for (size_t i = 0; all && i < count; i++) {
-        if (i && all[i].address == all[i - 1].address)
+    for (size_t i = 0, since = 0; all && i < count; i++) {
+        if (has_address(all + since, i - since, all[i].address)) {
             nanosleep(&(struct timespec){.tv_nsec = DWELL_NS}, NULL);
+            since = i;
+        }
         if (!end_wait(x->cuda, client, &all[i]))
             break;
     }

@@ -47,7 +47,7 @@ static int stream_value(struct own_request *e)
         return CUDA_NOT_SUPPORTED;
     const int rc = add(names[type], wide, stream, (uintptr_t)address, value, flags);
     if (!rc && (type == IBX_VALUE_WAIT_32 || type == IBX_VALUE_WAIT_64))
-        ibx_stream_waits_add(e->x, (uintptr_t)address, (unsigned)n, value, flags);
+        ibx_stream_waits_add(e->x, stream, (uintptr_t)address, (unsigned)n, value, flags);
     return rc;
 }
 

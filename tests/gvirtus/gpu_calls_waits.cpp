@@ -47,6 +47,27 @@ bool waits_are_ended()
     return HOLDS(is_as_before(gpu, before));
 }
 
+// One stream waits, while another one goes on from wait to wait.
+bool old_wait_is_ended()
+{
+    Gpu gpu(resume);
+    const Left before(gpu);
+    const pid_t pid = leaves(gpu, false, End::killed, [](Remote &own) {
+        own.get_last_error();
+        own.set_device(0);
+        const std::vector<char> zeros(some, '\0');
+        const std::uint64_t at = own.malloc(some), first = own.stream_create(1),
+                            second = own.stream_create(1);
+        REQUIRE(at && own.to_device(at, zeros.data(), some) == 0);
+        REQUIRE(waits(own, first, at, 7, EQUAL) == 0);
+        for (unsigned i = 0; i < 1025; i++)
+            REQUIRE(waits(own, second, at + 8, 0, EQUAL) == 0);
+        return own.stream_synchronize(second) == 0; // the back end has had all of them
+    });
+    REQUIRE(result_of(pid) == 128 + SIGKILL);
+    return HOLDS(is_as_before(gpu, before));
+}
+
 // A client whose memory another one has open is left alone: that one may still write the word. The
 // wait of a client that was killed just before is ended meanwhile.
 bool wait_for_another_client()
@@ -102,6 +123,7 @@ bool wait_for_another_client()
 void check_calls_waits()
 {
     check("a client that is killed while its streams wait for words", waits_are_ended);
+    check("... for one of them, longer than a thousand others last", old_wait_is_ended);
     if (provider == "shm") // it takes three seconds
         check("... in memory that another one has open", wait_for_another_client);
 }
