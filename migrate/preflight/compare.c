@@ -59,6 +59,36 @@ static void compare_processors(const json_t *source, const json_t *destination,
                          type, other);
 }
 
+bool ibx_accelerators_differ(const json_t *source, const json_t *destination)
+{
+    const json_t *here = json_object_get(source, "kvm"),
+                 *there = json_object_get(destination, "kvm");
+    return json_is_boolean(here) && json_is_boolean(there) && !json_equal(here, there);
+}
+
+static void compare_accelerators(const json_t *source, const json_t *destination,
+                                 struct ibx_blockers *blockers)
+{
+    const bool here = json_is_true(json_object_get(source, "kvm"));
+    if (ibx_accelerators_differ(source, destination))
+        ibx_blockers_add(blockers,
+                         "the VM runs %s KVM here and %s KVM at the destination: start the "
+                         "destination's QEMU with the same -accel",
+                         here ? "under" : "without", here ? "without" : "under");
+}
+
+/* Writes a leaf as manuals of processors do, from "LEAF.SUB REG", which is decimal. A key of
+ * another form, as a peer may send it, stays as it is. */
+static void name_leaf(const char *key, char out[64])
+{
+    char reg[9];
+    uint32_t leaf, sub;
+    if (sscanf(key, "%" SCNu32 ".%" SCNu32 " %8s", &leaf, &sub, reg) == 3)
+        snprintf(out, 64, "%#" PRIx32 ", %" PRIu32 ", %s", leaf, sub, reg);
+    else
+        snprintf(out, 64, "%.40s", key);
+}
+
 /* Reports features that the destination lacks; additional ones do no harm. */
 static void compare_features(const json_t *source, const json_t *destination,
                              struct ibx_blockers *blockers)
@@ -71,15 +101,17 @@ static void compare_features(const json_t *source, const json_t *destination,
     json_object_foreach(json_object_get(source, "cpuid"), key, value)
     {
         const char *has = json_is_string(value) ? json_string_value(value) : "";
+        char leaf[64];
         const unsigned long long missing =
             strtoull(has, NULL, 16) & ~strtoull(ibx_member(there, key), NULL, 16);
         if (!missing)
             continue;
+        name_leaf(key, leaf);
         ibx_blockers_add(
             blockers,
-            "the vCPUs have features here that they lack at the destination (cpuid %.40s, bits "
+            "the vCPUs have features here that they lack at the destination (cpuid %s, bits "
             "%#llx): start both QEMUs with a -cpu that both hosts have",
-            key, missing);
+            leaf, missing);
         return;
     }
 }
@@ -279,9 +311,12 @@ static void compare_machine(const json_t *source, const json_t *destination,
 void ibx_compare_machines(const json_t *source, const json_t *destination, bool same_version,
                           struct ibx_blockers *blockers)
 {
+    compare_accelerators(source, destination, blockers);
     compare_processors(source, destination, blockers);
-    compare_features(source, destination, blockers);
-    ibx_compare_cpu_properties(source, destination, same_version, blockers);
+    if (!ibx_accelerators_differ(source, destination)) { /* features follow from the accelerator */
+        compare_features(source, destination, blockers);
+        ibx_compare_cpu_properties(source, destination, same_version, blockers);
+    }
     if (json_array_size(json_object_get(source, "cpus")) ==
         json_array_size(json_object_get(destination, "cpus")))
         compare_lists(source, destination, "cpus", "plug in the same vCPUs as here", blockers);
@@ -421,8 +456,10 @@ void ibx_compare_devices(const json_t *source, const json_t *destination, bool s
         return;
     char *done = calloc(json_array_size(here) + 1, 1);
     char *taken = calloc(json_array_size(there) + 1, 1);
+    /* KVM has timers and interrupt controllers of its own. */
+    const bool same_board = same_version && !ibx_accelerators_differ(source, destination);
     if (done && taken)
-        compare_lists_of_devices(here, there, done, taken, same_version, blockers);
+        compare_lists_of_devices(here, there, done, taken, same_board, blockers);
     free(done);
     free(taken);
 }

@@ -14,6 +14,7 @@ void ibx_describe_ask(struct ibx_qmp *qmp, uint64_t deadline_ns)
     static const struct {
         const char *command, *name, *value;
     } questions[] = {
+        {"query-kvm", NULL, NULL},
         {"query-cpus-fast", NULL, NULL},
         {"human-monitor-command", "command-line", "info ramblock"},
         {"human-monitor-command", "command-line", "info numa"},

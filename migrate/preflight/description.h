@@ -34,8 +34,8 @@ int ibx_describe_devices(struct describing *d);
 
 /* ------------------------------------------------------------ machine.c */
 
-/* Adds "cpus", "cpu", "cpuid", "cpu-properties", "machine", "numa", "memory", "order", "ram",
- * "backends", "user-networks". */
+/* Adds "kvm", "cpus", "cpu", "cpuid", "cpu-properties", "machine", "numa", "memory", "order",
+ * "ram", "backends", "user-networks". */
 int ibx_describe_machine(struct describing *d);
 /* Adds "machine" alone, the properties of the machine. */
 int ibx_describe_board(struct describing *d);
@@ -134,6 +134,9 @@ extern const size_t ibx_cpu_property_count;
 void ibx_compare_cpu_properties(const json_t *source, const json_t *destination, bool same_version,
                                 struct ibx_blockers *blockers);
 
+/* Whether one VM is under KVM and the other is not: the features of vCPUs and the devices of the
+ * board then differ too, and there is no need to report them. */
+bool ibx_accelerators_differ(const json_t *source, const json_t *destination);
 /* Each compares a part of both descriptions. */
 void ibx_compare_machines(const json_t *source, const json_t *destination, bool same_version,
                           struct ibx_blockers *blockers);

@@ -98,6 +98,20 @@ static void put_cpu_properties(struct describing *d, const char *path)
     put(d, "cpu-properties", properties);
 }
 
+/* Adds "kvm": false with any other accelerator. */
+static int put_accelerator(struct describing *d)
+{
+    json_t *answer;
+    int rc = ask(d, "query-kvm", NULL, &answer);
+    if (rc)
+        return rc;
+    const json_t *enabled = json_object_get(answer, "enabled");
+    if (json_is_boolean(enabled))
+        put(d, "kvm", json_boolean(json_is_true(enabled)));
+    json_decref(answer);
+    return 0;
+}
+
 static int put_processors(struct describing *d)
 {
     json_t *list, *cpu, *value, *places = json_array();
@@ -353,7 +367,9 @@ static int put_back_ends(struct describing *d)
 
 int ibx_describe_machine(struct describing *d)
 {
-    int rc = put_processors(d);
+    int rc = put_accelerator(d);
+    if (!rc)
+        rc = put_processors(d);
     if (!rc)
         rc = put_ram(d);
     if (!rc)

@@ -13,7 +13,8 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static const char own_text[] =
-    "{\"host\":\"a\",\"cpus\":[\"core-id 0\"],\"cpu\":\"qemu64\",\"cpuid\":{\"7.0 EBX\":\"1f\"},"
+    "{\"host\":\"a\",\"kvm\":true,\"cpus\":[\"core-id 0\"],\"cpu\":\"qemu64\","
+    "\"cpuid\":{\"7.0 EBX\":\"1f\"},"
     "\"machine\":{\"smm\":\"on\"},\"numa\":[\"node 0 cpus: 0\"],\"memory\":[\"dimm\"],"
     "\"ram\":{\"pc.bios\":[1,2]},\"backends\":[\"user\"],"
     "\"virtio\":{\"/p\":{\"name\":\"n\",\"addr\":8,\"used\":[\"A\"],\"offered\":[\"A\"]}},"

@@ -350,8 +350,12 @@ static void each_difference_has_a_sentence(NO_STATE)
          "the VM has socket-id 1 here and socket-id 2 at the destination: plug in the same vCPUs");
     only("{'cpu':'Nehalem'}", "{'cpu':'EPYC'}", "Nehalem here and EPYC");
     only("{'cpuid':{'7.0 EBX':'ff','1.0 EDX':'3'}}", "{'cpuid':{'7.0 EBX':'f7','1.0 EDX':'7'}}",
-         "cpuid 7.0 EBX, bits 0x8");
+         "cpuid 0x7, 0, EBX, bits 0x8");
     only("{'cpuid':{'7.0 EBX':'1'}}", "{'cpuid':{}}", "bits 0x1");
+    only("{'cpuid':{'1073741825.0 EAX':'1'}}", "{'cpuid':{}}", "cpuid 0x40000001, 0, EAX, bits");
+    only("{'kvm':true,'cpuid':{'1.0 ECX':'1'},'devices':[" B("kvmclock") "]}",
+         "{'kvm':false,'cpuid':{},'devices':[" B("hpet") "]}", "under KVM here and without KVM at");
+    only("{'kvm':false}", "{'kvm':true}", "without KVM here and under KVM at the destination");
     only(DEVICES(P("vga", "02.0") "," P("nic", "03.0")), DEVICES(P("vga", "02.0")),
          "lacks nic @ 03.0:");
     only(DEVICES(P("vga", "02.0")), DEVICES(P("vga", "02.0") "," P("nic", "03.0")),
@@ -419,6 +423,7 @@ static void harmless_differences_are_accepted(NO_STATE)
         {"{}", "{'cpus':['a'],'devices':[" P("a", "1") "]}"},
         {"{'cpus':['a'],'devices':[" P("a", "1") "]}", "{}"},
         {"{'ram':{'acpi':[100,100]}}", "{'ram':{'acpi':[120,200],'other':[1,1]}}"},
+        {"{'kvm':true}", "{}"}, /* from an earlier release */
         {"{'machine':{'smm':'auto'}}", "{'machine':{'smm':'on'}}"},
     };
     for (unsigned i = 0; i < COUNT(fine); i++)

@@ -229,7 +229,7 @@ static void test_nothing_is_sent_ahead_twice(NO_STATE)
 /* The description of a VM must not be made of old answers. */
 static void test_old_answers_are_not_used(NO_STATE)
 {
-    attached(SCRIPT({"query-cpus-fast", NULL, 0}));
+    attached(SCRIPT({"query-kvm", NULL, 0}));
     struct source_vm vm = {.qmp = qmp};
     ibx_describe_ask(qmp, ibx_deadline_in_ms(GENEROUS));
     vm.ahead_until_ns = UINT64_MAX;
