@@ -4,34 +4,14 @@
  * with room for the logs behind it, since a request holds too little. The driver's linker compiles
  * it, and loads nothing; GVirtuS loads the client's module.
  */
-#include "frontend-glue/own_requests/own_requests.h"
+#include "frontend-glue/own_requests/linker.h"
 
 #include "gpudirect/cuda.h"
-
-#include <stdlib.h>
 
 #define IS_PTX 1 /* CU_JIT_INPUT_PTX */
 
 /* CUjit_option */
 enum { WALL_TIME = 2, INFO_LOG, INFO_BYTES, ERROR_LOG, ERROR_BYTES, VERBOSE = 12 };
-
-/* The driver's, which may be older. */
-struct driver {
-    int (*create)(unsigned count, int *options, void **values, void **state);
-    int (*add)(void *state, int kind, void *data, size_t n, const char *name, unsigned count,
-               int *options, void **values);
-    int (*complete)(void *state, void **image, size_t *n);
-    int (*destroy)(void *state);
-};
-
-static bool look_up(struct driver *driver)
-{
-    *(void **)&driver->create = ibx_cuda_symbol("cuLinkCreate_v2");
-    *(void **)&driver->add = ibx_cuda_symbol("cuLinkAddData_v2");
-    *(void **)&driver->complete = ibx_cuda_symbol("cuLinkComplete");
-    *(void **)&driver->destroy = ibx_cuda_symbol("cuLinkDestroy");
-    return driver->create && driver->add && driver->complete && driver->destroy;
-}
 
 /* A copy of what is in the device's memory: PTX, here with a NUL, and behind it the logs. */
 struct text {
@@ -39,7 +19,8 @@ struct text {
     size_t n, info, error;
     bool verbose, adds; /* IBX_COMPILE_VERBOSE, IBX_COMPILE_ADDS */
     char *ptx, *logs;
-    struct driver driver;
+    struct ibx_linker driver;
+    int said;   /* by the driver, of the PTX */
     float time; /* milliseconds */
     uint32_t info_length, error_length;
 };
@@ -78,7 +59,7 @@ static uint32_t length_of(void *const *said, const char *log, size_t room)
 static int link_text(struct text *t)
 {
     struct options o = {.count = 0};
-    const struct driver *driver = &t->driver;
+    const struct ibx_linker *driver = &t->driver;
     void *state = NULL, *image;
     size_t n;
     void **time = add_option(&o, WALL_TIME, NULL);
@@ -99,38 +80,28 @@ static int link_text(struct text *t)
     return rc;
 }
 
-/* Copies the PTX from the device, compiles it, and copies the logs to the device. 0, or CUDA's
- * error of a copy; *said: what the driver returns for the PTX. */
-static int compile_text(const struct own_request *e, struct text *t, int *said)
+/* Copies the PTX from the device, compiles it, and copies the logs to the device. The compiler
+ * takes its time, in which another session of the client's could free the memory. 0, or CUDA's
+ * error of a copy. */
+static int compile_text(struct own_request *e, void *of, uint8_t *host)
 {
     const struct ibx_cuda *cuda = e->x->cuda;
-    const int mode = ibx_cuda_capture_relax(cuda);
-    int rc = cuda->memcpy_from_device(t->ptx, t->at, t->n);
-    if (!rc) {
-        *said = link_text(t);
-        rc = t->info + t->error ? cuda->memcpy_to_device(t->at + t->n, t->logs, t->info + t->error)
-                                : 0;
-    }
-    ibx_cuda_capture_restore(cuda, mode);
-    return rc;
+    struct text *t = of;
+    t->ptx = (char *)host;
+    t->logs = t->ptx + t->n + 1;
+    const int rc = cuda->memcpy_from_device(t->ptx, t->at, t->n);
+    if (rc)
+        return rc;
+    t->said = link_text(t);
+    return t->info + t->error ? cuda->memcpy_to_device(t->at + t->n, t->logs, t->info + t->error)
+                              : 0;
 }
 
-/* The compiler takes its time, in which another session of the client's could free the memory. */
-static int compile_held(const struct own_request *e, struct text *t, int *said)
-{
-    const uint64_t n = t->n + t->info + t->error;
-    ibx_held_by_request(e->x, t->at, n);
-    const int rc =
-        ibx_isolation_allows_now(e->x, t->at, n) ? compile_text(e, t, said) : CUDA_INVALID_VALUE;
-    ibx_held_end(e->x);
-    return rc;
-}
-
-static void put_said(struct own_request *e, const struct text *t, int said)
+static void put_said(struct own_request *e, const struct text *t)
 {
     uint32_t time;
     memcpy(&time, &t->time, sizeof(time));
-    ibx_put_u32(&e->out, (uint32_t)said);
+    ibx_put_u32(&e->out, (uint32_t)t->said);
     ibx_put_u32(&e->out, time);
     ibx_put_u32(&e->out, t->info_length);
     ibx_put_u32(&e->out, t->error_length);
@@ -153,22 +124,13 @@ static bool get_text(struct own_request *e, struct text *t)
 static int compile(struct own_request *e)
 {
     struct text t = {.n = 0};
-    int said = 0, rc = CUDA_MEMORY_ALLOCATION;
     if (!get_text(e, &t))
         return CUDA_INVALID_VALUE;
-    if (!ready(e) || !look_up(&t.driver))
+    if (!ready(e) || !ibx_linker_find(&t.driver))
         return CUDA_NOT_SUPPORTED;
-    const size_t bytes = t.n + 1 + t.info + t.error;
-    if (!ibx_room_take(e->x, IBX_HOLD_REQUESTS, bytes))
-        return CUDA_MEMORY_ALLOCATION;
-    t.ptx = calloc(1, bytes);
-    if (t.ptx) {
-        t.logs = t.ptx + t.n + 1;
-        rc = compile_held(e, &t, &said);
-        put_said(e, &t, said);
-    }
-    free(t.ptx);
-    ibx_room_give(e->x, IBX_HOLD_REQUESTS, bytes);
+    const size_t there = t.n + t.info + t.error;
+    const int rc = ibx_linker_run(e, t.at, there, there + 1, compile_text, &t);
+    put_said(e, &t);
     return rc;
 }
 

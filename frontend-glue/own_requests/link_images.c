@@ -3,25 +3,14 @@
  * The driver's linker, for several images. The client has put them into memory of the device, since
  * a request holds too little, and finds there what they are linked to.
  */
-#include "frontend-glue/own_requests/own_requests.h"
+#include "frontend-glue/own_requests/linker.h"
 
 #include "frontend-glue/gvirtus_handlers/request_shapes.h"
 #include "gpudirect/cuda.h"
 
-#include <stdlib.h>
-
 enum { IS_PTX = 1, IS_LIBRARY = 4, IS_NVVM }; /* CUjitInputType */
 
 #define INVALID_IMAGE 200
-
-/* The driver's, which may be older. */
-struct driver {
-    int (*create)(unsigned count, int *options, void **values, void **state);
-    int (*add)(void *state, int kind, void *data, size_t n, const char *name, unsigned count,
-               int *options, void **values);
-    int (*complete)(void *state, void **image, size_t *n);
-    int (*destroy)(void *state);
-};
 
 struct linked {
     uint64_t at, room; /* in memory of the device */
@@ -30,18 +19,10 @@ struct linked {
     size_t lengths[IBX_OWN_LINKED];
     size_t bytes; /* of all, with what is between them */
     uint8_t *images;
-    struct driver driver;
+    struct ibx_linker driver;
+    int said;      /* by the driver */
     uint64_t made; /* bytes of the result; 0: it has no room */
 };
-
-static bool look_up(struct driver *driver)
-{
-    *(void **)&driver->create = ibx_cuda_symbol("cuLinkCreate_v2");
-    *(void **)&driver->add = ibx_cuda_symbol("cuLinkAddData_v2");
-    *(void **)&driver->complete = ibx_cuda_symbol("cuLinkComplete");
-    *(void **)&driver->destroy = ibx_cuda_symbol("cuLinkDestroy");
-    return driver->create && driver->add && driver->complete && driver->destroy;
-}
 
 /* Whether the image ends where it says. The driver reads PTX up to a NUL, follows the lengths that
  * a cubin and a fat binary have in them, and addresses. */
@@ -68,39 +49,27 @@ static int add_images(const struct linked *l, void *state)
     return rc;
 }
 
-/* 0, or CUDA's error of the copy; *said: what the driver returns. */
-static int link_images(const struct ibx_cuda *cuda, struct linked *l, int *said)
+/* Copies the images from the device, links them, and copies the result to the device. The linker
+ * takes its time, in which another session of the client's could free the memory. 0, or CUDA's
+ * error of a copy. */
+static int link_images(struct own_request *e, void *of, uint8_t *host)
 {
+    const struct ibx_cuda *cuda = e->x->cuda;
+    struct linked *l = of;
     void *state = NULL, *image = NULL;
     size_t n = 0;
-    int rc = 0;
-    *said = l->driver.create(0, NULL, NULL, &state);
-    if (*said)
-        return 0;
-    *said = add_images(l, state);
-    if (!*said)
-        *said = l->driver.complete(state, &image, &n);
-    if (!*said && n <= l->room) {
+    l->images = host;
+    int rc = cuda->memcpy_from_device(host, l->at, l->bytes);
+    if (rc || (l->said = l->driver.create(0, NULL, NULL, &state)))
+        return rc;
+    l->said = add_images(l, state);
+    if (!l->said)
+        l->said = l->driver.complete(state, &image, &n);
+    if (!l->said && n <= l->room) {
         l->made = n;
         rc = cuda->memcpy_to_device(l->at, image, n);
     }
     l->driver.destroy(state);
-    return rc;
-}
-
-/* The linker takes its time, in which another session of the client's could free the memory. */
-static int link_held(const struct own_request *e, struct linked *l, int *said)
-{
-    const struct ibx_cuda *cuda = e->x->cuda;
-    ibx_held_by_request(e->x, l->at, l->room);
-    int rc = ibx_isolation_allows_now(e->x, l->at, l->room) ? 0 : CUDA_INVALID_VALUE;
-    const int mode = ibx_cuda_capture_relax(cuda);
-    if (!rc)
-        rc = cuda->memcpy_from_device(l->images, l->at, l->bytes);
-    if (!rc)
-        rc = link_images(cuda, l, said);
-    ibx_cuda_capture_restore(cuda, mode);
-    ibx_held_end(e->x);
     return rc;
 }
 
@@ -125,21 +94,13 @@ static bool get_images(struct own_request *e, struct linked *l)
 static int link_them(struct own_request *e)
 {
     struct linked l = {.count = 0};
-    int said = 0, rc = CUDA_MEMORY_ALLOCATION;
     if (!get_images(e, &l))
         return CUDA_INVALID_VALUE;
-    if (!ready(e) || !look_up(&l.driver))
+    if (!ready(e) || !ibx_linker_find(&l.driver))
         return CUDA_NOT_SUPPORTED;
-    if (!ibx_room_take(e->x, IBX_HOLD_REQUESTS, l.bytes))
-        return CUDA_MEMORY_ALLOCATION;
-    l.images = malloc(l.bytes);
-    if (l.images) {
-        rc = link_held(e, &l, &said);
-        ibx_put_u32(&e->out, (uint32_t)said);
-        ibx_put_u64(&e->out, l.made);
-    }
-    free(l.images);
-    ibx_room_give(e->x, IBX_HOLD_REQUESTS, l.bytes);
+    const int rc = ibx_linker_run(e, l.at, l.room, l.bytes, link_images, &l);
+    ibx_put_u32(&e->out, (uint32_t)l.said);
+    ibx_put_u64(&e->out, l.made);
     return rc;
 }
 

@@ -217,6 +217,21 @@ static const struct own_request_call extras[IBX_OWN_REQUESTS] = {
     [IBX_OWN_PRINTED] = {"cudaStreamSynchronize", give_printed},
 };
 
+int ibx_own_request_held(struct own_request *e, uint64_t memory, uint64_t n,
+                         int (*work)(struct own_request *e, void *of), void *of)
+{
+    const struct ibx_cuda *cuda = e->x->cuda;
+    int rc = CUDA_INVALID_VALUE;
+    ibx_held_by_request(e->x, memory, n);
+    if (ibx_isolation_allows_now(e->x, memory, n)) {
+        const int mode = ibx_cuda_capture_relax(cuda);
+        rc = work(e, of);
+        ibx_cuda_capture_restore(cuda, mode);
+    }
+    ibx_held_end(e->x);
+    return rc;
+}
+
 int ibx_own_request_run(struct gpu_session *x, const struct ibx_request *q, struct ibx_writer *out)
 {
     struct own_request e = {.x = x, .in = ibx_reader_of(q->body, (size_t)q->length), .out = *out};

@@ -14,10 +14,11 @@
  *   pools.c, variables.c, queries.c, virtual_memory.c  pools, variables, queries, memory that is
  *                    mapped
  *   tensors.c        tensor maps, which kernels use
+ *   linker.c         the driver's linker, for the next two
  *   compile.c        what the driver's compiler says of PTX
+ *   link_images.c    links several images
  *   stream_values.c  words in memory that streams write, and wait for
  *   random_tables.c  tables of cuRAND
- *   link_images.c    the driver's linker
  *
  * graphs.c, nodes.c, node_parameters.c and copies.c call each other: a copy in a graph is a node
  * with a graph in it, and requests that list or change nodes may meet such a node.
@@ -149,6 +150,11 @@ bool ibx_own_request_is_copy(const struct own_request *e, const struct ibx_cuda_
 bool ibx_own_request_holds(const struct own_request *e, const struct ibx_cuda_pitched *memory,
                            const struct ibx_cuda_extent *at, const struct ibx_cuda_extent *extent,
                            size_t row);
+/* Calls work(e, of), and meanwhile nobody frees these n bytes of the client's memory: another
+ * session of its could. Returns what `work` returns, or CUDA_INVALID_VALUE if the memory is no
+ * longer the client's. Captures of others do not forbid the calls that `work` makes. */
+int ibx_own_request_held(struct own_request *e, uint64_t memory, uint64_t n,
+                         int (*work)(struct own_request *e, void *of), void *of);
 /* Whether it is a pool that the client may use. */
 bool ibx_own_request_is_pool(const struct own_request *e, const void *pool);
 

@@ -28,19 +28,16 @@ static int find_table(enum ibx_own_request_table table, const void **at)
     return constants ? constants(at) : -CUDA_NOT_SUPPORTED;
 }
 
-/* Another session of the client's could free the memory meanwhile. */
-static int copy_held(const struct own_request *e, uint64_t to, const void *from, size_t n)
+struct table {
+    uint64_t to;
+    const void *from;
+    size_t n;
+};
+
+static int copy(struct own_request *e, void *of)
 {
-    const struct ibx_cuda *cuda = e->x->cuda;
-    int rc = CUDA_INVALID_VALUE;
-    ibx_held_by_request(e->x, to, n);
-    if (ibx_isolation_allows_now(e->x, to, n)) {
-        const int mode = ibx_cuda_capture_relax(cuda);
-        rc = cuda->memcpy_to_device(to, from, n);
-        ibx_cuda_capture_restore(cuda, mode);
-    }
-    ibx_held_end(e->x);
-    return rc;
+    const struct table *t = of;
+    return e->x->cuda->memcpy_to_device(t->to, t->from, t->n);
 }
 
 static int random_table(struct own_request *e)
@@ -57,7 +54,7 @@ static int random_table(struct own_request *e)
         ready(e) ? find_table((enum ibx_own_request_table)table, &from) : -CUDA_NOT_SUPPORTED;
     if (status < 0)
         return CUDA_NOT_SUPPORTED;
-    const int rc = status ? 0 : copy_held(e, to, from, n);
+    const int rc = status ? 0 : ibx_own_request_held(e, to, n, copy, &(struct table){to, from, n});
     ibx_put_u32(&e->out, (uint32_t)status);
     return rc;
 }
