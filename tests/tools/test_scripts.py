@@ -78,6 +78,31 @@ def what_they_had_mounted_goes_too(scene):
     equal(os.listdir(scene.path("place")), [])
 
 
+LOST = """
+import ctypes, os, sys
+device = os.open("/dev/fuse", os.O_RDWR)
+options = f"fd={device},rootmode=100600,user_id={os.getuid()},group_id=0"
+sys.exit(ctypes.CDLL(None).mount(b"ibx", sys.argv[1].encode(), b"fuse", 0, options.encode()) != 0)
+"""
+
+
+@test
+def a_file_whose_file_system_has_lost_its_process_goes_too(scene):
+    """As migrate-move-disk-full leaves it, when it is killed: nobody sees whose the file is."""
+    at = os.path.join(scene.path("place"), f"ibx-disk-{ended_process()}-x")
+    made(scene)
+    with open(at, "w", encoding="ascii"):
+        pass
+    said = subprocess.run(
+        ["unshare", "--mount", "sh", "-c",
+         f'python3 -c "$1" {at} || exit 9; {scene.program} {scene.path("place")}', "-", LOST],
+        capture_output=True, text=True, check=False)
+    if os.geteuid() or said.returncode == 9 or said.stderr.startswith("unshare:"):
+        raise Skip("needs root, and mounts of its own")
+    equal((said.returncode, said.stdout, said.stderr), (0, f"removed {at}\n", ""))
+    equal(os.listdir(scene.path("place")), [])
+
+
 @test
 def limits_grow_with_the_load(scene):
     multiplier = os.path.join(os.path.dirname(scene.program), "timeout-multiplier")
