@@ -247,8 +247,9 @@ struct ibx_journal_prune {
 /* Deletes records that are not needed any more: finished ones on which no tool works. The record
  * of a source in DONE or ENDED stays while its QEMU lives, because that QEMU must not be continued,
  * and that of a return while the migration by which the VM was borrowed is not over. So does that
- * of a destination with memory that ib-migrate run has made, while its QEMU lives or, with
- * `keep_memory`, as long as that memory is there: only the record says where it is. */
+ * of a destination with memory that ib-migrate run has made, while its QEMU lives, while a
+ * migration by which the VM left that memory is not over or, with `keep_memory`, as long as that
+ * memory is there: only the record says where it is. */
 int ibx_journal_prune(const char *folder, const struct ibx_journal_prune *which,
                       struct ibx_error *err);
 /* Deletes records by age and number as above. To be called before a new migration of the QEMU at

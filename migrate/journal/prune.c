@@ -50,6 +50,33 @@ static bool has_memory(const struct ibx_record *record, char path[PATH_MAX])
                           : ibx_journal_in_run_folder(path);
 }
 
+static bool share_memory(const struct ibx_record *a, const struct ibx_record *b)
+{
+    for (unsigned i = 0; i < a->block_count; i++)
+        for (unsigned k = 0; k < b->block_count; k++)
+            if (a->blocks[i].dev == b->blocks[k].dev && a->blocks[i].ino == b->blocks[k].ino)
+                return true;
+    return false;
+}
+
+/* Whether a tool serves the memory of the VM that left by this migration, or can: recover does. */
+static bool serves_memory(const struct ibx_record *record)
+{
+    char path[PATH_MAX];
+    return record->source && !ibx_journal_over(record) && !ibx_journal_lost_there(record) &&
+           ibx_journal_memory_file(record, path);
+}
+
+/* Whether the VM that came here by this migration has left by another one, which is not over: then
+ * pages may be nowhere but in its memory here. */
+static bool is_served_on(const struct listed *all, const struct ibx_record *record)
+{
+    bool served = false;
+    for (size_t i = 0; !record->source && i < all->count; i++)
+        served |= serves_memory(&all->records[i]) && share_memory(record, &all->records[i]);
+    return served;
+}
+
 static const char lives_in_run_folder[] =
     "its QEMU lives, in memory that ib-migrate run has made: when it has ended, prune --remove "
     "removes that";
@@ -68,11 +95,13 @@ static const char *needed(const struct listed *all, const struct ibx_record *rec
     if (!ibx_journal_over(record) && record->state != IBX_JOURNAL_COMPLETE &&
         record->state != IBX_JOURNAL_SHUT_DOWN && !gone)
         return "it is not over, and its QEMU lives";
-    if (!ibx_journal_over(record) && record->source && !ibx_journal_lost_there(record) &&
-        ibx_journal_memory_file(record, path))
+    if (serves_memory(record))
         return "it is not over, and the memory of its QEMU, which has ended, is still there: "
                "ib-migrate recover serves it to the destination; when the VM is lost there, too, "
                "remove that file";
+    if (is_served_on(all, record) && has_memory(record, path))
+        return "the VM was migrated on from here, and that migration, which is not over, needs the "
+               "memory that ib-migrate run has made";
     if (record->source && !gone &&
         (record->state == IBX_JOURNAL_DONE || record->state == IBX_JOURNAL_ENDED))
         return "its QEMU lives and must not be continued";

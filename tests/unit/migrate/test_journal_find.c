@@ -331,6 +331,32 @@ static void memory_of_a_lost_vm_goes_with_its_record(NO_STATE)
     assert_int_equal(access(made, F_OK), -1);
 }
 
+/* The VM came here, and then went on: as long as that is not over, its memory here has pages that
+ * no other host has, also if its QEMU and the tools here were killed. */
+static void memory_stays_for_a_vm_that_went_on(NO_STATE)
+{
+    char made[] = "/dev/shm/ibx-run-XXXXXX";
+    struct ibx_record came = in_run_folder(made), went = sample(true, 6);
+    came.pid_started++;
+    bring_to(&came, IBX_JOURNAL_DONE);
+    went.block_count = came.block_count;
+    went.blocks[0] = came.blocks[0];
+    went.pid = came.pid;
+    went.pid_started = came.pid_started;
+    bring_to(&went, IBX_JOURNAL_MOVED);
+    for (unsigned flags = 0; flags < 4; flags++) {
+        const struct seen seen =
+            prune((struct ibx_journal_prune){.remove = flags & 1, .unfinished = flags & 2});
+        assert_int_equal(seen.gone, 0);
+        assert_int_equal(seen.kept, 2);
+        assert_int_equal(access(came.blocks[0].file.path, F_OK), 0);
+    }
+    strcpy(went.vm_status, IBX_JOURNAL_QEMU_ENDED); /* nobody needs it any more */
+    assert_int_equal(write_record(&went), 0);
+    assert_int_equal(prune((struct ibx_journal_prune){.remove = true}).gone, 1);
+    assert_int_equal(access(made, F_OK), -1);
+}
+
 static void pruning_keeps_other_files(NO_STATE)
 {
     struct ibx_record *all, a = in_state(true, 1, IBX_JOURNAL_KEPT, false),
@@ -571,6 +597,7 @@ int main(void)
         TEST(memory_that_run_has_made_goes_with_its_record),
         TEST(memory_that_run_has_made_outlives_an_unconfirmed_migration),
         TEST(memory_of_a_lost_vm_goes_with_its_record),
+        TEST(memory_stays_for_a_vm_that_went_on),
         TEST(no_descriptor_is_left_open),
         TEST(a_return_is_known_until_the_borrowing_is_over),
         TEST(failed_migrations_leave_one_record),
