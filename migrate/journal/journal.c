@@ -526,11 +526,14 @@ void ibx_journal_home_path(const uint8_t id[IBX_MIGRATE_ID_BYTES], char *path, s
     snprintf(path, size, "/dev/shm/ibx-%s.source.home", digits);
 }
 
-/* A file of this user's with several names may have got this one from somebody else. */
+/* The note is empty, and this user's alone. Others can give its name to a file that they may write
+ * to. The number of its names says nothing: without fs.protected_hardlinks others could give the
+ * note a second one, and the VM might run twice if it counted as no note then. */
 static bool is_noted(const char *path)
 {
     struct stat st;
-    return !lstat(path, &st) && st.st_nlink == 1 && (st.st_uid == geteuid() || st.st_uid == 0);
+    return !lstat(path, &st) && !st.st_size && !(st.st_mode & (S_IRWXG | S_IRWXO)) &&
+           (st.st_uid == geteuid() || st.st_uid == 0);
 }
 
 static void home_path_in(const char *folder, const uint8_t id[IBX_MIGRATE_ID_BYTES], char *path,

@@ -612,12 +612,21 @@ static void home_is_noted_by_its_own_file(NO_STATE)
     assert_false(ibx_journal_noted_home(folder, &r));
     /* Others can give this name to a file of this user's that they may write to. */
     snprintf(other, sizeof(other), "%s.other", path);
-    put_file(other, "", 0);
-    assert_int_equal(link(other, path), 0);
-    assert_false(ibx_journal_noted_home(folder, &r));
+    for (unsigned i = 0; i < 2; i++) { /* or to any one, without fs.protected_hardlinks */
+        put_file(other, "it is written", i);
+        assert_int_equal(chmod(other, i ? 0600 : 0622), 0);
+        assert_int_equal(link(other, path), 0);
+        assert_false(ibx_journal_noted_home(folder, &r));
+        assert_int_equal(ibx_journal_note_home(folder, r.id, &err), 0);
+        assert_int_equal(unlink(other), 0);
+        assert_true(ibx_journal_noted_home(folder, &r));
+        ibx_journal_forget_home(folder, r.id);
+    }
+    /* Then they can give the note a second name, too, but must not hide that the VM runs here. */
     assert_int_equal(ibx_journal_note_home(folder, r.id, &err), 0);
-    assert_int_equal(unlink(other), 0);
+    assert_int_equal(link(path, other), 0);
     assert_true(ibx_journal_noted_home(folder, &r));
+    assert_int_equal(unlink(other), 0);
     ibx_journal_forget_home(folder, r.id);
     if (!geteuid()) {
         assert_int_equal(mkdir(path, 0700), 0);
