@@ -152,7 +152,10 @@ static int end_instead(const char *folder, struct ibx_record *record, const char
         return 0;
     record->state = record->state == IBX_JOURNAL_COMPLETE ? IBX_JOURNAL_DONE : IBX_JOURNAL_ENDED;
     *why = lives_in_run_folder;
-    return ibx_journal_write(folder, record, err);
+    int rc = ibx_journal_write(folder, record, err);
+    if (!rc)
+        ibx_journal_forget_notes(record);
+    return rc;
 }
 
 /* Deletes one record under its lock. Reads it again, since a tool may have changed it since it was

@@ -307,7 +307,11 @@ static void memory_that_run_has_made_outlives_an_unconfirmed_migration(NO_STATE)
         char made[] = "/dev/shm/ibx-run-XXXXXX";
         struct ibx_record r = in_run_folder(made);
         bring_to(&r, is[i]);
+        char note[PATH_MAX];
+        ibx_journal_note_path(&r, IBX_NOTE_ARRIVED, note, sizeof(note));
+        put_file(note, "1", 1);
         const struct seen seen = prune((struct ibx_journal_prune){.unfinished = true});
+        assert_int_equal(access(note, F_OK), -1);
         assert_int_equal(seen.kept, 1);
         assert_non_null(strstr(seen.why, "its QEMU lives, in memory"));
         assert_int_equal(access(r.blocks[0].file.path, F_OK), 0);
