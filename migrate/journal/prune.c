@@ -150,10 +150,13 @@ static int end_instead(const char *folder, struct ibx_record *record, const char
     if (record->source || ibx_journal_over(record) || ibx_journal_qemu_gone(record) ||
         !has_memory(record, path))
         return 0;
-    record->state = record->state == IBX_JOURNAL_COMPLETE ? IBX_JOURNAL_DONE : IBX_JOURNAL_ENDED;
+    const enum ibx_journal_state was = record->state;
+    record->state = was == IBX_JOURNAL_COMPLETE ? IBX_JOURNAL_DONE : IBX_JOURNAL_ENDED;
     *why = lives_in_run_folder;
     int rc = ibx_journal_write(folder, record, err);
-    if (!rc)
+    if (rc) /* who prints it, or removes its key, is not to take it for one that is over */
+        record->state = was;
+    else
         ibx_journal_forget_notes(record);
     return rc;
 }

@@ -570,6 +570,26 @@ def a_guest_that_shuts_down_there_leaves_no_key(scene):
 
 
 @case
+def an_unconfirmed_migration_that_prune_ends_leaves_no_key(scene):
+    """Its record stays, since nothing else says where the memory of the VM is."""
+    start_vm(scene)
+    equal(scene.run(*run_line(scene))[0], 0)
+    (path,) = glob.glob(scene.there.state + "/*.destination.json")
+    with open(path, encoding="ascii") as file:
+        record = json.load(file)
+    with open(path, "w", encoding="ascii") as file:  # as if the confirmation had been lost
+        json.dump(dict(record, state="complete"), file)
+    with open(record["key-file"], "w", encoding="ascii"):
+        pass
+    out = tool.succeeds(scene, "prune --unfinished --state-dir", scene.there.state, "--qmp",
+                        record["qmp"])
+    assert out.startswith("kept: ") and "its QEMU lives" in out, out
+    with open(path, encoding="ascii") as file:
+        equal(json.load(file)["state"], "done")
+    assert not os.path.exists(record["key-file"])
+
+
+@case
 def a_run_that_dies_after_the_commit_is_recovered_from(scene):
     source, before = start_vm(scene), leftovers(scene)
     process = tool.start(scene, "run", *run_line(scene, "--json", "--max-bandwidth", "100K")[1:])

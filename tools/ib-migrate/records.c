@@ -471,7 +471,8 @@ static void print_pruned(void *context, const struct ibx_record *record, const c
     struct pruning *pruning = context;
     char state[IBX_ERROR_MAX], path[PATH_MAX];
     pruning->any = true;
-    if (!why && ibx_cli_is_run_key(pruning->args->folder, record->key_file))
+    if ((!why || ibx_journal_over(record)) &&
+        ibx_cli_is_run_key(pruning->args->folder, record->key_file))
         unlink(record->key_file);
     vm_state(&pruning->found, record, state, sizeof(state));
     if (!ibx_journal_qemu_gone(record) || !ibx_journal_memory_file(record, path) ||
