@@ -355,6 +355,24 @@ static bool give_kinds(struct giving *g)
     return all && !first_of_rest(g->of, &context);
 }
 
+/* Ends the client's waits for words that outlast its things. False: its work goes on. */
+static bool end_waits(struct giving *g)
+{
+    void *context, *popped;
+    while (ibx_stream_waits_first(g->of->client, &context)) {
+        if (!g->x->cuda->ctx_push_current(context)) {
+            const int mode = ibx_cuda_capture_relax(g->x->cuda);
+            learn(g, false, context);
+            ibx_cuda_capture_restore(g->x->cuda, mode);
+            g->x->cuda->ctx_pop_current(&popped);
+            if (g->work == IBX_WORK_OWN)
+                return false;
+        }
+        ibx_stream_waits_over(g->of->client, context);
+    }
+    return true;
+}
+
 /* Aborts the client's communicators. Those that a request holds come later. */
 static bool give_communicators(struct giving *g)
 {
@@ -424,9 +442,10 @@ static bool give_back(struct gpu_session *x, struct ended *of)
     if (of->in_calls && ibx_now_ns() - of->began >= WORK_MS * IBX_NS_PER_MS)
         ibx_stream_waits_end(x, of->client);
     for (;; ibx_nap(&ns)) {
-        done = of->in_calls ? give_communicators(&g) : give_kinds(&g);
+        done = of->in_calls ? give_communicators(&g) : give_kinds(&g) && end_waits(&g);
         /* What a request held a moment ago may be free by now. */
-        held = done && g.work != IBX_WORK_LOST && ibx_handles_any(of->client);
+        held = done && g.work != IBX_WORK_LOST &&
+               (ibx_handles_any(of->client) || ibx_stream_waits_first(of->client, NULL));
         if (!held || ibx_now_ns() >= deadline)
             break;
     }

@@ -83,9 +83,15 @@ static void limit_away(const struct ibx_tenant *tenant)
 
 /* What a client without a session has left. */
 struct leftovers {
-    bool handles; /* to be given back */
+    bool handles; /* to be given back, or waits to be ended */
     bool modules; /* its own once it comes again */
 };
+
+/* Also waits for words, which may be in page-locked memory: that is no handle. */
+static bool has_left(uint64_t number)
+{
+    return ibx_handles_any(number) || ibx_stream_waits_first(number, NULL);
+}
 
 /* Locked. Decides about a client without a session: it is forgotten, has ended, or is kept. `left`:
  * it may come again, as far as is known. Another thread may have done this before. */
@@ -127,7 +133,7 @@ void ibx_clients_leave(struct gpu_session *x)
 {
     ibx_clients_reset_over(x);
     if (x->client && x->options.mode != IBX_GPU_OFF &&
-        (x->thread_stream || ibx_handles_any(x->client->number)))
+        (x->thread_stream || has_left(x->client->number)))
         ibx_left_work_keep(x, x->client->number);
     pthread_mutex_lock(&ibx_client_list.lock);
     ibx_client_list.sessions -= x->joined;
@@ -161,7 +167,7 @@ void ibx_clients_leave(struct gpu_session *x)
     ibx_host_maps_end(x, maps);
     wait_for_end(process_fd);
     const struct leftovers has = {
-        .handles = x->options.mode != IBX_GPU_OFF && ibx_handles_any(number),
+        .handles = x->options.mode != IBX_GPU_OFF && has_left(number),
         .modules = number && (ibx_functions_any(number) || ibx_functions_end(number))};
     pthread_mutex_lock(&ibx_client_list.lock);
     if (number) {
@@ -177,7 +183,7 @@ void ibx_clients_leave(struct gpu_session *x)
 
 void ibx_clients_ended(uint64_t number)
 {
-    const struct leftovers has = {.handles = ibx_handles_any(number), .modules = true};
+    const struct leftovers has = {.handles = has_left(number), .modules = true};
     pthread_mutex_lock(&ibx_client_list.lock);
     const struct ibx_client *c = ibx_client_find_number(number);
     if (c && c->sessions)

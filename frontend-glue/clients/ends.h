@@ -134,6 +134,11 @@ void ibx_stream_waits_add(struct gpu_session *x, void *stream, uint64_t address,
 /* The client's process has ended, and its work does not: writes what its streams may wait for. It
  * may have to be called several times. */
 void ibx_stream_waits_end(struct gpu_session *x, uint64_t client);
+/* A context in which streams of the client may wait; `context` may be NULL. False: there is
+ * none. */
+bool ibx_stream_waits_first(uint64_t client, void **context);
+/* The client's work in that context is over. */
+void ibx_stream_waits_over(uint64_t client, const void *context);
 /* The client shares memory or events with others, or has ended, with its work. */
 void ibx_stream_waits_forget(uint64_t client);
 

@@ -108,6 +108,30 @@ void ibx_stream_waits_add(struct gpu_session *x, void *stream, uint64_t address,
         ibx_clients_watch(x);
 }
 
+bool ibx_stream_waits_first(uint64_t client, void **context)
+{
+    pthread_mutex_lock(&lock);
+    const struct waits *w = *find(client);
+    const bool any = w && w->count;
+    if (any && context)
+        *context = w->all[0].context;
+    pthread_mutex_unlock(&lock);
+    return any;
+}
+
+void ibx_stream_waits_over(uint64_t client, const void *context)
+{
+    pthread_mutex_lock(&lock);
+    struct waits *w = *find(client);
+    size_t kept = 0;
+    for (size_t i = 0; w && i < w->count; i++)
+        if (w->all[i].context != context)
+            w->all[kept++] = w->all[i];
+    if (w)
+        w->count = kept;
+    pthread_mutex_unlock(&lock);
+}
+
 void ibx_stream_waits_forget(uint64_t client)
 {
     pthread_mutex_lock(&lock);

@@ -415,6 +415,8 @@ int main(int argc, char **argv)
         {"driver-streams", driver_streams},
         {"driver-values", driver_values},
         {"driver-killed-while-waiting", driver_killed_while_waiting},
+        {"driver-killed-without-handles", driver_killed_without_handles},
+        {"driver-killed-in-call-without-handles", driver_killed_in_call_without_handles},
         {"driver-entry-points", driver_entry_points},
         {"driver-planes", driver_planes},
         {"driver-arrays", driver_arrays},

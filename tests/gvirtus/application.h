@@ -245,6 +245,8 @@ bool driver_without_context();
 bool driver_packed_nodes();
 bool driver_values();
 bool driver_killed_while_waiting();
+bool driver_killed_without_handles();
+bool driver_killed_in_call_without_handles();
 bool driver_compiler_says();
 
 // application_driver_virtual.cpp

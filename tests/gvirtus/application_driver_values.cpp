@@ -235,6 +235,34 @@ bool driver_killed_while_waiting()
     return raise(SIGKILL) == 0;
 }
 
+// Page-locked memory is no handle, and the default stream is none.
+static bool killed_without_handles(bool in_call)
+{
+    void *context = nullptr, *memory = nullptr;
+    REQUIRE(driver_has_context(&context));
+    REQUIRE(cu("cuMemHostAlloc", &memory, std::size_t{64}, 0u) == 0);
+    std::memset(memory, 0, 64);
+    if (over_shm)
+        REQUIRE(values::waits(nullptr, reinterpret_cast<Address>(memory), 1, values::EQUAL) == 0);
+    if (in_call)
+        std::thread([&] {
+            cu("cuCtxSetCurrent", context);
+            cu("cuStreamSynchronize", static_cast<void *>(nullptr));
+        }).detach();
+    for (unsigned i = 0; over_shm && in_call && i < 50; i++)
+        REQUIRE(cu("cuStreamQuery", static_cast<void *>(nullptr)) == values::NOT_READY);
+    return raise(SIGKILL) == 0;
+}
+
+bool driver_killed_without_handles()
+{
+    return killed_without_handles(false);
+}
+bool driver_killed_in_call_without_handles()
+{
+    return killed_without_handles(true);
+}
+
 bool driver_values()
 {
     void *context = nullptr;

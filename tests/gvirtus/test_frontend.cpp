@@ -506,6 +506,10 @@ void check_what_it_does_not()
     check("... whose memory kernels reach", [] { return killed_in_graph("killed-while-mapped"); });
     check("a client that is killed while its streams wait for words",
           [] { return killed_in_graph("driver-killed-while-waiting"); });
+    check("... that has nothing but page-locked memory",
+          [] { return killed_in_graph("driver-killed-without-handles"); });
+    check("... and is killed in a call",
+          [] { return killed_in_graph("driver-killed-in-call-without-handles"); });
     check("a back end that lies", lied_to);
     check("a library of NVIDIA's that is loaded later", [] {
         return library_loaded_later("libcurand.so.99", "local-library",
