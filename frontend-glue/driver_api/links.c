@@ -67,14 +67,14 @@ static int compiled(const struct link *l, const void *image)
                : CUDA_SUCCESS;
 }
 
-static int tell_several(void)
+/* Says once that links are refused, and for which reason first. */
+static int refuse(const char *call, const char *why)
 {
     static atomic_flag told = ATOMIC_FLAG_INIT;
     if (!atomic_flag_test_and_set(&told))
         ibx_log(IBX_LOG_WARN,
-                "cuLinkComplete returns CUDA_ERROR_NOT_SUPPORTED: the back end's communicator is "
-                "older and links no images, or a stream is captured, or the images have more than "
-                "32 MiB; nvrtc and nvJitLink link them as well");
+                "%s returns CUDA_ERROR_NOT_SUPPORTED: %s; nvrtc and nvJitLink link images as well",
+                call, why);
     return CUDA_NOT_SUPPORTED;
 }
 
@@ -84,7 +84,7 @@ static int add(struct link *l, int type, const void *image, size_t n)
     if (!l || !image || !n || type < 0 || type > IS_NVVM)
         return l ? CUDA_INVALID_VALUE : CUDA_INVALID_HANDLE;
     if (l->images == IBX_OWN_LINKED)
-        return tell_several();
+        return refuse("cuLinkAddData", "a link has 64 images at most");
     char *copy = malloc(n + 1);
     size_t length = 0;
     if (!copy)
@@ -196,7 +196,7 @@ static int ask(const struct link *l, void *memory, size_t room, size_t *n)
         ibx_put_u64(&e.body, length_of(&l->parts[i]));
     }
     if (!ibx_frontend_request_known(&e, bytes, sizeof(bytes), &rc))
-        return tell_several();
+        return refuse("cuLinkComplete", "the back end's communicator is older and links no images");
     const int said = (int)ibx_get_u32(&r);
     *n = ibx_get_u64(&r);
     return rc ? rc : said ? said : *n && *n <= room ? CUDA_SUCCESS : CUDA_MEMORY_ALLOCATION;
@@ -208,7 +208,8 @@ static int link_parts(struct link *l)
     void *memory = NULL;
     size_t n = 0;
     if (all > IBX_OWN_LINK_MOST || ibx_frontend_capturing())
-        return tell_several();
+        return refuse("cuLinkComplete",
+                      "a stream is captured, or the images have more than 32 MiB");
     int rc = cudaMalloc(&memory, room);
     if (rc)
         return rc;
