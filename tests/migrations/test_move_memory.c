@@ -252,7 +252,7 @@ static void test_removed_at_the_destination_with_huge_pages_and_its_tool_killed(
     huge = true;
     start_with_more(NULL);
     remove_more(&vms[1]);
-    assert_false(has_huge_page(files[1]));
+    /* Of this memory one page may have come meanwhile, or none. */
     MOVER_RUN(0, "set", "--max-bandwidth", "512K", "--qmp", vms[1].tool);
     for (const uint64_t until = vm_soon(); !has_huge_page(files[1]);)
         assert_true(ibx_now_ns() < until);
