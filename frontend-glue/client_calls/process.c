@@ -343,16 +343,17 @@ static void in_child(void)
     atomic_store(&sender, SENDER_NONE);
 }
 
-/* Locked. Sends what can be sent. Whether something is left to be sent or to be run. */
+/* Locked. Sends what can be sent. Whether something is left to be sent or to be run. The keeper
+ * or another thread that has a pipeline's lock may not send before the process has ended. */
 static bool push_all(void)
 {
     bool left = false;
     for (struct ibx_pipeline *p = process.first; p; p = p->next) {
-        if (ibx_pipeline_idle(p) || pthread_mutex_trylock(&p->lock))
-            continue; /* a thread that holds it is about to send */
-        ibx_backlog_push(p, true);
+        if (!ibx_pipeline_idle(p) && !pthread_mutex_trylock(&p->lock)) {
+            ibx_backlog_push(p, true);
+            pthread_mutex_unlock(&p->lock);
+        }
         left = left || !ibx_pipeline_idle(p);
-        pthread_mutex_unlock(&p->lock);
     }
     return left;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Calls that do not wait, over a fabric with slow messages. Event records are sent together with
- * the following calls, so that they time the work and not the network; but they are always sent.
- * A long backlog does not make calls slower. */
+ * the following calls, so that they time the work and not the network; but they are always sent,
+ * also as the process ends. A long backlog does not make calls slower. */
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/session_pair.h"
 
@@ -9,12 +9,15 @@
 #include "frontend-glue/client_calls/internal.h"
 #include "frontend-glue/client_copies/client_frame.h"
 
+#include <semaphore.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 #include <cmocka.h>
 
 #define REQUESTS 64u    /* requests that are checked */
@@ -175,13 +178,77 @@ static void test_many_records_wait(void **state)
     settle(before + MANY);
 }
 
+/* The child process that ends with records that are not sent yet, beside a thread that has the
+ * lock of their pipeline. */
+static atomic_uint wanted; /* records in all; 0: this process is not that child */
+static sem_t locked, ending;
+
+static void *hold_lock(void *argument)
+{
+    (void)argument;
+    ibx_pipeline_lock(pipeline);
+    sem_post(&locked);
+    while (sem_wait(&ending))
+        ;
+    for (unsigned i = 0; i < 50; i++) /* a process that does not wait is judged meanwhile */
+        pause_briefly();
+    held = false;
+    ibx_pipeline_unlock(pipeline);
+    return NULL;
+}
+
+static void begin_end(void)
+{
+    sem_post(&ending);
+}
+
+/* Behind the pipelines' own function, which was registered later. */
+static void judge_end(void)
+{
+    if (wanted)
+        _exit(requests == wanted ? 0 : 1);
+}
+
+static int end_beside_holder(void)
+{
+    pthread_t holder;
+    sem_init(&locked, 0, 0);
+    sem_init(&ending, 0, 0);
+    begin(NULL);
+    held = true;
+    for (unsigned i = 0; i < 100; i++)
+        record();
+    if (pthread_create(&holder, NULL, hold_lock, NULL) || atexit(begin_end))
+        return 2;
+    while (sem_wait(&locked))
+        ;
+    wanted = 101;
+    exit(3);
+}
+
+static void test_records_are_sent_at_exit_beside_a_thread_with_the_lock(void **state)
+{
+    (void)state;
+    int status = -1;
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (!child)
+        _exit(end_beside_holder());
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_records_are_sent_at_exit_beside_a_thread_with_the_lock),
         cmocka_unit_test_setup_teardown(test_record_is_sent_with_the_next_call, begin, end),
         cmocka_unit_test_setup_teardown(test_record_is_sent_alone, begin, end),
         cmocka_unit_test_setup_teardown(test_many_records_wait, begin, end),
     };
     session_pair_use("tcp", NULL, NULL, NULL);
+    if (atexit(judge_end))
+        return 1;
     return cmocka_run_group_tests_name("records", tests, NULL, NULL);
 }
