@@ -44,8 +44,7 @@ static bool contains(const struct bytes *whole, uint64_t from, uint64_t bytes)
 
 static uint64_t number(const struct bytes *whole, uint64_t at, unsigned bytes)
 {
-    struct ibx_reader r = ibx_reader_of(whole->at + at, bytes);
-    return ibx_get_uint(&r, bytes);
+    return ibx_body_number(whole->at, whole->n, at, bytes);
 }
 
 /* ------------------------------------------------------------------------------ cubins */

@@ -5,8 +5,6 @@
  */
 #include "frontend-glue/gvirtus_handlers/request_shapes.h"
 
-#include "common/wire.h"
-
 #include <string.h>
 
 #define NAME_KNOWN    23u /* characters of a request's name */
@@ -68,29 +66,18 @@ static const struct {
     {"curandGenerateUniformDouble", 24},
 };
 
-static uint64_t number(const uint8_t *body, unsigned at, unsigned bytes)
+static int64_t integer(const uint8_t *body, size_t n, unsigned at)
 {
-    struct ibx_reader r = ibx_reader_of(body + at, bytes);
-    return bytes == 4 ? ibx_get_u32(&r) : ibx_get_u64(&r);
-}
-
-static void put(uint8_t *body, unsigned at, unsigned bytes, uint64_t value)
-{
-    struct ibx_writer w = ibx_writer_of(body + at, bytes);
-    ibx_put_uint(&w, value, bytes);
-}
-
-static int64_t whole(const uint8_t *body, unsigned at)
-{
-    return (int32_t)number(body, at, 4);
+    return (int32_t)ibx_body_number(body, n, at, 4);
 }
 
 /* The bytes of host memory that the call reaches, and those that the handler sends, which it counts
  * as an int. UINT64_MAX: too many. */
-static uint64_t reach(const struct shape *s, const uint8_t *body)
+static uint64_t reach(const struct shape *s, const uint8_t *body, size_t n)
 {
-    const int64_t rows = whole(body, s->rows), element = whole(body, s->element);
-    const int64_t columns = s->columns ? whole(body, s->columns) : 1, step = whole(body, s->step);
+    const int64_t rows = integer(body, n, s->rows), element = integer(body, n, s->element);
+    const int64_t columns = s->columns ? integer(body, n, s->columns) : 1,
+                  step = integer(body, n, s->step);
     int64_t sent = 0, most = 0;
     if (!rows || !columns || !element)
         return 0;
@@ -112,15 +99,15 @@ static void mend_vector(const struct shape *s, uint8_t *body, size_t n, uint64_t
     if (n < s->host || n < s->step + 4)
         return; /* the handler finds too few bytes */
     const uint64_t left = n - s->host;
-    const uint64_t come = s->length ? number(body, s->length, 8) : room - s->host;
-    if ((s->length && come > left) || reach(s, body) > come)
-        put(body, s->element, 4, 0);
+    const uint64_t come = s->length ? ibx_body_number(body, n, s->length, 8) : room - s->host;
+    if ((s->length && come > left) || reach(s, body, n) > come)
+        ibx_body_set_number(body, n, s->element, 4, 0);
 }
 
 static void mend_number(const struct limit *l, uint8_t *body, size_t n)
 {
-    if (n >= l->at + l->bytes && number(body, l->at, l->bytes) > l->most)
-        put(body, l->at, l->bytes, l->instead);
+    if (ibx_body_number(body, n, l->at, l->bytes) > l->most)
+        ibx_body_set_number(body, n, l->at, l->bytes, l->instead);
 }
 
 /* A longer request loses its generator, without which cuRAND refuses. In one of G5's length with 0
@@ -133,9 +120,9 @@ static void mend_random(const char *name, uint8_t *body, size_t n)
         if (strcmp(randoms[i].name, name) != 0)
             continue;
         if (n > randoms[i].bytes)
-            put(body, 0, 8, 0);
-        else if (n == randoms[i].bytes && !number(body, 8, 8))
-            put(body, 16, 8, 0);
+            ibx_body_set_number(body, n, 0, 8, 0);
+        else if (n == randoms[i].bytes && !ibx_body_number(body, n, 8, 8))
+            ibx_body_set_number(body, n, 16, 8, 0);
     }
 }
 
@@ -144,8 +131,8 @@ static void mend_random(const char *name, uint8_t *body, size_t n)
  * before that. */
 static void mend_unaligned(const char *name, uint8_t *body, size_t n)
 {
-    if (!strcmp(name, "cublasZhpmv_v2") && n >= 8)
-        put(body, 0, 8, 0);
+    if (!strcmp(name, "cublasZhpmv_v2"))
+        ibx_body_set_number(body, n, 0, 8, 0);
 }
 
 static uint64_t room_for(uint64_t longest)
