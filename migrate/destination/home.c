@@ -90,17 +90,7 @@ static int find_pages(struct destination_home *home, struct ibx_error *err)
 {
     ibx_page_map_fini(&home->has);
     int rc = ibx_page_map_init_ram(&home->has, &home->ram, err);
-    for (unsigned i = 0; !rc && i < home->ram.count; i++) {
-        const struct ibx_guest_block *block = &home->ram.blocks[i];
-        uint64_t written, *bits = malloc((block->size / block->page_size + 63) / 64 * 8);
-        if (!bits)
-            return ibx_error_set(err, -ENOMEM, "no memory for a page map");
-        rc = ibx_guest_block_written(&home->ram, block, bits, &written, err);
-        if (!rc)
-            ibx_page_map_put_block(&home->has, i, bits);
-        free(bits);
-    }
-    return rc;
+    return rc ? rc : ibx_page_map_search(&home->has, &home->ram, err);
 }
 
 void ibx_destination_home_check(struct destination *d, const struct ibx_migrate_hello *hello,

@@ -103,10 +103,9 @@ static int punch(const struct ibx_guest_block *block, struct ibx_error *err)
 static int check_empty(const struct destination_ram *ram, unsigned i, struct ibx_error *err)
 {
     const struct ibx_guest_block *block = &ram->guest.blocks[i];
-    uint64_t pages = block->size / block->page_size, written;
-    uint64_t *bits = malloc((size_t)(pages + 63) / 64 * 8);
+    uint64_t written, *bits = ibx_guest_bits_make(block, err);
     if (!bits)
-        return ibx_error_set(err, -ENOMEM, "no memory for a page map");
+        return -ENOMEM;
     int rc = ibx_guest_block_written(&ram->guest, block, bits, &written, err);
     free(bits);
     if (!rc && written)
@@ -319,14 +318,13 @@ static int rebuild(struct destination_ram *ram, struct ibx_error *err)
         const struct ibx_guest_block *block = &ram->guest.blocks[i];
         const uint64_t pages = block->size / block->page_size;
         const bool look = !block->left || !placed;
-        uint64_t written, *bits = malloc((size_t)(pages + 63) / 64 * 8);
-        if (!bits) {
-            rc = ibx_error_set(err, -ENOMEM, "no memory for a page map");
-            break;
-        }
-        rc = block->page_size > 4096
-                 ? ibx_guest_block_mapped(&ram->guest, block, bits, &written, err)
-                 : ibx_guest_block_written(&ram->guest, block, bits, &written, err);
+        uint64_t written, *bits = ibx_guest_bits_make(block, err);
+        if (!bits)
+            rc = -ENOMEM;
+        else if (block->page_size > 4096)
+            rc = ibx_guest_block_mapped(&ram->guest, block, bits, &written, err);
+        else
+            rc = ibx_guest_block_written(&ram->guest, block, bits, &written, err);
         for (uint64_t k = 0; !rc && k < pages; k++) {
             uint64_t at = ram->map.blocks[i].first + k;
             if ((look && bits[k / 64] >> (k % 64) & 1 && (!ram->kept || has_arrived(ram, at))) ||

@@ -191,6 +191,25 @@ void ibx_page_map_put_block(struct ibx_page_map *map, unsigned block, const uint
     }
 }
 
+int ibx_page_map_search(struct ibx_page_map *map, const struct ibx_guest_ram *ram,
+                        struct ibx_error *err)
+{
+    int rc = 0;
+    for (unsigned i = 0; !rc && i < ram->count; i++) {
+        const struct ibx_guest_block *block = &ram->blocks[i];
+        uint64_t written, *bits = ibx_guest_bits_make(block, err);
+        if (!bits)
+            return -ENOMEM;
+        written = ibx_page_map_get_block(map, i, bits);
+        rc = written ? ibx_guest_block_written_since(ram, block, bits, &written, err)
+                     : ibx_guest_block_written(ram, block, bits, &written, err);
+        if (!rc)
+            ibx_page_map_put_block(map, i, bits);
+        free(bits);
+    }
+    return rc;
+}
+
 uint64_t ibx_page_map_get_block(const struct ibx_page_map *map, unsigned block, uint64_t *bits)
 {
     const uint64_t first = map->blocks[block].first, pages = map->blocks[block].pages;

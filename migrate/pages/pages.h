@@ -43,6 +43,10 @@ void ibx_page_map_fini(struct ibx_page_map *map);
 /* Replaces a block's bits by `bits`, whose bit 0 is the block's first page, as
  * ibx_guest_block_written() sets them. */
 void ibx_page_map_put_block(struct ibx_page_map *map, unsigned block, const uint64_t *bits);
+/* Finds which pages of `ram` hold data at this moment. In a block of which the map has pages
+ * already it looks at the others only, as ibx_guest_block_written_since() does. */
+int ibx_page_map_search(struct ibx_page_map *map, const struct ibx_guest_ram *ram,
+                        struct ibx_error *err);
 /* Copies a block's bits into `bits`; returns how many are set. */
 uint64_t ibx_page_map_get_block(const struct ibx_page_map *map, unsigned block, uint64_t *bits);
 static inline bool ibx_page_map_data(const struct ibx_page_map *map, uint64_t page)

@@ -426,9 +426,9 @@ static int block_bytes(const struct ibx_guest_ram *ram, const struct ibx_guest_b
     const uint64_t pages = block->size / block->page_size;
     const uint64_t piece =
         block->page_size > IBX_EXPORT_PIECE ? 1 : IBX_EXPORT_PIECE / block->page_size;
-    uint64_t written, *bits = malloc((size_t)(pages + 63) / 64 * 8);
+    uint64_t written, *bits = ibx_guest_bits_make(block, err);
     if (!bits)
-        return ibx_error_set(err, -ENOMEM, "no memory for a page map");
+        return -ENOMEM;
     int rc = ibx_guest_block_written(ram, block, bits, &written, err);
     for (uint64_t at = 0; !rc && at < pages; at += piece) {
         const uint64_t end = pages - at < piece ? pages : at + piece;

@@ -429,6 +429,16 @@ int ibx_guest_block_mapped(const struct ibx_guest_ram *ram, const struct ibx_gue
     return 0;
 }
 
+uint64_t *ibx_guest_bits_make(const struct ibx_guest_block *block, struct ibx_error *err)
+{
+    const uint64_t pages = block->size / block->page_size;
+    uint64_t *bits = calloc((size_t)(pages + 63) / 64, sizeof(*bits));
+    if (!bits)
+        ibx_error_set(err, -ENOMEM, "no memory for the bits of %llu pages of guest RAM %s",
+                      (unsigned long long)pages, block->id);
+    return bits;
+}
+
 uint64_t ibx_guest_bits_next(const uint64_t *bits, uint64_t page, uint64_t end, bool value)
 {
     const uint64_t flip = value ? 0 : UINT64_MAX;

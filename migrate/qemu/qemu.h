@@ -230,6 +230,9 @@ int ibx_guest_block_mapped(const struct ibx_guest_ram *ram, const struct ibx_gue
 int ibx_guest_block_written_since(const struct ibx_guest_ram *ram,
                                   const struct ibx_guest_block *block, uint64_t *bits,
                                   uint64_t *count, struct ibx_error *err);
+/* Room for the bits of a block's pages, all 0; to be freed. NULL: there is no memory, and *err says
+ * so. */
+uint64_t *ibx_guest_bits_make(const struct ibx_guest_block *block, struct ibx_error *err);
 /* The first page of [page, end) whose bit is `value`, or `end`. */
 uint64_t ibx_guest_bits_next(const uint64_t *bits, uint64_t page, uint64_t end, bool value);
 

@@ -44,10 +44,8 @@ int ibx_snapshot_copy_block(const struct ibx_guest_ram *ram, const struct ibx_gu
                             int fd, struct ibx_error *err)
 {
     const uint64_t pages = block->size / block->page_size;
-    uint64_t count, *bits = malloc((size_t)(pages + 63) / 64 * 8);
-    int rc = bits ? 0 : ibx_error_set(err, -ENOMEM, "no memory for a page map");
-    if (!rc)
-        rc = ibx_guest_block_written(ram, block, bits, &count, err);
+    uint64_t count, *bits = ibx_guest_bits_make(block, err);
+    int rc = bits ? ibx_guest_block_written(ram, block, bits, &count, err) : -ENOMEM;
     uint8_t *memory = rc ? MAP_FAILED
                          : mmap(NULL, (size_t)block->size, PROT_READ, MAP_SHARED, block->fd,
                                 (off_t)block->offset);

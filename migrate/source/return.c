@@ -127,9 +127,9 @@ static int64_t pages_of_files(const struct source *s)
 static int find_block(struct source *s, unsigned i, bool mapped, struct ibx_error *err)
 {
     struct ibx_page_map *there = &s->home.there;
-    uint64_t data, *bits = calloc((there->blocks[i].pages + 63) / 64, 8);
+    uint64_t data, *bits = ibx_guest_bits_make(&s->vm.ram.blocks[i], err);
     if (!bits)
-        return ibx_error_set(err, -ENOMEM, "no memory for a page map");
+        return -ENOMEM;
     int rc = mapped ? ibx_tracker_mapped(&s->warm.tracker, i, bits, &data, err)
                     : ibx_guest_block_written(&s->vm.ram, &s->vm.ram.blocks[i], bits, &data, err);
     if (!rc)
@@ -235,10 +235,8 @@ static int keep(struct source *s, struct ibx_page_map *written, struct ibx_error
 static int scan_shifted(struct source *s, struct ibx_page_map *written, unsigned block,
                         struct ibx_error *err)
 {
-    uint64_t *bits = calloc((written->blocks[block].pages + 63) / 64, 8);
-    int rc = bits ? 0 : ibx_error_set(err, -ENOMEM, "no memory for a page map");
-    if (!rc)
-        rc = ibx_tracker_scan_last(&s->warm.tracker, block, NULL, bits, NULL, err);
+    uint64_t *bits = ibx_guest_bits_make(&s->vm.ram.blocks[block], err);
+    int rc = bits ? ibx_tracker_scan_last(&s->warm.tracker, block, NULL, bits, NULL, err) : -ENOMEM;
     if (!rc)
         ibx_page_map_put_block(written, block, bits);
     free(bits);

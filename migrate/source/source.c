@@ -86,7 +86,7 @@ int ibx_source_move(struct source *s, enum source_state to, struct ibx_error *er
 int ibx_source_find_map(struct source *s, struct ibx_error *err)
 {
     return source_returns(s) ? ibx_source_return_find_map(s, err)
-                             : ibx_source_vm_find_map(&s->vm, err);
+                             : ibx_page_map_search(&s->vm.map, &s->vm.ram, err);
 }
 
 enum ibx_migrate_phase ibx_source_phase(const struct source *s)

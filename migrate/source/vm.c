@@ -94,33 +94,15 @@ int ibx_source_vm_of_record(struct source_vm *vm, const char *qmp, const struct 
     return rc || vm->ram.pid != record->pid ? rc : ibx_journal_reopen_ram(record, &vm->ram, err);
 }
 
-int ibx_source_vm_find_map(struct source_vm *vm, struct ibx_error *err)
-{
-    int rc = 0;
-    for (unsigned i = 0; !rc && i < vm->ram.count; i++) {
-        const struct ibx_guest_block *block = &vm->ram.blocks[i];
-        uint64_t written, *bits = malloc((block->size / block->page_size + 63) / 64 * 8);
-        if (!bits)
-            return ibx_error_set(err, -ENOMEM, "no memory for a page map");
-        written = ibx_page_map_get_block(&vm->map, i, bits);
-        rc = written ? ibx_guest_block_written_since(&vm->ram, block, bits, &written, err)
-                     : ibx_guest_block_written(&vm->ram, block, bits, &written, err);
-        if (!rc)
-            ibx_page_map_put_block(&vm->map, i, bits);
-        free(bits);
-    }
-    return rc;
-}
-
 int ibx_source_vm_keep_data(struct source_vm *vm, unsigned i, bool look, uint64_t *bits,
                             struct ibx_error *err)
 {
     const struct ibx_guest_block *block = &vm->ram.blocks[i];
     const bool huge = block->page_size > (uint64_t)sysconf(_SC_PAGESIZE);
     const size_t words = (block->size / block->page_size + 63) / 64;
-    uint64_t *data = malloc(words * 8), count;
+    uint64_t *data = ibx_guest_bits_make(block, err), count;
     if (!data)
-        return ibx_error_set(err, -ENOMEM, "no memory for a page map");
+        return -ENOMEM;
     count = ibx_page_map_get_block(&vm->map, i, data);
     int rc = look && !huge ? ibx_guest_block_written_since(&vm->ram, block, data, &count, err) : 0;
     for (size_t w = 0; !rc && w < words; w++) {

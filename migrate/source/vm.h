@@ -78,8 +78,6 @@ int ibx_source_vm_of_record(struct source_vm *vm, const char *qmp, const struct 
  * with the reason: they are not there, or are another process's now. */
 int ibx_source_vm_of_files(struct source_vm *vm, const struct ibx_record *record,
                            const struct ibx_migrate_observer *observer, struct ibx_error *err);
-/* Finds which pages hold data at this moment. */
-int ibx_source_vm_find_map(struct source_vm *vm, struct ibx_error *err);
 /* `bits`, of a scan for written pages of a block, keeps only pages that hold data, and pages that
  * have got data are added to the map; with `look`, the holes of the file are looked into. Huge
  * pages that are not there do not count as written. */

@@ -193,9 +193,9 @@ static int look_for_given_back(struct source *s, bool first, struct ibx_error *e
 {
     int rc = 0;
     for (unsigned i = 0; !rc && i < s->vm.ram.count; i++) {
-        uint64_t data, *bits = malloc((s->vm.map.blocks[i].pages + 63) / 64 * 8);
+        uint64_t data, *bits = ibx_guest_bits_make(&s->vm.ram.blocks[i], err);
         if (!bits)
-            return ibx_error_set(err, -ENOMEM, "no memory for a page map");
+            return -ENOMEM;
         data = ibx_page_map_get_block(&s->vm.map, i, bits);
         const int64_t now = others(s, i, data);
         if (first)
@@ -270,7 +270,7 @@ int ibx_source_warm_begin(struct source *s, struct ibx_error *err)
         warm->why = why;
         return ibx_state_move(&warm->writes, WRITES_LOST);
     }
-    rc = ibx_source_vm_find_map(&s->vm, err);
+    rc = ibx_page_map_search(&s->vm.map, &s->vm.ram, err);
     if (!rc)
         rc = look_for_given_back(s, true, err);
     if (rc)
