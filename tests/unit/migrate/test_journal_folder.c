@@ -214,7 +214,7 @@ static int as_a_user(void)
 {
     char chosen[PATH_MAX], expected[PATH_MAX];
     if (!become_nobody())
-        return SKIP;
+        return CHILD_SKIPS;
     unsetenv("IBX_STATE_DIR");
     snprintf(expected, sizeof(expected), "%s/xdg", folder);
     setenv("XDG_STATE_HOME", expected, 1);
@@ -233,7 +233,7 @@ static int as_a_user(void)
 
 static void users_have_theirs_at_home(NO_STATE)
 {
-    passes_in_child(as_a_user);
+    passes_with_its_folder(as_a_user);
 }
 
 static void unfit_folders_are_refused(NO_STATE)

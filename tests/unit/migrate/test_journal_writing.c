@@ -69,7 +69,7 @@ static int on_a_full_disk(void)
     size_t count;
     if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
         mount("none", folder, "tmpfs", 0, "size=64k,mode=0700"))
-        return SKIP;
+        return CHILD_SKIPS;
     CHECK(!ibx_journal_write(folder, &r, &error));
     snprintf(path, sizeof(path), "%s/filler", folder);
     int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
@@ -94,7 +94,7 @@ static int on_a_full_disk(void)
 
 static void full_and_read_only_disks(NO_STATE)
 {
-    passes_in_child(on_a_full_disk); /* only root may mount */
+    passes_with_its_folder(on_a_full_disk); /* only root may mount */
 }
 
 static unsigned syncs, fails_at; /* which fsync(2) fails; 0: none */
@@ -138,7 +138,7 @@ static int without_rights(void)
     size_t count;
     int fd;
     if (!become_nobody())
-        return SKIP;
+        return CHILD_SKIPS;
     CHECK(!chmod(folder, 0700) && !ibx_journal_write(folder, &r, &error));
     CHECK(!chmod(folder, 0500));
     r.state = IBX_JOURNAL_MAY_RUN;
@@ -159,7 +159,7 @@ static int without_rights(void)
 
 static void folders_without_rights(NO_STATE)
 {
-    passes_in_child(without_rights);
+    passes_with_its_folder(without_rights);
 }
 
 static void invalid_text(NO_STATE)
@@ -219,8 +219,8 @@ static void too_many_open_files(NO_STATE)
 {
     struct ibx_record r = sample(true, 1);
     assert_int_equal(write_record(&r), 0);
-    passes_in_child(message_says_how_to_open_more);
-    passes_in_child(message_says_how_many_more);
+    passes_with_its_folder(message_says_how_to_open_more);
+    passes_with_its_folder(message_says_how_many_more);
 }
 
 int main(void)
