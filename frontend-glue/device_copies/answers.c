@@ -4,6 +4,15 @@
 
 #include "common/clock.h"
 
+int ibx_copies_begin_answer(struct gpu_session *x, const struct ibx_request *q)
+{
+    const int rc = ibx_session_answer_delayed(x->s);
+    if (rc)
+        return rc;
+    ibx_session_consume(x->s, q);
+    return x->copy.placed ? ibx_session_reply_placed(x->s) : 0;
+}
+
 int ibx_copies_write_head(struct gpu_session *x, int exit_code, uint64_t began, uint64_t out)
 {
     uint8_t head[IBX_REPLY_HEAD_MAX];

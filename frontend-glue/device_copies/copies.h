@@ -39,6 +39,9 @@ int ibx_copies_from_device(struct gpu_session *x, const struct ibx_request *q, u
 
 /* answers.c: as ibx_session_fail() */
 
+/* The copy has been made: sends the answers that were delayed, and takes its request from the
+ * stream, so that its own answer can follow. */
+int ibx_copies_begin_answer(struct gpu_session *x, const struct ibx_request *q);
 /* Writes the beginning of a reply, with `out` bytes to follow; `began`: ns, when the request
  * began. */
 int ibx_copies_write_head(struct gpu_session *x, int exit_code, uint64_t began, uint64_t out);

@@ -54,11 +54,7 @@ static int run_checked(struct gpu_session *x, const struct ibx_request *q)
         rc = ibx_copies_to_device(x, q);
     if (rc != IBX_REQUEST_DONE)
         return rc;
-    rc = ibx_session_answer_delayed(x->s);
-    if (rc)
-        return rc;
-    ibx_session_consume(x->s, q);
-    rc = x->copy.placed ? ibx_session_reply_placed(x->s) : 0;
+    rc = ibx_copies_begin_answer(x, q);
     if (!rc)
         rc = ibx_copies_answer(x, began, NULL, 0);
     return rc ? rc : IBX_REQUEST_DONE;

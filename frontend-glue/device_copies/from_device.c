@@ -67,11 +67,7 @@ static int run_to_client(struct gpu_session *x, const struct ibx_request *q, uin
         return rc;
     if (x->copy.late)
         return ibx_copies_delay(x, q, began);
-    rc = ibx_session_answer_delayed(x->s);
-    if (rc)
-        return rc;
-    ibx_session_consume(x->s, q);
-    rc = x->copy.placed ? ibx_session_reply_placed(x->s) : 0;
+    rc = ibx_copies_begin_answer(x, q);
     if (!rc)
         rc = ibx_copies_reply_early(x, began, x->copy.bytes);
     if (!rc)
