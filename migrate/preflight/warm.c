@@ -22,75 +22,81 @@ static bool begins(const char *text, const char *with)
     return !strncmp(text, with, strlen(with));
 }
 
+/* A device of a running QEMU, and how to ask it for more. */
+struct device {
+    struct ibx_qmp *qmp;
+    uint64_t deadline_ns;
+    const char *folder; /* the QOM path that it is under */
+    const char *name, *type;
+};
+
+typedef int device_check(const struct device *device, struct ibx_error *err);
+
 /* Whether the guest reports free pages, which QEMU then gives back to the host. */
-static bool reports_pages(struct ibx_qmp *qmp, const char *path, const char *name,
-                          uint64_t deadline_ns)
+static bool reports_pages(const struct device *device)
 {
-    char device[512];
+    char path[512];
     json_t *value = NULL;
-    snprintf(device, sizeof(device), "%s/%s", path, name);
-    const int rc = ibx_qmp_execute(
-        qmp, "qom-get", json_pack("{s:s, s:s}", "path", device, "property", "free-page-reporting"),
-        &value, deadline_ns, NULL);
+    if (!begins(device->type, "virtio-balloon"))
+        return false;
+    snprintf(path, sizeof(path), "%s/%s", device->folder, device->name);
+    const int rc =
+        ibx_qmp_execute(device->qmp, "qom-get",
+                        json_pack("{s:s, s:s}", "path", path, "property", "free-page-reporting"),
+                        &value, device->deadline_ns, NULL);
     const bool reports = !rc && json_is_true(value);
     json_decref(value);
     return reports;
 }
 
 /* Calls `check` for each device under a QOM path, until it returns an error. */
-static int each_device_at(struct ibx_qmp *qmp, const char *path, uint64_t deadline_ns,
-                          int (*check)(struct ibx_qmp *qmp, const char *path, const char *name,
-                                       const char *type, uint64_t deadline_ns,
-                                       struct ibx_error *err),
-                          struct ibx_error *err)
+static int each_device_in(const char *folder, struct ibx_qmp *qmp, uint64_t deadline_ns,
+                          device_check *check, struct ibx_error *err)
 {
     json_t *types = json_object(), *type;
     const char *name;
-    int rc = types ? ibx_preflight_children(qmp, path, types, deadline_ns, err)
+    int rc = types ? ibx_preflight_children(qmp, folder, types, deadline_ns, err)
                    : ibx_error_set(err, -ENOMEM, "no memory for a list of devices");
     json_object_foreach(types, name, type)
     {
+        const struct device device = {qmp, deadline_ns, folder, name, json_string_value(type)};
         if (!rc)
-            rc = check(qmp, path, name, json_string_value(type), deadline_ns, err);
+            rc = check(&device, err);
     }
     json_decref(types);
     return rc;
 }
 
-static int each_device(struct ibx_qmp *qmp, uint64_t deadline_ns,
-                       int (*check)(struct ibx_qmp *qmp, const char *path, const char *name,
-                                    const char *type, uint64_t deadline_ns, struct ibx_error *err),
+static int each_device(struct ibx_qmp *qmp, uint64_t deadline_ns, device_check *check,
                        struct ibx_error *err)
 {
-    int rc = each_device_at(qmp, "/machine/peripheral", deadline_ns, check, err);
-    return rc ? rc : each_device_at(qmp, "/machine/peripheral-anon", deadline_ns, check, err);
+    int rc = each_device_in("/machine/peripheral", qmp, deadline_ns, check, err);
+    return rc ? rc : each_device_in("/machine/peripheral-anon", qmp, deadline_ns, check, err);
 }
 
-static int check_device(struct ibx_qmp *qmp, const char *path, const char *name, const char *type,
-                        uint64_t deadline_ns, struct ibx_error *err)
+static int check_writes(const struct device *device, struct ibx_error *err)
 {
     for (size_t i = 0; i < sizeof(devices) / sizeof(devices[0]); i++)
-        if (begins(type, devices[i]))
+        if (begins(device->type, devices[i]))
             return ibx_error_set(err, -EOPNOTSUPP,
-                                 "writes of device %.64s (%.64s) to guest RAM are not seen", name,
-                                 type);
-    if (begins(type, "virtio-balloon") && reports_pages(qmp, path, name, deadline_ns))
+                                 "writes of device %.64s (%.64s) to guest RAM are not seen",
+                                 device->name, device->type);
+    if (reports_pages(device))
         return ibx_error_set(
             err, -EOPNOTSUPP,
-            "device %.64s has free-page-reporting, which changes pages without being seen", name);
+            "device %.64s has free-page-reporting, which changes pages without being seen",
+            device->name);
     return 0;
 }
 
 /* Refuses devices that give pages back unnoticed. A balloon without free-page-reporting does not:
  * it reports its size. */
-static int check_gives_back(struct ibx_qmp *qmp, const char *path, const char *name,
-                            const char *type, uint64_t deadline_ns, struct ibx_error *err)
+static int check_gives_back(const struct device *device, struct ibx_error *err)
 {
-    const bool reports =
-        begins(type, "virtio-balloon") && reports_pages(qmp, path, name, deadline_ns);
-    if (!reports && !begins(type, "virtio-mem"))
+    const bool reports = reports_pages(device);
+    if (!reports && !begins(device->type, "virtio-mem"))
         return 0;
-    return ibx_error_set(err, -EOPNOTSUPP, "device %.64s (%s)", name,
+    return ibx_error_set(err, -EOPNOTSUPP, "device %.64s (%s)", device->name,
                          reports ? "free-page-reporting" : "virtio-mem");
 }
 
@@ -110,19 +116,18 @@ int ibx_preflight_gives_back(struct ibx_qmp *qmp, const char *fabric, uint64_t d
 /* Refuses a device whose guest may expect reported pages to come back as zeros. Linux negotiates
  * page poisoning only if it clears or poisons pages when it frees them, and QEMU leaves poisoned
  * pages alone; but which of the two it does cannot be seen. */
-static int check_zeros(struct ibx_qmp *qmp, const char *path, const char *name, const char *type,
-                       uint64_t deadline_ns, struct ibx_error *err)
+static int check_zeros(const struct device *device, struct ibx_error *err)
 {
-    char device[512];
+    char path[512];
     const char *feature;
     json_t *status, *item;
     size_t i;
     bool wants = false;
-    if (!begins(type, "virtio-balloon") || !reports_pages(qmp, path, name, deadline_ns))
+    if (!reports_pages(device))
         return 0;
-    snprintf(device, sizeof(device), "%s/%s/virtio-backend", path, name);
-    int rc = ibx_qmp_execute(qmp, "x-query-virtio-status", json_pack("{s:s}", "path", device),
-                             &status, deadline_ns, err);
+    snprintf(path, sizeof(path), "%s/%s/virtio-backend", device->folder, device->name);
+    int rc = ibx_qmp_execute(device->qmp, "x-query-virtio-status", json_pack("{s:s}", "path", path),
+                             &status, device->deadline_ns, err);
     if (rc && rc != -EOPNOTSUPP && rc != -EREMOTEIO)
         return rc;
     if (rc)
@@ -131,7 +136,7 @@ static int check_zeros(struct ibx_qmp *qmp, const char *path, const char *name, 
                              "the guest clears pages as it frees them (init_on_free=1): it would "
                              "take the snapshot's bytes for zeros; start it with "
                              "free-page-reporting=off",
-                             name);
+                             device->name);
     json_array_foreach(json_object_get(json_object_get(status, "guest-features"), "dev-features"),
                        i, item)
     {
@@ -144,7 +149,7 @@ static int check_zeros(struct ibx_qmp *qmp, const char *path, const char *name, 
                                  "page_poison=1) and gives them back by device %.64s: in a child "
                                  "they would have the snapshot's bytes, which it takes for zeros; "
                                  "start it with free-page-reporting=off",
-                                 name)
+                                 device->name)
                  : 0;
 }
 
@@ -153,12 +158,10 @@ int ibx_preflight_wants_zeros(struct ibx_qmp *qmp, uint64_t deadline_ns, struct 
     return each_device(qmp, deadline_ns, check_zeros, err);
 }
 
-static int check_empties(struct ibx_qmp *qmp, const char *path, const char *name, const char *type,
-                         uint64_t deadline_ns, struct ibx_error *err)
+static int check_empties(const struct device *device, struct ibx_error *err)
 {
-    (void)qmp, (void)path, (void)deadline_ns;
-    return begins(type, "virtio-balloon") || begins(type, "virtio-mem")
-               ? ibx_error_set(err, -EOPNOTSUPP, "device %.64s (%.64s)", name, type)
+    return begins(device->type, "virtio-balloon") || begins(device->type, "virtio-mem")
+               ? ibx_error_set(err, -EOPNOTSUPP, "device %.64s (%.64s)", device->name, device->type)
                : 0;
 }
 
@@ -289,7 +292,7 @@ int ibx_preflight_warm(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, boo
                        uint64_t deadline_ns, struct ibx_error *err)
 {
     struct ibx_error why = {0};
-    int rc = each_device(qmp, deadline_ns, check_device, err);
+    int rc = each_device(qmp, deadline_ns, check_writes, err);
     if (!rc)
         rc = check_nested(qmp, nests, deadline_ns, err);
     if (!rc)
