@@ -116,70 +116,83 @@ static int on_abort(struct source *s, const char *why, struct ibx_error *err)
     return ibx_error_set(err, -ECONNABORTED, "the destination gave up: %s", why);
 }
 
+/* Whether the destination may send this now. */
+static bool is_expected(const struct source *s, enum ibx_migrate_message type)
+{
+    const enum source_state now = s->state.now;
+    const bool quiet = now == SOURCE_EXPOSING && s->peer.now == PEER_QUIET;
+    if (s->peer.now == PEER_ABORTED)
+        return type == IBX_MIGRATE_ABORT; /* whoever has given up says nothing more */
+    switch (type) {
+    case IBX_MIGRATE_READY:
+        return quiet;
+    case IBX_MIGRATE_HAVE:
+    case IBX_MIGRATE_HAVE_END:
+        return quiet && source_returns(s);
+    case IBX_MIGRATE_LOADED:
+        return now == SOURCE_SENDING && s->stream.state.now >= STREAM_HELD &&
+               s->peer.now == PEER_READY;
+    case IBX_MIGRATE_RUNNING:
+        return source_committed(s);
+    case IBX_MIGRATE_PROGRESS:
+        return source_committed(s) || now == SOURCE_WARMING;
+    case IBX_MIGRATE_ROUND_DONE:
+        return now == SOURCE_WARMING;
+    case IBX_MIGRATE_COMPLETE: /* sent again before CONFIRM had come */
+        return now == SOURCE_CONFIRMING || (now == SOURCE_SERVING && s->peer.now != PEER_ENDED);
+    case IBX_MIGRATE_ENDED:
+        return now == SOURCE_CONFIRMING ||
+               ((now == SOURCE_COMMITTED || now == SOURCE_SERVING) && s->peer.now != PEER_COMPLETE);
+    case IBX_MIGRATE_CONFIRMED:
+        return now == SOURCE_CONFIRMING;
+    case IBX_MIGRATE_DIGEST:
+        return now == SOURCE_CONFIRMING || (source_committed(s) && s->status.record.verify);
+    case IBX_MIGRATE_BROKEN:
+    case IBX_MIGRATE_ABORT:
+        return true;
+    default:
+        return false;
+    }
+}
+
 int ibx_source_on_message(void *context, const struct ibx_migrate_any *message)
 {
     struct message_context *h = context;
     struct source *s = h->source;
+    const bool confirming = s->state.now == SOURCE_CONFIRMING;
     s->messages++;
     s->heard_ns = ibx_now_ns();
-    if (s->peer.now == PEER_ABORTED && message->type != IBX_MIGRATE_ABORT)
-        return unexpected(s, message, h->err); /* whoever has given up says nothing more */
+    if (!is_expected(s, message->type))
+        return unexpected(s, message, h->err);
     switch (message->type) {
     case IBX_MIGRATE_READY:
-        if (s->state.now != SOURCE_EXPOSING || s->peer.now != PEER_QUIET)
-            return unexpected(s, message, h->err);
         ibx_source_link_quiet(&s->link);
         return ibx_state_move(&s->peer, PEER_READY);
     case IBX_MIGRATE_HAVE:
     case IBX_MIGRATE_HAVE_END:
-        if (s->state.now != SOURCE_EXPOSING || s->peer.now != PEER_QUIET || !source_returns(s))
-            return unexpected(s, message, h->err);
         return ibx_source_return_on_have(s, message, h->err);
     case IBX_MIGRATE_LOADED:
-        if (s->state.now != SOURCE_SENDING || s->stream.state.now < STREAM_HELD ||
-            s->peer.now != PEER_READY)
-            return unexpected(s, message, h->err);
         return ibx_state_move(&s->peer, PEER_LOADED);
     case IBX_MIGRATE_RUNNING:
-        return source_committed(s) ? on_running(s, message->is.status, h->err)
-                                   : unexpected(s, message, h->err);
+        return on_running(s, message->is.status, h->err);
     case IBX_MIGRATE_PROGRESS:
-        if (!source_committed(s) && s->state.now != SOURCE_WARMING)
-            return unexpected(s, message, h->err);
         on_progress(s, &message->is.progress);
         return 0;
     case IBX_MIGRATE_ROUND_DONE:
-        return s->state.now == SOURCE_WARMING
-                   ? ibx_source_warm_on_done(s, &message->is.round_done, h->err)
-                   : unexpected(s, message, h->err);
+        return ibx_source_warm_on_done(s, &message->is.round_done, h->err);
     case IBX_MIGRATE_COMPLETE:
-        if (s->state.now == SOURCE_CONFIRMING) /* sent again before CONFIRM had come */
-            return 0;
-        return s->state.now == SOURCE_SERVING && s->peer.now != PEER_ENDED
-                   ? on_complete(s, &message->is.totals, h->err)
-                   : unexpected(s, message, h->err);
+        return confirming ? 0 : on_complete(s, &message->is.totals, h->err);
     case IBX_MIGRATE_ENDED:
-        if (s->state.now == SOURCE_CONFIRMING)
-            return 0;
-        if ((s->state.now != SOURCE_COMMITTED && s->state.now != SOURCE_SERVING) ||
-            s->peer.now == PEER_COMPLETE)
-            return unexpected(s, message, h->err);
-        return on_ended(s, message->is.status, h->err);
+        return confirming ? 0 : on_ended(s, message->is.status, h->err);
     case IBX_MIGRATE_CONFIRMED:
-        if (s->state.now != SOURCE_CONFIRMING)
-            return unexpected(s, message, h->err);
         return s->peer.now == PEER_CONFIRMED ? 0 : ibx_state_move(&s->peer, PEER_CONFIRMED);
     case IBX_MIGRATE_DIGEST:
-        if (s->state.now == SOURCE_CONFIRMING)
-            return 0;
-        return source_committed(s) && s->status.record.verify
-                   ? ibx_source_on_digest(s, &message->is.digest, h->err)
-                   : unexpected(s, message, h->err);
+        return confirming ? 0 : ibx_source_on_digest(s, &message->is.digest, h->err);
     case IBX_MIGRATE_BROKEN:
         return on_broken(s, message, h->err);
     case IBX_MIGRATE_ABORT:
         return on_abort(s, message->is.reason, h->err);
     default:
-        return unexpected(s, message, h->err);
+        return 0;
     }
 }
