@@ -134,7 +134,7 @@ static struct destination *destination_create(const struct ibx_receive_options *
 /* Removes the socket at which libvirt had QEMU listen: libvirt ends a QEMU to which no VM has come,
  * and leaves its socket. The socket may not even be there yet, and is open until the last of QEMU's
  * threads has ended. */
-static void sweep(const struct destination *d, bool failed)
+static void remove_libvirt_socket(const struct destination *d, bool failed)
 {
     const bool stays = d->state.now == DESTINATION_LEFT || d->state.now == DESTINATION_BROKEN;
     const bool awaited = failed && !stays && d->status.record.pid;
@@ -148,19 +148,10 @@ static void sweep(const struct destination *d, bool failed)
     }
 }
 
-static int finish(struct destination *d, int rc, struct ibx_migrate_status *last,
-                  struct ibx_error *err)
+/* Frees the destination and all that it has. The journal is unlocked last, because that admits
+ * other commands. */
+static void destination_destroy(struct destination *d, bool failed)
 {
-    if (rc)
-        memcpy(d->status.message, err->message, sizeof(d->status.message));
-    d->status.phase = rc ? IBX_PHASE_FAILED : ibx_destination_phase(d);
-    ibx_destination_update(d);
-    ibx_destination_ram_end_engine(&d->ram);
-    ibx_destination_link_engine_ended(&d->link);
-    /* After a migration the source closes when it has taken the last message. */
-    ibx_destination_link_fini(&d->link, rc ? 0 : ibx_deadline_in_ms(MIGRATION_LINGER_MS));
-    ibx_migration_report(&d->reporter, &d->status, true);
-    *last = d->status;
     ibx_domain_release(d->transport.domain);
     ibx_control_socket_close(d->socket);
     ibx_destination_close_waiting(d);
@@ -174,13 +165,31 @@ static int finish(struct destination *d, int rc, struct ibx_migrate_status *last
     json_decref(d->compared);
     ibx_destination_watchdog_end(&d->watchdog);
     if (d->options->libvirt) /* the socket of a QEMU that has ended */
-        sweep(d, rc != 0);
+        remove_libvirt_socket(d, failed);
     ibx_destination_digests_restart(d);
     ibx_destination_qemu_fini(&d->qemu);
     ibx_migration_signals_take(&d->signals, true); /* too late: the migration has ended */
     ibx_migration_signals_close(&d->signals);
-    ibx_journal_unlock(d->options->folder, &last->record, d->lock_fd);
+    ibx_journal_unlock(d->options->folder, &d->status.record, d->lock_fd);
     free(d);
+}
+
+/* Ends the migration, which has succeeded or failed with rc: closes the connections, reports, and
+ * frees the destination. */
+static int end_migration(struct destination *d, int rc, struct ibx_migrate_status *last,
+                         struct ibx_error *err)
+{
+    if (rc)
+        memcpy(d->status.message, err->message, sizeof(d->status.message));
+    d->status.phase = rc ? IBX_PHASE_FAILED : ibx_destination_phase(d);
+    ibx_destination_update(d);
+    ibx_destination_ram_end_engine(&d->ram);
+    ibx_destination_link_engine_ended(&d->link);
+    /* After a migration the source closes when it has taken the last message. */
+    ibx_destination_link_fini(&d->link, rc ? 0 : ibx_deadline_in_ms(MIGRATION_LINGER_MS));
+    ibx_migration_report(&d->reporter, &d->status, true);
+    *last = d->status;
+    destination_destroy(d, rc != 0);
     return rc;
 }
 
@@ -306,5 +315,5 @@ int ibx_migrate_receive(const struct ibx_receive_options *options, const struct 
     struct destination *d = destination_create(options, err);
     if (!d)
         return -ENOMEM;
-    return finish(d, record ? recover(d, record, err) : receive_new(d, err), last, err);
+    return end_migration(d, record ? recover(d, record, err) : receive_new(d, err), last, err);
 }

@@ -109,8 +109,8 @@ static int check_vm(struct source *s, struct ibx_error *err)
     return rc ? rc : ibx_page_map_init_ram(&s->vm.map, ram, err);
 }
 
-/* Begins the record: nothing of the migration has been done yet. */
-static int describe(struct source *s, struct ibx_error *err)
+/* The record's first entries: nothing of the migration has been done yet. */
+static int begin_record(struct source *s, struct ibx_error *err)
 {
     struct ibx_record *record = &s->status.record;
     const struct ibx_guest_ram *ram = &s->vm.ram;
@@ -137,7 +137,7 @@ static int check(struct source *s, struct ibx_error *err)
     if (!rc)
         rc = check_vm(s, err);
     if (!rc)
-        rc = describe(s, err);
+        rc = begin_record(s, err);
     if (rc)
         return rc;
     if (source_managed(&s->vm) && strcmp(ram->status, "running") != 0)
@@ -389,7 +389,7 @@ static void quit_qemu(struct source *s)
 
 /* Frees the source and all that it has. The journal is unlocked last, because that admits other
  * commands. */
-static void let_all_go(struct source *s)
+static void source_destroy(struct source *s)
 {
     ibx_source_warm_end(s);
     ibx_source_return_fini(s);
@@ -410,7 +410,10 @@ static void let_all_go(struct source *s)
     free(s);
 }
 
-static int finish(struct source *s, int rc, struct ibx_migrate_status *last, struct ibx_error *err)
+/* Ends the migration, which has succeeded or failed with rc: settles what becomes of the VM and its
+ * QEMU here, reports that, and frees the source. */
+static int end_migration(struct source *s, int rc, struct ibx_migrate_status *last,
+                         struct ibx_error *err)
 {
     if (s->state.now == SOURCE_DONE) {
         ibx_source_link_close(&s->link); /* the destination waits for that */
@@ -438,7 +441,7 @@ static int finish(struct source *s, int rc, struct ibx_migrate_status *last, str
     ibx_source_update(s);
     ibx_migration_report(&s->reporter, &s->status, true);
     *last = s->status;
-    let_all_go(s);
+    source_destroy(s);
     return rc;
 }
 
@@ -572,5 +575,5 @@ int ibx_migrate_send(const struct ibx_send_options *options, const struct ibx_re
     struct source *s = source_create(options, err);
     if (!s)
         return -ENOMEM;
-    return finish(s, record ? recover(s, record, err) : send_new(s, err), last, err);
+    return end_migration(s, record ? recover(s, record, err) : send_new(s, err), last, err);
 }
