@@ -19,103 +19,104 @@
 
 /* ------------------------------------------------------------ properties of the host */
 
-/* Whether a property of a device or of the machine may differ between hosts, so that it is not
- * compared. */
+/* Properties of a device or of the machine that may differ between hosts. */
+static const char *const host_properties[] = {
+    /* Names of back ends on this host. What they are is compared elsewhere (disks), or is a
+     * matter of the host (networks, character devices, displays). */
+    "drive",
+    "netdev",
+    "chardev",
+    "audiodev",
+    "display",
+    "head",
+    "memdev",
+    "tpmdev",
+    "iothread",
+    "rng",
+    "cryptodev",
+    "fsdev",
+    "failover_pair_id",
+    "pcap",
+    "pflash0",
+    "pflash1",
+    "pcspk-audiodev",
+    "memory-backend",
+    "sgx-epc",
+    "cxl-fmw",
+    "hostmem",
+    /* Paths, and the size of flash memory, which is compared as that of RAM; the content is in
+     * the device state. */
+    "num-blocks",
+    "romfile",
+    "firmware",
+    "dtb",
+    "dumpdtb",
+    /* How the host does the work; neither guest nor device state depend on it. */
+    "ioeventfd",
+    "vhost",
+    "vhostforce",
+    "vhostfd",
+    "x-txtimer",
+    "x-txburst",
+    "tx",
+    "share-rw",
+    "rerror",
+    "werror",
+    "account-invalid",
+    "account-failed",
+    "backend_defaults",
+    "dump-guest-core",
+    "mem-merge",
+    "suppress-vmdesc",
+    "bus-lock-ratelimit",
+    "graphics",
+    "request-merging",
+    "indirect",
+    "aio",
+    /* Used only while the guest boots, which is over. */
+    "bootindex",
+    "boot",
+    "kernel",
+    "initrd",
+    "append",
+    "phandle-start",
+    "dt-compatible",
+    "acpi-index",
+    /* Guessed from the disk's partition table when QEMU starts, which may have changed since.
+     */
+    "cyls",
+    "heads",
+    "secs",
+    "lcyls",
+    "lheads",
+    "lsecs",
+    /* Where the device is plugged in: its place is compared. */
+    "addr",
+    "nr",
+    "channel",
+    "scsi-id",
+    "lun",
+    "unit",
+    "bus",
+    "parent_bus",
+    /* Values that change while a VM runs, or differ between equal QEMUs. */
+    "MCFG",
+    "busnr", /* of a PCI device: the guest numbers its buses (QEMU 10) */
+    "smb_io_base",
+    "realized",
+    "hotplugged",
+    "hotpluggable",
+    "type",
+    "rtc-time",
+    "id",
+    "legacy-addr",
+};
+
+/* Whether a property is one of these, so that it is not compared. */
 static bool is_of_host(const char *name, const char *value)
 {
-    static const char *const names[] = {
-        /* Names of back ends on this host. What they are is compared elsewhere (disks), or is a
-         * matter of the host (networks, character devices, displays). */
-        "drive",
-        "netdev",
-        "chardev",
-        "audiodev",
-        "display",
-        "head",
-        "memdev",
-        "tpmdev",
-        "iothread",
-        "rng",
-        "cryptodev",
-        "fsdev",
-        "failover_pair_id",
-        "pcap",
-        "pflash0",
-        "pflash1",
-        "pcspk-audiodev",
-        "memory-backend",
-        "sgx-epc",
-        "cxl-fmw",
-        "hostmem",
-        /* Paths, and the size of flash memory, which is compared as that of RAM; the content is in
-         * the device state. */
-        "num-blocks",
-        "romfile",
-        "firmware",
-        "dtb",
-        "dumpdtb",
-        /* How the host does the work; neither guest nor device state depend on it. */
-        "ioeventfd",
-        "vhost",
-        "vhostforce",
-        "vhostfd",
-        "x-txtimer",
-        "x-txburst",
-        "tx",
-        "share-rw",
-        "rerror",
-        "werror",
-        "account-invalid",
-        "account-failed",
-        "backend_defaults",
-        "dump-guest-core",
-        "mem-merge",
-        "suppress-vmdesc",
-        "bus-lock-ratelimit",
-        "graphics",
-        "request-merging",
-        "indirect",
-        "aio",
-        /* Used only while the guest boots, which is over. */
-        "bootindex",
-        "boot",
-        "kernel",
-        "initrd",
-        "append",
-        "phandle-start",
-        "dt-compatible",
-        "acpi-index",
-        /* Guessed from the disk's partition table when QEMU starts, which may have changed since.
-         */
-        "cyls",
-        "heads",
-        "secs",
-        "lcyls",
-        "lheads",
-        "lsecs",
-        /* Where the device is plugged in: its place is compared. */
-        "addr",
-        "nr",
-        "channel",
-        "scsi-id",
-        "lun",
-        "unit",
-        "bus",
-        "parent_bus",
-        /* Values that change while a VM runs, or differ between equal QEMUs. */
-        "MCFG",
-        "busnr", /* of a PCI device: the guest numbers its buses (QEMU 10) */
-        "smb_io_base",
-        "realized",
-        "hotplugged",
-        "hotpluggable",
-        "type",
-        "rtc-time",
-        "id",
-        "legacy-addr",
-    };
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-        if (!strcmp(name, names[i]))
+    for (size_t i = 0; i < sizeof(host_properties) / sizeof(host_properties[0]); i++)
+        if (!strcmp(name, host_properties[i]))
             return true;
     return value && !strncmp(value, "/objects/", strlen("/objects/"));
 }
