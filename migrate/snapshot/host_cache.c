@@ -59,12 +59,37 @@ struct filler {
 
 /* ------------------------------------------------------------ the folders */
 
+/* Whether another user has made what is there. */
+static bool is_of_others(const char *path)
+{
+    struct stat st;
+    return !lstat(path, &st) && st.st_uid != geteuid();
+}
+
+/* Takes the place of what another user has made there, if this user may, as root may: it gets
+ * another name, and is removed unless it is a folder with files in it. Removing it and trying again
+ * would not do: the other user could be faster. If another process of this user has done the same
+ * meanwhile, its folder gets its name back. */
+static void take_place(const char *path)
+{
+    char fresh[PATH_MAX];
+    snprintf(fresh, sizeof(fresh), "%s.XXXXXX", path);
+    if (!mkdtemp(fresh)) /* 0700 */
+        return;
+    if (!renameat2(AT_FDCWD, fresh, AT_FDCWD, path, RENAME_EXCHANGE) && !is_of_others(fresh))
+        renameat2(AT_FDCWD, fresh, AT_FDCWD, path, RENAME_EXCHANGE);
+    if (rmdir(fresh) && errno == ENOTDIR)
+        unlink(fresh);
+}
+
 static int open_top(const char *path, struct ibx_error *err)
 {
     struct stat st;
     if (mkdir(path, 0700) && errno != EEXIST)
         return ibx_error_set(err, -errno, "the folder %s cannot be made: %s", path,
                              strerror(errno));
+    if (is_of_others(path))
+        take_place(path);
     const int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
     if (fd < 0 && (errno == ENOTDIR || errno == ELOOP)) /* others can make a link there */
         return ibx_error_set(err, -ENOTDIR,

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #define ROUND_LINES 100u
+#define OTHER       12345 /* another user's id */
 #define ID          "00000000000000000000000000000000"
 
 static char top[64], moved[80];
@@ -89,18 +90,31 @@ static bool is_there(const char *folder)
     return !access(path, F_OK);
 }
 
-/* Makes the cache of this host in an empty /dev/shm. Returns false if that is not possible. */
-static bool make_cache(struct ibx_host_cache *cache, const char *tmpfs)
+/* Mounts an empty /dev/shm for this process. Returns false if that is not possible. */
+static bool has_shm(const char *tmpfs)
 {
-    const struct ibx_serve_options options = {.caches = {"tcp://127.0.0.1:1"}, .cache_count = 1};
-    struct ibx_error err = {0};
     if (unshare(CLONE_NEWNS) || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
         mount("none", "/dev/shm", "tmpfs", 0, tmpfs))
         return false;
     snprintf(top, sizeof(top), "/dev/shm/ibx-snapshots-%u", (unsigned)geteuid());
     snprintf(moved, sizeof(moved), "%s.moved", top);
+    return true;
+}
+
+static void fill_cache(struct ibx_host_cache *cache)
+{
+    const struct ibx_serve_options options = {.caches = {"tcp://127.0.0.1:1"}, .cache_count = 1};
+    struct ibx_error err = {0};
     if (ibx_snapshot_host_cache(&options, cache, &err))
         fail_msg("%s", err.message);
+}
+
+/* Makes the cache of this host in an empty /dev/shm. Returns false if that is not possible. */
+static bool make_cache(struct ibx_host_cache *cache, const char *tmpfs)
+{
+    if (!has_shm(tmpfs))
+        return false;
+    fill_cache(cache);
     return true;
 }
 
@@ -161,10 +175,43 @@ static void test_log_that_cannot_be_reopened(NO_STATE)
     assert_in_range(bytes, 1, 3 << 20);
 }
 
+/* What another user has made there, before root's first clone. */
+static void takes_the_place_of(int made)
+{
+    struct ibx_host_cache cache;
+    struct stat st;
+    assert_int_equal(made, 0);
+    fill_cache(&cache);
+    assert_int_equal(lstat(top, &st), 0);
+    assert_true(S_ISDIR(st.st_mode) && st.st_uid == geteuid() && (st.st_mode & 07777) == 0700);
+    assert_true(is_there(top));
+}
+
+/* Every user can make files in /dev/shm. Nobody may keep root from cloning. */
+static void test_others_cannot_occupy_the_name(NO_STATE)
+{
+    char inner[96];
+    if (geteuid() || !has_shm("mode=1777"))
+        skip();
+    rounds = 1;
+    snprintf(inner, sizeof(inner), "%s/inner", top);
+    takes_the_place_of(mkdir(top, 0777) || chown(top, OTHER, OTHER));
+    for (unsigned i = 0; i < 4; i++) {
+        if (!has_shm("mode=1777"))
+            skip();
+        takes_the_place_of(i == 0   ? mknod(top, S_IFREG | 0600, 0) || chown(top, OTHER, OTHER)
+                           : i == 1 ? symlink("/tmp", top) || lchown(top, OTHER, OTHER)
+                           : i == 2 ? mkdir(top, 0700) || chown(top, OTHER, OTHER)
+                                    : mkdir(top, 0700) || mkdir(inner, 0700) ||
+                                          chown(top, OTHER, OTHER));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_replaced_folder),
                                        cmocka_unit_test(test_long_log),
-                                       cmocka_unit_test(test_log_that_cannot_be_reopened)};
+                                       cmocka_unit_test(test_log_that_cannot_be_reopened),
+                                       cmocka_unit_test(test_others_cannot_occupy_the_name)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
