@@ -6,6 +6,7 @@
 #include "migrate/snapshot/cache.h"
 #include "migrate/snapshot/snapshot.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -412,7 +413,8 @@ static void has_only_what_was_frozen(void)
     snprintf(path, sizeof(path), "%s/ram.0", cache);
     const int cached = open(path, O_RDONLY | O_CLOEXEC);
     off_t at = lseek(cached, 0, SEEK_DATA), end;
-    assert_true(frozen >= 0 && at >= 0);
+    /* Under KVM nothing may have been read before the child's first instruction. */
+    assert_true(frozen >= 0 && cached >= 0 && (at >= 0 || errno == ENXIO));
     for (; at >= 0; at = lseek(cached, end, SEEK_DATA))
         for (end = lseek(cached, at, SEEK_HOLE); at < end; at += IBX_SNAPSHOT_PAGE) {
             assert_int_equal(pread(frozen, page[0], sizeof(page[0]), at), sizeof(page[0]));
