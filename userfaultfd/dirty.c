@@ -73,16 +73,15 @@ static void note(const struct region *region, uint64_t start, uint64_t page_size
     }
 }
 
-/* Bit 0 of `bits` is the page at `origin`. */
-static int search(int pagemap, struct scan *scan, uint64_t origin, uint64_t page_size,
-                  uint64_t *bits, uint64_t *count, struct ibx_error *err)
+static int search(const struct ibx_dirty_range *range, struct scan *scan, uint64_t *bits,
+                  uint64_t *count, struct ibx_error *err)
 {
     struct region regions[REGIONS];
     const uint64_t start = scan->start;
     scan->regions = (uintptr_t)regions;
     scan->region_count = REGIONS;
     while (scan->start < scan->end) {
-        const int n = ioctl(pagemap, SCAN, scan);
+        const int n = ioctl(range->pagemap, SCAN, scan);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0 && (errno == ENOTTY || errno == EINVAL))
@@ -93,9 +92,9 @@ static int search(int pagemap, struct scan *scan, uint64_t origin, uint64_t page
                                  " of QEMU cannot be searched for pages: %s",
                                  scan->end - start, start, strerror(errno));
         for (int i = 0; bits && i < n; i++)
-            note(&regions[i], origin, page_size, bits, count);
+            note(&regions[i], range->start, range->page_size, bits, count);
         for (int i = 0; !bits && i < n; i++)
-            *count += (regions[i].end - regions[i].start) / page_size;
+            *count += (regions[i].end - regions[i].start) / range->page_size;
         scan->start = scan->walk_end;
     }
     return 0;
@@ -113,12 +112,12 @@ static struct scan of_written(uint64_t start, uint64_t end, bool protect)
                          .reported = WRITTEN};
 }
 
-int ibx_dirty_scan(int pagemap, uint64_t start, uint64_t length, uint64_t page_size, bool protect,
-                   uint64_t *bits, uint64_t *count, struct ibx_error *err)
+int ibx_dirty_scan(const struct ibx_dirty_range *range, bool protect, uint64_t *bits,
+                   uint64_t *count, struct ibx_error *err)
 {
     uint64_t written = 0;
-    struct scan scan = of_written(start, start + length, protect);
-    int rc = search(pagemap, &scan, start, page_size, bits, &written, err);
+    struct scan scan = of_written(range->start, range->start + range->length, protect);
+    int rc = search(range, &scan, bits, &written, err);
     if (!rc && count)
         *count = written;
     return rc;
@@ -135,10 +134,11 @@ static bool any(const uint64_t *bits, uint64_t page, uint64_t end)
 }
 
 /* One scan for every run of neighbours that are to be protected. */
-int ibx_dirty_protect(int pagemap, uint64_t start, uint64_t length, uint64_t page_size,
-                      const uint64_t *which, uint64_t *bits, struct ibx_error *err)
+int ibx_dirty_protect(const struct ibx_dirty_range *range, const uint64_t *which, uint64_t *bits,
+                      struct ibx_error *err)
 {
-    const uint64_t end = start + length, step = page_size > HUGE_BYTES ? page_size : HUGE_BYTES;
+    const uint64_t start = range->start, end = start + range->length, page_size = range->page_size;
+    const uint64_t step = page_size > HUGE_BYTES ? page_size : HUGE_BYTES;
     uint64_t count = 0, from = start;
     int rc = 0;
     for (uint64_t at = start, next; !rc && at < end; at = next) {
@@ -147,24 +147,24 @@ int ibx_dirty_protect(int pagemap, uint64_t start, uint64_t length, uint64_t pag
         const uint64_t to = wanted ? next : at;
         if (to > from && (!wanted || next == end)) {
             struct scan scan = of_written(from, to, true);
-            rc = search(pagemap, &scan, start, page_size, bits, &count, err);
+            rc = search(range, &scan, bits, &count, err);
         }
         from = wanted ? from : next;
     }
     return rc;
 }
 
-int ibx_dirty_mapped(int pagemap, uint64_t start, uint64_t length, uint64_t page_size, bool perhaps,
-                     uint64_t *bits, uint64_t *count, struct ibx_error *err)
+int ibx_dirty_mapped(const struct ibx_dirty_range *range, bool perhaps, uint64_t *bits,
+                     uint64_t *count, struct ibx_error *err)
 {
     uint64_t mapped = 0;
     const uint64_t which = perhaps ? PRESENT | SWAPPED : PRESENT;
     struct scan scan = {.size = sizeof(scan),
-                        .start = start,
-                        .end = start + length,
+                        .start = range->start,
+                        .end = range->start + range->length,
                         .any_of = which,
                         .reported = which};
-    int rc = search(pagemap, &scan, start, page_size, bits, &mapped, err);
+    int rc = search(range, &scan, bits, &mapped, err);
     if (!rc && count)
         *count = mapped;
     return rc;

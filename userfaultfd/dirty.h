@@ -22,22 +22,27 @@ int ibx_dirty_enable(int uffd, struct ibx_error *err);
 int ibx_dirty_register(int uffd, uint64_t start, uint64_t length, struct ibx_error *err);
 /* Unregisters the range in parts: the page faults of the process wait for each part, 1 ms. */
 void ibx_dirty_unregister(int uffd, uint64_t start, uint64_t length);
-/* `pagemap`: a descriptor of /proc/PID/pagemap of the process. Sets the bit of every page (of
- * `page_size` bytes; bit 0 is the page at `start`) that was written since it was protected, or was
- * never protected; other bits stay as they are. Pages that are not mapped count as written, since
- * the kernel may have unmapped them. `count`: how many bits were newly set, or without `bits` how
- * many pages were written. `bits` and `count` may be NULL. With `protect` the same scan protects
- * these pages, so that no write is missed. -EOPNOTSUPP: the kernel is older. */
-int ibx_dirty_scan(int pagemap, uint64_t start, uint64_t length, uint64_t page_size, bool protect,
-                   uint64_t *bits, uint64_t *count, struct ibx_error *err);
+/* Memory of a process. Bit 0 of `bits` below is the page at `start`. */
+struct ibx_dirty_range {
+    int pagemap; /* /proc/PID/pagemap of the process, open */
+    uint64_t start, length, page_size;
+};
+
+/* Sets the bit of every page that was written since it was protected, or was never protected; other
+ * bits stay as they are. Pages that are not mapped count as written, since the kernel may have
+ * unmapped them. `count`: how many bits were newly set, or without `bits` how many pages were
+ * written. `bits` and `count` may be NULL. With `protect` the same scan protects these pages, so
+ * that no write is missed. -EOPNOTSUPP: the kernel is older. */
+int ibx_dirty_scan(const struct ibx_dirty_range *range, bool protect, uint64_t *bits,
+                   uint64_t *count, struct ibx_error *err);
 /* Scans and protects the pages whose bit in `which` is set, and all others in the same aligned
  * 2 MiB. Protecting a part of a 2 MiB mapping would make the kernel drop that mapping, whose one
  * mark stands for all of its pages. */
-int ibx_dirty_protect(int pagemap, uint64_t start, uint64_t length, uint64_t page_size,
-                      const uint64_t *which, uint64_t *bits, struct ibx_error *err);
+int ibx_dirty_protect(const struct ibx_dirty_range *range, const uint64_t *which, uint64_t *bits,
+                      struct ibx_error *err);
 /* Sets the bits of pages that are mapped, and counts them as ibx_dirty_scan() does; with `perhaps`
  * also those that the page table has as swapped out. */
-int ibx_dirty_mapped(int pagemap, uint64_t start, uint64_t length, uint64_t page_size, bool perhaps,
-                     uint64_t *bits, uint64_t *count, struct ibx_error *err);
+int ibx_dirty_mapped(const struct ibx_dirty_range *range, bool perhaps, uint64_t *bits,
+                     uint64_t *count, struct ibx_error *err);
 
 #endif

@@ -49,6 +49,21 @@ static int open_pagemap(struct ibx_tracker *tracker, struct ibx_error *err)
                          strerror(errno));
 }
 
+/* `pages` of a block, from the page `first` on. */
+static struct ibx_dirty_range part_of(const struct ibx_tracker *tracker,
+                                      const struct ibx_guest_block *block, uint64_t first,
+                                      uint64_t pages)
+{
+    return (struct ibx_dirty_range){tracker->pagemap, block->address + first * block->page_size,
+                                    pages * block->page_size, block->page_size};
+}
+
+static struct ibx_dirty_range all_of(const struct ibx_tracker *tracker, size_t block)
+{
+    const struct ibx_guest_block *of = &tracker->ram->blocks[block];
+    return part_of(tracker, of, 0, of->size / of->page_size);
+}
+
 int ibx_tracker_open(struct ibx_tracker *tracker, const struct ibx_guest_ram *ram,
                      struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
 {
@@ -61,9 +76,9 @@ int ibx_tracker_open(struct ibx_tracker *tracker, const struct ibx_guest_ram *ra
     for (size_t i = 0; !rc && i < ram->count; i++) {
         const struct ibx_guest_block *block = &ram->blocks[i];
         rc = ibx_dirty_register(tracker->uffd, block->address, block->size, err);
+        const struct ibx_dirty_range one = part_of(tracker, block, 0, 1);
         if (!rc) /* fails now if this kernel cannot scan */
-            rc = ibx_dirty_scan(tracker->pagemap, block->address, block->page_size,
-                                block->page_size, false, NULL, NULL, err);
+            rc = ibx_dirty_scan(&one, false, NULL, NULL, err);
     }
     if (rc)
         ibx_tracker_close(tracker);
@@ -81,9 +96,10 @@ int ibx_guest_ram_protect(const struct ibx_guest_ram *ram, struct ibx_error *err
 {
     struct ibx_tracker tracker = {.ram = ram, .uffd = -1, .pagemap = -1};
     int rc = open_pagemap(&tracker, err);
-    for (size_t i = 0; !rc && i < ram->count; i++)
-        rc = ibx_dirty_scan(tracker.pagemap, ram->blocks[i].address, ram->blocks[i].size,
-                            ram->blocks[i].page_size, true, NULL, NULL, err);
+    for (size_t i = 0; !rc && i < ram->count; i++) {
+        const struct ibx_dirty_range range = all_of(&tracker, i);
+        rc = ibx_dirty_scan(&range, true, NULL, NULL, err);
+    }
     ibx_tracker_close(&tracker);
     return rc;
 }
@@ -95,8 +111,8 @@ int ibx_guest_ram_any_mapped(const struct ibx_guest_ram *ram, bool *any)
     uint64_t count = 0;
     *any = false;
     for (size_t i = 0; !rc && !*any && i < ram->count; i++) {
-        rc = ibx_dirty_mapped(tracker.pagemap, ram->blocks[i].address, ram->blocks[i].size,
-                              ram->blocks[i].page_size, true, NULL, &count, NULL);
+        const struct ibx_dirty_range range = all_of(&tracker, i);
+        rc = ibx_dirty_mapped(&range, true, NULL, &count, NULL);
         *any = count != 0;
     }
     ibx_tracker_close(&tracker);
@@ -155,12 +171,10 @@ static void *scan_parts(void *argument)
 {
     struct scanner *scanner = argument;
     struct scan *scan = scanner->scan;
-    const uint64_t size = scan->of->page_size;
     uint64_t first = 0, n, count = 0;
     while (!scanner->rc && (n = take_part(scan, &first)) > 0) {
-        scanner->rc =
-            ibx_dirty_scan(scan->tracker->pagemap, scan->of->address + first * size, n * size, size,
-                           false, scan->bits + first / 64, &count, &scanner->err);
+        const struct ibx_dirty_range part = part_of(scan->tracker, scan->of, first, n);
+        scanner->rc = ibx_dirty_scan(&part, false, scan->bits + first / 64, &count, &scanner->err);
         scanner->count += count;
     }
     return NULL;
@@ -203,34 +217,31 @@ int ibx_tracker_scan_last(const struct ibx_tracker *tracker, size_t block, const
 int ibx_tracker_scan(const struct ibx_tracker *tracker, size_t block, bool last, uint64_t *bits,
                      struct ibx_error *err)
 {
-    const struct ibx_guest_block *of = &tracker->ram->blocks[block];
+    const struct ibx_dirty_range range = all_of(tracker, block);
     return last || tracker->uffd < 0 ? ibx_tracker_scan_last(tracker, block, NULL, bits, NULL, err)
-                                     : ibx_dirty_scan(tracker->pagemap, of->address, of->size,
-                                                      of->page_size, false, bits, NULL, err);
+                                     : ibx_dirty_scan(&range, false, bits, NULL, err);
 }
 
 int ibx_tracker_protect(const struct ibx_tracker *tracker, size_t block, const uint64_t *which,
                         uint64_t *bits, struct ibx_error *err)
 {
-    const struct ibx_guest_block *of = &tracker->ram->blocks[block];
-    return ibx_dirty_protect(tracker->pagemap, of->address, of->size, of->page_size, which, bits,
-                             err);
+    const struct ibx_dirty_range range = all_of(tracker, block);
+    return ibx_dirty_protect(&range, which, bits, err);
 }
 
 int ibx_tracker_mapped(const struct ibx_tracker *tracker, size_t block, uint64_t *bits,
                        uint64_t *count, struct ibx_error *err)
 {
-    const struct ibx_guest_block *of = &tracker->ram->blocks[block];
-    return ibx_dirty_mapped(tracker->pagemap, of->address, of->size, of->page_size, false, bits,
-                            count, err);
+    const struct ibx_dirty_range range = all_of(tracker, block);
+    return ibx_dirty_mapped(&range, false, bits, count, err);
 }
 
 int ibx_tracker_mapped_part(const struct ibx_tracker *tracker, size_t block, uint64_t first,
                             uint64_t pages, uint64_t *bits, struct ibx_error *err)
 {
-    const struct ibx_guest_block *of = &tracker->ram->blocks[block];
-    return ibx_dirty_mapped(tracker->pagemap, of->address + first * of->page_size,
-                            pages * of->page_size, of->page_size, false, bits, NULL, err);
+    const struct ibx_dirty_range part =
+        part_of(tracker, &tracker->ram->blocks[block], first, pages);
+    return ibx_dirty_mapped(&part, false, bits, NULL, err);
 }
 
 /* Whether reads of a block node may fill pages that the kernel has pinned. */

@@ -241,12 +241,11 @@ static void test_a_file_that_cannot_be_searched(NO_STATE)
 static void test_a_search_that_fails(NO_STATE)
 {
     uint64_t bits[WORDS] = {0}, count = 42;
-    const uint64_t which[WORDS] = {1}, at = 1u << 30;
-    assert_int_equal(ibx_dirty_mapped(-1, at, PAGES * PAGE, PAGE, true, bits, &count, &error),
-                     -EBADF);
-    assert_int_equal(ibx_dirty_scan(-1, at, PAGES * PAGE, PAGE, true, bits, &count, &error),
-                     -EBADF);
-    assert_int_equal(ibx_dirty_protect(-1, at, PAGES * PAGE, PAGE, which, bits, &error), -EBADF);
+    const uint64_t which[WORDS] = {1};
+    const struct ibx_dirty_range range = {-1, 1u << 30, PAGES * PAGE, PAGE};
+    assert_int_equal(ibx_dirty_mapped(&range, true, bits, &count, &error), -EBADF);
+    assert_int_equal(ibx_dirty_scan(&range, true, bits, &count, &error), -EBADF);
+    assert_int_equal(ibx_dirty_protect(&range, which, bits, &error), -EBADF);
     assert_non_null(strstr(error.message, "cannot be searched for pages"));
     assert_int_equal(count, 42);
 }

@@ -183,8 +183,8 @@ static void test_protected(void **state)
     /* A page that was fetched ahead has arrived before it is placed. Missing pages count as
      * written. */
     rig_destroy_engine();
-    assert_int_equal(
-        ibx_dirty_scan(pagemap, rig.range.start, PAGES * PAGE, PAGE, false, bits, &count, &err), 0);
+    const struct ibx_dirty_range range = {pagemap, rig.range.start, PAGES * PAGE, PAGE};
+    assert_int_equal(ibx_dirty_scan(&range, false, bits, &count, &err), 0);
     for (unsigned i = 0; i < PAGES; i++) {
         const bool written = bits[i / 64] >> i % 64 & 1;
         assert_int_equal(written && has_arrived(i), i == 3 || i == 21 || i == 700);
