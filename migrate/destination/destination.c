@@ -436,7 +436,9 @@ static int turn(struct destination *d, struct ibx_error *err)
         rc = ibx_channel_take(&d->link.control, ibx_destination_on_message, &incoming, err);
     if (!rc)
         rc = step(d, err);
-    return rc ? ibx_destination_link_trouble(d, rc, err) : 0;
+    if (!destination_over(d))
+        rc = ibx_destination_check_files(d, rc, err);
+    return rc && !destination_over(d) ? ibx_destination_link_trouble(d, rc, err) : rc;
 }
 
 /* Why the phase is broken, and what libvirt's VM waits for. */

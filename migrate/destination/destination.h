@@ -422,6 +422,9 @@ const char *ibx_destination_undecided(const struct destination *d);
 int ibx_destination_broken(struct destination *d, bool tell, struct ibx_error *err);
 /* -EBADMSG, in BROKEN: pages came twice with different bytes. */
 int ibx_destination_check_pages(struct destination *d, struct ibx_error *err);
+/* After each turn, which ended with `code`: whether a file of guest RAM was cut short while pages
+ * come. Then as ibx_destination_broken(); otherwise `code`. */
+int ibx_destination_check_files(struct destination *d, int code, struct ibx_error *err);
 /* COMMIT has come, and the VM cannot run here after all: it stays at the source. Returns `code`. */
 int ibx_destination_refuse_commit(struct destination *d, int code, struct ibx_error *err);
 /* The source says that libvirt has continued the VM there: a VM that has run here is paused, and is

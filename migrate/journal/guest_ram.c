@@ -147,6 +147,28 @@ int ibx_journal_reopen_ram(const struct ibx_record *record, struct ibx_guest_ram
     return rc;
 }
 
+int ibx_journal_check_sizes(const struct ibx_record *record, struct ibx_error *err)
+{
+    struct ibx_error cut = {0};
+    struct ibx_guest_ram ram;
+    int rc = ibx_journal_recall_ram(record, &ram, err);
+    if (rc)
+        return rc;
+    for (unsigned i = 0; i < record->block_count; i++) {
+        const char *path = record->blocks[i].file.path;
+        const struct ibx_guest_block *block = &ram.blocks[i];
+        struct stat st;
+        if (!stat(path, &st) && st.st_dev == block->dev && st.st_ino == block->ino)
+            ibx_guest_block_check_size(block, path, &st, &cut);
+    }
+    ibx_guest_ram_fini(&ram);
+    return cut.code ? ibx_error_set(err, cut.code,
+                                    "%s: nothing can restart the VM from where it stopped; end its "
+                                    "QEMU (process %d) by SIGKILL, and start it from its disk",
+                                    cut.message, (int)record->pid)
+                    : 0;
+}
+
 static int stand_in(struct ibx_guest_block *block, struct ibx_error *err)
 {
     block->gone = true;

@@ -254,6 +254,8 @@ static int roll_back(const char *folder, struct ibx_record *record,
                            "disk",
                            (int)record->pid);
     if (!rc)
+        rc = ibx_journal_check_sizes(record, err);
+    if (!rc)
         rc = check_unchanged(folder, record, &back, err);
     if (!rc)
         rc = renew_link(folder, record, err);

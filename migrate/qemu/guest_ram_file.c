@@ -220,3 +220,28 @@ int ibx_guest_file_set_aside(struct ibx_guest_block *block, const struct ibx_gue
     block->named = true;
     return 0;
 }
+
+int ibx_guest_block_check_size(const struct ibx_guest_block *block, const char *path,
+                               const struct stat *st, struct ibx_error *err)
+{
+    const uint64_t needs = block->offset + block->size;
+    return (uint64_t)st->st_size >= needs
+               ? 0
+               : ibx_error_set(err, -ESTALE,
+                               "the file of guest RAM %s (%.200s) was cut short to %llu of %llu "
+                               "bytes, and what it held beyond them is lost",
+                               block->id, path[0] ? path : "without a name",
+                               (unsigned long long)st->st_size, (unsigned long long)needs);
+}
+
+int ibx_guest_ram_check_sizes(const struct ibx_guest_ram *ram, struct ibx_error *err)
+{
+    int rc = 0;
+    for (size_t i = 0; !rc && i < ram->count; i++) {
+        const struct ibx_guest_block *block = &ram->blocks[i];
+        struct stat st;
+        if (block->fd >= 0 && !block->left && !fstat(block->fd, &st))
+            rc = ibx_guest_block_check_size(block, block->path, &st, err);
+    }
+    return rc;
+}

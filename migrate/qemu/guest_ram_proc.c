@@ -283,18 +283,16 @@ int ibx_guest_block_open(pid_t pid, const struct guest_mapping *where, bool writ
                              "cannot open the file of guest RAM %s (%.200s): %s; run "
                              "this tool as root",
                              block->id, where->path, strerror(-fd));
-    /* The path leads to another file by now, or the file has become shorter. */
-    if (fd < 0 || ibx_guest_file_page_size(fd, &block->page_size) || fstat(fd, &st) ||
-        (uint64_t)st.st_size < block->offset + block->size) {
-        if (fd >= 0)
-            close(fd);
-        return ibx_error_set(err, -ESTALE,
-                             "the file of guest RAM %s (%.200s) was replaced, or is shorter than "
-                             "the RAM",
-                             block->id, where->path);
-    }
-    block->fd = fd;
-    return 0;
+    /* The path leads to another file by now. */
+    const bool other = fd < 0 || ibx_guest_file_page_size(fd, &block->page_size) || fstat(fd, &st);
+    int rc = other ? ibx_error_set(err, -ESTALE, "the file of guest RAM %s (%.200s) was replaced",
+                                   block->id, where->path)
+                   : ibx_guest_block_check_size(block, where->path, &st, err);
+    if (!rc)
+        block->fd = fd;
+    else if (fd >= 0)
+        close(fd);
+    return rc;
 }
 
 /* ------------------------------------------------------------ written pages */

@@ -98,8 +98,7 @@ static int on_complete(struct source *s, const struct ibx_migrate_totals *totals
  * right one came. */
 static int on_broken(struct source *s, const struct ibx_migrate_any *message, struct ibx_error *err)
 {
-    if ((s->state.now != SOURCE_COMMITTED && s->state.now != SOURCE_SERVING) ||
-        (!s->status.record.verify && !ibx_journal_returns(&s->status.record)))
+    if (s->state.now != SOURCE_COMMITTED && s->state.now != SOURCE_SERVING)
         return unexpected(s, message, err);
     ibx_error_set(err, -EBADMSG, "%s", message->is.reason);
     return ibx_source_broken(s, false, err);

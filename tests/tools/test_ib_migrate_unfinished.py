@@ -337,10 +337,15 @@ def memory_that_is_cut_short_is_said_to_be(scene):
     os.truncate(source.ram, 4096)
     sender.send_signal(signal.SIGCONT)
     _, err = sender.communicate(timeout=LIMIT)
-    equal(sender.returncode, -signal.SIGBUS)
-    assert "was cut short, or this host's memory is broken: this tool ends" in err, err
-    code, _, err = scene.run("recover", *source.qmp, *key)
-    assert code and "is shorter than the RAM" in err, (code, err)
+    # It has looked at the size of the file, or another thread has read beyond its end before.
+    if sender.returncode == -signal.SIGBUS:
+        assert "was cut short, or this host's memory is broken: this tool ends" in err, err
+        code, _, err = scene.run("recover", *source.qmp, *key)
+        assert code and "was cut short to 4096 of " in err, (code, err)
+    else:
+        equal(sender.returncode, 1)
+        assert "is broken: the file of guest RAM " in err, err
+        assert "was cut short to 4096 of " in err, err
 
 
 @case

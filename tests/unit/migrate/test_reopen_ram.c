@@ -170,6 +170,30 @@ static void test_its_file_was_replaced_or_removed(NO_STATE)
     look(removed);
 }
 
+/* Each look names it: while it is open, before it is opened, and by the record alone. */
+static void test_a_file_that_was_cut_short(NO_STATE)
+{
+    struct ibx_guest_ram ram;
+    struct ibx_error err = {0};
+    assert_int_equal(chmod(removed, 0600), 0);
+    record.blocks[1].file.mode = S_IFREG | 0600;
+    assert_int_equal(reopen(ibx_journal_reopen_ram, &ram, &err), 2);
+    assert_int_equal(ibx_guest_ram_check_sizes(&ram, &err), 0);
+    assert_int_equal(ibx_journal_check_sizes(&record, &err), 0);
+    assert_int_equal(ftruncate(file, BYTES / 2), 0);
+    const int open_one = ibx_guest_ram_check_sizes(&ram, &err);
+    ibx_guest_ram_fini(&ram);
+    assert_int_equal(open_one, -ESTALE);
+    assert_non_null(strstr(err.message, "was cut short to 2048 of 4096 bytes"));
+    assert_int_equal(reopen(ibx_journal_reopen_ram, &ram, &err), -ESTALE);
+    assert_non_null(strstr(err.message, "was cut short to 2048 of 4096 bytes"));
+    memset(&err, 0, sizeof(err));
+    assert_int_equal(ibx_journal_check_sizes(&record, &err), -ESTALE);
+    assert_non_null(strstr(err.message, mapped));
+    assert_int_equal(unlink(mapped), 0); /* nobody can tell any more */
+    assert_int_equal(ibx_journal_check_sizes(&record, &err), 0);
+}
+
 static void test_its_file_had_no_name(NO_STATE)
 {
     const int fd = memfd_create("memory", MFD_CLOEXEC);
@@ -218,6 +242,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_writing_is_not_allowed, begin, end),
         cmocka_unit_test_setup_teardown(test_a_block_that_is_left, begin, end),
         cmocka_unit_test_setup_teardown(test_its_file_was_replaced_or_removed, begin, end),
+        cmocka_unit_test_setup_teardown(test_a_file_that_was_cut_short, begin, end),
         cmocka_unit_test_setup_teardown(test_its_file_had_no_name, begin, end),
         cmocka_unit_test_setup_teardown(test_its_file_has_a_name_that_is_not_known, begin, end),
         cmocka_unit_test_setup_teardown(test_its_file_is_behind_a_link, begin, end)};

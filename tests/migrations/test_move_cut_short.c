@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Somebody cuts a file of guest RAM short in the middle of a migration. What it held beyond its end
+ * is lost, at the source the pages that the destination lacks, at the destination those that it
+ * has. Both sides name the file and end, and nothing continues the VM with such memory.
+ */
+#include "tests/fixtures/mover.h"
+
+#define HALF ((off_t)VM_RAM_MIB << 19)
+
+static void cut(unsigned side)
+{
+    assert_int_equal(truncate(vms[side].ram, HALF), 0);
+}
+
+/* The VM runs at the destination, over this provider, and lacks nearly all of its pages. */
+static void filling(const char *provider, const char *option)
+{
+    char uri[64];
+    pair_start(NULL);
+    snprintf(uri, sizeof(uri), "%s://127.0.0.1:0?%s", provider, pair_timeout);
+    mover_receive(&receiver, &vms[1], uri,
+                  (const char *[]){"--max-bandwidth", "64K", option, NULL});
+    pair_send(NULL);
+    mover_await(&receiver, "filling", 0);
+}
+
+static void both_say(const char *words)
+{
+    mover_ends(&sender, 1);
+    mover_ends(&receiver, 1);
+    mover_must_print(&sender, words);
+    mover_must_print(&receiver, words);
+}
+
+static void at_the_source(const char *provider, const char *option)
+{
+    filling(provider, option);
+    cut(0);
+    both_say(vms[0].ram);
+    assert_false(vm_runs(&vms[1]));
+    vm_kill(&vms[1]);
+    mover_must_print(MOVER_RUN(1, "rollback", "--yes", "--qmp", vms[0].tool), "was cut short to ");
+    assert_false(vm_runs(&vms[0]));
+}
+
+static void test_source_over_tcp(void)
+{
+    at_the_source("tcp", NULL);
+}
+
+static void test_source_over_shm(void)
+{
+    at_the_source("shm", NULL);
+}
+
+static void test_source_unverified(void)
+{
+    at_the_source("shm", "--no-verify");
+}
+
+static void at_the_destination(const char *provider, const char *option)
+{
+    filling(provider, option);
+    cut(1);
+    both_say(vms[1].ram);
+    vm_kill(&vms[1]);
+    MOVER_RUN(0, "rollback", "--yes", "--qmp", vms[0].tool);
+    pair_runs_at_the_source();
+}
+
+static void test_destination_over_tcp(void)
+{
+    at_the_destination("tcp", NULL);
+}
+
+static void test_destination_over_shm(void)
+{
+    at_the_destination("shm", "--no-verify");
+}
+
+/* No tool was there. The QEMU that rollback continues would end by SIGBUS. */
+static void test_rollback_refuses(void)
+{
+    pair_filling(NULL, NULL);
+    mover_kill(&sender, SIGKILL);
+    mover_kill(&receiver, SIGKILL);
+    vm_kill(&vms[1]);
+    cut(0);
+    mover_must_print(MOVER_RUN(1, "rollback", "--yes", "--qmp", vms[0].tool), "was cut short to ");
+    assert_false(vm_runs(&vms[0]));
+}
+
+int main(void)
+{
+    static const struct vm_test tests[] = {
+        VM_TEST(test_source_over_tcp),
+        VM_TEST(test_source_over_shm),
+        VM_TEST(test_source_unverified),
+        VM_TEST(test_destination_over_tcp),
+        VM_TEST(test_destination_over_shm),
+        VM_TEST(test_rollback_refuses),
+        {0},
+    };
+    return vm_tests(tests, mover_end_all);
+}
