@@ -165,14 +165,22 @@ int ibx_migrate_rollback(const char *folder, struct ibx_record *record,
  * waits does not come. -EPROTO: it does not wait; others: no tool answers. */
 int ibx_migrate_disown(const struct ibx_record *record, const struct ibx_options *transport,
                        struct ibx_error *err);
+struct ibx_check_options {
+    const char *qmp;
+    bool source;     /* of a VM that is to be sent; otherwise of a QEMU that is to receive one */
+    const char *uri; /* of the destination that waits there, or NULL: it is not asked */
+    const struct ibx_options *transport;
+    unsigned links;    /* as those of a source */
+    bool disks_differ; /* likewise */
+};
+
 /* Whether the VM can be migrated: finds the blockers of this side, with a URI also those of the
- * destination that waits there, and whether the memory for `links` page connections may be locked.
- * Changes nothing. blockers->managed: libvirt has had the destination's QEMU listen, and the tool
+ * destination, and whether the memory for `links` page connections may be locked. Changes nothing.
+ * blockers->managed: libvirt has had the destination's QEMU listen, and the tool
  * there accepts that. After a failure `blockers` has those found until then: if only the
  * destination could not be asked, all of this side. */
-int ibx_migrate_check(const char *qmp, bool source, const char *uri,
-                      const struct ibx_options *transport, unsigned links, bool disks_differ,
-                      struct ibx_blockers *blockers, struct ibx_error *err);
+int ibx_migrate_check(const struct ibx_check_options *options, struct ibx_blockers *blockers,
+                      struct ibx_error *err);
 
 /* ---------------------------------------------------------------- operator/control_client.c */
 

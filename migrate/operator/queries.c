@@ -296,28 +296,29 @@ static int greet_to_check(const char *uri, const struct ibx_options *options,
     return rc;
 }
 
-static int check_destination(struct ibx_qmp *qmp, const struct ibx_guest_ram *ram, const char *uri,
-                             const struct ibx_options *transport, unsigned links, bool disks_differ,
-                             struct ibx_blockers *blockers, struct ibx_error *err)
+static int check_destination(const struct ibx_check_options *check, struct ibx_qmp *qmp,
+                             const struct ibx_guest_ram *ram, struct ibx_blockers *blockers,
+                             struct ibx_error *err)
 {
     uint64_t bytes = 0;
     struct ibx_channel control;
-    struct ibx_options options = ibx_migration_options(transport, uri);
+    struct ibx_options options = ibx_migration_options(check->transport, check->uri);
     struct ibx_migrate_answer *answer = calloc(1, sizeof(*answer));
     struct ibx_migrate_hello *hello = calloc(1, sizeof(*hello));
     int rc = answer && hello ? 0 : ibx_error_set(err, -ENOMEM, "no memory for a greeting");
     if (!rc) {
         hello->purpose = IBX_PURPOSE_CHECK;
         hello->epoch = 1;
-        ibx_migration_offer_links(hello, links);
+        ibx_migration_offer_links(hello, check->links);
         ibx_migrate_hello_describe(hello, ram);
-        hello->disks_differ = disks_differ;
+        hello->disks_differ = check->disks_differ;
         rc = ibx_migration_describe_vm(qmp, ram, hello, err);
     }
     if (!rc)
         rc = ibx_preflight_locked_bytes(ram, &bytes, err);
     if (!rc)
-        rc = greet_to_check(uri, &options, hello, &control, answer, blockers->count > 0, err);
+        rc =
+            greet_to_check(check->uri, &options, hello, &control, answer, blockers->count > 0, err);
     if (!rc) {
         ibx_migration_check_locked(control.conn, answer->links ? answer->links : hello->links,
                                    bytes, blockers);
@@ -335,22 +336,22 @@ static int check_destination(struct ibx_qmp *qmp, const struct ibx_guest_ram *ra
     return rc;
 }
 
-int ibx_migrate_check(const char *qmp_path, bool source, const char *uri,
-                      const struct ibx_options *transport, unsigned links, bool disks_differ,
-                      struct ibx_blockers *blockers, struct ibx_error *err)
+int ibx_migrate_check(const struct ibx_check_options *options, struct ibx_blockers *blockers,
+                      struct ibx_error *err)
 {
     struct ibx_qmp *qmp;
     struct ibx_guest_ram ram;
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
-    int rc = ibx_qmp_connect_unless_busy(qmp_path, deadline, &qmp, err);
+    int rc = ibx_qmp_connect_unless_busy(options->qmp, deadline, &qmp, err);
     if (rc)
         return rc;
-    rc = ibx_guest_ram_find(qmp, !source, &ram, deadline, err);
+    rc = ibx_guest_ram_find(qmp, !options->source, &ram, deadline, err);
     if (!rc) {
-        rc = ibx_preflight_side(qmp, &ram, source ? IBX_MIGRATE_SOURCE : IBX_MIGRATE_DESTINATION,
+        rc = ibx_preflight_side(qmp, &ram,
+                                options->source ? IBX_MIGRATE_SOURCE : IBX_MIGRATE_DESTINATION,
                                 blockers, deadline, err);
-        if (!rc && source && uri)
-            rc = check_destination(qmp, &ram, uri, transport, links, disks_differ, blockers, err);
+        if (!rc && options->source && options->uri)
+            rc = check_destination(options, qmp, &ram, blockers, err);
         ibx_guest_ram_fini(&ram);
     }
     ibx_qmp_close(qmp);

@@ -432,12 +432,17 @@ int ibx_cli_check(const struct migrate_args *args)
 {
     static struct ibx_blockers blockers;
     struct ibx_error err = {0};
+    const struct ibx_check_options options = {.qmp = args->qmp,
+                                              .source = !args->destination,
+                                              .uri = args->uri,
+                                              .transport = &args->options,
+                                              .links = args->links,
+                                              .disks_differ = args->disks_differ};
     blockers.managed = args->libvirt;
     check_folder(args, &blockers);
     if (!ibx_options_check_key(&args->options, args->uri, args->destination, &err) &&
         !ibx_cli_monitor_check(args, &err))
-        ibx_migrate_check(args->qmp, !args->destination, args->uri, &args->options, args->links,
-                          args->disks_differ, &blockers, &err);
+        ibx_migrate_check(&options, &blockers, &err);
     if (args->json)
         print_check_json(&blockers, &err);
     else

@@ -249,8 +249,11 @@ static int look(struct run *run, struct ibx_error *err)
     struct ibx_qmp *qmp;
     struct ibx_guest_ram ram;
     const uint64_t deadline = ibx_deadline_in_ms(ASK_MS);
-    int rc = ibx_migrate_check(run->args.qmp, true, NULL, &run->args.options, 0,
-                               run->args.disks_differ, &blockers, err);
+    const struct ibx_check_options options = {.qmp = run->args.qmp,
+                                              .source = true,
+                                              .transport = &run->args.options,
+                                              .disks_differ = run->args.disks_differ};
+    int rc = ibx_migrate_check(&options, &blockers, err);
     if (!rc && blockers.count)
         rc = ibx_error_set(err, -EPERM, "this VM cannot be migrated: %s%s", blockers.reasons[0],
                            blockers.count > 1 ? "; ib-migrate check has all reasons" : "");
