@@ -68,9 +68,9 @@ static void test_command(void)
     snprintf(serial, sizeof(serial), "file:%s", child.serial);
 #define COMMAND(smp)                                                                               \
     "clone", snapshot, "--qmp", monitor, "--json", "--name", "web-1", "--", getenv("QEMU"), "-M",  \
-        "q35", "-accel", vm_accel(), "-m", "64", "-nodefaults", "-display", "none", "-no-reboot",  \
-        "-smp", smp, "-serial", serial, "-object", PRIVATE, "-machine", "memory-backend=mem0",     \
-        "-kernel", getenv("GUEST_ELF")
+        "q35", "-accel", vm_accel(), "-bios", vm_bios(), "-m", "64", "-nodefaults", "-display",    \
+        "none", "-no-reboot", "-smp", smp, "-serial", serial, "-object", PRIVATE, "-machine",      \
+        "memory-backend=mem0", "-kernel", getenv("GUEST_ELF")
     /* The child does not fit: nothing is left of it. */
     mover_must_print(MOVER_RUN(1, COMMAND("2")), "cannot become a child");
     assert_int_equal(access(monitor, F_OK), -1);
@@ -188,6 +188,7 @@ static void test_identities(void)
                                  .extra = {"-device", "vmgenid,guid=auto", "-fw_cfg",
                                            "name=opt/ibx/host,string=parent", "-name", "web",
                                            "-uuid", "6d1e0a35-2c5b-4ed2-8f14-000000000000"}};
+    vm_needs_seabios("place for the identity of vmgenid");
     freeze_like(&options);
     assert_true(vm_printed(&vms[0], "host parent\n"));
     id_of(&vms[0], parent);

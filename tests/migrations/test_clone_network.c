@@ -176,11 +176,13 @@ static void test_guest_that_does_not_act(void)
 static pid_t process_in(const char *path)
 {
     static const char before[] = "this QEMU (process ";
-    char line[1024] = "";
+    char line[1024];
+    const char *at = NULL;
     FILE *file = fopen(path, "re");
-    assert_true(file && fgets(line, sizeof(line), file));
+    assert_non_null(file);
+    while (!at && fgets(line, sizeof(line), file)) /* QEMU prints warnings there, too */
+        at = strstr(line, before);
     fclose(file);
-    const char *at = strstr(line, before);
     return at ? (pid_t)strtol(at + sizeof(before) - 1, NULL, 10) : 0;
 }
 
@@ -196,9 +198,9 @@ static void test_started_and_does_not_act(void)
     snprintf(serial, sizeof(serial), "file:%s", child.serial);
     struct mover *done = MOVER_RUN(
         1, "clone", snapshot, "--qmp", monitor, "--mac-wait", "1", "--", getenv("QEMU"), "-M",
-        "q35", "-accel", vm_accel(), "-m", "64", "-nodefaults", "-display", "none", "-no-reboot",
-        "-smp", "1", "-serial", serial, "-object", PRIVATE, "-machine", "memory-backend=mem0",
-        "-kernel", getenv("GUEST_ELF"), "-netdev", network, "-device",
+        "q35", "-accel", vm_accel(), "-bios", vm_bios(), "-m", "64", "-nodefaults", "-display",
+        "none", "-no-reboot", "-smp", "1", "-serial", serial, "-object", PRIVATE, "-machine",
+        "memory-backend=mem0", "-kernel", getenv("GUEST_ELF"), "-netdev", network, "-device",
         CARD "netdev=n0,mac=" CHILD_MAC, "-fw_cfg", "name=opt/ibx/mac,string=" PARENT_MAC);
     mover_must_print(done, "is a child and runs");
     started = process_in(done->err);

@@ -215,6 +215,7 @@ static void clones(struct vm *child, char monitor[160])
                                           "--",         getenv("QEMU"),
                                           "-M",         "q35",
                                           "-accel",     vm_accel(),
+                                          "-bios",      vm_bios(),
                                           "-m",         "64",
                                           "-display",   "none",
                                           "-serial",    serial,

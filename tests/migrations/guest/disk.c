@@ -4,6 +4,7 @@
 
 #define IDE_CLASS  0x0101u
 #define COMMAND_ON 5u /* I/O and bus mastering */
+#define PORTS      0xb000u
 #define READ_DMA   0xc8u
 #define WRITE_DMA  0xcau
 #define LBA_MODE   0xe0u
@@ -47,6 +48,8 @@ void disk_init(uintptr_t from, int to_write)
     for (uint32_t function = 0; function < 32 * 8 && !port; function++) {
         if (config(function, 8) >> 16 != IDE_CLASS || !(config(function, 0x20) & 1))
             continue;
+        if (!(config(function, 0x20) & ~3u)) /* qboot leaves them to an operating system */
+            outl(0xcfc, PORTS);
         port = (uint16_t)(config(function, 0x20) & ~3u);
         config(function, 4);
         outl(0xcfc, COMMAND_ON);

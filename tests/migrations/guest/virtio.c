@@ -4,6 +4,8 @@
 
 #define QUEUE_MAX  256u
 #define COMMAND_ON 5u /* I/O and bus mastering */
+#define PORTS      0xc000u
+#define PORTS_EACH 0x100u
 #define DRIVER     3u /* acknowledged, and driven */
 #define DRIVER_OK  7u
 #define NEXT       1u /* a descriptor follows */
@@ -31,6 +33,15 @@ static uint32_t config(uint32_t slot, uint32_t offset)
     return inl(0xcfc);
 }
 
+/* Where the device's registers are. SeaBIOS has chosen; qboot leaves that to an operating system.
+ */
+static uint16_t ports(uint32_t slot)
+{
+    if (!(config(slot, 0x10) & ~3u))
+        outl(0xcfc, PORTS + slot * PORTS_EACH);
+    return (uint16_t)(config(slot, 0x10) & ~3u);
+}
+
 static uint16_t at(const struct virtio *v, uint32_t reg)
 {
     return (uint16_t)(v->port + reg);
@@ -41,7 +52,7 @@ static void find(struct virtio *v, uint32_t identity)
     for (uint32_t slot = 0; slot < 32; slot++) {
         if (config(slot, 0) != identity || !(config(slot, 0x10) & 1))
             continue;
-        v->port = (uint16_t)(config(slot, 0x10) & ~3u);
+        v->port = ports(slot);
         config(slot, 4);
         outl(0xcfc, COMMAND_ON);
         return;
