@@ -432,11 +432,14 @@ static void tell(const struct process *p, int status)
     char of[160] = "waited for clients";
     if (!spare)
         snprintf(of, sizeof(of), "served clients of %s", p->of.first.peer);
+    const char *const lost = spare ? "" : ": what they had is lost, others go on";
     if (WIFSIGNALED(status))
         ibx_log(IBX_LOG_ERROR,
                 "process %d of the back end, which %s, has ended by signal %d (%s)%s",
-                (int)p->process, of, WTERMSIG(status), strsignal(WTERMSIG(status)),
-                spare ? "" : ": what they had is lost, others go on");
+                (int)p->process, of, WTERMSIG(status), strsignal(WTERMSIG(status)), lost);
+    else if (WEXITSTATUS(status)) /* a library of CUDA's, or GVirtuS, has called exit(3) */
+        ibx_log(IBX_LOG_ERROR, "process %d of the back end, which %s, has ended with status %d%s",
+                (int)p->process, of, WEXITSTATUS(status), lost);
     else
         ibx_log(IBX_LOG_INFO, "process %d, which %s, has ended", (int)p->process, of);
 }

@@ -43,7 +43,8 @@ inline void check(const char *name, const std::function<bool()> &test)
 {
     if (!selection_has(name))
         return;
-    bool good = test();
+    const unsigned before = not_held;
+    const bool good = test() && not_held == before; // a destructor's check, too
     std::printf("%s %s\n", good ? "ok  " : "FAIL", name);
     std::fflush(stdout);
     (good ? passed : failed)++;

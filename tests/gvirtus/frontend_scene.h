@@ -19,12 +19,27 @@
 
 inline std::string plugin, preload, application, application_local, cudart, local_library;
 
-struct GpuBackEnd : BackEnd {
+// A back end none of whose processes may end by a fault, also while it frees what the applications
+// have left. That would be a check that does not hold, reported when this object goes.
+struct GpuBackEnd : Overheard, BackEnd {
     explicit GpuBackEnd(bool taken = true, const std::string &more = "")
         : BackEnd((taken ? "rdma.gpu : on\n" : "rdma.gpu : off\n") + more,
-                  [](auto listening) { cuda_back_end_child(listening, true); })
+                  [this](auto listening) {
+                      speaks();
+                      cuda_back_end_child(listening, true);
+                  })
     {
+        listens();
     }
+    ~GpuBackEnd()
+    {
+        // Not for long: this process may have a connection itself.
+        for (unsigned i = 0; i < 500 && alive() && children().size() > 1; i++)
+            usleep(1000);
+        end();
+        HOLDS(faults() == wanted_faults);
+    }
+    unsigned wanted_faults = 0; // of a test that ends processes itself
 };
 
 // An application. If a check does not hold while this object exists, it reports how the application

@@ -4,6 +4,7 @@
 #include "tests/fixtures/random_fill.h"
 #include "tests/fixtures/thread_state.h"
 
+#include <algorithm>
 #include <arpa/inet.h>
 #include <cerrno>
 #include <csignal>
@@ -211,6 +212,65 @@ bool BackEnd::alive() const
     siginfo_t ended{};
     return waitid(P_PID, static_cast<id_t>(pid), &ended, WEXITED | WNOHANG | WNOWAIT) == 0 &&
            ended.si_pid == 0;
+}
+
+// A sanitizer ends a process by a status. The first line of its report says so.
+static bool tells_of_fault(const std::string &line)
+{
+    for (const char *part : {" has ended by signal ", " has ended with status ", "ERROR: Address",
+                             "ERROR: Leak", "WARNING: Thread", ": runtime error: "})
+        if (line.find(part) != std::string::npos)
+            return true;
+    return false;
+}
+
+static int pass_on(int from)
+{
+    unsigned told = 0;
+    std::string line;
+    char text[4096];
+    for (ssize_t n; (n = read(from, text, sizeof(text))) > 0;) {
+        for (ssize_t at = 0; at < n; at++) {
+            line += text[at];
+            if (text[at] != '\n')
+                continue;
+            told += tells_of_fault(line);
+            line.clear();
+        }
+        if (write(STDERR_FILENO, text, static_cast<std::size_t>(n)) != n)
+            return 100;
+    }
+    return static_cast<int>(std::min(told, 100u));
+}
+
+// The listener outlives a test that is killed: what the back end has said comes out.
+Overheard::Overheard()
+{
+    if (pipe2(ends, O_CLOEXEC))
+        std::abort();
+    std::fflush(stdout);
+    listener = fork();
+    if (listener == 0) {
+        close(ends[1]);
+        std::_Exit(pass_on(ends[0]));
+    }
+    close(ends[0]);
+}
+
+void Overheard::speaks() const
+{
+    dup2(ends[1], STDERR_FILENO);
+    close(ends[1]);
+}
+
+void Overheard::listens()
+{
+    close(ends[1]);
+}
+
+unsigned Overheard::faults()
+{
+    return static_cast<unsigned>(result_of(listener));
 }
 
 // A thread may sleep for a moment, as for a lock: so they are looked at three times.

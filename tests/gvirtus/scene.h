@@ -70,6 +70,24 @@ struct BackEnd {
     void settle() const;
 };
 
+// Hears what the processes of a back end write to standard error, and passes it on: they say how
+// they end, which nobody else but their supervisor learns.
+class Overheard
+{
+  public:
+    Overheard();
+    Overheard(const Overheard &) = delete;
+    Overheard &operator=(const Overheard &) = delete;
+    void speaks() const; // in the back end's first process
+    void listens();      // in the test's, after that process has begun
+    // How many of the processes have ended by a fault. It waits until there are none.
+    unsigned faults();
+
+  private:
+    int ends[2];
+    pid_t listener;
+};
+
 // A call in a thread of its own, which may have to wait in the back end.
 class Calling
 {

@@ -8,6 +8,7 @@
 // With "short", only tests for which the provider makes a difference.
 #include "tests/gvirtus/frontend_scene.h"
 
+#include <csignal>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -58,6 +59,18 @@ bool reach_of_unknown()
     Application app(&back, application, "kernels-and-page-locked");
     REQUIRE(app.good() && !has_maps(back));
     return HOLDS(lines_with(app.said(), "kernels do not reach") == 1);
+}
+
+// A case fails if a process of its back end crashes, even if no application notices.
+bool crash_is_heard()
+{
+    GpuBackEnd back;
+    const pid_t crashes = back.serving();
+    back.wanted_faults = 1;
+    REQUIRE(kill(crashes, SIGABRT) == 0);
+    while (kill(crashes, 0) == 0) // until its supervisor knows, and the test's limit at the latest
+        usleep(1000);
+    return true;
 }
 
 // Each program has a process of the back end.
@@ -433,6 +446,7 @@ void check_what_the_provider_changes()
 // Tests of single calls, and of what the back end does with them.
 void check_what_it_does_not()
 {
+    check("a crash of the back end that no application notices", crash_is_heard);
     check("all sizes, run by GVirtuS's handlers", [] { return run("sizes", false); });
     check("rows, copied by GVirtuS's handlers", [] { return run("rows", false); });
     check("pointers that say what they are", [] { return run("default", true); });

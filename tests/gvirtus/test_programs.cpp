@@ -71,6 +71,20 @@ bool crashed()
                  said.has("others go on"));
 }
 
+// A library at the back end ends the process, which must not look like an orderly end.
+bool exited()
+{
+    const Said said;
+    const Listening back;
+    const Program b(back);
+    REQUIRE(b.ask(WORKS) == 1);
+    auto over = connected(back.port);
+    Remote a(over.get());
+    REQUIRE(a.call("testExit", Body().u64(7)) == lost && b.ask(WORKS) == 1);
+    return HOLDS(becomes_true([&] { return said.has("has ended with status 7"); }) &&
+                 said.has("others go on"));
+}
+
 bool ends_with_it()
 {
     const Listening back(resume);
@@ -553,6 +567,7 @@ int main(int argc, char **argv)
     check("its threads and children share it", threads_share_it);
     check("a context that one program has broken", broken_by_one);
     check("a program whose process crashes", crashed);
+    check("a program whose process a library ends", exited);
     check("a process ends with its program", ends_with_it);
     check("... of another host that is killed", [] { return of_another_host([](auto &) {}); });
     check("... without a thread that calls CUDA",
