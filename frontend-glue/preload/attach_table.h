@@ -7,11 +7,14 @@
  * whenever another communicator is configured.
  *
  *   gvirtus.c            the plugin's table, GVirtuS's functions, calls without these,
- * cudaGetLastError own_requests.c       calls that GVirtuS lacks, as requests of ibx's own errors.c
- * names and descriptions of errors dlsym.c              programs that find CUDA's functions by
- * dlsym(3) loaded_libraries.c   the libraries that are loaded in this process local_libraries.c
- * cuRAND and others that would use a GPU of this host visible_devices.c    CUDA_VISIBLE_DEVICES of
- * the program ranges.c             sorted lists of memory ranges
+ *                        cudaGetLastError
+ *   own_requests.c       calls that GVirtuS lacks, as requests of ibx's own
+ *   errors.c             names and descriptions of errors
+ *   dlsym.c              programs that find CUDA's functions by dlsym(3)
+ *   loaded_libraries.c   the libraries that are loaded in this process
+ *   local_libraries.c    cuRAND and others that would use a GPU of this host
+ *   visible_devices.c    CUDA_VISIBLE_DEVICES of the program
+ *   ranges.c             sorted lists of memory ranges
  *
  * All folders use these files. A folder calls only the folders below it in this list:
  *
