@@ -138,7 +138,7 @@ void ibx_gate_sweep(const char *path)
 
 /* Lets QEMU's user connect, and nobody else; libvirt does the same if it changes owners. Somebody
  * who may write to the folder may have put something else there meanwhile: only a socket of this
- * user is given away. */
+ * user is given away, and none that has another name, as another service's would have. */
 static void give_to(struct ibx_gate *gate, const char *name, pid_t qemu)
 {
     char process[32];
@@ -148,7 +148,7 @@ static void give_to(struct ibx_gate *gate, const char *name, pid_t qemu)
     if (fd < 0)
         return; /* QEMU's connect will fail, with its reason */
     if (!stat(process, &process_st) && !fstat(fd, &st) && S_ISSOCK(st.st_mode) &&
-        st.st_uid == geteuid()) {
+        st.st_uid == geteuid() && st.st_nlink == 1) {
         gate->dev = st.st_dev;
         gate->ino = st.st_ino;
         if (fchownat(fd, "", process_st.st_uid, (gid_t)-1, AT_EMPTY_PATH))

@@ -6,17 +6,22 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 /* if the name existed before the socket listens, some attempts would be refused */
 #define TIMES 300
+#define OTHER 12345 /* another user's id */
 
 static char folder[] = "/tmp/ibx-gate-XXXXXX", path[64];
 
@@ -91,10 +96,84 @@ static void test_existing_file_stays(NO_STATE)
     assert_int_equal(mkdir(folder, 0700), 0);
 }
 
+/* ------------------------------------------------------------ another user's folder */
+
+static const char *decoy; /* it takes the place of the socket that has just been made */
+
+int __real_listen(int fd, int backlog);
+int __wrap_listen(int fd, int backlog);
+int __wrap_listen(int fd, int backlog)
+{
+    char early[64];
+    snprintf(early, sizeof(early), "%s/.ibx-%d", folder, (int)getpid());
+    if (decoy)
+        assert_true(!unlink(early) && !link(decoy, early));
+    return __real_listen(fd, backlog);
+}
+
+/* Starts a process of another user, as which QEMU runs. */
+static pid_t start_other(void)
+{
+    const pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid)
+        return pid;
+    if (!prctl(PR_SET_PDEATHSIG, SIGKILL) && !setresuid(OTHER, OTHER, OTHER))
+        for (;;)
+            pause();
+    _exit(1);
+}
+
+static uid_t owner_of(const char *of)
+{
+    struct stat st;
+    assert_int_equal(lstat(of, &st), 0);
+    return st.st_uid;
+}
+
+static uid_t uid_of(pid_t pid)
+{
+    char process[32];
+    snprintf(process, sizeof(process), "/proc/%d", (int)pid);
+    return owner_of(process);
+}
+
+/* QEMU's user, who may write to the folder, puts another service's socket there, by a hard link
+ * (without fs.protected_hardlinks). */
+static void test_no_other_socket_is_given_away(NO_STATE)
+{
+    struct ibx_gate service, gate;
+    char other[64];
+    if (geteuid())
+        skip();
+    const pid_t qemu = start_other();
+    while (uid_of(qemu) != OTHER)
+        sched_yield();
+    snprintf(other, sizeof(other), "%s/service.sock", folder);
+    ibx_gate_init(&service, other);
+    assert_int_equal(ibx_gate_shut(&service, getpid(), NULL), 0);
+    assert_int_equal(ibx_gate_let(&service, NULL), 0);
+    ibx_gate_init(&gate, path);
+    assert_int_equal(ibx_gate_shut(&gate, qemu, NULL), 0);
+    assert_int_equal(owner_of(path), OTHER);
+    ibx_gate_close(&gate);
+    decoy = other;
+    ibx_gate_init(&gate, path);
+    ibx_gate_shut(&gate, qemu, NULL);
+    decoy = NULL;
+    assert_int_equal(owner_of(other), 0);
+    ibx_gate_close(&gate);
+    unlink(path);
+    ibx_gate_close(&service);
+    kill(qemu, SIGKILL);
+    assert_int_equal(waitpid(qemu, NULL, 0), qemu);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_connections_wait_for_the_destination),
-                                       cmocka_unit_test(test_existing_file_stays)};
+                                       cmocka_unit_test(test_existing_file_stays),
+                                       cmocka_unit_test(test_no_other_socket_is_given_away)};
     if (!mkdtemp(folder))
         return 1;
     snprintf(path, sizeof(path), "%s/web.sock", folder);
