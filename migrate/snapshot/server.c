@@ -395,25 +395,28 @@ static int answer_asks(struct client *client)
     return rc == -EAGAIN ? 0 : rc;
 }
 
+/* False: the connection has ended, or is to end. */
+static bool take_event(struct client *client, const struct ibx_event *event)
+{
+    if (event->type != IBX_EVENT_MESSAGE)
+        return event->type != IBX_EVENT_CLOSED;
+    const bool good = take_ask(client, event);
+    ibx_message_release(client->conn, event);
+    if (!good)
+        ibx_log(IBX_LOG_WARN, "%s sent a message that is not expected: it is closed",
+                ibx_conn_path(client->conn)->peer);
+    return good;
+}
+
 static void keep_going(struct client *client)
 {
     struct ibx_event events[EVENTS_AT_ONCE];
     int n = 0;
     while (!client->server->closing && n >= 0) {
         while ((n = ibx_poll(client->conn, events, EVENTS_AT_ONCE)) > 0)
-            for (int i = 0; i < n; i++) {
-                if (events[i].type == IBX_EVENT_CLOSED)
+            for (int i = 0; i < n; i++)
+                if (!take_event(client, &events[i]))
                     return;
-                if (events[i].type != IBX_EVENT_MESSAGE)
-                    continue;
-                const bool good = take_ask(client, &events[i]);
-                ibx_message_release(client->conn, &events[i]);
-                if (good)
-                    continue;
-                ibx_log(IBX_LOG_WARN, "%s sent a message that is not expected: it is closed",
-                        ibx_conn_path(client->conn)->peer);
-                return;
-            }
         if (client->ask_count && answer_asks(client))
             return;
         if (!n)
