@@ -172,7 +172,7 @@ static void test_bandwidth(void)
 {
     pair_start(NULL);
     mover_receive(&receiver, &vms[1], "tcp://127.0.0.1:0",
-                  (const char *[]){"--max-bandwidth", "64K", NULL});
+                  (const char *[]){"--max-bandwidth", HARDLY, NULL});
     mover_send(&sender, &vms[0], receiver.uri, NULL);
     mover_await(&receiver, "filling", 0);
     vm_wait_beats(&vms[1], 10);
@@ -189,7 +189,7 @@ static void test_no_huge_pages_meanwhile(void)
     pair_start(NULL);
     assert_true(vm_memory_has(&vms[1], vms[1].ram, " hg"));
     mover_receive(&receiver, &vms[1], "tcp://127.0.0.1:0",
-                  (const char *[]){"--max-bandwidth", "64K", NULL});
+                  (const char *[]){"--max-bandwidth", HARDLY, NULL});
     mover_send(&sender, &vms[0], receiver.uri, NULL);
     mover_await(&receiver, "filling", 0);
     assert_true(vm_memory_has(&vms[1], vms[1].ram, " nh"));
@@ -271,9 +271,6 @@ static int end_all(void **state)
     huge_pages_before = -1;
     return rc;
 }
-
-/* So slowly that the background brings only what it may ask for at once: a few pages. */
-#define HARDLY "1K"
 
 /* A hugetlbfs file has no holes by which to tell its pages, and no process has it mapped. */
 static void kill_source_in_huge_pages(void)

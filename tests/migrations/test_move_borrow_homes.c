@@ -254,7 +254,7 @@ static void test_memory_is_locked_while_pages_come(void)
     borrowed_small();
     home_start("-S");
     mover_receive(&lender, &home, TCP,
-                  (const char *[]){"--home", "--paused", "--max-bandwidth", "64K", NULL});
+                  (const char *[]){"--home", "--paused", "--max-bandwidth", HARDLY, NULL});
     bring(NULL);
     while (!mover_printed(MOVER_RUN(0, "status", "--json", "--qmp", home.tool),
                           "\"state\":\"running\""))

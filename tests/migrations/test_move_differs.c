@@ -443,7 +443,7 @@ static void test_no_memory_any_more(void)
         skip();
     vm_start(&vms[1], &(struct vm_options){.append = "", .incoming = true});
     assert_int_equal(leave_group(), 0);
-    pair_run((const char *[]){"--max-bandwidth", "64K", NULL});
+    pair_run((const char *[]){"--max-bandwidth", HARDLY, NULL});
     mover_await(&receiver, "filling", 0);
     if (!tighten_memory(1 /* less than the VM has still to get there */))
         skip();

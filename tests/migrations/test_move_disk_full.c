@@ -166,7 +166,7 @@ static void test_killed_with_a_full_disk(void)
 static void test_full_behind_the_stop(void)
 {
     start(STOPS);
-    pair_receive((const char *[]){"--max-bandwidth", "64K", NULL});
+    pair_receive((const char *[]){"--max-bandwidth", HARDLY, NULL});
     mover_stop_next("source:sending");
     pair_send(NULL);
     mover_await_stop(&sender);

@@ -271,7 +271,7 @@ static void test_source_record_cannot_be_written(void)
 {
     char place[PATH_MAX];
     pair_start(NULL);
-    pair_run_to("source:committed", (const char *[]){"--max-bandwidth", "64K", NULL});
+    pair_run_to("source:committed", (const char *[]){"--max-bandwidth", HARDLY, NULL});
     source_record_cannot_be_written(place);
     mover_kill(&sender, SIGCONT);
     mover_await_words(&sender, "cannot be written");

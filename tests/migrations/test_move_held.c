@@ -51,7 +51,7 @@ static void is_released(void)
 static void test_cont_is_refused(void)
 {
     pair_start(NULL);
-    mover_kill(pair_run_to("source:committed", (const char *[]){"--max-bandwidth", "64K", NULL}),
+    mover_kill(pair_run_to("source:committed", (const char *[]){"--max-bandwidth", HARDLY, NULL}),
                SIGCONT);
     is_held();
     mover_await(&sender, "filling", 0);
@@ -311,7 +311,7 @@ static void continued_before_the_guard(const char *state, const char *option)
 {
     const bool held = !strcmp(state, "source:arming");
     pair_start(&(struct vm_options){.append = "", .extra = {"-no-shutdown"}});
-    pair_receive((const char *[]){"--max-bandwidth", "64K", option, NULL});
+    pair_receive((const char *[]){"--max-bandwidth", HARDLY, option, NULL});
     mover_stop_next(state);
     mover_preload(past_clock);
     pair_send((const char *[]){option, NULL});
@@ -364,7 +364,7 @@ static void test_continued_unverified(void)
 static void stopped_while_arming(void)
 {
     pair_start(&resets);
-    pair_receive((const char *[]){"--max-bandwidth", "64K", NULL});
+    pair_receive((const char *[]){"--max-bandwidth", HARDLY, NULL});
     mover_stop_next("source:arming");
     pair_send(NULL);
     mover_await_stop(&sender);

@@ -117,7 +117,7 @@ static void assert_no_sentence(const struct mover *of)
 /* Pages are still to come when the wire is cut, and it stays so until both have noticed. */
 static void test_cut_while_filling(void)
 {
-    begin(NULL, "64K");
+    begin(NULL, HARDLY);
     mover_await(&receiver, "filling", 0);
     wire("down");
     mover_await(&sender, "broken", 0);
@@ -134,7 +134,7 @@ static void test_cut_while_filling(void)
  * migrations need no key. */
 static void test_cut_and_killed(void)
 {
-    begin(NULL, "64K");
+    begin(NULL, HARDLY);
     mover_await(&receiver, "filling", 0);
     wire("down");
     mover_await(&sender, "broken", 0);
@@ -191,7 +191,7 @@ static void test_gone_at_the_commit(void)
  * so. */
 static void test_gone_while_filling(void)
 {
-    begin(NULL, "64K");
+    begin(NULL, HARDLY);
     mover_await(&receiver, "filling", 0);
     mover_await(&sender, "filling", 0);
     wire("down");
@@ -367,7 +367,7 @@ static void test_cut_among_strangers(void)
     mover_namespace = there();
     mover_receive(&receiver, &vms[1], LISTEN,
                   (const char *[]){BESET, "--key-file", keys, "--allow", "bob", "--max-bandwidth",
-                                   "64K", NULL});
+                                   HARDLY, NULL});
     const int before = count_fds(&receiver);
     const struct strangers strangers = {.to = "10.77.31.2",
                                         .from = "10.77.31.1",
@@ -393,7 +393,7 @@ static void test_cut_among_strangers(void)
                         (const char *[]){"recover", "--qmp", vms[0].tool, "--json", BESET, NULL});
             mover_namespace = there();
             mover_start(&receiver, (const char *[]){"recover", "--qmp", vms[1].tool, "--json",
-                                                    BESET, "--max-bandwidth", "64K", NULL});
+                                                    BESET, "--max-bandwidth", HARDLY, NULL});
         }
         mover_await(&receiver, "filling", 0);
         mover_await(&sender, "filling", 0);

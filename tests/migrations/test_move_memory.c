@@ -43,7 +43,7 @@ static void start_with_more(const char *option)
                                                .extra = {SLOTS, "-object", backends[i]}});
     }
     vm_wait_beats(&vms[0], pair_beats);
-    pair_run((const char *[]){"--max-bandwidth", "64K", option, NULL});
+    pair_run((const char *[]){"--max-bandwidth", HARDLY, option, NULL});
     mover_await(&receiver, "filling", 0);
 }
 

@@ -109,7 +109,7 @@ static const struct attempt anywhere[] = {
 static void filling(void)
 {
     pair_start(&machine);
-    pair_run((const char *[]){"--max-bandwidth", "64K", NULL});
+    pair_run((const char *[]){"--max-bandwidth", HARDLY, NULL});
     mover_await(&receiver, "filling", 0);
     mover_await(&sender, "filling", 0);
 }

@@ -130,7 +130,7 @@ static void set_by_an_operator(void)
 static void test_left_behind_while_filling(void)
 {
     start();
-    pair_run((const char *[]){"--max-bandwidth", "64K", NULL});
+    pair_run((const char *[]){"--max-bandwidth", HARDLY, NULL});
     mover_await(&receiver, "filling", 0);
     mover_await(&sender, "filling", 0);
     await_settings(&vms[1], before[1]);
@@ -206,7 +206,7 @@ static void test_snapshots_while_filling(void)
     snprintf(disk, sizeof(disk), "%s/d.qcow2", mover_folder);
     snprintf(drive, sizeof(drive), "if=none,id=d0,format=qcow2,file=%s", disk);
     add_disk(disk);
-    pair_run((const char *[]){"--max-bandwidth", "64K", NULL});
+    pair_run((const char *[]){"--max-bandwidth", HARDLY, NULL});
     mover_await(&receiver, "filling", 0);
     vm_wait_beats(&vms[1], 1);
     for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++) {
@@ -252,7 +252,7 @@ static bool had(struct vm *vm, const char *capability)
 static void test_receiver_killed(void)
 {
     start();
-    pair_run_to("destination:filling", (const char *[]){"--max-bandwidth", "64K", NULL});
+    pair_run_to("destination:filling", (const char *[]){"--max-bandwidth", HARDLY, NULL});
     vm_ok(ibx_qmp_post(vms[1].qmp, "query-migrate-capabilities", vm_soon(), &vm_error));
     mover_kill(&receiver, SIGKILL);
     pair_recover(&receiver);

@@ -192,7 +192,7 @@ static void test_paused_while_filling(void)
 static void press(const char *append, const char *more)
 {
     start(append, more);
-    pair_run((const char *[]){"--max-bandwidth", "64K", NULL});
+    pair_run((const char *[]){"--max-bandwidth", HARDLY, NULL});
     mover_await(&receiver, "filling", 0);
     mover_await(&sender, "filling", 0);
     vm_do(&vms[1], "system_powerdown", NULL);
@@ -298,7 +298,7 @@ static void is_kept(const char *words, const char *reason)
 static void filling(const char *append, const char *more)
 {
     start(append, more);
-    pair_run((const char *[]){"--max-bandwidth", "64K", NULL});
+    pair_run((const char *[]){"--max-bandwidth", HARDLY, NULL});
     mover_await(&receiver, "filling", 0);
 }
 
@@ -328,7 +328,7 @@ static void test_panicked(void)
     vm_start(&vms[0], &panics);
     vm_start(&vms[1], &incoming);
     vm_wait_beats(&vms[0], pair_beats);
-    pair_run((const char *[]){"--max-bandwidth", "64K", NULL});
+    pair_run((const char *[]){"--max-bandwidth", HARDLY, NULL});
     mover_await(&receiver, "filling", 0);
     vm_do(&vms[1], "system_powerdown", NULL);
     is_kept("its guest panicked", "(guest-panic)");

@@ -215,7 +215,7 @@ static void test_the_source_changes_its_memory(void)
     static const char *const both[][2] = {{"--no-verify", NULL}, {NULL, "--no-verify"}};
     for (unsigned i = 0; i < 2; i++) {
         pair_start(&stays);
-        pair_receive((const char *[]){"--max-bandwidth", "64K", both[i][0], NULL});
+        pair_receive((const char *[]){"--max-bandwidth", HARDLY, both[i][0], NULL});
         pair_send((const char *[]){both[i][1], NULL});
         mover_await(&receiver, "filling", 0);
         open_both();
@@ -232,7 +232,7 @@ static void test_the_source_changes_its_memory(void)
 static void test_nobody_looks(void)
 {
     pair_start(NULL);
-    pair_receive((const char *[]){"--max-bandwidth", "64K", "--no-verify", NULL});
+    pair_receive((const char *[]){"--max-bandwidth", HARDLY, "--no-verify", NULL});
     pair_send((const char *[]){"--no-verify", NULL});
     mover_await(&receiver, "filling", 0);
     open_both();

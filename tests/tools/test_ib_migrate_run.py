@@ -21,6 +21,7 @@ from run_scene import (case, fails, far_qemus, far_vm, in_cores, leftovers, list
 import migrate_scene as tool
 from migrate_scene import objects, stops_at
 
+HARDLY = "1K"  # so slow that the background brings only what it may ask for at once
 # Whatever a shell could take for its own.
 HOSTILE = "a b'c\"d$(touch PWNED)`touch PWNED`;touch PWNED\n&|<>*?,,=x\\"
 
@@ -519,7 +520,7 @@ def a_signal_before_the_migration_leaves_no_key(scene):
 @case
 def a_key_stays_as_long_as_it_is_needed(scene):
     vm = start_vm(scene, "-no-shutdown")
-    process = tool.start(scene, "run", *run_line(scene, "--json", "--max-bandwidth", "100K")[1:])
+    process = tool.start(scene, "run", *run_line(scene, "--json", "--max-bandwidth", HARDLY)[1:])
     tool.wait_for_phase("filling", process)
     far = far_vm(scene)
     (there,) = glob.glob(scene.memory + "-far/ibx-run-*/mem0")
@@ -541,7 +542,7 @@ def a_key_stays_as_long_as_it_is_needed(scene):
 @case
 def a_lost_ssh_does_not_harm_a_migration(scene):
     source = start_vm(scene)
-    process = tool.start(scene, "run", *run_line(scene, "--json", "--max-bandwidth", "100K")[1:])
+    process = tool.start(scene, "run", *run_line(scene, "--json", "--max-bandwidth", HARDLY)[1:])
     tool.wait_for_phase("filling", process)
     with open(scene.path("ssh.pids"), encoding="ascii") as file:
         os.kill(int(file.read().split()[-1]), signal.SIGKILL)
@@ -557,7 +558,7 @@ def a_lost_ssh_does_not_harm_a_migration(scene):
 @case
 def a_guest_that_shuts_down_there_leaves_no_key(scene):
     start_vm(scene, "-append", "button=1")
-    process = tool.start(scene, "run", *run_line(scene, "--json", "--max-bandwidth", "100K")[1:])
+    process = tool.start(scene, "run", *run_line(scene, "--json", "--max-bandwidth", HARDLY)[1:])
     tool.wait_for_phase("filling", process)
     far = far_vm(scene)
     keys = glob.glob(scene.memory + "-run/*/key")
@@ -592,7 +593,7 @@ def an_unconfirmed_migration_that_prune_ends_leaves_no_key(scene):
 @case
 def a_run_that_dies_after_the_commit_is_recovered_from(scene):
     source, before = start_vm(scene), leftovers(scene)
-    process = tool.start(scene, "run", *run_line(scene, "--json", "--max-bandwidth", "100K")[1:])
+    process = tool.start(scene, "run", *run_line(scene, "--json", "--max-bandwidth", HARDLY)[1:])
     tool.wait_for_phase("filling", process)
     equal(open_to_signals(process.pid), [])
     process.send_signal(signal.SIGINT)
