@@ -163,27 +163,19 @@ static bool has_page(const char *path, off_t at)
     return data == at;
 }
 
-static void await_page(const char *path, off_t at)
-{
-    const uint64_t until = vm_soon();
-    while (!has_page(path, at)) {
-        assert_true(ibx_now_ns() < until);
-        poll(NULL, 0, 5);
-    }
-}
-
 /* The guest gives memory back that the destination already has: nobody has written it, and it is
  * zero now. */
 static void test_balloon(void)
 {
     pair_start(
         &(struct vm_options){.append = "balloon=2048 mib=4 idle=2000000", .extra = {VM_BALLOON}});
-    pair_receive((const char *[]){"--max-bandwidth", "2M", NULL});
+    mover_stop_next("source:dropping");
+    pair_receive(NULL);
     pair_send((const char *[]){WARM, NULL});
-    mover_await(&receiver, "warming", 8);
-    vm_do(&vms[0], "balloon", json_pack("{s:i}", "value", 56 << 20));
+    mover_await_stop(&sender);
+    vm_balloon(&vms[0], 56 << 20);
+    mover_kill(&sender, SIGCONT);
     mover_await_words(&sender, "its balloon has another size");
-    MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
     pair_done();
     assert_int_equal(mover_figure(&receiver, "warm_pages"), 0);
     vm_do(&vms[1], "balloon", json_pack("{s:i}", "value", 64 << 20));
@@ -198,10 +190,12 @@ static void test_balloon_of_registered_memory(void)
     mover_needs_ofi();
     pair_start(
         &(struct vm_options){.append = "balloon=2048 mib=4 idle=2000000", .extra = {VM_BALLOON}});
-    mover_receive(&receiver, &vms[1], OFI, (const char *[]){"--max-bandwidth", "2M", NULL});
+    mover_stop_next("source:warming");
+    mover_receive(&receiver, &vms[1], OFI, NULL);
     mover_send(&sender, &vms[0], receiver.uri, (const char *[]){WARM, "--set", PATIENT, NULL});
-    mover_await(&receiver, "warming", 8);
-    vm_do(&vms[0], "balloon", json_pack("{s:i}", "value", 56 << 20));
+    mover_await_stop(&sender);
+    vm_balloon(&vms[0], 56 << 20);
+    mover_kill(&sender, SIGCONT);
     mover_ends(&sender, 1);
     mover_must_print(&sender, "has changed its size since its memory was registered");
     mover_ends(&receiver, 1);
@@ -234,18 +228,47 @@ static void test_memory_that_is_given_back(void)
     int fd = open(vms[0].ram, O_RDWR | O_CLOEXEC);
     assert_int_equal(pwrite(fd, bytes, sizeof(bytes), at), sizeof(bytes));
     close(fd);
-    pair_receive((const char *[]){"--max-bandwidth", "2M", NULL});
+    mover_stop_next("source:dropping");
+    pair_receive(NULL);
     pair_send((const char *[]){WARM, NULL});
-    mover_await(&receiver, "warming", 4);
-    await_page(vms[1].ram, at);
+    mover_await_stop(&sender);
+    assert_true(has_page(vms[1].ram, at));
     fd = open(vms[0].ram, O_RDWR | O_CLOEXEC);
     assert_int_equal(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, at, sizeof(bytes)),
                      0);
     close(fd);
+    mover_kill(&sender, SIGCONT);
     pair_done();
     check_warm();
     assert_false(has_page(vms[1].ram, at));
     pair_moved("mib=4");
+}
+
+/* Pages begin to come, and would for minutes. */
+static void warms_slowly(void)
+{
+    pair_receive((const char *[]){"--max-bandwidth", "64K", NULL});
+    pair_send((const char *[]){WARM, NULL});
+    mover_await(&receiver, "warming", 0);
+    mover_await_figure(&receiver, "wire_bytes", 1);
+}
+
+/* Until its main thread waits for a page that has not come. */
+static void await_waiting(const struct vm *vm)
+{
+    const uint64_t until = vm_soon();
+    char path[64], where[64] = "";
+    snprintf(path, sizeof(path), "/proc/%d/wchan", (int)vm->pid);
+    while (!strstr(where, "userfault")) {
+        FILE *file = fopen(path, "re");
+        assert_non_null(file);
+        if (!fgets(where, sizeof(where), file))
+            where[0] = '\0';
+        fclose(file);
+        if (ibx_now_ns() >= until)
+            fail_msg("QEMU's main thread waits in %s", where);
+        poll(NULL, 0, 5);
+    }
 }
 
 /* Somebody reads a page through the destination's QEMU while parts come that do not have it: the
@@ -257,15 +280,12 @@ static void test_looked_at_there(void)
     char there[4096];
     const off_t at = 58 << 20; /* the guest does not use it */
     pair_start(&(struct vm_options){.append = "mib=4 idle=2000000"});
-    ram_leave_data(vms[0].ram); /* so that warming takes a while */
-    pair_receive((const char *[]){"--max-bandwidth", "2M", NULL});
-    pair_send((const char *[]){WARM, NULL});
-    mover_await(&receiver, "warming", 4);
+    warms_slowly();
     vm_hmp_blocks(&vms[1], "xp /1xw 0x3a00000");
+    await_waiting(&vms[1]);
     int fd = open(vms[0].ram, O_RDWR | O_CLOEXEC);
     assert_int_equal(pwrite(fd, bytes, sizeof(bytes), at), sizeof(bytes));
     close(fd);
-    mover_await(&receiver, "warming", 8); /* enough for a wrong answer */
     MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
     pair_done();
     fd = open(vms[1].ram, O_RDONLY | O_CLOEXEC);
@@ -297,7 +317,7 @@ static void test_given_back_there(void)
 {
     int64_t result = -1;
     pair_start(&(struct vm_options){.append = "mib=32"});
-    pair_receive((const char *[]){"--max-bandwidth", "2M", NULL});
+    pair_receive((const char *[]){"--max-bandwidth", "512K", NULL});
     pair_send((const char *[]){WARM, NULL});
     mover_await(&receiver, "warming", 2);
     const uint64_t arguments[6] = {mapped_at(&vms[1]), 1 << 20, MADV_DONTNEED};
@@ -329,10 +349,8 @@ static unsigned userfaultfds(const struct vm *vm)
 static void warming(void)
 {
     vm_start(&vms[1], &(struct vm_options){.append = "", .incoming = true});
-    pair_receive((const char *[]){"--max-bandwidth", "1M", NULL});
-    pair_send((const char *[]){WARM, NULL});
+    warms_slowly();
     mover_await(&sender, "warming", 0);
-    mover_await(&receiver, "warming", 1);
 }
 
 /* The VM runs on, nothing is left in its QEMU, and it can be migrated. */
@@ -405,12 +423,17 @@ static void test_seconds(void)
     pair_moved("mib=32");
 }
 
-/* What it writes could never be fetched in time: most of its memory is not even tried. */
+/* What it writes could never be fetched in time: most of its memory is not even tried. However slow
+ * the guest is, it has the time to write to what has come. */
 static void test_faster_than_the_link(void)
 {
     pair_start(&(struct vm_options){.append = "mib=32"});
     pair_receive((const char *[]){"--max-bandwidth", "4M", NULL});
     pair_send((const char *[]){WARM, NULL});
+    mover_await_figure(&sender, "warm_bytes", 12 << 20);
+    MOVER_RUN(0, "set", "--max-bandwidth", HARDLY, "--qmp", vms[1].tool);
+    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + 40); /* all of its memory, of 1 MiB a beat */
+    MOVER_RUN(0, "set", "--max-bandwidth", "4M", "--qmp", vms[1].tool);
     mover_await(&sender, "filling", 0);
     mover_must_print(&sender, "writes to its memory faster than it crosses");
     assert_in_range(mover_figure(&sender, "warm_bytes"), 16 << 20, 26 << 20);
