@@ -165,9 +165,12 @@ static void test_stays(void)
 static void test_idle_is_no_silence(void)
 {
     json_int_t came = -1, since = 0, now = 0;
-    borrowed(&(struct vm_options){.append = "mib=4"}, "tcp://127.0.0.1:0?timeout_ms=2000", NULL);
-    for (const uint64_t deadline = ibx_deadline_in_ms(30000); now - since < 3000000000;
-         usleep(50000)) {
+    const unsigned timeout_ms = patience_ms(2000);
+    char uri[64];
+    snprintf(uri, sizeof(uri), "tcp://127.0.0.1:0?timeout_ms=%u", timeout_ms);
+    borrowed(&(struct vm_options){.append = "mib=4"}, uri, NULL);
+    for (const uint64_t deadline = vm_soon(); now - since < timeout_ms * 1500000ll;
+         poll(NULL, 0, 50)) {
         assert_true(ibx_now_ns() < deadline);
         mover_await(&receiver, "filling", 0);
         now = mover_figure(&receiver, "elapsed_ns");

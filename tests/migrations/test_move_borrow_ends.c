@@ -506,17 +506,18 @@ static void test_filled_stops_for_its_return(void)
 {
     borrow_options = (struct vm_options){.append = "mib=4"};
     pair_start(&borrow_options);
-    static uint8_t data[24 << 20]; /* that takes 12 s to come */
+    static uint8_t data[24 << 20]; /* hardly any of it comes before the return */
     const int ram = open(vms[0].ram, O_RDWR | O_CLOEXEC);
     memset(data, 0x5a, sizeof(data));
     assert_int_equal(pwrite(ram, data, sizeof(data), 36 << 20), sizeof(data));
     close(ram);
-    mover_receive(&receiver, &vms[1], TCP, (const char *[]){"--max-bandwidth", "2M", NULL});
+    mover_receive(&receiver, &vms[1], TCP, (const char *[]){"--max-bandwidth", HARDLY, NULL});
     mover_start(&sender, (const char *[]){"borrow", receiver.uri, "--qmp", vms[0].tool, "--json",
                                           "--yes", "--fill", TIMED, NULL});
     mover_await(&sender, "filling", 0);
     vm_wait_beats(&vms[1], pair_beats);
     bring_to("source:committed");
+    MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
     const uint64_t deadline = vm_soon();
     json_int_t before, now = -1;
     do { /* what it says may be of some time ago */
@@ -548,7 +549,8 @@ static bool runs_at_home_unheard(void)
     mover_await_asleep(&bringer);
     mover_kill(&bringer, SIGSTOP); /* its memory can be read all the same, mostly */
     mover_kill(&lender, SIGCONT);
-    for (unsigned i = 0; i < 40 && vm_beats(&home) < 2; i++)
+    for (const uint64_t until = ibx_deadline_in_ms(patience_ms(4000));
+         vm_beats(&home) < 2 && ibx_now_ns() < until;)
         poll(NULL, 0, 100);
     return vm_beats(&home) >= 2;
 }

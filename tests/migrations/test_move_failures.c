@@ -167,7 +167,7 @@ static void test_destination_killed_with_a_silent_monitor(void)
         pair_start(NULL);
         if (!known)
             mover_stop_next("destination:filling"); /* before it is written */
-        pair_run((const char *[]){"--max-bandwidth", "64K", NULL});
+        pair_run((const char *[]){"--max-bandwidth", HARDLY, NULL});
         if (known)
             mover_await(&receiver, "filling", 0);
         else
@@ -371,17 +371,23 @@ static void test_stopped_for_a_while(void)
     pair_filling(NULL, NULL);
     unsigned long before = vm_beats(&vms[1]);
     stands_still(&receiver, &sender, "the VM is there, and may wait");
+    mover_kill(&sender, SIGSTOP);
+    /* With a limit the receiver would wait longer, unless the VM does. */
+    MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
     stands_still(&sender, &receiver, "the VM waits where it needs a page");
     assert_true(vm_beats(&vms[1]) >= before);
-    pair_filled();
+    pair_done();
+    pair_moved("");
     pair_timeout = PAIR_TIMEOUT;
 }
 
 /* Nobody waits for a source that stands still before anything has happened, and it keeps its VM. */
 static void test_source_stands_still_early(void)
 {
+    char uri[64];
     pair_start(NULL);
-    mover_receive(&receiver, &vms[1], "tcp://127.0.0.1:0?timeout_ms=1000", NULL);
+    snprintf(uri, sizeof(uri), "tcp://127.0.0.1:0?timeout_ms=%u", patience_ms(1000));
+    mover_receive(&receiver, &vms[1], uri, NULL);
     mover_stop_next("source:exposing");
     pair_send(NULL);
     mover_await_stop(&sender);

@@ -128,7 +128,7 @@ static void test_source_that_holds_loses_the_monitor(void)
 static void loses_it_while_filling(void (*lose)(const struct vm *vm))
 {
     pair_start(NULL);
-    pair_run((const char *[]){"--max-bandwidth", "64K", NULL});
+    pair_run((const char *[]){"--max-bandwidth", HARDLY, NULL});
     mover_await(&receiver, "filling", 0);
     mover_await(&sender, "filling", 0);
     lose(&vms[0]);
@@ -163,7 +163,7 @@ static void test_the_monitor_of_a_vm_at_its_start_is_lost(void)
     vm_do(&vms[0], "stop", NULL);
     vm_do(&vms[0], "system_reset", NULL);
     json_decref(vm_event(&vms[0], "RESET", NULL));
-    pair_run_to("source:committed", (const char *[]){"--max-bandwidth", "64K", NULL});
+    pair_run_to("source:committed", (const char *[]){"--max-bandwidth", HARDLY, NULL});
     cut_monitor(&vms[0]);
     mover_kill(&sender, SIGCONT);
     mover_await_words(&sender, "its pages are served as they are");
@@ -203,7 +203,7 @@ static void test_the_monitor_is_another_clients_for_long(void)
     struct ibx_qmp *other;
     pair_start(NULL);
     mover_stop_next("source:confirming");
-    pair_run((const char *[]){"--max-bandwidth", "64K", NULL});
+    pair_run((const char *[]){"--max-bandwidth", HARDLY, NULL});
     mover_await(&receiver, "filling", 0);
     mover_await(&sender, "filling", 0);
     cut_monitor(&vms[0]);
@@ -319,8 +319,10 @@ static void test_many_silent_connections(void)
 {
     int silent[SILENT];
     struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    char uri[64];
     pair_start(NULL);
-    mover_receive(&receiver, &vms[1], "tcp://127.0.0.1:0?timeout_ms=1500", NULL);
+    snprintf(uri, sizeof(uri), "tcp://127.0.0.1:0?timeout_ms=%u", patience_ms(1500));
+    mover_receive(&receiver, &vms[1], uri, NULL);
     to.sin_port = htons((uint16_t)atoi(strrchr(receiver.uri, ':') + 1));
     for (unsigned i = 0; i < SILENT; i++) {
         silent[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -344,7 +346,7 @@ static void full_file_system(const char *mode)
     snprintf(ram, sizeof(ram), "memory-backend-file,id=mem0,size=%uM,mem-path=%s/ram,share=on",
              VM_RAM_MIB, place);
     vm_start(&vms[1], &(struct vm_options){.append = "", .incoming = true, .ram = ram});
-    pair_run((const char *[]){"--max-bandwidth", "64K", mode, NULL});
+    pair_run((const char *[]){"--max-bandwidth", HARDLY, mode, NULL});
     mover_await(&receiver, "filling", 0);
     int fd = open(filler, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
     for (off_t at = 0; fd >= 0 && !posix_fallocate(fd, at, 4096); at += 4096)
@@ -504,7 +506,8 @@ static void test_recover_in_minor_mode(void)
 {
     static uint8_t garbage[PAGE];
     pair_start(NULL);
-    pair_run_to("destination:filling", (const char *[]){"--minor", "--max-bandwidth", "64K", NULL});
+    pair_run_to("destination:filling",
+                (const char *[]){"--minor", "--max-bandwidth", HARDLY, NULL});
     mover_kill(&receiver, SIGKILL);
     int from = open(vms[0].ram, O_RDONLY | O_CLOEXEC), to = open(vms[1].ram, O_RDWR | O_CLOEXEC);
     unsigned cut_off = 0;
@@ -543,7 +546,7 @@ static void test_recover_in_minor_mode_of_unmapped_pages(void)
     struct ibx_guest_ram ram;
     pair_start(NULL);
     vm_ok(ibx_guest_ram_find(vms[1].qmp, false, &ram, vm_soon(), &vm_error));
-    pair_run((const char *[]){"--minor", "--max-bandwidth", "64K", NULL});
+    pair_run((const char *[]){"--minor", "--max-bandwidth", HARDLY, NULL});
     mover_await(&receiver, "filling", 0);
     vm_wait_beats(&vms[1], pair_beats); /* it changes its memory */
     mover_kill(&receiver, SIGKILL);
