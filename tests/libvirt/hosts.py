@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """Two hosts with a libvirtd each, on this one: what differs between hosts is in namespaces of their
 own (mount, network, UTS, IPC, PID). A link joins them, and one folder is visible on both, as shared
-storage would be. Guests run under TCG."""
+storage would be. Guests run under TCG, or as IBX_TEST_ACCEL and IBX_TEST_BIOS (vm.h) say."""
 import os
 import re
 import shutil
@@ -234,12 +234,12 @@ class Hosts:
         self.end()
 
 
-DOMAIN = """<domain type='qemu' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
+DOMAIN = """<domain type='{kind}' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
   <name>{name}</name>
   <memory unit='MiB'>{mib}</memory>
   <memoryBacking>{memory}</memoryBacking>
   <vcpu>1</vcpu>
-  <os><type arch='x86_64' machine='q35'>hvm</type>{boot}</os>
+  <os><type arch='x86_64' machine='q35'>hvm</type>{rom}{boot}</os>
   <features><acpi/><apic/></features>
   <on_poweroff>destroy</on_poweroff><on_reboot>destroy</on_reboot><on_crash>destroy</on_crash>
   <devices>
@@ -261,6 +261,10 @@ DISK = """<disk type='file' device='disk'>
       <target dev='vda' bus='virtio'/>
     </disk>"""
 MEMORY = "<source type='file'/><access mode='shared'/>"
+# Of tests/fixtures/vm.h.
+KIND = "kvm" if os.environ.get("IBX_TEST_ACCEL", "").startswith("kvm") else "qemu"
+BIOS = os.environ.get("IBX_TEST_BIOS")
+ROM = f"<loader type='rom'>/usr/share/qemu/{BIOS}</loader>" if BIOS else ""
 MONITOR = "/run/ibx/{name}.qmp"
 # The guest rests most of the time: all of its heartbeats are computed again, and it beats while
 # tests look at tools.
@@ -286,7 +290,7 @@ class Domain:
             own = "".join(f"<qemu:arg value='{one}'/>" for one in arguments)
             file.write(DOMAIN.format(name=name, mib=self.mib, memory=memory, boot=self.boot(),
                                      devices=self.devices(), monitor=self.monitor, arguments=own,
-                                     qemu=QEMU))
+                                     qemu=QEMU, kind=KIND, rom=ROM))
 
     def boot(self):
         """What it boots, as libvirt writes it; it lies in the folder of both hosts."""
