@@ -170,6 +170,15 @@ int ibx_migration_reload(const char *folder, struct ibx_record *record, struct i
 /* Writes the record in this state; it is unchanged on failure. */
 int ibx_migration_record(const char *folder, struct ibx_record *record,
                          enum ibx_journal_state state, struct ibx_error *err);
+/* While a tool works on a migration, somebody may remove or damage its record, or the folder. The
+ * tool writes it anew, and says so once; begins as zeros. */
+struct migration_keeping {
+    uint64_t look_ns; /* when it is looked at next; 0: never yet */
+    bool told;        /* that it cannot be written */
+};
+void ibx_migration_keep_record(struct migration_keeping *keeping, const char *folder,
+                               struct ibx_record *record,
+                               const struct ibx_migrate_observer *observer);
 /* Fills in the fields of a new record that describe the VM. */
 void ibx_migration_describe(struct ibx_record *record, const struct ibx_guest_ram *ram,
                             const char *qmp, const char *uri, const struct ibx_options *transport);

@@ -2,11 +2,15 @@
 /* Records of migrations, as both sides use them. */
 #include "migrate/common/common.h"
 
+#include "common/clock.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#define KEEP_MS 1000 /* between two looks whether a record is still there */
 
 static bool has_uuid(const char *uuid)
 {
@@ -176,4 +180,50 @@ int ibx_migration_record(const char *folder, struct ibx_record *record,
     if (!rc)
         *record = next;
     return rc;
+}
+
+/* Writes it anew, with its folder if that is gone, too. */
+static int write_again(const char *folder, struct ibx_record *record, struct ibx_error *err)
+{
+    char made[PATH_MAX];
+    const int rc = ibx_journal_folder(folder, true, made, sizeof(made), err);
+    return rc ? rc : ibx_journal_write(folder, record, err);
+}
+
+static void say_again(const char *folder, const struct ibx_record *record,
+                      const struct ibx_migrate_observer *observer)
+{
+    char path[PATH_MAX];
+    ibx_journal_path(folder, record, ".sock", path, sizeof(path));
+    ibx_migration_notify(observer,
+                         "somebody has removed or damaged the record of this migration, and it was "
+                         "written anew to %s%s",
+                         folder,
+                         access(path, F_OK) ? "; ib-migrate status, set and cancel do not reach "
+                                              "this ib-migrate any more"
+                                            : "");
+}
+
+void ibx_migration_keep_record(struct migration_keeping *keeping, const char *folder,
+                               struct ibx_record *record,
+                               const struct ibx_migrate_observer *observer)
+{
+    struct ibx_record there = *record;
+    struct ibx_error why = {0};
+    if (!record->written_s || ibx_journal_over(record) || ibx_now_ns() < keeping->look_ns)
+        return;
+    keeping->look_ns = ibx_deadline_in_ms(KEEP_MS);
+    int rc = ibx_journal_reload(folder, &there, NULL);
+    if (rc != -ENOENT && rc != -EBADMSG)
+        return;
+    rc = write_again(folder, record, &why);
+    if (!rc)
+        say_again(folder, record, observer);
+    else if (!keeping->told)
+        ibx_migration_notify(observer,
+                             "somebody has removed or damaged the record of this migration, and it "
+                             "cannot be written anew (%s): as long as that is so, nobody can "
+                             "continue the migration if this ib-migrate ends",
+                             why.message);
+    keeping->told = rc;
 }

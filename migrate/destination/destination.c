@@ -467,6 +467,9 @@ int ibx_destination_run(struct destination *d, struct ibx_error *err)
     while (!rc && !destination_over(d)) {
         err->message[0] = 0;
         rc = turn(d, err);
+        if (d->state.now == DESTINATION_FILLING || d->state.now == DESTINATION_COMPLETE)
+            ibx_migration_keep_record(&d->keeping, d->options->folder, &d->status.record,
+                                      &d->options->observer);
         report(d);
         if (!rc && !destination_over(d))
             wait_for_something(d);

@@ -280,6 +280,7 @@ struct destination {
 
     struct ibx_migrate_status status;
     struct migration_reporter reporter;
+    struct migration_keeping keeping; /* of the record, in FILLING and COMPLETE */
     struct migration_signals signals;
     struct ibx_control_socket *socket;
     struct ibx_control_socket *waiting_socket; /* the first one, until there is a record; or NULL */

@@ -87,8 +87,8 @@ static int damaged(const char *folder, const char *name, struct ibx_error *err, 
 {
     return ibx_error_set(
         err, -EBADMSG,
-        "%s/%.80s is not a record of a migration (%.300s): see at both QEMUs what it "
-        "was about before you remove it",
+        "%s/%.80s is not a record of a migration (%.300s): before you remove it, see what "
+        "ib-migrate status says on the other host, and what ib-migrate(1) says of a damaged record",
         folder, name, why);
 }
 
@@ -439,9 +439,9 @@ static int next_number(const char *folder, uint64_t *number, struct ibx_error *e
     return 0;
 }
 
-/* Somebody has removed the record of this tool while it works on it, and perhaps the lock file,
- * too. The lock that the tool holds is then on a deleted file, so it takes another one, which is
- * held until this process ends. */
+/* Somebody has removed or damaged the record of this tool while it works on it, and perhaps removed
+ * the lock file, too. The lock that the tool holds is then on a deleted file, so it takes another
+ * one, which is held until this process ends. */
 static int lock_again(const char *folder, const struct ibx_record *record, struct ibx_error *err)
 {
     struct ibx_error why = {0};
@@ -454,6 +454,7 @@ static int lock_again(const char *folder, const struct ibx_record *record, struc
 int ibx_journal_write(const char *folder, struct ibx_record *record, struct ibx_error *err)
 {
     struct ibx_record previous = {0}, next = *record;
+    struct ibx_error damage = {0};
     struct timespec now;
     char name[NAME_BYTES];
     int dir = open_folder(folder, err);
@@ -462,13 +463,17 @@ int ibx_journal_write(const char *folder, struct ibx_record *record, struct ibx_
     if (record->verify)
         mlock(record->verify_key, sizeof(record->verify_key)); /* as RLIMIT_MEMLOCK allows */
     name_of(record, ".json", name);
-    int rc = load(folder, dir, name, &previous, err);
-    const bool fresh = rc == -ENOENT, again = fresh && record->written_s;
+    int rc = load(folder, dir, name, &previous, &damage);
+    /* Its own tool knows all that was in a record which somebody has damaged. */
+    const bool again = record->written_s && (rc == -ENOENT || rc == -EBADMSG);
+    const bool fresh = rc == -ENOENT;
     next.number = again ? record->number : previous.number;
     if (again)
         rc = lock_again(folder, record, err);
     else if (!rc || fresh)
         rc = check_move(&previous, record, err);
+    else if (err)
+        *err = damage;
     if (!rc && fresh && !again)
         rc = next_number(folder, &next.number, err);
     clock_gettime(CLOCK_REALTIME, &now);

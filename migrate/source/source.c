@@ -532,6 +532,9 @@ int ibx_source_run(struct source *s, struct ibx_error *err)
                                      : ibx_source_keep(s, rc, err);
         if (rc)
             return rc;
+        if (s->state.now == SOURCE_SERVING)
+            ibx_migration_keep_record(&s->keeping, s->options->folder, &s->status.record,
+                                      &s->options->observer);
         report(s);
         if (!source_over(s))
             wait_for_something(s);

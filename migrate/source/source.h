@@ -159,6 +159,7 @@ struct source {
 
     struct ibx_migrate_status status;
     struct migration_reporter reporter;
+    struct migration_keeping keeping; /* of the record, in SERVING */
     struct migration_signals signals;
     struct ibx_control_socket *socket;
     int lock_fd;

@@ -205,6 +205,50 @@ static void test_records_removed_while_filling(void)
     removed_records("destination:filling");
 }
 
+#define ANEW "record of this migration, and it was written anew to "
+
+static void cut_short(const char *record, const char *note)
+{
+    (void)note;
+    assert_int_equal(truncate(record, 100), 0);
+}
+
+/* Until both tools have written all that they write before the end. */
+static void filling_as_recorded(void)
+{
+    pair_filling(NULL, NULL);
+    mover_await_record("source", "moved");
+    mover_await_record("destination", "running");
+}
+
+/* Each tool knows what its record said, and does not wait for the next state. */
+static void test_records_cut_short_while_filling(void)
+{
+    filling_as_recorded();
+    mover_each_note(cut_short);
+    mover_await_words(&sender, ANEW);
+    mover_await_words(&receiver, ANEW);
+    pair_filled();
+}
+
+/* With the sockets of both tools: status does not find them, but recover finds the records. */
+static void test_state_folder_removed_while_filling(void)
+{
+    char command[160];
+    filling_as_recorded();
+    snprintf(command, sizeof(command), "rm -r %s", mover_state_dir);
+    assert_int_equal(system(command), 0);
+    mover_await_words(&sender, ANEW);
+    mover_await_words(&receiver, ANEW);
+    mover_must_print(&receiver, "ib-migrate status, set and cancel do not reach this ib-migrate");
+    mover_kill(&receiver, SIGKILL);
+    mover_kill(&sender, SIGKILL);
+    pair_recover(&receiver);
+    pair_recover(&sender);
+    pair_done();
+    pair_moved("");
+}
+
 /* A folder in the place of the source's new record, once the one that it may be writing has another
  * name. */
 static void source_record_cannot_be_written(char place[PATH_MAX])
@@ -493,6 +537,8 @@ int main(void)
                                            VM_TEST(test_record_cannot_be_written_later),
                                            VM_TEST(test_records_removed_before_the_commit),
                                            VM_TEST(test_records_removed_while_filling),
+                                           VM_TEST(test_records_cut_short_while_filling),
+                                           VM_TEST(test_state_folder_removed_while_filling),
                                            VM_TEST(test_watchdog_cannot_write),
                                            VM_TEST(test_source_record_cannot_be_written),
                                            VM_TEST(test_source_record_cannot_be_written_again),
