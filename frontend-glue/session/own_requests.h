@@ -92,8 +92,8 @@ enum ibx_own_request {
     IBX_OWN_IPC_OPEN_MEMORY,
     IBX_OWN_IPC_EVENT, /* cudaIpcGetEventHandle */
     IBX_OWN_IPC_OPEN_EVENT,
-    IBX_OWN_HOST_COPY, /* no longer used */
-    IBX_OWN_VARIABLE,  /* cudaGetSymbolAddress and Size, by a kernel of its module and its name */
+    /* 67 was an earlier version's */
+    IBX_OWN_VARIABLE = 68, /* cudaGetSymbolAddress and Size, by a kernel's module and a name */
     IBX_OWN_POOL_CREATE,
     IBX_OWN_POOL_DESTROY,
     IBX_OWN_POOL_SET_ACCESS, /* cudaMemPoolSetAccess, for one device */
