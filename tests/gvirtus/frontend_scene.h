@@ -23,11 +23,10 @@ inline std::string plugin, preload, application, application_local, cudart, loca
 // have left. That would be a check that does not hold, reported when this object goes.
 struct GpuBackEnd : Overheard, BackEnd {
     explicit GpuBackEnd(bool taken = true, const std::string &more = "")
-        : BackEnd((taken ? "rdma.gpu : on\n" : "rdma.gpu : off\n") + more,
-                  [this](auto listening) {
-                      speaks();
-                      cuda_back_end_child(listening, true);
-                  })
+        : BackEnd((taken ? "rdma.gpu : on\n" : "rdma.gpu : off\n") + more, [this](auto listening) {
+              speaks();
+              cuda_back_end_child(listening, true);
+          })
     {
         listens();
     }
