@@ -5,6 +5,7 @@
 #include "frontend-glue/session/own_requests.h"
 #include "tests/gvirtus/frontend_scene.h"
 #include "tests/fixtures/island.h"
+#include "tests/fixtures/patience.h"
 
 #include <algorithm>
 #include <cstring>
@@ -55,7 +56,7 @@ bool mapped_for_ever()
     REQUIRE(read(app.out, &byte, 1) == 1);
     other.hold(true);
     REQUIRE(write(app.in, "g", 1) == 1);
-    for (unsigned i = 0; i < 30000 && !said; i++) {
+    for (unsigned left = patience_ms(30000); left && !said; left--) {
         said = lines_with(app.said(), "a kernel that waits for the host") == 1;
         usleep(1000);
     }

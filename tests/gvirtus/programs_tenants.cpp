@@ -133,7 +133,7 @@ bool must_fork()
         configure(std::string("rdma.processes : ") + each + "\n");
         const auto listening = make_communicator(create, "tcp/ip", "oldtcp", host, free_port());
         REQUIRE(result_of(spawn([&]() -> int {
-                    alarm(60); // a back end that serves would go on for ever
+                    alarm(60 * patience_times()); // a back end that serves would go on for ever
                     with_a_thread(listening);
                 })) == EXIT_FAILURE);
         REQUIRE(
