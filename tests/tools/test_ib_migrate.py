@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 
-from harness import LIMIT, Skip, equal, free_port, run_all
+from harness import LIMIT, Skip, equal, free_port, patient, run_all
 from migrate_scene import (Vm, case, fails, finish, key_file, objects, receiver, says, start,
                            succeeds)
 
@@ -421,7 +421,9 @@ def a_disk_is_known_on_another_host(scene):
     cds = [("-drive", f"file={images[name]},format=raw,if=none,id=cd,readonly=on", "-device",
             "ide-cd,drive=cd,bus=ide.0") for name in ("iso", "copy")]
     source, destination = Vm(scene, *disk, *cds[0]), Vm(scene, *disk, *cds[1], incoming=True)
-    key = ("--key", key_file(scene, "key", "a1" * 16))
+    # Each side takes its time: two QEMUs are asked for all that they have.
+    key = ("--key", key_file(scene, "key", "a1" * 16), "--set",
+           f"timeout_ms={round(patient(10000))}")
     # On one host it is one file, and the copy of the ISO image is as good.
     waiting, uri = receiver(scene, destination, *key)
     succeeds(scene, "check", *source.qmp, *key, uri)
