@@ -341,7 +341,7 @@ def a_cache_that_was_killed_joins_again(scene):
 @test
 def where_nothing_arrives_pages_are_read(scene):
     begin(scene)
-    top = parent(scene)
+    top = parent(scene, "--multicast-rate", "64M")
     deaf = cache(scene, 1, top.uri, "--multicast-interface", "lo")
     equal(deaf.whole()["multicast_pages"], 0)
     deaf.says("has sent all: 0 pages came")  # it was fed within the 5 seconds
