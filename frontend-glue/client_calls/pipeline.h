@@ -97,6 +97,10 @@ void ibx_pipeline_learn(struct ibx_pipeline *pipeline, const char *name);
 /* The following say what calls of the connection's thread would return, if that is known; false: it
  * is not known, or not so. */
 bool ibx_pipeline_has_no_error(struct ibx_pipeline *pipeline);
+/* No call whose result is known has left an error; and no other one has, or may have. Neither sends
+ * anything. */
+bool ibx_pipeline_knows_no_error(const struct ibx_pipeline *pipeline);
+bool ibx_pipeline_has_no_late_error(const struct ibx_pipeline *pipeline);
 /* *number differs from before if a call of the thread has failed since, or may have. */
 bool ibx_pipeline_errors(const struct ibx_pipeline *pipeline, int *number);
 /* The end of how many server processes was noticed so far, by any thread. */

@@ -44,7 +44,7 @@
 #include <stdint.h>
 
 /* Increases with any change below. */
-#define IBX_FRONTEND_VERSION 21u
+#define IBX_FRONTEND_VERSION 22u
 
 /* cudaMemcpy, cudaMemcpyAsync or cudaMemcpy2D between memory of the device and of the caller. */
 struct ibx_frontend_copy {
@@ -100,6 +100,8 @@ enum ibx_frontend_fact {
     IBX_FRONTEND_EVENT_OVER,   /* the event `handle` has completed */
     IBX_FRONTEND_LEAVES, /* as a rule, an asynchronous copy of `handle` bytes from the device into
                             memory of allocate() is still under way when copy() returns */
+    IBX_FRONTEND_NONE_KNOWN, /* no call of this thread is known to have left an error */
+    IBX_FRONTEND_NONE_LATE,  /* no call that was answered before it was run has left one, or may */
     IBX_FRONTEND_ERRORS, /* *answer changes when a call of this thread has failed, or may have */
     IBX_FRONTEND_LOSSES, /* *answer changes when a process of the server has ended, and with it all
                             that it had allocated */

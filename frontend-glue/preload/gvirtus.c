@@ -486,21 +486,48 @@ static bool has_none(void)
     return now == clean_at;
 }
 
+/* Takes the last error from the back end, where one of the driver's would replace it. One that
+ * stays there is returned by every call, so it needs nobody to keep it. Returns whether the back
+ * end has none from then on. */
+static bool take_over(void)
+{
+    static _Thread_local int stays_at; /* the count of errors at which there was one that stays */
+    const int now = errors_so_far();
+    if (!now || now == stays_at)
+        return false;
+    const int theirs = newer(CALL_NEXT(cudaGetLastError), now);
+    const bool none = !theirs || !CALL_NEXT(cudaGetLastError);
+    last = none ? theirs : last;
+    told = errors_so_far();
+    stays_at = none ? 0 : told;
+    clean_at = none ? told : clean_at;
+    return none;
+}
+
 bool ibx_frontend_drives(struct ibx_frontend_errors *before)
 {
     const bool used = runtime_used;
     driven++;
     runtime_used = false;
-    before->last = last;
     before->none = has_none();
+    before->known = before->none || ibx_frontend_knows(IBX_FRONTEND_NONE_KNOWN, 0, NULL);
+    if (!before->known)
+        before->none = take_over();
+    before->last = last;
     return used;
 }
 
-/* Removes the error that a failed call has left in the back end. An error from before _drives()
- * stays, since the program's own calls may have caused it. */
+/* Whether an error in the back end can only be that of the driver's call that has just failed: its
+ * reply came after those of all calls before it. */
+static bool is_drivers(const struct ibx_frontend_errors *before)
+{
+    return before->none || (before->known && ibx_frontend_knows(IBX_FRONTEND_NONE_LATE, 0, NULL));
+}
+
+/* Removes the error that a failed call has left in the back end. */
 void ibx_frontend_drove(const struct ibx_frontend_errors *before, bool failed)
 {
-    if (failed && before->none && errors_so_far() != clean_at) {
+    if (failed && errors_so_far() != clean_at && is_drivers(before)) {
         CALL_NEXT(cudaGetLastError);
         clean_at = errors_so_far();
     }

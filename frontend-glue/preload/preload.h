@@ -93,7 +93,8 @@ int ibx_frontend_fail(int rc);
  * _drives(). */
 struct ibx_frontend_errors {
     int last;
-    bool none; /* before, cudaGetLastError() had no error to return */
+    bool none;  /* before, cudaGetLastError() had no error to return */
+    bool known; /* ... of a call whose result was known */
 };
 bool ibx_frontend_drives(struct ibx_frontend_errors *before);
 void ibx_frontend_drove(const struct ibx_frontend_errors *before, bool failed);

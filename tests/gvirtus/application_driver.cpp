@@ -209,6 +209,29 @@ bool driver_context_of_threads()
     return HOLDS(!is);
 }
 
+// An error of the driver's is none of the runtime's, while the runtime has one that was not asked
+// for, or has work whose result is not known yet.
+bool driver_errors_apart()
+{
+    void *memory = nullptr, *none = nullptr;
+    Address address = 0;
+    REQUIRE(cudaMalloc(&memory, 3000) == 0 && cudaGetLastError() == 0);
+    REQUIRE(cudaMalloc(&none, std::size_t(1) << 50) == 2);
+    REQUIRE(free_memory(12345) == 1 && synchronize() == 0 && free_memory(12345) == 1);
+    REQUIRE(cudaPeekAtLastError() == 2 && free_memory(12345) == 1 && cudaGetLastError() == 2);
+    REQUIRE(cudaGetLastError() == 0 && cudaMemsetAsync(memory, 0, 3000, nullptr) == 0);
+    // One that this library has found, and then one of the back end's, which is newer.
+    REQUIRE(preloaded<int(void *)>("cudaLibraryUnload")(&memory) == 400);
+    REQUIRE(cudaMalloc(&none, std::size_t(1) << 50) == 2 && free_memory(12345) == 1);
+    REQUIRE(cudaGetLastError() == 2 && cudaGetLastError() == 0);
+    for (unsigned i = 0; i < 100; i++) {
+        for (unsigned k = 0; k < 20; k++)
+            REQUIRE(cudaMemsetAsync(memory, 0, 3000, nullptr) == 0);
+        REQUIRE(allocate(&address, std::size_t(1) << 50) == 2 && cudaGetLastError() == 0);
+    }
+    return HOLDS(cudaFree(memory) == 0 && cudaGetLastError() == 0);
+}
+
 // Both in one program: the runtime's call makes the device's context current.
 bool driver_and_runtime()
 {
