@@ -495,6 +495,30 @@ static void lie_pages_without_data(void)
     send_page(hole);
 }
 
+/* Sends one page again and again. */
+static void lie_pages_without_end(void)
+{
+    uint64_t page = 0;
+    send_whole_map();
+    while (!ibx_page_map_data(&liar.map, page))
+        page++;
+    for (unsigned i = 0; i <= IBX_EARLY_PAGES; i++)
+        send_page(page);
+}
+
+/* Leaves out the first round. */
+static void lie_number_of_a_round(void)
+{
+    uint8_t bytes[IBX_MIGRATE_MESSAGE];
+    uint64_t from = 0;
+    size_t length;
+    struct ibx_migrate_any message = {.type = IBX_MIGRATE_ROUND_END};
+    while ((length = ibx_page_map_encode(&liar.map, &from, bytes, sizeof(bytes) - 1)) > 0)
+        line_send_bytes(&liar.control, IBX_MIGRATE_ROUND, bytes, length);
+    message.is.round = (struct ibx_migrate_round){.number = 2, .kind = IBX_ROUND_FETCH};
+    line_send(&liar.control, &message);
+}
+
 /* While COMMIT is in flight, rollback is told that the VM does not run here. That answer must
  * stay true. */
 static void lie_query_beside_the_commit(void)
@@ -547,6 +571,9 @@ static const struct lie {
     {"a description of garbage", nothing, lie_garbage_description, "lost", false, false},
     {"PAGES without a map", to_ready, lie_pages_early, "sent PAGES while", true, false},
     {"PAGES without data", to_ready, lie_pages_without_data, "has no data for it", true, false},
+    {"PAGES without end", to_ready, lie_pages_without_end, "at most 0 more pages", true, false},
+    {"a round is left out", to_rounds, lie_number_of_a_round, "round 2 does not add up", true,
+     false},
     {"garbage for QEMU", to_ready, lie_garbage_state, "QEMU", true, false},
     {"half a state", to_ready, lie_truncated_state, "device state", false, false},
     {"a wrong last section", to_ready, lie_last_section, "QEMU", false, false},
