@@ -85,6 +85,20 @@ static void find_ram(struct destination_stream *stream, const uint8_t *bytes, si
     }
 }
 
+static void keep_last(struct destination_stream *stream, const uint8_t *bytes, size_t length)
+{
+    const size_t room = sizeof(stream->last), n = length < room ? length : room;
+    memmove(stream->last, stream->last + n, room - n);
+    memcpy(stream->last + room - n, bytes + length - n, n);
+}
+
+/* The last section has a footer if that of guest RAM had one. Without it, and without a
+ * description, the byte that looks like EOF is one at which the state was cut off. */
+static bool is_cut_off(const struct destination_stream *stream)
+{
+    return stream->ram_set_up && stream->end - stream->sure == 1 && stream->last[0] != VM_FOOTER;
+}
+
 /* Moves `sure` up to what may be EOF. With `ended`, returns whether EOF was recognised. */
 static bool find_tail(struct destination_stream *stream, bool ended)
 {
@@ -162,6 +176,7 @@ int ibx_destination_stream_append(struct destination_stream *stream, const uint8
         return ibx_error_set(err, -ENOMEM, "no memory for the device state");
     memcpy(stream->bytes + stream->end, bytes, length);
     find_ram(stream, bytes, length);
+    keep_last(stream, bytes, length);
     stream->end += length;
     stream->total += length;
     return 0;
@@ -174,7 +189,7 @@ int ibx_destination_stream_end(struct destination_stream *stream, uint64_t total
         return ibx_error_set(err, -EPROTO,
                              "the device state has %" PRIu64 " bytes, announced were %" PRIu64,
                              stream->total, total);
-    if (!find_tail(stream, true))
+    if (!find_tail(stream, true) || is_cut_off(stream))
         return ibx_error_set(err, -EPROTO,
                              "the device state does not end as QEMU's do, so its end cannot be "
                              "held back until the commit");

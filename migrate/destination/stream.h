@@ -32,6 +32,7 @@ struct destination_stream {
     uint8_t *bytes;                   /* what QEMU has not taken yet */
     size_t from, sure, end, capacity; /* `sure`: no EOF before it, for certain */
     uint64_t total;                   /* bytes that came */
+    uint8_t last[6];                  /* of them, the latest: a section's footer and EOF */
     unsigned matched;                 /* bytes so far of what ends the set-up of guest RAM */
     uint64_t ram_set_up;              /* bytes up to that end; 0: not found yet */
 };

@@ -3,6 +3,8 @@
 #include "migrate/destination/stream.h"
 #include "tests/fixtures/unit.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -88,12 +90,35 @@ static void test_not_a_stream_of_qemu(NO_STATE)
     assert_false(whole);
 }
 
+/* Of a state whose sections end with footers, EOF alone is the end only behind a footer: another
+ * byte of 0 is where the state was cut off. */
+static void test_cut_off_at_a_zero(NO_STATE)
+{
+    static const uint8_t set_up[] = {0, 0, 0, 0, 0, 0, 0, 0x10, 0x7e, 0, 0, 0, 2, 5};
+    static const uint8_t cut[] = {5, 0, 0, 0, 0, 0, 0}, end[] = {5, 0x7e, 0, 0, 0, 3, 0};
+    for (int whole = 0; whole < 2; whole++) {
+        struct destination_stream stream;
+        struct ibx_error err = {0};
+        ibx_destination_stream_init(&stream, STREAM_CLOSED);
+        stream.fd = open("/dev/null", O_WRONLY | O_CLOEXEC);
+        assert_int_equal(ibx_destination_stream_open(&stream, NULL, &err), 0);
+        assert_int_equal(ibx_destination_stream_append(&stream, set_up, sizeof(set_up), &err), 0);
+        for (size_t i = 0; i < sizeof(cut); i++)
+            assert_int_equal(
+                ibx_destination_stream_append(&stream, (whole ? end : cut) + i, 1, &err), 0);
+        assert_int_equal(ibx_destination_stream_end(&stream, sizeof(set_up) + sizeof(cut), &err),
+                         whole ? 0 : -EPROTO);
+        ibx_destination_stream_fini(&stream);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_eof_is_never_given),
         cmocka_unit_test(test_no_more_than_the_tail),
         cmocka_unit_test(test_not_a_stream_of_qemu),
+        cmocka_unit_test(test_cut_off_at_a_zero),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
