@@ -13,7 +13,6 @@
 
 #include "common/clock.h"
 
-#include <inttypes.h>
 
 #define LISTEN  "tcp://127.0.0.1:0?timeout_ms=5000"
 #define LOOK_MS 2
@@ -243,8 +242,8 @@ static void test_resuming_with_a_silent_monitor(void)
     mover_await_words(&receiver, "waiting at ");
     const uint64_t took_ns = ibx_now_ns() - before;
     if (took_ns >= MIGRATION_QMP_MS * IBX_NS_PER_MS + starts_ns / 2) /* as an answer has */
-        fail_msg("%" PRIu64 " ms, and any tool takes %" PRIu64, took_ns / IBX_NS_PER_MS,
-                 starts_ns / IBX_NS_PER_MS);
+        fail_msg("%llu ms, and any tool takes %llu", (unsigned long long)(took_ns / IBX_NS_PER_MS),
+                 (unsigned long long)(starts_ns / IBX_NS_PER_MS));
     kill(vms[1].pid, SIGCONT);
     pair_done();
     pair_moved("");
