@@ -226,6 +226,7 @@ bool ibx_pipeline_read(struct ibx_pipeline *p, void *buffer, size_t n)
     if (!p->reads)
         ibx_session_await_reply(p->session);
     const bool good = ibx_session_read(p->session, buffer, n) == (ssize_t)n;
+    ibx_session_reply_begins(p->session);
     if (!ibx_session_live(p->session))
         drop_and_tell(p);
     pthread_mutex_unlock(&p->lock);

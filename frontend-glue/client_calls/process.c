@@ -344,7 +344,9 @@ static void in_child(void)
 }
 
 /* Locked. Sends what can be sent. Whether something is left to be sent or to be run. The keeper
- * or another thread that has a pipeline's lock may not send before the process has ended. */
+ * or another thread that has a pipeline's lock may not send before the process has ended. A thread
+ * that waits for a reply has sent everything. It may wait for ever, which must not delay the
+ * end. */
 static bool push_all(void)
 {
     bool left = false;
@@ -353,7 +355,7 @@ static bool push_all(void)
             ibx_backlog_push(p, true);
             pthread_mutex_unlock(&p->lock);
         }
-        left = left || !ibx_pipeline_idle(p);
+        left = left || !(ibx_pipeline_idle(p) || ibx_session_awaits_reply(p->session));
     }
     return left;
 }

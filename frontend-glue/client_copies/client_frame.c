@@ -157,6 +157,7 @@ int ibx_client_take_head(struct ibx_session *s, int *exit_code, uint64_t *out)
     uint8_t head[20];
     ibx_session_await_reply(s);
     int rc = take(s, head, sizeof(head));
+    ibx_session_reply_begins(s);
     struct ibx_reader r = ibx_reader_of(head, sizeof(head));
     if (rc)
         return rc;

@@ -257,9 +257,12 @@ int ibx_session_poll_reply(struct ibx_session *session);
  * the session. */
 void ibx_session_set_pause(struct ibx_session *session, void (*pause)(void *context),
                            void *context);
-/* Waits for a reply, in pieces, if waits have to be in pieces; if not, the caller's next read
- * waits. */
+/* Around the read of a reply's first bytes, when its request was sent: await() waits, in pieces, if
+ * waits have to be in pieces; if not, the read waits. */
 void ibx_session_await_reply(struct ibx_session *session);
+void ibx_session_reply_begins(struct ibx_session *session);
+/* Whether a thread is between these two; from any thread. */
+bool ibx_session_awaits_reply(const struct ibx_session *session);
 /* The same for the replies to all requests that were answered before they were run. */
 void ibx_session_await_owed(struct ibx_session *session);
 

@@ -150,8 +150,19 @@ static void wait_for_a_piece(struct ibx_session *s)
 
 void ibx_session_await_reply(struct ibx_session *s)
 {
+    atomic_store_explicit(&s->awaits_reply, true, memory_order_release);
     while (waits_in_pieces(s) && !ibx_session_poll_reply(s))
         wait_for_a_piece(s);
+}
+
+void ibx_session_reply_begins(struct ibx_session *s)
+{
+    atomic_store_explicit(&s->awaits_reply, false, memory_order_release);
+}
+
+bool ibx_session_awaits_reply(const struct ibx_session *s)
+{
+    return atomic_load_explicit(&s->awaits_reply, memory_order_acquire);
 }
 
 void ibx_session_await_owed(struct ibx_session *s)

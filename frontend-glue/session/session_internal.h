@@ -316,6 +316,7 @@ struct ibx_session {
     struct owed owed;
     void (*pause)(void *context); /* client: NULL, or between pieces of a wait */
     void *pause_context;
+    atomic_bool awaits_reply; /* client: ibx_session_awaits_reply() */
     bool in_frame;            /* bytes were read since the last sync */
     bool answering;           /* client: the connection is dead, and calls are answered here */
     struct ibx_event current; /* the message that is being read; type MESSAGE if there is one */

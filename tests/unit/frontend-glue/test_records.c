@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Calls that do not wait, over a fabric with slow messages. Event records are sent together with
  * the following calls, so that they time the work and not the network; but they are always sent,
- * also as the process ends. A long backlog does not make calls slower. */
+ * also as the process ends, unless a thread waits for them. A long backlog does not make calls
+ * slower. */
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/session_pair.h"
 
@@ -29,6 +30,7 @@ static atomic_uint requests;
 static atomic_bool last_of_message[REQUESTS]; /* it is the last one in its message */
 static atomic_bool held;                      /* the back end reads nothing */
 static atomic_ulong looks;                    /* how often waiting requests were looked at */
+static atomic_uint pauses;                    /* of the first thread, in the product */
 
 size_t __real_ibx_call_request(const uint8_t *bytes, size_t n, const struct ibx_call **call);
 size_t __wrap_ibx_call_request(const uint8_t *bytes, size_t n, const struct ibx_call **call);
@@ -39,9 +41,18 @@ size_t __wrap_ibx_call_request(const uint8_t *bytes, size_t n, const struct ibx_
     return __real_ibx_call_request(bytes, n, call);
 }
 
+int __real_nanosleep(const struct timespec *time, struct timespec *left);
+int __wrap_nanosleep(const struct timespec *time, struct timespec *left);
+
+int __wrap_nanosleep(const struct timespec *time, struct timespec *left)
+{
+    pauses += gettid() == getpid();
+    return __real_nanosleep(time, left);
+}
+
 static void pause_briefly(void)
 {
-    nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    __real_nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
 }
 
 /* Serves as GVirtuS does. */
@@ -180,7 +191,8 @@ static void test_many_records_wait(void **state)
 
 /* The child process that ends with records that are not sent yet, beside a thread that has the
  * lock of their pipeline. */
-static atomic_uint wanted; /* records in all; 0: this process is not that child */
+static atomic_uint wanted;  /* records in all; 0: this process is not that child */
+static atomic_bool at_once; /* it is one whose exit does not wait */
 static sem_t locked, ending;
 
 static void *hold_lock(void *argument)
@@ -207,6 +219,8 @@ static void judge_end(void)
 {
     if (wanted)
         _exit(requests == wanted ? 0 : 1);
+    if (at_once)
+        _exit(pauses ? 1 : 0);
 }
 
 static int end_beside_holder(void)
@@ -226,22 +240,59 @@ static int end_beside_holder(void)
     exit(3);
 }
 
-static void test_records_are_sent_at_exit_beside_a_thread_with_the_lock(void **state)
+/* The same beside a thread that waits for a reply, which never comes. */
+static void *wait_for_ever(void *argument)
 {
-    (void)state;
+    (void)argument;
+    call("cudaDeviceSynchronize", NULL, 0);
+    return NULL;
+}
+
+static int end_beside_waiter(void)
+{
+    pthread_t waiter;
+    begin(NULL);
+    ibx_pipeline_learn(pipeline, "cudaDeviceSynchronize");
+    held = true;
+    for (unsigned i = 0; i < 100; i++)
+        record();
+    if (pthread_create(&waiter, NULL, wait_for_ever, NULL))
+        return 2;
+    while (!ibx_session_awaits_reply(pair.client))
+        pause_briefly();
+    at_once = true;
+    pauses = 0;
+    exit(3);
+}
+
+static void assert_ends(int (*run)(void))
+{
     int status = -1;
     const pid_t child = fork();
     assert_true(child >= 0);
     if (!child)
-        _exit(end_beside_holder());
+        _exit(run());
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFEXITED(status));
     assert_int_equal(WEXITSTATUS(status), 0);
 }
 
+static void test_records_are_sent_at_exit_beside_a_thread_with_the_lock(void **state)
+{
+    (void)state;
+    assert_ends(end_beside_holder);
+}
+
+static void test_exit_does_not_wait_for_a_thread_that_waits(void **state)
+{
+    (void)state;
+    assert_ends(end_beside_waiter);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_exit_does_not_wait_for_a_thread_that_waits),
         cmocka_unit_test(test_records_are_sent_at_exit_beside_a_thread_with_the_lock),
         cmocka_unit_test_setup_teardown(test_record_is_sent_with_the_next_call, begin, end),
         cmocka_unit_test_setup_teardown(test_record_is_sent_alone, begin, end),
