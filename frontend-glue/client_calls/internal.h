@@ -146,6 +146,8 @@ struct ibx_pipeline {
     unsigned server_ends; /* ibx_process_ends() when this pipeline began */
     bool clean;           /* the back end has no last error of this thread */
     int last_error;       /* a last error that the back end may not know */
+    bool told_late; /* since cudaGetLastError a call has returned the error of one that was answered
+                       before it was run */
 
     unsigned errors; /* errors that calls of this thread have returned so far */
 

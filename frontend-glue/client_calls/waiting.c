@@ -167,7 +167,8 @@ int ibx_waiting_told(struct ibx_pipeline *p, int exit_code, bool waits)
         p->clean = false;
         int same = exit_code; /* a sticky error, which all calls return: it is told by this one */
         if (waits) {
-            atomic_compare_exchange_strong(&p->failure, &same, 0);
+            if (atomic_compare_exchange_strong(&p->failure, &same, 0))
+                p->told_late = true;
             ibx_process_take_failure(exit_code);
         }
         return exit_code;
@@ -177,6 +178,7 @@ int ibx_waiting_told(struct ibx_pipeline *p, int exit_code, bool waits)
         p->clean = false;
         p->errors++;
         p->last_error = failure;
+        p->told_late = true;
     }
     return failure;
 }
@@ -191,6 +193,7 @@ static int last_error(struct ibx_pipeline *p, int exit_code, bool sets_back)
     int code = exit_code ? exit_code : p->last_error ? p->last_error : failure;
     p->clean = !exit_code && (sets_back || !code);
     p->last_error = sets_back ? 0 : code;
+    p->told_late = p->told_late && !sets_back;
     return code;
 }
 

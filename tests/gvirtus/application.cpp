@@ -411,6 +411,7 @@ int main(int argc, char **argv)
         {"driver-context-of-threads", driver_context_of_threads},
         {"driver-and-runtime", driver_and_runtime},
         {"driver-errors-apart", driver_errors_apart},
+        {"driver-tells-late-errors", driver_tells_late_errors},
         {"driver-memory", driver_memory},
         {"driver-modules", driver_modules},
         {"driver-streams", driver_streams},

@@ -232,6 +232,29 @@ bool driver_errors_apart()
     return HOLDS(cudaFree(memory) == 0 && cudaGetLastError() == 0);
 }
 
+// A driver's call that waits tells of the runtime's work that failed after its call had returned.
+// That error is the runtime's, too.
+bool driver_tells_late_errors()
+{
+    char *memory = nullptr;
+    REQUIRE(cudaMalloc(reinterpret_cast<void **>(&memory), 3000) == 0 && synchronize() == 0);
+    unsigned early = 0;
+    for (unsigned i = 0; i < 20; i++) {
+        for (unsigned k = 0; k < 20; k++)
+            REQUIRE(cudaMemsetAsync(memory, 0, 3000, nullptr) == 0);
+        REQUIRE(synchronize() == 0 && cudaMemsetAsync(memory, 0, 3000, nullptr) == 0);
+        const int rc = cudaMemsetAsync(reinterpret_cast<void *>(12345), 0, 3000, nullptr);
+        early += !rc;
+        if (i % 2) // one with the same error of its own
+            REQUIRE(free_memory(12345) == 1);
+        else
+            REQUIRE(synchronize() == (rc ? 0 : 1));
+        REQUIRE(cudaGetLastError() == 1 && cudaGetLastError() == 0);
+    }
+    REQUIRE(early);
+    return HOLDS(cudaFree(memory) == 0);
+}
+
 // Both in one program: the runtime's call makes the device's context current.
 bool driver_and_runtime()
 {

@@ -544,7 +544,7 @@ void check_what_it_does_not()
           "driver-pointer-answers", "driver-odd-answers",      "driver-launch-answers",
           "driver-sets-elements",   "driver-maps-memory",      "driver-maps-tensors",
           "driver-maps-nothing",    "driver-maps-until-reset", "driver-lone-variables",
-          "driver-without-context", "driver-packed-nodes"})
+          "driver-without-context", "driver-packed-nodes",     "driver-tells-late-errors"})
         check(test, [=] { return run(test, true); });
     for (bool taken : {true, false})
         check("driver-compiler-says", [=] { return run("driver-compiler-says", taken); });
