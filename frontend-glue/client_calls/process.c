@@ -20,6 +20,7 @@
 #define IDLE_TICKS  50u    /* ticks without work; then it sleeps */
 #define SPIN_NS     50000u /* for so long a thread polls for another one's requests */
 #define TARGETS_MAX 64u
+#define LEAVE_MS    500u /* for so long the end of a process waits for pipelines' locks */
 
 /* Of the sender, moved by compare and exchange: */
 enum sender_state { SENDER_NONE, SENDER_AWAKE, SENDER_ASLEEP, SENDER_NAPS, SENDER_FAILED };
@@ -407,11 +408,21 @@ void ibx_process_remove(struct ibx_pipeline *p)
     pthread_mutex_unlock(&process.lock);
 }
 
+/* A pipeline's lock, for which this waits until a time, unless its thread waits for a reply. */
+static bool lock_before(struct ibx_pipeline *p, const struct timespec *until)
+{
+    return !pthread_mutex_trylock(&p->lock) ||
+           (!ibx_session_awaits_reply(p->session) &&
+            !pthread_mutex_clocklock(&p->lock, CLOCK_MONOTONIC, until));
+}
+
+/* The keeper and the sender have each lock for a moment only. */
 void ibx_process_leave(void)
 {
+    const struct timespec until = ibx_timespec_of(ibx_deadline_in_ms(LEAVE_MS));
     pthread_mutex_lock(&process.lock);
     for (struct ibx_pipeline *p = process.first; p; p = p->next) {
-        if (pthread_mutex_trylock(&p->lock))
+        if (!lock_before(p, &until))
             continue;
         ibx_backlog_push(p, true);
         ibx_session_close(p->session);

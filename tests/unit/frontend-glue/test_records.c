@@ -197,12 +197,12 @@ static sem_t locked, ending;
 
 static void *hold_lock(void *argument)
 {
-    (void)argument;
+    const unsigned *left = argument; /* a process that does not wait is judged meanwhile */
     ibx_pipeline_lock(pipeline);
     sem_post(&locked);
     while (sem_wait(&ending))
         ;
-    for (unsigned i = 0; i < 50; i++) /* a process that does not wait is judged meanwhile */
+    for (unsigned i = *left; i; i--)
         pause_briefly();
     held = false;
     ibx_pipeline_unlock(pipeline);
@@ -225,6 +225,7 @@ static void judge_end(void)
 
 static int end_beside_holder(void)
 {
+    static unsigned for_long = 50;
     pthread_t holder;
     sem_init(&locked, 0, 0);
     sem_init(&ending, 0, 0);
@@ -232,7 +233,7 @@ static int end_beside_holder(void)
     held = true;
     for (unsigned i = 0; i < 100; i++)
         record();
-    if (pthread_create(&holder, NULL, hold_lock, NULL) || atexit(begin_end))
+    if (pthread_create(&holder, NULL, hold_lock, &for_long) || atexit(begin_end))
         return 2;
     while (sem_wait(&locked))
         ;
@@ -265,6 +266,24 @@ static int end_beside_waiter(void)
     exit(3);
 }
 
+/* The end of a process beside threads closes the sessions that no thread is using, also if the
+ * keeper is just looking after one. */
+static int leave_beside_holder(void)
+{
+    static unsigned shortly = 5;
+    pthread_t holder;
+    sem_init(&locked, 0, 0);
+    sem_init(&ending, 0, 0);
+    begin(NULL);
+    if (pthread_create(&holder, NULL, hold_lock, &shortly))
+        return 2;
+    while (sem_wait(&locked))
+        ;
+    sem_post(&ending);
+    ibx_process_leave();
+    return ibx_session_live(pair.client) ? 1 : 0;
+}
+
 static void assert_ends(int (*run)(void))
 {
     int status = -1;
@@ -283,6 +302,12 @@ static void test_records_are_sent_at_exit_beside_a_thread_with_the_lock(void **s
     assert_ends(end_beside_holder);
 }
 
+static void test_sessions_are_closed_at_exit_beside_a_thread_with_the_lock(void **state)
+{
+    (void)state;
+    assert_ends(leave_beside_holder);
+}
+
 static void test_exit_does_not_wait_for_a_thread_that_waits(void **state)
 {
     (void)state;
@@ -292,6 +317,7 @@ static void test_exit_does_not_wait_for_a_thread_that_waits(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sessions_are_closed_at_exit_beside_a_thread_with_the_lock),
         cmocka_unit_test(test_exit_does_not_wait_for_a_thread_that_waits),
         cmocka_unit_test(test_records_are_sent_at_exit_beside_a_thread_with_the_lock),
         cmocka_unit_test_setup_teardown(test_record_is_sent_with_the_next_call, begin, end),
