@@ -289,12 +289,12 @@ int ibx_destination_check_pages(struct destination *d, struct ibx_error *err)
 }
 
 /* The VM has lost pages that had come, and others can be put nowhere. QEMU ends when it uses such a
- * page, unless it waits for another one. */
+ * page, unless it waits for another one. Memory that was removed from it is no loss. */
 int ibx_destination_check_files(struct destination *d, int code, struct ibx_error *err)
 {
     struct ibx_error cut = {0};
     const bool needed = d->state.now > DESTINATION_LISTENING && d->state.now < DESTINATION_COMPLETE;
-    if (!needed || !ibx_guest_ram_check_sizes(&d->ram.guest, &cut))
+    if (!needed || !ibx_guest_ram_check_sizes(&d->ram.guest, true, &cut))
         return code;
     *err = cut;
     return ibx_destination_broken(d, true, err);

@@ -18,19 +18,10 @@
  * meanwhile. In this time no guest takes memory into use that is plugged in again. */
 #define LOOK_MS 10
 
-/* Other mappings of its file, of a backend that is share=off or readonly=on, have no userfaultfd.
- * A recovery does not count them either (ibx_guest_ram_reopen_left()). */
-static bool is_of(void *context, const struct ibx_proc_mapping *m)
-{
-    const struct ibx_guest_block *block = context;
-    return m->permissions[1] == 'w' && m->permissions[3] == 's' && m->dev == block->dev &&
-           m->ino == block->ino;
-}
-
 /* 1: QEMU has the block mapped; 0: it has not. An error: QEMU is ending. */
 static int find_mapping(const struct destination_ram *ram, unsigned i)
 {
-    return ibx_proc_find_mapping(ram->guest.pid, is_of, (void *)&ram->guest.blocks[i]);
+    return ibx_guest_block_find_mapping(ram->guest.pid, &ram->guest.blocks[i]);
 }
 
 bool ibx_destination_ram_left(const struct destination_ram *ram, unsigned i)

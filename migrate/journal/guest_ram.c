@@ -154,12 +154,14 @@ int ibx_journal_check_sizes(const struct ibx_record *record, struct ibx_error *e
     int rc = ibx_journal_recall_ram(record, &ram, err);
     if (rc)
         return rc;
-    for (unsigned i = 0; i < record->block_count; i++) {
+    for (unsigned i = 0; !cut.code && i < record->block_count; i++) {
         const char *path = record->blocks[i].file.path;
         const struct ibx_guest_block *block = &ram.blocks[i];
         struct stat st;
-        if (!stat(path, &st) && st.st_dev == block->dev && st.st_ino == block->ino)
-            ibx_guest_block_check_size(block, path, &st, &cut);
+        if (!stat(path, &st) && st.st_dev == block->dev && st.st_ino == block->ino &&
+            ibx_guest_block_check_size(block, path, &st, &cut) &&
+            !ibx_guest_block_find_mapping(record->pid, block))
+            cut.code = 0; /* the VM continues without memory that was removed */
     }
     ibx_guest_ram_fini(&ram);
     return cut.code ? ibx_error_set(err, cut.code,

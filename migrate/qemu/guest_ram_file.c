@@ -234,14 +234,30 @@ int ibx_guest_block_check_size(const struct ibx_guest_block *block, const char *
                                (unsigned long long)st->st_size, (unsigned long long)needs);
 }
 
-int ibx_guest_ram_check_sizes(const struct ibx_guest_ram *ram, struct ibx_error *err)
+/* Other mappings of its file, of a backend that is share=off or readonly=on, have no userfaultfd.
+ * A recovery does not count them either (ibx_guest_ram_reopen_left()). */
+static bool is_of(void *context, const struct ibx_proc_mapping *m)
 {
-    int rc = 0;
-    for (size_t i = 0; !rc && i < ram->count; i++) {
+    const struct ibx_guest_block *block = context;
+    return m->permissions[1] == 'w' && m->permissions[3] == 's' && m->dev == block->dev &&
+           m->ino == block->ino;
+}
+
+int ibx_guest_block_find_mapping(pid_t pid, const struct ibx_guest_block *block)
+{
+    return ibx_proc_find_mapping(pid, is_of, (void *)block);
+}
+
+int ibx_guest_ram_check_sizes(const struct ibx_guest_ram *ram, bool used, struct ibx_error *err)
+{
+    struct ibx_error cut = {0};
+    for (size_t i = 0; !cut.code && i < ram->count; i++) {
         const struct ibx_guest_block *block = &ram->blocks[i];
         struct stat st;
-        if (block->fd >= 0 && !block->left && !fstat(block->fd, &st))
-            rc = ibx_guest_block_check_size(block, block->path, &st, err);
+        if (block->fd >= 0 && !fstat(block->fd, &st) &&
+            ibx_guest_block_check_size(block, block->path, &st, &cut) && used &&
+            ibx_guest_block_find_mapping(ram->pid, block) != 1)
+            cut.code = 0;
     }
-    return rc;
+    return cut.code ? ibx_error_set(err, cut.code, "%s", cut.message) : 0;
 }

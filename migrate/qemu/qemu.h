@@ -285,10 +285,14 @@ int ibx_guest_file_set_aside(struct ibx_guest_block *block, const struct ibx_gue
  * open block. Processes of other users are seen by root only. */
 int ibx_guest_ram_check_unused(const struct ibx_guest_ram *ram, pid_t qemu, struct ibx_error *err);
 
+/* 1: the process has a block's file mapped as guest RAM; 0: it has not; < 0: its mappings cannot be
+ * read, as when it ends. */
+int ibx_guest_block_find_mapping(pid_t pid, const struct ibx_guest_block *block);
 /* -ESTALE names an open block's file that somebody has cut short since: whoever reads beyond its
  * end gets SIGBUS, QEMU too, and what was there is lost. Does not see a file that was cut and has
- * its size again. */
-int ibx_guest_ram_check_sizes(const struct ibx_guest_ram *ram, struct ibx_error *err);
+ * its size again. `used`: only files that the QEMU still has mapped, since no VM needs memory that
+ * was removed from it. */
+int ibx_guest_ram_check_sizes(const struct ibx_guest_ram *ram, bool used, struct ibx_error *err);
 /* The same for the file of one block, which `path` and `st` describe. */
 int ibx_guest_block_check_size(const struct ibx_guest_block *block, const char *path,
                                const struct stat *st, struct ibx_error *err);

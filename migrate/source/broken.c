@@ -97,13 +97,14 @@ int ibx_source_broken(struct source *s, bool untold, struct ibx_error *err)
     return ibx_error_set(err, -EBADMSG, "the migration is broken: %s", why.message);
 }
 
-/* Pages that the destination lacks are lost. This side names the file, which the end of a link does
- * not, and does not try again: each link would end like the last one. */
+/* Pages that the destination lacks are lost, also those of memory that was removed here. This side
+ * names the file, which the end of a link does not, and does not try again: each link would end
+ * like the last one. */
 int ibx_source_check_files(struct source *s, int code, struct ibx_error *err)
 {
     struct ibx_error cut = {0};
     const bool needed = s->state.now <= SOURCE_SERVING && s->peer.now <= PEER_LOADED;
-    if (!needed || !ibx_guest_ram_check_sizes(&s->vm.ram, &cut))
+    if (!needed || !ibx_guest_ram_check_sizes(&s->vm.ram, false, &cut))
         return code;
     *err = cut;
     return source_committed(s) ? ibx_source_broken(s, true, err) : cut.code;

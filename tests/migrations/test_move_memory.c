@@ -186,6 +186,44 @@ static void test_removed_at_the_destination_in_minor_mode_and_its_tool_killed(vo
     removed_at_the_destination(true, "--minor");
 }
 
+/* Whoever owns its file may free what it holds: neither VM needs that. */
+static void test_removed_at_the_destination_and_its_file_is_cut_short(void)
+{
+    start_with_more(NULL);
+    remove_more(&vms[1]);
+    assert_int_equal(truncate(files[1], 0), 0);
+    pair_filled();
+}
+
+static void test_removed_at_the_source_and_its_file_is_cut_short_before_a_rollback(void)
+{
+    start_with_more(NULL);
+    mover_kill(&sender, SIGKILL);
+    mover_kill(&receiver, SIGKILL);
+    vm_kill(&vms[1]);
+    remove_more(&vms[0]);
+    assert_int_equal(truncate(files[0], 0), 0);
+    MOVER_RUN(0, "rollback", "--yes", "--qmp", vms[0].tool);
+    pair_runs_at_the_source();
+}
+
+/* The destination has it still, and its pages have gone. */
+static void test_removed_at_the_source_and_its_file_is_cut_short_after_a_recovery(void)
+{
+    start_with_more(NULL);
+    mover_kill(&sender, SIGKILL);
+    remove_more(&vms[0]);
+    pair_recover(&sender);
+    mover_await(&receiver, "filling", 0);
+    mover_await(&sender, "filling", 0);
+    assert_int_equal(truncate(files[0], 0), 0);
+    mover_ends(&sender, 1);
+    mover_ends(&receiver, 1);
+    mover_must_print(&sender, files[0]);
+    mover_must_print(&receiver, files[0]);
+    assert_false(vm_runs(&vms[1]));
+}
+
 /* Another client of QEMU reads the file, by a backend that is share=off or readonly=on. No guest is
  * handed its pages, since such a mapping has no userfaultfd. */
 static void test_removed_at_the_destination_and_its_file_is_a_private_backend(void)
@@ -272,6 +310,9 @@ int main(void)
         VM_TEST(test_removed_without_a_name_at_the_destination_and_its_tool_killed),
         VM_TEST(test_removed_without_a_name_in_minor_mode_and_its_tool_killed),
         VM_TEST(test_removed_with_its_file_at_the_destination_and_its_tool_killed),
+        VM_TEST(test_removed_at_the_destination_and_its_file_is_cut_short),
+        VM_TEST(test_removed_at_the_source_and_its_file_is_cut_short_before_a_rollback),
+        VM_TEST(test_removed_at_the_source_and_its_file_is_cut_short_after_a_recovery),
         VM_TEST(test_removed_at_the_destination_and_its_file_is_a_private_backend),
         VM_TEST(test_plugged_in_again_at_the_destination),
         VM_TEST(test_plugged_in_again_at_the_destination_and_its_tool_killed),
