@@ -272,7 +272,7 @@ int ibx_journal_recall_ram(const struct ibx_record *record, struct ibx_guest_ram
 int ibx_journal_reopen_ram(const struct ibx_record *record, struct ibx_guest_ram *ram,
                            struct ibx_error *err);
 /* -ESTALE: a file of the record has its name and was cut short, so that its VM cannot be continued.
- * Opens nothing. A file that cannot be looked at is no error, nor is one that the QEMU does not have
+ * Opens nothing. A file that cannot be looked at is no error, nor is one that QEMU does not have
  * mapped any more. */
 int ibx_journal_check_sizes(const struct ibx_record *record, struct ibx_error *err);
 /* ibx_journal_reopen_ram() for the destination, which writes to all of them. If the file of a block

@@ -99,11 +99,13 @@ int ibx_source_broken(struct source *s, bool untold, struct ibx_error *err)
 
 /* Pages that the destination lacks are lost, also those of memory that was removed here. This side
  * names the file, which the end of a link does not, and does not try again: each link would end
- * like the last one. */
+ * like the last one. Without a link it may have all pages by now, and over one without page
+ * connections it has. */
 int ibx_source_check_files(struct source *s, int code, struct ibx_error *err)
 {
     struct ibx_error cut = {0};
-    const bool needed = s->state.now <= SOURCE_SERVING && s->peer.now <= PEER_LOADED;
+    const bool needed = s->state.now <= SOURCE_SERVING && s->peer.now <= PEER_LOADED &&
+                        (!source_committed(s) || s->link.pages);
     if (!needed || !ibx_guest_ram_check_sizes(&s->vm.ram, false, &cut))
         return code;
     *err = cut;

@@ -414,8 +414,9 @@ void ibx_source_remove_files(struct source *s);
 /* The pages at the destination are not those here, as `err` says: BROKEN, and with `untold` the
  * destination is told, over a new link where this one is lost. Returns -EBADMSG. */
 int ibx_source_broken(struct source *s, bool untold, struct ibx_error *err);
-/* After each turn, which ended with `code`: whether a file of guest RAM was cut short. Then
- * -EBADMSG, in BROKEN, or before the commit -ESTALE; otherwise `code`. */
+/* After each turn, which ended with `code`: whether a file of guest RAM was cut short whose pages
+ * the destination needs. Then -EBADMSG, in BROKEN, or before the commit -ESTALE; otherwise `code`.
+ */
 int ibx_source_check_files(struct source *s, int code, struct ibx_error *err);
 /* Recover of such a migration: tells the destination. -EBADMSG. */
 int ibx_source_recover_broken(struct source *s, struct ibx_error *err);

@@ -79,6 +79,32 @@ static void test_destination_over_shm(void)
     at_the_destination("shm", "--no-verify");
 }
 
+/* A tool that is back sees it as well. */
+static void test_source_before_a_new_link(void)
+{
+    filling("tcp", NULL);
+    mover_kill(&receiver, SIGKILL);
+    mover_await_words(&sender, "connecting again");
+    cut(0);
+    pair_recover(&receiver);
+    both_say(vms[0].ram);
+}
+
+/* The VM has all of its pages, and only the source does not know it. */
+static void test_source_after_the_last_page(void)
+{
+    mover_stop_next("destination:complete");
+    filling("tcp", "--no-verify");
+    MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
+    mover_await_stop(&receiver);
+    mover_kill(&receiver, SIGKILL);
+    mover_await_words(&sender, "connecting again");
+    cut(0);
+    pair_recover(&receiver);
+    pair_done();
+    assert_true(vm_runs(&vms[1]));
+}
+
 /* No tool was there. The QEMU that rollback continues would end by SIGBUS. */
 static void test_rollback_refuses(void)
 {
@@ -97,6 +123,8 @@ int main(void)
         VM_TEST(test_source_over_tcp),
         VM_TEST(test_source_over_shm),
         VM_TEST(test_source_unverified),
+        VM_TEST(test_source_before_a_new_link),
+        VM_TEST(test_source_after_the_last_page),
         VM_TEST(test_destination_over_tcp),
         VM_TEST(test_destination_over_shm),
         VM_TEST(test_rollback_refuses),
