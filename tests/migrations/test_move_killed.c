@@ -13,7 +13,6 @@
 
 #include "common/clock.h"
 
-
 #define LISTEN  "tcp://127.0.0.1:0?timeout_ms=5000"
 #define LOOK_MS 2
 
