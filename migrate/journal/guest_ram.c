@@ -140,7 +140,7 @@ int ibx_journal_reopen_ram(const struct ibx_record *record, struct ibx_guest_ram
         if (ram->blocks[i].fd < 0)
             rc = ibx_error_set(err, -ENOENT,
                                "QEMU (process %d) has no guest RAM %s any more, and its file %s is "
-                               "gone, too",
+                               "gone, too, or was cut short",
                                (int)ram->pid, ram->blocks[i].id,
                                record->blocks[i].file.path[0] ? record->blocks[i].file.path
                                                               : "(without a name)");

@@ -122,11 +122,13 @@ int ibx_guest_file_find(const struct ibx_guest_block *block, const struct ibx_gu
     return 0;
 }
 
-static bool leads_elsewhere(const char *path, const struct ibx_guest_block *block)
+/* Whether `path` leads to nothing, to another file, or to what is left of this one. */
+static bool is_lost_at(const char *path, const struct ibx_guest_block *block)
 {
     struct stat st;
     return stat(path, &st) ? errno == ENOENT || errno == ENOTDIR
-                           : st.st_dev != block->dev || st.st_ino != block->ino;
+                           : st.st_dev != block->dev || st.st_ino != block->ino ||
+                                 (uint64_t)st.st_size < block->offset + block->size;
 }
 
 bool ibx_guest_file_is_gone(const struct ibx_guest_block *block, const struct ibx_guest_file *file,
@@ -136,7 +138,7 @@ bool ibx_guest_file_is_gone(const struct ibx_guest_block *block, const struct ib
     if (!file->path[0])
         return !file->mode; /* otherwise it has a name that could not be put into a record */
     snprintf(aside, sizeof(aside), "%s%s", file->path, suffix);
-    return leads_elsewhere(file->path, block) && leads_elsewhere(aside, block);
+    return is_lost_at(file->path, block) && is_lost_at(aside, block);
 }
 
 int ibx_guest_file_folder(const char *path, uint64_t dev, uint64_t ino, const char **base)

@@ -196,7 +196,7 @@ int ibx_guest_ram_find(struct ibx_qmp *qmp, bool writable, struct ibx_guest_ram 
 int ibx_guest_ram_reopen(struct ibx_guest_ram *ram, struct ibx_error *err);
 /* The same where another client of QEMU may have removed a backend since (object-del): if nothing
  * of its file is mapped any more, the block is `left`, and its file is opened as by
- * ibx_guest_file_open(); fd stays -1 if that file is gone, too. `files`: of each block. */
+ * ibx_guest_file_open(); fd stays -1 if that file is gone (see below). `files`: of each block. */
 struct ibx_guest_file;
 int ibx_guest_ram_reopen_left(struct ibx_guest_ram *ram, const struct ibx_guest_file *files,
                               const char *suffix, bool writable, struct ibx_error *err);
@@ -260,7 +260,8 @@ void ibx_guest_file_describe(pid_t pid, const struct ibx_guest_block *block,
  * -ESTALE: it is another file, or has another owner or mode. */
 int ibx_guest_file_find(const struct ibx_guest_block *block, const struct ibx_guest_file *file,
                         const char *suffix, char path[PATH_MAX], struct ibx_error *err);
-/* Whether nobody finds the file any more: it has no name, or another file has its names now. */
+/* Whether nobody finds the file any more, or all of it: it has no name, another file has its names
+ * now, or it was cut short. */
 bool ibx_guest_file_is_gone(const struct ibx_guest_block *block, const struct ibx_guest_file *file,
                             const char *suffix);
 /* Opens that file, and no other that has its name by now, and sets the block's path. -ESTALE also

@@ -187,12 +187,25 @@ static void test_removed_at_the_destination_in_minor_mode_and_its_tool_killed(vo
 }
 
 /* Whoever owns its file may free what it holds: neither VM needs that. */
-static void test_removed_at_the_destination_and_its_file_is_cut_short(void)
+static void cut_short_at_the_destination(bool killed)
 {
     start_with_more(NULL);
     remove_more(&vms[1]);
     assert_int_equal(truncate(files[1], 0), 0);
-    pair_filled();
+    if (killed)
+        receiver_is_killed();
+    else
+        pair_filled();
+}
+
+static void test_removed_at_the_destination_and_its_file_is_cut_short(void)
+{
+    cut_short_at_the_destination(false);
+}
+
+static void test_removed_at_the_destination_its_file_cut_short_and_its_tool_killed(void)
+{
+    cut_short_at_the_destination(true);
 }
 
 static void test_removed_at_the_source_and_its_file_is_cut_short_before_a_rollback(void)
@@ -311,6 +324,7 @@ int main(void)
         VM_TEST(test_removed_without_a_name_in_minor_mode_and_its_tool_killed),
         VM_TEST(test_removed_with_its_file_at_the_destination_and_its_tool_killed),
         VM_TEST(test_removed_at_the_destination_and_its_file_is_cut_short),
+        VM_TEST(test_removed_at_the_destination_its_file_cut_short_and_its_tool_killed),
         VM_TEST(test_removed_at_the_source_and_its_file_is_cut_short_before_a_rollback),
         VM_TEST(test_removed_at_the_source_and_its_file_is_cut_short_after_a_recovery),
         VM_TEST(test_removed_at_the_destination_and_its_file_is_a_private_backend),

@@ -199,6 +199,13 @@ static void test_a_file_that_was_cut_short(NO_STATE)
     assert_int_equal(ibx_journal_check_sizes(&record, &err), 0);
 }
 
+/* As if it were removed: the destination can go on without what was in it. */
+static void test_its_file_was_cut_short(NO_STATE)
+{
+    assert_int_equal(truncate(removed, BYTES / 2), 0);
+    look("was cut short");
+}
+
 static void test_its_file_had_no_name(NO_STATE)
 {
     const int fd = memfd_create("memory", MFD_CLOEXEC);
@@ -248,6 +255,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_block_that_is_left, begin, end),
         cmocka_unit_test_setup_teardown(test_its_file_was_replaced_or_removed, begin, end),
         cmocka_unit_test_setup_teardown(test_a_file_that_was_cut_short, begin, end),
+        cmocka_unit_test_setup_teardown(test_its_file_was_cut_short, begin, end),
         cmocka_unit_test_setup_teardown(test_its_file_had_no_name, begin, end),
         cmocka_unit_test_setup_teardown(test_its_file_has_a_name_that_is_not_known, begin, end),
         cmocka_unit_test_setup_teardown(test_its_file_is_behind_a_link, begin, end)};
