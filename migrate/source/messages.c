@@ -95,7 +95,7 @@ static int on_complete(struct source *s, const struct ibx_migrate_totals *totals
 }
 
 /* Pages came twice there, with different bytes; or, when a VM returns, a page was there before the
- * right one came. */
+ * right one came; or the file of its guest RAM was cut short. */
 static int on_broken(struct source *s, const struct ibx_migrate_any *message, struct ibx_error *err)
 {
     if (s->state.now != SOURCE_COMMITTED && s->state.now != SOURCE_SERVING)
