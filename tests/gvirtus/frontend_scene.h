@@ -36,7 +36,7 @@ struct GpuBackEnd : Overheard, BackEnd {
         for (unsigned i = 0; i < 500 && alive() && children().size() > 1; i++)
             usleep(1000);
         end();
-        HOLDS(faults() == wanted_faults);
+        HOLDS_AT_END(faults() == wanted_faults);
     }
     unsigned wanted_faults = 0; // of a test that ends processes itself
 };

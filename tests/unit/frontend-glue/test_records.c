@@ -233,7 +233,8 @@ static int end_beside_holder(void)
     held = true;
     for (unsigned i = 0; i < 100; i++)
         record();
-    if (pthread_create(&holder, NULL, hold_lock, &for_long) || atexit(begin_end))
+    if (pthread_create(&holder, NULL, hold_lock, &for_long) || pthread_detach(holder) ||
+        atexit(begin_end))
         return 2;
     while (sem_wait(&locked))
         ;
@@ -257,7 +258,7 @@ static int end_beside_waiter(void)
     held = true;
     for (unsigned i = 0; i < 100; i++)
         record();
-    if (pthread_create(&waiter, NULL, wait_for_ever, NULL))
+    if (pthread_create(&waiter, NULL, wait_for_ever, NULL) || pthread_detach(waiter))
         return 2;
     while (!ibx_session_awaits_reply(pair.client))
         pause_briefly();
@@ -275,13 +276,16 @@ static int leave_beside_holder(void)
     sem_init(&locked, 0, 0);
     sem_init(&ending, 0, 0);
     begin(NULL);
-    if (pthread_create(&holder, NULL, hold_lock, &shortly))
+    if (pthread_create(&holder, NULL, hold_lock, &shortly) || pthread_detach(holder))
         return 2;
     while (sem_wait(&locked))
         ;
     sem_post(&ending);
     ibx_process_leave();
-    return ibx_session_live(pair.client) ? 1 : 0;
+    if (ibx_session_live(pair.client))
+        return 1;
+    session_pair_join(&pair);
+    return 0;
 }
 
 static void assert_ends(int (*run)(void))
