@@ -124,14 +124,20 @@ static void to_ready(void)
     assert_true(line_receives(&liar.control, IBX_MIGRATE_READY));
 }
 
-static void send_map(uint64_t data_pages, uint32_t regions)
+/* The whole page map, in messages of this type. */
+static void send_page_map(enum ibx_migrate_message type)
 {
     uint8_t bytes[IBX_MIGRATE_MESSAGE];
     uint64_t from = 0;
     size_t length;
-    struct ibx_migrate_any message = {.type = IBX_MIGRATE_MAP_END};
     while ((length = ibx_page_map_encode(&liar.map, &from, bytes, sizeof(bytes) - 1)) > 0)
-        line_send_bytes(&liar.control, IBX_MIGRATE_MAP, bytes, length);
+        line_send_bytes(&liar.control, type, bytes, length);
+}
+
+static void send_map(uint64_t data_pages, uint32_t regions)
+{
+    struct ibx_migrate_any message = {.type = IBX_MIGRATE_MAP_END};
+    send_page_map(IBX_MIGRATE_MAP);
     message.is.map_end.pages = liar.map.pages;
     message.is.map_end.data_pages = data_pages;
     message.is.map_end.regions = regions;
@@ -509,12 +515,8 @@ static void lie_pages_without_end(void)
 /* Leaves out the first round. */
 static void lie_number_of_a_round(void)
 {
-    uint8_t bytes[IBX_MIGRATE_MESSAGE];
-    uint64_t from = 0;
-    size_t length;
     struct ibx_migrate_any message = {.type = IBX_MIGRATE_ROUND_END};
-    while ((length = ibx_page_map_encode(&liar.map, &from, bytes, sizeof(bytes) - 1)) > 0)
-        line_send_bytes(&liar.control, IBX_MIGRATE_ROUND, bytes, length);
+    send_page_map(IBX_MIGRATE_ROUND);
     message.is.round = (struct ibx_migrate_round){.number = 2, .kind = IBX_ROUND_FETCH};
     line_send(&liar.control, &message);
 }
