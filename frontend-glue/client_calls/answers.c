@@ -124,11 +124,17 @@ void ibx_answer_success(struct ibx_pipeline *p)
     set_answer(p, success, sizeof(success));
 }
 
+/* In this order: the thread that takes a reply leaves its error, and then counts the reply. */
+bool ibx_answer_has_late_error(const struct ibx_pipeline *p)
+{
+    return atomic_load(&p->unsure) > atomic_load(&p->replied) || atomic_load(&p->failure) ||
+           atomic_load(&p->launch_failure);
+}
+
 bool ibx_answer_no_error(struct ibx_pipeline *p, const struct ibx_call *call)
 {
     if (!p->clean || !ibx_successes_hold(&p->forms, ibx_call_key(call, 0)) ||
-        atomic_load(&p->failure) || atomic_load(&p->unsure) > atomic_load(&p->replied) ||
-        atomic_load(&p->launch_failure))
+        ibx_answer_has_late_error(p))
         return false;
     if (ibx_pipeline_idle(p))
         return true;

@@ -195,8 +195,7 @@ bool ibx_pipeline_knows_no_error(const struct ibx_pipeline *p)
 
 bool ibx_pipeline_has_no_late_error(const struct ibx_pipeline *p)
 {
-    return is_usable(p) && !p->told_late && !atomic_load(&p->failure) &&
-           !atomic_load(&p->launch_failure) && atomic_load(&p->unsure) <= atomic_load(&p->replied);
+    return is_usable(p) && !p->told_late && !ibx_answer_has_late_error(p);
 }
 
 bool ibx_pipeline_errors(const struct ibx_pipeline *p, int *number)

@@ -264,6 +264,9 @@ void ibx_answer_or_send(struct ibx_pipeline *pipeline, const uint8_t *body, size
 /* Whether there is no last error, and none can come from requests without a reply: for a `call`
  * that returns it. */
 bool ibx_answer_no_error(struct ibx_pipeline *pipeline, const struct ibx_call *call);
+/* Whether a call that was answered before it was run has left an error that no call has returned,
+ * or may yet. */
+bool ibx_answer_has_late_error(const struct ibx_pipeline *pipeline);
 /* The reply to be read next is that of a success without output. */
 void ibx_answer_success(struct ibx_pipeline *pipeline);
 

@@ -2,7 +2,8 @@
 /*
  * All pipelines of the process. The sender is a thread that sends what applications have left
  * unsent while they compute; it sleeps as long as there is nothing. Order of locks: the process's
- * first, then one of a pipeline, which is only tried.
+ * first, then one of a pipeline, which is only tried, except as the process ends: who has a
+ * pipeline's lock never waits for the process's.
  */
 #include "frontend-glue/client_calls/internal.h"
 
