@@ -30,7 +30,8 @@ static atomic_uint requests;
 static atomic_bool last_of_message[REQUESTS]; /* it is the last one in its message */
 static atomic_bool held;                      /* the back end reads nothing */
 static atomic_ulong looks;                    /* how often waiting requests were looked at */
-static atomic_uint pauses;                    /* of the first thread, in the product */
+static atomic_uint pauses;                    /* of the first thread, in the product; waits for
+                                                 a lock until some time are such, too */
 
 size_t __real_ibx_call_request(const uint8_t *bytes, size_t n, const struct ibx_call **call);
 size_t __wrap_ibx_call_request(const uint8_t *bytes, size_t n, const struct ibx_call **call);
@@ -48,6 +49,18 @@ int __wrap_nanosleep(const struct timespec *time, struct timespec *left)
 {
     pauses += gettid() == getpid();
     return __real_nanosleep(time, left);
+}
+
+int __real_pthread_mutex_clocklock(pthread_mutex_t *mutex, clockid_t clock,
+                                   const struct timespec *until);
+int __wrap_pthread_mutex_clocklock(pthread_mutex_t *mutex, clockid_t clock,
+                                   const struct timespec *until);
+
+int __wrap_pthread_mutex_clocklock(pthread_mutex_t *mutex, clockid_t clock,
+                                   const struct timespec *until)
+{
+    pauses++;
+    return __real_pthread_mutex_clocklock(mutex, clock, until);
 }
 
 static void pause_briefly(void)
@@ -250,7 +263,7 @@ static void *wait_for_ever(void *argument)
     return NULL;
 }
 
-static int end_beside_waiter(void)
+static bool begin_waiter(void)
 {
     pthread_t waiter;
     begin(NULL);
@@ -259,12 +272,27 @@ static int end_beside_waiter(void)
     for (unsigned i = 0; i < 100; i++)
         record();
     if (pthread_create(&waiter, NULL, wait_for_ever, NULL) || pthread_detach(waiter))
-        return 2;
+        return false;
     while (!ibx_session_awaits_reply(pair.client))
         pause_briefly();
-    at_once = true;
     pauses = 0;
+    return true;
+}
+
+static int end_beside_waiter(void)
+{
+    if (!begin_waiter())
+        return 2;
+    at_once = true;
     exit(3);
+}
+
+static int leave_beside_waiter(void)
+{
+    if (!begin_waiter())
+        return 2;
+    ibx_process_leave();
+    return pauses ? 1 : 0;
 }
 
 /* The end of a process beside threads closes the sessions that no thread is using, also if the
@@ -316,6 +344,7 @@ static void test_exit_does_not_wait_for_a_thread_that_waits(void **state)
 {
     (void)state;
     assert_ends(end_beside_waiter);
+    assert_ends(leave_beside_waiter);
 }
 
 int main(void)
