@@ -98,10 +98,11 @@ static bool check_file(const struct stat *st)
            !(st->st_mode & 022) && st->st_size <= (off_t)JOURNAL_BYTES_MAX;
 }
 
-/* Reads a record. -ENOENT, without `err`: there is no such file. */
+/* Reads a record, which is unchanged on failure. -ENOENT, without `err`: there is no such file. */
 static int load(const char *folder, int dir, const char *name, struct ibx_record *record,
                 struct ibx_error *err)
 {
+    struct ibx_record found;
     struct ibx_error why = {0};
     struct stat st;
     char expected[NAME_BYTES], hint[REMEDY_BYTES];
@@ -125,7 +126,7 @@ static int load(const char *folder, int dir, const char *name, struct ibx_record
     int rc = n < 0 ? ibx_error_set(err, -read_errno, "record %s/%s cannot be read: %s", folder,
                                    name, strerror(read_errno))
                    : 0;
-    if (!rc && (rc = ibx_journal_text_parse(text, (size_t)n, record, &why)))
+    if (!rc && (rc = ibx_journal_text_parse(text, (size_t)n, &found, &why)))
         rc = rc == -EPROTONOSUPPORT
                  ? ibx_error_set(err, rc, "record %s/%.80s %s", folder, name, why.message)
                  : damaged(folder, name, err, why.message);
@@ -134,9 +135,10 @@ static int load(const char *folder, int dir, const char *name, struct ibx_record
     free(text);
     if (rc)
         return rc;
-    name_of(record, ".json", expected);
+    name_of(&found, ".json", expected);
     if (strcmp(name, expected) != 0)
         return damaged(folder, name, err, "its id or role is not that of its name");
+    *record = found;
     record->changed = st.st_mtim;
     return 0;
 }
@@ -264,19 +266,16 @@ int ibx_journal_list(const char *folder, struct ibx_record **records, size_t *co
 
 int ibx_journal_reload(const char *folder, struct ibx_record *record, struct ibx_error *err)
 {
-    struct ibx_record now;
     char name[NAME_BYTES];
     int dir = open_folder(folder, err);
     if (dir < 0)
         return dir;
     name_of(record, ".json", name);
-    int rc = load(folder, dir, name, &now, err);
+    int rc = load(folder, dir, name, record, err);
     close(dir);
-    if (rc == -ENOENT)
-        return ibx_error_set(err, rc, "the record of this migration was removed from %s", folder);
-    if (!rc)
-        *record = now;
-    return rc;
+    return rc == -ENOENT
+               ? ibx_error_set(err, rc, "the record of this migration was removed from %s", folder)
+               : rc;
 }
 
 int ibx_journal_find(const char *folder, const char *qmp,

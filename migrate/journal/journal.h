@@ -150,8 +150,9 @@ int ibx_journal_folder_check_writable(const char *folder, struct ibx_error *err)
 
 /* Writes the record durably: on return it survives a crash of the host. -EINVAL: its state machine
  * has no move from the state on disk to this one, or the epoch is lower than on disk. After a
- * failure the old file is intact. If somebody has removed the record since it was last written, it
- * is written anew, and unless its lock is held, this process takes it until it ends. */
+ * failure the old file is intact. If somebody has removed or damaged the record since it was last
+ * written, it is written anew, and unless its lock is held, this process takes it until it ends;
+ * -EBADMSG: it is damaged, and this one was never written (written_s is 0). */
 int ibx_journal_write(const char *folder, struct ibx_record *record, struct ibx_error *err);
 /* Lists all records of the folder, the newest migration first. -EBADMSG names a .json file that is
  * no record, -EPROTONOSUPPORT one that a later ib-migrate has written. The caller frees `*records`

@@ -131,6 +131,31 @@ static void failed_sync_leaves_no_record(NO_STATE)
     }
 }
 
+/* Somebody has copied another migration's record over this one. */
+static void failed_sync_leaves_the_other_record(NO_STATE)
+{
+    struct ibx_record r = sample(true, 3), other = sample(true, 4), now;
+    char path[PATH_MAX], text[8192];
+    assert_int_equal(write_record(&r), 0);
+    assert_int_equal(write_record(&other), 0);
+    ibx_journal_path(folder, &other, ".json", path, sizeof(path));
+    const size_t length = get_file(path, text, sizeof(text));
+    ibx_journal_path(folder, &r, ".json", path, sizeof(path));
+    put_file(path, text, length);
+    other.state = IBX_JOURNAL_MAY_RUN;
+    assert_int_equal(write_record(&other), 0);
+    syncs = 0;
+    fails_at = 2;
+    assert_true(unwritten(write_record(&r), -EIO));
+    fails_at = 0;
+    now = other;
+    assert_int_equal(ibx_journal_reload(folder, &now, &error), 0);
+    assert_int_equal(now.state, IBX_JOURNAL_MAY_RUN);
+    assert_int_equal(write_record(&r), 0);
+    now = r;
+    assert_int_equal(ibx_journal_reload(folder, &now, &error), 0);
+}
+
 static int without_rights(void)
 {
     struct ibx_record r = sample(true, 3), *all;
@@ -229,6 +254,7 @@ int main(void)
         TEST(a_killed_writer_leaves_a_whole_record),
         TEST(full_and_read_only_disks),
         TEST(failed_sync_leaves_no_record),
+        TEST(failed_sync_leaves_the_other_record),
         TEST(folders_without_rights),
         TEST(invalid_text),
         TEST(too_many_open_files),
