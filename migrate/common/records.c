@@ -182,6 +182,12 @@ int ibx_migration_record(const char *folder, struct ibx_record *record,
     return rc;
 }
 
+static int look(const char *folder, const struct ibx_record *record)
+{
+    struct ibx_record there = *record;
+    return ibx_journal_reload(folder, &there, NULL);
+}
+
 /* Writes it anew, with its folder if that is gone, too. */
 static int write_again(const char *folder, struct ibx_record *record, struct ibx_error *err)
 {
@@ -208,12 +214,11 @@ void ibx_migration_keep_record(struct migration_keeping *keeping, const char *fo
                                struct ibx_record *record,
                                const struct ibx_migrate_observer *observer)
 {
-    struct ibx_record there = *record;
     struct ibx_error why = {0};
     if (!record->written_s || ibx_journal_over(record) || ibx_now_ns() < keeping->look_ns)
         return;
     keeping->look_ns = ibx_deadline_in_ms(KEEP_MS);
-    int rc = ibx_journal_reload(folder, &there, NULL);
+    int rc = look(folder, record);
     if (rc != -ENOENT && rc != -EBADMSG)
         return;
     rc = write_again(folder, record, &why);
