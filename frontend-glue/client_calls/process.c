@@ -345,6 +345,13 @@ static void in_child(void)
     atomic_store(&sender, SENDER_NONE);
 }
 
+/* Locked. Other threads may go on for ever: what they call from now on is not waited for. */
+static void note_exit(void)
+{
+    for (struct ibx_pipeline *p = process.first; p; p = p->next)
+        p->answered_at_exit = atomic_load(&p->answered);
+}
+
 /* Locked. Sends what can be sent. Whether something is left to be sent or to be run. The keeper
  * or another thread that has a pipeline's lock may not send before the process has ended. A thread
  * that waits for a reply has sent everything. It may wait for ever, which must not delay the
@@ -357,7 +364,8 @@ static bool push_all(void)
             ibx_backlog_push(p, true);
             pthread_mutex_unlock(&p->lock);
         }
-        left = left || !(ibx_pipeline_idle(p) || ibx_session_awaits_reply(p->session));
+        left = left || !(atomic_load(&p->replied) >= p->answered_at_exit ||
+                         ibx_session_awaits_reply(p->session));
     }
     return left;
 }
@@ -371,6 +379,9 @@ static void rest(void)
 static void at_exit(void)
 {
     const uint64_t deadline = ibx_deadline_in_ms(IBX_PIPELINE_END_MS);
+    pthread_mutex_lock(&process.lock);
+    note_exit();
+    pthread_mutex_unlock(&process.lock);
     for (bool left = true; left && ibx_now_ns() < deadline;) {
         pthread_mutex_lock(&process.lock);
         left = push_all();

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Calls that do not wait, over a fabric with slow messages. Event records are sent together with
  * the following calls, so that they time the work and not the network; but they are always sent,
- * also as the process ends, unless a thread waits for them. A long backlog does not make calls
- * slower. */
+ * also as the process ends, unless a thread waits for them, or has gone on since then. A long
+ * backlog does not make calls slower. */
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/session_pair.h"
 
@@ -22,6 +22,7 @@
 #include <cmocka.h>
 
 #define REQUESTS 64u    /* requests that are checked */
+#define LAG      20u    /* requests that have come and are not read yet */
 #define MANY     15000u /* more than fit into a message, and fewer than a thread may be ahead */
 
 static struct session_pair pair;
@@ -29,6 +30,7 @@ static struct ibx_pipeline *pipeline;
 static atomic_uint requests;
 static atomic_bool last_of_message[REQUESTS]; /* it is the last one in its message */
 static atomic_bool held;                      /* the back end reads nothing */
+static atomic_bool lags;                      /* ... or leaves LAG requests unread */
 static atomic_ulong looks;                    /* how often waiting requests were looked at */
 static atomic_uint pauses;                    /* of the first thread, in the product; waits for
                                                  a lock until some time are such, too */
@@ -79,7 +81,7 @@ static int serve(struct session_pair *p, void *argument)
         char name[64];
         uint64_t length;
         size_t n = 0;
-        while (held)
+        while (held || (lags && requests + LAG > atomic_load(&pipeline->answered)))
             pause_briefly();
         while (n < sizeof(name) && ibx_session_read(s, name + n, 1) == 1 && name[n])
             n++;
@@ -206,6 +208,7 @@ static void test_many_records_wait(void **state)
  * lock of their pipeline. */
 static atomic_uint wanted;  /* records in all; 0: this process is not that child */
 static atomic_bool at_once; /* it is one whose exit does not wait */
+static uint64_t long_after; /* when exit would give up, ns */
 static sem_t locked, ending;
 
 static void *hold_lock(void *argument)
@@ -234,6 +237,8 @@ static void judge_end(void)
         _exit(requests == wanted ? 0 : 1);
     if (at_once)
         _exit(pauses ? 1 : 0);
+    if (lags)
+        _exit(ibx_now_ns() < long_after ? 0 : 1);
 }
 
 /* A call that goes past the pipeline, as copies do. Its thread has its reply afterwards. */
@@ -306,6 +311,32 @@ static int leave_beside_waiter(void)
     return pauses ? 1 : 0;
 }
 
+/* The same beside a thread that goes on making calls, so that the back end never has run all. */
+static void *go_on(void *argument)
+{
+    (void)argument;
+    for (;;) {
+        if (pipeline->answered - pipeline->replied < 2 * LAG)
+            record();
+        else
+            pause_briefly();
+    }
+    return NULL;
+}
+
+static int end_beside_caller(void)
+{
+    pthread_t caller;
+    begin(NULL);
+    lags = true;
+    if (pthread_create(&caller, NULL, go_on, NULL) || pthread_detach(caller))
+        return 2;
+    while (pipeline->answered < 2 * LAG)
+        pause_briefly();
+    long_after = ibx_deadline_in_ms(IBX_PIPELINE_END_MS);
+    exit(3);
+}
+
 /* The end of a process beside threads closes the sessions that no thread is using, also if the
  * keeper is just looking after one. */
 static int leave_beside_holder(void)
@@ -358,12 +389,19 @@ static void test_exit_does_not_wait_for_a_thread_that_waits(void **state)
     assert_ends(leave_beside_waiter);
 }
 
+static void test_exit_waits_only_for_what_was_called_before(void **state)
+{
+    (void)state;
+    assert_ends(end_beside_caller);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sessions_are_closed_at_exit_beside_a_thread_with_the_lock),
         cmocka_unit_test(test_exit_does_not_wait_for_a_thread_that_waits),
         cmocka_unit_test(test_records_are_sent_at_exit_beside_a_thread_with_the_lock),
+        cmocka_unit_test(test_exit_waits_only_for_what_was_called_before),
         cmocka_unit_test_setup_teardown(test_record_is_sent_with_the_next_call, begin, end),
         cmocka_unit_test_setup_teardown(test_record_is_sent_alone, begin, end),
         cmocka_unit_test_setup_teardown(test_many_records_wait, begin, end),
