@@ -89,8 +89,8 @@ int ibx_frontend_cuda_version(void);
 int ibx_frontend_fail(int rc);
 /* The functions of the driver's API are made from calls of the runtime's, which stand between
  * _drives() and _drove(). Errors of these calls do not appear in cudaGetLastError(), except sticky
- * ones. _drives() returns whether the thread has called the runtime's API itself since the last
- * _drives(). */
+ * ones, and those of calls that were answered before they were run. _drives() returns whether the
+ * thread has called the runtime's API itself since the last _drives(). */
 struct ibx_frontend_errors {
     int last;
     bool none;  /* before, cudaGetLastError() had no error to return */
