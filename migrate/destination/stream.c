@@ -142,22 +142,22 @@ int ibx_destination_stream_connect(struct destination_stream *stream, const char
     return stream->fd >= 0 ? 0 : ibx_libvirt_connect(path, qemu, &stream->fd, err);
 }
 
-/* Reuses the room of what QEMU has taken, once that is as much as the rest: no byte moves often. */
+/* Reuses the room of what QEMU has taken. If that is less than the rest, makes more, so that no
+ * byte moves often: twice what waits now, however much has passed. */
 static int make_room(struct destination_stream *stream, size_t length)
 {
     const size_t left = stream->end - stream->from;
     if (stream->end + length <= stream->capacity)
         return 0;
-    if (stream->from >= left) {
-        if (left)
-            memmove(stream->bytes, stream->bytes + stream->from, left);
-        stream->sure -= stream->from;
-        stream->from = 0;
-        stream->end = left;
-    }
-    if (stream->end + length <= stream->capacity)
+    const bool grows = stream->from < left || left + length > stream->capacity;
+    if (left)
+        memmove(stream->bytes, stream->bytes + stream->from, left);
+    stream->sure -= stream->from;
+    stream->from = 0;
+    stream->end = left;
+    if (!grows)
         return 0;
-    const size_t capacity = 2 * (stream->end + length);
+    const size_t capacity = 2 * (left + length);
     uint8_t *bigger = realloc(stream->bytes, capacity);
     if (!bigger)
         return -ENOMEM;

@@ -7,6 +7,8 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #define STREAM 4096
 
@@ -112,13 +114,59 @@ static void test_cut_off_at_a_zero(NO_STATE)
     }
 }
 
+#define PIECE 4096u
+#define WAITS ((size_t)375 * PIECE) /* bytes that a slow QEMU has not read yet, at most */
+
+static uint8_t byte_at(size_t at)
+{
+    return (uint8_t)(1 + at % 251);
+}
+
+/* QEMU reads one piece, or what there is of it. Returns how far it has read. */
+static size_t read_piece(int qemu, size_t at)
+{
+    uint8_t bytes[PIECE];
+    const ssize_t n = read(qemu, bytes, sizeof(bytes));
+    assert_true(n > 0);
+    for (ssize_t i = 0; i < n; i++, at++)
+        assert_int_equal(bytes[i], byte_at(at));
+    return at;
+}
+
+/* However long a state is, its buffer grows with what waits for QEMU, and not with what came. */
+static void test_room_for_what_waits(NO_STATE)
+{
+    struct destination_stream stream;
+    struct ibx_error err = {0};
+    uint8_t piece[PIECE];
+    int ends[2];
+    size_t came = 0, taken = 0;
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends), 0);
+    ibx_destination_stream_init(&stream, STREAM_CLOSED);
+    stream.fd = ends[0];
+    assert_int_equal(ibx_destination_stream_open(&stream, NULL, &err), 0);
+    while (came < 4 * WAITS) {
+        for (unsigned i = 0; i < PIECE; i++)
+            piece[i] = byte_at(came++);
+        assert_int_equal(ibx_destination_stream_append(&stream, piece, PIECE, &err), 0);
+        while (stream.end - stream.from > WAITS - PIECE) {
+            assert_int_equal(ibx_destination_stream_feed(&stream, &err), 0);
+            if (ibx_destination_stream_stuck(&stream))
+                taken = read_piece(ends[1], taken);
+        }
+        assert_in_range(stream.capacity, 1, 2 * WAITS);
+    }
+    assert_true(taken > WAITS);
+    ibx_destination_stream_fini(&stream);
+    close(ends[1]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_eof_is_never_given),
-        cmocka_unit_test(test_no_more_than_the_tail),
-        cmocka_unit_test(test_not_a_stream_of_qemu),
-        cmocka_unit_test(test_cut_off_at_a_zero),
+        cmocka_unit_test(test_eof_is_never_given),   cmocka_unit_test(test_no_more_than_the_tail),
+        cmocka_unit_test(test_not_a_stream_of_qemu), cmocka_unit_test(test_cut_off_at_a_zero),
+        cmocka_unit_test(test_room_for_what_waits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
