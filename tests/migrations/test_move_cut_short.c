@@ -13,7 +13,8 @@ static void cut(unsigned side)
     assert_int_equal(truncate(vms[side].ram, HALF), 0);
 }
 
-/* The VM runs at the destination, over this provider, and lacks nearly all of its pages. */
+/* The VM runs at the destination, over this provider, and lacks nearly all of its pages. Both sides
+ * have the option: if one of them verifies pages, so does the other. */
 static void filling(const char *provider, const char *option)
 {
     char uri[64];
@@ -21,7 +22,7 @@ static void filling(const char *provider, const char *option)
     snprintf(uri, sizeof(uri), "%s://127.0.0.1:0?%s", provider, pair_timeout);
     mover_receive(&receiver, &vms[1], uri,
                   (const char *[]){"--max-bandwidth", "64K", option, NULL});
-    pair_send(NULL);
+    pair_send((const char *[]){option, NULL});
     mover_await(&receiver, "filling", 0);
 }
 
