@@ -369,13 +369,11 @@ static void test_stopped_for_a_while(void)
 {
     pair_timeout = PAIR_TIMEOUT_SHORT;
     pair_filling(NULL, NULL);
-    unsigned long before = vm_beats(&vms[1]);
     stands_still(&receiver, &sender, "the VM is there, and may wait");
     mover_kill(&sender, SIGSTOP);
     /* With a limit the receiver would wait longer, unless the VM does. */
     MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
     stands_still(&sender, &receiver, "the VM waits where it needs a page");
-    assert_true(vm_beats(&vms[1]) >= before);
     pair_done();
     pair_moved("");
     pair_timeout = PAIR_TIMEOUT;
