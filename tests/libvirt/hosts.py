@@ -34,6 +34,12 @@ def needed():
             raise Skip(f"needs {name} in the environment")
 
 
+def needs_seabios(what):
+    """Raises Skip where the firmware lacks something that SeaBIOS has."""
+    if BIOS != SEABIOS:
+        raise Skip(f"{BIOS} has no {what}")
+
+
 class Ran:
     """A command that has ended."""
 
@@ -261,10 +267,11 @@ DISK = """<disk type='file' device='disk'>
       <target dev='vda' bus='virtio'/>
     </disk>"""
 MEMORY = "<source type='file'/><access mode='shared'/>"
-# Of tests/fixtures/vm.h.
+# What the VMs run on, by the environment as in tests/fixtures/vm.h.
 KIND = "kvm" if os.environ.get("IBX_TEST_ACCEL", "").startswith("kvm") else "qemu"
-BIOS = os.environ.get("IBX_TEST_BIOS")
-ROM = f"<loader type='rom'>/usr/share/qemu/{BIOS}</loader>" if BIOS else ""
+SEABIOS = "bios-256k.bin"  # QEMU's default
+BIOS = os.environ.get("IBX_TEST_BIOS", SEABIOS)
+ROM = "" if BIOS == SEABIOS else f"<loader type='rom'>/usr/share/qemu/{BIOS}</loader>"
 MONITOR = "/run/ibx/{name}.qmp"
 # The guest rests most of the time: all of its heartbeats are computed again, and it beats while
 # tests look at tools.

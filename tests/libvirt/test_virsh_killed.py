@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 
-from hosts import LIMIT, RESTLESS, Domain, test, until
+from hosts import LIMIT, RESTLESS, Domain, needs_seabios, test, until
 from virsh_scene import (Move, Tool, caught, here, main, nothing_left, stayed,
                          stopped_with_missing_pages)
 
@@ -185,6 +185,7 @@ def the_source_s_libvirtd_is_killed_after_the_commit(hosts, domain):
 @test
 def a_vm_that_was_shut_down_elsewhere_is_not_continued(hosts, domain):
     """By its guest, while its pages came; the source's libvirtd has left it paused."""
+    needs_seabios("power button")
     with open(domain.xml, encoding="utf-8") as file:
         text = file.read()
     with open(domain.xml, "w", encoding="utf-8") as file:
