@@ -374,7 +374,9 @@ static void test_stopped_for_a_while(void)
     /* With a limit the receiver would wait longer, unless the VM does. */
     MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
     stands_still(&sender, &receiver, "the VM waits where it needs a page");
+    const unsigned long before = vm_beats(&vms[1]);
     pair_done();
+    vm_wait_beats(&vms[1], before + 1);
     pair_moved("");
     pair_timeout = PAIR_TIMEOUT;
 }
