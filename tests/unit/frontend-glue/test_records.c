@@ -30,7 +30,8 @@ static struct ibx_pipeline *pipeline;
 static atomic_uint requests;
 static atomic_bool last_of_message[REQUESTS]; /* it is the last one in its message */
 static atomic_bool held;                      /* the back end reads nothing */
-static atomic_bool lags;                      /* ... or leaves LAG requests unread */
+static atomic_bool lags;                      /* ... or leaves LAG requests unread, */
+static atomic_uint run_before;                /* and had run so many when it began to */
 static atomic_ulong looks;                    /* how often waiting requests were looked at */
 static atomic_uint pauses;                    /* of the first thread, in the product; waits for
                                                  a lock until some time are such, too */
@@ -70,6 +71,13 @@ static void pause_briefly(void)
     __real_nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
 }
 
+/* A back end that never has run all, and runs no more than one request for each pause of the first
+ * thread, however slow the machine is. */
+static bool may_run_another(void)
+{
+    return requests + LAG <= atomic_load(&pipeline->answered) && requests < run_before + pauses;
+}
+
 /* Serves as GVirtuS does. */
 static int serve(struct session_pair *p, void *argument)
 {
@@ -81,7 +89,7 @@ static int serve(struct session_pair *p, void *argument)
         char name[64];
         uint64_t length;
         size_t n = 0;
-        while (held || (lags && requests + LAG > atomic_load(&pipeline->answered)))
+        while (held || (lags && !may_run_another()))
             pause_briefly();
         while (n < sizeof(name) && ibx_session_read(s, name + n, 1) == 1 && name[n])
             n++;
@@ -208,7 +216,7 @@ static void test_many_records_wait(void **state)
  * lock of their pipeline. */
 static atomic_uint wanted;  /* records in all; 0: this process is not that child */
 static atomic_bool at_once; /* it is one whose exit does not wait */
-static uint64_t long_after; /* when exit would give up, ns */
+static unsigned enough;     /* requests that it waits for, and a few */
 static sem_t locked, ending;
 
 static void *hold_lock(void *argument)
@@ -225,6 +233,19 @@ static void *hold_lock(void *argument)
     return NULL;
 }
 
+/* Until the thread has the lock, which it keeps for so many pauses behind `ending`. */
+static bool begin_holder(unsigned *pauses_left)
+{
+    pthread_t holder;
+    sem_init(&locked, 0, 0);
+    sem_init(&ending, 0, 0);
+    if (pthread_create(&holder, NULL, hold_lock, pauses_left) || pthread_detach(holder))
+        return false;
+    while (sem_wait(&locked))
+        ;
+    return true;
+}
+
 static void begin_end(void)
 {
     sem_post(&ending);
@@ -238,7 +259,7 @@ static void judge_end(void)
     if (at_once)
         _exit(pauses ? 1 : 0);
     if (lags)
-        _exit(ibx_now_ns() < long_after ? 0 : 1);
+        _exit(requests <= enough ? 0 : 1);
 }
 
 /* A call that goes past the pipeline, as copies do. Its thread has its reply afterwards. */
@@ -253,20 +274,14 @@ static int call_past_pipeline(void)
 static int end_beside_holder(void)
 {
     static unsigned for_long = 50;
-    pthread_t holder;
-    sem_init(&locked, 0, 0);
-    sem_init(&ending, 0, 0);
     begin(NULL);
     if (call_past_pipeline())
         return 2;
     held = true;
     for (unsigned i = 0; i < 100; i++)
         record();
-    if (pthread_create(&holder, NULL, hold_lock, &for_long) || pthread_detach(holder) ||
-        atexit(begin_end))
+    if (!begin_holder(&for_long) || atexit(begin_end))
         return 2;
-    while (sem_wait(&locked))
-        ;
     wanted = 102;
     exit(3);
 }
@@ -328,12 +343,14 @@ static int end_beside_caller(void)
 {
     pthread_t caller;
     begin(NULL);
+    run_before = enough = requests;
+    pauses = 0;
     lags = true;
     if (pthread_create(&caller, NULL, go_on, NULL) || pthread_detach(caller))
         return 2;
     while (pipeline->answered < 2 * LAG)
         pause_briefly();
-    long_after = ibx_deadline_in_ms(IBX_PIPELINE_END_MS);
+    enough += 2 * LAG + 10; /* which are run while the first thread learns of the last one */
     exit(3);
 }
 
@@ -342,14 +359,9 @@ static int end_beside_caller(void)
 static int leave_beside_holder(void)
 {
     static unsigned shortly = 5;
-    pthread_t holder;
-    sem_init(&locked, 0, 0);
-    sem_init(&ending, 0, 0);
     begin(NULL);
-    if (pthread_create(&holder, NULL, hold_lock, &shortly) || pthread_detach(holder))
+    if (!begin_holder(&shortly))
         return 2;
-    while (sem_wait(&locked))
-        ;
     sem_post(&ending);
     ibx_process_leave();
     if (ibx_session_live(pair.client))
