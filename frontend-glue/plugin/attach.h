@@ -9,7 +9,7 @@
 #ifndef IBX_FRONTEND_GLUE_PLUGIN_ATTACH_H
 #define IBX_FRONTEND_GLUE_PLUGIN_ATTACH_H
 
-#include "frontend-glue/client_calls/pipeline.h"
+#include "frontend-glue/call_pipeline/pipeline.h"
 #include "frontend-glue/preload/attach_table.h"
 #include "frontend-glue/session/session.h"
 

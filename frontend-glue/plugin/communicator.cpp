@@ -23,7 +23,7 @@
 extern "C" {
 #include "common/handlers.h"
 #include "common/log.h"
-#include "frontend-glue/client_calls/pipeline.h"
+#include "frontend-glue/call_pipeline/pipeline.h"
 #include "frontend-glue/device_copies/device_copies.h"
 #include "frontend-glue/clients/last_requests.h"
 #include "frontend-glue/plugin/attach.h"

@@ -31,7 +31,7 @@
 
 #include "frontend-glue/device_copies/device_copies.h"
 
-#include "frontend-glue/client_calls/pipeline.h"
+#include "frontend-glue/call_pipeline/pipeline.h"
 
 #include <limits.h>
 

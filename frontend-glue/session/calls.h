@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * The calls of GVirtuS's front ends (G2 to G5) by their names on the wire, and what it means for
- * each to be answered before the back end has run it. client_calls/ decides by this table; a
+ * each to be answered before the back end has run it. call_pipeline/ decides by this table; a
  * server's session sends the replies of quick calls together.
  */
 #ifndef IBX_FRONTEND_GLUE_SESSION_CALLS_H

@@ -19,7 +19,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* The names of the requests, by which client_calls/ knows how a request affects others. */
+/* The names of the requests, by which call_pipeline/ knows how a request affects others. */
 #define IBX_MATH_ADDS    "ibxMathAdds"    /* adds work to the handle's stream; has no output */
 #define IBX_MATH_ADDS_IN "ibxMathAddsIn"  /* adds work to the stream in the body's last 8 bytes */
 #define IBX_MATH_SELECTS "ibxMathSelects" /* selects the handle's stream, the last 8 bytes */

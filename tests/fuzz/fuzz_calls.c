@@ -9,7 +9,7 @@
  *   the session survives its connections;
  * - u8 n, and n steps of two bytes: an action and its argument, see run_step();
  * - the messages, see fake_transport.h. */
-#include "frontend-glue/client_calls/internal.h"
+#include "frontend-glue/call_pipeline/internal.h"
 #include "frontend-glue/session/own_requests.h"
 #include "frontend-glue/session/session_internal.h"
 

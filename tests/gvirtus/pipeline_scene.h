@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// Calls that are answered before the back end has run them (frontend-glue/client_calls), on a
+// Calls that are answered before the back end has run them (frontend-glue/call_pipeline), on a
 // device that shows every mistake in the order of work (tests/doubles/gvirtus/world.h).
 #ifndef TESTS_GVIRTUS_PIPELINE_SCENE_H
 #define TESTS_GVIRTUS_PIPELINE_SCENE_H

@@ -2,7 +2,7 @@
 /* A reply to a call that ibx makes for the application ends early, or does not match the call's
  * output: the call returns an error. If a reply that GVirtuS reads is broken, the application
  * ends (session-copy), because GVirtuS cannot report it. */
-#include "frontend-glue/client_calls/pipeline.h"
+#include "frontend-glue/call_pipeline/pipeline.h"
 #include "frontend-glue/session/own_requests.h"
 #include "tests/fixtures/session_pair.h"
 

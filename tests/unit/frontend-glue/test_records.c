@@ -7,7 +7,7 @@
 #include "tests/fixtures/session_pair.h"
 
 #include "common/clock.h"
-#include "frontend-glue/client_calls/internal.h"
+#include "frontend-glue/call_pipeline/internal.h"
 #include "frontend-glue/client_copies/client_copies.h"
 
 #include <semaphore.h>

@@ -8,7 +8,7 @@
 
 #include "common/clock.h"
 #include "common/log.h"
-#include "frontend-glue/client_calls/internal.h"
+#include "frontend-glue/call_pipeline/internal.h"
 #include "frontend-glue/client_copies/client_frame.h"
 #include "frontend-glue/session/own_requests.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Requests that wait for the back end, and what is learned from their replies. */
-#include "frontend-glue/client_calls/internal.h"
+#include "frontend-glue/call_pipeline/internal.h"
 
 #include "common/handlers.h"
 #include "frontend-glue/session/own_requests.h"

@@ -9,7 +9,7 @@
  * The stream of a handle is known if this process has selected one for it, or if the call names it:
  * then the call has to come after other threads' work in that stream only, as a launch.
  */
-#include "frontend-glue/client_calls/internal.h"
+#include "frontend-glue/call_pipeline/internal.h"
 
 #include "common/log.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Memory that cudaMalloc has returned to any thread of this process, in the order of addresses. An
  * allocation for which there is no memory here is not noted: its cudaFree and copies wait. */
-#include "frontend-glue/client_calls/internal.h"
+#include "frontend-glue/call_pipeline/internal.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -5,7 +5,7 @@
  * first, then one of a pipeline, which is only tried, except as the process ends: who has a
  * pipeline's lock never waits for the process's.
  */
-#include "frontend-glue/client_calls/internal.h"
+#include "frontend-glue/call_pipeline/internal.h"
 
 #include "common/clock.h"
 #include "common/handlers.h"

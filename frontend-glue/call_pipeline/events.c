@@ -4,7 +4,7 @@
  * which there is no memory here is not noted: calls with it wait, as calls with events of other
  * processes do.
  */
-#include "frontend-glue/client_calls/internal.h"
+#include "frontend-glue/call_pipeline/internal.h"
 
 #include <stdlib.h>
 

@@ -6,7 +6,7 @@
  * and asks the back end if that was an error. If a handler has refused the launch by itself, the
  * back end's CUDA does not know of it: then the reply's error is the last one.
  */
-#include "frontend-glue/client_calls/internal.h"
+#include "frontend-glue/call_pipeline/internal.h"
 
 #include "common/log.h"
 

@@ -3,8 +3,8 @@
  * What a client has learned from the replies that it waited for. A call is answered here only if
  * this back end has given a reply of that form before.
  */
-#ifndef IBX_FRONTEND_GLUE_CLIENT_CALLS_LEARNED_H
-#define IBX_FRONTEND_GLUE_CLIENT_CALLS_LEARNED_H
+#ifndef IBX_FRONTEND_GLUE_CALL_PIPELINE_LEARNED_H
+#define IBX_FRONTEND_GLUE_CALL_PIPELINE_LEARNED_H
 
 #include <stdbool.h>
 #include <stddef.h>

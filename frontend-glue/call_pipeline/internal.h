@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Shared by the files of client_calls/. */
-#ifndef IBX_FRONTEND_GLUE_CLIENT_CALLS_INTERNAL_H
-#define IBX_FRONTEND_GLUE_CLIENT_CALLS_INTERNAL_H
+/* Shared by the files of call_pipeline/. */
+#ifndef IBX_FRONTEND_GLUE_CALL_PIPELINE_INTERNAL_H
+#define IBX_FRONTEND_GLUE_CALL_PIPELINE_INTERNAL_H
 
 #include "common/state_machine.h"
-#include "frontend-glue/client_calls/learned.h"
-#include "frontend-glue/client_calls/pipeline.h"
+#include "frontend-glue/call_pipeline/learned.h"
+#include "frontend-glue/call_pipeline/pipeline.h"
 #include "frontend-glue/session/calls.h"
 #include "frontend-glue/session/hooks.h"
 

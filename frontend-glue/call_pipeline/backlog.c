@@ -3,7 +3,7 @@
  * Requests that were answered and that the back end has not run: the backlog, those of them that
  * were not sent; and the replies to those that were sent.
  */
-#include "frontend-glue/client_calls/internal.h"
+#include "frontend-glue/call_pipeline/internal.h"
 
 #include "common/clock.h"
 #include "common/log.h"

@@ -3,7 +3,7 @@
  * Calls of an application that do not go through GVirtuS's front end, in GVirtuS's own frames. They
  * are requests like any other, and come between two requests of GVirtuS.
  */
-#include "frontend-glue/client_calls/internal.h"
+#include "frontend-glue/call_pipeline/internal.h"
 
 #include "frontend-glue/session/own_requests.h"
 #include "frontend-glue/session/math_calls.h"

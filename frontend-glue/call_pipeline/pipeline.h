@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * client_calls/: calls of GVirtuS's front end (G2 to G5) that need no answer do not wait for one.
+ * call_pipeline/: calls of GVirtuS's front end (G2 to G5) that need no answer do not wait for one.
  * It stands between the communicator and its session: the front end writes a request and reads a
  * reply, and cannot tell whether the back end has run it already.
  *
@@ -43,8 +43,8 @@
  * Threads: a connection's calls come from its own thread. Other threads send its backlog and take
  * its replies, under its lock.
  */
-#ifndef IBX_FRONTEND_GLUE_CLIENT_CALLS_PIPELINE_H
-#define IBX_FRONTEND_GLUE_CLIENT_CALLS_PIPELINE_H
+#ifndef IBX_FRONTEND_GLUE_CALL_PIPELINE_PIPELINE_H
+#define IBX_FRONTEND_GLUE_CALL_PIPELINE_PIPELINE_H
 
 #include "frontend-glue/session/session.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Streams without work, and events that have completed. */
-#include "frontend-glue/client_calls/internal.h"
+#include "frontend-glue/call_pipeline/internal.h"
 
 static const uint64_t *idle_since(const struct ibx_idle *idle, uint64_t handle)
 {

@@ -4,7 +4,7 @@
  * their threads compute or only launch, and has their sessions go on over new ones. If a session's
  * own thread is in a call, that call does it.
  */
-#include "frontend-glue/client_calls/internal.h"
+#include "frontend-glue/call_pipeline/internal.h"
 
 #include "common/log.h"
 #include "common/thread.h"
