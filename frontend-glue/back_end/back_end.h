@@ -14,7 +14,7 @@
 #include "frontend-glue/back_end/options.h"
 #include "frontend-glue/back_end/types.h"
 #include "frontend-glue/session/calls.h"
-#include "frontend-glue/session/own_requests.h"
+#include "frontend-glue/session/extensions.h"
 #include "frontend-glue/session/hooks.h"
 #include "gpudirect/gpudirect.h"
 
@@ -50,7 +50,7 @@ bool ibx_reply_can_read(const struct ibx_reply_watch *watch);
 
 #define IBX_REPLY_HEAD_MAX 20u
 
-/* cudaError_t that requests of our own are answered with. */
+/* cudaError_t that extension requests are answered with. */
 #define CUDA_INVALID_VALUE     1
 #define CUDA_MEMORY_ALLOCATION 2
 #define CUDA_INVALID_SYMBOL    13
@@ -230,7 +230,7 @@ struct session_captures {
 struct session_launches {
     struct launch_function known[LAUNCH_FUNCTIONS];
     /* Arguments of the launch in hand: argument_bytes, and zeros behind them. */
-    _Alignas(16) uint8_t arguments[IBX_OWN_ARGUMENTS_MAX];
+    _Alignas(16) uint8_t arguments[IBX_EXT_ARGUMENTS_MAX];
     size_t argument_bytes;
     struct ibx_functions_user user; /* of clients' functions: ibx_functions_user_of() */
     bool tried;                     /* functions to launch were looked up, and not found */

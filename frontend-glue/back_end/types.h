@@ -49,7 +49,7 @@ enum ibx_handle_kind {
 /* Who has made a handle of a library. */
 enum ibx_handle_maker {
     IBX_MAKER_NONE,            /* there is no such handle */
-    IBX_MAKER_REQUEST,         /* a request of ibx's own */
+    IBX_MAKER_REQUEST,         /* an extension request */
     IBX_MAKER_HANDLER,         /* one of GVirtuS's handlers */
     IBX_MAKER_HANDLER_FOR_HOST /* ... and it is a generator of cuRAND that fills host memory */
 };

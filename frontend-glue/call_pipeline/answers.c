@@ -2,7 +2,7 @@
 /* Which requests are answered without the back end, or before it. */
 #include "frontend-glue/call_pipeline/internal.h"
 
-#include "frontend-glue/session/own_requests.h"
+#include "frontend-glue/session/extensions.h"
 
 #include <string.h>
 
@@ -99,7 +99,7 @@ static bool may_be_early(struct ibx_pipeline *p, const uint8_t *body, size_t n, 
                ibx_successes_hold(&p->forms, ibx_call_key(call, 0));
     case IBX_CALL_WAITS:
         return waiting_copy_is_plain(p, body, n);
-    case IBX_CALL_EXTRA:
+    case IBX_CALL_EXTENSION:
         return ibx_request_sets_node(call, body, n) &&
                ibx_successes_hold(&p->others, ibx_node_key(p, body, n));
     case IBX_CALL_COPIES:
@@ -212,7 +212,7 @@ void ibx_answer_or_send(struct ibx_pipeline *p, const uint8_t *body, size_t n)
     struct ibx_reader r = ibx_reader_of(body, n);
     if (p->call->kind == IBX_CALL_FREES)
         p->freed = ibx_allocations_remove(ibx_get_u64(&r));
-    if (ibx_call_own_request(p->call, body, n) == IBX_OWN_FREE_ASYNC) {
+    if (ibx_call_extension(p->call, body, n) == IBX_EXT_FREE_ASYNC) {
         ibx_get_u16(&r);
         ibx_allocations_remove(ibx_get_u64(&r));
     }

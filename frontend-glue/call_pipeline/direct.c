@@ -5,7 +5,7 @@
  */
 #include "frontend-glue/call_pipeline/internal.h"
 
-#include "frontend-glue/session/own_requests.h"
+#include "frontend-glue/session/extensions.h"
 #include "frontend-glue/session/math_calls.h"
 
 #include <errno.h>
@@ -46,7 +46,7 @@ static bool stage(struct ibx_pipeline *p, const struct ibx_pipeline_request *cal
     return !w.failed;
 }
 
-/* Sends one of our own requests that is too long to be staged: as GVirtuS would write it, but in
+/* Sends an extension request that is too long to be staged: as GVirtuS would write it, but in
  * pieces that become messages. */
 static void send_long(struct ibx_pipeline *p, const struct ibx_pipeline_request *call, size_t name)
 {
@@ -92,7 +92,7 @@ int ibx_pipeline_call(struct ibx_pipeline *p, const struct ibx_pipeline_request 
     const size_t name = strlen(call->name) + 1;
     const struct ibx_call *known = ibx_call_find(call->name, name);
     /* The form of their replies is known. */
-    const bool ours = ibx_own_request_is(known->name) || ibx_math_is(known->name);
+    const bool ours = ibx_extension_is(known->name) || ibx_math_is(known->name);
     const bool fits = ours || known->length == call->n || known->kind == IBX_CALL_COPIES ||
                       known->kind == IBX_CALL_WAITS || known->kind == IBX_CALL_LAUNCH;
     if (!is_usable(p) || !is_between(p) || !fits ||

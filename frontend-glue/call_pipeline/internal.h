@@ -241,7 +241,7 @@ uint64_t ibx_event_key(const struct ibx_pipeline *pipeline, uint64_t event);
 /* The key that this call was answered with `out` bytes of output, and has the body length of the
  * table. */
 uint64_t ibx_call_key(const struct ibx_call *call, size_t out);
-/* The same for a request without output: each of our own requests counts as a call of its own, by
+/* The same for a request without output: each extension request counts as a call of its own, by
  * the beginning of its body. */
 uint64_t ibx_form_key(const struct ibx_call *call, const uint8_t *body, size_t n);
 /* The key of a call that succeeds again with the same body, on the same device. */

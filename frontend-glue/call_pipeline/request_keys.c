@@ -2,7 +2,7 @@
 /* What decides whether a request succeeds, and what its reply is. */
 #include "frontend-glue/call_pipeline/internal.h"
 
-#include "frontend-glue/session/own_requests.h"
+#include "frontend-glue/session/extensions.h"
 
 #include <string.h>
 
@@ -131,9 +131,9 @@ struct ibx_scope ibx_request_scope(const struct ibx_call *call, const uint8_t *b
 
 bool ibx_request_sets_node(const struct ibx_call *call, const uint8_t *body, size_t n)
 {
-    return ibx_call_own_request(call, body, n) == IBX_OWN_SET_KERNEL &&
-           n >= IBX_OWN_SET_LAUNCH + LAUNCH_LEAST &&
-           ibx_launch_is_plain(body + IBX_OWN_SET_LAUNCH, n - IBX_OWN_SET_LAUNCH);
+    return ibx_call_extension(call, body, n) == IBX_EXT_SET_KERNEL &&
+           n >= IBX_EXT_SET_LAUNCH + LAUNCH_LEAST &&
+           ibx_launch_is_plain(body + IBX_EXT_SET_LAUNCH, n - IBX_EXT_SET_LAUNCH);
 }
 
 bool ibx_launch_is_plain(const uint8_t *body, size_t n)
@@ -209,11 +209,11 @@ uint64_t ibx_launch_stream_key(const struct ibx_pipeline *p, const uint8_t *body
  * node that has taken these takes them with any arguments of that length, while it exists. */
 uint64_t ibx_node_key(const struct ibx_pipeline *p, const uint8_t *body, size_t n)
 {
-    uint8_t key[8 + IBX_OWN_SET_LAUNCH + LAUNCH_LEAST] = {0};
+    uint8_t key[8 + IBX_EXT_SET_LAUNCH + LAUNCH_LEAST] = {0};
     struct ibx_writer w = ibx_writer_of(key, 8);
     ibx_put_u32(&w, ibx_process_graphs());
     ibx_put_u32(&w, (uint32_t)n);
-    memcpy(key + 8, body, IBX_OWN_SET_LAUNCH + LAUNCH_LEAST);
+    memcpy(key + 8, body, IBX_EXT_SET_LAUNCH + LAUNCH_LEAST);
     return ibx_request_hash(5 ^ (uint64_t)ibx_request_word(p->device) << 8, key, sizeof(key));
 }
 
@@ -225,7 +225,7 @@ uint64_t ibx_call_key(const struct ibx_call *call, size_t out)
 uint64_t ibx_form_key(const struct ibx_call *call, const uint8_t *body, size_t n)
 {
     const uint64_t key = ibx_call_key(call, 0);
-    return ibx_own_request_is(call->name) && n >= 2 ? ibx_request_hash(key, body, 2) : key;
+    return ibx_extension_is(call->name) && n >= 2 ? ibx_request_hash(key, body, 2) : key;
 }
 
 /* The first two numbers of such a body are handles, one of which may be an event. */

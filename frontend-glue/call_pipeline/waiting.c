@@ -3,7 +3,7 @@
 #include "frontend-glue/call_pipeline/internal.h"
 
 #include "common/handlers.h"
-#include "frontend-glue/session/own_requests.h"
+#include "frontend-glue/session/extensions.h"
 
 #include <string.h>
 
@@ -14,9 +14,9 @@
 /* Whether the request destroys nodes of graphs. */
 static bool ends_nodes(const struct ibx_call *call, const uint8_t *body, size_t n)
 {
-    const unsigned number = ibx_call_own_request(call, body, n);
-    return number == IBX_OWN_GRAPH_DESTROY || number == IBX_OWN_NODE_DESTROY ||
-           number == IBX_OWN_EXEC_DESTROY;
+    const unsigned number = ibx_call_extension(call, body, n);
+    return number == IBX_EXT_GRAPH_DESTROY || number == IBX_EXT_NODE_DESTROY ||
+           number == IBX_EXT_EXEC_DESTROY;
 }
 
 static bool is_end_of_stream(const struct ibx_call *call)
@@ -29,7 +29,7 @@ static bool ends_handle(const struct ibx_call *call, const uint8_t *body, size_t
                         uint64_t *handle)
 {
     struct ibx_reader r = ibx_reader_of(body, n);
-    const bool exec = ibx_call_own_request(call, body, n) == IBX_OWN_EXEC_DESTROY;
+    const bool exec = ibx_call_extension(call, body, n) == IBX_EXT_EXEC_DESTROY;
     if (exec)
         ibx_get_u16(&r);
     *handle = ibx_get_u64(&r);
@@ -61,15 +61,15 @@ static void outdates(const struct ibx_pipeline *p)
 /* Whether this process shares events with other processes from here on. */
 static bool shares(const struct ibx_call *call, const uint8_t *body, size_t n)
 {
-    const unsigned number = ibx_call_own_request(call, body, n);
-    return call->kind == IBX_CALL_SHARES || number == IBX_OWN_IPC_EVENT ||
-           number == IBX_OWN_IPC_OPEN_EVENT;
+    const unsigned number = ibx_call_extension(call, body, n);
+    return call->kind == IBX_CALL_SHARES || number == IBX_EXT_IPC_EVENT ||
+           number == IBX_EXT_IPC_OPEN_EVENT;
 }
 
 /* Whether other processes may access this one's memory from here on. */
 static bool shares_memory(const struct ibx_call *call, const uint8_t *body, size_t n)
 {
-    return ibx_call_own_request(call, body, n) == IBX_OWN_IPC_MEMORY;
+    return ibx_call_extension(call, body, n) == IBX_EXT_IPC_MEMORY;
 }
 
 /* Notes what a request that waits means for others, before it is sent, and waits for other threads'
@@ -106,7 +106,7 @@ static void before_waiting(struct ibx_pipeline *p, const uint8_t *body, size_t n
     if (p->call->kind == IBX_CALL_RESETS && !memcmp(p->staged, "cuC", 3)) /* a context */
         ibx_process_select();
     if (ibx_call_is_open(p->call->kind) || p->call->kind == IBX_CALL_SHARES ||
-        p->call->kind == IBX_CALL_RESETS || p->call->kind == IBX_CALL_EXTRA)
+        p->call->kind == IBX_CALL_RESETS || p->call->kind == IBX_CALL_EXTENSION)
         p->clean = false; /* its handler may leave an error of another CUDA call */
     ibx_process_order(p, &scope);
     if (ibx_call_ends_event(p->call))
@@ -302,7 +302,7 @@ static void learn_plain(struct ibx_pipeline *p, const uint8_t *body, size_t n)
     p->plain_known = true;
     if (call->kind == IBX_CALL_SELECTS)
         ibx_library_selected(p, body, n);
-    if (ibx_own_request_is(call->name))
+    if (ibx_extension_is(call->name))
         ibx_successes_add(&p->forms, ibx_form_key(call, body, n));
     const bool captures = ibx_process_captures(); /* in a capture, a success says little */
     if (call->kind == IBX_CALL_LAUNCH && ibx_launch_is_plain(body, n) && !captures) {

@@ -25,7 +25,7 @@
  *   client_ends.c, left_work.c  what clients leave behind
  *   stream_waits.c   ends waits for words of clients that have ended
  *   ended.c          whether there are such clients, for those who wait for memory
- *   end_hooks.c      calls own_requests/ and device_calls/ for what only they can give back
+ *   end_hooks.c      calls extensions/ and device_calls/ for what only they can give back
  *   last_requests.c  unloads modules that a client leaves
  *   resets.c         contexts that clients reset or destroy
  *   broken_context.c sticky CUDA errors: who is told, and how the process is replaced
@@ -146,7 +146,7 @@ void ibx_frees_forget(const void *context);
  * another session does the opposite with any of these bytes. ibx_held_end() when that is over; it
  * does nothing if nothing is held. */
 void ibx_held_by_copy(struct gpu_session *x, const struct ibx_frame *f);
-/* As by_copy(), of a request of ibx's own that copies these bytes. */
+/* As by_copy(), of an extension request that copies these bytes. */
 void ibx_held_by_request(struct gpu_session *x, uint64_t address, uint64_t n);
 void ibx_held_by_free(struct gpu_session *x, uint64_t address);
 void ibx_held_by_unmap(struct gpu_session *x, uint64_t address, uint64_t n);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Calls of the functions of own_requests/ and device_calls/ that give back, or have to know of,
+/* Calls of the functions of extensions/ and device_calls/ that give back, or have to know of,
  * what the files here know only by its handle. */
 #include "frontend-glue/clients/clients.h"
 

@@ -164,7 +164,7 @@ bool ibx_left_work_lost(void);
 
 /* end_hooks.c */
 
-/* Functions by which own_requests/ and device_calls/ give back what only they know, or learn that
+/* Functions by which extensions/ and device_calls/ give back what only they know, or learn that
  * something is gone. All are set. */
 struct ibx_end_hooks {
     void (*gone)(uint64_t value);        /* this memory was given back, or this event destroyed */

@@ -28,7 +28,7 @@ int ibx_graph_node_room(struct gpu_session *x, const void *graph, size_t behind,
     const struct ibx_graph_size size = ibx_handles_size(x, IBX_HANDLE_GRAPH, (uintptr_t)graph);
     const uint64_t edges = behind > 1 ? behind - 1 : 0; /* the first edge counts with the node */
     *weight = 0;
-    if (size.level + 1 + depth > IBX_OWN_GRAPHS_DEEP) {
+    if (size.level + 1 + depth > IBX_EXT_GRAPHS_DEEP) {
         ibx_room_tell(x, IBX_HOLDS);
         return CUDA_NOT_SUPPORTED;
     }
@@ -91,7 +91,7 @@ static bool count(void *graph, unsigned depth, uint64_t *nodes, unsigned *deepes
     *deepest = depth > *deepest ? depth : *deepest;
     const size_t edges = all ? edges_of(graph) : 0;
     *nodes += all ? (edges > n ? edges : n) : 0;
-    bool good = depth < IBX_OWN_GRAPHS_DEEP;
+    bool good = depth < IBX_EXT_GRAPHS_DEEP;
     for (size_t i = 0; all && i < n && good; i++) {
         if (!type_of(all[i], &type) && type == CHILD_NODE && !child_of(all[i], &child))
             good = count(child, depth + 1, nodes, deepest);
@@ -282,7 +282,7 @@ bool ibx_graph_launches(struct gpu_session *x, uint64_t exec, uint64_t stream)
     if (!ibx_captures_any() || !is_captured(x, stream, &id))
         return true;
     const struct ibx_graph_size size = ibx_handles_size(x, IBX_HANDLE_EXEC, exec);
-    if (size.depth + 1 < IBX_OWN_GRAPHS_DEEP)
+    if (size.depth + 1 < IBX_EXT_GRAPHS_DEEP)
         return captures_more(x, id, size.nodes);
     ibx_room_tell(x, IBX_HOLDS);
     return false;

@@ -3,7 +3,7 @@
  * Functions of the client that a stream waits for (cudaLaunchHostFunc, cudaStreamAddCallback). In
  * place of each, CUDA calls one of ours, in a thread of the driver's, which waits until the client
  * has called its own function: so the order is CUDA's. A thread of the client asks which function
- * it is to call, over a connection of its own (IBX_OWN_WORK), and reports each that it has called.
+ * it is to call, over a connection of its own (IBX_EXT_WORK), and reports each that it has called.
  *
  * A function that a graph calls is a new entry at each call. It is known as long as a graph, or an
  * executable graph, has it, which a user object of CUDA's tells. No object tells of one that a node

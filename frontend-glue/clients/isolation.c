@@ -342,7 +342,7 @@ static int note_reply(struct gpu_session *x, uint64_t bytes)
 }
 
 /* Whether GVirtuS's handlers may take it for a generator that fills host memory. They remember
- * where they made one, also if a request of our own has ended it and another one has made one
+ * where they made one, also if an extension request has ended it and another one has made one
  * there. */
 static bool may_be_for_host(struct gpu_session *x, uint64_t generator)
 {

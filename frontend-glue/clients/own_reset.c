@@ -82,7 +82,7 @@ static const struct {
     {"cuEventDestroy", IBX_HANDLE_EVENT, MADE_ENDS},
 };
 
-/* Functions of libraries have handlers as well: what they make counts as what requests of our own
+/* Functions of libraries have handlers as well: what they make counts as what extension requests
  * make, and may be destroyed by either. Nearly all requests are the runtime's, whose names begin
  * differently from those of libraries. */
 static void find_library_use(struct gpu_session *x, const char *name)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Memory that is mapped apart from its addresses (cuMemAddressReserve, cuMemCreate, cuMemMap), by
- * the driver of this host. The requests are in own_requests/virtual_memory.c.
+ * the driver of this host. The requests are in extensions/virtual_memory.c.
  *
  * CUDA uses a handle of such memory as an address without a check, and maps memory beyond the
  * reserved addresses, where others' may be. So a client gets numbers for memory, and may only name

@@ -7,7 +7,7 @@
 #include "frontend-glue/device_calls/device_calls.h"
 
 #include "common/clock.h"
-#include "frontend-glue/session/own_requests.h"
+#include "frontend-glue/session/extensions.h"
 #include "frontend-glue/session/math_calls.h"
 
 #include <errno.h>
@@ -18,14 +18,13 @@
 #define PASSES  INT32_MIN   /* not a cudaError_t: GVirtuS has to run the call */
 #define NOWHERE ((void *)1) /* an address that CUDA refuses */
 
-/* The function that runs requests of our own. */
-typedef int own_requests(struct gpu_session *x, const struct ibx_request *q,
-                         struct ibx_writer *out);
+/* The function that runs extension requests. */
+typedef int extensions(struct gpu_session *x, const struct ibx_request *q, struct ibx_writer *out);
 
 /* A call's arguments, and what it answers beside its exit code. */
 struct arguments {
     struct ibx_reader in;
-    uint8_t out[IBX_OWN_OUT_MAX];
+    uint8_t out[IBX_EXT_OUT_MAX];
     const uint8_t *long_out; /* the answer, in place of `out`; NULL: it is in `out` */
     size_t out_n;
 };
@@ -329,7 +328,7 @@ static int launch(struct gpu_session *x, const struct ibx_request *q)
 }
 
 static int run_own(struct gpu_session *x, const struct ibx_request *q, struct arguments *a,
-                   own_requests *own)
+                   extensions *own)
 {
     struct ibx_writer out = ibx_writer_of(a->out, sizeof(a->out));
     const int code = own(x, q, &out);
@@ -362,7 +361,7 @@ static int refused(struct gpu_session *x)
 }
 
 static int run(struct gpu_session *x, const struct ibx_request *q, struct arguments *a,
-               own_requests *own)
+               extensions *own)
 {
     uint64_t stream = 0; /* cudaMemset uses the legacy stream */
     int reset = 0;
@@ -373,7 +372,7 @@ static int run(struct gpu_session *x, const struct ibx_request *q, struct argume
         return refused(x);
     if (q->called->kind == IBX_CALL_RESETS)
         return ibx_own_reset(x, &reset) ? reset : PASSES;
-    if (ibx_own_request_is(q->called->name))
+    if (ibx_extension_is(q->called->name))
         return run_own(x, q, a, own);
     if (ibx_math_is(q->called->name))
         return run_math(x, q, a);
@@ -388,7 +387,7 @@ static int run(struct gpu_session *x, const struct ibx_request *q, struct argume
     return handler ? handler->run(x, a) : PASSES;
 }
 
-int ibx_device_call(struct gpu_session *x, const struct ibx_request *q, own_requests *own)
+int ibx_device_call(struct gpu_session *x, const struct ibx_request *q, extensions *own)
 {
     const uint64_t began = ibx_now_ns();
     struct arguments a = {.in = ibx_reader_of(q->body, (size_t)q->length)};
@@ -455,7 +454,7 @@ void ibx_device_call_read(struct gpu_session *x, const char *name)
         ibx_registrations_changed();
 }
 
-/* Notes a handle that GVirtuS's handler has returned: requests of our own may name it, too. */
+/* Notes a handle that GVirtuS's handler has returned: extension requests may name it, too. */
 static void note_handle(struct gpu_session *x, enum ibx_handle_kind kind)
 {
     struct ibx_reader r = ibx_reader_of(x->replies.last, 8);

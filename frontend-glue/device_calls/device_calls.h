@@ -16,7 +16,7 @@
 
 /* calls.c: returns an outcome, or as ibx_session_fail() */
 
-/* Runs the request, if it can. `own` runs requests of our own: ibx_own_request_run(). */
+/* Runs the request, if it can. `own` runs extension requests: ibx_extension_run(). */
 int ibx_device_call(struct gpu_session *x, const struct ibx_request *q,
                     int (*own)(struct gpu_session *x, const struct ibx_request *q,
                                struct ibx_writer *out));
@@ -38,7 +38,7 @@ struct ibx_kernel_node {
 };
 int ibx_device_kernel_node(struct gpu_session *x, const uint8_t *body, size_t n,
                            struct ibx_kernel_node *node);
-/* Launches the kernel of a launch request's body with `count` attributes (own_requests.h). Returns
+/* Launches the kernel of a launch request's body with `count` attributes (extensions.h). Returns
  * what CUDA returns. */
 int ibx_device_launch_as(struct gpu_session *x, const uint8_t *body, size_t n,
                          const uint8_t *attributes, size_t count);

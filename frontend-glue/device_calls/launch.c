@@ -12,7 +12,7 @@
 #include "frontend-glue/device_calls/device_calls.h"
 
 #include "common/log.h"
-#include "frontend-glue/session/own_requests.h"
+#include "frontend-glue/session/extensions.h"
 
 #include <limits.h>
 #include <pthread.h>
@@ -34,7 +34,7 @@
 /* CUlaunchAttribute and CUlaunchConfig */
 struct launch_attribute {
     int id;
-    _Alignas(8) uint8_t value[IBX_OWN_ATTRIBUTE];
+    _Alignas(8) uint8_t value[IBX_EXT_ATTRIBUTE];
 };
 struct launch_config {
     unsigned grid[3], block[3], shared;
@@ -216,7 +216,7 @@ static size_t parameters_of(void *kernel, size_t *end)
 {
     size_t count = 0, at, n;
     for (*end = 0;
-         cuda.parameter && count < IBX_OWN_ARGUMENTS_MAX && !cuda.parameter(kernel, count, &at, &n);
+         cuda.parameter && count < IBX_EXT_ARGUMENTS_MAX && !cuda.parameter(kernel, count, &at, &n);
          count++)
         *end = at + n > *end ? at + n : *end;
     return count;
@@ -458,14 +458,14 @@ static int launch_as(struct gpu_session *x, const uint8_t *body, size_t n,
 {
     struct launch l;
     struct launch_attribute given[ATTRIBUTES_MAX];
-    struct ibx_reader r = ibx_reader_of(attributes, count * (4 + IBX_OWN_ATTRIBUTE));
+    struct ibx_reader r = ibx_reader_of(attributes, count * (4 + IBX_EXT_ATTRIBUTE));
     if (!parse(x, &l, body, n) || count > ATTRIBUTES_MAX)
         return CUDA_INVALID_VALUE;
     if (!ibx_back_end_begin_context(x) || !load(x) || !cuda.launch_as)
         return CUDA_NOT_SUPPORTED;
     for (size_t i = 0; i < count; i++) {
         given[i].id = (int)ibx_get_u32(&r);
-        memcpy(given[i].value, ibx_get_bytes(&r, IBX_OWN_ATTRIBUTE), IBX_OWN_ATTRIBUTE);
+        memcpy(given[i].value, ibx_get_bytes(&r, IBX_EXT_ATTRIBUTE), IBX_EXT_ATTRIBUTE);
     }
     struct launch_function *f = function_of(x, l.function, false);
     if (!f)

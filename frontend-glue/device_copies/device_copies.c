@@ -3,7 +3,7 @@
 
 #include "common/clock.h"
 #include "common/log.h"
-#include "frontend-glue/own_requests/own_requests.h"
+#include "frontend-glue/extensions/extensions.h"
 #include "frontend-glue/clients/graph_slots.h"
 #include "frontend-glue/gvirtus_handlers/request_shapes.h"
 #include "frontend-glue/tenants/shared_handles.h"
@@ -90,7 +90,7 @@ static int run_call(struct gpu_session *x, const struct ibx_request *q)
     int rc = ibx_session_answer_delayed(x->s);
     x->answering = true;
     if (!rc)
-        rc = ibx_device_call(x, q, ibx_own_request_run);
+        rc = ibx_device_call(x, q, ibx_extension_run);
     x->answering = false;
     choose(x);
     return rc;

@@ -27,7 +27,7 @@
  * paths.c and direct.c call each other: the table has direct.c's path, and the part of a reply that
  * this path cannot move takes another path of the table.
  *
- * Below this folder are own_requests/, device_calls/, clients/, handles/, tenants/,
+ * Below this folder are extensions/, device_calls/, clients/, handles/, tenants/,
  * gvirtus_handlers/ and back_end/: each may call those that come after it in this list.
  */
 #ifndef IBX_FRONTEND_GLUE_DEVICE_COPIES_DEVICE_COPIES_H

@@ -31,7 +31,7 @@ struct part {
 struct link {
     unsigned mark, images;
     struct ibx_compiler compiler; /* its values belong to the program, until the link ends */
-    struct part parts[IBX_OWN_LINKED];
+    struct part parts[IBX_EXT_LINKED];
     void *image; /* of several, once they are linked */
     size_t n;
 };
@@ -83,7 +83,7 @@ static int add(struct link *l, int type, const void *image, size_t n)
 {
     if (!l || !image || !n || type < 0 || type > IS_NVVM)
         return l ? CUDA_INVALID_VALUE : CUDA_INVALID_HANDLE;
-    if (l->images == IBX_OWN_LINKED)
+    if (l->images == IBX_EXT_LINKED)
         return refuse("cuLinkAddData", "a link has 64 images at most");
     char *copy = malloc(n + 1);
     size_t length = 0;
@@ -183,11 +183,11 @@ static int send_parts(const struct link *l, char *memory)
  * 0: there is no room for it. */
 static int ask(const struct link *l, void *memory, size_t room, size_t *n)
 {
-    struct own_request e;
+    struct extension_request e;
     uint8_t bytes[12] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     int rc = CUDA_SUCCESS;
-    ibx_frontend_request_begin(&e, IBX_OWN_LINK, "cuLinkComplete");
+    ibx_frontend_request_begin(&e, IBX_EXT_LINK, "cuLinkComplete");
     ibx_put_u64(&e.body, (uintptr_t)memory);
     ibx_put_u64(&e.body, room);
     ibx_put_u16(&e.body, (uint16_t)l->images);
@@ -207,7 +207,7 @@ static int link_parts(struct link *l)
     const size_t all = length_of_all(l), room = 2 * all + RESULT_LEAST;
     void *memory = NULL;
     size_t n = 0;
-    if (all > IBX_OWN_LINK_MOST || ibx_frontend_capturing())
+    if (all > IBX_EXT_LINK_MOST || ibx_frontend_capturing())
         return refuse("cuLinkComplete",
                       "a stream is captured, or the images have more than 32 MiB");
     int rc = cudaMalloc(&memory, room);

@@ -73,11 +73,11 @@ static int check(int type, uint64_t address, unsigned flags)
 /* The operation was checked. */
 static int add(void *stream, int type, uint64_t address, uint64_t value, unsigned flags)
 {
-    struct own_request e;
+    struct extension_request e;
     if (type == IBX_VALUE_WAIT_32 || type == IBX_VALUE_WAIT_64)
         ibx_frontend_word_awaited();
     ibx_frontend_stream_used(stream);
-    ibx_frontend_request_begin(&e, IBX_OWN_STREAM_VALUE, "cuStreamWaitValue32");
+    ibx_frontend_request_begin(&e, IBX_EXT_STREAM_VALUE, "cuStreamWaitValue32");
     ibx_put_u64(&e.body, address);
     ibx_put_u64(&e.body, value);
     ibx_put_u32(&e.body, (uint32_t)type);

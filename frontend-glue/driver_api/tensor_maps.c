@@ -10,7 +10,7 @@
 #define ALIGNED ((uintptr_t)64) /* of a CUtensorMap */
 
 struct map {
-    enum ibx_own_request_tensor_map kind;
+    enum ibx_extension_tensor_map kind;
     int type;
     unsigned rank;
     const void *at;
@@ -31,7 +31,7 @@ static void put_long(struct ibx_writer *w, const uint64_t *from, unsigned n, uns
 /* The arrays are of int or of unsigned. */
 static void put_short(struct ibx_writer *w, const void *from, unsigned n)
 {
-    for (unsigned i = 0; i < IBX_OWN_TENSOR_RANK; i++) {
+    for (unsigned i = 0; i < IBX_EXT_TENSOR_RANK; i++) {
         uint32_t value = 0;
         if (i < n)
             memcpy(&value, (const uint8_t *)from + i * sizeof(value), sizeof(value));
@@ -39,9 +39,9 @@ static void put_short(struct ibx_writer *w, const void *from, unsigned n)
     }
 }
 
-static int ask(const struct own_request *e, void *map)
+static int ask(const struct extension_request *e, void *map)
 {
-    uint8_t bytes[IBX_OWN_TENSOR_MAP_BYTES];
+    uint8_t bytes[IBX_EXT_TENSOR_MAP_BYTES];
     const int rc = ibx_frontend_request_make(e, bytes, sizeof(bytes));
     if (!rc)
         memcpy(map, bytes, sizeof(bytes));
@@ -55,19 +55,19 @@ static bool is_map(const void *map)
 
 static int encode(void *map, const struct map *m, const char *call)
 {
-    const bool is_wide = m->kind == IBX_OWN_TENSOR_IM2COL_WIDE;
-    const unsigned least = m->kind == IBX_OWN_TENSOR_TILED ? 1 : 3;
-    struct own_request e;
-    if (!is_map(map) || m->rank < least || m->rank > IBX_OWN_TENSOR_RANK || !m->sizes ||
+    const bool is_wide = m->kind == IBX_EXT_TENSOR_IM2COL_WIDE;
+    const unsigned least = m->kind == IBX_EXT_TENSOR_TILED ? 1 : 3;
+    struct extension_request e;
+    if (!is_map(map) || m->rank < least || m->rank > IBX_EXT_TENSOR_RANK || !m->sizes ||
         (m->rank > 1 && !m->pitches) || !m->first || (!m->second && m->second_count) || !m->steps)
         return CUDA_INVALID_VALUE;
-    ibx_frontend_request_begin(&e, IBX_OWN_TENSOR_MAP, call);
+    ibx_frontend_request_begin(&e, IBX_EXT_TENSOR_MAP, call);
     ibx_put_u32(&e.body, (uint32_t)m->kind);
     ibx_put_u32(&e.body, (uint32_t)m->type);
     ibx_put_u32(&e.body, m->rank);
     ibx_put_u64(&e.body, (uintptr_t)m->at);
-    put_long(&e.body, m->sizes, m->rank, IBX_OWN_TENSOR_RANK);
-    put_long(&e.body, m->pitches, m->rank - 1, IBX_OWN_TENSOR_RANK - 1);
+    put_long(&e.body, m->sizes, m->rank, IBX_EXT_TENSOR_RANK);
+    put_long(&e.body, m->pitches, m->rank - 1, IBX_EXT_TENSOR_RANK - 1);
     put_short(&e.body, m->first, m->first_count);
     put_short(&e.body, m->second, m->second_count);
     ibx_put_u32(&e.body, m->channels);
@@ -86,7 +86,7 @@ EXPORTED int cuTensorMapEncodeTiled(void *map, int type, unsigned rank, void *at
                                     const uint32_t *box, const uint32_t *steps, int interleave,
                                     int swizzle, int promotion, int fill)
 {
-    const struct map m = {.kind = IBX_OWN_TENSOR_TILED,
+    const struct map m = {.kind = IBX_EXT_TENSOR_TILED,
                           .type = type,
                           .rank = rank,
                           .at = at,
@@ -110,7 +110,7 @@ EXPORTED int cuTensorMapEncodeIm2col(void *map, int type, unsigned rank, void *a
                                      int swizzle, int promotion, int fill)
 {
     const unsigned corners = rank > 2 ? rank - 2 : 0;
-    const struct map m = {.kind = IBX_OWN_TENSOR_IM2COL,
+    const struct map m = {.kind = IBX_EXT_TENSOR_IM2COL,
                           .type = type,
                           .rank = rank,
                           .at = at,
@@ -136,7 +136,7 @@ EXPORTED int cuTensorMapEncodeIm2colWide(void *map, int type, unsigned rank, voi
                                          const uint32_t *steps, int interleave, int mode,
                                          int swizzle, int promotion, int fill)
 {
-    const struct map m = {.kind = IBX_OWN_TENSOR_IM2COL_WIDE,
+    const struct map m = {.kind = IBX_EXT_TENSOR_IM2COL_WIDE,
                           .type = type,
                           .rank = rank,
                           .at = at,
@@ -159,12 +159,12 @@ EXPORTED int cuTensorMapEncodeIm2colWide(void *map, int type, unsigned rank, voi
 
 static int replace(void *map, const void *at)
 {
-    struct own_request e;
+    struct extension_request e;
     if (!is_map(map))
         return CUDA_INVALID_VALUE;
-    ibx_frontend_request_begin(&e, IBX_OWN_TENSOR_ADDRESS, "cuTensorMapReplaceAddress");
+    ibx_frontend_request_begin(&e, IBX_EXT_TENSOR_ADDRESS, "cuTensorMapReplaceAddress");
     ibx_put_u64(&e.body, (uintptr_t)at);
-    ibx_put_bytes(&e.body, map, IBX_OWN_TENSOR_MAP_BYTES);
+    ibx_put_bytes(&e.body, map, IBX_EXT_TENSOR_MAP_BYTES);
     return ask(&e, map);
 }
 

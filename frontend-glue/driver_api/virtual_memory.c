@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Memory that is mapped to reserved addresses, by requests of our own, which the back end's driver
+ * Memory that is mapped to reserved addresses, by extension requests, which the back end's driver
  * runs. This file notes what is mapped where, and how often a handle is held: the back end keeps
  * each piece of memory until it is neither held nor mapped. Other processes cannot share it. A
  * reset of the device gives all of it back at the back end; the next call notices that here.
@@ -162,16 +162,16 @@ static int check(const struct ibx_mapped_properties *p)
                : ibx_driver_check_device(p->at.id);
 }
 
-static void begin_granularity(struct own_request *e, int device, int option)
+static void begin_granularity(struct extension_request *e, int device, int option)
 {
-    ibx_frontend_request_begin(e, IBX_OWN_VIRTUAL_GRANULARITY, "cuMemGetAllocationGranularity");
+    ibx_frontend_request_begin(e, IBX_EXT_VIRTUAL_GRANULARITY, "cuMemGetAllocationGranularity");
     ibx_put_u32(&e->body, (uint32_t)device);
     ibx_put_u32(&e->body, (uint32_t)option);
 }
 
 bool ibx_driver_maps_memory(int device)
 {
-    struct own_request e;
+    struct extension_request e;
     uint8_t bytes[8];
     int code;
     begin_granularity(&e, device, 0);
@@ -180,7 +180,7 @@ bool ibx_driver_maps_memory(int device)
 
 static int granularity(size_t *n, const struct ibx_mapped_properties *p, int option)
 {
-    struct own_request e;
+    struct extension_request e;
     uint64_t answer = 0;
     int rc = n && option >= 0 && option < OPTIONS ? check(p) : CUDA_INVALID_VALUE;
     if (rc)
@@ -203,14 +203,14 @@ EXPORTED int cuMemGetAllocationGranularity(size_t *n, const struct ibx_mapped_pr
 /* An address that the program asks for would be one of its own process; the back end has others. */
 static int reserve(uint64_t *address, size_t n, size_t alignment, unsigned long long flags)
 {
-    struct own_request e;
+    struct extension_request e;
     uint64_t begins = 0;
     struct addresses *a = address && n && !flags ? calloc(1, sizeof(*a)) : NULL;
     if (!a)
         return address && n && !flags ? CUDA_MEMORY_ALLOCATION : CUDA_INVALID_VALUE;
     enter(); /* forgets what a reset has given back, since the same addresses may come again */
     leave();
-    ibx_frontend_request_begin(&e, IBX_OWN_VIRTUAL_RESERVE, "cuMemAddressReserve");
+    ibx_frontend_request_begin(&e, IBX_EXT_VIRTUAL_RESERVE, "cuMemAddressReserve");
     ibx_put_u64(&e.body, n);
     ibx_put_u64(&e.body, alignment);
     const int rc = ibx_frontend_request_ask(&e, &begins);
@@ -251,14 +251,14 @@ static struct addresses *take_out(uint64_t begins, uint64_t n)
 
 static int free_addresses(uint64_t begins, uint64_t n)
 {
-    struct own_request e;
+    struct extension_request e;
     struct addresses *a = take_out(begins, n);
     if (!a)
         return CUDA_INVALID_VALUE;
     ibx_frontend_device_memory_gone((void *)(uintptr_t)begins);
     atomic_fetch_sub(&reservations, 1);
     free(a);
-    ibx_frontend_request_begin(&e, IBX_OWN_VIRTUAL_FREE, "cuMemAddressFree");
+    ibx_frontend_request_begin(&e, IBX_EXT_VIRTUAL_FREE, "cuMemAddressFree");
     ibx_put_u64(&e.body, begins);
     ibx_put_u64(&e.body, n);
     return ibx_frontend_request_make(&e, NULL, 0);
@@ -274,7 +274,7 @@ EXPORTED int cuMemAddressFree(uint64_t address, size_t n)
 static int create(uint64_t *handle, size_t n, const struct ibx_mapped_properties *p,
                   unsigned long long flags)
 {
-    struct own_request e;
+    struct extension_request e;
     uint64_t number = 0;
     int rc = handle && n && !flags ? check(p) : CUDA_INVALID_VALUE;
     if (rc)
@@ -282,7 +282,7 @@ static int create(uint64_t *handle, size_t n, const struct ibx_mapped_properties
     struct memory *m = malloc(sizeof(*m));
     if (!m)
         return CUDA_MEMORY_ALLOCATION;
-    ibx_frontend_request_begin(&e, IBX_OWN_VIRTUAL_CREATE, "cuMemCreate");
+    ibx_frontend_request_begin(&e, IBX_EXT_VIRTUAL_CREATE, "cuMemCreate");
     ibx_put_u64(&e.body, n);
     ibx_put_u32(&e.body, (uint32_t)p->at.id);
     rc = ibx_frontend_request_ask(&e, &number);
@@ -314,8 +314,8 @@ static uint64_t take_unused(struct memory *m)
 
 static int give_back(uint64_t number)
 {
-    struct own_request e;
-    ibx_frontend_request_begin(&e, IBX_OWN_VIRTUAL_RELEASE, "cuMemRelease");
+    struct extension_request e;
+    ibx_frontend_request_begin(&e, IBX_EXT_VIRTUAL_RELEASE, "cuMemRelease");
     ibx_put_u64(&e.body, number);
     return ibx_frontend_request_make(&e, NULL, 0);
 }
@@ -406,7 +406,7 @@ static void note(struct mapping *made, struct memory *of, uint64_t at, int rc)
 
 static int map(uint64_t at, size_t n, size_t offset, uint64_t handle, unsigned long long flags)
 {
-    struct own_request e;
+    struct extension_request e;
     int rc;
     if (offset || flags)
         return offset ? CUDA_NOT_SUPPORTED : CUDA_INVALID_VALUE;
@@ -416,7 +416,7 @@ static int map(uint64_t at, size_t n, size_t offset, uint64_t handle, unsigned l
         free(made);
         return made ? rc : CUDA_MEMORY_ALLOCATION;
     }
-    ibx_frontend_request_begin(&e, IBX_OWN_VIRTUAL_MAP, "cuMemMap");
+    ibx_frontend_request_begin(&e, IBX_EXT_VIRTUAL_MAP, "cuMemMap");
     ibx_put_u64(&e.body, at);
     ibx_put_u64(&e.body, n);
     ibx_put_u64(&e.body, handle);
@@ -453,9 +453,9 @@ static bool take_mapping(uint64_t at, size_t n, uint64_t *unused)
 
 static int unmap(uint64_t at, size_t n)
 {
-    struct own_request e;
+    struct extension_request e;
     uint64_t unused = 0;
-    ibx_frontend_request_begin(&e, IBX_OWN_VIRTUAL_UNMAP, "cuMemUnmap");
+    ibx_frontend_request_begin(&e, IBX_EXT_VIRTUAL_UNMAP, "cuMemUnmap");
     ibx_put_u64(&e.body, at);
     ibx_put_u64(&e.body, n);
     int rc = ibx_frontend_request_make(&e, NULL, 0);
@@ -485,10 +485,10 @@ static int set_access(uint64_t at, size_t n, const struct ibx_mapped_access *lis
 {
     int rc = list && count ? CUDA_SUCCESS : CUDA_INVALID_VALUE;
     for (size_t i = 0; i < count && !rc; i++) {
-        struct own_request e;
+        struct extension_request e;
         if (list[i].at.type != IBX_MAPPED_OF_DEVICE)
             return CUDA_NOT_SUPPORTED;
-        ibx_frontend_request_begin(&e, IBX_OWN_VIRTUAL_SET_ACCESS, "cuMemSetAccess");
+        ibx_frontend_request_begin(&e, IBX_EXT_VIRTUAL_SET_ACCESS, "cuMemSetAccess");
         ibx_put_u64(&e.body, at);
         ibx_put_u64(&e.body, n);
         ibx_put_u32(&e.body, (uint32_t)list[i].at.id);
@@ -508,13 +508,13 @@ EXPORTED int cuMemSetAccess(uint64_t address, size_t n, const struct ibx_mapped_
 
 static int get_access(unsigned long long *flags, const struct memory_location *at, uint64_t address)
 {
-    struct own_request e;
+    struct extension_request e;
     uint64_t answer = 0;
     if (!flags || !at)
         return CUDA_INVALID_VALUE;
     if (at->type != IBX_MAPPED_OF_DEVICE)
         return CUDA_NOT_SUPPORTED;
-    ibx_frontend_request_begin(&e, IBX_OWN_VIRTUAL_GET_ACCESS, "cuMemGetAccess");
+    ibx_frontend_request_begin(&e, IBX_EXT_VIRTUAL_GET_ACCESS, "cuMemGetAccess");
     ibx_put_u64(&e.body, address);
     ibx_put_u32(&e.body, (uint32_t)at->id);
     const int rc = ibx_frontend_request_ask(&e, &answer);

@@ -8,7 +8,7 @@
 
 #include "common/wire.h"
 #include "frontend-glue/gvirtus_handlers/request_shapes.h"
-#include "frontend-glue/session/own_requests.h"
+#include "frontend-glue/session/extensions.h"
 
 #include <string.h>
 

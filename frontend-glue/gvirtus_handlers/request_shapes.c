@@ -215,7 +215,7 @@ static const struct {
     {"cudaHostRegister", IBX_BARRED_BESIDE | IBX_BARRED_PINNED},
     {"cudaHostUnregister", IBX_BARRED_BESIDE},
     /* Their handlers pass on any address, and any number as a handle, which CUDA takes for an
-     * address. Requests of our own do the same with checks. */
+     * address. Extension requests do the same with checks. */
     {"cuMemAddressFree", IBX_BARRED_BESIDE},
     {"cuMemAddressReserve", IBX_BARRED_BESIDE},
     {"cuMemCreate", IBX_BARRED_BESIDE | IBX_BARRED_LIMITED},

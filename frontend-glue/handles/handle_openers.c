@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What another client has opened (own_requests/ipc.c) becomes that client's when its maker has
+/* What another client has opened (extensions/ipc.c) becomes that client's when its maker has
  * ended. */
 #include "frontend-glue/handles/handle_lists.h"
 

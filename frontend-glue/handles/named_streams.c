@@ -5,7 +5,7 @@
  * programs with it. So the handle has to be one that a call has returned to the tenant, of
  * something that still exists.
  *
- * A request of our own with another handle is answered as CUDA answers an invalid event. In a
+ * An extension request with another handle is answered as CUDA answers an invalid event. In a
  * request for GVirtuS's handler the handle is replaced by 0: no event, no graph, or the legacy
  * stream.
  *

@@ -7,7 +7,7 @@
 #include "common/wire.h"
 #include "frontend-glue/client_copies/client_copies.h"
 #include "frontend-glue/plugin/host_memory.h"
-#include "frontend-glue/session/own_requests.h"
+#include "frontend-glue/session/extensions.h"
 #include "frontend-glue/session/hooks.h"
 #include "frontend-glue/session/math_calls.h"
 
@@ -37,11 +37,11 @@ static int make_call_inside(const struct ibx_frontend_request *request, int *exi
                                               request->out,  request->out_n, request->unseen};
     if (!ibx_attached_session())
         return -ENOTCONN;
-    if (!strcmp(request->name, IBX_OWN_NAME) || ibx_math_is(request->name)) /* all ours */
+    if (!strcmp(request->name, IBX_EXT_NAME) || ibx_math_is(request->name)) /* all ours */
         ibx_async_copy_wait(0);
-    else if (!strcmp(request->name, IBX_OWN_QUEUE))
+    else if (!strcmp(request->name, IBX_EXT_QUEUE))
         ibx_async_copy_wait(last_word(request));
-    else if (ibx_async_copy_any() && strcmp(request->name, IBX_OWN_WORK) != 0)
+    else if (ibx_async_copy_any() && strcmp(request->name, IBX_EXT_WORK) != 0)
         return -ENOTCONN;
     const struct ibx_frontend_watch *watch =
         atomic_load_explicit(&ibx_attached_watcher, memory_order_acquire);
@@ -159,7 +159,7 @@ static void *allocate(size_t n)
 static int ask_for_map(const struct ibx_writer *body, int *exit_code)
 {
     const struct ibx_frontend_request request = {
-        .name = IBX_OWN_NAME, .body = body->data, .n = body->length};
+        .name = IBX_EXT_NAME, .body = body->data, .n = body->length};
     return make_call(&request, exit_code);
 }
 
@@ -170,11 +170,11 @@ static int stand_in(void *address, size_t n, bool on, int *exit_code)
     uint64_t offset;
     if (ibx_shared_offset(address, n, &offset)) /* not for shared memory, which only reach() maps */
         return -EOPNOTSUPP;
-    ibx_put_u16(&w, on ? IBX_OWN_HOST_MAP : IBX_OWN_HOST_UNMAP);
+    ibx_put_u16(&w, on ? IBX_EXT_HOST_MAP : IBX_EXT_HOST_UNMAP);
     ibx_put_u64(&w, (uintptr_t)address);
     if (on) {
         ibx_put_u64(&w, n);
-        ibx_put_u64(&w, IBX_OWN_OWN_PAGES);
+        ibx_put_u64(&w, IBX_EXT_OWN_PAGES);
     }
     return ask_for_map(&w, exit_code);
 }
@@ -196,7 +196,7 @@ static int reach_inside(void *address, size_t n, bool on, int *exit_code)
     ibx_pipeline_unlock(ibx_attached->pipeline);
     if (rc)
         return rc;
-    ibx_put_u16(&w, on ? IBX_OWN_HOST_MAP : IBX_OWN_HOST_UNMAP);
+    ibx_put_u16(&w, on ? IBX_EXT_HOST_MAP : IBX_EXT_HOST_UNMAP);
     ibx_put_u64(&w, (uintptr_t)address);
     if (on) {
         ibx_put_u64(&w, (n + PAGE - 1) / PAGE * PAGE);

@@ -7,7 +7,7 @@
 #ifndef IBX_FRONTEND_GLUE_PRELOAD_CUDA_TYPES_H
 #define IBX_FRONTEND_GLUE_PRELOAD_CUDA_TYPES_H
 
-#include "frontend-glue/session/own_requests.h"
+#include "frontend-glue/session/extensions.h"
 
 /* cudaError_t */
 #define CUDA_SUCCESS               0
@@ -55,7 +55,7 @@ struct dim3 {
 
 /* cudaIpcMemHandle_t, cudaIpcEventHandle_t */
 struct ipc_handle {
-    uint8_t bytes[IBX_OWN_HANDLE];
+    uint8_t bytes[IBX_EXT_HANDLE];
 };
 /* cudaMemLocation, cudaMemAccessDesc, cudaMemPoolProps */
 struct memory_location {
@@ -77,7 +77,7 @@ struct pool_properties {
 
 struct launch_attribute {
     int id;
-    _Alignas(8) uint8_t value[IBX_OWN_ATTRIBUTE];
+    _Alignas(8) uint8_t value[IBX_EXT_ATTRIBUTE];
 };
 
 struct launch_config {

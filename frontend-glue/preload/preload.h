@@ -11,39 +11,39 @@
 #include <stdatomic.h>
 
 /* --------------------------------------------------------------------------------------
- * own_requests.c */
+ * extensions.c */
 
-#define OWN_REQUEST_MAX 1950u /* bytes of a request's body that need no allocation */
-/* A request of ibx's own (session/own_requests.h), which stock GVirtuS does not have. Its body
+#define EXTENSION_REQUEST_MAX 1950u /* bytes of a request's body that need no allocation */
+/* An extension request (session/extensions.h), which stock GVirtuS does not have. Its body
  * begins with its number. */
-struct own_request {
+struct extension_request {
     const char *name; /* the request's name on the wire */
     const char *call; /* the CUDA function, for messages */
     struct ibx_writer body;
     void *more; /* the allocated body if it is longer than bytes[]; else NULL */
-    uint8_t bytes[OWN_REQUEST_MAX];
+    uint8_t bytes[EXTENSION_REQUEST_MAX];
 };
-void ibx_frontend_request_begin(struct own_request *own, enum ibx_own_request number,
+void ibx_frontend_request_begin(struct extension_request *own, enum ibx_extension number,
                                 const char *call);
 /* Begins a request about a node of an executable graph or, if `exec` is NULL, of a graph. */
-void ibx_frontend_node_begin(struct own_request *own, enum ibx_own_request number, const char *call,
-                             const void *exec, const void *node);
+void ibx_frontend_node_begin(struct extension_request *own, enum ibx_extension number,
+                             const char *call, const void *exec, const void *node);
 /* Makes room for n more bytes of the body. False: there is no memory. A caller of this ends with
  * _free(). */
-bool ibx_frontend_request_room(struct own_request *own, size_t n);
-void ibx_frontend_request_free(struct own_request *own);
+bool ibx_frontend_request_room(struct extension_request *own, size_t n);
+void ibx_frontend_request_free(struct extension_request *own);
 /* Sends the request and waits for the answer. Returns what the CUDA call is to return; if that is
  * an error, cudaGetLastError() will return it, too. On success the answer is in `out`, exactly n
  * bytes. */
-int ibx_frontend_request_make(const struct own_request *own, void *out, size_t n);
+int ibx_frontend_request_make(const struct extension_request *own, void *out, size_t n);
 /* As _make(), with the result in *rc. False: this back end does not know the request, and GVirtuS
  * may have the function; no error is recorded. */
-bool ibx_frontend_request_known(const struct own_request *own, void *out, size_t n, int *rc);
+bool ibx_frontend_request_known(const struct extension_request *own, void *out, size_t n, int *rc);
 /* As _make(), for a request whose answer is one number. */
-int ibx_frontend_request_ask(const struct own_request *own, uint64_t *answer);
+int ibx_frontend_request_ask(const struct extension_request *own, uint64_t *answer);
 /* Sends the request and records and logs nothing. False: it was not sent. *code: the exit code of
  * the back end; negative if the back end does not know the request. */
-bool ibx_frontend_request_try(const struct own_request *own, void *out, size_t n, int *code);
+bool ibx_frontend_request_try(const struct extension_request *own, void *out, size_t n, int *code);
 /* Has GVirtuS connect the calling thread, by a cheap call of its front end: nothing else can. */
 void ibx_frontend_connect(void);
 

@@ -2,7 +2,7 @@
 #include "frontend-glue/session/calls.h"
 
 #include "common/wire.h"
-#include "frontend-glue/session/own_requests.h"
+#include "frontend-glue/session/extensions.h"
 #include "frontend-glue/session/math_calls.h"
 
 #include <stdlib.h>
@@ -71,8 +71,8 @@ static const struct ibx_call calls[] = {
     {"cudaStreamSynchronize", IBX_CALL_QUERIES, 0, 8, false, false},
     {"cudaStreamWaitEvent", IBX_CALL_REPEATS, 0, 20, true, false},
     {"cudaThreadExit", IBX_CALL_RESETS, ALL, 0, true, false},
-    {IBX_OWN_QUEUE, IBX_CALL_ENQUEUES, LAST, 0, false, false},
-    {IBX_OWN_WORK, IBX_CALL_EXTRA, NONE, 0, false, false},
+    {IBX_EXT_QUEUE, IBX_CALL_ENQUEUES, LAST, 0, false, false},
+    {IBX_EXT_WORK, IBX_CALL_EXTENSION, NONE, 0, false, false},
     {IBX_MATH_ABORTS, IBX_CALL_SETS_UP, NONE, 0, false, false},
     {IBX_MATH_ADDS, IBX_CALL_LIBRARY, IBX_CALL_OF_HANDLE, 0, false, false},
     {IBX_MATH_ADDS_IN, IBX_CALL_LIBRARY, IBX_CALL_OF_LIBRARY, 0, false, false},
@@ -80,7 +80,7 @@ static const struct ibx_call calls[] = {
     {IBX_MATH_SELECTS, IBX_CALL_SELECTS, ALL, 0, true, false},
     {IBX_MATH_SETS_UP, IBX_CALL_SETS_UP, ALL, 0, true, false},
     {IBX_MATH_WAITS, IBX_CALL_OTHER, ALL, 0, true, false},
-    {IBX_OWN_NAME, IBX_CALL_EXTRA, ALL, 0, true, false},
+    {IBX_EXT_NAME, IBX_CALL_EXTENSION, ALL, 0, true, false},
 };
 
 /* Prefixes of calls after which kernels and handles may be invalid. */
@@ -213,10 +213,10 @@ const struct ibx_call *ibx_call_find(const void *name, size_t n)
     return found_last[i].call;
 }
 
-unsigned ibx_call_own_request(const struct ibx_call *call, const uint8_t *body, size_t n)
+unsigned ibx_call_extension(const struct ibx_call *call, const uint8_t *body, size_t n)
 {
     struct ibx_reader r = ibx_reader_of(body, n);
-    return call->kind == IBX_CALL_EXTRA ? ibx_get_u16(&r) : 0;
+    return call->kind == IBX_CALL_EXTENSION ? ibx_get_u16(&r) : 0;
 }
 
 bool ibx_call_is_quick(const struct ibx_call *call, const uint8_t *body, size_t n)
@@ -225,7 +225,7 @@ bool ibx_call_is_quick(const struct ibx_call *call, const uint8_t *body, size_t 
            call->kind == IBX_CALL_LIBRARY ||
            (call->kind == IBX_CALL_ENQUEUES && call->stream_at != ALL) ||
            call->kind == IBX_CALL_REGISTERS ||
-           ibx_call_own_request(call, body, n) == IBX_OWN_SET_KERNEL;
+           ibx_call_extension(call, body, n) == IBX_EXT_SET_KERNEL;
 }
 
 bool ibx_call_stream(const struct ibx_call *call, const uint8_t *body, size_t n, uint64_t *stream)

@@ -36,12 +36,12 @@ enum ibx_call_kind {
     IBX_CALL_SET_DEVICE, /* for the calling thread */
     IBX_CALL_BEGIN_CAPTURE, /* from now on enqueued work is captured, or refused */
     IBX_CALL_END_CAPTURE,
-    IBX_CALL_LIBRARY, /* a function of cuBLAS and the like: enqueues; the same request succeeds
-                         again, until IBX_CALL_SETS_UP, or a stream is destroyed */
-    IBX_CALL_SELECTS, /* selects the stream in which such calls with this handle enqueue */
-    IBX_CALL_SETS_UP, /* waits, and may do anything: creates, changes or destroys what such calls
-                         use */
-    IBX_CALL_EXTRA,   /* a request of ibx's own (own_requests.h): waits, and may do anything */
+    IBX_CALL_LIBRARY,   /* a function of cuBLAS and the like: enqueues; the same request succeeds
+                           again, until IBX_CALL_SETS_UP, or a stream is destroyed */
+    IBX_CALL_SELECTS,   /* selects the stream in which such calls with this handle enqueue */
+    IBX_CALL_SETS_UP,   /* waits, and may do anything: creates, changes or destroys what such calls
+                           use */
+    IBX_CALL_EXTENSION, /* an extension request (extensions.h): waits, and may do anything */
 };
 
 /* Where a request holds its stream: an offset in its body, or one of these. */
@@ -72,8 +72,8 @@ static inline bool ibx_call_is_open(enum ibx_call_kind kind)
 /* The call with this name, n bytes with its NUL; never NULL. */
 const struct ibx_call *ibx_call_find(const void *name, size_t n);
 
-/* The number (enum ibx_own_request) in the body of an IBX_CALL_EXTRA; 0: it is none. */
-unsigned ibx_call_own_request(const struct ibx_call *call, const uint8_t *body, size_t n);
+/* The number (enum ibx_extension) in the body of an IBX_CALL_EXTENSION; 0: it is none. */
+unsigned ibx_call_extension(const struct ibx_call *call, const uint8_t *body, size_t n);
 
 /* Whether its handler returns without waiting for anything, so that its reply may be sent with the
  * next one. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Requests of ibx's own for functions of cuBLAS, cuBLASLt, cuRAND, cuFFT, cuSPARSE, cuSOLVER,
+ * Extension requests for functions of cuBLAS, cuBLASLt, cuRAND, cuFFT, cuSPARSE, cuSOLVER,
  * cuDNN and NCCL. GVirtuS has plugins for these libraries except NCCL, but many functions are
  * missing there or return something else: so all functions in math_*.def are called through these
  * requests. The preload makes them (preload/math_libraries/math_calls.c), and the back end's plugin

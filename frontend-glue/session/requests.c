@@ -10,14 +10,14 @@
  */
 #include "frontend-glue/session/session_internal.h"
 
-#include "frontend-glue/session/own_requests.h"
+#include "frontend-glue/session/extensions.h"
 #include "frontend-glue/session/math_calls.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #define GATHER_MAX (1u << 20)  /* longer bodies are READ, if the client can register them */
-#define OWN_MAX    (64u << 10) /* bytes of a request of ibx's own; no client has longer ones */
+#define OWN_MAX    (64u << 10) /* bytes of an extension request; no client has longer ones */
 
 #define OWN_BEGINS   "ibx" /* the prefix of its name ... */
 #define OWN_NAME_MAX 32u   /* ... which has at most so many bytes */
@@ -81,13 +81,13 @@ static int gather(struct ibx_session *s, size_t n)
     return 1;
 }
 
-/* Whether an incomplete name may be that of a request of ibx's own. */
+/* Whether an incomplete name may be that of an extension request. */
 static bool may_be_own(const uint8_t *bytes, size_t n)
 {
     return n < OWN_NAME_MAX && !memcmp(bytes, OWN_BEGINS, n < 3 ? n : 3);
 }
 
-/* Gathers a request of ibx's own that is split over messages, even within its name, because GVirtuS
+/* Gathers an extension request that is split over messages, even within its name, because GVirtuS
  * does not know it. Clients send them whole, except when a session continues over another fabric.
  * 1: now there is more of it; 0: it is none; otherwise as ibx_session_fail(). */
 static int gather_own(struct ibx_session *s)
@@ -98,7 +98,7 @@ static int gather_own(struct ibx_session *s)
     if (!name)
         return may_be_own(bytes, left) ? gather(s, left + 1) : 0;
     const struct ibx_call *call = ibx_call_find(bytes, name);
-    const bool own = ibx_own_request_is(call->name) || ibx_math_is(call->name);
+    const bool own = ibx_extension_is(call->name) || ibx_math_is(call->name);
     const bool resets = call->kind == IBX_CALL_RESETS && call->name[0];
     if (!own && !resets)
         return 0;

@@ -13,7 +13,7 @@
  *   requests.c      GVirtuS's requests at the beginning of the stream, for the hooks
  *   calls.c         the table of GVirtuS's calls
  *   math_calls.c    functions of cuBLAS and others; math_descriptors.c: cuBLASLt's descriptors
- *   own_requests.c  encodes the structures in requests of ibx's own
+ *   extensions.c  encodes the structures in extension requests
  *   frames.c        the frames of GVirtuS's own wire
  *   deferred_replies.c  replies to requests that were answered before the server has run them
  *   held_replies.c      replies of a server that are sent together

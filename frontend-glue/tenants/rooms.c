@@ -33,7 +33,7 @@ void ibx_room_tell(const struct gpu_session *x, enum ibx_hold hold)
     if (hold == IBX_HOLDS)
         ibx_log(IBX_LOG_WARN,
                 "clients of tenant \"%s\" get no more than %u graphs within each other",
-                ibx_tenant_name(x->isolation.tenant), IBX_OWN_GRAPHS_DEEP);
+                ibx_tenant_name(x->isolation.tenant), IBX_EXT_GRAPHS_DEEP);
     else
         ibx_log(IBX_LOG_WARN,
                 "clients of tenant \"%s\" get no more %s: they have as many as all of a tenant may "

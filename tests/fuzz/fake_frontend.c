@@ -348,7 +348,7 @@ uint64_t ibx_frontend_slot_copy(struct ibx_writer *body, const struct ibx_cuda_m
     return 9;
 }
 
-bool ibx_frontend_slot_made(struct own_request *e, void *to, size_t n, int *rc)
+bool ibx_frontend_slot_made(struct extension_request *e, void *to, size_t n, int *rc)
 {
     return ibx_frontend_request_known(e, to, n, rc);
 }
@@ -396,7 +396,7 @@ const char *ibx_frontend_name_of_kernel(const void *function)
     return function ? "kernel" : NULL;
 }
 
-int ibx_frontend_put_launch(struct own_request *e, const struct launch_config *config,
+int ibx_frontend_put_launch(struct extension_request *e, const struct launch_config *config,
                             const void *function, void **arguments)
 {
     (void)e, (void)config, (void)function, (void)arguments;

@@ -10,7 +10,7 @@
  * - u8 n, and n steps of two bytes: an action and its argument, see run_step();
  * - the messages, see fake_transport.h. */
 #include "frontend-glue/call_pipeline/internal.h"
-#include "frontend-glue/session/own_requests.h"
+#include "frontend-glue/session/extensions.h"
 #include "frontend-glue/session/session_internal.h"
 
 #include "tests/fuzz/fake_transport.h"
@@ -80,13 +80,13 @@ static const struct {
     {"cudaRegisterFunction", 24, 0},
     {"cudaDeviceReset", 0, 0},
     {"cudaGetSymbolAddress", 16, 8},
-    {IBX_OWN_NAME, 18, 0},
-    {IBX_OWN_NAME, 10, 8},
-    {IBX_OWN_NAME, 10, 64},
-    {IBX_OWN_NAME, 10, 1000},
-    {IBX_OWN_NAME, 3000, 16},
-    {IBX_OWN_QUEUE, 38, 0},
-    {IBX_OWN_WORK, 18, 16},
+    {IBX_EXT_NAME, 18, 0},
+    {IBX_EXT_NAME, 10, 8},
+    {IBX_EXT_NAME, 10, 64},
+    {IBX_EXT_NAME, 10, 1000},
+    {IBX_EXT_NAME, 3000, 16},
+    {IBX_EXT_QUEUE, 38, 0},
+    {IBX_EXT_WORK, 18, 16},
 };
 #define CALLS (sizeof(calls) / sizeof(calls[0]))
 
@@ -102,7 +102,7 @@ static void put_body(unsigned which, uint8_t argument)
         ibx_put_u64(&w, argument);
         ibx_put_u64(&w, 8);
         ibx_put_u32(&w, IBX_FRAME_H2D);
-    } else if (ibx_own_request_is(calls[which].name)) {
+    } else if (ibx_extension_is(calls[which].name)) {
         ibx_put_u16(&w, argument);
     } else if (calls[which].length >= 8) { /* a handle */
         ibx_put_u64(&w, argument % 4);

@@ -11,7 +11,7 @@
 #include "frontend-glue/session/math_calls.h"
 #include "frontend-glue/session/math_descriptors.h"
 #include "tests/fuzz/require.h"
-#include "tests/fixtures/own_requests.h"
+#include "tests/fixtures/extensions.h"
 
 #include <dlfcn.h>
 #include <stdlib.h>

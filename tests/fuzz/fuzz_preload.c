@@ -122,7 +122,7 @@ static int ask_node(unsigned which, unsigned argument)
             memcpy(out(4), kernel->arguments[i], 4);
         return rc;
     case 1:
-        return cudaGraphKernelNodeGetAttribute(node, 1, out(IBX_OWN_ATTRIBUTE));
+        return cudaGraphKernelNodeGetAttribute(node, 1, out(IBX_EXT_ATTRIBUTE));
     case 2:
         return cudaGraphMemcpyNodeGetParams(node, out(sizeof(struct ibx_cuda_memcpy3d)));
     case 3:
@@ -267,7 +267,7 @@ static int ask(unsigned which, unsigned argument)
 {
     switch (which) {
     case 0:
-        return cudaStreamGetAttribute(handle(argument), 1, out(IBX_OWN_ATTRIBUTE));
+        return cudaStreamGetAttribute(handle(argument), 1, out(IBX_EXT_ATTRIBUTE));
     case 1:
         return cudaStreamGetFlags(handle(argument), out(4));
     case 2:

@@ -159,7 +159,7 @@ bool configurations();
 bool memory_that_ends();
 bool memory_that_may_not_be_touched();
 
-// application_own_requests.cpp
+// application_extensions.cpp
 
 // Calls that the libcudart does not have.
 bool arrays();

@@ -3,7 +3,7 @@
 // Page-locked memory that becomes managed where it is.
 #include "tests/gvirtus/graph_calls.h"
 
-#include "frontend-glue/session/own_requests.h"
+#include "frontend-glue/session/extensions.h"
 
 #include <atomic>
 #include <cerrno>
@@ -310,7 +310,7 @@ bool is_not_a_childs()
                              stub_launch(memory, memory, 1, nullptr) == 801 &&
                              cudaGetLastError() == 801 && cudaDeviceSynchronize() == 0;
         const bool took = asks_for_map(reinterpret_cast<std::uintptr_t>(taken_away), 4096,
-                                       IBX_OWN_OWN_PAGES) == 0;
+                                       IBX_EXT_OWN_PAGES) == 0;
         const bool told = write(there[1], &byte, 1) == 1 && read(back[0], &byte, 1) == 1;
         std::_Exit(refused && took && told && cudaFreeHost(memory) == 0 ? 0 : 1);
     }

@@ -3,7 +3,7 @@
 // Queries that GVirtuS's libcudart does not have. The double's answers say what it was asked.
 #include "tests/gvirtus/application.h"
 
-#include "frontend-glue/session/own_requests.h"
+#include "frontend-glue/session/extensions.h"
 
 #include <algorithm>
 #include <cstring>

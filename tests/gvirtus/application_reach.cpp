@@ -4,7 +4,7 @@
 #include "tests/gvirtus/graph_calls.h"
 #include "tests/fixtures/patience.h"
 
-#include "frontend-glue/session/own_requests.h"
+#include "frontend-glue/session/extensions.h"
 
 #include <atomic>
 #include <cstdint>
@@ -30,7 +30,7 @@ char *page_locked(std::size_t n)
 int asks_for_map(std::uint64_t address, std::uint64_t n, std::uint64_t offset)
 {
     return stub_remote()->call(
-        IBX_OWN_NAME, Body().put(std::uint16_t{IBX_OWN_HOST_MAP}).u64(address).u64(n).u64(offset));
+        IBX_EXT_NAME, Body().put(std::uint16_t{IBX_EXT_HOST_MAP}).u64(address).u64(n).u64(offset));
 }
 
 namespace
@@ -153,7 +153,7 @@ bool is_refused(const char *mapped)
     for (const auto &wish : wishes)
         REQUIRE(asks_for_map(wish.address, wish.n, wish.offset) == 801);
     // Also refused: pages of the back end itself in such places, or where it has something.
-    const std::uint64_t own = IBX_OWN_OWN_PAGES;
+    const std::uint64_t own = IBX_EXT_OWN_PAGES;
     for (unsigned i = 0; i < 7; i++)
         REQUIRE(asks_for_map(wishes[i].address, wishes[i].n, own) == 801);
     REQUIRE(asks_for_map(wishes[12].address, page, own) == 801);

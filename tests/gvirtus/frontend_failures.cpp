@@ -2,7 +2,7 @@
 //
 // Back ends and functions that fail an application, and libraries and programs that are not what
 // they should be.
-#include "frontend-glue/session/own_requests.h"
+#include "frontend-glue/session/extensions.h"
 #include "tests/gvirtus/frontend_scene.h"
 #include "tests/fixtures/island.h"
 #include "tests/fixtures/patience.h"
@@ -102,24 +102,24 @@ void serve_lies(Communicator *client)
         }
         std::uint64_t length = 0, out = 0;
         client->Read(reinterpret_cast<char *>(&length), sizeof(length));
-        std::vector<char> body(length + 2), told(8 + 8 * IBX_OWN_LISTED, '\xff');
+        std::vector<char> body(length + 2), told(8 + 8 * IBX_EXT_LISTED, '\xff');
         if (length)
             client->Read(body.data(), length);
-        const int number = name == IBX_OWN_NAME ? body[0] : 0;
-        if (number == IBX_OWN_GRAPH_CREATE || number == IBX_OWN_GRAPH_INSTANTIATE ||
-            number == IBX_OWN_MALLOC_ARRAY || name == "cudaMalloc")
+        const int number = name == IBX_EXT_NAME ? body[0] : 0;
+        if (number == IBX_EXT_GRAPH_CREATE || number == IBX_EXT_GRAPH_INSTANTIATE ||
+            number == IBX_EXT_MALLOC_ARRAY || name == "cudaMalloc")
             out = 8;
-        if (number == IBX_OWN_CHANNEL_DESC) {
+        if (number == IBX_EXT_CHANNEL_DESC) {
             out = 20;
             std::fill(told.begin(), told.end(), '\0');
             told[1] = 2; // 64 bytes, in bits
         }
-        if (number == IBX_OWN_PARAMETERS) { // two of 8 bytes, of any kernel
+        if (number == IBX_EXT_PARAMETERS) { // two of 8 bytes, of any kernel
             const std::uint32_t two[] = {2, 0, 8, 8, 8};
-            out = 4 + 8 * IBX_OWN_LISTED;
+            out = 4 + 8 * IBX_EXT_LISTED;
             std::memcpy(told.data(), two, sizeof(two));
         }
-        if (number == IBX_OWN_GRAPH_NODES || number == IBX_OWN_GRAPH_FUNCTIONS)
+        if (number == IBX_EXT_GRAPH_NODES || number == IBX_EXT_GRAPH_FUNCTIONS)
             out = told.size();
         const char head[12] = {};
         client->Write(head, 4);

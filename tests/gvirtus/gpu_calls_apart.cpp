@@ -13,7 +13,7 @@ namespace
 constexpr int bad_value = 1; // cudaErrorInvalidValue
 
 const Body array_of_words =
-    number(IBX_OWN_MALLOC_ARRAY).i32(32).i32(0).i32(0).i32(0).i32(0).u64(16).u64(4).u64(0).i32(0);
+    number(IBX_EXT_MALLOC_ARRAY).i32(32).i32(0).i32(0).i32(0).i32(0).u64(16).u64(4).u64(0).i32(0);
 
 // Runs `body` as another program, in a process of its own.
 pid_t begin_another(const Gpu &gpu, const std::function<bool(Remote &)> &body,
@@ -72,7 +72,7 @@ int frees(Remote &own, std::uint64_t memory)
 
 int frees_in_stream(Remote &own, std::uint64_t memory)
 {
-    return own.call("ibxRuntime", number(IBX_OWN_FREE_ASYNC).u64(memory).u64(0));
+    return own.call("ibxRuntime", number(IBX_EXT_FREE_ASYNC).u64(memory).u64(0));
 }
 
 // By a handler of GVirtuS's.
@@ -126,15 +126,15 @@ bool copies_refused(Remote &own, std::uint64_t theirs, std::uint64_t mine)
             REQUIRE(own.on_device_async(mine, at, n, in) == bad_value);
             REQUIRE(own.on_device_async(at, mine, n, in) == bad_value);
             REQUIRE(own.call("cudaMemset", Body().u64(at).i32(3).u64(n)) == bad_value);
-            REQUIRE(own.call("ibxRuntime", number(IBX_OWN_MEMSET).u64(at).i32(3).u64(n).u64(in)) ==
+            REQUIRE(own.call("ibxRuntime", number(IBX_EXT_MEMSET).u64(at).i32(3).u64(n).u64(in)) ==
                     bad_value);
             REQUIRE(
                 own.call("ibxRuntime",
-                         number(IBX_OWN_MEMSET_2D).u64(at).u64(n).i32(3).u64(n).u64(1).u64(in)) ==
+                         number(IBX_EXT_MEMSET_2D).u64(at).u64(n).i32(3).u64(n).u64(1).u64(in)) ==
                 bad_value);
         }
     }
-    REQUIRE(own.call("ibxRuntime", number(IBX_OWN_IPC_MEMORY).u64(theirs)) == bad_value);
+    REQUIRE(own.call("ibxRuntime", number(IBX_EXT_IPC_MEMORY).u64(theirs)) == bad_value);
     return true;
 }
 
@@ -144,7 +144,7 @@ bool memory_of_another_program(const std::string &options)
     const std::vector<char> bytes = random_bytes(some, 23);
     const std::uint64_t first = gpu.remote.malloc(some),
                         pooled = gpu.remote.address("ibxRuntime",
-                                                    number(IBX_OWN_MALLOC_ASYNC).u64(some).u64(0)),
+                                                    number(IBX_EXT_MALLOC_ASYNC).u64(some).u64(0)),
                         pitched =
                             gpu.remote.address("cudaMallocPitch", Body().u64(0).u64(some).u64(1));
     for (const std::uint64_t memory : {first, pooled, pitched}) {
@@ -168,8 +168,8 @@ bool memory_behind_much()
     Gpu gpu;
     Pipes pipes;
     const pid_t pid = begin_another(gpu, [&](Remote &own) {
-        Body set = number(IBX_OWN_NODE_MEMSET)
-                       .u64(own.address("ibxRuntime", number(IBX_OWN_GRAPH_CREATE).i32(0)));
+        Body set = number(IBX_EXT_NODE_MEMSET)
+                       .u64(own.address("ibxRuntime", number(IBX_EXT_GRAPH_CREATE).i32(0)));
         const std::uint64_t first = own.malloc(64);
         for (unsigned i = 0; i < 100; i++)
             REQUIRE(own.malloc(64) > first);
@@ -188,9 +188,9 @@ struct Things {
     explicit Things(Gpu &gpu)
         : stream(gpu.remote.stream_create(1)), event(gpu.event()),
           array(gpu.remote.address("ibxRuntime", array_of_words)),
-          graph(gpu.remote.address("ibxRuntime", number(IBX_OWN_GRAPH_CREATE).i32(0))),
+          graph(gpu.remote.address("ibxRuntime", number(IBX_EXT_GRAPH_CREATE).i32(0))),
           exec(
-              gpu.remote.address("ibxRuntime", number(IBX_OWN_GRAPH_INSTANTIATE).u64(graph).u64(0)))
+              gpu.remote.address("ibxRuntime", number(IBX_EXT_GRAPH_INSTANTIATE).u64(graph).u64(0)))
     {
     }
     bool there() const { return stream && event && array && graph && exec; }
@@ -205,9 +205,9 @@ struct Things {
         REQUIRE(own.call("cudaEventDestroy", Body().u64(event)) != 0);
         own.call("cudaFreeArray", Body().u64(array));
         REQUIRE(own.call("cudaGraphDestroy", Body().u64(graph)) != 0);
-        REQUIRE(ours(IBX_OWN_FREE_ARRAY, array) == bad_value);
-        REQUIRE(ours(IBX_OWN_GRAPH_DESTROY, graph) == bad_value);
-        REQUIRE(ours(IBX_OWN_EXEC_DESTROY, exec) == bad_value);
+        REQUIRE(ours(IBX_EXT_FREE_ARRAY, array) == bad_value);
+        REQUIRE(ours(IBX_EXT_GRAPH_DESTROY, graph) == bad_value);
+        REQUIRE(ours(IBX_EXT_EXEC_DESTROY, exec) == bad_value);
         // And what uses them.
         REQUIRE(own.stream_query(stream) == 400 && own.stream_synchronize(stream) == 400);
         REQUIRE(own.call("cudaEventRecord", Body().u64(event).u64(0)) == 400);
@@ -222,8 +222,8 @@ struct Things {
         REQUIRE(gpu.remote.stream_synchronize(stream) == 0);
         REQUIRE(gpu.remote.call("cudaGraphLaunch", Body().u64(exec).u64(stream)) == 0);
         REQUIRE(gpu.remote.stream_synchronize(stream) == 0);
-        REQUIRE(ours(IBX_OWN_EXEC_DESTROY, exec) == 0 && ours(IBX_OWN_FREE_ARRAY, array) == 0);
-        REQUIRE(ours(IBX_OWN_GRAPH_DESTROY, graph) == 0);
+        REQUIRE(ours(IBX_EXT_EXEC_DESTROY, exec) == 0 && ours(IBX_EXT_FREE_ARRAY, array) == 0);
+        REQUIRE(ours(IBX_EXT_GRAPH_DESTROY, graph) == 0);
         REQUIRE(gpu.remote.call("cudaEventDestroy", Body().u64(event)) == 0);
         return HOLDS(gpu.remote.call("cudaStreamDestroy", Body().u64(stream)) == 0);
     }
@@ -273,14 +273,14 @@ bool memory_that_is_open()
     const std::vector<char> bytes = random_bytes(some, 25), others = random_bytes(some, 26);
     const std::uint64_t memory = gpu.remote.malloc(some);
     REQUIRE(memory && gpu.remote.to_device(memory, bytes.data(), some) == 0);
-    REQUIRE(gpu.remote.call("ibxRuntime", number(IBX_OWN_IPC_MEMORY).u64(memory)) == 0);
+    REQUIRE(gpu.remote.call("ibxRuntime", number(IBX_EXT_IPC_MEMORY).u64(memory)) == 0);
     const std::vector<char> handle = gpu.remote.out;
     REQUIRE(another(gpu, [&](Remote &own) {
-        Body open = number(IBX_OWN_IPC_OPEN_MEMORY), close_it = number(IBX_OWN_IPC_CLOSE);
+        Body open = number(IBX_EXT_IPC_OPEN_MEMORY), close_it = number(IBX_EXT_IPC_CLOSE);
         open.bytes.insert(open.bytes.end(), handle.begin(), handle.end());
         close_it.bytes.push_back(0);
         REQUIRE(own.malloc(some) && own.from_device(&open.bytes[0], memory, 1) == bad_value);
-        open = number(IBX_OWN_IPC_OPEN_MEMORY);
+        open = number(IBX_EXT_IPC_OPEN_MEMORY);
         open.bytes.insert(open.bytes.end(), handle.begin(), handle.end());
         REQUIRE(own.address("ibxRuntime", open) == memory && has(own, memory, bytes));
         REQUIRE(own.to_device(memory, others.data(), some) == 0);
@@ -297,7 +297,7 @@ bool memory_that_is_open()
 bool events_and_pools_that_are_open()
 {
     Gpu gpu;
-    Body flags, pool_of = number(IBX_OWN_POOL_CREATE).i32(0).u64(0);
+    Body flags, pool_of = number(IBX_EXT_POOL_CREATE).i32(0).u64(0);
     flags.put(6u); // without times, and for other processes
     pool_of.put(static_cast<std::uint16_t>(0)).bytes.push_back(1); // to be passed on
     std::uint64_t event = 0;
@@ -308,15 +308,15 @@ bool events_and_pools_that_are_open()
         return gpu.remote.call("ibxRuntime", number(what).u64(it)) ? std::vector<char>()
                                                                    : gpu.remote.out;
     };
-    const std::vector<char> of_event = shares(IBX_OWN_IPC_EVENT, event),
-                            of_pool = shares(IBX_OWN_IPC_POOL, pool);
+    const std::vector<char> of_event = shares(IBX_EXT_IPC_EVENT, event),
+                            of_pool = shares(IBX_EXT_IPC_POOL, pool);
     const auto allocate = [&](Remote &by) {
         return by.address("ibxRuntime",
-                          number(IBX_OWN_MALLOC_FROM_POOL).u64(some).u64(pool).u64(0));
+                          number(IBX_EXT_MALLOC_FROM_POOL).u64(some).u64(pool).u64(0));
     };
     REQUIRE(event && pool && !of_event.empty() && !of_pool.empty());
     REQUIRE(another(gpu, [&](Remote &own) {
-        Body open_event = number(IBX_OWN_IPC_OPEN_EVENT), open_pool = number(IBX_OWN_IPC_OPEN_POOL);
+        Body open_event = number(IBX_EXT_IPC_OPEN_EVENT), open_pool = number(IBX_EXT_IPC_OPEN_POOL);
         open_event.bytes.insert(open_event.bytes.end(), of_event.begin(), of_event.end());
         open_pool.bytes.insert(open_pool.bytes.end(), of_pool.begin(), of_pool.end());
         REQUIRE(own.address("ibxRuntime", open_event) == event);
@@ -324,12 +324,12 @@ bool events_and_pools_that_are_open()
         REQUIRE(own.call("cudaEventRecord", Body().u64(event).u64(0)) == 0 && allocate(own));
         REQUIRE(own.call("cudaEventDestroy", Body().u64(event)) != 0);
         REQUIRE(own.call("cudaMemPoolDestroy", Body().u64(pool)) != 0);
-        REQUIRE(own.call("ibxRuntime", number(IBX_OWN_POOL_DESTROY).u64(pool)) == bad_value);
+        REQUIRE(own.call("ibxRuntime", number(IBX_EXT_POOL_DESTROY).u64(pool)) == bad_value);
         return HOLDS(own.call("cudaEventRecord", Body().u64(event).u64(0)) == 0 && allocate(own));
     }));
     REQUIRE(gpu.remote.call("cudaEventRecord", Body().u64(event).u64(0)) == 0);
     REQUIRE(allocate(gpu.remote));
-    REQUIRE(gpu.remote.call("ibxRuntime", number(IBX_OWN_POOL_DESTROY).u64(pool)) == 0);
+    REQUIRE(gpu.remote.call("ibxRuntime", number(IBX_EXT_POOL_DESTROY).u64(pool)) == 0);
     return HOLDS(gpu.remote.call("cudaEventDestroy", Body().u64(event)) == 0);
 }
 
@@ -338,20 +338,20 @@ bool graphs_within_others()
 {
     Gpu gpu;
     const auto make = [&] {
-        return gpu.remote.address("ibxRuntime", number(IBX_OWN_GRAPH_CREATE).i32(0));
+        return gpu.remote.address("ibxRuntime", number(IBX_EXT_GRAPH_CREATE).i32(0));
     };
     const std::uint64_t inner = make(), outer = make();
-    Body add = number(IBX_OWN_NODE_CHILD).u64(outer);
+    Body add = number(IBX_EXT_NODE_CHILD).u64(outer);
     add.put(static_cast<std::uint16_t>(0));
     const std::uint64_t node = gpu.remote.address("ibxRuntime", add.u64(inner)),
                         child =
-                            gpu.remote.address("ibxRuntime", number(IBX_OWN_GET_CHILD).u64(node));
+                            gpu.remote.address("ibxRuntime", number(IBX_EXT_GET_CHILD).u64(node));
     REQUIRE(inner && outer && node && child && child != inner);
     REQUIRE(gpu.remote.call("cudaGraphDestroy", Body().u64(child)) != 0);
-    REQUIRE(gpu.remote.address("ibxRuntime", number(IBX_OWN_GET_CHILD).u64(node)) == child);
+    REQUIRE(gpu.remote.address("ibxRuntime", number(IBX_EXT_GET_CHILD).u64(node)) == child);
     // CUDA ends the process if a graph is to be within itself.
     for (const std::uint64_t place : {outer, child}) {
-        Body itself = number(IBX_OWN_NODE_CHILD).u64(place);
+        Body itself = number(IBX_EXT_NODE_CHILD).u64(place);
         itself.put(static_cast<std::uint16_t>(0));
         REQUIRE(gpu.remote.call("ibxRuntime", itself.u64(outer)) == bad_value);
     }
@@ -364,8 +364,8 @@ bool graphs_within_others()
 bool graph_memory_of_another()
 {
     Gpu gpu;
-    Body node = number(IBX_OWN_NODE_ALLOC)
-                    .u64(gpu.remote.address("ibxRuntime", number(IBX_OWN_GRAPH_CREATE).i32(0)));
+    Body node = number(IBX_EXT_NODE_ALLOC)
+                    .u64(gpu.remote.address("ibxRuntime", number(IBX_EXT_GRAPH_CREATE).i32(0)));
     const std::uint64_t stream = gpu.remote.stream_create(1);
     std::uint64_t memory = 0;
     node.put(static_cast<std::uint16_t>(0));
@@ -373,8 +373,8 @@ bool graph_memory_of_another()
     std::memcpy(&memory, gpu.remote.out.data() + 8, 8);
     REQUIRE(gpu.remote.call("cudaStreamBeginCapture", Body().u64(stream).i32(2)) == 0);
     const std::uint64_t captured =
-        gpu.remote.address("ibxRuntime", number(IBX_OWN_MALLOC_ASYNC).u64(some).u64(stream));
-    REQUIRE(gpu.remote.call("ibxRuntime", number(IBX_OWN_FREE_ASYNC).u64(captured).u64(stream)) ==
+        gpu.remote.address("ibxRuntime", number(IBX_EXT_MALLOC_ASYNC).u64(some).u64(stream));
+    REQUIRE(gpu.remote.call("ibxRuntime", number(IBX_EXT_FREE_ASYNC).u64(captured).u64(stream)) ==
             0);
     REQUIRE(gpu.remote.call("cudaStreamEndCapture", Body().u64(stream)) == 0);
     REQUIRE(gpu.remote.address("testMalloc", Body().u64(some)) == captured); // as by a launch
@@ -403,16 +403,16 @@ bool memory_freed_in_a_capture()
     const std::vector<char> bytes = random_bytes(some, 31);
     const std::uint64_t memory = gpu.remote.malloc(some), stream = gpu.remote.stream_create(1);
     REQUIRE(memory && stream && gpu.remote.to_device(memory, bytes.data(), some) == 0);
-    REQUIRE(gpu.remote.call("ibxRuntime", number(IBX_OWN_IPC_MEMORY).u64(memory)) == 0);
+    REQUIRE(gpu.remote.call("ibxRuntime", number(IBX_EXT_IPC_MEMORY).u64(memory)) == 0);
     const std::vector<char> handle = gpu.remote.out;
     REQUIRE(gpu.remote.call("cudaStreamBeginCapture", Body().u64(stream).i32(2)) == 0);
-    REQUIRE(gpu.remote.call("ibxRuntime", number(IBX_OWN_FREE_ASYNC).u64(memory).u64(stream)) ==
+    REQUIRE(gpu.remote.call("ibxRuntime", number(IBX_EXT_FREE_ASYNC).u64(memory).u64(stream)) ==
             bad_value);
     REQUIRE(gpu.remote.call("cudaStreamEndCapture", Body().u64(stream)) == 0);
     REQUIRE(another(gpu, [&](Remote &own) {
         const std::uint64_t mine = own.malloc(some);
         REQUIRE(mine && copies_refused(own, memory, mine) && own.free(memory) == bad_value);
-        Body open = number(IBX_OWN_IPC_OPEN_MEMORY);
+        Body open = number(IBX_EXT_IPC_OPEN_MEMORY);
         open.bytes.insert(open.bytes.end(), handle.begin(), handle.end());
         return HOLDS(own.address("ibxRuntime", open) == memory && has(own, memory, bytes));
     }));
@@ -431,7 +431,7 @@ bool memory_that_comes_back(const std::string &options)
     const bool counted = !options.empty();
     const auto make = [counted](Remote &own, unsigned how) {
         return how == 0 || (how == 1 && counted) ? own.malloc(some)
-               : how == 1 ? own.address("ibxRuntime", number(IBX_OWN_MALLOC_ASYNC).u64(some).u64(0))
+               : how == 1 ? own.address("ibxRuntime", number(IBX_EXT_MALLOC_ASYNC).u64(some).u64(0))
                           : own.address("cudaMallocPitch", Body().u64(0).u64(some).u64(1));
     };
     for (unsigned how = 0; how < 3; how++) {
@@ -467,8 +467,8 @@ bool nothing_is_set()
     return HOLDS(another(gpu, [&](Remote &own) {
         const std::uint64_t end = own.malloc(4096) + 4096;
         for (const Body &body :
-             {number(IBX_OWN_MEMSET).u64(end).i32(3).u64(0).u64(0),
-              number(IBX_OWN_MEMSET_2D).u64(end).u64(512).i32(3).u64(0).u64(4).u64(0)})
+             {number(IBX_EXT_MEMSET).u64(end).i32(3).u64(0).u64(0),
+              number(IBX_EXT_MEMSET_2D).u64(end).u64(512).i32(3).u64(0).u64(4).u64(0)})
             REQUIRE(own.call("ibxRuntime", body) == 0);
         return HOLDS(own.call("cudaMemset", Body().u64(end).i32(3).u64(0)) == 0);
     }));
@@ -507,7 +507,7 @@ bool works_all_the_time(Remote &own, unsigned char tag, unsigned times, bool poo
         const std::size_t n = i % 3 ? 5000 : 300;
         const bool pooled = pools && i % 4 == 3;
         const std::uint64_t memory =
-            pooled ? own.address("ibxRuntime", number(IBX_OWN_MALLOC_ASYNC).u64(n).u64(0))
+            pooled ? own.address("ibxRuntime", number(IBX_EXT_MALLOC_ASYNC).u64(n).u64(0))
                    : own.malloc(n);
         const std::vector<char> expected(n, static_cast<char>(tag + i % 16));
         REQUIRE(memory != 0);

@@ -11,7 +11,7 @@ namespace
 {
 
 const Body array_of_16 =
-    number(IBX_OWN_MALLOC_ARRAY).i32(32).i32(0).i32(0).i32(0).i32(0).u64(16).u64(4).u64(0).i32(0);
+    number(IBX_EXT_MALLOC_ARRAY).i32(32).i32(0).i32(0).i32(0).i32(0).u64(16).u64(4).u64(0).i32(0);
 
 // A client in a process of its own.
 pid_t client_does(const Gpu &gpu, const std::function<bool(Remote &)> &body)
@@ -142,15 +142,15 @@ bool frees_array_beside()
 {
     return beside_endless("", [](Remote &own) {
         Body mipmap = array_of_16;
-        mipmap.bytes[0] = IBX_OWN_MALLOC_MIPMAP;
+        mipmap.bytes[0] = IBX_EXT_MALLOC_MIPMAP;
         mipmap.bytes[mipmap.bytes.size() - 4] = 3; // levels
         mipmap.i32(0);
         const std::uint64_t array = own.address("ibxRuntime", array_of_16),
                             levels = own.address("ibxRuntime", mipmap);
         REQUIRE(array && levels);
-        REQUIRE(own.call("ibxRuntime", number(IBX_OWN_FREE_ARRAY).u64(array)) == 0);
-        REQUIRE(own.call("ibxRuntime", number(IBX_OWN_FREE_ARRAY).u64(array)) != 0);
-        REQUIRE(own.call("ibxRuntime", number(IBX_OWN_FREE_MIPMAP).u64(levels)) == 0);
+        REQUIRE(own.call("ibxRuntime", number(IBX_EXT_FREE_ARRAY).u64(array)) == 0);
+        REQUIRE(own.call("ibxRuntime", number(IBX_EXT_FREE_ARRAY).u64(array)) != 0);
+        REQUIRE(own.call("ibxRuntime", number(IBX_EXT_FREE_MIPMAP).u64(levels)) == 0);
         return HOLDS(own.get_last_error() == 0);
     });
 }
@@ -168,7 +168,7 @@ bool array_before_reset()
     REQUIRE(ends_well(client_does(gpu, [](Remote &own) {
         const std::uint64_t array = own.address("ibxRuntime", array_of_16);
         REQUIRE(array && own.malloc(some));
-        return HOLDS(own.call("ibxRuntime", number(IBX_OWN_FREE_ARRAY).u64(array)) == 0);
+        return HOLDS(own.call("ibxRuntime", number(IBX_EXT_FREE_ARRAY).u64(array)) == 0);
     })));
     // That client's memory is given back: it has ended.
     REQUIRE(becomes_true([&] { return Left(gpu).allocations == before.allocations + 3; }));
@@ -374,14 +374,14 @@ bool stays_for_opener(bool waits, const std::function<bool(Remote &, std::uint64
     const pid_t owner = client_does(gpu, [&](Remote &own) {
         shared.memory = own.malloc(some);
         shared.other = own.malloc(some);
-        REQUIRE(own.call("ibxRuntime", number(IBX_OWN_IPC_MEMORY).u64(shared.memory)) == 0);
+        REQUIRE(own.call("ibxRuntime", number(IBX_EXT_IPC_MEMORY).u64(shared.memory)) == 0);
         std::memcpy(shared.handle, own.out.data(), sizeof(shared.handle));
         REQUIRE(write(told[1], &shared, sizeof(shared)) == sizeof(shared));
         return read(ends[0], &byte, 1) == 1 && gives_back(own, shared.memory);
     });
     REQUIRE(read(told[0], &shared, sizeof(shared)) == sizeof(shared));
     const pid_t opener = client_does(gpu, [&](Remote &own) {
-        Body open = number(IBX_OWN_IPC_OPEN_MEMORY), close_it = number(IBX_OWN_IPC_CLOSE);
+        Body open = number(IBX_EXT_IPC_OPEN_MEMORY), close_it = number(IBX_EXT_IPC_CLOSE);
         open.bytes.insert(open.bytes.end(), shared.handle, shared.handle + sizeof(shared.handle));
         const std::uint64_t from = own.malloc(some), stream = own.stream_create(1);
         own.hold_stream(stream);
@@ -517,7 +517,7 @@ bool unmapped_beside_a_copy(bool to_device)
     std::vector<char> bytes = random_bytes(n, 31), got = to_device ? bytes : std::vector<char>(n);
     REQUIRE(copies.remote.get_last_error() == 0 &&
             gpu.remote.call("ibxRuntime",
-                            number(IBX_OWN_HOST_MAP).u64(there).u64(n).u64(IBX_OWN_OWN_PAGES)) ==
+                            number(IBX_EXT_HOST_MAP).u64(there).u64(n).u64(IBX_EXT_OWN_PAGES)) ==
                 0);
     REQUIRE(copies.remote.to_device(there, bytes.data(), n) == 0 && gpu.remote.slow(30000));
     const auto before = gpu.remote.stats().copies_async;
@@ -530,7 +530,7 @@ bool unmapped_beside_a_copy(bool to_device)
     });
     while (gpu.remote.stats().copies_async == before && !over)
         std::this_thread::yield();
-    const int unmapped = gpu.remote.call("ibxRuntime", number(IBX_OWN_HOST_UNMAP).u64(there));
+    const int unmapped = gpu.remote.call("ibxRuntime", number(IBX_EXT_HOST_UNMAP).u64(there));
     gpu.remote.slow(0);
     copy.join();
     return HOLDS(unmapped == 0 && rc == 0 && got == bytes && copies.remote.malloc(100));

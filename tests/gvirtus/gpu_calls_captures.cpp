@@ -34,9 +34,9 @@ bool kernels_in_captures()
     Gpu gpu;
     Remote &remote = gpu.remote;
     const std::uint64_t stream = remote.stream_create();
-    const Body asks = number(IBX_OWN_PARAMETERS).u64(IBX_DOUBLE_WIDE + 20000).i32(0);
+    const Body asks = number(IBX_EXT_PARAMETERS).u64(IBX_DOUBLE_WIDE + 20000).i32(0);
     const Body empty = kernel(IBX_DOUBLE_WIDE + 10000, 1, stream, 0, 0, 0);
-    Body launch = number(IBX_OWN_LAUNCH).put<std::uint16_t>(0);
+    Body launch = number(IBX_EXT_LAUNCH).put<std::uint16_t>(0);
     launch.bytes.insert(launch.bytes.end(), empty.bytes.begin(), empty.bytes.end());
     REQUIRE(remote.call("cudaStreamBeginCapture", Body().u64(stream).i32(0)) == 0);
     REQUIRE(remote.call("ibxRuntime", asks) == 0);

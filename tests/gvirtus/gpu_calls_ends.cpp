@@ -13,7 +13,7 @@ namespace
 // Makes one thing of each kind, so many times, for a client that has said nothing yet.
 bool makes(Remote &remote, unsigned times)
 {
-    const Body array = number(IBX_OWN_MALLOC_ARRAY)
+    const Body array = number(IBX_EXT_MALLOC_ARRAY)
                            .i32(32)
                            .i32(0)
                            .i32(0)
@@ -24,12 +24,12 @@ bool makes(Remote &remote, unsigned times)
                            .u64(0)
                            .i32(0);
     const Body pool = [] {
-        Body body = number(IBX_OWN_POOL_CREATE).i32(0).u64(0);
+        Body body = number(IBX_EXT_POOL_CREATE).i32(0).u64(0);
         body.bytes.insert(body.bytes.end(), 2, 0);
         return body;
     }();
     Body mipmap = array;
-    mipmap.bytes[0] = IBX_OWN_MALLOC_MIPMAP;
+    mipmap.bytes[0] = IBX_EXT_MALLOC_MIPMAP;
     mipmap.bytes[mipmap.bytes.size() - 4] = 3; // levels
     mipmap.i32(0);
     remote.get_last_error();
@@ -42,10 +42,10 @@ bool makes(Remote &remote, unsigned times)
         REQUIRE(remote.address("ibxRuntime", array));
         const std::uint64_t levels = remote.address("ibxRuntime", mipmap);
         REQUIRE(levels);
-        REQUIRE(remote.address("ibxRuntime", number(IBX_OWN_MIPMAP_LEVEL).u64(levels).i32(1)));
-        REQUIRE(remote.address("ibxRuntime", number(IBX_OWN_MALLOC_ASYNC).u64(some).u64(stream)));
+        REQUIRE(remote.address("ibxRuntime", number(IBX_EXT_MIPMAP_LEVEL).u64(levels).i32(1)));
+        REQUIRE(remote.address("ibxRuntime", number(IBX_EXT_MALLOC_ASYNC).u64(some).u64(stream)));
         REQUIRE(remote.address("ibxRuntime",
-                               number(IBX_OWN_MALLOC_FROM_POOL).u64(some).u64(made).u64(stream)));
+                               number(IBX_EXT_MALLOC_FROM_POOL).u64(some).u64(made).u64(stream)));
         REQUIRE(remote.address("cudaMallocPitch", Body().u64(0).u64(100).u64(4)));
         REQUIRE(remote.call("cudaEventCreate", Body()) == 0);
     }
@@ -400,7 +400,7 @@ bool ends_beside_endless(bool killed, unsigned flags)
     const pid_t pid = leaves(gpu, false, End::killed, [](Remote &own) {
         own.get_last_error();
         own.set_device(0);
-        const Body array = number(IBX_OWN_MALLOC_ARRAY).i32(32).i32(0).i32(0).i32(0).i32(0);
+        const Body array = number(IBX_EXT_MALLOC_ARRAY).i32(32).i32(0).i32(0).i32(0).i32(0);
         for (unsigned i = 0; i < 12; i++)
             REQUIRE(own.malloc(some) && own.stream_create(i % 2));
         return own.call("cudaEventCreate", Body()) == 0 &&
@@ -455,7 +455,7 @@ bool endless_work_of_thread()
     const pid_t pid = leaves(gpu, false, End::killed, [&](Remote &own) {
         own.get_last_error();
         own.set_device(0);
-        theirs = own.address("ibxRuntime", number(IBX_OWN_MALLOC_ASYNC).u64(some).u64(own_stream));
+        theirs = own.address("ibxRuntime", number(IBX_EXT_MALLOC_ASYNC).u64(some).u64(own_stream));
         own.hold_stream(own_stream);
         return theirs &&
                own.call("cudaLaunchKernel",
@@ -498,8 +498,8 @@ bool memory_of_a_graph()
     const pid_t pid = leaves(gpu, false, End::killed, [&](Remote &own) {
         own.get_last_error();
         own.set_device(0);
-        const std::uint64_t graph = own.address("ibxRuntime", number(IBX_OWN_GRAPH_CREATE).i32(0));
-        Body node = number(IBX_OWN_NODE_ALLOC).u64(graph);
+        const std::uint64_t graph = own.address("ibxRuntime", number(IBX_EXT_GRAPH_CREATE).i32(0));
+        Body node = number(IBX_EXT_NODE_ALLOC).u64(graph);
         node.put(static_cast<std::uint16_t>(0));
         return graph && own.call("ibxRuntime", node.i32(0).u64(some)) == 0;
     });
@@ -527,22 +527,22 @@ bool opened_by_another(unsigned opens, unsigned closes_before, unsigned closes_b
         own.set_device(0);
         const std::uint64_t made = own.malloc(some), second = own.malloc(some);
         return second && own.to_device(made, bytes.data(), some) == 0 &&
-               own.call("ibxRuntime", number(IBX_OWN_IPC_MEMORY).u64(made)) == 0 &&
+               own.call("ibxRuntime", number(IBX_EXT_IPC_MEMORY).u64(made)) == 0 &&
                write(shared[1], own.out.data(), 64) == 64 && read(opened[0], &byte, 1) == 1;
     });
     REQUIRE(read(shared[0], handle.data(), 64) == 64);
-    Body open = number(IBX_OWN_IPC_OPEN_MEMORY);
+    Body open = number(IBX_EXT_IPC_OPEN_MEMORY);
     open.bytes.insert(open.bytes.end(), handle.begin(), handle.end());
     for (unsigned i = 0; i < opens; i++)
         REQUIRE((memory = remote.address("ibxRuntime", open)));
     if (refused) { // as memory of a pool, which it is not
         const std::uint64_t pool =
-            remote.address("ibxRuntime", number(IBX_OWN_POOL_DEFAULT).i32(0));
-        Body of_pool = number(IBX_OWN_IPC_OPEN_POINTER).u64(pool);
+            remote.address("ibxRuntime", number(IBX_EXT_POOL_DEFAULT).i32(0));
+        Body of_pool = number(IBX_EXT_IPC_OPEN_POINTER).u64(pool);
         of_pool.bytes.insert(of_pool.bytes.end(), handle.begin(), handle.end());
         REQUIRE(pool && remote.call("ibxRuntime", of_pool) == 1);
     }
-    Body close_it = number(IBX_OWN_IPC_CLOSE);
+    Body close_it = number(IBX_EXT_IPC_CLOSE);
     close_it.bytes.push_back(0);
     close_it.u64(memory);
     for (unsigned i = 0; i < closes_before; i++)

@@ -12,7 +12,7 @@
 namespace
 {
 
-// The number that one of our own requests returns.
+// The number that an extension request returns.
 std::uint64_t answer(Remote &remote, const char *name, const Body &body)
 {
     std::uint64_t value = ~0ull;
@@ -24,9 +24,9 @@ std::uint64_t answer(Remote &remote, const char *name, const Body &body)
 // The function that is to be called, or 0: none yet. `over` is the one that was called.
 std::uint64_t ask(Remote &remote, std::uint64_t over)
 {
-    Body body = number(IBX_OWN_HOST_ASK).u64(over);
+    Body body = number(IBX_EXT_HOST_ASK).u64(over);
     body.bytes.push_back(0);
-    return answer(remote, IBX_OWN_WORK, body);
+    return answer(remote, IBX_EXT_WORK, body);
 }
 
 // A client that waits until its graph calls a function, then makes a copy in a stream that waits
@@ -56,7 +56,7 @@ struct Waiting {
         }
         stream = gpu.remote.stream_create();
         to = calls.remote.malloc(4096);
-        queue = answer(calls.remote, "ibxRuntime", number(IBX_OWN_HOST_OPEN));
+        queue = answer(calls.remote, "ibxRuntime", number(IBX_EXT_HOST_OPEN));
         exec = graph([this](Body node) { return node.u64(queue).u64(1); });
     }
     // An executable graph of one node, with a function or an empty one.
@@ -64,12 +64,12 @@ struct Waiting {
     {
         Remote &remote = gpu.remote;
         const std::uint64_t made =
-            answer(remote, "ibxRuntime", number(IBX_OWN_GRAPH_CREATE).i32(0));
-        Body node = number(IBX_OWN_NODE_HOST).u64(made);
+            answer(remote, "ibxRuntime", number(IBX_EXT_GRAPH_CREATE).i32(0));
+        Body node = number(IBX_EXT_NODE_HOST).u64(made);
         node.bytes.insert(node.bytes.end(), 2, 0); // behind no other
         if (remote.call("ibxRuntime", function(node)) != 0)
             return 0;
-        const Body body = number(IBX_OWN_GRAPH_INSTANTIATE).u64(made).u64(0);
+        const Body body = number(IBX_EXT_GRAPH_INSTANTIATE).u64(made).u64(0);
         const std::uint64_t exec_made = answer(remote, "ibxRuntime", body);
         return exec_made == ~0ull ? 0 : exec_made;
     }
@@ -142,12 +142,12 @@ bool destroyed_beside_graphs()
     Client asks(w.gpu);
     asks.remote.get_last_error();
     asks.remote.set_device(0);
-    const std::uint64_t queue = answer(asks.remote, "ibxRuntime", number(IBX_OWN_HOST_OPEN));
+    const std::uint64_t queue = answer(asks.remote, "ibxRuntime", number(IBX_EXT_HOST_OPEN));
     const std::uint64_t behind = w.graph([queue](Body node) { return node.u64(queue).u64(2); });
     REQUIRE(w.exec && behind && w.launch());
     REQUIRE(w.gpu.remote.call("cudaGraphLaunch", Body().u64(behind).u64(w.stream)) == 0);
     Calling destroying(w.gpu.back, [&] {
-        return w.other.remote.call("ibxRuntime", number(IBX_OWN_EXEC_DESTROY).u64(behind));
+        return w.other.remote.call("ibxRuntime", number(IBX_EXT_EXEC_DESTROY).u64(behind));
     });
     destroying.settle();
     const bool served = w.serve();
@@ -164,16 +164,16 @@ bool replaced_beside_graphs()
 {
     Waiting w;
     Remote &remote = w.gpu.remote;
-    const std::uint64_t made = answer(remote, "ibxRuntime", number(IBX_OWN_GRAPH_CREATE).i32(0));
-    Body body = number(IBX_OWN_NODE_HOST).u64(made);
+    const std::uint64_t made = answer(remote, "ibxRuntime", number(IBX_EXT_GRAPH_CREATE).i32(0));
+    Body body = number(IBX_EXT_NODE_HOST).u64(made);
     body.bytes.insert(body.bytes.end(), 2, 0);
     const std::uint64_t node = answer(remote, "ibxRuntime", body.u64(w.queue).u64(1));
-    w.exec = answer(remote, "ibxRuntime", number(IBX_OWN_GRAPH_INSTANTIATE).u64(made).u64(0));
+    w.exec = answer(remote, "ibxRuntime", number(IBX_EXT_GRAPH_INSTANTIATE).u64(made).u64(0));
     for (const std::uint64_t function : {2U, 3U, 4U}) {
-        body = number(IBX_OWN_SET_HOST).u64(w.exec).u64(node).u64(w.queue).u64(function);
+        body = number(IBX_EXT_SET_HOST).u64(w.exec).u64(node).u64(w.queue).u64(function);
         REQUIRE(remote.call("ibxRuntime", body) == 0 && w.launch());
     }
-    body = number(IBX_OWN_EXEC_UPDATE).u64(w.exec).u64(made);
+    body = number(IBX_EXT_EXEC_UPDATE).u64(w.exec).u64(made);
     std::uint64_t called = 0;
     for (const std::uint64_t function : {2U, 3U, 4U}) {
         for (std::uint64_t next = 0; !next; called = next)
@@ -284,7 +284,7 @@ bool many_graphs(unsigned count, bool at_once)
 Body copy_node(std::uint64_t graph, std::uint64_t queue, std::uint64_t function, std::uint64_t to,
                std::uint64_t n)
 {
-    Body node = number(IBX_OWN_NODE_COPY).u64(graph);
+    Body node = number(IBX_EXT_NODE_COPY).u64(graph);
     node.bytes.insert(node.bytes.end(), 2, 0); // behind no other
     node.u64(queue).u64(function);
     for (unsigned i = 0; i < 12; i++)
@@ -308,11 +308,11 @@ struct Copier {
     // What the request for the node answers.
     int make(std::uint64_t queue, std::uint64_t function)
     {
-        graph = answer(remote, "ibxRuntime", number(IBX_OWN_GRAPH_CREATE).i32(0));
+        graph = answer(remote, "ibxRuntime", number(IBX_EXT_GRAPH_CREATE).i32(0));
         const int rc = remote.call("ibxRuntime", copy_node(graph, queue, function, to, n));
         if (!rc)
             exec =
-                answer(remote, "ibxRuntime", number(IBX_OWN_GRAPH_INSTANTIATE).u64(graph).u64(0));
+                answer(remote, "ibxRuntime", number(IBX_EXT_GRAPH_INSTANTIATE).u64(graph).u64(0));
         return rc;
     }
 };
@@ -325,7 +325,7 @@ int copies_and_ends(const Gpu &gpu, std::uint64_t n, bool killed)
     Copier copier(gpu, 0, n);
     Client calls(gpu);
     calls.remote.get_last_error();
-    const std::uint64_t queue = answer(calls.remote, "ibxRuntime", number(IBX_OWN_HOST_OPEN)),
+    const std::uint64_t queue = answer(calls.remote, "ibxRuntime", number(IBX_EXT_HOST_OPEN)),
                         stream = copier.remote.stream_create();
     const int rc = copier.make(queue, 1);
     if (rc)
@@ -346,7 +346,7 @@ int has_graphs(const Gpu &gpu, int device, unsigned count, std::uint64_t n)
     std::vector<std::unique_ptr<Copier>> copiers;
     Client calls(gpu);
     calls.remote.get_last_error();
-    const std::uint64_t queue = answer(calls.remote, "ibxRuntime", number(IBX_OWN_HOST_OPEN));
+    const std::uint64_t queue = answer(calls.remote, "ibxRuntime", number(IBX_EXT_HOST_OPEN));
     for (unsigned i = 1; i <= count; i++) {
         copiers.push_back(std::make_unique<Copier>(gpu, device, n));
         const int rc = copiers.back()->make(queue, i);
@@ -392,7 +392,7 @@ int launches_and_ends(const Gpu &gpu, const std::function<bool(Remote &)> &more)
     Copier copier(gpu, 0, 4096);
     Client calls(gpu);
     calls.remote.get_last_error();
-    const std::uint64_t queue = answer(calls.remote, "ibxRuntime", number(IBX_OWN_HOST_OPEN)),
+    const std::uint64_t queue = answer(calls.remote, "ibxRuntime", number(IBX_EXT_HOST_OPEN)),
                         stream = copier.remote.stream_create();
     const Body launch = Body().u64(copier.make(queue, 1) ? 0 : copier.exec).u64(stream);
     if (!copier.exec || copier.remote.call("cudaGraphLaunch", launch) != 0)
@@ -440,7 +440,7 @@ bool reset_beside_the_leaving()
 {
     Gpu gpu("rdma.resume_seconds : 1\n");
     Copier own(gpu, 0, 4096); // its slot's memory is pinned as long as the context is there
-    REQUIRE(own.make(answer(gpu.remote, "ibxRuntime", number(IBX_OWN_HOST_OPEN)), 1) == 0);
+    REQUIRE(own.make(answer(gpu.remote, "ibxRuntime", number(IBX_EXT_HOST_OPEN)), 1) == 0);
     const unsigned long pins = gpu.remote.stats().host_pins;
     gpu.remote.hold(true);
     REQUIRE(result_of(
@@ -483,7 +483,7 @@ struct OnBoth {
         : gpu(more), calls(gpu), near(gpu, 0, n), far(gpu, 1, n)
     {
         calls.remote.get_last_error();
-        queue = answer(calls.remote, "ibxRuntime", number(IBX_OWN_HOST_OPEN));
+        queue = answer(calls.remote, "ibxRuntime", number(IBX_EXT_HOST_OPEN));
     }
     bool made() { return near.make(queue, 1) == 0 && far.make(queue, 2) == 0; }
 };

@@ -133,7 +133,7 @@ bool kernels_of_ended_parent()
     REQUIRE(result_of(spawn([&]() -> int {
                 Client parent(gpu);
                 Body share;
-                share.put<std::uint16_t>(IBX_OWN_SHARE_MODULES).u64(0);
+                share.put<std::uint16_t>(IBX_EXT_SHARE_MODULES).u64(0);
                 register_function(parent.remote, function, "sum");
                 bool good = launch(parent) == 0 && parent.remote.call("ibxRuntime", share) == 0;
                 if (!fork()) {
@@ -168,7 +168,7 @@ bool kernels_beside_endless_work()
     REQUIRE(result_of(spawn([&]() -> int {
                 Client client(gpu);
                 Body share;
-                share.put<std::uint16_t>(IBX_OWN_SHARE_MODULES).u64(0);
+                share.put<std::uint16_t>(IBX_EXT_SHARE_MODULES).u64(0);
                 client.remote.get_last_error();
                 client.remote.set_device(0);
                 client.remote.call("ibxRuntime", share);
@@ -207,11 +207,11 @@ bool kernels_of_nobody()
     REQUIRE(launch(function) == 0);
     const Body module = register_function(remote, function, "sum");
     REQUIRE(launch(function) == 0 && launch(function + 16) == 98);
-    for (std::uint64_t one : {function, function + 16}) { // neither do requests of our own
+    for (std::uint64_t one : {function, function + 16}) { // neither do extension requests
         const int code = one == function ? 0 : 98;
         Body parameter, clusters;
-        parameter.put<std::uint16_t>(IBX_OWN_PARAMETER).u64(one).u64(1);
-        clusters.put<std::uint16_t>(IBX_OWN_CLUSTERS).u64(one);
+        parameter.put<std::uint16_t>(IBX_EXT_PARAMETER).u64(one).u64(1);
+        clusters.put<std::uint16_t>(IBX_EXT_CLUSTERS).u64(one);
         clusters.u64(1).u64(1).u64(1).u64(0).u64(0);
         REQUIRE(remote.call("ibxRuntime", parameter) == code);
         REQUIRE(remote.call("ibxRuntime", clusters) == code);
@@ -222,10 +222,10 @@ bool kernels_of_nobody()
         for (const std::uint32_t attribute : {7u, 12u}) {
             Body clusters, set, value;
             value.put(attribute).u64(event);
-            value.bytes.resize(4 + IBX_OWN_ATTRIBUTE);
-            clusters.put<std::uint16_t>(IBX_OWN_CLUSTERS).u64(function);
+            value.bytes.resize(4 + IBX_EXT_ATTRIBUTE);
+            clusters.put<std::uint16_t>(IBX_EXT_CLUSTERS).u64(function);
             clusters.u64(1).u64(1).u64(1).u64(0).u64(0);
-            set.put<std::uint16_t>(IBX_OWN_STREAM_SET_ATTRIBUTE).u64(stream);
+            set.put<std::uint16_t>(IBX_EXT_STREAM_SET_ATTRIBUTE).u64(stream);
             for (Body *body : {&clusters, &set})
                 body->bytes.insert(body->bytes.end(), value.bytes.begin(), value.bytes.end());
             REQUIRE(remote.call("ibxRuntime", clusters) == (made_up ? 400 : 0));
@@ -266,7 +266,7 @@ bool launches_with_too_little()
     };
     const auto own = [&](std::uint64_t size, std::size_t bytes) {
         return remote.call("ibxRuntime",
-                           body(size, bytes, number(IBX_OWN_LAUNCH).put<std::uint16_t>(0)));
+                           body(size, bytes, number(IBX_EXT_LAUNCH).put<std::uint16_t>(0)));
     };
     remote.get_last_error();
     for (std::size_t bytes : {0u, 8u, 24u, 4096u}) { // of 20,012
@@ -291,10 +291,10 @@ bool launches_with_too_little()
     for (std::size_t bytes : {0u, 24u, 4096u, 4097u, 20008u, 20011u, 32765u, 60000u})
         REQUIRE(own(20000, bytes) == 1);
     REQUIRE(own(20000, 20012) == 0 && own(20000, 32764) == 0 && own(4084, 4096) == 0);
-    REQUIRE(remote.call("ibxRuntime", number(IBX_OWN_LAUNCH).put<std::uint16_t>(0)) == 1);
+    REQUIRE(remote.call("ibxRuntime", number(IBX_EXT_LAUNCH).put<std::uint16_t>(0)) == 1);
     for (const std::uint64_t first : {0u, 1u, 3u, 0xffffffffu}) {
         const int left = first < 3 ? static_cast<int>(3 - first) : 0;
-        REQUIRE(remote.call("ibxRuntime", number(IBX_OWN_PARAMETERS)
+        REQUIRE(remote.call("ibxRuntime", number(IBX_EXT_PARAMETERS)
                                               .u64(IBX_DOUBLE_WIDE + 20000)
                                               .i32(static_cast<std::int32_t>(first))) == 0);
         int count = -1;
@@ -302,8 +302,8 @@ bool launches_with_too_little()
         std::memcpy(&count, remote.out.data(), 4);
         REQUIRE(count == left);
     }
-    REQUIRE(remote.call("ibxRuntime", number(IBX_OWN_PARAMETERS).u64(0x1234).i32(0)) == 98);
-    REQUIRE(remote.call("ibxRuntime", number(IBX_OWN_PARAMETERS).u64(0x1234)) == 1);
+    REQUIRE(remote.call("ibxRuntime", number(IBX_EXT_PARAMETERS).u64(0x1234).i32(0)) == 98);
+    REQUIRE(remote.call("ibxRuntime", number(IBX_EXT_PARAMETERS).u64(0x1234)) == 1);
     char there[2] = {};
     REQUIRE(remote.call("cudaStreamSynchronize", Body().u64(stream)) == 0);
     return HOLDS(remote.peek(to, there, 2) && there[1] == static_cast<char>('b' + 0x62));
@@ -320,7 +320,7 @@ bool compiler_says()
     const std::uint64_t memory = remote.malloc(4096);
     const auto compile = [&](std::uint64_t at, std::uint64_t bytes, std::uint32_t info,
                              std::uint32_t error, char verbose) {
-        return remote.call("ibxRuntime", number(IBX_OWN_COMPILE)
+        return remote.call("ibxRuntime", number(IBX_EXT_COMPILE)
                                              .u64(at)
                                              .u64(bytes)
                                              .i32(static_cast<std::int32_t>(info))
@@ -354,7 +354,7 @@ bool compiler_says()
     REQUIRE(compile(memory, (8u << 20) + 1, 0, 0, 0) == 1);
     REQUIRE(compile(memory, ~std::uint64_t{0}, 30, 20, 0) == 1);
     REQUIRE(compile(memory + (1u << 30), n, 30, 20, 0) == 1 && compile(0, n, 30, 20, 0) == 1);
-    REQUIRE(remote.call("ibxRuntime", number(IBX_OWN_COMPILE).u64(memory).u64(n)) == 1);
+    REQUIRE(remote.call("ibxRuntime", number(IBX_EXT_COMPILE).u64(memory).u64(n)) == 1);
     return HOLDS(remote.get_last_error() == 0 && remote.free(memory) == 0);
 }
 
@@ -368,7 +368,7 @@ bool linker_links()
     const std::uint64_t n = ptx.size() + 1, room = 4096, memory = remote.malloc(room);
     const auto link = [&](std::uint64_t at, std::uint64_t bytes, std::uint16_t count,
                           std::uint64_t first, std::uint64_t second) {
-        Body body = number(IBX_OWN_LINK).u64(at).u64(bytes);
+        Body body = number(IBX_EXT_LINK).u64(at).u64(bytes);
         body.put(count);
         return remote.call("ibxRuntime", body.i32(1).u64(first).i32(0).u64(second));
     };
@@ -414,7 +414,7 @@ bool compiler_takes_memory()
     const auto compile = [&](std::uint64_t bytes, int log) {
         return gpu.remote.call(
             "ibxRuntime",
-            number(IBX_OWN_COMPILE).u64(memory).u64(bytes).i32(log).i32(log).put<char>(0));
+            number(IBX_EXT_COMPILE).u64(memory).u64(bytes).i32(log).i32(log).put<char>(0));
     };
     REQUIRE(memory && !gpu.remote.call("cudaMemset", Body().u64(memory).i32('x').u64(2 << 20)));
     for (unsigned i = 0; i < 3; i++) { // each gives back what it has taken
@@ -438,7 +438,7 @@ bool compiler_beside_free()
     Calling compiling(gpu.back, [&] {
         return compiles.remote.call(
             "ibxRuntime",
-            number(IBX_OWN_COMPILE).u64(memory).u64(ptx.size()).i32(30).i32(20).put<char>(0));
+            number(IBX_EXT_COMPILE).u64(memory).u64(ptx.size()).i32(30).i32(20).put<char>(0));
     });
     const bool begun = becomes_true([&] { return gpu.remote.stats().linking > 0; });
     Calling freeing(gpu.back, [&] { return frees.remote.free(memory); });

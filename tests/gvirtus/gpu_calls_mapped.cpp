@@ -13,36 +13,36 @@ constexpr std::uint64_t each = 2u << 20; // the double's granularity
 
 std::uint64_t reserve(Remote &own, std::uint64_t n)
 {
-    return own.address("ibxRuntime", number(IBX_OWN_VIRTUAL_RESERVE).u64(n).u64(0));
+    return own.address("ibxRuntime", number(IBX_EXT_VIRTUAL_RESERVE).u64(n).u64(0));
 }
 int code_of_create(Remote &own, std::uint64_t n, int device = 0)
 {
-    return own.call("ibxRuntime", number(IBX_OWN_VIRTUAL_CREATE).u64(n).i32(device));
+    return own.call("ibxRuntime", number(IBX_EXT_VIRTUAL_CREATE).u64(n).i32(device));
 }
 std::uint64_t create(Remote &own, std::uint64_t n)
 {
-    return own.address("ibxRuntime", number(IBX_OWN_VIRTUAL_CREATE).u64(n).i32(0));
+    return own.address("ibxRuntime", number(IBX_EXT_VIRTUAL_CREATE).u64(n).i32(0));
 }
 int map(Remote &own, std::uint64_t at, std::uint64_t n, std::uint64_t piece)
 {
-    return own.call("ibxRuntime", number(IBX_OWN_VIRTUAL_MAP).u64(at).u64(n).u64(piece));
+    return own.call("ibxRuntime", number(IBX_EXT_VIRTUAL_MAP).u64(at).u64(n).u64(piece));
 }
 int unmap(Remote &own, std::uint64_t at, std::uint64_t n)
 {
-    return own.call("ibxRuntime", number(IBX_OWN_VIRTUAL_UNMAP).u64(at).u64(n));
+    return own.call("ibxRuntime", number(IBX_EXT_VIRTUAL_UNMAP).u64(at).u64(n));
 }
 int set_access(Remote &own, std::uint64_t at, std::uint64_t n, int device = 0, int flags = 3)
 {
     return own.call("ibxRuntime",
-                    number(IBX_OWN_VIRTUAL_SET_ACCESS).u64(at).u64(n).i32(device).i32(flags));
+                    number(IBX_EXT_VIRTUAL_SET_ACCESS).u64(at).u64(n).i32(device).i32(flags));
 }
 int release(Remote &own, std::uint64_t piece)
 {
-    return own.call("ibxRuntime", number(IBX_OWN_VIRTUAL_RELEASE).u64(piece));
+    return own.call("ibxRuntime", number(IBX_EXT_VIRTUAL_RELEASE).u64(piece));
 }
 int free_addresses(Remote &own, std::uint64_t at, std::uint64_t n)
 {
-    return own.call("ibxRuntime", number(IBX_OWN_VIRTUAL_FREE).u64(at).u64(n));
+    return own.call("ibxRuntime", number(IBX_EXT_VIRTUAL_FREE).u64(at).u64(n));
 }
 
 // So many addresses; only the first piece has memory.
@@ -90,7 +90,7 @@ bool has(Remote &remote, std::uint64_t memory, const std::vector<char> &bytes)
 int stream_value(Remote &remote, std::uint64_t at, int type)
 {
     return remote.call("ibxEnqueue",
-                       number(IBX_OWN_STREAM_VALUE).u64(at).u64(1).i32(type).i32(0).u64(0));
+                       number(IBX_EXT_STREAM_VALUE).u64(at).u64(1).i32(type).i32(0).u64(0));
 }
 
 // Another program names what is not its own, in each call.
@@ -112,7 +112,7 @@ bool mapped_of_another()
             REQUIRE(own.on_device(mine.at, at, 64) == bad_value);
             REQUIRE(own.on_device(at, mine.at, 64) == bad_value);
             REQUIRE(own.call("cudaMemset", Body().u64(at).i32(3).u64(9)) == bad_value);
-            REQUIRE(own.call("ibxRuntime", number(IBX_OWN_MEMSET_ELEMENTS)
+            REQUIRE(own.call("ibxRuntime", number(IBX_EXT_MEMSET_ELEMENTS)
                                                .u64(at)
                                                .u64(0)
                                                .i32(3)
@@ -120,7 +120,7 @@ bool mapped_of_another()
                                                .u64(9)
                                                .u64(1)
                                                .u64(0)) == bad_value);
-            REQUIRE(own.call("ibxRuntime", number(IBX_OWN_IPC_MEMORY).u64(at)) == bad_value);
+            REQUIRE(own.call("ibxRuntime", number(IBX_EXT_IPC_MEMORY).u64(at)) == bad_value);
             for (const int type : {0, 1, 2, 3, 4, 5, 6})
                 REQUIRE(stream_value(own, at, type) == bad_value);
             REQUIRE(own.free(at) == bad_value);
@@ -135,7 +135,7 @@ bool mapped_of_another()
         REQUIRE(map(own, mine.at + each, each, mapped.piece) == bad_value);
         REQUIRE(unmap(own, mapped.at, each) == bad_value);
         REQUIRE(set_access(own, mapped.at, each) == bad_value);
-        REQUIRE(own.call("ibxRuntime", number(IBX_OWN_VIRTUAL_GET_ACCESS).u64(mapped.at).i32(0)) ==
+        REQUIRE(own.call("ibxRuntime", number(IBX_EXT_VIRTUAL_GET_ACCESS).u64(mapped.at).i32(0)) ==
                 bad_value);
         REQUIRE(release(own, mapped.piece) == bad_value && release(own, spare) == bad_value);
         REQUIRE(free_addresses(own, mapped.at, 4 * each) == bad_value);
@@ -176,7 +176,7 @@ bool mapped_without_sense()
             set_access(own, at, each, -1) == bad_value);
     REQUIRE(code_of_create(own, most) == bad_value && code_of_create(own, each, 9) == bad_value);
     REQUIRE(reserve(own, most) == 0 && reserve(own, 0) == 0);
-    REQUIRE(own.call("ibxRuntime", number(IBX_OWN_VIRTUAL_MAP).u64(at)) == bad_value);
+    REQUIRE(own.call("ibxRuntime", number(IBX_EXT_VIRTUAL_MAP).u64(at)) == bad_value);
     REQUIRE(own.free(at) == bad_value);
     const std::vector<char> bytes = random_bytes(each, 32);
     REQUIRE(own.to_device(at, bytes.data(), each) == 0 && has(own, at, bytes));

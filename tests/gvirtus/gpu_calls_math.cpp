@@ -458,7 +458,7 @@ bool random_tables()
     Gpu gpu;
     gpu.remote.get_last_error();
     const auto fetch = [](Remote &remote, int which, std::uint64_t to) {
-        return remote.call("ibxRuntime", number(IBX_OWN_RANDOM_TABLE).i32(which).u64(to));
+        return remote.call("ibxRuntime", number(IBX_EXT_RANDOM_TABLE).i32(which).u64(to));
     };
     const std::uint64_t memory = gpu.remote.malloc(n), few = gpu.remote.malloc(n - 1);
     const std::vector<char> before(n, 'b');

@@ -5,7 +5,7 @@
 #ifndef TESTS_GVIRTUS_GPU_CALLS_SCENE_H
 #define TESTS_GVIRTUS_GPU_CALLS_SCENE_H
 
-#include "frontend-glue/session/own_requests.h"
+#include "frontend-glue/session/extensions.h"
 #include "tests/gvirtus/remote.h"
 #include "tests/gvirtus/scene.h"
 
@@ -97,7 +97,7 @@ inline Body kernel(std::uint64_t function, unsigned threads, std::uint64_t strea
     return body.u64(stream).host(arguments.bytes.data(), arguments.bytes.size());
 }
 
-// The beginning of a request of our own: its number. Its arguments follow.
+// The beginning of an extension request: its number. Its arguments follow.
 inline Body number(unsigned n)
 {
     Body body;

@@ -14,7 +14,7 @@ enum Condition { NOT_LESS, EQUAL, AND, NOR };
 int waits(Remote &remote, std::uint64_t stream, std::uint64_t at, std::uint64_t value,
           Condition condition, bool wide = false)
 {
-    return remote.call("ibxEnqueue", number(IBX_OWN_STREAM_VALUE)
+    return remote.call("ibxEnqueue", number(IBX_EXT_STREAM_VALUE)
                                          .u64(at)
                                          .u64(value)
                                          .i32(wide ? IBX_VALUE_WAIT_64 : IBX_VALUE_WAIT_32)
@@ -91,11 +91,11 @@ bool wait_for_another_client()
     const pid_t first = leaves(gpu, false, End::killed, [&](Remote &own) {
         std::uint64_t at = 0;
         return begins(own, &at) &&
-               own.call("ibxRuntime", number(IBX_OWN_IPC_MEMORY).u64(at)) == 0 &&
+               own.call("ibxRuntime", number(IBX_EXT_IPC_MEMORY).u64(at)) == 0 &&
                write(shared[1], own.out.data(), 64) == 64 && read(opened[0], &byte, 1) == 1;
     });
     REQUIRE(read(shared[0], handle.data(), 64) == 64);
-    Body open = number(IBX_OWN_IPC_OPEN_MEMORY), close_it = number(IBX_OWN_IPC_CLOSE);
+    Body open = number(IBX_EXT_IPC_OPEN_MEMORY), close_it = number(IBX_EXT_IPC_CLOSE);
     open.bytes.insert(open.bytes.end(), handle.begin(), handle.end());
     const std::uint64_t word = gpu.remote.address("ibxRuntime", open);
     const pid_t second = leaves(gpu, false, End::killed, [&](Remote &own) {

@@ -6,7 +6,7 @@
 
 #include "tests/gvirtus/application.h"
 
-#include "frontend-glue/session/own_requests.h"
+#include "frontend-glue/session/extensions.h"
 
 #include <cstddef>
 #include <vector>

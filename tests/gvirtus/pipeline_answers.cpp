@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
 // Calls that do not wait, and answers that are known without asking.
-#include "frontend-glue/session/own_requests.h"
+#include "frontend-glue/session/extensions.h"
 #include "tests/gvirtus/pipeline_scene.h"
 
 #include "frontend-glue/session/math_calls.h"
@@ -171,7 +171,7 @@ bool calls_of_libraries_do_not_wait()
     return HOLDS(app.last_error() == 0 && app.synchronize() == 0);
 }
 
-// The same of requests of our own.
+// The same of extension requests.
 bool own_calls_of_libraries_do_not_wait()
 {
     const Body work = Body().u64(1).u64(7), selects = Body().u64(1).u64(STREAM);
@@ -573,7 +573,7 @@ void check_answers()
     check("the sender naps", the_sender_naps);
     check("graphs do not wait", graphs_do_not_wait);
     check("calls of libraries do not wait", calls_of_libraries_do_not_wait);
-    check("... in requests of our own", own_calls_of_libraries_do_not_wait);
+    check("... in extension requests", own_calls_of_libraries_do_not_wait);
     check("streams of libraries that are known no more", streams_of_libraries_are_known_no_more);
     check("what is left behind is sent", what_is_left_behind_is_sent);
     check("more than fits", more_than_fits);
@@ -595,10 +595,10 @@ void check_answers()
             return result_of(spawn([&] { return shared_with_others(name, body) ? 0 : 1; })) == 0;
         };
         Body get, open;
-        get.put(static_cast<std::uint16_t>(IBX_OWN_IPC_EVENT)).u64(1);
-        open.put(static_cast<std::uint16_t>(IBX_OWN_IPC_OPEN_EVENT)).u64(1);
-        return run("cudaIpcOpenEventHandle", Body().u64(1)) && run(IBX_OWN_NAME, get) &&
-               run(IBX_OWN_NAME, open);
+        get.put(static_cast<std::uint16_t>(IBX_EXT_IPC_EVENT)).u64(1);
+        open.put(static_cast<std::uint16_t>(IBX_EXT_IPC_OPEN_EVENT)).u64(1);
+        return run("cudaIpcOpenEventHandle", Body().u64(1)) && run(IBX_EXT_NAME, get) &&
+               run(IBX_EXT_NAME, open);
     });
     check("replies without seconds", other_replies);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
 // Synchronous copies to the device that return before they are made, if nobody can notice that.
-#include "frontend-glue/session/own_requests.h"
+#include "frontend-glue/session/extensions.h"
 #include "tests/gvirtus/pipeline_scene.h"
 
 #include <functional>
@@ -191,8 +191,8 @@ bool memory_that_processes_share()
 {
     return copies_wait_for_good([](App *app) {
         Body body;
-        body.put(static_cast<std::uint16_t>(IBX_OWN_IPC_MEMORY));
-        app->call(IBX_OWN_NAME, body);
+        body.put(static_cast<std::uint16_t>(IBX_EXT_IPC_MEMORY));
+        app->call(IBX_EXT_NAME, body);
         return true;
     });
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
 // Calls that the preload makes without GVirtuS's front end, and what it knows without a call.
-#include "frontend-glue/session/own_requests.h"
+#include "frontend-glue/session/extensions.h"
 #include "tests/gvirtus/pipeline_scene.h"
 
 #include <cerrno>
@@ -102,12 +102,12 @@ bool sets()
 {
     Scene scene("rdma.gpu : off\n"); // the world runs such requests
     App first = scene.app(), second = scene.app();
-    const auto set = [](std::uint64_t value, int number = IBX_OWN_MEMSET) {
+    const auto set = [](std::uint64_t value, int number = IBX_EXT_MEMSET) {
         Body body;
         body.put(static_cast<std::uint16_t>(number));
         return body.u64(value).i32(0).u64(8).u64(STREAM);
     };
-    REQUIRE(warm(&first) && warm(&second) && must(IBX_OWN_QUEUE, set(0)) == 0);
+    REQUIRE(warm(&first) && warm(&second) && must(IBX_EXT_QUEUE, set(0)) == 0);
     std::uint64_t expected = second.work();
     scene.world->slow_us = 200;
     for (unsigned i = 0; i < 40; i++) {
@@ -115,15 +115,15 @@ bool sets()
             REQUIRE(first.launch(i) == 0);
             expected = expected * 6364136223846793005u + i + 1;
         }
-        REQUIRE(must(IBX_OWN_QUEUE, set(i)) == 0);
+        REQUIRE(must(IBX_EXT_QUEUE, set(i)) == 0);
         expected = expected * 6364136223846793005u + i + 1;
     }
     REQUIRE(second.work() == expected);
     scene.world->held = true;
-    REQUIRE(must(IBX_OWN_QUEUE, set(1)) == 0);
+    REQUIRE(must(IBX_EXT_QUEUE, set(1)) == 0);
     scene.world->held = false;
     // A request that the back end does not know waits, and returns an error.
-    return HOLDS(must(IBX_OWN_QUEUE, set(1, IBX_OWN_MEMSET_2D)) == -1);
+    return HOLDS(must(IBX_EXT_QUEUE, set(1, IBX_EXT_MEMSET_2D)) == -1);
 }
 
 int launch_unseen(std::uint64_t value, unsigned threads = 32)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
 // cudaFree does not wait if the device has no work, and the next cudaMalloc gets the memory again.
-#include "frontend-glue/session/own_requests.h"
+#include "frontend-glue/session/extensions.h"
 #include "tests/gvirtus/pipeline_scene.h"
 
 #include <functional>
@@ -45,9 +45,9 @@ bool freed_in_a_stream()
     REQUIRE(warm(&app) && app.free(app.malloc()) == 0);
     const std::uint64_t block = app.malloc();
     Body body;
-    body.put(static_cast<std::uint16_t>(IBX_OWN_FREE_ASYNC)).u64(block).u64(0);
+    body.put(static_cast<std::uint16_t>(IBX_EXT_FREE_ASYNC)).u64(block).u64(0);
     const ibx_frontend_request request{
-        IBX_OWN_NAME, body.bytes.data(), body.bytes.size(), nullptr, 0, false};
+        IBX_EXT_NAME, body.bytes.data(), body.bytes.size(), nullptr, 0, false};
     REQUIRE(block && app.synchronize() == 0);
     REQUIRE(direct->call(&request, &app.answer) == 0 && app.answer == 0);
     REQUIRE(app.synchronize() == 0 && app.free(block) == 1);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
 // Random programs: each call is also made on a model of a native device.
-#include "frontend-glue/session/own_requests.h"
+#include "frontend-glue/session/extensions.h"
 #include "tests/gvirtus/pipeline_scene.h"
 #include "tests/gvirtus/random_numbers.h"
 
@@ -34,8 +34,8 @@ Call random_set(Random *random, std::uint64_t value, std::uint64_t stream)
     if (random->below(2))
         return {"cudaMemsetAsync", Body().u64(value).i32(0).u64(8).u64(stream)};
     Body body;
-    body.put(static_cast<std::uint16_t>(IBX_OWN_MEMSET));
-    return {IBX_OWN_QUEUE, body.u64(value).i32(0).u64(8).u64(stream)};
+    body.put(static_cast<std::uint16_t>(IBX_EXT_MEMSET));
+    return {IBX_EXT_QUEUE, body.u64(value).i32(0).u64(8).u64(stream)};
 }
 
 // A copy to the beginning or the end of an allocation, or past it, sometimes one that does not
@@ -279,7 +279,7 @@ bool as_preload(App *app, const Call &made)
                                           "cudaFree",
                                           "cudaGraphLaunch",
                                           "cudaLaunchKernel",
-                                          IBX_OWN_QUEUE};
+                                          IBX_EXT_QUEUE};
     const bool error = !std::strncmp(made.name + 4, "GetLast", 7) ||
                        !std::strncmp(made.name + 4, "PeekAtLast", 10);
     const bool over = !std::strcmp(made.name, "cudaEventQuery"),

@@ -15,9 +15,9 @@ bool memory_of_another()
     const std::uint64_t memory = a.malloc(), own = b.malloc(), second = b.malloc();
     REQUIRE(memory && own && second && a.fill(memory, 1) == 0 && b.fill(own, 5) == 0);
     const unsigned long before = b.remote.stats().allocations;
-    const Handle handle = a.handle(IBX_OWN_IPC_MEMORY, memory + 17);
+    const Handle handle = a.handle(IBX_EXT_IPC_MEMORY, memory + 17);
     std::uint64_t opened = 0, again = 0;
-    REQUIRE(!handle.empty() && handle == a.handle(IBX_OWN_IPC_MEMORY, memory));
+    REQUIRE(!handle.empty() && handle == a.handle(IBX_EXT_IPC_MEMORY, memory));
     REQUIRE(b.open_memory(handle, &opened) == 0 && b.remote.out.size() == 16);
     REQUIRE(!std::memcmp(b.remote.out.data() + 8, &bytes_shared, 8) && b.reads(opened) == 1);
     REQUIRE(opened != own && opened != second && b.reads(own) == 5);
@@ -27,7 +27,7 @@ bool memory_of_another()
     REQUIRE(b.reads(own) == 3 && b.launch(0, opened, second) == 0 && b.fill(second, 4) == 0);
     // CUDA neither frees opened memory nor exports it.
     REQUIRE(b.remote.free(opened) == bad_value && b.reads(opened) != 1001);
-    REQUIRE(b.handle(IBX_OWN_IPC_MEMORY, opened).empty());
+    REQUIRE(b.handle(IBX_EXT_IPC_MEMORY, opened).empty());
     REQUIRE(b.open_memory(handle, &again) == 0 && again == opened);
     REQUIRE(b.close_it(memory_kind, opened) == 0 && b.fill(opened, 6) == 0);
     REQUIRE(a.reads(memory) == 6 && b.remote.stats().allocations == before + 1);
@@ -48,7 +48,7 @@ bool forked_ones_share_it()
     std::uint64_t opened = 0, its = 0;
     REQUIRE(memory && b.malloc() && a.fill(memory, 1) == 0 && b.child.malloc());
     const unsigned long before = b.remote.stats().allocations;
-    const Handle handle = a.handle(IBX_OWN_IPC_MEMORY, memory);
+    const Handle handle = a.handle(IBX_EXT_IPC_MEMORY, memory);
     REQUIRE(a.child.malloc() && a.child.open_memory(handle, &its) == 0 && its == memory);
     REQUIRE(b.child.open_memory(handle, &its) == 0 && b.open_memory(handle, &opened) == 0);
     REQUIRE(its == opened && b.close_it(memory_kind, opened) == 0 && b.child.reads(its) == 1);
@@ -72,9 +72,9 @@ bool left_open()
     REQUIRE(b.child.remote.free(b.child.malloc()) ==
             0); // from this a session learns the form of replies
     const ibx_double_stats before = b.remote.stats();
-    const Handle of_memory = a.handle(IBX_OWN_IPC_MEMORY, memory);
+    const Handle of_memory = a.handle(IBX_EXT_IPC_MEMORY, memory);
     REQUIRE(b.child.open_memory(of_memory) == 0 && b.child.open_memory(of_memory) == 0);
-    REQUIRE(b.child.open(IBX_OWN_IPC_OPEN_EVENT, a.handle(IBX_OWN_IPC_EVENT, event)) == 0);
+    REQUIRE(b.child.open(IBX_EXT_IPC_OPEN_EVENT, a.handle(IBX_EXT_IPC_EVENT, event)) == 0);
     b.child.end();
     REQUIRE(becomes_true([&] {
         const ibx_double_stats now = b.remote.stats();
@@ -93,7 +93,7 @@ bool left_shared()
     const std::uint64_t memory = a.child.malloc();
     std::uint64_t opened = 0;
     REQUIRE(memory && a.child.fill(memory, 3) == 0);
-    const Handle handle = a.child.handle(IBX_OWN_IPC_MEMORY, memory);
+    const Handle handle = a.child.handle(IBX_EXT_IPC_MEMORY, memory);
     REQUIRE(b.open_memory(handle, &opened) == 0 && b.reads(opened) == 3);
     a.child.end();
     REQUIRE(becomes_true([&] { return a.remote.stats().allocations == before; }));
@@ -107,12 +107,12 @@ bool of_one_tenant()
     Program alice(back, name + "alice\n"), again(back, name + "alice\n"), bob(back, name + "bob\n");
     const std::uint64_t memory = alice.malloc(), event = alice.event();
     REQUIRE(memory && event && alice.fill(memory, 1) == 0 && again.malloc() && bob.malloc());
-    const Handle of_memory = alice.handle(IBX_OWN_IPC_MEMORY, memory);
-    const Handle of_event = alice.handle(IBX_OWN_IPC_EVENT, event);
+    const Handle of_memory = alice.handle(IBX_EXT_IPC_MEMORY, memory);
+    const Handle of_event = alice.handle(IBX_EXT_IPC_EVENT, event);
     std::uint64_t opened = 0;
     REQUIRE(bob.open_memory(of_memory) == no_handle);
-    REQUIRE(bob.open(IBX_OWN_IPC_OPEN_EVENT, of_event) == no_handle);
-    REQUIRE(again.open(IBX_OWN_IPC_OPEN_EVENT, of_event) == 0);
+    REQUIRE(bob.open(IBX_EXT_IPC_OPEN_EVENT, of_event) == no_handle);
+    REQUIRE(again.open(IBX_EXT_IPC_OPEN_EVENT, of_event) == 0);
     return HOLDS(again.open_memory(of_memory, &opened) == 0 && again.reads(opened) == 1);
 }
 
@@ -123,9 +123,9 @@ bool of_one_user()
     Program a(back), again(back);
     const std::uint64_t memory = a.malloc();
     REQUIRE(memory && a.fill(memory, 1) == 0 && again.malloc());
-    const Handle handle = a.handle(IBX_OWN_IPC_MEMORY, memory);
+    const Handle handle = a.handle(IBX_EXT_IPC_MEMORY, memory);
     REQUIRE(!handle.empty() && as_another_user(back, [&](Remote *its) {
-        Body body = number(IBX_OWN_IPC_OPEN_MEMORY);
+        Body body = number(IBX_EXT_IPC_OPEN_MEMORY);
         append(&body.bytes, handle.data(), handle.size());
         return works(its) == 1 && its->call("ibxRuntime", body) == no_handle;
     }));
@@ -139,16 +139,16 @@ bool hostile_numbers()
     Program a(back), b(back);
     const std::uint64_t memory = a.malloc();
     REQUIRE(memory && b.malloc());
-    const Handle handle = a.handle(IBX_OWN_IPC_MEMORY, memory);
+    const Handle handle = a.handle(IBX_EXT_IPC_MEMORY, memory);
     Handle longer = handle, other = handle;
     longer[40] = 1;
     other[3] = static_cast<char>(other[3] + 1);
     for (const Handle &none : {longer, other, Handle(64), Handle(64, 'Z')}) {
         REQUIRE(b.open_memory(none) == no_handle);
-        REQUIRE(b.open(IBX_OWN_IPC_OPEN_EVENT, none) == no_handle);
-        REQUIRE(b.open(IBX_OWN_IPC_OPEN_POOL, none) == no_handle);
+        REQUIRE(b.open(IBX_EXT_IPC_OPEN_EVENT, none) == no_handle);
+        REQUIRE(b.open(IBX_EXT_IPC_OPEN_POOL, none) == no_handle);
     }
-    REQUIRE(b.open(IBX_OWN_IPC_OPEN_EVENT, handle) == no_handle);
+    REQUIRE(b.open(IBX_EXT_IPC_OPEN_EVENT, handle) == no_handle);
     REQUIRE(b.open_memory(Handle(handle.begin(), handle.end() - 1)) == bad_value);
     REQUIRE(b.close_it(memory_kind, memory) == 0 && b.close_it(event_kind, 4096) == 0);
     return HOLDS(b.open_memory(handle) == 0 && a.fill(memory, 1) == 0);
@@ -162,12 +162,12 @@ bool maker_ends(bool crashes)
     const std::uint64_t memory = a.malloc(), other = a.malloc(), event = a.event();
     REQUIRE(memory && other && event && a.fill(memory, 1) == 0);
     Program b(back, resume);
-    const Handle handle = a.handle(IBX_OWN_IPC_MEMORY, memory);
-    const Handle of_other = a.handle(IBX_OWN_IPC_MEMORY, other);
-    const Handle of_event = a.handle(IBX_OWN_IPC_EVENT, event);
+    const Handle handle = a.handle(IBX_EXT_IPC_MEMORY, memory);
+    const Handle of_other = a.handle(IBX_EXT_IPC_MEMORY, other);
+    const Handle of_event = a.handle(IBX_EXT_IPC_EVENT, event);
     std::uint64_t opened = 0, its_event = 0;
     REQUIRE(b.malloc() && b.open_memory(handle, &opened) == 0 && b.reads(opened) == 1);
-    REQUIRE(b.open(IBX_OWN_IPC_OPEN_EVENT, of_event, &its_event) == 0);
+    REQUIRE(b.open(IBX_EXT_IPC_OPEN_EVENT, of_event, &its_event) == 0);
     if (crashes)
         REQUIRE(kill(back.children().front(), SIGKILL) == 0);
     else
@@ -175,14 +175,14 @@ bool maker_ends(bool crashes)
     REQUIRE(back.has(1));
     REQUIRE(becomes_true([&] { return b.open_memory(of_other) == no_handle; }));
     REQUIRE(becomes_true([&] { return b.open_memory(handle) == no_handle; }));
-    REQUIRE(becomes_true([&] { return b.open(IBX_OWN_IPC_OPEN_EVENT, of_event) == no_handle; }));
+    REQUIRE(becomes_true([&] { return b.open(IBX_EXT_IPC_OPEN_EVENT, of_event) == no_handle; }));
     REQUIRE(b.reads(opened) == 1 && b.remote.call("cudaEventQuery", Body().u64(its_event)) == 0);
     // Another one takes its place.
     Program c(back, resume);
     const std::uint64_t fresh = c.malloc();
     REQUIRE(fresh && c.fill(fresh, 7) == 0 && b.open_memory(of_other) == no_handle);
     std::uint64_t of_c = 0;
-    REQUIRE(b.open_memory(c.handle(IBX_OWN_IPC_MEMORY, fresh), &of_c) == 0);
+    REQUIRE(b.open_memory(c.handle(IBX_EXT_IPC_MEMORY, fresh), &of_c) == 0);
     return HOLDS(b.reads(of_c) == 7 && b.reads(opened) == 1);
 }
 
@@ -195,11 +195,11 @@ bool events_of_another()
     REQUIRE(memory && from && own && event && stream && its && b.fill(own, 0) == 0);
     REQUIRE(a.fill(memory, 1) == 0 && a.fill(from, 2) == 0);
     const unsigned long before = b.remote.stats().events;
-    const Handle handle = a.handle(IBX_OWN_IPC_EVENT, event);
+    const Handle handle = a.handle(IBX_EXT_IPC_EVENT, event);
     std::uint64_t opened = 0, second = 0, shared = 0;
-    REQUIRE(!handle.empty() && b.open(IBX_OWN_IPC_OPEN_EVENT, handle, &opened) == 0);
-    REQUIRE(b.open(IBX_OWN_IPC_OPEN_EVENT, handle, &second) == 0 && second != opened);
-    REQUIRE(b.open_memory(a.handle(IBX_OWN_IPC_MEMORY, memory), &shared) == 0);
+    REQUIRE(!handle.empty() && b.open(IBX_EXT_IPC_OPEN_EVENT, handle, &opened) == 0);
+    REQUIRE(b.open(IBX_EXT_IPC_OPEN_EVENT, handle, &second) == 0 && second != opened);
+    REQUIRE(b.open_memory(a.handle(IBX_EXT_IPC_MEMORY, memory), &shared) == 0);
     const auto query = [&] { return b.remote.call("cudaEventQuery", Body().u64(opened)); };
     REQUIRE(query() == 0); // nobody has recorded it
     a.remote.hold_stream(stream);
@@ -215,9 +215,9 @@ bool events_of_another()
     REQUIRE(b.close_it(event_kind, opened) == 0 && query() == no_handle);
     REQUIRE(b.remote.stats().events == before + 1);
     REQUIRE(a.remote.call("cudaEventDestroy", Body().u64(event)) == 0);
-    REQUIRE(b.open(IBX_OWN_IPC_OPEN_EVENT, handle) == no_handle);
+    REQUIRE(b.open(IBX_EXT_IPC_OPEN_EVENT, handle) == no_handle);
     REQUIRE(b.close_it(event_kind, second) == 0 && b.remote.stats().events == before);
-    return HOLDS(a.handle(IBX_OWN_IPC_EVENT, a.remote.event_create()).empty()); // not to share
+    return HOLDS(a.handle(IBX_EXT_IPC_EVENT, a.remote.event_create()).empty()); // not to share
 }
 
 bool no_more_than_4096()
@@ -230,16 +230,16 @@ bool no_more_than_4096()
     REQUIRE(memory && a.malloc());
     for (unsigned i = 0; i < 4096; i++) {
         events.push_back(a.event());
-        REQUIRE(events.back() && !a.handle(IBX_OWN_IPC_EVENT, events.back()).empty());
+        REQUIRE(events.back() && !a.handle(IBX_EXT_IPC_EVENT, events.back()).empty());
     }
-    REQUIRE(b.remote.call("ibxRuntime", number(IBX_OWN_IPC_MEMORY).u64(memory)) == no_memory);
+    REQUIRE(b.remote.call("ibxRuntime", number(IBX_EXT_IPC_MEMORY).u64(memory)) == no_memory);
     REQUIRE(a.remote.call("cudaEventDestroy", Body().u64(events[7])) == 0);
-    const Handle handle = b.handle(IBX_OWN_IPC_MEMORY, memory);
+    const Handle handle = b.handle(IBX_EXT_IPC_MEMORY, memory);
     REQUIRE(!handle.empty() && a.open_memory(handle) == 0);
-    REQUIRE(a.handle(IBX_OWN_IPC_EVENT, a.event()).empty());
+    REQUIRE(a.handle(IBX_EXT_IPC_EVENT, a.event()).empty());
     a.end();
     REQUIRE(back.has(1));
-    return HOLDS(becomes_true([&] { return !b.handle(IBX_OWN_IPC_EVENT, b.event()).empty(); }));
+    return HOLDS(becomes_true([&] { return !b.handle(IBX_EXT_IPC_EVENT, b.event()).empty(); }));
 }
 
 } // namespace

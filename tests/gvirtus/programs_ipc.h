@@ -173,11 +173,11 @@ struct One {
     }
     int open_memory(const Handle &handle, std::uint64_t *opened = nullptr)
     {
-        return open(IBX_OWN_IPC_OPEN_MEMORY, handle, opened);
+        return open(IBX_EXT_IPC_OPEN_MEMORY, handle, opened);
     }
     int close_it(char kind, std::uint64_t value)
     {
-        Body body = number(IBX_OWN_IPC_CLOSE);
+        Body body = number(IBX_EXT_IPC_CLOSE);
         body.put(kind);
         return remote.call("ibxRuntime", body.u64(value));
     }
@@ -189,14 +189,14 @@ struct One {
     // Makes a pool that other processes may open; `handles` 0: that they may not open.
     std::uint64_t pool(char handles = 1)
     {
-        Body create = number(IBX_OWN_POOL_CREATE);
+        Body create = number(IBX_EXT_POOL_CREATE);
         create.i32(0).u64(0).put(static_cast<std::uint16_t>(0));
         create.put(handles);
         return remote.address("ibxRuntime", create);
     }
     int allocate(std::uint64_t in_pool, std::uint64_t *memory)
     {
-        const Body body = number(IBX_OWN_MALLOC_FROM_POOL).u64(bytes_shared).u64(in_pool).u64(0);
+        const Body body = number(IBX_EXT_MALLOC_FROM_POOL).u64(bytes_shared).u64(in_pool).u64(0);
         const int code = remote.call("ibxRuntime", body);
         if (!code)
             std::memcpy(memory, remote.out.data(), 8);
@@ -204,7 +204,7 @@ struct One {
     }
     int open_pointer(std::uint64_t pool, const Handle &handle, std::uint64_t *opened = nullptr)
     {
-        Body body = number(IBX_OWN_IPC_OPEN_POINTER).u64(pool);
+        Body body = number(IBX_EXT_IPC_OPEN_POINTER).u64(pool);
         append(&body.bytes, handle.data(), handle.size());
         const int code = remote.call("ibxRuntime", body);
         if (!code && opened)

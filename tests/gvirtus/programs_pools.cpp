@@ -23,8 +23,8 @@ struct Shared {
     {
         if (!pool || its.allocate(pool, &memory) || its.fill(memory, 1))
             return;
-        of_pool = its.handle(IBX_OWN_IPC_POOL, pool);
-        of_memory = its.handle(IBX_OWN_IPC_MEMORY, memory);
+        of_pool = its.handle(IBX_EXT_IPC_POOL, pool);
+        of_memory = its.handle(IBX_EXT_IPC_MEMORY, memory);
     }
     bool is() const { return !of_pool.empty() && !of_memory.empty(); }
 };
@@ -35,7 +35,7 @@ struct Opened {
     int code;
 
     Opened(One &by, const Shared &shared)
-        : code(by.open(IBX_OWN_IPC_OPEN_POOL, shared.of_pool, &pool))
+        : code(by.open(IBX_EXT_IPC_OPEN_POOL, shared.of_pool, &pool))
     {
         if (!code)
             code = by.open_pointer(pool, shared.of_memory, &memory);
@@ -82,13 +82,13 @@ bool pools_of_another()
     REQUIRE(b.remote.device_synchronize() == 0 && b.reads(own) == 3);
     // The other program has no access to anything else of the pool.
     std::uint64_t none = 0;
-    const Body set = number(IBX_OWN_POOL_SET).u64(opened.pool).i32(4).u64(9);
+    const Body set = number(IBX_EXT_POOL_SET).u64(opened.pool).i32(4).u64(9);
     REQUIRE(b.allocate(opened.pool, &none) == bad_value);
     REQUIRE(b.remote.call("ibxRuntime", set) == bad_value);
-    REQUIRE(b.handle(IBX_OWN_IPC_POOL, opened.pool).empty());
-    REQUIRE(b.handle(IBX_OWN_IPC_MEMORY, opened.memory).empty());
+    REQUIRE(b.handle(IBX_EXT_IPC_POOL, opened.pool).empty());
+    REQUIRE(b.handle(IBX_EXT_IPC_MEMORY, opened.memory).empty());
     REQUIRE(b.remote.call("ibxRuntime",
-                          number(IBX_OWN_POOL_SET_ACCESS).u64(opened.pool).i32(1).i32(3)) == 0);
+                          number(IBX_EXT_POOL_SET_ACCESS).u64(opened.pool).i32(1).i32(3)) == 0);
     REQUIRE(b.close_it(memory_kind, opened.memory) == 0 && b.reads(opened.memory) > 1000);
     REQUIRE(b.close_it(pool_kind, opened.pool) == 0 && Has(b) == before);
     return HOLDS(a.reads(shared.memory) == 3);
@@ -103,22 +103,22 @@ bool what_is_none()
     const std::uint64_t closed = a.pool(0), plain = a.malloc();
     std::uint64_t in_closed = 0;
     REQUIRE(shared.is() && another.is() && closed && plain && b.malloc());
-    REQUIRE(a.handle(IBX_OWN_IPC_POOL, closed).empty() && a.allocate(closed, &in_closed) == 0);
-    REQUIRE(a.handle(IBX_OWN_IPC_MEMORY, in_closed).empty());
+    REQUIRE(a.handle(IBX_EXT_IPC_POOL, closed).empty() && a.allocate(closed, &in_closed) == 0);
+    REQUIRE(a.handle(IBX_EXT_IPC_MEMORY, in_closed).empty());
     const Has before(b);
     const Opened opened(b, shared);
     REQUIRE(opened.code == 0);
     REQUIRE(b.open_memory(shared.of_memory) == no_handle);
     REQUIRE(b.open_pointer(opened.pool, another.of_memory) == bad_value);
-    REQUIRE(b.open_pointer(opened.pool, a.handle(IBX_OWN_IPC_MEMORY, plain)) == no_handle);
+    REQUIRE(b.open_pointer(opened.pool, a.handle(IBX_EXT_IPC_MEMORY, plain)) == no_handle);
     REQUIRE(b.open_pointer(opened.pool, shared.of_pool) == no_handle);
-    REQUIRE(b.open(IBX_OWN_IPC_OPEN_POOL, shared.of_memory) == no_handle);
+    REQUIRE(b.open(IBX_EXT_IPC_OPEN_POOL, shared.of_memory) == no_handle);
     REQUIRE(b.open_pointer(4096, shared.of_memory) == bad_value);
     REQUIRE(opened.close(b) && b.close_it(pool_kind, opened.pool) == 0);
     REQUIRE(b.open_pointer(opened.pool, shared.of_memory) == bad_value);
     // After its maker has freed the memory and destroyed the pool, neither can be opened.
-    REQUIRE(a.remote.call("ibxRuntime", number(IBX_OWN_FREE_ASYNC).u64(shared.memory).u64(0)) == 0);
-    REQUIRE(a.remote.call("ibxRuntime", number(IBX_OWN_POOL_DESTROY).u64(shared.pool)) == 0);
+    REQUIRE(a.remote.call("ibxRuntime", number(IBX_EXT_FREE_ASYNC).u64(shared.memory).u64(0)) == 0);
+    REQUIRE(a.remote.call("ibxRuntime", number(IBX_EXT_POOL_DESTROY).u64(shared.pool)) == 0);
     REQUIRE(Opened(b, shared).code == no_handle);
     return HOLDS(Has(b) == before);
 }
@@ -261,14 +261,14 @@ bool its_descriptors()
     {
         const Shared first(a);
         REQUIRE(first.is() &&
-                a.remote.call("ibxRuntime", number(IBX_OWN_FREE_ASYNC).u64(first.memory).u64(0)) ==
+                a.remote.call("ibxRuntime", number(IBX_EXT_FREE_ASYNC).u64(first.memory).u64(0)) ==
                     0);
-        REQUIRE(!a.remote.call("ibxRuntime", number(IBX_OWN_POOL_DESTROY).u64(first.pool)));
+        REQUIRE(!a.remote.call("ibxRuntime", number(IBX_EXT_POOL_DESTROY).u64(first.pool)));
     }
     const pid_t of_a = back.children().front();
     const std::ptrdiff_t before = open_files(of_a);
     const Shared shared(a);
-    REQUIRE(shared.is() && shared.of_pool == a.handle(IBX_OWN_IPC_POOL, shared.pool));
+    REQUIRE(shared.is() && shared.of_pool == a.handle(IBX_EXT_IPC_POOL, shared.pool));
     Program b(back);
     REQUIRE(b.malloc() && b.child.malloc());
     const pid_t of_b = back.children().back();
@@ -281,8 +281,8 @@ bool its_descriptors()
     for (int i = 0; i < 30; i++)
         REQUIRE(open_and_close());
     REQUIRE(becomes_true([&] { return open_files(of_b) < without + 30; }));
-    REQUIRE(!a.remote.call("ibxRuntime", number(IBX_OWN_FREE_ASYNC).u64(shared.memory).u64(0)));
-    REQUIRE(!a.remote.call("ibxRuntime", number(IBX_OWN_POOL_DESTROY).u64(shared.pool)));
+    REQUIRE(!a.remote.call("ibxRuntime", number(IBX_EXT_FREE_ASYNC).u64(shared.memory).u64(0)));
+    REQUIRE(!a.remote.call("ibxRuntime", number(IBX_EXT_POOL_DESTROY).u64(shared.pool)));
     return HOLDS(becomes_true([&] { return open_files(of_a) <= before; }));
 }
 

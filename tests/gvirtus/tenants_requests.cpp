@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// In requests of our own (frontend-glue/session/own_requests.h) a tenant can name only its own
+// In extension requests (frontend-glue/session/extensions.h) a tenant can name only its own
 // things.
 #include "tests/gvirtus/tenants_scene.h"
 
-#include "frontend-glue/session/own_requests.h"
+#include "frontend-glue/session/extensions.h"
 
 #include <cstring>
 
 namespace
 {
 
-// A request of our own (frontend-glue/session/own_requests.h), by its number.
+// An extension request (frontend-glue/session/extensions.h), by its number.
 Body extra(int number)
 {
     Body body;
@@ -126,18 +126,18 @@ bool graphs_of_ours()
     const std::vector<char> bytes = random_bytes(4096, 4);
     REQUIRE(a->to_device(memory, bytes.data(), 4096) == 0);
     const auto make = [](Remote *remote) {
-        return made(remote, extra(IBX_OWN_GRAPH_CREATE).i32(0));
+        return made(remote, extra(IBX_EXT_GRAPH_CREATE).i32(0));
     };
     // Behind no node, or behind one: 64 bytes are set.
     const auto set = [](std::uint64_t graph, std::uint64_t at, std::uint64_t behind = 0) {
-        Body body = extra(IBX_OWN_NODE_MEMSET).u64(graph);
+        Body body = extra(IBX_EXT_NODE_MEMSET).u64(graph);
         body.put(static_cast<std::uint16_t>(behind != 0));
         if (behind)
             body.u64(behind);
         return body.u64(at).u64(0).i32(1).i32(1).u64(64).u64(1);
     };
     const auto exec_of = [](std::uint64_t graph) {
-        return extra(IBX_OWN_GRAPH_INSTANTIATE).u64(graph).u64(0);
+        return extra(IBX_EXT_GRAPH_INSTANTIATE).u64(graph).u64(0);
     };
     const std::uint64_t graph = make(a), other = make(b), node = made(a, set(graph, memory));
     const std::uint64_t exec = made(a, exec_of(graph));
@@ -146,12 +146,12 @@ bool graphs_of_ours()
     REQUIRE(b->call(extra_name, set(other, memory)) == bad_pointer);
     REQUIRE(b->call(extra_name, set(other, own, node)) == bad_pointer);
     REQUIRE(b->call(extra_name, exec_of(graph)) == bad_pointer);
-    for (int number : {IBX_OWN_GRAPH_DESTROY, IBX_OWN_GRAPH_CLONE, IBX_OWN_NODE_TYPE,
-                       IBX_OWN_NODE_DESTROY, IBX_OWN_EXEC_DESTROY})
+    for (int number : {IBX_EXT_GRAPH_DESTROY, IBX_EXT_GRAPH_CLONE, IBX_EXT_NODE_TYPE,
+                       IBX_EXT_NODE_DESTROY, IBX_EXT_EXEC_DESTROY})
         for (std::uint64_t handle : {graph, node, exec})
             REQUIRE(b->call(extra_name, extra(number).u64(handle)) == bad_pointer);
-    REQUIRE(b->call(extra_name, extra(IBX_OWN_EXEC_UPDATE).u64(exec).u64(other)) == bad_pointer);
-    Body copy = extra(IBX_OWN_NODE_MEMCPY).u64(other);
+    REQUIRE(b->call(extra_name, extra(IBX_EXT_EXEC_UPDATE).u64(exec).u64(other)) == bad_pointer);
+    Body copy = extra(IBX_EXT_NODE_MEMCPY).u64(other);
     copy.put(static_cast<std::uint16_t>(0));
     for (std::uint64_t word :
          {std::uint64_t{0}, std::uint64_t{0}, std::uint64_t{0}, std::uint64_t{0}, memory,
@@ -161,7 +161,7 @@ bool graphs_of_ours()
           std::uint64_t{1}})
         copy.u64(word);
     REQUIRE(b->call(extra_name, copy.i32(3)) == bad_pointer);
-    REQUIRE(b->call(extra_name, extra(IBX_OWN_MEMSET).u64(memory).i32(1).u64(64).u64(0)) ==
+    REQUIRE(b->call(extra_name, extra(IBX_EXT_MEMSET).u64(memory).i32(1).u64(64).u64(0)) ==
             bad_pointer);
     // GVirtuS's own handlers get NULL instead of another tenant's.
     REQUIRE(b->call("cudaGraphLaunch", Body().u64(exec).u64(0)) != 0);
@@ -174,7 +174,7 @@ bool graphs_of_ours()
     REQUIRE(a->device_synchronize() == 0 && a->peek(memory, set_bytes.data(), 64));
     REQUIRE(set_bytes == std::vector<char>(64, 1));
     REQUIRE(a->call("cudaGraphDestroy", Body().u64(graph)) == 0);
-    REQUIRE(a->call(extra_name, extra(IBX_OWN_NODE_TYPE).u64(node)) == bad_pointer);
+    REQUIRE(a->call(extra_name, extra(IBX_EXT_NODE_TYPE).u64(node)) == bad_pointer);
     return HOLDS(a->call(extra_name, exec_of(graph)) == bad_pointer);
 }
 
@@ -186,13 +186,13 @@ bool bodies_of_ours()
     Remote *a = &alice.remote, *b = &bob.remote;
     REQUIRE(a->malloc(100) && b->malloc(100) && !a->get_last_error() && !b->get_last_error());
     const auto empty_in = [](std::uint64_t graph) {
-        Body body = extra(IBX_OWN_NODE_EMPTY).u64(graph);
+        Body body = extra(IBX_EXT_NODE_EMPTY).u64(graph);
         body.put(static_cast<std::uint16_t>(0));
         return body;
     };
-    const std::uint64_t graph = made(a, extra(IBX_OWN_GRAPH_CREATE).i32(0)),
-                        handle = made(a, extra(IBX_OWN_GRAPH_CONDITION).u64(graph).i32(1).i32(1));
-    Body node = extra(IBX_OWN_NODE_CONDITIONAL).u64(graph);
+    const std::uint64_t graph = made(a, extra(IBX_EXT_GRAPH_CREATE).i32(0)),
+                        handle = made(a, extra(IBX_EXT_GRAPH_CONDITION).u64(graph).i32(1).i32(1));
+    Body node = extra(IBX_EXT_NODE_CONDITIONAL).u64(graph);
     node.put(static_cast<std::uint16_t>(0));
     REQUIRE(graph && handle && !a->call(extra_name, node.u64(handle).i32(0).i32(2)));
     std::uint64_t bodies[2];
@@ -200,15 +200,15 @@ bool bodies_of_ours()
     std::memcpy(bodies, a->out.data() + 8, 16);
     for (std::uint64_t body : bodies) {
         REQUIRE(body && made(a, empty_in(body)) && b->call(extra_name, empty_in(body)) == 1);
-        REQUIRE(b->call(extra_name, extra(IBX_OWN_GRAPH_INSTANTIATE).u64(body).u64(0)) == 1);
+        REQUIRE(b->call(extra_name, extra(IBX_EXT_GRAPH_INSTANTIATE).u64(body).u64(0)) == 1);
         REQUIRE(b->call("cudaGraphDestroy", Body().u64(body)) != 0); // of NULL
-        REQUIRE(a->call(extra_name, extra(IBX_OWN_GRAPH_DESTROY).u64(body)) == bad_pointer);
+        REQUIRE(a->call(extra_name, extra(IBX_EXT_GRAPH_DESTROY).u64(body)) == bad_pointer);
     }
     REQUIRE(made(a, empty_in(bodies[1])));
-    REQUIRE(a->call(extra_name, extra(IBX_OWN_GRAPH_DESTROY).u64(graph)) == 0);
+    REQUIRE(a->call(extra_name, extra(IBX_EXT_GRAPH_DESTROY).u64(graph)) == 0);
     for (std::uint64_t body : bodies)
         REQUIRE(a->call(extra_name, empty_in(body)) == bad_pointer);
-    return HOLDS(made(a, extra(IBX_OWN_GRAPH_CREATE).i32(0)));
+    return HOLDS(made(a, extra(IBX_EXT_GRAPH_CREATE).i32(0)));
 }
 
 // Handles for other processes are valid only for processes of the same tenant.
@@ -238,25 +238,25 @@ bool handles_of_ours()
         append(&body.bytes, of.data(), of.size());
         return remote->call(extra_name, body);
     };
-    const auto one = handle(a, IBX_OWN_IPC_MEMORY, memory + 17);
-    const auto two = handle(a, IBX_OWN_IPC_EVENT, event);
+    const auto one = handle(a, IBX_EXT_IPC_MEMORY, memory + 17);
+    const auto two = handle(a, IBX_EXT_IPC_EVENT, event);
     REQUIRE(!one.empty() && !two.empty() && one != two);
-    REQUIRE(b->call(extra_name, extra(IBX_OWN_IPC_MEMORY).u64(memory)) == bad_pointer);
-    REQUIRE(open(b, IBX_OWN_IPC_OPEN_MEMORY, one) == 400);
-    REQUIRE(open(b, IBX_OWN_IPC_OPEN_EVENT, two) == 400);
-    REQUIRE(open(&again.remote, IBX_OWN_IPC_OPEN_MEMORY, one) == 0);
+    REQUIRE(b->call(extra_name, extra(IBX_EXT_IPC_MEMORY).u64(memory)) == bad_pointer);
+    REQUIRE(open(b, IBX_EXT_IPC_OPEN_MEMORY, one) == 400);
+    REQUIRE(open(b, IBX_EXT_IPC_OPEN_EVENT, two) == 400);
+    REQUIRE(open(&again.remote, IBX_EXT_IPC_OPEN_MEMORY, one) == 0);
     REQUIRE(again.remote.out.size() == 16 && !std::memcmp(again.remote.out.data(), &memory, 8));
-    REQUIRE(open(&again.remote, IBX_OWN_IPC_OPEN_EVENT, two) == 0);
+    REQUIRE(open(&again.remote, IBX_EXT_IPC_OPEN_EVENT, two) == 0);
     REQUIRE(!std::memcmp(again.remote.out.data(), &event, 8));
-    REQUIRE(open(a, IBX_OWN_IPC_OPEN_MEMORY, std::vector<char>(63)) == bad_pointer);
-    REQUIRE(open(a, IBX_OWN_IPC_OPEN_MEMORY, std::vector<char>(64)) == 400);
+    REQUIRE(open(a, IBX_EXT_IPC_OPEN_MEMORY, std::vector<char>(63)) == bad_pointer);
+    REQUIRE(open(a, IBX_EXT_IPC_OPEN_MEMORY, std::vector<char>(64)) == 400);
     // The other tenant's memory, at an address that was this one's.
-    REQUIRE(a->free(memory) == 0 && open(a, IBX_OWN_IPC_OPEN_MEMORY, one) == 400);
-    REQUIRE(b->malloc(5000) == memory && open(a, IBX_OWN_IPC_OPEN_MEMORY, one) == 400);
-    REQUIRE(handle(b, IBX_OWN_IPC_MEMORY, memory) != one);
+    REQUIRE(a->free(memory) == 0 && open(a, IBX_EXT_IPC_OPEN_MEMORY, one) == 400);
+    REQUIRE(b->malloc(5000) == memory && open(a, IBX_EXT_IPC_OPEN_MEMORY, one) == 400);
+    REQUIRE(handle(b, IBX_EXT_IPC_MEMORY, memory) != one);
     REQUIRE(a->call("cudaEventDestroy", Body().u64(event)) == 0);
-    REQUIRE(open(a, IBX_OWN_IPC_OPEN_EVENT, two) == 400);
-    return HOLDS(!handle(b, IBX_OWN_IPC_MEMORY, own).empty());
+    REQUIRE(open(a, IBX_EXT_IPC_OPEN_EVENT, two) == 400);
+    return HOLDS(!handle(b, IBX_EXT_IPC_MEMORY, own).empty());
 }
 
 // Each launch brings the memory of a graph back, whoever has freed it meanwhile: it stays its
@@ -269,8 +269,8 @@ bool memory_of_graphs()
     Remote *a = &alice.remote, *b = &bob.remote;
     const std::uint64_t own = b->malloc(n), stream = a->stream_create(1);
     REQUIRE(own && stream && !a->get_last_error());
-    const std::uint64_t graph = made(a, extra(IBX_OWN_GRAPH_CREATE).i32(0));
-    Body node = extra(IBX_OWN_NODE_ALLOC).u64(graph);
+    const std::uint64_t graph = made(a, extra(IBX_EXT_GRAPH_CREATE).i32(0));
+    Body node = extra(IBX_EXT_NODE_ALLOC).u64(graph);
     node.put(static_cast<std::uint16_t>(0));
     std::uint64_t address = 0;
     REQUIRE(graph && a->call(extra_name, node.i32(0).u64(n)) == 0 && a->out.size() == 16);
@@ -281,9 +281,9 @@ bool memory_of_graphs()
     // The same by a capture, which frees it as well.
     const Body of_stream = Body().u64(stream), begin = Body().u64(stream).i32(2);
     REQUIRE(a->call("cudaStreamBeginCapture", begin) == 0);
-    const std::uint64_t captured = made(a, extra(IBX_OWN_MALLOC_ASYNC).u64(n).u64(stream));
+    const std::uint64_t captured = made(a, extra(IBX_EXT_MALLOC_ASYNC).u64(n).u64(stream));
     REQUIRE(captured);
-    REQUIRE(a->call(extra_name, extra(IBX_OWN_FREE_ASYNC).u64(captured).u64(stream)) == 0);
+    REQUIRE(a->call(extra_name, extra(IBX_EXT_FREE_ASYNC).u64(captured).u64(stream)) == 0);
     REQUIRE(a->call("cudaStreamEndCapture", of_stream) == 0);
     REQUIRE(a->address("testMalloc", Body().u64(n)) == captured);
     return HOLDS(refused(b, captured, own, 100) && works(a, captured, 100));
@@ -296,8 +296,8 @@ bool requests_of_ours_counted()
     Client alice(back, "alice");
     REQUIRE(alice.remote.malloc(100) && !alice.remote.get_last_error());
     REQUIRE(alice.remote.call(extra_name, extra(20).u64(4096).u64(0)) == 801);
-    const std::uint64_t graph = made(&alice.remote, extra(IBX_OWN_GRAPH_CREATE).i32(0));
-    Body allocation = extra(IBX_OWN_NODE_ALLOC).u64(graph);
+    const std::uint64_t graph = made(&alice.remote, extra(IBX_EXT_GRAPH_CREATE).i32(0));
+    Body allocation = extra(IBX_EXT_NODE_ALLOC).u64(graph);
     allocation.put(static_cast<std::uint16_t>(0));
     REQUIRE(graph && alice.remote.call(extra_name, allocation.i32(0).u64(4096)) == 801);
     return HOLDS(alice.remote.call(extra_name, array_of_bytes(64)) == 801);
@@ -307,7 +307,7 @@ bool requests_of_ours_counted()
 
 void check_tenants_requests()
 {
-    check("requests of our own", requests_of_ours);
+    check("extension requests", requests_of_ours);
     check("graphs", graphs_of_ours);
     check("bodies of conditional nodes", bodies_of_ours);
     check("memory of graphs", memory_of_graphs);

@@ -159,9 +159,9 @@ bool made_up_for_handlers()
     Remote &remote = gpu.remote;
     const std::uint64_t stream = remote.stream_create(), event = gpu.event(), none = 0,
                         wild = 0x7fffdeadbee0,
-                        graph = remote.address("ibxRuntime", number(IBX_OWN_GRAPH_CREATE).i32(0)),
+                        graph = remote.address("ibxRuntime", number(IBX_EXT_GRAPH_CREATE).i32(0)),
                         exec = remote.address("ibxRuntime",
-                                              number(IBX_OWN_GRAPH_INSTANTIATE).u64(graph).u64(0));
+                                              number(IBX_EXT_GRAPH_INSTANTIATE).u64(graph).u64(0));
     const struct {
         const char *name;
         std::size_t n, at;
@@ -197,15 +197,15 @@ bool levels_for_handlers()
 {
     Gpu gpu;
     Remote &remote = gpu.remote;
-    Body make = number(IBX_OWN_MALLOC_MIPMAP).i32(32).i32(0).i32(0).i32(0).i32(2);
+    Body make = number(IBX_EXT_MALLOC_MIPMAP).i32(32).i32(0).i32(0).i32(0).i32(2);
     const std::uint64_t mipmap =
                             remote.address("ibxRuntime", make.u64(16).u64(4).u64(0).i32(2).i32(0)),
                         level = remote.address("ibxRuntime",
-                                               number(IBX_OWN_MIPMAP_LEVEL).u64(mipmap).i32(1));
+                                               number(IBX_EXT_MIPMAP_LEVEL).u64(mipmap).i32(1));
     REQUIRE(mipmap && level && remote.call("cudaFreeArray", Body().u64(level)) == 0); // of NULL
-    REQUIRE(remote.call("ibxRuntime", number(IBX_OWN_CHANNEL_DESC).u64(level)) == 0);
-    REQUIRE(remote.call("ibxRuntime", number(IBX_OWN_FREE_MIPMAP).u64(mipmap)) == 0);
-    return HOLDS(remote.call("ibxRuntime", number(IBX_OWN_CHANNEL_DESC).u64(level)) == 1);
+    REQUIRE(remote.call("ibxRuntime", number(IBX_EXT_CHANNEL_DESC).u64(level)) == 0);
+    REQUIRE(remote.call("ibxRuntime", number(IBX_EXT_FREE_MIPMAP).u64(mipmap)) == 0);
+    return HOLDS(remote.call("ibxRuntime", number(IBX_EXT_CHANNEL_DESC).u64(level)) == 1);
 }
 
 // A client says that memory of the back end itself is the device's: here, of the same program.
@@ -216,9 +216,9 @@ bool memory_of_the_back_end()
     Remote &remote = gpu.remote;
     const std::uint64_t memory = remote.malloc(4096),
                         own_at = reinterpret_cast<std::uintptr_t>(own);
-    Body create = number(IBX_OWN_GRAPH_CREATE);
+    Body create = number(IBX_EXT_GRAPH_CREATE);
     const std::uint64_t graph = remote.address("ibxRuntime", create.i32(0)),
-                        queue = remote.address("ibxRuntime", number(IBX_OWN_HOST_OPEN));
+                        queue = remote.address("ibxRuntime", number(IBX_EXT_HOST_OPEN));
     REQUIRE(memory && graph && queue);
     const auto planes = [](Body body, std::uint64_t from, std::uint64_t to, int kind) {
         for (const std::uint64_t value :
@@ -236,7 +236,7 @@ bool memory_of_the_back_end()
         return body;
     };
     const auto slot = [&](std::uint64_t function) {
-        return node(IBX_OWN_NODE_COPY).u64(queue).u64(function);
+        return node(IBX_EXT_NODE_COPY).u64(queue).u64(function);
     };
     const struct {
         std::uint64_t at;
@@ -246,16 +246,16 @@ bool memory_of_the_back_end()
         REQUIRE(remote.call("ibxRuntime", planes(slot(1), 0, t.at, H2D)) == t.rc);
         REQUIRE(remote.call("ibxRuntime", planes(slot(2), t.at, 0, D2H)) == t.rc);
         REQUIRE(remote.call("ibxRuntime",
-                            planes(node(IBX_OWN_NODE_MEMCPY), t.at, memory + 100, D2D)) == t.rc);
+                            planes(node(IBX_EXT_NODE_MEMCPY), t.at, memory + 100, D2D)) == t.rc);
         REQUIRE(remote.call("ibxRuntime",
-                            planes(node(IBX_OWN_NODE_MEMCPY), memory + 100, t.at, D2D)) == t.rc);
-        REQUIRE(remote.call("ibxRuntime", number(IBX_OWN_MEMSET).u64(t.at).i32(7).u64(8).u64(0)) ==
+                            planes(node(IBX_EXT_NODE_MEMCPY), memory + 100, t.at, D2D)) == t.rc);
+        REQUIRE(remote.call("ibxRuntime", number(IBX_EXT_MEMSET).u64(t.at).i32(7).u64(8).u64(0)) ==
                 t.rc);
     }
     // A range that ends there.
     return HOLDS(
         remote.call("ibxRuntime",
-                    number(IBX_OWN_MEMSET).u64(memory).i32(7).u64(own_at - memory + 8).u64(0)) ==
+                    number(IBX_EXT_MEMSET).u64(memory).i32(7).u64(own_at - memory + 8).u64(0)) ==
         1);
 }
 
@@ -265,7 +265,7 @@ bool malformed()
 {
     Gpu gpu;
     Remote &remote = gpu.remote;
-    for (unsigned number = 0; number < IBX_OWN_REQUESTS + 3; number++) {
+    for (unsigned number = 0; number < IBX_EXT_REQUESTS + 3; number++) {
         for (unsigned n = 0; n < 200; n += n < 60 ? 1 : 7) {
             Body body;
             body.bytes = random_bytes(n + 2, number * 1000 + n);
@@ -384,21 +384,21 @@ bool conditions_that_are_none()
     Client other(gpu);
     Remote &remote = gpu.remote;
     const auto create = [&] {
-        return remote.address("ibxRuntime", number(IBX_OWN_GRAPH_CREATE).i32(0));
+        return remote.address("ibxRuntime", number(IBX_EXT_GRAPH_CREATE).i32(0));
     };
     const auto node = [&](std::uint64_t graph, std::uint64_t handle) {
-        Body body = number(IBX_OWN_NODE_CONDITIONAL).u64(graph);
+        Body body = number(IBX_EXT_NODE_CONDITIONAL).u64(graph);
         body.bytes.insert(body.bytes.end(), 2, 0); // behind none
         return remote.call("ibxRuntime", body.u64(handle).i32(0).i32(1));
     };
     const std::uint64_t graph = create(), gone = create();
     const auto condition = [&](std::uint64_t of) {
-        return remote.address("ibxRuntime", number(IBX_OWN_GRAPH_CONDITION).u64(of).i32(1).i32(1));
+        return remote.address("ibxRuntime", number(IBX_EXT_GRAPH_CONDITION).u64(of).i32(1).i32(1));
     };
     const std::uint64_t good = condition(graph), of_gone = condition(gone);
     REQUIRE(graph && gone && good && of_gone);
     REQUIRE(node(graph, 0) == 1 && node(graph, 0x7fffdeadbeef) == 1 && node(graph, graph) == 1);
-    REQUIRE(remote.call("ibxRuntime", number(IBX_OWN_GRAPH_DESTROY).u64(gone)) == 0);
+    REQUIRE(remote.call("ibxRuntime", number(IBX_EXT_GRAPH_DESTROY).u64(gone)) == 0);
     REQUIRE(node(graph, of_gone) == 1);
     return HOLDS(node(graph, good) == 0);
 }
@@ -411,25 +411,25 @@ bool used_and_given_back()
     for (Client *client : {&uses, &destroys})
         REQUIRE(client->remote.get_last_error() == 0 && client->remote.set_device(0) == 0);
     std::uint64_t pool = 0, made = 0, inside = 0;
-    Body create = number(IBX_OWN_POOL_CREATE);
+    Body create = number(IBX_EXT_POOL_CREATE);
     create.i32(0).u64(0).bytes.insert(create.bytes.end(), 2, 0);
     REQUIRE((pool = gpu.remote.address("ibxRuntime", create)));
     // The double's call ends when the attribute, which it sets, is 0 again.
     Calling using_it(gpu.back, [&] {
         made = uses.remote.address("ibxRuntime",
-                                   number(IBX_OWN_MALLOC_FROM_POOL).u64(7878).u64(pool).u64(0));
+                                   number(IBX_EXT_MALLOC_FROM_POOL).u64(7878).u64(pool).u64(0));
         return made ? 0 : 1;
     });
-    const Body get = number(IBX_OWN_POOL_GET).u64(pool).i32(6);
+    const Body get = number(IBX_EXT_POOL_GET).u64(pool).i32(6);
     while (!inside && gpu.remote.call("ibxRuntime", get) == 0)
         inside = gpu.remote.address("ibxRuntime", get);
     Calling destroying(gpu.back, [&] {
-        return destroys.remote.call("ibxRuntime", number(IBX_OWN_POOL_DESTROY).u64(pool));
+        return destroys.remote.call("ibxRuntime", number(IBX_EXT_POOL_DESTROY).u64(pool));
     });
     destroying.settle();
     const bool waited = !destroying.returned();
     const int ended =
-        gpu.remote.call("ibxRuntime", number(IBX_OWN_POOL_SET).u64(pool).i32(6).u64(0));
+        gpu.remote.call("ibxRuntime", number(IBX_EXT_POOL_SET).u64(pool).i32(6).u64(0));
     REQUIRE(inside && waited && ended == 0 && using_it.result() == 0 && destroying.result() == 0);
     return HOLDS(gpu.remote.call("ibxRuntime", get) == 1 && uses.remote.free(made) == 0);
 }
@@ -438,10 +438,10 @@ bool used_and_given_back()
 bool given_back_by_a_handler()
 {
     Gpu gpu;
-    Body create = number(IBX_OWN_POOL_CREATE);
+    Body create = number(IBX_EXT_POOL_CREATE);
     create.i32(0).u64(0).bytes.insert(create.bytes.end(), 2, 0);
     const std::uint64_t pool = gpu.remote.address("ibxRuntime", create);
-    const Body get = number(IBX_OWN_POOL_GET).u64(pool).i32(6);
+    const Body get = number(IBX_EXT_POOL_GET).u64(pool).i32(6);
     REQUIRE(pool && gpu.remote.call("ibxRuntime", get) == 0);
     REQUIRE(gpu.remote.call("cudaMemPoolDestroy", Body().u64(pool)) == 0);
     REQUIRE(gpu.remote.call("ibxRuntime", get) == 1);
@@ -499,7 +499,7 @@ bool what_is_not_mapped_is_said_once()
     close(before);
     for (std::uint64_t i = 1; i <= 50; i++)
         REQUIRE(gpu->remote.call("ibxRuntime",
-                                 number(IBX_OWN_HOST_MAP).u64(i << 12).u64(4096).u64(0)) == 801);
+                                 number(IBX_EXT_HOST_MAP).u64(i << 12).u64(4096).u64(0)) == 801);
     gpu.reset();
     std::vector<char> said(1u << 16);
     said.resize(static_cast<std::size_t>(pread(log, said.data(), said.size(), 0)));
@@ -527,7 +527,7 @@ int main(int argc, char **argv)
     check("levels of mipmapped arrays", levels_for_handlers);
     check("... in requests that GVirtuS runs", made_up_for_handlers);
     check("memory of the back end's own", memory_of_the_back_end);
-    check("requests of our own that are malformed", malformed);
+    check("extension requests that are malformed", malformed);
     check("page-locked memory that is not mapped", what_is_not_mapped_is_said_once);
     check("arrays after a reset", arrays_after_reset);
     check("a reset beside other clients", reset_beside_others);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Arrays of the device, as requests of ibx's own: GVirtuS lacks most of these calls, and its
+ * Arrays of the device, as extension requests: GVirtuS lacks most of these calls, and its
  * handlers of the others cannot handle arrays with several planes. Bytes of the host get to an
  * array through device memory, in rows without gaps, so that they take the path of all copies. The
  * asynchronous calls run after all that is in their stream, and are complete when they return.
@@ -80,11 +80,11 @@ size_t ibx_frontend_array_element(const void *array, bool *known)
 int cudaMalloc3DArray(void **array, const struct ibx_cuda_channel *channel,
                       struct ibx_cuda_extent extent, unsigned flags)
 {
-    struct own_request e;
+    struct extension_request e;
     uint64_t made = 0;
     if (!array || !channel)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    ibx_frontend_request_begin(&e, IBX_OWN_MALLOC_ARRAY, "cudaMalloc3DArray");
+    ibx_frontend_request_begin(&e, IBX_EXT_MALLOC_ARRAY, "cudaMalloc3DArray");
     ibx_layout_put(&e.body, IBX_LAYOUT_CHANNEL, channel);
     ibx_layout_put(&e.body, IBX_LAYOUT_EXTENT, &extent);
     ibx_put_u32(&e.body, flags);
@@ -111,10 +111,10 @@ int cudaMallocArray(void **array, const struct ibx_cuda_channel *channel, size_t
 int cudaFreeArray(void *array)
 {
     ibx_frontend_owned_gone(OWNED_ARRAY, array);
-    struct own_request e;
+    struct extension_request e;
     if (!array)
         return CUDA_SUCCESS;
-    ibx_frontend_request_begin(&e, IBX_OWN_FREE_ARRAY, "cudaFreeArray");
+    ibx_frontend_request_begin(&e, IBX_EXT_FREE_ARRAY, "cudaFreeArray");
     ibx_put_u64(&e.body, (uintptr_t)array);
     ibx_frontend_array_gone(
         array); /* before the call: another thread may get the same handle right after it */
@@ -142,11 +142,11 @@ int cudaArrayGetInfo(struct ibx_cuda_channel *channel, struct ibx_cuda_extent *e
 
 int cudaGetChannelDesc(struct ibx_cuda_channel *channel, const void *array)
 {
-    struct own_request e;
+    struct extension_request e;
     uint8_t bytes[20];
     if (!channel || !array)
         return ibx_frontend_fail(channel ? CUDA_INVALID_HANDLE : CUDA_INVALID_VALUE);
-    ibx_frontend_request_begin(&e, IBX_OWN_CHANNEL_DESC, "cudaGetChannelDesc");
+    ibx_frontend_request_begin(&e, IBX_EXT_CHANNEL_DESC, "cudaGetChannelDesc");
     ibx_put_u64(&e.body, (uintptr_t)array);
     int rc = ibx_frontend_request_make(&e, bytes, sizeof(bytes));
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
@@ -187,8 +187,8 @@ static bool is_host(const void *address, int kind, int host_kind)
 
 static int device_to_array(void *array, size_t x, size_t y, const void *from, size_t n)
 {
-    struct own_request e;
-    ibx_frontend_request_begin(&e, IBX_OWN_TO_ARRAY, "cudaMemcpyToArray");
+    struct extension_request e;
+    ibx_frontend_request_begin(&e, IBX_EXT_TO_ARRAY, "cudaMemcpyToArray");
     ibx_put_u64(&e.body, (uintptr_t)array);
     ibx_put_u64(&e.body, x);
     ibx_put_u64(&e.body, y);
@@ -214,8 +214,8 @@ int cudaMemcpyToArray(void *array, size_t x, size_t y, const void *from, size_t 
 
 static int array_to_device(void *to, const void *array, size_t x, size_t y, size_t n)
 {
-    struct own_request e;
-    ibx_frontend_request_begin(&e, IBX_OWN_FROM_ARRAY, "cudaMemcpyFromArray");
+    struct extension_request e;
+    ibx_frontend_request_begin(&e, IBX_EXT_FROM_ARRAY, "cudaMemcpyFromArray");
     ibx_put_u64(&e.body, (uintptr_t)to);
     ibx_put_u64(&e.body, (uintptr_t)array);
     ibx_put_u64(&e.body, x);
@@ -242,8 +242,8 @@ int cudaMemcpyFromArray(void *to, const void *array, size_t x, size_t y, size_t 
 static int rows_to_array(void *array, size_t x, size_t y, const void *from, size_t pitch,
                          size_t width, size_t height)
 {
-    struct own_request e;
-    ibx_frontend_request_begin(&e, IBX_OWN_2D_TO_ARRAY, "cudaMemcpy2DToArray");
+    struct extension_request e;
+    ibx_frontend_request_begin(&e, IBX_EXT_2D_TO_ARRAY, "cudaMemcpy2DToArray");
     ibx_put_u64(&e.body, (uintptr_t)array);
     ibx_put_u64(&e.body, x);
     ibx_put_u64(&e.body, y);
@@ -281,8 +281,8 @@ int cudaMemcpy2DToArray(void *array, size_t x, size_t y, const void *from, size_
 static int rows_from_array(void *to, size_t pitch, const void *array, size_t x, size_t y,
                            size_t width, size_t height)
 {
-    struct own_request e;
-    ibx_frontend_request_begin(&e, IBX_OWN_2D_FROM_ARRAY, "cudaMemcpy2DFromArray");
+    struct extension_request e;
+    ibx_frontend_request_begin(&e, IBX_EXT_2D_FROM_ARRAY, "cudaMemcpy2DFromArray");
     ibx_put_u64(&e.body, (uintptr_t)to);
     ibx_put_u64(&e.body, pitch);
     ibx_put_u64(&e.body, (uintptr_t)array);
@@ -351,9 +351,9 @@ static int move_planes(const struct ibx_cuda_memcpy3d *p, void *packed, size_t r
 static int planes_on_device(const struct ibx_cuda_memcpy3d *wish)
 {
     struct ibx_cuda_memcpy3d p = *wish;
-    struct own_request e;
+    struct extension_request e;
     p.kind = CUDA_MEMCPY_ON_DEVICE;
-    ibx_frontend_request_begin(&e, IBX_OWN_MEMCPY_3D, "cudaMemcpy3D");
+    ibx_frontend_request_begin(&e, IBX_EXT_MEMCPY_3D, "cudaMemcpy3D");
     ibx_layout_put(&e.body, IBX_LAYOUT_MEMCPY3D, &p);
     return ibx_frontend_request_make(&e, NULL, 0);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Mipmapped arrays, as requests of ibx's own. Their levels are arrays, which end with them. */
+/* Mipmapped arrays, as extension requests. Their levels are arrays, which end with them. */
 #include "frontend-glue/preload/copies/device_objects.h"
 #include "frontend-glue/preload/copies/copies.h"
 #include "frontend-glue/preload/memory/memory.h"
@@ -42,11 +42,11 @@ static struct mipmap *hold(const void *mipmap)
 int cudaMallocMipmappedArray(void **mipmap, const struct ibx_cuda_channel *channel,
                              struct ibx_cuda_extent extent, unsigned levels, unsigned flags)
 {
-    struct own_request e;
+    struct extension_request e;
     uint64_t handle = 0;
     if (!mipmap || !channel)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    ibx_frontend_request_begin(&e, IBX_OWN_MALLOC_MIPMAP, "cudaMallocMipmappedArray");
+    ibx_frontend_request_begin(&e, IBX_EXT_MALLOC_MIPMAP, "cudaMallocMipmappedArray");
     ibx_layout_put(&e.body, IBX_LAYOUT_CHANNEL, channel);
     ibx_layout_put(&e.body, IBX_LAYOUT_EXTENT, &extent);
     ibx_put_u32(&e.body, levels);
@@ -73,10 +73,10 @@ int cudaMallocMipmappedArray(void **mipmap, const struct ibx_cuda_channel *chann
 int cudaFreeMipmappedArray(void *mipmap)
 {
     ibx_frontend_owned_gone(OWNED_MIPMAP, mipmap);
-    struct own_request e;
+    struct extension_request e;
     if (!mipmap)
         return CUDA_SUCCESS;
-    ibx_frontend_request_begin(&e, IBX_OWN_FREE_MIPMAP, "cudaFreeMipmappedArray");
+    ibx_frontend_request_begin(&e, IBX_EXT_FREE_MIPMAP, "cudaFreeMipmappedArray");
     ibx_put_u64(&e.body, (uintptr_t)mipmap);
     forget(take(mipmap));
     ibx_frontend_before_free();
@@ -124,7 +124,7 @@ static void note_level(const void *mipmap, unsigned level, void *array)
 
 int cudaGetMipmappedArrayLevel(void **array, const void *mipmap, unsigned level)
 {
-    struct own_request e;
+    struct extension_request e;
     uint64_t handle = 0;
     if (!array || !mipmap)
         return ibx_frontend_fail(array ? CUDA_INVALID_HANDLE : CUDA_INVALID_VALUE);
@@ -133,7 +133,7 @@ int cudaGetMipmappedArrayLevel(void **array, const void *mipmap, unsigned level)
         *array = known;
         return CUDA_SUCCESS;
     }
-    ibx_frontend_request_begin(&e, IBX_OWN_MIPMAP_LEVEL, "cudaGetMipmappedArrayLevel");
+    ibx_frontend_request_begin(&e, IBX_EXT_MIPMAP_LEVEL, "cudaGetMipmappedArrayLevel");
     ibx_put_u64(&e.body, (uintptr_t)mipmap);
     ibx_put_u32(&e.body, level);
     const int rc = ibx_frontend_request_ask(&e, &handle);

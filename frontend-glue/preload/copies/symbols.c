@@ -17,10 +17,10 @@ static bool can_ask_gvirtus(void)
 }
 
 /* Asks the back end. False: it does not know the variable; GVirtuS may know it by its name. */
-static bool asked(enum ibx_own_request number, const char *call, const void *symbol,
-                  uint64_t *answer, int *rc)
+static bool asked(enum ibx_extension number, const char *call, const void *symbol, uint64_t *answer,
+                  int *rc)
 {
-    struct own_request own;
+    struct extension_request own;
     uint8_t bytes[8] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     ibx_frontend_request_begin(&own, number, call);
@@ -48,7 +48,7 @@ static int find_place(const void *symbol, struct place *where)
     if (ibx_frontend_variable(symbol, where, &rc))
         return rc;
     *where = (struct place){0};
-    if (!asked(IBX_OWN_SYMBOL_ADDRESS, "cudaGetSymbolAddress", symbol, &where->at, &rc)) {
+    if (!asked(IBX_EXT_SYMBOL_ADDRESS, "cudaGetSymbolAddress", symbol, &where->at, &rc)) {
         rc = CALL_NEXT(cudaGetSymbolAddress, &address, symbol);
         where->at = (uintptr_t)address;
     }
@@ -81,7 +81,7 @@ int cudaGetSymbolSize(size_t *n, const void *symbol)
         *n = rc ? *n : where.n;
         return rc;
     }
-    if (!asked(IBX_OWN_SYMBOL_SIZE, "cudaGetSymbolSize", symbol, &answer, &rc))
+    if (!asked(IBX_EXT_SYMBOL_SIZE, "cudaGetSymbolSize", symbol, &answer, &rc))
         return CALL_NEXT(cudaGetSymbolSize, n, symbol);
     if (!rc)
         *n = answer;

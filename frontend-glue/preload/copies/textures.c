@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Textures and surfaces, as requests of ibx's own. Their descriptions are kept here. */
+/* Textures and surfaces, as extension requests. Their descriptions are kept here. */
 #include "frontend-glue/preload/copies/device_objects.h"
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
@@ -53,7 +53,7 @@ static struct object *object_of(enum thing_kind kind, const struct ibx_cuda_reso
     return made;
 }
 
-static int make(const struct own_request *e, struct object *made, unsigned long long *object)
+static int make(const struct extension_request *e, struct object *made, unsigned long long *object)
 {
     uint64_t handle = 0;
     const int rc =
@@ -71,12 +71,12 @@ static int make(const struct own_request *e, struct object *made, unsigned long 
 int cudaCreateTextureObject(unsigned long long *texture, const struct ibx_cuda_resource *resource,
                             const struct ibx_cuda_texture *how, const struct ibx_cuda_view *view)
 {
-    struct own_request e;
+    struct extension_request e;
     if (!texture || !resource || !how)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (is_no_array(resource))
         return ibx_frontend_fail(CUDA_INVALID_HANDLE);
-    ibx_frontend_request_begin(&e, IBX_OWN_CREATE_TEXTURE, "cudaCreateTextureObject");
+    ibx_frontend_request_begin(&e, IBX_EXT_CREATE_TEXTURE, "cudaCreateTextureObject");
     ibx_resource_put(&e.body, resource);
     ibx_layout_put(&e.body, IBX_LAYOUT_TEXTURE, how);
     ibx_put_u8(&e.body, view != NULL);
@@ -94,22 +94,22 @@ int cudaCreateTextureObject(unsigned long long *texture, const struct ibx_cuda_r
 
 int cudaCreateSurfaceObject(unsigned long long *surface, const struct ibx_cuda_resource *resource)
 {
-    struct own_request e;
+    struct extension_request e;
     if (!surface || !resource)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (is_no_array(resource))
         return ibx_frontend_fail(CUDA_INVALID_HANDLE);
-    ibx_frontend_request_begin(&e, IBX_OWN_CREATE_SURFACE, "cudaCreateSurfaceObject");
+    ibx_frontend_request_begin(&e, IBX_EXT_CREATE_SURFACE, "cudaCreateSurfaceObject");
     ibx_resource_put(&e.body, resource);
     return make(&e, object_of(THING_SURFACE, resource), surface);
 }
 
 /* The entry is removed before the call: another thread may get the same handle right after it. As
  * in CUDA, an unknown handle is no error. */
-static int destroy(enum ibx_own_request number, const char *call, enum thing_kind kind,
+static int destroy(enum ibx_extension number, const char *call, enum thing_kind kind,
                    unsigned long long object)
 {
-    struct own_request e;
+    struct extension_request e;
     ibx_frontend_request_begin(&e, number, call);
     ibx_put_u64(&e.body, object);
     struct thing *gone = ibx_frontend_thing_take(kind, object);
@@ -121,13 +121,13 @@ static int destroy(enum ibx_own_request number, const char *call, enum thing_kin
 int cudaDestroyTextureObject(unsigned long long texture)
 {
     ibx_frontend_owned_gone(OWNED_TEXTURE, (void *)(uintptr_t)texture);
-    return destroy(IBX_OWN_DESTROY_TEXTURE, "cudaDestroyTextureObject", THING_TEXTURE, texture);
+    return destroy(IBX_EXT_DESTROY_TEXTURE, "cudaDestroyTextureObject", THING_TEXTURE, texture);
 }
 
 int cudaDestroySurfaceObject(unsigned long long surface)
 {
     ibx_frontend_owned_gone(OWNED_SURFACE, (void *)(uintptr_t)surface);
-    return destroy(IBX_OWN_DESTROY_SURFACE, "cudaDestroySurfaceObject", THING_SURFACE, surface);
+    return destroy(IBX_EXT_DESTROY_SURFACE, "cudaDestroySurfaceObject", THING_SURFACE, surface);
 }
 
 /* ---------------------------------------------------------------------- what they were made of */

@@ -36,7 +36,7 @@ struct capture {
     bool given;  /* the program gave the graph */
     bool over;   /* the capture was split, and could not be begun again */
     size_t count;
-    void *last[IBX_OWN_BEHIND]; /* nodes on which the next part depends */
+    void *last[IBX_EXT_BEHIND]; /* nodes on which the next part depends */
 };
 
 static struct capture *all; /* protected by the lock of ranges */
@@ -203,7 +203,7 @@ int cudaStreamBeginCapture(void *stream, int mode)
 int cudaStreamBeginCaptureToGraph(void *stream, void *graph, void *const *behind, const void *edges,
                                   size_t count, int mode)
 {
-    if (!graph || edges || (count && !behind) || count > IBX_OWN_BEHIND)
+    if (!graph || edges || (count && !behind) || count > IBX_EXT_BEHIND)
         return ibx_frontend_fail(edges && graph ? CUDA_NOT_SUPPORTED : CUDA_INVALID_VALUE);
     const bool alone = !ibx_frontend_capturing();
     const int rc = begin_capture(stream, mode);
@@ -351,7 +351,7 @@ int cudaStreamUpdateCaptureDependencies(void *stream, void *const *nodes, const 
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
     int rc = cut(c);
     const size_t before = flags == ADD_DEPENDENCIES ? c->count : 0;
-    if (!rc && count > IBX_OWN_BEHIND - before)
+    if (!rc && count > IBX_EXT_BEHIND - before)
         rc = ibx_frontend_fail(CUDA_NOT_SUPPORTED);
     if (!rc && count)
         memcpy(c->last + before, nodes, count * sizeof(*nodes));

@@ -9,8 +9,8 @@
 
 static int capture(void *stream, uint64_t queue, uint64_t number)
 {
-    struct own_request e;
-    ibx_frontend_request_begin(&e, IBX_OWN_HOST_CAPTURE, "cudaLaunchHostFunc");
+    struct extension_request e;
+    ibx_frontend_request_begin(&e, IBX_EXT_HOST_CAPTURE, "cudaLaunchHostFunc");
     ibx_put_u64(&e.body, (uintptr_t)stream);
     ibx_put_u64(&e.body, queue);
     ibx_put_u64(&e.body, number);
@@ -26,10 +26,10 @@ int ibx_frontend_capture_function(void *stream, void (*function)(void *argument)
 
 int ibx_frontend_capture_copy(const struct ibx_cuda_memcpy3d *copy, void *stream)
 {
-    struct own_request e;
+    struct extension_request e;
     uint64_t queue;
     int rc = CUDA_SUCCESS;
-    ibx_frontend_request_begin(&e, IBX_OWN_CAPTURE_COPY, "cudaMemcpyAsync");
+    ibx_frontend_request_begin(&e, IBX_EXT_CAPTURE_COPY, "cudaMemcpyAsync");
     ibx_put_u64(&e.body, (uintptr_t)stream);
     if (ibx_frontend_slot_copy(&e.body, copy) && ibx_frontend_slot_made(&e, NULL, 0, &rc))
         return rc;

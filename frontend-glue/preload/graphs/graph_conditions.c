@@ -8,9 +8,9 @@
 int cudaGraphConditionalHandleCreate(unsigned long long *handle, void *graph, unsigned value,
                                      unsigned flags)
 {
-    struct own_request e;
+    struct extension_request e;
     uint64_t made = 0;
-    ibx_frontend_request_begin(&e, IBX_OWN_GRAPH_CONDITION, "cudaGraphConditionalHandleCreate");
+    ibx_frontend_request_begin(&e, IBX_EXT_GRAPH_CONDITION, "cudaGraphConditionalHandleCreate");
     ibx_put_u64(&e.body, (uintptr_t)graph);
     ibx_put_u32(&e.body, value);
     ibx_put_u32(&e.body, flags);
@@ -25,14 +25,14 @@ int cudaGraphConditionalHandleCreate(unsigned long long *handle, void *graph, un
  * not seen here, so the arrays are never freed. */
 struct bodies {
     struct bodies *older;
-    void *graphs[IBX_OWN_LISTED];
+    void *graphs[IBX_EXT_LISTED];
 };
 
 static struct bodies *keep_bodies(struct ibx_reader *r)
 {
     static struct bodies *all;
     struct bodies *made = calloc(1, sizeof(*made));
-    for (size_t i = 0; made && i < IBX_OWN_LISTED; i++)
+    for (size_t i = 0; made && i < IBX_EXT_LISTED; i++)
         made->graphs[i] = (void *)(uintptr_t)ibx_get_u64(r);
     if (made) {
         ibx_frontend_ranges_lock();
@@ -43,7 +43,7 @@ static struct bodies *keep_bodies(struct ibx_reader *r)
     return made;
 }
 
-static void begin_node(struct own_request *e, enum ibx_own_request number, const void *graph,
+static void begin_node(struct extension_request *e, enum ibx_extension number, const void *graph,
                        void *const *behind, size_t count)
 {
     ibx_frontend_request_begin(e, number, "cudaGraphAddNode");
@@ -56,12 +56,12 @@ static void begin_node(struct own_request *e, enum ibx_own_request number, const
 static int add_conditional(void **node, const void *graph, void *const *behind, size_t count,
                            struct conditional_node *c)
 {
-    struct own_request e;
-    uint8_t bytes[IBX_OWN_OUT_MAX] = {0};
+    struct extension_request e;
+    uint8_t bytes[IBX_EXT_OUT_MAX] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
-    if (!c->size || c->size > IBX_OWN_LISTED)
+    if (!c->size || c->size > IBX_EXT_LISTED)
         return ibx_frontend_fail(c->size ? CUDA_NOT_SUPPORTED : CUDA_INVALID_VALUE);
-    begin_node(&e, IBX_OWN_NODE_CONDITIONAL, graph, behind, count);
+    begin_node(&e, IBX_EXT_NODE_CONDITIONAL, graph, behind, count);
     ibx_put_u64(&e.body, c->handle);
     ibx_put_u32(&e.body, (uint32_t)c->type);
     ibx_put_u32(&e.body, c->size);
@@ -78,13 +78,13 @@ static int add_conditional(void **node, const void *graph, void *const *behind, 
 static int add_child(void **node, void *graph, void *const *behind, size_t count, void *child,
                      int ownership)
 {
-    struct own_request e;
+    struct extension_request e;
     uint64_t made = 0;
     if (!ownership)
         return cudaGraphAddChildGraphNode(node, graph, behind, count, child);
     if (ownership != 1)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    begin_node(&e, IBX_OWN_NODE_MOVED, graph, behind, count);
+    begin_node(&e, IBX_EXT_NODE_MOVED, graph, behind, count);
     ibx_put_u64(&e.body, (uintptr_t)child);
     const int rc = ibx_frontend_request_ask(&e, &made);
     if (rc)
@@ -106,7 +106,7 @@ int cudaGraphAddNode(void **node, void *graph, void *const *behind, const void *
     }
     if (!node || !p || (count && !behind))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    if (!ibx_frontend_edges_are_known(edges, count) || count > IBX_OWN_BEHIND)
+    if (!ibx_frontend_edges_are_known(edges, count) || count > IBX_EXT_BEHIND)
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
     switch (p->type) {
     case IBX_FRONTEND_NODE_KERNEL:

@@ -137,7 +137,7 @@ uint64_t ibx_frontend_slot_copy(struct ibx_writer *body, const struct ibx_cuda_m
     return number;
 }
 
-bool ibx_frontend_slot_made(struct own_request *e, void *out, size_t n, int *rc)
+bool ibx_frontend_slot_made(struct extension_request *e, void *out, size_t n, int *rc)
 {
     const bool made = ibx_frontend_request_known(e, out, n, rc);
     if (made && !*rc)

@@ -55,7 +55,7 @@ static int draw_node(FILE *file, void *node, const char *id, unsigned *number, u
                 kernel.grid.x, kernel.grid.y, kernel.grid.z, kernel.block.x, kernel.block.y,
                 kernel.block.z, kernel.shared);
     fprintf(file, "\"];\n");
-    if (type == IBX_FRONTEND_NODE_GRAPH && depth < IBX_OWN_GRAPHS_DEEP &&
+    if (type == IBX_FRONTEND_NODE_GRAPH && depth < IBX_EXT_GRAPHS_DEEP &&
         !(rc = cudaGraphChildGraphNodeGetGraph(node, &child)))
         rc = draw(file, child, number, depth + 1);
     return rc;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Nodes of graphs, as requests of ibx's own. */
+/* Nodes of graphs, as extension requests. */
 #include "frontend-glue/preload/graphs/graphs.h"
 #include "frontend-glue/preload/kernels/kernels.h"
 #include "frontend-glue/preload/memory/memory.h"
@@ -8,20 +8,20 @@
 
 /* Begins a request that adds a node to the graph after `count` others. False: *rc is the error. Too
  * many dependencies make the request fail later. */
-static bool begin(struct own_request *e, enum ibx_own_request number, const char *call,
+static bool begin(struct extension_request *e, enum ibx_extension number, const char *call,
                   const void *graph, void *const *behind, size_t count, int *rc)
 {
     ibx_frontend_request_begin(e, number, call);
     ibx_put_u64(&e->body, (uintptr_t)graph);
     ibx_put_u16(&e->body, (uint16_t)count);
-    for (size_t i = 0; behind && i < count && i < IBX_OWN_BEHIND; i++)
+    for (size_t i = 0; behind && i < count && i < IBX_EXT_BEHIND; i++)
         ibx_put_u64(&e->body, (uintptr_t)behind[i]);
-    e->body.failed = e->body.failed || count > IBX_OWN_BEHIND;
+    e->body.failed = e->body.failed || count > IBX_EXT_BEHIND;
     *rc = count && !behind ? ibx_frontend_fail(CUDA_INVALID_VALUE) : CUDA_SUCCESS;
     return !*rc;
 }
 
-static int end(const struct own_request *e, void **node)
+static int end(const struct extension_request *e, void **node)
 {
     uint64_t made = 0;
     const int rc =
@@ -33,7 +33,7 @@ static int end(const struct own_request *e, void **node)
 
 /* -------------------------------------------------------------------------------- kernels */
 
-static int put_kernel(struct own_request *e, const struct kernel_node *kernel)
+static int put_kernel(struct extension_request *e, const struct kernel_node *kernel)
 {
     if (!kernel || kernel->extra)
         return ibx_frontend_fail(kernel ? CUDA_NOT_SUPPORTED : CUDA_INVALID_VALUE);
@@ -49,9 +49,9 @@ static int put_kernel(struct own_request *e, const struct kernel_node *kernel)
 int cudaGraphAddKernelNode(void **node, void *graph, void *const *behind, size_t count,
                            const struct kernel_node *kernel)
 {
-    struct own_request e;
+    struct extension_request e;
     int rc;
-    if (!begin(&e, IBX_OWN_NODE_KERNEL, "cudaGraphAddKernelNode", graph, behind, count, &rc))
+    if (!begin(&e, IBX_EXT_NODE_KERNEL, "cudaGraphAddKernelNode", graph, behind, count, &rc))
         return rc;
     rc = put_kernel(&e, kernel);
     if (!rc)
@@ -62,8 +62,8 @@ int cudaGraphAddKernelNode(void **node, void *graph, void *const *behind, size_t
 
 static int set_kernel(const char *call, void *exec, void *node, const struct kernel_node *kernel)
 {
-    struct own_request e;
-    ibx_frontend_node_begin(&e, IBX_OWN_SET_KERNEL, call, exec, node);
+    struct extension_request e;
+    ibx_frontend_node_begin(&e, IBX_EXT_SET_KERNEL, call, exec, node);
     int rc = put_kernel(&e, kernel);
     if (!rc)
         rc = ibx_frontend_request_make(&e, NULL, 0);
@@ -86,9 +86,9 @@ int cudaGraphExecKernelNodeSetParams(void *exec, void *node, const struct kernel
 static int add_function(void **node, void *graph, void *const *behind, size_t count, uint64_t queue,
                         uint64_t number)
 {
-    struct own_request e;
+    struct extension_request e;
     int rc;
-    if (!begin(&e, IBX_OWN_NODE_HOST, "cudaGraphAddHostNode", graph, behind, count, &rc))
+    if (!begin(&e, IBX_EXT_NODE_HOST, "cudaGraphAddHostNode", graph, behind, count, &rc))
         return rc;
     ibx_put_u64(&e.body, queue);
     ibx_put_u64(&e.body, number);
@@ -100,14 +100,14 @@ static bool add_slot_copy(void **node, void *graph, void *const *behind, size_t 
                           const struct ibx_cuda_memcpy3d *copy, int *rc)
 {
     static const char call[] = "cudaGraphAddMemcpyNode";
-    struct own_request e;
+    struct extension_request e;
     uint8_t bytes[8] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     if (!node) {
         *rc = ibx_frontend_fail(CUDA_INVALID_VALUE);
         return true;
     }
-    if (!begin(&e, IBX_OWN_NODE_COPY, call, graph, behind, count, rc))
+    if (!begin(&e, IBX_EXT_NODE_COPY, call, graph, behind, count, rc))
         return true;
     if (!ibx_frontend_slot_copy(&e.body, copy) ||
         !ibx_frontend_slot_made(&e, bytes, sizeof(bytes), rc))
@@ -125,7 +125,7 @@ bool ibx_frontend_slot_node(void **node, void *graph, const struct ibx_cuda_memc
 int cudaGraphAddMemcpyNode(void **node, void *graph, void *const *behind, size_t count,
                            const struct ibx_cuda_memcpy3d *copy)
 {
-    struct own_request e;
+    struct extension_request e;
     int rc;
     uint64_t queue;
     if (!copy || !copy->from_array == !copy->from.at || !copy->to_array == !copy->to.at)
@@ -138,7 +138,7 @@ int cudaGraphAddMemcpyNode(void **node, void *graph, void *const *behind, size_t
         return number ? add_function(node, graph, behind, count, queue, number)
                       : ibx_frontend_fail(rc);
     }
-    if (!begin(&e, IBX_OWN_NODE_MEMCPY, "cudaGraphAddMemcpyNode", graph, behind, count, &rc))
+    if (!begin(&e, IBX_EXT_NODE_MEMCPY, "cudaGraphAddMemcpyNode", graph, behind, count, &rc))
         return rc;
     ibx_layout_put(&e.body, IBX_LAYOUT_MEMCPY3D, &p);
     return end(&e, node);
@@ -159,11 +159,11 @@ int cudaGraphAddMemcpyNode1D(void **node, void *graph, void *const *behind, size
 static int set_slot_copy(const char *call, void *exec, void *node,
                          const struct ibx_cuda_memcpy3d *copy)
 {
-    struct own_request e;
+    struct extension_request e;
     uint8_t bytes[8] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     int rc;
-    ibx_frontend_node_begin(&e, IBX_OWN_SET_COPY, call, exec, node);
+    ibx_frontend_node_begin(&e, IBX_EXT_SET_COPY, call, exec, node);
     const uint64_t number = ibx_frontend_slot_copy(&e.body, copy);
     if (!number || !ibx_frontend_slot_made(&e, bytes, sizeof(bytes), &rc))
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
@@ -175,13 +175,13 @@ static int set_slot_copy(const char *call, void *exec, void *node,
 
 static int set_copy(const char *call, void *exec, void *node, const struct ibx_cuda_memcpy3d *copy)
 {
-    struct own_request e;
+    struct extension_request e;
     if (!copy)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     struct ibx_cuda_memcpy3d p = *copy;
     if (ibx_frontend_copy_of_host(&p))
         return set_slot_copy(call, exec, node, &p);
-    ibx_frontend_node_begin(&e, IBX_OWN_SET_MEMCPY, call, exec, node);
+    ibx_frontend_node_begin(&e, IBX_EXT_SET_MEMCPY, call, exec, node);
     ibx_layout_put(&e.body, IBX_LAYOUT_MEMCPY3D, &p);
     return ibx_frontend_request_make(&e, NULL, 0);
 }
@@ -189,11 +189,11 @@ static int set_copy(const char *call, void *exec, void *node, const struct ibx_c
 /* Returns the copy as the program described it, except that cudaMemcpyDefault may be resolved. */
 int cudaGraphMemcpyNodeGetParams(void *node, struct ibx_cuda_memcpy3d *copy)
 {
-    struct own_request e;
+    struct extension_request e;
     uint8_t bytes[8 + 19 * 8 + 4] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     struct ibx_cuda_memcpy3d p = {.kind = 0};
-    ibx_frontend_request_begin(&e, IBX_OWN_GET_COPY, "cudaGraphMemcpyNodeGetParams");
+    ibx_frontend_request_begin(&e, IBX_EXT_GET_COPY, "cudaGraphMemcpyNodeGetParams");
     ibx_put_u64(&e.body, (uintptr_t)node);
     const int rc = copy ? ibx_frontend_request_make(&e, bytes, sizeof(bytes))
                         : ibx_frontend_fail(CUDA_INVALID_VALUE);
@@ -222,11 +222,11 @@ int cudaGraphExecMemcpyNodeSetParams(void *exec, void *node, const struct ibx_cu
 int cudaGraphAddMemsetNode(void **node, void *graph, void *const *behind, size_t count,
                            const struct ibx_cuda_memset *set)
 {
-    struct own_request e;
+    struct extension_request e;
     int rc;
     if (!set)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    if (!begin(&e, IBX_OWN_NODE_MEMSET, "cudaGraphAddMemsetNode", graph, behind, count, &rc))
+    if (!begin(&e, IBX_EXT_NODE_MEMSET, "cudaGraphAddMemsetNode", graph, behind, count, &rc))
         return rc;
     ibx_layout_put(&e.body, IBX_LAYOUT_MEMSET, set);
     return end(&e, node);
@@ -234,20 +234,20 @@ int cudaGraphAddMemsetNode(void **node, void *graph, void *const *behind, size_t
 
 static int set_memset(const char *call, void *exec, void *node, const struct ibx_cuda_memset *set)
 {
-    struct own_request e;
+    struct extension_request e;
     if (!set)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    ibx_frontend_node_begin(&e, IBX_OWN_SET_MEMSET, call, exec, node);
+    ibx_frontend_node_begin(&e, IBX_EXT_SET_MEMSET, call, exec, node);
     ibx_layout_put(&e.body, IBX_LAYOUT_MEMSET, set);
     return ibx_frontend_request_make(&e, NULL, 0);
 }
 
 int cudaGraphMemsetNodeGetParams(void *node, struct ibx_cuda_memset *set)
 {
-    struct own_request e;
+    struct extension_request e;
     uint8_t bytes[4 * 8 + 2 * 4] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
-    ibx_frontend_request_begin(&e, IBX_OWN_GET_MEMSET, "cudaGraphMemsetNodeGetParams");
+    ibx_frontend_request_begin(&e, IBX_EXT_GET_MEMSET, "cudaGraphMemsetNodeGetParams");
     ibx_put_u64(&e.body, (uintptr_t)node);
     const int rc = set ? ibx_frontend_request_make(&e, bytes, sizeof(bytes))
                        : ibx_frontend_fail(CUDA_INVALID_VALUE);
@@ -281,18 +281,18 @@ int cudaGraphAddHostNode(void **node, void *graph, void *const *behind, size_t c
 
 int cudaGraphAddEmptyNode(void **node, void *graph, void *const *behind, size_t count)
 {
-    struct own_request e;
+    struct extension_request e;
     int rc;
-    return begin(&e, IBX_OWN_NODE_EMPTY, "cudaGraphAddEmptyNode", graph, behind, count, &rc)
+    return begin(&e, IBX_EXT_NODE_EMPTY, "cudaGraphAddEmptyNode", graph, behind, count, &rc)
                ? end(&e, node)
                : rc;
 }
 
 /* Adds a node whose parameter is one handle or address. */
-static int add(enum ibx_own_request number, const char *call, void **node, const void *graph,
+static int add(enum ibx_extension number, const char *call, void **node, const void *graph,
                void *const *behind, size_t count, const void *about)
 {
-    struct own_request e;
+    struct extension_request e;
     int rc;
     if (!begin(&e, number, call, graph, behind, count, &rc))
         return rc;
@@ -304,7 +304,7 @@ int cudaGraphAddChildGraphNode(void **node, void *graph, void *const *behind, si
                                void *child)
 {
     const int rc =
-        add(IBX_OWN_NODE_CHILD, "cudaGraphAddChildGraphNode", node, graph, behind, count, child);
+        add(IBX_EXT_NODE_CHILD, "cudaGraphAddChildGraphNode", node, graph, behind, count, child);
     if (!rc)
         ibx_frontend_objects_share(child, graph);
     return rc;
@@ -313,26 +313,26 @@ int cudaGraphAddChildGraphNode(void **node, void *graph, void *const *behind, si
 int cudaGraphAddEventRecordNode(void **node, void *graph, void *const *behind, size_t count,
                                 void *event)
 {
-    return add(IBX_OWN_NODE_RECORD, "cudaGraphAddEventRecordNode", node, graph, behind, count,
+    return add(IBX_EXT_NODE_RECORD, "cudaGraphAddEventRecordNode", node, graph, behind, count,
                event);
 }
 
 int cudaGraphAddEventWaitNode(void **node, void *graph, void *const *behind, size_t count,
                               void *event)
 {
-    return add(IBX_OWN_NODE_WAIT, "cudaGraphAddEventWaitNode", node, graph, behind, count, event);
+    return add(IBX_EXT_NODE_WAIT, "cudaGraphAddEventWaitNode", node, graph, behind, count, event);
 }
 
 int cudaGraphAddMemFreeNode(void **node, void *graph, void *const *behind, size_t count,
                             void *address)
 {
-    return add(IBX_OWN_NODE_FREE, "cudaGraphAddMemFreeNode", node, graph, behind, count, address);
+    return add(IBX_EXT_NODE_FREE, "cudaGraphAddMemFreeNode", node, graph, behind, count, address);
 }
 
 int cudaGraphAddMemAllocNode(void **node, void *graph, void *const *behind, size_t count,
                              struct allocation_node *a)
 {
-    struct own_request e;
+    struct extension_request e;
     int rc;
     uint8_t bytes[16] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
@@ -341,7 +341,7 @@ int cudaGraphAddMemAllocNode(void **node, void *graph, void *const *behind, size
     /* Only plain memory of a device is supported. */
     if (a->kind != 1 || a->location != 1 || a->shared_as || a->access_count)
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
-    if (!begin(&e, IBX_OWN_NODE_ALLOC, "cudaGraphAddMemAllocNode", graph, behind, count, &rc))
+    if (!begin(&e, IBX_EXT_NODE_ALLOC, "cudaGraphAddMemAllocNode", graph, behind, count, &rc))
         return rc;
     ibx_put_u32(&e.body, (uint32_t)a->device);
     ibx_put_u64(&e.body, a->n);
@@ -356,10 +356,10 @@ int cudaGraphAddMemAllocNode(void **node, void *graph, void *const *behind, size
 
 int cudaGraphNodeGetType(void *node, int *type)
 {
-    struct own_request e;
+    struct extension_request e;
     uint8_t bytes[4] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
-    ibx_frontend_request_begin(&e, IBX_OWN_NODE_TYPE, "cudaGraphNodeGetType");
+    ibx_frontend_request_begin(&e, IBX_EXT_NODE_TYPE, "cudaGraphNodeGetType");
     ibx_put_u64(&e.body, (uintptr_t)node);
     const int rc = type ? ibx_frontend_request_make(&e, bytes, sizeof(bytes))
                         : ibx_frontend_fail(CUDA_INVALID_VALUE);
@@ -370,8 +370,8 @@ int cudaGraphNodeGetType(void *node, int *type)
 
 int cudaGraphDestroyNode(void *node)
 {
-    struct own_request e;
-    ibx_frontend_request_begin(&e, IBX_OWN_NODE_DESTROY, "cudaGraphDestroyNode");
+    struct extension_request e;
+    ibx_frontend_request_begin(&e, IBX_EXT_NODE_DESTROY, "cudaGraphDestroyNode");
     ibx_put_u64(&e.body, (uintptr_t)node);
     return ibx_frontend_request_make(&e, NULL, 0);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Queries and changes of the parameters of nodes, as requests of ibx's own: for all nodes that
+ * Queries and changes of the parameters of nodes, as extension requests: for all nodes that
  * graph_nodes.c adds.
  *
  * The arguments of a kernel belong to its node. A program may read them as long as the node exists
@@ -40,16 +40,15 @@ __attribute__((constructor)) static void begin(void)
 }
 
 /* A query of a node whose answer is a handle or a number. */
-static int ask(enum ibx_own_request number, const char *call, const void *node, uint64_t *answer)
+static int ask(enum ibx_extension number, const char *call, const void *node, uint64_t *answer)
 {
-    struct own_request e;
+    struct extension_request e;
     ibx_frontend_request_begin(&e, number, call);
     ibx_put_u64(&e.body, (uintptr_t)node);
     return ibx_frontend_request_ask(&e, answer);
 }
 
-static int ask_handle(enum ibx_own_request number, const char *call, const void *node,
-                      void **handle)
+static int ask_handle(enum ibx_extension number, const char *call, const void *node, void **handle)
 {
     uint64_t answer = 0;
     const int rc =
@@ -106,11 +105,11 @@ struct told {
 
 static int tell_some(const void *node, size_t from, struct told *told)
 {
-    struct own_request e;
-    uint8_t bytes[48 + IBX_OWN_NODE_BYTES] = {0};
+    struct extension_request e;
+    uint8_t bytes[48 + IBX_EXT_NODE_BYTES] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     unsigned size[6];
-    ibx_frontend_request_begin(&e, IBX_OWN_GET_KERNEL, "cudaGraphKernelNodeGetParams");
+    ibx_frontend_request_begin(&e, IBX_EXT_GET_KERNEL, "cudaGraphKernelNodeGetParams");
     ibx_put_u64(&e.body, (uintptr_t)node);
     ibx_put_u32(&e.body, (uint32_t)from);
     const int rc = ibx_frontend_request_make(&e, bytes, sizeof(bytes));
@@ -126,12 +125,12 @@ static int tell_some(const void *node, size_t from, struct told *told)
     const size_t n = ibx_get_u32(&r);
     if (from && n != told->n)
         return ibx_frontend_fail(CUDA_INVALID_VALUE); /* the node has changed meanwhile */
-    if (n > IBX_OWN_ARGUMENTS_MAX || (!told->bytes && !(told->bytes = calloc(1, n + 1))))
-        return ibx_frontend_fail(n > IBX_OWN_ARGUMENTS_MAX ? CUDA_UNKNOWN : CUDA_MEMORY_ALLOCATION);
+    if (n > IBX_EXT_ARGUMENTS_MAX || (!told->bytes && !(told->bytes = calloc(1, n + 1))))
+        return ibx_frontend_fail(n > IBX_EXT_ARGUMENTS_MAX ? CUDA_UNKNOWN : CUDA_MEMORY_ALLOCATION);
     told->n = n;
     const size_t left = n - from;
-    memcpy(told->bytes + from, ibx_get_bytes(&r, IBX_OWN_NODE_BYTES),
-           left < IBX_OWN_NODE_BYTES ? left : IBX_OWN_NODE_BYTES);
+    memcpy(told->bytes + from, ibx_get_bytes(&r, IBX_EXT_NODE_BYTES),
+           left < IBX_EXT_NODE_BYTES ? left : IBX_EXT_NODE_BYTES);
     return CUDA_SUCCESS;
 }
 
@@ -179,7 +178,7 @@ int cudaGraphKernelNodeGetParams(void *node, struct kernel_node *kernel)
 {
     struct told told = {.n = 1};
     int rc = kernel ? CUDA_SUCCESS : ibx_frontend_fail(CUDA_INVALID_VALUE);
-    for (size_t from = 0; !rc && from < told.n; from += IBX_OWN_NODE_BYTES)
+    for (size_t from = 0; !rc && from < told.n; from += IBX_EXT_NODE_BYTES)
         rc = tell_some(node, from, &told);
     rc = rc ? rc : give_kernel(node, &told, kernel);
     free(told.bytes);
@@ -189,9 +188,9 @@ int cudaGraphKernelNodeGetParams(void *node, struct kernel_node *kernel)
 /* The value of an attribute has the size of a stream's attribute. */
 int cudaGraphKernelNodeGetAttribute(void *node, int attribute, void *value)
 {
-    struct own_request e;
-    uint8_t bytes[IBX_OWN_ATTRIBUTE] = {0};
-    ibx_frontend_request_begin(&e, IBX_OWN_GET_ATTRIBUTE, "cudaGraphKernelNodeGetAttribute");
+    struct extension_request e;
+    uint8_t bytes[IBX_EXT_ATTRIBUTE] = {0};
+    ibx_frontend_request_begin(&e, IBX_EXT_GET_ATTRIBUTE, "cudaGraphKernelNodeGetAttribute");
     ibx_put_u64(&e.body, (uintptr_t)node);
     ibx_put_u32(&e.body, (uint32_t)attribute);
     const int rc = value ? ibx_frontend_request_make(&e, bytes, sizeof(bytes))
@@ -203,20 +202,20 @@ int cudaGraphKernelNodeGetAttribute(void *node, int attribute, void *value)
 
 int cudaGraphKernelNodeSetAttribute(void *node, int attribute, const void *value)
 {
-    struct own_request e;
-    ibx_frontend_request_begin(&e, IBX_OWN_SET_ATTRIBUTE, "cudaGraphKernelNodeSetAttribute");
+    struct extension_request e;
+    ibx_frontend_request_begin(&e, IBX_EXT_SET_ATTRIBUTE, "cudaGraphKernelNodeSetAttribute");
     if (!value)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_put_u64(&e.body, (uintptr_t)node);
     ibx_put_u32(&e.body, (uint32_t)attribute);
-    ibx_put_bytes(&e.body, value, IBX_OWN_ATTRIBUTE);
+    ibx_put_bytes(&e.body, value, IBX_EXT_ATTRIBUTE);
     return ibx_frontend_request_make(&e, NULL, 0);
 }
 
 int cudaGraphKernelNodeCopyAttributes(void *to, void *from)
 {
-    struct own_request e;
-    ibx_frontend_node_begin(&e, IBX_OWN_COPY_ATTRIBUTES, "cudaGraphKernelNodeCopyAttributes", to,
+    struct extension_request e;
+    ibx_frontend_node_begin(&e, IBX_EXT_COPY_ATTRIBUTES, "cudaGraphKernelNodeCopyAttributes", to,
                             from);
     return ibx_frontend_request_make(&e, NULL, 0);
 }
@@ -234,19 +233,19 @@ static int is_other_than(int wanted, void *node)
 int cudaGraphEventRecordNodeGetEvent(void *node, void **event)
 {
     const int rc = is_other_than(IBX_FRONTEND_NODE_RECORD, node);
-    return rc ? rc : ask_handle(IBX_OWN_GET_EVENT, "cudaGraphEventRecordNodeGetEvent", node, event);
+    return rc ? rc : ask_handle(IBX_EXT_GET_EVENT, "cudaGraphEventRecordNodeGetEvent", node, event);
 }
 
 int cudaGraphEventWaitNodeGetEvent(void *node, void **event)
 {
     const int rc = is_other_than(IBX_FRONTEND_NODE_WAIT, node);
-    return rc ? rc : ask_handle(IBX_OWN_GET_EVENT, "cudaGraphEventWaitNodeGetEvent", node, event);
+    return rc ? rc : ask_handle(IBX_EXT_GET_EVENT, "cudaGraphEventWaitNodeGetEvent", node, event);
 }
 
 static int set_event(const char *call, void *exec, void *node, const void *event)
 {
-    struct own_request e;
-    ibx_frontend_node_begin(&e, IBX_OWN_SET_EVENT, call, exec, node);
+    struct extension_request e;
+    ibx_frontend_node_begin(&e, IBX_EXT_SET_EVENT, call, exec, node);
     ibx_put_u64(&e.body, (uintptr_t)event);
     return ibx_frontend_request_make(&e, NULL, 0);
 }
@@ -277,7 +276,7 @@ int cudaGraphExecEventWaitNodeSetEvent(void *exec, void *node, void *event)
  * that function is not the program's. */
 static int get_host(const char *call, const void *node, struct host_node *host, uint64_t *number)
 {
-    const int rc = ask(IBX_OWN_GET_HOST, call, node, number);
+    const int rc = ask(IBX_EXT_GET_HOST, call, node, number);
     if (rc)
         return rc;
     return ibx_frontend_host_function_of(*number, host) &&
@@ -299,7 +298,7 @@ int cudaGraphHostNodeGetParams(void *node, struct host_node *host)
 
 static int set_host(const char *call, void *exec, void *node, const struct host_node *host)
 {
-    struct own_request e;
+    struct extension_request e;
     struct host_node before;
     uint64_t queue, called = 0;
     if (!host || !host->function)
@@ -310,7 +309,7 @@ static int set_host(const char *call, void *exec, void *node, const struct host_
     const uint64_t number = ibx_frontend_host_repeated(host->function, host->argument, &queue);
     if (!number)
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
-    ibx_frontend_node_begin(&e, IBX_OWN_SET_HOST, call, exec, node);
+    ibx_frontend_node_begin(&e, IBX_EXT_SET_HOST, call, exec, node);
     ibx_put_u64(&e.body, queue);
     ibx_put_u64(&e.body, number);
     rc = ibx_frontend_request_make(&e, NULL, 0);
@@ -333,13 +332,13 @@ int cudaGraphExecHostNodeSetParams(void *exec, void *node, const struct host_nod
 
 int cudaGraphChildGraphNodeGetGraph(void *node, void **graph)
 {
-    return ask_handle(IBX_OWN_GET_CHILD, "cudaGraphChildGraphNodeGetGraph", node, graph);
+    return ask_handle(IBX_EXT_GET_CHILD, "cudaGraphChildGraphNodeGetGraph", node, graph);
 }
 
 int cudaGraphExecChildGraphNodeSetParams(void *exec, void *node, void *child)
 {
-    struct own_request e;
-    ibx_frontend_node_begin(&e, IBX_OWN_SET_CHILD, "cudaGraphExecChildGraphNodeSetParams", exec,
+    struct extension_request e;
+    ibx_frontend_node_begin(&e, IBX_EXT_SET_CHILD, "cudaGraphExecChildGraphNodeSetParams", exec,
                             node);
     ibx_put_u64(&e.body, (uintptr_t)child);
     return ibx_frontend_request_make(&e, NULL, 0);
@@ -349,10 +348,10 @@ int cudaGraphExecChildGraphNodeSetParams(void *exec, void *node, void *child)
 
 static int get_memory(const char *call, const void *node, uint32_t type, struct allocation_node *a)
 {
-    struct own_request e;
+    struct extension_request e;
     uint8_t bytes[24] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
-    ibx_frontend_request_begin(&e, IBX_OWN_GET_MEMORY, call);
+    ibx_frontend_request_begin(&e, IBX_EXT_GET_MEMORY, call);
     ibx_put_u64(&e.body, (uintptr_t)node);
     const int rc = ibx_frontend_request_make(&e, bytes, sizeof(bytes));
     if (rc || ibx_get_u32(&r) != type)
@@ -382,12 +381,12 @@ int cudaGraphMemFreeNodeGetParams(void *node, void *address)
 
 int cudaDeviceSetGraphMemAttribute(int device, int attribute, const void *value)
 {
-    struct own_request e;
+    struct extension_request e;
     uint64_t wanted = 0;
     if (!value)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     memcpy(&wanted, value, sizeof(wanted));
-    ibx_frontend_request_begin(&e, IBX_OWN_SET_GRAPH_MEMORY, "cudaDeviceSetGraphMemAttribute");
+    ibx_frontend_request_begin(&e, IBX_EXT_SET_GRAPH_MEMORY, "cudaDeviceSetGraphMemAttribute");
     ibx_put_u32(&e.body, (uint32_t)device);
     ibx_put_u32(&e.body, (uint32_t)attribute);
     ibx_put_u64(&e.body, wanted);

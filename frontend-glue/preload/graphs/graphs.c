@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Graphs, as requests of ibx's own. The graphs are CUDA's at the back end. A node that needs this
+ * Graphs, as extension requests. The graphs are CUDA's at the back end. A node that needs this
  * process (a host function of the application, or a copy between host and device) is there a
  * function that this process is asked to call. So this file knows which functions each executable
  * graph calls.
@@ -54,16 +54,16 @@ __attribute__((constructor)) static void begin(void)
 }
 
 /* Sends a request to destroy `handle`. False: the back end does not know the request. */
-static bool destroy(enum ibx_own_request number, const char *call, const void *handle, int *rc)
+static bool destroy(enum ibx_extension number, const char *call, const void *handle, int *rc)
 {
-    struct own_request e;
+    struct extension_request e;
     ibx_frontend_request_begin(&e, number, call);
     ibx_put_u64(&e.body, (uintptr_t)handle);
     return ibx_frontend_request_known(&e, NULL, 0, rc);
 }
 
 /* Sends a request whose answer is a handle. False: the back end does not know it. */
-static bool made(const struct own_request *e, void **handle, int *rc)
+static bool made(const struct extension_request *e, void **handle, int *rc)
 {
     uint8_t bytes[8] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
@@ -74,7 +74,7 @@ static bool made(const struct own_request *e, void **handle, int *rc)
     return true;
 }
 
-static int not_known(const struct own_request *e)
+static int not_known(const struct extension_request *e)
 {
     return ibx_frontend_request_make(e, NULL, 0); /* logs why it is not supported */
 }
@@ -112,14 +112,14 @@ static uint64_t *room_for(size_t n, const char *call, int *rc)
 
 /* A list of a graph from the back end: handles of nodes, or numbers of functions. NULL: *rc is the
  * error. The caller frees it. */
-static uint64_t *list(enum ibx_own_request number, const char *call, const void *graph, int root,
+static uint64_t *list(enum ibx_extension number, const char *call, const void *graph, int root,
                       size_t *count, int *rc)
 {
     uint64_t *all = NULL;
     *count = 1;
-    for (size_t from = 0; from < *count && !*rc; from += IBX_OWN_LISTED) {
-        struct own_request e;
-        uint8_t bytes[8 + 8 * IBX_OWN_LISTED] = {0};
+    for (size_t from = 0; from < *count && !*rc; from += IBX_EXT_LISTED) {
+        struct extension_request e;
+        uint8_t bytes[8 + 8 * IBX_EXT_LISTED] = {0};
         struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
         ibx_frontend_request_begin(&e, number, call);
         ibx_put_u64(&e.body, (uintptr_t)graph);
@@ -134,7 +134,7 @@ static uint64_t *list(enum ibx_own_request number, const char *call, const void 
         else if (n != *count)
             *rc = ibx_frontend_fail(CUDA_INVALID_VALUE);
         *count = n;
-        for (size_t i = from; i < n && i < from + IBX_OWN_LISTED && !*rc; i++)
+        for (size_t i = from; i < n && i < from + IBX_EXT_LISTED && !*rc; i++)
             all[i] = ibx_get_u64(&r);
     }
     if (*rc) {
@@ -170,7 +170,7 @@ static int note(void *exec, const void *graph, bool update)
     size_t count;
     int rc = CUDA_SUCCESS;
     uint64_t *numbers =
-        list(IBX_OWN_GRAPH_FUNCTIONS, "cudaGraphInstantiate", graph, -1, &count, &rc);
+        list(IBX_EXT_GRAPH_FUNCTIONS, "cudaGraphInstantiate", graph, -1, &count, &rc);
     struct executable *made_of =
         count && !rc ? malloc(sizeof(*made_of) + 2 * count * sizeof(*numbers)) : NULL;
     if (!rc && count && !made_of)
@@ -264,22 +264,22 @@ int ibx_frontend_exec_exchange(const void *exec, const void *node, uint64_t befo
 
 int cudaGraphCreate(void **graph, unsigned flags)
 {
-    struct own_request e;
+    struct extension_request e;
     int rc;
     if (!graph)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    ibx_frontend_request_begin(&e, IBX_OWN_GRAPH_CREATE, "cudaGraphCreate");
+    ibx_frontend_request_begin(&e, IBX_EXT_GRAPH_CREATE, "cudaGraphCreate");
     ibx_put_u32(&e.body, flags);
     return made(&e, graph, &rc) ? rc : CALL_NEXT(cudaGraphCreate, graph, flags);
 }
 
 int cudaGraphClone(void **clone, void *graph)
 {
-    struct own_request e;
+    struct extension_request e;
     int rc;
     if (!clone)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    ibx_frontend_request_begin(&e, IBX_OWN_GRAPH_CLONE, "cudaGraphClone");
+    ibx_frontend_request_begin(&e, IBX_EXT_GRAPH_CLONE, "cudaGraphClone");
     ibx_put_u64(&e.body, (uintptr_t)graph);
     if (!made(&e, clone, &rc))
         return not_known(&e);
@@ -293,7 +293,7 @@ int cudaGraphDestroy(void *graph)
     int rc;
     ibx_frontend_graph_gone(graph);
     struct holding *taken = ibx_frontend_objects_take(graph);
-    if (!destroy(IBX_OWN_GRAPH_DESTROY, "cudaGraphDestroy", graph, &rc))
+    if (!destroy(IBX_EXT_GRAPH_DESTROY, "cudaGraphDestroy", graph, &rc))
         rc = CALL_NEXT(cudaGraphDestroy, graph);
     if (taken)
         ibx_frontend_objects_gone(taken, !rc);
@@ -302,11 +302,11 @@ int cudaGraphDestroy(void *graph)
 
 int cudaGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long flags)
 {
-    struct own_request e;
+    struct extension_request e;
     int rc;
     if (!exec)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    ibx_frontend_request_begin(&e, IBX_OWN_GRAPH_INSTANTIATE, "cudaGraphInstantiate");
+    ibx_frontend_request_begin(&e, IBX_EXT_GRAPH_INSTANTIATE, "cudaGraphInstantiate");
     ibx_put_u64(&e.body, (uintptr_t)graph);
     ibx_put_u64(&e.body, flags & ~FLAGS ? 0 : flags);
     if (!made(&e, exec, &rc))
@@ -330,7 +330,7 @@ int cudaGraphExecDestroy(void *exec)
     forget(exec);
     pthread_mutex_unlock(&lock);
     struct holding *taken = ibx_frontend_objects_take(exec);
-    if (!destroy(IBX_OWN_EXEC_DESTROY, "cudaGraphExecDestroy", exec, &rc))
+    if (!destroy(IBX_EXT_EXEC_DESTROY, "cudaGraphExecDestroy", exec, &rc))
         rc = CALL_NEXT(cudaGraphExecDestroy, exec);
     if (taken)
         ibx_frontend_objects_gone(taken, !rc);
@@ -339,14 +339,14 @@ int cudaGraphExecDestroy(void *exec)
 
 int cudaGraphExecUpdate(void *exec, void *graph, struct graph_update *result)
 {
-    struct own_request e;
+    struct extension_request e;
     uint8_t bytes[24] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     struct graph_update told;
     const int version = ibx_frontend_cuda_version();
     if (version && version < 12) /* it has four parameters */
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
-    ibx_frontend_request_begin(&e, IBX_OWN_EXEC_UPDATE, "cudaGraphExecUpdate");
+    ibx_frontend_request_begin(&e, IBX_EXT_EXEC_UPDATE, "cudaGraphExecUpdate");
     ibx_put_u64(&e.body, (uintptr_t)exec);
     ibx_put_u64(&e.body, (uintptr_t)graph);
     int rc = ibx_frontend_request_make(&e, bytes, sizeof(bytes));
@@ -366,8 +366,8 @@ int cudaGraphExecUpdate(void *exec, void *graph, struct graph_update *result)
 
 int cudaGraphUpload(void *exec, void *stream)
 {
-    struct own_request e;
-    ibx_frontend_request_begin(&e, IBX_OWN_EXEC_UPLOAD, "cudaGraphUpload");
+    struct extension_request e;
+    ibx_frontend_request_begin(&e, IBX_EXT_EXEC_UPLOAD, "cudaGraphUpload");
     ibx_put_u64(&e.body, (uintptr_t)exec);
     ibx_put_u64(&e.body, (uintptr_t)stream);
     return ibx_frontend_request_make(&e, NULL, 0);
@@ -423,7 +423,7 @@ static int get_nodes(const char *call, const void *graph, void **nodes, size_t *
     int rc = CUDA_SUCCESS;
     if (!count)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    uint64_t *all = list(IBX_OWN_GRAPH_NODES, call, graph, root, &found, &rc);
+    uint64_t *all = list(IBX_EXT_GRAPH_NODES, call, graph, root, &found, &rc);
     if (rc)
         return rc;
     for (size_t i = 0; nodes && i < *count; i++)
@@ -464,7 +464,7 @@ static int get_neighbours(const char *call, const void *node, int behind, void *
     int rc = CUDA_SUCCESS;
     if (!has_edges(&edges, &count))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    uint64_t *all = list(IBX_OWN_NODE_NEIGHBOURS, call, node, behind, &found, &rc);
+    uint64_t *all = list(IBX_EXT_NODE_NEIGHBOURS, call, node, behind, &found, &rc);
     if (rc)
         return rc;
     for (size_t i = 0; nodes && i < *count; i++)
@@ -495,10 +495,10 @@ int cudaGraphGetEdges(void *graph, void **from, void **to, void *edges, size_t *
     int rc = CUDA_SUCCESS;
     if (!has_edges(&edges, &count) || !from != !to)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    uint64_t *all = list(IBX_OWN_GRAPH_NODES, call, graph, 0, &nodes, &rc);
+    uint64_t *all = list(IBX_EXT_GRAPH_NODES, call, graph, 0, &nodes, &rc);
     for (size_t i = 0; !rc && i < nodes; i++) {
         const void *node = (const void *)(uintptr_t)all[i];
-        uint64_t *those = list(IBX_OWN_NODE_NEIGHBOURS, call, node, 1, &behind, &rc);
+        uint64_t *those = list(IBX_EXT_NODE_NEIGHBOURS, call, node, 1, &behind, &rc);
         for (size_t b = 0; !rc && b < behind; b++, found++) {
             if (from && found < *count) {
                 from[found] = (void *)(uintptr_t)all[i];
@@ -521,8 +521,8 @@ int cudaGraphGetEdges(void *graph, void **from, void **to, void *edges, size_t *
 
 int cudaGraphNodeSetEnabled(void *exec, void *node, unsigned on)
 {
-    struct own_request e;
-    ibx_frontend_request_begin(&e, IBX_OWN_NODE_ENABLE, "cudaGraphNodeSetEnabled");
+    struct extension_request e;
+    ibx_frontend_request_begin(&e, IBX_EXT_NODE_ENABLE, "cudaGraphNodeSetEnabled");
     ibx_put_u64(&e.body, (uintptr_t)exec);
     ibx_put_u64(&e.body, (uintptr_t)node);
     ibx_put_u32(&e.body, on);
@@ -531,9 +531,9 @@ int cudaGraphNodeSetEnabled(void *exec, void *node, unsigned on)
 
 int cudaGraphNodeGetEnabled(void *exec, void *node, unsigned *on)
 {
-    struct own_request e;
+    struct extension_request e;
     uint64_t answer = 0;
-    ibx_frontend_request_begin(&e, IBX_OWN_NODE_ENABLED, "cudaGraphNodeGetEnabled");
+    ibx_frontend_request_begin(&e, IBX_EXT_NODE_ENABLED, "cudaGraphNodeGetEnabled");
     ibx_put_u64(&e.body, (uintptr_t)exec);
     ibx_put_u64(&e.body, (uintptr_t)node);
     const int rc =
@@ -573,8 +573,8 @@ static int order(const char *call, void *graph, void *const *from, void *const *
     if (!known || (count && (!from || !to)))
         return ibx_frontend_fail(known ? CUDA_INVALID_VALUE : CUDA_NOT_SUPPORTED);
     for (size_t i = 0; i < count && !rc; i++) {
-        struct own_request e;
-        ibx_frontend_request_begin(&e, IBX_OWN_GRAPH_ORDER, call);
+        struct extension_request e;
+        ibx_frontend_request_begin(&e, IBX_EXT_GRAPH_ORDER, call);
         ibx_put_u64(&e.body, (uintptr_t)graph);
         ibx_put_u64(&e.body, (uintptr_t)from[i]);
         ibx_put_u64(&e.body, (uintptr_t)to[i]);
@@ -598,11 +598,11 @@ int cudaGraphRemoveDependencies(void *graph, void *const *from, void *const *to,
 
 int cudaGraphNodeFindInClone(void **node, void *original, void *clone)
 {
-    struct own_request e;
+    struct extension_request e;
     int rc;
     if (!node)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    ibx_frontend_request_begin(&e, IBX_OWN_NODE_IN_CLONE, "cudaGraphNodeFindInClone");
+    ibx_frontend_request_begin(&e, IBX_EXT_NODE_IN_CLONE, "cudaGraphNodeFindInClone");
     ibx_put_u64(&e.body, (uintptr_t)original);
     ibx_put_u64(&e.body, (uintptr_t)clone);
     return made(&e, node, &rc) ? rc : not_known(&e);
@@ -610,9 +610,9 @@ int cudaGraphNodeFindInClone(void **node, void *original, void *clone)
 
 int cudaGraphExecGetFlags(void *exec, unsigned long long *flags)
 {
-    struct own_request e;
+    struct extension_request e;
     uint64_t answer = 0;
-    ibx_frontend_request_begin(&e, IBX_OWN_EXEC_FLAGS, "cudaGraphExecGetFlags");
+    ibx_frontend_request_begin(&e, IBX_EXT_EXEC_FLAGS, "cudaGraphExecGetFlags");
     ibx_put_u64(&e.body, (uintptr_t)exec);
     const int rc =
         flags ? ibx_frontend_request_ask(&e, &answer) : ibx_frontend_fail(CUDA_INVALID_VALUE);
@@ -625,9 +625,9 @@ int cudaGraphExecGetFlags(void *exec, unsigned long long *flags)
 
 int cudaDeviceGetGraphMemAttribute(int device, int attribute, void *value)
 {
-    struct own_request e;
+    struct extension_request e;
     uint64_t found = 0;
-    ibx_frontend_request_begin(&e, IBX_OWN_GRAPH_MEMORY, "cudaDeviceGetGraphMemAttribute");
+    ibx_frontend_request_begin(&e, IBX_EXT_GRAPH_MEMORY, "cudaDeviceGetGraphMemAttribute");
     ibx_put_u32(&e.body, (uint32_t)device);
     ibx_put_u32(&e.body, (uint32_t)attribute);
     const int rc =
@@ -639,8 +639,8 @@ int cudaDeviceGetGraphMemAttribute(int device, int attribute, void *value)
 
 int cudaDeviceGraphMemTrim(int device)
 {
-    struct own_request e;
-    ibx_frontend_request_begin(&e, IBX_OWN_GRAPH_TRIM, "cudaDeviceGraphMemTrim");
+    struct extension_request e;
+    ibx_frontend_request_begin(&e, IBX_EXT_GRAPH_TRIM, "cudaDeviceGraphMemTrim");
     ibx_put_u32(&e.body, (uint32_t)device);
     return ibx_frontend_request_make(&e, NULL, 0);
 }

@@ -2,7 +2,7 @@
 /*
  * Graphs, and the capture of streams into them.
  *
- *   graphs.c         graphs, as requests of ibx's own
+ *   graphs.c         graphs, as extension requests
  *   graph_nodes.c, graph_parameters.c, graph_conditions.c  their nodes
  *   graph_drawing.c  cudaGraphDebugDotPrint
  *   user_objects.c   objects of the program that graphs keep (cudaUserObjectCreate)
@@ -71,7 +71,7 @@ uint64_t ibx_frontend_copy_function(const struct ibx_cuda_memcpy3d *copy, uint64
  * _made() sends the request. False: the back end has no slot for it, or does not know the request;
  * else *rc is the result. */
 uint64_t ibx_frontend_slot_copy(struct ibx_writer *body, const struct ibx_cuda_memcpy3d *copy);
-bool ibx_frontend_slot_made(struct own_request *own, void *out, size_t n, int *rc);
+bool ibx_frontend_slot_made(struct extension_request *own, void *out, size_t n, int *rc);
 /* The copy that function `number` makes, as the program described it; false: it makes none. */
 bool ibx_frontend_slot_parameters(uint64_t number, struct ibx_cuda_memcpy3d *copy);
 /* Makes a copy of one row between host and device in the order of the stream, without waiting. The

@@ -107,11 +107,11 @@ static void add(struct module *m, struct list *list, const void *item)
  * them. */
 static bool share(const void *kernel)
 {
-    struct own_request e;
+    struct extension_request e;
     uint8_t bytes[8] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     int code;
-    ibx_frontend_request_begin(&e, IBX_OWN_SHARE_MODULES, "a forked child's first use of kernels");
+    ibx_frontend_request_begin(&e, IBX_EXT_SHARE_MODULES, "a forked child's first use of kernels");
     ibx_put_u64(&e.body, (uintptr_t)kernel);
     if (!ibx_frontend_plugin() || !ibx_frontend_request_try(&e, bytes, sizeof(bytes), &code))
         return true;

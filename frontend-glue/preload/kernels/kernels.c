@@ -10,7 +10,7 @@
  * GVirtuS finds no arguments of a kernel with more than 4 KiB of them, because their sizes are in a
  * form that it does not read (EIATTR 0x45 of .nv.info). G5 knows no arguments of a kernel that
  * exists only as PTX, and throws an exception. In these cases the back end is asked for the layout,
- * as its CUDA knows it, and the launch is a request of ibx's own. The back end's answer is compared
+ * as its CUDA knows it, and the launch is an extension request. The back end's answer is compared
  * with the image in the program.
  *
  * G5 finds arguments by the name of the kernel. If several kernels have one name, as those that
@@ -47,8 +47,8 @@ enum way {
     BY_GVIRTUS,   /* by GVirtuS's front end: the layout of arguments is unknown here */
     LIKE_GVIRTUS, /* the first one by GVirtuS's front end, all others here, in the same form */
     IN_ITS_PLACE, /* all of them here, in GVirtuS's form: its front end cannot */
-    BY_REQUEST, /* as requests of ibx's own: they are long, and its front end knows no arguments */
-    REFUSED     /* not at all: its front end would use another kernel's arguments */
+    BY_REQUEST,   /* as extension requests: they are long, and its front end knows no arguments */
+    REFUSED       /* not at all: its front end would use another kernel's arguments */
 };
 
 /* What is known of one kernel. It is never freed, even when it is no longer valid, and only `since`
@@ -59,7 +59,7 @@ struct kernel {
     struct kernel *older;
     uint8_t name[8]; /* its name in requests */
     enum way way;
-    bool asked;   /* the rest comes from the back end, for requests of ibx's own */
+    bool asked;   /* the rest comes from the back end, for extension requests */
     size_t bytes; /* bytes of all arguments */
     size_t count;
     struct argument {
@@ -278,11 +278,11 @@ enum answer { ASKED_NONE, ASKED_SOME, ASKED_IN_VAIN };
  * ascending order, as CUDA has them. *count: how many there are. */
 static enum answer ask_some(struct kernel **k, size_t first, uint32_t *count)
 {
-    struct own_request e;
-    uint8_t bytes[4 + 8 * IBX_OWN_LISTED] = {0};
+    struct extension_request e;
+    uint8_t bytes[4 + 8 * IBX_EXT_LISTED] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     int code;
-    ibx_frontend_request_begin(&e, IBX_OWN_PARAMETERS, "a long launch");
+    ibx_frontend_request_begin(&e, IBX_EXT_PARAMETERS, "a long launch");
     ibx_put_bytes(&e.body, (*k)->name, sizeof((*k)->name));
     ibx_put_u32(&e.body, (uint32_t)first);
     const bool made = ibx_frontend_request_try(&e, bytes, sizeof(bytes), &code);
@@ -290,13 +290,13 @@ static enum answer ask_some(struct kernel **k, size_t first, uint32_t *count)
         return made && (code < 0 || code == CUDA_NOT_SUPPORTED) ? ASKED_NONE : ASKED_IN_VAIN;
     *count = ibx_get_u32(&r);
     struct kernel *more =
-        realloc(*k, sizeof(**k) + (first + IBX_OWN_LISTED) * sizeof((*k)->arguments[0]));
+        realloc(*k, sizeof(**k) + (first + IBX_EXT_LISTED) * sizeof((*k)->arguments[0]));
     *k = more ? more : *k;
-    if (!more || *count > IBX_OWN_LISTED)
+    if (!more || *count > IBX_EXT_LISTED)
         return ASKED_IN_VAIN;
     for (size_t i = 0; i < *count; i++) {
         const uint32_t at = ibx_get_u32(&r), n = ibx_get_u32(&r);
-        if (!n || at < more->bytes || at > IBX_OWN_ARGUMENTS_MAX || n > IBX_OWN_ARGUMENTS_MAX - at)
+        if (!n || at < more->bytes || at > IBX_EXT_ARGUMENTS_MAX || n > IBX_EXT_ARGUMENTS_MAX - at)
             return ASKED_IN_VAIN;
         more->arguments[more->count++] = (struct argument){(uint16_t)at, (uint16_t)n};
         more->bytes = at + n;
@@ -363,7 +363,7 @@ static enum answer ask(struct kernel **k)
     (*k)->bytes = (*k)->count = 0;
     do
         answer = ask_some(k, (*k)->count, &count);
-    while (answer == ASKED_SOME && count == IBX_OWN_LISTED && (*k)->count < IBX_OWN_ARGUMENTS_MAX);
+    while (answer == ASKED_SOME && count == IBX_EXT_LISTED && (*k)->count < IBX_EXT_ARGUMENTS_MAX);
     if (answer == ASKED_SOME && !has_all(*k))
         answer = ASKED_IN_VAIN;
     (*k)->asked = answer == ASKED_SOME && (*k)->count;
@@ -522,8 +522,8 @@ static void copy_arguments(uint8_t *to, const struct kernel *k, void **arguments
         memcpy(to + k->arguments[i].at, arguments[i], k->arguments[i].bytes);
 }
 
-static int put_asked(struct own_request *e, const struct kernel *k, const struct launch_config *c,
-                     void **arguments)
+static int put_asked(struct extension_request *e, const struct kernel *k,
+                     const struct launch_config *c, void **arguments)
 {
     const size_t at = e->body.length;
     if (!arguments && k->count)
@@ -539,7 +539,7 @@ static int put_asked(struct own_request *e, const struct kernel *k, const struct
 }
 
 /* Appends the body that GVirtuS writes. */
-static int put_written(struct own_request *e, const struct launch_config *config,
+static int put_written(struct extension_request *e, const struct launch_config *config,
                        const void *function, void **arguments)
 {
     size_t n;
@@ -554,7 +554,7 @@ static int put_written(struct own_request *e, const struct launch_config *config
     return reach(e->body.data + at, n);
 }
 
-int ibx_frontend_put_launch(struct own_request *e, const struct launch_config *config,
+int ibx_frontend_put_launch(struct extension_request *e, const struct launch_config *config,
                             const void *function, void **arguments)
 {
     const int rc = ibx_frontend_no_kernel(function);

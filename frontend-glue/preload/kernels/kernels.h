@@ -36,7 +36,7 @@ bool ibx_frontend_launch_caught(const struct ibx_frontend_calls *calls,
  */
 const void *ibx_frontend_launch_body(const struct launch_config *config, const void *function,
                                      void **arguments, size_t *n, int *rc);
-/* A launch as a request of ibx's own, with its attributes. */
+/* A launch as an extension request, with its attributes. */
 int ibx_frontend_launch_ours(const struct launch_config *config, const void *function,
                              void **arguments);
 
@@ -61,7 +61,7 @@ unsigned ibx_frontend_modules_gone(void);
 void ibx_frontend_kernels_prepare(void);
 /* Appends the body of a launch to a request, which the caller then frees. Otherwise returns the
  * error of the call. */
-int ibx_frontend_put_launch(struct own_request *e, const struct launch_config *config,
+int ibx_frontend_put_launch(struct extension_request *e, const struct launch_config *config,
                             const void *function, void **arguments);
 /* A module was registered whose kernels' arguments GVirtuS may not know. */
 void ibx_frontend_kernels_unknown(void);

@@ -5,7 +5,7 @@
  * cudaLaunchKernel(), which all generations since G2 have. If a libcudart has the two calls, it
  * gets them.
  *
- * Launches with attributes, such as cooperative ones, are requests of ibx's own, and so are those
+ * Launches with attributes, such as cooperative ones, are extension requests, and so are those
  * with more than 4 KiB of arguments. GVirtuS's front end knows the sizes of a kernel's arguments:
  * it writes a plain launch, which is kept and not sent. Otherwise the back end is asked.
  */
@@ -149,13 +149,13 @@ const void *ibx_frontend_launch_body(const struct launch_config *config, const v
 int ibx_frontend_launch_ours(const struct launch_config *config, const void *function,
                              void **arguments)
 {
-    struct own_request e;
-    ibx_frontend_request_begin(&e, IBX_OWN_LAUNCH,
+    struct extension_request e;
+    ibx_frontend_request_begin(&e, IBX_EXT_LAUNCH,
                                config->count ? "a launch with attributes" : "a long launch");
-    ibx_put_u16(&e.body, (uint16_t)(config->count * (4 + IBX_OWN_ATTRIBUTE)));
+    ibx_put_u16(&e.body, (uint16_t)(config->count * (4 + IBX_EXT_ATTRIBUTE)));
     for (unsigned i = 0; i < config->count && !e.body.failed; i++) {
         ibx_put_u32(&e.body, (uint32_t)config->attributes[i].id);
-        ibx_put_bytes(&e.body, config->attributes[i].value, IBX_OWN_ATTRIBUTE);
+        ibx_put_bytes(&e.body, config->attributes[i].value, IBX_EXT_ATTRIBUTE);
     }
     int rc = ibx_frontend_put_launch(&e, config, function, arguments);
     if (!rc) {

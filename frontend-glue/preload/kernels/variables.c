@@ -75,7 +75,7 @@ static void note_variable(void **handle, const void *symbol, const char *name, b
 {
     const size_t length = strlen(name);
     struct variable *v =
-        length <= IBX_OWN_VARIABLE_NAME ? calloc(1, sizeof(*v) + length + 1) : NULL;
+        length <= IBX_EXT_VARIABLE_NAME ? calloc(1, sizeof(*v) + length + 1) : NULL;
     if (!v)
         return;
     memcpy(v->name, name, length + 1);
@@ -274,7 +274,7 @@ void ibx_frontend_variable_managed(void **handle, void **variable, const char *n
 /* A query of the back end: a variable, on a device. */
 struct question {
     const void *kernel;
-    char name[IBX_OWN_VARIABLE_NAME + 1];
+    char name[IBX_EXT_VARIABLE_NAME + 1];
     size_t n; /* of a __managed__ variable: its bytes */
     int device;
     unsigned resets;
@@ -350,14 +350,14 @@ static bool take_size(size_t declared, struct place *where)
 /* False: the back end cannot be asked, or does not know the request. */
 static bool ask(const struct question *q, struct place *where, int *rc)
 {
-    struct own_request e;
+    struct extension_request e;
     uint8_t bytes[16] = {0}, kernel[8];
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     if (!ibx_frontend_plugin())
         ibx_frontend_connect();
     if (!ibx_frontend_plugin() || !ibx_frontend_kernel_name(q->kernel, kernel))
         return false;
-    ibx_frontend_request_begin(&e, IBX_OWN_VARIABLE, "a look-up of a variable");
+    ibx_frontend_request_begin(&e, IBX_EXT_VARIABLE, "a look-up of a variable");
     ibx_put_bytes(&e.body, kernel, sizeof(kernel));
     ibx_put_u16(&e.body, (uint16_t)strlen(q->name));
     ibx_put_bytes(&e.body, q->name, strlen(q->name));

@@ -381,7 +381,7 @@ static void note(const struct call *c)
 /* Sends the request. False: the back end has not executed it. A session's first request is refused,
  * because the back end does not know yet what GVirtuS's replies look like. Then GVirtuS makes a
  * call first. */
-static bool ask(const struct own_request *e, uint8_t *out, size_t n, int *code)
+static bool ask(const struct extension_request *e, uint8_t *out, size_t n, int *code)
 {
     bool made = ibx_frontend_request_try(e, out, n, code);
     if (made && *code == UNKNOWN) {
@@ -414,8 +414,8 @@ static int tell_long(const struct call *c)
     return c->statuses->invalid_value;
 }
 
-/* Encodes a request that needs more room than struct own_request has. Returns a status. */
-static int encode_long(struct call *c, struct own_request *e)
+/* Encodes a request that needs more room than struct extension_request has. Returns a status. */
+static int encode_long(struct call *c, struct extension_request *e)
 {
     if (c->odd)
         return tell_long(c);
@@ -438,7 +438,7 @@ static bool has_places(const struct call *c)
 
 static int request(struct call *c)
 {
-    struct own_request e;
+    struct extension_request e;
     uint8_t usual[IBX_MATH_OUT], *more = NULL, *out = usual;
     uint64_t since = 0;
     int code;
@@ -517,7 +517,7 @@ size_t ibx_frontend_math_body(unsigned number, const union ibx_math_value *value
 int ibx_frontend_math_again(const uint8_t *body, size_t n, size_t at, uint64_t handle)
 {
     struct ibx_reader r = ibx_reader_of(body, n);
-    struct own_request e;
+    struct extension_request e;
     int code = 0;
     ibx_get_u64(&r);
     struct call c = {.f = ibx_math_find(ibx_get_u16(&r))};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Functions of cuBLAS, cuBLASLt, cuRAND, cuFFT, cuSPARSE and cuSOLVER, as requests of ibx's own. */
+/* Functions of cuBLAS, cuBLASLt, cuRAND, cuFFT, cuSPARSE and cuSOLVER, as extension requests. */
 #ifndef IBX_FRONTEND_GLUE_PRELOAD_MATH_LIBRARIES_MATH_CALLS_H
 #define IBX_FRONTEND_GLUE_PRELOAD_MATH_LIBRARIES_MATH_CALLS_H
 

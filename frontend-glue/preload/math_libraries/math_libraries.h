@@ -2,7 +2,7 @@
 /*
  * Functions of cuBLAS, cuBLASLt, cuRAND, cuFFT, cuSPARSE, cuSOLVER, cuDNN and NCCL.
  *
- *   math_calls.c     makes calls as requests of ibx's own
+ *   math_calls.c     makes calls as extension requests
  *   math_handles.c   which handles are the back end's, and which GVirtuS's
  *   math_settings.c  settings of cuBLAS handles, which are deferred
  *   math_vectors.c   the value types of dense vectors (cuSPARSE)

@@ -23,16 +23,16 @@
 #define FIRST_SET 101
 
 /* Copies the table to the host. Returns cuRAND's status. */
-static int fetch(enum ibx_own_request_table table, void *bytes, size_t n)
+static int fetch(enum ibx_extension_table table, void *bytes, size_t n)
 {
-    struct own_request e;
+    struct extension_request e;
     uint8_t said[4];
     struct ibx_reader r = ibx_reader_of(said, sizeof(said));
     void *memory = NULL;
     int status = INIT_FAILED;
     if (cudaMalloc(&memory, n))
         return ALLOCATION_FAILED;
-    ibx_frontend_request_begin(&e, IBX_OWN_RANDOM_TABLE, "curandGetDirectionVectors32");
+    ibx_frontend_request_begin(&e, IBX_EXT_RANDOM_TABLE, "curandGetDirectionVectors32");
     ibx_put_u32(&e.body, table);
     ibx_put_u64(&e.body, (uintptr_t)memory);
     if (!ibx_frontend_request_make(&e, said, sizeof(said)))
@@ -44,7 +44,7 @@ static int fetch(enum ibx_own_request_table table, void *bytes, size_t n)
 }
 
 /* A stream that is captured does not notice, since natively the device has no part in it. */
-static int fetch_unnoticed(enum ibx_own_request_table table, void *bytes, size_t n)
+static int fetch_unnoticed(enum ibx_extension_table table, void *bytes, size_t n)
 {
     struct ibx_frontend_errors before;
     int mode = RELAXED;
@@ -59,7 +59,7 @@ static int fetch_unnoticed(enum ibx_own_request_table table, void *bytes, size_t
     return status;
 }
 
-static int table_of(enum ibx_own_request_table table, void **to)
+static int table_of(enum ibx_extension_table table, void **to)
 {
     static _Atomic(void *) known[IBX_TABLES];
     const size_t n = ibx_table_bytes(table);
@@ -81,7 +81,7 @@ static int table_of(enum ibx_own_request_table table, void **to)
 EXPORTED int curandGetDirectionVectors32(void **vectors, int set)
 {
     return vectors && (set == FIRST_SET || set == FIRST_SET + 1)
-               ? table_of((enum ibx_own_request_table)(IBX_TABLE_VECTORS_32 + set - FIRST_SET),
+               ? table_of((enum ibx_extension_table)(IBX_TABLE_VECTORS_32 + set - FIRST_SET),
                           vectors)
                : OUT_OF_RANGE;
 }
@@ -89,7 +89,7 @@ EXPORTED int curandGetDirectionVectors32(void **vectors, int set)
 EXPORTED int curandGetDirectionVectors64(void **vectors, int set)
 {
     return vectors && (set == FIRST_SET + 2 || set == FIRST_SET + 3)
-               ? table_of((enum ibx_own_request_table)(IBX_TABLE_VECTORS_32 + set - FIRST_SET),
+               ? table_of((enum ibx_extension_table)(IBX_TABLE_VECTORS_32 + set - FIRST_SET),
                           vectors)
                : OUT_OF_RANGE;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Memory and events of other processes, as requests of ibx's own. To CUDA at the back end all
+ * Memory and events of other processes, as extension requests. To CUDA at the back end all
  * clients are one process, which may not open handles of its own. What a process opens is what the
  * other process has, at the same address, so this file knows what this process must not free.
  */
@@ -49,9 +49,9 @@ static bool note(enum opened_kind kind, const void *value)
  * older back end keeps it until this process ends. */
 static void tell_closed(enum opened_kind kind, const void *value)
 {
-    struct own_request e;
+    struct extension_request e;
     int code;
-    ibx_frontend_request_begin(&e, IBX_OWN_IPC_CLOSE, "cudaIpcCloseMemHandle");
+    ibx_frontend_request_begin(&e, IBX_EXT_IPC_CLOSE, "cudaIpcCloseMemHandle");
     ibx_put_u8(&e.body, kind == OPENED_EVENT ? 1 : kind == OPENED_POOL ? 2 : 0);
     ibx_put_u64(&e.body, (uintptr_t)value);
     ibx_frontend_request_try(&e, NULL, 0, &code);
@@ -115,9 +115,9 @@ static bool is_own_event(const void *event)
 
 int cudaIpcGetMemHandle(struct ipc_handle *handle, void *address)
 {
-    struct own_request e;
+    struct extension_request e;
     int rc;
-    ibx_frontend_request_begin(&e, IBX_OWN_IPC_MEMORY, "cudaIpcGetMemHandle");
+    ibx_frontend_request_begin(&e, IBX_EXT_IPC_MEMORY, "cudaIpcGetMemHandle");
     if (!handle)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_put_u64(&e.body, (uintptr_t)address);
@@ -128,11 +128,11 @@ int cudaIpcGetMemHandle(struct ipc_handle *handle, void *address)
 
 int cudaIpcOpenMemHandle(void **address, struct ipc_handle handle, unsigned flags)
 {
-    struct own_request e;
+    struct extension_request e;
     uint8_t bytes[16] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     int rc;
-    ibx_frontend_request_begin(&e, IBX_OWN_IPC_OPEN_MEMORY, "cudaIpcOpenMemHandle");
+    ibx_frontend_request_begin(&e, IBX_EXT_IPC_OPEN_MEMORY, "cudaIpcOpenMemHandle");
     if (!address || !(flags & IPC_LAZY_PEER_ACCESS))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_put_bytes(&e.body, handle.bytes, sizeof(handle.bytes));
@@ -170,9 +170,9 @@ int cudaIpcCloseMemHandle(void *address)
 
 int cudaIpcGetEventHandle(struct ipc_handle *handle, void *event)
 {
-    struct own_request e;
+    struct extension_request e;
     int rc;
-    ibx_frontend_request_begin(&e, IBX_OWN_IPC_EVENT, "cudaIpcGetEventHandle");
+    ibx_frontend_request_begin(&e, IBX_EXT_IPC_EVENT, "cudaIpcGetEventHandle");
     if (!handle)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_put_u64(&e.body, (uintptr_t)event);
@@ -185,11 +185,11 @@ int cudaIpcGetEventHandle(struct ipc_handle *handle, void *event)
 
 int cudaIpcOpenEventHandle(void **event, struct ipc_handle handle)
 {
-    struct own_request e;
+    struct extension_request e;
     uint8_t bytes[8] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     int rc;
-    ibx_frontend_request_begin(&e, IBX_OWN_IPC_OPEN_EVENT, "cudaIpcOpenEventHandle");
+    ibx_frontend_request_begin(&e, IBX_EXT_IPC_OPEN_EVENT, "cudaIpcOpenEventHandle");
     if (!event)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_put_bytes(&e.body, handle.bytes, sizeof(handle.bytes));

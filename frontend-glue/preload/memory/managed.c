@@ -307,14 +307,14 @@ enum { TYPE_UNREGISTERED, TYPE_HOST, TYPE_DEVICE, TYPE_MANAGED }; /* cudaMemoryT
  * it cannot tell, it counts as device memory. */
 static bool is_device_memory(const void *address, int *device)
 {
-    struct own_request e;
+    struct extension_request e;
     uint8_t bytes[8] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     int code;
     *device = ibx_frontend_device_of(address);
     if (!address || !ibx_frontend_is_device(address) || ibx_frontend_given_out(address))
         return address && ibx_frontend_is_device(address);
-    ibx_frontend_request_begin(&e, IBX_OWN_POINTER, "cudaPointerGetAttributes");
+    ibx_frontend_request_begin(&e, IBX_EXT_POINTER, "cudaPointerGetAttributes");
     ibx_put_u64(&e.body, (uintptr_t)address);
     if (!ibx_frontend_request_try(&e, bytes, sizeof(bytes), &code) || code)
         return true;

@@ -292,21 +292,21 @@ static bool starts(const char *name, const char *prefix)
     return !strncmp(name, prefix, strlen(prefix));
 }
 
-/* Whether a request of ibx's own gives the device work, by its number. */
+/* Whether an extension request gives the device work, by its number. */
 static bool extra_works(const void *body, size_t n)
 {
     struct ibx_reader r = ibx_reader_of(body, n);
     switch (ibx_get_u16(&r)) {
-    case IBX_OWN_LAUNCH:
-    case IBX_OWN_TO_ARRAY:
-    case IBX_OWN_FROM_ARRAY:
-    case IBX_OWN_2D_TO_ARRAY:
-    case IBX_OWN_2D_FROM_ARRAY:
-    case IBX_OWN_MEMCPY_3D:
-    case IBX_OWN_MEMCPY_3D_ASYNC:
-    case IBX_OWN_MEMSET:
-    case IBX_OWN_MEMSET_2D:
-    case IBX_OWN_MEMSET_ELEMENTS:
+    case IBX_EXT_LAUNCH:
+    case IBX_EXT_TO_ARRAY:
+    case IBX_EXT_FROM_ARRAY:
+    case IBX_EXT_2D_TO_ARRAY:
+    case IBX_EXT_2D_FROM_ARRAY:
+    case IBX_EXT_MEMCPY_3D:
+    case IBX_EXT_MEMCPY_3D_ASYNC:
+    case IBX_EXT_MEMSET:
+    case IBX_EXT_MEMSET_2D:
+    case IBX_EXT_MEMSET_ELEMENTS:
         return true;
     default:
         return false;

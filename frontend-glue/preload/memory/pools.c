@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Memory pools, as requests of ibx's own. The current pool of a device is a setting of this
+ * Memory pools, as extension requests. The current pool of a device is a setting of this
  * process, and kept here, because to CUDA all clients of a process of the back end are one process.
  * A pool that this process exports has a handle by which another process opens it (ipc.c). CUDA's
  * file descriptor for it is here one of a file that contains the handle.
@@ -59,11 +59,11 @@ void ibx_frontend_pools_reset(int device)
  * the current device. */
 static int device_of_stream(const void *stream)
 {
-    struct own_request e;
+    struct extension_request e;
     uint8_t bytes[8] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     int code;
-    ibx_frontend_request_begin(&e, IBX_OWN_STREAM_DEVICE, "cudaStreamGetDevice");
+    ibx_frontend_request_begin(&e, IBX_EXT_STREAM_DEVICE, "cudaStreamGetDevice");
     ibx_put_u64(&e.body, (uintptr_t)stream);
     return (uintptr_t)stream > STREAM_PER_THREAD && !ibx_frontend_one_device() &&
                    ibx_frontend_request_try(&e, bytes, sizeof(bytes), &code) && !code
@@ -73,7 +73,7 @@ static int device_of_stream(const void *stream)
 
 /* ------------------------------------------------------------------------- pools of memory */
 
-static int allocate(struct own_request *e, void **address, size_t n, int device)
+static int allocate(struct extension_request *e, void **address, size_t n, int device)
 {
     uint64_t made = 0;
     int rc = address ? ibx_frontend_request_ask(e, &made) : ibx_frontend_fail(CUDA_INVALID_VALUE);
@@ -86,13 +86,13 @@ static int allocate(struct own_request *e, void **address, size_t n, int device)
 
 int cudaMallocAsync(void **address, size_t n, void *stream)
 {
-    struct own_request e;
+    struct extension_request e;
     ibx_frontend_look_for_libraries();
     const int device = device_of_stream(stream);
     void *pool = atomic_load(&any_set) ? pool_set_for(device) : NULL;
     if (pool)
         return cudaMallocFromPoolAsync(address, n, pool, stream);
-    ibx_frontend_request_begin(&e, IBX_OWN_MALLOC_ASYNC, "cudaMallocAsync");
+    ibx_frontend_request_begin(&e, IBX_EXT_MALLOC_ASYNC, "cudaMallocAsync");
     ibx_put_u64(&e.body, n);
     ibx_put_u64(&e.body, (uintptr_t)stream);
     return allocate(&e, address, n, device);
@@ -101,11 +101,11 @@ int cudaMallocAsync(void **address, size_t n, void *stream)
 /* The memory of a pool is mostly on the device of the stream. */
 int cudaMallocFromPoolAsync(void **address, size_t n, void *pool, void *stream)
 {
-    struct own_request e;
+    struct extension_request e;
     /* A pool of another process, from which this one cannot allocate. */
     if (ibx_frontend_opened(OPENED_POOL, pool))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    ibx_frontend_request_begin(&e, IBX_OWN_MALLOC_FROM_POOL, "cudaMallocFromPoolAsync");
+    ibx_frontend_request_begin(&e, IBX_EXT_MALLOC_FROM_POOL, "cudaMallocFromPoolAsync");
     ibx_put_u64(&e.body, n);
     ibx_put_u64(&e.body, (uintptr_t)pool);
     ibx_put_u64(&e.body, (uintptr_t)stream);
@@ -115,8 +115,8 @@ int cudaMallocFromPoolAsync(void **address, size_t n, void *pool, void *stream)
 int cudaFreeAsync(void *address, void *stream)
 {
     ibx_frontend_owned_gone(OWNED_MEMORY, address);
-    struct own_request e;
-    ibx_frontend_request_begin(&e, IBX_OWN_FREE_ASYNC, "cudaFreeAsync");
+    struct extension_request e;
+    ibx_frontend_request_begin(&e, IBX_EXT_FREE_ASYNC, "cudaFreeAsync");
     if (ibx_frontend_opened(OPENED_MEMORY, address) || ibx_frontend_is_reserved(address))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (ibx_frontend_pointer_closed(address))
@@ -128,7 +128,7 @@ int cudaFreeAsync(void *address, void *stream)
     return ibx_frontend_request_make(&e, NULL, 0);
 }
 
-static int pool_of(struct own_request *e, void **pool, int device)
+static int pool_of(struct extension_request *e, void **pool, int device)
 {
     uint64_t found = 0;
     ibx_put_u32(&e->body, (uint32_t)device);
@@ -140,20 +140,20 @@ static int pool_of(struct own_request *e, void **pool, int device)
 
 int cudaDeviceGetDefaultMemPool(void **pool, int device)
 {
-    struct own_request e;
-    ibx_frontend_request_begin(&e, IBX_OWN_POOL_DEFAULT, "cudaDeviceGetDefaultMemPool");
+    struct extension_request e;
+    ibx_frontend_request_begin(&e, IBX_EXT_POOL_DEFAULT, "cudaDeviceGetDefaultMemPool");
     return pool_of(&e, pool, device);
 }
 
 int cudaDeviceGetMemPool(void **pool, int device)
 {
-    struct own_request e;
+    struct extension_request e;
     void *set = pool_set_for(device);
     if (pool && set) {
         *pool = set;
         return CUDA_SUCCESS;
     }
-    ibx_frontend_request_begin(&e, IBX_OWN_POOL_CURRENT, "cudaDeviceGetMemPool");
+    ibx_frontend_request_begin(&e, IBX_EXT_POOL_CURRENT, "cudaDeviceGetMemPool");
     return pool_of(&e, pool, device);
 }
 
@@ -161,12 +161,12 @@ int cudaDeviceGetMemPool(void **pool, int device)
 
 int cudaMemPoolSetAttribute(void *pool, int attribute, void *value)
 {
-    struct own_request e;
+    struct extension_request e;
     uint64_t number = 0;
     if (!value)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     memcpy(&number, value, attribute <= POOL_INTS ? sizeof(int) : sizeof(number));
-    ibx_frontend_request_begin(&e, IBX_OWN_POOL_SET, "cudaMemPoolSetAttribute");
+    ibx_frontend_request_begin(&e, IBX_EXT_POOL_SET, "cudaMemPoolSetAttribute");
     ibx_put_u64(&e.body, (uintptr_t)pool);
     ibx_put_u32(&e.body, (uint32_t)attribute);
     ibx_put_u64(&e.body, number);
@@ -175,9 +175,9 @@ int cudaMemPoolSetAttribute(void *pool, int attribute, void *value)
 
 int cudaMemPoolGetAttribute(void *pool, int attribute, void *value)
 {
-    struct own_request e;
+    struct extension_request e;
     uint64_t number = 0;
-    ibx_frontend_request_begin(&e, IBX_OWN_POOL_GET, "cudaMemPoolGetAttribute");
+    ibx_frontend_request_begin(&e, IBX_EXT_POOL_GET, "cudaMemPoolGetAttribute");
     ibx_put_u64(&e.body, (uintptr_t)pool);
     ibx_put_u32(&e.body, (uint32_t)attribute);
     int rc = value ? ibx_frontend_request_ask(&e, &number) : ibx_frontend_fail(CUDA_INVALID_VALUE);
@@ -188,8 +188,8 @@ int cudaMemPoolGetAttribute(void *pool, int attribute, void *value)
 
 int cudaMemPoolTrimTo(void *pool, size_t keep)
 {
-    struct own_request e;
-    ibx_frontend_request_begin(&e, IBX_OWN_POOL_TRIM, "cudaMemPoolTrimTo");
+    struct extension_request e;
+    ibx_frontend_request_begin(&e, IBX_EXT_POOL_TRIM, "cudaMemPoolTrimTo");
     ibx_put_u64(&e.body, (uintptr_t)pool);
     ibx_put_u64(&e.body, keep);
     return ibx_frontend_request_make(&e, NULL, 0);
@@ -220,9 +220,9 @@ static int wrong_pool(const struct pool_properties *p)
 
 int cudaMemPoolCreate(void **pool, const struct pool_properties *properties)
 {
-    struct own_request e;
+    struct extension_request e;
     uint64_t made = 0;
-    ibx_frontend_request_begin(&e, IBX_OWN_POOL_CREATE, "cudaMemPoolCreate");
+    ibx_frontend_request_begin(&e, IBX_EXT_POOL_CREATE, "cudaMemPoolCreate");
     if (!pool || !properties || wrong_pool(properties))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (properties->allocation != PAGE_LOCKED || properties->location.type != AT_DEVICE ||
@@ -241,8 +241,8 @@ int cudaMemPoolCreate(void **pool, const struct pool_properties *properties)
 
 int cudaMemPoolDestroy(void *pool)
 {
-    struct own_request e;
-    ibx_frontend_request_begin(&e, IBX_OWN_POOL_DESTROY, "cudaMemPoolDestroy");
+    struct extension_request e;
+    ibx_frontend_request_begin(&e, IBX_EXT_POOL_DESTROY, "cudaMemPoolDestroy");
     for (int i = 0; i < DEVICES; i++)
         atomic_compare_exchange_strong(&set_for[i], &(void *){pool}, NULL);
     if (ibx_frontend_pool_closed(pool)) /* a pool of another process is only closed here */
@@ -269,8 +269,8 @@ int cudaMemPoolSetAccess(void *pool, const struct memory_access *list, size_t co
 {
     int rc = count && !list ? ibx_frontend_fail(CUDA_INVALID_VALUE) : CUDA_SUCCESS;
     for (size_t i = 0; i < count && !rc; i++) {
-        struct own_request e;
-        ibx_frontend_request_begin(&e, IBX_OWN_POOL_SET_ACCESS, "cudaMemPoolSetAccess");
+        struct extension_request e;
+        ibx_frontend_request_begin(&e, IBX_EXT_POOL_SET_ACCESS, "cudaMemPoolSetAccess");
         ibx_put_u64(&e.body, (uintptr_t)pool);
         ibx_put_u32(&e.body, (uint32_t)list[i].location.id);
         ibx_put_u32(&e.body, (uint32_t)list[i].flags);
@@ -282,10 +282,10 @@ int cudaMemPoolSetAccess(void *pool, const struct memory_access *list, size_t co
 
 int cudaMemPoolGetAccess(int *flags, void *pool, const struct memory_location *location)
 {
-    struct own_request e;
+    struct extension_request e;
     uint8_t bytes[4] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
-    ibx_frontend_request_begin(&e, IBX_OWN_POOL_GET_ACCESS, "cudaMemPoolGetAccess");
+    ibx_frontend_request_begin(&e, IBX_EXT_POOL_GET_ACCESS, "cudaMemPoolGetAccess");
     if (!flags || !location || location->type != AT_DEVICE)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_put_u64(&e.body, (uintptr_t)pool);
@@ -321,14 +321,14 @@ static bool read_from(int fd, void *bytes, size_t n)
 
 int cudaMemPoolExportToShareableHandle(void *made, void *pool, int type, unsigned flags)
 {
-    struct own_request e;
-    uint8_t bytes[sizeof(magic) + IBX_OWN_HANDLE];
-    ibx_frontend_request_begin(&e, IBX_OWN_IPC_POOL, "cudaMemPoolExportToShareableHandle");
+    struct extension_request e;
+    uint8_t bytes[sizeof(magic) + IBX_EXT_HANDLE];
+    ibx_frontend_request_begin(&e, IBX_EXT_IPC_POOL, "cudaMemPoolExportToShareableHandle");
     if (!made || flags || type != POSIX_FILE)
         return ibx_frontend_fail(!made || flags ? CUDA_INVALID_VALUE : CUDA_NOT_SUPPORTED);
     ibx_put_u64(&e.body, (uintptr_t)pool);
     memcpy(bytes, magic, sizeof(magic));
-    const int rc = ibx_frontend_request_make(&e, bytes + sizeof(magic), IBX_OWN_HANDLE);
+    const int rc = ibx_frontend_request_make(&e, bytes + sizeof(magic), IBX_EXT_HANDLE);
     if (rc)
         return rc;
     const int fd = file_with(bytes, sizeof(bytes));
@@ -341,16 +341,16 @@ int cudaMemPoolExportToShareableHandle(void *made, void *pool, int type, unsigne
 /* `handle` is the file descriptor itself, which remains the caller's. */
 int cudaMemPoolImportFromShareableHandle(void **pool, void *handle, int type, unsigned flags)
 {
-    struct own_request e;
+    struct extension_request e;
     uint64_t found = 0;
-    uint8_t bytes[sizeof(magic) + IBX_OWN_HANDLE];
-    ibx_frontend_request_begin(&e, IBX_OWN_IPC_OPEN_POOL, "cudaMemPoolImportFromShareableHandle");
+    uint8_t bytes[sizeof(magic) + IBX_EXT_HANDLE];
+    ibx_frontend_request_begin(&e, IBX_EXT_IPC_OPEN_POOL, "cudaMemPoolImportFromShareableHandle");
     if (!pool || flags || type != POSIX_FILE)
         return ibx_frontend_fail(!pool || flags ? CUDA_INVALID_VALUE : CUDA_NOT_SUPPORTED);
     if (!read_from((int)(intptr_t)handle, bytes, sizeof(bytes)) ||
         memcmp(bytes, magic, sizeof(magic)) != 0)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    ibx_put_bytes(&e.body, bytes + sizeof(magic), IBX_OWN_HANDLE);
+    ibx_put_bytes(&e.body, bytes + sizeof(magic), IBX_EXT_HANDLE);
     int rc = ibx_frontend_request_ask(&e, &found);
     if (!rc && !ibx_frontend_pool_opened((void *)(uintptr_t)found))
         rc = ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
@@ -361,8 +361,8 @@ int cudaMemPoolImportFromShareableHandle(void **pool, void *handle, int type, un
 
 int cudaMemPoolExportPointer(struct ipc_handle *handle, void *address)
 {
-    struct own_request e;
-    ibx_frontend_request_begin(&e, IBX_OWN_IPC_MEMORY, "cudaMemPoolExportPointer");
+    struct extension_request e;
+    ibx_frontend_request_begin(&e, IBX_EXT_IPC_MEMORY, "cudaMemPoolExportPointer");
     if (!handle)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_put_u64(&e.body, (uintptr_t)address);
@@ -371,10 +371,10 @@ int cudaMemPoolExportPointer(struct ipc_handle *handle, void *address)
 
 int cudaMemPoolImportPointer(void **address, void *pool, const struct ipc_handle *handle)
 {
-    struct own_request e;
+    struct extension_request e;
     uint8_t bytes[16] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
-    ibx_frontend_request_begin(&e, IBX_OWN_IPC_OPEN_POINTER, "cudaMemPoolImportPointer");
+    ibx_frontend_request_begin(&e, IBX_EXT_IPC_OPEN_POINTER, "cudaMemPoolImportPointer");
     if (!address || !handle)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_put_u64(&e.body, (uintptr_t)pool);

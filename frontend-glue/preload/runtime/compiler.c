@@ -107,7 +107,7 @@ bool ibx_frontend_compiler_is_asked(const struct ibx_compiler *c)
 
 static size_t room_of(const struct ibx_compiler_log *log)
 {
-    const size_t room = log->room < IBX_OWN_LOG_MOST ? log->room : IBX_OWN_LOG_MOST;
+    const size_t room = log->room < IBX_EXT_LOG_MOST ? log->room : IBX_EXT_LOG_MOST;
     return log->to ? room : 0;
 }
 
@@ -125,12 +125,12 @@ static void take(const struct ibx_compiler_log *log, uintptr_t from, size_t n)
 /* Returns what the driver returned, or 0 if this is not known. */
 static int ask(const struct ibx_compiler *c, uintptr_t memory, size_t n, bool adds)
 {
-    struct own_request e;
+    struct extension_request e;
     uint8_t bytes[16] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     const size_t info = room_of(&c->info), error = room_of(&c->error);
     int rc = CUDA_SUCCESS;
-    ibx_frontend_request_begin(&e, IBX_OWN_COMPILE, "cuModuleLoadDataEx");
+    ibx_frontend_request_begin(&e, IBX_EXT_COMPILE, "cuModuleLoadDataEx");
     ibx_put_u64(&e.body, memory);
     ibx_put_u64(&e.body, n);
     ibx_put_u32(&e.body, (uint32_t)info);
@@ -154,7 +154,7 @@ int ibx_frontend_compile(const struct ibx_compiler *c, const void *code, bool ad
     void *memory = NULL;
     size_t n = 0;
     if (!code || ibx_image_measure(&code, SIZE_MAX, &n) != IBX_IMAGE_PTX || !n ||
-        n > IBX_OWN_PTX_MOST || ibx_frontend_capturing() ||
+        n > IBX_EXT_PTX_MOST || ibx_frontend_capturing() ||
         cudaMalloc(&memory, n + room_of(&c->info) + room_of(&c->error)))
         return CUDA_SUCCESS;
     const int rc = cudaMemcpy(memory, code, n, CUDA_MEMCPY_TO_DEVICE)

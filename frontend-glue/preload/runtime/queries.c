@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Queries of streams, devices and kernels that GVirtuS does not know: as requests of ibx's own, or
+ * Queries of streams, devices and kernels that GVirtuS does not know: as extension requests, or
  * answered here.
  */
 #include "frontend-glue/preload/kernels/kernels.h"
@@ -14,12 +14,12 @@
 
 /* Makes a request whose answer is one number. `wanted`: the caller's output pointer, which must not
  * be NULL. */
-static int number(const struct own_request *e, const void *wanted, uint64_t *answer)
+static int number(const struct extension_request *e, const void *wanted, uint64_t *answer)
 {
     return wanted ? ibx_frontend_request_ask(e, answer) : ibx_frontend_fail(CUDA_INVALID_VALUE);
 }
 
-static int int_of(const struct own_request *e, int *value)
+static int int_of(const struct extension_request *e, int *value)
 {
     uint64_t answer = 0;
     const int rc = number(e, value, &answer);
@@ -32,9 +32,9 @@ static int int_of(const struct own_request *e, int *value)
 
 int cudaStreamGetId(void *stream, unsigned long long *id)
 {
-    struct own_request e;
+    struct extension_request e;
     uint64_t answer = 0;
-    ibx_frontend_request_begin(&e, IBX_OWN_STREAM_ID, "cudaStreamGetId");
+    ibx_frontend_request_begin(&e, IBX_EXT_STREAM_ID, "cudaStreamGetId");
     ibx_put_u64(&e.body, (uintptr_t)stream);
     const int rc = number(&e, id, &answer);
     if (!rc)
@@ -44,16 +44,16 @@ int cudaStreamGetId(void *stream, unsigned long long *id)
 
 int cudaStreamGetDevice(void *stream, int *device)
 {
-    struct own_request e;
-    ibx_frontend_request_begin(&e, IBX_OWN_STREAM_DEVICE, "cudaStreamGetDevice");
+    struct extension_request e;
+    ibx_frontend_request_begin(&e, IBX_EXT_STREAM_DEVICE, "cudaStreamGetDevice");
     ibx_put_u64(&e.body, (uintptr_t)stream);
     return int_of(&e, device);
 }
 
 int cudaStreamCopyAttributes(void *to, void *from)
 {
-    struct own_request e;
-    ibx_frontend_request_begin(&e, IBX_OWN_STREAM_COPY_ATTRIBUTES, "cudaStreamCopyAttributes");
+    struct extension_request e;
+    ibx_frontend_request_begin(&e, IBX_EXT_STREAM_COPY_ATTRIBUTES, "cudaStreamCopyAttributes");
     ibx_put_u64(&e.body, (uintptr_t)to);
     ibx_put_u64(&e.body, (uintptr_t)from);
     return ibx_frontend_request_make(&e, NULL, 0);
@@ -63,22 +63,22 @@ int cudaStreamCopyAttributes(void *to, void *from)
 
 int cudaGetDeviceFlags(unsigned *flags)
 {
-    struct own_request e;
-    ibx_frontend_request_begin(&e, IBX_OWN_DEVICE_FLAGS, "cudaGetDeviceFlags");
+    struct extension_request e;
+    ibx_frontend_request_begin(&e, IBX_EXT_DEVICE_FLAGS, "cudaGetDeviceFlags");
     return int_of(&e, (int *)flags);
 }
 
 int cudaDeviceGetCacheConfig(int *config)
 {
-    struct own_request e;
-    ibx_frontend_request_begin(&e, IBX_OWN_DEVICE_CACHE, "cudaDeviceGetCacheConfig");
+    struct extension_request e;
+    ibx_frontend_request_begin(&e, IBX_EXT_DEVICE_CACHE, "cudaDeviceGetCacheConfig");
     return int_of(&e, config);
 }
 
 int cudaDeviceGetP2PAttribute(int *value, int attribute, int from, int to)
 {
-    struct own_request e;
-    ibx_frontend_request_begin(&e, IBX_OWN_BETWEEN_DEVICES, "cudaDeviceGetP2PAttribute");
+    struct extension_request e;
+    ibx_frontend_request_begin(&e, IBX_EXT_BETWEEN_DEVICES, "cudaDeviceGetP2PAttribute");
     ibx_put_u32(&e.body, (uint32_t)attribute);
     ibx_put_u32(&e.body, (uint32_t)from);
     ibx_put_u32(&e.body, (uint32_t)to);
@@ -88,11 +88,11 @@ int cudaDeviceGetP2PAttribute(int *value, int attribute, int from, int to)
 int cudaDeviceGetTexture1DLinearMaxWidth(size_t *most, const struct ibx_cuda_channel *channel,
                                          int device)
 {
-    struct own_request e;
+    struct extension_request e;
     uint64_t answer = 0;
     if (!channel)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    ibx_frontend_request_begin(&e, IBX_OWN_TEXTURE_WIDTH, "cudaDeviceGetTexture1DLinearMaxWidth");
+    ibx_frontend_request_begin(&e, IBX_EXT_TEXTURE_WIDTH, "cudaDeviceGetTexture1DLinearMaxWidth");
     ibx_layout_put(&e.body, IBX_LAYOUT_CHANNEL, channel);
     ibx_put_u32(&e.body, (uint32_t)device);
     const int rc = number(&e, most, &answer);
@@ -165,7 +165,7 @@ int cudaFuncSetSharedMemConfig(const void *function, int config)
 
 /* Begins a request about a kernel. False: `function` is not known as a kernel, and *rc is the
  * error. */
-static bool begin(struct own_request *e, enum ibx_own_request call, const char *name,
+static bool begin(struct extension_request *e, enum ibx_extension call, const char *name,
                   const void *function, int *rc)
 {
     uint8_t kernel[8];
@@ -178,10 +178,10 @@ static bool begin(struct own_request *e, enum ibx_own_request call, const char *
     return !*rc;
 }
 
-static int clusters(enum ibx_own_request call, const char *name, int *found, const void *function,
+static int clusters(enum ibx_extension call, const char *name, int *found, const void *function,
                     const struct launch_config *c)
 {
-    struct own_request e;
+    struct extension_request e;
     int rc;
     if (!c || (c->count && !c->attributes))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
@@ -197,7 +197,7 @@ static int clusters(enum ibx_own_request call, const char *name, int *found, con
     ibx_put_u64(&e.body, (uintptr_t)c->stream);
     for (unsigned i = 0; i < c->count && !e.body.failed; i++) {
         ibx_put_u32(&e.body, (uint32_t)c->attributes[i].id);
-        ibx_put_bytes(&e.body, c->attributes[i].value, IBX_OWN_ATTRIBUTE);
+        ibx_put_bytes(&e.body, c->attributes[i].value, IBX_EXT_ATTRIBUTE);
     }
     return int_of(&e, found);
 }
@@ -205,23 +205,23 @@ static int clusters(enum ibx_own_request call, const char *name, int *found, con
 int cudaOccupancyMaxActiveClusters(int *count, const void *function,
                                    const struct launch_config *config)
 {
-    return clusters(IBX_OWN_CLUSTERS, "cudaOccupancyMaxActiveClusters", count, function, config);
+    return clusters(IBX_EXT_CLUSTERS, "cudaOccupancyMaxActiveClusters", count, function, config);
 }
 
 int cudaOccupancyMaxPotentialClusterSize(int *size, const void *function,
                                          const struct launch_config *config)
 {
-    return clusters(IBX_OWN_CLUSTER_SIZE, "cudaOccupancyMaxPotentialClusterSize", size, function,
+    return clusters(IBX_EXT_CLUSTER_SIZE, "cudaOccupancyMaxPotentialClusterSize", size, function,
                     config);
 }
 
 int cudaOccupancyAvailableDynamicSMemPerBlock(size_t *n, const void *function, int blocks,
                                               int threads)
 {
-    struct own_request e;
+    struct extension_request e;
     uint64_t answer = 0;
     int rc;
-    if (!begin(&e, IBX_OWN_SHARED_MEMORY, "cudaOccupancyAvailableDynamicSMemPerBlock", function,
+    if (!begin(&e, IBX_EXT_SHARED_MEMORY, "cudaOccupancyAvailableDynamicSMemPerBlock", function,
                &rc))
         return rc;
     ibx_put_u32(&e.body, (uint32_t)blocks);
@@ -234,11 +234,11 @@ int cudaOccupancyAvailableDynamicSMemPerBlock(size_t *n, const void *function, i
 
 int cudaFuncGetParamInfo(const void *function, size_t index, size_t *at, size_t *n)
 {
-    struct own_request e;
+    struct extension_request e;
     uint8_t bytes[16] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     int rc;
-    if (!begin(&e, IBX_OWN_PARAMETER, "cudaFuncGetParamInfo", function, &rc))
+    if (!begin(&e, IBX_EXT_PARAMETER, "cudaFuncGetParamInfo", function, &rc))
         return rc;
     ibx_put_u64(&e.body, index);
     rc = at ? ibx_frontend_request_make(&e, bytes, sizeof(bytes))

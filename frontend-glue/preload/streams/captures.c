@@ -86,11 +86,11 @@ int cudaThreadExchangeStreamCaptureMode(int *mode)
 
 static int ask(void *stream, int *status, bool *known)
 {
-    struct own_request e;
+    struct extension_request e;
     uint8_t bytes[4] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     int rc = CUDA_SUCCESS;
-    ibx_frontend_request_begin(&e, IBX_OWN_IS_CAPTURING, "cudaStreamIsCapturing");
+    ibx_frontend_request_begin(&e, IBX_EXT_IS_CAPTURING, "cudaStreamIsCapturing");
     ibx_put_u64(&e.body, (uintptr_t)stream);
     *known = ibx_frontend_request_known(&e, bytes, sizeof(bytes), &rc);
     *status = *known && !rc ? (int)ibx_get_u32(&r) : 0;

@@ -129,9 +129,9 @@ static int copy_rows(const struct ibx_cuda_memcpy3d *p, void *stream)
 
 static int wait_for(void *stream)
 {
-    struct own_request e;
+    struct extension_request e;
     int code;
-    ibx_frontend_request_begin(&e, IBX_OWN_STREAM_WAIT, "cudaStreamSynchronize");
+    ibx_frontend_request_begin(&e, IBX_EXT_STREAM_WAIT, "cudaStreamSynchronize");
     ibx_put_u64(&e.body, (uintptr_t)stream);
     return ibx_frontend_request_try(&e, NULL, 0, &code) ? code : CUDA_UNKNOWN;
 }

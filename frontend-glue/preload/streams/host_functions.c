@@ -294,10 +294,10 @@ bool ibx_frontend_host_event_lost(const void *event)
 
 static bool open_queue(void)
 {
-    struct own_request e;
+    struct extension_request e;
     uint64_t queue = 0;
     ibx_frontend_connect();
-    ibx_frontend_request_begin(&e, IBX_OWN_HOST_OPEN, "cudaLaunchHostFunc");
+    ibx_frontend_request_begin(&e, IBX_EXT_HOST_OPEN, "cudaLaunchHostFunc");
     const bool opened = !ibx_frontend_request_ask(&e, &queue);
     pthread_mutex_lock(&lock);
     server.queue = queue;
@@ -311,20 +311,20 @@ struct called {
     uint64_t number; /* 0: no function */
     int status;
     size_t n; /* bytes that the function would copy, which follow */
-    uint8_t bytes[IBX_OWN_COPIED];
+    uint8_t bytes[IBX_EXT_COPIED];
 };
 
 /* Asks which function is to be called, and reports that function `over` has returned. `wait`: the
  * answer may come later. False: the back end is gone. */
 static bool ask(uint64_t over, bool wait, struct called *called)
 {
-    struct own_request e;
-    uint8_t bytes[16 + IBX_OWN_COPIED] = {0};
+    struct extension_request e;
+    uint8_t bytes[16 + IBX_EXT_COPIED] = {0};
     const bool takes_bytes = ibx_frontend_graph_takes_bytes();
     const size_t n = takes_bytes ? sizeof(bytes) : 12;
     struct ibx_reader r = ibx_reader_of(bytes, n);
     int code;
-    ibx_frontend_request_begin(&e, IBX_OWN_HOST_ASK, "cudaLaunchHostFunc");
+    ibx_frontend_request_begin(&e, IBX_EXT_HOST_ASK, "cudaLaunchHostFunc");
     ibx_put_u64(&e.body, over);
     ibx_put_u8(&e.body, wait);
     if (takes_bytes)
@@ -335,8 +335,8 @@ static bool ask(uint64_t over, bool wait, struct called *called)
     called->status = (int)ibx_get_u32(&r);
     called->n = takes_bytes ? ibx_get_u32(&r) : 0;
     if (takes_bytes)
-        memcpy(called->bytes, ibx_get_bytes(&r, IBX_OWN_COPIED), IBX_OWN_COPIED);
-    if (called->n > IBX_OWN_COPIED)
+        memcpy(called->bytes, ibx_get_bytes(&r, IBX_EXT_COPIED), IBX_EXT_COPIED);
+    if (called->n > IBX_EXT_COPIED)
         called->n = 0;
     return true;
 }
@@ -613,7 +613,7 @@ int ibx_frontend_host_launch(const uint64_t *numbers, size_t count, void *stream
 
 int ibx_frontend_host_enqueue(const struct ibx_frontend_host_call *wish, const char *name)
 {
-    struct own_request e;
+    struct extension_request e;
     struct function *f = malloc(sizeof(*f));
     if (!f)
         return ibx_frontend_fail(CUDA_MEMORY_ALLOCATION);
@@ -633,7 +633,7 @@ int ibx_frontend_host_enqueue(const struct ibx_frontend_host_call *wish, const c
         free(f);
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
     }
-    ibx_frontend_request_begin(&e, IBX_OWN_HOST_ADD, name);
+    ibx_frontend_request_begin(&e, IBX_EXT_HOST_ADD, name);
     ibx_put_u64(&e.body, (uintptr_t)wish->stream);
     ibx_put_u64(&e.body, queue);
     ibx_put_u64(&e.body, number);

@@ -14,21 +14,21 @@ static atomic_bool prints; /* a module of this program calls printf */
 /* Fetches and writes one reply; returns whether there may be more. */
 static bool fetch(bool all)
 {
-    struct own_request e;
-    uint8_t bytes[4 + IBX_OWN_PRINTED_MOST] = {0};
+    struct extension_request e;
+    uint8_t bytes[4 + IBX_EXT_PRINTED_MOST] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     int code;
-    ibx_frontend_request_begin(&e, IBX_OWN_PRINTED, "printf of a kernel");
+    ibx_frontend_request_begin(&e, IBX_EXT_PRINTED, "printf of a kernel");
     ibx_put_u8(&e.body, all);
     if (!ibx_frontend_request_try(&e, bytes, sizeof(bytes), &code))
         return false;
     if (code < 0 || code == CUDA_NOT_SUPPORTED)
         atomic_store(&prints, false);
     const uint32_t n = ibx_get_u32(&r);
-    if (code || n > IBX_OWN_PRINTED_MOST)
+    if (code || n > IBX_EXT_PRINTED_MOST)
         return false;
     fwrite(ibx_get_bytes(&r, n), 1, n, stdout);
-    return n == IBX_OWN_PRINTED_MOST;
+    return n == IBX_EXT_PRINTED_MOST;
 }
 
 static bool asks(void)

@@ -85,10 +85,10 @@ int ibx_frontend_set(void *address, int value, size_t n)
 /* The back end does not know the requests below, so GVirtuS makes the calls. */
 static atomic_bool gvirtus_sets;
 
-/* Sends a request of ibx's own, which runs in the order of its stream. GVirtuS's front end (G4, G5)
+/* Sends an extension request, which runs in the order of its stream. GVirtuS's front end (G4, G5)
  * sends cudaMemset, which runs in the legacy stream, and its back end has no cudaMemset2DAsync.
  * False: GVirtuS may know the call. */
-static bool set_in_stream(const struct own_request *e, int *rc)
+static bool set_in_stream(const struct extension_request *e, int *rc)
 {
     ibx_frontend_device_used();
     if (!ibx_frontend_plugin() || atomic_load_explicit(&gvirtus_sets, memory_order_relaxed))
@@ -106,7 +106,7 @@ static bool set_in_stream(const struct own_request *e, int *rc)
 
 /* During a capture GVirtuS must not make the call, because it would not become part of the graph.
  */
-static bool set_captured(const struct own_request *e, void *stream, int *rc)
+static bool set_captured(const struct extension_request *e, void *stream, int *rc)
 {
     if (!ibx_frontend_captures(stream))
         return false;
@@ -117,12 +117,12 @@ static bool set_captured(const struct own_request *e, void *stream, int *rc)
 
 int cudaMemsetAsync(void *address, int value, size_t n, void *stream)
 {
-    struct own_request e;
+    struct extension_request e;
     int rc;
     if (is_nowhere(address, n))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_frontend_stream_used(stream);
-    ibx_frontend_request_begin(&e, IBX_OWN_MEMSET, "cudaMemsetAsync");
+    ibx_frontend_request_begin(&e, IBX_EXT_MEMSET, "cudaMemsetAsync");
     put_handle(&e.body, address);
     ibx_put_u32(&e.body, (uint32_t)value);
     ibx_put_u64(&e.body, n);
@@ -135,12 +135,12 @@ int cudaMemsetAsync(void *address, int value, size_t n, void *stream)
 int cudaMemset2DAsync(void *address, size_t pitch, int value, size_t width, size_t height,
                       void *stream)
 {
-    struct own_request e;
+    struct extension_request e;
     int rc;
     if (is_nowhere(address, width && height))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_frontend_stream_used(stream);
-    ibx_frontend_request_begin(&e, IBX_OWN_MEMSET_2D, "cudaMemset2DAsync");
+    ibx_frontend_request_begin(&e, IBX_EXT_MEMSET_2D, "cudaMemset2DAsync");
     put_handle(&e.body, address);
     ibx_put_u64(&e.body, pitch);
     ibx_put_u32(&e.body, (uint32_t)value);
@@ -155,12 +155,12 @@ int cudaMemset2DAsync(void *address, size_t pitch, int value, size_t width, size
 bool ibx_frontend_set_elements(const struct ibx_cuda_memset *set, void *stream, int *rc)
 {
     static atomic_bool unknown; /* the back end does not know the request */
-    struct own_request e;
+    struct extension_request e;
     int code;
     if (atomic_load_explicit(&unknown, memory_order_relaxed) || !ibx_frontend_plugin())
         return false;
     ibx_frontend_stream_used(stream);
-    ibx_frontend_request_begin(&e, IBX_OWN_MEMSET_ELEMENTS, "cuMemsetD2D32Async");
+    ibx_frontend_request_begin(&e, IBX_EXT_MEMSET_ELEMENTS, "cuMemsetD2D32Async");
     ibx_layout_put(&e.body, IBX_LAYOUT_MEMSET, set);
     put_handle(&e.body, stream);
     ibx_frontend_device_used();
@@ -177,10 +177,10 @@ bool ibx_frontend_set_elements(const struct ibx_cuda_memset *set, void *stream, 
 bool ibx_frontend_planes_in_stream(const struct ibx_cuda_memcpy3d *copy, void *stream, int *rc)
 {
     struct ibx_cuda_memcpy3d within = *copy;
-    struct own_request e;
+    struct extension_request e;
     int code;
     within.kind = CUDA_MEMCPY_ON_DEVICE;
-    ibx_frontend_request_begin(&e, IBX_OWN_MEMCPY_3D_ASYNC, "cudaMemcpy3DAsync");
+    ibx_frontend_request_begin(&e, IBX_EXT_MEMCPY_3D_ASYNC, "cudaMemcpy3DAsync");
     ibx_layout_put(&e.body, IBX_LAYOUT_MEMCPY3D, &within);
     put_handle(&e.body, stream);
     if (set_captured(&e, stream, rc))

@@ -2,7 +2,7 @@
 /* A double of CUDA's runtime: arrays, textures, attributes, functions of the host. An array is
  * memory of the device, with rows without gaps. A handle that this file has not made ends the
  * process, as with CUDA. */
-#include "frontend-glue/session/own_requests.h"
+#include "frontend-glue/session/extensions.h"
 #include "tests/doubles/cuda/runtime.h"
 
 #include <stdlib.h>

@@ -4,7 +4,7 @@
 #ifndef TESTS_DOUBLES_CUDA_GRAPH_H
 #define TESTS_DOUBLES_CUDA_GRAPH_H
 
-#include "frontend-glue/session/own_requests.h"
+#include "frontend-glue/session/extensions.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A double of CUDA's runtime: its answers about streams, devices and kernels are made of the
  * arguments of the question. */
-#include "frontend-glue/session/own_requests.h"
+#include "frontend-glue/session/extensions.h"
 #include "tests/doubles/cuda/driver.h"
 #include "tests/doubles/cuda/runtime.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 #include "tests/doubles/gvirtus/world.h"
 
-#include "frontend-glue/session/own_requests.h"
+#include "frontend-glue/session/extensions.h"
 #include "frontend-glue/session/math_calls.h"
 
 #include <climits>
@@ -438,12 +438,12 @@ int give_back(World *world, std::uint64_t address)
 // nothing here.
 int extra(World *world, int request, const std::vector<char> &in)
 {
-    if (request == IBX_OWN_FREE_ASYNC)
+    if (request == IBX_EXT_FREE_ASYNC)
         return give_back(world, number(in, 2));
-    return request == IBX_OWN_IPC_EVENT || request == IBX_OWN_IPC_OPEN_EVENT ? 0 : -1;
+    return request == IBX_EXT_IPC_EVENT || request == IBX_EXT_IPC_OPEN_EVENT ? 0 : -1;
 }
 
-// The call of GVirtuS that stands for a request of our own. It has the same body.
+// The call of GVirtuS that stands for an extension request. It has the same body.
 std::string name_of(const std::string &name)
 {
     static const std::map<std::string, std::string> names = {
@@ -504,7 +504,7 @@ bool enqueues(const std::string &name, const std::vector<char> &in)
     return name == "cudaLaunchKernel" || name == "cudaEventRecord" ||
            name == "cudaStreamWaitEvent" || name == "cudaMemsetAsync" ||
            name == "cudaMemcpyAsync" || name == "cudaFree" || name == "cudaGraphLaunch" ||
-           name == IBX_OWN_QUEUE;
+           name == IBX_EXT_QUEUE;
 }
 
 int execute(World *world, WorldThread *thread, const std::string &name, const std::vector<char> &in,
@@ -524,8 +524,8 @@ int execute(World *world, WorldThread *thread, const std::string &name, const st
         return stream_wait_event(world, number(in, 0), number(in, 8));
     if (name == "cudaMemsetAsync")
         return enqueue(world, number(in, 20), number(in, 0));
-    if (name == IBX_OWN_QUEUE) // always cudaMemsetAsync
-        return get<std::uint16_t>(in, 0) == IBX_OWN_MEMSET
+    if (name == IBX_EXT_QUEUE) // always cudaMemsetAsync
+        return get<std::uint16_t>(in, 0) == IBX_EXT_MEMSET
                    ? enqueue(world, number(in, 22), number(in, 2))
                    : -1;
     if (name == "cudaMemcpyAsync")
@@ -558,7 +558,7 @@ int execute(World *world, WorldThread *thread, const std::string &name, const st
         return allocate(world, out);
     if (name == "cudaFree")
         return give_back(world, number(in, 0));
-    if (name == IBX_OWN_NAME)
+    if (name == IBX_EXT_NAME)
         return extra(world, get<std::uint16_t>(in, 0), in);
     if (name == "cudaGetDevice")
         out->put(thread->device);

@@ -14,13 +14,13 @@ int ibx_frontend_arguments_reach(const void *arguments, size_t n)
 
 void ibx_frontend_connect(void) {}
 
-bool ibx_frontend_request_room(struct own_request *e, size_t n)
+bool ibx_frontend_request_room(struct extension_request *e, size_t n)
 {
     (void)e;
     return n <= sizeof(e->bytes);
 }
 
-void ibx_frontend_request_free(struct own_request *e)
+void ibx_frontend_request_free(struct extension_request *e)
 {
     free(e->more);
 }

@@ -3,7 +3,7 @@
  * output: the call returns an error. If a reply that GVirtuS reads is broken, the application
  * ends (session-copy), because GVirtuS cannot report it. */
 #include "frontend-glue/call_pipeline/pipeline.h"
-#include "frontend-glue/session/own_requests.h"
+#include "frontend-glue/session/extensions.h"
 #include "tests/fixtures/session_pair.h"
 
 #include <setjmp.h>
@@ -25,7 +25,7 @@ struct reply {
 static int serve(struct session_pair *pair, void *argument)
 {
     const struct reply *reply = argument;
-    uint8_t request[sizeof(IBX_OWN_NAME) + 8 + 2], head[20], out[64] = {7};
+    uint8_t request[sizeof(IBX_EXT_NAME) + 8 + 2], head[20], out[64] = {7};
     struct ibx_writer w = ibx_writer_of(head, sizeof(head));
     if (ibx_session_read(pair->server, request, sizeof(request)) != sizeof(request))
         return -1;
@@ -46,7 +46,7 @@ static int call(struct reply reply, uint8_t out[OUT])
 {
     struct session_pair pair;
     const struct ibx_pipeline_request request = {
-        .name = IBX_OWN_NAME, .body = "\1", .n = 2, .out = out, .out_n = OUT};
+        .name = IBX_EXT_NAME, .body = "\1", .n = 2, .out = out, .out_n = OUT};
     int code = -1, unused;
     session_pair_use("tcp", NULL, NULL, NULL);
     session_pair_open(&pair);

@@ -3,7 +3,7 @@
 #include "common/wire.h"
 #include "frontend-glue/call_pipeline/learned.h"
 #include "frontend-glue/session/calls.h"
-#include "frontend-glue/session/own_requests.h"
+#include "frontend-glue/session/extensions.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -106,10 +106,10 @@ static void replies_of_quick_calls_wait(void **state)
     assert_true(is_quick("cudaLaunchKernel", 0));
     assert_false(is_quick("cudaMemcpyAsync", 0)); /* a session may run it */
     assert_false(is_quick("cudaStreamSynchronize", 0));
-    assert_false(is_quick("cudaMalloc", IBX_OWN_SET_KERNEL));
-    assert_true(is_quick(IBX_OWN_NAME, IBX_OWN_SET_KERNEL));
-    assert_false(is_quick(IBX_OWN_NAME, IBX_OWN_EXEC_UPDATE));
-    assert_false(ibx_call_is_quick(find(IBX_OWN_NAME), NULL, 0));
+    assert_false(is_quick("cudaMalloc", IBX_EXT_SET_KERNEL));
+    assert_true(is_quick(IBX_EXT_NAME, IBX_EXT_SET_KERNEL));
+    assert_false(is_quick(IBX_EXT_NAME, IBX_EXT_EXEC_UPDATE));
+    assert_false(ibx_call_is_quick(find(IBX_EXT_NAME), NULL, 0));
 }
 
 static void streams_are_where_requests_have_them(void **state)

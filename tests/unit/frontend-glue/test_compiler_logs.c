@@ -129,7 +129,7 @@ static void logs_without_a_buffer(void **state)
 static void logs_stay_empty_if_the_back_end_cannot_tell(void **state)
 {
     (void)state;
-    ptx_bytes = IBX_OWN_PTX_MOST + 1;
+    ptx_bytes = IBX_EXT_PTX_MOST + 1;
     assert_int_equal(compile(ROOM, 218, 7, 7), 0);
     ptx_bytes = 4;
     expect(0, 0);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* CUDA's structures in ibx's own requests. */
-#include "frontend-glue/session/own_requests.h"
+/* CUDA's structures in extension requests. */
+#include "frontend-glue/session/extensions.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -139,17 +139,17 @@ bool ibx_frontend_host_waits(const void *stream)
     return false;
 }
 
-void ibx_frontend_request_begin(struct own_request *e, enum ibx_own_request number,
+void ibx_frontend_request_begin(struct extension_request *e, enum ibx_extension number,
                                 const char *call)
 {
     (void)e, (void)number, (void)call;
 }
-bool ibx_frontend_request_known(const struct own_request *e, void *out, size_t n, int *rc)
+bool ibx_frontend_request_known(const struct extension_request *e, void *out, size_t n, int *rc)
 {
     (void)e, (void)out, (void)n, (void)rc;
     return false;
 }
-bool ibx_frontend_request_try(const struct own_request *e, void *out, size_t n, int *code)
+bool ibx_frontend_request_try(const struct extension_request *e, void *out, size_t n, int *code)
 {
     (void)e, (void)out, (void)n, (void)code;
     return false;

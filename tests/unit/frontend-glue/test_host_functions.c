@@ -61,7 +61,7 @@ static struct {
     uint64_t over;   /* the first function that was reported as over since this was 0 */
 } back_end = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0, 0};
 
-void ibx_frontend_request_begin(struct own_request *e, enum ibx_own_request number,
+void ibx_frontend_request_begin(struct extension_request *e, enum ibx_extension number,
                                 const char *call)
 {
     e->call = call;
@@ -69,7 +69,7 @@ void ibx_frontend_request_begin(struct own_request *e, enum ibx_own_request numb
     ibx_put_u16(&e->body, (uint16_t)number);
 }
 
-int ibx_frontend_request_ask(const struct own_request *e, uint64_t *answer)
+int ibx_frontend_request_ask(const struct extension_request *e, uint64_t *answer)
 {
     (void)e;
     *answer = 7; /* the number of the queue */
@@ -77,7 +77,7 @@ int ibx_frontend_request_ask(const struct own_request *e, uint64_t *answer)
 }
 
 /* HOST_ADD: a stream, the queue, and the number. */
-int ibx_frontend_request_make(const struct own_request *e, void *out, size_t n)
+int ibx_frontend_request_make(const struct extension_request *e, void *out, size_t n)
 {
     struct ibx_reader r = ibx_reader_of(e->bytes, e->body.length);
     (void)out, (void)n;
@@ -92,7 +92,7 @@ int ibx_frontend_request_make(const struct own_request *e, void *out, size_t n)
 }
 
 /* HOST_ASK: what was called, and whether to wait for the next function. */
-bool ibx_frontend_request_try(const struct own_request *e, void *out, size_t n, int *code)
+bool ibx_frontend_request_try(const struct extension_request *e, void *out, size_t n, int *code)
 {
     struct ibx_reader r = ibx_reader_of(e->bytes, e->body.length);
     struct ibx_writer w = ibx_writer_of(out, n);

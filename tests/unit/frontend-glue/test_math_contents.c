@@ -167,7 +167,7 @@ static void reset_device(void)
     ibx_math_contents_lose();
 }
 
-bool ibx_frontend_request_try(const struct own_request *e, void *out, size_t n, int *code)
+bool ibx_frontend_request_try(const struct extension_request *e, void *out, size_t n, int *code)
 {
     struct ibx_reader r = ibx_reader_of(e->body.data, e->body.length);
     const uint64_t handle = ibx_get_u64(&r);

@@ -20,7 +20,7 @@
 static int answer;
 static bool comes_again;
 
-bool ibx_frontend_request_try(const struct own_request *e, void *out, size_t n, int *code)
+bool ibx_frontend_request_try(const struct extension_request *e, void *out, size_t n, int *code)
 {
     (void)e, (void)out, (void)n;
     *code = answer;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* ibx's own requests that name rows of memory. The rows count from the first byte to the end of
+/* Extension requests that name rows of memory. The rows count from the first byte to the end of
  * the last row, with the row length that CUDA uses. */
-#include "tests/fixtures/own_requests.h"
+#include "tests/fixtures/extensions.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -11,7 +11,7 @@
 static int copy_planes(struct client *c, const struct ibx_cuda_memcpy3d *p)
 {
     uint8_t bytes[200];
-    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_OWN_MEMCPY_3D);
+    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXT_MEMCPY_3D);
     ibx_layout_put(&w, IBX_LAYOUT_MEMCPY3D, p);
     return own_run(c, &w, NULL);
 }
@@ -63,13 +63,13 @@ static int texture(const struct ibx_cuda_channel *channel, size_t width, size_t 
     uint8_t bytes[256];
     for (int i = 0; i < 18; i++) /* as the simulated driver expects it */
         how.words[i] = i + 1;
-    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_OWN_CREATE_TEXTURE);
+    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXT_CREATE_TEXTURE);
     ibx_resource_put(&w, &resource);
     ibx_layout_put(&w, IBX_LAYOUT_TEXTURE, &how);
     ibx_put_u8(&w, 0);
     const int rc = own_run(&alice, &w, &made);
     if (!rc)
-        assert_int_equal(own_call_one(&alice, IBX_OWN_DESTROY_TEXTURE, made, NULL), 0);
+        assert_int_equal(own_call_one(&alice, IBX_EXT_DESTROY_TEXTURE, made, NULL), 0);
     return rc;
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Descriptors that processes of one back end pass to each other, and strangers at their sockets. */
-#include "frontend-glue/own_requests/passed_descriptors.h"
+#include "frontend-glue/extensions/passed_descriptors.h"
 
 #include "common/descriptor.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* ibx's own requests with random contents, with simulated libraries that abort at an invalid
+/* Extension requests with random contents, with simulated libraries that abort at an invalid
  * handle. They harm neither other tenants nor the back end. */
 #include "frontend-glue/session/session_internal.h"
 #include "tests/fixtures/request_forms.h"
@@ -18,7 +18,7 @@
 static void request_anything(struct client *c)
 {
     uint8_t bytes[1024] = {0};
-    const unsigned number = (unsigned)(own_random() % (IBX_OWN_REQUESTS + 1));
+    const unsigned number = (unsigned)(own_random() % (IBX_EXT_REQUESTS + 1));
     struct ibx_writer w = own_body(bytes, sizeof(bytes), number);
     uint64_t answer;
     if (!form_put(&w, number))
@@ -28,12 +28,12 @@ static void request_anything(struct client *c)
         w.length = own_random() % (w.length + 9);
     if (own_run(c, &w, &answer) || !answer)
         return;
-    if (number == IBX_OWN_GRAPH_CREATE || number == IBX_OWN_GRAPH_CLONE ||
-        number == IBX_OWN_GET_CHILD)
+    if (number == IBX_EXT_GRAPH_CREATE || number == IBX_EXT_GRAPH_CLONE ||
+        number == IBX_EXT_GET_CHILD)
         form_note(FORM_GRAPH, answer);
-    if (number >= IBX_OWN_NODE_KERNEL && number <= IBX_OWN_NODE_FREE)
+    if (number >= IBX_EXT_NODE_KERNEL && number <= IBX_EXT_NODE_FREE)
         form_note(FORM_NODE, answer);
-    if (number == IBX_OWN_GRAPH_INSTANTIATE)
+    if (number == IBX_EXT_GRAPH_INSTANTIATE)
         form_note(FORM_EXEC, answer);
 }
 
@@ -57,13 +57,13 @@ static void test_anything(void **state)
     assert_int_equal(app->from_device(after, bob.memory, MEMORY), 0);
     assert_memory_equal(after, before, MEMORY);
     assert_int_equal(own_nodes_count(&bob, bob.graph), 1);
-    assert_int_equal(own_call_one(&bob, IBX_OWN_NODE_TYPE, bob.node, &answer), 0);
-    assert_int_equal(own_call_one(&bob, IBX_OWN_CHANNEL_DESC, bob.array, &answer), 0);
-    assert_int_equal(own_call_one(&bob, IBX_OWN_FREE_ARRAY, bob.array, &answer), 0);
-    assert_int_equal(own_call_one(&bob, IBX_OWN_FREE_MIPMAP, bob.mipmap, &answer), 0);
-    assert_int_equal(own_call_one(&bob, IBX_OWN_EXEC_DESTROY, bob.exec, &answer), 0);
-    assert_int_equal(own_call_one(&bob, IBX_OWN_GRAPH_DESTROY, bob.graph, &answer), 0);
-    assert_int_equal(own_call(&bob, IBX_OWN_FREE_ASYNC, 2, (uint64_t[]){bob.memory, 0}, &answer),
+    assert_int_equal(own_call_one(&bob, IBX_EXT_NODE_TYPE, bob.node, &answer), 0);
+    assert_int_equal(own_call_one(&bob, IBX_EXT_CHANNEL_DESC, bob.array, &answer), 0);
+    assert_int_equal(own_call_one(&bob, IBX_EXT_FREE_ARRAY, bob.array, &answer), 0);
+    assert_int_equal(own_call_one(&bob, IBX_EXT_FREE_MIPMAP, bob.mipmap, &answer), 0);
+    assert_int_equal(own_call_one(&bob, IBX_EXT_EXEC_DESTROY, bob.exec, &answer), 0);
+    assert_int_equal(own_call_one(&bob, IBX_EXT_GRAPH_DESTROY, bob.graph, &answer), 0);
+    assert_int_equal(own_call(&bob, IBX_EXT_FREE_ASYNC, 2, (uint64_t[]){bob.memory, 0}, &answer),
                      0);
 }
 

@@ -10,7 +10,7 @@
 #include "common/log.h"
 #include "frontend-glue/call_pipeline/internal.h"
 #include "frontend-glue/client_copies/client_frame.h"
-#include "frontend-glue/session/own_requests.h"
+#include "frontend-glue/session/extensions.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -25,7 +25,7 @@
 #define LONG_BODY 1900u
 #define LONG_OWN  34000u /* a launch with the longest arguments */
 #define LONG_COPY 65536u
-#define OWN       65536u /* no request of ibx's own with such a number has an effect in this test */
+#define OWN       65536u /* no extension request with such a number has an effect in this test */
 #define TINY      1024u  /* the shortest message length that can be agreed on */
 
 static unsigned random_cuts = 40;
@@ -70,7 +70,7 @@ static bool wants_request(void *context)
 static int run_own(void *context, const struct ibx_request *q)
 {
     (void)context;
-    if (!q->called || q->called->kind != IBX_CALL_EXTRA)
+    if (!q->called || q->called->kind != IBX_CALL_EXTENSION)
         return IBX_REQUEST_PASS;
     note_effect(q->body, q->length, 36);
     ibx_session_consume(pair.server, q);
@@ -98,7 +98,7 @@ static int serve(struct ibx_session *s, void *argument)
         }
         if (n == sizeof(name) || !ibx_session_live(s) || ibx_session_read(s, &length, 8) != 8)
             break;
-        const bool own = !strcmp(name, IBX_OWN_NAME);
+        const bool own = !strcmp(name, IBX_EXT_NAME);
         cut_short += own && s->segment.left < length;
         wrong = wrong || (own && runs_own);
         if (ibx_session_read(s, body, length) != (ssize_t)length)
@@ -187,7 +187,7 @@ static void call_own(unsigned number, size_t n)
     static uint8_t body[LONG_OWN + 36];
     int code = -1;
     put_own_call(body, number, n);
-    const struct ibx_pipeline_request call = {.name = IBX_OWN_NAME, .body = body, .n = n + 36};
+    const struct ibx_pipeline_request call = {.name = IBX_EXT_NAME, .body = body, .n = n + 36};
     assert_int_equal(ibx_pipeline_call(pipeline, &call, &code), 0);
     assert_int_equal(code, 0);
     assert_int_equal(effects, number + 1);
@@ -321,7 +321,7 @@ static void test_whole_requests(void **state)
         uint8_t body[LONG_BODY + 36];
         int code = -1;
         const struct ibx_pipeline_request call = {
-            .name = IBX_OWN_NAME, .body = body, .n = sizeof(body)};
+            .name = IBX_EXT_NAME, .body = body, .n = sizeof(body)};
         busy = true; /* so that messages are not taken, and calls wait in the backlog */
         for (unsigned k = 0; k < 60 + i; k++)
             call_ahead(number++, LONG_BODY);
@@ -336,7 +336,7 @@ static void test_whole_requests(void **state)
 }
 
 /* A request that is longer than the messages of the connection over which the session continues. */
-static void test_own_requests_in_pieces(void **state)
+static void test_extensions_in_pieces(void **state)
 {
     (void)state;
     runs_own = true;
@@ -424,7 +424,7 @@ static void test_at_random(void **state)
 }
 
 /* Each request is run once, whatever is sent in pieces. */
-static void test_own_requests_at_random(void **state)
+static void test_extensions_at_random(void **state)
 {
     (void)state;
     runs_own = true;
@@ -440,10 +440,10 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_shorter_messages),
         cmocka_unit_test(test_shorter_messages_at_the_end),
         cmocka_unit_test(test_whole_requests),
-        cmocka_unit_test(test_own_requests_in_pieces),
+        cmocka_unit_test(test_extensions_in_pieces),
         cmocka_unit_test(test_copies_ahead),
         cmocka_unit_test(test_at_random),
-        cmocka_unit_test(test_own_requests_at_random),
+        cmocka_unit_test(test_extensions_at_random),
     };
     if (argc > 2)
         random_cuts = (unsigned)strtoul(argv[2], NULL, 10);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* How much the graphs of a client's stream captures count for its limit. */
-#include "tests/fixtures/own_requests.h"
+#include "tests/fixtures/extensions.h"
 
 #include <dlfcn.h>
 #include <setjmp.h>
@@ -38,7 +38,7 @@ static void test_captures_have_a_limit(void **state)
     assert_int_equal(begin_capture(stream, 2), 0);
     ibx_captures_answered(x, 0);
     uint8_t bytes[64];
-    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_OWN_MEMSET);
+    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXT_MEMSET);
     ibx_put_u64(&w, alice.memory);
     ibx_put_u32(&w, 1);
     ibx_put_u64(&w, 8);
@@ -68,7 +68,7 @@ static void test_captures_have_a_limit(void **state)
     ibx_captures_answered(x, 0);
     assert_true(own_used(&alice, IBX_HOLD_GRAPHS) == before + 6);
     assert_int_equal(ibx_tenant_captured(x->isolation.tenant)->all, 0);
-    assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, (uintptr_t)graph, NULL), 0);
+    assert_int_equal(own_call_one(&alice, IBX_EXT_GRAPH_DESTROY, (uintptr_t)graph, NULL), 0);
     assert_true(own_used(&alice, IBX_HOLD_GRAPHS) == before);
     ibx_handles_remove(x, IBX_HANDLE_STREAM, (uintptr_t)stream);
     dlclose(runtime);
@@ -214,7 +214,7 @@ static void test_captured_edges_count(void **state)
     assert_true(ibx_graph_measure(x, (uintptr_t)graph));
     have_data(false);
     assert_int_equal(last_error(), 0);
-    assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, (uintptr_t)graph, NULL), 0);
+    assert_int_equal(own_call_one(&alice, IBX_EXT_GRAPH_DESTROY, (uintptr_t)graph, NULL), 0);
     assert_true(own_used(&alice, IBX_HOLD_GRAPHS) == before);
     dlclose(runtime);
 }

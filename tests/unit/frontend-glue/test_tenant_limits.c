@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* How much a tenant's clients may make the back end hold by ibx's own requests. */
+/* How much a tenant's clients may make the back end hold by extension requests. */
 #include "frontend-glue/tenants/math_limits.h"
-#include "tests/fixtures/own_requests.h"
+#include "tests/fixtures/extensions.h"
 
 #include <dlfcn.h>
 #include <setjmp.h>
@@ -39,28 +39,28 @@ static void test_graphs_in_graphs(void **state)
     assert_int_equal(rc, 0);
     while (!rc && n < 20 && !(rc = own_graph_create(&alice, &graphs[n]))) {
         for (unsigned k = 0; !rc && k < 2; k++)
-            rc = add_to_graph(&alice, IBX_OWN_NODE_CHILD, graphs[n], graphs[n - 1], &node);
+            rc = add_to_graph(&alice, IBX_EXT_NODE_CHILD, graphs[n], graphs[n - 1], &node);
         n++;
     }
     assert_int_equal(rc, CUDA_MEMORY_ALLOCATION);
     assert_true(n > 6 && n < 10);
     /* A node for which an executable graph has no room, and one for which it has. */
     assert_int_equal(
-        own_call(&alice, IBX_OWN_GRAPH_INSTANTIATE, 2, (uint64_t[]){graphs[n - 2], 0}, &exec),
+        own_call(&alice, IBX_EXT_GRAPH_INSTANTIATE, 2, (uint64_t[]){graphs[n - 2], 0}, &exec),
         CUDA_MEMORY_ALLOCATION);
     for (unsigned i = 0; i < 2; i++)
-        assert_int_equal(own_call(&alice, IBX_OWN_GRAPH_INSTANTIATE, 2, (uint64_t[]){graphs[3], 0},
+        assert_int_equal(own_call(&alice, IBX_EXT_GRAPH_INSTANTIATE, 2, (uint64_t[]){graphs[3], 0},
                                   i ? &exec : &last),
                          0);
-    assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_CLONE, graphs[n - 2], &other),
+    assert_int_equal(own_call_one(&alice, IBX_EXT_GRAPH_CLONE, graphs[n - 2], &other),
                      CUDA_MEMORY_ALLOCATION);
     /* Other tenants have their own limit, and alice has hers again once these are destroyed. */
     assert_int_equal(own_graph_create(&bob, &other), 0);
-    assert_int_equal(own_call_one(&bob, IBX_OWN_GRAPH_DESTROY, other, NULL), 0);
-    assert_int_equal(own_call_one(&alice, IBX_OWN_EXEC_DESTROY, exec, NULL), 0);
-    assert_int_equal(own_call_one(&alice, IBX_OWN_EXEC_DESTROY, last, NULL), 0);
+    assert_int_equal(own_call_one(&bob, IBX_EXT_GRAPH_DESTROY, other, NULL), 0);
+    assert_int_equal(own_call_one(&alice, IBX_EXT_EXEC_DESTROY, exec, NULL), 0);
+    assert_int_equal(own_call_one(&alice, IBX_EXT_EXEC_DESTROY, last, NULL), 0);
     while (n)
-        assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, graphs[--n], NULL), 0);
+        assert_int_equal(own_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graphs[--n], NULL), 0);
     assert_true(own_used(&alice, IBX_HOLD_GRAPHS) == before);
     assert_true(own_used(&alice, IBX_HOLD_EXECS) == execs);
     atomic_store(&own_quota(&alice, IBX_HOLD_GRAPHS)->most, most);
@@ -75,23 +75,23 @@ static void test_nodes_have_a_limit(void **state)
     uint64_t graph, other, nodes[4];
     assert_int_equal(own_graph_create(&alice, &graph), 0);
     for (unsigned i = 0; i < 3; i++)
-        assert_int_equal(add_to_graph(&alice, IBX_OWN_NODE_EMPTY, graph, 0, &nodes[i]), 0);
-    assert_int_equal(add_to_graph(&alice, IBX_OWN_NODE_EMPTY, graph, 0, &nodes[3]),
+        assert_int_equal(add_to_graph(&alice, IBX_EXT_NODE_EMPTY, graph, 0, &nodes[i]), 0);
+    assert_int_equal(add_to_graph(&alice, IBX_EXT_NODE_EMPTY, graph, 0, &nodes[3]),
                      CUDA_MEMORY_ALLOCATION);
     assert_int_equal(own_memset_add(&alice, graph, alice.memory, &nodes[3]),
                      CUDA_MEMORY_ALLOCATION);
     assert_int_equal(own_graph_create(&alice, &other), CUDA_MEMORY_ALLOCATION);
-    assert_int_equal(own_call_one(&alice, IBX_OWN_NODE_DESTROY, nodes[2], NULL), 0);
+    assert_int_equal(own_call_one(&alice, IBX_EXT_NODE_DESTROY, nodes[2], NULL), 0);
     /* A tenant's graphs cannot have edges without limit either. */
     uint8_t bytes[64];
-    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_OWN_GRAPH_ORDER);
+    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXT_GRAPH_ORDER);
     ibx_put_u64(&w, graph);
     ibx_put_u64(&w, nodes[0]);
     ibx_put_u64(&w, nodes[1]);
     ibx_put_u8(&w, 0);
     assert_int_equal(own_run(&alice, &w, NULL), 0);
     assert_int_equal(own_run(&alice, &w, NULL), CUDA_MEMORY_ALLOCATION);
-    assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, graph, NULL), 0);
+    assert_int_equal(own_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graph, NULL), 0);
     assert_true(own_used(&alice, IBX_HOLD_GRAPHS) == before);
     atomic_store(&own_quota(&alice, IBX_HOLD_GRAPHS)->most, most);
 }
@@ -106,14 +106,14 @@ static void test_depth_of_graphs(void **state)
     int rc = own_graph_create(&alice, &graph);
     while (!rc && deep < 1000) {
         assert_int_equal(own_graph_create(&alice, &next), 0);
-        rc = add_to_graph(&alice, IBX_OWN_NODE_CHILD, next, graph, &node);
-        assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, graph, NULL), 0);
+        rc = add_to_graph(&alice, IBX_EXT_NODE_CHILD, next, graph, &node);
+        assert_int_equal(own_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graph, NULL), 0);
         graph = next;
         deep++;
     }
     assert_int_equal(rc, CUDA_NOT_SUPPORTED);
-    assert_int_equal(deep, IBX_OWN_GRAPHS_DEEP);
-    assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, graph, NULL), 0);
+    assert_int_equal(deep, IBX_EXT_GRAPHS_DEEP);
+    assert_int_equal(own_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graph, NULL), 0);
     assert_true(own_used(&alice, IBX_HOLD_GRAPHS) == before);
 }
 
@@ -145,14 +145,14 @@ static void test_allocations_have_an_owner(void **state)
 
 static int add_conditional(struct client *c, uint64_t graph, uint64_t *body)
 {
-    uint8_t bytes[64], out[IBX_OWN_OUT_MAX] = {0};
+    uint8_t bytes[64], out[IBX_EXT_OUT_MAX] = {0};
     uint64_t handle;
-    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_OWN_GRAPH_CONDITION);
+    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXT_GRAPH_CONDITION);
     ibx_put_u64(&w, graph);
     ibx_put_u32(&w, 0);
     ibx_put_u32(&w, 1);
     assert_int_equal(own_run(c, &w, &handle), 0);
-    w = own_body(bytes, sizeof(bytes), IBX_OWN_NODE_CONDITIONAL);
+    w = own_body(bytes, sizeof(bytes), IBX_EXT_NODE_CONDITIONAL);
     ibx_put_u64(&w, graph);
     ibx_put_u16(&w, 0);
     ibx_put_u64(&w, handle);
@@ -160,7 +160,7 @@ static int add_conditional(struct client *c, uint64_t graph, uint64_t *body)
     ibx_put_u32(&w, 1);
     struct ibx_writer answer = ibx_writer_of(out, sizeof(out));
     const struct ibx_request q = {.body = w.data, .length = w.length};
-    const int rc = ibx_own_request_run(&c->x, &q, &answer);
+    const int rc = ibx_extension_run(&c->x, &q, &answer);
     struct ibx_reader r = ibx_reader_of(out, answer.length);
     ibx_get_u64(&r);
     *body = rc ? 0 : ibx_get_u64(&r);
@@ -182,10 +182,10 @@ static void test_conditions_in_conditions(void **state)
             break;
         deep++;
     }
-    assert_int_equal(deep, IBX_OWN_GRAPHS_DEEP - 1);
-    assert_int_equal(own_call(&alice, IBX_OWN_GRAPH_INSTANTIATE, 2, (uint64_t[]){graph, 0}, &exec),
+    assert_int_equal(deep, IBX_EXT_GRAPHS_DEEP - 1);
+    assert_int_equal(own_call(&alice, IBX_EXT_GRAPH_INSTANTIATE, 2, (uint64_t[]){graph, 0}, &exec),
                      CUDA_MEMORY_ALLOCATION);
-    assert_int_equal(own_call_one(&alice, IBX_OWN_GRAPH_DESTROY, graph, NULL), 0);
+    assert_int_equal(own_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graph, NULL), 0);
     assert_true(own_used(&alice, IBX_HOLD_GRAPHS) == before);
     atomic_store(&own_quota(&alice, IBX_HOLD_EXECS)->most, most);
 }
@@ -204,26 +204,26 @@ static void test_executables_of_each_gpu(void **state)
     for (unsigned gpu = 0; gpu < 2; gpu++) {
         cuda_application_use((int)gpu);
         for (unsigned i = 0; i < 2; i++)
-            assert_int_equal(own_call(&alice, IBX_OWN_GRAPH_INSTANTIATE, 2,
+            assert_int_equal(own_call(&alice, IBX_EXT_GRAPH_INSTANTIATE, 2,
                                       (uint64_t[]){alice.graph, 0}, &execs[gpu][i]),
                              0);
         assert_int_equal(
-            own_call(&alice, IBX_OWN_GRAPH_INSTANTIATE, 2, (uint64_t[]){alice.graph, 0}, &more),
+            own_call(&alice, IBX_EXT_GRAPH_INSTANTIATE, 2, (uint64_t[]){alice.graph, 0}, &more),
             CUDA_MEMORY_ALLOCATION);
     }
     /* They may be destroyed with any device current. The host has a limit of its own. */
-    assert_int_equal(own_call_one(&alice, IBX_OWN_EXEC_DESTROY, execs[0][0], NULL), 0);
+    assert_int_equal(own_call_one(&alice, IBX_EXT_EXEC_DESTROY, execs[0][0], NULL), 0);
     assert_true(atomic_load(&ibx_tenant_execs(tenant, 0)->used) == before[0] + 2);
     assert_true(atomic_load(&ibx_tenant_execs(tenant, 1)->used) == before[1] + 4);
     cuda_application_use(0);
     const uint64_t of_all = own_allow_more(&alice, IBX_HOLD_EXECS, 1);
     assert_int_equal(
-        own_call(&alice, IBX_OWN_GRAPH_INSTANTIATE, 2, (uint64_t[]){alice.graph, 0}, &more),
+        own_call(&alice, IBX_EXT_GRAPH_INSTANTIATE, 2, (uint64_t[]){alice.graph, 0}, &more),
         CUDA_MEMORY_ALLOCATION);
     atomic_store(&own_quota(&alice, IBX_HOLD_EXECS)->most, of_all);
     const uint64_t left[] = {execs[0][1], execs[1][0], execs[1][1]};
     for (unsigned i = 0; i < 3; i++)
-        assert_int_equal(own_call_one(&alice, IBX_OWN_EXEC_DESTROY, left[i], NULL), 0);
+        assert_int_equal(own_call_one(&alice, IBX_EXT_EXEC_DESTROY, left[i], NULL), 0);
     for (unsigned gpu = 0; gpu < 2; gpu++) {
         assert_true(atomic_load(&ibx_tenant_execs(tenant, (int)gpu)->used) == before[gpu]);
         atomic_store(&ibx_tenant_execs(tenant, (int)gpu)->most, most[gpu]);
@@ -238,13 +238,13 @@ static void test_textures_have_a_limit(void **state)
     uint8_t bytes[256];
     uint64_t first, second;
     const uint64_t most = own_allow_more(&alice, IBX_HOLD_TEXTURES, 1);
-    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_OWN_CREATE_SURFACE);
+    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXT_CREATE_SURFACE);
     ibx_resource_put(&w, &resource);
     assert_int_equal(own_run(&alice, &w, &first), 0);
     assert_int_equal(own_run(&alice, &w, &second), CUDA_MEMORY_ALLOCATION);
-    assert_int_equal(own_call_one(&alice, IBX_OWN_DESTROY_SURFACE, first, NULL), 0);
+    assert_int_equal(own_call_one(&alice, IBX_EXT_DESTROY_SURFACE, first, NULL), 0);
     assert_int_equal(own_run(&alice, &w, &first), 0);
-    assert_int_equal(own_call_one(&alice, IBX_OWN_DESTROY_SURFACE, first, NULL), 0);
+    assert_int_equal(own_call_one(&alice, IBX_EXT_DESTROY_SURFACE, first, NULL), 0);
     atomic_store(&own_quota(&alice, IBX_HOLD_TEXTURES)->most, most);
 }
 
@@ -265,7 +265,7 @@ static bool may_make_texture(struct gpu_session *x)
     return ibx_made_room(x);
 }
 
-/* They count like those of ibx's own requests, which may destroy them. */
+/* They count like those of extension requests, which may destroy them. */
 static void test_textures_of_handlers(void **state)
 {
     (void)state;
@@ -306,7 +306,7 @@ static void test_pools_have_a_limit(void **state)
     unsigned n = 0;
     uint8_t bytes[64];
     const uint64_t most = own_allow_more(&alice, IBX_HOLD_POOLS, 3);
-    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_OWN_POOL_CREATE);
+    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXT_POOL_CREATE);
     ibx_put_u32(&w, 0);
     ibx_put_u64(&w, 0);
     ibx_put_u16(&w, 0);
@@ -316,9 +316,9 @@ static void test_pools_have_a_limit(void **state)
     assert_int_equal(rc, CUDA_MEMORY_ALLOCATION);
     assert_int_equal(n, 3);
     assert_int_equal(own_run(&bob, &w, &other), 0);
-    assert_int_equal(own_call_one(&bob, IBX_OWN_POOL_DESTROY, other, NULL), 0);
+    assert_int_equal(own_call_one(&bob, IBX_EXT_POOL_DESTROY, other, NULL), 0);
     while (n)
-        assert_int_equal(own_call_one(&alice, IBX_OWN_POOL_DESTROY, pools[--n], NULL), 0);
+        assert_int_equal(own_call_one(&alice, IBX_EXT_POOL_DESTROY, pools[--n], NULL), 0);
     atomic_store(&own_quota(&alice, IBX_HOLD_POOLS)->most, most);
 }
 
@@ -333,24 +333,24 @@ static void test_handles_have_a_limit(void **state)
     for (unsigned i = 0; i <= MOST; i++) {
         assert_int_equal(app->event_create(&events[i], 4), 0);
         assert_true(ibx_handles_add(&alice.x, IBX_HANDLE_EVENT, (uintptr_t)events[i]));
-        assert_int_equal(own_call_one(&alice, IBX_OWN_IPC_EVENT, (uintptr_t)events[i], &answer),
+        assert_int_equal(own_call_one(&alice, IBX_EXT_IPC_EVENT, (uintptr_t)events[i], &answer),
                          i < MOST ? 0 : 2);
     }
-    assert_int_equal(own_call_one(&bob, IBX_OWN_IPC_EVENT, (uintptr_t)events[MOST], &answer), 400);
+    assert_int_equal(own_call_one(&bob, IBX_EXT_IPC_EVENT, (uintptr_t)events[MOST], &answer), 400);
     assert_true(ibx_handles_add(&bob.x, IBX_HANDLE_EVENT, (uintptr_t)events[MOST]));
-    assert_int_equal(own_call_one(&bob, IBX_OWN_IPC_EVENT, (uintptr_t)events[MOST], &answer), 0);
+    assert_int_equal(own_call_one(&bob, IBX_EXT_IPC_EVENT, (uintptr_t)events[MOST], &answer), 0);
     assert_true(ibx_handles_add(&alice.x, IBX_HANDLE_EVENT, (uintptr_t)events[MOST]));
     ibx_ipc_gone((uintptr_t)events[MOST]);
     ibx_ipc_gone((uintptr_t)events[7]);
-    assert_int_equal(own_call_one(&alice, IBX_OWN_IPC_EVENT, (uintptr_t)events[MOST], &answer), 0);
+    assert_int_equal(own_call_one(&alice, IBX_EXT_IPC_EVENT, (uintptr_t)events[MOST], &answer), 0);
     /* What a session has shared makes room when the session has ended. */
     assert_int_equal(app->event_create(&more, 4), 0);
     assert_true(ibx_handles_add(&alice.x, IBX_HANDLE_EVENT, (uintptr_t)more));
-    assert_int_equal(own_call_one(&alice, IBX_OWN_IPC_EVENT, (uintptr_t)more, &answer), 2);
+    assert_int_equal(own_call_one(&alice, IBX_EXT_IPC_EVENT, (uintptr_t)more, &answer), 2);
     ibx_ipc_end(&bob.x);
-    assert_int_equal(own_call_one(&alice, IBX_OWN_IPC_EVENT, (uintptr_t)more, &answer), 2);
+    assert_int_equal(own_call_one(&alice, IBX_EXT_IPC_EVENT, (uintptr_t)more, &answer), 2);
     ibx_ipc_end(&alice.x);
-    assert_int_equal(own_call_one(&alice, IBX_OWN_IPC_EVENT, (uintptr_t)more, &answer), 0);
+    assert_int_equal(own_call_one(&alice, IBX_EXT_IPC_EVENT, (uintptr_t)more, &answer), 0);
     own_event_destroy(more);
     ibx_ipc_forget(NULL);
     for (unsigned i = MOST + 1; i-- > 0;)
@@ -378,7 +378,7 @@ static void meet_two_limits(void)
 {
     uint8_t bytes[64];
     uint64_t graph, pool;
-    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_OWN_POOL_CREATE);
+    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXT_POOL_CREATE);
     ibx_put_u32(&w, 0);
     ibx_put_u64(&w, 0);
     ibx_put_u16(&w, 0);

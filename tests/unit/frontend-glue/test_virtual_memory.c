@@ -5,7 +5,7 @@
 #include "frontend-glue/clients/ranges.h"
 #include "frontend-glue/tenants/tenants.h"
 #include "frontend-glue/clients/virtual_memory.h"
-#include "tests/fixtures/own_requests.h"
+#include "tests/fixtures/extensions.h"
 #include "tests/fixtures/rounds.h"
 
 #include <pthread.h>
@@ -22,21 +22,21 @@
 static uint64_t reserve(struct client *c, uint64_t n)
 {
     uint64_t at = 0;
-    assert_int_equal(own_call(c, IBX_OWN_VIRTUAL_RESERVE, 2, (uint64_t[]){n, 0}, &at), 0);
+    assert_int_equal(own_call(c, IBX_EXT_VIRTUAL_RESERVE, 2, (uint64_t[]){n, 0}, &at), 0);
     assert_true(at);
     return at;
 }
 
 static int free_addresses(struct client *c, uint64_t at, uint64_t n)
 {
-    return own_call(c, IBX_OWN_VIRTUAL_FREE, 2, (uint64_t[]){at, n}, NULL);
+    return own_call(c, IBX_EXT_VIRTUAL_FREE, 2, (uint64_t[]){at, n}, NULL);
 }
 
 static uint64_t create(struct client *c)
 {
     uint8_t bytes[32];
     uint64_t piece = 0;
-    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_OWN_VIRTUAL_CREATE);
+    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXT_VIRTUAL_CREATE);
     ibx_put_u64(&w, PIECE);
     ibx_put_u32(&w, 0);
     assert_int_equal(own_run(c, &w, &piece), 0);
@@ -45,12 +45,12 @@ static uint64_t create(struct client *c)
 
 static int map(struct client *c, uint64_t at, uint64_t piece)
 {
-    return own_call(c, IBX_OWN_VIRTUAL_MAP, 3, (uint64_t[]){at, PIECE, piece}, NULL);
+    return own_call(c, IBX_EXT_VIRTUAL_MAP, 3, (uint64_t[]){at, PIECE, piece}, NULL);
 }
 
 static int unmap(struct client *c, uint64_t at, uint64_t n)
 {
-    return own_call(c, IBX_OWN_VIRTUAL_UNMAP, 2, (uint64_t[]){at, n}, NULL);
+    return own_call(c, IBX_EXT_VIRTUAL_UNMAP, 2, (uint64_t[]){at, n}, NULL);
 }
 
 /* Asks the question that each copy asks, many times. */
@@ -101,7 +101,7 @@ static void test_much_that_is_mapped(void **state)
     seconds_to_ask(at, n, true);
     seconds_to_ask(at, MANY / 2 * PIECE, false);
     assert_int_equal(unmap(&alice, at, n), 0);
-    assert_int_equal(own_call_one(&alice, IBX_OWN_VIRTUAL_RELEASE, piece, NULL), 0);
+    assert_int_equal(own_call_one(&alice, IBX_EXT_VIRTUAL_RELEASE, piece, NULL), 0);
     assert_int_equal(free_addresses(&alice, at, n), 0);
     if (last > 20 * first + 0.002)
         fail_msg("%f s for 2000 questions about %u pieces, %f s about %u", last, MANY, first, FEW);
@@ -116,7 +116,7 @@ static void test_too_many_addresses(void **state)
     (void)state;
     assert_true(left == (uint64_t)8 << 40 && ibx_quota_left(quota) == left - PIECE);
     ibx_quota_note(quota, left - PIECE);
-    assert_int_equal(own_call(&alice, IBX_OWN_VIRTUAL_RESERVE, 2, (uint64_t[]){PIECE, 0}, &more),
+    assert_int_equal(own_call(&alice, IBX_EXT_VIRTUAL_RESERVE, 2, (uint64_t[]){PIECE, 0}, &more),
                      2);
     assert_int_equal(free_addresses(&bob, reserve(&bob, PIECE), PIECE), 0);
     assert_int_equal(free_addresses(&alice, at, PIECE), 0);
@@ -167,7 +167,7 @@ static void test_freed_while_it_is_mapped(void **state)
     atomic_store(&f.done, true);
     assert_int_equal(pthread_join(thread, NULL), 0);
     assert_int_equal(free_addresses(&alice, f.at, PIECE), 0);
-    assert_int_equal(own_call_one(&alice, IBX_OWN_VIRTUAL_RELEASE, piece, NULL), 0);
+    assert_int_equal(own_call_one(&alice, IBX_EXT_VIRTUAL_RELEASE, piece, NULL), 0);
     assert_true(mapped && f.freed);
     assert_int_equal(lost, 0);
 }
@@ -205,7 +205,7 @@ static void replace_some(struct crowd *c)
         free_addresses(&c->own, before, 3 * PIECE);
     } else {
         const uint64_t before = atomic_exchange(&c->shared->pieces[i], create(&c->own));
-        own_call_one(&c->own, IBX_OWN_VIRTUAL_RELEASE, before, NULL);
+        own_call_one(&c->own, IBX_EXT_VIRTUAL_RELEASE, before, NULL);
     }
 }
 
@@ -227,7 +227,7 @@ static void do_something(struct crowd *c, const struct shared *named)
         unmap(&c->own, at, n);
         break;
     case 4:
-        w = own_body(bytes, sizeof(bytes), IBX_OWN_VIRTUAL_SET_ACCESS);
+        w = own_body(bytes, sizeof(bytes), IBX_EXT_VIRTUAL_SET_ACCESS);
         ibx_put_u64(&w, at);
         ibx_put_u64(&w, n);
         ibx_put_u32(&w, 0);
@@ -238,7 +238,7 @@ static void do_something(struct crowd *c, const struct shared *named)
         free_addresses(&c->own, at, 3 * PIECE);
         break;
     case 6:
-        own_call_one(&c->own, IBX_OWN_VIRTUAL_RELEASE,
+        own_call_one(&c->own, IBX_EXT_VIRTUAL_RELEASE,
                      atomic_load(&named->pieces[next_random(c, PLACES)]), NULL);
         break;
     default:
@@ -265,7 +265,7 @@ static void end_all(struct crowd *c)
         free_addresses(&c->own, c->reserved[i], 3 * PIECE);
     }
     for (unsigned i = 0; i < PLACES; i++)
-        own_call_one(&c->own, IBX_OWN_VIRTUAL_RELEASE, c->shared->pieces[i], NULL);
+        own_call_one(&c->own, IBX_EXT_VIRTUAL_RELEASE, c->shared->pieces[i], NULL);
 }
 
 /* Nobody is harmed, and each tenant can have its whole limit again. */

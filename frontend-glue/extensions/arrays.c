@@ -1,0 +1,375 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Extension requests about arrays, textures and surfaces. Copies are between device memory and
+ * arrays: the client moves the bytes to and from device memory by the usual copies.
+ */
+#include "frontend-glue/extensions/extensions.h"
+
+#define ON_DEVICE 3 /* enum cudaMemcpyKind */
+
+static bool is_array(const struct extension_request *e, const void *array)
+{
+    return ibx_handles_know(e->x, IBX_HANDLE_ARRAY, (uintptr_t)array);
+}
+
+static bool is_mipmap(const struct extension_request *e, const void *mipmap)
+{
+    return ibx_handles_know(e->x, IBX_HANDLE_MIPMAP, (uintptr_t)mipmap);
+}
+
+/* A level is freed with its mipmapped array, not by itself. */
+static int give_back_as(struct extension_request *e, enum ibx_handle_kind kind)
+{
+    int (*give_back)(void *array) = NULL;
+    void *array = pointer(&e->in);
+    const uint64_t number = ibx_room_owned(e->x, (uintptr_t)array);
+    if (!whole(e) || ibx_handles_is_level(e->x, (uintptr_t)array))
+        return CUDA_INVALID_VALUE;
+    if (ibx_own_work_leave(e->x, kind, (uintptr_t)array))
+        return 0;
+    if (!ibx_handles_remove(e->x, kind, (uintptr_t)array))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, give_back);
+    ibx_frees_begin(e->x, 0);
+    const int rc = give_back(array);
+    ibx_frees_end();
+    ibx_owners_remove((uintptr_t)array, number);
+    return rc;
+}
+
+static int free_array(struct extension_request *e)
+{
+    return give_back_as(e, IBX_HANDLE_ARRAY);
+}
+
+static int free_mipmap(struct extension_request *e)
+{
+    return give_back_as(e, IBX_HANDLE_MIPMAP);
+}
+
+/* Notes what was made as the client's, or destroys it by `undo`. */
+static int note_made(struct extension_request *e, enum ibx_handle_kind kind, uint64_t made,
+                     const char *undo)
+{
+    if (ibx_handles_add(e->x, kind, made) && ibx_room_own(e->x, made))
+        return 0;
+    ibx_handles_remove(e->x, kind, made);
+    ibx_back_end_undo(undo, made);
+    return CUDA_MEMORY_ALLOCATION;
+}
+
+static int malloc_array(struct extension_request *e)
+{
+    int (*make)(void **array, const struct ibx_cuda_channel *channel, struct ibx_cuda_extent extent,
+                unsigned flags) = NULL;
+    struct ibx_cuda_channel channel;
+    struct ibx_cuda_extent extent;
+    void *array = NULL;
+    ibx_layout_get(&e->in, IBX_LAYOUT_CHANNEL, &channel);
+    ibx_layout_get(&e->in, IBX_LAYOUT_EXTENT, &extent);
+    const unsigned flags = ibx_get_u32(&e->in);
+    if (!whole(e))
+        return CUDA_INVALID_VALUE;
+    if (ibx_room_limited(e->x, "arrays"))
+        return CUDA_NOT_SUPPORTED;
+    FUNCTION(e, make);
+    int rc = make(&array, &channel, extent, flags);
+    if (!rc)
+        rc = note_made(e, IBX_HANDLE_ARRAY, (uintptr_t)array, "cudaFreeArray");
+    ibx_put_u64(&e->out, (uintptr_t)array);
+    return rc;
+}
+
+static int malloc_mipmap(struct extension_request *e)
+{
+    int (*make)(void **mipmap, const struct ibx_cuda_channel *channel,
+                struct ibx_cuda_extent extent, unsigned levels, unsigned flags) = NULL;
+    struct ibx_cuda_channel channel;
+    struct ibx_cuda_extent extent;
+    void *mipmap = NULL;
+    ibx_layout_get(&e->in, IBX_LAYOUT_CHANNEL, &channel);
+    ibx_layout_get(&e->in, IBX_LAYOUT_EXTENT, &extent);
+    const unsigned levels = ibx_get_u32(&e->in), flags = ibx_get_u32(&e->in);
+    if (!whole(e))
+        return CUDA_INVALID_VALUE;
+    if (ibx_room_limited(e->x, "arrays"))
+        return CUDA_NOT_SUPPORTED;
+    FUNCTION(e, make);
+    int rc = make(&mipmap, &channel, extent, levels, flags);
+    if (!rc)
+        rc = note_made(e, IBX_HANDLE_MIPMAP, (uintptr_t)mipmap, "cudaFreeMipmappedArray");
+    ibx_put_u64(&e->out, (uintptr_t)mipmap);
+    return rc;
+}
+
+/* CUDA has one array for each level, which exists as long as the mipmapped array. */
+static int level_of_mipmap(struct extension_request *e)
+{
+    int (*get)(void **array, const void *mipmap, unsigned level) = NULL;
+    void *mipmap = pointer(&e->in), *array = NULL;
+    const unsigned level = ibx_get_u32(&e->in);
+    if (!whole(e) || !is_mipmap(e, mipmap))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, get);
+    int rc = get(&array, mipmap, level);
+    if (!rc && !ibx_handles_has(e->x, IBX_HANDLE_ARRAY, (uintptr_t)array) &&
+        (!ibx_handles_add_level(e->x, (uintptr_t)array, (uintptr_t)mipmap) ||
+         !ibx_room_own(e->x, (uintptr_t)array))) {
+        ibx_handles_remove(e->x, IBX_HANDLE_ARRAY, (uintptr_t)array); /* it needs an owner */
+        rc = CUDA_MEMORY_ALLOCATION;
+    }
+    ibx_put_u64(&e->out, (uintptr_t)array);
+    return rc;
+}
+
+static int to_array(struct extension_request *e)
+{
+    int (*copy)(void *array, size_t x, size_t y, const void *from, size_t n, int kind) = NULL;
+    void *array = pointer(&e->in);
+    const size_t x = ibx_get_u64(&e->in), y = ibx_get_u64(&e->in);
+    const void *from = pointer(&e->in);
+    const size_t n = ibx_get_u64(&e->in);
+    if (!whole(e) || !is_array(e, array) || !mine(e, from, n))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, copy);
+    return copy(array, x, y, from, n, ON_DEVICE);
+}
+
+static int from_array(struct extension_request *e)
+{
+    int (*copy)(void *to, const void *array, size_t x, size_t y, size_t n, int kind) = NULL;
+    void *to = pointer(&e->in), *array = pointer(&e->in);
+    const size_t x = ibx_get_u64(&e->in), y = ibx_get_u64(&e->in), n = ibx_get_u64(&e->in);
+    if (!whole(e) || !is_array(e, array) || !mine(e, to, n))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, copy);
+    return copy(to, array, x, y, n, ON_DEVICE);
+}
+
+static int rows_to_array(struct extension_request *e)
+{
+    int (*copy)(void *array, size_t x, size_t y, const void *from, size_t pitch, size_t width,
+                size_t height, int kind) = NULL;
+    size_t n;
+    void *array = pointer(&e->in);
+    const size_t x = ibx_get_u64(&e->in), y = ibx_get_u64(&e->in);
+    const void *from = pointer(&e->in);
+    const size_t pitch = ibx_get_u64(&e->in), width = ibx_get_u64(&e->in),
+                 height = ibx_get_u64(&e->in);
+    if (!whole(e) || !is_array(e, array) || !span_of(pitch, width, height, &n) || !mine(e, from, n))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, copy);
+    return copy(array, x, y, from, pitch, width, height, ON_DEVICE);
+}
+
+static int rows_from_array(struct extension_request *e)
+{
+    int (*copy)(void *to, size_t pitch, const void *array, size_t x, size_t y, size_t width,
+                size_t height, int kind) = NULL;
+    size_t n;
+    void *to = pointer(&e->in);
+    const size_t pitch = ibx_get_u64(&e->in);
+    void *array = pointer(&e->in);
+    const size_t x = ibx_get_u64(&e->in), y = ibx_get_u64(&e->in), width = ibx_get_u64(&e->in),
+                 height = ibx_get_u64(&e->in);
+    if (!whole(e) || !is_array(e, array) || !span_of(pitch, width, height, &n) || !mine(e, to, n))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, copy);
+    return copy(to, pitch, array, x, y, width, height, ON_DEVICE);
+}
+
+/* Bytes of a row; with an array, the width counts in its elements. */
+static bool row_of(const struct ibx_cuda_memcpy3d *p, size_t *row)
+{
+    int (*get)(struct ibx_cuda_channel * channel, const void *array) = NULL;
+    const void *array = p->from_array ? p->from_array : p->to_array;
+    struct ibx_cuda_channel c = {0};
+    *row = p->extent.width;
+    if (!array)
+        return true;
+    *(void **)&get = ibx_back_end_runtime("cudaGetChannelDesc");
+    return get && !get(&c, array) &&
+           !__builtin_mul_overflow(*row, (size_t)(c.x + c.y + c.z + c.w) / 8, row);
+}
+
+/* Checks from the memory's first byte, also before the first row, to the last row that is
+ * copied. */
+bool ibx_extension_holds(const struct extension_request *e, const struct ibx_cuda_pitched *memory,
+                         const struct ibx_cuda_extent *at, const struct ibx_cuda_extent *extent,
+                         size_t row)
+{
+    size_t rows, n;
+    if (!extent->depth || __builtin_add_overflow(at->depth, extent->depth - 1, &rows) ||
+        __builtin_mul_overflow(rows, memory->y, &rows) ||
+        __builtin_add_overflow(rows, at->height, &rows) ||
+        __builtin_add_overflow(rows, extent->height, &rows) ||
+        __builtin_add_overflow(row, at->width, &row))
+        return false;
+    return span_of(memory->pitch, row, rows, &n) && mine(e, memory->at, n);
+}
+
+/* Whether a side of a copy is either an array or memory. */
+static bool is_side(const struct extension_request *e, const void *array,
+                    const struct ibx_cuda_pitched *memory)
+{
+    return array ? !memory->at && is_array(e, array) : memory->at != NULL;
+}
+
+bool ibx_extension_is_copy(const struct extension_request *e, const struct ibx_cuda_memcpy3d *p)
+{
+    const struct ibx_cuda_extent *n = &p->extent;
+    size_t row;
+    if (p->kind != ON_DEVICE || !is_side(e, p->from_array, &p->from) ||
+        !is_side(e, p->to_array, &p->to))
+        return false;
+    if (!e->x->isolation.on && (!n->width || !n->height || !n->depth))
+        return true; /* nothing is copied */
+    return row_of(p, &row) &&
+           (p->from_array || ibx_extension_holds(e, &p->from, &p->from_at, n, row)) &&
+           (p->to_array || ibx_extension_holds(e, &p->to, &p->to_at, n, row));
+}
+
+static int copy_planes(struct extension_request *e)
+{
+    int (*copy)(const struct ibx_cuda_memcpy3d *parameters) = NULL;
+    struct ibx_cuda_memcpy3d p = {0};
+    ibx_layout_get(&e->in, IBX_LAYOUT_MEMCPY3D, &p);
+    if (!whole(e) || !ibx_extension_is_copy(e, &p))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, copy);
+    return copy(&p);
+}
+
+static int copy_planes_in_stream(struct extension_request *e)
+{
+    int (*copy)(const struct ibx_cuda_memcpy3d *parameters, void *stream) = NULL;
+    struct ibx_cuda_memcpy3d p = {0};
+    ibx_layout_get(&e->in, IBX_LAYOUT_MEMCPY3D, &p);
+    void *stream = stream_in(e);
+    if (!whole(e) || !ibx_extension_is_copy(e, &p))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, copy);
+    return copy(&p, stream);
+}
+
+static int channel_of(struct extension_request *e)
+{
+    int (*get)(struct ibx_cuda_channel * channel, const void *array) = NULL;
+    struct ibx_cuda_channel channel = {0};
+    void *array = pointer(&e->in);
+    if (!whole(e) || !is_array(e, array))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, get);
+    const int rc = get(&channel, array);
+    ibx_layout_put(&e->out, IBX_LAYOUT_CHANNEL, &channel);
+    return rc;
+}
+
+/* --------------------------------------------------------------------- textures and surfaces */
+
+static bool is_resource(const struct extension_request *e, const struct ibx_cuda_resource *resource)
+{
+    const size_t *sizes = resource->of.memory.sizes;
+    size_t n = sizes[0];
+    if (resource->kind == IBX_RESOURCE_ARRAY)
+        return is_array(e, resource->of.array);
+    if (resource->kind == IBX_RESOURCE_MIPMAP)
+        return is_mipmap(e, resource->of.array);
+    if (resource->kind == IBX_RESOURCE_PITCH_2D &&
+        !span_of(sizes[2], ibx_texture_row(&resource->of.memory.channel, sizes[0], sizes[2]),
+                 sizes[1], &n))
+        return false;
+    /* A program may name more bytes than there are: CUDA checks only the beginning. */
+    const uint64_t at = (uintptr_t)resource->of.memory.at;
+    return ibx_isolation_allows(e->x, at, n) && !ibx_process_memory_is_own(e->x, at, 1);
+}
+
+static int create_texture(struct extension_request *e)
+{
+    int (*make)(unsigned long long *texture, const struct ibx_cuda_resource *resource,
+                const struct ibx_cuda_texture *how, const struct ibx_cuda_view *view) = NULL;
+    struct ibx_cuda_resource resource;
+    struct ibx_cuda_texture how = {0};
+    struct ibx_cuda_view view = {0};
+    unsigned long long texture = 0;
+    ibx_resource_get(&e->in, &resource);
+    ibx_layout_get(&e->in, IBX_LAYOUT_TEXTURE, &how);
+    const bool viewed = ibx_get_u8(&e->in);
+    if (viewed)
+        ibx_layout_get(&e->in, IBX_LAYOUT_VIEW, &view);
+    if (!whole(e) || !is_resource(e, &resource))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, make);
+    if (!ibx_room_take(e->x, IBX_HOLD_TEXTURES, 1))
+        return CUDA_MEMORY_ALLOCATION;
+    int rc = make(&texture, &resource, &how, viewed ? &view : NULL);
+    if (!rc && !ibx_handles_add(e->x, IBX_HANDLE_TEXTURE, texture)) {
+        ibx_back_end_undo("cudaDestroyTextureObject", texture);
+        rc = CUDA_MEMORY_ALLOCATION;
+    }
+    ibx_room_give(e->x, IBX_HOLD_TEXTURES, 1);
+    ibx_put_u64(&e->out, texture);
+    return rc;
+}
+
+static int create_surface(struct extension_request *e)
+{
+    int (*make)(unsigned long long *surface, const struct ibx_cuda_resource *resource) = NULL;
+    struct ibx_cuda_resource resource;
+    unsigned long long surface = 0;
+    ibx_resource_get(&e->in, &resource);
+    if (!whole(e) || resource.kind != IBX_RESOURCE_ARRAY || !is_resource(e, &resource))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, make);
+    if (!ibx_room_take(e->x, IBX_HOLD_TEXTURES, 1))
+        return CUDA_MEMORY_ALLOCATION;
+    int rc = make(&surface, &resource);
+    if (!rc && !ibx_handles_add(e->x, IBX_HANDLE_SURFACE, surface)) {
+        ibx_back_end_undo("cudaDestroySurfaceObject", surface);
+        rc = CUDA_MEMORY_ALLOCATION;
+    }
+    ibx_room_give(e->x, IBX_HOLD_TEXTURES, 1);
+    ibx_put_u64(&e->out, surface);
+    return rc;
+}
+
+static int destroy(struct extension_request *e, enum ibx_handle_kind kind)
+{
+    int (*destroy_object)(unsigned long long object) = NULL;
+    const unsigned long long object = ibx_get_u64(&e->in);
+    if (!whole(e) || !ibx_handles_remove(e->x, kind, object))
+        return CUDA_INVALID_VALUE;
+    FUNCTION(e, destroy_object);
+    return destroy_object(object);
+}
+
+static int destroy_texture(struct extension_request *e)
+{
+    return destroy(e, IBX_HANDLE_TEXTURE);
+}
+
+static int destroy_surface(struct extension_request *e)
+{
+    return destroy(e, IBX_HANDLE_SURFACE);
+}
+
+/* ---------------------------------------------------------------------------------- requests */
+
+const struct extension_call ibx_array_extensions[IBX_EXT_REQUESTS] = {
+    [IBX_EXT_MALLOC_ARRAY] = {"cudaMalloc3DArray", malloc_array},
+    [IBX_EXT_FREE_ARRAY] = {"cudaFreeArray", free_array},
+    [IBX_EXT_MALLOC_MIPMAP] = {"cudaMallocMipmappedArray", malloc_mipmap},
+    [IBX_EXT_FREE_MIPMAP] = {"cudaFreeMipmappedArray", free_mipmap},
+    [IBX_EXT_MIPMAP_LEVEL] = {"cudaGetMipmappedArrayLevel", level_of_mipmap},
+    [IBX_EXT_TO_ARRAY] = {"cudaMemcpyToArray", to_array},
+    [IBX_EXT_FROM_ARRAY] = {"cudaMemcpyFromArray", from_array},
+    [IBX_EXT_2D_TO_ARRAY] = {"cudaMemcpy2DToArray", rows_to_array},
+    [IBX_EXT_2D_FROM_ARRAY] = {"cudaMemcpy2DFromArray", rows_from_array},
+    [IBX_EXT_MEMCPY_3D] = {"cudaMemcpy3D", copy_planes},
+    [IBX_EXT_MEMCPY_3D_ASYNC] = {"cudaMemcpy3DAsync", copy_planes_in_stream},
+    [IBX_EXT_CHANNEL_DESC] = {"cudaGetChannelDesc", channel_of},
+    [IBX_EXT_CREATE_TEXTURE] = {"cudaCreateTextureObject", create_texture},
+    [IBX_EXT_DESTROY_TEXTURE] = {"cudaDestroyTextureObject", destroy_texture},
+    [IBX_EXT_CREATE_SURFACE] = {"cudaCreateSurfaceObject", create_surface},
+    [IBX_EXT_DESTROY_SURFACE] = {"cudaDestroySurfaceObject", destroy_surface},
+};

@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* Shared by the files about graphs. */
+#ifndef IBX_FRONTEND_GLUE_EXTENSIONS_GRAPHS_H
+#define IBX_FRONTEND_GLUE_EXTENSIONS_GRAPHS_H
+
+#include "frontend-glue/extensions/extensions.h"
+
+static inline bool is_graph(const struct extension_request *e, const void *graph)
+{
+    return ibx_handles_know(e->x, IBX_HANDLE_GRAPH, (uintptr_t)graph);
+}
+
+static inline bool is_exec(const struct extension_request *e, const void *exec)
+{
+    return ibx_handles_know(e->x, IBX_HANDLE_EXEC, (uintptr_t)exec);
+}
+
+/* Destroys `made`, which cannot be noted, by the runtime's function `undo`. */
+static inline int ibx_extension_no_memory(const char *undo, const void *made)
+{
+    ibx_back_end_undo(undo, (uintptr_t)made);
+    return CUDA_MEMORY_ALLOCATION;
+}
+
+/* enum cudaGraphNodeType */
+#define MEMCPY_NODE 1
+#define HOST_NODE   3
+
+/* The place of a new node in a graph, and what the node counts as. */
+struct place {
+    void *graph, *behind[IBX_EXT_BEHIND];
+    size_t count;
+    uint64_t inner;  /* nodes of the graph that is to be in the node */
+    unsigned depth;  /* how deeply graphs are nested in it */
+    uint64_t weight; /* reserved for it; 0: nothing is */
+};
+
+/* nodes.c */
+bool ibx_extension_get_place(struct extension_request *e, struct place *p);
+/* To be called before the node is made: 0, and its room is reserved until answer_node(); or a
+ * cudaError_t, as ibx_graph_node_room(). */
+int ibx_extension_node_room(struct extension_request *e, struct place *p);
+/* Answers a request for a node, which was made if rc is 0; notes it, and gives its reserved room
+ * back. Returns the exit code. */
+int ibx_extension_answer_node(struct extension_request *e, int rc, struct place *p, void *node);
+/* Reads an executable graph, or NULL for the graph itself; and one of the nodes that it was made
+ * of. False: the client may not name these. */
+bool ibx_extension_get_node(struct extension_request *e, void **exec, void **node);
+
+/* graphs.c */
+
+/* *count: how many functions of the client the graph calls, with copies between host and device. A
+ * cudaError_t. */
+int ibx_extension_count_functions(struct gpu_session *x, void *graph, size_t *count);
+
+/* node_parameters.c: to be called before a node is destroyed. Forgets its child graph, which the
+ * client may have asked for. */
+void ibx_extension_forget_child(struct extension_request *e, void *node);
+
+/* copies.c */
+
+/* The number of the function of a node that copies between host and device; 0: it is no such
+ * node. */
+uint64_t ibx_extension_copy_of_node(struct extension_request *e, void *node);
+/* From now on a node of a graph, or the capture of a stream, has a function of the client
+ * (host_work.c). The function is released when that graph, its copies and its executable graphs are
+ * gone. The graph itself holds only the latest function of a node, and none once the node was
+ * destroyed: then _end() is called, with the object that ibx_handles_set_object() has returned. */
+void ibx_extension_node_calls(struct extension_request *e, const void *node, void *repeated);
+void ibx_extension_node_calls_end(void *graph, uint64_t object);
+void ibx_extension_capture_calls(void *stream, void *repeated);
+
+#endif
