@@ -21,7 +21,7 @@ static void look_after(struct ibx_pipeline *p)
 {
     if (atomic_load(&p->ended) || !ibx_session_live(p->session))
         return;
-    if (!ibx_session_look_closely(p->session) || !ibx_session_mend(p->session))
+    if (!ibx_session_look_closely(p->session) || !ibx_session_resume_if_ended(p->session))
         ibx_backlog_drop(p);
     else
         ibx_backlog_push(p, true);

@@ -187,7 +187,7 @@ static void look_after(struct helper *helper)
 {
     pthread_mutex_unlock(&async.lock);
     const bool good =
-        ibx_session_look_closely(helper->session) && ibx_session_mend(helper->session);
+        ibx_session_look_closely(helper->session) && ibx_session_resume_if_ended(helper->session);
     pthread_mutex_lock(&async.lock);
     if (!good)
         ibx_state_move(&helper->state, HELPER_LOST);

@@ -317,13 +317,13 @@ static bool refuses(struct gpu_session *x, const struct ibx_named *named, unsign
     return captures;
 }
 
-static void spoil_arrays(struct gpu_session *x, const struct ibx_named *named, unsigned count,
-                         uint8_t *body, size_t n)
+static void invalidate_arrays(struct gpu_session *x, const struct ibx_named *named, unsigned count,
+                              uint8_t *body, size_t n)
 {
     for (unsigned k = 0; k < count && x->options.mode != IBX_GPU_OFF; k++) {
         if (!named[k].array || ibx_named_array(x, named[k].address))
             continue;
-        ibx_naming_spoil(&named[k], body, n);
+        ibx_naming_invalidate(&named[k], body, n);
         ibx_named_tell(x);
     }
 }
@@ -373,13 +373,13 @@ static int inspect(struct gpu_session *x, uint8_t *body, size_t n)
         rc = note_reply(x, named[k].reply);
     if (rc)
         return rc;
-    spoil_arrays(x, named, count, body, n);
+    invalidate_arrays(x, named, count, body, n);
     const bool frees = count && role == IBX_NAMING_FREES;
     /* A level is freed with its mipmapped array, not by itself. */
     if ((frees && ibx_handles_is_level(x, named[0].address)) ||
         refuses(x, named, count, frees, body, n)) {
         for (unsigned k = 0; k < count; k++)
-            ibx_naming_spoil(&named[k], body, n);
+            ibx_naming_invalidate(&named[k], body, n);
         return 0;
     }
     const bool notes = i->on || i->limited;
@@ -460,7 +460,7 @@ int ibx_isolation_before_read(struct gpu_session *x, uint8_t *bytes, size_t n)
         return ibx_captures_full(x);
     x->handler.load.count = 0;
     if (!strcmp(w->name, "cuModuleLoadDataEx"))
-        ibx_load_options_mend(bytes, n, &x->handler.load);
+        ibx_load_options_sanitize(bytes, n, &x->handler.load);
     uint64_t kept = 0;
     int rc = note_unpacked(x, bytes, n);
     rc = rc ? rc : end_for_unfit(x, bytes, n, &kept);
@@ -471,11 +471,11 @@ int ibx_isolation_before_read(struct gpu_session *x, uint8_t *bytes, size_t n)
                                 "%s of tenant \"%s\" registers kernels: with the others that is "
                                 "more than rdma.requests and rdma.tenant_share allow",
                                 ibx_session_path(x->s)->peer, ibx_tenant_name(i->tenant));
-    ibx_shapes_mend(w->name, bytes, n);
-    ibx_library_shapes_mend(w->name, bytes, n, i->held);
-    ibx_library_arrays_mend(w->name, bytes, n);
-    ibx_named_spoil(x, bytes, n);
-    const int unknown = ibx_named_handlers_spoil(x, bytes, n);
+    ibx_shapes_sanitize(w->name, bytes, n);
+    ibx_library_shapes_sanitize(w->name, bytes, n, i->held);
+    ibx_library_arrays_sanitize(w->name, bytes, n);
+    ibx_named_invalidate(x, bytes, n);
+    const int unknown = ibx_named_handlers_invalidate(x, bytes, n);
     return unknown ? unknown : inspect(x, bytes, n);
 }
 

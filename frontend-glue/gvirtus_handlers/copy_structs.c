@@ -85,7 +85,7 @@ static bool rows_came(const uint8_t *body, size_t n)
             offset(sum(x, width), rows - 1, 0, pitch, 0) <= come && rows < UINT64_MAX);
 }
 
-void ibx_copy_rows_mend(uint8_t *body, size_t n)
+void ibx_copy_rows_sanitize(uint8_t *body, size_t n)
 {
     if (n < 8)
         return;
@@ -167,7 +167,7 @@ uint64_t ibx_copy_planes_bytes(const uint8_t *body, size_t n)
     return larger(1, end(&p, get(body, FROM_ARRAY) ? p.pitch : sum(p.x, p.width)));
 }
 
-void ibx_copy_planes_mend(uint8_t *body, size_t n)
+void ibx_copy_planes_sanitize(uint8_t *body, size_t n)
 {
     if (n < PLANE_BYTES) /* the handler finds too few bytes */
         return;

@@ -48,7 +48,7 @@ static const struct {
     {"cufftXtSetGPUs", 4, 0, DEVICES},
 };
 
-static void mend_counts(const char *name, uint8_t *body, size_t n)
+static void sanitize_counts(const char *name, uint8_t *body, size_t n)
 {
     for (size_t i = 0; i < sizeof(arrays) / sizeof(arrays[0]); i++) {
         const size_t last = arrays[i].last;
@@ -132,7 +132,7 @@ void ibx_library_clear_rest(enum ibx_library_rest rest, uint8_t *payload, size_t
 
 /* A handler takes as many results out of the request, behind their length, as are asked for. If it
  * does not find them there, it has one, on its stack. */
-static void mend_search(size_t i, uint8_t *body, size_t n)
+static void sanitize_search(size_t i, uint8_t *body, size_t n)
 {
     const size_t at = searches[i].count, behind = at + 4 + 8;
     const uint64_t asked = ibx_body_number(body, n, at, 4), left = n > behind ? n - behind : 0;
@@ -184,7 +184,7 @@ static const struct {
 };
 
 /* The handler takes what follows for it, and finds too few bytes. */
-static void mend_absent(const char *name, uint8_t *body, size_t n)
+static void sanitize_absent(const char *name, uint8_t *body, size_t n)
 {
     const char *layout = "";
     size_t at = 0;
@@ -210,7 +210,7 @@ static size_t behind_string(const uint8_t *body, size_t n)
 }
 
 /* The name is written over the string that came. */
-static void mend_device_name(uint8_t *body, size_t n)
+static void sanitize_device_name(uint8_t *body, size_t n)
 {
     const size_t at = behind_string(body, n);
     if (ibx_body_number(body, n, at, 4) > DEVICE_NAME)
@@ -218,7 +218,7 @@ static void mend_device_name(uint8_t *body, size_t n)
 }
 
 /* CUDA refuses a parameter of no function. */
-static void mend_parameter(uint8_t *body, size_t n)
+static void sanitize_parameter(uint8_t *body, size_t n)
 {
     if (ibx_body_number(body, n, 4, 4) <= PARAMETER && ibx_body_number(body, n, 8, 8))
         return;
@@ -226,15 +226,15 @@ static void mend_parameter(uint8_t *body, size_t n)
     ibx_body_set_number(body, n, ibx_body_number(body, n, 8, 8) ? 24 : 16, 8, 0);
 }
 
-void ibx_library_arrays_mend(const char *name, uint8_t *body, size_t n)
+void ibx_library_arrays_sanitize(const char *name, uint8_t *body, size_t n)
 {
     const size_t search = find_search(name);
     if (!strncmp(name, "cublas", 6) || !strncmp(name, "cufft", 5))
-        mend_absent(name, body, n);
+        sanitize_absent(name, body, n);
     if (search < SEARCHES)
-        mend_search(search, body, n);
+        sanitize_search(search, body, n);
     else if (is_dnn(name) || !strncmp(name, "cufft", 5))
-        mend_counts(name, body, n);
+        sanitize_counts(name, body, n);
     if (!strcmp(name, "cufftPlanMany")) {
         const size_t at =
             ibx_body_number(body, n, 0, 8) ? 12 : 8; /* behind the place of the plan */
@@ -242,9 +242,9 @@ void ibx_library_arrays_mend(const char *name, uint8_t *body, size_t n)
             ibx_body_set_number(body, n, at, 4, 0);
     }
     if (!strcmp(name, "cuDeviceGetName"))
-        mend_device_name(body, n);
+        sanitize_device_name(body, n);
     if (!strcmp(name, "cuParamSetv"))
-        mend_parameter(body, n);
+        sanitize_parameter(body, n);
     if (!strcmp(name, "cuPointerGetAttribute") && ibx_body_number(body, n, 0, 4) == P2P_TOKENS)
         ibx_body_set_number(body, n, 0, 4, 0);
     /* The handler has one node, and a number of them that nobody has set. It returns only how many

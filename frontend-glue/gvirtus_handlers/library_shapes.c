@@ -94,7 +94,7 @@ static uint64_t reach(const struct shape *s, const uint8_t *body, size_t n)
 }
 
 /* Elements of 0 bytes: cuBLAS refuses them, and the handler sends none. */
-static void mend_vector(const struct shape *s, uint8_t *body, size_t n, uint64_t room)
+static void sanitize_vector(const struct shape *s, uint8_t *body, size_t n, uint64_t room)
 {
     if (n < s->host || n < s->step + 4)
         return; /* the handler finds too few bytes */
@@ -104,7 +104,7 @@ static void mend_vector(const struct shape *s, uint8_t *body, size_t n, uint64_t
         ibx_body_set_number(body, n, s->element, 4, 0);
 }
 
-static void mend_number(const struct limit *l, uint8_t *body, size_t n)
+static void sanitize_number(const struct limit *l, uint8_t *body, size_t n)
 {
     if (ibx_body_number(body, n, l->at, l->bytes) > l->most)
         ibx_body_set_number(body, n, l->at, l->bytes, l->instead);
@@ -114,7 +114,7 @@ static void mend_number(const struct limit *l, uint8_t *body, size_t n)
  * at byte 8, byte 16 becomes 0. For G3's handler that is how many numbers to write to NULL. For
  * G5's handler byte 8 is that count, so byte 16 (an address, a mean, or Poisson's lambda, 0 of
  * which cuRAND may refuse) does not matter. */
-static void mend_random(const char *name, uint8_t *body, size_t n)
+static void sanitize_random(const char *name, uint8_t *body, size_t n)
 {
     for (size_t i = 0; i < sizeof(randoms) / sizeof(randoms[0]); i++) {
         if (strcmp(randoms[i].name, name) != 0)
@@ -129,7 +129,7 @@ static void mend_random(const char *name, uint8_t *body, size_t n)
 /* cuBLAS (13) ends the process, likely since it reads these scalars by instructions that need 16
  * bytes' alignment, which they do not have in the request. It refuses to work without a handle
  * before that. */
-static void mend_unaligned(const char *name, uint8_t *body, size_t n)
+static void sanitize_unaligned(const char *name, uint8_t *body, size_t n)
 {
     if (!strcmp(name, "cublasZhpmv_v2"))
         ibx_body_set_number(body, n, 0, 8, 0);
@@ -141,21 +141,21 @@ static uint64_t room_for(uint64_t longest)
                                                : (longest / BUFFER_BLOCK + 1) * BUFFER_BLOCK;
 }
 
-void ibx_library_shapes_mend(const char *name, uint8_t *body, size_t n, uint64_t longest)
+void ibx_library_shapes_sanitize(const char *name, uint8_t *body, size_t n, uint64_t longest)
 {
     static const struct limit random = {"curandGenerate", 8, 8, RANDOM_MOST, 0};
     const uint64_t room = room_for(longest > n ? longest : n);
     for (size_t i = 0; i < sizeof(limits) / sizeof(limits[0]); i++) {
         if (!strncmp(limits[i].name, name, NAME_KNOWN))
-            mend_number(&limits[i], body, n);
+            sanitize_number(&limits[i], body, n);
     }
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
         if (!strcmp(shapes[i].name, name))
-            mend_vector(&shapes[i], body, n, room);
+            sanitize_vector(&shapes[i], body, n, room);
     }
     if (!strncmp(name, random.name, strlen(random.name))) {
-        mend_number(&random, body, n);
-        mend_random(name, body, n);
+        sanitize_number(&random, body, n);
+        sanitize_random(name, body, n);
     }
-    mend_unaligned(name, body, n);
+    sanitize_unaligned(name, body, n);
 }

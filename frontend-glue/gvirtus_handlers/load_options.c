@@ -85,7 +85,7 @@ static bool is_as_sent(const uint8_t *body, size_t n, size_t from, uint32_t coun
     return ibx_reader_left(&r) == 0;
 }
 
-void ibx_load_options_mend(uint8_t *body, size_t n, struct ibx_load_options *options)
+void ibx_load_options_sanitize(uint8_t *body, size_t n, struct ibx_load_options *options)
 {
     struct ibx_reader r = ibx_reader_of(body, n);
     uint32_t count;

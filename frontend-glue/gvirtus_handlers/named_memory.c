@@ -301,7 +301,7 @@ unsigned ibx_naming_find(const char *name, const void *bytes, size_t n, enum ibx
     return 0;
 }
 
-void ibx_naming_spoil(const struct ibx_named *named, void *bytes, size_t n)
+void ibx_naming_invalidate(const struct ibx_named *named, void *bytes, size_t n)
 {
     if (named->at <= n && n - named->at >= sizeof(named->bad))
         memcpy((uint8_t *)bytes + named->at, &named->bad, sizeof(named->bad));

@@ -15,7 +15,7 @@ enum ibx_naming_role { IBX_NAMING_COPIES, IBX_NAMING_FREES };
 struct ibx_named {
     uint64_t at;         /* where in the body the address is */
     uint64_t address, n; /* device memory; or the handle of an array or a graph, with n 1 */
-    uint64_t bad;        /* the address that ibx_naming_spoil() puts in its place */
+    uint64_t bad;        /* the address that ibx_naming_invalidate() puts in its place */
     uint64_t reply;      /* bytes that the handler allocates for the reply */
     bool handle;         /* it is a handle, or an array of the driver's */
     bool array;          /* CUDA's runtime takes it for a pointer to one of its arrays */
@@ -41,6 +41,6 @@ void ibx_naming_enlarge(const char *name, void *body, size_t n);
 uint64_t ibx_naming_allocated(const uint8_t *payload, size_t n);
 /* Replaces the address in the body by one that CUDA refuses; cudaFreeArray gets 0, and frees
  * nothing. */
-void ibx_naming_spoil(const struct ibx_named *named, void *body, size_t n);
+void ibx_naming_invalidate(const struct ibx_named *named, void *body, size_t n);
 
 #endif

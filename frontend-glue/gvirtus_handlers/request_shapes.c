@@ -99,7 +99,7 @@ static uint64_t bytes_of(const struct shape *s, const uint8_t *body, size_t n)
                : bytes;
 }
 
-static void mend_payload(const struct shape *s, uint8_t *body, size_t n)
+static void sanitize_payload(const struct shape *s, uint8_t *body, size_t n)
 {
     size_t at = position(s->payload, n);
     for (int i = 0; i < s->strings; i++) { /* each is preceded by its length twice */
@@ -113,7 +113,7 @@ static void mend_payload(const struct shape *s, uint8_t *body, size_t n)
         refuse_copy(s, body, n);
 }
 
-static void mend_kind(const struct shape *s, uint8_t *body, size_t n)
+static void sanitize_kind(const struct shape *s, uint8_t *body, size_t n)
 {
     const size_t at = position(s->kind, n);
     if (at >= n)
@@ -126,7 +126,7 @@ static void mend_kind(const struct shape *s, uint8_t *body, size_t n)
 
 /* The last i32 of the body counts the devices. The handler takes a negative one as a very large
  * number. */
-static void mend_devices(uint8_t *body, size_t n)
+static void sanitize_devices(uint8_t *body, size_t n)
 {
     struct ibx_writer w = ibx_writer_of(body + n - 4, 4);
     if (ibx_body_number(body, n, n - 4, 4) > INT32_MAX)
@@ -135,14 +135,14 @@ static void mend_devices(uint8_t *body, size_t n)
 
 /* In mode 0 (global) a thread's calls end captures of other clients, which are threads here: each
  * thread minds its own captures only, as it does from its first request on. */
-static void mend_capture_mode(uint8_t *body)
+static void sanitize_capture_mode(uint8_t *body)
 {
     struct ibx_writer w = ibx_writer_of(body, 4);
     if (!ibx_body_number(body, 4, 0, 4))
         ibx_put_u32(&w, THREAD_LOCAL);
 }
 
-static void mend(const struct shape *s, uint8_t *body, size_t n)
+static void sanitize(const struct shape *s, uint8_t *body, size_t n)
 {
     if (s->present && !ibx_body_number(body, n, position(s->present, n), 8))
         put(body, n, position(s->present, n), TOO_LONG); /* the handler finds too few bytes */
@@ -150,26 +150,26 @@ static void mend(const struct shape *s, uint8_t *body, size_t n)
         return;
     const uint64_t kind = ibx_body_number(body, n, position(s->kind, n), 4);
     if (kind > 31 || !(s->kinds & KIND(kind)))
-        mend_kind(s, body, n);
+        sanitize_kind(s, body, n);
     else if (kind == TO_DEVICE && s->payload)
-        mend_payload(s, body, n);
+        sanitize_payload(s, body, n);
 }
 
-void ibx_shapes_mend(const char *name, uint8_t *body, size_t n)
+void ibx_shapes_sanitize(const char *name, uint8_t *body, size_t n)
 {
     size_t i = 0;
     while (i < SHAPES && strncmp(shapes[i].name, name, NAME_KNOWN) != 0)
         i++;
     if (i < SHAPES)
-        mend(&shapes[i], body, n);
+        sanitize(&shapes[i], body, n);
     if (!strcmp(name, "cuMemcpy2D"))
-        ibx_copy_rows_mend(body, n);
+        ibx_copy_rows_sanitize(body, n);
     if (!strcmp(name, "cudaMemcpy3D"))
-        ibx_copy_planes_mend(body, n);
+        ibx_copy_planes_sanitize(body, n);
     if (!strcmp(name, "cudaSetValidDevices") && n >= 4)
-        mend_devices(body, n);
+        sanitize_devices(body, n);
     if (!strncmp(name, "cudaThreadExchangeStreamCaptureMode", NAME_KNOWN) && n >= 4)
-        mend_capture_mode(body);
+        sanitize_capture_mode(body);
 }
 
 bool ibx_shapes_is_name(const struct ibx_request_watch *watch, const uint8_t *bytes, size_t n)

@@ -12,11 +12,11 @@
 
 /* Changes the body of a request that GVirtuS is about to run, if its handler would do so: then the
  * handler or CUDA refuses it. `name` may be cut to 23 characters. */
-void ibx_shapes_mend(const char *name, uint8_t *body, size_t n);
+void ibx_shapes_sanitize(const char *name, uint8_t *body, size_t n);
 
 /* copy_structs.c: the same for the bodies of cuMemcpy2D and cudaMemcpy3D. */
-void ibx_copy_rows_mend(uint8_t *body, size_t n);
-void ibx_copy_planes_mend(uint8_t *body, size_t n);
+void ibx_copy_rows_sanitize(uint8_t *body, size_t n);
+void ibx_copy_planes_sanitize(uint8_t *body, size_t n);
 /* How many bytes of device memory such a cudaMemcpy3D reaches, counted from the address that it
  * names. */
 uint64_t ibx_copy_planes_bytes(const uint8_t *body, size_t n);
@@ -24,12 +24,12 @@ uint64_t ibx_copy_planes_bytes(const uint8_t *body, size_t n);
 /* library_shapes.c: the same for libraries' handlers. `longest`: the length of the session's
  * longest request; GVirtuS's buffer for requests has room for it, which is memory that some
  * handlers write to. */
-void ibx_library_shapes_mend(const char *name, uint8_t *body, size_t n, uint64_t longest);
+void ibx_library_shapes_sanitize(const char *name, uint8_t *body, size_t n, uint64_t longest);
 
 /* library_arrays.c: the same for arrays of libraries and of the driver; `name` is whole.
  * ibx_library_sends_unset(): whether the handler sends, after an error, memory that nothing has
  * set: results of a search, numbers of a generator for the host, elements, or names. */
-void ibx_library_arrays_mend(const char *name, uint8_t *body, size_t n);
+void ibx_library_arrays_sanitize(const char *name, uint8_t *body, size_t n);
 bool ibx_library_sends_unset(const char *name);
 
 /* What a handler sends behind that which its library has set, from its stack or its heap. */
@@ -58,10 +58,11 @@ bool ibx_image_fits(const uint8_t *bytes, size_t n);
 bool ibx_image_string_fits(const uint8_t *body, size_t n);
 
 /* load_options.c: the options of the last cuModuleLoadDataEx as the client sent them, if its front
- * end did; `count` 0: it did not. mend() changes options that want a log, so that the handler can
- * have them; answer() changes the payload of the reply to what the front end expects: empty logs.
+ * end did; `count` 0: it did not. sanitize() changes options that want a log, so that the handler
+ * can have them; answer() changes the payload of the reply to what the front end expects: empty
+ * logs.
  */
-void ibx_load_options_mend(uint8_t *body, size_t n, struct ibx_load_options *options);
+void ibx_load_options_sanitize(uint8_t *body, size_t n, struct ibx_load_options *options);
 void ibx_load_options_answer(const struct ibx_load_options *options, uint8_t *payload, size_t n);
 
 /* request_shapes.c: to be called before `watch` notes the bytes. False: they belong to a name that

@@ -212,7 +212,7 @@ void ibx_named_tell(const struct gpu_session *x);
 bool ibx_named_knows(const char *name);
 /* Replaces handles that CUDA must not get by 0, in the body of a request that GVirtuS is about to
  * run. */
-void ibx_named_spoil(struct gpu_session *x, uint8_t *body, size_t n);
+void ibx_named_invalidate(struct gpu_session *x, uint8_t *body, size_t n);
 /* A handler has returned a stream, an event or an array that was not seen: any may be named from
  * now on. graph_unseen(): the same of a graph or an executable graph. */
 void ibx_named_unseen(void);
@@ -224,7 +224,7 @@ void ibx_named_graph_unseen(void);
 /* Looks at the body of a request that GVirtuS is about to run. A handle of a library, a context, a
  * module or what is in one that nobody has given the client is replaced by none. Where the library
  * does not look whether there is one, the session ends; returns 0, or why it does. */
-int ibx_named_handlers_spoil(struct gpu_session *x, uint8_t *body, size_t n);
+int ibx_named_handlers_invalidate(struct gpu_session *x, uint8_t *body, size_t n);
 /* A handler has returned such a thing. `made`: its handle; 0: it could not be read, and all that
  * clients name is allowed from now on, or there is none (*seen is true). */
 void ibx_named_handlers_made(struct gpu_session *x, uint64_t made, bool seen);

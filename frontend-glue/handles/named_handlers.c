@@ -103,8 +103,8 @@ static size_t position(const struct place *place, const uint8_t *body, size_t n)
 }
 
 /* `needed`: none is refused as well, if the session ends. */
-static int spoil(struct gpu_session *x, enum ibx_handle_kind kind, size_t at, enum instead instead,
-                 bool needed, uint8_t *body, size_t n)
+static int invalidate(struct gpu_session *x, enum ibx_handle_kind kind, size_t at,
+                      enum instead instead, bool needed, uint8_t *body, size_t n)
 {
     const unsigned bytes = kind == MATH(FFT) ? 4 : 8;
     if (at > n || bytes > n - at)
@@ -126,15 +126,15 @@ static bool wraps(const struct place *place, const uint8_t *body, size_t n)
     return place->where == AFTER_STRING && position(place, body, n) < place->at + 16u;
 }
 
-static int spoil_all(struct gpu_session *x, const struct naming *naming, enum instead instead,
-                     uint8_t *body, size_t n)
+static int invalidate_all(struct gpu_session *x, const struct naming *naming, enum instead instead,
+                          uint8_t *body, size_t n)
 {
     int rc = 0;
     for (unsigned i = 0; i < naming->count && !rc; i++) {
         const struct place *place = &naming->places[i];
         rc = wraps(place, body, n) ? refuse(x)
-                                   : spoil(x, (enum ibx_handle_kind)place->kind,
-                                           position(place, body, n), instead, !i, body, n);
+                                   : invalidate(x, (enum ibx_handle_kind)place->kind,
+                                                position(place, body, n), instead, !i, body, n);
     }
     return rc;
 }
@@ -158,28 +158,28 @@ static const struct naming of_dnn[] = {
 /* The elements of an attribute: their type, their number, and behind the length of all their bytes
  * the elements themselves. `sets`: cuDNN reads them; else it writes handles, and follows only
  * descriptors. */
-static int spoil_attribute(struct gpu_session *x, bool sets, uint8_t *body, size_t n)
+static int invalidate_attribute(struct gpu_session *x, bool sets, uint8_t *body, size_t n)
 {
     const uint64_t type = ibx_body_number(body, n, 12, 4), count = ibx_body_number(body, n, 16, 8);
     int rc = 0;
     if ((type != TYPE_PARTS && !(sets && type == TYPE_HANDLE)) || !ibx_body_number(body, n, 24, 8))
         return 0;
     for (uint64_t i = 0; i < count && !rc && i < n / 8; i++)
-        rc = spoil(x, type == TYPE_HANDLE ? MATH(DNN) : MATH(GRAPH), 32 + 8 * (size_t)i, ENDS,
-                   false, body, n);
+        rc = invalidate(x, type == TYPE_HANDLE ? MATH(DNN) : MATH(GRAPH), 32 + 8 * (size_t)i, ENDS,
+                        false, body, n);
     return rc;
 }
 
-static int spoil_dnn(struct gpu_session *x, const char *name, uint8_t *body, size_t n)
+static int invalidate_dnn(struct gpu_session *x, const char *name, uint8_t *body, size_t n)
 {
     const struct naming *found =
         bsearch(name, of_dnn, sizeof(of_dnn) / sizeof(of_dnn[0]), sizeof(of_dnn[0]), by_name);
     const enum instead instead = strncmp(name, "cudnnDestroy", 12) ? ENDS : NONE_INSTEAD;
     const bool sets = !strcmp(name, "cudnnBackendSetAttribute");
-    const int rc = found ? spoil_all(x, found, instead, body, n) : 0;
+    const int rc = found ? invalidate_all(x, found, instead, body, n) : 0;
     return rc || (!sets && strcmp(name, "cudnnBackendGetAttribute") != 0)
                ? rc
-               : spoil_attribute(x, sets, body, n);
+               : invalidate_attribute(x, sets, body, n);
 }
 
 /* ------------------------------------------------------------------- cuBLAS and cuBLASLt */
@@ -202,7 +202,7 @@ static const struct naming of_lt[] = {
 };
 
 /* Behind alpha and beta, each of which has its length before it, or is missing. */
-static int spoil_matmul(struct gpu_session *x, uint8_t *body, size_t n)
+static int invalidate_matmul(struct gpu_session *x, uint8_t *body, size_t n)
 {
     const size_t a = 24 + (ibx_body_number(body, n, 16, 8) ? SCALAR : 0);
     const size_t beta = a + 32, c = beta + 8 + (ibx_body_number(body, n, beta, 8) ? SCALAR : 0);
@@ -214,16 +214,16 @@ static int spoil_matmul(struct gpu_session *x, uint8_t *body, size_t n)
                                    {IBX_HANDLE_LT_LAYOUT, (uint8_t)(a + 24), AT},
                                    {IBX_HANDLE_LT_LAYOUT, (uint8_t)(c + 8), AT},
                                    {IBX_HANDLE_LT_LAYOUT, (uint8_t)(c + 24), AT}}};
-    return spoil_all(x, &matmul, ENDS, body, n);
+    return invalidate_all(x, &matmul, ENDS, body, n);
 }
 
-static int spoil_lt(struct gpu_session *x, const char *name, uint8_t *body, size_t n)
+static int invalidate_lt(struct gpu_session *x, const char *name, uint8_t *body, size_t n)
 {
     if (!strcmp(name, "cublasLtMatmul"))
-        return spoil_matmul(x, body, n);
+        return invalidate_matmul(x, body, n);
     const struct naming *found =
         bsearch(name, of_lt, sizeof(of_lt) / sizeof(of_lt[0]), sizeof(of_lt[0]), by_name);
-    return found ? spoil_all(x, found, ENDS, body, n) : 0;
+    return found ? invalidate_all(x, found, ENDS, body, n) : 0;
 }
 
 /* Functions with a handle have names that end in _v2, and some others. */
@@ -267,13 +267,13 @@ static const struct {
     {"cusparseSetStream", MATH(SPARSE), NONE_INSTEAD},
 };
 
-static int spoil_library(struct gpu_session *x, const char *name, uint8_t *body, size_t n)
+static int invalidate_library(struct gpu_session *x, const char *name, uint8_t *body, size_t n)
 {
     for (size_t i = 0; i < sizeof(of_libraries) / sizeof(of_libraries[0]); i++) {
         const char *begins = of_libraries[i].begins;
         if (!strncmp(begins, name, strlen(begins)))
-            return spoil(x, (enum ibx_handle_kind)of_libraries[i].kind, 0,
-                         (enum instead)of_libraries[i].instead, true, body, n);
+            return invalidate(x, (enum ibx_handle_kind)of_libraries[i].kind, 0,
+                              (enum instead)of_libraries[i].instead, true, body, n);
     }
     return 0;
 }
@@ -322,11 +322,11 @@ static const struct naming of_driver[] = {
     {"cuTexRefSetFormat", 1, {T(8)}},
 };
 
-static int spoil_driver(struct gpu_session *x, const char *name, uint8_t *body, size_t n)
+static int invalidate_driver(struct gpu_session *x, const char *name, uint8_t *body, size_t n)
 {
     const struct naming *found = bsearch(name, of_driver, sizeof(of_driver) / sizeof(of_driver[0]),
                                          sizeof(of_driver[0]), by_name);
-    const int rc = found ? spoil_all(x, found, NONE_INSTEAD, body, n) : 0;
+    const int rc = found ? invalidate_all(x, found, NONE_INSTEAD, body, n) : 0;
     x->handler.made_of = found && found->places[0].where == AFTER_STRING
                              ? ibx_body_number(body, n, position(&found->places[0], body, n), 8)
                              : 0;
@@ -336,31 +336,32 @@ static int spoil_driver(struct gpu_session *x, const char *name, uint8_t *body, 
 /* ---------------------------------------------------------------------------------- NVML */
 
 /* The handle has its length before it. */
-static int spoil_nvml(struct gpu_session *x, const char *name, uint8_t *body, size_t n)
+static int invalidate_nvml(struct gpu_session *x, const char *name, uint8_t *body, size_t n)
 {
     const bool names = !strncmp(name, "nvmlDevice", 10) && !strstr(name, "GetCount") &&
                        !strstr(name, "GetHandleBy") && ibx_body_number(body, n, 0, 8);
-    return names ? spoil(x, IBX_HANDLE_NVML_DEVICE, 8, ENDS, false, body, n) : 0;
+    return names ? invalidate(x, IBX_HANDLE_NVML_DEVICE, 8, ENDS, false, body, n) : 0;
 }
 
-int ibx_named_handlers_spoil(struct gpu_session *x, uint8_t *body, size_t n)
+int ibx_named_handlers_invalidate(struct gpu_session *x, uint8_t *body, size_t n)
 {
     const char *name = x->requests.name;
     if (x->options.mode == IBX_GPU_OFF)
         return 0;
     if (!strncmp(name, "nvml", 4))
-        return spoil_nvml(x, name, body, n);
+        return invalidate_nvml(x, name, body, n);
     if (name[0] != 'c' || name[1] != 'u')
         return 0;
     if (name[2] >= 'A' && name[2] <= 'Z')
-        return spoil_driver(x, name, body, n);
+        return invalidate_driver(x, name, body, n);
     if (!strncmp(name, "cuda", 4))
         return 0;
     if (!strncmp(name, "cudnn", 5))
-        return spoil_dnn(x, name, body, n);
+        return invalidate_dnn(x, name, body, n);
     if (!strncmp(name, "cublasLt", 8))
-        return spoil_lt(x, name, body, n);
+        return invalidate_lt(x, name, body, n);
     if (!strncmp(name, "cublas", 6))
-        return has_blas_handle(name) ? spoil(x, MATH(BLAS), 0, NONE_INSTEAD, true, body, n) : 0;
-    return spoil_library(x, name, body, n);
+        return has_blas_handle(name) ? invalidate(x, MATH(BLAS), 0, NONE_INSTEAD, true, body, n)
+                                     : 0;
+    return invalidate_library(x, name, body, n);
 }

@@ -186,8 +186,8 @@ static bool is_known(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t 
     }
 }
 
-static void spoil(struct gpu_session *x, const struct place *place, bool ends, uint8_t *body,
-                  size_t n)
+static void invalidate(struct gpu_session *x, const struct place *place, bool ends, uint8_t *body,
+                       size_t n)
 {
     const size_t from = place->at < 0 ? n - (size_t)-place->at : (size_t)place->at;
     if (from > n || n - from < 8)
@@ -220,12 +220,12 @@ bool ibx_named_knows(const char *name)
     return find(name) < NAMINGS;
 }
 
-void ibx_named_spoil(struct gpu_session *x, uint8_t *body, size_t n)
+void ibx_named_invalidate(struct gpu_session *x, uint8_t *body, size_t n)
 {
     const size_t i = x->options.mode == IBX_GPU_OFF ? NAMINGS : find(x->requests.name);
     const bool ends = i < NAMINGS && strstr(namings[i].name, "Destroy");
     for (unsigned k = 0; i < NAMINGS && k < 2; k++) {
         if (namings[i].places[k].is)
-            spoil(x, &namings[i].places[k], ends, body, n);
+            invalidate(x, &namings[i].places[k], ends, body, n);
     }
 }

@@ -139,7 +139,7 @@ bool ibx_session_client_gone(struct ibx_session *session, uint64_t *since);
 bool ibx_session_abandoned(const struct ibx_session *session);
 bool ibx_session_broken(const struct ibx_session *session);
 /* Continues over another connection if this one has ended. False: the session has ended. */
-bool ibx_session_mend(struct ibx_session *session);
+bool ibx_session_resume_if_ended(struct ibx_session *session);
 /* Whether it is a live session of a server. */
 bool ibx_session_serving(const struct ibx_session *session);
 /* Of a live session only. */

@@ -468,14 +468,14 @@ bool ibx_session_broken(const struct ibx_session *s)
     return ibx_session_live(s) && s->ended && ibx_link_survives(s);
 }
 
-bool ibx_session_mend(struct ibx_session *s)
+bool ibx_session_resume_if_ended(struct ibx_session *s)
 {
     if (ibx_session_broken(s))
         ibx_link_resume(s);
     return ibx_session_live(s);
 }
 
-bool ibx_link_mend(struct ibx_session *s)
+bool ibx_link_resume_if_ended(struct ibx_session *s)
 {
     return ibx_session_live(s) && ibx_link_survives(s) && ibx_conn_over(s->conn) &&
            !ibx_link_resume(s);

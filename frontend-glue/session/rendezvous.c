@@ -43,7 +43,7 @@ static int register_anew(struct ibx_session *s, const void *data, size_t length,
 static int register_memory(struct ibx_session *s, const void *data, size_t length, unsigned access,
                            struct ibx_mr **mr)
 {
-    if (ibx_conn_over(s->conn) && !ibx_link_mend(s))
+    if (ibx_conn_over(s->conn) && !ibx_link_resume_if_ended(s))
         return -ENOTCONN;
     *mr = ibx_shared_region_get(s, data, length);
     return *mr ? 0 : register_anew(s, data, length, access, mr);
@@ -284,7 +284,7 @@ int ibx_session_allocate(struct ibx_session *s, size_t bytes, unsigned access, s
                          struct ibx_error *err)
 {
     if (ibx_session_live(s) && ibx_conn_over(s->conn))
-        ibx_link_mend(s);
+        ibx_link_resume_if_ended(s);
     if (!ibx_session_live(s))
         return ibx_error_set(err, -ECONNRESET, "%.500s", s->reason);
     if (ibx_conn_over(s->conn))
@@ -509,7 +509,7 @@ void ibx_session_prepare(struct ibx_session *s, void *address, size_t n)
 
 int ibx_session_share(struct ibx_session *s)
 {
-    if (!ibx_session_live(s) || (ibx_conn_over(s->conn) && !ibx_link_mend(s)))
+    if (!ibx_session_live(s) || (ibx_conn_over(s->conn) && !ibx_link_resume_if_ended(s)))
         return -ENOTCONN;
     return ibx_shared_give(s->conn);
 }

@@ -431,7 +431,7 @@ static inline bool ibx_link_has_offer(const struct ibx_session *s)
 int ibx_link_resume(struct ibx_session *s);
 /* The same if the connection has ended, even if that was not noticed yet. False: it lives, or the
  * session has ended. */
-bool ibx_link_mend(struct ibx_session *s);
+bool ibx_link_resume_if_ended(struct ibx_session *s);
 
 /* reconnect.c: how a client whose connection has broken finds its server again */
 struct reconnect {

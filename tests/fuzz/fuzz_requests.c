@@ -108,7 +108,7 @@ static void look_at_memory(const char *name, uint8_t *body, size_t n)
     const unsigned count = ibx_naming_find(name, body, n, &role, named);
     require(count <= IBX_NAMED_MAX);
     for (unsigned i = 0; i < count; i++)
-        ibx_naming_spoil(&named[i], body, n);
+        ibx_naming_invalidate(&named[i], body, n);
     ibx_naming_copies(name);
     if (ibx_naming_allocates(name)) {
         ibx_naming_allocation(name, body, n);
@@ -174,12 +174,12 @@ static void request(unsigned client, const char *name, const uint8_t *bytes, siz
             (unpacked / 2 <= INT_MAX && kept / 4 <= n * UINT64_C(256)));
     ibx_image_string_fits(body, n);
     struct ibx_load_options options = {.count = 0};
-    ibx_load_options_mend(body, n, &options);
+    ibx_load_options_sanitize(body, n, &options);
     ibx_load_options_fit(body, n);
     ibx_load_options_answer(&options, body, n);
-    ibx_shapes_mend(name, body, n);
-    ibx_library_shapes_mend(name, body, n, 0);
-    ibx_library_arrays_mend(name, body, n);
+    ibx_shapes_sanitize(name, body, n);
+    ibx_library_shapes_sanitize(name, body, n, 0);
+    ibx_library_arrays_sanitize(name, body, n);
     look_at_memory(name, body, n);
     ibx_library_clear_rest(ibx_library_rest_of(name), body, n);
     free(body);

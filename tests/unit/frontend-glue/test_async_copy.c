@@ -60,7 +60,7 @@ bool ibx_session_look_closely(struct ibx_session *s)
     return s->live;
 }
 
-bool ibx_session_mend(struct ibx_session *s)
+bool ibx_session_resume_if_ended(struct ibx_session *s)
 {
     mended += breaks;
     return s->live;

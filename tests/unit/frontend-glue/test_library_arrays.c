@@ -16,7 +16,7 @@ static uint64_t number_of(const char *name, size_t n, unsigned at, uint64_t valu
     assert_non_null(copy);
     add(&b, value, 4);
     memcpy(copy, b.bytes, n);
-    ibx_library_arrays_mend(name, copy, n);
+    ibx_library_arrays_sanitize(name, copy, n);
     memcpy(&after, copy + at, 4);
     free(copy);
     return after;
@@ -80,7 +80,7 @@ static void counts(void **state)
     add(&plan, 0, 4);
     add(&plan, 4, 4);
     plan.n = 80;
-    ibx_library_arrays_mend("cufftPlanMany", plan.bytes, plan.n);
+    ibx_library_arrays_sanitize("cufftPlanMany", plan.bytes, plan.n);
     assert_int_equal(plan.bytes[12], 0);
 }
 
@@ -251,13 +251,13 @@ static void absent(void **state)
         const char *name = functions[i / 2].name, *arguments = functions[i / 2].arguments;
         const struct body there = arguments_of(arguments, true, i % 2);
         struct body b = arguments_of(arguments, false, i % 2);
-        ibx_library_arrays_mend(name, b.bytes, b.n);
+        ibx_library_arrays_sanitize(name, b.bytes, b.n);
         assert_memory_equal(b.bytes, there.bytes, there.n);
-        ibx_library_arrays_mend(name, b.bytes, b.n);
+        ibx_library_arrays_sanitize(name, b.bytes, b.n);
         assert_memory_equal(b.bytes, there.bytes, there.n);
     }
     struct body less = {.n = 11}; /* the handler finds nothing */
-    ibx_library_arrays_mend("cufftGetSize", less.bytes, less.n);
+    ibx_library_arrays_sanitize("cufftGetSize", less.bytes, less.n);
     for (size_t i = 0; i < 16; i++)
         assert_int_equal(less.bytes[i], 0);
 }
@@ -273,8 +273,8 @@ static void driver(void **state)
     add(&b, 0, 4);
     struct body long_name = b;
     long_name.bytes[24] = 0xff;
-    ibx_library_arrays_mend("cuDeviceGetName", long_name.bytes, long_name.n);
-    ibx_library_arrays_mend("cuDeviceGetName", b.bytes, b.n);
+    ibx_library_arrays_sanitize("cuDeviceGetName", long_name.bytes, long_name.n);
+    ibx_library_arrays_sanitize("cuDeviceGetName", b.bytes, b.n);
     assert_memory_equal(b.bytes + 22, "\0\1\0\0", 4);
     assert_memory_equal(long_name.bytes + 22, "\0\4\0\0", 4);
     for (uint32_t bytes = 8; bytes < 10; bytes++) {
@@ -282,7 +282,7 @@ static void driver(void **state)
         struct body v = {0};
         for (size_t i = 0; i < sizeof(values) / sizeof(values[0]); i++)
             add(&v, values[i], 4);
-        ibx_library_arrays_mend("cuParamSetv", v.bytes, v.n);
+        ibx_library_arrays_sanitize("cuParamSetv", v.bytes, v.n);
         assert_int_equal(v.bytes[4], bytes == 8 ? 8 : 0);
         assert_int_equal(v.bytes[24], bytes == 8 ? 7 : 0); /* the function */
     }
@@ -307,9 +307,11 @@ static void truncated(void **state)
         for (size_t n = 0; n < 120; n++) {
             uint8_t *bytes = test_malloc(n ? n : 1);
             memset(bytes, i % 2 ? 0xff : 0, n);
-            ibx_library_arrays_mend(i < count ? others[i] : functions[i - count].name, bytes, n);
+            ibx_library_arrays_sanitize(i < count ? others[i] : functions[i - count].name, bytes,
+                                        n);
             memset(bytes, i % 2 ? 0 : 0xff, n);
-            ibx_library_arrays_mend(i < count ? others[i] : functions[i - count].name, bytes, n);
+            ibx_library_arrays_sanitize(i < count ? others[i] : functions[i - count].name, bytes,
+                                        n);
             test_free(bytes);
         }
     }

@@ -127,10 +127,10 @@ static unsigned bytes_of(const struct place *place)
     return place->kind == MATH(FFT) ? 4 : 8;
 }
 
-static int spoil(const char *name, uint8_t *body, size_t n)
+static int invalidate(const char *name, uint8_t *body, size_t n)
 {
     snprintf(x.requests.name, sizeof(x.requests.name), "%s", name);
-    return ibx_named_handlers_spoil(&x, body, n);
+    return ibx_named_handlers_invalidate(&x, body, n);
 }
 
 /* How a request ends that has this value at the place numbered `which`. It is `less` bytes shorter
@@ -152,7 +152,7 @@ static enum end end_without(const char *name, enum before before, const struct p
     uint8_t *body = malloc(n);
     assert_non_null(body);
     memcpy(body, whole, n);
-    const int rc = spoil(name, body, n);
+    const int rc = invalidate(name, body, n);
     const bool same = !memcmp(body, whole, n);
     if (!same)
         set(whole, places[which].at, places[which].kind == MATH(FFT) ? UINT32_MAX : 0,
@@ -235,10 +235,10 @@ static void attributes(NO_STATE)
             for (unsigned k = 0; k < 4; k++)
                 set(body, 32 + 8 * k, k == other ? ANOTHER : own(types[i / 2].kind), 8);
             const enum end end = sets ? types[i / 2].set : types[i / 2].got;
-            assert_int_equal(spoil(names[!sets], body, sizeof(body)),
+            assert_int_equal(invalidate(names[!sets], body, sizeof(body)),
                              end == ENDED && other < 3 ? -EPROTO : 0);
             set(body, 24, 0, 8); /* there are no elements */
-            assert_int_equal(spoil(names[!sets], body, sizeof(body)), 0);
+            assert_int_equal(invalidate(names[!sets], body, sizeof(body)), 0);
         }
     }
 }
@@ -409,7 +409,7 @@ static void short_bodies(NO_STATE)
     for (size_t i = 0; i < COUNT(names); i++)
         for (size_t n = 0; n < 4; n++) {
             uint8_t body[4] = {1, 2, 3, 4};
-            assert_int_equal(spoil(names[i], body, n), 0);
+            assert_int_equal(invalidate(names[i], body, n), 0);
             assert_memory_equal(body, ((uint8_t[]){1, 2, 3, 4}), 4);
         }
 }
@@ -421,7 +421,7 @@ static void wrapped_strings(NO_STATE)
         uint8_t body[BODY] = {0};
         set(body, 0, UINT64_MAX - back + 1, 8);
         set(body, 8, 1, 8);
-        assert_int_equal(spoil("cuModuleGetFunction", body, sizeof(body)), -EPROTO);
+        assert_int_equal(invalidate("cuModuleGetFunction", body, sizeof(body)), -EPROTO);
     }
 }
 
@@ -462,7 +462,7 @@ static void made(NO_STATE)
     for (size_t i = 0; i < COUNT(kinds); i++) {
         uint8_t body[24] = {0};
         set(body, 16, own(IBX_HANDLE_MODULE), 8);
-        assert_int_equal(spoil("cuModuleGetFunction", body, sizeof(body)), 0);
+        assert_int_equal(invalidate("cuModuleGetFunction", body, sizeof(body)), 0);
         x.handler.made_kind = (enum ibx_handle_kind)kinds[i];
         added.count = 0;
         ibx_named_handlers_made(&x, 0, true); /* none */
@@ -476,7 +476,7 @@ static void made(NO_STATE)
     assert_int_equal(added.count, 0);
     uint8_t context[8];
     set(context, 0, own(IBX_HANDLE_CONTEXT), 8);
-    assert_int_equal(spoil("cuCtxSetCurrent", context, sizeof(context)), 0);
+    assert_int_equal(invalidate("cuCtxSetCurrent", context, sizeof(context)), 0);
     assert_int_equal(x.handler.made_of, 0); /* it is of no module */
 }
 

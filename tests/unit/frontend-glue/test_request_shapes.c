@@ -45,7 +45,7 @@ static struct body with(struct body b, uint64_t value, unsigned bytes)
 
 static struct body repaired(const char *name, struct body b)
 {
-    ibx_shapes_mend(name, b.bytes, b.n);
+    ibx_shapes_sanitize(name, b.bytes, b.n);
     return b;
 }
 
@@ -170,12 +170,12 @@ static void nulls(void **state)
     for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
         struct body b = {.n = calls[i].n};
         uint64_t present = 0;
-        ibx_shapes_mend(calls[i].name, b.bytes, b.n);
+        ibx_shapes_sanitize(calls[i].name, b.bytes, b.n);
         memcpy(&present, b.bytes + calls[i].at, 8);
         assert_true(present > sizeof(b.bytes));
     }
     struct body devices = with((struct body){.n = 8}, UINT32_MAX, 4);
-    ibx_shapes_mend("cudaSetValidDevices", devices.bytes, devices.n);
+    ibx_shapes_sanitize("cudaSetValidDevices", devices.bytes, devices.n);
     assert_memory_equal(devices.bytes + 8, "\xff\xff\xff\x7f", 4);
 }
 
@@ -193,7 +193,7 @@ static void truncated(void **state)
         for (size_t n = 0; n < 120; n++) {
             uint8_t *bytes = test_malloc(n ? n : 1); /* of exactly this length, for the sanitizer */
             memset(bytes, 1, n);
-            ibx_shapes_mend(names[i], bytes, n);
+            ibx_shapes_sanitize(names[i], bytes, n);
             test_free(bytes);
         }
     }
@@ -311,7 +311,7 @@ static void capture_modes(void **state)
         struct ibx_writer w = ibx_writer_of(body, sizeof(body));
         struct ibx_reader r = ibx_reader_of(body, sizeof(body));
         ibx_put_u32(&w, mode);
-        ibx_shapes_mend("cudaThreadExchangeStrea", body, sizeof(body));
+        ibx_shapes_sanitize("cudaThreadExchangeStrea", body, sizeof(body));
         assert_int_equal(ibx_get_u32(&r), mode ? mode : 1);
     }
 }

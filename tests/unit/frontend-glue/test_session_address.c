@@ -146,7 +146,7 @@ static void another_address_while_idle(void **state)
     const uint64_t deadline = ibx_deadline_in_ms(SOON_MS);
     while (ibx_session_look_closely(pair.client) && !ibx_session_broken(pair.client))
         assert_true(ibx_now_ns() < deadline);
-    assert_true(ibx_session_mend(pair.client));
+    assert_true(ibx_session_resume_if_ended(pair.client));
     assert_int_equal(ibx_session_resumed(pair.client), 1);
     call(&pair, 2);
     echo_end(&pair);

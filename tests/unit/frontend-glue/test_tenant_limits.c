@@ -421,7 +421,7 @@ static void instantiate_by_handler(void)
     ibx_put_u64(&w, bob.graph);
     strcpy(x->requests.name, "cudaGraphInstantiate");
     ibx_device_call_read(x, x->requests.name);
-    ibx_named_spoil(x, handler_body, sizeof(handler_body));
+    ibx_named_invalidate(x, handler_body, sizeof(handler_body));
     x->replies.exit_code = handler_body[0] ? 2 : CUDA_INVALID_VALUE;
     ibx_device_call_answered(x);
 }

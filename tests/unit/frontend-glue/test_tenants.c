@@ -232,7 +232,7 @@ static void expect(const char *name, struct built body, unsigned count, ...)
     for (unsigned i = 0; i < count; i++) {
         assert_int_equal(named[i].address, va_arg(args, unsigned long long));
         assert_int_equal(named[i].n, va_arg(args, unsigned long long));
-        ibx_naming_spoil(&named[i], body.bytes, body.n);
+        ibx_naming_invalidate(&named[i], body.bytes, body.n);
     }
     va_end(args);
     assert_int_equal(ibx_naming_find(name, body.bytes, body.n, &role, named), count);
@@ -421,7 +421,7 @@ static void test_malformed_requests(void **state)
                     memcpy(body + n - 4, &(uint32_t){n % 4}, 4);
                 unsigned count = ibx_naming_find(names[i], body, n, &role, named);
                 for (unsigned k = 0; k < count; k++)
-                    ibx_naming_spoil(&named[k], body, n);
+                    ibx_naming_invalidate(&named[k], body, n);
             }
         }
     }

@@ -96,7 +96,7 @@ static void logs(void **state)
     for (unsigned k = 0; k < 4; k++) {
         struct ibx_load_options options;
         struct body b = load(counts[k], 4 * counts[k], wanted[k], 8), reply = {0};
-        ibx_load_options_mend(b.bytes, b.n, &options);
+        ibx_load_options_sanitize(b.bytes, b.n, &options);
         assert_true(fits(ibx_load_options_fit, &b));
         struct ibx_reader r = ibx_reader_of(b.bytes + 12, b.n - 12);
         for (uint32_t i = 0; i < counts[k]; i++) {
@@ -122,7 +122,7 @@ static void logs(void **state)
     struct ibx_load_options options = {.count = 1};
     struct body b = load(2, 8, wanted[0], 4); /* not as GVirtuS's front end sends it */
     const struct body same = b;
-    ibx_load_options_mend(b.bytes, b.n, &options);
+    ibx_load_options_sanitize(b.bytes, b.n, &options);
     assert_memory_equal(b.bytes, same.bytes, b.n);
     assert_int_equal(options.count, 0);
 }
@@ -143,7 +143,7 @@ static bool good(const char *name, struct body b, uint64_t longest, unsigned ele
 {
     const struct body before = b;
     uint32_t bytes;
-    ibx_library_shapes_mend(name, b.bytes, b.n, longest);
+    ibx_library_shapes_sanitize(name, b.bytes, b.n, longest);
     memcpy(&bytes, b.bytes + element, 4);
     const bool same = !memcmp(b.bytes, before.bytes, b.n);
     assert_true(same || !bytes);
@@ -216,7 +216,7 @@ static bool has_handle(const char *name)
     uint64_t handle;
     add(&b, 0x7000, 8);
     add(&b, 0, 8); /* triangle, rows */
-    ibx_library_shapes_mend(name, b.bytes, b.n, 0);
+    ibx_library_shapes_sanitize(name, b.bytes, b.n, 0);
     memcpy(&handle, b.bytes, 8);
     assert_true(handle == 0x7000 || !handle);
     return handle;
@@ -235,7 +235,7 @@ static uint64_t mended(const char *name, unsigned at, unsigned bytes, uint64_t v
     struct body b = {.n = at};
     uint64_t after = 0;
     add(&b, value, bytes);
-    ibx_library_shapes_mend(name, b.bytes, b.n, 0);
+    ibx_library_shapes_sanitize(name, b.bytes, b.n, 0);
     memcpy(&after, b.bytes + at, bytes);
     return after;
 }
@@ -284,7 +284,7 @@ static void short_vectors(void **state)
             assert_non_null(body);
             memset(whole, 0x41, sizeof(whole));
             memcpy(body, whole, n + 1);
-            ibx_library_shapes_mend(names[i], body, n, 0);
+            ibx_library_shapes_sanitize(names[i], body, n, 0);
             if (n < 32 || (i == 3 && n < 37)) /* the handler finds too few bytes */
                 assert_memory_equal(body, whole, n);
             assert_int_equal(body[n], 0x41);
@@ -303,7 +303,7 @@ static void short_requests(void **state)
         for (size_t n = 0; n <= 40; n++) {
             uint8_t body[64] = {0};
             memset(body + n, 0x41, sizeof(body) - n);
-            ibx_library_shapes_mend(names[i], body, n, 0);
+            ibx_library_shapes_sanitize(names[i], body, n, 0);
             for (size_t at = n; at < sizeof(body); at++)
                 assert_int_equal(body[at], 0x41);
         }
@@ -331,7 +331,7 @@ static void random_numbers(void **state)
         for (size_t n = host; n <= inside; n++) {
             struct body b = {.n = n};
             memset(b.bytes, 1, n);
-            ibx_library_shapes_mend(calls[i].name, b.bytes, n, 0);
+            ibx_library_shapes_sanitize(calls[i].name, b.bytes, n, 0);
             assert_int_equal(b.bytes[0] || b.bytes[7], n <= device);
         }
         for (unsigned count = 0; count < 2; count++) { /* 0: in G3's requests that is NULL */
@@ -339,7 +339,7 @@ static void random_numbers(void **state)
             memset(b.bytes, 1, device);
             memset(b.bytes + 8, 0, 8);
             b.bytes[8] = (uint8_t)count;
-            ibx_library_shapes_mend(calls[i].name, b.bytes, device, 0);
+            ibx_library_shapes_sanitize(calls[i].name, b.bytes, device, 0);
             assert_true(b.bytes[0] && b.bytes[7] && b.bytes[8] == count);
             for (size_t at = 16; at < device; at++)
                 assert_int_equal(b.bytes[at], count || at >= 24);
