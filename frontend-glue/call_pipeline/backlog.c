@@ -155,7 +155,7 @@ void ibx_backlog_push(struct ibx_pipeline *p, bool now)
         ibx_backlog_drop(p);
         return;
     }
-    if (ibx_session_broken(p->session)) { /* the keeper or a call that waits sends it */
+    if (ibx_session_broken(p->session)) { /* the connection monitor or a call that waits sends it */
         p->refused = true;
         atomic_store(&p->unsent, false);
         return;

@@ -469,10 +469,10 @@ bool ibx_process_waits_for(const struct ibx_event_use *use);
  * and *below is its id. NULL: there are no more. It lives until it is unlocked. */
 struct ibx_pipeline *ibx_process_lock_below(uint64_t *below);
 
-/* keeper.c: starts the process's keeper, if that was not done yet. */
-void ibx_keeper_begin(void);
-/* Does what the keeper does twice a second. */
-void ibx_keeper_look(void);
+/* connection_monitor.c: starts the process's connection monitor, if that was not done yet. */
+void ibx_connection_monitor_begin(void);
+/* Does what the connection monitor does twice a second. */
+void ibx_connection_monitor_check(void);
 
 /* process.c: a pipeline's `unsent` is true: has the sender send its backlog within `patience` ns.
  * False: there is no sender. */

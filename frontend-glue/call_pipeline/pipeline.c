@@ -68,8 +68,9 @@ struct ibx_pipeline *ibx_pipeline_create(struct ibx_session *session, enum ibx_p
     ibx_configurations_init(&p->configurations);
     ibx_process_add(p);
     if (ibx_session_kept(session)) {
-        ibx_keeper_begin();
-        ibx_keeper_look(); /* this server process may be another one than that of earlier threads */
+        ibx_connection_monitor_begin();
+        ibx_connection_monitor_check(); /* this server process may be another one than that of
+                                           earlier threads */
     }
     p->server_ends = ibx_process_ends();
     return p;

@@ -16,7 +16,7 @@
  *   request_keys.c  what decides whether a request succeeds, and what its reply is
  *   process.c    all connections of the process: the order between them, the thread that sends what
  *                an application leaves behind, fork(2) and exit(3)
- *   keeper.c     a thread that notices broken connections whose threads are in no call
+ *   connection_monitor.c  a thread that notices broken connections whose threads are in no call
  *   unseen_launches.c  launches by <<<>>>, whose results nobody sees
  *   learned.c    what was learned from replies: which calls succeed again, with which reply
  *
@@ -53,9 +53,9 @@ enum ibx_pipeline_mode { IBX_PIPELINE_OFF, IBX_PIPELINE_LAUNCHES, IBX_PIPELINE_A
 struct ibx_pipeline;
 
 /* Makes the pipeline of a client's connected session, which has to outlive it. With the mode off
- * every call waits, but the keeper still has the session go on after a broken connection, between
- * calls. NULL: no memory, and neither is done. All functions accept NULL unless they say
- * otherwise. */
+ * every call waits, but the connection monitor still has the session go on after a broken
+ * connection, between calls. NULL: no memory, and neither is done. All functions accept NULL unless
+ * they say otherwise. */
 struct ibx_pipeline *ibx_pipeline_create(struct ibx_session *session, enum ibx_pipeline_mode mode);
 /* Finishes first, as ibx_pipeline_finish(). False: the process ends while the pipeline's thread is
  * in a call: nothing was destroyed, and the session must not be either. */

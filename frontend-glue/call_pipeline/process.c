@@ -352,9 +352,9 @@ static void note_exit(void)
         p->answered_at_exit = atomic_load(&p->answered);
 }
 
-/* Locked. Sends what can be sent. Whether something is left to be sent or to be run. The keeper
- * or another thread that has a pipeline's lock may not send before the process has ended. A thread
- * that waits for a reply has sent everything. It may wait for ever, which must not delay the
+/* Locked. Sends what can be sent. Whether something is left to be sent or to be run. The connection
+ * monitor or another thread that has a pipeline's lock may not send before the process has ended. A
+ * thread that waits for a reply has sent everything. It may wait for ever, which must not delay the
  * end. */
 static bool push_all(void)
 {
@@ -428,7 +428,7 @@ static bool lock_before(struct ibx_pipeline *p, const struct timespec *until)
             !pthread_mutex_clocklock(&p->lock, CLOCK_MONOTONIC, until));
 }
 
-/* The keeper and the sender have each lock for a moment only. */
+/* The connection monitor and the sender have each lock for a moment only. */
 void ibx_process_leave(void)
 {
     const struct timespec until = ibx_timespec_of(ibx_deadline_in_ms(LEAVE_MS));

@@ -35,7 +35,7 @@ extern _Atomic(const struct ibx_frontend_watch *) ibx_attached_watcher; /* NULL:
 /* The calling thread's; NULL: it has none. */
 struct ibx_session *ibx_attached_session(void);
 /* Whether that session is over shm, and whether it is live: asked under the pipeline's lock, since
- * the keeper may continue it over another connection, or find that it has ended. */
+ * the connection monitor may continue it over another connection, or find that it has ended. */
 bool ibx_attached_over_shm(const struct ibx_session *session);
 bool ibx_attached_live(const struct ibx_session *session);
 void ibx_attachment_drop(struct ibx_attachment *attachment);

@@ -49,8 +49,8 @@ bool __wrap_ibx_process_send_soon(uint32_t patience)
     return patience & 1;
 }
 
-void ibx_keeper_begin(void) {}
-void ibx_keeper_look(void) {}
+void ibx_connection_monitor_begin(void) {}
+void ibx_connection_monitor_check(void) {}
 
 /* No calls whose effects would stay for the next input. */
 static const struct {

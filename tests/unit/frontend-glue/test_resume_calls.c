@@ -36,7 +36,7 @@ static atomic_uint effects;
 static atomic_bool wrong, busy;
 static atomic_uint cut_short; /* own requests that continue in another message */
 static unsigned gone_ahead;   /* copies that have returned early */
-static bool gathers; /* some calls stay in the backlog; then only the keeper thread notices a cut */
+static bool gathers;  /* some calls stay in the backlog; then only the monitor notices a cut */
 static bool runs_own; /* the back end's plugin runs requests, as in device_copies/ */
 static bool between;  /* the back end is about to read the first byte of a request */
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * The keeper: a thread that looks twice a second for broken connections that no call notices, since
- * their threads compute or only launch, and has their sessions go on over new ones. If a session's
- * own thread is in a call, that call does it.
+ * The connection monitor: a thread that looks twice a second for broken connections that no call
+ * notices, since their threads compute or only launch, and has their sessions go on over new ones.
+ * If a session's own thread is in a call, that call does it.
  */
 #include "frontend-glue/call_pipeline/internal.h"
 
@@ -27,7 +27,7 @@ static void look_after(struct ibx_pipeline *p)
         ibx_backlog_push(p, true);
 }
 
-void ibx_keeper_look(void)
+void ibx_connection_monitor_check(void)
 {
     uint64_t below = UINT64_MAX;
     for (struct ibx_pipeline *p; (p = ibx_process_lock_below(&below));) {
@@ -41,12 +41,12 @@ static void *keep(void *argument)
     (void)argument;
     for (;;) {
         nanosleep(&(struct timespec){.tv_nsec = PERIOD_NS}, NULL);
-        ibx_keeper_look();
+        ibx_connection_monitor_check();
     }
     return NULL;
 }
 
-void ibx_keeper_begin(void)
+void ibx_connection_monitor_begin(void)
 {
     const unsigned now = ibx_process_number() + 1;
     if (atomic_exchange(&begun_in, now) == now)
