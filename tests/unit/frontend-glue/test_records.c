@@ -355,7 +355,7 @@ static int end_beside_caller(void)
 }
 
 /* The end of a process beside threads closes the sessions that no thread is using, also if the
- * keeper is just looking after one. */
+ * connection monitor is just looking after one. */
 static int leave_beside_holder(void)
 {
     static unsigned shortly = 5;

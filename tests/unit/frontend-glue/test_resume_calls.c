@@ -34,7 +34,7 @@ static struct ibx_pipeline *pipeline;
 /* calls that the back end has run, each of which has its number in its body */
 static atomic_uint effects;
 static atomic_bool wrong, busy;
-static atomic_uint cut_short; /* own requests that continue in another message */
+static atomic_uint cut_short; /* extension requests that continue in another message */
 static unsigned gone_ahead;   /* copies that have returned early */
 static bool gathers;  /* some calls stay in the backlog; then only the monitor notices a cut */
 static bool runs_own; /* the back end's plugin runs requests, as in device_copies/ */
@@ -309,7 +309,7 @@ static void test_shorter_messages_at_the_end(void **state)
     cuts_connect_with = NULL;
 }
 
-/* An own request, which only the plugin can run, must fit into one message. */
+/* An extension request, which only the plugin can run, must fit into one message. */
 static void test_whole_requests(void **state)
 {
     (void)state;
