@@ -17,7 +17,7 @@
 static _Atomic unsigned begun_in; /* ibx_process_number() of the process in which it runs, + 1 */
 
 /* Locked. */
-static void look_after(struct ibx_pipeline *p)
+static void check_session(struct ibx_pipeline *p)
 {
     if (atomic_load(&p->ended) || !ibx_session_live(p->session))
         return;
@@ -31,12 +31,12 @@ void ibx_connection_monitor_check(void)
 {
     uint64_t below = UINT64_MAX;
     for (struct ibx_pipeline *p; (p = ibx_process_lock_below(&below));) {
-        look_after(p);
+        check_session(p);
         pthread_mutex_unlock(&p->lock);
     }
 }
 
-static void *keep(void *argument)
+static void *monitor(void *argument)
 {
     (void)argument;
     for (;;) {
@@ -51,7 +51,7 @@ void ibx_connection_monitor_begin(void)
     const unsigned now = ibx_process_number() + 1;
     if (atomic_exchange(&begun_in, now) == now)
         return;
-    const int rc = ibx_thread_begin(NULL, keep, NULL);
+    const int rc = ibx_thread_begin(NULL, monitor, NULL);
     if (rc)
         ibx_log(IBX_LOG_WARN,
                 "broken sessions reconnect only with their next call, because there is no thread "

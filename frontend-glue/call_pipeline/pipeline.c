@@ -69,8 +69,8 @@ struct ibx_pipeline *ibx_pipeline_create(struct ibx_session *session, enum ibx_p
     ibx_process_add(p);
     if (ibx_session_kept(session)) {
         ibx_connection_monitor_begin();
-        ibx_connection_monitor_check(); /* this server process may be another one than that of
-                                           earlier threads */
+        /* The server's process may be another one than that of earlier threads. */
+        ibx_connection_monitor_check();
     }
     p->server_ends = ibx_process_ends();
     return p;

@@ -53,7 +53,7 @@ enum ibx_pipeline_mode { IBX_PIPELINE_OFF, IBX_PIPELINE_LAUNCHES, IBX_PIPELINE_A
 struct ibx_pipeline;
 
 /* Makes the pipeline of a client's connected session, which has to outlive it. With the mode off
- * every call waits, but the connection monitor still has the session go on after a broken
+ * every call waits, but the connection monitor still continues the session after a broken
  * connection, between calls. NULL: no memory, and neither is done. All functions accept NULL unless
  * they say otherwise. */
 struct ibx_pipeline *ibx_pipeline_create(struct ibx_session *session, enum ibx_pipeline_mode mode);

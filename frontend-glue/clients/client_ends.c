@@ -132,7 +132,7 @@ static size_t free_beside(const struct gpu_session *x, struct ibx_taken *taken, 
         return count;
     for (size_t i = 0; i < count; i++) {
         freed[done] = taken[i];
-        if (!taken[i].was_open && ibx_own_free_async(taken[i].value, stream))
+        if (!taken[i].was_open && ibx_release_memory_async(taken[i].value, stream))
             done++;
         else
             taken[left++] = taken[i];
@@ -196,7 +196,7 @@ static void give_plainly(struct gpu_session *x, const struct ibx_taken *taken, s
 {
     if (waiting)
         ibx_frees_begin(x, 0);
-    ibx_own_give_back(x, taken, count);
+    ibx_release_taken(x, taken, count);
     if (waiting)
         ibx_frees_end();
 }
@@ -342,7 +342,7 @@ static bool give_kinds(struct giving *g)
     const void *context = NULL;
     enum ibx_handle_kind kind;
     bool all = give_rest(g);
-    for (unsigned i = 0; ibx_own_kind(i, &kind); i++) {
+    for (unsigned i = 0; ibx_release_kind(i, &kind); i++) {
         while (ibx_handles_first(g->of->client, kind, &context)) {
             if (give_there(g, kind, context))
                 continue;

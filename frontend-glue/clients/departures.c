@@ -163,7 +163,7 @@ void ibx_clients_leave(struct gpu_session *x)
         ibx_functions_orphan(number);
     }
     if (calls)
-        ibx_own_graphs_end(x, number);
+        ibx_release_graphs(x, number);
     ibx_host_maps_end(x, maps);
     wait_for_end(process_fd);
     const struct leftovers has = {

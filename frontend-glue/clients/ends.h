@@ -73,8 +73,8 @@ void ibx_client_ends_forget(const void *context);
 
 /* own_streams.c */
 
-/* Makes a non-blocking stream, for ibx_own_free_async(); NULL: CUDA fails. ibx_own_stream_end()
- * waits for the stream's work, and destroys it. */
+/* Makes a non-blocking stream, for ibx_release_memory_async(); NULL: CUDA fails.
+ * ibx_own_stream_end() waits for the stream's work, and destroys it. */
 void *ibx_own_stream_begin(void);
 void ibx_own_stream_end(const struct ibx_cuda *cuda, void *stream);
 /* Makes a stream whose work is ordered behind that of the legacy stream, and behind nothing else;
@@ -183,14 +183,14 @@ void ibx_end_math(unsigned type, uint64_t handle);
 
 /* The i-th kind of what is given back one by one, in the order of giving back; false: there are
  * fewer. */
-bool ibx_own_kind(unsigned i, enum ibx_handle_kind *kind);
+bool ibx_release_kind(unsigned i, enum ibx_handle_kind *kind);
 /* Frees memory of the current context by cudaFreeAsync in `stream`. False: CUDA cannot free it in
  * this way. */
-bool ibx_own_free_async(uint64_t memory, void *stream);
+bool ibx_release_memory_async(uint64_t memory, void *stream);
 /* Gives back what was taken, in the current context. */
-void ibx_own_give_back(struct gpu_session *x, const struct ibx_taken *taken, size_t count);
+void ibx_release_taken(struct gpu_session *x, const struct ibx_taken *taken, size_t count);
 /* Gives back the graphs of a client that is no more. */
-void ibx_own_graphs_end(struct gpu_session *x, uint64_t client);
+void ibx_release_graphs(struct gpu_session *x, uint64_t client);
 
 /* own_reset.c */
 

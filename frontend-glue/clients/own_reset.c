@@ -236,7 +236,7 @@ static size_t give_back_beside(struct gpu_session *x, struct ibx_taken *taken, s
         const bool waits =
             kind == IBX_HANDLE_ARRAY || kind == IBX_HANDLE_MIPMAP || kind == IBX_HANDLE_MEMORY;
         if (stream && kind == IBX_HANDLE_MEMORY && !taken[i].was_open &&
-            ibx_own_free_async(taken[i].value, stream)) {
+            ibx_release_memory_async(taken[i].value, stream)) {
             ibx_taken_gone(&taken[i]);
         } else if (!waits || !ibx_client_ends_leave(&taken[i])) {
             taken[left++] = taken[i];
@@ -260,7 +260,7 @@ static void give_back_all(struct gpu_session *x, bool over)
         ibx_frees_begin(x, 0);
     else
         count = give_back_beside(x, taken, count, over);
-    ibx_own_give_back(x, taken, count);
+    ibx_release_taken(x, taken, count);
     if (plainly)
         ibx_frees_end();
     free(taken);

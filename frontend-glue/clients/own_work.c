@@ -157,7 +157,7 @@ static bool free_beside(struct gpu_session *x, uint64_t memory, const void *cont
         return false;
     const uint64_t number = ibx_owners_number(memory);
     void *stream = ibx_own_stream_begin();
-    const bool freed = stream && ibx_own_free_async(memory, stream);
+    const bool freed = stream && ibx_release_memory_async(memory, stream);
     if (stream)
         ibx_own_stream_end(x->cuda, stream);
     if (freed)
@@ -192,7 +192,7 @@ bool ibx_own_work_leave(struct gpu_session *x, enum ibx_handle_kind kind, uint64
         return false;
     if (!ibx_client_ends_leave(&taken)) {
         ibx_own_work_settle_all(x);
-        ibx_own_give_back(x, &taken, 1);
+        ibx_release_taken(x, &taken, 1);
     }
     return true;
 }

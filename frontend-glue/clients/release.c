@@ -60,7 +60,7 @@ static void give_back(struct gpu_session *x, const struct ibx_taken *taken, cons
     ibx_taken_gone(taken);
 }
 
-bool ibx_own_free_async(uint64_t memory, void *stream)
+bool ibx_release_memory_async(uint64_t memory, void *stream)
 {
     int (*give)(void *address, void *of) = NULL;
     int (*forget)(void) = NULL;
@@ -76,7 +76,7 @@ bool ibx_own_free_async(uint64_t memory, void *stream)
     return false;
 }
 
-bool ibx_own_kind(unsigned i, enum ibx_handle_kind *kind)
+bool ibx_release_kind(unsigned i, enum ibx_handle_kind *kind)
 {
     const unsigned count = sizeof(ends) / sizeof(ends[0]);
     if (i < IBX_MATH_TYPES)
@@ -86,10 +86,10 @@ bool ibx_own_kind(unsigned i, enum ibx_handle_kind *kind)
     return i < IBX_MATH_TYPES + count;
 }
 
-void ibx_own_give_back(struct gpu_session *x, const struct ibx_taken *taken, size_t count)
+void ibx_release_taken(struct gpu_session *x, const struct ibx_taken *taken, size_t count)
 {
     enum ibx_handle_kind kind;
-    for (unsigned i = 0; ibx_own_kind(i, &kind); i++) {
+    for (unsigned i = 0; ibx_release_kind(i, &kind); i++) {
         for (size_t k = 0; k < count; k++) {
             if (taken[k].kind == kind)
                 give_back(x, &taken[k],
@@ -112,7 +112,7 @@ static void give_back_there(struct gpu_session *x, const struct ibx_taken *taken
 
 /* The last launch of each is waited for by its event, which keeps nobody out; what it waits for
  * from its client has been released by then. In a broken context graphs are freed by a reset. */
-void ibx_own_graphs_end(struct gpu_session *x, uint64_t client)
+void ibx_release_graphs(struct gpu_session *x, uint64_t client)
 {
     struct ibx_taken *taken = NULL;
     const bool can = ibx_back_end_have_cuda(x) && !ibx_context_broken();

@@ -327,11 +327,11 @@ static int launch(struct gpu_session *x, const struct ibx_request *q)
     return code == INVALID_FUNCTION ? no_function() : code ? code : PASSES;
 }
 
-static int run_own(struct gpu_session *x, const struct ibx_request *q, struct arguments *a,
-                   extensions *own)
+static int answer_extension(struct gpu_session *x, const struct ibx_request *q, struct arguments *a,
+                            extensions *run_extension)
 {
     struct ibx_writer out = ibx_writer_of(a->out, sizeof(a->out));
-    const int code = own(x, q, &out);
+    const int code = run_extension(x, q, &out);
     a->out_n = code ? 0 : out.length;
     return code;
 }
@@ -361,7 +361,7 @@ static int refused(struct gpu_session *x)
 }
 
 static int run(struct gpu_session *x, const struct ibx_request *q, struct arguments *a,
-               extensions *own)
+               extensions *run_extension)
 {
     uint64_t stream = 0; /* cudaMemset uses the legacy stream */
     int reset = 0;
@@ -373,7 +373,7 @@ static int run(struct gpu_session *x, const struct ibx_request *q, struct argume
     if (q->called->kind == IBX_CALL_RESETS)
         return ibx_own_reset(x, &reset) ? reset : PASSES;
     if (ibx_extension_is(q->called->name))
-        return run_own(x, q, a, own);
+        return answer_extension(x, q, a, run_extension);
     if (ibx_math_is(q->called->name))
         return run_math(x, q, a);
     if (q->called->kind == IBX_CALL_LAUNCH)
@@ -387,14 +387,14 @@ static int run(struct gpu_session *x, const struct ibx_request *q, struct argume
     return handler ? handler->run(x, a) : PASSES;
 }
 
-int ibx_device_call(struct gpu_session *x, const struct ibx_request *q, extensions *own)
+int ibx_device_call(struct gpu_session *x, const struct ibx_request *q, extensions *run_extension)
 {
     const uint64_t began = ibx_now_ns();
     struct arguments a = {.in = ibx_reader_of(q->body, (size_t)q->length)};
     uint8_t head[IBX_REPLY_HEAD_MAX];
     if (!ibx_graph_joins_begin(x, q->called->name, q->body, (size_t)q->length))
         return ibx_captures_full(x);
-    const int code = run(x, q, &a, own);
+    const int code = run(x, q, &a, run_extension);
     if (code == PASSES)
         return IBX_REQUEST_PASS;
     bool room = ibx_graph_captures(x, q->called, q->body, (size_t)q->length);

@@ -16,10 +16,10 @@
 
 /* calls.c: returns an outcome, or as ibx_session_fail() */
 
-/* Runs the request, if it can. `own` runs extension requests: ibx_extension_run(). */
+/* Runs the request, if it can; extension requests by run_extension(): ibx_extension_run(). */
 int ibx_device_call(struct gpu_session *x, const struct ibx_request *q,
-                    int (*own)(struct gpu_session *x, const struct ibx_request *q,
-                               struct ibx_writer *out));
+                    int (*run_extension)(struct gpu_session *x, const struct ibx_request *q,
+                                         struct ibx_writer *out));
 /* GVirtuS has begun to read a request of that name; GVirtuS has answered it. */
 void ibx_device_call_read(struct gpu_session *x, const char *name);
 void ibx_device_call_answered(struct gpu_session *x);

@@ -163,7 +163,7 @@ static size_t length_of_all(const struct link *l)
 {
     size_t n = 0;
     for (unsigned i = 0; i < l->images; i++)
-        n += ibx_own_linked_room(length_of(&l->parts[i]));
+        n += ibx_extension_linked_room(length_of(&l->parts[i]));
     return n;
 }
 
@@ -174,7 +174,7 @@ static int send_parts(const struct link *l, char *memory)
     for (unsigned i = 0; i < l->images && !rc; i++) {
         const size_t n = length_of(&l->parts[i]);
         rc = cudaMemcpy(memory, l->parts[i].image, n, CUDA_MEMCPY_TO_DEVICE);
-        memory += ibx_own_linked_room(n);
+        memory += ibx_extension_linked_room(n);
     }
     return rc;
 }

@@ -3,7 +3,7 @@
  * Extension requests (session/extensions.h), for calls that GVirtuS lacks. They are run in the
  * session's thread, by the CUDA runtime that GVirtuS's handlers use.
  *
- *   extensions.c   the dispatch; streams, launches, functions of the client
+ *   extensions.c     the dispatch; streams, launches, functions of the client
  *   arrays.c         arrays, textures and surfaces
  *   graphs.c, nodes.c, node_parameters.c  graphs
  *   copies.c         copies between host and device in graphs

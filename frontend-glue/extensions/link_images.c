@@ -44,7 +44,7 @@ static int add_images(const struct linked *l, void *state)
             return INVALID_IMAGE;
         rc = l->driver.add(state, l->kinds[i], image, l->lengths[i], "the client's image", 0, NULL,
                            NULL);
-        at += ibx_own_linked_room(l->lengths[i]);
+        at += ibx_extension_linked_room(l->lengths[i]);
     }
     return rc;
 }
@@ -85,7 +85,7 @@ static bool get_images(struct extension_request *e, struct linked *l)
         l->kinds[i] = (int)ibx_get_u32(&e->in);
         l->lengths[i] = ibx_get_u64(&e->in);
         good = l->lengths[i] && l->lengths[i] <= IBX_EXT_LINK_MOST;
-        l->bytes += ibx_own_linked_room(l->lengths[i]);
+        l->bytes += ibx_extension_linked_room(l->lengths[i]);
     }
     return good && whole(e) && l->bytes <= IBX_EXT_LINK_MOST && l->bytes <= l->room &&
            mine(e, pointer_to(l->at), l->room);

@@ -37,7 +37,7 @@ static int make_call_inside(const struct ibx_frontend_request *request, int *exi
                                               request->out,  request->out_n, request->unseen};
     if (!ibx_attached_session())
         return -ENOTCONN;
-    if (!strcmp(request->name, IBX_EXT_NAME) || ibx_math_is(request->name)) /* all ours */
+    if (!strcmp(request->name, IBX_EXT_NAME) || ibx_math_is(request->name)) /* all copies */
         ibx_async_copy_wait(0);
     else if (!strcmp(request->name, IBX_EXT_QUEUE))
         ibx_async_copy_wait(last_word(request));

@@ -95,8 +95,8 @@ static bool run_ahead(struct ibx_session *session, const struct ibx_frontend_cop
     *exit_code = 0;
     if (ibx_pipeline_copy_gathered(ibx_attached->pipeline, copy->device, copy->host, copy->n))
         return true;
-    ibx_pipeline_lock(ibx_attached->pipeline); /* the connection monitor may continue the session
-                                                  over another connection */
+    /* The connection monitor may continue the session over another connection meanwhile. */
+    ibx_pipeline_lock(ibx_attached->pipeline);
     const bool can = ibx_client_can_go_ahead(session, copy);
     ibx_pipeline_unlock(ibx_attached->pipeline);
     if (!can || !ibx_pipeline_copy_begin(ibx_attached->pipeline, copy->device, copy->n))

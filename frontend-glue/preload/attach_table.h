@@ -8,7 +8,7 @@
  *
  *   gvirtus.c            the plugin's table, GVirtuS's functions, calls without these,
  *                        cudaGetLastError
- *   extensions.c       calls that GVirtuS lacks, as extension requests
+ *   extensions.c         calls that GVirtuS lacks, as extension requests
  *   errors.c             names and descriptions of errors
  *   dlsym.c              programs that find CUDA's functions by dlsym(3)
  *   loaded_libraries.c   the libraries that are loaded in this process

@@ -240,7 +240,7 @@ enum ibx_extension_tensor_map {
 #define IBX_EXT_LINK_MOST (32u << 20) /* ... and bytes of all */
 
 /* How far the next image of a LINK is behind the beginning of one with n bytes. */
-static inline size_t ibx_own_linked_room(size_t n)
+static inline size_t ibx_extension_linked_room(size_t n)
 {
     return (n + 15) & ~(size_t)15;
 }

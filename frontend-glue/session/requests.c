@@ -16,11 +16,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define GATHER_MAX (1u << 20)  /* longer bodies are READ, if the client can register them */
-#define OWN_MAX    (64u << 10) /* bytes of an extension request; no client has longer ones */
+#define GATHER_MAX    (1u << 20)  /* longer bodies are READ, if the client can register them */
+#define EXTENSION_MAX (64u << 10) /* bytes of an extension request; no client has longer ones */
 
-#define OWN_BEGINS   "ibx" /* the prefix of its name ... */
-#define OWN_NAME_MAX 32u   /* ... which has at most so many bytes */
+#define EXTENSION_BEGINS   "ibx" /* the prefix of its name ... */
+#define EXTENSION_NAME_MAX 32u   /* ... which has at most so many bytes */
 
 /* Reads the tail of a body, in the segment after its payload. */
 static bool peek_tail(struct ibx_request *q)
@@ -82,31 +82,31 @@ static int gather(struct ibx_session *s, size_t n)
 }
 
 /* Whether an incomplete name may be that of an extension request. */
-static bool may_be_own(const uint8_t *bytes, size_t n)
+static bool may_be_extension(const uint8_t *bytes, size_t n)
 {
-    return n < OWN_NAME_MAX && !memcmp(bytes, OWN_BEGINS, n < 3 ? n : 3);
+    return n < EXTENSION_NAME_MAX && !memcmp(bytes, EXTENSION_BEGINS, n < 3 ? n : 3);
 }
 
 /* Gathers an extension request that is split over messages, even within its name, because GVirtuS
  * does not know it. Clients send them whole, except when a session continues over another fabric.
  * 1: now there is more of it; 0: it is none; otherwise as ibx_session_fail(). */
-static int gather_own(struct ibx_session *s)
+static int gather_extension(struct ibx_session *s)
 {
     const size_t left = (size_t)s->segment.left;
     const uint8_t *bytes = s->segment.inline_at, *nul = memchr(bytes, 0, left);
     const size_t name = nul ? (size_t)(nul - bytes) + 1 : 0;
     if (!name)
-        return may_be_own(bytes, left) ? gather(s, left + 1) : 0;
+        return may_be_extension(bytes, left) ? gather(s, left + 1) : 0;
     const struct ibx_call *call = ibx_call_find(bytes, name);
-    const bool own = ibx_extension_is(call->name) || ibx_math_is(call->name);
+    const bool extension = ibx_extension_is(call->name) || ibx_math_is(call->name);
     const bool resets = call->kind == IBX_CALL_RESETS && call->name[0];
-    if (!own && !resets)
+    if (!extension && !resets)
         return 0;
     if (left - name < 8)
-        return own ? gather(s, name + 8) : 0; /* a reset has to be complete */
+        return extension ? gather(s, name + 8) : 0; /* a reset has to be complete */
     struct ibx_reader r = ibx_reader_of(bytes + name, 8);
     const uint64_t length = ibx_get_u64(&r);
-    if (length > OWN_MAX || length <= left - name - 8)
+    if (length > EXTENSION_MAX || length <= left - name - 8)
         return 0;
     return gather(s, name + 8 + (size_t)length);
 }
@@ -117,7 +117,7 @@ static int find_call(struct ibx_session *s, struct ibx_request *q)
     const struct ibx_call *call;
     size_t whole;
     while (!(whole = ibx_call_request(s->segment.inline_at, (size_t)s->segment.left, &call))) {
-        const int rc = gather_own(s);
+        const int rc = gather_extension(s);
         if (rc <= 0)
             return rc;
     }

@@ -248,7 +248,7 @@ static void request_anything(void)
         number = ibx_get_u8(&input);
     const bool raw = number >= RAW;
     number = raw ? number - RAW : number;
-    struct ibx_writer w = own_body(bytes, sizeof(bytes), number);
+    struct ibx_writer w = ext_body(bytes, sizeof(bytes), number);
     if (raw) {
         const size_t n = ibx_get_u8(&input), left = ibx_reader_left(&input);
         ibx_put_bytes(&w, ibx_get_bytes(&input, n < left ? n : left), n < left ? n : left);
@@ -262,7 +262,7 @@ static void request_anything(void)
     tame(number, &w);
     let_streams_rest(number);
     if (w.length >= 2 && !waits(number, &w) && !frees_an_array(number, &w) &&
-        !own_run(&alice, &w, &answer) && answer)
+        !ext_run(&alice, &w, &answer) && answer)
         note(number, answer);
 }
 
@@ -285,7 +285,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     ibx_log_set_level(IBX_LOG_ERROR);
     setenv("IBX_LIBCUDA", LIBCUDA_DOUBLE, 1);
     setenv("IBX_TEST_CUDART", LIBCUDART_DOUBLE, 1);
-    require(!own_set_up(NULL));
+    require(!ext_set_up(NULL));
     bound(&alice);
     ibx_clients_join(&alice.x);
     ibx_clients_join(&bob.x);
@@ -306,7 +306,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 /* Each input starts with the same objects of alice. */
 static void begin(void)
 {
-    own_make_all(&alice);
+    ext_make_all(&alice);
     form_forget();
     form_note_all_of(&alice);
     form_note(FORM_KERNEL, IBX_DOUBLE_KERNEL);
@@ -334,15 +334,15 @@ static void end(void)
     while (made_count) {
         const struct made *m = &made[--made_count];
         if (m->takes_back == IBX_EXT_FREE_ASYNC)
-            own_call(&alice, m->takes_back, 2, (uint64_t[]){m->handle, 0}, NULL);
+            ext_call(&alice, m->takes_back, 2, (uint64_t[]){m->handle, 0}, NULL);
         else
-            own_call_one(&alice, m->takes_back, m->handle, NULL);
+            ext_call_one(&alice, m->takes_back, m->handle, NULL);
     }
     ibx_host_work_end(&alice.x);
     ibx_ipc_forget(NULL);
     ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)stream);
     ibx_handles_remove(&alice.x, IBX_HANDLE_STREAM, (uintptr_t)captured);
-    own_event_destroy(event);
+    ext_event_destroy(event);
     require(!app->stream_destroy(stream) && !app->stream_destroy(captured));
 }
 
@@ -351,10 +351,10 @@ static void check_bob(void)
     uint8_t now[MEMORY];
     uint64_t answer;
     require(!app->from_device(now, bob.memory, MEMORY) && !memcmp(now, of_bob, MEMORY));
-    require(own_nodes_count(&bob, bob.graph) == 1);
-    require(!own_call_one(&bob, IBX_EXT_NODE_TYPE, bob.node, &answer));
-    require(!own_call_one(&bob, IBX_EXT_CHANNEL_DESC, bob.array, &answer));
-    require(!own_call_one(&bob, IBX_EXT_EXEC_FLAGS, bob.exec, &answer));
+    require(ext_nodes_count(&bob, bob.graph) == 1);
+    require(!ext_call_one(&bob, IBX_EXT_NODE_TYPE, bob.node, &answer));
+    require(!ext_call_one(&bob, IBX_EXT_CHANNEL_DESC, bob.array, &answer));
+    require(!ext_call_one(&bob, IBX_EXT_EXEC_FLAGS, bob.exec, &answer));
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

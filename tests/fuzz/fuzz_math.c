@@ -199,7 +199,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     ibx_log_set_level(IBX_LOG_ERROR);
     setenv("IBX_LIBCUDA", LIBCUDA_DOUBLE, 1);
     setenv("IBX_TEST_CUDART", LIBCUDART_DOUBLE, 1);
-    require(!own_set_up(NULL));
+    require(!ext_set_up(NULL));
     ibx_clients_join(&alice.x);
     ibx_clients_join(&bob.x);
     require(dlopen(LIBCUBLAS_DOUBLE, RTLD_LAZY) && dlopen(LIBCURAND_DOUBLE, RTLD_LAZY) &&

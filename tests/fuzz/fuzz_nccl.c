@@ -210,7 +210,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     setenv("IBX_LIBCUDA", LIBCUDA_DOUBLE, 1);
     setenv("IBX_TEST_CUDART", LIBCUDART_DOUBLE, 1);
     setenv("IBX_LIBNCCL", LIBNCCL_DOUBLE, 1);
-    require(!own_set_up(NULL));
+    require(!ext_set_up(NULL));
     for (unsigned i = 0; i < 2; i++) {
         clients[i]->x.options.nccl = true;
         ibx_clients_join(&clients[i]->x);

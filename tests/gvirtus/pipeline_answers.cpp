@@ -172,7 +172,7 @@ bool calls_of_libraries_do_not_wait()
 }
 
 // The same of extension requests.
-bool own_calls_of_libraries_do_not_wait()
+bool extension_requests_of_libraries_do_not_wait()
 {
     const Body work = Body().u64(1).u64(7), selects = Body().u64(1).u64(STREAM);
     Scene scene;
@@ -573,7 +573,7 @@ void check_answers()
     check("the sender naps", the_sender_naps);
     check("graphs do not wait", graphs_do_not_wait);
     check("calls of libraries do not wait", calls_of_libraries_do_not_wait);
-    check("... in extension requests", own_calls_of_libraries_do_not_wait);
+    check("... in extension requests", extension_requests_of_libraries_do_not_wait);
     check("streams of libraries that are known no more", streams_of_libraries_are_known_no_more);
     check("what is left behind is sent", what_is_left_behind_is_sent);
     check("more than fits", more_than_fits);

@@ -35,7 +35,7 @@ Body array_of_bytes(std::uint64_t n)
 
 // Such a request is refused if it names another tenant's memory of pools, arrays, or queues of
 // functions.
-bool requests_of_ours()
+bool extension_requests()
 {
     TenantsBackEnd back;
     Client alice(back, "alice"), bob(back, "bob");
@@ -290,7 +290,7 @@ bool memory_of_graphs()
 }
 
 // If memory is counted, requests for memory that cannot be counted are refused.
-bool requests_of_ours_counted()
+bool extension_requests_counted()
 {
     TenantsBackEnd back("rdma.device_memory : 1G\n");
     Client alice(back, "alice");
@@ -307,10 +307,10 @@ bool requests_of_ours_counted()
 
 void check_tenants_requests()
 {
-    check("extension requests", requests_of_ours);
+    check("extension requests", extension_requests);
     check("graphs", graphs_of_ours);
     check("bodies of conditional nodes", bodies_of_ours);
     check("memory of graphs", memory_of_graphs);
     check("handles for other processes", handles_of_ours);
-    check("the same where memory is counted", requests_of_ours_counted);
+    check("the same where memory is counted", extension_requests_counted);
 }

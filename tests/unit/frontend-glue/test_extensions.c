@@ -28,14 +28,14 @@ static void test_memory_without_owner(void **state)
     struct ibx_quota *quota = ibx_tenant_quota(alice.x.isolation.tenant, IBX_HOLD_ALLOCATIONS);
     uint64_t graph, node, answers[2] = {0};
     const uint64_t most = atomic_load(&quota->most);
-    assert_int_equal(own_graph_create(&alice, &graph), 0);
+    assert_int_equal(ext_graph_create(&alice, &graph), 0);
     atomic_store(&quota->most, 1); /* the quota is exceeded already */
-    assert_int_equal(own_allocation_add(&alice, graph, 4096, &node), CUDA_MEMORY_ALLOCATION);
-    assert_int_equal(own_nodes_count(&alice, graph), 0);
+    assert_int_equal(ext_allocation_add(&alice, graph, 4096, &node), CUDA_MEMORY_ALLOCATION);
+    assert_int_equal(ext_nodes_count(&alice, graph), 0);
     atomic_store(&quota->most, most);
-    assert_int_equal(own_allocation_add(&alice, graph, 4096, &node), 0);
-    assert_int_equal(own_nodes_count(&alice, graph), 1);
-    assert_int_equal(own_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graph, answers), 0);
+    assert_int_equal(ext_allocation_add(&alice, graph, 4096, &node), 0);
+    assert_int_equal(ext_nodes_count(&alice, graph), 1);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graph, answers), 0);
 }
 
 /* A node that the launched graph has never had: of another graph, or added later. */
@@ -44,26 +44,26 @@ static void test_nodes_of_others(void **state)
     (void)state;
     uint64_t graph, other, node, later, strange, exec;
     const struct ibx_cuda_memset set = {(void *)(uintptr_t)alice.memory, 0, 2, 1, 64, 1};
-    assert_int_equal(own_graph_create(&alice, &graph), 0);
-    assert_int_equal(own_graph_create(&alice, &other), 0);
-    assert_int_equal(own_memset_add(&alice, graph, alice.memory, &node), 0);
-    assert_int_equal(own_memset_add(&alice, other, alice.memory, &strange), 0);
-    assert_int_equal(own_call(&alice, IBX_EXT_GRAPH_INSTANTIATE, 2, (uint64_t[]){graph, 0}, &exec),
+    assert_int_equal(ext_graph_create(&alice, &graph), 0);
+    assert_int_equal(ext_graph_create(&alice, &other), 0);
+    assert_int_equal(ext_memset_add(&alice, graph, alice.memory, &node), 0);
+    assert_int_equal(ext_memset_add(&alice, other, alice.memory, &strange), 0);
+    assert_int_equal(ext_call(&alice, IBX_EXT_GRAPH_INSTANTIATE, 2, (uint64_t[]){graph, 0}, &exec),
                      0);
-    assert_int_equal(own_memset_add(&alice, graph, alice.memory, &later), 0);
-    assert_int_equal(own_nodes_count(&alice, graph), 2); /* listing it changes nothing */
+    assert_int_equal(ext_memset_add(&alice, graph, alice.memory, &later), 0);
+    assert_int_equal(ext_nodes_count(&alice, graph), 2); /* listing it changes nothing */
     const uint64_t nodes[] = {node, later, strange};
     for (unsigned i = 0; i < 3; i++) {
         uint8_t bytes[100];
-        struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXT_SET_MEMSET);
+        struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_SET_MEMSET);
         ibx_put_u64(&w, exec);
         ibx_put_u64(&w, nodes[i]);
         ibx_layout_put(&w, IBX_LAYOUT_MEMSET, &set);
-        assert_int_equal(own_run(&alice, &w, NULL), i ? CUDA_INVALID_VALUE : 0);
+        assert_int_equal(ext_run(&alice, &w, NULL), i ? CUDA_INVALID_VALUE : 0);
     }
-    assert_int_equal(own_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graph, NULL), 0);
-    assert_int_equal(own_call_one(&alice, IBX_EXT_GRAPH_DESTROY, other, NULL), 0);
-    assert_int_equal(own_call_one(&alice, IBX_EXT_EXEC_DESTROY, exec, NULL), 0);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graph, NULL), 0);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_DESTROY, other, NULL), 0);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_EXEC_DESTROY, exec, NULL), 0);
 }
 
 /* Mipmap levels end with their array, and only with it. */
@@ -71,25 +71,25 @@ static void test_levels_of_others(void **state)
 {
     (void)state;
     uint64_t level = 0, again = 0;
-    assert_int_equal(own_level_of(&alice, alice.mipmap, 1, &level), 0);
+    assert_int_equal(ext_level_of(&alice, alice.mipmap, 1, &level), 0);
     assert_true(level == alice.level);
-    assert_int_equal(own_level_of(&alice, alice.mipmap, 2, &again), CUDA_INVALID_VALUE);
-    assert_int_equal(own_level_of(&bob, alice.mipmap, 1, &again), CUDA_INVALID_VALUE);
-    assert_int_equal(own_level_of(&alice, alice.array, 1, &again), CUDA_INVALID_VALUE);
-    assert_int_equal(own_call_one(&bob, IBX_EXT_CHANNEL_DESC, level, NULL), CUDA_INVALID_VALUE);
-    assert_int_equal(own_call_one(&alice, IBX_EXT_CHANNEL_DESC, level, NULL), 0);
-    assert_int_equal(own_call_one(&alice, IBX_EXT_CHANNEL_DESC, alice.mipmap, NULL),
+    assert_int_equal(ext_level_of(&alice, alice.mipmap, 2, &again), CUDA_INVALID_VALUE);
+    assert_int_equal(ext_level_of(&bob, alice.mipmap, 1, &again), CUDA_INVALID_VALUE);
+    assert_int_equal(ext_level_of(&alice, alice.array, 1, &again), CUDA_INVALID_VALUE);
+    assert_int_equal(ext_call_one(&bob, IBX_EXT_CHANNEL_DESC, level, NULL), CUDA_INVALID_VALUE);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_CHANNEL_DESC, level, NULL), 0);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_CHANNEL_DESC, alice.mipmap, NULL),
                      CUDA_INVALID_VALUE);
-    assert_int_equal(own_call_one(&alice, IBX_EXT_FREE_ARRAY, level, NULL), CUDA_INVALID_VALUE);
-    assert_int_equal(own_call_one(&alice, IBX_EXT_FREE_ARRAY, alice.mipmap, NULL),
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_FREE_ARRAY, level, NULL), CUDA_INVALID_VALUE);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_FREE_ARRAY, alice.mipmap, NULL),
                      CUDA_INVALID_VALUE);
-    assert_int_equal(own_call_one(&bob, IBX_EXT_FREE_MIPMAP, alice.mipmap, NULL),
+    assert_int_equal(ext_call_one(&bob, IBX_EXT_FREE_MIPMAP, alice.mipmap, NULL),
                      CUDA_INVALID_VALUE);
     assert_true(ibx_owners_number(level) && ibx_owners_number(alice.mipmap));
-    assert_int_equal(own_call_one(&alice, IBX_EXT_FREE_MIPMAP, alice.mipmap, NULL), 0);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_FREE_MIPMAP, alice.mipmap, NULL), 0);
     assert_true(!ibx_owners_number(level) && !ibx_owners_number(alice.mipmap));
-    assert_int_equal(own_call_one(&alice, IBX_EXT_CHANNEL_DESC, level, NULL), CUDA_INVALID_VALUE);
-    own_mipmap_make(&alice);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_CHANNEL_DESC, level, NULL), CUDA_INVALID_VALUE);
+    ext_mipmap_make(&alice);
 }
 
 /* The answers are two numbers of four bytes. */
@@ -97,13 +97,13 @@ static void test_pointers_of_others(void **state)
 {
     (void)state;
     uint64_t answer = 9;
-    assert_int_equal(own_call_one(&alice, IBX_EXT_POINTER, alice.memory + 5, &answer), 0);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_POINTER, alice.memory + 5, &answer), 0);
     assert_true(answer == 1);
-    assert_int_equal(own_call_one(&bob, IBX_EXT_POINTER, alice.memory + 5, &answer), 0);
+    assert_int_equal(ext_call_one(&bob, IBX_EXT_POINTER, alice.memory + 5, &answer), 0);
     assert_true(answer == 0);
-    assert_int_equal(own_call_one(&alice, IBX_EXT_POINTER, 0x7000000, &answer), 0);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_POINTER, 0x7000000, &answer), 0);
     assert_true(answer == 0);
-    assert_int_equal(own_call_one(&alice, IBX_EXT_POINTER, (uintptr_t)&answer, &answer), 0);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_POINTER, (uintptr_t)&answer, &answer), 0);
     assert_true(answer == 0);
 }
 
@@ -290,9 +290,9 @@ static void test_one_change_of_what_is_launched(void **state)
 {
     uint64_t graph, node, exec;
     (void)state;
-    assert_int_equal(own_graph_create(&alice, &graph), 0);
-    assert_int_equal(own_memset_add(&alice, graph, alice.memory, &node), 0);
-    assert_int_equal(own_call(&alice, IBX_EXT_GRAPH_INSTANTIATE, 2, (uint64_t[]){graph, 0}, &exec),
+    assert_int_equal(ext_graph_create(&alice, &graph), 0);
+    assert_int_equal(ext_memset_add(&alice, graph, alice.memory, &node), 0);
+    assert_int_equal(ext_call(&alice, IBX_EXT_GRAPH_INSTANTIATE, 2, (uint64_t[]){graph, 0}, &exec),
                      0);
     for (unsigned i = 0; i < 3; i++) {
         struct other_session other = {.x = alice.x, .exec = exec, .changes = i};
@@ -310,8 +310,8 @@ static void test_one_change_of_what_is_launched(void **state)
         assert_int_equal(pthread_join(thread, NULL), 0);
         assert_false(other.early);
     }
-    assert_int_equal(own_call_one(&alice, IBX_EXT_EXEC_DESTROY, exec, NULL), 0);
-    assert_int_equal(own_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graph, NULL), 0);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_EXEC_DESTROY, exec, NULL), 0);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graph, NULL), 0);
 }
 
 /* Returns the graph within a new node of a graph. */
@@ -319,14 +319,14 @@ static uint64_t graph_within(uint64_t graph)
 {
     uint64_t empty, node, child;
     uint8_t bytes[32];
-    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXT_NODE_CHILD);
-    assert_int_equal(own_graph_create(&alice, &empty), 0);
+    struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_NODE_CHILD);
+    assert_int_equal(ext_graph_create(&alice, &empty), 0);
     ibx_put_u64(&w, graph);
     ibx_put_u16(&w, 0);
     ibx_put_u64(&w, empty);
-    assert_int_equal(own_run(&alice, &w, &node), 0);
-    assert_int_equal(own_call_one(&alice, IBX_EXT_GRAPH_DESTROY, empty, NULL), 0);
-    assert_int_equal(own_call_one(&alice, IBX_EXT_GET_CHILD, node, &child), 0);
+    assert_int_equal(ext_run(&alice, &w, &node), 0);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_DESTROY, empty, NULL), 0);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_GET_CHILD, node, &child), 0);
     return child;
 }
 
@@ -336,20 +336,20 @@ static void test_dependencies_deep_down(void **state)
     uint64_t outermost, graph, node, nodes[IBX_EXT_BEHIND - 1];
     uint8_t bytes[16 + 8 * IBX_EXT_BEHIND];
     (void)state;
-    assert_int_equal(own_graph_create(&alice, &outermost), 0);
+    assert_int_equal(ext_graph_create(&alice, &outermost), 0);
     graph = outermost;
     for (unsigned level = 1; level < IBX_EXT_GRAPHS_DEEP; level++)
         graph = graph_within(graph);
-    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXT_NODE_EMPTY);
+    struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_NODE_EMPTY);
     ibx_put_u64(&w, graph);
     ibx_put_u16(&w, IBX_EXT_BEHIND - 1); /* the simulated driver has room for this many nodes */
     for (unsigned i = 0; i < IBX_EXT_BEHIND - 1; i++) {
-        assert_int_equal(own_memset_add(&alice, graph, alice.memory, &nodes[i]), 0);
+        assert_int_equal(ext_memset_add(&alice, graph, alice.memory, &nodes[i]), 0);
         ibx_put_u64(&w, nodes[i]);
     }
-    assert_int_equal(own_run(&alice, &w, &node), 0);
-    assert_int_equal(own_nodes_count(&alice, graph), IBX_EXT_BEHIND);
-    assert_int_equal(own_call_one(&alice, IBX_EXT_GRAPH_DESTROY, outermost, NULL), 0);
+    assert_int_equal(ext_run(&alice, &w, &node), 0);
+    assert_int_equal(ext_nodes_count(&alice, graph), IBX_EXT_BEHIND);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_DESTROY, outermost, NULL), 0);
 }
 
 static uint8_t *bytes_of(uint64_t slot, size_t n)
@@ -371,13 +371,13 @@ static void test_slots_come_and_go(void **state)
     const size_t before = ibx_slots_bytes();
     memset(slots, 0, sizeof(slots));
     for (unsigned i = 0; i < 20000; i++) {
-        const unsigned k = (unsigned)(own_random() % MOST);
+        const unsigned k = (unsigned)(ext_random() % MOST);
         if (slots[k]) {
             const uint8_t *bytes = bytes_of(slots[k], sizes[k]);
             assert_true(bytes[0] == (uint8_t)slots[k] && bytes[sizes[k] - 1] == (uint8_t)slots[k]);
             release(slots[k]);
         }
-        sizes[k] = own_random() % 8 ? 1 + own_random() % 300 : 1 + own_random() % 90000;
+        sizes[k] = ext_random() % 8 ? 1 + ext_random() % 300 : 1 + ext_random() % 90000;
         assert_true(slots[k] = ibx_slot_make(&alice.x, sizes[k]));
         memset(bytes_of(slots[k], sizes[k]), (uint8_t)slots[k], sizes[k]);
     }
@@ -395,10 +395,10 @@ static double seconds_of_graphs(void)
     uint64_t graph, node;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &begun);
     for (unsigned i = 0; i < 20; i++) {
-        assert_int_equal(own_graph_create(&bob, &graph), 0);
-        assert_int_equal(own_memset_add(&bob, graph, bob.memory, &node), 0);
-        assert_int_equal(own_call_one(&bob, IBX_EXT_GRAPH_DESTROY, graph, NULL), 0);
-        assert_int_equal(own_call_one(&bob, IBX_EXT_NODE_TYPE, node, NULL), 1);
+        assert_int_equal(ext_graph_create(&bob, &graph), 0);
+        assert_int_equal(ext_memset_add(&bob, graph, bob.memory, &node), 0);
+        assert_int_equal(ext_call_one(&bob, IBX_EXT_GRAPH_DESTROY, graph, NULL), 0);
+        assert_int_equal(ext_call_one(&bob, IBX_EXT_NODE_TYPE, node, NULL), 1);
         assert_false(ibx_handles_any(1000 + i));
     }
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &done);
@@ -444,7 +444,7 @@ static void test_very_many_are_shared(void **state)
     for (unsigned i = 0; i < MANY; i++) {
         assert_int_equal(app->event_create(&events[i], 4), 0);
         assert_true(ibx_handles_add(&alice.x, IBX_HANDLE_EVENT, (uintptr_t)events[i]));
-        assert_int_equal(own_call_one(&alice, IBX_EXT_IPC_EVENT, (uintptr_t)events[i], &numbers[i]),
+        assert_int_equal(ext_call_one(&alice, IBX_EXT_IPC_EVENT, (uintptr_t)events[i], &numbers[i]),
                          0);
         if (i == 1) {
             seconds_of_frees();
@@ -457,19 +457,19 @@ static void test_very_many_are_shared(void **state)
     for (unsigned i = 0; i < MANY; i += 3)
         ibx_ipc_gone((uintptr_t)events[i * 5 % MANY / 3 * 3]);
     for (unsigned i = 0; i < MANY; i++) {
-        assert_int_equal(own_call_one(&alice, IBX_EXT_IPC_EVENT, (uintptr_t)events[i], &again), 0);
+        assert_int_equal(ext_call_one(&alice, IBX_EXT_IPC_EVENT, (uintptr_t)events[i], &again), 0);
         if (i % 3)
             assert_true(again == numbers[i]);
     }
     for (unsigned i = 0; i < MANY; i++)
         ibx_ipc_gone((uintptr_t)events[i]);
     for (unsigned i = MANY; i-- > 0;) {
-        assert_int_equal(own_call_one(&alice, IBX_EXT_IPC_EVENT, (uintptr_t)events[i], &again), 0);
+        assert_int_equal(ext_call_one(&alice, IBX_EXT_IPC_EVENT, (uintptr_t)events[i], &again), 0);
         assert_true(again != numbers[i]);
     }
     ibx_ipc_forget(NULL);
     for (unsigned i = 0; i < MANY; i++)
-        own_event_destroy(events[i]);
+        ext_event_destroy(events[i]);
 }
 
 int main(void)
@@ -490,5 +490,5 @@ int main(void)
         cmocka_unit_test(test_very_many_of_others),
         cmocka_unit_test(test_very_many_are_shared),
     };
-    return cmocka_run_group_tests(tests, own_set_up, own_tear_down);
+    return cmocka_run_group_tests(tests, ext_set_up, ext_tear_down);
 }

@@ -18,15 +18,15 @@
 static void request_anything(struct client *c)
 {
     uint8_t bytes[1024] = {0};
-    const unsigned number = (unsigned)(own_random() % (IBX_EXT_REQUESTS + 1));
-    struct ibx_writer w = own_body(bytes, sizeof(bytes), number);
+    const unsigned number = (unsigned)(ext_random() % (IBX_EXT_REQUESTS + 1));
+    struct ibx_writer w = ext_body(bytes, sizeof(bytes), number);
     uint64_t answer;
     if (!form_put(&w, number))
         return;
     assert_false(w.failed);
-    if (own_random() % 8 == 0)
-        w.length = own_random() % (w.length + 9);
-    if (own_run(c, &w, &answer) || !answer)
+    if (ext_random() % 8 == 0)
+        w.length = ext_random() % (w.length + 9);
+    if (ext_run(c, &w, &answer) || !answer)
         return;
     if (number == IBX_EXT_GRAPH_CREATE || number == IBX_EXT_GRAPH_CLONE ||
         number == IBX_EXT_GET_CHILD)
@@ -47,7 +47,7 @@ static void test_anything(void **state)
     form_note_others(&bob);
     for (unsigned i = 0; i < REQUESTS; i++) {
         if (i % RENEWED == 0) {
-            own_make_all(&alice);
+            ext_make_all(&alice);
             form_note_all_of(&alice);
         }
         request_anything(&alice);
@@ -56,19 +56,19 @@ static void test_anything(void **state)
     assert_int_equal(app->ctx_synchronize(), 0);
     assert_int_equal(app->from_device(after, bob.memory, MEMORY), 0);
     assert_memory_equal(after, before, MEMORY);
-    assert_int_equal(own_nodes_count(&bob, bob.graph), 1);
-    assert_int_equal(own_call_one(&bob, IBX_EXT_NODE_TYPE, bob.node, &answer), 0);
-    assert_int_equal(own_call_one(&bob, IBX_EXT_CHANNEL_DESC, bob.array, &answer), 0);
-    assert_int_equal(own_call_one(&bob, IBX_EXT_FREE_ARRAY, bob.array, &answer), 0);
-    assert_int_equal(own_call_one(&bob, IBX_EXT_FREE_MIPMAP, bob.mipmap, &answer), 0);
-    assert_int_equal(own_call_one(&bob, IBX_EXT_EXEC_DESTROY, bob.exec, &answer), 0);
-    assert_int_equal(own_call_one(&bob, IBX_EXT_GRAPH_DESTROY, bob.graph, &answer), 0);
-    assert_int_equal(own_call(&bob, IBX_EXT_FREE_ASYNC, 2, (uint64_t[]){bob.memory, 0}, &answer),
+    assert_int_equal(ext_nodes_count(&bob, bob.graph), 1);
+    assert_int_equal(ext_call_one(&bob, IBX_EXT_NODE_TYPE, bob.node, &answer), 0);
+    assert_int_equal(ext_call_one(&bob, IBX_EXT_CHANNEL_DESC, bob.array, &answer), 0);
+    assert_int_equal(ext_call_one(&bob, IBX_EXT_FREE_ARRAY, bob.array, &answer), 0);
+    assert_int_equal(ext_call_one(&bob, IBX_EXT_FREE_MIPMAP, bob.mipmap, &answer), 0);
+    assert_int_equal(ext_call_one(&bob, IBX_EXT_EXEC_DESTROY, bob.exec, &answer), 0);
+    assert_int_equal(ext_call_one(&bob, IBX_EXT_GRAPH_DESTROY, bob.graph, &answer), 0);
+    assert_int_equal(ext_call(&bob, IBX_EXT_FREE_ASYNC, 2, (uint64_t[]){bob.memory, 0}, &answer),
                      0);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_anything)};
-    return cmocka_run_group_tests(tests, own_set_up, own_tear_down);
+    return cmocka_run_group_tests(tests, ext_set_up, ext_tear_down);
 }

@@ -21,12 +21,12 @@
 #include <time.h>
 #include <cmocka.h>
 
-#define SLOTS     16u
-#define LONG_BODY 1900u
-#define LONG_OWN  34000u /* a launch with the longest arguments */
-#define LONG_COPY 65536u
-#define OWN       65536u /* no extension request with such a number has an effect in this test */
-#define TINY      1024u  /* the shortest message length that can be agreed on */
+#define SLOTS          16u
+#define LONG_BODY      1900u
+#define LONG_EXTENSION 34000u /* a launch with the longest arguments */
+#define LONG_COPY      65536u
+#define EXTENSION      65536u /* no request with such a number has an effect in this test */
+#define TINY           1024u  /* the shortest message length that can be agreed on */
 
 static unsigned random_cuts = 40;
 static struct session_pair pair;
@@ -36,9 +36,9 @@ static atomic_uint effects;
 static atomic_bool wrong, busy;
 static atomic_uint cut_short; /* extension requests that continue in another message */
 static unsigned gone_ahead;   /* copies that have returned early */
-static bool gathers;  /* some calls stay in the backlog; then only the monitor notices a cut */
-static bool runs_own; /* the back end's plugin runs requests, as in device_copies/ */
-static bool between;  /* the back end is about to read the first byte of a request */
+static bool gathers; /* some calls stay in the backlog; then only the monitor notices a cut */
+static bool runs_extensions; /* the back end's plugin runs requests, as in device_copies/ */
+static bool between;         /* the back end is about to read the first byte of a request */
 
 /* ---------------------------------------------------------------------- the back end */
 
@@ -46,8 +46,8 @@ static void note_effect(const uint8_t *body, uint64_t length, size_t around)
 {
     uint64_t number;
     memcpy(&number, body, 8);
-    if (number >= OWN)
-        number /= OWN;
+    if (number >= EXTENSION)
+        number /= EXTENSION;
     const size_t payload = (size_t)length - around;
     wrong = wrong || number != effects || pattern_check(body + 16, payload, number) != payload;
     effects++;
@@ -67,7 +67,7 @@ static bool wants_request(void *context)
     return between;
 }
 
-static int run_own(void *context, const struct ibx_request *q)
+static int run_extension(void *context, const struct ibx_request *q)
 {
     (void)context;
     if (!q->called || q->called->kind != IBX_CALL_EXTENSION)
@@ -79,7 +79,7 @@ static int run_own(void *context, const struct ibx_request *q)
 }
 
 static const struct ibx_session_hooks own_hooks = {.wants_request = wants_request,
-                                                   .request = run_own};
+                                                   .request = run_extension};
 
 /* Serves like GVirtuS. The body of each call starts with a number; the call's effect is to
  * count. */
@@ -91,16 +91,16 @@ static int serve(struct ibx_session *s, void *argument)
         char name[64];
         uint64_t length;
         size_t n = 0;
-        between = runs_own;
+        between = runs_extensions;
         while (n < sizeof(name) && ibx_session_read(s, name + n, 1) == 1 && name[n]) {
             between = false;
             n++;
         }
         if (n == sizeof(name) || !ibx_session_live(s) || ibx_session_read(s, &length, 8) != 8)
             break;
-        const bool own = !strcmp(name, IBX_EXT_NAME);
-        cut_short += own && s->segment.left < length;
-        wrong = wrong || (own && runs_own);
+        const bool extension = !strcmp(name, IBX_EXT_NAME);
+        cut_short += extension && s->segment.left < length;
+        wrong = wrong || (extension && runs_extensions);
         if (ibx_session_read(s, body, length) != (ssize_t)length)
             break;
         while (busy)
@@ -133,11 +133,11 @@ static void put_call(uint8_t *body, unsigned number, size_t n)
     ibx_put_u64(&w, 5);
 }
 
-static void put_own_call(uint8_t *body, unsigned number, size_t n)
+static void put_extension(uint8_t *body, unsigned number, size_t n)
 {
-    const uint64_t own = (uint64_t)number * OWN;
+    const uint64_t extension_number = (uint64_t)number * EXTENSION;
     put_call(body, number, n);
-    memcpy(body, &own, 8);
+    memcpy(body, &extension_number, 8);
 }
 
 /* A call that is answered at once. */
@@ -182,11 +182,11 @@ static void copy_ahead(unsigned number, size_t n)
 }
 
 /* A call that GVirtuS does not have, and that waits for its reply. */
-static void call_own(unsigned number, size_t n)
+static void call_extension(unsigned number, size_t n)
 {
-    static uint8_t body[LONG_OWN + 36];
+    static uint8_t body[LONG_EXTENSION + 36];
     int code = -1;
-    put_own_call(body, number, n);
+    put_extension(body, number, n);
     const struct ibx_pipeline_request call = {.name = IBX_EXT_NAME, .body = body, .n = n + 36};
     assert_int_equal(ibx_pipeline_call(pipeline, &call, &code), 0);
     assert_int_equal(code, 0);
@@ -227,7 +227,7 @@ static void begin(void)
     session_keeps = 30;
     client_end.count = server_end.count = 0;
     session_pair_open(&pair);
-    if (runs_own)
+    if (runs_extensions)
         ibx_session_set_hooks(pair.server, &own_hooks, NULL);
     session_pair_start(&pair, serve_pair, NULL);
     pipeline = ibx_pipeline_create(pair.client, IBX_PIPELINE_ALL);
@@ -325,7 +325,7 @@ static void test_whole_requests(void **state)
         busy = true; /* so that messages are not taken, and calls wait in the backlog */
         for (unsigned k = 0; k < 60 + i; k++)
             call_ahead(number++, LONG_BODY);
-        put_own_call(body, number++, LONG_BODY);
+        put_extension(body, number++, LONG_BODY);
         busy = false;
         assert_int_equal(ibx_pipeline_call(pipeline, &call, &code), 0);
         assert_int_equal(code, 0);
@@ -339,19 +339,20 @@ static void test_whole_requests(void **state)
 static void test_extensions_in_pieces(void **state)
 {
     (void)state;
-    runs_own = true;
+    runs_extensions = true;
     unsigned number = continue_with_shorter_messages();
     for (size_t n = 800; n < LONG_BODY; n += 7) { /* wherever they are cut */
         call_ahead(number++, n / 3);
-        call_own(number++, n);
+        call_extension(number++, n);
     }
-    for (size_t n = LONG_BODY; n <= LONG_OWN; n += 401) { /* too long for a short request as well */
+    for (size_t n = LONG_BODY; n <= LONG_EXTENSION;
+         n += 401) { /* too long for a short request as well */
         call_ahead(number++, n % LONG_BODY);
-        call_own(number++, n);
+        call_extension(number++, n);
     }
     call_and_wait(number++, 10);
     end();
-    runs_own = false;
+    runs_extensions = false;
     cuts_connect_with = NULL;
 }
 
@@ -385,8 +386,8 @@ static unsigned run_calls(uint64_t seed)
     for (unsigned i = 0; i < 400; i++) {
         const size_t n = random_below(&random, 20) ? 10 : random_below(&random, LONG_BODY);
         const size_t kind = random_below(&random, 30);
-        if (kind == 1 && runs_own)
-            call_own(number++, i % 2 ? n + 900 : 1 + random_below(&random, LONG_OWN));
+        if (kind == 1 && runs_extensions)
+            call_extension(number++, i % 2 ? n + 900 : 1 + random_below(&random, LONG_EXTENSION));
         else if (kind < 4)
             copy_ahead(number++, 1 + random_below(&random, i % 4 ? 20000 : LONG_COPY));
         else if (kind)
@@ -427,10 +428,10 @@ static void test_at_random(void **state)
 static void test_extensions_at_random(void **state)
 {
     (void)state;
-    runs_own = true;
+    runs_extensions = true;
     cuts_connect_with = always_tiny_messages;
     print_message("%u cuts\n", cut_at_random(random_cuts));
-    runs_own = false;
+    runs_extensions = false;
     cuts_connect_with = NULL;
 }
 

@@ -28,8 +28,8 @@ static void test_captures_have_a_limit(void **state)
     int (*end_capture)(void *stream, void **graph) = NULL;
     void *runtime = dlopen(getenv("IBX_TEST_CUDART"), RTLD_LAZY), *stream, *graph = NULL;
     struct gpu_session *x = &alice.x;
-    const uint64_t before = own_used(&alice, IBX_HOLD_GRAPHS);
-    const uint64_t most = own_allow_more(&alice, IBX_HOLD_GRAPHS, 5);
+    const uint64_t before = ext_used(&alice, IBX_HOLD_GRAPHS);
+    const uint64_t most = ext_allow_more(&alice, IBX_HOLD_GRAPHS, 5);
     *(void **)&begin_capture = dlsym(runtime, "cudaStreamBeginCapture");
     *(void **)&end_capture = dlsym(runtime, "cudaStreamEndCapture");
     stream = stream_of(x);
@@ -38,14 +38,14 @@ static void test_captures_have_a_limit(void **state)
     assert_int_equal(begin_capture(stream, 2), 0);
     ibx_captures_answered(x, 0);
     uint8_t bytes[64];
-    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXT_MEMSET);
+    struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_MEMSET);
     ibx_put_u64(&w, alice.memory);
     ibx_put_u32(&w, 1);
     ibx_put_u64(&w, 8);
     ibx_put_u64(&w, (uintptr_t)stream);
     for (unsigned i = 0; i < 5; i++)
-        assert_int_equal(own_run(&alice, &w, NULL), 0);
-    assert_int_equal(own_run(&alice, &w, NULL), CUDA_MEMORY_ALLOCATION);
+        assert_int_equal(ext_run(&alice, &w, NULL), 0);
+    assert_int_equal(ext_run(&alice, &w, NULL), CUDA_MEMORY_ALLOCATION);
     const struct ibx_call *record = ibx_call_find("cudaEventRecord", 16);
     uint8_t body[16] = {0};
     struct ibx_writer named = ibx_writer_of(body, sizeof(body));
@@ -59,17 +59,17 @@ static void test_captures_have_a_limit(void **state)
     assert_false(ibx_graph_captures(x, record, body, sizeof(body)));
     assert_true(ibx_graph_captures(&bob.x, record, body, sizeof(body)));
     assert_false(ibx_graph_launches(x, alice.exec, (uintptr_t)stream));
-    atomic_store(&own_quota(&alice, IBX_HOLD_GRAPHS)->most, most);
+    atomic_store(&ext_quota(&alice, IBX_HOLD_GRAPHS)->most, most);
     assert_int_equal(end_capture(stream, &graph), 0);
     assert_true(ibx_handles_add(x, IBX_HANDLE_GRAPH, (uintptr_t)graph));
     assert_true(ibx_graph_measure(x, (uintptr_t)graph));
     x->handler.captures = CAPTURES_ENDED;
     ibx_captures_run(x);
     ibx_captures_answered(x, 0);
-    assert_true(own_used(&alice, IBX_HOLD_GRAPHS) == before + 6);
+    assert_true(ext_used(&alice, IBX_HOLD_GRAPHS) == before + 6);
     assert_int_equal(ibx_tenant_captured(x->isolation.tenant)->all, 0);
-    assert_int_equal(own_call_one(&alice, IBX_EXT_GRAPH_DESTROY, (uintptr_t)graph, NULL), 0);
-    assert_true(own_used(&alice, IBX_HOLD_GRAPHS) == before);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_DESTROY, (uintptr_t)graph, NULL), 0);
+    assert_true(ext_used(&alice, IBX_HOLD_GRAPHS) == before);
     ibx_handles_remove(x, IBX_HANDLE_STREAM, (uintptr_t)stream);
     dlclose(runtime);
 }
@@ -104,7 +104,7 @@ static void test_captures_that_overlap(void **state)
     (void)state;
     struct gpu_session *x = &alice.x;
     void *streams[2];
-    const uint64_t most = own_allow_more(&alice, IBX_HOLD_GRAPHS, 10);
+    const uint64_t most = ext_allow_more(&alice, IBX_HOLD_GRAPHS, 10);
     for (unsigned i = 0; i < 2; i++)
         streams[i] = stream_of(x);
     capture_by_handler(x, CAPTURES_BEGUN, streams[0]);
@@ -131,7 +131,7 @@ static void test_captures_that_overlap(void **state)
     assert_int_equal(ibx_tenant_captured(x->isolation.tenant)->all, 0);
     for (unsigned i = 0; i < 2; i++)
         ibx_handles_remove(x, IBX_HANDLE_STREAM, (uintptr_t)streams[i]);
-    atomic_store(&own_quota(&alice, IBX_HOLD_GRAPHS)->most, most);
+    atomic_store(&ext_quota(&alice, IBX_HOLD_GRAPHS)->most, most);
 }
 
 /* Has a captured stream wait for an event, or records one. Its next node would then depend on
@@ -158,7 +158,7 @@ static void test_captures_that_join(void **state)
     (void)state;
     struct gpu_session *x = &alice.x;
     void *streams[3];
-    const uint64_t most = own_allow_more(&alice, IBX_HOLD_GRAPHS, 100);
+    const uint64_t most = ext_allow_more(&alice, IBX_HOLD_GRAPHS, 100);
     for (unsigned i = 0; i < 3; i++) {
         streams[i] = stream_of(x);
         capture_by_handler(x, CAPTURES_BEGUN, streams[i]);
@@ -184,7 +184,7 @@ static void test_captures_that_join(void **state)
         ibx_handles_remove(x, IBX_HANDLE_STREAM, (uintptr_t)streams[i]);
     }
     assert_int_equal(ibx_tenant_captured(x->isolation.tenant)->all, 0);
-    atomic_store(&own_quota(&alice, IBX_HOLD_GRAPHS)->most, most);
+    atomic_store(&ext_quota(&alice, IBX_HOLD_GRAPHS)->most, most);
 }
 
 /* The edges that a capture has made count too, as reported by CUDA. If CUDA does not report
@@ -198,7 +198,7 @@ static void test_captured_edges_count(void **state)
     int (*last_error)(void) = NULL;
     void *runtime = dlopen(getenv("IBX_TEST_CUDART"), RTLD_LAZY), *graph = NULL, *nodes[12];
     struct gpu_session *x = &alice.x;
-    const uint64_t before = own_used(&alice, IBX_HOLD_GRAPHS);
+    const uint64_t before = ext_used(&alice, IBX_HOLD_GRAPHS);
     *(void **)&have_data = dlsym(runtime, "ibx_double_edges_have_data");
     *(void **)&last_error = dlsym(runtime, "cudaGetLastError");
     *(void **)&create = dlsym(runtime, "cudaGraphCreate");
@@ -208,14 +208,14 @@ static void test_captured_edges_count(void **state)
         assert_int_equal(add(&nodes[i], graph, nodes, i < 6 ? 0 : 6), 0);
     assert_true(ibx_handles_add(x, IBX_HANDLE_GRAPH, (uintptr_t)graph));
     assert_true(ibx_graph_measure(x, (uintptr_t)graph));
-    assert_int_equal(own_used(&alice, IBX_HOLD_GRAPHS) - before, 1 + 36);
+    assert_int_equal(ext_used(&alice, IBX_HOLD_GRAPHS) - before, 1 + 36);
     have_data(true);
     last_error();
     assert_true(ibx_graph_measure(x, (uintptr_t)graph));
     have_data(false);
     assert_int_equal(last_error(), 0);
-    assert_int_equal(own_call_one(&alice, IBX_EXT_GRAPH_DESTROY, (uintptr_t)graph, NULL), 0);
-    assert_true(own_used(&alice, IBX_HOLD_GRAPHS) == before);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_DESTROY, (uintptr_t)graph, NULL), 0);
+    assert_true(ext_used(&alice, IBX_HOLD_GRAPHS) == before);
     dlclose(runtime);
 }
 
@@ -226,7 +226,7 @@ static void test_captures_that_are_invalid(void **state)
     (void)state;
     struct gpu_session *x = &alice.x;
     void *stream, *graph;
-    const uint64_t most = own_allow_more(&alice, IBX_HOLD_GRAPHS, 10);
+    const uint64_t most = ext_allow_more(&alice, IBX_HOLD_GRAPHS, 10);
     stream = stream_of(x);
     capture_by_handler(x, CAPTURES_BEGUN, stream);
     assert_int_not_equal(app->ctx_synchronize(), 0);
@@ -241,7 +241,7 @@ static void test_captures_that_are_invalid(void **state)
     ibx_captures_answered(x, IBX_CALL_CAPTURE_INVALIDATED);
     assert_false(ibx_captures_any());
     ibx_handles_remove(x, IBX_HANDLE_STREAM, (uintptr_t)stream);
-    atomic_store(&own_quota(&alice, IBX_HOLD_GRAPHS)->most, most);
+    atomic_store(&ext_quota(&alice, IBX_HOLD_GRAPHS)->most, most);
 }
 
 int main(void)
@@ -253,5 +253,5 @@ int main(void)
         cmocka_unit_test(test_captured_edges_count),
         cmocka_unit_test(test_captures_that_are_invalid),
     };
-    return cmocka_run_group_tests(tests, own_set_up, own_tear_down);
+    return cmocka_run_group_tests(tests, ext_set_up, ext_tear_down);
 }

@@ -16,12 +16,12 @@ static int add_to_graph(struct client *c, unsigned number, uint64_t graph, uint6
                         uint64_t *node)
 {
     uint8_t bytes[64];
-    struct ibx_writer w = own_body(bytes, sizeof(bytes), number);
+    struct ibx_writer w = ext_body(bytes, sizeof(bytes), number);
     ibx_put_u64(&w, graph);
     ibx_put_u16(&w, 0);
     if (child)
         ibx_put_u64(&w, child);
-    return own_run(c, &w, node);
+    return ext_run(c, &w, node);
 }
 
 /* Each graph contains the previous one twice, and CUDA copies it with its contents: a few
@@ -29,15 +29,15 @@ static int add_to_graph(struct client *c, unsigned number, uint64_t graph, uint6
 static void test_graphs_in_graphs(void **state)
 {
     (void)state;
-    const uint64_t before = own_used(&alice, IBX_HOLD_GRAPHS),
-                   execs = own_used(&alice, IBX_HOLD_EXECS);
-    const uint64_t most = own_allow_more(&alice, IBX_HOLD_GRAPHS, 1000);
-    const uint64_t most_execs = own_allow_more(&alice, IBX_HOLD_EXECS, 300);
+    const uint64_t before = ext_used(&alice, IBX_HOLD_GRAPHS),
+                   execs = ext_used(&alice, IBX_HOLD_EXECS);
+    const uint64_t most = ext_allow_more(&alice, IBX_HOLD_GRAPHS, 1000);
+    const uint64_t most_execs = ext_allow_more(&alice, IBX_HOLD_EXECS, 300);
     uint64_t graphs[20] = {0}, node, exec, other, last;
     unsigned n = 0;
-    int rc = own_graph_create(&alice, &graphs[n++]);
+    int rc = ext_graph_create(&alice, &graphs[n++]);
     assert_int_equal(rc, 0);
-    while (!rc && n < 20 && !(rc = own_graph_create(&alice, &graphs[n]))) {
+    while (!rc && n < 20 && !(rc = ext_graph_create(&alice, &graphs[n]))) {
         for (unsigned k = 0; !rc && k < 2; k++)
             rc = add_to_graph(&alice, IBX_EXT_NODE_CHILD, graphs[n], graphs[n - 1], &node);
         n++;
@@ -46,75 +46,75 @@ static void test_graphs_in_graphs(void **state)
     assert_true(n > 6 && n < 10);
     /* A node for which an executable graph has no room, and one for which it has. */
     assert_int_equal(
-        own_call(&alice, IBX_EXT_GRAPH_INSTANTIATE, 2, (uint64_t[]){graphs[n - 2], 0}, &exec),
+        ext_call(&alice, IBX_EXT_GRAPH_INSTANTIATE, 2, (uint64_t[]){graphs[n - 2], 0}, &exec),
         CUDA_MEMORY_ALLOCATION);
     for (unsigned i = 0; i < 2; i++)
-        assert_int_equal(own_call(&alice, IBX_EXT_GRAPH_INSTANTIATE, 2, (uint64_t[]){graphs[3], 0},
+        assert_int_equal(ext_call(&alice, IBX_EXT_GRAPH_INSTANTIATE, 2, (uint64_t[]){graphs[3], 0},
                                   i ? &exec : &last),
                          0);
-    assert_int_equal(own_call_one(&alice, IBX_EXT_GRAPH_CLONE, graphs[n - 2], &other),
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_CLONE, graphs[n - 2], &other),
                      CUDA_MEMORY_ALLOCATION);
     /* Other tenants have their own limit, and alice has hers again once these are destroyed. */
-    assert_int_equal(own_graph_create(&bob, &other), 0);
-    assert_int_equal(own_call_one(&bob, IBX_EXT_GRAPH_DESTROY, other, NULL), 0);
-    assert_int_equal(own_call_one(&alice, IBX_EXT_EXEC_DESTROY, exec, NULL), 0);
-    assert_int_equal(own_call_one(&alice, IBX_EXT_EXEC_DESTROY, last, NULL), 0);
+    assert_int_equal(ext_graph_create(&bob, &other), 0);
+    assert_int_equal(ext_call_one(&bob, IBX_EXT_GRAPH_DESTROY, other, NULL), 0);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_EXEC_DESTROY, exec, NULL), 0);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_EXEC_DESTROY, last, NULL), 0);
     while (n)
-        assert_int_equal(own_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graphs[--n], NULL), 0);
-    assert_true(own_used(&alice, IBX_HOLD_GRAPHS) == before);
-    assert_true(own_used(&alice, IBX_HOLD_EXECS) == execs);
-    atomic_store(&own_quota(&alice, IBX_HOLD_GRAPHS)->most, most);
-    atomic_store(&own_quota(&alice, IBX_HOLD_EXECS)->most, most_execs);
+        assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graphs[--n], NULL), 0);
+    assert_true(ext_used(&alice, IBX_HOLD_GRAPHS) == before);
+    assert_true(ext_used(&alice, IBX_HOLD_EXECS) == execs);
+    atomic_store(&ext_quota(&alice, IBX_HOLD_GRAPHS)->most, most);
+    atomic_store(&ext_quota(&alice, IBX_HOLD_EXECS)->most, most_execs);
 }
 
 static void test_nodes_have_a_limit(void **state)
 {
     (void)state;
-    const uint64_t before = own_used(&alice, IBX_HOLD_GRAPHS);
-    const uint64_t most = own_allow_more(&alice, IBX_HOLD_GRAPHS, 4);
+    const uint64_t before = ext_used(&alice, IBX_HOLD_GRAPHS);
+    const uint64_t most = ext_allow_more(&alice, IBX_HOLD_GRAPHS, 4);
     uint64_t graph, other, nodes[4];
-    assert_int_equal(own_graph_create(&alice, &graph), 0);
+    assert_int_equal(ext_graph_create(&alice, &graph), 0);
     for (unsigned i = 0; i < 3; i++)
         assert_int_equal(add_to_graph(&alice, IBX_EXT_NODE_EMPTY, graph, 0, &nodes[i]), 0);
     assert_int_equal(add_to_graph(&alice, IBX_EXT_NODE_EMPTY, graph, 0, &nodes[3]),
                      CUDA_MEMORY_ALLOCATION);
-    assert_int_equal(own_memset_add(&alice, graph, alice.memory, &nodes[3]),
+    assert_int_equal(ext_memset_add(&alice, graph, alice.memory, &nodes[3]),
                      CUDA_MEMORY_ALLOCATION);
-    assert_int_equal(own_graph_create(&alice, &other), CUDA_MEMORY_ALLOCATION);
-    assert_int_equal(own_call_one(&alice, IBX_EXT_NODE_DESTROY, nodes[2], NULL), 0);
+    assert_int_equal(ext_graph_create(&alice, &other), CUDA_MEMORY_ALLOCATION);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_NODE_DESTROY, nodes[2], NULL), 0);
     /* A tenant's graphs cannot have edges without limit either. */
     uint8_t bytes[64];
-    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXT_GRAPH_ORDER);
+    struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_GRAPH_ORDER);
     ibx_put_u64(&w, graph);
     ibx_put_u64(&w, nodes[0]);
     ibx_put_u64(&w, nodes[1]);
     ibx_put_u8(&w, 0);
-    assert_int_equal(own_run(&alice, &w, NULL), 0);
-    assert_int_equal(own_run(&alice, &w, NULL), CUDA_MEMORY_ALLOCATION);
-    assert_int_equal(own_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graph, NULL), 0);
-    assert_true(own_used(&alice, IBX_HOLD_GRAPHS) == before);
-    atomic_store(&own_quota(&alice, IBX_HOLD_GRAPHS)->most, most);
+    assert_int_equal(ext_run(&alice, &w, NULL), 0);
+    assert_int_equal(ext_run(&alice, &w, NULL), CUDA_MEMORY_ALLOCATION);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graph, NULL), 0);
+    assert_true(ext_used(&alice, IBX_HOLD_GRAPHS) == before);
+    atomic_store(&ext_quota(&alice, IBX_HOLD_GRAPHS)->most, most);
 }
 
 /* Code that walks through graphs, CUDA's or the back end's, recurses as deep as they are nested. */
 static void test_depth_of_graphs(void **state)
 {
     (void)state;
-    const uint64_t before = own_used(&alice, IBX_HOLD_GRAPHS);
+    const uint64_t before = ext_used(&alice, IBX_HOLD_GRAPHS);
     uint64_t graph, next, node;
     unsigned deep = 0;
-    int rc = own_graph_create(&alice, &graph);
+    int rc = ext_graph_create(&alice, &graph);
     while (!rc && deep < 1000) {
-        assert_int_equal(own_graph_create(&alice, &next), 0);
+        assert_int_equal(ext_graph_create(&alice, &next), 0);
         rc = add_to_graph(&alice, IBX_EXT_NODE_CHILD, next, graph, &node);
-        assert_int_equal(own_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graph, NULL), 0);
+        assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graph, NULL), 0);
         graph = next;
         deep++;
     }
     assert_int_equal(rc, CUDA_NOT_SUPPORTED);
     assert_int_equal(deep, IBX_EXT_GRAPHS_DEEP);
-    assert_int_equal(own_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graph, NULL), 0);
-    assert_true(own_used(&alice, IBX_HOLD_GRAPHS) == before);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graph, NULL), 0);
+    assert_true(ext_used(&alice, IBX_HOLD_GRAPHS) == before);
 }
 
 static uint64_t asked_of_cuda(struct gpu_session *x, uint64_t bytes)
@@ -133,13 +133,13 @@ static uint64_t asked_of_cuda(struct gpu_session *x, uint64_t bytes)
 static void test_allocations_have_an_owner(void **state)
 {
     (void)state;
-    const uint64_t most = own_allow_more(&alice, IBX_HOLD_ALLOCATIONS, 1);
+    const uint64_t most = ext_allow_more(&alice, IBX_HOLD_ALLOCATIONS, 1);
     assert_int_equal(asked_of_cuda(&alice.x, 4096), 4096);
-    atomic_store(&own_quota(&alice, IBX_HOLD_ALLOCATIONS)->most, most);
-    own_allow_more(&alice, IBX_HOLD_ALLOCATIONS, 0);
+    atomic_store(&ext_quota(&alice, IBX_HOLD_ALLOCATIONS)->most, most);
+    ext_allow_more(&alice, IBX_HOLD_ALLOCATIONS, 0);
     assert_true(asked_of_cuda(&alice.x, 4096) >= 1ull << 50); /* more than CUDA has */
     assert_int_equal(asked_of_cuda(&bob.x, 4096), 4096);
-    atomic_store(&own_quota(&alice, IBX_HOLD_ALLOCATIONS)->most, most);
+    atomic_store(&ext_quota(&alice, IBX_HOLD_ALLOCATIONS)->most, most);
     assert_int_equal(asked_of_cuda(&alice.x, 4096), 4096);
 }
 
@@ -147,12 +147,12 @@ static int add_conditional(struct client *c, uint64_t graph, uint64_t *body)
 {
     uint8_t bytes[64], out[IBX_EXT_OUT_MAX] = {0};
     uint64_t handle;
-    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXT_GRAPH_CONDITION);
+    struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_GRAPH_CONDITION);
     ibx_put_u64(&w, graph);
     ibx_put_u32(&w, 0);
     ibx_put_u32(&w, 1);
-    assert_int_equal(own_run(c, &w, &handle), 0);
-    w = own_body(bytes, sizeof(bytes), IBX_EXT_NODE_CONDITIONAL);
+    assert_int_equal(ext_run(c, &w, &handle), 0);
+    w = ext_body(bytes, sizeof(bytes), IBX_EXT_NODE_CONDITIONAL);
     ibx_put_u64(&w, graph);
     ibx_put_u16(&w, 0);
     ibx_put_u64(&w, handle);
@@ -171,11 +171,11 @@ static int add_conditional(struct client *c, uint64_t graph, uint64_t *body)
 static void test_conditions_in_conditions(void **state)
 {
     (void)state;
-    const uint64_t before = own_used(&alice, IBX_HOLD_GRAPHS);
-    const uint64_t most = own_allow_more(&alice, IBX_HOLD_EXECS, 100);
+    const uint64_t before = ext_used(&alice, IBX_HOLD_GRAPHS);
+    const uint64_t most = ext_allow_more(&alice, IBX_HOLD_EXECS, 100);
     uint64_t graph, body, exec;
     unsigned deep = 0;
-    assert_int_equal(own_graph_create(&alice, &graph), 0);
+    assert_int_equal(ext_graph_create(&alice, &graph), 0);
     body = graph;
     while (body && deep < 1000) {
         if (add_conditional(&alice, body, &body))
@@ -183,11 +183,11 @@ static void test_conditions_in_conditions(void **state)
         deep++;
     }
     assert_int_equal(deep, IBX_EXT_GRAPHS_DEEP - 1);
-    assert_int_equal(own_call(&alice, IBX_EXT_GRAPH_INSTANTIATE, 2, (uint64_t[]){graph, 0}, &exec),
+    assert_int_equal(ext_call(&alice, IBX_EXT_GRAPH_INSTANTIATE, 2, (uint64_t[]){graph, 0}, &exec),
                      CUDA_MEMORY_ALLOCATION);
-    assert_int_equal(own_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graph, NULL), 0);
-    assert_true(own_used(&alice, IBX_HOLD_GRAPHS) == before);
-    atomic_store(&own_quota(&alice, IBX_HOLD_EXECS)->most, most);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graph, NULL), 0);
+    assert_true(ext_used(&alice, IBX_HOLD_GRAPHS) == before);
+    atomic_store(&ext_quota(&alice, IBX_HOLD_EXECS)->most, most);
 }
 
 /* Executable graphs of ranks that have a GPU each. */
@@ -204,26 +204,26 @@ static void test_executables_of_each_gpu(void **state)
     for (unsigned gpu = 0; gpu < 2; gpu++) {
         cuda_application_use((int)gpu);
         for (unsigned i = 0; i < 2; i++)
-            assert_int_equal(own_call(&alice, IBX_EXT_GRAPH_INSTANTIATE, 2,
+            assert_int_equal(ext_call(&alice, IBX_EXT_GRAPH_INSTANTIATE, 2,
                                       (uint64_t[]){alice.graph, 0}, &execs[gpu][i]),
                              0);
         assert_int_equal(
-            own_call(&alice, IBX_EXT_GRAPH_INSTANTIATE, 2, (uint64_t[]){alice.graph, 0}, &more),
+            ext_call(&alice, IBX_EXT_GRAPH_INSTANTIATE, 2, (uint64_t[]){alice.graph, 0}, &more),
             CUDA_MEMORY_ALLOCATION);
     }
     /* They may be destroyed with any device current. The host has a limit of its own. */
-    assert_int_equal(own_call_one(&alice, IBX_EXT_EXEC_DESTROY, execs[0][0], NULL), 0);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_EXEC_DESTROY, execs[0][0], NULL), 0);
     assert_true(atomic_load(&ibx_tenant_execs(tenant, 0)->used) == before[0] + 2);
     assert_true(atomic_load(&ibx_tenant_execs(tenant, 1)->used) == before[1] + 4);
     cuda_application_use(0);
-    const uint64_t of_all = own_allow_more(&alice, IBX_HOLD_EXECS, 1);
+    const uint64_t of_all = ext_allow_more(&alice, IBX_HOLD_EXECS, 1);
     assert_int_equal(
-        own_call(&alice, IBX_EXT_GRAPH_INSTANTIATE, 2, (uint64_t[]){alice.graph, 0}, &more),
+        ext_call(&alice, IBX_EXT_GRAPH_INSTANTIATE, 2, (uint64_t[]){alice.graph, 0}, &more),
         CUDA_MEMORY_ALLOCATION);
-    atomic_store(&own_quota(&alice, IBX_HOLD_EXECS)->most, of_all);
+    atomic_store(&ext_quota(&alice, IBX_HOLD_EXECS)->most, of_all);
     const uint64_t left[] = {execs[0][1], execs[1][0], execs[1][1]};
     for (unsigned i = 0; i < 3; i++)
-        assert_int_equal(own_call_one(&alice, IBX_EXT_EXEC_DESTROY, left[i], NULL), 0);
+        assert_int_equal(ext_call_one(&alice, IBX_EXT_EXEC_DESTROY, left[i], NULL), 0);
     for (unsigned gpu = 0; gpu < 2; gpu++) {
         assert_true(atomic_load(&ibx_tenant_execs(tenant, (int)gpu)->used) == before[gpu]);
         atomic_store(&ibx_tenant_execs(tenant, (int)gpu)->most, most[gpu]);
@@ -237,15 +237,15 @@ static void test_textures_have_a_limit(void **state)
                                                .of = {.array = (void *)(uintptr_t)alice.array}};
     uint8_t bytes[256];
     uint64_t first, second;
-    const uint64_t most = own_allow_more(&alice, IBX_HOLD_TEXTURES, 1);
-    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXT_CREATE_SURFACE);
+    const uint64_t most = ext_allow_more(&alice, IBX_HOLD_TEXTURES, 1);
+    struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_CREATE_SURFACE);
     ibx_resource_put(&w, &resource);
-    assert_int_equal(own_run(&alice, &w, &first), 0);
-    assert_int_equal(own_run(&alice, &w, &second), CUDA_MEMORY_ALLOCATION);
-    assert_int_equal(own_call_one(&alice, IBX_EXT_DESTROY_SURFACE, first, NULL), 0);
-    assert_int_equal(own_run(&alice, &w, &first), 0);
-    assert_int_equal(own_call_one(&alice, IBX_EXT_DESTROY_SURFACE, first, NULL), 0);
-    atomic_store(&own_quota(&alice, IBX_HOLD_TEXTURES)->most, most);
+    assert_int_equal(ext_run(&alice, &w, &first), 0);
+    assert_int_equal(ext_run(&alice, &w, &second), CUDA_MEMORY_ALLOCATION);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_DESTROY_SURFACE, first, NULL), 0);
+    assert_int_equal(ext_run(&alice, &w, &first), 0);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_DESTROY_SURFACE, first, NULL), 0);
+    atomic_store(&ext_quota(&alice, IBX_HOLD_TEXTURES)->most, most);
 }
 
 /* GVirtuS's handler has made it, and answers with `n` bytes of its address. */
@@ -270,18 +270,18 @@ static void test_textures_of_handlers(void **state)
 {
     (void)state;
     struct gpu_session *x = &alice.x;
-    const uint64_t made = 0x7e000001, before = own_used(&alice, IBX_HOLD_TEXTURES);
-    const uint64_t most = own_allow_more(&alice, IBX_HOLD_TEXTURES, 1);
+    const uint64_t made = 0x7e000001, before = ext_used(&alice, IBX_HOLD_TEXTURES);
+    const uint64_t most = ext_allow_more(&alice, IBX_HOLD_TEXTURES, 1);
     assert_true(may_make_texture(x));
     made_by_handler(x, made, 8);
-    assert_true(own_used(&alice, IBX_HOLD_TEXTURES) == before + 1);
+    assert_true(ext_used(&alice, IBX_HOLD_TEXTURES) == before + 1);
     assert_true(ibx_handles_has(x, IBX_HANDLE_TEXTURE, made));
     assert_false(may_make_texture(x));
     ibx_handles_remove(x, IBX_HANDLE_TEXTURE, made);
-    assert_true(own_used(&alice, IBX_HOLD_TEXTURES) == before && may_make_texture(x));
+    assert_true(ext_used(&alice, IBX_HOLD_TEXTURES) == before && may_make_texture(x));
     made_by_handler(x, made, 3); /* the address is unknown, so no request can name it */
     assert_false(ibx_named_any_unseen());
-    atomic_store(&own_quota(&alice, IBX_HOLD_TEXTURES)->most, most);
+    atomic_store(&ext_quota(&alice, IBX_HOLD_TEXTURES)->most, most);
 }
 
 /* It is unknown which descriptor of cuDNN's graphs a handler makes, so it counts as a plan. */
@@ -290,12 +290,12 @@ static void test_graphs_of_handlers(void **state)
     (void)state;
     struct gpu_session *x = &alice.x;
     const enum ibx_handle_kind kind = (enum ibx_handle_kind)(IBX_HANDLE_MATH + IBX_MATH_GRAPH);
-    const uint64_t made = 0x7e000001, before = own_used(&alice, IBX_HOLD_GRAPH_PARTS);
+    const uint64_t made = 0x7e000001, before = ext_used(&alice, IBX_HOLD_GRAPH_PARTS);
     ibx_made_read(x, "cudnnBackendCreateDescriptor");
     made_by_handler(x, made, 8);
-    assert_true(own_used(&alice, IBX_HOLD_GRAPH_PARTS) == before + IBX_MATH_HEAVY);
+    assert_true(ext_used(&alice, IBX_HOLD_GRAPH_PARTS) == before + IBX_MATH_HEAVY);
     assert_true(ibx_handles_remove(x, kind, made));
-    assert_true(own_used(&alice, IBX_HOLD_GRAPH_PARTS) == before);
+    assert_true(ext_used(&alice, IBX_HOLD_GRAPH_PARTS) == before);
 }
 
 /* CUDA has room for so few that one client could take all of them. */
@@ -305,21 +305,21 @@ static void test_pools_have_a_limit(void **state)
     uint64_t pools[8], other = 0;
     unsigned n = 0;
     uint8_t bytes[64];
-    const uint64_t most = own_allow_more(&alice, IBX_HOLD_POOLS, 3);
-    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXT_POOL_CREATE);
+    const uint64_t most = ext_allow_more(&alice, IBX_HOLD_POOLS, 3);
+    struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_POOL_CREATE);
     ibx_put_u32(&w, 0);
     ibx_put_u64(&w, 0);
     ibx_put_u16(&w, 0);
     int rc = 0;
-    while (n < 8 && !(rc = own_run(&alice, &w, &pools[n])))
+    while (n < 8 && !(rc = ext_run(&alice, &w, &pools[n])))
         n++;
     assert_int_equal(rc, CUDA_MEMORY_ALLOCATION);
     assert_int_equal(n, 3);
-    assert_int_equal(own_run(&bob, &w, &other), 0);
-    assert_int_equal(own_call_one(&bob, IBX_EXT_POOL_DESTROY, other, NULL), 0);
+    assert_int_equal(ext_run(&bob, &w, &other), 0);
+    assert_int_equal(ext_call_one(&bob, IBX_EXT_POOL_DESTROY, other, NULL), 0);
     while (n)
-        assert_int_equal(own_call_one(&alice, IBX_EXT_POOL_DESTROY, pools[--n], NULL), 0);
-    atomic_store(&own_quota(&alice, IBX_HOLD_POOLS)->most, most);
+        assert_int_equal(ext_call_one(&alice, IBX_EXT_POOL_DESTROY, pools[--n], NULL), 0);
+    atomic_store(&ext_quota(&alice, IBX_HOLD_POOLS)->most, most);
 }
 
 /* A tenant has a limited number of handles for other processes; another tenant has its own
@@ -333,28 +333,28 @@ static void test_handles_have_a_limit(void **state)
     for (unsigned i = 0; i <= MOST; i++) {
         assert_int_equal(app->event_create(&events[i], 4), 0);
         assert_true(ibx_handles_add(&alice.x, IBX_HANDLE_EVENT, (uintptr_t)events[i]));
-        assert_int_equal(own_call_one(&alice, IBX_EXT_IPC_EVENT, (uintptr_t)events[i], &answer),
+        assert_int_equal(ext_call_one(&alice, IBX_EXT_IPC_EVENT, (uintptr_t)events[i], &answer),
                          i < MOST ? 0 : 2);
     }
-    assert_int_equal(own_call_one(&bob, IBX_EXT_IPC_EVENT, (uintptr_t)events[MOST], &answer), 400);
+    assert_int_equal(ext_call_one(&bob, IBX_EXT_IPC_EVENT, (uintptr_t)events[MOST], &answer), 400);
     assert_true(ibx_handles_add(&bob.x, IBX_HANDLE_EVENT, (uintptr_t)events[MOST]));
-    assert_int_equal(own_call_one(&bob, IBX_EXT_IPC_EVENT, (uintptr_t)events[MOST], &answer), 0);
+    assert_int_equal(ext_call_one(&bob, IBX_EXT_IPC_EVENT, (uintptr_t)events[MOST], &answer), 0);
     assert_true(ibx_handles_add(&alice.x, IBX_HANDLE_EVENT, (uintptr_t)events[MOST]));
     ibx_ipc_gone((uintptr_t)events[MOST]);
     ibx_ipc_gone((uintptr_t)events[7]);
-    assert_int_equal(own_call_one(&alice, IBX_EXT_IPC_EVENT, (uintptr_t)events[MOST], &answer), 0);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_IPC_EVENT, (uintptr_t)events[MOST], &answer), 0);
     /* What a session has shared makes room when the session has ended. */
     assert_int_equal(app->event_create(&more, 4), 0);
     assert_true(ibx_handles_add(&alice.x, IBX_HANDLE_EVENT, (uintptr_t)more));
-    assert_int_equal(own_call_one(&alice, IBX_EXT_IPC_EVENT, (uintptr_t)more, &answer), 2);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_IPC_EVENT, (uintptr_t)more, &answer), 2);
     ibx_ipc_end(&bob.x);
-    assert_int_equal(own_call_one(&alice, IBX_EXT_IPC_EVENT, (uintptr_t)more, &answer), 2);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_IPC_EVENT, (uintptr_t)more, &answer), 2);
     ibx_ipc_end(&alice.x);
-    assert_int_equal(own_call_one(&alice, IBX_EXT_IPC_EVENT, (uintptr_t)more, &answer), 0);
-    own_event_destroy(more);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_IPC_EVENT, (uintptr_t)more, &answer), 0);
+    ext_event_destroy(more);
     ibx_ipc_forget(NULL);
     for (unsigned i = MOST + 1; i-- > 0;)
-        own_event_destroy(events[i]);
+        ext_event_destroy(events[i]);
 }
 
 /* Returns what the log contains while `act` runs. */
@@ -378,13 +378,13 @@ static void meet_two_limits(void)
 {
     uint8_t bytes[64];
     uint64_t graph, pool;
-    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXT_POOL_CREATE);
+    struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_POOL_CREATE);
     ibx_put_u32(&w, 0);
     ibx_put_u64(&w, 0);
     ibx_put_u16(&w, 0);
     for (unsigned i = 0; i < 2; i++) {
-        assert_int_equal(own_graph_create(&bob, &graph), CUDA_MEMORY_ALLOCATION);
-        assert_int_equal(own_run(&bob, &w, &pool), CUDA_MEMORY_ALLOCATION);
+        assert_int_equal(ext_graph_create(&bob, &graph), CUDA_MEMORY_ALLOCATION);
+        assert_int_equal(ext_run(&bob, &w, &pool), CUDA_MEMORY_ALLOCATION);
     }
 }
 
@@ -402,11 +402,11 @@ static unsigned count_in(const char *text, const char *part)
 static void test_limits_are_logged(void **state)
 {
     (void)state;
-    const uint64_t graphs = own_allow_more(&bob, IBX_HOLD_GRAPHS, 0),
-                   pools = own_allow_more(&bob, IBX_HOLD_POOLS, 0);
+    const uint64_t graphs = ext_allow_more(&bob, IBX_HOLD_GRAPHS, 0),
+                   pools = ext_allow_more(&bob, IBX_HOLD_POOLS, 0);
     const char *text = log_of(meet_two_limits);
-    atomic_store(&own_quota(&bob, IBX_HOLD_GRAPHS)->most, graphs);
-    atomic_store(&own_quota(&bob, IBX_HOLD_POOLS)->most, pools);
+    atomic_store(&ext_quota(&bob, IBX_HOLD_GRAPHS)->most, graphs);
+    atomic_store(&ext_quota(&bob, IBX_HOLD_POOLS)->most, pools);
     assert_int_equal(count_in(text, "no more graphs and nodes"), 1);
     assert_int_equal(count_in(text, "no more pools"), 1);
 }
@@ -430,15 +430,15 @@ static void test_executables_of_handlers(void **state)
 {
     (void)state;
     const uint8_t nothing[8] = {0};
-    const uint64_t used = own_used(&bob, IBX_HOLD_EXECS);
+    const uint64_t used = ext_used(&bob, IBX_HOLD_EXECS);
     instantiate_by_handler();
     assert_memory_not_equal(handler_body, nothing, 8);
-    assert_true(own_used(&bob, IBX_HOLD_EXECS) == used);
-    const uint64_t most = own_allow_more(&bob, IBX_HOLD_EXECS, 1);
+    assert_true(ext_used(&bob, IBX_HOLD_EXECS) == used);
+    const uint64_t most = ext_allow_more(&bob, IBX_HOLD_EXECS, 1);
     const char *text = log_of(instantiate_by_handler);
-    atomic_store(&own_quota(&bob, IBX_HOLD_EXECS)->most, most);
+    atomic_store(&ext_quota(&bob, IBX_HOLD_EXECS)->most, most);
     assert_memory_equal(handler_body, nothing, 8);
-    assert_true(own_used(&bob, IBX_HOLD_EXECS) == used);
+    assert_true(ext_used(&bob, IBX_HOLD_EXECS) == used);
     assert_non_null(strstr(text, "no more nodes of graphs that can be launched"));
     assert_null(strstr(text, "that no call has returned"));
 }
@@ -460,5 +460,5 @@ int main(void)
         cmocka_unit_test(test_executables_of_handlers),
         cmocka_unit_test(test_handles_have_a_limit),
     };
-    return cmocka_run_group_tests(tests, own_set_up, own_tear_down);
+    return cmocka_run_group_tests(tests, ext_set_up, ext_tear_down);
 }

@@ -22,35 +22,35 @@
 static uint64_t reserve(struct client *c, uint64_t n)
 {
     uint64_t at = 0;
-    assert_int_equal(own_call(c, IBX_EXT_VIRTUAL_RESERVE, 2, (uint64_t[]){n, 0}, &at), 0);
+    assert_int_equal(ext_call(c, IBX_EXT_VIRTUAL_RESERVE, 2, (uint64_t[]){n, 0}, &at), 0);
     assert_true(at);
     return at;
 }
 
 static int free_addresses(struct client *c, uint64_t at, uint64_t n)
 {
-    return own_call(c, IBX_EXT_VIRTUAL_FREE, 2, (uint64_t[]){at, n}, NULL);
+    return ext_call(c, IBX_EXT_VIRTUAL_FREE, 2, (uint64_t[]){at, n}, NULL);
 }
 
 static uint64_t create(struct client *c)
 {
     uint8_t bytes[32];
     uint64_t piece = 0;
-    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXT_VIRTUAL_CREATE);
+    struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_VIRTUAL_CREATE);
     ibx_put_u64(&w, PIECE);
     ibx_put_u32(&w, 0);
-    assert_int_equal(own_run(c, &w, &piece), 0);
+    assert_int_equal(ext_run(c, &w, &piece), 0);
     return piece;
 }
 
 static int map(struct client *c, uint64_t at, uint64_t piece)
 {
-    return own_call(c, IBX_EXT_VIRTUAL_MAP, 3, (uint64_t[]){at, PIECE, piece}, NULL);
+    return ext_call(c, IBX_EXT_VIRTUAL_MAP, 3, (uint64_t[]){at, PIECE, piece}, NULL);
 }
 
 static int unmap(struct client *c, uint64_t at, uint64_t n)
 {
-    return own_call(c, IBX_EXT_VIRTUAL_UNMAP, 2, (uint64_t[]){at, n}, NULL);
+    return ext_call(c, IBX_EXT_VIRTUAL_UNMAP, 2, (uint64_t[]){at, n}, NULL);
 }
 
 /* Asks the question that each copy asks, many times. */
@@ -101,7 +101,7 @@ static void test_much_that_is_mapped(void **state)
     seconds_to_ask(at, n, true);
     seconds_to_ask(at, MANY / 2 * PIECE, false);
     assert_int_equal(unmap(&alice, at, n), 0);
-    assert_int_equal(own_call_one(&alice, IBX_EXT_VIRTUAL_RELEASE, piece, NULL), 0);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_VIRTUAL_RELEASE, piece, NULL), 0);
     assert_int_equal(free_addresses(&alice, at, n), 0);
     if (last > 20 * first + 0.002)
         fail_msg("%f s for 2000 questions about %u pieces, %f s about %u", last, MANY, first, FEW);
@@ -116,7 +116,7 @@ static void test_too_many_addresses(void **state)
     (void)state;
     assert_true(left == (uint64_t)8 << 40 && ibx_quota_left(quota) == left - PIECE);
     ibx_quota_note(quota, left - PIECE);
-    assert_int_equal(own_call(&alice, IBX_EXT_VIRTUAL_RESERVE, 2, (uint64_t[]){PIECE, 0}, &more),
+    assert_int_equal(ext_call(&alice, IBX_EXT_VIRTUAL_RESERVE, 2, (uint64_t[]){PIECE, 0}, &more),
                      2);
     assert_int_equal(free_addresses(&bob, reserve(&bob, PIECE), PIECE), 0);
     assert_int_equal(free_addresses(&alice, at, PIECE), 0);
@@ -167,7 +167,7 @@ static void test_freed_while_it_is_mapped(void **state)
     atomic_store(&f.done, true);
     assert_int_equal(pthread_join(thread, NULL), 0);
     assert_int_equal(free_addresses(&alice, f.at, PIECE), 0);
-    assert_int_equal(own_call_one(&alice, IBX_EXT_VIRTUAL_RELEASE, piece, NULL), 0);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_VIRTUAL_RELEASE, piece, NULL), 0);
     assert_true(mapped && f.freed);
     assert_int_equal(lost, 0);
 }
@@ -205,7 +205,7 @@ static void replace_some(struct crowd *c)
         free_addresses(&c->own, before, 3 * PIECE);
     } else {
         const uint64_t before = atomic_exchange(&c->shared->pieces[i], create(&c->own));
-        own_call_one(&c->own, IBX_EXT_VIRTUAL_RELEASE, before, NULL);
+        ext_call_one(&c->own, IBX_EXT_VIRTUAL_RELEASE, before, NULL);
     }
 }
 
@@ -227,18 +227,18 @@ static void do_something(struct crowd *c, const struct shared *named)
         unmap(&c->own, at, n);
         break;
     case 4:
-        w = own_body(bytes, sizeof(bytes), IBX_EXT_VIRTUAL_SET_ACCESS);
+        w = ext_body(bytes, sizeof(bytes), IBX_EXT_VIRTUAL_SET_ACCESS);
         ibx_put_u64(&w, at);
         ibx_put_u64(&w, n);
         ibx_put_u32(&w, 0);
         ibx_put_u32(&w, 3);
-        own_run(&c->own, &w, NULL);
+        ext_run(&c->own, &w, NULL);
         break;
     case 5:
         free_addresses(&c->own, at, 3 * PIECE);
         break;
     case 6:
-        own_call_one(&c->own, IBX_EXT_VIRTUAL_RELEASE,
+        ext_call_one(&c->own, IBX_EXT_VIRTUAL_RELEASE,
                      atomic_load(&named->pieces[next_random(c, PLACES)]), NULL);
         break;
     default:
@@ -265,7 +265,7 @@ static void end_all(struct crowd *c)
         free_addresses(&c->own, c->reserved[i], 3 * PIECE);
     }
     for (unsigned i = 0; i < PLACES; i++)
-        own_call_one(&c->own, IBX_EXT_VIRTUAL_RELEASE, c->shared->pieces[i], NULL);
+        ext_call_one(&c->own, IBX_EXT_VIRTUAL_RELEASE, c->shared->pieces[i], NULL);
 }
 
 /* Nobody is harmed, and each tenant can have its whole limit again. */
@@ -314,8 +314,8 @@ static void test_covers(void **state)
         bool is[UNITS] = {false};
         void *cover = NULL;
         for (unsigned step = 0; step < 30000; step++) {
-            const unsigned i = (unsigned)(own_random() % UNITS),
-                           k = (unsigned)(own_random() % UNITS);
+            const unsigned i = (unsigned)(ext_random() % UNITS),
+                           k = (unsigned)(ext_random() % UNITS);
             const uint64_t at = bases[b] + 10 * i;
             const unsigned last = k < i ? i : k;
             if (is[i])
@@ -344,5 +344,5 @@ int main(void)
         cmocka_unit_test(test_covers),
 
     };
-    return cmocka_run_group_tests(tests, own_set_up, own_tear_down);
+    return cmocka_run_group_tests(tests, ext_set_up, ext_tear_down);
 }

@@ -11,9 +11,9 @@
 static int copy_planes(struct client *c, const struct ibx_cuda_memcpy3d *p)
 {
     uint8_t bytes[200];
-    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXT_MEMCPY_3D);
+    struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_MEMCPY_3D);
     ibx_layout_put(&w, IBX_LAYOUT_MEMCPY3D, p);
-    return own_run(c, &w, NULL);
+    return ext_run(c, &w, NULL);
 }
 
 /* Rows that start in the client's own memory, except that the position of the copy in them is
@@ -63,13 +63,13 @@ static int texture(const struct ibx_cuda_channel *channel, size_t width, size_t 
     uint8_t bytes[256];
     for (int i = 0; i < 18; i++) /* as the simulated driver expects it */
         how.words[i] = i + 1;
-    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXT_CREATE_TEXTURE);
+    struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_CREATE_TEXTURE);
     ibx_resource_put(&w, &resource);
     ibx_layout_put(&w, IBX_LAYOUT_TEXTURE, &how);
     ibx_put_u8(&w, 0);
-    const int rc = own_run(&alice, &w, &made);
+    const int rc = ext_run(&alice, &w, &made);
     if (!rc)
-        assert_int_equal(own_call_one(&alice, IBX_EXT_DESTROY_TEXTURE, made, NULL), 0);
+        assert_int_equal(ext_call_one(&alice, IBX_EXT_DESTROY_TEXTURE, made, NULL), 0);
     return rc;
 }
 
@@ -102,5 +102,5 @@ int main(void)
         cmocka_unit_test(test_rows_of_others),
         cmocka_unit_test(test_textures_before_others),
     };
-    return cmocka_run_group_tests(tests, own_set_up, own_tear_down);
+    return cmocka_run_group_tests(tests, ext_set_up, ext_tear_down);
 }

@@ -12,19 +12,19 @@
 static int add_host_node(uint64_t graph, uint64_t queue, uint64_t number, uint64_t *node)
 {
     uint8_t bytes[64];
-    struct ibx_writer w = own_body(bytes, sizeof(bytes), IBX_EXT_NODE_HOST);
+    struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_NODE_HOST);
     ibx_put_u64(&w, graph);
     ibx_put_u16(&w, 0);
     ibx_put_u64(&w, queue);
     ibx_put_u64(&w, number);
-    return own_run(&alice, &w, node);
+    return ext_run(&alice, &w, node);
 }
 
 /* Sets the function of a node in the executable graph `exec` or, if that is 0, in the graph
  * itself. */
 static int set_host_node(uint64_t exec, uint64_t node, uint64_t queue, uint64_t number)
 {
-    return own_call(&alice, IBX_EXT_SET_HOST, 4, (uint64_t[]){exec, node, queue, number}, NULL);
+    return ext_call(&alice, IBX_EXT_SET_HOST, 4, (uint64_t[]){exec, node, queue, number}, NULL);
 }
 
 /* Adds these functions to graphs or, if `exec` is given, to nodes of an executable graph.
@@ -74,28 +74,28 @@ static void test_functions_end_with_graphs(void **state)
     uint64_t queue, graph, node, clone, exec;
     (void)state;
     assert_int_equal(ibx_host_work_open(&alice.x, &queue), 0);
-    assert_int_equal(own_graph_create(&alice, &graph), 0);
+    assert_int_equal(ext_graph_create(&alice, &graph), 0);
     assert_int_equal(add_host_node(graph, queue, 1, &node), 0);
     assert_int_equal(add_host_node(graph, queue, 1, &node), 0);
-    assert_int_equal(own_call_one(&alice, IBX_EXT_GRAPH_CLONE, graph, &clone), 0);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_CLONE, graph, &clone), 0);
     const uint64_t of[] = {clone, 0};
-    assert_int_equal(own_call(&alice, IBX_EXT_GRAPH_INSTANTIATE, 2, of, &exec), 0);
-    assert_int_equal(own_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graph, NULL), 0);
-    assert_int_equal(own_call_one(&alice, IBX_EXT_GRAPH_DESTROY, clone, NULL), 0);
+    assert_int_equal(ext_call(&alice, IBX_EXT_GRAPH_INSTANTIATE, 2, of, &exec), 0);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graph, NULL), 0);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_DESTROY, clone, NULL), 0);
     assert_true(ibx_host_work_repeats());
-    assert_int_equal(own_call_one(&alice, IBX_EXT_EXEC_DESTROY, exec, NULL), 0);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_EXEC_DESTROY, exec, NULL), 0);
     assert_false(ibx_host_work_repeats());
     for (uint64_t i = 1; i < 70000; i++) {
-        assert_int_equal(own_graph_create(&alice, &graph), 0);
+        assert_int_equal(ext_graph_create(&alice, &graph), 0);
         assert_int_equal(add_host_node(graph, queue, i, &node), 0);
-        assert_int_equal(own_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graph, NULL), 0);
+        assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graph, NULL), 0);
     }
     assert_false(ibx_host_work_repeats());
     /* The same for a function that a node gets later. */
-    assert_int_equal(own_graph_create(&alice, &graph), 0);
+    assert_int_equal(ext_graph_create(&alice, &graph), 0);
     assert_int_equal(add_host_node(graph, queue, 1, &node), 0);
     assert_int_equal(set_host_node(0, node, queue, 2), 0);
-    assert_int_equal(own_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graph, NULL), 0);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graph, NULL), 0);
     assert_false(ibx_host_work_repeats());
     ibx_host_work_end(&alice.x);
 }
@@ -107,34 +107,34 @@ static void test_functions_end_when_replaced(void **state)
     uint64_t queue, graph, node, exec, told;
     (void)state;
     assert_int_equal(ibx_host_work_open(&alice.x, &queue), 0);
-    assert_int_equal(own_graph_create(&alice, &graph), 0);
+    assert_int_equal(ext_graph_create(&alice, &graph), 0);
     assert_int_equal(add_host_node(graph, queue, 1, &node), 0);
     const uint64_t of[] = {graph, 0};
-    assert_int_equal(own_call(&alice, IBX_EXT_GRAPH_INSTANTIATE, 2, of, &exec), 0);
+    assert_int_equal(ext_call(&alice, IBX_EXT_GRAPH_INSTANTIATE, 2, of, &exec), 0);
     for (uint64_t i = 1; i < 70000; i++) {
         assert_int_equal(set_host_node(0, node, queue, i), 0);
         assert_int_equal(set_host_node(exec, node, queue, 100000 + i), 0);
     }
-    assert_int_equal(own_call_one(&alice, IBX_EXT_NODE_DESTROY, node, NULL), 0);
-    assert_int_equal(own_call_one(&alice, IBX_EXT_EXEC_DESTROY, exec, NULL), 0);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_NODE_DESTROY, node, NULL), 0);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_EXEC_DESTROY, exec, NULL), 0);
     assert_false(ibx_host_work_repeats());
     /* An update, and the end of the context. */
     assert_int_equal(add_host_node(graph, queue, 1, &node), 0);
     for (int i = 0; i < 2; i++) {
         void *context = NULL;
-        assert_int_equal(own_call(&alice, IBX_EXT_GRAPH_INSTANTIATE, 2, of, &exec), 0);
+        assert_int_equal(ext_call(&alice, IBX_EXT_GRAPH_INSTANTIATE, 2, of, &exec), 0);
         assert_int_equal(set_host_node(exec, node, queue, 2), 0);
         if (i) {
             assert_int_equal(alice.x.cuda->ctx_get_current(&context), 0);
             ibx_frees_forget(context);
         } else {
             assert_int_equal(
-                own_call(&alice, IBX_EXT_EXEC_UPDATE, 2, (uint64_t[]){exec, graph}, &told), 0);
+                ext_call(&alice, IBX_EXT_EXEC_UPDATE, 2, (uint64_t[]){exec, graph}, &told), 0);
             assert_true(told == 0);
         }
-        assert_int_equal(own_call_one(&alice, IBX_EXT_EXEC_DESTROY, exec, NULL), 0);
+        assert_int_equal(ext_call_one(&alice, IBX_EXT_EXEC_DESTROY, exec, NULL), 0);
     }
-    assert_int_equal(own_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graph, NULL), 0);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graph, NULL), 0);
     assert_false(ibx_host_work_repeats());
     ibx_host_work_end(&alice.x);
 }
@@ -145,16 +145,16 @@ static void test_functions_stay_with_nodes(void **state)
     uint64_t queue, graph, node, other;
     (void)state;
     assert_int_equal(ibx_host_work_open(&alice.x, &queue), 0);
-    assert_int_equal(own_graph_create(&alice, &graph), 0);
+    assert_int_equal(ext_graph_create(&alice, &graph), 0);
     assert_int_equal(add_host_node(graph, queue, 1, &node), 0);
-    assert_int_equal(own_allocation_add(&alice, graph, 4096, &other), 0);
+    assert_int_equal(ext_allocation_add(&alice, graph, 4096, &other), 0);
     const struct ibx_graph_size before = ibx_handles_size(&alice.x, IBX_HANDLE_GRAPH, graph);
-    assert_int_equal(own_call_one(&alice, IBX_EXT_NODE_DESTROY, node, NULL), CUDA_NOT_SUPPORTED);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_NODE_DESTROY, node, NULL), CUDA_NOT_SUPPORTED);
     assert_true(ibx_host_work_repeats());
     const struct ibx_graph_size after = ibx_handles_size(&alice.x, IBX_HANDLE_GRAPH, graph);
     assert_int_equal(after.nodes, before.nodes);
     assert_int_equal(set_host_node(0, node, queue, 2), 0);
-    assert_int_equal(own_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graph, NULL), 0);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graph, NULL), 0);
     assert_false(ibx_host_work_repeats());
     ibx_host_work_end(&alice.x);
 }
@@ -166,7 +166,7 @@ static int copy_rows(uint64_t graph, uint64_t queue, uint64_t number, size_t pit
         .to = {pointer_to(alice.memory), pitch, pitch, 2}, .extent = {64, 2, 1}, .kind = 1};
     uint8_t bytes[256];
     struct ibx_writer w =
-        own_body(bytes, sizeof(bytes), graph ? IBX_EXT_NODE_COPY : IBX_EXT_SET_COPY);
+        ext_body(bytes, sizeof(bytes), graph ? IBX_EXT_NODE_COPY : IBX_EXT_SET_COPY);
     ibx_put_u64(&w, graph);
     if (graph)
         ibx_put_u16(&w, 0);
@@ -175,7 +175,7 @@ static int copy_rows(uint64_t graph, uint64_t queue, uint64_t number, size_t pit
     ibx_put_u64(&w, queue);
     ibx_put_u64(&w, number);
     ibx_layout_put(&w, IBX_LAYOUT_MEMCPY3D, &copy);
-    return own_run(&alice, &w, graph ? node : NULL);
+    return ext_run(&alice, &w, graph ? node : NULL);
 }
 
 /* If CUDA refuses the other parameters of a node, nothing is kept for it. */
@@ -185,7 +185,7 @@ static void test_refused_copies_leave_nothing(void **state)
     uint64_t queue, graph, node;
     (void)state;
     assert_int_equal(ibx_host_work_open(&alice.x, &queue), 0);
-    assert_int_equal(own_graph_create(&alice, &graph), 0);
+    assert_int_equal(ext_graph_create(&alice, &graph), 0);
     assert_int_equal(copy_rows(graph, queue, 1, 64, &node), 0);
     for (uint64_t i = 2; i < 1000; i++)
         assert_int_equal(copy_rows(0, queue, i, 63, &node), CUDA_INVALID_VALUE);
@@ -193,7 +193,7 @@ static void test_refused_copies_leave_nothing(void **state)
     assert_int_equal(copy_rows(0, queue, 1000, 64, &node), 0);
     assert_int_equal(copy_rows(0, queue, 1001, 64, &node), 0);
     assert_true(ibx_slots_bytes() - one == one - before);
-    assert_int_equal(own_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graph, NULL), 0);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graph, NULL), 0);
     assert_true(ibx_slots_bytes() == before);
     assert_false(ibx_host_work_repeats());
     ibx_host_work_end(&alice.x);
@@ -236,9 +236,9 @@ static void test_functions_stay_for_launches(void **state)
     int rc = 0;
     (void)state;
     assert_int_equal(ibx_host_work_open(x, &queue), 0);
-    assert_int_equal(own_graph_create(&alice, &graph), 0);
+    assert_int_equal(ext_graph_create(&alice, &graph), 0);
     assert_int_equal(add_host_node(graph, queue, 1, &node), 0);
-    assert_int_equal(own_call(&alice, IBX_EXT_GRAPH_INSTANTIATE, 2, (uint64_t[]){graph, 0}, &exec),
+    assert_int_equal(ext_call(&alice, IBX_EXT_GRAPH_INSTANTIATE, 2, (uint64_t[]){graph, 0}, &exec),
                      0);
     void *const launched = pointer_to(exec), *of = pointer_to(node);
     void *const function = ibx_host_work_repeat_lone(x, queue, 2, &rc);
@@ -261,10 +261,10 @@ static void test_functions_stay_for_launches(void **state)
     x->handler.captures = CAPTURES_ENDED;
     ibx_captures_run(x);
     ibx_captures_answered(x, 0);
-    assert_int_equal(own_call_one(&alice, IBX_EXT_EXEC_DESTROY, exec, NULL), 0);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_EXEC_DESTROY, exec, NULL), 0);
     for (unsigned i = 0; i < 3; i++)
         is_called(within, 3);
-    assert_int_equal(own_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graph, NULL), 0);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_DESTROY, graph, NULL), 0);
     ibx_host_work_end(x);
 }
 
@@ -278,5 +278,5 @@ int main(void)
         cmocka_unit_test(test_refused_copies_leave_nothing),
         cmocka_unit_test(test_functions_stay_for_launches),
     };
-    return cmocka_run_group_tests(tests, own_set_up, own_tear_down);
+    return cmocka_run_group_tests(tests, ext_set_up, ext_tear_down);
 }
