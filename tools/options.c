@@ -56,6 +56,8 @@ void ibx_tool_end(const char *format, ...)
     exit(EXIT_FAILURE);
 }
 
+static const char *command_given; /* in this command line; NULL: none yet */
+
 void ibx_tool_bad_usage(const struct ibx_tool *tool, const char *format, ...)
 {
     char sentence[4 * PATH_MAX];
@@ -64,8 +66,8 @@ void ibx_tool_bad_usage(const struct ibx_tool *tool, const char *format, ...)
     vsnprintf(sentence, sizeof(sentence), format, args);
     va_end(args);
     ibx_text_plain(sentence);
-    fprintf(stderr, "%s: %s\nTry `%s --help' for more information.\n", tool->name, sentence,
-            tool->name);
+    fprintf(stderr, "%s: %s\nTry `%s%s%s --help' for more information.\n", tool->name, sentence,
+            tool->name, command_given ? " " : "", command_given ? command_given : "");
     if (tool->failed)
         tool->failed(sentence);
     exit(2);
@@ -194,6 +196,7 @@ static void take_argument(struct line *line, const char *text)
         if (line->command < 0)
             ibx_tool_bad_usage(line->tool, "there is no command \"%s\": give %s", text,
                                names_of(line->tool, 0, names, sizeof(names)));
+        command_given = commands[line->command].name;
         return;
     }
     if (!commands || line->uri || !commands[line->command].uri)

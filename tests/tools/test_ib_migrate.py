@@ -109,7 +109,8 @@ def wrong_usage_exits_2(scene):
             ("firecracker --qmp Q --socket S --from F", 'not go with "firecracker"'),
             ("clone --on-demand --qmp Q F", "--on-demand goes with clone URI: F is"),
             ("clone --links 2 --qmp Q F", "--links goes with clone URI: F is"),
-            ("clone --qmp Q", '"clone" needs a FOLDER|URI\n'),
+            ("clone --qmp Q", '"clone" needs a FOLDER|URI\nTry `ib-migrate clone --help\''),
+            ("clon", "Try `ib-migrate --help'"),
             ("clone --max-bandwidth 0 --qmp Q F", "--max-bandwidth goes with clone URI")):
         assert words in scene.run(*line.split())[2], words
 

@@ -146,7 +146,9 @@ static void check_home(const char *home)
         ibx_tool_end("%s holds a classic GVirtuS, which loads no plugins: preload "
                      "libibx-gvirtus-classic.so instead, see ibx-gvirtus(1)",
                      home);
-    ibx_tool_end("%s is not a GVirtuS home: it has no lib/libgvirtus-communicators.so", home);
+    ibx_tool_end("%s is not a GVirtuS home: it has no lib/libgvirtus-communicators.so; give the "
+                 "folder into which GVirtuS was installed, for instance --home /opt/GVirtuS",
+                 home);
 }
 
 /* Makes the path of a file absolute. Its folder has to exist. */

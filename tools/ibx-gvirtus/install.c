@@ -423,9 +423,9 @@ void ibx_gvirtus_install(const struct gvirtus_args *args)
     size_t length;
     begin(args, &paths, &state);
     if (state.phase && !strcmp(state.phase, INSTALLED))
-        ibx_tool_end("it is installed there already, as \"%s\": run ibx-gvirtus "
-                     "remove first",
-                     state.slot);
+        ibx_tool_end("it is installed there already, as \"%s\": for another URI change "
+                     "\"communicator\" in %s; to install it anew, run ibx-gvirtus remove first",
+                     state.slot, paths.files[GVIRTUS_PROPERTIES]);
     if (state.phase && put_all_back(paths.state, &state, true, &err)) /* it was interrupted */
         ibx_tool_end("%s", err.message);
     json_decref(state.json);
