@@ -182,12 +182,6 @@ int ibx_migration_record(const char *folder, struct ibx_record *record,
     return rc;
 }
 
-static int look(const char *folder, const struct ibx_record *record)
-{
-    struct ibx_record there = *record;
-    return ibx_journal_reload(folder, &there, NULL);
-}
-
 /* Writes it anew, with its folder if that is gone, too. */
 static int write_again(const char *folder, struct ibx_record *record, struct ibx_error *err)
 {
@@ -218,7 +212,7 @@ void ibx_migration_keep_record(struct migration_keeping *keeping, const char *fo
     if (!record->written_s || ibx_journal_over(record) || ibx_now_ns() < keeping->look_ns)
         return;
     keeping->look_ns = ibx_deadline_in_ms(KEEP_MS);
-    int rc = look(folder, record);
+    int rc = ibx_journal_check(folder, record, NULL);
     if (rc != -ENOENT && rc != -EBADMSG)
         return;
     rc = write_again(folder, record, &why);

@@ -18,6 +18,8 @@
 
 #define TOUCHED ".touched"
 #define HOME    ".home"
+#define RECORD  ".json"
+#define COPY    ".copy"
 
 static void name_of(const struct ibx_record *record, const char *suffix, char name[NAME_BYTES])
 {
@@ -98,9 +100,10 @@ static bool check_file(const struct stat *st)
            !(st->st_mode & 022) && st->st_size <= (off_t)JOURNAL_BYTES_MAX;
 }
 
-/* Reads a record, which is unchanged on failure. -ENOENT, without `err`: there is no such file. */
-static int load(const char *folder, int dir, const char *name, struct ibx_record *record,
-                struct ibx_error *err)
+/* Reads a file with this suffix, a record or its copy; `record` is unchanged on failure. -ENOENT,
+ * without `err`: there is no such file. */
+static int load_file(const char *folder, int dir, const char *name, const char *suffix,
+                     struct ibx_record *record, struct ibx_error *err)
 {
     struct ibx_record found;
     struct ibx_error why = {0};
@@ -135,12 +138,37 @@ static int load(const char *folder, int dir, const char *name, struct ibx_record
     free(text);
     if (rc)
         return rc;
-    name_of(&found, ".json", expected);
+    name_of(&found, suffix, expected);
     if (strcmp(name, expected) != 0)
         return damaged(folder, name, err, "its id or role is not that of its name");
     *record = found;
     record->changed = st.st_mtim;
     return 0;
+}
+
+static int load(const char *folder, int dir, const char *name, struct ibx_record *record,
+                struct ibx_error *err)
+{
+    return load_file(folder, dir, name, RECORD, record, err);
+}
+
+/* The same, but reads the copy of a record that is damaged. */
+static int load_any(const char *folder, int dir, const char *name, struct ibx_record *record,
+                    struct ibx_error *err)
+{
+    const size_t stem = strlen(name) - strlen(RECORD);
+    char copy[NAME_BYTES];
+    struct ibx_error why = {0};
+    const int rc = load(folder, dir, name, record, &why);
+    if ((rc == -EBADMSG || rc == -EIO) && stem + strlen(COPY) < sizeof(copy)) {
+        snprintf(copy, sizeof(copy), "%.*s%s", (int)stem, name, COPY);
+        record->copied = !load_file(folder, dir, copy, COPY, record, NULL);
+        if (record->copied)
+            return 0;
+    }
+    if (rc && err && why.code)
+        *err = why;
+    return rc;
 }
 
 /* Orders by number, not by time, since a clock may be set back. Records of earlier versions have no
@@ -191,7 +219,7 @@ static int list_add(struct list *list, const char *folder, int dir, const char *
         list->items = items;
         list->room = room;
     }
-    int rc = load(folder, dir, name, &list->items[list->count], err);
+    int rc = load_any(folder, dir, name, &list->items[list->count], err);
     if (rc == -ENOENT) /* removed since */
         return 0;
     /* readdir(3) may return a file twice that is replaced meanwhile. */
@@ -203,7 +231,7 @@ static int list_add(struct list *list, const char *folder, int dir, const char *
 static bool is_record(const char *name)
 {
     const size_t n = strlen(name);
-    return name[0] != '.' && n > 5 && !strcmp(name + n - 5, ".json");
+    return name[0] != '.' && n > 5 && !strcmp(name + n - 5, RECORD);
 }
 
 /* Whether the error is one of a single record, beside which others may be good, and not of this
@@ -264,18 +292,32 @@ int ibx_journal_list(const char *folder, struct ibx_record **records, size_t *co
     return ibx_journal_list_readable(folder, records, count, NULL, err);
 }
 
-int ibx_journal_reload(const char *folder, struct ibx_record *record, struct ibx_error *err)
+static int reload(const char *folder, struct ibx_record *record,
+                  int (*read_it)(const char *folder, int dir, const char *name,
+                                 struct ibx_record *record, struct ibx_error *err),
+                  struct ibx_error *err)
 {
     char name[NAME_BYTES];
     int dir = open_folder(folder, err);
     if (dir < 0)
         return dir;
-    name_of(record, ".json", name);
-    int rc = load(folder, dir, name, record, err);
+    name_of(record, RECORD, name);
+    int rc = read_it(folder, dir, name, record, err);
     close(dir);
     return rc == -ENOENT
                ? ibx_error_set(err, rc, "the record of this migration was removed from %s", folder)
                : rc;
+}
+
+int ibx_journal_reload(const char *folder, struct ibx_record *record, struct ibx_error *err)
+{
+    return reload(folder, record, load_any, err);
+}
+
+int ibx_journal_check(const char *folder, const struct ibx_record *record, struct ibx_error *err)
+{
+    struct ibx_record there = *record;
+    return reload(folder, &there, load, err);
 }
 
 int ibx_journal_find(const char *folder, const char *qmp,
@@ -349,7 +391,7 @@ static int put(int dir, const struct ibx_record *record, bool durably, struct ib
     int rc = ibx_journal_text_make(record, &text, &length, err);
     if (rc)
         return rc;
-    name_of(record, ".json", name);
+    name_of(record, RECORD, name);
     name_of(record, ".new", fresh);
     rc = write_new(dir, fresh, text, length, durably);
     OPENSSL_cleanse(text, length);
@@ -361,14 +403,44 @@ static int put(int dir, const struct ibx_record *record, bool durably, struct ib
     return rc;
 }
 
+/* Keeps a copy while only the record says what is left to be done and the VM may not be here, for a
+ * tool that finds the record damaged when its own has ended. The copy is written before the record
+ * and is never older, so that it never says that the VM is here when it may run elsewhere. It need
+ * not be on disk: the VM does not survive the host. */
+static void put_copy(int dir, const struct ibx_record *record)
+{
+    const struct ibx_state *state = ibx_journal_state_of(record->source, (unsigned)record->state);
+    char name[NAME_BYTES], *text = NULL;
+    size_t length = 0;
+    name_of(record, COPY, name);
+    if (!state || state->flags & (IBX_STATE_INITIAL | IBX_STATE_FINAL) ||
+        ibx_journal_text_make(record, &text, &length, NULL) ||
+        write_new(dir, name, text, length, false))
+        unlinkat(dir, name, 0);
+    if (text)
+        OPENSSL_cleanse(text, length);
+    free(text);
+}
+
 /* After a failed write: restores the previous record. The caller continues from the previous state,
  * and from the one that was written its state machine might have no move onward. */
 static void put_back(int dir, const struct ibx_record *previous, const struct ibx_record *record)
 {
     char name[NAME_BYTES];
-    name_of(record, ".json", name);
+    name_of(record, RECORD, name);
     if (previous->state)
         put(dir, previous, false, NULL);
+    else
+        unlinkat(dir, name, 0);
+}
+
+static void put_copy_back(int dir, const struct ibx_record *previous,
+                          const struct ibx_record *record)
+{
+    char name[NAME_BYTES];
+    name_of(record, COPY, name);
+    if (previous->state)
+        put_copy(dir, previous);
     else
         unlinkat(dir, name, 0);
 }
@@ -378,14 +450,17 @@ static int replace(const char *folder, int dir, const struct ibx_record *previou
 {
     char name[NAME_BYTES], hint[REMEDY_BYTES];
     struct ibx_error why = {0};
+    put_copy(dir, record);
     int rc = put(dir, record, true, &why);
-    if (why.code)
-        return ibx_error_set(err, rc, "%s", why.message);
     if (!rc && fsync(dir)) {
         rc = -errno;
         put_back(dir, previous, record);
     }
-    name_of(record, ".json", name);
+    if (rc)
+        put_copy_back(dir, previous, record);
+    if (why.code)
+        return ibx_error_set(err, rc, "%s", why.message);
+    name_of(record, RECORD, name);
     return rc ? ibx_error_set(err, rc, "record %s/%s cannot be written: %s%s", folder, name,
                               strerror(-rc),
                               remedy(rc,
@@ -461,7 +536,7 @@ int ibx_journal_write(const char *folder, struct ibx_record *record, struct ibx_
         return dir;
     if (record->verify)
         mlock(record->verify_key, sizeof(record->verify_key)); /* as RLIMIT_MEMLOCK allows */
-    name_of(record, ".json", name);
+    name_of(record, RECORD, name);
     int rc = load(folder, dir, name, &previous, &damage);
     /* Its own tool knows all that was in a record which somebody has damaged. */
     const bool again = record->written_s && (rc == -ENOENT || rc == -EBADMSG);
@@ -483,18 +558,19 @@ int ibx_journal_write(const char *folder, struct ibx_record *record, struct ibx_
     if (!rc) {
         record->written_s = next.written_s;
         record->number = next.number;
+        record->copied = false;
     }
     return rc;
 }
 
 int ibx_journal_remove(const char *folder, const struct ibx_record *record, struct ibx_error *err)
 {
-    static const char *const beside[] = {".new", ".sock", ".lock", TOUCHED, BASE_LOCK, HOME};
+    static const char *const beside[] = {COPY, ".new", ".sock", ".lock", TOUCHED, BASE_LOCK, HOME};
     char name[NAME_BYTES];
     int dir = open_folder(folder, err);
     if (dir < 0)
         return dir;
-    name_of(record, ".json", name);
+    name_of(record, RECORD, name);
     int rc = unlinkat(dir, name, 0) || fsync(dir) ? -errno : 0;
     if (rc)
         ibx_error_set(err, rc, "record %s/%s cannot be removed: %s", folder, name, strerror(-rc));

@@ -2,7 +2,8 @@
 /*
  * The journal: a folder of records, which survive a crash. A record, struct ibx_record, is one
  * small JSON file for each migration and side. It is replaced as a whole (a new file, fsync,
- * rename, fsync of the directory). The source, the destination and the tools call it.
+ * rename, fsync of the directory), and has a copy while the VM may be on the other side: the copy
+ * is read when the record is damaged. The source, the destination and the tools call it.
  *
  *   folder.c     where the files are
  *   journal.c    the files: read, listed, written, removed
@@ -136,6 +137,7 @@ struct ibx_record {
     uint64_t written_s; /* seconds since 1970, set by ibx_journal_write */
     struct timespec
         changed; /* st_mtim of its file when it was read: orders records of one second */
+    bool copied; /* its file is damaged, and this was read from its copy */
 };
 
 /* Chooses the folder: `given` if not NULL, else $IBX_STATE_DIR, else /var/lib/ibx for root, else
@@ -165,6 +167,8 @@ int ibx_journal_list_readable(const char *folder, struct ibx_record **records, s
                               struct ibx_error *unread, struct ibx_error *err);
 /* Reads a record again; the caller holds its lock. -ENOENT: it was removed. */
 int ibx_journal_reload(const char *folder, struct ibx_record *record, struct ibx_error *err);
+/* Looks at the record's own file. -ENOENT: it was removed; -EBADMSG: it is damaged. */
+int ibx_journal_check(const char *folder, const struct ibx_record *record, struct ibx_error *err);
 /* Whether `record` was begun later than `than`, even if the clock was set back between. */
 bool ibx_journal_is_later(const struct ibx_record *record, const struct ibx_record *than);
 /* Finds the newest record whose monitor is `qmp` and for which `fits` is true. -ENOENT, with a

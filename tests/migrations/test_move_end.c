@@ -233,6 +233,34 @@ static void test_records_cut_short_while_filling(void)
     pair_filled();
 }
 
+/* Nobody is there to write them anew: a copy says what they said. */
+static void records_cut_short_when_both_are_killed(void)
+{
+    filling_as_recorded();
+    mover_kill(&receiver, SIGKILL);
+    mover_kill(&sender, SIGKILL);
+    mover_each_note(cut_short);
+    for (unsigned i = 0; i < 2; i++)
+        on_record(&vms[i], i ? "running" : "moved", ".json is damaged, and a copy of it was read");
+}
+
+static void test_records_cut_short_without_a_tool(void)
+{
+    records_cut_short_when_both_are_killed();
+    pair_recover(&receiver);
+    pair_recover(&sender);
+    pair_done();
+    pair_moved("");
+}
+
+static void test_rolled_back_by_a_copy(void)
+{
+    records_cut_short_when_both_are_killed();
+    vm_kill(&vms[1]);
+    MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
+    pair_runs_at_the_source();
+}
+
 /* With the sockets of both tools: status does not find them, but recover finds the records. */
 static void test_state_folder_removed_while_filling(void)
 {
@@ -540,6 +568,8 @@ int main(void)
                                            VM_TEST(test_records_removed_before_the_commit),
                                            VM_TEST(test_records_removed_while_filling),
                                            VM_TEST(test_records_cut_short_while_filling),
+                                           VM_TEST(test_records_cut_short_without_a_tool),
+                                           VM_TEST(test_rolled_back_by_a_copy),
                                            VM_TEST(test_state_folder_removed_while_filling),
                                            VM_TEST(test_watchdog_cannot_write),
                                            VM_TEST(test_source_record_cannot_be_written),

@@ -348,6 +348,7 @@ int ibx_cli_recover(const struct migrate_args *given)
     static struct migrate_args args;
     struct ibx_record record;
     struct ibx_error err = {0};
+    char copied[2 * PATH_MAX];
     args = *given;
     int rc = find_unfinished(&args, &record, &err);
     const bool source = rc ? args.uri != NULL : record.source;
@@ -376,6 +377,8 @@ int ibx_cli_recover(const struct migrate_args *given)
         const struct ibx_migrate_status none = {.phase = IBX_PHASE_FAILED, .source = source};
         return finish(&args, rc, true, &none, &err);
     }
+    if (ibx_cli_copied(&args, &record, copied, sizeof(copied)))
+        ibx_cli_message(copied);
     ibx_cli_use_record(&args.options, &record);
     return migrate(&args, record.source, &record, NULL);
 }

@@ -268,10 +268,19 @@ static struct ibx_record record_now(const struct ibx_record *record, const json_
     return now;
 }
 
+bool ibx_cli_copied(const struct migrate_args *args, const struct ibx_record *record, char *text,
+                    size_t size)
+{
+    char path[PATH_MAX];
+    ibx_journal_path(args->folder, record, ".json", path, sizeof(path));
+    snprintf(text, size, "%s is damaged, and a copy of it was read", path);
+    return record->copied;
+}
+
 static void print_record(const struct migrate_args *args, const struct found *found,
                          const struct ibx_record *record)
 {
-    char state[IBX_ERROR_MAX], vm[PATH_MAX], bar[LINE + 1], when[64];
+    char state[IBX_ERROR_MAX], vm[PATH_MAX], bar[LINE + 1], when[64], copied[2 * PATH_MAX];
     struct ibx_migrate_status status = {.record = *record};
     struct ibx_error err = {0};
     json_t *live = ibx_journal_over(record) ? NULL : ibx_cli_ask_status(args, record, &err);
@@ -280,8 +289,11 @@ static void print_record(const struct migrate_args *args, const struct found *fo
     if (!live && !trouble(&err))
         add_settings(record, state, sizeof(state));
     ibx_cli_vm_name(record, vm, sizeof(vm));
+    const bool is_copy = ibx_cli_copied(args, record, copied, sizeof(copied));
     if (args->json) {
-        print_line_json(ibx_migrate_record_json(record), state, trouble(&err), live);
+        const char *wrong = trouble(&err);
+        print_line_json(ibx_migrate_record_json(record), state, wrong || !is_copy ? wrong : copied,
+                        live);
         json_decref(live);
         return;
     }
@@ -297,6 +309,8 @@ static void print_record(const struct migrate_args *args, const struct found *fo
     } else if (!ibx_journal_over(record)) {
         printf("  no ib-migrate works on it\n");
     }
+    if (is_copy)
+        ibx_cli_print("  %s", copied);
     json_decref(live);
 }
 

@@ -208,10 +208,12 @@ int ibx_cli_rollback(const struct migrate_args *args)
     struct ibx_record record;
     struct ibx_error err = {0};
     struct ibx_options options = args->options;
-    char vm[PATH_MAX], state[IBX_ERROR_MAX];
+    char vm[PATH_MAX], state[IBX_ERROR_MAX], copied[2 * PATH_MAX];
     if (find(args, &record, &err) || check_idle(args, &record, &err))
         return ibx_cli_fail(err.message);
     ibx_cli_use_record(&options, &record);
+    if (ibx_cli_copied(args, &record, copied, sizeof(copied)))
+        ibx_cli_message(copied);
     ibx_cli_vm_name(&record, vm, sizeof(vm));
     ibx_journal_describe(&record, state, sizeof(state));
     fprintf(stderr, "%s, migrated to %s: %s.\n", vm, record.uri, state);

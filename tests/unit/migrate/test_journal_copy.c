@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The copy of a record, which counts when the record is damaged, and only then. */
+#include "tests/fixtures/journal_scene.h"
+
+#include <errno.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static void damage(const struct ibx_record *r)
+{
+    char path[PATH_MAX];
+    ibx_journal_path(folder, r, ".json", path, sizeof(path));
+    put_file(path, "{", 1);
+    assert_int_equal(ibx_journal_check(folder, r, &error), -EBADMSG);
+}
+
+/* A tool that only wants to continue the migration finds this record, and mends it. */
+static void damage_is_mended(const struct ibx_record *r)
+{
+    damage(r);
+    struct ibx_record found = only(), again = *r;
+    assert_true(found.copied && found.state == r->state && found.number == r->number);
+    assert_int_equal(ibx_journal_reload(folder, &again, &error), 0);
+    assert_true(again.copied);
+    assert_int_equal(write_record(&found), 0);
+    assert_false(found.copied || only().copied);
+    assert_int_equal(ibx_journal_check(folder, r, &error), 0);
+}
+
+/* While the VM may be on the other side, a copy continues what a damaged record would have. */
+static void a_damaged_record_has_a_copy(NO_STATE)
+{
+    static const struct {
+        bool source;
+        enum ibx_journal_state state;
+    } unfinished[] = {{true, IBX_JOURNAL_MAY_RUN},  {true, IBX_JOURNAL_MOVED},
+                      {true, IBX_JOURNAL_BROKEN},   {false, IBX_JOURNAL_MAY_RUN},
+                      {false, IBX_JOURNAL_RUNNING}, {false, IBX_JOURNAL_COMPLETE}};
+    for (unsigned i = 0; i < COUNT(unfinished); i++) {
+        struct ibx_record r = sample(unfinished[i].source, 0xab);
+        bring_to(&r, unfinished[i].state);
+        damage_is_mended(&r);
+        assert_int_equal(ibx_journal_remove(folder, &r, &error), 0);
+    }
+}
+
+static void no_copy_is_older_than_the_record(NO_STATE)
+{
+    char path[PATH_MAX];
+    struct ibx_record r = sample(true, 0xab);
+    bring_to(&r, IBX_JOURNAL_MOVED);
+    ibx_journal_path(folder, &r, ".copy", path, sizeof(path));
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(mkdir(path, 0700), 0); /* it cannot be written, and that is no error */
+    assert_int_equal(write_record(&r), 0);
+    damage(&r);
+    list_refuses(&r, "line");
+    assert_int_equal(rmdir(path), 0);
+    assert_int_equal(write_record(&r), 0);
+    r.state = IBX_JOURNAL_DONE;
+    assert_int_equal(write_record(&r), 0);
+    damage(&r);
+    list_refuses(&r, "line");
+    assert_int_equal(access(path, F_OK), -1);
+}
+
+/* A copy counts only under the conditions of a record. */
+static void a_copy_of_others_does_not_count(NO_STATE)
+{
+    char path[PATH_MAX], other[PATH_MAX];
+    struct ibx_record r = sample(true, 0xab), second = sample(true, 0xcd);
+    bring_to(&r, IBX_JOURNAL_MOVED);
+    damage(&r);
+    ibx_journal_path(folder, &r, ".copy", path, sizeof(path));
+    assert_int_equal(chmod(path, 0622), 0);
+    list_refuses(&r, "line");
+    assert_int_equal(write_record(&r), 0);
+    damage(&r);
+    bring_to(&second, IBX_JOURNAL_MOVED);
+    ibx_journal_path(folder, &second, ".copy", other, sizeof(other));
+    assert_int_equal(rename(other, path), 0); /* that of another migration */
+    list_refuses(&r, "line");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(a_damaged_record_has_a_copy),
+        TEST(no_copy_is_older_than_the_record),
+        TEST(a_copy_of_others_does_not_count),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
