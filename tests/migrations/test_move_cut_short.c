@@ -39,6 +39,9 @@ static void at_the_source(const char *provider, const char *option)
     filling(provider, option);
     cut(0);
     both_say(vms[0].ram);
+    mover_must_print(&sender, "does not go on there, and here ");
+    mover_must_print(&sender, "start it from its disk");
+    assert_false(mover_printed(&sender, "rollback"));
     assert_false(vm_runs(&vms[1]));
     vm_kill(&vms[1]);
     mover_must_print(MOVER_RUN(1, "rollback", "--yes", "--qmp", vms[0].tool), "was cut short to ");

@@ -2,6 +2,7 @@
 /* Where the VM is according to a record, and what has become of the QEMU that it ran in. */
 #include "tools/ib-migrate/ib-migrate.h"
 
+#include <errno.h>
 #include <string.h>
 
 /* Describes the memory of a source whose QEMU has ended before the migration was complete. */
@@ -105,9 +106,27 @@ static bool describe_ended(const struct ibx_record *record, char *sentence, size
     return true;
 }
 
+/* A source whose VM is lost at the destination and cannot be taken back, either, since a file of
+ * its memory was cut short: rollback refuses. */
+static bool describe_cut(const struct ibx_record *record, char *sentence, size_t size)
+{
+    char vm[PATH_MAX], peer[sizeof(record->uri)];
+    struct ibx_error cut = {0};
+    if (!record->source ||
+        (record->state != IBX_JOURNAL_BROKEN && !ibx_journal_lost_there(record)) ||
+        ibx_journal_check_sizes(record, &cut) != -ESTALE)
+        return false;
+    ibx_cli_vm_name(record, vm, sizeof(vm));
+    ibx_journal_name_peer(record, peer, sizeof(peer));
+    snprintf(sentence, size, "%s ran at %s and does not go on there, and here %s", vm, peer,
+             cut.message);
+    return true;
+}
+
 void ibx_cli_vm_state(const struct ibx_record *record, char *sentence, size_t size)
 {
-    if (!ibx_journal_qemu_gone(record) || !describe_ended(record, sentence, size))
+    if (ibx_journal_qemu_gone(record) ? !describe_ended(record, sentence, size)
+                                      : !describe_cut(record, sentence, size))
         ibx_journal_describe(record, sentence, size);
     ibx_text_plain(sentence);
 }
