@@ -190,20 +190,6 @@ static int write_again(const char *folder, struct ibx_record *record, struct ibx
     return rc ? rc : ibx_journal_write(folder, record, err);
 }
 
-static void say_again(const char *folder, const struct ibx_record *record,
-                      const struct ibx_migrate_observer *observer)
-{
-    char path[PATH_MAX];
-    ibx_journal_path(folder, record, ".sock", path, sizeof(path));
-    ibx_migration_notify(observer,
-                         "somebody has removed or damaged the record of this migration, and it was "
-                         "written anew to %s%s",
-                         folder,
-                         access(path, F_OK) ? "; ib-migrate status, set and cancel do not reach "
-                                              "this ib-migrate any more"
-                                            : "");
-}
-
 void ibx_migration_keep_record(struct migration_keeping *keeping, const char *folder,
                                struct ibx_record *record,
                                const struct ibx_migrate_observer *observer)
@@ -217,7 +203,10 @@ void ibx_migration_keep_record(struct migration_keeping *keeping, const char *fo
         return;
     rc = write_again(folder, record, &why);
     if (!rc)
-        say_again(folder, record, observer);
+        ibx_migration_notify(observer,
+                             "somebody has removed or damaged the record of this migration, and it "
+                             "was written anew to %s",
+                             folder);
     else if (!keeping->told)
         ibx_migration_notify(observer,
                              "somebody has removed or damaged the record of this migration, and it "

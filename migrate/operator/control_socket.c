@@ -14,6 +14,7 @@
 
 #define LINE_MAX_BYTES  4096u /* of a request */
 #define BACKLOG         16
+#define RENEW_MS        500  /* between two looks whether the file of the socket is still there */
 #define ACCEPT_PAUSE_MS 1000 /* after a failed accept: without descriptors, poll would spin */
 
 struct client {
@@ -30,7 +31,7 @@ struct ibx_control_socket {
     struct sockaddr_un address;
     const struct ibx_control_socket_ops *ops;
     void *context;
-    uint64_t accept_after_ns;
+    uint64_t accept_after_ns, renew_ns;
     struct client clients[IBX_CONTROL_SOCKET_CLIENTS_MAX];
 };
 
@@ -89,6 +90,27 @@ static int listen_at(struct ibx_control_socket *server, struct ibx_error *err)
     server->dev = st.st_dev;
     server->ino = st.st_ino;
     return 0;
+}
+
+/* Somebody has removed the file, perhaps with its folder, which is there again when the record is
+ * written anew. Clients that are connected stay so. */
+static void renew(struct ibx_control_socket *server)
+{
+    struct stat st;
+    if (ibx_now_ns() < server->renew_ns)
+        return;
+    server->renew_ns = ibx_deadline_in_ms(RENEW_MS);
+    if (!lstat(server->address.sun_path, &st) || errno != ENOENT)
+        return;
+    const int before = server->fd;
+    server->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (server->fd >= 0 && !listen_at(server, NULL)) {
+        close(before);
+        return;
+    }
+    if (server->fd >= 0)
+        close(server->fd);
+    server->fd = before;
 }
 
 int ibx_control_socket_open(const char *path, const struct ibx_control_socket_ops *ops,
@@ -326,4 +348,5 @@ void ibx_control_socket_serve(struct ibx_control_socket *server)
     }
     if (ibx_now_ns() >= server->accept_after_ns)
         accept_clients(server);
+    renew(server);
 }

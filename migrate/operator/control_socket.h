@@ -48,7 +48,7 @@ int ibx_control_socket_open(const char *path, const struct ibx_control_socket_op
 unsigned ibx_control_socket_poll_fds(const struct ibx_control_socket *server, struct pollfd *fds);
 /* Serves clients that are readable; may be called at any time. Closes a client that sends too long
  * a line or does not read its answers, and if there are too many, the one that was idle for
- * longest. */
+ * longest. Makes the socket's file anew if somebody has removed it. */
 void ibx_control_socket_serve(struct ibx_control_socket *server);
 /* Removes the socket. Accepts NULL. */
 void ibx_control_socket_close(struct ibx_control_socket *server);
