@@ -14,10 +14,10 @@
 #include <stdlib.h>
 #include <time.h>
 
-#define HELPERS  4u   /* streams that copy at once */
-#define JOBS     256u /* most of one helper; beyond that the caller waits, as for a full stream */
+#define COPIERS  4u   /* streams that copy at once */
+#define JOBS     256u /* most of one copier; beyond that the caller waits, as for a full stream */
 #define FAILURES 16u
-#define LOOK_MS  500u /* from one look at an idle helper's connection to the next */
+#define LOOK_MS  500u /* from one look at an idle copier's connection to the next */
 
 struct job {
     struct job *next;
@@ -27,22 +27,23 @@ struct job {
 };
 
 /*
- * state machine: copy helper
+ * state machine: copier
  *   [*] -> NONE -> STARTING -> READY
  *   STARTING -> NONE                  it cannot be made, or does not connect
  *   READY -> LOST -> [*]              its session has ended
  */
-enum helper_state { HELPER_NONE, HELPER_STARTING, HELPER_READY, HELPER_LOST };
+enum copier_state { COPIER_NONE, COPIER_STARTING, COPIER_READY, COPIER_LOST };
 
-static const struct ibx_state helper_states[] = {
-    [HELPER_NONE] = {"none", IBX_TO(HELPER_STARTING), IBX_STATE_INITIAL},
-    [HELPER_STARTING] = {"starting", IBX_TO(HELPER_READY) | IBX_TO(HELPER_NONE), 0},
-    [HELPER_READY] = {"ready", IBX_TO(HELPER_LOST), 0},
-    [HELPER_LOST] = {"lost", 0, IBX_STATE_FINAL}};
-static const struct ibx_state_table helper_table = IBX_STATE_TABLE("copy helper", helper_states);
+static const struct ibx_state copier_states[] = {
+    [COPIER_NONE] = {"none", IBX_TO(COPIER_STARTING), IBX_STATE_INITIAL},
+    [COPIER_STARTING] = {"starting", IBX_TO(COPIER_READY) | IBX_TO(COPIER_NONE), 0},
+    [COPIER_READY] = {"ready", IBX_TO(COPIER_LOST), 0},
+    [COPIER_LOST] = {"lost", 0, IBX_STATE_FINAL}};
+static const struct ibx_state_table copier_table = IBX_STATE_TABLE("copier", copier_states);
 
-struct helper {
-    struct ibx_state_machine state; /* enum helper_state */
+/* A thread that makes copies over a connection of its own. */
+struct copier {
+    struct ibx_state_machine state; /* enum copier_state */
     struct ibx_session *session;    /* of its thread */
     int first_device;               /* on which it makes its first context */
     int device;                     /* selected by it; -1: none */
@@ -57,14 +58,14 @@ struct failure {
 
 static struct {
     pthread_mutex_t lock;
-    pthread_cond_t changed; /* a job came or went, a helper changed its state */
-    struct helper helpers[HELPERS];
+    pthread_cond_t changed; /* a job came or went, a copier changed its state */
+    struct copier copiers[COPIERS];
     struct failure failures[FAILURES];
     unsigned failure_count;
     bool forbidden;
     uint64_t jobs; /* jobs so far */
 } async = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
-static _Atomic unsigned pending; /* jobs of all helpers */
+static _Atomic unsigned pending; /* jobs of all copiers */
 static atomic_bool failed;       /* there may be failures that no call has returned */
 static pthread_once_t begun = PTHREAD_ONCE_INIT;
 
@@ -88,11 +89,11 @@ static void after_fork(void)
     pthread_mutex_unlock(&async.lock);
 }
 
-static void begin_helpers(void)
+static void begin_copiers(void)
 {
-    memset(async.helpers, 0, sizeof(async.helpers));
-    for (unsigned i = 0; i < HELPERS; i++)
-        ibx_state_begin(&async.helpers[i].state, &helper_table, HELPER_NONE);
+    memset(async.copiers, 0, sizeof(async.copiers));
+    for (unsigned i = 0; i < COPIERS; i++)
+        ibx_state_begin(&async.copiers[i].state, &copier_table, COPIER_NONE);
 }
 
 /* The threads and connections belong to the parent; the child does not touch them. */
@@ -100,7 +101,7 @@ static void forget(void)
 {
     pthread_mutex_init(&async.lock, NULL);
     pthread_cond_init(&async.changed, NULL);
-    begin_helpers();
+    begin_copiers();
     async.failure_count = 0;
     atomic_store(&failed, false);
     atomic_store(&pending, 0);
@@ -108,30 +109,30 @@ static void forget(void)
 
 static void begin(void)
 {
-    begin_helpers();
+    begin_copiers();
     async.forbidden = pthread_atfork(before_fork, after_fork, forget) || atexit(at_exit);
 }
 
-/* ------------------------------------------------------------------ a helper's thread */
+/* ------------------------------------------------------------------ a copier's thread */
 
-static int select_device(struct helper *helper, int device)
+static int select_device(struct copier *copier, int device)
 {
     uint8_t body[4];
     struct ibx_writer w = ibx_writer_of(body, sizeof(body));
     int code = 0;
-    if (helper->device == device)
+    if (copier->device == device)
         return 0;
     ibx_put_u32(&w, (uint32_t)device);
-    int rc = ibx_client_call(helper->session, "cudaSetDevice", body, sizeof(body), &code);
+    int rc = ibx_client_call(copier->session, "cudaSetDevice", body, sizeof(body), &code);
     if (!rc && !code)
-        helper->device = device;
+        copier->device = device;
     return rc ? IBX_CUDA_ERROR_UNKNOWN : code;
 }
 
-static int run(struct helper *helper, const struct job *job)
+static int run(struct copier *copier, const struct job *job)
 {
-    int code = select_device(helper, job->device);
-    if (!code && ibx_client_copy(helper->session, &job->copy, &code))
+    int code = select_device(copier, job->device);
+    if (!code && ibx_client_copy(copier->session, &job->copy, &code))
         code = IBX_CUDA_ERROR_UNKNOWN;
     return code;
 }
@@ -147,32 +148,32 @@ static void note_failure(uint64_t stream, int code)
 }
 
 /* Locked. */
-static void finish(struct helper *helper, int code)
+static void finish(struct copier *copier, int code)
 {
-    struct job *job = helper->first;
+    struct job *job = copier->first;
     if (code)
         note_failure(job->copy.stream, code);
-    helper->first = job->next;
-    if (!helper->first)
-        helper->last = &helper->first;
-    helper->count--;
-    if (helper->state.now == HELPER_READY && !ibx_session_live(helper->session))
-        ibx_state_move(&helper->state, HELPER_LOST);
+    copier->first = job->next;
+    if (!copier->first)
+        copier->last = &copier->first;
+    copier->count--;
+    if (copier->state.now == COPIER_READY && !ibx_session_live(copier->session))
+        ibx_state_move(&copier->state, COPIER_LOST);
     atomic_fetch_sub(&pending, 1);
     pthread_cond_broadcast(&async.changed);
     free(job);
 }
 
 /* Connects and makes a context on the device, as GVirtuS's first call in a thread does. */
-static bool connected(struct helper *helper)
+static bool connected(struct copier *copier)
 {
-    const int device = helper->first_device;
+    const int device = copier->first_device;
     struct ibx_error err = {0};
     int code = 0;
-    if (ibx_session_connect(helper->session, &err))
+    if (ibx_session_connect(copier->session, &err))
         ibx_log(IBX_LOG_WARN, "asynchronous copies are made synchronously: %s", err.message);
     else
-        code = select_device(helper, device);
+        code = select_device(copier, device);
     if (code)
         ibx_log(IBX_LOG_WARN,
                 "asynchronous copies are made synchronously: cudaSetDevice(%d) for them failed "
@@ -183,14 +184,14 @@ static bool connected(struct helper *helper)
 
 /* Locked, except while it looks. If the connection is broken, continues the session over a new one,
  * since the back end does not keep the session for long. */
-static void look_after(struct helper *helper)
+static void look_after(struct copier *copier)
 {
     pthread_mutex_unlock(&async.lock);
     const bool good =
-        ibx_session_look_closely(helper->session) && ibx_session_resume_if_ended(helper->session);
+        ibx_session_look_closely(copier->session) && ibx_session_resume_if_ended(copier->session);
     pthread_mutex_lock(&async.lock);
     if (!good)
-        ibx_state_move(&helper->state, HELPER_LOST);
+        ibx_state_move(&copier->state, COPIER_LOST);
 }
 
 /* Locked. In a thread of the program: waits until something may have changed. */
@@ -208,17 +209,17 @@ static void wait_for_change(void)
 }
 
 /* Locked, except while it waits until there is a job. */
-static void wait_for_job(struct helper *helper)
+static void wait_for_job(struct copier *copier)
 {
     uint64_t look_at = ibx_deadline_in_ms(LOOK_MS);
-    while (!helper->first) {
+    while (!copier->first) {
         const struct timespec until = ibx_timespec_of(look_at);
-        if (helper->state.now == HELPER_LOST)
+        if (copier->state.now == COPIER_LOST)
             ibx_thread_wait(&async.changed, &async.lock);
         else if (ibx_now_ns() < look_at)
             pthread_cond_clockwait(&async.changed, &async.lock, CLOCK_MONOTONIC, &until);
         else {
-            look_after(helper);
+            look_after(copier);
             look_at = ibx_deadline_in_ms(LOOK_MS);
         }
     }
@@ -226,46 +227,46 @@ static void wait_for_job(struct helper *helper)
 
 static void *help(void *argument)
 {
-    struct helper *helper = argument;
-    bool good = connected(helper);
+    struct copier *copier = argument;
+    bool good = connected(copier);
     pthread_mutex_lock(&async.lock);
-    good = !ibx_state_move(&helper->state, good ? HELPER_READY : HELPER_NONE) && good;
+    good = !ibx_state_move(&copier->state, good ? COPIER_READY : COPIER_NONE) && good;
     async.forbidden = async.forbidden || !good;
     pthread_cond_broadcast(&async.changed);
     while (good) {
-        wait_for_job(helper);
-        const struct job *job = helper->first;
+        wait_for_job(copier);
+        const struct job *job = copier->first;
         pthread_mutex_unlock(&async.lock);
-        int code = run(helper, job);
+        int code = run(copier, job);
         pthread_mutex_lock(&async.lock);
-        finish(helper, code);
+        finish(copier, code);
     }
     pthread_mutex_unlock(&async.lock);
-    ibx_session_destroy(helper->session);
+    ibx_session_destroy(copier->session);
     return NULL;
 }
 
 /* ------------------------------------------------------------------ the callers' threads */
 
-/* Locked, except while it waits until the helper has connected. False: it has not. */
-static bool helper_begin(struct helper *helper, const struct ibx_session *session, int device)
+/* Locked, except while it waits until the copier has connected. False: it has not. */
+static bool copier_begin(struct copier *copier, const struct ibx_session *session, int device)
 {
     struct ibx_error err = {0};
-    helper->device = -1;
-    helper->first_device = device;
-    helper->first = NULL;
-    helper->last = &helper->first;
-    bool good = !ibx_state_move(&helper->state, HELPER_STARTING) &&
-                !ibx_session_create_like(session, &helper->session, &err);
-    if (good && ibx_thread_begin(NULL, help, helper)) {
-        ibx_session_destroy(helper->session);
+    copier->device = -1;
+    copier->first_device = device;
+    copier->first = NULL;
+    copier->last = &copier->first;
+    bool good = !ibx_state_move(&copier->state, COPIER_STARTING) &&
+                !ibx_session_create_like(session, &copier->session, &err);
+    if (good && ibx_thread_begin(NULL, help, copier)) {
+        ibx_session_destroy(copier->session);
         good = false;
     }
     if (!good)
-        ibx_state_move(&helper->state, HELPER_NONE);
-    while (helper->state.now == HELPER_STARTING)
+        ibx_state_move(&copier->state, COPIER_NONE);
+    while (copier->state.now == COPIER_STARTING)
         wait_for_change();
-    return helper->state.now == HELPER_READY;
+    return copier->state.now == COPIER_READY;
 }
 
 static bool is_of(const struct job *job, uint64_t stream)
@@ -274,35 +275,35 @@ static bool is_of(const struct job *job, uint64_t stream)
 }
 
 /* Locked. */
-static struct helper *helper_of_stream(uint64_t stream, uint64_t end)
+static struct copier *copier_of_stream(uint64_t stream, uint64_t end)
 {
-    for (unsigned i = 0; i < HELPERS; i++) {
-        for (const struct job *job = async.helpers[i].first; job; job = job->next) {
+    for (unsigned i = 0; i < COPIERS; i++) {
+        for (const struct job *job = async.copiers[i].first; job; job = job->next) {
             if (job->number < end && is_of(job, stream))
-                return &async.helpers[i];
+                return &async.copiers[i];
         }
     }
     return NULL;
 }
 
-/* Locked. The helper that has copies of this stream; otherwise an idle one, a new one, or the least
+/* Locked. The copier that has copies of this stream; otherwise an idle one, a new one, or the least
  * busy. */
-static struct helper *pick(const struct ibx_session *session, uint64_t stream, int device)
+static struct copier *pick(const struct ibx_session *session, uint64_t stream, int device)
 {
-    struct helper *least = NULL, *none = NULL, *same = helper_of_stream(stream, UINT64_MAX);
+    struct copier *least = NULL, *none = NULL, *same = copier_of_stream(stream, UINT64_MAX);
     if (same || async.forbidden)
-        return same && same->state.now == HELPER_READY ? same : NULL;
-    for (unsigned i = 0; i < HELPERS; i++) {
-        struct helper *helper = &async.helpers[i];
-        if (helper->state.now == HELPER_NONE)
-            none = helper;
-        if (helper->state.now == HELPER_READY && (!least || helper->count < least->count))
-            least = helper;
+        return same && same->state.now == COPIER_READY ? same : NULL;
+    for (unsigned i = 0; i < COPIERS; i++) {
+        struct copier *copier = &async.copiers[i];
+        if (copier->state.now == COPIER_NONE)
+            none = copier;
+        if (copier->state.now == COPIER_READY && (!least || copier->count < least->count))
+            least = copier;
     }
     if (!none || (least && !least->count))
         return least;
     /* The lock was released: another thread may have used this stream. */
-    return helper_begin(none, session, device) ? pick(session, stream, device) : NULL;
+    return copier_begin(none, session, device) ? pick(session, stream, device) : NULL;
 }
 
 bool ibx_async_copy_start(const struct ibx_session *session, const struct ibx_frontend_copy *copy,
@@ -314,24 +315,24 @@ bool ibx_async_copy_start(const struct ibx_session *session, const struct ibx_fr
         return false;
     *job = (struct job){NULL, *copy, device < 0 ? 0 : device, 0};
     pthread_mutex_lock(&async.lock);
-    struct helper *helper = NULL;
-    do { /* during the wait the stream's copies may go to another helper or end */
-        if (helper)
+    struct copier *copier = NULL;
+    do { /* during the wait the stream's copies may go to another copier or end */
+        if (copier)
             wait_for_change();
-        helper = pick(session, copy->stream, job->device);
-    } while (helper && helper->count >= JOBS);
-    if (helper) {
+        copier = pick(session, copy->stream, job->device);
+    } while (copier && copier->count >= JOBS);
+    if (copier) {
         job->number = async.jobs++;
-        *helper->last = job;
-        helper->last = &job->next;
-        helper->count++;
+        *copier->last = job;
+        copier->last = &job->next;
+        copier->count++;
         atomic_fetch_add(&pending, 1);
         pthread_cond_broadcast(&async.changed);
     }
     pthread_mutex_unlock(&async.lock);
-    if (!helper)
+    if (!copier)
         free(job);
-    return helper;
+    return copier;
 }
 
 void ibx_async_copy_forbid(void)
@@ -352,7 +353,7 @@ bool ibx_async_copy_pending(uint64_t stream)
     if (!ibx_async_copy_any())
         return false;
     pthread_mutex_lock(&async.lock);
-    bool found = helper_of_stream(stream, UINT64_MAX);
+    bool found = copier_of_stream(stream, UINT64_MAX);
     pthread_mutex_unlock(&async.lock);
     return found;
 }
@@ -364,7 +365,7 @@ void ibx_async_copy_wait(uint64_t stream)
     const struct ibx_inside inside = ibx_inside_begin();
     pthread_mutex_lock(&async.lock);
     const uint64_t end = async.jobs; /* later copies are not waited for */
-    while (helper_of_stream(stream, end))
+    while (copier_of_stream(stream, end))
         wait_for_change();
     pthread_mutex_unlock(&async.lock);
     ibx_inside_end(inside);
@@ -373,8 +374,8 @@ void ibx_async_copy_wait(uint64_t stream)
 /* Locked. */
 static bool is_touched(const uint8_t *address, size_t n)
 {
-    for (unsigned i = 0; i < HELPERS; i++) {
-        for (const struct job *job = async.helpers[i].first; job; job = job->next) {
+    for (unsigned i = 0; i < COPIERS; i++) {
+        for (const struct job *job = async.copiers[i].first; job; job = job->next) {
             const uint8_t *host = job->copy.host;
             if (host < address + n && address < host + job->copy.n)
                 return true;

@@ -25,9 +25,9 @@ static struct ibx_session session = {.live = true};
 static uint8_t bytes[64];
 /* by stream: copies that may end, copies that have ended */
 static atomic_uint may_end[STREAMS], over[STREAMS];
-static atomic_uint helpers;                 /* helper threads that have connected */
-static atomic_uint mended;                  /* sessions whose broken connections were replaced */
-static atomic_uint waiting_without_session; /* helpers that wait although their session has ended */
+static atomic_uint copiers;                 /* threads that have connected */
+static atomic_uint resumed;                 /* sessions whose broken connections were replaced */
+static atomic_uint waiting_without_session; /* copiers that wait although their session has ended */
 static atomic_bool breaks, ends; /* all connections have broken; all sessions have ended */
 
 /* --------------------------------------------------------------- replaced functions of sessions */
@@ -45,7 +45,7 @@ int ibx_session_connect(struct ibx_session *s, struct ibx_error *err)
 {
     (void)err;
     s->live = true;
-    helpers++;
+    copiers++;
     return 0;
 }
 
@@ -62,7 +62,7 @@ bool ibx_session_look_closely(struct ibx_session *s)
 
 bool ibx_session_resume_if_ended(struct ibx_session *s)
 {
-    mended += breaks;
+    resumed += breaks;
     return s->live;
 }
 
@@ -250,9 +250,9 @@ static void test_idle_sessions_reconnect(void **state)
     may_end[10] = 1;
     begin_copy(10);
     ibx_async_copy_wait(0);
-    const unsigned before = mended;
+    const unsigned before = resumed;
     breaks = true;
-    await_count(&mended, before + helpers);
+    await_count(&resumed, before + copiers);
     breaks = false;
 }
 
@@ -263,13 +263,13 @@ static void test_idle_sessions_end(void **state)
     may_end[10] = 2;
     begin_copy(10);
     ibx_async_copy_wait(0);
-    const unsigned before = helpers;
+    const unsigned before = copiers;
     ends = true;
     await_count(&waiting_without_session, before);
     ends = false;
     begin_copy(10);
     ibx_async_copy_wait(0);
-    assert_int_equal(helpers, before + 1);
+    assert_int_equal(copiers, before + 1);
     assert_int_equal(ibx_async_copy_failure(10), 0);
 }
 
