@@ -230,7 +230,7 @@ static void scalars_that_are_not_aligned(void **state)
     assert_false(has_handle("cublasZhpmv_v2"));
 }
 
-static uint64_t mended(const char *name, unsigned at, unsigned bytes, uint64_t value)
+static uint64_t sanitized(const char *name, unsigned at, unsigned bytes, uint64_t value)
 {
     struct body b = {.n = at};
     uint64_t after = 0;
@@ -266,9 +266,9 @@ static void lengths(void **state)
         const char *name = calls[i].name;
         const unsigned at = calls[i].at, bytes = calls[i].bytes;
         const uint64_t most = calls[i].most, largest = bytes == 4 ? UINT32_MAX : UINT64_MAX;
-        assert_true(mended(name, at, bytes, most) == most);
-        assert_true(mended(name, at, bytes, most + 1) == calls[i].instead);
-        assert_true(mended(name, at, bytes, largest) == calls[i].instead);
+        assert_true(sanitized(name, at, bytes, most) == most);
+        assert_true(sanitized(name, at, bytes, most + 1) == calls[i].instead);
+        assert_true(sanitized(name, at, bytes, largest) == calls[i].instead);
     }
 }
 
