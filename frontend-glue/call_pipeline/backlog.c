@@ -293,12 +293,14 @@ static void leave_behind(struct ibx_pipeline *p)
         ibx_backlog_finish(p);
 }
 
+enum entry { ENTRY_COPY, ENTRY_RECORD, ENTRY_OTHER };
+
 /* Locked. Notes the kind of the request that is about to be added. */
-static void note_kind(struct ibx_pipeline *p, bool copy, bool record)
+static void note_kind(struct ibx_pipeline *p, enum entry kind)
 {
     const bool first = p->backlog_end == p->backlog_begin;
-    p->copies_alone = copy && (first || p->copies_alone);
-    p->records_alone = record && (first || p->records_alone);
+    p->copies_alone = kind == ENTRY_COPY && (first || p->copies_alone);
+    p->records_alone = kind == ENTRY_RECORD && (first || p->records_alone);
 }
 
 bool ibx_backlog_add_copy(struct ibx_pipeline *p, uint64_t device, const void *host, size_t n)
@@ -320,7 +322,7 @@ bool ibx_backlog_add_copy(struct ibx_pipeline *p, uint64_t device, const void *h
         ibx_put_bytes(&w, host, n);
         ibx_put_u64(&w, n);
         ibx_put_u32(&w, IBX_FRAME_H2D);
-        note_kind(p, true, false);
+        note_kind(p, ENTRY_COPY);
         p->backlog_end += length;
         p->backlog_requests++;
         p->chatty = note_answered(p, &of_copies, false);
@@ -396,7 +398,7 @@ bool ibx_backlog_add(struct ibx_pipeline *p, const struct ibx_scope *scope, bool
     bool good = has_room(p);
     if (good) {
         memcpy(p->backlog + p->backlog_end, p->staged, p->staged_length);
-        note_kind(p, false, ibx_call_records(p->call));
+        note_kind(p, ibx_call_records(p->call) ? ENTRY_RECORD : ENTRY_OTHER);
         p->backlog_end += p->staged_length;
         p->backlog_requests++;
         if (p->call->kind == IBX_CALL_FREES || ibx_call_ends_event(p->call))
