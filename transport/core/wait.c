@@ -102,12 +102,18 @@ static bool yield_core(uint64_t *now)
     return *now - before >= LOST_NS;
 }
 
+enum polling {
+    POLLING_FOUND,  /* what was waited for came */
+    POLLING_FUTILE, /* it did not */
+    POLLING_LOST    /* another thread had the core for long */
+};
+
 /* Notes the result of busy polling for spin_time_us(). */
-static void note_result(struct ibx_conn *conn, bool found, bool lost)
+static void note_result(struct ibx_conn *conn, enum polling result)
 {
-    if (lost) {
+    if (result == POLLING_LOST) {
         conn->busy.losses += conn->busy.losses < LOSSES_MAX ? LOSS_WEIGHT : 0;
-    } else if (found) {
+    } else if (result == POLLING_FOUND) {
         conn->busy.futile = 0;
         conn->busy.losses -= conn->busy.losses > 0;
     } else {
@@ -137,7 +143,7 @@ static int spin(struct ibx_conn *conn, unsigned spin_us, bool once, uint64_t dea
         bool progressed = ibx_conn_progress(conn) > 0;
         if (worth_polling(conn)) {
             if (end || lost)
-                note_result(conn, true, lost);
+                note_result(conn, lost ? POLLING_LOST : POLLING_FOUND);
             return 1;
         }
         if (progressed) {
@@ -158,7 +164,7 @@ static int spin(struct ibx_conn *conn, unsigned spin_us, bool once, uint64_t dea
         }
         if (now >= end || now >= deadline) {
             if (now >= end)
-                note_result(conn, false, lost);
+                note_result(conn, lost ? POLLING_LOST : POLLING_FUTILE);
             return 0;
         }
         /* By time, not by the number of polls: those of some providers are system calls. */
