@@ -146,7 +146,7 @@ static int make_folder(struct snapshot_cache *cache, const char *path, struct ib
                            "folder in /dev/shm",
                            path);
     if (!rc)
-        rc = ibx_snapshot_folder_files(folder, true, true, err);
+        rc = ibx_snapshot_folder_files(folder, IBX_SNAPSHOT_FILES_MAKE, err);
     if (!rc)
         rc = make_checker(cache, err);
     if (!rc)

@@ -198,15 +198,17 @@ int ibx_snapshot_folder_make(const char *path, struct ibx_snapshot_folder *folde
 
 /* ------------------------------------------------------------ files */
 
-int ibx_snapshot_folder_files(struct ibx_snapshot_folder *folder, bool create, bool writable,
+int ibx_snapshot_folder_files(struct ibx_snapshot_folder *folder, enum ibx_snapshot_files how,
                               struct ibx_error *err)
 {
+    const bool create = how == IBX_SNAPSHOT_FILES_MAKE;
     struct ibx_migrate_block *blocks = calloc(IBX_GUEST_BLOCKS_MAX, sizeof(*blocks));
     char name[24];
     int rc = blocks ? 0 : ibx_error_set(err, -ENOMEM, "no memory for the snapshot's blocks");
     const unsigned count = rc ? 0 : ibx_snapshot_blocks(&folder->manifest, blocks);
     const int flags = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK |
-                      (create || writable ? O_RDWR : O_RDONLY) | (create ? O_CREAT | O_EXCL : 0);
+                      (how == IBX_SNAPSHOT_FILES_READ ? O_RDONLY : O_RDWR) |
+                      (create ? O_CREAT | O_EXCL : 0);
     for (folder->count = 0; !rc && folder->count < count; folder->count += !rc) {
         const unsigned i = folder->count;
         struct stat st;
@@ -286,7 +288,8 @@ int ibx_snapshot_folder_open(const char *path, bool writable, struct ibx_snapsho
     if (!rc)
         rc = read_manifest(folder, err);
     if (!rc)
-        rc = ibx_snapshot_folder_files(folder, false, writable, err);
+        rc = ibx_snapshot_folder_files(
+            folder, writable ? IBX_SNAPSHOT_FILES_WRITE : IBX_SNAPSHOT_FILES_READ, err);
     if (rc)
         ibx_snapshot_folder_close(folder);
     else

@@ -298,7 +298,7 @@ static int fill_folder(struct freezing *f, struct ibx_error *err)
 {
     struct ibx_snapshot_manifest *m = &f->folder.manifest;
     m->state_bytes = f->state_bytes;
-    int rc = ibx_snapshot_folder_files(&f->folder, true, true, err);
+    int rc = ibx_snapshot_folder_files(&f->folder, IBX_SNAPSHOT_FILES_MAKE, err);
     if (rc)
         return rc;
     for (unsigned i = 0; !rc && i < m->ram_count; i++)

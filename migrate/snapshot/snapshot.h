@@ -120,8 +120,13 @@ int ibx_snapshot_folder_make(const char *path, struct ibx_snapshot_folder *folde
                              struct ibx_error *err);
 /* Locks the folder until it is closed. -EBUSY: another process has the lock. */
 int ibx_snapshot_folder_lock(const struct ibx_snapshot_folder *folder, struct ibx_error *err);
-/* Opens the files of its blocks; with `create` makes them, empty. */
-int ibx_snapshot_folder_files(struct ibx_snapshot_folder *folder, bool create, bool writable,
+enum ibx_snapshot_files {
+    IBX_SNAPSHOT_FILES_READ,
+    IBX_SNAPSHOT_FILES_WRITE,
+    IBX_SNAPSHOT_FILES_MAKE /* new ones, empty, to read and write */
+};
+/* Opens the files of its blocks. */
+int ibx_snapshot_folder_files(struct ibx_snapshot_folder *folder, enum ibx_snapshot_files how,
                               struct ibx_error *err);
 /* Whether a cache's folder, opened before, has all pages now, so that the process that filled it
  * may have ended. */

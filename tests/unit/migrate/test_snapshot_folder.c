@@ -53,7 +53,7 @@ static void snapshot_make(void)
     struct ibx_snapshot_folder folder = {.count = 0};
     assert_int_equal(ibx_snapshot_folder_make(path, &folder, &error), 0);
     manifest_make(&folder);
-    assert_int_equal(ibx_snapshot_folder_files(&folder, true, true, &error), 0);
+    assert_int_equal(ibx_snapshot_folder_files(&folder, IBX_SNAPSHOT_FILES_MAKE, &error), 0);
     assert_int_equal(ibx_snapshot_folder_seal(&folder, &error), 0);
     ibx_snapshot_folder_close(&folder);
 }
@@ -108,7 +108,7 @@ static void test_link_in_its_place_gets_nothing(NO_STATE)
     manifest_make(&folder);
     assert_int_equal(rename(path, moved), 0);
     assert_int_equal(symlink(other, path), 0);
-    assert_int_equal(ibx_snapshot_folder_files(&folder, true, true, &error), 0);
+    assert_int_equal(ibx_snapshot_folder_files(&folder, IBX_SNAPSHOT_FILES_MAKE, &error), 0);
     assert_int_equal(ibx_snapshot_folder_sync(&folder, &error), 0);
     assert_int_equal(ibx_snapshot_folder_seal(&folder, &error), 0);
     assert_true(has(moved, "ram.0") && has(moved, "state") && has(moved, "manifest.json"));
@@ -234,10 +234,10 @@ static void test_one_process_fills_it(NO_STATE)
     assert_int_equal(ibx_snapshot_folder_make(path, &second, &error), -EBUSY);
     assert_non_null(strstr(error.message, "another ib-migrate fills"));
     manifest_make(&folder);
-    assert_int_equal(ibx_snapshot_folder_files(&folder, true, true, &error), 0);
+    assert_int_equal(ibx_snapshot_folder_files(&folder, IBX_SNAPSHOT_FILES_MAKE, &error), 0);
     assert_int_equal(ibx_snapshot_folder_seal(&folder, &error), 0);
     manifest_make(&second);
-    assert_int_equal(ibx_snapshot_folder_files(&second, true, true, &error), -EEXIST);
+    assert_int_equal(ibx_snapshot_folder_files(&second, IBX_SNAPSHOT_FILES_MAKE, &error), -EEXIST);
     ibx_snapshot_folder_remove(&second);
     assert_true(has(path, "ram.0") && has(path, "manifest.json"));
     ibx_snapshot_folder_close(&second);

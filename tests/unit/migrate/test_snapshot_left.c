@@ -49,7 +49,7 @@ static int begin(void **state)
     m->state_bytes = 1;
     m->complete = true;
     m->description = json_object();
-    assert_int_equal(ibx_snapshot_folder_files(&folder, true, true, &error), 0);
+    assert_int_equal(ibx_snapshot_folder_files(&folder, IBX_SNAPSHOT_FILES_MAKE, &error), 0);
     assert_int_equal(ibx_snapshot_folder_seal(&folder, &error), 0);
     return 0;
 }
