@@ -372,8 +372,14 @@ static void forget_removed(void *context, uint64_t page, uint64_t pages)
     ibx_page_tags_forget(context, page, pages);
 }
 
+enum fetching {
+    FETCHING_FAULTS,    /* what somebody waits for */
+    FETCHING_ALL,       /* and all other pages, in the background */
+    FETCHING_BACKGROUND /* these alone: nobody waits for a page */
+};
+
 static int make_engine(struct destination_ram *ram, struct ibx_page_reader **readers,
-                       unsigned count, bool background, bool no_faults, struct ibx_error *err)
+                       unsigned count, enum fetching what, struct ibx_error *err)
 {
     struct ibx_fault_range ranges[IBX_GUEST_BLOCKS_MAX];
     struct ibx_fault_reader as[IBX_MIGRATE_LINKS_MAX];
@@ -387,11 +393,11 @@ static int make_engine(struct destination_ram *ram, struct ibx_page_reader **rea
         .worker_count = count,
         .spin_us = ibx_thread_may_spin() ? SPIN_US : 0,
         /* Before the VM runs only loading devices needs pages. */
-        .no_background = !background,
+        .no_background = what == FETCHING_FAULTS,
         .wire = path->remote,
         .round_trip_ns = path->round_trip_ns,
         .fault_workers = 1,
-        .no_faults = no_faults,
+        .no_faults = what == FETCHING_BACKGROUND,
         .max_bandwidth = ram->max_bandwidth,
         .arrived = ram->arrived.memory,
         .placed = ibx_destination_placed(ram),
@@ -421,7 +427,8 @@ static int make_engine(struct destination_ram *ram, struct ibx_page_reader **rea
 int ibx_destination_ram_engine(struct destination_ram *ram, struct ibx_page_reader **readers,
                                unsigned count, bool runs, struct ibx_error *err)
 {
-    return make_engine(ram, readers, count, runs && ram->borrow != IBX_BORROW_LAZY, false, err);
+    const bool all = runs && ram->borrow != IBX_BORROW_LAZY;
+    return make_engine(ram, readers, count, all ? FETCHING_ALL : FETCHING_FAULTS, err);
 }
 
 static int mark_had(void *context, uint64_t first, uint64_t count, bool had)
@@ -498,7 +505,7 @@ int ibx_destination_ram_fetch(struct destination_ram *ram, struct ibx_page_reade
                               struct ibx_error *err)
 {
     struct ibx_fault_reader as[IBX_MIGRATE_LINKS_MAX];
-    int rc = make_engine(ram, readers, count, true, true, err);
+    int rc = make_engine(ram, readers, count, FETCHING_BACKGROUND, err);
     for (unsigned i = 0; !rc && i < count; i++) {
         rc = ibx_page_reader_arm(readers[i], ram->buffer_bytes, &as[i], err);
         if (!rc)
