@@ -29,21 +29,29 @@ void ibx_destination_link_init(struct destination_link *link)
 
 /* ---------------------------------------------------------------- answers */
 
-static int send_answer(struct ibx_channel *channel, bool accepted, enum ibx_answer_state state,
-                       unsigned links, bool verify, bool warm, const struct ibx_blockers *blockers)
+/* What an answer says beside reasons and notes. */
+struct verdict {
+    bool accepted;
+    enum ibx_answer_state state;
+    unsigned links; /* page connections */
+    bool verify, warm;
+};
+
+static int send_answer(struct ibx_channel *channel, const struct verdict *verdict,
+                       const struct ibx_blockers *blockers)
 {
     struct ibx_migrate_answer *answer = calloc(1, sizeof(*answer));
     const struct ibx_migrate_any message = {.type = IBX_MIGRATE_ANSWER, .is.answer = answer};
     if (!answer)
         return -ENOMEM;
-    answer->accepted = accepted;
-    answer->state = (uint8_t)state;
-    answer->links = (uint16_t)links;
-    answer->verify = verify;
-    answer->warm = warm;
+    answer->accepted = verdict->accepted;
+    answer->state = (uint8_t)verdict->state;
+    answer->links = (uint16_t)verdict->links;
+    answer->verify = verdict->verify;
+    answer->warm = verdict->warm;
     ibx_migrate_host(answer->host, sizeof(answer->host));
     for (size_t i = 0; blockers && i < blockers->count && i < IBX_MIGRATE_REASONS_MAX; i++)
-        if (!accepted)
+        if (!verdict->accepted)
             memcpy(answer->reasons[answer->count++], blockers->reasons[i], IBX_ERROR_MAX);
     for (size_t i = 0; blockers && i < blockers->note_count && i < IBX_MIGRATE_REASONS_MAX; i++)
         memcpy(answer->notes[answer->note_count++], blockers->notes[i], IBX_ERROR_MAX);
@@ -65,7 +73,9 @@ int ibx_destination_link_accept(struct destination_link *link, struct ibx_conn *
     ibx_channel_init(&link->control, conn);
     link->count = count;
     link->joined = 0;
-    send_answer(&link->control, true, state, count, verify, warm, notes);
+    const struct verdict verdict = {
+        .accepted = true, .state = state, .links = count, .verify = verify, .warm = warm};
+    send_answer(&link->control, &verdict, notes);
     return 0;
 }
 
@@ -89,7 +99,8 @@ void ibx_destination_link_answer(struct destination_link *link, struct ibx_conn 
     end_query(link, at);
     ibx_channel_init(&link->queries[at], conn);
     link->query_since[at] = ibx_now_ns();
-    if (send_answer(&link->queries[at], accepted, state, links, false, false, blockers))
+    const struct verdict verdict = {.accepted = accepted, .state = state, .links = links};
+    if (send_answer(&link->queries[at], &verdict, blockers))
         end_query(link, at);
 }
 
