@@ -439,16 +439,17 @@ int ibx_vm_stay(struct ibx_qmp *qmp, struct ibx_vm_undo *vm, uint64_t deadline_n
     return 0;
 }
 
-int ibx_vm_settings(struct ibx_qmp *qmp, bool managed, bool holds, const char *folder,
+int ibx_vm_settings(struct ibx_qmp *qmp, enum ibx_vm_migration kind, const char *folder,
                     struct ibx_record *record, struct ibx_settings *settings,
                     const struct ibx_migrate_observer *observer, struct ibx_error *err)
 {
+    const bool managed = kind == IBX_VM_MIGRATION_LIBVIRT;
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     int rc = managed ? ibx_libvirt_plan(qmp, settings, deadline, err)
                      : ibx_settings_plan(qmp, settings, deadline, err);
     if (rc)
         return rc;
-    rc = holds && !managed ? ibx_hold_plan(qmp, settings, deadline, err) : 0;
+    rc = kind == IBX_VM_MIGRATION_HELD ? ibx_hold_plan(qmp, settings, deadline, err) : 0;
     char *text = rc ? NULL : json_dumps(settings->before, JSON_COMPACT);
     if (!rc && (!text || strlen(text) >= sizeof(record->settings)))
         rc = ibx_error_set(err, text ? -EMSGSIZE : -ENOMEM,

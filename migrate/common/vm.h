@@ -50,12 +50,17 @@ int ibx_vm_migrate(struct ibx_qmp *qmp, bool incoming, int theirs, uint64_t dead
 /* If QEMU has refused the settings for a migration, or to start it (`rc` is -EREMOTEIO), says in
  * `err` that this migration did not begin. Returns `rc`. */
 int ibx_vm_not_begun(int rc, struct ibx_error *err);
+/* What QEMU's own migration is to be. */
+enum ibx_vm_migration {
+    IBX_VM_MIGRATION_LIBVIRT, /* driven by libvirt */
+    IBX_VM_MIGRATION_HELD,    /* held open (hold.h), at the source */
+    IBX_VM_MIGRATION_INCOMING /* at the destination */
+};
 /* Finds which migration settings of QEMU have to change, and writes their present values into the
  * record, whose state stays as it is. After that the caller may set them. Notifies the operator of
- * capabilities that are not known. `managed`: libvirt drives. On success `settings` is the
- * caller's, for ibx_settings_fini(). `holds`: this QEMU's migration is to be held open (hold.h),
- * unless libvirt drives it. */
-int ibx_vm_settings(struct ibx_qmp *qmp, bool managed, bool holds, const char *folder,
+ * capabilities that are not known. On success `settings` is the caller's, for
+ * ibx_settings_fini(). */
+int ibx_vm_settings(struct ibx_qmp *qmp, enum ibx_vm_migration kind, const char *folder,
                     struct ibx_record *record, struct ibx_settings *settings,
                     const struct ibx_migrate_observer *observer, struct ibx_error *err);
 /* Puts back the settings of `*before` (NULL: there is nothing to do), releases that reference and

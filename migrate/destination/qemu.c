@@ -479,8 +479,9 @@ int ibx_destination_qemu_set(struct destination_qemu *qemu, const char *folder,
                              struct ibx_record *record, struct ibx_error *err)
 {
     struct ibx_settings settings;
-    int rc = ibx_vm_settings(qemu->qmp, qemu->managed, false, folder, record, &settings,
-                             qemu->observer, err);
+    const enum ibx_vm_migration kind =
+        qemu->managed ? IBX_VM_MIGRATION_LIBVIRT : IBX_VM_MIGRATION_INCOMING;
+    int rc = ibx_vm_settings(qemu->qmp, kind, folder, record, &settings, qemu->observer, err);
     if (rc)
         return rc;
     qemu->settings = json_incref(settings.before);

@@ -297,8 +297,10 @@ static bool are_unchanged(const struct source *s, const struct ibx_settings *set
 int ibx_source_set_settings(struct source *s, struct ibx_error *err)
 {
     struct ibx_settings settings;
-    int rc = ibx_vm_settings(s->vm.qmp, source_managed(&s->vm), true, s->options->folder,
-                             &s->status.record, &settings, &s->options->observer, err);
+    const enum ibx_vm_migration kind =
+        source_managed(&s->vm) ? IBX_VM_MIGRATION_LIBVIRT : IBX_VM_MIGRATION_HELD;
+    int rc = ibx_vm_settings(s->vm.qmp, kind, s->options->folder, &s->status.record, &settings,
+                             &s->options->observer, err);
     if (rc)
         return rc;
     s->vm.undo.before = json_incref(settings.before);
