@@ -450,31 +450,38 @@ static const char *more_files(int code)
     return code == -EMFILE ? IBX_ERROR_RAISE_FILES ", or " : "";
 }
 
+enum server_place {
+    SERVER_ELSEWHERE,
+    SERVER_HERE,     /* a process of this host */
+    SERVER_FORWARDED /* a process of this host passes the bytes on to it */
+};
+
 /* Without a key nobody proves anything: then the server must be a process of this host, and belong
  * to this user or root. */
-static int check_keyless_server(struct ibx_handshake *h, bool same_host, bool passed_on,
+static int check_keyless_server(struct ibx_handshake *h, enum server_place place,
                                 struct ibx_error *err)
 {
     uid_t uid = 0, own = geteuid();
     const char *peer = h->conn->path.peer;
     if (h->key || h->conn->options.insecure)
         return 0;
-    if (passed_on)
+    if (place == SERVER_FORWARDED)
         return ibx_error_set(err, -EACCES,
                              "the process that listens at %s forwards to another one, which cannot "
                              "be authenticated without a key: set rdma.key_file (--key-file) on "
                              "both ends, or rdma.insecure : yes (--set insecure=yes)",
                              peer);
-    if (!same_host && h->conn->same_host && server_has_closed(h->conn->handshake_socket))
+    if (place == SERVER_ELSEWHERE && h->conn->same_host &&
+        server_has_closed(h->conn->handshake_socket))
         return closed_too_early(peer, err); /* then its address is not known, either */
     const int unknown = ibx_handshake_host_unknown();
-    if (!same_host && unknown)
+    if (place == SERVER_ELSEWHERE && unknown)
         return ibx_error_set(
             err, -EACCES,
             "it is not known whether %s is on this host, because /proc/sys/kernel/random/boot_id "
             "cannot be read here: %s; %sset rdma.key_file (--key-file) on both ends",
             peer, strerror(-unknown), more_files(unknown));
-    if (!same_host)
+    if (place == SERVER_ELSEWHERE)
         return ibx_error_set(
             err, -EACCES,
             "%s is on another host and cannot be authenticated without a key: set rdma.key_file "
@@ -556,11 +563,14 @@ static int receive_challenge(struct ibx_handshake *h, uint8_t *flags, uint64_t d
     h->conn->same_host = ibx_hash_equal(mark, h->mark);
     bool local = h->conn->same_host &&
                  ibx_handshake_peer_is_local(h->conn->handshake_socket, IBX_ROLE_CLIENT);
-    bool passed_on = local && is_passed_on(h, ibx_get_bytes(&frame.payload, IBX_HASH_BYTES));
-    rc = check_keyless_server(h, local, passed_on, err);
+    const enum server_place place = !local ? SERVER_ELSEWHERE
+                                    : is_passed_on(h, ibx_get_bytes(&frame.payload, IBX_HASH_BYTES))
+                                        ? SERVER_FORWARDED
+                                        : SERVER_HERE;
+    rc = check_keyless_server(h, place, err);
     if (rc)
         return rc;
-    bool same_host = local && h->peer.sees_local && !passed_on;
+    bool same_host = place == SERVER_HERE && h->peer.sees_local;
     *flags = (uint8_t)((encrypt(h, same_host) ? ENCRYPT : 0) | (same_host ? SAME_HOST : 0));
     memcpy(h->agreed, h->transcript, IBX_HASH_BYTES);
     return ibx_state_move(&h->state, HANDSHAKE_CHALLENGED);
