@@ -225,7 +225,7 @@ static void wait_for_job(struct copier *copier)
     }
 }
 
-static void *help(void *argument)
+static void *make_copies(void *argument)
 {
     struct copier *copier = argument;
     bool good = connected(copier);
@@ -258,7 +258,7 @@ static bool copier_begin(struct copier *copier, const struct ibx_session *sessio
     copier->last = &copier->first;
     bool good = !ibx_state_move(&copier->state, COPIER_STARTING) &&
                 !ibx_session_create_like(session, &copier->session, &err);
-    if (good && ibx_thread_begin(NULL, help, copier)) {
+    if (good && ibx_thread_begin(NULL, make_copies, copier)) {
         ibx_session_destroy(copier->session);
         good = false;
     }
