@@ -217,7 +217,7 @@ static void put(void *to, uint64_t number, size_t size)
     memcpy(to, size == sizeof(low) ? (const void *)&low : &number, size);
 }
 
-static int one(void *data, int attribute, const void *address)
+static int attribute_of(void *data, int attribute, const void *address)
 {
     struct known k;
     uint64_t number = 0;
@@ -233,11 +233,11 @@ static int one(void *data, int attribute, const void *address)
 
 EXPORTED int cuPointerGetAttribute(void *data, int attribute, uint64_t address)
 {
-    return ANYWHERE(one(data, attribute, (const void *)(uintptr_t)address));
+    return ANYWHERE(attribute_of(data, attribute, (const void *)(uintptr_t)address));
 }
 
 /* Attributes that an address does not have are 0 (a device: -2); if it is not CUDA's, all are. */
-static int several(unsigned count, const int *attributes, void **data, const void *address)
+static int attributes_of(unsigned count, const int *attributes, void **data, const void *address)
 {
     struct known k;
     if (!count || !attributes || !data)
@@ -263,7 +263,7 @@ static int several(unsigned count, const int *attributes, void **data, const voi
 EXPORTED int cuPointerGetAttributes(unsigned count, const int *attributes, void **data,
                                     uint64_t address)
 {
-    return ANYWHERE(several(count, attributes, data, (const void *)(uintptr_t)address));
+    return ANYWHERE(attributes_of(count, attributes, data, (const void *)(uintptr_t)address));
 }
 
 /* Only CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: as far as a program can tell, copies are always

@@ -62,8 +62,8 @@ static void after(const struct ibx_session *s, struct memory_name *name)
     name->mr = NULL;
 }
 
-static void all(struct ibx_session *s,
-                void (*act)(const struct ibx_session *, struct memory_name *))
+static void for_each(struct ibx_session *s,
+                     void (*act)(const struct ibx_session *, struct memory_name *))
 {
     for (struct payload *payload = s->payloads; payload; payload = payload->next)
         act(s, &payload->name);
@@ -74,13 +74,13 @@ static void all(struct ibx_session *s,
 void ibx_names_before(struct ibx_session *s)
 {
     if (!s->server)
-        all(s, before);
+        for_each(s, before);
 }
 
 void ibx_names_after(struct ibx_session *s)
 {
     if (!s->server)
-        all(s, after);
+        for_each(s, after);
 }
 
 static bool is_name(const struct memory_name *name)

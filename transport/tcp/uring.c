@@ -164,7 +164,7 @@ static void sent(struct tcp_lane *lane, const struct completion *o)
 }
 
 /* After the connection has failed only what the kernel holds still counts. */
-static void handle(struct tcp *tcp, struct completion *completion)
+static void complete(struct tcp *tcp, struct completion *completion)
 {
     const struct completion now = *completion, *o = &now;
     struct tcp_lane *lane = &tcp->lanes[o->tag >> 8 & 0xff];
@@ -189,7 +189,7 @@ void ibx_tcp_uring_progress(struct tcp *tcp)
     struct tcp_uring *r = tcp->uring;
     take_completions(r);
     for (unsigned i = 0; i < r->count; i++)
-        handle(tcp, &r->completions[i]);
+        complete(tcp, &r->completions[i]);
     r->count = 0;
     for (unsigned i = 1; i <= tcp->lane_count && !tcp->status && tcp->state.now != TCP_DRAINING;
          i++) {
@@ -219,7 +219,7 @@ void ibx_tcp_uring_collect(struct tcp *tcp)
     for (unsigned i = 0; i < r->count; i++) {
         const unsigned kind = r->completions[i].tag & 0xff;
         if (kind == RING_OUT || kind == RING_OUT_ZEROCOPY)
-            handle(tcp, &r->completions[i]);
+            complete(tcp, &r->completions[i]);
     }
 }
 
@@ -251,7 +251,7 @@ void ibx_tcp_uring_cancel_input(struct tcp_lane *lane)
         while (at == r->count)
             await_completions(r);
         if (r->completions[at].tag == TAG(0, lane->index, RING_IN))
-            handle(lane->tcp, &r->completions[at]);
+            complete(lane->tcp, &r->completions[at]);
     }
 }
 
@@ -282,7 +282,7 @@ bool ibx_tcp_uring_stop(struct tcp *tcp)
     do {
         take_completions(r);
         for (unsigned i = 0; i < r->count; i++)
-            handle(tcp, &r->completions[i]);
+            complete(tcp, &r->completions[i]);
         r->count = 0;
     } while (io_uring_cq_ready(&r->ring));
     return r->in_flight == 0;
