@@ -74,14 +74,15 @@ static int take_group(struct ibx_reader *r, struct ibx_snapshot_any *m)
                : -EPROTO;
 }
 
-static int take_want(struct ibx_reader *r, struct ibx_snapshot_any *m)
+/* A part of something that has `most` bytes at the most. */
+static int take_part(struct ibx_reader *r, struct ibx_snapshot_any *m, uint32_t most)
 {
     m->length = ibx_get_u32(r);
     m->offset = ibx_get_u32(r);
     if (r->failed)
         return -EPROTO;
     take_rest(r, &m->bytes);
-    return m->bytes.length && m->length <= IBX_SNAPSHOT_WANT_MAX && m->offset <= m->length &&
+    return m->bytes.length && m->length <= most && m->offset <= m->length &&
                    m->bytes.length <= m->length - m->offset
                ? 0
                : -EPROTO;
@@ -93,15 +94,7 @@ static int take_fields(struct ibx_reader *r, struct ibx_snapshot_any *m, struct 
     case IBX_SNAPSHOT_OPEN:
         return take_open(r, m, err);
     case IBX_SNAPSHOT_MANIFEST:
-        m->length = ibx_get_u32(r);
-        m->offset = ibx_get_u32(r);
-        if (r->failed)
-            return -EPROTO;
-        take_rest(r, &m->bytes);
-        return m->bytes.length && m->length <= IBX_SNAPSHOT_TEXT_MAX && m->offset <= m->length &&
-                       m->bytes.length <= m->length - m->offset
-                   ? 0
-                   : -EPROTO;
+        return take_part(r, m, IBX_SNAPSHOT_TEXT_MAX);
     case IBX_SNAPSHOT_MAP:
         take_rest(r, &m->bytes);
         return m->bytes.length ? 0 : -EPROTO;
@@ -136,7 +129,7 @@ static int take_fields(struct ibx_reader *r, struct ibx_snapshot_any *m, struct 
         take_rest(r, &m->bytes);
         return 0;
     case IBX_SNAPSHOT_WANT:
-        return take_want(r, m);
+        return take_part(r, m, IBX_SNAPSHOT_WANT_MAX);
     case IBX_SNAPSHOT_HEARD:
         m->through = ibx_get_u64(r);
         m->packets = ibx_get_u64(r);
@@ -194,6 +187,7 @@ ssize_t ibx_snapshot_encode(const struct ibx_snapshot_any *m, void *out, size_t 
         ibx_put_u8(&w, m->whole);
         break;
     case IBX_SNAPSHOT_MANIFEST:
+    case IBX_SNAPSHOT_WANT:
         ibx_put_u32(&w, m->length);
         ibx_put_u32(&w, m->offset);
         ibx_put_bytes(&w, m->bytes.bytes, m->bytes.length);
@@ -228,11 +222,6 @@ ssize_t ibx_snapshot_encode(const struct ibx_snapshot_any *m, void *out, size_t 
         break;
     case IBX_SNAPSHOT_NO_GROUP:
         ibx_put_u32(&w, (uint32_t)m->code);
-        ibx_put_bytes(&w, m->bytes.bytes, m->bytes.length);
-        break;
-    case IBX_SNAPSHOT_WANT:
-        ibx_put_u32(&w, m->length);
-        ibx_put_u32(&w, m->offset);
         ibx_put_bytes(&w, m->bytes.bytes, m->bytes.length);
         break;
     case IBX_SNAPSHOT_HEARD:
