@@ -192,6 +192,18 @@ def every_failure_is_an_object(scene):
 
 
 @case
+def output_that_is_lost_is_said(scene):
+    """A file system that is full, where what is printed goes. What was done stays as it is."""
+    missing = scene.path("missing")
+    for more in ((), ("--json",)):
+        with open("/dev/full", "w", encoding="ascii") as full:
+            code, _, err = scene.run("send", *more, "--qmp", missing, "tcp://127.0.0.1:1",
+                                     stdout=full)
+        last = "ib-migrate: standard output could not be written"
+        equal((code, err.splitlines()[1:]), (1, [last] if more else []))
+
+
+@case
 def a_receiver_that_cannot_wait_does_not_say_that_it_waits(scene):
     """Its folder, where others find it, is on a file system that is read-only. A check says so."""
     vm, folder = Vm(scene, incoming=True), scene.path("read-only")

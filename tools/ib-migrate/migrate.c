@@ -84,8 +84,8 @@ static bool was_stopped(int rc, const struct ibx_migrate_status *last)
            (!last->record.written_s || last->record.state == IBX_JOURNAL_GIVEN_UP);
 }
 
-/* Prints how the migration ended, and returns the exit status, which a closed standard output does
- * not change. `again`: the command is recover. */
+/* Prints how the migration ended, and returns the exit status, which a standard output that takes
+ * nothing does not change: that is only said. `again`: the command is recover. */
 static int finish(const struct migrate_args *args, int rc, bool again,
                   const struct ibx_migrate_status *last, const struct ibx_error *err)
 {
@@ -103,7 +103,7 @@ static int finish(const struct migrate_args *args, int rc, bool again,
         print_failure(last, err);
     else if (!args->json && !args->quiet)
         print_success(last);
-    fflush(stdout);
+    ibx_cli_flush(status);
     return status;
 }
 
@@ -317,7 +317,7 @@ static int confirm(const struct migrate_args *args, const struct ibx_record *rec
         printf("%s\n", text); /* not a summary, since there are no figures */
     if (args->json)
         ibx_cli_print_summary(rc, rc ? MIGRATE_FAILED : MIGRATE_DONE, &last, &err);
-    fflush(stdout);
+    ibx_cli_flush(MIGRATE_DONE);
     return rc ? MIGRATE_FAILED : MIGRATE_DONE;
 }
 
