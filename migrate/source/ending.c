@@ -404,6 +404,18 @@ void ibx_source_tried(struct source *s, int rc, enum ibx_answer_state there)
     s->unseen = rc && !there && s->note_ns;
 }
 
+/* Without descriptors here, or without a path, no try comes to anything, however long the
+ * destination waits. */
+static void say_short(struct source *s, int rc, const struct ibx_error *err)
+{
+    const bool is_short =
+        rc && (err->code == -EMFILE || err->code == -ENFILE || err->code == -ENOTSUP);
+    if (is_short && !s->short_told)
+        ibx_migration_notify(&s->options->observer, "%s cannot be reached again: %s; trying again",
+                             s->status.record.peer, err->message);
+    s->short_told = is_short;
+}
+
 static int reconnect(struct source *s, struct ibx_error *err)
 {
     enum ibx_answer_state there = (enum ibx_answer_state)0;
@@ -414,6 +426,7 @@ static int reconnect(struct source *s, struct ibx_error *err)
         rc = ibx_source_note_epoch(s, err);
         rc = rc ? -EAGAIN : ibx_source_link_resume(&s->link, &there, err);
         ibx_source_tried(s, rc, there);
+        say_short(s, rc, err);
     }
     ibx_source_link_delay(&s->link);
     if (rc && ibx_journal_noted_home(s->options->folder,

@@ -187,6 +187,7 @@ struct source {
     uint64_t unheard_look_ns; /* when that was last checked */
     uint64_t decide_by_ns;    /* LOST: until when libvirt's decision is awaited */
     uint64_t still_ns;        /* since when the VM is stopped */
+    bool short_told;          /* the operator was told why no link can be made from here */
     bool still_told;          /* the operator was told that this takes long */
     uint64_t mapped_ns, loaded_ns; /* moments of the downtime */
     uint64_t confirm_by_ns;        /* until when CONFIRMED is awaited */

@@ -24,6 +24,7 @@
 #define FULL_MIB  (VM_RAM_MIB + 8)
 #define LOOK_MS   5
 #define PAGE      4096
+#define FEW_FILES 2    /* enough for the record, and not for a connection */
 #define FEW_BYTES 1000 /* enough for its messages, not for a record */
 
 /* ------------------------------------------------------------ misfortunes */
@@ -71,6 +72,40 @@ static void test_a_limit_of_file_sizes(void)
     mover_kill(&receiver, SIGINT);
     mover_ends(&receiver, 1);
     pair_stays();
+}
+
+/* The limit that leaves this process so many descriptors. */
+static rlim_t with_free(pid_t pid, unsigned free)
+{
+    char path[64];
+    rlim_t limit = 0;
+    for (; free; limit++) {
+        struct stat st;
+        snprintf(path, sizeof(path), "/proc/%d/fd/%u", (int)pid, (unsigned)limit);
+        free -= lstat(path, &st) != 0;
+    }
+    return limit;
+}
+
+/* A source that may not open the files of a connection says why it does not come back, and does
+ * once it may. */
+static void test_a_limit_of_open_files(void)
+{
+    struct rlimit before;
+    pair_filling(NULL, NULL);
+    mover_kill(&receiver, SIGKILL);
+    mover_await_words(&sender, "connecting again");
+    assert_int_equal(prlimit(sender.pid, RLIMIT_NOFILE, NULL, &before), 0);
+    mover_await_asleep(&sender); /* between two tries */
+    const struct rlimit few = {.rlim_cur = with_free(sender.pid, FEW_FILES),
+                               .rlim_max = before.rlim_max};
+    assert_int_equal(prlimit(sender.pid, RLIMIT_NOFILE, &few, NULL), 0);
+    pair_recover(&receiver);
+    mover_await_words(&sender, "cannot be reached again: ");
+    mover_must_print(&sender, "Too many open files");
+    assert_int_equal(prlimit(sender.pid, RLIMIT_NOFILE, &before, NULL), 0);
+    pair_done();
+    pair_moved("");
 }
 
 /* ... after the commit: the link stays, and the end waits for room. */
@@ -584,6 +619,7 @@ int main(void)
 {
     pair_timeout = "timeout_ms=10000";
     static const struct vm_test tests[] = {VM_TEST(test_a_limit_of_file_sizes),
+                                           VM_TEST(test_a_limit_of_open_files),
                                            VM_TEST(test_no_room_for_the_record_of_the_end),
                                            VM_TEST(test_source_loses_the_monitor),
                                            VM_TEST(test_source_that_holds_loses_the_monitor),
