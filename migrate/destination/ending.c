@@ -129,11 +129,21 @@ const char *ibx_destination_undecided(const struct destination *d)
                : "the VM is loaded here, and libvirt has not continued it" WAITS_FOR_LIBVIRT;
 }
 
+/* A QEMU that ends by SIGBUS gives no reason: somebody may have cut a file of its memory short. */
+static void describe_end(const struct destination *d, char *text, size_t size)
+{
+    struct ibx_error cut = {0};
+    ibx_destination_qemu_describe_end(&d->qemu, text, size);
+    const size_t used = strlen(text);
+    if (!d->qemu.end[0] && ibx_guest_ram_check_sizes(&d->ram.guest, false, &cut))
+        snprintf(text + used, size - used, ", after %s", cut.message);
+}
+
 /* QEMU has ended, or has not run the VM although it got the end of the state. */
 static int vm_lost(struct destination *d, int code, struct ibx_error *err)
 {
     struct ibx_error silent = {0};
-    char end[192];
+    char end[IBX_ERROR_MAX / 2];
     const bool resuming = d->state.now == DESTINATION_RESUMING;
     const bool unknown = ibx_destination_undecided(d);
     if (resuming && ibx_destination_qemu_stuck(&d->qemu)) /* so that QEMU never runs the VM */
@@ -143,7 +153,7 @@ static int vm_lost(struct destination *d, int code, struct ibx_error *err)
         return give_up(d, code, err);
     if (ibx_destination_qemu_shut_down(&d->qemu))
         return shut_down(d, err);
-    ibx_destination_qemu_describe_end(&d->qemu, end, sizeof(end));
+    describe_end(d, end, sizeof(end));
     if (d->qemu.end[0])
         memcpy(d->qemu.status, d->qemu.end, sizeof(d->qemu.status));
     if (d->qemu.end[0] || ibx_journal_is_migrated_on(d->qemu.status)) {

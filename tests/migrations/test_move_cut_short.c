@@ -83,6 +83,22 @@ static void test_destination_over_shm(void)
     at_the_destination("shm", "--no-verify");
 }
 
+/* QEMU needs a page beyond the end, and is gone before its tool has looked. */
+static void test_destination_ends_by_sigbus(void)
+{
+    filling("tcp", NULL);
+    mover_kill(&receiver, SIGSTOP);
+    cut(1);
+    vm_kill(&vms[1]); /* as SIGBUS does, which it may not come to while it waits for a page */
+    mover_kill(&receiver, SIGCONT);
+    mover_ends(&sender, 3);
+    mover_ends(&receiver, 3);
+    mover_must_print(&receiver, vms[1].ram);
+    mover_must_print(&sender, vms[1].ram);
+    MOVER_RUN(0, "rollback", "--yes", "--qmp", vms[0].tool);
+    pair_runs_at_the_source();
+}
+
 /* A tool that is back sees it as well. */
 static void test_source_before_a_new_link(void)
 {
@@ -131,6 +147,7 @@ int main(void)
         VM_TEST(test_source_after_the_last_page),
         VM_TEST(test_destination_over_tcp),
         VM_TEST(test_destination_over_shm),
+        VM_TEST(test_destination_ends_by_sigbus),
         VM_TEST(test_rollback_refuses),
         {0},
     };
