@@ -40,7 +40,7 @@ int ibx_client_call(struct ibx_session *session, const char *name, const void *b
 
 /*
  * Asynchronous copies. GVirtuS has one connection for each thread, with one request on it at a
- * time. Therefore threads of ours make asynchronous copies, each over a connection of its own; to the
+ * time. So further threads make asynchronous copies, each over a connection of its own; to the
  * back end they are further clients. Copies of one stream run in their order. A call that comes
  * after them in CUDA's order waits for them first.
  *
