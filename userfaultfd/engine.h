@@ -178,6 +178,7 @@ struct ibx_fault {
     struct pagemap map;
     struct map_memory *lasting; /* config.map_memory, or NULL; the page map lies in it */
     bool adopted;               /* `lasting` was made by another engine, which died */
+    _Atomic uint64_t *doubled;  /* a bit a page, if there are huge ones: the kernel may have it */
     struct ibx_fault_run *plan;
     size_t plan_count;
     _Atomic size_t plan_at;
@@ -350,6 +351,13 @@ struct map_memory {
     struct uffd_msg events[EVENTS_AT_ONCE];
     _Atomic uint64_t words[]; /* struct pagemap */
 };
+/* Notes that a huge page may be placed by somebody besides the one that has the claim now. */
+static inline void ibx_fault_note_doubled(struct ibx_fault *e, uint64_t page)
+{
+    if (e->doubled)
+        atomic_fetch_or(&e->doubled[page / 64], 1ull << (page % 64));
+}
+
 /* Puts the page map into `memory`; a map that is there already is kept (`adopted`). -EINVAL: that
  * one has other ranges or another layout. */
 int ibx_fault_map_use(struct ibx_fault *e, void *memory, struct ibx_error *err);

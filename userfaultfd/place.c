@@ -43,7 +43,10 @@ static int failed(struct ibx_fault *e, const char *what, const struct fault_rang
                   int code)
 {
     const char *remedy = "";
-    if (code == ENOMEM || code == ENOSPC)
+    if ((code == ENOMEM || code == ENOSPC) && r->is.page_size > SMALL_PAGE)
+        remedy = "; no huge page is free for it, or its control group or hugetlbfs may take no "
+                 "more: make room";
+    else if (code == ENOMEM || code == ENOSPC)
         remedy = "; the tmpfs (/dev/shm) that it lies in, the control group of its process or this "
                  "host is full: make room";
     else if (code == ESRCH)
@@ -126,6 +129,15 @@ static int keep_unmapped(struct ibx_fault *e, uint64_t page, uint64_t pages, con
     return rc;
 }
 
+/* What EEXIST of the kernel means. If no huge page is free, Linux says that of UFFDIO_COPY, too
+ * (hugetlb_mfill_atomic_pte(), up to 6.18 at least): so it is believed of a huge page only where
+ * somebody besides this slot may have placed it. */
+static int64_t existing(const struct ibx_fault *e, const struct fault_range *r, uint64_t page)
+{
+    const bool small = r->is.alias || r->is.page_size == SMALL_PAGE;
+    return small || atomic_load(&e->doubled[page / 64]) >> (page % 64) & 1 ? -EEXIST : -ENOMEM;
+}
+
 /* One step under `placing`: 0, -EAGAIN, or an error of the kernel. */
 static int step(struct ibx_fault *e, struct slot *slot, uint32_t limit)
 {
@@ -152,6 +164,8 @@ static int step(struct ibx_fault *e, struct slot *slot, uint32_t limit)
     ibx_fault_note_arrived(e, page, n);
     const uint8_t *from = slot->bytes + slot->placed * size;
     int64_t bytes = fill(e, r, page, n * size, from);
+    if (bytes == -EEXIST && !e->exclusive)
+        bytes = existing(e, r, page);
     if (bytes == -ENOENT && e->unmapped) {
         const int kept = keep_unmapped(e, page, n, from);
         bytes = kept ? kept : (int64_t)(n * size);

@@ -319,6 +319,10 @@ static int engine_make(struct ibx_fault *e, const struct ibx_fault_config *confi
     if (e->event_fd < 0 || !e->waiters || e->zeros == MAP_FAILED || ranges_make(e, config))
         return ibx_error_set(err, -ENOMEM, "no memory or descriptors for the fault engine");
     int rc = map_make(e, config->map_memory, err);
+    if (!rc && e->page_max > SMALL_PAGE) {
+        e->doubled = calloc(e->map.pages / 64 + 1, sizeof *e->doubled);
+        rc = e->doubled ? 0 : ibx_error_set(err, -ENOMEM, "no memory for the fault engine");
+    }
     if (!rc)
         rc = plan_make(e, config, err);
     early_make(e, config);
@@ -356,6 +360,7 @@ static void engine_free(struct ibx_fault *e)
     free(e->ranges);
     free(e->waiters);
     free(e->plan);
+    free((void *)e->doubled);
     if (!e->lasting)
         free((void *)e->map.words);
     pthread_mutex_destroy(&e->lock);

@@ -100,6 +100,8 @@ int ibx_fault_slot_request(struct fault_worker *w, struct slot *slot, struct fau
                           .generation = slot->generation,
                           .memory = slot->memory};
     ibx_state_move(&slot->state, SLOT_IN_FLIGHT);
+    if (wanted->duplicate)
+        ibx_fault_note_doubled(e, page);
     slot->faults = atomic_load_explicit(&e->faults, memory_order_relaxed);
     slot->asked_ns = ibx_now_ns();
     slot->bytes = r->is.alias ? (uint8_t *)r->is.alias + place : slot->memory;

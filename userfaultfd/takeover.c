@@ -58,7 +58,9 @@ int ibx_fault_map_adopt(struct ibx_fault *e, struct ibx_error *err)
     for (unsigned i = 0; i < e->range_count; i++) {
         const struct ibx_fault_range *r = &e->ranges[i].is;
         const uint64_t pages = e->ranges[i].pages;
-        pagemap_move_run(&e->map, r->first_page, pages, PAGE_CLAIMED, PAGE_MISSING);
+        for (uint64_t page = r->first_page; page < r->first_page + pages; page++)
+            if (pagemap_move(&e->map, page, PAGE_CLAIMED, PAGE_MISSING))
+                ibx_fault_note_doubled(e, page);
         pagemap_move_run(&e->map, r->first_page, pages, PAGE_DISCARDED, PAGE_PRESENT);
         for (uint64_t page = r->first_page; page < r->first_page + pages; page++)
             missing += pagemap_get(&e->map, page) == PAGE_MISSING;

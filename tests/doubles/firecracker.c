@@ -202,11 +202,16 @@ static void page_check(uint64_t page)
     if (page_is_right(page))
         return;
     atomic_fetch_add(&vm.wrong, 1);
+    const uint8_t *at = page_at(page);
     uint64_t is = 0;
-    memcpy(&is, page_at(page), sizeof(is));
+    size_t zeros = 0;
+    memcpy(&is, at, sizeof(is));
+    for (size_t i = 0; i < vm.page_size; i++)
+        zeros += !at[i];
     fprintf(stderr,
-            "firecracker: page %" PRIu64 " is wrong: %s, stamp %" PRIx64 ", is %" PRIx64 "\n", page,
-            vm.content[page] == AS_SAVED ? "as saved" : "zero", vm.stamps[page], is);
+            "firecracker: page %" PRIu64 " is wrong: %s, stamp %" PRIx64 ", is %" PRIx64
+            ", %zu bytes are zero\n",
+            page, vm.content[page] == AS_SAVED ? "as saved" : "zero", vm.stamps[page], is, zeros);
 }
 
 static void page_write(uint64_t page, uint64_t stamp)

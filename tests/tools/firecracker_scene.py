@@ -61,7 +61,9 @@ class MicroVM:
     def do(self, line):
         self.ask(line)
         answer = self.answer()
-        equal(answer["wrong"], 0)
+        if answer["wrong"]:
+            self.process.kill()
+            raise AssertionError(f"{answer}: {self.process.communicate()[1]}")
         return answer
 
     def end(self):

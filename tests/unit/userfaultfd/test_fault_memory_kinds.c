@@ -222,15 +222,13 @@ static void test_minor_is_fetched_once(void **state)
         assert_int_equal(rig.data.fetched[i], 1);
 }
 
-/* A tmpfs with room for an eighth of the pages. The engine stops with a reason, and no page is
- * marked present that is not. */
-static void test_memory_runs_out(void **state)
+/* A file in a new filesystem of this type, or skips the test. */
+static int file_in(const char *type, const char *options)
 {
-    struct ibx_error err = {0};
     char directory[] = "/tmp/ibx-test-XXXXXX";
     assert_non_null(mkdtemp(directory));
-    if (mount("none", directory, "tmpfs", 0, "size=512k")) {
-        print_message("SKIPPED: no tmpfs can be mounted here: %s\n", strerror(errno));
+    if (mount("none", directory, type, 0, options)) {
+        print_message("SKIPPED: no %s can be mounted here: %s\n", type, strerror(errno));
         rmdir(directory);
         skip();
     }
@@ -239,16 +237,30 @@ static void test_memory_runs_out(void **state)
     int file = open(name, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     umount2(directory, MNT_DETACH);
     rmdir(directory);
-    assert_int_equal(ftruncate(file, PAGES * PAGE), 0);
-    map_file(file, 1, PAGES * PAGE, PAGE, *state);
+    return file;
+}
+
+/* The engine stops with a reason, and no page is marked present that is not. */
+static void stops_for_room(unsigned pages, unsigned room)
+{
+    struct ibx_error err = {0};
     rig_serve();
     assert_int_equal(engine_settled(), IBX_FAULT_STOPPED);
     assert_true(ibx_fault_reason(rig.engine, &err) < 0);
     assert_non_null(strstr(err.message, "make room"));
-    assert_in_range(stats_now().present, 1, 128);
-    for (unsigned i = 0; i < PAGES; i++)
+    assert_in_range(stats_now().present, 1, room);
+    for (unsigned i = 0; i < pages; i++)
         if (ibx_fault_present(rig.engine, i))
             assert_true(page_is_right(i));
+}
+
+/* A tmpfs with room for an eighth of the pages. */
+static void test_memory_runs_out(void **state)
+{
+    int file = file_in("tmpfs", "size=512k");
+    assert_int_equal(ftruncate(file, PAGES * PAGE), 0);
+    map_file(file, 1, PAGES * PAGE, PAGE, *state);
+    stops_for_room(PAGES, 128);
 }
 
 /* --------------------------------------------------------- huge pages */
@@ -332,6 +344,19 @@ static void test_huge(void **state)
     assert_int_equal(engine_settled(), IBX_FAULT_COMPLETE);
     for (unsigned i = 0; i < HUGES; i++)
         assert_int_equal(rig.data.fetched[i], i != 1);
+}
+
+/* Where no huge page is left, the kernel says that the page is there already (EEXIST). The engine
+ * must not believe that: the owner of the memory would get zeros. */
+static void test_huge_pages_run_out(void **state)
+{
+    (void)state;
+    close(huge_file());
+    int file = file_in("hugetlbfs", "pagesize=2M,size=4M");
+    assert_int_equal(ftruncate(file, HUGES * HUGE), 0);
+    rig.unreserved = true;
+    map_file(file, 1, HUGES * HUGE, HUGE, false);
+    stops_for_room(HUGES, 2);
 }
 
 /* A checker of pages in minor mode. Meanwhile the owner of the memory empties one of the pages. */
@@ -472,6 +497,7 @@ int main(void)
         {"test_huge_in_place", test_huge, NULL, rig_end, &rig},
         cmocka_unit_test_teardown(test_huge_goes_on_behind_a_fault, rig_end),
         cmocka_unit_test_teardown(test_huge_fetched_twice, rig_end),
+        cmocka_unit_test_teardown(test_huge_pages_run_out, rig_end),
     };
     int skipped = rig_skipped(0);
     return skipped ? skipped : cmocka_run_group_tests(tests, NULL, NULL);
