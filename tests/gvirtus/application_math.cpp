@@ -397,6 +397,35 @@ static bool sorts_matrix(void *matrix)
     return HOLDS(sort("cusparseDcsr2csru", info) == 3 && math("cusparseDestroy", sparse) == 0);
 }
 
+// The same for systems in host memory. Each of these functions is there.
+bool solves_on_host(void *handle, void *matrix)
+{
+    const double values[] = {2, 4, 0.01}, b[] = {8, 8, 8};
+    const int places[] = {0, 1, 2, 3};
+    double x[3] = {};
+    int singular = 9;
+    for (const char *name : {"cusolverSpDcsrlsvluHost", "cusolverSpDcsrlsvqrHost"}) {
+        const auto solve = [&](void *with, int n, const double *right, double tolerance) {
+            return math(name, with, n, n, matrix, values, places, places, right, tolerance, 0, x,
+                        &singular);
+        };
+        REQUIRE(solve(handle, 3, b, 0.001) == 0 && singular == -1);
+        REQUIRE(x[0] == 4 && x[1] == 2 && x[2] == 800);
+        REQUIRE(solve(handle, 3, b, 0.1) == 0 && singular == 2 && x[2] == 0);
+        REQUIRE(solve(handle, 3, nullptr, 0.1) == 3 && solve(handle, 0, b, 0.1) == 3);
+        REQUIRE(solve(handle, -1, b, 0.1) == 3 && solve(matrix, 3, b, 0.1) == 1);
+    }
+    for (const std::string method : {"csrlsvluHost", "csrlsvqrHost", "csrlsvcholHost"}) {
+        for (const char *of : {"cusolverSpS", "cusolverSpC"})
+            REQUIRE(math((of + method).c_str(), handle, 0, 0, matrix, values, places, places, b,
+                         0.1f, 0, x, &singular) == 3);
+        for (const char *of : {"cusolverSpD", "cusolverSpZ"})
+            REQUIRE(math((of + method).c_str(), handle, 0, 0, matrix, values, places, places, b,
+                         0.1, 0, x, &singular) == 3);
+    }
+    return true;
+}
+
 // Solvers for sparse matrices, which cuSPARSE describes.
 bool sparse_solvers()
 {
@@ -414,10 +443,12 @@ bool sparse_solvers()
     REQUIRE(solve(handle, matrix, 0.001) == 0 && singular == -1);
     REQUIRE((host_copy(x, 3) == std::vector<double>{4, 2, 800}));
     REQUIRE(solve(handle, matrix, 0.1) == 0 && singular == 2 && host_copy(x, 3)[2] == 0);
+    REQUIRE(solves_on_host(handle, matrix));
     REQUIRE(math("cusolverSpSetStream", handle, reinterpret_cast<void *>(0x1234)) == 3);
     void *stream = nullptr; // a stream that no longer exists
     REQUIRE(cudaStreamCreate(&stream) == 0 && math("cusolverSpSetStream", handle, stream) == 0);
-    REQUIRE(solve(handle, matrix, 0.1) == 0 && cudaStreamDestroy(stream) == 0);
+    REQUIRE(solve(handle, matrix, 0.1) == 0 && solves_on_host(handle, matrix));
+    REQUIRE(cudaStreamDestroy(stream) == 0);
     REQUIRE(solve(handle, matrix, 0.1) == 3 && solve(handle, matrix, 0.1) == 0);
     REQUIRE(math("cusolverSpCreateCsrqrInfo", &info) == 0);
     for (void *wrong : {info, handle, none})

@@ -158,6 +158,25 @@ const char *cublasGetStatusName(int status);
 const char *cublasGetStatusString(int status);
 const char *cusparseGetErrorName(int status);
 const char *cusparseGetErrorString(int status);
+/* math_host_solvers.c */
+#define SOLVER(name, real)                                                                         \
+    int cusolverSp##name##Host(void *handle, int n, int nonzeros, void *matrix,                    \
+                               const void *values, const int *rows, const int *columns,            \
+                               const void *b, real tolerance, int reorder, void *x,                \
+                               int *singularity);
+SOLVER(Scsrlsvqr, float)
+SOLVER(Scsrlsvlu, float)
+SOLVER(Scsrlsvchol, float)
+SOLVER(Dcsrlsvqr, double)
+SOLVER(Dcsrlsvlu, double)
+SOLVER(Dcsrlsvchol, double)
+SOLVER(Ccsrlsvqr, float)
+SOLVER(Ccsrlsvlu, float)
+SOLVER(Ccsrlsvchol, float)
+SOLVER(Zcsrlsvqr, double)
+SOLVER(Zcsrlsvlu, double)
+SOLVER(Zcsrlsvchol, double)
+#undef SOLVER
 #pragma GCC visibility pop
 
 #endif

@@ -26,6 +26,12 @@ EXPORT int cusolverSpSetStream(struct handle *h, void *stream)
     return 0;
 }
 
+EXPORT int cusolverSpGetStream(const struct handle *h, void **stream)
+{
+    *stream = h->stream;
+    return 0;
+}
+
 /* Only for matrices that have nothing but a diagonal: nnz is m. */
 EXPORT int cusolverSpDcsrlsvqr(const struct handle *h, int m, int nnz, const struct handle *matrix,
                                const double *values, const int *rows, const int *columns,
