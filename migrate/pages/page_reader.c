@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define REGIONS_MAX    (1u << 20)
+#define REGIONS_MORE   64u /* than the memory has pieces: they cost nothing */
 #define FETCHES_MAX    96u
 #define FETCHES_BULK   32u /* of these, how many requests that are not urgent may use */
 #define EVENTS_AT_ONCE 16
@@ -69,6 +69,7 @@ struct ibx_page_reader {
     unsigned block_count;
     struct region *regions; /* by their start, once armed */
     size_t region_count, region_room;
+    uint64_t region_most; /* a source makes them of whole pieces (IBX_EXPORT_PIECE) */
     struct ibx_state_machine state;
     struct ibx_mr *buffer;
     struct fetch fetches[FETCHES_MAX];
@@ -85,7 +86,7 @@ int ibx_page_reader_create(struct ibx_conn *conn, const struct ibx_migrate_block
 {
     struct ibx_page_reader *reader = calloc(1, sizeof(*reader));
     struct block *own = calloc(block_count ? block_count : 1, sizeof(*own));
-    uint64_t bytes = 0;
+    uint64_t bytes = 0, most = REGIONS_MORE;
     int rc = reader && own ? 0 : ibx_error_set(err, -ENOMEM, "no memory to read pages");
     for (unsigned i = 0; !rc && i < block_count; i++) {
         own[i].first = bytes;
@@ -96,6 +97,7 @@ int ibx_page_reader_create(struct ibx_conn *conn, const struct ibx_migrate_block
             rc = ibx_error_set(err, -EINVAL, "memory backend %s cannot have %llu bytes", own[i].id,
                                (unsigned long long)own[i].size);
         bytes += own[i].size;
+        most += own[i].size / IBX_EXPORT_PIECE + !!(own[i].size % IBX_EXPORT_PIECE);
     }
     if (rc) {
         free(reader);
@@ -106,6 +108,7 @@ int ibx_page_reader_create(struct ibx_conn *conn, const struct ibx_migrate_block
     reader->conn = conn;
     reader->blocks = own;
     reader->block_count = block_count;
+    reader->region_most = most;
     *out = reader;
     return 0;
 }
@@ -181,8 +184,11 @@ static int region_add(struct ibx_page_reader *reader, const struct ibx_migrate_r
     int rc = region_check(reader, part, err);
     if (rc)
         return rc;
-    if (reader->region_count == REGIONS_MAX)
-        return ibx_error_set(err, -EPROTO, "the source exposes more than %u regions", REGIONS_MAX);
+    if (reader->region_count >= reader->region_most)
+        return ibx_error_set(err, -EPROTO,
+                             "the source exposes more than %llu regions: more than one for each "
+                             "%llu bytes of memory",
+                             (unsigned long long)reader->region_most, IBX_EXPORT_PIECE);
     if (reader->region_count == reader->region_room) {
         size_t room = reader->region_room ? reader->region_room * 2 : 64;
         struct region *more = realloc(reader->regions, room * sizeof(*more));

@@ -504,12 +504,13 @@ static int hostile(const struct ibx_migrate_any *messages, unsigned count, struc
     int rc = 0;
     assert_true(scene_make(&s, 1, false));
     struct ibx_conn *conn = scene_connect_raw(&s);
-    for (unsigned i = 0; i < count; i++)
+    for (unsigned i = 0; i < count && rc == (int)i; i++) {
         raw_send(conn, &messages[i]);
-    while (rc >= 0 && rc < (int)count && ibx_now_ns() < deadline) {
-        struct ibx_event event;
-        ibx_poll(conn, &event, 1);
-        rc = ibx_page_reader_regions(s.readers[0], err);
+        while (rc == (int)i && ibx_now_ns() < deadline) {
+            struct ibx_event event;
+            ibx_poll(conn, &event, 1);
+            rc = ibx_page_reader_regions(s.readers[0], err);
+        }
     }
     if (rc >= 0)
         rc = ibx_page_reader_arm(s.readers[0], SMALL, &s.as[0], err);
@@ -565,6 +566,19 @@ static void test_hostile_key(NO_STATE)
     assert_int_equal(hostile(&message, 1, &err), -EPROTO);
 }
 
+/* Regions of single pages: 64 more than the memory has pieces (129 in the first block, and 1), and
+ * another one. Each takes memory here. */
+static void test_too_many_regions(NO_STATE)
+{
+    struct ibx_migrate_any messages[64 + 129 + 1 + 1];
+    const unsigned count = sizeof(messages) / sizeof(*messages);
+    struct ibx_error err = {0};
+    for (unsigned i = 0; i < count; i++)
+        messages[i] = region_of(0, (uint64_t)i * SMALL, SMALL);
+    assert_int_equal(hostile(messages, count, &err), -EPROTO);
+    assert_non_null(strstr(err.message, "more than 194 regions"));
+}
+
 /* A source that sends a region when it must be silent. */
 static void test_late_region(NO_STATE)
 {
@@ -608,6 +622,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_cancel),
         cmocka_unit_test(test_hostile_regions),
         cmocka_unit_test(test_hostile_key),
+        cmocka_unit_test(test_too_many_regions),
         cmocka_unit_test(test_late_region),
     };
     struct ibx_error err = {0};
