@@ -66,25 +66,54 @@ static bool is_of_others(const char *path)
     return !lstat(path, &st) && st.st_uid != geteuid();
 }
 
+/* Makes a folder whose name ends in XXXXXX, and locks it until the descriptor that it returns is
+ * closed; -1: that is not possible. */
+static int make_locked(char *name)
+{
+    if (!mkdtemp(name)) /* 0700 */
+        return -1;
+    const int fd = open(name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    if (fd >= 0 && !flock(fd, LOCK_EX))
+        return fd;
+    if (fd >= 0)
+        close(fd);
+    rmdir(name);
+    return -1;
+}
+
 /* Takes the place of what another user has made there, if this user may, as root may: it gets
  * another name, and is removed unless it is a folder with files in it. Removing it and trying again
  * would not do: the other user could be faster. If another process of this user has done the same
- * meanwhile, its folder gets its name back. */
+ * meanwhile, its folder gets its name back: what has had that name for a moment stays locked until
+ * then, so that open_top() does not use it. */
 static void take_place(const char *path)
 {
     char fresh[PATH_MAX];
     snprintf(fresh, sizeof(fresh), "%s.XXXXXX", path);
-    if (!mkdtemp(fresh)) /* 0700 */
+    const int lock = make_locked(fresh);
+    if (lock < 0)
         return;
     if (!renameat2(AT_FDCWD, fresh, AT_FDCWD, path, RENAME_EXCHANGE) && !is_of_others(fresh))
         renameat2(AT_FDCWD, fresh, AT_FDCWD, path, RENAME_EXCHANGE);
     if (rmdir(fresh) && errno == ENOTDIR)
         unlink(fresh);
+    close(lock);
 }
 
-static int open_top(const char *path, struct ibx_error *err)
+/* Whether this folder of the user's own has that name, and not only for a moment. */
+static bool has_name(int fd, const char *path)
 {
-    struct stat st;
+    struct stat here, there;
+    flock(fd, LOCK_SH); /* waits for take_place() */
+    const bool same = !fstat(fd, &here) && !lstat(path, &there) && here.st_dev == there.st_dev &&
+                      here.st_ino == there.st_ino;
+    flock(fd, LOCK_UN);
+    return same;
+}
+
+/* Opens the folder that has this name now. */
+static int open_present(const char *path, struct ibx_error *err)
+{
     if (mkdir(path, 0700) && errno != EEXIST)
         return ibx_error_set(err, -errno, "the folder %s cannot be made: %s", path,
                              strerror(errno));
@@ -96,15 +125,26 @@ static int open_top(const char *path, struct ibx_error *err)
                              "%s is no folder, or a link to one: remove it, or serve --cache into "
                              "a folder of your own and clone that",
                              path);
-    if (fd < 0 || fstat(fd, &st))
-        return ibx_error_set(err, -errno, "%s: %s", path, strerror(errno));
-    if (st.st_uid == geteuid() && !(st.st_mode & 077))
-        return fd;
-    close(fd);
-    return ibx_error_set(err, -EPERM,
-                         "%s is not this user's alone (user %u, mode %04o): remove it, or serve "
-                         "--cache into a folder of your own and clone that",
-                         path, (unsigned)st.st_uid, st.st_mode & 07777u);
+    return fd < 0 ? ibx_error_set(err, -errno, "%s: %s", path, strerror(errno)) : fd;
+}
+
+static int open_top(const char *path, struct ibx_error *err)
+{
+    struct stat st = {0};
+    int fd;
+    while ((fd = open_present(path, err)) >= 0) {
+        /* Another user could keep a folder locked for ever. */
+        const bool own = !fstat(fd, &st) && st.st_uid == geteuid() && !(st.st_mode & 077);
+        if (own && has_name(fd, path))
+            return fd;
+        close(fd);
+        if (!own)
+            return ibx_error_set(err, -EPERM,
+                                 "%s is not this user's alone (user %u, mode %04o): remove it, or "
+                                 "serve --cache into a folder of your own and clone that",
+                                 path, (unsigned)st.st_uid, st.st_mode & 07777u);
+    }
+    return fd;
 }
 
 /* Removes what a process left behind that was killed before its folder was a snapshot. */

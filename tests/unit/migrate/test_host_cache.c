@@ -5,13 +5,18 @@
 #include "migrate/snapshot/snapshot.h"
 #include "tests/fixtures/unit.h"
 
+#include "common/clock.h"
+
+#include <dirent.h>
 #include <errno.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -81,7 +86,24 @@ int __wrap_ibx_snapshot_serve(const struct ibx_serve_options *options, struct ib
     return 0;
 }
 
-/* ------------------------------------------------------------ the case */
+static void race(const char *fresh);
+static bool races; /* a filling process exchanges its folder for another clone's of this user */
+
+int __real_renameat2(int from_dir, const char *from, int to_dir, const char *to, unsigned flags);
+int __wrap_renameat2(int from_dir, const char *from, int to_dir, const char *to, unsigned flags);
+int __wrap_renameat2(int from_dir, const char *from, int to_dir, const char *to, unsigned flags)
+{
+    const bool first = races;
+    races = false;
+    if (first && (rmdir(top) || mkdir(top, 0700))) /* as that clone does just before */
+        return -1;
+    const int rc = __real_renameat2(from_dir, from, to_dir, to, flags);
+    if (first)
+        race(to);
+    return rc;
+}
+
+/* ------------------------------------------------------------ the cases */
 
 static bool is_there(const char *folder)
 {
@@ -101,11 +123,16 @@ static bool has_shm(const char *tmpfs)
     return true;
 }
 
-static void fill_cache(struct ibx_host_cache *cache)
+static int try_to_fill(struct ibx_host_cache *cache, struct ibx_error *err)
 {
     const struct ibx_serve_options options = {.caches = {"tcp://127.0.0.1:1"}, .cache_count = 1};
+    return ibx_snapshot_host_cache(&options, cache, err);
+}
+
+static void fill_cache(struct ibx_host_cache *cache)
+{
     struct ibx_error err = {0};
-    if (ibx_snapshot_host_cache(&options, cache, &err))
+    if (try_to_fill(cache, &err))
         fail_msg("%s", err.message);
 }
 
@@ -207,11 +234,78 @@ static void test_others_cannot_occupy_the_name(NO_STATE)
     }
 }
 
+/* Whether somebody waits until this folder is unlocked. */
+static bool is_waited_for(const char *folder)
+{
+    char line[160], number[64] = "";
+    bool found = false;
+    struct stat st;
+    FILE *locks = stat(folder, &st) ? NULL : fopen("/proc/locks", "re");
+    if (locks)
+        snprintf(number, sizeof(number), " %02x:%02x:%lu ", major(st.st_dev), minor(st.st_dev),
+                 (unsigned long)st.st_ino);
+    while (locks && !found && fgets(line, sizeof(line), locks))
+        found = strstr(line, "->") && strstr(line, number);
+    if (locks)
+        fclose(locks);
+    return found;
+}
+
+/* Another clone begins while there is a folder at its place that is about to lose it. Returns once
+ * that clone waits, or has taken the folder for its own. */
+static void race(const char *folder)
+{
+    struct ibx_host_cache cache;
+    const uint64_t deadline = ibx_deadline_in_ms(60000);
+    char lock[160];
+    snprintf(lock, sizeof(lock), "%s/" ID ".lock", folder);
+    if (!fork()) {
+        close_range(3, ~0u, 0); /* the lock belongs to the other clone */
+        _exit(try_to_fill(&cache, NULL) != 0);
+    }
+    while (access(lock, F_OK) && !is_waited_for(folder) && ibx_now_ns() < deadline)
+        sched_yield();
+}
+
+static unsigned entries_of(const char *folder)
+{
+    DIR *dir = opendir(folder);
+    const struct dirent *entry;
+    unsigned count = 0;
+    assert_non_null(dir);
+    while ((entry = readdir(dir)))
+        count += entry->d_name[0] != '.';
+    closedir(dir);
+    return count;
+}
+
+/* Three clones of root's begin at once where another user's folder is. */
+static void test_clones_of_one_user_at_once(NO_STATE)
+{
+    struct ibx_host_cache cache;
+    int status;
+    if (geteuid() || !has_shm("mode=1777"))
+        skip();
+    rounds = 1;
+    races = true;
+    assert_int_equal(mkdir(top, 0777) || chown(top, OTHER, OTHER), 0);
+    assert_int_equal(prctl(PR_SET_CHILD_SUBREAPER, 1), 0); /* of all that clones start */
+    while (wait(NULL) > 0)                                 /* for those of the other cases */
+        ;
+    fill_cache(&cache);
+    races = false;
+    while (wait(&status) > 0)
+        assert_int_equal(status, 0);
+    assert_true(is_there(top));
+    assert_int_equal(entries_of("/dev/shm"), 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_replaced_folder),
                                        cmocka_unit_test(test_long_log),
                                        cmocka_unit_test(test_log_that_cannot_be_reopened),
-                                       cmocka_unit_test(test_others_cannot_occupy_the_name)};
+                                       cmocka_unit_test(test_others_cannot_occupy_the_name),
+                                       cmocka_unit_test(test_clones_of_one_user_at_once)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
