@@ -105,35 +105,39 @@ static void test_asked_before_its_record(void)
 
 /* ------------------------------------------------------------ after the commit */
 
-/* Where in the kernel this thread waits. */
-static void read_wchan(pid_t tid, char where[64])
+/* Reads /proc/TID/NAME. */
+static void read_proc(pid_t tid, const char *name, char *text, size_t size)
 {
     char path[64];
-    snprintf(path, sizeof(path), "/proc/%d/wchan", (int)tid);
+    snprintf(path, sizeof(path), "/proc/%d/%s", (int)tid, name);
     FILE *file = fopen(path, "re");
-    where[file ? fread(where, 1, 63, file) : 0] = 0;
+    text[file ? fread(text, 1, size - 1, file) : 0] = 0;
     if (file)
         fclose(file);
 }
 
+/* Where in the kernel a thread waits is in `stack` only if a signal is pending that does not end
+ * the wait: a processor of a VM under KVM then tries again and again. */
 static bool a_thread_waits_for_a_page(pid_t pid)
 {
-    char path[64], where[64];
+    char path[64], where[64], stack[4096];
     bool waits = false;
     snprintf(path, sizeof(path), "/proc/%d/task", (int)pid);
     DIR *dir = opendir(path);
     assert_non_null(dir);
     for (struct dirent *entry; !waits && (entry = readdir(dir));) {
-        read_wchan((pid_t)atoi(entry->d_name), where);
-        waits = strstr(where, "userfault");
+        const pid_t tid = (pid_t)atoi(entry->d_name);
+        read_proc(tid, "wchan", where, sizeof(where));
+        read_proc(tid, "stack", stack, sizeof(stack));
+        waits = strstr(where, "userfault") || strstr(stack, "userfault");
     }
     closedir(dir);
     return waits;
 }
 
 /* Has QEMU's main thread read a page that has not come: until then it answers nobody. A processor
- * of the VM that waits for a page while it holds QEMU's lock is as good: the main thread waits for
- * that. */
+ * of the VM that waits for a page while it holds QEMU's lock, or which the main thread must stop
+ * first, is as good: the main thread waits for that. */
 static void block_main_thread(void)
 {
     char line[64], where[64] = "";
@@ -149,7 +153,7 @@ static void block_main_thread(void)
     snprintf(line, sizeof(line), "xp /1xb 0x%llx", (unsigned long long)at);
     vm_hmp_blocks(&vms[1], line);
     for (unsigned locked_out = 0; !strstr(where, "userfault") && locked_out < LOCKED_OUT;) {
-        read_wchan(vms[1].pid, where);
+        read_proc(vms[1].pid, "wchan", where, sizeof(where));
         bool waits = strstr(where, "futex") && a_thread_waits_for_a_page(vms[1].pid);
         locked_out = waits ? locked_out + 1 : 0;
         if (ibx_now_ns() >= deadline)
