@@ -68,7 +68,8 @@ static bool is_of_others(const char *path)
 
 /* Takes the place of what another user has made there, if this user may, as root may. Removing that
  * and trying again would not do: the other user could be faster. A folder with files in it stays,
- * by another name. */
+ * by another name. So does an empty file of ours if this tool is killed in here: to look for such
+ * files is not worth it, since no other user can have that happen. */
 static int take_place(const char *path)
 {
     char fresh[PATH_MAX];
