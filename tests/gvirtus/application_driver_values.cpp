@@ -235,6 +235,15 @@ bool driver_killed_while_waiting()
     return raise(SIGKILL) == 0;
 }
 
+// The same in the default stream of another device, and so in another context.
+static bool waits_elsewhere(void *memory, void *context)
+{
+    void *other = nullptr;
+    REQUIRE(cu("cuDevicePrimaryCtxRetain", &other, 1) == 0 && cu("cuCtxSetCurrent", other) == 0);
+    REQUIRE(values::waits(nullptr, reinterpret_cast<Address>(memory), 1, values::EQUAL) == 0);
+    return HOLDS(cu("cuCtxSetCurrent", context) == 0);
+}
+
 // Page-locked memory is no handle, and the default stream is none.
 static bool killed_without_handles(bool in_call)
 {
@@ -244,6 +253,8 @@ static bool killed_without_handles(bool in_call)
     std::memset(memory, 0, 64);
     if (over_shm)
         REQUIRE(values::waits(nullptr, reinterpret_cast<Address>(memory), 1, values::EQUAL) == 0);
+    if (over_shm && !in_call)
+        REQUIRE(waits_elsewhere(static_cast<char *>(memory) + 8, context));
     if (in_call)
         std::thread([&] {
             cu("cuCtxSetCurrent", context);
