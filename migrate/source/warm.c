@@ -188,7 +188,8 @@ static int64_t others(const struct source *s, unsigned block, uint64_t data)
 }
 
 /* To be called right after the page map was made: removes the pages that were given back from it.
- * While the VM runs, the number of others may be too high, not too low. */
+ * While the VM runs, the first number of others may be too high, which costs a look at the file,
+ * but must not be too low: pages of the map that are given back before fstat() do not count. */
 static int look_for_given_back(struct source *s, bool first, struct ibx_error *err)
 {
     int rc = 0;
@@ -199,7 +200,7 @@ static int look_for_given_back(struct source *s, bool first, struct ibx_error *e
         data = ibx_page_map_get_block(&s->vm.map, i, bits);
         const int64_t now = others(s, i, data);
         if (first)
-            s->warm.others[i] = now;
+            s->warm.others[i] = now > 0 ? now : 0;
         else if (now < s->warm.others[i])
             rc = ibx_guest_block_written(&s->vm.ram, &s->vm.ram.blocks[i], bits, &data, err);
         if (!rc && now < s->warm.others[i])
