@@ -19,7 +19,6 @@
 #define TOUCHED ".touched"
 #define HOME    ".home"
 #define RECORD  ".json"
-#define COPY    ".copy"
 
 static void name_of(const struct ibx_record *record, const char *suffix, char name[NAME_BYTES])
 {
@@ -160,9 +159,9 @@ static int load_any(const char *folder, int dir, const char *name, struct ibx_re
     char copy[NAME_BYTES];
     struct ibx_error why = {0};
     const int rc = load(folder, dir, name, record, &why);
-    if ((rc == -EBADMSG || rc == -EIO) && stem + strlen(COPY) < sizeof(copy)) {
-        snprintf(copy, sizeof(copy), "%.*s%s", (int)stem, name, COPY);
-        record->copied = !load_file(folder, dir, copy, COPY, record, NULL);
+    if ((rc == -EBADMSG || rc == -EIO) && stem + strlen(RECORD_COPY) < sizeof(copy)) {
+        snprintf(copy, sizeof(copy), "%.*s%s", (int)stem, name, RECORD_COPY);
+        record->copied = !load_file(folder, dir, copy, RECORD_COPY, record, NULL);
         if (record->copied)
             return 0;
     }
@@ -412,7 +411,7 @@ static void put_copy(int dir, const struct ibx_record *record)
     const struct ibx_state *state = ibx_journal_state_of(record->source, (unsigned)record->state);
     char name[NAME_BYTES], *text = NULL;
     size_t length = 0;
-    name_of(record, COPY, name);
+    name_of(record, RECORD_COPY, name);
     if (!state || state->flags & (IBX_STATE_INITIAL | IBX_STATE_FINAL) ||
         ibx_journal_text_make(record, &text, &length, NULL) ||
         write_new(dir, name, text, length, false))
@@ -438,7 +437,7 @@ static void put_copy_back(int dir, const struct ibx_record *previous,
                           const struct ibx_record *record)
 {
     char name[NAME_BYTES];
-    name_of(record, COPY, name);
+    name_of(record, RECORD_COPY, name);
     if (previous->state)
         put_copy(dir, previous);
     else
@@ -565,7 +564,8 @@ int ibx_journal_write(const char *folder, struct ibx_record *record, struct ibx_
 
 int ibx_journal_remove(const char *folder, const struct ibx_record *record, struct ibx_error *err)
 {
-    static const char *const beside[] = {COPY, ".new", ".sock", ".lock", TOUCHED, BASE_LOCK, HOME};
+    static const char *const beside[] = {RECORD_COPY, ".new",    ".sock", ".lock",
+                                         TOUCHED,     BASE_LOCK, HOME};
     char name[NAME_BYTES];
     int dir = open_folder(folder, err);
     if (dir < 0)

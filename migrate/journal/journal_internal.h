@@ -12,6 +12,7 @@
 #define NAME_BYTES        64u          /* of a file: 32 digits, the role and a suffix */
 #define REMEDY_BYTES      128u         /* of the remedy at the end of a message */
 #define BASE_LOCK         ".base"
+#define RECORD_COPY       ".copy"
 
 /* folder.c: -EPERM: others can write to it; -ENOTDIR. */
 int ibx_journal_folder_check(int fd, const char *folder, struct ibx_error *err);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Deletes records that are not needed any more. */
-#include "migrate/journal/journal.h"
+#include "migrate/journal/journal_internal.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -191,6 +191,16 @@ static const char *remove_one(const char *folder, const struct ibx_journal_prune
     return rc ? err->message : why;
 }
 
+/* What a tool that was killed right after it wrote that has left, or an earlier version, which
+ * knows no copies. */
+static void forget_rest(const char *folder, const struct ibx_record *record)
+{
+    char path[PATH_MAX];
+    ibx_journal_path(folder, record, RECORD_COPY, path, sizeof(path));
+    unlink(path);
+    ibx_journal_forget_notes(record);
+}
+
 int ibx_journal_prune(const char *folder, const struct ibx_journal_prune *which,
                       struct ibx_error *err)
 {
@@ -204,8 +214,8 @@ int ibx_journal_prune(const char *folder, const struct ibx_journal_prune *which,
         struct ibx_error silent = {0};
         newer.over += ibx_journal_over(record);
         newer.failed += has_failed(record);
-        if (ibx_journal_over(record)) /* a tool killed right after it wrote that has left notes */
-            ibx_journal_forget_notes(record);
+        if (ibx_journal_over(record))
+            forget_rest(folder, record);
         if ((which->qmp && strcmp(which->qmp, record->qmp)) || too_young(which, record, &newer))
             continue;
         const char *why = needed(&all, record, which);

@@ -82,12 +82,26 @@ static void a_copy_of_others_does_not_count(NO_STATE)
     list_refuses(&r, "line");
 }
 
+/* An earlier version does not remove the copy when it ends the migration. The next one does. */
+static void no_copy_outlives_the_migration(NO_STATE)
+{
+    char path[PATH_MAX];
+    struct ibx_record r = sample(true, 0xab);
+    bring_to(&r, IBX_JOURNAL_DONE);
+    ibx_journal_path(folder, &r, ".copy", path, sizeof(path));
+    put_file(path, "{", 1);
+    ibx_journal_prune_old(folder, "/run/another");
+    assert_int_equal(access(path, F_OK), -1);
+    assert_int_equal(only().state, IBX_JOURNAL_DONE);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(a_damaged_record_has_a_copy),
         TEST(no_copy_is_older_than_the_record),
         TEST(a_copy_of_others_does_not_count),
+        TEST(no_copy_outlives_the_migration),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
