@@ -402,6 +402,13 @@ static int put(int dir, const struct ibx_record *record, bool durably, struct ib
     return rc;
 }
 
+static void forget_copy(int dir, const struct ibx_record *record)
+{
+    char name[NAME_BYTES];
+    name_of(record, RECORD_COPY, name);
+    unlinkat(dir, name, 0);
+}
+
 /* Keeps a copy while only the record says what is left to be done and the VM may not be here, for a
  * tool that finds the record damaged when its own has ended. The copy is written before the record
  * and is never older, so that it never says that the VM is here when it may run elsewhere. It need
@@ -415,7 +422,7 @@ static void put_copy(int dir, const struct ibx_record *record)
     if (!state || state->flags & (IBX_STATE_INITIAL | IBX_STATE_FINAL) ||
         ibx_journal_text_make(record, &text, &length, NULL) ||
         write_new(dir, name, text, length, false))
-        unlinkat(dir, name, 0);
+        forget_copy(dir, record);
     if (text)
         OPENSSL_cleanse(text, length);
     free(text);
@@ -436,12 +443,10 @@ static void put_back(int dir, const struct ibx_record *previous, const struct ib
 static void put_copy_back(int dir, const struct ibx_record *previous,
                           const struct ibx_record *record)
 {
-    char name[NAME_BYTES];
-    name_of(record, RECORD_COPY, name);
     if (previous->state)
         put_copy(dir, previous);
     else
-        unlinkat(dir, name, 0);
+        forget_copy(dir, record);
 }
 
 static int replace(const char *folder, int dir, const struct ibx_record *previous,
@@ -451,6 +456,10 @@ static int replace(const char *folder, int dir, const struct ibx_record *previou
     struct ibx_error why = {0};
     put_copy(dir, record);
     int rc = put(dir, record, true, &why);
+    if (rc == -ENOSPC || rc == -EDQUOT) { /* the record needs the room of its copy */
+        forget_copy(dir, record);
+        rc = put(dir, record, true, &why);
+    }
     if (!rc && fsync(dir)) {
         rc = -errno;
         put_back(dir, previous, record);

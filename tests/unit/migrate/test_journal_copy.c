@@ -3,7 +3,11 @@
 #include "tests/fixtures/journal_scene.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 static void damage(const struct ibx_record *r)
@@ -82,6 +86,35 @@ static void a_copy_of_others_does_not_count(NO_STATE)
     list_refuses(&r, "line");
 }
 
+/* There is room for the new record, before the old one is removed, and for nothing else. */
+static int in_little_room(void)
+{
+    char path[PATH_MAX], filler[PATH_MAX];
+    struct ibx_record r = sample(true, 0xab);
+    if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
+        mount("none", folder, "tmpfs", 0, "size=64k,mode=0700"))
+        return CHILD_SKIPS;
+    CHECK(!ibx_journal_write(folder, &r, &error));
+    snprintf(filler, sizeof(filler), "%s/filler", folder);
+    struct statvfs room;
+    CHECK(!statvfs(folder, &room));
+    const int fd = open(filler, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    CHECK(fd >= 0 && !posix_fallocate(fd, 0, (off_t)((room.f_bavail - 1) * room.f_bsize)));
+    close(fd);
+    r.state = IBX_JOURNAL_MAY_RUN;
+    CHECK(!ibx_journal_write(folder, &r, &error));
+    ibx_journal_path(folder, &r, ".copy", path, sizeof(path));
+    CHECK(access(path, F_OK));
+    CHECK(only().state == IBX_JOURNAL_MAY_RUN);
+    return 0;
+}
+
+/* A disk that has room for a record alone still has it. */
+static void no_copy_takes_the_room_of_the_record(NO_STATE)
+{
+    passes_in_child(in_little_room); /* only root may mount */
+}
+
 /* An earlier version does not remove the copy when it ends the migration. The next one does. */
 static void no_copy_outlives_the_migration(NO_STATE)
 {
@@ -98,10 +131,9 @@ static void no_copy_outlives_the_migration(NO_STATE)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(a_damaged_record_has_a_copy),
-        TEST(no_copy_is_older_than_the_record),
-        TEST(a_copy_of_others_does_not_count),
-        TEST(no_copy_outlives_the_migration),
+        TEST(a_damaged_record_has_a_copy),          TEST(no_copy_is_older_than_the_record),
+        TEST(a_copy_of_others_does_not_count),      TEST(no_copy_outlives_the_migration),
+        TEST(no_copy_takes_the_room_of_the_record),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
