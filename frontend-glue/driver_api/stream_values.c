@@ -16,7 +16,6 @@
 #define BATCH_MOST     256u       /* operations of a batch are fewer */
 #define CONDITION_LAST 3u         /* CU_STREAM_WAIT_VALUE_NOR */
 #define WAIT_AND_FLUSH (1u << 30) /* CU_STREAM_WAIT_VALUE_FLUSH */
-#define NO_BARRIER     1u         /* CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER */
 
 /* CUstreamBatchMemOpType, apart from those of the request */
 enum { FLUSH = 3, BARRIER = 6 };
@@ -46,7 +45,7 @@ static int check_flags(int type, unsigned flags)
         return flags > CONDITION_LAST ? CUDA_INVALID_VALUE : CUDA_SUCCESS;
     case IBX_VALUE_WRITE_32:
     case IBX_VALUE_WRITE_64:
-        return flags > NO_BARRIER ? CUDA_INVALID_VALUE : CUDA_SUCCESS;
+        return flags ? CUDA_INVALID_VALUE : CUDA_SUCCESS; /* NO_MEMORY_BARRIER is of CUDA 11's */
     default:
         return CUDA_INVALID_VALUE;
     }

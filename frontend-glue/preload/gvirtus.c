@@ -514,6 +514,8 @@ bool ibx_frontend_drives(struct ibx_frontend_errors *before)
     if (!before->known)
         before->none = take_over();
     before->last = last;
+    before->told = told;
+    before->newest = last && errors_so_far() == told;
     return used;
 }
 
@@ -531,9 +533,11 @@ void ibx_frontend_drove(const struct ibx_frontend_errors *before, bool failed)
         CALL_NEXT(cudaGetLastError);
         clean_at = errors_so_far();
     }
+    /* The count has those of the driver's as well. A launch that was under way may have left an
+     * error that is newer than `last`: then the count stays as it was. */
     if (last != before->last || (last && failed)) {
         last = before->last;
-        told = errors_so_far();
+        told = before->newest ? errors_so_far() : before->told;
     }
     driven--;
 }

@@ -412,6 +412,7 @@ int main(int argc, char **argv)
         {"driver-and-runtime", driver_and_runtime},
         {"driver-errors-apart", driver_errors_apart},
         {"driver-tells-late-errors", driver_tells_late_errors},
+        {"driver-keeps-order-of-errors", driver_keeps_order_of_errors},
         {"driver-memory", driver_memory},
         {"driver-modules", driver_modules},
         {"driver-streams", driver_streams},

@@ -222,6 +222,7 @@ bool driver_context_of_threads();
 bool driver_and_runtime();
 bool driver_errors_apart();
 bool driver_tells_late_errors();
+bool driver_keeps_order_of_errors();
 bool driver_memory();
 bool driver_modules();
 bool driver_streams();

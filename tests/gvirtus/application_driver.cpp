@@ -255,6 +255,39 @@ bool driver_tells_late_errors()
     return HOLDS(cudaFree(memory) == 0);
 }
 
+// A launch by <<<>>> that fails behind an error that nobody has asked for leaves the newer error. A
+// call of the driver's that fails leaves none, and does not change which of them is the newer one.
+bool driver_keeps_order_of_errors()
+{
+    auto *push =
+        preloaded<unsigned(StubDim3, StubDim3, std::size_t, void *)>("__cudaPushCallConfiguration");
+    auto *pop =
+        preloaded<int(StubDim3 *, StubDim3 *, std::size_t *, void *)>("__cudaPopCallConfiguration");
+    auto *unregister = preloaded<int(void *)>("cudaHostUnregister");
+    std::size_t n = 1000;
+    char *device = device_memory(2 * n), *to = device + n;
+    void *arguments[] = {&to, &device, &n}, *wrong = &n;
+    const auto by_brackets = [&](void *on) {
+        StubDim3 grid = {}, block = {};
+        std::size_t shared = 0;
+        void *stream = nullptr;
+        return push({1, 1, 1}, {32, 1, 1}, 0, on) || pop(&grid, &block, &shared, &stream)
+                   ? -1
+                   : cudaLaunchKernel(&stub_kernel, grid, block, arguments, shared, stream);
+    };
+    REQUIRE(by_brackets(nullptr) == 0 && cudaGetLastError() == 0);
+    for (unsigned i = 0; i < 6; i++) {
+        REQUIRE(cudaDeviceSynchronize() == 0 && unregister(&n) == 713);
+        REQUIRE(free_memory(12345) == 1 && cudaPeekAtLastError() == 713);
+        // with the launch's error, since the back end keeps one of the two
+        REQUIRE(by_brackets(i % 2 ? wrong : nullptr) == 0);
+        REQUIRE(DRIVER(cuStreamQuery, void *)(wrong) == 400);
+        REQUIRE(cudaGetLastError() == (i % 2 ? 400 : 713) && cudaGetLastError() == 0);
+        REQUIRE(by_brackets(nullptr) == 0 && cudaGetLastError() == 0);
+    }
+    return HOLDS(cudaFree(device) == 0);
+}
+
 // Both in one program: the runtime's call makes the device's context current.
 bool driver_and_runtime()
 {

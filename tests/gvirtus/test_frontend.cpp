@@ -535,16 +535,34 @@ void check_what_it_does_not()
     check("... and no GVirtuS", driver_without_gvirtus);
     check("... in a namespace of its own", driver_elsewhere);
     check("a program that has loaded no runtime", runtime_without_gvirtus);
-    for (const char *test :
-         {"driver-begins",          "driver-contexts",         "driver-context-of-threads",
-          "driver-and-runtime",     "driver-errors-apart",     "driver-memory",
-          "driver-modules",         "driver-streams",          "driver-planes",
-          "driver-arrays",          "driver-graphs",           "driver-pools",
-          "driver-textures",        "driver-shares",           "driver-hints",
-          "driver-pointer-answers", "driver-odd-answers",      "driver-launch-answers",
-          "driver-sets-elements",   "driver-maps-memory",      "driver-maps-tensors",
-          "driver-maps-nothing",    "driver-maps-until-reset", "driver-lone-variables",
-          "driver-without-context", "driver-packed-nodes",     "driver-tells-late-errors"})
+    for (const char *test : {"driver-begins",
+                             "driver-contexts",
+                             "driver-context-of-threads",
+                             "driver-and-runtime",
+                             "driver-errors-apart",
+                             "driver-memory",
+                             "driver-modules",
+                             "driver-streams",
+                             "driver-planes",
+                             "driver-arrays",
+                             "driver-graphs",
+                             "driver-pools",
+                             "driver-textures",
+                             "driver-shares",
+                             "driver-hints",
+                             "driver-pointer-answers",
+                             "driver-odd-answers",
+                             "driver-launch-answers",
+                             "driver-sets-elements",
+                             "driver-maps-memory",
+                             "driver-maps-tensors",
+                             "driver-maps-nothing",
+                             "driver-maps-until-reset",
+                             "driver-lone-variables",
+                             "driver-without-context",
+                             "driver-packed-nodes",
+                             "driver-tells-late-errors",
+                             "driver-keeps-order-of-errors"})
         check(test, [=] { return run(test, true); });
     for (bool taken : {true, false})
         check("driver-compiler-says", [=] { return run("driver-compiler-says", taken); });

@@ -256,6 +256,6 @@ EXPORT int cuStreamWaitValue64_v2(void *stream, uint64_t at, uint64_t value, uns
 
 EXPORT int cuStreamWriteValue64_v2(void *stream, uint64_t at, uint64_t value, unsigned flags)
 {
-    return at % sizeof(value) || flags > 1 ? INVALID_VALUE
-                                           : ibx_double_fill(at, &value, sizeof(value), stream);
+    return at % sizeof(value) || flags ? INVALID_VALUE
+                                       : ibx_double_fill(at, &value, sizeof(value), stream);
 }

@@ -275,7 +275,7 @@ EXPORT int cuStreamWriteValue32_v2(void *stream, uint64_t address, uint32_t valu
         return code;
     const struct allocation *memory = find((void *)(uintptr_t)address, sizeof(value));
     const bool pinned = memory && memory->device < 0 && !flags;
-    const bool on_device = memory && memory->device >= 0 && flags <= 1;
+    const bool on_device = memory && memory->device >= 0 && !flags;
     leave(0);
     if (on_device && address % sizeof(value) == 0)
         return ibx_double_fill(address, &value, sizeof(value), stream);
