@@ -137,7 +137,7 @@ static void test_order(void **state)
     rig_make(1, 0);
     rig.config.no_background = true;
     rig.readers[0]->hold_bulk = true;
-    rig_serve();
+    rig_serve_near();
     touch(105); /* continues although nothing else has arrived */
     assert_true(reader_asked(rig.readers[0], 3));
     const struct ibx_fault_request *log = rig.readers[0]->log;
@@ -205,7 +205,7 @@ static void test_worker_that_serves_faults_only(void **state)
     rig_make(3, 0);
     rig.config.no_background = true;
     rig.config.fault_workers = 1;
-    rig_serve();
+    rig_serve_near();
     for (unsigned i = 0; i < 16;
          i++) { /* no three of them at equal distances, which would be a stride */
         unsigned window = (i & 1) + (i >> 1 & 1) * 3 + (i >> 2 & 1) * 9 + (i >> 3) * 27;
@@ -250,7 +250,7 @@ static void test_window_falls_back(void **state)
     rig.config.fault_around = 1;
     struct memory_reader *s = rig.readers[0];
     s->hold_bulk_from = 5; /* now a large request is in flight, and no other may be */
-    rig_serve();
+    rig_serve_near();
     assert_true(reader_asked(s, 5));
     touch(800); /* does not wait behind the background */
     s->hold_bulk = false;
