@@ -124,10 +124,27 @@ bool programs_beside_calls()
     return HOLDS(workers.join() && good);
 }
 
+// As daemon programs do, whose child closes all descriptors before it goes on.
+static bool closes_descriptors(bool has_called)
+{
+    int status = -1;
+    if (has_called && !works(3000, 1))
+        return false;
+    const pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (!child) {
+        closefrom(STDERR_FILENO + 1);
+        std::exit(works(70000, 2) && works(3000000, 3) ? 0 : 1);
+    }
+    REQUIRE(waitpid(child, &status, 0) == child && WIFEXITED(status) && !WEXITSTATUS(status));
+    return HOLDS(!has_called || works(3000, 4));
+}
+
 // daemon(3): the process goes on as another one, before its first call or behind some.
 bool daemons()
 {
     for (bool has_called : {false, true}) {
+        REQUIRE(closes_descriptors(has_called));
         int ends[2];
         char said = 0;
         REQUIRE(pipe(ends) == 0);
