@@ -7,6 +7,7 @@
 #include "frontend-glue/session/session_internal.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <string.h>
 
 #define REPLY_HEAD 20u /* exit code, seconds, length of the rest */
@@ -44,6 +45,10 @@ static int take_some(struct ibx_session *s)
             s->owed.got += n;
             struct ibx_reader r = ibx_reader_of(s->owed.head + REPLY_HEAD - 8, 8);
             s->owed.rest = s->owed.got == REPLY_HEAD ? ibx_get_u64(&r) : 0;
+            if (s->owed.rest >= s->caps->rendezvous) /* it would come as a payload */
+                return ibx_session_fail(s, -EPROTO,
+                                        "%s answers a call of no output with %" PRIu64 " bytes",
+                                        s->path.peer, s->owed.rest);
         } else {
             s->owed.rest -= n; /* a failed handler may have output, too */
         }

@@ -87,11 +87,55 @@ static void a_reply_has_another_length(void **state)
     assert_int_equal(call((struct reply){2, 64, 20, 64, false}, out), 2);
 }
 
+/* Runs a first record, and says that the second one has more output than any reply. */
+static int say_endless_output(struct session_pair *pair, void *argument)
+{
+    uint8_t request[sizeof("cudaEventRecord") + 8 + 16], head[20] = {0};
+    (void)argument;
+    for (unsigned i = 0; i < 2; i++) {
+        if (ibx_session_read(pair->server, request, sizeof(request)) != sizeof(request))
+            return -1;
+        memset(head + 12, i ? 0xff : 0, 8);
+        ibx_session_write(pair->server, head, sizeof(head));
+        ibx_session_sync(pair->server);
+    }
+    return 0;
+}
+
+/* The second record was answered before it was run. The next call would wait for ever. */
+static void a_reply_that_nobody_reads_is_endless(void **state)
+{
+    static const uint64_t handles[2] = {7, 5};
+    struct session_pair pair;
+    const struct ibx_pipeline_request record = {
+        .name = "cudaEventRecord", .body = handles, .n = sizeof(handles)};
+    const struct ibx_pipeline_request wait = {.name = "cudaDeviceSynchronize", .body = ""};
+    int code = -1;
+    (void)state;
+    session_pair_use("tcp", NULL, NULL, NULL);
+    session_pair_open(&pair);
+    struct ibx_pipeline *p = ibx_pipeline_create(pair.client, IBX_PIPELINE_ALL);
+    assert_non_null(p);
+    ibx_pipeline_learn(p, "cudaEventRecord");
+    ibx_pipeline_learn(p, "cudaDeviceSynchronize");
+    session_pair_start(&pair, say_endless_output, NULL);
+    for (unsigned i = 0; i < 2; i++) {
+        assert_int_equal(ibx_pipeline_call(p, &record, &code), 0);
+        assert_int_equal(code, 0);
+    }
+    assert_int_equal(ibx_pipeline_call(p, &wait, &code), 0);
+    assert_int_equal(code, 999);
+    assert_int_equal(session_pair_join(&pair), 0);
+    assert_true(ibx_pipeline_destroy(p));
+    session_pair_close(&pair);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_reply_breaks_off),
         cmocka_unit_test(a_reply_has_another_length),
+        cmocka_unit_test(a_reply_that_nobody_reads_is_endless),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
