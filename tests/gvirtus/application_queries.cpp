@@ -334,7 +334,7 @@ bool captured_for_nobody()
 
 bool handles_of_nothing()
 {
-    struct Handle {
+    struct IpcHandle {
         char bytes[64];
     } none = {};
     void *opened = nullptr;

@@ -12,7 +12,7 @@ namespace
 {
 
 constexpr std::size_t stream_bytes = 4096;
-void *const own = reinterpret_cast<void *>(2); // cudaStreamPerThread
+void *const per_thread = reinterpret_cast<void *>(2); // cudaStreamPerThread
 
 using Copy = int(void *, const void *, std::size_t, int, void *);
 using Set = int(void *, int, std::size_t, void *);
@@ -34,10 +34,10 @@ struct Scene {
     // The stream has work that another stream, which the legacy one blocks, does not wait for.
     bool is_in_own(const char *call, int rc)
     {
-        const bool good = rc == 0 && cudaStreamQuery(own) == 600 &&
+        const bool good = rc == 0 && cudaStreamQuery(per_thread) == 600 &&
                           cudaEventRecord(there, other) == 0 && cudaEventSynchronize(there) == 0;
         stub_remote()->hold_stream(0);
-        if (!good || cudaStreamSynchronize(own) || cudaStreamQuery(own)) {
+        if (!good || cudaStreamSynchronize(per_thread) || cudaStreamQuery(per_thread)) {
             std::fprintf(stderr, "%s: not in the thread's stream\n", call);
             return false;
         }
@@ -152,7 +152,7 @@ bool captures_of_threads(Scene &s)
     REQUIRE(cudaMemset(s.to, 0, stream_bytes) == 0 && cudaDeviceSynchronize() == 0);
     std::thread other([&] {
         void *others = nullptr;
-        good = begin(nullptr, 2) == 0 && stub_launch(s.from, s.to, stream_bytes, own) == 0;
+        good = begin(nullptr, 2) == 0 && stub_launch(s.from, s.to, stream_bytes, per_thread) == 0;
         for (step = 1; step != 2;)
             std::this_thread::yield();
         good = end(nullptr, &others) == 0 && good;
