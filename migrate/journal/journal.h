@@ -12,6 +12,7 @@
  *   text.c       ... and all of it as JSON
  *   prune.c      deletes those that are not needed any more
  *   guest_ram.c  the guest RAM that a record describes
+ *   home.c       the note that a borrowed VM may run at home again
  *
  * MAY_RUN means that the VM may run at the destination, HERE that it certainly does not. A side
  * writes MAY_RUN *before* that can become true, so a stopped VM never waits for a disk.

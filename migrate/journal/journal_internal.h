@@ -12,6 +12,7 @@
 #define NAME_BYTES        64u          /* of a file: 32 digits, the role and a suffix */
 #define REMEDY_BYTES      128u         /* of the remedy at the end of a message */
 #define BASE_LOCK         ".base"
+#define HOME              ".home"
 #define RECORD_COPY       ".copy"
 
 /* folder.c: -EPERM: others can write to it; -ENOTDIR. */

@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The note that a borrowed VM may run at home again. */
+#include "migrate/journal/journal_internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+void ibx_journal_home_path(const uint8_t id[IBX_MIGRATE_ID_BYTES], char *path, size_t size)
+{
+    char digits[2 * IBX_MIGRATE_ID_BYTES + 1];
+    ibx_hex_text(id, IBX_MIGRATE_ID_BYTES, digits);
+    snprintf(path, size, "/dev/shm/ibx-%s.source.home", digits);
+}
+
+/* The note is empty, and this user's alone. Others can give its name to a file that they may write
+ * to. The number of its names says nothing: without fs.protected_hardlinks others could give the
+ * note a second one, and the VM might run twice if it counted as no note then. */
+static bool is_noted(const char *path)
+{
+    struct stat st;
+    return !lstat(path, &st) && !st.st_size && !(st.st_mode & (S_IRWXG | S_IRWXO)) &&
+           (st.st_uid == geteuid() || st.st_uid == 0);
+}
+
+static void home_path_in(const char *folder, const uint8_t id[IBX_MIGRATE_ID_BYTES], char *path,
+                         size_t size)
+{
+    struct ibx_record record = {.source = true};
+    memcpy(record.id, id, sizeof(record.id));
+    ibx_journal_path(folder, &record, HOME, path, size);
+}
+
+/* The note goes into /dev/shm, which is fast, since the VM stands still meanwhile. But every user
+ * can write there, and it may be full: if it fails there, the note goes into the folder. */
+int ibx_journal_note_home(const char *folder, const uint8_t id[IBX_MIGRATE_ID_BYTES],
+                          struct ibx_error *err)
+{
+    char path[NAME_BYTES + 32], instead[PATH_MAX];
+    ibx_journal_home_path(id, path, sizeof(path));
+    home_path_in(folder, id, instead, sizeof(instead));
+    const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+    int fd = open(path, flags, 0600);
+    if (fd < 0 && errno == EEXIST && is_noted(path))
+        return 0;
+    if (fd < 0 && errno == EEXIST && !unlink(path)) /* another user's file, which root can remove */
+        fd = open(path, flags, 0600);
+    const int code = errno;
+    if (fd < 0)
+        fd = open(instead, flags & ~O_EXCL, 0600);
+    if (fd < 0)
+        return ibx_error_set(err, -errno,
+                             "neither %s (%s) nor %s (%s), where it is noted that the VM may run "
+                             "here again, can be made: make room in /dev/shm",
+                             path, strerror(code), instead, strerror(errno));
+    close(fd);
+    return 0;
+}
+
+bool ibx_journal_noted_home(const char *folder, const struct ibx_record *record)
+{
+    char path[NAME_BYTES + 32], instead[PATH_MAX];
+    ibx_journal_home_path(record->id, path, sizeof(path));
+    home_path_in(folder, record->id, instead, sizeof(instead));
+    return record->source && record->borrow && (is_noted(path) || is_noted(instead));
+}
+
+void ibx_journal_forget_home(const char *folder, const uint8_t id[IBX_MIGRATE_ID_BYTES])
+{
+    char path[PATH_MAX];
+    ibx_journal_home_path(id, path, sizeof(path));
+    unlink(path);
+    home_path_in(folder, id, path, sizeof(path));
+    unlink(path);
+}
