@@ -150,17 +150,25 @@ static int load(const char *folder, int dir, const char *name, struct ibx_record
     return load_file(folder, dir, name, RECORD, record, err);
 }
 
-/* The same, but reads the copy of a record that is damaged. */
-static int load_any(const char *folder, int dir, const char *name, struct ibx_record *record,
-                    struct ibx_error *err)
+/* Reads the copy of the record with this name. */
+static int load_copy(const char *folder, int dir, const char *name, struct ibx_record *record)
 {
     const size_t stem = strlen(name) - strlen(RECORD);
     char copy[NAME_BYTES];
+    if (stem + strlen(RECORD_COPY) >= sizeof(copy))
+        return -ENOENT;
+    snprintf(copy, sizeof(copy), "%.*s%s", (int)stem, name, RECORD_COPY);
+    return load_file(folder, dir, copy, RECORD_COPY, record, NULL);
+}
+
+/* Reads a record, or, if it is damaged, its copy. */
+static int load_any(const char *folder, int dir, const char *name, struct ibx_record *record,
+                    struct ibx_error *err)
+{
     struct ibx_error why = {0};
     const int rc = load(folder, dir, name, record, &why);
-    if ((rc == -EBADMSG || rc == -EIO) && stem + strlen(RECORD_COPY) < sizeof(copy)) {
-        snprintf(copy, sizeof(copy), "%.*s%s", (int)stem, name, RECORD_COPY);
-        record->copied = !load_file(folder, dir, copy, RECORD_COPY, record, NULL);
+    if (rc == -EBADMSG || rc == -EIO) {
+        record->copied = !load_copy(folder, dir, name, record);
         if (record->copied)
             return 0;
     }
@@ -410,8 +418,9 @@ static void forget_copy(int dir, const struct ibx_record *record)
 
 /* Keeps a copy while only the record says what is left to be done and the VM may not be here, for a
  * tool that finds the record damaged when its own has ended. The copy is written before the record
- * and is never older, so that it never says that the VM is here when it may run elsewhere. It need
- * not be on disk: the VM does not survive the host. */
+ * and is never older, so that it never says that the VM is here when it may run elsewhere; only a
+ * record that is damaged is written first. It need not be on disk: the VM does not survive the
+ * host. */
 static void put_copy(int dir, const struct ibx_record *record)
 {
     const struct ibx_state *state = ibx_journal_state_of(record->source, (unsigned)record->state);
@@ -448,14 +457,16 @@ static void put_copy_back(int dir, const struct ibx_record *previous,
         forget_copy(dir, record);
 }
 
-static int replace(const char *folder, int dir, const struct ibx_record *previous,
+/* `damaged`: the copy is all that is left of `previous`, so it stays until the record is there. */
+static int replace(const char *folder, int dir, const struct ibx_record *previous, bool damaged,
                    const struct ibx_record *record, struct ibx_error *err)
 {
     char name[NAME_BYTES], hint[REMEDY_BYTES];
     struct ibx_error why = {0};
-    put_copy(dir, record);
+    if (!damaged)
+        put_copy(dir, record);
     int rc = put(dir, record, true, &why);
-    if (rc == -ENOSPC || rc == -EDQUOT) { /* the record needs the room of its copy */
+    if (!damaged && (rc == -ENOSPC || rc == -EDQUOT)) { /* the record needs the room of its copy */
         forget_copy(dir, record);
         rc = put(dir, record, true, &why);
     }
@@ -463,7 +474,9 @@ static int replace(const char *folder, int dir, const struct ibx_record *previou
         rc = -errno;
         put_back(dir, previous, record);
     }
-    if (rc)
+    if (damaged && !rc)
+        put_copy(dir, record);
+    else if (!damaged && rc)
         put_copy_back(dir, previous, record);
     if (why.code)
         return ibx_error_set(err, rc, "%s", why.message);
@@ -501,7 +514,7 @@ static int next_number(const char *folder, uint64_t *number, struct ibx_error *e
     DIR *dir = fd < 0 ? NULL : fdopendir(fd);
     uint64_t highest = 0;
     for (const struct dirent *entry; dir && (entry = readdir(dir));) {
-        if (is_record(entry->d_name) && !load(folder, fd, entry->d_name, one, NULL) &&
+        if (is_record(entry->d_name) && !load_any(folder, fd, entry->d_name, one, NULL) &&
             one->number > highest)
             highest = one->number;
     }
@@ -547,7 +560,9 @@ int ibx_journal_write(const char *folder, struct ibx_record *record, struct ibx_
     int rc = load(folder, dir, name, &previous, &damage);
     /* Its own tool knows all that was in a record which somebody has damaged. */
     const bool again = record->written_s && (rc == -ENOENT || rc == -EBADMSG);
-    const bool fresh = rc == -ENOENT;
+    const bool fresh = rc == -ENOENT, damaged = again && !fresh;
+    if (damaged)
+        load_copy(folder, dir, name, &previous);
     next.number = again ? record->number : previous.number;
     if (again)
         rc = lock_again(folder, record, err);
@@ -560,7 +575,7 @@ int ibx_journal_write(const char *folder, struct ibx_record *record, struct ibx_
     clock_gettime(CLOCK_REALTIME, &now);
     next.written_s = (uint64_t)now.tv_sec;
     if (!rc)
-        rc = replace(folder, dir, &previous, &next, err);
+        rc = replace(folder, dir, &previous, damaged, &next, err);
     close(dir);
     if (!rc) {
         record->written_s = next.written_s;

@@ -115,6 +115,60 @@ static void no_copy_takes_the_room_of_the_record(NO_STATE)
     passes_in_child(in_little_room); /* only root may mount */
 }
 
+static bool says_moved(const struct ibx_record *r)
+{
+    struct ibx_record now = *r;
+    return !ibx_journal_reload(folder, &now, &error) && now.copied &&
+           now.state == IBX_JOURNAL_MOVED;
+}
+
+/* The copy is all that is left of the record, and there is no room to write it anew beside it. */
+static int without_room(void)
+{
+    char path[PATH_MAX], block[4096] = {0};
+    struct ibx_record r = sample(true, 0xab), next;
+    int lock;
+    if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
+        mount("none", folder, "tmpfs", 0, "size=64k,mode=0700"))
+        return CHILD_SKIPS;
+    bring_to(&r, IBX_JOURNAL_MOVED);
+    damage(&r);
+    CHECK(!ibx_journal_lock(folder, &r, &lock, &error));
+    snprintf(path, sizeof(path), "%s/filler", folder);
+    const int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    CHECK(fd >= 0);
+    while (write(fd, block, sizeof(block)) > 0)
+        ;
+    static const enum ibx_journal_state states[] = {IBX_JOURNAL_MOVED, IBX_JOURNAL_BROKEN,
+                                                    IBX_JOURNAL_ROLLED_BACK};
+    for (unsigned i = 0; i < COUNT(states); i++) {
+        next = only();
+        next.state = states[i];
+        CHECK(ibx_journal_write(folder, &next, &error) == -ENOSPC && says_moved(&r));
+    }
+    CHECK(!ftruncate(fd, 0) && !close(fd) && !ibx_journal_write(folder, &next, &error));
+    CHECK(only().state == IBX_JOURNAL_ROLLED_BACK && !only().copied);
+    ibx_journal_path(folder, &r, ".copy", path, sizeof(path));
+    CHECK(access(path, F_OK));
+    close(lock);
+    return 0;
+}
+
+static void no_copy_is_lost_before_the_record_is_written_anew(NO_STATE)
+{
+    passes_in_child(without_room); /* only root may mount */
+}
+
+/* A later migration has a higher number than one of which only the copy can be read. */
+static void a_damaged_record_keeps_its_number(NO_STATE)
+{
+    struct ibx_record r = sample(true, 0xab), later = sample(true, 0xcd);
+    bring_to(&r, IBX_JOURNAL_MOVED);
+    damage(&r);
+    assert_int_equal(write_record(&later), 0);
+    assert_in_range(later.number, r.number + 1, UINT64_MAX);
+}
+
 /* An earlier version does not remove the copy when it ends the migration. The next one does. */
 static void no_copy_outlives_the_migration(NO_STATE)
 {
@@ -131,9 +185,13 @@ static void no_copy_outlives_the_migration(NO_STATE)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(a_damaged_record_has_a_copy),          TEST(no_copy_is_older_than_the_record),
-        TEST(a_copy_of_others_does_not_count),      TEST(no_copy_outlives_the_migration),
+        TEST(a_damaged_record_has_a_copy),
+        TEST(no_copy_is_older_than_the_record),
+        TEST(a_copy_of_others_does_not_count),
+        TEST(no_copy_outlives_the_migration),
         TEST(no_copy_takes_the_room_of_the_record),
+        TEST(a_damaged_record_keeps_its_number),
+        TEST(no_copy_is_lost_before_the_record_is_written_anew),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

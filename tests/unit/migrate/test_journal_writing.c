@@ -156,6 +156,24 @@ static void failed_sync_leaves_the_other_record(NO_STATE)
     assert_int_equal(ibx_journal_reload(folder, &now, &error), 0);
 }
 
+/* Then it is all that is left of the record. */
+static void failed_sync_leaves_the_copy(NO_STATE)
+{
+    struct ibx_record r = sample(true, 3), now;
+    char path[PATH_MAX];
+    bring_to(&r, IBX_JOURNAL_MOVED);
+    ibx_journal_path(folder, &r, ".json", path, sizeof(path));
+    for (fails_at = 1; fails_at <= 2; fails_at++) {
+        put_file(path, "{", 1);
+        now = only();
+        now.state = IBX_JOURNAL_ROLLED_BACK;
+        syncs = 0;
+        assert_true(unwritten(write_record(&now), -EIO));
+        assert_int_equal(only().state, IBX_JOURNAL_MOVED);
+    }
+    fails_at = 0;
+}
+
 static int without_rights(void)
 {
     struct ibx_record r = sample(true, 3), *all;
@@ -255,6 +273,7 @@ int main(void)
         TEST(full_and_read_only_disks),
         TEST(failed_sync_leaves_no_record),
         TEST(failed_sync_leaves_the_other_record),
+        TEST(failed_sync_leaves_the_copy),
         TEST(folders_without_rights),
         TEST(invalid_text),
         TEST(too_many_open_files),
