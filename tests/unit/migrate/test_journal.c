@@ -109,6 +109,7 @@ static void records_of_the_first_version(NO_STATE)
     assert_int_equal(only().state, IBX_JOURNAL_RUNNING);
     snprintf(whole, sizeof(whole), text, ", \"was-running\": true, \"guest-ram\": []");
     put_file(path, whole, strlen(whole));
+    remove_copy(&r);
     list_refuses(&r, "unpacked");
 }
 
@@ -156,6 +157,7 @@ static void totals_are_checked(NO_STATE)
     assert_false(ibx_journal_over(&r));
     const struct ibx_record found = only();
     assert_memory_equal(&found.totals, &r.totals, sizeof(r.totals));
+    remove_copy(&r);
     each_is_refused(&r, wrong, COUNT(wrong));
 }
 
