@@ -389,15 +389,16 @@ static int write_new(int dir, const char *name, const char *text, size_t length,
     return rc;
 }
 
-/* Writes the record to a new file, which then replaces the old one by rename(2). */
-static int put(int dir, const struct ibx_record *record, bool durably, struct ibx_error *err)
+/* Writes the record, or its copy, to a new file, which then replaces the old one by rename(2). */
+static int put(int dir, const struct ibx_record *record, const char *suffix, bool durably,
+               struct ibx_error *err)
 {
     char name[NAME_BYTES], fresh[NAME_BYTES], *text;
     size_t length;
     int rc = ibx_journal_text_make(record, &text, &length, err);
     if (rc)
         return rc;
-    name_of(record, RECORD, name);
+    name_of(record, suffix, name);
     name_of(record, ".new", fresh);
     rc = write_new(dir, fresh, text, length, durably);
     OPENSSL_cleanse(text, length);
@@ -424,16 +425,9 @@ static void forget_copy(int dir, const struct ibx_record *record)
 static void put_copy(int dir, const struct ibx_record *record)
 {
     const struct ibx_state *state = ibx_journal_state_of(record->source, (unsigned)record->state);
-    char name[NAME_BYTES], *text = NULL;
-    size_t length = 0;
-    name_of(record, RECORD_COPY, name);
     if (!state || state->flags & (IBX_STATE_INITIAL | IBX_STATE_FINAL) ||
-        ibx_journal_text_make(record, &text, &length, NULL) ||
-        write_new(dir, name, text, length, false))
+        put(dir, record, RECORD_COPY, false, NULL))
         forget_copy(dir, record);
-    if (text)
-        OPENSSL_cleanse(text, length);
-    free(text);
 }
 
 /* After a failed write: restores the previous record. The caller continues from the previous state,
@@ -443,7 +437,7 @@ static void put_back(int dir, const struct ibx_record *previous, const struct ib
     char name[NAME_BYTES];
     name_of(record, RECORD, name);
     if (previous->state)
-        put(dir, previous, false, NULL);
+        put(dir, previous, RECORD, false, NULL);
     else
         unlinkat(dir, name, 0);
 }
@@ -465,10 +459,10 @@ static int replace(const char *folder, int dir, const struct ibx_record *previou
     struct ibx_error why = {0};
     if (!damaged)
         put_copy(dir, record);
-    int rc = put(dir, record, true, &why);
+    int rc = put(dir, record, RECORD, true, &why);
     if (!damaged && (rc == -ENOSPC || rc == -EDQUOT)) { /* the record needs the room of its copy */
         forget_copy(dir, record);
-        rc = put(dir, record, true, &why);
+        rc = put(dir, record, RECORD, true, &why);
     }
     if (!rc && fsync(dir)) {
         rc = -errno;

@@ -159,6 +159,38 @@ static void no_copy_is_lost_before_the_record_is_written_anew(NO_STATE)
     passes_in_child(without_room); /* only root may mount */
 }
 
+/* Mends a damaged record, and damages it once more, for ever. */
+static void mend_until_killed(void)
+{
+    struct ibx_record r = only();
+    char path[PATH_MAX];
+    ibx_journal_path(folder, &r, ".json", path, sizeof(path));
+    for (;;) {
+        r.epoch++;
+        if (ibx_journal_write(folder, &r, NULL))
+            _exit(1);
+        put_file(path, "{", 1);
+    }
+}
+
+/* Whatever a tool is doing that writes a damaged record anew, what it said can still be read. */
+static void a_killed_mender_leaves_what_the_record_said(NO_STATE)
+{
+    struct ibx_record r = sample(true, 0xab);
+    bring_to(&r, IBX_JOURNAL_MOVED);
+    for (unsigned turn = 0; turn < 25; turn++) {
+        const uint64_t from = only().epoch;
+        const pid_t child = fork_bound();
+        if (!child)
+            mend_until_killed();
+        while (only().epoch < from + turn % 5)
+            assert_int_equal(waitpid(child, NULL, WNOHANG), 0);
+        kill(child, SIGKILL);
+        assert_int_equal(waitpid(child, NULL, 0), child);
+        assert_true(only().state == IBX_JOURNAL_MOVED && only().epoch >= from + turn % 5);
+    }
+}
+
 /* A later migration has a higher number than one of which only the copy can be read. */
 static void a_damaged_record_keeps_its_number(NO_STATE)
 {
@@ -192,6 +224,7 @@ int main(void)
         TEST(no_copy_takes_the_room_of_the_record),
         TEST(a_damaged_record_keeps_its_number),
         TEST(no_copy_is_lost_before_the_record_is_written_anew),
+        TEST(a_killed_mender_leaves_what_the_record_said),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
