@@ -110,7 +110,7 @@ bool many_orphans()
 // for that now.
 thread_local bool impatient;
 std::atomic<pthread_mutex_t *> late;
-std::atomic<bool> waits;
+std::atomic<bool> waits_for_late;
 
 // A child's second thread while the first registers its modules.
 bool two_threads()
@@ -128,12 +128,12 @@ bool two_threads()
         seen = stub_registered();
         over = true;
     });
-    while (!over && !waits)
+    while (!over && !waits_for_late)
         usleep(100);
     stub_hold_registered(false);
     first.join();
     other.join();
-    return HOLDS(waits && seen.back() == 'E');
+    return HOLDS(waits_for_late && seen.back() == 'E');
 }
 
 } // namespace
@@ -144,7 +144,7 @@ extern "C" int pthread_mutex_lock(pthread_mutex_t *mutex) noexcept
     static auto *next =
         reinterpret_cast<int (*)(pthread_mutex_t *)>(dlsym(RTLD_NEXT, "pthread_mutex_lock"));
     if (impatient && mutex == late)
-        waits = true;
+        waits_for_late = true;
     return next(mutex);
 }
 
