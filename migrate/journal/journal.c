@@ -150,6 +150,12 @@ static int load(const char *folder, int dir, const char *name, struct ibx_record
     return load_file(folder, dir, name, RECORD, record, err);
 }
 
+/* Whether a record is there, but not what it said. Its disk may take a new one all the same. */
+static bool is_damage(int rc)
+{
+    return rc == -EBADMSG || rc == -EIO;
+}
+
 /* Reads the copy of the record with this name. */
 static int load_copy(const char *folder, int dir, const char *name, struct ibx_record *record)
 {
@@ -167,7 +173,7 @@ static int load_any(const char *folder, int dir, const char *name, struct ibx_re
 {
     struct ibx_error why = {0};
     const int rc = load(folder, dir, name, record, &why);
-    if (rc == -EBADMSG || rc == -EIO) {
+    if (is_damage(rc)) {
         record->copied = !load_copy(folder, dir, name, record);
         if (record->copied)
             return 0;
@@ -323,7 +329,8 @@ int ibx_journal_reload(const char *folder, struct ibx_record *record, struct ibx
 int ibx_journal_check(const char *folder, const struct ibx_record *record, struct ibx_error *err)
 {
     struct ibx_record there = *record;
-    return reload(folder, &there, load, err);
+    const int rc = reload(folder, &there, load, err);
+    return is_damage(rc) ? -EBADMSG : rc;
 }
 
 int ibx_journal_find(const char *folder, const char *qmp,
@@ -553,7 +560,7 @@ int ibx_journal_write(const char *folder, struct ibx_record *record, struct ibx_
     name_of(record, RECORD, name);
     int rc = load(folder, dir, name, &previous, &damage);
     /* Its own tool knows all that was in a record which somebody has damaged. */
-    const bool again = record->written_s && (rc == -ENOENT || rc == -EBADMSG);
+    const bool again = record->written_s && (rc == -ENOENT || is_damage(rc));
     const bool fresh = rc == -ENOENT, damaged = again && !fresh;
     if (damaged)
         load_copy(folder, dir, name, &previous);

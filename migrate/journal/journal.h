@@ -168,7 +168,8 @@ int ibx_journal_list_readable(const char *folder, struct ibx_record **records, s
                               struct ibx_error *unread, struct ibx_error *err);
 /* Reads a record again; the caller holds its lock. -ENOENT: it was removed. */
 int ibx_journal_reload(const char *folder, struct ibx_record *record, struct ibx_error *err);
-/* Looks at the record's own file. -ENOENT: it was removed; -EBADMSG: it is damaged. */
+/* Looks at the record's own file. -ENOENT: it was removed; -EBADMSG: it is damaged, or its disk
+ * cannot read it. */
 int ibx_journal_check(const char *folder, const struct ibx_record *record, struct ibx_error *err);
 /* Whether `record` was begun later than `than`, even if the clock was set back between. */
 bool ibx_journal_is_later(const struct ibx_record *record, const struct ibx_record *than);

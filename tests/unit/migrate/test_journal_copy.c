@@ -5,9 +5,11 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
+#include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 static void damage(const struct ibx_record *r)
@@ -159,6 +161,34 @@ static void no_copy_is_lost_before_the_record_is_written_anew(NO_STATE)
     passes_in_child(without_room); /* only root may mount */
 }
 
+static bool unreadable; /* records, and not their copies */
+
+ssize_t read(int fd, void *bytes, size_t length)
+{
+    char link[64], path[PATH_MAX] = "";
+    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+    if (unreadable && readlink(link, path, sizeof(path) - 1) > 0 && strstr(path, ".json")) {
+        errno = EIO;
+        return -1;
+    }
+    return syscall(SYS_read, fd, bytes, length);
+}
+
+/* A disk that cannot read a record any more can write a new one. */
+static void an_unreadable_record_is_mended(NO_STATE)
+{
+    struct ibx_record r = sample(true, 0xab), found;
+    bring_to(&r, IBX_JOURNAL_MOVED);
+    unreadable = true;
+    assert_int_equal(ibx_journal_check(folder, &r, &error), -EBADMSG);
+    found = only();
+    assert_true(found.copied && found.state == IBX_JOURNAL_MOVED);
+    found.epoch++;
+    assert_int_equal(write_record(&found), 0);
+    unreadable = false;
+    assert_true(!only().copied && only().epoch == found.epoch);
+}
+
 /* Mends a damaged record, and damages it once more, for ever. */
 static void mend_until_killed(void)
 {
@@ -224,6 +254,7 @@ int main(void)
         TEST(no_copy_takes_the_room_of_the_record),
         TEST(a_damaged_record_keeps_its_number),
         TEST(no_copy_is_lost_before_the_record_is_written_anew),
+        TEST(an_unreadable_record_is_mended),
         TEST(a_killed_mender_leaves_what_the_record_said),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
