@@ -12,7 +12,8 @@
 #define SOLVER_INVALID_VALUE  3
 #define SOLVER_INTERNAL_ERROR 7
 
-#define ALIGNMENT 256u /* as cudaMalloc aligns */
+#define NON_BLOCKING 1u   /* cudaStreamNonBlocking */
+#define ALIGNMENT    256u /* as cudaMalloc aligns */
 
 /* In the order in which they are in device memory, each aligned. */
 enum part { VALUES, ROWS, COLUMNS, RIGHT_SIDE, SOLUTION, PARTS };
@@ -48,7 +49,7 @@ static size_t lay_out(struct linear_system *s)
     return all;
 }
 
-/* Everything is added to the handle's stream, which need not wait for any other one. */
+/* All is added to this stream, which is the handle's meanwhile. */
 static int solve_at(struct linear_system *s, char *device, void *stream)
 {
     union ibx_math_value values[] = {{.p = s->handle},
@@ -76,10 +77,28 @@ static int solve_at(struct linear_system *s, char *device, void *stream)
     return cudaStreamSynchronize(stream) && !status ? SOLVER_INTERNAL_ERROR : status;
 }
 
-static int solve(struct linear_system *s)
+/* The program's own stream may be captured, or have work that waits for this thread. */
+static int solve_in_own_stream(struct linear_system *s, void *programs)
 {
     void *device = NULL, *stream = NULL;
-    int status = cusolverSpGetStream(s->handle, &stream);
+    if (cudaStreamCreateWithFlags(&stream, NON_BLOCKING))
+        return SOLVER_ALLOC_FAILED;
+    int status = cudaMalloc(&device, lay_out(s)) ? SOLVER_ALLOC_FAILED : 0;
+    if (!status)
+        status = cusolverSpSetStream(s->handle, stream);
+    if (!status) {
+        status = solve_at(s, device, stream);
+        cusolverSpSetStream(s->handle, programs);
+    }
+    cudaFree(device);
+    cudaStreamDestroy(stream);
+    return status;
+}
+
+static int solve(struct linear_system *s)
+{
+    void *programs = NULL;
+    int status = cusolverSpGetStream(s->handle, &programs);
     if (status)
         return status;
     if (s->n <= 0 || s->nonzeros <= 0 || !s->x || !s->singularity)
@@ -88,10 +107,10 @@ static int solve(struct linear_system *s)
         if (!s->of[part])
             return SOLVER_INVALID_VALUE;
     }
-    if (cudaMalloc(&device, lay_out(s)))
-        return SOLVER_ALLOC_FAILED;
-    status = solve_at(s, device, stream);
-    cudaFree(device);
+    struct ibx_math_unnoticed unnoticed;
+    ibx_math_unnoticed_begin(&unnoticed);
+    status = solve_in_own_stream(s, programs);
+    ibx_math_unnoticed_end(&unnoticed, status);
     return status;
 }
 
