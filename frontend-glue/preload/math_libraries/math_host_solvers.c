@@ -12,8 +12,7 @@
 #define SOLVER_INVALID_VALUE  3
 #define SOLVER_INTERNAL_ERROR 7
 
-#define NON_BLOCKING 1u   /* cudaStreamNonBlocking */
-#define ALIGNMENT    256u /* as cudaMalloc aligns */
+#define ALIGNMENT 256u /* as cudaMalloc aligns */
 
 /* In the order in which they are in device memory, each aligned. */
 enum part { VALUES, ROWS, COLUMNS, RIGHT_SIDE, SOLUTION, PARTS };
@@ -49,7 +48,7 @@ static size_t lay_out(struct linear_system *s)
     return all;
 }
 
-/* All is added to this stream, which is the handle's meanwhile. */
+/* Everything is added to the handle's stream, which need not wait for any other one. */
 static int solve_at(struct linear_system *s, char *device, void *stream)
 {
     union ibx_math_value values[] = {{.p = s->handle},
@@ -77,28 +76,10 @@ static int solve_at(struct linear_system *s, char *device, void *stream)
     return cudaStreamSynchronize(stream) && !status ? SOLVER_INTERNAL_ERROR : status;
 }
 
-/* The program's own stream may be captured, or have work that waits for this thread. */
-static int solve_in_own_stream(struct linear_system *s, void *programs)
-{
-    void *device = NULL, *stream = NULL;
-    if (cudaStreamCreateWithFlags(&stream, NON_BLOCKING))
-        return SOLVER_ALLOC_FAILED;
-    int status = cudaMalloc(&device, lay_out(s)) ? SOLVER_ALLOC_FAILED : 0;
-    if (!status)
-        status = cusolverSpSetStream(s->handle, stream);
-    if (!status) {
-        status = solve_at(s, device, stream);
-        cusolverSpSetStream(s->handle, programs);
-    }
-    cudaFree(device);
-    cudaStreamDestroy(stream);
-    return status;
-}
-
 static int solve(struct linear_system *s)
 {
-    void *programs = NULL;
-    int status = cusolverSpGetStream(s->handle, &programs);
+    void *device = NULL, *stream = NULL;
+    int status = cusolverSpGetStream(s->handle, &stream);
     if (status)
         return status;
     if (s->n <= 0 || s->nonzeros <= 0 || !s->x || !s->singularity)
@@ -107,10 +88,10 @@ static int solve(struct linear_system *s)
         if (!s->of[part])
             return SOLVER_INVALID_VALUE;
     }
-    struct ibx_math_unnoticed unnoticed;
-    ibx_math_unnoticed_begin(&unnoticed);
-    status = solve_in_own_stream(s, programs);
-    ibx_math_unnoticed_end(&unnoticed, status);
+    if (cudaMalloc(&device, lay_out(s)))
+        return SOLVER_ALLOC_FAILED;
+    status = solve_at(s, device, stream);
+    cudaFree(device);
     return status;
 }
 
