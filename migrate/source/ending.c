@@ -11,6 +11,7 @@
 #define STAY_MS          60000 /* for QEMU to continue the VM */
 #define FAREWELL_MS      1000  /* for the destination to take the ABORT */
 #define LAST_MESSAGE_MS  1500  /* for a destination's last message, which has the reason */
+#define REASON_MS        200   /* ... before the commit, while the VM is stopped */
 #define LAST_ABORT_MS    500   /* ... after RUNNING, while the VM may wait for a new link */
 #define CONFIRM_MS       30000 /* for CONFIRMED */
 #define SOON_MS          5000  /* the destination has closed a link that lasts no longer */
@@ -74,7 +75,9 @@ static int take_reason(struct source *s, int code, struct ibx_error *err)
         (!ibx_conn_over(s->link.control.conn) &&
          !(s->link.pages && ibx_page_server_failed(s->link.pages, NULL))))
         return code;
-    ibx_channel_take_until(&s->link.control, on_abort_only, &incoming, 0, NULL);
+    /* It may be on its way, or behind other messages. */
+    ibx_channel_take_until(&s->link.control, on_abort_only, &incoming,
+                           ibx_deadline_in_ms(REASON_MS), NULL);
     if (s->peer.now != PEER_ABORTED)
         return code;
     *err = last;
