@@ -426,6 +426,19 @@ bool solves_on_host(void *handle, void *matrix)
     return true;
 }
 
+// ... also while the handle's stream is captured: the device has no part in it natively.
+bool solves_on_host_unnoticed(void *handle, void *matrix)
+{
+    void *stream = nullptr, *graph = nullptr, *none = nullptr;
+    std::size_t nodes = 9;
+    REQUIRE(cudaStreamCreate(&stream) == 0 && math("cusolverSpSetStream", handle, stream) == 0);
+    REQUIRE(math("cudaStreamBeginCapture", stream, 0) == 0 && solves_on_host(handle, matrix));
+    REQUIRE(math("cudaStreamEndCapture", stream, &graph) == 0);
+    REQUIRE(math("cudaGraphGetNodes", graph, none, &nodes) == 0 && nodes == 0);
+    REQUIRE(math("cusolverSpSetStream", handle, none) == 0);
+    return HOLDS(cudaStreamDestroy(stream) == 0 && cudaGetLastError() == 0);
+}
+
 // Solvers for sparse matrices, which cuSPARSE describes.
 bool sparse_solvers()
 {
@@ -443,7 +456,7 @@ bool sparse_solvers()
     REQUIRE(solve(handle, matrix, 0.001) == 0 && singular == -1);
     REQUIRE((host_copy(x, 3) == std::vector<double>{4, 2, 800}));
     REQUIRE(solve(handle, matrix, 0.1) == 0 && singular == 2 && host_copy(x, 3)[2] == 0);
-    REQUIRE(solves_on_host(handle, matrix));
+    REQUIRE(solves_on_host(handle, matrix) && solves_on_host_unnoticed(handle, matrix));
     REQUIRE(math("cusolverSpSetStream", handle, reinterpret_cast<void *>(0x1234)) == 3);
     void *stream = nullptr; // a stream that no longer exists
     REQUIRE(cudaStreamCreate(&stream) == 0 && math("cusolverSpSetStream", handle, stream) == 0);

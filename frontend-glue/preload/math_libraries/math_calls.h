@@ -3,6 +3,7 @@
 #ifndef IBX_FRONTEND_GLUE_PRELOAD_MATH_LIBRARIES_MATH_CALLS_H
 #define IBX_FRONTEND_GLUE_PRELOAD_MATH_LIBRARIES_MATH_CALLS_H
 
+#include "frontend-glue/preload/preload.h"
 #include "frontend-glue/session/math_arguments.h"
 #include "frontend-glue/session/math_calls.h"
 #include "frontend-glue/session/math_descriptors.h"
@@ -21,6 +22,17 @@
 int ibx_frontend_math(unsigned number, const union ibx_math_value *values);
 /* The same, always as a request at once: deferred settings of the handle are left aside. */
 int ibx_frontend_math_now(unsigned number, const union ibx_math_value *values);
+
+/* math_unnoticed.c: work of the device that captures and cudaGetLastError() do not notice */
+
+struct ibx_math_unnoticed {
+    struct ibx_frontend_errors before;
+    int mode;     /* of the thread's captures, before */
+    bool runtime; /* the thread has called the runtime's API before */
+    bool relaxed; /* `mode` was changed */
+};
+void ibx_math_unnoticed_begin(struct ibx_math_unnoticed *u);
+void ibx_math_unnoticed_end(struct ibx_math_unnoticed *u, bool failed);
 
 /* math_handles.c: the process's handles, except descriptors of cuDNN that requests have made */
 

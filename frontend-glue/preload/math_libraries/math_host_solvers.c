@@ -2,17 +2,20 @@
 /*
  * Solvers of cuSOLVER for sparse matrices in host memory (cusolverSp?csrlsv*Host). Natively the
  * processor solves. Here the system is copied to the device, which has the same solvers, except
- * that by LU factors: QR factors solve the same systems.
+ * that by LU factors: QR factors solve the same systems. Unlike natively, a call waits for the work
+ * of the device, since cudaFree() does.
  */
 #include "frontend-glue/preload/math_libraries/math_calls.h"
 
+#include "frontend-glue/preload/graphs/graphs.h"
 #include "frontend-glue/preload/preload.h"
 
 #define SOLVER_ALLOC_FAILED   2
 #define SOLVER_INVALID_VALUE  3
 #define SOLVER_INTERNAL_ERROR 7
 
-#define ALIGNMENT 256u /* as cudaMalloc aligns */
+#define NON_BLOCKING 1u   /* cudaStreamNonBlocking */
+#define ALIGNMENT    256u /* as cudaMalloc aligns */
 
 /* In the order in which they are in device memory, each aligned. */
 enum part { VALUES, ROWS, COLUMNS, RIGHT_SIDE, SOLUTION, PARTS };
@@ -48,7 +51,7 @@ static size_t lay_out(struct linear_system *s)
     return all;
 }
 
-/* Everything is added to the handle's stream, which need not wait for any other one. */
+/* All is added to this stream, which is the handle's meanwhile. */
 static int solve_at(struct linear_system *s, char *device, void *stream)
 {
     union ibx_math_value values[] = {{.p = s->handle},
@@ -76,10 +79,28 @@ static int solve_at(struct linear_system *s, char *device, void *stream)
     return cudaStreamSynchronize(stream) && !status ? SOLVER_INTERNAL_ERROR : status;
 }
 
-static int solve(struct linear_system *s)
+/* Not in the program's own stream, which may be captured. */
+static int solve_in_own_stream(struct linear_system *s, void *programs)
 {
     void *device = NULL, *stream = NULL;
-    int status = cusolverSpGetStream(s->handle, &stream);
+    if (cudaStreamCreateWithFlags(&stream, NON_BLOCKING))
+        return SOLVER_ALLOC_FAILED;
+    int status = cudaMalloc(&device, lay_out(s)) ? SOLVER_ALLOC_FAILED : 0;
+    if (!status)
+        status = cusolverSpSetStream(s->handle, stream);
+    if (!status) {
+        status = solve_at(s, device, stream);
+        cusolverSpSetStream(s->handle, programs);
+    }
+    cudaFree(device);
+    ibx_frontend_stream_destroy(stream);
+    return status;
+}
+
+static int solve(struct linear_system *s)
+{
+    void *programs = NULL;
+    int status = cusolverSpGetStream(s->handle, &programs);
     if (status)
         return status;
     if (s->n <= 0 || s->nonzeros <= 0 || !s->x || !s->singularity)
@@ -88,10 +109,10 @@ static int solve(struct linear_system *s)
         if (!s->of[part])
             return SOLVER_INVALID_VALUE;
     }
-    if (cudaMalloc(&device, lay_out(s)))
-        return SOLVER_ALLOC_FAILED;
-    status = solve_at(s, device, stream);
-    cudaFree(device);
+    struct ibx_math_unnoticed unnoticed;
+    ibx_math_unnoticed_begin(&unnoticed);
+    status = solve_in_own_stream(s, programs);
+    ibx_math_unnoticed_end(&unnoticed, status);
     return status;
 }
 

@@ -14,7 +14,6 @@
 /* The prototypes are in CUDA's header. */
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"
 
-#define RELAXED 2 /* cudaStreamCaptureModeRelaxed */
 /* curandStatus_t */
 #define ALLOCATION_FAILED 102
 #define OUT_OF_RANGE      104
@@ -43,19 +42,12 @@ static int fetch(enum ibx_extension_table table, void *bytes, size_t n)
     return status;
 }
 
-/* A stream that is captured does not notice, since natively the device has no part in it. */
 static int fetch_unnoticed(enum ibx_extension_table table, void *bytes, size_t n)
 {
-    struct ibx_frontend_errors before;
-    int mode = RELAXED;
-    const bool runtime = ibx_frontend_drives(&before);
-    const bool relaxed = ibx_frontend_capturing() && !cudaThreadExchangeStreamCaptureMode(&mode);
+    struct ibx_math_unnoticed unnoticed;
+    ibx_math_unnoticed_begin(&unnoticed);
     const int status = fetch(table, bytes, n);
-    if (relaxed)
-        cudaThreadExchangeStreamCaptureMode(&mode);
-    ibx_frontend_drove(&before, status);
-    if (runtime)
-        ibx_frontend_runtime_used();
+    ibx_math_unnoticed_end(&unnoticed, status);
     return status;
 }
 
