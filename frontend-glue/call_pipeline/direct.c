@@ -66,21 +66,19 @@ static void send_long(struct ibx_pipeline *p, const struct ibx_pipeline_request 
  * own front end could not do. */
 static int take_reply(struct ibx_pipeline *p, const struct ibx_pipeline_request *call, bool ours)
 {
-    uint8_t head[IBX_REPLY_HEAD] = {0}, rest[64];
+    uint8_t head[IBX_REPLY_HEAD] = {0};
     struct ibx_reader r = ibx_reader_of(head, sizeof(head));
     bool good = ibx_pipeline_read(p, head, 4) && ibx_pipeline_read(p, head + 4, 8) &&
                 ibx_pipeline_read(p, head + 12, 8);
     const int code = (int)ibx_get_u32(&r);
     ibx_get_u64(&r);
-    uint64_t left = ibx_get_u64(&r);
+    const uint64_t left = ibx_get_u64(&r);
     const bool due = (!code || ours) && left == call->out_n;
     if (good && due && left)
         good = ibx_pipeline_read(p, call->out, (size_t)left);
     /* GVirtuS's handlers answer with output even when they fail. */
-    for (size_t some; good && !due && left; left -= some) {
-        some = left < sizeof(rest) ? (size_t)left : sizeof(rest);
-        good = ibx_pipeline_read(p, rest, some);
-    }
+    if (good && !due && left)
+        good = ibx_pipeline_skip(p, left);
     if (!good)
         ibx_session_tell_end(p->session);
     return good && (due || code) ? code : IBX_CUDA_ERROR_UNKNOWN;

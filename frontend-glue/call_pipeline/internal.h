@@ -254,6 +254,11 @@ size_t ibx_reply_key(const struct ibx_pipeline *pipeline, uint8_t key[STAGED_MAX
 void ibx_pipeline_forget(struct ibx_pipeline *pipeline);
 void ibx_pipeline_forget_old(struct ibx_pipeline *pipeline);
 
+/* pipeline.c */
+
+/* Reads the rest of a reply, n bytes that the call has no use for. As ibx_pipeline_read(). */
+bool ibx_pipeline_skip(struct ibx_pipeline *pipeline, uint64_t n);
+
 /* answers.c */
 
 /* Whether the call of a synchronous copy of n bytes to the device may return before the copy is

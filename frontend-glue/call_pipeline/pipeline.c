@@ -240,6 +240,21 @@ bool ibx_pipeline_read(struct ibx_pipeline *p, void *buffer, size_t n)
     return good;
 }
 
+bool ibx_pipeline_skip(struct ibx_pipeline *p, uint64_t n)
+{
+    uint8_t some[64];
+    pthread_mutex_lock(&p->lock);
+    bool good = !ibx_session_check_unread(p->session, n);
+    if (!good)
+        drop_and_tell(p);
+    pthread_mutex_unlock(&p->lock);
+    for (size_t now; good && n; n -= now) {
+        now = n < sizeof(some) ? (size_t)n : sizeof(some);
+        good = ibx_pipeline_read(p, some, now);
+    }
+    return good;
+}
+
 /* ------------------------------------------------------- other calls on the session */
 
 /* Work is about to be enqueued in another way: waits until other threads' requests have been run

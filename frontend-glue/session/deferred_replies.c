@@ -30,6 +30,15 @@ static void reply_ends(struct ibx_session *s)
     s->owed.reply(s->owed.context, exit_code);
 }
 
+int ibx_session_check_unread(struct ibx_session *s, uint64_t n)
+{
+    return n < s->caps->rendezvous
+               ? 0
+               : ibx_session_fail(s, -EPROTO,
+                                  "%s answers a call with %" PRIu64 " bytes that it does not have",
+                                  s->path.peer, n);
+}
+
 /* Consumes bytes of the current segment. */
 static int take_some(struct ibx_session *s)
 {
@@ -45,10 +54,9 @@ static int take_some(struct ibx_session *s)
             s->owed.got += n;
             struct ibx_reader r = ibx_reader_of(s->owed.head + REPLY_HEAD - 8, 8);
             s->owed.rest = s->owed.got == REPLY_HEAD ? ibx_get_u64(&r) : 0;
-            if (s->owed.rest >= s->caps->rendezvous) /* it would come as a payload */
-                return ibx_session_fail(s, -EPROTO,
-                                        "%s answers a call of no output with %" PRIu64 " bytes",
-                                        s->path.peer, s->owed.rest);
+            const int rc = ibx_session_check_unread(s, s->owed.rest);
+            if (rc)
+                return rc;
         } else {
             s->owed.rest -= n; /* a failed handler may have output, too */
         }

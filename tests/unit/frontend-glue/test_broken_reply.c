@@ -87,6 +87,19 @@ static void a_reply_has_another_length(void **state)
     assert_int_equal(call((struct reply){2, 64, 20, 64, false}, out), 2);
 }
 
+/* Nothing comes of what is said, and the connection stays: the call would wait for ever. */
+static void a_reply_is_endless(void **state)
+{
+    (void)state;
+    uint8_t out[OUT];
+    for (int code = 0; code < 3; code += 2) {
+        for (unsigned bits = 24; bits <= 64; bits += 8) {
+            const uint64_t said = UINT64_MAX >> (64 - bits);
+            assert_int_equal(call((struct reply){code, said, 20, 64, false}, out), 999);
+        }
+    }
+}
+
 /* Runs a first record, and says that the second one has more output than any reply. */
 static int say_endless_output(struct session_pair *pair, void *argument)
 {
@@ -135,6 +148,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_reply_breaks_off),
         cmocka_unit_test(a_reply_has_another_length),
+        cmocka_unit_test(a_reply_is_endless),
         cmocka_unit_test(a_reply_that_nobody_reads_is_endless),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
