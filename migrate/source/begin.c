@@ -422,6 +422,7 @@ static int end_migration(struct source *s, int rc, struct ibx_migrate_status *la
         ibx_source_let_go(s);
         rc = rc ? rc : ibx_source_verdict(s, err);
     }
+    ibx_source_stop_at_last(s);
     const bool returned = ibx_journal_has_returned(&s->status.record);
     if (!rc && (s->options->quit || returned) && s->vm.qmp)
         quit_qemu(s);

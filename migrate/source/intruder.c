@@ -12,6 +12,8 @@
 #include <unistd.h>
 
 #define STOP_MS         1000 /* for QEMU to take the command */
+#define LAST_STOP_MS    5000 /* ... and to execute it, when nothing else is to be done */
+#define LAST_LOOK_MS    20   /* between two tries */
 #define ASK_MS          20   /* ... a question */
 #define FIGURES_MS      200  /* for QEMU's figures of its last migration, while pages are served */
 #define LIBVIRT_ENDS_MS 1000 /* for libvirt to end the source's QEMU */
@@ -492,6 +494,47 @@ void ibx_source_blame_export(struct source *s)
 }
 
 /* ---------------------------------------------------------------- the end */
+
+/* QEMU answers in order: if it has taken the command that was posted, it has stopped the VM before
+ * it tells the status. */
+static int make_stand(struct source *s, uint64_t deadline_ns, struct ibx_error *why)
+{
+    char status[32];
+    int rc = ibx_source_vm_reach(&s->vm, s->options->qmp, LAST_STOP_MS, why);
+    if (!rc)
+        rc = ibx_vm_status(s->vm.qmp, status, sizeof(status), deadline_ns, why);
+    if (!rc && !strcmp(status, "running"))
+        rc = ibx_qmp_execute(s->vm.qmp, "stop", NULL, NULL, deadline_ns, why);
+    return rc;
+}
+
+/* In LEFT the next tool looks at the VM. A QEMU whose thread is held would not answer. Where
+ * libvirt drives, it may have continued the VM. */
+static bool must_stand(const struct source *s)
+{
+    return s->disturbed.code && (s->state.now == SOURCE_BROKEN || s->state.now == SOURCE_DONE) &&
+           s->guard.state.now != GUARD_CAUGHT && !source_managed(&s->vm) &&
+           (s->vm.qmp || s->vm.retry_ns);
+}
+
+void ibx_source_stop_at_last(struct source *s)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(LAST_STOP_MS);
+    struct ibx_error why = {0};
+    while (must_stand(s) && make_stand(s, deadline, &why) &&
+           !ibx_journal_qemu_gone(&s->status.record)) {
+        if (ibx_now_ns() >= deadline) {
+            ibx_migration_notify(&s->options->observer,
+                                 "QEMU (process %d) may run the VM here, too, since it could not "
+                                 "be told to stop it (%s): end it",
+                                 (int)s->vm.ram.pid, why.message);
+            return;
+        }
+        ibx_source_vm_lose(&s->vm);
+        s->vm.retry_ns = ibx_now_ns();
+        poll(NULL, 0, LAST_LOOK_MS);
+    }
+}
 
 static int let_go(struct source *s, unsigned ms, struct ibx_error *why)
 {

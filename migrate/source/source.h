@@ -388,6 +388,9 @@ int ibx_source_on_intruder(struct source *s, json_t *event, struct ibx_error *er
  * notifies: it is tried again in DONE. */
 void ibx_source_let_go_early(struct source *s);
 void ibx_source_let_go(struct source *s);
+/* After an intruder, in BROKEN and DONE: sees to it that the VM does not run here. The `stop` that
+ * was posted when the intruder was seen may have been lost with the monitor. */
+void ibx_source_stop_at_last(struct source *s);
 /* In DONE: 0, or the error to report instead of success. */
 int ibx_source_verdict(const struct source *s, struct ibx_error *err);
 

@@ -220,7 +220,6 @@ static void test_the_monitor_is_lost_behind_a_verdict(void)
     json_decref(vm_event(&vms[0], "RESUME", NULL));
     mover_kill(&sender, SIGCONT);
     mover_await_record("source", "broken");
-    json_decref(vm_event(&vms[0], "STOP", NULL)); /* a monitor that is cut may lose the command */
     cut_monitor(&vms[0]);
     mover_kill(&receiver, SIGCONT);
     mover_ends(&sender, 1);
@@ -231,6 +230,36 @@ static void test_the_monitor_is_lost_behind_a_verdict(void)
     vm_end(&vms[1]);
     MOVER_RUN(0, "rollback", "--qmp", vms[0].tool, "--yes", TIMED);
     pair_runs_at_the_source();
+}
+
+/* ... before QEMU has read that it is to stop the VM. */
+static void test_a_stop_is_lost_with_the_monitor(void)
+{
+    char lost[256];
+    siginfo_t stopped;
+    pair_start(NULL);
+    pair_run_to("source:committed", NULL);
+    mover_kill(&receiver, SIGSTOP);
+    vm_do(&vms[0], "migrate_cancel", NULL);
+    json_decref(vm_event(&vms[0], "RESUME", NULL));
+    assert_true(vm_runs(&vms[0])); /* QEMU has reported RESUME to the tool, too */
+    assert_int_equal(kill(vms[0].pid, SIGSTOP), 0);
+    assert_int_equal(waitid(P_PID, (id_t)vms[0].pid, &stopped, WSTOPPED | WEXITED), 0);
+    mover_kill(&sender, SIGCONT);
+    mover_await_record("source", "broken");
+    const int fd = vm_end_of_tool(&vms[0]);
+    const ssize_t n = recv(fd, lost, sizeof(lost) - 1, MSG_DONTWAIT);
+    close(fd);
+    lost[n > 0 ? n : 0] = '\0';
+    assert_non_null(strstr(lost, "\"stop\""));
+    cut_monitor(&vms[0]);
+    assert_int_equal(kill(vms[0].pid, SIGCONT), 0);
+    mover_kill(&receiver, SIGCONT);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "migration is broken");
+    mover_ends(&receiver, 1);
+    assert_false(vm_runs(&vms[0]));
+    assert_false(vm_runs(&vms[1]));
 }
 
 /* Another client uses QEMU's monitor until all pages have come: then QEMU is released. */
@@ -628,6 +657,7 @@ int main(void)
                                            VM_TEST(test_a_long_line_after_the_commit),
                                            VM_TEST(test_the_monitor_of_a_vm_at_its_start_is_lost),
                                            VM_TEST(test_the_monitor_is_lost_behind_a_verdict),
+                                           VM_TEST(test_a_stop_is_lost_with_the_monitor),
                                            VM_TEST(test_the_monitor_is_another_clients_for_long),
                                            VM_TEST(test_continued_by_somebody_else),
                                            VM_TEST(test_reset_by_somebody_else),
