@@ -328,9 +328,10 @@ static void accept_clients(struct ibx_control_socket *server)
     }
 }
 
-unsigned ibx_control_socket_poll_fds(const struct ibx_control_socket *server, struct pollfd *fds)
+unsigned ibx_control_socket_poll_fds(struct ibx_control_socket *server, struct pollfd *fds)
 {
     unsigned count = 0;
+    renew(server);
     if (ibx_now_ns() >= server->accept_after_ns)
         fds[count++] = (struct pollfd){.fd = server->fd, .events = POLLIN};
     for (unsigned i = 0; i < IBX_CONTROL_SOCKET_CLIENTS_MAX; i++) {
@@ -348,5 +349,4 @@ void ibx_control_socket_serve(struct ibx_control_socket *server)
     }
     if (ibx_now_ns() >= server->accept_after_ns)
         accept_clients(server);
-    renew(server);
 }

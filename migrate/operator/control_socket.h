@@ -44,11 +44,12 @@ struct ibx_control_socket_ops {
 int ibx_control_socket_open(const char *path, const struct ibx_control_socket_ops *ops,
                             void *context, struct ibx_control_socket **server,
                             struct ibx_error *err);
-/* Fills at most 1 + IBX_CONTROL_SOCKET_CLIENTS_MAX entries and returns how many. */
-unsigned ibx_control_socket_poll_fds(const struct ibx_control_socket *server, struct pollfd *fds);
+/* Fills at most 1 + IBX_CONTROL_SOCKET_CLIENTS_MAX entries and returns how many. Makes the socket's
+ * file anew if somebody has removed it. */
+unsigned ibx_control_socket_poll_fds(struct ibx_control_socket *server, struct pollfd *fds);
 /* Serves clients that are readable; may be called at any time. Closes a client that sends too long
  * a line or does not read its answers, and if there are too many, the one that was idle for
- * longest. Makes the socket's file anew if somebody has removed it. */
+ * longest. */
 void ibx_control_socket_serve(struct ibx_control_socket *server);
 /* Removes the socket. Accepts NULL. */
 void ibx_control_socket_close(struct ibx_control_socket *server);

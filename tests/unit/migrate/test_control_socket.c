@@ -473,6 +473,24 @@ static void test_silent_tool(NO_STATE)
     ibx_control_socket_close(first);
 }
 
+/* The tool finds it gone although nothing comes that it would serve. */
+static void test_a_removed_socket_is_made_anew(NO_STATE)
+{
+    struct pollfd fds[1 + IBX_CONTROL_SOCKET_CLIENTS_MAX];
+    struct ibx_control_socket *socket = NULL;
+    const uint64_t deadline = ibx_deadline_in_ms(GENEROUS);
+    assert_int_equal(ibx_control_socket_open(path, &ops, NULL, &socket, &error), 0);
+    assert_int_equal(unlink(path), 0);
+    while (access(path, F_OK)) {
+        assert_true(ibx_now_ns() < deadline);
+        poll(fds, ibx_control_socket_poll_fds(socket, fds), SHORT);
+    }
+    const int client = raw();
+    assert_int_equal(poll(fds, ibx_control_socket_poll_fds(socket, fds), GENEROUS), 1);
+    close(client);
+    ibx_control_socket_close(socket);
+}
+
 /* The tool that should answer is stopped: requests time out. */
 static void test_stopped_tool(NO_STATE)
 {
@@ -608,6 +626,7 @@ int main(void)
         with_folder(test_bad_answers),
         with_folder(test_silent_tool),
         with_folder(test_stopped_tool),
+        with_folder(test_a_removed_socket_is_made_anew),
         cmocka_unit_test(test_status_json),
         cmocka_unit_test(test_status_json_is_checked),
     };
