@@ -12,9 +12,10 @@
 #include <unistd.h>
 
 #define STOP_MS         1000 /* for QEMU to take the command */
-#define LAST_STOP_MS    5000 /* ... and to execute it, when nothing else is to be done */
-#define LAST_LOOK_MS    20   /* between two tries */
 #define ASK_MS          20   /* ... a question */
+#define LAST_STOP_MS    5000 /* for QEMU to execute the command, when nothing else is to be done */
+#define LAST_RETRY_MS   20   /* between two tries */
+#define LAST_LOOK_MS    5000 /* for the status of a VM that is not needed any more */
 #define FIGURES_MS      200  /* for QEMU's figures of its last migration, while pages are served */
 #define LIBVIRT_ENDS_MS 1000 /* for libvirt to end the source's QEMU */
 #define LET_GO_EARLY_MS 500  /* for QEMU to end its migration, while CONFIRMED is on its way */
@@ -403,17 +404,25 @@ static void ask_again(struct source *s)
         ibx_qmp_post(s->vm.qmp, "query-status", ibx_deadline_in_ms(ASK_MS), NULL);
 }
 
+/* The VM runs here, and QEMU's report of that is lost. */
+static int runs_here(struct source *s, struct ibx_error *err)
+{
+    json_t *resumed = json_pack("{s:s}", "event", "RESUME");
+    s->unseen_since = !guarded(s) && !s->verifier;
+    const int rc = ibx_source_on_intruder(s, resumed, err);
+    json_decref(resumed);
+    return rc;
+}
+
 int ibx_source_guard_again(struct source *s, struct ibx_error *err)
 {
     const bool served = s->state.now == SOURCE_COMMITTED || s->state.now == SOURCE_SERVING;
-    json_t *resumed = json_pack("{s:s}", "event", "RESUME");
     int rc = 0;
     if (!strcmp(s->vm.ram.status, "running") && s->state.now != SOURCE_LOST &&
         !ibx_source_libvirt_resumed(s))
-        rc = ibx_source_on_intruder(s, resumed, err);
+        rc = runs_here(s, err);
     else if (served)
         rc = check_past(s, err);
-    json_decref(resumed);
     if (rc == -EOPNOTSUPP) { /* no reason to leave the VM there without its pages */
         ibx_migration_notify(&s->options->observer, "%s: its pages are served as they are",
                              err->message);
@@ -468,7 +477,8 @@ int ibx_source_on_intruder(struct source *s, json_t *event, struct ibx_error *er
         ibx_error_set(&s->disturbed, -EBUSY,
                       "another client has %s the VM in QEMU (process %d) here",
                       resumed ? "continued" : "reset", (int)s->vm.ram.pid);
-    if (s->state.now == SOURCE_CONFIRMING) /* its pages are not needed any more */
+    /* Its pages are not needed any more. */
+    if (s->state.now == SOURCE_CONFIRMING || s->state.now == SOURCE_DONE)
         return 0;
     if (!guarded(s))
         return changed(s, "; it was stopped again", err);
@@ -510,11 +520,13 @@ static int make_stand(struct source *s, uint64_t deadline_ns, struct ibx_error *
 
 /* In LEFT the next tool looks at the VM. A QEMU whose thread is held would not answer. Where
  * libvirt drives, it may have continued the VM. */
-static bool must_stand(const struct source *s)
+static bool must_stand(struct source *s)
 {
-    return s->disturbed.code && (s->state.now == SOURCE_BROKEN || s->state.now == SOURCE_DONE) &&
-           s->guard.state.now != GUARD_CAUGHT && !source_managed(&s->vm) &&
-           (s->vm.qmp || s->vm.retry_ns);
+    if (!s->disturbed.code || (s->state.now != SOURCE_BROKEN && s->state.now != SOURCE_DONE) ||
+        source_managed(&s->vm) || (!s->vm.qmp && !s->vm.retry_ns))
+        return false;
+    ibx_guard_check(&s->guard, NULL);
+    return s->guard.state.now != GUARD_CAUGHT;
 }
 
 void ibx_source_stop_at_last(struct source *s)
@@ -524,15 +536,16 @@ void ibx_source_stop_at_last(struct source *s)
     while (must_stand(s) && make_stand(s, deadline, &why) &&
            !ibx_journal_qemu_gone(&s->status.record)) {
         if (ibx_now_ns() >= deadline) {
-            ibx_migration_notify(&s->options->observer,
-                                 "QEMU (process %d) may run the VM here, too, since it could not "
-                                 "be told to stop it (%s): end it",
-                                 (int)s->vm.ram.pid, why.message);
+            if (must_stand(s))
+                ibx_migration_notify(&s->options->observer,
+                                     "QEMU (process %d) may run the VM here, too, since it could "
+                                     "not be told to stop it (%s): end it",
+                                     (int)s->vm.ram.pid, why.message);
             return;
         }
         ibx_source_vm_lose(&s->vm);
         s->vm.retry_ns = ibx_now_ns();
-        poll(NULL, 0, LAST_LOOK_MS);
+        poll(NULL, 0, LAST_RETRY_MS);
     }
 }
 
@@ -554,12 +567,25 @@ void ibx_source_let_go_early(struct source *s)
     let_go(s, LET_GO_EARLY_MS, &later);
 }
 
+/* What QEMU has reported since its events were last taken, or while its monitor was lost, is seen
+ * by its status only. A QEMU that does not answer may wait for the guard, which is removed next. */
+static void look_at_last(struct source *s)
+{
+    char status[sizeof(s->vm.ram.status)];
+    if (s->vm.qmp && !s->disturbed.code && !source_managed(&s->vm) &&
+        !ibx_vm_status(s->vm.qmp, status, sizeof(status), ibx_deadline_in_ms(LAST_LOOK_MS), NULL) &&
+        !strcmp(status, "running"))
+        runs_here(s, NULL);
+}
+
 void ibx_source_let_go(struct source *s)
 {
     struct ibx_error why = {0};
     int rc = ibx_source_vm_reach(&s->vm, s->options->qmp, MIGRATION_QMP_MS, &why);
     if (rc && ibx_journal_qemu_gone(&s->status.record))
         return;
+    if (!rc)
+        look_at_last(s);
     if (rc || let_go(s, MIGRATION_QMP_MS, &why))
         ibx_migration_notify(&s->options->observer,
                              "QEMU (process %d) is not needed any more, but does not end its "
@@ -581,9 +607,11 @@ int ibx_source_verdict(const struct source *s, struct ibx_error *err)
     if (!s->disturbed.code)
         return 0;
     return ibx_error_set(err, -EBUSY,
-                         "%s; the VM is at %s with all of its pages as they were%s: end this "
-                         "QEMU, by kill -9 %d if it does not answer",
+                         "%s; the VM is at %s with all of its pages%s: end this QEMU, by kill -9 "
+                         "%d if it does not answer",
                          s->disturbed.message, s->status.record.uri,
-                         s->uncompared ? ", of which the last could not be compared" : "",
+                         s->unseen_since ? ", which may have changed here before they came"
+                         : s->uncompared ? " as they were, of which the last could not be compared"
+                                         : " as they were",
                          (int)s->vm.ram.pid);
 }

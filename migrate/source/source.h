@@ -172,6 +172,7 @@ struct source {
     struct ibx_state_machine guarding;
     struct ibx_error disturbed;    /* code not 0: what others did to the VM here after the commit */
     struct ibx_verifier *verifier; /* from RUNNING or the first DIGEST on */
+    bool unseen_since;             /* disturbed: not known when, and pages are not compared */
     bool uncompared;               /* NEEDLESS: the rest cannot be compared any more */
     uint64_t messages;             /* from the destination */
     struct migration_silence silence;
@@ -384,8 +385,8 @@ void ibx_source_guard_answered(struct source *s);
 /* An event of QEMU's after the commit. -EBADMSG, in BROKEN: its memory may have changed. */
 int ibx_source_on_intruder(struct source *s, json_t *event, struct ibx_error *err);
 /* In CONFIRMING and DONE: ends QEMU's migration and removes the guard, unless the guard has caught
- * somebody, who would continue then. ibx_source_let_go_early() neither waits for a slow QEMU nor
- * notifies: it is tried again in DONE. */
+ * somebody, who would continue then, or the VM runs here. ibx_source_let_go_early() neither waits
+ * for a slow QEMU nor notifies: it is tried again in DONE. */
 void ibx_source_let_go_early(struct source *s);
 void ibx_source_let_go(struct source *s);
 /* After an intruder, in BROKEN and DONE: sees to it that the VM does not run here. The `stop` that

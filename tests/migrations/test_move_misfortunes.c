@@ -262,6 +262,29 @@ static void test_a_stop_is_lost_with_the_monitor(void)
     assert_false(vm_runs(&vms[1]));
 }
 
+/* ... and until all is over: the tool learns only then that the VM was continued meanwhile. */
+static void test_the_monitor_is_lost_until_the_end(void)
+{
+    struct ibx_qmp *other;
+    pair_start(NULL);
+    mover_stop_next("source:done");
+    pair_run_to("destination:resuming", NULL);
+    cut_monitor(&vms[0]);
+    vm_ok(ibx_qmp_connect(vms[0].tool, vm_soon(), &other, &vm_error));
+    mover_await_words(&sender, "its monitor is lost");
+    mover_kill(&receiver, SIGCONT);
+    mover_await_stop(&sender);
+    vm_do(&vms[0], "migrate_cancel", NULL);
+    json_decref(vm_event(&vms[0], "RESUME", NULL));
+    ibx_qmp_close(other);
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "another client has continued the VM");
+    mover_ends(&receiver, 0);
+    assert_false(vm_runs(&vms[0]));
+    assert_true(vm_runs(&vms[1]));
+}
+
 /* Another client uses QEMU's monitor until all pages have come: then QEMU is released. */
 static void test_the_monitor_is_another_clients_for_long(void)
 {
@@ -658,6 +681,7 @@ int main(void)
                                            VM_TEST(test_the_monitor_of_a_vm_at_its_start_is_lost),
                                            VM_TEST(test_the_monitor_is_lost_behind_a_verdict),
                                            VM_TEST(test_a_stop_is_lost_with_the_monitor),
+                                           VM_TEST(test_the_monitor_is_lost_until_the_end),
                                            VM_TEST(test_the_monitor_is_another_clients_for_long),
                                            VM_TEST(test_continued_by_somebody_else),
                                            VM_TEST(test_reset_by_somebody_else),
