@@ -551,6 +551,8 @@ void ibx_source_stop_at_last(struct source *s)
 
 static int let_go(struct source *s, unsigned ms, struct ibx_error *why)
 {
+    if (ibx_guard_check(&s->guard, &s->disturbed))
+        stop(s);
     if (s->disturbed.code || !s->vm.qmp)
         return 0;
     ibx_guard_release(&s->guard);

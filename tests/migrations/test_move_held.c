@@ -228,6 +228,25 @@ static void test_a_write_is_held_and_the_tool_killed(void)
     disturbed("is blocked in that write");
 }
 
+/* ... also at the very end, before the protection is removed. */
+static void test_a_write_is_held_at_the_end(void)
+{
+    mover_stop_next("source:confirming");
+    filling_under_guard();
+    MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
+    mover_await_stop(&sender);
+    write_by_a_device();
+    await_held();
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "is blocked in that write");
+    mover_must_print(&sender, "with all of its pages as they were");
+    mover_ends(&receiver, 0);
+    assert_true(somebody_is_held());
+    vm_kill(&vms[0]);
+    pair_moved("");
+}
+
 /* ... also when there was no tool to see it, and the next one has looked a moment before. */
 static void test_a_write_without_a_tool(void)
 {
@@ -552,6 +571,7 @@ int main(void)
         VM_TEST(test_killed_at_the_end),
         VM_TEST(test_quit),
         VM_TEST(test_a_write_is_held_and_the_tool_killed),
+        VM_TEST(test_a_write_is_held_at_the_end),
         VM_TEST(test_a_write_without_a_tool),
         VM_TEST(test_rolled_back_under_guard),
         VM_TEST(test_reset),
