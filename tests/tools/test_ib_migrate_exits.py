@@ -312,6 +312,23 @@ def standard_output_that_cannot_be_written_changes_the_status(scene):
 
 
 @case
+def a_record_of_which_a_copy_was_read_is_said(scene):
+    os.makedirs(scene.path("state"))
+    path = scene.path(f"state/{'01' * 16}.source.json")
+    for name, text in ((path, "{"), (path.replace(".json", ".copy"),
+                                     json.dumps(dict(OLD_RECORD, state="moved")))):
+        with open(name, "w", encoding="ascii") as file:
+            file.write(text)
+        os.chmod(name, 0o600)
+    words = f"{path} is damaged, and a copy of it was read"
+    equal(tool.succeeds(scene, "status").splitlines()[-1], f"  {words}")
+    (line,) = objects(tool.succeeds(scene, "status --json"))
+    equal((line["record"]["state"], line["status"], line["trouble"]), ("moved", None, words))
+    os.unlink(path)  # without it there is no migration
+    assert "no migration is recorded" in tool.succeeds(scene, "status")
+
+
+@case
 def a_vm_that_ended_with_its_qemu_is_not_said_to_be_here(scene):
     vm = Vm(scene)
     with socket.create_server(("127.0.0.1", 0)) as silent:
