@@ -35,19 +35,6 @@ static int get_stream_attribute(struct extension_request *e)
     return rc;
 }
 
-static int get_stream_number(struct extension_request *e)
-{
-    int (*get)(void *stream, int *number) = NULL;
-    int number = 0;
-    void *stream = stream_in(e);
-    if (!whole(e))
-        return CUDA_INVALID_VALUE;
-    FUNCTION(e, get);
-    const int rc = get(stream, &number);
-    ibx_put_u64(&e->out, (uint32_t)number);
-    return rc;
-}
-
 static int wait_for_stream(struct extension_request *e)
 {
     int (*wait)(void *stream) = NULL;
@@ -207,8 +194,6 @@ static const struct extension_call extras[IBX_EXT_REQUESTS] = {
     [IBX_EXT_LAUNCH] = {"cudaGetFuncBySymbol", launch},
     [IBX_EXT_STREAM_SET_ATTRIBUTE] = {"cudaStreamSetAttribute", set_stream_attribute},
     [IBX_EXT_STREAM_GET_ATTRIBUTE] = {"cudaStreamGetAttribute", get_stream_attribute},
-    [IBX_EXT_STREAM_FLAGS] = {"cudaStreamGetFlags", get_stream_number},
-    [IBX_EXT_STREAM_PRIORITY] = {"cudaStreamGetPriority", get_stream_number},
     [IBX_EXT_STREAM_WAIT] = {"cudaStreamSynchronize", wait_for_stream},
     [IBX_EXT_RESET_L2] = {"cudaCtxResetPersistingL2Cache", reset_l2},
     [IBX_EXT_GET_LIMIT] = {"cudaDeviceGetLimit", get_limit},

@@ -35,16 +35,16 @@ static int stream_id(struct extension_request *e)
     return rc;
 }
 
-static int stream_device(struct extension_request *e)
+static int stream_number(struct extension_request *e)
 {
-    int (*get)(void *stream, int *device) = NULL;
-    int device = 0;
+    int (*get)(void *stream, int *number) = NULL;
+    int number = 0;
     void *stream = stream_in(e);
     if (!whole(e))
         return CUDA_INVALID_VALUE;
     FUNCTION(e, get);
-    const int rc = get(stream, &device);
-    ibx_put_u64(&e->out, (uint32_t)device);
+    const int rc = get(stream, &number);
+    ibx_put_u64(&e->out, (uint32_t)number);
     return rc;
 }
 
@@ -233,7 +233,9 @@ static int parameters(struct extension_request *e)
 
 const struct extension_call ibx_query_extensions[IBX_EXT_REQUESTS] = {
     [IBX_EXT_STREAM_ID] = {"cudaStreamGetId", stream_id},
-    [IBX_EXT_STREAM_DEVICE] = {"cudaStreamGetDevice", stream_device},
+    [IBX_EXT_STREAM_DEVICE] = {"cudaStreamGetDevice", stream_number},
+    [IBX_EXT_STREAM_FLAGS] = {"cudaStreamGetFlags", stream_number},
+    [IBX_EXT_STREAM_PRIORITY] = {"cudaStreamGetPriority", stream_number},
     [IBX_EXT_STREAM_COPY_ATTRIBUTES] = {"cudaStreamCopyAttributes", copy_attributes},
     [IBX_EXT_DEVICE_FLAGS] = {"cudaGetDeviceFlags", device_number},
     [IBX_EXT_DEVICE_CACHE] = {"cudaDeviceGetCacheConfig", device_number},
