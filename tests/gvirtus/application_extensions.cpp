@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// Calls that GVirtuS's libcudart does not have: the preload makes them by requests of its own.
+// Calls that GVirtuS's libcudart does not have: the preload makes them by extension requests.
 #include "tests/gvirtus/application.h"
 
 #include "frontend-glue/session/extensions.h"

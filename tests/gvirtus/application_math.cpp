@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// Functions of cuBLAS, cuRAND and cuFFT, which the preload calls in requests of its own.
+// Functions of cuBLAS, cuRAND and cuFFT, which the preload calls by extension requests.
 #include "tests/gvirtus/application_math.h"
 
 #include <algorithm>
