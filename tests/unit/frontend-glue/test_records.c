@@ -194,6 +194,26 @@ static void test_record_is_sent_alone(void **state)
     }
 }
 
+static bool has_unsent(void)
+{
+    pthread_mutex_lock(&pipeline->lock);
+    const bool has = pipeline->backlog_end > pipeline->backlog_begin;
+    pthread_mutex_unlock(&pipeline->lock);
+    return has;
+}
+
+/* The back end is idle, so any other call is sent before it returns. */
+static void test_other_calls_do_not_wait(void **state)
+{
+    (void)state;
+    for (unsigned i = 0; i < 20; i++) {
+        const unsigned before = requests;
+        set_memory();
+        assert_false(has_unsent());
+        settle(before + 1);
+    }
+}
+
 /* The back end is slow, so most records wait in the client. None is looked at again and again. */
 static void test_many_records_wait(void **state)
 {
@@ -415,6 +435,7 @@ int main(void)
         cmocka_unit_test(test_exit_waits_only_for_what_was_called_before),
         cmocka_unit_test_setup_teardown(test_record_is_sent_with_the_next_call, begin, end),
         cmocka_unit_test_setup_teardown(test_record_is_sent_alone, begin, end),
+        cmocka_unit_test_setup_teardown(test_other_calls_do_not_wait, begin, end),
         cmocka_unit_test_setup_teardown(test_many_records_wait, begin, end),
     };
     session_pair_use("tcp", NULL, NULL, NULL);
