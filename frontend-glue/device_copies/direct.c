@@ -121,7 +121,12 @@ static int move(struct gpu_session *x, bool read, size_t n)
         if (!c->direct)
             return 1;
         tries++;
-        int rc = ibx_session_post(x->s, read, c->mr, device, &c->remote, c->remote_at, n, 0, 0);
+        int rc = ibx_session_post(x->s, &(struct ibx_session_op){.read = read,
+                                                                 .mr = c->mr,
+                                                                 .local = device,
+                                                                 .remote = &c->remote,
+                                                                 .offset = c->remote_at,
+                                                                 .n = n});
         if (!rc)
             rc = ibx_session_finish_posts(x->s);
         if (rc)

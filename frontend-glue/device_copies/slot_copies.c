@@ -53,7 +53,9 @@ void ibx_slot_regions_end(struct gpu_session *x)
 static int move(struct gpu_session *x, const struct slot_copy *c, bool read,
                 const struct ibx_remote *remote)
 {
-    const int rc = ibx_session_post(x->s, read, c->region, c->at, remote, 0, c->frame.width, 0, 0);
+    const struct ibx_session_op op = {
+        .read = read, .mr = c->region, .local = c->at, .remote = remote, .n = c->frame.width};
+    const int rc = ibx_session_post(x->s, &op);
     return rc ? rc : ibx_session_finish_posts(x->s);
 }
 

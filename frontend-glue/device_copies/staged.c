@@ -31,8 +31,13 @@ static int wire_move(void *context, unsigned slot, unsigned chunk, void *local, 
     struct gpu_session *x = context;
     const struct copy *c = &x->copy;
     if (c->wire == COPY_WIRE_FABRIC)
-        return ibx_session_post(x->s, to_device(x), x->regions[chunk], local, &c->remote,
-                                c->remote_at + offset, n, slot + 1, 0);
+        return ibx_session_post(x->s, &(struct ibx_session_op){.read = to_device(x),
+                                                               .mr = x->regions[chunk],
+                                                               .local = local,
+                                                               .remote = &c->remote,
+                                                               .offset = c->remote_at + offset,
+                                                               .n = n,
+                                                               .cookie = slot + 1});
     if (c->wire == COPY_WIRE_THREADS) {
         ibx_copy_threads_post(ibx_session_threads(x->s), slot, local, offset, n);
         return 0;

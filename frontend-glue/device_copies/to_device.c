@@ -34,12 +34,18 @@ static int windows_fetch(struct gpu_session *x)
         return ibx_session_fail(x->s, rc, "no memory for a request's ends: %s", err.message);
     uint8_t *at = ibx_mr_address(x->windows);
     x->arrived &= ~COPIES_WINDOWS;
-    rc = ibx_session_post(x->s, true, x->windows, at, remote, 0, IBX_FRAME_WINDOW,
-                          IBX_STAGING_DEPTH + 1, IBX_URGENT);
-    return rc ? rc
-              : ibx_session_post(x->s, true, x->windows, at + IBX_FRAME_WINDOW, remote,
-                                 remote->length - IBX_FRAME_WINDOW, IBX_FRAME_WINDOW,
-                                 IBX_STAGING_DEPTH + 2, IBX_URGENT);
+    struct ibx_session_op op = {.read = true,
+                                .mr = x->windows,
+                                .local = at,
+                                .remote = remote,
+                                .n = IBX_FRAME_WINDOW,
+                                .cookie = IBX_STAGING_DEPTH + 1,
+                                .flags = IBX_URGENT};
+    rc = ibx_session_post(x->s, &op);
+    op.local = at + IBX_FRAME_WINDOW;
+    op.offset = remote->length - IBX_FRAME_WINDOW;
+    op.cookie = IBX_STAGING_DEPTH + 2;
+    return rc ? rc : ibx_session_post(x->s, &op);
 }
 
 static bool windows_here(const struct gpu_session *x)

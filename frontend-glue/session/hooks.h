@@ -205,11 +205,19 @@ int ibx_session_reply_early(struct ibx_session *session, uint64_t n);
 /* Announces that the GPU itself has made the copy for the next reply. As ibx_session_fail(). */
 int ibx_session_reply_placed(struct ibx_session *session);
 
-/* Posts a READ or WRITE of n bytes at `offset` of the client's memory. When it completes, the hook
- * `arrived` is called, unless the cookie is 0. As ibx_session_fail(). */
-int ibx_session_post(struct ibx_session *session, bool read, struct ibx_mr *mr, void *local,
-                     const struct ibx_remote *remote, uint64_t offset, size_t n, uint64_t cookie,
-                     unsigned flags);
+/* A READ or WRITE of n bytes between `local`, in a region, and `offset` of the client's memory. */
+struct ibx_session_op {
+    bool read;
+    struct ibx_mr *mr;
+    void *local;
+    const struct ibx_remote *remote;
+    uint64_t offset;
+    size_t n;
+    uint64_t cookie; /* of the hook `arrived`, which is called when it completes; 0: not called */
+    unsigned flags;  /* enum ibx_flags */
+};
+/* Posts it, copying what `op` refers to, except the bytes. As ibx_session_fail(). */
+int ibx_session_post(struct ibx_session *session, const struct ibx_session_op *op);
 bool ibx_session_posts_pending(const struct ibx_session *session);
 /* Whether posts were given up since the last call, because the session has continued over a
  * connection on which their GPU memory is not registered. They complete without `arrived`, and

@@ -258,23 +258,21 @@ int ibx_rendezvous_again(struct ibx_session *s)
     return rc;
 }
 
-int ibx_session_post(struct ibx_session *s, bool read, struct ibx_mr *mr, void *local,
-                     const struct ibx_remote *remote, uint64_t offset, size_t n, uint64_t cookie,
-                     unsigned flags)
+int ibx_session_post(struct ibx_session *s, const struct ibx_session_op *op)
 {
     struct posted *posted = place_for_post(s);
     if (!posted)
         return ibx_session_fail(s, -ENOMEM, "no memory for a copy with %s", s->path.peer);
     *posted = (struct posted){
         .used = true,
-        .read = read,
-        .mr = mr,
-        .at = (uint64_t)((uint8_t *)local - (uint8_t *)ibx_mr_address(mr)),
-        .remote = *remote,
-        .offset = offset,
-        .n = n,
-        .cookie = cookie,
-        .flags = flags,
+        .read = op->read,
+        .mr = op->mr,
+        .at = (uint64_t)((uint8_t *)op->local - (uint8_t *)ibx_mr_address(op->mr)),
+        .remote = *op->remote,
+        .offset = op->offset,
+        .n = op->n,
+        .cookie = op->cookie,
+        .flags = op->flags,
     };
     s->ops_pending++;
     return post(s, posted);
@@ -316,7 +314,12 @@ static int move_bounced(struct ibx_session *s, bool read, uint8_t *data,
             uint8_t *piece = (uint8_t *)ibx_mr_address(s->bounce) + (size_t)i * BOUNCE_PIECE_BYTES;
             if (!read)
                 memcpy(piece, data + given, length);
-            rc = ibx_session_post(s, read, s->bounce, piece, remote, offset + given, length, 0, 0);
+            rc = ibx_session_post(s, &(struct ibx_session_op){.read = read,
+                                                              .mr = s->bounce,
+                                                              .local = piece,
+                                                              .remote = remote,
+                                                              .offset = offset + given,
+                                                              .n = length});
             if (rc)
                 return rc;
             given += length;
@@ -387,7 +390,9 @@ static int move(struct ibx_session *s, bool read, uint8_t *data, const struct ib
         return by_threads;
     if (register_memory(s, data, n, IBX_ACCESS_LOCAL, &s->in_use))
         return move_bounced(s, read, data, remote, offset, n);
-    int rc = ibx_session_post(s, read, s->in_use, data, remote, offset, n, 0, 0);
+    const struct ibx_session_op op = {
+        .read = read, .mr = s->in_use, .local = data, .remote = remote, .offset = offset, .n = n};
+    int rc = ibx_session_post(s, &op);
     if (!rc)
         rc = ibx_session_finish_posts(s);
     if (!rc)

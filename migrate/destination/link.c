@@ -29,29 +29,21 @@ void ibx_destination_link_init(struct destination_link *link)
 
 /* ---------------------------------------------------------------- answers */
 
-/* What an answer says beside reasons and notes. */
-struct verdict {
-    bool accepted;
-    enum ibx_answer_state state;
-    unsigned links; /* page connections */
-    bool verify, warm;
-};
-
-static int send_answer(struct ibx_channel *channel, const struct verdict *verdict,
+static int send_answer(struct ibx_channel *channel, const struct link_terms *terms,
                        const struct ibx_blockers *blockers)
 {
     struct ibx_migrate_answer *answer = calloc(1, sizeof(*answer));
     const struct ibx_migrate_any message = {.type = IBX_MIGRATE_ANSWER, .is.answer = answer};
     if (!answer)
         return -ENOMEM;
-    answer->accepted = verdict->accepted;
-    answer->state = (uint8_t)verdict->state;
-    answer->links = (uint16_t)verdict->links;
-    answer->verify = verdict->verify;
-    answer->warm = verdict->warm;
+    answer->accepted = terms->accepted;
+    answer->state = (uint8_t)terms->state;
+    answer->links = (uint16_t)terms->links;
+    answer->verify = terms->verify;
+    answer->warm = terms->warm;
     ibx_migrate_host(answer->host, sizeof(answer->host));
     for (size_t i = 0; blockers && i < blockers->count && i < IBX_MIGRATE_REASONS_MAX; i++)
-        if (!verdict->accepted)
+        if (!terms->accepted)
             memcpy(answer->reasons[answer->count++], blockers->reasons[i], IBX_ERROR_MAX);
     for (size_t i = 0; blockers && i < blockers->note_count && i < IBX_MIGRATE_REASONS_MAX; i++)
         memcpy(answer->notes[answer->note_count++], blockers->notes[i], IBX_ERROR_MAX);
@@ -61,8 +53,7 @@ static int send_answer(struct ibx_channel *channel, const struct verdict *verdic
 }
 
 int ibx_destination_link_accept(struct destination_link *link, struct ibx_conn *conn,
-                                unsigned count, enum ibx_answer_state state, bool verify, bool warm,
-                                const struct ibx_blockers *notes)
+                                const struct link_terms *terms, const struct ibx_blockers *notes)
 {
     int rc = ibx_state_move(&link->state, LINK_OPEN);
     if (rc) {
@@ -71,11 +62,9 @@ int ibx_destination_link_accept(struct destination_link *link, struct ibx_conn *
     }
     ibx_acceptor_expect(link->acceptor, conn); /* its page connections follow */
     ibx_channel_init(&link->control, conn);
-    link->count = count;
+    link->count = terms->links;
     link->joined = 0;
-    const struct verdict verdict = {
-        .accepted = true, .state = state, .links = count, .verify = verify, .warm = warm};
-    send_answer(&link->control, &verdict, notes);
+    send_answer(&link->control, terms, notes);
     return 0;
 }
 
@@ -89,7 +78,7 @@ static void end_query(struct destination_link *link, unsigned i)
 
 /* Uses a free slot, or that of the oldest query. */
 void ibx_destination_link_answer(struct destination_link *link, struct ibx_conn *conn,
-                                 bool accepted, enum ibx_answer_state state, unsigned links,
+                                 const struct link_terms *terms,
                                  const struct ibx_blockers *blockers)
 {
     unsigned at = 0;
@@ -99,8 +88,7 @@ void ibx_destination_link_answer(struct destination_link *link, struct ibx_conn 
     end_query(link, at);
     ibx_channel_init(&link->queries[at], conn);
     link->query_since[at] = ibx_now_ns();
-    const struct verdict verdict = {.accepted = accepted, .state = state, .links = links};
-    if (send_answer(&link->queries[at], &verdict, blockers))
+    if (send_answer(&link->queries[at], terms, blockers))
         end_query(link, at);
 }
 
@@ -109,7 +97,7 @@ void ibx_destination_link_refuse(struct destination_link *link, struct ibx_conn 
 {
     struct ibx_blockers blockers = {0};
     ibx_blockers_add(&blockers, "%s", why);
-    ibx_destination_link_answer(link, conn, false, state, 0, &blockers);
+    ibx_destination_link_answer(link, conn, &(struct link_terms){.state = state}, &blockers);
 }
 
 static int on_query_message(void *context, const struct ibx_migrate_any *message)

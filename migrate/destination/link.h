@@ -43,14 +43,20 @@ static inline bool destination_linked(const struct destination_link *link)
 {
     return link->state.now >= LINK_OPEN && link->state.now <= LINK_SERVING;
 }
-/* Takes over the connection of a HELLO, for `count` page connections, and accepts it;
- * `verify`: pages are verified; `warm`: they are fetched before the stop. */
+/* What an answer to a HELLO says beside reasons and notes. */
+struct link_terms {
+    bool accepted;
+    enum ibx_answer_state state;
+    unsigned links; /* page connections */
+    bool verify;    /* pages are verified */
+    bool warm;      /* they are fetched before the stop */
+};
+/* Takes over the connection of a HELLO and accepts it, on terms that say so. */
 int ibx_destination_link_accept(struct destination_link *link, struct ibx_conn *conn,
-                                unsigned count, enum ibx_answer_state state, bool verify, bool warm,
-                                const struct ibx_blockers *notes);
-/* Answers a HELLO over a query connection and takes that over. `links`: page connections. */
+                                const struct link_terms *terms, const struct ibx_blockers *notes);
+/* Answers a HELLO over a query connection and takes that over. */
 void ibx_destination_link_answer(struct destination_link *link, struct ibx_conn *conn,
-                                 bool accepted, enum ibx_answer_state state, unsigned links,
+                                 const struct link_terms *terms,
                                  const struct ibx_blockers *blockers);
 void ibx_destination_link_refuse(struct destination_link *link, struct ibx_conn *conn,
                                  enum ibx_answer_state state, const char *why);

@@ -320,8 +320,12 @@ static int accept_migration(struct destination *d, const struct ibx_connection_r
         ibx_close(request->conn);
         return rc;
     }
-    return ibx_destination_link_accept(&d->link, request->conn, links_of(d, hello), IBX_ANSWER_NONE,
-                                       record->verify, warm, notes);
+    const struct link_terms terms = {.accepted = true,
+                                     .state = IBX_ANSWER_NONE,
+                                     .links = links_of(d, hello),
+                                     .verify = record->verify,
+                                     .warm = warm};
+    return ibx_destination_link_accept(&d->link, request->conn, &terms, notes);
 }
 
 /* The source of a migration that failed at its last step may call again, before anybody here knows
@@ -370,8 +374,9 @@ static int on_new(struct destination *d, const struct ibx_connection_request *re
                              hello->name[0] ? hello->name : "a VM", peer, blockers.reasons[0]);
     if (hello->purpose != IBX_PURPOSE_CHECK && !blockers.count)
         return accept_migration(d, request, &blockers, err);
-    ibx_destination_link_answer(&d->link, request->conn, !blockers.count, IBX_ANSWER_NONE, links,
-                                &blockers);
+    const struct link_terms terms = {
+        .accepted = !blockers.count, .state = IBX_ANSWER_NONE, .links = links};
+    ibx_destination_link_answer(&d->link, request->conn, &terms, &blockers);
     return 0;
 }
 
@@ -382,16 +387,17 @@ static int resume_link(struct destination *d, const struct ibx_connection_reques
 {
     const struct ibx_migrate_hello *hello = request->first.is.hello;
     struct ibx_record *record = &d->status.record;
-    const unsigned links = links_of(d, hello);
     record->epoch = hello->epoch;
     d->wish = hello->runs ? WISH_RUNS : WISH_PAUSED;
     ibx_page_map_restart(&d->ram.map);
     name_of(request, record->peer, sizeof(record->peer));
     ibx_migration_note_key(record, request->conn); /* an earlier version did not note it */
     ibx_destination_digests_restart(d);
-    int rc =
-        ibx_destination_link_accept(&d->link, request->conn, links, ibx_destination_answer_state(d),
-                                    hello->verify, false, NULL);
+    const struct link_terms terms = {.accepted = true,
+                                     .state = ibx_destination_answer_state(d),
+                                     .links = links_of(d, hello),
+                                     .verify = hello->verify};
+    int rc = ibx_destination_link_accept(&d->link, request->conn, &terms, NULL);
     if (rc)
         return ibx_error_set(err, rc, "the source's connection cannot be taken");
     d->status.reconnects++;
@@ -459,7 +465,8 @@ static void on_confirm(struct destination *d, const struct ibx_connection_reques
     if ((state == IBX_ANSWER_COMPLETE || state == IBX_ANSWER_ENDED) &&
         d->peer.now != PEER_CONFIRMED)
         ibx_state_move(&d->peer, PEER_CONFIRMED);
-    ibx_destination_link_answer(&d->link, request->conn, true, state, 0, NULL);
+    const struct link_terms terms = {.accepted = true, .state = state};
+    ibx_destination_link_answer(&d->link, request->conn, &terms, NULL);
 }
 
 /* Only rollback sends QUERY, and the answer has to stay true. In WAITING the link is closed before,
@@ -469,7 +476,8 @@ static void on_query(struct destination *d, const struct ibx_connection_request 
     const struct ibx_migrate_hello *hello = request->first.is.hello;
     if (d->state.now == DESTINATION_WAITING && same_migration(d, hello->id))
         ibx_destination_unlink(d, -ECONNRESET, "ib-migrate rollback asks for the VM");
-    ibx_destination_link_answer(&d->link, request->conn, true, state_for(d, hello), 0, NULL);
+    const struct link_terms terms = {.accepted = true, .state = state_for(d, hello)};
+    ibx_destination_link_answer(&d->link, request->conn, &terms, NULL);
 }
 
 static int on_hello(struct destination *d, struct ibx_connection_request *request,
