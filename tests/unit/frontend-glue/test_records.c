@@ -31,7 +31,7 @@ static atomic_uint requests;
 static atomic_bool last_of_message[REQUESTS]; /* it is the last one in its message */
 static atomic_bool held;                      /* the back end reads nothing */
 static atomic_bool lags;                      /* ... or leaves LAG requests unread, */
-static atomic_uint run_before;                /* and had run so many when it began to */
+static atomic_uint pauses_used;               /* and has run one for the last of so many pauses */
 static atomic_ulong looks;                    /* how often waiting requests were looked at */
 static atomic_uint pauses;                    /* of the first thread, in the product; waits for
                                                  a lock until some time are such, too */
@@ -71,11 +71,15 @@ static void pause_briefly(void)
     __real_nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
 }
 
-/* A back end that never has run all, and runs no more than one request for each pause of the first
- * thread, however slow the machine is. */
+/* A back end that never has run all, and runs no more than one request between two pauses of the
+ * first thread, however slow the machine is: it does not make up for pauses that it has missed. */
 static bool may_run_another(void)
 {
-    return requests + LAG <= atomic_load(&pipeline->answered) && requests < run_before + pauses;
+    const unsigned now = pauses;
+    if (requests + LAG > atomic_load(&pipeline->answered) || now == pauses_used)
+        return false;
+    pauses_used = now;
+    return true;
 }
 
 /* Serves as GVirtuS does. */
@@ -363,8 +367,7 @@ static int end_beside_caller(void)
 {
     pthread_t caller;
     begin(NULL);
-    run_before = requests;
-    pauses = 0;
+    pauses_used = pauses;
     lags = true;
     if (pthread_create(&caller, NULL, go_on, NULL) || pthread_detach(caller))
         return 2;
