@@ -41,7 +41,7 @@ int ibx_network_changes(void)
 void ibx_network_changes_seen(int fd)
 {
     char messages[4096];
-    while (recv(fd, messages, sizeof(messages), 0) >= 0 || errno == ENOBUFS)
+    while (recv(fd, messages, sizeof(messages), MSG_DONTWAIT) > 0 || errno == ENOBUFS)
         ;
 }
 

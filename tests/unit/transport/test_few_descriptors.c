@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <cmocka.h>
@@ -140,9 +141,25 @@ static void servers_over_shm(void **state)
     with_few("shm", SERVER);
 }
 
+/* A program has closed all descriptors, as if they were its own. The number of the one that tells
+ * changes of the network then belongs to another socket, which may block, or have ended. */
+static void changes_of_a_number_that_is_another_socket(void **state)
+{
+    int ends[2];
+    (void)state;
+    assert_return_code(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), errno);
+    alarm(patience_ms(10000) / 1000);
+    ibx_network_changes_seen(ends[0]);
+    close(ends[1]);
+    ibx_network_changes_seen(ends[0]);
+    alarm(0);
+    close(ends[0]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(changes_of_a_number_that_is_another_socket),
         cmocka_unit_test(clients_over_tcp),
         cmocka_unit_test(servers_over_tcp),
         cmocka_unit_test(clients_over_shm),
