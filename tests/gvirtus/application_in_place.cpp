@@ -16,6 +16,7 @@
 #include <fstream>
 #include <string>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <thread>
@@ -284,6 +285,23 @@ bool is_named_without_mappings()
     return true;
 }
 
+// It takes the pages of a file: a limit for files fails the launch, and does not end the program.
+bool is_named_with_short_files()
+{
+    rlimit before, few;
+    REQUIRE(getrlimit(RLIMIT_FSIZE, &before) == 0);
+    few = before;
+    few.rlim_cur = bytes_each - 1;
+    char *memory = page_locked(bytes_each);
+    REQUIRE(memory && std::memset(memory, 'a', bytes_each));
+    REQUIRE(setrlimit(RLIMIT_FSIZE, &few) == 0);
+    const int rc = stub_launch(memory, memory, 1, nullptr);
+    REQUIRE(setrlimit(RLIMIT_FSIZE, &before) == 0);
+    REQUIRE(rc == 801 && cudaGetLastError() == 801 && !is_in_place(memory) && memory[9] == 'a');
+    REQUIRE(is_named(memory) && is_in_place(memory));
+    return HOLDS(cudaFreeHost(memory) == 0);
+}
+
 // A reset of the device that was selected when memory was allocated takes none that another device
 // uses.
 bool outlasts_reset_of_another()
@@ -339,6 +357,7 @@ bool page_locked_in_place()
     REQUIRE(is_named_beside_copies(device));
     REQUIRE(is_named_beside_writes() && is_named_beside_signals() && is_named_beside_forks());
     REQUIRE(over_shm || (is_not_a_childs() && is_named_without_mappings()));
+    REQUIRE(over_shm || is_named_with_short_files());
     REQUIRE(cudaFree(device) == 0 && outlasts_reset_of_another());
     return HOLDS(cudaGetLastError() == 0);
 }

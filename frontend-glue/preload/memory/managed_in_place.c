@@ -18,6 +18,7 @@
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/memory/managed.h"
 
+#include "common/error.h"
 #include "common/log.h"
 #include "common/thread.h"
 
@@ -28,6 +29,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -103,6 +105,14 @@ static void restore(void *here, size_t n, const void *copy)
     madvise(here, n, MADV_DOFORK);
 }
 
+/* Whether a file of this process may have n bytes. SIGXFSZ ends a process that exceeds this limit,
+ * also in memory. */
+static bool is_in_limit(size_t n)
+{
+    struct rlimit limit;
+    return getrlimit(RLIMIT_FSIZE, &limit) || n <= limit.rlim_cur; /* RLIM_INFINITY is most */
+}
+
 /* Makes both mappings, or neither; then the file has a copy of the bytes. A child that is forked
  * meanwhile has the former pages, or none: pages of the file would be shared with this process. The
  * file gets all pages at once, because Linux may refuse them here, but would raise SIGBUS later. */
@@ -110,6 +120,8 @@ static int move(struct managed *m)
 {
     void *here = (void *)m->begin, *other = MAP_FAILED, *there = MAP_FAILED;
     const void *copy = NULL;
+    if (!is_in_limit(m->n))
+        return -EFBIG;
     const int fd = memfd_create("ibx-managed", MFD_CLOEXEC);
     int rc = fd < 0 || fallocate(fd, 0, 0, (off_t)m->n) ? -errno : 0;
     if (rc == -ENOSPC) /* there is no memory */
@@ -178,12 +190,14 @@ int ibx_frontend_in_place(const struct range *range)
     if (asked && (rc = join(m)))
         ask(m, false);
     if (asked && rc)
-        ibx_log(
-            IBX_LOG_WARN,
-            "%zu bytes of page-locked memory at %p cannot become managed memory: %s; where this "
-            "process has more mappings than vm.max_map_count, raise that by sysctl(8), and where "
-            "vm.overcommit_memory is 2, vm.overcommit_ratio",
-            range->n, (void *)range->begin, strerror(-rc));
+        ibx_log(IBX_LOG_WARN,
+                "%zu bytes of page-locked memory at %p cannot become managed memory: %s; %s",
+                range->n, (void *)range->begin, strerror(-rc),
+                rc == -EFBIG
+                    ? IBX_ERROR_RAISE_SIZE
+                    : "where this process has more mappings than vm.max_map_count, raise that "
+                      "by sysctl(8), and where vm.overcommit_memory is 2, "
+                      "vm.overcommit_ratio");
     if (m && rc) {
         m->begin = 0; /* the memory stays mapped */
         ibx_managed_discard(m);
