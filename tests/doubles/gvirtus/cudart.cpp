@@ -140,6 +140,15 @@ Remote *mine()
     return remote;
 }
 
+// The n bytes of the last reply from `at` on. If it is shorter, GVirtuS throws a string as well.
+static const char *out_at(std::size_t at, std::size_t n)
+{
+    const std::vector<char> &out = mine()->out;
+    if (out.size() < at || out.size() - at < n)
+        throw std::string("the reply is too short");
+    return out.data() + at;
+}
+
 EXPORTED int cudaMalloc(void **device, std::size_t n)
 {
     std::uint64_t address = stock() ? number(std::malloc(n)) : mine()->malloc(n);
@@ -220,7 +229,7 @@ EXPORTED int cudaMemcpy2D(void *to, std::size_t to_pitch, const void *from, std:
     body.u64(to_pitch).u64(from_pitch).u64(width).u64(height).i32(kind);
     int rc = mine()->call("cudaMemcpy2D", body);
     if (kind == D2H && !rc)
-        std::memmove(to, mine()->out.data() + 8, to_pitch * height);
+        std::memmove(to, out_at(8, to_pitch * height), to_pitch * height);
     return rc;
 }
 
@@ -252,7 +261,7 @@ EXPORTED int cudaGetSymbolAddress(void **address, const void *symbol)
     std::snprintf(text, sizeof(text), "%p", symbol);
     int rc = mine()->call("cudaGetSymbolAddress", body.string(text));
     if (!rc)
-        std::memcpy(address, mine()->out.data() + 8, sizeof(*address));
+        std::memcpy(address, out_at(8, sizeof(*address)), sizeof(*address));
     return rc;
 }
 
@@ -292,7 +301,7 @@ EXPORTED int cudaStreamEndCapture(void *stream, void **graph)
 {
     int rc = mine()->call("cudaStreamEndCapture", Body().u64(number(stream)).u64(8).u64(0));
     if (!rc)
-        std::memcpy(graph, mine()->out.data(), sizeof(*graph));
+        std::memcpy(graph, out_at(0, sizeof(*graph)), sizeof(*graph));
     return rc;
 }
 
@@ -315,7 +324,7 @@ static int event_create(const char *name, const Body &body, void **event)
 {
     int rc = mine()->call(name, body);
     if (!rc)
-        std::memcpy(event, mine()->out.data() + 8, sizeof(*event));
+        std::memcpy(event, out_at(8, sizeof(*event)), sizeof(*event));
     return rc;
 }
 
@@ -395,14 +404,14 @@ EXPORTED int cudaGetDevice(int *device)
         return 0;
     const int rc = mine()->call("cudaGetDevice", Body());
     if (!rc)
-        std::memcpy(device, mine()->out.data(), sizeof(*device));
+        std::memcpy(device, out_at(0, sizeof(*device)), sizeof(*device));
     return rc;
 }
 
 static int answer(int rc, int *number)
 {
     if (!rc)
-        std::memcpy(number, mine()->out.data() + 8, sizeof(*number));
+        std::memcpy(number, out_at(8, sizeof(*number)), sizeof(*number));
     return rc;
 }
 

@@ -40,6 +40,8 @@ std::shared_ptr<Communicator> make_communicator(Create create, const std::string
 
 /* ------------------------------------------------------------------- front end */
 
+static constexpr std::size_t longest_reply = 4ull << 30;
+
 void FrontEnd::step()
 {
     if (die_at_step >= 0 && die_at_step-- == 0)
@@ -68,6 +70,8 @@ int FrontEnd::call(const char *name, const Body &body)
     length = 0;
     over->Read(reinterpret_cast<char *>(&length), sizeof(length));
     step();
+    if (length > longest_reply) // where operator new throws this, a sanitizer's ends the process
+        throw std::bad_alloc();
     out.resize(length);
     if (length)
         over->Read(out.data(), length);

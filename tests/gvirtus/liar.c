@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * ibx_send() of a back end that lies: some messages to its clients are not what the plugin meant.
+ * The linker has the plugin call this function. IBX_TEST_LIES in the environment is the seed of the
+ * lies.
+ */
+#include "transport/transport.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+int __real_ibx_send(struct ibx_conn *conn, const struct iovec *iov, int iovcnt, uint64_t cookie,
+                    unsigned flags);
+int __wrap_ibx_send(struct ibx_conn *conn, const struct iovec *iov, int iovcnt, uint64_t cookie,
+                    unsigned flags);
+
+#define LONGEST 65536u
+/* A DATA message with a reply: type, counter, kind, length; the reply's code, seconds, length. */
+#define REPLY_AT  10u
+#define LENGTH_AT (REPLY_AT + 12)
+#define OUTPUT_AT (LENGTH_AT + 8)
+
+enum lie {
+    LIE_BYTE,
+    LIE_NUMBER,
+    LIE_CODE,
+    LIE_LENGTH,
+    LIE_OUTPUT,
+    LIE_SHORTER,
+    LIE_LONGER,
+    LIES,
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static uint64_t state, one_in; /* 0: not yet set */
+
+/* splitmix64 */
+static uint64_t next(void)
+{
+    uint64_t z = state += 0x9e3779b97f4a7c15;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
+    z = (z ^ z >> 27) * 0x94d049bb133111eb;
+    return z ^ z >> 31;
+}
+
+static void begin(void)
+{
+    const char *seed = getenv("IBX_TEST_LIES");
+    state = seed ? strtoull(seed, NULL, 0) : 0;
+    one_in = seed ? 1ull << (2 + next() % 7) : UINT64_MAX;
+}
+
+/* Numbers with which a length, a count, an address or an error code may be wrong. */
+static uint64_t odd_number(void)
+{
+    static const uint64_t numbers[] = {
+        0,          1,          2,          7,          8,         0x7f,       0x80,
+        0xff,       0x100,      0x1000,     0xffff,     0x10000,   0x100000,   0x7fffffff,
+        1ull << 31, UINT32_MAX, 1ull << 32, 1ull << 47, INT64_MAX, 1ull << 63, UINT64_MAX,
+    };
+    const uint64_t number = numbers[next() % (sizeof(numbers) / sizeof(numbers[0]))];
+    return next() % 4 ? number : number + next() % 16 - 8;
+}
+
+/* Little-endian, as everything that is sent. */
+static void put(uint8_t *bytes, size_t n, size_t at, size_t width)
+{
+    const uint64_t number = odd_number();
+    for (size_t i = 0; i < width && at + i < n; i++)
+        bytes[at + i] = (uint8_t)(number >> 8 * i);
+}
+
+static size_t falsify(uint8_t *bytes, size_t n)
+{
+    const size_t any = next() % n, width = 1u << next() % 4;
+    switch ((enum lie)(next() % LIES)) {
+    case LIE_BYTE:
+        bytes[any] = (uint8_t)next();
+        break;
+    case LIE_NUMBER:
+        put(bytes, n, any, width);
+        break;
+    case LIE_CODE:
+        put(bytes, n, REPLY_AT, 4);
+        break;
+    case LIE_LENGTH:
+        put(bytes, n, LENGTH_AT, 8);
+        break;
+    case LIE_OUTPUT:
+        if (n > OUTPUT_AT)
+            put(bytes, n, OUTPUT_AT + next() % (n - OUTPUT_AT) / 4 * 4, width);
+        break;
+    case LIE_SHORTER:
+        return any + 1;
+    default:
+        for (unsigned i = 0; i < width; i++)
+            bytes[n + i] = (uint8_t)next();
+        return n + width;
+    }
+    return n;
+}
+
+int __wrap_ibx_send(struct ibx_conn *conn, const struct iovec *iov, int iovcnt, uint64_t cookie,
+                    unsigned flags)
+{
+    size_t n = 0;
+    for (int i = 0; i < iovcnt; i++)
+        n += iov[i].iov_len;
+    pthread_mutex_lock(&lock);
+    if (!one_in)
+        begin();
+    const bool lies = n && n < LONGEST && next() % one_in == 0;
+    uint8_t *bytes = lies ? malloc(n + 8) : NULL;
+    struct iovec instead = {bytes, 0};
+    for (int i = 0; bytes && i < iovcnt; i++) {
+        memcpy(bytes + instead.iov_len, iov[i].iov_base, iov[i].iov_len);
+        instead.iov_len += iov[i].iov_len;
+    }
+    if (bytes)
+        instead.iov_len = falsify(bytes, n);
+    pthread_mutex_unlock(&lock);
+    int rc = bytes ? __real_ibx_send(conn, &instead, 1, cookie, flags) : -EMSGSIZE;
+    if (!bytes || rc == -EMSGSIZE) /* longer than messages may be */
+        rc = __real_ibx_send(conn, iov, iovcnt, cookie, flags);
+    free(bytes);
+    return rc;
+}
