@@ -176,9 +176,10 @@ struct ibx_fault {
     struct fault_worker *workers;
     unsigned worker_count;
     struct pagemap map;
-    struct map_memory *lasting; /* config.map_memory, or NULL; the page map lies in it */
-    bool adopted;               /* `lasting` was made by another engine, which died */
-    _Atomic uint64_t *doubled;  /* a bit a page, if there are huge ones: the kernel may have it */
+    struct map_memory *lasting;           /* config.map_memory, or NULL; the page map lies in it */
+    bool adopted;                         /* `lasting` was made by another engine, which died */
+    _Atomic uint64_t refused, refused_ns; /* EEXIST for a zero huge page: how often, since when */
+    _Atomic uint64_t *doubled; /* a bit a page, if there are huge ones: the kernel may have it */
     struct ibx_fault_run *plan;
     size_t plan_count;
     _Atomic size_t plan_at;

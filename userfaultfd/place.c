@@ -2,12 +2,17 @@
 /* Places pages: UFFDIO_COPY, ZEROPAGE, CONTINUE, WAKE, and their errors. */
 #include "userfaultfd/engine.h"
 
+#include "common/clock.h"
+
 #include <errno.h>
 #include <linux/userfaultfd.h>
 #include <sched.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+
+#define REFUSALS   1000u /* in a row, and for so long: no huge page is free */
+#define REFUSED_NS (1000 * IBX_NS_PER_MS)
 
 static uint64_t address_of(const struct fault_range *r, uint64_t page)
 {
@@ -138,6 +143,27 @@ static int64_t existing(const struct ibx_fault *e, const struct fault_range *r, 
     return small || atomic_load(&e->doubled[page / 64]) >> (page % 64) & 1 ? -EEXIST : -ENOMEM;
 }
 
+static void room_seen(struct ibx_fault *e, const struct fault_range *r)
+{
+    if (r->is.page_size > SMALL_PAGE)
+        atomic_store_explicit(&e->refused, 0, memory_order_relaxed);
+}
+
+/* The same for a fault on a page that is present: -EEXIST, or -ENOMEM. Its thread has been woken
+ * already where the page is there, and faults again and again where it is not; each page that is
+ * placed explains only as many refusals as there are threads. */
+static int refused(struct ibx_fault *e, const struct fault_range *r)
+{
+    if (r->is.alias || r->is.page_size == SMALL_PAGE || ibx_fault_state(e) != IBX_FAULT_SERVING)
+        return -EEXIST;
+    const uint64_t now = ibx_now_ns();
+    if (!atomic_fetch_add_explicit(&e->refused, 1, memory_order_relaxed))
+        atomic_store_explicit(&e->refused_ns, now, memory_order_relaxed);
+    const bool often = atomic_load_explicit(&e->refused, memory_order_relaxed) > REFUSALS;
+    const uint64_t since = atomic_load_explicit(&e->refused_ns, memory_order_relaxed);
+    return often && now > since + REFUSED_NS ? -ENOMEM : -EEXIST;
+}
+
 /* One step under `placing`: 0, -EAGAIN, or an error of the kernel. */
 static int step(struct ibx_fault *e, struct slot *slot, uint32_t limit)
 {
@@ -173,6 +199,7 @@ static int step(struct ibx_fault *e, struct slot *slot, uint32_t limit)
     if (bytes > 0 || bytes == -EEXIST)
         ibx_fault_note_placed(e, page, bytes > 0 ? (uint64_t)bytes / size : 1);
     if (bytes > 0) {
+        room_seen(e, r);
         done(e, slot, (uint32_t)((uint64_t)bytes / size), state);
         return 0;
     }
@@ -295,6 +322,10 @@ int ibx_fault_answer(struct ibx_fault *e, uint64_t page)
         if (!r->is.alias)
             ibx_fault_note_arrived(e, page, 1);
         int rc = answer(e, r, page);
+        if (rc == 0)
+            room_seen(e, r);
+        else if (rc == -EEXIST)
+            rc = refused(e, r);
         if (rc == -EEXIST || rc == -ENOENT) /* the page was placed, or unmapped, meanwhile */
             ibx_fault_wake(e, address_of(r, page), r->is.page_size);
         placing_end(e);
@@ -305,7 +336,8 @@ int ibx_fault_answer(struct ibx_fault *e, uint64_t page)
         if (rc == 0 || rc == -EEXIST || rc == -ENOENT)
             return 0;
         if (rc != -EAGAIN)
-            return failed(e, "UFFDIO_ZEROPAGE", r, page, -rc);
+            return failed(e, r->is.page_size > SMALL_PAGE ? "UFFDIO_COPY" : "UFFDIO_ZEROPAGE", r,
+                          page, -rc);
         if (!after_event(e))
             return -ECANCELED;
     }

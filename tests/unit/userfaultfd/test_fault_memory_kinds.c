@@ -359,6 +359,33 @@ static void test_huge_pages_run_out(void **state)
     stops_for_room(HUGES, 2);
 }
 
+/* The same for a page of zeros: the engine must not wake its thread without end. It goes on when
+ * there is room. */
+static void test_huge_pages_run_out_for_zeros(void **state)
+{
+    (void)state;
+    struct ibx_error err = {0};
+    struct look first, second;
+    close(huge_file());
+    int file = file_in("hugetlbfs", "pagesize=2M,size=2M");
+    assert_int_equal(ftruncate(file, HUGES * HUGE), 0);
+    rig.unreserved = true;
+    map_file(file, 1, HUGES * HUGE, HUGE, false);
+    rig.readers[0]->hold = true; /* the engine keeps on serving */
+    rig_start();
+    assert_int_equal(ibx_fault_mark_zero(rig.engine, 0, 2), 0);
+    assert_int_equal(ibx_fault_serve(rig.engine), 0);
+    look_at(&first, 0);
+    look_sees_zero(&first);
+    look_at(&second, 1);
+    assert_int_equal(engine_settled(), IBX_FAULT_STOPPED);
+    assert_true(ibx_fault_reason(rig.engine, &err) < 0);
+    assert_non_null(strstr(err.message, "make room"));
+    fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, HUGE);
+    assert_int_equal(ibx_fault_resume(rig.engine, rig.as, &err), 0);
+    look_sees_zero(&second);
+}
+
 /* A checker of pages in minor mode. Meanwhile the owner of the memory empties one of the pages. */
 static struct {
     bool in_check;        /* the event comes while the page is checked, or after it is placed */
@@ -498,6 +525,7 @@ int main(void)
         cmocka_unit_test_teardown(test_huge_goes_on_behind_a_fault, rig_end),
         cmocka_unit_test_teardown(test_huge_fetched_twice, rig_end),
         cmocka_unit_test_teardown(test_huge_pages_run_out, rig_end),
+        cmocka_unit_test_teardown(test_huge_pages_run_out_for_zeros, rig_end),
     };
     int skipped = rig_skipped(0);
     return skipped ? skipped : cmocka_run_group_tests(tests, NULL, NULL);
