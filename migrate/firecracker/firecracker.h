@@ -84,6 +84,7 @@ enum ibx_firecracker_event_kind {
     IBX_FIRECRACKER_SERVING,   /* it has connected: `pid`, `layout`, `again` */
     IBX_FIRECRACKER_RECORDED,  /* the file of --record is written: `pages` */
     IBX_FIRECRACKER_LOST,      /* the server is lost, or could not be reached again: `reason` */
+    IBX_FIRECRACKER_FULL,      /* this host has no room for a page, and tries again: `reason` */
     IBX_FIRECRACKER_RESTARTED, /* the handler has died of `signal` or with `status` */
     IBX_FIRECRACKER_ENDED,     /* Firecracker has ended: `stats` */
 };

@@ -340,11 +340,12 @@ static void pause_grow(struct handler *h)
 static int stopped(struct handler *h, struct ibx_error *err)
 {
     int rc = ibx_fault_reason(h->engine, err);
-    const char *reason = rc == -EBADMSG ? "" : h->image->ops->reason(h->image);
-    if (rc == -ESRCH || (!h->image->remote && rc))
+    const bool full = rc == -ENOMEM || rc == -ENOSPC;
+    const char *reason = rc == -EBADMSG || full ? "" : h->image->ops->reason(h->image);
+    if (rc == -ESRCH || (!h->image->remote && rc && !full))
         return rc != -ESRCH && *reason ? ibx_error_set(err, rc, "%s", reason) : rc;
-    tell(h, IBX_FIRECRACKER_LOST, *reason ? reason : err->message, 0);
-    /* If readers fail at once every time (memory may be full here), there is a pause before each
+    tell(h, full ? IBX_FIRECRACKER_FULL : IBX_FIRECRACKER_LOST, *reason ? reason : err->message, 0);
+    /* If readers fail at once every time, as where memory is full, there is a pause before each
      * try. */
     const bool lived = !h->again_ns || ibx_now_ns() - h->again_ns > PAUSE_MAX_MS * IBX_NS_PER_MS;
     if (lived)

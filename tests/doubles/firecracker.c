@@ -71,17 +71,20 @@ static uint8_t *page_at(uint64_t page)
 
 /* ------------------------------------------------------------ memory */
 
-static void region_make(unsigned i, uint64_t pages, bool huge)
+static void region_make(unsigned i, uint64_t pages, bool huge, const char *in)
 {
     const size_t bytes = pages * vm.page_size;
     const struct ibx_fault_range range = {.length = bytes, .page_size = (uint32_t)vm.page_size};
     struct ibx_fault_range at = range;
     struct ibx_error err = {0};
+    const int fd = in ? open(in, O_RDWR | O_CREAT | O_CLOEXEC, 0600) : -1;
+    const int kind = in ? 0 : MAP_ANONYMOUS | (huge ? MAP_HUGETLB : 0);
     vm.regions[i] =
-        mmap(NULL, bytes, PROT_READ | PROT_WRITE,
-             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (huge ? MAP_HUGETLB : 0), -1, 0);
+        mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE | kind, fd, 0);
     if (vm.regions[i] == MAP_FAILED)
         die("mmap");
+    if (fd >= 0)
+        close(fd);
     madvise(vm.regions[i], bytes, MADV_NOHUGEPAGE);
     at.start = (uintptr_t)vm.regions[i];
     if (ibx_fault_register(vm.uffd, &at, &err)) {
@@ -90,7 +93,8 @@ static void region_make(unsigned i, uint64_t pages, bool huge)
     }
 }
 
-static void memory_make(const char *path, bool huge)
+/* `in`: NULL, or a file of huge pages, whose filesystem may have few of them. */
+static void memory_make(const char *path, bool huge, const char *in)
 {
     struct stat st;
     struct ibx_error err = {0};
@@ -109,8 +113,8 @@ static void memory_make(const char *path, bool huge)
         printf("{\"skip\": \"%s\"}\n", err.message);
         exit(77);
     }
-    region_make(0, vm.first, huge);
-    region_make(1, vm.pages - vm.first, huge);
+    region_make(0, vm.first, huge, in);
+    region_make(1, vm.pages - vm.first, huge, in);
 }
 
 /* ------------------------------------------------------------ the message */
@@ -379,11 +383,11 @@ int main(int argc, char **argv)
 {
     static char line[16384];
     if (argc < 3) {
-        fprintf(stderr, "usage: firecracker SOCKET MEMORY_FILE [huge]\n");
+        fprintf(stderr, "usage: firecracker SOCKET MEMORY_FILE [huge [IN_FILE]]\n");
         return 2;
     }
     vm.socket = argv[1];
-    memory_make(argv[2], argc > 3);
+    memory_make(argv[2], argc > 3, argc > 4 ? argv[4] : NULL);
     answer("");
     while (fgets(line, sizeof(line), stdin) && obey(line))
         ;

@@ -53,12 +53,16 @@ def the_rest_comes_in_the_background(scene):
     ended(vm, tool)
 
 
-@test
-def huge_pages_come_and_go_as_a_whole(scene):
+def needs_huge_pages(pages):
     with open("/proc/meminfo", encoding="ascii") as file:
         free = next(int(line.split()[1]) for line in file if line.startswith("HugePages_Free:"))
-    if free < 8:
-        raise Skip("needs 8 free huge pages")
+    if free < pages:
+        raise Skip(f"needs {pages} free huge pages")
+
+
+@test
+def huge_pages_come_and_go_as_a_whole(scene):
+    needs_huge_pages(8)
     memory = snapshot(scene, 8 * 512)
     vm, tool, told = serving(scene, memory, form="new", double=("huge",))
     equal(told["pages"], 8)
@@ -67,6 +71,34 @@ def huge_pages_come_and_go_as_a_whole(scene):
     os.kill(handler_of(tool), signal.SIGKILL)
     vm.do("check")
     ended(vm, tool)
+
+
+@test
+def a_huge_page_without_room_comes_when_there_is_some(scene):
+    """A page with data, and one of zeros. Others have all of a filesystem of huge pages."""
+    needs_huge_pages(5)
+    folder = scene.path("pages")
+    os.mkdir(folder)
+    if subprocess.run(["mount", "-t", "hugetlbfs", "-o", "pagesize=2M,size=10M", "none", folder],
+                      stderr=subprocess.DEVNULL).returncode:
+        raise Skip("no filesystem of huge pages can be mounted here")
+    try:
+        memory = snapshot(scene, 4 * 512)
+        with open(memory, "r+b") as file:
+            file.truncate(3 << 21)
+            file.truncate(4 << 21)  # the last page is of zeros
+        with open(f"{folder}/others", "wb") as others:
+            os.posix_fallocate(others.fileno(), 0, 5 << 21)
+            vm, tool, _ = serving(scene, memory, form="new", double=("huge", f"{folder}/memory"))
+            for page, left in ((0, 4), (3, 0)):
+                vm.ask(f"touch {page} 1")
+                assert "make room" in event(tool, "full")["reason"]
+                assert "make room" in event(tool, "full")["reason"]
+                os.truncate(others.fileno(), left << 21)
+                equal(vm.answer()["wrong"], 0)
+        ended(vm, tool)
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
 
 
 @test

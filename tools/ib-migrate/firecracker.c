@@ -12,7 +12,8 @@ static const char *kind_name(enum ibx_firecracker_event_kind kind)
     static const char *const names[] = {
         [IBX_FIRECRACKER_LISTENING] = "listening", [IBX_FIRECRACKER_SERVING] = "serving",
         [IBX_FIRECRACKER_RECORDED] = "recorded",   [IBX_FIRECRACKER_LOST] = "lost",
-        [IBX_FIRECRACKER_RESTARTED] = "restarted", [IBX_FIRECRACKER_ENDED] = "ended",
+        [IBX_FIRECRACKER_FULL] = "full",           [IBX_FIRECRACKER_RESTARTED] = "restarted",
+        [IBX_FIRECRACKER_ENDED] = "ended",
     };
     return names[kind];
 }
@@ -88,6 +89,9 @@ static void print_text(const struct migrate_args *args, const struct ibx_firecra
         break;
     case IBX_FIRECRACKER_LOST:
         ibx_cli_print("The other host is lost, and is asked again: %s", e->reason);
+        break;
+    case IBX_FIRECRACKER_FULL:
+        ibx_cli_print("The microVM waits for a page, which is tried again: %s", e->reason);
         break;
     case IBX_FIRECRACKER_RESTARTED:
         printf("The handler (process %d) has died of %s %d and is started again\n", (int)e->handler,
