@@ -29,6 +29,17 @@ int ibx_error_set(struct ibx_error *err, int code, const char *format, ...)
     return code;
 }
 
+int ibx_error_set_task(struct ibx_error *err, int code, const char *format, ...)
+{
+    char which[IBX_ERROR_MAX];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(which, sizeof(which), format, args);
+    va_end(args);
+    return ibx_error_set(err, code, "%s: %s%s", which, strerror(-code),
+                         code == -EAGAIN ? "; " IBX_ERROR_RAISE_TASKS : "");
+}
+
 int ibx_error_prefix(struct ibx_error *err, int code, const char *format, ...)
 {
     if (!err)

@@ -52,10 +52,19 @@ struct ibx_error {
 /* The remedy for -EFBIG of a write. */
 #define IBX_ERROR_RAISE_SIZE "raise the limit on the size of files (ulimit -f)"
 
+/* The remedy for -EAGAIN of pthread_create(3) and fork(2). */
+#define IBX_ERROR_RAISE_TASKS                                                                      \
+    "raise the limits on processes (ulimit -u) and on tasks (TasksMax, pids.max)"
+
 /* Fills `err`, which may be NULL, and returns `code`. The message may quote a peer, a QEMU or a
  * file, so ibx_text_plain() is applied to it, as in ibx_error_prefix(). For -EMFILE the remedy is
  * added, unless the sentence names a limit. */
 int ibx_error_set(struct ibx_error *err, int code, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* The same for a thread or a process that could not begin: `format` says which, and the text of the
+ * code follows, with the remedy. */
+int ibx_error_set_task(struct ibx_error *err, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
 /* Puts "context: " before the message, or "context" alone in its place if that is empty, and

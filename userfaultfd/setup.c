@@ -408,8 +408,7 @@ int ibx_fault_create(const struct ibx_fault_config *config, struct ibx_fault **e
         rc = -pthread_create(&w->thread, NULL, ibx_fault_worker_main, w);
         if (rc) {
             ibx_fault_destroy(e);
-            return ibx_error_set(err, rc, "starting worker %u of the fault engine: %s", i,
-                                 strerror(-rc));
+            return ibx_error_set_task(err, rc, "starting worker %u of the fault engine", i);
         }
         w->started = true;
     }

@@ -288,9 +288,7 @@ static struct process *begin_for(struct processes *processes, const struct ibx_p
 
 static const char *remedy(int code)
 {
-    return code == EMFILE   ? IBX_ERROR_MORE_FILES
-           : code == EAGAIN ? "; raise the limit on processes (ulimit -u)"
-                            : "";
+    return code == EMFILE ? IBX_ERROR_MORE_FILES : code == EAGAIN ? "; " IBX_ERROR_RAISE_TASKS : "";
 }
 
 /* Forks spare processes at the start, and after clients have taken one. One that ends by itself is

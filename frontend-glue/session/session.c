@@ -202,10 +202,8 @@ static int look_for_thread(const struct ibx_conn *conn, struct ibx_error *err)
     pthread_t thread;
     const int rc = -pthread_create(&thread, NULL, nothing, NULL);
     if (rc)
-        return ibx_error_set(err, rc,
-                             "%s is turned away: there is no thread for it: %s; raise the limits "
-                             "on processes (ulimit -u) and on tasks (TasksMax, pids.max)",
-                             ibx_conn_path(conn)->peer, strerror(-rc));
+        return ibx_error_set_task(err, rc, "%s is turned away: there is no thread for it",
+                                  ibx_conn_path(conn)->peer);
     pthread_join(thread, NULL);
     return 0;
 }

@@ -90,7 +90,7 @@ int ibx_accept_thread_open(const char *uri, const struct ibx_options *options,
     if (!rc)
         rc = ibx_listen(uri, options, &accepts->listener, err);
     if (!rc && (rc = -pthread_create(&accepts->thread, NULL, accept_main, accepts)))
-        ibx_error_set(err, rc, "no thread for the listener: %s", strerror(-rc));
+        ibx_error_set_task(err, rc, "no thread for the listener");
     if (rc)
         release(accepts);
     else

@@ -324,7 +324,7 @@ int ibx_watchdog_start(struct ibx_watchdog *watchdog, const char *folder,
     close(pair[0]);
     if (pid < 0) {
         close(pair[1]);
-        return ibx_error_set(err, -errno, "no process for a watchdog: %s", strerror(errno));
+        return ibx_error_set_task(err, -errno, "no process for a watchdog");
     }
     *watchdog = (struct ibx_watchdog){.pid = pid, .fd = pair[1]};
     return 0;

@@ -118,7 +118,7 @@ static int handler_start(struct supervisor *s)
     close(ends[1]);
     if (child < 0) {
         close(ends[0]);
-        return ibx_error_set(s->err, -errno, "a process for the handler: %s", strerror(errno));
+        return ibx_error_set_task(s->err, -errno, "a process for the handler");
     }
     s->handler = child;
     s->handler_socket = ends[0];

@@ -371,7 +371,7 @@ static int start(struct ibx_multicast_sender *s, struct ibx_error *err)
         return 0;
     const int rc = pthread_create(&s->thread, NULL, sender_main, s);
     s->started = !rc;
-    return rc ? ibx_error_set(err, -rc, "no thread that sends to the group: %s", strerror(rc)) : 0;
+    return rc ? ibx_error_set_task(err, -rc, "no thread that sends to the group") : 0;
 }
 
 static struct ibx_multicast_member *make_member(const struct ibx_multicast_sender *s,

@@ -93,8 +93,7 @@ static int begin(const char *uri, const struct ibx_options *options,
         one->index = c->count;
         rc = -pthread_create(&one->thread, NULL, connect_main, one);
         if (rc)
-            ibx_error_set(err, rc, "no thread to make page connection %u: %s", c->count,
-                          strerror(-rc));
+            ibx_error_set_task(err, rc, "no thread to make page connection %u", c->count);
     }
     if (rc)
         ibx_page_connections_drop(c);

@@ -363,7 +363,7 @@ static int threads_start(struct ibx_page_server *server, struct ibx_error *err)
         struct link *link = &server->links[i];
         int rc = pthread_create(&link->thread, NULL, link_main, link);
         if (rc)
-            return ibx_error_set(err, -rc, "no thread for page connection %u: %s", i, strerror(rc));
+            return ibx_error_set_task(err, -rc, "no thread for page connection %u", i);
         link->started = true;
     }
     return 0;

@@ -432,7 +432,7 @@ static int threads_start(struct ibx_verifier *v, unsigned count, struct ibx_erro
                                  "memory; give --no-verify at both ends");
         int rc = pthread_create(&t->thread, NULL, verifier_main, t);
         if (rc)
-            return ibx_error_set(err, -rc, "no thread to verify pages: %s", strerror(rc));
+            return ibx_error_set_task(err, -rc, "no thread to verify pages");
         v->started++;
     }
     return 0;

@@ -306,7 +306,7 @@ int ibx_inject_syscall(pid_t pid, long number, const uint64_t arguments[6], int6
         code = run_thread(&in);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (code)
-        return ibx_error_set(err, -code, "no process to trace QEMU: %s", strerror(code));
+        return ibx_error_set_task(err, -code, "no process to trace QEMU");
     if (in.rc)
         return in.rc;
     *result = in.result;

@@ -414,7 +414,7 @@ static int check(struct snapshot_cache *cache, struct ibx_error *err)
     if (cache->checked_fd < 0)
         return ibx_error_set(err, -errno, "no event descriptor: %s", strerror(errno));
     const int rc = pthread_create(&cache->checker, NULL, check_main, cache);
-    return rc ? ibx_error_set(err, -rc, "no thread for a digest: %s", strerror(rc))
+    return rc ? ibx_error_set_task(err, -rc, "no thread for a digest")
               : ibx_state_move(&cache->state, CACHE_CHECKING);
 }
 

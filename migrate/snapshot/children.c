@@ -367,7 +367,7 @@ static int start_thread(struct snapshot_children *c, struct member *m, bool know
     if (rc && !known)
         record_remove(c, m->child.pid);
     if (rc)
-        return ibx_error_set(err, rc, "no thread for a child: %s", strerror(-rc));
+        return ibx_error_set_task(err, rc, "no thread for a child");
     m->next = c->members;
     c->members = m;
     c->so_far++;

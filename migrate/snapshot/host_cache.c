@@ -466,9 +466,8 @@ int ibx_snapshot_host_cache(const struct ibx_serve_options *options, struct ibx_
     }
     const int code = errno;
     close(pipes[1]);
-    int rc = pid < 0
-                 ? ibx_error_set(err, -code, "no process that fills a cache: %s", strerror(code))
-                 : take_answer(pipes[0], cache, err);
+    int rc = pid < 0 ? ibx_error_set_task(err, -code, "no process that fills a cache")
+                     : take_answer(pipes[0], cache, err);
     close(pipes[0]);
     if (rc && pid > 0)
         waitpid(pid, NULL, 0);

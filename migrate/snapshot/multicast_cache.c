@@ -499,7 +499,7 @@ int ibx_snapshot_feed_open(const struct snapshot_feed_config *config, struct sna
                  : -pthread_create(&feed->thread, NULL, feed_main, feed);
     if (rc) {
         release(feed);
-        return ibx_error_set(err, rc, "no thread for what comes by multicast: %s", strerror(-rc));
+        return ibx_error_set_task(err, rc, "no thread for what comes by multicast");
     }
     *out = feed;
     return 0;

@@ -86,7 +86,7 @@ static int listener_start(struct listener with, struct ibx_error *err)
     *listener = with;
     int rc = pthread_create(&thread, NULL, listener_main, listener);
     if (rc)
-        return ibx_error_set(err, -rc, "no thread for a listener: %s", strerror(rc));
+        return ibx_error_set_task(err, -rc, "no thread for a listener");
     pthread_detach(thread);
     return 0;
 }

@@ -45,7 +45,7 @@ int ibx_bw_watch_start(atomic_bool *stopped, void (*report)(void), struct ibx_er
     watch.report = report;
     watch.stopped = stopped;
     int rc = pthread_create(&watch.thread, NULL, watch_main, NULL);
-    return rc ? ibx_error_set(err, -rc, "no thread to wait for signals: %s", strerror(rc)) : 0;
+    return rc ? ibx_error_set_task(err, -rc, "no thread to wait for signals") : 0;
 }
 
 void ibx_bw_watch_end(void)

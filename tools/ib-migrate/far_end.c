@@ -322,7 +322,7 @@ static int start_qemu(struct far *far, struct ibx_error *err)
     if (!far->qemu)
         become(far, arguments, -1);
     if (far->qemu < 0)
-        return ibx_error_set(err, -errno, "no process for QEMU: %s", strerror(errno));
+        return ibx_error_set_task(err, -errno, "no process for QEMU");
     for (size_t i = 0; arguments[i]; i++)
         free(arguments[i]);
     free(arguments);
@@ -366,9 +366,7 @@ static int start_receiver(struct far *far, struct ibx_error *err)
     free(arguments);
     close(pair[1]);
     ibx_json_lines_init(&far->from, pair[0]);
-    return far->receiver > 0
-               ? 0
-               : ibx_error_set(err, -code, "no process for a receiver: %s", strerror(code));
+    return far->receiver > 0 ? 0 : ibx_error_set_task(err, -code, "no process for a receiver");
 }
 
 static void tell_ready(const struct far *far, const json_t *status)

@@ -212,7 +212,7 @@ int ibx_cli_progress_start(const struct migrate_args *args, struct migrate_progr
     const int rc = ibx_thread_begin(&p->thread, run, p);
     if (rc) {
         free(p);
-        return ibx_error_set(err, rc, "no thread to show the progress: %s", strerror(-rc));
+        return ibx_error_set_task(err, rc, "no thread to show the progress");
     }
     ibx_log_over_bar(p->terminal && !p->quiet);
     *observer = (struct ibx_migrate_observer){on_status, on_notify, on_leaving, p};

@@ -343,7 +343,7 @@ static int start_far_end(struct run *run, struct ibx_error *err)
     run->to = to[1];
     ibx_json_lines_init(&run->from, from[0]);
     if (run->ssh < 0)
-        return ibx_error_set(err, -errno, "no process for ssh: %s", strerror(errno));
+        return ibx_error_set_task(err, -errno, "no process for ssh");
     int rc = ibx_json_lines_put(run->to, json_incref(run->request));
     if (!rc || rc == -EPIPE) /* EPIPE: it has ended; await_ready() reports how */
         return 0;

@@ -134,7 +134,7 @@ static int start_qemu(const struct migrate_args *args, pid_t *pid, struct ibx_er
                              args->qmp);
     *pid = fork();
     if (*pid < 0)
-        return ibx_error_set(err, -errno, "no process for QEMU: %s", strerror(errno));
+        return ibx_error_set_task(err, -errno, "no process for QEMU");
     if (!*pid)
         become_qemu(args);
     return await_monitor(args->qmp, *pid, err);

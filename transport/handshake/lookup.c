@@ -68,8 +68,7 @@ int ibx_lookup_begin(const struct ibx_uri *uri, struct ibx_lookup **out, struct 
     if (rc) {
         lookup->holders = 1;
         release(lookup);
-        return ibx_error_set(err, rc, "no thread for looking up \"%s\": %s", uri->host,
-                             strerror(-rc));
+        return ibx_error_set_task(err, rc, "no thread for looking up \"%s\"", uri->host);
     }
     *out = lookup;
     return 0;

@@ -53,6 +53,20 @@ static void test_lack_of_descriptors_comes_with_advice(void **state)
     assert_string_equal(err.message, "no pipe");
 }
 
+static void test_lack_of_tasks_comes_with_advice(void **state)
+{
+    struct ibx_error err = {0};
+    (void)state;
+    assert_int_equal(ibx_error_set_task(&err, -EAGAIN, "no thread for page connection %u", 3u),
+                     -EAGAIN);
+    assert_string_equal(err.message,
+                        "no thread for page connection 3: Resource temporarily unavailable; raise "
+                        "the limits on processes (ulimit -u) and on tasks (TasksMax, pids.max)");
+    ibx_error_set_task(&err, -ENOMEM, "no process for ssh");
+    assert_string_equal(err.message, "no process for ssh: Cannot allocate memory");
+    assert_int_equal(ibx_error_set_task(NULL, -EAGAIN, "no process"), -EAGAIN);
+}
+
 /* Messages contain texts of a peer or of QEMU, and are printed to a terminal. */
 static void test_message_has_no_control_characters(void **state)
 {
@@ -72,6 +86,7 @@ int main(void)
         cmocka_unit_test(test_message_may_contain_the_previous_one),
         cmocka_unit_test(test_long_message_is_cut),
         cmocka_unit_test(test_lack_of_descriptors_comes_with_advice),
+        cmocka_unit_test(test_lack_of_tasks_comes_with_advice),
         cmocka_unit_test(test_message_has_no_control_characters),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -163,7 +163,7 @@ static int readers_run(struct reader *readers, unsigned count, struct ibx_error 
     for (; !rc && started < count; started += !rc)
         rc = -pthread_create(&readers[started].thread, NULL, reader_main, &readers[started]);
     if (rc)
-        ibx_error_set(err, rc, "no thread for READs: %s", strerror(-rc));
+        ibx_error_set_task(err, rc, "no thread for READs");
     for (unsigned i = 0; i < started; i++) {
         pthread_join(readers[i].thread, NULL);
         if (!rc && readers[i].err.code)

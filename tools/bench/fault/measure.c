@@ -176,7 +176,7 @@ static int start_threads(const struct trial *s, struct fault_thread *threads, un
                      ? -pthread_create(&threads[i].thread, NULL, thread_main, &threads[i])
                      : -ENOMEM;
         if (rc)
-            return ibx_error_set(err, rc, "no thread that faults: %s", strerror(-rc));
+            return ibx_error_set_task(err, rc, "no thread that faults");
         ++*started;
     }
     return 0;
