@@ -221,7 +221,7 @@ static void begin(void *context, struct ibx_conn *conn)
 {
     struct ibx_acceptor *acceptor = context;
     pthread_t thread;
-    const char *why = "no memory or thread for it";
+    const char *why = "there is no memory for it";
     struct place *place = calloc(1, sizeof(*place));
     bool begun = false;
     if (place) {
@@ -235,8 +235,10 @@ static void begin(void *context, struct ibx_conn *conn)
             acceptor->threads += begun; /* before the thread can end, for which it takes the lock */
             if (begun)
                 eventfd_write(acceptor->ready_fd, 1);
-            if (!begun)
+            if (!begun) {
+                why = "there is no thread for it: " IBX_ERROR_RAISE_TASKS;
                 leave(acceptor, place);
+            }
         }
         pthread_mutex_unlock(&acceptor->lock);
     }

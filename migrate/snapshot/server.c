@@ -510,6 +510,7 @@ static void admit(void *context, struct ibx_conn *conn)
 {
     struct ibx_snapshot_server *server = context;
     struct client *client = calloc(1, sizeof(*client));
+    const char *why = "there is no memory for it";
     bool begun = false;
     unsigned all;
     reap(server, false);
@@ -518,7 +519,11 @@ static void admit(void *context, struct ibx_conn *conn)
         ibx_peer_of(conn, &client->peer);
     }
     pthread_mutex_lock(&server->lock);
-    if (client && may_come(server, client)) {
+    const bool may = client && may_come(server, client);
+    if (client)
+        why = may ? "there is no thread for it: " IBX_ERROR_RAISE_TASKS
+                  : "too many connections are open, from there or in all";
+    if (may) {
         client->next = server->clients;
         begun = !pthread_create(&client->thread, NULL, client_main, client);
         if (begun) {
@@ -530,10 +535,8 @@ static void admit(void *context, struct ibx_conn *conn)
     pthread_mutex_unlock(&server->lock);
     if (begun)
         return;
-    ibx_log(IBX_LOG_WARN,
-            "a connection from %s was turned away: no memory or thread for it, or it has too many "
-            "of them (all have %u)",
-            ibx_conn_path(conn)->peer, all);
+    ibx_log(IBX_LOG_WARN, "a connection from %s was turned away: %s (%u are open)",
+            ibx_conn_path(conn)->peer, why, all);
     ibx_close(conn);
     free(client);
 }
