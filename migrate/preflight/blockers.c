@@ -251,18 +251,18 @@ static void check_run_state(const struct ibx_guest_ram *ram, enum ibx_migrate_ro
 {
     static const struct {
         const char *status, *remedy;
-    } gone[] = {{"postmigrate",
-                 MIGRATED "; if it was paused and stayed here, cont lets it run, and "
-                          "stop pauses it; if it was frozen (ib-migrate freeze), "
-                          "cont lets it run on, with overlays of its disks "
-                          "(blockdev-snapshot-sync) where children use these"},
-                {"finish-migrate", MIGRATED},
-                {"colo", MIGRATED},
-                {"shutdown", BOOTS},
-                {"guest-panicked", BOOTS},
-                {"internal-error", BOOTS},
-                {"save-vm", "wait for the end of its snapshot"},
-                {"restore-vm", "wait until its snapshot is loaded"}};
+    } gone[] = {
+        {"postmigrate", MIGRATED "; if it was paused and stayed here, cont lets it run, and "
+                                 "stop pauses it; if it was frozen (ib-migrate freeze), "
+                                 "cont lets it run on, with overlays of its disks "
+                                 "(blockdev-snapshot-sync) where children use these"},
+        {"finish-migrate", MIGRATED},
+        {"colo", MIGRATED},
+        {"shutdown", BOOTS},
+        {"guest-panicked", BOOTS},
+        {"internal-error", BOOTS},
+        {"save-vm", "wait for the end of its snapshot"},
+        {"restore-vm", "wait until its snapshot is loaded; if it could not be, cont lets it run"}};
     const bool waits = !strcmp(ram->status, "inmigrate");
     if (role == IBX_MIGRATE_DESTINATION) {
         if (!waits)

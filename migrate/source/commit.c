@@ -86,6 +86,20 @@ static const char *changed_setting(const struct ibx_settings *now)
     return NULL;
 }
 
+int ibx_source_check_status(struct source *s, struct ibx_error *err)
+{
+    char status[32];
+    int rc =
+        ibx_vm_status(s->vm.qmp, status, sizeof(status), ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    if (rc || (strcmp(status, "restore-vm") != 0 && strcmp(status, "save-vm") != 0))
+        return rc;
+    return ibx_error_set(err, -EBUSY,
+                         "the VM is in state %s, in which QEMU would end if it began to migrate: "
+                         "wait for the end of the snapshot; if it could not be loaded, cont lets "
+                         "the VM run",
+                         status);
+}
+
 int ibx_source_check_settings(struct source *s, struct ibx_error *err)
 {
     struct ibx_settings now;

@@ -249,6 +249,8 @@ static int start(struct source *s, struct ibx_error *err)
     ibx_migration_stop_at("source", "compared");
     rc = ibx_source_check_settings(s, err);
     if (!rc)
+        rc = ibx_source_check_status(s, err);
+    if (!rc)
         rc = ibx_source_libvirt_runs(s, err);
     if (rc)
         return rc;

@@ -288,6 +288,9 @@ int ibx_source_check_images(struct source *s, struct ibx_error *err);
 /* To be called right before QEMU is told to migrate. -EBUSY: its settings are not what they were
  * set to. The VM would stand still without events of that, or its state could not be loaded. */
 int ibx_source_check_settings(struct source *s, struct ibx_error *err);
+/* The same. -EBUSY: another client has brought the VM into a state in which QEMU would end by an
+ * assertion ("invalid runstate transition") when it began. */
+int ibx_source_check_status(struct source *s, struct ibx_error *err);
 /* Asks QEMU for what the checks of devices, images and users need, and does not wait; while the VM
  * runs (not `stopped`), only for what cannot change any more. */
 void ibx_source_compared_ask(struct source *s, bool stopped);

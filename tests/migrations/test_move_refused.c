@@ -122,6 +122,22 @@ static void test_a_late_snapshot(void)
     late_snapshot("source:compared");
 }
 
+/* A loadvm that fails leaves the VM so. QEMU would end if it began a migration of it. */
+static void test_a_failed_loadvm_before_the_stop(void)
+{
+    char text[256];
+    pair_start(NULL);
+    pair_run_to("source:compared", NULL);
+    vm_hmp(&vms[0], "loadvm none", text, sizeof(text));
+    assert_false(vm_runs(&vms[0]));
+    mover_kill(&sender, SIGCONT);
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "the VM is in state restore-vm");
+    mover_ends(&receiver, 1);
+    vm_do(&vms[0], "cont", NULL);
+    pair_runs_at_the_source();
+}
+
 static bool migrates(struct vm *vm)
 {
     json_t *now = vm_run(vm, "query-migrate", NULL);
@@ -312,6 +328,7 @@ int main(void)
                                            VM_TEST(test_block_job_at_the_stop),
                                            VM_TEST(test_a_late_snapshot),
                                            VM_TEST(test_a_snapshot_before_the_stop),
+                                           VM_TEST(test_a_failed_loadvm_before_the_stop),
                                            VM_TEST(test_a_device_at_the_stop),
                                            VM_TEST(test_a_device_that_the_guest_ejects),
                                            VM_TEST(test_a_network_card_that_the_guest_ejects),
