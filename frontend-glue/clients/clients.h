@@ -23,7 +23,7 @@
  *   release.c        how each kind of thing is given back
  *   own_reset.c      cudaDeviceReset of one client of several
  *   client_ends.c, left_work.c  what clients leave behind
- *   stream_waits.c   ends waits for words of clients that have ended
+ *   stream_waits.c, word_streams.c  end waits for words of clients that have ended
  *   ended.c          whether there are such clients, for those who wait for memory
  *   end_hooks.c      calls extensions/ and device_calls/ for what only they can give back
  *   last_requests.c  unloads modules that a client leaves

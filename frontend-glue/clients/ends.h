@@ -142,6 +142,17 @@ void ibx_stream_waits_over(uint64_t client, const void *context);
 /* The client shares memory or events with others, or has ended, with its work. */
 void ibx_stream_waits_forget(uint64_t client);
 
+/* word_streams.c */
+
+/* Makes a stream of the current context for the words of clients that have ended, unless it has
+ * one. Call it before a wait is added there: it may be too late afterwards. */
+void ibx_word_stream_prepare(const struct gpu_session *x);
+/* NULL: that context has none. It is non-blocking, lives as long as the context, and may be in use
+ * by several threads. */
+void *ibx_word_stream_of(const void *context);
+/* The context is gone; NULL: it is not known which. */
+void ibx_word_stream_forget(const void *context);
+
 /* left_work.c */
 
 /* A thread of a session of that client ends: notes its work in CUDA's stream for the thread, and

@@ -181,14 +181,15 @@ static bool write_in_stream(const struct ibx_cuda *cuda, const struct wait *w, u
 {
     const uint64_t deadline = ibx_deadline_in_ms(WRITTEN_MS);
     uint64_t ns = 0;
-    void *stream = ibx_own_stream_begin();
-    if (!stream)
+    void *own = NULL, *stream = ibx_word_stream_of(w->context);
+    if (!stream && !(stream = own = ibx_own_stream_begin()))
         return true;
     bool written = !add_write(stream, w, word);
     while (!written && !(written = cuda->stream_query(stream) != IBX_CUDA_NOT_READY) &&
            ibx_now_ns() < deadline)
         ibx_nap(&ns);
-    ibx_own_stream_leave(stream);
+    if (own)
+        ibx_own_stream_leave(own);
     return written;
 }
 

@@ -22,10 +22,21 @@ int waits(Remote &remote, std::uint64_t stream, std::uint64_t at, std::uint64_t 
                                          .u64(stream));
 }
 
+// Before the first wait in a context the back end makes a stream there, which it keeps.
+bool has_waited(Gpu &gpu)
+{
+    const std::vector<char> zeros(4, '\0');
+    const std::uint64_t at = gpu.remote.malloc(some);
+    REQUIRE(at && gpu.remote.to_device(at, zeros.data(), 4) == 0);
+    REQUIRE(waits(gpu.remote, 0, at, 0, EQUAL) == 0);
+    return HOLDS(gpu.remote.free(at) == 0);
+}
+
 // Waits of all kinds, several for one word, which have different values.
 bool waits_are_ended()
 {
     Gpu gpu(resume);
+    REQUIRE(has_waited(gpu));
     const Left before(gpu);
     const pid_t pid = leaves(gpu, false, End::killed, [](Remote &own) {
         own.get_last_error();
@@ -51,6 +62,7 @@ bool waits_are_ended()
 bool old_wait_is_ended()
 {
     Gpu gpu(resume);
+    REQUIRE(has_waited(gpu));
     const Left before(gpu);
     const pid_t pid = leaves(gpu, false, End::killed, [](Remote &own) {
         own.get_last_error();
@@ -78,7 +90,7 @@ bool wait_for_another_client()
     std::vector<char> handle(64);
     const std::vector<char> zeros(some, '\0'), ones(4, 1);
     std::vector<char> got(4, 'x');
-    REQUIRE(!pipe(shared) && !pipe(opened));
+    REQUIRE(!pipe(shared) && !pipe(opened) && has_waited(gpu));
     const Left before(gpu);
     const auto begins = [&](Remote &own, std::uint64_t *at) {
         own.get_last_error();
@@ -118,12 +130,38 @@ bool wait_for_another_client()
     return HOLDS(is_as_before(gpu, before));
 }
 
+// While another client's copy waits for the word, as work of the default stream does for
+// blocking streams, the driver makes no stream.
+bool wait_beside_a_copy()
+{
+    Gpu gpu(resume);
+    REQUIRE(has_waited(gpu));
+    const Left before(gpu);
+    const std::uint64_t memory = gpu.remote.malloc(some);
+    const std::vector<char> ones(4, 1);
+    std::vector<char> got(4, 'x');
+    const pid_t pid = leaves(gpu, false, End::killed, [](Remote &own) {
+        own.get_last_error();
+        own.set_device(0);
+        const std::vector<char> zeros(some, '\0');
+        const std::uint64_t at = own.malloc(some), stream = own.stream_create(0);
+        REQUIRE(at && stream && own.to_device(at, zeros.data(), some) == 0);
+        return waits(own, stream, at, 7, EQUAL) == 0;
+    });
+    REQUIRE(memory && result_of(pid) == 128 + SIGKILL);
+    REQUIRE(gpu.remote.to_device(memory, ones.data(), 4) == 0);
+    REQUIRE(gpu.remote.peek(memory, got.data(), 4) && got == ones);
+    REQUIRE(gpu.remote.free(memory) == 0);
+    return HOLDS(is_as_before(gpu, before));
+}
+
 } // namespace
 
 void check_calls_waits()
 {
     check("a client that is killed while its streams wait for words", waits_are_ended);
     check("... for one of them, longer than a thousand others last", old_wait_is_ended);
+    check("... for which a copy of another client waits, too", wait_beside_a_copy);
     if (provider == "shm") // it takes three seconds
         check("... in memory that another one has open", wait_for_another_client);
 }

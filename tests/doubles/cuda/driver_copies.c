@@ -87,7 +87,9 @@ static int copy_submit(const struct ibx_cuda_memcpy2d *c, void *handle, bool syn
         meet_devices(NULL, stream);
     if (sync || !to_pinned) {
         begin_alone();
+        copies_wait++;
         wait_for(stream, stream->submitted);
+        copies_wait--;
         end_alone();
     }
     return sync ? sticky() : SUCCESS;

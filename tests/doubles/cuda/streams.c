@@ -17,6 +17,7 @@ static bool held;
 static void *captured;
 static unsigned long in_flight;
 static unsigned in_functions; /* streams that wait for one */
+unsigned copies_wait;
 
 /* ------------------------------------------------------------------- for tests only */
 
@@ -262,11 +263,22 @@ static struct stream *unused_stream(void)
     return last->next = made;
 }
 
+static bool awaits_word(void)
+{
+    for (const struct stream *s = streams; s; s = s->next)
+        if (s->used && s->first && s->first->word && !word_is(s->first))
+            return true;
+    return false;
+}
+
+/* As driver 580, which makes no stream while a copy waits for a word. */
 EXPORT int cuStreamCreate(void **handle, unsigned flags)
 {
     int code = enter("cuStreamCreate");
     if (code)
         return code;
+    while (copies_wait && awaits_word())
+        wait_a_moment();
     note_beside_functions();
     struct stream *stream = unused_stream();
     if (!stream || !stream_start(stream, !(flags & 1)))

@@ -49,6 +49,9 @@ struct stream {
 /* All streams that there ever were; the first are the fixed ones. */
 extern struct stream streams[FIXED];
 
+/* Calls that copy and wait. */
+extern unsigned copies_wait;
+
 struct stream *legacy_of(int device);
 bool is_legacy(const struct stream *stream);
 /* Ends the process, for a handle that does not exist. */
