@@ -21,7 +21,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#define REQUESTS 64u    /* requests that are checked */
+#define REQUESTS 64u /* requests that are checked */
 #define ATTEMPTS 1000u
 #define LAG      20u    /* requests that have come and are not read yet */
 #define MANY     15000u /* more than fit into a message, and fewer than a thread may be ahead */
