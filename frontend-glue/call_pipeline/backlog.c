@@ -55,7 +55,10 @@ static void replied(void *context, int exit_code)
         return;
     const bool unseen = ibx_unseen_replied(p, p->replied + 1, exit_code);
     exit_code = ibx_library_replied(p, p->replied + 1, exit_code);
-    if (exit_code && !unseen && p->replied >= p->mute) { /* registrations return no errors */
+    const bool tells = unseen || p->replied >= p->mute; /* registrations return no errors */
+    if (exit_code && tells)
+        atomic_fetch_add(&p->late_failures, 1);
+    if (exit_code && tells && !unseen) {
         ibx_log(IBX_LOG_INFO,
                 "a CUDA call that had returned 0 before it was run has failed with error %d: the "
                 "next call that waits for the device returns it",

@@ -203,6 +203,15 @@ bool ibx_pipeline_errors(const struct ibx_pipeline *p, int *number)
     return is_usable(p);
 }
 
+/* In this order: see ibx_answer_has_late_error(). */
+bool ibx_pipeline_failures(const struct ibx_pipeline *p, int *number)
+{
+    const bool known = is_usable(p) && atomic_load(&p->unsure) <= atomic_load(&p->replied);
+    if (known)
+        *number = (int)(p->errors + atomic_load(&p->late_failures));
+    return known;
+}
+
 unsigned ibx_pipeline_server_ends(void)
 {
     return ibx_process_ends();

@@ -103,6 +103,9 @@ bool ibx_pipeline_knows_no_error(const struct ibx_pipeline *pipeline);
 bool ibx_pipeline_has_no_late_error(const struct ibx_pipeline *pipeline);
 /* *number differs from before if a call of the thread has failed since, or may have. */
 bool ibx_pipeline_errors(const struct ibx_pipeline *pipeline, int *number);
+/* *number differs from before only if a call of the thread has failed since. False: one that was
+ * answered may fail yet. */
+bool ibx_pipeline_failures(const struct ibx_pipeline *pipeline, int *number);
 /* The end of how many server processes was noticed so far, by any thread. */
 unsigned ibx_pipeline_server_ends(void);
 bool ibx_pipeline_device(struct ibx_pipeline *pipeline, int *device);

@@ -105,6 +105,8 @@ enum ibx_frontend_fact {
     IBX_FRONTEND_ERRORS, /* *answer changes when a call of this thread has failed, or may have */
     IBX_FRONTEND_LOSSES, /* *answer changes when a process of the server has ended, and with it all
                             that it had allocated */
+    IBX_FRONTEND_FAILURES, /* *answer changes only when a call of this thread has failed; it is not
+                              known while one that was answered may fail yet */
     IBX_FRONTEND_EVENT_PENDING, /* the event `handle` has not completed: its record was not run */
 };
 

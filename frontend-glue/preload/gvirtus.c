@@ -411,9 +411,9 @@ bool ibx_frontend_knows(enum ibx_frontend_fact fact, uint64_t handle, int *answe
 
 /* ----------------------------------------------------------------------------- errors */
 
-/* The last error of this thread that the back end does not know as this thread's, and the count of
- * the thread's other errors at that time. */
-static _Thread_local int last, told;
+/* The last error of this thread that the back end does not know as this thread's, and the counts of
+ * the thread's other errors at that time: those that there may be, and those that are known. */
+static _Thread_local int last, told, known_then;
 
 /* The plugin's count of this thread's errors; 0: unknown. */
 static int errors_so_far(void)
@@ -422,19 +422,41 @@ static int errors_so_far(void)
     return ibx_frontend_knows(IBX_FRONTEND_ERRORS, 0, &number) ? number : 0;
 }
 
+/* ... of those that are known, and 1; 0: one may come of a call that has been made. */
+static int failures_so_far(void)
+{
+    int number = 0;
+    return ibx_frontend_knows(IBX_FRONTEND_FAILURES, 0, &number) ? number + 1 : 0;
+}
+
+/* Notes that `last` is newer than the errors so far. */
+static void note_newest(void)
+{
+    told = errors_so_far();
+    known_then = failures_so_far();
+}
+
+/* Whether `last`, which is set, is so still. `now` is the count of errors that there may be, before
+ * the back end was asked for its own; 0: unknown. A launch that has succeeded since changes only
+ * that count. */
+static bool is_newest(int now)
+{
+    return (now && now == told) || (known_then && failures_so_far() == known_then);
+}
+
 int ibx_frontend_fail(int rc)
 {
     last = rc;
-    told = errors_so_far();
+    note_newest();
     return rc;
 }
 
-/* The newer of two errors: `last` and the back end's. `now` is the current count; if it is unknown,
- * the back end's error wins. The count is read only if `last` is set, because most programs call
- * cudaGetLastError() after each launch. */
+/* The newer of two errors: `last` and the back end's. If it is unknown, the back end's error wins.
+ * The counts are read only if `last` is set, because most programs call cudaGetLastError() after
+ * each launch. */
 static int newer(int theirs, int now)
 {
-    return last && (!theirs || (now && now == told)) ? last : theirs;
+    return last && (!theirs || is_newest(now)) ? last : theirs;
 }
 
 int cudaGetLastError(void)
@@ -498,7 +520,7 @@ static bool take_over(void)
     const int theirs = newer(CALL_NEXT(cudaGetLastError), now);
     const bool none = !theirs || !CALL_NEXT(cudaGetLastError);
     last = none ? theirs : last;
-    told = errors_so_far();
+    note_newest();
     stays_at = none ? 0 : told;
     clean_at = none ? told : clean_at;
     return none;
@@ -515,7 +537,8 @@ bool ibx_frontend_drives(struct ibx_frontend_errors *before)
         before->none = take_over();
     before->last = last;
     before->told = told;
-    before->newest = last && errors_so_far() == told;
+    before->known_then = known_then;
+    before->newest = last && is_newest(errors_so_far());
     return used;
 }
 
@@ -537,7 +560,10 @@ void ibx_frontend_drove(const struct ibx_frontend_errors *before, bool failed)
      * error that is newer than `last`: then the count stays as it was. */
     if (last != before->last || (last && failed)) {
         last = before->last;
-        told = before->newest ? errors_so_far() : before->told;
+        told = before->told;
+        known_then = before->known_then;
+        if (before->newest)
+            note_newest();
     }
     driven--;
 }

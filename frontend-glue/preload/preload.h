@@ -92,10 +92,10 @@ int ibx_frontend_fail(int rc);
  * ones, and those of calls that were answered before they were run. _drives() returns whether the
  * thread has called the runtime's API itself since the last _drives(). */
 struct ibx_frontend_errors {
-    int last, told; /* told: the count of other errors at the time of `last` */
-    bool none;      /* before, cudaGetLastError() had no error to return */
-    bool known;     /* ... of a call whose result was known */
-    bool newest;    /* `last` was newer than any error of the back end's */
+    int last, told, known_then; /* the counts of other errors at the time of `last` */
+    bool none;                  /* before, cudaGetLastError() had no error to return */
+    bool known;                 /* ... of a call whose result was known */
+    bool newest;                /* `last` was newer than any error of the back end's */
 };
 bool ibx_frontend_drives(struct ibx_frontend_errors *before);
 void ibx_frontend_drove(const struct ibx_frontend_errors *before, bool failed);

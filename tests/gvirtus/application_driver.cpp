@@ -267,15 +267,20 @@ bool driver_keeps_order_of_errors()
     std::size_t n = 1000;
     char *device = device_memory(2 * n), *to = device + n;
     void *arguments[] = {&to, &device, &n}, *wrong = &n;
-    const auto by_brackets = [&](void *on) {
+    const auto by_brackets = [&](void *on, unsigned threads = 32) {
         StubDim3 grid = {}, block = {};
         std::size_t shared = 0;
         void *stream = nullptr;
-        return push({1, 1, 1}, {32, 1, 1}, 0, on) || pop(&grid, &block, &shared, &stream)
+        return push({1, 1, 1}, {threads, 1, 1}, 0, on) || pop(&grid, &block, &shared, &stream)
                    ? -1
                    : cudaLaunchKernel(&stub_kernel, grid, block, arguments, shared, stream);
     };
     REQUIRE(by_brackets(nullptr) == 0 && cudaGetLastError() == 0);
+    for (unsigned i = 0; i < 6; i++) { // launches that succeed leave none, though they might fail
+        REQUIRE(by_brackets(wrong) == 0 && cudaPeekAtLastError() == 400 && unregister(&n) == 713);
+        REQUIRE(by_brackets(nullptr, 33 + i) == 0 && cudaPeekAtLastError() == 713);
+        REQUIRE(cudaGetLastError() == 713 && cudaGetLastError() == 0);
+    }
     for (unsigned i = 0; i < 6; i++) {
         REQUIRE(cudaDeviceSynchronize() == 0 && unregister(&n) == 713);
         REQUIRE(free_memory(12345) == 1 && cudaPeekAtLastError() == 713);
