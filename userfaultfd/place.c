@@ -134,18 +134,25 @@ static int keep_unmapped(struct ibx_fault *e, uint64_t page, uint64_t pages, con
     return rc;
 }
 
+/* Whether a page that is placed here takes a huge page. In minor mode it is there already. */
+static bool takes_huge_page(const struct fault_range *r)
+{
+    return r->is.page_size > SMALL_PAGE && !r->is.alias;
+}
+
 /* What EEXIST of the kernel means. If no huge page is free, Linux says that of UFFDIO_COPY, too
  * (hugetlb_mfill_atomic_pte(), up to 6.18 at least): so it is believed of a huge page only where
  * somebody besides this slot may have placed it. */
 static int64_t existing(const struct ibx_fault *e, const struct fault_range *r, uint64_t page)
 {
-    const bool small = r->is.alias || r->is.page_size == SMALL_PAGE;
-    return small || atomic_load(&e->doubled[page / 64]) >> (page % 64) & 1 ? -EEXIST : -ENOMEM;
+    const bool doubled =
+        !takes_huge_page(r) || atomic_load(&e->doubled[page / 64]) >> (page % 64) & 1;
+    return doubled ? -EEXIST : -ENOMEM;
 }
 
 static void room_seen(struct ibx_fault *e, const struct fault_range *r)
 {
-    if (r->is.page_size > SMALL_PAGE)
+    if (takes_huge_page(r))
         atomic_store_explicit(&e->refused, 0, memory_order_relaxed);
 }
 
@@ -154,7 +161,7 @@ static void room_seen(struct ibx_fault *e, const struct fault_range *r)
  * placed explains only as many refusals as there are threads. */
 static int refused(struct ibx_fault *e, const struct fault_range *r)
 {
-    if (r->is.alias || r->is.page_size == SMALL_PAGE || ibx_fault_state(e) != IBX_FAULT_SERVING)
+    if (!takes_huge_page(r))
         return -EEXIST;
     const uint64_t now = ibx_now_ns();
     if (!atomic_fetch_add_explicit(&e->refused, 1, memory_order_relaxed))

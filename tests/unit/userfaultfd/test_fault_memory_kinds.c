@@ -360,10 +360,10 @@ static void test_huge_pages_run_out(void **state)
 }
 
 /* The same for a page of zeros: the engine must not wake its thread without end. It goes on when
- * there is room. */
+ * there is room. So it is also when every page has come. */
 static void test_huge_pages_run_out_for_zeros(void **state)
 {
-    (void)state;
+    const bool complete = *state;
     struct ibx_error err = {0};
     struct look first, second;
     close(huge_file());
@@ -373,13 +373,15 @@ static void test_huge_pages_run_out_for_zeros(void **state)
     map_file(file, 1, HUGES * HUGE, HUGE, false);
     rig.readers[0]->hold = true; /* the engine keeps on serving */
     rig_start();
-    assert_int_equal(ibx_fault_mark_zero(rig.engine, 0, 2), 0);
+    assert_int_equal(ibx_fault_mark_zero(rig.engine, 0, complete ? HUGES : 2), 0);
     assert_int_equal(ibx_fault_serve(rig.engine), 0);
+    if (complete)
+        assert_int_equal(engine_settled(), IBX_FAULT_COMPLETE);
     look_at(&first, 0);
     look_sees_zero(&first);
     look_at(&second, 1);
     assert_int_equal(engine_settled(), IBX_FAULT_STOPPED);
-    assert_true(ibx_fault_reason(rig.engine, &err) < 0);
+    assert_int_equal(ibx_fault_reason(rig.engine, &err), -ENOMEM);
     assert_non_null(strstr(err.message, "make room"));
     fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, HUGE);
     assert_int_equal(ibx_fault_resume(rig.engine, rig.as, &err), 0);
@@ -525,7 +527,10 @@ int main(void)
         cmocka_unit_test_teardown(test_huge_goes_on_behind_a_fault, rig_end),
         cmocka_unit_test_teardown(test_huge_fetched_twice, rig_end),
         cmocka_unit_test_teardown(test_huge_pages_run_out, rig_end),
-        cmocka_unit_test_teardown(test_huge_pages_run_out_for_zeros, rig_end),
+        {"test_huge_pages_run_out_for_zeros", test_huge_pages_run_out_for_zeros, NULL, rig_end,
+         NULL},
+        {"test_huge_pages_run_out_when_complete", test_huge_pages_run_out_for_zeros, NULL, rig_end,
+         &rig},
     };
     int skipped = rig_skipped(0);
     return skipped ? skipped : cmocka_run_group_tests(tests, NULL, NULL);
