@@ -356,10 +356,20 @@ static int stopped(struct handler *h, struct ibx_error *err)
     return 0;
 }
 
+/* An engine that has all pages asks its readers for none: their server may be gone. */
+static bool has_all(const struct handler *h)
+{
+    struct ibx_fault_stats stats;
+    ibx_fault_stats(h->engine, &stats);
+    return stats.present == stats.pages;
+}
+
 static void retry(struct handler *h)
 {
     struct ibx_error err = {0};
-    int rc = h->image->ops->readers(h->image, WORKERS, h->buffer_bytes, h->readers, &err);
+    int rc = has_all(h)
+                 ? 0
+                 : h->image->ops->readers(h->image, WORKERS, h->buffer_bytes, h->readers, &err);
     rc = rc ? rc : holes_mark(h, &err);
     rc = rc ? rc : ibx_fault_resume(h->engine, h->readers, &err);
     if (!rc) {

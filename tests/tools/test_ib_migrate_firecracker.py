@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """ib-migrate firecracker with a memory file of this host: pages, removals, records, killed handlers
 (firecracker_scene.py). storm=MS, as an argument like names of tests: how long the storm lasts."""
+import errno
 import os
 import signal
 import socket
@@ -10,7 +11,7 @@ import sys
 import time
 
 from firecracker_scene import (PAGE, PAGES, MicroVM, ended, event, handler_of, listening, main,
-                               resident, serving, snapshot)
+                               offered, resident, serving, snapshot)
 from harness import LIMIT, TEST_LIMIT, Skip, children, equal, test, until
 
 STORM_MS = 800
@@ -73,32 +74,51 @@ def huge_pages_come_and_go_as_a_whole(scene):
     ended(vm, tool)
 
 
+def taken(file, pages):
+    """Whether the file has so many huge pages. Another test may have all of them at the moment."""
+    try:
+        os.posix_fallocate(file.fileno(), 0, pages << 21)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        return False
+    return True
+
+
 @test
 def a_huge_page_without_room_comes_when_there_is_some(scene):
-    """A page with data, and one of zeros. Others have all of a filesystem of huge pages."""
+    """Pages with data, and behind all of them one of zeros, for which no server is needed. Others
+    have all of a filesystem of huge pages."""
     needs_huge_pages(5)
     folder = scene.path("pages")
     os.mkdir(folder)
-    if subprocess.run(["mount", "-t", "hugetlbfs", "-o", "pagesize=2M,size=10M", "none", folder],
-                      stderr=subprocess.DEVNULL).returncode:
-        raise Skip("no filesystem of huge pages can be mounted here")
-    try:
-        memory = snapshot(scene, 4 * 512)
-        with open(memory, "r+b") as file:
-            file.truncate(3 << 21)
-            file.truncate(4 << 21)  # the last page is of zeros
-        with open(f"{folder}/others", "wb") as others:
-            os.posix_fallocate(others.fileno(), 0, 5 << 21)
-            vm, tool, _ = serving(scene, memory, form="new", double=("huge", f"{folder}/memory"))
-            for page, left in ((0, 4), (3, 0)):
-                vm.ask(f"touch {page} 1")
-                assert "make room" in event(tool, "full")["reason"]
-                assert "make room" in event(tool, "full")["reason"]
-                os.truncate(others.fileno(), left << 21)
-                equal(vm.answer()["wrong"], 0)
-        ended(vm, tool)
-    finally:
-        subprocess.run(["umount", "-l", folder], check=True)
+    memory = snapshot(scene, 4 * 512)
+    with open(memory, "r+b") as file:
+        file.truncate(3 << 21)
+        file.truncate(4 << 21)  # the last page is of zeros
+    for served, steps in ((False, ((0, 1, 4),)), (True, ((0, 3, 2), (3, 1, 0)))):
+        if subprocess.run(["mount", "-t", "hugetlbfs", "-o", "pagesize=2M,size=10M", "none",
+                           folder], stderr=subprocess.DEVNULL).returncode:
+            raise Skip("no filesystem of huge pages can be mounted here")
+        try:
+            server, source = offered(scene, memory) if served else (None, memory)
+            with open(f"{folder}/others", "wb") as others:
+                until(lambda file=others: taken(file, 5), "huge pages")
+                vm = MicroVM(scene, memory, "huge", f"{folder}/vm")
+                tool = listening(scene, source)
+                vm.do("send new")
+                for page, count, left in steps:
+                    vm.ask(f"touch {page} {count}")
+                    assert "make room" in event(tool, "full")["reason"]
+                    assert "make room" in event(tool, "full")["reason"]
+                    os.truncate(others.fileno(), left << 21)
+                    equal(vm.answer()["wrong"], 0)
+                    if served:
+                        server.kill()
+                        server.wait(LIMIT)
+            ended(vm, tool)
+        finally:
+            subprocess.run(["umount", "-l", folder], check=True)
 
 
 @test
