@@ -32,10 +32,12 @@ bool has_waited(Gpu &gpu)
     return HOLDS(gpu.remote.free(at) == 0);
 }
 
-// Waits of all kinds, several for one word, which have different values.
+// Waits of all kinds, several for one word, which have different values. The stream that the back
+// end had in that context before is gone with a reset.
 bool waits_are_ended()
 {
     Gpu gpu(resume);
+    REQUIRE(has_waited(gpu) && gpu.remote.call("cudaDeviceReset", Body()) == 0);
     REQUIRE(has_waited(gpu));
     const Left before(gpu);
     const pid_t pid = leaves(gpu, false, End::killed, [](Remote &own) {
