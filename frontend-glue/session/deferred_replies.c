@@ -32,6 +32,8 @@ static void reply_ends(struct ibx_session *s)
 
 int ibx_session_check_unread(struct ibx_session *s, uint64_t n)
 {
+    if (!ibx_session_live(s))
+        return -ENOTCONN;
     return n < s->caps->rendezvous
                ? 0
                : ibx_session_fail(s, -EPROTO,

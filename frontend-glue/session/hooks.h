@@ -281,7 +281,7 @@ typedef void ibx_owed_reply(void *context, int exit_code);
 /* Announces one more such request, which the caller adds to the stream. */
 void ibx_session_owe(struct ibx_session *session, ibx_owed_reply *reply, void *context);
 /* Whether a reply can have n bytes of output that nobody reads, as a failed handler's may: as many
- * as a payload has would come as one. As ibx_session_fail(). */
+ * as a payload has would come as one. As ibx_session_fail(); -ENOTCONN: the session has ended. */
 int ibx_session_check_unread(struct ibx_session *session, uint64_t n);
 /* Consumes the replies that have arrived; with `wait`, all of them. As ibx_session_fail(). */
 int ibx_session_take_owed(struct ibx_session *session, bool wait);

@@ -100,6 +100,19 @@ static void a_reply_is_endless(void **state)
     }
 }
 
+/* Another thread may have found the end of the session since the reply's head was read. */
+static void a_session_ends_before_its_output_is_read(void **state)
+{
+    struct session_pair pair;
+    (void)state;
+    session_pair_use("tcp", NULL, NULL, NULL);
+    session_pair_open(&pair);
+    assert_int_equal(ibx_session_check_unread(pair.client, 8), 0);
+    ibx_session_close(pair.client);
+    assert_int_not_equal(ibx_session_check_unread(pair.client, 8), 0);
+    session_pair_close(&pair);
+}
+
 /* Runs a first record, and says that the second one has more output than any reply. */
 static int say_endless_output(struct session_pair *pair, void *argument)
 {
@@ -149,6 +162,7 @@ int main(void)
         cmocka_unit_test(a_reply_breaks_off),
         cmocka_unit_test(a_reply_has_another_length),
         cmocka_unit_test(a_reply_is_endless),
+        cmocka_unit_test(a_session_ends_before_its_output_is_read),
         cmocka_unit_test(a_reply_that_nobody_reads_is_endless),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
