@@ -131,6 +131,7 @@ bool mapped_of_another()
         REQUIRE(stream_value(own, mine.at + 2, 2) == bad_value);
         REQUIRE(stream_value(own, mine.at + 4, 5) == bad_value);
         REQUIRE(stream_value(own, mine.at, 2) == 0 && stream_value(own, mine.at, 1) == 0);
+        REQUIRE(own.device_synchronize() == 0); // before the word is unmapped
         REQUIRE(map(own, mine.at + each, each, spare) == bad_value);
         REQUIRE(map(own, mine.at + each, each, mapped.piece) == bad_value);
         REQUIRE(unmap(own, mapped.at, each) == bad_value);
