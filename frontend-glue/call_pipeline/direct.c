@@ -212,6 +212,14 @@ bool ibx_pipeline_failures(const struct ibx_pipeline *p, int *number)
     return known;
 }
 
+bool ibx_pipeline_launch_failure(const struct ibx_pipeline *p, int *error)
+{
+    const bool settled = is_usable(p) && atomic_load(&p->unsure) <= atomic_load(&p->replied);
+    *error =
+        settled && !p->told_late && !atomic_load(&p->failure) ? atomic_load(&p->launch_failure) : 0;
+    return *error != 0;
+}
+
 unsigned ibx_pipeline_server_ends(void)
 {
     return ibx_process_ends();

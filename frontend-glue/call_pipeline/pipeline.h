@@ -106,6 +106,9 @@ bool ibx_pipeline_errors(const struct ibx_pipeline *pipeline, int *number);
 /* *number differs from before only if a call of the thread has failed since. False: one that was
  * answered may fail yet. */
 bool ibx_pipeline_failures(const struct ibx_pipeline *pipeline, int *number);
+/* *error is that of a launch by <<<>>>, which is the only one that cudaGetLastError has not
+ * returned of the calls that were answered before they were run; none of these may fail yet. */
+bool ibx_pipeline_launch_failure(const struct ibx_pipeline *pipeline, int *error);
 /* The end of how many server processes was noticed so far, by any thread. */
 unsigned ibx_pipeline_server_ends(void);
 bool ibx_pipeline_device(struct ibx_pipeline *pipeline, int *device);

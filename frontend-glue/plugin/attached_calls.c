@@ -105,6 +105,8 @@ static bool knows_now(enum ibx_frontend_fact fact, uint64_t handle, int *answer)
         return ibx_pipeline_errors(ibx_attached->pipeline, answer);
     case IBX_FRONTEND_FAILURES:
         return ibx_pipeline_failures(ibx_attached->pipeline, answer);
+    case IBX_FRONTEND_LAUNCH_FAILURE:
+        return ibx_pipeline_launch_failure(ibx_attached->pipeline, answer);
     case IBX_FRONTEND_LOSSES:
         *answer = (int)ibx_pipeline_server_ends();
         return true;

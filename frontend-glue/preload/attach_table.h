@@ -107,7 +107,9 @@ enum ibx_frontend_fact {
                             that it had allocated */
     IBX_FRONTEND_FAILURES, /* *answer changes only when a call of this thread has failed; it is not
                               known while one that was answered may fail yet */
-    IBX_FRONTEND_EVENT_PENDING, /* the event `handle` has not completed: its record was not run */
+    IBX_FRONTEND_LAUNCH_FAILURE, /* *answer is the error of a launch by <<<>>>, the only one unread
+                                    of calls that were answered before they were run */
+    IBX_FRONTEND_EVENT_PENDING,  /* the event `handle` has not completed: its record was not run */
 };
 
 /* What the preload has to do before and after each call that may give the device work. request() is

@@ -549,10 +549,21 @@ static bool is_drivers(const struct ibx_frontend_errors *before)
     return before->none || (before->known && ibx_frontend_knows(IBX_FRONTEND_NONE_LATE, 0, NULL));
 }
 
+/* The error of a launch that was under way when the driver's call was made: the back end, which
+ * keeps one error, has the call's in its place. 0: none, or it is not known. */
+static int launch_failure(const struct ibx_frontend_errors *before)
+{
+    int error = 0;
+    const bool one = !before->last && before->known;
+    return one && ibx_frontend_knows(IBX_FRONTEND_LAUNCH_FAILURE, 0, &error) ? error : 0;
+}
+
 /* Removes the error that a failed call has left in the back end. */
 void ibx_frontend_drove(const struct ibx_frontend_errors *before, bool failed)
 {
-    if (failed && errors_so_far() != clean_at && is_drivers(before)) {
+    int launch = 0;
+    if (failed && errors_so_far() != clean_at &&
+        (is_drivers(before) || (launch = launch_failure(before)))) {
         CALL_NEXT(cudaGetLastError);
         clean_at = errors_so_far();
     }
@@ -565,5 +576,7 @@ void ibx_frontend_drove(const struct ibx_frontend_errors *before, bool failed)
         if (before->newest)
             note_newest();
     }
+    if (launch)
+        ibx_frontend_fail(launch);
     driven--;
 }

@@ -201,6 +201,7 @@ static bool run_step(struct ibx_pipeline *p, uint8_t what, uint8_t argument)
         ibx_pipeline_has_no_error(p);
         ibx_pipeline_errors(p, &number);
         ibx_pipeline_failures(p, &number);
+        ibx_pipeline_launch_failure(p, &number);
         ibx_pipeline_knows_no_error(p);
         ibx_pipeline_has_no_late_error(p);
         ibx_pipeline_device(p, &number);

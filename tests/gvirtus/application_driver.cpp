@@ -276,6 +276,11 @@ bool driver_keeps_order_of_errors()
                    : cudaLaunchKernel(&stub_kernel, grid, block, arguments, shared, stream);
     };
     REQUIRE(by_brackets(nullptr) == 0 && cudaGetLastError() == 0);
+    for (unsigned i = 0; i < 6; i++) { // the launch's error stays, not that of the driver's call
+        REQUIRE(by_brackets(wrong) == 0 && free_memory(12345) == 1);
+        REQUIRE(cudaPeekAtLastError() == 400 && cudaGetLastError() == 400);
+        REQUIRE(cudaGetLastError() == 0 && by_brackets(nullptr) == 0 && cudaGetLastError() == 0);
+    }
     for (unsigned i = 0; i < 6; i++) { // launches that succeed leave none, though they might fail
         REQUIRE(by_brackets(wrong) == 0 && cudaPeekAtLastError() == 400 && unregister(&n) == 713);
         REQUIRE(by_brackets(nullptr, 33 + i) == 0 && cudaPeekAtLastError() == 713);
