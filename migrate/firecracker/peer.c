@@ -6,6 +6,7 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/path_check.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -38,6 +39,30 @@ static bool trusted(const struct ibx_firecracker_config *config, uid_t user)
     return user == 0 || user == geteuid() || user == config->peer;
 }
 
+/* Opens the socket's folder. The peer may choose among its own folders. For any other folder, no
+ * user but root and this one may own a folder or a link on the path: that user could make it lead
+ * to any folder of root's, in which a socket would be made for the peer, or a file be removed. */
+static int way_open(const struct ibx_firecracker_config *config, const char *path, struct stat *st,
+                    struct ibx_error *err)
+{
+    int fd = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    int rc = fd < 0 || fstat(fd, st) ? -errno : 0;
+    const bool peers = !rc && st->st_uid == config->peer && config->peer != geteuid();
+    if (!rc && !peers && trusted(config, st->st_uid)) {
+        close(fd);
+        rc = ibx_path_find("--socket ", path, &fd, err);
+        if (rc)
+            return rc;
+        rc = fd < 0 ? fd : fstat(fd, st) ? -errno : 0;
+    }
+    if (!rc)
+        return fd;
+    if (fd >= 0)
+        close(fd);
+    return ibx_error_set(err, rc, "--socket %s: its folder %s: %s%s", config->socket, path,
+                         strerror(-rc), rc == -ENOENT ? "; make it, or name another path" : "");
+}
+
 /* Opens the folder of the socket's path, and sets the name in it. */
 static int folder_open(const struct ibx_firecracker_config *config, const char **name,
                        struct ibx_error *err)
@@ -52,12 +77,10 @@ static int folder_open(const struct ibx_firecracker_config *config, const char *
         return ibx_error_set(err, -ENAMETOOLONG,
                              "--socket %s: a name of 1 to %u bytes is needed after the last /",
                              config->socket, SOCKET_NAME_MAX);
-    int fd = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC), rc = 0;
-    if (fd < 0 || fstat(fd, &st))
-        rc = ibx_error_set(err, -errno, "--socket %s: its folder %s: %s%s", config->socket, path,
-                           strerror(errno),
-                           errno == ENOENT ? "; make it, or name another path" : "");
-    else if (!trusted(config, st.st_uid))
+    int rc = 0, fd = way_open(config, path, &st, err);
+    if (fd < 0)
+        return fd;
+    if (!trusted(config, st.st_uid))
         rc = ibx_error_set(err, -EPERM,
                            "--socket %s: its folder belongs to user %u, who could put another "
                            "socket there: name a folder of root, of user %u, or --peer-uid %u",
@@ -68,7 +91,7 @@ static int folder_open(const struct ibx_firecracker_config *config, const char *
                            "--socket %s: its folder has mode %04o, so that others could put "
                            "another socket there: chmod go-w, or name another folder",
                            config->socket, (unsigned)st.st_mode & 07777);
-    if (rc && fd >= 0)
+    if (rc)
         close(fd);
     return rc ? rc : fd;
 }

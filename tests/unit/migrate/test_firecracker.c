@@ -366,6 +366,37 @@ static void test_server_ends_while_another_starts(NO_STATE)
     assert_int_equal(rmdir(folder), 0);
 }
 
+/* Root listens for a microVM of another user, who owns a folder on the path to the socket, but not
+ * the socket's own folder: that user could choose in which folder root makes and removes it. */
+static void test_socket_by_way_of_another_user(NO_STATE)
+{
+    char top[] = "/tmp/ibx-test-servers-XXXXXX", own[64], theirs[64], way[80], path[96], kept[80];
+    struct ibx_error why;
+    int listener = -1;
+    if (geteuid())
+        skip(); /* this process cannot act for another user */
+    assert_non_null(mkdtemp(top));
+    snprintf(own, sizeof(own), "%s/own", top);
+    snprintf(kept, sizeof(kept), "%s/socket", own);
+    snprintf(theirs, sizeof(theirs), "%s/theirs", top);
+    snprintf(way, sizeof(way), "%s/way", theirs);
+    snprintf(path, sizeof(path), "%s/socket", way);
+    assert_int_equal(mkdir(own, 0700) | mkdir(theirs, 0755) | symlink("../own", way), 0);
+    assert_int_equal(chown(theirs, 65534, 65534), 0);
+    config = (struct ibx_firecracker_config){.socket = path, .peer = 65534};
+    assert_int_equal(ibx_firecracker_listen(&config, &listener, &why), -EPERM);
+    text_has(why.message, "user 65534 owns");
+    assert_int_equal(access(kept, F_OK), -1); /* nothing was created */
+    assert_int_equal(unlink(way) | mkdir(way, 0755) | chown(way, 65534, 65534), 0);
+    assert_int_equal(ibx_firecracker_listen(&config, &listener, &why), 0);
+    /* That user has the path lead elsewhere meanwhile. */
+    assert_int_equal(unlink(path) | rmdir(way) | symlink("../own", way), 0);
+    assert_int_equal(mknod(kept, S_IFREG | 0600, 0), 0);
+    ibx_firecracker_unlisten(&config, listener);
+    assert_int_equal(unlink(kept), 0); /* it is still there */
+    assert_int_equal(unlink(way) | rmdir(theirs) | rmdir(own) | rmdir(top), 0);
+}
+
 /* In a folder like /tmp others can create files of any name. */
 static void test_name_that_is_taken(NO_STATE)
 {
@@ -399,6 +430,7 @@ int main(void)
         cmocka_unit_test(test_only_regular_files_are_opened),
         cmocka_unit_test(test_one_server_gets_a_left_socket),
         cmocka_unit_test(test_server_ends_while_another_starts),
+        cmocka_unit_test(test_socket_by_way_of_another_user),
         cmocka_unit_test(test_name_that_is_taken),
         cmocka_unit_test(test_path_of_another_user),
     };
