@@ -460,6 +460,25 @@ static void test_bad_answers(NO_STATE)
     answered("{\"error\": \"\\u001b[2Jno\"}\n", 1, -EREMOTEIO, "?[2Jno");
 }
 
+/* A socket takes its owner from the process that listens. What another user answers is not
+ * believed: "ok" to "cancel" would say that the migration has ended. */
+static void test_tool_of_another_user(NO_STATE)
+{
+    if (geteuid())
+        skip();
+    struct answer_of a = {.listener = raw_by(bind), .text = "{\"ok\": true}\n", .times = 1};
+    assert_int_equal(seteuid(NOBODY), 0);
+    const int rc = listen(a.listener, 1);
+    assert_int_equal(seteuid(0), 0);
+    assert_int_equal(rc, 0);
+    assert_int_equal(pthread_create(&a.thread, NULL, answer_run, &a), 0);
+    assert_int_equal(ask_command("cancel"), -EPERM);
+    text_has(error.message, "another user");
+    pthread_join(a.thread, NULL);
+    close(a.listener);
+    unlink(path);
+}
+
 static void test_silent_tool(NO_STATE)
 {
     struct ibx_control_socket *first = NULL; /* never served, like that of a stopped tool */
@@ -624,6 +643,7 @@ int main(void)
         with_folder(test_other_files_are_left_alone),
         with_folder(test_path_too_long),
         with_folder(test_bad_answers),
+        with_folder(test_tool_of_another_user),
         with_folder(test_silent_tool),
         with_folder(test_stopped_tool),
         with_folder(test_a_removed_socket_is_made_anew),
