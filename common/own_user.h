@@ -10,5 +10,7 @@
  * namespace in which several users of the host have one number (path_check.h), that number is
  * nobody's own. */
 bool ibx_is_own_user(uid_t user);
+/* The same of the process that has connected, or listens, at the other end of a unix socket. */
+bool ibx_is_own_users_socket(int fd);
 
 #endif

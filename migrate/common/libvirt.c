@@ -2,6 +2,7 @@
 #include "migrate/common/libvirt.h"
 
 #include "common/log.h"
+#include "common/own_user.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -254,7 +255,7 @@ static bool may_pass(struct ibx_gate *gate, int fd, pid_t qemu)
     struct ucred peer = {.uid = (uid_t)-1};
     socklen_t size = sizeof(peer);
     if (!getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) &&
-        (peer.uid == 0 || peer.uid == geteuid() || peer.pid == qemu))
+        (ibx_is_own_user(peer.uid) || peer.pid == qemu))
         return true;
     if (gate->state.now == IBX_GATE_OPEN)
         ibx_log(IBX_LOG_WARN,

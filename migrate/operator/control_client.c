@@ -3,6 +3,7 @@
 #include "migrate/migrate.h"
 
 #include "common/clock.h"
+#include "common/own_user.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -85,15 +86,6 @@ static int late(const char *path, struct ibx_error *err)
                          path);
 }
 
-/* Whether the process that listens there is this user's or root's, as the kernel says. */
-static bool is_trusted(int fd)
-{
-    struct ucred listener;
-    socklen_t size = sizeof(listener);
-    return !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &listener, &size) &&
-           (listener.uid == geteuid() || listener.uid == 0);
-}
-
 static int connect_to(const char *path, uint64_t deadline_ns, int *out, struct ibx_error *err)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -112,7 +104,7 @@ static int connect_to(const char *path, uint64_t deadline_ns, int *out, struct i
         close(fd);
         return code == -EAGAIN ? late(path, err) : no_tool(path, code, err);
     }
-    if (!is_trusted(fd)) {
+    if (!ibx_is_own_users_socket(fd)) {
         close(fd);
         return no_tool(path, -EPERM, err);
     }

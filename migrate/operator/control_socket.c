@@ -3,6 +3,7 @@
 #include "migrate/operator/control_socket.h"
 
 #include "common/clock.h"
+#include "common/own_user.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -285,14 +286,6 @@ static void serve_client(const struct ibx_control_socket *server, struct client 
         drop(client);
 }
 
-static bool may_ask(int fd)
-{
-    struct ucred who;
-    socklen_t size = sizeof(who);
-    return !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &size) &&
-           (who.uid == geteuid() || who.uid == 0);
-}
-
 /* A free entry, or that of the client that has been idle for longest. */
 static struct client *slot_for_one(struct ibx_control_socket *server)
 {
@@ -317,7 +310,7 @@ static void accept_clients(struct ibx_control_socket *server)
                 server->accept_after_ns = ibx_deadline_in_ms(ACCEPT_PAUSE_MS);
             return;
         }
-        if (!may_ask(fd)) {
+        if (!ibx_is_own_users_socket(fd)) {
             close(fd);
             continue;
         }

@@ -12,6 +12,7 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/own_user.h"
 #include "migrate/journal/journal.h"
 #include "migrate/qemu/qemu.h"
 #include "userfaultfd/fault.h"
@@ -437,21 +438,13 @@ static int make_socket(struct snapshot_children *c, struct ibx_error *err)
     return 0;
 }
 
-static bool may_ask(int fd)
-{
-    struct ucred who;
-    socklen_t size = sizeof(who);
-    return !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &size) &&
-           (who.uid == 0 || who.uid == geteuid());
-}
-
 static void take_one(struct snapshot_children *c, int fd)
 {
     char text[SNAPSHOT_CHILD_TEXT];
     struct snapshot_child child;
     struct ibx_error err = {0};
     ibx_snapshot_child_limit(fd);
-    const ssize_t n = may_ask(fd) ? recv(fd, text, sizeof(text), 0) : -1;
+    const ssize_t n = ibx_is_own_users_socket(fd) ? recv(fd, text, sizeof(text), 0) : -1;
     if (n <= 0)
         return;
     int rc = ibx_snapshot_child_read(text, (size_t)n, c->config.folder->manifest.ram_count, &child,

@@ -2,6 +2,7 @@
 /* The control socket of a running migration, with both ends in this process, and the status that
  * it carries. */
 #include "migrate/operator/control_socket.h"
+#include "tests/fixtures/in_child.h"
 #include "tests/fixtures/unit.h"
 
 #include "common/clock.h"
@@ -9,6 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -479,6 +481,29 @@ static void test_tool_of_another_user(NO_STATE)
     unlink(path);
 }
 
+/* Asks as user 65534 (nobody) of a namespace that maps only this user, so that the tool's user
+ * appears as nobody, too. */
+static int ask_as_nobody(void)
+{
+    static const char map[] = "65534 12346 1";
+    const int file =
+        setresuid(12346, 12346, 12346) || prctl(PR_SET_DUMPABLE, 1) || unshare(CLONE_NEWUSER)
+            ? -1
+            : open("/proc/self/uid_map", O_WRONLY | O_CLOEXEC);
+    if (file < 0 || write(file, map, strlen(map)) != (ssize_t)strlen(map))
+        return CHILD_SKIPS;
+    return ask_command("cancel") == -EPERM && strstr(error.message, "another user") ? 0 : 1;
+}
+
+static void test_tool_of_a_user_who_is_not_mapped(NO_STATE)
+{
+    if (geteuid())
+        skip();
+    assert_int_equal(chmod(path, 0666), 0);
+    assert_int_equal(chmod(folder, 0755), 0);
+    passes_in_child(ask_as_nobody);
+}
+
 static void test_silent_tool(NO_STATE)
 {
     struct ibx_control_socket *first = NULL; /* never served, like that of a stopped tool */
@@ -644,6 +669,7 @@ int main(void)
         with_folder(test_path_too_long),
         with_folder(test_bad_answers),
         with_folder(test_tool_of_another_user),
+        with_scene(test_tool_of_a_user_who_is_not_mapped),
         with_folder(test_silent_tool),
         with_folder(test_stopped_tool),
         with_folder(test_a_removed_socket_is_made_anew),
