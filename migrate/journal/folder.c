@@ -83,7 +83,8 @@ int ibx_journal_folder_check(int fd, const char *folder, struct ibx_error *err)
         return ibx_error_set(
             err, -EPERM,
             "folder %s for records of migrations belongs to user %u and has mode %04o: "
-            "it must belong to user %u and be writable by no one else (chmod 700)",
+            "it must belong to user %u and be writable by no one else (chmod 700); what another "
+            "user has started, only that user can ask about",
             folder, (unsigned)st.st_uid, (unsigned)(st.st_mode & 07777), (unsigned)geteuid());
     return 0;
 }

@@ -78,8 +78,8 @@ static int open_folder(const char *folder, struct ibx_error *err)
     return ibx_error_set(err, code, "folder %s for records of migrations cannot be opened: %s%s",
                          folder, strerror(-code),
                          remedy(code,
-                                "; do this as the user who started the migration or as "
-                                "root, or choose another folder with --state-dir",
+                                "; do this as the user who started the migration, or choose "
+                                "another folder with --state-dir",
                                 hint));
 }
 

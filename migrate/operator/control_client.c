@@ -47,8 +47,7 @@ int ibx_control_socket_waiting(const char *folder,
         return ibx_error_set(
             err, -errno,
             "folder %s for records of migrations cannot be opened: %s; do this as the "
-            "user who started the migration or as root, or choose another folder with "
-            "--state-dir",
+            "user who started the migration, or choose another folder with --state-dir",
             folder, strerror(errno));
     for (const struct dirent *entry; (entry = readdir(dir));) {
         pid_t pid = waiting_pid(entry->d_name);
@@ -72,11 +71,9 @@ static int no_tool(const char *path, int code, struct ibx_error *err)
                              "%s)",
                              path);
     if (code == -EACCES || code == -EPERM)
-        return ibx_error_set(
-            err, code,
-            "%s belongs to another user: ask as the one who started the migration, or "
-            "as root",
-            path);
+        return ibx_error_set(err, code,
+                             "%s belongs to another user: ask as the one who started the migration",
+                             path);
     return ibx_error_set(err, code, "%s: %s", path, strerror(-code));
 }
 

@@ -302,6 +302,7 @@ static void folders_that_others_make_late_are_refused(NO_STATE)
     assert_int_equal(chown(path, 12345, (gid_t)-1), 0);
     assert_int_equal(ibx_journal_list(chosen, &list, &count, &error), -EPERM);
     error_has("belongs to user 12345");
+    error_has("only that user can ask about");
     assert_int_equal(chown(path, 0, (gid_t)-1), 0);
     assert_int_equal(chmod(path, 0757), 0);
     assert_int_equal(ibx_journal_list(chosen, &list, &count, &error), -EPERM);
