@@ -124,10 +124,14 @@ void ibx_answer_success(struct ibx_pipeline *p)
     set_answer(p, success, sizeof(success));
 }
 
-/* In this order: the thread that takes a reply leaves its error, and then counts the reply. */
+bool ibx_answer_errors_known(const struct ibx_pipeline *p)
+{
+    return atomic_load(&p->unsure) <= atomic_load(&p->replied);
+}
+
 bool ibx_answer_has_late_error(const struct ibx_pipeline *p)
 {
-    return atomic_load(&p->unsure) > atomic_load(&p->replied) || atomic_load(&p->failure) ||
+    return !ibx_answer_errors_known(p) || atomic_load(&p->failure) ||
            atomic_load(&p->launch_failure);
 }
 

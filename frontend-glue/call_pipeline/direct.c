@@ -203,10 +203,9 @@ bool ibx_pipeline_errors(const struct ibx_pipeline *p, int *number)
     return is_usable(p);
 }
 
-/* In this order: see ibx_answer_has_late_error(). */
 bool ibx_pipeline_failures(const struct ibx_pipeline *p, int *number)
 {
-    const bool known = is_usable(p) && atomic_load(&p->unsure) <= atomic_load(&p->replied);
+    const bool known = is_usable(p) && ibx_answer_errors_known(p);
     if (known)
         *number = (int)(p->errors + atomic_load(&p->late_failures));
     return known;
@@ -214,10 +213,12 @@ bool ibx_pipeline_failures(const struct ibx_pipeline *p, int *number)
 
 bool ibx_pipeline_launch_failure(const struct ibx_pipeline *p, int *error)
 {
-    const bool settled = is_usable(p) && atomic_load(&p->unsure) <= atomic_load(&p->replied);
-    *error =
-        settled && !p->told_late && !atomic_load(&p->failure) ? atomic_load(&p->launch_failure) : 0;
-    return *error != 0;
+    const bool known = is_usable(p) && ibx_answer_errors_known(p);
+    const int only =
+        known && !p->told_late && !atomic_load(&p->failure) ? atomic_load(&p->launch_failure) : 0;
+    if (only)
+        *error = only;
+    return only;
 }
 
 unsigned ibx_pipeline_server_ends(void)

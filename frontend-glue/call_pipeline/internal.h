@@ -271,6 +271,9 @@ void ibx_answer_or_send(struct ibx_pipeline *pipeline, const uint8_t *body, size
 /* Whether there is no last error, and none can come from requests without a reply: for a `call`
  * that returns it. */
 bool ibx_answer_no_error(struct ibx_pipeline *pipeline, const struct ibx_call *call);
+/* Whether no call that was answered before it was run may fail yet. Ask this before you read what
+ * they have left: the thread that takes a reply leaves its error, and then counts the reply. */
+bool ibx_answer_errors_known(const struct ibx_pipeline *pipeline);
 /* Whether a call that was answered before it was run has left an error that no call has returned,
  * or may yet. */
 bool ibx_answer_has_late_error(const struct ibx_pipeline *pipeline);
