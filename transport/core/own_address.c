@@ -41,8 +41,10 @@ int ibx_network_changes(void)
 void ibx_network_changes_seen(int fd)
 {
     char messages[4096];
-    while (recv(fd, messages, sizeof(messages), MSG_DONTWAIT) > 0 || errno == ENOBUFS)
-        ;
+    ssize_t n;
+    do {
+        n = recv(fd, messages, sizeof(messages), MSG_DONTWAIT);
+    } while (n > 0 || (n < 0 && errno == ENOBUFS));
 }
 
 void ibx_own_address_watch(struct ibx_conn *conn)

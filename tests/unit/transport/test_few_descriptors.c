@@ -151,6 +151,7 @@ static void changes_of_a_number_that_is_another_socket(void **state)
     alarm(patience_ms(10000) / 1000);
     ibx_network_changes_seen(ends[0]);
     close(ends[1]);
+    errno = ENOBUFS; /* of an earlier call: the end of a socket leaves it as it is */
     ibx_network_changes_seen(ends[0]);
     alarm(0);
     close(ends[0]);
