@@ -411,9 +411,8 @@ bool ibx_frontend_knows(enum ibx_frontend_fact fact, uint64_t handle, int *answe
 
 /* ----------------------------------------------------------------------------- errors */
 
-/* The last error of this thread that the back end does not know as this thread's, and the counts of
- * the thread's other errors at that time: those that there may be, and those that are known. */
-static _Thread_local int last, told, known_then;
+/* The last error of this thread that the back end does not know as this thread's. */
+static _Thread_local struct ibx_frontend_error last;
 
 /* The plugin's count of this thread's errors; 0: unknown. */
 static int errors_so_far(void)
@@ -432,8 +431,8 @@ static int failures_so_far(void)
 /* Notes that `last` is newer than the errors so far. */
 static void note_newest(void)
 {
-    told = errors_so_far();
-    known_then = failures_so_far();
+    last.errors = errors_so_far();
+    last.failures = failures_so_far();
 }
 
 /* Whether `last`, which is set, is so still. `now` is the count of errors that there may be, before
@@ -441,12 +440,12 @@ static void note_newest(void)
  * that count. */
 static bool is_newest(int now)
 {
-    return (now && now == told) || (known_then && failures_so_far() == known_then);
+    return (now && now == last.errors) || (last.failures && failures_so_far() == last.failures);
 }
 
 int ibx_frontend_fail(int rc)
 {
-    last = rc;
+    last.code = rc;
     note_newest();
     return rc;
 }
@@ -456,22 +455,22 @@ int ibx_frontend_fail(int rc)
  * each launch. */
 static int newer(int theirs, int now)
 {
-    return last && (!theirs || is_newest(now)) ? last : theirs;
+    return last.code && (!theirs || is_newest(now)) ? last.code : theirs;
 }
 
 int cudaGetLastError(void)
 {
     const bool none = ibx_frontend_knows(IBX_FRONTEND_NO_ERROR, 0, NULL);
-    const int now = last ? errors_so_far() : 0;
+    const int now = last.code ? errors_so_far() : 0;
     const int rc = newer(none ? CUDA_SUCCESS : CALL_NEXT(cudaGetLastError), now);
-    last = CUDA_SUCCESS;
+    last.code = CUDA_SUCCESS;
     return rc;
 }
 
 int cudaPeekAtLastError(void)
 {
     const bool none = ibx_frontend_knows(IBX_FRONTEND_NO_ERROR, 0, NULL);
-    const int now = last ? errors_so_far() : 0;
+    const int now = last.code ? errors_so_far() : 0;
     return newer(none ? CUDA_SUCCESS : CALL_NEXT(cudaPeekAtLastError), now);
 }
 
@@ -501,7 +500,7 @@ static _Thread_local int clean_at;
 static bool has_none(void)
 {
     const int now = errors_so_far();
-    if (last || !ibx_frontend_plugin())
+    if (last.code || !ibx_frontend_plugin())
         return false;
     if (now != clean_at && ibx_frontend_knows(IBX_FRONTEND_NO_ERROR, 0, NULL))
         clean_at = now;
@@ -519,10 +518,10 @@ static bool take_over(void)
         return false;
     const int theirs = newer(CALL_NEXT(cudaGetLastError), now);
     const bool none = !theirs || !CALL_NEXT(cudaGetLastError);
-    last = none ? theirs : last;
+    last.code = none ? theirs : last.code;
     note_newest();
-    stays_at = none ? 0 : told;
-    clean_at = none ? told : clean_at;
+    stays_at = none ? 0 : last.errors;
+    clean_at = none ? last.errors : clean_at;
     return none;
 }
 
@@ -536,9 +535,7 @@ bool ibx_frontend_drives(struct ibx_frontend_errors *before)
     if (!before->known)
         before->none = take_over();
     before->last = last;
-    before->told = told;
-    before->known_then = known_then;
-    before->newest = last && is_newest(errors_so_far());
+    before->newest = last.code && is_newest(errors_so_far());
     return used;
 }
 
@@ -554,7 +551,7 @@ static bool is_drivers(const struct ibx_frontend_errors *before)
 static int launch_failure(const struct ibx_frontend_errors *before)
 {
     int error = 0;
-    const bool one = !before->last && before->known;
+    const bool one = !before->last.code && before->known;
     return one && ibx_frontend_knows(IBX_FRONTEND_LAUNCH_FAILURE, 0, &error) ? error : 0;
 }
 
@@ -567,12 +564,10 @@ void ibx_frontend_drove(const struct ibx_frontend_errors *before, bool failed)
         CALL_NEXT(cudaGetLastError);
         clean_at = errors_so_far();
     }
-    /* The count has those of the driver's as well. A launch that was under way may have left an
-     * error that is newer than `last`: then the count stays as it was. */
-    if (last != before->last || (last && failed)) {
+    /* The counts have those of the driver's as well. A launch that was under way may have left an
+     * error that is newer than `last`: then the counts stay as they were. */
+    if (last.code != before->last.code || (last.code && failed)) {
         last = before->last;
-        told = before->told;
-        known_then = before->known_then;
         if (before->newest)
             note_newest();
     }

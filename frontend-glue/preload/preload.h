@@ -87,15 +87,20 @@ int ibx_frontend_cuda_version(void);
 /* Returns `rc`, an error that this library has detected, and has cudaGetLastError() return it as
  * well. */
 int ibx_frontend_fail(int rc);
+/* Such an error, and how many others its thread had when it came: of those that there may be, and
+ * of those that are known, and 1. 0: that was not known. */
+struct ibx_frontend_error {
+    int code, errors, failures;
+};
 /* The functions of the driver's API are made from calls of the runtime's, which stand between
  * _drives() and _drove(). Errors of these calls do not appear in cudaGetLastError(), except sticky
  * ones, and those of calls that were answered before they were run. _drives() returns whether the
  * thread has called the runtime's API itself since the last _drives(). */
 struct ibx_frontend_errors {
-    int last, told, known_then; /* the counts of other errors at the time of `last` */
-    bool none;                  /* before, cudaGetLastError() had no error to return */
-    bool known;                 /* ... of a call whose result was known */
-    bool newest;                /* `last` was newer than any error of the back end's */
+    struct ibx_frontend_error last;
+    bool none;   /* before, cudaGetLastError() had no error to return */
+    bool known;  /* ... of a call whose result was known */
+    bool newest; /* `last` was newer than any error of the back end's */
 };
 bool ibx_frontend_drives(struct ibx_frontend_errors *before);
 void ibx_frontend_drove(const struct ibx_frontend_errors *before, bool failed);
