@@ -38,13 +38,20 @@ int ibx_network_changes(void)
                       RTMGRP_IPV6_ROUTE);
 }
 
+/* The bytes of the next messages; 0: there are none; -ENOBUFS: there were more than the socket's
+ * buffer holds. The number may be another socket's by now, if the program has closed ours: that one
+ * may block, or have ended. */
+static ssize_t take(int fd, char *messages, size_t most)
+{
+    const ssize_t n = recv(fd, messages, most, MSG_DONTWAIT);
+    return n >= 0 ? n : errno == ENOBUFS ? -ENOBUFS : 0;
+}
+
 void ibx_network_changes_seen(int fd)
 {
     char messages[4096];
-    ssize_t n;
-    do {
-        n = recv(fd, messages, sizeof(messages), MSG_DONTWAIT);
-    } while (n > 0 || (n < 0 && errno == ENOBUFS));
+    while (take(fd, messages, sizeof(messages)))
+        ;
 }
 
 void ibx_own_address_watch(struct ibx_conn *conn)
@@ -91,9 +98,9 @@ void ibx_own_address_check(struct ibx_conn *conn)
     bool gone = false;
     ssize_t n;
     ibx_address_of_socket(conn->handshake_socket, false, &own);
-    /* If there were more changes than the socket's buffer holds (ENOBUFS), this one may be among
-     * them. A needless new connection does no harm. */
-    while ((n = recv(conn->address_fd, messages, sizeof(messages), 0)) >= 0 || errno == ENOBUFS)
+    /* This change may be among those that the buffer did not hold. A needless new connection does
+     * no harm. */
+    while ((n = take(conn->address_fd, messages, sizeof(messages))))
         gone = gone || n < 0 || says_gone(messages, (size_t)n, &own);
     if (gone)
         ibx_conn_lost(conn, -EADDRNOTAVAIL, "this host no longer has the connection's address");
