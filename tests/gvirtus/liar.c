@@ -4,6 +4,7 @@
  * The linker has the plugin call this function. IBX_TEST_LIES in the environment is the seed of the
  * lies.
  */
+#include "tests/fixtures/pattern.h"
 #include "transport/transport.h"
 
 #include <errno.h>
@@ -34,22 +35,14 @@ enum lie {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static uint64_t state, one_in; /* 0: not yet set */
-
-/* splitmix64 */
-static uint64_t next(void)
-{
-    uint64_t z = state += 0x9e3779b97f4a7c15;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
-    z = (z ^ z >> 27) * 0x94d049bb133111eb;
-    return z ^ z >> 31;
-}
+static struct random lies;
+static size_t one_in; /* messages; 0: not yet set */
 
 static void begin(void)
 {
     const char *seed = getenv("IBX_TEST_LIES");
-    state = seed ? strtoull(seed, NULL, 0) : 0;
-    one_in = seed ? 1ull << (2 + next() % 7) : UINT64_MAX;
+    lies.state = seed ? strtoull(seed, NULL, 0) : 0;
+    one_in = seed ? (size_t)1 << (2 + random_below(&lies, 7)) : SIZE_MAX;
 }
 
 /* Numbers with which a length, a count, an address or an error code may be wrong. */
@@ -60,8 +53,8 @@ static uint64_t odd_number(void)
         0xff,       0x100,      0x1000,     0xffff,     0x10000,   0x100000,   0x7fffffff,
         1ull << 31, UINT32_MAX, 1ull << 32, 1ull << 47, INT64_MAX, 1ull << 63, UINT64_MAX,
     };
-    const uint64_t number = numbers[next() % (sizeof(numbers) / sizeof(numbers[0]))];
-    return next() % 4 ? number : number + next() % 16 - 8;
+    const uint64_t number = numbers[random_below(&lies, sizeof(numbers) / sizeof(numbers[0]))];
+    return random_below(&lies, 4) ? number : number + random_below(&lies, 16) - 8;
 }
 
 /* Little-endian, as everything that is sent. */
@@ -74,10 +67,10 @@ static void put(uint8_t *bytes, size_t n, size_t at, size_t width)
 
 static size_t falsify(uint8_t *bytes, size_t n)
 {
-    const size_t any = next() % n, width = 1u << next() % 4;
-    switch ((enum lie)(next() % LIES)) {
+    const size_t any = random_below(&lies, n), width = (size_t)1 << random_below(&lies, 4);
+    switch ((enum lie)random_below(&lies, LIES)) {
     case LIE_BYTE:
-        bytes[any] = (uint8_t)next();
+        bytes[any] = (uint8_t)random_next(&lies);
         break;
     case LIE_NUMBER:
         put(bytes, n, any, width);
@@ -90,13 +83,13 @@ static size_t falsify(uint8_t *bytes, size_t n)
         break;
     case LIE_OUTPUT:
         if (n > OUTPUT_AT)
-            put(bytes, n, OUTPUT_AT + next() % (n - OUTPUT_AT) / 4 * 4, width);
+            put(bytes, n, OUTPUT_AT + random_below(&lies, n - OUTPUT_AT) / 4 * 4, width);
         break;
     case LIE_SHORTER:
         return any + 1;
     default:
-        for (unsigned i = 0; i < width; i++)
-            bytes[n + i] = (uint8_t)next();
+        for (size_t i = 0; i < width; i++)
+            bytes[n + i] = (uint8_t)random_next(&lies);
         return n + width;
     }
     return n;
@@ -111,8 +104,8 @@ int __wrap_ibx_send(struct ibx_conn *conn, const struct iovec *iov, int iovcnt, 
     pthread_mutex_lock(&lock);
     if (!one_in)
         begin();
-    const bool lies = n && n < LONGEST && next() % one_in == 0;
-    uint8_t *bytes = lies ? malloc(n + 8) : NULL;
+    const bool lie = n && n < LONGEST && random_below(&lies, one_in) == 0;
+    uint8_t *bytes = lie ? malloc(n + 8) : NULL;
     struct iovec instead = {bytes, 0};
     for (int i = 0; bytes && i < iovcnt; i++) {
         memcpy(bytes + instead.iov_len, iov[i].iov_base, iov[i].iov_len);
