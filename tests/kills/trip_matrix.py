@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """trip_matrix.py [--moves N] [--steps N] [--seed S] [--jobs N] [--only NUMBER]...
 [--paths NAME,...]

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """counter.py ADDRESS PORT: the other end of counting.c. Answers each line with that line, and
 prints JSON: {"gap": [FROM, TO]} for each pause of more than GAP seconds between two lines, of the

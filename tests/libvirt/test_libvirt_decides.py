@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """test_libvirt_decides.py [TEST...]: whether the VM goes on at the source or at the destination is
 libvirt's decision; the tools learn of it late, or never (virsh_scene.py)."""

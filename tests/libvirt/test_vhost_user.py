@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """test_vhost_user.py: a Linux guest whose disk is a vhost-user device, and an unmodified back end
 at each end: QEMU's storage daemon, which maps guest RAM by itself. Environment and exit status are

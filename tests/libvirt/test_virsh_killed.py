@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """test_virsh_killed.py [TEST...]: a tool, a QEMU or a libvirtd of either side is killed during
 `virsh migrate` (virsh_scene.py)."""

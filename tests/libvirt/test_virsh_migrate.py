@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """test_virsh_migrate.py [TEST...]: moves by `virsh migrate` that end well, and those that are
 refused or given up (virsh_scene.py)."""

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """test_walk_through.py [TEST...]: the commands of ib-migrate(1), WALK-THROUGH, as they are printed
 there, on the two hosts of hosts.py, without libvirt. What is not as printed is in SUBSTITUTES and

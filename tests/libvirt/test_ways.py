@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """test_ways.py [TEST...]: the ways by which others than virsh with qemu+tcp have libvirt migrate
 (virsh_scene.py)."""

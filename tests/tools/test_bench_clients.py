@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """bench-clients, over a libcudart whose copies take no time: what it prints, and that a client
 which is killed ends its measurement and no more."""

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """tools/bench/gpu --gvirtus with a made-up GVirtuS, build and nvcc: what it runs over which path,
 how it reports programs and failures, and that it leaves nothing behind."""

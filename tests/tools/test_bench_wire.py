@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """A migration over a long wire (tools/bench/wire), by the packets that crossed it: padding goes
 ahead, and while the VM stands still nothing else than what it waits for."""

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """What the preload runs in the loader calls nothing that the loader might not have relocated yet,
 or that a sanitizer, or the program's allocator, has in its place."""

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """test_ib_bw.py IB-BW: the tool as its users see it: arguments, output, exit status, signals."""
 import json

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """test_ib_bw_tune.py IB-BW: what it measures on a GPU (a double), and where it stores that."""
 import os

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """ib-doctor's page and JSON, here and on a made-up host with two adapters."""
 import errno

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """test_ib_migrate.py IB-MIGRATE: the tool as its users see it until a VM is migrated: arguments,
 messages, JSON, exit status. With QEMU, GUEST_ELF and GUEST_EXPECT in the environment, and as root,

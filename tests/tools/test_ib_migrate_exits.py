@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """test_ib_migrate_exits.py IB-MIGRATE: what programs read of the tool: --json on every exit."""
 import fcntl

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """ib-migrate firecracker with a memory file of this host: pages, removals, records, killed handlers
 (firecracker_scene.py). storm=MS, as an argument like names of tests: how long the storm lasts."""

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """Whom and what ib-migrate firecracker refuses: messages, files, sockets, users, usage
 (firecracker_scene.py)."""

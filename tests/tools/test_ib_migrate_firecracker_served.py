@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """ib-migrate firecracker with pages from `ib-migrate serve` of another host: servers that are lost,
 changed or cut short (firecracker_scene.py)."""

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """test_ib_migrate_moves.py IB-MIGRATE: migrations as the users of the tool see them, with QEMU,
 GUEST_ELF and GUEST_EXPECT in the environment, and as root."""

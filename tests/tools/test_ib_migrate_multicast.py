@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """ib-migrate serve --multicast, and caches that are filled by it. Hosts are network namespaces on
 a bridge; number 0 has the snapshot, a memory file. Further arguments: the names of tests."""

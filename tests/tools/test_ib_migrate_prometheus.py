@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """test_ib_migrate_prometheus.py IB-MIGRATE: the figures for Prometheus, by a strict parser of their
 format."""

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """test_ib_migrate_run.py IB-MIGRATE: one command that makes the destination's QEMU and migrates the
 VM. In the place of ssh stands a program that runs the command on this host, in another folder and

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """test_ib_migrate_unfinished.py IB-MIGRATE: migrations that have not come to their end, and what
 recover, rollback and status make of them, with QEMU, GUEST_ELF and GUEST_EXPECT in the environment,

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """test_ibx_gvirtus_root.py IBX-GVIRTUS PLUGIN NO-PLUGIN CRASH GVIRTUS.PROPERTIES.5 IB-BW [TEST...]
 

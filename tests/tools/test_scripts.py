@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """What starts tests, counts them, and cleans up behind them; and names of tests that are wrong."""
 import contextlib

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """What test_gpu_moves.py and test_gpu_paths.py share: Linux guests on a bridge of this host, all of
 whose files are in an initramfs, and migrations of one of them."""

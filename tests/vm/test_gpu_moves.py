@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """test_gpu_moves.py IB-MIGRATE PLUGIN MOVING-APPLICATION VM-CACHE [MOVES [OPTION...]]: a Linux
 guest uses a remote GPU by the rdma communicator over its network card, and ib-migrate moves it to

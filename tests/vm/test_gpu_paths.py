@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """test_gpu_paths.py IB-MIGRATE PLUGIN MOVING-APPLICATION VM-CACHE: a Linux guest uses the GPU of
 another guest by the rdma communicator, over soft-RoCE and over TCP, and ib-migrate moves it between
