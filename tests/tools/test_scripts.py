@@ -7,8 +7,9 @@ import json
 import os
 import subprocess
 import sys
+import unittest.mock
 
-from harness import Skip, equal, run_all, run_tests, test
+from harness import Skip, equal, in_share, run_all, run_tests, test
 
 
 def ended_process():
@@ -151,6 +152,17 @@ def a_test_that_does_not_exist_fails(_):
     with contextlib.redirect_stdout(said):
         equal(run_tests(["no_such_test"], ran.append), 1)
     equal((ran, said.getvalue()), ([], "FAILED no_such_test: there is no test of this name\n"))
+
+
+@test
+def each_test_is_in_one_share(_):
+    names = [f"test_{i}" for i in range(30)]
+    shares = []
+    for share in ("1/3", "2/3", "3/3"):
+        with unittest.mock.patch.dict(os.environ, IBX_TEST_SHARE=share):
+            shares.append([name for name in names if in_share(name)])
+    equal(sorted(sum(shares, [])), sorted(names))
+    assert min(map(len, shares)) > 4, shares
 
 
 @test

@@ -68,6 +68,7 @@ static void test_patterns_choose_tests(void **state)
         {",", NULL, 0, 1},
     };
     (void)state;
+    unsetenv("IBX_TEST_SHARE");
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         int missed;
         print_message("only \"%s\"\n", cases[i].only ? cases[i].only : "(unset)");
@@ -76,8 +77,29 @@ static void test_patterns_choose_tests(void **state)
     }
 }
 
+/* Each test is in one share. Who misses a name that only another share has is not told so. */
+static void test_shares_divide_tests(void **state)
+{
+    unsigned shares[3];
+    char share[] = "1/3";
+    int missed;
+    (void)state;
+    for (unsigned i = 0; i < 3; i++) {
+        share[0] = (char)('1' + i);
+        setenv("IBX_TEST_SHARE", share, 1);
+        shares[i] = chosen(NULL, NULL, &missed);
+        assert_int_equal(chosen("graphs", NULL, &missed), shares[i] & 0x3);
+        assert_int_equal(missed, 0);
+    }
+    unsetenv("IBX_TEST_SHARE");
+    assert_int_equal(shares[0] | shares[1] | shares[2], 0xf);
+    assert_int_equal(shares[0] + shares[1] + shares[2], 0xf); /* no test is in two shares */
+    assert_int_not_equal(shares[0], 0xf);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_patterns_choose_tests)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_patterns_choose_tests),
+                                       cmocka_unit_test(test_shares_divide_tests)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
