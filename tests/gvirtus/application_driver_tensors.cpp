@@ -32,13 +32,15 @@ struct Expected {
     }
 };
 
-constexpr std::uint64_t sizes[] = {64, 128, 7, 5, 3}, pitches[] = {4096, 1 << 20, 1 << 22, 1 << 24};
+constexpr std::uint64_t tensor_sizes[] = {64, 128, 7, 5, 3},
+                        pitches[] = {4096, 1 << 20, 1 << 22, 1 << 24};
 constexpr std::uint32_t box[] = {16, 8, 4, 2, 1}, steps[] = {1, 2, 3, 4, 5};
 void *const there = reinterpret_cast<void *>(0x7f1234560010);
 
 int tiled(void *map, unsigned rank, void *at = there)
 {
-    return cu("cuTensorMapEncodeTiled", map, 7, rank, at, sizes, pitches, box, steps, 1, 2, 3, 0);
+    return cu("cuTensorMapEncodeTiled", map, 7, rank, at, tensor_sizes, pitches, box, steps, 1, 2,
+              3, 0);
 }
 
 } // namespace
@@ -56,7 +58,7 @@ bool driver_maps_tensors()
         Expected is;
         is.put(reinterpret_cast<std::uintptr_t>(there)).bytes({0, 7, std::uint8_t(rank)});
         for (unsigned i = 0; i < rank; i++)
-            is.put(sizes[i]);
+            is.put(tensor_sizes[i]);
         for (unsigned i = 0; i + 1 < rank; i++)
             is.put(pitches[i]);
         for (unsigned i = 0; i < rank; i++)
@@ -73,20 +75,20 @@ bool driver_maps_tensors()
     const int lower[] = {-1, -2}, upper[] = {1, -2};
     Expected is;
     is.put(reinterpret_cast<std::uintptr_t>(there)).bytes({1, 6, 4});
-    is.put(sizes[0]).put(sizes[1]).put(sizes[2]).put(sizes[3]);
+    is.put(tensor_sizes[0]).put(tensor_sizes[1]).put(tensor_sizes[2]).put(tensor_sizes[3]);
     is.put(pitches[0]).put(pitches[1]).put(pitches[2]);
     is.put(-1).put(-2).put(1).put(-2).bytes({32, 64, 1, 2, 3, 4, 0, 1, 2, 1});
-    REQUIRE(cu("cuTensorMapEncodeIm2col", &map, 6, 4u, there, sizes, pitches, lower, upper, 32u,
-               64u, steps, 0, 1, 2, 1) == 0);
+    REQUIRE(cu("cuTensorMapEncodeIm2col", &map, 6, 4u, there, tensor_sizes, pitches, lower, upper,
+               32u, 64u, steps, 0, 1, 2, 1) == 0);
     REQUIRE(map == is.map);
     // A wrong argument leaves the map as it was.
     same = map;
     REQUIRE(tiled(&map, 0) == 1 && tiled(&map, 6) == 1 && tiled(&map.bytes[8], 2) == 1);
     REQUIRE(tiled(nullptr, 2) == 1 && tiled(&map, 2, &map.bytes[1]) == 1);
-    REQUIRE(cu("cuTensorMapEncodeIm2col", &map, 6, 2u, there, sizes, pitches, lower, upper, 32u,
-               64u, steps, 0, 1, 2, 1) == 1);
-    REQUIRE(cu("cuTensorMapEncodeIm2colWide", &map, 6, 3u, there, sizes, pitches, -1, 1, 32u, 64u,
-               steps, 0, 0, 1, 2, 1) == 801);
+    REQUIRE(cu("cuTensorMapEncodeIm2col", &map, 6, 2u, there, tensor_sizes, pitches, lower, upper,
+               32u, 64u, steps, 0, 1, 2, 1) == 1);
+    REQUIRE(cu("cuTensorMapEncodeIm2colWide", &map, 6, 3u, there, tensor_sizes, pitches, -1, 1, 32u,
+               64u, steps, 0, 0, 1, 2, 1) == 801);
     REQUIRE(map == same && cudaGetLastError() == 0);
     // CUTLASS and Triton ask for it by its name.
     REQUIRE(cu("cuGetProcAddress_v2", "cuTensorMapEncodeTiled", &function, 12000, 0ull, &found) ==

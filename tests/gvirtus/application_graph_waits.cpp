@@ -19,7 +19,7 @@ using namespace graph_calls;
 namespace
 {
 
-void wait_for_flag(void *flag)
+void wait_until_set(void *flag)
 {
     while (!*static_cast<std::atomic<int> *>(flag))
         std::this_thread::yield();
@@ -29,7 +29,7 @@ void wait_for_flag(void *flag)
 void *waits_and_copies(Graph *graph, std::atomic<int> *flag, std::vector<char> *back,
                        const char *device)
 {
-    const Host host = {wait_for_flag, flag};
+    const Host host = {wait_until_set, flag};
     const Planes out = copy_of(back->data(), device, back->size(), D2H);
     if (graph->add("cudaGraphAddHostNode", {}, &host) ||
         graph->add("cudaGraphAddMemcpyNode", {graph->nodes[0]}, &out))
@@ -155,9 +155,9 @@ bool unpinned_beside_graphs()
         const bool good =
             own && cudaMallocHost(&locked, n) == 0 && cudaMemcpy(own, locked, n, H2D) == 0;
         ready = good ? 1 : 2;
-        wait_for_flag(&go);
+        wait_until_set(&go);
     });
-    wait_for_flag(&ready);
+    wait_until_set(&ready);
     Graph graph;
     void *exec = waits_and_copies(&graph, &flag, &back, device);
     const unsigned long unpinned = unpinned_ever(), waits = stub_remote()->stats().waits;

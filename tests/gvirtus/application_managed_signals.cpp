@@ -272,12 +272,12 @@ bool handlers_by_other_names()
     return HOLDS(cudaFree(const_cast<char *>(m)) == 0);
 }
 
-std::jmp_buf plain;
+std::jmp_buf plain_return;
 
 void touches_and_leaves(int)
 {
     handled[5] = handled[1];
-    _longjmp(plain, 1); // and the signal stays blocked, as far as the program knows
+    _longjmp(plain_return, 1); // and the signal stays blocked, as far as the program knows
 }
 
 // The program's handler of faults reads and writes managed memory, and leaves by longjmp(3) with
@@ -290,14 +290,14 @@ bool handlers_of_faults()
     handled = managed_memory(each_page);
     REQUIRE(handled && signal(SIGSEGV, touches_and_leaves) == SIG_DFL);
     REQUIRE(managed_cell(handled) == 0);
-    if (!_setjmp(plain))
+    if (!_setjmp(plain_return))
         REQUIRE((*none = 1, false));
     REQUIRE(handled[5] == handled[0] && pthread_sigmask(SIG_BLOCK, nullptr, &held) == 0);
     REQUIRE(sigismember(&held, SIGSEGV) == 1 && managed_cell(handled) == 0);
     REQUIRE(handled[1] == handled[0]);
     const pid_t child = fork(); // a fault of its own with the signal blocked ends a program
     if (!child) {
-        if (!_setjmp(plain))
+        if (!_setjmp(plain_return))
             *none = 1;
         _exit(1);
     }

@@ -19,7 +19,7 @@ namespace
 {
 
 // A module of nvcc's, and the arguments of its code's calls.
-struct Module {
+struct PrintingModule {
     std::uint32_t magic = 0xba55ed50;
     std::uint16_t version = 1, head = 16;
     std::uint64_t rest = 64;
@@ -27,13 +27,13 @@ struct Module {
 };
 struct Wrapper {
     std::uint32_t magic = 0x466243b1, version = 1;
-    const Module *module;
+    const PrintingModule *module;
     const void *more = nullptr;
 };
 
 void register_module(bool prints)
 {
-    static Module modules[2];
+    static PrintingModule modules[2];
     static const Wrapper wrappers[2] = {{.module = &modules[0]}, {.module = &modules[1]}};
     std::memcpy(modules[1].code + 57, "vprintf", 7); // at its very end
     preloaded<void **(const void *)>("__cudaRegisterFatBinary")(&wrappers[prints]);

@@ -17,7 +17,7 @@ struct Attribute {
     int id;
     alignas(8) int value[16];
 };
-struct Config {
+struct LaunchConfig {
     StubDim3 grid, block;
     std::size_t shared;
     void *stream;
@@ -110,7 +110,7 @@ bool devices_of_it()
 bool kernels()
 {
     const Attribute wide = {4, {3}};
-    const Config config = {{2, 1, 1}, {32, 1, 1}, 5, nullptr, &wide, 1};
+    const LaunchConfig config = {{2, 1, 1}, {32, 1, 1}, 5, nullptr, &wide, 1};
     const void *kernel = &stub_kernel;
     void *handle = nullptr;
     int expected = 5, found = 0;

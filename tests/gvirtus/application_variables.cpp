@@ -115,9 +115,9 @@ bool plain()
     REQUIRE(fails(from_symbol(back.data(), c, 1, 8), 1));
     REQUIRE(fails(to_symbol(a, there.data(), 1, 0, D2H), 21));
     REQUIRE(fails(from_symbol(back.data(), a, 1, 0, H2D), 21));
-    const std::uint64_t handled = stub_remote()->handled();
+    const std::uint64_t answered_before = stub_remote()->handled();
     REQUIRE(fails(to_symbol(stranger, there.data(), 1), 13)); // GVirtuS is not asked
-    REQUIRE(stub_remote()->handled() == handled && to_symbol(lonely, there.data(), 1) != 0);
+    REQUIRE(stub_remote()->handled() == answered_before && to_symbol(lonely, there.data(), 1) != 0);
     cudaGetLastError();
     // Another module may come to lie there, with another variable under that address.
     unload(module);

@@ -159,7 +159,7 @@ bool closed_before_its_memory()
     return HOLDS(Has(b) == before);
 }
 
-bool left_open()
+bool pool_left_open()
 {
     const Listening back;
     Program a(back), b(back);
@@ -207,7 +207,7 @@ bool pool_of_one_tenant()
 }
 
 // What is open stays, as natively; what is not open cannot be opened any more.
-bool maker_ends(bool crashes)
+bool pool_maker_ends(bool crashes)
 {
     const Listening back(resume);
     Program a(back, resume);
@@ -367,11 +367,11 @@ void check_programs_pools()
     check("... that are none", what_is_none);
     check("... that several have open", opened_by_several);
     check("... that are closed before their memory", closed_before_its_memory);
-    check("... that a process leaves open", left_open);
+    check("... that a process leaves open", pool_left_open);
     check("... that a process leaves open to another", left_to_another);
     check("... are one tenant's", pool_of_one_tenant);
-    check("the pool of a program that ends", [] { return maker_ends(false); });
-    check("... and whose process crashes", [] { return maker_ends(true); });
+    check("the pool of a program that ends", [] { return pool_maker_ends(false); });
+    check("... and whose process crashes", [] { return pool_maker_ends(true); });
     check("a process that has a pool open crashes", opener_ends);
     check("descriptors of pools", its_descriptors);
     check("no descriptor for a pool", without_descriptors);
