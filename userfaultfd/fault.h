@@ -67,7 +67,8 @@ struct ibx_fault_arrival {
 
 /*
  * Called only by the worker thread that owns the reader. Every accepted request arrives exactly
- * once; the buffer belongs to the reader until then.
+ * once; the buffer belongs to the reader until then. A STOPPED engine calls nothing of a reader and
+ * uses no buffer, so that both may be freed before resume or destroy.
  */
 struct ibx_fault_reader_ops {
     /* 0, -EAGAIN (full until the next arrival), or an error, which stops the engine. */
@@ -89,7 +90,7 @@ struct ibx_fault_reader {
     const struct ibx_fault_reader_ops *ops;
     void *context;
     /* Missing mode: where pages arrive, ibx_fault_buffer_bytes() bytes, page-aligned, the caller's
-     * until destroy or resume. NULL: the engine allocates it. */
+     * until the engine is STOPPED or destroyed. NULL: the engine allocates it. */
     void *buffer;
 };
 

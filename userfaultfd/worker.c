@@ -252,12 +252,13 @@ static void rest(struct fault_worker *w, bool reader)
 
 /* Whether more work can come only from the kernel or the reader, which poll(2) reports at once:
  * then another round would only delay the thread that serves the fault, perhaps on this processor.
- */
-static bool settled(const struct fault_worker *w)
+ * Only an engine that serves has a reader that may be asked. */
+static bool settled(const struct fault_worker *w, bool serving)
 {
     const struct ibx_fault *e = w->engine;
-    return !e->spin_us && !w->arrived && !w->rescan && w->scanned == atomic_load(&e->changes) &&
-           w->reader.ops->fd && w->reader.ops->fd(w->reader.context) >= 0;
+    return serving && !e->spin_us && !w->arrived && !w->rescan &&
+           w->scanned == atomic_load(&e->changes) && w->reader.ops->fd &&
+           w->reader.ops->fd(w->reader.context) >= 0;
 }
 
 void *ibx_fault_worker_main(void *worker)
@@ -295,7 +296,7 @@ void *ibx_fault_worker_main(void *worker)
             more |= drain(w, &asked);
         if (busy || more)
             w->last_busy_ns = ibx_now_ns();
-        if (more || (busy && !settled(w)))
+        if (more || (busy && !settled(w, serving)))
             look_at_all(w);
         else
             rest(w, serving || w->in_flight);

@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <stdarg.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -190,6 +191,43 @@ static void test_move_of_the_first_part(void **state)
     move_part(0);
 }
 
+static _Atomic unsigned asked; /* how often an engine has asked its reader for the descriptor */
+static _Atomic int reader_fd;
+
+static int count_and_tell(void *context)
+{
+    (void)context;
+    atomic_fetch_add(&asked, 1);
+    return atomic_load(&reader_fd);
+}
+
+/* The memory may still be changed when the engine has stopped. Its reader may be gone by then. */
+static void test_move_while_stopped(void **state)
+{
+    (void)state;
+    struct ibx_fault_reader_ops ops = memory_reader_ops;
+    ops.fd = count_and_tell;
+    atomic_store(&reader_fd, eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    rig.as[0].ops = &ops;
+    rig.config.no_background = true;
+    rig_serve();
+    ibx_fault_stop(rig.engine, -EPIPE, "that will do");
+    assert_int_equal(engine_settled(), IBX_FAULT_STOPPED);
+    const unsigned before = atomic_load(&asked);
+    uint8_t *place = mmap(NULL, PAGES * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    rig.memory =
+        mremap(rig.memory, PAGES * PAGE, PAGES * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, place);
+    assert_ptr_equal(rig.memory, place);
+    discard(0, 1); /* its event is read in another turn of the worker, after that of the move */
+    assert_true(REACHES(removes, 1));
+    assert_int_equal(atomic_load(&asked), before);
+    assert_int_equal(ibx_fault_resume(rig.engine, rig.as, NULL), 0);
+    touch(1);
+    assert_true(page_is_right(1));
+    rig_destroy_engine();
+    close(atomic_load(&reader_fd));
+}
+
 /* The parent continues; the child waits and must not see zero pages. */
 static void test_fork(void **state)
 {
@@ -221,6 +259,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_move, make, rig_end),
         cmocka_unit_test_setup_teardown(test_move_of_a_part, make, rig_end),
         cmocka_unit_test_setup_teardown(test_move_of_the_first_part, make, rig_end),
+        cmocka_unit_test_setup_teardown(test_move_while_stopped, make, rig_end),
         cmocka_unit_test_setup_teardown(test_fork, make, rig_end),
     };
     int skipped = rig_skipped(EVENTS);
