@@ -15,8 +15,7 @@ struct remote_image {
     struct ibx_options options;
     unsigned links;
     struct ibx_snapshot_reader *reader;
-    struct ibx_snapshot_reader *retired; /* kept because the engine may still use its buffers */
-    bool used;                           /* an engine has been given `reader` */
+    bool used; /* an engine has been given `reader` */
 };
 
 /* Checks that the snapshot has one block of guest RAM, so that offsets in the image are those of
@@ -41,6 +40,7 @@ static int check(const struct remote_image *image, const struct ibx_snapshot_rea
     return 0;
 }
 
+/* Connects, the first time or instead of a reader whose engine has stopped. */
 static int connect_again(struct remote_image *image, struct ibx_error *err)
 {
     struct ibx_snapshot_reader *reader;
@@ -52,8 +52,7 @@ static int connect_again(struct remote_image *image, struct ibx_error *err)
         ibx_snapshot_reader_close(reader);
         return rc;
     }
-    ibx_snapshot_reader_close(image->retired);
-    image->retired = image->reader;
+    ibx_snapshot_reader_close(image->reader);
     image->reader = reader;
     image->used = false;
     return 0;
@@ -105,7 +104,6 @@ static const char *remote_reason(const struct ibx_image *is)
 static void remote_close(struct ibx_image *is)
 {
     struct remote_image *image = (struct remote_image *)is;
-    ibx_snapshot_reader_close(image->retired);
     ibx_snapshot_reader_close(image->reader);
     ibx_snapshot_checker_destroy(is->checker);
     free(image);
