@@ -179,11 +179,14 @@ static void describe_early(struct destination *d)
 static int compare(struct destination *d, const struct ibx_migrate_hello *hello,
                    const json_t *theirs, struct ibx_blockers *blockers, struct ibx_error *err)
 {
-    const struct ibx_qmp_version *from = &hello->version, *to = &d->ram.guest.version;
     int rc = described(d) ? 0 : describe(d, err);
     if (!rc)
-        ibx_compare(theirs, d->description, from->major == to->major && from->minor == to->minor,
-                    hello->disks_differ, blockers);
+        ibx_compare(&(struct ibx_comparison){
+            .source = theirs,
+            .destination = d->description,
+            .same_version = ibx_qmp_same_version(hello->version, d->ram.guest.version),
+            .disks_differ = hello->disks_differ,
+            .blockers = blockers});
     ibx_destination_forget_description(d);
     return rc;
 }

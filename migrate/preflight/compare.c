@@ -39,39 +39,37 @@ const char *ibx_names_more(const struct ibx_names *names, char out[32])
 
 /* ------------------------------------------------------------ processors */
 
-static void compare_processors(const json_t *source, const json_t *destination,
-                               struct ibx_blockers *blockers)
+static void compare_processors(const struct ibx_comparison *c)
 {
-    const json_t *here = json_object_get(source, "cpus"),
-                 *there = json_object_get(destination, "cpus");
-    const char *type = ibx_member(source, "cpu"), *other = ibx_member(destination, "cpu");
+    const json_t *here = json_object_get(c->source, "cpus"),
+                 *there = json_object_get(c->destination, "cpus");
+    const char *type = ibx_member(c->source, "cpu"), *other = ibx_member(c->destination, "cpu");
     const size_t count = json_array_size(here), count_there = json_array_size(there);
     if (count && count_there && count != count_there)
         ibx_blockers_add(
-            blockers,
+            c->blockers,
             "the VM has %zu vCPUs here and %zu at the destination: start the destination's "
             "QEMU with the same -smp, and with those that were plugged in since",
             count, count_there);
     if (*type && *other && strcmp(type, other))
-        ibx_blockers_add(blockers,
+        ibx_blockers_add(c->blockers,
                          "the vCPUs are of type %.100s here and %.100s at the destination: start "
                          "the destination's QEMU with the same -cpu",
                          type, other);
 }
 
-bool ibx_accelerators_differ(const json_t *source, const json_t *destination)
+bool ibx_accelerators_differ(const struct ibx_comparison *c)
 {
-    const json_t *here = json_object_get(source, "kvm"),
-                 *there = json_object_get(destination, "kvm");
+    const json_t *here = json_object_get(c->source, "kvm"),
+                 *there = json_object_get(c->destination, "kvm");
     return json_is_boolean(here) && json_is_boolean(there) && !json_equal(here, there);
 }
 
-static void compare_accelerators(const json_t *source, const json_t *destination,
-                                 struct ibx_blockers *blockers)
+static void compare_accelerators(const struct ibx_comparison *c)
 {
-    const bool here = json_is_true(json_object_get(source, "kvm"));
-    if (ibx_accelerators_differ(source, destination))
-        ibx_blockers_add(blockers,
+    const bool here = json_is_true(json_object_get(c->source, "kvm"));
+    if (ibx_accelerators_differ(c))
+        ibx_blockers_add(c->blockers,
                          "the VM runs %s KVM here and %s KVM at the destination: start the "
                          "destination's QEMU with the same -accel",
                          here ? "under" : "without", here ? "without" : "under");
@@ -90,15 +88,14 @@ static void name_leaf(const char *key, char out[64])
 }
 
 /* Reports features that the destination lacks; additional ones do no harm. */
-static void compare_features(const json_t *source, const json_t *destination,
-                             struct ibx_blockers *blockers)
+static void compare_features(const struct ibx_comparison *c)
 {
     const char *key;
     json_t *value;
-    const json_t *there = json_object_get(destination, "cpuid");
+    const json_t *there = json_object_get(c->destination, "cpuid");
     if (!json_is_object(there))
         return;
-    json_object_foreach(json_object_get(source, "cpuid"), key, value)
+    json_object_foreach(json_object_get(c->source, "cpuid"), key, value)
     {
         const char *has = json_is_string(value) ? json_string_value(value) : "";
         char leaf[64];
@@ -108,7 +105,7 @@ static void compare_features(const json_t *source, const json_t *destination,
             continue;
         name_leaf(key, leaf);
         ibx_blockers_add(
-            blockers,
+            c->blockers,
             "the vCPUs have features here that they lack at the destination (cpuid %s, bits "
             "%#llx): start both QEMUs with a -cpu that both hosts have",
             leaf, missing);
@@ -142,11 +139,10 @@ static void name_missing(const json_t *list, const json_t *other, struct ibx_nam
     }
 }
 
-static void compare_lists(const json_t *source, const json_t *destination, const char *member,
-                          const char *remedy, struct ibx_blockers *blockers)
+static void compare_lists(const struct ibx_comparison *c, const char *member, const char *remedy)
 {
-    const json_t *here = json_object_get(source, member),
-                 *there = json_object_get(destination, member);
+    const json_t *here = json_object_get(c->source, member),
+                 *there = json_object_get(c->destination, member);
     struct ibx_names lacks = {.count = 0}, has = {.count = 0};
     char tail[32], other_tail[32];
     if (!json_is_array(here) || !json_is_array(there))
@@ -154,14 +150,14 @@ static void compare_lists(const json_t *source, const json_t *destination, const
     name_missing(here, there, &lacks);
     name_missing(there, here, &has);
     if (lacks.count && has.count)
-        ibx_blockers_add(blockers, "the VM has %s%s here and %s%s at the destination: %s",
+        ibx_blockers_add(c->blockers, "the VM has %s%s here and %s%s at the destination: %s",
                          lacks.text, ibx_names_more(&lacks, tail), has.text,
                          ibx_names_more(&has, other_tail), remedy);
     else if (lacks.count)
-        ibx_blockers_add(blockers, "the destination lacks %s%s: %s", lacks.text,
+        ibx_blockers_add(c->blockers, "the destination lacks %s%s: %s", lacks.text,
                          ibx_names_more(&lacks, tail), remedy);
     else if (has.count)
-        ibx_blockers_add(blockers, "the destination has %s%s, which the VM here has not: %s",
+        ibx_blockers_add(c->blockers, "the destination has %s%s, which the VM here has not: %s",
                          has.text, ibx_names_more(&has, tail), remedy);
 }
 
@@ -172,11 +168,10 @@ static const char *text_of(const json_t *item)
 
 /* Reports two backends of equal size that are swapped between nodes or DIMMs: QEMU would refuse the
  * device state, after the stop. Backends that only one side has are reported elsewhere. */
-static void compare_order(const json_t *source, const json_t *destination,
-                          struct ibx_blockers *blockers)
+static void compare_order(const struct ibx_comparison *c)
 {
-    const json_t *here = json_object_get(source, "order"),
-                 *there = json_object_get(destination, "order");
+    const json_t *here = json_object_get(c->source, "order"),
+                 *there = json_object_get(c->destination, "order");
     struct ibx_names is = {.count = 0}, other = {.count = 0};
     char tail[32], other_tail[32];
     size_t index;
@@ -194,7 +189,7 @@ static void compare_order(const json_t *source, const json_t *destination,
         ibx_names_add(&is, "%.60s", text_of(item));
         ibx_names_add(&other, "%.60s", text_of(json_array_get(there, index)));
     }
-    ibx_blockers_add(blockers,
+    ibx_blockers_add(c->blockers,
                      "guest RAM lies in the order %s%s here and %s%s at the destination: give each "
                      "node (-numa node,memdev=) and each DIMM (memdev=) the backend there that it "
                      "has here",
@@ -211,15 +206,14 @@ static uint64_t bytes_of(const json_t *block, size_t at)
 
 /* Compares RAM blocks of devices and firmware: QEMU refuses a block that it does not have, or whose
  * size does not fit. A block that may grow takes any size up to its maximum. */
-static void compare_ram(const json_t *source, const json_t *destination,
-                        struct ibx_blockers *blockers)
+static void compare_ram(const struct ibx_comparison *c)
 {
     const char *id;
     json_t *here;
-    const json_t *ram = json_object_get(destination, "ram");
+    const json_t *ram = json_object_get(c->destination, "ram");
     struct ibx_names missing = {.count = 0}, sizes = {.count = 0};
     char tail[32];
-    json_object_foreach(json_is_object(ram) ? json_object_get(source, "ram") : NULL, id, here)
+    json_object_foreach(json_is_object(ram) ? json_object_get(c->source, "ram") : NULL, id, here)
     {
         const json_t *there = json_object_get(ram, id);
         const uint64_t used = bytes_of(here, 0), own = bytes_of(there, 0),
@@ -230,12 +224,12 @@ static void compare_ram(const json_t *source, const json_t *destination,
             ibx_names_add(&sizes, "%.100s (%" PRIu64 " bytes here and %" PRIu64 ")", id, used, own);
     }
     if (missing.count)
-        ibx_blockers_add(blockers,
+        ibx_blockers_add(c->blockers,
                          "the destination lacks memory of a device or of the firmware: %s%s: start "
                          "its QEMU with the same devices, ROMs and firmware as here",
                          missing.text, ibx_names_more(&missing, tail));
     if (sizes.count)
-        ibx_blockers_add(blockers,
+        ibx_blockers_add(c->blockers,
                          "memory of a device or of the firmware has another size at the "
                          "destination: %s%s: give both QEMUs images of one size (-bios, pflash, "
                          "romfile) and devices with the same memory",
@@ -294,54 +288,48 @@ static unsigned differences(const json_t *source, const json_t *destination, boo
     return count;
 }
 
-static void compare_machine(const json_t *source, const json_t *destination,
-                            struct ibx_blockers *blockers)
+static void compare_machine(const struct ibx_comparison *c)
 {
     struct ibx_names names = {.count = 0};
     char tail[32];
-    differences(json_object_get(source, "machine"), json_object_get(destination, "machine"), true,
-                &names, NULL);
+    differences(json_object_get(c->source, "machine"), json_object_get(c->destination, "machine"),
+                true, &names, NULL);
     if (names.count)
-        ibx_blockers_add(blockers,
+        ibx_blockers_add(c->blockers,
                          "the machine differs: %s at the destination%s: start its QEMU with the "
                          "same -M, -m and -smp as here",
                          names.text, ibx_names_more(&names, tail));
 }
 
-void ibx_compare_machines(const json_t *source, const json_t *destination, bool same_version,
-                          struct ibx_blockers *blockers)
+void ibx_compare_machines(const struct ibx_comparison *c)
 {
-    compare_accelerators(source, destination, blockers);
-    compare_processors(source, destination, blockers);
-    if (!ibx_accelerators_differ(source, destination)) { /* features follow from the accelerator */
-        compare_features(source, destination, blockers);
-        ibx_compare_cpu_properties(source, destination, same_version, blockers);
+    compare_accelerators(c);
+    compare_processors(c);
+    if (!ibx_accelerators_differ(c)) { /* features follow from the accelerator */
+        compare_features(c);
+        ibx_compare_cpu_properties(c);
     }
-    if (json_array_size(json_object_get(source, "cpus")) ==
-        json_array_size(json_object_get(destination, "cpus")))
-        compare_lists(source, destination, "cpus", "plug in the same vCPUs as here", blockers);
-    compare_lists(source, destination, "numa", "start its QEMU with the same -numa as here",
-                  blockers);
+    if (json_array_size(json_object_get(c->source, "cpus")) ==
+        json_array_size(json_object_get(c->destination, "cpus")))
+        compare_lists(c, "cpus", "plug in the same vCPUs as here");
+    compare_lists(c, "numa", "start its QEMU with the same -numa as here");
     compare_lists(
-        source, destination, "memory",
+        c, "memory",
         "start its QEMU with the same memory devices (addr=, slot=, node=, block-size=) as "
-        "here, also those that were plugged in since",
-        blockers);
-    compare_order(source, destination, blockers);
-    compare_lists(source, destination, "backends",
-                  "it has a part of its own in the device state, so both QEMUs need it, or none",
-                  blockers);
-    compare_ram(source, destination, blockers);
-    if (!same_version)
+        "here, also those that were plugged in since");
+    compare_order(c);
+    compare_lists(c, "backends",
+                  "it has a part of its own in the device state, so both QEMUs need it, or none");
+    compare_ram(c);
+    if (!c->same_version)
         return;
-    compare_machine(source, destination, blockers);
-    if (json_array_size(json_object_get(source, "user-networks")) ==
-        json_array_size(json_object_get(destination, "user-networks")))
+    compare_machine(c);
+    if (json_array_size(json_object_get(c->source, "user-networks")) ==
+        json_array_size(json_object_get(c->destination, "user-networks")))
         compare_lists(
-            source, destination, "user-networks",
+            c, "user-networks",
             "start its QEMU with the same -netdev user as here, since the guest keeps its "
-            "address and gateway",
-            blockers);
+            "address and gateway");
 }
 
 /* ------------------------------------------------------------ devices */
@@ -447,19 +435,18 @@ static void compare_lists_of_devices(const json_t *here, const json_t *there, ch
     report_missing(&lacks, &has, blockers);
 }
 
-void ibx_compare_devices(const json_t *source, const json_t *destination, bool same_version,
-                         struct ibx_blockers *blockers)
+void ibx_compare_devices(const struct ibx_comparison *c)
 {
-    const json_t *here = json_object_get(source, "devices"),
-                 *there = json_object_get(destination, "devices");
+    const json_t *here = json_object_get(c->source, "devices"),
+                 *there = json_object_get(c->destination, "devices");
     if (!json_is_array(here) || !json_is_array(there))
         return;
     char *done = calloc(json_array_size(here) + 1, 1);
     char *taken = calloc(json_array_size(there) + 1, 1);
     /* KVM has timers and interrupt controllers of its own. */
-    const bool same_board = same_version && !ibx_accelerators_differ(source, destination);
+    const bool same_board = c->same_version && !ibx_accelerators_differ(c);
     if (done && taken)
-        compare_lists_of_devices(here, there, done, taken, same_board, blockers);
+        compare_lists_of_devices(here, there, done, taken, same_board, c->blockers);
     free(done);
     free(taken);
 }

@@ -94,33 +94,32 @@ static void add(struct ibx_names *names, const char *name, const json_t *here, c
 
 /* A later version of QEMU may report what an earlier one leaves to its accelerator: between two
  * versions only what a guest certainly sees is compared. */
-void ibx_compare_cpu_properties(const json_t *source, const json_t *destination, bool same_version,
-                                struct ibx_blockers *blockers)
+void ibx_compare_cpu_properties(const struct ibx_comparison *c)
 {
-    const json_t *from = json_object_get(source, "cpu-properties"),
-                 *to = json_object_get(destination, "cpu-properties");
-    const bool of_host = is_of_host(source) && is_of_host(destination);
+    const json_t *from = json_object_get(c->source, "cpu-properties"),
+                 *to = json_object_get(c->destination, "cpu-properties");
+    const bool of_host = is_of_host(c->source) && is_of_host(c->destination);
     struct ibx_names worse = {.count = 0}, other = {.count = 0};
     char tail[32];
-    if (strcmp(ibx_member(source, "cpu"), ibx_member(destination, "cpu")))
+    if (strcmp(ibx_member(c->source, "cpu"), ibx_member(c->destination, "cpu")))
         return; /* reported, and everything is different */
     for (size_t i = 0; i < ibx_cpu_property_count; i++) {
         const struct ibx_cpu_property *property = &ibx_cpu_properties[i];
         const json_t *here = json_object_get(from, property->name),
                      *there = json_object_get(to, property->name);
-        if (!differ(property, here, there) ||
-            (!same_version && property->rule == IBX_CPU_SAME && strcmp(property->name, "vendor")))
+        if (!differ(property, here, there) || (!c->same_version && property->rule == IBX_CPU_SAME &&
+                                               strcmp(property->name, "vendor")))
             continue;
         add(of_host && is_by_host(property) ? &other : &worse, property->name, here, there);
     }
     if (worse.count)
-        ibx_blockers_add(blockers,
+        ibx_blockers_add(c->blockers,
                          "the vCPUs differ: %s at the destination%s: start its QEMU with the same "
                          "-cpu as here",
                          worse.text, ibx_names_more(&worse, tail));
     if (other.count)
         ibx_blockers_note(
-            blockers,
+            c->blockers,
             "the hosts' processors or their KVM differ (%s at the destination%s), and so does "
             "what -cpu host or max shows: a -cpu by name is the same everywhere",
             other.text, ibx_names_more(&other, tail));

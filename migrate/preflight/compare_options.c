@@ -13,21 +13,20 @@ static const char *icount(const json_t *value, char out[64])
 }
 
 /* The guest would have another clock from then on, or one that has jumped. */
-static void compare_clocks(const json_t *source, const json_t *destination,
-                           struct ibx_blockers *blockers)
+static void compare_clocks(const struct ibx_comparison *c)
 {
-    const json_t *here = json_object_get(source, "icount"),
-                 *there = json_object_get(destination, "icount");
-    const char *clock = ibx_member(source, "rtc-clock"),
-               *other = ibx_member(destination, "rtc-clock");
+    const json_t *here = json_object_get(c->source, "icount"),
+                 *there = json_object_get(c->destination, "icount");
+    const char *clock = ibx_member(c->source, "rtc-clock"),
+               *other = ibx_member(c->destination, "rtc-clock");
     char text[2][64];
     if (json_is_string(here) && json_is_string(there) && !json_equal(here, there))
-        ibx_blockers_add(blockers,
+        ibx_blockers_add(c->blockers,
                          "the guest's clock goes %s here and %s at the destination: start its QEMU "
                          "with the same -icount as here",
                          icount(here, text[0]), icount(there, text[1]));
     if (*clock && *other && strcmp(clock, other))
-        ibx_blockers_add(blockers,
+        ibx_blockers_add(c->blockers,
                          "the real-time clock goes by -rtc clock=%.32s here and by clock=%.32s at "
                          "the destination, where it would show another time: start its QEMU with "
                          "-rtc clock=%.32s",
@@ -35,11 +34,10 @@ static void compare_clocks(const json_t *source, const json_t *destination,
 }
 
 /* A guest knows these files by numbers, which are those of other files if one is missing. */
-static void compare_files(const json_t *source, const json_t *destination,
-                          struct ibx_blockers *blockers)
+static void compare_files(const struct ibx_comparison *c)
 {
-    json_t *here = json_object_get(source, "fw_cfg"),
-           *there = json_object_get(destination, "fw_cfg");
+    json_t *here = json_object_get(c->source, "fw_cfg"),
+           *there = json_object_get(c->destination, "fw_cfg");
     struct ibx_names lacks = {.count = 0}, has = {.count = 0}, differ = {.count = 0};
     char tail[32];
     const char *name;
@@ -60,16 +58,16 @@ static void compare_files(const json_t *source, const json_t *destination,
             ibx_names_add(&has, "%.60s", name);
     }
     if (lacks.count)
-        ibx_blockers_add(blockers,
+        ibx_blockers_add(c->blockers,
                          "the destination lacks %s%s: start its QEMU with the same -fw_cfg as here",
                          lacks.text, ibx_names_more(&lacks, tail));
     if (has.count)
-        ibx_blockers_add(blockers,
+        ibx_blockers_add(c->blockers,
                          "the destination has %s%s, which the VM here has not: start its QEMU with "
                          "the same -fw_cfg as here",
                          has.text, ibx_names_more(&has, tail));
     if (differ.count)
-        ibx_blockers_add(blockers,
+        ibx_blockers_add(c->blockers,
                          "the destination has another text in %s%s: start its QEMU with the same "
                          "-fw_cfg string= as here",
                          differ.text, ibx_names_more(&differ, tail));
@@ -88,11 +86,10 @@ static bool has_equal(const json_t *list, const json_t *wanted)
 }
 
 /* The guest sees these tables only when it boots, and some differ between hosts on purpose. */
-static void note_smbios(const json_t *source, const json_t *destination,
-                        struct ibx_blockers *blockers)
+static void note_smbios(const struct ibx_comparison *c)
 {
-    const json_t *lists[] = {json_object_get(source, "smbios"),
-                             json_object_get(destination, "smbios")};
+    const json_t *lists[] = {json_object_get(c->source, "smbios"),
+                             json_object_get(c->destination, "smbios")};
     size_t i;
     json_t *item;
     if (!json_is_array(lists[0]) || !json_is_array(lists[1]))
@@ -103,7 +100,7 @@ static void note_smbios(const json_t *source, const json_t *destination,
             const char *type = json_string_value(json_array_get(item, 0));
             if (has_equal(lists[!side], item))
                 continue;
-            ibx_blockers_note(blockers,
+            ibx_blockers_note(c->blockers,
                               "-smbios type=%.16s differs at the destination, which the guest "
                               "would see when it boots again: start that QEMU with the same "
                               "-smbios as here, unless this is on purpose",
@@ -115,11 +112,10 @@ static void note_smbios(const json_t *source, const json_t *destination,
 
 /* Some differ on purpose: whoever manages the VM here may not be there. A change by a monitor
  * (set-action) is not seen. */
-static void note_actions(const json_t *source, const json_t *destination,
-                         struct ibx_blockers *blockers)
+static void note_actions(const struct ibx_comparison *c)
 {
-    const json_t *here = json_object_get(source, "actions"),
-                 *there = json_object_get(destination, "actions");
+    const json_t *here = json_object_get(c->source, "actions"),
+                 *there = json_object_get(c->destination, "actions");
     if (!json_is_object(here) || !json_is_object(there))
         return;
     for (size_t i = 0; i < IBX_ACTIONS; i++) {
@@ -128,7 +124,7 @@ static void note_actions(const json_t *source, const json_t *destination,
         own = *own ? own : usual;
         other = *other ? other : usual;
         if (strcmp(own, other) != 0)
-            ibx_blockers_note(blockers,
+            ibx_blockers_note(c->blockers,
                               "QEMU has -action %s=%.16s here and %s=%.16s at the destination, "
                               "where that may end the VM, or not end it: start that QEMU with the "
                               "same -action, -no-reboot and -no-shutdown as here, unless this is "
@@ -137,11 +133,10 @@ static void note_actions(const json_t *source, const json_t *destination,
     }
 }
 
-void ibx_compare_options(const json_t *source, const json_t *destination,
-                         struct ibx_blockers *blockers)
+void ibx_compare_options(const struct ibx_comparison *c)
 {
-    compare_clocks(source, destination, blockers);
-    compare_files(source, destination, blockers);
-    note_smbios(source, destination, blockers);
-    note_actions(source, destination, blockers);
+    compare_clocks(c);
+    compare_files(c);
+    note_smbios(c);
+    note_actions(c);
 }

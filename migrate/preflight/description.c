@@ -141,13 +141,12 @@ int ibx_description_read(const char *text, size_t length, json_t **description,
                          "the source's description of its VM (%zu bytes) is not valid", length);
 }
 
-void ibx_compare(const json_t *source, const json_t *destination, bool same_version,
-                 bool disks_differ, struct ibx_blockers *blockers)
+void ibx_compare(const struct ibx_comparison *comparison)
 {
-    ibx_compare_machines(source, destination, same_version, blockers);
-    ibx_compare_devices(source, destination, same_version, blockers);
-    if (same_version) /* the names of features may differ between versions */
-        ibx_compare_virtio(source, destination, blockers);
-    ibx_compare_options(source, destination, blockers);
-    ibx_compare_disks(source, destination, disks_differ, blockers);
+    ibx_compare_machines(comparison);
+    ibx_compare_devices(comparison);
+    if (comparison->same_version) /* the names of features may differ between versions */
+        ibx_compare_virtio(comparison);
+    ibx_compare_options(comparison);
+    ibx_compare_disks(comparison);
 }

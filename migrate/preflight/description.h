@@ -114,8 +114,7 @@ extern const struct ibx_action {
 
 /* Adds "virtio": {QOM PATH: {"name", "addr", "used": [FEATURE], "offered": [FEATURE]}} */
 void ibx_describe_virtio(struct describing *d);
-void ibx_compare_virtio(const json_t *source, const json_t *destination,
-                        struct ibx_blockers *blockers);
+void ibx_compare_virtio(const struct ibx_comparison *c);
 
 /* ------------------------------------------------------------ compare.c and compare_*.c */
 
@@ -131,21 +130,16 @@ struct ibx_cpu_property {
 };
 extern const struct ibx_cpu_property ibx_cpu_properties[];
 extern const size_t ibx_cpu_property_count;
-void ibx_compare_cpu_properties(const json_t *source, const json_t *destination, bool same_version,
-                                struct ibx_blockers *blockers);
+void ibx_compare_cpu_properties(const struct ibx_comparison *c);
 
 /* Whether one VM is under KVM and the other is not: the features of vCPUs and the devices of the
  * board then differ too, and there is no need to report them. */
-bool ibx_accelerators_differ(const json_t *source, const json_t *destination);
+bool ibx_accelerators_differ(const struct ibx_comparison *c);
 /* Each compares a part of both descriptions. */
-void ibx_compare_machines(const json_t *source, const json_t *destination, bool same_version,
-                          struct ibx_blockers *blockers);
-void ibx_compare_devices(const json_t *source, const json_t *destination, bool same_version,
-                         struct ibx_blockers *blockers);
-void ibx_compare_options(const json_t *source, const json_t *destination,
-                         struct ibx_blockers *blockers);
-void ibx_compare_disks(const json_t *source, const json_t *destination, bool differ_on_purpose,
-                       struct ibx_blockers *blockers);
+void ibx_compare_machines(const struct ibx_comparison *c);
+void ibx_compare_devices(const struct ibx_comparison *c);
+void ibx_compare_options(const struct ibx_comparison *c);
+void ibx_compare_disks(const struct ibx_comparison *c);
 
 #define IBX_NAMES_MAX 400 /* bytes of names in one sentence */
 

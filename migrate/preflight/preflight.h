@@ -282,10 +282,16 @@ int ibx_description_write(const json_t *description, char **text, size_t *length
 /* Parses the text of a peer. -EPROTO. */
 int ibx_description_read(const char *text, size_t length, json_t **description,
                          struct ibx_error *err);
+
+/* Two descriptions to compare, one of which comes from a peer and may be any object. */
+struct ibx_comparison {
+    const json_t *source, *destination;
+    bool same_version; /* ibx_qmp_same_version() of both QEMUs */
+    bool disks_differ; /* on purpose: such differences become notes */
+    struct ibx_blockers *blockers;
+};
 /* Adds blockers for differences that would break the loading of the device state, the guest, or its
- * data. `same_version`: both QEMUs have the same version. `disks_differ`: different disks are
- * intended, so they become notes. `source` comes from a peer, and may be any object. */
-void ibx_compare(const json_t *source, const json_t *destination, bool same_version,
-                 bool disks_differ, struct ibx_blockers *blockers);
+ * data. */
+void ibx_compare(const struct ibx_comparison *comparison);
 
 #endif

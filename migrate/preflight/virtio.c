@@ -104,14 +104,13 @@ static const char *missing(const json_t *here, const json_t *there)
                                                                                       : NULL;
 }
 
-void ibx_compare_virtio(const json_t *source, const json_t *destination,
-                        struct ibx_blockers *blockers)
+void ibx_compare_virtio(const struct ibx_comparison *c)
 {
     const char *path;
     json_t *here;
-    json_object_foreach(json_object_get(source, "virtio"), path, here)
+    json_object_foreach(json_object_get(c->source, "virtio"), path, here)
     {
-        const json_t *there = json_object_get(json_object_get(destination, "virtio"), path);
+        const json_t *there = json_object_get(json_object_get(c->destination, "virtio"), path);
         const char *feature;
         if (!json_is_array(json_object_get(there, "offered")) ||
             strcmp(ibx_member(here, "name"), ibx_member(there, "name")) ||
@@ -119,7 +118,7 @@ void ibx_compare_virtio(const json_t *source, const json_t *destination,
                 json_integer_value(json_object_get(there, "addr")) ||
             !(feature = missing(here, there)))
             continue;
-        ibx_blockers_add(blockers,
+        ibx_blockers_add(c->blockers,
                          "%.40s %.120s has the feature %.60s here, which the destination cannot "
                          "offer: give it the same kind of back end there (a tap with "
                          "vnet_hdr=on, the same vhost=), on a kernel that is not older",

@@ -88,6 +88,9 @@ int ibx_qmp_lives(const struct ibx_qmp *qmp, struct ibx_error *err);
 struct ibx_qmp_version ibx_qmp_version(const struct ibx_qmp *qmp);
 /* Whether version `is` is `major`.`minor` or later. */
 bool ibx_qmp_at_least(struct ibx_qmp_version is, unsigned major, unsigned minor);
+/* Whether both are of one release series, such as 7.2.0 and 7.2.9: they have the same devices and
+ * properties. */
+bool ibx_qmp_same_version(struct ibx_qmp_version a, struct ibx_qmp_version b);
 /* Whether this version of QEMU leaves a sleeping (S3) VM asleep when it stops it, so that it cannot
  * be continued. */
 bool ibx_qmp_sleeps_on(struct ibx_qmp_version is);

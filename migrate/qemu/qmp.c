@@ -400,6 +400,11 @@ bool ibx_qmp_at_least(struct ibx_qmp_version is, unsigned major, unsigned minor)
     return is.major > major || (is.major == major && is.minor >= minor);
 }
 
+bool ibx_qmp_same_version(struct ibx_qmp_version a, struct ibx_qmp_version b)
+{
+    return a.major == b.major && a.minor == b.minor;
+}
+
 bool ibx_qmp_sleeps_on(struct ibx_qmp_version is)
 {
     return ibx_qmp_at_least(is, 9, 0);

@@ -103,7 +103,6 @@ static void check_ram(const struct cloning *c, struct ibx_blockers *blockers)
 
 static int compare(struct cloning *c, struct ibx_blockers *blockers, struct ibx_error *err)
 {
-    const struct ibx_qmp_version *a = &c->ram.version, *b = &c->folder.manifest.version;
     json_t *own, *theirs = json_deep_copy(c->folder.manifest.description);
     int rc = theirs ? ibx_describe(c->qmp, &c->ram, &own, ibx_deadline_in_ms(MIGRATION_QMP_MS), err)
                     : ibx_error_set(err, -ENOMEM, "no memory for a description");
@@ -115,7 +114,12 @@ static int compare(struct cloning *c, struct ibx_blockers *blockers, struct ibx_
         rc = ibx_snapshot_network_find(c->qmp, theirs, own, &c->network, blockers, err);
     drop_identity(own);
     drop_identity(theirs);
-    ibx_compare(theirs, own, a->major == b->major && a->minor == b->minor, true, blockers);
+    ibx_compare(&(struct ibx_comparison){
+        .source = theirs,
+        .destination = own,
+        .same_version = ibx_qmp_same_version(c->ram.version, c->folder.manifest.version),
+        .disks_differ = true,
+        .blockers = blockers});
     json_decref(own);
     json_decref(theirs);
     return rc;

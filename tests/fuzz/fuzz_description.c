@@ -39,7 +39,11 @@ static void compare(const json_t *here, const json_t *there)
     static struct ibx_blockers found;
     for (unsigned i = 0; i < 4; i++) {
         found.count = found.note_count = 0;
-        ibx_compare(here, there, i & 1, i & 2, &found);
+        ibx_compare(&(struct ibx_comparison){.source = here,
+                                             .destination = there,
+                                             .same_version = i & 1,
+                                             .disks_differ = i & 2,
+                                             .blockers = &found});
         require(found.note_count <= IBX_NOTES_MAX);
         check_sentences(found.reasons, found.count, IBX_BLOCKERS_MAX);
         check_sentences(found.notes, found.note_count, IBX_NOTES_MAX);
@@ -59,7 +63,8 @@ static void take_description(const char *text, size_t length)
     compare(ours, theirs);
     static struct ibx_blockers same;
     same.count = 0;
-    ibx_compare(ours, ours, true, false, &same);
+    ibx_compare(&(struct ibx_comparison){
+        .source = ours, .destination = ours, .same_version = true, .blockers = &same});
     require(!same.count);
     json_decref(theirs);
     json_decref(ours);

@@ -90,7 +90,8 @@ static void describe(const struct ibx_guest_ram *ram)
     }
     if (!ibx_description_write(description, &text, &length, &err) &&
         !ibx_description_read(text, length, &again, &err)) {
-        ibx_compare(description, again, true, false, &found);
+        ibx_compare(&(struct ibx_comparison){
+            .source = description, .destination = again, .same_version = true, .blockers = &found});
         check_found();
     }
     free(text);

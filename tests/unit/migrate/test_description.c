@@ -240,7 +240,11 @@ static void compare_so(const char *source, const char *destination, bool same_ve
 {
     json_t *here = parsed(source), *there = parsed(destination);
     memset(&refused, 0, sizeof(refused));
-    ibx_compare(here, there, same_version, on_purpose, &refused);
+    ibx_compare(&(struct ibx_comparison){.source = here,
+                                         .destination = there,
+                                         .same_version = same_version,
+                                         .disks_differ = on_purpose,
+                                         .blockers = &refused});
     json_decref(here);
     json_decref(there);
 }
@@ -637,13 +641,16 @@ static void odd_descriptions_do_no_harm(NO_STATE)
                 bad, member,
                 parsed(odd[i][0] == '\'' || odd[i][0] == 'n' || odd[i][0] == '1' ? "[]" : odd[i]));
             memset(&refused, 0, sizeof(refused));
-            ibx_compare(bad, good, true, false, &refused);
-            ibx_compare(good, bad, true, false, &refused);
+            ibx_compare(&(struct ibx_comparison){
+                .source = bad, .destination = good, .same_version = true, .blockers = &refused});
+            ibx_compare(&(struct ibx_comparison){
+                .source = good, .destination = bad, .same_version = true, .blockers = &refused});
         }
         json_decref(bad);
     }
     memset(&refused, 0, sizeof(refused));
-    ibx_compare(good, good, true, false, &refused);
+    ibx_compare(&(struct ibx_comparison){
+        .source = good, .destination = good, .same_version = true, .blockers = &refused});
     assert_int_equal(refused.count, 0);
     json_decref(good);
     assert_int_equal(ibx_description_read("[]", 2, &good, NULL), -EPROTO);

@@ -108,7 +108,10 @@ static void compare(const char *source, const char *destination, bool same_versi
         free(texts[i]);
     }
     memset(&refused, 0, sizeof(refused));
-    ibx_compare(all[0], all[1], same_version, false, &refused);
+    ibx_compare(&(struct ibx_comparison){.source = all[0],
+                                         .destination = all[1],
+                                         .same_version = same_version,
+                                         .blockers = &refused});
     json_decref(all[0]);
     json_decref(all[1]);
 }

@@ -177,11 +177,13 @@ static void received_password_is_dropped(NO_STATE)
     static struct ibx_blockers blockers;
     json_t *source, *here = json_loads(DISK("https://bob@h/a"), 0, NULL);
     assert_int_equal(ibx_description_read(came, strlen(came), &source, &error), 0);
-    ibx_compare_disks(source, here, false, &blockers);
+    ibx_compare_disks(
+        &(struct ibx_comparison){.source = source, .destination = here, .blockers = &blockers});
     assert_int_equal(blockers.count, 0);
     json_decref(source);
     assert_int_equal(ibx_description_read(other, strlen(other), &source, &error), 0);
-    ibx_compare_disks(source, here, false, &blockers);
+    ibx_compare_disks(
+        &(struct ibx_comparison){.source = source, .destination = here, .blockers = &blockers});
     assert_int_equal(blockers.count, 1);
     assert_null(strstr(blockers.reasons[0], "secret"));
     json_decref(source);
