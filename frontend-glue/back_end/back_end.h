@@ -83,6 +83,13 @@ enum copy_stage {
 /* What fills and empties chunks. */
 enum copy_wire { COPY_WIRE_FABRIC, COPY_WIRE_MESSAGE, COPY_WIRE_THREADS };
 
+/* When a copy is answered. Only copies in place are answered otherwise than at their end. */
+enum copy_answered {
+    COPY_ANSWERED_AT_END,
+    COPY_ANSWERED_EARLY, /* while it is under way */
+    COPY_ANSWERED_LATE,  /* when it has ended, before which the next copy may begin */
+};
+
 /* The copy in hand. */
 struct copy {
     enum copy_stage stage;
@@ -100,9 +107,8 @@ struct copy {
     struct ibx_reach reach; /* of the client's memory, if it is held */
     bool held;
     struct ibx_remote part; /* the part that is held */
-    bool early;             /* in place: it may be answered while it is under way */
-    bool late; /* in place: answered when it has ended; the next copy may begin before */
-    struct ibx_staging_begun begun; /* the copy that is answered late */
+    enum copy_answered answered;
+    struct ibx_staging_begun begun; /* the copy that is answered LATE */
     bool placed;                    /* in place: the GPU itself has used the client's memory */
     bool direct;                    /* the fabric reads or writes the device's memory */
     struct ibx_mr *mr;  /* direct: its registration; NULL: this connection has none yet */
@@ -307,7 +313,7 @@ struct gpu_session {
     char refused[256];          /* why the last copy that could not take a better path could not */
 };
 
-/* Bits of copies->arrived. */
+/* Bits of gpu_session.arrived. */
 #define COPIES_SLOTS   ((1u << IBX_STAGING_DEPTH) - 1)
 #define COPIES_HEAD    (1u << IBX_STAGING_DEPTH)
 #define COPIES_TAIL    (COPIES_HEAD << 1)

@@ -79,7 +79,7 @@ int ibx_copies_deliver(void *context, const struct ibx_remote *remote, size_t n)
 
 /* parts_ahead.c: as ibx_session_fail() */
 
-/* The copy in hand, which is `late`, is answered later; that before is now. */
+/* The copy in hand, which is answered LATE, is noted; the one before it is answered now. */
 int ibx_copies_delay(struct gpu_session *x, const struct ibx_request *q, uint64_t began);
 /* Hook: answers it, once it has ended. */
 int ibx_copies_answer_late(void *context);

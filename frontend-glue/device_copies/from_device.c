@@ -65,7 +65,7 @@ static int run_to_client(struct gpu_session *x, const struct ibx_request *q, uin
     int rc = path ? path->to_client(x) : IBX_REQUEST_PASS;
     if (rc != IBX_REQUEST_DONE)
         return rc;
-    if (x->copy.late)
+    if (x->copy.answered == COPY_ANSWERED_LATE)
         return ibx_copies_delay(x, q, began);
     rc = ibx_copies_begin_answer(x, q);
     if (!rc)

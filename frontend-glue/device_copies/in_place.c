@@ -55,14 +55,13 @@ static bool in_place_able(struct gpu_session *x)
     const bool part = pinned && !leave && is_part(x);
     const bool fenced = pinned && (leave || part) &&
                         ibx_client_pin_fence(&x->pins, x->cuda, c->reach.base, c->gpu.stream);
-    c->early = leave && fenced;
-    c->late = part && fenced;
+    c->answered = !fenced ? COPY_ANSWERED_AT_END : leave ? COPY_ANSWERED_EARLY : COPY_ANSWERED_LATE;
     return pinned;
 }
 
 static int finish(struct gpu_session *x, int rc)
 {
-    if ((x->copy.early || x->copy.late) && !rc)
+    if (x->copy.answered != COPY_ANSWERED_AT_END && !rc)
         ibx_client_pin_fence_record(&x->pins, x->cuda);
     ibx_remote_release(ibx_session_conn(x->s));
     x->copy.placed = !rc;
@@ -73,10 +72,11 @@ static int in_place_to_device(struct gpu_session *x)
 {
     const struct ibx_gpu_copy *gpu = &x->copy.gpu;
     void *from = x->copy.reach.address;
-    int rc = x->copy.early ? ibx_staging_leave(x->staging, from, gpu, true)
-                           : ibx_staging_straight(x->staging, from, gpu, true);
+    const bool early = x->copy.answered == COPY_ANSWERED_EARLY;
+    int rc = early ? ibx_staging_leave(x->staging, from, gpu, true)
+                   : ibx_staging_straight(x->staging, from, gpu, true);
     rc = finish(x, rc);
-    if (x->copy.early)
+    if (early)
         ibx_expect(ibx_session_conn(x->s), NEXT_US);
     return rc;
 }
@@ -85,10 +85,11 @@ static int in_place_to_client(struct gpu_session *x)
 {
     const struct ibx_gpu_copy *gpu = &x->copy.gpu;
     void *to = x->copy.reach.address;
-    if (x->copy.late)
+    if (x->copy.answered == COPY_ANSWERED_LATE)
         return finish(x, ibx_staging_begin_straight(x->staging, to, gpu, &x->copy.begun));
-    return finish(x, x->copy.early ? ibx_staging_leave(x->staging, to, gpu, false)
-                                   : ibx_staging_straight(x->staging, to, gpu, false));
+    return finish(x, x->copy.answered == COPY_ANSWERED_EARLY
+                         ? ibx_staging_leave(x->staging, to, gpu, false)
+                         : ibx_staging_straight(x->staging, to, gpu, false));
 }
 
 static int in_place_part(struct gpu_session *x, size_t n)
