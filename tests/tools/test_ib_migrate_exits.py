@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 
-from harness import LIMIT, Skip, equal, free_port, process_state, run_all, until
+from harness import LIMIT, Skip, alive, equal, free_port, process_state, run_all, until
 
 import migrate_scene as tool
 from migrate_scene import Vm, case, objects, start
@@ -189,6 +189,18 @@ def every_failure_is_an_object(scene):
     for line in ("status --json", "prune --json", "cancel --json", "recover --json --qmp Q",
                  "rollback --json --qmp Q"):
         ends(scene, 1, line, words=("is not a record",))
+
+
+@case
+def a_qemu_that_ends_at_once_leaves_no_process(scene):
+    """It may be a script, which has started something else."""
+    left = scene.path("left")
+    os.makedirs(scene.path("folder"), mode=0o700)
+    ends(scene, 1, f"clone --json --qmp {scene.path('none')} {scene.path('folder')}", "--", "sh",
+         "-c", f"sleep {LIMIT} & echo $! >{left}; exit 3", words=("has ended before it had",))
+    with open(left, encoding="ascii") as file:
+        pid = int(file.read())
+    until(lambda: not alive(pid), "the end of what it had started")
 
 
 @case

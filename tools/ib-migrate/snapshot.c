@@ -99,6 +99,13 @@ static void become_qemu(const struct migrate_args *args)
     _exit(127);
 }
 
+/* Whether the process has ended. It is not reaped here, so that its number stays its own. */
+static bool has_ended(pid_t pid)
+{
+    siginfo_t end = {.si_pid = 0};
+    return !waitid(P_PID, (id_t)pid, &end, WEXITED | WNOHANG | WNOWAIT) && end.si_pid == pid;
+}
+
 /* Waits until the monitor accepts a client. */
 static int await_monitor(const char *path, pid_t pid, struct ibx_error *err)
 {
@@ -106,7 +113,7 @@ static int await_monitor(const char *path, pid_t pid, struct ibx_error *err)
     struct ibx_qmp *qmp;
     int rc;
     while ((rc = ibx_qmp_connect(path, deadline, &qmp, err)) == -ENOENT || rc == -ECONNREFUSED) {
-        if (waitpid(pid, NULL, WNOHANG) == pid)
+        if (has_ended(pid))
             return ibx_error_set(
                 err, -ECHILD, "QEMU has ended before it had a monitor at %s: its output says why",
                 path);
@@ -183,7 +190,8 @@ static int make_child(const struct migrate_args *args, const struct ibx_serve_op
     if (rc && pid > 0 && !result->child) {
         kill(-pid, SIGKILL); /* its whole process group: it may be a script that starts QEMU */
         kill(pid, SIGKILL);
-        waitpid(pid, NULL, 0);
+        while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
+            ;
         if (rc != -EBUSY) /* EBUSY: the socket is another QEMU's */
             unlink(args->qmp);
     }
