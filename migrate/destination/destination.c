@@ -188,13 +188,16 @@ static int step_resuming(struct destination *d, struct ibx_error *err)
 static int confirmed(struct destination *d, struct ibx_error *err)
 {
     struct ibx_error unwritten = {0};
-    const bool ended = d->state.now == DESTINATION_SHUT_DOWN;
-    /* If this fails, the record as it is remains true, and recover asks the source again. */
-    if (ibx_destination_record(d, ended ? IBX_JOURNAL_ENDED : IBX_JOURNAL_DONE, &unwritten))
+    const int rc = ibx_destination_record_end(d, &unwritten);
+    if (rc == -EAGAIN) {
+        ibx_destination_send_progress(d); /* so that the source waits, too */
+        return 0;
+    }
+    if (rc) /* the record as it is remains true, and recover asks the source again */
         ibx_migration_notify(&d->options->observer, "%s", unwritten.message);
     else if (destination_linked(&d->link))
         ibx_channel_send_plain(&d->link.control, IBX_MIGRATE_CONFIRMED, NULL);
-    if (!unwritten.code)
+    if (!rc)
         ibx_destination_tags_remove(&d->status.record);
     d->status.total_ns = ibx_now_ns() - d->status.began_ns;
     return ibx_destination_move(d, DESTINATION_DONE, err);

@@ -309,11 +309,12 @@ struct destination {
     uint64_t fill_ns;    /* WAITING over a long wire: when the background begins; 0: not set */
     uint64_t lost_ns, progress_ns, complete_ns;
     char lost[IBX_ERROR_MAX]; /* why the last link was lost; "": none was */
-    bool zeros_unknown;    /* pages come again that the guest has given back: it may take them for
-                            * zeros, and QEMU has not told yet */
-    uint64_t told_away_ns; /* when the operator was last told that the source is away */
-    uint64_t retry_ns;     /* when to try again what failed at the end: the record, letting go */
-    uint64_t let_go_by_ns; /* until when to try to close QEMU's descriptor */
+    bool zeros_unknown;     /* pages come again that the guest has given back: it may take them for
+                             * zeros, and QEMU has not told yet */
+    uint64_t told_away_ns;  /* when the operator was last told that the source is away */
+    uint64_t retry_ns;      /* when to try again what failed at the end: the record, letting go */
+    uint64_t record_end_ns; /* when to try again to write the last record; 0: it has not failed */
+    uint64_t let_go_by_ns;  /* until when to try to close QEMU's descriptor */
 };
 
 /* states.c. `first`: LISTENING, or for recover RESUMING, FILLING, COMPLETE or SHUT_DOWN. */
@@ -454,6 +455,9 @@ int ibx_destination_end(struct destination *d, const char why[IBX_MIGRATE_STATUS
 /* In COMPLETE and SHUT_DOWN: whether nothing of this tool is left in QEMU. Tries to remove it, when
  * it is time for that. */
 bool ibx_destination_has_let_go(struct destination *d);
+/* The source has confirmed the end: records that. -EAGAIN: it cannot be written now; other errors:
+ * it will never be. */
+int ibx_destination_record_end(struct destination *d, struct ibx_error *err);
 
 /* ---------------------------------------------------------------- requests.c */
 

@@ -497,9 +497,13 @@ int ibx_destination_check_interrupts(struct destination *d, struct ibx_error *er
     if (d->interrupts > 1 || idle)
         return leave(d,
                      ibx_error_set(err, -EINTR,
-                                   ended ? "interrupted; the guest has shut the VM down, but the "
-                                           "source does not know it: ib-migrate recover --qmp %s "
-                                           "tells it"
+                                   d->record_end_ns
+                                       ? "interrupted; the source knows the end of the migration, "
+                                         "which could not be recorded here: ib-migrate recover "
+                                         "--qmp %s asks it again"
+                                   : ended ? "interrupted; the guest has shut the VM down, but the "
+                                             "source does not know it: ib-migrate recover --qmp %s "
+                                             "tells it"
                                    : settled
                                        ? "interrupted; all pages are here, but the source has not "
                                          "confirmed it: ib-migrate recover --qmp %s asks again"
@@ -510,9 +514,10 @@ int ibx_destination_check_interrupts(struct destination *d, struct ibx_error *er
     if (d->interrupts > before)
         ibx_migration_notify(
             &d->options->observer, "%s; interrupt once more to leave it to ib-migrate recover",
-            ended     ? destination_unconfirmed_end(&d->status.record)
-            : settled ? "all pages are here, and only the source's confirmation is missing"
-                      : "the VM is here and needs pages that are still at the source");
+            d->record_end_ns ? "only the record of the end is missing"
+            : ended          ? destination_unconfirmed_end(&d->status.record)
+            : settled        ? "all pages are here, and only the source's confirmation is missing"
+                             : "the VM is here and needs pages that are still at the source");
     return 0;
 }
 
@@ -590,6 +595,23 @@ int ibx_destination_complete(struct destination *d, struct ibx_error *err)
     struct ibx_error later = {0}; /* ibx_destination_has_let_go() tries again */
     ibx_destination_qemu_leave(&d->qemu, &d->status.record, &later);
     return 0;
+}
+
+int ibx_destination_record_end(struct destination *d, struct ibx_error *err)
+{
+    const bool ended = d->state.now == DESTINATION_SHUT_DOWN;
+    if (ibx_now_ns() < d->record_end_ns)
+        return -EAGAIN;
+    int rc = ibx_destination_record(d, ended ? IBX_JOURNAL_ENDED : IBX_JOURNAL_DONE, err);
+    if (!rc || rc == -EINVAL || rc == -EBADMSG)
+        return rc;
+    if (!d->record_end_ns)
+        ibx_migration_notify(&d->options->observer,
+                             "the source knows that %s, and only the record of that is missing "
+                             "(%s): trying again",
+                             ended ? "the VM was shut down" : "all pages are here", err->message);
+    d->record_end_ns = ibx_deadline_in_ms(RETRY_MS);
+    return -EAGAIN;
 }
 
 /* 0: nothing of this tool is in guest RAM or its page tables any more. */

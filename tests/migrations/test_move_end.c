@@ -180,6 +180,24 @@ static void test_record_cannot_be_written_later(void)
     record_cannot_be_written("destination:filling", NULL, "trying again");
 }
 
+/* The last record, which says that the source has confirmed it: the source waits, too. */
+static void test_last_record_cannot_be_written(void)
+{
+    char place[PATH_MAX];
+    stopped_at("destination:complete", NULL);
+    mover_record_path(place);
+    strcpy(strrchr(place, '.'), ".new");
+    assert_int_equal(mkdir(place, 0700), 0);
+    mover_kill(&receiver, SIGCONT);
+    mover_await_words(&receiver, "cannot be written");
+    mover_await_record("source", "done");
+    assert_int_equal(waitpid(receiver.pid, NULL, WNOHANG), 0);
+    assert_int_equal(waitpid(sender.pid, NULL, WNOHANG), 0);
+    on_record(&vms[1], "complete", "with all of its pages");
+    assert_int_equal(rmdir(place), 0);
+    ended();
+}
+
 /* A state folder that somebody has emptied has the records again as soon as they are written: else
  * nobody could continue the migration, and no tool would end. */
 static void removed_records(const char *state)
@@ -572,6 +590,7 @@ int main(void)
                                            VM_TEST(test_record_cannot_be_written),
                                            VM_TEST(test_record_of_a_paused_vm_cannot_be_written),
                                            VM_TEST(test_record_cannot_be_written_later),
+                                           VM_TEST(test_last_record_cannot_be_written),
                                            VM_TEST(test_records_removed_before_the_commit),
                                            VM_TEST(test_records_removed_while_filling),
                                            VM_TEST(test_records_cut_short_while_filling),
