@@ -487,9 +487,11 @@ int ibx_source_check_interrupts(struct source *s, struct ibx_error *err)
     }
     if (s->interrupts > before)
         ibx_migration_notify(
-            &s->options->observer,
-            "the VM is at the destination already and needs the pages that are still here; "
-            "interrupt once more to leave it to ib-migrate recover");
+            &s->options->observer, "%s; interrupt once more to leave it to ib-migrate recover",
+            s->end_ns ? "the VM at the destination needs nothing more from here, and only the "
+                        "record of that is missing"
+                      : "the VM is at the destination already and needs the pages that are still "
+                        "here");
     return 0;
 }
 

@@ -317,11 +317,14 @@ static void source_record_cannot_be_written(char place[PATH_MAX])
     }
 }
 
-/* All pages are there, and the source ends when it could write that. */
+/* All pages are there, and the source ends when it could write that. Whoever interrupts it is told
+ * what is missing. */
 static void ends_once_it_is_written(const char *place)
 {
-    mover_await_words(&sender, "cannot be written");
+    mover_await_words(&sender, "and only this is missing for the end");
     mover_await_record("destination", "complete");
+    mover_kill(&sender, SIGINT);
+    mover_await_words(&sender, "only the record of that is missing");
     assert_int_equal(waitpid(sender.pid, NULL, WNOHANG), 0);
     assert_int_equal(rmdir(place), 0);
     ended();
