@@ -6,10 +6,11 @@
  *   server: ibx_listen, ibx_accept, ibx_establish      client: ibx_connect
  *   both:   ibx_mr_register, ibx_read, ibx_write, ibx_send, ibx_wait, ibx_poll, ibx_close
  *
- * tools/examples has a client and a server of 40 lines each. A connection begins with a handshake
- * over one stream socket, TCP or unix: both ends prove that they know the key, agree on a provider
- * and set it up (docs/protocol.md). This handshake socket stays open as long as the connection, so
- * that the death of a peer is noticed on every fabric.
+ * tools/examples has a client and a server of 40 lines each. A program outside of this tree is
+ * compiled with $(pkg-config --cflags --libs ibx), without --static. A connection begins with a
+ * handshake over one stream socket, TCP or unix: both ends prove that they know the key, agree on a
+ * provider and set it up (docs/protocol.md). This handshake socket stays open as long as the
+ * connection, so that the death of a peer is noticed on every fabric.
  *
  * The folder: core/ has connections, regions, options and the choice of the path; handshake/ sets
  * connections up; shm/, verbs/, ofi/ and tcp/ are the providers behind core/provider.h;
