@@ -30,12 +30,17 @@ int ibx_firecracker_listen(const struct ibx_firecracker_config *config, int *lis
                            struct ibx_error *err);
 /* Removes the socket. */
 void ibx_firecracker_unlisten(const struct ibx_firecracker_config *config, int listener);
+/* What a Firecracker has sent, and who it is. */
+struct hello {
+    pid_t pid;     /* 0: not known */
+    size_t length; /* of the message */
+    char message[IBX_FIRECRACKER_MESSAGE_MAX];
+};
 /* Accepts a connection and receives its message: sets all descriptors but the session's. -EAGAIN:
  * there was no connection, or one of a stranger, or one that sent nothing; the next one may be
  * Firecracker. Other errors: the message cannot be served. */
 int ibx_firecracker_accept(const struct ibx_firecracker_config *config, int listener,
-                           struct kept *kept, pid_t *pid, char *message, size_t *length,
-                           struct ibx_error *err);
+                           struct kept *kept, struct hello *hello, struct ibx_error *err);
 
 /* ------------------------------------------------------------ session.c */
 
@@ -67,8 +72,7 @@ struct session {
 };
 
 /* Makes the memory file with its header. */
-int ibx_firecracker_session_make(const char *message, size_t length, pid_t pid, int *fd,
-                                 struct ibx_error *err);
+int ibx_firecracker_session_make(const struct hello *hello, int *fd, struct ibx_error *err);
 /* Locks the memory file and maps its header. If another process has the lock, it waits with
  * `waits`, and otherwise returns -EBUSY. The second function maps all of it, once the layout is
  * known. */

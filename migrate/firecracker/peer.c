@@ -290,29 +290,30 @@ static ssize_t part_take(int fd, char *at, size_t room, int *uffd, unsigned *fds
 }
 
 /* Receives the whole message, which a stream socket may deliver in parts. */
-static int message_take(int fd, char *message, size_t *length, int *uffd, struct ibx_error *err)
+static int message_take(int fd, struct hello *hello, int *uffd, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MESSAGE_MS);
     struct ibx_firecracker_layout layout;
     unsigned fds = 0;
-    *length = 0;
     while (true) {
         struct pollfd look = {.fd = fd, .events = POLLIN};
         if (poll(&look, 1, ibx_ms_until(deadline)) == 0)
             return ibx_error_set(err, -ETIMEDOUT,
                                  "Firecracker has sent no whole message in %d s (%zu bytes)",
-                                 MESSAGE_MS / 1000, *length);
-        const ssize_t n =
-            part_take(fd, message + *length, IBX_FIRECRACKER_MESSAGE_MAX - *length, uffd, &fds);
+                                 MESSAGE_MS / 1000, hello->length);
+        const ssize_t n = part_take(fd, hello->message + hello->length,
+                                    sizeof(hello->message) - hello->length, uffd, &fds);
         if (n == -EAGAIN || n == -EINTR)
             continue;
         if (n < 0)
             return ibx_error_set(err, (int)n, "Firecracker's message: %s", strerror((int)-n));
-        *length += (size_t)n;
-        int rc = n ? ibx_firecracker_layout_parse(message, *length, &layout, err) : -EPROTO;
+        hello->length += (size_t)n;
+        int rc =
+            n ? ibx_firecracker_layout_parse(hello->message, hello->length, &layout, err) : -EPROTO;
         if (!n)
-            ibx_error_set(err, rc, "Firecracker has closed the socket after %zu bytes", *length);
-        if (rc == -EAGAIN && *length == IBX_FIRECRACKER_MESSAGE_MAX)
+            ibx_error_set(err, rc, "Firecracker has closed the socket after %zu bytes",
+                          hello->length);
+        if (rc == -EAGAIN && hello->length == sizeof(hello->message))
             return ibx_error_set(err, -E2BIG, "Firecracker's message has more than %u bytes",
                                  IBX_FIRECRACKER_MESSAGE_MAX);
         if (rc && rc != -EAGAIN)
@@ -342,8 +343,7 @@ static int pidfd_of(int connection, pid_t pid)
 }
 
 int ibx_firecracker_accept(const struct ibx_firecracker_config *config, int listener,
-                           struct kept *kept, pid_t *pid, char *message, size_t *length,
-                           struct ibx_error *err)
+                           struct kept *kept, struct hello *hello, struct ibx_error *err)
 {
     struct ucred peer = {0};
     socklen_t size = sizeof(peer);
@@ -359,12 +359,14 @@ int ibx_firecracker_accept(const struct ibx_firecracker_config *config, int list
                            "Firecracker of that user give --peer-uid %u",
                            (unsigned)peer.uid, (int)peer.pid, config->socket, (unsigned)peer.uid);
     const bool stranger = rc != 0;
-    rc = rc ? rc : message_take(fd, message, length, &uffd, err);
+    hello->pid = peer.pid;
+    hello->length = 0;
+    rc = rc ? rc : message_take(fd, hello, &uffd, err);
     if (rc) {
         if (uffd >= 0)
             close(uffd);
         close(fd);
-        if (!stranger && *length)
+        if (!stranger && hello->length)
             return rc;
         ibx_log(IBX_LOG_WARN, "%s", err->message);
         return -EAGAIN;
@@ -372,6 +374,5 @@ int ibx_firecracker_accept(const struct ibx_firecracker_config *config, int list
     kept->fds[KEPT_UFFD] = uffd;
     kept->fds[KEPT_SOCKET] = fd;
     kept->fds[KEPT_PEER] = pidfd_of(fd, peer.pid);
-    *pid = peer.pid;
     return 0;
 }

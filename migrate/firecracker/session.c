@@ -34,8 +34,7 @@ static int map(int fd, size_t bytes, void **at)
     return *at == MAP_FAILED ? -errno : 0;
 }
 
-int ibx_firecracker_session_make(const char *message, size_t length, pid_t pid, int *out,
-                                 struct ibx_error *err)
+int ibx_firecracker_session_make(const struct hello *hello, int *out, struct ibx_error *err)
 {
     int fd = memfd_create("ibx-firecracker", MFD_CLOEXEC);
     void *at;
@@ -48,9 +47,9 @@ int ibx_firecracker_session_make(const char *message, size_t length, pid_t pid, 
     }
     struct session_header *header = at;
     header->began_ns = ibx_now_ns();
-    header->pid = pid;
-    header->length = length;
-    memcpy(header->message, message, length);
+    header->pid = hello->pid;
+    header->length = hello->length;
+    memcpy(header->message, hello->message, hello->length);
     header->magic = SESSION_MAGIC;
     munmap(at, header_bytes());
     *out = fd;

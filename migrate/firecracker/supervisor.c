@@ -253,15 +253,12 @@ static int header_map(struct supervisor *s)
 
 static void firecracker_came(struct supervisor *s)
 {
-    char message[IBX_FIRECRACKER_MESSAGE_MAX];
-    size_t length = 0;
-    pid_t pid;
-    int rc =
-        ibx_firecracker_accept(s->config, s->listener, &s->kept, &pid, message, &length, s->err);
+    struct hello hello;
+    int rc = ibx_firecracker_accept(s->config, s->listener, &s->kept, &hello, s->err);
     if (rc == -EAGAIN)
         return;
     if (!rc)
-        rc = ibx_firecracker_session_make(message, length, pid, &s->kept.fds[KEPT_SESSION], s->err);
+        rc = ibx_firecracker_session_make(&hello, &s->kept.fds[KEPT_SESSION], s->err);
     rc = rc ? rc : header_map(s);
     if (rc) {
         finish(s, rc);
