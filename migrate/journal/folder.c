@@ -9,11 +9,21 @@
 #include <pwd.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #define SOCKET_BYTES sizeof(((struct sockaddr_un *)NULL)->sun_path)
+
+/* The folder that this process has chosen and checked. Whoever can exchange a folder on the path
+ * can lead that to another one of the same user's. Its number is kept, not a descriptor: a watchdog
+ * has closed all but its own. */
+static struct {
+    char path[PATH_MAX];
+    dev_t dev;
+    ino_t ino; /* 0: there was no folder */
+} chosen_folder;
 
 static const char *home(void)
 {
@@ -70,7 +80,7 @@ static int make_all(const char *folder)
 }
 
 /* Whoever can write to the folder decides where VMs run, so only this user and root may. */
-int ibx_journal_folder_check(int fd, const char *folder, struct ibx_error *err)
+static int check_folder(int fd, const char *folder, struct ibx_error *err)
 {
     struct stat st;
     if (fstat(fd, &st))
@@ -89,6 +99,16 @@ int ibx_journal_folder_check(int fd, const char *folder, struct ibx_error *err)
     return 0;
 }
 
+static void choose(const char *folder, int fd)
+{
+    struct stat st = {0};
+    if (fd >= 0 && fstat(fd, &st))
+        st.st_ino = 0;
+    snprintf(chosen_folder.path, sizeof(chosen_folder.path), "%s", folder);
+    chosen_folder.dev = st.st_dev;
+    chosen_folder.ino = st.st_ino;
+}
+
 /* Checks the folder to which the path leads now, and that no other user can change where it leads.
  */
 static int check_way(const char *folder, bool missing, struct ibx_error *err)
@@ -96,10 +116,12 @@ static int check_way(const char *folder, bool missing, struct ibx_error *err)
     int fd = -ENOENT;
     int rc = ibx_path_find("folder ", folder, &fd, err);
     if (!rc && fd >= 0)
-        rc = ibx_journal_folder_check(fd, folder, err);
+        rc = check_folder(fd, folder, err);
     else if (!rc && !missing)
         rc = ibx_error_set(err, fd, "folder %s for records of migrations: %s", folder,
                            strerror(-fd));
+    if (!rc)
+        choose(folder, fd);
     if (fd >= 0)
         close(fd);
     return rc;
@@ -156,4 +178,94 @@ int ibx_journal_folder_check_writable(const char *folder, struct ibx_error *err)
                               "choose another with --state-dir",
                               folder, strerror(-rc))
               : 0;
+}
+
+/* ------------------------------------------------------------ opening */
+
+const char *ibx_journal_remedy(int code, const char *other, char text[REMEDY_BYTES])
+{
+    struct rlimit limit = {0};
+    snprintf(text, REMEDY_BYTES, "%s", code == -EFBIG ? "; " IBX_ERROR_RAISE_SIZE : other);
+    if (code != -EMFILE || getrlimit(RLIMIT_NOFILE, &limit))
+        return text;
+    const rlim_t more = limit.rlim_cur < 512 ? 1024 : 2 * limit.rlim_cur;
+    snprintf(text, REMEDY_BYTES, "; raise that limit: prlimit --pid %d --nofile=%llu%s",
+             (int)getpid(), (unsigned long long)more, more <= limit.rlim_max ? ":" : "");
+    return text;
+}
+
+/* Whether this folder is not the one that was checked under this name. */
+static bool is_another(int fd, const char *folder)
+{
+    struct stat st;
+    return !strcmp(folder, chosen_folder.path) &&
+           (fstat(fd, &st) || st.st_dev != chosen_folder.dev || st.st_ino != chosen_folder.ino);
+}
+
+/* Opens what the path leads to, with a check of each folder and link on the way. */
+static int open_way(const char *folder, struct ibx_error *err)
+{
+    int way = -ENOENT;
+    const int rc = ibx_path_find("folder ", folder, &way, err);
+    if (rc || way < 0)
+        return rc ? rc : way;
+    int fd = openat(way, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    fd = fd < 0 ? -errno : fd;
+    close(way);
+    return fd;
+}
+
+int ibx_journal_folder_open(const char *folder, struct ibx_error *err)
+{
+    char hint[REMEDY_BYTES];
+    struct ibx_error refused = {0};
+    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int code = fd < 0 ? -errno : 0;
+    if (!code && is_another(fd, folder)) {
+        close(fd);
+        fd = open_way(folder, &refused);
+        code = fd < 0 ? fd : 0;
+    }
+    if (!code)
+        code = check_folder(fd, folder, &refused);
+    if (!code) {
+        if (is_another(fd, folder))
+            choose(folder, fd);
+        return fd;
+    }
+    if (fd >= 0)
+        close(fd);
+    if (refused.code)
+        return ibx_error_set(err, code, "%s", refused.message);
+    return ibx_error_set(err, code, "folder %s for records of migrations cannot be opened: %s%s",
+                         folder, strerror(-code),
+                         ibx_journal_remedy(code,
+                                            "; do this as the user who started the migration, or "
+                                            "choose another folder with --state-dir",
+                                            hint));
+}
+
+int ibx_journal_open_beside(const char *folder, const struct ibx_record *record, const char *suffix,
+                            int flags)
+{
+    char name[NAME_BYTES];
+    const int dir = ibx_journal_folder_open(folder, NULL);
+    if (dir < 0)
+        return dir;
+    ibx_journal_name(record, suffix, name);
+    const int fd = openat(dir, name, flags | O_NOFOLLOW | O_CLOEXEC, 0600), code = -errno;
+    close(dir);
+    return fd < 0 ? code : fd;
+}
+
+void ibx_journal_unlink_beside(const char *folder, const struct ibx_record *record,
+                               const char *suffix)
+{
+    char name[NAME_BYTES];
+    const int dir = ibx_journal_folder_open(folder, NULL);
+    if (dir < 0)
+        return;
+    ibx_journal_name(record, suffix, name);
+    unlinkat(dir, name, 0);
+    close(dir);
 }

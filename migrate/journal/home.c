@@ -19,19 +19,33 @@ void ibx_journal_home_path(const uint8_t id[IBX_MIGRATE_ID_BYTES], char *path, s
 /* The note is empty, and this user's alone. Others can give its name to a file that they may write
  * to. The number of its names says nothing: without fs.protected_hardlinks others could give the
  * note a second one, and the VM might run twice if it counted as no note then. */
+static bool is_note(const struct stat *st)
+{
+    return !st->st_size && !(st->st_mode & (S_IRWXG | S_IRWXO)) &&
+           (st->st_uid == geteuid() || st->st_uid == 0);
+}
+
 static bool is_noted(const char *path)
 {
     struct stat st;
-    return !lstat(path, &st) && !st.st_size && !(st.st_mode & (S_IRWXG | S_IRWXO)) &&
-           (st.st_uid == geteuid() || st.st_uid == 0);
+    return !lstat(path, &st) && is_note(&st);
 }
 
-static void home_path_in(const char *folder, const uint8_t id[IBX_MIGRATE_ID_BYTES], char *path,
-                         size_t size)
+static bool is_noted_in(const char *folder, const struct ibx_record *record)
+{
+    struct stat st;
+    const int fd = ibx_journal_open_beside(folder, record, HOME, O_PATH);
+    const bool noted = fd >= 0 && !fstat(fd, &st) && is_note(&st);
+    if (fd >= 0)
+        close(fd);
+    return noted;
+}
+
+static struct ibx_record borrowing(const uint8_t id[IBX_MIGRATE_ID_BYTES])
 {
     struct ibx_record record = {.source = true};
     memcpy(record.id, id, sizeof(record.id));
-    ibx_journal_path(folder, &record, HOME, path, size);
+    return record;
 }
 
 /* The note goes into /dev/shm, which is fast, since the VM stands still meanwhile. But every user
@@ -39,9 +53,9 @@ static void home_path_in(const char *folder, const uint8_t id[IBX_MIGRATE_ID_BYT
 int ibx_journal_note_home(const char *folder, const uint8_t id[IBX_MIGRATE_ID_BYTES],
                           struct ibx_error *err)
 {
-    char path[NAME_BYTES + 32], instead[PATH_MAX];
+    char path[NAME_BYTES + 32], name[NAME_BYTES];
+    const struct ibx_record record = borrowing(id);
     ibx_journal_home_path(id, path, sizeof(path));
-    home_path_in(folder, id, instead, sizeof(instead));
     const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
     int fd = open(path, flags, 0600);
     if (fd < 0 && errno == EEXIST && is_noted(path))
@@ -50,29 +64,30 @@ int ibx_journal_note_home(const char *folder, const uint8_t id[IBX_MIGRATE_ID_BY
         fd = open(path, flags, 0600);
     const int code = errno;
     if (fd < 0)
-        fd = open(instead, flags & ~O_EXCL, 0600);
-    if (fd < 0)
-        return ibx_error_set(err, -errno,
-                             "neither %s (%s) nor %s (%s), where it is noted that the VM may run "
-                             "here again, can be made: make room in /dev/shm",
-                             path, strerror(code), instead, strerror(errno));
+        fd = ibx_journal_open_beside(folder, &record, HOME, flags & ~O_EXCL);
+    if (fd < 0) {
+        ibx_journal_name(&record, HOME, name);
+        return ibx_error_set(err, fd,
+                             "neither %s (%s) nor %s/%s (%s), where it is noted that the VM may "
+                             "run here again, can be made: make room in /dev/shm",
+                             path, strerror(code), folder, name, strerror(-fd));
+    }
     close(fd);
     return 0;
 }
 
 bool ibx_journal_noted_home(const char *folder, const struct ibx_record *record)
 {
-    char path[NAME_BYTES + 32], instead[PATH_MAX];
+    char path[NAME_BYTES + 32];
     ibx_journal_home_path(record->id, path, sizeof(path));
-    home_path_in(folder, record->id, instead, sizeof(instead));
-    return record->source && record->borrow && (is_noted(path) || is_noted(instead));
+    return record->source && record->borrow && (is_noted(path) || is_noted_in(folder, record));
 }
 
 void ibx_journal_forget_home(const char *folder, const uint8_t id[IBX_MIGRATE_ID_BYTES])
 {
-    char path[PATH_MAX];
+    char path[NAME_BYTES + 32];
+    const struct ibx_record record = borrowing(id);
     ibx_journal_home_path(id, path, sizeof(path));
     unlink(path);
-    home_path_in(folder, id, path, sizeof(path));
-    unlink(path);
+    ibx_journal_unlink_beside(folder, &record, HOME);
 }

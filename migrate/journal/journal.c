@@ -12,14 +12,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #define TOUCHED ".touched"
 #define RECORD  ".json"
 
-static void name_of(const struct ibx_record *record, const char *suffix, char name[NAME_BYTES])
+void ibx_journal_name(const struct ibx_record *record, const char *suffix, char name[NAME_BYTES])
 {
     const size_t digits = (size_t)2 * IBX_MIGRATE_ID_BYTES;
     ibx_hex_text(record->id, IBX_MIGRATE_ID_BYTES, name);
@@ -31,7 +30,7 @@ void ibx_journal_path(const char *folder, const struct ibx_record *record, const
                       char *path, size_t size)
 {
     char name[NAME_BYTES];
-    name_of(record, suffix, name);
+    ibx_journal_name(record, suffix, name);
     snprintf(path, size, "%s/%s", folder, name);
 }
 
@@ -43,45 +42,11 @@ void ibx_journal_note_path(const struct ibx_record *record, enum ibx_journal_not
                                            [IBX_NOTE_BASE] = ".base",
                                            [IBX_NOTE_MAP] = ".map"};
     char name[NAME_BYTES];
-    name_of(record, suffixes[note], name);
+    ibx_journal_name(record, suffixes[note], name);
     snprintf(path, size, "/dev/shm/ibx-%s", name);
 }
 
 /* ------------------------------------------------------------ reading */
-
-/* The end of an error's sentence. For -EMFILE it says how to raise the limit of this process: a
- * tool that tries again continues as soon as it may open files. prlimit(1) raises the hard limit
- * only if it is too low. */
-static const char *remedy(int code, const char *other, char text[REMEDY_BYTES])
-{
-    struct rlimit limit = {0};
-    snprintf(text, REMEDY_BYTES, "%s", code == -EFBIG ? "; " IBX_ERROR_RAISE_SIZE : other);
-    if (code != -EMFILE || getrlimit(RLIMIT_NOFILE, &limit))
-        return text;
-    const rlim_t more = limit.rlim_cur < 512 ? 1024 : 2 * limit.rlim_cur;
-    snprintf(text, REMEDY_BYTES, "; raise that limit: prlimit --pid %d --nofile=%llu%s",
-             (int)getpid(), (unsigned long long)more, more <= limit.rlim_max ? ":" : "");
-    return text;
-}
-
-static int open_folder(const char *folder, struct ibx_error *err)
-{
-    char hint[REMEDY_BYTES];
-    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    const int code = fd < 0 ? -errno : ibx_journal_folder_check(fd, folder, err);
-    if (!code)
-        return fd;
-    if (fd >= 0) { /* made since ibx_journal_folder() was called, and not safe */
-        close(fd);
-        return code;
-    }
-    return ibx_error_set(err, code, "folder %s for records of migrations cannot be opened: %s%s",
-                         folder, strerror(-code),
-                         remedy(code,
-                                "; do this as the user who started the migration, or choose "
-                                "another folder with --state-dir",
-                                hint));
-}
 
 static int damaged(const char *folder, const char *name, struct ibx_error *err, const char *why)
 {
@@ -113,7 +78,7 @@ static int load_file(const char *folder, int dir, const char *name, const char *
     const int code = fd < 0 ? -errno : 0;
     if (code && code != -ELOOP)
         return ibx_error_set(err, code, "record %s/%s cannot be read: %s%s", folder, name,
-                             strerror(-code), remedy(code, "", hint));
+                             strerror(-code), ibx_journal_remedy(code, "", hint));
     if (fd < 0 || fstat(fd, &st) || !check_file(&st)) {
         if (fd >= 0)
             close(fd);
@@ -136,7 +101,7 @@ static int load_file(const char *folder, int dir, const char *name, const char *
     free(text);
     if (rc)
         return rc;
-    name_of(&found, suffix, expected);
+    ibx_journal_name(&found, suffix, expected);
     if (strcmp(name, expected) != 0)
         return damaged(folder, name, err, "its id or role is not that of its name");
     *record = found;
@@ -259,7 +224,7 @@ static int list_folder(const char *folder, struct list *list, struct ibx_error *
 {
     if (access(folder, F_OK) && errno == ENOENT) /* no folder: no records */
         return 0;
-    int fd = open_folder(folder, err), rc = 0;
+    int fd = ibx_journal_folder_open(folder, err), rc = 0;
     if (fd < 0)
         return fd;
     DIR *dir = fdopendir(fd);
@@ -310,10 +275,10 @@ static int reload(const char *folder, struct ibx_record *record,
                   struct ibx_error *err)
 {
     char name[NAME_BYTES];
-    int dir = open_folder(folder, err);
+    int dir = ibx_journal_folder_open(folder, err);
     if (dir < 0)
         return dir;
-    name_of(record, RECORD, name);
+    ibx_journal_name(record, RECORD, name);
     int rc = read_it(folder, dir, name, record, err);
     close(dir);
     return rc == -ENOENT
@@ -405,8 +370,8 @@ static int put(int dir, const struct ibx_record *record, const char *suffix, boo
     int rc = ibx_journal_text_make(record, &text, &length, err);
     if (rc)
         return rc;
-    name_of(record, suffix, name);
-    name_of(record, ".new", fresh);
+    ibx_journal_name(record, suffix, name);
+    ibx_journal_name(record, ".new", fresh);
     rc = write_new(dir, fresh, text, length, durably);
     OPENSSL_cleanse(text, length);
     free(text);
@@ -420,7 +385,7 @@ static int put(int dir, const struct ibx_record *record, const char *suffix, boo
 static void forget_copy(int dir, const struct ibx_record *record)
 {
     char name[NAME_BYTES];
-    name_of(record, RECORD_COPY, name);
+    ibx_journal_name(record, RECORD_COPY, name);
     unlinkat(dir, name, 0);
 }
 
@@ -442,7 +407,7 @@ static void put_copy(int dir, const struct ibx_record *record)
 static void put_back(int dir, const struct ibx_record *previous, const struct ibx_record *record)
 {
     char name[NAME_BYTES];
-    name_of(record, RECORD, name);
+    ibx_journal_name(record, RECORD, name);
     if (previous->state)
         put(dir, previous, RECORD, false, NULL);
     else
@@ -481,13 +446,13 @@ static int replace(const char *folder, int dir, const struct ibx_record *previou
         put_copy_back(dir, previous, record);
     if (why.code)
         return ibx_error_set(err, rc, "%s", why.message);
-    name_of(record, RECORD, name);
-    return rc ? ibx_error_set(err, rc, "record %s/%s cannot be written: %s%s", folder, name,
-                              strerror(-rc),
-                              remedy(rc,
-                                     "; free space and rights in that folder, or choose another "
-                                     "with --state-dir",
-                                     hint))
+    ibx_journal_name(record, RECORD, name);
+    return rc ? ibx_error_set(
+                    err, rc, "record %s/%s cannot be written: %s%s", folder, name, strerror(-rc),
+                    ibx_journal_remedy(rc,
+                                       "; free space and rights in that folder, or choose another "
+                                       "with --state-dir",
+                                       hint))
               : 0;
 }
 
@@ -511,7 +476,7 @@ static int check_move(const struct ibx_record *previous, const struct ibx_record
 static int next_number(const char *folder, uint64_t *number, struct ibx_error *err)
 {
     struct ibx_record *one = malloc(sizeof(*one));
-    const int fd = one ? open_folder(folder, err) : -ENOMEM;
+    const int fd = one ? ibx_journal_folder_open(folder, err) : -ENOMEM;
     DIR *dir = fd < 0 ? NULL : fdopendir(fd);
     uint64_t highest = 0;
     for (const struct dirent *entry; dir && (entry = readdir(dir));) {
@@ -552,12 +517,12 @@ int ibx_journal_write(const char *folder, struct ibx_record *record, struct ibx_
     struct ibx_error damage = {0};
     struct timespec now;
     char name[NAME_BYTES];
-    int dir = open_folder(folder, err);
+    int dir = ibx_journal_folder_open(folder, err);
     if (dir < 0)
         return dir;
     if (record->verify)
         mlock(record->verify_key, sizeof(record->verify_key)); /* as RLIMIT_MEMLOCK allows */
-    name_of(record, RECORD, name);
+    ibx_journal_name(record, RECORD, name);
     int rc = load(folder, dir, name, &previous, &damage);
     /* Its own tool knows all that was in a record which somebody has damaged. */
     const bool again = record->written_s && (rc == -ENOENT || is_damage(rc));
@@ -591,15 +556,15 @@ int ibx_journal_remove(const char *folder, const struct ibx_record *record, stru
     static const char *const beside[] = {RECORD_COPY, ".new",    ".sock", ".lock",
                                          TOUCHED,     BASE_LOCK, HOME};
     char name[NAME_BYTES];
-    int dir = open_folder(folder, err);
+    int dir = ibx_journal_folder_open(folder, err);
     if (dir < 0)
         return dir;
-    name_of(record, RECORD, name);
+    ibx_journal_name(record, RECORD, name);
     int rc = unlinkat(dir, name, 0) || fsync(dir) ? -errno : 0;
     if (rc)
         ibx_error_set(err, rc, "record %s/%s cannot be removed: %s", folder, name, strerror(-rc));
     for (unsigned i = 0; !rc && i < sizeof(beside) / sizeof(beside[0]); i++) {
-        name_of(record, beside[i], name);
+        ibx_journal_name(record, beside[i], name);
         unlinkat(dir, name, 0);
     }
     if (!rc)
@@ -627,10 +592,10 @@ int ibx_journal_touch_base(const char *folder, const struct ibx_record *record,
                            struct ibx_error *err)
 {
     char name[NAME_BYTES];
-    int dir = open_folder(folder, err);
+    int dir = ibx_journal_folder_open(folder, err);
     if (dir < 0)
         return dir;
-    name_of(record, TOUCHED, name);
+    ibx_journal_name(record, TOUCHED, name);
     int rc = write_new(dir, name, "", 0, true);
     if (!rc && fsync(dir))
         rc = -errno;
@@ -641,7 +606,8 @@ int ibx_journal_touch_base(const char *folder, const struct ibx_record *record,
 
 bool ibx_journal_base_touched(const char *folder, const struct ibx_record *record)
 {
-    char path[PATH_MAX];
-    ibx_journal_path(folder, record, TOUCHED, path, sizeof(path));
-    return !access(path, F_OK);
+    const int fd = ibx_journal_open_beside(folder, record, TOUCHED, O_PATH);
+    if (fd >= 0)
+        close(fd);
+    return fd >= 0;
 }

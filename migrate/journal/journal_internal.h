@@ -15,8 +15,22 @@
 #define HOME              ".home"
 #define RECORD_COPY       ".copy"
 
-/* folder.c: -EPERM: others can write to it; -ENOTDIR. */
-int ibx_journal_folder_check(int fd, const char *folder, struct ibx_error *err);
+/* folder.c. Opens the folder that ibx_journal_folder() has checked. If another one is in its place,
+ * the path is checked again. -EPERM: others can write to it, or decide where the path leads. */
+int ibx_journal_folder_open(const char *folder, struct ibx_error *err);
+/* The end of an error's sentence: `other` but for errors that have a remedy of their own. For
+ * -EMFILE it says how to raise the limit of this process: a tool that tries again continues as soon
+ * as it may open files. prlimit(1) raises the hard limit only if it is too low. */
+const char *ibx_journal_remedy(int code, const char *other, char text[REMEDY_BYTES]);
+
+/* The last name of ibx_journal_path(). */
+void ibx_journal_name(const struct ibx_record *record, const char *suffix, char name[NAME_BYTES]);
+/* A file beside the record: opened as by open(2), removed, or whether it is there and can be looked
+ * at. -errno. */
+int ibx_journal_open_beside(const char *folder, const struct ibx_record *record, const char *suffix,
+                            int flags);
+void ibx_journal_unlink_beside(const char *folder, const struct ibx_record *record,
+                               const char *suffix);
 
 /* The table entry of a state; NULL: this side has no such state. */
 const struct ibx_state *ibx_journal_state_of(bool source, unsigned state);

@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#define LOCK           ".lock"
 #define LOCK_TRIES     100  /* if others remove the lock file meanwhile */
 #define NUMBER_TRIES   20   /* a process that has just locked the file still has to write its pid */
 #define NUMBER_LOOK_US 1000 /* between two tries */
@@ -60,10 +61,8 @@ static pid_t holder(int fd)
 
 pid_t ibx_journal_worker(const char *folder, const struct ibx_record *record)
 {
-    char path[PATH_MAX];
     pid_t pid = 0;
-    ibx_journal_path(folder, record, ".lock", path, sizeof(path));
-    const int lock = open(path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    const int lock = ibx_journal_open_beside(folder, record, LOCK, O_RDONLY);
     if (lock < 0)
         return 0;
     if (flock(lock, LOCK_SH | LOCK_NB) && errno == EWOULDBLOCK)
@@ -110,10 +109,11 @@ static int write_holder(int lock, const char *path, struct ibx_error *err)
 }
 
 /* -EAGAIN: the file was removed between open and lock. */
-static int lock_once(const char *path, int *fd, struct ibx_error *err)
+static int lock_once(int dir, const char *path, int *fd, struct ibx_error *err)
 {
     struct stat mine, there;
-    int lock = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+    const char *name = strrchr(path, '/') + 1;
+    int lock = openat(dir, name, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (lock < 0)
         return cannot_lock(path, -errno, err);
     int rc = flock(lock, LOCK_EX | LOCK_NB) ? -errno : 0;
@@ -121,10 +121,10 @@ static int lock_once(const char *path, int *fd, struct ibx_error *err)
         rc = lock_holder_error(lock, path, err);
     else if (rc)
         cannot_lock(path, rc, err);
-    else if (fstat(lock, &mine) || stat(path, &there) || mine.st_ino != there.st_ino)
+    else if (fstat(lock, &mine) || fstatat(dir, name, &there, 0) || mine.st_ino != there.st_ino)
         rc = -EAGAIN;
     if (!rc && (rc = write_holder(lock, path, err)))
-        unlink(path);
+        unlinkat(dir, name, 0);
     if (rc)
         close(lock);
     else
@@ -137,20 +137,25 @@ int ibx_journal_lock(const char *folder, const struct ibx_record *record, int *f
 {
     char path[PATH_MAX];
     int rc = -EAGAIN;
-    ibx_journal_path(folder, record, ".lock", path, sizeof(path));
+    const int dir = ibx_journal_folder_open(folder, err);
+    ibx_journal_path(folder, record, LOCK, path, sizeof(path));
+    if (dir ==
+        -EMFILE) /* a tool that has no lock tries nothing again: its own limit is no remedy */
+        return cannot_lock(path, dir, err);
+    if (dir < 0)
+        return dir;
     for (int i = 0; i < LOCK_TRIES && rc == -EAGAIN; i++)
-        rc = lock_once(path, fd, err);
+        rc = lock_once(dir, path, fd, err);
+    close(dir);
     return rc == -EAGAIN ? ibx_error_set(err, -EBUSY, "lock %s is removed all the time", path) : rc;
 }
 
 void ibx_journal_unlock(const char *folder, const struct ibx_record *record, int fd)
 {
-    char path[PATH_MAX];
     if (fd < 0)
         return;
-    ibx_journal_path(folder, record, ".lock", path, sizeof(path));
     if (!record->written_s)
-        unlink(path);
+        ibx_journal_unlink_beside(folder, record, LOCK);
     close(fd);
 }
 
@@ -161,8 +166,10 @@ int ibx_journal_lock_base(const char *folder, const struct ibx_record *record, i
 {
     char path[PATH_MAX];
     ibx_journal_path(folder, record, BASE_LOCK, path, sizeof(path));
-    int rc = 0, lock = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
-    if (lock < 0 || flock(lock, LOCK_EX | LOCK_NB))
+    int rc = 0, lock = ibx_journal_open_beside(folder, record, BASE_LOCK, O_RDWR | O_CREAT);
+    if (lock < 0)
+        rc = lock;
+    else if (flock(lock, LOCK_EX | LOCK_NB))
         rc = -errno;
     if (!rc) {
         *fd = lock;

@@ -167,7 +167,7 @@ static const char *remove_one(const char *folder, const struct ibx_journal_prune
                               const struct listed *all, struct ibx_record *record,
                               const struct newer *newer, struct ibx_error *err)
 {
-    char lock[PATH_MAX], path[PATH_MAX];
+    char path[PATH_MAX];
     int lock_fd;
     if (ibx_journal_lock(folder, record, &lock_fd, err))
         return err->message;
@@ -178,8 +178,7 @@ static const char *remove_one(const char *folder, const struct ibx_journal_prune
     if (!rc && !why)
         rc = end_instead(folder, record, &why, err);
     if (rc == -ENOENT) { /* another process has deleted it, and locking has made a new lock file */
-        ibx_journal_path(folder, record, ".lock", lock, sizeof(lock));
-        unlink(lock);
+        ibx_journal_unlink_beside(folder, record, ".lock");
         rc = 0;
     } else if (!rc && !why) {
         if ((which->remove && ibx_journal_qemu_gone(record) && has_memory(record, path)) ||
@@ -195,9 +194,7 @@ static const char *remove_one(const char *folder, const struct ibx_journal_prune
  * knows no copies. */
 static void forget_rest(const char *folder, const struct ibx_record *record)
 {
-    char path[PATH_MAX];
-    ibx_journal_path(folder, record, RECORD_COPY, path, sizeof(path));
-    unlink(path);
+    ibx_journal_unlink_beside(folder, record, RECORD_COPY);
     ibx_journal_forget_notes(record);
 }
 

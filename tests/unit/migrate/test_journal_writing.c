@@ -266,6 +266,68 @@ static void too_many_open_files(NO_STATE)
     passes_with_its_folder(message_says_how_many_more);
 }
 
+/* ------------------------------------------------------------ another folder in its place */
+
+/* FOLDER/way/state is the folder of the records, of which a copy is in FOLDER/theirs/state. */
+static void choose_folder_on_the_way(struct ibx_record *r, char chosen[PATH_MAX])
+{
+    char path[PATH_MAX];
+    static const char *const names[] = {"theirs", "way"};
+    for (unsigned i = 0; i < 2; i++) {
+        snprintf(path, sizeof(path), "%s/%s/state", folder, names[i]);
+        assert_int_equal(ibx_journal_folder(path, true, chosen, PATH_MAX, &error), 0);
+        *r = sample(true, (uint8_t)(i + 1));
+        assert_int_equal(ibx_journal_write(chosen, r, &error), 0);
+    }
+}
+
+static void exchange_way(const char *away, const char *target, uid_t owner)
+{
+    char way[PATH_MAX], other[PATH_MAX];
+    snprintf(way, sizeof(way), "%s/way", folder);
+    snprintf(other, sizeof(other), "%s/%s", folder, away);
+    assert_int_equal(rename(way, other), 0);
+    assert_int_equal(symlink(target, way), 0);
+    assert_int_equal(lchown(way, owner, (gid_t)-1), 0);
+}
+
+/* Another user may exchange a folder of the path for a link after the path was checked. */
+static void a_folder_behind_a_strangers_link_is_refused(NO_STATE)
+{
+    char chosen[PATH_MAX], lock[PATH_MAX + 64];
+    struct ibx_record r, *list = NULL;
+    size_t count;
+    int fd;
+    if (geteuid())
+        skip();
+    choose_folder_on_the_way(&r, chosen);
+    exchange_way("moved", "theirs", 12345);
+    assert_int_equal(ibx_journal_list(chosen, &list, &count, &error), -EPERM);
+    error_has("user 12345 owns a link");
+    assert_int_equal(ibx_journal_write(chosen, &r, &error), -EPERM);
+    assert_int_equal(ibx_journal_lock(chosen, &r, &fd, &error), -EPERM);
+    assert_int_equal(ibx_journal_lock_base(chosen, &r, &fd, &error), -EPERM);
+    ibx_journal_path(chosen, &r, ".lock", lock, sizeof(lock));
+    assert_int_equal(access(lock, F_OK), -1);
+}
+
+/* An administrator may move the folder, and leave a link. */
+static void a_folder_that_its_owner_moves_is_followed(NO_STATE)
+{
+    char chosen[PATH_MAX];
+    struct ibx_record r, *list = NULL;
+    size_t count;
+    choose_folder_on_the_way(&r, chosen);
+    exchange_way("moved", "theirs", geteuid()); /* another folder */
+    for (unsigned i = 0; i < 2; i++) {
+        assert_int_equal(ibx_journal_list(chosen, &list, &count, &error), 0);
+        assert_int_equal(count, 1);
+        assert_int_equal(list->id[0], 1);
+        free(list);
+    }
+    assert_int_equal(ibx_journal_write(chosen, &r, &error), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -277,6 +339,8 @@ int main(void)
         TEST(folders_without_rights),
         TEST(invalid_text),
         TEST(too_many_open_files),
+        TEST(a_folder_behind_a_strangers_link_is_refused),
+        TEST(a_folder_that_its_owner_moves_is_followed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
