@@ -16,7 +16,6 @@
 #include <unistd.h>
 
 #define TOUCHED ".touched"
-#define RECORD  ".json"
 
 void ibx_journal_name(const struct ibx_record *record, const char *suffix, char name[NAME_BYTES])
 {

@@ -13,6 +13,7 @@
 #define REMEDY_BYTES      128u         /* of the remedy at the end of a message */
 #define BASE_LOCK         ".base"
 #define HOME              ".home"
+#define RECORD            ".json"
 #define RECORD_COPY       ".copy"
 
 /* folder.c. Opens the folder that ibx_journal_folder() has checked. If another one is in its place,

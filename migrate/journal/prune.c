@@ -2,9 +2,12 @@
 /* Deletes records that are not needed any more. */
 #include "migrate/journal/journal_internal.h"
 
+#include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -198,6 +201,54 @@ static void forget_rest(const char *folder, const struct ibx_record *record)
     ibx_journal_forget_notes(record);
 }
 
+/* Whether a file of this name is the copy of a record, of which it sets the id and the role. */
+static bool is_copy(const char *name, struct ibx_record *record)
+{
+    char expected[NAME_BYTES], digits[3] = "";
+    *record = (struct ibx_record){.source = strstr(name, ".source.") != NULL};
+    for (size_t i = 0; i < IBX_MIGRATE_ID_BYTES && strlen(name) > 2 * i + 1; i++) {
+        memcpy(digits, name + 2 * i, 2);
+        record->id[i] = (uint8_t)strtoul(digits, NULL, 16);
+    }
+    ibx_journal_name(record, RECORD_COPY, expected);
+    return !strcmp(name, expected);
+}
+
+static bool has_no_record(int dir, const struct ibx_record *record)
+{
+    char name[NAME_BYTES];
+    struct stat st;
+    ibx_journal_name(record, RECORD, name);
+    return fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) && errno == ENOENT;
+}
+
+/* A copy is read only if there is a record. One of which there is none is what an earlier version
+ * has left that deleted the record. */
+static void forget_copy_alone(const char *folder, int dir, const struct ibx_record *record)
+{
+    int lock;
+    if (ibx_journal_lock(folder, record, &lock, NULL)) /* its tool may write the record anew */
+        return;
+    if (has_no_record(dir, record))
+        ibx_journal_unlink_beside(folder, record, RECORD_COPY);
+    ibx_journal_unlock(folder, record, lock);
+}
+
+static void forget_copies_alone(const char *folder)
+{
+    struct ibx_record record;
+    const int fd = ibx_journal_folder_open(folder, NULL);
+    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+    for (const struct dirent *entry; dir && (entry = readdir(dir));) {
+        if (is_copy(entry->d_name, &record) && has_no_record(fd, &record))
+            forget_copy_alone(folder, fd, &record);
+    }
+    if (dir)
+        closedir(dir);
+    else if (fd >= 0)
+        close(fd);
+}
+
 int ibx_journal_prune(const char *folder, const struct ibx_journal_prune *which,
                       struct ibx_error *err)
 {
@@ -222,6 +273,7 @@ int ibx_journal_prune(const char *folder, const struct ibx_journal_prune *which,
             which->each(which->context, record, why);
     }
     free(all.records);
+    forget_copies_alone(folder);
     return 0;
 }
 

@@ -244,6 +244,28 @@ static void no_copy_outlives_the_migration(NO_STATE)
     assert_int_equal(only().state, IBX_JOURNAL_DONE);
 }
 
+/* An earlier version deletes the record and not its copy. */
+static void no_copy_outlives_the_record(NO_STATE)
+{
+    static const char text[] = "{";
+    char path[PATH_MAX], lock[PATH_MAX], other[PATH_MAX];
+    struct ibx_record r = sample(false, 0xab);
+    int fd;
+    ibx_journal_path(folder, &r, ".copy", path, sizeof(path));
+    ibx_journal_path(folder, &r, ".lock", lock, sizeof(lock));
+    snprintf(other, sizeof(other), "%s/%s.copy", folder, "operator");
+    put_file(path, text, 1);
+    put_file(other, text, 1);
+    assert_int_equal(ibx_journal_lock(folder, &r, &fd, &error), 0);
+    ibx_journal_prune_old(folder, "/run/another");
+    assert_int_equal(access(path, F_OK), 0); /* its tool is at work */
+    ibx_journal_unlock(folder, &r, fd);
+    ibx_journal_prune_old(folder, "/run/another");
+    assert_int_equal(access(path, F_OK), -1);
+    assert_int_equal(access(lock, F_OK), -1);
+    assert_int_equal(access(other, F_OK), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -251,6 +273,7 @@ int main(void)
         TEST(no_copy_is_older_than_the_record),
         TEST(a_copy_of_others_does_not_count),
         TEST(no_copy_outlives_the_migration),
+        TEST(no_copy_outlives_the_record),
         TEST(no_copy_takes_the_room_of_the_record),
         TEST(a_damaged_record_keeps_its_number),
         TEST(no_copy_is_lost_before_the_record_is_written_anew),
