@@ -13,6 +13,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -445,6 +446,39 @@ static void a_peer_is_its_name_or_its_host(NO_STATE)
     assert_false(ibx_peer_same(&one, &other));
 }
 
+static atomic_bool no_thread;
+
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *how, void *(*run)(void *),
+                          void *argument);
+int __real_pthread_create(pthread_t *thread, const pthread_attr_t *how, void *(*run)(void *),
+                          void *argument);
+
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *how, void *(*run)(void *),
+                          void *argument)
+{
+    return no_thread ? EAGAIN : __real_pthread_create(thread, how, run, argument);
+}
+
+static void is_refused(const char *why)
+{
+    struct ibx_options options = options_of(1);
+    struct ibx_error err = {0};
+    assert_int_equal(ibx_connect(ibx_acceptor_uri(acceptor), &options, &conns[0], &err), -EACCES);
+    if (!strstr(err.message, why))
+        fail_msg("%s", err.message);
+}
+
+/* The peer, too, hears what this host lacks. */
+static void a_peer_is_told_of_the_lack_of_a_thread(NO_STATE)
+{
+    begin();
+    no_thread = true;
+    is_refused("no thread there for it: raise the limits on processes");
+    no_thread = false;
+    assert_true(gets_place(1));
+    end();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -461,6 +495,7 @@ int main(void)
         cmocka_unit_test(a_description_follows_its_hello),
         cmocka_unit_test(a_bad_description_ends_its_connection),
         cmocka_unit_test(peer_of_another_version_is_told),
+        cmocka_unit_test(a_peer_is_told_of_the_lack_of_a_thread),
     };
     return cmocka_run_group_tests(tests, make_keys, remove_keys);
 }
