@@ -15,6 +15,9 @@
 #include <sys/vfs.h>
 
 #define TEXT_MAX 256 /* bytes of QEMU's message in a blocker */
+/* A receiver knows its QEMU's memory as it was when it began. */
+#define SINCE                                                                                      \
+    " (if it was plugged in or out there since ib-migrate receive began, begin that again)"
 
 void ibx_blockers_add(struct ibx_blockers *blockers, const char *format, ...)
 {
@@ -206,7 +209,7 @@ void ibx_preflight_pair(const struct ibx_guest_ram *source, const struct ibx_gue
         else
             ibx_blockers_add(blockers,
                              "guest RAM %s is missing at the destination: start its QEMU with "
-                             "the same -object memory-backend-... and ids as here",
+                             "the same -object memory-backend-... and ids as here" SINCE,
                              source->blocks[i].id);
         check_same_file(&source->blocks[i], destination, blockers);
     }
@@ -215,7 +218,7 @@ void ibx_preflight_pair(const struct ibx_guest_ram *source, const struct ibx_gue
         if (!ibx_guest_ram_block(source, id))
             ibx_blockers_add(blockers,
                              "the destination has guest RAM %s that is not here: start its "
-                             "QEMU with the same -object memory-backend-... as here",
+                             "QEMU with the same -object memory-backend-... as here" SINCE,
                              id);
     }
 }

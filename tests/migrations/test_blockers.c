@@ -596,6 +596,7 @@ static void test_pairs(void)
     ibx_preflight_pair(&source, &destination, &blockers);
     assert_int_equal(blockers.count, 2);
     assert_true(says("mem0 is missing at the destination"));
+    assert_true(says("since ib-migrate receive began, begin that again"));
     assert_true(says("the destination has guest RAM ram that is not here"));
     memset(&blockers, 0, sizeof(blockers));
 }
