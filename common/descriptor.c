@@ -4,6 +4,8 @@
 #include "common/fork_lock.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -54,6 +56,45 @@ ssize_t ibx_descriptor_send(int socket, const struct msghdr *message, int flags,
     return n;
 }
 
+/* The upper half of the numbers that there may be, or twice that many from here on. The kernel's
+ * table has 8 bytes for each number up to the highest one in use, which a fork copies. */
+#define APART_MOST 2048u
+static _Atomic unsigned apart; /* the lowest of them; 0: every number will do */
+static _Atomic unsigned given; /* how many there were so far */
+
+void ibx_descriptors_of_library(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit))
+        return;
+    const rlim_t half = limit.rlim_cur / 2;
+    const unsigned least = half < APART_MOST ? (unsigned)half : APART_MOST;
+    /* To enlarge the kernel's table takes milliseconds in a process with several threads, so it is
+     * done now. */
+    const int fd = least ? fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, (int)(2 * least - 1)) : -1;
+    if (fd >= 0)
+        close(fd);
+    atomic_store(&apart, least);
+}
+
+int ibx_descriptor_apart(int fd)
+{
+    const unsigned least = atomic_load_explicit(&apart, memory_order_relaxed);
+    const int code = errno;
+    if (fd < 0 || !least || (unsigned)fd >= least)
+        return fd;
+    /* Each time another one: what still has the number of a descriptor that the program has closed
+     * must not use the next one of ours for it. */
+    const unsigned next = least + atomic_fetch_add(&given, 1) % least;
+    int high = fcntl(fd, F_DUPFD_CLOEXEC, (int)next);
+    if (high < 0)
+        high = fcntl(fd, F_DUPFD_CLOEXEC, (int)least);
+    if (high >= 0)
+        close(fd);
+    errno = code;
+    return high < 0 ? fd : high;
+}
+
 int ibx_descriptor_take(struct msghdr *message)
 {
     int kept = -1;
@@ -70,5 +111,5 @@ int ibx_descriptor_take(struct msghdr *message)
                 close(fd);
         }
     }
-    return kept;
+    return ibx_descriptor_apart(kept);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* A file descriptor that goes with a message over a unix socket (SCM_RIGHTS). */
+/* File descriptors that go with a message over a unix socket (SCM_RIGHTS), and those of a library
+ * in a program that is not ours. */
 #ifndef IBX_COMMON_DESCRIPTOR_H
 #define IBX_COMMON_DESCRIPTOR_H
 
@@ -29,5 +30,15 @@ ssize_t ibx_descriptor_send(int socket, const struct msghdr *message, int flags,
 /* The descriptor that came with a received message, which is now the caller's; further ones are
  * closed. -1: none came, or this process cannot have another one. */
 int ibx_descriptor_take(struct msghdr *message);
+
+/* Call it once, as a library is loaded into such a program. The program may close all descriptors,
+ * as closefrom(3) does, and open its own, which get the lowest numbers. If ours had those, we would
+ * read, write and close the program's files. So from then on ours get high numbers. */
+void ibx_descriptors_of_library(void);
+/* The same file under a high number, if this is such a library; `fd` is closed then. Otherwise, or
+ * if there is no such number, `fd` itself. For a new descriptor that outlives the call in which it
+ * is made, before anything knows its number. A negative `fd` is returned as it is, and errno
+ * stays. */
+int ibx_descriptor_apart(int fd);
 
 #endif

@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 extern "C" {
+#include "common/descriptor.h"
 #include "common/log.h"
 #include "frontend-glue/classic/patch.h"
 #include "frontend-glue/device_copies/device_copies.h"
@@ -279,6 +280,7 @@ Get exported_get_old __asm__("_ZN12Communicator3GetERKSs");
 __attribute__((constructor)) static void begin(int argc, char **argv)
 {
     ibx_log_of_library();
+    ibx_descriptors_of_library();
     Get *const replacements[] = {ibx_classic_get_cxx11, ibx_classic_get_old};
     sole_argument = argc == 2 ? argv[1] : nullptr;
     for (unsigned abi = 0; abi < 2; abi++) {

@@ -21,6 +21,7 @@
 #include "frontend-glue/plugin/uncaught.h"
 
 extern "C" {
+#include "common/descriptor.h"
 #include "common/handlers.h"
 #include "common/log.h"
 #include "frontend-glue/call_pipeline/pipeline.h"
@@ -90,6 +91,7 @@ using gvirtus::communicators::Endpoint;
 [[gnu::constructor]] void begin()
 {
     ibx_log_of_library();
+    ibx_descriptors_of_library();
     ibx_crypto_stay();
 }
 

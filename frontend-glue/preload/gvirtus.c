@@ -3,6 +3,7 @@
 #include "frontend-glue/preload/preload.h"
 
 #include "common/clock.h"
+#include "common/descriptor.h"
 #include "common/log.h"
 #include "common/thread.h"
 
@@ -110,6 +111,7 @@ static void in_child(void)
 __attribute__((constructor)) static void begin(void)
 {
     ibx_log_of_library();
+    ibx_descriptors_of_library();
     pthread_atfork(NULL, NULL, in_child);
 }
 

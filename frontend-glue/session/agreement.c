@@ -8,6 +8,7 @@
 #include "frontend-glue/session/session_internal.h"
 
 #include "common/clock.h"
+#include "common/descriptor.h"
 #include "common/log.h"
 #include "transport/core/crypto.h"
 
@@ -52,7 +53,7 @@ static void watch_peer(struct ibx_session *s, uint32_t pid, uint64_t its_namespa
     s->link.process_namespace = its_namespace;
     if (s->path.remote || !its_namespace || its_namespace != process_namespace())
         return;
-    s->link.peer_fd = (int)syscall(SYS_pidfd_open, (pid_t)pid, 0);
+    s->link.peer_fd = ibx_descriptor_apart((int)syscall(SYS_pidfd_open, (pid_t)pid, 0));
 }
 
 /* Messages are counted once the link is CONNECTED, which is set after this one. */

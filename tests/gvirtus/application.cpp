@@ -456,6 +456,7 @@ int main(int argc, char **argv)
         {"looks-under-the-lock", looks_under_the_lock},
         {"programs-beside-calls", programs_beside_calls},
         {"daemons", daemons},
+        {"own-descriptors", own_descriptors},
         {"helpers-of-clone", helpers_of_clone},
         {"waits-in-handlers", waits_in_signal_handlers},
         {"cancelled-in-copies", cancelled_in_copies},

@@ -395,6 +395,7 @@ bool host_function_for_ever();
 // What programs do besides CUDA.
 bool programs_beside_calls();
 bool daemons();
+bool own_descriptors();
 bool helpers_of_clone();
 bool waits_in_signal_handlers();
 bool cancelled_in_copies();

@@ -3,6 +3,7 @@
 // Calls that the preload makes without GVirtuS's front end, once the front end has made one of each
 // kind.
 #include "tests/gvirtus/application.h"
+#include "tests/gvirtus/connections.h"
 
 #include <cstring>
 #include <sys/mman.h>
@@ -160,7 +161,7 @@ bool sets_after_a_loss()
     bool lost = false;
     std::thread([&] {
         char *device = device_memory(100);
-        for (int fd = 3; fd < 256; fd++)
+        for (int fd : Connections::sockets())
             shutdown(fd, SHUT_RDWR);
         lost = cudaDeviceSynchronize() == 999 && cudaMemsetAsync(device, 'a', 100, nullptr) == 999;
     }).join();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
 // Graphs that wait for their client, and who does not wait for them.
+#include "tests/gvirtus/connections.h"
 #include "tests/gvirtus/graph_calls.h"
 #include "tests/fixtures/patience.h"
 
@@ -48,13 +49,11 @@ bool graphs_lost()
     std::vector<char> memory(10000, 'a'), back(10000, 'x');
     char *device = device_memory(10000);
     REQUIRE(cudaStreamCreate(&stream) == 0 && cudaStreamCreate(&other) == 0);
-    const int before = dup(0);
-    close(before);
+    const Connections of_threads;
     Graph graph;
     void *exec = waits_and_copies(&graph, &flag, &back, device);
     REQUIRE(exec && launch(exec, stream) == 0 && cudaStreamSynchronize(other) == 0);
-    for (int fd = before; fd < before + 64; fd++) // all of the thread's, which are new
-        shutdown(fd, SHUT_RDWR);
+    of_threads.cut();
     flag = 1;
     REQUIRE(cudaStreamSynchronize(stream) == 999 && cudaGetLastError() == 999);
     REQUIRE(back[0] == 'x' && cudaStreamSynchronize(other) == 0);

@@ -2,6 +2,7 @@
 //
 // Functions of the host in streams: cudaLaunchHostFunc, cudaStreamAddCallback.
 #include "tests/gvirtus/application.h"
+#include "tests/gvirtus/connections.h"
 
 #include <algorithm>
 #include <atomic>
@@ -373,14 +374,12 @@ bool host_functions_lost()
     std::atomic<int> flags[2] = {{0}, {0}}, flag{0};
     REQUIRE(cudaStreamCreate(&stream) == 0 && cudaStreamCreate(&other) == 0);
     REQUIRE(cudaEventCreate(&event) == 0 && cudaEventCreate(&earlier) == 0);
-    const int before = dup(0);
-    close(before);
+    const Connections of_threads;
     REQUIRE(launch_host(stream, wait_for_flag, flags) == 0);
     REQUIRE(cudaEventRecord(earlier, other) == 0);
     REQUIRE(launch_host(stream, set_flag, &flag) == 0 && cudaStreamSynchronize(other) == 0);
     REQUIRE(cudaEventRecord(event, stream) == 0);
-    for (int fd = before; fd < before + 64; fd++) // all of the thread's, which are new
-        shutdown(fd, SHUT_RDWR);
+    of_threads.cut();
     flags[0] = 1;
     REQUIRE(cudaStreamSynchronize(stream) == 999 && cudaGetLastError() == 999 && flag == 0);
     REQUIRE(cudaEventSynchronize(event) == 999 && cudaEventSynchronize(earlier) == 0);

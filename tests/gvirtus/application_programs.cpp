@@ -12,11 +12,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fcntl.h>
 #include <memory>
 #include <pthread.h>
 #include <sched.h>
 #include <spawn.h>
 #include <string>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <thread>
@@ -166,6 +169,83 @@ bool daemons()
         close(ends[0]);
     }
     return HOLDS(works(70000, 3));
+}
+
+namespace
+{
+
+// Files and sockets of this process, which has just closed all of its descriptors: they get the
+// lowest numbers. Each holds one byte, which nobody but this process may read, and nothing else.
+struct OwnDescriptors {
+    static constexpr int count = 96;
+    int fds[count];
+    ino_t files[count];
+    bool opened = true;
+
+    OwnDescriptors()
+    {
+        for (int i = 0; i < count; i += 3) {
+            fds[i] = open("/tmp", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+            opened = opened && fds[i] >= 0 && write(fds[i], "f", 1) == 1 &&
+                     socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds + i + 1) == 0 &&
+                     write(fds[i + 1], "s", 1) == 1 && write(fds[i + 2], "s", 1) == 1;
+        }
+        for (int i = 0; i < count; i++)
+            files[i] = file(i);
+        opened = opened && fds[0] == STDERR_FILENO + 1;
+    }
+    ino_t file(int i) const
+    {
+        struct stat st;
+        return fstat(fds[i], &st) ? 0 : st.st_ino;
+    }
+    bool untouched(int i) const
+    {
+        char bytes[16];
+        if (file(i) != files[i])
+            return false;
+        return i % 3 == 0 ? pread(fds[i], bytes, sizeof(bytes), 0) == 1 && *bytes == 'f' &&
+                                lseek(fds[i], 0, SEEK_CUR) == 1
+                          : recv(fds[i], bytes, sizeof(bytes), MSG_PEEK | MSG_DONTWAIT) == 1 &&
+                                *bytes == 's';
+    }
+    bool untouched() const
+    {
+        bool all = true;
+        for (int i = 0; i < count; i++) {
+            if (untouched(i))
+                continue;
+            std::fprintf(stderr, "descriptor %d of the program was used\n", fds[i]);
+            all = false;
+        }
+        return all;
+    }
+};
+
+} // namespace
+
+// A child, or a program, that closes the descriptors of its connections, too, and opens others,
+// which get the lowest numbers.
+bool own_descriptors()
+{
+    int status = -1;
+    for (bool has_called : {false, true}) {
+        REQUIRE(works(3000, 1));
+        const pid_t child = fork();
+        REQUIRE(child >= 0);
+        if (!child) {
+            alarm(20 * patience_times());
+            if (has_called && !works(3000, 2))
+                _exit(2);
+            closefrom(STDERR_FILENO + 1);
+            const OwnDescriptors own;
+            const bool good = works(70000, 3);
+            std::exit(own.opened && own.untouched() && good ? 0 : 1);
+        }
+        REQUIRE(waitpid(child, &status, 0) == child && WIFEXITED(status));
+        REQUIRE(WEXITSTATUS(status) == 0);
+    }
+    return HOLDS(works(3000, 4));
 }
 
 // A helper process that shares this process's memory, and calls no function of CUDA. A sanitizer

@@ -3,6 +3,7 @@
 // Kernels: launches, and which client's they are; kernels that are registered, looked up and
 // unregistered at the same time.
 #include "tests/gvirtus/gpu_calls_scene.h"
+#include "tests/fixtures/open_fds.h"
 #include "tests/fixtures/patience.h"
 
 #include <csignal>
@@ -137,7 +138,8 @@ bool kernels_of_ended_parent()
                 register_function(parent.remote, function, "sum");
                 bool good = launch(parent) == 0 && parent.remote.call("ibxRuntime", share) == 0;
                 if (!fork()) {
-                    for (int fd = 3; fd < 1024; fd++) // the parent's connection, too, as a daemon
+                    // The parent's connection, too, as a daemon.
+                    for (int fd = open_fd_from(3); fd >= 0; fd = open_fd_from(fd + 1))
                         if (fd != said[1] && fd != go[0])
                             close(fd);
                     Client child(gpu);

@@ -7,6 +7,7 @@
 
 #include "frontend-glue/preload/attach_table.h"
 #include "tests/doubles/gvirtus/world.h"
+#include "tests/gvirtus/connections.h"
 #include "tests/gvirtus/scene.h"
 #include "tests/fixtures/patience.h"
 
@@ -17,7 +18,6 @@
 #include <set>
 #include <string>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <thread>
 #include <unistd.h>
 
@@ -129,45 +129,6 @@ inline bool warm(App *app)
     REQUIRE(app->synchronize() == 0 && app->last_error() == 0);
     return true;
 }
-
-// The connections that this process makes from here on. cut() breaks them.
-class Connections
-{
-    std::set<int> before;
-
-    static std::set<int> sockets()
-    {
-        std::set<int> found;
-        struct stat st;
-        for (int fd = 0; fd < 1024; fd++)
-            if (!fstat(fd, &st) && S_ISSOCK(st.st_mode))
-                found.insert(fd);
-        return found;
-    }
-
-  public:
-    Connections() : before(sockets()) {}
-    void cut() const
-    {
-        for (int fd : sockets())
-            if (!before.count(fd))
-                shutdown(fd, SHUT_RDWR);
-    }
-    // Whether there are connections, and all of them live.
-    bool live() const
-    {
-        std::size_t count = 0;
-        char byte;
-        for (int fd : sockets()) {
-            if (before.count(fd))
-                continue;
-            count++;
-            if (!recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT))
-                return false;
-        }
-        return count;
-    }
-};
 
 // A thread that may wait for something that the test does later.
 class Waiting

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 #include "tests/gvirtus/programs_scene.h"
+#include "tests/fixtures/open_fds.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -49,7 +50,7 @@ long copies_short(Remote *remote)
 long cut(std::uint16_t port)
 {
     long n = 0;
-    for (int fd = 3; fd < 1024; fd++) {
+    for (int fd = open_fd_from(3); fd >= 0; fd = open_fd_from(fd + 1)) {
         sockaddr_in peer{};
         socklen_t length = sizeof(peer);
         if (!getpeername(fd, reinterpret_cast<sockaddr *>(&peer), &length) &&

@@ -28,6 +28,15 @@ bool run(const char *test, bool taken, const char *properties = "")
     return HOLDS(lines_with(app.said(), "ibx:") == slow);
 }
 
+// The connection of the program that has closed its descriptors is made anew.
+bool own_descriptors()
+{
+    GpuBackEnd back;
+    Application app(&back, application, "own-descriptors", "taken");
+    REQUIRE(app.good() && lines_with(app.said(), "ibx:") == 1);
+    return HOLDS(lines_with(app.said(), "the session continues over") == 1);
+}
+
 // Kernels use page-locked memory: one line says if they cannot reach it. Nothing of it stays.
 bool reach(const char *test, bool taken)
 {
@@ -367,6 +376,8 @@ bool background(const char *test, bool taken)
 // The bytes of copies, the connection, and the memory that both sides see.
 void check_what_the_provider_changes()
 {
+    if (provider != "ofi") // libfabric has descriptors of its own
+        check("descriptors of a program that has closed ours", own_descriptors);
     check("all sizes and offsets", [] { return run("sizes", true); });
     check("rows", [] { return run("rows", true); });
     check("four threads, each with a connection", [] { return run("threads", true); });

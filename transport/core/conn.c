@@ -4,6 +4,7 @@
 
 #include "common/address.h"
 #include "common/clock.h"
+#include "common/descriptor.h"
 #include "common/log.h"
 #include "transport/core/segments.h"
 
@@ -177,8 +178,8 @@ int ibx_conn_prepare(struct ibx_conn *conn, struct ibx_error *err)
     conn->forks = atomic_load(&ibx_conn_forks);
     if (rc)
         return ibx_error_set(err, rc, "a forked child would not be noticed: %s", strerror(-rc));
-    conn->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-    conn->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    conn->epoll_fd = ibx_descriptor_apart(epoll_create1(EPOLL_CLOEXEC));
+    conn->wake_fd = ibx_descriptor_apart(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (conn->epoll_fd < 0 || conn->wake_fd < 0 || ibx_link_watch(&conn->link, conn->wake_fd))
         return ibx_error_set(err, -errno, "no event descriptors: %s", strerror(errno));
     return 0;

@@ -6,6 +6,7 @@
 #include "transport/core/conn.h"
 
 #include "common/address.h"
+#include "common/descriptor.h"
 
 #include <errno.h>
 #include <linux/netlink.h>
@@ -25,7 +26,8 @@ static bool is_loopback(const struct sockaddr_storage *address)
 static int changes_of(unsigned groups)
 {
     const struct sockaddr_nl changes = {.nl_family = AF_NETLINK, .nl_groups = groups};
-    int fd = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC | SOCK_NONBLOCK, NETLINK_ROUTE);
+    int fd = ibx_descriptor_apart(
+        socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC | SOCK_NONBLOCK, NETLINK_ROUTE));
     int rc = fd < 0 || bind(fd, (const struct sockaddr *)&changes, sizeof(changes)) ? -errno : 0;
     if (rc && fd >= 0)
         close(fd);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 #include "transport/core/regcache_watch.h"
 
+#include "common/descriptor.h"
 #include "common/log.h"
 #include "common/thread.h"
 
@@ -146,7 +147,7 @@ static int userfaultfd_open(void)
                                          UFFD_FEATURE_EVENT_REMOVE |
                                          UFFD_FEATURE_PAGEFAULT_FLAG_WP};
     if (!ioctl(fd, UFFDIO_API, &api))
-        return fd;
+        return ibx_descriptor_apart(fd);
     int rc = -errno;
     close(fd);
     return rc;
@@ -179,8 +180,9 @@ static int reader_start(struct reader *reader)
     int rc = reader->fd = userfaultfd_open();
     if (rc < 0)
         return rc;
-    reader->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    watch.pagemap_fd = open("/proc/thread-self/pagemap", O_RDONLY | O_CLOEXEC);
+    reader->stop_fd = ibx_descriptor_apart(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    watch.pagemap_fd =
+        ibx_descriptor_apart(open("/proc/thread-self/pagemap", O_RDONLY | O_CLOEXEC));
     /* The application's signal handlers must not run in the reader, because they might free memory.
      * It inherits the mask of the lock's holder, which has blocked all signals. */
     rc = reader->stop_fd < 0 || watch.pagemap_fd < 0

@@ -4,6 +4,7 @@
 
 #include "common/address.h"
 #include "common/clock.h"
+#include "common/descriptor.h"
 #include "transport/core/segments.h"
 
 #include <arpa/inet.h>
@@ -245,7 +246,7 @@ static int connect_unix(const struct ibx_uri *uri, unsigned timeout_ms, int *fd,
                              rc == -ETIMEDOUT ? "its queue stayed full" : strerror(-rc),
                              remedy(uri, rc));
     }
-    *fd = s;
+    *fd = ibx_descriptor_apart(s);
     return 0;
 }
 
@@ -284,7 +285,7 @@ int ibx_handshake_connect(const struct ibx_uri *uri, const struct ibx_lookup *lo
                                               : strerror(-rc),
                              remedy(uri, rc));
     int one = 1;
-    *fd = connected_fd;
+    *fd = ibx_descriptor_apart(connected_fd);
     setsockopt(*fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
     return 0;
 }

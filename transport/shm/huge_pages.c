@@ -3,6 +3,8 @@
  * 2 MiB or more if /sys/kernel/mm/transparent_hugepage/shmem_enabled allows it. */
 #include "transport/shm/shm.h"
 
+#include "common/descriptor.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/magic.h>
@@ -29,6 +31,7 @@ int ibx_shm_memfd(const char *name, uint64_t bytes)
         fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0)
         return -errno;
+    fd = ibx_descriptor_apart(fd);
     /* No peer can truncate a sealed file under our mapping, which would be a SIGBUS here. */
     if (ftruncate(fd, (off_t)bytes) || fcntl(fd, F_ADD_SEALS, SEALS | F_SEAL_SEAL)) {
         int rc = -errno;

@@ -12,6 +12,7 @@
 #include "transport/shm/shm.h"
 
 #include "common/clock.h"
+#include "common/descriptor.h"
 #include "transport/core/crypto.h"
 
 #include <errno.h>
@@ -91,7 +92,8 @@ void ibx_shm_place_leave(struct shm_place *place)
 
 int ibx_shm_nonblocking_socket(void)
 {
-    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int fd =
+        ibx_descriptor_apart(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     return fd < 0 ? -errno : fd;
 }
 

@@ -15,6 +15,7 @@
 #include "transport/tcp/tcp.h"
 
 #include "common/clock.h"
+#include "common/descriptor.h"
 #include "common/thread.h"
 
 #include <errno.h>
@@ -215,7 +216,7 @@ static int wake_open(struct tcp *tcp)
 {
     if (tcp->threads_fd >= 0)
         return 0;
-    tcp->threads_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    tcp->threads_fd = ibx_descriptor_apart(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     return tcp->threads_fd < 0 ? -errno : ibx_link_watch(tcp->link, tcp->threads_fd);
 }
 
@@ -261,7 +262,7 @@ static bool threaded(struct tcp_lane *lane, size_t length)
     t->lane = lane;
     t->process = getpid();
     t->spin_ns = ibx_thread_may_spin() ? ibx_link_options(tcp->link)->spin_us * IBX_NS_PER_US : 0;
-    t->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    t->wake_fd = ibx_descriptor_apart(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     pthread_mutex_init(&t->step, NULL);
     if (lane->tls)
         ibx_tls_work_alone(lane->tls);

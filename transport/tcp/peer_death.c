@@ -16,6 +16,7 @@
 #include "transport/tcp/tcp.h"
 
 #include "common/clock.h"
+#include "common/descriptor.h"
 
 #include <errno.h>
 #include <linux/sockios.h>
@@ -60,7 +61,7 @@ int ibx_tcp_peer_watch(struct tcp *tcp)
     /* A unix socket has no host behind it that could die. */
     if (getsockopt(tcp->lanes[0].fd, IPPROTO_TCP, TCP_INFO, &info, &length))
         return 0;
-    tcp->timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+    tcp->timer = ibx_descriptor_apart(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
     if (tcp->timer < 0)
         return -errno;
     ibx_tcp_probe_init(tcp);

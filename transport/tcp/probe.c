@@ -17,6 +17,7 @@
 #include "transport/tcp/tcp.h"
 
 #include "common/clock.h"
+#include "common/descriptor.h"
 
 #include <linux/sockios.h>
 #include <linux/tcp.h> /* not <netinet/tcp.h>, whose tcp_info is shorter */
@@ -71,7 +72,8 @@ static void ask(struct tcp *tcp, const struct tcp_info *info, uint64_t now)
     const unsigned trips_ms = TRIPS * (info->tcpi_rtt / 1000);
     if (getpeername(tcp->lanes[0].fd, (struct sockaddr *)&address, &length))
         return;
-    probe->fd = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    probe->fd = ibx_descriptor_apart(
+        socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     probe->began = now;
     probe->until = now + (trips_ms > ANSWER_MS ? trips_ms : ANSWER_MS) * IBX_NS_PER_MS;
     if (probe->fd >= 0 && !connect(probe->fd, (struct sockaddr *)&address, length))

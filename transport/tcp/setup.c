@@ -13,6 +13,7 @@
 
 #include "common/address.h"
 #include "common/clock.h"
+#include "common/descriptor.h"
 #include "common/log.h"
 #include "transport/core/segments.h"
 
@@ -246,7 +247,8 @@ static int hello_send(struct tcp *tcp, unsigned index)
 static int lane_connect(struct tcp *tcp, unsigned lane, const struct sockaddr_storage *address,
                         socklen_t length, uint64_t deadline)
 {
-    int fd = socket(address->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int fd = ibx_descriptor_apart(
+        socket(address->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (fd < 0)
         return -errno;
     ibx_segments_limit(fd, (const struct sockaddr *)address);
@@ -524,7 +526,7 @@ static int lanes_start(struct tcp *tcp, struct ibx_error *err)
         rc = ibx_link_watch(tcp->link, tcp->lanes[i].fd);
         tcp->lanes[i].watched = !rc;
     }
-    tcp->writable = epoll_create1(EPOLL_CLOEXEC);
+    tcp->writable = ibx_descriptor_apart(epoll_create1(EPOLL_CLOEXEC));
     if (!rc)
         rc = ibx_tcp_peer_watch(tcp);
     if (!rc)

@@ -10,6 +10,8 @@
  */
 #include "transport/tcp/tcp.h"
 
+#include "common/descriptor.h"
+
 #include <errno.h>
 #include <liburing.h>
 #include <stdlib.h>
@@ -56,6 +58,7 @@ int ibx_tcp_uring_open(struct tcp *tcp)
         free(r);
         return rc;
     }
+    r->ring.ring_fd = r->ring.enter_ring_fd = ibx_descriptor_apart(r->ring.ring_fd);
     rc = ibx_link_watch(tcp->link, r->ring.ring_fd);
     if (rc) {
         io_uring_queue_exit(&r->ring);

@@ -149,9 +149,49 @@ static void test_limit_of_descriptors_in_flight(void **state)
     assert_int_equal(status, 0);
 }
 
+/* Descriptors of a library: 0 if they have high numbers, each one another. */
+static int have_high_numbers(void)
+{
+    const struct rlimit limit = {64, 64};
+    bool used[64] = {false};
+    if (ibx_descriptor_apart(dup(0)) >= 32 || setrlimit(RLIMIT_NOFILE, &limit))
+        return 1;
+    ibx_descriptors_of_library();
+    for (unsigned i = 0; i < 32; i++) {
+        const int low = dup(0), fd = ibx_descriptor_apart(low);
+        if (fd < 32 || used[fd] || fcntl(fd, F_GETFD) != FD_CLOEXEC || fcntl(low, F_GETFD) != -1)
+            return 2;
+        used[fd] = true;
+        close(fd);
+    }
+    errno = EMFILE;
+    if (ibx_descriptor_apart(-1) != -1 || errno != EMFILE)
+        return 3;
+    for (unsigned i = 0; i < 32; i++) { /* until all are in use */
+        if (ibx_descriptor_apart(dup(0)) < 32)
+            return 4;
+    }
+    const int fd = ibx_descriptor_apart(dup(0));
+    return fd >= 0 && fd < 32 && !fcntl(fd, F_GETFD) ? 0 : 5;
+}
+
+static void test_descriptors_of_library(void **state)
+{
+    (void)state;
+    int status = -1;
+    const pid_t child = fork();
+    if (!child) {
+        close_range(3, ~0u, 0);
+        _exit(have_high_numbers());
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_receiver_keeps_one_descriptor),
-                                       cmocka_unit_test(test_limit_of_descriptors_in_flight)};
+                                       cmocka_unit_test(test_limit_of_descriptors_in_flight),
+                                       cmocka_unit_test(test_descriptors_of_library)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
