@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * ibx_send() of a back end that lies: some messages to its clients are not what the plugin meant.
- * The linker has the plugin call this function. IBX_TEST_LIES in the environment is the seed of the
+ * ibx_send() and ibx_write() of a back end that lies: some messages to its clients, and some bytes
+ * that it puts into their memory, are not what the plugin meant. The linker has the plugin call
+ * these functions. IBX_TEST_LIES in the environment is the seed of the
  * lies.
  */
 #include "tests/fixtures/pattern.h"
@@ -16,8 +17,15 @@ int __real_ibx_send(struct ibx_conn *conn, const struct iovec *iov, int iovcnt, 
                     unsigned flags);
 int __wrap_ibx_send(struct ibx_conn *conn, const struct iovec *iov, int iovcnt, uint64_t cookie,
                     unsigned flags);
+int __real_ibx_write(struct ibx_conn *conn, struct ibx_mr *mr, const void *local,
+                     const struct ibx_remote *remote, uint64_t offset, size_t length,
+                     uint64_t cookie, unsigned flags);
+int __wrap_ibx_write(struct ibx_conn *conn, struct ibx_mr *mr, const void *local,
+                     const struct ibx_remote *remote, uint64_t offset, size_t length,
+                     uint64_t cookie, unsigned flags);
 
 #define LONGEST 65536u
+#define FRONT   64u /* bytes at the front of a WRITE, where a reply has its numbers */
 /* A DATA message with a reply: type, counter, kind, length; the reply's code, seconds, length. */
 #define REPLY_AT  10u
 #define LENGTH_AT (REPLY_AT + 12)
@@ -119,4 +127,21 @@ int __wrap_ibx_send(struct ibx_conn *conn, const struct iovec *iov, int iovcnt, 
         rc = __real_ibx_send(conn, iov, iovcnt, cookie, flags);
     free(bytes);
     return rc;
+}
+
+/* What is falsified is memory of the back end, its device's, too: here both are the host's. */
+int __wrap_ibx_write(struct ibx_conn *conn, struct ibx_mr *mr, const void *local,
+                     const struct ibx_remote *remote, uint64_t offset, size_t length,
+                     uint64_t cookie, unsigned flags)
+{
+    pthread_mutex_lock(&lock);
+    if (!one_in)
+        begin();
+    if (length && random_below(&lies, one_in) == 0) {
+        const size_t front = length < FRONT ? length : FRONT;
+        const size_t at = random_below(&lies, random_below(&lies, 2) ? front : length);
+        put((uint8_t *)(uintptr_t)local, length, at, (size_t)1 << random_below(&lies, 4));
+    }
+    pthread_mutex_unlock(&lock);
+    return __real_ibx_write(conn, mr, local, remote, offset, length, cookie, flags);
 }

@@ -63,20 +63,22 @@ bool ends_within(pid_t process, unsigned ms)
     return ended.si_pid != 0;
 }
 
-// A fault of the program, whatever it has been told; but not if it has touched managed memory whose
-// bytes are lost with the back end.
+// A fault of the program, whatever it has been told; but not that it has touched managed memory
+// whose bytes are lost with the back end, which ends it by SIGSEGV.
 bool faulty(int status, const std::string &said)
 {
-    if (lines_with(said, "managed memory") && lines_with(said, "fails with CUDA's error"))
-        return false;
+    const bool lost = lines_with(said, "the program reads managed memory") ||
+                      lines_with(said, "managed memory cannot be read behind");
+    const std::size_t touched = lost ? lines_with(said, "ERROR: AddressSanitizer: SEGV on") : 0;
     for (int signal : {SIGSEGV, SIGBUS, SIGILL, SIGFPE})
-        if (status == 128 + signal)
+        if (status == 128 + signal && !(lost && signal == SIGSEGV))
             return true;
     // GVirtuS cannot report that a reply broke off, and throws if it is too short or too long.
     if (status == 128 + SIGABRT && !lines_with(said, "the connection broke inside a reply") &&
         !lines_with(said, "terminate called after throwing"))
         return true;
-    return lines_with(said, "ERROR: AddressSanitizer") || lines_with(said, ": runtime error: ");
+    return lines_with(said, "ERROR: AddressSanitizer") > touched ||
+           lines_with(said, ": runtime error: ");
 }
 
 unsigned deceived; // applications whose checks have failed
