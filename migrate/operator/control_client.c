@@ -162,9 +162,9 @@ static int understand(const char *path, const char *text, json_t **answer, struc
     json_t *json = json_loads(text, JSON_REJECT_DUPLICATES, NULL);
     const char *refused = json_string_value(json_object_get(json, "error"));
     int rc = 0;
-    if (!json_is_object(json)) {
+    if (!json_is_object(json) || (refused && !*refused)) {
         rc = ibx_error_set(err, -EPROTO,
-                           "%s does not answer with a JSON object: is it "
+                           "%s does not answer with a JSON object that says something: is it "
                            "ib-migrate's?",
                            path);
     } else if (refused) {
