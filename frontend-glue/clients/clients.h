@@ -18,6 +18,7 @@
  *   exec_functions.c functions of clients that only an executable graph calls
  *   frees.c          frees memory while graphs of clients run
  *   own_streams.c    streams of the back end's own
+ *   shared_events.c  events for other processes that another device's stream waits for
  *   own_work.c       waits for a client's own work, where CUDA would wait for all clients'
  *   work_under_way.c  when all work that is under way now is over
  *   release.c        how each kind of thing is given back
@@ -140,6 +141,17 @@ void ibx_frees_exec(struct gpu_session *x, const void *exec);
 /* The context is gone: forgets the events behind the last launches of executable graphs in it, and
  * which kernels were looked up. NULL: it is not known which context. */
 void ibx_frees_forget(const void *context);
+
+/* shared_events.c */
+
+/* To be called when an event with these flags was made in the current context, and before one is
+ * destroyed. Without memory a wait for it is left to CUDA. */
+void ibx_shared_event_made(struct gpu_session *x, uint64_t event, unsigned flags);
+void ibx_shared_event_gone(uint64_t event);
+/* Has the stream wait for an event for other processes that is another device's, by `wait`; sets
+ * *code. False: it is no such event, and nothing was done. */
+bool ibx_shared_event_wait(const struct gpu_session *x, void *stream, void *event, unsigned flags,
+                           int (*wait)(void *stream, void *event, unsigned flags), int *code);
 
 /* held_memory.c: keeps copies and frees of the same memory apart. by_copy() is called before a copy
  * is checked, by_free() and by_unmap() before memory is freed or unmapped: each blocks while

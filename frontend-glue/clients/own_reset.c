@@ -148,6 +148,8 @@ void ibx_made_run(struct gpu_session *x)
     const uint64_t value = plan ? ibx_get_u32(&r) : ibx_get_u64(&r);
     if (x->handler.made_kind == IBX_HANDLE_STREAM)
         ibx_left_work_of_stream(x, value);
+    if (x->handler.made_kind == IBX_HANDLE_EVENT)
+        ibx_shared_event_gone(value);
     ibx_handles_remove(x, x->handler.made_kind, value);
 }
 
@@ -171,6 +173,13 @@ static uint64_t made_by(const struct gpu_session *x)
                : ibx_naming_allocated(r->last, r->last_size);
 }
 
+/* Of the event that the handler has made: 4 bytes, or 0 if the request has none. */
+static unsigned event_flags(const struct gpu_session *x)
+{
+    struct ibx_reader r = ibx_reader_of(x->requests.first, sizeof(uint32_t));
+    return x->requests.length == sizeof(uint32_t) ? ibx_get_u32(&r) : 0;
+}
+
 static bool note_made(struct gpu_session *x, uint64_t made)
 {
     uint64_t base = made;
@@ -179,6 +188,8 @@ static bool note_made(struct gpu_session *x, uint64_t made)
         return ibx_handles_add_of_handler(
             x, x->handler.made_kind, made,
             ibx_math_weight_most(x->handler.made_kind - IBX_HANDLE_MATH), x->handler.maker);
+    if (x->handler.made_kind == IBX_HANDLE_EVENT)
+        ibx_shared_event_made(x, made, event_flags(x));
     if (x->handler.made_kind != IBX_HANDLE_MEMORY)
         return ibx_handles_add(x, x->handler.made_kind, made);
     if (!ibx_back_end_have_cuda(x) || x->cuda->mem_get_address_range(&base, &n, made) ||

@@ -60,9 +60,12 @@ static int event_record(struct gpu_session *x, struct arguments *a)
 
 static int stream_wait_event(struct gpu_session *x, struct arguments *a)
 {
-    (void)x;
     void *stream = pointer(&a->in), *event = pointer(&a->in);
-    return runtime.stream_wait_event(stream, event, ibx_get_u32(&a->in));
+    const unsigned flags = ibx_get_u32(&a->in);
+    int code;
+    return ibx_shared_event_wait(x, stream, event, flags, runtime.stream_wait_event, &code)
+               ? code
+               : runtime.stream_wait_event(stream, event, flags);
 }
 
 static int event_query(struct gpu_session *x, struct arguments *a)

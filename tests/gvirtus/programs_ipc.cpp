@@ -40,6 +40,41 @@ bool memory_of_another()
     return HOLDS(b.reads(opened) == 6 && b.close_it(memory_kind, opened) == 0);
 }
 
+int wait_for(One *one, std::uint64_t stream, std::uint64_t event)
+{
+    Body body;
+    body.u64(stream).u64(event).put(0u);
+    return one->remote.call("cudaStreamWaitEvent", body);
+}
+
+// In the process that has made such an event, CUDA's driver ends by SIGSEGV at such a wait.
+bool event_of_another_device()
+{
+    const Listening back;
+    Program a(back);
+    const std::uint64_t to = a.malloc(), from = a.malloc(), event = a.event();
+    const std::uint64_t stream = a.remote.stream_create(1);
+    REQUIRE(to && from && event && stream && a.fill(to, 1) == 0 && a.fill(from, 2) == 0);
+    std::uint64_t opened = 0;
+    REQUIRE(a.child.malloc());
+    REQUIRE(a.child.open(IBX_EXT_IPC_OPEN_EVENT, a.handle(IBX_EXT_IPC_EVENT, event), &opened) == 0);
+    REQUIRE(opened == event && a.child.remote.set_device(1) == 0);
+    const std::uint64_t its = a.child.remote.stream_create(1);
+    const unsigned long events = a.remote.stats().events, streams = a.remote.stats().streams;
+    REQUIRE(its && wait_for(&a.child, its, opened) == 0); // nobody has recorded it
+    REQUIRE(a.child.remote.stream_synchronize(its) == 0);
+    a.remote.hold_stream(stream);
+    REQUIRE(a.launch(stream, to, from) == 0);
+    REQUIRE(a.with_event("cudaEventRecord", event, stream) == 0);
+    for (const std::uint64_t waits : {its, std::uint64_t{0}})
+        REQUIRE(wait_for(&a.child, waits, opened) == 0);
+    REQUIRE(wait_for(&a, 0, event) == 0 && a.child.remote.stream_query(its) == not_ready);
+    a.remote.release_stream(stream);
+    REQUIRE(a.child.remote.stream_synchronize(its) == 0 && a.reads(to) == 2);
+    const ibx_double_stats now = a.remote.stats();
+    return HOLDS(now.events == events && now.streams == streams);
+}
+
 bool forked_ones_share_it()
 {
     const Listening back;
@@ -259,5 +294,6 @@ void check_programs_ipc()
     check("what a program has shared that ends", [] { return maker_ends(false); });
     check("... and whose process crashes", [] { return maker_ends(true); });
     check("an event of another program", events_of_another);
+    check("an event for others that a stream of another device waits for", event_of_another_device);
     check("a tenant shares no more than 4096 things", no_more_than_4096);
 }

@@ -219,6 +219,8 @@ EXPORT int cuStreamWaitEvent(void *handle, void *event_handle, unsigned flags)
     struct job *marker = stream ? job_new() : NULL;
     if (!marker)
         return leave(stream ? OUT_OF_MEMORY : INVALID_HANDLE);
+    if (event->shared && !event->opened && stream->device >= 0 && stream->device != event->device)
+        raise(SIGSEGV); /* as driver 580 does */
     if (event->shared) {
         marker->awaits = event->shared;
         marker->times = event->shared->recorded;
