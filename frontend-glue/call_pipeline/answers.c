@@ -99,6 +99,8 @@ static bool may_be_early(struct ibx_pipeline *p, const uint8_t *body, size_t n, 
                ibx_successes_hold(&p->forms, ibx_call_key(call, 0));
     case IBX_CALL_WAITS:
         return waiting_copy_is_plain(p, body, n);
+    case IBX_CALL_SET_DEVICE:
+        return ibx_pipeline_may_select(p, body, n);
     case IBX_CALL_EXTENSION:
         return ibx_request_sets_node(call, body, n) &&
                ibx_successes_hold(&p->others, ibx_node_key(p, body, n));
@@ -224,6 +226,10 @@ void ibx_answer_or_send(struct ibx_pipeline *p, const uint8_t *body, size_t n)
     if (!answered && may_be_early(p, body, n, &sure)) {
         const struct ibx_scope scope = ibx_request_scope(p->call, body, n);
         answered = ibx_backlog_add(p, &scope, sure);
+        if (answered && p->call->kind == IBX_CALL_SET_DEVICE) {
+            ibx_pipeline_selects(p, body, n);
+            p->current = -1;
+        }
     }
     p->unseen = false;
     if (answered)

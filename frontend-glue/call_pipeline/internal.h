@@ -139,6 +139,7 @@ struct ibx_pipeline {
     uint64_t ended_handle;
     uint8_t device[4]; /* the body of the cudaSetDevice that succeeded last */
     bool device_known;
+    uint64_t selects;     /* devices that it has selected before, a bit for each of the first 64 */
     int32_t current;      /* device, -1: not known */
     uint64_t rests;       /* the epoch at which the device had no work; 0: not known */
     bool freed;           /* the request in hand frees memory that cudaMalloc has returned */
@@ -254,6 +255,12 @@ size_t ibx_reply_key(const struct ibx_pipeline *pipeline, uint8_t key[STAGED_MAX
  * outdated. */
 void ibx_pipeline_forget(struct ibx_pipeline *pipeline);
 void ibx_pipeline_forget_old(struct ibx_pipeline *pipeline);
+/* ... and which device is selected: a cudaSetDevice that was answered may have failed. */
+void ibx_pipeline_forget_device(struct ibx_pipeline *pipeline);
+/* The thread selects the device in this body of cudaSetDevice, and may_select(): whether it has
+ * selected it before, so that it succeeds again. */
+void ibx_pipeline_selects(struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
+bool ibx_pipeline_may_select(const struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);
 
 /* pipeline.c */
 

@@ -247,9 +247,34 @@ void ibx_pipeline_forget(struct ibx_pipeline *p)
     ibx_successes_clear(&p->others);
     ibx_successes_clear(&p->libraries);
     ibx_replies_clear(&p->replies);
+    ibx_pipeline_forget_device(p);
+}
+
+void ibx_pipeline_forget_device(struct ibx_pipeline *p)
+{
     memset(p->device, 0xff, sizeof(p->device));
     p->device_known = false;
+    p->selects = 0;
     p->current = -1;
+}
+
+/* 0: it is none of the first 64. */
+static uint64_t device_bit(const uint8_t *body, size_t n)
+{
+    const uint32_t device = n == 4 ? ibx_request_word(body) : UINT32_MAX;
+    return device < 64 ? (uint64_t)1 << device : 0;
+}
+
+void ibx_pipeline_selects(struct ibx_pipeline *p, const uint8_t *body, size_t n)
+{
+    memcpy(p->device, body, sizeof(p->device));
+    p->device_known = true;
+    p->selects |= device_bit(body, n);
+}
+
+bool ibx_pipeline_may_select(const struct ibx_pipeline *p, const uint8_t *body, size_t n)
+{
+    return (p->selects & device_bit(body, n)) != 0;
 }
 
 void ibx_pipeline_forget_old(struct ibx_pipeline *p)

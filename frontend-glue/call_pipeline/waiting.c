@@ -179,6 +179,7 @@ int ibx_waiting_told(struct ibx_pipeline *p, int exit_code, bool waits)
         p->errors++;
         p->last_error = failure;
         p->told_late = true;
+        ibx_pipeline_forget_device(p);
     }
     return failure;
 }
@@ -319,10 +320,8 @@ static void learn_plain(struct ibx_pipeline *p, const uint8_t *body, size_t n)
         ibx_idle_learn(p, body, n);
     if (call->kind == IBX_CALL_PUSH)
         p->configurations.push_known = true;
-    if (call->kind == IBX_CALL_SET_DEVICE) {
-        memcpy(p->device, body, sizeof(p->device));
-        p->device_known = true;
-    }
+    if (call->kind == IBX_CALL_SET_DEVICE)
+        ibx_pipeline_selects(p, body, n);
 }
 
 /* Learns from a request that has succeeded. Its body is still staged, its reply is in p->reply. */

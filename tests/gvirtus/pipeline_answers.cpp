@@ -470,6 +470,39 @@ bool other_devices()
     return HOLDS(app.synchronize() == 0);
 }
 
+// A device that a thread has selected before can be selected again, until contexts are reset.
+bool other_devices_again()
+{
+    Scene scene;
+    App app = scene.app(), other = scene.app();
+    REQUIRE(warm(&app) && warm(&other));
+    auto select = [&](App *by, std::int32_t to) {
+        return asked(&scene, by, "cudaSetDevice", Body().i32(to));
+    };
+    REQUIRE(select(&app, 1) == 1 && select(&app, 0) == 1 && select(&other, 1) == 1);
+    auto device = [&] {
+        std::int32_t found = -1;
+        if (!app.call("cudaGetDevice", Body()) && app.out.size() == 4)
+            std::memcpy(&found, app.out.data(), 4);
+        return found;
+    };
+    auto launch = [&] { return app.launch(1, STREAM, 32, KERNEL_OF_DEVICE_0); };
+    REQUIRE(launch() == 0 && device() == 0);
+    scene.world->held = true;
+    for (int i = 0; i < 20; i++) {
+        for (const std::int32_t to : {1, 0})
+            REQUIRE(app.call("cudaSetDevice", Body().i32(to)) == 0);
+        REQUIRE(launch() == 0);
+    }
+    REQUIRE(app.call("cudaSetDevice", Body().i32(1)) == 0);
+    scene.world->held = false;
+    REQUIRE(device() == 1 && launch() == 209 && app.last_error() == 209);
+    REQUIRE(app.call("cudaSetDevice", Body().i32(9)) == 101 && app.last_error() == 101);
+    REQUIRE(device() == 1 && select(&app, 0) == 1 && device() == 0 && launch() == 0);
+    REQUIRE(app.synchronize() == 0 && other.call("cudaDeviceReset", Body()) == 0);
+    return HOLDS(select(&app, 1) == 1 && select(&app, 0) == 1 && app.synchronize() == 0);
+}
+
 // A kernel that is declared to have clusters takes only grids of whole clusters.
 bool clusters()
 {
@@ -587,6 +620,7 @@ void check_answers()
     });
     check("rest that another thread ends", rest_is_over_when_a_call_returns);
     check("another device, another stream", other_devices);
+    check("a device that was selected before", other_devices_again);
     check("grids of a kernel that has clusters", clusters);
     check("an event that another thread destroys", destroyed_elsewhere);
     check("events that were made here", new_events);
