@@ -112,6 +112,8 @@ int cudaDeviceCanAccessPeer(int *can, int device, int peer);
 int cudaDeviceEnablePeerAccess(int peer, unsigned flags);
 int cudaDeviceDisablePeerAccess(int peer);
 int cudaMemcpyPeer(void *to, int to_device, const void *from, int from_device, size_t n);
+int cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t n,
+                        void *stream);
 int cudaDeviceGetPCIBusId(char *id, int n, int device);
 int cudaEventRecordWithFlags(void *event, void *stream, unsigned flags);
 int cudaCreateTextureObject(unsigned long long *texture, const struct ibx_cuda_resource *resource,

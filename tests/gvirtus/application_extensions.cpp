@@ -271,6 +271,13 @@ bool planes_of_memory()
     REQUIRE(peer(other, 0, memory.at, 0, n) == 0 && cudaDeviceSynchronize() == 0);
     REQUIRE(device_has(other, bytes.data(), n));
     REQUIRE(fails(peer(other, -1, memory.at, 0, n), 101));
+    auto *later =
+        preloaded<int(void *, int, const void *, int, std::size_t, void *)>("cudaMemcpyPeerAsync");
+    REQUIRE(set(memory, 3, {9, 1, 1}, stream) == 0);
+    REQUIRE(later(other, 1, memory.at, 0, n, stream) == 0 && cudaStreamSynchronize(stream) == 0);
+    filled(9, 1, 1, 3);
+    REQUIRE(device_has(other, bytes.data(), n) &&
+            fails(later(other, 0, memory.at, 2, n, stream), 101));
     return HOLDS(cudaFree(memory.at) == 0 && cudaFree(other) == 0);
 }
 

@@ -186,6 +186,9 @@ bool batches()
     REQUIRE(cudaMemset(device, 'p', n) == 0 && ask("cudaMemcpy3DPeer", &p) == 0);
     std::fill(there.begin(), there.begin() + 32, 'p');
     REQUIRE(cudaDeviceSynchronize() == 0 && device_has(device + n, there.data(), 64));
+    p.from_device = 2;
+    REQUIRE(refused(ask("cudaMemcpy3DPeer", &p), 101));
+    REQUIRE(refused(ask("cudaMemcpy3DPeerAsync", &p, stream), 101));
     return HOLDS(cudaFreeHost(pinned) == 0 && cudaFree(device) == 0);
 }
 

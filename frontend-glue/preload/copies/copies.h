@@ -18,6 +18,8 @@
  * stream: waits for copies that are under way in it, and for host functions of the application.
  * Returns a CUDA error. */
 int ibx_frontend_before_host(const void *memory, size_t n);
+/* Whether the back end has both devices. Returns a CUDA error, which is the thread's last one. */
+int ibx_frontend_are_devices(int one, int other);
 
 /* ------------------------------------------------------------------------------------- arrays.c */
 

@@ -406,13 +406,27 @@ int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_p
 }
 
 /* The devices share one address space, so their numbers are only checked. */
-int cudaMemcpyPeer(void *to, int to_device, const void *from, int from_device, size_t n)
+int ibx_frontend_are_devices(int one, int other)
 {
     int count = 0;
     const int rc = CALL_NEXT(cudaGetDeviceCount, &count);
     if (rc)
         return rc;
-    if (to_device < 0 || to_device >= count || from_device < 0 || from_device >= count)
-        return ibx_frontend_fail(CUDA_INVALID_DEVICE);
-    return cudaMemcpy(to, from, n, CUDA_MEMCPY_ON_DEVICE);
+    return one >= 0 && one < count && other >= 0 && other < count
+               ? CUDA_SUCCESS
+               : ibx_frontend_fail(CUDA_INVALID_DEVICE);
+}
+
+int cudaMemcpyPeer(void *to, int to_device, const void *from, int from_device, size_t n)
+{
+    const int rc = ibx_frontend_are_devices(to_device, from_device);
+    return rc ? rc : cudaMemcpy(to, from, n, CUDA_MEMCPY_ON_DEVICE);
+}
+
+/* cudaMemcpyAsync is answered before the back end has run it. */
+int cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t n,
+                        void *stream)
+{
+    const int rc = ibx_frontend_are_devices(to_device, from_device);
+    return rc ? rc : cudaMemcpyAsync(to, from, n, CUDA_MEMCPY_ON_DEVICE, stream);
 }

@@ -3,6 +3,7 @@
  * Calls that GVirtuS lacks or makes wrongly, and that are composed of other calls.
  */
 #include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/copies/copies.h"
 #include "frontend-glue/preload/streams/streams.h"
 #include "frontend-glue/preload/memory/managed.h"
 #include "frontend-glue/preload/memory/memory.h"
@@ -137,34 +138,36 @@ int cudaMemcpyBatchAsync(void *const *to, const void *const *from, const size_t 
     return rc || !at_once ? rc : cudaStreamSynchronize(stream);
 }
 
-/* The devices of a process share one address space, so the numbers of the two devices are not
- * needed. */
-static struct ibx_cuda_memcpy3d of_peers(const struct peer_planes *p)
+/* The devices of a process share one address space, so the numbers of the two devices are only
+ * checked. */
+static int of_peers(const struct peer_planes *p, struct ibx_cuda_memcpy3d *copy)
 {
-    return (struct ibx_cuda_memcpy3d){.from_array = p->from_array,
-                                      .from_at = p->from_at,
-                                      .from = p->from,
-                                      .to_array = p->to_array,
-                                      .to_at = p->to_at,
-                                      .to = p->to,
-                                      .extent = p->extent,
-                                      .kind = CUDA_MEMCPY_ON_DEVICE};
+    const int rc = p ? ibx_frontend_are_devices(p->from_device, p->to_device)
+                     : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (!rc)
+        *copy = (struct ibx_cuda_memcpy3d){.from_array = p->from_array,
+                                           .from_at = p->from_at,
+                                           .from = p->from,
+                                           .to_array = p->to_array,
+                                           .to_at = p->to_at,
+                                           .to = p->to,
+                                           .extent = p->extent,
+                                           .kind = CUDA_MEMCPY_ON_DEVICE};
+    return rc;
 }
 
 int cudaMemcpy3DPeer(const struct peer_planes *parameters)
 {
-    if (!parameters)
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    const struct ibx_cuda_memcpy3d copy = of_peers(parameters);
-    return cudaMemcpy3D(&copy);
+    struct ibx_cuda_memcpy3d copy;
+    const int rc = of_peers(parameters, &copy);
+    return rc ? rc : cudaMemcpy3D(&copy);
 }
 
 int cudaMemcpy3DPeerAsync(const struct peer_planes *parameters, void *stream)
 {
-    if (!parameters)
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    const struct ibx_cuda_memcpy3d copy = of_peers(parameters);
-    return cudaMemcpy3DAsync(&copy, stream);
+    struct ibx_cuda_memcpy3d copy;
+    const int rc = of_peers(parameters, &copy);
+    return rc ? rc : cudaMemcpy3DAsync(&copy, stream);
 }
 
 int cudaMemPrefetchBatchAsync(void *const *addresses, const size_t *n, size_t count,
