@@ -98,8 +98,11 @@ bool ibx_shared_event_wait(const struct gpu_session *x, void *stream, void *even
     void *current = NULL, *of_stream = NULL, *popped = NULL;
     const struct ibx_cuda *cuda = x->cuda;
     void *context = atomic_load(&count) ? context_of((uintptr_t)event) : NULL;
+    int capturing = 0;
     if (!context || cuda->ctx_get_current(&current))
         return false;
+    if (!cuda->stream_is_capturing(stream, &capturing) && capturing)
+        return false; /* the driver refuses it, or makes a node for the event itself */
     if ((uintptr_t)stream <= STREAM_PER_THREAD)
         of_stream = current;
     else if (cuda->stream_get_context(stream, &of_stream))

@@ -320,6 +320,21 @@ static int check_found(struct extension_request *e, const struct shared *found, 
     return pool && pool_of(e, found->value) != pool ? CUDA_INVALID_VALUE : 0;
 }
 
+/* As cudaIpcOpenMemHandle does, gives the current device access to memory of another one. */
+static void reach(const struct extension_request *e, uint64_t memory)
+{
+    int (*enable)(int peer, unsigned flags) = NULL;
+    int current = -1, device = -1;
+    void *values[] = {&device};
+    if (e->x->cuda->ctx_get_device(&current) ||
+        e->x->cuda->pointer_get_attributes(1, &(int){IBX_CUDA_POINTER_ORDINAL}, values, memory) ||
+        device < 0 || device == current)
+        return;
+    *(void **)&enable = ibx_back_end_runtime("cudaDeviceEnablePeerAccess");
+    if (enable && enable(device, 0))
+        ibx_back_end_forget_error(); /* most likely another client has enabled it */
+}
+
 static int open_found(struct extension_request *e, const uint8_t *handle, const void *pool)
 {
     struct shared found = {0};
@@ -331,6 +346,7 @@ static int open_found(struct extension_request *e, const uint8_t *handle, const 
         ibx_handles_close(e->x, handle_kind(IBX_SHARED_MEMORY), found.value);
     if (rc)
         return rc;
+    reach(e, found.value);
     ibx_put_u64(&e->out, found.value);
     ibx_put_u64(&e->out, found.n);
     return 0;

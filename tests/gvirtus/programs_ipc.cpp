@@ -75,6 +75,21 @@ bool event_of_another_device()
     return HOLDS(now.events == events && now.streams == streams);
 }
 
+// Natively cudaIpcOpenMemHandle enables the access.
+bool memory_of_another_device()
+{
+    const Listening back;
+    Program a(back);
+    const std::uint64_t memory = a.malloc();
+    std::uint64_t opened = 0;
+    REQUIRE(memory && a.fill(memory, 7) == 0 && a.child.remote.set_device(1) == 0);
+    const std::uint64_t own = a.child.malloc();
+    REQUIRE(own && a.child.open_memory(a.handle(IBX_EXT_IPC_MEMORY, memory), &opened) == 0);
+    REQUIRE(opened == memory && a.child.remote.get_last_error() == 0);
+    REQUIRE(a.child.launch(0, own, opened) == 0 && a.child.remote.device_synchronize() == 0);
+    return HOLDS(a.child.reads(own) == 7);
+}
+
 bool forked_ones_share_it()
 {
     const Listening back;
@@ -285,6 +300,7 @@ void check_programs_ipc()
     using namespace programs_ipc;
     check("memory of another program", memory_of_another);
     check("... in forked processes of the other one", forked_ones_share_it);
+    check("... and on another device", memory_of_another_device);
     check("... and events, that a process leaves open", left_open);
     check("... and what it has shared", left_shared);
     check("... are one tenant's", of_one_tenant);
