@@ -98,6 +98,15 @@ static void note_end(struct destination_qemu *qemu, json_t *event)
         snprintf(qemu->end, sizeof(qemu->end), "%s", reason);
 }
 
+/* A watchdog with the action "poweroff" ends QEMU at once, without SHUTDOWN and its reason. */
+static void note_watchdog(struct destination_qemu *qemu, json_t *event)
+{
+    const char *action =
+        json_string_value(json_object_get(json_object_get(event, "data"), "action"));
+    if (action && !strcmp(action, "poweroff") && !qemu->end[0])
+        snprintf(qemu->end, sizeof(qemu->end), "guest-watchdog");
+}
+
 /* For a VM that runs here: an event says that its status is another one. A QEMU that may be about
  * to end is not asked: it can hang over a question that comes while it ends (qmp_stream.c). So the
  * status "shutdown" is taken from the event; it stays if QEMU does (-no-shutdown). */
@@ -139,6 +148,8 @@ static void on_event(struct destination_qemu *qemu, json_t *event)
         now_is(qemu, QEMU_FAILED); /* otherwise another client has started it since */
     } else if (ibx_vm_event_is(event, "SHUTDOWN", NULL)) {
         note_end(qemu, event);
+    } else if (ibx_vm_event_is(event, "WATCHDOG", NULL)) {
+        note_watchdog(qemu, event);
     }
     /* A VM that was shut down, and whose QEMU stays (-no-shutdown), can be reset and run again. */
     if (ibx_vm_event_is(event, "RESUME", NULL) || ibx_vm_event_is(event, "RESET", NULL))
@@ -382,6 +393,7 @@ void ibx_destination_qemu_describe_end(const struct destination_qemu *qemu, char
     } ends[] = {
         {"guest-shutdown", "its guest has shut it down, and its QEMU (process %d) has ended"},
         {"guest-panic", "its guest panicked, and its QEMU (process %d) has ended"},
+        {"guest-watchdog", "its watchdog ended its QEMU (process %d), as that was told to do then"},
         {"guest-reset", "its guest restarted it, and its QEMU (process %d), which ends then "
                         "(-no-reboot), has ended"},
         {"host-qmp-system-reset", "a client of its monitor reset it, and its QEMU (process %d), "

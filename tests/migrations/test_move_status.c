@@ -4,6 +4,7 @@
  * QEMU: both tools report that, and nothing else.
  */
 #include "tests/fixtures/mover.h"
+#include "tests/fixtures/patience.h"
 
 #include "common/clock.h"
 
@@ -318,20 +319,37 @@ static void test_ended_by_others(void)
     is_kept("is gone", "has ended;");
 }
 
-/* The cause may be the memory that came: the source's memory is worth keeping. */
-static void test_panicked(void)
+static void filling_with(const struct vm_options *options)
 {
-    mover_begin();
-    const struct vm_options panics = {.append = "button=2", .extra = {"-device", "pvpanic"}};
-    struct vm_options incoming = panics;
+    struct vm_options incoming = *options;
     incoming.incoming = true;
-    vm_start(&vms[0], &panics);
+    vm_start(&vms[0], options);
     vm_start(&vms[1], &incoming);
     vm_wait_beats(&vms[0], pair_beats);
     pair_run((const char *[]){"--max-bandwidth", HARDLY, NULL});
     mover_await(&receiver, "filling", 0);
+}
+
+/* The cause may be the memory that came: the source's memory is worth keeping. */
+static void test_panicked(void)
+{
+    mover_begin();
+    filling_with(&(struct vm_options){.append = "button=2", .extra = {"-device", "pvpanic"}});
     vm_do(&vms[1], "system_powerdown", NULL);
     is_kept("its guest panicked", "(guest-panic)");
+}
+
+/* QEMU ends at once, and does not say that it shuts down. */
+static void test_ended_by_its_watchdog(void)
+{
+    mover_begin();
+    filling_with(
+        &(struct vm_options){.extra = {"-device", "ib700", "-action", "watchdog=poweroff"}});
+    /* it may end before it answers */
+    ibx_qmp_execute(vms[1].qmp, "human-monitor-command",
+                    json_pack("{s:s}", "command-line", "o /b 0x443 0xf"), NULL,
+                    ibx_deadline_in_ms(patience_ms(20000)), NULL);
+    is_kept("its watchdog ended its QEMU", "(guest-watchdog)");
 }
 
 int main(void)
@@ -351,6 +369,7 @@ int main(void)
                                            VM_TEST(test_asleep_meanwhile),
                                            VM_TEST(test_ended_by_others),
                                            VM_TEST(test_panicked),
+                                           VM_TEST(test_ended_by_its_watchdog),
                                            {0}};
     return vm_tests(tests, mover_end_all);
 }
