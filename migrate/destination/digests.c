@@ -99,7 +99,9 @@ static int send_some(struct destination *d, bool all, uint64_t *range, struct ib
     message.is.digest.first = *range * IBX_DIGEST_PAGES;
     while (*range < ranges && count < RANGES_AT_ONCE && !digests->sent[*range] &&
            (all || may_be_told(d, *range))) {
-        ibx_page_tags_entry(d->ram.page_tags, *range, entries + (size_t)count * IBX_DIGEST_ENTRY);
+        if (!ibx_page_tags_entry(d->ram.page_tags, *range,
+                                 entries + (size_t)count * IBX_DIGEST_ENTRY))
+            return ibx_error_set(err, -ENOMEM, "there is no memory for the digests of pages");
         digests->sent[*range] = true;
         digests->left--;
         count++;

@@ -13,7 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #define PRIME   ((1ull << 61) - 1)
 #define LIMB    43u /* bits: three of them are a Poly1305 tag */
@@ -21,31 +20,25 @@
 
 /* ------------------------------------------------------------ keys */
 
-static void random_instead(uint8_t *out, size_t length)
-{
-    if (getentropy(out, length))
-        abort();
-}
-
-static void derive(const uint8_t key[IBX_DIGEST_KEY], const char *label, uint8_t out[32])
+static bool derive(const uint8_t key[IBX_DIGEST_KEY], const char *label, uint8_t out[32])
 {
     unsigned length = 0;
-    if (!HMAC(EVP_sha256(), key, IBX_DIGEST_KEY, (const uint8_t *)label, strlen(label), out,
-              &length) ||
-        length != 32)
-        random_instead(out, 32);
+    return HMAC(EVP_sha256(), key, IBX_DIGEST_KEY, (const uint8_t *)label, strlen(label), out,
+                &length) &&
+           length == 32;
 }
 
-void ibx_digest_keys_derive(struct ibx_digest_keys *keys, const uint8_t key[IBX_DIGEST_KEY])
+bool ibx_digest_keys_derive(struct ibx_digest_keys *keys, const uint8_t key[IBX_DIGEST_KEY])
 {
     uint8_t fold[32] = {0};
     struct ibx_reader r = ibx_reader_of(fold, sizeof(fold));
-    derive(key, "ibx page tag", keys->page);
-    derive(key, "ibx page tag fold", fold);
-    derive(key, "ibx page range", keys->range);
+    const bool good = derive(key, "ibx page tag", keys->page) &&
+                      derive(key, "ibx page tag fold", fold) &&
+                      derive(key, "ibx page range", keys->range);
     for (unsigned i = 0; i < 3; i++)
         keys->fold[i] = ibx_get_u64(&r) % PRIME;
     OPENSSL_cleanse(fold, sizeof(fold));
+    return good;
 }
 
 /* ------------------------------------------------------------ tags */
@@ -121,7 +114,7 @@ uint64_t ibx_page_tag(struct ibx_page_tagger *tagger, const void *page, size_t s
 
 /* ------------------------------------------------------------ ranges */
 
-void ibx_digest_range(const struct ibx_digest_keys *keys, uint64_t first, const uint64_t *tags,
+bool ibx_digest_range(const struct ibx_digest_keys *keys, uint64_t first, const uint64_t *tags,
                       unsigned count, uint8_t digest[IBX_DIGEST_BYTES])
 {
     uint8_t bytes[8 + 4 + 8 * IBX_DIGEST_PAGES], whole[EVP_MAX_MD_SIZE];
@@ -132,8 +125,9 @@ void ibx_digest_range(const struct ibx_digest_keys *keys, uint64_t first, const 
         ibx_put_u64(&w, tags[i]);
     if (w.failed ||
         !HMAC(EVP_sha256(), keys->range, sizeof(keys->range), bytes, w.length, whole, NULL))
-        random_instead(whole, IBX_DIGEST_BYTES);
+        return false;
     memcpy(digest, whole, IBX_DIGEST_BYTES);
+    return true;
 }
 
 /* ------------------------------------------------------------ the destination's table */
@@ -160,10 +154,10 @@ int ibx_page_tags_create(const struct ibx_page_map *map, _Atomic uint64_t *tags,
     *own = (struct ibx_page_tags){.map = map, .tags = tags, .workers = workers};
     pthread_mutex_init(&own->lock, NULL);
     mlock(&own->keys, sizeof(own->keys)); /* as RLIMIT_MEMLOCK allows */
-    ibx_digest_keys_derive(&own->keys, key);
+    bool good = ibx_digest_keys_derive(&own->keys, key);
     own->taggers = calloc(workers, sizeof(*own->taggers));
     own->tagged = calloc(ibx_digest_ranges(map->pages), sizeof(*own->tagged));
-    bool good = own->taggers && own->tagged;
+    good = good && own->taggers && own->tagged;
     for (uint64_t page = 0; good && page < map->pages; page++)
         if (atomic_load_explicit(&tags[page], memory_order_relaxed))
             own->tagged[page / IBX_DIGEST_PAGES]++;
@@ -270,7 +264,7 @@ bool ibx_page_tags_whole(const struct ibx_page_tags *tags, uint64_t range)
     return true;
 }
 
-void ibx_page_tags_entry(const struct ibx_page_tags *tags, uint64_t range,
+bool ibx_page_tags_entry(const struct ibx_page_tags *tags, uint64_t range,
                          uint8_t entry[IBX_DIGEST_ENTRY])
 {
     const uint64_t first = range * IBX_DIGEST_PAGES;
@@ -281,5 +275,5 @@ void ibx_page_tags_entry(const struct ibx_page_tags *tags, uint64_t range,
         list[i] = atomic_load_explicit(&tags->tags[first + i], memory_order_acquire);
         entry[i / 8] = (uint8_t)(entry[i / 8] | (list[i] ? 1u << i % 8 : 0));
     }
-    ibx_digest_range(&tags->keys, first, list, count, entry + IBX_DIGEST_PAGES / 8);
+    return ibx_digest_range(&tags->keys, first, list, count, entry + IBX_DIGEST_PAGES / 8);
 }

@@ -56,7 +56,8 @@ struct ibx_digest_keys {
     uint64_t fold[3];
     uint8_t range[32];
 };
-void ibx_digest_keys_derive(struct ibx_digest_keys *keys, const uint8_t key[IBX_DIGEST_KEY]);
+/* False: OpenSSL has no memory. */
+bool ibx_digest_keys_derive(struct ibx_digest_keys *keys, const uint8_t key[IBX_DIGEST_KEY]);
 
 /* Computes tags; one for each thread. NULL: OpenSSL lacks POLY1305. */
 struct ibx_page_tagger;
@@ -69,9 +70,9 @@ bool ibx_page_tag_begin(struct ibx_page_tagger *tagger);
 bool ibx_page_tag_add(struct ibx_page_tagger *tagger, const void *piece, size_t size);
 uint64_t ibx_page_tag_end(struct ibx_page_tagger *tagger);
 
-/* The digest of `count` tags, of the pages from `first` on; a page without a tag has 0. If OpenSSL
- * fails, the digest is random and matches no other. */
-void ibx_digest_range(const struct ibx_digest_keys *keys, uint64_t first, const uint64_t *tags,
+/* The digest of `count` tags, of the pages from `first` on; a page without a tag has 0. False:
+ * OpenSSL has no memory, and there is no digest. That must not look like pages that differ. */
+bool ibx_digest_range(const struct ibx_digest_keys *keys, uint64_t first, const uint64_t *tags,
                       unsigned count, uint8_t digest[IBX_DIGEST_BYTES]);
 
 /* ------------------------------------------------------------ the destination's tags */
@@ -98,8 +99,8 @@ void ibx_page_tags_forget(struct ibx_page_tags *tags, uint64_t page, uint64_t pa
 int ibx_page_tags_conflict(struct ibx_page_tags *tags, struct ibx_error *err);
 /* Whether every page with data of the range has its tag. */
 bool ibx_page_tags_whole(const struct ibx_page_tags *tags, uint64_t range);
-/* Encodes the entry of a range for a DIGEST message. */
-void ibx_page_tags_entry(const struct ibx_page_tags *tags, uint64_t range,
+/* Encodes the entry of a range for a DIGEST message. False: OpenSSL has no memory. */
+bool ibx_page_tags_entry(const struct ibx_page_tags *tags, uint64_t range,
                          uint8_t entry[IBX_DIGEST_ENTRY]);
 
 /* ------------------------------------------------------------ the source's verifier */

@@ -14,6 +14,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#define NO_MEMORY             "there is no memory to compare the pages that have been moved"
 #define THREADS_MAX           4u
 #define PROCESSORS_PER_THREAD 4u
 #define BUFFER                ((size_t)128 << 10) /* bytes; fits into a processor's own cache */
@@ -116,7 +117,7 @@ static int read_bytes(struct verifier_thread *t, unsigned block, uint64_t at, si
 
 static int no_tag(struct ibx_error *err)
 {
-    return ibx_error_set(err, -EIO, "OpenSSL cannot compute POLY1305");
+    return ibx_error_set(err, -ENOMEM, NO_MEMORY);
 }
 
 /* Tags a page that is longer than the buffer in pieces that stay in the cache. */
@@ -264,9 +265,9 @@ static int digest_of(struct verifier_thread *t, uint64_t range, const uint8_t *r
     const struct ibx_verifier *v = t->verifier;
     uint64_t tags[IBX_DIGEST_PAGES];
     int rc = tag_range(t, range, received, tags, counts, err);
-    if (!rc)
-        ibx_digest_range(&v->keys, range * IBX_DIGEST_PAGES, tags, ibx_digest_pages(v->map, range),
-                         digest);
+    if (!rc && !ibx_digest_range(&v->keys, range * IBX_DIGEST_PAGES, tags,
+                                 ibx_digest_pages(v->map, range), digest))
+        rc = ibx_error_set(err, -ENOMEM, NO_MEMORY);
     return rc;
 }
 
@@ -452,11 +453,11 @@ int ibx_verifier_open(const struct ibx_guest_ram *ram, const struct ibx_page_map
     pthread_cond_init(&v->more, NULL);
     pthread_cond_init(&v->shared_done, NULL);
     mlock(&v->keys, sizeof(v->keys));
-    ibx_digest_keys_derive(&v->keys, key);
+    const bool keyed = ibx_digest_keys_derive(&v->keys, key);
     v->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     v->agreed = calloc(ranges ? ranges : 1, sizeof(*v->agreed));
     v->foreseen = calloc(ranges ? ranges : 1, sizeof(*v->foreseen));
-    int rc = v->event_fd >= 0 && v->agreed && v->foreseen
+    int rc = keyed && v->event_fd >= 0 && v->agreed && v->foreseen
                  ? threads_start(v, threads ? threads : thread_count(), err)
                  : ibx_error_set(err, -ENOMEM,
                                  "pages cannot be verified: no memory, or no descriptor is left");

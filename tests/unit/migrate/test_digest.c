@@ -4,6 +4,7 @@
 #include "tests/fixtures/unit.h"
 
 #include <errno.h>
+#include <openssl/hmac.h>
 #include <poll.h>
 #include <sched.h>
 #include <stdlib.h>
@@ -20,6 +21,20 @@
 #define BYTES   (FIRST * SMALL)
 #define RANGES  3u
 #define WAIT_MS 20000
+
+/* OpenSSL without memory. */
+static atomic_bool no_memory;
+
+unsigned char *__real_HMAC(const EVP_MD *md, const void *with, int size, const unsigned char *data,
+                           size_t length, unsigned char *out, unsigned *out_length);
+unsigned char *__wrap_HMAC(const EVP_MD *md, const void *with, int size, const unsigned char *data,
+                           size_t length, unsigned char *out, unsigned *out_length);
+
+unsigned char *__wrap_HMAC(const EVP_MD *md, const void *with, int size, const unsigned char *data,
+                           size_t length, unsigned char *out, unsigned *out_length)
+{
+    return no_memory ? NULL : __real_HMAC(md, with, size, data, length, out, out_length);
+}
 
 static const uint8_t key[IBX_DIGEST_KEY] = "a key of both ends of a migrati";
 static struct ibx_error error;
@@ -138,8 +153,7 @@ static void test_golden(NO_STATE)
     memset(page, 0x5a, sizeof(page));
     memcpy(other, key, sizeof(other));
     other[31] ^= 1;
-    ibx_digest_keys_derive(&keys, key);
-    ibx_digest_keys_derive(&others, other);
+    assert_true(ibx_digest_keys_derive(&keys, key) && ibx_digest_keys_derive(&others, other));
     struct ibx_page_tagger *tagger = ibx_page_tagger_create(&keys);
     struct ibx_page_tagger *another = ibx_page_tagger_create(&others);
     const uint64_t tag = ibx_page_tag(tagger, page, sizeof(page));
@@ -154,9 +168,9 @@ static void test_golden(NO_STATE)
     assert_true(ibx_page_tag_begin(tagger) && ibx_page_tag_add(tagger, page, 100) &&
                 ibx_page_tag_add(tagger, page + 100, sizeof(page) - 100));
     assert_int_equal(ibx_page_tag_end(tagger), tag);
-    ibx_digest_range(&keys, 512, list, 3, digest);
+    assert_true(ibx_digest_range(&keys, 512, list, 3, digest));
     assert_memory_equal(digest, golden, sizeof(digest));
-    ibx_digest_range(&keys, 1024, list, 3, digest);
+    assert_true(ibx_digest_range(&keys, 1024, list, 3, digest));
     assert_memory_not_equal(digest, golden, sizeof(digest));
     ibx_page_tagger_destroy(tagger);
     ibx_page_tagger_destroy(another);
@@ -411,10 +425,32 @@ static void test_spare_bits(NO_STATE)
     assert_int_equal(result(), -EBADMSG);
 }
 
+/* ... is not taken for pages that differ, after which a VM is not to run on. */
+static void test_no_memory(NO_STATE)
+{
+    struct ibx_digest_keys keys;
+    struct ibx_verifier *another = NULL;
+    struct ibx_page_tags *others = NULL;
+    uint8_t entries[RANGES * IBX_DIGEST_ENTRY];
+    const struct ibx_bytes bytes = {entries, sizeof(entries)};
+    all_arrive();
+    for (unsigned i = 0; i < RANGES; i++)
+        assert_true(ibx_page_tags_entry(tags, i, entries + i * IBX_DIGEST_ENTRY));
+    no_memory = true;
+    assert_false(ibx_digest_keys_derive(&keys, key));
+    assert_false(ibx_page_tags_entry(tags, 0, entries));
+    assert_true(ibx_verifier_open(&ram, &map, key, 3, &another, &error) < 0 && !another);
+    assert_true(ibx_page_tags_create(&map, tag_words, key, 2, &others, &error) < 0 && !others);
+    assert_int_equal(ibx_verifier_take(verifier, 0, &bytes, &error), 0);
+    assert_int_equal(result(), -ENOMEM);
+    no_memory = false;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_golden),
+        cmocka_unit_test_setup_teardown(test_no_memory, start, end),
         cmocka_unit_test_setup_teardown(test_agrees, start, end),
         cmocka_unit_test_setup_teardown(test_pages_come_again, start, end),
         cmocka_unit_test_setup_teardown(test_left_out, start, end),
