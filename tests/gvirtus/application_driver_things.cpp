@@ -378,11 +378,11 @@ bool driver_hints()
     REQUIRE(cu("cuMemAdvise", memory + n, n, 1, 0) == 1 &&
             cu("cuMemAdvise", memory, n, 99, 0) == 1);
     void *data[] = {&value, &other};
-    const std::size_t sizes[] = {4, 4};
+    const std::size_t argument_sizes[] = {4, 4};
     const int attributes[] = {1, 2};
     REQUIRE(cu("cuMemRangeGetAttributes", static_cast<void **>(data),
-               static_cast<const std::size_t *>(sizes), static_cast<const int *>(attributes),
-               std::size_t{2}, memory, n) == 0);
+               static_cast<const std::size_t *>(argument_sizes),
+               static_cast<const int *>(attributes), std::size_t{2}, memory, n) == 0);
     REQUIRE(value == 0 && other == 0);
     REQUIRE(cu("cuStreamAttachMemAsync", stream, memory, std::size_t{0}, 4u) == 0);
     REQUIRE(cu("cuStreamSynchronize", stream) == 0 && cu("cuMemFree_v2", memory) == 0);
