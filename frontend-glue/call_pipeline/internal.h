@@ -255,8 +255,6 @@ size_t ibx_reply_key(const struct ibx_pipeline *pipeline, uint8_t key[STAGED_MAX
  * outdated. */
 void ibx_pipeline_forget(struct ibx_pipeline *pipeline);
 void ibx_pipeline_forget_old(struct ibx_pipeline *pipeline);
-/* ... and which device is selected: a cudaSetDevice that was answered may have failed. */
-void ibx_pipeline_forget_device(struct ibx_pipeline *pipeline);
 /* The thread selects the device in this body of cudaSetDevice, and may_select(): whether it has
  * selected it before, so that it succeeds again. */
 void ibx_pipeline_selects(struct ibx_pipeline *pipeline, const uint8_t *body, size_t n);

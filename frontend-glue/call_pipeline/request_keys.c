@@ -247,11 +247,6 @@ void ibx_pipeline_forget(struct ibx_pipeline *p)
     ibx_successes_clear(&p->others);
     ibx_successes_clear(&p->libraries);
     ibx_replies_clear(&p->replies);
-    ibx_pipeline_forget_device(p);
-}
-
-void ibx_pipeline_forget_device(struct ibx_pipeline *p)
-{
     memset(p->device, 0xff, sizeof(p->device));
     p->device_known = false;
     p->selects = 0;

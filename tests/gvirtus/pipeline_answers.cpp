@@ -480,12 +480,7 @@ bool other_devices_again()
         return asked(&scene, by, "cudaSetDevice", Body().i32(to));
     };
     REQUIRE(select(&app, 1) == 1 && select(&app, 0) == 1 && select(&other, 1) == 1);
-    auto device = [&] {
-        std::int32_t found = -1;
-        if (!app.call("cudaGetDevice", Body()) && app.out.size() == 4)
-            std::memcpy(&found, app.out.data(), 4);
-        return found;
-    };
+    auto device = [&] { return device_of(&app); };
     auto launch = [&] { return app.launch(1, STREAM, 32, KERNEL_OF_DEVICE_0); };
     REQUIRE(launch() == 0 && device() == 0);
     scene.world->held = true;

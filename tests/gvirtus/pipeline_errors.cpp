@@ -164,10 +164,12 @@ bool one_connection_is_lost()
     const Connections connections;
     App lost = scene.app("rdma.resume_seconds : 0\n");
     REQUIRE(warm(&app) && warm(&another) && warm(&lost));
+    REQUIRE(device_of(&app) == 0 && app.call("cudaSetDevice", Body().i32(1)) == 0);
     scene.world->held = true;
     REQUIRE(lost.launch(1) == 0 && lost.launch(2) == 0);
     connections.cut();
     REQUIRE(app.synchronize() == 999 && app.synchronize() == 0 && app.last_error() == 999);
+    REQUIRE(device_of(&app) == 1);
     REQUIRE(another.work() == ~0ull && another.work() != ~0ull && another.synchronize() == 0);
     REQUIRE(lost.synchronize() == 999 && lost.launch(1) == 999 && app.synchronize() == 0);
     return true;

@@ -198,6 +198,15 @@ inline int asked(Scene *scene, App *app, const char *name, const Body &body)
     return app->call(name, body) ? -1 : static_cast<int>(scene->world->requests - requests);
 }
 
+// What cudaGetDevice returns; -1: it has failed.
+inline std::int32_t device_of(App *app)
+{
+    std::int32_t found = -1;
+    if (!app->call("cudaGetDevice", Body()) && app->out.size() == 4)
+        std::memcpy(&found, app->out.data(), 4);
+    return found;
+}
+
 // Runs a test in a process of its own: when calls are lost, all threads of the process get the
 // error.
 inline bool apart(const std::function<bool()> &test)
