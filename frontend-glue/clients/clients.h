@@ -144,10 +144,12 @@ void ibx_frees_forget(const void *context);
 
 /* shared_events.c */
 
-/* To be called when an event with these flags was made in the current context, and before one is
- * destroyed. Without memory a wait for it is left to CUDA. */
+/* To be called when an event with these flags was made in the current context, before one is
+ * destroyed, and when a context is gone (NULL: any may be). Without memory a wait for it is left to
+ * CUDA. */
 void ibx_shared_event_made(struct gpu_session *x, uint64_t event, unsigned flags);
 void ibx_shared_event_gone(uint64_t event);
+void ibx_shared_event_forget(const void *context);
 /* Has the stream wait for an event for other processes that is another device's, by `wait`; sets
  * *code. False: it is no such event, and nothing was done. */
 bool ibx_shared_event_wait(const struct gpu_session *x, void *stream, void *event, unsigned flags,

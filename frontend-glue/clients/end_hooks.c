@@ -23,6 +23,7 @@ void ibx_end_gone(uint64_t value)
 void ibx_end_forget(const void *context)
 {
     const struct ibx_end_hooks *h = atomic_load(&hooks);
+    ibx_shared_event_forget(context);
     if (h)
         h->forget(context);
 }

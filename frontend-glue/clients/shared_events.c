@@ -48,15 +48,31 @@ void ibx_shared_event_gone(uint64_t event)
     free(gone);
 }
 
+void ibx_shared_event_forget(const void *context)
+{
+    struct shared_event **at = &events, *gone;
+    pthread_mutex_lock(&lock);
+    while ((gone = *at)) {
+        if (context && gone->context != context) {
+            at = &gone->next;
+            continue;
+        }
+        *at = gone->next;
+        free(gone);
+        atomic_fetch_sub(&count, 1);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
 void ibx_shared_event_made(struct gpu_session *x, uint64_t event, unsigned flags)
 {
     void *context = NULL;
+    ibx_shared_event_gone(event); /* an old one whose end was not seen */
     if (!(flags & INTERPROCESS) || !ibx_back_end_have_cuda(x) || x->cuda->ctx_get_current(&context))
         return;
     struct shared_event *made = malloc(sizeof(*made));
     if (!made)
         return;
-    ibx_shared_event_gone(event); /* an old one whose end was not seen */
     pthread_mutex_lock(&lock);
     *made = (struct shared_event){events, event, context};
     events = made;
