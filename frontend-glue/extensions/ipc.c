@@ -320,19 +320,23 @@ static int check_found(struct extension_request *e, const struct shared *found, 
     return pool && pool_of(e, found->value) != pool ? CUDA_INVALID_VALUE : 0;
 }
 
-/* As cudaIpcOpenMemHandle does, gives the current device access to memory of another one. */
+/* As cudaIpcOpenMemHandle does, gives the current device access to memory of another one. Most
+ * likely another client has enabled it before, which would become the runtime's last error in place
+ * of the client's; the driver has no last error. */
 static void reach(const struct extension_request *e, uint64_t memory)
 {
-    int (*enable)(int peer, unsigned flags) = NULL;
+    const struct ibx_cuda *cuda = e->x->cuda;
+    int (*enable)(void *peer, unsigned flags) = NULL;
     int current = -1, device = -1;
-    void *values[] = {&device};
-    if (e->x->cuda->ctx_get_device(&current) ||
-        e->x->cuda->pointer_get_attributes(1, &(int){IBX_CUDA_POINTER_ORDINAL}, values, memory) ||
-        device < 0 || device == current)
+    void *peer = NULL, *values[] = {&device};
+    *(void **)&enable = ibx_cuda_symbol("cuCtxEnablePeerAccess");
+    if (!enable || !cuda->device_primary_ctx_retain || !cuda->device_primary_ctx_release ||
+        cuda->ctx_get_device(&current) ||
+        cuda->pointer_get_attributes(1, &(int){IBX_CUDA_POINTER_ORDINAL}, values, memory) ||
+        device < 0 || device == current || cuda->device_primary_ctx_retain(&peer, device))
         return;
-    *(void **)&enable = ibx_back_end_runtime("cudaDeviceEnablePeerAccess");
-    if (enable && enable(device, 0))
-        ibx_back_end_forget_error(); /* most likely another client has enabled it */
+    enable(peer, 0);
+    cuda->device_primary_ctx_release(device);
 }
 
 static int open_found(struct extension_request *e, const uint8_t *handle, const void *pool)

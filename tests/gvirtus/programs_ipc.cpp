@@ -86,6 +86,10 @@ bool memory_of_another_device()
     const std::uint64_t own = a.child.malloc();
     REQUIRE(own && a.child.open_memory(a.handle(IBX_EXT_IPC_MEMORY, memory), &opened) == 0);
     REQUIRE(opened == memory && a.child.remote.get_last_error() == 0);
+    // The access is there, which is no error, and an error of before stays the last one.
+    REQUIRE(a.child.remote.call("cudaEventQuery", Body().u64(77)) == 400);
+    REQUIRE(a.child.open_memory(a.handle(IBX_EXT_IPC_MEMORY, memory), &opened) == 0);
+    REQUIRE(a.child.remote.get_last_error() == 400);
     REQUIRE(a.child.launch(0, own, opened) == 0 && a.child.remote.device_synchronize() == 0);
     return HOLDS(a.child.reads(own) == 7);
 }
