@@ -9,6 +9,7 @@
 #include <set>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 // The connections that this process makes from here on. cut() breaks them.
 class Connections
@@ -20,7 +21,7 @@ class Connections
     {
         std::set<int> found;
         struct stat st;
-        for (int fd = open_fd_from(0); fd >= 0; fd = open_fd_from(fd + 1))
+        for (int fd = open_fd_from(STDERR_FILENO + 1); fd >= 0; fd = open_fd_from(fd + 1))
             if (!fstat(fd, &st) && S_ISSOCK(st.st_mode))
                 found.insert(fd);
         return found;

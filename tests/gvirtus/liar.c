@@ -2,8 +2,7 @@
 /*
  * ibx_send() and ibx_write() of a back end that lies: some messages to its clients, and some bytes
  * that it puts into their memory, are not what the plugin meant. The linker has the plugin call
- * these functions. IBX_TEST_LIES in the environment is the seed of the
- * lies.
+ * these functions. IBX_TEST_LIES in the environment is the seed of the lies.
  */
 #include "tests/fixtures/pattern.h"
 #include "transport/transport.h"
