@@ -258,6 +258,22 @@ int ibx_journal_open_beside(const char *folder, const struct ibx_record *record,
     return fd < 0 ? code : fd;
 }
 
+int ibx_journal_look_beside(const char *folder, const struct ibx_record *record, const char *suffix,
+                            struct stat *st)
+{
+    char path[PATH_MAX];
+    const int dir = ibx_journal_folder_open(folder, NULL);
+    ibx_journal_path(folder, record, suffix, path, sizeof(path));
+    if (dir < 0 && dir != -EMFILE && dir != -ENFILE)
+        return dir;
+    const int rc =
+        dir < 0 ? lstat(path, st) : fstatat(dir, strrchr(path, '/') + 1, st, AT_SYMLINK_NOFOLLOW);
+    const int code = rc ? -errno : 0;
+    if (dir >= 0)
+        close(dir);
+    return code;
+}
+
 void ibx_journal_unlink_beside(const char *folder, const struct ibx_record *record,
                                const char *suffix)
 {

@@ -34,11 +34,8 @@ static bool is_noted(const char *path)
 static bool is_noted_in(const char *folder, const struct ibx_record *record)
 {
     struct stat st;
-    const int fd = ibx_journal_open_beside(folder, record, HOME, O_PATH);
-    const bool noted = fd >= 0 && !fstat(fd, &st) && is_note(&st);
-    if (fd >= 0)
-        close(fd);
-    return noted;
+    const int rc = ibx_journal_look_beside(folder, record, HOME, &st);
+    return rc ? rc != -ENOENT : is_note(&st);
 }
 
 static struct ibx_record borrowing(const uint8_t id[IBX_MIGRATE_ID_BYTES])

@@ -605,8 +605,6 @@ int ibx_journal_touch_base(const char *folder, const struct ibx_record *record,
 
 bool ibx_journal_base_touched(const char *folder, const struct ibx_record *record)
 {
-    const int fd = ibx_journal_open_beside(folder, record, TOUCHED, O_PATH);
-    if (fd >= 0)
-        close(fd);
-    return fd >= 0;
+    struct stat st;
+    return ibx_journal_look_beside(folder, record, TOUCHED, &st) != -ENOENT;
 }

@@ -7,6 +7,7 @@
 #include "migrate/journal/journal.h"
 
 #include <stddef.h>
+#include <sys/stat.h>
 
 #define JOURNAL_BYTES_MAX (256u << 10) /* of a file: more than a record can need */
 #define NAME_BYTES        64u          /* of a file: 32 digits, the role and a suffix */
@@ -26,10 +27,13 @@ const char *ibx_journal_remedy(int code, const char *other, char text[REMEDY_BYT
 
 /* The last name of ibx_journal_path(). */
 void ibx_journal_name(const struct ibx_record *record, const char *suffix, char name[NAME_BYTES]);
-/* A file beside the record: opened as by open(2), removed, or whether it is there and can be looked
- * at. -errno. */
+/* A file beside the record: opened as by open(2), looked at as by lstat(2), or removed. -errno. To
+ * look at it takes no descriptor: without one for the folder its path has to do. What cannot be
+ * looked at may be there: only -ENOENT says that it is not. */
 int ibx_journal_open_beside(const char *folder, const struct ibx_record *record, const char *suffix,
                             int flags);
+int ibx_journal_look_beside(const char *folder, const struct ibx_record *record, const char *suffix,
+                            struct stat *st);
 void ibx_journal_unlink_beside(const char *folder, const struct ibx_record *record,
                                const char *suffix);
 

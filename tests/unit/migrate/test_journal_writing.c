@@ -258,12 +258,30 @@ static int message_says_how_many_more(void)
     return 0;
 }
 
+/* A note that is not seen could have a VM run twice, or in memory that is not its own any more. */
+static int notes_are_seen_all_the_same(void)
+{
+    CHECK(geteuid() || !chown(folder, 0, 0)); /* the owner of the records */
+    const struct rlimit none = {0};
+    struct ibx_record noted = sample(true, 1), other = sample(true, 2);
+    char path[PATH_MAX];
+    noted.borrow = other.borrow = IBX_BORROW_LAZY;
+    CHECK(!ibx_journal_touch_base(folder, &noted, &error));
+    ibx_journal_path(folder, &noted, ".home", path, sizeof(path));
+    CHECK(!close(open(path, O_WRONLY | O_CREAT, 0600)));
+    CHECK(!setrlimit(RLIMIT_NOFILE, &none));
+    CHECK(ibx_journal_base_touched(folder, &noted) && ibx_journal_noted_home(folder, &noted));
+    CHECK(!ibx_journal_base_touched(folder, &other) && !ibx_journal_noted_home(folder, &other));
+    return 0;
+}
+
 static void too_many_open_files(NO_STATE)
 {
     struct ibx_record r = sample(true, 1);
     assert_int_equal(write_record(&r), 0);
     passes_with_its_folder(message_says_how_to_open_more);
     passes_with_its_folder(message_says_how_many_more);
+    passes_with_its_folder(notes_are_seen_all_the_same);
 }
 
 /* ------------------------------------------------------------ another folder in its place */
