@@ -58,14 +58,14 @@ int ibx_source_check_pages(struct source *s, struct ibx_error *err)
     const int rc = ibx_verifier_result(s->verifier, &wrong);
     if (!rc || rc == -EAGAIN)
         return 0;
+    if (s->state.now == SOURCE_CONFIRMING) /* ENDED: the verdict says it */
+        return 0;
     if (rc == -ENOMEM) { /* nothing is known of the pages: the next link compares all again */
         ibx_verifier_close(s->verifier);
         s->verifier = NULL;
         *err = wrong;
         return rc;
     }
-    if (s->state.now == SOURCE_CONFIRMING) /* ENDED: the verdict says it */
-        return 0;
     if (has_told(s)) /* that is read before this is checked again */
         return 0;
     if (source_linked(&s->link)) {
