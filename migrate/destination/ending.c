@@ -392,6 +392,8 @@ static const char *what_a_lost_link_means(const struct destination *d, int code)
     const char *undecided = ibx_destination_undecided(d);
     if (undecided)
         return undecided;
+    if (d->record_end_ns)
+        return "only the record of the end is missing: this is tried again without the source";
     switch (d->state.now) {
     case DESTINATION_WAITING:
         return "the VM has not run here; this tool waits for the source to be back and hand it "

@@ -180,7 +180,8 @@ static void test_record_cannot_be_written_later(void)
     record_cannot_be_written("destination:filling", NULL, "trying again");
 }
 
-/* The last record, which says that the source has confirmed it: the source waits, too. */
+/* The last record, which says that the source has confirmed it: the source waits, too, but is not
+ * needed. */
 static void test_last_record_cannot_be_written(void)
 {
     char place[PATH_MAX];
@@ -194,6 +195,9 @@ static void test_last_record_cannot_be_written(void)
     assert_int_equal(waitpid(receiver.pid, NULL, WNOHANG), 0);
     assert_int_equal(waitpid(sender.pid, NULL, WNOHANG), 0);
     on_record(&vms[1], "complete", "with all of its pages");
+    mover_kill(&sender, SIGINT);
+    mover_await_words(&sender, "the confirmation may not have arrived there");
+    mover_await_words(&receiver, "this is tried again without the source");
     assert_int_equal(rmdir(place), 0);
     ended();
 }
