@@ -528,7 +528,7 @@ int ibx_destination_check_patience(struct destination *d, struct ibx_error *err)
     const uint64_t limit = (uint64_t)d->options->give_up_s * 1000 * IBX_NS_PER_MS;
     const bool ours = destination_ours(d);
     if (!limit || destination_linked(&d->link) || d->state.now < DESTINATION_WAITING ||
-        ibx_now_ns() - d->lost_ns < limit)
+        d->peer.now == PEER_CONFIRMED || ibx_now_ns() - d->lost_ns < limit)
         return 0;
     ibx_error_set(err, -ETIMEDOUT, "the source has been away for %u s%s", d->options->give_up_s,
                   d->state.now == DESTINATION_SHUT_DOWN

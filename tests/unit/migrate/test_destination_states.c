@@ -57,6 +57,23 @@ static void test_aborted_after_the_confirmation(NO_STATE)
     assert_int_equal(destination.peer.now, PEER_CONFIRMED);
 }
 
+/* A source that has confirmed is not missed, however long the last record cannot be written. */
+static void test_no_patience_is_needed_after_the_confirmation(NO_STATE)
+{
+    static const struct ibx_receive_options impatient = {.folder = "/nonexistent", .give_up_s = 1};
+    static const enum destination_state states[] = {DESTINATION_COMPLETE, DESTINATION_SHUT_DOWN};
+    for (unsigned i = 0; i < 4; i++) {
+        struct ibx_error err = {0};
+        const bool confirmed = i % 2;
+        begin(states[i / 2]);
+        destination.options = &impatient; /* lost_ns is 0: the link was lost when the host began */
+        assert_int_equal(confirmed ? on(&confirm) : 0, 0);
+        assert_int_equal(ibx_destination_check_patience(&destination, &err),
+                         confirmed ? 0 : -ETIMEDOUT);
+        assert_int_equal(destination.state.now, confirmed ? states[i / 2] : DESTINATION_LEFT);
+    }
+}
+
 /* The source finds wrong pages while the link is lost. It reports them and ends. It may know of
  * wrong pages even if pages are not compared. */
 static void test_broken_after_the_shutdown(NO_STATE)
@@ -152,6 +169,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_confirmed_after_an_abort),
         cmocka_unit_test(test_aborted_after_the_confirmation),
+        cmocka_unit_test(test_no_patience_is_needed_after_the_confirmation),
         cmocka_unit_test(test_broken_after_the_shutdown),
         cmocka_unit_test(test_source_continues_the_vm_before_it_ran),
         cmocka_unit_test(test_source_continues_the_vm_after_it_ran),
