@@ -19,7 +19,8 @@
 
 static char place[64], image[96]; /* "": no place */
 
-/* A file system of its own, with as much room as the disk may come to need. */
+/* A file system of its own, with as much room as the disk may come to need. The guest takes ten
+ * seconds to write to all of it: a disk that has everything needs no more room. */
 static void make_disk(void)
 {
     char size[32];
@@ -68,7 +69,7 @@ static void start(const char *format)
     make_disk();
     snprintf(drive, sizeof(drive), format, image);
     pair_start(&(struct vm_options){
-        .machine = "pc", .append = GUEST " disk=2 doze=1000000", .extra = {"-drive", drive}});
+        .machine = "pc", .append = GUEST " disk=2 doze=20000000", .extra = {"-drive", drive}});
     vm_await_words(&vms[0], "disk 00000003");
 }
 
