@@ -44,6 +44,7 @@ struct handler {
     struct ibx_image *image;
     struct ibx_working_set replay;
     struct ibx_fault_reader readers[WORKERS];
+    bool readers_gone; /* they were closed, and no others could be made */
     struct ibx_fault *engine;
     size_t buffer_bytes;
     uint64_t retry_ns;  /* when to connect again; 0: the readers work */
@@ -367,9 +368,11 @@ static bool has_all(const struct handler *h)
 static void retry(struct handler *h)
 {
     struct ibx_error err = {0};
-    int rc = has_all(h)
-                 ? 0
-                 : h->image->ops->readers(h->image, WORKERS, h->buffer_bytes, h->readers, &err);
+    int rc = 0;
+    if (h->readers_gone || !has_all(h)) {
+        rc = h->image->ops->readers(h->image, WORKERS, h->buffer_bytes, h->readers, &err);
+        h->readers_gone = rc != 0;
+    }
     rc = rc ? rc : holes_mark(h, &err);
     rc = rc ? rc : ibx_fault_resume(h->engine, h->readers, &err);
     if (!rc) {
