@@ -147,6 +147,18 @@ def a_program_that_was_cut_off_by_its_limit_is_called_so(scene):
 
 
 @test
+def a_program_without_a_case_counts_for_nothing(scene):
+    counts = os.path.join(os.path.dirname(scene.program), "count-results")
+    cmocka = "[==========] Running 0 test(s).\n[==========] 0 test(s) run.\n"
+    for said, wanted in ((cmocka, "0 0 0"), ("0 passed, 0 failed\n", "0 0 0"), ("\n", "1 0 0")):
+        with open(scene.path("log"), "w", encoding="ascii") as log:
+            log.write(said)
+        ran = subprocess.run([counts, "--log", scene.path("log"), "moves", "0"],
+                             capture_output=True, text=True, check=True)
+        equal(ran.stdout.splitlines()[-1], wanted)
+
+
+@test
 def a_test_that_does_not_exist_fails(_):
     ran, said = [], io.StringIO()
     with contextlib.redirect_stdout(said):
