@@ -128,6 +128,8 @@ bool killed();
 
 bool names_of_runtime();
 bool absent();
+bool local_library();
+bool local_driver();
 
 // application_pinned.cpp
 
@@ -207,8 +209,6 @@ bool capture_modes();
 bool pools();
 bool meanwhile();
 bool cooperative();
-bool local_library();
-bool local_driver();
 // The same calls with a back end that does not know them.
 bool not_supported();
 

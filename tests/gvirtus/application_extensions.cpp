@@ -654,33 +654,6 @@ bool cooperative()
     return HOLDS(fails(flags_of(stream, nullptr), 1));
 }
 
-// One of NVIDIA's libraries is loaded when the program already runs.
-bool local_library()
-{
-    REQUIRE(cudaFree(device_memory()) == 0 && !std::getenv("CUDA_VISIBLE_DEVICES"));
-    void *library = dlopen(std::getenv("TEST_LOCAL_LIBRARY"), RTLD_NOW | RTLD_LOCAL);
-    REQUIRE(library && cudaFree(device_memory()) == 0);
-    // Its functions are the preload's, also if they are looked up in that library.
-    void *function = dlsym(library, "curandSetStream");
-    REQUIRE(function && function == dlsym(RTLD_DEFAULT, "curandSetStream"));
-    REQUIRE(!dlsym(library, "curandNothing"));
-    const char *hidden = std::getenv("CUDA_VISIBLE_DEVICES");
-    REQUIRE(hidden && !*hidden);
-    return HOLDS(cudaFree(device_memory()) == 0);
-}
-
-// A program loads the driver of this host: the preload finds it when the next stream is made, or at
-// the first launch of a kernel.
-bool local_driver()
-{
-    void *stream = nullptr;
-    void *driver = dlopen(std::getenv("TEST_LOCAL_LIBRARY"), RTLD_NOW | RTLD_LOCAL);
-    REQUIRE(driver && dlsym(driver, "cuInit") && !dlsym(driver, "cuNothing"));
-    REQUIRE(dlsym(driver, "cuInit") == dlsym(RTLD_DEFAULT, "cuInit"));
-    REQUIRE(cudaStreamCreate(&stream) == 0 && !std::getenv("CUDA_VISIBLE_DEVICES"));
-    return HOLDS(cudaStreamDestroy(stream) == 0 && cudaFree(device_memory()) == 0);
-}
-
 // A back end that does not know these requests.
 bool not_supported()
 {

@@ -235,23 +235,24 @@ static json_t *parsed(const char *text)
     return value;
 }
 
-static void compare_so(const char *source, const char *destination, bool same_version,
-                       bool on_purpose)
+static void compare_parsed(const json_t *here, const json_t *there, struct ibx_comparison how)
+{
+    memset(&refused, 0, sizeof(refused));
+    how.source = here, how.destination = there, how.blockers = &refused;
+    ibx_compare(&how);
+}
+
+static void compare_so(const char *source, const char *destination, struct ibx_comparison how)
 {
     json_t *here = parsed(source), *there = parsed(destination);
-    memset(&refused, 0, sizeof(refused));
-    ibx_compare(&(struct ibx_comparison){.source = here,
-                                         .destination = there,
-                                         .same_version = same_version,
-                                         .disks_differ = on_purpose,
-                                         .blockers = &refused});
+    compare_parsed(here, there, how);
     json_decref(here);
     json_decref(there);
 }
 
 static void compare(const char *source, const char *destination, bool same_version)
 {
-    compare_so(source, destination, same_version, false);
+    compare_so(source, destination, (struct ibx_comparison){.same_version = same_version});
 }
 
 static void only(const char *source, const char *destination, const char *words)
@@ -478,7 +479,8 @@ static void a_disk_is_the_same_file_on_one_host(NO_STATE)
     nothing(HERE("/x", "5"), HERE("/other/name", "5"));
     only(HERE("/x", "5"), HERE("/x", "6"),
          "the disk of vb @ 05.0 is /x (inode 5) here and /x (inode 6) at the destination");
-    compare_so(HERE("/x", "5"), HERE("/x", "6"), true, true);
+    compare_so(HERE("/x", "5"), HERE("/x", "6"),
+               (struct ibx_comparison){.same_version = true, .disks_differ = true});
     assert_int_equal(refused.count, 0);
     assert_int_equal(refused.note_count, 1);
     assert_non_null(
@@ -608,9 +610,8 @@ static void odd_descriptions_do_no_harm(NO_STATE)
 {
     static const char whole[] =
         "{'host':'a','cpus':['a'],'cpu':'b','cpuid':{'1.0 EDX':'3'},'machine':{'a':'b'},"
-        "'numa':['x'],'memory':['y'],'order':['r','s'],'ram':{'z':[1,2]},'backends':['u'],'virtio':"
-        "{'/"
-        "p':{'name':'n','addr':1,'used':['A'],'offered':['A']}},"
+        "'numa':['x'],'memory':['y'],'order':['r','s'],'ram':{'z':[1,2]},'backends':['u'],"
+        "'virtio':{'/p':{'name':'n','addr':1,'used':['A'],'offered':['A']}},"
         "'devices':[{'type':'t','at':'p','plugged':true,'properties':{'n':'v'}}],"
         "'disks':[{'at':'p','type':'t','bytes':1,'read-only':false,'layers':[{'role':'','driver':"
         "'file','file':'/x','reach':'local','id':'1'}]}]}";
@@ -630,6 +631,7 @@ static void odd_descriptions_do_no_harm(NO_STATE)
                                       "[{'at':'p','type':'t','bytes':1,'layers':[{'file':1}]}]",
                                       "[{'at':'p','type':'t','properties':[]}]",
                                       "[{'at':'p','type':'t','properties':{'n':[]}}]"};
+    const struct ibx_comparison same = {.same_version = true};
     json_t *good = parsed(whole);
     const char *member;
     json_t *value;
@@ -637,20 +639,13 @@ static void odd_descriptions_do_no_harm(NO_STATE)
         json_t *bad = json_deep_copy(good);
         json_object_foreach(good, member, value)
         {
-            json_object_set_new(
-                bad, member,
-                parsed(odd[i][0] == '\'' || odd[i][0] == 'n' || odd[i][0] == '1' ? "[]" : odd[i]));
-            memset(&refused, 0, sizeof(refused));
-            ibx_compare(&(struct ibx_comparison){
-                .source = bad, .destination = good, .same_version = true, .blockers = &refused});
-            ibx_compare(&(struct ibx_comparison){
-                .source = good, .destination = bad, .same_version = true, .blockers = &refused});
+            json_object_set_new(bad, member, parsed(strchr("'n1", *odd[i]) ? "[]" : odd[i]));
+            compare_parsed(bad, good, same);
+            compare_parsed(good, bad, same);
         }
         json_decref(bad);
     }
-    memset(&refused, 0, sizeof(refused));
-    ibx_compare(&(struct ibx_comparison){
-        .source = good, .destination = good, .same_version = true, .blockers = &refused});
+    compare_parsed(good, good, same);
     assert_int_equal(refused.count, 0);
     json_decref(good);
     assert_int_equal(ibx_description_read("[]", 2, &good, NULL), -EPROTO);
