@@ -179,7 +179,7 @@ int ibx_waiting_told(struct ibx_pipeline *p, int exit_code, bool waits)
         p->errors++;
         p->last_error = failure;
         p->told_late = true;
-        ibx_pipeline_forget(p); /* an early cudaSetDevice may be what has failed */
+        ibx_pipeline_forget(p); /* lost calls reset nothing, and replies are known by device */
     }
     return failure;
 }

@@ -552,7 +552,7 @@ int ibx_journal_write(const char *folder, struct ibx_record *record, struct ibx_
 
 int ibx_journal_remove(const char *folder, const struct ibx_record *record, struct ibx_error *err)
 {
-    static const char *const beside[] = {RECORD_COPY, ".new",    ".sock", ".lock",
+    static const char *const beside[] = {RECORD_COPY, ".new",    ".sock", LOCK,
                                          TOUCHED,     BASE_LOCK, HOME};
     char name[NAME_BYTES];
     int dir = ibx_journal_folder_open(folder, err);

@@ -13,7 +13,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define LOCK           ".lock"
 #define LOCK_TRIES     100  /* if others remove the lock file meanwhile */
 #define NUMBER_TRIES   20   /* a process that has just locked the file still has to write its pid */
 #define NUMBER_LOOK_US 1000 /* between two tries */
@@ -139,8 +138,8 @@ int ibx_journal_lock(const char *folder, const struct ibx_record *record, int *f
     int rc = -EAGAIN;
     const int dir = ibx_journal_folder_open(folder, err);
     ibx_journal_path(folder, record, LOCK, path, sizeof(path));
-    if (dir ==
-        -EMFILE) /* a tool that has no lock tries nothing again: its own limit is no remedy */
+    /* A tool that has no lock tries nothing again: its own limit is no remedy. */
+    if (dir == -EMFILE)
         return cannot_lock(path, dir, err);
     if (dir < 0)
         return dir;

@@ -181,7 +181,7 @@ static const char *remove_one(const char *folder, const struct ibx_journal_prune
     if (!rc && !why)
         rc = end_instead(folder, record, &why, err);
     if (rc == -ENOENT) { /* another process has deleted it, and locking has made a new lock file */
-        ibx_journal_unlink_beside(folder, record, ".lock");
+        ibx_journal_unlink_beside(folder, record, LOCK);
         rc = 0;
     } else if (!rc && !why) {
         if ((which->remove && ibx_journal_qemu_gone(record) && has_memory(record, path)) ||

@@ -167,6 +167,17 @@ def a_test_that_does_not_exist_fails(_):
 
 
 @test
+def a_share_without_a_case_says_so(_):
+    said, name = io.StringIO(), a_share_without_a_case_says_so.__name__
+    for share in ("1/2", "2/2"):
+        with unittest.mock.patch.dict(os.environ, IBX_TEST_SHARE=share), \
+                contextlib.redirect_stdout(said):
+            equal(run_tests([name], lambda _: None), 0)
+    equal(sorted(said.getvalue().splitlines()),
+          ["0 passed, 0 failed", "ok a share without a case says so"])
+
+
+@test
 def each_test_is_in_one_share(_):
     names = [f"test_{i}" for i in range(30)]
     shares = []
