@@ -6,6 +6,7 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/own_user.h"
 #include "common/path_check.h"
 
 #include <errno.h>
@@ -36,7 +37,7 @@
 
 static bool trusted(const struct ibx_firecracker_config *config, uid_t user)
 {
-    return user == 0 || user == geteuid() || user == config->peer;
+    return ibx_is_own_user(user) || user == config->peer;
 }
 
 /* Opens the socket's folder. The peer may choose among its own folders. For any other folder, no
