@@ -128,8 +128,9 @@ uint64_t ibx_verifier_foreseen(struct ibx_verifier *verifier);
  * -EPROTO: it does not fit this map. */
 int ibx_verifier_take(struct ibx_verifier *verifier, uint64_t first,
                       const struct ibx_bytes *entries, struct ibx_error *err);
-/* 0: all ranges agree; -EAGAIN: none differs so far; -EBADMSG names the first that differs; others:
- * guest RAM cannot be read. */
+/* 0: all ranges agree; -EAGAIN: none differs so far; -EBADMSG names one that differs; others: not
+ * all ranges could be compared, for lack of memory or because guest RAM cannot be read, and those
+ * that were do not differ so far. */
 int ibx_verifier_result(struct ibx_verifier *verifier, struct ibx_error *err);
 /* Whether all ranges that were taken have been compared. */
 bool ibx_verifier_idle(struct ibx_verifier *verifier);

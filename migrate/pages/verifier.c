@@ -329,12 +329,19 @@ static struct job *take_range(struct ibx_verifier *v, uint64_t *at)
     return job;
 }
 
+/* A difference is the final result. Other failures, such as a lack of memory, say nothing of the
+ * remaining pages, which are still compared. */
+static bool is_final(const struct ibx_verifier *v)
+{
+    return v->failure.code == -EBADMSG;
+}
+
 /* Notes what a comparison has shown, under the lock. Returns whether the result may have changed.
  * Another thread may have compared the same range, which came twice. */
 static bool note_range(struct ibx_verifier *v, uint64_t range, const struct counts *counts, int rc,
                        const struct ibx_error *why)
 {
-    if (rc && !v->failure.code)
+    if (rc && (!v->failure.code || (rc == -EBADMSG && !is_final(v))))
         v->failure = *why;
     if (rc || v->agreed[range])
         return rc;
@@ -353,7 +360,7 @@ static void compare_next(struct verifier_thread *t)
     struct job *job = take_range(v, &at);
     const uint64_t range = job->range + at;
     bool tell = false;
-    if (!v->failure.code && !v->agreed[range]) {
+    if (!is_final(v) && !v->agreed[range]) {
         struct counts counts = {0};
         struct ibx_error why = {0};
         const struct foreseen foreseen = v->foreseen[range];

@@ -22,7 +22,7 @@
 #define USERS_MS        500  /* ... who uses its disks, while the VM stands still */
 #define CLOSING_MS      1000 /* for QEMU to end a migration whose stream it has closed */
 #define CLOSING_LOOK_MS 5
-#define VERDICT_MS      2000 /* for the pages of a guest that has shut down to be compared */
+#define VERDICT_MS      60000 /* for the pages of a guest that has shut down to be compared */
 
 /* ---------------------------------------------------------------- the guard */
 
@@ -595,17 +595,34 @@ void ibx_source_let_go(struct source *s)
                              (int)s->vm.ram.pid, why.message);
 }
 
-int ibx_source_verdict(const struct source *s, struct ibx_error *err)
+/* What comparing the pages that have come has shown, if the guest has shut the VM down meanwhile:
+ * some need not have come. What the destination sent last is still compared. */
+static int compared(const struct source *s, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(VERDICT_MS);
     struct ibx_error wrong = {0};
-    while (s->verifier && s->status.record.state == IBX_JOURNAL_ENDED &&
-           !ibx_verifier_idle(s->verifier) && ibx_now_ns() < deadline)
-        poll(NULL, 0, 5); /* what the destination sent last is still compared */
-    if (s->verifier && !s->uncompared && ibx_verifier_result(s->verifier, &wrong) == -EBADMSG)
-        return ibx_error_set(err, -EBADMSG,
-                             "%s; the guest has shut the VM down at %s since: check its disks",
-                             wrong.message, s->status.record.uri);
+    bool idle = true;
+    if (!s->verifier || s->uncompared || s->status.record.state != IBX_JOURNAL_ENDED)
+        return 0;
+    while (!(idle = ibx_verifier_idle(s->verifier)) && ibx_now_ns() < deadline)
+        poll(NULL, 0, 5);
+    int rc = ibx_verifier_result(s->verifier, &wrong);
+    if (rc == -EAGAIN)
+        rc = idle ? 0
+                  : ibx_error_set(&wrong, -ETIMEDOUT, "comparing pages took longer than %u seconds",
+                                  VERDICT_MS / 1000);
+    return rc ? ibx_error_set(
+                    err, rc, "%s%s; the guest has shut the VM down at %s since: check its disks",
+                    wrong.message, rc == -EBADMSG ? "" : ", so that not all pages were compared",
+                    s->status.record.uri)
+              : 0;
+}
+
+int ibx_source_verdict(const struct source *s, struct ibx_error *err)
+{
+    const int rc = compared(s, err);
+    if (rc)
+        return rc;
     if (!s->disturbed.code)
         return 0;
     return ibx_error_set(err, -EBUSY,

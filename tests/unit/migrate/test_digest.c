@@ -446,11 +446,35 @@ static void test_no_memory(NO_STATE)
     no_memory = false;
 }
 
+/* A lack of memory hides no difference that is found before or after it. */
+static void test_no_memory_beside_a_difference(void **state)
+{
+    static const int expected[] = {-EBADMSG, -ENOMEM, -EBADMSG};
+    for (unsigned lacking = 0; lacking < RANGES; lacking++) {
+        all_arrive();
+        page_at(600)[5] ^= 1; /* of the second range */
+        for (unsigned range = 0; range < RANGES; range++) {
+            uint8_t entry[IBX_DIGEST_ENTRY];
+            const struct ibx_bytes bytes = {entry, sizeof(entry)};
+            assert_true(ibx_page_tags_entry(tags, range, entry));
+            no_memory = range == lacking;
+            assert_int_equal(ibx_verifier_take(verifier, range * IBX_DIGEST_PAGES, &bytes, NULL),
+                             0);
+            result();
+            no_memory = false;
+        }
+        assert_int_equal(result(), expected[lacking]);
+        end(state);
+        start(state);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_golden),
         cmocka_unit_test_setup_teardown(test_no_memory, start, end),
+        cmocka_unit_test_setup_teardown(test_no_memory_beside_a_difference, start, end),
         cmocka_unit_test_setup_teardown(test_agrees, start, end),
         cmocka_unit_test_setup_teardown(test_pages_come_again, start, end),
         cmocka_unit_test_setup_teardown(test_left_out, start, end),

@@ -7,8 +7,12 @@
 #include "common/clock.h"
 
 #include <errno.h>
+#include <openssl/hmac.h>
+#include <poll.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -169,6 +173,104 @@ static void test_reset_when_every_page_has_come(NO_STATE)
     assert_non_null(strstr(err.message, "the last could not be compared"));
 }
 
+/* ------------------------------------------------------------ pages that are not compared */
+
+/* OpenSSL without memory. */
+static atomic_bool no_memory;
+
+unsigned char *__real_HMAC(const EVP_MD *md, const void *with, int size, const unsigned char *data,
+                           size_t length, unsigned char *out, unsigned *out_length);
+unsigned char *__wrap_HMAC(const EVP_MD *md, const void *with, int size, const unsigned char *data,
+                           size_t length, unsigned char *out, unsigned *out_length);
+
+unsigned char *__wrap_HMAC(const EVP_MD *md, const void *with, int size, const unsigned char *data,
+                           size_t length, unsigned char *out, unsigned *out_length)
+{
+    return no_memory ? NULL : __real_HMAC(md, with, size, data, length, out, out_length);
+}
+
+static struct ibx_guest_block block = {.id = "mem0", .size = 4096, .page_size = 4096};
+static struct ibx_guest_ram ram = {.blocks = &block, .count = 1, .bytes = 4096};
+static struct ibx_page_map map;
+
+/* A VM of one page, with a file of `bytes`. */
+static void begin_comparing(off_t bytes)
+{
+    static const uint8_t key[IBX_DIGEST_KEY] = "the key of a migration of tests";
+    const uint64_t data = 1;
+    struct ibx_error err = {0};
+    block.fd = memfd_create("ram", MFD_CLOEXEC);
+    assert_true(block.fd >= 0 && !ftruncate(block.fd, bytes));
+    begin(SOURCE_SERVING);
+    source.status.record.verify = true;
+    assert_int_equal(ibx_page_map_init_ram(&map, &ram, &err), 0);
+    ibx_page_map_put_block(&map, 0, &data);
+    assert_int_equal(ibx_verifier_open(&ram, &map, key, 1, &source.verifier, &err), 0);
+}
+
+/* The page has come to the destination. */
+static void compare(void)
+{
+    static const uint8_t entry[IBX_DIGEST_ENTRY] = {1};
+    const struct ibx_bytes bytes = {entry, sizeof(entry)};
+    struct pollfd wait = {.fd = ibx_verifier_fd(source.verifier), .events = POLLIN};
+    assert_int_equal(ibx_verifier_take(source.verifier, 0, &bytes, NULL), 0);
+    while (!ibx_verifier_idle(source.verifier))
+        assert_true(poll(&wait, 1, -1) >= 0);
+}
+
+static void end_comparing(void)
+{
+    ibx_verifier_close(source.verifier);
+    ibx_page_map_fini(&map);
+    close(block.fd);
+}
+
+/* The guest has shut the VM down before that. */
+static void test_verdict_without_a_comparison(NO_STATE)
+{
+    struct ibx_error err = {0};
+    begin_comparing(0);
+    source.status.record.state = IBX_JOURNAL_ENDED;
+    assert_int_equal(ibx_source_verdict(&source, &err), 0);
+    compare();
+    assert_int_equal(ibx_source_verdict(&source, &err), -EIO);
+    assert_non_null(strstr(err.message, "not all pages were compared; the guest has shut the VM"));
+    end_comparing();
+}
+
+/* Without memory nothing is known of the pages: the VM there stays as it is, and the next link
+ * compares all of them again. */
+static void test_no_memory_to_compare(NO_STATE)
+{
+    struct ibx_error err = {0};
+    begin_comparing(4096);
+    no_memory = true;
+    compare();
+    no_memory = false;
+    assert_int_equal(ibx_source_check_pages(&source, &err), -ENOMEM);
+    assert_non_null(strstr(err.message, "no memory to compare"));
+    assert_int_equal(source.state.now, SOURCE_SERVING);
+    assert_false(source.untold);
+    assert_null(source.verifier);
+    end_comparing();
+}
+
+/* When the guest has shut the VM down there is no next link: what was compared stays known. */
+static void test_no_memory_to_compare_at_the_end(NO_STATE)
+{
+    struct ibx_error err = {0};
+    begin_comparing(4096);
+    source.status.record.state = IBX_JOURNAL_ENDED;
+    assert_int_equal(ibx_state_move(&source.state, SOURCE_CONFIRMING), 0);
+    no_memory = true;
+    compare();
+    no_memory = false;
+    assert_int_equal(ibx_source_check_pages(&source, &err), 0);
+    assert_int_equal(ibx_source_verdict(&source, &err), -ENOMEM);
+    end_comparing();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -180,6 +282,9 @@ int main(void)
         cmocka_unit_test(test_long_attempt_does_not_count_as_silence),
         cmocka_unit_test(test_no_new_epoch_without_a_disk_and_an_answer),
         cmocka_unit_test(test_reset_when_every_page_has_come),
+        cmocka_unit_test(test_verdict_without_a_comparison),
+        cmocka_unit_test(test_no_memory_to_compare),
+        cmocka_unit_test(test_no_memory_to_compare_at_the_end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
