@@ -15,6 +15,8 @@
 #define YIELD_NICE      5                     /* the same */
 #define PROMPT_SLICE    (100 * IBX_NS_PER_US) /* the kernel's minimum */
 #define WAIT_MS         3000
+#define CREATE_TRIES    20u
+#define CREATE_LOOK_US  1000
 
 /* struct sched_attr of the kernel; glibc 2.36 has no header with it. */
 struct attributes {
@@ -38,6 +40,29 @@ int ibx_thread_begin(pthread_t *thread, void *(*run)(void *), void *argument)
     if (!rc && !thread)
         pthread_detach(detached);
     return -rc;
+}
+
+int ibx_thread_create(pthread_t *thread, void *(*run)(void *), void *argument)
+{
+    int rc;
+    for (unsigned i = 0;
+         (rc = pthread_create(thread, NULL, run, argument)) == EAGAIN && i < CREATE_TRIES; i++)
+        usleep(CREATE_LOOK_US);
+    return -rc;
+}
+
+static void *nothing(void *argument)
+{
+    return argument;
+}
+
+int ibx_thread_check(void)
+{
+    pthread_t thread;
+    const int rc = ibx_thread_create(&thread, nothing, NULL);
+    if (!rc)
+        pthread_join(thread, NULL);
+    return rc;
 }
 
 /* Threads with another policy stay as they are. */

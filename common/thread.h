@@ -13,6 +13,13 @@
  * program may handle faults of memory that it has given. `thread`: NULL: it is detached. Returns 0
  * or a negative errno. */
 int ibx_thread_begin(pthread_t *thread, void *(*run)(void *), void *argument);
+/* pthread_create(3) that tries again for some 20 ms if the limit on threads is reached (EAGAIN):
+ * the kernel still counts a thread for a moment after it has been joined. Returns 0 or a negative
+ * errno. */
+int ibx_thread_create(pthread_t *thread, void *(*run)(void *), void *argument);
+/* Whether this process can have one more thread now, for a caller who can refuse work, but not stop
+ * it later: creates one, which ends at once. Returns 0 or a negative errno. */
+int ibx_thread_check(void);
 
 /* For a thread that does work of microseconds for which others wait: raises its priority where that
  * is permitted, and (Linux 6.12) gives it short time slices, so that it runs as soon as it wakes.

@@ -190,22 +190,14 @@ static int accept_connection(struct ibx_session *listening, int cancel, struct i
     }
 }
 
-static void *nothing(void *argument)
-{
-    return argument;
-}
-
 /* GVirtuS starts a thread for the session, and the whole process ends if that fails: because the
  * user, or the control group, has as many processes as it may. */
 static int look_for_thread(const struct ibx_conn *conn, struct ibx_error *err)
 {
-    pthread_t thread;
-    const int rc = -pthread_create(&thread, NULL, nothing, NULL);
-    if (rc)
-        return ibx_error_set_task(err, rc, "%s is turned away: there is no thread for it",
-                                  ibx_conn_path(conn)->peer);
-    pthread_join(thread, NULL);
-    return 0;
+    const int rc = ibx_thread_check();
+    return rc ? ibx_error_set_task(err, rc, "%s is turned away: there is no thread for it",
+                                   ibx_conn_path(conn)->peer)
+              : 0;
 }
 
 /* Makes a session of a connection, or closes it. */

@@ -2,8 +2,10 @@
 #include "migrate/channel/channel.h"
 
 #include "common/log.h"
+#include "common/thread.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -11,8 +13,11 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#define FILES_NEEDED 4u /* descriptors, before a connection can tell its peer what it lacks */
+
 struct ibx_accept_thread {
     struct ibx_listener *listener;
+    struct ibx_admission admission;
     int stop_fd;
     pthread_t thread;
     bool ended; /* the thread has ended and was joined */
@@ -39,6 +44,28 @@ void ibx_peer_of(const struct ibx_conn *conn, struct ibx_peer *peer)
 bool ibx_peer_same(const struct ibx_peer *a, const struct ibx_peer *b)
 {
     return !strcmp(a->name, b->name) && (a->name[0] || !strcmp(a->address, b->address));
+}
+
+static bool lacks_files(const struct ibx_accept_thread *accepts)
+{
+    int fds[FILES_NEEDED];
+    unsigned n = 0;
+    while (n < FILES_NEEDED && (fds[n] = fcntl(accepts->stop_fd, F_DUPFD_CLOEXEC, 0)) >= 0)
+        n++;
+    const bool lacks = n < FILES_NEEDED;
+    while (n)
+        close(fds[--n]);
+    return lacks;
+}
+
+/* A peer can be told only now: over TLS it takes a thread to say anything later. */
+static const char *refuses(void *context, const struct ibx_conn *conn, const char *name)
+{
+    (void)conn, (void)name;
+    return ibx_thread_check() ? "ib-migrate has no thread there for it: " IBX_ERROR_RAISE_TASKS
+           : lacks_files(context)
+               ? "ib-migrate has no descriptors there for it: " IBX_ERROR_RAISE_FILES
+               : NULL;
 }
 
 static void *accept_main(void *argument)
@@ -81,14 +108,17 @@ int ibx_accept_thread_open(const char *uri, const struct ibx_options *options,
     struct ibx_accept_thread *accepts = calloc(1, sizeof(*accepts));
     if (!accepts)
         return ibx_error_set(err, -ENOMEM, "no memory for a listener");
+    struct ibx_options own = *options;
+    accepts->admission = (struct ibx_admission){refuses, accepts};
+    own.admission = &accepts->admission;
     accepts->came = came;
     accepts->context = context;
     accepts->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     int rc = accepts->stop_fd < 0
                  ? ibx_error_set(err, -errno, "no event descriptor: %s", strerror(errno))
-                 : ibx_listen_check(uri, options, err);
+                 : ibx_listen_check(uri, &own, err);
     if (!rc)
-        rc = ibx_listen(uri, options, &accepts->listener, err);
+        rc = ibx_listen(uri, &own, &accepts->listener, err);
     if (!rc && (rc = -pthread_create(&accepts->thread, NULL, accept_main, accepts)))
         ibx_error_set_task(err, rc, "no thread for the listener");
     if (rc)

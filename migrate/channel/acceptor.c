@@ -6,7 +6,6 @@
 #include "common/thread.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -14,10 +13,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#define SILENT         (-ENOMSG) /* the peer closed the connection without a message */
-#define THREAD_TRIES   20u
-#define THREAD_LOOK_US 1000
-#define FILES_NEEDED   4u /* descriptors, before a connection can tell its peer what it lacks */
+#define SILENT (-ENOMSG) /* the peer closed the connection without a message */
 
 /* One connection, which has a place until ibx_acceptor_take() hands it over. */
 struct place {
@@ -31,7 +27,6 @@ struct place {
 
 struct ibx_acceptor {
     struct ibx_accept_thread *accepts;
-    struct ibx_admission admission;
     unsigned timeout_ms;
     atomic_uint first_ms; /* of timeout_ms, for the first message */
     int ready_fd;
@@ -222,86 +217,48 @@ static void *request_main(void *argument)
     return NULL;
 }
 
-/* ---------------------------------------------------------------- what this host lacks */
+/* ---------------------------------------------------------------- a connection comes */
 
-static void *nothing(void *argument)
-{
-    return argument;
-}
-
-static bool lacks_thread(void)
+/* Counts the thread of a place before it can end, and takes that back if there is none. */
+static bool begin_thread(struct ibx_acceptor *acceptor, struct place *place)
 {
     pthread_t thread;
-    if (pthread_create(&thread, NULL, nothing, NULL))
+    const bool begun = !ibx_thread_create(&thread, request_main, place);
+    if (begun) {
+        eventfd_write(acceptor->ready_fd, 1);
         return true;
-    pthread_join(thread, NULL);
+    }
+    pthread_mutex_lock(&acceptor->lock);
+    acceptor->threads--;
+    leave(acceptor, place);
+    pthread_mutex_unlock(&acceptor->lock);
     return false;
 }
 
-static bool lacks_files(const struct ibx_acceptor *acceptor)
+/* Why the connection cannot have a place and a thread, which closes or hands it over; or NULL. */
+static const char *begin_request(struct ibx_acceptor *acceptor, struct ibx_conn *conn)
 {
-    int fds[FILES_NEEDED];
-    unsigned n = 0;
-    while (n < FILES_NEEDED && (fds[n] = fcntl(acceptor->ready_fd, F_DUPFD_CLOEXEC, 0)) >= 0)
-        n++;
-    const bool lacks = n < FILES_NEEDED;
-    while (n)
-        close(fds[--n]);
-    return lacks;
+    struct place *place = calloc(1, sizeof(*place));
+    if (!place)
+        return "there is no memory for it";
+    *place = (struct place){.acceptor = acceptor, .request.conn = conn};
+    ibx_peer_of(conn, &place->peer);
+    pthread_mutex_lock(&acceptor->lock);
+    const bool taken = take_place(acceptor, place);
+    acceptor->threads += taken;
+    pthread_mutex_unlock(&acceptor->lock);
+    if (taken && begin_thread(acceptor, place))
+        return NULL;
+    free(place);
+    return taken ? "there is no thread for it: " IBX_ERROR_RAISE_TASKS
+                 : "too many connections are being set up, from there or in all: try again";
 }
-
-/* A source can be told only now: over TLS it takes a thread to say anything later. */
-static const char *refuses(void *context, const struct ibx_conn *conn, const char *name)
-{
-    (void)conn, (void)name;
-    return lacks_thread() ? "ib-migrate has no thread there for it: " IBX_ERROR_RAISE_TASKS
-           : lacks_files(context)
-               ? "ib-migrate has no descriptors there for it: " IBX_ERROR_RAISE_FILES
-               : NULL;
-}
-
-/* The kernel may still count the thread of lacks_thread(), which has ended. */
-static int begin_thread(struct place *place)
-{
-    pthread_t thread;
-    int rc;
-    for (unsigned i = 0;
-         (rc = pthread_create(&thread, NULL, request_main, place)) == EAGAIN && i < THREAD_TRIES;
-         i++)
-        usleep(THREAD_LOOK_US);
-    return rc;
-}
-
-/* ---------------------------------------------------------------- a connection comes */
 
 static void begin(void *context, struct ibx_conn *conn)
 {
-    struct ibx_acceptor *acceptor = context;
-    const char *why = "there is no memory for it";
-    struct place *place = calloc(1, sizeof(*place));
-    bool begun = false;
-    if (place) {
-        *place = (struct place){.acceptor = acceptor, .request.conn = conn};
-        ibx_peer_of(conn, &place->peer);
-        pthread_mutex_lock(&acceptor->lock);
-        if (!take_place(acceptor, place)) {
-            why = "too many connections are being set up, from there or in all: try again";
-        } else {
-            begun = !begin_thread(place);
-            acceptor->threads += begun; /* before the thread can end, for which it takes the lock */
-            if (begun)
-                eventfd_write(acceptor->ready_fd, 1);
-            if (!begun) {
-                why = "there is no thread for it: " IBX_ERROR_RAISE_TASKS;
-                leave(acceptor, place);
-            }
-        }
-        pthread_mutex_unlock(&acceptor->lock);
-    }
-    if (begun)
-        return;
-    turned_away(conn, true, why);
-    free(place);
+    const char *why = begin_request(context, conn);
+    if (why)
+        turned_away(conn, true, why);
 }
 
 /* ---------------------------------------------------------------- all of them */
@@ -330,8 +287,6 @@ int ibx_acceptor_open(const char *uri, const struct ibx_options *options, struct
     struct ibx_options own = *options;
     snprintf(own.purpose, sizeof(own.purpose), IBX_MIGRATE_PURPOSE);
     own.small_reads = true;
-    acceptor->admission = (struct ibx_admission){refuses, acceptor};
-    own.admission = &acceptor->admission;
     int rc = acceptor->ready_fd < 0
                  ? ibx_error_set(err, -errno, "no event descriptor: %s", strerror(errno))
                  : ibx_accept_thread_open(uri, &own, begin, acceptor, &acceptor->accepts, err);

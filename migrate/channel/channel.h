@@ -85,8 +85,8 @@ bool ibx_peer_same(const struct ibx_peer *a, const struct ibx_peer *b);
 struct ibx_accept_thread;
 
 /* That thread calls `came` with each connection, which `came` takes over and which is not
- * established yet (ibx_establish()). -ENOMEM, no descriptors or threads, or what ibx_listen()
- * returns. */
+ * established yet (ibx_establish()). Peers for whom this process has no thread or descriptors are
+ * told so, and refused. -ENOMEM, no descriptors or threads, or what ibx_listen() returns. */
 int ibx_accept_thread_open(const char *uri, const struct ibx_options *options,
                            void (*came)(void *context, struct ibx_conn *conn), void *context,
                            struct ibx_accept_thread **accepts, struct ibx_error *err);

@@ -8,6 +8,7 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/thread.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -506,39 +507,60 @@ static bool may_come(const struct ibx_snapshot_server *server, const struct clie
     return server->stats.connections < most && own < most - server->stats.connections;
 }
 
+/* Counts the client if it may come. */
+static bool add(struct ibx_snapshot_server *server, struct client *client)
+{
+    pthread_mutex_lock(&server->lock);
+    const bool may = may_come(server, client);
+    if (may) {
+        client->next = server->clients;
+        server->clients = client;
+        server->stats.connections++;
+    }
+    pthread_mutex_unlock(&server->lock);
+    return may;
+}
+
+/* Takes the latest client back, which has no thread. */
+static void remove_first(struct ibx_snapshot_server *server)
+{
+    pthread_mutex_lock(&server->lock);
+    server->clients = server->clients->next;
+    server->stats.connections--;
+    pthread_mutex_unlock(&server->lock);
+}
+
+/* Why the connection cannot have a thread, which closes it; or NULL. Called by one thread. */
+static const char *begin_client(struct ibx_snapshot_server *server, struct ibx_conn *conn)
+{
+    struct client *client = calloc(1, sizeof(*client));
+    if (!client)
+        return "there is no memory for it";
+    *client = (struct client){.server = server, .conn = conn};
+    ibx_peer_of(conn, &client->peer);
+    const bool added = add(server, client);
+    if (added && !ibx_thread_create(&client->thread, client_main, client))
+        return NULL;
+    if (added)
+        remove_first(server);
+    free(client);
+    return added ? "there is no thread for it: " IBX_ERROR_RAISE_TASKS
+                 : "too many connections are open, from there or in all";
+}
+
 static void admit(void *context, struct ibx_conn *conn)
 {
     struct ibx_snapshot_server *server = context;
-    struct client *client = calloc(1, sizeof(*client));
-    const char *why = "there is no memory for it";
-    bool begun = false;
-    unsigned all;
     reap(server, false);
-    if (client) {
-        *client = (struct client){.server = server, .conn = conn};
-        ibx_peer_of(conn, &client->peer);
-    }
-    pthread_mutex_lock(&server->lock);
-    const bool may = client && may_come(server, client);
-    if (client)
-        why = may ? "there is no thread for it: " IBX_ERROR_RAISE_TASKS
-                  : "too many connections are open, from there or in all";
-    if (may) {
-        client->next = server->clients;
-        begun = !pthread_create(&client->thread, NULL, client_main, client);
-        if (begun) {
-            server->clients = client;
-            server->stats.connections++;
-        }
-    }
-    all = server->stats.connections;
-    pthread_mutex_unlock(&server->lock);
-    if (begun)
+    const char *why = begin_client(server, conn);
+    if (!why)
         return;
+    pthread_mutex_lock(&server->lock);
+    const unsigned all = server->stats.connections;
+    pthread_mutex_unlock(&server->lock);
     ibx_log(IBX_LOG_WARN, "a connection from %s was turned away: %s (%u are open)",
             ibx_conn_path(conn)->peer, why, all);
     ibx_close(conn);
-    free(client);
 }
 
 /* ------------------------------------------------------------ opening, closing */

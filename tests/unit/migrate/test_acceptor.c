@@ -11,8 +11,10 @@
 #include "transport/core/conn.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -447,6 +449,7 @@ static void a_peer_is_its_name_or_its_host(NO_STATE)
 }
 
 static atomic_bool no_thread;
+static atomic_uint thread_failures; /* how many threads fail from now on */
 
 int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *how, void *(*run)(void *),
                           void *argument);
@@ -456,7 +459,27 @@ int __real_pthread_create(pthread_t *thread, const pthread_attr_t *how, void *(*
 int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *how, void *(*run)(void *),
                           void *argument)
 {
-    return no_thread ? EAGAIN : __real_pthread_create(thread, how, run, argument);
+    unsigned left = thread_failures;
+    while (left && !atomic_compare_exchange_weak(&thread_failures, &left, left - 1))
+        ;
+    return no_thread || left ? EAGAIN : __real_pthread_create(thread, how, run, argument);
+}
+
+static atomic_bool no_files;
+
+int __wrap_fcntl64(int fd, int command, ...);
+int __real_fcntl64(int fd, int command, ...);
+
+int __wrap_fcntl64(int fd, int command, ...)
+{
+    va_list rest;
+    va_start(rest, command);
+    void *argument = va_arg(rest, void *);
+    va_end(rest);
+    if (!no_files || command != F_DUPFD_CLOEXEC)
+        return __real_fcntl64(fd, command, argument);
+    errno = EMFILE;
+    return -1;
 }
 
 static void is_refused(const char *why)
@@ -479,6 +502,26 @@ static void a_peer_is_told_of_the_lack_of_a_thread(NO_STATE)
     end();
 }
 
+static void a_peer_is_told_of_the_lack_of_descriptors(NO_STATE)
+{
+    begin();
+    no_files = true;
+    is_refused("no descriptors there for it: raise the limit on open");
+    no_files = false;
+    assert_true(gets_place(1));
+    end();
+}
+
+/* The limit is reached for a moment only: the kernel still counts a thread that has ended. */
+static void a_thread_is_tried_again(NO_STATE)
+{
+    begin();
+    thread_failures = 3;
+    assert_true(gets_place(1));
+    assert_int_equal(thread_failures, 0);
+    end();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -496,6 +539,8 @@ int main(void)
         cmocka_unit_test(a_bad_description_ends_its_connection),
         cmocka_unit_test(peer_of_another_version_is_told),
         cmocka_unit_test(a_peer_is_told_of_the_lack_of_a_thread),
+        cmocka_unit_test(a_peer_is_told_of_the_lack_of_descriptors),
+        cmocka_unit_test(a_thread_is_tried_again),
     };
     return cmocka_run_group_tests(tests, make_keys, remove_keys);
 }
