@@ -71,6 +71,49 @@ static void correct_client_is_accepted(void **state)
     }
 }
 
+/* Both ends use the smaller of their limits. */
+static void the_smaller_limits_count(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t slots, our_slots;
+        uint64_t message, our_message;
+        unsigned agreed_slots, agreed_message; /* 0: refused */
+    } cases[] = {
+        {8, 16, 2048, 16384, 8, 2048},
+        {32, 16, 65536, 16384, 16, 16384},
+        {16, 8, 16384, 2048, 8, 2048},
+        {4, 16, 1024, 16384, 4, 1024},
+        {3, 16, 16384, 16384, 0, 0},
+        {16, 16, 1023, 16384, 0, 0},
+        {UINT32_MAX, 16, UINT64_MAX, 16384, 16, 16384},
+    };
+    for (unsigned i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        struct handshake_scene s;
+        struct raw_frame frame;
+        handshake_open(&s, false, 10000);
+        s.options.slots = cases[i].our_slots;
+        s.options.message = cases[i].our_message;
+        handshake_listen_again(&s);
+        struct raw raw = handshake_connect(&s);
+        raw.slots = cases[i].slots;
+        raw.message = cases[i].message;
+        if (cases[i].agreed_slots) {
+            handshake_play_to(&raw, STEPS);
+            raw_close(&raw);
+            assert_int_equal(handshake_result(&s), 0);
+            assert_int_equal(s.slots, cases[i].agreed_slots);
+            assert_int_equal(s.message_max, cases[i].agreed_message);
+        } else {
+            handshake_make_step(&raw, AT_HELLO, &frame);
+            raw_send(&raw, frame.bytes, frame.length);
+            handshake_expect_failure(&s, -EPROTO, "it does not speak this protocol");
+            raw_close(&raw);
+        }
+        handshake_close(&s);
+    }
+}
+
 /* ------------------------------------------------------------------- golden bytes */
 
 static void challenge_golden_bytes(void **state)
@@ -450,6 +493,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(boot_id_without_descriptors),
         cmocka_unit_test(correct_client_is_accepted),
+        cmocka_unit_test(the_smaller_limits_count),
         cmocka_unit_test(challenge_golden_bytes),
         cmocka_unit_test(proof_offer_and_result_golden_bytes),
         cmocka_unit_test(client_disconnects_after_every_byte),

@@ -56,15 +56,6 @@ static void wrong_keys(void **state)
     handshake_close(&s);
 }
 
-static void listen_again(struct handshake_scene *s)
-{
-    struct ibx_error err = {0};
-    ibx_listener_close(s->listener);
-    if (ibx_listen("rdma://127.0.0.1:0", &s->options, &s->listener, &err))
-        fail_msg("%s", err.message);
-    s->port = (uint16_t)atoi(strrchr(ibx_listener_uri(s->listener), ':') + 1);
-}
-
 /* A proof follows the refusal's fields if the client knows the key. Other clients do not get it,
  * since they could test guesses of the key with it. */
 static void expect_proof_of_refusal(const struct raw *raw, const struct raw_frame *frame,
@@ -125,7 +116,7 @@ static void names_purposes_and_allowed_clients(void **state)
     close(fd);
     handshake_open(&s, false, 10000);
     snprintf(s.options.key_file, sizeof(s.options.key_file), "%s", file);
-    listen_again(&s);
+    handshake_listen_again(&s);
     meet(&s, alice, "alice", "", NULL);
     meet(&s, bob, "bob", "whatever", NULL); /* this server has no purpose */
     meet(&s, alice, "bob", "", "the key differs from the server's");
@@ -133,21 +124,22 @@ static void names_purposes_and_allowed_clients(void **state)
     meet(&s, alice, "", "", "the server's keys have names");
 
     snprintf(s.options.allow, sizeof(s.options.allow), "bob");
-    listen_again(&s);
+    handshake_listen_again(&s);
     meet(&s, bob, "bob", "", NULL);
     meet(&s, alice, "alice", "", "this name is not allowed");
     meet(&s, alice, "bob", "", "the key differs from the server's");
     s.options.allow[0] = '\0';
 
     snprintf(s.options.purpose, sizeof(s.options.purpose), "gvirtus");
-    listen_again(&s);
+    handshake_listen_again(&s);
     meet(&s, alice, "alice", "gvirtus", NULL);
     meet(&s, alice, "alice", "ib-migrate",
          "the server is for \"gvirtus\", the client for \"ib-migrate\"");
     meet(&s, alice, "alice", "", "the client for \"\"");
+    meet(&s, alice, "alice", "\x1b[31m\nred", "the client for \"?[31m?red\"");
 
     snprintf(s.options.purpose, sizeof(s.options.purpose), "ib-bw,gvirtus");
-    listen_again(&s);
+    handshake_listen_again(&s);
     meet(&s, alice, "alice", "gvirtus", NULL);
     meet(&s, alice, "alice", "ib-bw", NULL);
     for (unsigned i = 0; i < 3; i++) {
@@ -253,12 +245,12 @@ static void agreement_on_encryption(void **state)
     agree(&s, OFF, none, NULL);
     agree(&s, OFF, RAW_ENCRYPT, not_agreed);
     s.options.encryption = IBX_ENCRYPTION_REQUIRED;
-    listen_again(&s);
+    handshake_listen_again(&s);
     agree(&s, AUTO, here, without);
     agree(&s, AUTO, both, NULL);
     agree(&s, OFF, none, conflict);
     s.options.encryption = IBX_ENCRYPTION_OFF;
-    listen_again(&s);
+    handshake_listen_again(&s);
     agree(&s, AUTO, none, NULL);
     agree(&s, AUTO, RAW_ENCRYPT, not_agreed);
     agree(&s, REQUIRED, both, conflict);
