@@ -217,14 +217,18 @@ def test(function):
 
 
 def in_share(name):
-    """Whether the test is in the share that IBX_TEST_SHARE, as 2/3, leaves: the second of three.
-    FNV-1a, as in tests/fixtures/selection.c."""
-    share, shares = map(int, os.environ.get("IBX_TEST_SHARE", "1/1").split("/"))
-    assert 1 <= share <= shares, f"IBX_TEST_SHARE is {share}/{shares}: give it as 2/3, or unset it"
+    """Whether the test is in the share that IBX_TEST_SHARE leaves, as 2/3, the second of three, or
+    2-3/5, the second and the third of five. FNV-1a, as in tests/fixtures/selection.c."""
+    wanted = os.environ.get("IBX_TEST_SHARE", "1/1")
+    parts = re.fullmatch(r"(\d+)(?:-(\d+))?/(\d+)", wanted)
+    numbers = (parts[1], parts[2] or parts[1], parts[3]) if parts else (0, 0, 0)
+    first, last, shares = map(int, numbers)
+    assert 1 <= first <= last <= shares, \
+        f"IBX_TEST_SHARE is {wanted}: give it as 2/3 or 2-3/5, or unset it"
     code = 2166136261
     for byte in name.encode():
         code = (code ^ byte) * 16777619 % (1 << 32)
-    return code % shares == share - 1
+    return first <= code % shares + 1 <= last
 
 
 def run_tests(wanted, run, limit=TEST_LIMIT):

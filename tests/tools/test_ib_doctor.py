@@ -11,6 +11,8 @@ import sys
 import tempfile
 import unittest
 
+from harness import in_share
+
 DOCTOR = sys.argv.pop(1)
 FAKE_PTRACE_SCOPE = sys.argv.pop(1)
 FAKE_USERFAULTFD = sys.argv.pop(1)
@@ -534,6 +536,12 @@ class Doctor(unittest.TestCase):
                                       text=True, timeout=60)
             self.assertEqual(done.returncode, 1)
             self.assertIn("could not be written", done.stderr)
+
+
+def load_tests(loader, _standard, _pattern):
+    """For unittest.main() without names: the tests in the share that IBX_TEST_SHARE leaves."""
+    names = loader.getTestCaseNames(Doctor)
+    return unittest.TestSuite(Doctor(name) for name in names if in_share(name))
 
 
 if __name__ == "__main__":

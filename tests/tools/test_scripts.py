@@ -181,9 +181,11 @@ def a_share_without_a_case_says_so(_):
 def each_test_is_in_one_share(_):
     names = [f"test_{i}" for i in range(30)]
     shares = []
-    for share in ("1/3", "2/3", "3/3"):
+    for share in ("1/3", "2/3", "3/3", "1-2/3"):
         with unittest.mock.patch.dict(os.environ, IBX_TEST_SHARE=share):
             shares.append([name for name in names if in_share(name)])
+    range_of_two = shares.pop()
+    equal(sorted(range_of_two), sorted(shares[0] + shares[1]))
     equal(sorted(sum(shares, [])), sorted(names))
     assert min(map(len, shares)) > 4, shares
 

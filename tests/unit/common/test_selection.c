@@ -77,7 +77,8 @@ static void test_patterns_choose_tests(void **state)
     }
 }
 
-/* Each test is in one share. Who misses a name that only another share has is not told so. */
+/* Each test is in one share, and in the ranges that have this share. Who misses a name that only
+ * another share has is not told so. */
 static void test_shares_divide_tests(void **state)
 {
     unsigned shares[3];
@@ -91,6 +92,8 @@ static void test_shares_divide_tests(void **state)
         assert_int_equal(chosen("graphs", NULL, &missed), shares[i] & 0x3);
         assert_int_equal(missed, 0);
     }
+    setenv("IBX_TEST_SHARE", "2-3/3", 1);
+    assert_int_equal(chosen(NULL, NULL, &missed), shares[1] | shares[2]);
     unsetenv("IBX_TEST_SHARE");
     assert_int_equal(shares[0] | shares[1] | shares[2], 0xf);
     assert_int_equal(shares[0] + shares[1] + shares[2], 0xf); /* no test is in two shares */
