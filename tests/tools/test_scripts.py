@@ -191,22 +191,23 @@ def each_test_is_in_one_share(_):
 
 
 @test
-def four_turns_run_everything(_):
+def turns_run_everything(_):
     tests = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
 
     def said(*command):
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    parts, cases = set(), []
-    for turn in ("1/4", "2/4", "3/4", "4/4"):
-        which, share, *more = said(f"{tests}/turn", turn)
+    cases, turns, before = [], [f"{number}/6" for number in range(1, 7)], None
+    wanted = sorted(said(f"{tests}/run", "--list")[:6])
+    for turn in turns:
+        which, share, *parts = said(f"{tests}/turn", turn)
         equal(which, turn)
-        parts.update(more)
+        equal(sorted({*parts, *(before or wanted)}), wanted)  # two in a row have every part
+        before = parts
         with unittest.mock.patch.dict(os.environ, IBX_TEST_SHARE=share):
             cases += [case for case in range(100) if in_share(f"test_{case}")]
-    equal(sorted(parts), sorted(said(f"{tests}/run", "--list")[:6]))
     equal(sorted(cases), list(range(100)))
-    assert " ".join(said(f"{tests}/turn")[:1]) in ("1/4", "2/4", "3/4", "4/4")
-    for wrong in ("5/4", "0/4", "1/3", "1", ""):
+    assert " ".join(said(f"{tests}/turn")[:1]) in turns
+    for wrong in ("7/6", "0/6", "1/3", "1", ""):
         done = subprocess.run([f"{tests}/turn", wrong], capture_output=True, check=False)
         equal(done.returncode, 2)
 
