@@ -14,6 +14,10 @@
 #include <limits.h>
 #include <string.h>
 
+#define LOOK_MS       1000  /* between two looks at a VM whose pages come before the stop */
+#define LOOK_LATER_MS 10000 /* ... when QEMU has not answered the last one */
+#define LOOKS_MS      200   /* for the answers to one: the loop has other work */
+
 int ibx_source_check_compared(struct source *s, struct ibx_error *err)
 {
     struct ibx_blockers blockers = {0};
@@ -41,6 +45,49 @@ int ibx_source_check_memory(struct ibx_error *err)
     struct ibx_blockers blockers = {0};
     ibx_preflight_commit("/proc", &blockers);
     return blockers.count ? ibx_migration_refused("this VM cannot be migrated", &blockers, err) : 0;
+}
+
+/* -EBUSY: another client has QEMU migrate the VM, or has had it do so. */
+static int check_other_migration(const struct source *s, uint64_t deadline_ns,
+                                 struct ibx_error *err)
+{
+    char status[32], migration[32], why[64];
+    struct ibx_error unused;
+    if (source_managed(
+            &s->vm) || /* libvirt has QEMU begin before the stop, and wait for this tool */
+        ibx_vm_status(s->vm.qmp, status, sizeof(status), deadline_ns, &unused) ||
+        ibx_vm_migration(s->vm.qmp, migration, sizeof(migration), why, sizeof(why), deadline_ns,
+                         &unused))
+        return 0;
+    if (!strcmp(status, "postmigrate"))
+        return ibx_error_set(err, -EBUSY,
+                             "another client of QEMU has migrated this VM meanwhile, and it is "
+                             "stopped here (postmigrate): see where it runs now; only if that is "
+                             "nowhere, cont in QEMU's monitor continues it here");
+    if (ibx_vm_migration_ended(migration))
+        return 0;
+    return ibx_error_set(err, -EBUSY,
+                         "another client has QEMU migrate this VM since this migration began (%s): "
+                         "wait for its end, or have whoever began it end it",
+                         migration);
+}
+
+/* QEMU reports neither. An answer that does not come, or QEMU's end, is the concern of others. */
+int ibx_source_look_at_warming(struct source *s, struct ibx_error *err)
+{
+    struct ibx_blockers blockers = {0};
+    struct ibx_error unused;
+    if (ibx_now_ns() < s->warm.look_ns || !s->vm.qmp || !s->link.compared)
+        return 0;
+    const uint64_t deadline = ibx_deadline_in_ms(LOOKS_MS);
+    /* Images may be others for a while, as for a backup. */
+    int rc = ibx_preflight_since(s->vm.qmp, false, s->link.compared, &blockers, deadline, &unused);
+    s->warm.look_ns = ibx_deadline_in_ms(rc ? LOOK_LATER_MS : LOOK_MS);
+    if (rc)
+        return 0;
+    if (blockers.count)
+        return ibx_migration_refused("this VM cannot be migrated", &blockers, err);
+    return check_other_migration(s, deadline, err);
 }
 
 /* Not where libvirt drives: it finds by itself that the VM cannot run there, and continues it here.

@@ -273,7 +273,9 @@ static int start(struct source *s, struct ibx_error *err)
 static int step_warming(struct source *s, struct ibx_error *err)
 {
     const bool between = s->warm.state.now == WARM_BETWEEN;
-    int rc = ibx_source_warm_step(s, err);
+    int rc = ibx_source_look_at_warming(s, err);
+    if (!rc)
+        rc = ibx_source_warm_step(s, err);
     const bool drops = s->warm.state.now == WARM_EMPTYING || s->warm.state.now == WARM_DROPPING;
     if (!rc && between && drops) { /* while the destination drops pages */
         rc = get_ready(s, err);

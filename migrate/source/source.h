@@ -276,6 +276,10 @@ int ibx_source_on_message(void *context, const struct ibx_migrate_any *message);
  * written to another one. To be called before QEMU is told to migrate, and before the commit, as
  * they were when the VM had stopped. */
 int ibx_source_check_compared(struct source *s, struct ibx_error *err);
+/* To be called all the time while pages come before the stop; looks once a second. -EPERM: the VM
+ * has other devices than the destination has compared; -EBUSY: QEMU migrates it, or has, for
+ * another client. At the stop both would be refused, too. */
+int ibx_source_look_at_warming(struct source *s, struct ibx_error *err);
 /* -EPERM: somebody uses the VM's disks here. To be called at the same moments. */
 int ibx_source_check_block_users(struct source *s, struct ibx_error *err);
 /* -EPERM: QEMU cannot have the memory that its migration takes. To be called while the VM runs. */

@@ -59,6 +59,7 @@ struct source_warm {
     uint64_t rate;               /* bytes per second, of the last part; 0: not known */
     uint64_t began_ns;
     uint64_t part_ns;                     /* when the last part began */
+    uint64_t look_ns;                     /* when to look again what others do to the VM */
     uint64_t overhead_ns;                 /* time that it took besides fetching its pages */
     unsigned drops;                       /* rounds in DROPPING */
     uint32_t number;                      /* of the last round that was sent */

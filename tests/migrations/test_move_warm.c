@@ -443,6 +443,68 @@ static void test_faster_than_the_link(void)
     pair_moved("mib=32");
 }
 
+/* ---------------------------------------------------------------- others meanwhile */
+
+/* Until pages come before the stop, so slowly that the VM never comes to it. */
+static void warming_for_ever(void)
+{
+    pair_start(&(struct vm_options){
+        .append = "", .extra = {"-device", "qemu-xhci,addr=5", "-device", "usb-tablet,id=old"}});
+    pair_receive((const char *[]){"--max-bandwidth", HARDLY, NULL});
+    pair_send((const char *[]){WARM, NULL});
+    mover_await(&receiver, "warming", 0);
+}
+
+static void refused_while_warming(const char *words)
+{
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, words);
+    mover_ends(&receiver, 1);
+}
+
+/* Refused when it happens, and not when the pages have come in vain. */
+static void test_devices_before_the_stop(void)
+{
+    warming_for_ever();
+    vm_do(&vms[0], "device_add", json_pack("{s:s,s:s}", "driver", "usb-kbd", "id", "new"));
+    refused_while_warming("the device new (usb-kbd) has been plugged in since");
+    pair_stayed();
+    mover_end_all(NULL);
+    warming_for_ever();
+    vm_do(&vms[0], "device_del", json_pack("{s:s}", "id", "old"));
+    refused_while_warming("the device old (usb-tablet) has been plugged out since");
+    pair_stayed();
+}
+
+static void await_status(struct vm *vm, const char *status)
+{
+    const uint64_t deadline = vm_soon();
+    for (bool is = false; !is; poll(NULL, 0, is ? 0 : 20)) {
+        assert_true(ibx_now_ns() < deadline);
+        json_t *answer = vm_run(vm, "query-status", NULL);
+        is = !strcmp(json_string_value(json_object_get(answer, "status")), status);
+        json_decref(answer);
+    }
+}
+
+static void test_another_migration_before_the_stop(void)
+{
+    warming_for_ever();
+    vm_do(&vms[0], "migrate-set-parameters", json_pack("{s:i}", "max-bandwidth", 10000));
+    vm_do(&vms[0], "migrate", json_pack("{s:s}", "uri", "exec:cat >/dev/null"));
+    refused_while_warming("another client has QEMU migrate this VM since this migration began");
+    vm_do(&vms[0], "migrate_cancel", NULL);
+    pair_stayed();
+    mover_end_all(NULL);
+    warming_for_ever();
+    mover_kill(&sender, SIGSTOP);
+    vm_do(&vms[0], "migrate", json_pack("{s:s}", "uri", "exec:cat >/dev/null"));
+    await_status(&vms[0], "postmigrate");
+    mover_kill(&sender, SIGCONT);
+    refused_while_warming("another client of QEMU has migrated this VM meanwhile");
+    assert_false(vm_runs(&vms[0]));
+}
+
 /* ---------------------------------------------------------------- where it is not possible */
 
 static void moved_after_the_stop(const char *words)
@@ -517,6 +579,8 @@ int main(void)
                                            VM_TEST(test_seconds),
                                            VM_TEST(test_faster_than_the_link),
                                            VM_TEST(test_right_every_byte),
+                                           VM_TEST(test_devices_before_the_stop),
+                                           VM_TEST(test_another_migration_before_the_stop),
                                            VM_TEST(test_right_past_the_page_cache),
                                            VM_TEST(test_another_process_has_the_memory),
                                            VM_TEST(test_minor),
