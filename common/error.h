@@ -52,9 +52,11 @@ struct ibx_error {
 /* The remedy for -EFBIG of a write. */
 #define IBX_ERROR_RAISE_SIZE "raise the limit on the size of files (ulimit -f)"
 
-/* The remedy for -EAGAIN of pthread_create(3) and fork(2). */
+/* The remedy for -EAGAIN of pthread_create(3), also where there is no room for a stack, and of
+ * fork(2). */
 #define IBX_ERROR_RAISE_TASKS                                                                      \
-    "raise the limits on processes (ulimit -u) and on tasks (TasksMax, pids.max)"
+    "raise the limits on processes (ulimit -u), on tasks (TasksMax, pids.max), and on address "    \
+    "space (ulimit -v)"
 
 /* Fills `err`, which may be NULL, and returns `code`. The message may quote a peer, a QEMU or a
  * file, so ibx_text_plain() is applied to it, as in ibx_error_prefix(). For -EMFILE the remedy is

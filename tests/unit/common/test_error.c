@@ -59,9 +59,10 @@ static void test_lack_of_tasks_comes_with_advice(void **state)
     (void)state;
     assert_int_equal(ibx_error_set_task(&err, -EAGAIN, "no thread for page connection %u", 3u),
                      -EAGAIN);
-    assert_string_equal(err.message,
-                        "no thread for page connection 3: Resource temporarily unavailable; raise "
-                        "the limits on processes (ulimit -u) and on tasks (TasksMax, pids.max)");
+    assert_string_equal(
+        err.message, "no thread for page connection 3: Resource temporarily unavailable; raise "
+                     "the limits on processes (ulimit -u), on tasks (TasksMax, pids.max), and on "
+                     "address space (ulimit -v)");
     ibx_error_set_task(&err, -ENOMEM, "no process for ssh");
     assert_string_equal(err.message, "no process for ssh: Cannot allocate memory");
     assert_int_equal(ibx_error_set_task(NULL, -EAGAIN, "no process"), -EAGAIN);
