@@ -59,6 +59,10 @@ int ibx_mac_create(const uint8_t session_key[IBX_HASH_BYTES], enum ibx_role role
         rc = way_open(&mac->in, poly, session_key, !client);
     EVP_MAC_free(poly);
     ERR_clear_error();
+    if (ibx_crypto_lacked()) {
+        ibx_mac_destroy(mac);
+        return ibx_error_set(err, -ENOMEM, "no memory for the keys of messages");
+    }
     if (rc) {
         ibx_mac_destroy(mac);
         return ibx_error_set(err, rc,

@@ -63,7 +63,7 @@ int ibx_tls_direction_init(struct ibx_tls_direction *d, bool seals, enum ibx_tls
     *d = (struct ibx_tls_direction){.seals = seals, .suite = suite};
     memcpy(d->secret, secret, sizeof(d->secret));
     key_set(d);
-    return cipher_of(d, 0) ? 0 : -ENOMEM;
+    return cipher_of(d, 0) && !ibx_crypto_lacked() ? 0 : -ENOMEM;
 }
 
 void ibx_tls_direction_fini(struct ibx_tls_direction *d)

@@ -589,6 +589,8 @@ int ibx_handshake_prove_client(struct ibx_handshake *h, uint64_t deadline, struc
     rc = derive(h, flags, &proofs, err);
     if (rc)
         return ibx_error_prefix(err, rc, "the handshake with %s failed", h->conn->path.peer);
+    if (ibx_handshake_lacked(h)) /* the server would count the proof as a wrong key */
+        return ibx_handshake_broken(h, -ENOMEM, err);
     ibx_handshake_frame_begin(&frame, FRAME_PROOF);
     ibx_put_u8(&frame.out, flags);
     ibx_put_bytes(&frame.out, proofs.client, IBX_HASH_BYTES);

@@ -111,6 +111,8 @@ int ibx_handshake_frame_finish(struct ibx_handshake *h, struct frame *frame, str
         uint8_t mac[IBX_HASH_BYTES];
         frame_mac(h, h->conn->role == IBX_ROLE_CLIENT, h->sent, frame->bytes, length, mac);
         memcpy(frame->bytes + length, mac, mac_bytes);
+        if (ibx_handshake_lacked(h)) /* the peer would take the frame for a forged one */
+            return ibx_handshake_broken(h, -ENOMEM, err);
     } else {
         transcribe(h, frame->bytes, length);
     }

@@ -368,6 +368,8 @@ static int run(struct ibx_handshake *h, struct ibx_error *err)
         rc = conn->role == IBX_ROLE_CLIENT ? client_dialogue(h, err) : server_dialogue(h, err);
     if (!rc)
         rc = ibx_conn_establish(conn, err);
+    if (rc && ibx_handshake_lacked(h)) /* what has failed says nothing of the peer */
+        rc = ibx_handshake_broken(h, -ENOMEM, err);
     conn->path.encrypted = conn->tls && !strcmp(conn->path.provider, "tcp");
     if (rc && err)
         add_remedy(h, err);

@@ -146,17 +146,21 @@ int ibx_keys_parse(const char *path, const char *text, size_t length, struct ibx
         return ibx_error_set(err, -ENOMEM, "no memory for %u keys", lines);
     atomic_init(&keys->holders, 1);
     const char *wrong = NULL;
+    ibx_crypto_lacked(); /* for something else */
     for (rest = (struct span){text, length}; rest.length && !wrong;) {
         struct span line = next_line(&rest);
         number++;
         if (counts(line))
             wrong = take_line(keys, line, lines == 1);
     }
-    if (!wrong && lines) {
+    const bool lacked = ibx_crypto_lacked(); /* then a key is not that of the file */
+    if (!lacked && !wrong && lines) {
         *out = keys;
         return 0;
     }
     ibx_keys_release(keys);
+    if (lacked)
+        return ibx_error_set(err, -ENOMEM, "no memory to hash what key file %s holds", path);
     if (!lines)
         return ibx_error_set(
             err, -EINVAL,

@@ -14,11 +14,13 @@
 #include <string.h>
 #include <unistd.h>
 
+#define HASHES    9 /* a client computes fewer */
+#define HMACS     9
 #define ACCEPT_MS 10 /* without a client; after that the server's thread checks whether to stop */
 
-static _Thread_local bool none;          /* no memory at all */
-static _Thread_local bool none_for_hash; /* no memory for the next digest of a hash */
-static _Thread_local bool none_for_hmac; /* no memory for the next HMAC */
+/* No memory at all; for the n-th next digest of a hash, or HMAC (0: for all of them). */
+static _Thread_local bool none;
+static _Thread_local unsigned none_for_hash, none_for_hmac;
 
 static void *get(size_t bytes, const char *file, int line)
 {
@@ -49,8 +51,8 @@ void __wrap_ibx_hmac(const uint8_t key[IBX_HASH_BYTES], const struct ibx_piece *
                      uint8_t out[IBX_HASH_BYTES])
 {
     const bool had_none = none;
-    none = none || none_for_hmac;
-    none_for_hmac = false;
+    none = none || none_for_hmac == 1;
+    none_for_hmac -= none_for_hmac > 0;
     __real_ibx_hmac(key, pieces, count, out);
     none = had_none;
 }
@@ -58,8 +60,8 @@ void __wrap_ibx_hmac(const uint8_t key[IBX_HASH_BYTES], const struct ibx_piece *
 void __wrap_ibx_hash(const struct ibx_piece *pieces, int count, uint8_t out[IBX_HASH_BYTES])
 {
     const bool had_none = none;
-    none = none || none_for_hash;
-    none_for_hash = false;
+    none = none || none_for_hash == 1;
+    none_for_hash -= none_for_hash > 0;
     __real_ibx_hash(pieces, count, out);
     none = had_none;
 }
@@ -152,7 +154,7 @@ static bool find_session(void *context, const uint8_t *id, struct ibx_claimed *c
     struct server *server = context;
     (void)id;
     memcpy(claimed->secret, secret_of_all, sizeof(claimed->secret));
-    none_for_hmac = server->lacks == CLAIM;
+    none_for_hmac = server->lacks == CLAIM ? 1 : 0;
     server->lacks = NOTHING;
     return true;
 }
@@ -165,7 +167,7 @@ static void *accept_all(void *context)
     none = server->lacks == BEFORE;
     make(0, digest);
     none = false;
-    none_for_hash = server->lacks == TRANSCRIPT;
+    none_for_hash = server->lacks == TRANSCRIPT ? 1 : 0;
     while (!server->ends) {
         if (ibx_accept_wait(server->listener, ACCEPT_MS, &conn, NULL))
             continue;
@@ -257,6 +259,31 @@ static void test_no_memory_for_a_transcript(NO_STATE)
     lacks_once(TRANSCRIPT);
 }
 
+/* A client sends no proof and no MAC that it could not compute: the server would say that its key
+ * differs, and turn it away after a few. Nor does it use a key that it could not hash. */
+static void test_no_memory_at_the_client(NO_STATE)
+{
+    struct server server;
+    struct ibx_claim claimed;
+    struct ibx_error err = {0};
+    begin(&server, NOTHING);
+    for (unsigned i = 1; i <= HASHES + HMACS; i++) {
+        none_for_hash = i <= HASHES ? i : 0;
+        none_for_hmac = i > HASHES ? i - HASHES : 0;
+        const int rc = claim(&server, &claimed, &err);
+        const unsigned left = none_for_hash + none_for_hmac;
+        none_for_hash = none_for_hmac = 0;
+        if (!rc) /* it was not needed */
+            continue;
+        assert_int_equal(left, 0);
+        assert_int_equal(rc, -ENOMEM);
+        assert_true(strstr(err.message, "no memory") || strstr(err.message, strerror(ENOMEM)));
+        assert_false(claimed.refused);
+        assert_int_equal(blamed, 0);
+    }
+    end(&server);
+}
+
 /* If memory lacked for something else, the client does not notice. */
 static void test_no_memory_before(NO_STATE)
 {
@@ -277,6 +304,7 @@ int main(void)
                                        cmocka_unit_test(test_no_memory_for_a_secret),
                                        cmocka_unit_test(test_no_memory_for_a_claim),
                                        cmocka_unit_test(test_no_memory_for_a_transcript),
+                                       cmocka_unit_test(test_no_memory_at_the_client),
                                        cmocka_unit_test(test_no_memory_before)};
     if (!CRYPTO_set_mem_functions(get, resize, give))
         return 77;
