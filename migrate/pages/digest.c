@@ -213,7 +213,7 @@ int ibx_page_tags_note(void *context, unsigned worker, uint64_t page, uint32_t p
             ibx_page_tag(tags->taggers[worker], (const uint8_t *)bytes + i * size, size);
         uint64_t before = 0;
         if (!tag)
-            return ibx_error_set(err, -EIO, "OpenSSL cannot compute POLY1305");
+            return ibx_error_set(err, -ENOMEM, "no memory to hash a page that has come");
         /* If a page comes twice, the first tag stays: which one the kernel placed is not known. */
         if (atomic_compare_exchange_strong(&tags->tags[page + i], &before, tag))
             atomic_fetch_add(&tags->tagged[(page + i) / IBX_DIGEST_PAGES], 1);

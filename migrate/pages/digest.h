@@ -88,7 +88,7 @@ int ibx_page_tags_create(const struct ibx_page_map *map, _Atomic uint64_t *tags,
                          struct ibx_page_tags **out, struct ibx_error *err);
 void ibx_page_tags_destroy(struct ibx_page_tags *tags);
 /* Tags pages that have arrived, before they are placed (ibx_fault_config.check). Each thread passes
- * its own number as `worker`. */
+ * its own number as `worker`. -ENOMEM. */
 int ibx_page_tags_note(void *tags, unsigned worker, uint64_t page, uint32_t pages,
                        const void *bytes, struct ibx_error *err);
 /* Removes the tags of pages that will come again with other bytes, or that the guest has given

@@ -36,6 +36,17 @@ unsigned char *__wrap_HMAC(const EVP_MD *md, const void *with, int size, const u
     return no_memory ? NULL : __real_HMAC(md, with, size, data, length, out, out_length);
 }
 
+int __real_EVP_MAC_init(EVP_MAC_CTX *context, const unsigned char *with, size_t size,
+                        const OSSL_PARAM params[]);
+int __wrap_EVP_MAC_init(EVP_MAC_CTX *context, const unsigned char *with, size_t size,
+                        const OSSL_PARAM params[]);
+
+int __wrap_EVP_MAC_init(EVP_MAC_CTX *context, const unsigned char *with, size_t size,
+                        const OSSL_PARAM params[])
+{
+    return no_memory ? 0 : __real_EVP_MAC_init(context, with, size, params);
+}
+
 static const uint8_t key[IBX_DIGEST_KEY] = "a key of both ends of a migrati";
 static struct ibx_error error;
 
@@ -443,6 +454,7 @@ static void test_no_memory(NO_STATE)
     assert_true(ibx_page_tags_create(&map, tag_words, key, 2, &others, &error) < 0 && !others);
     assert_int_equal(ibx_verifier_take(verifier, 0, &bytes, &error), 0);
     assert_int_equal(result(), -ENOMEM);
+    assert_int_equal(note(0, page_at(0)), -ENOMEM);
     no_memory = false;
 }
 
