@@ -72,21 +72,38 @@ static int check_other_migration(const struct source *s, uint64_t deadline_ns,
                          migration);
 }
 
-/* QEMU reports neither. An answer that does not come, or QEMU's end, is the concern of others. */
+/* Images may be others for a while, and jobs end, as those of a backup: that is decided at the
+ * stop, and the operator is told in time. */
+static void tell_of_disks(struct source *s, const struct ibx_blockers *blockers)
+{
+    if (blockers->count && !s->warm.disks_told)
+        ibx_migration_notify(&s->options->observer,
+                             "if this is so when the VM is to stop, its migration ends then: %s",
+                             blockers->reasons[0]);
+    s->warm.disks_told = s->warm.disks_told || blockers->count;
+}
+
+/* QEMU reports nothing of it. An answer that does not come, or QEMU's end, is the concern of
+ * others. */
 int ibx_source_look_at_warming(struct source *s, struct ibx_error *err)
 {
-    struct ibx_blockers blockers = {0};
+    struct ibx_blockers devices = {0}, disks = {0};
     struct ibx_error unused;
     if (ibx_now_ns() < s->warm.look_ns || !s->vm.qmp || !s->link.compared)
         return 0;
     const uint64_t deadline = ibx_deadline_in_ms(LOOKS_MS);
-    /* Images may be others for a while, as for a backup. */
-    int rc = ibx_preflight_since(s->vm.qmp, false, s->link.compared, &blockers, deadline, &unused);
+    int rc = ibx_preflight_since(s->vm.qmp, !s->link.disks_differ, s->link.compared, &disks,
+                                 deadline, &unused);
+    if (!rc && disks.count)
+        rc = ibx_preflight_since(s->vm.qmp, false, s->link.compared, &devices, deadline, &unused);
+    if (!rc && !disks.count)
+        rc = ibx_preflight_block_users(s->vm.qmp, &disks, deadline, &unused);
     s->warm.look_ns = ibx_deadline_in_ms(rc ? LOOK_LATER_MS : LOOK_MS);
     if (rc)
         return 0;
-    if (blockers.count)
-        return ibx_migration_refused("this VM cannot be migrated", &blockers, err);
+    if (devices.count)
+        return ibx_migration_refused("this VM cannot be migrated", &devices, err);
+    tell_of_disks(s, &disks);
     return check_other_migration(s, deadline, err);
 }
 

@@ -278,7 +278,8 @@ int ibx_source_on_message(void *context, const struct ibx_migrate_any *message);
 int ibx_source_check_compared(struct source *s, struct ibx_error *err);
 /* To be called all the time while pages come before the stop; looks once a second. -EPERM: the VM
  * has other devices than the destination has compared; -EBUSY: QEMU migrates it, or has, for
- * another client. At the stop both would be refused, too. */
+ * another client. At the stop both would be refused, too. Notifies, once, of other images and of
+ * block jobs, which would be as well. */
 int ibx_source_look_at_warming(struct source *s, struct ibx_error *err);
 /* -EPERM: somebody uses the VM's disks here. To be called at the same moments. */
 int ibx_source_check_block_users(struct source *s, struct ibx_error *err);

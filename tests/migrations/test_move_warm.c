@@ -476,6 +476,27 @@ static void test_devices_before_the_stop(void)
     pair_stayed();
 }
 
+/* A backup may end before the stop: the operator is told, and nothing ends. */
+static void test_other_images_before_the_stop(void)
+{
+    char file[96], over[112], drive[160];
+    mover_begin();
+    mover_make_file(file, sizeof(file), "disk", 1 << 20);
+    snprintf(over, sizeof(over), "%s.over", file);
+    snprintf(drive, sizeof(drive), "file=%s,format=raw,if=ide,id=d", file);
+    pair_start(&(struct vm_options){.append = "", .extra = {"-drive", drive}});
+    pair_receive((const char *[]){"--max-bandwidth", HARDLY, NULL});
+    pair_send((const char *[]){WARM, NULL});
+    mover_await(&receiver, "warming", 0);
+    vm_do(&vms[0], "blockdev-snapshot-sync",
+          json_pack("{s:s,s:s}", "device", "d", "snapshot-file", over));
+    mover_await_words(&sender, "if this is so when the VM is to stop, its migration ends then: the "
+                               "image of the disk ");
+    MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
+    refused_while_warming("another client of QEMU has changed it meanwhile");
+    pair_stayed();
+}
+
 static void await_status(struct vm *vm, const char *status)
 {
     const uint64_t deadline = vm_soon();
@@ -580,6 +601,7 @@ int main(void)
                                            VM_TEST(test_faster_than_the_link),
                                            VM_TEST(test_right_every_byte),
                                            VM_TEST(test_devices_before_the_stop),
+                                           VM_TEST(test_other_images_before_the_stop),
                                            VM_TEST(test_another_migration_before_the_stop),
                                            VM_TEST(test_right_past_the_page_cache),
                                            VM_TEST(test_another_process_has_the_memory),
