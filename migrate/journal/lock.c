@@ -86,43 +86,55 @@ static int lock_holder_error(int fd, const char *path, struct ibx_error *err)
         (int)pid, path);
 }
 
-static int cannot_lock(const char *path, int rc, struct ibx_error *err)
+/* Another folder has no record of a migration that has begun. */
+static const char *another_folder(const struct ibx_record *record)
+{
+    return record->written_s
+               ? "copy the folder elsewhere (cp -a), and give the copy with --state-dir "
+                 "from then on"
+               : "choose another with --state-dir";
+}
+
+static int cannot_lock(const struct ibx_record *record, const char *path, int rc,
+                       struct ibx_error *err)
 {
     if (rc == -EMFILE)
         return ibx_error_set(err, rc, "%s cannot be opened: %s", path, strerror(-rc));
     return ibx_error_set(err, rc,
                          "%s cannot be made and locked: %s; records of migrations need a folder "
-                         "that can be written to and has locks: choose another with --state-dir",
-                         path, strerror(-rc));
+                         "that can be written to and has locks: %s",
+                         path, strerror(-rc), another_folder(record));
 }
 
-static int write_holder(int lock, const char *path, struct ibx_error *err)
+static int write_holder(const struct ibx_record *record, int lock, const char *path,
+                        struct ibx_error *err)
 {
-    char text[16];
+    char text[16], remedy[160];
     const int length = snprintf(text, sizeof(text), "%d\n", (int)getpid());
     const int rc = ftruncate(lock, 0) ? -errno : ibx_write_whole_at(lock, text, (size_t)length, 0);
+    snprintf(remedy, sizeof(remedy), "free space in its folder, or %s", another_folder(record));
     return rc ? ibx_error_set(err, rc, "lock %s cannot be written: %s; %s", path, strerror(-rc),
-                              ibx_write_remedy(rc, "free space there, or choose another folder "
-                                                   "with --state-dir"))
+                              ibx_write_remedy(rc, remedy))
               : 0;
 }
 
 /* -EAGAIN: the file was removed between open and lock. */
-static int lock_once(int dir, const char *path, int *fd, struct ibx_error *err)
+static int lock_once(int dir, const struct ibx_record *record, const char *path, int *fd,
+                     struct ibx_error *err)
 {
     struct stat mine, there;
     const char *name = strrchr(path, '/') + 1;
     int lock = openat(dir, name, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (lock < 0)
-        return cannot_lock(path, -errno, err);
+        return cannot_lock(record, path, -errno, err);
     int rc = flock(lock, LOCK_EX | LOCK_NB) ? -errno : 0;
     if (rc == -EWOULDBLOCK)
         rc = lock_holder_error(lock, path, err);
     else if (rc)
-        cannot_lock(path, rc, err);
+        cannot_lock(record, path, rc, err);
     else if (fstat(lock, &mine) || fstatat(dir, name, &there, 0) || mine.st_ino != there.st_ino)
         rc = -EAGAIN;
-    if (!rc && (rc = write_holder(lock, path, err)))
+    if (!rc && (rc = write_holder(record, lock, path, err)))
         unlinkat(dir, name, 0);
     if (rc)
         close(lock);
@@ -135,17 +147,22 @@ int ibx_journal_lock(const char *folder, const struct ibx_record *record, int *f
                      struct ibx_error *err)
 {
     char path[PATH_MAX];
+    pid_t worker;
     int rc = -EAGAIN;
     const int dir = ibx_journal_folder_open(folder, err);
     ibx_journal_path(folder, record, LOCK, path, sizeof(path));
     /* A tool that has no lock tries nothing again: its own limit is no remedy. */
     if (dir == -EMFILE)
-        return cannot_lock(path, dir, err);
+        return cannot_lock(record, path, dir, err);
     if (dir < 0)
         return dir;
     for (int i = 0; i < LOCK_TRIES && rc == -EAGAIN; i++)
-        rc = lock_once(dir, path, fd, err);
+        rc = lock_once(dir, record, path, fd, err);
     close(dir);
+    if (rc == -EROFS && (worker = ibx_journal_worker(folder, record)) > 0)
+        return ibx_error_set(err, -EBUSY,
+                             "another ib-migrate works on this migration: process %d (%s)",
+                             (int)worker, path);
     return rc == -EAGAIN ? ibx_error_set(err, -EBUSY, "lock %s is removed all the time", path) : rc;
 }
 
@@ -180,5 +197,5 @@ int ibx_journal_lock_base(const char *folder, const struct ibx_record *record, i
         return ibx_error_set(err, -EBUSY,
                              "another ib-migrate has the memory that the VM left here, for its "
                              "return or for a rollback: see ib-migrate status, and try again");
-    return cannot_lock(path, rc, err);
+    return cannot_lock(record, path, rc, err);
 }

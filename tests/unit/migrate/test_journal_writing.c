@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -83,12 +84,24 @@ static int on_a_full_disk(void)
     CHECK(all[0].state == IBX_JOURNAL_HERE);
     free(all);
     CHECK(!ftruncate(fd, 0) && !close(fd) && !ibx_journal_write(folder, &r, &error));
+    CHECK(!ibx_journal_lock(folder, &r, &fd, &error) && r.written_s);
+    ibx_journal_unlock(folder, &r, fd);
     CHECK(!mount(NULL, folder, NULL, MS_REMOUNT | MS_RDONLY, NULL));
     r.state = IBX_JOURNAL_MOVED;
     CHECK(unwritten(ibx_journal_write(folder, &r, &error), -EROFS));
     CHECK(!ibx_journal_list(folder, &all, &count, &error) && count == 1);
     CHECK(all[0].state == IBX_JOURNAL_MAY_RUN);
     free(all);
+    CHECK(ibx_journal_lock(folder, &r, &fd, &error) == -EROFS && strstr(error.message, "cp -a"));
+    ibx_journal_path(folder, &r, ".lock", path, sizeof(path));
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+    CHECK(fd >= 0 && !flock(fd, LOCK_EX)); /* a tool that has it from before */
+    int another;
+    CHECK(ibx_journal_lock(folder, &r, &another, &error) == -EBUSY);
+    r.written_s = 0; /* a new migration */
+    r.id[0] ^= 1;
+    CHECK(ibx_journal_lock(folder, &r, &another, &error) == -EROFS);
+    CHECK(strstr(error.message, "choose another") && !close(fd));
     return 0;
 }
 
