@@ -150,6 +150,8 @@ void ibx_frees_forget(const void *context);
 void ibx_shared_event_made(struct gpu_session *x, uint64_t event, unsigned flags);
 void ibx_shared_event_gone(uint64_t event);
 void ibx_shared_event_forget(const void *context);
+/* Whether there is one. */
+bool ibx_shared_event_any(void);
 /* Has the stream wait for an event for other processes that is another device's, by `wait`; sets
  * *code. False: it is no such event, and nothing was done. */
 bool ibx_shared_event_wait(const struct gpu_session *x, void *stream, void *event, unsigned flags,

@@ -80,6 +80,11 @@ void ibx_shared_event_made(struct gpu_session *x, uint64_t event, unsigned flags
     pthread_mutex_unlock(&lock);
 }
 
+bool ibx_shared_event_any(void)
+{
+    return atomic_load(&count);
+}
+
 /* The event's context; NULL: it is not in the list. */
 static void *context_of(uint64_t event)
 {

@@ -356,6 +356,12 @@ static bool names_event(struct gpu_session *x, const struct ibx_request *q, int 
     return ibx_named_event(x, ibx_get_u64(&r));
 }
 
+bool ibx_device_call_is_first(const struct ibx_call *call)
+{
+    return call && (call->kind == IBX_CALL_RESETS ||
+                    (ibx_shared_event_any() && !strcmp(call->name, "cudaStreamWaitEvent")));
+}
+
 /* Fails as CUDA does for an invalid event. */
 static int refused(struct gpu_session *x)
 {
@@ -381,8 +387,8 @@ static int run(struct gpu_session *x, const struct ibx_request *q, struct argume
         return run_math(x, q, a);
     if (q->called->kind == IBX_CALL_LAUNCH)
         return launch(x, q);
-    const bool peers = q->called->kind == IBX_CALL_OTHER;
-    if (!(peers ? ibx_back_end_begin_context(x) : ibx_back_end_able(x)))
+    const bool begins = q->called->kind == IBX_CALL_OTHER || ibx_device_call_is_first(q->called);
+    if (!(begins ? ibx_back_end_begin_context(x) : ibx_back_end_able(x)))
         return PASSES; /* the first call makes a context, which takes long */
     const struct handler *handler = load(x) ? handler_of(q->called, q->length) : NULL;
     if (handler && handler->event_at >= 0 && !names_event(x, q, handler->event_at))

@@ -20,6 +20,9 @@
 int ibx_device_call(struct gpu_session *x, const struct ibx_request *q,
                     int (*run_extension)(struct gpu_session *x, const struct ibx_request *q,
                                          struct ibx_writer *out));
+/* Whether a session runs such a call also as its first one, before it has seen a reply of
+ * GVirtuS's: the handler would harm other clients. */
+bool ibx_device_call_is_first(const struct ibx_call *call);
 /* GVirtuS has begun to read a request of that name; GVirtuS has answered it. */
 void ibx_device_call_read(struct gpu_session *x, const char *name);
 void ibx_device_call_answered(struct gpu_session *x);

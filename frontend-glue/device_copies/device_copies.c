@@ -113,8 +113,7 @@ static int run_slot_copy(struct gpu_session *x, const struct ibx_request *q)
 static int run_request(void *context, const struct ibx_request *q)
 {
     struct gpu_session *x = context;
-    const bool resets = q->called && q->called->kind == IBX_CALL_RESETS;
-    if (x->replies.shape == IBX_REPLY_UNKNOWN && !resets)
+    if (x->replies.shape == IBX_REPLY_UNKNOWN && !ibx_device_call_is_first(q->called))
         return IBX_REQUEST_PASS;
     x->replies.shape = ibx_reply_shape_known(&x->replies);
     if (q->called)

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 //
-// Clients that are killed while streams of theirs wait for words in memory. Natively such a wait
-// ends with its process.
+// Streams that wait: for words in memory, while their client is killed (natively such a wait ends
+// with its process), and for events.
 #include "tests/gvirtus/gpu_calls_clients.h"
 
 #include <algorithm>
 
 namespace
 {
+
+constexpr unsigned for_other_processes = 6; // an event's flags; it takes no times
 
 enum Condition { NOT_LESS, EQUAL, AND, NOR };
 
@@ -157,6 +159,27 @@ bool wait_beside_a_copy()
     return HOLDS(is_as_before(gpu, before));
 }
 
+// In the process that has made such an event, CUDA's driver ends by SIGSEGV if a stream of another
+// device waits for it. CUDA's runtime gives a thread that has used no device yet its context only
+// in such a call.
+bool waits_without_a_context()
+{
+    Gpu gpu;
+    Client thread(gpu);
+    Body flags, wait;
+    std::uint64_t event = 0;
+    const std::uint64_t stream = gpu.remote.stream_create(1);
+    REQUIRE(stream && gpu.remote.set_device(1) == 0);
+    flags.put(for_other_processes);
+    REQUIRE(gpu.remote.call("cudaEventCreateWithFlags", flags) == 0);
+    REQUIRE(gpu.remote.out.size() == 16);
+    std::memcpy(&event, gpu.remote.out.data() + 8, 8);
+    wait.u64(stream).u64(event).put(0u);
+    REQUIRE(thread.remote.call("cudaStreamWaitEvent", wait) == 0);
+    REQUIRE(thread.remote.stream_synchronize(stream) == 0);
+    return HOLDS(gpu.remote.set_device(0) == 0 && gpu.remote.stream_query(stream) == 0);
+}
+
 } // namespace
 
 void check_calls_waits()
@@ -166,4 +189,6 @@ void check_calls_waits()
     check("... for which a copy of another client waits, too", wait_beside_a_copy);
     if (provider == "shm") // it takes three seconds
         check("... in memory that another one has open", wait_for_another_client);
+    check("a wait for an event for others in a thread that has used no device",
+          waits_without_a_context);
 }
