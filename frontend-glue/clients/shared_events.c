@@ -13,8 +13,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#define INTERPROCESS      4u /* cudaEventInterprocess */
-#define STREAM_PER_THREAD 2u /* its handle; the legacy stream's are 0 and 1 */
+#define INTERPROCESS 4u /* cudaEventInterprocess */
 
 struct shared_event {
     struct shared_event *next;
@@ -124,7 +123,7 @@ bool ibx_shared_event_wait(const struct gpu_session *x, void *stream, void *even
         return false;
     if (!cuda->stream_is_capturing(stream, &capturing) && capturing)
         return false; /* the driver refuses it, or makes a node for the event itself */
-    if ((uintptr_t)stream <= STREAM_PER_THREAD)
+    if ((uintptr_t)stream <= (uintptr_t)IBX_CUDA_STREAM_PER_THREAD)
         of_stream = current;
     else if (cuda->stream_get_context(stream, &of_stream))
         return false;

@@ -8,9 +8,8 @@
 
 #include <stdlib.h>
 
-#define KIND              ((enum ibx_handle_kind)(IBX_HANDLE_MATH + IBX_MATH_COMM))
-#define STREAM_PER_THREAD 2u
-#define OPERATORS         5 /* ncclNumOps: those that NCCL itself has */
+#define KIND      ((enum ibx_handle_kind)(IBX_HANDLE_MATH + IBX_MATH_COMM))
+#define OPERATORS 5 /* ncclNumOps: those that NCCL itself has */
 
 /* ------------------------------------------------------------------------------- operators */
 
@@ -152,7 +151,8 @@ static bool check(struct gpu_session *x, struct ibx_nccl_operation *o)
 {
     struct communicator *c = communicator_of((void *)(uintptr_t)o->communicator);
     if (o->call >= IBX_NCCL_CALLS || !ibx_nccl_bytes(o->type) || !ibx_named_stream(x, o->stream) ||
-        o->stream == STREAM_PER_THREAD || !function_of((enum ibx_nccl_call)o->call) || !is_made(c))
+        o->stream == (uintptr_t)IBX_CUDA_STREAM_PER_THREAD ||
+        !function_of((enum ibx_nccl_call)o->call) || !is_made(c))
         return false;
     if (c->finalized || o->count > UINT64_MAX / 16 / (uint64_t)c->ranks ||
         (calls[o->call].peer && (o->peer < 0 || o->peer >= c->ranks)) ||

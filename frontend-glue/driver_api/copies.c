@@ -13,12 +13,12 @@ static void *at(uint64_t address)
 /* After a copy in the calling thread's stream: waits for it. */
 static int in_own(int rc)
 {
-    return rc ? rc : cudaStreamSynchronize(CU_DEFAULT_STREAM_PER_THREAD);
+    return rc ? rc : cudaStreamSynchronize(CUDA_STREAM_PER_THREAD);
 }
 
 static void *own(void *stream)
 {
-    return stream ? stream : CU_DEFAULT_STREAM_PER_THREAD;
+    return stream ? stream : CUDA_STREAM_PER_THREAD;
 }
 
 /* In the asynchronous name the suffix comes after "Async". */
@@ -30,7 +30,7 @@ static void *own(void *stream)
     EXPORTED int name##suffix##_ptds(to_type to, from_type from, size_t n)                         \
     {                                                                                              \
         return IN_CONTEXT(                                                                         \
-            in_own(cudaMemcpyAsync(to_at, from_at, n, kind, CU_DEFAULT_STREAM_PER_THREAD)));       \
+            in_own(cudaMemcpyAsync(to_at, from_at, n, kind, CUDA_STREAM_PER_THREAD)));             \
     }                                                                                              \
     EXPORTED int name##Async##suffix(to_type to, from_type from, size_t n, void *stream)           \
     {                                                                                              \
@@ -83,8 +83,8 @@ EXPORTED int cuMemcpyPeerAsync(uint64_t to, void *to_context, uint64_t from, voi
 EXPORTED int cuMemcpyPeer_ptds(uint64_t to, void *to_context, uint64_t from, void *from_context,
                                size_t n)
 {
-    return IN_CONTEXT(in_own(of_peers(at(to), to_context, at(from), from_context, n,
-                                      CU_DEFAULT_STREAM_PER_THREAD, false)));
+    return IN_CONTEXT(in_own(
+        of_peers(at(to), to_context, at(from), from_context, n, CUDA_STREAM_PER_THREAD, false)));
 }
 
 EXPORTED int cuMemcpyPeerAsync_ptsz(uint64_t to, void *to_context, uint64_t from,

@@ -39,8 +39,6 @@
 #define CUDA_NO_DEVICE            100
 #define CUDA_CONTEXT_IS_DESTROYED 709
 
-#define CU_DEFAULT_STREAM_PER_THREAD ((void *)2)
-
 /* GVirtuS's, and those of preload/runtime/outputs.c. */
 int cudaDeviceSetLimit(int limit, size_t value);
 int cudaDeviceSetCacheConfig(int config);

@@ -7,7 +7,7 @@
 
 static void *own(void *stream)
 {
-    return stream ? stream : CU_DEFAULT_STREAM_PER_THREAD;
+    return stream ? stream : CUDA_STREAM_PER_THREAD;
 }
 
 int cuStreamSynchronize(void *stream);
@@ -129,7 +129,7 @@ EXPORTED int cuGraphInstantiateWithParams_ptsz(void **exec, void *graph,
     int call parameters;                                                                           \
     EXPORTED int call##_ptds parameters                                                            \
     {                                                                                              \
-        const int rc = cuStreamSynchronize(CU_DEFAULT_STREAM_PER_THREAD);                          \
+        const int rc = cuStreamSynchronize(CUDA_STREAM_PER_THREAD);                                \
         return rc ? rc : call(__VA_ARGS__);                                                        \
     }
 

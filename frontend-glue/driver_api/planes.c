@@ -127,12 +127,12 @@ static int move_rows(const struct ibx_driver_memcpy2d *r, void *stream, bool wai
 
 static int in_own(int rc)
 {
-    return rc ? rc : cudaStreamSynchronize(CU_DEFAULT_STREAM_PER_THREAD);
+    return rc ? rc : cudaStreamSynchronize(CUDA_STREAM_PER_THREAD);
 }
 
 static void *own(void *stream)
 {
-    return stream ? stream : CU_DEFAULT_STREAM_PER_THREAD;
+    return stream ? stream : CUDA_STREAM_PER_THREAD;
 }
 
 EXPORTED int cuMemcpy2D_v2(const struct ibx_driver_memcpy2d *rows)
@@ -142,7 +142,7 @@ EXPORTED int cuMemcpy2D_v2(const struct ibx_driver_memcpy2d *rows)
 
 EXPORTED int cuMemcpy2D_v2_ptds(const struct ibx_driver_memcpy2d *rows)
 {
-    return IN_CONTEXT(in_own(move_rows(rows, CU_DEFAULT_STREAM_PER_THREAD, false)));
+    return IN_CONTEXT(in_own(move_rows(rows, CUDA_STREAM_PER_THREAD, false)));
 }
 
 EXPORTED int cuMemcpy2DAsync_v2(const struct ibx_driver_memcpy2d *rows, void *stream)
@@ -236,7 +236,7 @@ EXPORTED int cuMemcpy3D_v2(const struct ibx_driver_memcpy3d *planes)
 
 EXPORTED int cuMemcpy3D_v2_ptds(const struct ibx_driver_memcpy3d *planes)
 {
-    return IN_CONTEXT(in_own(move_planes(planes, CU_DEFAULT_STREAM_PER_THREAD, false)));
+    return IN_CONTEXT(in_own(move_planes(planes, CUDA_STREAM_PER_THREAD, false)));
 }
 
 EXPORTED int cuMemcpy3DAsync_v2(const struct ibx_driver_memcpy3d *planes, void *stream)

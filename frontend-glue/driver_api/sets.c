@@ -133,25 +133,25 @@ static int set(struct set s, void *stream, bool waits)
     SAME_AS(cuMemsetD2D##suffix, cuMemsetD2D##suffix##_v2)                                         \
     EXPORTED int cuMemsetD##suffix##_v2_ptds(uint64_t address, type value, size_t count)           \
     {                                                                                              \
-        return cuMemsetD##suffix##Async(address, value, count, CU_DEFAULT_STREAM_PER_THREAD);      \
+        return cuMemsetD##suffix##Async(address, value, count, CUDA_STREAM_PER_THREAD);            \
     }                                                                                              \
     EXPORTED int cuMemsetD##suffix##Async_ptsz(uint64_t address, type value, size_t count,         \
                                                void *stream)                                       \
     {                                                                                              \
         return cuMemsetD##suffix##Async(address, value, count,                                     \
-                                        stream ? stream : CU_DEFAULT_STREAM_PER_THREAD);           \
+                                        stream ? stream : CUDA_STREAM_PER_THREAD);                 \
     }                                                                                              \
     EXPORTED int cuMemsetD2D##suffix##_v2_ptds(uint64_t address, size_t pitch, type value,         \
                                                size_t width, size_t rows)                          \
     {                                                                                              \
         return cuMemsetD2D##suffix##Async(address, pitch, value, width, rows,                      \
-                                          CU_DEFAULT_STREAM_PER_THREAD);                           \
+                                          CUDA_STREAM_PER_THREAD);                                 \
     }                                                                                              \
     EXPORTED int cuMemsetD2D##suffix##Async_ptsz(uint64_t address, size_t pitch, type value,       \
                                                  size_t width, size_t rows, void *stream)          \
     {                                                                                              \
         return cuMemsetD2D##suffix##Async(address, pitch, value, width, rows,                      \
-                                          stream ? stream : CU_DEFAULT_STREAM_PER_THREAD);         \
+                                          stream ? stream : CUDA_STREAM_PER_THREAD);               \
     }
 
 SET(8, uint8_t, 1)

@@ -153,8 +153,6 @@ static int host_ask(struct extension_request *e)
 
 /* --------------------------------------------------------------------- what kernels print */
 
-#define STREAM_PER_THREAD ((void *)2)
-
 /* The driver writes out what kernels have printed when one of its calls waits, but the back end
  * waits for copies without the driver. So this waits for the per-thread stream of the session's
  * thread, if that stream is idle; if not, the next call does. */
@@ -166,8 +164,8 @@ static void write_printed(struct extension_request *e)
     if (!query || !ibx_back_end_have_cuda(e->x))
         return;
     const int mode = ibx_cuda_capture_relax(e->x->cuda);
-    if (!query(STREAM_PER_THREAD))
-        wait(STREAM_PER_THREAD);
+    if (!query(IBX_CUDA_STREAM_PER_THREAD))
+        wait(IBX_CUDA_STREAM_PER_THREAD);
     ibx_cuda_capture_restore(e->x->cuda, mode);
 }
 

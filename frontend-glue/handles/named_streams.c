@@ -19,8 +19,6 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#define STREAM_PER_THREAD 2u /* its handle; the legacy stream's are 0 and 1 */
-
 static atomic_bool unseen, graph_unseen; /* a handler has returned what could not be read */
 
 void ibx_named_unseen(void)
@@ -67,9 +65,10 @@ static bool is_there(struct gpu_session *x, enum ibx_handle_kind kind, uint64_t 
 
 bool ibx_named_stream(struct gpu_session *x, uint64_t stream)
 {
-    if (stream == STREAM_PER_THREAD && !x->thread_stream)
+    if (stream == (uintptr_t)IBX_CUDA_STREAM_PER_THREAD && !x->thread_stream)
         ibx_clients_use_thread_stream(x);
-    return stream <= STREAM_PER_THREAD || is_there(x, IBX_HANDLE_STREAM, stream);
+    return stream <= (uintptr_t)IBX_CUDA_STREAM_PER_THREAD ||
+           is_there(x, IBX_HANDLE_STREAM, stream);
 }
 
 bool ibx_named_event(struct gpu_session *x, uint64_t event)

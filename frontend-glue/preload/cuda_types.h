@@ -49,6 +49,9 @@
 #define CUDA_MEMCPY_ON_DEVICE   3
 #define CUDA_MEMCPY_DEFAULT     4
 
+/* cudaStreamPerThread, the calling thread's; the legacy stream's values are 0 and 1. */
+#define CUDA_STREAM_PER_THREAD ((void *)2)
+
 struct dim3 {
     unsigned x, y, z;
 };

@@ -22,8 +22,6 @@
 #define ADD_DEPENDENCIES 0u /* flags of cudaStreamUpdateCaptureDependencies */
 #define SET_DEPENDENCIES 1u
 
-#define PER_THREAD ((void *)2) /* cudaStreamPerThread */
-
 /* The capture of a stream. Only the thread that captures uses it; the list has a lock. */
 struct capture {
     struct capture *next;
@@ -45,13 +43,14 @@ static _Atomic unsigned long long ids;
 /* cudaStreamPerThread is a different stream in each thread. */
 static bool is_of(const struct capture *c, const void *stream)
 {
-    return c->stream == stream && (stream != PER_THREAD || pthread_equal(c->by, pthread_self()));
+    return c->stream == stream &&
+           (stream != CUDA_STREAM_PER_THREAD || pthread_equal(c->by, pthread_self()));
 }
 
 /* Called under the lock. Counts captures of a thread's own stream. */
 static void count(const struct capture *c, void (*change)(bool rested))
 {
-    if (c->stream == PER_THREAD)
+    if (c->stream == CUDA_STREAM_PER_THREAD)
         change(c->alone);
 }
 
@@ -95,7 +94,7 @@ static bool keyed;
 static void thread_ends(void *nothing)
 {
     (void)nothing;
-    drop(find(PER_THREAD, true));
+    drop(find(CUDA_STREAM_PER_THREAD, true));
 }
 
 /* The captures are the parent's. */
@@ -118,7 +117,7 @@ static struct capture *note(void *stream, int mode, bool alone)
     if (!c)
         return NULL;
     ibx_frontend_stream_used(stream);
-    if (stream == PER_THREAD && keyed)
+    if (stream == CUDA_STREAM_PER_THREAD && keyed)
         pthread_setspecific(of_thread, &of_thread);
     c->stream = stream;
     c->by = pthread_self();
@@ -242,7 +241,7 @@ int cudaStreamEndCapture(void *stream, void **graph)
         *graph = rc ? NULL : c && c->graph ? c->graph : part;
     if (over && rc && c && c->graph && !c->given)
         cudaGraphDestroy(c->graph);
-    if (over && c && c->alone && stream == PER_THREAD) /* captured work has not run */
+    if (over && c && c->alone && stream == CUDA_STREAM_PER_THREAD) /* captured work has not run */
         ibx_frontend_stream_rests(stream);
     if (left)
         drop(c);

@@ -53,10 +53,8 @@ void ibx_frontend_pools_reset(int device)
         atomic_store(&set_for[device], NULL);
 }
 
-#define STREAM_PER_THREAD 2u /* streams up to this value are of the current device */
-
-/* The back end is asked only if this process uses several devices. If it cannot tell, the answer is
- * the current device. */
+/* Streams up to CUDA_STREAM_PER_THREAD are of the current device. The back end is asked only if
+ * this process uses several devices. If it cannot tell, the answer is the current device. */
 static int device_of_stream(const void *stream)
 {
     struct extension_request e;
@@ -65,7 +63,7 @@ static int device_of_stream(const void *stream)
     int code;
     ibx_frontend_request_begin(&e, IBX_EXT_STREAM_DEVICE, "cudaStreamGetDevice");
     ibx_put_u64(&e.body, (uintptr_t)stream);
-    return (uintptr_t)stream > STREAM_PER_THREAD && !ibx_frontend_one_device() &&
+    return (uintptr_t)stream > (uintptr_t)CUDA_STREAM_PER_THREAD && !ibx_frontend_one_device() &&
                    ibx_frontend_request_try(&e, bytes, sizeof(bytes), &code) && !code
                ? (int)ibx_get_u64(&r)
                : ibx_frontend_current_device();

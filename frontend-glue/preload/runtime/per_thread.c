@@ -12,12 +12,10 @@
 
 /* The prototypes are in CUDA's header. */
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"
-#define EXPORTED   __attribute__((visibility("default")))
-#define PER_THREAD ((void *)2) /* cudaStreamPerThread */
-
+#define EXPORTED __attribute__((visibility("default")))
 static void *own(void *stream)
 {
-    void *in = stream ? stream : PER_THREAD;
+    void *in = stream ? stream : CUDA_STREAM_PER_THREAD;
     ibx_frontend_stream_used(in);
     return in;
 }
@@ -191,83 +189,88 @@ IN_STREAM(cudaStreamUpdateCaptureDependencies,
 /* Waits after a copy in the thread's stream, as CUDA does except for copies within the device. */
 static int copied(int rc, int kind)
 {
-    return rc || kind == CUDA_MEMCPY_ON_DEVICE ? rc : cudaStreamSynchronize(PER_THREAD);
+    return rc || kind == CUDA_MEMCPY_ON_DEVICE ? rc : cudaStreamSynchronize(CUDA_STREAM_PER_THREAD);
 }
 
 EXPORTED int cudaMemcpy_ptds(void *to, const void *from, size_t n, int kind)
 {
     const int is = kind == CUDA_MEMCPY_DEFAULT ? ibx_frontend_copy_kind(to, from, kind) : kind;
-    return copied(cudaMemcpyAsync(to, from, n, kind, PER_THREAD), is);
+    return copied(cudaMemcpyAsync(to, from, n, kind, CUDA_STREAM_PER_THREAD), is);
 }
 
 EXPORTED int cudaMemcpy2D_ptds(void *to, size_t to_pitch, const void *from, size_t from_pitch,
                                size_t width, size_t height, int kind)
 {
-    return copied(
-        cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, height, kind, PER_THREAD), kind);
+    return copied(cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, height, kind,
+                                    CUDA_STREAM_PER_THREAD),
+                  kind);
 }
 
 EXPORTED int cudaMemcpy3D_ptds(const struct ibx_cuda_memcpy3d *parameters)
 {
-    return copied(cudaMemcpy3DAsync(parameters, PER_THREAD), CUDA_MEMCPY_DEFAULT);
+    return copied(cudaMemcpy3DAsync(parameters, CUDA_STREAM_PER_THREAD), CUDA_MEMCPY_DEFAULT);
 }
 
 EXPORTED int cudaMemcpy3DPeer_ptds(const struct peer_planes *parameters)
 {
-    return cudaMemcpy3DPeerAsync(parameters, PER_THREAD);
+    return cudaMemcpy3DPeerAsync(parameters, CUDA_STREAM_PER_THREAD);
 }
 
 EXPORTED int cudaMemcpyToSymbol_ptds(const void *symbol, const void *from, size_t n, size_t offset,
                                      int kind)
 {
-    return copied(cudaMemcpyToSymbolAsync(symbol, from, n, offset, kind, PER_THREAD), kind);
+    return copied(cudaMemcpyToSymbolAsync(symbol, from, n, offset, kind, CUDA_STREAM_PER_THREAD),
+                  kind);
 }
 
 EXPORTED int cudaMemcpyFromSymbol_ptds(void *to, const void *symbol, size_t n, size_t offset,
                                        int kind)
 {
-    return copied(cudaMemcpyFromSymbolAsync(to, symbol, n, offset, kind, PER_THREAD), kind);
+    return copied(cudaMemcpyFromSymbolAsync(to, symbol, n, offset, kind, CUDA_STREAM_PER_THREAD),
+                  kind);
 }
 
 EXPORTED int cudaMemset_ptds(void *address, int value, size_t n)
 {
-    return cudaMemsetAsync(address, value, n, PER_THREAD);
+    return cudaMemsetAsync(address, value, n, CUDA_STREAM_PER_THREAD);
 }
 
 EXPORTED int cudaMemset2D_ptds(void *address, size_t pitch, int value, size_t width, size_t height)
 {
-    return cudaMemset2DAsync(address, pitch, value, width, height, PER_THREAD);
+    return cudaMemset2DAsync(address, pitch, value, width, height, CUDA_STREAM_PER_THREAD);
 }
 
 EXPORTED int cudaMemset3D_ptds(struct ibx_cuda_pitched memory, int value,
                                struct ibx_cuda_extent extent)
 {
-    return cudaMemset3DAsync(memory, value, extent, PER_THREAD);
+    return cudaMemset3DAsync(memory, value, extent, CUDA_STREAM_PER_THREAD);
 }
 
 /* The copies of arrays are complete when they return. */
 EXPORTED int cudaMemcpyToArray_ptds(void *array, size_t x, size_t y, const void *from, size_t n,
                                     int kind)
 {
-    return cudaMemcpyToArrayAsync(array, x, y, from, n, kind, PER_THREAD);
+    return cudaMemcpyToArrayAsync(array, x, y, from, n, kind, CUDA_STREAM_PER_THREAD);
 }
 
 EXPORTED int cudaMemcpyFromArray_ptds(void *to, const void *array, size_t x, size_t y, size_t n,
                                       int kind)
 {
-    return cudaMemcpyFromArrayAsync(to, array, x, y, n, kind, PER_THREAD);
+    return cudaMemcpyFromArrayAsync(to, array, x, y, n, kind, CUDA_STREAM_PER_THREAD);
 }
 
 EXPORTED int cudaMemcpy2DToArray_ptds(void *array, size_t x, size_t y, const void *from,
                                       size_t pitch, size_t width, size_t height, int kind)
 {
-    return cudaMemcpy2DToArrayAsync(array, x, y, from, pitch, width, height, kind, PER_THREAD);
+    return cudaMemcpy2DToArrayAsync(array, x, y, from, pitch, width, height, kind,
+                                    CUDA_STREAM_PER_THREAD);
 }
 
 EXPORTED int cudaMemcpy2DFromArray_ptds(void *to, size_t pitch, const void *array, size_t x,
                                         size_t y, size_t width, size_t height, int kind)
 {
-    return cudaMemcpy2DFromArrayAsync(to, pitch, array, x, y, width, height, kind, PER_THREAD);
+    return cudaMemcpy2DFromArrayAsync(to, pitch, array, x, y, width, height, kind,
+                                      CUDA_STREAM_PER_THREAD);
 }
 
 /* Runs in the legacy default stream, which is ordered with the thread's stream in both directions.

@@ -80,8 +80,6 @@ bool ibx_frontend_host_functions(void)
     return atomic_load_explicit(&outstanding, memory_order_acquire);
 }
 
-#define CUDA_STREAM_PER_THREAD ((void *)2)
-
 /* Called under the lock. Removes it from the list. */
 static struct function *take(uint64_t number)
 {
