@@ -55,16 +55,15 @@ SAME_AS(cuMemcpyDtoDAsync, cuMemcpyDtoDAsync_v2)
 
 /* ------------------------------------------------------------------------ between contexts */
 
-/* An address belongs to one device, so an asynchronous copy need not name the contexts. */
 static int of_peers(void *to, const void *to_context, const void *from, const void *from_context,
                     size_t n, void *stream, bool waits)
 {
     if (!ibx_driver_is_context(to_context) || !ibx_driver_is_context(from_context))
         return CUDA_INVALID_CONTEXT;
-    if (!waits)
-        return cudaMemcpyAsync(to, from, n, CUDA_MEMCPY_ON_DEVICE, stream);
-    return cudaMemcpyPeer(to, ibx_driver_device(to_context), from, ibx_driver_device(from_context),
-                          n);
+    const int to_device = ibx_driver_device(to_context);
+    const int from_device = ibx_driver_device(from_context);
+    return waits ? cudaMemcpyPeer(to, to_device, from, from_device, n)
+                 : cudaMemcpyPeerAsync(to, to_device, from, from_device, n, stream);
 }
 
 EXPORTED int cuMemcpyPeer(uint64_t to, void *to_context, uint64_t from, void *from_context,

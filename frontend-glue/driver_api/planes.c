@@ -4,6 +4,8 @@
  * array's elements, if an array is part of the copy.
  */
 #include "frontend-glue/driver_api/driver.h"
+#include "frontend-glue/preload/copies/copies.h"
+#include "frontend-glue/preload/streams/streams.h"
 
 /* The memory of one side, from the first byte of the copy on. */
 static int memory_of(const struct ibx_driver_side *side, const struct ibx_driver_planes *all,
@@ -251,9 +253,29 @@ EXPORTED int cuMemcpy3DAsync_v2_ptsz(const struct ibx_driver_memcpy3d *planes, v
 
 /* Copies between contexts of any devices: an address belongs to one device. CUDA_MEMCPY3D_PEER has
  * the contexts in the reserved members of CUDA_MEMCPY3D. */
+static int move_peers(const struct ibx_driver_memcpy3d *planes, void *stream)
+{
+    if (!planes || !ibx_frontend_captures(stream))
+        return move_planes(planes, stream, false);
+    if (!ibx_driver_is_context(planes->reserved_to) ||
+        !ibx_driver_is_context(planes->reserved_from))
+        return CUDA_INVALID_CONTEXT;
+    return ibx_frontend_peers_captured(
+        (void *)(uintptr_t)planes->to_device, ibx_driver_device(planes->reserved_to),
+        (void *)(uintptr_t)planes->from_device, ibx_driver_device(planes->reserved_from), stream);
+}
+
+EXPORTED int cuMemcpy3DPeerAsync(const struct ibx_driver_memcpy3d *planes, void *stream)
+{
+    return IN_CONTEXT_OF(stream, move_peers(planes, stream));
+}
+
+EXPORTED int cuMemcpy3DPeerAsync_ptsz(const struct ibx_driver_memcpy3d *planes, void *stream)
+{
+    return cuMemcpy3DPeerAsync(planes, own(stream));
+}
+
 SAME_AS(cuMemcpy3D, cuMemcpy3D_v2)
 SAME_AS(cuMemcpy3DAsync, cuMemcpy3DAsync_v2)
 SAME_AS(cuMemcpy3DPeer, cuMemcpy3D_v2)
 SAME_AS(cuMemcpy3DPeer_ptds, cuMemcpy3D_v2_ptds)
-SAME_AS(cuMemcpy3DPeerAsync, cuMemcpy3DAsync_v2)
-SAME_AS(cuMemcpy3DPeerAsync_ptsz, cuMemcpy3DAsync_v2_ptsz)

@@ -82,6 +82,11 @@ bool ibx_driver_is_context(const void *context)
     (void)context;
     return true;
 }
+int ibx_driver_device(const struct ibx_driver_context *context)
+{
+    (void)context;
+    return 0;
+}
 void *ibx_driver_primary(int device)
 {
     (void)device;

@@ -546,6 +546,33 @@ bool driver_modules()
     return HOLDS(cudaGetLastError() == 0);
 }
 
+bool captures_no_peers(Address memory, void *context, void *stream)
+{
+    struct { // CUDA_MEMCPY3D_PEER
+        std::size_t from_place[4];
+        int from_type;
+        const void *from_host;
+        Address from;
+        void *from_array, *from_context;
+        std::size_t from_pitch, from_height, to_place[4];
+        int to_type;
+        void *to_host;
+        Address to;
+        void *to_array, *to_context;
+        std::size_t to_pitch, to_height, width, rows, planes;
+    } copy = {};
+    copy.from_type = copy.to_type = 2; // CU_MEMORYTYPE_DEVICE
+    copy.from_context = copy.to_context = context;
+    copy.from = memory, copy.to = memory + 2000;
+    copy.width = 100, copy.rows = copy.planes = 1;
+    REQUIRE(DRIVER(cuMemcpyPeerAsync, Address, void *, Address, void *, std::size_t,
+                   void *)(memory + 2000, context, memory, context, 100, stream) == 900);
+    auto *in_planes = DRIVER(cuMemcpy3DPeerAsync, const void *, void *);
+    REQUIRE(in_planes(&copy, stream) == 900);
+    copy.to_context = nullptr;
+    return HOLDS(in_planes(&copy, stream) == 201);
+}
+
 // Streams, events, functions of the host, graphs, memory in a stream's order.
 bool driver_streams()
 {
@@ -572,8 +599,9 @@ bool driver_streams()
                 &ten, 0) == 0);
     REQUIRE(DRIVER(cuStreamSynchronize, void *)(stream) == 0 && called == 11 && status == 0);
     REQUIRE(DRIVER(cuMemAllocAsync, Address *, std::size_t, void *)(&memory, 4000, stream) == 0);
-    // Captured: elements that no byte alone makes are a node.
+    // Captured: elements that no byte alone makes are a node. Copies between contexts may not be.
     REQUIRE(DRIVER(cuStreamBeginCapture_v2, void *, int)(stream, 0) == 0);
+    REQUIRE(captures_no_peers(memory, context, stream));
     REQUIRE(DRIVER(cuMemsetD32Async, Address, unsigned, std::size_t, void *)(memory, 0x01020304,
                                                                              1000, stream) == 0);
     REQUIRE(DRIVER(cuStreamEndCapture, void *, void **)(stream, &graph) == 0 && graph);

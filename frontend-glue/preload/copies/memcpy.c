@@ -423,13 +423,18 @@ int cudaMemcpyPeer(void *to, int to_device, const void *from, int from_device, s
     return rc ? rc : cudaMemcpy(to, from, n, CUDA_MEMCPY_ON_DEVICE);
 }
 
-/* cudaMemcpyAsync is answered before the back end has run it. While a stream is captured, CUDA
- * permits that call, but not this one. */
+int ibx_frontend_peers_captured(void *to, int to_device, const void *from, int from_device,
+                                void *stream)
+{
+    return CALL_NEXT(cudaMemcpyPeerAsync, to, to_device, from, from_device, 1, stream);
+}
+
+/* cudaMemcpyAsync is answered before the back end has run it. */
 int cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t n,
                         void *stream)
 {
     const int rc = ibx_frontend_are_devices(to_device, from_device);
     if (!rc && ibx_frontend_captures(stream))
-        return CALL_NEXT(cudaMemcpyPeerAsync, to, to_device, from, from_device, n, stream);
+        return ibx_frontend_peers_captured(to, to_device, from, from_device, stream);
     return rc ? rc : cudaMemcpyAsync(to, from, n, CUDA_MEMCPY_ON_DEVICE, stream);
 }

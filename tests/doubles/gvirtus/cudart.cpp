@@ -206,6 +206,14 @@ EXPORTED int cudaMemcpyAsync(void *to, const void *from, std::size_t n, int kind
     return mine()->on_device_async(number(to), number(from), n, number(stream));
 }
 
+EXPORTED int cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device,
+                                 std::size_t n, void *stream)
+{
+    Body body;
+    body.u64(number(to)).i32(to_device).u64(number(from)).i32(from_device);
+    return mine()->call("cudaMemcpyPeerAsync", body.u64(n).u64(number(stream)));
+}
+
 // Also reads and overwrites host memory between the rows, and behind the last one.
 EXPORTED int cudaMemcpy2D(void *to, std::size_t to_pitch, const void *from, std::size_t from_pitch,
                           std::size_t width, std::size_t height, int kind)

@@ -16,6 +16,8 @@ int cudaMalloc(void **device, std::size_t n);
 int cudaFree(void *device);
 int cudaMemcpy(void *to, const void *from, std::size_t n, int kind);
 int cudaMemcpyAsync(void *to, const void *from, std::size_t n, int kind, void *stream);
+int cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, std::size_t n,
+                        void *stream);
 int cudaMallocPitch(void **device, std::size_t *pitch, std::size_t width, std::size_t height);
 int cudaMemcpy2D(void *to, std::size_t to_pitch, const void *from, std::size_t from_pitch,
                  std::size_t width, std::size_t height, int kind);
