@@ -504,7 +504,7 @@ bool made_pools(void *stream, void *own)
     const PoolProperties nothing = {};
     REQUIRE(fails(create(&memory, &nothing), 1) && !memory);
     REQUIRE(preloaded<FromPool>("cudaMallocFromPoolAsync")(&memory, 100, pool, stream) == 0);
-    REQUIRE(give_back(memory, stream) == 0);
+    REQUIRE(give_back(memory, stream) == 0 && give_back(nullptr, stream) == 0);
     const Access list[] = {{{1, 1}, 3}, {{1, 1}, 1}};
     Location second = {1, 1}, host = {2, 0};
     REQUIRE(allow(pool, list, 1) == 0 && allowed(&flags, pool, &second) == 0 && flags == 3);

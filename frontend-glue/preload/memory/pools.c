@@ -115,6 +115,8 @@ int cudaFreeAsync(void *address, void *stream)
     ibx_frontend_owned_gone(OWNED_MEMORY, address);
     struct extension_request e;
     ibx_frontend_request_begin(&e, IBX_EXT_FREE_ASYNC, "cudaFreeAsync");
+    if (!address)
+        return CUDA_SUCCESS;
     if (ibx_frontend_opened(OPENED_MEMORY, address) || ibx_frontend_is_reserved(address))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (ibx_frontend_pointer_closed(address))
