@@ -282,7 +282,7 @@ bool registrations()
     REQUIRE(round_trip(device, memory.data(), memory.size(), 3));
     void *page_locked;
     REQUIRE(cudaMallocHost(&page_locked, 100000) == 0);
-    REQUIRE(host_register(page_locked, 10, 0) == 712);
+    REQUIRE(fails(host_register(page_locked, 10, 0), 1)); // as CUDA does (H200, driver 580)
     REQUIRE(host_unregister(page_locked) == 713);
     return HOLDS(cudaFreeHost(page_locked) == 0);
 }

@@ -418,6 +418,14 @@ bool ibx_frontend_all_mapped(const void *address, size_t n)
     return all;
 }
 
+/* Whether CUDA has allocated the memory there, page-locked or managed: it is not registered. */
+static bool is_allocated(const void *address)
+{
+    struct range range;
+    return ibx_frontend_is_managed(address) ||
+           (ibx_frontend_host_range(address, &range) && range.allocated);
+}
+
 int cudaHostRegister(void *address, size_t n, unsigned flags)
 {
     const struct ibx_frontend_calls *calls = ibx_frontend_plugin();
@@ -425,7 +433,7 @@ int cudaHostRegister(void *address, size_t n, unsigned flags)
         return CALL_NEXT(cudaHostRegister, address, n, flags);
     if (!address || !n || n > UINTPTR_MAX - (uintptr_t)address || flags & ~HOST_REGISTER_FLAGS)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    if (!ibx_frontend_all_mapped(address, n))
+    if (!ibx_frontend_all_mapped(address, n) || is_allocated(address))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     int rc = add(address, n, false, flags);
     if (rc)
