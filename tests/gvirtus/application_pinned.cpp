@@ -241,6 +241,17 @@ bool freed_beside_captures()
     return HOLDS(cudaStreamDestroy(stream) == 0);
 }
 
+// CUDA goes by the addresses, if it knows both.
+bool sides_are_confused(char *device, char *page_locked)
+{
+    std::memset(page_locked, 7, 1000);
+    REQUIRE(cudaMemcpy(device, page_locked, 1000, D2H) == 0);
+    std::memset(page_locked, 8, 1000);
+    REQUIRE(device_has(device, std::vector<char>(1000, 7).data(), 1000));
+    REQUIRE(cudaMemcpy(page_locked, device, 1000, H2D) == 0);
+    return HOLDS(page_locked[0] == 7 && page_locked[999] == 7);
+}
+
 bool after()
 {
     unsigned long pins;
@@ -283,6 +294,7 @@ bool registrations()
     void *page_locked;
     REQUIRE(cudaMallocHost(&page_locked, 100000) == 0);
     REQUIRE(fails(host_register(page_locked, 10, 0), 1)); // as CUDA does (H200, driver 580)
+    REQUIRE(sides_are_confused(device, static_cast<char *>(page_locked)));
     REQUIRE(host_unregister(page_locked) == 713);
     return HOLDS(cudaFreeHost(page_locked) == 0);
 }

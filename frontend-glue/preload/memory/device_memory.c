@@ -108,6 +108,22 @@ static bool both_only_device(const void *to, const void *from, int kind)
            ibx_frontend_only_device(to_device ? to : from);
 }
 
+/* The kind of a copy whose kind names a host's and a device's side. CUDA goes by the addresses, if
+ * it knows both: also if the two sides are confused, and the host's is page-locked. */
+static int kind_by_sides(const void *to, const void *from, int kind)
+{
+    struct range range;
+    if (both_only_device(to, from, kind))
+        return CUDA_MEMCPY_ON_DEVICE;
+    if (kind == CUDA_MEMCPY_TO_DEVICE && ibx_frontend_only_device(from) &&
+        ibx_frontend_host_range(to, &range))
+        return CUDA_MEMCPY_FROM_DEVICE;
+    return kind == CUDA_MEMCPY_FROM_DEVICE && ibx_frontend_only_device(to) &&
+                   ibx_frontend_host_range(from, &range)
+               ? CUDA_MEMCPY_TO_DEVICE
+               : kind;
+}
+
 /* The side of an address by the kind of the copy. If the application called it the host's, it may
  * be managed all the same. If it called both sides the host's, CUDA accepts device memory, too. */
 static enum side side_by(int kind, const void *address)
@@ -125,7 +141,7 @@ int ibx_frontend_copy_kind(const void *to, const void *from, int kind)
     const bool managed = ibx_frontend_is_managed(to) || ibx_frontend_is_managed(from);
     const bool looks = managed || kind == CUDA_MEMCPY_DEFAULT || kind == CUDA_MEMCPY_ON_HOST;
     if (!looks || (unsigned)kind > CUDA_MEMCPY_DEFAULT)
-        return both_only_device(to, from, kind) ? CUDA_MEMCPY_ON_DEVICE : kind;
+        return kind_by_sides(to, from, kind);
     enum side target = to_device ? DEVICE : side_by(kind, to),
               source = from_device ? DEVICE : side_by(kind, from);
     if (target == EITHER && source == EITHER)
