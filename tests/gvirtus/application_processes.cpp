@@ -133,6 +133,9 @@ bool parent_of(const Meeting &meeting)
     REQUIRE(run("cudaIpcGetMemHandle", &again.memory, static_cast<void *>(memory + 100)) == 0);
     REQUIRE(!std::memcmp(&again.memory, &shared.memory, sizeof(Handle)));
     REQUIRE(fails(run("cudaIpcGetMemHandle", &again.memory, static_cast<void *>(&go)), 1));
+    void *managed = nullptr;
+    REQUIRE(run("cudaMallocManaged", &managed, std::size_t{100}, 1u) == 0);
+    REQUIRE(fails(run("cudaIpcGetMemHandle", &again.memory, managed), 1) && cudaFree(managed) == 0);
     REQUIRE(fails(run("cudaIpcGetEventHandle", &again.event, plain), 400));
     // They are for other processes.
     void *own = nullptr;

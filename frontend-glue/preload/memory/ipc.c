@@ -118,7 +118,7 @@ int cudaIpcGetMemHandle(struct ipc_handle *handle, void *address)
     struct extension_request e;
     int rc;
     ibx_frontend_request_begin(&e, IBX_EXT_IPC_MEMORY, "cudaIpcGetMemHandle");
-    if (!handle)
+    if (!handle || ibx_frontend_is_managed(address))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_put_u64(&e.body, (uintptr_t)address);
     return ibx_frontend_request_known(&e, handle->bytes, sizeof(handle->bytes), &rc)
