@@ -408,9 +408,11 @@ EXPORTED int cuDevicePrimaryCtxSetFlags_v2(int device, unsigned flags)
 
 /* ---------------------------------------------------------------------- what is known of one */
 
+#define MAP_HOST 8u /* CU_CTX_MAP_HOST, which each context has since CUDA 11 */
+
 EXPORTED int cuCtxGetFlags(unsigned *flags)
 {
-    return IN_CONTEXT(flags ? (*flags = ibx_driver_current()->flags, CUDA_SUCCESS)
+    return IN_CONTEXT(flags ? (*flags = ibx_driver_current()->flags | MAP_HOST, CUDA_SUCCESS)
                             : CUDA_INVALID_VALUE);
 }
 

@@ -146,6 +146,10 @@ bool driver_contexts()
     REQUIRE(create_context(&is, 9) == 101 && create_context(nullptr) == 1);
     REQUIRE(current(&is) == 0 && is == other && get_device(&device) == 0 && device == 1);
     REQUIRE(cudaGetDevice(&device) == 0 && device == 1); // it is the runtime's, too
+    unsigned flags = 0;                                  // CU_CTX_SCHED_SPIN, CU_CTX_MAP_HOST
+    REQUIRE(DRIVER(cuCtxSetFlags, unsigned)(1) == 0 &&
+            DRIVER(cuCtxGetFlags, unsigned *)(&flags) == 0);
+    REQUIRE(flags == 9 && DRIVER(cuCtxSetFlags, unsigned)(0) == 0);
     REQUIRE(pop(&is) == 0 && is == other && get_device(&device) == 0 && device == 0);
     REQUIRE(push(other) == 0 && push(one) == 0 && get_device(&device) == 0 && device == 0);
     REQUIRE(pop(nullptr) == 0 && current(&is) == 0 && is == other);
