@@ -25,8 +25,7 @@ static const struct ibx_scope of_copies = {
 static void all_replied(struct ibx_pipeline *p)
 {
     p->messages = 0;
-    atomic_store(&p->events, false);
-    atomic_store(&p->any_events, false);
+    atomic_store(&p->events, EVENTS_NONE);
     atomic_store(&p->memory, false);
     atomic_store(&p->unsent, false);
 }
@@ -119,9 +118,9 @@ static void take_from_backlog(struct ibx_pipeline *p, const struct ibx_message *
 static bool worth_sending(const struct ibx_pipeline *p, bool now)
 {
     const size_t left = p->backlog_end - p->backlog_begin;
-    if (!now && !p->eager && p->records_alone && left < BATCH)
+    if (!now && !p->eager && p->kind == BACKLOG_RECORDS && left < BATCH)
         return false;
-    return !p->messages || left >= (p->copies_alone ? COPIES_BATCH : BATCH) ||
+    return !p->messages || left >= (p->kind == BACKLOG_COPIES ? COPIES_BATCH : BATCH) ||
            ((now || p->eager) && p->messages < EAGER_MESSAGES);
 }
 
@@ -262,6 +261,18 @@ static void note_stream(struct ibx_pipeline *p, uint64_t stream, uint64_t number
     atomic_store(&uses->of[at].number, number);
 }
 
+/* Locked, as is all that writes `events`. An event that is destroyed early is one of this process.
+ * Nobody names it any more. */
+static void note_events(struct ibx_pipeline *p, const struct ibx_scope *scope)
+{
+    const bool named =
+        scope->event && (ibx_call_ends_event(p->call) || ibx_events_made(scope->event));
+    if (!named)
+        atomic_store(&p->events, EVENTS_ANY);
+    else if (atomic_load(&p->events) == EVENTS_NONE)
+        atomic_store(&p->events, EVENTS_NAMED);
+}
+
 static void note_scope(struct ibx_pipeline *p, const struct ibx_scope *scope, uint64_t number)
 {
     if (scope->all)
@@ -269,11 +280,7 @@ static void note_scope(struct ibx_pipeline *p, const struct ibx_scope *scope, ui
     else if (scope->stream != STREAMS_NONE && scope->stream != STREAM_THREAD)
         note_stream(p, scope->stream, number);
     if (scope->events)
-        atomic_store(&p->events, true);
-    /* An event that is destroyed early is one of this process. Nobody names it any more. */
-    if (scope->events &&
-        !(scope->event && (ibx_call_ends_event(p->call) || ibx_events_made(scope->event))))
-        atomic_store(&p->any_events, true);
+        note_events(p, scope);
 }
 
 /* Locked. One more request is about to be answered; returns its number. */
@@ -296,14 +303,11 @@ static void leave_behind(struct ibx_pipeline *p)
         ibx_backlog_finish(p);
 }
 
-enum entry { ENTRY_COPY, ENTRY_RECORD, ENTRY_OTHER };
-
 /* Locked. Notes the kind of the request that is about to be added. */
-static void note_kind(struct ibx_pipeline *p, enum entry kind)
+static void note_kind(struct ibx_pipeline *p, enum backlog_kind kind)
 {
     const bool first = p->backlog_end == p->backlog_begin;
-    p->copies_alone = kind == ENTRY_COPY && (first || p->copies_alone);
-    p->records_alone = kind == ENTRY_RECORD && (first || p->records_alone);
+    p->kind = first || kind == p->kind ? kind : BACKLOG_OTHER;
 }
 
 bool ibx_backlog_add_copy(struct ibx_pipeline *p, uint64_t device, const void *host, size_t n)
@@ -325,7 +329,7 @@ bool ibx_backlog_add_copy(struct ibx_pipeline *p, uint64_t device, const void *h
         ibx_put_bytes(&w, host, n);
         ibx_put_u64(&w, n);
         ibx_put_u32(&w, IBX_FRAME_H2D);
-        note_kind(p, ENTRY_COPY);
+        note_kind(p, BACKLOG_COPIES);
         p->backlog_end += length;
         p->backlog_requests++;
         p->chatty = note_answered(p, &of_copies, false);
@@ -401,7 +405,7 @@ bool ibx_backlog_add(struct ibx_pipeline *p, const struct ibx_scope *scope, bool
     bool good = has_room(p);
     if (good) {
         memcpy(p->backlog + p->backlog_end, p->staged, p->staged_length);
-        note_kind(p, ibx_call_records(p->call) ? ENTRY_RECORD : ENTRY_OTHER);
+        note_kind(p, ibx_call_records(p->call) ? BACKLOG_RECORDS : BACKLOG_OTHER);
         p->backlog_end += p->staged_length;
         p->backlog_requests++;
         if (p->call->kind == IBX_CALL_FREES || ibx_call_ends_event(p->call))

@@ -83,6 +83,16 @@ struct ibx_stream_uses {
     _Atomic uint64_t all;    /* the last one that concerns all streams */
 };
 
+/* Whether the requests without a reply concern events. */
+enum event_concern {
+    EVENTS_NONE,
+    EVENTS_NAMED, /* events of this process, and each request says which one */
+    EVENTS_ANY,   /* a request does not say which, or names one that this process has not made */
+};
+
+/* What is in the backlog: only copies, only records of events, or others or several kinds. */
+enum backlog_kind { BACKLOG_COPIES, BACKLOG_RECORDS, BACKLOG_OTHER };
+
 /* A number of this process; it is another one after fork(2). */
 unsigned ibx_process_number(void);
 
@@ -158,8 +168,7 @@ struct ibx_pipeline {
     size_t backlog_begin, backlog_end, backlog_room;
     size_t backlog_cut; /* so many bytes at its beginning end a request that was sent in part */
     unsigned backlog_requests;
-    bool copies_alone;         /* only copies have come since the backlog was empty */
-    bool records_alone;        /* only event records have */
+    enum backlog_kind kind;    /* of all requests since it was empty */
     unsigned messages;         /* sent since nothing was outstanding at the back end */
     uint64_t mute;             /* the number of the last registration */
     bool refused;              /* the last message was refused: no credit, or no connection */
@@ -176,12 +185,11 @@ struct ibx_pipeline {
     atomic_uint late_failures; /* requests that were answered, and have failed */
     uint64_t answered_at_exit; /* under the process's lock */
     struct ibx_stream_uses streams;
-    _Atomic bool events;        /* a request without reply is about an event */
-    _Atomic bool any_events;    /* ... and does not say about which */
-    _Atomic bool memory;        /* ... frees memory, or destroys an event */
-    _Atomic bool ended;         /* the session, or its connection, has ended */
-    _Atomic int failure;        /* an error that no call has returned yet */
-    _Atomic int launch_failure; /* of a launch by <<<>>>, until cudaGetLastError */
+    _Atomic(enum event_concern) events; /* of the requests without a reply */
+    _Atomic bool memory;                /* one of them frees memory, or destroys an event */
+    _Atomic bool ended;                 /* the session, or its connection, has ended */
+    _Atomic int failure;                /* an error that no call has returned yet */
+    _Atomic int launch_failure;         /* of a launch by <<<>>>, until cudaGetLastError */
 };
 
 static inline bool ibx_pipeline_idle(const struct ibx_pipeline *p)

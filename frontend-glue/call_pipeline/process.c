@@ -452,7 +452,7 @@ struct target {
 static bool covers_all(const struct ibx_scope *scope, const struct ibx_pipeline *p, bool named)
 {
     return (scope->memory && atomic_load(&p->memory)) || scope->all ||
-           (scope->events && atomic_load(named ? &p->any_events : &p->events));
+           (scope->events && atomic_load(&p->events) >= (named ? EVENTS_ANY : EVENTS_NAMED));
 }
 
 static uint64_t later(uint64_t a, uint64_t b)
