@@ -91,7 +91,7 @@ static bool may_be_early(struct ibx_pipeline *p, const uint8_t *body, size_t n, 
     case IBX_CALL_REGISTERS:
         return ibx_successes_hold(&p->forms, ibx_call_key(call, 0));
     case IBX_CALL_FREES:
-        return all && p->freed && ibx_idle_device(p) &&
+        return all && p->effects.frees && ibx_idle_device(p) &&
                ibx_successes_hold(&p->forms, ibx_call_key(call, 0));
     case IBX_CALL_DESTROYS:
         return all && ibx_call_ends_event(call) &&
@@ -139,7 +139,7 @@ bool ibx_answer_has_late_error(const struct ibx_pipeline *p)
 
 bool ibx_answer_no_error(struct ibx_pipeline *p, const struct ibx_call *call)
 {
-    if (!p->clean || !ibx_successes_hold(&p->forms, ibx_call_key(call, 0)) ||
+    if (!p->told.clean || !ibx_successes_hold(&p->forms, ibx_call_key(call, 0)) ||
         ibx_answer_has_late_error(p))
         return false;
     if (ibx_pipeline_idle(p))
@@ -198,7 +198,7 @@ static bool answer_here(struct ibx_pipeline *p, const uint8_t *body, size_t n)
     case IBX_CALL_PEEK_ERROR:
         return ibx_answer_no_error(p, p->call);
     case IBX_CALL_SET_DEVICE:
-        return p->device_known && n == sizeof(p->device) && !memcmp(body, p->device, n) &&
+        return p->device.known && n == sizeof(p->device.body) && !memcmp(body, p->device.body, n) &&
                ibx_answer_no_error(p, p->call);
     case IBX_CALL_GET_DEVICE:
     case IBX_CALL_CONSTANT:
@@ -217,7 +217,7 @@ void ibx_answer_or_send(struct ibx_pipeline *p, const uint8_t *body, size_t n)
     /* First of all: after the request another thread may get the same address. */
     struct ibx_reader r = ibx_reader_of(body, n);
     if (p->call->kind == IBX_CALL_FREES)
-        p->freed = ibx_allocations_remove(ibx_get_u64(&r));
+        p->effects.frees = ibx_allocations_remove(ibx_get_u64(&r));
     if (ibx_call_extension(p->call, body, n) == IBX_EXT_FREE_ASYNC) {
         ibx_get_u16(&r);
         ibx_allocations_remove(ibx_get_u64(&r));
@@ -228,7 +228,7 @@ void ibx_answer_or_send(struct ibx_pipeline *p, const uint8_t *body, size_t n)
         answered = ibx_backlog_add(p, &scope, sure);
         if (answered && p->call->kind == IBX_CALL_SET_DEVICE) {
             ibx_pipeline_selects(p, body, n);
-            p->current = -1;
+            p->device.current = -1;
         }
     }
     p->unseen = false;

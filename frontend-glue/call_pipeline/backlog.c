@@ -24,19 +24,20 @@ static const struct ibx_scope of_copies = {
 /* Locked. Nothing is outstanding any more. */
 static void all_replied(struct ibx_pipeline *p)
 {
-    p->messages = 0;
-    atomic_store(&p->events, EVENTS_NONE);
-    atomic_store(&p->memory, false);
+    p->backlog.messages = 0;
+    atomic_store(&p->concerns.events, EVENTS_NONE);
+    atomic_store(&p->concerns.memory, false);
     atomic_store(&p->unsent, false);
 }
 
 void ibx_backlog_drop(struct ibx_pipeline *p)
 {
+    struct ibx_backlog *b = &p->backlog;
     const uint64_t lost = p->answered - p->replied;
     const bool at_once = !atomic_exchange(&p->ended, true);
-    p->backlog_begin = p->backlog_end = p->backlog_cut = 0;
-    p->backlog_requests = 0;
-    p->kept.n = 0;
+    b->begin = b->end = b->cut = 0;
+    b->requests = 0;
+    b->kept.n = 0;
     if (lost)
         ibx_process_lose(lost); /* before threads that wait for these go on */
     if (at_once && ibx_session_server_gone(p->session) && (p->plain_known || p->answered))
@@ -67,8 +68,8 @@ static void replied(void *context, int exit_code)
     }
     atomic_fetch_add(&p->replied, 1);
     ibx_process_count(-1);
-    if (p->answered - p->replied == p->backlog_requests)
-        p->messages = 0; /* all that were sent have a reply */
+    if (p->answered - p->replied == p->backlog.requests)
+        p->backlog.messages = 0; /* all that were sent have a reply */
     if (ibx_pipeline_idle(p))
         all_replied(p);
 }
@@ -79,17 +80,18 @@ static void replied(void *context, int exit_code)
  * through again for each new one. */
 static struct ibx_message next_message(struct ibx_pipeline *p)
 {
-    const size_t room = ibx_session_room(p->session), left = p->backlog_end - p->backlog_begin;
-    const uint8_t *from = p->backlog + p->backlog_begin;
+    struct ibx_backlog *b = &p->backlog;
+    const size_t room = ibx_session_room(p->session), left = b->end - b->begin;
+    const uint8_t *from = b->bytes + b->begin;
     const struct ibx_call *call;
     size_t one;
     if (left <= room)
-        return (struct ibx_message){.n = left, .requests = p->backlog_requests};
-    if (p->backlog_cut > room)
-        return (struct ibx_message){.n = room, .cut = p->backlog_cut - room};
-    if (p->kept.n && p->kept_room == room)
-        return p->kept;
-    struct ibx_message message = {.n = p->backlog_cut, .requests = p->backlog_cut > 0};
+        return (struct ibx_message){.n = left, .requests = b->requests};
+    if (b->cut > room)
+        return (struct ibx_message){.n = room, .cut = b->cut - room};
+    if (b->kept.n && b->kept_room == room)
+        return b->kept;
+    struct ibx_message message = {.n = b->cut, .requests = b->cut > 0};
     while ((one = ibx_call_request(from + message.n, left - message.n, &call)) &&
            message.n + one <= room) {
         message.n += one;
@@ -97,19 +99,20 @@ static struct ibx_message next_message(struct ibx_pipeline *p)
     }
     if (!message.n && one)
         message = (struct ibx_message){.n = room, .cut = one - room};
-    p->kept = message;
-    p->kept_room = room;
+    b->kept = message;
+    b->kept_room = room;
     return message;
 }
 
 static void take_from_backlog(struct ibx_pipeline *p, const struct ibx_message *message)
 {
-    p->backlog_begin += message->n;
-    p->backlog_cut = message->cut;
-    p->backlog_requests -= message->requests;
-    p->kept.n = 0;
-    if (p->backlog_begin == p->backlog_end)
-        p->backlog_begin = p->backlog_end = 0;
+    struct ibx_backlog *b = &p->backlog;
+    b->begin += message->n;
+    b->cut = message->cut;
+    b->requests -= message->requests;
+    b->kept.n = 0;
+    if (b->begin == b->end)
+        b->begin = b->end = 0;
 }
 
 /* Locked. Whether a message is worth sending while others are under way. If messages are expensive,
@@ -117,23 +120,25 @@ static void take_from_backlog(struct ibx_pipeline *p, const struct ibx_message *
  * on its way between an event and the work that it is to time. */
 static bool worth_sending(const struct ibx_pipeline *p, bool now)
 {
-    const size_t left = p->backlog_end - p->backlog_begin;
-    if (!now && !p->eager && p->kind == BACKLOG_RECORDS && left < BATCH)
+    const struct ibx_backlog *b = &p->backlog;
+    const size_t left = b->end - b->begin;
+    if (!now && !p->eager && b->kind == BACKLOG_RECORDS && left < BATCH)
         return false;
-    return !p->messages || left >= (p->kind == BACKLOG_COPIES ? COPIES_BATCH : BATCH) ||
-           ((now || p->eager) && p->messages < EAGER_MESSAGES);
+    return !b->messages || left >= (b->kind == BACKLOG_COPIES ? COPIES_BATCH : BATCH) ||
+           ((now || p->eager) && b->messages < EAGER_MESSAGES);
 }
 
 /* Locked. Takes replies that have come. False: the session has ended. */
 static bool look(struct ibx_pipeline *p, bool now)
 {
-    if (!p->messages && !p->refused)
+    struct ibx_backlog *b = &p->backlog;
+    if (!b->messages && !b->refused)
         return ibx_session_live(p->session);
     if (!p->eager) {
         const uint64_t time = ibx_now_ns();
-        if (!now && time - p->looked_at < LOOK_EVERY_NS)
+        if (!now && time - b->looked_at < LOOK_EVERY_NS)
             return true;
-        p->looked_at = time;
+        b->looked_at = time;
     }
     return ibx_session_look(p->session);
 }
@@ -143,7 +148,7 @@ static bool look(struct ibx_pipeline *p, bool now)
  * credit earlier. */
 static uint32_t patience(const struct ibx_pipeline *p)
 {
-    const uint64_t sent = p->answered - p->replied - p->backlog_requests;
+    const uint64_t sent = p->answered - p->replied - p->backlog.requests;
     if (p->chatty > p->replied)
         return 0;
     return sent < PATIENCE_MOST / REQUEST_NS ? (uint32_t)sent * REQUEST_NS : PATIENCE_MOST;
@@ -151,6 +156,7 @@ static uint32_t patience(const struct ibx_pipeline *p)
 
 void ibx_backlog_push(struct ibx_pipeline *p, bool now)
 {
+    struct ibx_backlog *b = &p->backlog;
     if (ibx_pipeline_idle(p))
         return;
     if (!look(p, now)) {
@@ -158,40 +164,40 @@ void ibx_backlog_push(struct ibx_pipeline *p, bool now)
         return;
     }
     if (ibx_session_broken(p->session)) { /* the connection monitor or a call that waits sends it */
-        p->refused = true;
+        b->refused = true;
         atomic_store(&p->unsent, false);
         return;
     }
-    while (p->backlog_end > p->backlog_begin && worth_sending(p, now)) {
+    while (b->end > b->begin && worth_sending(p, now)) {
         const struct ibx_message message = next_message(p);
-        p->refused = !message.n ||
-                     !ibx_session_send_now(p->session, p->backlog + p->backlog_begin, message.n);
-        if (p->refused)
+        b->refused =
+            !message.n || !ibx_session_send_now(p->session, b->bytes + b->begin, message.n);
+        if (b->refused)
             break;
         take_from_backlog(p, &message);
-        p->messages++;
+        b->messages++;
     }
     if (!ibx_session_live(p->session))
         ibx_backlog_drop(p);
     atomic_store(&p->patience, patience(p));
     /* Replies have to be taken, too: without that the back end would have to stop. */
-    atomic_store(&p->unsent, p->backlog_end > p->backlog_begin || p->messages >= EAGER_MESSAGES);
+    atomic_store(&p->unsent, b->end > b->begin || b->messages >= EAGER_MESSAGES);
 }
 
 void ibx_backlog_gather(struct ibx_pipeline *p)
 {
+    struct ibx_backlog *b = &p->backlog;
     if (ibx_pipeline_idle(p))
         return;
     if (ibx_session_live(p->session)) {
-        while (p->backlog_end > p->backlog_begin && ibx_session_live(p->session)) {
+        while (b->end > b->begin && ibx_session_live(p->session)) {
             struct ibx_message message = next_message(p);
             if (!message.n)
-                message = (struct ibx_message){.n = p->backlog_end - p->backlog_begin,
-                                               .requests = p->backlog_requests};
-            ibx_session_gather_ahead(p->session, p->backlog + p->backlog_begin, message.n);
+                message = (struct ibx_message){.n = b->end - b->begin, .requests = b->requests};
+            ibx_session_gather_ahead(p->session, b->bytes + b->begin, message.n);
             take_from_backlog(p, &message);
         }
-        p->messages++;
+        b->messages++;
         atomic_store(&p->unsent, false);
     }
     if (!ibx_session_live(p->session))
@@ -214,26 +220,27 @@ void ibx_backlog_finish(struct ibx_pipeline *p)
 /* Locked. Makes room for n more bytes. False: BACKLOG_MAX, or no memory. */
 static bool backlog_room(struct ibx_pipeline *p, size_t n)
 {
-    if (p->backlog_room - p->backlog_end >= n)
+    struct ibx_backlog *b = &p->backlog;
+    if (b->room - b->end >= n)
         return true;
-    const size_t used = p->backlog_end - p->backlog_begin;
-    if (used + n <= p->backlog_room / 2) {
-        memmove(p->backlog, p->backlog + p->backlog_begin, used);
+    const size_t used = b->end - b->begin;
+    if (used + n <= b->room / 2) {
+        memmove(b->bytes, b->bytes + b->begin, used);
     } else {
         if (used + n > BACKLOG_MAX)
             return false;
-        size_t room = p->backlog_room ? 2 * p->backlog_room : 32u << 10;
+        size_t room = b->room ? 2 * b->room : 32u << 10;
         uint8_t *more = malloc(room);
         if (!more)
             return false;
         if (used)
-            memcpy(more, p->backlog + p->backlog_begin, used);
-        free(p->backlog);
-        p->backlog = more;
-        p->backlog_room = room;
+            memcpy(more, b->bytes + b->begin, used);
+        free(b->bytes);
+        b->bytes = more;
+        b->room = room;
     }
-    p->backlog_begin = 0;
-    p->backlog_end = used;
+    b->begin = 0;
+    b->end = used;
     return true;
 }
 
@@ -247,7 +254,7 @@ static bool is_far_ahead(const struct ibx_pipeline *p)
  * first, and then among the others. */
 static void note_stream(struct ibx_pipeline *p, uint64_t stream, uint64_t number)
 {
-    struct ibx_stream_uses *uses = &p->streams;
+    struct ibx_stream_uses *uses = &p->concerns.streams;
     unsigned at = 0;
     for (unsigned i = 0; i < IBX_STREAM_USES && uses->of[at].stream != stream; i++) {
         if (uses->of[i].stream == stream || uses->of[i].number < uses->of[at].number)
@@ -268,15 +275,15 @@ static void note_events(struct ibx_pipeline *p, const struct ibx_scope *scope)
     const bool named =
         scope->event && (ibx_call_ends_event(p->call) || ibx_events_made(scope->event));
     if (!named)
-        atomic_store(&p->events, EVENTS_ANY);
-    else if (atomic_load(&p->events) == EVENTS_NONE)
-        atomic_store(&p->events, EVENTS_NAMED);
+        atomic_store(&p->concerns.events, EVENTS_ANY);
+    else if (atomic_load(&p->concerns.events) == EVENTS_NONE)
+        atomic_store(&p->concerns.events, EVENTS_NAMED);
 }
 
 static void note_scope(struct ibx_pipeline *p, const struct ibx_scope *scope, uint64_t number)
 {
     if (scope->all)
-        atomic_store(&p->streams.all, number);
+        atomic_store(&p->concerns.streams.all, number);
     else if (scope->stream != STREAMS_NONE && scope->stream != STREAM_THREAD)
         note_stream(p, scope->stream, number);
     if (scope->events)
@@ -306,12 +313,14 @@ static void leave_behind(struct ibx_pipeline *p)
 /* Locked. Notes the kind of the request that is about to be added. */
 static void note_kind(struct ibx_pipeline *p, enum backlog_kind kind)
 {
-    const bool first = p->backlog_end == p->backlog_begin;
-    p->kind = first || kind == p->kind ? kind : BACKLOG_OTHER;
+    struct ibx_backlog *b = &p->backlog;
+    const bool first = b->end == b->begin;
+    b->kind = first || kind == b->kind ? kind : BACKLOG_OTHER;
 }
 
 bool ibx_backlog_add_copy(struct ibx_pipeline *p, uint64_t device, const void *host, size_t n)
 {
+    struct ibx_backlog *b = &p->backlog;
     static const char name[] = "cudaMemcpy";
     const size_t body = ibx_frame_plain_bytes(IBX_FRAME_MEMCPY) + n;
     const size_t length = sizeof(name) + 8 + body;
@@ -321,7 +330,7 @@ bool ibx_backlog_add_copy(struct ibx_pipeline *p, uint64_t device, const void *h
     bool good = !atomic_load(&p->ended) && ibx_session_live(p->session) && length <= p->room &&
                 !is_far_ahead(p) && backlog_room(p, length);
     if (good) {
-        struct ibx_writer w = ibx_writer_of(p->backlog + p->backlog_end, length);
+        struct ibx_writer w = ibx_writer_of(b->bytes + b->end, length);
         ibx_put_bytes(&w, name, sizeof(name));
         ibx_put_u64(&w, body);
         ibx_put_u64(&w, device);
@@ -330,8 +339,8 @@ bool ibx_backlog_add_copy(struct ibx_pipeline *p, uint64_t device, const void *h
         ibx_put_u64(&w, n);
         ibx_put_u32(&w, IBX_FRAME_H2D);
         note_kind(p, BACKLOG_COPIES);
-        p->backlog_end += length;
-        p->backlog_requests++;
+        b->end += length;
+        b->requests++;
         p->chatty = note_answered(p, &of_copies, false);
         leave_behind(p);
         good = !atomic_load(&p->ended);
@@ -358,7 +367,7 @@ bool ibx_backlog_copy_begin(struct ibx_pipeline *p)
 void ibx_backlog_copy_end(struct ibx_pipeline *p)
 {
     if (ibx_session_live(p->session)) {
-        p->messages++;
+        p->backlog.messages++;
         leave_behind(p);
     }
     if (!ibx_session_live(p->session))
@@ -392,6 +401,7 @@ static void note_event(const struct ibx_pipeline *p, uint64_t event, uint64_t nu
 
 bool ibx_backlog_add(struct ibx_pipeline *p, const struct ibx_scope *scope, bool sure)
 {
+    struct ibx_backlog *b = &p->backlog;
     const bool work = ibx_call_adds_work(p->call);
     size_t n;
     const uint8_t *body = ibx_request_body(p, &n);
@@ -404,12 +414,12 @@ bool ibx_backlog_add(struct ibx_pipeline *p, const struct ibx_scope *scope, bool
     pthread_mutex_lock(&p->lock);
     bool good = has_room(p);
     if (good) {
-        memcpy(p->backlog + p->backlog_end, p->staged, p->staged_length);
+        memcpy(b->bytes + b->end, p->staged, p->staged_length);
         note_kind(p, ibx_call_records(p->call) ? BACKLOG_RECORDS : BACKLOG_OTHER);
-        p->backlog_end += p->staged_length;
-        p->backlog_requests++;
+        b->end += p->staged_length;
+        b->requests++;
         if (p->call->kind == IBX_CALL_FREES || ibx_call_ends_event(p->call))
-            atomic_store(&p->memory, true);
+            atomic_store(&p->concerns.memory, true);
         const uint64_t request = note_answered(p, scope, p->call->kind == IBX_CALL_LIBRARY);
         if (!ibx_call_is_quick(p->call, body, n))
             p->chatty = request;

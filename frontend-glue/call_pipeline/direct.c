@@ -188,18 +188,18 @@ bool ibx_pipeline_has_no_error(struct ibx_pipeline *p)
 
 bool ibx_pipeline_knows_no_error(const struct ibx_pipeline *p)
 {
-    return is_usable(p) && p->clean;
+    return is_usable(p) && p->told.clean;
 }
 
 bool ibx_pipeline_has_no_late_error(const struct ibx_pipeline *p)
 {
-    return is_usable(p) && !p->told_late && !ibx_answer_has_late_error(p);
+    return is_usable(p) && !p->told.late && !ibx_answer_has_late_error(p);
 }
 
 bool ibx_pipeline_errors(const struct ibx_pipeline *p, int *number)
 {
     if (is_usable(p))
-        *number = (int)(p->errors + (unsigned)atomic_load(&p->unsure));
+        *number = (int)(p->told.errors + (unsigned)atomic_load(&p->unsure));
     return is_usable(p);
 }
 
@@ -207,7 +207,7 @@ bool ibx_pipeline_failures(const struct ibx_pipeline *p, int *number)
 {
     const bool known = is_usable(p) && ibx_answer_errors_known(p);
     if (known)
-        *number = (int)(p->errors + atomic_load(&p->late_failures));
+        *number = (int)(p->told.errors + atomic_load(&p->late_failures));
     return known;
 }
 
@@ -215,7 +215,7 @@ bool ibx_pipeline_launch_failure(const struct ibx_pipeline *p, int *error)
 {
     const bool known = is_usable(p) && ibx_answer_errors_known(p);
     const int only =
-        known && !p->told_late && !atomic_load(&p->failure) ? atomic_load(&p->launch_failure) : 0;
+        known && !p->told.late && !atomic_load(&p->failure) ? atomic_load(&p->launch_failure) : 0;
     if (only)
         *error = only;
     return only;
@@ -228,15 +228,15 @@ unsigned ibx_pipeline_server_ends(void)
 
 bool ibx_pipeline_device(struct ibx_pipeline *p, int *device)
 {
-    if (!knows(p) || p->current < 0)
+    if (!knows(p) || p->device.current < 0)
         return false;
-    *device = p->current;
+    *device = p->device.current;
     return true;
 }
 
 bool ibx_pipeline_selected(struct ibx_pipeline *p, int device)
 {
-    return knows(p) && p->device_known && (int)ibx_request_word(p->device) == device &&
+    return knows(p) && p->device.known && (int)ibx_request_word(p->device.body) == device &&
            has_no_error(p);
 }
 

@@ -55,10 +55,10 @@ static void learn_device(struct ibx_pipeline *p)
 {
     if (ibx_process_devices())
         return;
-    p->rests = p->epoch;
+    p->rests = p->effects.epoch;
     for (unsigned i = 0; i < IBX_IDLE; i++) {
         if (p->streams_idle.items[i].epoch)
-            p->streams_idle.items[i].epoch = p->epoch;
+            p->streams_idle.items[i].epoch = p->effects.epoch;
     }
 }
 
@@ -66,10 +66,10 @@ void ibx_idle_learn(struct ibx_pipeline *p, const uint8_t *body, size_t n)
 {
     struct ibx_reader r = ibx_reader_of(body, n);
     const uint64_t handle = ibx_get_u64(&r);
-    if (p->epoch != ibx_process_epoch())
+    if (p->effects.epoch != ibx_process_epoch())
         return;
     if (p->call->stream_at == IBX_CALL_ALL_STREAMS)
         learn_device(p);
     else if (p->call->length == 8)
-        note_idle(idle_of(p), handle, p->epoch);
+        note_idle(idle_of(p), handle, p->effects.epoch);
 }

@@ -103,14 +103,70 @@ struct ibx_message {
     unsigned requests;
 };
 
+/* What the request in hand, or work that is enqueued without one, means for other requests. */
+struct ibx_effects {
+    uint64_t epoch;        /* ibx_process_epoch() before it is sent */
+    uint64_t left;         /* ibx_process_left() then */
+    bool stays;            /* ibx_request_stays() */
+    bool settles;          /* ibx_request_settles() */
+    bool frees;            /* it frees memory that cudaMalloc has returned */
+    bool ends_nodes;       /* it destroys a graph, or one of its nodes */
+    bool ends_handle;      /* it destroys a stream, an event or an executable graph: */
+    uint64_t ended_handle; /* ... this one */
+    uint64_t records;      /* the event that it records; 0: none */
+};
+
+/* The device that the thread has selected. */
+struct ibx_selected {
+    uint8_t body[4]; /* of the cudaSetDevice that succeeded last */
+    bool known;      /* ... and no other call has changed it since */
+    uint64_t before; /* devices that it has selected before, a bit for each of the first 64 */
+    int32_t current; /* what cudaGetDevice returns; -1: not known */
+};
+
+/* The errors that the thread's calls have returned. */
+struct ibx_told {
+    bool clean;      /* the back end has no last error of this thread */
+    bool late;       /* since cudaGetLastError a call has returned the error of one that was
+                        answered before it was run */
+    int last_error;  /* a last error that the back end may not know; 0: none */
+    unsigned errors; /* how many they have returned so far */
+    unsigned losses; /* ibx_process_losses() of which this thread was told */
+};
+
+/* Requests that were answered and not sent: [begin, end) of `bytes`. */
+struct ibx_backlog {
+    uint8_t *bytes;
+    size_t begin, end, room;
+    size_t cut; /* so many bytes at its beginning end a request that was sent in part */
+    unsigned requests;
+    enum backlog_kind kind;  /* of all requests since it was empty */
+    unsigned messages;       /* sent since nothing was outstanding at the back end */
+    bool refused;            /* the last message was refused: no credit, or no connection */
+    struct ibx_message kept; /* a message that was refused, and took time to find; n 0: none */
+    size_t kept_room;        /* ... the room of a message then */
+    uint64_t looked_at;      /* when the connection was polled last, ns */
+};
+
+/* What the requests without a reply concern. It is written under the pipeline's lock, and read by
+ * other threads, whose requests may have to come after those. */
+struct ibx_concerns {
+    struct ibx_stream_uses streams;
+    _Atomic(enum event_concern) events;
+    _Atomic bool memory; /* one of them frees memory, or destroys an event */
+};
+
 struct ibx_pipeline {
     struct ibx_pipeline *next; /* in the list of the process, under its lock */
+
+    /* What does not change. */
     uint64_t id;
     unsigned process; /* ibx_process_number(); another number: this is a forked child's copy */
     struct ibx_session *session;
     enum ibx_pipeline_mode mode;
     size_t room; /* bytes of a message */
     bool eager;  /* sends are cheap: requests are gathered only while the back end is busy */
+    unsigned server_ends; /* ibx_process_ends() when this pipeline began */
 
     /* The request in hand; used by the connection's thread only. */
     struct ibx_state_machine state;  /* enum request_state */
@@ -124,9 +180,12 @@ struct ibx_pipeline {
     uint64_t reply_length;        /* read so far */
     unsigned reads;               /* reads of it */
     bool was_long;                /* its request was too long to be staged */
+    bool unseen;                  /* the next request may be a launch by <<<>>> */
+    struct ibx_effects effects;
 
-    /* Likewise: what the thread knows. */
-    bool foreign; /* the front end reads replies in another way: nothing is answered */
+    /* Likewise: what the thread knows. The first two are never unlearned. */
+    bool foreign;     /* the front end reads replies in another way: nothing is answered */
+    bool plain_known; /* a reply without output has come from this back end */
     struct ibx_successes launches, others; /* `others`: with handles */
     struct ibx_successes libraries;        /* calls of cuBLAS and the like */
     struct ibx_successes forms;            /* calls by name and length of output: ibx_call_key() */
@@ -136,60 +195,28 @@ struct ibx_pipeline {
     struct ibx_known_replies replies;
     struct ibx_configurations configurations;
     struct ibx_idle streams_idle, events_idle;
-    bool unseen;      /* the next request may be a launch by <<<>>> */
-    bool plain_known; /* a reply without output has come from this back end */
+    uint64_t rests; /* the epoch at which the device had no work; 0: not known */
     struct ibx_unseen unseens;
-    uint64_t epoch;   /* when the request in hand was sent */
-    uint64_t left;    /* ibx_process_left() then */
-    bool stays;       /* ibx_request_stays() of it */
-    bool settles;     /* ibx_request_settles() of it */
-    bool ends_nodes;  /* it destroys a graph, or one of its nodes */
-    uint64_t records; /* the event that it records; 0: none */
-    bool ends_handle; /* it destroys a stream, an event or an executable graph: */
-    uint64_t ended_handle;
-    uint8_t device[4]; /* the body of the cudaSetDevice that succeeded last */
-    bool device_known;
-    uint64_t selects;     /* devices that it has selected before, a bit for each of the first 64 */
-    int32_t current;      /* device, -1: not known */
-    uint64_t rests;       /* the epoch at which the device had no work; 0: not known */
-    bool freed;           /* the request in hand frees memory that cudaMalloc has returned */
-    unsigned losses;      /* ibx_process_losses() of which this thread was told */
-    unsigned server_ends; /* ibx_process_ends() when this pipeline began */
-    bool clean;           /* the back end has no last error of this thread */
-    int last_error;       /* a last error that the back end may not know */
-    bool told_late; /* since cudaGetLastError a call has returned the error of one that was answered
-                       before it was run */
-
-    unsigned errors; /* errors that calls of this thread have returned so far */
+    struct ibx_selected device;
+    struct ibx_told told;
 
     /* Under the lock; the atomics are read without it. */
     pthread_mutex_t lock;
-    uint8_t *backlog; /* requests that were answered and not sent: [backlog_begin, backlog_end) */
-    size_t backlog_begin, backlog_end, backlog_room;
-    size_t backlog_cut; /* so many bytes at its beginning end a request that was sent in part */
-    unsigned backlog_requests;
-    enum backlog_kind kind;    /* of all requests since it was empty */
-    unsigned messages;         /* sent since nothing was outstanding at the back end */
-    uint64_t mute;             /* the number of the last registration */
-    bool refused;              /* the last message was refused: no credit, or no connection */
-    struct ibx_message kept;   /* a message that was refused, and took time to find; n 0: none */
-    size_t kept_room;          /* ... the room of a message then */
-    uint64_t looked_at;        /* when the connection was polled last, ns */
-    _Atomic bool unsent;       /* there is a backlog, or replies have to be taken */
-    _Atomic uint32_t patience; /* ns for which that can wait */
+    struct ibx_backlog backlog;
+    _Atomic bool unsent;                     /* there is a backlog, or replies have to be taken */
+    _Atomic uint32_t patience;               /* ns for which that can wait */
     uint64_t library_calls[AHEAD_MOST / 64]; /* one bit for each request, by number */
+    uint64_t mute;                           /* the number of the last registration */
     uint64_t chatty;           /* the last request whose reply does not wait for others */
     _Atomic uint64_t answered; /* requests so far */
     _Atomic uint64_t replied;  /* of these, how many have a reply */
     _Atomic uint64_t unsure;   /* the last request that may fail by itself */
     atomic_uint late_failures; /* requests that were answered, and have failed */
     uint64_t answered_at_exit; /* under the process's lock */
-    struct ibx_stream_uses streams;
-    _Atomic(enum event_concern) events; /* of the requests without a reply */
-    _Atomic bool memory;                /* one of them frees memory, or destroys an event */
-    _Atomic bool ended;                 /* the session, or its connection, has ended */
-    _Atomic int failure;                /* an error that no call has returned yet */
-    _Atomic int launch_failure;         /* of a launch by <<<>>>, until cudaGetLastError */
+    struct ibx_concerns concerns;
+    _Atomic bool ended;         /* the session, or its connection, has ended */
+    _Atomic int failure;        /* an error that no call has returned yet */
+    _Atomic int launch_failure; /* of a launch by <<<>>>, until cudaGetLastError */
 };
 
 static inline bool ibx_pipeline_idle(const struct ibx_pipeline *p)

@@ -173,7 +173,7 @@ void ibx_library_unlock(void)
 /* The hash of the request in hand, with the name of its function. */
 static uint64_t hash_of(const struct ibx_pipeline *p)
 {
-    return ibx_request_hash(6 ^ (uint64_t)ibx_request_word(p->device) << 8, p->staged,
+    return ibx_request_hash(6 ^ (uint64_t)ibx_request_word(p->device.body) << 8, p->staged,
                             p->staged_length);
 }
 

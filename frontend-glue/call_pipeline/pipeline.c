@@ -56,12 +56,12 @@ struct ibx_pipeline *ibx_pipeline_create(struct ibx_session *session, enum ibx_p
     ibx_state_begin(&p->divert, &divert_table, DIVERT_NONE);
     p->eager = is_eager(session);
     p->room = ibx_session_room(session);
-    memset(p->device, 0xff, sizeof(p->device));
-    p->current = -1;
+    memset(p->device.body, 0xff, sizeof(p->device.body));
+    p->device.current = -1;
     p->launches_from = ibx_process_resets();
     p->others_from = ibx_process_handles();
     p->libraries_from = ibx_process_set_ups();
-    p->losses = ibx_process_told_losses();
+    p->told.losses = ibx_process_told_losses();
     p->call = ibx_call_find("", 0);
     pthread_mutex_init(&p->lock, NULL);
     ibx_session_set_pause(session, pause_wait, p);
@@ -107,7 +107,7 @@ bool ibx_pipeline_destroy(struct ibx_pipeline *p)
     ibx_successes_fini(&p->libraries);
     ibx_successes_fini(&p->forms);
     ibx_replies_clear(&p->replies);
-    free(p->backlog);
+    free(p->backlog.bytes);
     free(p);
     return true;
 }
@@ -265,8 +265,8 @@ static void lock_for_work(struct ibx_pipeline *p, uint64_t stream, bool stays)
     const struct ibx_scope scope = {
         .any = true, .all = !one, .stream = one ? stream : STREAMS_NONE, .events = true};
     ibx_process_work(stays);
-    p->stays = stays;
-    p->left = ibx_process_left();
+    p->effects.stays = stays;
+    p->effects.left = ibx_process_left();
     ibx_process_order(p, &scope);
     pthread_mutex_lock(&p->lock);
 }
@@ -284,7 +284,7 @@ void ibx_pipeline_enter_alone(struct ibx_pipeline *p)
     if (!p || ibx_pipeline_is_inherited(p))
         return;
     ibx_process_work(false); /* it belongs to a graph, whose launch may stay */
-    p->stays = false;
+    p->effects.stays = false;
     pthread_mutex_lock(&p->lock);
     ibx_backlog_gather(p);
 }
@@ -298,14 +298,14 @@ int ibx_pipeline_leave(struct ibx_pipeline *p, int exit_code, bool waits)
     if (!ibx_session_live(p->session))
         drop_and_tell(p);
     pthread_mutex_unlock(&p->lock);
-    ibx_process_work(p->stays);
+    ibx_process_work(p->effects.stays);
     return ibx_waiting_told(p, exit_code, waits);
 }
 
 void ibx_pipeline_settled(struct ibx_pipeline *p)
 {
     if (p && !ibx_pipeline_is_inherited(p))
-        ibx_process_settled(p->left);
+        ibx_process_settled(p->effects.left);
 }
 
 bool ibx_pipeline_finish(struct ibx_pipeline *p, unsigned ms)

@@ -451,8 +451,9 @@ struct target {
 
 static bool covers_all(const struct ibx_scope *scope, const struct ibx_pipeline *p, bool named)
 {
-    return (scope->memory && atomic_load(&p->memory)) || scope->all ||
-           (scope->events && atomic_load(&p->events) >= (named ? EVENTS_ANY : EVENTS_NAMED));
+    return (scope->memory && atomic_load(&p->concerns.memory)) || scope->all ||
+           (scope->events &&
+            atomic_load(&p->concerns.events) >= (named ? EVENTS_ANY : EVENTS_NAMED));
 }
 
 static uint64_t later(uint64_t a, uint64_t b)
@@ -480,9 +481,9 @@ static uint64_t covered(const struct ibx_scope *scope, const struct ibx_event_us
     if (covers_all(scope, p, uses))
         return atomic_load(&p->answered);
     if (scope->stream != STREAMS_NONE)
-        last = last_in_stream(&p->streams, scope->stream);
+        last = last_in_stream(&p->concerns.streams, scope->stream);
     else if (scope->events && !uses)
-        last = atomic_load(&p->streams.all);
+        last = atomic_load(&p->concerns.streams.all);
     for (unsigned i = 0; uses && i < uses->count; i++) {
         if (uses->of[i].pipeline == p->id)
             last = later(last, uses->of[i].number);

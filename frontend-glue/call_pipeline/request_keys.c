@@ -164,7 +164,7 @@ uint64_t ibx_launch_key(const struct ibx_pipeline *p, const uint8_t *body)
     uint8_t key[44];
     memcpy(key, body, 8);
     memcpy(key + 8, body + 20, 20);
-    memcpy(key + 28, p->device, 4);
+    memcpy(key + 28, p->device.body, 4);
     for (unsigned i = 0; i < 3; i++) {
         const uint32_t grid = divisors(ibx_request_word(body + 8 + (size_t)4 * i));
         memcpy(key + 32 + (size_t)4 * i, &grid, 4);
@@ -184,7 +184,7 @@ static uint64_t handle_key(const struct ibx_pipeline *p, uint64_t seed, uint64_t
     uint8_t key[20];
     const uint64_t life = lifetime(handle, event);
     memcpy(key, &handle, 8);
-    memcpy(key + 8, p->device, 4);
+    memcpy(key + 8, p->device.body, 4);
     memcpy(key + 12, &life, 8);
     return ibx_request_hash(seed, key, sizeof(key));
 }
@@ -214,7 +214,7 @@ uint64_t ibx_node_key(const struct ibx_pipeline *p, const uint8_t *body, size_t 
     ibx_put_u32(&w, ibx_process_graphs());
     ibx_put_u32(&w, (uint32_t)n);
     memcpy(key + 8, body, IBX_EXT_SET_LAUNCH + LAUNCH_LEAST);
-    return ibx_request_hash(5 ^ (uint64_t)ibx_request_word(p->device) << 8, key, sizeof(key));
+    return ibx_request_hash(5 ^ (uint64_t)ibx_request_word(p->device.body) << 8, key, sizeof(key));
 }
 
 uint64_t ibx_call_key(const struct ibx_call *call, size_t out)
@@ -236,7 +236,7 @@ uint64_t ibx_request_key(const struct ibx_pipeline *p, const uint8_t *body, size
     const uint64_t event = ibx_request_event(p->call, body, n);
     const uint64_t lives[] = {lifetime(first, event && event == first),
                               lifetime(second, event && event == second)};
-    return ibx_request_hash(ibx_call_key(p->call, 0) ^ ibx_request_word(p->device) ^
+    return ibx_request_hash(ibx_call_key(p->call, 0) ^ ibx_request_word(p->device.body) ^
                                 ibx_request_hash(0, lives, sizeof(lives)),
                             body, n);
 }
@@ -247,10 +247,10 @@ void ibx_pipeline_forget(struct ibx_pipeline *p)
     ibx_successes_clear(&p->others);
     ibx_successes_clear(&p->libraries);
     ibx_replies_clear(&p->replies);
-    memset(p->device, 0xff, sizeof(p->device));
-    p->device_known = false;
-    p->selects = 0;
-    p->current = -1;
+    memset(p->device.body, 0xff, sizeof(p->device.body));
+    p->device.known = false;
+    p->device.before = 0;
+    p->device.current = -1;
 }
 
 /* 0: it is none of the first 64. */
@@ -262,14 +262,14 @@ static uint64_t device_bit(const uint8_t *body, size_t n)
 
 void ibx_pipeline_selects(struct ibx_pipeline *p, const uint8_t *body, size_t n)
 {
-    memcpy(p->device, body, sizeof(p->device));
-    p->device_known = true;
-    p->selects |= device_bit(body, n);
+    memcpy(p->device.body, body, sizeof(p->device.body));
+    p->device.known = true;
+    p->device.before |= device_bit(body, n);
 }
 
 bool ibx_pipeline_may_select(const struct ibx_pipeline *p, const uint8_t *body, size_t n)
 {
-    return (p->selects & device_bit(body, n)) != 0;
+    return (p->device.before & device_bit(body, n)) != 0;
 }
 
 void ibx_pipeline_forget_old(struct ibx_pipeline *p)
@@ -294,8 +294,8 @@ size_t ibx_reply_key(const struct ibx_pipeline *p, uint8_t key[sizeof(p->staged)
     memcpy(key, p->staged, n);
     if (p->call->blind)
         memset(key + (from - p->staged), 0, body);
-    if (n + sizeof(p->device) > sizeof(p->staged))
+    if (n + sizeof(p->device.body) > sizeof(p->staged))
         return n; /* no such request is that long */
-    memcpy(key + n, p->device, sizeof(p->device));
-    return n + sizeof(p->device);
+    memcpy(key + n, p->device.body, sizeof(p->device.body));
+    return n + sizeof(p->device.body);
 }

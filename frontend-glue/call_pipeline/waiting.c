@@ -42,7 +42,7 @@ static void outdates(const struct ibx_pipeline *p)
 {
     static const struct ibx_event_use none;
     const enum ibx_call_kind kind = p->call->kind;
-    if (p->ends_nodes)
+    if (p->effects.ends_nodes)
         ibx_process_graph();
     if (kind == IBX_CALL_RESETS) {
         ibx_process_reset();
@@ -52,10 +52,10 @@ static void outdates(const struct ibx_pipeline *p)
         ibx_process_set_up();
     if (kind == IBX_CALL_BEGIN_CAPTURE || kind == IBX_CALL_END_CAPTURE)
         ibx_process_handle();
-    if (p->ends_handle)
-        ibx_process_end(p->ended_handle);
-    if (p->records)
-        ibx_events_record(p->records, &none);
+    if (p->effects.ends_handle)
+        ibx_process_end(p->effects.ended_handle);
+    if (p->effects.records)
+        ibx_events_record(p->effects.records, &none);
 }
 
 /* Whether this process shares events with other processes from here on. */
@@ -77,19 +77,19 @@ static bool shares_memory(const struct ibx_call *call, const uint8_t *body, size
 static void before_waiting(struct ibx_pipeline *p, const uint8_t *body, size_t n)
 {
     const struct ibx_scope scope = ibx_request_scope(p->call, body, n);
-    p->stays = ibx_request_stays(p->call, body, n);
-    p->settles = ibx_request_settles(p->call, body, n);
+    p->effects.stays = ibx_request_stays(p->call, body, n);
+    p->effects.settles = ibx_request_settles(p->call, body, n);
     if (ibx_call_adds_work(p->call))
-        ibx_process_work(p->stays);
-    p->epoch = ibx_process_epoch();
-    p->left = ibx_process_left();
+        ibx_process_work(p->effects.stays);
+    p->effects.epoch = ibx_process_epoch();
+    p->effects.left = ibx_process_left();
     if (shares_memory(p->call, body, n))
         ibx_process_share_memory();
     if (p->call->kind == IBX_CALL_BEGIN_CAPTURE || shares(p->call, body, n))
         ibx_process_capture(true); /* sharing does not end */
-    p->ends_nodes = ends_nodes(p->call, body, n);
-    p->ends_handle = ends_handle(p->call, body, n, &p->ended_handle);
-    p->records = ibx_call_records(p->call) ? scope.event : 0;
+    p->effects.ends_nodes = ends_nodes(p->call, body, n);
+    p->effects.ends_handle = ends_handle(p->call, body, n, &p->effects.ended_handle);
+    p->effects.records = ibx_call_records(p->call) ? scope.event : 0;
     if (p->call->kind == IBX_CALL_SETS_UP || p->call->kind == IBX_CALL_SELECTS)
         ibx_library_sets_up(body, n);
     if (is_end_of_stream(p->call))
@@ -98,8 +98,8 @@ static void before_waiting(struct ibx_pipeline *p, const uint8_t *body, size_t n
     if (p->call->kind == IBX_CALL_PUSH && n == IBX_CONFIGURATION_BYTES)
         ibx_configurations_push(&p->configurations, body, true);
     if (p->call->kind == IBX_CALL_SET_DEVICE) {
-        p->device_known = false;
-        p->current = -1;
+        p->device.known = false;
+        p->device.current = -1;
         if (n < 4 || ibx_request_word(body))
             ibx_process_select();
     }
@@ -107,7 +107,7 @@ static void before_waiting(struct ibx_pipeline *p, const uint8_t *body, size_t n
         ibx_process_select();
     if (ibx_call_is_open(p->call->kind) || p->call->kind == IBX_CALL_SHARES ||
         p->call->kind == IBX_CALL_RESETS || p->call->kind == IBX_CALL_EXTENSION)
-        p->clean = false; /* its handler may leave an error of another CUDA call */
+        p->told.clean = false; /* its handler may leave an error of another CUDA call */
     ibx_process_order(p, &scope);
     if (ibx_call_ends_event(p->call))
         ibx_events_remove(scope.event);
@@ -153,32 +153,32 @@ static int take_failure(struct ibx_pipeline *p)
     const int own = atomic_exchange(&p->failure, 0);
     const int failure = own ? own : ibx_process_take_failure(0);
     const unsigned losses = ibx_process_losses();
-    if (failure || p->losses == losses)
+    if (failure || p->told.losses == losses)
         return failure;
-    p->losses = losses;
+    p->told.losses = losses;
     ibx_process_tell_losses(losses);
     return IBX_CUDA_ERROR_UNKNOWN;
 }
 
 int ibx_waiting_told(struct ibx_pipeline *p, int exit_code, bool waits)
 {
-    p->errors += exit_code != 0;
+    p->told.errors += exit_code != 0;
     if (exit_code) {
-        p->clean = false;
+        p->told.clean = false;
         int same = exit_code; /* a sticky error, which all calls return: it is told by this one */
         if (waits) {
             if (atomic_compare_exchange_strong(&p->failure, &same, 0))
-                p->told_late = true;
+                p->told.late = true;
             ibx_process_take_failure(exit_code);
         }
         return exit_code;
     }
     const int failure = waits ? take_failure(p) : 0;
     if (failure) {
-        p->clean = false;
-        p->errors++;
-        p->last_error = failure;
-        p->told_late = true;
+        p->told.clean = false;
+        p->told.errors++;
+        p->told.last_error = failure;
+        p->told.late = true;
         ibx_pipeline_forget(p); /* lost calls reset nothing, and replies are known by device */
     }
     return failure;
@@ -191,10 +191,10 @@ static int last_error(struct ibx_pipeline *p, int exit_code, bool sets_back)
     const int launch = atomic_exchange(&p->launch_failure, 0); /* mostly known there, too */
     if (!failure)
         failure = launch;
-    int code = exit_code ? exit_code : p->last_error ? p->last_error : failure;
-    p->clean = !exit_code && (sets_back || !code);
-    p->last_error = sets_back ? 0 : code;
-    p->told_late = p->told_late && !sets_back;
+    int code = exit_code ? exit_code : p->told.last_error ? p->told.last_error : failure;
+    p->told.clean = !exit_code && (sets_back || !code);
+    p->told.last_error = sets_back ? 0 : code;
+    p->told.late = p->told.late && !sets_back;
     return code;
 }
 
@@ -260,7 +260,7 @@ static void learn_device(struct ibx_pipeline *p, const uint8_t *out, size_t n)
 {
     struct ibx_reader r = ibx_reader_of(out, n);
     if (n == 4 || (n == 12 && ibx_get_u64(&r) == 4))
-        p->current = (int32_t)ibx_get_u32(&r);
+        p->device.current = (int32_t)ibx_get_u32(&r);
 }
 
 /* Notes a stream or an event that was made; the handle may be preceded by its length. */
@@ -316,7 +316,7 @@ static void learn_plain(struct ibx_pipeline *p, const uint8_t *body, size_t n)
         ibx_successes_add(&p->others, ibx_node_key(p, body, n));
     /* cudaFree of other memory than cudaMalloc's (NULL, memory of a pool) does not wait for
      * work. */
-    if (call->kind == IBX_CALL_QUERIES || (call->kind == IBX_CALL_FREES && p->freed))
+    if (call->kind == IBX_CALL_QUERIES || (call->kind == IBX_CALL_FREES && p->effects.frees))
         ibx_idle_learn(p, body, n);
     if (call->kind == IBX_CALL_PUSH)
         p->configurations.push_known = true;
@@ -367,7 +367,7 @@ static void reply_ends(struct ibx_pipeline *p, uint64_t out)
 static void after_waiting(struct ibx_pipeline *p)
 {
     if (ibx_call_adds_work(p->call))
-        ibx_process_work(p->stays);
+        ibx_process_work(p->effects.stays);
     outdates(p);
 }
 
@@ -378,8 +378,8 @@ void ibx_waiting_note_reply(struct ibx_pipeline *p, uint8_t *bytes, size_t n)
         p->foreign = true;
     if (!p->reads && n >= 4)
         note_exit_code(p, bytes);
-    if (!p->reads && n >= 4 && p->settles && !ibx_request_word(bytes))
-        ibx_process_settled(p->left);
+    if (!p->reads && n >= 4 && p->effects.settles && !ibx_request_word(bytes))
+        ibx_process_settled(p->effects.left);
     if (!p->reads)
         after_waiting(p);
     p->reads++;

@@ -202,7 +202,7 @@ static void test_record_is_sent_alone(void **state)
 static bool has_unsent(void)
 {
     pthread_mutex_lock(&pipeline->lock);
-    const bool has = pipeline->backlog_end > pipeline->backlog_begin;
+    const bool has = pipeline->backlog.end > pipeline->backlog.begin;
     pthread_mutex_unlock(&pipeline->lock);
     return has;
 }
