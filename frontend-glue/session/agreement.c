@@ -152,8 +152,7 @@ int ibx_link_message(struct ibx_session *s, const struct ibx_event *event)
     if (type == MESSAGE_SESSIONS && event->length == 1 && s->server && is_first(s))
         rc = ibx_report_send(s);
     if (type == MESSAGE_BYE && event->length <= 2 && s->link.state.now == LINK_CONNECTED) {
-        s->link.bye = true;
-        s->link.peer_ends = event->length == 2 && ibx_get_u8(&r);
+        s->link.peer = event->length == 2 && ibx_get_u8(&r) ? LEAVE_PROCESS : LEAVE_SESSION;
         rc = 0;
     }
     ibx_message_release(s->conn, event);
@@ -207,7 +206,7 @@ void ibx_link_say_bye(struct ibx_session *s)
     struct iovec iov = {bytes, s->link.tells_end ? 2 : 1};
     struct ibx_event event;
     const uint64_t deadline = ibx_deadline_in_ms(BYE_MS);
-    if (s->link.state.now != LINK_CONNECTED || s->ended || s->link.bye)
+    if (s->link.state.now != LINK_CONNECTED || s->ended || s->link.peer)
         return;
     int rc = -EAGAIN;
     while (ibx_now_ns() < deadline) {

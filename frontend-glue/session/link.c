@@ -35,15 +35,17 @@
 static const struct ibx_state link_states[] = {
     [LINK_SINGLE] = {"single", IBX_TO(LINK_CONNECTED), IBX_STATE_INITIAL | IBX_STATE_FINAL},
     [LINK_CONNECTED] = {"connected", IBX_TO(LINK_BROKEN), IBX_STATE_FINAL},
-    [LINK_BROKEN] = {"broken", IBX_TO(LINK_RESUMING) | IBX_TO(LINK_LOST), 0},
+    [LINK_BROKEN] = {"broken", IBX_TO(LINK_RESUMING) | IBX_TO(LINK_LOST) | IBX_TO(LINK_SERVER_GONE),
+                     0},
     [LINK_RESUMING] = {"resuming", IBX_TO(LINK_CONNECTED) | IBX_TO(LINK_BROKEN), 0},
-    [LINK_LOST] = {"lost", 0, IBX_STATE_FINAL}};
+    [LINK_LOST] = {"lost", 0, IBX_STATE_FINAL},
+    [LINK_SERVER_GONE] = {"lost with the server's process", 0, IBX_STATE_FINAL}};
 static const struct ibx_state_table link_table = IBX_STATE_TABLE("link of a session", link_states);
 
 void ibx_link_init(struct ibx_session *s)
 {
     ibx_state_begin(&s->link.state, &link_table, LINK_SINGLE);
-    s->link.peer_fd = s->link.offer_fd = -1;
+    s->link.peer_fd = s->link.offer_fd = s->link.record = -1;
 }
 
 void ibx_link_fini(struct ibx_session *s)
@@ -65,7 +67,7 @@ void ibx_link_fini(struct ibx_session *s)
 
 bool ibx_link_survives(const struct ibx_session *s)
 {
-    return s->link.state.now == LINK_CONNECTED && !s->link.bye && !ibx_conn_inherited(s->conn);
+    return s->link.state.now == LINK_CONNECTED && !s->link.peer && !ibx_conn_inherited(s->conn);
 }
 
 /* ------------------------------------------------------------------- messages in turn */
@@ -412,15 +414,15 @@ int ibx_link_resume(struct ibx_session *s)
         s->hooks->broken(s->context);
     int rc = s->server ? wait_for_client(s, &err) : connect_again(s, &err);
     if (rc) {
-        link->server_gone = !s->server && (rc == -ECONNRESET || rc == -ESTALE);
-        ibx_state_move(&link->state, LINK_LOST);
+        const bool gone = !s->server && (rc == -ECONNRESET || rc == -ESTALE);
+        ibx_state_move(&link->state, gone ? LINK_SERVER_GONE : LINK_LOST);
         if (s->server && rc == -ECONNRESET && is_between_calls(s))
             return ibx_session_leave(s, err.message);
         return ibx_session_fail(s, rc, "connection with %s: %s; the session cannot go on: %s",
                                 s->path.peer, why, err.message);
     }
     ibx_state_move(&link->state, LINK_CONNECTED);
-    link->only_tcp = link->unregistered = false;
+    link->only_tcp = BY_ANY_PATH;
     link->resumed++;
     link->resumed_at = ibx_now_ns();
     tell_resumed(s, &s->path, began, why);
@@ -445,7 +447,7 @@ uint32_t ibx_session_process(const struct ibx_session *s, uint64_t *process_name
 
 bool ibx_session_server_gone(const struct ibx_session *s)
 {
-    return s->link.server_gone;
+    return s->link.state.now == LINK_SERVER_GONE;
 }
 
 int ibx_session_process_watch(const struct ibx_session *s)
@@ -455,12 +457,12 @@ int ibx_session_process_watch(const struct ibx_session *s)
 
 bool ibx_session_took_leave(const struct ibx_session *s)
 {
-    return s->link.bye && !s->link.peer_ends;
+    return s->link.peer == LEAVE_SESSION;
 }
 
 bool ibx_session_process_ended(const struct ibx_session *s)
 {
-    return s->link.bye && s->link.peer_ends;
+    return s->link.peer == LEAVE_PROCESS;
 }
 
 bool ibx_session_broken(const struct ibx_session *s)

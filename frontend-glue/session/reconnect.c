@@ -176,8 +176,8 @@ static int without_tcp(struct ibx_session *s, int rc, struct ibx_error *err)
     if (rc != -ENOTSUP || !s->link.only_tcp)
         return rc;
     const struct ibx_error why = *err;
-    if (s->link.unregistered) {
-        s->link.only_tcp = s->link.unregistered = false;
+    if (s->link.only_tcp == BY_TCP_FOR_MEMORY) {
+        s->link.only_tcp = BY_ANY_PATH;
         return ibx_error_set(
             err, -EAGAIN,
             "memory cannot be registered again, and tcp, which does not need that, failed: %.300s",
@@ -241,7 +241,7 @@ int ibx_reconnect_by_tcp(struct ibx_session *s, struct ibx_error *err)
                              "allow tcp in rdma.provider, at both ends",
                              forbidden ? "tcp, which would, is not allowed here"
                                        : "tcp carries no longer ones now");
-    s->link.only_tcp = true;
+    s->link.only_tcp = BY_TCP_FOR_LENGTH;
     return ibx_error_set(err, -EAGAIN, "that path carries shorter messages");
 }
 
@@ -249,7 +249,7 @@ int ibx_reconnect_unregistered(struct ibx_session *s, int rc, struct ibx_error *
 {
     const bool by_tcp = rc != -ENOTCONN && tcp_is_allowed(s) && !s->link.only_tcp;
     if (by_tcp)
-        s->link.only_tcp = s->link.unregistered = true;
+        s->link.only_tcp = BY_TCP_FOR_MEMORY;
     return ibx_error_set(err, by_tcp ? -EAGAIN : rc,
                          "memory cannot be registered anew, by the client or by the server: %s",
                          strerror(-rc));

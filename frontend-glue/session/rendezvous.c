@@ -209,7 +209,7 @@ int ibx_rendezvous_completed(struct ibx_session *s, const struct ibx_event *even
     struct posted *p = &s->posted[event->cookie - 1];
     s->ops_posted--;
     p->with_conn = false;
-    if (event->status && ibx_session_live(s) && s->link.state.now != LINK_SINGLE && !s->link.bye) {
+    if (event->status && ibx_session_live(s) && s->link.state.now != LINK_SINGLE && !s->link.peer) {
         /* It failed for another reason than the end of the connection. */
         bool lonely = !*ibx_conn_reason(s->conn);
         p->failures += lonely ? FAILURES_MAX / FAILURES_ALONE : 1;

@@ -87,10 +87,25 @@ enum session_state {
  *   BROKEN -> RESUMING             there is another one
  *   RESUMING -> CONNECTED          both ends agree on what has arrived
  *   RESUMING -> BROKEN             that connection has ended, too
- *   BROKEN -> LOST                 it takes too long, or the other end is gone
- *   SINGLE | CONNECTED | LOST -> [*]
+ *   BROKEN -> LOST                 it takes too long, or is refused
+ *   BROKEN -> SERVER_GONE          client: the server's process has ended, or does not know it
+ *   SINGLE | CONNECTED | LOST | SERVER_GONE -> [*]
  */
-enum link_state { LINK_SINGLE, LINK_CONNECTED, LINK_BROKEN, LINK_RESUMING, LINK_LOST };
+enum link_state {
+    LINK_SINGLE,
+    LINK_CONNECTED,
+    LINK_BROKEN,
+    LINK_RESUMING,
+    LINK_LOST,
+    LINK_SERVER_GONE,
+};
+
+/* Whether the peer has ended the session (BYE), and its process with it. */
+enum leave { LEAVE_NONE, LEAVE_SESSION, LEAVE_PROCESS };
+
+/* Whether the client continues by tcp only: other paths carry shorter messages than are under way;
+ * or they lock memory that cannot be locked, which may pass. */
+enum by_tcp { BY_ANY_PATH, BY_TCP_FOR_LENGTH, BY_TCP_FOR_MEMORY };
 
 /* Messages are numbered in two sequences: those of the stream, and those that do not wait behind
  * it. */
@@ -159,11 +174,9 @@ struct session_link {
     uint8_t id[IBX_CLAIM_ID_BYTES];
     uint8_t *secret;       /* IBX_SECRET_BYTES */
     struct ibx_keys *keys; /* client: the keys with which it continues */
-    uint64_t epoch;   /* the number of the connection, counting also those that broke at once */
-    bool server_gone; /* client: the session was lost with the server's process */
-    bool bye;         /* the peer has ended the session ... */
-    bool peer_ends;   /* ... with its process */
-    bool tells_end;   /* client: the server wants to know when this process ends */
+    uint64_t epoch;  /* the number of the connection, counting also those that broke at once */
+    enum leave peer; /* what the peer has said of its end */
+    bool tells_end;  /* client: the server wants to know when this process ends */
     /* The peer's process id by its own statement, and its namespace; 0: unknown. */
     uint32_t process;
     uint64_t process_namespace;
@@ -178,16 +191,13 @@ struct session_link {
     struct memory_name *names; /* server: remotes of earlier epochs */
     unsigned name_count;
     struct futile futile;
-    bool only_tcp; /* client: other paths carry only shorter messages than are under way, or lock
-                      memory */
-    bool unregistered; /* ... the latter reason, which may pass */
-    bool one_host;     /* client: the server's name has never led to several hosts */
+    enum by_tcp only_tcp; /* client */
+    bool one_host;        /* client: the server's name has never led to several hosts */
 
     /* Server. */
     struct ibx_waiting *waiting; /* of the listening session and all that it has accepted */
     struct ibx_session *next;    /* there */
-    bool has_record;             /* where other processes look */
-    int record;                  /* its place there */
+    int record;                  /* its place where other processes look, or -1 */
     /* The connection that ibx_session_accept() offers, and the one that was taken and is being
      * established; both are changed under the lock of `waiting`. NULL: none. */
     _Atomic(struct ibx_conn *) offered;

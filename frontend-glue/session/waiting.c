@@ -118,20 +118,19 @@ static bool write_record(struct ibx_records *records, struct session_link *link)
     memcpy(r.id, link->id, sizeof(r.id));
     memcpy(r.secret, link->secret, sizeof(r.secret));
     memcpy(r.name, link->name, sizeof(r.name));
-    if (link->has_record)
+    if (link->record >= 0)
         ibx_records_change(records, link->record, &r);
     else
         link->record = ibx_records_add(records, &r);
-    link->has_record = link->record >= 0;
     explicit_bzero(&r, sizeof(r));
-    return link->has_record;
+    return link->record >= 0;
 }
 
 static void remove_record(struct ibx_records *records, struct session_link *link)
 {
-    if (link->has_record)
+    if (link->record >= 0)
         ibx_records_remove(records, link->record);
-    link->has_record = false;
+    link->record = -1;
 }
 
 bool ibx_waiting_add(struct ibx_session *s)
@@ -233,7 +232,7 @@ void ibx_waiting_note(struct ibx_session *s, const struct ibx_path *path, unsign
     memcpy(change->from, report->provider, sizeof(change->from));
     memcpy(change->to, path->provider, sizeof(change->to));
     note_path(report, path);
-    if (s->link.has_record)
+    if (s->link.record >= 0)
         write_record(s->link.waiting->records, &s->link);
     pthread_mutex_unlock(&s->link.waiting->lock);
 }
