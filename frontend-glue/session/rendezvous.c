@@ -20,6 +20,13 @@
 #define PREPARE_MIN    (64u << 10)  /* bytes; shorter memory is pinned quickly */
 #define DIRECT_AT_ONCE (512u << 10) /* a stopped back end may still copy it: docs/security.md */
 
+static const struct ibx_state post_states[] = {
+    [POST_NONE] = {"none", IBX_TO(POST_WAITING), IBX_STATE_INITIAL | IBX_STATE_FINAL},
+    [POST_WAITING] = {"waiting", IBX_TO(POST_POSTED) | IBX_TO(POST_NONE), 0},
+    [POST_POSTED] = {"posted", IBX_TO(POST_WAITING) | IBX_TO(POST_NONE), 0}};
+static const struct ibx_state_table post_table =
+    IBX_STATE_TABLE("READ or WRITE of a session", post_states);
+
 static int register_anew(struct ibx_session *s, const void *data, size_t length, unsigned access,
                          struct ibx_mr **mr)
 {
@@ -168,7 +175,7 @@ int ibx_session_finish_posts(struct ibx_session *s)
 static struct posted *place_for_post(struct ibx_session *s)
 {
     unsigned i = 0;
-    while (i < s->posted_size && s->posted[i].used)
+    while (i < s->posted_size && s->posted[i].state.now != POST_NONE)
         i++;
     if (i < s->posted_size)
         return &s->posted[i];
@@ -176,7 +183,8 @@ static struct posted *place_for_post(struct ibx_session *s)
     struct posted *more = realloc(s->posted, size * sizeof(*more));
     if (!more)
         return NULL;
-    memset(more + s->posted_size, 0, (size - s->posted_size) * sizeof(*more));
+    for (unsigned k = s->posted_size; k < size; k++)
+        ibx_state_begin(&more[k].state, &post_table, POST_NONE);
     s->posted = more;
     s->posted_size = size;
     return &more[i];
@@ -192,12 +200,14 @@ static int post(struct ibx_session *s, struct posted *p)
     if (ibx_session_resolve(s, &remote))
         rc = p->read ? ibx_read(s->conn, p->mr, local, &remote, p->offset, p->n, cookie, p->flags)
                      : ibx_write(s->conn, p->mr, local, &remote, p->offset, p->n, cookie, p->flags);
-    p->with_conn = !rc;
-    s->ops_posted += !rc;
-    if (!rc || (rc == -ENOTCONN && ibx_link_survives(s)))
+    if (!rc) {
+        s->ops_posted++;
+        return ibx_state_move(&p->state, POST_POSTED);
+    }
+    if (rc == -ENOTCONN && ibx_link_survives(s))
         return 0;
     s->ops_pending--;
-    p->used = false;
+    ibx_state_move(&p->state, POST_NONE);
     return ibx_session_fail(s, rc, "%s of %zu bytes with %s failed: %s", p->read ? "READ" : "WRITE",
                             p->n, s->path.peer, strerror(-rc));
 }
@@ -208,17 +218,16 @@ int ibx_rendezvous_completed(struct ibx_session *s, const struct ibx_event *even
 {
     struct posted *p = &s->posted[event->cookie - 1];
     s->ops_posted--;
-    p->with_conn = false;
     if (event->status && ibx_session_live(s) && s->link.state.now != LINK_SINGLE && !s->link.peer) {
         /* It failed for another reason than the end of the connection. */
         bool lonely = !*ibx_conn_reason(s->conn);
         p->failures += lonely ? FAILURES_MAX / FAILURES_ALONE : 1;
         if (p->failures <= FAILURES_MAX) {
             ibx_abort(s->conn);
-            return 0;
+            return ibx_state_move(&p->state, POST_WAITING);
         }
     }
-    p->used = false;
+    ibx_state_move(&p->state, POST_NONE);
     s->ops_pending--;
     if (event->status && !s->ops_status)
         s->ops_status = event->status;
@@ -233,9 +242,9 @@ void ibx_rendezvous_give_up(struct ibx_session *s)
 {
     for (unsigned i = 0; i < s->posted_size; i++) {
         struct posted *p = &s->posted[i];
-        if (!p->used || p->with_conn || ibx_mr_usable(p->mr))
+        if (p->state.now != POST_WAITING || ibx_mr_usable(p->mr))
             continue;
-        p->used = false;
+        ibx_state_move(&p->state, POST_NONE);
         s->ops_pending--;
         s->ops_given_up = true;
     }
@@ -252,7 +261,7 @@ int ibx_rendezvous_again(struct ibx_session *s)
 {
     int rc = 0;
     for (unsigned i = 0; i < s->posted_size && !rc; i++) {
-        if (s->posted[i].used && !s->posted[i].with_conn)
+        if (s->posted[i].state.now == POST_WAITING)
             rc = post(s, &s->posted[i]);
     }
     return rc;
@@ -264,7 +273,7 @@ int ibx_session_post(struct ibx_session *s, const struct ibx_session_op *op)
     if (!posted)
         return ibx_session_fail(s, -ENOMEM, "no memory for a copy with %s", s->path.peer);
     *posted = (struct posted){
-        .used = true,
+        .state = posted->state,
         .read = op->read,
         .mr = op->mr,
         .at = (uint64_t)((uint8_t *)op->local - (uint8_t *)ibx_mr_address(op->mr)),
@@ -275,6 +284,7 @@ int ibx_session_post(struct ibx_session *s, const struct ibx_session_op *op)
         .flags = op->flags,
     };
     s->ops_pending++;
+    ibx_state_move(&posted->state, POST_WAITING);
     return post(s, posted);
 }
 

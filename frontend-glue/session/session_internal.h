@@ -145,10 +145,22 @@ struct memory_name {
 
 #define TOLD_NAMES 32u /* more than there can be unanswered CTSs, early ones included */
 
+/*
+ * state machine: READ or WRITE of a session
+ *   [*] -> NONE                  its place is free
+ *   NONE -> WAITING              for the connection, or for the next one
+ *   WAITING -> POSTED
+ *   POSTED -> WAITING            it has failed with its connection
+ *   POSTED -> NONE               completed
+ *   WAITING -> NONE              refused, or given up
+ *   NONE -> [*]
+ */
+enum post_state { POST_NONE, POST_WAITING, POST_POSTED };
+
 /* A READ or WRITE under way. */
 struct posted {
-    /* with_conn: posted on this connection; false: waits for the next one. */
-    bool used, read, with_conn;
+    struct ibx_state_machine state; /* enum post_state */
+    bool read;                      /* otherwise a WRITE */
     struct ibx_mr *mr;
     uint64_t at; /* the offset in its memory */
     struct ibx_remote remote;
