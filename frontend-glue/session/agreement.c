@@ -218,7 +218,7 @@ void ibx_link_say_bye(struct ibx_session *s)
         if (n && event.type == IBX_EVENT_MESSAGE)
             ibx_message_release(s->conn, &event);
         if (n && (event.type == IBX_EVENT_READ || event.type == IBX_EVENT_WRITE))
-            s->ops_posted--;
+            s->ops.posted--;
         if (!n)
             ibx_wait(s->conn, 1);
     }

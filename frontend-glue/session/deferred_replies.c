@@ -44,7 +44,7 @@ int ibx_session_check_unread(struct ibx_session *s, uint64_t n)
 /* Consumes bytes of the current segment. */
 static int take_some(struct ibx_session *s)
 {
-    struct segment *segment = &s->segment;
+    struct segment *segment = &s->in.segment;
     if (segment->kind != SEGMENT_INLINE)
         return ibx_session_fail(s, -EPROTO, "%s answers a call of no output with a payload",
                                 s->path.peer);
@@ -72,7 +72,7 @@ static int take_some(struct ibx_session *s)
 
 bool ibx_session_has_bytes(const struct ibx_session *s)
 {
-    return s->segment.left || (s->has_current && ibx_reader_left(&s->reader)) || s->stream.count;
+    return s->in.segment.left || ibx_incoming_has_more(&s->in) || s->stream.count;
 }
 
 int ibx_session_take_owed(struct ibx_session *s, bool wait)
@@ -84,7 +84,7 @@ int ibx_session_take_owed(struct ibx_session *s, bool wait)
             rc = take_some(s);
     }
     /* Releases it, for its credit. */
-    if (!s->segment.left && s->has_current && !ibx_reader_left(&s->reader)) {
+    if (!s->in.segment.left && ibx_incoming_any(&s->in) && !ibx_reader_left(&s->in.reader)) {
         ibx_session_release_current(s);
     }
     return rc;
@@ -130,13 +130,13 @@ bool ibx_session_look_closely(struct ibx_session *s)
 int ibx_session_gather_ahead(struct ibx_session *s, const uint8_t *bytes, size_t n)
 {
     int rc = ibx_session_gather_whole(s, bytes, n);
-    s->out_ahead = true;
+    s->out.ahead = true;
     return rc;
 }
 
 int ibx_session_send_ahead(struct ibx_session *s)
 {
-    return s->out_length && s->out_ahead ? ibx_session_sync(s) : 0;
+    return s->out.length && s->out.ahead ? ibx_session_sync(s) : 0;
 }
 
 bool ibx_session_send_now(struct ibx_session *s, const uint8_t *bytes, size_t n)
@@ -147,7 +147,7 @@ bool ibx_session_send_now(struct ibx_session *s, const uint8_t *bytes, size_t n)
     ibx_put_u8(&w, SEGMENT_INLINE);
     ibx_put_u32(&w, (uint32_t)n);
     struct iovec iov[2] = {{head, w.length}, {(void *)(uintptr_t)bytes, n}};
-    const int rc = s->out_length || s->ended ? -EAGAIN : ibx_session_try_send(s, iov, 2);
+    const int rc = s->out.length || s->ended ? -EAGAIN : ibx_session_try_send(s, iov, 2);
     /* It may have been sent, and must not be sent twice. */
     if (rc && rc != -EAGAIN && rc != -ENOTCONN)
         ibx_session_fail(s, rc, "sending to %s failed: %s", s->path.peer, strerror(-rc));
@@ -156,5 +156,5 @@ bool ibx_session_send_now(struct ibx_session *s, const uint8_t *bytes, size_t n)
 
 size_t ibx_session_room(const struct ibx_session *s)
 {
-    return s->message_max - 1 - SEGMENT_HEAD_INLINE;
+    return s->out.most - 1 - SEGMENT_HEAD_INLINE;
 }

@@ -131,7 +131,7 @@ bool ibx_held_replies_take(struct ibx_session *s)
         pthread_mutex_lock(&sender.lock);
         pthread_mutex_unlock(&sender.lock);
     }
-    s->held.any = s->out_length;
+    s->held.any = s->out.length;
     return s->held.any;
 }
 

@@ -112,7 +112,7 @@ static void drain(struct ibx_session *s)
     struct ibx_event events[8];
     const uint64_t deadline = ibx_deadline_in_ms(DRAIN_MS);
     ibx_abort(s->conn);
-    while (s->ops_posted && ibx_now_ns() < deadline) {
+    while (s->ops.posted && ibx_now_ns() < deadline) {
         int n = ibx_poll(s->conn, events, 8);
         if (n < 0)
             break;
@@ -144,9 +144,9 @@ static int move_to(struct ibx_session *s, struct ibx_conn *fresh)
     ibx_waiting_use(s, fresh);
     ibx_names_after(s);
     s->caps = ibx_conn_caps(fresh);
-    s->message_max = s->caps->message_max < s->out_size ? s->caps->message_max : s->out_size;
-    if (s->has_current && !s->current_conn)
-        s->current_conn = old;
+    s->out.most = s->caps->message_max < s->out.size ? s->caps->message_max : s->out.size;
+    if (ibx_incoming_any(&s->in) && !s->in.conn)
+        s->in.conn = old;
     else
         ibx_close(old);
     return rc;
@@ -156,7 +156,8 @@ static int move_to(struct ibx_session *s, struct ibx_conn *fresh)
 static bool fits(const struct ibx_session *s, const struct ibx_conn *conn)
 {
     const size_t most = ibx_conn_caps(conn)->message_max;
-    return ibx_kept_longest(&s->link.kept) <= most && s->out_length <= most && s->sending <= most;
+    return ibx_kept_longest(&s->link.kept) <= most && s->out.length <= most &&
+           s->out.sending <= most;
 }
 
 static void put_taken(struct ibx_writer *w, const struct ibx_session *s)
@@ -296,10 +297,10 @@ static int connect_again(struct ibx_session *s, struct ibx_error *err)
 
 static int receive_names(struct ibx_session *s, unsigned count, uint64_t deadline)
 {
-    uint8_t *bytes = count ? malloc(s->message_max) : NULL;
+    uint8_t *bytes = count ? malloc(s->out.most) : NULL;
     int rc = count && !bytes ? -ENOMEM : 0;
     while (!rc && s->link.name_count < count) {
-        rc = receive_one(s, MESSAGE_NAMES, bytes, s->message_max, deadline);
+        rc = receive_one(s, MESSAGE_NAMES, bytes, s->out.most, deadline);
         rc = rc < 0 ? rc : ibx_names_take(s, bytes + 1, (size_t)rc - 1);
     }
     free(bytes);
@@ -396,7 +397,7 @@ static void tell_resumed(struct ibx_session *s, const struct ibx_path *before, u
 /* A process may end while some of its threads are in no call; these say nothing. */
 static bool is_between_calls(const struct ibx_session *s)
 {
-    return !s->in_frame && !s->payloads && !s->ops_pending;
+    return !s->in_frame && !s->payloads && !s->ops.pending;
 }
 
 int ibx_link_resume(struct ibx_session *s)

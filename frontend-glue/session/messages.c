@@ -96,7 +96,7 @@ static int end(struct ibx_session *s)
         return rc ? rc : 1; /* the caller checks again: a post may have been given up */
     }
     const char *why = ibx_conn_reason(s->conn);
-    if (s->end_status == -ECONNRESET && !s->payloads && !s->ops_pending)
+    if (s->end_status == -ECONNRESET && !s->payloads && !s->ops.pending)
         return ibx_session_leave(s, why);
     return ibx_session_fail(s, s->end_status ? s->end_status : -ECONNRESET,
                             "connection with %s: %s", s->path.peer, why);
@@ -274,13 +274,13 @@ static int send_or_wait(struct ibx_session *s, const struct iovec *iov, int iovc
 int ibx_session_send(struct ibx_session *s, const struct iovec *iov, int iovcnt)
 {
     /* The message around this one, if this is sent in the middle of another. */
-    const size_t around = s->sending;
+    const size_t around = s->out.sending;
     size_t n = 0;
     for (int i = 0; i < iovcnt; i++)
         n += iov[i].iov_len;
-    s->sending = n > around ? n : around;
+    s->out.sending = n > around ? n : around;
     const int rc = send_or_wait(s, iov, iovcnt);
-    s->sending = around;
+    s->out.sending = around;
     return rc;
 }
 
@@ -295,8 +295,8 @@ int ibx_session_send_short(struct ibx_session *s, enum message_type type)
  * answer comes when everything before the FLUSH has been read; otherwise neither side can go on. */
 static int answer_early_flush(struct ibx_session *s)
 {
-    bool behind = s->behind.kind && s->behind.left;
-    bool all_read = !s->segment.left && !behind && !(s->has_current && ibx_reader_left(&s->reader));
+    bool behind = s->in.behind.kind && s->in.behind.left;
+    bool all_read = !s->in.segment.left && !behind && !ibx_incoming_has_more(&s->in);
     for (unsigned i = 0; i < s->stream.count; i++) {
         if (!ibx_message_is(queue_at(&s->stream, i), MESSAGE_FLUSH))
             continue;

@@ -68,8 +68,8 @@ static void release_memory(struct ibx_session *s, struct ibx_mr *mr)
 
 static void release_in_use(struct ibx_session *s)
 {
-    release_memory(s, s->in_use);
-    s->in_use = NULL;
+    release_memory(s, s->ops.in_use);
+    s->ops.in_use = NULL;
 }
 
 /* -------------------------------------------------------------- payloads of this side */
@@ -147,7 +147,7 @@ void ibx_rendezvous_fini(struct ibx_session *s)
 
 bool ibx_session_posts_pending(const struct ibx_session *s)
 {
-    return s->ops_pending;
+    return s->ops.pending;
 }
 
 int ibx_session_copied(struct ibx_session *s, int rc)
@@ -159,12 +159,12 @@ int ibx_session_copied(struct ibx_session *s, int rc)
 
 int ibx_session_check_posts(struct ibx_session *s)
 {
-    return ibx_session_copied(s, s->ops_status);
+    return ibx_session_copied(s, s->ops.status);
 }
 
 int ibx_session_finish_posts(struct ibx_session *s)
 {
-    while (s->ops_pending) {
+    while (s->ops.pending) {
         int rc = ibx_session_pump(s);
         if (rc)
             return rc;
@@ -175,25 +175,25 @@ int ibx_session_finish_posts(struct ibx_session *s)
 static struct posted *place_for_post(struct ibx_session *s)
 {
     unsigned i = 0;
-    while (i < s->posted_size && s->posted[i].state.now != POST_NONE)
+    while (i < s->ops.size && s->ops.items[i].state.now != POST_NONE)
         i++;
-    if (i < s->posted_size)
-        return &s->posted[i];
-    unsigned size = s->posted_size ? 2 * s->posted_size : POSTED_FIRST;
-    struct posted *more = realloc(s->posted, size * sizeof(*more));
+    if (i < s->ops.size)
+        return &s->ops.items[i];
+    unsigned size = s->ops.size ? 2 * s->ops.size : POSTED_FIRST;
+    struct posted *more = realloc(s->ops.items, size * sizeof(*more));
     if (!more)
         return NULL;
-    for (unsigned k = s->posted_size; k < size; k++)
+    for (unsigned k = s->ops.size; k < size; k++)
         ibx_state_begin(&more[k].state, &post_table, POST_NONE);
-    s->posted = more;
-    s->posted_size = size;
+    s->ops.items = more;
+    s->ops.size = size;
     return &more[i];
 }
 
 /* Returns as ibx_session_fail(). Without a connection it waits for the next one. */
 static int post(struct ibx_session *s, struct posted *p)
 {
-    const uint64_t cookie = (uint64_t)(p - s->posted) + 1;
+    const uint64_t cookie = (uint64_t)(p - s->ops.items) + 1;
     void *local = (void *)((uintptr_t)ibx_mr_address(p->mr) + p->at); /* may be a device address */
     struct ibx_remote remote = p->remote;
     int rc = -ESTALE;
@@ -201,12 +201,12 @@ static int post(struct ibx_session *s, struct posted *p)
         rc = p->read ? ibx_read(s->conn, p->mr, local, &remote, p->offset, p->n, cookie, p->flags)
                      : ibx_write(s->conn, p->mr, local, &remote, p->offset, p->n, cookie, p->flags);
     if (!rc) {
-        s->ops_posted++;
+        s->ops.posted++;
         return ibx_state_move(&p->state, POST_POSTED);
     }
     if (rc == -ENOTCONN && ibx_link_survives(s))
         return 0;
-    s->ops_pending--;
+    s->ops.pending--;
     ibx_state_move(&p->state, POST_NONE);
     return ibx_session_fail(s, rc, "%s of %zu bytes with %s failed: %s", p->read ? "READ" : "WRITE",
                             p->n, s->path.peer, strerror(-rc));
@@ -216,8 +216,8 @@ static int post(struct ibx_session *s, struct posted *p)
  * it. */
 int ibx_rendezvous_completed(struct ibx_session *s, const struct ibx_event *event)
 {
-    struct posted *p = &s->posted[event->cookie - 1];
-    s->ops_posted--;
+    struct posted *p = &s->ops.items[event->cookie - 1];
+    s->ops.posted--;
     if (event->status && ibx_session_live(s) && s->link.state.now != LINK_SINGLE && !s->link.peer) {
         /* It failed for another reason than the end of the connection. */
         bool lonely = !*ibx_conn_reason(s->conn);
@@ -228,9 +228,9 @@ int ibx_rendezvous_completed(struct ibx_session *s, const struct ibx_event *even
         }
     }
     ibx_state_move(&p->state, POST_NONE);
-    s->ops_pending--;
-    if (event->status && !s->ops_status)
-        s->ops_status = event->status;
+    s->ops.pending--;
+    if (event->status && !s->ops.status)
+        s->ops.status = event->status;
     if (p->cookie && s->hooks->arrived)
         s->hooks->arrived(s->context, p->cookie);
     return 0;
@@ -240,29 +240,29 @@ int ibx_rendezvous_completed(struct ibx_session *s, const struct ibx_event *even
  * them. */
 void ibx_rendezvous_give_up(struct ibx_session *s)
 {
-    for (unsigned i = 0; i < s->posted_size; i++) {
-        struct posted *p = &s->posted[i];
+    for (unsigned i = 0; i < s->ops.size; i++) {
+        struct posted *p = &s->ops.items[i];
         if (p->state.now != POST_WAITING || ibx_mr_usable(p->mr))
             continue;
         ibx_state_move(&p->state, POST_NONE);
-        s->ops_pending--;
-        s->ops_given_up = true;
+        s->ops.pending--;
+        s->ops.given_up = true;
     }
 }
 
 bool ibx_session_take_given_up(struct ibx_session *s)
 {
-    const bool given_up = s->ops_given_up;
-    s->ops_given_up = false;
+    const bool given_up = s->ops.given_up;
+    s->ops.given_up = false;
     return given_up;
 }
 
 int ibx_rendezvous_again(struct ibx_session *s)
 {
     int rc = 0;
-    for (unsigned i = 0; i < s->posted_size && !rc; i++) {
-        if (s->posted[i].state.now == POST_WAITING)
-            rc = post(s, &s->posted[i]);
+    for (unsigned i = 0; i < s->ops.size && !rc; i++) {
+        if (s->ops.items[i].state.now == POST_WAITING)
+            rc = post(s, &s->ops.items[i]);
     }
     return rc;
 }
@@ -283,7 +283,7 @@ int ibx_session_post(struct ibx_session *s, const struct ibx_session_op *op)
         .cookie = op->cookie,
         .flags = op->flags,
     };
-    s->ops_pending++;
+    s->ops.pending++;
     ibx_state_move(&posted->state, POST_WAITING);
     return post(s, posted);
 }
@@ -376,7 +376,7 @@ static int move_by_threads(struct ibx_session *s, bool read, uint8_t *data,
     unsigned access = read ? IBX_ACCESS_REMOTE_READ : IBX_ACCESS_REMOTE_WRITE;
     struct ibx_remote part = *remote;
     struct ibx_reach reach;
-    if (n < THREADS_MIN || s->no_threads || s->ops_pending || offset > remote->length ||
+    if (n < THREADS_MIN || s->no_threads || s->ops.pending || offset > remote->length ||
         n > remote->length - offset)
         return 1;
     part.address += offset;
@@ -398,10 +398,14 @@ static int move(struct ibx_session *s, bool read, uint8_t *data, const struct ib
     int by_threads = move_by_threads(s, read, data, remote, offset, n);
     if (by_threads <= 0)
         return by_threads;
-    if (register_memory(s, data, n, IBX_ACCESS_LOCAL, &s->in_use))
+    if (register_memory(s, data, n, IBX_ACCESS_LOCAL, &s->ops.in_use))
         return move_bounced(s, read, data, remote, offset, n);
-    const struct ibx_session_op op = {
-        .read = read, .mr = s->in_use, .local = data, .remote = remote, .offset = offset, .n = n};
+    const struct ibx_session_op op = {.read = read,
+                                      .mr = s->ops.in_use,
+                                      .local = data,
+                                      .remote = remote,
+                                      .offset = offset,
+                                      .n = n};
     int rc = ibx_session_post(s, &op);
     if (!rc)
         rc = ibx_session_finish_posts(s);
@@ -412,7 +416,7 @@ static int move(struct ibx_session *s, bool read, uint8_t *data, const struct ib
 
 int ibx_rendezvous_take(struct ibx_session *s, uint8_t *to, size_t n)
 {
-    struct segment *segment = &s->segment;
+    struct segment *segment = &s->in.segment;
     int rc = move(s, true, to, &segment->remote, segment->remote_at, n);
     if (!rc) {
         segment->remote_at += n;
@@ -516,7 +520,7 @@ void ibx_session_prepare(struct ibx_session *s, void *address, size_t n)
     bool told = n >= PREPARE_MIN && ibx_session_idle(s) && !strcmp(s->path.provider, "shm") &&
                 ibx_shared_holds(address, n);
     if (!ibx_session_live(s) || (s->caps->register_free && !told) ||
-        register_remote(s, address, n, both, &s->in_use, &remote))
+        register_remote(s, address, n, both, &s->ops.in_use, &remote))
         return;
     if (!told || !prepare_there(s, &remote)) /* if not, it was released with the session */
         release_in_use(s);
@@ -623,14 +627,14 @@ static int receive_bounced(struct ibx_session *s, uint8_t *to, size_t n)
 int ibx_rendezvous_receive(struct ibx_session *s, uint8_t *to, size_t n)
 {
     int rc;
-    if (register_memory(s, to, n, IBX_ACCESS_REMOTE_WRITE, &s->in_use)) {
+    if (register_memory(s, to, n, IBX_ACCESS_REMOTE_WRITE, &s->ops.in_use)) {
         rc = receive_bounced(s, to, n);
     } else {
-        rc = clear_to_send(s, s->in_use, to, n);
+        rc = clear_to_send(s, s->ops.in_use, to, n);
         if (!rc)
             release_in_use(s);
     }
     if (!rc)
-        s->segment.left -= n;
+        s->in.segment.left -= n;
     return rc;
 }

@@ -49,7 +49,7 @@ int ibx_report_send(struct ibx_session *s)
 {
     uint8_t head[10], body[REPORT_BYTES];
     struct ibx_writer w = ibx_writer_of(head, sizeof(head));
-    size_t room = s->message_max - sizeof(head);
+    size_t room = s->out.most - sizeof(head);
     if (room > sizeof(body))
         room = sizeof(body);
     struct answer answer = {.body = ibx_writer_of(body, room), .now = ibx_now_ns()};

@@ -44,8 +44,8 @@ static bool peek_tail(struct ibx_request *q)
 /* Whether the body, or its payload, follows in the same message as memory to READ. */
 static bool peek_remote(struct ibx_session *s, struct ibx_request *q)
 {
-    q->after = s->reader;
-    if (!s->has_current || ibx_get_u8(&q->after) != SEGMENT_RTS_READ)
+    q->after = s->in.reader;
+    if (!ibx_incoming_any(&s->in) || ibx_get_u8(&q->after) != SEGMENT_RTS_READ)
         return false;
     ibx_name_get(&q->after, &q->remote);
     if (q->after.failed)
@@ -60,24 +60,25 @@ static bool peek_remote(struct ibx_session *s, struct ibx_request *q)
  * the stream. Some of them may have been gathered before. */
 static int gather(struct ibx_session *s, size_t n)
 {
-    const size_t here = (size_t)s->segment.left;
-    if (s->gathered_size < n) {
+    const size_t here = (size_t)s->in.segment.left;
+    if (s->in.gathered_size < n) {
         uint8_t *more = malloc(n);
         if (!more)
             return 0; /* nothing has been read */
-        memcpy(more, s->segment.inline_at, here);
-        free(s->gathered);
-        s->gathered = more;
-        s->gathered_size = n;
+        memcpy(more, s->in.segment.inline_at, here);
+        free(s->in.gathered);
+        s->in.gathered = more;
+        s->in.gathered_size = n;
     } else {
-        memmove(s->gathered, s->segment.inline_at, here);
+        memmove(s->in.gathered, s->in.segment.inline_at, here);
     }
-    s->segment.left = 0;
-    int rc = ibx_session_read_all(s, s->gathered + here, n - here);
+    s->in.segment.left = 0;
+    int rc = ibx_session_read_all(s, s->in.gathered + here, n - here);
     if (rc)
         return rc;
-    s->behind = s->segment;
-    s->segment = (struct segment){.kind = SEGMENT_INLINE, .left = n, .inline_at = s->gathered};
+    s->in.behind = s->in.segment;
+    s->in.segment =
+        (struct segment){.kind = SEGMENT_INLINE, .left = n, .inline_at = s->in.gathered};
     return 1;
 }
 
@@ -92,8 +93,8 @@ static bool may_be_extension(const uint8_t *bytes, size_t n)
  * 1: now there is more of it; 0: it is none; otherwise as ibx_session_fail(). */
 static int gather_extension(struct ibx_session *s)
 {
-    const size_t left = (size_t)s->segment.left;
-    const uint8_t *bytes = s->segment.inline_at, *nul = memchr(bytes, 0, left);
+    const size_t left = (size_t)s->in.segment.left;
+    const uint8_t *bytes = s->in.segment.inline_at, *nul = memchr(bytes, 0, left);
     const size_t name = nul ? (size_t)(nul - bytes) + 1 : 0;
     if (!name)
         return may_be_extension(bytes, left) ? gather(s, left + 1) : 0;
@@ -116,14 +117,15 @@ static int find_call(struct ibx_session *s, struct ibx_request *q)
 {
     const struct ibx_call *call;
     size_t whole;
-    while (!(whole = ibx_call_request(s->segment.inline_at, (size_t)s->segment.left, &call))) {
+    const struct segment *segment = &s->in.segment;
+    while (!(whole = ibx_call_request(segment->inline_at, (size_t)segment->left, &call))) {
         const int rc = gather_extension(s);
         if (rc <= 0)
             return rc;
     }
     if (!call->name[0])
         return 0;
-    const uint8_t *bytes = s->segment.inline_at;
+    const uint8_t *bytes = segment->inline_at;
     const size_t head = (size_t)((const uint8_t *)memchr(bytes, 0, whole) - bytes) + 9;
     *q = (struct ibx_request){.call = IBX_FRAME_OTHER,
                               .called = call,
@@ -138,19 +140,19 @@ static int find_call(struct ibx_session *s, struct ibx_request *q)
 static int find_request(struct ibx_session *s, struct ibx_request *q)
 {
     int rc = ibx_session_refill(s);
-    if (rc || s->segment.kind != SEGMENT_INLINE)
+    if (rc || s->in.segment.kind != SEGMENT_INLINE)
         return rc;
-    size_t name, left = (size_t)s->segment.left;
-    *q = (struct ibx_request){.call = ibx_frame_name(s->segment.inline_at, left, &name),
+    size_t name, left = (size_t)s->in.segment.left;
+    *q = (struct ibx_request){.call = ibx_frame_name(s->in.segment.inline_at, left, &name),
                               .reply_to = s->early_cts.remote,
                               .settle = s->settle};
     if (q->call == IBX_FRAME_OTHER)
         return find_call(s, q);
     if (left - name < 8)
         return 0;
-    struct ibx_reader r = ibx_reader_of(s->segment.inline_at + name, 8);
+    struct ibx_reader r = ibx_reader_of(s->in.segment.inline_at + name, 8);
     q->length = ibx_get_u64(&r);
-    q->head = s->segment.inline_at + name + 8;
+    q->head = s->in.segment.inline_at + name + 8;
     q->head_length = left - name - 8;
     if (q->head_length >= q->length) {
         q->body = q->head;
@@ -158,9 +160,9 @@ static int find_request(struct ibx_session *s, struct ibx_request *q)
         return 1;
     }
     q->inline_length = left;
-    if (!s->behind.kind && peek_remote(s, q))
+    if (!s->in.behind.kind && peek_remote(s, q))
         return 1;
-    if (q->length > GATHER_MAX || s->behind.kind)
+    if (q->length > GATHER_MAX || s->in.behind.kind)
         return 0;
     rc = gather(s, name + 8 + (size_t)q->length);
     return rc > 0 ? find_request(s, q) : rc;
@@ -168,14 +170,14 @@ static int find_request(struct ibx_session *s, struct ibx_request *q)
 
 void ibx_session_consume(struct ibx_session *s, const struct ibx_request *q)
 {
-    s->segment.inline_at += q->inline_length;
-    s->segment.left -= q->inline_length;
+    s->in.segment.inline_at += q->inline_length;
+    s->in.segment.left -= q->inline_length;
     if (q->body)
         return;
-    s->reader = q->after;
+    s->in.reader = q->after;
     s->payloads_read++;
     if (q->rest_length)
-        s->segment =
+        s->in.segment =
             (struct segment){.kind = SEGMENT_INLINE, .left = q->rest_length, .inline_at = q->rest};
 }
 

@@ -120,9 +120,9 @@ static int come_alive(struct ibx_session *s)
 {
     s->caps = ibx_conn_caps(s->conn);
     s->path = *ibx_conn_path(s->conn);
-    s->out_size = s->message_max = s->caps->message_max;
-    s->out = malloc(s->out_size);
-    if (!s->out || ibx_messages_init(s))
+    s->out.size = s->out.most = s->caps->message_max;
+    s->out.bytes = malloc(s->out.size);
+    if (!s->out.bytes || ibx_messages_init(s))
         return ibx_session_fail(s, -ENOMEM, "no memory for a session with %s", s->path.peer);
     return ibx_state_move(&s->state, SESSION_LIVE);
 }
@@ -285,12 +285,12 @@ static void abandon_ops(struct ibx_session *s)
     struct ibx_event events[8];
     uint64_t deadline = ibx_deadline_in_ms(ABANDON_MS);
     ibx_abort(s->conn);
-    while (s->ops_posted && ibx_now_ns() < deadline) {
+    while (s->ops.posted && ibx_now_ns() < deadline) {
         int n = ibx_poll(s->conn, events, 8);
         if (n < 0)
             return;
         for (int i = 0; i < n; i++)
-            s->ops_posted -= events[i].type == IBX_EVENT_READ || events[i].type == IBX_EVENT_WRITE;
+            s->ops.posted -= events[i].type == IBX_EVENT_READ || events[i].type == IBX_EVENT_WRITE;
         if (!n)
             ibx_wait(s->conn, 100);
     }
@@ -311,25 +311,26 @@ static void release_all(struct ibx_session *s)
         ibx_rendezvous_fini(s);
     }
     ibx_close(s->conn);
-    ibx_close(s->current_conn);
-    s->current_conn = NULL;
+    ibx_close(s->in.conn);
+    s->in.conn = NULL;
     ibx_link_fini(s);
     if (s->hooks->ended)
         s->hooks->ended(s->context);
     ibx_session_drop_threads(s);
     s->conn = NULL;
     s->caps = NULL;
-    free(s->out);
-    free(s->gathered);
-    free(s->posted);
-    s->posted = NULL;
-    s->posted_size = s->ops_pending = s->ops_posted = 0;
-    s->out = s->gathered = NULL;
-    s->gathered_size = 0;
+    free(s->out.bytes);
+    free(s->in.gathered);
+    free(s->ops.items);
+    s->ops.items = NULL;
+    s->ops.size = s->ops.pending = s->ops.posted = 0;
+    s->out.bytes = s->in.gathered = NULL;
+    s->in.gathered_size = 0;
     ibx_messages_fini(s);
-    s->has_current = s->delayed = false;
+    s->in.message.data = NULL;
+    s->delayed = false;
     s->owed.count = 0;
-    s->segment = s->behind = (struct segment){.kind = SEGMENT_NONE};
+    s->in.segment = s->in.behind = (struct segment){.kind = SEGMENT_NONE};
 }
 
 int ibx_session_fail(struct ibx_session *s, int code, const char *format, ...)
@@ -482,13 +483,13 @@ bool ibx_session_serving(const struct ibx_session *s)
 
 void ibx_session_all_answered(struct ibx_session *s)
 {
-    if (ibx_session_live(s) && !s->owed.count && !s->out_length)
+    if (ibx_session_live(s) && !s->owed.count && !s->out.length)
         ibx_kept_forget(&s->link.kept);
 }
 
 bool ibx_session_idle(const struct ibx_session *s)
 {
-    return ibx_session_live(s) && (!s->out_length || s->out_ahead);
+    return ibx_session_live(s) && (!s->out.length || s->out.ahead);
 }
 
 struct ibx_conn *ibx_session_conn(const struct ibx_session *s)

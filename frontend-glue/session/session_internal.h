@@ -287,6 +287,49 @@ struct held_replies {
     struct ibx_session *next;
 };
 
+/* The DATA message that is being gathered. */
+struct outgoing {
+    uint8_t *bytes;
+    size_t size;
+    size_t most;      /* the longest message: size, or less if the connection requires that */
+    size_t length;    /* 0: nothing gathered, otherwise with the message's head */
+    size_t sending;   /* bytes of the message that waits for credit or a connection */
+    size_t inline_at; /* the offset of the open inline segment's length; 0: none is open */
+    bool ahead;       /* client: it has only whole requests, before the next one */
+};
+
+/* The DATA message that is being read. */
+struct incoming {
+    struct ibx_event message; /* data NULL: none is */
+    struct ibx_conn *conn;    /* from which it came, if that has ended; NULL: the session's */
+    struct ibx_reader reader;
+    struct segment segment;
+    struct segment behind; /* the segment that continues after it; kind NONE: none does */
+    uint8_t *gathered;     /* server: a request that arrived in pieces */
+    size_t gathered_size;
+};
+static inline bool ibx_incoming_any(const struct incoming *in)
+{
+    return in->message.data;
+}
+/* Whether it has more segments. */
+static inline bool ibx_incoming_has_more(const struct incoming *in)
+{
+    return ibx_incoming_any(in) && ibx_reader_left(&in->reader);
+}
+
+/* READs and WRITEs. */
+struct operations {
+    struct posted *items; /* indexed by cookie - 1 */
+    unsigned size;
+    unsigned pending;      /* of these, not completed */
+    unsigned posted;       /* of these, posted on the connection */
+    int status;            /* the first failure among them */
+    bool given_up;         /* some were in GPU memory that is not registered on the next
+                              connection */
+    struct ibx_mr *in_use; /* the registration of the copy that is under way */
+};
+
 /* A bounded pipeline of registered memory, for memory that cannot be registered. */
 #define BOUNCE_PIECES      4u
 #define BOUNCE_PIECE_BYTES (256u << 10)
@@ -314,13 +357,7 @@ struct ibx_session {
     struct session_link link;
     struct ibx_claim_check claim_check; /* of a listening session */
 
-    uint8_t *out;       /* the DATA message being gathered */
-    size_t out_size;    /* bytes of it */
-    size_t message_max; /* the longest message: out_size, or less if the connection requires that */
-    size_t out_length;  /* 0: nothing gathered, otherwise with the message's head */
-    size_t sending;     /* bytes of the message that waits for credit or a connection */
-    bool out_ahead;     /* client: `out` has only whole requests, before the next one */
-    size_t out_inline;  /* the offset of the open inline segment's length; 0: none is open */
+    struct outgoing out;
     struct held_replies held;
     struct payload *payloads; /* long writes of this side that were not delivered yet */
     struct payload **payloads_tail;
@@ -341,23 +378,9 @@ struct ibx_session {
     atomic_bool awaits_reply; /* client: ibx_session_awaits_reply() */
     bool in_frame;            /* bytes were read since the last sync */
     bool answering;           /* client: the connection is dead, and calls are answered here */
-    struct ibx_event current; /* the message that is being read; type MESSAGE if there is one */
-    bool has_current;
-    /* The connection from which it came, if that has ended; NULL: `conn`. */
-    struct ibx_conn *current_conn;
-    struct ibx_reader reader;
-    struct segment segment;
-    struct segment behind; /* the segment that continues after it; kind NONE: none does */
-    uint8_t *gathered;     /* server: a request that arrived in pieces */
-    size_t gathered_size;
+    struct incoming in;
 
-    struct posted *posted; /* READs and WRITEs, indexed by cookie - 1 */
-    unsigned posted_size;
-    unsigned ops_pending; /* of these, not completed */
-    unsigned ops_posted;  /* of these, posted on the connection */
-    int ops_status;       /* the first failure among them */
-    bool ops_given_up; /* some were in GPU memory that is not registered on the next connection */
-    struct ibx_mr *in_use; /* the registration of the copy that is under way */
+    struct operations ops;
     struct early_cts early_cts;
     bool settle;  /* server: SETTLE came with the present request */
     bool delayed; /* server: the reply to the request before is left to the hook `answer` */

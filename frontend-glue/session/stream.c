@@ -15,7 +15,7 @@
 static int malformed(struct ibx_session *s)
 {
     return ibx_session_fail(s, -EPROTO, "%s sent a malformed message of %zu bytes", s->path.peer,
-                            s->current.length);
+                            s->in.message.length);
 }
 
 /* Makes the next DATA message current; answers FLUSHes between two of them. */
@@ -26,15 +26,14 @@ static int next_data(struct ibx_session *s)
         int rc = ibx_session_next_message(s, &s->stream, &event);
         if (rc)
             return rc;
-        s->reader = ibx_reader_of(event.data, event.length);
-        uint8_t type = ibx_get_u8(&s->reader);
+        s->in.reader = ibx_reader_of(event.data, event.length);
+        uint8_t type = ibx_get_u8(&s->in.reader);
         if (type == MESSAGE_DATA) {
-            s->current = event;
-            s->has_current = true;
+            s->in.message = event;
             if (s->server)
                 return 0;
-            uint32_t payloads_read = ibx_get_u32(&s->reader);
-            return s->reader.failed ? malformed(s) : ibx_rendezvous_confirm(s, payloads_read);
+            uint32_t payloads_read = ibx_get_u32(&s->in.reader);
+            return s->in.reader.failed ? malformed(s) : ibx_rendezvous_confirm(s, payloads_read);
         }
         bool flush = s->server && ibx_message_is(&event, MESSAGE_FLUSH);
         ibx_message_release(s->conn, &event);
@@ -52,8 +51,8 @@ static int next_data(struct ibx_session *s)
 static int next_memory(struct ibx_session *s)
 {
     struct ibx_remote remote;
-    ibx_name_get(&s->reader, &remote);
-    if (s->reader.failed || !s->server || !remote.length || s->early_cts.remote.length)
+    ibx_name_get(&s->in.reader, &remote);
+    if (s->in.reader.failed || !s->server || !remote.length || s->early_cts.remote.length)
         return malformed(s);
     s->early_cts.remote = remote;
     return 0;
@@ -63,8 +62,8 @@ static int next_memory(struct ibx_session *s)
 static int next_prepare(struct ibx_session *s)
 {
     struct ibx_remote remote;
-    ibx_name_get(&s->reader, &remote);
-    if (s->reader.failed || !s->server || !remote.length)
+    ibx_name_get(&s->in.reader, &remote);
+    if (s->in.reader.failed || !s->server || !remote.length)
         return malformed(s);
     if (!ibx_session_resolve(s, &remote)) /* the client has released it meanwhile */
         return 0;
@@ -74,7 +73,7 @@ static int next_prepare(struct ibx_session *s)
 /* Reads the head of the next segment of the current message. */
 static int next_segment(struct ibx_session *s)
 {
-    struct ibx_reader *r = &s->reader;
+    struct ibx_reader *r = &s->in.reader;
     struct segment segment = {.kind = ibx_get_u8(r)};
     switch (segment.kind) {
     case SEGMENT_INLINE:
@@ -111,28 +110,28 @@ static int next_segment(struct ibx_session *s)
     bool empty = segment.kind != SEGMENT_INLINE && !segment.left;
     if (r->failed || empty)
         return malformed(s);
-    s->segment = segment;
+    s->in.segment = segment;
     return 0;
 }
 
 void ibx_session_release_current(struct ibx_session *s)
 {
-    if (s->has_current)
-        ibx_message_release(s->current_conn ? s->current_conn : s->conn, &s->current);
-    s->has_current = false;
-    if (s->current_conn)
-        ibx_close(s->current_conn);
-    s->current_conn = NULL;
+    if (ibx_incoming_any(&s->in))
+        ibx_message_release(s->in.conn ? s->in.conn : s->conn, &s->in.message);
+    s->in.message.data = NULL;
+    if (s->in.conn)
+        ibx_close(s->in.conn);
+    s->in.conn = NULL;
 }
 
 int ibx_session_refill(struct ibx_session *s)
 {
-    while (!s->segment.left) {
+    while (!s->in.segment.left) {
         int rc = 0;
-        if (s->behind.kind) {
-            s->segment = s->behind;
-            s->behind.kind = SEGMENT_NONE;
-        } else if (s->has_current && ibx_reader_left(&s->reader)) {
+        if (s->in.behind.kind) {
+            s->in.segment = s->in.behind;
+            s->in.behind.kind = SEGMENT_NONE;
+        } else if (ibx_incoming_has_more(&s->in)) {
             rc = next_segment(s);
         } else {
             ibx_session_release_current(s);
@@ -147,18 +146,18 @@ int ibx_session_refill(struct ibx_session *s)
 /* Reads n bytes of the current segment, which has at least as many; as ibx_session_fail(). */
 static int read_some(struct ibx_session *s, uint8_t *to, size_t n)
 {
-    switch (s->segment.kind) {
+    switch (s->in.segment.kind) {
     case SEGMENT_RTS_READ:
         return ibx_rendezvous_take(s, to, n);
     case SEGMENT_RTS_WRITE:
         return ibx_rendezvous_receive(s, to, n);
     case SEGMENT_EARLY_DONE:
-        s->segment.left -= n;
-        return to == s->early_cts.to && !s->segment.left ? 0 : malformed(s);
+        s->in.segment.left -= n;
+        return to == s->early_cts.to && !s->in.segment.left ? 0 : malformed(s);
     default:
-        memcpy(to, s->segment.inline_at, n);
-        s->segment.inline_at += n;
-        s->segment.left -= n;
+        memcpy(to, s->in.segment.inline_at, n);
+        s->in.segment.inline_at += n;
+        s->in.segment.left -= n;
         return 0;
     }
 }
@@ -170,7 +169,7 @@ int ibx_session_read_all(struct ibx_session *s, uint8_t *to, size_t n)
         rc = ibx_session_refill(s);
         if (rc)
             break;
-        size_t some = n - got < s->segment.left ? n - got : (size_t)s->segment.left;
+        size_t some = n - got < s->in.segment.left ? n - got : (size_t)s->in.segment.left;
         rc = read_some(s, to + got, some);
         got += some;
     }
@@ -192,7 +191,7 @@ ssize_t ibx_session_read(struct ibx_session *s, void *buffer, size_t n)
     if (rc == -ENOTCONN)
         return 0;
     s->in_frame = s->in_frame || (n && !rc);
-    if (!rc && s->segment.left == s->held.left)
+    if (!rc && s->in.segment.left == s->held.left)
         ibx_held_replies_lend(s); /* the request is complete, and is run now */
     if (!rc && s->server && s->hooks->note_read)
         rc = s->hooks->note_read(s->context, buffer, n);
@@ -203,15 +202,15 @@ ssize_t ibx_session_read(struct ibx_session *s, void *buffer, size_t n)
 
 static void forget_gathered(struct ibx_session *s)
 {
-    s->out_length = 0;
-    s->out_inline = 0;
-    s->out_ahead = false;
+    s->out.length = 0;
+    s->out.inline_at = 0;
+    s->out.ahead = false;
     s->held.any = false;
 }
 
 static void count_payloads(struct ibx_session *s)
 {
-    struct ibx_writer w = ibx_writer_of(s->out + 1, 4);
+    struct ibx_writer w = ibx_writer_of(s->out.bytes + 1, 4);
     ibx_put_u32(&w, s->payloads_read);
 }
 
@@ -228,13 +227,13 @@ static int send_data(struct ibx_session *s, const struct iovec *iov, int iovcnt)
 
 static int send_gathered(struct ibx_session *s)
 {
-    struct iovec iov = {s->out, s->out_length};
-    return s->out_length ? send_data(s, &iov, 1) : 0;
+    struct iovec iov = {s->out.bytes, s->out.length};
+    return s->out.length ? send_data(s, &iov, 1) : 0;
 }
 
 int ibx_session_try_gathered(struct ibx_session *s)
 {
-    struct iovec iov = {s->out, s->out_length};
+    struct iovec iov = {s->out.bytes, s->out.length};
     count_payloads(s);
     const int rc = ibx_session_try_send(s, &iov, 1);
     if (rc != -EAGAIN && rc != -ENOTCONN) /* else it may have been sent, and is not sent twice */
@@ -245,21 +244,21 @@ int ibx_session_try_gathered(struct ibx_session *s)
 /* Makes room for n more bytes in the gathered message, which may be sent for that. */
 int ibx_session_reserve(struct ibx_session *s, size_t n)
 {
-    if (s->out_length && s->out_length + n > s->message_max) {
+    if (s->out.length && s->out.length + n > s->out.most) {
         int rc = send_gathered(s);
         if (rc)
             return rc;
     }
-    if (!s->out_length) {
-        s->out[0] = MESSAGE_DATA;
-        s->out_length = s->server ? 5 : 1; /* send_data() fills the server's count in */
+    if (!s->out.length) {
+        s->out.bytes[0] = MESSAGE_DATA;
+        s->out.length = s->server ? 5 : 1; /* send_data() fills the server's count in */
     }
     return 0;
 }
 
 static void patch_inline(struct ibx_session *s, size_t length)
 {
-    struct ibx_writer w = ibx_writer_of(s->out + s->out_inline, 4);
+    struct ibx_writer w = ibx_writer_of(s->out.bytes + s->out.inline_at, 4);
     ibx_put_u32(&w, (uint32_t)length);
 }
 
@@ -269,16 +268,16 @@ int ibx_session_gather(struct ibx_session *s, const uint8_t *from, size_t n)
         int rc = ibx_session_reserve(s, SEGMENT_HEAD_INLINE + 1);
         if (rc)
             return rc;
-        if (!s->out_inline) {
-            s->out[s->out_length] = SEGMENT_INLINE;
-            s->out_inline = s->out_length + 1;
-            s->out_length += SEGMENT_HEAD_INLINE;
+        if (!s->out.inline_at) {
+            s->out.bytes[s->out.length] = SEGMENT_INLINE;
+            s->out.inline_at = s->out.length + 1;
+            s->out.length += SEGMENT_HEAD_INLINE;
         }
-        size_t room = s->message_max - s->out_length;
+        size_t room = s->out.most - s->out.length;
         size_t some = n < room ? n : room;
-        memcpy(s->out + s->out_length, from, some);
-        s->out_length += some;
-        patch_inline(s, s->out_length - s->out_inline - 4);
+        memcpy(s->out.bytes + s->out.length, from, some);
+        s->out.length += some;
+        patch_inline(s, s->out.length - s->out.inline_at - 4);
         from += some;
         n -= some;
     }
@@ -287,7 +286,7 @@ int ibx_session_gather(struct ibx_session *s, const uint8_t *from, size_t n)
 
 int ibx_session_gather_whole(struct ibx_session *s, const uint8_t *from, size_t n)
 {
-    const int rc = ibx_session_reserve(s, (s->out_inline ? 0 : SEGMENT_HEAD_INLINE) + n);
+    const int rc = ibx_session_reserve(s, (s->out.inline_at ? 0 : SEGMENT_HEAD_INLINE) + n);
     return rc ? rc : ibx_session_gather(s, from, n);
 }
 
@@ -300,17 +299,17 @@ static int send_along(struct ibx_session *s, const uint8_t *from, size_t n)
         if (rc)
             return rc;
         /* a request in one piece need not be gathered */
-        const size_t begun = s->out_inline ? s->out_length - s->out_inline - 4 : 0;
-        const size_t head = s->out_inline ? 0 : SEGMENT_HEAD_INLINE;
-        const size_t room = s->message_max - s->out_length - head;
+        const size_t begun = s->out.inline_at ? s->out.length - s->out.inline_at - 4 : 0;
+        const size_t head = s->out.inline_at ? 0 : SEGMENT_HEAD_INLINE;
+        const size_t room = s->out.most - s->out.length - head;
         const size_t some = n < room ? n : room;
         if (head) {
-            s->out[s->out_length] = SEGMENT_INLINE;
-            s->out_inline = s->out_length + 1;
-            s->out_length += head;
+            s->out.bytes[s->out.length] = SEGMENT_INLINE;
+            s->out.inline_at = s->out.length + 1;
+            s->out.length += head;
         }
         patch_inline(s, begun + some);
-        struct iovec iov[2] = {{s->out, s->out_length}, {(void *)(uintptr_t)from, some}};
+        struct iovec iov[2] = {{s->out.bytes, s->out.length}, {(void *)(uintptr_t)from, some}};
         rc = send_data(s, iov, 2);
         if (rc)
             return rc;
@@ -327,19 +326,19 @@ int ibx_session_gather_around(struct ibx_session *s, const void *payload, size_t
     int rc = ibx_session_reserve(s, SEGMENT_HEAD_INLINE + 1);
     if (rc)
         return rc;
-    size_t begun = s->out_inline ? s->out_length - s->out_inline - 4 : 0;
-    size_t head = s->out_inline ? 0 : SEGMENT_HEAD_INLINE;
-    if (n < SEND_ALONG || s->out_length + head + all > s->message_max) {
+    size_t begun = s->out.inline_at ? s->out.length - s->out.inline_at - 4 : 0;
+    size_t head = s->out.inline_at ? 0 : SEGMENT_HEAD_INLINE;
+    if (n < SEND_ALONG || s->out.length + head + all > s->out.most) {
         rc = ibx_session_gather(s, payload, n);
         return rc ? rc : ibx_session_gather(s, tail, tail_length);
     }
     if (head) {
-        s->out[s->out_length] = SEGMENT_INLINE;
-        s->out_inline = s->out_length + 1;
-        s->out_length += head;
+        s->out.bytes[s->out.length] = SEGMENT_INLINE;
+        s->out.inline_at = s->out.length + 1;
+        s->out.length += head;
     }
     patch_inline(s, begun + all);
-    struct iovec iov[3] = {{s->out, s->out_length},
+    struct iovec iov[3] = {{s->out.bytes, s->out.length},
                            {(void *)(uintptr_t)payload, n},
                            {(void *)(uintptr_t)tail, tail_length}};
     return send_data(s, iov, 3);
@@ -350,9 +349,9 @@ int ibx_session_add_segment(struct ibx_session *s, const uint8_t *bytes, size_t 
     int rc = ibx_session_reserve(s, n);
     if (rc)
         return rc;
-    s->out_inline = 0;
-    memcpy(s->out + s->out_length, bytes, n);
-    s->out_length += n;
+    s->out.inline_at = 0;
+    memcpy(s->out.bytes + s->out.length, bytes, n);
+    s->out.length += n;
     return 0;
 }
 
@@ -434,16 +433,16 @@ ssize_t ibx_session_write(struct ibx_session *s, const void *buffer, size_t n)
 static bool reply_can_wait(struct ibx_session *s)
 {
     const struct ibx_call *call;
-    if (!s->out_length || s->out_length >= REPLIES_MAX || s->payloads || s->behind.kind ||
-        s->segment.kind != SEGMENT_INLINE)
+    if (!s->out.length || s->out.length >= REPLIES_MAX || s->payloads || s->in.behind.kind ||
+        s->in.segment.kind != SEGMENT_INLINE)
         return false;
-    const uint8_t *next = s->segment.inline_at;
-    const size_t length = ibx_call_request(next, (size_t)s->segment.left, &call);
+    const uint8_t *next = s->in.segment.inline_at;
+    const size_t length = ibx_call_request(next, (size_t)s->in.segment.left, &call);
     if (!length)
         return false;
     const size_t head = strlen((const char *)next) + 1 + 8;
     return ibx_call_is_quick(call, next + head, length - head) &&
-           ibx_held_replies_hold(s, s->segment.left - length);
+           ibx_held_replies_hold(s, s->in.segment.left - length);
 }
 
 int ibx_session_sync(struct ibx_session *s)

@@ -279,9 +279,9 @@ static void a_copy_that_is_not_supported(void **state)
     memory_of(client, BODY, IBX_ACCESS_REMOTE_WRITE, &remote);
     send_remote(client, "\2", &remote);
     assert_int_equal(ibx_session_write(pair.server, body, BODY), BODY);
-    while (pair.message - pair.server->out_length > sizeof(filler) + 5)
+    while (pair.message - pair.server->out.length > sizeof(filler) + 5)
         assert_true(ibx_session_write(pair.server, filler, sizeof(filler)) > 0);
-    size_t left = pair.message - pair.server->out_length - 5;
+    size_t left = pair.message - pair.server->out.length - 5;
     assert_int_equal(ibx_session_write(pair.server, filler, left), left);
     memory_control.refuse = -EOPNOTSUPP;
     assert_int_equal(ibx_session_write(pair.server, body, BODY), -EOPNOTSUPP);

@@ -168,7 +168,7 @@ static void test_sent_in_place(void **state)
         struct ibx_frontend_copy wish = {.to_device = true, .host = bytes, .n = n, .whole = true};
         assert_int_equal(copy_by_client(wish), 0);
         assert_device(n, i);
-        assert_null(memmem(pair.client->out, room, bytes + n - 100, 64));
+        assert_null(memmem(pair.client->out.bytes, room, bytes + n - 100, 64));
     }
     assert_int_equal(seen().requests, 1);
 }

@@ -102,7 +102,7 @@ static int serve(struct session_pair *p, void *argument)
             length > sizeof(body) || ibx_session_read(s, body, length) != (ssize_t)length)
             return 0;
         if (requests < REQUESTS)
-            last_of_message[requests] = !s->segment.left;
+            last_of_message[requests] = !s->in.segment.left;
         requests++;
         for (size_t at = 0; at < sizeof(reply); at += at ? 8 : 4)
             ibx_session_write(s, reply + at, at ? 8 : 4);

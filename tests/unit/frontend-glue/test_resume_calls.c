@@ -99,7 +99,7 @@ static int serve(struct ibx_session *s, void *argument)
         if (n == sizeof(name) || !ibx_session_live(s) || ibx_session_read(s, &length, 8) != 8)
             break;
         const bool extension = !strcmp(name, IBX_EXT_NAME);
-        cut_short += extension && s->segment.left < length;
+        cut_short += extension && s->in.segment.left < length;
         wrong = wrong || (extension && runs_extensions);
         if (ibx_session_read(s, body, length) != (ssize_t)length)
             break;
