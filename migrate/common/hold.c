@@ -139,27 +139,26 @@ int ibx_hold_say_shut(int fd, struct ibx_error *err)
 
 int ibx_hold_release(struct ibx_qmp *qmp, int fd, uint64_t deadline_ns, struct ibx_error *err)
 {
-    char status[32], error[256];
+    struct ibx_vm_progress now;
     /* Without a monitor the migration could not be marked after SHUT, and the next tool that
      * reaches QEMU could not tell whose migration has completed. So the monitor has to answer
      * first. */
-    int said = ibx_vm_status(qmp, status, sizeof(status), deadline_ns, err);
+    int said = ibx_vm_status(qmp, now.status, sizeof(now.status), deadline_ns, err);
     if (!said)
         said = ibx_hold_say_shut(fd, err);
     if (said)
         return said;
     for (;;) {
-        int rc =
-            ibx_vm_migration(qmp, status, sizeof(status), error, sizeof(error), deadline_ns, err);
+        int rc = ibx_vm_migration(qmp, &now, deadline_ns, err);
         if (rc)
             return rc;
-        if (ibx_vm_migration_ended(status))
+        if (ibx_vm_migration_ended(now.status))
             break;
         if (ibx_now_ns() >= deadline_ns)
             return ibx_error_set(err, -ETIMEDOUT,
                                  "QEMU's migration is still \"%s\" after it was told that it is "
                                  "complete",
-                                 status);
+                                 now.status);
         usleep(LOOK_US);
     }
     return 0;

@@ -56,17 +56,17 @@ bool ibx_vm_lives(const char *status)
     return !strcmp(status, "running") || !strcmp(status, "suspended");
 }
 
-int ibx_vm_migration(struct ibx_qmp *qmp, char *status, size_t size, char *error, size_t error_size,
-                     uint64_t deadline_ns, struct ibx_error *err)
+int ibx_vm_migration(struct ibx_qmp *qmp, struct ibx_vm_progress *progress, uint64_t deadline_ns,
+                     struct ibx_error *err)
 {
     json_t *result;
     int rc = ibx_qmp_execute(qmp, "query-migrate", NULL, &result, deadline_ns, err);
     if (rc)
         return rc;
-    copy_text(status, size, json_object_get(result, "status"));
-    if (!status[0])
-        snprintf(status, size, "none");
-    copy_text(error, error_size, json_object_get(result, "error-desc"));
+    copy_text(progress->status, sizeof(progress->status), json_object_get(result, "status"));
+    if (!progress->status[0])
+        snprintf(progress->status, sizeof(progress->status), "none");
+    copy_text(progress->error, sizeof(progress->error), json_object_get(result, "error-desc"));
     json_decref(result);
     return 0;
 }
@@ -106,25 +106,25 @@ static int check_yank(struct ibx_qmp *qmp, bool *any, uint64_t deadline_ns, stru
 static int await_thread(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
 {
     const uint64_t enough = ibx_deadline_in_ms(CLEANING_MS);
-    char status[32], why[256];
+    struct ibx_vm_progress now;
     for (;;) {
         bool any;
         int rc = check_yank(qmp, &any, deadline_ns, err);
         if (rc || !any)
             return rc;
-        rc = ibx_vm_migration(qmp, status, sizeof(status), why, sizeof(why), deadline_ns, err);
+        rc = ibx_vm_migration(qmp, &now, deadline_ns, err);
         if (rc)
             return rc;
-        if (!ibx_vm_migration_ended(status))
+        if (!ibx_vm_migration_ended(now.status))
             return ibx_error_set(err, -EREMOTEIO,
                                  "QEMU is migrating this VM already (%s): wait until that has "
                                  "ended, then see where the VM runs",
-                                 status);
+                                 now.status);
         if (ibx_now_ns() >= enough)
             return ibx_error_set(err, -EREMOTEIO,
                                  "QEMU calls its last migration \"%s\" and has not ended its "
                                  "thread for %u s (query-yank): see its log",
-                                 status, CLEANING_MS / 1000);
+                                 now.status, CLEANING_MS / 1000);
         usleep(LOOK_MS * 1000);
     }
 }
@@ -192,28 +192,27 @@ static int check_whose(struct ibx_qmp *qmp, const struct ibx_vm_undo *vm, uint64
                        struct ibx_error *err)
 {
     const uint64_t enough = ibx_deadline_in_ms(CLOSING_MS);
-    char status[32], why[256];
+    struct ibx_vm_progress now;
     bool ours;
     for (;;) {
         int rc = ibx_hold_find(ibx_qmp_pid(qmp), vm->stream, &ours, err);
         if (!rc && !ours)
-            rc = ibx_vm_migration(qmp, status, sizeof(status), why, sizeof(why), deadline_ns, err);
-        if (rc || ours || ibx_vm_migration_ended(status))
+            rc = ibx_vm_migration(qmp, &now, deadline_ns, err);
+        if (rc || ours || ibx_vm_migration_ended(now.status))
             return rc;
         if (ibx_now_ns() >= enough)
-            return under_way(status, err);
+            return under_way(now.status, err);
         usleep(LOOK_MS * 1000);
     }
 }
 
 static int cancel_migration(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
 {
-    char status[32], error[256];
+    struct ibx_vm_progress now;
     bool asked = false;
     for (;;) {
-        int rc =
-            ibx_vm_migration(qmp, status, sizeof(status), error, sizeof(error), deadline_ns, err);
-        if (rc || ibx_vm_migration_ended(status))
+        int rc = ibx_vm_migration(qmp, &now, deadline_ns, err);
+        if (rc || ibx_vm_migration_ended(now.status))
             return rc;
         if (!asked)
             rc = ibx_qmp_execute(qmp, "migrate_cancel", NULL, NULL, deadline_ns, err);
@@ -224,7 +223,7 @@ static int cancel_migration(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ib
             return ibx_error_set(err, -ETIMEDOUT,
                                  "QEMU's migration is still \"%s\" after it was "
                                  "cancelled",
-                                 status);
+                                 now.status);
         usleep(LOOK_MS * 1000);
     }
 }
@@ -285,9 +284,9 @@ static int end_migration(struct ibx_qmp *qmp, const struct ibx_vm_undo *vm, bool
  * because QEMU does not complete a migration whose stream is closed. */
 static int check_left(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
 {
-    char status[32], why[256];
-    int rc = ibx_vm_migration(qmp, status, sizeof(status), why, sizeof(why), deadline_ns, err);
-    if (rc || strcmp(status, "completed"))
+    struct ibx_vm_progress now;
+    int rc = ibx_vm_migration(qmp, &now, deadline_ns, err);
+    if (rc || strcmp(now.status, "completed"))
         return rc;
     return ibx_error_set(
         err, -EBUSY,
@@ -342,13 +341,13 @@ static int activate_disks(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_
 static int await_end(struct ibx_qmp *qmp, uint64_t deadline_ns, struct ibx_error *err)
 {
     const uint64_t enough = ibx_deadline_in_ms(CLOSING_MS);
-    char status[32], why[256];
+    struct ibx_vm_progress now;
     for (;;) {
-        int rc = ibx_vm_migration(qmp, status, sizeof(status), why, sizeof(why), deadline_ns, err);
-        if (rc || ibx_vm_migration_ended(status))
+        int rc = ibx_vm_migration(qmp, &now, deadline_ns, err);
+        if (rc || ibx_vm_migration_ended(now.status))
             return rc;
         if (ibx_now_ns() >= enough || ibx_now_ns() >= deadline_ns)
-            return ibx_error_set(err, -ETIMEDOUT, "QEMU's migration is still \"%s\"", status);
+            return ibx_error_set(err, -ETIMEDOUT, "QEMU's migration is still \"%s\"", now.status);
         usleep(LOOK_MS * 1000);
     }
 }

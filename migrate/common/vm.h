@@ -34,9 +34,13 @@ int ibx_vm_status(struct ibx_qmp *qmp, char *status, size_t size, uint64_t deadl
  * QEMU before 9.0 wakes such a guest when it stops the VM; with a later QEMU such a VM is not
  * migrated (ibx_qmp_sleeps_on()). */
 bool ibx_vm_lives(const char *status);
-/* The status of QEMU's own migration ("none", "active", "completed", ...) and its error text. */
-int ibx_vm_migration(struct ibx_qmp *qmp, char *status, size_t size, char *error, size_t error_size,
-                     uint64_t deadline_ns, struct ibx_error *err);
+/* How far QEMU's own migration is. */
+struct ibx_vm_progress {
+    char status[32]; /* "none", "active", "completed", ... */
+    char error[256]; /* why it has failed; "": QEMU does not say */
+};
+int ibx_vm_migration(struct ibx_qmp *qmp, struct ibx_vm_progress *progress, uint64_t deadline_ns,
+                     struct ibx_error *err);
 /* Whether QEMU is done with a migration of this status, one way or another. */
 bool ibx_vm_migration_ended(const char *status);
 /* Makes a stream for QEMU's device state: this tool's end (non-blocking) and QEMU's. */

@@ -300,9 +300,8 @@ static void watchdog_main(struct watchdog *w, int fd)
 
 /* ---------------------------------------------------------------- the tool's side */
 
-int ibx_watchdog_start(struct ibx_watchdog *watchdog, const char *folder,
-                       const struct ibx_record *record, const struct ibx_options *transport,
-                       const struct ibx_vm_undo *vm, int lock_fd, struct ibx_error *err)
+int ibx_watchdog_start(struct ibx_watchdog *watchdog, const struct ibx_watchdog_terms *terms,
+                       struct ibx_error *err)
 {
     int pair[2];
     *watchdog = (struct ibx_watchdog){.fd = -1};
@@ -310,14 +309,17 @@ int ibx_watchdog_start(struct ibx_watchdog *watchdog, const char *folder,
         return ibx_error_set(err, -errno, "no pipe to a watchdog: %s", strerror(errno));
     struct watchdog *w = calloc(1, sizeof(*w));
     if (w) {
-        *w = (struct watchdog){.record = *record, .vm = *vm, .folder = folder, .lock_fd = lock_fd};
-        if (folder)
-            w->transport = *transport;
+        *w = (struct watchdog){.record = *terms->record,
+                               .vm = *terms->vm,
+                               .folder = terms->folder,
+                               .lock_fd = terms->lock_fd};
+        if (terms->folder)
+            w->transport = *terms->transport;
         ibx_state_begin(&w->state, &watchdog_table, WATCHING);
     }
     pid_t pid = w ? fork() : -1;
     if (pid == 0) {
-        close_others(pair[0], lock_fd < 0 ? pair[0] : lock_fd);
+        close_others(pair[0], terms->lock_fd < 0 ? pair[0] : terms->lock_fd);
         watchdog_main(w, pair[0]);
     }
     free(w);

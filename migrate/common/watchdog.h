@@ -16,13 +16,18 @@ struct ibx_watchdog {
     int fd; /* to it; -1: none */
 };
 
-/* To be called before any thread is started. `record` is HERE. `lock_fd` is that of
- * ibx_journal_lock(): the watchdog keeps it open and closes all other descriptors. If `folder` is
- * NULL and `lock_fd` -1, nothing is recorded, nobody is told, and of the record only the VM's name,
- * QEMU's monitor and its process are used. */
-int ibx_watchdog_start(struct ibx_watchdog *watchdog, const char *folder,
-                       const struct ibx_record *record, const struct ibx_options *transport,
-                       const struct ibx_vm_undo *vm, int lock_fd, struct ibx_error *err);
+/* What a watchdog has to know. If `folder` is NULL, nothing is recorded, nobody is told, and of the
+ * record only the VM's name, QEMU's monitor and its process are used. */
+struct ibx_watchdog_terms {
+    const char *folder;                  /* of the journal, or NULL; it has to stay valid */
+    const struct ibx_record *record;     /* HERE */
+    const struct ibx_options *transport; /* for the destination; NULL without a folder */
+    const struct ibx_vm_undo *vm;
+    int lock_fd; /* of ibx_journal_lock(), or -1: it stays open, all other descriptors are closed */
+};
+/* To be called before any thread is started. */
+int ibx_watchdog_start(struct ibx_watchdog *watchdog, const struct ibx_watchdog_terms *terms,
+                       struct ibx_error *err);
 /* The next six tell it what the tool is about to do, or has done. -EPIPE: it has died, and the
  * tool must not go on. */
 

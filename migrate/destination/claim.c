@@ -101,7 +101,8 @@ int ibx_destination_claim_also(struct destination *d, int file, struct ibx_error
 int ibx_destination_claim(struct destination *d, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
-    char status[IBX_MIGRATE_STATUS], migration[32] = "none", why[256];
+    char status[IBX_MIGRATE_STATUS];
+    struct ibx_vm_progress now = {.status = "none"};
     int rc = lock(d, d->ram.guest.blocks[0].fd, err);
     if (!rc && !is_mapped(&d->ram.guest))
         return ibx_error_set(
@@ -114,13 +115,12 @@ int ibx_destination_claim(struct destination *d, struct ibx_error *err)
     if (!rc && strcmp(status, "inmigrate") != 0)
         return ibx_destination_refuse_taken(d, err);
     if (!rc && !d->qemu.managed) /* otherwise it is libvirt's, over this tool's connection */
-        rc = ibx_vm_migration(d->qemu.qmp, migration, sizeof(migration), why, sizeof(why), deadline,
-                              err);
-    if (!rc && !ibx_vm_migration_ended(migration))
+        rc = ibx_vm_migration(d->qemu.qmp, &now, deadline, err);
+    if (!rc && !ibx_vm_migration_ended(now.status))
         return ibx_error_set(err, -EBUSY,
                              "a migration of this QEMU (process %d) is under way already (%s), "
                              "which is not this ib-migrate's: start another QEMU for this VM",
-                             (int)d->ram.guest.pid, migration);
+                             (int)d->ram.guest.pid, now.status);
     ibx_migration_stop_at("destination", "claimed");
     return rc;
 }

@@ -437,16 +437,15 @@ static int save_ram(struct destination_qemu *qemu, struct ibx_error *err)
 int ibx_destination_qemu_check_loaded(struct destination_qemu *qemu, uint64_t hurry_until_ns,
                                       struct ibx_error *err)
 {
-    char status[32], why[256];
+    struct ibx_vm_progress now;
     ibx_qmp_spin_until(qemu->qmp, hurry_until_ns);
     int rc = save_ram(qemu, err);
     if (!rc)
-        rc = ibx_vm_migration(qemu->qmp, status, sizeof(status), why, sizeof(why),
-                              ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
-    if (rc || strcmp(status, "failed"))
+        rc = ibx_vm_migration(qemu->qmp, &now, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    if (rc || strcmp(now.status, "failed"))
         return rc;
     return ibx_error_set(err, -EIO, "QEMU could not load the device state: %s",
-                         why[0] ? why : "see its log");
+                         now.error[0] ? now.error : "see its log");
 }
 
 int ibx_destination_qemu_await(struct destination_qemu *qemu, char *status, size_t size,

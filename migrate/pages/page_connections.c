@@ -68,19 +68,28 @@ static void *connect_main(void *argument)
     return NULL;
 }
 
-/* Starts a thread for each connection. `join` NULL: JOIN is sent later. */
-static int begin(const char *uri, const struct ibx_options *options,
-                 const struct ibx_migrate_join *join, unsigned count, bool pads,
-                 struct ibx_page_connections **out, struct ibx_error *err)
+/* Which connections are to be made. */
+struct wanted {
+    const char *uri;
+    const struct ibx_options *options;
+    const struct ibx_migrate_join *join; /* NULL: JOIN is sent later */
+    unsigned count;
+    bool pads;
+};
+
+/* Starts a thread for each connection. */
+static int begin(const struct wanted *wanted, struct ibx_page_connections **out,
+                 struct ibx_error *err)
 {
-    struct ibx_page_connections *c = calloc(1, sizeof(*c) + strlen(uri) + 1);
+    const unsigned count = wanted->count;
+    struct ibx_page_connections *c = calloc(1, sizeof(*c) + strlen(wanted->uri) + 1);
     if (!c)
         return ibx_error_set(err, -ENOMEM, "no memory for %u page connections", count);
-    memcpy(c->uri, uri, strlen(uri));
-    c->options = *options;
-    c->pads = pads;
-    c->joins = join != NULL;
-    c->join = join ? *join : (struct ibx_migrate_join){.link = 0};
+    memcpy(c->uri, wanted->uri, strlen(wanted->uri));
+    c->options = *wanted->options;
+    c->pads = wanted->pads;
+    c->joins = wanted->join != NULL;
+    c->join = wanted->join ? *wanted->join : (struct ibx_migrate_join){.link = 0};
     snprintf(c->options.purpose, sizeof(c->options.purpose), IBX_MIGRATE_PURPOSE);
     c->began_ns = ibx_now_ns();
     /* A single connection needs no domain. Without one, threads of its own encrypt its bulk data
@@ -105,7 +114,8 @@ static int begin(const char *uri, const struct ibx_options *options,
 int ibx_page_connections_begin(const char *uri, const struct ibx_options *options, unsigned count,
                                struct ibx_page_connections **out)
 {
-    return begin(uri, options, NULL, count, true, out, NULL);
+    const struct wanted wanted = {.uri = uri, .options = options, .count = count, .pads = true};
+    return begin(&wanted, out, NULL);
 }
 
 /* Waits until all connections are made or have failed. 0 or the first failure. */
@@ -161,8 +171,12 @@ int ibx_page_connections_take(const struct ibx_page_server_config *config, struc
         c = NULL;
     }
     if (!c) {
-        rc = begin(config->uri, config->options, &config->join, config->links, config->pads, &c,
-                   err);
+        const struct wanted wanted = {.uri = config->uri,
+                                      .options = config->options,
+                                      .join = &config->join,
+                                      .count = config->links,
+                                      .pads = config->pads};
+        rc = begin(&wanted, &c, err);
         if (rc)
             return rc;
     }

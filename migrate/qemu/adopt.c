@@ -34,15 +34,22 @@ static bool collect(void *context, int number, const char *path)
     return found->count == FDS_MAX;
 }
 
-static int inject(pid_t pid, long number, const uint64_t arguments[6], uint64_t expected,
-                  const char *what, uint64_t deadline_ns, struct ibx_error *err)
+/* A system call that QEMU is to make. */
+struct call {
+    const char *what; /* for messages: "cannot ..." */
+    long number;
+    uint64_t arguments[6];
+    uint64_t expected; /* its result */
+};
+
+static int inject(pid_t pid, const struct call *call, uint64_t deadline_ns, struct ibx_error *err)
 {
     int64_t result;
-    int rc = ibx_inject_syscall(pid, number, arguments, &result, deadline_ns, err);
-    if (rc || (uint64_t)result == expected)
+    int rc = ibx_inject_syscall(pid, call->number, call->arguments, &result, deadline_ns, err);
+    if (rc || (uint64_t)result == call->expected)
         return rc;
     return ibx_error_set(err, result < 0 && result >= -4095 ? (int)result : -EIO,
-                         "QEMU (process %d) cannot %s: %s", (int)pid, what,
+                         "QEMU (process %d) cannot %s: %s", (int)pid, call->what,
                          result < 0 && result >= -4095 ? strerror((int)-result)
                                                        : "the kernel answers something else");
 }
@@ -74,19 +81,26 @@ static int replace(pid_t pid, const struct ibx_guest_block *block, int number, u
     struct found found = {.dev = block->dev, .ino = block->ino};
     ibx_proc_find_flags(pid, advice_there, &advised);
     ibx_proc_find_descriptor(pid, collect, &found);
-    const uint64_t map[6] = {block->address,         block->size,      PROT_READ | PROT_WRITE,
-                             MAP_SHARED | MAP_FIXED, (uint64_t)number, block->offset};
-    int rc = inject(pid, SYS_mmap, map, block->address, "map the memory of the VM that returns",
-                    deadline_ns, err);
+    const struct call map = {.what = "map the memory of the VM that returns",
+                             .number = SYS_mmap,
+                             .arguments = {block->address, block->size, PROT_READ | PROT_WRITE,
+                                           MAP_SHARED | MAP_FIXED, (uint64_t)number, block->offset},
+                             .expected = block->address};
+    int rc = inject(pid, &map, deadline_ns, err);
     for (unsigned i = 0; !rc && i < advised.count; i++) {
-        const uint64_t advise[6] = {block->address, block->size, (uint64_t)advised.advice[i]};
-        rc = inject(pid, SYS_madvise, advise, 0, "advise on the memory of the VM that returns",
-                    deadline_ns, err);
+        const struct call advise = {
+            .what = "advise on the memory of the VM that returns",
+            .number = SYS_madvise,
+            .arguments = {block->address, block->size, (uint64_t)advised.advice[i]}};
+        rc = inject(pid, &advise, deadline_ns, err);
     }
     for (unsigned i = 0; !rc && i < found.count; i++) {
-        const uint64_t copy[6] = {(uint64_t)number, (uint64_t)found.fds[i], O_CLOEXEC};
-        rc = inject(pid, SYS_dup3, copy, (uint64_t)found.fds[i],
-                    "open the memory of the VM that returns", deadline_ns, err);
+        const struct call copy = {
+            .what = "open the memory of the VM that returns",
+            .number = SYS_dup3,
+            .arguments = {(uint64_t)number, (uint64_t)found.fds[i], O_CLOEXEC},
+            .expected = (uint64_t)found.fds[i]};
+        rc = inject(pid, &copy, deadline_ns, err);
     }
     return rc;
 }

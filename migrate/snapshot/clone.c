@@ -488,18 +488,18 @@ static bool has_vm(struct cloning *c)
 static int await_loaded(struct cloning *c, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(LOAD_MS);
-    char status[32], why[256];
+    struct ibx_vm_progress now;
     for (;;) {
-        int rc = ibx_vm_migration(c->qmp, status, sizeof(status), why, sizeof(why), deadline, err);
+        int rc = ibx_vm_migration(c->qmp, &now, deadline, err);
         if (rc)
             return rc;
-        if (!strcmp(status, "completed") || has_vm(c))
+        if (!strcmp(now.status, "completed") || has_vm(c))
             return 0;
-        if (!strcmp(status, "failed") || ibx_now_ns() >= deadline)
+        if (!strcmp(now.status, "failed") || ibx_now_ns() >= deadline)
             return ibx_error_set(err, -EIO,
                                  "QEMU did not load the device state (\"%s\"%s%s): see "
                                  "its log",
-                                 status, *why ? ": " : "", why);
+                                 now.status, *now.error ? ": " : "", now.error);
         usleep(LOOK_US);
     }
 }

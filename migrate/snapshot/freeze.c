@@ -198,18 +198,18 @@ static int note_stop(struct freezing *f, struct ibx_error *err)
 static int await_end(struct freezing *f, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
-    char status[32], why[256];
+    struct ibx_vm_progress now;
     for (;;) {
-        int rc = ibx_vm_migration(f->qmp, status, sizeof(status), why, sizeof(why), deadline, err);
+        int rc = ibx_vm_migration(f->qmp, &now, deadline, err);
         if (!rc)
             rc = note_events(f, false, err);
         if (rc)
             return rc;
-        if (!strcmp(status, "completed"))
+        if (!strcmp(now.status, "completed"))
             return 0;
-        if (ibx_vm_migration_ended(status) || ibx_now_ns() >= deadline)
+        if (ibx_vm_migration_ended(now.status) || ibx_now_ns() >= deadline)
             return ibx_error_set(err, -EIO, "QEMU's migration into the snapshot is \"%s\"%s%s",
-                                 status, *why ? ": " : "", why);
+                                 now.status, *now.error ? ": " : "", now.error);
         usleep(1000);
     }
 }
@@ -410,7 +410,8 @@ static int watch(struct freezing *f, const char *qmp, struct ibx_error *err)
     snprintf(record.name, sizeof(record.name), "%s", f->ram.name);
     if (snprintf(record.qmp, sizeof(record.qmp), "%s", qmp) >= (int)sizeof(record.qmp))
         return ibx_error_set(err, -ENAMETOOLONG, "%s: too long for the path of a monitor", qmp);
-    return ibx_watchdog_start(&f->watchdog, NULL, &record, NULL, &f->undo, -1, err);
+    const struct ibx_watchdog_terms terms = {.record = &record, .vm = &f->undo, .lock_fd = -1};
+    return ibx_watchdog_start(&f->watchdog, &terms, err);
 }
 
 static int prepare(struct freezing *f, const char *qmp, const char *path,

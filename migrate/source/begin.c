@@ -319,13 +319,22 @@ int ibx_source_set_settings(struct source *s, struct ibx_error *err)
     return rc;
 }
 
+static int start_watchdog(struct source *s, struct ibx_error *err)
+{
+    const struct ibx_watchdog_terms terms = {.folder = s->options->folder,
+                                             .record = &s->status.record,
+                                             .transport = &s->options->transport,
+                                             .vm = &s->vm.undo,
+                                             .lock_fd = s->lock_fd};
+    return ibx_watchdog_start(&s->vm.watchdog, &terms, err);
+}
+
 static int prepare(struct source *s, struct ibx_error *err)
 {
     ibx_journal_prune_old(s->options->folder, s->status.record.qmp);
     int rc = open_record(s, err);
     if (!rc) /* before the record: a tool that is killed in between would leave it */
-        rc = ibx_watchdog_start(&s->vm.watchdog, s->options->folder, &s->status.record,
-                                &s->options->transport, &s->vm.undo, s->lock_fd, err);
+        rc = start_watchdog(s, err);
     if (!rc)
         rc = ibx_migration_record(s->options->folder, &s->status.record, IBX_JOURNAL_HERE, err);
     ibx_migration_stop_at("source", "recorded");

@@ -51,25 +51,25 @@ int ibx_source_check_memory(struct ibx_error *err)
 static int check_other_migration(const struct source *s, uint64_t deadline_ns,
                                  struct ibx_error *err)
 {
-    char status[32], migration[32], why[64];
+    struct ibx_vm_progress now;
     struct ibx_error unused;
-    if (source_managed(
-            &s->vm) || /* libvirt has QEMU begin before the stop, and wait for this tool */
+    char status[32];
+    /* libvirt has QEMU begin before the stop, and wait for this tool. */
+    if (source_managed(&s->vm) ||
         ibx_vm_status(s->vm.qmp, status, sizeof(status), deadline_ns, &unused) ||
-        ibx_vm_migration(s->vm.qmp, migration, sizeof(migration), why, sizeof(why), deadline_ns,
-                         &unused))
+        ibx_vm_migration(s->vm.qmp, &now, deadline_ns, &unused))
         return 0;
     if (!strcmp(status, "postmigrate"))
         return ibx_error_set(err, -EBUSY,
                              "another client of QEMU has migrated this VM meanwhile, and it is "
                              "stopped here (postmigrate): see where it runs now; only if that is "
                              "nowhere, cont in QEMU's monitor continues it here");
-    if (ibx_vm_migration_ended(migration))
+    if (ibx_vm_migration_ended(now.status))
         return 0;
     return ibx_error_set(err, -EBUSY,
                          "another client has QEMU migrate this VM since this migration began (%s): "
                          "wait for its end, or have whoever began it end it",
-                         migration);
+                         now.status);
 }
 
 /* Images may be others for a while, and jobs end, as those of a backup: that is decided at the

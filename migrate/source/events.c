@@ -11,15 +11,14 @@
 #define MONITOR_MS       200  /* for the monitor of a QEMU that lives: the loop has other work */
 #define MONITOR_RETRY_MS 1000 /* between two tries */
 
-/* Whether QEMU's migration was cancelled: then QEMU continues the VM, as when the migration fails.
- * `error`: QEMU's reason. */
-static int check_cancelled(struct source *s, bool *is, char error[static 256],
+/* Whether QEMU's migration was cancelled: then QEMU continues the VM, as when the migration
+ * fails. */
+static int check_cancelled(struct source *s, bool *is, struct ibx_vm_progress *now,
                            struct ibx_error *err)
 {
-    char status[32] = "";
-    int rc = ibx_vm_migration(s->vm.qmp, status, sizeof(status), error, 256,
-                              ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
-    *is = !strcmp(status, "cancelled") || !strcmp(status, "cancelling");
+    *now = (struct ibx_vm_progress){0};
+    int rc = ibx_vm_migration(s->vm.qmp, now, ibx_deadline_in_ms(MIGRATION_QMP_MS), err);
+    *is = !strcmp(now->status, "cancelled") || !strcmp(now->status, "cancelling");
     return rc;
 }
 
@@ -31,15 +30,16 @@ static int cancelled(const struct source *s, struct ibx_error *err)
 
 int ibx_source_qemu_failed(struct source *s, struct ibx_error *err)
 {
-    char error[256];
+    struct ibx_vm_progress now;
     bool is;
-    int rc = check_cancelled(s, &is, error, err);
+    int rc = check_cancelled(s, &is, &now, err);
     if (rc || is) /* or QEMU has ended */
         return rc ? rc : cancelled(s, err);
     return ibx_error_set(err, -EIO, "QEMU's migration failed: %s",
-                         error[0] ? error
-                                  : "it gave no reason, as it gives none when it cannot write to a "
-                                    "disk of the VM: see its log, and that the disks have room");
+                         now.error[0]
+                             ? now.error
+                             : "it gave no reason, as it gives none when it cannot write to a "
+                               "disk of the VM: see its log, and that the disks have room");
 }
 
 /* -EBUSY: the balloon has given memory back, or taken some, since the first of it was registered.
@@ -100,7 +100,7 @@ static int on_meaning(struct source *s, enum source_vm_event means, struct ibx_e
 {
     const bool sent = s->state.now == SOURCE_STOPPED || s->state.now == SOURCE_SENDING;
     const char *what = "another client has continued the VM";
-    char error[256];
+    struct ibx_vm_progress now;
     bool is;
     switch (means) {
     case VM_QUIET:
@@ -111,7 +111,7 @@ static int on_meaning(struct source *s, enum source_vm_event means, struct ibx_e
         what = "the VM has been reset";
         break;
     case VM_CONTINUED:
-        if (sent && !check_cancelled(s, &is, error, NULL) && is)
+        if (sent && !check_cancelled(s, &is, &now, NULL) && is)
             return cancelled(s, err);
         break;
     default:

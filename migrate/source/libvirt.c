@@ -48,12 +48,11 @@ int ibx_source_libvirt_check_set(struct source *s, struct ibx_error *err)
 
 bool ibx_source_libvirt_is_early(const struct source *s, int *rc, struct ibx_error *err)
 {
-    char status[IBX_MIGRATE_STATUS], why[IBX_MIGRATE_STATUS];
+    struct ibx_vm_progress now;
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     struct ibx_error named = {0};
-    if (!source_managed(&s->vm) ||
-        ibx_vm_migration(s->vm.qmp, status, sizeof(status), why, sizeof(why), deadline, NULL) ||
-        ibx_vm_migration_ended(status))
+    if (!source_managed(&s->vm) || ibx_vm_migration(s->vm.qmp, &now, deadline, NULL) ||
+        ibx_vm_migration_ended(now.status))
         return false;
     const int code = ibx_libvirt_migrates_already(s->vm.qmp, s->options->libvirt, deadline, &named);
     if (code == -EPERM || code == -EBUSY)

@@ -71,9 +71,10 @@ static void preflight(const struct ibx_guest_ram *ram)
 
 static void state_of(void)
 {
-    char status[32], why[256], figures[IBX_JOURNAL_FIGURES];
-    ibx_vm_status(qmp, status, sizeof(status), 0, &err);
-    ibx_vm_migration(qmp, status, sizeof(status), why, sizeof(why), 0, &err);
+    struct ibx_vm_progress now;
+    char figures[IBX_JOURNAL_FIGURES];
+    ibx_vm_status(qmp, now.status, sizeof(now.status), 0, &err);
+    ibx_vm_migration(qmp, &now, 0, &err);
     ibx_hold_last(qmp, figures, 0, &err);
     check_found();
 }

@@ -86,10 +86,9 @@ static void loses_it_while_filling(void (*lose)(const struct vm *vm))
     vm_refused(ibx_qmp_execute(vms[0].qmp, "cont", NULL, NULL, vm_soon(), &vm_error), -EREMOTEIO,
                "not finalized");
     pair_filled();
-    char status[32], why[256];
-    vm_ok(ibx_vm_migration(vms[0].qmp, status, sizeof(status), why, sizeof(why), vm_soon(),
-                           &vm_error));
-    assert_string_equal(status, "completed");
+    struct ibx_vm_progress now;
+    vm_ok(ibx_vm_migration(vms[0].qmp, &now, vm_soon(), &vm_error));
+    assert_string_equal(now.status, "completed");
 }
 
 static void test_the_monitor_is_lost_after_the_commit(void)
@@ -216,10 +215,9 @@ static void test_the_monitor_is_another_clients_for_long(void)
     pair_done();
     assert_false(mover_printed(&sender, "QEMU has ended"));
     pair_moved("");
-    char status[32], why[256];
-    vm_ok(ibx_vm_migration(vms[0].qmp, status, sizeof(status), why, sizeof(why), vm_soon(),
-                           &vm_error));
-    assert_string_equal(status, "completed");
+    struct ibx_vm_progress now;
+    vm_ok(ibx_vm_migration(vms[0].qmp, &now, vm_soon(), &vm_error));
+    assert_string_equal(now.status, "completed");
 }
 
 /* The destination loses only the monitor: the VM runs on, and gets its pages. */

@@ -73,13 +73,12 @@ static void no_descriptor_is_left(void)
 
 static void that_goes_on(void)
 {
-    char status[32], why[256];
+    struct ibx_vm_progress now;
     mover_ends(&sender, 1);
     mover_ends(&receiver, 1);
     no_descriptor_is_left();
-    assert_int_equal(
-        ibx_vm_migration(vms[0].qmp, status, sizeof(status), why, sizeof(why), vm_soon(), NULL), 0);
-    assert_string_equal(status, "pre-switchover");
+    assert_int_equal(ibx_vm_migration(vms[0].qmp, &now, vm_soon(), NULL), 0);
+    assert_string_equal(now.status, "pre-switchover");
     assert_false(mover_resumed(&vms[0]));
     vm_do(&vms[0], "migrate_cancel", NULL);
     json_decref(vm_event(&vms[0], "RESUME", NULL));
@@ -130,10 +129,9 @@ static void make_another_migration(const char *until)
 
 static void it_is_still(const char *state)
 {
-    char status[32], why[256];
-    assert_int_equal(
-        ibx_vm_migration(vms[0].qmp, status, sizeof(status), why, sizeof(why), vm_soon(), NULL), 0);
-    assert_string_equal(status, state);
+    struct ibx_vm_progress now;
+    assert_int_equal(ibx_vm_migration(vms[0].qmp, &now, vm_soon(), NULL), 0);
+    assert_string_equal(now.status, state);
     assert_false(mover_resumed(&vms[0]));
     assert_false(vm_runs(&vms[0]));
 }
