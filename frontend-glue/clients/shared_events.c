@@ -13,7 +13,8 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#define INTERPROCESS 4u /* cudaEventInterprocess */
+#define INTERPROCESS 4u   /* cudaEventInterprocess */
+#define BUCKETS      256u /* PyTorch makes up to 1,000 such events in each process */
 
 struct shared_event {
     struct shared_event *next;
@@ -21,13 +22,18 @@ struct shared_event {
     void *context;
 };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct shared_event *events;
+static struct shared_event *events[BUCKETS]; /* by handle */
 static atomic_uint count;
 
-/* Locked. Where the event is in the list; the end of the list: it is not. */
+static struct shared_event **bucket_of(uint64_t event)
+{
+    return &events[(event * UINT64_C(0x9e3779b97f4a7c15) >> 32) % BUCKETS];
+}
+
+/* Locked. Where the event is in its bucket; the end of the bucket: it is not. */
 static struct shared_event **find(uint64_t event)
 {
-    struct shared_event **at = &events;
+    struct shared_event **at = bucket_of(event);
     while (*at && (*at)->event != event)
         at = &(*at)->next;
     return at;
@@ -47,10 +53,10 @@ void ibx_shared_event_gone(uint64_t event)
     free(gone);
 }
 
-void ibx_shared_event_forget(const void *context)
+/* Locked. As ibx_shared_event_forget(), for one bucket. */
+static void forget_in(struct shared_event **at, const void *context)
 {
-    struct shared_event **at = &events, *gone;
-    pthread_mutex_lock(&lock);
+    struct shared_event *gone;
     while ((gone = *at)) {
         if (context && gone->context != context) {
             at = &gone->next;
@@ -60,6 +66,13 @@ void ibx_shared_event_forget(const void *context)
         free(gone);
         atomic_fetch_sub(&count, 1);
     }
+}
+
+void ibx_shared_event_forget(const void *context)
+{
+    pthread_mutex_lock(&lock);
+    for (unsigned i = 0; i < BUCKETS; i++)
+        forget_in(&events[i], context);
     pthread_mutex_unlock(&lock);
 }
 
@@ -73,8 +86,9 @@ void ibx_shared_event_made(struct gpu_session *x, uint64_t event, unsigned flags
     if (!made)
         return;
     pthread_mutex_lock(&lock);
-    *made = (struct shared_event){events, event, context};
-    events = made;
+    struct shared_event **bucket = bucket_of(event);
+    *made = (struct shared_event){*bucket, event, context};
+    *bucket = made;
     atomic_fetch_add(&count, 1);
     pthread_mutex_unlock(&lock);
 }
@@ -84,7 +98,7 @@ bool ibx_shared_event_any(void)
     return atomic_load(&count);
 }
 
-/* The event's context; NULL: it is not in the list. */
+/* The event's context; NULL: it is none of these. */
 static void *context_of(uint64_t event)
 {
     pthread_mutex_lock(&lock);
