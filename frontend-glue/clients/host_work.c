@@ -290,23 +290,37 @@ static struct function *find_repeated(struct ibx_host_queue *q, uint64_t number)
     return found ? *found : NULL;
 }
 
-/* Locked. A new function in REPEATED; NULL: no memory. */
-static struct function *enter_repeated(struct ibx_host_queue *q, uint64_t number, bool copies,
-                                       bool lone)
+/* Locked. */
+static void add_to_repeated(struct ibx_host_queue *q, struct function *f)
+{
+    f->next = q->repeated;
+    f->at = &q->repeated;
+    if (f->next)
+        f->next->at = &f->next;
+    q->repeated = f;
+    ibx_graph_functions_count(1);
+}
+
+/* Locked. A new function in REPEATED, which find_repeated() finds; NULL: no memory. */
+static struct function *enter_repeated(struct ibx_host_queue *q, uint64_t number, bool copies)
 {
     struct function *f = enter(q, number, FUNCTION_REPEATED, copies);
-    if (f && !lone && !tsearch(f, &repeated_ones, compare_numbers)) {
+    if (f && !tsearch(f, &repeated_ones, compare_numbers)) {
         forget(f);
         return NULL;
     }
+    if (f)
+        add_to_repeated(q, f);
+    return f;
+}
+
+/* Locked. The same for the function of a node alone, which nobody looks for. */
+static struct function *enter_lone(struct ibx_host_queue *q, uint64_t number)
+{
+    struct function *f = enter(q, number, FUNCTION_REPEATED, false);
     if (f) {
-        f->lone = lone;
-        f->next = q->repeated;
-        f->at = &q->repeated;
-        if (f->next)
-            f->next->at = &f->next;
-        q->repeated = f;
-        ibx_graph_functions_count(1);
+        f->lone = true;
+        add_to_repeated(q, f);
     }
     return f;
 }
@@ -319,7 +333,7 @@ static void *add(const struct gpu_session *x, uint64_t id, uint64_t number,
     pthread_mutex_lock(&lock);
     struct ibx_host_queue *q = with_room(x, id, number, rc);
     const struct function *f = !q                           ? NULL
-                               : state == FUNCTION_REPEATED ? enter_repeated(q, number, false, true)
+                               : state == FUNCTION_REPEATED ? enter_lone(q, number)
                                                             : enter(q, number, state, false);
     void *made = f ? (void *)f->id : NULL;
     pthread_mutex_unlock(&lock);
@@ -385,7 +399,7 @@ static void *repeat(const struct gpu_session *x, uint64_t id, uint64_t number, b
     struct ibx_host_queue *q = with_room(x, id, number, rc);
     struct function *f = q ? find_repeated(q, number) : NULL;
     if (q && !f)
-        f = enter_repeated(q, number, copies, false);
+        f = enter_repeated(q, number, copies);
     void *made = f ? (void *)f->id : NULL;
     const bool good = made && ibx_host_work_is_copy(made) == copies;
     if (good)
