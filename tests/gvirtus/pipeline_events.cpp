@@ -66,6 +66,24 @@ bool events_end_in_order()
     return HOLDS(app.last_error() == 0);
 }
 
+// An event that this process has not made may be any: whoever asks for one that it has made comes
+// after what another thread has recorded.
+bool events_of_others_in_order()
+{
+    Scene scene;
+    App app = scene.app(), other = scene.app();
+    REQUIRE(warm(&app) && warm(&other) && app.call("cudaEventDestroy", Body().u64(5)) == 0);
+    REQUIRE(makes_event(&app, 5) && app.record(5) == 0 && app.synchronize() == 0);
+    REQUIRE(other.record(0) == 0 && other.synchronize() == 0);
+    const std::uint64_t launches = scene.world->launches;
+    scene.world->slow_us = 500;
+    for (unsigned i = 0; i < 20; i++)
+        REQUIRE(other.launch(i) == 0);
+    REQUIRE(other.record(0) == 0);
+    REQUIRE(app.call("cudaEventQuery", Body().u64(5)) == 0);
+    return HOLDS(scene.world->launches == launches + 20) && other.synchronize() == 0;
+}
+
 // An event whose record was not run cannot have completed, and the record is run without another
 // call.
 bool events_pend()
@@ -151,6 +169,7 @@ void check_events()
 {
     check("events whose end does not wait", events_end_early);
     check("... and comes after other threads' records", events_end_in_order);
+    check("... of which one is not this process's", events_of_others_in_order);
     check("events whose record was not run", events_pend);
     check("events before a launch that blocks", events_before_a_launch_that_blocks);
     check("streams beside a launch that blocks", streams_beside_a_launch_that_blocks);
