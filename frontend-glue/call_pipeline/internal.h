@@ -445,7 +445,7 @@ void ibx_waiting_note_reply(struct ibx_pipeline *pipeline, uint8_t *bytes, size_
  * device, the error of an earlier call that was not returned yet. */
 int ibx_waiting_told(struct ibx_pipeline *pipeline, int exit_code, bool waits);
 
-/* process.c */
+/* process_facts.c: what holds for all pipelines; from any thread */
 
 /* Counters, and how to raise them: how often requests have made old successes worthless: all of
  * them, those with streams and events, those of libraries. */
@@ -488,8 +488,6 @@ void ibx_process_capture(bool begins);
 void ibx_process_captured(uint64_t stream);
 bool ibx_process_captured_ends(uint64_t stream);
 void ibx_process_captured_reset(void);
-void ibx_process_add(struct ibx_pipeline *pipeline);
-void ibx_process_remove(struct ibx_pipeline *pipeline);
 /* So many requests were answered, but will not be run, since their connection has ended: the next
  * call of each thread that waits is to return an error. */
 void ibx_process_lose(uint64_t requests);
@@ -507,6 +505,15 @@ void ibx_process_tell_losses(unsigned n);
  * it is `code`, or any if that is 0; for the next call that waits, in any thread. */
 void ibx_process_leave_failure(int code);
 int ibx_process_take_failure(int code); /* 0: there is none */
+/* Around a fork; the child, which has none of the parent's work, clears them. */
+void ibx_process_facts_lock(void);
+void ibx_process_facts_unlock(void);
+void ibx_process_facts_clear(void);
+
+/* process.c */
+
+void ibx_process_add(struct ibx_pipeline *pipeline);
+void ibx_process_remove(struct ibx_pipeline *pipeline);
 /* n more requests (n < 0: fewer) are outstanding. */
 void ibx_process_count(int n);
 /* Blocks until the back end has run the requests that other threads' pipelines have answered and

@@ -16,6 +16,7 @@
  *   request_keys.c  what decides whether a request succeeds, and what its reply is
  *   process.c    all connections of the process: the order between them, the thread that sends what
  *                an application leaves behind, fork(2) and exit(3)
+ *   process_facts.c  what holds for all of them: what has become worthless, what is left to run
  *   connection_monitor.c  a thread that notices broken connections whose threads are in no call
  *   unseen_launches.c  launches by <<<>>>, whose results nobody sees
  *   learned.c    what was learned from replies: which calls succeed again, with which reply

@@ -1,0 +1,286 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * What holds for all pipelines of the process: counters of what makes earlier successes worthless;
+ * whether work, captures, other devices or shared memory are left; errors that no thread was told
+ * of. Any thread calls it, without a lock.
+ */
+#include "frontend-glue/call_pipeline/internal.h"
+
+#include "common/log.h"
+
+static _Atomic unsigned resets, handles, set_ups, graphs, captures, losses, told_losses;
+static _Atomic int untold;
+static _Atomic uint64_t epoch = 1;
+static _Atomic uint64_t left_behind, settled;
+static atomic_bool devices, shares_memory;
+#define ENDED 1024u
+static _Atomic unsigned ended[ENDED]; /* by handle; several share a counter */
+
+unsigned ibx_process_resets(void)
+{
+    return atomic_load_explicit(&resets, memory_order_acquire);
+}
+
+void ibx_process_reset(void)
+{
+    ibx_allocations_clear();
+    ibx_events_clear();
+    atomic_fetch_add(&resets, 1);
+}
+
+unsigned ibx_process_handles(void)
+{
+    return atomic_load_explicit(&handles, memory_order_acquire);
+}
+
+void ibx_process_handle(void)
+{
+    atomic_fetch_add(&handles, 1);
+}
+
+unsigned ibx_process_set_ups(void)
+{
+    return atomic_load_explicit(&set_ups, memory_order_acquire);
+}
+
+void ibx_process_set_up(void)
+{
+    atomic_fetch_add(&set_ups, 1);
+}
+
+static _Atomic unsigned *ended_of(uint64_t handle)
+{
+    return &ended[(handle >> 4 ^ handle >> 14 ^ handle) % ENDED];
+}
+
+unsigned ibx_process_ended(uint64_t handle)
+{
+    return atomic_load_explicit(ended_of(handle), memory_order_acquire);
+}
+
+void ibx_process_end(uint64_t handle)
+{
+    atomic_fetch_add(ended_of(handle), 1);
+}
+
+unsigned ibx_process_graphs(void)
+{
+    return atomic_load_explicit(&graphs, memory_order_acquire);
+}
+
+void ibx_process_graph(void)
+{
+    atomic_fetch_add(&graphs, 1);
+}
+
+uint64_t ibx_process_epoch(void)
+{
+    return atomic_load(&epoch);
+}
+
+void ibx_process_work(bool stays)
+{
+    atomic_fetch_add(&epoch, 1);
+    if (stays)
+        atomic_fetch_add(&left_behind, 1);
+}
+
+uint64_t ibx_process_left(void)
+{
+    return atomic_load(&left_behind);
+}
+
+void ibx_process_settled(uint64_t left)
+{
+    uint64_t before = atomic_load(&settled);
+    while (before < left && !atomic_compare_exchange_weak(&settled, &before, left))
+        ;
+}
+
+bool ibx_process_rests(void)
+{
+    return atomic_load(&left_behind) == atomic_load(&settled);
+}
+
+bool ibx_process_shares_memory(void)
+{
+    return atomic_load(&shares_memory);
+}
+
+void ibx_process_share_memory(void)
+{
+    atomic_store(&shares_memory, true);
+}
+
+bool ibx_process_devices(void)
+{
+    return atomic_load(&devices);
+}
+
+void ibx_process_select(void)
+{
+    atomic_store(&devices, true);
+}
+
+bool ibx_process_captures(void)
+{
+    return atomic_load(&captures);
+}
+
+void ibx_process_capture(bool begins)
+{
+    unsigned was = atomic_load(&captures);
+    while (!atomic_compare_exchange_weak(&captures, &was, begins ? was + 1 : was ? was - 1 : 0))
+        ;
+}
+
+/* 0 is a free place: no stream of a program has that handle. A stream that finds no place is only
+ * counted, and its capture ends only by cudaStreamEndCapture. */
+#define CAPTURED 64
+static _Atomic uint64_t captured[CAPTURED]; /* streams; any thread's, without a lock */
+
+static bool exchange(uint64_t before, uint64_t now)
+{
+    for (unsigned i = 0; i < CAPTURED; i++) {
+        uint64_t there = before;
+        if (atomic_load(&captured[i]) == before &&
+            atomic_compare_exchange_strong(&captured[i], &there, now))
+            return true;
+    }
+    return false;
+}
+
+bool ibx_process_captured_ends(uint64_t stream)
+{
+    return stream && exchange(stream, 0);
+}
+
+/* cudaStreamPerThread is another stream in each thread: its capture ends only by
+ * cudaStreamEndCapture. */
+void ibx_process_captured(uint64_t stream)
+{
+    if (stream <= STREAM_THREAD)
+        return;
+    if (ibx_process_captured_ends(stream)) /* a capture that ended with its thread */
+        ibx_process_capture(false);
+    exchange(0, stream);
+}
+
+void ibx_process_captured_reset(void)
+{
+    for (unsigned i = 0; i < CAPTURED; i++) {
+        if (atomic_exchange(&captured[i], 0))
+            ibx_process_capture(false);
+    }
+}
+
+void ibx_process_lose(uint64_t requests)
+{
+    ibx_log(IBX_LOG_ERROR,
+            "%llu CUDA calls that had returned 0 were lost with their thread's connection: in each "
+            "thread, the next call that waits for the device returns CUDA error %d",
+            (unsigned long long)requests, IBX_CUDA_ERROR_UNKNOWN);
+    atomic_fetch_add(&losses, 1);
+}
+
+/* The last server process whose end was noticed, and how many ends there were. Each thread has a
+ * session with that process, and the next one may have the same number, as in a container. */
+static struct {
+    pthread_mutex_t lock;
+    uint64_t server, its_namespace;
+    unsigned ends;
+} gone = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+unsigned ibx_process_ends(void)
+{
+    pthread_mutex_lock(&gone.lock);
+    const unsigned ends = gone.ends;
+    pthread_mutex_unlock(&gone.lock);
+    return ends;
+}
+
+/* Whether no other session with that server process has noticed its end before. */
+static bool is_news(const struct ibx_pipeline *p)
+{
+    uint64_t its_namespace = 0;
+    const uint64_t server = ibx_session_process(p->session, &its_namespace);
+    pthread_mutex_lock(&gone.lock);
+    const bool known =
+        server == gone.server && its_namespace == gone.its_namespace && p->server_ends < gone.ends;
+    if (!known) {
+        gone.server = server;
+        gone.its_namespace = its_namespace;
+        gone.ends++;
+    }
+    pthread_mutex_unlock(&gone.lock);
+    return !known;
+}
+
+void ibx_process_lose_all(const struct ibx_pipeline *p, bool told)
+{
+    ibx_process_reset();
+    ibx_library_clear();
+    if (!is_news(p) || told)
+        return;
+    ibx_log(IBX_LOG_ERROR,
+            "the back end's process is gone, and with it everything that this program has there: "
+            "in each thread, the next call that waits for the device returns CUDA error %d",
+            IBX_CUDA_ERROR_UNKNOWN);
+    atomic_fetch_add(&losses, 1);
+}
+
+unsigned ibx_process_losses(void)
+{
+    return atomic_load(&losses);
+}
+
+unsigned ibx_process_told_losses(void)
+{
+    return atomic_load(&told_losses);
+}
+
+void ibx_process_tell_losses(unsigned n)
+{
+    unsigned before = atomic_load(&told_losses);
+    while (before < n && !atomic_compare_exchange_weak(&told_losses, &before, n))
+        ;
+}
+
+void ibx_process_leave_failure(int code)
+{
+    int none = 0;
+    if (code)
+        atomic_compare_exchange_strong(&untold, &none, code);
+}
+
+int ibx_process_take_failure(int code)
+{
+    int left = atomic_load(&untold);
+    const bool wanted = left && (!code || left == code);
+    return wanted && atomic_compare_exchange_strong(&untold, &left, 0) ? left : 0;
+}
+
+/* ------------------------------------------------------------------------------ fork */
+
+void ibx_process_facts_lock(void)
+{
+    pthread_mutex_lock(&gone.lock);
+}
+
+void ibx_process_facts_unlock(void)
+{
+    pthread_mutex_unlock(&gone.lock);
+}
+
+void ibx_process_facts_clear(void)
+{
+    atomic_store(&captures, 0);
+    for (unsigned i = 0; i < CAPTURED; i++)
+        atomic_store(&captured[i], 0);
+    atomic_store(&devices, false);
+    atomic_store(&shares_memory, false);
+    atomic_store(&settled, atomic_load(&left_behind));
+    atomic_store(&losses, 0);
+    atomic_store(&told_losses, 0);
+    atomic_store(&untold, 0);
+}
