@@ -5,8 +5,10 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import unittest.mock
 
 from harness import Skip, equal, in_share, run_all, run_tests, test
@@ -210,6 +212,21 @@ def turns_run_everything(_):
     for wrong in ("7/6", "0/6", "1/3", "1", ""):
         done = subprocess.run([f"{tests}/turn", wrong], capture_output=True, check=False)
         equal(done.returncode, 2)
+
+
+@test
+def no_turn_is_no_success(_):
+    root = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
+    with tempfile.TemporaryDirectory() as folder:
+        os.mkdir(f"{folder}/tests")
+        shutil.copy(f"{root}/tests/run", f"{folder}/tests/run")
+        for turn in ("exit 1", "echo", "echo 1/6 1/10"):
+            with open(f"{folder}/tests/turn", "w", encoding="ascii") as file:
+                file.write(f"#!/bin/sh\n{turn}\n")
+            os.chmod(f"{folder}/tests/turn", 0o755)
+            done = subprocess.run([f"{folder}/tests/run"], capture_output=True, text=True,
+                                  check=False, env={**os.environ, "IBX_NO_INSTALL": "1"})
+            equal((done.returncode, "passed" in done.stdout), (2, False))
 
 
 @test
