@@ -52,8 +52,8 @@ struct ibx_error {
 /* The remedy for -EFBIG of a write. */
 #define IBX_ERROR_RAISE_SIZE "raise the limit on the size of files (ulimit -f)"
 
-/* The remedy for -EAGAIN of pthread_create(3), also where there is no room for a stack, and of
- * fork(2). */
+/* The remedy for -EAGAIN of fork(2), and of pthread_create(3), which also returns it if there is no
+ * room for a stack. */
 #define IBX_ERROR_RAISE_TASKS                                                                      \
     "raise the limits on processes (ulimit -u), on tasks (TasksMax, pids.max), and on address "    \
     "space (ulimit -v)"

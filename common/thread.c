@@ -17,6 +17,8 @@
 #define WAIT_MS         3000
 #define CREATE_TRIES    20u
 #define CREATE_LOOK_US  1000
+#define GONE_LOOKS      1000u
+#define GONE_LOOK_US    20
 
 /* struct sched_attr of the kernel; glibc 2.36 has no header with it. */
 struct attributes {
@@ -51,18 +53,24 @@ int ibx_thread_create(pthread_t *thread, void *(*run)(void *), void *argument)
     return -rc;
 }
 
-static void *nothing(void *argument)
+static void *tell_number(void *number)
 {
-    return argument;
+    *(pid_t *)number = gettid();
+    return NULL;
 }
 
+/* A thread that has been joined still counts until the kernel has forgotten its number. */
 int ibx_thread_check(void)
 {
     pthread_t thread;
-    const int rc = ibx_thread_create(&thread, nothing, NULL);
-    if (!rc)
-        pthread_join(thread, NULL);
-    return rc;
+    pid_t number = 0;
+    const int rc = ibx_thread_create(&thread, tell_number, &number);
+    if (rc)
+        return rc;
+    pthread_join(thread, NULL);
+    for (unsigned i = 0; i < GONE_LOOKS && !tgkill(getpid(), number, 0); i++)
+        usleep(GONE_LOOK_US);
+    return 0;
 }
 
 /* Threads with another policy stay as they are. */

@@ -205,9 +205,7 @@ static int welcome(struct ibx_session *listening, struct ibx_conn *conn,
                    struct ibx_session **session, struct ibx_error *err)
 {
     struct ibx_session *s;
-    int rc = look_for_thread(conn, err);
-    if (!rc)
-        rc = ibx_session_create(listening->uri, &listening->options, &s, err);
+    int rc = ibx_session_create(listening->uri, &listening->options, &s, err);
     if (rc) {
         ibx_close(conn);
         return rc;
@@ -221,6 +219,8 @@ static int welcome(struct ibx_session *listening, struct ibx_conn *conn,
         rc = inherit(listening, s, err);
     if (!rc && s->hooks->admit)
         rc = s->hooks->admit(s->context, ibx_conn_path(conn), err);
+    if (!rc) /* last, since these may begin threads */
+        rc = look_for_thread(conn, err);
     if (rc)
         ibx_session_destroy(s);
     else
