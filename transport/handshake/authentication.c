@@ -351,6 +351,7 @@ static int step_proof(struct ibx_handshake *h, struct frame *frame, struct frame
     if (reason)
         return refuse_with(h, reply, proofs.session, -ESTALE, reason, err);
     reason = check_room(h);
+    h->no_room = reason != NULL;
     if (reason)
         return refuse_with(h, reply, proofs.session, -EACCES, reason, err);
     rc = conclude(h, flags, &proofs, err);

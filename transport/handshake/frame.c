@@ -263,7 +263,7 @@ int ibx_handshake_broken(struct ibx_handshake *h, int rc, struct ibx_error *err)
                       : rc == -EPROTONOSUPPORT ? "another version of the protocol is needed"
                                                : strerror(-rc);
     bool unknown = h->conn->role == IBX_ROLE_CLIENT && !receives_macs(h) &&
-                   rc != -EPROTONOSUPPORT && rc != -EINTR;
+                   rc != -EPROTONOSUPPORT && rc != -EINTR && rc != -ENOMEM;
     return ibx_error_set(err, rc, "the handshake with %s failed: %s%s", h->conn->path.peer, why,
                          unknown ? "; see that an ibx server listens there" : "");
 }

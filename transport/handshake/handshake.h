@@ -86,6 +86,7 @@ struct ibx_handshake {
     uint8_t awaited[IBX_HASH_BYTES];    /* a client's: the proof of the right server */
     bool payloads_in_plain;             /* are allowed: neither end requires encryption */
     bool lacked;                        /* memory: ibx_handshake_lacked() */
+    bool no_room;                       /* a client that has proven itself was refused for that */
     uint64_t sent, received;            /* frames, for the MACs */
     int result;                         /* of the peer: 0 or -errno */
     char result_reason[256];

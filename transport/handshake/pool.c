@@ -270,7 +270,8 @@ static int go_on(struct ibx_pool *pool, struct ibx_stranger *s, struct ibx_conn 
                   events_of(s->turn.phase), s);
         return 0;
     }
-    if (before == IBX_TURN_WAITS && rc != -ENOMEM) /* the lack is this end's */
+    /* What this end lacks is no fault of the client's. */
+    if (before == IBX_TURN_WAITS && rc != -ENOMEM && !s->handshake->no_room)
         ibx_pool_note_wrong(pool, &s->source);
     if (!said_nothing(s, rc))
         turned_away(pool, &why);

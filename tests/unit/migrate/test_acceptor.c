@@ -449,7 +449,27 @@ static void a_peer_is_its_name_or_its_host(NO_STATE)
 }
 
 static atomic_bool no_thread;
+static atomic_uint thread_passes;   /* how many threads begin before those that fail */
 static atomic_uint thread_failures; /* how many threads fail from now on */
+static atomic_uint blamed;          /* how many clients count as having a wrong key */
+
+struct ibx_pool;
+struct ibx_source;
+void __wrap_ibx_pool_note_wrong(struct ibx_pool *pool, const struct ibx_source *source);
+
+void __wrap_ibx_pool_note_wrong(struct ibx_pool *pool, const struct ibx_source *source)
+{
+    (void)pool, (void)source;
+    blamed++;
+}
+
+static bool count_down(atomic_uint *left_of)
+{
+    unsigned left = *left_of;
+    while (left && !atomic_compare_exchange_weak(left_of, &left, left - 1))
+        ;
+    return left;
+}
 
 int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *how, void *(*run)(void *),
                           void *argument);
@@ -459,10 +479,8 @@ int __real_pthread_create(pthread_t *thread, const pthread_attr_t *how, void *(*
 int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *how, void *(*run)(void *),
                           void *argument)
 {
-    unsigned left = thread_failures;
-    while (left && !atomic_compare_exchange_weak(&thread_failures, &left, left - 1))
-        ;
-    return no_thread || left ? EAGAIN : __real_pthread_create(thread, how, run, argument);
+    const bool fails = !count_down(&thread_passes) && count_down(&thread_failures);
+    return no_thread || fails ? EAGAIN : __real_pthread_create(thread, how, run, argument);
 }
 
 static atomic_bool no_files;
@@ -489,6 +507,7 @@ static void is_refused(const char *why)
     assert_int_equal(ibx_connect(ibx_acceptor_uri(acceptor), &options, &conns[0], &err), -EACCES);
     if (!strstr(err.message, why))
         fail_msg("%s", err.message);
+    assert_int_equal(blamed, 0);
 }
 
 /* The peer, too, hears what this host lacks. */
@@ -522,6 +541,20 @@ static void a_thread_is_tried_again(NO_STATE)
     end();
 }
 
+/* There is none when the peer has been let in: its place is free again. */
+static void a_thread_is_lacking_behind_the_look(NO_STATE)
+{
+    begin();
+    for (unsigned i = 0; i < IBX_ACCEPTOR_PEER + 1; i++) {
+        thread_passes = 1;
+        thread_failures = 21;
+        assert_false(gets_place(1));
+        assert_int_equal(thread_failures, 0);
+    }
+    assert_true(gets_place(1));
+    end();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -541,6 +574,7 @@ int main(void)
         cmocka_unit_test(a_peer_is_told_of_the_lack_of_a_thread),
         cmocka_unit_test(a_peer_is_told_of_the_lack_of_descriptors),
         cmocka_unit_test(a_thread_is_tried_again),
+        cmocka_unit_test(a_thread_is_lacking_behind_the_look),
     };
     return cmocka_run_group_tests(tests, make_keys, remove_keys);
 }

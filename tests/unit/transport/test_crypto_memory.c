@@ -14,7 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define HASHES    9 /* a client computes fewer */
+#define HASHES    10 /* a client computes fewer */
 #define HMACS     9
 #define ACCEPT_MS 10 /* without a client; after that the server's thread checks whether to stop */
 
@@ -273,9 +273,13 @@ static void test_no_memory_at_the_client(NO_STATE)
         const int rc = claim(&server, &claimed, &err);
         const unsigned left = none_for_hash + none_for_hmac;
         none_for_hash = none_for_hmac = 0;
-        if (!rc) /* it was not needed */
+        if (!rc) {
+            assert_true(left); /* it was not needed */
             continue;
+        }
+        assert_true(i != HASHES && i != HASHES + HMACS); /* all that a client computes was tried */
         assert_int_equal(left, 0);
+        assert_null(strstr(err.message, "see that an ibx server listens"));
         assert_int_equal(rc, -ENOMEM);
         assert_true(strstr(err.message, "no memory") || strstr(err.message, strerror(ENOMEM)));
         assert_false(claimed.refused);
