@@ -118,6 +118,19 @@ static int write_holder(const struct ibx_record *record, int lock, const char *p
               : 0;
 }
 
+/* The disk became read-only. A lock that somebody has from before is seen there, too. */
+static int lock_on_read_only(int dir, const struct ibx_record *record, const char *path,
+                             struct ibx_error *err)
+{
+    const int lock = openat(dir, strrchr(path, '/') + 1, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    const bool held = lock >= 0 && flock(lock, LOCK_SH | LOCK_NB) && errno == EWOULDBLOCK;
+    const int rc =
+        held ? lock_holder_error(lock, path, err) : cannot_lock(record, path, -EROFS, err);
+    if (lock >= 0)
+        close(lock);
+    return rc;
+}
+
 /* -EAGAIN: the file was removed between open and lock. */
 static int lock_once(int dir, const struct ibx_record *record, const char *path, int *fd,
                      struct ibx_error *err)
@@ -126,7 +139,8 @@ static int lock_once(int dir, const struct ibx_record *record, const char *path,
     const char *name = strrchr(path, '/') + 1;
     int lock = openat(dir, name, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (lock < 0)
-        return cannot_lock(record, path, -errno, err);
+        return errno == EROFS ? lock_on_read_only(dir, record, path, err)
+                              : cannot_lock(record, path, -errno, err);
     int rc = flock(lock, LOCK_EX | LOCK_NB) ? -errno : 0;
     if (rc == -EWOULDBLOCK)
         rc = lock_holder_error(lock, path, err);
@@ -147,7 +161,6 @@ int ibx_journal_lock(const char *folder, const struct ibx_record *record, int *f
                      struct ibx_error *err)
 {
     char path[PATH_MAX];
-    pid_t worker;
     int rc = -EAGAIN;
     const int dir = ibx_journal_folder_open(folder, err);
     ibx_journal_path(folder, record, LOCK, path, sizeof(path));
@@ -159,10 +172,6 @@ int ibx_journal_lock(const char *folder, const struct ibx_record *record, int *f
     for (int i = 0; i < LOCK_TRIES && rc == -EAGAIN; i++)
         rc = lock_once(dir, record, path, fd, err);
     close(dir);
-    if (rc == -EROFS && (worker = ibx_journal_worker(folder, record)) > 0)
-        return ibx_error_set(err, -EBUSY,
-                             "another ib-migrate works on this migration: process %d (%s)",
-                             (int)worker, path);
     return rc == -EAGAIN ? ibx_error_set(err, -EBUSY, "lock %s is removed all the time", path) : rc;
 }
 

@@ -98,6 +98,9 @@ static int on_a_full_disk(void)
     CHECK(fd >= 0 && !flock(fd, LOCK_EX)); /* a tool that has it from before */
     int another;
     CHECK(ibx_journal_lock(folder, &r, &another, &error) == -EBUSY);
+    CHECK(!mount(NULL, folder, NULL, MS_REMOUNT, NULL) && !truncate(path, 0)); /* a watchdog's */
+    CHECK(!mount(NULL, folder, NULL, MS_REMOUNT | MS_RDONLY, NULL));
+    CHECK(ibx_journal_lock(folder, &r, &another, &error) == -EBUSY);
     r.written_s = 0; /* a new migration */
     r.id[0] ^= 1;
     CHECK(ibx_journal_lock(folder, &r, &another, &error) == -EROFS);
