@@ -22,7 +22,7 @@
 #define USERS_MS        500  /* ... who uses its disks, while the VM stands still */
 #define CLOSING_MS      1000 /* for QEMU to end a migration whose stream it has closed */
 #define CLOSING_LOOK_MS 5
-#define VERDICT_MS      60000 /* for the pages of a guest that has shut down to be compared */
+#define VERDICT_MS      10000 /* for the pages of a guest that has shut down to be compared */
 
 /* ---------------------------------------------------------------- the guard */
 
@@ -600,15 +600,15 @@ void ibx_source_let_go(struct source *s)
 static int compared(const struct source *s, struct ibx_error *err)
 {
     const uint64_t deadline = ibx_deadline_in_ms(VERDICT_MS);
-    struct ibx_error wrong = {0};
+    struct ibx_error wrong = s->given_up;
     bool idle = true;
-    if (!s->verifier || s->uncompared || s->status.record.state != IBX_JOURNAL_ENDED)
+    if (s->uncompared || s->status.record.state != IBX_JOURNAL_ENDED)
         return 0;
-    while (!(idle = ibx_verifier_idle(s->verifier)) && ibx_now_ns() < deadline)
+    while (s->verifier && !(idle = ibx_verifier_idle(s->verifier)) && ibx_now_ns() < deadline)
         poll(NULL, 0, 5);
-    int rc = ibx_verifier_result(s->verifier, &wrong);
+    int rc = s->verifier ? ibx_verifier_result(s->verifier, &wrong) : -EAGAIN;
     if (rc == -EAGAIN)
-        rc = idle ? 0
+        rc = idle ? s->given_up.code
                   : ibx_error_set(&wrong, -ETIMEDOUT, "comparing pages took longer than %u seconds",
                                   VERDICT_MS / 1000);
     return rc ? ibx_error_set(

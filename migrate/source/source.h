@@ -174,6 +174,8 @@ struct source {
     struct ibx_verifier *verifier; /* from RUNNING or the first DIGEST on */
     bool unseen_since;             /* disturbed: not known when, and pages are not compared */
     bool uncompared;               /* NEEDLESS: the rest cannot be compared any more */
+    struct ibx_error given_up;     /* why an earlier link's comparison ended early; all is compared
+                                    * again over the next one */
     uint64_t messages;             /* from the destination */
     struct migration_silence silence;
     uint64_t busy_until_ns;   /* of ibx_migration_busy_until() */

@@ -63,6 +63,7 @@ int ibx_source_check_pages(struct source *s, struct ibx_error *err)
     if (rc == -ENOMEM) { /* nothing is known of the pages: the next link compares all again */
         ibx_verifier_close(s->verifier);
         s->verifier = NULL;
+        s->given_up = wrong;
         *err = wrong;
         return rc;
     }

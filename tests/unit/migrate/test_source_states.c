@@ -253,6 +253,8 @@ static void test_no_memory_to_compare(NO_STATE)
     assert_int_equal(source.state.now, SOURCE_SERVING);
     assert_false(source.untold);
     assert_null(source.verifier);
+    source.status.record.state = IBX_JOURNAL_ENDED; /* and no page is compared before that */
+    assert_int_equal(ibx_source_verdict(&source, &err), -ENOMEM);
     end_comparing();
 }
 
