@@ -47,18 +47,19 @@ int ibx_source_check_memory(struct ibx_error *err)
     return blockers.count ? ibx_migration_refused("this VM cannot be migrated", &blockers, err) : 0;
 }
 
-/* -EBUSY: another client has QEMU migrate the VM, or has had it do so. */
+/* -EBUSY: another client has QEMU migrate the VM, or has had it do so. -EAGAIN: QEMU has not
+ * answered. */
 static int check_other_migration(const struct source *s, uint64_t deadline_ns,
                                  struct ibx_error *err)
 {
     struct ibx_vm_progress now;
     struct ibx_error unused;
     char status[32];
-    /* libvirt has QEMU begin before the stop, and wait for this tool. */
-    if (source_managed(&s->vm) ||
-        ibx_vm_status(s->vm.qmp, status, sizeof(status), deadline_ns, &unused) ||
-        ibx_vm_migration(s->vm.qmp, &now, deadline_ns, &unused))
+    if (source_managed(&s->vm)) /* libvirt has QEMU begin before the stop, and wait for this tool */
         return 0;
+    if (ibx_vm_status(s->vm.qmp, status, sizeof(status), deadline_ns, &unused) ||
+        ibx_vm_migration(s->vm.qmp, &now, deadline_ns, &unused))
+        return -EAGAIN;
     if (!strcmp(status, "postmigrate"))
         return ibx_error_set(err, -EBUSY,
                              "another client of QEMU has migrated this VM meanwhile, and it is "
@@ -98,13 +99,15 @@ int ibx_source_look_at_warming(struct source *s, struct ibx_error *err)
         rc = ibx_preflight_since(s->vm.qmp, false, s->link.compared, &devices, deadline, &unused);
     if (!rc && !disks.count)
         rc = ibx_preflight_block_users(s->vm.qmp, &disks, deadline, &unused);
-    s->warm.look_ns = ibx_deadline_in_ms(rc ? LOOK_LATER_MS : LOOK_MS);
-    if (rc)
-        return 0;
-    if (devices.count)
+    if (!rc && devices.count)
         return ibx_migration_refused("this VM cannot be migrated", &devices, err);
-    tell_of_disks(s, &disks);
-    return check_other_migration(s, deadline, err);
+    if (!rc) {
+        tell_of_disks(s, &disks);
+        rc = check_other_migration(s, deadline, err);
+    }
+    const bool answered = !rc || rc == -EBUSY;
+    s->warm.look_ns = ibx_deadline_in_ms(answered ? LOOK_MS : LOOK_LATER_MS);
+    return answered ? rc : 0;
 }
 
 /* Not where libvirt drives: it finds by itself that the VM cannot run there, and continues it here.
