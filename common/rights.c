@@ -8,16 +8,17 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* A kernel without namespaces has no such file. */
+/* A kernel without namespaces has no such file. In a namespace without a mapping it is empty. */
 bool ibx_in_first_user_namespace(void)
 {
     FILE *map = fopen("/proc/self/uid_map", "re");
     uint64_t first = 0, to = 0, count = UINT32_MAX;
     const bool read =
         map && fscanf(map, "%" SCNu64 " %" SCNu64 " %" SCNu64, &first, &to, &count) == 3;
-    if (map)
-        fclose(map);
-    return !read || (!first && !to && count == UINT32_MAX);
+    if (!map)
+        return true;
+    fclose(map);
+    return read && !first && !to && count == UINT32_MAX;
 }
 
 bool ibx_capable_in_namespace(unsigned capability)

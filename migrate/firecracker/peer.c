@@ -37,7 +37,7 @@
 
 static bool trusted(const struct ibx_firecracker_config *config, uid_t user)
 {
-    return ibx_is_own_user(user) || user == config->peer;
+    return ibx_is_own_user(user) || (user == config->peer && user != geteuid());
 }
 
 /* Opens the socket's folder. The peer may choose among its own folders. For any other folder, no
