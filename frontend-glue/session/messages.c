@@ -75,8 +75,7 @@ static int file_event(struct ibx_session *s, const struct ibx_event *event)
         return file_message(s, event);
     case IBX_EVENT_READ:
     case IBX_EVENT_WRITE:
-        ibx_rendezvous_completed(s, event);
-        return 0;
+        return ibx_rendezvous_completed(s, event);
     case IBX_EVENT_SEND:
         return 0;
     case IBX_EVENT_CLOSED:
