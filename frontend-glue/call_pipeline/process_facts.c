@@ -2,7 +2,7 @@
 /*
  * What holds for all pipelines of the process: counters of what makes earlier successes worthless;
  * whether work, captures, other devices or shared memory are left; errors that no thread was told
- * of. Any thread calls it, without a lock.
+ * of. Any thread may call it, and need hold no lock.
  */
 #include "frontend-glue/call_pipeline/internal.h"
 

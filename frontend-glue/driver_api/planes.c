@@ -255,14 +255,16 @@ EXPORTED int cuMemcpy3DAsync_v2_ptsz(const struct ibx_driver_memcpy3d *planes, v
  * the contexts in the reserved members of CUDA_MEMCPY3D. */
 static int move_peers(const struct ibx_driver_memcpy3d *planes, void *stream)
 {
-    if (!planes || !ibx_frontend_captures(stream))
+    const bool some = planes && planes->width && planes->rows && planes->planes;
+    if (!some || !ibx_frontend_captures(stream))
         return move_planes(planes, stream, false);
     if (!ibx_driver_is_context(planes->reserved_to) ||
         !ibx_driver_is_context(planes->reserved_from))
         return CUDA_INVALID_CONTEXT;
     return ibx_frontend_peers_captured(
         (void *)(uintptr_t)planes->to_device, ibx_driver_device(planes->reserved_to),
-        (void *)(uintptr_t)planes->from_device, ibx_driver_device(planes->reserved_from), stream);
+        (void *)(uintptr_t)planes->from_device, ibx_driver_device(planes->reserved_from),
+        planes->width, stream);
 }
 
 EXPORTED int cuMemcpy3DPeerAsync(const struct ibx_driver_memcpy3d *planes, void *stream)

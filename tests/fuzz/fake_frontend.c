@@ -478,9 +478,9 @@ int ibx_frontend_are_devices(int one, int other)
     return 0;
 }
 int ibx_frontend_peers_captured(void *to, int to_device, const void *from, int from_device,
-                                void *stream)
+                                size_t n, void *stream)
 {
-    (void)to, (void)to_device, (void)from, (void)from_device, (void)stream;
+    (void)to, (void)to_device, (void)from, (void)from_device, (void)n, (void)stream;
     return 900;
 }
 int ibx_frontend_current_device(void)

@@ -424,9 +424,10 @@ int cudaMemcpyPeer(void *to, int to_device, const void *from, int from_device, s
 }
 
 int ibx_frontend_peers_captured(void *to, int to_device, const void *from, int from_device,
-                                void *stream)
+                                size_t n, void *stream)
 {
-    return CALL_NEXT(cudaMemcpyPeerAsync, to, to_device, from, from_device, 1, stream);
+    return CALL_NEXT(cudaMemcpyPeerAsync, to ? to : (void *)(uintptr_t)from, to_device,
+                     from ? from : to, from_device, n, stream);
 }
 
 /* cudaMemcpyAsync is answered before the back end has run it. */
@@ -435,6 +436,6 @@ int cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_devi
 {
     const int rc = ibx_frontend_are_devices(to_device, from_device);
     if (!rc && ibx_frontend_captures(stream))
-        return ibx_frontend_peers_captured(to, to_device, from, from_device, stream);
+        return ibx_frontend_peers_captured(to, to_device, from, from_device, n, stream);
     return rc ? rc : cudaMemcpyAsync(to, from, n, CUDA_MEMCPY_ON_DEVICE, stream);
 }

@@ -167,9 +167,10 @@ int cudaMemcpy3DPeerAsync(const struct peer_planes *parameters, void *stream)
 {
     struct ibx_cuda_memcpy3d copy;
     const int rc = of_peers(parameters, &copy);
-    if (!rc && ibx_frontend_captures(stream))
+    const bool some = !rc && copy.extent.width && copy.extent.height && copy.extent.depth;
+    if (some && ibx_frontend_captures(stream))
         return ibx_frontend_peers_captured(copy.to.at, parameters->to_device, copy.from.at,
-                                           parameters->from_device, stream);
+                                           parameters->from_device, copy.extent.width, stream);
     return rc ? rc : cudaMemcpy3DAsync(&copy, stream);
 }
 

@@ -13,6 +13,7 @@
 /* The prototypes are in CUDA's header. */
 #pragma GCC diagnostic ignored "-Wmissing-prototypes"
 #define EXPORTED __attribute__((visibility("default")))
+
 static void *own(void *stream)
 {
     void *in = stream ? stream : CUDA_STREAM_PER_THREAD;
