@@ -424,35 +424,38 @@ static void heard(struct process *p)
         close_fd(&p->socket);
 }
 
-static void tell(const struct process *p, int status)
+static void tell(const struct process *p, const siginfo_t *end)
 {
     const bool spare = p->state.now == PROCESS_SPARE;
     char of[160] = "waited for clients";
     if (!spare)
         snprintf(of, sizeof(of), "served clients of %s", p->of.first.peer);
     const char *const lost = spare ? "" : ": what they had is lost, others go on";
-    if (WIFSIGNALED(status))
+    const int status = end->si_status;
+    if (end->si_code != CLD_EXITED)
         ibx_log(IBX_LOG_ERROR,
                 "process %d of the back end, which %s, has ended by signal %d (%s)%s",
-                (int)p->process, of, WTERMSIG(status), strsignal(WTERMSIG(status)), lost);
-    else if (WEXITSTATUS(status)) /* a library of CUDA's, or GVirtuS, has called exit(3) */
+                (int)p->process, of, status, strsignal(status), lost);
+    else if (status) /* a library of CUDA's, or GVirtuS, has called exit(3) */
         ibx_log(IBX_LOG_ERROR, "process %d of the back end, which %s, has ended with status %d%s",
-                (int)p->process, of, WEXITSTATUS(status), lost);
+                (int)p->process, of, status, lost);
     else
         ibx_log(IBX_LOG_INFO, "process %d, which %s, has ended", (int)p->process, of);
 }
 
-/* Reaps the process; returns whether it has ended. */
+/* Reaps the process; returns whether it has ended. Once its number is gone, the log has the line
+ * about it: whoever ends the back end then loses nothing. */
 static bool reap(const struct processes *processes, const struct process *p)
 {
-    int status = 0;
-    if (waitpid(p->process, &status, WNOHANG) != p->process)
+    siginfo_t end = {0};
+    if (waitid(P_PID, (id_t)p->process, &end, WEXITED | WNOHANG | WNOWAIT) || !end.si_pid)
         return false;
+    tell(p, &end);
+    waitpid(p->process, NULL, 0);
     if (processes->records)
         ibx_records_forget(processes->records, p->process);
     if (processes->hooks->process_ended)
         processes->hooks->process_ended(p->place);
-    tell(p, status);
     return true;
 }
 
