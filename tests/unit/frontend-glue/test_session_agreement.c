@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* What both ends of a session report about their processes. A process number means nothing on
- * another host, even if both hosts have the same address, and their first namespaces the same
- * number. In this test the client reads another boot id than the server. */
+/* What both ends of a session report about their processes, and how a client leaves. A process
+ * number means nothing on another host, even if both hosts have the same address, and their first
+ * namespaces the same number. In this test the client reads another boot id than the server. */
 #include "tests/fixtures/session_pair.h"
 
 #include <fcntl.h>
@@ -87,11 +87,39 @@ static void test_two_hosts(void **state)
     assert_int_not_equal(seen[0], seen[2]);
 }
 
+/* Ends the client, and has the server read until it knows. */
+static void leave(struct session_pair *pair)
+{
+    char byte;
+    open_pair(pair, NULL);
+    assert_false(ibx_session_took_leave(pair->server) || ibx_session_process_ended(pair->server));
+    ibx_session_close(pair->client);
+    assert_int_not_equal(ibx_session_read(pair->server, &byte, 1), 1);
+}
+
+/* A server that took one for the other would free what a live process has, or keep what one that
+ * has ended had: it may not see that end itself. */
+static void test_leaves(void **state)
+{
+    struct session_pair pair;
+    (void)state;
+    leave(&pair);
+    assert_true(ibx_session_took_leave(pair.server));
+    assert_false(ibx_session_process_ended(pair.server));
+    session_pair_close(&pair);
+    ibx_session_process_ends(); /* it cannot be taken back */
+    leave(&pair);
+    assert_true(ibx_session_process_ended(pair.server));
+    assert_false(ibx_session_took_leave(pair.server));
+    session_pair_close(&pair);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_one_host),
         cmocka_unit_test(test_two_hosts),
+        cmocka_unit_test(test_leaves),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
