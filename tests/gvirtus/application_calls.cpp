@@ -154,6 +154,32 @@ bool sets_in_streams()
     return HOLDS(cudaFree(device) == 0);
 }
 
+// Errors that CUDA says at once: memory that is not there, also if calls of the kind have
+// succeeded.
+bool sets_nowhere()
+{
+    using Rows = int(void *, std::size_t, int, std::size_t, std::size_t, void *);
+    auto *set_rows = preloaded<Rows>("cudaMemset2DAsync");
+    void *stream = nullptr;
+    constexpr std::size_t n = 4096;
+    char *device = device_memory(n), *gone = device_memory(n);
+    REQUIRE(device && gone && cudaStreamCreate(&stream) == 0);
+    for (unsigned round = 0; round < 8; round++) {
+        REQUIRE(cudaMemset(device, 'a', n) == 0 && cudaMemsetAsync(device, 'b', n, stream) == 0);
+        REQUIRE(set_rows(device, 700, 'd', 100, 5, stream) == 0);
+    }
+    REQUIRE(cudaDeviceSynchronize() == 0 && cudaFree(gone) == 0);
+    const auto refused = [](int rc) { return rc == 1 && cudaGetLastError() == 1; };
+    auto *far = reinterpret_cast<char *>(std::uintptr_t(0x7f) << 40);
+    for (char *at : {device + 1, device + n, gone, far}) {
+        REQUIRE(refused(cudaMemset(at, 'x', n)));
+        REQUIRE(refused(cudaMemsetAsync(at, 'x', n, stream)));
+        REQUIRE(refused(set_rows(at, 1000, 'x', 97, 5, stream)));
+    }
+    REQUIRE(cudaStreamSynchronize(stream) == 0 && cudaDeviceSynchronize() == 0);
+    return HOLDS(cudaFree(device) == 0);
+}
+
 // Also where the connection of an earlier thread has broken in between, so that neither a request
 // of the library's nor GVirtuS could do it.
 bool sets_after_a_loss()

@@ -241,13 +241,16 @@ bool driver_errors_apart()
 bool driver_tells_late_errors()
 {
     char *memory = nullptr;
-    REQUIRE(cudaMalloc(reinterpret_cast<void **>(&memory), 3000) == 0 && synchronize() == 0);
+    auto *allocate_async = preloaded<int(void **, std::size_t, void *)>("cudaMallocAsync");
+    REQUIRE(allocate_async(reinterpret_cast<void **>(&memory), 3000, nullptr) == 0);
+    REQUIRE(synchronize() == 0);
     unsigned early = 0;
+    const auto set = [&](std::size_t n) { return cudaMemsetAsync(memory, 0, n, nullptr); };
     for (unsigned i = 0; i < 20; i++) {
         for (unsigned k = 0; k < 20; k++)
-            REQUIRE(cudaMemsetAsync(memory, 0, 3000, nullptr) == 0);
-        REQUIRE(synchronize() == 0 && cudaMemsetAsync(memory, 0, 3000, nullptr) == 0);
-        const int rc = cudaMemsetAsync(reinterpret_cast<void *>(12345), 0, 3000, nullptr);
+            REQUIRE(set(3000) == 0);
+        REQUIRE(synchronize() == 0 && set(3000) == 0);
+        const int rc = set(1 << 20);
         early += !rc;
         if (i % 2) // one with the same error of its own
             REQUIRE(free_memory(12345) == 1);

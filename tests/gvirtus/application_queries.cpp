@@ -177,6 +177,12 @@ bool batches()
     REQUIRE(cudaStreamSynchronize(stream) == 0 && back[0] == 'z' && back[n - 1] == 'z');
     REQUIRE(device_has(device, there.data(), n));
     REQUIRE(refused(batch(&at_once, nullptr), 1)); // not in the legacy stream
+    from[1] = device + 1;                          // goes beyond: nothing is copied
+    to[1] = device + n + 1;
+    std::fill(back.begin(), back.end(), 'b');
+    REQUIRE(refused(batch(&at_once, stream), 1) && cudaStreamSynchronize(stream) == 0);
+    REQUIRE(back[0] == 'b' && back[n - 1] == 'b' && device_has(device, there.data(), n));
+    from[1] = device, to[1] = device + n;
     at_once.order = 0;
     REQUIRE(refused(batch(&at_once, stream), 1));
     // Planes between devices.

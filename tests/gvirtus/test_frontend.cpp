@@ -611,6 +611,7 @@ void check_what_it_does_not()
     check("what one that does has made", [] { return run("processes-apart", true, one_process); });
     check("configurations of launches", [] { return run("configurations", true); });
     check("memory that is set in streams", [] { return run("sets-in-streams", true); });
+    check("memory that is set, and not there", [] { return run("sets-nowhere", true); });
     check("short copies, run by GVirtuS's handlers", [] { return run("short-copies", false); });
     check("asynchronous copies, run by GVirtuS's handlers", [] { return run("async", false); });
     check("copies on the host after asynchronous ones", [] { return run("on-host", true); });

@@ -106,11 +106,6 @@ int ibx_frontend_was_set(int rc, const void *address)
                : rc;
 }
 
-int cudaMemset(void *address, int value, size_t n)
-{
-    return ibx_frontend_was_set(ibx_frontend_set(address, value, n), address);
-}
-
 bool ibx_frontend_host_range(const void *address, struct range *range)
 {
     ibx_frontend_ranges_lock();

@@ -4,6 +4,7 @@
  *
  *   device_memory.c  cudaMalloc*, cudaFree; which pointers are device memory
  *   host_memory.c    cudaMallocHost, cudaHostAlloc, cudaHostRegister and their opposites
+ *   sets.c           cudaMemset*
  *   kernel_reach.c, small_memory.c  page-locked memory that kernels use
  *   pools.c          memory pools
  *   ipc.c            memory and events of other processes
@@ -70,6 +71,12 @@ bool ibx_frontend_host_known(const void *address, int *device, unsigned *flags);
 /* Whether page-locked memory with one of these bytes had an asynchronous copy, or kernels have had
  * access to it. */
 bool ibx_frontend_host_memory_used(const void *address, size_t n);
+
+/* --------------------------------------------------------------------------------------- sets.c */
+
+/* Sets elements of 2 or 4 bytes in the order of a stream that is not captured. False: the back end
+ * does not know the request. */
+bool ibx_frontend_set_elements(const struct ibx_cuda_memset *set, void *stream, int *rc);
 
 /* ------------------------------------------------------------------------------- small_memory.c */
 

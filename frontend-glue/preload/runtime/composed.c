@@ -8,6 +8,7 @@
 #include "frontend-glue/preload/memory/managed.h"
 #include "frontend-glue/preload/memory/memory.h"
 
+#include <stdint.h>
 #include <stdio.h>
 
 /* cudaDeviceAttr */
@@ -106,6 +107,22 @@ int cudaEventRecordWithFlags(void *event, void *stream, unsigned flags)
 #define AT_ONCE 2 /* cudaMemcpySrcAccessOrderDuringApiCall */
 #define ORDERS  3
 
+static bool is_part_of(const void *address, size_t n)
+{
+    return address &&
+           (!ibx_frontend_is_device(address) || !ibx_frontend_goes_beyond((uintptr_t)address, n));
+}
+
+/* The first copy that is certainly an error, or `count`. CUDA makes none then. */
+static size_t first_wrong(void *const *to, const void *const *from, const size_t *n, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (n[i] > PTRDIFF_MAX || !is_part_of(to[i], n[i]) || !is_part_of(from[i], n[i]))
+            return i;
+    }
+    return count;
+}
+
 /* Before CUDA 13 there is one more parameter before the stream: where the index of the copy that
  * fails is written. */
 int cudaMemcpyBatchAsync(void *const *to, const void *const *from, const size_t *n, size_t count,
@@ -130,6 +147,11 @@ int cudaMemcpyBatchAsync(void *const *to, const void *const *from, const size_t 
         *failed = SIZE_MAX;
     if (rc)
         return ibx_frontend_fail(rc);
+    const size_t wrong = first_wrong(to, from, n, count);
+    if (wrong < count && failed)
+        *failed = wrong;
+    if (wrong < count)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
     for (size_t i = 0; i < count && !rc; i++) {
         rc = cudaMemcpyAsync(to[i], from[i], n[i], CUDA_MEMCPY_DEFAULT, stream);
         if (rc && failed)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
- * Calls about streams and events, and cudaMemset*. They are short, and made without GVirtuS where
- * possible, whose front end takes longer than they do.
+ * Calls about streams and events. They are short, and made without GVirtuS where possible, whose
+ * front end takes longer than they do.
  *
  * The plugin has GVirtuS's requests wait for copies that are under way in the background. It cannot
  * make GVirtuS's queries return without waiting, or return the errors of those copies: these
@@ -57,120 +57,12 @@ int cudaStreamWaitEvent(void *stream, void *event, unsigned flags)
                : CALL_NEXT(cudaStreamWaitEvent, stream, event, flags);
 }
 
-static bool set(void *address, int value, size_t n, int *rc)
-{
-    BODY(body);
-    put_handle(&body, address);
-    ibx_put_u32(&body, (uint32_t)value);
-    ibx_put_u64(&body, n);
-    ibx_frontend_device_used();
-    return ibx_frontend_called("cudaMemset", &body, rc);
-}
-
-/* Whether there is certainly no device memory, which is an error that CUDA returns at once; the
- * back end may report it only later. */
-static bool is_nowhere(const void *address, size_t n)
-{
-    return !address && n && ibx_frontend_plugin();
-}
-
-int ibx_frontend_set(void *address, int value, size_t n)
-{
-    int rc;
-    if (is_nowhere(address, n))
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    return set(address, value, n, &rc) ? rc : CALL_NEXT(cudaMemset, address, value, n);
-}
-
-/* The back end does not know the requests below, so GVirtuS makes the calls. */
-static atomic_bool gvirtus_sets;
-
-/* Sends an extension request, which runs in the order of its stream. GVirtuS's front end (G4, G5)
- * sends cudaMemset, which runs in the legacy stream, and its back end has no cudaMemset2DAsync.
- * False: GVirtuS may know the call. */
-static bool set_in_stream(const struct extension_request *e, int *rc)
-{
-    ibx_frontend_device_used();
-    if (!ibx_frontend_plugin() || atomic_load_explicit(&gvirtus_sets, memory_order_relaxed))
-        return false;
-    int code;
-    if (!ibx_frontend_request_try(e, NULL, 0, &code)) /* not now; another connection may know it */
-        return false;
-    if (code < 0 || code == CUDA_NOT_SUPPORTED) {
-        atomic_store(&gvirtus_sets, true);
-        return false;
-    }
-    *rc = code ? ibx_frontend_fail(code) : CUDA_SUCCESS;
-    return true;
-}
-
-/* During a capture GVirtuS must not make the call, because it would not become part of the graph.
- */
-static bool set_captured(const struct extension_request *e, void *stream, int *rc)
+bool ibx_frontend_captured(const struct extension_request *e, void *stream, int *rc)
 {
     if (!ibx_frontend_captures(stream))
         return false;
     ibx_frontend_device_used();
     *rc = ibx_frontend_request_make(e, NULL, 0);
-    return true;
-}
-
-int cudaMemsetAsync(void *address, int value, size_t n, void *stream)
-{
-    struct extension_request e;
-    int rc;
-    if (is_nowhere(address, n))
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    ibx_frontend_stream_used(stream);
-    ibx_frontend_request_begin(&e, IBX_EXT_MEMSET, "cudaMemsetAsync");
-    put_handle(&e.body, address);
-    ibx_put_u32(&e.body, (uint32_t)value);
-    ibx_put_u64(&e.body, n);
-    put_handle(&e.body, stream);
-    return set_captured(&e, stream, &rc) || set_in_stream(&e, &rc)
-               ? rc
-               : CALL_NEXT(cudaMemsetAsync, address, value, n, stream);
-}
-
-int cudaMemset2DAsync(void *address, size_t pitch, int value, size_t width, size_t height,
-                      void *stream)
-{
-    struct extension_request e;
-    int rc;
-    if (is_nowhere(address, width && height))
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    ibx_frontend_stream_used(stream);
-    ibx_frontend_request_begin(&e, IBX_EXT_MEMSET_2D, "cudaMemset2DAsync");
-    put_handle(&e.body, address);
-    ibx_put_u64(&e.body, pitch);
-    ibx_put_u32(&e.body, (uint32_t)value);
-    ibx_put_u64(&e.body, width);
-    ibx_put_u64(&e.body, height);
-    put_handle(&e.body, stream);
-    return set_captured(&e, stream, &rc) || set_in_stream(&e, &rc)
-               ? rc
-               : CALL_NEXT(cudaMemset2DAsync, address, pitch, value, width, height, stream);
-}
-
-bool ibx_frontend_set_elements(const struct ibx_cuda_memset *set, void *stream, int *rc)
-{
-    static atomic_bool unknown; /* the back end does not know the request */
-    struct extension_request e;
-    int code;
-    if (atomic_load_explicit(&unknown, memory_order_relaxed) || !ibx_frontend_plugin())
-        return false;
-    ibx_frontend_stream_used(stream);
-    ibx_frontend_request_begin(&e, IBX_EXT_MEMSET_ELEMENTS, "cuMemsetD2D32Async");
-    ibx_layout_put(&e.body, IBX_LAYOUT_MEMSET, set);
-    put_handle(&e.body, stream);
-    ibx_frontend_device_used();
-    if (!ibx_frontend_request_try(&e, NULL, 0, &code))
-        return false;
-    if (code < 0 || code == CUDA_NOT_SUPPORTED) {
-        atomic_store(&unknown, true);
-        return false;
-    }
-    *rc = code ? ibx_frontend_fail(code) : CUDA_SUCCESS;
     return true;
 }
 
@@ -183,7 +75,7 @@ bool ibx_frontend_planes_in_stream(const struct ibx_cuda_memcpy3d *copy, void *s
     ibx_frontend_request_begin(&e, IBX_EXT_MEMCPY_3D_ASYNC, "cudaMemcpy3DAsync");
     ibx_layout_put(&e.body, IBX_LAYOUT_MEMCPY3D, &within);
     put_handle(&e.body, stream);
-    if (set_captured(&e, stream, rc))
+    if (ibx_frontend_captured(&e, stream, rc))
         return true;
     ibx_frontend_device_used();
     if (!ibx_frontend_plugin() || !ibx_frontend_request_try(&e, NULL, 0, &code) || code < 0 ||

@@ -5,7 +5,7 @@
  *   devices.c        the device that a thread has selected, and those that are used
  *   peers.c          access of devices to each other's memory
  *   owned.c          what belongs to contexts of the driver's API (driver_api/)
- *   streams.c        calls about streams and events; cudaMemset*
+ *   streams.c        calls about streams and events
  *   own_streams.c    the streams of this process, and waits for them during captures
  *   captures.c       which streams are captured
  *   host_functions.c host functions that streams and graphs call
@@ -32,14 +32,12 @@ void ibx_frontend_print_all(void);
 
 /* ------------------------------------------------------------------------------------ streams.c */
 
-/* cudaMemset() of memory of any kind, which may return before it is set. */
-int ibx_frontend_set(void *address, int value, size_t n);
+/* Makes a request that becomes part of a graph: GVirtuS must not make that call. False: the stream
+ * is not captured. */
+bool ibx_frontend_captured(const struct extension_request *request, void *stream, int *rc);
 /* A copy within the device, in the order of the stream, or of the graph into which the stream is
  * captured. False: the back end does not know the request. */
 bool ibx_frontend_planes_in_stream(const struct ibx_cuda_memcpy3d *copy, void *stream, int *rc);
-/* Sets elements of 2 or 4 bytes in the order of a stream that is not captured. False: the back end
- * does not know the request. */
-bool ibx_frontend_set_elements(const struct ibx_cuda_memset *set, void *stream, int *rc);
 
 /* A stream is to wait for a word in memory; whether one ever was. Others may wait for that stream.
  */

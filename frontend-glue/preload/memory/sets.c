@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* cudaMemset and its like, made without GVirtuS where possible. */
+#include "frontend-glue/preload/memory/managed.h"
+#include "frontend-glue/preload/memory/memory.h"
+#include "frontend-glue/preload/streams/streams.h"
+
+#include <stdatomic.h>
+
+#define BODY 20 /* bytes of cudaMemset's request */
+
+static void put_handle(struct ibx_writer *body, const void *handle)
+{
+    ibx_put_u64(body, (uintptr_t)handle);
+}
+
+static bool set(void *address, int value, size_t n, int *rc)
+{
+    struct ibx_writer body = ibx_writer_of((uint8_t[BODY]){0}, BODY);
+    put_handle(&body, address);
+    ibx_put_u32(&body, (uint32_t)value);
+    ibx_put_u64(&body, n);
+    ibx_frontend_device_used();
+    return ibx_frontend_called("cudaMemset", &body, rc);
+}
+
+/* Whether there is certainly no device memory, which is an error that CUDA returns at once; the
+ * back end may report it only later. */
+static bool is_nowhere(const void *address, size_t n)
+{
+    return !address && n && ibx_frontend_plugin();
+}
+
+/* Memory that no call has returned, as of a variable, but that was set before, by the thread. */
+static _Thread_local struct set_before {
+    uintptr_t address;
+    size_t n;
+} set_before[4];
+static _Thread_local unsigned next_before;
+
+static bool was_set_before(uintptr_t address, size_t n)
+{
+    bool was = false;
+    for (unsigned i = 0; i < sizeof(set_before) / sizeof(set_before[0]); i++)
+        was = was || (address == set_before[i].address && n <= set_before[i].n);
+    return was;
+}
+
+static void note_set(uintptr_t address, size_t n)
+{
+    if (!was_set_before(address, n))
+        set_before[next_before++ % (sizeof(set_before) / sizeof(set_before[0]))] =
+            (struct set_before){address, n};
+}
+
+/* Whether the memory is certainly there. CUDA says at once that it is not, so otherwise the call
+ * waits for its answer. */
+static bool is_there(const void *address, size_t n)
+{
+    struct range range;
+    return ibx_frontend_allocation(address, &range)
+               ? !ibx_frontend_goes_beyond((uintptr_t)address, n)
+               : ibx_frontend_is_managed(address) || ibx_frontend_host_range(address, &range) ||
+                     was_set_before((uintptr_t)address, n);
+}
+
+/* The bytes from the first one to the last one; SIZE_MAX: more than there are. */
+static size_t extent_of(size_t pitch, size_t width, size_t height)
+{
+    size_t all;
+    return !width || !height ? 0
+           : __builtin_mul_overflow(pitch, height - 1, &all) ||
+                   __builtin_add_overflow(all, width, &all)
+               ? SIZE_MAX
+               : all;
+}
+
+/* The back end does not know the requests below, so GVirtuS makes the calls. */
+static atomic_bool gvirtus_sets;
+
+/* Sends an extension request, which runs in the order of its stream. GVirtuS's front end (G4, G5)
+ * sends cudaMemset, which runs in the legacy stream, and its back end has no cudaMemset2DAsync.
+ * False: GVirtuS may know the call. */
+static bool set_in_stream(const struct extension_request *e, int *rc)
+{
+    ibx_frontend_device_used();
+    if (!ibx_frontend_plugin() || atomic_load_explicit(&gvirtus_sets, memory_order_relaxed))
+        return false;
+    int code;
+    if (!ibx_frontend_request_try(e, NULL, 0, &code)) /* not now; another connection may know it */
+        return false;
+    if (code < 0 || code == CUDA_NOT_SUPPORTED) {
+        atomic_store(&gvirtus_sets, true);
+        return false;
+    }
+    *rc = code ? ibx_frontend_fail(code) : CUDA_SUCCESS;
+    return true;
+}
+
+/* The same for n bytes that may be nowhere. */
+static bool set_there(struct extension_request *e, const void *address, size_t n, int *rc)
+{
+    if (!n || is_there(address, n))
+        return set_in_stream(e, rc);
+    e->name = IBX_EXT_NAME;
+    if (!set_in_stream(e, rc))
+        return false;
+    if (!*rc)
+        note_set((uintptr_t)address, n);
+    return true;
+}
+
+static void begin_set(struct extension_request *e, const char *call, void *address, int value,
+                      size_t n, void *stream)
+{
+    ibx_frontend_request_begin(e, IBX_EXT_MEMSET, call);
+    put_handle(&e->body, address);
+    ibx_put_u32(&e->body, (uint32_t)value);
+    ibx_put_u64(&e->body, n);
+    put_handle(&e->body, stream);
+}
+
+static int set_anywhere(void *address, int value, size_t n)
+{
+    struct extension_request e;
+    int rc;
+    if (is_nowhere(address, n))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    if (n && !is_there(address, n)) {
+        begin_set(&e, "cudaMemset", address, value, n, NULL);
+        if (set_there(&e, address, n, &rc))
+            return rc;
+    }
+    return set(address, value, n, &rc) ? rc : CALL_NEXT(cudaMemset, address, value, n);
+}
+
+int cudaMemset(void *address, int value, size_t n)
+{
+    return ibx_frontend_was_set(set_anywhere(address, value, n), address);
+}
+
+int cudaMemsetAsync(void *address, int value, size_t n, void *stream)
+{
+    struct extension_request e;
+    int rc;
+    if (is_nowhere(address, n))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    ibx_frontend_stream_used(stream);
+    begin_set(&e, "cudaMemsetAsync", address, value, n, stream);
+    return ibx_frontend_captured(&e, stream, &rc) || set_there(&e, address, n, &rc)
+               ? rc
+               : CALL_NEXT(cudaMemsetAsync, address, value, n, stream);
+}
+
+int cudaMemset2DAsync(void *address, size_t pitch, int value, size_t width, size_t height,
+                      void *stream)
+{
+    struct extension_request e;
+    int rc;
+    if (is_nowhere(address, width && height))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    ibx_frontend_stream_used(stream);
+    ibx_frontend_request_begin(&e, IBX_EXT_MEMSET_2D, "cudaMemset2DAsync");
+    put_handle(&e.body, address);
+    ibx_put_u64(&e.body, pitch);
+    ibx_put_u32(&e.body, (uint32_t)value);
+    ibx_put_u64(&e.body, width);
+    ibx_put_u64(&e.body, height);
+    put_handle(&e.body, stream);
+    return ibx_frontend_captured(&e, stream, &rc) ||
+                   set_there(&e, address, extent_of(pitch, width, height), &rc)
+               ? rc
+               : CALL_NEXT(cudaMemset2DAsync, address, pitch, value, width, height, stream);
+}
+
+bool ibx_frontend_set_elements(const struct ibx_cuda_memset *set, void *stream, int *rc)
+{
+    static atomic_bool unknown; /* the back end does not know the request */
+    struct extension_request e;
+    int code;
+    if (atomic_load_explicit(&unknown, memory_order_relaxed) || !ibx_frontend_plugin())
+        return false;
+    ibx_frontend_stream_used(stream);
+    ibx_frontend_request_begin(&e, IBX_EXT_MEMSET_ELEMENTS, "cuMemsetD2D32Async");
+    ibx_layout_put(&e.body, IBX_LAYOUT_MEMSET, set);
+    put_handle(&e.body, stream);
+    ibx_frontend_device_used();
+    if (!ibx_frontend_request_try(&e, NULL, 0, &code))
+        return false;
+    if (code < 0 || code == CUDA_NOT_SUPPORTED) {
+        atomic_store(&unknown, true);
+        return false;
+    }
+    *rc = code ? ibx_frontend_fail(code) : CUDA_SUCCESS;
+    return true;
+}
