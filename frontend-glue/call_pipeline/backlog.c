@@ -57,7 +57,7 @@ static void replied(void *context, int exit_code)
     exit_code = ibx_library_replied(p, p->replied + 1, exit_code);
     const bool tells = unseen || p->replied >= p->mute; /* registrations return no errors */
     if (exit_code && tells)
-        atomic_fetch_add(&p->late_failures, 1);
+        atomic_store(&p->failed, p->replied + 1);
     if (exit_code && tells && !unseen) {
         ibx_log(IBX_LOG_INFO,
                 "a CUDA call that had returned 0 before it was run has failed with error %d: the "

@@ -203,12 +203,23 @@ bool ibx_pipeline_errors(const struct ibx_pipeline *p, int *number)
     return is_usable(p);
 }
 
-bool ibx_pipeline_failures(const struct ibx_pipeline *p, int *number)
+bool ibx_pipeline_answered(const struct ibx_pipeline *p, int *number)
 {
-    const bool known = is_usable(p) && ibx_answer_errors_known(p);
-    if (known)
-        *number = (int)(p->told.errors + atomic_load(&p->late_failures));
-    return known;
+    if (is_usable(p))
+        *number = (int)(uint32_t)atomic_load(&p->answered);
+    return is_usable(p);
+}
+
+bool ibx_pipeline_failures(const struct ibx_pipeline *p, unsigned answered, int *number)
+{
+    if (!is_usable(p))
+        return false;
+    const bool none_since = (uint32_t)atomic_load(&p->answered) == answered;
+    const bool failed = !none_since && (int32_t)((uint32_t)atomic_load(&p->failed) - answered) > 0;
+    if (!none_since && !ibx_answer_errors_known(p))
+        return false;
+    *number = (int)(2 * p->told.errors + failed);
+    return true;
 }
 
 bool ibx_pipeline_launch_failure(const struct ibx_pipeline *p, int *error)

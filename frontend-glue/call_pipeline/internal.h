@@ -211,7 +211,7 @@ struct ibx_pipeline {
     _Atomic uint64_t answered; /* requests so far */
     _Atomic uint64_t replied;  /* of these, how many have a reply */
     _Atomic uint64_t unsure;   /* the last request that may fail by itself */
-    atomic_uint late_failures; /* requests that were answered, and have failed */
+    _Atomic uint64_t failed;   /* the last request that was answered, and has failed */
     uint64_t answered_at_exit; /* under the process's lock */
     struct ibx_concerns concerns;
     _Atomic bool ended;         /* the session, or its connection, has ended */

@@ -104,9 +104,11 @@ bool ibx_pipeline_knows_no_error(const struct ibx_pipeline *pipeline);
 bool ibx_pipeline_has_no_late_error(const struct ibx_pipeline *pipeline);
 /* *number differs from before if a call of the thread has failed since, or may have. */
 bool ibx_pipeline_errors(const struct ibx_pipeline *pipeline, int *number);
-/* *number differs from before only if a call of the thread has failed since. False: one that was
- * answered may fail yet. */
-bool ibx_pipeline_failures(const struct ibx_pipeline *pipeline, int *number);
+/* How many calls were answered before they were run. */
+bool ibx_pipeline_answered(const struct ibx_pipeline *pipeline, int *number);
+/* *number differs from what it was when so many calls were answered only if a later call of the
+ * thread has failed. False: one of these was answered, and may fail yet. */
+bool ibx_pipeline_failures(const struct ibx_pipeline *pipeline, unsigned answered, int *number);
 /* *error is that of a launch by <<<>>>, which is the only one that cudaGetLastError has not
  * returned of the calls that were answered before they were run; none of these may fail yet. */
 bool ibx_pipeline_launch_failure(const struct ibx_pipeline *pipeline, int *error);

@@ -103,8 +103,10 @@ static bool knows_now(enum ibx_frontend_fact fact, uint64_t handle, int *answer)
         return ibx_pipeline_has_no_late_error(ibx_attached->pipeline);
     case IBX_FRONTEND_ERRORS:
         return ibx_pipeline_errors(ibx_attached->pipeline, answer);
+    case IBX_FRONTEND_ANSWERED:
+        return ibx_pipeline_answered(ibx_attached->pipeline, answer);
     case IBX_FRONTEND_FAILURES:
-        return ibx_pipeline_failures(ibx_attached->pipeline, answer);
+        return ibx_pipeline_failures(ibx_attached->pipeline, (unsigned)handle, answer);
     case IBX_FRONTEND_LAUNCH_FAILURE:
         return ibx_pipeline_launch_failure(ibx_attached->pipeline, answer);
     case IBX_FRONTEND_LOSSES:

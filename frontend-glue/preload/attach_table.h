@@ -44,7 +44,7 @@
 #include <stdint.h>
 
 /* Increases with any change below. */
-#define IBX_FRONTEND_VERSION 22u
+#define IBX_FRONTEND_VERSION 23u
 
 /* cudaMemcpy, cudaMemcpyAsync or cudaMemcpy2D between memory of the device and of the caller. */
 struct ibx_frontend_copy {
@@ -105,8 +105,10 @@ enum ibx_frontend_fact {
     IBX_FRONTEND_ERRORS, /* *answer changes when a call of this thread has failed, or may have */
     IBX_FRONTEND_LOSSES, /* *answer changes when a process of the server has ended, and with it all
                             that it had allocated */
-    IBX_FRONTEND_FAILURES, /* *answer changes only when a call of this thread has failed; it is not
-                              known while one that was answered may fail yet */
+    IBX_FRONTEND_ANSWERED, /* *answer is how many calls of this thread were answered early */
+    IBX_FRONTEND_FAILURES, /* *answer differs from what it was when `handle` calls were answered
+                              only if a later call of this thread has failed; it is not known while
+                              one of these may fail yet */
     IBX_FRONTEND_LAUNCH_FAILURE, /* *answer is the error of a launch by <<<>>>, the only one unread
                                     of calls that were answered before they were run */
     IBX_FRONTEND_EVENT_PENDING,  /* the event `handle` has not completed: its record was not run */

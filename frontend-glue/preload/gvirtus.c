@@ -423,18 +423,27 @@ static int errors_so_far(void)
     return ibx_frontend_knows(IBX_FRONTEND_ERRORS, 0, &number) ? number : 0;
 }
 
-/* ... of those that are known, and 1; 0: one may come of a call that has been made. */
-static int failures_so_far(void)
+/* How many calls were answered before they were run. */
+static int answered_so_far(void)
 {
     int number = 0;
-    return ibx_frontend_knows(IBX_FRONTEND_FAILURES, 0, &number) ? number + 1 : 0;
+    return ibx_frontend_knows(IBX_FRONTEND_ANSWERED, 0, &number) ? number : 0;
+}
+
+/* A number that changes if a call fails which comes after so many were answered; 0: it is unknown,
+ * since one that was answered later may fail yet. */
+static int failures_after(int answered)
+{
+    int number = 0;
+    return ibx_frontend_knows(IBX_FRONTEND_FAILURES, (unsigned)answered, &number) ? number + 1 : 0;
 }
 
 /* Notes that `last` is newer than the errors so far. */
 static void note_newest(void)
 {
     last.errors = errors_so_far();
-    last.failures = failures_so_far();
+    last.answered = answered_so_far();
+    last.failures = failures_after(last.answered);
 }
 
 /* Whether `last`, which is set, is so still. `now` is the count of errors that there may be, before
@@ -442,7 +451,8 @@ static void note_newest(void)
  * that count. */
 static bool is_newest(int now)
 {
-    return (now && now == last.errors) || (last.failures && failures_so_far() == last.failures);
+    return (now && now == last.errors) ||
+           (last.failures && failures_after(last.answered) == last.failures);
 }
 
 int ibx_frontend_fail(int rc)

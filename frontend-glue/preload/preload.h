@@ -90,7 +90,7 @@ int ibx_frontend_fail(int rc);
 /* Such an error, and how many others its thread had when it came: of those that there may be, and
  * of those that are known, and 1. 0: that was not known. */
 struct ibx_frontend_error {
-    int code, errors, failures;
+    int code, errors, answered, failures;
 };
 /* The functions of the driver's API are made from calls of the runtime's, which stand between
  * _drives() and _drove(). Errors of these calls do not appear in cudaGetLastError(), except sticky

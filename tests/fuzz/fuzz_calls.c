@@ -200,7 +200,8 @@ static bool run_step(struct ibx_pipeline *p, uint8_t what, uint8_t argument)
     case 5:
         ibx_pipeline_has_no_error(p);
         ibx_pipeline_errors(p, &number);
-        ibx_pipeline_failures(p, &number);
+        ibx_pipeline_answered(p, &number);
+        ibx_pipeline_failures(p, (unsigned)number, &number);
         ibx_pipeline_launch_failure(p, &number);
         ibx_pipeline_knows_no_error(p);
         ibx_pipeline_has_no_late_error(p);

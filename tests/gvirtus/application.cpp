@@ -295,6 +295,7 @@ int main(int argc, char **argv)
         {"sets-in-streams", sets_in_streams},
         {"sets-after-a-loss", sets_after_a_loss},
         {"sets-nowhere", sets_nowhere},
+        {"errors-around-work", errors_around_work},
         {"configurations", configurations},
         {"memory-that-ends", memory_that_ends},
         {"memory-that-may-not-be-touched", memory_that_may_not_be_touched},

@@ -158,6 +158,7 @@ bool nodes_of_many_bytes();
 bool sets_in_streams();
 bool sets_after_a_loss();
 bool sets_nowhere();
+bool errors_around_work();
 bool configurations();
 bool memory_that_ends();
 bool memory_that_may_not_be_touched();

@@ -180,6 +180,27 @@ bool sets_nowhere()
     return HOLDS(cudaFree(device) == 0);
 }
 
+// The last error is the newest one, also behind and before work that was answered before it was
+// run, and has succeeded.
+bool errors_around_work()
+{
+    char here = 0;
+    auto *unregister = preloaded<int(void *)>("cudaHostUnregister");
+    char *device = device_memory(4096);
+    const auto theirs = [&] { return cudaFree(&here) != 0; };
+    const auto ours = [&] { return unregister(&here) == 713; };
+    const auto set = [&] { return cudaMemsetAsync(device, 1, 4096, nullptr) == 0; };
+    REQUIRE(device && theirs());
+    const int code = cudaGetLastError();
+    for (unsigned i = 0; i < 100; i++) {
+        REQUIRE(theirs() && set() && set() && ours() && set() && cudaDeviceSynchronize() == 0);
+        REQUIRE(cudaGetLastError() == 713 && cudaGetLastError() == 0);
+        REQUIRE(set() && ours() && set() && theirs() && set() && cudaDeviceSynchronize() == 0);
+        REQUIRE(cudaGetLastError() == code && cudaGetLastError() == 0);
+    }
+    return HOLDS(cudaFree(device) == 0);
+}
+
 // Also where the connection of an earlier thread has broken in between, so that neither a request
 // of the library's nor GVirtuS could do it.
 bool sets_after_a_loss()
