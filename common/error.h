@@ -16,7 +16,7 @@
  *   file_check.c     whether a file may decide what a process does
  *   path_check.c     who decides where a path leads; by path_walk.c, name by name
  *   own_user.c       users who may do to this process whatever they like
- *   rights.c         capabilities
+ *   rights.c         capabilities; library_environment.c: variables that would lend them to others
  *   locked.c         the limit on locked memory
  *   control_groups.c  which control groups limit the memory of a process
  *   address.c        IPv4 and IPv6 addresses

@@ -11,6 +11,7 @@
 #include "migrate/multicast/datagrams.h"
 
 #include "common/clock.h"
+#include "common/library_environment.h"
 #include "common/log.h"
 #include "common/verbs_fork.h"
 
@@ -74,7 +75,9 @@ static int prepare_fd(int fd, struct ibx_error *err)
 
 int ibx_multicast_verbs_any(struct ibx_error *err)
 {
-    int count = 0;
+    int count = 0, unsafe = ibx_library_environment_check(err);
+    if (unsafe)
+        return unsafe;
     struct ibv_context **devices = rdma_get_devices(&count);
     if (devices)
         rdma_free_devices(devices);
@@ -297,6 +300,9 @@ static int open_pair(struct pair *p, const struct sockaddr_storage *group, unsig
                      struct ibx_error *err)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
+    int rc = ibx_library_environment_check(err);
+    if (rc)
+        return rc;
     pthread_once(&once, fork_init);
     p->group = *group;
     p->interface = interface;
@@ -307,7 +313,7 @@ static int open_pair(struct pair *p, const struct sockaddr_storage *group, unsig
             "this host has no RDMA connection manager (%s): \"modprobe rdma_ucm\", "
             "or give a --multicast-group without verbs://",
             strerror(errno));
-    int rc = prepare_fd(p->events->fd, err);
+    rc = prepare_fd(p->events->fd, err);
     if (!rc)
         rc = find_device(p, err);
     if (!rc)

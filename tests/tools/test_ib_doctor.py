@@ -317,6 +317,39 @@ class Doctor(unittest.TestCase):
                                   preexec_fn=before, pass_fds=(program.fileno(),))
         return json.loads(done.stdout)
 
+    def with_rights_of_its_own(self, folder, **variables):
+        """What one says that has rights of its file, when nobody starts it."""
+        program = os.path.join(folder, "ib-doctor")
+        shutil.copy(DOCTOR, program)
+        os.chown(program, 0, 1)
+        os.chmod(program, 0o2755)
+        done = subprocess.run([program], timeout=60, capture_output=True, text=True, check=False,
+                              user=65534, group=65534, extra_groups=(),
+                              env={"PATH": os.environ["PATH"], **variables})
+        return done.stdout + done.stderr
+
+    @unittest.skipIf(os.geteuid(), "needs root, to give a program rights")
+    @unittest.skipIf(not FAKE_VERBS, "this build has no verbs")
+    def test_variables_of_libraries(self):
+        """A library for RDMA opens no file of a caller's choice with rights that the caller lacks:
+        libibverbs reads its environment in all programs but set-user-ID ones."""
+        with tempfile.TemporaryDirectory() as folder:
+            if os.statvfs(folder).f_flag & os.ST_NOSUID:
+                self.skipTest("no file here gives rights")
+            os.chmod(folder, 0o777)
+            write(folder, "/sys/class/infiniband_verbs/abi_version", "6")
+            log = os.path.join(folder, "log")
+            text = self.with_rights_of_its_own(folder, VERBS_LOG_FILE=log, VERBS_LOG_LEVEL="4",
+                                               SYSFS_PATH=folder + "/sys")
+            self.assertFalse(os.path.exists(log))
+            self.assertRegex(text, "verbs +the environment variable (VERBS_LOG_|SYSFS_PATH)")
+            for name in ("RDMAV_DRIVERS", "IBV_DRIVERS", "MLX5_DEBUG_FILE", "FI_PROVIDER",
+                         "PSM2_DEVICES", "HFI_DEBUG_FILENAME", "IPATH_DEBUG_FILENAME"):
+                text = self.with_rights_of_its_own(folder, **{name: log})
+                for fabric in ("verbs", "libfabric"):
+                    self.assertRegex(text, f"{fabric} +the environment variable {name} ")
+            self.assertNotIn("the environment", self.with_rights_of_its_own(folder, FILE=log))
+
     @unittest.skipIf(os.geteuid(), "needs root, to lose something")
     @unittest.skipIf(not shutil.which("setpriv"), "needs setpriv")
     def test_root_without_its_capabilities(self):

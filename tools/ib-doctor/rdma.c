@@ -2,6 +2,8 @@
 /* RDMA devices as sysfs shows them and, where libibverbs opens them, their limits. */
 #include "tools/ib-doctor/ib-doctor.h"
 
+#include "common/library_environment.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -99,6 +101,8 @@ static void check_limits(struct ibv_device *device)
 static void check_all_limits(void)
 {
     int count = 0;
+    if (ibx_library_environment_check(NULL)) /* as the line of verbs says */
+        return;
     struct ibv_device **list = ibv_get_device_list(&count);
     for (int i = 0; list && i < count; i++)
         check_limits(list[i]);

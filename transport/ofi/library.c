@@ -13,6 +13,7 @@
 #include "transport/ofi/ofi.h"
 
 #include "common/clock.h"
+#include "common/library_environment.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -26,7 +27,7 @@
 #define FORK_WAITS_MS 15000u /* loading takes 200 ms, seconds from a disk that is busy */
 
 static struct {
-    char reason[256]; /* why it is not there */
+    char reason[320]; /* why it is not there */
     uint32_t (*version)(void);
     int (*getinfo)(uint32_t, const char *, const char *, uint64_t, const struct fi_info *,
                    struct fi_info **);
@@ -130,6 +131,11 @@ static bool tells_of_lack(const char *why)
 /* Loads libfabric, or notes why not. False: because of such a shortage. */
 static bool load(void)
 {
+    struct ibx_error unsafe = {0};
+    if (ibx_library_environment_check(&unsafe)) {
+        snprintf(library.reason, sizeof(library.reason), "%s", unsafe.message);
+        return true;
+    }
     void *handle = open_quietly("libfabric.so.1");
     if (!handle) {
         const char *why = dlerror();

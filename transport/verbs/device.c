@@ -3,6 +3,7 @@
 #include "transport/verbs/verbs.h"
 
 #include "common/address.h"
+#include "common/library_environment.h"
 
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -135,12 +136,17 @@ static bool kernel_has_device(char *name, size_t size)
     return entry;
 }
 
-/* Ends with NULL; for ibv_free_device_list(). NULL, with a sentence: there is no device. */
-static struct ibv_device **device_list(struct ibx_error *err)
+/* `*out` ends with NULL; for ibv_free_device_list(). */
+static int device_list(struct ibv_device ***out, struct ibx_error *err)
 {
+    const int unsafe = ibx_library_environment_check(err);
+    if (unsafe)
+        return unsafe;
     struct ibv_device **list = ibv_get_device_list(NULL);
-    if (list && list[0])
-        return list;
+    if (list && list[0]) {
+        *out = list;
+        return 0;
+    }
     if (list)
         ibv_free_device_list(list);
     char name[64];
@@ -154,16 +160,16 @@ static struct ibv_device **device_list(struct ibx_error *err)
             err, -ENODEV,
             "no RDMA device (rdma_rxe can emulate one: modprobe rdma_rxe; rdma link add rxe0 "
             "type rxe netdev ETHERNET)");
-    return NULL;
+    return -ENODEV;
 }
 
 int ibx_verbs_device_any(struct ibx_error *err)
 {
-    struct ibv_device **list = device_list(err);
-    if (!list)
-        return -ENODEV;
-    ibv_free_device_list(list);
-    return 0;
+    struct ibv_device **list = NULL;
+    int rc = device_list(&list, err);
+    if (!rc)
+        ibv_free_device_list(list);
+    return rc;
 }
 
 static bool named(const struct ibx_options *options, const char *device)
@@ -180,9 +186,10 @@ int ibx_verbs_probe(const struct ibx_options *options, char *description, size_t
                     struct ibx_error *err)
 {
     unsigned active = 0, seen = 0;
-    struct ibv_device **list = device_list(err);
-    if (!list)
-        return -ENODEV;
+    struct ibv_device **list = NULL;
+    int rc = device_list(&list, err);
+    if (rc)
+        return rc;
     char text[512] = "";
     for (unsigned i = 0; list[i]; i++) {
         if (!named(options, ibv_get_device_name(list[i])))
@@ -191,7 +198,7 @@ int ibx_verbs_probe(const struct ibx_options *options, char *description, size_t
         active += describe_device(list[i], options, text, sizeof(text));
     }
     const char *first = ibv_get_device_name(list[0]);
-    int rc = seen && active ? ibx_verbs_file_check("rdma_cm", "rdma_ucm", err) : 0;
+    rc = seen && active ? ibx_verbs_file_check("rdma_cm", "rdma_ucm", err) : 0;
     if (!seen)
         rc = ibx_error_set(err, -ENODEV, "there is no RDMA device %s here; there is %s",
                            options->device, first);

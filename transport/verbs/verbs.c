@@ -60,10 +60,10 @@ static void fork_init(void)
 static int verbs_open(struct ibx_link *link, void **endpoint, struct ibx_error *err)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, fork_init);
-    int rc = ibx_verbs_device_any(err);
+    int rc = ibx_verbs_device_any(err); /* first: only there the environment is checked */
     if (rc)
         return rc;
+    pthread_once(&once, fork_init);
     struct verbs *v = calloc(1, sizeof(*v));
     if (!v)
         return ibx_error_set(err, -ENOMEM, "no memory for a verbs endpoint");
