@@ -20,6 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
@@ -31,6 +32,8 @@
 #define PROOFS_AT_ONCE   8
 #define EXCHANGE_MS      1000u /* how long newcomers get one half of a key exchange */
 #define LINES_PER_SECOND 10u
+#define SPARE_FILES      64u /* descriptors that strangers leave, or a quarter of a low limit */
+#define FEW              8u  /* clients that may have any descriptor */
 
 /* ------------------------------------------------------------------------ forks */
 
@@ -342,6 +345,29 @@ static void join(struct ibx_pool *pool, struct ibx_stranger *s, const struct ibx
         pool->armed = false;
 }
 
+/* Whether a new client, with the lowest descriptor that was free, has one of those that strangers
+ * leave to clients that have proven themselves, and to the rest of the process. */
+static bool is_spare(const struct ibx_pool *pool, int fd)
+{
+    struct rlimit limit;
+    if (pool->count < FEW || getrlimit(RLIMIT_NOFILE, &limit))
+        return false;
+    const rlim_t spare = limit.rlim_cur / 4 < SPARE_FILES ? limit.rlim_cur / 4 : SPARE_FILES;
+    return (rlim_t)fd >= limit.rlim_cur - spare;
+}
+
+/* Another client gives way to the new one at `fd`, which gets the descriptor that is free then. Or
+ * else the next one would get it, and nobody would give way. */
+static int leave_spare(struct ibx_pool *pool, int fd, struct ibx_error *err)
+{
+    give_way(pool, ibx_pool_least(pool), err);
+    const int lower = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (lower < 0)
+        return fd;
+    close(lower < fd ? fd : lower);
+    return lower < fd ? lower : fd;
+}
+
 /* Accepts one connection. 0; 1: `*conn` has proven itself already; -EAGAIN: there are no more. */
 static int take(struct ibx_pool *pool, struct ibx_conn **conn, struct ibx_error *err)
 {
@@ -362,6 +388,8 @@ static int take(struct ibx_pool *pool, struct ibx_conn **conn, struct ibx_error 
     const struct ibx_source source = ibx_pool_source_of(fd);
     int one = 1;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+    if (is_spare(pool, fd))
+        fd = leave_spare(pool, fd, err);
     give_way(pool, ibx_pool_too_many(pool, &source), err);
     struct ibx_stranger *s = calloc(1, sizeof(*s));
     if (!s) {

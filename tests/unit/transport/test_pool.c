@@ -415,6 +415,46 @@ static void descriptors_run_out(void **state)
     close_pool();
 }
 
+/* How many more descriptors this process may open, up to `most`. */
+static int free_descriptors(int most)
+{
+    int fds[PLACES + 4], n = 0, count;
+    while (n < most && (fds[n] = dup(0)) >= 0)
+        n++;
+    count = n;
+    while (n)
+        close(fds[--n]);
+    return count;
+}
+
+/* Clients that have not authenticated leave some for those that have, and for the process. */
+static void strangers_leave_descriptors(void **state)
+{
+    (void)state;
+    struct rlimit all, few;
+    open_pool();
+    s.options.unauthenticated = 64;
+    ibx_listener_close(s.listener);
+    assert_int_equal(ibx_listen("rdma://127.0.0.1:0", &s.options, &s.listener, NULL), 0);
+    s.port = (uint16_t)atoi(strrchr(ibx_listener_uri(s.listener), ':') + 1);
+    for (int i = 0; i < PLACES + 4; i++) {
+        char address[32];
+        snprintf(address, sizeof(address), "127.0.0.%d", 2 + i);
+        raws[i] = raw_connect(s.port, address, "127.0.0.1");
+    }
+    getrlimit(RLIMIT_NOFILE, &all);
+    few = all;
+    few.rlim_cur = (rlim_t)dup(0) + PLACES + 4;
+    close((int)few.rlim_cur - PLACES - 4);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    const struct ibx_error err = step();
+    const int left = free_descriptors(PLACES + 4);
+    setrlimit(RLIMIT_NOFILE, &all);
+    assert_int_equal(err.code, -EBUSY);
+    assert_int_equal(left, 4);
+    close_pool();
+}
+
 /* A stranger's REFUSE is not a frame that a client may send. It is not answered with -EAGAIN, on
  * which the server would retry at once for ever, and its text is not logged. */
 static void a_stranger_that_refuses(void **state)
@@ -668,6 +708,7 @@ int main(void)
         cmocka_unit_test(busy_host_counts_proofs_that_have_arrived),
         cmocka_unit_test(deadlines_are_shorter_when_places_are_few),
         cmocka_unit_test(descriptors_run_out),
+        cmocka_unit_test(strangers_leave_descriptors),
         cmocka_unit_test(a_stranger_that_refuses),
         cmocka_unit_test(parent_and_child_accept_after_a_fork),
         cmocka_unit_test(a_child_without_descriptors),
