@@ -76,7 +76,9 @@ int ibx_destination_open_waiting(struct destination *d, struct ibx_error *err)
 {
     char path[PATH_MAX];
     ibx_control_socket_waiting_path(d->options->folder, getpid(), path, sizeof(path));
-    return ibx_control_socket_open(path, &socket_ops, d, &d->socket, err);
+    return ibx_control_socket_open(
+        path, &socket_ops, d,
+        d->options->home ? IBX_JOURNAL_COPY_FOLDER : IBX_JOURNAL_ANOTHER_FOLDER, &d->socket, err);
 }
 
 int ibx_destination_open_record(struct destination *d, struct ibx_error *err)
@@ -88,7 +90,8 @@ int ibx_destination_open_record(struct destination *d, struct ibx_error *err)
     if (rc)
         return rc;
     ibx_journal_path(d->options->folder, &d->status.record, ".sock", path, sizeof(path));
-    return ibx_control_socket_open(path, &socket_ops, d, &d->socket, err);
+    return ibx_control_socket_open(path, &socket_ops, d,
+                                   ibx_journal_other_folder(&d->status.record), &d->socket, err);
 }
 
 void ibx_destination_close_waiting(struct destination *d)

@@ -422,18 +422,29 @@ static void put_copy_back(int dir, const struct ibx_record *previous,
         forget_copy(dir, record);
 }
 
-/* `damaged`: the copy is all that is left of `previous`, so it stays until the record is there. */
-static int replace(const char *folder, int dir, const struct ibx_record *previous, bool damaged,
-                   const struct ibx_record *record, struct ibx_error *err)
+/* A tool that has begun keeps its folder until it ends. */
+static int unwritten(const char *folder, const struct ibx_record *before, int rc,
+                     struct ibx_error *err)
 {
-    char name[NAME_BYTES], hint[REMEDY_BYTES];
-    struct ibx_error why = {0};
+    char name[NAME_BYTES], hint[REMEDY_BYTES], other[REMEDY_BYTES];
+    snprintf(other, sizeof(other), "; free space and rights in that folder, or %s%s",
+             before->written_s ? "end this ib-migrate, " : "", ibx_journal_other_folder(before));
+    ibx_journal_name(before, RECORD, name);
+    return ibx_error_set(err, rc, "record %s/%s cannot be written: %s%s", folder, name,
+                         strerror(-rc), ibx_journal_remedy(rc, other, hint));
+}
+
+/* `damaged`: the copy is all that is left of `previous`, so it stays until the record is there. An
+ * error that is not the folder's is told; one of the folder is left to the caller. */
+static int replace(int dir, const struct ibx_record *previous, bool damaged,
+                   const struct ibx_record *record, struct ibx_error *why)
+{
     if (!damaged)
         put_copy(dir, record);
-    int rc = put(dir, record, RECORD, true, &why);
+    int rc = put(dir, record, RECORD, true, why);
     if (!damaged && (rc == -ENOSPC || rc == -EDQUOT)) { /* the record needs the room of its copy */
         forget_copy(dir, record);
-        rc = put(dir, record, RECORD, true, &why);
+        rc = put(dir, record, RECORD, true, why);
     }
     if (!rc && fsync(dir)) {
         rc = -errno;
@@ -443,16 +454,7 @@ static int replace(const char *folder, int dir, const struct ibx_record *previou
         put_copy(dir, record);
     else if (!damaged && rc)
         put_copy_back(dir, previous, record);
-    if (why.code)
-        return ibx_error_set(err, rc, "%s", why.message);
-    ibx_journal_name(record, RECORD, name);
-    return rc ? ibx_error_set(
-                    err, rc, "record %s/%s cannot be written: %s%s", folder, name, strerror(-rc),
-                    ibx_journal_remedy(rc,
-                                       "; free space and rights in that folder, or choose another "
-                                       "with --state-dir",
-                                       hint))
-              : 0;
+    return rc;
 }
 
 static int check_move(const struct ibx_record *previous, const struct ibx_record *record,
@@ -513,7 +515,7 @@ static int lock_again(const char *folder, const struct ibx_record *record, struc
 int ibx_journal_write(const char *folder, struct ibx_record *record, struct ibx_error *err)
 {
     struct ibx_record previous = {0}, next = *record;
-    struct ibx_error damage = {0};
+    struct ibx_error damage = {0}, why = {0};
     struct timespec now;
     char name[NAME_BYTES];
     int dir = ibx_journal_folder_open(folder, err);
@@ -539,8 +541,9 @@ int ibx_journal_write(const char *folder, struct ibx_record *record, struct ibx_
         rc = next_number(folder, &next.number, err);
     clock_gettime(CLOCK_REALTIME, &now);
     next.written_s = (uint64_t)now.tv_sec;
-    if (!rc)
-        rc = replace(folder, dir, &previous, damaged, &next, err);
+    if (!rc && (rc = replace(dir, &previous, damaged, &next, &why)))
+        rc = why.code ? ibx_error_set(err, rc, "%s", why.message)
+                      : unwritten(folder, record, rc, err);
     close(dir);
     if (!rc) {
         record->written_s = next.written_s;

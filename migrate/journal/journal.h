@@ -151,6 +151,13 @@ int ibx_journal_folder(const char *given, bool make, char *folder, size_t size,
  * Errors as faccessat(2). */
 int ibx_journal_folder_check_writable(const char *folder, struct ibx_error *err);
 
+/* What can be done about a folder that takes no files: a new migration can have another one. A
+ * migration that has begun, and the return of a borrowed VM, need the records that are in it. */
+#define IBX_JOURNAL_ANOTHER_FOLDER "choose another with --state-dir"
+#define IBX_JOURNAL_COPY_FOLDER                                                                    \
+    "copy the folder elsewhere (cp -a), and give the copy with --state-dir from then on"
+const char *ibx_journal_other_folder(const struct ibx_record *record);
+
 /* Writes the record durably: on return it survives a crash of the host. -EINVAL: its state machine
  * has no move from the state on disk to this one, or the epoch is lower than on disk. After a
  * failure the old file is intact. If somebody has removed or damaged the record since it was last

@@ -11,7 +11,7 @@
 
 #define JOURNAL_BYTES_MAX (256u << 10) /* of a file: more than a record can need */
 #define NAME_BYTES        64u          /* of a file: 32 digits, the role and a suffix */
-#define REMEDY_BYTES      128u         /* of the remedy at the end of a message */
+#define REMEDY_BYTES      192u         /* of the remedy at the end of a message */
 #define LOCK              ".lock"
 #define BASE_LOCK         ".base"
 #define HOME              ".home"

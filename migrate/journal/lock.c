@@ -86,13 +86,12 @@ static int lock_holder_error(int fd, const char *path, struct ibx_error *err)
         (int)pid, path);
 }
 
-/* Another folder has no record of a migration that has begun. */
-static const char *another_folder(const struct ibx_record *record)
+const char *ibx_journal_other_folder(const struct ibx_record *record)
 {
-    return record->written_s
-               ? "copy the folder elsewhere (cp -a), and give the copy with --state-dir "
-                 "from then on"
-               : "choose another with --state-dir";
+    static const uint8_t none[sizeof(record->base)];
+    return record->written_s || memcmp(record->base, none, sizeof(none)) != 0
+               ? IBX_JOURNAL_COPY_FOLDER
+               : IBX_JOURNAL_ANOTHER_FOLDER;
 }
 
 static int cannot_lock(const struct ibx_record *record, const char *path, int rc,
@@ -103,7 +102,7 @@ static int cannot_lock(const struct ibx_record *record, const char *path, int rc
     return ibx_error_set(err, rc,
                          "%s cannot be made and locked: %s; records of migrations need a folder "
                          "that can be written to and has locks: %s",
-                         path, strerror(-rc), another_folder(record));
+                         path, strerror(-rc), ibx_journal_other_folder(record));
 }
 
 static int write_holder(const struct ibx_record *record, int lock, const char *path,
@@ -112,7 +111,8 @@ static int write_holder(const struct ibx_record *record, int lock, const char *p
     char text[16], remedy[160];
     const int length = snprintf(text, sizeof(text), "%d\n", (int)getpid());
     const int rc = ftruncate(lock, 0) ? -errno : ibx_write_whole_at(lock, text, (size_t)length, 0);
-    snprintf(remedy, sizeof(remedy), "free space in its folder, or %s", another_folder(record));
+    snprintf(remedy, sizeof(remedy), "free space in its folder, or %s",
+             ibx_journal_other_folder(record));
     return rc ? ibx_error_set(err, rc, "lock %s cannot be written: %s; %s", path, strerror(-rc),
                               ibx_write_remedy(rc, remedy))
               : 0;

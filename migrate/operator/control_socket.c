@@ -77,17 +77,16 @@ static int remove_stale(const struct sockaddr_un *address, struct ibx_error *err
     return 0;
 }
 
-static int listen_at(struct ibx_control_socket *server, struct ibx_error *err)
+static int listen_at(struct ibx_control_socket *server, const char *other, struct ibx_error *err)
 {
     struct stat st;
     /* The file gets the mode that the socket has when it is bound: never open to others. */
     if (fchmod(server->fd, 0600) ||
         bind(server->fd, (const struct sockaddr *)&server->address, sizeof(server->address)) ||
         lstat(server->address.sun_path, &st) || listen(server->fd, BACKLOG))
-        return ibx_error_set(err, -errno,
-                             "%s cannot be made: %s; its folder needs room and must be writable: "
-                             "choose another with --state-dir",
-                             server->address.sun_path, strerror(errno));
+        return ibx_error_set(
+            err, -errno, "%s cannot be made: %s; its folder needs room and must be writable: %s",
+            server->address.sun_path, strerror(errno), other);
     server->dev = st.st_dev;
     server->ino = st.st_ino;
     return 0;
@@ -105,7 +104,7 @@ static void renew(struct ibx_control_socket *server)
         return;
     const int before = server->fd;
     server->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (server->fd >= 0 && !listen_at(server, NULL)) {
+    if (server->fd >= 0 && !listen_at(server, "", NULL)) {
         close(before);
         return;
     }
@@ -115,7 +114,8 @@ static void renew(struct ibx_control_socket *server)
 }
 
 int ibx_control_socket_open(const char *path, const struct ibx_control_socket_ops *ops,
-                            void *context, struct ibx_control_socket **out, struct ibx_error *err)
+                            void *context, const char *other, struct ibx_control_socket **out,
+                            struct ibx_error *err)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     if (strlen(path) >= sizeof(address.sun_path))
@@ -137,7 +137,7 @@ int ibx_control_socket_open(const char *path, const struct ibx_control_socket_op
         server->clients[i].fd = -1;
     server->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     rc = server->fd < 0 ? ibx_error_set(err, -errno, "no socket for %s: %s", path, strerror(errno))
-                        : listen_at(server, err);
+                        : listen_at(server, other, err);
     if (rc) {
         ibx_control_socket_close(server);
         return rc;

@@ -40,9 +40,9 @@ struct ibx_control_socket_ops {
 /* Makes the socket; replaces one that a dead tool left behind. -EADDRINUSE: a living tool has it;
  * -EEXIST: another file has the name; -ENAMETOOLONG. The caller keeps `ops`, none of which may be
  * NULL. They are called from ibx_control_socket_serve() only, and must call neither that nor
- * ibx_control_socket_close(). */
+ * ibx_control_socket_close(). `other` says what can be done about a folder that takes no socket. */
 int ibx_control_socket_open(const char *path, const struct ibx_control_socket_ops *ops,
-                            void *context, struct ibx_control_socket **server,
+                            void *context, const char *other, struct ibx_control_socket **server,
                             struct ibx_error *err);
 /* Fills at most 1 + IBX_CONTROL_SOCKET_CLIENTS_MAX entries and returns how many. Makes the socket's
  * file anew if somebody has removed it. */

@@ -64,7 +64,10 @@ static int open_record(struct source *s, struct ibx_error *err)
         return rc;
     ibx_journal_path(s->options->folder, &s->status.record, ".sock", path, sizeof(path));
     rc = ibx_migration_signals_open(&s->signals, err);
-    return rc ? rc : ibx_control_socket_open(path, &socket_ops, s, &s->socket, err);
+    return rc ? rc
+              : ibx_control_socket_open(path, &socket_ops, s,
+                                        ibx_journal_other_folder(&s->status.record), &s->socket,
+                                        err);
 }
 
 static int check_uri(const struct source *s, struct ibx_error *err)

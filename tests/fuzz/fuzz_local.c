@@ -250,7 +250,7 @@ static void prepare(void)
     atexit(clean);
     address.sun_family = AF_UNIX;
     snprintf(address.sun_path, sizeof(address.sun_path), "%s/own", place);
-    require(!ibx_control_socket_open(address.sun_path, &ops, NULL, &own, NULL));
+    require(!ibx_control_socket_open(address.sun_path, &ops, NULL, "", &own, NULL));
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

@@ -107,7 +107,7 @@ static void open_scene(void)
                                       .max_bandwidth = 0,
                                       .downtime_ns = 12345678,
                                       .reconnects = 2}};
-    if (ibx_control_socket_open(path, &ops, &scene, &scene.socket, &error))
+    if (ibx_control_socket_open(path, &ops, &scene, "choose", &scene.socket, &error))
         fail_msg("%s", error.message);
     scene.stop = eventfd(0, EFD_CLOEXEC);
     assert_int_equal(pthread_create(&scene.thread, NULL, serve, NULL), 0);
@@ -374,7 +374,8 @@ static void test_stale_socket_is_replaced(NO_STATE)
 static void test_live_socket_is_refused(NO_STATE)
 {
     struct ibx_control_socket *second = NULL;
-    assert_int_equal(ibx_control_socket_open(path, &ops, NULL, &second, &error), -EADDRINUSE);
+    assert_int_equal(ibx_control_socket_open(path, &ops, NULL, "choose", &second, &error),
+                     -EADDRINUSE);
     assert_null(second);
     text_has(error.message, "another ib-migrate");
     assert_int_equal(ask_command("status"), 0);
@@ -386,19 +387,27 @@ static void test_other_files_are_left_alone(NO_STATE)
     int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
     assert_true(fd >= 0);
     close(fd);
-    assert_int_equal(ibx_control_socket_open(path, &ops, NULL, &first, &error), -EEXIST);
+    assert_int_equal(ibx_control_socket_open(path, &ops, NULL, "choose", &first, &error), -EEXIST);
     assert_int_equal(access(path, F_OK), 0);
     assert_int_equal(unlink(path), 0);
     /* A socket that has taken this one's place is not removed either. */
     struct ibx_control_socket *other = NULL;
-    assert_int_equal(ibx_control_socket_open(path, &ops, NULL, &first, &error), 0);
+    assert_int_equal(ibx_control_socket_open(path, &ops, NULL, "choose", &first, &error), 0);
     assert_int_equal(unlink(path), 0);
-    assert_int_equal(ibx_control_socket_open(path, &ops, NULL, &other, &error), 0);
+    assert_int_equal(ibx_control_socket_open(path, &ops, NULL, "choose", &other, &error), 0);
     ibx_control_socket_close(first);
     assert_int_equal(access(path, F_OK), 0);
     ibx_control_socket_close(other);
     assert_int_equal(access(path, F_OK), -1);
     ibx_control_socket_close(NULL);
+}
+
+static void test_folder_that_takes_no_socket(NO_STATE)
+{
+    struct ibx_control_socket *first = NULL;
+    assert_int_equal(
+        ibx_control_socket_open("/proc/x.sock", &ops, NULL, "take mine", &first, &error), -ENOENT);
+    text_has(error.message, "must be writable: take mine");
 }
 
 static void test_path_too_long(NO_STATE)
@@ -407,7 +416,8 @@ static void test_path_too_long(NO_STATE)
     memset(longest, 'x', sizeof(longest) - 1);
     longest[sizeof(longest) - 1] = '\0';
     struct ibx_control_socket *first = NULL;
-    assert_int_equal(ibx_control_socket_open(longest, &ops, NULL, &first, &error), -ENAMETOOLONG);
+    assert_int_equal(ibx_control_socket_open(longest, &ops, NULL, "choose", &first, &error),
+                     -ENAMETOOLONG);
     json_t *answer = NULL;
     assert_int_equal(ibx_control_socket_ask(longest, json_object(), &answer, 0, &error),
                      -ENAMETOOLONG);
@@ -507,7 +517,7 @@ static void test_tool_of_a_user_who_is_not_mapped(NO_STATE)
 static void test_silent_tool(NO_STATE)
 {
     struct ibx_control_socket *first = NULL; /* never served, like that of a stopped tool */
-    assert_int_equal(ibx_control_socket_open(path, &ops, NULL, &first, &error), 0);
+    assert_int_equal(ibx_control_socket_open(path, &ops, NULL, "choose", &first, &error), 0);
     json_t *answer = NULL;
     for (unsigned i = 0; i < 40; i++) /* also more requests than its queue holds */
         assert_int_equal(ibx_control_socket_ask(path, json_object(), &answer,
@@ -523,7 +533,7 @@ static void test_a_removed_socket_is_made_anew(NO_STATE)
     struct pollfd fds[1 + IBX_CONTROL_SOCKET_CLIENTS_MAX];
     struct ibx_control_socket *socket = NULL;
     const uint64_t deadline = ibx_deadline_in_ms(GENEROUS);
-    assert_int_equal(ibx_control_socket_open(path, &ops, NULL, &socket, &error), 0);
+    assert_int_equal(ibx_control_socket_open(path, &ops, NULL, "choose", &socket, &error), 0);
     assert_int_equal(unlink(path), 0);
     while (access(path, F_OK)) {
         assert_true(ibx_now_ns() < deadline);
@@ -666,6 +676,7 @@ int main(void)
         with_folder(test_stale_socket_is_replaced),
         with_scene(test_live_socket_is_refused),
         with_folder(test_other_files_are_left_alone),
+        with_folder(test_folder_that_takes_no_socket),
         with_folder(test_path_too_long),
         with_folder(test_bad_answers),
         with_folder(test_tool_of_another_user),

@@ -80,6 +80,7 @@ static int on_a_full_disk(void)
     CHECK(errno == ENOSPC);
     r.state = IBX_JOURNAL_MAY_RUN;
     CHECK(unwritten(ibx_journal_write(folder, &r, &error), -ENOSPC));
+    CHECK(strstr(error.message, "cp -a") && !strstr(error.message, "choose another"));
     CHECK(!ibx_journal_list(folder, &all, &count, &error) && count == 1);
     CHECK(all[0].state == IBX_JOURNAL_HERE);
     free(all);
@@ -105,6 +106,14 @@ static int on_a_full_disk(void)
     r.id[0] ^= 1;
     CHECK(ibx_journal_lock(folder, &r, &another, &error) == -EROFS);
     CHECK(strstr(error.message, "choose another") && !close(fd));
+    r.state = IBX_JOURNAL_HERE;
+    CHECK(unwritten(ibx_journal_write(folder, &r, &error), -EROFS));
+    CHECK(strstr(error.message, "choose another") && !strstr(error.message, "cp -a"));
+    r.base[0] = 1; /* the return of a borrowed VM, whose record is in this folder */
+    CHECK(unwritten(ibx_journal_write(folder, &r, &error), -EROFS));
+    CHECK(strstr(error.message, "cp -a") && !strstr(error.message, "choose another"));
+    CHECK(ibx_journal_lock(folder, &r, &another, &error) == -EROFS);
+    CHECK(strstr(error.message, "cp -a") && !strstr(error.message, "choose another"));
     return 0;
 }
 
