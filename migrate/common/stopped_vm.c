@@ -39,7 +39,7 @@ static void name_disk(json_t *block, char *text, size_t size)
              file ? file : "", file ? ")" : "");
 }
 
-void ibx_vm_say_disk(struct ibx_qmp *qmp, char *text, size_t size, uint64_t deadline_ns)
+static void say_disk(struct ibx_qmp *qmp, char *text, size_t size, uint64_t deadline_ns)
 {
     json_t *blocks = NULL;
     char disk[320];
@@ -60,4 +60,18 @@ void ibx_vm_say_disk(struct ibx_qmp *qmp, char *text, size_t size, uint64_t dead
                  "has room, " GO_ON);
     json_decref(blocks);
     ibx_text_sanitize(text);
+}
+
+bool ibx_vm_say_stopped(struct ibx_qmp *qmp, const char *status, char *text, size_t size,
+                        uint64_t deadline_ns)
+{
+    if (is(status, IBX_VM_IO_ERROR))
+        say_disk(qmp, text, size, deadline_ns);
+    else if (is(status, "watchdog"))
+        snprintf(text, size,
+                 "its watchdog has stopped it, because its guest did not answer that in "
+                 "time: see what the guest was doing, " GO_ON);
+    else
+        return false;
+    return true;
 }

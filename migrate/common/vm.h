@@ -22,10 +22,12 @@ struct ibx_vm_undo {
 /* A sentence about a VM with this status whose guest sleeps (S3) in a QEMU that cannot continue it
  * then (ibx_qmp_sleeps_on()): that it sleeps, and what to do. */
 const char *ibx_vm_asleep(const char *status);
-/* Writes into `text` what has stopped a VM whose status is IBX_VM_IO_ERROR, and what to do. The
- * disk is not known without a monitor (`qmp` is NULL), or if the VM has migrated since. */
+/* Writes into `text` what has stopped a VM of this status, and what to do; false: it runs, or is
+ * stopped because somebody wished that. The failed disk of an IBX_VM_IO_ERROR is not known without
+ * a monitor (`qmp` is NULL), or if the VM has migrated since. */
 #define IBX_VM_IO_ERROR "io-error"
-void ibx_vm_say_disk(struct ibx_qmp *qmp, char *text, size_t size, uint64_t deadline_ns);
+bool ibx_vm_say_stopped(struct ibx_qmp *qmp, const char *status, char *text, size_t size,
+                        uint64_t deadline_ns);
 
 /* Asks QEMU for the VM's status: "running", "paused", "postmigrate", ... */
 int ibx_vm_status(struct ibx_qmp *qmp, char *status, size_t size, uint64_t deadline_ns,

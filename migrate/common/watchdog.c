@@ -155,8 +155,8 @@ static void say_stays(const struct watchdog *w, struct ibx_qmp *qmp, uint64_t de
         snprintf(where, sizeof(where), "does not run here, and is left so (QEMU says %s)", status);
         if (w->sleeps || !strcmp(status, "suspended"))
             snprintf(why, sizeof(why), "%s", ibx_vm_asleep(status));
-        else if (!strcmp(status, IBX_VM_IO_ERROR))
-            ibx_vm_say_disk(qmp, why, sizeof(why), deadline);
+        else
+            ibx_vm_say_stopped(qmp, status, why, sizeof(why), deadline);
     }
     ibx_log(IBX_LOG_WARN, "ib-migrate ended before the %s: VM %s %s%s%s",
             w->folder ? "commit" : "snapshot was whole", name_of(&w->record), where,

@@ -98,13 +98,18 @@ static void note_end(struct destination_qemu *qemu, json_t *event)
         snprintf(qemu->end, sizeof(qemu->end), "%s", reason);
 }
 
-/* A watchdog with the action "poweroff" ends QEMU at once, without SHUTDOWN and its reason. */
+/* A watchdog with the action "poweroff" ends QEMU at once, without SHUTDOWN and its reason. For its
+ * reset (RESET follows, or SHUTDOWN with -no-reboot) QEMU gives the reason "guest-reset". */
 static void note_watchdog(struct destination_qemu *qemu, json_t *event)
 {
     const char *action =
         json_string_value(json_object_get(json_object_get(event, "data"), "action"));
-    if (action && !strcmp(action, "poweroff") && !qemu->end[0])
-        snprintf(qemu->end, sizeof(qemu->end), "guest-watchdog");
+    const char *suffix = !action                       ? NULL
+                         : !strcmp(action, "poweroff") ? ""
+                         : !strcmp(action, "reset")    ? "-reset"
+                                                       : NULL;
+    if (suffix && !qemu->end[0])
+        snprintf(qemu->end, sizeof(qemu->end), "guest-watchdog%s", suffix);
 }
 
 /* For a VM that runs here: an event says that its status is another one. A QEMU that may be about
@@ -251,17 +256,16 @@ static int learn(struct destination_qemu *qemu, struct ibx_error *err)
     return 0;
 }
 
-/* Tells the operator of a disk that has stopped the VM. Other reasons to be stopped are somebody's
- * wish. */
-static void tell_of_disk(struct destination_qemu *qemu)
+/* Tells the operator of a VM that nobody has stopped, but its disk or its watchdog. */
+static void tell_of_stop(struct destination_qemu *qemu)
 {
     char why[IBX_ERROR_MAX];
     const bool news = strcmp(qemu->status, qemu->told) != 0;
     memcpy(qemu->told, qemu->status, sizeof(qemu->told));
-    if (!news || strcmp(qemu->status, IBX_VM_IO_ERROR) != 0)
-        return;
-    ibx_vm_say_disk(qemu->qmp, why, sizeof(why), ibx_deadline_in_ms(MONITOR_MS));
-    ibx_migration_notify(qemu->observer, "the VM is stopped here (\"%s\"): %s", qemu->status, why);
+    if (news && ibx_vm_say_stopped(qemu->qmp, qemu->status, why, sizeof(why),
+                                   ibx_deadline_in_ms(MONITOR_MS)))
+        ibx_migration_notify(qemu->observer, "the VM is stopped here (\"%s\"): %s", qemu->status,
+                             why);
 }
 
 int ibx_destination_qemu_check(struct destination_qemu *qemu, bool recovered, struct ibx_error *err)
@@ -283,7 +287,7 @@ int ibx_destination_qemu_check(struct destination_qemu *qemu, bool recovered, st
                   "the VM's disks?"
                 : "QEMU could not load the device state: see its log");
     if (!rc)
-        tell_of_disk(qemu);
+        tell_of_stop(qemu);
     return rc;
 }
 
@@ -394,6 +398,9 @@ void ibx_destination_qemu_describe_end(const struct destination_qemu *qemu, char
         {"guest-shutdown", "its guest has shut it down, and its QEMU (process %d) has ended"},
         {"guest-panic", "its guest panicked, and its QEMU (process %d) has ended"},
         {"guest-watchdog", "its watchdog ended its QEMU (process %d), as that was told to do then"},
+        {"guest-watchdog-reset",
+         "its watchdog reset it, and its QEMU (process %d), which ends then "
+         "(-no-reboot), has ended"},
         {"guest-reset", "its guest restarted it, and its QEMU (process %d), which ends then "
                         "(-no-reboot), has ended"},
         {"host-qmp-system-reset", "a client of its monitor reset it, and its QEMU (process %d), "

@@ -37,7 +37,7 @@ struct destination_qemu {
     const struct ibx_record *record; /* names the process */
     const struct ibx_migrate_observer *observer;
     char status[IBX_MIGRATE_STATUS]; /* of query-status, lately; "": not known */
-    char told[IBX_MIGRATE_STATUS];   /* the status that was last looked at (tell_of_disk()) */
+    char told[IBX_MIGRATE_STATUS];   /* the status that was last looked at (tell_of_stop()) */
     char end[IBX_MIGRATE_STATUS];    /* QEMU's reason for its end, of SHUTDOWN; "": none yet */
     bool completed;                  /* QEMU has reported its incoming migration as completed */
     bool stale; /* the status is another one now, by an event, or soon, after "finish-migrate" */

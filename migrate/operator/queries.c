@@ -212,11 +212,9 @@ static int take_back(const char *folder, struct ibx_record *back, struct ibx_err
     back->vm_status[0] = '\0'; /* until now it was the status at the destination */
     if (!rc)
         ibx_vm_status(qmp, back->vm_status, sizeof(back->vm_status), deadline, NULL);
-    if (!rc && !strcmp(back->vm_status, IBX_VM_IO_ERROR)) {
-        char why[IBX_ERROR_MAX];
-        ibx_vm_say_disk(qmp, why, sizeof(why), deadline);
+    char why[IBX_ERROR_MAX];
+    if (!rc && ibx_vm_say_stopped(qmp, back->vm_status, why, sizeof(why), deadline))
         ibx_log(IBX_LOG_WARN, "the VM is stopped here (\"%s\"): %s", back->vm_status, why);
-    }
     json_decref(vm.before);
     ibx_qmp_close(qmp);
     return rc;

@@ -78,19 +78,6 @@ static int check_uri(const struct source *s, struct ibx_error *err)
     return rc ? rc : ibx_uri_options(&uri, &wishes, err);
 }
 
-/* Tells the operator of a disk that has stopped the VM: such a VM is migrated as it is, and nobody
- * waits for it to run. */
-static void tell_of_disk(const struct source *s)
-{
-    char why[IBX_ERROR_MAX];
-    if (strcmp(s->vm.ram.status, IBX_VM_IO_ERROR) != 0)
-        return;
-    ibx_vm_say_disk(s->vm.qmp, why, sizeof(why), ibx_deadline_in_ms(MIGRATION_QMP_MS));
-    ibx_migration_notify(&s->options->observer,
-                         "the VM is stopped here (\"%s\"), and will be at the destination: %s",
-                         s->vm.ram.status, why);
-}
-
 /* Finds the VM, and looks for all that prevents its migration. */
 static int check_vm(struct source *s, struct ibx_error *err)
 {
@@ -152,7 +139,7 @@ static int check(struct source *s, struct ibx_error *err)
     if (source_managed(&s->vm)) /* libvirt undoes what it did */
         return 0;
     s->vm.undo.was_running = record->was_running;
-    tell_of_disk(s);
+    ibx_source_tell_of_stop(s, s->vm.ram.status);
     rc = source_returns(s) ? ibx_source_return_open(s, err) : 0;
     if (rc)
         return rc;

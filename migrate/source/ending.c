@@ -115,17 +115,16 @@ static void say_status(struct source *s, int code, struct ibx_error *err)
                       first.message, (int)s->status.record.pid, status);
 }
 
-/* Says why a VM is stopped that was continued here and whose disk has failed since. That may also
- * be why its migration failed. */
-static void tell_of_disk(struct source *s)
+/* Says why a VM is stopped that was continued here and that its disk or its watchdog has stopped
+ * since. A disk may also be why its migration failed. */
+static void tell_of_stop(struct source *s)
 {
     char status[32] = "", why[IBX_ERROR_MAX];
     const uint64_t deadline = ibx_deadline_in_ms(STATUS_MS);
     if (!s->vm.qmp || source_managed(&s->vm) ||
         ibx_vm_status(s->vm.qmp, status, sizeof(status), deadline, NULL) ||
-        strcmp(status, IBX_VM_IO_ERROR) != 0)
+        !ibx_vm_say_stopped(s->vm.qmp, status, why, sizeof(why), deadline))
         return;
-    ibx_vm_say_disk(s->vm.qmp, why, sizeof(why), deadline);
     ibx_migration_notify(&s->options->observer, "the VM is stopped here (\"%s\"): %s", status, why);
 }
 
@@ -239,7 +238,7 @@ int ibx_source_keep(struct source *s, int code, struct ibx_error *err)
     else if (s->shut_down && !shut_down)
         say_status(s, code, err);
     else if (!shut_down)
-        tell_of_disk(s);
+        tell_of_stop(s);
     return code;
 }
 

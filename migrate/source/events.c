@@ -55,6 +55,24 @@ static int check_balloon(const struct source *s, json_t *event, struct ibx_error
         "memory keeps the pages: migrate again when the size does not change");
 }
 
+void ibx_source_tell_of_stop(const struct source *s, const char *status)
+{
+    char why[IBX_ERROR_MAX];
+    if (ibx_vm_say_stopped(s->vm.qmp, status, why, sizeof(why), ibx_deadline_in_ms(MONITOR_MS)))
+        ibx_migration_notify(&s->options->observer,
+                             "the VM is stopped here (\"%s\"), and will be at the destination: %s",
+                             status, why);
+}
+
+/* Before the migration stops the VM, its disk or its watchdog can. */
+static void tell_of_stop(const struct source *s)
+{
+    char status[IBX_MIGRATE_STATUS];
+    if (s->state.now < SOURCE_STARTING &&
+        !ibx_vm_status(s->vm.qmp, status, sizeof(status), ibx_deadline_in_ms(MONITOR_MS), NULL))
+        ibx_source_tell_of_stop(s, status);
+}
+
 /* A VM that another client pauses, or continues, before QEMU's migration stops it is left like that
  * when the migration fails. */
 static int note_paused(struct source *s, struct ibx_error *err)
@@ -63,6 +81,8 @@ static int note_paused(struct source *s, struct ibx_error *err)
     if (source_managed(&s->vm) || s->vm.undo.was_running == runs)
         return 0;
     s->vm.undo.was_running = s->status.record.was_running = runs;
+    if (!runs)
+        tell_of_stop(s);
     int rc = ibx_watchdog_runs(&s->vm.watchdog, runs, err);
     /* If the watchdog is killed as well, rollback has only the record. */
     return rc ? rc

@@ -15,18 +15,16 @@ static int unexpected(const struct source *s, const struct ibx_migrate_any *mess
                          ibx_state_name(s->state.table, s->state.now));
 }
 
-/* Notes the status of the VM there, and tells the operator if a disk has stopped it. */
+/* Notes the status of the VM there, and tells the operator if nobody has stopped it. */
 static void note_status(struct source *s, const char *status)
 {
     struct ibx_record *record = &s->status.record;
     char why[IBX_ERROR_MAX];
     const bool news = strcmp(record->vm_status, status) != 0;
     snprintf(record->vm_status, sizeof(record->vm_status), "%s", status);
-    if (!news || strcmp(status, IBX_VM_IO_ERROR) != 0)
-        return;
-    ibx_vm_say_disk(NULL, why, sizeof(why), 0);
-    ibx_migration_notify(&s->options->observer, "the VM is stopped there (\"%s\"): %s", status,
-                         why);
+    if (news && ibx_vm_say_stopped(NULL, status, why, sizeof(why), 0))
+        ibx_migration_notify(&s->options->observer, "the VM is stopped there (\"%s\"): %s", status,
+                             why);
 }
 
 static void on_progress(struct source *s, const struct ibx_migrate_progress *progress)

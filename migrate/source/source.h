@@ -261,6 +261,9 @@ int ibx_source_check_qemu(struct source *s, struct ibx_error *err);
 /* Returns an error with the reason why QEMU's migration has ended before it was complete, as far as
  * QEMU reports that. */
 int ibx_source_qemu_failed(struct source *s, struct ibx_error *err);
+/* Tells the operator of a VM that its disk or its watchdog has stopped: such a VM is migrated as it
+ * is, and nobody waits for it to run. */
+void ibx_source_tell_of_stop(const struct source *s, const char *status);
 
 /* ---------------------------------------------------------------- messages.c */
 

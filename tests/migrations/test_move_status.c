@@ -339,17 +339,77 @@ static void test_panicked(void)
     is_kept("its guest panicked", "(guest-panic)");
 }
 
+/* As a guest would that sets its watchdog to expire at once. QEMU may end before it answers. */
+static void watchdog_expires(struct vm *vm)
+{
+    ibx_qmp_execute(vm->qmp, "human-monitor-command",
+                    json_pack("{s:s}", "command-line", "o /b 0x443 0xf"), NULL,
+                    ibx_deadline_in_ms(patience_ms(20000)), NULL);
+}
+
 /* QEMU ends at once, and does not say that it shuts down. */
 static void test_ended_by_its_watchdog(void)
 {
     mover_begin();
     filling_with(
         &(struct vm_options){.extra = {"-device", "ib700", "-action", "watchdog=poweroff"}});
-    /* it may end before it answers */
-    ibx_qmp_execute(vms[1].qmp, "human-monitor-command",
-                    json_pack("{s:s}", "command-line", "o /b 0x443 0xf"), NULL,
-                    ibx_deadline_in_ms(patience_ms(20000)), NULL);
+    watchdog_expires(&vms[1]);
     is_kept("its watchdog ended its QEMU", "(guest-watchdog)");
+}
+
+/* QEMU gives the reason of a restart by the guest for a reset by the watchdog. */
+static void test_reset_by_its_watchdog(void)
+{
+    mover_begin();
+    filling_with(&(struct vm_options){.extra = {"-device", "ib700", "-no-reboot"}});
+    watchdog_expires(&vms[1]);
+    is_kept("its watchdog reset it", "(guest-watchdog-reset)");
+}
+
+#define PAUSING "-device", "ib700", "-action", "watchdog=pause"
+
+/* Nobody has paused the VM, so both tools say why it does not run, and the pages come. */
+static void test_paused_by_its_watchdog(void)
+{
+    mover_begin();
+    filling_with(&(struct vm_options){.extra = {PAUSING}});
+    watchdog_expires(&vms[1]);
+    mover_await_words(&receiver, "the VM is stopped here (\"watchdog\"): its watchdog");
+    mover_await_words(&sender, "the VM is stopped there (\"watchdog\"): its watchdog");
+    MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
+    pair_done();
+    both_report("watchdog", true);
+    vm_do(&vms[1], "cont", NULL);
+    pair_moved("");
+}
+
+static void test_paused_by_its_watchdog_before_the_stop(void)
+{
+    pair_start(&(struct vm_options){.extra = {PAUSING}});
+    pair_receive((const char *[]){"--max-bandwidth", HARDLY, NULL});
+    pair_send((const char *[]){"--warm", NULL});
+    mover_await(&sender, "warming", 0);
+    watchdog_expires(&vms[0]);
+    mover_await_words(&sender, "the VM is stopped here (\"watchdog\"), and will be at the "
+                               "destination: its watchdog");
+    MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
+    pair_done();
+    mover_must_print(&receiver, "the VM is stopped here (\"watchdog\")");
+    vm_do(&vms[1], "cont", NULL);
+    pair_moved("");
+}
+
+/* ... or before the migration. */
+static void test_paused_by_its_watchdog_before(void)
+{
+    pair_start(&(struct vm_options){.extra = {PAUSING}});
+    watchdog_expires(&vms[0]);
+    json_decref(vm_event(&vms[0], "STOP", NULL));
+    pair_run(NULL);
+    pair_done();
+    mover_must_print(&sender, "the VM is stopped here (\"watchdog\"), and will be at the");
+    vm_do(&vms[1], "cont", NULL);
+    pair_moved("");
 }
 
 int main(void)
@@ -370,6 +430,10 @@ int main(void)
                                            VM_TEST(test_ended_by_others),
                                            VM_TEST(test_panicked),
                                            VM_TEST(test_ended_by_its_watchdog),
+                                           VM_TEST(test_reset_by_its_watchdog),
+                                           VM_TEST(test_paused_by_its_watchdog),
+                                           VM_TEST(test_paused_by_its_watchdog_before_the_stop),
+                                           VM_TEST(test_paused_by_its_watchdog_before),
                                            {0}};
     return vm_tests(tests, mover_end_all);
 }

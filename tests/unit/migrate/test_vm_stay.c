@@ -151,7 +151,8 @@ static void said(const char *answer, const char *words)
 {
     char text[IBX_ERROR_MAX];
     attached(SCRIPT({"query-block", answer, 0}));
-    ibx_vm_say_disk(qmp, text, sizeof(text), ibx_deadline_in_ms(GENEROUS));
+    assert_true(
+        ibx_vm_say_stopped(qmp, IBX_VM_IO_ERROR, text, sizeof(text), ibx_deadline_in_ms(GENEROUS)));
     if (!strstr(text, words))
         fail_msg("\"%s\" does not say \"%s\"", text, words);
     done();
