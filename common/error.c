@@ -2,15 +2,27 @@
 #include "common/error.h"
 
 #include <errno.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 
-/* Adds the remedy for -EMFILE, unless the sentence names a limit already. */
+static bool space_is_limited(void)
+{
+    struct rlimit limit;
+    return !getrlimit(RLIMIT_AS, &limit) && limit.rlim_cur != RLIM_INFINITY;
+}
+
+/* Adds the remedy for -EMFILE and for -ENOMEM, unless the sentence names a limit already. */
 static void add_remedy(char *message, size_t size, int code)
 {
     const size_t used = strlen(message);
-    if (code == -EMFILE && !strstr(message, "limit"))
+    if (strstr(message, "limit") || strstr(message, "(ulimit"))
+        return;
+    if (code == -EMFILE)
         snprintf(message + used, size - used, IBX_ERROR_MORE_FILES);
+    else if (code == -ENOMEM && space_is_limited())
+        snprintf(message + used, size - used, "; " IBX_ERROR_RAISE_SPACE);
 }
 
 int ibx_error_set(struct ibx_error *err, int code, const char *format, ...)

@@ -49,6 +49,9 @@ struct ibx_error {
 #define IBX_ERROR_RAISE_FILES "raise the limit on open files (ulimit -n)"
 #define IBX_ERROR_MORE_FILES  "; " IBX_ERROR_RAISE_FILES
 
+/* The remedy for -ENOMEM of a process whose address space is limited. */
+#define IBX_ERROR_RAISE_SPACE "raise the limit on address space (ulimit -v)"
+
 /* The remedy for -EFBIG of a write. */
 #define IBX_ERROR_RAISE_SIZE "raise the limit on the size of files (ulimit -f)"
 
@@ -59,8 +62,8 @@ struct ibx_error {
     "space (ulimit -v)"
 
 /* Fills `err`, which may be NULL, and returns `code`. The message may quote a peer, a QEMU or a
- * file, so ibx_text_plain() is applied to it, as in ibx_error_prefix(). For -EMFILE the remedy is
- * added, unless the sentence names a limit. */
+ * file, so ibx_text_plain() is applied to it, as in ibx_error_prefix(). For -EMFILE, and for
+ * -ENOMEM where RLIMIT_AS is set, the remedy is added, unless the sentence names a limit. */
 int ibx_error_set(struct ibx_error *err, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 

@@ -13,11 +13,11 @@
 #include "migrate/common/watchdog.h"
 
 #include <errno.h>
-#include <openssl/rand.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #define STREAM_MS   60000 /* for QEMU to write its state */
@@ -362,8 +362,8 @@ static int describe(struct freezing *f, struct ibx_error *err)
         memcpy(m->ram[i].id, f->ram.blocks[i].id, sizeof(m->ram[i].id));
         m->ram[i].size = f->ram.blocks[i].size;
     }
-    if (RAND_bytes(m->id, sizeof(m->id)) != 1)
-        return ibx_error_set(err, -EIO, "OpenSSL has no random bytes");
+    if (getrandom(m->id, sizeof(m->id), 0) != sizeof(m->id))
+        return ibx_error_set(err, -EIO, "there are no random numbers for the snapshot's id");
     const uint64_t deadline = ibx_deadline_in_ms(MIGRATION_QMP_MS);
     int rc = ibx_preflight_compared(f->qmp, true, &f->before, deadline, err);
     return rc ? rc : ibx_describe(f->qmp, &f->ram, &m->description, deadline, err);

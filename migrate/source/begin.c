@@ -6,13 +6,13 @@
 #include "common/clock.h"
 
 #include <errno.h>
-#include <openssl/rand.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #define ASK_AGAIN_MS 20    /* between two questions to a destination that is not there yet */
@@ -104,7 +104,7 @@ static int begin_record(struct source *s, struct ibx_error *err)
 {
     struct ibx_record *record = &s->status.record;
     const struct ibx_guest_ram *ram = &s->vm.ram;
-    if (RAND_bytes(record->id, sizeof(record->id)) != 1)
+    if (getrandom(record->id, sizeof(record->id), 0) != sizeof(record->id))
         return ibx_error_set(err, -EIO, "there are no random numbers for the migration's id");
     record->source = true;
     record->state = IBX_JOURNAL_HERE;

@@ -8,12 +8,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <netdb.h>
-#include <openssl/rand.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -62,7 +62,7 @@ static void forget_key_of_this(void)
 static int make_secrets(struct run *run, struct ibx_error *err)
 {
     uint8_t random[KEY_BYTES + 16];
-    if (RAND_bytes(random, sizeof(random)) != 1)
+    if (getrandom(random, sizeof(random), 0) != sizeof(random))
         return ibx_error_set(err, -EIO, "there are no random numbers for a key");
     ibx_hex_text(random, KEY_BYTES, run->key);
     run->key[strlen(run->key)] = '\n';

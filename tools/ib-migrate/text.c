@@ -5,6 +5,7 @@
 
 #include "common/clock.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stdarg.h>
@@ -57,15 +58,16 @@ static void put_escaped(const char *text)
     putchar('\n');
 }
 
-static bool json_lost; /* an object was not written */
+static int json_lost; /* why an object was not written, a negative errno; 0: all were */
 
 void ibx_cli_print_json(json_t *json)
 {
     char *text = json ? json_dumps(json, JSON_COMPACT) : NULL;
     if (text)
         put_escaped(text);
-    if (fflush(stdout) || ferror(stdout) || !text) {
-        json_lost = true;
+    const bool failed = fflush(stdout) || ferror(stdout);
+    if (failed || !text) {
+        json_lost = failed ? -EIO : -ENOMEM;
         clearerr(stdout); /* the reader may have gone; a migration continues */
     }
     free(text);
@@ -74,8 +76,13 @@ void ibx_cli_print_json(json_t *json)
 
 int ibx_cli_flush(int status)
 {
-    return ibx_tool_flush(NULL) || json_lost ? ibx_cli_fail("standard output could not be written")
-                                             : status;
+    struct ibx_error err = {0};
+    if (!ibx_tool_flush(&err) && !json_lost)
+        return status;
+    ibx_error_set(&err, json_lost ? json_lost : -EIO, "%s",
+                  json_lost == -ENOMEM ? "no memory for a line of standard output"
+                                       : "standard output could not be written");
+    return ibx_cli_fail(err.message);
 }
 
 /* ------------------------------------------------------------ figures */

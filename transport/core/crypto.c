@@ -86,6 +86,16 @@ void ibx_hkdf(const struct ibx_piece *secret, const struct ibx_piece *salt,
         fill_unguessable(out);
 }
 
+/* OpenSSL's error is -ENOMEM or, for a reason that is not the operator's, -EIO. */
+static int no_crypto(const char *what, struct ibx_error *err)
+{
+    bool memory = false;
+    for (unsigned long code; (code = ERR_get_error());)
+        memory |= ERR_GET_REASON(code) == ERR_R_MALLOC_FAILURE;
+    return memory ? ibx_error_set(err, -ENOMEM, "OpenSSL has no memory for %s", what)
+                  : ibx_error_set(err, -EIO, "OpenSSL fails to make %s", what);
+}
+
 /* struct ibx_exchange is an EVP_PKEY. */
 int ibx_exchange_create(struct ibx_exchange **exchange, uint8_t ours[IBX_PUBLIC_BYTES],
                         struct ibx_error *err)
@@ -94,7 +104,7 @@ int ibx_exchange_create(struct ibx_exchange **exchange, uint8_t ours[IBX_PUBLIC_
     size_t length = IBX_PUBLIC_BYTES;
     if (!pair || EVP_PKEY_get_raw_public_key(pair, ours, &length) != 1) {
         EVP_PKEY_free(pair);
-        return ibx_error_set(err, -EIO, "OpenSSL makes no X25519 key");
+        return no_crypto("an X25519 key", err);
     }
     *exchange = (struct ibx_exchange *)pair;
     return 0;
@@ -140,5 +150,5 @@ int ibx_random(void *out, size_t length, struct ibx_error *err)
 {
     if (RAND_bytes(out, (int)length) == 1)
         return 0;
-    return ibx_error_set(err, -EIO, "OpenSSL gave no random bytes");
+    return no_crypto("random bytes", err);
 }

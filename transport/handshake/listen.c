@@ -227,13 +227,14 @@ const char *ibx_listener_uri(const struct ibx_listener *listener)
 
 int ibx_accept(struct ibx_listener *listener, struct ibx_conn **out, struct ibx_error *err)
 {
+    struct ibx_error why = {0};
     int rc = listener->handed >= 0 ? ibx_handshake_take(listener->handed, &listener->options,
-                                                        &listener->taken, out, err)
-                                   : ibx_pool_step(listener->pool, out, err);
+                                                        &listener->taken, out, &why)
+                                   : ibx_pool_step(listener->pool, out, &why);
     if (!rc || rc == -EAGAIN)
         return rc;
     return ibx_error_set(err, rc, "cannot take a connection at %s: %s", listener->uri,
-                         strerror(-rc));
+                         why.code ? why.message : strerror(-rc));
 }
 
 int ibx_accept_wait(struct ibx_listener *listener, int timeout_ms, struct ibx_conn **out,

@@ -9,6 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <cmocka.h>
 
 /* A function that adds advice to a message passes the message itself as an argument. */
@@ -53,6 +54,27 @@ static void test_lack_of_descriptors_comes_with_advice(void **state)
     assert_string_equal(err.message, "no pipe");
 }
 
+static void test_lack_of_space_comes_with_advice(void **state)
+{
+    struct ibx_error err = {0};
+    struct rlimit before, limited;
+    (void)state;
+    if (getrlimit(RLIMIT_AS, &before) || before.rlim_cur != RLIM_INFINITY)
+        skip();
+    limited = (struct rlimit){.rlim_cur = RLIM_INFINITY - 1, .rlim_max = before.rlim_max};
+    ibx_error_set(&err, -ENOMEM, "no memory for pages");
+    assert_string_equal(err.message, "no memory for pages");
+    assert_int_equal(setrlimit(RLIMIT_AS, &limited), 0);
+    ibx_error_set(&err, -ENOMEM, "no memory for pages");
+    assert_string_equal(err.message,
+                        "no memory for pages; raise the limit on address space (ulimit -v)");
+    ibx_error_set(&err, -ENOMEM, "%s", err.message);
+    ibx_error_set(&err, -ENOMEM, "%s", err.message);
+    assert_string_equal(err.message,
+                        "no memory for pages; raise the limit on address space (ulimit -v)");
+    assert_int_equal(setrlimit(RLIMIT_AS, &before), 0);
+}
+
 static void test_lack_of_tasks_comes_with_advice(void **state)
 {
     struct ibx_error err = {0};
@@ -87,6 +109,7 @@ int main(void)
         cmocka_unit_test(test_message_may_contain_the_previous_one),
         cmocka_unit_test(test_long_message_is_cut),
         cmocka_unit_test(test_lack_of_descriptors_comes_with_advice),
+        cmocka_unit_test(test_lack_of_space_comes_with_advice),
         cmocka_unit_test(test_lack_of_tasks_comes_with_advice),
         cmocka_unit_test(test_message_has_no_control_characters),
     };

@@ -123,6 +123,11 @@ static void test_no_memory_for_a_secret(NO_STATE)
     struct ibx_exchange *exchange;
     struct ibx_error err = {0};
     uint8_t ours[IBX_PUBLIC_BYTES], secret[IBX_HASH_BYTES];
+    none = true;
+    const int unmade = ibx_exchange_create(&exchange, ours, &err);
+    none = false;
+    assert_int_equal(unmade, -ENOMEM);
+    assert_non_null(strstr(err.message, "no memory for an X25519 key"));
     assert_int_equal(ibx_exchange_create(&exchange, ours, &err), 0);
     none = true;
     const int without = ibx_exchange_secret(exchange, ours, secret, &err);
