@@ -231,10 +231,12 @@ int ibx_accept(struct ibx_listener *listener, struct ibx_conn **out, struct ibx_
     int rc = listener->handed >= 0 ? ibx_handshake_take(listener->handed, &listener->options,
                                                         &listener->taken, out, &why)
                                    : ibx_pool_step(listener->pool, out, &why);
-    if (!rc || rc == -EAGAIN)
-        return rc;
-    return ibx_error_set(err, rc, "cannot take a connection at %s: %s", listener->uri,
-                         why.code ? why.message : strerror(-rc));
+    if (rc && rc != -EAGAIN) /* `why` may be of a client that was refused before */
+        return ibx_error_set(err, rc, "cannot take a connection at %s: %s", listener->uri,
+                             why.code == rc ? why.message : strerror(-rc));
+    if (why.code && err)
+        *err = why;
+    return rc;
 }
 
 int ibx_accept_wait(struct ibx_listener *listener, int timeout_ms, struct ibx_conn **out,
