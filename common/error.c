@@ -17,7 +17,7 @@ static bool space_is_limited(void)
 static void add_remedy(char *message, size_t size, int code)
 {
     const size_t used = strlen(message);
-    if (strstr(message, "limit") || strstr(message, "(ulimit"))
+    if (strstr(message, "limit"))
         return;
     if (code == -EMFILE)
         snprintf(message + used, size - used, IBX_ERROR_MORE_FILES);

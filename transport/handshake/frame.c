@@ -241,7 +241,11 @@ int ibx_handshake_frame_check(struct ibx_handshake *h, struct frame *frame, enum
     struct ibx_claim *claim = h->conn->options.claim;
     if (claim && (code == -ESTALE || code == -EACCES))
         claim->refused = ibx_handshake_refusal_proven(h, &frame->payload);
-    return ibx_error_set(err, code, "%s refuses: %s", h->conn->path.peer, reason);
+    /* Not with `code`: a limit that it would name is not this end's. */
+    ibx_error_set(err, -EPROTO, "%s refuses: %s", h->conn->path.peer, reason);
+    if (err)
+        err->code = code;
+    return code;
 }
 
 int ibx_handshake_frame_expect(struct ibx_handshake *h, struct frame *frame, enum frame_type type,

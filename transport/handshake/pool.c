@@ -360,12 +360,27 @@ static bool is_spare(const struct ibx_pool *pool, int fd)
  * else the next one would get it, and nobody would give way. */
 static int leave_spare(struct ibx_pool *pool, int fd, struct ibx_error *err)
 {
-    give_way(pool, ibx_pool_least(pool), err);
+    if (!give_way(pool, ibx_pool_spare_one(pool), err))
+        return fd;
     const int lower = fcntl(fd, F_DUPFD_CLOEXEC, 0);
     if (lower < 0)
         return fd;
     close(lower < fd ? fd : lower);
     return lower < fd ? lower : fd;
+}
+
+/* Closes a new connection. 0: there may be more. */
+static int keep_out(struct ibx_pool *pool, int fd, struct ibx_error *err)
+{
+    struct ibx_error why = {0};
+    ibx_error_set(&why, -EBUSY,
+                  "a client was not let in: few descriptors are left, for those that "
+                  "have authenticated");
+    turned_away(pool, &why);
+    if (err)
+        *err = why;
+    close(fd);
+    return 0;
 }
 
 /* Accepts one connection. 0; 1: `*conn` has proven itself already; -EAGAIN: there are no more. */
@@ -390,6 +405,8 @@ static int take(struct ibx_pool *pool, struct ibx_conn **conn, struct ibx_error 
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
     if (is_spare(pool, fd))
         fd = leave_spare(pool, fd, err);
+    if (is_spare(pool, fd) && !ibx_pool_is_known(pool, &source)) /* nobody gives way to it */
+        return keep_out(pool, fd, err);
     give_way(pool, ibx_pool_too_many(pool, &source), err);
     struct ibx_stranger *s = calloc(1, sizeof(*s));
     if (!s) {

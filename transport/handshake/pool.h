@@ -68,6 +68,9 @@ struct ibx_stranger *ibx_pool_too_many(const struct ibx_pool *pool,
                                        const struct ibx_source *source);
 /* The client that gives way to anybody; NULL: there is none. */
 struct ibx_stranger *ibx_pool_least(const struct ibx_pool *pool);
+/* The client that gives way while descriptors are scarce, silent ones first, and none whose PROOF
+ * waits or that keeps its place; NULL: there is none. */
+struct ibx_stranger *ibx_pool_spare_one(const struct ibx_pool *pool);
 /* The next client whose waiting PROOF is to be checked; NULL: none waits. */
 struct ibx_stranger *ibx_pool_next_proof(struct ibx_pool *pool);
 

@@ -159,6 +159,16 @@ struct ibx_stranger *ibx_pool_least(const struct ibx_pool *pool)
     return unsafe ? unsafe : pool->oldest;
 }
 
+struct ibx_stranger *ibx_pool_spare_one(const struct ibx_pool *pool)
+{
+    struct ibx_stranger *s = oldest_of(pool, NULL, false);
+    if (s)
+        return s;
+    for (s = pool->oldest; s && (is_safe(pool, s) || s->turn.phase == IBX_TURN_WAITS); s = s->next)
+        ;
+    return s;
+}
+
 struct ibx_stranger *ibx_pool_too_many(const struct ibx_pool *pool, const struct ibx_source *source)
 {
     const unsigned most = pool->options->unauthenticated;
