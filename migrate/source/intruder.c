@@ -22,7 +22,7 @@
 #define USERS_MS        500  /* ... who uses its disks, while the VM stands still */
 #define CLOSING_MS      1000 /* for QEMU to end a migration whose stream it has closed */
 #define CLOSING_LOOK_MS 5
-#define VERDICT_MS      10000 /* for the pages of a guest that has shut down to be compared */
+#define VERDICT_MS      30000 /* for the pages of a guest that has shut down to be compared */
 
 /* ---------------------------------------------------------------- the guard */
 

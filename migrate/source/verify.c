@@ -36,8 +36,15 @@ void ibx_source_verify_ahead(struct source *s)
 int ibx_source_on_digest(struct source *s, const struct ibx_migrate_digest *digest,
                          struct ibx_error *err)
 {
-    int rc = open_verifier(s, err);
-    return rc ? rc : ibx_verifier_take(s->verifier, digest->first, &digest->entries, err);
+    struct ibx_error why = {0};
+    int rc = open_verifier(s, &why);
+    if (!rc)
+        rc = ibx_verifier_take(s->verifier, digest->first, &digest->entries, &why);
+    if (rc && rc != -EPROTO)
+        s->given_up = why;
+    if (rc && err)
+        *err = why;
+    return rc;
 }
 
 /* Whether QEMU has reported something that is not read yet. When every page has come, somebody may

@@ -258,6 +258,21 @@ static void test_no_memory_to_compare(NO_STATE)
     end_comparing();
 }
 
+/* The same when not even the comparison can begin. */
+static void test_no_memory_to_begin_a_comparison(NO_STATE)
+{
+    static const uint8_t entry[IBX_DIGEST_ENTRY] = {1};
+    const struct ibx_migrate_digest digest = {.entries = {entry, sizeof(entry)}};
+    struct ibx_error err = {0};
+    begin(SOURCE_SERVING);
+    source.status.record.verify = true;
+    no_memory = true;
+    assert_int_equal(ibx_source_on_digest(&source, &digest, &err), -ENOMEM);
+    no_memory = false;
+    source.status.record.state = IBX_JOURNAL_ENDED;
+    assert_int_equal(ibx_source_verdict(&source, &err), -ENOMEM);
+}
+
 /* When the guest has shut the VM down there is no next link: what was compared stays known. */
 static void test_no_memory_to_compare_at_the_end(NO_STATE)
 {
@@ -286,6 +301,7 @@ int main(void)
         cmocka_unit_test(test_reset_when_every_page_has_come),
         cmocka_unit_test(test_verdict_without_a_comparison),
         cmocka_unit_test(test_no_memory_to_compare),
+        cmocka_unit_test(test_no_memory_to_begin_a_comparison),
         cmocka_unit_test(test_no_memory_to_compare_at_the_end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
