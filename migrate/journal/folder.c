@@ -241,7 +241,7 @@ int ibx_journal_folder_open(const char *folder, struct ibx_error *err)
                          folder, strerror(-code),
                          ibx_journal_remedy(code,
                                             "; do this as the user who started the migration, or "
-                                            "choose another folder with --state-dir",
+                                            "choose another folder with --state-dir for a new one",
                                             hint));
 }
 

@@ -428,7 +428,8 @@ static int unwritten(const char *folder, const struct ibx_record *before, int rc
 {
     char name[NAME_BYTES], hint[REMEDY_BYTES], other[REMEDY_BYTES];
     snprintf(other, sizeof(other), "; free space and rights in that folder, or %s%s",
-             before->written_s ? "end this ib-migrate, " : "", ibx_journal_other_folder(before));
+             before->written_s ? "once this ib-migrate has ended, " : "",
+             ibx_journal_other_folder(before));
     ibx_journal_name(before, RECORD, name);
     return ibx_error_set(err, rc, "record %s/%s cannot be written: %s%s", folder, name,
                          strerror(-rc), ibx_journal_remedy(rc, other, hint));
