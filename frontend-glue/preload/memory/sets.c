@@ -30,39 +30,6 @@ static bool is_nowhere(const void *address, size_t n)
     return !address && n && ibx_frontend_plugin();
 }
 
-/* Memory that no call has returned, as of a variable, but that was set before, by the thread. */
-static _Thread_local struct set_before {
-    uintptr_t address;
-    size_t n;
-} set_before[4];
-static _Thread_local unsigned next_before;
-
-static bool was_set_before(uintptr_t address, size_t n)
-{
-    bool was = false;
-    for (unsigned i = 0; i < sizeof(set_before) / sizeof(set_before[0]); i++)
-        was = was || (address == set_before[i].address && n <= set_before[i].n);
-    return was;
-}
-
-static void note_set(uintptr_t address, size_t n)
-{
-    if (!was_set_before(address, n))
-        set_before[next_before++ % (sizeof(set_before) / sizeof(set_before[0]))] =
-            (struct set_before){address, n};
-}
-
-/* Whether the memory is certainly there. CUDA says at once that it is not, so otherwise the call
- * waits for its answer. */
-static bool is_there(const void *address, size_t n)
-{
-    struct range range;
-    return ibx_frontend_allocation(address, &range)
-               ? !ibx_frontend_goes_beyond((uintptr_t)address, n)
-               : ibx_frontend_is_managed(address) || ibx_frontend_host_range(address, &range) ||
-                     was_set_before((uintptr_t)address, n);
-}
-
 /* The bytes from the first one to the last one; SIZE_MAX: more than there are. */
 static size_t extent_of(size_t pitch, size_t width, size_t height)
 {
@@ -96,17 +63,12 @@ static bool set_in_stream(const struct extension_request *e, int *rc)
     return true;
 }
 
-/* The same for n bytes that may be nowhere. */
-static bool set_there(struct extension_request *e, const void *address, size_t n, int *rc)
+/* The same for n bytes. CUDA says at once that they go beyond an allocation, so the call waits. */
+static bool set_within(struct extension_request *e, const void *address, size_t n, int *rc)
 {
-    if (!n || is_there(address, n))
-        return set_in_stream(e, rc);
-    e->name = IBX_EXT_NAME;
-    if (!set_in_stream(e, rc))
-        return false;
-    if (!*rc)
-        note_set((uintptr_t)address, n);
-    return true;
+    if (ibx_frontend_goes_beyond((uintptr_t)address, n))
+        e->name = IBX_EXT_NAME;
+    return set_in_stream(e, rc);
 }
 
 static void begin_set(struct extension_request *e, const char *call, void *address, int value,
@@ -125,9 +87,9 @@ static int set_anywhere(void *address, int value, size_t n)
     int rc;
     if (is_nowhere(address, n))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    if (n && !is_there(address, n)) {
+    if (ibx_frontend_goes_beyond((uintptr_t)address, n)) {
         begin_set(&e, "cudaMemset", address, value, n, NULL);
-        if (set_there(&e, address, n, &rc))
+        if (set_within(&e, address, n, &rc))
             return rc;
     }
     return set(address, value, n, &rc) ? rc : CALL_NEXT(cudaMemset, address, value, n);
@@ -146,7 +108,7 @@ int cudaMemsetAsync(void *address, int value, size_t n, void *stream)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_frontend_stream_used(stream);
     begin_set(&e, "cudaMemsetAsync", address, value, n, stream);
-    return ibx_frontend_captured(&e, stream, &rc) || set_there(&e, address, n, &rc)
+    return ibx_frontend_captured(&e, stream, &rc) || set_within(&e, address, n, &rc)
                ? rc
                : CALL_NEXT(cudaMemsetAsync, address, value, n, stream);
 }
@@ -167,7 +129,7 @@ int cudaMemset2DAsync(void *address, size_t pitch, int value, size_t width, size
     ibx_put_u64(&e.body, height);
     put_handle(&e.body, stream);
     return ibx_frontend_captured(&e, stream, &rc) ||
-                   set_there(&e, address, extent_of(pitch, width, height), &rc)
+                   set_within(&e, address, extent_of(pitch, width, height), &rc)
                ? rc
                : CALL_NEXT(cudaMemset2DAsync, address, pitch, value, width, height, stream);
 }
