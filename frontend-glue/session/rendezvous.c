@@ -216,10 +216,13 @@ static int post(struct ibx_session *s, struct posted *p)
  * it. */
 int ibx_rendezvous_completed(struct ibx_session *s, const struct ibx_event *event)
 {
+    if (event->cookie - 1 >= s->ops.size ||
+        s->ops.items[event->cookie - 1].state.now != POST_POSTED) {
+        ibx_log(IBX_LOG_ERROR, "a READ or WRITE with %s has completed that was not posted",
+                s->path.peer);
+        return 0;
+    }
     struct posted *p = &s->ops.items[event->cookie - 1];
-    if (p->state.now != POST_POSTED)
-        return ibx_session_fail(s, -EPROTO, "%s: a READ or WRITE has completed that was not posted",
-                                s->path.peer);
     s->ops.posted--;
     if (event->status && ibx_session_live(s) && s->link.state.now != LINK_SINGLE && !s->link.peer) {
         /* It failed for another reason than the end of the connection. */
