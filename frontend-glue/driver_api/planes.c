@@ -261,10 +261,11 @@ static int move_peers(const struct ibx_driver_memcpy3d *planes, void *stream)
     if (!ibx_driver_is_context(planes->reserved_to) ||
         !ibx_driver_is_context(planes->reserved_from))
         return CUDA_INVALID_CONTEXT;
+    const uint64_t to = planes->to_array ? planes->from_device : planes->to_device;
+    const uint64_t from = planes->from_array ? planes->to_device : planes->from_device;
     return ibx_frontend_peers_captured(
-        (void *)(uintptr_t)planes->to_device, ibx_driver_device(planes->reserved_to),
-        (void *)(uintptr_t)planes->from_device, ibx_driver_device(planes->reserved_from),
-        planes->width, stream);
+        (void *)(uintptr_t)to, ibx_driver_device(planes->reserved_to), (void *)(uintptr_t)from,
+        ibx_driver_device(planes->reserved_from), planes->width, stream);
 }
 
 EXPORTED int cuMemcpy3DPeerAsync(const struct ibx_driver_memcpy3d *planes, void *stream)

@@ -21,8 +21,8 @@ int ibx_frontend_before_host(const void *memory, size_t n);
 /* Whether the back end has both devices. Returns a CUDA error, which is the thread's last one. */
 int ibx_frontend_are_devices(int one, int other);
 /* Of a copy between devices in a stream that is captured: CUDA permits none, and ends the capture.
- * Returns the back end's error for a copy of `n` bytes. NULL, for an array: the other side's
- * address goes in its place, since CUDA looks at addresses first. */
+ * Returns the back end's error for a copy of `n` bytes. CUDA looks at addresses first: an array's
+ * side needs one of memory. */
 int ibx_frontend_peers_captured(void *to, int to_device, const void *from, int from_device,
                                 size_t n, void *stream);
 

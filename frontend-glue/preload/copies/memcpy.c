@@ -426,8 +426,7 @@ int cudaMemcpyPeer(void *to, int to_device, const void *from, int from_device, s
 int ibx_frontend_peers_captured(void *to, int to_device, const void *from, int from_device,
                                 size_t n, void *stream)
 {
-    return CALL_NEXT(cudaMemcpyPeerAsync, to ? to : (void *)(uintptr_t)from, to_device,
-                     from ? from : to, from_device, n, stream);
+    return CALL_NEXT(cudaMemcpyPeerAsync, to, to_device, from, from_device, n, stream);
 }
 
 /* cudaMemcpyAsync is answered before the back end has run it. */

@@ -113,11 +113,11 @@ static bool is_part_of(const void *address, size_t n)
            (!ibx_frontend_is_device(address) || !ibx_frontend_goes_beyond((uintptr_t)address, n));
 }
 
-/* The first copy that is certainly an error, or `count`. CUDA makes none then. */
+/* The first copy that is an error as far as is known here, or `count`. CUDA makes none then. */
 static size_t first_wrong(void *const *to, const void *const *from, const size_t *n, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
-        if (n[i] > PTRDIFF_MAX || !is_part_of(to[i], n[i]) || !is_part_of(from[i], n[i]))
+        if (n[i] && (n[i] > PTRDIFF_MAX || !is_part_of(to[i], n[i]) || !is_part_of(from[i], n[i])))
             return i;
     }
     return count;
@@ -191,7 +191,9 @@ int cudaMemcpy3DPeerAsync(const struct peer_planes *parameters, void *stream)
     const int rc = of_peers(parameters, &copy);
     const bool some = !rc && copy.extent.width && copy.extent.height && copy.extent.depth;
     if (some && ibx_frontend_captures(stream))
-        return ibx_frontend_peers_captured(copy.to.at, parameters->to_device, copy.from.at,
+        return ibx_frontend_peers_captured(copy.to_array ? copy.from.at : copy.to.at,
+                                           parameters->to_device,
+                                           copy.from_array ? copy.to.at : copy.from.at,
                                            parameters->from_device, copy.extent.width, stream);
     return rc ? rc : cudaMemcpy3DAsync(&copy, stream);
 }
