@@ -18,8 +18,8 @@ int ibx_thread_begin(pthread_t *thread, void *(*run)(void *), void *argument);
  * errno. */
 int ibx_thread_create(pthread_t *thread, void *(*run)(void *), void *argument);
 /* Whether this process can have one more thread now, for a caller who can refuse work, but not stop
- * it later: creates one, which ends at once, and waits until the kernel does not count it any more.
- * Returns 0 or a negative errno. */
+ * it later: creates one, which ends at once, and waits, for some 20 ms at most, until the kernel
+ * does not count it any more. Returns 0 or a negative errno. */
 int ibx_thread_check(void);
 
 /* For a thread that does work of microseconds for which others wait: raises its priority where that

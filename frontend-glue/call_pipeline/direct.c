@@ -215,9 +215,10 @@ bool ibx_pipeline_failures(const struct ibx_pipeline *p, unsigned answered, int 
     if (!is_usable(p))
         return false;
     const bool none_since = (uint32_t)atomic_load(&p->answered) == answered;
-    const bool failed = !none_since && (int32_t)((uint32_t)atomic_load(&p->failed) - answered) > 0;
     if (!none_since && !ibx_answer_errors_known(p))
         return false;
+    const uint64_t last = none_since ? 0 : atomic_load(&p->failed); /* behind what is known */
+    const bool failed = last && (int32_t)((uint32_t)last - answered) > 0;
     *number = (int)(2 * p->told.errors + failed);
     return true;
 }

@@ -87,8 +87,9 @@ int ibx_frontend_cuda_version(void);
 /* Returns `rc`, an error that this library has detected, and has cudaGetLastError() return it as
  * well. */
 int ibx_frontend_fail(int rc);
-/* Such an error, and how many others its thread had when it came: of those that there may be, and
- * of those that are known, and 1. 0: that was not known. */
+/* Such an error, and what its thread had when it came: how many others there may be, the number of
+ * the latest request that was answered early, and twice the number of others that are known, with
+ * one more for a failure since; then 1. 0: that was not known. */
 struct ibx_frontend_error {
     int code, errors, answered, failures;
 };
