@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Which unauthenticated clients the server drops when it has no room, and what a fork does with
  * them. */
-#include "tests/fixtures/handshake_scene.h"
+#include "tests/fixtures/pool_scene.h"
 
 #include "common/clock.h"
 #include "common/log.h"
@@ -25,125 +25,53 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#define PLACES     8      /* silent clients of one address may have one of them */
 #define PROVE_MS   10000u /* time limit for HELLO and PROOF */
 #define CROWDED_MS 2000u  /* the limit while more than half of the places are taken */
-
-static struct handshake_scene s;
-static struct raw raws[PLACES + 4];
-
-static void open_pool(void)
-{
-    forward_clock_hold(false); /* a failed test may have left the clock stopped */
-    handshake_open(&s, true, 10000);
-    ibx_listener_close(s.listener);
-    s.options.unauthenticated = PLACES;
-    assert_int_equal(ibx_listen("rdma://127.0.0.1:0", &s.options, &s.listener, NULL), 0);
-    s.port = (uint16_t)atoi(strrchr(ibx_listener_uri(s.listener), ':') + 1);
-    for (int i = 0; i < PLACES + 4; i++)
-        raws[i].fd = -1;
-}
-
-/* Does all that there is to do. Returns the last reason why a client was refused. */
-static struct ibx_error step(void)
-{
-    struct pollfd wait = {.fd = ibx_listener_fd(s.listener), .events = POLLIN};
-    struct ibx_error err = {0};
-    struct ibx_conn *conn;
-    while (poll(&wait, 1, 0) == 1)
-        assert_int_equal(ibx_accept(s.listener, &conn, &err), -EAGAIN);
-    return err;
-}
-
-static void close_pool(void)
-{
-    for (int i = 0; i < PLACES + 4; i++)
-        if (raws[i].fd >= 0)
-            raw_close(&raws[i]);
-    step();
-    handshake_close(&s);
-}
-
-/* Connects client i from 127.0.0.`from`, which stays silent or goes as far as the CHALLENGE. It
- * has a place afterwards. */
-static void come(int i, int from, bool silent)
-{
-    struct raw_frame frame;
-    char address[32];
-    snprintf(address, sizeof(address), "127.0.0.%d", from);
-    raws[i] = raw_connect(s.port, address, "127.0.0.1");
-    raw_set_key(&raws[i]);
-    if (!silent) {
-        handshake_make_step(&raws[i], AT_HELLO, &frame);
-        raw_send(&raws[i], frame.bytes, frame.length);
-    }
-    step();
-    if (silent)
-        return;
-    raw_expect(&raws[i], CHALLENGE, &frame);
-    raw_take_opening(&raws[i], &frame);
-}
-
-/* Checks that client i, and no other one of the first `count`, was dropped. */
-static void only_lost(int i, int count)
-{
-    struct raw_frame frame;
-    for (int j = 0; j < count; j++) {
-        struct pollfd look = {.fd = raws[j].fd, .events = POLLIN};
-        if (j == i) {
-            raw_expect(&raws[j], REFUSE, &frame);
-            assert_int_equal((int8_t)frame.payload[0], -EBUSY);
-            assert_true(raw_receives_end(&raws[j]));
-        } else if (raws[j].fd >= 0 && poll(&look, 1, 0)) {
-            fail_msg("client %d had to give way, and not only %d", j, i);
-        }
-    }
-}
 
 /* Silent clients of one address get an eighth of the places, even if others are free. */
 static void silent_ones_of_one_address(void **state)
 {
     (void)state;
-    open_pool();
-    come(0, 2, true);
-    come(1, 3, true);
-    only_lost(-1, 2);
-    come(2, 2, false);
-    only_lost(0, 3);
-    raw_close(&raws[0]);
-    come(3, 2, true); /* the only silent one */
-    only_lost(-1, 4);
-    come(4, 2, true);
-    only_lost(3, 5);
-    close_pool();
+    pool_open();
+    pool_come(0, 2, true);
+    pool_come(1, 3, true);
+    pool_only_lost(-1, 2);
+    pool_come(2, 2, false);
+    pool_only_lost(0, 3);
+    raw_close(&pool_raws[0]);
+    pool_come(3, 2, true); /* the only silent one */
+    pool_only_lost(-1, 4);
+    pool_come(4, 2, true);
+    pool_only_lost(3, 5);
+    pool_close();
 }
 
 /* Clients that have sent HELLO may take all places. */
 static void silent_ones_give_way_first(void **state)
 {
     (void)state;
-    open_pool();
-    for (int i = 0; i < PLACES; i++)
-        come(i, i == 5 ? 9 : 2, i == 5);
-    only_lost(-1, PLACES);
-    come(PLACES, 2, false);
-    only_lost(5, PLACES + 1);
-    close_pool();
+    pool_open();
+    for (int i = 0; i < POOL_PLACES; i++)
+        pool_come(i, i == 5 ? 9 : 2, i == 5);
+    pool_only_lost(-1, POOL_PLACES);
+    pool_come(POOL_PLACES, 2, false);
+    pool_only_lost(5, POOL_PLACES + 1);
+    pool_close();
 }
 
 static void then_the_oldest_of_the_address_with_most_places(void **state)
 {
     (void)state;
-    open_pool();
-    for (int i = 0; i < PLACES; i++)
-        come(i, i == 4 || i == 6 ? 2 : 10 + i, false);
-    come(PLACES, 2, false); /* 127.0.0.2 has two places: its oldest client is dropped */
-    only_lost(4, PLACES + 1);
-    raw_close(&raws[4]);
+    pool_open();
+    for (int i = 0; i < POOL_PLACES; i++)
+        pool_come(i, i == 4 || i == 6 ? 2 : 10 + i, false);
+    pool_come(POOL_PLACES, 2, false); /* 127.0.0.2 has two places: its oldest client is dropped */
+    pool_only_lost(4, POOL_PLACES + 1);
+    raw_close(&pool_raws[4]);
     /* this address has no place: the oldest client of all is dropped */
-    come(PLACES + 1, 99, false);
-    only_lost(0, PLACES + 2);
-    close_pool();
+    pool_come(POOL_PLACES + 1, 99, false);
+    pool_only_lost(0, POOL_PLACES + 2);
+    pool_close();
 }
 
 /* A client from 127.0.0.`from` proves that it has the key, and disconnects. */
@@ -152,63 +80,63 @@ static void prove(int from)
     struct raw_frame frame;
     struct ibx_conn *conn = NULL;
     uint8_t ours[RAW_HASH], theirs[RAW_HASH];
-    come(0, from, false);
-    raws[0].flags = from == 1 ? RAW_SAME_HOST : RAW_ENCRYPT;
-    raw_derive(&raws[0], ours, theirs);
-    raw_send_proof(&raws[0], ours);
-    assert_int_equal(ibx_accept_wait(s.listener, 10000, &conn, NULL), 0);
-    raw_expect(&raws[0], PROOF, &frame);
+    pool_come(0, from, false);
+    pool_raws[0].flags = from == 1 ? RAW_SAME_HOST : RAW_ENCRYPT;
+    raw_derive(&pool_raws[0], ours, theirs);
+    raw_send_proof(&pool_raws[0], ours);
+    assert_int_equal(ibx_accept_wait(pool_scene.listener, 10000, &conn, NULL), 0);
+    raw_expect(&pool_raws[0], PROOF, &frame);
     ibx_close(conn);
-    raw_close(&raws[0]);
-    raws[0].fd = -1;
+    raw_close(&pool_raws[0]);
+    pool_raws[0].fd = -1;
 }
 
 /* Clients from an address that has authenticated before are preferred for half of the places. */
 static void known_addresses_have_half_of_the_places(void **state)
 {
     (void)state;
-    open_pool();
+    pool_open();
     prove(1);
-    for (int i = 0; i < PLACES / 2; i++)
-        come(i, 1, i < 2); /* silent ones too */
-    for (int i = PLACES / 2; i < PLACES; i++)
-        come(i, 10 + i, false);
-    only_lost(-1, PLACES);
+    for (int i = 0; i < POOL_PLACES / 2; i++)
+        pool_come(i, 1, i < 2); /* silent ones too */
+    for (int i = POOL_PLACES / 2; i < POOL_PLACES; i++)
+        pool_come(i, 10 + i, false);
+    pool_only_lost(-1, POOL_PLACES);
     for (int i = 0; i < 3; i++) { /* the oldest client of the others is dropped */
-        come(PLACES + i, 50 + i, false);
-        only_lost(PLACES / 2 + i, PLACES + i + 1);
-        raw_close(&raws[PLACES / 2 + i]);
-        raws[PLACES / 2 + i].fd = -1;
+        pool_come(POOL_PLACES + i, 50 + i, false);
+        pool_only_lost(POOL_PLACES / 2 + i, POOL_PLACES + i + 1);
+        raw_close(&pool_raws[POOL_PLACES / 2 + i]);
+        pool_raws[POOL_PLACES / 2 + i].fd = -1;
     }
-    close_pool();
+    pool_close();
 }
 
 static void known_addresses_have_no_more_than_half(void **state)
 {
     (void)state;
-    open_pool();
+    pool_open();
     prove(1);
-    for (int i = 0; i < PLACES; i++)
-        come(i, 1, false);
-    only_lost(-1, PLACES);
-    come(PLACES, 50, false);
-    only_lost(0, PLACES + 1);
-    close_pool();
+    for (int i = 0; i < POOL_PLACES; i++)
+        pool_come(i, 1, false);
+    pool_only_lost(-1, POOL_PLACES);
+    pool_come(POOL_PLACES, 50, false);
+    pool_only_lost(0, POOL_PLACES + 1);
+    pool_close();
 }
 
 static void send_wrong_proof(int i)
 {
     uint8_t wrong[RAW_HASH] = {1};
-    raw_send_proof(&raws[i], wrong);
+    raw_send_proof(&pool_raws[i], wrong);
 }
 
 static bool is_refused(int i)
 {
     struct raw_frame frame;
-    struct pollfd look = {.fd = raws[i].fd, .events = POLLIN};
+    struct pollfd look = {.fd = pool_raws[i].fd, .events = POLLIN};
     if (poll(&look, 1, 0) != 1)
         return false;
-    raw_expect(&raws[i], REFUSE, &frame);
+    raw_expect(&pool_raws[i], REFUSE, &frame);
     assert_int_equal((int8_t)frame.payload[0], -EACCES);
     return true;
 }
@@ -223,39 +151,39 @@ static int checked_before(int from)
     int refused = 0;
     bool told[6];
     for (int i = 0; i < 6; i++)
-        come(i, 2, false);
-    come(6, from, false);
+        pool_come(i, 2, false);
+    pool_come(6, from, false);
     for (int i = 0; i < 6; i++)
         send_wrong_proof(i);
-    raws[6].flags = RAW_ENCRYPT;
-    raw_derive(&raws[6], ours, theirs);
-    raw_send_proof(&raws[6], ours);
-    assert_int_equal(ibx_accept(s.listener, &conn, NULL), 0);
-    raw_expect(&raws[6], PROOF, &frame);
+    pool_raws[6].flags = RAW_ENCRYPT;
+    raw_derive(&pool_raws[6], ours, theirs);
+    raw_send_proof(&pool_raws[6], ours);
+    assert_int_equal(ibx_accept(pool_scene.listener, &conn, NULL), 0);
+    raw_expect(&pool_raws[6], PROOF, &frame);
     ibx_close(conn);
     for (int i = 0; i < 6; i++)
         refused += told[i] = is_refused(i);
-    step(); /* the others wake the listener without an event of their own */
+    pool_step(); /* the others wake the listener without an event of their own */
     for (int i = 0; i < 6; i++) {
         assert_true(told[i] || is_refused(i));
-        raw_close(&raws[i]);
+        raw_close(&pool_raws[i]);
     }
-    raw_close(&raws[6]);
+    raw_close(&pool_raws[6]);
     for (int i = 0; i <= 6; i++)
-        raws[i].fd = -1;
-    step();
+        pool_raws[i].fd = -1;
+    pool_step();
     return refused;
 }
 
 static void wrong_proofs_delay_nobody(void **state)
 {
     (void)state;
-    open_pool();
+    pool_open();
     /* the first client from an address without wrong proofs */
     assert_int_equal(checked_before(50), 1);
     assert_int_equal(checked_before(50), 0);
     assert_int_equal(checked_before(51), 0);
-    close_pool();
+    pool_close();
 }
 
 /* At an address that has authenticated before, clients come after those of other addresses if
@@ -263,10 +191,10 @@ static void wrong_proofs_delay_nobody(void **state)
 static void wrong_proofs_at_a_known_address(void **state)
 {
     (void)state;
-    open_pool();
+    pool_open();
     prove(2);
     assert_int_equal(checked_before(50), 1);
-    close_pool();
+    pool_close();
 }
 
 /* A client that disconnects while it waits is not checked and causes no more events. */
@@ -275,20 +203,21 @@ static void client_disconnects_while_it_waits(void **state)
     (void)state;
     struct linger reset = {.l_onoff = 1};
     struct pollfd wait;
-    open_pool();
-    for (int i = 0; i < PLACES; i++) {
-        come(i, 2, false);
+    pool_open();
+    for (int i = 0; i < POOL_PLACES; i++) {
+        pool_come(i, 2, false);
         send_wrong_proof(i);
-        if (i == PLACES / 2)
-            assert_int_equal(ibx_accept(s.listener, &(struct ibx_conn *){NULL}, NULL), -EAGAIN);
-        setsockopt(raws[i].fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
-        raw_close(&raws[i]);
-        raws[i].fd = -1;
+        if (i == POOL_PLACES / 2)
+            assert_int_equal(ibx_accept(pool_scene.listener, &(struct ibx_conn *){NULL}, NULL),
+                             -EAGAIN);
+        setsockopt(pool_raws[i].fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
+        raw_close(&pool_raws[i]);
+        pool_raws[i].fd = -1;
     }
-    step();
-    wait = (struct pollfd){.fd = ibx_listener_fd(s.listener), .events = POLLIN};
+    pool_step();
+    wait = (struct pollfd){.fd = ibx_listener_fd(pool_scene.listener), .events = POLLIN};
     assert_int_equal(poll(&wait, 1, 0), 0);
-    close_pool();
+    pool_close();
 }
 
 /* Clients of the same second get the same public key of the server, with different nonces. */
@@ -296,18 +225,18 @@ static void a_key_pair_serves_a_second(void **state)
 {
     (void)state;
     const atomic_bool nobody_waits = true;
-    open_pool();
+    pool_open();
     forward_clock_hold(true);
-    come(0, 2, false);
+    pool_come(0, 2, false);
     forward_clock(999, &nobody_waits);
-    come(1, 3, false);
-    assert_memory_equal(raws[0].peer_public, raws[1].peer_public, RAW_HASH);
-    assert_memory_not_equal(raws[0].server_nonce, raws[1].server_nonce, RAW_HASH);
+    pool_come(1, 3, false);
+    assert_memory_equal(pool_raws[0].peer_public, pool_raws[1].peer_public, RAW_HASH);
+    assert_memory_not_equal(pool_raws[0].server_nonce, pool_raws[1].server_nonce, RAW_HASH);
     forward_clock(1, &nobody_waits);
-    come(2, 4, false);
-    assert_memory_not_equal(raws[1].peer_public, raws[2].peer_public, RAW_HASH);
+    pool_come(2, 4, false);
+    assert_memory_not_equal(pool_raws[1].peer_public, pool_raws[2].peer_public, RAW_HASH);
     forward_clock_hold(false);
-    close_pool();
+    pool_close();
 }
 
 /* The descriptor wakes for the deadline although nothing can be read. */
@@ -317,25 +246,27 @@ static void deadline_wakes(void **state)
     struct raw_frame frame;
     struct ibx_error err = {0};
     struct ibx_conn *conn;
-    open_pool();
-    ibx_listener_close(s.listener);
-    s.options.timeout_ms = 100;
-    assert_int_equal(ibx_listen("rdma://127.0.0.1:0", &s.options, &s.listener, NULL), 0);
-    s.port = (uint16_t)atoi(strrchr(ibx_listener_uri(s.listener), ':') + 1);
-    come(0, 1, true);
-    struct pollfd wait = {.fd = ibx_listener_fd(s.listener), .events = POLLIN};
+    pool_open();
+    ibx_listener_close(pool_scene.listener);
+    pool_scene.options.timeout_ms = 100;
+    assert_int_equal(
+        ibx_listen("rdma://127.0.0.1:0", &pool_scene.options, &pool_scene.listener, NULL), 0);
+    pool_scene.port = (uint16_t)atoi(strrchr(ibx_listener_uri(pool_scene.listener), ':') + 1);
+    pool_come(0, 1, true);
+    struct pollfd wait = {.fd = ibx_listener_fd(pool_scene.listener), .events = POLLIN};
     assert_int_equal(poll(&wait, 1, (int)patience_ms(10000)), 1);
     while (!err.code)
-        assert_int_equal(ibx_accept(s.listener, &conn, &err), -EAGAIN);
+        assert_int_equal(ibx_accept(pool_scene.listener, &conn, &err), -EAGAIN);
     assert_int_equal(err.code, -ETIMEDOUT);
-    raw_expect(&raws[0], REFUSE, &frame); /* the server may not have had a processor */
+    raw_expect(&pool_raws[0], REFUSE, &frame); /* the server may not have had a processor */
     assert_int_equal((int8_t)frame.payload[0], -EBUSY);
-    assert_true(raw_receives_end(&raws[0]));
+    assert_true(raw_receives_end(&pool_raws[0]));
     assert_int_equal(poll(&wait, 1, 0), 0); /* nothing is left to do */
-    ibx_listener_close(s.listener);
-    s.options.timeout_ms = 10000;
-    assert_int_equal(ibx_listen("rdma://127.0.0.1:0", &s.options, &s.listener, NULL), 0);
-    close_pool();
+    ibx_listener_close(pool_scene.listener);
+    pool_scene.options.timeout_ms = 10000;
+    assert_int_equal(
+        ibx_listen("rdma://127.0.0.1:0", &pool_scene.options, &pool_scene.listener, NULL), 0);
+    pool_close();
 }
 
 /* The host is so busy that neither end gets a processor in time. A PROOF that has arrived counts
@@ -347,25 +278,25 @@ static void busy_host_counts_proofs_that_have_arrived(void **state)
     struct ibx_error err = {0};
     struct ibx_conn *conn = NULL;
     const atomic_bool nobody_waits = true;
-    open_pool();
-    come(0, 2, false);
-    come(1, 1, true);
-    handshake_make_step(&raws[1], AT_HELLO, &frame);
-    raw_send(&raws[1], frame.bytes, frame.length);
-    step();
-    handshake_make_step(&raws[1], AT_PROOF, &proof);
-    raw_send(&raws[1], proof.bytes, proof.length);
+    pool_open();
+    pool_come(0, 2, false);
+    pool_come(1, 1, true);
+    handshake_make_step(&pool_raws[1], AT_HELLO, &frame);
+    raw_send(&pool_raws[1], frame.bytes, frame.length);
+    pool_step();
+    handshake_make_step(&pool_raws[1], AT_PROOF, &proof);
+    raw_send(&pool_raws[1], proof.bytes, proof.length);
     forward_clock(PROVE_MS + 1, &nobody_waits);
     const uint64_t deadline = ibx_deadline_in_ms(patience_ms(10000));
     while (!conn && ibx_now_ns() < deadline)
-        ibx_accept(s.listener, &conn, &err);
+        ibx_accept(pool_scene.listener, &conn, &err);
     assert_non_null(conn);
     ibx_close(conn);
     assert_int_equal(err.code, -ETIMEDOUT); /* the error of the other client */
-    raw_expect(&raws[0], REFUSE, &frame);
+    raw_expect(&pool_raws[0], REFUSE, &frame);
     assert_int_equal((int8_t)frame.payload[0], -EBUSY);
-    assert_true(raw_receives_end(&raws[0]));
-    close_pool();
+    assert_true(raw_receives_end(&pool_raws[0]));
+    pool_close();
 }
 
 /* A slow client has more time while there is room. */
@@ -374,85 +305,25 @@ static void deadlines_are_shorter_when_places_are_few(void **state)
     (void)state;
     const atomic_bool nobody_waits = true;
     struct ibx_conn *conn;
-    open_pool();
-    for (int i = 0; i < PLACES / 2; i++)
-        come(i, 2 + i, false);
+    pool_open();
+    for (int i = 0; i < POOL_PLACES / 2; i++)
+        pool_come(i, 2 + i, false);
     forward_clock(CROWDED_MS + 1, &nobody_waits);
-    assert_int_equal(ibx_accept(s.listener, &conn, NULL), -EAGAIN);
-    only_lost(-1, PLACES / 2);
-    come(PLACES / 2, 9, false);
-    assert_int_equal(ibx_accept(s.listener, &conn, NULL), -EAGAIN);
-    only_lost(0, PLACES / 2 + 1); /* now half of the places are taken */
+    assert_int_equal(ibx_accept(pool_scene.listener, &conn, NULL), -EAGAIN);
+    pool_only_lost(-1, POOL_PLACES / 2);
+    pool_come(POOL_PLACES / 2, 9, false);
+    assert_int_equal(ibx_accept(pool_scene.listener, &conn, NULL), -EAGAIN);
+    pool_only_lost(0, POOL_PLACES / 2 + 1); /* now half of the places are taken */
     forward_clock(PROVE_MS - CROWDED_MS, &nobody_waits);
-    assert_int_equal(ibx_accept(s.listener, &conn, NULL), -EAGAIN);
-    for (int i = 1; i < PLACES / 2; i++) {
+    assert_int_equal(ibx_accept(pool_scene.listener, &conn, NULL), -EAGAIN);
+    for (int i = 1; i < POOL_PLACES / 2; i++) {
         struct raw_frame frame;
-        raw_expect(&raws[i], REFUSE, &frame);
-        assert_true(raw_receives_end(&raws[i]));
+        raw_expect(&pool_raws[i], REFUSE, &frame);
+        assert_true(raw_receives_end(&pool_raws[i]));
     }
-    assert_int_equal(poll(&(struct pollfd){.fd = raws[PLACES / 2].fd, .events = POLLIN}, 1, 0), 0);
-    close_pool();
-}
-
-/* Without a free descriptor an unauthenticated client is dropped, and the server continues. */
-static void descriptors_run_out(void **state)
-{
-    (void)state;
-    struct rlimit all, few;
-    open_pool();
-    for (int i = 0; i < 4; i++)
-        come(i, 2 + i, false);
-    raws[4] = raw_connect(s.port, "127.0.0.9", "127.0.0.1");
-    getrlimit(RLIMIT_NOFILE, &all);
-    few = all;
-    few.rlim_cur = (rlim_t)dup(0);
-    close((int)few.rlim_cur);
-    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
-    struct ibx_error err = step();
-    setrlimit(RLIMIT_NOFILE, &all);
-    assert_int_equal(err.code, -EBUSY);
-    only_lost(0, 5);
-    close_pool();
-}
-
-/* How many more descriptors this process may open, up to `most`. */
-static int free_descriptors(int most)
-{
-    int fds[PLACES + 4], n = 0, count;
-    while (n < most && (fds[n] = dup(0)) >= 0)
-        n++;
-    count = n;
-    while (n)
-        close(fds[--n]);
-    return count;
-}
-
-/* Clients that have not authenticated leave some for those that have, and for the process. */
-static void strangers_leave_descriptors(void **state)
-{
-    (void)state;
-    struct rlimit all, few;
-    open_pool();
-    s.options.unauthenticated = 64;
-    ibx_listener_close(s.listener);
-    assert_int_equal(ibx_listen("rdma://127.0.0.1:0", &s.options, &s.listener, NULL), 0);
-    s.port = (uint16_t)atoi(strrchr(ibx_listener_uri(s.listener), ':') + 1);
-    for (int i = 0; i < PLACES + 4; i++) {
-        char address[32];
-        snprintf(address, sizeof(address), "127.0.0.%d", 2 + i);
-        raws[i] = raw_connect(s.port, address, "127.0.0.1");
-    }
-    getrlimit(RLIMIT_NOFILE, &all);
-    few = all;
-    few.rlim_cur = (rlim_t)dup(0) + PLACES + 4;
-    close((int)few.rlim_cur - PLACES - 4);
-    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
-    const struct ibx_error err = step();
-    const int left = free_descriptors(PLACES + 4);
-    setrlimit(RLIMIT_NOFILE, &all);
-    assert_int_equal(err.code, -EBUSY);
-    assert_int_equal(left, 4);
-    close_pool();
+    assert_int_equal(
+        poll(&(struct pollfd){.fd = pool_raws[POOL_PLACES / 2].fd, .events = POLLIN}, 1, 0), 0);
+    pool_close();
 }
 
 /* A stranger's REFUSE is not a frame that a client may send. It is not answered with -EAGAIN, on
@@ -461,14 +332,14 @@ static void a_stranger_that_refuses(void **state)
 {
     (void)state;
     uint8_t payload[64];
-    open_pool();
-    raws[0] = raw_connect(s.port, "127.0.0.1", "127.0.0.1");
-    raw_send_frame(&raws[0], REFUSE, payload, raw_result(payload, -EAGAIN, "all is well"));
-    raw_send(&raws[0], "more", 4);
-    struct ibx_error err = step();
+    pool_open();
+    pool_raws[0] = raw_connect(pool_scene.port, "127.0.0.1", "127.0.0.1");
+    raw_send_frame(&pool_raws[0], REFUSE, payload, raw_result(payload, -EAGAIN, "all is well"));
+    raw_send(&pool_raws[0], "more", 4);
+    struct ibx_error err = pool_step();
     assert_int_equal(err.code, -EPROTO);
     assert_null(strstr(err.message, "all is well"));
-    close_pool();
+    pool_close();
 }
 
 /* Serves one client at an inherited listener. */
@@ -476,7 +347,7 @@ static int serve_one(void)
 {
     struct ibx_conn *conn;
     alarm(30 * patience_times());
-    if (ibx_accept_wait(s.listener, 10000, &conn, NULL))
+    if (ibx_accept_wait(pool_scene.listener, 10000, &conn, NULL))
         return 1;
     ibx_close(conn);
     return 0;
@@ -495,7 +366,7 @@ static int serve_one_later(void)
     if (setrlimit(RLIMIT_NOFILE, &few))
         return 2;
     for (int i = 0; i < 3; i++)
-        if (ibx_accept(s.listener, &conn, &err) != -EMFILE)
+        if (ibx_accept(pool_scene.listener, &conn, &err) != -EMFILE)
             return 3 + i;
     setrlimit(RLIMIT_NOFILE, &all);
     return serve_one();
@@ -507,14 +378,14 @@ static void child_takes_one(pid_t child)
 {
     struct raw_frame frame;
     int status;
-    struct raw raw = raw_connect(s.port, "127.0.0.1", "127.0.0.1");
+    struct raw raw = raw_connect(pool_scene.port, "127.0.0.1", "127.0.0.1");
     raw_set_key(&raw);
     handshake_play_to(&raw, AT_PROOF);
     handshake_make_step(&raw, AT_PROOF, &frame);
     kill(child, SIGSTOP);
     assert_int_equal(waitpid(child, &status, WUNTRACED), child);
     raw_send(&raw, frame.bytes, frame.length);
-    assert_int_equal(step().code, 0);
+    assert_int_equal(pool_step().code, 0);
     kill(child, SIGCONT);
     raw_expect(&raw, PROOF, &frame);
     raw_close(&raw);
@@ -525,14 +396,14 @@ static void child_takes_one(pid_t child)
 static void a_child_without_descriptors(void **state)
 {
     (void)state;
-    open_pool();
-    come(0, 1, false);
+    pool_open();
+    pool_come(0, 1, false);
     pid_t child = fork();
     if (!child)
         _exit(serve_one_later());
     child_takes_one(child);
-    only_lost(-1, 1);
-    close_pool();
+    pool_only_lost(-1, 1);
+    pool_close();
 }
 
 /* Clients that are in their handshake stay with the parent. Parent and child accept at the same
@@ -543,21 +414,21 @@ static void parent_and_child_accept_after_a_fork(void **state)
     struct raw_frame frame;
     struct ibx_conn *conn = NULL;
     uint8_t ours[RAW_HASH], theirs[RAW_HASH];
-    open_pool();
-    come(0, 1, false);
+    pool_open();
+    pool_come(0, 1, false);
     pid_t child = fork();
     if (!child)
         _exit(serve_one());
     child_takes_one(child);
     /* the earlier client, which the child has dropped silently */
-    only_lost(-1, 1);
-    raw_derive(&raws[0], ours, theirs);
-    raw_send_proof(&raws[0], ours);
-    assert_int_equal(ibx_accept_wait(s.listener, 10000, &conn, NULL), 0);
-    raw_expect(&raws[0], PROOF, &frame);
+    pool_only_lost(-1, 1);
+    raw_derive(&pool_raws[0], ours, theirs);
+    raw_send_proof(&pool_raws[0], ours);
+    assert_int_equal(ibx_accept_wait(pool_scene.listener, 10000, &conn, NULL), 0);
+    raw_expect(&pool_raws[0], PROOF, &frame);
     assert_memory_equal(frame.payload, theirs, RAW_HASH);
     ibx_close(conn);
-    close_pool();
+    pool_close();
 }
 
 /* A child that lives on keeps no socket of a client that was in its handshake. */
@@ -568,8 +439,8 @@ static void a_child_keeps_no_client(void **state)
     struct ibx_conn *conn = NULL;
     uint8_t ours[RAW_HASH], theirs[RAW_HASH];
     int until[2];
-    open_pool();
-    come(0, 1, false);
+    pool_open();
+    pool_come(0, 1, false);
     assert_int_equal(pipe(until), 0);
     pid_t child = fork();
     if (!child) {
@@ -577,15 +448,15 @@ static void a_child_keeps_no_client(void **state)
         _exit(read(until[0], ours, 1) != 0); /* until the parent says so */
     }
     close(until[0]);
-    raw_derive(&raws[0], ours, theirs);
-    raw_send_proof(&raws[0], ours);
-    assert_int_equal(ibx_accept_wait(s.listener, 10000, &conn, NULL), 0);
-    raw_expect(&raws[0], PROOF, &frame);
+    raw_derive(&pool_raws[0], ours, theirs);
+    raw_send_proof(&pool_raws[0], ours);
+    assert_int_equal(ibx_accept_wait(pool_scene.listener, 10000, &conn, NULL), 0);
+    raw_expect(&pool_raws[0], PROOF, &frame);
     ibx_close(conn);
-    assert_true(raw_receives_end(&raws[0]));
+    assert_true(raw_receives_end(&pool_raws[0]));
     close(until[1]);
     waitpid(child, NULL, 0);
-    close_pool();
+    pool_close();
 }
 
 /* ------------------------------------------------------------------------- IPv6 */
@@ -602,13 +473,14 @@ static bool own_network(void)
 static void come_from(int i, const char *from)
 {
     struct sockaddr_in6 here = {.sin6_family = AF_INET6};
-    struct sockaddr_in6 there = {
-        .sin6_family = AF_INET6, .sin6_port = htons(s.port), .sin6_addr = in6addr_loopback};
+    struct sockaddr_in6 there = {.sin6_family = AF_INET6,
+                                 .sin6_port = htons(pool_scene.port),
+                                 .sin6_addr = in6addr_loopback};
     assert_int_equal(inet_pton(AF_INET6, from, &here.sin6_addr), 1);
-    raws[i].fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    assert_int_equal(bind(raws[i].fd, (struct sockaddr *)&here, sizeof(here)), 0);
-    assert_int_equal(connect(raws[i].fd, (struct sockaddr *)&there, sizeof(there)), 0);
-    step();
+    pool_raws[i].fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(pool_raws[i].fd, (struct sockaddr *)&here, sizeof(here)), 0);
+    assert_int_equal(connect(pool_raws[i].fd, (struct sockaddr *)&there, sizeof(there)), 0);
+    pool_step();
 }
 
 /* A host with one IPv6 address can use the 2^64 addresses of its network, so these count as one. */
@@ -617,18 +489,19 @@ static void addresses_of_one_network(void **state)
     (void)state;
     if (!own_network())
         skip();
-    open_pool();
-    ibx_listener_close(s.listener);
-    assert_int_equal(ibx_listen("rdma://[::]:0", &s.options, &s.listener, NULL), 0);
-    s.port = (uint16_t)atoi(strrchr(ibx_listener_uri(s.listener), ':') + 1);
+    pool_open();
+    ibx_listener_close(pool_scene.listener);
+    assert_int_equal(ibx_listen("rdma://[::]:0", &pool_scene.options, &pool_scene.listener, NULL),
+                     0);
+    pool_scene.port = (uint16_t)atoi(strrchr(ibx_listener_uri(pool_scene.listener), ':') + 1);
     come_from(0, "fd99::1");
     come_from(1, "fd99:0:0:1::1");
-    come(2, 1, true); /* IPv4 mapped into IPv6 */
-    come(3, 2, true);
-    only_lost(-1, 4);
+    pool_come(2, 1, true); /* IPv4 mapped into IPv6 */
+    pool_come(3, 2, true);
+    pool_only_lost(-1, 4);
     come_from(4, "fd99::2");
-    only_lost(0, 5);
-    close_pool();
+    pool_only_lost(0, 5);
+    pool_close();
 }
 
 static unsigned times(const char *text, const char *word)
@@ -646,27 +519,27 @@ static unsigned times(const char *text, const char *word)
 static void log_about_strangers(char *text, size_t size)
 {
     static const uint8_t nonsense[256] = {0xff, 1, 2, 3};
-    open_pool();
+    pool_open();
     const int log = memfd_create("log", MFD_CLOEXEC), before = dup(STDERR_FILENO);
     ibx_log_set_level(IBX_LOG_WARN);
     dup2(log, STDERR_FILENO);
     forward_clock_hold(true);
     for (int i = 0; i < 4; i++) { /* like a port scan, with FIN and with RST */
         const struct linger reset = {.l_onoff = i % 2};
-        come(i, 4 + i, true);
-        setsockopt(raws[i].fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
-        raw_close(&raws[i]);
-        assert_int_equal(step().code, -ECONNRESET);
+        pool_come(i, 4 + i, true);
+        setsockopt(pool_raws[i].fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
+        raw_close(&pool_raws[i]);
+        assert_int_equal(pool_step().code, -ECONNRESET);
     }
-    come(4, 9, true);
-    raw_send(&raws[4], nonsense + 1, 1);
-    raw_close(&raws[4]);
-    raws[4].fd = -1;
-    step();
+    pool_come(4, 9, true);
+    raw_send(&pool_raws[4], nonsense + 1, 1);
+    raw_close(&pool_raws[4]);
+    pool_raws[4].fd = -1;
+    pool_step();
     for (int i = 0; i < 4; i++) {
-        raws[i] = raw_connect(s.port, i < 3 ? "127.0.0.2" : "127.0.0.3", "127.0.0.1");
-        raw_send(&raws[i], nonsense, sizeof(nonsense));
-        step();
+        pool_raws[i] = raw_connect(pool_scene.port, i < 3 ? "127.0.0.2" : "127.0.0.3", "127.0.0.1");
+        raw_send(&pool_raws[i], nonsense, sizeof(nonsense));
+        pool_step();
     }
     dup2(before, STDERR_FILENO);
     ibx_log_set_level(IBX_LOG_ERROR);
@@ -676,7 +549,7 @@ static void log_about_strangers(char *text, size_t size)
     assert_true(n >= 0);
     text[n] = '\0';
     close(log);
-    close_pool();
+    pool_close();
 }
 
 /* A client with a wrong key may come with several connections; one line says so. */
@@ -707,8 +580,6 @@ int main(void)
         cmocka_unit_test(deadline_wakes),
         cmocka_unit_test(busy_host_counts_proofs_that_have_arrived),
         cmocka_unit_test(deadlines_are_shorter_when_places_are_few),
-        cmocka_unit_test(descriptors_run_out),
-        cmocka_unit_test(strangers_leave_descriptors),
         cmocka_unit_test(a_stranger_that_refuses),
         cmocka_unit_test(parent_and_child_accept_after_a_fork),
         cmocka_unit_test(a_child_without_descriptors),
