@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later
 #include "tests/gvirtus/remote.h"
 #include "tests/gvirtus/remote_libraries.h"
+#include "tests/gvirtus/remote_runtime.h"
 #include "tests/fixtures/cuda_application.h"
 
 #include <atomic>
@@ -144,60 +145,6 @@ std::uint64_t name_of(std::uint64_t symbol)
     std::lock_guard<std::mutex> guard(names_lock);
     auto found = names.find(symbol);
     return found == names.end() ? symbol : found->second;
-}
-
-struct Runtime {
-    int (*register_var)(const void *symbol, std::uint64_t device, std::size_t n) = nullptr;
-    int (*address)(void **device, const void *symbol) = nullptr;
-    int (*get_last_error)() = nullptr;
-    int (*register_function)(const void *function) = nullptr;
-    int (*fail)(int code) = nullptr;
-    unsigned long (*calls)() = nullptr;
-    int (*begin_capture)(void *stream, int mode) = nullptr;
-    int (*end_capture)(void *stream, void **graph) = nullptr;
-    int (*is_capturing)(void *stream, int *status) = nullptr;
-    void (*stream_destroyed)(void *stream) = nullptr;
-    int (*graph_launch)(void *exec, void *stream) = nullptr;
-    int (*graph_destroy)(void *graph) = nullptr;
-    int (*pool_destroy)(void *pool) = nullptr;
-    int (*enable_peer)(int peer, unsigned flags) = nullptr;
-    int (*disable_peer)(int peer) = nullptr;
-};
-
-// Loaded as GVirtuS loads its plugins, and with them CUDA's runtime.
-const Runtime &runtime()
-{
-    static const Runtime found = [] {
-        Runtime made;
-        const char *path = std::getenv("IBX_TEST_CUDART");
-        void *handle = path ? dlopen(path, RTLD_LAZY) : nullptr;
-        load_libraries();
-        if (handle) {
-            *reinterpret_cast<void **>(&made.register_var) =
-                dlsym(handle, "ibx_double_register_var");
-            *reinterpret_cast<void **>(&made.register_function) =
-                dlsym(handle, "ibx_double_register_function");
-            *reinterpret_cast<void **>(&made.address) = dlsym(handle, "cudaGetSymbolAddress");
-            *reinterpret_cast<void **>(&made.get_last_error) = dlsym(handle, "cudaGetLastError");
-            *reinterpret_cast<void **>(&made.fail) = dlsym(handle, "ibx_double_fail");
-            *reinterpret_cast<void **>(&made.calls) = dlsym(handle, "ibx_double_runtime_calls");
-            *reinterpret_cast<void **>(&made.begin_capture) =
-                dlsym(handle, "cudaStreamBeginCapture");
-            *reinterpret_cast<void **>(&made.end_capture) = dlsym(handle, "cudaStreamEndCapture");
-            *reinterpret_cast<void **>(&made.is_capturing) = dlsym(handle, "cudaStreamIsCapturing");
-            *reinterpret_cast<void **>(&made.stream_destroyed) =
-                dlsym(handle, "ibx_double_stream_destroyed");
-            *reinterpret_cast<void **>(&made.graph_destroy) = dlsym(handle, "cudaGraphDestroy");
-            *reinterpret_cast<void **>(&made.pool_destroy) = dlsym(handle, "cudaMemPoolDestroy");
-            *reinterpret_cast<void **>(&made.graph_launch) = dlsym(handle, "cudaGraphLaunch");
-            *reinterpret_cast<void **>(&made.enable_peer) =
-                dlsym(handle, "cudaDeviceEnablePeerAccess");
-            *reinterpret_cast<void **>(&made.disable_peer) =
-                dlsym(handle, "cudaDeviceDisablePeerAccess");
-        }
-        return made;
-    }();
-    return found;
 }
 
 int register_var(Frame &f)
@@ -393,13 +340,6 @@ int answer_made(Frame &f, const std::string &name, std::uint64_t made, int code)
 }
 
 std::atomic<void *> by_driver{nullptr}; // the stream that the driver's double captures
-
-bool is_captured(std::uint64_t stream)
-{
-    int status = 0;
-    return runtime().is_capturing &&
-           !runtime().is_capturing(reinterpret_cast<void *>(stream), &status) && status;
-}
 
 // Like CUDA's runtime, makes a context current at the first call that needs one.
 int execute(const std::string &name, Frame &f, int *current)
