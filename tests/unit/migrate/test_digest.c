@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Digests of pages: tags, ranges, the destination's table, and the comparison at the source. */
 #include "migrate/pages/digest.h"
+#include "tests/fixtures/openssl_memory.h"
 #include "tests/fixtures/unit.h"
 
 #include <errno.h>
-#include <openssl/hmac.h>
 #include <poll.h>
 #include <sched.h>
 #include <stdlib.h>
@@ -21,31 +21,6 @@
 #define BYTES   (FIRST * SMALL)
 #define RANGES  3u
 #define WAIT_MS 20000
-
-/* OpenSSL without memory. */
-static atomic_bool no_memory;
-
-unsigned char *__real_HMAC(const EVP_MD *md, const void *with, int size, const unsigned char *data,
-                           size_t length, unsigned char *out, unsigned *out_length);
-unsigned char *__wrap_HMAC(const EVP_MD *md, const void *with, int size, const unsigned char *data,
-                           size_t length, unsigned char *out, unsigned *out_length);
-
-unsigned char *__wrap_HMAC(const EVP_MD *md, const void *with, int size, const unsigned char *data,
-                           size_t length, unsigned char *out, unsigned *out_length)
-{
-    return no_memory ? NULL : __real_HMAC(md, with, size, data, length, out, out_length);
-}
-
-int __real_EVP_MAC_init(EVP_MAC_CTX *context, const unsigned char *with, size_t size,
-                        const OSSL_PARAM params[]);
-int __wrap_EVP_MAC_init(EVP_MAC_CTX *context, const unsigned char *with, size_t size,
-                        const OSSL_PARAM params[]);
-
-int __wrap_EVP_MAC_init(EVP_MAC_CTX *context, const unsigned char *with, size_t size,
-                        const OSSL_PARAM params[])
-{
-    return no_memory ? 0 : __real_EVP_MAC_init(context, with, size, params);
-}
 
 static const uint8_t key[IBX_DIGEST_KEY] = "a key of both ends of a migrati";
 static struct ibx_error error;
@@ -447,7 +422,7 @@ static void test_no_memory(NO_STATE)
     all_arrive();
     for (unsigned i = 0; i < RANGES; i++)
         assert_true(ibx_page_tags_entry(tags, i, entries + i * IBX_DIGEST_ENTRY));
-    no_memory = true;
+    openssl_lacks_memory = true;
     assert_false(ibx_digest_keys_derive(&keys, key));
     assert_false(ibx_page_tags_entry(tags, 0, entries));
     assert_true(ibx_verifier_open(&ram, &map, key, 3, &another, &error) < 0 && !another);
@@ -455,7 +430,7 @@ static void test_no_memory(NO_STATE)
     assert_int_equal(ibx_verifier_take(verifier, 0, &bytes, &error), 0);
     assert_int_equal(result(), -ENOMEM);
     assert_int_equal(note(0, page_at(0)), -ENOMEM);
-    no_memory = false;
+    openssl_lacks_memory = false;
 }
 
 /* A lack of memory hides no difference that is found before or after it. */
@@ -469,11 +444,11 @@ static void test_no_memory_beside_a_difference(void **state)
             uint8_t entry[IBX_DIGEST_ENTRY];
             const struct ibx_bytes bytes = {entry, sizeof(entry)};
             assert_true(ibx_page_tags_entry(tags, range, entry));
-            no_memory = range == lacking;
+            openssl_lacks_memory = range == lacking;
             assert_int_equal(ibx_verifier_take(verifier, range * IBX_DIGEST_PAGES, &bytes, NULL),
                              0);
             result();
-            no_memory = false;
+            openssl_lacks_memory = false;
         }
         assert_int_equal(result(), expected[lacking]);
         end(state);

@@ -2,15 +2,14 @@
 /* A transition that the source's table refuses changes nothing, above all not where the VM may
  * run. */
 #include "migrate/source/source.h"
+#include "tests/fixtures/openssl_memory.h"
 #include "tests/fixtures/unit.h"
 
 #include "common/clock.h"
 
 #include <errno.h>
-#include <openssl/hmac.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -175,20 +174,6 @@ static void test_reset_when_every_page_has_come(NO_STATE)
 
 /* ------------------------------------------------------------ pages that are not compared */
 
-/* OpenSSL without memory. */
-static atomic_bool no_memory;
-
-unsigned char *__real_HMAC(const EVP_MD *md, const void *with, int size, const unsigned char *data,
-                           size_t length, unsigned char *out, unsigned *out_length);
-unsigned char *__wrap_HMAC(const EVP_MD *md, const void *with, int size, const unsigned char *data,
-                           size_t length, unsigned char *out, unsigned *out_length);
-
-unsigned char *__wrap_HMAC(const EVP_MD *md, const void *with, int size, const unsigned char *data,
-                           size_t length, unsigned char *out, unsigned *out_length)
-{
-    return no_memory ? NULL : __real_HMAC(md, with, size, data, length, out, out_length);
-}
-
 static struct ibx_guest_block block = {.id = "mem0", .size = 4096, .page_size = 4096};
 static struct ibx_guest_ram ram = {.blocks = &block, .count = 1, .bytes = 4096};
 static struct ibx_page_map map;
@@ -245,9 +230,9 @@ static void test_no_memory_to_compare(NO_STATE)
 {
     struct ibx_error err = {0};
     begin_comparing(4096);
-    no_memory = true;
+    openssl_lacks_memory = true;
     compare();
-    no_memory = false;
+    openssl_lacks_memory = false;
     assert_int_equal(ibx_source_check_pages(&source, &err), -ENOMEM);
     assert_non_null(strstr(err.message, "no memory to compare"));
     assert_int_equal(source.state.now, SOURCE_SERVING);
@@ -266,9 +251,9 @@ static void test_no_memory_to_begin_a_comparison(NO_STATE)
     struct ibx_error err = {0};
     begin(SOURCE_SERVING);
     source.status.record.verify = true;
-    no_memory = true;
+    openssl_lacks_memory = true;
     assert_int_equal(ibx_source_on_digest(&source, &digest, &err), -ENOMEM);
-    no_memory = false;
+    openssl_lacks_memory = false;
     source.status.record.state = IBX_JOURNAL_ENDED;
     assert_int_equal(ibx_source_verdict(&source, &err), -ENOMEM);
 }
@@ -280,9 +265,9 @@ static void test_no_memory_to_compare_at_the_end(NO_STATE)
     begin_comparing(4096);
     source.status.record.state = IBX_JOURNAL_ENDED;
     assert_int_equal(ibx_state_move(&source.state, SOURCE_CONFIRMING), 0);
-    no_memory = true;
+    openssl_lacks_memory = true;
     compare();
-    no_memory = false;
+    openssl_lacks_memory = false;
     assert_int_equal(ibx_source_check_pages(&source, &err), 0);
     assert_int_equal(ibx_source_verdict(&source, &err), -ENOMEM);
     end_comparing();
