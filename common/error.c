@@ -25,19 +25,34 @@ static void add_remedy(char *message, size_t size, int code)
         snprintf(message + used, size - used, "; " IBX_ERROR_RAISE_SPACE);
 }
 
-int ibx_error_set(struct ibx_error *err, int code, const char *format, ...)
+static void set(struct ibx_error *err, int code, bool ours, const char *format, va_list args)
 {
-    if (!err)
-        return code;
     char message[IBX_ERROR_MAX] = ""; /* not err->message, which may be among the arguments */
-    va_list args;
-    va_start(args, format);
     vsnprintf(message, sizeof(message), format, args);
-    va_end(args);
-    add_remedy(message, sizeof(message), code);
+    if (ours)
+        add_remedy(message, sizeof(message), code);
     ibx_text_plain(message);
     memcpy(err->message, message, strlen(message) + 1);
     err->code = code;
+}
+
+int ibx_error_set(struct ibx_error *err, int code, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    if (err)
+        set(err, code, true, format, args);
+    va_end(args);
+    return code;
+}
+
+int ibx_error_set_theirs(struct ibx_error *err, int code, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    if (err)
+        set(err, code, false, format, args);
+    va_end(args);
     return code;
 }
 

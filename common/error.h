@@ -67,8 +67,13 @@ struct ibx_error {
 int ibx_error_set(struct ibx_error *err, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* The same for a thread or a process that could not begin: `format` says which, and the text of the
- * code follows, with the remedy. */
+/* The same for a `code` that another process or host has met: no remedy is added, since its limits
+ * are not this process's. */
+int ibx_error_set_theirs(struct ibx_error *err, int code, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* The same as ibx_error_set() for a thread or a process that could not begin: `format` says which,
+ * and the text of the code follows, with the remedy. */
 int ibx_error_set_task(struct ibx_error *err, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 

@@ -201,7 +201,8 @@ const char *ibx_listener_uri(const struct ibx_listener *listener);
  * client that has authenticated. So call it whenever ibx_listener_fd() is readable. No client needs
  * a thread or a process before that. At most options->unauthenticated clients have a place
  * meanwhile, each for 10 seconds at most, and for 2 while more than half of the places are taken;
- * when no place is free, the client that has been silent for the longest time is dropped. Clients
+ * when no place is free, the client that has been silent for the longest time is dropped. More than
+ * eight of them leave the last 64 descriptors of the process (a quarter of a lower limit). Clients
  * of one address (or user, over a unix socket) that have sent nothing have at most an eighth of the
  * places. The connection is not established yet; it may be carried across fork(2) and to another
  * thread. -EAGAIN: there is none yet; if a client was refused, `err` and the log say why; -ENOMEM;

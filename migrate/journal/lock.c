@@ -88,10 +88,8 @@ static int lock_holder_error(int fd, const char *path, struct ibx_error *err)
 
 const char *ibx_journal_other_folder(const struct ibx_record *record)
 {
-    static const uint8_t none[sizeof(record->base)];
-    return record->written_s || memcmp(record->base, none, sizeof(none)) != 0
-               ? IBX_JOURNAL_COPY_FOLDER
-               : IBX_JOURNAL_ANOTHER_FOLDER;
+    return record->written_s || ibx_journal_returns(record) ? IBX_JOURNAL_COPY_FOLDER
+                                                            : IBX_JOURNAL_ANOTHER_FOLDER;
 }
 
 static int cannot_lock(const struct ibx_record *record, const char *path, int rc,

@@ -317,9 +317,8 @@ static int block_map(struct ibx_page_server *server, const struct ibx_guest_bloc
     void *memory =
         mmap(NULL, (size_t)block->size, prot, MAP_SHARED, block->fd, (off_t)block->offset);
     if (memory == MAP_FAILED)
-        return ibx_error_set(err, -errno, "memory backend %s (%llu bytes) cannot be mapped: %s%s",
-                             block->id, (unsigned long long)block->size, strerror(errno),
-                             errno == ENOMEM ? "; raise RLIMIT_AS (ulimit -v) of ib-migrate" : "");
+        return ibx_error_set(err, -errno, "memory backend %s (%llu bytes) cannot be mapped: %s",
+                             block->id, (unsigned long long)block->size, strerror(errno));
     madvise(memory, (size_t)block->size, MADV_DONTDUMP);
     /* With this advice the kernel does not treat the pages as used again: the verifier reads them,
      * too, and otherwise the unmapping at the end would move them to the list of active pages,

@@ -48,10 +48,10 @@ static int inject(pid_t pid, const struct call *call, uint64_t deadline_ns, stru
     int rc = ibx_inject_syscall(pid, call->number, call->arguments, &result, deadline_ns, err);
     if (rc || (uint64_t)result == call->expected)
         return rc;
-    return ibx_error_set(err, result < 0 && result >= -4095 ? (int)result : -EIO,
-                         "QEMU (process %d) cannot %s: %s", (int)pid, call->what,
-                         result < 0 && result >= -4095 ? strerror((int)-result)
-                                                       : "the kernel answers something else");
+    const bool failed = result < 0 && result >= -4095;
+    return ibx_error_set_theirs(
+        err, failed ? (int)result : -EIO, "QEMU (process %d) cannot %s: %s", (int)pid, call->what,
+        failed ? strerror((int)-result) : "the kernel answers something else");
 }
 
 /* The madvise(2) advice that QEMU has given for the memory at an address. A new mapping there has

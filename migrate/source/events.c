@@ -81,13 +81,14 @@ static int note_paused(struct source *s, struct ibx_error *err)
     if (source_managed(&s->vm) || s->vm.undo.was_running == runs)
         return 0;
     s->vm.undo.was_running = s->status.record.was_running = runs;
-    if (!runs)
-        tell_of_stop(s);
     int rc = ibx_watchdog_runs(&s->vm.watchdog, runs, err);
     /* If the watchdog is killed as well, rollback has only the record. */
-    return rc ? rc
-              : ibx_migration_record(s->options->folder, &s->status.record, s->status.record.state,
-                                     err);
+    if (!rc)
+        rc = ibx_migration_record(s->options->folder, &s->status.record, s->status.record.state,
+                                  err);
+    if (!rc && !runs)
+        tell_of_stop(s); /* which may wait for QEMU */
+    return rc;
 }
 
 /* The device state does not say that the VM was shut down: at the destination it would run, and be

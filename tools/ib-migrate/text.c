@@ -77,12 +77,12 @@ void ibx_cli_print_json(json_t *json)
 int ibx_cli_flush(int status)
 {
     struct ibx_error err = {0};
-    if (!ibx_tool_flush(&err) && !json_lost)
-        return status;
-    ibx_error_set(&err, json_lost ? json_lost : -EIO, "%s",
-                  json_lost == -ENOMEM ? "no memory for a line of standard output"
-                                       : "standard output could not be written");
-    return ibx_cli_fail(err.message);
+    int rc = ibx_tool_flush(&err);
+    if (!rc && json_lost)
+        rc = ibx_error_set(&err, json_lost, "%s",
+                           json_lost == -ENOMEM ? "no memory for a line of standard output"
+                                                : "standard output could not be written");
+    return rc ? ibx_cli_fail(err.message) : status;
 }
 
 /* ------------------------------------------------------------ figures */

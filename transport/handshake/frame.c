@@ -241,11 +241,7 @@ int ibx_handshake_frame_check(struct ibx_handshake *h, struct frame *frame, enum
     struct ibx_claim *claim = h->conn->options.claim;
     if (claim && (code == -ESTALE || code == -EACCES))
         claim->refused = ibx_handshake_refusal_proven(h, &frame->payload);
-    /* Not with `code`: a limit that it would name is not this end's. */
-    ibx_error_set(err, -EPROTO, "%s refuses: %s", h->conn->path.peer, reason);
-    if (err)
-        err->code = code;
-    return code;
+    return ibx_error_set_theirs(err, code, "%s refuses: %s", h->conn->path.peer, reason);
 }
 
 int ibx_handshake_frame_expect(struct ibx_handshake *h, struct frame *frame, enum frame_type type,

@@ -247,11 +247,8 @@ static void deadline_wakes(void **state)
     struct ibx_error err = {0};
     struct ibx_conn *conn;
     pool_open();
-    ibx_listener_close(pool_scene.listener);
     pool_scene.options.timeout_ms = 100;
-    assert_int_equal(
-        ibx_listen("rdma://127.0.0.1:0", &pool_scene.options, &pool_scene.listener, NULL), 0);
-    pool_scene.port = (uint16_t)atoi(strrchr(ibx_listener_uri(pool_scene.listener), ':') + 1);
+    handshake_listen_again(&pool_scene);
     pool_come(0, 1, true);
     struct pollfd wait = {.fd = ibx_listener_fd(pool_scene.listener), .events = POLLIN};
     assert_int_equal(poll(&wait, 1, (int)patience_ms(10000)), 1);

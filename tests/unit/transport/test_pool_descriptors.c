@@ -3,6 +3,7 @@
 #include "tests/fixtures/pool_scene.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -68,11 +69,18 @@ static void open_with_many_places(void)
 static void strangers_leave_descriptors(void **state)
 {
     (void)state;
+    struct raw_frame frame;
     unsigned left;
     open_with_many_places();
     connect_silent(0);
     assert_int_equal(step_with(POOL_CLIENTS, &left).code, -EBUSY);
     assert_int_equal(left, 4);
+    for (int i = 0; i < 4; i++) { /* the oldest ones gave way */
+        raw_expect(&pool_raws[i], REFUSE, &frame);
+        assert_true(raw_receives_end(&pool_raws[i]));
+    }
+    for (int i = 4; i < POOL_CLIENTS; i++)
+        assert_int_equal(poll(&(struct pollfd){.fd = pool_raws[i].fd, .events = POLLIN}, 1, 0), 0);
     pool_close();
 }
 
