@@ -17,7 +17,7 @@
 #define WAIT_MS         3000
 #define CREATE_TRIES    20u
 #define CREATE_LOOK_US  1000
-#define GONE_LOOKS      1000u
+#define GONE_MS         20
 #define GONE_LOOK_US    20
 
 /* struct sched_attr of the kernel; glibc 2.36 has no header with it. */
@@ -68,7 +68,8 @@ int ibx_thread_check(void)
     if (rc)
         return rc;
     pthread_join(thread, NULL);
-    for (unsigned i = 0; i < GONE_LOOKS && !tgkill(getpid(), number, 0); i++)
+    const uint64_t deadline = ibx_deadline_in_ms(GONE_MS);
+    while (!tgkill(getpid(), number, 0) && ibx_now_ns() < deadline)
         usleep(GONE_LOOK_US);
     return 0;
 }

@@ -387,9 +387,11 @@ static int run(struct gpu_session *x, const struct ibx_request *q, struct argume
         return run_math(x, q, a);
     if (q->called->kind == IBX_CALL_LAUNCH)
         return launch(x, q);
-    const bool begins = q->called->kind == IBX_CALL_OTHER || ibx_device_call_is_first(q->called);
-    if (!(begins ? ibx_back_end_begin_context(x) : ibx_back_end_able(x)))
-        return PASSES; /* the first call makes a context, which takes long */
+    /* The first call makes a context, which takes long. */
+    if (!ibx_back_end_able(x) &&
+        !((q->called->kind == IBX_CALL_OTHER || ibx_device_call_is_first(q->called)) &&
+          ibx_back_end_begin_context(x)))
+        return PASSES;
     const struct handler *handler = load(x) ? handler_of(q->called, q->length) : NULL;
     if (handler && handler->event_at >= 0 && !names_event(x, q, handler->event_at))
         return refused(x);

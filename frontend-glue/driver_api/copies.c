@@ -4,6 +4,8 @@
  * programs with a default stream for each thread.
  */
 #include "frontend-glue/driver_api/driver.h"
+#include "frontend-glue/preload/copies/copies.h"
+#include "frontend-glue/preload/streams/streams.h"
 
 static void *at(uint64_t address)
 {
@@ -55,6 +57,7 @@ SAME_AS(cuMemcpyDtoDAsync, cuMemcpyDtoDAsync_v2)
 
 /* ------------------------------------------------------------------------ between contexts */
 
+/* An address belongs to one device, so an asynchronous copy need not name the contexts. */
 static int of_peers(void *to, const void *to_context, const void *from, const void *from_context,
                     size_t n, void *stream, bool waits)
 {
@@ -62,8 +65,11 @@ static int of_peers(void *to, const void *to_context, const void *from, const vo
         return CUDA_INVALID_CONTEXT;
     const int to_device = ibx_driver_device(to_context);
     const int from_device = ibx_driver_device(from_context);
-    return waits ? cudaMemcpyPeer(to, to_device, from, from_device, n)
-                 : cudaMemcpyPeerAsync(to, to_device, from, from_device, n, stream);
+    if (waits)
+        return cudaMemcpyPeer(to, to_device, from, from_device, n);
+    return ibx_frontend_captures(stream)
+               ? ibx_frontend_peers_captured(to, to_device, from, from_device, n, stream)
+               : cudaMemcpyAsync(to, from, n, CUDA_MEMCPY_ON_DEVICE, stream);
 }
 
 EXPORTED int cuMemcpyPeer(uint64_t to, void *to_context, uint64_t from, void *from_context,

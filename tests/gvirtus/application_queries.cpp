@@ -177,11 +177,13 @@ bool batches()
     REQUIRE(cudaStreamSynchronize(stream) == 0 && back[0] == 'z' && back[n - 1] == 'z');
     REQUIRE(device_has(device, there.data(), n));
     REQUIRE(refused(batch(&at_once, nullptr), 1)); // not in the legacy stream
-    from[1] = device + 1;                          // goes beyond: nothing is copied
-    to[1] = device + n + 1;
-    std::fill(back.begin(), back.end(), 'b');
-    REQUIRE(refused(batch(&at_once, stream), 1) && cudaStreamSynchronize(stream) == 0);
-    REQUIRE(back[0] == 'b' && back[n - 1] == 'b' && device_has(device, there.data(), n));
+    for (bool beyond_from : {true, false}) {       // one side goes beyond: nothing is copied
+        from[1] = beyond_from ? device + n + 1 : device;
+        to[1] = beyond_from ? device : device + n + 1;
+        std::fill(back.begin(), back.end(), 'b');
+        REQUIRE(refused(batch(&at_once, stream), 1) && cudaStreamSynchronize(stream) == 0);
+        REQUIRE(back[0] == 'b' && back[n - 1] == 'b' && device_has(device, there.data(), n));
+    }
     from[1] = device, to[1] = device + n;
     at_once.order = 0;
     REQUIRE(refused(batch(&at_once, stream), 1));
@@ -192,6 +194,10 @@ bool batches()
     REQUIRE(cudaMemset(device, 'p', n) == 0 && ask("cudaMemcpy3DPeer", &p) == 0);
     std::fill(there.begin(), there.begin() + 32, 'p');
     REQUIRE(cudaDeviceSynchronize() == 0 && device_has(device + n, there.data(), 64));
+    void *captured = nullptr, *graph = nullptr; // CUDA permits no such copy in a capture
+    REQUIRE(cudaStreamCreate(&captured) == 0 && cudaStreamBeginCapture(captured, 0) == 0);
+    REQUIRE(ask("cudaMemcpy3DPeerAsync", &p, captured) == 900);
+    REQUIRE(cudaStreamEndCapture(captured, &graph) == 0);
     p.from_device = 2;
     REQUIRE(refused(ask("cudaMemcpy3DPeer", &p), 101));
     REQUIRE(refused(ask("cudaMemcpy3DPeerAsync", &p, stream), 101));

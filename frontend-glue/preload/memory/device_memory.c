@@ -97,31 +97,22 @@ int ibx_frontend_device_of(const void *address)
     return device;
 }
 
-/* Whether the side that the kind calls the host is device memory, like the other side: CUDA makes
- * such copies. */
-static bool both_only_device(const void *to, const void *from, int kind)
-{
-    const bool to_device = kind == CUDA_MEMCPY_TO_DEVICE;
-    if (!to_device && kind != CUDA_MEMCPY_FROM_DEVICE)
-        return false;
-    return ibx_frontend_only_device(to_device ? from : to) &&
-           ibx_frontend_only_device(to_device ? to : from);
-}
-
 /* The kind of a copy whose kind names a host's and a device's side. CUDA goes by the addresses, if
- * it knows both: also if the two sides are confused, and the host's is page-locked. */
+ * it knows both: also if both sides are device memory, or if they are confused, and the host's is
+ * page-locked. */
 static int kind_by_sides(const void *to, const void *from, int kind)
 {
+    const bool to_device = kind == CUDA_MEMCPY_TO_DEVICE;
     struct range range;
-    if (both_only_device(to, from, kind))
+    if ((!to_device && kind != CUDA_MEMCPY_FROM_DEVICE) ||
+        !ibx_frontend_only_device(to_device ? from : to))
+        return kind;
+    const void *device = to_device ? to : from; /* as the kind says */
+    if (ibx_frontend_only_device(device))
         return CUDA_MEMCPY_ON_DEVICE;
-    if (kind == CUDA_MEMCPY_TO_DEVICE && ibx_frontend_only_device(from) &&
-        ibx_frontend_host_range(to, &range))
-        return CUDA_MEMCPY_FROM_DEVICE;
-    return kind == CUDA_MEMCPY_FROM_DEVICE && ibx_frontend_only_device(to) &&
-                   ibx_frontend_host_range(from, &range)
-               ? CUDA_MEMCPY_TO_DEVICE
-               : kind;
+    return !ibx_frontend_host_range(device, &range) ? kind
+           : to_device                              ? CUDA_MEMCPY_FROM_DEVICE
+                                                    : CUDA_MEMCPY_TO_DEVICE;
 }
 
 /* The side of an address by the kind of the copy. If the application called it the host's, it may

@@ -110,7 +110,7 @@ int cudaEventRecordWithFlags(void *event, void *stream, unsigned flags)
 static bool is_part_of(const void *address, size_t n)
 {
     return address &&
-           (!ibx_frontend_is_device(address) || !ibx_frontend_goes_beyond((uintptr_t)address, n));
+           !(ibx_frontend_goes_beyond((uintptr_t)address, n) && ibx_frontend_is_device(address));
 }
 
 /* The first copy that is an error as far as is known here, or `count`. CUDA makes none then. */
