@@ -222,6 +222,40 @@ struct OwnDescriptors {
     }
 };
 
+// What this process says, in a file, until it is passed on.
+struct OwnMessages {
+    const int before = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    const int file = open("/tmp", O_TMPFILE | O_RDWR | O_APPEND | O_CLOEXEC, 0600);
+
+    OwnMessages()
+    {
+        if (before < 0 || dup2(file, STDERR_FILENO) < 0)
+            std::abort();
+    }
+    std::string said() const
+    {
+        char text[4096];
+        const ssize_t length = pread(file, text, sizeof(text), 0);
+        return std::string(text, text + (length < 0 ? 0 : length));
+    }
+    bool pass_on() const
+    {
+        const std::string all = said();
+        return dup2(before, STDERR_FILENO) >= 0 &&
+               write(STDERR_FILENO, all.data(), all.size()) == static_cast<ssize_t>(all.size());
+    }
+};
+
+// Over shared memory, work may be done before either end sleeps, which is when it needs the socket.
+bool works_until_connected_anew()
+{
+    const OwnMessages own;
+    bool good = works(70000, 3);
+    while (good && own.said().find("the session continues over") == std::string::npos)
+        good = works(70000, 3);
+    return own.pass_on() && good;
+}
+
 } // namespace
 
 // A child, or a program, that closes the descriptors of its connections, too, and opens others,
@@ -239,7 +273,7 @@ bool own_descriptors()
                 _exit(2);
             closefrom(STDERR_FILENO + 1);
             const OwnDescriptors own;
-            const bool good = works(70000, 3);
+            const bool good = has_called ? works_until_connected_anew() : works(70000, 3);
             std::exit(own.opened && own.untouched() && good ? 0 : 1);
         }
         REQUIRE(waitpid(child, &status, 0) == child && WIFEXITED(status));
