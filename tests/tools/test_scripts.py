@@ -220,6 +220,7 @@ def no_turn_is_no_success(_):
     with tempfile.TemporaryDirectory() as folder:
         os.mkdir(f"{folder}/tests")
         shutil.copy(f"{root}/tests/run", f"{folder}/tests/run")
+        shutil.copytree(f"{root}/tests/parts", f"{folder}/tests/parts")
         for turn in ("exit 1", "echo", "echo 1/6 1/10"):
             with open(f"{folder}/tests/turn", "w", encoding="ascii") as file:
                 file.write(f"#!/bin/sh\n{turn}\n")
