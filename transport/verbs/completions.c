@@ -72,8 +72,12 @@ static int take_completion(struct verbs *v, const struct ibv_wc *wc)
     case VERBS_ID_RECEIVE:
         if (wc->status != IBV_WC_SUCCESS)
             return wc_failed(v, wc, "receiving a message");
-        return v->state.now == VERBS_ABORTED ? 0
-                                             : ibx_verbs_message_received(v, number, wc->byte_len);
+        /* A WRITE with immediate data completes a receive, too: nothing is in its buffer, and the
+         * length is that of the WRITE. */
+        return v->state.now == VERBS_ABORTED
+                   ? 0
+                   : ibx_verbs_message_received(v, number,
+                                                wc->opcode == IBV_WC_RECV ? wc->byte_len : 0);
     default: {
         struct ibx_chunk *chunk = (struct ibx_chunk *)(uintptr_t)wc->wr_id;
         const char *what = chunk->kind == IBX_RDMA_READ ? "an RDMA READ" : "an RDMA WRITE";
