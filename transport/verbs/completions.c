@@ -96,7 +96,8 @@ int ibx_verbs_completions_take(struct verbs *v, struct verbs_rail *rail, struct 
                            ibv_get_device_name(rail->context->device));
         for (int i = 0; i < n; i++)
             made += take_completion(v, &wc[i]);
-        if (n < VERBS_BATCH || batch == BATCHES_MAX)
+        rail->more = n == VERBS_BATCH;
+        if (!rail->more || batch == BATCHES_MAX)
             return made;
         n = ibv_poll_cq(rail->cq, VERBS_BATCH, wc);
     }

@@ -284,14 +284,20 @@ static void drain_channel(struct verbs *v, struct verbs_rail *rail)
 }
 
 /* An armed queue stays armed until its event is taken, so only a fresh arming has to poll once more
- * for completions before it. Every check here is a system call: the connection manager, whose
- * descriptor wakes the sleeper too, is checked only after a wake-up without completions. */
+ * for completions before it, which raise no event; or more often, if progress() does not take all
+ * at a time. Every check here is a system call: the connection manager, whose descriptor wakes the
+ * sleeper too, is checked only after a wake-up without completions. */
 static int verbs_arm(void *endpoint)
 {
     struct verbs *v = endpoint;
     int again = 0;
     for (unsigned i = 0; i < v->rail_count; i++) {
         struct verbs_rail *rail = &v->rails[i];
+        if (rail->more) {
+            rail->more = false;
+            again = 1;
+            continue;
+        }
         if (rail->event.now == VERBS_EVENT_FRESH)
             ibx_verbs_move(v, &rail->event, VERBS_EVENT_ARMED);
         else if (rail->event.now == VERBS_EVENT_ARMED)

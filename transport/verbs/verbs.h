@@ -69,6 +69,7 @@ struct verbs_rail {
     struct ibv_cq *cq;
     unsigned unacked;               /* completion events taken but not yet acknowledged */
     struct ibx_state_machine event; /* enum verbs_event */
+    bool more;                      /* the last poll may have left completions in the queue */
     bool watched;
 };
 
