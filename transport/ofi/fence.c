@@ -71,5 +71,5 @@ void ibx_ofi_fence(struct ofi_endpoint *e)
                      limit_ms);
     else
         ibx_ofi_fail(e, -ECONNRESET, "the peer closed the connection");
-    ibx_ofi_io_stop(e);
+    ibx_ofi_io_end(e);
 }

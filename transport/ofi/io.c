@@ -21,6 +21,7 @@
 #define LOST_RECEIVES_MAX    64u
 #define POLLS_PER_CLOCK      256u
 #define LAST_TRANSFERS_MS    1000u
+#define CLOSE_MS             100u /* for an endpoint that is busy */
 
 int ibx_ofi_errno(int code)
 {
@@ -292,7 +293,7 @@ static void finish(struct ofi_endpoint *e)
 {
     if (e->chunks_in_flight && ibx_now_ns() < e->abort_deadline)
         ibx_ofi_io_take(e);
-    else
+    if (!e->chunks_in_flight || ibx_now_ns() >= e->abort_deadline)
         ibx_ofi_io_stop(e);
     report(e);
 }
@@ -404,11 +405,8 @@ int ibx_ofi_io_close_lanes(struct ofi_endpoint *e)
     return rc;
 }
 
-/* Closes the endpoints: libfabric touches no memory of closed ones any more. */
 void ibx_ofi_io_stop(struct ofi_endpoint *e)
 {
-    if (!ibx_ofi_stopped(e))
-        ibx_ofi_move(e, &e->state, OFI_STOPPED);
     if (e->state.now == OFI_CLOSED)
         return;
     int rc = ibx_ofi_io_close_lanes(e);
@@ -426,11 +424,31 @@ void ibx_ofi_io_stop(struct ofi_endpoint *e)
     }
 }
 
+static void stop(struct ofi_endpoint *e)
+{
+    if (ibx_ofi_stopped(e))
+        return;
+    ibx_ofi_move(e, &e->state, OFI_STOPPED);
+    e->abort_deadline = ibx_deadline_in_ms(LAST_TRANSFERS_MS);
+}
+
+void ibx_ofi_io_end(struct ofi_endpoint *e)
+{
+    stop(e);
+    uint64_t now = ibx_now_ns();
+    const uint64_t last =
+        (now < e->abort_deadline ? e->abort_deadline : now) + CLOSE_MS * IBX_NS_PER_MS;
+    for (; e->state.now == OFI_STOPPED && now < last; now = ibx_now_ns()) {
+        if (!e->chunks_in_flight || now >= e->abort_deadline)
+            ibx_ofi_io_stop(e);
+        if (e->state.now == OFI_STOPPED && !ibx_ofi_io_take(e))
+            poll(NULL, 0, 1);
+    }
+}
+
 void ibx_ofi_io_abort(void *endpoint)
 {
     struct ofi_endpoint *e = endpoint;
-    if (!ibx_ofi_stopped(e))
-        ibx_ofi_move(e, &e->state, OFI_STOPPED);
-    e->abort_deadline = ibx_deadline_in_ms(LAST_TRANSFERS_MS);
+    stop(e);
     finish(e);
 }

@@ -224,6 +224,8 @@ void ibx_ofi_mr_deregister(void *endpoint, struct ibx_mr *mr)
     bool exposed = mr->access & (IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE);
     if (exposed && e->state.now == OFI_LIVE && software_moves(e))
         ibx_ofi_fence(e);
+    else if (exposed && e->state.now == OFI_STOPPED && software_moves(e))
+        ibx_ofi_io_end(e);
     if (mr->allocated)
         munmap(mr->span.address, mr->span.length);
     free(region);

@@ -565,6 +565,55 @@ static void test_endpoint_that_closes_at_the_end(void **state)
     assert_true(is_closed);
 }
 
+/* A connection that has been aborted goes on until its own transfers are over, and with it what the
+ * peer has begun. Nevertheless nothing arrives in memory after it was deregistered. */
+static void test_deregistration_after_the_end(void **state)
+{
+    (void)state;
+    enum { LENGTH = 16 << 20 };
+    struct pair *pair = pair_connect();
+    uint8_t *target = calloc(1, LENGTH), *source = malloc(LENGTH), *kept = malloc(LENGTH);
+    memset(source, 1, LENGTH);
+    struct ibx_mr *to = end_register(&pair->server, target, LENGTH, IBX_ACCESS_REMOTE_WRITE),
+                  *from = end_register(&pair->client, source, LENGTH, IBX_ACCESS_REMOTE_READ),
+                  *local = end_register(&pair->server, kept, LENGTH, IBX_ACCESS_LOCAL);
+    struct ibx_chunk written = {.kind = IBX_RDMA_WRITE,
+                                .lane = 1,
+                                .local = source,
+                                .mr = from,
+                                .remote_address = (uintptr_t)target,
+                                .remote_keys = to->keys,
+                                .length = LENGTH};
+    struct ibx_chunk read = {.kind = IBX_RDMA_READ,
+                             .lane = 1,
+                             .local = kept,
+                             .mr = local,
+                             .remote_address = (uintptr_t)source,
+                             .remote_keys = from->keys,
+                             .length = 1};
+    /* The WRITE is longer than the kernel's buffers, and the answer to the READ is behind it. */
+    assert_int_equal(ibx_provider_ofi.rdma(pair->client.endpoint, &written), 0);
+    AWAIT(pair, target[0]);
+    assert_int_equal(target[LENGTH - 1], 0);
+    assert_int_equal(ibx_provider_ofi.rdma(pair->server.endpoint, &read), 0);
+    ibx_provider_ofi.abort(pair->server.endpoint);
+    assert_int_equal(pair->server.ofi->state.now, OFI_STOPPED);
+    end_deregister(&pair->server, to);
+    memset(target, 2, LENGTH);
+    AWAIT(pair, pair->server.count);
+    for (int i = 0; i < 1000; i++)
+        turn(pair);
+    for (size_t i = 0; i < LENGTH; i++)
+        assert_int_equal(target[i], 2);
+    end_deregister(&pair->server, local);
+    ibx_provider_ofi.abort(pair->client.endpoint);
+    end_deregister(&pair->client, from);
+    pair_close(pair);
+    free(target);
+    free(source);
+    free(kept);
+}
+
 /* Before libfabric is loaded: a temporary lack of descriptors must not disable it for ever. */
 static void test_without_descriptors_for_a_while(void **state)
 {
@@ -604,6 +653,7 @@ int main(void)
         cmocka_unit_test(test_keys),
         cmocka_unit_test(test_endpoint_that_closes_later),
         cmocka_unit_test(test_endpoint_that_closes_at_the_end),
+        cmocka_unit_test(test_deregistration_after_the_end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
