@@ -178,7 +178,7 @@ static void post_recv(struct ofi_endpoint *e, struct ofi_request *r)
 
 void ibx_ofi_msg_repost(struct ofi_endpoint *e, struct ofi_request *r)
 {
-    if (ibx_ofi_move(e, &r->state, OFI_RECV_IDLE))
+    if (ibx_ofi_move(e, &r->state, OFI_RECV_IDLE) && !ibx_ofi_stopped(e))
         post_recv(e, r);
 }
 

@@ -288,7 +288,7 @@ void ibx_ofi_msg_fini(struct ofi_endpoint *e);
 void ibx_ofi_msg_post(struct ofi_endpoint *e);
 int ibx_ofi_msg_hello(struct ofi_endpoint *e, unsigned lane);
 void ibx_ofi_on_message(struct ofi_endpoint *e, struct ofi_request *r, size_t length);
-/* A receive failed: posts it again. */
+/* A receive failed: posts it again, unless the connection is ending. */
 void ibx_ofi_msg_repost(struct ofi_endpoint *e, struct ofi_request *r);
 void ibx_ofi_on_truncated(struct ofi_endpoint *e, struct ofi_request *r);
 /* A FENCE, or the answer to one: 0 or -EAGAIN, or another negative errno after ibx_ofi_fail(). */

@@ -535,6 +535,29 @@ static void test_endpoint_that_closes_later(void **state)
     pair_close(pair);
 }
 
+/* An endpoint that is closed already may report its receives as cancelled, while another one is not
+ * yet closed. They are not posted again. */
+static void test_receives_of_a_closed_endpoint(void **state)
+{
+    (void)state;
+    struct pair *pair = pair_connect();
+    struct ofi_endpoint *server = pair->server.ofi;
+    struct fid *second = &server->lanes[1].ep->fid;
+    struct ofi_request *receive = server->recvs;
+    usual = second->ops;
+    struct fi_ops busy = *usual;
+    busy.close = close_later;
+    second->ops = &busy;
+    ibx_provider_ofi.abort(server);
+    assert_int_equal(server->state.now, OFI_STOPPED);
+    assert_null(server->lanes[0].ep);
+    assert_int_equal(receive->lane, 0);
+    assert_int_equal(receive->state.now, OFI_RECV_POSTED);
+    ibx_ofi_msg_repost(server, receive);
+    assert_int_equal(receive->state.now, OFI_RECV_IDLE);
+    pair_close(pair);
+}
+
 static unsigned busy_times;
 static bool is_closed;
 
@@ -652,6 +675,7 @@ int main(void)
         cmocka_unit_test(test_too_many_fences),
         cmocka_unit_test(test_keys),
         cmocka_unit_test(test_endpoint_that_closes_later),
+        cmocka_unit_test(test_receives_of_a_closed_endpoint),
         cmocka_unit_test(test_endpoint_that_closes_at_the_end),
         cmocka_unit_test(test_deregistration_after_the_end),
     };
