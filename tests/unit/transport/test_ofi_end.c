@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* The end of a connection over libfabric, and what it leaves untouched. */
+#include "tests/fixtures/ofi_pair.h"
+
+#include <errno.h>
+
+static struct fi_ops *usual;
+
+static int close_later(struct fid *fid)
+{
+    fid->ops = usual;
+    return -FI_EBUSY;
+}
+
+/* On fabrics such as Slingshot a region belongs to an endpoint and is closed before it. It must
+ * be closed only once, even if the endpoint cannot be closed at the first attempt. */
+static void test_endpoint_that_closes_later(void **state)
+{
+    (void)state;
+    static char memory[4096];
+    struct pair *pair = pair_connect();
+    struct ofi_endpoint *server = pair->server.ofi;
+    struct fid *first = &server->lanes[0].ep->fid;
+    struct ibx_mr *mr = end_register(&pair->server, memory, sizeof(memory), IBX_ACCESS_REMOTE_READ);
+    server->choice.info->domain_attr->mr_mode |= FI_MR_ENDPOINT;
+    usual = first->ops;
+    struct fi_ops busy = *usual;
+    busy.close = close_later;
+    first->ops = &busy;
+    ibx_provider_ofi.abort(server);
+    assert_ptr_equal(first->ops, usual);
+    AWAIT(pair, server->state.now == OFI_CLOSED);
+    end_deregister(&pair->server, mr);
+    pair_close(pair);
+}
+
+/* An endpoint that is closed already may report its receives as cancelled, while another one is not
+ * yet closed. They are not posted again. */
+static void test_receives_of_a_closed_endpoint(void **state)
+{
+    (void)state;
+    struct pair *pair = pair_connect();
+    struct ofi_endpoint *server = pair->server.ofi;
+    struct fid *second = &server->lanes[1].ep->fid;
+    struct ofi_request *receive = server->recvs;
+    usual = second->ops;
+    struct fi_ops busy = *usual;
+    busy.close = close_later;
+    second->ops = &busy;
+    ibx_provider_ofi.abort(server);
+    assert_int_equal(server->state.now, OFI_STOPPED);
+    assert_null(server->lanes[0].ep);
+    assert_int_equal(receive->lane, 0);
+    assert_int_equal(receive->state.now, OFI_RECV_POSTED);
+    ibx_ofi_msg_repost(server, receive);
+    assert_int_equal(receive->state.now, OFI_RECV_IDLE);
+    pair_close(pair);
+}
+
+static unsigned busy_times;
+static bool is_closed;
+
+static int close_in_the_end(struct fid *fid)
+{
+    if (busy_times) {
+        busy_times--;
+        return -FI_EBUSY;
+    }
+    is_closed = true;
+    fid->ops = usual;
+    return usual->close(fid);
+}
+
+/* Until the endpoint is closed libfabric may use its memory. */
+static void test_endpoint_that_closes_at_the_end(void **state)
+{
+    (void)state;
+    struct pair *pair = pair_connect();
+    struct fid *first = &pair->server.ofi->lanes[0].ep->fid;
+    usual = first->ops;
+    struct fi_ops busy = *usual;
+    busy.close = close_in_the_end;
+    first->ops = &busy;
+    busy_times = 5;
+    is_closed = false;
+    pair_close(pair);
+    assert_true(is_closed);
+}
+
+/* A connection that has been aborted goes on until its own transfers are over, and with it what the
+ * peer has begun. Nevertheless nothing arrives in memory after it was deregistered. */
+static void test_deregistration_after_the_end(void **state)
+{
+    (void)state;
+    enum { LENGTH = 16 << 20 };
+    struct pair *pair = pair_connect();
+    uint8_t *target = calloc(1, LENGTH), *source = malloc(LENGTH), *kept = malloc(LENGTH);
+    memset(source, 1, LENGTH);
+    struct ibx_mr *to = end_register(&pair->server, target, LENGTH, IBX_ACCESS_REMOTE_WRITE),
+                  *from = end_register(&pair->client, source, LENGTH, IBX_ACCESS_REMOTE_READ),
+                  *local = end_register(&pair->server, kept, LENGTH, IBX_ACCESS_LOCAL);
+    struct ibx_chunk written = {.kind = IBX_RDMA_WRITE,
+                                .lane = 1,
+                                .local = source,
+                                .mr = from,
+                                .remote_address = (uintptr_t)target,
+                                .remote_keys = to->keys,
+                                .length = LENGTH};
+    struct ibx_chunk read = {.kind = IBX_RDMA_READ,
+                             .lane = 1,
+                             .local = kept,
+                             .mr = local,
+                             .remote_address = (uintptr_t)source,
+                             .remote_keys = from->keys,
+                             .length = 1};
+    /* The WRITE is longer than the kernel's buffers, and the answer to the READ is behind it. */
+    assert_int_equal(ibx_provider_ofi.rdma(pair->client.endpoint, &written), 0);
+    AWAIT(pair, target[0]);
+    assert_int_equal(target[LENGTH - 1], 0);
+    assert_int_equal(ibx_provider_ofi.rdma(pair->server.endpoint, &read), 0);
+    ibx_provider_ofi.abort(pair->server.endpoint);
+    assert_int_equal(pair->server.ofi->state.now, OFI_STOPPED);
+    end_deregister(&pair->server, to);
+    memset(target, 2, LENGTH);
+    AWAIT(pair, pair->server.count);
+    for (int i = 0; i < 1000; i++)
+        turn(pair);
+    for (size_t i = 0; i < LENGTH; i++)
+        assert_int_equal(target[i], 2);
+    end_deregister(&pair->server, local);
+    ibx_provider_ofi.abort(pair->client.endpoint);
+    end_deregister(&pair->client, from);
+    pair_close(pair);
+    free(target);
+    free(source);
+    free(kept);
+}
+
+int main(void)
+{
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_endpoint_that_closes_later),
+        cmocka_unit_test(test_receives_of_a_closed_endpoint),
+        cmocka_unit_test(test_endpoint_that_closes_at_the_end),
+        cmocka_unit_test(test_deregistration_after_the_end),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
