@@ -3,6 +3,8 @@
 #include "tests/fixtures/ofi_pair.h"
 
 #include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
 
 static struct fi_ops *usual;
 
@@ -136,6 +138,43 @@ static void test_deregistration_after_the_end(void **state)
     free(kept);
 }
 
+static atomic_bool fenced;
+
+static void *turn_until_fenced(void *end)
+{
+    while (!fenced)
+        end_turn(end);
+    return NULL;
+}
+
+/* Credit that comes during a deregistration, which takes completions, too, keeps a sender that had
+ * none from sleeping. */
+static void test_credit_that_comes_during_a_deregistration(void **state)
+{
+    (void)state;
+    static char memory[4096];
+    struct pair *pair = pair_connect();
+    struct ibx_mr *mr = end_register(&pair->client, memory, sizeof(memory), IBX_ACCESS_REMOTE_READ);
+    pthread_t thread;
+    for (unsigned i = 0; i < 16; i++)
+        send_text(pair, &pair->client, "mine");
+    AWAIT(pair, pair->server.count == 16);
+    for (int i = 0; i < 100; i++)
+        turn(pair);
+    assert_int_equal(end_send(&pair->client, "more", 4, 0), -EAGAIN);
+    for (unsigned i = 0; i < 16; i++)
+        ibx_provider_ofi.release(pair->server.endpoint, pair->server.notes[i].token);
+    fenced = false;
+    assert_int_equal(pthread_create(&thread, NULL, turn_until_fenced, &pair->server), 0);
+    end_deregister(&pair->client, mr);
+    fenced = true;
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_int_equal(pair->client.ofi->credits, 16);
+    assert_int_equal(end_turn(&pair->client), 0);
+    assert_int_equal(ibx_provider_ofi.arm(pair->client.endpoint), 1);
+    pair_close(pair);
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
@@ -143,6 +182,7 @@ int main(void)
         cmocka_unit_test(test_receives_of_a_closed_endpoint),
         cmocka_unit_test(test_endpoint_that_closes_at_the_end),
         cmocka_unit_test(test_deregistration_after_the_end),
+        cmocka_unit_test(test_credit_that_comes_during_a_deregistration),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
