@@ -57,6 +57,7 @@ void ibx_staging_restart_at(struct ibx_staging *st, uint64_t at)
 void ibx_staging_set_copy(struct ibx_staging *st, const struct ibx_gpu_copy *copy)
 {
     st->copy = *copy;
+    st->gone = false;
     st->company = ibx_turn_company(st->turn);
     st->total = ibx_gpu_copy_bytes(copy);
     st->step = step_of(st, copy, st->total);
@@ -182,6 +183,7 @@ void ibx_staging_forget(struct ibx_staging *st, const void *context)
         return;
     dma_ended(st);
     forget_events(st, true);
+    st->gone = true;
 }
 
 void ibx_staging_destroy(struct ibx_staging *st)
@@ -471,7 +473,7 @@ int ibx_staging_to_device(struct ibx_staging *st, const struct ibx_staging_wire 
                 return stop_all(st, wire, rc);
             open = !rc;
         }
-        rc = open ? submit_slots(st, &given) : 0;
+        rc = st->gone ? IBX_STAGING_GONE : open ? submit_slots(st, &given) : 0;
         if (!rc)
             rc = reclaim_slots(st, !st->moving && given < st->total && open);
         if (rc)
@@ -594,7 +596,7 @@ int ibx_staging_deliver(struct ibx_staging *st, const struct ibx_staging_wire *w
         return ibx_staging_stop_gpu(st, -ERANGE);
     st->delivered += n;
     for (uint64_t moved = 0; moved < n || st->moving;) {
-        int rc = fetch_first(st, st->count);
+        int rc = st->gone ? IBX_STAGING_GONE : fetch_first(st, st->count);
         if (!rc)
             rc = refetch(st);
         if (rc)

@@ -70,7 +70,8 @@ struct ibx_staging;
 int ibx_staging_create(const struct ibx_cuda *cuda, struct ibx_staging **staging);
 /* Accepts NULL. Waits for DMA in flight and gives the chunks back; no move may be in flight. */
 void ibx_staging_destroy(struct ibx_staging *staging);
-/* A context was reset or destroyed, with its events; NULL: any may have been. */
+/* A context was reset or destroyed, with its events; NULL: any may have been. A copy under way in
+ * it ends with a CUresult. */
 void ibx_staging_forget(struct ibx_staging *staging, const void *context);
 /* Destroys the events. To be called before a reset of their context, not during a copy. */
 void ibx_staging_drop_events(struct ibx_staging *staging);

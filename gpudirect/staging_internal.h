@@ -7,7 +7,8 @@
 #include "gpudirect/staging.h"
 #include "gpudirect/completion_word.h"
 
-#define IBX_STAGING_AT_ONCE 2u /* pieces of a straight copy given to the GPU at a time */
+#define IBX_STAGING_AT_ONCE 2u  /* pieces of a straight copy given to the GPU at a time */
+#define IBX_STAGING_GONE    709 /* CUresult: the context is destroyed */
 
 /*
  * A slot holds one chunk of the current copy.
@@ -47,6 +48,7 @@ struct ibx_staging {
     struct ibx_staging_slot slots[IBX_STAGING_DEPTH];
 
     struct ibx_gpu_copy copy;
+    bool gone;             /* its context, since the copy began: chunks were not filled or read */
     uint64_t total, begun; /* bytes of the copy; of these, how many have been given a slot */
     size_t step;           /* bytes of one slot */
     enum ibx_turn_company company;

@@ -9,8 +9,6 @@
 
 #include <errno.h>
 
-#define CONTEXT_IS_DESTROYED 709 /* CUresult */
-
 #define WORD_MOST   (4u << 20) /* bytes: a longer copy gains nothing by a word */
 #define LEFT_PIECE  (1u << 20) /* bytes of a piece of a copy that is not waited for */
 #define PATIENCE_NS 1000000u   /* wait for it at most so long: its stream may wait for the client */
@@ -176,7 +174,7 @@ int ibx_staging_end_straight(struct ibx_staging *st, struct ibx_staging_begun *b
 {
     if (begun->generation != st->generation) {
         begun->event = NULL;
-        return CONTEXT_IS_DESTROYED;
+        return IBX_STAGING_GONE;
     }
     const int rc = st->cuda->event_synchronize(begun->event);
     st->open--;
@@ -187,6 +185,8 @@ int ibx_staging_deliver_straight(struct ibx_staging *st, void *to, uint64_t n)
 {
     if (n > st->total - st->delivered)
         return ibx_staging_stop_gpu(st, -ERANGE);
+    if (st->gone)
+        return ibx_staging_stop_gpu(st, IBX_STAGING_GONE);
     ibx_staging_reset_slots(st);
     int rc = n ? straight(st, to, st->delivered, (size_t)n, false) : 0;
     if (rc)

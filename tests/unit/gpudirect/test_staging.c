@@ -579,6 +579,26 @@ static void test_context_reset(void **state)
     assert_device(scene.wire.bytes, LARGE);
 }
 
+/* Chunks that the GPU was to fill never were: none of the copy is delivered as if it had been. */
+static void test_context_reset_during_a_copy(void **state)
+{
+    (void)state;
+    for (size_t n = 4 * IBX_PINNED_CHUNK; n <= LARGE; n += LARGE - n ? LARGE - n : 1) {
+        begin(LARGE);
+        struct ibx_staging_wire ops = ops_of(&scene.wire, false);
+        struct ibx_gpu_copy copy = plain(&scene, n);
+        scene.wire.to_peer = true;
+        assert_true(ibx_staging_begin(scene.staging, n));
+        assert_int_equal(ibx_staging_from_device(scene.staging, &copy, true), 0);
+        app->primary_reset(0);
+        ibx_staging_forget(scene.staging, NULL);
+        assert_int_equal(app->mem_alloc(&scene.device, LARGE), 0);
+        assert_int_equal(ibx_pinned_open(cuda, 1, NULL), 0);
+        assert_int_equal(ibx_staging_deliver(scene.staging, &ops, n), 709);
+        ibx_staging_end(scene.staging);
+    }
+}
+
 /* A client that alternates between devices leaves no events behind. */
 static void test_devices_in_turn(void **state)
 {
@@ -663,6 +683,7 @@ int main(void)
         TEST(test_quota),
         TEST(test_many_clients),
         TEST(test_context_reset),
+        TEST(test_context_reset_during_a_copy),
         TEST(test_event_refused),
         TEST(test_pinned_memory_outside_the_pool),
         TEST(test_spread),
