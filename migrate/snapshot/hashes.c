@@ -257,7 +257,7 @@ int ibx_snapshot_table_read(const struct ibx_snapshot_manifest *m,
 
 void ibx_snapshot_map_finish(const struct ibx_snapshot_manifest *m, struct ibx_page_map *map)
 {
-    const uint64_t end = ibx_snapshot_hashed_pages(m);
+    const uint64_t end = m->hashed ? ibx_snapshot_hashed_pages(m) : 0;
     for (uint64_t page = 0; page < end;) {
         page = ibx_guest_bits_next(map->bits, page, end, true);
         if (page < end)

@@ -214,7 +214,7 @@ int ibx_snapshot_index_digest(const struct ibx_snapshot_manifest *manifest,
                               const struct ibx_snapshot_index *index,
                               uint8_t digest[IBX_SNAPSHOT_DIGEST], struct ibx_error *err);
 /* Adds to a map the pages of the table that are not zero, which follow from the pages with a hash.
- */
+ * A snapshot without hashes has none. */
 void ibx_snapshot_map_finish(const struct ibx_snapshot_manifest *manifest,
                              struct ibx_page_map *map);
 /* Computes the digest of a folder's files. */

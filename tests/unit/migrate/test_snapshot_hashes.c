@@ -133,6 +133,29 @@ static void test_hash_depends_on_place_and_snapshot(NO_STATE)
     ibx_snapshot_table_fini(&other);
 }
 
+/* A snapshot without hashes has no table, and so no pages of one. */
+static void test_no_table(NO_STATE)
+{
+    static const uint64_t size = 256ull << 20;
+    struct ibx_page_map all;
+    uint8_t digest[IBX_SNAPSHOT_DIGEST];
+    folder.manifest.hashed = false;
+    ibx_snapshot_index_fini(&list);
+    ibx_page_map_fini(&map);
+    assert_int_equal(ibx_snapshot_table_read(&folder.manifest, &table, NULL, &map, &list, &error),
+                     0);
+    assert_int_equal(map.pages, PAGES + 1);
+    assert_int_equal(map.data_pages, 3);
+    /* The pages of such a table would be far behind the map of this memory. */
+    assert_int_equal(ftruncate(folder.fds[0], (off_t)size), 0);
+    assert_int_equal(pwrite(folder.fds[0], "x", 1, (off_t)size - 1), 1);
+    folder.manifest.ram[0].size = folder.sizes[0] = size;
+    assert_int_equal(ibx_snapshot_map_init(&folder.manifest, &all, &error), 0);
+    ibx_page_map_set(&all, size / PAGE - 1, 1);
+    assert_int_equal(ibx_snapshot_digest(&folder, &all, digest, &error), 0);
+    ibx_page_map_fini(&all);
+}
+
 static int checked(struct ibx_snapshot_checker *checker, uint64_t page, uint32_t pages,
                    const uint8_t *bytes)
 {
@@ -349,6 +372,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_golden, begin, end),
         cmocka_unit_test_setup_teardown(test_hash_depends_on_place_and_snapshot, begin, end),
+        cmocka_unit_test_setup_teardown(test_no_table, begin, end),
         cmocka_unit_test_setup_teardown(test_pages_that_arrive, begin, end),
         cmocka_unit_test_setup_teardown(test_map_must_match_the_hashes, begin, end),
         cmocka_unit_test_setup_teardown(test_all_pages_are_zero, begin_empty, end),
