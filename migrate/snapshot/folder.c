@@ -384,9 +384,11 @@ static int block_pages(int fd, uint64_t first, uint64_t size, struct ibx_page_ma
         to = lseek(fd, from, SEEK_HOLE);
         if (to < 0)
             return -errno;
+        const uint64_t end = (uint64_t)to < size ? (uint64_t)to : size; /* the file may grow */
         const uint64_t low = (uint64_t)from / IBX_SNAPSHOT_PAGE;
-        const uint64_t high = ((uint64_t)to + IBX_SNAPSHOT_PAGE - 1) / IBX_SNAPSHOT_PAGE;
-        ibx_page_map_set(map, first + low, high - low);
+        const uint64_t high = (end + IBX_SNAPSHOT_PAGE - 1) / IBX_SNAPSHOT_PAGE;
+        if (low < high)
+            ibx_page_map_set(map, first + low, high - low);
         from = to;
     }
     return from < 0 && errno != ENXIO ? -errno : 0;

@@ -64,6 +64,23 @@ static bool has(const char *folder, const char *file)
     return !access(name, F_OK);
 }
 
+/* Somebody appends to a file that was opened: what is behind its end then is no page of a block. */
+static void test_file_that_grows(NO_STATE)
+{
+    static const uint8_t more[64 * IBX_SNAPSHOT_PAGE] = {1};
+    struct ibx_snapshot_folder folder;
+    struct ibx_page_map map;
+    snapshot_make();
+    assert_int_equal(ibx_snapshot_folder_open(path, true, &folder, &error), 0);
+    assert_int_equal(pwrite(folder.fds[0], more, sizeof(more), 6 * IBX_SNAPSHOT_PAGE),
+                     sizeof(more));
+    assert_int_equal(ibx_snapshot_folder_map(&folder, &map, &error), 0);
+    assert_true(ibx_page_map_data(&map, 6) && ibx_page_map_data(&map, 7));
+    assert_true(map.data_pages <= map.pages);
+    ibx_page_map_fini(&map);
+    ibx_snapshot_folder_close(&folder);
+}
+
 static void test_link_to_a_folder_is_refused(NO_STATE)
 {
     struct ibx_snapshot_folder folder = {.count = 0};
@@ -249,6 +266,7 @@ static void test_one_process_fills_it(NO_STATE)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_file_that_grows, begin, end),
         cmocka_unit_test_setup_teardown(test_link_to_a_folder_is_refused, begin, end),
         cmocka_unit_test_setup_teardown(test_missing_folder, begin, end),
         cmocka_unit_test_setup_teardown(test_link_in_its_place_gets_nothing, begin, end),
