@@ -59,7 +59,7 @@ static bool move(struct ibx_fault *e, enum ibx_fault_state to)
 {
     if (!ibx_state_allows(&table, ibx_fault_state(e), to))
         return false;
-    atomic_store_explicit(&e->state, to, memory_order_release);
+    atomic_store(&e->state, to); /* before begin_serving() looks at the pages again */
     if (to == IBX_FAULT_COMPLETE || to == IBX_FAULT_STOPPED)
         signal_fd(e->event_fd);
     for (unsigned i = 0; to == IBX_FAULT_DRAINING && i < e->worker_count; i++)
@@ -106,7 +106,7 @@ static bool everything_present(const struct ibx_fault *e)
 
 void ibx_fault_check_complete(struct ibx_fault *e)
 {
-    if (ibx_fault_state(e) != IBX_FAULT_SERVING || !everything_present(e))
+    if (atomic_load(&e->state) != IBX_FAULT_SERVING || !everything_present(e))
         return;
     pthread_mutex_lock(&e->lock);
     if (ibx_fault_state(e) == IBX_FAULT_SERVING) /* serve and resume complete HELD and STOPPED */
@@ -114,12 +114,22 @@ void ibx_fault_check_complete(struct ibx_fault *e)
     pthread_mutex_unlock(&e->lock);
 }
 
+/* The caller holds the lock. False: the engine may not serve now. Whoever brings the last page may
+ * have found the state of before in ibx_fault_check_complete(), so this looks once more. */
+static bool begin_serving(struct ibx_fault *e)
+{
+    if (!move(e, everything_present(e) ? IBX_FAULT_COMPLETE : IBX_FAULT_SERVING))
+        return false;
+    if (ibx_fault_state(e) == IBX_FAULT_SERVING && everything_present(e))
+        move(e, IBX_FAULT_COMPLETE);
+    return true;
+}
+
 int ibx_fault_serve(struct ibx_fault *engine)
 {
     pthread_mutex_lock(&engine->lock);
     int rc = -EBUSY;
-    if (ibx_fault_state(engine) == IBX_FAULT_HELD &&
-        move(engine, everything_present(engine) ? IBX_FAULT_COMPLETE : IBX_FAULT_SERVING))
+    if (ibx_fault_state(engine) == IBX_FAULT_HELD && begin_serving(engine))
         rc = 0;
     pthread_mutex_unlock(&engine->lock);
     return rc;
@@ -128,7 +138,7 @@ int ibx_fault_serve(struct ibx_fault *engine)
 void ibx_fault_serve_again(struct ibx_fault *e)
 {
     count(&e->changes, 1); /* so that the workers scan the list again */
-    move(e, everything_present(e) ? IBX_FAULT_COMPLETE : IBX_FAULT_SERVING);
+    begin_serving(e);
 }
 
 int ibx_fault_reason(struct ibx_fault *engine, struct ibx_error *err)
