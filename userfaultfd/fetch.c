@@ -295,8 +295,9 @@ static void cap_spend(struct ibx_fault *e, uint64_t bytes, uint64_t now)
 static bool flight_open(const struct fault_worker *w, uint64_t now, uint32_t *bytes)
 {
     const uint64_t room = ibx_fault_flight_room(w, now), part = room / FLIGHT_PARTS;
+    const uint32_t least = *bytes < LEAST_PART ? *bytes : LEAST_PART;
     if (*bytes > part)
-        *bytes = part > LEAST_PART ? (uint32_t)part : LEAST_PART;
+        *bytes = part > least ? (uint32_t)part : least;
     const bool open = !w->flying || w->flying + *bytes <= room;
     if (!open)
         atomic_store_explicit(&w->engine->flight.held, true, memory_order_relaxed);

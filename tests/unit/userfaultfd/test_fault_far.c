@@ -272,6 +272,23 @@ static void test_limit_of_bytes_in_flight(void **state)
     assert_int_equal(ibx_fault_flight_room(&w, now), UINT64_MAX);
 }
 
+/* Over a wire that brings little, requests are shortened, never lengthened: their buffers are as
+ * long as the longest one. */
+static void test_short_requests_stay_short(void **state)
+{
+    (void)state;
+    rig.config.wire = rig.config.no_background = true;
+    rig.config.chunk_min = rig.config.chunk_max = 4 * PAGE;
+    rig_start();
+    ibx_fault_note_round_trip(rig.engine, IBX_NS_PER_MS, ibx_now_ns());
+    rig.engine->flight.rate = 1 << 20;
+    rig.engine->flight.steady = 4;
+    assert_int_equal(ibx_fault_serve(rig.engine), 0);
+    ibx_fault_set_background(rig.engine, true);
+    everything_is_right();
+    assert_int_equal(longest_of(rig.readers[1], 0, PAGES), 4);
+}
+
 #define ENGINE_TEST(name) cmocka_unit_test_setup_teardown(name, rig_make_pair, rig_end)
 
 int main(void)
@@ -287,6 +304,7 @@ int main(void)
          &rig},
         ENGINE_TEST(test_loop_ends_with_its_range),
         cmocka_unit_test(test_limit_of_bytes_in_flight),
+        ENGINE_TEST(test_short_requests_stay_short),
     };
     int skipped = rig_skipped(IBX_FAULT_EVENT_REMOVE);
     return skipped ? skipped : cmocka_run_group_tests(tests, NULL, NULL);
