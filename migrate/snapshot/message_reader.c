@@ -17,16 +17,20 @@
 #define ASKS_BULK      (IBX_SNAPSHOT_ASKS / 2) /* how many requests that are not urgent may use */
 #define EVENTS_AT_ONCE 16
 
+/* A request, or if that is longer than an ASK may be, as one for a huge page is, a part of it: the
+ * parts have the same cookie. */
 struct ask {
-    uint64_t cookie;
+    uint64_t cookie, at;
     uint8_t *to; /* NULL: it is free */
     uint32_t length, got;
+    uint32_t whole; /* bytes of the request */
+    bool waits;     /* for credit, to be sent */
 };
 
 struct ibx_snapshot_asker {
     struct ibx_conn *conn;
     struct ask asks[IBX_SNAPSHOT_ASKS];
-    unsigned open;
+    unsigned open, waiting; /* `waiting`: of the open ones, those that are not sent yet */
     int error;
     char reason[IBX_ERROR_MAX]; /* why this side ended it; "": see the connection's own reason */
 };
@@ -66,28 +70,71 @@ static void give_up(struct ibx_snapshot_asker *asker, int code, const char *why)
 
 /* ------------------------------------------------------------ asking, and what comes */
 
+static int send_ask(struct ibx_snapshot_asker *asker, const struct ask *a)
+{
+    uint8_t bytes[64];
+    const struct ibx_snapshot_any message = {.type = IBX_SNAPSHOT_ASK,
+                                             .number = (uint32_t)(a - asker->asks),
+                                             .at = a->at,
+                                             .length = a->length};
+    const ssize_t n = ibx_snapshot_encode(&message, bytes, sizeof(bytes));
+    const struct iovec iov = {bytes, (size_t)n};
+    return n < 0 ? (int)n : ibx_send(asker->conn, &iov, 1, 0, 0);
+}
+
+/* Sends what waits, as far as there is credit. An error is that of the connection, which poll is
+ * about to report. */
+static void send_waiting(struct ibx_snapshot_asker *asker)
+{
+    for (unsigned i = 0; asker->waiting && i < IBX_SNAPSHOT_ASKS; i++) {
+        struct ask *a = &asker->asks[i];
+        if (!a->to || !a->waits)
+            continue;
+        if (send_ask(asker, a))
+            return;
+        a->waits = false;
+        asker->waiting--;
+    }
+}
+
+/* The first part is sent now, or nothing is asked for; the others wait if there is no credit, and
+ * come before a further request. */
 static int ask(struct ibx_snapshot_asker *asker, uint64_t offset, uint32_t length, void *to,
                uint64_t cookie, unsigned most)
 {
-    unsigned i = 0;
-    uint8_t bytes[64];
-    if (asker->open >= most)
+    const unsigned parts = (length + IBX_SNAPSHOT_ASK_MAX - 1) / IBX_SNAPSHOT_ASK_MAX;
+    if (parts > most)
+        return -E2BIG;
+    send_waiting(asker);
+    if (asker->waiting || asker->open > most - parts)
         return -EAGAIN;
-    while (asker->asks[i].to)
-        i++;
-    const struct ibx_snapshot_any message = {
-        .type = IBX_SNAPSHOT_ASK, .number = i, .at = offset, .length = length};
-    const ssize_t n = ibx_snapshot_encode(&message, bytes, sizeof(bytes));
-    const struct iovec iov = {bytes, (size_t)n};
-    const int rc = n < 0 ? (int)n : ibx_send(asker->conn, &iov, 1, 0, 0);
-    if (rc)
-        return rc;
-    asker->asks[i] = (struct ask){.cookie = cookie, .to = to, .length = length};
-    asker->open++;
+    for (uint32_t at = 0, n; at < length; at += n) {
+        struct ask *a = asker->asks;
+        while (a->to)
+            a++;
+        n = length - at < IBX_SNAPSHOT_ASK_MAX ? length - at : IBX_SNAPSHOT_ASK_MAX;
+        *a = (struct ask){.cookie = cookie, .at = offset + at, .length = n, .whole = length};
+        a->waits = at > 0;
+        const int rc = at ? 0 : send_ask(asker, a);
+        if (rc)
+            return rc;
+        a->to = (uint8_t *)to + at;
+        asker->open++;
+        asker->waiting += at > 0;
+    }
+    send_waiting(asker);
     return 0;
 }
 
-/* Takes a message. 1: all of an ASK has come, and `arrival` is set. */
+static bool is_open(const struct ibx_snapshot_asker *asker, uint64_t cookie)
+{
+    for (unsigned i = 0; i < IBX_SNAPSHOT_ASKS; i++)
+        if (asker->asks[i].to && asker->asks[i].cookie == cookie)
+            return true;
+    return false;
+}
+
+/* Takes a message. 1: all of a request has come, and `arrival` is set. */
 static int take(struct ibx_snapshot_asker *asker, const struct ibx_event *event,
                 struct ibx_fault_arrival *arrival)
 {
@@ -98,8 +145,8 @@ static int take(struct ibx_snapshot_asker *asker, const struct ibx_event *event,
         return 0;
     }
     struct ask *a = message.number < IBX_SNAPSHOT_ASKS ? &asker->asks[message.number] : NULL;
-    if (message.type != IBX_SNAPSHOT_PAGES || !a || !a->to || message.offset != a->got ||
-        message.bytes.length > a->length - a->got) {
+    if (message.type != IBX_SNAPSHOT_PAGES || !a || !a->to || a->waits ||
+        message.offset != a->got || message.bytes.length > a->length - a->got) {
         give_up(asker, -EPROTO, "it sent what nobody has asked for");
         return 0;
     }
@@ -107,9 +154,11 @@ static int take(struct ibx_snapshot_asker *asker, const struct ibx_event *event,
     a->got += (uint32_t)message.bytes.length;
     if (a->got < a->length)
         return 0;
-    *arrival = (struct ibx_fault_arrival){.cookie = a->cookie, .length = a->length};
     a->to = NULL;
     asker->open--;
+    if (is_open(asker, a->cookie))
+        return 0;
+    *arrival = (struct ibx_fault_arrival){.cookie = a->cookie, .length = a->whole};
     return 1;
 }
 
@@ -131,6 +180,7 @@ static int poll_arrivals(void *context, struct ibx_fault_arrival *arrivals, int 
             arrived += take(asker, &events[i], &arrivals[arrived]);
         ibx_message_release(asker->conn, &events[i]);
     }
+    send_waiting(asker);
     return arrived ? arrived : asker->error;
 }
 
