@@ -20,10 +20,9 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-#define STREAM_MS   60000 /* for QEMU to write its state */
-#define STREAM_PART 65536
-#define ENDING_MS   1000 /* in which a QEMU that has closed its monitor ends */
-#define LOOK_MS     5
+#define STREAM_MS 60000 /* for QEMU to write its state */
+#define ENDING_MS 1000  /* in which a QEMU that has closed its monitor ends */
+#define LOOK_MS   5
 
 struct freezing {
     struct ibx_state_machine phase; /* enum ibx_freeze_phase */
@@ -33,8 +32,7 @@ struct freezing {
     struct ibx_settings settings;
     struct ibx_vm_undo undo;
     struct ibx_watchdog watchdog;
-    uint8_t *state;
-    size_t state_bytes, state_room;
+    struct ibx_freeze_state state;
     uint64_t stop_ns;
     uint64_t started; /* QEMU, as ibx_process_started() */
     bool runs;        /* the VM runs, by QEMU's last event */
@@ -106,24 +104,6 @@ static int check(struct freezing *f, enum ibx_freeze_after after, struct ibx_err
 
 /* ------------------------------------------------------------ device state */
 
-static int keep(struct freezing *f, const uint8_t *bytes, size_t n, struct ibx_error *err)
-{
-    if (n > IBX_SNAPSHOT_STATE_MAX - f->state_bytes)
-        return ibx_error_set(err, -EFBIG, "the device state is longer than %llu bytes",
-                             IBX_SNAPSHOT_STATE_MAX);
-    if (f->state_bytes + n > f->state_room) {
-        const size_t room = 2 * (f->state_bytes + n);
-        uint8_t *more = realloc(f->state, room);
-        if (!more)
-            return ibx_error_set(err, -ENOMEM, "no memory for %zu bytes of device state", room);
-        f->state = more;
-        f->state_room = room;
-    }
-    memcpy(f->state + f->state_bytes, bytes, n);
-    f->state_bytes += n;
-    return 0;
-}
-
 /* Handles the events that QEMU has sent until now. With `begins`: of the migrations that began
  * until QEMU accepted this tool's command, the last one is this tool's. The watchdog is told at
  * once if the guest sleeps, because QEMU would end if it continued the VM. */
@@ -157,32 +137,15 @@ static int hear(struct freezing *f, struct ibx_error *err)
     return rc ? rc : note_events(f, false, err);
 }
 
-static int read_stream(struct freezing *f, int fd, struct ibx_error *err)
+static int hear_meanwhile(void *context, struct ibx_error *err)
 {
-    const uint64_t deadline = ibx_deadline_in_ms(STREAM_MS);
-    uint8_t bytes[STREAM_PART];
-    for (;;) {
-        const ssize_t n = read(fd, bytes, sizeof(bytes));
-        struct pollfd wait[] = {{.fd = fd, .events = POLLIN},
-                                {.fd = ibx_qmp_fd(f->qmp), .events = POLLIN}};
-        int rc = hear(f, err);
-        if (!n)
-            return rc;
-        if (!rc && n > 0)
-            rc = keep(f, bytes, (size_t)n, err);
-        if (rc)
-            return rc;
-        if (n < 0 && errno != EAGAIN && errno != EINTR)
-            return ibx_error_set(err, -errno, "QEMU's device state cannot be read: %s",
-                                 strerror(errno));
-        if (n < 0 && ibx_now_ns() >= deadline)
-            return ibx_error_set(err, -ETIMEDOUT,
-                                 "QEMU did not write its state within %u s: see whether it is "
-                                 "stopped, or waits for a disk of the VM",
-                                 STREAM_MS / 1000);
-        if (n < 0)
-            poll(wait, 2, ibx_ms_until(deadline));
-    }
+    return hear(context, err);
+}
+
+static int read_state(struct freezing *f, struct ibx_error *err)
+{
+    const struct ibx_freeze_source source = {f->ours, ibx_qmp_fd(f->qmp), hear_meanwhile, f};
+    return ibx_freeze_state_read(&f->state, &source, STREAM_MS, err);
 }
 
 /* Sets when the VM stopped: now, if QEMU sent no STOP because the VM was paused before. */
@@ -274,7 +237,7 @@ static int save_state(struct freezing *f, struct ibx_error *err)
     if (!rc)
         rc = note_begun(f, err);
     if (!rc)
-        rc = read_stream(f, f->ours, err);
+        rc = read_state(f, err);
     if (!rc)
         rc = await_end(f, err);
     ibx_migration_stop_at("freeze", "stopped");
@@ -287,7 +250,7 @@ static int save_state(struct freezing *f, struct ibx_error *err)
     rc = ibx_watchdog_marked(&f->watchdog, err);
     if (!rc)
         rc = note_stop(f, err);
-    if (!rc && !f->state_bytes)
+    if (!rc && !f->state.length)
         rc = ibx_error_set(err, -EIO, "QEMU wrote no state");
     return rc;
 }
@@ -297,14 +260,14 @@ static int save_state(struct freezing *f, struct ibx_error *err)
 static int fill_folder(struct freezing *f, struct ibx_error *err)
 {
     struct ibx_snapshot_manifest *m = &f->folder.manifest;
-    m->state_bytes = f->state_bytes;
+    m->state_bytes = f->state.length;
     int rc = ibx_snapshot_folder_files(&f->folder, IBX_SNAPSHOT_FILES_MAKE, err);
     if (rc)
         return rc;
     for (unsigned i = 0; !rc && i < m->ram_count; i++)
         rc = ibx_snapshot_copy_block(&f->ram, &f->ram.blocks[i], f->folder.fds[i], err);
     if (!rc)
-        rc = ibx_snapshot_put(f->folder.fds[m->ram_count], f->state, f->state_bytes, 0,
+        rc = ibx_snapshot_put(f->folder.fds[m->ram_count], f->state.bytes, f->state.length, 0,
                               "the device state", err);
     return rc ? ibx_error_prefix(err, rc, "%s", f->folder.path) : 0;
 }
@@ -334,7 +297,7 @@ static int seal(struct freezing *f, struct ibx_freeze_result *result, struct ibx
     rc = hash_all(f, &map, err);
     result->ram_bytes = f->ram.bytes;
     result->data_bytes = map.data_pages * IBX_SNAPSHOT_PAGE;
-    result->state_bytes = f->state_bytes;
+    result->state_bytes = f->state.length;
     ibx_page_map_fini(&map);
     if (!rc) /* a snapshot that its manifest calls complete survives a loss of power */
         rc = ibx_snapshot_folder_sync(&f->folder, err);
@@ -647,7 +610,7 @@ int ibx_snapshot_freeze(const char *qmp, const char *path, enum ibx_freeze_after
     ibx_snapshot_folder_close(&f->folder);
     ibx_guest_ram_fini(&f->ram);
     ibx_qmp_close(f->qmp);
-    free(f->state);
+    free(f->state.bytes);
     free(f);
     return rc;
 }

@@ -11,6 +11,7 @@
  *   memory_file.c  the memory file of a Firecracker snapshot, without the rest
  *   freeze.c    makes a snapshot of a VM
  *   freeze_phase.c  ... whether the VM stands still meanwhile
+ *   freeze_state.c  ... reads its device state
  *   copy_ram.c  ... copies guest RAM into a file
  *   messages.c  the messages of a snapshot's connections
  *   clone.c     makes a QEMU that waits for a VM a child of a snapshot
@@ -314,6 +315,24 @@ enum ibx_freeze_phase {
 void ibx_freeze_phase_begin(struct ibx_state_machine *phase);
 /* Handles an event. `begins`: QEMU may have sent it before it received this tool's command. */
 void ibx_freeze_phase_note(struct ibx_state_machine *phase, json_t *event, bool begins);
+
+/* ------------------------------------------------------------ freeze_state.c */
+
+/* The device state that QEMU has written so far. */
+struct ibx_freeze_state {
+    uint8_t *bytes; /* to be freed by free() */
+    size_t length, room;
+};
+struct ibx_freeze_source {
+    int fd;        /* does not block */
+    int events_fd; /* readable when there is something to hear */
+    /* Called after each read; an error ends the reading. */
+    int (*hear)(void *context, struct ibx_error *err);
+    void *context;
+};
+/* Reads until the end of the stream. -ETIMEDOUT: it has not come in that time; -EFBIG. */
+int ibx_freeze_state_read(struct ibx_freeze_state *state, const struct ibx_freeze_source *source,
+                          unsigned timeout_ms, struct ibx_error *err);
 
 /* ------------------------------------------------------------ freeze.c */
 
