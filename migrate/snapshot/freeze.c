@@ -469,8 +469,8 @@ static void add_sleep(struct freezing *f, struct ibx_error *err)
 }
 
 /* After a failure: restores the VM; if this tool cannot, its watchdog tries. A VM that another
- * client has taken is left alone. */
-static void undo(struct freezing *f, struct ibx_error *err)
+ * client has taken, or that has gone on already (`went_on`), is left alone. */
+static void undo(struct freezing *f, bool went_on, struct ibx_error *err)
 {
     struct ibx_error why = {0}, first = err ? *err : why;
     if (f->phase.now == FREEZE_STOPPED) { /* events may show that the VM was taken meanwhile */
@@ -481,7 +481,7 @@ static void undo(struct freezing *f, struct ibx_error *err)
     f->undo.was_running = f->folder.manifest.ran && !f->sleeps && !taken;
     if (taken)
         ibx_watchdog_runs(&f->watchdog, false, NULL);
-    f->undo.touched = f->undo.touched || f->stop_ns;
+    f->undo.touched = f->undo.touched || (f->stop_ns && !went_on);
     if ((f->undo.touched || f->undo.before) &&
         ibx_vm_stay(f->qmp, &f->undo, ibx_deadline_in_ms(MIGRATION_QMP_MS), &why)) {
         if (qemu_has_ended(f)) {
@@ -561,11 +561,12 @@ static int make(struct freezing *f, const char *qmp, const char *path, enum ibx_
     ibx_migration_stop_at("freeze", "copied");
     if (!rc)
         rc = go_on(f, after, result, err);
+    ibx_migration_stop_at("freeze", "continued");
     if (!rc)
         rc = seal(f, result, err);
     ibx_migration_stop_at("freeze", "sealed");
     if (rc)
-        undo(f, err);
+        undo(f, result->runs, err);
     return rc;
 }
 

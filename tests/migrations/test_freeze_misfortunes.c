@@ -244,6 +244,29 @@ static void test_paused_before_its_stop(void)
     mover_end_all(NULL);
 }
 
+/* Somebody pauses the VM when it goes on already, and then the snapshot cannot be finished: it
+ * stays paused. */
+static void test_paused_before_its_manifest(void)
+{
+    struct mover tool;
+    struct stat st;
+    char in_the_way[200];
+    freezes(&tool, "freeze:continued", "--resume");
+    assert_true(vm_runs(&vms[0]) && mover_resumed(&vms[0]));
+    vm_do(&vms[0], "stop", NULL);
+    snprintf(in_the_way, sizeof(in_the_way), "%s/manifest.json.new", snapshot);
+    assert_int_equal(mkdir(in_the_way, 0700), 0);
+    mover_kill(&tool, SIGCONT);
+    mover_ends(&tool, 1);
+    mover_must_print(&tool, "manifest.json cannot be written");
+    assert_false(vm_runs(&vms[0]));
+    assert_false(mover_resumed(&vms[0]));
+    assert_int_equal(rmdir(in_the_way), 0);
+    assert_int_equal(stat(snapshot, &st), 0);
+    assert_int_equal(rmdir(snapshot), 0);
+    mover_end_all(NULL);
+}
+
 /* `device`: NULL, or one that it has besides. */
 static void begin_one_that_can_sleep(const char *device)
 {
@@ -442,6 +465,7 @@ int main(void)
         VM_TEST(test_qemu_is_a_zombie),
         VM_TEST(test_files_may_not_be_so_large),
         VM_TEST(test_paused_before_its_stop),
+        VM_TEST(test_paused_before_its_manifest),
         VM_TEST(test_asleep_before_its_stop),
         VM_TEST(test_asleep_and_killed),
         VM_TEST(test_asleep_and_killed_unread),
