@@ -98,7 +98,8 @@ int ibx_firecracker_record_left(int fd, const char *path, uint64_t *pages, struc
 void ibx_firecracker_stored(struct kept *kept);
 void ibx_firecracker_store(const struct kept *kept);
 void ibx_firecracker_forget(void);
-/* Tells systemd (Type=notify) that Firecracker may connect. */
+/* Tells systemd (Type=notify) that Firecracker may connect, or that the one whose descriptors it
+ * has kept is served. */
 void ibx_firecracker_ready(void);
 
 /* ------------------------------------------------------------ handler.c */

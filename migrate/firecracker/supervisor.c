@@ -422,6 +422,8 @@ int ibx_firecracker_run(const struct ibx_firecracker_config *config, struct ibx_
     rc = rc ? rc : handler_start(&s);
     if (rc)
         finish(&s, rc);
+    else if (kept_any(&s.kept)) /* a server may be away for longer than systemd waits for a start */
+        ibx_firecracker_ready();
     while (s.state.now != ENDED)
         turn(&s);
     const bool served = kept_any(&s.kept);
