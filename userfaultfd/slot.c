@@ -46,6 +46,8 @@ void ibx_fault_slot_release(struct fault_worker *w, struct slot *slot)
     ibx_fault_pages_done(e, IBX_FAULT_BY_REMOVE, gone);
     if (back || gone)
         ibx_fault_changed(e);
+    if (gone) /* it may have been the last page */
+        ibx_fault_check_complete(e);
     if (slot - w->slots >= (ptrdiff_t)SINGLE_SLOTS)
         w->bulk--;
     ibx_state_move(&slot->state, SLOT_FREE);

@@ -80,6 +80,24 @@ static void test_discard_awaited(void **state)
     look_sees_zero(&look);
 }
 
+/* The last page is discarded in flight, and then its request comes back without it. */
+static void test_discard_of_what_does_not_come(void **state)
+{
+    (void)state;
+    rig.readers[0]->hold = true;
+    rig.readers[0]->again_every = 1;
+    rig_start();
+    assert_int_equal(ibx_fault_mark_zero(rig.engine, 0, 40), 0);
+    assert_int_equal(ibx_fault_mark_zero(rig.engine, 41, PAGES - 41), 0);
+    assert_int_equal(ibx_fault_serve(rig.engine), 0);
+    assert_true(reader_asked(rig.readers[0], 1));
+    discard(40, 1);
+    ibx_fault_note_events(rig.engine);
+    rig.readers[0]->hold = false;
+    assert_int_equal(engine_settled(), IBX_FAULT_COMPLETE);
+    assert_true(page_is_zero(40));
+}
+
 /* Every other page is discarded while two workers fetch all of them. Once madvise() has returned
  * a page is zero, even if its data was just being placed. */
 static void discard_some(uint32_t seed)
@@ -254,6 +272,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_discard, make, rig_end),
         cmocka_unit_test_setup_teardown(test_discard_awaited, make, rig_end),
+        cmocka_unit_test_setup_teardown(test_discard_of_what_does_not_come, make, rig_end),
         cmocka_unit_test_setup_teardown(test_discard_race, make, rig_end),
         cmocka_unit_test_setup_teardown(test_unmap, make, rig_end),
         cmocka_unit_test_setup_teardown(test_move, make, rig_end),
