@@ -286,8 +286,8 @@ bool ibx_handle_enter(struct handle *made)
     return true;
 }
 
-/* Enters or frees `made`. `listed`: it may be known already, and keeps its number. False: no
- * memory. */
+/* Enters or frees `made`. `listed`: it may be known already, and keeps its number and, in the same
+ * graph, all else. False: no memory. */
 static bool add(struct handle *made, bool listed)
 {
     pthread_mutex_lock(&ibx_handles_lock);
@@ -298,8 +298,8 @@ static bool add(struct handle *made, bool listed)
     if (is_new) {
         link_all(made);
         ibx_handle_count_as(made, made->tenant);
-    } else if (at) { /* a device's pool, or an object whose end was not seen */
-        renew(*at, made);
+    } else if (at && !(listed && (*at)->of == made->of)) {
+        renew(*at, made); /* a device's pool, or an object whose end was not seen */
     }
     pthread_mutex_unlock(&ibx_handles_lock);
     if (!is_new)

@@ -96,6 +96,27 @@ static void test_nodes_have_a_limit(void **state)
     atomic_store(&ext_quota(&alice, IBX_HOLD_GRAPHS)->most, most);
 }
 
+/* A node with a graph in it gives back all that it counts as, though it was listed meanwhile. */
+static void test_listed_nodes_count_as_before(void **state)
+{
+    (void)state;
+    uint64_t inner, outer, node;
+    assert_int_equal(ext_graph_create(&alice, &inner), 0);
+    assert_int_equal(ext_graph_create(&alice, &outer), 0);
+    for (unsigned i = 0; i < 10; i++)
+        assert_int_equal(add_to_graph(&alice, IBX_EXT_NODE_EMPTY, inner, 0, &node), 0);
+    const uint64_t before = ext_used(&alice, IBX_HOLD_GRAPHS);
+    for (unsigned i = 0; i < 3; i++) {
+        assert_int_equal(add_to_graph(&alice, IBX_EXT_NODE_CHILD, outer, inner, &node), 0);
+        assert_true(ext_nodes_count(&alice, outer) == 1);
+        assert_int_equal(ext_call_one(&alice, IBX_EXT_NODE_DESTROY, node, NULL), 0);
+        assert_int_equal(ext_used(&alice, IBX_HOLD_GRAPHS), before);
+        assert_int_equal(ibx_handles_size(&alice.x, IBX_HANDLE_GRAPH, outer).nodes, 1);
+    }
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_DESTROY, outer, NULL), 0);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_GRAPH_DESTROY, inner, NULL), 0);
+}
+
 /* Code that walks through graphs, CUDA's or the back end's, recurses as deep as they are nested. */
 static void test_depth_of_graphs(void **state)
 {
@@ -449,6 +470,7 @@ int main(void)
         cmocka_unit_test(test_graphs_in_graphs),
         cmocka_unit_test(test_allocations_have_an_owner),
         cmocka_unit_test(test_nodes_have_a_limit),
+        cmocka_unit_test(test_listed_nodes_count_as_before),
         cmocka_unit_test(test_depth_of_graphs),
         cmocka_unit_test(test_conditions_in_conditions),
         cmocka_unit_test(test_executables_of_each_gpu),
