@@ -19,6 +19,7 @@ void ibx_room_tell(const struct gpu_session *x, enum ibx_hold hold)
 {
     static const char *const things[IBX_HOLDS] = {
         [IBX_HOLD_REQUESTS] = "memory for requests",
+        [IBX_HOLD_EVENTS] = "events",
         [IBX_HOLD_GRAPHS] = "graphs and nodes",
         [IBX_HOLD_EXECS] = "nodes of graphs that can be launched on a GPU",
         [IBX_HOLD_TEXTURES] = "textures and surfaces",

@@ -395,7 +395,7 @@ static const char *log_of(void (*act)(void))
     return text;
 }
 
-static void meet_two_limits(void)
+static void meet_limits(void)
 {
     uint8_t bytes[64];
     uint64_t graph, pool;
@@ -406,6 +406,7 @@ static void meet_two_limits(void)
     for (unsigned i = 0; i < 2; i++) {
         assert_int_equal(ext_graph_create(&bob, &graph), CUDA_MEMORY_ALLOCATION);
         assert_int_equal(ext_run(&bob, &w, &pool), CUDA_MEMORY_ALLOCATION);
+        assert_false(ibx_room_take(&bob.x, IBX_HOLD_EVENTS, 1)); /* as for events of others */
     }
 }
 
@@ -424,10 +425,13 @@ static void test_limits_are_logged(void **state)
 {
     (void)state;
     const uint64_t graphs = ext_allow_more(&bob, IBX_HOLD_GRAPHS, 0),
-                   pools = ext_allow_more(&bob, IBX_HOLD_POOLS, 0);
-    const char *text = log_of(meet_two_limits);
+                   pools = ext_allow_more(&bob, IBX_HOLD_POOLS, 0),
+                   events = ext_allow_more(&bob, IBX_HOLD_EVENTS, 0);
+    const char *text = log_of(meet_limits);
     atomic_store(&ext_quota(&bob, IBX_HOLD_GRAPHS)->most, graphs);
     atomic_store(&ext_quota(&bob, IBX_HOLD_POOLS)->most, pools);
+    atomic_store(&ext_quota(&bob, IBX_HOLD_EVENTS)->most, events);
+    assert_int_equal(count_in(text, "no more events"), 1);
     assert_int_equal(count_in(text, "no more graphs and nodes"), 1);
     assert_int_equal(count_in(text, "no more pools"), 1);
 }
