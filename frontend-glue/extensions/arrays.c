@@ -178,18 +178,20 @@ static int rows_from_array(struct extension_request *e)
     return copy(to, pitch, array, x, y, width, height, ON_DEVICE);
 }
 
-/* Bytes of a row; with an array, the width counts in its elements. */
-static bool row_of(const struct ibx_cuda_memcpy3d *p, size_t *row)
+/* What the copy counts in. */
+static bool unit_of(const struct ibx_cuda_memcpy3d *p, struct ibx_array_unit *unit)
 {
     int (*get)(struct ibx_cuda_channel * channel, const void *array) = NULL;
     const void *array = p->from_array ? p->from_array : p->to_array;
     struct ibx_cuda_channel c = {0};
-    *row = p->extent.width;
+    *unit = (struct ibx_array_unit){1, 1};
     if (!array)
         return true;
     *(void **)&get = ibx_back_end_runtime("cudaGetChannelDesc");
-    return get && !get(&c, array) &&
-           !__builtin_mul_overflow(*row, (size_t)(c.x + c.y + c.z + c.w) / 8, row);
+    if (!get || get(&c, array))
+        return false;
+    *unit = ibx_array_unit_of(&c);
+    return unit->bytes;
 }
 
 /* Checks from the memory's first byte, also before the first row, to the last row that is
@@ -208,6 +210,19 @@ bool ibx_extension_holds(const struct extension_request *e, const struct ibx_cud
     return span_of(memory->pitch, row, rows, &n) && mine(e, memory->at, n);
 }
 
+/* The same for a copy that counts in units. */
+static bool holds_units(const struct extension_request *e, const struct ibx_cuda_pitched *memory,
+                        const struct ibx_cuda_extent *at, const struct ibx_cuda_extent *extent,
+                        const struct ibx_array_unit *unit)
+{
+    struct ibx_cuda_extent begin = *at, rows = *extent;
+    size_t row;
+    rows.height = ibx_array_units(unit, extent->height);
+    return !__builtin_mul_overflow(at->width, unit->bytes, &begin.width) &&
+           !__builtin_mul_overflow(ibx_array_units(unit, extent->width), unit->bytes, &row) &&
+           ibx_extension_holds(e, memory, &begin, &rows, row);
+}
+
 /* Whether a side of a copy is either an array or memory. */
 static bool is_side(const struct extension_request *e, const void *array,
                     const struct ibx_cuda_pitched *memory)
@@ -218,15 +233,15 @@ static bool is_side(const struct extension_request *e, const void *array,
 bool ibx_extension_is_copy(const struct extension_request *e, const struct ibx_cuda_memcpy3d *p)
 {
     const struct ibx_cuda_extent *n = &p->extent;
-    size_t row;
+    struct ibx_array_unit unit;
     if (p->kind != ON_DEVICE || !is_side(e, p->from_array, &p->from) ||
         !is_side(e, p->to_array, &p->to))
         return false;
     if (!e->x->isolation.on && (!n->width || !n->height || !n->depth))
         return true; /* nothing is copied */
-    return row_of(p, &row) &&
-           (p->from_array || ibx_extension_holds(e, &p->from, &p->from_at, n, row)) &&
-           (p->to_array || ibx_extension_holds(e, &p->to, &p->to_at, n, row));
+    return unit_of(p, &unit) &&
+           (p->from_array || holds_units(e, &p->from, &p->from_at, n, &unit)) &&
+           (p->to_array || holds_units(e, &p->to, &p->to_at, n, &unit));
 }
 
 static int copy_planes(struct extension_request *e)

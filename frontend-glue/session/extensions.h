@@ -326,6 +326,40 @@ void ibx_layout_get(struct ibx_reader *r, const char *layout, void *structure);
 /* For an unknown kind, put() writes only the kind, and get() fails the reader. */
 void ibx_resource_put(struct ibx_writer *w, const struct ibx_cuda_resource *resource);
 void ibx_resource_get(struct ibx_reader *r, struct ibx_cuda_resource *resource);
+/* What a copy counts in that an array takes part in: elements of so many bytes, also in columns of
+ * memory. In compressed formats an element is a block of `texels` by `texels`; there the position
+ * in an array and the extent of the copy are in texels. */
+struct ibx_array_unit {
+    size_t bytes, texels;
+};
+
+/* bytes 0: CUDA has no such format. */
+static inline struct ibx_array_unit ibx_array_unit_of(const struct ibx_cuda_channel *channel)
+{
+    /* cudaChannelFormatKind*BlockCompressed*; 1 and 4 have half as many bytes as the others. */
+    enum { BLOCKS_FIRST = 17, BLOCKS_1 = 18, BLOCKS_4 = 23, BLOCKS_5 = 25, BLOCKS_LAST = 30 };
+    const int bits[] = {channel->x, channel->y, channel->z, channel->w}, kind = channel->kind;
+    struct ibx_array_unit unit = {0, 1}, none = unit;
+    if (kind >= BLOCKS_FIRST && kind <= BLOCKS_LAST) {
+        unit.bytes = kind <= BLOCKS_1 || (kind >= BLOCKS_4 && kind < BLOCKS_5) ? 8 : 16;
+        unit.texels = 4;
+        return unit;
+    }
+    for (unsigned i = 0; i < 4; i++) {
+        if (bits[i] < 0 || bits[i] > 32)
+            return none;
+        unit.bytes += (size_t)bits[i];
+    }
+    unit.bytes /= 8;
+    return unit;
+}
+
+/* How many units there are in a row, or a column, of so many texels. */
+static inline size_t ibx_array_units(const struct ibx_array_unit *unit, size_t texels)
+{
+    return texels / unit->texels + (texels % unit->texels != 0);
+}
+
 /* Bytes that a row of a texture of IBX_RESOURCE_PITCH_2D may reach: those of its elements, or a
  * whole pitch if it is not sure how CUDA takes the channels. SIZE_MAX: more than any number. */
 size_t ibx_texture_row(const struct ibx_cuda_channel *channel, size_t width, size_t pitch);

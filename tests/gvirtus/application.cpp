@@ -350,6 +350,7 @@ int main(int argc, char **argv)
         {"mipmaps", mipmaps},
         {"planes", planes_of_arrays},
         {"planes-of-memory", planes_of_memory},
+        {"planes-of-blocks", planes_of_blocks},
         {"array-to-array", array_to_array},
         {"textures", textures},
         {"descriptions", descriptions},

@@ -100,6 +100,7 @@ long peak();
 bool sizes_and_offsets();
 bool default_kind();
 bool rows();
+bool planes_of_blocks();
 bool no_copy();
 bool remapped();
 bool errors();

@@ -3,6 +3,8 @@
 // Copies of pageable memory: of all sizes, by pointers that say what they are, and by rows.
 #include "tests/gvirtus/application.h"
 
+#include "frontend-glue/session/extensions.h"
+
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -305,4 +307,37 @@ bool refused()
     }
     REQUIRE(stub_copies() == 0);
     return HOLDS(round_trip(device, memory.data(), memory.size(), 1));
+}
+
+// A compressed format has blocks of 4 by 4 texels. Rows and columns of memory are those of blocks.
+bool planes_of_blocks()
+{
+    constexpr std::size_t width = 16, height = 8, block = 16, row = width / 4 * block, rows = 2;
+    constexpr std::size_t pitch = row + block;
+    const ibx_cuda_channel channel = {8, 8, 8, 8, 29}; // BC7
+    void *array = nullptr;
+    std::vector<char> there(pitch * rows), back(pitch * height, 'x');
+    random_fill(there.data(), there.size(), 5);
+    REQUIRE(preloaded<int(void **, const ibx_cuda_channel *, ibx_cuda_extent, unsigned)>(
+                "cudaMalloc3DArray")(&array, &channel, {width, height, 0}, 0) == 0);
+    const auto planes = preloaded<int(const ibx_cuda_memcpy3d *)>("cudaMemcpy3D");
+    ibx_cuda_memcpy3d p = {}, q = {};
+    p.from = {there.data(), pitch, row, rows};
+    p.from_at = {1, 0, 0};
+    p.to_array = array;
+    p.extent = {width, height, 1};
+    p.kind = H2D;
+    REQUIRE(planes(&p) == 0);
+    q.from_array = array;
+    q.from_at = {4, 4, 0};
+    q.to = {back.data(), pitch, row, rows};
+    q.extent = {width - 4, height - 4, 1};
+    q.kind = D2H;
+    REQUIRE(planes(&q) == 0);
+    const std::size_t n = row - block;
+    REQUIRE(!std::memcmp(back.data(), &there[pitch + 2 * block], n));
+    REQUIRE(std::all_of(back.begin() + n, back.end(), [](char c) { return c == 'x'; }));
+    p.from_at = {2, 0, 0}; // beyond the pitch
+    REQUIRE(fails(planes(&p), 1));
+    return HOLDS(preloaded<int(void *)>("cudaFreeArray")(array) == 0);
 }

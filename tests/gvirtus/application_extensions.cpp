@@ -209,7 +209,7 @@ bool planes_of_arrays()
     REQUIRE(malloc_array(&array, {row / 4, height, depth}) == 0);
     Planes p = {};
     p.from = {there.data(), 64, row, 8};
-    p.from_at = {4, 1, 0};
+    p.from_at = {1, 1, 0}; // in elements of the array
     p.to_array = array;
     p.extent = {row / 4, height, depth};
     p.kind = H2D;

@@ -486,6 +486,7 @@ void check_what_it_does_not()
                              "mipmaps",
                              "planes",
                              "planes-of-memory",
+                             "planes-of-blocks",
                              "array-to-array",
                              "textures",
                              "descriptions",

@@ -14,8 +14,6 @@
 
 #include <stdlib.h>
 
-#define CHANNEL_MAX 32 /* bits */
-
 /* ----------------------------------------------------------------- how large elements are */
 
 /* An array that this process has made. How much of the application's memory is copied depends on
@@ -24,19 +22,6 @@ struct shape {
     struct thing thing;
     struct ibx_frontend_array is;
 };
-
-/* Bytes of an element; 0: CUDA has no such channel format. */
-static size_t element_of(const struct ibx_cuda_channel *c)
-{
-    const int channels[] = {c->x, c->y, c->z, c->w};
-    size_t bits = 0;
-    for (unsigned i = 0; i < 4; i++) {
-        if (channels[i] < 0 || channels[i] > CHANNEL_MAX)
-            return 0;
-        bits += (size_t)channels[i];
-    }
-    return bits / 8;
-}
 
 void ibx_frontend_array_gone(const void *array)
 {
@@ -66,13 +51,22 @@ static bool shape_of(const void *array, struct ibx_frontend_array *shape)
     return found;
 }
 
-size_t ibx_frontend_array_element(const void *array, bool *known)
+/* The units in which copies of an array count. *known: as for ibx_frontend_array_element(). False:
+ * they are unknown. */
+static bool unit_of(const void *array, struct ibx_array_unit *unit, bool *known)
 {
     struct ibx_frontend_array shape;
     *known = shape_of(array, &shape);
     if (!*known && cudaGetChannelDesc(&shape.channel, array))
-        return 0;
-    return element_of(&shape.channel);
+        return false;
+    *unit = ibx_array_unit_of(&shape.channel);
+    return unit->bytes;
+}
+
+size_t ibx_frontend_array_element(const void *array, bool *known)
+{
+    struct ibx_array_unit unit;
+    return unit_of(array, &unit, known) && unit.texels == 1 ? unit.bytes : 0;
 }
 
 /* --------------------------------------------------------------------------------- arrays */
@@ -314,17 +308,26 @@ int cudaMemcpy2DFromArray(void *to, size_t pitch, const void *array, size_t x, s
 
 /* ------------------------------------------------------------------------ copies of planes */
 
-/* Bytes of a row. Those of an array's element are not taken from the back end if they are known
- * here. 0: the size of its elements is unknown. *known: as for ibx_frontend_array_element(). */
-static size_t row_of(const struct ibx_cuda_memcpy3d *p, bool *known)
+/* The same copy with its memory's columns and its width in bytes, and its height in rows of memory.
+ * An array's units are not taken from the back end if they are known here. The width is 0 if the
+ * units are unknown. *known: as for ibx_frontend_array_element(). */
+static struct ibx_cuda_memcpy3d in_bytes(const struct ibx_cuda_memcpy3d *p, bool *known)
 {
     const void *array = p->to_array ? p->to_array : p->from_array;
-    size_t n;
+    struct ibx_cuda_memcpy3d b = *p;
+    struct ibx_array_unit unit;
     *known = !array;
-    return __builtin_mul_overflow(p->extent.width,
-                                  array ? ibx_frontend_array_element(array, known) : 1, &n)
-               ? 0
-               : n;
+    if (!array)
+        return b;
+    if (!unit_of(array, &unit, known) ||
+        __builtin_mul_overflow(p->from_at.width, unit.bytes, &b.from_at.width) ||
+        __builtin_mul_overflow(p->to_at.width, unit.bytes, &b.to_at.width) ||
+        __builtin_mul_overflow(ibx_array_units(&unit, p->extent.width), unit.bytes,
+                               &b.extent.width))
+        b.extent.width = 0;
+    else
+        b.extent.height = ibx_array_units(&unit, p->extent.height);
+    return b;
 }
 
 static char *row_at(const struct ibx_cuda_pitched *memory, const struct ibx_cuda_extent *at,
@@ -334,9 +337,11 @@ static char *row_at(const struct ibx_cuda_pitched *memory, const struct ibx_cuda
            (at->height + y) * memory->pitch + at->width;
 }
 
-/* Copies plane after plane between host memory and `packed`, device memory in rows without gaps. */
-static int move_planes(const struct ibx_cuda_memcpy3d *p, void *packed, size_t row, bool to_device)
+/* Copies plane after plane between host memory and `packed`, device memory in rows without gaps.
+ * `p`: in bytes. */
+static int move_planes(const struct ibx_cuda_memcpy3d *p, void *packed, bool to_device)
 {
+    const size_t row = p->extent.width;
     int rc = CUDA_SUCCESS;
     for (size_t z = 0; z < p->extent.depth && !rc; z++) {
         void *plane = (void *)((uintptr_t)packed + z * row * p->extent.height);
@@ -379,25 +384,28 @@ static int planes_on_host(const struct ibx_cuda_memcpy3d *p)
     return CUDA_SUCCESS;
 }
 
-static int planes_by_bounce(const struct ibx_cuda_memcpy3d *wish, size_t row, bool from_host)
+/* `bytes`: the copy in bytes. */
+static int planes_by_bounce(const struct ibx_cuda_memcpy3d *wish,
+                            const struct ibx_cuda_memcpy3d *bytes, bool from_host)
 {
+    const size_t row = bytes->extent.width, rows = bytes->extent.height;
     struct ibx_cuda_memcpy3d p = *wish;
     struct bounce b;
     size_t n = 0;
-    if (!row || !bytes_of(row, p.extent.height, &n) || !bytes_of(n, p.extent.depth, &n))
+    if (!row || !bytes_of(row, rows, &n) || !bytes_of(n, p.extent.depth, &n))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     int rc = bounce_begin(&b, n);
-    const struct ibx_cuda_pitched packed = {b.memory, row, row, p.extent.height};
+    const struct ibx_cuda_pitched packed = {b.memory, row, row, rows};
     if (from_host) {
         p.from = packed;
         p.from_at = (struct ibx_cuda_extent){0};
-        rc = rc ? rc : move_planes(wish, b.memory, row, true);
+        rc = rc ? rc : move_planes(bytes, b.memory, true);
         rc = rc ? rc : planes_on_device(&p);
     } else {
         p.to = packed;
         p.to_at = (struct ibx_cuda_extent){0};
         rc = rc ? rc : planes_on_device(&p);
-        rc = rc ? rc : move_planes(wish, b.memory, row, false);
+        rc = rc ? rc : move_planes(bytes, b.memory, false);
     }
     return bounce_end(&b, rc);
 }
@@ -407,11 +415,12 @@ static bool is_copy(const struct ibx_cuda_memcpy3d *p)
     return p && !p->from_array != !p->from.at && !p->to_array != !p->to.at;
 }
 
-/* Checks that rows of `row` bytes are within the pitch. For a single row CUDA needs no pitch; but
- * for an array that is not `known` the pitch is all that limits `row` here. */
+/* Checks that rows are within the pitch; `p`: in bytes. For a single row CUDA needs no pitch; but
+ * for an array that is not `known` the pitch is all that limits the row here. */
 static int within(const struct ibx_cuda_pitched *memory, const struct ibx_cuda_extent *at,
-                  const struct ibx_cuda_memcpy3d *p, size_t row, bool known)
+                  const struct ibx_cuda_memcpy3d *p, bool known)
 {
+    const size_t row = p->extent.width;
     const bool one = p->extent.height == 1 && p->extent.depth == 1;
     if (!memory->at || (one && !memory->pitch && known))
         return CUDA_SUCCESS;
@@ -448,16 +457,16 @@ int cudaMemcpy3D(const struct ibx_cuda_memcpy3d *p)
     if (goes_backwards(p))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     bool known = true;
-    const size_t row = p->from.at || p->to.at ? row_of(p, &known) : 0;
-    int rc = within(&p->from, &p->from_at, p, row, known);
-    if (rc || (rc = within(&p->to, &p->to_at, p, row, known)))
+    const struct ibx_cuda_memcpy3d bytes = p->from.at || p->to.at ? in_bytes(p, &known) : *p;
+    int rc = within(&bytes.from, &bytes.from_at, &bytes, known);
+    if (rc || (rc = within(&bytes.to, &bytes.to_at, &bytes, known)))
         return ibx_frontend_fail(rc);
     struct ibx_cuda_memcpy3d is = *p;
     if (!ibx_frontend_copy_of_host(&is))
         return planes_on_device(p);
     return is.kind == CUDA_MEMCPY_ON_HOST
                ? planes_on_host(p)
-               : planes_by_bounce(p, row, is.kind == CUDA_MEMCPY_TO_DEVICE);
+               : planes_by_bounce(p, &bytes, is.kind == CUDA_MEMCPY_TO_DEVICE);
 }
 
 /* The call's columns and width are in bytes, those of cudaMemcpy3D in elements. */

@@ -26,10 +26,9 @@ static struct array *array_of(void *handle)
     return array;
 }
 
-static size_t element(const struct array *a)
+static struct ibx_array_unit unit_of(const struct array *a)
 {
-    const struct ibx_cuda_channel *c = &a->channel;
-    return ((size_t)c->x + (size_t)c->y + (size_t)c->z + (size_t)c->w) / 8;
+    return ibx_array_unit_of(&a->channel);
 }
 
 /* Copies between addresses of the device, for which CUDA does not wait. */
@@ -49,8 +48,9 @@ EXPORT int cudaMalloc3DArray(void **made, const struct ibx_cuda_channel *channel
 {
     struct array *a = calloc(1, sizeof(*a));
     *a = (struct array){.magic = MAGIC, .channel = *channel};
-    a->row = extent.width * element(a);
-    a->height = extent.height ? extent.height : 1;
+    const struct ibx_array_unit unit = unit_of(a);
+    a->row = ibx_array_units(&unit, extent.width) * unit.bytes;
+    a->height = ibx_array_units(&unit, extent.height ? extent.height : 1);
     a->depth = extent.depth ? extent.depth : 1;
     void *bytes = NULL;
     int rc =
@@ -182,14 +182,15 @@ EXPORT int cudaMemcpy2DFromArray(void *to, size_t pitch, void *handle, size_t x,
 
 /* Where a row of one side begins. */
 static char *row_at(void *handle, const struct ibx_cuda_pitched *memory,
-                    const struct ibx_cuda_extent *at, size_t y, size_t z)
+                    const struct ibx_cuda_extent *at, const struct ibx_array_unit *unit, size_t y,
+                    size_t z)
 {
+    const size_t x = at->width / (handle ? unit->texels : 1) * unit->bytes;
     if (!handle)
         return behind(memory->at,
-                      ((at->depth + z) * memory->y + at->height + y) * memory->pitch + at->width);
+                      ((at->depth + z) * memory->y + at->height + y) * memory->pitch + x);
     struct array *a = array_of(handle);
-    return a->bytes + ((at->depth + z) * a->height + at->height + y) * a->row +
-           at->width * element(a);
+    return a->bytes + ((at->depth + z) * a->height + at->height / unit->texels + y) * a->row + x;
 }
 
 static bool within(size_t at, size_t n, size_t all)
@@ -201,23 +202,30 @@ static bool in_array(void *handle, const struct ibx_cuda_extent *at,
                      const struct ibx_cuda_extent *extent)
 {
     const struct array *a = handle ? array_of(handle) : NULL;
-    return !a || (within(at->width, extent->width, a->row / element(a)) &&
-                  within(at->height, extent->height, a->height) &&
-                  within(at->depth, extent->depth, a->depth));
+    if (!a)
+        return true;
+    const struct ibx_array_unit unit = unit_of(a);
+    return within(at->width, extent->width, a->row / unit.bytes * unit.texels) &&
+           within(at->height, extent->height, a->height * unit.texels) &&
+           within(at->depth, extent->depth, a->depth);
 }
 
+/* As measured with CUDA 13: columns of memory count in elements of the array, too. */
 EXPORT int cudaMemcpy3D(const struct ibx_cuda_memcpy3d *p)
 {
     void *array = p->from_array ? p->from_array : p->to_array;
-    const size_t n = p->extent.width * (array ? element(array_of(array)) : 1);
+    const struct ibx_array_unit unit =
+        array ? unit_of(array_of(array)) : (struct ibx_array_unit){1, 1};
+    const size_t n = ibx_array_units(&unit, p->extent.width) * unit.bytes,
+                 rows = ibx_array_units(&unit, p->extent.height);
     int rc = p->kind == ON_DEVICE && in_array(p->from_array, &p->from_at, &p->extent) &&
                      in_array(p->to_array, &p->to_at, &p->extent)
                  ? 0
                  : INVALID_VALUE;
-    for (size_t z = 0; n && p->extent.height && z < p->extent.depth && !rc; z++)
-        for (size_t y = 0; y < p->extent.height && !rc; y++)
-            rc = copy(row_at(p->to_array, &p->to, &p->to_at, y, z),
-                      row_at(p->from_array, &p->from, &p->from_at, y, z), n);
+    for (size_t z = 0; n && rows && z < p->extent.depth && !rc; z++)
+        for (size_t y = 0; y < rows && !rc; y++)
+            rc = copy(row_at(p->to_array, &p->to, &p->to_at, &unit, y, z),
+                      row_at(p->from_array, &p->from, &p->from_at, &unit, y, z), n);
     return returns(rc);
 }
 

@@ -52,6 +52,71 @@ static void test_rows_of_others(void **state)
     assert_int_equal(copy_planes(&alice, &from_array), 0);
 }
 
+/* An array of 64 by 8 elements, or texels. */
+static uint64_t make_array(const struct ibx_cuda_channel *channel)
+{
+    const struct ibx_cuda_extent extent = {64, 8, 0};
+    uint8_t bytes[128];
+    uint64_t array;
+    struct ibx_writer w = ext_body(bytes, sizeof(bytes), IBX_EXT_MALLOC_ARRAY);
+    ibx_layout_put(&w, IBX_LAYOUT_CHANNEL, channel);
+    ibx_layout_put(&w, IBX_LAYOUT_EXTENT, &extent);
+    ibx_put_u32(&w, 0);
+    assert_int_equal(ext_run(&alice, &w, &array), 0);
+    return array;
+}
+
+/* With an array, columns of memory count in its elements: CUDA goes that much further. */
+static void test_columns_of_elements(void **state)
+{
+    (void)state;
+    const struct ibx_cuda_channel channel = {32, 32, 32, 32, 2};
+    const size_t element = 16, apart = (size_t)(bob.memory - alice.memory);
+    const uint64_t array = make_array(&channel);
+    struct ibx_cuda_memcpy3d copy = {.from_array = (void *)(uintptr_t)array,
+                                     .to = {(void *)(uintptr_t)alice.memory, 1u << 30, 64, 1},
+                                     .to_at = {MEMORY / element - 1, 0, 0},
+                                     .extent = {1, 1, 1},
+                                     .kind = 3};
+    assert_true(bob.memory > alice.memory);
+    assert_int_equal(copy_planes(&alice, &copy), 0);
+    copy.to_at.width = apart / element;
+    assert_int_equal(copy_planes(&alice, &copy), CUDA_INVALID_VALUE);
+    copy.to_at.width = SIZE_MAX / element + 1; /* times the element: 0 */
+    assert_int_equal(copy_planes(&alice, &copy), CUDA_INVALID_VALUE);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_FREE_ARRAY, array, NULL), 0);
+}
+
+/* In a compressed format, a block of four by four texels may have more bytes than four texels of
+ * the channels' bits, and a row of blocks is as high as four of texels. */
+static void test_rows_of_blocks(void **state)
+{
+    (void)state;
+    const struct ibx_cuda_channel channel = {8, 0, 0, 0, 23}; /* BC4, blocks of 8 bytes */
+    const size_t pitch = 256, row = 64 / 4 * 8;
+    const uint64_t array = make_array(&channel);
+    uint64_t both; /* the first half is alice's, the second one is bob's */
+    assert_int_equal(app->mem_alloc(&both, 2 * MEMORY), 0);
+    assert_true(ibx_owners_add(alice.x.isolation.tenant, both, MEMORY, NULL, 0));
+    assert_true(ibx_owners_add(bob.x.isolation.tenant, both + MEMORY, MEMORY, NULL, 0));
+    struct ibx_cuda_memcpy3d copy = {
+        .from_array = (void *)(uintptr_t)array,
+        .to = {(void *)(uintptr_t)(both + MEMORY - pitch - row), pitch, pitch, 2},
+        .extent = {64, 8, 1},
+        .kind = 3};
+    assert_int_equal(copy_planes(&alice, &copy), 0);
+    /* CUDA copies a whole row of blocks. */
+    copy.extent.height = 1;
+    copy.to.at = (void *)(uintptr_t)(both + MEMORY - row);
+    assert_int_equal(copy_planes(&alice, &copy), 0);
+    copy.to.at = (void *)(uintptr_t)(both + MEMORY - row / 2);
+    assert_int_equal(copy_planes(&alice, &copy), CUDA_INVALID_VALUE);
+    ibx_owners_remove(both, ibx_owners_number(both));
+    ibx_owners_remove(both + MEMORY, ibx_owners_number(both + MEMORY));
+    assert_int_equal(app->mem_free(both), 0);
+    assert_int_equal(ext_call_one(&alice, IBX_EXT_FREE_ARRAY, array, NULL), 0);
+}
+
 /* Makes a texture of rows of alice's memory, and destroys it. */
 static int texture(const struct ibx_cuda_channel *channel, size_t width, size_t rows, size_t pitch)
 {
@@ -100,6 +165,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rows_of_others),
+        cmocka_unit_test(test_columns_of_elements),
+        cmocka_unit_test(test_rows_of_blocks),
         cmocka_unit_test(test_textures_before_others),
     };
     return cmocka_run_group_tests(tests, ext_set_up, ext_tear_down);
