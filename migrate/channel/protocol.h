@@ -245,6 +245,8 @@ struct ibx_migrate_pages {
 /* The reason of a BROKEN begins with this if it answers a BROKEN and the VM could not be paused;
  * why follows. */
 #define IBX_MIGRATE_NOT_PAUSED "not paused: "
+/* ... and with this if it says that the VM runs at the source again: by whom follows. */
+#define IBX_MIGRATE_TAKEN_BACK "the VM was taken back at the source"
 
 #define IBX_MIGRATE_DIGEST_PAGES 512u /* a range */
 #define IBX_MIGRATE_DIGEST_BYTES 16u

@@ -153,6 +153,11 @@ int ibx_migration_confirm(const struct ibx_record *record, const struct ibx_opti
  * errors: no tool answers there. */
 int ibx_migration_disown(const struct ibx_record *record, const struct ibx_options *transport,
                          const char *why, struct ibx_error *err);
+/* The same after the commit: the VM has been taken back, as `why` says (IBX_MIGRATE_TAKEN_BACK),
+ * and a destination that has it pauses it. `*there`: the state that it answered with. -EBUSY: it
+ * could not pause the VM, for the reason in `err`. */
+int ibx_migration_take_from(const struct ibx_record *record, const struct ibx_options *transport,
+                            const char *why, enum ibx_answer_state *there, struct ibx_error *err);
 /* Notifies the operator if guest RAM crosses a network without encryption because this side was
  * told so (--encryption off). */
 void ibx_migration_warn_plain(const struct ibx_migrate_observer *observer,

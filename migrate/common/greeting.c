@@ -113,6 +113,7 @@ void ibx_migration_warn_plain(const struct ibx_migrate_observer *observer,
             path->peer);
 }
 
+#define PAUSED_MS 2500 /* for a destination to have QEMU pause the VM, which takes 2 s at most */
 #define STATE_PAD (512u << 10) /* bytes; mostly more than the page map and the device state */
 
 struct greeting {
@@ -299,8 +300,8 @@ int ibx_migration_confirm(const struct ibx_record *record, const struct ibx_opti
 /* Sends HELLO like a source that connects again (RESUME): a destination that waits for COMMIT
  * accepts an ABORT from no other. */
 static int greet_to_disown(const struct ibx_record *record, const struct ibx_options *options,
-                           struct ibx_channel *control, struct ibx_migrate_answer *answer,
-                           struct ibx_error *err)
+                           bool verify, struct ibx_channel *control,
+                           struct ibx_migrate_answer *answer, struct ibx_error *err)
 {
     struct ibx_guest_ram ram;
     struct ibx_migrate_hello *hello = calloc(1, sizeof(*hello));
@@ -312,7 +313,7 @@ static int greet_to_disown(const struct ibx_record *record, const struct ibx_opt
     }
     hello->purpose = IBX_PURPOSE_RESUME;
     hello->epoch = record->epoch;
-    hello->verify = record->verify;
+    hello->verify = verify;
     memcpy(hello->id, record->id, sizeof(hello->id));
     hello->links = IBX_MIGRATE_LINKS_MAX; /* the destination has chosen before */
     hello->links_least = 1;
@@ -323,20 +324,65 @@ static int greet_to_disown(const struct ibx_record *record, const struct ibx_opt
     return rc;
 }
 
-int ibx_migration_disown(const struct ibx_record *record, const struct ibx_options *transport,
-                         const char *why, struct ibx_error *err)
+/* A destination that has been told BROKEN answers by it when the VM is paused, or with why it is
+ * not. */
+static int on_paused(void *context, const struct ibx_migrate_any *message)
+{
+    static const char not_paused[] = IBX_MIGRATE_NOT_PAUSED;
+    struct ibx_error *err = context;
+    if (message->type != IBX_MIGRATE_BROKEN)
+        return 0;
+    return strncmp(message->is.reason, not_paused, sizeof(not_paused) - 1) != 0
+               ? -EISCONN
+               : ibx_error_set(err, -EBUSY, "%s", message->is.reason + sizeof(not_paused) - 1);
+}
+
+static int have_paused(struct ibx_channel *control, const char *why, struct ibx_error *err)
+{
+    struct ibx_migrate_any message = {.type = IBX_MIGRATE_BROKEN};
+    memcpy(message.is.reason, why, strnlen(why, sizeof(message.is.reason) - 1));
+    int rc = ibx_channel_send(control, &message, err);
+    if (!rc)
+        rc = ibx_channel_take_until(control, on_paused, err, ibx_deadline_in_ms(PAUSED_MS), err);
+    return rc == -EISCONN ? 0
+           : rc           ? rc
+                          : ibx_error_set(err, -ETIMEDOUT, "it does not say that it has paused it");
+}
+
+/* A record that is over no longer says whether pages were verified, and the destination refuses a
+ * source that differs in that. */
+static int greet_either_way(const struct ibx_record *record, const struct ibx_options *options,
+                            struct ibx_channel *control, struct ibx_migrate_answer *answer,
+                            struct ibx_error *err)
+{
+    int rc = greet_to_disown(record, options, record->verify, control, answer, err);
+    const bool again =
+        !rc && !answer->accepted && ibx_journal_over(record) &&
+        (answer->state == IBX_ANSWER_RUNNING || answer->state == IBX_ANSWER_COMPLETE);
+    if (!again)
+        return rc;
+    ibx_channel_fini(control);
+    return greet_to_disown(record, options, !record->verify, control, answer, err);
+}
+
+/* `ran`: it may have the VM, and is to pause it. */
+static int disown(const struct ibx_record *record, const struct ibx_options *transport,
+                  const char *why, bool ran, enum ibx_answer_state *there, struct ibx_error *err)
 {
     const struct ibx_options options = ibx_migration_options(transport, record->uri);
     struct ibx_channel control;
     struct ibx_migrate_answer *answer = calloc(1, sizeof(*answer));
-    int rc = answer ? greet_to_disown(record, &options, &control, answer, err)
+    int rc = answer ? greet_either_way(record, &options, &control, answer, err)
                     : ibx_error_set(err, -ENOMEM, "no memory for an answer");
     if (rc) {
         free(answer);
         return rc;
     }
+    *there = (enum ibx_answer_state)answer->state;
     if (answer->accepted && answer->state == IBX_ANSWER_WAITING)
         rc = ibx_channel_send_abort(&control, why);
+    else if (answer->accepted && ran)
+        rc = have_paused(&control, why, err);
     else if (answer->state != IBX_ANSWER_GIVEN_UP)
         rc = ibx_error_set(err, -EPROTO, "it answers: %s",
                            answer->count ? answer->reasons[0]
@@ -346,4 +392,17 @@ int ibx_migration_disown(const struct ibx_record *record, const struct ibx_optio
     ibx_channel_fini(&control);
     free(answer);
     return rc;
+}
+
+int ibx_migration_disown(const struct ibx_record *record, const struct ibx_options *transport,
+                         const char *why, struct ibx_error *err)
+{
+    enum ibx_answer_state there;
+    return disown(record, transport, why, false, &there, err);
+}
+
+int ibx_migration_take_from(const struct ibx_record *record, const struct ibx_options *transport,
+                            const char *why, enum ibx_answer_state *there, struct ibx_error *err)
+{
+    return disown(record, transport, why, true, there, err);
 }

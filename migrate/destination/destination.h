@@ -422,6 +422,8 @@ const char *ibx_destination_undecided(const struct destination *d);
 /* A page is not what it is at the source, as `err` says: pauses the VM, ends in BROKEN, and with
  * `tell` sends that to the source. Before the VM is this side's, gives up. Returns -EBADMSG. */
 int ibx_destination_broken(struct destination *d, bool tell, struct ibx_error *err);
+/* The same if `err` says that the source has taken the VM back. */
+int ibx_destination_rolled_back(struct destination *d, struct ibx_error *err);
 /* -EBADMSG, in BROKEN: pages came twice with different bytes. */
 int ibx_destination_check_pages(struct destination *d, struct ibx_error *err);
 /* After each turn, which ended with `code`: whether a file of guest RAM was cut short while pages

@@ -259,9 +259,9 @@ static void send_broken(struct destination *d, const char *why)
                                ibx_deadline_in_ms(LAST_MESSAGE_MS), NULL);
 }
 
-/* The VM must not go on with such memory. While it is told to stop, pages are still served: QEMU's
- * main thread may wait for one. */
-int ibx_destination_broken(struct destination *d, bool tell, struct ibx_error *err)
+/* The VM must not go on with such memory, or beside the one at the source. While it is told to
+ * stop, pages are still served: QEMU's main thread may wait for one. */
+static int broken(struct destination *d, bool tell, bool taken_back, struct ibx_error *err)
 {
     struct ibx_error silent = {0};
     const struct ibx_error why = *err;
@@ -276,10 +276,12 @@ int ibx_destination_broken(struct destination *d, bool tell, struct ibx_error *e
     if (!ended && ibx_destination_qemu_pause(&d->qemu, &silent))
         ibx_error_set(&d->unpaused, silent.code, "%s", silent.message);
     if (d->unpaused.code)
-        ibx_migration_notify(&d->options->observer,
-                             "the VM, whose memory is wrong, could not be paused (%s): end QEMU "
-                             "(process %d)",
-                             silent.message, (int)d->status.record.pid);
+        ibx_migration_notify(
+            &d->options->observer, "the VM, %s, could not be paused (%s): end QEMU (process %d)",
+            taken_back ? "which runs at the source again" : "whose memory is wrong", silent.message,
+            (int)d->status.record.pid);
+    if (taken_back)
+        snprintf(d->qemu.status, sizeof(d->qemu.status), IBX_JOURNAL_TAKEN_BACK);
     ibx_destination_update(d); /* the record says that it is paused */
     memset(&d->status.record.totals, 0, sizeof(d->status.record.totals)); /* of COMPLETE only */
     if (ibx_destination_record(d, IBX_JOURNAL_BROKEN, &silent))
@@ -288,6 +290,16 @@ int ibx_destination_broken(struct destination *d, bool tell, struct ibx_error *e
         ibx_destination_tags_remove(&d->status.record);
     return ibx_error_set(err, -EBADMSG, "the migration is broken: %s%s", why.message,
                          ended ? "; the guest has shut the VM down since: check its disks" : "");
+}
+
+int ibx_destination_broken(struct destination *d, bool tell, struct ibx_error *err)
+{
+    return broken(d, tell, false, err);
+}
+
+int ibx_destination_rolled_back(struct destination *d, struct ibx_error *err)
+{
+    return broken(d, false, true, err);
 }
 
 int ibx_destination_check_pages(struct destination *d, struct ibx_error *err)
@@ -320,7 +332,7 @@ int ibx_destination_taken_back(struct destination *d, const char *why, struct ib
                       "the VM ran here, and was continued at the source, too (%s): it is stopped "
                       "here, so that it runs there alone",
                       why);
-        return ibx_destination_broken(d, false, err);
+        return broken(d, false, true, err);
     }
     ibx_destination_qemu_end(&d->qemu);
     return give_up(d, ibx_error_set(err, -ECONNABORTED, "the source gave up: %s", why), err);

@@ -114,7 +114,9 @@ static int on_broken(struct destination *d, const struct ibx_migrate_any *messag
         return unexpected(d, message, err);
     ibx_error_set(err, -EBADMSG, "%s", message->is.reason);
     struct ibx_migrate_any answer = *message; /* which the source waits for */
-    int rc = ibx_destination_broken(d, false, err);
+    const bool back =
+        !strncmp(message->is.reason, IBX_MIGRATE_TAKEN_BACK, sizeof(IBX_MIGRATE_TAKEN_BACK) - 1);
+    int rc = back ? ibx_destination_rolled_back(d, err) : ibx_destination_broken(d, false, err);
     if (d->unpaused.code)
         snprintf(answer.is.reason, sizeof(answer.is.reason), "%s%.700s", IBX_MIGRATE_NOT_PAUSED,
                  d->unpaused.message);

@@ -346,6 +346,9 @@ static inline bool ibx_journal_has_returned(const struct ibx_record *record)
  */
 #define IBX_JOURNAL_QEMU_ENDED  "ended"       /* vm_status */
 #define IBX_JOURNAL_MIGRATED_ON "migrated-on" /* ... when another client had migrated it on */
+#define IBX_JOURNAL_TAKEN_BACK                                                                     \
+    "taken-back" /* destination, BROKEN: the source runs the VM again                              \
+                  */
 static inline bool ibx_journal_lost_there(const struct ibx_record *record)
 {
     return record->source && record->state == IBX_JOURNAL_MOVED &&

@@ -211,6 +211,11 @@ void ibx_journal_describe(const struct ibx_record *record, char *text, size_t si
     else if (ibx_journal_lost_there(record) && record->borrow)
         form = "%s was borrowed by %s, and its QEMU there has ended: \"ib-migrate rollback\" "
                "restarts it from where it stopped, unless a return of it had begun";
+    const bool taken_back = !record->source && record->state == IBX_JOURNAL_BROKEN &&
+                            !strcmp(record->vm_status, IBX_JOURNAL_TAKEN_BACK);
+    if (taken_back)
+        form = "%s ran here, was taken back at %s since, and was paused here if QEMU answered: it "
+               "must not run here, so end this QEMU";
     if (record->borrow && (record->state == IBX_JOURNAL_RUNNING ||
                            (record->state == IBX_JOURNAL_MOVED && !ibx_journal_lost_there(record))))
         form = borrowed_text(record);
@@ -225,7 +230,8 @@ void ibx_journal_describe(const struct ibx_record *record, char *text, size_t si
         snprintf(does, sizeof(does), "runs");
     ibx_text_sanitize(does); /* the destination tells it */
     fill_in(form, vm, does, peer, text, size);
-    if (!record->source && record->state == IBX_JOURNAL_BROKEN && strlen(text) < size)
+    if (!record->source && record->state == IBX_JOURNAL_BROKEN && !taken_back &&
+        strlen(text) < size)
         snprintf(text + strlen(text), size - strlen(text), "%s", ibx_journal_restarts_if(record));
     if (record->libvirt && !ibx_journal_over(record) && strlen(text) < size)
         snprintf(text + strlen(text), size - strlen(text),

@@ -277,10 +277,26 @@ int ibx_migrate_rollback(const char *folder, struct ibx_record *record,
 }
 
 int ibx_migrate_disown(const struct ibx_record *record, const struct ibx_options *transport,
-                       struct ibx_error *err)
+                       enum ibx_answer_state *there, struct ibx_error *err)
 {
-    return ibx_migration_disown(record, transport,
-                                "the VM was taken back at the source by ib-migrate rollback", err);
+    *there = IBX_ANSWER_NONE;
+    return ibx_migration_take_from(record, transport,
+                                   IBX_MIGRATE_TAKEN_BACK " by ib-migrate rollback", there, err);
+}
+
+int ibx_migrate_disown_again(const char *folder, struct ibx_record *record,
+                             const struct ibx_options *transport, enum ibx_answer_state *there,
+                             struct ibx_error *err)
+{
+    int lock_fd, rc = lock_when_free(folder, record, &lock_fd, err);
+    if (rc)
+        return rc;
+    record->epoch++; /* the destination takes no source that it has seen */
+    rc = ibx_journal_write(folder, record, err);
+    if (!rc)
+        rc = ibx_migrate_disown(record, transport, there, err);
+    close(lock_fd);
+    return rc;
 }
 
 static int greet_to_check(const char *uri, const struct ibx_options *options,

@@ -103,13 +103,72 @@ static void test_return_after_the_commit(void)
     }
 }
 
+/* ------------------------------------------------------------ a rollback */
+
+/* The VM runs at the destination, and no tool does. */
+static void nobody_works_on_it(void)
+{
+    pair_filling(NULL, NULL);
+    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + pair_beats);
+    mover_kill(&sender, SIGKILL);
+    mover_kill(&receiver, SIGKILL);
+}
+
+/* It was paused, or waits for a page, and does not run beside the one at the source. */
+static void stopped_there(const struct mover *told)
+{
+    mover_must_print(told, "an ib-migrate is at tcp://127.0.0.1:");
+    mover_ends(&receiver, 1);
+    mover_must_print(&receiver, "taken back at the source by ib-migrate rollback");
+    mover_await_record("destination", "broken");
+    mover_must_print(MOVER_RUN(0, "status", "--qmp", vms[1].tool), "was taken back at ");
+    const unsigned long beats = vm_beats(&vms[1]);
+    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + pair_beats);
+    assert_int_equal(vm_beats(&vms[1]), beats);
+}
+
+/* `recover` at the destination and `rollback --yes` at the source are called at once: what asked
+ * the destination has found nobody, and then its tool is there. */
+static void test_rolled_back_while_the_destination_recovers(void)
+{
+    struct mover rollback = {0};
+    nobody_works_on_it();
+    mover_stop_next("rollback:marked");
+    mover_start(&rollback,
+                (const char *[]){"rollback", "--yes", "--qmp", vms[0].tool, TIMED, NULL});
+    mover_await_stop(&rollback);
+    pair_recover(&receiver);
+    mover_await_words(&receiver, "waiting at ");
+    mover_kill(&rollback, SIGCONT);
+    mover_ends(&rollback, 0);
+    stopped_there(&rollback);
+}
+
+/* The destination's tool comes when the rollback is over: `recover` at the source tells it, and can
+ * be called again. */
+static void test_rolled_back_before_the_destination_recovers(void)
+{
+    nobody_works_on_it();
+    MOVER_RUN(0, "rollback", "--yes", "--qmp", vms[0].tool, TIMED);
+    struct mover *nobody = MOVER_RUN(1, "recover", "--qmp", vms[0].tool, TIMED);
+    mover_must_print(nobody, "needs to know that only if an ib-migrate waits for pages there");
+    pair_recover(&receiver);
+    mover_await_words(&receiver, "waiting at ");
+    struct mover *told = MOVER_RUN(1, "recover", "--qmp", vms[0].tool, TIMED);
+    mover_must_print(told, "the VM was taken back here, and its destination knows it");
+    stopped_there(told);
+}
+
 int main(void)
 {
     pair_beats = 10;
-    static const struct vm_test tests[] = {VM_TEST(test_before_the_commit),
-                                           VM_TEST(test_after_the_commit),
-                                           VM_TEST(test_return_before_the_commit),
-                                           VM_TEST(test_return_after_the_commit),
-                                           {0}};
+    static const struct vm_test tests[] = {
+        VM_TEST(test_before_the_commit),
+        VM_TEST(test_after_the_commit),
+        VM_TEST(test_return_before_the_commit),
+        VM_TEST(test_return_after_the_commit),
+        VM_TEST(test_rolled_back_while_the_destination_recovers),
+        VM_TEST(test_rolled_back_before_the_destination_recovers),
+        {0}};
     return vm_tests(tests, mover_end_all);
 }

@@ -245,6 +245,12 @@ static bool is_done(const struct ibx_record *record)
            (record->state == IBX_JOURNAL_DONE || record->state == IBX_JOURNAL_ENDED);
 }
 
+/* The same, or one whose VM was taken back, which its destination may not know, either. */
+static bool is_over_here(const struct ibx_record *record)
+{
+    return is_done(record) || (record->source && record->state == IBX_JOURNAL_ROLLED_BACK);
+}
+
 /* Ends the hold of QEMU's migration. A QEMU whose VM has returned is ended, even if the destination
  * has not confirmed that: the VM would run twice if somebody continued it here. */
 static void let_go(const struct ibx_record *record, struct ibx_error *err)
@@ -321,6 +327,31 @@ static int confirm(const struct migrate_args *args, const struct ibx_record *rec
     return rc ? MIGRATE_FAILED : MIGRATE_DONE;
 }
 
+/* The last migration of this QEMU was rolled back. Its destination may not know that: an ib-migrate
+ * that recovers it waits there for pages. `err`: that there is no unfinished migration. */
+static int disown(const struct migrate_args *args, struct ibx_record *record, struct ibx_error *err)
+{
+    enum ibx_answer_state there;
+    struct ibx_error why = {0};
+    struct ibx_options options = args->options;
+    if (args->uri)
+        snprintf(record->uri, sizeof(record->uri), "%s", args->uri);
+    ibx_cli_use_record(&options, record);
+    int rc = ibx_migrate_disown_again(args->folder, record, &options, &there, &why);
+    ibx_cli_say_disowned(record, there, rc, &why);
+    if (!rc || rc == -EBUSY)
+        return ibx_error_set(err, -ENOENT,
+                             "there is nothing to recover: the VM was taken back here, and its "
+                             "destination knows it");
+    const struct ibx_error none = *err;
+    *err = why;
+    return ibx_error_prefix(err, -ENOENT,
+                            "%s. The last migration from there was rolled back here. Its "
+                            "destination, which needs to know that only if an ib-migrate waits for "
+                            "pages there, could not be told",
+                            none.message);
+}
+
 /* If the borrowed VM of this record has returned, confirms that to home once more. True: nothing
  * else is left to do, because an ib-migrate works on this record. */
 static bool confirm_return(const struct migrate_args *args, const struct ibx_record *came)
@@ -355,15 +386,20 @@ int ibx_cli_recover(const struct migrate_args *given)
     if (!rc && confirm_return(&args, &record))
         return MIGRATE_DONE;
     if (rc == -ENOENT && !args.listen &&
-        !ibx_journal_find(args.folder, args.qmp, is_done, &record, NULL)) {
-        if (!ibx_cli_key_forgotten(args.folder, &record)) {
+        !ibx_journal_find(args.folder, args.qmp, is_over_here, &record, NULL)) {
+        const bool back = record.state == IBX_JOURNAL_ROLLED_BACK;
+        const bool keyless = ibx_cli_key_forgotten(args.folder, &record);
+        if (back && !keyless) {
+            rc = disown(&args, &record, &err);
+        } else if (!keyless) {
             ibx_cli_use_record(&args.options, &record);
             return confirm(&args, &record, &err);
         }
-        rc = ibx_error_set(&err, -ENOENT,
-                           "there is nothing to recover: the last migration of the QEMU at %s is "
-                           "done, and the destination has confirmed it",
-                           args.qmp);
+        if (!back)
+            rc = ibx_error_set(&err, -ENOENT,
+                               "there is nothing to recover: the last migration of the QEMU at %s "
+                               "is done, and the destination has confirmed it",
+                               args.qmp);
     }
     if (!rc && record.source && args.listen)
         rc = ibx_error_set(&err, -EINVAL,

@@ -2,7 +2,10 @@
 /* rollback: asks the destination, prints what is known, asks the operator, and only then acts. */
 #include "tools/ib-migrate/ib-migrate.h"
 
+#include "common/clock.h"
+
 #include <errno.h>
+#include <poll.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -189,6 +192,49 @@ static void say_that_it_waits(const struct ibx_record *record, const struct ibx_
     ibx_cli_message(text);
 }
 
+void ibx_cli_say_disowned(const struct ibx_record *record, enum ibx_answer_state there, int rc,
+                          const struct ibx_error *err)
+{
+    char text[IBX_ERROR_MAX];
+    const bool ran =
+        there != IBX_ANSWER_NONE && there != IBX_ANSWER_WAITING && there != IBX_ANSWER_GIVEN_UP;
+    if (!ran)
+        return;
+    if (rc)
+        snprintf(text, sizeof(text),
+                 "an ib-migrate is at %.200s again, and has not paused the VM, which it has "
+                 "(%.600s): end its QEMU there",
+                 record->uri, err->message);
+    else
+        snprintf(text, sizeof(text),
+                 "an ib-migrate is at %.200s again, and has %s: end its QEMU there", record->uri,
+                 there == IBX_ANSWER_ENDED ? "learnt that the VM was taken back"
+                                           : "paused the VM there");
+    ibx_cli_message(text);
+}
+
+#define BACK_MS       1000 /* for a `recover` that has been called there meanwhile to be there */
+#define BACK_AGAIN_MS 100
+
+/* The VM runs here by now. If nobody was there at first, an ib-migrate may be since. */
+static void tell_destination(const struct ibx_record *record, const struct ibx_options *options,
+                             const struct reply *reply)
+{
+    enum ibx_answer_state there;
+    struct ibx_error err = {0};
+    int rc;
+    if (reply->rc ? reply->rc != -ECONNREFUSED : reply->answer.state == IBX_ANSWER_GIVEN_UP)
+        return;
+    const uint64_t deadline = ibx_deadline_in_ms(reply->rc ? BACK_MS : 0);
+    while ((rc = ibx_migrate_disown(record, options, &there, &err)) == -ECONNREFUSED &&
+           ibx_now_ns() < deadline)
+        poll(NULL, 0, BACK_AGAIN_MS);
+    if (rc && !reply->rc && reply->answer.state == IBX_ANSWER_WAITING)
+        say_that_it_waits(record, &err);
+    else
+        ibx_cli_say_disowned(record, there, rc, &err);
+}
+
 #define MAY_RUN "not rolled back, because the VM may run there: "
 #define BY_THAT_VERSION                                                                            \
     "call rollback by an ib-migrate of that version, or first end the one there and the VM's QEMU"
@@ -239,9 +285,7 @@ int ibx_cli_rollback(const struct migrate_args *args)
     if (ibx_migrate_rollback(args->folder, &record, &options, &err))
         return ibx_cli_fail(err.message);
     record.state = IBX_JOURNAL_ROLLED_BACK;
-    if (!reply.rc && reply.answer.state == IBX_ANSWER_WAITING &&
-        ibx_migrate_disown(&record, &options, &err))
-        say_that_it_waits(&record, &err);
+    tell_destination(&record, &options, &reply);
     ibx_cli_forget_key(args->folder, &record);
     if (!args->json)
         print_done(vm, &record);
