@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -135,14 +136,41 @@ int ibx_fault_uffd_open(uint64_t features, int *uffd, struct ibx_error *err)
     return 0;
 }
 
+/* The kernel allows both calls for a process itself. */
+int ibx_fault_check_take(struct ibx_error *err)
+{
+    const char *call = "pidfd_open";
+    int process = (int)syscall(SYS_pidfd_open, getpid(), 0), taken = -1, code = errno;
+    if (process >= 0) {
+        call = "pidfd_getfd";
+        taken = (int)syscall(SYS_pidfd_getfd, process, process, 0);
+        code = errno;
+        close(process);
+    }
+    if (taken >= 0)
+        close(taken);
+    if (taken >= 0 || (code != EPERM && code != EACCES && code != ENOSYS))
+        return 0;
+    if (prctl(PR_GET_SECCOMP) > 0)
+        return ibx_error_set(err, -code,
+                             "a seccomp profile denies %s (%s) to this process: allow it there "
+                             "(docker run --cap-add SYS_PTRACE does)",
+                             call, strerror(code));
+    return ibx_error_set(err, -code, "this kernel has no %s (%s): Linux 5.6 or later is needed",
+                         call, strerror(code));
+}
+
 int ibx_fault_uffd_take(pid_t pid, int fd, int *uffd, struct ibx_error *err)
 {
     int process = (int)syscall(SYS_pidfd_open, pid, 0);
-    if (process < 0)
-        return ibx_error_set(err, -errno, "process %d: %s", (int)pid, strerror(errno));
-    int taken = (int)syscall(SYS_pidfd_getfd, process, fd, 0); /* is close-on-exec */
+    int taken = process < 0 ? -1 : (int)syscall(SYS_pidfd_getfd, process, fd, 0); /* CLOEXEC */
     int code = errno;
-    close(process);
+    if (process >= 0)
+        close(process);
+    if (taken < 0 && ibx_fault_check_take(err))
+        return -code;
+    if (process < 0)
+        return ibx_error_set(err, -code, "process %d: %s", (int)pid, strerror(code));
     if (taken < 0)
         return ibx_error_set(
             err, -code,

@@ -342,6 +342,9 @@ int ibx_fault_uffd_open(uint64_t features, int *uffd, struct ibx_error *err);
  * events are above, and with UFFD_FEATURE_EXACT_ADDRESS where this kernel has it.
  * -EOPNOTSUPP names the feature that it lacks. */
 int ibx_fault_uffd_enable(int uffd, uint64_t features, struct ibx_error *err);
+/* Whether this process may duplicate descriptors of others at all: -EPERM, -EACCES, -ENOSYS if its
+ * seccomp profile or the kernel forbids the calls. */
+int ibx_fault_check_take(struct ibx_error *err);
 /* A duplicate of descriptor `fd` of process `pid` (pidfd_getfd), close-on-exec. */
 int ibx_fault_uffd_take(pid_t pid, int fd, int *uffd, struct ibx_error *err);
 /* Registers a range for missing pages; in minor mode also for pages that are in the page cache but

@@ -327,18 +327,18 @@ void ibx_preflight_permissions(const struct ibx_guest_ram *ram, struct ibx_block
 {
     /* pidfd_getfd checks the right to trace before it looks at the descriptor. */
     const int rc = ibx_proc_take(ram->pid, INT_MAX);
-    if (rc == -EPERM || rc == -EACCES)
+    struct ibx_error why;
+    if ((rc == -EPERM || rc == -EACCES || rc == -ENOSYS) && ibx_fault_check_take(&why))
+        ibx_blockers_add(blockers, "%s", why.message);
+    else if (rc == -EPERM || rc == -EACCES)
         ibx_blockers_add(blockers,
                          "this tool may not trace QEMU (process %d): run it as root or with "
                          "CAP_SYS_PTRACE, or set sysctl kernel.yama.ptrace_scope=0 and run it "
                          "as QEMU's user (where that is 3, nobody may until the host restarts "
                          "with less)",
                          (int)ram->pid);
-    else if (rc == -ENOSYS)
-        ibx_blockers_add(blockers, "this kernel has no pidfd_getfd: Linux 5.6 or later is needed");
     else if (rc == -ESRCH)
         ibx_blockers_add(blockers, "QEMU (process %d) has ended", (int)ram->pid);
-    struct ibx_error why;
     if (ibx_uffd_possible(ram->pid, NULL, &why))
         ibx_blockers_add(blockers, "%s", why.message);
 }

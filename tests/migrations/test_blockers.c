@@ -338,17 +338,51 @@ static void test_missing_permissions(void)
          "nobody may");
 }
 
-/* A seccomp profile of the tool's that answers as a kernel without userfaultfd(2) does. */
-static bool of_a_profile(void)
+/* A seccomp profile of the tool's that answers a system call with this error. */
+static bool denies(unsigned call, unsigned code_of_it)
 {
     struct sock_filter code[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_userfaultfd, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | code_of_it),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
     const struct sock_fprog program = {4, code};
     return !prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) &&
            !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
+}
+
+/* It answers as a kernel without userfaultfd(2) does. */
+static bool of_a_profile(void)
+{
+    return denies(SYS_userfaultfd, ENOSYS);
+}
+
+static bool without_pidfd_open(void)
+{
+    return denies(SYS_pidfd_open, EPERM);
+}
+
+static bool without_pidfd_getfd(void)
+{
+    return denies(SYS_pidfd_getfd, EPERM);
+}
+
+static bool as_by_a_kernel_without_pidfd_getfd(void)
+{
+    return denies(SYS_pidfd_getfd, ENOSYS);
+}
+
+/* Not even root may call it then. */
+static void test_a_profile_without_pidfd(void)
+{
+    vm_start(&vm, &(struct vm_options){.incoming = true});
+    if (!found_by(without_pidfd_open, true))
+        skip();
+    only("a seccomp profile denies pidfd_open (Operation not permitted) to this process");
+    assert_true(found_by(without_pidfd_getfd, true));
+    only("a seccomp profile denies pidfd_getfd (Operation not permitted) to this process");
+    assert_true(found_by(as_by_a_kernel_without_pidfd_getfd, true));
+    only("a seccomp profile denies pidfd_getfd (Function not implemented) to this process");
 }
 
 /* Such a kernel has no sysctl for userfaultfd, either. */
@@ -646,6 +680,7 @@ int main(void)
                                            VM_TEST(test_shut_down),
                                            VM_TEST(test_ended),
                                            VM_TEST(test_missing_permissions),
+                                           VM_TEST(test_a_profile_without_pidfd),
                                            VM_TEST(test_a_kernel_without_userfaultfd),
                                            VM_TEST(test_devices),
                                            VM_TEST(test_devices_where_nothing_helps),
