@@ -71,6 +71,10 @@ bool ibx_vm_say_stopped(struct ibx_qmp *qmp, const char *status, char *text, siz
         snprintf(text, size,
                  "its watchdog has stopped it, because its guest did not answer that in "
                  "time: see what the guest was doing, " GO_ON);
+    else if (is(status, "guest-panicked"))
+        snprintf(text, size,
+                 "its guest has panicked: see its console; system_reset and cont in the monitor of "
+                 "its QEMU restart it");
     else
         return false;
     return true;

@@ -399,6 +399,45 @@ static void test_paused_by_its_watchdog_before_the_stop(void)
     pair_moved("");
 }
 
+#define PANICS "-device", "pvpanic", "-action", "panic=pause"
+
+static void panics(struct vm *vm)
+{
+    vm_do(vm, "human-monitor-command", json_pack("{s:s}", "command-line", "o /b 0x505 1"));
+    json_decref(vm_event(vm, "GUEST_PANICKED", NULL));
+}
+
+/* The VM that has come is as dead as it was, and both sides say what the reason is. */
+static void test_panicked_before_the_stop(void)
+{
+    pair_start(&(struct vm_options){.extra = {PANICS}});
+    pair_receive((const char *[]){"--max-bandwidth", HARDLY, NULL});
+    pair_send((const char *[]){"--warm", NULL});
+    mover_await(&sender, "warming", 0);
+    panics(&vms[0]);
+    mover_await_words(&sender, "the VM is stopped here (\"guest-panicked\"), and will be at the "
+                               "destination: its guest has panicked");
+    MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
+    pair_done();
+    mover_must_print(&receiver, "the VM is stopped here (\"guest-panicked\"): its guest has");
+    vm_do(&vms[1], "set-action", json_pack("{s:s}", "reboot", "reset"));
+    vm_do(&vms[1], "system_reset", NULL);
+    vm_do(&vms[1], "cont", NULL);
+    vm_wait_beats(&vms[1], vm_beats(&vms[1]) + pair_beats);
+}
+
+static void test_panicked_and_paused(void)
+{
+    mover_begin();
+    filling_with(&(struct vm_options){.extra = {PANICS}});
+    panics(&vms[1]);
+    mover_await_words(&receiver, "the VM is stopped here (\"guest-panicked\"): its guest");
+    mover_await_words(&sender, "the VM is stopped there (\"guest-panicked\"): its guest");
+    MOVER_RUN(0, "set", "--max-bandwidth", "0", "--qmp", vms[1].tool);
+    pair_done();
+    both_report("guest-panicked", true);
+}
+
 /* ... or before the migration. */
 static void test_paused_by_its_watchdog_before(void)
 {
@@ -434,6 +473,8 @@ int main(void)
                                            VM_TEST(test_paused_by_its_watchdog),
                                            VM_TEST(test_paused_by_its_watchdog_before_the_stop),
                                            VM_TEST(test_paused_by_its_watchdog_before),
+                                           VM_TEST(test_panicked_before_the_stop),
+                                           VM_TEST(test_panicked_and_paused),
                                            {0}};
     return vm_tests(tests, mover_end_all);
 }
