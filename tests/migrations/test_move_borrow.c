@@ -223,8 +223,11 @@ static void test_refused(void)
     mover_kill(&lender, SIGINT);
     mover_ends(&lender, 1);
     home_receives(TCP, NULL);
-    mover_must_print(MOVER_RUN(1, "send", "--qmp", vms[1].tool, lender.uri),
-                     "has a client already");
+    struct mover *const refused = MOVER_RUN(1, "send", "--qmp", vms[1].tool, lender.uri);
+    mover_must_print(refused, "has a client already");
+    mover_must_print(refused, "a borrowed VM leaves by ib-migrate return alone");
+    mover_must_print(MOVER_RUN(1, "receive", "--home", "--qmp", vms[0].tool, "--listen", TCP),
+                     "a VM, also this one, comes into a QEMU of its own: start one with");
     stays_away();
     bring(NULL);
     returned();

@@ -136,6 +136,27 @@ static int find(const struct migrate_args *args, struct found *found, struct ibx
     return rc;
 }
 
+/* -EBUSY: an ib-migrate works on this migration of the QEMU at --qmp. */
+static int at_work(const struct migrate_args *args, const struct ibx_record *record,
+                   struct ibx_error *err)
+{
+    const int worker = (int)ibx_journal_worker(args->folder, record);
+    if (record->source && args->listen)
+        return ibx_error_set(err, -EBUSY,
+                             "the monitor %s has a client already: an ib-migrate (process %d) that "
+                             "serves the memory of the VM that has left this QEMU, or is about to; "
+                             "a VM%s comes into a QEMU of its own: start one with -incoming defer, "
+                             "and give its monitor",
+                             args->qmp, worker, record->borrow ? ", also this one," : "");
+    return ibx_error_set(err, -EBUSY,
+                         "the monitor %s has a client already: an ib-migrate (process %d) that "
+                         "works on a migration; ib-migrate status shows it%s",
+                         args->qmp, worker,
+                         !record->source && record->borrow
+                             ? ", and a borrowed VM leaves by ib-migrate return alone"
+                             : "");
+}
+
 int ibx_cli_monitor_check(const struct migrate_args *args, struct ibx_error *err)
 {
     struct found found;
@@ -157,11 +178,7 @@ int ibx_cli_monitor_check(const struct migrate_args *args, struct ibx_error *err
                           found.records[i].state != IBX_JOURNAL_SHUT_DOWN;
         json_t *status = busy ? ibx_cli_ask_status(args, &found.records[i], &silent) : NULL;
         if (status)
-            rc = ibx_error_set(
-                err, -EBUSY,
-                "the monitor %s has a client already: an ib-migrate (process %d) that "
-                "works on a migration; ib-migrate status shows it",
-                args->qmp, (int)ibx_journal_worker(args->folder, &found.records[i]));
+            rc = at_work(args, &found.records[i], err);
         json_decref(status);
     }
     found_free(&found);
