@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* The shm provider with a hostile peer. */
+#include "tests/fixtures/open_fds.h"
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/shm_pair.h"
 
@@ -269,6 +270,21 @@ static void test_a_socket_that_ends_is_no_alarm(void **state)
     assert_int_equal(ibx_provider_shm.arm(client->shm), 0);
 }
 
+/* An empty packet looks like the end of the socket, also one that a descriptor comes with. */
+static void test_an_empty_packet_leaves_no_descriptor(void **state)
+{
+    (void)state;
+    const int before = open_fds();
+    int fd = memfd_create("left", MFD_CLOEXEC);
+    assert_true(fd >= 0);
+    assert_int_equal(ibx_provider_shm.arm(client->shm), 0);
+    assert_int_equal(ibx_shm_packet_send(server->shm->control, "", 0, fd), 0);
+    close(fd);
+    end_turn(client);
+    assert_int_equal(client->watched, -1);
+    assert_int_equal(open_fds(), before);
+}
+
 int main(void)
 {
 #define TEST(f) cmocka_unit_test_setup_teardown(f, both_connected, both_close)
@@ -286,6 +302,7 @@ int main(void)
         TEST(test_arena_of_huge_pages),
         TEST(test_arena_twice),
         TEST(test_a_socket_that_ends_is_no_alarm),
+        TEST(test_an_empty_packet_leaves_no_descriptor),
     };
     alarm(120 * patience_times());
     return cmocka_run_group_tests_name("shm_hostile", tests, NULL, NULL);

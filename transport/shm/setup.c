@@ -75,6 +75,10 @@ ssize_t ibx_shm_packet_receive(int socket, void *data, size_t size, int *fd)
     *fd = n < 0 ? -1 : ibx_descriptor_take(&message);
     if (n >= 0 && *fd < 0 && message.msg_flags & MSG_CTRUNC)
         *fd = -EMFILE;
+    if (!n && *fd >= 0) { /* callers take an empty packet for the end of the socket */
+        close(*fd);
+        *fd = -1;
+    }
     return n;
 }
 
