@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -275,6 +276,22 @@ bool child_of_pool(const Meeting &meeting)
     return fails(import_pool(&pool, file), 400); // that is no more
 }
 
+// Its descriptor is one of a small file: a limit for files fails the call, and does not end the
+// program.
+bool is_no_handle_with_short_files(void *pool)
+{
+    rlimit before, none;
+    int file = -1;
+    REQUIRE(getrlimit(RLIMIT_FSIZE, &before) == 0);
+    none = before;
+    none.rlim_cur = 0;
+    REQUIRE(setrlimit(RLIMIT_FSIZE, &none) == 0);
+    const int rc =
+        run("cudaMemPoolExportToShareableHandle", static_cast<void *>(&file), pool, 1, 0u);
+    REQUIRE(setrlimit(RLIMIT_FSIZE, &before) == 0);
+    return HOLDS(fails(rc, 2) && file == -1);
+}
+
 bool parent_of_pool(const Meeting &meeting)
 {
     const struct {
@@ -292,6 +309,7 @@ bool parent_of_pool(const Meeting &meeting)
     REQUIRE(run("cudaMallocFromPoolAsync", &other, shared_bytes, second, stream) == 0);
     REQUIRE(cudaMemsetAsync(memory, 'p', shared_bytes, stream) == 0 &&
             cudaStreamSynchronize(stream) == 0);
+    REQUIRE(is_no_handle_with_short_files(pool));
     REQUIRE(run("cudaMemPoolExportToShareableHandle", static_cast<void *>(&shared.file), pool, 1,
                 0u) == 0);
     REQUIRE(fails(run("cudaMemPoolExportToShareableHandle", static_cast<void *>(&go), pool, 8, 0u),

@@ -105,9 +105,7 @@ static void restore(void *here, size_t n, const void *copy)
     madvise(here, n, MADV_DOFORK);
 }
 
-/* Whether a file of this process may have n bytes. SIGXFSZ ends a process that exceeds this limit,
- * also in memory. */
-static bool is_in_limit(size_t n)
+bool ibx_frontend_file_is_in_limit(size_t n)
 {
     struct rlimit limit;
     return getrlimit(RLIMIT_FSIZE, &limit) || n <= limit.rlim_cur; /* RLIM_INFINITY is most */
@@ -120,7 +118,7 @@ static int move(struct managed *m)
 {
     void *here = (void *)m->begin, *other = MAP_FAILED, *there = MAP_FAILED;
     const void *copy = NULL;
-    if (!is_in_limit(m->n))
+    if (!ibx_frontend_file_is_in_limit(m->n))
         return -EFBIG;
     const int fd = memfd_create("ibx-managed", MFD_CLOEXEC);
     int rc = fd < 0 || fallocate(fd, 0, 0, (off_t)m->n) ? -errno : 0;

@@ -161,6 +161,9 @@ int ibx_frontend_in_place(const struct range *range);
 void ibx_frontend_in_place_end(const struct range *range);
 /* After a reset of a device, which may have unpinned those pages: pins them again. */
 void ibx_frontend_in_place_again(const struct range *range);
+/* Whether a file of this process may have n bytes. SIGXFSZ ends a process that exceeds this limit
+ * (ulimit -f), also in memory. */
+bool ibx_frontend_file_is_in_limit(size_t n);
 
 /* ------------------------------------------------------------------------------- managed_work.c */
 

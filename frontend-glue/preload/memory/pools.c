@@ -298,9 +298,11 @@ int cudaMemPoolGetAccess(int *flags, void *pool, const struct memory_location *l
 
 /* ------------------------------------------------------------------------- of other processes */
 
-/* -1: there is no memory for it. */
+/* -1: there is no memory for it, or this process may have no such file. */
 static int file_with(const void *bytes, size_t n)
 {
+    if (!ibx_frontend_file_is_in_limit(n))
+        return -1;
     const int cancel = ibx_thread_hold_cancel();
     int fd = memfd_create("ibx-pool", MFD_CLOEXEC);
     if (fd >= 0 && pwrite(fd, bytes, n, 0) != (ssize_t)n) {
