@@ -141,13 +141,12 @@ EXPORTED int cuLinkAddFile_v2(void *state, int type, const char *path, unsigned 
     return rc;
 }
 
-/* PTX that declares what it lacks is compiled once more, and linked, so that the log says what
- * nothing here defines. */
+/* PTX that declares what it lacks is compiled, and linked, since completing the link is where CUDA
+ * says that nothing defines it. */
 static int linked(const struct link *l)
 {
     static const char lacks[] = ".extern";
-    return ibx_frontend_compiler_is_asked(&l->compiler) &&
-                   memmem(l->parts[0].image, l->parts[0].n, lacks, sizeof(lacks) - 1)
+    return memmem(l->parts[0].image, l->parts[0].n, lacks, sizeof(lacks) - 1)
                ? ibx_frontend_compile(&l->compiler, l->parts[0].image, false)
                : CUDA_SUCCESS;
 }
