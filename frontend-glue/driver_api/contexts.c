@@ -82,6 +82,13 @@ bool ibx_driver_is_context(const void *context)
     return is;
 }
 
+int ibx_driver_device_of(const void *context)
+{
+    return !context                         ? ibx_frontend_current_device()
+           : ibx_driver_is_context(context) ? ibx_driver_device(context)
+                                            : -1;
+}
+
 void *ibx_driver_primary(int device)
 {
     return device >= 0 && device < DEVICES ? &primary[device] : NULL;

@@ -57,14 +57,15 @@ SAME_AS(cuMemcpyDtoDAsync, cuMemcpyDtoDAsync_v2)
 
 /* ------------------------------------------------------------------------ between contexts */
 
-/* An address belongs to one device, so an asynchronous copy need not name the contexts. */
+/* An address belongs to one device, so CUDA accepts NULL for the contexts, and an asynchronous copy
+ * need not name them. */
 static int of_peers(void *to, const void *to_context, const void *from, const void *from_context,
                     size_t n, void *stream, bool waits)
 {
-    if (!ibx_driver_is_context(to_context) || !ibx_driver_is_context(from_context))
+    const int to_device = ibx_driver_device_of(to_context);
+    const int from_device = ibx_driver_device_of(from_context);
+    if (to_device < 0 || from_device < 0)
         return CUDA_INVALID_CONTEXT;
-    const int to_device = ibx_driver_device(to_context);
-    const int from_device = ibx_driver_device(from_context);
     if (waits)
         return cudaMemcpyPeer(to, to_device, from, from_device, n);
     return ibx_frontend_captures(stream)

@@ -101,6 +101,8 @@ int ibx_driver_adopt(void);
  * current. */
 void ibx_driver_runtime_used(void);
 bool ibx_driver_is_context(const void *context);
+/* The device of a context, or of the current one for NULL; -1: it is no context. */
+int ibx_driver_device_of(const void *context);
 /* The primary context of that device; NULL: there is no such device. */
 void *ibx_driver_primary(int device);
 

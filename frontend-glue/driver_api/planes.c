@@ -252,25 +252,35 @@ EXPORTED int cuMemcpy3DAsync_v2_ptsz(const struct ibx_driver_memcpy3d *planes, v
 }
 
 /* Copies between contexts of any devices: an address belongs to one device. CUDA_MEMCPY3D_PEER has
- * the contexts in the reserved members of CUDA_MEMCPY3D. */
-static int move_peers(const struct ibx_driver_memcpy3d *planes, void *stream)
+ * the contexts, which may be NULL, in the reserved members of CUDA_MEMCPY3D. */
+static int move_peers(const struct ibx_driver_memcpy3d *p, void *stream, bool waits)
 {
-    const bool some = planes && planes->width && planes->rows && planes->planes;
-    if (!some || !ibx_frontend_captures(stream))
-        return move_planes(planes, stream, false);
-    if (!ibx_driver_is_context(planes->reserved_to) ||
-        !ibx_driver_is_context(planes->reserved_from))
+    const bool some = p && p->width && p->rows && p->planes;
+    const int to_device = some ? ibx_driver_device_of(p->reserved_to) : 0;
+    const int from_device = some ? ibx_driver_device_of(p->reserved_from) : 0;
+    if (to_device < 0 || from_device < 0)
         return CUDA_INVALID_CONTEXT;
-    const uint64_t to = planes->to_array ? planes->from_device : planes->to_device;
-    const uint64_t from = planes->from_array ? planes->to_device : planes->from_device;
-    return ibx_frontend_peers_captured(
-        (void *)(uintptr_t)to, ibx_driver_device(planes->reserved_to), (void *)(uintptr_t)from,
-        ibx_driver_device(planes->reserved_from), planes->width, stream);
+    if (!some || waits || !ibx_frontend_captures(stream))
+        return move_planes(p, stream, waits);
+    const uint64_t to = p->to_array ? p->from_device : p->to_device;
+    const uint64_t from = p->from_array ? p->to_device : p->from_device;
+    return ibx_frontend_peers_captured((void *)(uintptr_t)to, to_device, (void *)(uintptr_t)from,
+                                       from_device, p->width, stream);
+}
+
+EXPORTED int cuMemcpy3DPeer(const struct ibx_driver_memcpy3d *planes)
+{
+    return IN_CONTEXT(move_peers(planes, NULL, true));
+}
+
+EXPORTED int cuMemcpy3DPeer_ptds(const struct ibx_driver_memcpy3d *planes)
+{
+    return IN_CONTEXT(in_own(move_peers(planes, CUDA_STREAM_PER_THREAD, false)));
 }
 
 EXPORTED int cuMemcpy3DPeerAsync(const struct ibx_driver_memcpy3d *planes, void *stream)
 {
-    return IN_CONTEXT_OF(stream, move_peers(planes, stream));
+    return IN_CONTEXT_OF(stream, move_peers(planes, stream, false));
 }
 
 EXPORTED int cuMemcpy3DPeerAsync_ptsz(const struct ibx_driver_memcpy3d *planes, void *stream)
@@ -280,5 +290,3 @@ EXPORTED int cuMemcpy3DPeerAsync_ptsz(const struct ibx_driver_memcpy3d *planes, 
 
 SAME_AS(cuMemcpy3D, cuMemcpy3D_v2)
 SAME_AS(cuMemcpy3DAsync, cuMemcpy3DAsync_v2)
-SAME_AS(cuMemcpy3DPeer, cuMemcpy3D_v2)
-SAME_AS(cuMemcpy3DPeer_ptds, cuMemcpy3D_v2_ptds)

@@ -82,7 +82,7 @@ bool ibx_driver_is_context(const void *context)
     (void)context;
     return true;
 }
-int ibx_driver_device(const struct ibx_driver_context *context)
+int ibx_driver_device_of(const void *context)
 {
     (void)context;
     return 0;

@@ -553,7 +553,9 @@ bool driver_modules()
     return HOLDS(cudaGetLastError() == 0);
 }
 
-bool captures_no_peers(Address memory, void *context, void *stream)
+// CUDA permits no copy between contexts in a capture, which has no graph then. The contexts of such
+// a copy may be NULL, since an address belongs to one device.
+bool copies_peers(Address memory, void *context, void *stream)
 {
     struct { // CUDA_MEMCPY3D_PEER
         std::size_t from_place[4];
@@ -572,12 +574,28 @@ bool captures_no_peers(Address memory, void *context, void *stream)
     copy.from_context = copy.to_context = context;
     copy.from = memory, copy.to = memory + 2000;
     copy.width = 100, copy.rows = copy.planes = 1;
-    REQUIRE(DRIVER(cuMemcpyPeerAsync, Address, void *, Address, void *, std::size_t,
-                   void *)(memory + 2000, context, memory, context, 100, stream) == 900);
-    auto *in_planes = DRIVER(cuMemcpy3DPeerAsync, const void *, void *);
-    REQUIRE(in_planes(&copy, stream) == 900);
+    const auto captured = [&](const auto &copied) {
+        void *graph = nullptr;
+        return !cu("cuStreamBeginCapture_v2", stream, 0) && copied() == 900 &&
+               cu("cuStreamEndCapture", stream, static_cast<void **>(&graph)) == 901 && !graph;
+    };
+    const auto peer = [&](void *to, void *from) {
+        return cu("cuMemcpyPeerAsync", memory + 2000, to, memory, from, std::size_t{100}, stream);
+    };
+    const auto in_planes = [&] {
+        return cu("cuMemcpy3DPeerAsync", static_cast<const void *>(&copy), stream);
+    };
+    const auto at_once = [&] { return cu("cuMemcpy3DPeer", static_cast<const void *>(&copy)); };
+    REQUIRE(captured([&] { return peer(context, context); }) && captured(in_planes));
     copy.to_context = nullptr;
-    return HOLDS(in_planes(&copy, stream) == 201);
+    REQUIRE(captured([&] { return peer(nullptr, context); }) && captured(in_planes));
+    REQUIRE(peer(nullptr, context) == 0 && in_planes() == 0 && at_once() == 0);
+    REQUIRE(cu("cuMemcpyPeer", memory + 2000, context, memory, static_cast<void *>(nullptr),
+               std::size_t{100}) == 0);
+    copy.from_context = &copy; // no context
+    REQUIRE(peer(context, &copy) == 201 && in_planes() == 201 && at_once() == 201);
+    copy.width = 0;
+    return HOLDS(in_planes() == 0 && at_once() == 0);
 }
 
 // Streams, events, functions of the host, graphs, memory in a stream's order.
@@ -606,9 +624,9 @@ bool driver_streams()
                 &ten, 0) == 0);
     REQUIRE(DRIVER(cuStreamSynchronize, void *)(stream) == 0 && called == 11 && status == 0);
     REQUIRE(DRIVER(cuMemAllocAsync, Address *, std::size_t, void *)(&memory, 4000, stream) == 0);
-    // Captured: elements that no byte alone makes are a node. Copies between contexts may not be.
+    REQUIRE(copies_peers(memory, context, stream));
+    // Captured: elements that no byte alone makes are a node.
     REQUIRE(DRIVER(cuStreamBeginCapture_v2, void *, int)(stream, 0) == 0);
-    REQUIRE(captures_no_peers(memory, context, stream));
     REQUIRE(DRIVER(cuMemsetD32Async, Address, unsigned, std::size_t, void *)(memory, 0x01020304,
                                                                              1000, stream) == 0);
     REQUIRE(DRIVER(cuStreamEndCapture, void *, void **)(stream, &graph) == 0 && graph);

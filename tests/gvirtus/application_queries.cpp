@@ -197,7 +197,10 @@ bool batches()
     void *captured = nullptr, *graph = nullptr; // CUDA permits no such copy in a capture
     REQUIRE(cudaStreamCreate(&captured) == 0 && cudaStreamBeginCapture(captured, 0) == 0);
     REQUIRE(ask("cudaMemcpy3DPeerAsync", &p, captured) == 900);
-    REQUIRE(cudaStreamEndCapture(captured, &graph) == 0);
+    int status = 0;
+    REQUIRE(ask("cudaStreamIsCapturing", captured, &status) == 0 && status == 2);
+    REQUIRE(cudaMemsetAsync(device, 0, 1, captured) == 901);
+    REQUIRE(cudaStreamEndCapture(captured, &graph) == 901 && !graph);
     p.from_device = 2;
     REQUIRE(refused(ask("cudaMemcpy3DPeer", &p), 101));
     REQUIRE(refused(ask("cudaMemcpy3DPeerAsync", &p, stream), 101));

@@ -79,7 +79,8 @@ const Calls calls_without_context = {
 int execute(Frame &f)
 {
     if (f.name == "cudaMemcpyPeerAsync" && is_captured(f.back<std::uint64_t>(0)))
-        return 900;
+        return runtime().copy_peer(nullptr, 0, nullptr, 0, 0,
+                                   reinterpret_cast<void *>(f.back<std::uint64_t>(0)));
     if (is_echoed(f.name))
         return f.answer(f.in.data(), f.in.size());
     int code = 0;

@@ -34,6 +34,7 @@ const Runtime &runtime()
                 dlsym(handle, "cudaDeviceEnablePeerAccess");
             *reinterpret_cast<void **>(&made.disable_peer) =
                 dlsym(handle, "cudaDeviceDisablePeerAccess");
+            *reinterpret_cast<void **>(&made.copy_peer) = dlsym(handle, "cudaMemcpyPeerAsync");
         }
         return made;
     }();

@@ -24,6 +24,8 @@ struct Runtime {
     int (*pool_destroy)(void *pool) = nullptr;
     int (*enable_peer)(int peer, unsigned flags) = nullptr;
     int (*disable_peer)(int peer) = nullptr;
+    int (*copy_peer)(void *to, int to_device, const void *from, int from_device, std::size_t n,
+                     void *stream) = nullptr;
 };
 
 // Loaded as GVirtuS loads its plugins, and with them CUDA's runtime.

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #define INVALID_VALUE  1
+#define UNSUPPORTED    900
 #define INVALIDATED    901
 #define WRONG_THREAD   908
 #define MODE_RELAXED   2
@@ -20,7 +21,7 @@ static struct {
     struct double_graph *graph;
     int mode;
     pthread_t thread; /* that has begun it */
-    bool lost;        /* a call has waited for the device, or the thread has loaded a module */
+    bool lost;        /* a call did what CUDA does not permit */
 } capture;
 static unsigned device_waits; /* under way */
 
@@ -77,6 +78,15 @@ static struct graph_node *captured(void *stream, int type)
     }
     pthread_mutex_unlock(&mutex);
     return node;
+}
+
+/* Whether the stream's capture has lost its graph: then CUDA takes no more work. */
+static bool is_lost(const void *stream)
+{
+    pthread_mutex_lock(&mutex);
+    const bool lost = stream && stream == capture.stream && capture.lost;
+    pthread_mutex_unlock(&mutex);
+    return lost;
 }
 
 struct double_graph *graph_captured(void *stream)
@@ -206,7 +216,7 @@ EXPORT void ibx_double_stream_destroyed(void *stream)
 EXPORT int cudaStreamIsCapturing(void *stream, int *status)
 {
     pthread_mutex_lock(&mutex);
-    *status = stream && stream == capture.stream;
+    *status = stream && stream == capture.stream ? 1 + capture.lost : 0;
     pthread_mutex_unlock(&mutex);
     return returns(0);
 }
@@ -222,6 +232,8 @@ EXPORT int cudaMemset2DAsync(void *address, size_t pitch, int value, size_t widt
                                         .height = height};
     if (height > 1 && pitch < width)
         return returns(INVALID_VALUE);
+    if (is_lost(stream))
+        return returns(INVALIDATED);
     struct graph_node *node = captured(stream, NODE_MEMSET);
     if (!node)
         return returns(graph_run_set(&set, stream));
@@ -234,8 +246,24 @@ EXPORT int cudaMemsetAsync(void *address, int value, size_t n, void *stream)
     return cudaMemset2DAsync(address, n, value, n, 1, stream);
 }
 
+/* CUDA permits no copy between devices in a capture, which has no graph then. */
+EXPORT int cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t n,
+                               void *stream)
+{
+    const struct ibx_cuda_memcpy3d copy = {
+        .from = {(void *)(uintptr_t)from, n, n, 1}, .to = {to, n, n, 1}, .extent = {n, 1, 1}};
+    (void)to_device, (void)from_device;
+    pthread_mutex_lock(&mutex);
+    const bool captured = stream && stream == capture.stream, lost = captured && capture.lost;
+    capture.lost = capture.lost || captured;
+    pthread_mutex_unlock(&mutex);
+    return returns(lost ? INVALIDATED : captured ? UNSUPPORTED : graph_run_copy(&copy, stream));
+}
+
 EXPORT int cudaMemcpy3DAsync(const struct ibx_cuda_memcpy3d *p, void *stream)
 {
+    if (is_lost(stream))
+        return returns(INVALIDATED);
     struct graph_node *node = captured(stream, NODE_MEMCPY);
     if (!node)
         return returns(graph_run_copy(p, stream));
