@@ -12,17 +12,6 @@ static void *at(uint64_t address)
     return (void *)(uintptr_t)address;
 }
 
-/* After a copy in the calling thread's stream: waits for it. */
-static int in_own(int rc)
-{
-    return rc ? rc : cudaStreamSynchronize(CUDA_STREAM_PER_THREAD);
-}
-
-static void *own(void *stream)
-{
-    return stream ? stream : CUDA_STREAM_PER_THREAD;
-}
-
 /* In the asynchronous name the suffix comes after "Async". */
 #define COPY(name, suffix, to_type, from_type, to_at, from_at, kind)                               \
     EXPORTED int name##suffix(to_type to, from_type from, size_t n)                                \
@@ -32,7 +21,7 @@ static void *own(void *stream)
     EXPORTED int name##suffix##_ptds(to_type to, from_type from, size_t n)                         \
     {                                                                                              \
         return IN_CONTEXT(                                                                         \
-            in_own(cudaMemcpyAsync(to_at, from_at, n, kind, CUDA_STREAM_PER_THREAD)));             \
+            ibx_driver_in_own(cudaMemcpyAsync(to_at, from_at, n, kind, CUDA_STREAM_PER_THREAD)));  \
     }                                                                                              \
     EXPORTED int name##Async##suffix(to_type to, from_type from, size_t n, void *stream)           \
     {                                                                                              \
@@ -40,7 +29,7 @@ static void *own(void *stream)
     }                                                                                              \
     EXPORTED int name##Async##suffix##_ptsz(to_type to, from_type from, size_t n, void *stream)    \
     {                                                                                              \
-        return name##Async##suffix(to, from, n, own(stream));                                      \
+        return name##Async##suffix(to, from, n, ibx_frontend_own(stream));                         \
     }
 
 COPY(cuMemcpy, , uint64_t, uint64_t, at(to), at(from), CUDA_MEMCPY_DEFAULT)
@@ -89,14 +78,14 @@ EXPORTED int cuMemcpyPeerAsync(uint64_t to, void *to_context, uint64_t from, voi
 EXPORTED int cuMemcpyPeer_ptds(uint64_t to, void *to_context, uint64_t from, void *from_context,
                                size_t n)
 {
-    return IN_CONTEXT(in_own(
+    return IN_CONTEXT(ibx_driver_in_own(
         of_peers(at(to), to_context, at(from), from_context, n, CUDA_STREAM_PER_THREAD, false)));
 }
 
 EXPORTED int cuMemcpyPeerAsync_ptsz(uint64_t to, void *to_context, uint64_t from,
                                     void *from_context, size_t n, void *stream)
 {
-    return cuMemcpyPeerAsync(to, to_context, from, from_context, n, own(stream));
+    return cuMemcpyPeerAsync(to, to_context, from, from_context, n, ibx_frontend_own(stream));
 }
 
 /* --------------------------------------------------------------------- several at once */
@@ -131,7 +120,7 @@ EXPORTED int cuMemcpyBatchAsync_ptsz(const uint64_t *to, const uint64_t *from, c
                                      void *stream)
 {
     return cuMemcpyBatchAsync(to, from, n, count, attributes, first, attribute_count, failed,
-                              own(stream));
+                              ibx_frontend_own(stream));
 }
 
 EXPORTED int cuMemcpyBatchAsync_v2_ptsz(const uint64_t *to, const uint64_t *from, const size_t *n,
@@ -139,7 +128,7 @@ EXPORTED int cuMemcpyBatchAsync_v2_ptsz(const uint64_t *to, const uint64_t *from
                                         const size_t *first, size_t attribute_count, void *stream)
 {
     return cuMemcpyBatchAsync_v2(to, from, n, count, attributes, first, attribute_count,
-                                 own(stream));
+                                 ibx_frontend_own(stream));
 }
 
 /* -------------------------------------------------------------------------------- arrays */

@@ -79,6 +79,12 @@ int ibx_driver_end(const struct ibx_driver_call *call, int begun, int rc);
  * context. */
 #define IN_CONTEXT_OF(handle, expression) MADE((uintptr_t)(handle) <= 2, expression)
 
+/* After a copy in the calling thread's own stream: waits for it. */
+static inline int ibx_driver_in_own(int rc)
+{
+    return rc ? rc : cudaStreamSynchronize(CUDA_STREAM_PER_THREAD);
+}
+
 /* The CUresult for an error of the runtime or of this library. */
 int ibx_driver_result(int rc);
 

@@ -5,11 +5,6 @@
  */
 #include "frontend-glue/driver_api/driver.h"
 
-static void *own(void *stream)
-{
-    return stream ? stream : CUDA_STREAM_PER_THREAD;
-}
-
 int cuStreamSynchronize(void *stream);
 int cuLaunchKernelEx(const struct ibx_driver_launch *launched, const void *function,
                      void **arguments, void **extra);
@@ -27,80 +22,83 @@ IN_STREAM(cuLaunchKernel,
           (const void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
            unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared, void *stream,
            void **arguments, void **extra),
-          function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, own(stream),
-          arguments, extra)
+          function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared,
+          ibx_frontend_own(stream), arguments, extra)
 IN_STREAM(cuLaunchCooperativeKernel,
           (const void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
            unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared, void *stream,
            void **arguments),
-          function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, own(stream),
-          arguments)
+          function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared,
+          ibx_frontend_own(stream), arguments)
 IN_STREAM(cuLaunchHostFunc, (void *stream, void (*function)(void *argument), void *argument),
-          own(stream), function, argument)
+          ibx_frontend_own(stream), function, argument)
 IN_STREAM(cuStreamAddCallback,
           (void *stream, void (*function)(void *stream, int result, void *argument), void *argument,
            unsigned flags),
-          own(stream), function, argument, flags)
+          ibx_frontend_own(stream), function, argument, flags)
 IN_STREAM(cuStreamAttachMemAsync, (void *stream, uint64_t address, size_t n, unsigned flags),
-          own(stream), address, n, flags)
-IN_STREAM(cuStreamQuery, (void *stream), own(stream))
-IN_STREAM(cuStreamSynchronize, (void *stream), own(stream))
-IN_STREAM(cuStreamWaitEvent, (void *stream, void *event, unsigned flags), own(stream), event, flags)
-IN_STREAM(cuStreamGetFlags, (void *stream, unsigned *flags), own(stream), flags)
-IN_STREAM(cuStreamGetPriority, (void *stream, int *priority), own(stream), priority)
-IN_STREAM(cuStreamGetId, (void *stream, unsigned long long *id), own(stream), id)
-IN_STREAM(cuStreamGetDevice, (void *stream, int *device), own(stream), device)
+          ibx_frontend_own(stream), address, n, flags)
+IN_STREAM(cuStreamQuery, (void *stream), ibx_frontend_own(stream))
+IN_STREAM(cuStreamSynchronize, (void *stream), ibx_frontend_own(stream))
+IN_STREAM(cuStreamWaitEvent, (void *stream, void *event, unsigned flags), ibx_frontend_own(stream),
+          event, flags)
+IN_STREAM(cuStreamGetFlags, (void *stream, unsigned *flags), ibx_frontend_own(stream), flags)
+IN_STREAM(cuStreamGetPriority, (void *stream, int *priority), ibx_frontend_own(stream), priority)
+IN_STREAM(cuStreamGetId, (void *stream, unsigned long long *id), ibx_frontend_own(stream), id)
+IN_STREAM(cuStreamGetDevice, (void *stream, int *device), ibx_frontend_own(stream), device)
 IN_STREAM(cuStreamGetCtx, (const void *stream, void **context), stream, context)
 IN_STREAM(cuStreamGetCtx_v2, (const void *stream, void **context, void **green), stream, context,
           green)
-IN_STREAM(cuStreamCopyAttributes, (void *to, void *from), own(to), own(from))
-IN_STREAM(cuStreamGetAttribute, (void *stream, int attribute, void *value), own(stream), attribute,
-          value)
-IN_STREAM(cuStreamSetAttribute, (void *stream, int attribute, const void *value), own(stream),
-          attribute, value)
-IN_STREAM(cuStreamBeginCapture, (void *stream), own(stream))
-IN_STREAM(cuStreamBeginCapture_v2, (void *stream, int mode), own(stream), mode)
+IN_STREAM(cuStreamCopyAttributes, (void *to, void *from), ibx_frontend_own(to),
+          ibx_frontend_own(from))
+IN_STREAM(cuStreamGetAttribute, (void *stream, int attribute, void *value),
+          ibx_frontend_own(stream), attribute, value)
+IN_STREAM(cuStreamSetAttribute, (void *stream, int attribute, const void *value),
+          ibx_frontend_own(stream), attribute, value)
+IN_STREAM(cuStreamBeginCapture, (void *stream), ibx_frontend_own(stream))
+IN_STREAM(cuStreamBeginCapture_v2, (void *stream, int mode), ibx_frontend_own(stream), mode)
 IN_STREAM(cuStreamBeginCaptureToGraph,
           (void *stream, void *graph, void *const *behind, const void *edges, size_t count,
            int mode),
-          own(stream), graph, behind, edges, count, mode)
-IN_STREAM(cuStreamEndCapture, (void *stream, void **graph), own(stream), graph)
-IN_STREAM(cuStreamIsCapturing, (void *stream, int *status), own(stream), status)
-IN_STREAM(cuStreamGetCaptureInfo, (void *stream, int *status, unsigned long long *id), own(stream),
-          status, id)
+          ibx_frontend_own(stream), graph, behind, edges, count, mode)
+IN_STREAM(cuStreamEndCapture, (void *stream, void **graph), ibx_frontend_own(stream), graph)
+IN_STREAM(cuStreamIsCapturing, (void *stream, int *status), ibx_frontend_own(stream), status)
+IN_STREAM(cuStreamGetCaptureInfo, (void *stream, int *status, unsigned long long *id),
+          ibx_frontend_own(stream), status, id)
 IN_STREAM(cuStreamGetCaptureInfo_v2,
           (void *stream, int *status, unsigned long long *id, void **graph, void *const **behind,
            size_t *count),
-          own(stream), status, id, graph, behind, count)
+          ibx_frontend_own(stream), status, id, graph, behind, count)
 IN_STREAM(cuStreamGetCaptureInfo_v3,
           (void *stream, int *status, unsigned long long *id, void **graph, void *const **behind,
            const void **edges, size_t *count),
-          own(stream), status, id, graph, behind, edges, count)
+          ibx_frontend_own(stream), status, id, graph, behind, edges, count)
 IN_STREAM(cuStreamUpdateCaptureDependencies,
-          (void *stream, void *const *nodes, size_t count, unsigned flags), own(stream), nodes,
-          count, flags)
+          (void *stream, void *const *nodes, size_t count, unsigned flags),
+          ibx_frontend_own(stream), nodes, count, flags)
 IN_STREAM(cuStreamUpdateCaptureDependencies_v2,
           (void *stream, void *const *nodes, const void *edges, size_t count, unsigned flags),
-          own(stream), nodes, edges, count, flags)
-IN_STREAM(cuEventRecord, (void *event, void *stream), event, own(stream))
-IN_STREAM(cuEventRecordWithFlags, (void *event, void *stream, unsigned flags), event, own(stream),
-          flags)
-IN_STREAM(cuGraphLaunch, (void *exec, void *stream), exec, own(stream))
-IN_STREAM(cuGraphUpload, (void *exec, void *stream), exec, own(stream))
-IN_STREAM(cuMemAllocAsync, (uint64_t * address, size_t n, void *stream), address, n, own(stream))
+          ibx_frontend_own(stream), nodes, edges, count, flags)
+IN_STREAM(cuEventRecord, (void *event, void *stream), event, ibx_frontend_own(stream))
+IN_STREAM(cuEventRecordWithFlags, (void *event, void *stream, unsigned flags), event,
+          ibx_frontend_own(stream), flags)
+IN_STREAM(cuGraphLaunch, (void *exec, void *stream), exec, ibx_frontend_own(stream))
+IN_STREAM(cuGraphUpload, (void *exec, void *stream), exec, ibx_frontend_own(stream))
+IN_STREAM(cuMemAllocAsync, (uint64_t * address, size_t n, void *stream), address, n,
+          ibx_frontend_own(stream))
 IN_STREAM(cuMemAllocFromPoolAsync, (uint64_t * address, size_t n, void *pool, void *stream),
-          address, n, pool, own(stream))
-IN_STREAM(cuMemFreeAsync, (uint64_t address, void *stream), address, own(stream))
+          address, n, pool, ibx_frontend_own(stream))
+IN_STREAM(cuMemFreeAsync, (uint64_t address, void *stream), address, ibx_frontend_own(stream))
 IN_STREAM(cuMemPrefetchAsync, (uint64_t address, size_t n, int device, void *stream), address, n,
-          device, own(stream))
+          device, ibx_frontend_own(stream))
 IN_STREAM(cuMemPrefetchAsync_v2,
           (uint64_t address, size_t n, struct memory_location location, unsigned flags,
            void *stream),
-          address, n, location, flags, own(stream))
+          address, n, location, flags, ibx_frontend_own(stream))
 IN_STREAM(cuMemcpyHtoAAsync_v2, (void *array, size_t x, const void *from, size_t n, void *stream),
-          array, x, from, n, own(stream))
+          array, x, from, n, ibx_frontend_own(stream))
 IN_STREAM(cuMemcpyAtoHAsync_v2, (void *to, void *array, size_t x, size_t n, void *stream), to,
-          array, x, n, own(stream))
+          array, x, n, ibx_frontend_own(stream))
 
 EXPORTED int cuLaunchKernelEx_ptsz(const struct ibx_driver_launch *launched, const void *function,
                                    void **arguments, void **extra)
@@ -108,7 +106,7 @@ EXPORTED int cuLaunchKernelEx_ptsz(const struct ibx_driver_launch *launched, con
     if (!launched)
         return CUDA_INVALID_VALUE;
     struct ibx_driver_launch in_own = *launched;
-    in_own.stream = own(launched->stream);
+    in_own.stream = ibx_frontend_own(launched->stream);
     return cuLaunchKernelEx(&in_own, function, arguments, extra);
 }
 
@@ -117,7 +115,7 @@ EXPORTED int cuGraphInstantiateWithParams_ptsz(void **exec, void *graph,
 {
     void *stream = p ? p->stream : NULL;
     if (p)
-        p->stream = own(stream);
+        p->stream = ibx_frontend_own(stream);
     const int rc = cuGraphInstantiateWithParams(exec, graph, p);
     if (p)
         p->stream = stream;

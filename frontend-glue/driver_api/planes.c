@@ -127,16 +127,6 @@ static int move_rows(const struct ibx_driver_memcpy2d *r, void *stream, bool wai
     return move(&p, stream, waits);
 }
 
-static int in_own(int rc)
-{
-    return rc ? rc : cudaStreamSynchronize(CUDA_STREAM_PER_THREAD);
-}
-
-static void *own(void *stream)
-{
-    return stream ? stream : CUDA_STREAM_PER_THREAD;
-}
-
 EXPORTED int cuMemcpy2D_v2(const struct ibx_driver_memcpy2d *rows)
 {
     return IN_CONTEXT(move_rows(rows, NULL, true));
@@ -144,7 +134,7 @@ EXPORTED int cuMemcpy2D_v2(const struct ibx_driver_memcpy2d *rows)
 
 EXPORTED int cuMemcpy2D_v2_ptds(const struct ibx_driver_memcpy2d *rows)
 {
-    return IN_CONTEXT(in_own(move_rows(rows, CUDA_STREAM_PER_THREAD, false)));
+    return IN_CONTEXT(ibx_driver_in_own(move_rows(rows, CUDA_STREAM_PER_THREAD, false)));
 }
 
 EXPORTED int cuMemcpy2DAsync_v2(const struct ibx_driver_memcpy2d *rows, void *stream)
@@ -154,7 +144,7 @@ EXPORTED int cuMemcpy2DAsync_v2(const struct ibx_driver_memcpy2d *rows, void *st
 
 EXPORTED int cuMemcpy2DAsync_v2_ptsz(const struct ibx_driver_memcpy2d *rows, void *stream)
 {
-    return cuMemcpy2DAsync_v2(rows, own(stream));
+    return cuMemcpy2DAsync_v2(rows, ibx_frontend_own(stream));
 }
 
 SAME_AS(cuMemcpy2D, cuMemcpy2D_v2)
@@ -238,7 +228,7 @@ EXPORTED int cuMemcpy3D_v2(const struct ibx_driver_memcpy3d *planes)
 
 EXPORTED int cuMemcpy3D_v2_ptds(const struct ibx_driver_memcpy3d *planes)
 {
-    return IN_CONTEXT(in_own(move_planes(planes, CUDA_STREAM_PER_THREAD, false)));
+    return IN_CONTEXT(ibx_driver_in_own(move_planes(planes, CUDA_STREAM_PER_THREAD, false)));
 }
 
 EXPORTED int cuMemcpy3DAsync_v2(const struct ibx_driver_memcpy3d *planes, void *stream)
@@ -248,7 +238,7 @@ EXPORTED int cuMemcpy3DAsync_v2(const struct ibx_driver_memcpy3d *planes, void *
 
 EXPORTED int cuMemcpy3DAsync_v2_ptsz(const struct ibx_driver_memcpy3d *planes, void *stream)
 {
-    return cuMemcpy3DAsync_v2(planes, own(stream));
+    return cuMemcpy3DAsync_v2(planes, ibx_frontend_own(stream));
 }
 
 /* Copies between contexts of any devices: an address belongs to one device. CUDA_MEMCPY3D_PEER has
@@ -275,7 +265,7 @@ EXPORTED int cuMemcpy3DPeer(const struct ibx_driver_memcpy3d *planes)
 
 EXPORTED int cuMemcpy3DPeer_ptds(const struct ibx_driver_memcpy3d *planes)
 {
-    return IN_CONTEXT(in_own(move_peers(planes, CUDA_STREAM_PER_THREAD, false)));
+    return IN_CONTEXT(ibx_driver_in_own(move_peers(planes, CUDA_STREAM_PER_THREAD, false)));
 }
 
 EXPORTED int cuMemcpy3DPeerAsync(const struct ibx_driver_memcpy3d *planes, void *stream)
@@ -285,7 +275,7 @@ EXPORTED int cuMemcpy3DPeerAsync(const struct ibx_driver_memcpy3d *planes, void 
 
 EXPORTED int cuMemcpy3DPeerAsync_ptsz(const struct ibx_driver_memcpy3d *planes, void *stream)
 {
-    return cuMemcpy3DPeerAsync(planes, own(stream));
+    return cuMemcpy3DPeerAsync(planes, ibx_frontend_own(stream));
 }
 
 SAME_AS(cuMemcpy3D, cuMemcpy3D_v2)

@@ -138,8 +138,7 @@ static int set(struct set s, void *stream, bool waits)
     EXPORTED int cuMemsetD##suffix##Async_ptsz(uint64_t address, type value, size_t count,         \
                                                void *stream)                                       \
     {                                                                                              \
-        return cuMemsetD##suffix##Async(address, value, count,                                     \
-                                        stream ? stream : CUDA_STREAM_PER_THREAD);                 \
+        return cuMemsetD##suffix##Async(address, value, count, ibx_frontend_own(stream));          \
     }                                                                                              \
     EXPORTED int cuMemsetD2D##suffix##_v2_ptds(uint64_t address, size_t pitch, type value,         \
                                                size_t width, size_t rows)                          \
@@ -151,7 +150,7 @@ static int set(struct set s, void *stream, bool waits)
                                                  size_t width, size_t rows, void *stream)          \
     {                                                                                              \
         return cuMemsetD2D##suffix##Async(address, pitch, value, width, rows,                      \
-                                          stream ? stream : CUDA_STREAM_PER_THREAD);               \
+                                          ibx_frontend_own(stream));                               \
     }
 
 SET(8, uint8_t, 1)

@@ -127,7 +127,7 @@ static int add_all(void *stream, unsigned count, const struct operation *all, un
     SAME_AS(call##_v2, call)                                                                       \
     EXPORTED int call##_ptsz(void *stream, uint64_t address, number value, unsigned flags)         \
     {                                                                                              \
-        return call(stream ? stream : CUDA_STREAM_PER_THREAD, address, value, flags);              \
+        return call(ibx_frontend_own(stream), address, value, flags);                              \
     }                                                                                              \
     SAME_AS(call##_v2_ptsz, call##_ptsz)
 
@@ -145,7 +145,7 @@ EXPORTED int cuStreamBatchMemOp(void *stream, unsigned count, const struct opera
 EXPORTED int cuStreamBatchMemOp_ptsz(void *stream, unsigned count, const struct operation *all,
                                      unsigned flags)
 {
-    return cuStreamBatchMemOp(stream ? stream : CUDA_STREAM_PER_THREAD, count, all, flags);
+    return cuStreamBatchMemOp(ibx_frontend_own(stream), count, all, flags);
 }
 
 SAME_AS(cuStreamBatchMemOp_v2, cuStreamBatchMemOp)

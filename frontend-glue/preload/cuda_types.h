@@ -52,6 +52,12 @@
 /* cudaStreamPerThread, the calling thread's; the legacy stream's values are 0 and 1. */
 #define CUDA_STREAM_PER_THREAD ((void *)2)
 
+/* The stream that a program with a default stream for each thread means. */
+static inline void *ibx_frontend_own(void *stream)
+{
+    return stream ? stream : CUDA_STREAM_PER_THREAD;
+}
+
 struct dim3 {
     unsigned x, y, z;
 };

@@ -16,7 +16,7 @@
 
 static void *own(void *stream)
 {
-    void *in = stream ? stream : CUDA_STREAM_PER_THREAD;
+    void *in = ibx_frontend_own(stream);
     ibx_frontend_stream_used(in);
     return in;
 }
