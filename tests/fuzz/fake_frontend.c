@@ -451,6 +451,11 @@ bool ibx_frontend_planes_in_stream(const struct ibx_cuda_memcpy3d *copy, void *s
     (void)copy, (void)stream, (void)rc;
     return false;
 }
+size_t ibx_frontend_planes_extent(size_t pitch, size_t rows, const struct ibx_cuda_extent *extent)
+{
+    (void)pitch, (void)rows, (void)extent;
+    return 0;
+}
 bool ibx_frontend_stream_gone(const void *stream, unsigned *flags)
 {
     (void)stream, (void)flags;

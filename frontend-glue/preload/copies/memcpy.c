@@ -110,7 +110,9 @@ static bool is_permitted(void *at, size_t n, bool writes)
  * here, because that takes half as long as such a call. */
 static bool is_there(const struct ibx_frontend_copy *copy)
 {
-    const size_t rows = copy->rows ? copy->rows - 1 : 0, n = ibx_frontend_copy_extent(copy);
+    const size_t n = ibx_frontend_copy_extent(copy);
+    const size_t there =
+        ibx_frontend_extent(copy->device_pitch, copy->n, copy->rows ? copy->rows : 1);
     if (ibx_frontend_host_ours(copy->host, n))
         return true;
     if (ibx_frontend_only_device(copy->host)) /* it is device memory */
@@ -122,7 +124,7 @@ static bool is_there(const struct ibx_frontend_copy *copy)
     void *const first = (void *)(at - before);
     if (!ibx_frontend_all_mapped(copy->host, n))
         return false;
-    return !ibx_frontend_goes_beyond(copy->device, rows * copy->device_pitch + copy->n) ||
+    return !ibx_frontend_goes_beyond(copy->device, there) ||
            is_permitted(first, before + n, !copy->to_device);
 }
 

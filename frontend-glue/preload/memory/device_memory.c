@@ -196,6 +196,25 @@ bool ibx_frontend_goes_beyond(uintptr_t address, size_t n)
     return beyond;
 }
 
+size_t ibx_frontend_planes_extent(size_t pitch, size_t rows, const struct ibx_cuda_extent *extent)
+{
+    size_t plane, planes, row;
+    if (!extent->width || !extent->height || !extent->depth)
+        return 0;
+    return __builtin_mul_overflow(pitch, rows, &plane) ||
+                   __builtin_mul_overflow(plane, extent->depth - 1, &planes) ||
+                   __builtin_mul_overflow(pitch, extent->height - 1, &row) ||
+                   __builtin_add_overflow(planes, row, &planes) ||
+                   __builtin_add_overflow(planes, extent->width, &planes)
+               ? SIZE_MAX
+               : planes;
+}
+
+size_t ibx_frontend_extent(size_t pitch, size_t width, size_t height)
+{
+    return ibx_frontend_planes_extent(pitch, 0, &(struct ibx_cuda_extent){width, height, 1});
+}
+
 void ibx_frontend_device_memory(void *address, size_t n)
 {
     ibx_frontend_memory_of(address, n, ibx_frontend_current_device());

@@ -109,6 +109,10 @@ bool ibx_frontend_given_out(const void *address);
 bool ibx_frontend_only_device(const void *address);
 /* Whether n bytes are more than the device allocation there has, as far as it is known. */
 bool ibx_frontend_goes_beyond(uintptr_t address, size_t n);
+/* The bytes from the first one of rows, or of planes of `rows` rows, to the last one: 0 of nothing,
+ * SIZE_MAX if they are more than there can be. */
+size_t ibx_frontend_extent(size_t pitch, size_t width, size_t height);
+size_t ibx_frontend_planes_extent(size_t pitch, size_t rows, const struct ibx_cuda_extent *extent);
 /* The device on which it was allocated; if unknown, the current one. */
 int ibx_frontend_device_of(const void *address);
 /* Notes device memory that another call than cudaMalloc has returned, and its end. */

@@ -30,17 +30,6 @@ static bool is_nowhere(const void *address, size_t n)
     return !address && n && ibx_frontend_plugin();
 }
 
-/* The bytes from the first one to the last one; SIZE_MAX: more than there are. */
-static size_t extent_of(size_t pitch, size_t width, size_t height)
-{
-    size_t all;
-    return !width || !height ? 0
-           : __builtin_mul_overflow(pitch, height - 1, &all) ||
-                   __builtin_add_overflow(all, width, &all)
-               ? SIZE_MAX
-               : all;
-}
-
 /* The back end does not know the requests below, so GVirtuS makes the calls. */
 static atomic_bool gvirtus_sets;
 
@@ -129,7 +118,7 @@ int cudaMemset2DAsync(void *address, size_t pitch, int value, size_t width, size
     ibx_put_u64(&e.body, height);
     put_handle(&e.body, stream);
     return ibx_frontend_captured(&e, stream, &rc) ||
-                   set_within(&e, address, extent_of(pitch, width, height), &rc)
+                   set_within(&e, address, ibx_frontend_extent(pitch, width, height), &rc)
                ? rc
                : CALL_NEXT(cudaMemset2DAsync, address, pitch, value, width, height, stream);
 }

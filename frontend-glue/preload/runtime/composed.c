@@ -35,14 +35,12 @@ int cudaMalloc3D(struct ibx_cuda_pitched *memory, struct ibx_cuda_extent extent)
 int cudaMemset3DAsync(struct ibx_cuda_pitched memory, int value, struct ibx_cuda_extent extent,
                       void *stream)
 {
-    size_t plane, all;
-    if (!extent.width || !extent.height || !extent.depth)
+    const size_t n = ibx_frontend_planes_extent(memory.pitch, memory.y, &extent);
+    const size_t plane = memory.pitch * memory.y;
+    if (!n)
         return CUDA_SUCCESS;
-    if (!memory.at || extent.width > memory.pitch || extent.height > memory.y ||
-        __builtin_mul_overflow(memory.pitch, memory.y, &plane) ||
-        __builtin_mul_overflow(plane, extent.depth, &all) ||
-        ibx_frontend_goes_beyond((uintptr_t)memory.at,
-                                 all - plane + memory.pitch * (extent.height - 1) + extent.width))
+    if (!memory.at || extent.width > memory.pitch || extent.height > memory.y || n == SIZE_MAX ||
+        ibx_frontend_goes_beyond((uintptr_t)memory.at, n))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (extent.height == memory.y) /* the planes are contiguous */
         return cudaMemset2DAsync(memory.at, memory.pitch, value, extent.width,
