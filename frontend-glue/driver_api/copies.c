@@ -90,46 +90,52 @@ EXPORTED int cuMemcpyPeerAsync_ptsz(uint64_t to, void *to_context, uint64_t from
 
 /* --------------------------------------------------------------------- several at once */
 
-EXPORTED int cuMemcpyBatchAsync_v2(const uint64_t *to, const uint64_t *from, const size_t *n,
-                                   size_t count, const struct copy_attributes *attributes,
-                                   const size_t *first, size_t attribute_count, void *stream)
+/* CUDA 12's versions, without _v2, tell which copy has failed. */
+static int batch(const uint64_t *to, const uint64_t *from, const size_t *n, size_t count,
+                 const struct copy_attributes *attributes, const size_t *first,
+                 size_t attribute_count, size_t *failed, void *stream)
 {
-    const int version = ibx_frontend_cuda_version();
-    const bool counts = version && version < 13;
-    return IN_CONTEXT_OF(stream,
-                         cudaMemcpyBatchAsync((void *const *)(const void *)to,
-                                              (const void *const *)(const void *)from, n, count,
-                                              attributes, first, attribute_count,
-                                              counts ? NULL : stream, counts ? stream : NULL));
+    const struct copy_batch all = {(void *const *)(const void *)to,
+                                   (const void *const *)(const void *)from,
+                                   n,
+                                   count,
+                                   attributes,
+                                   first,
+                                   attribute_count};
+    return IN_CONTEXT_OF(stream, ibx_frontend_copy_batch(&all, failed, stream));
 }
 
-/* CUDA 12's version tells which copy has failed. */
-EXPORTED int cuMemcpyBatchAsync(const uint64_t *to, const uint64_t *from, const size_t *n,
-                                size_t count, const struct copy_attributes *attributes,
-                                const size_t *first, size_t attribute_count, size_t *failed,
-                                void *stream)
-{
-    if (failed)
-        *failed = SIZE_MAX;
-    return cuMemcpyBatchAsync_v2(to, from, n, count, attributes, first, attribute_count, stream);
-}
+#define BATCH(suffix, stream_of)                                                                   \
+    EXPORTED int cuMemcpyBatchAsync##suffix(                                                       \
+        const uint64_t *to, const uint64_t *from, const size_t *n, size_t count,                   \
+        const struct copy_attributes *attributes, const size_t *first, size_t attribute_count,     \
+        size_t *failed, void *stream)                                                              \
+    {                                                                                              \
+        return batch(to, from, n, count, attributes, first, attribute_count, failed, stream_of);   \
+    }                                                                                              \
+    EXPORTED int cuMemcpyBatchAsync_v2##suffix(                                                    \
+        const uint64_t *to, const uint64_t *from, const size_t *n, size_t count,                   \
+        const struct copy_attributes *attributes, const size_t *first, size_t attribute_count,     \
+        void *stream)                                                                              \
+    {                                                                                              \
+        return batch(to, from, n, count, attributes, first, attribute_count, NULL, stream_of);     \
+    }                                                                                              \
+    EXPORTED int cuMemcpy3DBatchAsync##suffix(size_t count, const struct planes_in_batch *list,    \
+                                              size_t *failed, unsigned long long flags,            \
+                                              void *stream)                                        \
+    {                                                                                              \
+        return IN_CONTEXT_OF(                                                                      \
+            stream, ibx_frontend_copy_planes_batch(count, list, failed, flags, stream_of));        \
+    }                                                                                              \
+    EXPORTED int cuMemcpy3DBatchAsync_v2##suffix(size_t count, const struct planes_in_batch *list, \
+                                                 unsigned long long flags, void *stream)           \
+    {                                                                                              \
+        return IN_CONTEXT_OF(stream,                                                               \
+                             ibx_frontend_copy_planes_batch(count, list, NULL, flags, stream_of)); \
+    }
 
-EXPORTED int cuMemcpyBatchAsync_ptsz(const uint64_t *to, const uint64_t *from, const size_t *n,
-                                     size_t count, const struct copy_attributes *attributes,
-                                     const size_t *first, size_t attribute_count, size_t *failed,
-                                     void *stream)
-{
-    return cuMemcpyBatchAsync(to, from, n, count, attributes, first, attribute_count, failed,
-                              ibx_frontend_own(stream));
-}
-
-EXPORTED int cuMemcpyBatchAsync_v2_ptsz(const uint64_t *to, const uint64_t *from, const size_t *n,
-                                        size_t count, const struct copy_attributes *attributes,
-                                        const size_t *first, size_t attribute_count, void *stream)
-{
-    return cuMemcpyBatchAsync_v2(to, from, n, count, attributes, first, attribute_count,
-                                 ibx_frontend_own(stream));
-}
+BATCH(, stream)
+BATCH(_ptsz, ibx_frontend_own(stream))
 
 /* -------------------------------------------------------------------------------- arrays */
 

@@ -80,6 +80,7 @@ static const struct {
     {"cuMemcpy2DUnaligned", 3020, "_v2"},
     {"cuMemcpy3D", 3020, "_v2"},
     {"cuMemcpy3DAsync", 3020, "_v2"},
+    {"cuMemcpy3DBatchAsync", 13000, "_v2"},
     {"cuMemcpyAtoA", 3020, "_v2"},
     {"cuMemcpyAtoD", 3020, "_v2"},
     {"cuMemcpyAtoH", 3020, "_v2"},

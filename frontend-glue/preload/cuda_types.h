@@ -177,6 +177,37 @@ struct copy_attributes {
     struct memory_location from, to;
     unsigned flags;
 };
+/* The arguments of cudaMemcpyBatchAsync. */
+struct copy_batch {
+    void *const *to;
+    const void *const *from;
+    const size_t *n;
+    size_t count;
+    const struct copy_attributes *attributes;
+    const size_t *first; /* copy for which each of them is */
+    size_t attribute_count;
+};
+/* cudaMemcpy3DOperand, cudaMemcpy3DBatchOp */
+struct planes_operand {
+    int type;
+    union {
+        struct {
+            void *at;
+            size_t row, rows; /* in elements, of a plane */
+            struct memory_location where;
+        } memory;
+        struct {
+            void *array;
+            struct ibx_cuda_extent at;
+        } array;
+    } of;
+};
+struct planes_in_batch {
+    struct planes_operand from, to;
+    struct ibx_cuda_extent extent; /* in elements */
+    int order;
+    unsigned flags;
+};
 /* cudaMemcpy3DPeerParms */
 struct peer_planes {
     void *from_array;

@@ -306,10 +306,13 @@ int cudaLibraryGetGlobal(void **address, size_t *n, void *library, const char *n
 int cudaFuncGetName(const char **name, const void *function);
 int cudaGetKernel(void **kernel, const void *function);
 int cudaKernelSetAttributeForDevice(void *kernel, int attribute, int value, int device);
-/* composed.c */
+/* batches.c */
 int cudaMemcpyBatchAsync(void *const *to, const void *const *from, const size_t *n, size_t count,
                          const struct copy_attributes *attributes, const size_t *first,
                          size_t attribute_count, void *a, void *b);
+int cudaMemcpy3DBatchAsync(size_t count, const struct planes_in_batch *list, uintptr_t a,
+                           uintptr_t b, void *c);
+/* composed.c */
 int cudaMemcpy3DPeer(const struct peer_planes *parameters);
 int cudaMemcpy3DPeerAsync(const struct peer_planes *parameters, void *stream);
 int cudaMemPrefetchBatchAsync(void *const *addresses, const size_t *n, size_t count,

@@ -137,6 +137,17 @@ struct CopyAttributes {
     Location from, to;
     unsigned flags;
 };
+struct Operand { // cudaMemcpy3DOperand
+    long type;   // 1: memory, 2: an array
+    void *at;
+    std::size_t place[3]; // lengths of rows and planes, or where in the array
+};
+struct PlanesInBatch { // cudaMemcpy3DBatchOp
+    Operand from, to;
+    ibx_cuda_extent extent;
+    int order;
+    unsigned flags;
+};
 struct Peers {
     void *from_array;
     ibx_cuda_extent from_at;
@@ -185,7 +196,26 @@ bool batches()
         REQUIRE(back[0] == 'b' && back[n - 1] == 'b' && device_has(device, there.data(), n));
     }
     from[1] = device, to[1] = device + n;
-    at_once.order = 0;
+    for (std::size_t wrong : {std::size_t{0}, n + 1}) { // a copy of nothing is an error, too
+        const std::size_t some[] = {n, wrong, n};
+        std::size_t failed = 77;
+        REQUIRE(ask("cuInit", 0u) == 0);
+        const auto driver = [&](CopyAttributes *attributes) { // CUDA 12's
+            return ask("cuMemcpyBatchAsync", static_cast<void *const *>(to),
+                       static_cast<const void *const *>(from), static_cast<const size_t *>(some),
+                       std::size_t{3}, attributes, static_cast<const size_t *>(first),
+                       std::size_t{1}, &failed, stream);
+        };
+        REQUIRE(driver(&at_once) == 1 && failed == 1);
+        CopyAttributes unordered = {};
+        REQUIRE(driver(&unordered) == 1 && failed == SIZE_MAX);
+    }
+    REQUIRE(cudaStreamBeginCapture(stream, 0) == 0 && batch(&at_once, stream) == 900);
+    void *empty = nullptr; // the capture goes on
+    REQUIRE(cudaStreamEndCapture(stream, &empty) == 0 && empty);
+    at_once.flags = 2;
+    REQUIRE(refused(batch(&at_once, stream), 1));
+    at_once.flags = 1, at_once.order = 0;
     REQUIRE(refused(batch(&at_once, stream), 1));
     // Planes between devices.
     Peers p = {};
@@ -205,6 +235,68 @@ bool batches()
     REQUIRE(refused(ask("cudaMemcpy3DPeer", &p), 101));
     REQUIRE(refused(ask("cudaMemcpy3DPeerAsync", &p, stream), 101));
     return HOLDS(cudaFreeHost(pinned) == 0 && cudaFree(device) == 0);
+}
+
+// Several copies of planes in one call, between the host, the device and an array. One that is
+// wrong keeps out all of them.
+bool batches_of_planes()
+{
+    constexpr std::size_t n = 4096, row = 16;
+    void *stream = nullptr, *array = nullptr;
+    char *device = device_memory(n);
+    std::vector<char> there(n), back(n);
+    random_fill(there.data(), n, 8);
+    const ibx_cuda_channel words = {32, 0, 0, 0, 0};
+    REQUIRE(device && cudaStreamCreate(&stream) == 0 && cudaMemset(device, 0, n) == 0);
+    REQUIRE(ask("cudaMallocArray", &array, &words, std::size_t{8}, std::size_t{4}, 0u) == 0);
+    // Rows of 16 bytes in rows of 32, planes of 4 rows in those of 5; then 8 words from an array.
+    PlanesInBatch all[] = {
+        {{1, there.data(), {32, 5, 0}}, {1, device, {0, 0, 0}}, {row, 4, 2}, 1, 0},
+        {{1, there.data() + 1024, {0, 0, 0}}, {2, array, {0, 0, 0}}, {8, 4, 1}, 2, 1}};
+    const auto batch = [&](std::size_t count, void *in, unsigned long long flags = 0) {
+        return ask("cudaMemcpy3DBatchAsync", count, static_cast<const PlanesInBatch *>(all), flags,
+                   in);
+    };
+    REQUIRE(batch(2, stream) == 0 && cudaStreamSynchronize(stream) == 0);
+    for (std::size_t z = 0; z < 2; z++)
+        for (std::size_t y = 0; y < 4; y++)
+            REQUIRE(device_has(device + (z * 4 + y) * row, &there[(z * 5 + y) * 32], row));
+    std::swap(all[1].from, all[1].to);
+    all[1].to.at = back.data();
+    all[0] = {{1, device, {0, 0, 0}}, {1, device + 2048, {0, 0, 0}}, {128, 1, 1}, 1, 0};
+    REQUIRE(batch(2, stream) == 0 && cudaStreamSynchronize(stream) == 0);
+    REQUIRE(!std::memcmp(back.data(), &there[1024], 8 * 4 * 4));
+    REQUIRE(cudaMemcpy(back.data(), device + 2048, 128, D2H) == 0);
+    REQUIRE(!std::memcmp(back.data() + row, &there[32], row));
+    const PlanesInBatch good = all[1];
+    const auto refuses = [&](const PlanesInBatch &wrong) {
+        all[1] = wrong;
+        return refused(batch(2, stream), 1);
+    };
+    REQUIRE(cudaMemset(device + 2048, 'k', 128) == 0);
+    for (int which = 0; which < 12; which++) {
+        PlanesInBatch wrong = good;
+        wrong.extent.width = which == 0 ? 0 : 8;
+        wrong.order = which == 1 ? 0 : which == 2 ? 4 : 1;
+        wrong.flags = which == 3 ? 2 : 0;
+        wrong.to.type = which == 4 ? 0 : which == 5 ? 3 : 1;
+        wrong.to.place[0] = which == 6 ? 7 : 0; // a row is shorter than what is copied
+        wrong.to.place[1] = which == 7 ? 3 : 0;
+        wrong.to.at = which == 8 ? nullptr : which == 9 ? device + n - 100 : back.data();
+        wrong.from.at = which == 10 ? nullptr : array;
+        wrong.extent.depth = which == 11 ? 0 : 1;
+        REQUIRE(refuses(wrong));
+    }
+    all[1] = good;
+    REQUIRE(refused(batch(2, nullptr), 1) && refused(batch(0, stream), 1));
+    REQUIRE(refused(batch(2, stream, 1), 1));
+    std::size_t failed = 0;
+    all[1].extent.height = 0;
+    REQUIRE(ask("cuMemcpy3DBatchAsync", std::size_t{2}, static_cast<const PlanesInBatch *>(all),
+                &failed, 0ull, stream) == 1);
+    const std::vector<char> kept(128, 'k');
+    REQUIRE(failed == 1 && device_has(device + 2048, kept.data(), 128));
+    return HOLDS(ask("cudaFreeArray", array) == 0 && cudaFree(device) == 0);
 }
 
 // Pools of a place: a device has one, memory of the host has none here.
@@ -415,6 +507,6 @@ bool visible_devices()
 bool queries()
 {
     return HOLDS(streams() && short_events() && devices_of_it() && kernels() && batches() &&
-                 pools_at_places() && copies_of_graphs() && neighbours() && wrong_arguments() &&
-                 errors_in_order());
+                 batches_of_planes() && pools_at_places() && copies_of_graphs() && neighbours() &&
+                 wrong_arguments() && errors_in_order());
 }

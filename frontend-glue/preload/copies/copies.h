@@ -3,6 +3,7 @@
  * Copies, and what bytes are copied to and from besides memory.
  *
  *   memcpy.c         cudaMemcpy*
+ *   batches.c        cudaMemcpyBatchAsync, cudaMemcpy3DBatchAsync
  *   symbols.c        copies to and from variables; the profiler's calls
  *   arrays.c, mipmaps.c, textures.c  arrays, textures and surfaces, as extension requests
  *   device_objects.c  the list of these objects, and their end when a device is reset
@@ -25,6 +26,14 @@ int ibx_frontend_are_devices(int one, int other);
  * side needs one of memory. */
 int ibx_frontend_peers_captured(void *to, int to_device, const void *from, int from_device,
                                 size_t n, void *stream);
+
+/* ------------------------------------------------------------------------------------ batches.c */
+
+/* The calls with a place, which may be NULL, for the index of the copy that has failed; SIZE_MAX:
+ * it was no certain one. */
+int ibx_frontend_copy_batch(const struct copy_batch *batch, size_t *failed, void *stream);
+int ibx_frontend_copy_planes_batch(size_t count, const struct planes_in_batch *list, size_t *failed,
+                                   unsigned long long flags, void *stream);
 
 /* ------------------------------------------------------------------------------------- arrays.c */
 

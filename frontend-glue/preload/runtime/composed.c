@@ -100,63 +100,7 @@ int cudaEventRecordWithFlags(void *event, void *stream, unsigned flags)
     return cudaEventRecord(event, stream);
 }
 
-/* ------------------------------------------------------------------- several copies at once */
-
-#define AT_ONCE 2 /* cudaMemcpySrcAccessOrderDuringApiCall */
-#define ORDERS  3
-
-static bool is_part_of(const void *address, size_t n)
-{
-    return address &&
-           !(ibx_frontend_goes_beyond((uintptr_t)address, n) && ibx_frontend_is_device(address));
-}
-
-/* The first copy that is an error as far as is known here, or `count`. CUDA makes none then. */
-static size_t first_wrong(void *const *to, const void *const *from, const size_t *n, size_t count)
-{
-    for (size_t i = 0; i < count; i++) {
-        if (n[i] && (n[i] > PTRDIFF_MAX || !is_part_of(to[i], n[i]) || !is_part_of(from[i], n[i])))
-            return i;
-    }
-    return count;
-}
-
-/* Before CUDA 13 there is one more parameter before the stream: where the index of the copy that
- * fails is written. */
-int cudaMemcpyBatchAsync(void *const *to, const void *const *from, const size_t *n, size_t count,
-                         const struct copy_attributes *attributes, const size_t *first,
-                         size_t attribute_count, void *a, void *b)
-{
-    const int version = ibx_frontend_cuda_version();
-    const bool counts = version && version < 13;
-    size_t *failed = counts ? a : NULL;
-    void *stream = counts ? b : a;
-    bool at_once = false;
-    int rc = !to || !from || !n || !count || !attributes || !first || !attribute_count ||
-                     (uintptr_t)stream <= 1 || first[0]
-                 ? CUDA_INVALID_VALUE
-                 : CUDA_SUCCESS;
-    for (size_t i = 0; i < attribute_count && !rc; i++) {
-        at_once = at_once || attributes[i].order == AT_ONCE;
-        if (attributes[i].order <= 0 || attributes[i].order > ORDERS)
-            rc = CUDA_INVALID_VALUE;
-    }
-    if (failed)
-        *failed = SIZE_MAX;
-    if (rc)
-        return ibx_frontend_fail(rc);
-    const size_t wrong = first_wrong(to, from, n, count);
-    if (wrong < count && failed)
-        *failed = wrong;
-    if (wrong < count)
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    for (size_t i = 0; i < count && !rc; i++) {
-        rc = cudaMemcpyAsync(to[i], from[i], n[i], CUDA_MEMCPY_DEFAULT, stream);
-        if (rc && failed)
-            *failed = i;
-    }
-    return rc || !at_once ? rc : cudaStreamSynchronize(stream);
-}
+/* ----------------------------------------------------------------- copies between devices */
 
 /* The devices of a process share one address space, so the numbers of the two devices are only
  * checked. */
@@ -195,6 +139,8 @@ int cudaMemcpy3DPeerAsync(const struct peer_planes *parameters, void *stream)
                                            parameters->from_device, copy.extent.width, stream);
     return rc ? rc : cudaMemcpy3DAsync(&copy, stream);
 }
+
+/* ---------------------------------------------------------------- hints for several places */
 
 int cudaMemPrefetchBatchAsync(void *const *addresses, const size_t *n, size_t count,
                               const struct memory_location *to, const size_t *first,

@@ -58,6 +58,16 @@ EXPORTED int cudaMemcpyBatchAsync_ptsz(void *const *to, const void *const *from,
                                 ninth ? a : own(a), ninth ? own(b) : b);
 }
 
+/* The stream is the fourth argument from CUDA 13 on, and the fifth before. */
+EXPORTED int cudaMemcpy3DBatchAsync_ptsz(size_t count, const struct planes_in_batch *list,
+                                         uintptr_t a, uintptr_t b, void *c)
+{
+    const int version = ibx_frontend_cuda_version();
+    const bool fifth = version && version < 13;
+    return cudaMemcpy3DBatchAsync(count, list, a, fifth ? b : (uintptr_t)own((void *)b),
+                                  fifth ? own(c) : c);
+}
+
 IN_STREAM(cudaLaunchKernel,
           (const void *function, struct dim3 grid, struct dim3 block, void **arguments,
            size_t shared, void *stream),

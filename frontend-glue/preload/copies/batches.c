@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/*
+ * Several copies in one call (cudaMemcpyBatchAsync, cudaMemcpy3DBatchAsync). They are made one
+ * after another, in the order of the stream. CUDA checks all of them before it makes the first one,
+ * and so does this, as far as it can tell: a copy that fails later does not keep out those behind
+ * it.
+ */
+#include "frontend-glue/preload/copies/copies.h"
+#include "frontend-glue/preload/memory/memory.h"
+#include "frontend-glue/preload/preload.h"
+#include "frontend-glue/preload/streams/streams.h"
+
+#include <stdint.h>
+
+#define AT_ONCE 2 /* cudaMemcpySrcAccessOrderDuringApiCall */
+#define ORDERS  3
+#define OVERLAP 1u /* cudaMemcpyFlagPreferOverlapWithCompute, a hint */
+
+static bool is_part_of(const void *address, size_t n)
+{
+    return address && n && n <= PTRDIFF_MAX &&
+           !(ibx_frontend_goes_beyond((uintptr_t)address, n) && ibx_frontend_is_device(address));
+}
+
+static bool is_way(int order, unsigned flags)
+{
+    return order > 0 && order <= ORDERS && !(flags & ~OVERLAP);
+}
+
+/* Before the copies of a batch. CUDA captures none. */
+static int begin(void *stream, size_t *failed, size_t wrong, size_t count)
+{
+    if (wrong < count) {
+        *failed = wrong;
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    }
+    return ibx_frontend_captures(stream) ? ibx_frontend_fail(CUDA_CAPTURE_UNSUPPORTED)
+                                         : CUDA_SUCCESS;
+}
+
+/* ------------------------------------------------------------------------------------- of rows */
+
+/* Each entry of the attributes is for the copies from first[i] on. */
+static bool are_ways(const struct copy_attributes *attributes, const size_t *first,
+                     size_t attribute_count, size_t count, bool *at_once)
+{
+    bool good = attributes && first && attribute_count && attribute_count <= count && !first[0];
+    for (size_t i = 0; i < attribute_count && good; i++) {
+        good = is_way(attributes[i].order, attributes[i].flags) && first[i] < count &&
+               (!i || first[i] > first[i - 1]);
+        *at_once = *at_once || attributes[i].order == AT_ONCE;
+    }
+    return good;
+}
+
+int ibx_frontend_copy_batch(const struct copy_batch *b, size_t *failed, void *stream)
+{
+    size_t none, wrong = 0;
+    bool at_once = false;
+    failed = failed ? failed : &none;
+    *failed = SIZE_MAX;
+    if (!b->to || !b->from || !b->n || (uintptr_t)stream <= 1 ||
+        !are_ways(b->attributes, b->first, b->attribute_count, b->count, &at_once))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    while (wrong < b->count && is_part_of(b->to[wrong], b->n[wrong]) &&
+           is_part_of(b->from[wrong], b->n[wrong]))
+        wrong++;
+    int rc = begin(stream, failed, wrong, b->count);
+    for (size_t i = 0; i < b->count && !rc; i++) {
+        rc = cudaMemcpyAsync(b->to[i], b->from[i], b->n[i], CUDA_MEMCPY_DEFAULT, stream);
+        if (rc)
+            *failed = i;
+    }
+    return rc || !at_once ? rc : cudaStreamSynchronize(stream);
+}
+
+/* Before CUDA 13 there is one more parameter before the stream: where the index of the copy that
+ * fails is written. */
+int cudaMemcpyBatchAsync(void *const *to, const void *const *from, const size_t *n, size_t count,
+                         const struct copy_attributes *attributes, const size_t *first,
+                         size_t attribute_count, void *a, void *b)
+{
+    const int version = ibx_frontend_cuda_version();
+    const bool counts = version && version < 13;
+    const struct copy_batch batch = {to, from, n, count, attributes, first, attribute_count};
+    return ibx_frontend_copy_batch(&batch, counts ? a : NULL, counts ? b : a);
+}
+
+/* ----------------------------------------------------------------------------------- of planes */
+
+enum { POINTER = 1, ARRAY }; /* cudaMemcpy3DOperandType */
+
+/* The bytes of an element of both sides: 1 without arrays. 0: they differ, or are not known. */
+static size_t element_of(const struct planes_operand *from, const struct planes_operand *to,
+                         bool *known)
+{
+    bool from_known = true, to_known = true;
+    const bool arrays = from->type == ARRAY || to->type == ARRAY;
+    const size_t of_from =
+        from->type == ARRAY ? ibx_frontend_array_element(from->of.array.array, &from_known) : 0;
+    const size_t of_to =
+        to->type == ARRAY ? ibx_frontend_array_element(to->of.array.array, &to_known) : of_from;
+    *known = from_known && to_known;
+    return !arrays ? 1 : from->type == ARRAY && of_from != of_to ? 0 : of_to;
+}
+
+/* Memory from the first byte of the copy on: lengths are in elements, and 0 is what is copied. */
+static bool memory_of(const struct planes_operand *o, const struct ibx_cuda_extent *extent,
+                      size_t element, struct ibx_cuda_pitched *memory)
+{
+    const size_t length = o->of.memory.row ? o->of.memory.row : extent->width;
+    const size_t rows = o->of.memory.rows ? o->of.memory.rows : extent->height;
+    struct ibx_cuda_extent bytes = *extent;
+    size_t pitch;
+    if (length < extent->width || rows < extent->height ||
+        __builtin_mul_overflow(length, element, &pitch))
+        return false;
+    bytes.width *= element;
+    *memory = (struct ibx_cuda_pitched){o->of.memory.at, pitch, pitch, rows};
+    return is_part_of(memory->at, ibx_frontend_planes_extent(pitch, rows, &bytes));
+}
+
+static bool side_of(const struct planes_operand *o, const struct ibx_cuda_extent *extent,
+                    size_t element, void **array, struct ibx_cuda_extent *at,
+                    struct ibx_cuda_pitched *memory)
+{
+    if (o->type != ARRAY)
+        return o->type == POINTER && memory_of(o, extent, element, memory);
+    *array = o->of.array.array;
+    *at = o->of.array.at;
+    return *array;
+}
+
+/* Memory has no more bytes than the program says: so the size of an array's elements must not come
+ * from the back end. */
+static int as_copy(const struct planes_in_batch *p, struct ibx_cuda_memcpy3d *copy)
+{
+    bool known;
+    *copy = (struct ibx_cuda_memcpy3d){.extent = p->extent, .kind = CUDA_MEMCPY_DEFAULT};
+    if (!is_way(p->order, p->flags) || (p->from.type == ARRAY && !p->from.of.array.array) ||
+        (p->to.type == ARRAY && !p->to.of.array.array) || !p->extent.width || !p->extent.height ||
+        !p->extent.depth)
+        return CUDA_INVALID_VALUE;
+    const size_t element = element_of(&p->from, &p->to, &known);
+    if (element && !known && (p->from.type == POINTER || p->to.type == POINTER))
+        return CUDA_NOT_SUPPORTED;
+    return element &&
+                   side_of(&p->from, &p->extent, element, &copy->from_array, &copy->from_at,
+                           &copy->from) &&
+                   side_of(&p->to, &p->extent, element, &copy->to_array, &copy->to_at, &copy->to)
+               ? CUDA_SUCCESS
+               : CUDA_INVALID_VALUE;
+}
+
+/* Rows between memory need no planes. */
+static int copy_planes(const struct ibx_cuda_memcpy3d *c, void *stream)
+{
+    const struct ibx_cuda_extent *e = &c->extent;
+    if (e->depth > 1 || c->from_array || c->to_array)
+        return cudaMemcpy3DAsync(c, stream);
+    if (e->height == 1)
+        return cudaMemcpyAsync(c->to.at, c->from.at, e->width, c->kind, stream);
+    return cudaMemcpy2DAsync(c->to.at, c->to.pitch, c->from.at, c->from.pitch, e->width, e->height,
+                             c->kind, stream);
+}
+
+int ibx_frontend_copy_planes_batch(size_t count, const struct planes_in_batch *list, size_t *failed,
+                                   unsigned long long flags, void *stream)
+{
+    struct ibx_cuda_memcpy3d copy;
+    size_t none, wrong = 0;
+    bool at_once = false;
+    int rc = CUDA_SUCCESS;
+    failed = failed ? failed : &none;
+    *failed = SIZE_MAX;
+    if (!count || !list || flags || (uintptr_t)stream <= 1)
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
+    for (; wrong < count && !(rc = as_copy(&list[wrong], &copy)); wrong++)
+        at_once = at_once || list[wrong].order == AT_ONCE;
+    if (rc == CUDA_NOT_SUPPORTED)
+        *failed = wrong;
+    rc = rc == CUDA_NOT_SUPPORTED ? ibx_frontend_fail(rc) : begin(stream, failed, wrong, count);
+    for (size_t i = 0; i < count && !rc; i++) {
+        rc = as_copy(&list[i], &copy);
+        rc = rc ? ibx_frontend_fail(rc) : copy_planes(&copy, stream);
+        if (rc)
+            *failed = i;
+    }
+    return rc || !at_once ? rc : cudaStreamSynchronize(stream);
+}
+
+/* Before CUDA 13 there is one more parameter before the flags: where the index of the copy that
+ * fails is written. */
+int cudaMemcpy3DBatchAsync(size_t count, const struct planes_in_batch *list, uintptr_t a,
+                           uintptr_t b, void *c)
+{
+    const int version = ibx_frontend_cuda_version();
+    return version && version < 13
+               ? ibx_frontend_copy_planes_batch(count, list, (size_t *)a, b, c)
+               : ibx_frontend_copy_planes_batch(count, list, NULL, a, (void *)b);
+}
