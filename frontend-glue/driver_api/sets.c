@@ -83,7 +83,8 @@ static int set_now(struct set s, void *stream, bool waits)
         return CUDA_INVALID_VALUE;
     if (!n || !s.rows)
         return CUDA_SUCCESS;
-    if (ibx_frontend_goes_beyond(s.at, ibx_frontend_extent(s.pitch, n, s.rows)))
+    const size_t extent = ibx_frontend_extent(s.pitch, n, s.rows);
+    if (ibx_frontend_goes_beyond(s.at, extent) || ibx_frontend_host_goes_beyond(at(s.at), extent))
         return CUDA_INVALID_VALUE;
     if (is_of_bytes(&s)) {
         const int byte = (int)(s.value & 0xff);

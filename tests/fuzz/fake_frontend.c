@@ -552,6 +552,11 @@ bool ibx_frontend_goes_beyond(uintptr_t address, size_t n)
     (void)address, (void)n;
     return false;
 }
+bool ibx_frontend_host_goes_beyond(const void *address, size_t n)
+{
+    (void)address, (void)n;
+    return false;
+}
 /* A tensor's address here is in memory of this program, so it may be that of a value. */
 bool ibx_frontend_is_readable(const void *address)
 {

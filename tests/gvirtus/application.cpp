@@ -295,6 +295,7 @@ int main(int argc, char **argv)
         {"sets-in-streams", sets_in_streams},
         {"sets-after-a-loss", sets_after_a_loss},
         {"sets-nowhere", sets_nowhere},
+        {"fails-beyond", fails_beyond},
         {"errors-around-work", errors_around_work},
         {"configurations", configurations},
         {"memory-that-ends", memory_that_ends},

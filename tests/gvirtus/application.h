@@ -159,6 +159,7 @@ bool nodes_of_many_bytes();
 bool sets_in_streams();
 bool sets_after_a_loss();
 bool sets_nowhere();
+bool fails_beyond();
 bool errors_around_work();
 bool configurations();
 bool memory_that_ends();

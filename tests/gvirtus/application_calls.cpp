@@ -179,6 +179,42 @@ bool sets_nowhere()
     return HOLDS(cudaFree(device) == 0);
 }
 
+// The same of memory of a pool and of page-locked memory, and of copies.
+bool fails_beyond()
+{
+    void *stream = nullptr, *pool = nullptr, *pinned = nullptr;
+    constexpr std::size_t n = 4096;
+    char *device = device_memory(n);
+    REQUIRE(device && cudaStreamCreate(&stream) == 0 && cudaMallocHost(&pinned, 2 * n) == 0);
+    auto *allocate = preloaded<int(void **, std::size_t, void *)>("cudaMallocAsync");
+    using Rows = int(void *, std::size_t, int, std::size_t, std::size_t, void *);
+    auto *set_rows = preloaded<Rows>("cudaMemset2DAsync");
+    REQUIRE(allocate(&pool, n, stream) == 0 && cudaStreamSynchronize(stream) == 0);
+    std::vector<char> pageable(2 * n);
+    const auto refused = [](int rc) { return rc == 1 && cudaGetLastError() == 1; };
+    for (char *at : {device, static_cast<char *>(pool)}) {
+        REQUIRE(cudaMemsetAsync(at, 'a', n, stream) == 0);
+        REQUIRE(refused(cudaMemset(at, 'x', n + 1)));
+        REQUIRE(refused(cudaMemsetAsync(at + 1, 'x', n, stream)));
+        for (void *host : {pinned, static_cast<void *>(pageable.data())}) {
+            REQUIRE(cudaMemcpyAsync(at, host, n, H2D, stream) == 0);
+            REQUIRE(refused(cudaMemcpyAsync(at, host, n + 1, H2D, stream)));
+            REQUIRE(refused(cudaMemcpyAsync(host, at + 1, n, D2H, stream)));
+        }
+        REQUIRE(refused(cudaMemcpyAsync(at + n / 2, device, n / 2 + 1, D2D, stream)));
+        REQUIRE(refused(cudaMemcpyAsync(device, at + n / 2, n / 2 + 1, D2D, stream)));
+        REQUIRE(refused(cudaMemcpy(at, pageable.data(), n + 1, H2D)));
+        REQUIRE(refused(cudaMemcpy2D(at, 1000, pageable.data(), 1000, 1000, 5, H2D)));
+        REQUIRE(refused(set_rows(at, 1000, 'x', 1000, 5, stream)));
+    }
+    constexpr std::size_t beyond = 16384;
+    REQUIRE(refused(cudaMemset(pinned, 'x', beyond)));
+    REQUIRE(refused(cudaMemsetAsync(pinned, 'x', beyond, stream)));
+    REQUIRE(refused(set_rows(pinned, 1000, 'x', 1000, beyond / 1000, stream)));
+    REQUIRE(cudaStreamSynchronize(stream) == 0 && cudaDeviceSynchronize() == 0);
+    return HOLDS(cudaFree(pool) == 0 && cudaFree(device) == 0 && cudaFreeHost(pinned) == 0);
+}
+
 // The last error is the newest one, also behind and before work that was answered before it was
 // run, and has succeeded.
 bool errors_around_work()

@@ -8,7 +8,6 @@
 #include "common/clock.h"
 #include "common/thread.h"
 
-#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -76,6 +75,18 @@ struct rows {
     int kind;
 };
 
+/* Whether device memory is shorter than the copy. CUDA says so before it accesses host memory,
+ * which is then mostly too short as well; the back end may say it only later. */
+static bool is_short(const struct rows *r)
+{
+    const bool to_device = r->kind == CUDA_MEMCPY_TO_DEVICE || r->kind == CUDA_MEMCPY_ON_DEVICE;
+    const bool from_device = r->kind == CUDA_MEMCPY_FROM_DEVICE || r->kind == CUDA_MEMCPY_ON_DEVICE;
+    const size_t to = ibx_frontend_extent(r->to_pitch, r->width, r->height);
+    const size_t from = ibx_frontend_extent(r->from_pitch, r->width, r->height);
+    return (to_device && ibx_frontend_goes_beyond((uintptr_t)r->to, to)) ||
+           (from_device && ibx_frontend_goes_beyond((uintptr_t)r->from, from));
+}
+
 /* Rows without gaps on both sides are one contiguous copy. */
 static bool is_one_piece(const struct rows *r)
 {
@@ -94,38 +105,17 @@ static bool is_ours(const struct rows *r)
            (plain || (!__builtin_mul_overflow(most, r->height, &bytes) && bytes <= PTRDIFF_MAX));
 }
 
-/* Whether the pages can be read, or written. A kernel before 5.14 cannot tell: then true. */
-static bool is_permitted(void *at, size_t n, bool writes)
-{
-    static char own[1];
-    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-    const int advice = writes ? MADV_POPULATE_WRITE : MADV_POPULATE_READ;
-    return !madvise(at, n, advice) || madvise((void *)((uintptr_t)own / page * page), page, advice);
-}
-
 /* Whether all of the host memory is mapped, so that neither another thread nor the back end gets to
- * an unmapped page in the middle of the copy. CUDA refuses a copy that is longer than the device's
- * allocation before it accesses host memory, which is then mostly too short as well: such copies
- * are checked page by page. The kernel is not asked about page-locked memory that was allocated
- * here, because that takes half as long as such a call. */
+ * an unmapped page in the middle of the copy. The kernel is not asked about page-locked memory that
+ * was allocated here, because that takes half as long as such a call. */
 static bool is_there(const struct ibx_frontend_copy *copy)
 {
     const size_t n = ibx_frontend_copy_extent(copy);
-    const size_t there =
-        ibx_frontend_extent(copy->device_pitch, copy->n, copy->rows ? copy->rows : 1);
     if (ibx_frontend_host_ours(copy->host, n))
         return true;
     if (ibx_frontend_only_device(copy->host)) /* it is device memory */
         return false;
-    if (n < LONG)
-        return true;
-    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)copy->host;
-    const size_t before = at % page;
-    void *const first = (void *)(at - before);
-    if (!ibx_frontend_all_mapped(copy->host, n))
-        return false;
-    return !ibx_frontend_goes_beyond(copy->device, there) ||
-           is_permitted(first, before + n, !copy->to_device);
+    return n < LONG || ibx_frontend_all_mapped(copy->host, n);
 }
 
 /* Makes the copy by the plugin: *exit_code is what the call returns. False: GVirtuS has to make it.
@@ -233,6 +223,8 @@ int cudaMemcpy(void *to, const void *from, size_t n, int kind)
     int rc;
     if (is_no_kind(kind))
         return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
+    if (is_short(&all))
+        return ibx_frontend_fail(CUDA_INVALID_VALUE);
     /* The results may come from a library that uses this host's GPU. */
     if (all.kind != CUDA_MEMCPY_TO_DEVICE)
         ibx_frontend_look_for_libraries();
@@ -324,7 +316,7 @@ int cudaMemcpyAsync(void *to, const void *from, size_t n, int kind, void *stream
     if (is_no_kind(kind))
         return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
     /* An error that the back end would report too late. */
-    if (n && (!to || !from) && ibx_frontend_plugin())
+    if ((n && (!to || !from) && ibx_frontend_plugin()) || is_short(&all))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_frontend_stream_used(stream);
     if (captured(&all, stream, &rc) || copied_behind_wait(&all, stream, &rc))
@@ -361,7 +353,7 @@ static int check_rows(struct rows *r, int kind)
         return ibx_frontend_fail(CUDA_INVALID_PITCH);
     if (is_no_kind(kind))
         return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
-    return narrow ? ibx_frontend_fail(CUDA_INVALID_VALUE) : CUDA_SUCCESS;
+    return narrow || is_short(r) ? ibx_frontend_fail(CUDA_INVALID_VALUE) : CUDA_SUCCESS;
 }
 
 int cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,

@@ -191,7 +191,7 @@ bool ibx_frontend_goes_beyond(uintptr_t address, size_t n)
 {
     ibx_frontend_ranges_lock();
     const struct range *range = ibx_frontend_ranges_holding(&ranges, (void *)address, 1);
-    const bool beyond = range && !range->pooled && n > range->n - (address - range->begin);
+    const bool beyond = range && !range->reserved && n > range->n - (address - range->begin);
     ibx_frontend_ranges_unlock();
     return beyond;
 }

@@ -116,6 +116,16 @@ bool ibx_frontend_host_range(const void *address, struct range *range)
     return found;
 }
 
+bool ibx_frontend_host_goes_beyond(const void *address, size_t n)
+{
+    struct range range, next;
+    if (!ibx_frontend_host_any() || !ibx_frontend_host_range(address, &range))
+        return false;
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    const uintptr_t end = (range.begin + range.n + page - 1) / page * page;
+    return n > end - (uintptr_t)address && !ibx_frontend_host_range((void *)end, &next);
+}
+
 void ibx_frontend_host_reached(const struct range *range, unsigned epoch)
 {
     ibx_frontend_ranges_lock();
