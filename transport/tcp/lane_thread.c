@@ -186,8 +186,10 @@ static void *run(void *argument)
 {
     struct tcp_thread *t = argument;
     uint64_t busy_until = 0;
-    while (!atomic_load(&t->quits)) {
-        unsigned calls = atomic_load(&t->calls);
+    for (;;) {
+        const unsigned calls = atomic_load(&t->calls); /* first: whoever sets `quits` calls then */
+        if (atomic_load(&t->quits))
+            return NULL;
         if (step(t)) {
             busy_until = ibx_now_ns() + t->spin_ns;
         } else if (ibx_now_ns() < busy_until) {
@@ -197,7 +199,6 @@ static void *run(void *argument)
             busy_until = ibx_now_ns() + t->spin_ns;
         }
     }
-    return NULL;
 }
 
 /* ---------------------------------------------------------------- the polling thread */

@@ -148,6 +148,12 @@ bool ibx_driver_is_context(const void *context)
     return context;
 }
 
+int ibx_driver_device_of(const void *context)
+{
+    (void)context;
+    return 0;
+}
+
 int ibx_driver_device(const struct ibx_driver_context *context)
 {
     (void)context;
