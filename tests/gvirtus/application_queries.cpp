@@ -188,12 +188,13 @@ bool batches()
     REQUIRE(cudaStreamSynchronize(stream) == 0 && back[0] == 'z' && back[n - 1] == 'z');
     REQUIRE(device_has(device, there.data(), n));
     REQUIRE(refused(batch(&at_once, nullptr), 1)); // not in the legacy stream
-    for (bool beyond_from : {true, false}) {       // one side goes beyond: nothing is copied
+    REQUIRE(cudaMemset(device + n, 'z', n) == 0);
+    for (bool beyond_from : {true, false}) { // one side goes beyond: the copy before it is made
         from[1] = beyond_from ? device + n + 1 : device;
         to[1] = beyond_from ? device : device + n + 1;
         std::fill(back.begin(), back.end(), 'b');
         REQUIRE(refused(batch(&at_once, stream), 1) && cudaStreamSynchronize(stream) == 0);
-        REQUIRE(back[0] == 'b' && back[n - 1] == 'b' && device_has(device, there.data(), n));
+        REQUIRE(back[0] == 'z' && back[n - 1] == 'z' && device_has(device, there.data(), n));
     }
     from[1] = device, to[1] = device + n;
     for (std::size_t wrong : {std::size_t{0}, n + 1}) { // a copy of nothing is an error, too

@@ -54,17 +54,23 @@ part_libvirt() {
     fi
 }
 
+# moves_ready: sets what programs of tests/kills read; skips the part where there is no QEMU.
+moves_ready() {
+    local targets=$migration
+    build gcc gcc g++ --werror -Dbuildtype=debug "${everything[@]}" || return
+    IB_MIGRATE=$out/gcc/tools/ib-migrate
+    GUEST_ELF=$out/gcc/tests/migrations/guest/guest.elf
+    GUEST_EXPECT=$out/gcc/tests/migrations/guest/expect
+    QEMU=$(command -v qemu-system-x86_64) || {
+        skip "$part: needs qemu-system-x86_64"
+        return 1
+    }
+}
+
 # One of them again, by its number: tests/kills/kill_matrix.py --only NUMBER.
 part_kills() {
-    local targets=$migration
-    build gcc gcc g++ --werror -Dbuildtype=debug "${everything[@]}" || return 0
-    local -x IB_MIGRATE=$out/gcc/tools/ib-migrate QEMU MESON_TEST_TIMEOUT_MULTIPLIER=3
-    local -x GUEST_ELF=$out/gcc/tests/migrations/guest/guest.elf \
-        GUEST_EXPECT=$out/gcc/tests/migrations/guest/expect
-    if ! QEMU=$(command -v qemu-system-x86_64); then
-        skip "kills: needs qemu-system-x86_64"
-        return
-    fi
+    local -x IB_MIGRATE GUEST_ELF GUEST_EXPECT QEMU MESON_TEST_TIMEOUT_MULTIPLIER=3
+    moves_ready || return 0
     counted "$moves cases" $((600 + moves * 30)) tests/kills/kill_matrix.py --moves "$moves"
     if command -v libvirtd >/dev/null; then
         counted "$moves cases of libvirt" $((600 + moves * 60)) tests/kills/libvirt_matrix.py \
@@ -76,15 +82,8 @@ part_kills() {
 
 # The same sequence again: tests/kills/trip_matrix.py --seed SEED --only NUMBER.
 part_trips() {
-    local targets=$migration
-    build gcc gcc g++ --werror -Dbuildtype=debug "${everything[@]}" || return 0
-    local -x IB_MIGRATE=$out/gcc/tools/ib-migrate QEMU MESON_TEST_TIMEOUT_MULTIPLIER=3
-    local -x GUEST_ELF=$out/gcc/tests/migrations/guest/guest.elf \
-        GUEST_EXPECT=$out/gcc/tests/migrations/guest/expect
-    if ! QEMU=$(command -v qemu-system-x86_64); then
-        skip "trips: needs qemu-system-x86_64"
-        return
-    fi
+    local -x IB_MIGRATE GUEST_ELF GUEST_EXPECT QEMU MESON_TEST_TIMEOUT_MULTIPLIER=3
+    moves_ready || return 0
     counted "$sequences sequences" $((600 + sequences * 60)) tests/kills/trip_matrix.py \
         --moves "$sequences"
     # A sample of some hundreds: tests/kills/third_trip.py --list names them, and --only NUMBER

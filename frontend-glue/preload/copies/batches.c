@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /*
  * Several copies in one call (cudaMemcpyBatchAsync, cudaMemcpy3DBatchAsync). They are made one
- * after another, in the order of the stream. CUDA checks all of them before it makes the first one,
- * and so does this, as far as it can tell: a copy that fails later does not keep out those behind
- * it.
+ * after another, in the order of the stream. A copy that is wrong keeps out those behind it, as it
+ * does natively (H200), and one of planes also those before it. A copy that only the back end finds
+ * wrong keeps out none.
  */
 #include "frontend-glue/preload/copies/copies.h"
 #include "frontend-glue/preload/memory/memory.h"
@@ -27,17 +27,6 @@ static bool is_way(int order, unsigned flags)
     return order > 0 && order <= ORDERS && !(flags & ~OVERLAP);
 }
 
-/* Before the copies of a batch. CUDA captures none. */
-static int begin(void *stream, size_t *failed, size_t wrong, size_t count)
-{
-    if (wrong < count) {
-        *failed = wrong;
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    }
-    return ibx_frontend_captures(stream) ? ibx_frontend_fail(CUDA_CAPTURE_UNSUPPORTED)
-                                         : CUDA_SUCCESS;
-}
-
 /* ------------------------------------------------------------------------------------- of rows */
 
 /* Each entry of the attributes is for the copies from first[i] on. */
@@ -53,25 +42,33 @@ static bool are_ways(const struct copy_attributes *attributes, const size_t *fir
     return good;
 }
 
+/* Also after a failure, the sources of the copies that were made may change. */
+static int end(int rc, bool at_once, void *stream)
+{
+    const int waited = at_once ? cudaStreamSynchronize(stream) : CUDA_SUCCESS;
+    return rc ? rc : waited;
+}
+
 int ibx_frontend_copy_batch(const struct copy_batch *b, size_t *failed, void *stream)
 {
-    size_t none, wrong = 0;
+    size_t none;
     bool at_once = false;
     failed = failed ? failed : &none;
     *failed = SIZE_MAX;
     if (!b->to || !b->from || !b->n || (uintptr_t)stream <= 1 ||
         !are_ways(b->attributes, b->first, b->attribute_count, b->count, &at_once))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    while (wrong < b->count && is_part_of(b->to[wrong], b->n[wrong]) &&
-           is_part_of(b->from[wrong], b->n[wrong]))
-        wrong++;
-    int rc = begin(stream, failed, wrong, b->count);
+    if (ibx_frontend_captures(stream))
+        return ibx_frontend_fail(CUDA_CAPTURE_UNSUPPORTED);
+    int rc = CUDA_SUCCESS;
     for (size_t i = 0; i < b->count && !rc; i++) {
-        rc = cudaMemcpyAsync(b->to[i], b->from[i], b->n[i], CUDA_MEMCPY_DEFAULT, stream);
+        rc = is_part_of(b->to[i], b->n[i]) && is_part_of(b->from[i], b->n[i])
+                 ? cudaMemcpyAsync(b->to[i], b->from[i], b->n[i], CUDA_MEMCPY_DEFAULT, stream)
+                 : ibx_frontend_fail(CUDA_INVALID_VALUE);
         if (rc)
             *failed = i;
     }
-    return rc || !at_once ? rc : cudaStreamSynchronize(stream);
+    return end(rc, at_once, stream);
 }
 
 /* Before CUDA 13 there is one more parameter before the stream: where the index of the copy that
@@ -177,16 +174,19 @@ int ibx_frontend_copy_planes_batch(size_t count, const struct planes_in_batch *l
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     for (; wrong < count && !(rc = as_copy(&list[wrong], &copy)); wrong++)
         at_once = at_once || list[wrong].order == AT_ONCE;
-    if (rc == CUDA_NOT_SUPPORTED)
+    if (wrong < count) {
         *failed = wrong;
-    rc = rc == CUDA_NOT_SUPPORTED ? ibx_frontend_fail(rc) : begin(stream, failed, wrong, count);
+        return ibx_frontend_fail(rc);
+    }
+    if (ibx_frontend_captures(stream))
+        return ibx_frontend_fail(CUDA_CAPTURE_UNSUPPORTED);
     for (size_t i = 0; i < count && !rc; i++) {
         rc = as_copy(&list[i], &copy);
         rc = rc ? ibx_frontend_fail(rc) : copy_planes(&copy, stream);
         if (rc)
             *failed = i;
     }
-    return rc || !at_once ? rc : cudaStreamSynchronize(stream);
+    return end(rc, at_once, stream);
 }
 
 /* Before CUDA 13 there is one more parameter before the flags: where the index of the copy that
