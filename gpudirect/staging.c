@@ -544,7 +544,7 @@ int ibx_staging_from_device(struct ibx_staging *st, const struct ibx_gpu_copy *c
 static int current_ready(struct ibx_staging *st, const struct ibx_staging_wire *wire)
 {
     struct ibx_staging_slot *slot = &st->slots[st->current];
-    while (slot->state.now == SLOT_DMA) {
+    while (slot->state.now == SLOT_DMA && !st->gone) {
         int rc = st->moving ? st->cuda->event_query(slot->event)
                             : st->cuda->event_synchronize(slot->event);
         if (!rc)
@@ -554,7 +554,7 @@ static int current_ready(struct ibx_staging *st, const struct ibx_staging_wire *
         if (rc)
             return rc;
     }
-    return 0;
+    return st->gone ? IBX_STAGING_GONE : 0; /* perhaps since an arrival */
 }
 
 /* Starts the next pieces into slots whose bytes have all been moved; in the order of the slots,

@@ -188,7 +188,7 @@ struct ibx_driver_memcpy3d {
 /* Converts the copy to the runtime's form. An error: the runtime cannot make it. */
 int ibx_driver_memcpy3d(struct ibx_cuda_memcpy3d *copy, const struct ibx_driver_memcpy3d *planes);
 /* The other way round. */
-void ibx_driver_planes_of(struct ibx_driver_memcpy3d *planes, const struct ibx_cuda_memcpy3d *copy);
+int ibx_driver_planes_of(struct ibx_driver_memcpy3d *planes, const struct ibx_cuda_memcpy3d *copy);
 
 /* ------------------------------------------------------------------------- graphs.c */
 

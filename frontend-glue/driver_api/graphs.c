@@ -357,9 +357,7 @@ static int get_copy(void *node, struct ibx_driver_memcpy3d *planes)
 {
     struct ibx_cuda_memcpy3d c;
     const int rc = planes ? cudaGraphMemcpyNodeGetParams(node, &c) : CUDA_INVALID_VALUE;
-    if (!rc)
-        ibx_driver_planes_of(planes, &c);
-    return rc;
+    return rc ? rc : ibx_driver_planes_of(planes, &c);
 }
 
 EXPORTED int cuGraphAddMemcpyNode(void **node, void *graph, void *const *behind, size_t count,

@@ -177,8 +177,9 @@ int ibx_driver_memcpy3d(struct ibx_cuda_memcpy3d *copy, const struct ibx_driver_
     return rc ? rc : as_runtime(copy, &p);
 }
 
-/* Of a copy in a graph, whose kind says what is the host's. */
-void ibx_driver_planes_of(struct ibx_driver_memcpy3d *planes, const struct ibx_cuda_memcpy3d *c)
+/* The kind says what is the host's. With an array, memory's columns are counted in elements, too.
+ */
+int ibx_driver_planes_of(struct ibx_driver_memcpy3d *planes, const struct ibx_cuda_memcpy3d *c)
 {
     int rc = CUDA_SUCCESS;
     bool known;
@@ -186,32 +187,32 @@ void ibx_driver_planes_of(struct ibx_driver_memcpy3d *planes, const struct ibx_c
     const size_t element = array ? ibx_driver_element(array, &known, &rc) : 1;
     const bool from_host = c->kind == CUDA_MEMCPY_TO_DEVICE || c->kind == CUDA_MEMCPY_ON_HOST;
     const bool to_host = c->kind == CUDA_MEMCPY_FROM_DEVICE || c->kind == CUDA_MEMCPY_ON_HOST;
-    *planes =
-        (struct ibx_driver_memcpy3d){.from_x = c->from_at.width * (c->from_array ? element : 1),
-                                     .from_y = c->from_at.height,
-                                     .from_z = c->from_at.depth,
-                                     .from_type = c->from_array ? IN_ARRAY
-                                                  : from_host   ? IN_HOST
-                                                                : IN_DEVICE,
-                                     .from_host = from_host ? c->from.at : NULL,
-                                     .from_device = from_host ? 0 : (uintptr_t)c->from.at,
-                                     .from_array = c->from_array,
-                                     .from_pitch = c->from.pitch,
-                                     .from_height = c->from.y,
-                                     .to_x = c->to_at.width * (c->to_array ? element : 1),
-                                     .to_y = c->to_at.height,
-                                     .to_z = c->to_at.depth,
-                                     .to_type = c->to_array ? IN_ARRAY
-                                                : to_host   ? IN_HOST
-                                                            : IN_DEVICE,
-                                     .to_host = to_host ? c->to.at : NULL,
-                                     .to_device = to_host ? 0 : (uintptr_t)c->to.at,
-                                     .to_array = c->to_array,
-                                     .to_pitch = c->to.pitch,
-                                     .to_height = c->to.y,
-                                     .width = c->extent.width * (array ? element : 1),
-                                     .rows = c->extent.height,
-                                     .planes = c->extent.depth};
+    *planes = (struct ibx_driver_memcpy3d){.from_x = c->from_at.width * element,
+                                           .from_y = c->from_at.height,
+                                           .from_z = c->from_at.depth,
+                                           .from_type = c->from_array ? IN_ARRAY
+                                                        : from_host   ? IN_HOST
+                                                                      : IN_DEVICE,
+                                           .from_host = from_host ? c->from.at : NULL,
+                                           .from_device = from_host ? 0 : (uintptr_t)c->from.at,
+                                           .from_array = c->from_array,
+                                           .from_pitch = c->from.pitch,
+                                           .from_height = c->from.y,
+                                           .to_x = c->to_at.width * element,
+                                           .to_y = c->to_at.height,
+                                           .to_z = c->to_at.depth,
+                                           .to_type = c->to_array ? IN_ARRAY
+                                                      : to_host   ? IN_HOST
+                                                                  : IN_DEVICE,
+                                           .to_host = to_host ? c->to.at : NULL,
+                                           .to_device = to_host ? 0 : (uintptr_t)c->to.at,
+                                           .to_array = c->to_array,
+                                           .to_pitch = c->to.pitch,
+                                           .to_height = c->to.y,
+                                           .width = c->extent.width * element,
+                                           .rows = c->extent.height,
+                                           .planes = c->extent.depth};
+    return rc;
 }
 
 static int move_planes(const struct ibx_driver_memcpy3d *planes, void *stream, bool waits)

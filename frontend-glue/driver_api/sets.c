@@ -84,7 +84,7 @@ static int set_now(struct set s, void *stream, bool waits)
     if (!n || !s.rows)
         return CUDA_SUCCESS;
     const size_t extent = ibx_frontend_extent(s.pitch, n, s.rows);
-    if (ibx_frontend_goes_beyond(s.at, extent) || ibx_frontend_host_goes_beyond(at(s.at), extent))
+    if (ibx_frontend_is_short(at(s.at), extent))
         return CUDA_INVALID_VALUE;
     if (is_of_bytes(&s)) {
         const int byte = (int)(s.value & 0xff);

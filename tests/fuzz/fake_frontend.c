@@ -453,8 +453,8 @@ bool ibx_frontend_planes_in_stream(const struct ibx_cuda_memcpy3d *copy, void *s
 }
 size_t ibx_frontend_planes_extent(size_t pitch, size_t rows, const struct ibx_cuda_extent *extent)
 {
-    (void)pitch, (void)rows, (void)extent;
-    return 0;
+    (void)pitch, (void)rows;
+    return extent->width && extent->height && extent->depth;
 }
 bool ibx_frontend_stream_gone(const void *stream, unsigned *flags)
 {
@@ -552,7 +552,7 @@ bool ibx_frontend_goes_beyond(uintptr_t address, size_t n)
     (void)address, (void)n;
     return false;
 }
-bool ibx_frontend_host_goes_beyond(const void *address, size_t n)
+bool ibx_frontend_is_short(const void *address, size_t n)
 {
     (void)address, (void)n;
     return false;

@@ -291,6 +291,12 @@ bool batches_of_planes()
     all[1] = good;
     REQUIRE(refused(batch(2, nullptr), 1) && refused(batch(0, stream), 1));
     REQUIRE(refused(batch(2, stream, 1), 1));
+    const ibx_cuda_channel compressed = {8, 8, 8, 8, 17}; // BC1
+    void *blocks = nullptr;
+    REQUIRE(ask("cudaMallocArray", &blocks, &compressed, std::size_t{8}, std::size_t{4}, 0u) == 0);
+    all[1].from.at = blocks;
+    REQUIRE(refused(batch(2, stream), 801) && ask("cudaFreeArray", blocks) == 0);
+    all[1] = good;
     std::size_t failed = 0;
     all[1].extent.height = 0;
     REQUIRE(ask("cuMemcpy3DBatchAsync", std::size_t{2}, static_cast<const PlanesInBatch *>(all),

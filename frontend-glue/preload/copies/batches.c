@@ -87,18 +87,27 @@ int cudaMemcpyBatchAsync(void *const *to, const void *const *from, const size_t 
 
 enum { POINTER = 1, ARRAY }; /* cudaMemcpy3DOperandType */
 
-/* The bytes of an element of both sides: 1 without arrays. 0: they differ, or are not known. */
-static size_t element_of(const struct planes_operand *from, const struct planes_operand *to,
-                         bool *known)
+/* The bytes of an element of both sides: 1 without arrays. Memory has no more bytes than the
+ * program says: so beside memory, the size of an array's elements must not come from the back
+ * end. */
+static int element_of(const struct planes_operand *from, const struct planes_operand *to,
+                      size_t *element)
 {
-    bool from_known = true, to_known = true;
-    const bool arrays = from->type == ARRAY || to->type == ARRAY;
-    const size_t of_from =
-        from->type == ARRAY ? ibx_frontend_array_element(from->of.array.array, &from_known) : 0;
-    const size_t of_to =
-        to->type == ARRAY ? ibx_frontend_array_element(to->of.array.array, &to_known) : of_from;
-    *known = from_known && to_known;
-    return !arrays ? 1 : from->type == ARRAY && of_from != of_to ? 0 : of_to;
+    const struct planes_operand *sides[] = {from, to};
+    *element = 0;
+    for (unsigned i = 0; i < 2; i++) {
+        bool known;
+        if (sides[i]->type != ARRAY)
+            continue;
+        const size_t n = ibx_frontend_array_element(sides[i]->of.array.array, &known);
+        if (!n || (!known && sides[1 - i]->type != ARRAY)) /* 0: a compressed format */
+            return CUDA_NOT_SUPPORTED;
+        if (*element && *element != n)
+            return CUDA_INVALID_VALUE;
+        *element = n;
+    }
+    *element = *element ? *element : 1;
+    return CUDA_SUCCESS;
 }
 
 /* Memory from the first byte of the copy on: lengths are in elements, and 0 is what is copied. */
@@ -128,22 +137,18 @@ static bool side_of(const struct planes_operand *o, const struct ibx_cuda_extent
     return *array;
 }
 
-/* Memory has no more bytes than the program says: so the size of an array's elements must not come
- * from the back end. */
 static int as_copy(const struct planes_in_batch *p, struct ibx_cuda_memcpy3d *copy)
 {
-    bool known;
+    size_t element;
     *copy = (struct ibx_cuda_memcpy3d){.extent = p->extent, .kind = CUDA_MEMCPY_DEFAULT};
     if (!is_way(p->order, p->flags) || (p->from.type == ARRAY && !p->from.of.array.array) ||
         (p->to.type == ARRAY && !p->to.of.array.array) || !p->extent.width || !p->extent.height ||
         !p->extent.depth)
         return CUDA_INVALID_VALUE;
-    const size_t element = element_of(&p->from, &p->to, &known);
-    if (element && !known && (p->from.type == POINTER || p->to.type == POINTER))
-        return CUDA_NOT_SUPPORTED;
-    return element &&
-                   side_of(&p->from, &p->extent, element, &copy->from_array, &copy->from_at,
-                           &copy->from) &&
+    const int rc = element_of(&p->from, &p->to, &element);
+    if (rc)
+        return rc;
+    return side_of(&p->from, &p->extent, element, &copy->from_array, &copy->from_at, &copy->from) &&
                    side_of(&p->to, &p->extent, element, &copy->to_array, &copy->to_at, &copy->to)
                ? CUDA_SUCCESS
                : CUDA_INVALID_VALUE;

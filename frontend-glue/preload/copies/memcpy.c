@@ -9,7 +9,6 @@
 #include "common/thread.h"
 
 #include <time.h>
-#include <unistd.h>
 
 #define NO_TIMING 2u          /* cudaEventDisableTiming */
 #define LONG      (32u << 10) /* bytes; shorter copies are made by the calling thread */

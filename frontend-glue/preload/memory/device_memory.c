@@ -196,6 +196,12 @@ bool ibx_frontend_goes_beyond(uintptr_t address, size_t n)
     return beyond;
 }
 
+bool ibx_frontend_is_short(const void *address, size_t n)
+{
+    return ibx_frontend_goes_beyond((uintptr_t)address, n) ||
+           (!ibx_frontend_given_out(address) && ibx_frontend_host_goes_beyond(address, n));
+}
+
 size_t ibx_frontend_planes_extent(size_t pitch, size_t rows, const struct ibx_cuda_extent *extent)
 {
     size_t plane, planes, row;

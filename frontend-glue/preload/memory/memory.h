@@ -112,6 +112,8 @@ bool ibx_frontend_given_out(const void *address);
 bool ibx_frontend_only_device(const void *address);
 /* Whether n bytes are more than the device allocation there has, as far as it is known. */
 bool ibx_frontend_goes_beyond(uintptr_t address, size_t n);
+/* Whether n bytes are more than there is, of the device's memory, or else of page-locked memory. */
+bool ibx_frontend_is_short(const void *address, size_t n);
 /* The bytes from the first one of rows, or of planes of `rows` rows, to the last one: 0 of nothing,
  * SIZE_MAX if they are more than there can be. */
 size_t ibx_frontend_extent(size_t pitch, size_t width, size_t height);

@@ -30,13 +30,6 @@ static bool is_nowhere(const void *address, size_t n)
     return !address && n && ibx_frontend_plugin();
 }
 
-/* Whether CUDA will say that memory is shorter, which it does at once. */
-static bool is_short(const void *address, size_t n)
-{
-    return ibx_frontend_goes_beyond((uintptr_t)address, n) ||
-           ibx_frontend_host_goes_beyond(address, n);
-}
-
 /* The back end does not know the requests below, so GVirtuS makes the calls. */
 static atomic_bool gvirtus_sets;
 
@@ -62,7 +55,7 @@ static bool set_in_stream(const struct extension_request *e, int *rc)
 /* The same for n bytes. CUDA says at once that they go beyond an allocation, so the call waits. */
 static bool set_within(struct extension_request *e, const void *address, size_t n, int *rc)
 {
-    if (is_short(address, n))
+    if (ibx_frontend_is_short(address, n))
         e->name = IBX_EXT_NAME;
     return set_in_stream(e, rc);
 }
@@ -83,7 +76,7 @@ static int set_anywhere(void *address, int value, size_t n)
     int rc;
     if (is_nowhere(address, n))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    if (is_short(address, n)) {
+    if (ibx_frontend_is_short(address, n)) {
         begin_set(&e, "cudaMemset", address, value, n, NULL);
         if (set_within(&e, address, n, &rc))
             return rc;

@@ -40,8 +40,7 @@ int cudaMemset3DAsync(struct ibx_cuda_pitched memory, int value, struct ibx_cuda
     if (!n)
         return CUDA_SUCCESS;
     if (!memory.at || extent.width > memory.pitch || extent.height > memory.y || n == SIZE_MAX ||
-        ibx_frontend_goes_beyond((uintptr_t)memory.at, n) ||
-        ibx_frontend_host_goes_beyond(memory.at, n))
+        ibx_frontend_is_short(memory.at, n))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (extent.height == memory.y) /* the planes are contiguous */
         return cudaMemset2DAsync(memory.at, memory.pitch, value, extent.width,

@@ -121,11 +121,38 @@ static void elements_of_too_many_bits(void **state)
     expect_rows(0, false);
 }
 
+/* What a node of a graph says, which the runtime has made: with an array, columns are counted in
+ * elements, also those of memory. Of compressed formats the driver's call knows no bytes. */
+static void copies_of_nodes(void **state)
+{
+    (void)state;
+    const struct ibx_cuda_memcpy3d node = {.from_array = (void *)0x5000,
+                                           .from_at = {2, 0, 0},
+                                           .to = {memory, PITCH, PITCH, ROWS},
+                                           .to_at = {3, 0, 0},
+                                           .extent = {4, ROWS, 1},
+                                           .kind = CUDA_MEMCPY_FROM_DEVICE};
+    struct ibx_driver_memcpy3d planes;
+    struct ibx_writer w = ibx_writer_of(answers, sizeof(answers));
+    add_channel(&w, 4);
+    fake_frontend_begin(ibx_reader_of(answers, w.length));
+    assert_int_equal(ibx_driver_planes_of(&planes, &node), 0);
+    assert_int_equal(planes.from_x, 8);
+    assert_int_equal(planes.to_x, 12);
+    assert_int_equal(planes.width, 16);
+    const int32_t blocks[5] = {8, 8, 8, 8, 17};
+    w = ibx_writer_of(answers, sizeof(answers));
+    add(&w, blocks, sizeof(blocks));
+    fake_frontend_begin(ibx_reader_of(answers, w.length));
+    assert_int_not_equal(ibx_driver_planes_of(&planes, &node), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(arrays_of_this_process), cmocka_unit_test(arrays_of_other_processes),
-        cmocka_unit_test(array_with_correct_answers), cmocka_unit_test(elements_of_too_many_bits)};
+        cmocka_unit_test(array_with_correct_answers), cmocka_unit_test(elements_of_too_many_bits),
+        cmocka_unit_test(copies_of_nodes)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
 
