@@ -156,7 +156,12 @@ int ibx_fault_check_take(struct ibx_error *err)
                              "a seccomp profile denies %s (%s) to this process: allow it there "
                              "(docker run --cap-add SYS_PTRACE does)",
                              call, strerror(code));
-    return ibx_error_set(err, -code, "this kernel has no %s (%s): Linux 5.6 or later is needed",
+    if (code == ENOSYS)
+        return ibx_error_set(err, -code, "this kernel has no %s (%s): Linux 5.6 or later is needed",
+                             call, strerror(code));
+    return ibx_error_set(err, -code,
+                         "this process may not call %s (%s): allow it where processes are "
+                         "confined, as in a security module's policy",
                          call, strerror(code));
 }
 

@@ -289,6 +289,7 @@ int ibx_migrate_disown_again(const char *folder, struct ibx_record *record,
                              struct ibx_error *err)
 {
     int lock_fd, rc = lock_when_free(folder, record, &lock_fd, err);
+    *there = IBX_ANSWER_NONE;
     if (rc)
         return rc;
     record->epoch++; /* the destination takes no source that it has seen */

@@ -156,7 +156,7 @@ static int take(struct ibx_snapshot_asker *asker, const struct ibx_event *event,
         return 0;
     a->to = NULL;
     asker->open--;
-    if (is_open(asker, a->cookie))
+    if (a->length < a->whole && is_open(asker, a->cookie))
         return 0;
     *arrival = (struct ibx_fault_arrival){.cookie = a->cookie, .length = a->whole};
     return 1;

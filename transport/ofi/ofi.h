@@ -320,8 +320,8 @@ int ibx_ofi_io_take(struct ofi_endpoint *e);
 /* Closes the endpoints of a stopped connection: libfabric touches no memory of closed ones any
  * more. What was in flight is over, reported by the next progress or abort. */
 void ibx_ofi_io_stop(struct ofi_endpoint *e);
-/* Stops, waits for a second at most until chunks in flight have ended by themselves, and closes the
- * endpoints. */
+/* Stops, waits for a second until chunks in flight have ended by themselves, and closes the
+ * endpoints: for 100 ms more if one of them is busy. */
 void ibx_ofi_io_end(struct ofi_endpoint *e);
 /* Sleeps until there may be completions, at most 1 ms: false when the peer has closed the
  * handshake's socket. */
