@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* The tcp provider with a raw socket that is closed, or that loses its memory. */
+/* The tcp provider with a raw socket that is closed, or that loses its memory. The linker's --wrap
+ * replaces recvmsg(2), so that a peer can send faster than any network. */
 #include "tests/fixtures/tcp_raw.h"
 
 #include <errno.h>
@@ -116,6 +117,51 @@ static void test_abort_flushes_all(void **state)
     end_deregister(&server, mr);
 }
 
+#define FLOOD_MOST (1ull << 30) /* bytes; then there is nothing more for a while */
+
+static int flooded = -1; /* a socket from which padding comes without an end; -1: none */
+static uint64_t flood;   /* bytes of it */
+
+ssize_t __real_recvmsg(int fd, struct msghdr *message, int flags);
+ssize_t __wrap_recvmsg(int fd, struct msghdr *message, int flags);
+
+/* Frames of padding, each with as many bytes as a header has. */
+ssize_t __wrap_recvmsg(int fd, struct msghdr *message, int flags)
+{
+    static uint8_t frame[2 * IBX_TCP_FRAME_BYTES];
+    size_t n = 0;
+    if (fd != flooded)
+        return __real_recvmsg(fd, message, flags);
+    if (flood >= FLOOD_MOST) {
+        errno = EAGAIN;
+        return -1;
+    }
+    ibx_tcp_frame_put(&(struct ibx_tcp_frame){.type = IBX_TCP_PAD, .length = IBX_TCP_FRAME_BYTES},
+                      frame);
+    for (size_t i = 0; i < message->msg_iovlen; i++) {
+        uint8_t *to = message->msg_iov[i].iov_base;
+        for (size_t at = 0; at < message->msg_iov[i].iov_len; at++, n++)
+            to[at] = frame[(flood + n) % sizeof(frame)];
+    }
+    flood += n;
+    return (ssize_t)n;
+}
+
+/* A peer whose host acknowledges nothing can still send. */
+static void test_a_flood_does_not_keep_the_end_away(void **state)
+{
+    (void)state;
+    end_settle(&server);
+    ibx_tcp_lane_broken(&server.tcp->lanes[0], ETIMEDOUT);
+    flood = 0;
+    flooded = server.tcp->lanes[0].fd;
+    end_turn(&server);
+    flooded = -1;
+    assert_in_range(flood, 1, FLOOD_MOST - 1);
+    expect_lost(-ETIMEDOUT, "the link is dead");
+    assert_int_equal(server.count, 1);
+}
+
 /* ---------------------------------------------------------------- deregistration */
 
 static void test_deregistration_stops_an_arriving_write(void **state)
@@ -203,6 +249,7 @@ int main(int argc, char **argv)
         TEST(test_a_lost_lane_ends_the_connection),
         TEST(test_no_signal_from_dead_sockets),
         TEST(test_abort_flushes_all),
+        TEST(test_a_flood_does_not_keep_the_end_away),
         TEST(test_deregistration_stops_an_arriving_write),
         TEST(test_deregistration_under_reads),
         TEST(test_deregistration_after_the_end),

@@ -13,6 +13,8 @@
  * no lane of its own. */
 #define SMALL_BYTES (64u << 10)
 #define SCRAP_BYTES (16u << 10)
+/* After the link broke: no kernel holds more of one socket, unless its receive buffer is larger. */
+#define READ_OUT_BYTES ((size_t)64 << 20)
 
 static const struct ibx_state input_states[] = {
     [TCP_INPUT_HEADER] = {"header",
@@ -342,30 +344,37 @@ static int input_pieces(struct tcp_lane *lane, struct iovec *pieces, uint8_t *sc
     return count;
 }
 
-void ibx_tcp_lane_pull(struct tcp_lane *lane)
+/* Takes what has arrived, for one turn; returns how many bytes. */
+static size_t pull(struct tcp_lane *lane)
 {
     size_t moved = 0;
     while (!lane->tcp->status && moved < TURN_BYTES) {
         uint8_t scrap[SCRAP_BYTES];
         struct iovec pieces[3];
         if (ibx_tcp_thread_pull(lane))
-            return;
+            break;
         int count = input_pieces(lane, pieces, scrap);
         ssize_t n = ibx_tcp_lane_read(lane, pieces, count);
         if (n == -EAGAIN) {
             lane->quiet++;
-            return;
+            break;
         }
         if (n <= 0) {
             ibx_tcp_lane_broken(lane, (int)-n);
-            return;
+            break;
         }
         size_t wanted = bytes_of(pieces, count);
         ibx_tcp_lane_received(lane, (size_t)n);
-        if ((size_t)n < wanted && !ibx_tcp_lane_has_input(lane))
-            return;
         moved += (size_t)n;
+        if ((size_t)n < wanted && !ibx_tcp_lane_has_input(lane))
+            break;
     }
+    return moved;
+}
+
+void ibx_tcp_lane_pull(struct tcp_lane *lane)
+{
+    pull(lane);
 }
 
 void ibx_tcp_lane_broken(struct tcp_lane *lane, int code)
@@ -395,15 +404,23 @@ void ibx_tcp_lane_broken(struct tcp_lane *lane, int code)
         ibx_tcp_fail(tcp, -code, "the link to the peer broke: %s", strerror(code));
 }
 
+/* A peer may send on, as fast as this side reads, though it acknowledges nothing or reads nothing
+ * any more. So this ends behind what can have arrived before. */
 void ibx_tcp_lane_read_out(struct tcp_lane *lane)
 {
     struct tcp *tcp = lane->tcp;
-    int status = tcp->status;
+    int status = tcp->status, room = 0;
+    socklen_t length = sizeof(room);
     unsigned quiet;
+    size_t left = READ_OUT_BYTES, took;
+    if (!getsockopt(lane->fd, SOL_SOCKET, SO_RCVBUF, &room, &length) && room > 0 &&
+        (size_t)room > left)
+        left = (size_t)room;
     tcp->status = 0;
     do {
         quiet = lane->quiet;
-        ibx_tcp_lane_pull(lane);
-    } while (!tcp->status && lane->quiet <= quiet);
+        took = pull(lane);
+        left -= took < left ? took : left;
+    } while (left && !tcp->status && lane->quiet <= quiet);
     tcp->status = status;
 }
