@@ -34,8 +34,9 @@
  * SILENCE_MIN, because the first ones may be milliseconds apart. */
 #define PROBES_MIN  2u
 #define SILENCE_MIN 2000u /* ms */
-/* The longest silence on lane 0 while the connection drains. */
-#define DRAIN_MS 2000u
+/* The longest silence on lane 0 while the connection drains, and the most that this takes. */
+#define DRAIN_MS      2000u
+#define DRAIN_MOST_MS 60000u
 
 static unsigned timeout_of(const struct tcp *tcp)
 {
@@ -152,7 +153,9 @@ bool ibx_tcp_drain_begin(struct tcp *tcp)
         return tcp->state.now == TCP_DRAINING;
     ibx_tcp_move(tcp, &tcp->state, TCP_DRAINING);
     ibx_tcp_threads_stop(tcp);
-    timer_set(tcp, ibx_now_ns(), DRAIN_MS);
+    const uint64_t now = ibx_now_ns();
+    tcp->drain_until = now + DRAIN_MOST_MS * IBX_NS_PER_MS;
+    timer_set(tcp, now, DRAIN_MS);
     shutdown(tcp->lanes[0].fd, SHUT_WR);
     /* A socket on which nothing can be sent counts as writable. */
     ibx_link_unwatch(tcp->link, tcp->writable);
@@ -167,8 +170,8 @@ bool ibx_tcp_drain_begin(struct tcp *tcp)
 void ibx_tcp_drain_check(struct tcp *tcp)
 {
     uint64_t now = ibx_now_ns();
-    if (tcp->moved)
+    if (tcp->moved && now < tcp->drain_until)
         timer_set(tcp, now, DRAIN_MS);
-    else if (now >= tcp->look_at)
+    else if (now >= tcp->look_at || now >= tcp->drain_until)
         ibx_tcp_fail(tcp, -ECONNRESET, "the peer closed one socket of the connection");
 }

@@ -234,11 +234,12 @@ struct tcp {
     struct ibx_link *link;
     struct ibx_tcp_terms mine, peer;
     bool same_host;
-    int listener;     /* the server's, from offer to finish */
-    int writable;     /* an epoll descriptor: readable when a blocked lane takes bytes again */
-    int timer;        /* wakes for the next look at what is on its way; -1 over a unix socket */
-    uint64_t look_at; /* ns; when that is due, 0: nothing is on its way */
-    bool wrote;       /* since the last look */
+    int listener;         /* the server's, from offer to finish */
+    int writable;         /* an epoll descriptor: readable when a blocked lane takes bytes again */
+    int timer;            /* wakes for the next look at what is on its way; -1 over a unix socket */
+    uint64_t look_at;     /* ns; when that is due, 0: nothing is on its way */
+    uint64_t drain_until; /* ns; in DRAINING: then the connection is over */
+    bool wrote;           /* since the last look */
     struct tcp_probe probe;
     bool stuck; /* it ends since packets do not arrive, though the peer's host answers */
     unsigned segment_limit; /* bytes; 0: none */
@@ -356,7 +357,7 @@ void ibx_tcp_peer_check(struct tcp *tcp);
 /* A bulk lane has ended. False: nothing can be on its way on lane 0. Otherwise the connection
  * drains, with ibx_tcp_drain_check() to be called in each progress(). */
 bool ibx_tcp_drain_begin(struct tcp *tcp);
-/* Ends the connection when nothing has arrived for a while. */
+/* Ends the connection when nothing has arrived for a while, or drains for too long. */
 void ibx_tcp_drain_check(struct tcp *tcp);
 
 /* lane.c */

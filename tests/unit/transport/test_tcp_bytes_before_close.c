@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
-/* Bytes that a peer sent before it closed the connection arrive, however slowly this side reads. */
+/* Bytes that a peer sent before it closed the connection arrive, however slowly this side reads.
+ * The linker's --wrap replaces clock_gettime(2), so that a test can let time pass. */
 #include "tests/fixtures/tcp_end.h"
 
 #include <errno.h>
@@ -8,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -18,6 +20,18 @@
 #define BYTES     12288
 #define SEND_ROOM (1 << 20)
 #define LONG      ((size_t)48 << 20) /* more than the sockets hold */
+
+static time_t ahead; /* seconds that the monotonic clock is before the system's */
+
+int __real_clock_gettime(clockid_t clock, struct timespec *now);
+int __wrap_clock_gettime(clockid_t clock, struct timespec *now);
+
+int __wrap_clock_gettime(clockid_t clock, struct timespec *now)
+{
+    const int rc = __real_clock_gettime(clock, now);
+    now->tv_sec += clock == CLOCK_MONOTONIC ? ahead : 0;
+    return rc;
+}
 
 static struct end server, client;
 static int lanes[3]; /* of a raw client: lane 0 and two bulk lanes */
@@ -158,6 +172,28 @@ static void test_no_end_of_lane_0(void **state)
     end_close(&server);
 }
 
+/* ... also one that never stops sending. */
+static void test_no_end_of_padding(void **state)
+{
+    (void)state;
+    const struct ibx_tcp_frame padding = {.type = IBX_TCP_PAD, .length = 4};
+    uint8_t bytes[IBX_TCP_FRAME_BYTES + 4] = {0};
+    ibx_tcp_frame_put(&padding, bytes);
+    connect_raw();
+    lose_lanes();
+    const time_t before = ahead;
+    while (server.count == 3 && ahead - before < 90) {
+        assert_int_equal(send(lanes[0], bytes, sizeof(bytes), MSG_NOSIGNAL), sizeof(bytes));
+        end_settle(&server);
+        ahead++;
+        assert_true(server.count == 3 || ahead - before >= 60);
+    }
+    assert_int_equal(server.count, 4);
+    expect_end(3);
+    close(lanes[0]);
+    end_close(&server);
+}
+
 /* More than the server's window holds before it reads; the messages are released while the rest
  * arrives. */
 static void test_bytes_behind_a_full_window(void **state)
@@ -200,6 +236,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_bytes_while_requests_of_this_side_wait),
         cmocka_unit_test(test_bytes_while_output_waits),
         cmocka_unit_test(test_no_end_of_lane_0),
+        cmocka_unit_test(test_no_end_of_padding),
         cmocka_unit_test(test_bytes_behind_a_full_window),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
