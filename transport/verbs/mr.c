@@ -3,6 +3,7 @@
 #include "transport/verbs/verbs.h"
 
 #include "common/locked.h"
+#include "common/log.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -110,15 +111,19 @@ static int registration_make(const struct verbs_rail *rail, const struct ibx_mr 
     return 0;
 }
 
-static void region_free(struct region *region)
+/* 0, or the errno of the first registration that stays. */
+static int region_free(struct region *region)
 {
+    int code = 0;
     for (unsigned i = 0; i < region->count; i++) {
         if (--region->rails[i]->holders)
             continue;
-        ibv_dereg_mr(region->rails[i]->mr);
+        const int rc = ibv_dereg_mr(region->rails[i]->mr);
+        code = code ? code : rc;
         free(region->rails[i]);
     }
     free(region);
+    return code;
 }
 
 static int allocate(struct ibx_mr *mr, struct ibx_error *err)
@@ -201,10 +206,27 @@ int ibx_verbs_mr_register(void *endpoint, struct ibx_mr *mr, struct ibx_error *e
     return 0;
 }
 
+/* The device still has a region, whose memory will be used for something else: so it must take no
+ * more requests from the peer. A device that was taken away fails here, too, and takes none. */
+static void shut(struct verbs *v, int code)
+{
+    ibx_verbs_lost(v, -code, "a device does not let go of memory that was registered: %s",
+                   strerror(code));
+    for (unsigned i = 0; i < v->lane_count; i++) {
+        struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
+        if (v->lanes[i].qp)
+            ibv_modify_qp(v->lanes[i].qp, &attr, IBV_QP_STATE);
+    }
+}
+
 void ibx_verbs_mr_deregister(void *endpoint, struct ibx_mr *mr)
 {
-    (void)endpoint;
-    region_free(mr->provider_data);
+    const int code = region_free(mr->provider_data);
+    if (code && mr->access & (IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE))
+        shut(endpoint, code);
+    else if (code)
+        ibx_log(IBX_LOG_WARN, "a device does not let go of memory that was registered: %s",
+                strerror(code));
     mr->provider_data = NULL;
     if (mr->allocated)
         munmap(mr->span.address, mr->span.length);

@@ -17,6 +17,7 @@ static struct asked {
     size_t length;
     int fd, access;
     int refuse;    /* errno of the next registrations; 0: they succeed */
+    int keeps;     /* errno of the next deregistrations; 0: they succeed */
     bool readonly; /* the memory is mapped read-only */
     struct ibv_pd *of;
 } asked;
@@ -47,6 +48,10 @@ int __wrap_ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
     changed.qps[changed.times++] = qp;
     changed.mask = mask;
     changed.access = attr->qp_access_flags;
+    if (attr->qp_state == IBV_QPS_ERR) {
+        changed.state = IBV_QPS_ERR;
+        return 0;
+    }
     assert_int_equal(attr->qp_state, IBV_QPS_RTS);
     return changed.state == IBV_QPS_RTS ? changed.refuse : EINVAL;
 }
@@ -106,7 +111,17 @@ int __wrap_ibv_dereg_mr(struct ibv_mr *mr)
 {
     (void)mr;
     asked.left++;
-    return 0;
+    return asked.keeps;
+}
+
+/* Why the connection is over: verbs.c is not part of this test. */
+static int lost;
+
+void ibx_verbs_lost(struct verbs *v, int status, const char *format, ...)
+{
+    (void)v;
+    (void)format;
+    lost = status;
 }
 
 static struct ibv_device device = {.name = "mlx5_9"};
@@ -316,6 +331,40 @@ static void test_exposure_refused(void **state)
     assert_int_equal(exposing(v, IBX_ACCESS_REMOTE_READ), 1);
 }
 
+/* If the device keeps a region, the peer must not reach it any more: its memory is free. */
+static void test_kept_by_the_device(void **state)
+{
+    (void)state;
+    uint8_t bytes[64];
+    struct ibv_qp qps[2];
+    struct verbs_lane lanes[2];
+    struct verbs *v = provider(2);
+    struct ibx_mr mr = {.span = ibx_span_host(bytes, sizeof(bytes)),
+                        .access = IBX_ACCESS_REMOTE_WRITE};
+    for (unsigned i = 0; i < 2; i++)
+        lanes[i] = (struct verbs_lane){.qp = &qps[i], .rail = &v->rails[i]};
+    v->lanes = lanes;
+    v->lane_count = 2;
+    changed = (struct changed){.state = IBV_QPS_RTS};
+    lost = 0;
+    assert_int_equal(ibx_verbs_mr_register(v, &mr, NULL), 0);
+    assert_int_equal(changed.times, 2);
+    asked.keeps = EBUSY;
+    ibx_verbs_mr_deregister(v, &mr);
+    assert_int_equal(asked.left, 2);
+    assert_int_equal(lost, -EBUSY);
+    assert_int_equal(changed.state, IBV_QPS_ERR);
+    assert_int_equal(changed.times, 4);
+    assert_true(changed.qps[2] == &qps[0] && changed.qps[3] == &qps[1]);
+    /* The peer has no key of this one. */
+    mr = (struct ibx_mr){.span = ibx_span_host(bytes, sizeof(bytes)), .access = IBX_ACCESS_LOCAL};
+    lost = 0;
+    assert_int_equal(ibx_verbs_mr_register(v, &mr, NULL), 0);
+    ibx_verbs_mr_deregister(v, &mr);
+    assert_int_equal(lost, 0);
+    assert_int_equal(changed.times, 4);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -327,6 +376,7 @@ int main(void)
         cmocka_unit_test(test_read_only),
         cmocka_unit_test(test_queue_pairs_accept_requests_once_exposed),
         cmocka_unit_test(test_exposure_refused),
+        cmocka_unit_test(test_kept_by_the_device),
     };
     return cmocka_run_group_tests_name("verbs_mr", tests, NULL, NULL);
 }
