@@ -10,6 +10,7 @@
 #include "transport/core/crypto.h"
 
 #include "common/locked.h"
+#include "common/log.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -161,12 +162,29 @@ static int registration_make(struct ofi_endpoint *e, const struct ibx_mr *mr, ui
     return 0;
 }
 
-static void registration_release(struct ofi_registration *made)
+/* Whether libfabric no longer has the region. */
+static bool registration_close(struct ofi_registration *made)
+{
+    const int rc = made->mr ? fi_close(&made->mr->fid) : 0;
+    if (rc)
+        ibx_log(IBX_LOG_WARN, "ofi: a region does not close: %s", fi_strerror(-rc));
+    else
+        made->mr = NULL;
+    return !rc;
+}
+
+static void registration_release(struct ofi_endpoint *e, struct ofi_registration *made,
+                                 bool exposed)
 {
     if (!made || --made->holders)
         return;
-    if (made->mr)
-        fi_close(&made->mr->fid);
+    /* The peer could still reach memory that will be used for something else. */
+    if (!registration_close(made) && exposed) {
+        ibx_ofi_fail(e, -EBUSY, "libfabric's %s does not let go of memory that was registered",
+                     e->own.provider);
+        ibx_ofi_io_end(e);
+        registration_close(made);
+    }
     free(made);
 }
 
@@ -220,8 +238,8 @@ void ibx_ofi_mr_deregister(void *endpoint, struct ibx_mr *mr)
     struct ofi_region *region = mr->provider_data;
     if (region->made)
         LIST_REMOVE(region, entry);
-    registration_release(region->made);
     bool exposed = mr->access & (IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE);
+    registration_release(e, region->made, exposed);
     if (exposed && e->state.now == OFI_LIVE && software_moves(e))
         ibx_ofi_fence(e);
     else if (exposed && e->state.now == OFI_STOPPED && software_moves(e))

@@ -59,6 +59,29 @@ static void test_receives_of_a_closed_endpoint(void **state)
     pair_close(pair);
 }
 
+/* A region that libfabric does not close must not be reached by the peer any more, so the
+ * connection ends with the deregistration. The region is closed after that. */
+static void test_region_that_does_not_close(void **state)
+{
+    (void)state;
+    static char memory[4096];
+    struct pair *pair = pair_connect();
+    struct ofi_endpoint *server = pair->server.ofi;
+    struct ibx_mr *mr =
+        end_register(&pair->server, memory, sizeof(memory), IBX_ACCESS_REMOTE_WRITE);
+    struct fid *region = &((struct ofi_region *)mr->provider_data)->made->mr->fid;
+    usual = region->ops;
+    struct fi_ops busy = *usual;
+    busy.close = close_later;
+    region->ops = &busy;
+    end_deregister(&pair->server, mr);
+    assert_int_equal(server->state.now, OFI_CLOSED);
+    assert_int_equal(pair->server.count, 1);
+    assert_int_equal(pair->server.notes[0].kind, NOTE_LOST);
+    assert_int_equal(pair->server.notes[0].status, -EBUSY);
+    pair_close(pair);
+}
+
 static unsigned busy_times;
 static bool is_closed;
 
@@ -181,6 +204,7 @@ int main(void)
         cmocka_unit_test(test_endpoint_that_closes_later),
         cmocka_unit_test(test_receives_of_a_closed_endpoint),
         cmocka_unit_test(test_endpoint_that_closes_at_the_end),
+        cmocka_unit_test(test_region_that_does_not_close),
         cmocka_unit_test(test_deregistration_after_the_end),
         cmocka_unit_test(test_credit_that_comes_during_a_deregistration),
     };
