@@ -204,6 +204,9 @@ static int allocate(struct ibx_mr *mr, struct ibx_error *err)
 int ibx_ofi_mr_register(void *endpoint, struct ibx_mr *mr, struct ibx_error *err)
 {
     struct ofi_endpoint *e = endpoint;
+    /* Its endpoints, to which a region may belong, are being closed. */
+    if (ibx_ofi_stopped(e))
+        return ibx_error_set(err, -ENOTCONN, "the connection over libfabric is over");
     struct ofi_region *region = calloc(1, sizeof(*region));
     if (!region)
         return ibx_error_set(err, -ENOMEM, "no memory for a region");

@@ -82,6 +82,26 @@ static void test_region_that_does_not_close(void **state)
     pair_close(pair);
 }
 
+/* A deregistration may end a connection, which its user notices later. Where a region belongs to an
+ * endpoint, there is none any more to which a new one could belong. */
+static void test_registration_after_the_end(void **state)
+{
+    (void)state;
+    static char memory[4096];
+    struct pair *pair = pair_connect();
+    struct ofi_endpoint *server = pair->server.ofi;
+    struct ibx_mr mr = {.span = ibx_span_host(memory, sizeof(memory)),
+                        .access = IBX_ACCESS_REMOTE_READ};
+    struct ibx_error err = {0};
+    server->choice.info->domain_attr->mr_mode |= FI_MR_ENDPOINT;
+    ibx_ofi_fail(server, -ETIMEDOUT, "a FENCE is not answered");
+    ibx_ofi_io_end(server);
+    assert_int_equal(server->state.now, OFI_CLOSED);
+    assert_int_equal(ibx_provider_ofi.mr_register(server, &mr, &err), -ENOTCONN);
+    assert_non_null(strstr(err.message, "is over"));
+    pair_close(pair);
+}
+
 static unsigned busy_times;
 static bool is_closed;
 
@@ -205,6 +225,7 @@ int main(void)
         cmocka_unit_test(test_receives_of_a_closed_endpoint),
         cmocka_unit_test(test_endpoint_that_closes_at_the_end),
         cmocka_unit_test(test_region_that_does_not_close),
+        cmocka_unit_test(test_registration_after_the_end),
         cmocka_unit_test(test_deregistration_after_the_end),
         cmocka_unit_test(test_credit_that_comes_during_a_deregistration),
     };
