@@ -7,10 +7,14 @@
  * (MSG_WAITALL, into its destination) or the next header. With SEND_ZC the kernel uses a WRITE's
  * memory until its notification. Answers to the peer's READs are always copied, so that a
  * deregistration need not wait for a peer.
+ *
+ * Recent kernels (6.18 does) count that memory as locked, for all processes of a user without
+ * CAP_IPC_LOCK. Where RLIMIT_MEMLOCK allows no more of it, the connection continues with copies.
  */
 #include "transport/tcp/tcp.h"
 
 #include "common/descriptor.h"
+#include "common/log.h"
 
 #include <errno.h>
 #include <liburing.h>
@@ -32,6 +36,7 @@ struct tcp_uring {
     struct io_uring ring;
     unsigned in_flight; /* requests without their last completion */
     bool stopping;
+    bool zerocopy; /* SEND_ZC was used; the kernel may still have some of that */
     /* Completions taken from the kernel and not handled yet. */
     unsigned count, capacity;
     uint8_t scrap[16 << 10]; /* for bodies to be discarded, of all lanes at once */
@@ -46,6 +51,7 @@ int ibx_tcp_uring_open(struct tcp *tcp)
     if (!r)
         return -ENOMEM;
     r->capacity = capacity;
+    r->zerocopy = tcp->engine == TCP_ENGINE_URING_ZC;
     struct io_uring_params params = {.flags = IORING_SETUP_COOP_TASKRUN | IORING_SETUP_CQSIZE,
                                      .cq_entries = capacity};
     unsigned entries = 4 * (tcp->lane_count + 1);
@@ -146,6 +152,12 @@ static void received(struct tcp_lane *lane, int result)
         ibx_tcp_lane_broken(lane, -result);
 }
 
+/* A kernel or a socket without SEND_ZC, or no more memory may be locked. */
+static bool refuses_zerocopy(int result)
+{
+    return result == -EINVAL || result == -EOPNOTSUPP || result == -ENOMEM;
+}
+
 static void sent(struct tcp_lane *lane, const struct completion *o)
 {
     struct tcp *tcp = lane->tcp;
@@ -159,8 +171,12 @@ static void sent(struct tcp_lane *lane, const struct completion *o)
         post->zerocopy_sends++;
     if (o->result > 0) {
         ibx_tcp_lane_sent(lane, (size_t)o->result);
-    } else if (zerocopy && (o->result == -EINVAL || o->result == -EOPNOTSUPP)) {
-        tcp->engine = TCP_ENGINE_URING; /* a kernel or a socket without it */
+    } else if (zerocopy && refuses_zerocopy(o->result)) {
+        if (tcp->engine == TCP_ENGINE_URING_ZC)
+            ibx_log(IBX_LOG_INFO, "tcp continues with copies, because SEND_ZC is refused: %s%s",
+                    strerror(-o->result),
+                    o->result == -ENOMEM ? " (see ulimit -l, or grant CAP_IPC_LOCK)" : "");
+        tcp->engine = TCP_ENGINE_URING;
     } else if (o->result != -EINTR && o->result != -EAGAIN && o->result != -ECANCELED) {
         ibx_tcp_lane_broken(lane, -o->result);
     }
@@ -271,7 +287,7 @@ static void stop(struct tcp *tcp)
             cancel(r, lane, RING_OUT);
         shutdown(lane->fd, SHUT_RDWR);
         /* A reset, which makes the kernel drop what it still holds for zero-copy sends. */
-        if (tcp->engine == TCP_ENGINE_URING_ZC)
+        if (r->zerocopy)
             connect(lane->fd, &nowhere, sizeof(nowhere));
     }
     io_uring_submit(&r->ring);

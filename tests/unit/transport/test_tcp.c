@@ -16,6 +16,9 @@
 #include <cmocka.h>
 #ifdef IBX_WITH_URING
 #include <liburing.h>
+#include <linux/capability.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
 #endif
 
 #define BOTH (IBX_ACCESS_REMOTE_READ | IBX_ACCESS_REMOTE_WRITE)
@@ -429,6 +432,51 @@ static void test_work_that_the_kernel_refuses(void **state)
     end_deregister(&server, mr);
     ends_close(&server, &client);
 }
+
+/* Takes CAP_IPC_LOCK from this thread, or gives it back. */
+static void may_lock(bool may)
+{
+    struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct data[2];
+    assert_int_equal(syscall(SYS_capget, &header, data), 0);
+    data[0].effective &= ~(1u << CAP_IPC_LOCK);
+    data[0].effective |= may ? data[0].permitted & 1u << CAP_IPC_LOCK : 0;
+    assert_int_equal(syscall(SYS_capset, &header, data), 0);
+}
+
+/* The kernel counts what it sends without a copy as locked memory. If that is too much, copies are
+ * sent. */
+static void test_memory_that_may_not_be_locked(void **state)
+{
+    (void)state;
+    const size_t length = 4u << 20;
+    struct rlimit before, low;
+    assert_int_equal(getrlimit(RLIMIT_MEMLOCK, &before), 0);
+    low = before;
+    low.rlim_cur = 256u << 10;
+    assert_int_equal(setrlimit(RLIMIT_MEMLOCK, &low), 0);
+    may_lock(false);
+    ends_open(&server, &client, sockets_tcp, 1, 4);
+    struct ibx_mr *mr = end_register(&server, NULL, length, BOTH);
+    struct ibx_mr *local = end_register(&client, NULL, length, 0);
+    uint8_t *to = mr->span.address, *from = local->span.address;
+    memset(from, 7, length);
+    struct ibx_chunk chunk = read_of(mr, local, length);
+    chunk.kind = IBX_RDMA_WRITE;
+    for (unsigned i = 0; i < 3; i++) {
+        memset(to, 0, length);
+        assert_int_equal(ibx_provider_tcp.rdma(client.tcp, &chunk), 0);
+        assert_true(end_await(&client, &server, i + 1));
+        assert_int_equal(client.notes[i].kind, NOTE_CHUNK);
+        assert_int_equal(client.notes[i].status, 0);
+        assert_memory_equal(to, from, length);
+    }
+    end_deregister(&client, local);
+    end_deregister(&server, mr);
+    ends_close(&server, &client);
+    may_lock(true);
+    assert_int_equal(setrlimit(RLIMIT_MEMLOCK, &before), 0);
+}
 #endif
 
 int main(int argc, char **argv)
@@ -452,8 +500,13 @@ int main(int argc, char **argv)
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
 #ifdef IBX_WITH_URING
     const struct CMUnitTest ring_tests[] = {cmocka_unit_test(test_work_that_the_kernel_refuses)};
-    if (argc > 1 && !strcmp(argv[1], "uring"))
+    const struct CMUnitTest zerocopy_tests[] = {
+        cmocka_unit_test(test_memory_that_may_not_be_locked)};
+    if (argc > 1 && !strcmp(argv[1], "uring")) {
         failed += cmocka_run_group_tests(ring_tests, NULL, NULL);
+        end_choose("uring-zc");
+        failed += cmocka_run_group_tests(zerocopy_tests, NULL, NULL);
+    }
 #endif
     return failed;
 }
