@@ -10,7 +10,6 @@
 #include <openssl/err.h>
 #include <openssl/ssl.h>
 #include <poll.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -20,8 +19,7 @@
 
 #define IDENTITY "ibx"
 
-static SSL_CTX *contexts[2]; /* by role; for the whole process */
-static pthread_once_t contexts_once = PTHREAD_ONCE_INIT;
+static _Atomic(SSL_CTX *) contexts[2]; /* by role; for the whole process */
 
 /* Where the processor has no instructions for AES, ChaCha20 is several times as fast. */
 static bool aes_is_fast(void)
@@ -109,16 +107,24 @@ static SSL_CTX *context_create(enum ibx_role role)
     return context;
 }
 
-static void contexts_create(void)
+/* The context is made for the first connection, and again for each further one until that works:
+ * this process may have been out of memory. NULL: it does not work now. */
+static SSL_CTX *context_of(enum ibx_role role)
 {
-    contexts[IBX_ROLE_SERVER] = context_create(IBX_ROLE_SERVER);
-    contexts[IBX_ROLE_CLIENT] = context_create(IBX_ROLE_CLIENT);
+    SSL_CTX *there = atomic_load(&contexts[role]);
+    if (there)
+        return there;
+    SSL_CTX *made = context_create(role);
+    if (!made || atomic_compare_exchange_strong(&contexts[role], &there, made))
+        return made;
+    SSL_CTX_free(made); /* another thread was first */
+    return there;
 }
 
 static bool ssl_create(struct ibx_tls *tls)
 {
-    pthread_once(&contexts_once, contexts_create);
-    tls->ssl = contexts[tls->role] ? SSL_new(contexts[tls->role]) : NULL;
+    SSL_CTX *context = context_of(tls->role);
+    tls->ssl = context ? SSL_new(context) : NULL;
     tls->from = BIO_new(BIO_s_mem());
     tls->into = BIO_new(BIO_s_mem());
     if (!tls->ssl || !tls->from || !tls->into) {
@@ -148,6 +154,7 @@ int ibx_tls_create(int fd, enum ibx_role role, const uint8_t psk[IBX_TLS_PSK_BYT
         tls->raw = malloc(IBX_TLS_RAW_BYTES);
     }
     if (!tls || !tls->sealed || !tls->raw || !ssl_create(tls)) {
+        ERR_clear_error();
         ibx_tls_destroy(tls);
         return ibx_error_set(err, -ENOMEM,
                              "no encrypted connection can be made: OpenSSL %s has no memory, or "

@@ -10,30 +10,31 @@
 #include "transport/handshake/handshake.h"
 
 #include "common/descriptor.h"
+#include "common/fork_lock.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 /* ------------------------------------------------------------------- the client's number */
 
-static pthread_once_t begun = PTHREAD_ONCE_INIT;
+static struct ibx_fork_lock lock = IBX_FORK_LOCK; /* of the number */
 static uint8_t number[IBX_PROGRAM_BYTES];
 static bool has_number;
 
-static void make_number(void)
-{
-    has_number = !ibx_random(number, sizeof(number), NULL);
-}
-
+/* The number is made for the first connection, and again for each further one until that works:
+ * this process may have been out of memory. */
 int ibx_handshake_program_put(struct ibx_writer *w, struct ibx_error *err)
 {
-    pthread_once(&begun, make_number);
+    int rc = 0;
+    ibx_fork_lock_take(&lock);
     if (!has_number)
-        return ibx_error_set(err, -EIO, "no random numbers for a connection");
-    ibx_put_bytes(w, number, sizeof(number));
-    return 0;
+        rc = ibx_random(number, sizeof(number), err);
+    has_number = !rc;
+    ibx_fork_lock_release(&lock);
+    if (!rc)
+        ibx_put_bytes(w, number, sizeof(number));
+    return rc;
 }
 
 void ibx_handshake_program_get(struct ibx_handshake *h, struct ibx_reader *r)

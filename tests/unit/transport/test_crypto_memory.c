@@ -3,15 +3,18 @@
  * blamed for it. A connection is refused if ibx cannot notice forks. */
 #include "tests/fixtures/unit.h"
 #include "transport/core/crypto.h"
+#include "transport/core/tls.h"
 #include "transport/handshake/pool.h"
 #include "transport/transport.h"
 
 #include <errno.h>
 #include <openssl/crypto.h>
+#include <openssl/ssl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #define HASHES    10 /* a client computes fewer */
@@ -136,6 +139,59 @@ static void test_no_memory_for_a_secret(NO_STATE)
     assert_non_null(strstr(err.message, "no memory"));
     assert_int_equal(ibx_exchange_secret(exchange, ours, secret, &err), 0);
     ibx_exchange_destroy(exchange);
+}
+
+static int put_program(uint8_t number[IBX_PROGRAM_BYTES])
+{
+    struct ibx_writer w = ibx_writer_of(number, IBX_PROGRAM_BYTES);
+    return ibx_handshake_program_put(&w, NULL);
+}
+
+/* Each thread has random numbers of its own from OpenSSL. */
+static void *put_program_without_memory(void *rc)
+{
+    uint8_t number[IBX_PROGRAM_BYTES];
+    none = true;
+    *(int *)rc = put_program(number);
+    none = false;
+    return NULL;
+}
+
+/* Must run before any connection of this process. */
+static void test_no_memory_for_the_number_of_the_program(NO_STATE)
+{
+    uint8_t first[IBX_PROGRAM_BYTES] = {0}, second[IBX_PROGRAM_BYTES];
+    int without = 0;
+    pthread_t thread;
+    assert_int_equal(ibx_random(first, sizeof(first), NULL), 0);
+    assert_int_equal(pthread_create(&thread, NULL, put_program_without_memory, &without), 0);
+    pthread_join(thread, NULL);
+    assert_int_not_equal(without, 0);
+    assert_int_equal(put_program(first), 0);
+    assert_int_equal(put_program(second), 0);
+    assert_memory_equal(first, second, sizeof(first));
+}
+
+/* Must run before any TLS of this process: what all of its connections share is made for the first
+ * one. What OpenSSL makes once and for all is made before, because OpenSSL does not try again. */
+static void test_no_memory_for_the_first_tls(NO_STATE)
+{
+    static const uint8_t psk[IBX_TLS_PSK_BYTES] = {3};
+    struct ibx_error err = {0};
+    int ends[2];
+    SSL_CTX_free(SSL_CTX_new(TLS_method()));
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+    for (unsigned role = 0; role < 2; role++) {
+        struct ibx_tls *tls;
+        none = true;
+        const int without = ibx_tls_create(ends[role], (enum ibx_role)role, psk, &tls, &err);
+        none = false;
+        assert_int_equal(without, -ENOMEM);
+        if (ibx_tls_create(ends[role], (enum ibx_role)role, psk, &tls, &err))
+            fail_msg("%s", err.message);
+        ibx_tls_destroy(tls);
+        close(ends[role]);
+    }
 }
 
 static const uint8_t secret_of_all[IBX_SECRET_BYTES] = {7};
@@ -308,13 +364,16 @@ static void test_no_memory_before(NO_STATE)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_no_memory_to_see_forks),
-                                       cmocka_unit_test(test_no_memory_for_a_digest),
-                                       cmocka_unit_test(test_no_memory_for_a_secret),
-                                       cmocka_unit_test(test_no_memory_for_a_claim),
-                                       cmocka_unit_test(test_no_memory_for_a_transcript),
-                                       cmocka_unit_test(test_no_memory_at_the_client),
-                                       cmocka_unit_test(test_no_memory_before)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_no_memory_for_the_number_of_the_program),
+        cmocka_unit_test(test_no_memory_to_see_forks),
+        cmocka_unit_test(test_no_memory_for_a_digest),
+        cmocka_unit_test(test_no_memory_for_a_secret),
+        cmocka_unit_test(test_no_memory_for_the_first_tls),
+        cmocka_unit_test(test_no_memory_for_a_claim),
+        cmocka_unit_test(test_no_memory_for_a_transcript),
+        cmocka_unit_test(test_no_memory_at_the_client),
+        cmocka_unit_test(test_no_memory_before)};
     if (!CRYPTO_set_mem_functions(get, resize, give))
         return 77;
     return cmocka_run_group_tests(tests, NULL, NULL);
