@@ -48,6 +48,13 @@ void ibx_fork_lock_take(struct ibx_fork_lock *lock)
     pthread_mutex_lock(&lock->mutex);
 }
 
+bool ibx_fork_lock_try(struct ibx_fork_lock *lock)
+{
+    if (!atomic_load(&lock->known))
+        enter(lock);
+    return !pthread_mutex_trylock(&lock->mutex);
+}
+
 void ibx_fork_lock_release(struct ibx_fork_lock *lock)
 {
     pthread_mutex_unlock(&lock->mutex);

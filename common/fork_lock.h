@@ -42,6 +42,8 @@ struct ibx_fork_lock {
 
 /* The lock has static storage duration. From any thread. */
 void ibx_fork_lock_take(struct ibx_fork_lock *lock);
+/* The same without waiting. False: a thread has it, perhaps this one. */
+bool ibx_fork_lock_try(struct ibx_fork_lock *lock);
 void ibx_fork_lock_release(struct ibx_fork_lock *lock);
 
 #endif

@@ -7,11 +7,11 @@
 #include "transport/handshake/handshake.h"
 
 #include "common/file_check.h"
+#include "common/fork_lock.h"
 
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <unistd.h>
@@ -224,41 +224,42 @@ int ibx_keys_load(const char *path, struct ibx_keys **keys, struct ibx_error *er
 
 /* The keys that this process has read last as a client. */
 static struct {
-    pthread_mutex_t lock;
+    struct ibx_fork_lock lock;
     char path[sizeof(((struct ibx_options *)0)->key_file)];
     uid_t uid; /* who has read them */
-    struct ibx_keys *keys;
-} kept = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    _Atomic(struct ibx_keys *) keys;
+} kept = {.lock = IBX_FORK_LOCK};
 
+/* A child that is forked in the middle of it has none. */
 static void keep(const char *path, struct ibx_keys *keys)
 {
-    if (pthread_mutex_trylock(&kept.lock)) /* another thread keeps the same */
-        return;
-    ibx_keys_release(kept.keys);
-    kept.keys = ibx_keys_hold(keys);
+    ibx_fork_lock_take(&kept.lock);
+    struct ibx_keys *before = atomic_exchange(&kept.keys, NULL);
     kept.uid = geteuid();
     strncpy(kept.path, path, sizeof(kept.path) - 1);
-    pthread_mutex_unlock(&kept.lock);
+    atomic_store(&kept.keys, ibx_keys_hold(keys));
+    ibx_fork_lock_release(&kept.lock);
+    ibx_keys_release(before);
 }
 
 /* The keys for a user that may not read the file now, or NULL. */
 static struct ibx_keys *find_kept(const char *path)
 {
-    if (pthread_mutex_trylock(&kept.lock)) /* in a forked child nobody may ever unlock it */
-        return NULL;
-    const bool found = kept.keys && kept.uid != geteuid() && !strcmp(path, kept.path);
-    struct ibx_keys *keys = found ? ibx_keys_hold(kept.keys) : NULL;
-    pthread_mutex_unlock(&kept.lock);
+    ibx_fork_lock_take(&kept.lock);
+    struct ibx_keys *keys = atomic_load(&kept.keys);
+    const bool found = keys && kept.uid != geteuid() && !strcmp(path, kept.path);
+    keys = found ? ibx_keys_hold(keys) : NULL;
+    ibx_fork_lock_release(&kept.lock);
     return keys;
 }
 
+/* A signal handler may end the process, and have interrupted the thread that has the lock. */
 __attribute__((destructor)) static void wipe_kept(void)
 {
-    if (pthread_mutex_trylock(&kept.lock))
+    if (!atomic_load(&kept.keys) || !ibx_fork_lock_try(&kept.lock))
         return;
-    ibx_keys_release(kept.keys);
-    kept.keys = NULL;
-    pthread_mutex_unlock(&kept.lock);
+    ibx_keys_release(atomic_exchange(&kept.keys, NULL));
+    ibx_fork_lock_release(&kept.lock);
 }
 
 int ibx_keys_load_as_client(const char *path, struct ibx_keys **keys, struct ibx_error *err)

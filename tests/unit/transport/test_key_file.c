@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -348,6 +349,56 @@ static void keys_of_another_user(void **state)
     assert_int_equal(status, 0);
 }
 
+#define THREADS 4
+#define LOADS   10000
+
+static const char *place_of_all;
+
+static void *load_often(void *failed)
+{
+    for (unsigned i = 0; i < LOADS; i++) {
+        struct ibx_keys *keys = load_as_client(place_of_all);
+        *(bool *)failed |= !keys;
+        ibx_keys_release(keys);
+    }
+    return NULL;
+}
+
+/* Runs in a child that becomes another user. */
+static int become_another_user_with_threads(void)
+{
+    pthread_t threads[THREADS];
+    bool failed[THREADS] = {false}, any = false;
+    struct ibx_keys *keys = load_as_client(place_of_all);
+    if (!keys || setresuid(12345, 12345, 12345))
+        return 1;
+    ibx_keys_release(keys);
+    for (unsigned i = 0; i < THREADS; i++)
+        if (pthread_create(&threads[i], NULL, load_often, &failed[i]))
+            return 2;
+    for (unsigned i = 0; i < THREADS; i++) {
+        pthread_join(threads[i], NULL);
+        any |= failed[i];
+    }
+    return any ? 3 : 0;
+}
+
+/* Its threads connect at the same time. */
+static void keys_of_another_user_in_threads(void **state)
+{
+    (void)state;
+    if (geteuid())
+        skip();
+    int status;
+    place_of_all = write_key("key", DIGITS, 32, 0600);
+    assert_int_equal(chmod(folder, 0755), 0);
+    const pid_t child = fork();
+    if (!child)
+        _exit(become_another_user_with_threads());
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+}
+
 static void descriptors_are_closed(void **state)
 {
     (void)state;
@@ -484,6 +535,7 @@ int main(void)
         cmocka_unit_test(not_a_file),
         cmocka_unit_test(owners),
         cmocka_unit_test(keys_of_another_user),
+        cmocka_unit_test(keys_of_another_user_in_threads),
         cmocka_unit_test(descriptors_are_closed),
         cmocka_unit_test(secrets_are_not_dumped),
         cmocka_unit_test(hmac_known_answer),
