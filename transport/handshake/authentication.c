@@ -312,7 +312,10 @@ static const char *check_proven(struct ibx_handshake *h, uint8_t flags, char tex
                  options->purpose, h->peer.purpose);
         return text;
     }
-    bool same_host = flags & SAME_HOST && h->peer.sees_local;
+    const bool same_host = flags & SAME_HOST;
+    if (same_host && !h->peer.sees_local)
+        return "the client says that it is on the server's host, and the server does not see it "
+               "there";
     if (!(flags & ENCRYPT) && encrypt(h, same_host))
         return "the client does not encrypt, although encryption was agreed";
     if (flags & ENCRYPT && !encrypt(h, false))

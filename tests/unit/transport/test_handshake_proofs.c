@@ -257,26 +257,31 @@ static void agreement_on_encryption(void **state)
     handshake_close(&s);
 }
 
-/* The server does not believe "the same host" from a client with another address. */
+/* The server does not believe "the same host" from a client with another address, whether or not
+ * that client encrypts. */
 static void same_host_by_address(void **state)
 {
     (void)state;
     struct handshake_scene s;
-    struct raw_frame frame;
-    uint8_t client[RAW_HASH], server[RAW_HASH];
     handshake_open(&s, true, 10000);
-    pthread_create(&s.thread, NULL, handshake_serve, &s);
-    struct raw raw = raw_connect(s.port, "127.0.0.2", "127.0.0.1");
-    raw_set_key(&raw);
-    handshake_make_step(&raw, AT_HELLO, &frame);
-    raw_send(&raw, frame.bytes, frame.length);
-    raw_expect(&raw, CHALLENGE, &frame);
-    assert_int_equal(frame.payload[RAW_OPENING], 0); /* the server reports what it sees */
-    raw_take_opening(&raw, &frame);
-    raw_derive(&raw, client, server);
-    raw_send_proof(&raw, client);
-    handshake_expect_failure(&s, -EACCES, "does not encrypt, although encryption was agreed");
-    raw_close(&raw);
+    for (unsigned encrypts = 0; encrypts < 2; encrypts++) {
+        struct raw_frame frame;
+        uint8_t client[RAW_HASH], server[RAW_HASH];
+        pthread_create(&s.thread, NULL, handshake_serve, &s);
+        struct raw raw = raw_connect(s.port, "127.0.0.2", "127.0.0.1");
+        raw_set_key(&raw);
+        raw.flags = encrypts ? RAW_SAME_HOST | RAW_ENCRYPT : RAW_SAME_HOST;
+        handshake_make_step(&raw, AT_HELLO, &frame);
+        raw_send(&raw, frame.bytes, frame.length);
+        raw_expect(&raw, CHALLENGE, &frame);
+        assert_int_equal(frame.payload[RAW_OPENING], 0); /* the server reports what it sees */
+        raw_take_opening(&raw, &frame);
+        raw_derive(&raw, client, server);
+        raw_send_proof(&raw, client);
+        raw_expect(&raw, REFUSE, &frame);
+        handshake_expect_failure(&s, -EACCES, "says that it is on the server's host");
+        raw_close(&raw);
+    }
     handshake_close(&s);
 }
 
@@ -296,6 +301,7 @@ static void without_a_key_only_this_host(void **state)
     s.port = (uint16_t)atoi(strrchr(ibx_listener_uri(s.listener), ':') + 1);
     pthread_create(&s.thread, NULL, handshake_serve, &s);
     struct raw raw = raw_connect(s.port, "127.0.0.2", "127.0.0.1");
+    raw.flags = 0;
     handshake_play_to(&raw, STEPS);
     raw_close(&raw);
     assert_int_equal(handshake_result(&s), 0);
