@@ -72,10 +72,15 @@ static int receive_descriptor(int socket)
     struct msghdr message = {
         .msg_iov = &data, .msg_iovlen = 1, .msg_control = &room, .msg_controllen = sizeof(room)};
     const ssize_t n = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
-    if (n <= 0) /* the other end closes if there is no such offer */
-        return n && errno != ECONNRESET ? -errno : -ENOENT;
-    const int fd = ibx_descriptor_take(&message);
-    return fd < 0 ? -EMFILE : fd; /* this process may have no more descriptors */
+    if (n < 0)
+        return errno != ECONNRESET ? -errno : -ENOENT;
+    const int fd = ibx_descriptor_take(&message); /* also with no bytes, which is no answer */
+    if (fd >= 0 && n)
+        return fd;
+    if (fd >= 0)
+        close(fd);
+    /* The other end closes if there is no such offer. This process may have no more descriptors. */
+    return n ? -EMFILE : -ENOENT;
 }
 
 /* ------------------------------------------------------------------------------- who offers */

@@ -220,8 +220,8 @@ const char *ibx_handshake_claim_check(struct ibx_handshake *h);
 int ibx_handshake_program_put(struct ibx_writer *w, struct ibx_error *err);
 void ibx_handshake_program_get(struct ibx_handshake *h, struct ibx_reader *r);
 /* Takes a connection that ibx_conn_hand_over() has sent. Returns as ibx_pool_step() does;
- * -ENOTCONN: the other end is closed. `*taken` counts what has come, including what cannot be
- * used. */
+ * -ENOTCONN: the other end is closed; -EPROTO: it has sent something else. `*taken` counts what has
+ * come, including what cannot be used. */
 int ibx_handshake_take(int socket, const struct ibx_options *options, uint64_t *taken,
                        struct ibx_conn **conn, struct ibx_error *err);
 

@@ -140,14 +140,19 @@ int ibx_handshake_take(int socket, const struct ibx_options *options, uint64_t *
     struct msghdr message = {
         .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &room, .msg_controllen = sizeof(room)};
     const ssize_t n = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    if (n == 0 || (n < 0 && errno == ECONNRESET)) /* ECONNRESET: it had something unread */
+    if (n < 0 && errno == ECONNRESET) /* it had something unread */
         return -ENOTCONN;
     if (n < 0)
         return errno == EINTR ? -EAGAIN : -errno;
-    ++*taken;
     const int fd = ibx_descriptor_take(&message);
-    if (fd < 0) /* this process may have no more descriptors */
+    *taken += n > 0;
+    if (n == (ssize_t)sizeof(handed) && fd < 0) /* this process may have no more descriptors */
         return -EMFILE;
+    if (n != (ssize_t)sizeof(handed)) { /* none, or from a faulty process */
+        if (fd >= 0)
+            close(fd);
+        return n ? -EPROTO : -ENOTCONN;
+    }
     struct ibx_handshake *h = ibx_handshake_create(fd, IBX_ROLE_SERVER, options, NULL, err);
     if (!h)
         return -ENOMEM;

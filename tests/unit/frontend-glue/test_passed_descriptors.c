@@ -3,6 +3,7 @@
 #include "frontend-glue/extensions/passed_descriptors.h"
 
 #include "common/descriptor.h"
+#include "tests/fixtures/open_fds.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -42,7 +43,10 @@ static int fetched(const struct ibx_cuda_handle *where, ino_t file)
     const pid_t child = fork();
     if (!child) {
         struct stat st;
+        const int before = open_fds();
         const int fd = ibx_passed_fetch(where);
+        if (open_fds() != before + (fd >= 0))
+            _exit(254);
         _exit(fd < 0 ? -fd : fstat(fd, &st) || st.st_ino != file ? 255 : 0);
     }
     assert_int_equal(waitpid(child, &status, 0), child);
@@ -82,8 +86,9 @@ static void test_no_listener_or_nonsense(void **state)
     assert_int_equal(fetched(&where, 0), -ENOENT);
 }
 
-/* A process of `user`, if that is possible, that gives a descriptor to everyone who asks. */
-static void stranger(int ready, uid_t user)
+/* A process of `user`, if that is possible, that gives a descriptor to everyone who asks, with so
+ * many bytes. */
+static void stranger(int ready, uid_t user, size_t bytes)
 {
     struct sockaddr_un at = {.sun_family = AF_UNIX};
     socklen_t length = sizeof(at);
@@ -99,7 +104,7 @@ static void stranger(int ready, uid_t user)
         _exit(1);
     for (;;) {
         char byte = 0, key[16];
-        struct iovec data = {&byte, sizeof(byte)};
+        struct iovec data = {&byte, bytes};
         union ibx_descriptor_room room;
         struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1};
         const int peer = accept(listener, NULL, NULL);
@@ -111,14 +116,14 @@ static void stranger(int ready, uid_t user)
 }
 
 /* Returns 0 if the stranger's descriptor was accepted. */
-static int fetched_from(uid_t user)
+static int fetched_from(uid_t user, size_t bytes)
 {
     int ready[2];
     struct ibx_cuda_handle where = {{0}};
     assert_int_equal(pipe2(ready, O_CLOEXEC), 0);
     const pid_t child = fork();
     if (!child)
-        stranger(ready[1], user);
+        stranger(ready[1], user, bytes);
     close(ready[1]);
     assert_int_equal(read(ready[0], where.bytes, sizeof(struct where)), sizeof(struct where));
     close(ready[0]);
@@ -133,10 +138,17 @@ static void test_stranger(void **state)
 {
     (void)state;
     /* shows that a stranger of the same user would be accepted */
-    assert_int_equal(fetched_from(getuid()), 0);
+    assert_int_equal(fetched_from(getuid(), 1), 0);
     if (geteuid())
         skip();
-    assert_int_equal(fetched_from(STRANGER), -ENOENT);
+    assert_int_equal(fetched_from(STRANGER, 1), -ENOENT);
+}
+
+/* A message of no bytes, as the end has, that brings a descriptor nevertheless. */
+static void test_descriptor_with_no_bytes(void **state)
+{
+    (void)state;
+    assert_int_equal(fetched_from(getuid(), 0), -ENOENT);
 }
 
 int main(void)
@@ -145,6 +157,7 @@ int main(void)
         cmocka_unit_test(test_offered),
         cmocka_unit_test(test_no_listener_or_nonsense),
         cmocka_unit_test(test_stranger),
+        cmocka_unit_test(test_descriptor_with_no_bytes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Listening: full queues, sockets that are in use or left behind, and errors with advice. */
 #include "common/clock.h"
+#include "common/descriptor.h"
+#include "tests/fixtures/open_fds.h"
 #include "tests/fixtures/patience.h"
 #include "tests/fixtures/thread_state.h"
 #include "transport/handshake/handshake.h"
@@ -437,6 +439,35 @@ static void test_no_provider(void **state)
     assert_int_equal(ibx_listen_check("tcp://127.0.0.1:0", &options, &err), 0);
 }
 
+/* What a faulty process might send in place of a connection: fewer bytes, and none. The descriptor
+ * with them is closed. */
+static void test_what_is_no_connection(void **state)
+{
+    static const int expected[] = {-ENOTCONN, -EPROTO};
+    struct ibx_options options;
+    (void)state;
+    ibx_options_init(&options);
+    for (size_t bytes = 0; bytes < 2; bytes++) {
+        char byte = 0;
+        struct iovec data = {&byte, bytes};
+        struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1};
+        union ibx_descriptor_room room;
+        struct ibx_conn *conn;
+        uint64_t taken = 0;
+        int ends[2];
+        assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+        ibx_descriptor_add(&message, &room, ends[1]);
+        assert_int_equal(sendmsg(ends[0], &message, 0), bytes);
+        const int before = open_fds();
+        assert_int_equal(ibx_handshake_take(ends[1], &options, &taken, &conn, NULL),
+                         expected[bytes]);
+        assert_int_equal(taken, bytes);
+        assert_int_equal(open_fds(), before);
+        close(ends[0]);
+        close(ends[1]);
+    }
+}
+
 int main(void)
 {
     patience = patience_ms(20000);
@@ -453,6 +484,7 @@ int main(void)
         cmocka_unit_test(test_advice_is_about_connecting),
         cmocka_unit_test(test_unauthenticated_clients_delay_no_deadline),
         cmocka_unit_test(test_no_provider),
+        cmocka_unit_test(test_what_is_no_connection),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
