@@ -16,6 +16,8 @@
 #define LOCK_TRIES     100  /* if others remove the lock file meanwhile */
 #define NUMBER_TRIES   20   /* a process that has just locked the file still has to write its pid */
 #define NUMBER_LOOK_US 1000 /* between two tries */
+#define LOOKS_MOST     200  /* tries to lock while others look at the lock */
+#define LOOK_US        1000
 
 /* ------------------------------------------------------------ processes */
 
@@ -129,6 +131,21 @@ static int lock_on_read_only(int dir, const struct ibx_record *record, const cha
     return rc;
 }
 
+/* Whoever looks at a lock (ibx_journal_worker()) shares it for a moment, and is waited for.
+ * -EWOULDBLOCK: a tool has it, which nobody shares; -ETIMEDOUT: others do not stop looking. */
+static int take(int lock)
+{
+    for (int i = 0; i < LOOKS_MOST; i++) {
+        if (!flock(lock, LOCK_EX | LOCK_NB))
+            return 0;
+        if (errno != EWOULDBLOCK || flock(lock, LOCK_SH | LOCK_NB))
+            return -errno;
+        flock(lock, LOCK_UN);
+        usleep(LOOK_US);
+    }
+    return -ETIMEDOUT;
+}
+
 /* -EAGAIN: the file was removed between open and lock. */
 static int lock_once(int dir, const struct ibx_record *record, const char *path, int *fd,
                      struct ibx_error *err)
@@ -139,9 +156,14 @@ static int lock_once(int dir, const struct ibx_record *record, const char *path,
     if (lock < 0)
         return errno == EROFS ? lock_on_read_only(dir, record, path, err)
                               : cannot_lock(record, path, -errno, err);
-    int rc = flock(lock, LOCK_EX | LOCK_NB) ? -errno : 0;
+    int rc = take(lock);
     if (rc == -EWOULDBLOCK)
         rc = lock_holder_error(lock, path, err);
+    else if (rc == -ETIMEDOUT)
+        rc = ibx_error_set(err, -EBUSY,
+                           "another process looks at %s and does not end that (/proc/locks shows "
+                           "it): try again, or end it",
+                           path);
     else if (rc)
         cannot_lock(record, path, rc, err);
     else if (fstat(lock, &mine) || fstatat(dir, name, &there, 0) || mine.st_ino != there.st_ino)

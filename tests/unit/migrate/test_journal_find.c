@@ -6,8 +6,10 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -487,6 +489,37 @@ static void rewritten_record_is_locked(NO_STATE)
     assert_int_equal(ibx_journal_remove(folder, &r, &error), 0);
 }
 
+static void *look_away(void *fd)
+{
+    usleep(20000);
+    flock(*(int *)fd, LOCK_UN);
+    return NULL;
+}
+
+/* ib-migrate status, for instance, takes a shared lock for a moment to see who works on a
+ * migration. A recover or rollback of that moment has to succeed all the same. */
+static void a_look_at_the_lock_keeps_nobody_out(NO_STATE)
+{
+    struct ibx_record r = in_state(true, 6, IBX_JOURNAL_MAY_RUN, true);
+    char path[PATH_MAX];
+    pthread_t thread;
+    int lock = -1, other;
+    ibx_journal_path(folder, &r, ".lock", path, sizeof(path));
+    int look = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    assert_int_equal(flock(look, LOCK_SH), 0);
+    assert_int_equal(pthread_create(&thread, NULL, look_away, &look), 0);
+    assert_int_equal(ibx_journal_lock(folder, &r, &lock, &error), 0);
+    pthread_join(thread, NULL);
+    assert_int_equal(ibx_journal_lock(folder, &r, &other, &error), -EBUSY);
+    assert_int_equal(ibx_journal_worker(folder, &r), getpid());
+    close(lock);
+    assert_int_equal(flock(look, LOCK_SH), 0); /* by a process that is stopped there */
+    assert_int_equal(ibx_journal_lock(folder, &r, &lock, &error), -EBUSY);
+    assert_non_null(strstr(error.message, "looks"));
+    close(look);
+    assert_int_equal(ibx_journal_remove(folder, &r, &error), 0);
+}
+
 static size_t records(void)
 {
     struct ibx_record *all;
@@ -610,6 +643,7 @@ int main(void)
         TEST(pruning_keeps_other_files),
         TEST(unset_clock_prunes_nothing),
         TEST(rewritten_record_is_locked),
+        TEST(a_look_at_the_lock_keeps_nobody_out),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
