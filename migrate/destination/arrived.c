@@ -90,13 +90,20 @@ void ibx_destination_arrived_forget(struct destination_ram *ram, const struct ib
         ibx_page_map_runs(pages, forget_run, ram);
 }
 
-void ibx_destination_arrived_remove(const struct ibx_record *record)
+/* Notes are made after the first record. If that could not be written, because a source has chosen
+ * the id of another migration, notes of that name are those of the other one. */
+static void remove_note(const struct ibx_record *record, enum ibx_journal_note note)
 {
     char path[128];
-    ibx_journal_note_path(record, IBX_NOTE_ARRIVED, path, sizeof(path));
-    unlink(path);
-    ibx_journal_note_path(record, IBX_NOTE_BASE, path, sizeof(path));
-    unlink(path);
+    ibx_journal_note_path(record, note, path, sizeof(path));
+    if (record->written_s)
+        unlink(path);
+}
+
+void ibx_destination_arrived_remove(const struct ibx_record *record)
+{
+    remove_note(record, IBX_NOTE_ARRIVED);
+    remove_note(record, IBX_NOTE_BASE);
 }
 
 /* ---------------------------------------------------------------- borrowed: what the source has */
@@ -169,7 +176,5 @@ int ibx_destination_tags_find(struct destination_ram *ram, const struct ibx_reco
 
 void ibx_destination_tags_remove(const struct ibx_record *record)
 {
-    char path[128];
-    ibx_journal_note_path(record, IBX_NOTE_TAGS, path, sizeof(path));
-    unlink(path);
+    remove_note(record, IBX_NOTE_TAGS);
 }

@@ -87,6 +87,32 @@ static void test_broken_after_the_shutdown(NO_STATE)
     }
 }
 
+/* A source may choose the id of another migration, whose record this one then cannot write. What
+ * the tool of that one has noted, and a recover of it needs, stays. */
+static void test_notes_of_another_migration_stay(NO_STATE)
+{
+    static const enum ibx_journal_note kinds[] = {IBX_NOTE_ARRIVED, IBX_NOTE_TAGS, IBX_NOTE_BASE};
+    struct ibx_record *record = &destination.status.record;
+    for (unsigned written = 0; written < 2; written++) {
+        struct ibx_note notes[3] = {{.memory = NULL}};
+        char paths[3][128];
+        begin(DESTINATION_LISTENING);
+        memset(record->id, 0x7d, sizeof(record->id));
+        snprintf((char *)record->id, sizeof(record->id), "%d", (int)getpid());
+        record->written_s = written;
+        for (unsigned i = 0; i < 3; i++) {
+            ibx_journal_note_path(record, kinds[i], paths[i], sizeof(paths[i]));
+            assert_int_equal(ibx_note_make(&notes[i], 8, paths[i], "it", "not", NULL), 0);
+        }
+        ibx_destination_ram_give_up(&destination.ram, record);
+        for (unsigned i = 0; i < 3; i++) {
+            assert_int_equal(access(paths[i], F_OK), written ? -1 : 0);
+            ibx_note_fini(&notes[i]);
+            unlink(paths[i]);
+        }
+    }
+}
+
 /* ------------------------------------------------------------ where libvirt drives */
 
 static const struct ibx_migrate_any decided = {.type = IBX_MIGRATE_DECIDED, .is.epoch = EPOCH};
@@ -171,6 +197,7 @@ int main(void)
         cmocka_unit_test(test_aborted_after_the_confirmation),
         cmocka_unit_test(test_no_patience_is_needed_after_the_confirmation),
         cmocka_unit_test(test_broken_after_the_shutdown),
+        cmocka_unit_test(test_notes_of_another_migration_stay),
         cmocka_unit_test(test_source_continues_the_vm_before_it_ran),
         cmocka_unit_test(test_source_continues_the_vm_after_it_ran),
         cmocka_unit_test(test_source_continues_the_vm_when_complete),
