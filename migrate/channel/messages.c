@@ -10,7 +10,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#define BYTES_MAX ((1ull << 60) - 1) /* of bytes, counts and durations, so that sums fit */
+#define BYTES_MAX ((1ull << 60) - 1) /* of bytes, counts, epochs, durations, so that sums fit */
 #define PAGES_MAX (1ull << 40)
 #define PAGE_MIN  4096u
 
@@ -46,7 +46,7 @@ static const struct field hello_fields[] = {
     {.kind = FIELD_HEAD},
     UINT(ibx_migrate_hello, purpose, "the purpose", IBX_PURPOSE_MOVE, IBX_PURPOSE_CONFIRM),
     BYTES(ibx_migrate_hello, id, "the id", 0),
-    UINT(ibx_migrate_hello, epoch, "the epoch", 0, UINT64_MAX),
+    UINT(ibx_migrate_hello, epoch, "the epoch", 0, BYTES_MAX),
     UINT(ibx_migrate_hello, links_least, "the least number of page connections", 0,
          IBX_MIGRATE_LINKS_MAX),
     UINT(ibx_migrate_hello, links, "the number of page connections", 0, IBX_MIGRATE_LINKS_MAX),
@@ -92,7 +92,7 @@ static const struct field answer_fields[] = {
 static const struct field join_fields[] = {
     {.kind = FIELD_HEAD},
     BYTES(ibx_migrate_join, id, "the id", 1),
-    UINT(ibx_migrate_join, epoch, "the epoch", 1, UINT64_MAX),
+    UINT(ibx_migrate_join, epoch, "the epoch", 1, BYTES_MAX),
     UINT(ibx_migrate_join, link, "the page connection", 0, IBX_MIGRATE_LINKS_MAX - 1),
     {0},
 };
@@ -144,10 +144,10 @@ static const struct field round_done_fields[] = {
 
 static const struct field state_end_fields[] = {
     {FIELD_UINT, "the size of the device state", 0, 8, 1, BYTES_MAX, NULL, 0}, {0}};
-static const struct field epoch_fields[] = {{FIELD_UINT, "the epoch", 0, 8, 1, UINT64_MAX, NULL, 0},
+static const struct field epoch_fields[] = {{FIELD_UINT, "the epoch", 0, 8, 1, BYTES_MAX, NULL, 0},
                                             {0}};
 static const struct field commit_fields[] = {
-    UINT(ibx_migrate_commit, epoch, "the epoch", 1, UINT64_MAX),
+    UINT(ibx_migrate_commit, epoch, "the epoch", 1, BYTES_MAX),
     UINT(ibx_migrate_commit, runs, "whether the VM is to run", 0, 1),
     {0},
 };
