@@ -170,7 +170,9 @@ static void recall_blocks(struct destination *d)
 }
 
 /* COMPLETE needs no QEMU, which may have ended, or have other RAM by now. What the tool before this
- * one had not undone in QEMU yet will be undone. */
+ * one had not undone in QEMU yet will be undone. But the VM may have been sent on since, and the
+ * number of the userfaultfd may be that of the guard of that migration: it is taken only while
+ * memory of QEMU is registered for missing pages, which no other one is. */
 static int recover_complete(struct destination *d, struct ibx_error *err)
 {
     const struct ibx_record *record = &d->status.record;
@@ -190,6 +192,9 @@ static int recover_complete(struct destination *d, struct ibx_error *err)
         ibx_migration_notify(&d->options->observer, "%s", gone.message);
     if (!ibx_journal_qemu_lives(record))
         return 0;
+    rc = ibx_uffd_awaits_pages(record->pid, err);
+    if (rc <= 0) /* nothing of it is left, and its number may be another one's */
+        return rc;
     rc = ibx_destination_ram_take_uffd(&d->ram, record, err);
     return rc == -ENOENT ? 0 : rc;
 }

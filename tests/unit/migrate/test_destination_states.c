@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Messages of a source in an order that ibx's source never uses, once the VM runs at the
- * destination. */
+ * destination; and what a destination that gives up or recovers leaves to others. */
 #include "migrate/destination/destination.h"
 #include "tests/fixtures/unit.h"
+#include "userfaultfd/protect.h"
 
 #include <errno.h>
+#include <linux/userfaultfd.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #define EPOCH 3u
@@ -113,6 +116,45 @@ static void test_notes_of_another_migration_stay(NO_STATE)
     }
 }
 
+/* A tool that was killed with all pages here has left its userfaultfd in QEMU, or has closed it.
+ * Then its number may be that of another one by now: the guard of the VM's next migration, or of a
+ * snapshot that QEMU makes. Only the first is this migration's, and to be removed. This process
+ * acts as QEMU. */
+static void test_recover_takes_only_its_own_userfaultfd(NO_STATE)
+{
+    const size_t length = 4096;
+    void *at = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(at != MAP_FAILED);
+    for (unsigned own = 0; own < 2; own++) {
+        struct ibx_error err = {0};
+        struct ibx_record *record = &destination.status.record;
+        const struct ibx_fault_range range = {.start = (uintptr_t)at, .length = length};
+        int uffd;
+        destination = (struct destination){.options = &options, .lock_fd = -1};
+        ibx_destination_ram_init(&destination.ram, false, 0);
+        ibx_destination_qemu_init(&destination.qemu, "/nonexistent", record, &options.observer);
+        assert_int_equal(ibx_fault_uffd_open(own ? 0 : UFFD_FEATURE_PAGEFAULT_FLAG_WP, &uffd, &err),
+                         0);
+        if (own)
+            assert_int_equal(ibx_fault_register(uffd, &range, &err), 0);
+        else
+            assert_int_equal(ibx_protect_register(uffd, (uintptr_t)at, length, &err), 0);
+        *record = (struct ibx_record){.epoch = EPOCH,
+                                      .state = IBX_JOURNAL_COMPLETE,
+                                      .pid = getpid(),
+                                      .pid_started = ibx_process_started(getpid()),
+                                      .uffd = uffd,
+                                      .block_count = 1};
+        record->blocks[0] = (struct ibx_journal_block){
+            .id = "ram", .size = length, .page_size = length, .address = (uintptr_t)at};
+        assert_int_equal(ibx_destination_recover(&destination, &err), 0);
+        assert_int_equal(destination.ram.state.now, own ? RAM_REGISTERED : RAM_UNTOUCHED);
+        ibx_destination_ram_fini(&destination.ram);
+        close(uffd);
+    }
+    munmap(at, length);
+}
+
 /* ------------------------------------------------------------ where libvirt drives */
 
 static const struct ibx_migrate_any decided = {.type = IBX_MIGRATE_DECIDED, .is.epoch = EPOCH};
@@ -198,6 +240,7 @@ int main(void)
         cmocka_unit_test(test_no_patience_is_needed_after_the_confirmation),
         cmocka_unit_test(test_broken_after_the_shutdown),
         cmocka_unit_test(test_notes_of_another_migration_stay),
+        cmocka_unit_test(test_recover_takes_only_its_own_userfaultfd),
         cmocka_unit_test(test_source_continues_the_vm_before_it_ran),
         cmocka_unit_test(test_source_continues_the_vm_after_it_ran),
         cmocka_unit_test(test_source_continues_the_vm_when_complete),
