@@ -205,11 +205,24 @@ static int run_stopped(struct injection *in)
 
 /* ------------------------------------------------------------ seizing */
 
+/* Whether ptrace(2) is denied to this process, whatever it traces: the kernel itself says ESRCH of
+ * a process that is no tracee. */
+static bool profile_denies(void)
+{
+    return ptrace(PTRACE_DETACH, getpid(), NULL, NULL) && errno != ESRCH;
+}
+
 static int seize_error(const struct injection *in, int code)
 {
     unsigned long long tracer = 0;
     if (code == ESRCH)
         return ibx_error_set(in->err, -ESRCH, "there is no process %d", (int)in->pid);
+    if (profile_denies())
+        return ibx_error_set(in->err, -code,
+                             "a seccomp profile denies ptrace (%s) to this tool, which has QEMU "
+                             "(process %d) make a userfaultfd by it: allow ptrace in the profile "
+                             "of this tool's container or service",
+                             strerror(code), (int)in->pid);
     if (!ibx_process_status(in->pid, "TracerPid:", 10, &tracer, NULL) && tracer)
         return ibx_error_set(in->err, -EBUSY,
                              "process %llu traces QEMU (process %d) already: end that debugger "

@@ -7,12 +7,15 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <linux/userfaultfd.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -221,6 +224,47 @@ static void test_traced_already(void)
     assert_int_equal(ptrace(PTRACE_INTERRUPT, child, NULL, NULL), 0);
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_int_equal(ptrace(PTRACE_DETACH, child, NULL, NULL), 0);
+    child_ends_well(child);
+}
+
+/* A seccomp profile of this process, which answers ptrace(2) with this error. */
+static bool deny_ptrace(unsigned code_of_it)
+{
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_ptrace, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | code_of_it),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+    const struct sock_fprog program = {4, code};
+    return !prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) &&
+           !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
+}
+
+/* As a container's profile does. No right helps there. */
+static void test_denied_by_a_profile(void)
+{
+    static const uint64_t none[6];
+    static const int codes[] = {EPERM, ENOSYS};
+    pid_t child = child_start(false);
+    for (unsigned i = 0; i < 2; i++) {
+        const pid_t tool = fork();
+        assert_true(tool >= 0);
+        if (!tool) {
+            struct ibx_error why = {0};
+            int64_t result;
+            if (!deny_ptrace((unsigned)codes[i]))
+                _exit(2);
+            const int rc = ibx_inject_syscall(child, SYS_getppid, none, &result, vm_soon(), &why);
+            fprintf(stderr, "%s\n", why.message);
+            _exit(rc == -codes[i] && strstr(why.message, "a seccomp profile denies ptrace (") &&
+                          !strstr(why.message, "as root")
+                      ? 0
+                      : 3);
+        }
+        int status;
+        assert_int_equal(waitpid(tool, &status, 0), tool);
+        assert_true(WIFEXITED(status) && !WEXITSTATUS(status));
+    }
     child_ends_well(child);
 }
 
@@ -623,6 +667,7 @@ int main(void)
                                            VM_TEST(test_errors_come_back),
                                            VM_TEST(test_stopped_by_a_signal),
                                            VM_TEST(test_traced_already),
+                                           VM_TEST(test_denied_by_a_profile),
                                            VM_TEST(test_code_of_32_bits),
                                            VM_TEST(test_nobody_there),
                                            VM_TEST(test_what_nobody_sees),
