@@ -198,6 +198,8 @@ static void leave_out_absence(struct source *s)
 {
     const uint64_t now = ibx_now_ns(), gap = s->unheard_look_ns ? now - s->unheard_look_ns : 0;
     s->unheard_look_ns = now;
+    if (gap > MIGRATION_AWAY_NS) /* the VM may have stopped within it */
+        s->away_ns += gap < now - s->still_ns ? gap : now - s->still_ns;
     if (gap <= AWAY_MS * IBX_NS_PER_MS)
         return;
     s->heard_ns = s->heard_ns + gap < now ? s->heard_ns + gap : now;

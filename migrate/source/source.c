@@ -73,8 +73,10 @@ int ibx_source_begin(struct source *s, enum source_state first)
 
 int ibx_source_move(struct source *s, enum source_state to, struct ibx_error *err)
 {
-    if (to == SOURCE_STOPPED)
+    if (to == SOURCE_STOPPED) {
         s->still_ns = ibx_now_ns();
+        s->away_ns = 0;
+    }
     if (to == SOURCE_STOPPED || to == SOURCE_COMMITTED)
         s->still_told = false;
     int rc = ibx_migration_enter(&s->state, "source", to, err);
@@ -132,7 +134,8 @@ void ibx_source_update(struct source *s)
 }
 
 /* The VM waits for nothing here before it stops; after that a destination that is silent for too
- * long is an error (check_stall), until it runs the VM and sends PROGRESS all the time. */
+ * long is an error (of ibx_source_check_stall()), until it runs the VM and sends PROGRESS all the
+ * time. */
 static void check_silence(struct source *s)
 {
     const bool before = s->state.now == SOURCE_EXPOSING && s->link.state.now == LINK_EXPOSED &&
@@ -409,13 +412,11 @@ static void tell_stall(struct source *s, uint64_t limit_ms)
     ibx_migration_notify(observer, "%s", s->status.message);
 }
 
-/* While the VM is stopped and could continue here, a slow destination is an error. After the commit
- * the source can only notify. */
-static int check_stall(struct source *s, struct ibx_error *err)
+int ibx_source_check_stall(struct source *s, struct ibx_error *err)
 {
     const uint64_t limit_ms = ibx_migration_stall_ms(&s->transport);
     const uint64_t tell_ms = s->transport.timeout_ms > 2000 ? s->transport.timeout_ms / 2 : 1000;
-    const uint64_t still_ms = (ibx_now_ns() - s->still_ns) / IBX_NS_PER_MS;
+    const uint64_t still_ms = (ibx_now_ns() - s->still_ns - s->away_ns) / IBX_NS_PER_MS;
     if (s->state.now < SOURCE_STOPPED || s->state.now > SOURCE_COMMITTED)
         return 0;
     if (still_ms >= tell_ms && !s->options->stand_still && source_linked(&s->link))
@@ -430,7 +431,7 @@ static int check_stall(struct source *s, struct ibx_error *err)
 
 static int step(struct source *s, struct ibx_error *err)
 {
-    int rc = check_stall(s, err);
+    int rc = ibx_source_check_stall(s, err);
     if (!rc)
         rc = ibx_source_libvirt_gate(s, err);
     if (!rc && s->link.pages)

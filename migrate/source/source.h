@@ -190,6 +190,7 @@ struct source {
     uint64_t unheard_look_ns; /* when that was last checked */
     uint64_t decide_by_ns;    /* LOST: until when libvirt's decision is awaited */
     uint64_t still_ns;        /* since when the VM is stopped */
+    uint64_t away_ns;         /* ... and for how much of that time this tool was stopped itself */
     bool short_told;          /* the operator was told why no link can be made from here */
     bool still_told;          /* the operator was told that this takes long */
     uint64_t mapped_ns, loaded_ns; /* moments of the downtime */
@@ -219,6 +220,9 @@ int ibx_source_on_quiet(struct source *s, struct ibx_error *err);
 enum ibx_migrate_phase ibx_source_phase(const struct source *s);
 /* Copies figures of all parts into s->status. */
 void ibx_source_update(struct source *s);
+/* While the VM is stopped and could continue here, a slow destination is an error: -ETIMEDOUT.
+ * After the commit this side can only notify. */
+int ibx_source_check_stall(struct source *s, struct ibx_error *err);
 /* Runs until a final state; 0 in DONE. */
 int ibx_source_run(struct source *s, struct ibx_error *err);
 

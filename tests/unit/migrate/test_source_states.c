@@ -109,6 +109,34 @@ static void test_stopped_while_nothing_is_heard(NO_STATE)
     }
 }
 
+/* With the VM stopped for 11 s, and this tool itself for as many of them. */
+static int stalled_after_11_s(enum source_state in, unsigned away_s)
+{
+    struct ibx_error err = {0};
+    const uint64_t s = 1000 * IBX_NS_PER_MS;
+    begin(SOURCE_ASKING);
+    for (enum source_state to = SOURCE_EXPOSING; to <= in; to++)
+        if (to != SOURCE_WARMING)
+            assert_int_equal(ibx_source_move(&source, to, &err), 0);
+    source.transport.timeout_ms = 1000;
+    source.still_ns = ibx_now_ns() - 11 * s;
+    source.unheard_look_ns = ibx_now_ns() - away_s * s;
+    assert_int_equal(ibx_source_check_unheard(&source, &err), 0);
+    return ibx_source_check_stall(&source, &err);
+}
+
+/* Nor does it blame the other side for the time for which the VM is stopped. */
+static void test_stopped_while_the_vm_is(NO_STATE)
+{
+    static const enum source_state in[] = {SOURCE_STOPPED, SOURCE_SENDING};
+    for (unsigned i = 0; i < 2; i++) {
+        assert_int_equal(stalled_after_11_s(in[i], 0), -ETIMEDOUT);
+        assert_int_equal(stalled_after_11_s(in[i], 8), 0);
+        assert_int_equal(stalled_after_11_s(in[i], 70), 0); /* it stopped within that time */
+        assert_true(source.away_ns <= ibx_now_ns() - source.still_ns);
+    }
+}
+
 /* The time that a host needs to resolve a name does not count as silence; otherwise the end
  * would never come. */
 static void test_long_attempt_does_not_count_as_silence(NO_STATE)
@@ -281,6 +309,7 @@ int main(void)
         cmocka_unit_test(test_never_continued_once_it_runs_there),
         cmocka_unit_test(test_kept_without_qemu),
         cmocka_unit_test(test_stopped_while_nothing_is_heard),
+        cmocka_unit_test(test_stopped_while_the_vm_is),
         cmocka_unit_test(test_long_attempt_does_not_count_as_silence),
         cmocka_unit_test(test_no_new_epoch_without_a_disk_and_an_answer),
         cmocka_unit_test(test_reset_when_every_page_has_come),
