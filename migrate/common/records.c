@@ -3,6 +3,7 @@
 #include "migrate/common/common.h"
 
 #include "common/clock.h"
+#include "common/shell_word.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -32,7 +33,8 @@ static int say_unfinished(const char *folder, const struct ibx_record *record,
                              "an earlier migration of this VM is not over, and its QEMU here "
                              "(process %d) has ended: do what \"ib-migrate status --qmp %s\" says, "
                              "then \"ib-migrate prune --unfinished --qmp %s\"",
-                             (int)record->pid, record->qmp, record->qmp);
+                             (int)record->pid, ibx_shell_word(record->qmp).text,
+                             ibx_shell_word(record->qmp).text);
     ibx_journal_describe(record, state, sizeof(state));
     return ibx_error_set(
         err, -EBUSY,

@@ -3,6 +3,7 @@
 #include "migrate/preflight/preflight.h"
 
 #include "common/clock.h"
+#include "common/shell_word.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -266,7 +267,7 @@ static void notify_complete(const struct destination *d)
                              "its QEMU here (process %d) has ended since; if the VM was taken back "
                              "at the source, interrupt this tool, which waits for the source to be "
                              "back, and then ib-migrate prune --unfinished --qmp %s",
-                             (int)d->status.record.pid, d->status.record.qmp);
+                             (int)d->status.record.pid, ibx_shell_word(d->status.record.qmp).text);
 }
 
 static int recover(struct destination *d, const struct ibx_record *record, struct ibx_error *err)

@@ -3,6 +3,7 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "common/shell_word.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -523,7 +524,7 @@ int ibx_destination_check_interrupts(struct destination *d, struct ibx_error *er
                                          "confirmed it: ib-migrate recover --qmp %s asks again"
                                        : "interrupted; the VM is here and waits for its pages: "
                                          "ib-migrate recover --qmp %s continues",
-                                   d->options->qmp),
+                                   ibx_shell_word(d->options->qmp).text),
                      err);
     if (d->interrupts > before)
         ibx_migration_notify(

@@ -2,6 +2,7 @@
 #include "migrate/destination/destination.h"
 
 #include "common/clock.h"
+#include "common/shell_word.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -78,7 +79,7 @@ void ibx_destination_tell_away(struct destination *d)
         "QEMU, ib-migrate and the file of guest RAM are gone there, these pages are lost, and the "
         "VM goes on only until it needs one: end its QEMU here (%s), start it from its disk, and "
         "ib-migrate prune --unfinished --qmp %s ends this record",
-        since, end, record->qmp);
+        since, end, ibx_shell_word(record->qmp).text);
 }
 
 /* A source that comes back continues by itself. One that is gone for good never says so: the

@@ -3,6 +3,7 @@
 #include "tools/ib-migrate/ib-migrate.h"
 
 #include "common/clock.h"
+#include "common/shell_word.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -46,7 +47,7 @@ static int take_monitor(const struct migrate_args *args, const struct ibx_record
         return ibx_error_set(err, rc,
                              "no ib-migrate serves the borrowed VM at %s: ib-migrate recover "
                              "--qmp %s, then return",
-                             args->qmp, args->qmp);
+                             args->qmp, ibx_shell_word(args->qmp).text);
     return rc;
 }
 

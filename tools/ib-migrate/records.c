@@ -4,6 +4,7 @@
 #include "tools/ib-migrate/ib-migrate.h"
 
 #include "common/clock.h"
+#include "common/shell_word.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -169,7 +170,7 @@ int ibx_cli_monitor_check(const struct migrate_args *args, struct ibx_error *err
         rc = ibx_error_set(err, -EBUSY,
                            "the monitor %s has a client already: an ib-migrate (process %d) that "
                            "waits for a VM; ib-migrate cancel --qmp %s ends it",
-                           args->qmp, (int)found.receivers[0].pid, args->qmp);
+                           args->qmp, (int)found.receivers[0].pid, ibx_shell_word(args->qmp).text);
     for (size_t i = 0; !rc && i < found.record_count; i++) {
         struct ibx_error silent = {0};
         /* A destination that is complete no longer uses its monitor. */
@@ -401,7 +402,8 @@ int ibx_cli_status(const struct migrate_args *args)
 static void list_live(char *list, size_t size, const char *qmp, const char *role)
 {
     const size_t used = strlen(list);
-    snprintf(list + used, size - used, "%s--qmp %s (%s)", used ? ", " : "", qmp, role);
+    snprintf(list + used, size - used, "%s--qmp %s (%s)", used ? ", " : "",
+             ibx_shell_word(qmp).text, role);
 }
 
 /* The socket of the one ib-migrate that works on a migration, or waits for one. `hint` helps to

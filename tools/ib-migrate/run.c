@@ -4,6 +4,7 @@
 
 #include "common/clock.h"
 #include "common/path_check.h"
+#include "common/shell_word.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -272,15 +273,7 @@ static int look(struct run *run, struct ibx_error *err)
 
 /* ------------------------------------------------------------ ssh */
 
-/* Writes a word, quoted for the shell that ssh starts at the other host. */
-static void put_quoted(FILE *out, const char *word)
-{
-    fputc('\'', out);
-    for (; *word; word++)
-        fputs(*word == '\'' ? "'\\''" : (char[]){*word, '\0'}, out);
-    fputc('\'', out);
-}
-
+/* For the shell that ssh starts at the other host. */
 static char *far_command(const struct run *run)
 {
     char *text = NULL;
@@ -288,12 +281,10 @@ static char *far_command(const struct run *run)
     FILE *out = open_memstream(&text, &size);
     if (!out)
         return NULL;
-    put_quoted(out, run->args.far_program ? run->args.far_program : "ib-migrate");
-    fputs(" far-end --json", out);
-    if (run->args.far_state_dir) {
-        fputs(" --state-dir ", out);
-        put_quoted(out, run->args.far_state_dir);
-    }
+    fprintf(out, "%s far-end --json",
+            ibx_shell_word(run->args.far_program ? run->args.far_program : "ib-migrate").text);
+    if (run->args.far_state_dir)
+        fprintf(out, " --state-dir %s", ibx_shell_word(run->args.far_state_dir).text);
     fclose(out);
     return text;
 }
@@ -505,7 +496,7 @@ static void tell_where(const struct run *run, int status)
             "the destination %s waits for the source: \"ib-migrate recover --qmp %s\" here "
             "continues the migration; if ib-migrate ends there, \"ib-migrate recover --qmp %s\" "
             "there",
-            run->args.to, run->args.qmp, qmp);
+            run->args.to, ibx_shell_word(run->args.qmp).text, ibx_shell_word(qmp).text);
     else
         return;
     ibx_text_sanitize(text);
