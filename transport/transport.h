@@ -222,9 +222,9 @@ int ibx_establish(struct ibx_conn *conn, struct ibx_error *err);
 void ibx_listener_close(struct ibx_listener *listener);
 
 /* Connects and does the client's handshake; blocks for at most timeout_ms in each step. Errors of
- * ibx_listen() for the URI, the options and the key file; of connect(2), such as -ECONNREFUSED; and
- * of ibx_establish(), where a refusal has the server's code: -EACCES for a wrong key,
- * -EPROTONOSUPPORT for another version. */
+ * ibx_listen() for the URI, the options and the key file; of connect(2), such as -ECONNREFUSED,
+ * also where there is no such unix socket; and of ibx_establish(), where a refusal has the server's
+ * code: -EACCES for a wrong key, -EPROTONOSUPPORT for another version. */
 int ibx_connect(const char *uri, const struct ibx_options *options, struct ibx_conn **conn,
                 struct ibx_error *err);
 

@@ -106,18 +106,24 @@ static void test_return_after_the_commit(void)
 /* ------------------------------------------------------------ a rollback */
 
 /* The VM runs at the destination, and no tool does. */
-static void nobody_works_on_it(void)
+static void nobody_works_on_it_any_more(void)
 {
-    pair_filling(NULL, NULL);
     vm_wait_beats(&vms[1], vm_beats(&vms[1]) + pair_beats);
     mover_kill(&sender, SIGKILL);
     mover_kill(&receiver, SIGKILL);
 }
 
+static void nobody_works_on_it(void)
+{
+    pair_filling(NULL, NULL);
+    nobody_works_on_it_any_more();
+}
+
 /* It was paused, or waits for a page, and does not run beside the one at the source. */
 static void stopped_there(const struct mover *told)
 {
-    mover_must_print(told, "an ib-migrate is at tcp://127.0.0.1:");
+    mover_must_print(told, "an ib-migrate is at ");
+    mover_must_print(told, receiver.uri);
     mover_ends(&receiver, 1);
     mover_must_print(&receiver, "taken back at the source by ib-migrate rollback");
     mover_await_record("destination", "broken");
@@ -129,10 +135,9 @@ static void stopped_there(const struct mover *told)
 
 /* `recover` at the destination and `rollback --yes` at the source are called at once: what asked
  * the destination has found nobody, and then its tool is there. */
-static void test_rolled_back_while_the_destination_recovers(void)
+static void roll_back_while_it_recovers(void)
 {
     struct mover rollback = {0};
-    nobody_works_on_it();
     mover_stop_next("rollback:marked");
     mover_start(&rollback,
                 (const char *[]){"rollback", "--yes", "--qmp", vms[0].tool, TIMED, NULL});
@@ -142,6 +147,27 @@ static void test_rolled_back_while_the_destination_recovers(void)
     mover_kill(&rollback, SIGCONT);
     mover_ends(&rollback, 0);
     stopped_there(&rollback);
+}
+
+static void test_rolled_back_while_the_destination_recovers(void)
+{
+    nobody_works_on_it();
+    roll_back_while_it_recovers();
+}
+
+/* The socket at which it listened is gone, as after a restart of the host. */
+static void test_rolled_back_while_it_recovers_at_a_path(void)
+{
+    char uri[160];
+    const size_t scheme = strlen("rdma://");
+    pair_start(NULL);
+    snprintf(uri, sizeof(uri), "rdma://%s/meet", mover_folder);
+    mover_receive(&receiver, &vms[1], uri, (const char *[]){"--max-bandwidth", HARDLY, NULL});
+    pair_send(NULL);
+    mover_await(&receiver, "filling", 0);
+    nobody_works_on_it_any_more();
+    assert_int_equal(unlink(uri + scheme), 0);
+    roll_back_while_it_recovers();
 }
 
 /* The destination's tool comes when the rollback is over: `recover` at the source tells it, and can
@@ -168,6 +194,7 @@ int main(void)
         VM_TEST(test_return_before_the_commit),
         VM_TEST(test_return_after_the_commit),
         VM_TEST(test_rolled_back_while_the_destination_recovers),
+        VM_TEST(test_rolled_back_while_it_recovers_at_a_path),
         VM_TEST(test_rolled_back_before_the_destination_recovers),
         {0}};
     return vm_tests(tests, mover_end_all);

@@ -242,9 +242,10 @@ static int connect_unix(const struct ibx_uri *uri, unsigned timeout_ms, int *fd,
         rc = connect_in_turn(s, &address, deadline);
     if (rc) {
         close(s);
-        return ibx_error_set(err, rc, "no server answers at socket %s: %s%s", uri->path,
-                             rc == -ETIMEDOUT ? "its queue stayed full" : strerror(-rc),
-                             remedy(uri, rc));
+        /* Nobody listens, whether a socket is left there or not. */
+        return ibx_error_set(
+            err, rc == -ENOENT ? -ECONNREFUSED : rc, "no server answers at socket %s: %s%s",
+            uri->path, rc == -ETIMEDOUT ? "its queue stayed full" : strerror(-rc), remedy(uri, rc));
     }
     *fd = ibx_descriptor_apart(s);
     return 0;

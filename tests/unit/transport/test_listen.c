@@ -326,7 +326,8 @@ static void test_errors_say_what_to_do(void **state)
     expect_connecting(here, -ECONNREFUSED, "refused; start the server there");
     expect_listening("rdma://192.0.2.1:0", -EADDRNOTAVAIL, "; give an address of this host");
     expect_listening("rdma:///nosuch/ibx/socket", -ENOENT, "; make its folder");
-    expect_connecting("rdma:///nosuch/ibx/socket", -ENOENT, "; start the server there");
+    expect_connecting("rdma:///nosuch/ibx/socket", -ECONNREFUSED,
+                      "No such file or directory; start the server there");
 }
 
 /* From now on connect(2) fails with `code` in this process, as it would with a firewall or
