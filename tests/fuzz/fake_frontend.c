@@ -446,10 +446,16 @@ bool ibx_frontend_host_node(int id)
 {
     return !id;
 }
-bool ibx_frontend_planes_in_stream(const struct ibx_cuda_memcpy3d *copy, void *stream, int *rc)
+bool ibx_frontend_planes_in_stream(const struct ibx_cuda_memcpy3d *copy, bool waits, void *stream,
+                                   int *rc)
 {
-    (void)copy, (void)stream, (void)rc;
+    (void)copy, (void)waits, (void)stream, (void)rc;
     return false;
+}
+bool ibx_frontend_copy_of_unknown(const struct ibx_cuda_memcpy3d *copy)
+{
+    (void)copy;
+    return true;
 }
 size_t ibx_frontend_planes_extent(size_t pitch, size_t rows, const struct ibx_cuda_extent *extent)
 {
@@ -555,6 +561,11 @@ bool ibx_frontend_goes_beyond(uintptr_t address, size_t n)
 bool ibx_frontend_is_short(const void *address, size_t n)
 {
     (void)address, (void)n;
+    return false;
+}
+bool ibx_frontend_host_known(const void *address, int *device, unsigned *flags)
+{
+    (void)address, (void)device, (void)flags;
     return false;
 }
 /* A tensor's address here is in memory of this program, so it may be that of a value. */

@@ -296,6 +296,7 @@ int main(int argc, char **argv)
         {"sets-after-a-loss", sets_after_a_loss},
         {"sets-nowhere", sets_nowhere},
         {"fails-beyond", fails_beyond},
+        {"kinds-of-planes", kinds_of_planes},
         {"errors-around-work", errors_around_work},
         {"configurations", configurations},
         {"memory-that-ends", memory_that_ends},

@@ -160,6 +160,7 @@ bool sets_in_streams();
 bool sets_after_a_loss();
 bool sets_nowhere();
 bool fails_beyond();
+bool kinds_of_planes();
 bool errors_around_work();
 bool configurations();
 bool memory_that_ends();

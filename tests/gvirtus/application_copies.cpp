@@ -341,3 +341,53 @@ bool planes_of_blocks()
     REQUIRE(fails(planes(&p), 1));
     return HOLDS(preloaded<int(void *)>("cudaFreeArray")(array) == 0);
 }
+
+// What the kind of a copy of planes calls a side, as an H200 with driver 580 takes it: CUDA goes by
+// the addresses that it knows, device memory's and page-locked memory's. Other memory is an error
+// where the kind says that it is the device's.
+bool kinds_of_planes()
+{
+    using Copy = int(const ibx_cuda_memcpy3d *);
+    using CopyAsync = int(const ibx_cuda_memcpy3d *, void *);
+    auto *copy = preloaded<Copy>("cudaMemcpy3D");
+    auto *copy_async = preloaded<CopyAsync>("cudaMemcpy3DAsync");
+    constexpr std::size_t n = 4096, half = n / 2, row = 16, bytes = row * 4 * 2;
+    void *stream = nullptr, *pinned = nullptr;
+    char *device = device_memory(n);
+    std::vector<char> pageable(n), back(bytes), there(bytes);
+    REQUIRE(device && cudaMallocHost(&pinned, n) == 0 && cudaStreamCreate(&stream) == 0);
+    char *const all[] = {device, static_cast<char *>(pinned), pageable.data()};
+    unsigned seed = 0;
+    const auto is_right = [&](unsigned to, unsigned from, int kind, bool async) {
+        ibx_cuda_memcpy3d p = {};
+        p.from = {all[from], row, row, 4}, p.to = {all[to] + half, row, row, 4};
+        p.extent = {row, 4, 2}, p.kind = kind;
+        random_fill(there.data(), bytes, ++seed);
+        REQUIRE(cudaMemcpy(all[from], there.data(), bytes, 4) == 0);
+        const bool wrong = (to == 2 && (kind == H2D || kind == D2D)) ||
+                           (from == 2 && (kind == D2H || kind == D2D));
+        const int rc = async ? copy_async(&p, stream) : copy(&p);
+        if (kind > 4 || wrong)
+            return rc == (kind > 4 ? 21 : 1) && cudaGetLastError() == rc;
+        REQUIRE(rc == 0 && cudaStreamSynchronize(stream) == 0 && cudaDeviceSynchronize() == 0);
+        REQUIRE(cudaMemcpy(back.data(), all[to] + half, bytes, 4) == 0);
+        return back == there;
+    };
+    for (unsigned to = 0; to < 3; to++)
+        for (unsigned from = 0; from < 3; from++)
+            for (int kind = 0; kind < 6; kind++)
+                for (bool async : {false, true}) {
+                    if (is_right(to, from, kind, async))
+                        continue;
+                    std::fprintf(stderr, "to %u from %u kind %d async %d\n", to, from, kind, async);
+                    return false;
+                }
+    // Device memory that is too short is an error at once.
+    ibx_cuda_memcpy3d p = {};
+    p.from = {device, row, row, 4}, p.to = {device + n - bytes + 1, row, row, 4};
+    p.extent = {row, 4, 2}, p.kind = D2D;
+    for (int i = 0; i < 3; i++)
+        REQUIRE(copy_async(&p, stream) == 1 && cudaGetLastError() == 1);
+    REQUIRE(copy(&p) == 1 && cudaGetLastError() == 1 && cudaDeviceSynchronize() == 0);
+    return HOLDS(cudaFree(device) == 0 && cudaFreeHost(pinned) == 0);
+}

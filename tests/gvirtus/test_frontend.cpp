@@ -613,6 +613,7 @@ void check_what_it_does_not()
     check("configurations of launches", [] { return run("configurations", true); });
     check("memory that is set in streams", [] { return run("sets-in-streams", true); });
     check("memory that is set, and not there", [] { return run("sets-nowhere", true); });
+    check("copies of planes of each kind", [] { return run("kinds-of-planes", true); });
     check("memory that is shorter than a copy", [] { return run("fails-beyond", true); });
     check("errors around work", [] { return run("errors-around-work", true); });
     check("short copies, run by GVirtuS's handlers", [] { return run("short-copies", false); });

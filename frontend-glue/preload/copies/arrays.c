@@ -416,13 +416,14 @@ static bool is_copy(const struct ibx_cuda_memcpy3d *p)
 }
 
 /* Checks that rows are within the pitch; `p`: in bytes. For a single row CUDA needs no pitch; but
- * for an array that is not `known` the pitch is all that limits the row here. */
+ * for an array that is not `known` the pitch is all that limits the row in this process's memory.
+ */
 static int within(const struct ibx_cuda_pitched *memory, const struct ibx_cuda_extent *at,
                   const struct ibx_cuda_memcpy3d *p, bool known)
 {
     const size_t row = p->extent.width;
     const bool one = p->extent.height == 1 && p->extent.depth == 1;
-    if (!memory->at || (one && !memory->pitch && known))
+    if (!memory->at || (one && !memory->pitch && (known || ibx_frontend_only_device(memory->at))))
         return CUDA_SUCCESS;
     if (row > memory->pitch)
         return one ? CUDA_INVALID_VALUE : CUDA_INVALID_PITCH;
@@ -435,31 +436,57 @@ static bool is_empty(const struct ibx_cuda_memcpy3d *p)
 }
 
 /* Whether the kind of the copy is the wrong way round: device memory is on the side that it calls
- * the host, and host memory on the other. */
+ * the host, and host memory on the other. Page-locked memory CUDA knows by its address. */
 static bool goes_backwards(const struct ibx_cuda_memcpy3d *p)
 {
     const bool to_device = p->kind == CUDA_MEMCPY_TO_DEVICE;
+    const void *host = to_device ? p->from.at : p->to.at,
+               *device = to_device ? p->to.at : p->from.at;
+    int of;
+    unsigned flags;
     if ((!to_device && p->kind != CUDA_MEMCPY_FROM_DEVICE) || p->from_array || p->to_array)
         return false;
-    return ibx_frontend_only_device(to_device ? p->from.at : p->to.at) &&
-           !ibx_frontend_only_device(to_device ? p->to.at : p->from.at) &&
-           !ibx_frontend_is_managed(to_device ? p->to.at : p->from.at);
+    return ibx_frontend_only_device(host) && !ibx_frontend_only_device(device) &&
+           !ibx_frontend_is_managed(device) && !ibx_frontend_host_known(device, &of, &flags);
+}
+
+/* Whether it is device memory, and shorter than the copy; `p`: in bytes. */
+static bool is_short(const struct ibx_cuda_pitched *memory, const struct ibx_cuda_extent *at,
+                     const struct ibx_cuda_memcpy3d *p)
+{
+    return memory->at && ibx_frontend_only_device(memory->at) &&
+           ibx_frontend_goes_beyond(
+               (uintptr_t)row_at(memory, at, 0, 0),
+               ibx_frontend_planes_extent(memory->pitch, memory->y, &p->extent));
+}
+
+/* What CUDA refuses at once of a copy that is not empty. *bytes: the copy in bytes. */
+static int check_copy(const struct ibx_cuda_memcpy3d *p, struct ibx_cuda_memcpy3d *bytes)
+{
+    bool known = true;
+    if (!is_copy(p))
+        return CUDA_INVALID_VALUE;
+    if ((unsigned)p->kind > CUDA_MEMCPY_DEFAULT)
+        return CUDA_INVALID_DIRECTION;
+    if (goes_backwards(p))
+        return CUDA_INVALID_VALUE;
+    *bytes = p->from.at || p->to.at ? in_bytes(p, &known) : *p;
+    int rc = within(&bytes->from, &bytes->from_at, bytes, known);
+    if (!rc)
+        rc = within(&bytes->to, &bytes->to_at, bytes, known);
+    return !rc && (is_short(&bytes->from, &bytes->from_at, bytes) ||
+                   is_short(&bytes->to, &bytes->to_at, bytes))
+               ? CUDA_INVALID_VALUE
+               : rc;
 }
 
 int cudaMemcpy3D(const struct ibx_cuda_memcpy3d *p)
 {
+    struct ibx_cuda_memcpy3d bytes;
     if (p && is_empty(p))
         return CUDA_SUCCESS;
-    if (!is_copy(p))
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    if ((unsigned)p->kind > CUDA_MEMCPY_DEFAULT)
-        return ibx_frontend_fail(CUDA_INVALID_DIRECTION);
-    if (goes_backwards(p))
-        return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    bool known = true;
-    const struct ibx_cuda_memcpy3d bytes = p->from.at || p->to.at ? in_bytes(p, &known) : *p;
-    int rc = within(&bytes.from, &bytes.from_at, &bytes, known);
-    if (rc || (rc = within(&bytes.to, &bytes.to_at, &bytes, known)))
+    const int rc = check_copy(p, &bytes);
+    if (rc)
         return ibx_frontend_fail(rc);
     struct ibx_cuda_memcpy3d is = *p;
     if (!ibx_frontend_copy_of_host(&is))
@@ -531,14 +558,17 @@ int cudaMemcpy2DFromArrayAsync(void *to, size_t pitch, const void *array, size_t
 /* A copy from or to host memory is complete when the call returns. */
 int cudaMemcpy3DAsync(const struct ibx_cuda_memcpy3d *p, void *stream)
 {
-    if (!is_copy(p) || is_empty(p))
-        return cudaMemcpy3D(p);
+    struct ibx_cuda_memcpy3d bytes;
+    if (p && is_empty(p))
+        return CUDA_SUCCESS;
+    int rc = check_copy(p, &bytes);
+    if (rc)
+        return ibx_frontend_fail(rc);
     struct ibx_cuda_memcpy3d is = *p;
     const bool of_host = ibx_frontend_copy_of_host(&is);
-    int rc;
     if (of_host && ibx_frontend_captures(stream))
         return ibx_frontend_capture_copy(&is, stream);
-    if (!of_host && ibx_frontend_planes_in_stream(p, stream, &rc))
+    if (!of_host && ibx_frontend_planes_in_stream(p, ibx_frontend_copy_of_unknown(p), stream, &rc))
         return rc;
     rc = cudaStreamSynchronize(stream);
     return rc ? rc : over(cudaMemcpy3D(p), stream);

@@ -370,7 +370,7 @@ static bool in_stream(const struct rows *r, void *stream, int *rc)
     const struct ibx_cuda_memcpy3d copy = planes_of(r);
     return ibx_frontend_plugin() && r->kind == CUDA_MEMCPY_ON_DEVICE && r->width && r->height &&
            r->width <= r->to_pitch && r->width <= r->from_pitch &&
-           ibx_frontend_planes_in_stream(&copy, stream, rc);
+           ibx_frontend_planes_in_stream(&copy, ibx_frontend_copy_of_unknown(&copy), stream, rc);
 }
 
 /* GVirtuS does not have this call. If one side is host memory with gaps between rows, the copy is

@@ -73,6 +73,16 @@ bool ibx_frontend_given_out(const void *address)
     return known;
 }
 
+static bool is_unknown(const void *array, const void *address)
+{
+    return !array && !ibx_frontend_given_out(address) && !ibx_frontend_is_managed(address);
+}
+
+bool ibx_frontend_copy_of_unknown(const struct ibx_cuda_memcpy3d *p)
+{
+    return is_unknown(p->from_array, p->from.at) || is_unknown(p->to_array, p->to.at);
+}
+
 bool ibx_frontend_allocation(const void *address, struct range *range)
 {
     ibx_frontend_ranges_lock();
@@ -146,17 +156,28 @@ int ibx_frontend_copy_kind(const void *to, const void *from, int kind)
     return source == DEVICE ? CUDA_MEMCPY_FROM_DEVICE : CUDA_MEMCPY_ON_HOST;
 }
 
+/* CUDA goes by the address where it knows that, also if the kind calls page-locked memory the
+ * device's. */
+static bool is_of_host(const void *array, const void *address, int kind, bool says_host)
+{
+    int device;
+    unsigned flags;
+    if (array || ibx_frontend_is_managed(address) || ibx_frontend_only_device(address))
+        return false;
+    return says_host ||
+           (kind == CUDA_MEMCPY_DEFAULT ? !ibx_frontend_is_device(address)
+                                        : !ibx_frontend_given_out(address) &&
+                                              ibx_frontend_host_known(address, &device, &flags));
+}
+
 bool ibx_frontend_copy_of_host(struct ibx_cuda_memcpy3d *p)
 {
-    const bool by_address = p->kind == CUDA_MEMCPY_DEFAULT;
-    const bool from_host = !p->from_array && !ibx_frontend_is_managed(p->from.at) &&
-                           !ibx_frontend_only_device(p->from.at) &&
-                           (p->kind == CUDA_MEMCPY_TO_DEVICE || p->kind == CUDA_MEMCPY_ON_HOST ||
-                            (by_address && !ibx_frontend_is_device(p->from.at)));
-    const bool to_host = !p->to_array && !ibx_frontend_is_managed(p->to.at) &&
-                         !ibx_frontend_only_device(p->to.at) &&
-                         (p->kind == CUDA_MEMCPY_FROM_DEVICE || p->kind == CUDA_MEMCPY_ON_HOST ||
-                          (by_address && !ibx_frontend_is_device(p->to.at)));
+    const bool from_host =
+        is_of_host(p->from_array, p->from.at, p->kind,
+                   p->kind == CUDA_MEMCPY_TO_DEVICE || p->kind == CUDA_MEMCPY_ON_HOST);
+    const bool to_host =
+        is_of_host(p->to_array, p->to.at, p->kind,
+                   p->kind == CUDA_MEMCPY_FROM_DEVICE || p->kind == CUDA_MEMCPY_ON_HOST);
     p->kind = from_host && to_host ? CUDA_MEMCPY_ON_HOST
               : from_host          ? CUDA_MEMCPY_TO_DEVICE
               : to_host            ? CUDA_MEMCPY_FROM_DEVICE

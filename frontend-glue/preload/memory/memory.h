@@ -103,6 +103,9 @@ void ibx_frontend_small_reached(const void *address, unsigned epoch);
 int ibx_frontend_copy_kind(const void *to, const void *from, int kind);
 /* Whether one side of the copy is host memory; its kind is resolved then. */
 bool ibx_frontend_copy_of_host(struct ibx_cuda_memcpy3d *copy);
+/* Whether a side of a copy within the device is memory that nobody has given out: then CUDA may say
+ * at once that it is no device memory. */
+bool ibx_frontend_copy_of_unknown(const struct ibx_cuda_memcpy3d *copy);
 bool ibx_frontend_is_device(const void *address);
 /* Whether this process can read the 8 (aligned) bytes there. */
 bool ibx_frontend_is_readable(const void *address);

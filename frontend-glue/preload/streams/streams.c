@@ -66,7 +66,8 @@ bool ibx_frontend_captured(const struct extension_request *e, void *stream, int 
     return true;
 }
 
-bool ibx_frontend_planes_in_stream(const struct ibx_cuda_memcpy3d *copy, void *stream, int *rc)
+bool ibx_frontend_planes_in_stream(const struct ibx_cuda_memcpy3d *copy, bool waits, void *stream,
+                                   int *rc)
 {
     struct ibx_cuda_memcpy3d within = *copy;
     struct extension_request e;
@@ -75,6 +76,8 @@ bool ibx_frontend_planes_in_stream(const struct ibx_cuda_memcpy3d *copy, void *s
     ibx_frontend_request_begin(&e, IBX_EXT_MEMCPY_3D_ASYNC, "cudaMemcpy3DAsync");
     ibx_layout_put(&e.body, IBX_LAYOUT_MEMCPY3D, &within);
     put_handle(&e.body, stream);
+    if (waits)
+        e.name = IBX_EXT_NAME;
     if (ibx_frontend_captured(&e, stream, rc))
         return true;
     ibx_frontend_device_used();

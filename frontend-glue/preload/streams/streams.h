@@ -36,8 +36,10 @@ void ibx_frontend_print_all(void);
  * is not captured. */
 bool ibx_frontend_captured(const struct extension_request *request, void *stream, int *rc);
 /* A copy within the device, in the order of the stream, or of the graph into which the stream is
- * captured. False: the back end does not know the request. */
-bool ibx_frontend_planes_in_stream(const struct ibx_cuda_memcpy3d *copy, void *stream, int *rc);
+ * captured. `waits`: for the back end's answer, and not only for an earlier failure. False: the
+ * back end does not know the request. */
+bool ibx_frontend_planes_in_stream(const struct ibx_cuda_memcpy3d *copy, bool waits, void *stream,
+                                   int *rc);
 
 /* A stream is to wait for a word in memory; whether one ever was. Others may wait for that stream.
  */
