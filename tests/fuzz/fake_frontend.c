@@ -563,6 +563,11 @@ bool ibx_frontend_is_short(const void *address, size_t n)
     (void)address, (void)n;
     return false;
 }
+bool ibx_frontend_host_is_short(const void *address, size_t n)
+{
+    (void)address, (void)n;
+    return false;
+}
 bool ibx_frontend_host_known(const void *address, int *device, unsigned *flags)
 {
     (void)address, (void)device, (void)flags;

@@ -211,6 +211,22 @@ bool fails_beyond()
     REQUIRE(refused(cudaMemset(pinned, 'x', beyond)));
     REQUIRE(refused(cudaMemsetAsync(pinned, 'x', beyond, stream)));
     REQUIRE(refused(set_rows(pinned, 1000, 'x', 1000, beyond / 1000, stream)));
+    char *large = device_memory(2 * beyond);
+    REQUIRE(large);
+    for (char *at : {static_cast<char *>(pinned), static_cast<char *>(pinned) + n}) {
+        const auto there = static_cast<std::size_t>(static_cast<char *>(pinned) + 2 * n - at);
+        for (int kind : {int{H2D}, 4}) {
+            REQUIRE(cudaMemcpyAsync(large, at, there, kind, stream) == 0);
+            REQUIRE(refused(cudaMemcpyAsync(large, at, beyond, kind, stream)));
+            REQUIRE(refused(cudaMemcpy(large, at, beyond, kind)));
+        }
+        for (int kind : {int{D2H}, 4}) {
+            REQUIRE(cudaMemcpy(at, large, there, kind) == 0);
+            REQUIRE(refused(cudaMemcpyAsync(at, large, beyond, kind, stream)));
+            REQUIRE(refused(cudaMemcpy2D(at, 1024, large, 1024, 1000, beyond / 1024, kind)));
+        }
+    }
+    REQUIRE(cudaFree(large) == 0);
     REQUIRE(cudaStreamSynchronize(stream) == 0 && cudaDeviceSynchronize() == 0);
     return HOLDS(cudaFree(pool) == 0 && cudaFree(device) == 0 && cudaFreeHost(pinned) == 0);
 }

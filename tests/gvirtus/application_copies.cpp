@@ -389,5 +389,8 @@ bool kinds_of_planes()
     for (int i = 0; i < 3; i++)
         REQUIRE(copy_async(&p, stream) == 1 && cudaGetLastError() == 1);
     REQUIRE(copy(&p) == 1 && cudaGetLastError() == 1 && cudaDeviceSynchronize() == 0);
+    // So is page-locked memory.
+    p.to = {static_cast<char *>(pinned) + n - bytes + 1, row, row, 4};
+    REQUIRE(copy(&p) == 1 && cudaGetLastError() == 1);
     return HOLDS(cudaFree(device) == 0 && cudaFreeHost(pinned) == 0);
 }

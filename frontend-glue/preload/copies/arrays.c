@@ -450,14 +450,17 @@ static bool goes_backwards(const struct ibx_cuda_memcpy3d *p)
            !ibx_frontend_is_managed(device) && !ibx_frontend_host_known(device, &of, &flags);
 }
 
-/* Whether it is device memory, and shorter than the copy; `p`: in bytes. */
+/* Whether it is device memory or page-locked memory, and shorter than the copy; `p`: in bytes. */
 static bool is_short(const struct ibx_cuda_pitched *memory, const struct ibx_cuda_extent *at,
                      const struct ibx_cuda_memcpy3d *p)
 {
-    return memory->at && ibx_frontend_only_device(memory->at) &&
-           ibx_frontend_goes_beyond(
-               (uintptr_t)row_at(memory, at, 0, 0),
-               ibx_frontend_planes_extent(memory->pitch, memory->y, &p->extent));
+    const size_t n = ibx_frontend_planes_extent(memory->pitch, memory->y, &p->extent);
+    const void *first = row_at(memory, at, 0, 0);
+    if (!memory->at)
+        return false;
+    return ibx_frontend_only_device(memory->at)
+               ? ibx_frontend_goes_beyond((uintptr_t)first, n)
+               : p->kind != CUDA_MEMCPY_ON_HOST && ibx_frontend_host_is_short(first, n);
 }
 
 /* What CUDA refuses at once of a copy that is not empty. *bytes: the copy in bytes. */
