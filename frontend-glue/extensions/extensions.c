@@ -43,6 +43,16 @@ static int wait_for_stream(struct extension_request *e)
     return whole(e) ? wait(stream) : CUDA_INVALID_VALUE;
 }
 
+/* Becomes a node of the graph, which records the event in each of its launches. */
+static int record_event(struct extension_request *e)
+{
+    int (*record)(void *event, void *stream, unsigned flags) = NULL;
+    void *event = event_in(e), *stream = stream_in(e);
+    const unsigned flags = ibx_get_u32(&e->in);
+    FUNCTION(e, record);
+    return whole(e) ? record(event, stream, flags) : CUDA_INVALID_VALUE;
+}
+
 static int reset_l2(struct extension_request *e)
 {
     int (*reset)(void) = NULL;
@@ -193,6 +203,7 @@ static const struct extension_call extras[IBX_EXT_REQUESTS] = {
     [IBX_EXT_STREAM_SET_ATTRIBUTE] = {"cudaStreamSetAttribute", set_stream_attribute},
     [IBX_EXT_STREAM_GET_ATTRIBUTE] = {"cudaStreamGetAttribute", get_stream_attribute},
     [IBX_EXT_STREAM_WAIT] = {"cudaStreamSynchronize", wait_for_stream},
+    [IBX_EXT_RECORD] = {"cudaEventRecordWithFlags", record_event},
     [IBX_EXT_RESET_L2] = {"cudaCtxResetPersistingL2Cache", reset_l2},
     [IBX_EXT_GET_LIMIT] = {"cudaDeviceGetLimit", get_limit},
     [IBX_EXT_HOST_OPEN] = {"cudaLaunchHostFunc", host_open},

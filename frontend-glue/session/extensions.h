@@ -168,6 +168,7 @@ enum ibx_extension {
     IBX_EXT_STREAM_VALUE,        /* cuStreamWaitValue32, and so on: enum ibx_extension_value */
     IBX_EXT_RANDOM_TABLE,        /* curandGetDirectionVectors32, and so on */
     IBX_EXT_LINK,                /* cuLinkComplete, of several images */
+    IBX_EXT_RECORD,              /* cudaEventRecordWithFlags, in a stream that is captured */
     IBX_EXT_REQUESTS             /* one more than the last */
 };
 

@@ -393,6 +393,7 @@ int main(int argc, char **argv)
         {"drawings-of-graphs", drawings_of_graphs},
         {"captures", captures},
         {"captures-of-planes", captures_of_planes},
+        {"captures-of-events", captures_of_events},
         {"conditions", conditions},
         {"graphs-lost", graphs_lost},
         {"frees-beside-graphs", frees_beside_graphs},

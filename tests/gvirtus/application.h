@@ -281,6 +281,7 @@ bool nodes_of_graphs();
 bool questions_about_graphs();
 bool captures();
 bool captures_of_planes();
+bool captures_of_events();
 bool killed_in_graph();
 bool killed_while_mapped();
 bool lied_to();

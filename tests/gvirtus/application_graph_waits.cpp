@@ -201,3 +201,40 @@ bool loads_beside_graphs()
     other.join();
     return HOLDS(good && cudaFree(far) == 0 && cudaFree(near) == 0);
 }
+
+// With cudaEventRecordExternal and cudaEventWaitExternal, events in a capture are nodes: each
+// launch records them, and waits for them, as streams outside do. Without, they are the capture's
+// own.
+bool captures_of_events()
+{
+    void *stream = nullptr, *other = nullptr, *event = nullptr, *gate = nullptr, *graph = nullptr;
+    void *exec = nullptr, *found = nullptr, *nodes[8] = {};
+    std::atomic<int> flag{0};
+    std::size_t count = 8;
+    char *device = device_memory(64), back[64] = {};
+    const auto record = preloaded<int(void *, void *, unsigned)>("cudaEventRecordWithFlags");
+    REQUIRE(device && cudaStreamCreate(&stream) == 0 && cudaStreamCreate(&other) == 0);
+    REQUIRE(cudaEventCreate(&event) == 0 && cudaEventCreate(&gate) == 0);
+    REQUIRE(fails(record(event, stream, 2), 1));
+    REQUIRE((run<void *, int>("cudaStreamBeginCapture", stream, 0) == 0));
+    REQUIRE(fails(record(event, stream, 2), 1));
+    REQUIRE(cudaStreamWaitEvent(stream, gate, 1) == 0);
+    REQUIRE(cudaMemsetAsync(device, 'a', 64, stream) == 0 && record(event, stream, 1) == 0);
+    REQUIRE(run("cudaStreamEndCapture", stream, &graph) == 0);
+    REQUIRE(run("cudaGraphGetNodes", graph, nodes, &count) == 0 && count == 3);
+    REQUIRE(run("cudaGraphEventRecordNodeGetEvent", nodes[2], &found) == 0 && found == event);
+    REQUIRE(run("cudaGraphEventWaitNodeGetEvent", nodes[0], &found) == 0 && found == gate);
+    REQUIRE(
+        (run<void **, void *, unsigned long long>("cudaGraphInstantiate", &exec, graph, 0) == 0));
+    // The event is not recorded before the launch gets there, which waits for the other stream.
+    REQUIRE(cudaEventQuery(event) == 0);
+    REQUIRE((run<void *, void (*)(void *), void *>("cudaLaunchHostFunc", other, wait_until_set,
+                                                   &flag) == 0));
+    REQUIRE(record(gate, other, 1) == 0 && launch(exec, stream) == 0);
+    REQUIRE(cudaEventQuery(event) == 600 && cudaEventQuery(gate) == 600);
+    flag = 1;
+    REQUIRE(cudaEventSynchronize(event) == 0 && cudaEventQuery(gate) == 0);
+    REQUIRE(cudaMemcpy(back, device, 64, D2H) == 0 && back[0] == 'a' && back[63] == 'a');
+    REQUIRE(run("cudaGraphExecDestroy", exec) == 0 && run("cudaGraphDestroy", graph) == 0);
+    return HOLDS(cudaEventDestroy(event) == 0 && cudaEventDestroy(gate) == 0);
+}

@@ -404,6 +404,7 @@ void check_what_the_provider_changes()
     check("pinned bytes of graphs", [] { return run("pinned-bytes-of-graphs", true); });
     check("captures", [] { return run("captures", true); });
     check("captures of planes", [] { return run("captures-of-planes", true); });
+    check("captures of events", [] { return run("captures-of-events", true); });
     check("conditions in graphs", [] { return run("conditions", true); });
     check("managed memory", [] { return run("managed", true); });
     check("... and signals in the middle of calls", [] { return run("signals-in-calls", true); });

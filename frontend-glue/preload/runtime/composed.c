@@ -92,12 +92,17 @@ int cudaDeviceGetPCIBusId(char *id, int n, int device)
 
 int cudaEventRecordWithFlags(void *event, void *stream, unsigned flags)
 {
+    struct extension_request e;
+    int rc;
     if (flags & ~RECORD_EXTERNAL)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    /* It would be a node of the graph, which is not supported. */
-    if (flags && ibx_frontend_captures(stream))
-        return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
-    return cudaEventRecord(event, stream);
+    if (!flags)
+        return cudaEventRecord(event, stream);
+    ibx_frontend_request_begin(&e, IBX_EXT_RECORD, "cudaEventRecordWithFlags");
+    ibx_put_u64(&e.body, (uintptr_t)event);
+    ibx_put_u64(&e.body, (uintptr_t)stream);
+    ibx_put_u32(&e.body, flags);
+    return ibx_frontend_captured(&e, stream, &rc) ? rc : cudaEventRecord(event, stream);
 }
 
 /* ----------------------------------------------------------------- copies between devices */

@@ -107,6 +107,14 @@ bool captures_function(void *stream, void (*function)(void *argument), void *arg
     return node;
 }
 
+bool captures_event(void *stream, bool records, void *event)
+{
+    struct graph_node *node = captured(stream, records ? NODE_RECORD : NODE_WAIT);
+    if (node)
+        node->of.event = event;
+    return node;
+}
+
 bool device_wait_begins(void)
 {
     pthread_mutex_lock(&mutex);

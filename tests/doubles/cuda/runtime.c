@@ -14,6 +14,7 @@
 #define INVALID_SYMBOL 13
 #define IMPLICIT       906
 #define NOT_READY      600
+#define EXTERNAL       1u /* of a record and a wait */
 
 static struct {
     const void *symbol;
@@ -113,9 +114,21 @@ EXPORT int cudaEventRecord(void *event, void *stream)
     return with("cuEventRecord", event, stream);
 }
 
+/* cudaEventRecordExternal and cudaEventWaitExternal make nodes in captures. */
+EXPORT int cudaEventRecordWithFlags(void *event, void *stream, unsigned flags)
+{
+    if (flags > EXTERNAL)
+        return returns(1);
+    return flags && captures_event(stream, true, event) ? returns(0)
+                                                        : cudaEventRecord(event, stream);
+}
+
 EXPORT int cudaStreamWaitEvent(void *stream, void *event, unsigned flags)
 {
-    return flags ? returns(1) : with("cuStreamWaitEvent", stream, event);
+    if (flags > EXTERNAL)
+        return returns(1);
+    return flags && captures_event(stream, false, event) ? returns(0)
+                                                         : with("cuStreamWaitEvent", stream, event);
 }
 
 EXPORT int cudaEventQuery(void *event)
