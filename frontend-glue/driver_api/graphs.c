@@ -87,8 +87,7 @@ EXPORTED int cuGraphInstantiate_v2(void **exec, void *graph, void **node, char *
  * place. */
 static bool has_edges(void)
 {
-    const int version = ibx_frontend_cuda_version();
-    return !version || version >= 13;
+    return !ibx_frontend_before_13();
 }
 
 /* The argument that the runtime takes in the place of `edges`. */

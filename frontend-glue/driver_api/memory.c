@@ -152,8 +152,7 @@ static uint64_t place_of(struct memory_location location)
 /* The argument for GVirtuS's libcudart: a location for CUDA 13, a device number before. */
 static uint64_t where(struct memory_location location)
 {
-    const int version = ibx_frontend_cuda_version();
-    return !version || version >= 13       ? place_of(location)
+    return !ibx_frontend_before_13()       ? place_of(location)
            : location.type == PLACE_DEVICE ? (uint64_t)location.id
                                            : (uint64_t)(uint32_t)-1;
 }
@@ -167,10 +166,8 @@ static struct memory_location place(int device)
 static int prefetch(uint64_t address, size_t n, struct memory_location location, unsigned flags,
                     void *stream)
 {
-    const int version = ibx_frontend_cuda_version();
-    const bool has_flags = !version || version >= 13;
     return cudaMemPrefetchAsync(at(address), n, where(location),
-                                has_flags ? flags : (uintptr_t)stream);
+                                ibx_frontend_before_13() ? (uintptr_t)stream : flags);
 }
 
 EXPORTED int cuMemPrefetchAsync_v2(uint64_t address, size_t n, struct memory_location location,

@@ -84,6 +84,13 @@ bool ibx_frontend_libcudart(char path[PATH_MAX]);
 bool ibx_frontend_is_nvidias(void *libcudart);
 /* The major version of the loaded libcudart, by the name of its file; 0: unknown. */
 int ibx_frontend_cuda_version(void);
+/* Whether it is older than CUDA 13, with which the arguments of some calls have changed. One that
+ * is unknown counts as newer. */
+static inline bool ibx_frontend_before_13(void)
+{
+    const int version = ibx_frontend_cuda_version();
+    return version && version < 13;
+}
 /* Returns `rc`, an error that this library has detected, and has cudaGetLastError() return it as
  * well. */
 int ibx_frontend_fail(int rc);

@@ -77,8 +77,7 @@ int cudaMemcpyBatchAsync(void *const *to, const void *const *from, const size_t 
                          const struct copy_attributes *attributes, const size_t *first,
                          size_t attribute_count, void *a, void *b)
 {
-    const int version = ibx_frontend_cuda_version();
-    const bool counts = version && version < 13;
+    const bool counts = ibx_frontend_before_13();
     const struct copy_batch batch = {to, from, n, count, attributes, first, attribute_count};
     return ibx_frontend_copy_batch(&batch, counts ? a : NULL, counts ? b : a);
 }
@@ -199,8 +198,7 @@ int ibx_frontend_copy_planes_batch(size_t count, const struct planes_in_batch *l
 int cudaMemcpy3DBatchAsync(size_t count, const struct planes_in_batch *list, uintptr_t a,
                            uintptr_t b, void *c)
 {
-    const int version = ibx_frontend_cuda_version();
-    return version && version < 13
+    return ibx_frontend_before_13()
                ? ibx_frontend_copy_planes_batch(count, list, (size_t *)a, b, c)
                : ibx_frontend_copy_planes_batch(count, list, NULL, a, (void *)b);
 }

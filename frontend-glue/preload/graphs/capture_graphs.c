@@ -316,8 +316,7 @@ static int capture_info(void *stream, int *status, unsigned long long *id, void 
 int cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long long *id, void **graph,
                              void *const **behind, const void **edges, size_t *count)
 {
-    const int version = ibx_frontend_cuda_version();
-    const bool asks = (!version || version > 12) && (graph || behind || count);
+    const bool asks = !ibx_frontend_before_13() && (graph || behind || count);
     return capture_info(stream, status, id, graph, behind, edges, count, asks);
 }
 
@@ -337,8 +336,7 @@ int cudaStreamGetCaptureInfo_v3(void *stream, int *status, unsigned long long *i
 int cudaStreamUpdateCaptureDependencies(void *stream, void *const *nodes, const void *edges,
                                         size_t count, unsigned flags)
 {
-    const int version = ibx_frontend_cuda_version();
-    if (version && version < 13) {
+    if (ibx_frontend_before_13()) {
         flags = (unsigned)count;
         count = (size_t)edges;
         edges = NULL;

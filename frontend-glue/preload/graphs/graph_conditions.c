@@ -98,8 +98,7 @@ static int add_child(void **node, void *graph, void *const *behind, size_t count
 int cudaGraphAddNode(void **node, void *graph, void *const *behind, const void *edges, size_t count,
                      struct node_parameters *p)
 {
-    const int version = ibx_frontend_cuda_version();
-    if (version && version < 13) {
+    if (ibx_frontend_before_13()) {
         p = (struct node_parameters *)count;
         count = (size_t)edges;
         edges = NULL;

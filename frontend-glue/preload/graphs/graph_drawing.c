@@ -31,9 +31,8 @@ static size_t index_of(void *const *nodes, size_t count, const void *node)
 /* Before CUDA 13 cudaGraphGetEdges has no parameter for edge data. */
 static int edges_of(void *graph, void **from, void **to, size_t *count)
 {
-    const int version = ibx_frontend_cuda_version();
-    return version && version < 13 ? cudaGraphGetEdges(graph, from, to, count, NULL)
-                                   : cudaGraphGetEdges(graph, from, to, NULL, count);
+    return ibx_frontend_before_13() ? cudaGraphGetEdges(graph, from, to, count, NULL)
+                                    : cudaGraphGetEdges(graph, from, to, NULL, count);
 }
 
 /* *number: the next number of a graph in the drawing. */

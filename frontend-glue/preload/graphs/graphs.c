@@ -449,8 +449,7 @@ int cudaGraphGetRootNodes(void *graph, void **nodes, size_t *count)
 /* Before CUDA 13 there was no parameter for edge data: the count is one place earlier. */
 static bool has_edges(void **edges, size_t **count)
 {
-    const int version = ibx_frontend_cuda_version();
-    if (version && version < 13) {
+    if (ibx_frontend_before_13()) {
         *count = (size_t *)*edges;
         *edges = NULL;
     }
@@ -563,9 +562,8 @@ bool ibx_frontend_edges_are_known(const void *edges, size_t count)
 static int order(const char *call, void *graph, void *const *from, void *const *to,
                  const void *edges, size_t count, bool remove)
 {
-    const int version = ibx_frontend_cuda_version();
     int rc = CUDA_SUCCESS;
-    if (version && version < 13) {
+    if (ibx_frontend_before_13()) {
         count = (size_t)edges;
         edges = NULL;
     }

@@ -138,8 +138,7 @@ int ibx_frontend_no_kernel(const void *function)
     ibx_frontend_ranges_unlock();
     if (known || !ibx_frontend_plugin())
         return CUDA_SUCCESS;
-    const int version = ibx_frontend_cuda_version();
-    return version && version < 13 ? CUDA_INVALID_FUNCTION : CUDA_INVALID_HANDLE;
+    return ibx_frontend_before_13() ? CUDA_INVALID_FUNCTION : CUDA_INVALID_HANDLE;
 }
 
 static size_t place_of(const void *function, unsigned try)

@@ -169,9 +169,8 @@ static int hint(const void *address, size_t n, int advice, int device)
 /* A cudaMemLocation, which is passed in one register; before CUDA 13 the number of a device. */
 static int place_of(uint64_t where)
 {
-    const int version = ibx_frontend_cuda_version();
     const int low = (int)(uint32_t)where, high = (int)(uint32_t)(where >> 32);
-    if (version && version < 13)
+    if (ibx_frontend_before_13())
         return low;
     return low == AT_DEVICE ? high : low >= AT_HOST ? HOST : NOWHERE;
 }
@@ -187,11 +186,10 @@ bool ibx_frontend_host_node(int id)
 /* CUDA's error for this location, or 0. Locations before CUDA 13 are not checked. */
 static int wrong_place(uint64_t where, int advice)
 {
-    const int version = ibx_frontend_cuda_version();
     const int type = (int)(uint32_t)where, id = (int)(uint32_t)(where >> 32);
     const bool accesses = advice == ADVISE_ACCESSED || advice == ADVISE_NOT_ACCESSED;
     int count = 0;
-    if (version && version < 13)
+    if (ibx_frontend_before_13())
         return CUDA_SUCCESS;
     if (type < AT_DEVICE || type > AT_LAST || (accesses && type >= AT_NODE))
         return CUDA_INVALID_VALUE;
@@ -218,8 +216,7 @@ int cudaMemAdvise(const void *address, size_t n, int advice, uint64_t where)
  */
 int cudaMemPrefetchAsync(const void *address, size_t n, uint64_t where, uint64_t flags)
 {
-    const int version = ibx_frontend_cuda_version();
-    if ((uint32_t)flags && (!version || version >= 13))
+    if ((uint32_t)flags && !ibx_frontend_before_13())
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     const int rc = wrong_place(where, PREFETCHED);
     if (rc)

@@ -52,8 +52,7 @@ EXPORTED int cudaMemcpyBatchAsync_ptsz(void *const *to, const void *const *from,
                                        const size_t *first, size_t attribute_count, void *a,
                                        void *b)
 {
-    const int version = ibx_frontend_cuda_version();
-    const bool ninth = version && version < 13;
+    const bool ninth = ibx_frontend_before_13();
     return cudaMemcpyBatchAsync(to, from, n, count, attributes, first, attribute_count,
                                 ninth ? a : own(a), ninth ? own(b) : b);
 }
@@ -62,8 +61,7 @@ EXPORTED int cudaMemcpyBatchAsync_ptsz(void *const *to, const void *const *from,
 EXPORTED int cudaMemcpy3DBatchAsync_ptsz(size_t count, const struct planes_in_batch *list,
                                          uintptr_t a, uintptr_t b, void *c)
 {
-    const int version = ibx_frontend_cuda_version();
-    const bool fifth = version && version < 13;
+    const bool fifth = ibx_frontend_before_13();
     return cudaMemcpy3DBatchAsync(count, list, a, fifth ? b : (uintptr_t)own((void *)b),
                                   fifth ? own(c) : c);
 }
