@@ -213,9 +213,19 @@ static int check_still(struct source *s, struct ibx_error *err)
     return rc;
 }
 
+/* Whether QEMU has reported something that is not read yet. */
+static int look_for_events(struct source *s, bool *any, struct ibx_error *err)
+{
+    int rc = ibx_qmp_pump(s->vm.qmp, err);
+    *any = !rc && ibx_qmp_has_events(s->vm.qmp);
+    return rc;
+}
+
 /* The watchdog is dismissed first: after COMMIT it must not continue the VM. */
 int ibx_source_commit(struct source *s, struct ibx_error *err)
 {
+    bool any = false;
+    ibx_migration_stop_at("source", "committing");
     int rc = check_still(s, err);
     if (!rc) /* devices and images may have changed until QEMU stopped the VM */
         rc = ibx_source_check_compared(s, err);
@@ -223,6 +233,12 @@ int ibx_source_commit(struct source *s, struct ibx_error *err)
         rc = ibx_source_check_block_users(s, err);
     if (!rc)
         rc = ibx_source_warm_check(s, err);
+    /* The VM may have been continued or reset here meanwhile: that is read first, and the next turn
+     * is here again. */
+    if (!rc)
+        rc = look_for_events(s, &any, err);
+    if (any)
+        return 0;
     if (!rc)
         rc = ibx_watchdog_commit(&s->vm.watchdog, err);
     if (rc)

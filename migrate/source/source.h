@@ -308,7 +308,8 @@ int ibx_source_check_status(struct source *s, struct ibx_error *err);
 /* Asks QEMU for what the checks of devices, images and users need, and does not wait; while the VM
  * runs (not `stopped`), only for what cannot change any more. */
 void ibx_source_compared_ask(struct source *s, bool stopped);
-/* LOADED has come: checks all that once more, sends COMMIT, and goes to COMMITTED. */
+/* LOADED has come: checks all that once more, sends COMMIT, and goes to COMMITTED; not if QEMU has
+ * reported something meanwhile, which has to be taken first. */
 int ibx_source_commit(struct source *s, struct ibx_error *err);
 
 /* ---------------------------------------------------------------- lost.c */

@@ -102,11 +102,11 @@ static void test_no_room_for_the_record_of_the_end(void)
 
 /* Somebody acts on the VM by its monitor, while a tool that is about to commit is held up: the VM
  * stays, and the destination never runs it. */
-static void meddle(const char *command, const char *event, const char *sentence)
+static void meddle(const char *state, const char *command, const char *event, const char *sentence)
 {
     pair_start(NULL);
     vm_do(&vms[0], "set-action", json_pack("{s:s}", "reboot", "reset")); /* not: end */
-    pair_run_to("source:sending", NULL);
+    pair_run_to(state, NULL);
     vm_do(&vms[0], command, NULL);
     json_decref(vm_event(&vms[0], event, NULL));
     mover_kill(&sender, SIGCONT);
@@ -118,7 +118,15 @@ static void meddle(const char *command, const char *event, const char *sentence)
 
 static void test_continued_by_somebody_else(void)
 {
-    meddle("migrate_cancel", "RESUME", "has cancelled QEMU's migration");
+    meddle("source:sending", "migrate_cancel", "RESUME", "has cancelled QEMU's migration");
+    pair_runs_at_the_source();
+}
+
+/* ... when the tool has taken LOADED, and asks QEMU for the last time: what QEMU reports before its
+ * answers came before the commit. */
+static void test_continued_at_the_last_moment(void)
+{
+    meddle("source:committing", "migrate_cancel", "RESUME", "has cancelled QEMU's migration");
     pair_runs_at_the_source();
 }
 
@@ -126,7 +134,13 @@ static void test_continued_by_somebody_else(void)
  * it. */
 static void test_reset_by_somebody_else(void)
 {
-    meddle("system_reset", "RESET", "the VM has been reset here");
+    meddle("source:sending", "system_reset", "RESET", "the VM has been reset here");
+    vm_wait_beats(&vms[0], vm_beats(&vms[0]) + pair_beats);
+}
+
+static void test_reset_at_the_last_moment(void)
+{
+    meddle("source:committing", "system_reset", "RESET", "the VM has been reset here");
     vm_wait_beats(&vms[0], vm_beats(&vms[0]) + pair_beats);
 }
 
@@ -456,7 +470,9 @@ int main(void)
                                            VM_TEST(test_a_limit_of_open_files),
                                            VM_TEST(test_no_room_for_the_record_of_the_end),
                                            VM_TEST(test_continued_by_somebody_else),
+                                           VM_TEST(test_continued_at_the_last_moment),
                                            VM_TEST(test_reset_by_somebody_else),
+                                           VM_TEST(test_reset_at_the_last_moment),
                                            VM_TEST(test_disks_are_waited_for),
                                            VM_TEST(test_recover_of_a_vm_that_runs),
                                            VM_TEST(test_many_silent_connections),
