@@ -106,6 +106,17 @@ static bool lost(const void *edges)
     return edges && !has_edges();
 }
 
+#define EDGE_DATA 8u /* bytes of an edge's data */
+
+/* The result of a call that lists edges. A runtime that is not given `edges` leaves them as they
+ * are. All edges that it lists are plain, and the data of these is 0. */
+static int described(int rc, void *const *nodes, void *edges, const size_t *count)
+{
+    if (!rc && nodes && lost(edges))
+        memset(edges, 0, *count * EDGE_DATA);
+    return rc;
+}
+
 int ibx_driver_update_capture(void *stream, void *const *nodes, const void *edges, size_t count,
                               unsigned flags)
 {
@@ -116,19 +127,30 @@ int ibx_driver_update_capture(void *stream, void *const *nodes, const void *edge
                : cudaStreamUpdateCaptureDependencies(stream, nodes, (const void *)count, flags, 0);
 }
 
-AS(cuGraphGetEdges_v2, cudaGraphGetEdges,
-   (void *graph, void **from, void **to, void *edges, size_t *count), graph, from, to,
-   place_or(edges, count), count)
+EXPORTED int cuGraphGetEdges_v2(void *graph, void **from, void **to, void *edges, size_t *count)
+{
+    return ANYWHERE(described(cudaGraphGetEdges(graph, from, to, place_or(edges, count), count),
+                              from, edges, count));
+}
+
+EXPORTED int cuGraphNodeGetDependencies_v2(void *node, void **nodes, void *edges, size_t *count)
+{
+    return ANYWHERE(
+        described(cudaGraphNodeGetDependencies(node, nodes, place_or(edges, count), count), nodes,
+                  edges, count));
+}
+
+EXPORTED int cuGraphNodeGetDependentNodes_v2(void *node, void **nodes, void *edges, size_t *count)
+{
+    return ANYWHERE(
+        described(cudaGraphNodeGetDependentNodes(node, nodes, place_or(edges, count), count), nodes,
+                  edges, count));
+}
+
 AS(cuGraphGetEdges, cudaGraphGetEdges, (void *graph, void **from, void **to, size_t *count), graph,
    from, to, place_or(NULL, count), count)
-AS(cuGraphNodeGetDependencies_v2, cudaGraphNodeGetDependencies,
-   (void *node, void **nodes, void *edges, size_t *count), node, nodes, place_or(edges, count),
-   count)
 AS(cuGraphNodeGetDependencies, cudaGraphNodeGetDependencies,
    (void *node, void **nodes, size_t *count), node, nodes, place_or(NULL, count), count)
-AS(cuGraphNodeGetDependentNodes_v2, cudaGraphNodeGetDependentNodes,
-   (void *node, void **nodes, void *edges, size_t *count), node, nodes, place_or(edges, count),
-   count)
 AS(cuGraphNodeGetDependentNodes, cudaGraphNodeGetDependentNodes,
    (void *node, void **nodes, size_t *count), node, nodes, place_or(NULL, count), count)
 

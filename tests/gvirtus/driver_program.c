@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A program that uses only the driver: its first argument names libcuda.so.1, and it is linked with
- * nothing of CUDA. With a second argument it opens that library in a namespace of its own
- * (dlmopen(3)). If the first one is empty it calls the runtime, which it has not loaded. */
+ * nothing of CUDA. The second argument may be "namespace": it opens that library in a namespace of
+ * its own (dlmopen(3)); or "edges": it asks for the data of a graph's edges. If the first one is
+ * empty it calls the runtime, which it has not loaded. */
 #include "tests/fixtures/patience.h"
 
 #include <dlfcn.h>
@@ -19,6 +20,10 @@ typedef int create(void **context, unsigned flags, int device);
 typedef int allocate(uint64_t *address, size_t n);
 typedef int write_to(uint64_t to, const void *from, size_t n);
 typedef int read_from(void *to, uint64_t from, size_t n);
+typedef int create_graph(void **graph, unsigned flags);
+typedef int add_empty(void **node, void *graph, void *const *behind, size_t count);
+typedef int get_edges(void *graph, void **from, void **to, void *edges, size_t *count);
+typedef int get_neighbours(void *node, void **nodes, void *edges, size_t *count);
 
 #define FIND(function, name) *(void **)&(function) = dlsym(library, name)
 
@@ -29,6 +34,45 @@ static int allocates(void)
     void *library = NULL, *memory = NULL;
     FIND(allocate_there, "cudaMalloc");
     return allocate_there ? 100 + allocate_there(&memory, N) % 100 : 2;
+}
+
+/* Whether an edge is plain: all of its 8 bytes are 0. The ninth byte is not the edge's. */
+static int is_plain(uint8_t edge[9])
+{
+    static const uint8_t plain[9] = {[8] = 0xee};
+    const int is = !memcmp(edge, plain, sizeof(plain));
+    memset(edge, 0xee, sizeof(plain));
+    return is;
+}
+
+/* A graph with one edge. */
+static int edges(void *library)
+{
+    create_graph *cu_create;
+    add_empty *cu_add;
+    get_edges *cu_edges;
+    get_neighbours *cu_before, *cu_behind;
+    void *graph, *nodes[2], *from, *to;
+    uint8_t edge[9];
+    size_t count = 1;
+    FIND(cu_create, "cuGraphCreate");
+    FIND(cu_add, "cuGraphAddEmptyNode");
+    FIND(cu_edges, "cuGraphGetEdges_v2");
+    FIND(cu_before, "cuGraphNodeGetDependencies_v2");
+    FIND(cu_behind, "cuGraphNodeGetDependentNodes_v2");
+    memset(edge, 0xee, sizeof(edge));
+    if (cu_create(&graph, 0) || cu_add(&nodes[0], graph, NULL, 0) ||
+        cu_add(&nodes[1], graph, nodes, 1))
+        return 4;
+    if (cu_edges(graph, &from, &to, edge, &count) || count != 1 || from != nodes[0] ||
+        to != nodes[1] || !is_plain(edge))
+        return 5;
+    if (cu_before(nodes[1], &from, edge, &count) || count != 1 || from != nodes[0] ||
+        !is_plain(edge))
+        return 6;
+    if (cu_behind(nodes[0], &to, edge, &count) || count != 1 || to != nodes[1] || !is_plain(edge))
+        return 7;
+    return 0;
 }
 
 int main(int argc, char **argv)
@@ -43,7 +87,8 @@ int main(int argc, char **argv)
     alarm(50 * patience_times());
     if (argc > 1 && !*argv[1])
         return allocates();
-    void *library = argc > 2   ? dlmopen(LM_ID_NEWLM, argv[1], RTLD_NOW | RTLD_LOCAL)
+    const int apart = argc > 2 && !strcmp(argv[2], "namespace");
+    void *library = apart      ? dlmopen(LM_ID_NEWLM, argv[1], RTLD_NOW | RTLD_LOCAL)
                     : argc > 1 ? dlopen(argv[1], RTLD_NOW | RTLD_LOCAL)
                                : NULL;
     if (!library) {
@@ -65,5 +110,7 @@ int main(int argc, char **argv)
     if (cu_create(&context, 0, 0) || cu_allocate(&memory, N) || cu_write(memory, there, N) ||
         cu_read(back, memory, N))
         return 3;
+    if (argc > 2 && !apart)
+        return edges(library);
     return memcmp(there, back, N) != 0;
 }

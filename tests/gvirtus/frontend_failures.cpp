@@ -216,10 +216,11 @@ bool driver_alone()
 // GVirtuS's libcudart, by the name that it has for that version of CUDA.
 struct Installed {
     const std::string in = folder + "/front end";
-    Installed()
+    explicit Installed(int version = 13)
     {
         std::filesystem::create_directory(in);
-        std::filesystem::create_symlink(std::filesystem::absolute(cudart), in + "/libcudart.so.13");
+        std::filesystem::create_symlink(std::filesystem::absolute(cudart),
+                                        in + "/libcudart.so." + std::to_string(version));
         const char *libraries = std::getenv("LD_LIBRARY_PATH");
         before = libraries ? libraries : "";
         setenv("LD_LIBRARY_PATH", (in + ":" + before).c_str(), 1);
@@ -254,6 +255,21 @@ bool driver_elsewhere()
     REQUIRE(lines_with(without.said(), "into a namespace of its own") == 1);
     REQUIRE(lines_with(without.said(), "ibx:") == 1);
 #endif
+    return true;
+}
+
+// Before CUDA 13 the runtime has no data of edges, and the driver has, from 12.3 on.
+bool driver_edges()
+{
+    const char *library = std::getenv("IBX_TEST_DRIVER"),
+               *program = std::getenv("IBX_TEST_DRIVER_PROGRAM");
+    REQUIRE(library && program);
+    for (const int version : {12, 13}) {
+        GpuBackEnd back;
+        const Installed installed(version);
+        Application app(&back, program, library, "edges");
+        REQUIRE(app.good() && lines_with(app.said(), "ibx:") == 0);
+    }
     return true;
 }
 
