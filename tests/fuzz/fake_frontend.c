@@ -446,6 +446,11 @@ bool ibx_frontend_host_node(int id)
 {
     return !id;
 }
+bool ibx_frontend_captured(const struct extension_request *request, void *stream, int *rc)
+{
+    (void)request, (void)stream, (void)rc;
+    return false;
+}
 bool ibx_frontend_planes_in_stream(const struct ibx_cuda_memcpy3d *copy, bool waits, void *stream,
                                    int *rc)
 {
