@@ -454,10 +454,10 @@ static bool goes_backwards(const struct ibx_cuda_memcpy3d *p)
 static bool is_short(const struct ibx_cuda_pitched *memory, const struct ibx_cuda_extent *at,
                      const struct ibx_cuda_memcpy3d *p)
 {
-    const size_t n = ibx_frontend_planes_extent(memory->pitch, memory->y, &p->extent);
-    const void *first = row_at(memory, at, 0, 0);
     if (!memory->at)
         return false;
+    const size_t n = ibx_frontend_planes_extent(memory->pitch, memory->y, &p->extent);
+    const void *first = row_at(memory, at, 0, 0);
     return ibx_frontend_only_device(memory->at)
                ? ibx_frontend_goes_beyond((uintptr_t)first, n)
                : p->kind != CUDA_MEMCPY_ON_HOST && ibx_frontend_host_is_short(first, n);
