@@ -436,9 +436,12 @@ void ibx_ofi_io_end(struct ofi_endpoint *e)
 {
     stop(e);
     uint64_t now = ibx_now_ns();
-    const uint64_t last =
-        (now < e->abort_deadline ? e->abort_deadline : now) + CLOSE_MS * IBX_NS_PER_MS;
-    for (; e->state.now == OFI_STOPPED && now < last; now = ibx_now_ns()) {
+    if (!e->end_deadline)
+        e->end_deadline =
+            (now < e->abort_deadline ? e->abort_deadline : now) + CLOSE_MS * IBX_NS_PER_MS;
+    else if (now >= e->end_deadline)
+        ibx_ofi_io_stop(e);
+    for (; e->state.now == OFI_STOPPED && now < e->end_deadline; now = ibx_now_ns()) {
         if (!e->chunks_in_flight || now >= e->abort_deadline)
             ibx_ofi_io_stop(e);
         if (e->state.now == OFI_STOPPED && !ibx_ofi_io_take(e))

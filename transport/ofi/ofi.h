@@ -229,6 +229,7 @@ struct ofi_endpoint {
     unsigned in_flight; /* sends and chunks that will complete */
     unsigned chunks_in_flight;
     uint64_t abort_deadline; /* until which transfers in flight may end by themselves */
+    uint64_t end_deadline;   /* until which ibx_ofi_io_end() waits; 0: it was not called yet */
     uint64_t silent_since;   /* no chunk completed since then (ibx_now_ns(), 0: not yet checked) */
     unsigned idle_polls;
     unsigned receives_lost; /* in a row */
@@ -321,7 +322,7 @@ int ibx_ofi_io_take(struct ofi_endpoint *e);
  * more. What was in flight is over, reported by the next progress or abort. */
 void ibx_ofi_io_stop(struct ofi_endpoint *e);
 /* Stops, waits for a second until chunks in flight have ended by themselves, and closes the
- * endpoints: for 100 ms more if one of them is busy. */
+ * endpoints: for 100 ms more if one of them is busy. Later calls wait no longer than the first. */
 void ibx_ofi_io_end(struct ofi_endpoint *e);
 /* Sleeps until there may be completions, at most 1 ms: false when the peer has closed the
  * handshake's socket. */

@@ -132,6 +132,37 @@ static void test_endpoint_that_closes_at_the_end(void **state)
     assert_true(is_closed);
 }
 
+static int close_never(struct fid *fid)
+{
+    (void)fid;
+    return -FI_EBUSY;
+}
+
+/* All deregistrations together wait for an endpoint that stays busy no longer than one of them. */
+static void test_many_regions_and_an_endpoint_that_stays_busy(void **state)
+{
+    (void)state;
+    enum { REGIONS = 80 }; /* a tenth of a second each would be 8 s */
+    static char memory[REGIONS][64];
+    struct ibx_mr *mrs[REGIONS];
+    struct pair *pair = pair_connect();
+    struct fid *first = &pair->server.ofi->lanes[0].ep->fid;
+    for (unsigned i = 0; i < REGIONS; i++)
+        mrs[i] = end_register(&pair->server, memory[i], 64, IBX_ACCESS_REMOTE_READ);
+    usual = first->ops;
+    struct fi_ops busy = *usual;
+    busy.close = close_never;
+    first->ops = &busy;
+    ibx_provider_ofi.abort(pair->server.endpoint);
+    const uint64_t before = ibx_now_ns();
+    for (unsigned i = 0; i < REGIONS; i++)
+        end_deregister(&pair->server, mrs[i]);
+    assert_true(ibx_now_ns() - before < 6000 * IBX_NS_PER_MS);
+    assert_int_equal(pair->server.ofi->state.now, OFI_STOPPED);
+    first->ops = usual;
+    pair_close(pair);
+}
+
 /* A connection that has been aborted goes on until its own transfers are over, and with it what the
  * peer has begun. Nevertheless nothing arrives in memory after it was deregistered. */
 static void test_deregistration_after_the_end(void **state)
@@ -224,6 +255,7 @@ int main(void)
         cmocka_unit_test(test_endpoint_that_closes_later),
         cmocka_unit_test(test_receives_of_a_closed_endpoint),
         cmocka_unit_test(test_endpoint_that_closes_at_the_end),
+        cmocka_unit_test(test_many_regions_and_an_endpoint_that_stays_busy),
         cmocka_unit_test(test_region_that_does_not_close),
         cmocka_unit_test(test_registration_after_the_end),
         cmocka_unit_test(test_deregistration_after_the_end),
