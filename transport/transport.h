@@ -118,7 +118,7 @@ struct ibx_options {
                                   and where one with a claim finds them [NULL] */
     bool (*ends)(void); /* client: whether this process is to end. ibx_connect() asks it ten times a
                            second, and then gives up with -EINTR. It does not ask while a name is
-                           resolved, or while it waits for a unix socket whose queue is full
+                           resolved, since nothing ends getaddrinfo(3) before it has an answer
                            [NULL] */
     bool follow_address; /* client: it can connect again. So the connection ends when this host
                             loses the address by which it was made, and when a new connection would

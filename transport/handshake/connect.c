@@ -209,18 +209,23 @@ static int race_run(struct race *race, unsigned timeout_ms, bool (*ends)(void))
 
 /* With a full queue of connection requests, connect(2) refuses a nonblocking socket at once; a
  * blocking one waits for its turn. */
-static int connect_in_turn(int fd, const struct sockaddr_un *address, uint64_t deadline)
+static int connect_in_turn(int fd, const struct sockaddr_un *address, bool (*ends)(void),
+                           uint64_t deadline)
 {
     struct timeval limit = {0};
     int rc, ms;
     fcntl(fd, F_SETFL, 0);
     do {
         ms = ibx_ms_until(deadline);
+        rc = ends && ends() ? -EINTR : ms ? 0 : -ETIMEDOUT;
+        if (rc)
+            break;
+        if (ends && ms > IBX_HANDSHAKE_ASK_MS)
+            ms = IBX_HANDSHAKE_ASK_MS;
         limit = (struct timeval){.tv_sec = ms / 1000, .tv_usec = ms % 1000 * 1000};
-        rc = ms ? setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit)) : 0;
-        if (!rc && ms)
-            rc = connect(fd, (const struct sockaddr *)address, sizeof(*address));
-        rc = !ms ? -ETIMEDOUT : rc ? -errno : 0;
+        if (setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit)) ||
+            connect(fd, (const struct sockaddr *)address, sizeof(*address)))
+            rc = -errno;
     } while (rc == -EINTR || rc == -EAGAIN);
     limit = (struct timeval){0};
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
@@ -229,7 +234,7 @@ static int connect_in_turn(int fd, const struct sockaddr_un *address, uint64_t d
 }
 
 /* Connects to a unix socket. With a timeout of 0 it tries once: -EAGAIN when the queue is full. */
-static int connect_unix(const struct ibx_uri *uri, unsigned timeout_ms, int *fd,
+static int connect_unix(const struct ibx_uri *uri, unsigned timeout_ms, bool (*ends)(void), int *fd,
                         struct ibx_error *err)
 {
     struct sockaddr_un address;
@@ -239,13 +244,16 @@ static int connect_unix(const struct ibx_uri *uri, unsigned timeout_ms, int *fd,
         return ibx_error_set(err, -errno, "no socket: %s%s", strerror(errno), remedy(uri, -errno));
     int rc = connect(s, (struct sockaddr *)&address, sizeof(address)) ? -errno : 0;
     if (rc == -EAGAIN && timeout_ms)
-        rc = connect_in_turn(s, &address, deadline);
+        rc = connect_in_turn(s, &address, ends, deadline);
     if (rc) {
         close(s);
         /* Nobody listens, whether a socket is left there or not. */
-        return ibx_error_set(
-            err, rc == -ENOENT ? -ECONNREFUSED : rc, "no server answers at socket %s: %s%s",
-            uri->path, rc == -ETIMEDOUT ? "its queue stayed full" : strerror(-rc), remedy(uri, rc));
+        return ibx_error_set(err, rc == -ENOENT ? -ECONNREFUSED : rc,
+                             "no server answers at socket %s: %s%s", uri->path,
+                             rc == -ETIMEDOUT ? "its queue stayed full"
+                             : rc == -EINTR   ? "this process was told to end"
+                                              : strerror(-rc),
+                             remedy(uri, rc));
     }
     *fd = ibx_descriptor_apart(s);
     return 0;
@@ -266,7 +274,7 @@ int ibx_handshake_connect(const struct ibx_uri *uri, const struct ibx_lookup *lo
     if (hosts)
         *hosts = 1;
     if (uri->path[0])
-        return connect_unix(uri, timeout_ms, fd, err);
+        return connect_unix(uri, timeout_ms, ends, fd, err);
     struct addrinfo *list = NULL;
     const struct addrinfo *known = ibx_handshake_looked_up(lookup, uri);
     int rc = known ? 0 : ibx_handshake_resolve(uri, 0, &list, err);

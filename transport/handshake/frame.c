@@ -9,8 +9,6 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#define ASK_MS 100 /* between two questions whether this process is to end */
-
 /* ------------------------------------------------------------------ raw bytes */
 
 int ibx_handshake_poll(struct pollfd *fds, unsigned count, bool (*ends)(void), uint64_t deadline)
@@ -19,8 +17,9 @@ int ibx_handshake_poll(struct pollfd *fds, unsigned count, bool (*ends)(void), u
         const int ms = ibx_ms_until(deadline);
         if (ends && ends())
             return -EINTR;
-        const int rc = poll(fds, count, ends && ms > ASK_MS ? ASK_MS : ms);
-        if (rc > 0 || (rc == 0 && (!ends || ms <= ASK_MS)))
+        const bool asks = ends && ms > IBX_HANDSHAKE_ASK_MS;
+        const int rc = poll(fds, count, asks ? IBX_HANDSHAKE_ASK_MS : ms);
+        if (rc > 0 || (rc == 0 && !asks))
             return rc;
         if (rc < 0 && errno != EINTR)
             return -errno;

@@ -133,6 +133,27 @@ static void test_client_stops_waiting_for_a_full_queue(void **state)
     assert_int_equal(fd, -1);
 }
 
+static atomic_uint asked;
+
+static bool ends_soon(void)
+{
+    return atomic_fetch_add(&asked, 1) > 1;
+}
+
+/* It waits for a long time, and is told to end meanwhile. */
+static void test_client_is_told_to_end(void **state)
+{
+    (void)state;
+    struct ibx_error err = {0};
+    const uint64_t before = ibx_now_ns();
+    int fd = -1;
+    assert_int_equal(ibx_handshake_connect(&uri, NULL, 3 * patience, ends_soon, &fd, NULL, &err),
+                     -EINTR);
+    assert_non_null(strstr(err.message, "told to end"));
+    assert_true(ibx_now_ns() - before < patience * IBX_NS_PER_MS);
+    assert_int_equal(fd, -1);
+}
+
 /* A second process that wants to listen there learns at once that the address is in use. */
 static void test_second_listener_is_refused(void **state)
 {
@@ -476,6 +497,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_client_waits_for_a_full_queue, full_queue, end),
         cmocka_unit_test_setup_teardown(test_client_stops_waiting_for_a_full_queue, full_queue,
                                         end),
+        cmocka_unit_test_setup_teardown(test_client_is_told_to_end, full_queue, end),
         cmocka_unit_test_setup_teardown(test_second_listener_is_refused, full_queue, end),
         cmocka_unit_test_setup_teardown(test_a_forked_child_leaves_the_socket, full_queue, end),
         cmocka_unit_test(test_one_of_several_servers_gets_a_left_socket),
