@@ -261,6 +261,14 @@ static void test_full_queue(void **state)
     await_notes(server, NULL, 1);
 }
 
+static unsigned asked;
+
+static bool ends_soon(void)
+{
+    return asked++ > 1;
+}
+
+/* Until the deadline, or until the client's process is told to end. */
 static void test_the_queue_stays_full(void **state)
 {
     (void)state;
@@ -272,6 +280,11 @@ static void test_the_queue_stays_full(void **state)
     int rc = ibx_provider_shm.finish(client->shm, NULL, ibx_deadline_in_ms(200), &client->err);
     assert_int_equal(rc, -ETIMEDOUT);
     said(&client->err, "stayed full");
+    client->options.ends = ends_soon;
+    rc = ibx_provider_shm.finish(client->shm, NULL, in_time(), &client->err);
+    client->options.ends = NULL;
+    assert_int_equal(rc, -EINTR);
+    said(&client->err, "told to end");
     for (unsigned i = 0; i < 300; i++) {
         if (fds[i] >= 0)
             close(fds[i]);

@@ -138,7 +138,7 @@ int ibx_shm_join(void *endpoint, struct ibx_reader *offer, struct ibx_writer *an
     shm->control = ibx_shm_nonblocking_socket();
     if (shm->control < 0)
         return ibx_error_set(err, shm->control, "no socket: %s", strerror(-shm->control));
-    int rc = ibx_shm_socket_connect(&shm->place, shm->directory, shm->control, 0, err);
+    int rc = ibx_shm_socket_connect(&shm->place, shm->directory, shm->control, NULL, 0, err);
     if (rc && rc != -EAGAIN)
         return rc;
     shm->connected = !rc;
@@ -373,9 +373,10 @@ static int no_word(const struct shm *shm, int rc, struct ibx_error *err)
 static int find_server(struct shm *shm, uint64_t deadline, struct ibx_error *err)
 {
     uint8_t packet[PACKET_BYTES], answer[IBX_PROOF_BYTES];
-    int rc = shm->connected
-                 ? 0
-                 : ibx_shm_socket_connect(&shm->place, shm->directory, shm->control, deadline, err);
+    bool (*const ends)(void) = ibx_link_options(shm->link)->ends;
+    int rc = shm->connected ? 0
+                            : ibx_shm_socket_connect(&shm->place, shm->directory, shm->control,
+                                                     ends, deadline, err);
     if (rc)
         return rc;
     ssize_t n = packet_await(shm, deadline);

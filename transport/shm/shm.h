@@ -338,9 +338,10 @@ int ibx_shm_directory_open(const char *path, bool *shared, struct ibx_error *err
 int ibx_shm_socket_listen(struct shm_place *place, const char *directory, int *listener,
                           struct ibx_error *err);
 int ibx_shm_nonblocking_socket(void);
-/* With a deadline of 0 it does not wait: -EAGAIN, without an error, when too many do already. */
+/* With a deadline of 0 it does not wait: -EAGAIN, without an error, when too many do already.
+ * -EINTR: ends() says that this process is to end (NULL: it is not asked). */
 int ibx_shm_socket_connect(const struct shm_place *place, const char *directory, int fd,
-                           uint64_t deadline, struct ibx_error *err);
+                           bool (*ends)(void), uint64_t deadline, struct ibx_error *err);
 /* Whether this socket takes descriptors; before Linux 6.16 each does. */
 void ibx_shm_pass_descriptors(int socket, bool pass);
 

@@ -25,6 +25,7 @@
 
 #define NAME_PREFIX "ibx-"
 #define BACKLOG     128 /* room for many unauthenticated clients */
+#define ASK_MS      100 /* between two questions whether this process is to end */
 #define BY_OTHERS   (S_IWGRP | S_IWOTH)
 
 #ifndef SO_PASSRIGHTS
@@ -231,6 +232,8 @@ static int unreachable(const char *directory, const char *name, int code, struct
                              "%s/%s is not there: the server's rdma.shm_dir has to be mounted here "
                              "too, and rdma.shm_dir on this side has to name it",
                              directory, name);
+    if (code == -EINTR)
+        return ibx_error_set(err, code, "this process was told to end");
     if (code == -ETIMEDOUT)
         return ibx_error_set(err, code, "the queue of the server's socket %s stayed full", name);
     return ibx_error_set(err, code, "cannot reach the server's socket %s%s%s: %s",
@@ -262,22 +265,26 @@ static int socket_find(const struct shm_place *place, const char *directory)
 
 /* With a full queue a blocking socket waits for its turn, and a nonblocking one is refused. */
 static int connect_in_turn(int fd, const struct sockaddr_un *address, socklen_t length,
-                           uint64_t deadline)
+                           bool (*ends)(void), uint64_t deadline)
 {
-    int rc, ms;
+    int rc;
     fcntl(fd, F_SETFL, 0);
     do {
-        ms = ibx_ms_until(deadline);
-        struct timeval limit = {.tv_sec = ms / 1000, .tv_usec = ms % 1000 * 1000};
+        int ms = ibx_ms_until(deadline);
+        rc = ends && ends() ? -EINTR : ms ? 0 : -ETIMEDOUT;
+        if (rc)
+            break;
+        ms = ends && ms > ASK_MS ? ASK_MS : ms;
+        const struct timeval limit = {.tv_sec = ms / 1000, .tv_usec = ms % 1000 * 1000};
         setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
-        rc = !ms ? -ETIMEDOUT : connect(fd, (const struct sockaddr *)address, length) ? -errno : 0;
+        rc = connect(fd, (const struct sockaddr *)address, length) ? -errno : 0;
     } while (rc == -EINTR || rc == -EAGAIN);
     fcntl(fd, F_SETFL, O_NONBLOCK);
     return rc;
 }
 
 int ibx_shm_socket_connect(const struct shm_place *place, const char *directory, int fd,
-                           uint64_t deadline, struct ibx_error *err)
+                           bool (*ends)(void), uint64_t deadline, struct ibx_error *err)
 {
     struct sockaddr_un address;
     int file = directory[0] ? socket_find(place, directory) : -1;
@@ -287,7 +294,7 @@ int ibx_shm_socket_connect(const struct shm_place *place, const char *directory,
         directory[0] ? file_address(file, "", &address) : abstract_address(place->name, &address);
     int rc = connect(fd, (struct sockaddr *)&address, length) ? -errno : 0;
     if (rc == -EAGAIN && deadline)
-        rc = connect_in_turn(fd, &address, length, deadline);
+        rc = connect_in_turn(fd, &address, length, ends, deadline);
     close_fd(&file);
     if (!rc || rc == -EAGAIN)
         return rc;
