@@ -133,7 +133,8 @@ static bool ssl_create(struct ibx_tls *tls)
         return false;
     }
     SSL_set_bio(tls->ssl, tls->from, tls->into);
-    SSL_set_app_data(tls->ssl, tls);
+    if (SSL_set_app_data(tls->ssl, tls) != 1)
+        return false;
     if (tls->role == IBX_ROLE_SERVER)
         SSL_set_accept_state(tls->ssl);
     else

@@ -413,9 +413,10 @@ struct ibx_handshake *ibx_handshake_create(int fd, enum ibx_role role,
     if (role == IBX_ROLE_CLIENT)
         ibx_keys_own(keys, options, &h->key, NULL);
     ibx_state_begin(&h->state, &handshake_table, HANDSHAKE_UNAUTHENTICATED);
-    h->conn = ibx_conn_create(fd, role, options, &h->setup, err);
-    if (!h->conn)
+    struct ibx_conn *conn = ibx_conn_create(fd, role, options, &h->setup, err);
+    if (!conn) /* and `h` is freed */
         return NULL;
+    h->conn = conn;
     ibx_handshake_peer_name(fd, h->conn->path.peer, sizeof(h->conn->path.peer));
     return h;
 }

@@ -23,18 +23,38 @@
 
 /* No memory at all; for the n-th next digest of a hash, or HMAC (0: for all of them). */
 static _Thread_local bool none;
+static _Thread_local unsigned none_for_one; /* for the n-th next allocation; 0: for all */
 static _Thread_local unsigned none_for_hash, none_for_hmac;
+
+static bool is_none(void)
+{
+    const bool last = none_for_one == 1;
+    none_for_one -= none_for_one > 0;
+    return none || last;
+}
 
 static void *get(size_t bytes, const char *file, int line)
 {
     (void)file, (void)line;
-    return none ? NULL : malloc(bytes);
+    return is_none() ? NULL : malloc(bytes);
 }
 
 static void *resize(void *at, size_t bytes, const char *file, int line)
 {
     (void)file, (void)line;
-    return none ? NULL : realloc(at, bytes);
+    return is_none() ? NULL : realloc(at, bytes);
+}
+
+/* calloc(3) of the product itself */
+static _Thread_local unsigned no_calloc; /* for the n-th next one; 0: there is memory for all */
+void *__real_calloc(size_t n, size_t bytes);
+void *__wrap_calloc(size_t n, size_t bytes);
+
+void *__wrap_calloc(size_t n, size_t bytes)
+{
+    const bool last = no_calloc == 1;
+    no_calloc -= no_calloc > 0;
+    return last ? NULL : __real_calloc(n, bytes);
 }
 
 static void give(void *at, const char *file, int line)
@@ -138,6 +158,15 @@ static void test_no_memory_for_a_secret(NO_STATE)
     assert_int_equal(without, -ENOMEM);
     assert_non_null(strstr(err.message, "no memory"));
     assert_int_equal(ibx_exchange_secret(exchange, ours, secret, &err), 0);
+    /* The peer's key is never blamed. */
+    bool over = false;
+    for (unsigned n = 1; !over; n++) {
+        none_for_one = n;
+        const int rc = ibx_exchange_secret(exchange, ours, secret, &err);
+        over = none_for_one;
+        none_for_one = 0;
+        assert_true(!rc || rc == -ENOMEM);
+    }
     ibx_exchange_destroy(exchange);
 }
 
@@ -191,6 +220,29 @@ static void test_no_memory_for_the_first_tls(NO_STATE)
             fail_msg("%s", err.message);
         ibx_tls_destroy(tls);
         close(ends[role]);
+    }
+}
+
+/* One allocation fails, of those for a connection in TLS or, behind them, of its first step. */
+static void test_no_memory_for_a_part_of_tls(NO_STATE)
+{
+    static const uint8_t psk[IBX_TLS_PSK_BYTES] = {3};
+    bool over = false;
+    for (unsigned n = 1; !over; n++) {
+        struct ibx_tls *tls = NULL;
+        short events;
+        int ends[2];
+        assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+        none_for_one = n;
+        const int rc = ibx_tls_create(ends[0], IBX_ROLE_CLIENT, psk, &tls, NULL);
+        assert_true(!rc || rc == -ENOMEM);
+        if (!rc)
+            ibx_tls_handshake(tls, &events);
+        over = none_for_one;
+        none_for_one = 0;
+        ibx_tls_destroy(tls);
+        close(ends[0]);
+        close(ends[1]);
     }
 }
 
@@ -349,6 +401,24 @@ static void test_no_memory_at_the_client(NO_STATE)
     end(&server);
 }
 
+/* One of the product's own allocations fails. Sanitizers look at what it does with the others. */
+static void test_no_memory_for_a_part_of_the_client(NO_STATE)
+{
+    struct server server;
+    struct ibx_claim claimed;
+    struct ibx_error err = {0};
+    bool over = false;
+    begin(&server, NOTHING);
+    for (unsigned n = 1; !over; n++) {
+        no_calloc = n;
+        const int rc = claim(&server, &claimed, &err);
+        over = no_calloc;
+        no_calloc = 0;
+        assert_true(!rc || !over);
+    }
+    end(&server);
+}
+
 /* If memory lacked for something else, the client does not notice. */
 static void test_no_memory_before(NO_STATE)
 {
@@ -370,9 +440,11 @@ int main(void)
         cmocka_unit_test(test_no_memory_for_a_digest),
         cmocka_unit_test(test_no_memory_for_a_secret),
         cmocka_unit_test(test_no_memory_for_the_first_tls),
+        cmocka_unit_test(test_no_memory_for_a_part_of_tls),
         cmocka_unit_test(test_no_memory_for_a_claim),
         cmocka_unit_test(test_no_memory_for_a_transcript),
         cmocka_unit_test(test_no_memory_at_the_client),
+        cmocka_unit_test(test_no_memory_for_a_part_of_the_client),
         cmocka_unit_test(test_no_memory_before)};
     if (!CRYPTO_set_mem_functions(get, resize, give))
         return 77;
