@@ -65,14 +65,11 @@
     X(cuTexRefSetMaxAnisotropy) X(cuTexRefSetMipmapFilterMode) X(cuTexRefSetMipmapLevelBias) \
     X(cuTexRefSetMipmapLevelClamp) X(cuTexRefSetMipmappedArray) \
     X(cuLaunchCooperativeKernelMultiDevice)
-/* Arrays, several planes at once. */
+/* What arrays need, their planes; decompression. */
 #define ABSENT_5(X) \
     X(cuArrayGetMemoryRequirements) X(cuArrayGetPlane) X(cuArrayGetSparseProperties) \
     X(cuMipmappedArrayGetMemoryRequirements) X(cuMipmappedArrayGetSparseProperties) \
-    X(cuMemBatchDecompressAsync) \
-    X(cuMemBatchDecompressAsync_ptsz) X(cuMemDiscardAndPrefetchBatchAsync) \
-    X(cuMemDiscardAndPrefetchBatchAsync_ptsz) X(cuMemDiscardBatchAsync) \
-    X(cuMemDiscardBatchAsync_ptsz) X(cuMemPrefetchBatchAsync) X(cuMemPrefetchBatchAsync_ptsz)
+    X(cuMemBatchDecompressAsync) X(cuMemBatchDecompressAsync_ptsz)
 /* What is left of the driver. */
 #define ABSENT_6(X) \
     X(cuCheckpointProcessCheckpoint) X(cuCheckpointProcessGetRestoreThreadId) \

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* Memory of the device and of the host. */
+#include "frontend-glue/preload/memory/managed.h"
 #include "frontend-glue/preload/streams/streams.h"
 #include "frontend-glue/driver_api/driver.h"
 
@@ -138,24 +139,9 @@ EXPORTED int cuMemHostGetFlags(unsigned *flags, void *memory)
 
 /* ---------------------------------------------------------------------------------- managed */
 
-/* CUDA 13's version takes a location; older ones a device number, where -1 is the host. */
+/* _v2 takes a location; the older version a device number, where -1 is the host. */
 #define PLACE_DEVICE 1
 #define PLACE_HOST   2
-
-static uint64_t place_of(struct memory_location location)
-{
-    uint64_t where;
-    memcpy(&where, &location, sizeof(where));
-    return where;
-}
-
-/* The argument for GVirtuS's libcudart: a location for CUDA 13, a device number before. */
-static uint64_t where(struct memory_location location)
-{
-    return !ibx_frontend_before_13()       ? place_of(location)
-           : location.type == PLACE_DEVICE ? (uint64_t)location.id
-                                           : (uint64_t)(uint32_t)-1;
-}
 
 static struct memory_location place(int device)
 {
@@ -166,7 +152,7 @@ static struct memory_location place(int device)
 static int prefetch(uint64_t address, size_t n, struct memory_location location, unsigned flags,
                     void *stream)
 {
-    return cudaMemPrefetchAsync(at(address), n, where(location),
+    return cudaMemPrefetchAsync(at(address), n, ibx_managed_place(location),
                                 ibx_frontend_before_13() ? (uintptr_t)stream : flags);
 }
 
@@ -181,14 +167,32 @@ EXPORTED int cuMemPrefetchAsync(uint64_t address, size_t n, int device, void *st
     return IN_CONTEXT_OF(stream, prefetch(address, n, place(device), 0, stream));
 }
 
+EXPORTED int cuMemPrefetchBatchAsync(const uint64_t *addresses, const size_t *n, size_t count,
+                                     const struct memory_location *to, const size_t *first,
+                                     size_t to_count, unsigned long long flags, void *stream)
+{
+    return IN_CONTEXT_OF(stream,
+                         cudaMemPrefetchBatchAsync((void *const *)(const void *)addresses, n, count,
+                                                   to, first, to_count, flags, stream));
+}
+
+EXPORTED int cuMemDiscardBatchAsync(const uint64_t *addresses, const size_t *n, size_t count,
+                                    unsigned long long flags, void *stream)
+{
+    return IN_CONTEXT_OF(stream, cudaMemDiscardBatchAsync((void *const *)(const void *)addresses, n,
+                                                          count, flags, stream));
+}
+
+SAME_AS(cuMemDiscardAndPrefetchBatchAsync, cuMemPrefetchBatchAsync)
+
 EXPORTED int cuMemAdvise_v2(uint64_t address, size_t n, int advice, struct memory_location location)
 {
-    return IN_CONTEXT(cudaMemAdvise(at(address), n, advice, where(location)));
+    return IN_CONTEXT(cudaMemAdvise(at(address), n, advice, ibx_managed_place(location)));
 }
 
 EXPORTED int cuMemAdvise(uint64_t address, size_t n, int advice, int device)
 {
-    return IN_CONTEXT(cudaMemAdvise(at(address), n, advice, where(place(device))));
+    return IN_CONTEXT(cudaMemAdvise(at(address), n, advice, ibx_managed_place(place(device))));
 }
 
 EXPORTED int cuMemRangeGetAttribute(void *data, size_t size, int attribute, uint64_t address,

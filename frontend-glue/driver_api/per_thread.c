@@ -95,6 +95,20 @@ IN_STREAM(cuMemPrefetchAsync_v2,
           (uint64_t address, size_t n, struct memory_location location, unsigned flags,
            void *stream),
           address, n, location, flags, ibx_frontend_own(stream))
+IN_STREAM(cuMemPrefetchBatchAsync,
+          (const uint64_t *addresses, const size_t *n, size_t count,
+           const struct memory_location *to, const size_t *first, size_t to_count,
+           unsigned long long flags, void *stream),
+          addresses, n, count, to, first, to_count, flags, ibx_frontend_own(stream))
+IN_STREAM(cuMemDiscardBatchAsync,
+          (const uint64_t *addresses, const size_t *n, size_t count, unsigned long long flags,
+           void *stream),
+          addresses, n, count, flags, ibx_frontend_own(stream))
+IN_STREAM(cuMemDiscardAndPrefetchBatchAsync,
+          (const uint64_t *addresses, const size_t *n, size_t count,
+           const struct memory_location *to, const size_t *first, size_t to_count,
+           unsigned long long flags, void *stream),
+          addresses, n, count, to, first, to_count, flags, ibx_frontend_own(stream))
 IN_STREAM(cuMemcpyHtoAAsync_v2, (void *array, size_t x, const void *from, size_t n, void *stream),
           array, x, from, n, ibx_frontend_own(stream))
 IN_STREAM(cuMemcpyAtoHAsync_v2, (void *to, void *array, size_t x, size_t n, void *stream), to,

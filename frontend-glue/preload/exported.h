@@ -317,11 +317,12 @@ int cudaMemcpy3DPeer(const struct peer_planes *parameters);
 int cudaMemcpy3DPeerAsync(const struct peer_planes *parameters, void *stream);
 int cudaMemPrefetchBatchAsync(void *const *addresses, const size_t *n, size_t count,
                               const struct memory_location *to, const size_t *first,
-                              size_t to_count);
-int cudaMemDiscardBatchAsync(void *const *addresses, const size_t *n, size_t count);
+                              size_t to_count, unsigned long long flags, void *stream);
+int cudaMemDiscardBatchAsync(void *const *addresses, const size_t *n, size_t count,
+                             unsigned long long flags, void *stream);
 int cudaMemDiscardAndPrefetchBatchAsync(void *const *addresses, const size_t *n, size_t count,
                                         const struct memory_location *to, const size_t *first,
-                                        size_t to_count);
+                                        size_t to_count, unsigned long long flags, void *stream);
 int cudaMemGetDefaultMemPool(void **pool, const struct memory_location *location, int type);
 int cudaMemGetMemPool(void **pool, const struct memory_location *location, int type);
 int cudaMemSetMemPool(const struct memory_location *location, int type, void *pool);

@@ -374,6 +374,19 @@ bool driver_hints()
     REQUIRE(cu("cuMemPrefetchAsync_v2", memory, n, host, 0u, stream) == 0 && is(4) == -1);
     REQUIRE(cu("cuMemPrefetchAsync", memory, n, 7, stream) == 101);
     REQUIRE(cu("cuMemPrefetchAsync_v2", memory, n, missing, 0u, stream) == 101);
+    const Address ranges[] = {memory};
+    const std::size_t lengths[] = {n}, first[] = {0};
+    const auto all = [&](const char *call, const Place *to, void *in) {
+        return cu(call, static_cast<const Address *>(ranges),
+                  static_cast<const std::size_t *>(lengths), std::size_t{1}, to,
+                  static_cast<const std::size_t *>(first), std::size_t{1}, 0ull, in);
+    };
+    REQUIRE(all("cuMemPrefetchBatchAsync", &device, stream) == 0 && is(4) == 0);
+    REQUIRE(all("cuMemDiscardAndPrefetchBatchAsync", &host, stream) == 0 && is(4) == -1);
+    REQUIRE(all("cuMemPrefetchBatchAsync_ptsz", &device, nullptr) == 0 && is(4) == 0);
+    REQUIRE(all("cuMemPrefetchBatchAsync", &device, nullptr) == 1);
+    REQUIRE(cu("cuMemDiscardBatchAsync", static_cast<const Address *>(ranges),
+               static_cast<const std::size_t *>(lengths), std::size_t{1}, 0ull, stream) == 0);
     REQUIRE(cu("cuMemAdvise", memory, n, 3, 7) == 1 && is(2) == 0);
     REQUIRE(cu("cuMemAdvise", memory + n, n, 1, 0) == 1 &&
             cu("cuMemAdvise", memory, n, 99, 0) == 1);

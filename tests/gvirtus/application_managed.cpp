@@ -336,6 +336,26 @@ static bool hints()
     REQUIRE(fails(prefetch(m, page, missing_node, 0), 1) &&
             fails(advise(m, page, 3, missing_node), 1));
     REQUIRE(advise(m, page, 1, missing_node) == 0 && advise(m, page, 2, missing_node) == 0);
+    // Several ranges at once; each place is for those from a first one on.
+    using Batch = int(void *const *, const std::size_t *, std::size_t, const Location *,
+                      const std::size_t *, std::size_t, unsigned long long, void *);
+    auto *prefetch_all = preloaded<Batch>("cudaMemPrefetchBatchAsync");
+    auto *discard =
+        preloaded<int(void *const *, const std::size_t *, std::size_t, unsigned long long, void *)>(
+            "cudaMemDiscardBatchAsync");
+    void *const ranges[] = {m, m + page, m + 2 * page}, *const own = reinterpret_cast<void *>(2);
+    const std::size_t bytes[] = {page, page, page}, first[] = {0, 2}, wrong[] = {0, 3};
+    const std::size_t falling[] = {0, 2, 1};
+    const Location to[] = {host, device, host};
+    REQUIRE(prefetch_all(ranges, bytes, 3, to, first, 2, 0, own) == 0);
+    REQUIRE(of(4, 0, 2) == -1 && of(4, 2, 1) == 0 && discard(ranges, bytes, 3, 0, own) == 0);
+    REQUIRE(fails(prefetch_all(ranges, bytes, 3, to, first, 2, 1, own), 1));
+    REQUIRE(fails(prefetch_all(ranges, bytes, 3, to, first, 2, 0, nullptr), 1));
+    REQUIRE(fails(prefetch_all(ranges, bytes, 3, to, wrong, 2, 0, own), 1));
+    REQUIRE(fails(prefetch_all(ranges, bytes, 3, to, falling, 3, 0, own), 1));
+    REQUIRE(fails(prefetch_all(ranges, bytes, 1, to, first, 2, 0, own), 1));
+    REQUIRE(fails(discard(ranges, bytes, 3, 1, own), 1) &&
+            fails(discard(ranges, bytes, 3, 0, nullptr), 1));
     REQUIRE(cudaFree(m) == 0 && (m = managed_memory(4 * page)));
     REQUIRE(of(1, 0, 1) == 0 && of(2, 0, 1) == -2 && of(4, 1, 1) == -2);
     return HOLDS(cudaFree(m) == 0);

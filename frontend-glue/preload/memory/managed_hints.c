@@ -175,6 +175,16 @@ static int place_of(uint64_t where)
     return low == AT_DEVICE ? high : low >= AT_HOST ? HOST : NOWHERE;
 }
 
+uint64_t ibx_managed_place(struct memory_location location)
+{
+    uint64_t where = (uint32_t)location.id;
+    if (!ibx_frontend_before_13())
+        memcpy(&where, &location, sizeof(where));
+    else if (location.type != AT_DEVICE)
+        where = (uint32_t)HOST;
+    return where;
+}
+
 /* Of this host, where the memory is. If the kernel has no NUMA nodes in sysfs, there is node 0. */
 bool ibx_frontend_host_node(int id)
 {

@@ -147,27 +147,36 @@ int cudaMemcpy3DPeerAsync(const struct peer_planes *parameters, void *stream)
 
 /* ---------------------------------------------------------------- hints for several places */
 
+/* Whether the ranges are there, as CUDA 13 asks for it: not in the legacy stream. */
+static bool are_ranges(void *const *addresses, const size_t *n, size_t count,
+                       unsigned long long flags, const void *stream)
+{
+    return addresses && n && count && !flags && (uintptr_t)stream > 1;
+}
+
+/* Each place is for the ranges from first[i] on. */
 int cudaMemPrefetchBatchAsync(void *const *addresses, const size_t *n, size_t count,
                               const struct memory_location *to, const size_t *first,
-                              size_t to_count)
+                              size_t to_count, unsigned long long flags, void *stream)
 {
-    uint64_t where;
-    int rc = addresses && n && count && to && first && to_count && !first[0]
-                 ? CUDA_SUCCESS
-                 : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    bool good = are_ranges(addresses, n, count, flags, stream) && to && first && to_count &&
+                to_count <= count && !first[0];
+    for (size_t i = 1; i < to_count && good; i++)
+        good = first[i] > first[i - 1] && first[i] < count;
+    int rc = good ? CUDA_SUCCESS : ibx_frontend_fail(CUDA_INVALID_VALUE);
     for (size_t i = 0, at = 0; i < count && !rc; i++) {
-        while (at + 1 < to_count && first[at + 1] <= i)
-            at++;
-        memcpy(&where, &to[at], sizeof(where));
-        rc = cudaMemPrefetchAsync(addresses[i], n[i], where, 0);
+        at += at + 1 < to_count && first[at + 1] == i;
+        rc = cudaMemPrefetchAsync(addresses[i], n[i], ibx_managed_place(to[at]), 0);
     }
     return rc;
 }
 
 /* Discarding is optional: only the arguments are checked. */
-int cudaMemDiscardBatchAsync(void *const *addresses, const size_t *n, size_t count)
+int cudaMemDiscardBatchAsync(void *const *addresses, const size_t *n, size_t count,
+                             unsigned long long flags, void *stream)
 {
-    int rc = addresses && n && count ? CUDA_SUCCESS : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    int rc = are_ranges(addresses, n, count, flags, stream) ? CUDA_SUCCESS
+                                                            : ibx_frontend_fail(CUDA_INVALID_VALUE);
     for (size_t i = 0; i < count && !rc; i++)
         rc = ibx_managed_check(addresses[i], n[i]);
     return rc;
@@ -175,9 +184,9 @@ int cudaMemDiscardBatchAsync(void *const *addresses, const size_t *n, size_t cou
 
 int cudaMemDiscardAndPrefetchBatchAsync(void *const *addresses, const size_t *n, size_t count,
                                         const struct memory_location *to, const size_t *first,
-                                        size_t to_count)
+                                        size_t to_count, unsigned long long flags, void *stream)
 {
-    return cudaMemPrefetchBatchAsync(addresses, n, count, to, first, to_count);
+    return cudaMemPrefetchBatchAsync(addresses, n, count, to, first, to_count, flags, stream);
 }
 
 /* ------------------------------------------------------------------------ pools at a place */

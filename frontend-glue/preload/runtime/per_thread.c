@@ -142,14 +142,16 @@ IN_STREAM(cudaMemPrefetchAsync, (const void *address, size_t n, uint64_t where, 
           address, n, where, flags)
 IN_STREAM(cudaMemPrefetchBatchAsync,
           (void *const *addresses, const size_t *n, size_t count, const struct memory_location *to,
-           const size_t *first, size_t to_count),
-          addresses, n, count, to, first, to_count)
-IN_STREAM(cudaMemDiscardBatchAsync, (void *const *addresses, const size_t *n, size_t count),
-          addresses, n, count)
+           const size_t *first, size_t to_count, unsigned long long flags, void *stream),
+          addresses, n, count, to, first, to_count, flags, own(stream))
+IN_STREAM(cudaMemDiscardBatchAsync,
+          (void *const *addresses, const size_t *n, size_t count, unsigned long long flags,
+           void *stream),
+          addresses, n, count, flags, own(stream))
 IN_STREAM(cudaMemDiscardAndPrefetchBatchAsync,
           (void *const *addresses, const size_t *n, size_t count, const struct memory_location *to,
-           const size_t *first, size_t to_count),
-          addresses, n, count, to, first, to_count)
+           const size_t *first, size_t to_count, unsigned long long flags, void *stream),
+          addresses, n, count, to, first, to_count, flags, own(stream))
 IN_STREAM(cudaStreamAttachMemAsync, (void *stream, void *address, size_t n, unsigned flags),
           own(stream), address, n, flags)
 
