@@ -536,6 +536,9 @@ def a_key_stays_as_long_as_it_is_needed(scene):
     equal(code, 0)
     assert "no server answers" in err, err
     vm.runs_on()
+    code, _, err = scene.run("recover", "--qmp", scene.here.path("tool"))  # perhaps it is back
+    assert code == 1 and "could not be told" in err and os.path.exists(key), err
+    tool.succeeds(scene, "prune")
     assert not os.path.exists(key)
 
 
@@ -615,6 +618,33 @@ def a_run_that_dies_after_the_commit_is_recovered_from(scene):
     out = tool.succeeds(scene, "prune --state-dir", scene.there.state, "--remove")
     assert out.startswith("deleted: "), out
     equal(os.path.exists(memory[0]), False)
+
+
+@case
+def a_destination_that_comes_back_after_a_rollback_is_told(scene):
+    """Its tool was away when the VM was taken back: recover at the source has the key, still."""
+    source = start_vm(scene)
+    process = tool.start(scene, "run", *run_line(scene, "--json", "--max-bandwidth", HARDLY)[1:])
+    tool.wait_for_phase("filling", process)
+    process.kill()
+    process.wait(LIMIT)
+    for pid in processes_with(b"receive", scene.memory.encode() + b"-run/"):
+        os.kill(pid, signal.SIGKILL)
+    (path,) = glob.glob(scene.there.state + "/*.destination.json")
+    with open(path, encoding="ascii") as file:
+        qmp = json.load(file)["qmp"]
+    until(lambda: "no ib-migrate works on it" in
+          scene.run("status", "--state-dir", scene.there.state)[1], "the far end to end")
+    equal(scene.run("rollback", "--yes", "--qmp", scene.here.path("tool"))[0], 0)
+    source.runs_on()
+    (key,) = glob.glob(scene.here.state + "/run-*.key")
+    again = tool.start(scene, "recover --json --state-dir", scene.there.state, "--qmp", qmp)
+    tool.wait_for_message(again, "waiting at ")
+    code, _, err = scene.run("recover", "--qmp", scene.here.path("tool"))
+    assert code == 1 and "was taken back here, and its destination knows it" in err, err
+    code, summary, _ = tool.finish(again)
+    equal((code, summary["record"]["state"]), (1, "broken"))
+    assert not os.path.exists(key)
 
 
 if __name__ == "__main__":

@@ -102,6 +102,9 @@ int ibx_cli_return(const struct migrate_args *args);
 int ibx_cli_recover(const struct migrate_args *args);
 int ibx_cli_check(const struct migrate_args *args);
 int ibx_cli_rollback(const struct migrate_args *args);
+/* Whether the destination knows that the VM was taken back here: `there` and `rc` are those of
+ * ibx_migrate_disown(). */
+bool ibx_cli_has_heard(int rc, enum ibx_answer_state there);
 /* Prints what a destination that has, or had, the VM does now that it was taken back here: `there`,
  * `rc` and `err` are those of ibx_migrate_disown(). */
 void ibx_cli_say_disowned(const struct ibx_record *record, enum ibx_answer_state there, int rc,

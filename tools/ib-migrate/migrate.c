@@ -339,10 +339,12 @@ static int disown(const struct migrate_args *args, struct ibx_record *record, st
     ibx_cli_use_record(&options, record);
     int rc = ibx_migrate_disown_again(args->folder, record, &options, &there, &why);
     ibx_cli_say_disowned(record, there, rc, &why);
-    if (!rc || (rc == -EBUSY && there != IBX_ANSWER_NONE))
+    if (ibx_cli_has_heard(rc, there)) {
+        ibx_cli_forget_key(args->folder, record);
         return ibx_error_set(err, -ENOENT,
                              "there is nothing to recover: the VM was taken back here, and its "
                              "destination knows it");
+    }
     const struct ibx_error none = *err;
     *err = why;
     return ibx_error_prefix(err, -ENOENT,

@@ -192,6 +192,11 @@ static void say_that_it_waits(const struct ibx_record *record, const struct ibx_
     ibx_cli_message(text);
 }
 
+bool ibx_cli_has_heard(int rc, enum ibx_answer_state there)
+{
+    return !rc || (rc == -EBUSY && there != IBX_ANSWER_NONE);
+}
+
 void ibx_cli_say_disowned(const struct ibx_record *record, enum ibx_answer_state there, int rc,
                           const struct ibx_error *err)
 {
@@ -216,15 +221,16 @@ void ibx_cli_say_disowned(const struct ibx_record *record, enum ibx_answer_state
 #define BACK_MS       1000 /* for a `recover` that has been called there meanwhile to be there */
 #define BACK_AGAIN_MS 100
 
-/* The VM runs here by now. If nobody was there at first, an ib-migrate may be since. */
-static void tell_destination(const struct ibx_record *record, const struct ibx_options *options,
+/* The VM runs here by now. If nobody was there at first, an ib-migrate may be since. Returns
+ * whether the destination knows. */
+static bool tell_destination(const struct ibx_record *record, const struct ibx_options *options,
                              const struct reply *reply)
 {
-    enum ibx_answer_state there;
+    enum ibx_answer_state there = IBX_ANSWER_NONE;
     struct ibx_error err = {0};
     int rc;
     if (reply->rc ? reply->rc != -ECONNREFUSED : reply->answer.state == IBX_ANSWER_GIVEN_UP)
-        return;
+        return !reply->rc;
     const uint64_t deadline = ibx_deadline_in_ms(reply->rc ? BACK_MS : 0);
     while ((rc = ibx_migrate_disown(record, options, &there, &err)) == -ECONNREFUSED &&
            ibx_now_ns() < deadline)
@@ -233,6 +239,7 @@ static void tell_destination(const struct ibx_record *record, const struct ibx_o
         say_that_it_waits(record, &err);
     else
         ibx_cli_say_disowned(record, there, rc, &err);
+    return ibx_cli_has_heard(rc, there);
 }
 
 #define MAY_RUN "not rolled back, because the VM may run there: "
@@ -285,8 +292,8 @@ int ibx_cli_rollback(const struct migrate_args *args)
     if (ibx_migrate_rollback(args->folder, &record, &options, &err))
         return ibx_cli_fail(err.message);
     record.state = IBX_JOURNAL_ROLLED_BACK;
-    tell_destination(&record, &options, &reply);
-    ibx_cli_forget_key(args->folder, &record);
+    if (tell_destination(&record, &options, &reply)) /* otherwise recover here may have to */
+        ibx_cli_forget_key(args->folder, &record);
     if (!args->json)
         print_done(vm, &record);
     return ibx_cli_flush(MIGRATE_DONE);
