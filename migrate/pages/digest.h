@@ -132,6 +132,13 @@ int ibx_verifier_take(struct ibx_verifier *verifier, uint64_t first,
  * all ranges could be compared, for lack of memory or because guest RAM cannot be read, and those
  * that were do not differ so far. */
 int ibx_verifier_result(struct ibx_verifier *verifier, struct ibx_error *err);
+/* Over the next link the digests come again: forgets why some ranges could not be compared, unless
+ * one differs. Those that agreed are not compared again. */
+void ibx_verifier_try_again(struct ibx_verifier *verifier);
+/* The digests of these ranges have come, and cannot be compared before they come again. */
+void ibx_verifier_miss(struct ibx_verifier *verifier, uint64_t range, uint64_t count);
+/* Whether digests have come that could not be compared, and have not come again. */
+bool ibx_verifier_missed(struct ibx_verifier *verifier);
 /* Whether all ranges that were taken have been compared. */
 bool ibx_verifier_idle(struct ibx_verifier *verifier);
 /* For tests: how many pages with data were compared, and how many were left out because the

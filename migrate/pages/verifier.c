@@ -70,7 +70,9 @@ struct ibx_verifier {
     struct foreseen *foreseen; /* one for each range */
     bool *agreed;              /* one for each range: its digests were equal */
     bool into_holes;           /* set by ibx_verifier_look_into_holes() */
-    uint64_t left;             /* ranges that are not agreed yet */
+    bool *missed;              /* ... it has come, and has not been compared since */
+    uint64_t missed_count;
+    uint64_t left; /* ranges that are not agreed yet */
     uint64_t compared, left_out;
     struct ibx_error failure; /* the first range that differs */
 };
@@ -336,6 +338,14 @@ static bool is_final(const struct ibx_verifier *v)
     return v->failure.code == -EBADMSG;
 }
 
+/* Under the lock. */
+static void set_missed(struct ibx_verifier *v, uint64_t range, bool missed)
+{
+    v->missed_count += (uint64_t)missed;
+    v->missed_count -= (uint64_t)v->missed[range];
+    v->missed[range] = missed;
+}
+
 /* Notes what a comparison has shown, under the lock. Returns whether the result may have changed.
  * Another thread may have compared the same range, which came twice. */
 static bool note_range(struct ibx_verifier *v, uint64_t range, const struct counts *counts, int rc,
@@ -343,6 +353,8 @@ static bool note_range(struct ibx_verifier *v, uint64_t range, const struct coun
 {
     if (rc && (!v->failure.code || (rc == -EBADMSG && !is_final(v))))
         v->failure = *why;
+    if (!v->agreed[range])
+        set_missed(v, range, rc != 0);
     if (rc || v->agreed[range])
         return rc;
     v->agreed[range] = true;
@@ -463,8 +475,9 @@ int ibx_verifier_open(const struct ibx_guest_ram *ram, const struct ibx_page_map
     const bool keyed = ibx_digest_keys_derive(&v->keys, key);
     v->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     v->agreed = calloc(ranges ? ranges : 1, sizeof(*v->agreed));
+    v->missed = calloc(ranges ? ranges : 1, sizeof(*v->missed));
     v->foreseen = calloc(ranges ? ranges : 1, sizeof(*v->foreseen));
-    int rc = keyed && v->event_fd >= 0 && v->agreed && v->foreseen
+    int rc = keyed && v->event_fd >= 0 && v->agreed && v->missed && v->foreseen
                  ? threads_start(v, threads ? threads : thread_count(), err)
                  : ibx_error_set(err, -ENOMEM,
                                  "pages cannot be verified: no memory, or no descriptor is left");
@@ -498,6 +511,32 @@ uint64_t ibx_verifier_foreseen(struct ibx_verifier *v)
     return count;
 }
 
+void ibx_verifier_miss(struct ibx_verifier *v, uint64_t range, uint64_t count)
+{
+    const uint64_t ranges = ibx_digest_ranges(v->map->pages);
+    pthread_mutex_lock(&v->lock);
+    for (; count && range < ranges; count--, range++)
+        if (!v->agreed[range])
+            set_missed(v, range, true);
+    pthread_mutex_unlock(&v->lock);
+}
+
+bool ibx_verifier_missed(struct ibx_verifier *v)
+{
+    pthread_mutex_lock(&v->lock);
+    const bool missed = v->missed_count;
+    pthread_mutex_unlock(&v->lock);
+    return missed;
+}
+
+void ibx_verifier_try_again(struct ibx_verifier *v)
+{
+    pthread_mutex_lock(&v->lock);
+    if (!is_final(v))
+        v->failure = (struct ibx_error){0};
+    pthread_mutex_unlock(&v->lock);
+}
+
 int ibx_verifier_take(struct ibx_verifier *v, uint64_t first, const struct ibx_bytes *entries,
                       struct ibx_error *err)
 {
@@ -511,8 +550,10 @@ int ibx_verifier_take(struct ibx_verifier *v, uint64_t first, const struct ibx_b
     if (!count)
         return 0;
     struct job *job = malloc(sizeof(*job) + entries->length);
-    if (!job)
+    if (!job) {
+        ibx_verifier_miss(v, range, count);
         return ibx_error_set(err, -ENOMEM, "no memory for digests");
+    }
     *job = (struct job){.range = range, .count = count, .left = count};
     memcpy(job->entries, entries->bytes, count * IBX_DIGEST_ENTRY);
     pthread_mutex_lock(&v->lock);
@@ -584,6 +625,7 @@ void ibx_verifier_close(struct ibx_verifier *v)
         free(v->threads[i].bytes);
     }
     free(v->agreed);
+    free(v->missed);
     free(v->foreseen);
     if (v->event_fd >= 0)
         close(v->event_fd);

@@ -608,7 +608,7 @@ static int compared(const struct source *s, struct ibx_error *err)
         poll(NULL, 0, 5);
     int rc = s->verifier ? ibx_verifier_result(s->verifier, &wrong) : -EAGAIN;
     if (rc == -EAGAIN)
-        rc = idle ? s->given_up.code
+        rc = idle ? s->verifier && !ibx_verifier_missed(s->verifier) ? 0 : s->given_up.code
                   : ibx_error_set(&wrong, -ETIMEDOUT, "comparing pages took longer than %u seconds",
                                   VERDICT_MS / 1000);
     return rc ? ibx_error_set(

@@ -174,9 +174,12 @@ struct source {
     struct ibx_verifier *verifier; /* from RUNNING or the first DIGEST on */
     bool unseen_since;             /* disturbed: not known when, and pages are not compared */
     bool uncompared;               /* NEEDLESS: the rest cannot be compared any more */
-    struct ibx_error given_up; /* why a comparison ended early; the next link compares all again,
-                                * which does not count unless it comes to an end */
-    uint64_t messages;         /* from the destination */
+    struct ibx_error given_up; /* why digests could not be compared, which come again over the next
+                                * link */
+    struct {
+        uint64_t first, count; /* ranges whose digests came before there was a verifier */
+    } missed;
+    uint64_t messages; /* from the destination */
     struct migration_silence silence;
     uint64_t busy_until_ns;   /* of ibx_migration_busy_until() */
     uint64_t lost_ns;         /* when the link was lost */

@@ -20,7 +20,19 @@ static int open_verifier(struct source *s, struct ibx_error *err)
                                err);
     if (!rc && s->stop_map.looked_again)
         ibx_verifier_look_into_holes(s->verifier);
+    if (!rc)
+        ibx_verifier_miss(s->verifier, s->missed.first, s->missed.count);
     return rc;
+}
+
+/* Without a verifier: digests have come that nobody compares. */
+static void miss(struct source *s, const struct ibx_migrate_digest *digest)
+{
+    const uint64_t first = digest->first / IBX_DIGEST_PAGES;
+    const uint64_t end = first + digest->entries.length / IBX_DIGEST_ENTRY;
+    const uint64_t before = s->missed.first + s->missed.count;
+    s->missed.first = !s->missed.count || first < s->missed.first ? first : s->missed.first;
+    s->missed.count = (end > before ? end : before) - s->missed.first;
 }
 
 /* Only where there are processors for it, and the destination waits for the wire. */
@@ -38,7 +50,9 @@ int ibx_source_on_digest(struct source *s, const struct ibx_migrate_digest *dige
 {
     struct ibx_error why = {0};
     int rc = open_verifier(s, &why);
-    if (!rc)
+    if (rc)
+        miss(s, digest);
+    else
         rc = ibx_verifier_take(s->verifier, digest->first, &digest->entries, &why);
     if (rc && rc != -EPROTO)
         s->given_up = why;
@@ -67,9 +81,8 @@ int ibx_source_check_pages(struct source *s, struct ibx_error *err)
         return 0;
     if (s->state.now == SOURCE_CONFIRMING) /* ENDED: the verdict says it */
         return 0;
-    if (rc == -ENOMEM) { /* nothing is known of the pages: the next link compares all again */
-        ibx_verifier_close(s->verifier);
-        s->verifier = NULL;
+    if (rc == -ENOMEM) { /* nothing is known of some pages: their digests come over the next link */
+        ibx_verifier_try_again(s->verifier);
         s->given_up = wrong;
         *err = wrong;
         return rc;

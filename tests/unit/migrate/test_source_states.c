@@ -202,34 +202,64 @@ static void test_reset_when_every_page_has_come(NO_STATE)
 
 /* ------------------------------------------------------------ pages that are not compared */
 
-static struct ibx_guest_block block = {.id = "mem0", .size = 4096, .page_size = 4096};
-static struct ibx_guest_ram ram = {.blocks = &block, .count = 1, .bytes = 4096};
+#define RANGES 3u
+
+static struct ibx_guest_block block = {.id = "mem0", .page_size = 4096};
+static struct ibx_guest_ram ram = {.blocks = &block, .count = 1};
 static struct ibx_page_map map;
 
-/* A VM of one page, with a file of `bytes`. */
-static void begin_comparing(off_t bytes)
+static const uint8_t key[IBX_DIGEST_KEY] = "the key of a migration of tests";
+
+/* A VM of `size` bytes, of which the first page has data, with a file of `bytes`. */
+static void begin_comparing_of(uint64_t size, off_t bytes)
 {
-    static const uint8_t key[IBX_DIGEST_KEY] = "the key of a migration of tests";
-    const uint64_t data = 1;
+    static const uint64_t data[RANGES * IBX_DIGEST_PAGES / 64] = {1};
     struct ibx_error err = {0};
+    block.size = ram.bytes = size;
     block.fd = memfd_create("ram", MFD_CLOEXEC);
     assert_true(block.fd >= 0 && !ftruncate(block.fd, bytes));
     begin(SOURCE_SERVING);
     source.status.record.verify = true;
     assert_int_equal(ibx_page_map_init_ram(&map, &ram, &err), 0);
-    ibx_page_map_put_block(&map, 0, &data);
+    ibx_page_map_put_block(&map, 0, data);
     assert_int_equal(ibx_verifier_open(&ram, &map, key, 1, &source.verifier, &err), 0);
+}
+
+/* One page. */
+static void begin_comparing(off_t bytes)
+{
+    begin_comparing_of(4096, bytes);
+}
+
+static void compare_entry(uint64_t range, const uint8_t entry[IBX_DIGEST_ENTRY])
+{
+    const struct ibx_migrate_digest digest = {.first = range * IBX_DIGEST_PAGES,
+                                              .entries = {entry, IBX_DIGEST_ENTRY}};
+    struct pollfd wait = {.fd = ibx_verifier_fd(source.verifier), .events = POLLIN};
+    assert_int_equal(ibx_source_on_digest(&source, &digest, NULL), 0);
+    while (!ibx_verifier_idle(source.verifier))
+        assert_true(poll(&wait, 1, -1) >= 0);
 }
 
 /* The page has come to the destination. */
 static void compare(void)
 {
-    static const uint8_t entry[IBX_DIGEST_ENTRY] = {1};
-    const struct ibx_bytes bytes = {entry, sizeof(entry)};
-    struct pollfd wait = {.fd = ibx_verifier_fd(source.verifier), .events = POLLIN};
-    assert_int_equal(ibx_verifier_take(source.verifier, 0, &bytes, NULL), 0);
-    while (!ibx_verifier_idle(source.verifier))
-        assert_true(poll(&wait, 1, -1) >= 0);
+    compare_entry(0, (const uint8_t[IBX_DIGEST_ENTRY]){1});
+}
+
+/* A range has come, of which the guest has given all pages back before that. */
+static void compare_range(uint64_t range)
+{
+    static const uint64_t no_tags[IBX_DIGEST_PAGES];
+    uint8_t entry[IBX_DIGEST_ENTRY] = {0};
+    struct ibx_digest_keys keys;
+    const bool lacks_memory = openssl_lacks_memory;
+    openssl_lacks_memory = false;
+    assert_true(ibx_digest_keys_derive(&keys, key));
+    assert_true(ibx_digest_range(&keys, range * IBX_DIGEST_PAGES, no_tags, IBX_DIGEST_PAGES,
+                                 entry + IBX_DIGEST_PAGES / 8));
+    openssl_lacks_memory = lacks_memory;
+    compare_entry(range, entry);
 }
 
 static void end_comparing(void)
@@ -252,8 +282,8 @@ static void test_verdict_without_a_comparison(NO_STATE)
     end_comparing();
 }
 
-/* Without memory nothing is known of the pages: the VM there stays as it is, and the next link
- * compares all of them again. */
+/* Without memory nothing is known of the page: the VM there stays as it is, and its digest comes
+ * again over the next link. */
 static void test_no_memory_to_compare(NO_STATE)
 {
     struct ibx_error err = {0};
@@ -265,9 +295,28 @@ static void test_no_memory_to_compare(NO_STATE)
     assert_non_null(strstr(err.message, "no memory to compare"));
     assert_int_equal(source.state.now, SOURCE_SERVING);
     assert_false(source.untold);
-    assert_null(source.verifier);
     source.status.record.state = IBX_JOURNAL_ENDED; /* and no page is compared before that */
     assert_int_equal(ibx_source_verdict(&source, &err), -ENOMEM);
+    end_comparing();
+}
+
+/* Over the next link the digests come again. The verdict knows that all pages that had come are the
+ * same, although the guest has shut the VM down before the others came. */
+static void test_compared_over_the_next_link(NO_STATE)
+{
+    struct ibx_error err = {0};
+    begin_comparing_of(RANGES * IBX_DIGEST_PAGES * 4096, RANGES * IBX_DIGEST_PAGES * 4096);
+    compare_range(0);
+    openssl_lacks_memory = true;
+    compare_range(1);
+    openssl_lacks_memory = false;
+    assert_int_equal(ibx_source_check_pages(&source, &err), -ENOMEM);
+    assert_int_equal(ibx_source_check_pages(&source, &err), 0);
+    source.status.record.state = IBX_JOURNAL_ENDED;
+    compare_range(0);
+    assert_int_equal(ibx_source_verdict(&source, &err), -ENOMEM);
+    compare_range(1);
+    assert_int_equal(ibx_source_verdict(&source, &err), 0);
     end_comparing();
 }
 
@@ -284,6 +333,34 @@ static void test_no_memory_to_begin_a_comparison(NO_STATE)
     openssl_lacks_memory = false;
     source.status.record.state = IBX_JOURNAL_ENDED;
     assert_int_equal(ibx_source_verdict(&source, &err), -ENOMEM);
+}
+
+/* What came then is not forgotten when the comparison of what came later has begun. */
+static void test_no_memory_to_begin_and_then_enough(NO_STATE)
+{
+    static const uint8_t entry[IBX_DIGEST_ENTRY] = {1};
+    const struct ibx_migrate_digest digest = {.first = IBX_DIGEST_PAGES,
+                                              .entries = {entry, sizeof(entry)}};
+    struct ibx_error err = {0};
+    begin_comparing_of(RANGES * IBX_DIGEST_PAGES * 4096, RANGES * IBX_DIGEST_PAGES * 4096);
+    ibx_verifier_close(source.verifier);
+    source.verifier = NULL;
+    source.vm.ram = ram;
+    source.vm.map = map;
+    memcpy(source.status.record.verify_key, key, sizeof(key));
+    openssl_lacks_memory = true;
+    assert_int_equal(ibx_source_on_digest(&source, &digest, &err), -ENOMEM);
+    openssl_lacks_memory = false;
+    assert_int_equal(
+        ibx_source_on_digest(&source, &(struct ibx_migrate_digest){.first = 2 * IBX_DIGEST_PAGES},
+                             &err),
+        0);
+    source.status.record.state = IBX_JOURNAL_ENDED;
+    compare_range(0);
+    assert_int_equal(ibx_source_verdict(&source, &err), -ENOMEM);
+    compare_range(1);
+    assert_int_equal(ibx_source_verdict(&source, &err), 0);
+    end_comparing();
 }
 
 /* When the guest has shut the VM down there is no next link: what was compared stays known. */
@@ -315,7 +392,9 @@ int main(void)
         cmocka_unit_test(test_reset_when_every_page_has_come),
         cmocka_unit_test(test_verdict_without_a_comparison),
         cmocka_unit_test(test_no_memory_to_compare),
+        cmocka_unit_test(test_compared_over_the_next_link),
         cmocka_unit_test(test_no_memory_to_begin_a_comparison),
+        cmocka_unit_test(test_no_memory_to_begin_and_then_enough),
         cmocka_unit_test(test_no_memory_to_compare_at_the_end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
