@@ -391,6 +391,7 @@ void ibx_tool_parse(const struct ibx_tool *tool, int argc, char **argv, void *ar
     struct line line = {.tool = tool, .args = args, .command = -1};
     hold_standard_descriptors();
     signal(SIGCHLD, SIG_DFL); /* if it is ignored, waitpid(2) reports no child's status */
+    signal(SIGXFSZ, SIG_IGN); /* write(2) then fails with EFBIG, and the message names the file */
     tool_name = tool->name;
     snprintf(version, sizeof(version), "%s " IBX_VERSION, tool->name);
     argp_program_version = version;

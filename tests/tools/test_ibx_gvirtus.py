@@ -6,6 +6,7 @@ ibx-gvirtus on GVirtuS homes of our own making; ib-bw is the back end that answe
 import json
 import os
 import re
+import resource
 import shutil
 import stat
 import subprocess
@@ -522,6 +523,19 @@ def a_full_disk_is_the_reason(scene):
                                   env=ENVIRONMENT)
             equal((done.returncode, done.stderr),
                   (1, "ibx-gvirtus: standard output could not be written\n"))
+
+
+@test
+def a_limit_on_the_size_of_files_is_the_reason(scene):
+    home = Home(scene)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for limit in (0, os.path.getsize(PLUGIN) - 1):  # the state file is too large, the plugin alone
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+        try:
+            home.fails_to_install("File too large")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    home.install()
 
 
 @test

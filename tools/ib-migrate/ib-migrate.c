@@ -620,7 +620,6 @@ int main(int argc, char **argv)
     unsigned command;
     umask(umask(0) & ~(mode_t)S_IRWXU); /* this user can use what it makes */
     signal(SIGPIPE, SIG_IGN);
-    signal(SIGXFSZ, SIG_IGN); /* write(2) then fails with EFBIG, and the message names the file */
     ibx_cli_result_on_bus_error();
     ibx_cli_keep_memory_out_of_cores();
     ibx_log_bound(WARNINGS_A_SECOND);
