@@ -26,7 +26,7 @@
 #define LOOK_MS  10
 
 /* cudaError_t after which "the process must be terminated and relaunched", from CUDA 10.1 on. */
-static bool stays(int code)
+bool ibx_context_breaks(int code)
 {
     static const int codes[] = {214, 220, 226, 700, 702, 710, 714, 715,
                                 716, 717, 718, 719, 721, 810, 911};
@@ -58,7 +58,7 @@ static void replace(void)
 void ibx_context_note_error(const struct gpu_session *x, int code)
 {
     int none = 0;
-    if (!stays(code) || !atomic_compare_exchange_strong(&broken, &none, code))
+    if (!ibx_context_breaks(code) || !atomic_compare_exchange_strong(&broken, &none, code))
         return;
     if (ibx_client_process()) {
         ibx_log(IBX_LOG_ERROR,

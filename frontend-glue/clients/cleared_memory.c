@@ -14,7 +14,8 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#define MOST_URGENT (-1000) /* CUDA uses the nearest priority that exists */
+#define MOST_URGENT     (-1000) /* CUDA uses the nearest priority that exists */
+#define INVALID_CONTEXT 201     /* CUresult */
 
 /* The stream for clearing in a context. It has only such work, so waiting for it is short. */
 struct clearing {
@@ -26,47 +27,50 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct clearing *all;
 
 /* Its work goes ahead of other work that waits for room on the GPU, and waits for no other
- * stream. */
-static void *urgent_stream(void)
+ * stream. Returns CUDA's error. */
+static int make_urgent_stream(void **stream)
 {
-    int (*create)(void **stream, unsigned flags, int priority) = NULL;
-    void *stream = NULL;
+    int (*create)(void **made, unsigned flags, int priority) = NULL;
     *(void **)&create = ibx_back_end_runtime("cudaStreamCreateWithPriority");
-    if (create && !create(&stream, IBX_STREAM_NON_BLOCKING, MOST_URGENT))
-        return stream;
-    ibx_back_end_forget_error();
-    return NULL;
+    const int rc =
+        create ? create(stream, IBX_STREAM_NON_BLOCKING, MOST_URGENT) : CUDA_NOT_SUPPORTED;
+    if (rc)
+        ibx_back_end_forget_error();
+    return rc;
 }
 
-/* Locked. NULL: there is none. */
-static struct clearing *make(const void *context)
+/* Locked. */
+static int make(const void *context, struct clearing **out)
 {
     struct clearing *made = malloc(sizeof(*made));
     if (!made)
-        return NULL;
-    *made = (struct clearing){.next = all, .context = context, .stream = urgent_stream()};
-    if (!made->stream) {
+        return CUDA_MEMORY_ALLOCATION;
+    *made = (struct clearing){.next = all, .context = context};
+    const int rc = make_urgent_stream(&made->stream);
+    if (rc) {
         free(made);
-        return NULL;
+        return rc;
     }
-    all = made;
-    return made;
+    *out = all = made;
+    return 0;
 }
 
-/* The stream for the thread's context. NULL: there is none. */
-static void *stream_of_own(const struct ibx_cuda *cuda)
+/* The stream for the thread's context. */
+static int stream_of_own(const struct ibx_cuda *cuda, void **stream)
 {
     void *context = NULL;
-    if (cuda->ctx_get_current(&context) || !context)
-        return NULL;
+    int rc = cuda->ctx_get_current(&context);
+    if (rc || !context)
+        return rc ? rc : INVALID_CONTEXT;
     pthread_mutex_lock(&lock);
     struct clearing *c = all;
     while (c && c->context != context)
         c = c->next;
-    c = c ? c : make(context);
-    void *stream = c ? c->stream : NULL;
+    rc = c ? 0 : make(context, &c);
+    if (!rc)
+        *stream = c->stream;
     pthread_mutex_unlock(&lock);
-    return stream;
+    return rc;
 }
 
 void ibx_cleared_forget(const void *context)
@@ -84,35 +88,45 @@ void ibx_cleared_forget(const void *context)
     pthread_mutex_unlock(&lock);
 }
 
-static bool clear_and_wait(const struct ibx_cuda *cuda, void *address, size_t n)
+static int clear_and_wait(const struct ibx_cuda *cuda, void *address, size_t n)
 {
     int (*set)(void *at, int value, size_t bytes, void *in_stream) = NULL;
+    void *stream = NULL;
     *(void **)&set = ibx_back_end_runtime("cudaMemsetAsync");
     const int mode = ibx_cuda_capture_relax(cuda);
-    void *stream = set ? stream_of_own(cuda) : NULL;
-    const bool cleared = stream && !set(address, 0, n, stream) && !cuda->stream_synchronize(stream);
+    int rc = set ? stream_of_own(cuda, &stream) : CUDA_NOT_SUPPORTED;
+    rc = rc ? rc : set(address, 0, n, stream);
+    rc = rc ? rc : cuda->stream_synchronize(stream);
     ibx_cuda_capture_restore(cuda, mode);
-    return cleared;
+    return rc;
 }
 
-bool ibx_clear_new(struct gpu_session *x, uint64_t address, uint64_t n)
+/* What the client is told: that there is no memory, unless its context is broken. */
+static int told(int rc)
+{
+    return rc && !ibx_context_breaks(rc) ? CUDA_MEMORY_ALLOCATION : rc;
+}
+
+int ibx_clear_new(struct gpu_session *x, uint64_t address, uint64_t n)
 {
     if (!n || !ibx_clients_were_several() || !ibx_back_end_have_cuda(x))
-        return true;
-    return clear_and_wait(x->cuda, pointer_to(address), n);
+        return 0;
+    return told(clear_and_wait(x->cuda, pointer_to(address), n));
 }
 
-bool ibx_clear_new_in(struct gpu_session *x, uint64_t address, uint64_t n, void *stream)
+int ibx_clear_new_in(struct gpu_session *x, uint64_t address, uint64_t n, void *stream)
 {
     int (*set)(void *at, int value, size_t bytes, void *in_stream) = NULL;
     if (!n || !ibx_clients_were_several())
-        return true;
+        return 0;
     *(void **)&set = ibx_back_end_runtime("cudaMemsetAsync");
     ibx_captures_spare(x, (uintptr_t)stream);
-    if (set && !set(pointer_to(address), 0, n, stream))
-        return true;
-    ibx_back_end_forget_error(); /* perhaps no access to the memory's device */
-    return false;
+    int rc = set ? set(pointer_to(address), 0, n, stream) : CUDA_NOT_SUPPORTED;
+    if (rc)
+        ibx_back_end_forget_error(); /* perhaps no access to the memory's device */
+    else if (!ibx_pending_clear_add(x, address, stream))
+        rc = x->cuda->stream_synchronize(stream);
+    return told(rc);
 }
 
 void ibx_clear_tell(const struct gpu_session *x)

@@ -14,6 +14,7 @@
  *   process_memory.c which addresses are this process's own memory
  *   held_memory.c    keeps memory from being freed while a copy uses it
  *   cleared_memory.c clears memory before another program gets it
+ *   pending_clears.c what is being cleared, and is not to be freed yet
  *   captures.c       keeps captures of streams and waits for the device apart
  *   exec_functions.c functions of clients that only an executable graph calls
  *   frees.c          frees memory while graphs of clients run
@@ -328,6 +329,8 @@ void ibx_context_lost(struct gpu_session *x, int exit_code);
 /* A call was answered with that cudaError_t. If it is the first sticky one, logs it, and has this
  * process replaced, or closed to new clients, where that is possible. */
 void ibx_context_note_error(const struct gpu_session *x, int code);
+/* Whether it is a sticky one. */
+bool ibx_context_breaks(int code);
 /* Whether a sticky error has broken this process. */
 bool ibx_context_broken(void);
 /* A session has begun: logs that its calls will fail, if they will. */

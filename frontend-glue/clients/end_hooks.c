@@ -16,6 +16,7 @@ void ibx_end_gone(uint64_t value)
 {
     const struct ibx_end_hooks *h = atomic_load(&hooks);
     ibx_shared_event_gone(value);
+    ibx_pending_clear_gone(value);
     if (h)
         h->gone(value);
 }

@@ -12,13 +12,28 @@
 
 /* Clears n bytes that the client is about to get, unless this process has only ever had one client.
  * The former waits for that; the latter clears them in `stream`, which nobody captures, for what
- * comes behind it there. False: CUDA fails. */
-bool ibx_clear_new(struct gpu_session *x, uint64_t address, uint64_t n);
-bool ibx_clear_new_in(struct gpu_session *x, uint64_t address, uint64_t n, void *stream);
+ * comes behind it there. Returns a cudaError_t for the client: that there is no memory, or what has
+ * broken the context. */
+int ibx_clear_new(struct gpu_session *x, uint64_t address, uint64_t n);
+int ibx_clear_new_in(struct gpu_session *x, uint64_t address, uint64_t n, void *stream);
 /* Logs, once, that memory cannot be cleared. */
 void ibx_clear_tell(const struct gpu_session *x);
 /* The context is gone; NULL: it is not known which. */
 void ibx_cleared_forget(const void *context);
+
+/* pending_clears.c */
+
+/* Memory of a pool is being cleared in `stream`, which nobody captures. False: it cannot be
+ * noted. */
+bool ibx_pending_clear_add(const struct gpu_session *x, uint64_t address, void *stream);
+/* Whether this memory is being cleared. ibx_pending_clear_wait() waits until it is not. */
+bool ibx_pending_clear(struct gpu_session *x, uint64_t address);
+void ibx_pending_clear_wait(struct gpu_session *x, uint64_t address);
+/* What is added to `stream` from now on comes behind the clear. False: CUDA fails. */
+bool ibx_pending_clear_before(uint64_t address, void *stream);
+/* The memory is freed, or the context is gone (NULL: it is not known which). */
+void ibx_pending_clear_gone(uint64_t address);
+void ibx_pending_clear_forget(const void *context);
 
 /* departures.c */
 
@@ -92,7 +107,8 @@ void *ibx_own_event_behind_legacy(const struct ibx_cuda *cuda);
  * CUDA fails. */
 bool ibx_own_work_wait(struct gpu_session *x);
 /* Waits as ibx_own_work_wait() does, and frees memory of the client by cudaFreeAsync while
- * others work. False: the caller has to call cudaFree. */
+ * others work; without a wait, if it is still being cleared. False: the caller has to call
+ * cudaFree. */
 bool ibx_own_work_free(struct gpu_session *x, uint64_t memory);
 /* The same for something that CUDA frees only behind all work: another thread frees it when that
  * has ended (client_ends.c). False: the caller has to free it. */

@@ -232,6 +232,7 @@ static bool may_give_back(struct gpu_session *x, uint64_t address)
         return false;
     i->given = address;
     ibx_handles_remove(x, IBX_HANDLE_OPENED_POINTER, address);
+    ibx_pending_clear_wait(x, address);
     return true;
 }
 

@@ -197,7 +197,7 @@ static bool note_made(struct gpu_session *x, uint64_t made)
         n = 0;
     const bool added = ibx_memory_add(x, made, n, false);
     ibx_memory_make_end(x);
-    if (!ibx_clear_new(x, made, n))
+    if (ibx_clear_new(x, made, n))
         ibx_clear_tell(x);
     return added;
 }

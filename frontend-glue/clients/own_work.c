@@ -165,16 +165,36 @@ static bool free_beside(struct gpu_session *x, uint64_t memory, const void *cont
     return freed;
 }
 
+/* Frees memory of a pool that is still being cleared: cudaFree would not wait for the clear, nor
+ * may it wait for other work of the program. False: nothing was done. */
+static bool free_cleared(struct gpu_session *x, uint64_t memory)
+{
+    const uint64_t number = ibx_owners_number(memory);
+    const int mode = ibx_cuda_capture_relax(x->cuda);
+    void *stream = ibx_own_stream_begin();
+    const bool freed = stream && ibx_pending_clear_before(memory, stream) &&
+                       ibx_release_memory_async(memory, stream);
+    if (freed)
+        ibx_own_stream_leave(stream);
+    else if (stream)
+        ibx_own_stream_end(x->cuda, stream); /* waits for the clear */
+    ibx_cuda_capture_restore(x->cuda, mode);
+    if (freed)
+        ibx_owners_remove(memory, number);
+    return freed;
+}
+
 bool ibx_own_work_free(struct gpu_session *x, uint64_t memory)
 {
     const void *context = NULL;
     void *popped = NULL;
-    if (!ibx_clients_several(x) || !ibx_back_end_have_cuda(x) ||
+    const bool cleared = ibx_pending_clear(x, memory);
+    if (!(cleared || ibx_clients_several(x)) || !ibx_back_end_have_cuda(x) ||
         !ibx_back_end_runtime("cudaFreeAsync") || ibx_virtual_holds(memory) ||
         !ibx_handles_is_own(x, IBX_HANDLE_MEMORY, memory, &context) || !context ||
         x->cuda->ctx_push_current((void *)(uintptr_t)context))
         return false;
-    const bool freed = free_beside(x, memory, context);
+    const bool freed = cleared ? free_cleared(x, memory) : free_beside(x, memory, context);
     x->cuda->ctx_pop_current(&popped);
     return freed;
 }

@@ -55,6 +55,7 @@ static void forget(const void *context)
     ibx_left_work_forget(context);
     ibx_word_stream_forget(context);
     ibx_cleared_forget(context);
+    ibx_pending_clear_forget(context);
     ibx_client_ends_forget(context);
 }
 

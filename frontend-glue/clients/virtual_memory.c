@@ -336,8 +336,8 @@ static int clear_here(struct gpu_session *x, const struct memory *m, int device)
     rc = driver.map(at, m->n, 0, m->handle, 0);
     if (!rc) {
         rc = driver.set_access(at, m->n, &access, 1);
-        if (!rc && !ibx_clear_new(x, at, m->n))
-            rc = CUDA_MEMORY_ALLOCATION;
+        if (!rc)
+            rc = ibx_clear_new(x, at, m->n);
         driver.unmap(at, m->n);
     }
     driver.free(at, m->n);

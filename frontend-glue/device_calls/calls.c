@@ -145,15 +145,18 @@ static void free_again(struct gpu_session *x, void *address)
 static int allocate_noted(struct gpu_session *x, void **address, uint64_t n)
 {
     ibx_memory_make_begin(x);
-    const int rc = runtime.malloc(address, n);
+    int rc = runtime.malloc(address, n);
     if (!rc && *address)
         ibx_memory_add(x, (uintptr_t)*address, n, false);
     ibx_memory_make_end(x);
-    if (rc || !*address || ibx_clear_new(x, (uintptr_t)*address, n))
+    if (rc || !*address)
         return rc;
-    free_again(x, *address);
-    *address = NULL;
-    return CUDA_MEMORY_ALLOCATION;
+    rc = ibx_clear_new(x, (uintptr_t)*address, n);
+    if (rc) {
+        free_again(x, *address);
+        *address = NULL;
+    }
+    return rc;
 }
 
 static int allocate(struct gpu_session *x, struct arguments *a)
@@ -180,6 +183,7 @@ static int free_noted(struct gpu_session *x, void *address)
     if (is_noted(x))
         return PASSES;
     ibx_handles_remove(x, IBX_HANDLE_OPENED_POINTER, (uintptr_t)address);
+    ibx_pending_clear_wait(x, (uintptr_t)address);
     ibx_end_gone((uintptr_t)address); /* after the free, another thread may have this address */
     ibx_frees_begin(x, (uintptr_t)address);
     const int rc = runtime.free(address);

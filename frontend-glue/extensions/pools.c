@@ -37,15 +37,17 @@ static int note_made(struct extension_request *e, void *made, size_t n, void *st
 {
     int (*give_back)(void *address, void *in_stream) = NULL;
     const bool captured = captures(e->x, stream);
-    if (note_tenant(e->x, made, n, captured) &&
-        (captured || ibx_clear_new_in(e->x, (uintptr_t)made, n, stream))) {
+    int rc = note_tenant(e->x, made, n, captured) ? 0 : CUDA_MEMORY_ALLOCATION;
+    if (!rc && !captured)
+        rc = ibx_clear_new_in(e->x, (uintptr_t)made, n, stream);
+    if (!rc) {
         ibx_memory_add(e->x, (uintptr_t)made, n, captured);
         return 0;
     }
     *(void **)&give_back = ibx_back_end_runtime("cudaFreeAsync");
     if (give_back)
         give_back(made, stream);
-    return CUDA_MEMORY_ALLOCATION;
+    return rc;
 }
 
 static int note_owner(struct extension_request *e, int rc, void *made, size_t n, void *stream)

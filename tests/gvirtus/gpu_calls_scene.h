@@ -113,6 +113,7 @@ void check_calls_dnn();
 void check_calls_nccl();
 void check_calls_beside();
 void check_calls_captures();
+void check_calls_clears();
 void check_calls_ends();
 void check_calls_waits();
 void check_calls_graphs();

@@ -543,6 +543,7 @@ int main(int argc, char **argv)
     check_calls_mapped();
     check_calls_beside();
     check_calls_captures();
+    check_calls_clears();
     check_calls_ends();
     check_calls_waits();
     check_calls_graphs();
