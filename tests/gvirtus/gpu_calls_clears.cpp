@@ -31,6 +31,13 @@ int by_handler(Remote &own, std::uint64_t memory)
     return own.call("cuMemFree", Body().u64(memory));
 }
 
+// In a stream that does not wait for the one in which it is allocated.
+int elsewhere(Remote &own, std::uint64_t memory)
+{
+    const std::uint64_t stream = own.stream_create(1);
+    return own.call("ibxRuntime", number(IBX_EXT_FREE_ASYNC).u64(memory).u64(stream));
+}
+
 // cudaFree does not wait for work that uses memory of a pool, nor has the program any: but the back
 // end may still be about to clear it.
 bool pooled_memory_freed_at_once(FreesMemory give, const std::string &options = "")
@@ -71,5 +78,6 @@ void check_calls_clears()
     check("memory of a pool that is freed before it is cleared",
           [] { return pooled_memory_freed_at_once(by_runtime); });
     check("... by the driver's call", [] { return pooled_memory_freed_at_once(by_handler); });
+    check("... in another stream", [] { return pooled_memory_freed_at_once(elsewhere); });
     check("memory that cannot be cleared any more", clear_in_a_broken_context);
 }
