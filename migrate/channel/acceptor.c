@@ -191,6 +191,9 @@ static void *request_main(void *argument)
     int rc = ibx_establish(request->conn, &err);
     if (!rc) { /* an authenticated source: padding may follow its first message */
         ibx_receive_ahead(request->conn);
+        rc = ibx_channel_check_room(request->conn, &err);
+    }
+    if (!rc) {
         rc = first_message(acceptor, request->conn, &request->first, &err);
         if (rc == -EPROTONOSUPPORT)
             tell_version(request->conn, ibx_deadline_in_ms(acceptor->first_ms), err.message);

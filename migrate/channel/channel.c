@@ -172,6 +172,17 @@ size_t ibx_channel_room(const struct ibx_channel *channel)
     return (max < IBX_MIGRATE_MESSAGE ? max : IBX_MIGRATE_MESSAGE) - 1;
 }
 
+int ibx_channel_check_room(const struct ibx_conn *conn, struct ibx_error *err)
+{
+    const size_t max = ibx_conn_caps(conn)->message_max;
+    return max >= IBX_MIGRATE_MESSAGE_LEAST
+               ? 0
+               : ibx_error_set(err, -EMSGSIZE,
+                               "the connection with %s takes messages of %zu bytes, and %u are "
+                               "needed: leave message= out of the URIs at both ends",
+                               ibx_conn_path(conn)->peer, max, IBX_MIGRATE_MESSAGE_LEAST);
+}
+
 static int ignore(void *context, const struct ibx_migrate_any *message)
 {
     (void)context, (void)message;

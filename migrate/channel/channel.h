@@ -63,6 +63,9 @@ int ibx_channel_arm(struct ibx_channel *channel, int *fd);
 bool ibx_channel_idle(const struct ibx_channel *channel);
 /* The most bytes of STATE or MAP in one message. There must be a connection. */
 size_t ibx_channel_room(const struct ibx_channel *channel);
+/* -EMSGSIZE: this connection takes only messages that are too short for a part of a page map. To be
+ * called once for each connection: what else is here relies on it. */
+int ibx_channel_check_room(const struct ibx_conn *conn, struct ibx_error *err);
 /* After the last message: waits until the peer has closed, or the deadline. */
 void ibx_channel_linger(struct ibx_channel *channel, uint64_t deadline_ns);
 /* Closes the connection, if there is one. */

@@ -50,12 +50,14 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define IBX_MIGRATE_MAGIC           0x6d786269u /* "ibxm" */
-#define IBX_MIGRATE_VERSION         7u
-#define IBX_MIGRATE_ID_BYTES        16u
-#define IBX_MIGRATE_MESSAGE         65536u /* bytes of the longest message (options.message) */
-#define IBX_MIGRATE_LINKS_MAX       16u    /* page connections */
-#define IBX_MIGRATE_REASONS_MAX     16u    /* in an ANSWER */
+#define IBX_MIGRATE_MAGIC    0x6d786269u /* "ibxm" */
+#define IBX_MIGRATE_VERSION  7u
+#define IBX_MIGRATE_ID_BYTES 16u
+#define IBX_MIGRATE_MESSAGE  65536u /* bytes of the longest message (options.message) */
+/* ... which a connection must take at least: more than one segment of a page map, as bits */
+#define IBX_MIGRATE_MESSAGE_LEAST   9216u
+#define IBX_MIGRATE_LINKS_MAX       16u /* page connections */
+#define IBX_MIGRATE_REASONS_MAX     16u /* in an ANSWER */
 #define IBX_MIGRATE_HASH_BYTES      32u
 #define IBX_MIGRATE_STATUS          32u             /* bytes of a status of QEMU's, with the NUL */
 #define IBX_MIGRATE_DESCRIPTION_MAX (1024u * 1024u) /* bytes of a VM's description */

@@ -192,12 +192,20 @@ int ibx_migration_connect(const char *uri, const struct ibx_options *options, ui
     snprintf(own.purpose, sizeof(own.purpose), IBX_MIGRATE_PURPOSE);
     own.lanes = 1;
     own.messages_only = true; /* each further socket costs a round trip and a handshake */
-    int rc = ibx_connect(plain, &own, conn, err);
-    if (rc)
+    struct ibx_conn *made;
+    int rc = ibx_connect(plain, &own, &made, err);
+    if (rc) {
         name_tool(purpose, err);
-    else
-        ibx_receive_ahead(*conn);
-    return rc;
+        return rc;
+    }
+    rc = ibx_channel_check_room(made, err);
+    if (rc) {
+        ibx_close(made);
+        return rc;
+    }
+    ibx_receive_ahead(made);
+    *conn = made;
+    return 0;
 }
 
 /* The peer has authenticated and closed: it is ending, or of a version that does not yet send that

@@ -431,6 +431,8 @@ static int serve(struct client *client, struct ibx_error *err)
     struct ibx_snapshot_any first;
     int rc = ibx_establish(client->conn, err);
     if (!rc)
+        rc = ibx_channel_check_room(client->conn, err);
+    if (!rc)
         rc = take_first(client, &first, err);
     if (rc == -EPROTONOSUPPORT)
         tell_version(client);

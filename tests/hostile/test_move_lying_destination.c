@@ -268,6 +268,23 @@ static void test_long_destinations_that_wait(void)
     mover_end_all(NULL);
 }
 
+/* A piece of the page map may not fit into its messages: the map would never come to its end, while
+ * the VM stands still. */
+static void test_a_destination_of_short_messages(void)
+{
+    char uri[128];
+    start_source();
+    options.message = 1024;
+    snprintf(uri, sizeof(uri), "shm://%s/short", mover_folder);
+    vm_ok(ibx_acceptor_open(uri, &options, &acceptor, &vm_error));
+    mover_send(&sender, &vms[0], ibx_acceptor_uri(acceptor),
+               (const char *[]){"--links", "1", "--set", "timeout_ms=10000", NULL});
+    mover_ends(&sender, 1);
+    mover_must_print(&sender, "takes messages of 1024 bytes");
+    ibx_acceptor_close(acceptor);
+    pair_runs_at_the_source();
+}
+
 /* The destination confirms nothing any more. */
 static void interrupted(void)
 {
@@ -489,6 +506,7 @@ int main(void)
     pair_timeout = "timeout_ms=10000";
     static const struct vm_test tests[] = {VM_TEST(test_destinations_that_lie),
                                            VM_TEST(test_long_destinations_that_wait),
+                                           VM_TEST(test_a_destination_of_short_messages),
                                            VM_TEST(test_a_lie_about_the_end),
                                            VM_TEST(test_no_rollback_beside_another_version),
                                            VM_TEST(test_refused_after_the_commit),

@@ -240,6 +240,25 @@ static void a_description_follows_its_hello(NO_STATE)
     end();
 }
 
+/* A part of a page map might not fit into its messages. */
+static void a_peer_of_short_messages_is_turned_away(NO_STATE)
+{
+    const uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
+    struct ibx_options options = options_of(1);
+    struct ibx_connection_request request;
+    struct ibx_event event = {.type = IBX_EVENT_MESSAGE};
+    char uri[64];
+    snprintf(uri, sizeof(uri), "shm:///tmp/ibx-acceptor-%d", (int)getpid());
+    options.message = IBX_MIGRATE_MESSAGE_LEAST - 1024;
+    begin_at(uri);
+    ibx_acceptor_first_within(acceptor, 2 * PATIENCE_MS);
+    assert_int_equal(ibx_connect(ibx_acceptor_uri(acceptor), &options, &conns[count++], NULL), 0);
+    while (ibx_poll(conns[0], &event, 1) >= 0 && event.type != IBX_EVENT_CLOSED)
+        assert_true(ibx_now_ns() < deadline);
+    assert_false(ibx_acceptor_take(acceptor, &request));
+    end();
+}
+
 /* Too long a description, or another message in its place, ends the connection. */
 static void a_bad_description_ends_its_connection(NO_STATE)
 {
@@ -569,6 +588,7 @@ int main(void)
         cmocka_unit_test(messages_after_the_awaited_one_stay),
         cmocka_unit_test(a_control_connection_has_no_bulk_lane),
         cmocka_unit_test(a_description_follows_its_hello),
+        cmocka_unit_test(a_peer_of_short_messages_is_turned_away),
         cmocka_unit_test(a_bad_description_ends_its_connection),
         cmocka_unit_test(peer_of_another_version_is_told),
         cmocka_unit_test(a_peer_is_told_of_the_lack_of_a_thread),
