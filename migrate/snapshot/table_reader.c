@@ -53,6 +53,7 @@ struct held {
         HASHES_WRONG, /* one of them came, and was not what was frozen */
         HASHES_LOST,  /* one of them did not come */
     } hashes;
+    int why; /* HASHES_LOST: a negative errno */
 };
 
 struct fetch {
@@ -142,9 +143,15 @@ static void unclaim(struct ibx_snapshot_table_reader *reader, const struct fetch
         ibx_snapshot_checker_unclaim(reader->checker, piece);
 }
 
-/* Starts a fetch for a request. NULL: not possible now. */
-static const struct fetch *fetch_start(struct ibx_snapshot_table_reader *reader,
-                                       const struct held *held, uint64_t piece)
+static void lose_hashes(struct held *held, int why)
+{
+    held->hashes = HASHES_LOST;
+    held->why = why;
+}
+
+/* Starts a fetch for a request. NULL: not possible now, or never: then its hashes are lost. */
+static const struct fetch *fetch_start(struct ibx_snapshot_table_reader *reader, struct held *held,
+                                       uint64_t piece)
 {
     struct fetch *fetch = fetch_free(reader, held->urgent);
     if (!fetch)
@@ -165,6 +172,8 @@ static const struct fetch *fetch_start(struct ibx_snapshot_table_reader *reader,
         return fetch;
     unclaim(reader, fetch);
     *fetch = (struct fetch){.first = 0};
+    if (rc != -EAGAIN)
+        lose_hashes(held, rc);
     return NULL;
 }
 
@@ -179,9 +188,15 @@ static void fetch_done(struct ibx_snapshot_table_reader *reader, struct fetch *f
         const bool came = piece - fetch->first < pieces;
         if (came && !ibx_snapshot_checker_keep(reader->checker, reader->worker, piece, bytes, NULL))
             continue;
-        for (unsigned i = 0; i < REQUESTS; i++)
-            if (piece >= reader->held[i].first && piece < reader->held[i].end)
-                reader->held[i].hashes = came ? HASHES_WRONG : HASHES_LOST;
+        for (unsigned i = 0; i < REQUESTS; i++) {
+            struct held *held = &reader->held[i];
+            if (piece < held->first || piece >= held->end)
+                continue;
+            if (came)
+                held->hashes = HASHES_WRONG;
+            else
+                lose_hashes(held, arrival->status ? arrival->status : -EAGAIN);
+        }
     }
     reader->bulk -= !fetch->urgent;
     *fetch = (struct fetch){.first = 0};
@@ -189,7 +204,7 @@ static void fetch_done(struct ibx_snapshot_table_reader *reader, struct fetch *f
 
 /* Whether all hashes that a request needs are kept, or some will never be. If not, starts to fetch
  * the missing ones. */
-static bool settled(struct ibx_snapshot_table_reader *reader, const struct held *held)
+static bool settled(struct ibx_snapshot_table_reader *reader, struct held *held)
 {
     bool all = true;
     uint64_t piece = held->first;
@@ -198,7 +213,7 @@ static bool settled(struct ibx_snapshot_table_reader *reader, const struct held 
     while ((piece = ibx_snapshot_checker_lacks(reader->checker, piece, held->end)) < held->end) {
         const struct fetch *fetch = fetch_of(reader, piece, held->urgent);
         if (!fetch && !(fetch = fetch_start(reader, held, piece)))
-            return false;
+            return held->hashes != HASHES_WANTED;
         piece = fetch->end;
         all = false;
     }
@@ -262,13 +277,16 @@ static int request(void *context, const struct ibx_fault_request *r)
     return ibx_state_move(&held->state, HELD_ASKED);
 }
 
+/* A page whose hashes did not come is requested again with them, unless they were refused: they
+ * would be refused again, and nobody would learn of it. */
 static void give(struct ibx_snapshot_table_reader *reader, struct held *held,
                  struct ibx_fault_arrival *arrival)
 {
     *arrival = held->arrival;
     arrival->cookie = held->cookie;
     if (held->hashes == HASHES_LOST && !arrival->status)
-        *arrival = (struct ibx_fault_arrival){.cookie = held->cookie, .status = -EAGAIN};
+        *arrival = (struct ibx_fault_arrival){
+            .cookie = held->cookie, .status = held->why == -ECANCELED ? -EAGAIN : held->why};
     held->first = held->end = 0;
     ibx_state_move(&held->state, HELD_FREE);
     reader->arrived--;

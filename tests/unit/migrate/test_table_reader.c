@@ -340,6 +340,35 @@ static void test_lost_hash(NO_STATE)
     assert_int_equal(got[0].status, -ECANCELED);
 }
 
+/* The other end refuses the hash, as it would refuse the page: asking again would not help, and
+ * nobody would learn of it. */
+static void test_refused_hash(NO_STATE)
+{
+    struct scene *s = &scenes[0];
+    struct ibx_fault_arrival got[16];
+    assert_int_equal(ask(s, GROUP, 1, true, 1), 0);
+    assert_int_equal(let_arrive(s, 1, got), 0);
+    s->below.status = -EACCES;
+    assert_int_equal(let_arrive(s, 1, got), 1);
+    assert_int_equal(got[0].cookie, 1);
+    assert_int_equal(got[0].status, -EACCES);
+    /* It cannot even be requested: the page was, and its hash is requested when there is room. */
+    s->below.status = 0;
+    for (unsigned i = 0; i < 10; i++)
+        assert_int_equal(ask(s, (4 + i) * GROUP, 1, false, 2 + i), 0);
+    assert_int_equal(s->below.count, 2 + 10 + 8);
+    s->below.refuses = -ENOMEM;
+    int came = 0, failed = 0;
+    for (unsigned turn = 0; turn < 3; turn++) {
+        const int n = let_arrive(s, 16, got);
+        for (int i = 0; i < n; i++)
+            failed += got[i].status == -ENOMEM;
+        came += n;
+    }
+    assert_int_equal(came, 10);
+    assert_int_equal(failed, 1);
+}
+
 /* The page has arrived, and its hash is in flight, so the hash must arrive soon. */
 static void test_cancelled(NO_STATE)
 {
@@ -387,6 +416,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_the_table_itself, begin, end),
         cmocka_unit_test_setup_teardown(test_wrong_hash, begin, end),
         cmocka_unit_test_setup_teardown(test_lost_hash, begin, end),
+        cmocka_unit_test_setup_teardown(test_refused_hash, begin, end),
         cmocka_unit_test_setup_teardown(test_cancelled, begin, end),
         cmocka_unit_test_setup_teardown(test_lower_reader_is_full, begin, end),
     };
