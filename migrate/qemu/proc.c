@@ -2,6 +2,7 @@
 #include "migrate/qemu/qemu.h"
 
 #include "common/file_check.h"
+#include "common/write_whole.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -11,10 +12,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
+
+#define ARGUMENTS_MAX ((size_t)6 << 20) /* bytes of a command line, as of execve(2) */
 
 int ibx_proc_error(pid_t pid, int code)
 {
@@ -188,11 +192,34 @@ static bool shutdown_pauses(const char *actions, bool pauses)
     return pauses;
 }
 
+/* Copies what a program can be started with, at most. -E2BIG: there is more. */
+static int copy_arguments(int from, int to)
+{
+    char part[16384];
+    size_t all = 0;
+    ssize_t n;
+    int rc = 0;
+    while (!rc && (n = read(from, part, sizeof(part))) != 0) {
+        all += n > 0 ? (size_t)n : 0;
+        rc = n < 0 ? -errno : all > ARGUMENTS_MAX ? -E2BIG : ibx_write_whole(to, part, (size_t)n);
+    }
+    return rc;
+}
+
+/* A process can show any part of its memory as its command line (PR_SET_MM_MAP), of any length. */
 FILE *ibx_proc_arguments(pid_t pid)
 {
     char path[64];
     snprintf(path, sizeof(path), "/proc/%d/cmdline", (int)pid);
-    return pid > 0 ? fopen(path, "re") : NULL;
+    const int from = pid > 0 ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    const int to = from >= 0 ? memfd_create("ibx-arguments", MFD_CLOEXEC) : -1;
+    FILE *file =
+        to >= 0 && !copy_arguments(from, to) && !lseek(to, 0, SEEK_SET) ? fdopen(to, "r") : NULL;
+    if (!file && to >= 0)
+        close(to);
+    if (from >= 0)
+        close(from);
+    return file;
 }
 
 bool ibx_proc_stays(pid_t pid)

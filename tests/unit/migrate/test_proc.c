@@ -1,14 +1,20 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A file that another process shows in /proc is checked before it is opened, and must be the
- * same afterwards. */
+ * same afterwards. Of what it shows as its command line no more is read than a program can get. */
 #include "migrate/qemu/qemu.h"
 #include "tests/fixtures/unit.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/prctl.h>
+#include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/inotify.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static char path[] = "/tmp/ibx-proc-XXXXXX", own[64];
@@ -83,9 +89,93 @@ static void test_checked_file_is_opened(NO_STATE)
     close(fd);
 }
 
+/* A number of /proc/self/stat, by its field in proc(5). */
+static uint64_t stat_field(unsigned field)
+{
+    char text[2048] = "", *at;
+    FILE *stat = fopen("/proc/self/stat", "re");
+    assert_non_null(stat);
+    assert_non_null(fgets(text, sizeof(text), stat));
+    fclose(stat);
+    at = strrchr(text, ')') + 1;
+    for (unsigned i = 2; i < field; i++)
+        at = strchr(at, ' ') + 1;
+    return strtoull(at, NULL, 10);
+}
+
+/* A process whose command line is this memory, as any process can have it. 0: this kernel is built
+ * without CONFIG_CHECKPOINT_RESTORE. */
+static pid_t shows(const char *text, size_t length)
+{
+    char byte = 'x';
+    int told[2];
+    assert_int_equal(pipe(told), 0);
+    const pid_t child = fork();
+    if (!child) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        struct prctl_mm_map map = {.start_code = stat_field(26),
+                                   .end_code = stat_field(27),
+                                   .start_stack = stat_field(28),
+                                   .start_data = stat_field(45),
+                                   .end_data = stat_field(46),
+                                   .start_brk = stat_field(47),
+                                   .brk = (uintptr_t)sbrk(0),
+                                   .arg_start = (uintptr_t)text,
+                                   .arg_end = (uintptr_t)text + length,
+                                   .env_start = stat_field(50),
+                                   .env_end = stat_field(51),
+                                   .exe_fd = (uint32_t)-1};
+        byte = prctl(PR_SET_MM, PR_SET_MM_MAP, &map, sizeof(map), 0) ? 'x' : 'y';
+        assert_int_equal(write(told[1], &byte, 1), 1);
+        for (;;)
+            pause();
+    }
+    assert_int_equal(read(told[0], &byte, 1), 1);
+    close(told[0]);
+    close(told[1]);
+    if (byte == 'y')
+        return child;
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    return 0;
+}
+
+/* Otherwise a guest that has taken over its QEMU could use up the memory and the time of a tool. */
+static void test_endless_command_line(NO_STATE)
+{
+    const size_t length = (size_t)64 << 20;
+    char *text = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    char *argument = NULL;
+    size_t size = 0, most = (size_t)6 << 20; /* that execve(2) takes */
+    assert_true(text != MAP_FAILED);
+    memset(text, 'a', most);
+    text[most - 1] = '\0'; /* otherwise the kernel shows one page */
+    memcpy(text, "qemu\0-no-shutdown", 18);
+    for (unsigned endless = 0; endless < 2; endless++) {
+        const pid_t child = shows(text, endless ? length : most);
+        if (!child)
+            skip();
+        FILE *arguments = ibx_proc_arguments(child);
+        assert_int_equal(arguments == NULL, endless);
+        assert_int_equal(ibx_proc_stays(child), !endless);
+        for (unsigned i = 0; arguments && i < 3; i++)
+            assert_int_equal(getdelim(&argument, &size, '\0', arguments), i == 0 ? 5
+                                                                          : i == 1
+                                                                              ? 13
+                                                                              : (long)most - 18);
+        if (arguments)
+            fclose(arguments);
+        kill(child, SIGKILL);
+        waitpid(child, NULL, 0);
+    }
+    free(argument);
+    munmap(text, length);
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_endless_command_line),
         cmocka_unit_test_setup_teardown(test_wrong_file_is_not_opened, begin, end),
         cmocka_unit_test_setup_teardown(test_checked_file_is_opened, begin, end)};
     return cmocka_run_group_tests(tests, NULL, NULL);
