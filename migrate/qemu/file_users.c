@@ -21,17 +21,27 @@ static const struct ibx_guest_block *block_of(const struct ibx_guest_ram *ram, u
     return NULL;
 }
 
-/* A block whose file the process has mapped, shared and writable; NULL: none. */
+struct user {
+    const struct ibx_guest_ram *ram;
+    pid_t pid;
+    const struct ibx_guest_block *found;
+};
+
+static bool may_write(void *context, const struct ibx_proc_mapping *m)
+{
+    struct user *user = context;
+    if (m->permissions[1] == 'w' && m->permissions[3] == 's' && m->ino)
+        user->found = block_of(user->ram, m->dev, m->ino);
+    return user->found;
+}
+
+/* A block whose file the process has mapped, shared and writable; NULL: none, also if the process
+ * has ended, or is another user's. */
 static const struct ibx_guest_block *mapped(const struct ibx_guest_ram *ram, pid_t pid)
 {
-    struct guest_mappings mappings;
-    const struct ibx_guest_block *found = NULL;
-    if (ibx_guest_mappings_read(pid, &mappings, NULL)) /* it has ended, or is another user's */
-        return NULL;
-    for (size_t i = 0; !found && i < mappings.count; i++)
-        found = block_of(ram, mappings.items[i].dev, mappings.items[i].ino);
-    ibx_guest_mappings_fini(&mappings);
-    return found;
+    struct user user = {ram, pid, NULL};
+    ibx_proc_find_mapping(pid, may_write, &user);
+    return user.found;
 }
 
 static bool writable(pid_t pid, int descriptor)
@@ -47,12 +57,6 @@ static bool writable(pid_t pid, int descriptor)
         fclose(file);
     return !(flags & O_PATH) && (flags & O_ACCMODE) != O_RDONLY;
 }
-
-struct user {
-    const struct ibx_guest_ram *ram;
-    pid_t pid;
-    const struct ibx_guest_block *found;
-};
 
 static bool writes(void *context, int number, const char *path)
 {

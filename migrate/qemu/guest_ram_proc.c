@@ -43,19 +43,32 @@ static bool continues(const struct guest_mapping *last, const struct guest_mappi
            last->offset + (last->end - last->start) == m->offset;
 }
 
-static int add_mapping(struct guest_mappings *mappings, const struct guest_mapping *m)
+/* Makes room for one more: there is room for as many as the next power of two. */
+static int make_room(struct guest_mappings *mappings)
+{
+    const size_t count = mappings->count;
+    if (count & (count - 1))
+        return 0;
+    struct guest_mapping *items =
+        reallocarray(mappings->items, count ? 2 * count : 1, sizeof(*mappings->items));
+    mappings->items = items ? items : mappings->items;
+    return items ? 0 : -ENOMEM;
+}
+
+static int add_mapping(struct guest_mappings *mappings, const struct guest_mapping *m,
+                       const char *path)
 {
     struct guest_mapping *last = mappings->count ? &mappings->items[mappings->count - 1] : NULL;
     if (last && continues(last, m)) {
         last->end = m->end;
         return 0;
     }
-    struct guest_mapping *items =
-        reallocarray(mappings->items, mappings->count + 1, sizeof(*mappings->items));
-    if (!items)
+    /* As short as it is: a process may have a great many mappings. */
+    char *copy = make_room(mappings) ? NULL : strndup(path, PATH_MAX - 1);
+    if (!copy)
         return -ENOMEM;
-    items[mappings->count++] = *m;
-    mappings->items = items;
+    mappings->items[mappings->count] = *m;
+    mappings->items[mappings->count++].path = copy;
     return 0;
 }
 
@@ -70,14 +83,13 @@ static bool add_shared(void *context, const struct ibx_proc_mapping *m)
     struct reading *reading = context;
     if (m->permissions[1] != 'w' || m->permissions[3] != 's' || !m->ino)
         return false;
-    struct guest_mapping shared = {.start = m->start,
-                                   .end = m->end,
-                                   .part_end = m->end,
-                                   .offset = m->offset,
-                                   .dev = m->dev,
-                                   .ino = m->ino};
-    snprintf(shared.path, sizeof(shared.path), "%s", m->path);
-    reading->rc = add_mapping(&reading->found, &shared);
+    const struct guest_mapping shared = {.start = m->start,
+                                         .end = m->end,
+                                         .part_end = m->end,
+                                         .offset = m->offset,
+                                         .dev = m->dev,
+                                         .ino = m->ino};
+    reading->rc = add_mapping(&reading->found, &shared, m->path);
     return reading->rc != 0;
 }
 
@@ -97,6 +109,8 @@ int ibx_guest_mappings_read(pid_t pid, struct guest_mappings *mappings, struct i
 
 void ibx_guest_mappings_fini(struct guest_mappings *mappings)
 {
+    for (size_t i = 0; i < mappings->count; i++)
+        free(mappings->items[i].path);
     free(mappings->items);
     memset(mappings, 0, sizeof(*mappings));
 }

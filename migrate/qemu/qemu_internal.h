@@ -14,7 +14,7 @@ int ibx_process_status(pid_t pid, const char *key, int base, unsigned long long 
 struct guest_mapping {
     uint64_t start, end, part_end, offset;
     uint64_t dev, ino;
-    char path[PATH_MAX];
+    char *path; /* at most PATH_MAX - 1 bytes of it */
 };
 
 struct guest_mappings {

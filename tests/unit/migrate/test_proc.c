@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A file that another process shows in /proc is checked before it is opened, and must be the
- * same afterwards. Of what it shows as its command line no more is read than a program can get. */
-#include "migrate/qemu/qemu.h"
+ * same afterwards. Of what it shows as its command line no more is read than a program can get, and
+ * its mappings take little memory. */
+#include "migrate/qemu/qemu_internal.h"
 #include "tests/fixtures/unit.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/prctl.h>
+#include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -172,10 +174,34 @@ static void test_endless_command_line(NO_STATE)
     munmap(text, length);
 }
 
+/* A process may have as many mappings as the host allows, 65530 and often more, whoever it is. */
+static void test_many_mappings(NO_STATE)
+{
+    enum { COUNT = 8000, PAGE = 4096 };
+    struct ibx_error err = {0};
+    struct guest_mappings mappings;
+    const int fd = memfd_create("many", MFD_CLOEXEC);
+    char *at = mmap(NULL, 2 * COUNT * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(fd >= 0 && at != MAP_FAILED);
+    assert_int_equal(ftruncate(fd, PAGE), 0);
+    for (size_t i = 0; i < COUNT; i++)
+        assert_true(mmap(at + 2 * i * PAGE, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+                         fd, 0) != MAP_FAILED);
+    const struct mallinfo2 before = mallinfo2();
+    assert_int_equal(ibx_guest_mappings_read(getpid(), &mappings, &err), 0);
+    const struct mallinfo2 now = mallinfo2();
+    assert_true(mappings.count >= COUNT);
+    assert_non_null(strstr(mappings.items[COUNT / 2].path, "many"));
+    assert_true(now.uordblks + now.hblkhd - before.uordblks - before.hblkhd < COUNT * 400);
+    ibx_guest_mappings_fini(&mappings);
+    munmap(at, 2 * COUNT * PAGE);
+    close(fd);
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_endless_command_line),
+        cmocka_unit_test(test_endless_command_line), cmocka_unit_test(test_many_mappings),
         cmocka_unit_test_setup_teardown(test_wrong_file_is_not_opened, begin, end),
         cmocka_unit_test_setup_teardown(test_checked_file_is_opened, begin, end)};
     return cmocka_run_group_tests(tests, NULL, NULL);
