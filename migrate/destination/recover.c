@@ -193,8 +193,8 @@ static int recover_complete(struct destination *d, struct ibx_error *err)
     if (!ibx_journal_qemu_lives(record))
         return 0;
     rc = ibx_uffd_awaits_pages(record->pid, err);
-    if (rc <= 0) /* nothing of it is left, and its number may be another one's */
-        return rc;
+    if (rc <= 0) /* nothing of it is left, and its number may be another one's; or QEMU has ended */
+        return rc == -ESRCH ? 0 : rc;
     rc = ibx_destination_ram_take_uffd(&d->ram, record, err);
     return rc == -ENOENT ? 0 : rc;
 }
