@@ -5,6 +5,7 @@
  * described in another way.
  */
 #include "frontend-glue/driver_api/driver.h"
+#include "frontend-glue/preload/graphs/graphs.h"
 
 /* CUDA_KERNEL_NODE_PARAMS; members after the first exist from CUDA 12 on. */
 struct kernel_parameters {
@@ -101,9 +102,10 @@ static void *place_or(void *edges, size_t *count)
     return has_edges() ? edges : count;
 }
 
-static bool lost(const void *edges)
+/* Whether a runtime that is not given `edges` would do another thing than the program asks for. */
+static bool lost(const void *edges, size_t count)
 {
-    return edges && !has_edges();
+    return !has_edges() && !ibx_frontend_edges_are_known(edges, count);
 }
 
 #define EDGE_DATA 8u /* bytes of an edge's data */
@@ -112,7 +114,7 @@ static bool lost(const void *edges)
  * are. All edges that it lists are plain, and the data of these is 0. */
 static int described(int rc, void *const *nodes, void *edges, const size_t *count)
 {
-    if (!rc && nodes && lost(edges))
+    if (!rc && nodes && edges && !has_edges())
         memset(edges, 0, *count * EDGE_DATA);
     return rc;
 }
@@ -122,7 +124,7 @@ int ibx_driver_update_capture(void *stream, void *const *nodes, const void *edge
 {
     if (has_edges())
         return cudaStreamUpdateCaptureDependencies(stream, nodes, edges, count, flags);
-    return edges
+    return lost(edges, count)
                ? CUDA_NOT_SUPPORTED
                : cudaStreamUpdateCaptureDependencies(stream, nodes, (const void *)count, flags, 0);
 }
@@ -154,12 +156,20 @@ AS(cuGraphNodeGetDependencies, cudaGraphNodeGetDependencies,
 AS(cuGraphNodeGetDependentNodes, cudaGraphNodeGetDependentNodes,
    (void *node, void **nodes, size_t *count), node, nodes, place_or(NULL, count), count)
 
+typedef int edges_call(void *graph, void *const *from, void *const *to, const void *edges,
+                       size_t count);
+
+static int change(edges_call *call, void *graph, void *const *from, void *const *to,
+                  const void *edges, size_t count)
+{
+    return lost(edges, count) ? CUDA_NOT_SUPPORTED
+                              : call(graph, from, to, data_or(edges, count), count);
+}
+
 EXPORTED int cuGraphAddDependencies_v2(void *graph, void *const *from, void *const *to,
                                        const void *edges, size_t count)
 {
-    return IN_CONTEXT(
-        lost(edges) ? CUDA_NOT_SUPPORTED
-                    : cudaGraphAddDependencies(graph, from, to, data_or(edges, count), count));
+    return IN_CONTEXT(change(cudaGraphAddDependencies, graph, from, to, edges, count));
 }
 
 EXPORTED int cuGraphAddDependencies(void *graph, void *const *from, void *const *to, size_t count)
@@ -170,9 +180,7 @@ EXPORTED int cuGraphAddDependencies(void *graph, void *const *from, void *const 
 EXPORTED int cuGraphRemoveDependencies_v2(void *graph, void *const *from, void *const *to,
                                           const void *edges, size_t count)
 {
-    return IN_CONTEXT(
-        lost(edges) ? CUDA_NOT_SUPPORTED
-                    : cudaGraphRemoveDependencies(graph, from, to, data_or(edges, count), count));
+    return IN_CONTEXT(change(cudaGraphRemoveDependencies, graph, from, to, edges, count));
 }
 
 EXPORTED int cuGraphRemoveDependencies(void *graph, void *const *from, void *const *to,
@@ -463,7 +471,7 @@ static int add_node(void **node, void *graph, void *const *behind, const void *e
     if (!p)
         return CUDA_INVALID_VALUE;
     int rc = as_runtime(&is, p, &kernel);
-    if (!rc && lost(edges))
+    if (!rc && lost(edges, count))
         rc = CUDA_NOT_SUPPORTED;
     if (!rc)
         rc = has_edges()

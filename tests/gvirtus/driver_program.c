@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later */
 /* A program that uses only the driver: its first argument names libcuda.so.1, and it is linked with
  * nothing of CUDA. The second argument may be "namespace": it opens that library in a namespace of
- * its own (dlmopen(3)); or "edges": it asks for the data of a graph's edges. If the first one is
- * empty it calls the runtime, which it has not loaded. */
+ * its own (dlmopen(3)); or "edges": it asks for, and gives, the data of a graph's edges. If the
+ * first one is empty it calls the runtime, which it has not loaded. */
 #include "tests/fixtures/patience.h"
 
 #include <dlfcn.h>
@@ -22,6 +22,8 @@ typedef int write_to(uint64_t to, const void *from, size_t n);
 typedef int read_from(void *to, uint64_t from, size_t n);
 typedef int create_graph(void **graph, unsigned flags);
 typedef int add_empty(void **node, void *graph, void *const *behind, size_t count);
+typedef int change_edges(void *graph, void *const *from, void *const *to, const void *edges,
+                         size_t count);
 typedef int get_edges(void *graph, void **from, void **to, void *edges, size_t *count);
 typedef int get_neighbours(void *node, void **nodes, void *edges, size_t *count);
 
@@ -43,6 +45,22 @@ static int is_plain(uint8_t edge[9])
     const int is = !memcmp(edge, plain, sizeof(plain));
     memset(edge, 0xee, sizeof(plain));
     return is;
+}
+
+/* Data that can be had as a plain edge is taken, and other data is not. */
+static int changes(void *library, void *graph, void *const *nodes)
+{
+    const uint8_t plain[8] = {0}, early[8] = {1, 0, 1}, unknown[8] = {0, 0, 9};
+    change_edges *cu_add, *cu_remove;
+    FIND(cu_add, "cuGraphAddDependencies_v2");
+    FIND(cu_remove, "cuGraphRemoveDependencies_v2");
+    if (cu_remove(graph, &nodes[0], &nodes[1], plain, 1) ||
+        cu_add(graph, &nodes[0], &nodes[1], plain, 1))
+        return 8;
+    if (cu_remove(graph, &nodes[0], &nodes[1], early, 1) ||
+        cu_add(graph, &nodes[0], &nodes[1], early, 1))
+        return 9;
+    return cu_remove(graph, &nodes[0], &nodes[1], unknown, 1) == 801 ? 0 : 10;
 }
 
 /* A graph with one edge. */
@@ -72,7 +90,7 @@ static int edges(void *library)
         return 6;
     if (cu_behind(nodes[0], &to, edge, &count) || count != 1 || to != nodes[1] || !is_plain(edge))
         return 7;
-    return 0;
+    return changes(library, graph, nodes);
 }
 
 int main(int argc, char **argv)
