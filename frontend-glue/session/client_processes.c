@@ -100,7 +100,7 @@ static struct process *find(const struct processes *processes,
         return find_tenant(processes, like);
     for (unsigned i = 0; i < processes->count; i++) {
         struct process *p = processes->all[i];
-        if (p->state.now == PROCESS_SERVES && ibx_process_same_program(&p->of.first, like))
+        if (takes(p) && ibx_process_same_program(&p->of.first, like))
             return p;
     }
     return NULL;

@@ -47,6 +47,7 @@ bool broken_by_one()
     const long had = b.ask(ALLOCATIONS);
     REQUIRE(a.ask(BREAKS) == broken && a.ask(SYNCHRONIZES) == broken);
     REQUIRE(b.ask(WORKS) == 1 && b.ask(ALLOCATIONS) == had && a.ask(SYNCHRONIZES) == broken);
+    REQUIRE(a.ask(SHARES) == 0 && back.children().size() == 2); // its new threads see it, too
     a.end();
     REQUIRE(back.has(1) && b.ask(WORKS) == 1);
     const Program c(back);
