@@ -325,7 +325,8 @@ struct unproven {
     } all[UNPROVEN_MAX];
     unsigned next; /* to be dropped when all are in use */
     unsigned accepted;
-    bool told; /* the log tells of the first one that was closed: strangers cannot fill it */
+    bool told;   /* the log tells of the first one that was closed: strangers cannot fill it */
+    bool unsent; /* a socket has not taken what TLS answers: the kernel lacks memory */
 };
 
 static void unproven_drop(struct unproven *s, unsigned i)
@@ -341,8 +342,9 @@ static ssize_t unproven_receive(struct unproven *s, unsigned i)
 {
     struct iovec piece = {s->all[i].hello + s->all[i].have, IBX_TCP_HELLO_BYTES - s->all[i].have};
     struct ibx_tls *tls = s->all[i].tls;
-    short events;
+    short events = 0;
     int rc = tls ? ibx_tls_handshake(tls, &events) : 0;
+    s->unsent |= rc == -EAGAIN && events == POLLOUT;
     if (rc)
         return rc;
     if (tls)
@@ -427,6 +429,7 @@ static int lanes_await(struct tcp *tcp, struct unproven *s, int epoll, uint64_t 
     if (epoll < 0 || epoll_ctl(epoll, EPOLL_CTL_ADD, tcp->listener, &event))
         return -errno;
     for (;;) {
+        s->unsent = false;
         const int shortage = unproven_accept(tcp, s, epoll);
         for (unsigned i = 0; i < UNPROVEN_MAX; i++) {
             if (s->all[i].fd >= 0)
@@ -437,8 +440,8 @@ static int lanes_await(struct tcp *tcp, struct unproven *s, int epoll, uint64_t 
         /* As long as there are more, the wait below ends at once. */
         if (ibx_now_ns() >= deadline)
             return shortage ? shortage : -ETIMEDOUT;
-        int rc = shortage ? ibx_link_pause(tcp->link, deadline)
-                          : ibx_link_wait(tcp->link, epoll, POLLIN, deadline);
+        int rc = shortage || s->unsent ? ibx_link_pause(tcp->link, deadline)
+                                       : ibx_link_wait(tcp->link, epoll, POLLIN, deadline);
         if (rc)
             return rc;
     }
@@ -463,6 +466,18 @@ static int lanes_accept(struct tcp *tcp, uint64_t deadline, struct ibx_error *er
     return 0;
 }
 
+/* Until the socket has what TLS has taken. */
+static int hello_flush(struct tcp *tcp, const struct tcp_lane *lane, uint64_t deadline)
+{
+    int rc;
+    while ((rc = (int)ibx_tls_send(lane->tls, NULL, 0)) == -EAGAIN) {
+        rc = ibx_link_wait(tcp->link, lane->fd, POLLOUT, deadline);
+        if (rc)
+            break;
+    }
+    return rc;
+}
+
 /* The client's half, where they are encrypted: the server answers now. */
 static int lanes_prove(struct tcp *tcp, uint64_t deadline, struct ibx_error *err)
 {
@@ -477,6 +492,8 @@ static int lanes_prove(struct tcp *tcp, uint64_t deadline, struct ibx_error *err
         }
         if (!rc)
             rc = hello_send(tcp, i);
+        if (!rc)
+            rc = hello_flush(tcp, lane, deadline);
         if (rc)
             return ibx_error_set(err, rc, "tcp lane %u of %u cannot be encrypted: %s", i,
                                  tcp->lane_count, strerror(-rc));

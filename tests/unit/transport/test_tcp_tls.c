@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -46,6 +47,40 @@ static void test_path_names_the_cipher(void **state)
     assert_non_null(strstr(description, "1 + 2 sockets, TLS 1.3 "));
     assert_non_null(strstr(description, ", system calls"));
     end();
+}
+
+/* For the n-th next send(2), of both ends, and `refused` - 1 more; after these there is room. */
+static atomic_int no_room;
+static int refused;
+
+ssize_t __real_send(int fd, const void *bytes, size_t n, int flags);
+ssize_t __wrap_send(int fd, const void *bytes, size_t n, int flags);
+
+ssize_t __wrap_send(int fd, const void *bytes, size_t n, int flags)
+{
+    const int left = atomic_fetch_sub(&no_room, 1);
+    if (left > 1 || left <= 1 - refused)
+        return __real_send(fd, bytes, n, flags);
+    errno = EAGAIN;
+    return -1;
+}
+
+/* The kernel has no memory for what a fresh socket sends, and soon has. */
+static void test_no_room_in_fresh_sockets(void **state)
+{
+    (void)state;
+    for (unsigned longer = 0; longer < 2; longer++) {
+        bool over = false;
+        for (int n = 1; !over; n++) {
+            begin();
+            refused = longer ? 6 : 1;
+            no_room = n;
+            ends_encrypt_and_connect(&server, &client);
+            refused = 0;
+            over = no_room > 0;
+            end();
+        }
+    }
 }
 
 /* Sends bytes as somebody who does not have the keys. */
@@ -184,6 +219,7 @@ int main(void)
     end_encrypts = true;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_path_names_the_cipher),
+        cmocka_unit_test(test_no_room_in_fresh_sockets),
         cmocka_unit_test(test_injected_bytes_end_the_connection),
         cmocka_unit_test(test_changed_write_is_refused),
         cmocka_unit_test(test_lanes_must_be_encrypted),
