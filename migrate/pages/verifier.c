@@ -69,6 +69,7 @@ struct ibx_verifier {
     uint64_t foreseen_count;
     struct foreseen *foreseen; /* one for each range */
     bool *agreed;              /* one for each range: its digests were equal */
+    bool *waiting;             /* ... it is in a job, and no thread has taken it */
     bool into_holes;           /* set by ibx_verifier_look_into_holes() */
     bool *missed;              /* ... it has come, and has not been compared since */
     uint64_t missed_count;
@@ -323,6 +324,7 @@ static struct job *take_range(struct ibx_verifier *v, uint64_t *at)
 {
     struct job *job = v->head;
     *at = job->taken++;
+    v->waiting[job->range + *at] = false;
     if (job->taken < job->count)
         return job;
     v->head = job->next;
@@ -476,8 +478,9 @@ int ibx_verifier_open(const struct ibx_guest_ram *ram, const struct ibx_page_map
     v->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     v->agreed = calloc(ranges ? ranges : 1, sizeof(*v->agreed));
     v->missed = calloc(ranges ? ranges : 1, sizeof(*v->missed));
+    v->waiting = calloc(ranges ? ranges : 1, sizeof(*v->waiting));
     v->foreseen = calloc(ranges ? ranges : 1, sizeof(*v->foreseen));
-    int rc = keyed && v->event_fd >= 0 && v->agreed && v->missed && v->foreseen
+    int rc = keyed && v->event_fd >= 0 && v->agreed && v->missed && v->waiting && v->foreseen
                  ? threads_start(v, threads ? threads : thread_count(), err)
                  : ibx_error_set(err, -ENOMEM,
                                  "pages cannot be verified: no memory, or no descriptor is left");
@@ -537,39 +540,49 @@ void ibx_verifier_try_again(struct ibx_verifier *v)
     pthread_mutex_unlock(&v->lock);
 }
 
+/* Queues ranges, none of which is waiting. Under the lock. */
+static int queue(struct ibx_verifier *v, uint64_t range, uint64_t count, const uint8_t *entries,
+                 struct ibx_error *err)
+{
+    struct job *job = malloc(sizeof(*job) + count * IBX_DIGEST_ENTRY);
+    if (!job)
+        return ibx_error_set(err, -ENOMEM, "no memory for digests");
+    *job = (struct job){.range = range, .count = count, .left = count};
+    memcpy(job->entries, entries, count * IBX_DIGEST_ENTRY);
+    memset(v->waiting + range, true, count * sizeof(*v->waiting));
+    *v->tail = job;
+    v->tail = &job->next;
+    v->queued += count;
+    return 0;
+}
+
+/* Each new link brings all ranges again. What an earlier one has brought of a range is as good: it
+ * is what the destination had then. So no peer, and no number of links, queues more than all ranges
+ * once. */
 int ibx_verifier_take(struct ibx_verifier *v, uint64_t first, const struct ibx_bytes *entries,
                       struct ibx_error *err)
 {
     const uint64_t ranges = ibx_digest_ranges(v->map->pages), range = first / IBX_DIGEST_PAGES;
     const uint64_t count = entries->length / IBX_DIGEST_ENTRY;
+    int rc = 0;
     if (range >= ranges || count > ranges - range)
         return ibx_error_set(err, -EPROTO,
                              "digests of %" PRIu64 " ranges from page %" PRIu64
                              " on, but guest RAM has %" PRIu64 " pages",
                              count, first, v->map->pages);
-    if (!count)
-        return 0;
-    struct job *job = malloc(sizeof(*job) + entries->length);
-    if (!job) {
-        ibx_verifier_miss(v, range, count);
-        return ibx_error_set(err, -ENOMEM, "no memory for digests");
-    }
-    *job = (struct job){.range = range, .count = count, .left = count};
-    memcpy(job->entries, entries->bytes, count * IBX_DIGEST_ENTRY);
     pthread_mutex_lock(&v->lock);
-    /* After a reconnection all ranges may come once more, but no peer may queue more than that. */
-    const bool flood = v->queued + count > 2 * ranges;
-    if (!flood) {
-        *v->tail = job;
-        v->tail = &job->next;
-        v->queued += count;
-        pthread_cond_broadcast(&v->more);
+    for (uint64_t at = 0, end; !rc && at < count; at = end) {
+        const bool waits = v->waiting[range + at];
+        for (end = at + 1; end < count && v->waiting[range + end] == waits;)
+            end++;
+        if (!waits)
+            rc = queue(v, range + at, end - at, entries->bytes + at * IBX_DIGEST_ENTRY, err);
     }
+    pthread_cond_broadcast(&v->more);
     pthread_mutex_unlock(&v->lock);
-    if (!flood)
-        return 0;
-    free(job);
-    return ibx_error_set(err, -EPROTO, "the destination repeats digests of pages");
+    if (rc)
+        ibx_verifier_miss(v, range, count);
+    return rc;
 }
 
 int ibx_verifier_result(struct ibx_verifier *v, struct ibx_error *err)
@@ -626,6 +639,7 @@ void ibx_verifier_close(struct ibx_verifier *v)
     }
     free(v->agreed);
     free(v->missed);
+    free(v->waiting);
     free(v->foreseen);
     if (v->event_fd >= 0)
         close(v->event_fd);

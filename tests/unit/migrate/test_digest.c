@@ -21,6 +21,7 @@
 #define BYTES   (FIRST * SMALL)
 #define RANGES  3u
 #define WAIT_MS 20000
+#define MANY    20000u /* ranges, which take longer to compare than to queue */
 
 static const uint8_t key[IBX_DIGEST_KEY] = "a key of both ends of a migrati";
 static struct ibx_error error;
@@ -371,6 +372,36 @@ static void test_all_ranges_come_twice(NO_STATE)
     assert_int_equal(result(), 0);
 }
 
+/* Links that are lost before the ranges of the last one are compared bring all of them again. */
+static void test_all_ranges_come_again_and_again(NO_STATE)
+{
+    static const uint64_t none[IBX_DIGEST_PAGES];
+    const uint64_t size = (uint64_t)MANY * IBX_DIGEST_PAGES * SMALL;
+    struct ibx_guest_block one = {.id = "ram0", .page_size = SMALL, .size = size};
+    const struct ibx_guest_ram large = {.blocks = &one, .count = 1, .bytes = size};
+    uint8_t *entries = calloc(MANY, IBX_DIGEST_ENTRY);
+    const struct ibx_bytes bytes = {entries, (size_t)MANY * IBX_DIGEST_ENTRY};
+    struct ibx_page_map zero;
+    struct ibx_digest_keys keys;
+    one.fd = memfd_create("ram0", MFD_CLOEXEC);
+    assert_true(entries && one.fd >= 0 && !ftruncate(one.fd, (off_t)size));
+    assert_int_equal(ibx_page_map_init_ram(&zero, &large, &error), 0);
+    assert_true(ibx_digest_keys_derive(&keys, key));
+    for (uint64_t i = 0; i < MANY; i++)
+        assert_true(ibx_digest_range(&keys, i * IBX_DIGEST_PAGES, none, IBX_DIGEST_PAGES,
+                                     entries + i * IBX_DIGEST_ENTRY + IBX_DIGEST_PAGES / 8));
+    ibx_verifier_close(verifier);
+    assert_int_equal(ibx_verifier_open(&large, &zero, key, 1, &verifier, &error), 0);
+    for (unsigned links = 0; links < 4; links++)
+        assert_int_equal(ibx_verifier_take(verifier, 0, &bytes, &error), 0);
+    assert_int_equal(result(), 0);
+    ibx_verifier_close(verifier);
+    verifier = NULL;
+    ibx_page_map_fini(&zero);
+    close(one.fd);
+    free(entries);
+}
+
 /* This is neither an error of this process nor a match. */
 static void test_file_is_too_short(NO_STATE)
 {
@@ -478,6 +509,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_made_up_digests, start, end),
         cmocka_unit_test_setup_teardown(test_no_ranges, start, end),
         cmocka_unit_test_setup_teardown(test_all_ranges_come_twice, start, end),
+        cmocka_unit_test_setup_teardown(test_all_ranges_come_again_and_again, start, end),
         cmocka_unit_test_setup_teardown(test_file_is_too_short, start, end),
         cmocka_unit_test_setup_teardown(test_table_is_continued, start, end),
         cmocka_unit_test_setup_teardown(test_spare_bits, start, end),
