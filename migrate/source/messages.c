@@ -86,6 +86,7 @@ static int on_complete(struct source *s, const struct ibx_migrate_totals *totals
     ibx_page_map_hash(map, hash);
     if (totals->pages != map->pages || memcmp(totals->hash, hash, sizeof(hash)))
         return ibx_source_other_map(s, totals, err);
+    s->complete_epoch = s->status.record.epoch;
     if (s->peer.now == PEER_COMPLETE)
         return 0;
     ibx_source_all_came(s);

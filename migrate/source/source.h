@@ -179,7 +179,8 @@ struct source {
     struct {
         uint64_t first, count; /* ranges whose digests came before there was a verifier */
     } missed;
-    uint64_t messages; /* from the destination */
+    uint64_t complete_epoch; /* of the link over which COMPLETE came last */
+    uint64_t messages;       /* from the destination */
     struct migration_silence silence;
     uint64_t busy_until_ns;   /* of ibx_migration_busy_until() */
     uint64_t lost_ns;         /* when the link was lost */
@@ -426,7 +427,7 @@ int ibx_source_on_digest(struct source *s, const struct ibx_migrate_digest *dige
 /* -EBADMSG, in BROKEN: a page differs. */
 int ibx_source_check_pages(struct source *s, struct ibx_error *err);
 /* When COMPLETE has come. 0: all pages are the same, or are not verified; -EAGAIN: some are being
- * compared; -EPROTO: digests are missing. */
+ * compared, or come over the next link; -EPROTO: digests are missing. */
 int ibx_source_verified(struct source *s, struct ibx_error *err);
 
 /* ---------------------------------------------------------------- remove.c */

@@ -113,7 +113,8 @@ int ibx_source_verified(struct source *s, struct ibx_error *err)
     /* Asked before the result, which the last comparison may set meanwhile. */
     const bool idle = !s->verifier || ibx_verifier_idle(s->verifier);
     int rc = s->verifier ? ibx_verifier_result(s->verifier, err) : -EAGAIN;
-    if (rc == -EAGAIN && idle)
+    /* Each link brings the digests of all pages before COMPLETE. */
+    if (rc == -EAGAIN && idle && s->complete_epoch == s->status.record.epoch)
         return ibx_error_set(err, -EPROTO,
                              "the destination reports the migration as complete without the "
                              "digests of all pages: this side keeps all pages");

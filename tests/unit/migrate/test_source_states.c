@@ -320,6 +320,34 @@ static void test_compared_over_the_next_link(NO_STATE)
     end_comparing();
 }
 
+static int completes(void)
+{
+    struct ibx_migrate_any complete = {.type = IBX_MIGRATE_COMPLETE};
+    struct ibx_error err = {0};
+    struct message_context context = {&source, &err};
+    ibx_page_map_hash(&source.vm.map, complete.is.totals.hash);
+    return ibx_source_on_message(&context, &complete);
+}
+
+/* ... also if COMPLETE had come: before it comes again no digest is missing. */
+static void test_no_memory_to_compare_behind_complete(NO_STATE)
+{
+    struct ibx_error err = {0};
+    begin_comparing(4096);
+    ibx_source_guard_init(&source);
+    source.status.record.epoch = 1;
+    openssl_lacks_memory = true;
+    compare();
+    openssl_lacks_memory = false;
+    assert_int_equal(completes(), 0);
+    assert_int_equal(ibx_source_check_pages(&source, &err), -ENOMEM);
+    source.status.record.epoch++; /* and the link is another one */
+    assert_int_equal(ibx_source_verified(&source, &err), -EAGAIN);
+    assert_int_equal(completes(), 0);
+    assert_int_equal(ibx_source_verified(&source, &err), -EPROTO);
+    end_comparing();
+}
+
 /* The same when not even the comparison can begin. */
 static void test_no_memory_to_begin_a_comparison(NO_STATE)
 {
@@ -393,6 +421,7 @@ int main(void)
         cmocka_unit_test(test_verdict_without_a_comparison),
         cmocka_unit_test(test_no_memory_to_compare),
         cmocka_unit_test(test_compared_over_the_next_link),
+        cmocka_unit_test(test_no_memory_to_compare_behind_complete),
         cmocka_unit_test(test_no_memory_to_begin_a_comparison),
         cmocka_unit_test(test_no_memory_to_begin_and_then_enough),
         cmocka_unit_test(test_no_memory_to_compare_at_the_end),
