@@ -408,15 +408,18 @@ static int check_answer(const struct source_link *link, struct ibx_error *err)
                : ibx_error_set(err, -EAGAIN, "the destination (%s) reports: %s", answer->host, why);
 }
 
-/* Makes the control connection again. */
+/* Makes the control connection again. Only who has the key of the migration says where the VM is.
+ */
 static int rejoin(struct source_link *link, enum ibx_answer_state *state, struct ibx_error *err)
 {
     int rc = greet(link, IBX_PURPOSE_RESUME, err);
     if (rc)
         return rc;
-    *state = (enum ibx_answer_state)link->answer.state;
     rc = ibx_migration_check_key(link->record, link->control.conn, err);
-    return rc ? rc : check_answer(link, err);
+    if (rc)
+        return rc;
+    *state = (enum ibx_answer_state)link->answer.state;
+    return check_answer(link, err);
 }
 
 /* A host that refuses a connection has not authenticated, but chooses the code of the refusal. So

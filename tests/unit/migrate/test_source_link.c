@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later */
+/* A source that has committed connects again, with the key of its migration or with another one:
+ * what somebody else answers says nothing of where the VM runs. */
+#include "migrate/source/source.h"
+#include "tests/fixtures/unit.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <string.h>
+#include <unistd.h>
+
+#define PATIENCE_MS 20000
+
+static char key_file[] = "/tmp/ibx-source-link-XXXXXX";
+static struct ibx_acceptor *acceptor;
+static struct ibx_options options;
+
+static int begin(void **state)
+{
+    (void)state;
+    const int fd = mkstemp(key_file);
+    dprintf(fd, "ours:%032u\nother:%032u\n", 1u, 2u);
+    ibx_options_init(&options);
+    snprintf(options.key_file, sizeof(options.key_file), "%s", key_file);
+    options.timeout_ms = PATIENCE_MS;
+    options.message = IBX_MIGRATE_MESSAGE;
+    return fd < 0 || close(fd) || ibx_acceptor_open("tcp://127.0.0.1:0", &options, &acceptor, NULL);
+}
+
+static int end(void **state)
+{
+    (void)state;
+    ibx_acceptor_close(acceptor);
+    return unlink(key_file);
+}
+
+/* The VM runs here, and no link can be made now. */
+static void *answer_main(void *unused)
+{
+    static const struct ibx_migrate_answer answer = {
+        .state = IBX_ANSWER_RUNNING, .host = "there", .count = 1, .reasons = {"not now"}};
+    const struct ibx_migrate_any message = {.type = IBX_MIGRATE_ANSWER, .is.answer = &answer};
+    const uint64_t deadline = ibx_deadline_in_ms(PATIENCE_MS);
+    struct pollfd wait = {.fd = ibx_acceptor_fd(acceptor), .events = POLLIN};
+    struct ibx_connection_request request;
+    struct ibx_channel control;
+    while (!ibx_acceptor_take(acceptor, &request) && ibx_now_ns() < deadline)
+        poll(&wait, 1, 100);
+    ibx_channel_init(&control, request.conn);
+    ibx_migrate_message_free(&request.first);
+    ibx_channel_send(&control, &message, NULL);
+    ibx_channel_linger(&control, deadline);
+    ibx_channel_fini(&control);
+    return unused;
+}
+
+/* What the source takes as the state there when it connects with this key. */
+static enum ibx_answer_state there_for(const char *key, const char *words)
+{
+    static struct ibx_guest_block block = {.id = "ram0", .size = 4096, .page_size = 4096};
+    static struct source_vm vm = {.ram = {.blocks = &block,
+                                          .count = 1,
+                                          .machine = "pc",
+                                          .uuid = "00000000-0000-0000-0000-000000000000"}};
+    struct ibx_record record = {
+        .id = {1}, .epoch = 2, .source_key_known = true, .source_key = "ours"};
+    struct ibx_options own = options;
+    struct source_link link;
+    struct ibx_error err = {0};
+    enum ibx_answer_state there = (enum ibx_answer_state)0;
+    pthread_t thread;
+    snprintf(own.name, sizeof(own.name), "%s", key);
+    snprintf(record.uri, sizeof(record.uri), "%s", ibx_acceptor_uri(acceptor));
+    assert_int_equal(pthread_create(&thread, NULL, answer_main, NULL), 0);
+    ibx_source_link_init(&link, &record, &own, &vm, 1, false);
+    assert_int_equal(ibx_source_link_rejoin(&link, &there, &err), -EAGAIN);
+    if (!strstr(err.message, words))
+        fail_msg("%s", err.message);
+    assert_false(source_linked(&link));
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    return there;
+}
+
+static void test_only_the_key_of_the_migration_counts(NO_STATE)
+{
+    assert_int_equal(there_for("ours", "reports: not now"), IBX_ANSWER_RUNNING);
+    assert_int_equal(there_for("other", "recover with the key that it began with"), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_only_the_key_of_the_migration_counts),
+    };
+    return cmocka_run_group_tests(tests, begin, end);
+}
