@@ -8,6 +8,7 @@
 #include <cstring>
 #include <dlfcn.h>
 #include <functional>
+#include <sched.h>
 #include <sys/mman.h>
 #include <thread>
 #include <unistd.h>
@@ -320,4 +321,119 @@ bool stale_registration()
     REQUIRE(cudaFreeHost(page_locked) == 0);
     REQUIRE(stub_hosts() == 0);
     return true;
+}
+
+namespace
+{
+
+struct Place {
+    int type, id;
+};
+struct PoolOf {
+    int allocation, handles;
+    Place location;
+    void *security;
+    std::size_t most;
+    char rest[56];
+};
+struct Access {
+    Place location;
+    int flags;
+};
+
+std::uint64_t number_of(void *pool, int attribute)
+{
+    std::uint64_t found = ~std::uint64_t{0};
+    const int rc =
+        preloaded<int(void *, int, void *)>("cudaMemPoolGetAttribute")(pool, attribute, &found);
+    return rc ? ~std::uint64_t{0} : found;
+}
+
+int access_of(void *pool, Place place)
+{
+    int flags = -1;
+    const auto get = preloaded<int(int *, void *, const Place *)>("cudaMemPoolGetAccess");
+    return get(&flags, pool, &place) ? -1 : flags;
+}
+
+} // namespace
+
+// A pool of page-locked memory: what a stream has freed it gets again, and other streams when it
+// has nothing left to do. What is not in use goes when the program waits for the device.
+bool pools_of_host()
+{
+    const auto make = preloaded<int(void **, const PoolOf *)>("cudaMemPoolCreate");
+    const auto end = preloaded<int(void *)>("cudaMemPoolDestroy");
+    const auto allocate =
+        preloaded<int(void **, std::size_t, void *, void *)>("cudaMallocFromPoolAsync");
+    const auto give_back = preloaded<int(void *, void *)>("cudaFreeAsync");
+    const auto set = preloaded<int(void *, int, const void *)>("cudaMemPoolSetAttribute");
+    const auto call = [](void (*function)(void *), void *in, void *argument) {
+        return preloaded<int(void *, void (*)(void *), void *)>("cudaLaunchHostFunc")(in, function,
+                                                                                      argument);
+    };
+    constexpr std::size_t n = 5000, whole = 5120;
+    PoolOf of = {1, 0, {2, 0}, nullptr, 3 * whole, {}};
+    void *pool = nullptr, *stream = nullptr, *other = nullptr, *a = nullptr, *b = nullptr;
+    void *c = nullptr, *d = nullptr;
+    REQUIRE(cudaStreamCreate(&stream) == 0 && cudaStreamCreate(&other) == 0);
+    REQUIRE(make(&pool, &of) == 0);
+    of.handles = 1; // no other process can have it
+    REQUIRE(fails(make(&a, &of), 1));
+    REQUIRE(allocate(&a, n, pool, stream) == 0 && a && allocate(&b, n, pool, stream) == 0 &&
+            a != b);
+    REQUIRE(number_of(pool, 5) == 2 * whole && number_of(pool, 7) == 2 * whole);
+    // It is page-locked memory, which copies use in the order of their streams.
+    char *device = device_memory(n);
+    const std::vector<char> bytes = random_bytes(n, 31);
+    std::memcpy(a, bytes.data(), n);
+    REQUIRE(cudaMemcpyAsync(device, a, n, H2D, stream) == 0);
+    REQUIRE(cudaMemcpyAsync(b, device, n, D2H, stream) == 0 && cudaStreamSynchronize(stream) == 0);
+    REQUIRE(has(static_cast<char *>(b), bytes) && fails(cudaFreeHost(a), 1));
+    // Again in this stream; in the other one not before that has nothing left to do.
+    std::atomic<int> gate{0};
+    const auto waits = [](void *flag) {
+        while (!*static_cast<std::atomic<int> *>(flag))
+            sched_yield();
+    };
+    REQUIRE(call(waits, stream, &gate) == 0 && give_back(a, stream) == 0);
+    REQUIRE(fails(give_back(a, stream), 1) && number_of(pool, 7) == whole);
+    REQUIRE(allocate(&c, n, pool, other) == 0 && c != a && number_of(pool, 5) == 3 * whole);
+    REQUIRE(allocate(&d, n, pool, stream) == 0 && d == a && give_back(d, stream) == 0);
+    gate = 1;
+    REQUIRE(cudaStreamSynchronize(stream) == 0 && allocate(&d, n, pool, other) == 0 && d == a);
+    REQUIRE(fails(allocate(&a, n, pool, other), 2)); // the pool has no more
+    REQUIRE(give_back(d, other) == 0 && give_back(c, other) == 0);
+    // A wait for the device; the threshold; a trim.
+    std::uint64_t keep = 2 * whole, none = 0, wrong = 1;
+    REQUIRE(set(pool, 4, &keep) == 0 && cudaDeviceSynchronize() == 0);
+    REQUIRE(number_of(pool, 5) == 2 * whole && number_of(pool, 7) == whole);
+    REQUIRE(number_of(pool, 6) == 3 * whole && number_of(pool, 8) == 3 * whole);
+    REQUIRE(set(pool, 6, &none) == 0 && number_of(pool, 6) == 2 * whole);
+    REQUIRE(fails(set(pool, 6, &wrong), 1) && fails(set(pool, 5, &none), 1));
+    REQUIRE(preloaded<int(void *, std::size_t)>("cudaMemPoolTrimTo")(pool, 0) == 0);
+    REQUIRE(number_of(pool, 5) == whole);
+    // Who has access; the current pool of the host.
+    const Access device_gets = {{1, 0}, 3}, host_loses = {{2, 0}, 0};
+    const auto allow = preloaded<int(void *, const Access *, std::size_t)>("cudaMemPoolSetAccess");
+    REQUIRE(access_of(pool, {1, 0}) == 0 && access_of(pool, {2, 0}) == 3);
+    REQUIRE(allow(pool, &device_gets, 1) == 0 && access_of(pool, {1, 0}) == 3);
+    REQUIRE(fails(allow(pool, &host_loses, 1), 1));
+    const Place host = {2, 0};
+    void *standard = nullptr, *found = nullptr;
+    using Get = int(void **, const Place *, int);
+    REQUIRE(preloaded<Get>("cudaMemGetDefaultMemPool")(&standard, &host, 1) == 0 && standard);
+    REQUIRE(preloaded<int(const Place *, int, void *)>("cudaMemSetMemPool")(&host, 1, pool) == 0);
+    REQUIRE(preloaded<Get>("cudaMemGetMemPool")(&found, &host, 1) == 0 && found == pool);
+    REQUIRE(fails(preloaded<int(int, void *)>("cudaDeviceSetMemPool")(0, pool), 1));
+    REQUIRE(fails(end(standard), 1));
+    // Memory outlives its pool. The stream may, too, and cudaFree is another end of it.
+    REQUIRE(end(pool) == 0 && fails(allocate(&a, n, pool, stream), 1));
+    REQUIRE(preloaded<Get>("cudaMemGetMemPool")(&found, &host, 1) == 0 && found == standard);
+    REQUIRE(has(static_cast<char *>(b), bytes) && give_back(b, stream) == 0);
+    REQUIRE(allocate(&a, n, standard, stream) == 0 && give_back(a, stream) == 0);
+    REQUIRE(cudaStreamDestroy(stream) == 0 && allocate(&b, n, standard, other) == 0);
+    REQUIRE(cudaFree(b) == 0 && number_of(standard, 7) == 0 && cudaDeviceSynchronize() == 0);
+    REQUIRE(number_of(standard, 5) == 0 && cudaFree(device) == 0);
+    return HOLDS(cudaGetLastError() == 0);
 }

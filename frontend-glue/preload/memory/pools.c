@@ -2,9 +2,11 @@
 /*
  * Memory pools, as extension requests. The current pool of a device is a setting of this
  * process, and kept here, because to CUDA all clients of a process of the back end are one process.
+ * Pools of this host's memory are not the back end's: see host_pools.c.
  * A pool that this process exports has a handle by which another process opens it (ipc.c). CUDA's
  * file descriptor for it is here one of a file that contains the handle.
  */
+#include "frontend-glue/preload/memory/host_pools.h"
 #include "frontend-glue/preload/memory/memory.h"
 #include "frontend-glue/preload/preload.h"
 #include "frontend-glue/preload/streams/streams.h"
@@ -100,6 +102,8 @@ int cudaMallocAsync(void **address, size_t n, void *stream)
 int cudaMallocFromPoolAsync(void **address, size_t n, void *pool, void *stream)
 {
     struct extension_request e;
+    if (ibx_host_pool_is(pool))
+        return ibx_host_pool_allocate(address, n, pool, stream);
     /* A pool of another process, from which this one cannot allocate. */
     if (ibx_frontend_opened(OPENED_POOL, pool))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
@@ -117,6 +121,8 @@ int cudaFreeAsync(void *address, void *stream)
     ibx_frontend_request_begin(&e, IBX_EXT_FREE_ASYNC, "cudaFreeAsync");
     if (!address)
         return CUDA_SUCCESS;
+    if (ibx_host_pool_has(address))
+        return ibx_host_pool_free(address, stream);
     if (ibx_frontend_opened(OPENED_MEMORY, address) || ibx_frontend_is_reserved(address))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     if (ibx_frontend_pointer_closed(address))
@@ -166,6 +172,8 @@ int cudaMemPoolSetAttribute(void *pool, int attribute, void *value)
     if (!value)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     memcpy(&number, value, attribute <= POOL_INTS ? sizeof(int) : sizeof(number));
+    if (ibx_host_pool_is(pool))
+        return ibx_host_pool_set(pool, attribute, number);
     ibx_frontend_request_begin(&e, IBX_EXT_POOL_SET, "cudaMemPoolSetAttribute");
     ibx_put_u64(&e.body, (uintptr_t)pool);
     ibx_put_u32(&e.body, (uint32_t)attribute);
@@ -180,7 +188,9 @@ int cudaMemPoolGetAttribute(void *pool, int attribute, void *value)
     ibx_frontend_request_begin(&e, IBX_EXT_POOL_GET, "cudaMemPoolGetAttribute");
     ibx_put_u64(&e.body, (uintptr_t)pool);
     ibx_put_u32(&e.body, (uint32_t)attribute);
-    int rc = value ? ibx_frontend_request_ask(&e, &number) : ibx_frontend_fail(CUDA_INVALID_VALUE);
+    int rc = !value                   ? ibx_frontend_fail(CUDA_INVALID_VALUE)
+             : ibx_host_pool_is(pool) ? ibx_host_pool_get(pool, attribute, &number)
+                                      : ibx_frontend_request_ask(&e, &number);
     if (!rc)
         memcpy(value, &number, attribute <= POOL_INTS ? sizeof(int) : sizeof(number));
     return rc;
@@ -189,6 +199,8 @@ int cudaMemPoolGetAttribute(void *pool, int attribute, void *value)
 int cudaMemPoolTrimTo(void *pool, size_t keep)
 {
     struct extension_request e;
+    if (ibx_host_pool_is(pool))
+        return ibx_host_pool_trim(pool, keep);
     ibx_frontend_request_begin(&e, IBX_EXT_POOL_TRIM, "cudaMemPoolTrimTo");
     ibx_put_u64(&e.body, (uintptr_t)pool);
     ibx_put_u64(&e.body, keep);
@@ -212,7 +224,7 @@ static int wrong_pool(const struct pool_properties *p)
     case AT_NODE:
         return ibx_frontend_host_node(p->location.id) ? CUDA_SUCCESS : CUDA_INVALID_VALUE;
     case AT_HOST:
-        return CUDA_SUCCESS;
+        return managed || !p->handles ? CUDA_SUCCESS : CUDA_INVALID_VALUE;
     default:
         return managed ? CUDA_SUCCESS : CUDA_INVALID_VALUE;
     }
@@ -225,8 +237,10 @@ int cudaMemPoolCreate(void **pool, const struct pool_properties *properties)
     ibx_frontend_request_begin(&e, IBX_EXT_POOL_CREATE, "cudaMemPoolCreate");
     if (!pool || !properties || wrong_pool(properties))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
-    if (properties->allocation != PAGE_LOCKED || properties->location.type != AT_DEVICE ||
-        properties->handles & ~POSIX_FILE)
+    const bool device = properties->location.type == AT_DEVICE;
+    if (properties->allocation == PAGE_LOCKED && !device && !properties->handles)
+        return ibx_host_pool_create(pool, properties->most);
+    if (properties->allocation != PAGE_LOCKED || !device || properties->handles & ~POSIX_FILE)
         return ibx_frontend_fail(CUDA_NOT_SUPPORTED);
     ibx_put_u32(&e.body, (uint32_t)properties->location.id);
     ibx_put_u64(&e.body, properties->most);
@@ -245,6 +259,8 @@ int cudaMemPoolDestroy(void *pool)
     ibx_frontend_request_begin(&e, IBX_EXT_POOL_DESTROY, "cudaMemPoolDestroy");
     for (int i = 0; i < DEVICES; i++)
         atomic_compare_exchange_strong(&set_for[i], &(void *){pool}, NULL);
+    if (ibx_host_pool_is(pool))
+        return ibx_host_pool_destroy(pool);
     if (ibx_frontend_pool_closed(pool)) /* a pool of another process is only closed here */
         return CUDA_SUCCESS;
     ibx_put_u64(&e.body, (uintptr_t)pool);
@@ -254,7 +270,7 @@ int cudaMemPoolDestroy(void *pool)
 int cudaDeviceSetMemPool(int device, void *pool)
 {
     uint64_t unused = 0;
-    if (!pool || device < 0 || device >= DEVICES)
+    if (!pool || device < 0 || device >= DEVICES || ibx_host_pool_is(pool))
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     /* Checks that it is a pool. */
     const int rc = cudaMemPoolGetAttribute(pool, POOL_INTS + 1, &unused);
@@ -268,7 +284,9 @@ int cudaDeviceSetMemPool(int device, void *pool)
 int cudaMemPoolSetAccess(void *pool, const struct memory_access *list, size_t count)
 {
     int rc = count && !list ? ibx_frontend_fail(CUDA_INVALID_VALUE) : CUDA_SUCCESS;
-    for (size_t i = 0; i < count && !rc; i++) {
+    for (size_t i = 0; i < count && !rc && ibx_host_pool_is(pool); i++)
+        rc = ibx_host_pool_access(pool, &list[i].location, &list[i].flags, NULL);
+    for (size_t i = 0; i < count && !rc && !ibx_host_pool_is(pool); i++) {
         struct extension_request e;
         ibx_frontend_request_begin(&e, IBX_EXT_POOL_SET_ACCESS, "cudaMemPoolSetAccess");
         ibx_put_u64(&e.body, (uintptr_t)pool);
@@ -286,6 +304,8 @@ int cudaMemPoolGetAccess(int *flags, void *pool, const struct memory_location *l
     uint8_t bytes[4] = {0};
     struct ibx_reader r = ibx_reader_of(bytes, sizeof(bytes));
     ibx_frontend_request_begin(&e, IBX_EXT_POOL_GET_ACCESS, "cudaMemPoolGetAccess");
+    if (flags && location && ibx_host_pool_is(pool))
+        return ibx_host_pool_access(pool, location, NULL, flags);
     if (!flags || !location || location->type != AT_DEVICE)
         return ibx_frontend_fail(CUDA_INVALID_VALUE);
     ibx_put_u64(&e.body, (uintptr_t)pool);
@@ -326,8 +346,9 @@ int cudaMemPoolExportToShareableHandle(void *made, void *pool, int type, unsigne
     struct extension_request e;
     uint8_t bytes[sizeof(magic) + IBX_EXT_HANDLE];
     ibx_frontend_request_begin(&e, IBX_EXT_IPC_POOL, "cudaMemPoolExportToShareableHandle");
-    if (!made || flags || type != POSIX_FILE)
-        return ibx_frontend_fail(!made || flags ? CUDA_INVALID_VALUE : CUDA_NOT_SUPPORTED);
+    const bool wrong = !made || flags || ibx_host_pool_is(pool);
+    if (wrong || type != POSIX_FILE)
+        return ibx_frontend_fail(wrong ? CUDA_INVALID_VALUE : CUDA_NOT_SUPPORTED);
     ibx_put_u64(&e.body, (uintptr_t)pool);
     memcpy(bytes, magic, sizeof(magic));
     const int rc = ibx_frontend_request_make(&e, bytes + sizeof(magic), IBX_EXT_HANDLE);
